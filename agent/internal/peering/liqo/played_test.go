@@ -1,0 +1,608 @@
+package liqo
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	authv1beta1 "github.com/liqotech/liqo/apis/authentication/v1beta1"
+	liqov1beta1 "github.com/liqotech/liqo/apis/core/v1beta1"
+	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
+	"github.com/liqotech/liqo/pkg/consts"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+)
+
+// played is what the test plays on two real API servers: the effects, as far as
+// they can be seen from here, of Liqo's controllers, its crd-replicator and its
+// virtual kubelet, and of Kubernetes' garbage collector, namespace and node
+// controllers. None of that runs here; the real ones run in the lab.
+type played struct {
+	t           *testing.T
+	rome, paris client.Client
+	// lost is whether crd-replicator has lost hold of what it copied.
+	lost atomic.Bool
+}
+
+const (
+	playedTenantFinalizer = "played/tenant"
+	playedNodeFinalizer   = "played/virtual-node"
+	playedMapFinalizer    = "played/namespace-map"
+	playedNSOFinalizer    = "played/offloading"
+)
+
+// run plays until ctx ends. Whatever collides with the code under test is tried
+// again in the next round, as controllers do.
+func (p *played) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		for _, play := range []func(context.Context) error{
+			p.identities, p.virtualNodes, p.offloadings, p.replicate, p.credentials,
+			p.tenants, p.answers, p.namespaceMaps,
+			func(ctx context.Context) error { return p.namespaces(ctx, p.rome) },
+			func(ctx context.Context) error { return p.namespaces(ctx, p.paris) },
+		} {
+			err := play(ctx)
+			if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsAlreadyExists(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+				p.t.Errorf("playing Liqo: %v", err)
+				return
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func all[T any, L interface {
+	client.ObjectList
+	*T
+}](ctx context.Context, c client.Client, options ...client.ListOption) (L, error) {
+	list := L(new(T))
+	return list, c.List(ctx, list, options...)
+}
+
+// change writes an object if change changed it.
+func change[T client.Object](ctx context.Context, c client.Client, object T, change func(T)) error {
+	before := object.DeepCopyObject().(T)
+	change(object)
+	return c.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+}
+
+func finalize[T client.Object](ctx context.Context, c client.Client, object T, finalizer string) error {
+	if !controllerutil.ContainsFinalizer(object, finalizer) {
+		return nil
+	}
+	return change(ctx, c, object, func(o T) { controllerutil.RemoveFinalizer(o, finalizer) })
+}
+
+// foreign makes the ForeignCluster that follows whatever concerns a peer.
+func foreign(ctx context.Context, c client.Client, peer string) error {
+	_, found, err := get(ctx, c, "", peer, &liqov1beta1.ForeignCluster{})
+	if err != nil || found {
+		return err
+	}
+	return c.Create(ctx, &liqov1beta1.ForeignCluster{
+		ObjectMeta: metav1.ObjectMeta{Name: peer, Labels: map[string]string{consts.RemoteClusterID: peer}},
+		Spec:       liqov1beta1.ForeignClusterSpec{ClusterID: liqov1beta1.ClusterID(peer)},
+	})
+}
+
+// identities get a Secret and, for the control plane, a Renew.
+func (p *played) identities(ctx context.Context) error {
+	list, err := all[authv1beta1.IdentityList](ctx, p.rome)
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		identity := &list.Items[i]
+		if identity.Status.KubeconfigSecretRef != nil || !identity.DeletionTimestamp.IsZero() {
+			continue
+		}
+		if err := foreign(ctx, p.rome, "paris"); err != nil {
+			return err
+		}
+		meta := metav1.ObjectMeta{Namespace: identity.Namespace, Labels: map[string]string{
+			consts.RemoteClusterID: "paris", consts.IdentityTypeLabelKey: string(identity.Spec.Type),
+			consts.ReplicationRequestedLabel: "true", consts.ReplicationDestinationLabel: "paris",
+		}}
+		secret := &corev1.Secret{ObjectMeta: *meta.DeepCopy()}
+		secret.Name = "kubeconfig-" + identity.Name
+		if identity.Spec.Type == authv1beta1.ControlPlaneIdentityType {
+			secret.Finalizers = []string{replicatorSecretFinalizer}
+			renew := &authv1beta1.Renew{ObjectMeta: meta}
+			renew.Name = identity.Name
+			renew.Finalizers = []string{replicatorFinalizer}
+			if err := p.rome.Create(ctx, renew); err != nil && !apierrors.IsAlreadyExists(err) {
+				return err
+			}
+		}
+		if err := p.rome.Create(ctx, secret); err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		identity.Status.KubeconfigSecretRef = &corev1.LocalObjectReference{Name: secret.Name}
+		if err := p.rome.Status().Update(ctx, identity); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// virtualNodes get a kubelet, a Node and a NamespaceMap.
+func (p *played) virtualNodes(ctx context.Context) error {
+	list, err := all[offloadingv1beta1.VirtualNodeList](ctx, p.rome)
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		vn := &list.Items[i]
+		kubelet := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: vn.Namespace, Name: "vk-" + vn.Name, Labels: map[string]string{
+			consts.OffloadingComponentKey: consts.VirtualKubeletComponentValue, consts.VirtualNodeLabel: vn.Name,
+		}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+		_, running, err := get(ctx, p.rome, kubelet.Namespace, kubelet.Name, &corev1.Pod{})
+		if err != nil {
+			return err
+		}
+		node, nodeFound, err := get(ctx, p.rome, "", vn.Name, &corev1.Node{})
+		if err != nil {
+			return err
+		}
+		nm := &offloadingv1beta1.NamespaceMap{ObjectMeta: metav1.ObjectMeta{Namespace: vn.Namespace, Name: "paris", Finalizers: []string{replicatorFinalizer}, Labels: map[string]string{
+			consts.RemoteClusterID: "paris", consts.ReplicationRequestedLabel: "true", consts.ReplicationDestinationLabel: "paris",
+		}}}
+		switch {
+		case !vn.DeletionTimestamp.IsZero():
+			if running {
+				p.t.Errorf("the virtual node was deleted before its kubelet had ended")
+			}
+			if nodeFound {
+				if err := p.rome.Delete(ctx, node); err != nil {
+					return err
+				}
+			}
+			if err := client.IgnoreNotFound(p.rome.Delete(ctx, nm)); err != nil {
+				return err
+			}
+			if err := finalize(ctx, p.rome, vn, playedNodeFinalizer); err != nil {
+				return err
+			}
+			continue
+		case vn.Spec.Template == nil:
+			if err := change(ctx, p.rome, vn, func(vn *offloadingv1beta1.VirtualNode) {
+				controllerutil.AddFinalizer(vn, playedNodeFinalizer)
+				vn.Spec.Template = &offloadingv1beta1.DeploymentTemplate{Spec: appsv1.DeploymentSpec{
+					Replicas: ptr.To[int32](1), Selector: &metav1.LabelSelector{}, Template: corev1.PodTemplateSpec{Spec: kubelet.Spec},
+				}}
+			}); err != nil {
+				return err
+			}
+		case *vn.Spec.Template.Spec.Replicas == 0:
+			if running {
+				if err := p.rome.Delete(ctx, kubelet, client.GracePeriodSeconds(0)); err != nil {
+					return err
+				}
+			}
+			continue
+		case !running:
+			if err := p.rome.Create(ctx, kubelet); err != nil {
+				return err
+			}
+		}
+		if err := p.rome.Create(ctx, nm); err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		if !nodeFound {
+			node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: vn.Name, Labels: vn.Spec.Labels}}
+			node.Spec.Taints = append(slices.Clone(vn.Spec.Taints), corev1.Taint{Key: consts.VirtualNodeTolerationKey, Value: "true", Effect: corev1.TaintEffectNoExecute})
+			if err := p.rome.Create(ctx, node); err != nil {
+				return err
+			}
+		}
+		// The node controller's part: taints by condition.
+		taints := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return strings.HasPrefix(t.Key, "node.kubernetes.io/") })
+		if node.Spec.Unschedulable {
+			taints = append(taints, corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule})
+		}
+		if !slices.Equal(taints, node.Spec.Taints) {
+			if err := change(ctx, p.rome, node, func(n *corev1.Node) { n.Spec.Taints = taints }); err != nil {
+				return err
+			}
+		}
+		allocatable := corev1.ResourceList{}
+		maps.Copy(allocatable, node.Status.Allocatable)
+		maps.Copy(allocatable, vn.Spec.ResourceQuota.Hard)
+		if !same(allocatable, node.Status.Allocatable) || !isReady(node) {
+			node.Status.Allocatable, node.Status.Capacity = allocatable, allocatable
+			node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+			if err := p.rome.Status().Update(ctx, node); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// offloadings fill the NamespaceMaps.
+func (p *played) offloadings(ctx context.Context) error {
+	list, err := all[offloadingv1beta1.NamespaceOffloadingList](ctx, p.rome)
+	if err != nil {
+		return err
+	}
+	nms, err := all[offloadingv1beta1.NamespaceMapList](ctx, p.rome)
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		nso := &list.Items[i]
+		// A selector other than none at all selects nothing here.
+		selected := nso.DeletionTimestamp.IsZero() && len(nso.Spec.ClusterSelector.NodeSelectorTerms) == 0
+		mapped := false
+		for j := range nms.Items {
+			nm := &nms.Items[j]
+			_, desired := nm.Spec.DesiredMapping[nso.Namespace]
+			_, current := nm.Status.CurrentMapping[nso.Namespace]
+			mapped = mapped || desired || current
+			if desired == selected || !nm.DeletionTimestamp.IsZero() {
+				continue
+			}
+			if err := change(ctx, p.rome, nm, func(nm *offloadingv1beta1.NamespaceMap) {
+				if !selected {
+					delete(nm.Spec.DesiredMapping, nso.Namespace)
+					return
+				}
+				if nm.Spec.DesiredMapping == nil {
+					nm.Spec.DesiredMapping = map[string]string{}
+				}
+				nm.Spec.DesiredMapping[nso.Namespace] = nso.Namespace + "-rome"
+			}); err != nil {
+				return err
+			}
+		}
+		if nso.DeletionTimestamp.IsZero() && !controllerutil.ContainsFinalizer(nso, playedNSOFinalizer) {
+			if err := change(ctx, p.rome, nso, func(o *offloadingv1beta1.NamespaceOffloading) { controllerutil.AddFinalizer(o, playedNSOFinalizer) }); err != nil {
+				return err
+			}
+		}
+		if !nso.DeletionTimestamp.IsZero() && !mapped {
+			if err := finalize(ctx, p.rome, nso, playedNSOFinalizer); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// replicate is crd-replicator: specs go there, statuses come back, and what is
+// deleted here is deleted there first.
+func (p *played) replicate(ctx context.Context) error {
+	if p.lost.Load() {
+		return nil
+	}
+	far := func(o client.Object) client.Object {
+		o.SetNamespace("liqo-tenant-rome")
+		o.SetResourceVersion("")
+		o.SetUID("")
+		o.SetFinalizers(nil)
+		labels := maps.Clone(o.GetLabels())
+		labels[consts.RemoteClusterID], labels[consts.ReplicationOriginLabel] = "rome", "rome"
+		labels[consts.ReplicationStatusLabel], labels[consts.ReplicationRequestedLabel] = "true", "false"
+		o.SetLabels(labels)
+		return o
+	}
+	end := func(local, remote client.Object, found bool) error {
+		if found {
+			return client.IgnoreNotFound(p.paris.Delete(ctx, remote))
+		}
+		return finalize(ctx, p.rome, local, replicatorFinalizer)
+	}
+	requested := client.MatchingLabels{consts.ReplicationRequestedLabel: "true"}
+	slicesHere, err := all[authv1beta1.ResourceSliceList](ctx, p.rome, requested)
+	if err != nil {
+		return err
+	}
+	for i := range slicesHere.Items {
+		local := &slicesHere.Items[i]
+		remote, found, err := get(ctx, p.paris, "liqo-tenant-rome", local.Name, &authv1beta1.ResourceSlice{})
+		switch {
+		case err != nil:
+			return err
+		case !local.DeletionTimestamp.IsZero():
+			if err := end(local, remote, found); err != nil {
+				return err
+			}
+			continue
+		case len(local.Spec.CSR) == 0:
+			if err := change(ctx, p.rome, local, func(s *authv1beta1.ResourceSlice) {
+				s.Spec.CSR, s.Spec.ConsumerClusterID = []byte("csr"), ptr.To(liqov1beta1.ClusterID("rome"))
+				controllerutil.AddFinalizer(s, replicatorFinalizer)
+			}); err != nil {
+				return err
+			}
+			continue
+		case !found:
+			if err := p.paris.Create(ctx, far(local.DeepCopy())); err != nil {
+				return err
+			}
+			continue
+		case !same(local.Spec.Resources, remote.Spec.Resources):
+			if err := change(ctx, p.paris, remote, func(s *authv1beta1.ResourceSlice) { s.Spec = local.Spec }); err != nil {
+				return err
+			}
+		}
+		if fmt.Sprint(local.Status) != fmt.Sprint(remote.Status) {
+			local.Status = remote.Status
+			if err := p.rome.Status().Update(ctx, local); err != nil {
+				return err
+			}
+		}
+		if conditionOf(local, authv1beta1.ResourceSliceConditionTypeAuthentication).Status == authv1beta1.ResourceSliceConditionAccepted {
+			err := p.rome.Create(ctx, &authv1beta1.Identity{
+				ObjectMeta: metav1.ObjectMeta{Namespace: local.Namespace, Name: "resourceslice-" + local.Name, Labels: map[string]string{consts.RemoteClusterID: "paris"}},
+				Spec:       authv1beta1.IdentitySpec{ClusterID: "paris", Type: authv1beta1.ResourceSliceIdentityType},
+			})
+			if err != nil && !apierrors.IsAlreadyExists(err) {
+				return err
+			}
+		}
+	}
+	mapsHere, err := all[offloadingv1beta1.NamespaceMapList](ctx, p.rome, requested)
+	if err != nil {
+		return err
+	}
+	for i := range mapsHere.Items {
+		local := &mapsHere.Items[i]
+		remote, found, err := get(ctx, p.paris, "liqo-tenant-rome", local.Name, &offloadingv1beta1.NamespaceMap{})
+		switch {
+		case err != nil:
+			return err
+		case !local.DeletionTimestamp.IsZero():
+			if err := end(local, remote, found); err != nil {
+				return err
+			}
+			continue
+		case !found:
+			if err := p.paris.Create(ctx, far(local.DeepCopy())); err != nil {
+				return err
+			}
+			continue
+		case !maps.Equal(local.Spec.DesiredMapping, remote.Spec.DesiredMapping):
+			if err := change(ctx, p.paris, remote, func(m *offloadingv1beta1.NamespaceMap) { m.Spec = local.Spec }); err != nil {
+				return err
+			}
+		}
+		if !maps.Equal(local.Status.CurrentMapping, remote.Status.CurrentMapping) {
+			local.Status = remote.Status
+			if err := p.rome.Status().Update(ctx, local); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// credentials go with their identity, and that of a slice with the slice.
+func (p *played) credentials(ctx context.Context) error {
+	identities, err := all[authv1beta1.IdentityList](ctx, p.rome)
+	if err != nil {
+		return err
+	}
+	alive := map[string]bool{}
+	for i := range identities.Items {
+		identity := &identities.Items[i]
+		if name, ok := strings.CutPrefix(identity.Name, "resourceslice-"); ok {
+			if _, found, err := get(ctx, p.rome, identity.Namespace, name, &authv1beta1.ResourceSlice{}); err != nil {
+				return err
+			} else if !found {
+				if err := p.rome.Delete(ctx, identity); err != nil {
+					return err
+				}
+				continue
+			}
+		}
+		alive[identity.Name] = true
+	}
+	renews, err := all[authv1beta1.RenewList](ctx, p.rome)
+	if err != nil {
+		return err
+	}
+	for i := range renews.Items {
+		if alive[renews.Items[i].Name] {
+			continue
+		}
+		if err := p.rome.Delete(ctx, &renews.Items[i]); err != nil {
+			return err
+		}
+		if !p.lost.Load() {
+			if err := finalize(ctx, p.rome, &renews.Items[i], replicatorFinalizer); err != nil {
+				return err
+			}
+		}
+	}
+	secrets, err := all[corev1.SecretList](ctx, p.rome, client.HasLabels{consts.IdentityTypeLabelKey})
+	if err != nil {
+		return err
+	}
+	for i := range secrets.Items {
+		if alive[strings.TrimPrefix(secrets.Items[i].Name, "kubeconfig-")] {
+			continue
+		}
+		if err := p.rome.Delete(ctx, &secrets.Items[i]); err != nil {
+			return err
+		}
+		if !p.lost.Load() && len(renews.Items) == 0 {
+			if err := finalize(ctx, p.rome, &secrets.Items[i], replicatorSecretFinalizer); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// tenants get a certificate.
+func (p *played) tenants(ctx context.Context) error {
+	list, err := all[authv1beta1.TenantList](ctx, p.paris)
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		tenant := &list.Items[i]
+		switch {
+		case !tenant.DeletionTimestamp.IsZero():
+			err = finalize(ctx, p.paris, tenant, playedTenantFinalizer)
+		case !controllerutil.ContainsFinalizer(tenant, playedTenantFinalizer):
+			err = change(ctx, p.paris, tenant, func(t *authv1beta1.Tenant) { controllerutil.AddFinalizer(t, playedTenantFinalizer) })
+		case tenant.Status.AuthParams == nil:
+			if err := foreign(ctx, p.paris, "rome"); err != nil {
+				return err
+			}
+			tenant.Status = authv1beta1.TenantStatus{TenantNamespace: tenant.Namespace, AuthParams: &authv1beta1.AuthParams{SignedCRT: []byte("certificate"), CA: []byte("ca"), APIServer: "https://192.0.2.1:6443"}}
+			err = p.paris.Status().Update(ctx, tenant)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// answers are Liqo's part of a slice's: its certificate, and the Quota of an
+// accepted one.
+func (p *played) answers(ctx context.Context) error {
+	list, err := all[authv1beta1.ResourceSliceList](ctx, p.paris)
+	if err != nil {
+		return err
+	}
+	users := map[string]bool{}
+	for i := range list.Items {
+		slice := &list.Items[i]
+		users[userOf(slice.Name, "rome")] = true
+		if conditionOf(slice, authv1beta1.ResourceSliceConditionTypeAuthentication).Status == "" {
+			slice.Status.Conditions = append(slice.Status.Conditions, authv1beta1.ResourceSliceCondition{Type: authv1beta1.ResourceSliceConditionTypeAuthentication, Status: authv1beta1.ResourceSliceConditionAccepted})
+			if err := p.paris.Status().Update(ctx, slice); err != nil {
+				return err
+			}
+		}
+		if conditionOf(slice, authv1beta1.ResourceSliceConditionTypeResources).Status != authv1beta1.ResourceSliceConditionAccepted {
+			continue
+		}
+		user := userOf(slice.Name, "rome")
+		quota, found, err := get(ctx, p.paris, slice.Namespace, user, &offloadingv1beta1.Quota{})
+		if err != nil {
+			return err
+		}
+		want := offloadingv1beta1.QuotaSpec{User: user, LimitsEnforcement: offloadingv1beta1.NoLimitsEnforcement, Resources: slice.Status.Resources}
+		if slice.Annotations[consts.CordonResourceAnnotation] == "true" {
+			want.Cordoned = ptr.To(true)
+		}
+		switch {
+		case !found:
+			quota.ObjectMeta = metav1.ObjectMeta{Namespace: slice.Namespace, Name: user}
+			quota.Spec = want
+			err = p.paris.Create(ctx, quota)
+		case !same(quota.Spec.Resources, want.Resources) || ptr.Deref(quota.Spec.Cordoned, false) != ptr.Deref(want.Cordoned, false):
+			quota.Spec = want
+			err = p.paris.Update(ctx, quota)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	quotas, err := all[offloadingv1beta1.QuotaList](ctx, p.paris)
+	if err != nil {
+		return err
+	}
+	for i := range quotas.Items {
+		if !users[quotas.Items[i].Name] {
+			if err := p.paris.Delete(ctx, &quotas.Items[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// namespaceMaps make and end namespaces at the provider.
+func (p *played) namespaceMaps(ctx context.Context) error {
+	list, err := all[offloadingv1beta1.NamespaceMapList](ctx, p.paris)
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		nm := &list.Items[i]
+		if nm.DeletionTimestamp.IsZero() && !controllerutil.ContainsFinalizer(nm, playedMapFinalizer) {
+			return change(ctx, p.paris, nm, func(m *offloadingv1beta1.NamespaceMap) { controllerutil.AddFinalizer(m, playedMapFinalizer) })
+		}
+		current := map[string]offloadingv1beta1.RemoteNamespaceStatus{}
+		for local, remote := range nm.Spec.DesiredMapping {
+			if !nm.DeletionTimestamp.IsZero() {
+				break
+			}
+			if err := p.paris.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: remote, Labels: map[string]string{consts.RemoteClusterID: "rome"}}}); err != nil && !apierrors.IsAlreadyExists(err) {
+				return err
+			}
+			current[local] = offloadingv1beta1.RemoteNamespaceStatus{RemoteNamespace: remote, Phase: offloadingv1beta1.MappingAccepted}
+		}
+		for local, status := range nm.Status.CurrentMapping {
+			if _, ok := current[local]; ok {
+				continue
+			}
+			namespace, found, err := get(ctx, p.paris, "", status.RemoteNamespace, &corev1.Namespace{})
+			if err != nil {
+				return err
+			}
+			if found {
+				if err := remove(ctx, p.paris, namespace); err != nil {
+					return err
+				}
+				current[local] = offloadingv1beta1.RemoteNamespaceStatus{RemoteNamespace: status.RemoteNamespace, Phase: offloadingv1beta1.MappingTerminating}
+			}
+		}
+		if !maps.Equal(current, nm.Status.CurrentMapping) {
+			nm.Status.CurrentMapping = current
+			if err := p.paris.Status().Update(ctx, nm); err != nil {
+				return err
+			}
+		}
+		if !nm.DeletionTimestamp.IsZero() && len(current) == 0 {
+			if err := finalize(ctx, p.paris, nm, playedMapFinalizer); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// namespaces that are going go once nothing with a finalizer is left in them.
+func (p *played) namespaces(ctx context.Context, c client.Client) error {
+	list, err := all[corev1.NamespaceList](ctx, c)
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		namespace := &list.Items[i]
+		if namespace.DeletionTimestamp.IsZero() {
+			continue
+		}
+		in := client.InNamespace(namespace.Name)
+		for _, object := range []client.Object{&authv1beta1.Identity{}, &authv1beta1.Tenant{}, &authv1beta1.ResourceSlice{}, &offloadingv1beta1.NamespaceMap{}, &offloadingv1beta1.NamespaceOffloading{}, &corev1.Secret{}} {
+			if err := c.DeleteAllOf(ctx, object, in); err != nil {
+				return err
+			}
+		}
+		namespace.Spec.Finalizers = nil
+		if err := c.SubResource("finalize").Update(ctx, namespace); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,211 @@
+package sealing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/transport"
+	"github.com/spillway-dev/spillway/broker/protocol"
+)
+
+const (
+	// rememberedIDs is how many IDs are kept to tell repetitions.
+	rememberedIDs = 4096
+	// queuedPerPeer and queuedPeers bound what waits to be handled; whoever
+	// waits for an answer sends again.
+	queuedPerPeer = 16
+	queuedPeers   = 256
+	// handlers is how many peers are served at a time.
+	handlers = 4
+	// handleTimeout ends the handling of one message.
+	handleTimeout = 30 * time.Second
+)
+
+// Messenger seals drivers' requests and hands them to the broker.
+type Messenger struct {
+	self   string
+	key    *Key
+	pins   *Pins
+	broker transport.BrokerCommunicator
+}
+
+var _ peering.Messenger = (*Messenger)(nil)
+
+// NewMessenger sends as the cluster self.
+func NewMessenger(self string, key *Key, pins *Pins, broker transport.BrokerCommunicator) *Messenger {
+	return &Messenger{self: self, key: key, pins: pins, broker: broker}
+}
+
+// Send seals a request for a peer and hands it to the broker, pinning the peer's
+// key at first contact.
+func (m *Messenger) Send(ctx context.Context, peer peering.Peer, message []byte) error {
+	key, err := m.pins.Resolve(ctx, peer.ClusterID, peer.PeerKey)
+	if err != nil {
+		return err
+	}
+	return m.send(ctx, peer.ClusterID, key, KindRequest, message)
+}
+
+func (m *Messenger) send(ctx context.Context, to, key string, kind Kind, payload []byte) error {
+	message, err := m.key.Seal(m.self, to, key, kind, payload)
+	if err != nil {
+		return err
+	}
+	if err := m.broker.Relay(ctx, message); err != nil {
+		return fmt.Errorf("handing a message for %s to the broker: %w", to, err)
+	}
+	return nil
+}
+
+// Dispatcher takes in what the broker relays and gives it to the driver's side
+// that it is for.
+type Dispatcher struct {
+	messenger *Messenger
+	options   DispatcherOptions
+
+	mu     sync.Mutex
+	seen   *seen
+	queues map[string][]protocol.RelayMessage
+	slots  chan struct{}
+	wait   sync.WaitGroup
+}
+
+// DispatcherOptions are a Dispatcher's collaborators.
+type DispatcherOptions struct {
+	// Lender answers consumers' requests; those are dropped where it is nil.
+	Lender peering.Lender
+	// Receiver takes providers' replies; those are dropped where it is nil.
+	Receiver peering.Receiver
+	// Consumer tells the public key, as the broker says, of a cluster that holds
+	// something here. A cluster that neither holds anything nor was ever pinned
+	// is not listened to.
+	Consumer func(ctx context.Context, clusterID string) (peerKey string, holds bool, err error)
+	// Refused is told of every peer whose key is not the pinned one; may be nil.
+	Refused func(peer string, err error)
+	Log     logr.Logger
+}
+
+// NewDispatcher answers through messenger.
+func NewDispatcher(messenger *Messenger, options DispatcherOptions) *Dispatcher {
+	return &Dispatcher{
+		messenger: messenger, options: options,
+		seen: newSeen(rememberedIDs), queues: map[string][]protocol.RelayMessage{}, slots: make(chan struct{}, handlers),
+	}
+}
+
+// NeedLeaderElection keeps the relay with the leader.
+func (d *Dispatcher) NeedLeaderElection() bool { return true }
+
+// Start takes messages until ctx ends, and returns when none is being handled
+// any more.
+func (d *Dispatcher) Start(ctx context.Context) error {
+	d.messenger.broker.Watch(ctx, "", func(event protocol.Event) {
+		for _, message := range event.Relay {
+			d.enqueue(ctx, message)
+		}
+	})
+	d.wait.Wait()
+	return nil
+}
+
+// enqueue puts a message behind the others of its peer: one peer's messages are
+// handled one after another, and never in the stream's goroutine.
+func (d *Dispatcher) enqueue(ctx context.Context, message protocol.RelayMessage) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	queue, busy := d.queues[message.From]
+	if len(queue) >= queuedPerPeer || (!busy && len(d.queues) >= queuedPeers) {
+		d.options.Log.Info("dropping a relayed message, too many wait", "peer", message.From)
+		return
+	}
+	d.queues[message.From] = append(queue, message)
+	if !busy {
+		d.wait.Go(func() { d.serve(ctx, message.From) })
+	}
+}
+
+// serve handles a peer's messages until none is left.
+func (d *Dispatcher) serve(ctx context.Context, peer string) {
+	select {
+	case d.slots <- struct{}{}:
+		defer func() { <-d.slots }()
+	case <-ctx.Done():
+	}
+	for {
+		d.mu.Lock()
+		queue := d.queues[peer]
+		if len(queue) == 0 || ctx.Err() != nil {
+			delete(d.queues, peer)
+			d.mu.Unlock()
+			return
+		}
+		d.queues[peer] = queue[1:]
+		d.mu.Unlock()
+		if err := d.handle(ctx, queue[0]); err != nil {
+			d.options.Log.Error(err, "handling a relayed message", "peer", peer, "id", queue[0].ID)
+			if d.options.Refused != nil && (errors.Is(err, ErrKeyRefused) || errors.Is(err, ErrMessageRefused)) {
+				d.options.Refused(peer, err)
+			}
+		}
+	}
+}
+
+// handle opens one message and gives it to the side that it is for.
+func (d *Dispatcher) handle(ctx context.Context, message protocol.RelayMessage) error {
+	ctx, cancel := context.WithTimeout(ctx, handleTimeout)
+	defer cancel()
+	key, holds, err := d.peerKey(ctx, message.From)
+	if err != nil {
+		return err
+	}
+	envelope, err := d.messenger.key.Open(d.messenger.self, key, message)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	fresh := d.seen.add(envelope.From + "/" + envelope.ID)
+	d.mu.Unlock()
+	if !fresh {
+		return nil
+	}
+	switch {
+	case envelope.Kind == KindReply && d.options.Receiver != nil:
+		d.options.Receiver.Receive(envelope.From, envelope.Payload)
+	case envelope.Kind == KindRequest && d.options.Lender != nil:
+		reply, err := d.options.Lender.Handle(ctx, peering.Peer{ClusterID: envelope.From, PeerKey: key, Holds: holds}, envelope.Payload)
+		if err != nil {
+			return fmt.Errorf("answering %s: %w", envelope.From, err)
+		}
+		if reply != nil {
+			return d.messenger.send(ctx, envelope.From, key, KindReply, reply)
+		}
+	}
+	return nil
+}
+
+// peerKey finds the key to open a peer's messages with: the pinned one, or at
+// first contact that of a consumer with a hold here.
+func (d *Dispatcher) peerKey(ctx context.Context, peer string) (key string, holds bool, err error) {
+	announced, holds, err := d.options.Consumer(ctx, peer)
+	if err != nil {
+		return "", false, fmt.Errorf("looking for holds of %s: %w", peer, err)
+	}
+	if !holds {
+		_, pinned, err := d.messenger.pins.Lookup(ctx, peer)
+		if err != nil {
+			return "", false, err
+		}
+		if !pinned {
+			return "", false, fmt.Errorf("%w: %s holds nothing here and never did", ErrMessageRefused, peer)
+		}
+		announced = ""
+	}
+	key, err = d.messenger.pins.Resolve(ctx, peer, announced)
+	return key, holds, err
+}

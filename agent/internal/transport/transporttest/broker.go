@@ -1,0 +1,312 @@
+// Package transporttest is a broker in memory for tests of the agent: it takes
+// what the agent says, keeps a log of it, and streams what the test puts in.
+package transporttest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+
+	"github.com/spillway-dev/spillway/agent/internal/transport"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
+)
+
+// Call is one thing that the agent asked for.
+type Call struct {
+	// Method of BrokerCommunicator.
+	Method string
+	// ID of the reservation, or the receiver of a relayed message.
+	ID string
+	// Argument is what was sent along, nil for a deletion.
+	Argument any
+}
+
+// Broker is a broker as one cluster sees it.
+type Broker struct {
+	clusterID string
+
+	mu         sync.Mutex
+	calls      []Call
+	failures   map[string]error
+	consumer   map[string]protocol.ConsumerView
+	provider   map[string]protocol.ProviderView
+	streams    map[*stream]struct{}
+	up         bool
+	changed    chan struct{}
+	slowDelete bool
+}
+
+type stream struct {
+	role   protocol.Role
+	events chan protocol.Event
+}
+
+var _ transport.BrokerCommunicator = (*Broker)(nil)
+
+// New makes a broker for the cluster that is to be tested.
+func New(clusterID string) *Broker {
+	return &Broker{
+		clusterID: clusterID, failures: map[string]error{}, up: true, changed: make(chan struct{}),
+		consumer: map[string]protocol.ConsumerView{}, provider: map[string]protocol.ProviderView{}, streams: map[*stream]struct{}{},
+	}
+}
+
+// Fail has every call of a method fail; a nil error ends that.
+func (b *Broker) Fail(method string, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.failures[method] = err
+}
+
+// SlowDelete has deleted reservations stay, as released, until they are
+// forgotten.
+func (b *Broker) SlowDelete(slow bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.slowDelete = slow
+}
+
+// Calls returns those of a method about an ID ("" for all), oldest first.
+func (b *Broker) Calls(method, id string) []Call {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var out []Call
+	for _, call := range b.calls {
+		if call.Method == method && (id == "" || call.ID == id) {
+			out = append(out, call)
+		}
+	}
+	return out
+}
+
+// Update changes a reservation of this cluster and streams it.
+func (b *Broker) Update(id string, change func(*protocol.ConsumerView)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	view := b.consumer[id]
+	view.ID = id
+	change(&view)
+	b.consumer[id] = view
+	b.send(protocol.RoleRequester, protocol.Event{Type: protocol.EventPut, Consumer: []protocol.ConsumerView{view}})
+}
+
+// UpdateHold changes a hold in this cluster and streams it.
+func (b *Broker) UpdateHold(id string, change func(*protocol.ProviderView)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	view := b.provider[id]
+	view.ID = id
+	change(&view)
+	b.provider[id] = view
+	b.send(protocol.RoleProvider, protocol.Event{Type: protocol.EventPut, Provider: []protocol.ProviderView{view}})
+}
+
+// Forget ends a reservation and a hold, and streams that.
+func (b *Broker) Forget(id string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.forget(id)
+}
+
+func (b *Broker) forget(id string) {
+	if _, ok := b.consumer[id]; ok {
+		delete(b.consumer, id)
+		b.send(protocol.RoleRequester, protocol.Event{Type: protocol.EventDelete, ID: id})
+	}
+	if _, ok := b.provider[id]; ok {
+		delete(b.provider, id)
+		b.send(protocol.RoleProvider, protocol.Event{Type: protocol.EventDelete, ID: id})
+	}
+}
+
+// Deliver streams a relayed message.
+func (b *Broker) Deliver(message protocol.RelayMessage) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.send("", protocol.Event{Type: protocol.EventPut, Relay: []protocol.RelayMessage{message}})
+}
+
+// Down breaks all streams until Up.
+func (b *Broker) Down() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.up = false
+	b.reconnect()
+}
+
+// Up lets streams connect again. With amnesia the broker comes back empty.
+func (b *Broker) Up(amnesia bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.up = true
+	if amnesia {
+		clear(b.consumer)
+		clear(b.provider)
+	}
+	b.reconnect()
+}
+
+func (b *Broker) reconnect() {
+	for s := range b.streams {
+		close(s.events)
+	}
+	clear(b.streams)
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+func (b *Broker) send(role protocol.Role, event protocol.Event) {
+	for s := range b.streams {
+		if s.role == role {
+			s.events <- event
+		}
+	}
+}
+
+// call notes a call and says how it ends.
+func (b *Broker) call(method, id string, argument any) error {
+	b.calls = append(b.calls, Call{Method: method, ID: id, Argument: argument})
+	return b.failures[method]
+}
+
+// PublishAdvertisement implements transport.BrokerCommunicator.
+func (b *Broker) PublishAdvertisement(_ context.Context, spec broker.ClusterAdvertisementSpec) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.call("PublishAdvertisement", spec.ClusterID, spec)
+}
+
+// PutReservation stores the request as a pending reservation.
+func (b *Broker) PutReservation(_ context.Context, request protocol.ReservationRequest) (protocol.ConsumerView, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	id := protocol.ReservationID(b.clusterID, request.SourceUID)
+	if err := b.call("PutReservation", id, request); err != nil {
+		return protocol.ConsumerView{}, err
+	}
+	view, known := b.consumer[id]
+	if !known {
+		view.Status.Phase = broker.ReservationPending
+	}
+	view.ID, view.SourceUID, view.SourceNamespace, view.SourceName = id, request.SourceUID, request.SourceNamespace, request.SourceName
+	view.SourceGeneration, view.Spec = request.SourceGeneration, request.Spec
+	b.consumer[id] = view
+	b.send(protocol.RoleRequester, protocol.Event{Type: protocol.EventPut, Consumer: []protocol.ConsumerView{view}})
+	return copied(view), nil
+}
+
+// DeleteReservation implements transport.BrokerCommunicator.
+func (b *Broker) DeleteReservation(_ context.Context, id string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.call("DeleteReservation", id, nil); err != nil {
+		return err
+	}
+	view, known := b.consumer[id]
+	if !known {
+		return nil
+	}
+	if !b.slowDelete {
+		b.forget(id)
+		return nil
+	}
+	view.Status.Phase, view.Status.Allocations = broker.ReservationReleased, nil
+	b.consumer[id] = view
+	b.send(protocol.RoleRequester, protocol.Event{Type: protocol.EventPut, Consumer: []protocol.ConsumerView{view}})
+	return nil
+}
+
+// Ack implements transport.BrokerCommunicator.
+func (b *Broker) Ack(_ context.Context, id string, provider *protocol.ProviderAck, requester *protocol.RequesterAck) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case (provider == nil) == (requester == nil):
+		return fmt.Errorf("want one acknowledgement, got %v and %v", provider, requester)
+	case provider != nil:
+		return b.call("Ack", id, *provider)
+	}
+	return b.call("Ack", id, *requester)
+}
+
+// Relay implements transport.BrokerCommunicator.
+func (b *Broker) Relay(_ context.Context, message protocol.RelayMessage) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.call("Relay", message.To, message)
+}
+
+// Ping implements transport.BrokerCommunicator.
+func (b *Broker) Ping(context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.call("Ping", "", nil)
+}
+
+// Watch implements transport.BrokerCommunicator.
+func (b *Broker) Watch(ctx context.Context, role protocol.Role, handle func(protocol.Event)) {
+	for ctx.Err() == nil {
+		b.mu.Lock()
+		changed, up := b.changed, b.up
+		s := &stream{role: role, events: make(chan protocol.Event, 1024)}
+		relist := protocol.Event{Type: protocol.EventRelist}
+		if up {
+			b.streams[s] = struct{}{}
+			switch role {
+			case protocol.RoleRequester:
+				for _, view := range b.consumer {
+					relist.Consumer = append(relist.Consumer, view)
+				}
+			case protocol.RoleProvider:
+				for _, view := range b.provider {
+					relist.Provider = append(relist.Provider, view)
+				}
+			}
+		}
+		b.mu.Unlock()
+		if !up {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		handle(copied(relist))
+		b.follow(ctx, s, handle)
+	}
+}
+
+func (b *Broker) follow(ctx context.Context, s *stream, handle func(protocol.Event)) {
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.streams, s)
+	}()
+	for {
+		select {
+		case event, ok := <-s.events:
+			if !ok {
+				return
+			}
+			handle(copied(event))
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// copied sends a value through JSON, as the wire does: neither side keeps what
+// is the other's.
+func copied[T any](value T) T {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic(err)
+	}
+	var out T
+	if err := json.Unmarshal(text, &out); err != nil {
+		panic(err)
+	}
+	return out
+}

@@ -1,0 +1,97 @@
+package v1alpha1
+
+// Names that users and other programs rely on.
+const (
+	// LabelOverflow opts a namespace in (value "enabled") and a pod out (value
+	// "disabled").
+	LabelOverflow = Group + "/overflow"
+	// OverflowEnabled is the value of LabelOverflow that opts a namespace in.
+	OverflowEnabled = "enabled"
+	// OverflowDisabled is the value of LabelOverflow that opts a pod out.
+	OverflowDisabled = "disabled"
+
+	// LabelProvider on a virtual node names the cluster whose capacity it carries.
+	LabelProvider = Group + "/provider"
+	// TaintOverflow is the key of a virtual node's taint; its value is the
+	// provider's cluster ID and its effect NoSchedule.
+	TaintOverflow = Group + "/overflow"
+	// LabelNodeType and NodeTypeVirtual mark virtual nodes for the cluster
+	// autoscaler and for our own measuring.
+	LabelNodeType   = "type"
+	NodeTypeVirtual = "virtual-kubelet"
+
+	// LabelHold on an overflowed pod names the reservation (its ID at the
+	// broker) whose hold it uses. Written by the scheduler before binding. At
+	// the provider it is advice only, because the consumer wrote it.
+	LabelHold = Group + "/hold"
+	// LabelRequester, LabelSourceNamespace and LabelSourceName on the broker's
+	// copy of a Reservation say where it came from.
+	LabelRequester       = Group + "/requester"
+	LabelSourceNamespace = Group + "/source-namespace"
+	LabelSourceName      = Group + "/source-name"
+	// LabelManagedBy marks every object that Spillway made; its value names the
+	// part that owns it.
+	LabelManagedBy = "app.kubernetes.io/managed-by"
+	// ManagedBySpillway is the value of LabelManagedBy.
+	ManagedBySpillway = "spillway"
+
+	// LabelOwnerUID and LabelShape on a Reservation that the scheduler plugin
+	// wrote say whose pods it is for: the UID of their root owner, and the hash
+	// of their shape.
+	LabelOwnerUID = Group + "/owner-uid"
+	LabelShape    = Group + "/shape"
+
+	// FinalizerRequest keeps a local Reservation until the broker has released
+	// its copy.
+	FinalizerRequest = Group + "/request"
+
+	// FinalizerLedger keeps the broker's Reservation until every provider has
+	// confirmed that its hold is gone.
+	FinalizerLedger = Group + "/ledger"
+	// AnnotationKeep on the broker's Reservation is a JSON object of cluster ID
+	// to pods: where the requester still uses what it keeps. A lowered count is
+	// taken from elsewhere first.
+	AnnotationKeep = Group + "/keep"
+
+	// VirtualNodePrefix begins the name of every virtual node.
+	VirtualNodePrefix = "spillway-"
+	// SystemNamespace is where the charts install by default.
+	SystemNamespace = "spillway-system"
+	// SchedulerName is the scheduler that pods of opted-in namespaces are
+	// steered to in mode beside.
+	SchedulerName = "spillway-scheduler"
+	// SliceClass is the class of the Liqo ResourceSlices that Spillway's
+	// provider side answers.
+	SliceClass = "spillway"
+)
+
+// VirtualNodeName is the name of the node that carries a provider's capacity.
+func VirtualNodeName(clusterID string) string { return VirtualNodePrefix + clusterID }
+
+// Condition types. All are positive: True is good.
+const (
+	// ConditionReady sums up an object's other conditions.
+	ConditionReady = "Ready"
+	// ConditionQueued on a Reservation: nobody has room now; it is tried again
+	// when capacity appears.
+	ConditionQueued = "Queued"
+	// ConditionLocked on a Reservation: the ledger carries its hold.
+	ConditionLocked = "Locked"
+	// ConditionProviderAccepted on a Reservation: the provider's agent has set
+	// the hold aside.
+	ConditionProviderAccepted = "ProviderAccepted"
+	// ConditionPeered: the consumer and the provider have a standing link.
+	ConditionPeered = "Peered"
+	// ConditionVirtualNodeReady: the virtual node is Ready and carries the grant.
+	ConditionVirtualNodeReady = "VirtualNodeReady"
+	// ConditionRequesterReleased on a Reservation: the requester has let go of
+	// every unit of the grant; the hold may be freed.
+	ConditionRequesterReleased = "RequesterReleased"
+	// ConditionProviderReleased on a Reservation: the provider reports the hold
+	// gone.
+	ConditionProviderReleased = "ProviderReleased"
+	// ConditionEnforced on a ProviderInstruction: the capacity is set aside.
+	ConditionEnforced = "Enforced"
+	// ConditionReported on a Reservation: the broker has it.
+	ConditionReported = "Reported"
+)

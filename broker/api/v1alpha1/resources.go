@@ -1,0 +1,119 @@
+package v1alpha1
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// ResourceGPU is the resource that the gpu field of ResourceQuantities means.
+const ResourceGPU corev1.ResourceName = "nvidia.com/gpu"
+
+// ResourceQuantities is an amount of capacity. An absent field is zero.
+type ResourceQuantities struct {
+	// CPU in cores.
+	// +optional
+	CPU *resource.Quantity `json:"cpu,omitempty"`
+	// Memory in bytes.
+	// +optional
+	Memory *resource.Quantity `json:"memory,omitempty"`
+	// GPU in whole devices of nvidia.com/gpu.
+	// +optional
+	GPU *resource.Quantity `json:"gpu,omitempty"`
+	// Storage is ephemeral storage in bytes.
+	// +optional
+	Storage *resource.Quantity `json:"storage,omitempty"`
+	// Extended holds any other resource, by its Kubernetes name.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=32
+	Extended map[corev1.ResourceName]resource.Quantity `json:"extended,omitempty"`
+}
+
+// FromList makes ResourceQuantities of a Kubernetes resource list. Zero amounts
+// are left out, and so is "pods", which is counted elsewhere.
+func FromList(list corev1.ResourceList) ResourceQuantities {
+	var q ResourceQuantities
+	for name, amount := range list {
+		if amount.IsZero() {
+			continue
+		}
+		amount := amount.DeepCopy()
+		switch name {
+		case corev1.ResourcePods:
+		case corev1.ResourceCPU:
+			q.CPU = &amount
+		case corev1.ResourceMemory:
+			q.Memory = &amount
+		case ResourceGPU:
+			q.GPU = &amount
+		case corev1.ResourceEphemeralStorage:
+			q.Storage = &amount
+		default:
+			if q.Extended == nil {
+				q.Extended = map[corev1.ResourceName]resource.Quantity{}
+			}
+			q.Extended[name] = amount
+		}
+	}
+	return q
+}
+
+// List is q as a Kubernetes resource list, without zero amounts. The caller
+// owns the result.
+func (q ResourceQuantities) List() corev1.ResourceList {
+	list := corev1.ResourceList{}
+	put := func(name corev1.ResourceName, amount *resource.Quantity) {
+		if amount != nil && !amount.IsZero() {
+			list[name] = amount.DeepCopy()
+		}
+	}
+	put(corev1.ResourceCPU, q.CPU)
+	put(corev1.ResourceMemory, q.Memory)
+	put(ResourceGPU, q.GPU)
+	put(corev1.ResourceEphemeralStorage, q.Storage)
+	for name, amount := range q.Extended {
+		put(name, &amount)
+	}
+	return list
+}
+
+// String lists the amounts as "cpu 300m, memory 64Mi", by resource name.
+func (q ResourceQuantities) String() string {
+	list := q.List()
+	if len(list) == 0 {
+		return "nothing"
+	}
+	var words []string
+	for _, name := range slices.Sorted(maps.Keys(list)) {
+		amount := list[name]
+		words = append(words, string(name)+" "+amount.String())
+	}
+	return strings.Join(words, ", ")
+}
+
+// AddTo adds b to a, in place, and returns a (a new list if a is nil).
+func AddTo(a, b corev1.ResourceList) corev1.ResourceList {
+	if a == nil {
+		a = corev1.ResourceList{}
+	}
+	for name, amount := range b {
+		sum := a[name]
+		sum.Add(amount)
+		a[name] = sum
+	}
+	return a
+}
+
+// Times is n times list, in a new list.
+func Times(list corev1.ResourceList, n int32) corev1.ResourceList {
+	out := corev1.ResourceList{}
+	for name, amount := range list {
+		amount := amount.DeepCopy()
+		amount.Mul(int64(n))
+		out[name] = amount
+	}
+	return out
+}

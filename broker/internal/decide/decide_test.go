@@ -1,0 +1,444 @@
+package decide_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"pgregory.net/rapid"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
+)
+
+// amounts reads "cpu=1 memory=1Gi"; the names are Kubernetes' own.
+func amounts(text string) broker.ResourceQuantities {
+	list := corev1.ResourceList{}
+	for _, word := range strings.Fields(text) {
+		name, amount, _ := strings.Cut(word, "=")
+		list[corev1.ResourceName(name)] = resource.MustParse(amount)
+	}
+	return broker.FromList(list)
+}
+
+// clusterOption changes a cluster made by cluster.
+type clusterOption func(*decide.Cluster)
+
+// cluster has one class "std" with one free node of cpu 2, memory 4Gi.
+func cluster(id string, options ...clusterOption) decide.Cluster {
+	c := decide.Cluster{Active: true, Fresh: true, Spec: broker.ClusterAdvertisementSpec{
+		ClusterID: id,
+		Lending:   broker.Lending{Enabled: true},
+		Resources: broker.AdvertisedResources{Allocatable: amounts("cpu=2 memory=4Gi")},
+		NodeClasses: []broker.NodeClass{{Name: "std", Arch: "amd64", FreeShapes: []broker.FreeShape{
+			{Nodes: 1, Free: amounts("cpu=2 memory=4Gi"), Pods: 100},
+		}}},
+		Sequence: 7,
+	}}
+	for _, option := range options {
+		option(&c)
+	}
+	return c
+}
+
+func totals(allocatable, allocated string) clusterOption {
+	return func(c *decide.Cluster) {
+		c.Spec.Resources.Allocatable, c.Spec.Resources.Allocated = amounts(allocatable), amounts(allocated)
+	}
+}
+
+func shapes(nodes int32, free string, pods int32) clusterOption {
+	return func(c *decide.Cluster) {
+		c.Spec.NodeClasses[0].FreeShapes = []broker.FreeShape{{Nodes: nodes, Free: amounts(free), Pods: pods}}
+	}
+}
+
+func class(change func(*broker.NodeClass)) clusterOption {
+	return func(c *decide.Cluster) { change(&c.Spec.NodeClasses[0]) }
+}
+
+func priced(cpu, currency string) clusterOption {
+	return func(c *decide.Cluster) {
+		c.Spec.Cost = &broker.Cost{CPUCost: cpu, MemoryCost: "0", Currency: currency}
+	}
+}
+
+func holds(requester string, count int32, requests string) clusterOption {
+	return func(c *decide.Cluster) {
+		c.Holds = append(c.Holds, broker.Hold{ReservationName: "other", Requester: requester,
+			Promised: ledger.PodSets([]broker.PodSet{{Name: "web", Count: count, Requests: amounts(requests)}})})
+	}
+}
+
+func guests(requester string, count int32, used string) clusterOption {
+	return func(c *decide.Cluster) {
+		c.Spec.ObservedHolds = append(c.Spec.ObservedHolds, broker.ObservedHold{Requester: requester, Pods: count, Used: amounts(used)})
+	}
+}
+
+func pods(count int32, requests string) decide.Ask {
+	return decide.Ask{Requester: "rome", Want: ledger.PodSets([]broker.PodSet{{Name: "pods", Count: count, Requests: amounts(requests)}})}
+}
+
+func with(ask decide.Ask, change func(*decide.Ask)) decide.Ask {
+	change(&ask)
+	return ask
+}
+
+func TestChoose(t *testing.T) {
+	type rejections map[string]string
+	cases := map[string]struct {
+		reason   string
+		ask      decide.Ask
+		clusters []decide.Cluster
+		want     string
+		pods     int32
+		rejected rejections // cluster → reason
+		says     rejections // cluster → part of the message
+	}{
+		"filters": {
+			reason: "every cluster that cannot be asked says why",
+			ask: with(pods(1, "cpu=1"), func(a *decide.Ask) {
+				a.Placement = &broker.Placement{Regions: []string{"eu"}, Zones: []string{"a"}, ExcludeClusters: []string{"x"}}
+				a.Refused = []broker.Refusal{{Cluster: "no", Sequence: 7, Message: "a node went away"}, {Cluster: "paris", Sequence: 6, Message: "that was before"}}
+			}),
+			clusters: []decide.Cluster{
+				cluster("rome"),
+				cluster("selfish", func(c *decide.Cluster) { c.Spec.Lending.Enabled = false }),
+				cluster("picky", func(c *decide.Cluster) { c.Spec.Lending.Consumers = []string{"oslo"} }),
+				cluster("gone", func(c *decide.Cluster) { c.Active, c.Fresh = false, false }),
+				cluster("old", func(c *decide.Cluster) { c.Fresh = false }),
+				cluster("x"),
+				cluster("far", func(c *decide.Cluster) { c.Spec.Region = "us" }),
+				cluster("aside", func(c *decide.Cluster) { c.Spec.Region, c.Spec.Zone = "eu", "b" }),
+				cluster("no", func(c *decide.Cluster) { c.Spec.Region, c.Spec.Zone = "eu", "a" }),
+				cluster("paris", func(c *decide.Cluster) { c.Spec.Region, c.Spec.Zone = "eu", "a" }),
+			},
+			want: "paris", pods: 1,
+			rejected: rejections{
+				"rome": "RequesterItself", "selfish": "LendingDisabled", "picky": "ConsumerNotAdmitted", "gone": "Inactive", "old": "Stale",
+				"x": "Excluded", "far": "OtherRegion", "aside": "OtherZone", "no": "Refused",
+			},
+			says: rejections{"no": "a node went away"},
+		},
+		"pinned": {
+			reason:   "a pin leaves every other check in force",
+			ask:      with(pods(1, "cpu=5"), func(a *decide.Ask) { a.Pin = "paris" }),
+			clusters: []decide.Cluster{cluster("berlin"), cluster("paris", totals("cpu=2", "cpu=800m"), shapes(1, "cpu=1200m memory=900Mi", 9))},
+			rejected: rejections{"berlin": "PinnedElsewhere", "paris": "NoRoom"},
+			says:     rejections{"paris": "needs cpu 5 for one pod; cpu 1200m is left to lend (allocatable cpu 2, in use cpu 800m, reserved cpu 0)."},
+		},
+		"sums are not trusted": {
+			reason:   "ten free cores on ten nodes are no place for a pod of eight",
+			ask:      pods(1, "cpu=8 memory=64Mi"),
+			clusters: []decide.Cluster{cluster("paris", totals("cpu=20 memory=20Gi", "cpu=10"), shapes(10, "cpu=1 memory=900Mi", 9))},
+			rejected: rejections{"paris": "NoRoom"},
+			says:     rejections{"paris": "needs cpu 8, memory 64Mi for one pod; the largest free place has cpu 1, memory 900Mi (allocatable cpu 20, memory 20Gi, in use cpu 10, memory 0, reserved cpu 0, memory 0)."},
+		},
+		"a divisible total may be spread": {
+			reason: "that is what divisible means",
+			ask:    decide.Ask{Requester: "rome", Want: broker.HeldCapacity{Totals: amounts("cpu=8 memory=1Gi")}},
+			clusters: []decide.Cluster{
+				cluster("paris", totals("cpu=20 memory=20Gi", "cpu=10"), shapes(10, "cpu=1 memory=900Mi", 9)),
+				cluster("berlin", totals("cpu=20 memory=20Gi", "cpu=10"), shapes(7, "cpu=1 memory=900Mi", 9)),
+			},
+			want:     "paris",
+			rejected: rejections{"berlin": "NoRoom"},
+			says:     rejections{"berlin": "its free places sum up to cpu 7, memory 6300Mi"},
+		},
+		"available by the ledger": {
+			reason:   "free places do not help where the lender keeps headroom",
+			ask:      pods(3, "cpu=500m"),
+			clusters: []decide.Cluster{cluster("paris", totals("cpu=1200m", ""))},
+			want:     "paris", pods: 2,
+		},
+		"claims of others": {
+			reason:   "what others hold and do not use yet comes first: 2 of 4 held pods run, 2 more will",
+			ask:      pods(3, "cpu=500m"),
+			clusters: []decide.Cluster{cluster("paris", totals("cpu=4", ""), shapes(2, "cpu=1", 9), holds("oslo", 4, "cpu=500m"), guests("oslo", 2, "cpu=1"))},
+			want:     "paris", pods: 2,
+		},
+		"unknown guests count for the smaller pods": {
+			reason: "a big place stays claimed as long as it is not sure that it is taken",
+			ask:    pods(1, "cpu=900m"),
+			clusters: []decide.Cluster{cluster("paris", totals("cpu=9", ""), shapes(1, "cpu=1", 9),
+				holds("oslo", 1, "cpu=800m"), holds("oslo", 1, "cpu=100m"), guests("oslo", 1, "cpu=150m"))},
+			rejected: rejections{"paris": "NoRoom"},
+			says:     rejections{"paris": "the largest free place has cpu 200m"},
+		},
+		"known guests free nothing twice": {
+			reason: "the guest that explains the use exactly is taken off the claims",
+			ask:    pods(1, "cpu=900m"),
+			clusters: []decide.Cluster{cluster("paris", totals("cpu=9", ""), shapes(1, "cpu=1", 9),
+				holds("oslo", 1, "cpu=800m"), holds("oslo", 1, "cpu=100m"), guests("oslo", 1, "cpu=800m"))},
+			want: "paris", pods: 1,
+		},
+		"places for pods": {
+			reason:   "a node runs no more pods than it may",
+			ask:      pods(5, "cpu=1m"),
+			clusters: []decide.Cluster{cluster("paris", shapes(2, "cpu=1", 2))},
+			want:     "paris", pods: 4,
+		},
+		"pods without requests": {
+			reason:   "they need a place all the same",
+			ask:      pods(5, ""),
+			clusters: []decide.Cluster{cluster("paris", shapes(2, "cpu=1", 2))},
+			want:     "paris", pods: 4,
+		},
+		"devices": {
+			reason:   "a GPU counts like any other resource",
+			ask:      pods(2, "nvidia.com/gpu=1"),
+			clusters: []decide.Cluster{cluster("berlin"), cluster("paris", totals("nvidia.com/gpu=2", ""), shapes(1, "nvidia.com/gpu=2", 9))},
+			want:     "paris", pods: 2,
+			rejected: rejections{"berlin": "NoRoom"},
+			says:     rejections{"berlin": "nvidia.com/gpu 0 is left to lend"},
+		},
+		"selector": {
+			reason: "labels, affinity and taints are matched class by class",
+			ask: decide.Ask{Requester: "rome", Want: ledger.PodSets([]broker.PodSet{{
+				Name: "pods", Count: 1, Requests: amounts("cpu=1"), NodeSelector: map[string]string{"disk": "ssd"},
+				NodeAffinity: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+					{Key: corev1.LabelArchStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"amd64"}}}}}},
+				Tolerations: []corev1.Toleration{{Key: "gpu", Operator: corev1.TolerationOpExists}},
+			}})},
+			clusters: []decide.Cluster{
+				cluster("bare"),
+				cluster("arm", class(func(c *broker.NodeClass) { c.Labels, c.Arch = map[string]string{"disk": "ssd"}, "arm64" })),
+				cluster("tainted", class(func(c *broker.NodeClass) {
+					c.Labels = map[string]string{"disk": "ssd"}
+					c.Taints = []corev1.Taint{{Key: "db", Effect: corev1.TaintEffectNoSchedule}}
+				})),
+				cluster("paris", class(func(c *broker.NodeClass) {
+					c.Labels = map[string]string{"disk": "ssd"}
+					c.Taints = []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}, {Key: "slow", Effect: corev1.TaintEffectPreferNoSchedule}}
+				})),
+			},
+			want: "paris", pods: 1,
+			rejected: rejections{"bare": "NoMatchingNodes", "arm": "NoMatchingNodes", "tainted": "NoMatchingNodes"},
+			says:     rejections{"bare": `"std" lacks label disk=ssd`, "arm": "node affinity", "tainted": "taint db:NoSchedule"},
+		},
+		"budget": {
+			reason: "unknown prices and other currencies do not fit a budget; what is committed counts",
+			ask: with(pods(2, "cpu=1"), func(a *decide.Ask) {
+				a.Budget = &broker.Budget{MaxPricePerHour: "0.30", Currency: "EUR"}
+			}),
+			clusters: []decide.Cluster{cluster("unknown"), cluster("dollar", priced("0.01", "USD")), cluster("dear", priced("0.16", "EUR")), cluster("paris", priced("0.15", "EUR"))},
+			want:     "paris", pods: 2,
+			rejected: rejections{"unknown": "PriceUnknown", "dollar": "PriceUnknown", "dear": "OverBudget"},
+			says:     rejections{"dear": "It would cost 0.32 EUR an hour; the budget is 0.30 EUR."},
+		},
+		"cheaper": {
+			reason:   "with the same room the cheapest is preferred",
+			ask:      pods(1, "cpu=1"),
+			clusters: []decide.Cluster{cluster("berlin", priced("0.2", "EUR")), cluster("paris", priced("0.1", "EUR"))},
+			want:     "paris", pods: 1,
+			rejected: rejections{"berlin": "NotPreferred"},
+			says:     rejections{"berlin": "with score 35.00; paris has 65.00"},
+		},
+		"roomier": {
+			reason:   "with the same price the one with more left is preferred",
+			ask:      pods(1, "cpu=1"),
+			clusters: []decide.Cluster{cluster("berlin"), cluster("paris", totals("cpu=8", ""), shapes(4, "cpu=2", 9))},
+			want:     "paris", pods: 1,
+		},
+		"tie": {
+			reason:   "equal scores go by cluster ID",
+			ask:      pods(1, "cpu=1"),
+			clusters: []decide.Cluster{cluster("paris"), cluster("berlin")},
+			want:     "berlin", pods: 1,
+		},
+		"everything goes before score": {
+			reason: "one that takes all is better than a cheaper one that does not",
+			ask:    pods(3, "cpu=1"),
+			clusters: []decide.Cluster{
+				cluster("berlin", priced("0.01", "EUR"), totals("cpu=90", "")),
+				cluster("paris", priced("0.9", "EUR"), totals("cpu=3", ""), shapes(3, "cpu=1", 9)),
+			},
+			want: "paris", pods: 3,
+			rejected: rejections{"berlin": "NotEnoughRoom"},
+			says:     rejections{"berlin": `It takes 2 of 3 pods of "pods": needs cpu 1 for one pod; the largest free place has cpu 0`},
+		},
+		"most pods": {
+			reason: "if none takes all, the one that takes most",
+			ask:    pods(9, "cpu=1"),
+			clusters: []decide.Cluster{
+				cluster("berlin", totals("cpu=90", "")),
+				cluster("oslo", totals("cpu=9", ""), shapes(3, "cpu=1", 9)),
+				cluster("paris", totals("cpu=90", ""), shapes(3, "cpu=1", 9)),
+			},
+			want: "paris", pods: 3,
+			rejected: rejections{"berlin": "NotEnoughRoom", "oslo": "NotPreferred"},
+		},
+		"nobody": {
+			reason:   "an empty hub is no error",
+			ask:      pods(1, "cpu=1"),
+			clusters: nil,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got := decide.Choose(tc.ask, decide.Snapshot{Clusters: tc.clusters})
+			if got.Cluster != tc.want || got.Placement.Pods() != tc.pods {
+				t.Errorf("%s: chose %q for %d pods, want %q for %d\n%v", tc.reason, got.Cluster, got.Placement.Pods(), tc.want, tc.pods, got.Rejections)
+			}
+			told := rejections{}
+			for _, r := range got.Rejections {
+				told[r.Cluster] = r.Reason
+				if part := tc.says[r.Cluster]; !strings.Contains(r.Message, part) {
+					t.Errorf("%s: %s says\n%q, want\n%q in it", tc.reason, r.Cluster, r.Message, part)
+				}
+			}
+			if diff := cmp.Diff(tc.rejected, told); tc.rejected != nil && diff != "" {
+				t.Errorf("%s: rejections (-want +got)\n%s", tc.reason, diff)
+			}
+		})
+	}
+}
+
+// TestChooseProperties checks against a packing that puts pods on nodes one by
+// one.
+func TestChooseProperties(t *testing.T) {
+	milli := func(q broker.ResourceQuantities, name corev1.ResourceName) int64 {
+		amount := q.List()[name]
+		return amount.MilliValue()
+	}
+	quantity := func(t *rapid.T, label string, most int64) broker.ResourceQuantities {
+		return broker.FromList(corev1.ResourceList{
+			corev1.ResourceCPU:    *resource.NewMilliQuantity(rapid.Int64Range(0, most).Draw(t, label+" cpu"), resource.DecimalSI),
+			corev1.ResourceMemory: *resource.NewQuantity(rapid.Int64Range(0, most).Draw(t, label+" memory"), resource.BinarySI),
+		})
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		var clusters []decide.Cluster
+		for i := range rapid.IntRange(0, 5).Draw(t, "clusters") {
+			c := cluster(string(rune('a' + i)))
+			c.Spec.Resources.Allocatable, c.Spec.Resources.Allocated = quantity(t, "allocatable", 9000), quantity(t, "allocated", 2000)
+			c.Spec.NodeClasses[0].FreeShapes = nil
+			for range rapid.IntRange(0, 3).Draw(t, "shapes") {
+				c.Spec.NodeClasses[0].FreeShapes = append(c.Spec.NodeClasses[0].FreeShapes, broker.FreeShape{
+					Nodes: rapid.Int32Range(0, 3).Draw(t, "nodes"), Pods: rapid.Int32Range(0, 4).Draw(t, "node pods"), Free: quantity(t, "free", 2000),
+				})
+			}
+			c.Active, c.Fresh = rapid.Bool().Draw(t, "active"), true
+			clusters = append(clusters, c)
+		}
+		ask := decide.Ask{Requester: "rome", Want: ledger.PodSets([]broker.PodSet{
+			{Name: "x", Count: rapid.Int32Range(1, 9).Draw(t, "x"), Requests: quantity(t, "request x", 900)},
+			{Name: "y", Count: rapid.Int32Range(0, 9).Draw(t, "y"), Requests: quantity(t, "request y", 900)},
+		})}
+		got := decide.Choose(ask, decide.Snapshot{Clusters: clusters})
+
+		seen := map[string]int{}
+		if got.Cluster != "" {
+			seen[got.Cluster]++
+		}
+		for _, r := range got.Rejections {
+			seen[r.Cluster]++
+			if r.Reason == "" || r.Message == "" {
+				t.Fatalf("a rejection without a reason: %+v", r)
+			}
+		}
+		for _, c := range clusters {
+			if seen[c.Spec.ClusterID] != 1 {
+				t.Fatalf("%s is told %d times", c.Spec.ClusterID, seen[c.Spec.ClusterID])
+			}
+		}
+		if len(seen) != len(clusters) {
+			t.Fatalf("clusters from nowhere: %v", seen)
+		}
+		if got.Complete != (got.Cluster != "" && ledger.Same(got.Placement, ask.Want)) {
+			t.Fatalf("complete=%t with %v", got.Complete, got.Placement)
+		}
+
+		shuffled := rapid.Permutation(clusters).Draw(t, "order")
+		if diff := cmp.Diff(got, decide.Choose(ask, decide.Snapshot{Clusters: shuffled})); diff != "" {
+			t.Fatalf("the order of the snapshot changed the answer:\n%s", diff)
+		}
+
+		if got.Cluster == "" {
+			return
+		}
+		at := slices.IndexFunc(clusters, func(c decide.Cluster) bool { return c.Spec.ClusterID == got.Cluster })
+		chosen := clusters[at]
+		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+			_, available := ledger.Account(&chosen.Spec, &broker.ClusterAdvertisementStatus{})
+			if milli(got.Placement.Totals, name) > milli(available, name) {
+				t.Fatalf("placed %s of %s", got.Placement.Totals, available)
+			}
+		}
+		if !packs(chosen, got.Placement.PodSets) {
+			t.Fatalf("%+v does not go into %+v", got.Placement.PodSets, chosen.Spec.NodeClasses)
+		}
+	})
+}
+
+// packs reports whether some assignment of the pods to nodes fits, by trying
+// all that matter.
+func packs(c decide.Cluster, sets []broker.PodSet) bool {
+	type node struct{ cpu, memory, pods int64 }
+	var nodes []node
+	for _, s := range c.Spec.NodeClasses[0].FreeShapes {
+		cpu, memory := s.Free.List()[corev1.ResourceCPU], s.Free.List()[corev1.ResourceMemory]
+		for range s.Nodes {
+			nodes = append(nodes, node{cpu.MilliValue(), memory.Value(), int64(s.Pods)})
+		}
+	}
+	left := make([]int32, len(sets))
+	for i, set := range sets {
+		left[i] = set.Count
+	}
+	failed := map[string]bool{}
+	var fill func(at int) bool
+	fill = func(at int) bool {
+		if !slices.ContainsFunc(left, func(n int32) bool { return n > 0 }) {
+			return true
+		}
+		if at == len(nodes) {
+			return false
+		}
+		key := string(rune(at)) + string(left)
+		if failed[key] {
+			return false
+		}
+		// Every combination of counts on this node.
+		var put func(set int, room node) bool
+		put = func(set int, room node) bool {
+			if set == len(sets) {
+				return fill(at + 1)
+			}
+			cpu, memory := sets[set].Requests.List()[corev1.ResourceCPU], sets[set].Requests.List()[corev1.ResourceMemory]
+			for n := left[set]; n >= 0; n-- {
+				after := node{room.cpu - int64(n)*cpu.MilliValue(), room.memory - int64(n)*memory.Value(), room.pods - int64(n)}
+				if after.cpu < 0 || after.memory < 0 || after.pods < 0 {
+					continue
+				}
+				left[set] -= n
+				ok := put(set+1, after)
+				left[set] += n
+				if ok {
+					return true
+				}
+			}
+			return false
+		}
+		ok := put(0, nodes[at])
+		failed[key] = !ok
+		return ok
+	}
+	return fill(0)
+}
+
+func TestPrice(t *testing.T) {
+	cost := &broker.Cost{CPUCost: "0.04", MemoryCost: "0.005", Currency: "EUR"}
+	price, currency, known := decide.Price(cost, amounts("cpu=1500m memory=512Mi"))
+	if got := decide.PriceString(price, currency); !known || got != "0.0625 EUR" {
+		t.Errorf("1.5 cores and half a GiB cost %s, want 0.0625 EUR", got)
+	}
+	if _, _, known := decide.Price(cost, amounts("nvidia.com/gpu=1")); known {
+		t.Error("a price without gpuCost cannot be known for a GPU")
+	}
+}

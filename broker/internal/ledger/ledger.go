@@ -1,0 +1,260 @@
+// Package ledger is the only place where capacity is given or taken. Its
+// functions are pure: they change a ClusterAdvertisement's status, which the
+// caller has read and writes back by compare-and-swap on its resourceVersion.
+//
+// The life of a hold, each step tagged with an attempt of its reservation:
+//
+//	Place    promises more; the provider is asked to set it aside
+//	Confirm  takes the provider's answer: a yes makes what is promised granted,
+//	         a no takes back what was promised beyond that
+//	Shrink   promises less; what was promised before stays charged (Unconfirmed)
+//	Release  promises nothing; so too
+//	Confirm  drops what was unconfirmed, and with it a hold that promises nothing
+//
+// Every function may be repeated, and one that comes with an older attempt than
+// the hold's changes nothing.
+package ledger
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// Growth is capacity to be promised to a reservation.
+type Growth struct {
+	ReservationUID  types.UID
+	ReservationName string
+	Requester       string
+	// Attempt of the reservation that commits it.
+	Attempt int64
+	// Capacity beyond what is promised already.
+	Capacity broker.HeldCapacity
+}
+
+// NoRoomError says that a growth does not fit into what may be promised.
+type NoRoomError struct {
+	Resource corev1.ResourceName
+	// Needed is how much of it the growth adds, Available what is left.
+	Needed, Available resource.Quantity
+}
+
+func (e *NoRoomError) Error() string {
+	return fmt.Sprintf("%s %s is needed, %s is available", e.Resource, e.Needed.String(), e.Available.String())
+}
+
+// Find is a reservation's hold, nil where there is none. It points into status.
+func Find(status *broker.ClusterAdvertisementStatus, uid types.UID) *broker.Hold {
+	i := slices.IndexFunc(status.Holds, func(h broker.Hold) bool { return h.ReservationUID == uid })
+	if i < 0 {
+		return nil
+	}
+	return &status.Holds[i]
+}
+
+// Place promises a growth, if the charges then still fit into what the spec's
+// cluster has beside its own pods; otherwise it returns a *NoRoomError and
+// changes nothing.
+func Place(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus, growth Growth) (changed bool, err error) {
+	held := Find(status, growth.ReservationUID)
+	if held != nil && held.Attempt >= growth.Attempt || growth.Capacity.Empty() {
+		return false, nil
+	}
+	hold := broker.Hold{
+		ReservationUID:  growth.ReservationUID,
+		ReservationName: growth.ReservationName,
+		Requester:       growth.Requester,
+	}
+	if held != nil {
+		hold = *held.DeepCopy()
+	}
+	hold.Promised = Plus(hold.Promised, growth.Capacity)
+	hold.Attempt = growth.Attempt
+
+	after := broker.ClusterAdvertisementStatus{Holds: slices.Clone(status.Holds)}
+	put(&after, hold)
+	left := lendable(spec)
+	charged := total(charges(spec, &after))
+	for name, needed := range growth.Capacity.Totals.List() {
+		have, charge := left[name], charged[name]
+		if charge.Cmp(have) > 0 {
+			_, available := Account(spec, status)
+			return false, &NoRoomError{Resource: name, Needed: needed, Available: available.List()[name]}
+		}
+	}
+	put(status, hold)
+	return true, nil
+}
+
+// Shrink lowers what is promised to what it has in common with to. What was
+// promised before stays charged until the provider confirms the attempt.
+func Shrink(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64, to broker.HeldCapacity) (changed bool) {
+	hold := Find(status, uid)
+	if hold == nil || hold.Attempt >= attempt {
+		return false
+	}
+	to = Least(hold.Promised, to)
+	if Same(to, hold.Promised) {
+		return false
+	}
+	before := hold.Promised
+	if hold.Unconfirmed != nil {
+		before = Most(*hold.Unconfirmed, before)
+	}
+	hold.Unconfirmed = before.DeepCopy()
+	hold.Promised = to
+	hold.Attempt = attempt
+	if hold.Granted != nil {
+		hold.Granted = orNil(Least(*hold.Granted, to))
+	}
+	return true
+}
+
+// Release is a Shrink to nothing.
+func Release(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64) (changed bool) {
+	return Shrink(status, uid, attempt, broker.HeldCapacity{})
+}
+
+// Confirm takes the provider's answer to one attempt. Yes: what is promised is
+// granted, and nothing else of the hold is charged any more. No: the promise
+// falls back to what was granted before; what was unconfirmed stays so. A
+// provider cannot refuse what it has accepted, nor to let go.
+func Confirm(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64, accepted bool) (changed bool) {
+	hold := Find(status, uid)
+	if hold == nil || hold.Attempt != attempt || hold.Accepted == attempt {
+		return false
+	}
+	switch {
+	case accepted:
+		hold.Accepted = attempt
+		hold.Unconfirmed = nil
+		hold.Granted = orNil(hold.Promised)
+	case Pending(*hold).Empty():
+		return false
+	case hold.Granted != nil:
+		hold.Promised = *hold.Granted.DeepCopy()
+	default:
+		hold.Promised = broker.HeldCapacity{}
+	}
+	if !accepted {
+		// What is left is another matter, to be answered anew: a late yes to what
+		// was refused does not count for it.
+		hold.Attempt++
+	}
+	if hold.Promised.Empty() && hold.Unconfirmed == nil {
+		drop(status, uid)
+	}
+	return true
+}
+
+// Sweep releases the holds of reservations that are gone or over. The caller
+// has made sure of that with a live read.
+func Sweep(status *broker.ClusterAdvertisementStatus, candidates ...types.UID) (changed bool) {
+	for _, uid := range candidates {
+		if hold := Find(status, uid); hold != nil {
+			changed = Release(status, uid, hold.Attempt+1) || changed
+		}
+	}
+	return changed
+}
+
+// Pending is the part of a hold's promise that the provider has not set aside
+// yet.
+func Pending(hold broker.Hold) broker.HeldCapacity {
+	if hold.Granted == nil {
+		return hold.Promised
+	}
+	return Minus(hold.Promised, *hold.Granted)
+}
+
+// Charged is what a hold is charged for: what is promised, or was until the
+// provider confirms that it is less.
+func Charged(hold broker.Hold) broker.HeldCapacity {
+	if hold.Unconfirmed == nil {
+		return hold.Promised
+	}
+	return Most(hold.Promised, *hold.Unconfirmed)
+}
+
+// Account sums up a cluster: reserved is the sum over all consumers of what
+// their holds are charged for or what their guests were seen to use, whichever
+// is more; available is what is left of the allocatable, never below zero.
+func Account(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus) (reserved, available broker.ResourceQuantities) {
+	sum := total(charges(spec, status))
+	return broker.FromList(sum), broker.FromList(subtract(lendable(spec), sum))
+}
+
+// Settle writes the account into the status, with a zero for each common kind
+// that the cluster has but has none reserved or available of.
+func Settle(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus) {
+	status.Reserved, status.Available = Account(spec, status)
+	for _, q := range []*broker.ResourceQuantities{&status.Reserved, &status.Available} {
+		zero := func(has *resource.Quantity, amount **resource.Quantity) {
+			if has != nil && *amount == nil {
+				*amount = resource.NewQuantity(0, has.Format)
+			}
+		}
+		zero(spec.Resources.Allocatable.CPU, &q.CPU)
+		zero(spec.Resources.Allocatable.Memory, &q.Memory)
+		zero(spec.Resources.Allocatable.GPU, &q.GPU)
+		zero(spec.Resources.Allocatable.Storage, &q.Storage)
+	}
+}
+
+// lendable is what a cluster has beside what its own pods use.
+func lendable(spec *broker.ClusterAdvertisementSpec) corev1.ResourceList {
+	return subtract(spec.Resources.Allocatable.List(), spec.Resources.Allocated.List())
+}
+
+// charges are what each consumer is charged for: guests are part of what their
+// consumer holds, and count beside it only where they use more.
+func charges(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus) map[string]corev1.ResourceList {
+	out := map[string]corev1.ResourceList{}
+	for _, hold := range status.Holds {
+		out[hold.Requester] = broker.AddTo(out[hold.Requester], Charged(hold).Totals.List())
+	}
+	used := map[string]corev1.ResourceList{}
+	for _, observed := range spec.ObservedHolds {
+		used[observed.Requester] = broker.AddTo(used[observed.Requester], observed.Used.List())
+	}
+	for requester, list := range used {
+		if out[requester] == nil {
+			out[requester] = corev1.ResourceList{}
+		}
+		larger(out[requester], list)
+	}
+	return out
+}
+
+func total(lists map[string]corev1.ResourceList) corev1.ResourceList {
+	sum := corev1.ResourceList{}
+	for _, requester := range slices.Sorted(maps.Keys(lists)) {
+		broker.AddTo(sum, lists[requester])
+	}
+	return sum
+}
+
+func put(status *broker.ClusterAdvertisementStatus, hold broker.Hold) {
+	if held := Find(status, hold.ReservationUID); held != nil {
+		*held = hold
+		return
+	}
+	status.Holds = append(status.Holds, hold)
+}
+
+func drop(status *broker.ClusterAdvertisementStatus, uid types.UID) {
+	status.Holds = slices.DeleteFunc(status.Holds, func(h broker.Hold) bool { return h.ReservationUID == uid })
+}
+
+func orNil(c broker.HeldCapacity) *broker.HeldCapacity {
+	if c.Empty() {
+		return nil
+	}
+	return c.DeepCopy()
+}

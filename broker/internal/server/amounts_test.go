@@ -1,0 +1,41 @@
+package server
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+func TestBoundsOfBodies(t *testing.T) {
+	for name, tc := range map[string]struct{ body, want string }{
+		"an ordinary amount":    {`{"spec":{"requestedResources":{"cpu":"1500m","memory":"1e9"}}}`, ""},
+		"a hanging exponent":    {`{"spec":{"requestedResources":{"cpu":"1e-2147483648"}}}`, "exponent"},
+		"the same, as a number": {`{"spec":{"requestedResources":{"cpu":1E100000000}}}`, "exponent"},
+		"the same, escaped":     {`{"spec":{"requestedResources":{"cpu":"1\u0065-100000000"}}}`, "exponent"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var into struct {
+				Spec broker.ReservationSpec `json:"spec"`
+			}
+			err := decodeJSON(strings.NewReader(tc.body), &into)
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Fatalf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+	one := resource.MustParse("1")
+	ask := broker.ReservationSpec{PodSets: []broker.PodSet{{
+		Name: "pods", Count: 1, Requests: broker.ResourceQuantities{CPU: &one},
+		NodeSelector: map[string]string{"long": strings.Repeat("x", maxAsk)},
+	}}}
+	if err := checkAsk(&ask); err == nil || !strings.Contains(err.Error(), "bytes") {
+		t.Errorf("an ask of more than %d bytes: %v", maxAsk, err)
+	}
+	offer := broker.ClusterAdvertisementSpec{NodeClasses: []broker.NodeClass{{Name: "a", FreeShapes: []broker.FreeShape{{Nodes: 2147483647}, {Nodes: 2147483647}}}}}
+	if err := checkOffer(&offer); err == nil || !strings.Contains(err.Error(), "nodes") {
+		t.Errorf("an offer of billions of nodes: %v", err)
+	}
+}

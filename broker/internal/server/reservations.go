@@ -1,0 +1,321 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
+)
+
+// Annotations of the broker's copy of a Reservation. The labels say the same for
+// selecting, as far as labels can.
+const (
+	annotationSourceUID        = broker.Group + "/source-uid"
+	annotationSourceNamespace  = broker.LabelSourceNamespace
+	annotationSourceName       = broker.LabelSourceName
+	annotationSourceGeneration = broker.Group + "/source-generation"
+)
+
+const (
+	// putTries is how often a write is tried against others that cross it.
+	putTries = 5
+	// maxAllocations bounds the providers that a request speaks of.
+	maxAllocations = 64
+)
+
+func (s *Server) postReservation(w http.ResponseWriter, r *http.Request, caller string) error {
+	var request protocol.ReservationRequest
+	if err := decode(w, r, &request); err != nil {
+		return err
+	}
+	if err := checkRequest(&request, caller); err != nil {
+		return err
+	}
+	want, err := wanted(s.Namespace, caller, request)
+	if err != nil {
+		return err
+	}
+	reservation, err := s.put(r.Context(), want)
+	if err != nil {
+		return err
+	}
+	view, err := s.consumerView(r.Context(), reservation, advertisements{})
+	if err != nil {
+		return err
+	}
+	return respond(w, http.StatusOK, view)
+}
+
+// checkRequest checks what the CRD cannot, and fills in the requester.
+func checkRequest(request *protocol.ReservationRequest, caller string) error {
+	switch {
+	case request.Spec.RequesterID != "" && request.Spec.RequesterID != caller:
+		return refuse(protocol.CodeForbidden, "cluster %s cannot ask for %q: spec.requesterID must be empty or its own", caller, bounded(request.Spec.RequesterID))
+	case !protocol.ValidSourceUID(request.SourceUID):
+		return refuse(protocol.CodeInvalid, "sourceUID must be the UID of the Reservation in the consumer's cluster")
+	case len(validation.IsDNS1123Label(request.SourceNamespace)) > 0:
+		return refuse(protocol.CodeInvalid, "sourceNamespace must be the namespace of the Reservation in the consumer's cluster")
+	case len(validation.IsDNS1123Subdomain(request.SourceName)) > 0:
+		return refuse(protocol.CodeInvalid, "sourceName must be the name of the Reservation in the consumer's cluster")
+	case request.SourceGeneration < 1:
+		return refuse(protocol.CodeInvalid, "sourceGeneration must be the generation of the Reservation in the consumer's cluster, 1 or more")
+	case len(request.Allocations) > maxAllocations:
+		return refuse(protocol.CodeInvalid, "allocations names %d providers; at most %d are taken", len(request.Allocations), maxAllocations)
+	}
+	for cluster, pods := range request.Allocations {
+		if !protocol.ValidClusterID(cluster) || pods < 0 {
+			return refuse(protocol.CodeInvalid, "allocations must give a number of pods, 0 or more, for each cluster ID")
+		}
+	}
+	request.Spec.RequesterID = caller
+	return checkAsk(&request.Spec)
+}
+
+// wanted is the broker's copy of what is asked for.
+func wanted(namespace, caller string, request protocol.ReservationRequest) (*broker.Reservation, error) {
+	labels := map[string]string{
+		broker.LabelManagedBy:       broker.ManagedBySpillway,
+		broker.LabelRequester:       caller,
+		broker.LabelSourceNamespace: request.SourceNamespace,
+	}
+	if len(request.SourceName) <= validation.LabelValueMaxLength {
+		labels[broker.LabelSourceName] = request.SourceName
+	}
+	annotations := map[string]string{
+		annotationSourceUID:        string(request.SourceUID),
+		annotationSourceNamespace:  request.SourceNamespace,
+		annotationSourceName:       request.SourceName,
+		annotationSourceGeneration: strconv.FormatInt(request.SourceGeneration, 10),
+	}
+	if len(request.Allocations) > 0 {
+		keep, err := json.Marshal(request.Allocations)
+		if err != nil {
+			return nil, fmt.Errorf("encoding what to keep: %w", err)
+		}
+		annotations[broker.AnnotationKeep] = string(keep)
+	}
+	return &broker.Reservation{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:   namespace,
+			Name:        protocol.ReservationID(caller, request.SourceUID),
+			Labels:      labels,
+			Annotations: annotations,
+		},
+		Spec: request.Spec,
+	}, nil
+}
+
+// put makes the stored Reservation be as wanted and returns it. The cache is
+// asked first: an ask that changes nothing costs the API server nothing. A cache
+// that is behind shows as an older generation, and then as a write that fails.
+func (s *Server) put(ctx context.Context, want *broker.Reservation) (*broker.Reservation, error) {
+	var reader client.Reader = s.client
+	var lost error
+	for range putTries {
+		stored := &broker.Reservation{}
+		err := reader.Get(ctx, client.ObjectKeyFromObject(want), stored)
+		reader = s.live
+		switch {
+		case apierrors.IsNotFound(err):
+			created := want.DeepCopy()
+			err = s.client.Create(ctx, created)
+			if err == nil {
+				return created, nil
+			}
+		case err == nil:
+			changed, refusal := adopt(stored, want)
+			if refusal != nil || !changed {
+				return stored, refusal
+			}
+			err = s.client.Update(ctx, stored)
+			if err == nil {
+				return stored, nil
+			}
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("storing reservation %s: %w", want.Name, err)
+		}
+		lost = err
+	}
+	return nil, fmt.Errorf("storing reservation %s: %w", want.Name, lost)
+}
+
+// adopt brings a stored Reservation up to what is wanted, as far as it may
+// change, and reports whether anything did. An ask that is older than what is
+// stored came late and changes nothing.
+func adopt(stored, want *broker.Reservation) (changed bool, err error) {
+	if stored.Spec.RequesterID != want.Spec.RequesterID {
+		return false, refuse(protocol.CodeConflict, "reservation %s is another cluster's", want.Name)
+	}
+	if stored.DeletionTimestamp != nil {
+		return false, refuse(protocol.CodeConflict, "reservation %s is being released; ask again when it is gone", want.Name)
+	}
+	if sourceUID(stored) != sourceUID(want) {
+		return false, refuse(protocol.CodeConflict, "reservation %s was made in the hub, not by this cluster", want.Name)
+	}
+	if sourceGeneration(want) < sourceGeneration(stored) {
+		return false, nil
+	}
+	spec := stored.Spec.DeepCopy()
+	if spec.RequestedResources != nil && want.Spec.RequestedResources != nil {
+		spec.RequestedResources = want.Spec.RequestedResources
+	}
+	for i, set := range spec.PodSets {
+		for _, wantedSet := range want.Spec.PodSets {
+			if set.Name == wantedSet.Name {
+				spec.PodSets[i].Count = wantedSet.Count
+			}
+		}
+	}
+	if !equality.Semantic.DeepEqual(*spec, want.Spec) {
+		return false, refuse(protocol.CodeConflict, "of reservation %s only the amounts can change; make a new Reservation for another shape, placement, budget or duration", want.Name)
+	}
+	annotations := maps.Clone(stored.Annotations)
+	delete(annotations, broker.AnnotationKeep)
+	maps.Copy(annotations, want.Annotations)
+	if equality.Semantic.DeepEqual(*spec, stored.Spec) && maps.Equal(annotations, stored.Annotations) {
+		return false, nil
+	}
+	stored.Spec, stored.Annotations = *spec, annotations
+	return true, nil
+}
+
+// sourceGeneration is 0 for a Reservation that nobody asked for over the wire.
+func sourceGeneration(reservation *broker.Reservation) int64 {
+	generation, err := strconv.ParseInt(reservation.Annotations[annotationSourceGeneration], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return generation
+}
+
+func sourceUID(reservation *broker.Reservation) types.UID {
+	return types.UID(reservation.Annotations[annotationSourceUID])
+}
+
+func (s *Server) listReservations(w http.ResponseWriter, r *http.Request, caller string) error {
+	role := protocol.Role(r.URL.Query().Get("role"))
+	switch {
+	case role == protocol.RoleRequester && watching(r):
+		return s.stream(w, r, caller, role, &tracker[protocol.ConsumerView]{
+			list: func(ctx context.Context) ([]protocol.ConsumerView, error) { return s.consumerViews(ctx, caller) },
+			id:   func(view protocol.ConsumerView) string { return view.ID },
+			wrap: func(views []protocol.ConsumerView) protocol.Event { return protocol.Event{Consumer: views} },
+		})
+	case role == protocol.RoleProvider && watching(r):
+		return s.stream(w, r, caller, role, &tracker[protocol.ProviderView]{
+			list: func(ctx context.Context) ([]protocol.ProviderView, error) { return s.providerViews(ctx, caller) },
+			id:   func(view protocol.ProviderView) string { return view.ID },
+			wrap: func(views []protocol.ProviderView) protocol.Event { return protocol.Event{Provider: views} },
+		})
+	case role == protocol.RoleRequester:
+		views, err := s.consumerViews(r.Context(), caller)
+		if err != nil {
+			return err
+		}
+		return respond(w, http.StatusOK, protocol.ConsumerList{Items: views})
+	case role == protocol.RoleProvider:
+		views, err := s.providerViews(r.Context(), caller)
+		if err != nil {
+			return err
+		}
+		return respond(w, http.StatusOK, protocol.ProviderList{Items: views})
+	}
+	return wrongRole()
+}
+
+func wrongRole() error {
+	return refuse(protocol.CodeInvalid, "say ?role=%s for the reservations that this cluster made, or ?role=%s for those that it provides for", protocol.RoleRequester, protocol.RoleProvider)
+}
+
+func (s *Server) getReservation(w http.ResponseWriter, r *http.Request, caller string) error {
+	id := r.PathValue("id")
+	switch protocol.Role(r.URL.Query().Get("role")) {
+	case protocol.RoleRequester:
+		reservation := &broker.Reservation{}
+		if err := s.client.Get(r.Context(), s.key(id), reservation); err != nil {
+			return fmt.Errorf("reading a reservation: %w", err)
+		}
+		if reservation.Spec.RequesterID != caller {
+			return notHere()
+		}
+		view, err := s.consumerView(r.Context(), reservation, advertisements{})
+		if err != nil {
+			return err
+		}
+		return respond(w, http.StatusOK, view)
+	case protocol.RoleProvider:
+		views, err := s.providerViews(r.Context(), caller)
+		if err != nil {
+			return err
+		}
+		for _, view := range views {
+			if view.ID == id {
+				return respond(w, http.StatusOK, view)
+			}
+		}
+		return notHere()
+	}
+	return wrongRole()
+}
+
+// notHere does not tell what does not exist from what is another cluster's.
+func notHere() error {
+	return refuse(protocol.CodeNotFound, "there is no such reservation, or it is not this cluster's")
+}
+
+// deleteReservation begins the release: the Reservation goes when its holds are
+// gone. The API server itself is asked, for one that the cache does not know yet
+// must not be taken for gone.
+func (s *Server) deleteReservation(w http.ResponseWriter, r *http.Request, caller string) error {
+	reservation := &broker.Reservation{}
+	if err := s.live.Get(r.Context(), s.key(r.PathValue("id")), reservation); err != nil {
+		return fmt.Errorf("reading a reservation: %w", err)
+	}
+	if reservation.Spec.RequesterID != caller {
+		return notHere()
+	}
+	if reservation.DeletionTimestamp == nil {
+		if err := s.client.Delete(r.Context(), reservation, client.Preconditions{UID: &reservation.UID}); err != nil {
+			return fmt.Errorf("releasing reservation %s: %w", reservation.Name, err)
+		}
+	}
+	return respond(w, http.StatusNoContent, nil)
+}
+
+func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) error {
+	id := r.PathValue("id")
+	var err error
+	switch protocol.Role(r.URL.Query().Get("role")) {
+	case protocol.RoleProvider:
+		var ack protocol.ProviderAck
+		if err = decode(w, r, &ack); err == nil {
+			ack.Message = clip(ack.Message)
+			err = s.Core.ApplyProviderAck(r.Context(), caller, id, ack)
+		}
+	case protocol.RoleRequester:
+		var ack protocol.RequesterAck
+		if err = decode(w, r, &ack); err == nil {
+			ack.Message = clip(ack.Message)
+			err = s.Core.ApplyRequesterAck(r.Context(), caller, id, ack)
+		}
+	default:
+		return wrongRole()
+	}
+	if err != nil {
+		return fmt.Errorf("taking the ack of %s: %w", caller, err)
+	}
+	return respond(w, http.StatusNoContent, nil)
+}

@@ -1,0 +1,86 @@
+package server
+
+import (
+	"net/http"
+
+	"github.com/spillway-dev/spillway/broker/protocol"
+)
+
+// call does one call for a cluster; caller is empty on open paths. It writes an
+// answer or returns an error, not both.
+type call func(w http.ResponseWriter, r *http.Request, caller string) error
+
+// route is one path and method.
+type route struct {
+	method, path string
+	// open paths need no client certificate.
+	open bool
+	// anyReplica paths are served by replicas that do not lead, too.
+	anyReplica bool
+	call       call
+}
+
+func (s *Server) routes() []route {
+	const id = "/{id}"
+	return []route{
+		{method: http.MethodGet, path: protocol.PathHealthz, open: true, anyReplica: true, call: s.healthz},
+		{method: http.MethodGet, path: protocol.PathReadyz, open: true, anyReplica: true, call: s.readyz},
+		{method: http.MethodGet, path: protocol.PathOpenAPI, open: true, anyReplica: true, call: s.openAPI},
+		{method: http.MethodPost, path: protocol.PathJoin, open: true, call: s.join},
+		{method: http.MethodPost, path: protocol.PathAdvertisements, call: s.postAdvertisement},
+		{method: http.MethodGet, path: protocol.PathAdvertisements, call: s.listAdvertisements},
+		{method: http.MethodGet, path: protocol.PathAdvertisements + id, call: s.getAdvertisement},
+		{method: http.MethodPost, path: protocol.PathReservations, call: s.postReservation},
+		{method: http.MethodGet, path: protocol.PathReservations, call: s.listReservations},
+		{method: http.MethodGet, path: protocol.PathReservations + id, call: s.getReservation},
+		{method: http.MethodDelete, path: protocol.PathReservations + id, call: s.deleteReservation},
+		{method: http.MethodPost, path: protocol.PathReservations + id + "/ack", call: s.ack},
+		{method: http.MethodPost, path: protocol.PathRelay, call: s.postRelay},
+		{method: http.MethodGet, path: protocol.PathRelay, call: s.watchRelay},
+	}
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	for _, route := range s.routes() {
+		mux.Handle(route.method+" "+route.path, s.serve(route))
+	}
+	mux.Handle("/", s.serve(route{open: true, anyReplica: true, call: func(_ http.ResponseWriter, r *http.Request, _ string) error {
+		return refuse(protocol.CodeNotFound, "there is no %s %s; %s lists what there is", r.Method, r.URL.Path, protocol.PathOpenAPI)
+	}}))
+	return mux
+}
+
+func (s *Server) healthz(w http.ResponseWriter, _ *http.Request, _ string) error {
+	return respond(w, http.StatusOK, map[string]string{"status": "ok"})
+}
+
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request, _ string) error {
+	if err := s.Ready(r); err != nil {
+		return refuse(protocol.CodeUnavailable, "not ready: %v", err)
+	}
+	return respond(w, http.StatusOK, map[string]string{"status": "ok"})
+}
+
+func (s *Server) openAPI(w http.ResponseWriter, _ *http.Request, _ string) error {
+	w.Header().Set("Content-Type", "application/json")
+	_, err := w.Write(protocol.OpenAPI)
+	return err
+}
+
+func (s *Server) join(w http.ResponseWriter, r *http.Request, _ string) error {
+	if !s.joiners.allow(remoteIP(r)) {
+		return refuse(protocol.CodeTooMany, "too many attempts to join from this address; wait a second")
+	}
+	var request protocol.JoinRequest
+	if err := decode(w, r, &request); err != nil {
+		return err
+	}
+	response, err := s.Identity.Join(r.Context(), request)
+	if err != nil {
+		s.Log.Info("Refused a cluster that wanted to join", "clusterID", bounded(request.ClusterID), "remote", remoteIP(r), "reason", err.Error())
+		return err
+	}
+	s.Log.Info("A cluster joined", "clusterID", request.ClusterID, "remote", remoteIP(r))
+	return respond(w, http.StatusOK, response)
+}

@@ -1,0 +1,153 @@
+package protocol
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+)
+
+// serve starts a server and a client of it whose pauses are short.
+func serve(t *testing.T, handler http.HandlerFunc) *Client {
+	t.Helper()
+	server := httptest.NewTLSServer(handler)
+	t.Cleanup(server.Close)
+	roots := x509.NewCertPool()
+	roots.AddCert(server.Certificate())
+	client, err := NewClient(server.URL, &tls.Config{RootCAs: roots}, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	client.backoff, client.heartbeat = time.Millisecond, 150*time.Millisecond
+	return client
+}
+
+func TestRetriesSendTheBodyAgain(t *testing.T) {
+	var tries atomic.Int32
+	bodies := make(chan string, callTries)
+	client := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		bodies <- string(body)
+		switch tries.Add(1) {
+		case 1: // The connection breaks.
+			panic(http.ErrAbortHandler)
+		case 2:
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = io.WriteString(w, `{"code":"Unavailable","message":"not yet"}`)
+		}
+	})
+	if err := client.Relay(t.Context(), RelayMessage{To: "paris", ID: "1", Sealed: []byte("x")}); err != nil {
+		t.Fatal(err)
+	}
+	first := <-bodies
+	for range callTries - 1 {
+		if again := <-bodies; again != first || !strings.Contains(again, "paris") {
+			t.Fatalf("first %q was sent, then %q", first, again)
+		}
+	}
+}
+
+func TestAnswersAreNotAskedForAgain(t *testing.T) {
+	var tries atomic.Int32
+	client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		tries.Add(1)
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(w, `{"code":"Forbidden","message":"no"}`)
+	})
+	err := client.AckProvider(t.Context(), "some", ProviderAck{})
+	if !HasCode(err, CodeForbidden) || tries.Load() != 1 {
+		t.Fatalf("got %v after %d tries", err, tries.Load())
+	}
+}
+
+func TestWhoIsNoBroker(t *testing.T) {
+	client := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
+	err := client.Ping(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "502") {
+		t.Fatalf("want the status told, got %v", err)
+	}
+	for _, url := range []string{"http://hub", "hub:8443", "https://", "https://hub?x=y"} {
+		if _, err := NewClient(url, nil, logr.Discard()); err == nil {
+			t.Errorf("%q was taken for a broker's URL", url)
+		}
+	}
+}
+
+func TestWatchConnectsAgain(t *testing.T) {
+	var connections atomic.Int32
+	client := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		n := connections.Add(1)
+		say := func(event Event) {
+			if err := json.NewEncoder(w).Encode(event); err == nil {
+				_ = http.NewResponseController(w).Flush()
+			}
+		}
+		relist := Event{Type: EventRelist, Consumer: []ConsumerView{{ID: fmt.Sprint(n)}}}
+		switch n {
+		case 1: // Ends.
+			say(relist)
+			say(Event{Type: EventPut, Consumer: []ConsumerView{{ID: "more"}}})
+		case 2: // Says nothing more, with the connection open.
+			say(relist)
+			<-r.Context().Done()
+		case 3: // Forgets where it is.
+			say(Event{Type: EventDelete, ID: "never listed"})
+		case 4: // Is no broker.
+			_, _ = io.WriteString(w, "hello\n")
+		case 5: // Is turned away.
+			w.WriteHeader(http.StatusUnauthorized)
+		default: // Beats.
+			say(relist)
+			beat := time.NewTicker(10 * time.Millisecond)
+			defer beat.Stop()
+			for r.Context().Err() == nil {
+				<-beat.C
+				say(Event{Type: EventHeartbeat})
+			}
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var got []string
+	client.Watch(ctx, RoleRequester, func(event Event) {
+		switch event.Type {
+		case EventRelist, EventPut:
+			got = append(got, string(event.Type)+" "+event.Consumer[0].ID)
+		default:
+			got = append(got, string(event.Type))
+		}
+		if len(got) == 4 {
+			// Long enough that only the beats keep the stream.
+			time.AfterFunc(5*client.heartbeat, cancel)
+		}
+	})
+	if want := "Relist 1, Put more, Relist 2, Relist 6"; strings.Join(got, ", ") != want {
+		t.Fatalf("want %s, got %s", want, strings.Join(got, ", "))
+	}
+}
+
+func TestReservationIDs(t *testing.T) {
+	const uid = "4c6a0c5e-6f0d-4c2f-9a38-8f6a2a0d1c11"
+	if got := ReservationID("rome", uid); got != "rome-"+uid {
+		t.Fatalf("got %s", got)
+	}
+	long := strings.Repeat("r", MaxClusterID)
+	got, other := ReservationID(long, uid), ReservationID(long[1:]+"s", uid)
+	if len(got) > 63 || got == other || !strings.HasSuffix(got, "-"+uid) {
+		t.Fatalf("got %s and %s", got, other)
+	}
+}

@@ -1,0 +1,117 @@
+package protocol
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/go-logr/logr"
+)
+
+// Join asks the broker at baseURL for a certificate. The broker must present a
+// chain with a CA whose CAHash is caHash, and a serving certificate of that CA
+// for the URL's host; nothing, the token least of all, is sent to any other.
+// It may be repeated with the same key.
+func Join(ctx context.Context, baseURL, caHash, clusterID, token string, csrPEM []byte) (JoinResponse, error) {
+	base, err := parseBase(baseURL)
+	if err != nil {
+		return JoinResponse{}, err
+	}
+	block, _ := pem.Decode(csrPEM)
+	if block == nil {
+		return JoinResponse{}, errors.New("the certificate request is not PEM")
+	}
+	csr, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return JoinResponse{}, fmt.Errorf("parsing the certificate request: %w", err)
+	}
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		// No root is known yet but by its hash: VerifyConnection does all of the
+		// checking.
+		InsecureSkipVerify: true,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			return verifyPresented(state.PeerCertificates, caHash, base.Hostname())
+		},
+	}
+	client, err := NewClient(baseURL, config, logr.Discard())
+	if err != nil {
+		return JoinResponse{}, err
+	}
+	defer client.Close()
+	body, err := json.Marshal(JoinRequest{ClusterID: clusterID, Token: token, CSR: string(csrPEM)})
+	if err != nil {
+		return JoinResponse{}, fmt.Errorf("encoding the join request: %w", err)
+	}
+	var answer JoinResponse
+	// Once: the caller repeats, and a wrong hash or token does not become right.
+	if err := client.once(ctx, http.MethodPost, PathJoin, nil, body, &answer); err != nil {
+		return JoinResponse{}, fmt.Errorf("joining as %s: %w", clusterID, err)
+	}
+	if err := verifyIssued(answer, caHash, clusterID, csr); err != nil {
+		return JoinResponse{}, fmt.Errorf("joining as %s: %w", clusterID, err)
+	}
+	return answer, nil
+}
+
+// verifyPresented checks the chain that a broker presents.
+func verifyPresented(chain []*x509.Certificate, caHash, host string) error {
+	var ca *x509.Certificate
+	for _, certificate := range chain {
+		if certificate.IsCA && CAHash(certificate) == caHash {
+			ca = certificate
+			break
+		}
+	}
+	if ca == nil {
+		return fmt.Errorf("the broker at %s presents no CA with hash %s: check broker.caHash against ConfigMap spillway-broker-ca in the hub, and that the URL reaches the broker itself", host, caHash)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(ca)
+	_, err := chain[0].Verify(x509.VerifyOptions{Roots: roots, DNSName: host, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	var name x509.HostnameError
+	if errors.As(err, &name) {
+		return fmt.Errorf("%w; start the broker with --tls-san=%s if that is its name", err, host)
+	}
+	if err != nil {
+		return fmt.Errorf("verifying the broker's certificate: %w", err)
+	}
+	return nil
+}
+
+// verifyIssued checks that what the broker gave is what was asked for.
+func verifyIssued(answer JoinResponse, caHash, clusterID string, csr *x509.CertificateRequest) error {
+	block, _ := pem.Decode([]byte(answer.CA))
+	if block == nil {
+		return errors.New("the broker's CA is not PEM")
+	}
+	ca, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return fmt.Errorf("parsing the broker's CA: %w", err)
+	}
+	if CAHash(ca) != caHash {
+		return fmt.Errorf("the broker handed out a CA with hash %s instead of %s", CAHash(ca), caHash)
+	}
+	if block, _ = pem.Decode([]byte(answer.Certificate)); block == nil {
+		return errors.New("the certificate is not PEM")
+	}
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return fmt.Errorf("parsing the certificate: %w", err)
+	}
+	if leaf.Subject.CommonName != clusterID || !bytes.Equal(leaf.RawSubjectPublicKeyInfo, csr.RawSubjectPublicKeyInfo) {
+		return errors.New("the certificate is for another name or key than was asked for")
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(ca)
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		return fmt.Errorf("verifying the certificate: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+{{/* The names are fixed: policies, other programs and people look for them, and one agent stands in a cluster. */}}
+{{- define "spillway-agent.name" -}}spillway-agent{{- end }}
+{{- define "spillway-agent.schedulerName" -}}spillway-scheduler{{- end }}
+
+{{- define "spillway-agent.commonLabels" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/part-of: spillway
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "spillway-agent.selectorLabels" -}}
+app.kubernetes.io/name: spillway-agent
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "spillway-agent.labels" -}}
+app.kubernetes.io/name: spillway-agent
+app.kubernetes.io/component: agent
+{{ include "spillway-agent.commonLabels" . }}
+{{- end }}
+
+{{- define "spillway-agent.schedulerSelectorLabels" -}}
+app.kubernetes.io/name: spillway-scheduler
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "spillway-agent.schedulerLabels" -}}
+app.kubernetes.io/name: spillway-scheduler
+app.kubernetes.io/component: scheduler
+{{ include "spillway-agent.commonLabels" . }}
+{{- end }}
+
+{{/* The Secret that the join token is in. */}}
+{{- define "spillway-agent.joinSecret" -}}
+{{- .Values.join.existingSecret | default "spillway-agent-join" }}
+{{- end }}
+
+{{/* What a pod and its only container may do: next to nothing. */}}
+{{- define "spillway-agent.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+{{- define "spillway-agent.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* A number as people write it: large and small ones would show an exponent. */}}
+{{- define "spillway-agent.number" -}}
+{{- if kindIs "float64" . }}{{ printf "%.6f" . }}{{ else }}{{ . }}{{ end }}
+{{- end }}
+
+{{/* An image's name, of a list of its values and the chart. A tag of digits only is a number in YAML. */}}
+{{- define "spillway-agent.image" -}}
+{{- $image := index . 0 }}
+{{- $tag := $image.tag | default (index . 1).AppVersion }}
+{{- printf "%s:%s" $image.repository (kindIs "string" $tag | ternary $tag (toString (int64 $tag))) | quote }}
+{{- end }}

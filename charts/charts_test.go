@@ -1,0 +1,451 @@
+// Package charts_test renders both charts with Helm and holds them to what they
+// promise: schemas that refuse mistakes, restricted pods, narrow roles, and
+// flags that the programs know.
+package charts_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+
+	"github.com/spillway-dev/spillway/e2e/lab/build"
+)
+
+const namespace = "spillway-system"
+
+// needed is the least that the agent's chart wants to know.
+var needed = []string{
+	"clusterID=rome",
+	"broker.url=https://broker.example.org:8443",
+	"broker.caHash=sha256:" + strings.Repeat("0123456789abcdef", 4),
+	"join.token=secret",
+}
+
+// everything sets every value that adds an object or a flag.
+var everything = map[string][]string{
+	"broker": {
+		"replicas=2", "service.type=NodePort", "service.nodePort=30443", "tls.sans={192.0.2.1,broker.example.org}",
+		"config.weights.resources=60", "config.weights.cost=40", "config.staleAfter=5m", "config.freshFor=60s", "config.maxDuration=24h",
+		"priorityClassName=system-cluster-critical", "imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "logLevel=1",
+	},
+	"agent": append(slices.Clone(needed),
+		"clusterName=Rome", "apiServer.endpoint=https://192.0.2.2:6443", "region=it", "zone=it-1",
+		"lend.headroom.cpu=2", "lend.headroom.memory=4Gi", "lend.consumers={paris,berlin}",
+		"cost.cpu=0.04", "cost.memory=0", "cost.gpu=1", "cost.storage=0.001", "cost.currency=EUR",
+		"peers.paris.fingerprint=sha256:"+strings.Repeat("0", 64),
+		"replicas=2", "scheduler.replicas=2", "scheduler.overflow=BeforePreemption", "scheduler.priorityClassName=system-cluster-critical",
+		"imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "networkPolicy.podCIDRs={10.1.0.0/16}", "logLevel=1",
+	),
+}
+
+// source is where each container's program lives.
+var source = map[string]string{"broker": "broker", "agent": "agent", "scheduler": "scheduler-plugin"}
+
+var helmPath = sync.OnceValues(func() (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	return build.Program(ctx, "helm", nil)
+})
+
+// helm runs Helm and returns its output, or what it says against it.
+func helm(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	program, err := helmPath()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, append(args, "--namespace", namespace)...)
+	home := t.TempDir()
+	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
+	var out, problem bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &problem
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, problem.String())
+	}
+	return out.String(), nil
+}
+
+// template has Helm render a chart.
+func template(t *testing.T, chart string, values []string) (string, error) {
+	t.Helper()
+	return helm(t, append([]string{"template", "spillway-" + chart, chart}, set(values)...)...)
+}
+
+// set makes arguments of values.
+func set(values []string) []string {
+	var args []string
+	for _, value := range values {
+		args = append(args, "--set", value)
+	}
+	return args
+}
+
+// render returns the objects of a chart.
+func render(t *testing.T, chart string, values []string) []unstructured.Unstructured {
+	t.Helper()
+	text, err := template(t, chart, values)
+	if err != nil {
+		t.Fatalf("rendering %s: %v", chart, err)
+	}
+	var objects []unstructured.Unstructured
+	for document := range strings.SplitSeq("\n"+text, "\n---") {
+		var object unstructured.Unstructured
+		if err := yaml.UnmarshalStrict([]byte(document), &object.Object); err != nil {
+			t.Fatalf("%s renders what is not YAML: %v\n%s", chart, err, document)
+		}
+		if len(object.Object) > 0 {
+			objects = append(objects, object)
+		}
+	}
+	if len(objects) == 0 {
+		t.Fatalf("%s renders nothing", chart)
+	}
+	return objects
+}
+
+// only returns the objects of one kind as that type. A field that the type does
+// not have is an error.
+func only[T any](t *testing.T, objects []unstructured.Unstructured, kind string) []T {
+	t.Helper()
+	var out []T
+	for _, object := range objects {
+		if object.GetKind() != kind {
+			continue
+		}
+		var typed T
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(object.Object, &typed, true); err != nil {
+			t.Fatalf("%s %s: %v", kind, object.GetName(), err)
+		}
+		out = append(out, typed)
+	}
+	return out
+}
+
+// eachChart runs a test on both charts, with the least and with every value.
+func eachChart(t *testing.T, test func(t *testing.T, objects []unstructured.Unstructured)) {
+	for chart, all := range everything {
+		least := needed
+		if chart == "broker" {
+			least = nil
+		}
+		for name, values := range map[string][]string{"least": least, "everything": all} {
+			t.Run(chart+"/"+name, func(t *testing.T) { test(t, render(t, chart, values)) })
+		}
+	}
+}
+
+func TestMistakesAreRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		chart  string
+		values []string
+		want   string
+	}{
+		"unknown key, broker":        {"broker", []string{"sans=x"}, "sans"},
+		"unknown nested key, broker": {"broker", []string{"tls.san=x"}, "san"},
+		"a service of no type":       {"broker", []string{"service.type=ExternalName"}, "/service/type"},
+		"a node port nowhere":        {"broker", []string{"service.nodePort=30443"}, "service.nodePort needs"},
+		"half the weights":           {"broker", []string{"config.weights.cost=40"}, "set both"},
+		"weights beyond 100":         {"broker", []string{"config.weights.cost=40", "config.weights.resources=70"}, "must add up to 100"},
+		"a duration without unit":    {"broker", []string{"config.staleAfter=x"}, "/config/staleAfter"},
+		"unknown key, agent":         {"agent", append(slices.Clone(needed), "clusterId=rome"), "clusterId"},
+		"unknown nested key, agent":  {"agent", append(slices.Clone(needed), "lend.headrom.cpu=1"), "headrom"},
+		"no cluster ID":              {"agent", needed[1:], "clusterID is required"},
+		"a cluster ID in capitals":   {"agent", append(slices.Clone(needed), "clusterID=Rome"), "/clusterID"},
+		"no broker":                  {"agent", append(slices.Clone(needed), "broker.url="), "broker.url is required"},
+		"a broker without TLS":       {"agent", append(slices.Clone(needed), "broker.url=http://broker:8443"), "/broker/url"},
+		"no CA hash":                 {"agent", append(slices.Clone(needed), "broker.caHash="), "broker.caHash is required"},
+		"CA hash taken out":          {"agent", append(slices.Clone(needed), "broker.caHash=null"), "caHash"},
+		"half a CA hash":             {"agent", append(slices.Clone(needed), "broker.caHash=sha256:00"), "/broker/caHash"},
+		"no token":                   {"agent", needed[:3], "join.token"},
+		"two tokens":                 {"agent", append(slices.Clone(needed), "join.existingSecret=mine"), "give one of them"},
+		"another driver":             {"agent", append(slices.Clone(needed), "driver=magic"), "/driver"},
+		"another mode":               {"agent", append(slices.Clone(needed), "scheduler.mode=magic"), "/scheduler/mode"},
+		"its own peer":               {"agent", append(slices.Clone(needed), "peers.rome.fingerprint=sha256:"+strings.Repeat("0", 64)), "not its own peer"},
+		"a price in words":           {"agent", append(slices.Clone(needed), "cost.cpu=cheap"), "/cost/cpu"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := template(t, c.chart, c.values)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("want a refusal that says %q, got %v", c.want, err)
+			}
+		})
+	}
+}
+
+func TestPodsAreRestricted(t *testing.T) {
+	eachChart(t, func(t *testing.T, objects []unstructured.Unstructured) {
+		for _, deployment := range only[appsv1.Deployment](t, objects, "Deployment") {
+			pod := deployment.Spec.Template.Spec
+			check := func(ok bool, what string) {
+				if !ok {
+					t.Errorf("Deployment %s: %s", deployment.Name, what)
+				}
+			}
+			check(!pod.HostNetwork && !pod.HostPID && !pod.HostIPC, "shares a namespace with its node")
+			check(pod.EnableServiceLinks != nil && !*pod.EnableServiceLinks, "has service links")
+			context := pod.SecurityContext
+			check(context != nil && context.RunAsNonRoot != nil && *context.RunAsNonRoot, "may run as root")
+			check(context != nil && context.RunAsUser != nil && *context.RunAsUser != 0, "names no user")
+			check(context != nil && context.SeccompProfile != nil && context.SeccompProfile.Type == corev1.SeccompProfileTypeRuntimeDefault, "has no seccomp profile")
+			for _, volume := range pod.Volumes {
+				check(volume.HostPath == nil, "mounts "+volume.Name+" from its node")
+			}
+			for _, container := range slices.Concat(pod.InitContainers, pod.Containers) {
+				context := container.SecurityContext
+				if context == nil {
+					t.Errorf("container %s has no security context", container.Name)
+					continue
+				}
+				check(context.RunAsNonRoot != nil && *context.RunAsNonRoot, container.Name+" may run as root")
+				check(context.ReadOnlyRootFilesystem != nil && *context.ReadOnlyRootFilesystem, container.Name+" may write to its root")
+				check(context.AllowPrivilegeEscalation != nil && !*context.AllowPrivilegeEscalation, container.Name+" may escalate")
+				check(context.Capabilities != nil && slices.Equal(context.Capabilities.Drop, []corev1.Capability{"ALL"}) && len(context.Capabilities.Add) == 0, container.Name+" keeps capabilities")
+				check(container.LivenessProbe != nil && container.ReadinessProbe != nil, container.Name+" lacks a probe")
+				check(len(container.Resources.Requests) > 0, container.Name+" requests nothing")
+			}
+		}
+	})
+}
+
+func TestRolesAreNarrow(t *testing.T) {
+	eachChart(t, func(t *testing.T, objects []unstructured.Unstructured) {
+		rules := map[string][]rbacv1.PolicyRule{}
+		for _, role := range only[rbacv1.ClusterRole](t, objects, "ClusterRole") {
+			rules["ClusterRole "+role.Name] = role.Rules
+		}
+		for _, role := range only[rbacv1.Role](t, objects, "Role") {
+			rules["Role "+role.Name] = role.Rules
+		}
+		if len(rules) == 0 {
+			t.Fatal("no role at all")
+		}
+		for role, rules := range rules {
+			for _, rule := range rules {
+				if slices.Contains(slices.Concat(rule.Verbs, rule.Resources, rule.APIGroups, rule.NonResourceURLs), "*") {
+					t.Errorf("%s has a wildcard: %v", role, rule)
+				}
+				for _, verb := range []string{"escalate", "impersonate"} {
+					if slices.Contains(rule.Verbs, verb) {
+						t.Errorf("%s may %s: %v", role, verb, rule)
+					}
+				}
+				// That role is bound in namespaces of peers only.
+				if role != "ClusterRole spillway-agent-tenant" && slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) == 0 {
+					t.Errorf("%s reads or changes Secrets that it does not name: %v", role, rule)
+				}
+			}
+		}
+	})
+}
+
+func TestNamesInTheContract(t *testing.T) {
+	eachChart(t, func(t *testing.T, objects []unstructured.Unstructured) {
+		for _, object := range objects {
+			if !slices.Contains([]string{"", namespace, "kube-system", "liqo"}, object.GetNamespace()) {
+				t.Errorf("%s %s stands in namespace %s", object.GetKind(), object.GetName(), object.GetNamespace())
+			}
+			for _, label := range []string{"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "helm.sh/chart"} {
+				if object.GetLabels()[label] == "" {
+					t.Errorf("%s %s lacks label %s", object.GetKind(), object.GetName(), label)
+				}
+			}
+			for annotation := range object.GetAnnotations() {
+				if strings.HasPrefix(annotation, "helm.sh/") {
+					t.Errorf("%s %s has %s: helm uninstall would leave it", object.GetKind(), object.GetName(), annotation)
+				}
+			}
+		}
+		for _, deployment := range only[appsv1.Deployment](t, objects, "Deployment") {
+			image, _, _ := strings.Cut(deployment.Spec.Template.Spec.Containers[0].Image, ":")
+			if image != deployment.Name {
+				t.Errorf("Deployment %s runs image %s", deployment.Name, image)
+			}
+		}
+	})
+}
+
+// A flag that a template passes and a program does not know would keep the
+// program from starting.
+func TestProgramsKnowTheirFlags(t *testing.T) {
+	root, err := build.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Of kube-scheduler and of controller-runtime's logger.
+	inherited := map[string][]string{
+		"scheduler": {"config", "v"},
+		"broker":    {"zap-log-level"},
+		"agent":     {"zap-log-level"},
+	}
+	eachChart(t, func(t *testing.T, objects []unstructured.Unstructured) {
+		for _, deployment := range only[appsv1.Deployment](t, objects, "Deployment") {
+			for _, container := range deployment.Spec.Template.Spec.Containers {
+				known := append(flagsIn(t, filepath.Join(root, source[container.Name])), inherited[container.Name]...)
+				for _, arg := range container.Args {
+					name, value, ok := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
+					if !ok || value == "" || !strings.HasPrefix(arg, "--") {
+						t.Errorf("%s: %q is not --flag=value", container.Name, arg)
+					}
+					if !slices.ContainsFunc(known, func(pattern string) bool {
+						ok, _ := path.Match(pattern, name)
+						return ok
+					}) {
+						t.Errorf("%s is passed --%s, which is not found in %s/", container.Name, name, source[container.Name])
+					}
+				}
+			}
+		}
+	})
+}
+
+// flagsIn finds the names of the flags that the Go sources below a directory
+// define: string literals among the first two arguments of calls such as
+// StringVar(&v, "name", …). One that is put together ("cost-"+kind) becomes a
+// pattern.
+func flagsIn(t *testing.T, dir string) []string {
+	t.Helper()
+	var names []string
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, func(node ast.Node) bool {
+			call, ok := node.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			function, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok || !definesFlag(function.Sel.Name) {
+				return true
+			}
+			for _, argument := range call.Args[:min(2, len(call.Args))] {
+				suffix := ""
+				if sum, ok := argument.(*ast.BinaryExpr); ok {
+					argument, suffix = sum.X, "*"
+				}
+				if literal, ok := argument.(*ast.BasicLit); ok && literal.Kind == token.STRING {
+					if name, err := strconv.Unquote(literal.Value); err == nil && name != "" {
+						names = append(names, name+suffix)
+					}
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("looking for flags: %v", err)
+	}
+	return names
+}
+
+func definesFlag(function string) bool {
+	kind := strings.TrimSuffix(strings.TrimSuffix(function, "P"), "Var")
+	return slices.Contains([]string{"", "Bool", "Duration", "Float64", "Func", "BoolFunc", "Int", "Int32", "Int64", "Uint", "String", "StringSlice", "StringArray", "StringToString", "Text"}, kind)
+}
+
+func TestSchedulerIsOptional(t *testing.T) {
+	for _, object := range render(t, "agent", append(slices.Clone(needed), "scheduler.mode=none")) {
+		if strings.Contains(object.GetName(), "scheduler") || object.GetKind() == "MutatingWebhookConfiguration" {
+			t.Errorf("mode none renders %s %s", object.GetKind(), object.GetName())
+		}
+	}
+}
+
+func TestSteeringCannotHarm(t *testing.T) {
+	objects := render(t, "agent", needed)
+	webhooks := only[admissionv1.MutatingWebhookConfiguration](t, objects, "MutatingWebhookConfiguration")
+	if len(webhooks) != 1 || len(webhooks[0].Webhooks) != 1 {
+		t.Fatalf("want one webhook, got %v", webhooks)
+	}
+	webhook := webhooks[0].Webhooks[0]
+	if *webhook.FailurePolicy != admissionv1.Ignore || *webhook.TimeoutSeconds > 2 || *webhook.SideEffects != admissionv1.SideEffectClassNone {
+		t.Error("a steering webhook that does not answer would hold pods up")
+	}
+	if webhook.NamespaceSelector.MatchLabels["broker.fluidos.eu/overflow"] != "enabled" {
+		t.Error("it steers namespaces that have not opted in")
+	}
+	service := webhook.ClientConfig.Service
+	for _, secret := range only[corev1.Secret](t, objects, "Secret") {
+		if secret.Type != corev1.SecretTypeTLS {
+			continue
+		}
+		pair, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
+		if err != nil {
+			t.Fatalf("the serving certificate: %v", err)
+		}
+		roots := x509.NewCertPool()
+		roots.AppendCertsFromPEM(webhook.ClientConfig.CABundle)
+		leaf, err := x509.ParseCertificate(pair.Certificate[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: service.Name + "." + service.Namespace + ".svc"}); err != nil {
+			t.Errorf("the API server would refuse the webhook's certificate: %v", err)
+		}
+		return
+	}
+	t.Error("no serving certificate")
+}
+
+func TestDefinitionsAreTheSame(t *testing.T) {
+	copies, err := filepath.Glob("agent/crds/*.yaml")
+	if err != nil || len(copies) == 0 {
+		t.Fatalf("no definitions in agent/crds: %v", err)
+	}
+	for _, path := range copies {
+		mine, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		original, err := os.ReadFile(filepath.Join("broker/crds", filepath.Base(path)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(mine, original) {
+			t.Errorf("%s differs from the broker's: make generate", path)
+		}
+	}
+}
+
+// The join token goes into its Secret and nowhere else.
+func TestTokenStaysSecret(t *testing.T) {
+	text, err := template(t, "agent", append(slices.Clone(needed), "join.token=very-secret-token"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(text, "very-secret-token") || strings.Count(text, base64.StdEncoding.EncodeToString([]byte("very-secret-token"))) != 1 {
+		t.Error("the token is shown outside its Secret")
+	}
+}

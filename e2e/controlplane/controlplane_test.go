@@ -1,0 +1,66 @@
+package controlplane_test
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
+)
+
+// TestReservationRules checks the CRD's own validation on a real API server.
+func TestReservationRules(t *testing.T) {
+	config := controlplane.Start(t)
+	scheme := runtime.NewScheme()
+	if err := broker.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := func(s string) *resource.Quantity { v := resource.MustParse(s); return &v }
+	pods := []broker.PodSet{{Name: "web", Count: 2, Requests: broker.ResourceQuantities{CPU: q("300m")}}}
+	cases := map[string]struct {
+		spec broker.ReservationSpec
+		want string
+	}{
+		"pod sets":           {spec: broker.ReservationSpec{RequesterID: "rome", PodSets: pods}},
+		"a divisible total":  {spec: broker.ReservationSpec{RequestedResources: &broker.ResourceQuantities{CPU: q("2"), Memory: q("1Gi")}}},
+		"neither":            {spec: broker.ReservationSpec{RequesterID: "rome"}, want: "not both"},
+		"negative":           {spec: broker.ReservationSpec{RequestedResources: &broker.ResourceQuantities{CPU: q("-1")}}, want: "must not be negative"},
+		"pinned to itself":   {spec: broker.ReservationSpec{RequesterID: "rome", TargetClusterID: "rome", PodSets: pods}, want: "requester itself"},
+		"bad name of a set":  {spec: broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "Web!", Count: 1}}}, want: "podSets[0].name"},
+		"both of them given": {spec: broker.ReservationSpec{PodSets: pods, RequestedResources: &broker.ResourceQuantities{CPU: q("1")}}, want: "not both"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			err := c.Create(t.Context(), &broker.Reservation{ObjectMeta: metav1.ObjectMeta{GenerateName: "r-", Namespace: "default"}, Spec: tc.spec})
+			switch {
+			case tc.want == "" && err != nil:
+				t.Fatalf("refused: %v", err)
+			case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
+				t.Fatalf("want an error with %q, got %v", tc.want, err)
+			}
+		})
+	}
+	t.Run("requests are immutable, counts are not", func(t *testing.T) {
+		r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Name: "immutable", Namespace: "default"}, Spec: broker.ReservationSpec{PodSets: pods}}
+		if err := c.Create(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		r.Spec.PodSets[0].Count = 5
+		if err := c.Update(t.Context(), r); err != nil {
+			t.Fatalf("a count could not change: %v", err)
+		}
+		r.Spec.PodSets[0].Requests.CPU = q("400m")
+		if err := c.Update(t.Context(), r); err == nil || !strings.Contains(err.Error(), "cannot change") {
+			t.Fatalf("want a refusal, got %v", err)
+		}
+	})
+}

@@ -1,0 +1,289 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/engine"
+)
+
+const (
+	// suite is Debian 12: newer systemd refuses the older kind of cgroups that
+	// some machines still have.
+	suite = "bookworm"
+	// liqoVersion tags Liqo's images as its chart asks for them.
+	liqoVersion = "v1.2.0"
+	pauseImage  = "registry.k8s.io/pause:3.10.1"
+)
+
+// debianPackages are what a node is made of.
+var debianPackages = []string{
+	"bash", "ca-certificates", "conntrack", "containerd", "containernetworking-plugins", "curl", "dbus", "e2fsprogs",
+	"ebtables", "ethtool", "iproute2", "ipset", "iptables", "jq", "kmod", "libseccomp2", "mount", "nftables", "openssl",
+	"pigz", "procps", "rsync", "runc", "socat", "systemd", "systemd-sysv", "util-linux",
+}
+
+// nodePrograms go into /usr/bin of a node, cniPlugins into /opt/cni/bin.
+var (
+	nodePrograms = []string{"kubeadm", "kubectl", "kubelet"}
+	cniPlugins   = []string{"host-local", "loopback", "ptp"}
+)
+
+//go:embed node.sh
+var nodeScript string
+
+// component is an image that is preloaded on every node.
+type component struct{ program, image, path string }
+
+var components = []component{
+	{"kube-apiserver", "registry.k8s.io/kube-apiserver:" + build.KubernetesVersion, "usr/local/bin/kube-apiserver"},
+	{"kube-controller-manager", "registry.k8s.io/kube-controller-manager:" + build.KubernetesVersion, "usr/local/bin/kube-controller-manager"},
+	{"kube-scheduler", "registry.k8s.io/kube-scheduler:" + build.KubernetesVersion, "usr/local/bin/kube-scheduler"},
+	{"kube-proxy", "registry.k8s.io/kube-proxy:" + build.KubernetesVersion, "usr/local/bin/kube-proxy"},
+	{"etcd", "registry.k8s.io/etcd:3.6.6-0", "usr/local/bin/etcd"},
+	{"coredns", "registry.k8s.io/coredns/coredns:v1.13.1", "coredns"},
+	{"pause", pauseImage, "pause"},
+	{"liqo-controller-manager", "ghcr.io/liqotech/liqo-controller-manager:" + liqoVersion, "usr/bin/liqo-controller-manager"},
+	{"crd-replicator", "ghcr.io/liqotech/crd-replicator:" + liqoVersion, "usr/bin/crd-replicator"},
+	{"webhook", "ghcr.io/liqotech/webhook:" + liqoVersion, "usr/bin/webhook"},
+	{"virtual-kubelet", "ghcr.io/liqotech/virtual-kubelet:" + liqoVersion, "usr/bin/virtual-kubelet"},
+}
+
+// Node makes the node image, with every image of the control plane and of Liqo
+// preloaded, and returns its name. A docker that has it already keeps it.
+func Node(ctx context.Context, log engine.Log) (string, error) {
+	programs := map[string]string{}
+	names := slices.Concat(nodePrograms, cniPlugins)
+	for _, c := range components {
+		names = append(names, c.program)
+	}
+	for _, name := range names {
+		path, err := build.Program(ctx, name, log)
+		if err != nil {
+			return "", err
+		}
+		programs[name] = path
+	}
+	kindFiles, kindVersion, err := kindBaseFiles(ctx)
+	if err != nil {
+		return "", err
+	}
+
+	h := sha256.New()
+	fmt.Fprintln(h, suite, debianPackages, kindVersion, nodeScript, components)
+	for _, name := range slices.Sorted(slices.Values(names)) {
+		fmt.Fprintln(h, programs[name])
+	}
+	tag := "spillway-lab/node:" + hex.EncodeToString(h.Sum(nil))[:16]
+	if _, err := engine.Docker(ctx, "image", "inspect", tag); err == nil {
+		return tag, nil
+	}
+
+	root, err := rootfs(ctx, log)
+	if err != nil {
+		return "", err
+	}
+	cache, err := build.CacheDir()
+	if err != nil {
+		return "", err
+	}
+	work, err := os.MkdirTemp(filepath.Join(cache, "lab"), "node-*")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(work)
+
+	log("assembling the node image …")
+	tree := filepath.Join(work, "root")
+	if _, err := engine.Run(exec.CommandContext(ctx, "cp", "-a", root, tree)); err != nil {
+		return "", err
+	}
+	for dir, list := range map[string][]string{"usr/bin": nodePrograms, "opt/cni/bin": cniPlugins} {
+		if err := os.MkdirAll(filepath.Join(tree, dir), 0o755); err != nil {
+			return "", err
+		}
+		for _, name := range list {
+			if _, err := engine.Run(exec.CommandContext(ctx, "cp", programs[name], filepath.Join(tree, dir, name))); err != nil {
+				return "", err
+			}
+		}
+	}
+	script := exec.CommandContext(ctx, "sh", "-euc", nodeScript)
+	script.Env = append(os.Environ(), "TREE="+tree, "FILES="+kindFiles, "KUBERNETES="+build.KubernetesVersion, "PAUSE="+pauseImage)
+	if _, err := engine.Run(script); err != nil {
+		return "", fmt.Errorf("adjusting the node's files: %w", err)
+	}
+	base := tag + "-base"
+	pipe := exec.CommandContext(ctx, "sh", "-euc", `tar -C "$1" --numeric-owner -c . | docker import --change 'ENV container=docker' --change 'ENTRYPOINT ["/usr/local/bin/entrypoint","/sbin/init"]' - "$2"`, "sh", tree, base)
+	if _, err := engine.Run(pipe); err != nil {
+		return "", fmt.Errorf("importing the node image: %w", err)
+	}
+	defer engine.Docker(context.WithoutCancel(ctx), "image", "rm", base)
+	return tag, preload(ctx, log, base, tag, root, work, programs)
+}
+
+// preload imports the component images into a node's containerd and commits the
+// result.
+func preload(ctx context.Context, log engine.Log, base, tag, root, work string, programs map[string]string) error {
+	log("preloading images into the node image …")
+	const name = "spillway-lab-preload"
+	engine.Docker(ctx, "rm", "-f", "-v", name) // left by a run that was cut off
+	if _, err := engine.Docker(ctx, "run", "-d", "--privileged", "--name", name, "--entrypoint", "sleep", base, "infinity"); err != nil {
+		return err
+	}
+	defer engine.Docker(context.WithoutCancel(ctx), "rm", "-f", "-v", name)
+	if _, err := engine.Docker(ctx, "exec", "-d", name, "containerd"); err != nil {
+		return err
+	}
+	if _, err := engine.Docker(ctx, "exec", name, "sh", "-c", "for i in $(seq 100); do ctr version >/dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1"); err != nil {
+		return fmt.Errorf("containerd does not start in the node image: %w", err)
+	}
+	for _, c := range components {
+		files := []File{{Path: c.path, Source: programs[c.program]}}
+		if c.program == "kube-proxy" {
+			tables, err := iptablesFiles(ctx, root)
+			if err != nil {
+				return err
+			}
+			files = append(files, tables...)
+		}
+		archive := filepath.Join(work, c.program+".tar")
+		if err := Write(archive, Spec{Name: c.image, Files: files, Entrypoint: []string{"/" + c.path}}); err != nil {
+			return err
+		}
+		if err := importInto(ctx, name, archive); err != nil {
+			return fmt.Errorf("preloading %s: %w", c.image, err)
+		}
+		if err := os.Remove(archive); err != nil {
+			return err
+		}
+	}
+	// A containerd that ends cleanly leaves a store that the next one can open.
+	if _, err := engine.Docker(ctx, "exec", name, "sh", "-c", "pkill -TERM containerd; for i in $(seq 100); do pgrep -x containerd >/dev/null || exit 0; sleep 0.1; done; exit 1"); err != nil {
+		return err
+	}
+	_, err := engine.Docker(ctx, "commit", "--change", `ENTRYPOINT ["/usr/local/bin/entrypoint","/sbin/init"]`, name, tag)
+	return err
+}
+
+// Load puts an image archive on a running node, if it does not have it yet.
+func Load(ctx context.Context, node, name, archive string) error {
+	if _, err := engine.Docker(ctx, "exec", node, "ctr", "-n", "k8s.io", "images", "inspect", "docker.io/"+name); err == nil {
+		return nil
+	}
+	return importInto(ctx, node, archive)
+}
+
+func importInto(ctx context.Context, container, archive string) error {
+	in, err := os.Open(archive)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	cmd := exec.CommandContext(ctx, "docker", "exec", "-i", container, "ctr", "-n", "k8s.io", "images", "import", "--all-platforms", "--digests=false", "-")
+	cmd.Stdin = in
+	_, err = engine.Run(cmd)
+	return err
+}
+
+// rootfs is Debian with the packages a node needs, unpacked, from the mirror
+// that this machine's apt uses.
+func rootfs(ctx context.Context, log engine.Log) (string, error) {
+	cache, err := build.CacheDir()
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256([]byte(suite + strings.Join(debianPackages, ",")))
+	dir := filepath.Join(cache, "lab", "rootfs-"+hex.EncodeToString(sum[:8]))
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return "", err
+	}
+	log("unpacking Debian %s for the nodes …", suite)
+	args := []string{"--variant=minbase", "--include=" + strings.Join(debianPackages, ","), suite, dir + ".tmp"}
+	targets, err := engine.Run(exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"))
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(targets) {
+		if uri, codename, _ := strings.Cut(strings.TrimSpace(line), " "); codename == suite {
+			args = append(args, uri)
+			break
+		}
+	}
+	if err := os.RemoveAll(dir + ".tmp"); err != nil {
+		return "", err
+	}
+	if _, err := engine.Run(exec.CommandContext(ctx, "debootstrap", args...)); err != nil {
+		return "", err
+	}
+	return dir, os.Rename(dir+".tmp", dir)
+}
+
+// kindBaseFiles is where kind's module keeps the static files of its base image.
+func kindBaseFiles(ctx context.Context) (dir, version string, err error) {
+	root, err := build.Root()
+	if err != nil {
+		return "", "", err
+	}
+	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}} {{.Version}}", "sigs.k8s.io/kind")
+	cmd.Dir = filepath.Join(root, "e2e/lab/build/cluster")
+	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
+	out, err := engine.Run(cmd)
+	if err != nil {
+		return "", "", err
+	}
+	dir, version, ok := strings.Cut(out, " ")
+	if !ok || dir == "" {
+		return "", "", errors.New("kind's module is not in the module cache: run `go mod download` in e2e/lab/build/cluster")
+	}
+	return filepath.Join(dir, "images/base/files"), version, nil
+}
+
+// iptablesFiles is iptables with the libraries it loads, taken from the node's
+// own Debian: kube-proxy needs it in its image.
+func iptablesFiles(ctx context.Context, root string) ([]File, error) {
+	const program = "usr/sbin/xtables-nft-multi"
+	files := []File{{Path: program, Source: filepath.Join(root, program)}}
+	for _, name := range []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"} {
+		files = append(files, File{Path: "usr/sbin/" + name, Link: "xtables-nft-multi"})
+	}
+	extensions, err := filepath.Glob(filepath.Join(root, "usr/lib/*/xtables/*.so"))
+	if err != nil || len(extensions) == 0 {
+		return nil, fmt.Errorf("no iptables extensions in %s (%w)", root, err)
+	}
+	needs := []string{"/" + program}
+	for _, path := range extensions {
+		inside := strings.TrimPrefix(path, root)
+		files = append(files, File{Path: inside[1:], Source: path})
+		needs = append(needs, inside)
+	}
+	out, err := engine.Run(exec.CommandContext(ctx, "chroot", append([]string{root, "ldd"}, needs...)...))
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	for line := range strings.Lines(out) {
+		for field := range strings.FieldsSeq(line) {
+			if !strings.HasPrefix(field, "/lib") || strings.HasSuffix(field, ":") || seen[field] {
+				continue
+			}
+			seen[field] = true
+			// Debian's /lib is a link to /usr/lib; the image has real folders.
+			files = append(files, File{Path: field[1:], Source: filepath.Join(root, "usr", field)})
+		}
+	}
+	return files, nil
+}

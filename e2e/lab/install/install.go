@@ -1,0 +1,259 @@
+// Package install puts Liqo and Spillway on the lab's clusters, with helm, as
+// anybody would.
+package install
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/cluster"
+	"github.com/spillway-dev/spillway/e2e/lab/engine"
+	"github.com/spillway-dev/spillway/e2e/lab/image"
+)
+
+// Up installs, or upgrades, Liqo and Spillway on a lab that stands.
+func Up(ctx context.Context, lab *cluster.Lab) error {
+	helm, err := build.Program(ctx, "helm", lab.Log)
+	if err != nil {
+		return err
+	}
+	images, err := Images(ctx, lab.Log)
+	if err != nil {
+		return err
+	}
+	i := installer{lab: lab, helm: helm, images: images}
+	lab.Log("loading Spillway's images …")
+	if err := i.load(ctx); err != nil {
+		return err
+	}
+	if err := i.liqo(ctx); err != nil {
+		return fmt.Errorf("installing Liqo: %w", err)
+	}
+	if err := i.spillway(ctx); err != nil {
+		return fmt.Errorf("installing Spillway: %w", err)
+	}
+	return nil
+}
+
+type installer struct {
+	lab    *cluster.Lab
+	helm   string
+	images []Image
+}
+
+// Image is an archive of one of the project's images.
+type Image struct {
+	// Program that is in it, Name with a tag made of its content, and Archive
+	// where it is.
+	Program, Name, Archive string
+}
+
+// own are the project's programs that go into images, by package.
+var own = []struct{ name, pkg string }{
+	{"spillway-broker", "./broker"},
+	{"spillway-agent", "./agent"},
+	{"spillway-scheduler", "./scheduler-plugin"},
+	{Workload, "./e2e/lab/workload"},
+}
+
+// Workload is the program in the image that the stories' pods run.
+const Workload = "spillway-lab-workload"
+
+// Images builds the project's images into the cache. Their tags are made of
+// their content, so that an upgrade replaces just what changed.
+func Images(ctx context.Context, log engine.Log) ([]Image, error) {
+	cache, err := build.CacheDir()
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(cache, "lab", "images")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	var images []Image
+	for _, o := range own {
+		log("building %s …", o.name)
+		binary := filepath.Join(dir, o.name)
+		if err := build.Own(ctx, o.pkg, binary); err != nil {
+			return nil, err
+		}
+		sum, err := fileSum(binary)
+		if err != nil {
+			return nil, err
+		}
+		i := Image{Program: o.name, Name: o.name + ":" + sum[:16]}
+		i.Archive = filepath.Join(dir, o.name+"-"+sum[:16]+".tar")
+		if _, err := os.Stat(i.Archive); err != nil {
+			old, err := filepath.Glob(filepath.Join(dir, o.name+"-????????????????.tar"))
+			if err != nil {
+				return nil, err
+			}
+			for _, path := range old {
+				if err := os.Remove(path); err != nil {
+					return nil, err
+				}
+			}
+			if err := image.Write(i.Archive, image.Spec{
+				Name:       i.Name,
+				Files:      []image.File{{Path: o.name, Source: binary}},
+				Entrypoint: []string{"/" + o.name},
+				User:       "65532:65532",
+			}); err != nil {
+				return nil, err
+			}
+		}
+		images = append(images, i)
+	}
+	return images, nil
+}
+
+func fileSum(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+func (i *installer) load(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(2)
+	for _, c := range cluster.Topology {
+		for _, node := range c.Nodes() {
+			group.Go(func() error {
+				for _, img := range i.images {
+					if err := image.Load(ctx, node, img.Name, img.Archive); err != nil {
+						return fmt.Errorf("loading %s on %s: %w", img.Name, node, err)
+					}
+				}
+				return nil
+			})
+		}
+	}
+	return group.Wait()
+}
+
+// helmUpgrade installs or upgrades a release and waits until it runs. One that
+// stands, made from the same values, is left alone. A value that begins with @ is
+// read from a file.
+func (i *installer) helmUpgrade(ctx context.Context, c cluster.Cluster, namespace, release, chart string, values ...string) error {
+	where := []string{"--kubeconfig", i.lab.Kubeconfig, "--kube-context", c.Context(), "--namespace", namespace}
+	helm := func(args ...string) (string, error) {
+		return engine.Run(exec.CommandContext(ctx, i.helm, append(args, where...)...))
+	}
+	made, err := chartSum(chart, values)
+	if err != nil {
+		return err
+	}
+	if said, err := helm("status", release, "--output", "json"); err == nil {
+		var status struct {
+			Info struct{ Status, Description string }
+		}
+		if err := json.Unmarshal([]byte(said), &status); err != nil {
+			return err
+		}
+		switch {
+		case status.Info.Status == "deployed" && status.Info.Description == made:
+			return nil
+		case strings.HasPrefix(status.Info.Status, "pending") || status.Info.Status == "uninstalling":
+			// A run that was cut off left the release locked.
+			if _, err := helm("uninstall", release, "--no-hooks", "--wait", "--timeout", "2m"); err != nil {
+				return err
+			}
+		}
+	}
+	i.lab.Log("installing %s in %s …", release, c.Name)
+	args := []string{"upgrade", "--install", release, chart, "--create-namespace", "--wait", "--timeout", "3m", "--description", made}
+	for _, v := range values {
+		if file, ok := strings.CutPrefix(v, "@"); ok {
+			args = append(args, "--set-file", file)
+			continue
+		}
+		args = append(args, "--set", v)
+	}
+	_, err = helm(args...)
+	return err
+}
+
+// chartSum identifies a chart's content and the values given to it.
+func chartSum(chart string, values []string) (string, error) {
+	h := sha256.New()
+	for _, v := range values {
+		if name, file, _ := strings.Cut(v, "="); strings.HasPrefix(v, "@") {
+			sum, err := fileSum(file)
+			if err != nil {
+				return "", err
+			}
+			v = name + " " + sum
+		}
+		fmt.Fprintln(h, v)
+	}
+	err := filepath.WalkDir(chart, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		sum, err := fileSum(path)
+		fmt.Fprintln(h, strings.TrimPrefix(path, chart), sum)
+		return err
+	})
+	return "lab " + hex.EncodeToString(h.Sum(nil))[:16], err
+}
+
+// liqo installs Liqo's control plane without its network: the lab's clusters
+// reach each other by plain routes.
+func (i *installer) liqo(ctx context.Context) error {
+	root, err := build.Root()
+	if err != nil {
+		return err
+	}
+	find := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/liqotech/liqo")
+	find.Dir = filepath.Join(root, "e2e/lab/build/liqo")
+	find.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
+	module, err := engine.Run(find)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(2)
+	for _, c := range cluster.Topology {
+		if !c.Member {
+			continue
+		}
+		group.Go(func() error {
+			address, err := cluster.Address(ctx, c.ControlPlane())
+			if err != nil {
+				return err
+			}
+			return i.helmUpgrade(ctx, c, "liqo", "liqo", filepath.Join(module, "deployments/liqo"),
+				"tag=v1.2.0",
+				"discovery.config.clusterID="+c.Name,
+				"apiServer.address=https://"+address+":6443",
+				"ipam.podCIDR="+c.PodCIDR,
+				"ipam.serviceCIDR="+c.ServiceCIDR,
+				"networking.enabled=false",
+				"telemetry.enabled=false",
+				"metricAgent.enabled=false",
+				"proxy.enabled=false",
+				"storage.enabled=false",
+			)
+		})
+	}
+	return group.Wait()
+}

@@ -1,0 +1,129 @@
+package install
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/cluster"
+	"github.com/spillway-dev/spillway/e2e/lab/engine"
+)
+
+const (
+	namespace  = "spillway-system"
+	brokerPort = "30443"
+)
+
+// spillway installs the broker in hub and an agent in every member, as the
+// broker chart's notes say.
+func (i *installer) spillway(ctx context.Context) error {
+	root, err := build.Root()
+	if err != nil {
+		return err
+	}
+	hub := cluster.Topology[0]
+	address, err := cluster.Address(ctx, hub.ControlPlane())
+	if err != nil {
+		return err
+	}
+	brokerImage, err := i.tag("spillway-broker")
+	if err != nil {
+		return err
+	}
+	if err := i.helmUpgrade(ctx, hub, namespace, "spillway-broker", filepath.Join(root, "charts/broker"),
+		"image.tag="+brokerImage, "service.type=NodePort", "service.nodePort="+brokerPort, "tls.sans={"+address+"}"); err != nil {
+		return err
+	}
+	caHash, err := i.read(ctx, hub, "configmap/spillway-broker-ca", "{.data.caHash}")
+	if err != nil {
+		return err
+	}
+	encoded, err := i.read(ctx, hub, "secret/spillway-join-token", "{.data.token}")
+	if err != nil {
+		return err
+	}
+	token, err := base64.StdEncoding.DecodeString(encoded)
+	if err != nil {
+		return err
+	}
+	// By a file, so that no error message ever shows it.
+	tokenFile, err := os.CreateTemp("", "spillway-lab-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tokenFile.Name())
+	if _, err := tokenFile.Write(token); err != nil {
+		return err
+	}
+	if err := tokenFile.Close(); err != nil {
+		return err
+	}
+	agentImage, err := i.tag("spillway-agent")
+	if err != nil {
+		return err
+	}
+	schedulerImage, err := i.tag("spillway-scheduler")
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(2)
+	for _, c := range cluster.Topology {
+		if !c.Member {
+			continue
+		}
+		group.Go(func() error {
+			endpoint, err := cluster.Address(ctx, c.ControlPlane())
+			if err != nil {
+				return err
+			}
+			// A user would wait longer before giving capacity back; the stories
+			// would rather see it happen.
+			return i.helmUpgrade(ctx, c, namespace, "spillway-agent", filepath.Join(root, "charts/agent"),
+				"image.tag="+agentImage, "scheduler.image.tag="+schedulerImage,
+				"clusterID="+c.Name, "broker.url=https://"+address+":"+brokerPort, "broker.caHash="+caHash,
+				"@join.token="+tokenFile.Name(), "apiServer.endpoint=https://"+endpoint+":6443",
+				"release.grace=5s", "peering.idleTime=20s", "advertisement.interval=10s")
+		})
+	}
+	return group.Wait()
+}
+
+// tag is the tag of one of the project's images.
+func (i *installer) tag(program string) (string, error) {
+	for _, img := range i.images {
+		if img.Program == program {
+			_, tag, _ := strings.Cut(img.Name, ":")
+			return tag, nil
+		}
+	}
+	return "", fmt.Errorf("there is no image of %s", program)
+}
+
+// read reads a field of an object that a process makes at its start.
+func (i *installer) read(ctx context.Context, c cluster.Cluster, object, jsonpath string) (string, error) {
+	deadline := time.Now().Add(time.Minute)
+	for {
+		value, err := engine.Run(exec.CommandContext(ctx, i.lab.Kubectl, "--kubeconfig", i.lab.Kubeconfig, "--context", c.Context(),
+			"-n", namespace, "get", object, "-o", "jsonpath="+jsonpath))
+		if err == nil && value != "" {
+			return value, nil
+		}
+		if time.Now().After(deadline) {
+			return "", fmt.Errorf("%s has no %s after a minute (%w)", object, jsonpath, err)
+		}
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,131 @@
+// Command lab brings up the clusters that Spillway is shown and tested on: hub,
+// rome, paris and berlin, real Kubernetes in containers with real Liqo, from
+// nothing but Go modules and Debian packages.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/cluster"
+	"github.com/spillway-dev/spillway/e2e/lab/engine"
+	"github.com/spillway-dev/spillway/e2e/lab/image"
+	"github.com/spillway-dev/spillway/e2e/lab/install"
+)
+
+const usage = `usage: lab COMMAND
+
+  up                make the clusters, or what is missing of them, and install Liqo and Spillway
+  standing          exit 0 if all of it stands
+  down              remove all that up made
+  images            build Spillway's images into the cache
+  program NAME …    build programs into the cache and print their paths`
+
+func main() {
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "lab:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	start := time.Now()
+	log := func(format string, args ...any) {
+		fmt.Fprintf(os.Stderr, "[%5.1fs] %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
+	}
+	if len(args) == 0 {
+		return fmt.Errorf("no command given\n%s", usage)
+	}
+	switch args[0] {
+	case "program":
+		for _, name := range args[1:] {
+			path, err := build.Program(ctx, name, log)
+			if err != nil {
+				return err
+			}
+			fmt.Println(path)
+		}
+		return nil
+	case "images":
+		images, err := install.Images(ctx, log)
+		for _, i := range images {
+			fmt.Println(i.Name, i.Archive)
+		}
+		return err
+	case "up", "down", "standing":
+	default:
+		return fmt.Errorf("unknown command %q\n%s", args[0], usage)
+	}
+
+	cache, err := build.CacheDir()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(cache, "lab"), 0o755); err != nil {
+		return err
+	}
+	unlock, err := build.Lock(ctx, filepath.Join(cache, "lab", "lock"))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	switch args[0] {
+	case "down":
+		return down(ctx, log)
+	case "standing":
+		if !engine.Running(ctx) {
+			return fmt.Errorf("no docker answers")
+		}
+		lab, node, err := open(ctx, log)
+		if err != nil {
+			return err
+		}
+		if !lab.Standing(ctx, node) {
+			return fmt.Errorf("the lab does not stand: make lab")
+		}
+		return nil
+	}
+	if err := engine.Ensure(ctx, log); err != nil {
+		return err
+	}
+	lab, node, err := open(ctx, log)
+	if err != nil {
+		return err
+	}
+	if err := lab.Up(ctx, node); err != nil {
+		return err
+	}
+	if err := install.Up(ctx, lab); err != nil {
+		return err
+	}
+	log("the lab stands: export KUBECONFIG=%s; contexts kind-hub, kind-rome, kind-paris, kind-berlin", lab.Kubeconfig)
+	return nil
+}
+
+func open(ctx context.Context, log engine.Log) (*cluster.Lab, string, error) {
+	node, err := image.Node(ctx, log)
+	if err != nil {
+		return nil, "", err
+	}
+	lab, err := cluster.Open(ctx, log)
+	return lab, node, err
+}
+
+func down(ctx context.Context, log engine.Log) error {
+	lab, err := cluster.Open(ctx, log)
+	if err != nil {
+		return err
+	}
+	if err := lab.Down(ctx); err != nil {
+		return err
+	}
+	return engine.Stop(ctx, log)
+}

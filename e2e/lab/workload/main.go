@@ -1,0 +1,75 @@
+// Command workload is what the stories' pods run: it serves its host name, or
+// does a piece of work and ends.
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"time"
+)
+
+const usage = "usage: workload serve | hostname | get URL [TIMES] | work DURATION"
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "workload:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	switch {
+	case len(args) == 1 && args[0] == "serve":
+		fmt.Println("serving as", host)
+		return http.ListenAndServe(":8080", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprintln(w, host)
+		}))
+	case len(args) == 1 && args[0] == "hostname":
+		fmt.Println(host)
+		return nil
+	case len(args) >= 2 && len(args) <= 3 && args[0] == "get":
+		return get(args[1:])
+	case len(args) == 2 && args[0] == "work":
+		d, err := time.ParseDuration(args[1])
+		if err != nil {
+			return err
+		}
+		fmt.Println("working as", host)
+		time.Sleep(d)
+		fmt.Println("done as", host)
+		return nil
+	}
+	return fmt.Errorf("unknown arguments %q; %s", args, usage)
+}
+
+// get prints what a URL answers, once or several times, each time over a new
+// connection, so that a Service can choose anew.
+func get(args []string) error {
+	times := 1
+	if len(args) == 2 {
+		var err error
+		if times, err = strconv.Atoi(args[1]); err != nil {
+			return err
+		}
+	}
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	for range times {
+		answer, err := client.Get(args[0])
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(os.Stdout, io.LimitReader(answer.Body, 1<<20))
+		answer.Body.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,275 @@
+package demand_test
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+func podWith(change ...func(*corev1.Pod)) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1", UID: "pod-1"},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Name: "main",
+			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceCPU:    resource.MustParse("300m"),
+				corev1.ResourceMemory: resource.MustParse("64Mi"),
+			}},
+		}}},
+	}
+	for _, c := range change {
+		c(pod)
+	}
+	return pod
+}
+
+func request(name corev1.ResourceName, amount string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests[name] = resource.MustParse(amount) }
+}
+
+func tolerate(t ...corev1.Toleration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.Tolerations = append(p.Spec.Tolerations, t...) }
+}
+
+func requireNode(terms ...corev1.NodeSelectorTerm) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms},
+		}}
+	}
+}
+
+func expression(key string, op corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorTerm {
+	return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: op, Values: values}}}
+}
+
+func TestShapeOf(t *testing.T) {
+	base, set := demand.ShapeOf(podWith())
+	if set.Name != demand.PodSetName || set.Count != 0 || set.Requests.String() != "cpu 300m, memory 64Mi" {
+		t.Errorf("unexpected pod set %+v", set)
+	}
+	if errs := validation.IsValidLabelValue(base); len(errs) > 0 {
+		t.Errorf("shape %q is no label value: %v", base, errs)
+	}
+	gpu, keyless := corev1.Toleration{Key: "gpu", Operator: corev1.TolerationOpExists}, corev1.Toleration{Operator: corev1.TolerationOpExists}
+	cases := map[string]struct {
+		reason string
+		pods   [2]*corev1.Pod
+		same   bool
+	}{
+		"same amount, written otherwise": {
+			reason: "1 core and 1000m are one need",
+			pods:   [2]*corev1.Pod{podWith(request("cpu", "1"), request("memory", "1Gi")), podWith(request("cpu", "1000m"), request("memory", "1024Mi"))},
+			same:   true,
+		},
+		"other names and labels": {
+			reason: "who a pod is, is not what it needs",
+			pods:   [2]*corev1.Pod{podWith(), podWith(func(p *corev1.Pod) { p.Name, p.UID, p.Labels = "web-2", "pod-2", map[string]string{"a": "b"} })},
+			same:   true,
+		},
+		"tolerations that others add": {
+			reason: "the shape must stay when the agent lets the pod go",
+			pods: [2]*corev1.Pod{podWith(), podWith(tolerate(
+				corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: "paris", Effect: corev1.TaintEffectNoSchedule},
+				corev1.Toleration{Key: demand.TolerationLiqo, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+				corev1.Toleration{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: ptr.To[int64](300)},
+				corev1.Toleration{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: ptr.To[int64](300)},
+			))},
+			same: true,
+		},
+		"tolerations in another order": {
+			reason: "their order means nothing",
+			pods:   [2]*corev1.Pod{podWith(tolerate(gpu, keyless)), podWith(tolerate(keyless, gpu))},
+			same:   true,
+		},
+		"a toleration of its own": {
+			reason: "it opens other nodes",
+			pods:   [2]*corev1.Pod{podWith(), podWith(tolerate(gpu))},
+		},
+		"other requests": {
+			reason: "it needs another place",
+			pods:   [2]*corev1.Pod{podWith(), podWith(request("cpu", "301m"))},
+		},
+		"another resource": {
+			reason: "it needs another place",
+			pods:   [2]*corev1.Pod{podWith(), podWith(request("nvidia.com/gpu", "1"))},
+		},
+		"another node selector": {
+			reason: "it needs another node",
+			pods:   [2]*corev1.Pod{podWith(), podWith(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} })},
+		},
+		"another node affinity": {
+			reason: "it needs another node",
+			pods:   [2]*corev1.Pod{podWith(), podWith(requireNode(expression("disk", corev1.NodeSelectorOpIn, "ssd")))},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			a, _ := demand.ShapeOf(tc.pods[0])
+			b, _ := demand.ShapeOf(tc.pods[1])
+			if (a == b) != tc.same {
+				t.Errorf("same shape: got %t, want %t, because %s", a == b, tc.same, tc.reason)
+			}
+		})
+	}
+}
+
+func TestOwnerOf(t *testing.T) {
+	controlledBy := func(apiVersion, kind, name string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{
+				{APIVersion: "v1", Kind: "ConfigMap", Name: "no-controller", UID: "no-controller"},
+				{APIVersion: apiVersion, Kind: kind, Name: name, UID: types.UID("uid-of-" + name), Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(true)},
+			}
+		}
+	}
+	resolve := func(_ string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
+		switch ref.Name {
+		case "web-abc":
+			return &metav1.OwnerReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web", UID: "uid-of-web", Controller: ptr.To(true)}, true
+		case "bare":
+			return nil, true
+		}
+		return nil, false
+	}
+	cases := map[string]struct {
+		pod    *corev1.Pod
+		want   string
+		unsure bool
+	}{
+		"a bare pod is its own":                {pod: podWith(), want: "v1 Pod web-1 pod-1"},
+		"a Deployment, through its ReplicaSet": {pod: podWith(controlledBy("apps/v1", "ReplicaSet", "web-abc")), want: "apps/v1 Deployment web uid-of-web"},
+		"a ReplicaSet of nobody":               {pod: podWith(controlledBy("apps/v1", "ReplicaSet", "bare")), want: "apps/v1 ReplicaSet bare uid-of-bare"},
+		"a ReplicaSet that is not known yet":   {pod: podWith(controlledBy("apps/v1", "ReplicaSet", "new")), unsure: true},
+		"a Job":                                {pod: podWith(controlledBy("batch/v1", "Job", "crunch")), want: "batch/v1 Job crunch uid-of-crunch"},
+		"somebody else's ReplicaSet":           {pod: podWith(controlledBy("acme.io/v1", "ReplicaSet", "web-abc")), want: "acme.io/v1 ReplicaSet web-abc uid-of-web-abc"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			owner, ok := demand.OwnerOf(tc.pod, resolve)
+			if ok == tc.unsure {
+				t.Fatalf("known: got %t", ok)
+			}
+			if !ok {
+				return
+			}
+			if got := strings.Join([]string{owner.APIVersion, owner.Kind, owner.Name, string(owner.UID)}, " "); got != tc.want {
+				t.Errorf("got %s, want %s", got, tc.want)
+			}
+			if owner.Controller != nil || owner.BlockOwnerDeletion != nil {
+				t.Errorf("the root owner does not control the Reservation: %+v", owner)
+			}
+		})
+	}
+}
+
+func TestNames(t *testing.T) {
+	key := demand.Key{Namespace: "shop", OwnerUID: "u", Shape: "s"}
+	long := strings.Repeat("a", 49) + ".b" + strings.Repeat("c", 100)
+	for _, owner := range []string{"web", long} {
+		name := key.Name(owner)
+		if errs := validation.IsDNS1123Subdomain(name); len(errs) > 0 || len(name) > 63 {
+			t.Errorf("%q is no name: %v", name, errs)
+		}
+		if name != key.Name(owner) {
+			t.Errorf("the name of %s changes", owner)
+		}
+	}
+	if other := (demand.Key{Namespace: "shop", OwnerUID: "u", Shape: "t"}); other.Name("web") == key.Name("web") {
+		t.Error("two shapes share a name")
+	}
+	short, id := "rome-0b6e", "rome-"+strings.Repeat("0123456789", 7)
+	if demand.HoldLabel(short) != short {
+		t.Error("an ID that fits a label was changed")
+	}
+	if errs := validation.IsValidLabelValue(demand.HoldLabel(id)); len(errs) > 0 || demand.HoldLabel(id) == demand.HoldLabel(id+"x") {
+		t.Errorf("%q: %v", demand.HoldLabel(id), errs)
+	}
+}
+
+func TestAdmissible(t *testing.T) {
+	term := corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname}
+	volume := func(source corev1.VolumeSource) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: source}} }
+	}
+	selector := func(key, value string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{key: value} }
+	}
+	affinity := func(a corev1.Affinity) func(*corev1.Pod) { return func(p *corev1.Pod) { p.Spec.Affinity = &a } }
+	controlled := func(kind string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: "x", UID: "x", Controller: ptr.To(true)}}
+		}
+	}
+	const goes, silent = "goes", "silent"
+	// want is goes, silent, or a part of the reason.
+	cases := map[string]struct {
+		change func(*corev1.Pod)
+		want   string
+	}{
+		"an ordinary pod":       {func(*corev1.Pod) {}, goes},
+		"a config volume":       {volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}), goes},
+		"amd64 by selector":     {selector(corev1.LabelArchStable, "amd64"), goes},
+		"any other selector":    {selector("disk", "ssd"), goes},
+		"one of several arches": {requireNode(expression(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "arm64", "amd64")), goes},
+		"not one node":          {requireNode(expression(corev1.LabelHostname, corev1.NodeSelectorOpNotIn, "home-1")), goes},
+		"an alternative is enough": {requireNode(
+			expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "home-1"), expression("disk", corev1.NodeSelectorOpExists)), goes},
+		"preferred anti-affinity": {affinity(corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{Weight: 1, PodAffinityTerm: term}}}}), goes},
+		"soft spread": {func(p *corev1.Pod) {
+			p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{WhenUnsatisfiable: corev1.ScheduleAnyway}}
+		}, goes},
+
+		"bound":     {func(p *corev1.Pod) { p.Spec.NodeName = "home-1" }, silent},
+		"ending":    {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }, silent},
+		"finished":  {func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }, silent},
+		"gated":     {func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "wait"}} }, silent},
+		"opted out": {func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled} }, silent},
+
+		"a DaemonSet's":   {controlled("DaemonSet"), "DaemonSet"},
+		"static":          {controlled("Node"), "static"},
+		"a mirror":        {func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} }, "mirror"},
+		"a host path":     {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/x"}}), `volume "data"`},
+		"a claim":         {volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}}), `volume "data"`},
+		"its own claim":   {volume(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}), `volume "data"`},
+		"a device claim":  {func(p *corev1.Pod) { p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}} }, "resource claims"},
+		"host network":    {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, "network of its node"},
+		"a node by name":  {selector(corev1.LabelHostname, "home-1"), "one node"},
+		"arm64":           {selector(corev1.LabelArchStable, "arm64"), "arm64"},
+		"windows":         {func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }, "windows"},
+		"nodes by name":   {requireNode(expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "home-1")), "names nodes"},
+		"arm64, affinity": {requireNode(expression(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "arm64")), "arm64"},
+		"hard spread": {func(p *corev1.Pod) {
+			p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{TopologyKey: "zone", WhenUnsatisfiable: corev1.DoNotSchedule}}
+		}, "spread"},
+		"required affinity": {affinity(corev1.Affinity{PodAffinity: &corev1.PodAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}}), "affinity"},
+		"required anti-affinity": {affinity(corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}}), "anti-affinity"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			ok, reason := demand.Admissible(podWith(tc.change))
+			switch tc.want {
+			case goes, silent:
+				if ok != (tc.want == goes) || reason != "" {
+					t.Errorf("got %t %q, want %s", ok, reason, tc.want)
+				}
+			default:
+				if ok || !strings.Contains(reason, tc.want) {
+					t.Errorf("got %t %q, want a reason with %q", ok, reason, tc.want)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,49 @@
+package demand_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestPure keeps the package without clients, HTTP and wall clock: the agent and
+// the fault simulation depend on it.
+func TestPure(t *testing.T) {
+	files := token.NewFileSet()
+	names, err := filepath.Glob("*.go")
+	if err != nil || len(names) == 0 {
+		t.Fatalf("found no source: %v", err)
+	}
+	banned := []string{"net", "os", "k8s.io/client-go", "sigs.k8s.io/controller-runtime", "k8s.io/kubernetes", "k8s.io/utils/clock"}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(files, name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, imp := range file.Imports {
+			path := strings.Trim(imp.Path.Value, `"`)
+			for _, b := range banned {
+				if path == b || strings.HasPrefix(path, b+"/") {
+					t.Errorf("%s: imports %s", files.Position(imp.Pos()), path)
+				}
+			}
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if sel, ok := n.(*ast.SelectorExpr); ok {
+				if pkg, ok := sel.X.(*ast.Ident); ok && pkg.Name == "time" {
+					switch sel.Sel.Name {
+					case "Now", "Since", "Until", "After", "Sleep", "Tick", "NewTimer", "NewTicker", "AfterFunc":
+						t.Errorf("%s: reads the wall clock (time.%s)", files.Position(sel.Pos()), sel.Sel.Name)
+					}
+				}
+			}
+			return true
+		})
+	}
+}

@@ -1,0 +1,87 @@
+package overflow
+
+import (
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// Order says who goes first when a pod has no room at home.
+type Order string
+
+const (
+	// AfterPreemption: the important stay home, whom they push out overflows.
+	AfterPreemption Order = "AfterPreemption"
+	// BeforePreemption: nobody is pushed out while other clusters may have room.
+	BeforePreemption Order = "BeforePreemption"
+)
+
+// OverflowArgs are the plugin's arguments in KubeSchedulerConfiguration.
+type OverflowArgs struct {
+	metav1.TypeMeta `json:",inline"`
+	// Overflow is AfterPreemption (the default) or BeforePreemption.
+	Overflow Order `json:"overflow,omitempty"`
+	// BatchQuiet is how long no further pod of an owner and shape must have been
+	// turned away before room is asked for: 200ms by default.
+	BatchQuiet *metav1.Duration `json:"batchQuiet,omitempty"`
+	// BatchLongest is how long the first of them waits at most: 1s by default.
+	BatchLongest *metav1.Duration `json:"batchLongest,omitempty"`
+}
+
+// ArgsKind is the kind of OverflowArgs; its group and version are
+// broker.GroupVersion.
+const ArgsKind = "OverflowArgs"
+
+// parseArgs decodes and defaults the arguments. No arguments at all are the
+// defaults; an unknown field is an error.
+func parseArgs(obj runtime.Object) (*OverflowArgs, error) {
+	args := &OverflowArgs{}
+	if obj != nil {
+		unknown, ok := obj.(*runtime.Unknown)
+		if !ok {
+			return nil, fmt.Errorf("want arguments of kind %s, got %T", ArgsKind, obj)
+		}
+		if len(unknown.Raw) > 0 {
+			if err := yaml.UnmarshalStrict(unknown.Raw, args); err != nil {
+				return nil, fmt.Errorf("decoding arguments: %w", err)
+			}
+			if want := broker.GroupVersion.WithKind(ArgsKind); args.GroupVersionKind() != want {
+				return nil, fmt.Errorf("want arguments with apiVersion %s and kind %s, got %q and %q",
+					broker.GroupVersion, ArgsKind, args.APIVersion, args.Kind)
+			}
+		}
+	}
+	if args.Overflow == "" {
+		args.Overflow = AfterPreemption
+	}
+	if args.BatchQuiet == nil {
+		args.BatchQuiet = &metav1.Duration{Duration: 200 * time.Millisecond}
+	}
+	if args.BatchLongest == nil {
+		args.BatchLongest = &metav1.Duration{Duration: max(time.Second, args.BatchQuiet.Duration)}
+	}
+	return args, args.validate()
+}
+
+func (a *OverflowArgs) validate() error {
+	if a.Overflow != AfterPreemption && a.Overflow != BeforePreemption {
+		return fmt.Errorf("overflow: want %s or %s, got %q", AfterPreemption, BeforePreemption, a.Overflow)
+	}
+	if quiet := a.BatchQuiet.Duration; quiet < 0 || quiet > time.Minute {
+		return fmt.Errorf("batchQuiet: want 0s to 1m, got %s", quiet)
+	}
+	if longest := a.BatchLongest.Duration; longest < a.BatchQuiet.Duration || longest > time.Minute {
+		return fmt.Errorf("batchLongest: want batchQuiet (%s) to 1m, got %s", a.BatchQuiet.Duration, longest)
+	}
+	return nil
+}
+
+func (a *OverflowArgs) windows() demand.Windows {
+	return demand.Windows{Quiet: a.BatchQuiet.Duration, Longest: a.BatchLongest.Duration}
+}
