@@ -18,10 +18,36 @@ import (
 // minutes.
 func Start(t testing.TB, extraCRDs ...string) *rest.Config {
 	t.Helper()
+	return start(t, append(crds(t), extraCRDs...))
+}
+
+// StartBare brings up an API server on which Spillway was never installed.
+func StartBare(t testing.TB) *rest.Config {
+	t.Helper()
+	return start(t, nil)
+}
+
+// InstallCRDs installs Spillway's CRDs on such a one.
+func InstallCRDs(t testing.TB, config *rest.Config) {
+	t.Helper()
+	if _, err := envtest.InstallCRDs(config, envtest.CRDInstallOptions{Paths: crds(t), ErrorIfPathMissing: true}); err != nil {
+		t.Fatalf("installing the CRDs: %v", err)
+	}
+}
+
+// crds are the directories of the charts' CRDs.
+func crds(t testing.TB) []string {
+	t.Helper()
 	root, err := build.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
+	return []string{filepath.Join(root, "charts/broker/crds"), filepath.Join(root, "charts/agent/crds")}
+}
+
+func start(t testing.TB, crds []string) *rest.Config {
+	t.Helper()
+	var err error
 	paths := map[string]string{}
 	for _, name := range []string{"etcd", "kube-apiserver", "kubectl"} {
 		if paths[name], err = build.Program(t.Context(), name, t.Logf); err != nil {
@@ -29,7 +55,7 @@ func Start(t testing.TB, extraCRDs ...string) *rest.Config {
 		}
 	}
 	env := &envtest.Environment{
-		CRDDirectoryPaths:     append([]string{filepath.Join(root, "charts/broker/crds"), filepath.Join(root, "charts/agent/crds")}, extraCRDs...),
+		CRDDirectoryPaths:     crds,
 		ErrorIfCRDPathMissing: true,
 	}
 	env.ControlPlane.GetAPIServer().Path = paths["kube-apiserver"]

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -25,11 +24,9 @@ import (
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
-	"github.com/spillway-dev/spillway/e2e/lab/build"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/overflow"
 )
@@ -66,7 +63,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	config := controlplane.Start(t)
+	config := controlplane.StartBare(t)
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, broker.AddToScheme} {
 		if err := add(scheme); err != nil {
@@ -136,14 +133,6 @@ func (w *world) grantRoles() {
 			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: broker.SchedulerName}},
 		})
 	}
-}
-
-func (w *world) crds() envtest.CRDInstallOptions {
-	root, err := build.Root()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return envtest.CRDInstallOptions{Paths: []string{filepath.Join(root, "charts/broker/crds")}, MaxTime: time.Minute}
 }
 
 func (w *world) must(err error) {
@@ -393,16 +382,6 @@ func TestOverflow(t *testing.T) {
 	}
 	paris := broker.VirtualNodeName("paris")
 
-	w.must(envtest.UninstallCRDs(w.config, w.crds()))
-	// One that is still going would take what is installed later with it.
-	w.eventually("the CRDs", func() string {
-		left := &metav1.PartialObjectMetadataList{}
-		left.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinitionList"})
-		if err := w.List(t.Context(), left); err != nil || len(left.Items) > 0 {
-			return fmt.Sprintf("are still there: %d (%v)", len(left.Items), err)
-		}
-		return ""
-	})
 	w.namespace("shop", optedIn)
 	w.node("home", "1", nil)
 	w.startScheduler()
@@ -412,9 +391,7 @@ func TestOverflow(t *testing.T) {
 		w.expectPlaces("shop", "fits", map[string]int{"home": 1})
 		w.create(schedulerPod("shop", "early", "5"))
 		w.expectMessage("shop", "early", "Insufficient cpu")
-		if _, err := envtest.InstallCRDs(w.config, w.crds()); err != nil {
-			w.t.Fatal(err)
-		}
+		controlplane.InstallCRDs(w.t, w.config)
 		r := w.expectReservation("shop", "early", 1)
 		if ref := r.OwnerReferences[0]; ref.Kind != "Pod" || ref.Name != "early" {
 			w.t.Errorf("owned by %+v, want the bare pod", ref)

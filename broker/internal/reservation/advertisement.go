@@ -143,11 +143,7 @@ func (r *Reconciler) reconcileAdvertisement(ctx context.Context, request ctrl.Re
 	if !active {
 		return ctrl.Result{}, nil
 	}
-	since, ever := r.freshness.ReceivedAt(ad.Spec.ClusterID)
-	if !ever {
-		since = r.since()
-	}
-	return ctrl.Result{RequeueAfter: max(config.staleAfter-r.clock.Since(since), time.Second)}, nil
+	return ctrl.Result{RequeueAfter: max(config.staleAfter-r.clock.Since(r.lastSign(ad.Spec.ClusterID)), time.Second)}, nil
 }
 
 func (r *Reconciler) lostOr(err error) (ctrl.Result, error) {

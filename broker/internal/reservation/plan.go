@@ -23,6 +23,23 @@ type gathered struct {
 	// active and fresh are the clusters that have advertised lately, and lately
 	// enough for a new placement.
 	active, fresh map[string]bool
+	// silentAt is when a cluster will have been silent for so long that an answer
+	// is no longer waited for.
+	silentAt map[string]time.Time
+}
+
+// dependable is the part of a hold that the requester can count on: all that is
+// granted by a cluster that is active, and what is promised beyond that as long
+// as its answer can be expected.
+func (in gathered) dependable(h held) broker.HeldCapacity {
+	switch {
+	case !in.active[h.cluster]:
+		return broker.HeldCapacity{}
+	case in.now.Before(in.silentAt[h.cluster]):
+		return h.hold.Promised
+	default:
+		return ledger.Minus(h.hold.Promised, ledger.Pending(h.hold))
+	}
 }
 
 // plan is what to do next for one reservation.
@@ -111,27 +128,67 @@ func flaw(spec *broker.ReservationSpec) string {
 	return ""
 }
 
-// makePlan compares what is asked for with what is held.
+// makePlan compares what is asked for with what is held. What silent clusters
+// hold stays held, since nobody knows what runs there, but it is no longer
+// counted on: as much is asked for elsewhere.
 func makePlan(in gathered) plan {
 	r := in.reservation
 	holds := holdsOf(r, in.advertisements)
 	want := wanted(r, in.now)
 	number := r.Status.Attempt.Number
-	var have broker.HeldCapacity
+	var have, granted broker.HeldCapacity
 	for _, h := range holds {
-		have = ledger.Plus(have, h.hold.Promised)
+		have = ledger.Plus(have, in.dependable(h))
+		if in.active[h.cluster] && h.hold.Granted != nil {
+			granted = ledger.Plus(granted, *h.hold.Granted)
+		}
 		number = max(number, h.hold.Attempt)
 	}
 	p := plan{attempt: broker.Attempt{Number: number + 1}}
-	if excess := ledger.Minus(have, want); !excess.Empty() {
-		p.shrink = shrinking(holds, excess, keep(r))
-	} else if p.missing = ledger.Minus(want, have); !p.missing.Empty() {
-		p.place(in)
+	replaced := ledger.Minus(want, granted).Empty()
+	var counted, silent []held
+	for _, h := range holds {
+		switch {
+		case h.hold.Promised.Empty():
+		case !in.dependable(h).Empty():
+			counted = append(counted, h)
+		case replaced && !carried(r, h.cluster):
+			// Others carry it now, and the requester has no node there: what the
+			// silent cluster finds on its return is that it is no longer needed.
+			p.shrink = append(p.shrink, change{h.cluster, broker.HeldCapacity{}})
+		default:
+			silent = append(silent, h)
+		}
+	}
+	p.shrink = slices.Concat(tooMuch(r, counted, want), tooMuch(r, silent, want), p.shrink)
+	if len(p.shrink) == 0 {
+		if p.missing = ledger.Minus(want, have); !p.missing.Empty() {
+			p.place(in)
+		}
 	}
 	for _, c := range p.changes() {
 		p.attempt.Clusters = append(p.attempt.Clusters, c.cluster)
 	}
 	return p
+}
+
+// tooMuch shrinks some of the holds where together they promise more than want.
+func tooMuch(r *broker.Reservation, holds []held, want broker.HeldCapacity) []change {
+	var have broker.HeldCapacity
+	for _, h := range holds {
+		have = ledger.Plus(have, h.hold.Promised)
+	}
+	excess := ledger.Minus(have, want)
+	if excess.Empty() {
+		return nil
+	}
+	return shrinking(r, holds, excess)
+}
+
+// carried reports whether the requester's virtual node carries what a cluster
+// grants it.
+func carried(r *broker.Reservation, cluster string) bool {
+	return slices.ContainsFunc(r.Status.Allocations, func(a broker.Allocation) bool { return a.Cluster == cluster && a.VirtualNodeReady })
 }
 
 // place looks for clusters until everything is placed or nobody takes more.
@@ -246,19 +303,27 @@ func keep(r *broker.Reservation) map[string]int32 {
 }
 
 // shrinking spreads an excess over the holds, the last one first: what nobody
-// has accepted yet before what is granted, and what the requester does not keep
-// before the rest.
-func shrinking(holds []held, excess broker.HeldCapacity, keep map[string]int32) []change {
+// has accepted yet before what is granted, what no virtual node carries before
+// what one does, and what the requester does not keep before the rest.
+func shrinking(r *broker.Reservation, holds []held, excess broker.HeldCapacity) []change {
+	keep := keep(r)
 	to := make([]broker.HeldCapacity, len(holds))
 	for i, h := range holds {
 		to[i] = *h.hold.Promised.DeepCopy()
 	}
+	// Where nothing is carried yet, that says nothing.
+	usable := slices.ContainsFunc(r.Status.Allocations, func(a broker.Allocation) bool { return a.VirtualNodeReady })
 	take := func(i int, amount broker.HeldCapacity) {
 		amount = ledger.Least(ledger.Least(excess, amount), to[i])
 		to[i], excess = ledger.Minus(to[i], amount), ledger.Minus(excess, amount)
 	}
 	passes := []func(i int){
 		func(i int) { take(i, ledger.Pending(holds[i].hold)) },
+		func(i int) {
+			if usable && !carried(r, holds[i].cluster) {
+				take(i, to[i])
+			}
+		},
 		func(i int) {
 			if keep != nil {
 				take(i, first(to[i], to[i].Pods()-keep[holds[i].cluster]))

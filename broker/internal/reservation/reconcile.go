@@ -73,7 +73,7 @@ func (r *Reconciler) config(ctx context.Context) (config, error) {
 // if it is unchanged when the attempt is written, nothing was committed for it
 // between the two reads.
 func (r *Reconciler) gather(ctx context.Context, from client.Reader, name string) (gathered, error) {
-	in := gathered{now: r.clock.Now(), active: map[string]bool{}, fresh: map[string]bool{}}
+	in := gathered{now: r.clock.Now(), active: map[string]bool{}, fresh: map[string]bool{}, silentAt: map[string]time.Time{}}
 	var err error
 	if in.config, err = r.config(ctx); err != nil {
 		return in, err
@@ -95,6 +95,7 @@ func (r *Reconciler) gather(ctx context.Context, from client.Reader, name string
 	for i := range in.advertisements {
 		id := in.advertisements[i].Spec.ClusterID
 		in.active[id], in.fresh[id] = r.activity(id, in.config)
+		in.silentAt[id] = r.lastSign(id).Add(in.config.freshFor)
 	}
 	return in, nil
 }
@@ -103,12 +104,18 @@ func (r *Reconciler) gather(ctx context.Context, from client.Reader, name string
 // enough for a new placement. What a broker that has just taken over has not
 // heard yet is not fresh, but it is active until it has been silent for long.
 func (r *Reconciler) activity(cluster string, c config) (active, fresh bool) {
-	since, now := r.since(), r.clock.Now()
-	received, ever := r.freshness.ReceivedAt(cluster)
-	if !ever {
-		return now.Sub(since) < c.staleAfter, false
+	silence := r.clock.Since(r.lastSign(cluster))
+	_, ever := r.freshness.ReceivedAt(cluster)
+	return silence < c.staleAfter, ever && silence <= c.freshFor
+}
+
+// lastSign is when a cluster last advertised; where this broker has not heard it
+// yet, when it took over.
+func (r *Reconciler) lastSign(cluster string) time.Time {
+	if received, ever := r.freshness.ReceivedAt(cluster); ever {
+		return received
 	}
-	return now.Sub(received) < c.staleAfter, now.Sub(received) <= c.freshFor
+	return r.since()
 }
 
 // reconcile brings one reservation a step further. Whatever it writes rests on
@@ -147,12 +154,27 @@ func (in gathered) settled() bool {
 		sameStatus(r.Status, nextStatus(in, p, false))
 }
 
-// wakeAt asks for another look when the reservation ends.
+// wakeAt asks for another look when the reservation ends, or when an answer is
+// overdue.
 func (in gathered) wakeAt() ctrl.Result {
-	if expires := in.reservation.Status.ExpiresAt; expires != nil && !over(in.reservation, in.now) {
-		return ctrl.Result{RequeueAfter: max(expires.Sub(in.now), time.Second)}
+	var result ctrl.Result
+	at := func(when time.Time) {
+		if pause := max(when.Sub(in.now), time.Second); result.RequeueAfter == 0 || pause < result.RequeueAfter {
+			result.RequeueAfter = pause
+		}
 	}
-	return ctrl.Result{}
+	if over(in.reservation, in.now) {
+		return result
+	}
+	if expires := in.reservation.Status.ExpiresAt; expires != nil {
+		at(expires.Time)
+	}
+	for _, h := range holdsOf(in.reservation, in.advertisements) {
+		if due := in.silentAt[h.cluster]; in.now.Before(due) && !ledger.Pending(h.hold).Empty() {
+			at(due)
+		}
+	}
+	return result
 }
 
 // lost reports whether a compare-and-swap failed because somebody else wrote.

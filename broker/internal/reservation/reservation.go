@@ -169,6 +169,10 @@ func (r *Reconciler) onAdvertisement() handler.EventHandler {
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
 			before, after := e.ObjectOld.(*broker.ClusterAdvertisement), e.ObjectNew.(*broker.ClusterAdvertisement)
 			changed := changedHolds(before.Status.Holds, after.Status.Holds)
+			if before.Status.Active != after.Status.Active {
+				// What it holds counts, or no longer does.
+				changed = after.Status.Holds
+			}
 			if len(changed) > 0 || before.Generation != after.Generation || before.Status.Active != after.Status.Active {
 				enqueue(ctx, q, changed)
 			}

@@ -53,6 +53,8 @@ func TestReservations(t *testing.T) {
 		"Impossible":           impossible,
 		"StaleAcks":            staleAcks,
 		"SilentProvider":       silentProvider,
+		"LostProvider":         lostProvider,
+		"NoAnswer":             noAnswer,
 		"StoreWithoutNews":     storeWithoutNews,
 		"HoldOfAnotherAttempt": holdOfAnotherAttempt,
 	} {
@@ -688,6 +690,69 @@ func silentProvider(w *world) {
 	w.expect("r", broker.ReservationReserved, "2 of 2 pods in paris")
 	p.advertise(spec)
 	w.expect("late", broker.ReservationReserved, "1 of 1 pods in paris")
+}
+
+// A provider that has granted falls silent: another one takes over, and the
+// first is let go of once the requester has lost its node.
+func lostProvider(w *world) {
+	p := w.start(nil)
+	paris := w.spec("paris", "1")
+	p.advertise(paris)
+	w.ask("r", 2)
+	w.expect("r", broker.ReservationReserved, "2 of 2 pods in paris")
+	p.answer("paris", "r", true, "")
+	w.expectPods("paris", "r", 2, 0, 2)
+	w.expectCondition("r", broker.ConditionProviderAccepted, true, "")
+	p.use("r", "paris")
+	w.expect("r", broker.ReservationActive, "2 of 2 pods in paris")
+
+	w.clock.Step(11 * time.Minute)
+	p.advertise(w.spec("berlin", "1"))
+	w.eventually("having paris looked at, for which a timer waits otherwise", func() error {
+		ad := w.ad("paris")
+		metav1.SetMetaDataAnnotation(&ad.ObjectMeta, "look", "again")
+		return w.client.Update(w.Context(), ad)
+	})
+	w.expect("r", broker.ReservationActive, "2 of 2 pods in paris, 2 in berlin")
+	p.answer("berlin", "r", true, "")
+	w.expectPods("berlin", "r", 2, 0, 2)
+	w.expectPods("paris", "r", 2, 0, 2)
+	w.expectCondition("r", broker.ConditionProviderAccepted, true, "berlin")
+	p.use("r", "paris", "berlin")
+	w.expectCondition("r", broker.ConditionVirtualNodeReady, true, "")
+	w.expectPods("paris", "r", 2, 0, 2)
+	p.use("r", "berlin")
+	w.expectPods("paris", "r", 0, 2, 0)
+	w.expect("r", broker.ReservationActive, "2 of 2 pods in berlin")
+
+	p.advertise(paris)
+	if left := w.ad("paris").Status.Available.CPU.String(); left != "800m" {
+		w.Errorf("paris has %s to lend before it has answered", left)
+	}
+	p.answer("paris", "r", true, "")
+	w.expectPods("paris", "r", 0, 0, 0)
+	w.expectPods("berlin", "r", 2, 0, 2)
+}
+
+// A provider falls silent before it has answered: it is not waited for.
+func noAnswer(w *world) {
+	p := w.start(nil)
+	p.advertise(w.spec("paris", "1"))
+	w.ask("r", 2)
+	w.expect("r", broker.ReservationReserved, "2 of 2 pods in paris")
+	w.clock.Step(time.Minute)
+	p.advertise(w.spec("berlin", "1"))
+	w.ask("other", 1)
+	w.expect("other", broker.ReservationReserved, "1 of 1 pods in berlin")
+	w.expectPods("berlin", "r", 0, 0, 0)
+	w.clock.Step(time.Minute)
+	p.advertise(w.spec("berlin", "900m"))
+	w.edit("r", func(r *broker.Reservation) { metav1.SetMetaDataAnnotation(&r.ObjectMeta, "look", "again") })
+	w.expectPods("berlin", "r", 2, 0, 0)
+	w.expectPods("paris", "r", 2, 0, 0)
+	p.answer("berlin", "r", true, "")
+	w.expectPods("paris", "r", 0, 2, 0)
+	w.expect("r", broker.ReservationReserved, "2 of 2 pods in berlin")
 }
 
 func storeWithoutNews(w *world) {
