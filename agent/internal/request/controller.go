@@ -376,7 +376,7 @@ func (r *Reconciler) acknowledge(ctx context.Context, view *protocol.ConsumerVie
 }
 
 // release lets go of a Reservation that is being deleted: first here, then at
-// the broker, then of the object.
+// the broker, then, when the broker says that it is released, of the object.
 func (r *Reconciler) release(ctx context.Context, id string, in input) (reconcile.Result, error) {
 	if !controllerutil.ContainsFinalizer(in.local, broker.FinalizerRequest) {
 		return reconcile.Result{}, nil
@@ -402,7 +402,8 @@ func (r *Reconciler) release(ctx context.Context, id string, in input) (reconcil
 		}
 		return reconcile.Result{}, err
 	}
-	if _, known := r.Mirror.Get(id); !known && r.Mirror.Synced() {
+	if view, known := r.Mirror.Get(id); r.Mirror.Synced() && (!known || view.Status.Phase == broker.ReservationReleased) {
+		// What a provider has yet to confirm is between the broker and it.
 		return reconcile.Result{}, r.letGo(ctx, id, in.local)
 	}
 	_, err = r.write(ctx, in)
@@ -446,7 +447,8 @@ func (r *Reconciler) drop(ctx context.Context, id string) (reconcile.Result, err
 // longer here.
 func (r *Reconciler) releaseOrphans(ctx context.Context, name types.NamespacedName, local *broker.Reservation) (reconcile.Result, error) {
 	orphans := r.Mirror.Select(func(v protocol.ConsumerView) bool {
-		return v.SourceNamespace == name.Namespace && v.SourceName == name.Name && (local == nil || v.SourceUID != local.UID)
+		return v.SourceNamespace == name.Namespace && v.SourceName == name.Name && (local == nil || v.SourceUID != local.UID) &&
+			v.Status.Phase != broker.ReservationReleased
 	})
 	var result reconcile.Result
 	for _, view := range orphans {

@@ -53,6 +53,11 @@ const (
 	// taken from elsewhere first.
 	AnnotationKeep = Group + "/keep"
 
+	// LabelGuestsOf on a namespace says whose guests run there, with the direct
+	// driver: the consumer's cluster ID. The provider's agent writes it, and no
+	// consumer can.
+	LabelGuestsOf = Group + "/guests-of"
+
 	// VirtualNodePrefix begins the name of every virtual node.
 	VirtualNodePrefix = "spillway-"
 	// SystemNamespace is where the charts install by default.
@@ -67,6 +72,10 @@ const (
 
 // VirtualNodeName is the name of the node that carries a provider's capacity.
 func VirtualNodeName(clusterID string) string { return VirtualNodePrefix + clusterID }
+
+// GuestNamespace is the namespace in which a consumer's guests run at a
+// provider, with the direct driver.
+func GuestNamespace(consumer string) string { return "spillway-guests-" + consumer }
 
 // Condition types. All are positive: True is good.
 const (
