@@ -55,6 +55,9 @@ type Options struct {
 	// RescueAfter is how long a pod may wait on a virtual node for a provider
 	// that has refused it; 60 s.
 	RescueAfter time.Duration
+	// ProviderLostAfter is how long a provider must have been out of reach before
+	// the pods that are to end there are removed without its word; 10 min.
+	ProviderLostAfter time.Duration
 	// Settle is the pause between seeing a node shrink and believing that no
 	// pod is on its way there; 2 s.
 	Settle time.Duration
@@ -66,6 +69,7 @@ func (o *Options) complete() {
 	for value, standard := range map[*time.Duration]time.Duration{
 		&o.ReleaseGrace: 30 * time.Second, &o.PeeringIdleTime: 30 * time.Minute, &o.FinishedPodRetention: 5 * time.Minute,
 		&o.Deadline: 2 * time.Minute, &o.RescueAfter: time.Minute, &o.Settle: 2 * time.Second,
+		&o.ProviderLostAfter: 10 * time.Minute,
 	} {
 		if *value == 0 {
 			*value = standard

@@ -11,6 +11,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -89,7 +90,7 @@ func start(t *testing.T) *world {
 	}
 	reconciler := consume.New(w.driver, consume.Options{
 		InstructionNamespace: instructions, ReleaseGrace: grace, PeeringIdleTime: idle, FinishedPodRetention: 2 * time.Second,
-		Deadline: 2 * time.Second, RescueAfter: time.Second, Settle: 200 * time.Millisecond,
+		Deadline: 2 * time.Second, RescueAfter: time.Second, Settle: 200 * time.Millisecond, ProviderLostAfter: time.Second,
 	})
 	if err := reconciler.SetupWithManager(mgr); err != nil {
 		t.Fatal(err)
@@ -441,6 +442,46 @@ func TestRescue(t *testing.T) {
 		if gone(p) {
 			t.Errorf("%s is gone", p.Name)
 		}
+	}
+}
+
+// TestLostProvider: pods that are to end at a provider that is out of reach are
+// not waited for, but for those whose name must not be in use twice.
+func TestLostProvider(t *testing.T) {
+	w := start(t)
+	slow := func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](3600) }
+	of := func(kind string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.OwnerReferences[0].Kind = kind }
+	}
+	lost, named, kept := w.pod("lost", slow), w.pod("named", slow, of("StatefulSet")), w.pod("kept", slow)
+	reached := w.pod("reached", slow)
+	for _, p := range []*corev1.Pod{lost, named, kept} {
+		w.bind(p, "paris")
+		w.phase(p, corev1.PodRunning)
+	}
+	w.bind(reached, "berlin")
+	w.phase(reached, corev1.PodRunning)
+	for cluster, ready := range map[string]corev1.ConditionStatus{"paris": corev1.ConditionUnknown, "berlin": corev1.ConditionTrue} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(cluster)}}
+		w.must(w.Create(t.Context(), node))
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready, LastTransitionTime: metav1.Now()}}
+		w.must(w.Status().Update(t.Context(), node))
+	}
+	for _, p := range []*corev1.Pod{reached, named, lost} {
+		w.must(w.Delete(t.Context(), p))
+	}
+	w.eventually("the lost one is given up", func() (bool, string) {
+		return apierrors.IsNotFound(w.Get(t.Context(), client.ObjectKeyFromObject(lost), &corev1.Pod{})), ""
+	})
+	w.eventually("people are told", func() (bool, string) {
+		var all corev1.EventList
+		w.must(w.List(t.Context(), &all, client.InNamespace(shop)))
+		return slices.ContainsFunc(all.Items, func(e corev1.Event) bool {
+			return e.Reason == "LostWithProvider" && e.InvolvedObject.UID == lost.UID
+		}), fmt.Sprint(len(all.Items))
+	})
+	for _, p := range []*corev1.Pod{named, kept, reached} {
+		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(p), p))
 	}
 }
 

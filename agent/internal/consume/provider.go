@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -250,6 +251,11 @@ func (r *Reconciler) serve(ctx context.Context, l *link, s *scene) (reconcile.Re
 		if news && !g.Ending() {
 			wake(r.requests, client.ObjectKeyFromObject(g.Reservation))
 		}
+	}
+	if overdue && peered.Done && node.Reason == peering.ReasonGrantPending && len(s.active()) == 0 {
+		// The link stands on this side only: the provider has ended it while it was
+		// idle, or has forgotten it. Nothing depends on it, so it is made anew.
+		l.tearing = true
 	}
 	if overdue && !l.told {
 		l.told = true
@@ -488,8 +494,20 @@ func finishedAt(pod *corev1.Pod) time.Time {
 // scheduler. It returns when to look again.
 func (r *Reconciler) tend(ctx context.Context, l *link, s *scene) (again time.Duration, err error) {
 	still := map[types.UID]bool{}
+	soon := func(pause time.Duration) {
+		if pause > 0 && (again == 0 || pause < again) {
+			again = pause
+		}
+	}
 	for _, pod := range s.active() {
 		if pod.DeletionTimestamp != nil {
+			if pause, lost := r.lostIn(s, pod); lost {
+				if err := r.giveUp(ctx, pod, s.provider); err != nil {
+					return 0, err
+				}
+			} else {
+				soon(pause)
+			}
 			continue
 		}
 		if _, ok := pod.Annotations[annotationDeletionCost]; !ok {
@@ -504,9 +522,7 @@ func (r *Reconciler) tend(ctx context.Context, l *link, s *scene) (again time.Du
 			continue
 		}
 		if left := since.Add(r.RescueAfter).Sub(r.Clock.Now()); left > 0 {
-			if again == 0 || left < again {
-				again = left
-			}
+			soon(left)
 			continue
 		}
 		still[pod.UID] = true
@@ -514,12 +530,49 @@ func (r *Reconciler) tend(ctx context.Context, l *link, s *scene) (again time.Du
 		if err != nil {
 			return 0, err
 		}
-		if retry > 0 && (again == 0 || retry < again) {
-			again = retry
-		}
+		soon(retry)
 	}
 	l.stuck = still
 	return again, nil
+}
+
+// lostIn tells whether a pod that is to end waits for a provider that has been
+// out of reach for so long that nobody will confirm its end; if not yet, pause
+// is when to look again, 0 where nothing points to it.
+//
+// A pod of a StatefulSet stays: its successor bears the same name, and the
+// provider may only be cut off and run it still.
+func (r *Reconciler) lostIn(s *scene, pod *corev1.Pod) (pause time.Duration, lost bool) {
+	if owner := metav1.GetControllerOfNoCopy(pod); s.node == nil || owner == nil || owner.Kind == "StatefulSet" {
+		return 0, false
+	}
+	i := slices.IndexFunc(s.node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
+	if i < 0 || s.node.Status.Conditions[i].Status == corev1.ConditionTrue {
+		return 0, false
+	}
+	now, since := r.Clock.Now(), s.node.Status.Conditions[i].LastTransitionTime.Time
+	// The timestamp is that of the end of the grace period.
+	grace := time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second
+	if asked := pod.DeletionTimestamp.Add(-grace); asked.After(since) {
+		since = asked
+	}
+	left := since.Add(r.ProviderLostAfter).Sub(now)
+	return left, left <= 0
+}
+
+// giveUp removes a pod without waiting for a provider that is lost.
+func (r *Reconciler) giveUp(ctx context.Context, pod *corev1.Pod, provider string) error {
+	err := r.client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID}, client.GracePeriodSeconds(0))
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("removing pod %s/%s, whose provider %s is lost: %w", pod.Namespace, pod.Name, provider, err)
+	}
+	r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "LostWithProvider", "GiveUp",
+		"removed without waiting for %s to confirm: it has been out of reach for more than %s", provider, r.ProviderLostAfter)
+	log.FromContext(ctx).Info("Gave up a pod whose provider is lost", "pod", client.ObjectKeyFromObject(pod), "provider", provider)
+	return nil
 }
 
 // refused tells whether and since when a bound pod waits for a provider that

@@ -35,6 +35,10 @@ type Progress struct {
 	Reason, Message string
 }
 
+// ReasonGrantPending is a driver's reason while the provider has not answered to
+// the capacity that is asked for.
+const ReasonGrantPending = "GrantPending"
+
 // Waiting is Progress that is not done yet.
 func Waiting(reason, message string) Progress { return Progress{Reason: reason, Message: message} }
 

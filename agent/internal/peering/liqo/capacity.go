@@ -160,7 +160,7 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, capacity
 		}
 	}
 	if !sliceFound {
-		return peering.Waiting("GrantPending", "waiting for "+provider+" to answer"), nil
+		return peering.Waiting(peering.ReasonGrantPending, "waiting for "+provider+" to answer"), nil
 	}
 
 	resources, answer, answered := granted(slice)
@@ -168,7 +168,7 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, capacity
 	case conditionOf(slice, authv1beta1.ResourceSliceConditionTypeAuthentication).Status == authv1beta1.ResourceSliceConditionDenied:
 		return peering.Waiting("AuthenticationDenied", provider+" did not sign the slice's certificate; its Liqo logs why"), nil
 	case !virtualNodeFound && !answered:
-		return peering.Waiting("GrantPending", "waiting for "+provider+" to answer"), nil
+		return peering.Waiting(peering.ReasonGrantPending, "waiting for "+provider+" to answer"), nil
 	case !virtualNodeFound:
 		return d.createVirtualNode(ctx, provider, node, nodeFound, atMost(want, resources))
 	case !isOurs(virtualNode):
@@ -197,7 +197,7 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, capacity
 	}
 	switch {
 	case !answered:
-		return peering.Waiting("GrantPending", "waiting for "+provider+" to answer"), nil
+		return peering.Waiting(peering.ReasonGrantPending, "waiting for "+provider+" to answer"), nil
 	case !same(hard, want):
 		return peering.Waiting("GrantTooSmall", provider+" grants less than its hold: "+answer), nil
 	}
