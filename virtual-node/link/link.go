@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -68,7 +69,9 @@ type Capacity struct {
 }
 
 // SecretName is the name of a provider's Secret.
-func SecretName(provider string) string { return "spillway-direct-" + provider }
+func SecretName(provider string) string { return secretPrefix + provider }
+
+const secretPrefix = "spillway-direct-"
 
 // annotationEnding is Link.Ending.
 const annotationEnding = broker.Group + "/ending"
@@ -117,3 +120,6 @@ func FromSecret(secret *corev1.Secret) (Link, error) {
 	}
 	return l, nil
 }
+
+// ProviderOf is the provider that a Secret of that name is for.
+func ProviderOf(secretName string) string { return strings.TrimPrefix(secretName, secretPrefix) }
