@@ -32,6 +32,14 @@ verify: ## check formatting, generated files, modules, vet and staticcheck
 test: ## run unit and integration tests, with the race detector (no docker, no lab)
 	CGO_ENABLED=1 $(RUN) -race -timeout 15m $(PACKAGES)
 
+.PHONY: demo
+demo: ## watch pods overflow between four clusters that run as processes (no docker)
+	@go run ./e2e/playground demo
+
+.PHONY: bench
+bench: ## measure; NAME=playground_scale, the one there is, needs half an hour and 6 GiB
+	@go run ./e2e/playground bench -name=$(or $(NAME),playground_scale)
+
 .PHONY: images
 images: ## build the container images as archives in the cache, and print where
 	@$(LAB) images

@@ -15,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -29,7 +28,6 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/consume"
 	"github.com/spillway-dev/spillway/agent/internal/identity"
 	"github.com/spillway-dev/spillway/agent/internal/instruct"
-	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
 	"github.com/spillway-dev/spillway/agent/internal/provide"
 	"github.com/spillway-dev/spillway/agent/internal/request"
@@ -82,17 +80,19 @@ func run(ctx context.Context, config *rest.Config, o options) error {
 
 func newManager(config *rest.Config, o options) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme), liqo.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme), addDriverToScheme(scheme, o)); err != nil {
+		return nil, err
+	}
+	byObject, err := driverCache(o)
+	if err != nil {
 		return nil, err
 	}
 	instructions := cache.ByObject{Namespaces: map[string]cache.Config{o.instructionNamespace: {}}}
+	byObject[&broker.ReservationInstruction{}], byObject[&broker.ProviderInstruction{}] = instructions, instructions
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: scheme,
 		Cache: cache.Options{
-			ByObject: map[client.Object]cache.ByObject{
-				&broker.ReservationInstruction{}: instructions,
-				&broker.ProviderInstruction{}:    instructions,
-			},
+			ByObject:         byObject,
 			DefaultTransform: cache.TransformStripManagedFields(),
 		},
 		Metrics:                       metricsserver.Options{BindAddress: o.metrics},
@@ -147,32 +147,24 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	messenger := sealing.NewMessenger(clusterID, key, pins, communicator)
 	var consumer *consume.Reconciler
 	var provider *provide.Reconciler
-	driverOptions := func(wake func(string)) liqo.Options {
-		return liqo.Options{
-			Client: live, ClusterID: clusterID, Messenger: messenger,
-			LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs,
-			TenantRole: o.liqoTenantRole, ServiceAccount: types.NamespacedName{Namespace: o.namespace, Name: o.serviceAccount},
-			Wake: wake, Log: ctrl.Log.WithName("liqo"),
-		}
-	}
-	driver, err := liqo.NewDriver(driverOptions(func(cluster string) { consumer.Wake(cluster) }))
-	if err != nil {
-		return err
-	}
-	lender, err := liqo.NewLender(driverOptions(func(cluster string) { provider.Wake(cluster) }))
-	if err != nil {
-		return err
-	}
-	consumer = consume.New(driver, consume.Options{
-		InstructionNamespace: o.instructionNamespace, ReleaseGrace: o.releaseGrace,
-		PeeringIdleTime: o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention,
+	driver, err := newDriver(o, ground{
+		client: live, config: mgr.GetConfig(), clusterID: clusterID, messenger: messenger,
+		wakeConsumer: func(cluster string) { consumer.Wake(cluster) },
+		wakeProvider: func(cluster string) { provider.Wake(cluster) },
 	})
-	provider = provide.New(lender, provide.Options{
+	if err != nil {
+		return err
+	}
+	consumer = consume.New(driver.driver, consume.Options{
+		InstructionNamespace: o.instructionNamespace, ReleaseGrace: o.releaseGrace,
+		PeeringIdleTime: o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention, ProviderLostAfter: o.providerLostAfter,
+	})
+	provider = provide.New(driver.lender, provide.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
 	})
 	refused := warnings(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
 	dispatcher := sealing.NewDispatcher(messenger, sealing.DispatcherOptions{
-		Lender: lender, Receiver: driver,
+		Lender: driver.lender, Receiver: driver.receiver,
 		Consumer: instruct.Holder(mgr.GetClient(), o.instructionNamespace),
 		Refused:  func(_ string, err error) { refused(err) },
 		Log:      ctrl.Log.WithName("sealing"),
@@ -198,7 +190,6 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		requests.SetupWithManager(mgr),
 		advertiser.SetupWithManager(mgr),
 		driver.SetupWithManager(mgr),
-		lender.SetupWithManager(mgr),
 		consumer.SetupWithManager(mgr),
 		provider.SetupWithManager(mgr),
 	)

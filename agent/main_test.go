@@ -48,7 +48,7 @@ func TestFlags(t *testing.T) {
 		t.Errorf("got %+v", o)
 	}
 	for _, wrong := range [][]string{
-		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--driver=direct"}, {"--cluster-id=Rome"},
+		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--driver=magic"}, {"--driver=direct", "--guest-token-ttl=1m"}, {"--cluster-id=Rome"},
 		{"--lend-headroom=cpu"}, {"--lend-headroom=cpu=much"}, {"--lend-headroom=cpu=-1"}, {"--cost-cpu=-1"}, {"--cost-cpu=1", "--cost-currency=euro"},
 		{"--peer-fingerprints=paris"}, {"--advertisement-requeue-interval=0s"}, {"something"},
 	} {
@@ -145,6 +145,37 @@ func TestRun(t *testing.T) {
 		if id, err := findClusterID(t.Context(), c, options{clusterID: "rome"}); err != nil || id != "rome" {
 			t.Errorf("have %q, %v", id, err)
 		}
+	})
+}
+
+// TestDirectNeedsNoLiqo starts the agent in a cluster that knows nothing of Liqo.
+func TestDirectNeedsNoLiqo(t *testing.T) {
+	config := controlplane.Start(t)
+	c := newClient(t, config)
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("token"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wish := &broker.Reservation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "wish"},
+		Spec:       broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "pods", Count: 1}}},
+	}
+	if err := c.Create(t.Context(), wish); err != nil {
+		t.Fatal(err)
+	}
+	probes := freeAddress(t)
+	ended := start(t, build(t, "agent"), config,
+		"--broker-transport=http", "--broker-url=https://127.0.0.1:1", "--broker-ca-hash=sha256:00", "--join-token-file="+token, "--cluster-id=rome",
+		"--driver=direct", "--link-namespace=links", "--guest-allow-egress-to=10.0.0.0/8", "--health-probe-bind-address="+probes)
+	eventually(t, ended, "it lives", func() error { return probe("http://" + probes + "/healthz") })
+	eventually(t, ended, "its controllers run", func() error {
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(wish), wish); err != nil {
+			return err
+		}
+		if meta.FindStatusCondition(wish.Status.Conditions, broker.ConditionReported) == nil {
+			return errors.New("nobody looked at the reservation yet")
+		}
+		return nil
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
+	"github.com/spillway-dev/spillway/agent/internal/peering/direct"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -41,9 +42,17 @@ type options struct {
 	podCIDRs       list
 	fingerprints   map[string]string
 
+	linkNamespace    string
+	guestAgentRole   string
+	guestTokenTTL    time.Duration
+	allowIngressFrom list
+	allowEgressTo    list
+	apiServerCAFile  string
+
 	releaseGrace         time.Duration
 	peeringIdleTime      time.Duration
 	finishedPodRetention time.Duration
+	providerLostAfter    time.Duration
 
 	metrics, probes string
 	leaderElect     bool
@@ -108,9 +117,15 @@ func parse(arguments []string) (options, error) {
 	price(&cost.StorageCost, "storage", "a GiB of ephemeral storage")
 	flags.StringVar(&cost.Currency, "cost-currency", "EUR", "Currency of the prices, an ISO 4217 code.")
 
-	flags.StringVar(&o.driver, "driver", "liqo", "How clusters are linked and virtual nodes made. This release has liqo only.")
+	flags.StringVar(&o.driver, "driver", driverLiqo, "How clusters are linked and virtual nodes made: liqo, or direct, which needs nothing else in the cluster.")
 	flags.StringVar(&o.liqoNamespace, "liqo-namespace", "liqo", "Where Liqo is installed.")
 	flags.StringVar(&o.liqoTenantRole, "liqo-tenant-role", "spillway-agent-tenant", "ClusterRole that the agent binds to itself in the namespace of each peer; none where empty.")
+	flags.StringVar(&o.linkNamespace, "link-namespace", "", "With driver direct, the namespace for the Secrets that spillway-virtual-node reads; the agent's own by default.")
+	flags.StringVar(&o.guestAgentRole, "guest-agent-role", "spillway-agent-guests", "With driver direct, the ClusterRole that the agent binds to itself in the namespaces for guests; none where empty.")
+	flags.DurationVar(&o.guestTokenTTL, "guest-token-ttl", time.Hour, "With driver direct, how long a token is good for that a consumer gets; at least 10m. It is renewed when half of that is over.")
+	flags.Var(&o.allowIngressFrom, "guest-allow-ingress-from", "With driver direct, networks that may talk to guests, with commas; none by default.")
+	flags.Var(&o.allowEgressTo, "guest-allow-egress-to", "With driver direct, networks that guests may talk to, with commas; none by default.")
+	flags.StringVar(&o.apiServerCAFile, "api-server-ca-file", "", "With driver direct, file with the CA (PEM) that consumers check --api-server-endpoint with; the cluster's own by default.")
 	flags.StringVar(&o.serviceAccount, "service-account", "spillway-agent", "The agent's own ServiceAccount, in its own namespace.")
 	flags.Var(&o.podCIDRs, "pod-cidrs", "This cluster's pod networks, with commas. Where given, a NetworkPolicy keeps pods away from the virtual kubelets.")
 	flags.Func("peer-fingerprints", "Keys that certain peers must have, as <cluster ID>=sha256:<hex>, with commas. Others are pinned at first contact.", func(text string) (err error) {
@@ -121,6 +136,8 @@ func parse(arguments []string) (options, error) {
 	flags.DurationVar(&o.releaseGrace, "release-grace", 30*time.Second, "How long capacity must have been unneeded before it is given back.")
 	flags.DurationVar(&o.peeringIdleTime, "peering-idle-time", 10*time.Minute, "How long the link to a provider is kept without a grant there.")
 	flags.DurationVar(&o.finishedPodRetention, "finished-pod-retention", 5*time.Minute, "How long finished pods keep the link to their provider, for their logs.")
+
+	flags.DurationVar(&o.providerLostAfter, "provider-lost-after", 10*time.Minute, "How long a provider must have been out of reach before pods that are to end there are given up.")
 
 	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Address of the metrics; 0 turns them off.")
 	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Address of the probes.")
@@ -135,6 +152,7 @@ func parse(arguments []string) (options, error) {
 		o.cost = &cost
 	}
 	o.instructionNamespace = cmp.Or(o.instructionNamespace, o.advertisementNamespace)
+	o.linkNamespace = cmp.Or(o.linkNamespace, o.namespace)
 	return o, o.validate(flags.Args())
 }
 
@@ -148,8 +166,10 @@ func (o *options) validate(rest []string) error {
 		return fmt.Errorf("--broker-transport=%s is not known: it is http, or empty", o.transport)
 	case o.transport == "http" && o.url == "":
 		return errors.New("--broker-transport=http needs --broker-url")
-	case o.driver != "liqo":
-		return fmt.Errorf("--driver=%s is not in this release: only liqo is", o.driver)
+	case o.driver != driverLiqo && o.driver != driverDirect:
+		return fmt.Errorf("--driver=%s is not known: it is liqo or direct", o.driver)
+	case o.driver == driverDirect && o.guestTokenTTL < direct.MinTokenTTL:
+		return fmt.Errorf("--guest-token-ttl=%s is too short: at least %s", o.guestTokenTTL, direct.MinTokenTTL)
 	case o.clusterID != "" && !protocol.ValidClusterID(o.clusterID):
 		return fmt.Errorf("--cluster-id=%q must be at most %d lower-case letters, digits and dashes, with no dash at either end", o.clusterID, protocol.MaxClusterID)
 	case o.cost != nil && !currency.MatchString(o.cost.Currency):

@@ -29,6 +29,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
@@ -63,8 +64,15 @@ var everything = map[string][]string{
 	),
 }
 
+// withDirect sets every value that counts with driver direct.
+var withDirect = append(slices.Clone(everything["agent"]),
+	"driver=direct", "direct.allowIngressFrom={10.1.0.0/16}", "direct.allowEgressTo={10.1.0.0/16,fd00::/8}", "direct.tokenTTL=20m",
+	"virtualNode.clusterDNS={10.96.0.10}", "virtualNode.clusterDomain=rome.local", "virtualNode.kubeletPort=11250", "virtualNode.priorityClassName=system-cluster-critical",
+	"apiServer.ca=-----BEGIN CERTIFICATE-----",
+)
+
 // source is where each container's program lives.
-var source = map[string]string{"broker": "broker", "agent": "agent", "scheduler": "scheduler-plugin"}
+var source = map[string]string{"broker": "broker", "agent": "agent", "scheduler": "scheduler-plugin", "virtual-node": "virtual-node"}
 
 var helmPath = sync.OnceValues(func() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
@@ -150,14 +158,19 @@ func only[T any](t *testing.T, objects []unstructured.Unstructured, kind string)
 
 // eachChart runs a test on both charts, with the least and with every value.
 func eachChart(t *testing.T, test func(t *testing.T, objects []unstructured.Unstructured)) {
-	for chart, all := range everything {
-		least := needed
-		if chart == "broker" {
-			least = nil
-		}
-		for name, values := range map[string][]string{"least": least, "everything": all} {
-			t.Run(chart+"/"+name, func(t *testing.T) { test(t, render(t, chart, values)) })
-		}
+	for _, variant := range []struct {
+		chart, name string
+		values      []string
+	}{
+		{"broker", "least", nil},
+		{"broker", "everything", everything["broker"]},
+		{"agent", "least", needed},
+		{"agent", "everything", everything["agent"]},
+		{"agent", "direct/least", append(slices.Clone(needed), "driver=direct")},
+		{"agent", "direct/everything", withDirect},
+		{"agent", "direct/lends only", append(slices.Clone(needed), "driver=direct", "scheduler.mode=none")},
+	} {
+		t.Run(variant.chart+"/"+variant.name, func(t *testing.T) { test(t, render(t, variant.chart, variant.values)) })
 	}
 }
 
@@ -186,6 +199,10 @@ func TestMistakesAreRefused(t *testing.T) {
 		"no token":                   {"agent", needed[:3], "join.token"},
 		"two tokens":                 {"agent", append(slices.Clone(needed), "join.existingSecret=mine"), "give one of them"},
 		"another driver":             {"agent", append(slices.Clone(needed), "driver=magic"), "/driver"},
+		"a mistake in direct":        {"agent", append(slices.Clone(needed), "driver=direct", "direct.allowEgress={10.0.0.0/8}"), "allowEgress"},
+		"a network that is none":     {"agent", append(slices.Clone(needed), "driver=direct", "direct.allowEgressTo={everything}"), "/direct/allowEgressTo"},
+		"a kubelet port too high":    {"agent", append(slices.Clone(needed), "driver=direct", "virtualNode.kubeletPort=65530"), "/virtualNode/kubeletPort"},
+		"a CA that is none":          {"agent", append(slices.Clone(needed), "driver=direct", "apiServer.ca=ca.crt"), "/apiServer/ca"},
 		"another mode":               {"agent", append(slices.Clone(needed), "scheduler.mode=magic"), "/scheduler/mode"},
 		"its own peer":               {"agent", append(slices.Clone(needed), "peers.rome.fingerprint=sha256:"+strings.Repeat("0", 64)), "not its own peer"},
 		"a price in words":           {"agent", append(slices.Clone(needed), "cost.cpu=cheap"), "/cost/cpu"},
@@ -241,7 +258,18 @@ func TestRolesAreNarrow(t *testing.T) {
 			rules["ClusterRole "+role.Name] = role.Rules
 		}
 		for _, role := range only[rbacv1.Role](t, objects, "Role") {
-			rules["Role "+role.Name] = role.Rules
+			rules["Role "+role.Namespace+"/"+role.Name] = role.Rules
+		}
+		// Bound in namespaces that are for one peer or whose pods overflow, or in the
+		// one that holds nothing but links.
+		secretive := []string{
+			"ClusterRole spillway-agent-tenant", "ClusterRole spillway-direct-guest", "ClusterRole spillway-virtual-node-namespace",
+			"Role spillway-links/spillway-agent", "Role spillway-links/spillway-virtual-node",
+		}
+		for _, binding := range only[rbacv1.ClusterRoleBinding](t, objects, "ClusterRoleBinding") {
+			if slices.Contains(secretive, "ClusterRole "+binding.RoleRef.Name) {
+				t.Errorf("%s is bound in the whole cluster", binding.RoleRef.Name)
+			}
 		}
 		if len(rules) == 0 {
 			t.Fatal("no role at all")
@@ -256,8 +284,7 @@ func TestRolesAreNarrow(t *testing.T) {
 						t.Errorf("%s may %s: %v", role, verb, rule)
 					}
 				}
-				// That role is bound in namespaces of peers only.
-				if role != "ClusterRole spillway-agent-tenant" && slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) == 0 {
+				if !slices.Contains(secretive, role) && slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) == 0 {
 					t.Errorf("%s reads or changes Secrets that it does not name: %v", role, rule)
 				}
 			}
@@ -268,7 +295,7 @@ func TestRolesAreNarrow(t *testing.T) {
 func TestNamesInTheContract(t *testing.T) {
 	eachChart(t, func(t *testing.T, objects []unstructured.Unstructured) {
 		for _, object := range objects {
-			if !slices.Contains([]string{"", namespace, "kube-system", "liqo"}, object.GetNamespace()) {
+			if !slices.Contains([]string{"", namespace, "kube-system", "kube-node-lease", "liqo", "spillway-links"}, object.GetNamespace()) {
 				t.Errorf("%s %s stands in namespace %s", object.GetKind(), object.GetName(), object.GetNamespace())
 			}
 			for _, label := range []string{"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "helm.sh/chart"} {
@@ -300,9 +327,10 @@ func TestProgramsKnowTheirFlags(t *testing.T) {
 	}
 	// Of kube-scheduler and of controller-runtime's logger.
 	inherited := map[string][]string{
-		"scheduler": {"config", "v"},
-		"broker":    {"zap-log-level"},
-		"agent":     {"zap-log-level"},
+		"scheduler":    {"config", "v"},
+		"broker":       {"zap-log-level"},
+		"agent":        {"zap-log-level"},
+		"virtual-node": {"zap-log-level"},
 	}
 	eachChart(t, func(t *testing.T, objects []unstructured.Unstructured) {
 		for _, deployment := range only[appsv1.Deployment](t, objects, "Deployment") {
@@ -383,6 +411,31 @@ func TestSchedulerIsOptional(t *testing.T) {
 	}
 }
 
+// A cluster has the one driver or the other, and nothing of the other one.
+func TestDriversAreApart(t *testing.T) {
+	for driver, others := range map[string][]string{"direct": {"liqo"}, "liqo": {"driver=direct", "spillway-direct", "spillway-virtual-node-namespace", "guests-of: ", "--guest-", "spillway-links"}} {
+		text, err := template(t, "agent", append(slices.Clone(needed), "driver="+driver))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.SplitSeq(text, "\n") {
+			for _, other := range others {
+				// Guests tolerate no virtual node, whoever made it.
+				if strings.Contains(line, other) && !strings.Contains(line, "virtual-node.liqo.io/not-allowed") && !strings.HasPrefix(strings.TrimSpace(line), "#") {
+					t.Errorf("driver %s renders %q", driver, line)
+				}
+			}
+		}
+	}
+	for mode, want := range map[string]bool{"beside": true, "none": false} {
+		objects := render(t, "agent", append(slices.Clone(needed), "driver=direct", "scheduler.mode="+mode))
+		deployments := only[appsv1.Deployment](t, objects, "Deployment")
+		if got := slices.ContainsFunc(deployments, func(d appsv1.Deployment) bool { return d.Name == "spillway-virtual-node" }); got != want {
+			t.Errorf("mode %s: virtual-node is there: %t", mode, got)
+		}
+	}
+}
+
 func TestSteeringCannotHarm(t *testing.T) {
 	objects := render(t, "agent", needed)
 	webhooks := only[admissionv1.MutatingWebhookConfiguration](t, objects, "MutatingWebhookConfiguration")
@@ -395,6 +448,11 @@ func TestSteeringCannotHarm(t *testing.T) {
 	}
 	if webhook.NamespaceSelector.MatchLabels["broker.fluidos.eu/overflow"] != "enabled" {
 		t.Error("it steers namespaces that have not opted in")
+	}
+	if !slices.ContainsFunc(webhook.NamespaceSelector.MatchExpressions, func(r metav1.LabelSelectorRequirement) bool {
+		return r.Key == "broker.fluidos.eu/guests-of" && r.Operator == metav1.LabelSelectorOpDoesNotExist
+	}) {
+		t.Error("it sends other clusters' guests on")
 	}
 	service := webhook.ClientConfig.Service
 	for _, secret := range only[corev1.Secret](t, objects, "Secret") {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -21,7 +22,8 @@ import (
 
 const usage = `usage: lab COMMAND
 
-  up                make the clusters, or what is missing of them, and install Liqo and Spillway
+  up [DRIVER]       make the clusters, or what is missing of them, and install Liqo and
+                    Spillway, which links them with DRIVER: liqo (the default) or direct
   standing          exit 0 if all of it stands
   down              remove all that up made
   images            build Spillway's images into the cache
@@ -44,6 +46,7 @@ func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
 		return fmt.Errorf("no command given\n%s", usage)
 	}
+	driver := install.Drivers[0]
 	switch args[0] {
 	case "program":
 		for _, name := range args[1:] {
@@ -60,7 +63,14 @@ func run(ctx context.Context, args []string) error {
 			fmt.Println(i.Name, i.Archive)
 		}
 		return err
-	case "up", "down", "standing":
+	case "up":
+		if len(args) > 1 {
+			driver = args[1]
+		}
+		if !slices.Contains(install.Drivers, driver) {
+			return fmt.Errorf("there is no driver %q: use one of %v", driver, install.Drivers)
+		}
+	case "down", "standing":
 	default:
 		return fmt.Errorf("unknown command %q\n%s", args[0], usage)
 	}
@@ -103,7 +113,7 @@ func run(ctx context.Context, args []string) error {
 	if err := lab.Up(ctx, node); err != nil {
 		return err
 	}
-	if err := install.Up(ctx, lab); err != nil {
+	if err := install.Up(ctx, lab, driver); err != nil {
 		return err
 	}
 	log("the lab stands: export KUBECONFIG=%s; contexts kind-hub, kind-rome, kind-paris, kind-berlin", lab.Kubeconfig)

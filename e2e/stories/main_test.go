@@ -49,6 +49,7 @@ var (
 	hub, rome, paris, berlin *remote
 	everywhere               []*remote
 	workloadImage            string
+	kubeconfig               string
 )
 
 func TestMain(m *testing.M) {
@@ -69,10 +70,11 @@ func connect(ctx context.Context) error {
 			return err
 		}
 	}
+	kubeconfig = filepath.Join(root, ".work", "kubeconfig")
 	named := map[string]**remote{"hub": &hub, "rome": &rome, "paris": &paris, "berlin": &berlin}
 	for _, c := range cluster.Topology {
 		config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
-			&clientcmd.ClientConfigLoadingRules{ExplicitPath: filepath.Join(root, ".work", "kubeconfig")},
+			&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig},
 			&clientcmd.ConfigOverrides{CurrentContext: c.Context()}).ClientConfig()
 		if err != nil {
 			return fmt.Errorf("%w (make lab brings the clusters up)", err)

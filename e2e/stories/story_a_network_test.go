@@ -46,7 +46,7 @@ func TestPodsReachEachOther(t *testing.T) {
 			err := rome.Get(ctx, client.ObjectKeyFromObject(here), here)
 			return err == nil && ready(*here), fmt.Sprint(here.Status.Phase, err)
 		})
-		answer, err := exec(ctx, *here, "/"+install.Workload, "get", "http://"+net.JoinHostPort(there.Status.PodIP, "8080"))
+		answer, err := execIn(ctx, *here, "/"+install.Workload, "get", "http://"+net.JoinHostPort(there.Status.PodIP, "8080"))
 		if err != nil || answer != name {
 			t.Fatalf("from rome, the pod in paris answers %q (%v), want %q", answer, err, name)
 		}

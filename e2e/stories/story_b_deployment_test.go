@@ -117,7 +117,7 @@ func TestDeploymentOverflowsAndReturns(t *testing.T) {
 	})
 	feature.Assess("logs and exec work through rome", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		for _, p := range away {
-			if name, err := exec(ctx, p, "/"+install.Workload, "hostname"); err != nil || name != p.Name {
+			if name, err := execIn(ctx, p, "/"+install.Workload, "hostname"); err != nil || name != p.Name {
 				t.Errorf("exec in %s answers %q (%v)", p.Name, name, err)
 			}
 			if text, err := logs(ctx, p); err != nil || !strings.Contains(text, "serving as "+p.Name) {
@@ -132,7 +132,7 @@ func TestDeploymentOverflowsAndReturns(t *testing.T) {
 			want = append(want, p.Name)
 		}
 		eventually(ctx, t, "all pods answer through the Service", time.Minute, func(ctx context.Context) (bool, string) {
-			out, err := exec(ctx, home[0], "/"+install.Workload, "get", fmt.Sprintf("http://%s.%s.svc.cluster.local", app, ns), "60")
+			out, err := execIn(ctx, home[0], "/"+install.Workload, "get", fmt.Sprintf("http://%s.%s.svc.cluster.local", app, ns), "60")
 			if err != nil {
 				return false, err.Error()
 			}

@@ -132,8 +132,8 @@ func allReady(ctx context.Context, t *testing.T, ns, app string, count int, time
 	return home, away
 }
 
-// exec runs a command in a pod, through rome's API server.
-func exec(ctx context.Context, pod corev1.Pod, command ...string) (string, error) {
+// execIn runs a command in a pod, through rome's API server.
+func execIn(ctx context.Context, pod corev1.Pod, command ...string) (string, error) {
 	request := rome.set.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: "main", Command: command, Stdout: true, Stderr: true}, clientgoscheme.ParameterCodec)
 	executor, err := remotecommand.NewSPDYExecutor(rome.config, "POST", request.URL())

@@ -88,8 +88,23 @@ func namespaceLabels(name string) map[string]string {
 		if name == "shop-"+consumer {
 			return map[string]string{"liqo.io/remote-cluster-id": consumer}
 		}
+		if name == broker.GuestNamespace(consumer) {
+			return map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelGuestsOf: consumer}
+		}
+	}
+	// Somebody's who would like to be taken for a guest's.
+	if name == "sly" || name == broker.GuestNamespace("sly") {
+		return map[string]string{broker.LabelGuestsOf: "sly"}
+	}
+	if name == "moved" {
+		return map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelGuestsOf: "rome"}
 	}
 	return nil
+}
+
+// directGuest is a pod as spillway-virtual-node makes it for a consumer.
+func directGuest(consumer string) podOption {
+	return func(p *corev1.Pod) { p.Namespace = broker.GuestNamespace(consumer) }
 }
 
 func measure(nodes []*corev1.Node, pods []*corev1.Pod, headroom corev1.ResourceList, holds map[string][]string) broker.ClusterAdvertisementSpec {
@@ -178,6 +193,15 @@ func TestMeasure(t *testing.T) {
 			pods:        []*corev1.Pod{pod("a", list("nvidia.com/gpu", "1", "example.com/fpga", "2"))},
 			allocatable: "cpu 2, example.com/fpga 2, nvidia.com/gpu 4", allocated: "example.com/fpga 2, nvidia.com/gpu 1",
 			shapes: []shape{{1, 109, "cpu 2, nvidia.com/gpu 3"}},
+		},
+		"direct guests": {
+			reason:      "they count as any guest does",
+			nodes:       []*corev1.Node{node("a", two)},
+			pods:        []*corev1.Pod{pod("a", list("cpu", "500m"), directGuest("rome")), pod("a", list("cpu", "100m"))},
+			holds:       map[string][]string{"rome": {"r1"}},
+			allocatable: "cpu 2, memory 4Gi", allocated: "cpu 100m",
+			shapes:   []shape{{1, 108, "cpu 1400m, memory 4Gi"}},
+			observed: []broker.ObservedHold{{Requester: "rome", Used: broker.FromList(list("cpu", "500m")), Pods: 1, Holds: []string{"r1"}}},
 		},
 		"guests": {
 			reason:      "a guest takes room but is not the cluster's own use; consumers with a hold and no guest are listed too",
@@ -429,6 +453,20 @@ func TestGuestOf(t *testing.T) {
 			p.Labels[broker.LabelRequester] = "berlin"
 			p.Labels["offloading.liqo.io/origin"] = "berlin"
 		}, want: "rome"},
+		"a direct guest": {reason: "the namespace is its consumer's", change: func(p *corev1.Pod) {
+			*p = *pod("a", nil, directGuest("berlin"))
+		}, want: "berlin"},
+		"a direct guest's own words": {reason: "only the namespace counts", change: func(p *corev1.Pod) {
+			*p = *pod("a", nil, directGuest("berlin"))
+			p.Labels = map[string]string{broker.LabelGuestsOf: "rome", broker.LabelRequester: "rome"}
+		}, want: "berlin"},
+		"a namespace that is labelled by somebody": {reason: "Spillway did not make it", change: func(p *corev1.Pod) {
+			*p = *pod("a", nil, directGuest("sly"))
+		}},
+		"a namespace of another name": {reason: "not the one for that consumer", change: func(p *corev1.Pod) {
+			*p = *pod("a", nil)
+			p.Namespace = "moved"
+		}},
 		"a hash that is only a part of": {reason: "the whole hash must stand at the end", change: func(p *corev1.Pod) { p.Labels["liqo.io/creator-user"] += "0" }},
 	}
 	for name, tc := range cases {

@@ -1,6 +1,9 @@
 {{/* The names are fixed: policies, other programs and people look for them, and one agent stands in a cluster. */}}
 {{- define "spillway-agent.name" -}}spillway-agent{{- end }}
 {{- define "spillway-agent.schedulerName" -}}spillway-scheduler{{- end }}
+{{- define "spillway-agent.virtualNodeName" -}}spillway-virtual-node{{- end }}
+{{/* For the Secrets by which the agent tells virtual-node of providers, and nothing else: roles cannot tell one Secret of a namespace from another by its label. */}}
+{{- define "spillway-agent.linkNamespace" -}}spillway-links{{- end }}
 
 {{- define "spillway-agent.commonLabels" -}}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -30,6 +33,22 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/name: spillway-scheduler
 app.kubernetes.io/component: scheduler
 {{ include "spillway-agent.commonLabels" . }}
+{{- end }}
+
+{{- define "spillway-agent.virtualNodeSelectorLabels" -}}
+app.kubernetes.io/name: spillway-virtual-node
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "spillway-agent.virtualNodeLabels" -}}
+app.kubernetes.io/name: spillway-virtual-node
+app.kubernetes.io/component: virtual-node
+{{ include "spillway-agent.commonLabels" . }}
+{{- end }}
+
+{{/* Whether virtual-node runs here: with driver direct, where anything can overflow. */}}
+{{- define "spillway-agent.hasVirtualNode" -}}
+{{- if and (eq .Values.driver "direct") (ne .Values.scheduler.mode "none") }}true{{ end }}
 {{- end }}
 
 {{/* The Secret that the join token is in. */}}

@@ -54,6 +54,8 @@ var programs = map[string]program{
 	"portmap":                 {clusterModule, "github.com/containernetworking/plugins/plugins/meta/portmap"},
 	"coredns":                 {"e2e/lab/build/coredns", "github.com/coredns/coredns"},
 	"helm":                    {"e2e/lab/build/helm", "helm.sh/helm/v3/cmd/helm"},
+	"kwok":                    {"e2e/lab/build/kwok", "sigs.k8s.io/kwok/cmd/kwok"},
+	"metrics-server":          {"e2e/lab/build/metrics-server", "sigs.k8s.io/metrics-server/cmd/metrics-server"},
 	"liqo-controller-manager": {liqoModule, "github.com/liqotech/liqo/cmd/liqo-controller-manager"},
 	"crd-replicator":          {liqoModule, "github.com/liqotech/liqo/cmd/crd-replicator"},
 	"webhook":                 {liqoModule, "github.com/liqotech/liqo/cmd/webhook"},

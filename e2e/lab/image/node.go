@@ -23,7 +23,9 @@ const (
 	suite = "bookworm"
 	// liqoVersion tags Liqo's images as its chart asks for them.
 	liqoVersion = "v1.2.0"
-	pauseImage  = "registry.k8s.io/pause:3.10.1"
+	// MetricsServerVersion does so for metrics-server's.
+	MetricsServerVersion = "v0.7.2"
+	pauseImage           = "registry.k8s.io/pause:3.10.1"
 )
 
 // debianPackages are what a node is made of.
@@ -55,6 +57,7 @@ var components = []component{
 	{"pause", pauseImage, "pause"},
 	{"liqo-controller-manager", "ghcr.io/liqotech/liqo-controller-manager:" + liqoVersion, "usr/bin/liqo-controller-manager"},
 	{"crd-replicator", "ghcr.io/liqotech/crd-replicator:" + liqoVersion, "usr/bin/crd-replicator"},
+	{"metrics-server", "registry.k8s.io/metrics-server/metrics-server:" + MetricsServerVersion, "metrics-server"},
 	{"webhook", "ghcr.io/liqotech/webhook:" + liqoVersion, "usr/bin/webhook"},
 	{"virtual-kubelet", "ghcr.io/liqotech/virtual-kubelet:" + liqoVersion, "usr/bin/virtual-kubelet"},
 }

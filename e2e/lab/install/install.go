@@ -23,8 +23,12 @@ import (
 	"github.com/spillway-dev/spillway/e2e/lab/image"
 )
 
-// Up installs, or upgrades, Liqo and Spillway on a lab that stands.
-func Up(ctx context.Context, lab *cluster.Lab) error {
+// Drivers that the lab's clusters can be linked with.
+var Drivers = []string{"liqo", "direct"}
+
+// Up installs, or upgrades, Liqo, metrics-server and Spillway on a lab that
+// stands. Spillway links the clusters with the given driver.
+func Up(ctx context.Context, lab *cluster.Lab, driver string) error {
 	helm, err := build.Program(ctx, "helm", lab.Log)
 	if err != nil {
 		return err
@@ -33,13 +37,16 @@ func Up(ctx context.Context, lab *cluster.Lab) error {
 	if err != nil {
 		return err
 	}
-	i := installer{lab: lab, helm: helm, images: images}
+	i := installer{lab: lab, helm: helm, images: images, driver: driver}
 	lab.Log("loading Spillway's images …")
 	if err := i.load(ctx); err != nil {
 		return err
 	}
 	if err := i.liqo(ctx); err != nil {
 		return fmt.Errorf("installing Liqo: %w", err)
+	}
+	if err := i.metricsServer(ctx); err != nil {
+		return fmt.Errorf("installing metrics-server: %w", err)
 	}
 	if err := i.spillway(ctx); err != nil {
 		return fmt.Errorf("installing Spillway: %w", err)
@@ -51,6 +58,7 @@ type installer struct {
 	lab    *cluster.Lab
 	helm   string
 	images []Image
+	driver string
 }
 
 // Image is an archive of one of the project's images.
@@ -65,6 +73,7 @@ var own = []struct{ name, pkg string }{
 	{"spillway-broker", "./broker"},
 	{"spillway-agent", "./agent"},
 	{"spillway-scheduler", "./scheduler-plugin"},
+	{"spillway-virtual-node", "./virtual-node"},
 	{Workload, "./e2e/lab/workload"},
 }
 
@@ -223,10 +232,7 @@ func (i *installer) liqo(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	find := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/liqotech/liqo")
-	find.Dir = filepath.Join(root, "e2e/lab/build/liqo")
-	find.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
-	module, err := engine.Run(find)
+	module, err := moduleDir(ctx, filepath.Join(root, "e2e/lab/build/liqo"), "github.com/liqotech/liqo")
 	if err != nil {
 		return err
 	}
@@ -256,4 +262,37 @@ func (i *installer) liqo(ctx context.Context) error {
 		})
 	}
 	return group.Wait()
+}
+
+// metricsServer installs what `kubectl top` asks, from the chart in its module.
+func (i *installer) metricsServer(ctx context.Context) error {
+	root, err := build.Root()
+	if err != nil {
+		return err
+	}
+	module, err := moduleDir(ctx, filepath.Join(root, "e2e/lab/build/metrics-server"), "sigs.k8s.io/metrics-server")
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(2)
+	for _, c := range cluster.Topology {
+		if !c.Member {
+			continue
+		}
+		group.Go(func() error {
+			return i.helmUpgrade(ctx, c, "kube-system", "metrics-server", filepath.Join(module, "charts/metrics-server"),
+				"image.tag="+image.MetricsServerVersion, "args={--kubelet-insecure-tls,--metric-resolution=15s}",
+				"resources.requests.cpu=10m", "resources.requests.memory=32Mi")
+		})
+	}
+	return group.Wait()
+}
+
+// moduleDir is where a module's files are that one of the build modules pins.
+func moduleDir(ctx context.Context, pinnedBy, module string) (string, error) {
+	find := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
+	find.Dir = pinnedBy
+	find.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
+	return engine.Run(find)
 }

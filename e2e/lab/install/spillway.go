@@ -74,6 +74,13 @@ func (i *installer) spillway(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := i.settleDriver(ctx); err != nil {
+		return err
+	}
+	virtualNodeImage, err := i.tag("spillway-virtual-node")
+	if err != nil {
+		return err
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(2)
 	for _, c := range cluster.Topology {
@@ -87,14 +94,61 @@ func (i *installer) spillway(ctx context.Context) error {
 			}
 			// A user would wait longer before giving capacity back; the stories
 			// would rather see it happen.
-			return i.helmUpgrade(ctx, c, namespace, "spillway-agent", filepath.Join(root, "charts/agent"),
-				"image.tag="+agentImage, "scheduler.image.tag="+schedulerImage,
-				"clusterID="+c.Name, "broker.url=https://"+address+":"+brokerPort, "broker.caHash="+caHash,
-				"@join.token="+tokenFile.Name(), "apiServer.endpoint=https://"+endpoint+":6443",
-				"release.grace=5s", "peering.idleTime=20s", "advertisement.interval=10s")
+			values := []string{
+				"image.tag=" + agentImage, "scheduler.image.tag=" + schedulerImage, "driver=" + i.driver,
+				"clusterID=" + c.Name, "broker.url=https://" + address + ":" + brokerPort, "broker.caHash=" + caHash,
+				"@join.token=" + tokenFile.Name(), "apiServer.endpoint=https://" + endpoint + ":6443",
+				"release.grace=5s", "peering.idleTime=20s", "advertisement.interval=10s",
+			}
+			if i.driver == "direct" {
+				values = append(values, "virtualNode.image.tag="+virtualNodeImage)
+			}
+			return i.helmUpgrade(ctx, c, namespace, "spillway-agent", filepath.Join(root, "charts/agent"), values...)
 		})
 	}
 	return group.Wait()
+}
+
+// settleDriver waits until nothing stands of another driver's links: each driver
+// removes its own only.
+func (i *installer) settleDriver(ctx context.Context) error {
+	deadline := time.Now().Add(3 * time.Minute)
+	for told := false; ; {
+		var left []string
+		for _, c := range cluster.Topology {
+			if !c.Member {
+				continue
+			}
+			out, err := engine.Run(exec.CommandContext(ctx, i.lab.Kubectl, "--kubeconfig", i.lab.Kubeconfig, "--context", c.Context(),
+				"get", "nodes,namespaces", "-o", "name"))
+			if err != nil {
+				return err
+			}
+			for line := range strings.Lines(out) {
+				name := strings.TrimSpace(line)
+				other := i.driver == "direct" && strings.HasPrefix(name, "namespace/liqo-tenant-") ||
+					i.driver != "direct" && strings.HasPrefix(name, "namespace/spillway-guests-")
+				if other {
+					left = append(left, c.Name+" "+name)
+				}
+			}
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		if !told {
+			i.lab.Log("waiting for idle links of the other driver to end: %s", strings.Join(left, ", "))
+			told = true
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("links of another driver still stand: %s; delete the workloads that overflowed, or run make lab-down", strings.Join(left, ", "))
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(2 * time.Second):
+		}
+	}
 }
 
 // tag is the tag of one of the project's images.

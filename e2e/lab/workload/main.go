@@ -1,17 +1,19 @@
 // Command workload is what the stories' pods run: it serves its host name, or
-// does a piece of work and ends.
+// does a piece of work and ends. Its other words are for exec.
 package main
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 )
 
-const usage = "usage: workload serve | hostname | get URL [TIMES] | work DURATION"
+const usage = "usage: workload serve | hostname | get URL [TIMES] | work DURATION | fail CODE | env NAME | print FILE | answer"
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -28,7 +30,8 @@ func run(args []string) error {
 	switch {
 	case len(args) == 1 && args[0] == "serve":
 		fmt.Println("serving as", host)
-		return http.ListenAndServe(":8080", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		return http.ListenAndServe(":8080", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			fmt.Println("served", r.URL.Path)
 			fmt.Fprintln(w, host)
 		}))
 	case len(args) == 1 && args[0] == "hostname":
@@ -45,8 +48,44 @@ func run(args []string) error {
 		time.Sleep(d)
 		fmt.Println("done as", host)
 		return nil
+	case len(args) == 2 && args[0] == "fail":
+		code, err := strconv.Atoi(args[1])
+		if err != nil {
+			return err
+		}
+		fmt.Println("failing with", code)
+		os.Exit(code)
+	case len(args) == 2 && args[0] == "env":
+		fmt.Println(os.Getenv(args[1]))
+		return nil
+	case len(args) == 2 && args[0] == "print":
+		text, err := os.ReadFile(args[1])
+		if err != nil {
+			return err
+		}
+		_, err = os.Stdout.Write(text)
+		return err
+	case len(args) == 1 && args[0] == "answer":
+		return answer()
 	}
 	return fmt.Errorf("unknown arguments %q; %s", args, usage)
+}
+
+// answer answers each line of a conversation, until one says bye.
+func answer() error {
+	place := "a pipe"
+	if info, err := os.Stdin.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+		place = "a terminal"
+	}
+	fmt.Println("talking over", place)
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+		if lines.Text() == "bye" {
+			return nil
+		}
+		fmt.Println("heard", strings.ToUpper(lines.Text()))
+	}
+	return lines.Err()
 }
 
 // get prints what a URL answers, once or several times, each time over a new

@@ -38,16 +38,27 @@ func Name(home *corev1.Pod) string {
 // CopyName of a ConfigMap or Secret: another for each namespace.
 func CopyName(namespace, name string) string { return shortened(name, namespace, name) }
 
+// fileKey is where Files keeps the value of a field. One field has one key, so
+// that a ConfigMap cannot outgrow what the API server takes by repetition.
+func fileKey(path string) string {
+	plain, subscript, found := strings.Cut(path, "[")
+	if !found {
+		return plain
+	}
+	return shortened(plain, subscript)
+}
+
 // filesName of what Files makes.
 func filesName(home *corev1.Pod) string {
 	return shortened(home.Name+"-downward", home.Namespace, home.Name, string(home.UID), "downward")
 }
 
-// shortened is readable's beginning with a hash of all parts, which cannot hold a
-// slash.
+// shortened is readable's beginning with a hash of all parts, none but the last of
+// which can hold a slash.
 func shortened(readable string, parts ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "/")))
-	hash := fmt.Sprintf("%x", sum[:6])
+	// Long enough that nobody finds the name of another namespace's Secret.
+	hash := fmt.Sprintf("%x", sum[:10])
 	readable = strings.ReplaceAll(readable, ".", "-")
 	if most := maxName - len(hash) - 1; len(readable) > most {
 		readable = readable[:most]

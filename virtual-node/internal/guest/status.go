@@ -3,8 +3,11 @@ package guest
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
 // mirrored are the conditions that are the guest's to say.
@@ -22,7 +25,8 @@ func Status(home, guest *corev1.Pod) corev1.PodStatus {
 	status.Phase, status.Reason, status.Message = from.Phase, from.Reason, from.Message
 	status.StartTime, status.QOSClass = from.StartTime, from.QOSClass
 	status.PodIP, status.PodIPs, status.HostIP, status.HostIPs = from.PodIP, from.PodIPs, from.HostIP, from.HostIPs
-	status.ContainerStatuses, status.InitContainerStatuses = from.ContainerStatuses, from.InitContainerStatuses
+	status.ContainerStatuses = ofHome(from.ContainerStatuses, home.Spec.Containers)
+	status.InitContainerStatuses = ofHome(from.InitContainerStatuses, home.Spec.InitContainers)
 	if home.Status.QOSClass != "" {
 		status.QOSClass = home.Status.QOSClass // it cannot change
 	}
@@ -36,9 +40,12 @@ func Status(home, guest *corev1.Pod) corev1.PodStatus {
 		switch {
 		case slices.Contains(mirrored, c.Type):
 			c.ObservedGeneration = 0 // of another object
+			if c.Type == corev1.PodReady {
+				c = gated(home, c)
+			}
 			conditions = append(conditions, c)
 		case c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && status.Message == "":
-			status.Message = fmt.Sprintf("it waits for a node at the provider: %s", c.Message)
+			status.Message = fmt.Sprintf("waits for a node in %s: %s", provider(home), c.Message)
 		}
 	}
 	status.Conditions = conditions
@@ -46,6 +53,51 @@ func Status(home, guest *corev1.Pod) corev1.PodStatus {
 		status.Phase = corev1.PodPending
 	}
 	return status
+}
+
+// gated is the guest's readiness with home's readiness gates counted in: the
+// guest knows nothing of them.
+func gated(home *corev1.Pod, ready corev1.PodCondition) corev1.PodCondition {
+	var closed []string
+	changed := ready.LastTransitionTime
+	for _, gate := range home.Spec.ReadinessGates {
+		is := corev1.PodCondition{Status: "missing"}
+		for _, c := range home.Status.Conditions {
+			if c.Type == gate.ConditionType {
+				is = c
+			}
+		}
+		if is.Status != corev1.ConditionTrue {
+			closed = append(closed, fmt.Sprintf("readiness gate %q is %s, not True", gate.ConditionType, is.Status))
+		}
+		if changed.Before(&is.LastTransitionTime) {
+			changed = is.LastTransitionTime
+		}
+	}
+	if ready.Status != corev1.ConditionTrue || len(home.Spec.ReadinessGates) == 0 {
+		return ready
+	}
+	ready.LastTransitionTime = changed
+	if len(closed) > 0 {
+		ready.Status, ready.Reason, ready.Message = corev1.ConditionFalse, "ReadinessGatesNotReady", strings.Join(closed, "; ")
+	}
+	return ready
+}
+
+// ofHome leaves out containers that only the guest has: what the provider's own
+// admission added.
+func ofHome(statuses []corev1.ContainerStatus, containers []corev1.Container) []corev1.ContainerStatus {
+	return slices.DeleteFunc(statuses, func(s corev1.ContainerStatus) bool {
+		return !slices.ContainsFunc(containers, func(c corev1.Container) bool { return c.Name == s.Name })
+	})
+}
+
+// provider is the cluster whose virtual node the pod is bound to.
+func provider(home *corev1.Pod) string {
+	if id, ok := strings.CutPrefix(home.Spec.NodeName, broker.VirtualNodePrefix); ok && id != "" {
+		return id
+	}
+	return "the provider"
 }
 
 func has(conditions []corev1.PodCondition, kind corev1.PodConditionType) bool {

@@ -32,6 +32,9 @@ type Reference struct {
 // References are all that a pod refers to, sorted by name.
 type References struct{ ConfigMaps, Secrets []Reference }
 
+// maxNameservers and maxSearches are the most that a pod's DNS may have.
+const maxNameservers, maxSearches = 3, 32
+
 // apiAccess begins the name of the volume that admission adds for access to the
 // cluster's own API.
 const apiAccess = "kube-api-access-"
@@ -67,12 +70,17 @@ func Translate(home *corev1.Pod, namespace string, o Options) (made *corev1.Pod,
 	// Where it runs is for the provider's scheduler to say, and its rank there for
 	// nobody.
 	spec.NodeName, spec.NodeSelector, spec.Affinity, spec.Tolerations, spec.TopologySpreadConstraints = "", nil, nil, nil, nil
+	if len(spec.ResourceClaims) > 0 {
+		t.note("Devices of resource claims are not lent: the pod runs without them there.")
+	}
 	spec.SchedulerName, spec.SchedulingGates, spec.ResourceClaims = "", nil, nil
 	spec.Priority, spec.PriorityClassName, spec.PreemptionPolicy, spec.Overhead = nil, "", nil, nil
 	// Accounts, names and Services of home mean nothing there.
 	spec.ServiceAccountName, spec.DeprecatedServiceAccount, spec.AutomountServiceAccountToken = "", "", ptr.To(false)
 	spec.EnableServiceLinks, spec.Subdomain, spec.SetHostnameAsFQDN = ptr.To(false), "", nil
-	spec.EphemeralContainers = nil
+	spec.EphemeralContainers, spec.WorkloadRef = nil, nil
+	// Who sets the gates' conditions does so at home: Status counts them in.
+	spec.ReadinessGates = nil
 	t.dns(spec, o)
 	t.volumes(spec)
 	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
@@ -80,6 +88,8 @@ func Translate(home *corev1.Pod, namespace string, o Options) (made *corev1.Pod,
 			t.container(&containers[i])
 		}
 	}
+	// The API takes empty names here, which mean nothing.
+	spec.ImagePullSecrets = slices.DeleteFunc(spec.ImagePullSecrets, func(s corev1.LocalObjectReference) bool { return s.Name == "" })
 	for i := range spec.ImagePullSecrets {
 		spec.ImagePullSecrets[i].Name = t.secret(spec.ImagePullSecrets[i].Name, true)
 	}
@@ -145,7 +155,7 @@ func (t *translation) dns(spec *corev1.PodSpec, o Options) {
 	if spec.DNSPolicy != corev1.DNSClusterFirst && spec.DNSPolicy != corev1.DNSClusterFirstWithHostNet && spec.DNSPolicy != "" {
 		return
 	}
-	if len(o.ClusterDNS) == 0 {
+	if len(o.ClusterDNS) == 0 || o.ClusterDomain == "" {
 		spec.DNSPolicy = corev1.DNSDefault
 		t.note("Services of this cluster are not known by name there: the pod asks the DNS of its node (give virtual-node --cluster-dns where pods there reach this cluster's DNS).")
 		return
@@ -162,8 +172,16 @@ func (t *translation) dns(spec *corev1.PodSpec, o Options) {
 		config.Options = append(config.Options, own.Options...)
 	}
 	// More the API does not take.
-	config.Nameservers = config.Nameservers[:min(len(config.Nameservers), 3)]
+	config.Nameservers = config.Nameservers[:min(len(config.Nameservers), maxNameservers)]
+	config.Searches = config.Searches[:min(len(config.Searches), maxSearches)]
 	spec.DNSConfig = config
+}
+
+// isAPIAccess tells the volume that admission added from one that is only named
+// like it.
+func isAPIAccess(v corev1.Volume) bool {
+	return strings.HasPrefix(v.Name, apiAccess) && v.Projected != nil &&
+		slices.ContainsFunc(v.Projected.Sources, func(s corev1.VolumeProjection) bool { return s.ServiceAccountToken != nil })
 }
 
 // volumes points them to the copies, and drops what only home has.
@@ -172,7 +190,7 @@ func (t *translation) volumes(spec *corev1.PodSpec) {
 	var kept []corev1.Volume
 	for _, v := range spec.Volumes {
 		switch {
-		case strings.HasPrefix(v.Name, apiAccess) && v.Projected != nil:
+		case isAPIAccess(v):
 			dropped[v.Name] = true
 			continue
 		case v.ConfigMap != nil:
@@ -186,7 +204,7 @@ func (t *translation) volumes(spec *corev1.PodSpec) {
 			}
 		case v.DownwardAPI != nil:
 			v.VolumeSource = corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
-				DefaultMode: v.DownwardAPI.DefaultMode, Sources: t.downward(v.Name, v.DownwardAPI.Items),
+				DefaultMode: v.DownwardAPI.DefaultMode, Sources: t.downward(v.DownwardAPI.Items),
 			}}
 			if len(v.Projected.Sources) == 0 {
 				v.VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
@@ -215,7 +233,7 @@ func (t *translation) projected(volume string, p *corev1.ProjectedVolumeSource) 
 			source.Secret.Name = t.secret(source.Secret.Name, ptr.Deref(source.Secret.Optional, false))
 			kept = append(kept, source)
 		case source.DownwardAPI != nil:
-			kept = append(kept, t.downward(volume, source.DownwardAPI.Items)...)
+			kept = append(kept, t.downward(source.DownwardAPI.Items)...)
 		}
 	}
 	p.Sources = kept
@@ -223,13 +241,13 @@ func (t *translation) projected(volume string, p *corev1.ProjectedVolumeSource) 
 
 // downward splits items into those that only home can answer, which come from
 // Files, and those that only the guest's node can.
-func (t *translation) downward(volume string, items []corev1.DownwardAPIVolumeFile) (out []corev1.VolumeProjection) {
+func (t *translation) downward(items []corev1.DownwardAPIVolumeFile) (out []corev1.VolumeProjection) {
 	var there []corev1.DownwardAPIVolumeFile
 	var files []corev1.KeyToPath
-	for i, item := range items {
+	for _, item := range items {
 		if item.FieldRef != nil {
 			if _, ok := field(t.home, item.FieldRef.FieldPath); ok {
-				files = append(files, corev1.KeyToPath{Key: fileKey(volume, i), Path: item.Path, Mode: item.Mode})
+				files = append(files, corev1.KeyToPath{Key: fileKey(item.FieldRef.FieldPath), Path: item.Path, Mode: item.Mode})
 				continue
 			}
 		}
@@ -246,31 +264,29 @@ func (t *translation) downward(volume string, items []corev1.DownwardAPIVolumeFi
 	return out
 }
 
-func fileKey(volume string, item int) string { return fmt.Sprintf("%s.%d", volume, item) }
-
 // Files is what only home knows of the files in downward API volumes, nil where
 // there is none. Labels and annotations change in a pod's life, and so does it.
 func Files(home *corev1.Pod, namespace string) *corev1.ConfigMap {
 	data := map[string]string{}
-	each := func(volume string, items []corev1.DownwardAPIVolumeFile) {
-		for i, item := range items {
+	each := func(items []corev1.DownwardAPIVolumeFile) {
+		for _, item := range items {
 			if item.FieldRef == nil {
 				continue
 			}
 			if value, ok := field(home, item.FieldRef.FieldPath); ok {
-				data[fileKey(volume, i)] = value
+				data[fileKey(item.FieldRef.FieldPath)] = value
 			}
 		}
 	}
 	for _, v := range home.Spec.Volumes {
 		switch {
-		case strings.HasPrefix(v.Name, apiAccess):
+		case isAPIAccess(v):
 		case v.DownwardAPI != nil:
-			each(v.Name, v.DownwardAPI.Items)
+			each(v.DownwardAPI.Items)
 		case v.Projected != nil:
 			for _, source := range v.Projected.Sources {
 				if source.DownwardAPI != nil {
-					each(v.Name, source.DownwardAPI.Items)
+					each(source.DownwardAPI.Items)
 				}
 			}
 		}

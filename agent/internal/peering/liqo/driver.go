@@ -58,6 +58,8 @@ type conversation struct {
 	// said is when a kind was last sent, and since when something is waited for.
 	said  map[kind]time.Time
 	since map[string]time.Time
+	// otherDriver is that of a provider that could not read what it was sent.
+	otherDriver string
 }
 
 // conversation with a provider; the caller holds the lock.
@@ -90,6 +92,18 @@ func (d *Driver) waitedFor(provider, what string) time.Duration {
 
 // Receive keeps a provider's answer for the next call.
 func (d *Driver) Receive(provider string, raw []byte) {
+	if other, unreadable := peering.ReadsOnly(raw); unreadable {
+		d.mu.Lock()
+		c, asked := d.conversations[provider]
+		if asked {
+			c.otherDriver = other
+		}
+		d.mu.Unlock()
+		if asked {
+			d.Wake(provider)
+		}
+		return
+	}
 	m, err := decode(raw, kindOffer, kindGrant, kindGone, kindRefusal)
 	if err != nil {
 		d.Log.Info("dropping a provider's message", "provider", provider, "reason", err.Error())
@@ -99,6 +113,7 @@ func (d *Driver) Receive(provider string, raw []byte) {
 	c, asked := d.conversations[provider]
 	if asked {
 		c.heard[m.Kind] = m
+		c.otherDriver = ""
 	}
 	d.mu.Unlock()
 	if asked {
@@ -185,8 +200,12 @@ func (c *conversation) next(session int64, now time.Time, resendAfter time.Durat
 func (d *Driver) shakeHands(ctx context.Context, peer peering.Peer, namespace *corev1.Namespace) (peering.Progress, error) {
 	provider, session := peer.ClusterID, sessionOf(namespace, annotationSession)
 	d.mu.Lock()
-	next := d.conversation(provider).next(session, d.Clock.Now(), d.ResendAfter)
+	c := d.conversation(provider)
+	next, other := c.next(session, d.Clock.Now(), d.ResendAfter), c.otherDriver
 	d.mu.Unlock()
+	if other != "" {
+		next.progress = peering.Mismatched(provider, other, driverName)
+	}
 
 	switch next.answer.Kind {
 	case kindGrant:

@@ -63,7 +63,8 @@ func (l *Lender) Handle(ctx context.Context, consumer peering.Peer, raw []byte) 
 	}
 	in, err := decode(raw, kindHello, kindRequest, kindTeardown)
 	if err != nil {
-		return nil, fmt.Errorf("reading what %s sent: %w", consumer.ClusterID, err)
+		l.Log.Info("A consumer says what this driver cannot read: does it use another one?", "consumer", consumer.ClusterID, "reason", err.Error())
+		return peering.Unreadable(driverName), nil
 	}
 	if !consumer.Holds && in.Kind != kindTeardown {
 		return nil, fmt.Errorf("%s holds nothing here (yet): it gets no link", consumer.ClusterID) // it asks again

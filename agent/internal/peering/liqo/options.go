@@ -27,6 +27,9 @@ import (
 )
 
 const (
+	// driverName is what a peer with another driver is told.
+	driverName = "liqo"
+
 	// annotationSession on a tenant namespace is the session of the peering in
 	// which this cluster consumes, annotationLentSession of the one in which it
 	// lends. The two directions share the namespace.

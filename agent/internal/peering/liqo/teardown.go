@@ -256,7 +256,8 @@ func (d *Driver) remains(ctx context.Context, provider string) (remains, error) 
 	c := d.conversation(provider)
 	gone, heard := c.heard[kindGone]
 	since, asking := c.since[string(stageProvider)]
-	confirmed := heard && gone.Session == r.session
+	// A provider with another driver has nothing of this one.
+	confirmed := heard && gone.Session == r.session || c.otherDriver != ""
 	r.unconfirmed = !confirmed && asking && d.Clock.Now().Sub(since) > d.UnreachableAfter
 	r.released = confirmed || r.unconfirmed
 	d.mu.Unlock()

@@ -1,0 +1,113 @@
+package cluster
+
+import (
+	_ "embed"
+	"fmt"
+
+	"github.com/spillway-dev/spillway/e2e/playground/process"
+)
+
+// FakeNode is the annotation of the nodes that kwok plays; it touches no others,
+// and so no virtual ones.
+const FakeNode = "kwok.x-k8s.io/node"
+
+// stages tell kwok what pods do.
+//
+//go:embed stages.yaml
+var stages []byte
+
+// startAPIServer starts etcd and the API server. Between them is a socket file
+// instead of a port: nothing else can take it, and only its owner gets at it.
+// Both name it relative to their directory, since such names have to be short.
+func (c *Cluster) startAPIServer(port int) error {
+	const socket = "unix://etcd:1" // the file etcd:1; etcd wants something like a port
+	_, err := c.Run(process.Spec{Name: "etcd", Path: c.options.Programs.Etcd, Dir: c.options.Dir, Args: []string{
+		"--data-dir=etcd",
+		"--listen-client-urls=" + socket,
+		"--advertise-client-urls=" + socket,
+		"--listen-peer-urls=http://127.0.0.1:0",
+		"--unsafe-no-fsync", // everything is thrown away with the machine, and before
+		"--log-level=warn",
+	}})
+	if err != nil {
+		return err
+	}
+	var impatient []string
+	if !c.options.Patient {
+		impatient = []string{
+			fmt.Sprintf("--default-not-ready-toleration-seconds=%d", int(EvictAfter.Seconds())),
+			fmt.Sprintf("--default-unreachable-toleration-seconds=%d", int(EvictAfter.Seconds())),
+		}
+	}
+	_, err = c.Run(process.Spec{Name: "kube-apiserver", Path: c.options.Programs.APIServer, Dir: c.options.Dir, Args: append(impatient,
+		"--etcd-servers="+socket,
+		"--bind-address=127.0.0.1",
+		"--advertise-address=127.0.0.1",
+		fmt.Sprintf("--secure-port=%d", port),
+		"--endpoint-reconciler-type=none",
+		"--tls-cert-file=apiserver.crt",
+		"--tls-private-key-file=apiserver.key",
+		"--client-ca-file=ca.crt",
+		"--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction",
+		"--allow-privileged=true",
+		"--service-cluster-ip-range=10.96.0.0/16",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=sa.pub",
+		"--service-account-signing-key-file=sa.key",
+		"--kubelet-client-certificate=kubelet-client.crt",
+		"--kubelet-client-key=kubelet-client.key",
+		"--requestheader-client-ca-file=front-proxy-ca.crt",
+		"--requestheader-allowed-names=front-proxy-client",
+		"--requestheader-username-headers=X-Remote-User",
+		"--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file=front-proxy.crt",
+		"--proxy-client-key-file=front-proxy.key",
+		"--profiling=false",
+	)})
+	return err
+}
+
+// startControllers starts the rest of the control plane, and the nodes' player.
+func (c *Cluster) startControllers() error {
+	if err := writeFiles(c.options.Dir, map[string][]byte{"stages.yaml": stages}); err != nil {
+		return err
+	}
+	var impatient []string
+	leaseSeconds := 40
+	if !c.options.Patient {
+		impatient = []string{"--node-monitor-period=1s", fmt.Sprintf("--node-monitor-grace-period=%s", NodeGrace)}
+		leaseSeconds = 20
+	}
+	for _, spec := range []process.Spec{
+		{Name: "kube-controller-manager", Path: c.options.Programs.ControllerManager, Args: append(impatient,
+			"--kubeconfig=controller-manager.kubeconfig",
+			"--service-account-private-key-file=sa.key",
+			"--root-ca-file=ca.crt",
+			"--use-service-account-credentials=true",
+			"--leader-elect=false",
+			"--secure-port=0",
+		)},
+		{Name: "kube-scheduler", Path: c.options.Programs.Scheduler, Args: []string{
+			"--kubeconfig=scheduler.kubeconfig",
+			"--leader-elect=false",
+			"--secure-port=0",
+			"--steering-listen=",
+		}},
+		{Name: "kwok", Path: c.options.Programs.Kwok, Args: []string{
+			"--kubeconfig=admin.kubeconfig",
+			"--config=stages.yaml",
+			"--manage-all-nodes=false",
+			"--manage-nodes-with-annotation-selector=" + FakeNode + "=fake",
+			fmt.Sprintf("--node-lease-duration-seconds=%d", leaseSeconds),
+			"--node-ip=127.0.0.1",
+		}},
+	} {
+		spec.Dir = c.options.Dir
+		if _, err := c.Run(spec); err != nil {
+			return err
+		}
+	}
+	return nil
+}

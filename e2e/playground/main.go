@@ -1,0 +1,88 @@
+// The playground command brings whole clusters up as processes of this machine,
+// with Spillway on them, and shows what it does:
+//
+//	go run ./e2e/playground demo
+//
+// There is no docker in it, and nothing needs privileges. When it ends, however
+// it ends, no process is left.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spillway-dev/spillway/e2e/playground/scale"
+	"github.com/spillway-dev/spillway/e2e/playground/story"
+)
+
+const usage = `usage: go run ./e2e/playground demo
+       go run ./e2e/playground bench [flags]
+
+demo tells a story of six chapters on four clusters, and ends with 0 only if every
+chapter came true. Variables of the environment:
+  DEMO_HOLD=1                               leave everything running at the end
+  DEMO_BREAK=broker|provider|scheduler      sabotage it, to see that it notices
+
+bench runs ` + scale.Name + ` and prints its figures; -help lists its flags.
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// A second signal ends this process at once, and with it all the others.
+	context.AfterFunc(ctx, stop)
+	err := run(ctx, os.Args[1:])
+	switch {
+	case errors.Is(err, context.Canceled):
+		fmt.Fprintln(os.Stderr, "\nStopped; nothing is left running.")
+		os.Exit(130)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "\nplayground:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, arguments []string) error {
+	switch {
+	case len(arguments) == 1 && arguments[0] == "demo":
+		return story.Tell(ctx, story.Options{
+			Out:   os.Stdout,
+			Break: os.Getenv("DEMO_BREAK"),
+			Hold:  os.Getenv("DEMO_HOLD") == "1",
+		})
+	case len(arguments) > 0 && arguments[0] == "bench":
+		return bench(ctx, arguments[1:])
+	}
+	fmt.Fprint(os.Stderr, usage)
+	return errors.New("nothing was done")
+}
+
+func bench(ctx context.Context, arguments []string) error {
+	o := scale.Defaults()
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	name := flags.String("name", scale.Name, "Which bench; there is one.")
+	flags.IntVar(&o.Providers, "providers", o.Providers, "Providers in all.")
+	flags.IntVar(&o.Real, "real", o.Real, "How many of them have a control plane of their own, about 1 GiB each; the others are simulated agents.")
+	flags.IntVar(&o.Nodes, "nodes", o.Nodes, "Simulated nodes, in the home cluster and with the real providers together.")
+	flags.IntVar(&o.Pods, "pods", o.Pods, "Pods, created in the home cluster at once.")
+	flags.DurationVar(&o.Deadline, "deadline", o.Deadline, "How long they may take to run.")
+	switch err := flags.Parse(arguments); {
+	case errors.Is(err, flag.ErrHelp):
+		return nil
+	case err != nil:
+		return err
+	case *name != scale.Name:
+		return fmt.Errorf("no bench is called %q here: there is %s", *name, scale.Name)
+	}
+	start := time.Now()
+	o.Out = os.Stdout
+	o.Log = func(format string, args ...any) {
+		fmt.Fprintf(os.Stderr, "%7.1fs  %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
+	}
+	return scale.Run(ctx, o)
+}

@@ -1,0 +1,227 @@
+// Package scale runs Spillway on a playground with a thousand nodes and many more
+// pods than fit at home, and measures how long it takes until all run, and what
+// Spillway's programs need for it.
+package scale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/playground/playground"
+)
+
+// Name of the bench.
+const Name = "playground_scale"
+
+// Options of a run.
+type Options struct {
+	// Out takes the figures, Log progress.
+	Out io.Writer
+	Log playground.Log
+	// Providers in all, of which Real have a control plane and nodes; the others
+	// are simulated agents.
+	Providers, Real int
+	// Nodes in the home cluster and with the real providers together. Each runs
+	// ten of the pods.
+	Nodes int
+	// Pods that are created at home.
+	Pods int
+	// Deadline for all of them to run.
+	Deadline time.Duration
+}
+
+// Defaults are the bench's figures, as far as the memory of a small machine goes.
+func Defaults() Options {
+	return Options{Providers: 20, Real: 2, Nodes: 1000, Pods: 10000, Deadline: 30 * time.Minute}
+}
+
+const (
+	consumer = "home"
+	crowd    = "crowd"
+	// podsEach is how many pods a node has room for, and spare how many more, so
+	// that not the last place has to be found.
+	podsEach, spare = 10, 1
+	// deployments that the pods are spread over.
+	deployments = 10
+	// askEach is how many pods each simulated agent asks the others for.
+	askEach = 50
+)
+
+// Run measures, and prints the figures as lines "bench <name> <value> <unit> (aim
+// <aim>)". The aims for memory are the limits that the charts set.
+func Run(ctx context.Context, o Options) (err error) {
+	if o.Real < 1 || o.Providers < o.Real || o.Nodes < 2*(o.Real+1) || o.Pods < deployments || o.Pods > o.Nodes*podsEach {
+		return fmt.Errorf("it needs at least one real provider, 2 nodes for each cluster, %d pods, and at most %d pods for each node", deployments, podsEach)
+	}
+	// A fifth of the nodes is at home: most pods overflow.
+	atHome := o.Nodes / 5
+	members := []playground.Member{{Name: consumer, Overflows: true, Nodes: nodes("home", atHome), Values: []string{"lend.enabled=false"}}}
+	var providers []string
+	for i, rest := 0, o.Nodes-atHome; i < o.Real; i++ {
+		name := fmt.Sprintf("provider-%d", i+1)
+		share := rest / (o.Real - i)
+		rest -= share
+		providers = append(providers, name)
+		members = append(members, playground.Member{Name: name, Nodes: nodes("node", share)})
+	}
+	p, err := playground.Start(ctx, playground.Options{Members: members, Patient: true, Log: o.Log})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.Stop()) }()
+	ctx, cancel := context.WithTimeout(ctx, o.Deadline)
+	defer cancel()
+
+	group, simulating := errgroup.WithContext(ctx)
+	stopSimulating := func() {}
+	simulating, stopSimulating = context.WithCancel(simulating)
+	defer func() {
+		stopSimulating()
+		err = errors.Join(err, group.Wait())
+	}()
+	others, err := simulate(simulating, group, p, o.Providers-o.Real)
+	if err != nil {
+		return err
+	}
+	o.Log("1 consumer and %d providers (%d real control planes, %d simulated agents), %d nodes, %d pods", o.Providers, o.Real, len(others), o.Nodes, o.Pods)
+
+	before := usages(p, providers[0])
+	start := time.Now()
+	if err := create(ctx, p.Cluster(consumer).Client, o.Pods); err != nil {
+		return err
+	}
+	home, away, err := settle(ctx, o, p)
+	took := time.Since(start)
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, p.Logs(8))
+	}
+	var accepted int64
+	for _, s := range others {
+		accepted += s.accepted.Load()
+	}
+	o.Log("%d pods run at home and %d with providers; the simulated agents have agreed to %d holds", home, away, accepted)
+
+	line := func(name, value, unit, aim string) {
+		fmt.Fprintf(o.Out, "bench %s %s %s (aim %s)\n", name, value, unit, aim)
+	}
+	line(Name, fmt.Sprintf("%.1f", took.Seconds()), "s_until_all_pods_run", "none")
+	line(Name+"_pods_per_second", fmt.Sprintf("%.1f", float64(o.Pods)/took.Seconds()), "pods/s", "none")
+	line(Name+"_pods_overflowed", fmt.Sprint(away), "pods", fmt.Sprint(o.Pods-atHome*(podsEach+spare)))
+	for i, now := range usages(p, providers[0]) {
+		line(fmt.Sprintf("%s_memory_%s", Name, now.name), fmt.Sprintf("%.0f", now.peakMiB), "MiB", fmt.Sprintf("<=%d", now.limitMiB))
+		line(fmt.Sprintf("%s_cpu_%s", Name, now.name), fmt.Sprintf("%.1f", now.cpu-before[i].cpu), "s", "none")
+	}
+	return nil
+}
+
+func nodes(prefix string, count int) []playground.NodeGroup {
+	return []playground.NodeGroup{{Prefix: prefix, Count: count, Resources: cores(podsEach + spare)}}
+}
+
+// simulate starts the agents without a cluster.
+func simulate(ctx context.Context, group *errgroup.Group, p *playground.Playground, count int) ([]*simulated, error) {
+	url, caHash, token := p.Broker()
+	var names []string
+	for i := range count {
+		names = append(names, fmt.Sprintf("simulated-%d", i+1))
+	}
+	var all []*simulated
+	for _, name := range names {
+		s, err := joinSimulated(ctx, url, caHash, token, name, names)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, s)
+		ask := int32(askEach)
+		if count < 2 {
+			ask = 0
+		}
+		group.Go(func() error { return s.run(ctx, ask) })
+	}
+	return all, nil
+}
+
+// create makes Deployments of pods in all.
+func create(ctx context.Context, api client.Client, pods int) error {
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: crowd, Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}}
+	if err := api.Create(ctx, namespace); err != nil {
+		return err
+	}
+	for i := range deployments {
+		replicas := pods / (deployments - i)
+		pods -= replicas
+		labels := map[string]string{"app": fmt.Sprintf("crowd-%d", i+1)}
+		err := api.Create(ctx, &appsv1.Deployment{
+			ObjectMeta: metav1.ObjectMeta{Namespace: crowd, Name: labels["app"]},
+			Spec: appsv1.DeploymentSpec{
+				Replicas: ptr.To(int32(replicas)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+				Template: corev1.PodTemplateSpec{
+					ObjectMeta: metav1.ObjectMeta{Labels: labels},
+					Spec: corev1.PodSpec{Containers: []corev1.Container{{
+						Name: "main", Image: "registry.example.org/app:1", Args: []string{"serve"},
+						Resources: corev1.ResourceRequirements{Requests: cores(1)},
+					}}},
+				},
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("creating Deployment %s: %w", labels["app"], err)
+		}
+	}
+	return nil
+}
+
+// settle waits until all pods run, and says where.
+func settle(ctx context.Context, o Options, p *playground.Playground) (home, away int, err error) {
+	told := time.Now()
+	for {
+		home, away, err = count(ctx, p.Cluster(consumer).Client)
+		if err == nil && home+away == o.Pods {
+			return home, away, nil
+		}
+		if time.Since(told) > 15*time.Second {
+			told = time.Now()
+			o.Log("%d pods run at home, %d with providers (%v)", home, away, err)
+		}
+		if err := p.Err(); err != nil {
+			return home, away, err
+		}
+		select {
+		case <-ctx.Done():
+			return home, away, fmt.Errorf("only %d of %d pods run, %d of them with providers: %w (%w)", home+away, o.Pods, away, ctx.Err(), err)
+		// Seldom, since a look at all pods is work for the API server as well.
+		case <-time.After(2 * time.Second):
+		}
+	}
+}
+
+// count counts the pods that run, from the API server's cache.
+func count(ctx context.Context, api client.Client) (home, away int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	var pods corev1.PodList
+	if err := api.List(ctx, &pods, client.InNamespace(crowd), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
+		return 0, 0, fmt.Errorf("counting the pods: %w", err)
+	}
+	for i := range pods.Items {
+		switch pod := &pods.Items[i]; {
+		case pod.Status.Phase != corev1.PodRunning:
+		case len(pod.Spec.NodeName) > len(broker.VirtualNodePrefix) && pod.Spec.NodeName[:len(broker.VirtualNodePrefix)] == broker.VirtualNodePrefix:
+			away++
+		default:
+			home++
+		}
+	}
+	return home, away, nil
+}

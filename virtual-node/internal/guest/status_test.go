@@ -1,0 +1,185 @@
+package guest
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+var (
+	early = metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	late  = metav1.NewTime(early.Add(time.Minute))
+)
+
+func is(kind corev1.PodConditionType, status corev1.ConditionStatus) corev1.PodCondition {
+	return corev1.PodCondition{Type: kind, Status: status, LastTransitionTime: early}
+}
+
+// homeOf is a pod bound to the virtual node of paris.
+func homeOf(conditions ...corev1.PodCondition) *corev1.Pod {
+	return &corev1.Pod{
+		Spec: corev1.PodSpec{
+			NodeName:       "spillway-paris",
+			InitContainers: []corev1.Container{{Name: "prepare"}},
+			Containers:     []corev1.Container{{Name: "main"}},
+		},
+		Status: corev1.PodStatus{
+			Phase: corev1.PodPending, QOSClass: corev1.PodQOSBurstable, Reason: "ProviderRefused", Message: "full",
+			Conditions: append([]corev1.PodCondition{is(corev1.PodScheduled, corev1.ConditionTrue)}, conditions...),
+		},
+	}
+}
+
+func find(conditions []corev1.PodCondition, kind corev1.PodConditionType) *corev1.PodCondition {
+	for i := range conditions {
+		if conditions[i].Type == kind {
+			return &conditions[i]
+		}
+	}
+	return nil
+}
+
+func TestStatusOfARunningGuest(t *testing.T) {
+	g := &corev1.Pod{Status: corev1.PodStatus{
+		Phase: corev1.PodRunning, QOSClass: corev1.PodQOSBestEffort, StartTime: &early,
+		HostIP: "10.0.0.1", HostIPs: []corev1.HostIP{{IP: "10.0.0.1"}},
+		PodIP: "10.1.0.1", PodIPs: []corev1.PodIP{{IP: "10.1.0.1"}},
+		NominatedNodeName: "paris-worker",
+		Conditions: []corev1.PodCondition{
+			is(corev1.PodReadyToStartContainers, corev1.ConditionTrue), is(corev1.PodInitialized, corev1.ConditionTrue),
+			is(corev1.PodReady, corev1.ConditionTrue), is(corev1.ContainersReady, corev1.ConditionTrue),
+			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: late, ObservedGeneration: 7},
+			is("example.com/of-the-provider", corev1.ConditionTrue),
+		},
+		InitContainerStatuses: []corev1.ContainerStatus{{Name: "prepare", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 0}}}},
+		ContainerStatuses:     []corev1.ContainerStatus{{Name: "main", Ready: true, RestartCount: 2}, {Name: "injected-there"}},
+	}}
+	g.Status.Conditions[2].ObservedGeneration = 7
+	home := homeOf(is("example.com/of-home", corev1.ConditionTrue))
+	want := corev1.PodStatus{
+		Phase: corev1.PodRunning, QOSClass: corev1.PodQOSBurstable, StartTime: &early,
+		HostIP: "10.0.0.1", HostIPs: []corev1.HostIP{{IP: "10.0.0.1"}},
+		PodIP: "10.1.0.1", PodIPs: []corev1.PodIP{{IP: "10.1.0.1"}},
+		Conditions: []corev1.PodCondition{
+			is(corev1.PodScheduled, corev1.ConditionTrue), is("example.com/of-home", corev1.ConditionTrue),
+			is(corev1.PodReadyToStartContainers, corev1.ConditionTrue), is(corev1.PodInitialized, corev1.ConditionTrue),
+			is(corev1.PodReady, corev1.ConditionTrue), is(corev1.ContainersReady, corev1.ConditionTrue),
+		},
+		InitContainerStatuses: []corev1.ContainerStatus{{Name: "prepare", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 0}}}},
+		ContainerStatuses:     []corev1.ContainerStatus{{Name: "main", Ready: true, RestartCount: 2}},
+	}
+	homeBefore, guestBefore := home.DeepCopy(), g.DeepCopy()
+	if diff := cmp.Diff(want, Status(home, g)); diff != "" {
+		t.Errorf("status (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(homeBefore, home) + cmp.Diff(guestBefore, g); diff != "" {
+		t.Errorf("what was read has changed:\n%s", diff)
+	}
+	home.Status = want
+	if diff := cmp.Diff(want, Status(home, g)); diff != "" {
+		t.Errorf("the second time it is another (-want +got):\n%s", diff)
+	}
+}
+
+func TestStatusFollowsTheGuest(t *testing.T) {
+	terminated := func(code int32) []corev1.ContainerStatus {
+		return []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code}}}}
+	}
+	for name, c := range map[string]struct {
+		reason string
+		guest  corev1.PodStatus
+		phase  corev1.PodPhase
+		why    string
+		words  string
+		code   int32
+	}{
+		"created": {
+			reason: "a guest of which nobody has said anything is Pending, and what was said before it existed is forgotten",
+			guest:  corev1.PodStatus{}, phase: corev1.PodPending,
+		},
+		"succeeded": {
+			reason: "a Job reads the phase and the exit code",
+			guest:  corev1.PodStatus{Phase: corev1.PodSucceeded, ContainerStatuses: terminated(0)}, phase: corev1.PodSucceeded,
+		},
+		"failed": {
+			reason: "a Job's failure policy reads the exit code",
+			guest:  corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: terminated(42)}, phase: corev1.PodFailed, code: 42,
+		},
+		"evicted": {
+			reason: "why it failed is said at home",
+			guest:  corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: "low on memory"}, phase: corev1.PodFailed, why: "Evicted", words: "low on memory",
+		},
+		"waits for a node": {
+			reason: "people see what it waits for",
+			guest: corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{
+				{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/1 nodes are available"}}},
+			phase: corev1.PodPending, words: "waits for a node in paris: 0/1 nodes are available",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := Status(homeOf(), &corev1.Pod{Status: c.guest})
+			if got.Phase != c.phase || got.Reason != c.why || got.Message != c.words {
+				t.Errorf("%s: got %s, %q, %q", c.reason, got.Phase, got.Reason, got.Message)
+			}
+			if s := find(got.Conditions, corev1.PodScheduled); s == nil || s.Status != corev1.ConditionTrue {
+				t.Errorf("at home the pod is scheduled; got %v", s)
+			}
+			if got.StartTime != nil {
+				t.Errorf("it has not started; got %v", got.StartTime)
+			}
+			if len(c.guest.ContainerStatuses) > 0 && (len(got.ContainerStatuses) != 1 || got.ContainerStatuses[0].State.Terminated.ExitCode != c.code) {
+				t.Errorf("%s: got %v", c.reason, got.ContainerStatuses)
+			}
+		})
+	}
+}
+
+func TestConditionsThatWereMirroredGo(t *testing.T) {
+	home := homeOf(is(corev1.PodReady, corev1.ConditionTrue), is(corev1.DisruptionTarget, corev1.ConditionTrue))
+	got := Status(home, &corev1.Pod{})
+	if c := find(got.Conditions, corev1.PodReady); c != nil {
+		t.Errorf("the guest says nothing of being ready, home says %v", c)
+	}
+	if find(got.Conditions, corev1.DisruptionTarget) == nil {
+		t.Error("that home disrupts the pod was forgotten")
+	}
+}
+
+func TestReadinessGatesAreHomes(t *testing.T) {
+	const gate = "example.com/in-load-balancer"
+	ready := &corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{is(corev1.PodReady, corev1.ConditionTrue)}}}
+	with := func(conditions ...corev1.PodCondition) *corev1.Pod {
+		home := homeOf(conditions...)
+		home.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: gate}}
+		return home
+	}
+	made, _, _ := Translate(with(), "guests", Options{})
+	if len(made.Spec.ReadinessGates) > 0 {
+		t.Errorf("nobody at the provider opens the gate; the guest has %v", made.Spec.ReadinessGates)
+	}
+	open := is(gate, corev1.ConditionTrue)
+	open.LastTransitionTime = late
+	for name, c := range map[string]struct {
+		home *corev1.Pod
+		want corev1.ConditionStatus
+		at   metav1.Time
+	}{
+		"never set": {with(), corev1.ConditionFalse, early},
+		"shut":      {with(is(gate, corev1.ConditionFalse)), corev1.ConditionFalse, early},
+		"open":      {with(open), corev1.ConditionTrue, late},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := find(Status(c.home, ready).Conditions, corev1.PodReady)
+			if got == nil || got.Status != c.want || !got.LastTransitionTime.Equal(&c.at) {
+				t.Fatalf("want Ready %s at %s, got %v", c.want, c.at, got)
+			}
+			if c.want == corev1.ConditionFalse && !strings.Contains(got.Message, gate) {
+				t.Errorf("the message %q does not name the gate", got.Message)
+			}
+		})
+	}
+}

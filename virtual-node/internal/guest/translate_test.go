@@ -1,0 +1,424 @@
+package guest
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+const guests = "spillway-guests-rome"
+
+// shopPod is web-0 in namespace shop, as the API server would store it.
+func shopPod(with ...func(*corev1.Pod)) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-0", UID: "7f0c",
+			Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"note": "costs 5$"}},
+		Spec: corev1.PodSpec{
+			NodeName: "spillway-paris", ServiceAccountName: "seller", DNSPolicy: corev1.DNSClusterFirst,
+			Containers: []corev1.Container{{Name: "main", Image: "web:1"}},
+		},
+	}
+	for _, f := range with {
+		f(pod)
+	}
+	return pod
+}
+
+func local(name string) corev1.LocalObjectReference { return corev1.LocalObjectReference{Name: name} }
+
+func copied(name string) string { return CopyName("shop", name) }
+
+func env(name, path string) corev1.EnvVar {
+	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}}}
+}
+
+func TestGuestCarriesNothingOfHomesPlacing(t *testing.T) {
+	home := shopPod(func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web", UID: "1"}}
+		p.Finalizers = []string{"example.com/keep"}
+		p.GenerateName, p.ResourceVersion = "web-", "12"
+		s := &p.Spec
+		s.NodeSelector = map[string]string{"zone": "a"}
+		s.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{}}
+		s.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: "paris"}}
+		s.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{TopologyKey: "zone"}}
+		s.SchedulerName, s.SchedulingGates = broker.SchedulerName, []corev1.PodSchedulingGate{{Name: "g"}}
+		s.Priority, s.PriorityClassName, s.PreemptionPolicy = ptr.To[int32](9), "high", ptr.To(corev1.PreemptNever)
+		s.DeprecatedServiceAccount, s.AutomountServiceAccountToken = "seller", ptr.To(true)
+		s.Overhead = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
+		s.EnableServiceLinks, s.Subdomain, s.SetHostnameAsFQDN = ptr.To(true), "web", ptr.To(true)
+		s.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
+		s.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
+		s.EphemeralContainers = []corev1.EphemeralContainer{{}}
+		s.WorkloadRef = &corev1.WorkloadReference{Name: "w"}
+		p.Status.Phase = corev1.PodRunning
+	})
+	made, refs, notes := Translate(home, guests, Options{})
+	zero := resource.MustParse("0")
+	want := corev1.PodSpec{
+		Hostname: "web-0", DNSPolicy: corev1.DNSDefault,
+		AutomountServiceAccountToken: ptr.To(false), EnableServiceLinks: ptr.To(false),
+		Containers: []corev1.Container{{Name: "main", Image: "web:1", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
+			corev1.ResourceCPU: zero, corev1.ResourceMemory: zero, corev1.ResourceEphemeralStorage: zero,
+		}}}},
+	}
+	if diff := cmp.Diff(want, made.Spec); diff != "" {
+		t.Errorf("spec (-want +got):\n%s", diff)
+	}
+	if made.Namespace != guests || made.Name != Name(home) || len(made.OwnerReferences)+len(made.Finalizers) > 0 ||
+		made.GenerateName+made.ResourceVersion+string(made.UID) != "" || made.Status.Phase != "" {
+		t.Errorf("the guest is %+v with status %+v", made.ObjectMeta, made.Status)
+	}
+	if len(refs.ConfigMaps)+len(refs.Secrets) > 0 {
+		t.Errorf("it refers to nothing; got %v", refs)
+	}
+	if !slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, "resource claims") }) {
+		t.Errorf("nobody is told that it has no device there: %q", notes)
+	}
+}
+
+func TestGuestIsAsHomeWroteIt(t *testing.T) {
+	spec := corev1.PodSpec{
+		RestartPolicy: corev1.RestartPolicyOnFailure, TerminationGracePeriodSeconds: ptr.To[int64](7), ActiveDeadlineSeconds: ptr.To[int64](9),
+		RuntimeClassName: ptr.To("kata"), ShareProcessNamespace: ptr.To(true), HostUsers: ptr.To(false),
+		OS:              &corev1.PodOS{Name: corev1.Linux},
+		HostAliases:     []corev1.HostAlias{{IP: "10.0.0.1", Hostnames: []string{"db"}}},
+		SecurityContext: &corev1.PodSecurityContext{RunAsUser: ptr.To[int64](1000)},
+		DNSPolicy:       corev1.DNSNone, DNSConfig: &corev1.PodDNSConfig{Nameservers: []string{"9.9.9.9"}},
+		Resources: &corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("3")}},
+		Volumes: []corev1.Volume{
+			{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: ptr.To(resource.MustParse("1Gi"))}}},
+			{Name: "model", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "model:1"}}},
+		},
+		InitContainers: []corev1.Container{{Name: "side", Image: "side:1", RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways)}},
+		Containers: []corev1.Container{{
+			Name: "main", Image: "web:1", ImagePullPolicy: corev1.PullAlways, Command: []string{"run"}, Args: []string{"$(HOME)"}, WorkingDir: "/w", TTY: true,
+			Ports:           []corev1.ContainerPort{{Name: "http", ContainerPort: 80}},
+			LivenessProbe:   &corev1.Probe{PeriodSeconds: 3},
+			Lifecycle:       &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: 1}}},
+			SecurityContext: &corev1.SecurityContext{ReadOnlyRootFilesystem: ptr.To(true)},
+			VolumeMounts:    []corev1.VolumeMount{{Name: "scratch", MountPath: "/w"}},
+			Env: []corev1.EnvVar{{Name: "A", Value: "$(B)"}, env("IP", "status.podIP"), env("HOST", "status.hostIP"),
+				{Name: "CPU", ValueFrom: &corev1.EnvVarSource{ResourceFieldRef: &corev1.ResourceFieldSelector{Resource: "limits.cpu"}}}},
+			TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		}},
+	}
+	made, _, notes := Translate(shopPod(func(p *corev1.Pod) { p.Spec = *spec.DeepCopy() }), guests, Options{})
+	if len(notes) > 0 {
+		t.Errorf("all is as at home, and yet: %q", notes)
+	}
+	spec.Hostname, spec.AutomountServiceAccountToken, spec.EnableServiceLinks = "web-0", ptr.To(false), ptr.To(false)
+	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers, made.Spec.InitContainers, made.Spec.Containers} {
+		for i := range containers {
+			containers[i].Resources = corev1.ResourceRequirements{} // see TestRequests
+		}
+	}
+	if diff := cmp.Diff(spec, made.Spec); diff != "" {
+		t.Errorf("spec (-want +got):\n%s", diff)
+	}
+}
+
+// The provider refuses these in words, and the pod waits. An empty directory in
+// their place would lose what is written to it.
+func TestStorageOfHomeIsNotReplaced(t *testing.T) {
+	volumes := []corev1.Volume{
+		{Name: "claim", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}},
+		{Name: "dir", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var"}}},
+	}
+	made, _, _ := Translate(shopPod(func(p *corev1.Pod) { p.Spec.Volumes = volumes }), guests, Options{})
+	if diff := cmp.Diff(volumes, made.Spec.Volumes); diff != "" {
+		t.Errorf("volumes (-want +got):\n%s", diff)
+	}
+}
+
+func TestLabelsAndAnnotations(t *testing.T) {
+	made, _, _ := Translate(shopPod(func(p *corev1.Pod) {
+		p.Labels = map[string]string{"app": "web", broker.LabelHold: "r-1", broker.LabelManagedBy: "Helm", LabelUID: "forged", broker.LabelOverflow: "enabled"}
+		p.Annotations = map[string]string{"note": "n", AnnotationNamespace: "forged", AnnotationName: "forged",
+			"kubectl.kubernetes.io/last-applied-configuration": "{}", corev1.MirrorPodAnnotationKey: "m"}
+	}), guests, Options{})
+	if diff := cmp.Diff(map[string]string{"app": "web", broker.LabelHold: "r-1", broker.LabelManagedBy: broker.ManagedBySpillway, LabelUID: "7f0c"}, made.Labels); diff != "" {
+		t.Errorf("labels (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]string{"note": "n", AnnotationNamespace: "shop", AnnotationName: "web-0"}, made.Annotations); diff != "" {
+		t.Errorf("annotations (-want +got):\n%s", diff)
+	}
+}
+
+func TestHostname(t *testing.T) {
+	for name, c := range map[string]struct{ name, hostname, want string }{
+		"the pod's name":         {"web-0", "", "web-0"},
+		"its own":                {"web-0", "shop", "shop"},
+		"too long":               {strings.Repeat("a", 70), "", strings.Repeat("a", 63)},
+		"a dash where it is cut": {strings.Repeat("a", 62) + "-b", "", strings.Repeat("a", 62)},
+		"dots":                   {"web.v2", "", "web"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			made, _, _ := Translate(shopPod(func(p *corev1.Pod) { p.Name, p.Spec.Hostname = c.name, c.hostname }), guests, Options{})
+			if made.Spec.Hostname != c.want {
+				t.Errorf("want %q, got %q", c.want, made.Spec.Hostname)
+			}
+		})
+	}
+}
+
+func TestDNS(t *testing.T) {
+	ndots := corev1.PodDNSConfigOption{Name: "ndots", Value: ptr.To("5")}
+	ours := []string{"shop.svc.cluster.local", "svc.cluster.local", "cluster.local"}
+	many := slices.Repeat([]string{"example.com"}, 40)
+	reached := Options{ClusterDNS: []string{"10.96.0.10"}, ClusterDomain: "cluster.local"}
+	for name, c := range map[string]struct {
+		reason string
+		policy corev1.DNSPolicy
+		own    *corev1.PodDNSConfig
+		o      Options
+		want   corev1.DNSPolicy
+		config *corev1.PodDNSConfig
+		noted  bool
+	}{
+		"unreachable":   {"the node's resolver, and people are told", corev1.DNSClusterFirst, nil, Options{}, corev1.DNSDefault, nil, true},
+		"no domain":     {"names could not be formed", corev1.DNSClusterFirst, nil, Options{ClusterDNS: []string{"10.96.0.10"}}, corev1.DNSDefault, nil, true},
+		"reachable":     {"home's", corev1.DNSClusterFirst, nil, reached, corev1.DNSNone, &corev1.PodDNSConfig{Nameservers: []string{"10.96.0.10"}, Searches: ours, Options: []corev1.PodDNSConfigOption{ndots}}, false},
+		"not asked for": {"the pod wants its node's", corev1.DNSDefault, nil, reached, corev1.DNSDefault, nil, false},
+		"with its own": {"home's first, and no more than the API takes", corev1.DNSClusterFirst,
+			&corev1.PodDNSConfig{Nameservers: []string{"1.1.1.1", "2.2.2.2", "3.3.3.3"}, Searches: many, Options: []corev1.PodDNSConfigOption{{Name: "edns0"}}},
+			reached, corev1.DNSNone, &corev1.PodDNSConfig{Nameservers: []string{"10.96.0.10", "1.1.1.1", "2.2.2.2"}, Searches: append(slices.Clone(ours), many[:29]...),
+				Options: []corev1.PodDNSConfigOption{ndots, {Name: "edns0"}}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			made, _, notes := Translate(shopPod(func(p *corev1.Pod) { p.Spec.DNSPolicy, p.Spec.DNSConfig = c.policy, c.own }), guests, c.o)
+			if made.Spec.DNSPolicy != c.want || (len(notes) > 0) != c.noted {
+				t.Errorf("%s: want %s, noted %v; got %s and %q", c.reason, c.want, c.noted, made.Spec.DNSPolicy, notes)
+			}
+			if diff := cmp.Diff(c.config, made.Spec.DNSConfig); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", c.reason, diff)
+			}
+		})
+	}
+}
+
+func TestReferencesPointToCopies(t *testing.T) {
+	yes := ptr.To(true)
+	home := shopPod(func(p *corev1.Pod) {
+		p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{local("registry"), local("")}
+		p.Spec.Volumes = []corev1.Volume{
+			{Name: "a", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: local("files"), Items: []corev1.KeyToPath{{Key: "k", Path: "p"}}}}},
+			{Name: "b", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "cert", Optional: yes}}},
+			{Name: "c", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+				{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: local("part"), Optional: yes}},
+				{Secret: &corev1.SecretProjection{LocalObjectReference: local("cert")}},
+			}}}},
+		}
+		p.Spec.InitContainers = []corev1.Container{{Name: "init", EnvFrom: []corev1.EnvFromSource{
+			{Prefix: "X_", SecretRef: &corev1.SecretEnvSource{LocalObjectReference: local("early"), Optional: yes}}}}}
+		c := &p.Spec.Containers[0]
+		c.EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: local("words"), Optional: yes}}}
+		c.Env = []corev1.EnvVar{
+			{Name: "W", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: local("words"), Key: "w"}}},
+			{Name: "S", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: local("key"), Key: "s", Optional: yes}}},
+		}
+	})
+	made, refs, _ := Translate(home, guests, Options{})
+	want := References{
+		// Optional only where every mention is.
+		ConfigMaps: []Reference{{"files", false}, {"part", true}, {"words", false}},
+		Secrets:    []Reference{{"cert", false}, {"early", true}, {"key", true}, {"registry", true}},
+	}
+	if diff := cmp.Diff(want, refs); diff != "" {
+		t.Errorf("references (-want +got):\n%s", diff)
+	}
+	s, c := made.Spec, made.Spec.Containers[0]
+	for what, pair := range map[string][2]string{
+		"volume of a ConfigMap":    {s.Volumes[0].ConfigMap.Name, "files"},
+		"volume of a Secret":       {s.Volumes[1].Secret.SecretName, "cert"},
+		"projection, ConfigMap":    {s.Volumes[2].Projected.Sources[0].ConfigMap.Name, "part"},
+		"projection, Secret":       {s.Volumes[2].Projected.Sources[1].Secret.Name, "cert"},
+		"envFrom of an init":       {s.InitContainers[0].EnvFrom[0].SecretRef.Name, "early"},
+		"envFrom":                  {c.EnvFrom[0].ConfigMapRef.Name, "words"},
+		"a key of a ConfigMap":     {c.Env[0].ValueFrom.ConfigMapKeyRef.Name, "words"},
+		"a key of a Secret":        {c.Env[1].ValueFrom.SecretKeyRef.Name, "key"},
+		"what images are got with": {s.ImagePullSecrets[0].Name, "registry"},
+	} {
+		if pair[0] != copied(pair[1]) {
+			t.Errorf("%s: want the copy of %s, %s; got %s", what, pair[1], copied(pair[1]), pair[0])
+		}
+	}
+	if len(s.ImagePullSecrets) != 1 {
+		t.Errorf("a pull secret without a name is none: %v", s.ImagePullSecrets)
+	}
+	if c.EnvFrom[0].ConfigMapRef.Optional != yes && !*c.EnvFrom[0].ConfigMapRef.Optional || s.Volumes[0].ConfigMap.Items[0].Path != "p" || s.InitContainers[0].EnvFrom[0].Prefix != "X_" {
+		t.Error("more than the names has changed")
+	}
+}
+
+func TestTokensStayAtHome(t *testing.T) {
+	token := corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}}
+	root := corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: local("kube-root-ca.crt")}}
+	projected := func(name string, sources ...corev1.VolumeProjection) corev1.Volume {
+		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: sources}}}
+	}
+	mounts := []corev1.VolumeMount{{Name: "kube-api-access-x1y2z", MountPath: "/var/run/secrets/kubernetes.io/serviceaccount"}, {Name: "own", MountPath: "/own"}}
+	made, refs, notes := Translate(shopPod(func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{
+			projected("kube-api-access-x1y2z", token, root),
+			projected("own", token, corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: local("key")}}),
+			projected("only", token, corev1.VolumeProjection{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}}, corev1.VolumeProjection{PodCertificate: &corev1.PodCertificateProjection{}}),
+			projected("kube-api-access-of-mine", corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: local("words")}}),
+		}
+		p.Spec.InitContainers = []corev1.Container{{Name: "init", VolumeMounts: slices.Clone(mounts)}}
+		p.Spec.Containers[0].VolumeMounts = slices.Clone(mounts)
+		p.Spec.DNSPolicy = corev1.DNSDefault
+	}), guests, Options{})
+	want := []corev1.Volume{
+		projected("own", corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: local(copied("key"))}}),
+		{Name: "only", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+		projected("kube-api-access-of-mine", corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: local(copied("words"))}}),
+	}
+	if diff := cmp.Diff(want, made.Spec.Volumes); diff != "" {
+		t.Errorf("volumes (-want +got):\n%s", diff)
+	}
+	for _, c := range append(made.Spec.InitContainers, made.Spec.Containers...) {
+		if diff := cmp.Diff(mounts[1:], c.VolumeMounts); diff != "" {
+			t.Errorf("mounts of %s (-want +got):\n%s", c.Name, diff)
+		}
+	}
+	if diff := cmp.Diff([]Reference{{"words", false}}, refs.ConfigMaps); diff != "" {
+		t.Errorf("kube-root-ca.crt speaks of home's API, and nobody else asks for it (-want +got):\n%s", diff)
+	}
+	if len(notes) != 2 || !strings.Contains(notes[0], `"own"`) || !strings.Contains(notes[1], `"only"`) {
+		t.Errorf("want a sentence for each volume that lacks something; got %q", notes)
+	}
+}
+
+func TestDownwardAPIShowsHome(t *testing.T) {
+	home := shopPod(func(p *corev1.Pod) {
+		p.Labels["tier"], p.Annotations["two"] = "front", "a\n\"b\""
+		p.Spec.Containers[0].Env = []corev1.EnvVar{
+			env("NAME", "metadata.name"), env("NAMESPACE", "metadata.namespace"), env("UID", "metadata.uid"),
+			env("NODE", "spec.nodeName"), env("ACCOUNT", "spec.serviceAccountName"),
+			env("LABEL", "metadata.labels['app']"), env("NONE", "metadata.labels['none']"), env("NOTE", "metadata.annotations['note']"),
+			env("IPS", "status.podIPs"),
+		}
+		item := func(path, field string) corev1.DownwardAPIVolumeFile {
+			return corev1.DownwardAPIVolumeFile{Path: path, FieldRef: &corev1.ObjectFieldSelector{FieldPath: field}, Mode: ptr.To[int32](0o400)}
+		}
+		p.Spec.Volumes = []corev1.Volume{
+			{Name: "info", VolumeSource: corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{DefaultMode: ptr.To[int32](0o440), Items: []corev1.DownwardAPIVolumeFile{
+				item("labels", "metadata.labels"), item("annotations", "metadata.annotations"),
+				{Path: "cpu", ResourceFieldRef: &corev1.ResourceFieldSelector{ContainerName: "main", Resource: "limits.cpu"}},
+			}}}},
+			{Name: "parts", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+				{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{item("name", "metadata.name")}}},
+				{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{item("uid", "metadata.uid")}}},
+			}}}},
+		}
+	})
+	made, refs, _ := Translate(home, guests, Options{})
+	got := map[string]string{}
+	for _, e := range made.Spec.Containers[0].Env {
+		if e.ValueFrom == nil {
+			got[e.Name] = e.Value
+		}
+	}
+	if diff := cmp.Diff(map[string]string{
+		"NAME": "web-0", "NAMESPACE": "shop", "UID": "7f0c", "NODE": "spillway-paris", "ACCOUNT": "seller",
+		"LABEL": "web", "NONE": "", "NOTE": "costs 5$$", // the kubelet makes one of two
+	}, got); diff != "" {
+		t.Errorf("environment (-want +got):\n%s", diff)
+	}
+
+	files := Files(home, guests)
+	if files == nil {
+		t.Fatal("there is no ConfigMap for the files")
+	}
+	if namespace, name, uid, ok := Origin(files); !ok || namespace != "shop" || name != "web-0" || uid != home.UID || files.Namespace != guests || files.Labels[LabelCopy] == "" {
+		t.Errorf("nobody finds out whose the ConfigMap is: %+v", files.ObjectMeta)
+	}
+	if diff := cmp.Diff(map[string]string{
+		"info/labels": "app=\"web\"\ntier=\"front\"", "info/annotations": "note=\"costs 5$\"\ntwo=\"a\\n\\\"b\\\"\"",
+		"parts/name": "web-0", "parts/uid": "7f0c",
+	}, filesSeen(t, made, files)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	if p := made.Spec.Volumes[0].Projected; *p.DefaultMode != 0o440 || p.Sources[0].DownwardAPI.Items[0].Path != "cpu" {
+		t.Errorf("what the guest's node knows is asked of it, and modes stay: %+v", p)
+	}
+	if len(refs.ConfigMaps) > 0 {
+		t.Errorf("home has no such ConfigMap: %v", refs.ConfigMaps)
+	}
+
+	home.Labels["tier"] = "back"
+	if later := Files(home, guests); later.Name != files.Name || cmp.Equal(later.Data, files.Data) {
+		t.Error("a changed label does not reach the same ConfigMap")
+	}
+	if none := Files(shopPod(), guests); none != nil {
+		t.Errorf("a pod without such volumes needs no ConfigMap; got %v", none.Data)
+	}
+}
+
+// filesSeen are the files that a guest's projected volumes take from a ConfigMap,
+// by volume and path.
+func filesSeen(t interface{ Errorf(string, ...any) }, made *corev1.Pod, from *corev1.ConfigMap) map[string]string {
+	seen := map[string]string{}
+	for _, v := range made.Spec.Volumes {
+		if v.Projected == nil {
+			continue
+		}
+		for _, source := range v.Projected.Sources {
+			if source.ConfigMap == nil || source.ConfigMap.Name != from.Name {
+				continue
+			}
+			for _, item := range source.ConfigMap.Items {
+				value, ok := from.Data[item.Key]
+				if !ok {
+					t.Errorf("volume %s asks for key %s, which the ConfigMap lacks", v.Name, item.Key)
+				}
+				seen[v.Name+"/"+item.Path] = value
+			}
+		}
+	}
+	return seen
+}
+
+func TestRequests(t *testing.T) {
+	list := func(pairs ...string) corev1.ResourceList {
+		l := corev1.ResourceList{}
+		for i := 0; i < len(pairs); i += 2 {
+			l[corev1.ResourceName(pairs[i])] = resource.MustParse(pairs[i+1])
+		}
+		return l
+	}
+	for name, c := range map[string]struct {
+		reason                 string
+		requests, limits, want corev1.ResourceList
+	}{
+		"none":    {"a quota refuses a pod that names no amount", nil, nil, list("cpu", "0", "memory", "0", "ephemeral-storage", "0")},
+		"some":    {"what home asks for is not touched", list("cpu", "250m"), nil, list("cpu", "250m", "memory", "0", "ephemeral-storage", "0")},
+		"limited": {"a request of 0 would take away what the limit implies", nil, list("memory", "1Gi"), list("cpu", "0", "memory", "1Gi", "ephemeral-storage", "0")},
+		"devices": {"other kinds stay", list("nvidia.com/gpu", "1", "cpu", "1"), list("nvidia.com/gpu", "1"),
+			list("nvidia.com/gpu", "1", "cpu", "1", "memory", "0", "ephemeral-storage", "0")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			made, _, _ := Translate(shopPod(func(p *corev1.Pod) {
+				p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: c.requests, Limits: c.limits}
+				p.Spec.InitContainers = []corev1.Container{{Name: "init", Resources: p.Spec.Containers[0].Resources}}
+			}), guests, Options{})
+			for _, container := range append(made.Spec.InitContainers, made.Spec.Containers...) {
+				if diff := cmp.Diff(c.want, container.Resources.Requests); diff != "" {
+					t.Errorf("%s: requests of %s (-want +got):\n%s", c.reason, container.Name, diff)
+				}
+				if diff := cmp.Diff(c.limits, container.Resources.Limits); diff != "" {
+					t.Errorf("%s: limits of %s (-want +got):\n%s", c.reason, container.Name, diff)
+				}
+			}
+		})
+	}
+}
