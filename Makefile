@@ -45,13 +45,13 @@ images: ## build the container images as archives in the cache, and print where
 	@$(LAB) images
 
 .PHONY: lab
-lab: ## bring up clusters hub, rome, paris, berlin with Liqo and Spillway, and leave them running
-	@$(LAB) up
+lab: ## bring up clusters hub, rome, paris, berlin with Liqo and Spillway, and leave them running (DRIVER=direct: linked without Liqo)
+	@$(LAB) up $(DRIVER)
 
 .PHONY: lab-down
 lab-down: ## remove the lab: containers, network, routes, and the docker it started
 	@$(LAB) down
 
 .PHONY: e2e
-e2e: ## run the stories on the lab (brought up if it does not stand, and then removed again)
+e2e: ## run the stories on the lab (brought up if it does not stand, and then removed again), with each driver
 	@.ci/e2e
