@@ -244,15 +244,24 @@ func (s scene) guestsAgree(away map[string]int) error {
 // waiting says what an app's pods that do not run wait for.
 func (s scene) waiting(app string) string {
 	n := 0
+	var reasons []string
 	for _, p := range s.pods {
-		if p.app == app && !p.runs && !p.leaving && p.phase == corev1.PodPending {
-			n++
+		if p.app != app || p.runs || p.leaving || p.phase != corev1.PodPending {
+			continue
+		}
+		n++
+		reason := fmt.Sprintf("bound to %q: %s", p.node, p.why)
+		if p.node == "" {
+			reason = p.why
+		}
+		if !slices.Contains(reasons, reason) {
+			reasons = append(reasons, reason)
 		}
 	}
 	if n == 0 {
 		return ""
 	}
-	text := fmt.Sprintf("; %d are pending", n)
+	text := fmt.Sprintf("; %d are pending (%s)", n, strings.Join(reasons, "; "))
 	switch {
 	case len(s.obstacles) > 0:
 		text += "; " + strings.Join(s.obstacles, "; ")

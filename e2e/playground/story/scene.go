@@ -74,6 +74,8 @@ type pod struct {
 	runs      bool
 	// leaving is set once it is to end.
 	leaving bool
+	// why it does not run, where its status says so.
+	why string
 }
 
 // away is the provider it is in, or "" at home.
@@ -283,7 +285,7 @@ func lookAtHome(ctx context.Context, api client.Client, namespace string, s *sce
 	for _, p := range pods.Items {
 		s.pods = append(s.pods, pod{
 			uid: p.UID, name: p.Name, app: p.Labels["app"], phase: p.Status.Phase, node: p.Spec.NodeName,
-			runs: isRunning(p), leaving: p.DeletionTimestamp != nil,
+			runs: isRunning(p), leaving: p.DeletionTimestamp != nil, why: why(p),
 		})
 	}
 	for _, r := range reservations.Items {
@@ -329,6 +331,22 @@ func isRunning(p corev1.Pod) bool {
 	return p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
+}
+
+// why is what a pod's status says against its running: a container's, or else the
+// scheduler's.
+func why(p corev1.Pod) string {
+	for _, c := range p.Status.ContainerStatuses {
+		if c.State.Waiting != nil && c.State.Waiting.Reason != "" {
+			return strings.TrimSuffix(c.State.Waiting.Reason+": "+c.State.Waiting.Message, ": ")
+		}
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status != corev1.ConditionTrue {
+			return c.Message
+		}
+	}
+	return p.Status.Message
 }
 
 func amount(list corev1.ResourceList, name corev1.ResourceName) int64 {

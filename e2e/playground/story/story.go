@@ -23,7 +23,7 @@ type Options struct {
 	Break string
 	// Deadline replaces that of each chapter; their own where 0.
 	Deadline time.Duration
-	// Hold leaves everything running at the end until ctx is done.
+	// Hold leaves everything running at the end, a bad one too, until ctx is done.
 	Hold bool
 	// Dir is where the playground keeps its state; the one for temporary files
 	// where empty.
@@ -83,17 +83,16 @@ func Tell(ctx context.Context, o Options) (err error) {
 		}
 	}()
 	t.rows = append(t.rows, row{title: "Everything is started", what: "4 control planes, a broker, 3 agents", took: up})
-	if err := t.tell(ctx); err != nil {
-		t.view.close()
-		t.table()
-		return err
-	}
+	err = t.tell(ctx)
 	t.view.close()
 	t.table()
-	if o.Hold {
+	if o.Hold && ctx.Err() == nil {
+		if err != nil {
+			t.view.print("\n" + err.Error() + "\n")
+		}
 		t.hold(ctx)
 	}
-	return nil
+	return err
 }
 
 // tell goes from chapter to chapter.

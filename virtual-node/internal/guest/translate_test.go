@@ -254,7 +254,7 @@ func TestReferencesPointToCopies(t *testing.T) {
 	if len(s.ImagePullSecrets) != 1 {
 		t.Errorf("a pull secret without a name is none: %v", s.ImagePullSecrets)
 	}
-	if c.EnvFrom[0].ConfigMapRef.Optional != yes && !*c.EnvFrom[0].ConfigMapRef.Optional || s.Volumes[0].ConfigMap.Items[0].Path != "p" || s.InitContainers[0].EnvFrom[0].Prefix != "X_" {
+	if !ptr.Deref(c.EnvFrom[0].ConfigMapRef.Optional, false) || s.Volumes[0].ConfigMap.Items[0].Path != "p" || s.InitContainers[0].EnvFrom[0].Prefix != "X_" {
 		t.Error("more than the names has changed")
 	}
 }
@@ -348,7 +348,8 @@ func TestDownwardAPIShowsHome(t *testing.T) {
 	}, filesSeen(t, made, files)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
-	if p := made.Spec.Volumes[0].Projected; *p.DefaultMode != 0o440 || p.Sources[0].DownwardAPI.Items[0].Path != "cpu" {
+	if p := made.Spec.Volumes[0].Projected; *p.DefaultMode != 0o440 || p.Sources[0].DownwardAPI.Items[0].Path != "cpu" ||
+		ptr.Deref(p.Sources[1].ConfigMap.Items[0].Mode, 0) != 0o400 {
 		t.Errorf("what the guest's node knows is asked of it, and modes stay: %+v", p)
 	}
 	if len(refs.ConfigMaps) > 0 {

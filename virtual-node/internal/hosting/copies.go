@@ -58,6 +58,10 @@ func (h *Host) provide(ctx context.Context, home *corev1.Pod, refs guest.Referen
 		switch {
 		case err != nil:
 			return "", err
+		case found && object.(*corev1.Secret).Type == corev1.SecretTypeServiceAccountToken:
+			if !ref.Optional {
+				missing = fmt.Sprintf("secret %q is a token for this cluster's API server, which is given to no other cluster", ref.Name)
+			}
 		case found:
 			if err := h.putSecret(ctx, h.copyOfSecret(object.(*corev1.Secret))); err != nil {
 				return "", err
@@ -82,12 +86,7 @@ func (h *Host) copyOfConfigMap(from *corev1.ConfigMap) *corev1.ConfigMap {
 }
 
 func (h *Host) copyOfSecret(from *corev1.Secret) *corev1.Secret {
-	kind := from.Type
-	if kind == corev1.SecretTypeServiceAccountToken {
-		// The provider's API server would look for the account.
-		kind = corev1.SecretTypeOpaque
-	}
-	return &corev1.Secret{ObjectMeta: h.copyMeta(from.Namespace, from.Name, copyOfSecret), Type: kind, Data: from.Data}
+	return &corev1.Secret{ObjectMeta: h.copyMeta(from.Namespace, from.Name, copyOfSecret), Type: from.Type, Data: from.Data}
 }
 
 func (h *Host) putConfigMap(ctx context.Context, want *corev1.ConfigMap) error {

@@ -233,6 +233,7 @@ func TestHosting(t *testing.T) {
 		})
 	}
 	sub("a pod with what it refers to", copies)
+	sub("a token of this cluster does not leave it", token)
 	sub("completion and exit codes", completion)
 	sub("a guest that vanishes", vanished)
 	sub("a label written meanwhile stays", labelled)
@@ -306,6 +307,22 @@ func client404(err error) error {
 		return nil
 	}
 	return err
+}
+
+func token(w *world) {
+	w.must(w.home.CoreV1().Secrets(shop).Create(w.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "token", Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}},
+		Type:       corev1.SecretTypeServiceAccountToken, StringData: map[string]string{"token": "secret"},
+	}, metav1.CreateOptions{}))
+	p := w.pod("with-token", func(p *corev1.Pod) {
+		p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "token"}}}}
+	})
+	w.told("WaitingForConfiguration", "given to no other cluster")
+	if list, err := w.paris.CoreV1().Secrets(guests).List(w.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
+		w.Errorf("%d Secrets were copied (%v)", len(list.Items), err)
+	}
+	w.must(nil, w.home.CoreV1().Pods(shop).Delete(w.Context(), p.Name, metav1.DeleteOptions{}))
+	w.gone(w.home, shop, p.Name)
 }
 
 func completion(w *world) {

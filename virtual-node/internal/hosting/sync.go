@@ -132,7 +132,7 @@ func (h *Host) end(ctx context.Context, home, g *corev1.Pod) (time.Duration, err
 		if found {
 			return catchUp, nil
 		}
-		h.report(home, ended(home, "Deleted", "its guest is gone"))
+		h.report(home, ended(home, "Deleted", "its guest is gone", metav1.Time{Time: h.Clock.Now()}))
 		return 0, nil
 	}
 	h.report(home, guest.Status(home, g))
@@ -169,7 +169,7 @@ func (h *Host) begin(ctx context.Context, home *corev1.Pod) (time.Duration, erro
 		guestsLost.WithLabelValues(h.Provider).Inc()
 		text := "its guest in " + h.Provider + " is gone: it was deleted or evicted there, or its node was lost"
 		h.tell(home, corev1.EventTypeWarning, reasonLost, text)
-		status := ended(home, reasonLost, text)
+		status := ended(home, reasonLost, text, metav1.Time{Time: h.Clock.Now()})
 		status.Phase = corev1.PodFailed
 		h.report(home, status)
 		return 0, nil
@@ -235,7 +235,9 @@ func (h *Host) keep(ctx context.Context, home, g *corev1.Pod) (time.Duration, er
 		changed.Annotations = map[string]string{}
 	}
 	for key := range changed.Labels {
-		if _, ok := made.Labels[key]; !ok {
+		// Kubernetes' own labels are the provider's to write.
+		domain, _, _ := strings.Cut(key, "/")
+		if _, ok := made.Labels[key]; !ok && !strings.HasSuffix(domain, "kubernetes.io") {
 			delete(changed.Labels, key)
 		}
 	}
@@ -286,10 +288,9 @@ func waiting(home *corev1.Pod, reason, message string) corev1.PodStatus {
 }
 
 // ended is the status of a pod whose guest is no more: no container runs.
-func ended(home *corev1.Pod, reason, message string) corev1.PodStatus {
+func ended(home *corev1.Pod, reason, message string, now metav1.Time) corev1.PodStatus {
 	status := *home.Status.DeepCopy()
 	status.Reason, status.Message = reason, message
-	now := metav1.Now()
 	for _, list := range [][]corev1.ContainerStatus{status.ContainerStatuses, status.InitContainerStatuses} {
 		for i := range list {
 			c := &list[i]
