@@ -29,6 +29,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -43,6 +44,8 @@ const (
 	pruneAfter = 2 * time.Second
 	// soonest and latest bound the pauses between two tries.
 	soonest, latest = 100 * time.Millisecond, 20 * time.Second
+	// endingEvery is how often a pod is looked at whose guest is ending.
+	endingEvery = 500 * time.Millisecond
 	// indexOrigin finds guests by the home pod's namespace and name.
 	indexOrigin = "origin"
 	// pruneKey stands in the queue for the removal of copies.
@@ -155,7 +158,7 @@ func New(o Options) (*Host, error) {
 		ConfigMapInformer: none.ConfigMaps(), SecretInformer: none.Secrets(), ServiceInformer: none.Services(),
 		SkipDownwardAPIResolution:             true,
 		SyncPodsFromKubernetesRateLimiter:     limiter(),
-		SyncPodsFromKubernetesShouldRetryFunc: always,
+		SyncPodsFromKubernetesShouldRetryFunc: soon,
 		DeletePodsFromKubernetesRateLimiter:   limiter(), DeletePodsFromKubernetesShouldRetryFunc: always,
 		SyncPodStatusFromProviderRateLimiter: limiter(), SyncPodStatusFromProviderShouldRetryFunc: always,
 	})
@@ -171,6 +174,15 @@ func limiter() workqueue.TypedRateLimiter[any] {
 
 // always has the library try again as long as it takes.
 func always(context.Context, string, int, time.Time, error) (*time.Duration, error) { return nil, nil }
+
+// soon is always, but for pods whose guests are ending: what the guests' end is
+// seen by is a change of status, of which the library takes no notice.
+func soon(_ context.Context, _ string, _ int, _ time.Time, err error) (*time.Duration, error) {
+	if errors.Is(err, errEnding) {
+		return ptr.To(endingEvery), nil
+	}
+	return nil, nil
+}
 
 // onAny has f told of every change.
 func onAny(f func(object any)) cache.ResourceEventHandler {

@@ -30,6 +30,9 @@ const (
 	repairEvery = 10 * time.Second
 )
 
+// reasonConnecting is that of a provider that has not been asked yet.
+const reasonConnecting = "Connecting"
+
 // ErrTaken says that a Node of the name exists that this program did not make.
 var ErrTaken = errors.New("a Node of that name exists that Spillway did not make: rename or remove it")
 
@@ -54,7 +57,7 @@ type Node struct {
 func New(home kubernetes.Interface, l link.Link, at Address, clock clock.Clock, log logr.Logger) *Node {
 	return &Node{
 		Home: home, Clock: clock, Log: log, At: at, link: l, changed: make(chan struct{}, 1),
-		health: Health{Reason: "Connecting", Message: "the provider has not been asked yet", Since: clock.Now()},
+		health: Health{Reason: reasonConnecting, Message: "the provider has not been asked yet", Since: clock.Now()},
 	}
 }
 
@@ -76,6 +79,22 @@ func (n *Node) SetHealth(h Health) {
 		n.Log.Info("The provider's reachability changed", "ready", h.Ready, "reason", h.Reason, "message", h.Message)
 	}
 	n.tell()
+}
+
+// remember takes over what was last known of the provider, until it has been
+// asked: a new start of this program is no end of the provider's, and must not
+// have the pods there marked as unready.
+func (n *Node) remember(have *corev1.Node) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.health.Reason != reasonConnecting {
+		return
+	}
+	for _, c := range have.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+			n.health = Health{Ready: true, Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.Time}
+		}
+	}
 }
 
 // Health is what is known of the provider.
@@ -106,7 +125,8 @@ func (n *Node) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	want := n.object()
-	switch have, err := n.Home.CoreV1().Nodes().Get(ctx, want.Name, metav1.GetOptions{}); {
+	have, err := n.Home.CoreV1().Nodes().Get(ctx, want.Name, metav1.GetOptions{})
+	switch {
 	case apierrors.IsNotFound(err):
 	case err != nil:
 		return fmt.Errorf("reading node %s: %w", want.Name, err)
@@ -114,6 +134,10 @@ func (n *Node) Run(ctx context.Context) error {
 		return fmt.Errorf("node %s: %w", want.Name, ErrTaken)
 	case have.DeletionTimestamp != nil:
 		return fmt.Errorf("node %s is still going", want.Name)
+	}
+	if err == nil {
+		n.remember(have)
+		want = n.object()
 	}
 	n.told = nil
 	controller, err := node.NewNodeController(n, want, n.Home.CoreV1().Nodes(),

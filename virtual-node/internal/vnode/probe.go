@@ -14,8 +14,8 @@ import (
 const (
 	// probeEvery and probeTimeout make a provider's end known within some 15 s;
 	// tolerated is how many failures in a row are put down to chance.
-	probeEvery   = 4 * time.Second
-	probeTimeout = 4 * time.Second
+	probeEvery   = 3 * time.Second
+	probeTimeout = 3 * time.Second
 	tolerated    = 1
 )
 
