@@ -102,12 +102,12 @@ var first = []string{"Namespace", "CustomResourceDefinition", "ServiceAccount", 
 
 // apply makes all that the chart renders to, but for its Deployments: no kubelet
 // here could run them.
-func (c chart) apply(ctx context.Context, api client.Client) error {
+func (ch chart) apply(ctx context.Context, api client.Client) error {
 	namespace := &unstructured.Unstructured{}
 	namespace.SetAPIVersion("v1")
 	namespace.SetKind("Namespace")
 	namespace.SetName(Namespace)
-	objects := append([]*unstructured.Unstructured{namespace}, c.objects...)
+	objects := append([]*unstructured.Unstructured{namespace}, ch.objects...)
 	rank := func(o *unstructured.Unstructured) int {
 		if i := slices.Index(first, o.GetKind()); i >= 0 {
 			return i
@@ -145,8 +145,8 @@ func retry(ctx context.Context, passes func(error) bool, do func() error) error 
 }
 
 // object finds one that the chart renders.
-func (c chart) object(kind, name string) *unstructured.Unstructured {
-	for _, o := range c.objects {
+func (ch chart) object(kind, name string) *unstructured.Unstructured {
+	for _, o := range ch.objects {
 		if o.GetKind() == kind && o.GetName() == name {
 			return o
 		}

@@ -53,9 +53,8 @@ func sweep(ctx context.Context, parent string) {
 		return
 	}
 	for _, dir := range left {
-		info, err := os.Stat(filepath.Join(dir, lockFile))
-		if err != nil {
-			if info, err = os.Stat(dir); err != nil || time.Since(info.ModTime()) < time.Hour {
+		if _, err := os.Stat(filepath.Join(dir, lockFile)); err != nil {
+			if info, err := os.Stat(dir); err != nil || time.Since(info.ModTime()) < time.Hour {
 				continue
 			}
 		}

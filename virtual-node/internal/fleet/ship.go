@@ -152,6 +152,7 @@ func (s *ship) learn(h vnode.Health) {
 	}
 	providerReachable.WithLabelValues(s.link.Provider).Set(reachable)
 	s.node.SetHealth(h)
+	s.host.SetReachable(h.Ready)
 }
 
 // halt ends the work. Node, pods and guests stay as they are.

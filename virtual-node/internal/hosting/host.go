@@ -80,15 +80,17 @@ type Host struct {
 	configMaps, secrets cache.Indexer
 	synced              []cache.InformerSynced
 	homeSynced          cache.InformerSynced
-	unsynced            chan struct{}
 	sources             *sources
 	controller          *node.PodController
 
 	mu     sync.Mutex
 	notify func(*corev1.Pod)
-	// refs of the pods, by UID; noted are those that people were told about.
+	// refs of the pods, by UID; noted is what people were told about them, by
+	// reason.
 	refs  map[types.UID]guest.References
-	noted map[types.UID]string
+	noted map[types.UID]map[string]string
+	// cutOff is while the provider cannot be reached.
+	cutOff bool
 }
 
 var (
@@ -100,7 +102,7 @@ var (
 func New(o Options) (*Host, error) {
 	h := &Host{
 		Options: o, nodeName: broker.VirtualNodeName(o.Provider),
-		refs: map[types.UID]guest.References{}, noted: map[types.UID]string{},
+		refs: map[types.UID]guest.References{}, noted: map[types.UID]map[string]string{},
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](soonest, latest),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "guests-" + o.Provider}),
@@ -288,6 +290,40 @@ func (h *Host) changedSource(namespace string) {
 	}
 }
 
+// SetReachable says whether the provider can be reached. Until it can again,
+// what home makes of its pods' readiness stands.
+func (h *Host) SetReachable(reachable bool) {
+	h.mu.Lock()
+	back := h.cutOff && reachable
+	h.cutOff = !reachable
+	h.mu.Unlock()
+	if !back {
+		return
+	}
+	for _, pod := range h.HomePods() {
+		h.queue.Add(pod.Namespace + "/" + pod.Name)
+	}
+}
+
+// mirror is the status of a pod that has a guest. Of one that is out of reach
+// nobody knows whether it is ready: home has the pods of a node that is not ready
+// marked so, and takes them out of Services.
+func (h *Host) mirror(home, g *corev1.Pod) corev1.PodStatus {
+	status := guest.Status(home, g)
+	h.mu.Lock()
+	cutOff := h.cutOff
+	h.mu.Unlock()
+	if !cutOff {
+		return status
+	}
+	for _, c := range home.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			status.Conditions = setCondition(status.Conditions, c)
+		}
+	}
+	return status
+}
+
 // HomePods are the pods of the node.
 func (h *Host) HomePods() []*corev1.Pod {
 	pods, err := h.pods.List(labels.Everything())
@@ -421,8 +457,13 @@ func (h *Host) report(pod *corev1.Pod, status corev1.PodStatus) {
 // tell makes an Event on a pod at home, once for each text.
 func (h *Host) tell(pod *corev1.Pod, kind, reason, text string) {
 	h.mu.Lock()
-	again := h.noted[pod.UID] == reason+text
-	h.noted[pod.UID] = reason + text
+	said := h.noted[pod.UID]
+	if said == nil {
+		said = map[string]string{}
+		h.noted[pod.UID] = said
+	}
+	again := said[reason] == text
+	said[reason] = text
 	h.mu.Unlock()
 	if again {
 		return

@@ -135,7 +135,7 @@ func (h *Host) end(ctx context.Context, home, g *corev1.Pod) (time.Duration, err
 		h.report(home, ended(home, "Deleted", "its guest is gone", metav1.Time{Time: h.Clock.Now()}))
 		return 0, nil
 	}
-	h.report(home, guest.Status(home, g))
+	h.report(home, h.mirror(home, g))
 	grace := home.DeletionGracePeriodSeconds
 	if g.DeletionTimestamp != nil && ptr.Deref(g.DeletionGracePeriodSeconds, 0) <= ptr.Deref(grace, 0) {
 		return 0, nil
@@ -197,6 +197,14 @@ func (h *Host) begin(ctx context.Context, home *corev1.Pod) (time.Duration, erro
 		h.report(home, status)
 		return wait, nil
 	}
+	// The cache may not show yet what was made a moment ago. Making it again would
+	// fail, but not before the provider has charged its quota once more, which
+	// takes it minutes to find out, and another guest would be refused meanwhile.
+	if found, err := h.live(ctx, home); err != nil {
+		return h.refused(home, err)
+	} else if found {
+		return catchUp, nil
+	}
 	_, err = h.Remote.CoreV1().Pods(h.Namespace).Create(ctx, made, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return h.refused(home, err)
@@ -217,7 +225,7 @@ func (h *Host) refused(home *corev1.Pod, err error) (time.Duration, error) {
 
 // keep mirrors a guest, and carries changes to it.
 func (h *Host) keep(ctx context.Context, home, g *corev1.Pod) (time.Duration, error) {
-	h.report(home, guest.Status(home, g))
+	h.report(home, h.mirror(home, g))
 	if g.DeletionTimestamp != nil || g.Status.Phase == corev1.PodSucceeded || g.Status.Phase == corev1.PodFailed {
 		return 0, nil
 	}
