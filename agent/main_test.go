@@ -183,7 +183,7 @@ func eventually(t *testing.T, ended <-chan error, what string, ok func() error) 
 	t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(60 * time.Second)
+	deadline := time.After(2 * time.Minute)
 	for {
 		err := ok()
 		if err == nil {

@@ -182,7 +182,7 @@ func install(t *testing.T, config *rest.Config, cluster string) {
 	} {
 		args = append(args, "--set", value)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	command := exec.CommandContext(ctx, helm, args...)
 	scratch := t.TempDir()
@@ -281,7 +281,7 @@ func readiness(node *corev1.Node) corev1.NodeCondition {
 // carries waits for the Node to be ready and to carry exactly what is given.
 func (w *world) carries(want corev1.ResourceList, parked bool) {
 	w.Helper()
-	w.within(20*time.Second, fmt.Sprintf("the node carries %v", want), func() error {
+	w.within(60*time.Second, fmt.Sprintf("the node carries %v", want), func() error {
 		node, err := w.node()
 		switch {
 		case err != nil:
@@ -314,7 +314,7 @@ func (w *world) pod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 func (w *world) running(p *corev1.Pod) *corev1.Pod {
 	w.Helper()
 	var g *corev1.Pod
-	w.within(20*time.Second, p.Name+" has a guest", func() (err error) {
+	w.within(60*time.Second, p.Name+" has a guest", func() (err error) {
 		g, err = w.paris.CoreV1().Pods(guests).Get(w.Context(), guest.Name(p), metav1.GetOptions{})
 		if err != nil {
 			now, _ := w.rome.CoreV1().Pods(shop).Get(w.Context(), p.Name, metav1.GetOptions{})
@@ -326,7 +326,7 @@ func (w *world) running(p *corev1.Pod) *corev1.Pod {
 	w.must(nil, w.paris.CoreV1().Pods(guests).Bind(w.Context(), &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Name: g.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: "worker"},
 	}, metav1.CreateOptions{}))
-	w.within(10*time.Second, "the guest's status is written", func() error {
+	w.within(30*time.Second, "the guest's status is written", func() error {
 		now, err := w.paris.CoreV1().Pods(guests).Get(w.Context(), g.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -345,7 +345,7 @@ func (w *world) running(p *corev1.Pod) *corev1.Pod {
 
 func (w *world) phase(p *corev1.Pod, want corev1.PodPhase) {
 	w.Helper()
-	w.within(20*time.Second, fmt.Sprintf("%s is %s", p.Name, want), func() error {
+	w.within(60*time.Second, fmt.Sprintf("%s is %s", p.Name, want), func() error {
 		now, err := w.rome.CoreV1().Pods(shop).Get(w.Context(), p.Name, metav1.GetOptions{})
 		if err == nil && now.Status.Phase != want {
 			err = fmt.Errorf("it is %+v", now.Status)
@@ -409,7 +409,7 @@ func isAsPromised(w *world) {
 	if !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) && t.Value == taint.Value }) {
 		w.Errorf("taints are %v, want %v among them", node.Spec.Taints, taint)
 	}
-	w.within(10*time.Second, "a lease", func() error {
+	w.within(30*time.Second, "a lease", func() error {
 		lease, err := w.rome.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(w.Context(), nodeName, metav1.GetOptions{})
 		if err == nil && (lease.Spec.RenewTime == nil || lease.Spec.HolderIdentity == nil) {
 			err = fmt.Errorf("its spec is %+v", lease.Spec)
@@ -448,7 +448,7 @@ func (w *world) ask(path string, certificate []tls.Certificate, bearer string) i
 	// The certificate is self-signed, and API servers do not check it by default.
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, Certificates: certificate}}
 	defer transport.CloseIdleConnections()
-	ctx, cancel := context.WithTimeout(w.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(w.Context(), 60*time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("https://%s:%d%s", address, node.Status.DaemonEndpoints.KubeletEndpoint.Port, path), nil)
 	w.must(request, err)
@@ -491,7 +491,7 @@ func unreachable(w *world) {
 	w.running(p)
 	cut := time.Now()
 	w.road.close()
-	w.within(20*time.Second, "the node is not ready", func() error {
+	w.within(60*time.Second, "the node is not ready", func() error {
 		node, err := w.node()
 		if c := readiness(node); err == nil && (c.Status != corev1.ConditionFalse || c.Reason != "ProviderUnreachable") {
 			err = fmt.Errorf("its readiness is %+v", c)
@@ -502,7 +502,7 @@ func unreachable(w *world) {
 	// As the node lifecycle controller does with the pods of such a node.
 	marked := w.marks(p, corev1.ConditionFalse)
 	waits := w.pod("waits", func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever })
-	w.within(10*time.Second, "the pod is looked at again", func() error {
+	w.within(30*time.Second, "the pod is looked at again", func() error {
 		now, err := w.rome.CoreV1().Pods(shop).Patch(w.Context(), p.Name, types.MergePatchType, []byte(`{"metadata":{"labels":{"looked-at":"again"}}}`), metav1.PatchOptions{})
 		if err != nil {
 			return err
@@ -518,7 +518,7 @@ func unreachable(w *world) {
 	w.road.open()
 	mended := time.Now()
 	w.running(waits)
-	w.within(20*time.Second, "the node is ready", func() error {
+	w.within(60*time.Second, "the node is ready", func() error {
 		node, err := w.node()
 		if c := readiness(node); err == nil && c.Status != corev1.ConditionTrue {
 			err = fmt.Errorf("its readiness is %+v", c)
@@ -526,7 +526,7 @@ func unreachable(w *world) {
 		return err
 	})
 	w.Logf("all was well %s after its return", time.Since(mended).Round(100*time.Millisecond))
-	w.within(10*time.Second, "the pod is ready again", func() error {
+	w.within(30*time.Second, "the pod is ready again", func() error {
 		now, err := w.rome.CoreV1().Pods(shop).Get(w.Context(), p.Name, metav1.GetOptions{})
 		if c := conditionOf(now, corev1.PodReady); err == nil && c.Status != corev1.ConditionTrue {
 			err = fmt.Errorf("it is %+v", c)
@@ -539,7 +539,7 @@ func unreachable(w *world) {
 // marks writes a pod's readiness, and returns when.
 func (w *world) marks(p *corev1.Pod, ready corev1.ConditionStatus) time.Time {
 	w.Helper()
-	w.within(10*time.Second, "its readiness is written", func() error {
+	w.within(30*time.Second, "its readiness is written", func() error {
 		now, err := w.rome.CoreV1().Pods(shop).Get(w.Context(), p.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -577,7 +577,7 @@ func refused(w *world) {
 	right := w.connection
 	w.connection.Token = "not.a.token"
 	w.write(nil)
-	w.within(25*time.Second, "the node says that it is refused", func() error {
+	w.within(60*time.Second, "the node says that it is refused", func() error {
 		node, err := w.node()
 		if c := readiness(node); err == nil && (c.Status != corev1.ConditionFalse || c.Reason != "ProviderRefused") {
 			err = fmt.Errorf("its readiness is %+v", c)
@@ -644,7 +644,7 @@ func lingers(w *world) {
 	p := w.pod("lingers")
 	g := w.running(p)
 	w.must(nil, w.rome.CoreV1().Pods(shop).Delete(w.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](60)}))
-	w.within(10*time.Second, "the guest is asked to end, in the time that the pod was given", func() error {
+	w.within(30*time.Second, "the guest is asked to end, in the time that the pod was given", func() error {
 		now, err := w.paris.CoreV1().Pods(guests).Get(w.Context(), g.Name, metav1.GetOptions{})
 		if err == nil && (now.DeletionTimestamp == nil || ptr.Deref(now.DeletionGracePeriodSeconds, 0) != 60) {
 			err = fmt.Errorf("its end is to be at %v, after %v s", now.DeletionTimestamp, now.DeletionGracePeriodSeconds)
@@ -652,11 +652,11 @@ func lingers(w *world) {
 		return err
 	})
 	// As long as it takes for whoever asks ever more rarely to be late.
-	for until := time.Now().Add(8 * time.Second); time.Now().Before(until); time.Sleep(500 * time.Millisecond) {
+	for until := time.Now().Add(14 * time.Second); time.Now().Before(until); time.Sleep(500 * time.Millisecond) {
 		w.must(w.rome.CoreV1().Pods(shop).Get(w.Context(), p.Name, metav1.GetOptions{}))
 	}
 	w.must(nil, w.paris.CoreV1().Pods(guests).Delete(w.Context(), g.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
-	w.within(3*time.Second, "the pod is gone", func() error {
+	w.within(10*time.Second, "the pod is gone", func() error {
 		_, err := w.rome.CoreV1().Pods(shop).Get(w.Context(), p.Name, metav1.GetOptions{})
 		return gone(err)
 	})
@@ -670,7 +670,7 @@ func taken(w *world) {
 	berlin, err := link.Link{Provider: "berlin", Connection: w.connection, Capacity: link.Capacity{Resources: corev1.ResourceList{"cpu": resource.MustParse("1")}}}.Secret(links)
 	w.must(berlin, err)
 	w.must(w.rome.CoreV1().Secrets(links).Create(w.Context(), berlin, metav1.CreateOptions{}))
-	w.within(20*time.Second, "people are told", func() error {
+	w.within(60*time.Second, "people are told", func() error {
 		list, err := w.rome.EventsV1().Events("").List(w.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -695,7 +695,7 @@ func ends(w *world) {
 	w.must(node, err)
 	w.write(func(l *link.Link) { l.Ending = true })
 	late := w.pod("late")
-	w.within(20*time.Second, "the guests are asked to end", func() error {
+	w.within(60*time.Second, "the guests are asked to end", func() error {
 		list, err := w.paris.CoreV1().Pods(guests).List(w.Context(), metav1.ListOptions{})
 		for i := range list.Items {
 			if list.Items[i].DeletionTimestamp == nil {
@@ -713,7 +713,7 @@ func ends(w *world) {
 		// Their kubelet is done with them.
 		w.must(nil, w.paris.CoreV1().Pods(guests).Delete(w.Context(), g.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	}
-	w.within(30*time.Second, "the node is gone", func() error {
+	w.within(60*time.Second, "the node is gone", func() error {
 		_, err := w.node()
 		return gone(err)
 	})
@@ -726,7 +726,7 @@ func ends(w *world) {
 		w.Errorf("a pod was begun on a node that ends (%v)", err)
 	}
 	w.must(nil, w.rome.CoreV1().Secrets(links).Delete(w.Context(), link.SecretName(paris), metav1.DeleteOptions{}))
-	w.within(10*time.Second, "no node comes back", func() error {
+	w.within(30*time.Second, "no node comes back", func() error {
 		_, err := w.node()
 		return gone(err)
 	})

@@ -160,7 +160,7 @@ func makePlan(in gathered) plan {
 			silent = append(silent, h)
 		}
 	}
-	p.shrink = slices.Concat(tooMuch(r, counted, want), tooMuch(r, silent, want), p.shrink)
+	p.shrink = slices.Concat(tooMuch(r, counted, want, in.dependable), tooMuch(r, silent, want, promised), p.shrink)
 	if len(p.shrink) == 0 {
 		if p.missing = ledger.Minus(want, have); !p.missing.Empty() {
 			p.place(in)
@@ -172,11 +172,13 @@ func makePlan(in gathered) plan {
 	return p
 }
 
-// tooMuch shrinks some of the holds where together they promise more than want.
-func tooMuch(r *broker.Reservation, holds []held, want broker.HeldCapacity) []change {
+func promised(h held) broker.HeldCapacity { return h.hold.Promised }
+
+// tooMuch shrinks some of the holds where together they count for more than want.
+func tooMuch(r *broker.Reservation, holds []held, want broker.HeldCapacity, counts func(held) broker.HeldCapacity) []change {
 	var have broker.HeldCapacity
 	for _, h := range holds {
-		have = ledger.Plus(have, h.hold.Promised)
+		have = ledger.Plus(have, counts(h))
 	}
 	excess := ledger.Minus(have, want)
 	if excess.Empty() {

@@ -55,6 +55,7 @@ func TestReservations(t *testing.T) {
 		"SilentProvider":       silentProvider,
 		"LostProvider":         lostProvider,
 		"NoAnswer":             noAnswer,
+		"NoAnswerToGrowth":     noAnswerToGrowth,
 		"StoreWithoutNews":     storeWithoutNews,
 		"HoldOfAnotherAttempt": holdOfAnotherAttempt,
 	} {
@@ -753,6 +754,47 @@ func noAnswer(w *world) {
 	p.answer("berlin", "r", true, "")
 	w.expectPods("paris", "r", 0, 2, 0)
 	w.expect("r", broker.ReservationReserved, "2 of 2 pods in berlin")
+}
+
+// A provider that has granted falls silent before it has answered to more: what
+// it granted still counts, the rest is had elsewhere, and that stays.
+func noAnswerToGrowth(w *world) {
+	p := w.start(nil)
+	p.advertise(w.spec("paris", "1"))
+	w.ask("r", 2)
+	w.expect("r", broker.ReservationReserved, "2 of 2 pods in paris")
+	p.answer("paris", "r", true, "")
+	w.expectCondition("r", broker.ConditionProviderAccepted, true, "")
+	w.edit("r", func(r *broker.Reservation) { r.Spec.PodSets[0].Count = 3 })
+	w.expectPods("paris", "r", 3, 0, 2)
+	w.clock.Step(2 * time.Minute)
+	p.advertise(w.spec("berlin", "1"))
+	w.edit("r", func(r *broker.Reservation) { metav1.SetMetaDataAnnotation(&r.ObjectMeta, "look", "again") })
+	w.expectPods("berlin", "r", 1, 0, 0)
+	p.answer("berlin", "r", true, "")
+	w.expectPods("berlin", "r", 1, 0, 1)
+	w.expectPods("paris", "r", 3, 0, 2)
+	attempt := w.get("r").Status.Attempt.Number
+	w.edit("r", func(r *broker.Reservation) { metav1.SetMetaDataAnnotation(&r.ObjectMeta, "look", "once more") })
+	w.ask("control", 1)
+	w.expect("control", broker.ReservationReserved, "1 of 1 pods in berlin")
+	if now := w.get("r").Status.Attempt.Number; now != attempt {
+		w.Errorf("attempt %d followed %d though nothing has changed", now, attempt)
+	}
+	// It is back, and says yes: now there is one too many.
+	p.advertise(w.spec("paris", "1"))
+	p.answer("paris", "r", true, "")
+	w.eventually("three pods are promised", func() error {
+		var sum int32
+		for _, cluster := range []string{"paris", "berlin"} {
+			promised, _, _ := pods(w.hold(cluster, "r"))
+			sum += promised
+		}
+		if sum != 3 {
+			return fmt.Errorf("it is %d", sum)
+		}
+		return nil
+	})
 }
 
 func storeWithoutNews(w *world) {

@@ -27,7 +27,7 @@ import (
 // wait for minutes to see a lost node's pods move.
 const (
 	// NodeGrace is how long a node may be silent before it counts as lost.
-	NodeGrace = 16 * time.Second
+	NodeGrace = 40 * time.Second
 	// EvictAfter is how long pods stay on a node that is lost.
 	EvictAfter = 2 * time.Second
 )
@@ -187,7 +187,7 @@ func (c *Cluster) WriteKubeconfig(path string, who *clientcmdapi.AuthInfo) error
 
 // awaitAPIServer waits until the API server is ready.
 func (c *Cluster) awaitAPIServer(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	for {
 		_, err := c.Set.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)

@@ -35,7 +35,7 @@ func (p *Playground) installBroker(ctx context.Context, c *cluster.Cluster) (hub
 		return hubAccess{}, err
 	}
 	access := hubAccess{url: "https://" + cluster.Address(ports["listen"])}
-	return access, p.await(ctx, "the broker has a CA and a token", 30*time.Second, func(ctx context.Context) error {
+	return access, p.await(ctx, "the broker has a CA and a token", 2*time.Minute, func(ctx context.Context) error {
 		var ca corev1.ConfigMap
 		var token corev1.Secret
 		err := errors.Join(

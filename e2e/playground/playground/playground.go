@@ -60,10 +60,10 @@ type NodeGroup struct {
 // impatient are the charts' values that have things happen in seconds that
 // elsewhere take their time.
 var (
-	impatientBroker = []string{"config.staleAfter=8s", "config.freshFor=6s"}
+	impatientBroker = []string{"config.staleAfter=15s", "config.freshFor=12s"}
 	impatientAgent  = []string{"advertisement.interval=2s", "release.grace=3s", "peering.idleTime=10s", "peering.finishedPodRetention=5s"}
 	// What the chart has no value for.
-	impatientLost = "8s"
+	impatientLost = "15s"
 )
 
 // Playground is a hub and its members, running.
@@ -135,7 +135,7 @@ func Start(ctx context.Context, o Options) (_ *Playground, err error) {
 		return nil, err
 	}
 	o.Log("waiting until everybody has joined …")
-	return p, p.await(ctx, "every member has joined and its nodes are ready", time.Minute, p.joined)
+	return p, p.await(ctx, "every member has joined and its nodes are ready", 3*time.Minute, p.joined)
 }
 
 func (p *Playground) start(ctx context.Context, name string, apiOnly bool) (*cluster.Cluster, error) {

@@ -104,7 +104,7 @@ func TestOverflowAndRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	guests := client.InNamespace(broker.GuestNamespace("rome"))
-	eventually(t, p, "two pods run at home and two in paris", 60*time.Second, func() error {
+	eventually(t, p, "two pods run at home and two in paris", 3*time.Minute, func() error {
 		var pods corev1.PodList
 		if err := rome.List(ctx, &pods, client.InNamespace("shop")); err != nil {
 			return err

@@ -85,7 +85,7 @@ var chapters = []chapter{
 asks a higher price. Each has an agent that tells the broker, in the hub, what it
 can lend. No cluster holds a key to another.`,
 		check:    everybodyIsThere,
-		deadline: 30 * time.Second,
+		deadline: 90 * time.Second,
 	},
 	{
 		title: "Home fills",
@@ -93,7 +93,7 @@ can lend. No cluster holds a key to another.`,
 broker.fluidos.eu/overflow=enabled. They fit at home, so nothing special happens.`,
 		do:       openShop,
 		check:    homeFills,
-		deadline: 45 * time.Second,
+		deadline: 90 * time.Second,
 	},
 	{
 		title: "Pods overflow",

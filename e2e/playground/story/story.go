@@ -21,7 +21,8 @@ type Options struct {
 	// that the story notices: "broker", "provider" or "scheduler". Nothing where
 	// empty.
 	Break string
-	// Deadline replaces that of each chapter; their own where 0.
+	// Deadline replaces that of each chapter from the sabotage on; their own where
+	// 0.
 	Deadline time.Duration
 	// Hold leaves everything running at the end, a bad one too, until ctx is done.
 	Hold bool
@@ -103,6 +104,9 @@ func (t *teller) tell(ctx context.Context) error {
 		}
 		began := time.Now()
 		t.view.chapter(fmt.Sprintf("%d of %d  %s", i+1, len(chapters), c.title), c.text)
+		if t.Deadline > 0 && i >= breakBefore {
+			c.deadline = t.Deadline
+		}
 		what, err := t.live(ctx, c)
 		r := row{title: fmt.Sprintf("%d %s", i+1, c.title), what: what, took: time.Since(began), failed: err != nil}
 		t.rows = append(t.rows, r)
@@ -119,11 +123,7 @@ func (t *teller) tell(ctx context.Context) error {
 
 // live does what a chapter does, and waits until its outcome is seen.
 func (t *teller) live(ctx context.Context, c chapter) (string, error) {
-	deadline := c.deadline
-	if t.Deadline > 0 {
-		deadline = t.Deadline
-	}
-	ctx, cancel := context.WithTimeout(ctx, deadline)
+	ctx, cancel := context.WithTimeout(ctx, c.deadline)
 	defer cancel()
 	if c.do != nil {
 		if err := c.do(ctx, t.p); err != nil {
@@ -152,7 +152,7 @@ func (t *teller) live(ctx context.Context, c chapter) (string, error) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return "", fmt.Errorf("not within %s: %w", deadline, missing)
+			return "", fmt.Errorf("not within %s: %w", c.deadline, missing)
 		}
 	}
 }

@@ -34,7 +34,7 @@ func (r *recorder) String() string {
 func TestItNotices(t *testing.T) {
 	var told recorder
 	dir := t.TempDir()
-	err := story.Tell(t.Context(), story.Options{Out: &told, Break: "broker", Deadline: 15 * time.Second, Dir: dir})
+	err := story.Tell(t.Context(), story.Options{Out: &told, Break: "broker", Deadline: 30 * time.Second, Dir: dir})
 	if err == nil {
 		t.Fatalf("it was told to its end:\n%s", &told)
 	}

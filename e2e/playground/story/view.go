@@ -21,7 +21,7 @@ schedulers and certificates; Spillway's broker, agents, scheduler and virtual
 node, installed from its charts and held to their roles and policies.
 Simulated: nodes, containers and networks. kwok plays them, so pods "run" without
 a process, and there is nothing to log in to.
-Hurried: a silent provider counts as lost after 8 s instead of 10 min, capacity
+Hurried: a silent provider counts as lost after 15 s instead of 10 min, capacity
 goes back after 3 s, an idle link after 10 s, and pods leave a lost node after 2 s.
 
 `

@@ -177,6 +177,9 @@ func (s *ship) steer(l link.Link) {
 
 // end lets go of the pods that are still there, and reports whether none is.
 func (s *ship) end(ctx context.Context) (done bool, err error) {
+	if health := s.node.Health(); !s.host.Listed() || health.Reason == vnode.ReasonConnecting {
+		return false, nil // a new start, which has not looked yet
+	}
 	pods := s.host.HomePods()
 	for _, pod := range pods {
 		if pod.DeletionTimestamp != nil {

@@ -333,6 +333,9 @@ func (h *Host) HomePods() []*corev1.Pod {
 	return pods
 }
 
+// Listed reports whether the node's pods have been listed.
+func (h *Host) Listed() bool { return h.homeSynced() }
+
 // Idle reports whether the provider has been seen to have no guest left.
 func (h *Host) Idle() bool { return h.ready() && len(h.guests.ListKeys()) == 0 }
 

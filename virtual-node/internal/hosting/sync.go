@@ -214,7 +214,7 @@ func (h *Host) begin(ctx context.Context, home *corev1.Pod) (time.Duration, erro
 
 // refused tells people what the provider says, and passes every other error on.
 func (h *Host) refused(home *corev1.Pod, err error) (time.Duration, error) {
-	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsUnauthorized(err) {
+	if isRefusal(err) {
 		text := fmt.Sprintf("%s does not take it: %v", h.Provider, err)
 		h.tell(home, corev1.EventTypeWarning, reasonRefused, text)
 		h.report(home, waiting(home, reasonRefused, text))
@@ -233,7 +233,7 @@ func (h *Host) keep(ctx context.Context, home, g *corev1.Pod) (time.Duration, er
 	// What has been deleted at home since stays with the guest, as it would with a
 	// running pod at home.
 	if _, err := h.provide(ctx, home, refs); err != nil {
-		return h.refused(home, err)
+		return h.objected(home, err)
 	}
 	changed := g.DeepCopy()
 	if changed.Labels == nil {
@@ -274,9 +274,22 @@ func (h *Host) keep(ctx context.Context, home, g *corev1.Pod) (time.Duration, er
 		return 0, fmt.Errorf("comparing guest %s with its pod: %w", g.Name, err)
 	}
 	if _, err := h.Remote.CoreV1().Pods(g.Namespace).Patch(ctx, g.Name, patch.Type(), data, metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		return h.refused(home, err)
+		return h.objected(home, err)
 	}
 	return 0, nil
+}
+
+// objected tells people that a change was refused. The guest runs on as it was.
+func (h *Host) objected(home *corev1.Pod, err error) (time.Duration, error) {
+	if !isRefusal(err) {
+		return 0, err
+	}
+	h.tell(home, corev1.EventTypeWarning, reasonRefused, fmt.Sprintf("%s does not take a change: %v", h.Provider, err))
+	return lookAgain, nil
+}
+
+func isRefusal(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsUnauthorized(err)
 }
 
 // waiting is the status of a pod that has no guest yet.

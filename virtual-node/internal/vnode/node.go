@@ -30,8 +30,8 @@ const (
 	repairEvery = 10 * time.Second
 )
 
-// reasonConnecting is that of a provider that has not been asked yet.
-const reasonConnecting = "Connecting"
+// ReasonConnecting is that of a provider that has not been asked yet.
+const ReasonConnecting = "Connecting"
 
 // ErrTaken says that a Node of the name exists that this program did not make.
 var ErrTaken = errors.New("a Node of that name exists that Spillway did not make: rename or remove it")
@@ -57,7 +57,7 @@ type Node struct {
 func New(home kubernetes.Interface, l link.Link, at Address, clock clock.Clock, log logr.Logger) *Node {
 	return &Node{
 		Home: home, Clock: clock, Log: log, At: at, link: l, changed: make(chan struct{}, 1),
-		health: Health{Reason: reasonConnecting, Message: "the provider has not been asked yet", Since: clock.Now()},
+		health: Health{Reason: ReasonConnecting, Message: "the provider has not been asked yet", Since: clock.Now()},
 	}
 }
 
@@ -87,7 +87,7 @@ func (n *Node) SetHealth(h Health) {
 func (n *Node) remember(have *corev1.Node) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.health.Reason != reasonConnecting {
+	if n.health.Reason != ReasonConnecting {
 		return
 	}
 	for _, c := range have.Status.Conditions {

@@ -43,7 +43,7 @@ func (p *Probe) Run(ctx context.Context) {
 		} else {
 			failures++
 		}
-		if certain := now.Ready || failures > tolerated || !known; certain && (!known || now.Ready != health.Ready || now.Reason != health.Reason) {
+		if certain := now.Ready || failures > tolerated; certain && (!known || now.Ready != health.Ready || now.Reason != health.Reason) {
 			now.Since = health.Since
 			if !known || now.Ready != health.Ready {
 				now.Since = p.Clock.Now()

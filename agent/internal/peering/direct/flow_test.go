@@ -133,7 +133,7 @@ func newWorld(t *testing.T) *world {
 		ServiceAccount: types.NamespacedName{Namespace: "spillway-system", Name: "spillway-agent"},
 		Endpoint:       w.awayConfig.Host, CA: func() ([]byte, error) { return w.awayConfig.CAData, nil },
 		AllowEgressTo: []string{"10.0.0.0/8"},
-		ResendAfter:   100 * time.Millisecond, StaleAfter: time.Second, UnreachableAfter: 3 * time.Second,
+		ResendAfter:   100 * time.Millisecond, StaleAfter: 10 * time.Second, UnreachableAfter: 10 * time.Second,
 	}
 	w.Restart()
 	for _, name := range []string{"shop", "tools", linkNamespace} {
