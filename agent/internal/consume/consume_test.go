@@ -90,7 +90,7 @@ func start(t *testing.T) *world {
 	}
 	reconciler := consume.New(w.driver, consume.Options{
 		InstructionNamespace: instructions, ReleaseGrace: grace, PeeringIdleTime: idle, FinishedPodRetention: 2 * time.Second,
-		Deadline: 2 * time.Second, RescueAfter: time.Second, Settle: 200 * time.Millisecond, ProviderLostAfter: time.Second,
+		Deadline: 2 * time.Second, RescueAfter: 8 * time.Second, Settle: 200 * time.Millisecond, ProviderLostAfter: time.Second,
 	})
 	if err := reconciler.SetupWithManager(mgr); err != nil {
 		t.Fatal(err)
