@@ -30,7 +30,7 @@ verify: ## check formatting, generated files, modules, vet and staticcheck
 
 .PHONY: test
 test: ## run unit and integration tests, with the race detector (no docker, no lab)
-	CGO_ENABLED=1 $(RUN) -race -timeout 15m $(PACKAGES)
+	CGO_ENABLED=1 $(RUN) -race -timeout 30m $(PACKAGES)
 
 .PHONY: demo
 demo: ## watch pods overflow between four clusters that run as processes (no docker)
