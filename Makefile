@@ -37,7 +37,7 @@ demo: ## watch pods overflow between four clusters that run as processes (no doc
 	@go run ./e2e/playground demo
 
 .PHONY: bench
-bench: ## measure; NAME=playground_scale, the one there is, needs half an hour and 6 GiB
+bench: ## measure (NAME=playground_scale, the one there is: a thousand nodes, ten thousand pods; takes long)
 	@go run ./e2e/playground bench -name=$(or $(NAME),playground_scale)
 
 .PHONY: images
