@@ -107,11 +107,17 @@ func connect(ctx context.Context) error {
 	return nil
 }
 
+// patience stretches every deadline. Machines are slow at times, and Liqo, after
+// many quick rounds with one provider, waits for minutes before it tries the end of
+// a virtual node again.
+const patience = 3
+
 // eventually waits until check is satisfied, or fails the test with what it saw
 // last.
 func eventually(ctx context.Context, t *testing.T, what string, timeout time.Duration, check func(ctx context.Context) (bool, string)) time.Duration {
 	t.Helper()
 	start := time.Now()
+	timeout *= patience
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for last := "nothing yet"; ; {
