@@ -82,10 +82,10 @@ func fill(ctx context.Context, t *testing.T, r *remote, node, leave string) (emp
 }
 
 // quiet waits until nothing of an earlier story is left: no reservation, no
-// virtual node.
+// virtual node, no link.
 func quiet(ctx context.Context, t *testing.T) {
 	t.Helper()
-	eventually(ctx, t, "no reservation and no virtual node is left", 4*time.Minute, func(ctx context.Context) (bool, string) {
+	eventually(ctx, t, "no reservation, no virtual node and no link is left", 4*time.Minute, func(ctx context.Context) (bool, string) {
 		var left []string
 		for _, r := range []*remote{hub, rome} {
 			var reservations broker.ReservationList
@@ -102,6 +102,15 @@ func quiet(ctx context.Context, t *testing.T) {
 		}
 		for _, n := range nodes {
 			left = append(left, "node "+n.Name)
+		}
+		for _, r := range []*remote{rome, paris, berlin} {
+			var namespaces corev1.NamespaceList
+			if err := r.List(ctx, &namespaces, client.MatchingLabels{broker.LabelManagedBy: broker.ManagedBySpillway}); err != nil {
+				return false, err.Error()
+			}
+			for _, n := range namespaces.Items {
+				left = append(left, r.Name+" namespace "+n.Name)
+			}
 		}
 		return len(left) == 0, strings.Join(left, ", ")
 	})
