@@ -10,6 +10,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 
 	corev1 "k8s.io/api/core/v1"
@@ -88,6 +89,7 @@ func newManager(config *rest.Config, o options) (ctrl.Manager, error) {
 		return nil, err
 	}
 	instructions := cache.ByObject{Namespaces: map[string]cache.Config{o.instructionNamespace: {}}}
+	maps.Copy(byObject, advertise.CacheByObject())
 	byObject[&broker.ReservationInstruction{}], byObject[&broker.ProviderInstruction{}] = instructions, instructions
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: scheme,

@@ -28,8 +28,8 @@ type Windows struct {
 type Ask struct {
 	Key   Key
 	Owner metav1.OwnerReference
-	// PodSet with the total count: pods that wait and pods that run in other
-	// clusters already.
+	// PodSet with the total count: pods that were turned away, pods that the
+	// scheduler has not come to yet, and pods that run in other clusters already.
 	PodSet broker.PodSet
 	// Waiting pods, by UID.
 	Waiting []types.UID
@@ -131,9 +131,10 @@ func (b *Batcher) Waiting(key Key) []types.UID {
 	return nil
 }
 
-// Due yields the asks whose time has come, each once. bound counts the pods of a
-// key that run on virtual nodes; it must not call the Batcher.
-func (b *Batcher) Due(bound func(Key) int32) []Ask {
+// Due yields the asks whose time has come, each once. others counts the pods of a
+// key that need a place beside those that were noted; it must not call the
+// Batcher.
+func (b *Batcher) Due(others func(Key) int32) []Ask {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.clock.Now()
@@ -144,7 +145,7 @@ func (b *Batcher) Due(bound func(Key) int32) []Ask {
 		}
 		l.due, l.deadline = time.Time{}, time.Time{}
 		ask := Ask{Key: key, Owner: l.owner, PodSet: l.set, Waiting: slices.Sorted(maps.Keys(l.pods))}
-		ask.PodSet.Count = int32(len(l.pods)) + bound(key)
+		ask.PodSet.Count = int32(len(l.pods)) + others(key)
 		asks = append(asks, ask)
 	}
 	slices.SortFunc(asks, func(x, y Ask) int { return x.Key.compare(y.Key) })

@@ -3,15 +3,19 @@ package overflow
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -26,6 +30,10 @@ const (
 	later = 2 * time.Second
 	// rarely is when something is that others have to change first.
 	rarely = 15 * time.Second
+	// answerWithin is how long the answer to an ask is awaited before more is asked
+	// for on top of it: pods that come one by one would otherwise have every part
+	// of the system start anew with each.
+	answerWithin = 3 * time.Second
 )
 
 // asker turns pods that found no room into Reservations, tells the pods what
@@ -50,9 +58,15 @@ type asker struct {
 	acting   func() bool
 	activate func(map[string]*corev1.Pod)
 	recorder events.EventRecorder
+	// profile is the name of the scheduler whose pods are asked for, and placed are
+	// those that are on their way to a node.
+	profile string
+	placed  *placed
 
 	// stories of the pods that wait.
 	stories map[types.UID]*story
+	// raised is when a key was asked for last, for answerWithin.
+	raised map[demand.Key]time.Time
 	// unresolved pods have an owner that no cache shows yet.
 	unresolved map[types.UID]types.NamespacedName
 }
@@ -66,7 +80,7 @@ type story struct {
 
 // run works until ctx ends.
 func (a *asker) run(ctx context.Context) {
-	a.stories, a.unresolved = map[types.UID]*story{}, map[types.UID]types.NamespacedName{}
+	a.stories, a.unresolved, a.raised = map[types.UID]*story{}, map[types.UID]types.NamespacedName{}, map[demand.Key]time.Time{}
 	for {
 		a.step(ctx)
 		var timer <-chan time.Time
@@ -110,17 +124,26 @@ func (a *asker) step(ctx context.Context) {
 	for uid, name := range mail.pods {
 		a.note(uid, name)
 	}
+	wake := map[string]*corev1.Pod{}
+	for uid, name := range mail.welcome {
+		if pod := a.waiting(uid, name); pod != nil {
+			wake[name.String()] = pod
+		}
+	}
 	for key := range mail.touched {
 		a.reservations.forget(key)
-		a.hear(key, mail.news[key])
+		a.hear(key, mail.news[key], wake)
 		// The agent may have lowered a count, or a Reservation may be gone, while
 		// pods wait.
 		a.batcher.Again(key, soon)
 	}
+	if len(wake) > 0 {
+		a.activate(wake)
+	}
 	if !a.acting() {
 		return
 	}
-	for _, ask := range a.batcher.Due(a.boundCounter()) {
+	for _, ask := range a.batcher.Due(a.othersCounter()) {
 		if retry := a.settle(ctx, ask); retry > 0 {
 			a.batcher.Again(ask.Key, retry)
 		}
@@ -130,8 +153,8 @@ func (a *asker) step(ctx context.Context) {
 // note takes a pod in, or tells it why not.
 func (a *asker) note(uid types.UID, name types.NamespacedName) {
 	delete(a.unresolved, uid)
-	pod, err := a.pods.Pods(name.Namespace).Get(name.Name)
-	if err != nil || pod.UID != uid || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
+	pod := a.waiting(uid, name)
+	if pod == nil {
 		a.inbox.drop(uid)
 		return
 	}
@@ -153,64 +176,113 @@ func (a *asker) note(uid types.UID, name types.NamespacedName) {
 	a.narrate(known.key, uid)
 }
 
-// hear tells the waiting pods of a key what is new, and has them tried again if
-// it changes what they may use.
-func (a *asker) hear(key demand.Key, again bool) {
-	wake := map[string]*corev1.Pod{}
+// waiting is a pod as the cache shows it, or nil if it waits for no node.
+func (a *asker) waiting(uid types.UID, name types.NamespacedName) *corev1.Pod {
+	pod, err := a.pods.Pods(name.Namespace).Get(name.Name)
+	if err != nil || pod.UID != uid || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
+		return nil
+	}
+	return pod
+}
+
+// hear tells the waiting pods of a key what is new. If it changes what they may
+// use, it adds those to wake that the virtual nodes are open to: the agent opens
+// them to as many pods as there are places, and all others would be tried in vain.
+// Where there is no room, it adds all: they may push out others at home now, and
+// are to say so.
+func (a *asker) hear(key demand.Key, again bool, wake map[string]*corev1.Pod) {
+	var open []*corev1.Node
+	var all bool
+	if again {
+		open, all = a.granted(key), a.book.refused(key)
+	}
 	for _, uid := range a.batcher.Waiting(key) {
 		a.narrate(key, uid)
 		s := a.stories[uid]
-		if s == nil || !again {
+		if s == nil || len(open) == 0 && !all {
 			continue
 		}
-		if pod, err := a.pods.Pods(s.pod.Namespace).Get(s.pod.Name); err == nil && pod.UID == uid {
+		if pod := a.waiting(uid, s.pod); pod != nil && (all || slices.ContainsFunc(open, func(n *corev1.Node) bool { return a.tolerates(pod, n) })) {
 			wake[s.pod.String()] = pod
 		}
 	}
-	if len(wake) > 0 {
-		a.activate(wake)
-	}
 }
 
-// boundCounter counts the pods of keys that run in other clusters, each namespace
-// once. Pods that are ending are left out: those that replace them take their
-// places.
-func (a *asker) boundCounter() func(demand.Key) int32 {
-	var virtual map[string]bool
-	counted := map[string]map[demand.Key]int32{}
+// granted lists the virtual nodes on which a key has places.
+func (a *asker) granted(key demand.Key) []*corev1.Node {
+	g := a.book.grants(key)
+	if g == nil {
+		return nil
+	}
+	nodes, err := a.nodes.List(onVirtualNodes)
+	if err != nil {
+		a.log.Error(err, "Listing virtual nodes failed")
+	}
+	return slices.DeleteFunc(nodes, func(n *corev1.Node) bool { return g.places[providerOf(n)] == 0 })
+}
+
+// tolerates tells whether a pod is let onto a node as far as the node's provider
+// goes. All other taints may be gone by the time the pod is tried.
+func (a *asker) tolerates(pod *corev1.Pod, node *corev1.Node) bool {
+	_, untolerated := corev1helpers.FindMatchingUntoleratedTaint(a.log, node.Spec.Taints, pod.Spec.Tolerations,
+		func(t *corev1.Taint) bool { return t.Key == broker.TaintOverflow }, false)
+	return !untolerated
+}
+
+// othersCounter counts the pods of keys that need a place beside those that were
+// turned away, all at once: see others.
+func (a *asker) othersCounter() func(demand.Key) int32 {
+	var counts map[demand.Key]int32
 	return func(key demand.Key) int32 {
-		if virtual == nil {
-			virtual = map[string]bool{}
-			nodes, err := a.nodes.List(onVirtualNodes)
-			if err != nil {
-				a.log.Error(err, "Listing virtual nodes failed")
-			}
-			for _, n := range nodes {
-				virtual[n.Name] = true
-			}
-		}
-		if len(virtual) == 0 {
-			return 0
-		}
-		counts := counted[key.Namespace]
 		if counts == nil {
-			counts = map[demand.Key]int32{}
-			counted[key.Namespace] = counts
-			pods, err := a.pods.Pods(key.Namespace).List(labels.Everything())
-			if err != nil {
-				a.log.Error(err, "Listing pods failed", "namespace", key.Namespace)
-			}
-			for _, pod := range pods {
-				if !virtual[pod.Spec.NodeName] || pod.DeletionTimestamp != nil || finished(pod) {
-					continue
-				}
-				if known, ok := a.keys.of(pod); ok {
-					counts[known.key]++
-				}
-			}
+			counts = a.others()
 		}
 		return counts[key]
 	}
+}
+
+// others counts, by key, the pods that run in other clusters, and those that the
+// scheduler has not come to yet: where one of a key was turned away, the rest
+// will be, and is better asked for at once. Pods that are ending are left out:
+// those that replace them take their places.
+func (a *asker) others() map[demand.Key]int32 {
+	counts := map[demand.Key]int32{}
+	nodes, err := a.nodes.List(onVirtualNodes)
+	if err != nil {
+		a.log.Error(err, "Listing virtual nodes failed")
+	}
+	virtual := map[string]bool{}
+	for _, n := range nodes {
+		virtual[n.Name] = true
+	}
+	// Of all namespaces: the scheduler's cache of pods has no index by namespace.
+	pods, err := a.pods.List(labels.Everything())
+	if err != nil {
+		a.log.Error(err, "Listing pods failed")
+	}
+	for _, pod := range pods {
+		if pod.DeletionTimestamp != nil || finished(pod) || !virtual[pod.Spec.NodeName] && !a.untried(pod) {
+			continue
+		}
+		if known, ok := a.keys.of(pod); ok {
+			counts[known.key]++
+		}
+	}
+	return counts
+}
+
+// untried tells whether the scheduler has not come to a pod yet that may overflow.
+func (a *asker) untried(pod *corev1.Pod) bool {
+	if pod.Spec.NodeName != "" || pod.Spec.SchedulerName != a.profile || a.stories[pod.UID] != nil || a.placed.has(pod.UID) {
+		return false
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled {
+			return false
+		}
+	}
+	ok, _ := demand.Admissible(pod)
+	return ok
 }
 
 var onVirtualNodes = func() labels.Selector {
@@ -242,7 +314,11 @@ func (a *asker) settle(ctx context.Context, ask demand.Ask) (retry time.Duration
 		if podsAsked(before) >= ask.PodSet.Count {
 			return 0
 		}
+		if wait := answerWithin - a.clock.Since(a.raised[ask.Key]); wait > 0 && !answered(before) {
+			return wait
+		}
 	}
+	maps.DeleteFunc(a.raised, func(_ demand.Key, at time.Time) bool { return a.clock.Since(at) > answerWithin })
 	policy, capped, err := a.withinPolicy(&ask, name)
 	if err != nil {
 		log.Error(err, "Judging the overflow policy failed")
@@ -259,6 +335,7 @@ func (a *asker) settle(ctx context.Context, ask demand.Ask) (retry time.Duration
 	after, err := a.reservations.apply(ctx, ask, policy, before)
 	switch {
 	case err == nil:
+		a.raised[ask.Key] = a.clock.Now()
 		log.Info("Asked for room in other clusters", "reservation", name, "pods", ask.PodSet.Count)
 		a.tellAll(ask, eventRequested, name, after, "Asked for room for %d pods of %s %s in other clusters: Reservation %s.",
 			ask.PodSet.Count, ask.Owner.Kind, ask.Owner.Name, name)
@@ -279,6 +356,17 @@ func (a *asker) settle(ctx context.Context, ask demand.Ask) (retry time.Duration
 		log.Error(err, "Asking failed; trying again")
 		return later
 	}
+}
+
+// answered tells whether what a Reservation asks for may be used, or that there
+// is no room for it.
+func answered(r *broker.Reservation) bool {
+	if r.Status.ObservedGeneration < r.Generation {
+		return false
+	}
+	return r.Status.Phase == broker.ReservationFailed ||
+		meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionReady) ||
+		meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued)
 }
 
 // withinPolicy lowers an ask to what the namespace's policy allows. capped says

@@ -65,14 +65,7 @@ func entryOf(r *broker.Reservation) entry {
 	// followed.
 	asked := podsAsked(r)
 	for _, a := range r.Status.Allocations {
-		if !a.Accepted || !a.VirtualNodeReady {
-			continue
-		}
-		var held int32
-		for _, set := range a.PodSets {
-			held += set.Count
-		}
-		if places := min(held, asked); places > 0 {
+		if places := min(a.Usable(), asked); places > 0 {
 			e.places[a.Cluster] = places
 		}
 	}

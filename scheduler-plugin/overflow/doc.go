@@ -13,6 +13,11 @@
 //	Score     prefers home
 //	PreBind   writes the hold's label on the pod
 //
+// Where one pod of an owner and shape was turned away, those that the scheduler
+// has not come to yet are asked for along with it, and more is asked for on top
+// when the answer is there: a crowd of pods is a few asks, not one for each.
+// Activated are only the pods that the agent has opened a virtual node to.
+//
 // What is taken of a grant is counted on the scheduler's own snapshot of the
 // node, which holds assumed pods too: there is no second book that could drift
 // from it.

@@ -26,6 +26,8 @@ type inbox struct {
 type mail struct {
 	// pods that found no room.
 	pods map[types.UID]types.NamespacedName
+	// welcome pods wait, and have been let onto a virtual node since.
+	welcome map[types.UID]types.NamespacedName
 	// gone pods wait no more.
 	gone map[types.UID]bool
 	// news: keys whose Reservations say something new to their pods.
@@ -35,7 +37,7 @@ type mail struct {
 }
 
 func newMail() mail {
-	return mail{pods: map[types.UID]types.NamespacedName{}, gone: map[types.UID]bool{}, news: map[demand.Key]bool{}, touched: map[demand.Key]bool{}}
+	return mail{pods: map[types.UID]types.NamespacedName{}, welcome: map[types.UID]types.NamespacedName{}, gone: map[types.UID]bool{}, news: map[demand.Key]bool{}, touched: map[demand.Key]bool{}}
 }
 
 func newInbox() *inbox {
@@ -52,6 +54,20 @@ func (b *inbox) note(pod *corev1.Pod) {
 	b.ring()
 }
 
+// welcome says that a pod may go to more nodes than before. Nobody needs to hear
+// it of a pod that has not been turned away.
+func (b *inbox) welcome(pod *corev1.Pod) {
+	b.mu.Lock()
+	known := b.known[pod.UID]
+	if known {
+		b.mail.welcome[pod.UID] = types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+	}
+	b.mu.Unlock()
+	if known {
+		b.ring()
+	}
+}
+
 // forget says that a pod waits no more: it was bound, is ending, or is gone.
 func (b *inbox) forget(pod types.UID) {
 	b.mu.Lock()
@@ -59,6 +75,7 @@ func (b *inbox) forget(pod types.UID) {
 	if known {
 		delete(b.known, pod)
 		delete(b.mail.pods, pod)
+		delete(b.mail.welcome, pod)
 		b.mail.gone[pod] = true
 	}
 	b.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,6 +40,7 @@ type Plugin struct {
 	keys       *keyring
 	book       *book
 	inbox      *inbox
+	placed     *placed
 	// synced tells whether the book is complete.
 	synced func() bool
 	// scheduling is set by the first scheduling cycle: the sign that this
@@ -52,6 +54,7 @@ var (
 	_ framework.PostFilterPlugin  = &Plugin{}
 	_ framework.PreScorePlugin    = &Plugin{}
 	_ framework.ScorePlugin       = &Plugin{}
+	_ framework.ReservePlugin     = &Plugin{}
 	_ framework.PreBindPlugin     = &Plugin{}
 	_ framework.SignPlugin        = &Plugin{}
 	_ framework.EnqueueExtensions = &Plugin{}
@@ -74,6 +77,7 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 		keys:       newKeyring(handle.SharedInformerFactory().Apps().V1().ReplicaSets().Lister()),
 		book:       newBook(),
 		inbox:      newInbox(),
+		placed:     &placed{pods: map[types.UID]bool{}},
 	}
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
@@ -127,7 +131,8 @@ func (p *Plugin) Filter(_ context.Context, state framework.CycleState, pod *core
 	}
 	if p.taken(g, provider, pod, nodeInfo) >= g.places[provider] {
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable,
-			fmt.Sprintf("node(s) had no place left of the %d reserved in %s for this pod's owner", g.places[provider], provider))
+			// Without the number: who waits is told again whenever the words change.
+			fmt.Sprintf("node(s) had no place left of those reserved in %s for this pod's owner", provider))
 	}
 	return nil
 }
@@ -193,7 +198,7 @@ func (p *Plugin) SignPod(_ context.Context, pod *corev1.Pod) ([]framework.SignFr
 func (p *Plugin) EventsToRegister(context.Context) ([]framework.ClusterEventWithHint, error) {
 	return []framework.ClusterEventWithHint{
 		{Event: framework.ClusterEvent{Resource: framework.Pod, ActionType: framework.Delete}, QueueingHintFn: p.onPodGone},
-		{Event: framework.ClusterEvent{Resource: framework.Node, ActionType: framework.Add}, QueueingHintFn: onNodeAdded},
+		{Event: framework.ClusterEvent{Resource: framework.Node, ActionType: framework.Add}, QueueingHintFn: p.onNodeAdded},
 	}, nil
 }
 
@@ -212,10 +217,14 @@ func (p *Plugin) onPodGone(_ klog.Logger, pod *corev1.Pod, gone, _ any) (framewo
 	return framework.Queue, nil
 }
 
-// onNodeAdded wakes pods for a new node at home. A virtual node is of use only
-// with a grant, which wakes its pods itself.
-func onNodeAdded(_ klog.Logger, _ *corev1.Pod, _, added any) (framework.QueueingHint, error) {
-	if node, ok := added.(*corev1.Node); ok && providerOf(node) != "" {
+// onNodeAdded wakes pods for a new node at home, and for a virtual node on which
+// they have a grant already: it may have been told of before the node is seen.
+func (p *Plugin) onNodeAdded(_ klog.Logger, pod *corev1.Pod, _, added any) (framework.QueueingHint, error) {
+	node, ok := added.(*corev1.Node)
+	if !ok || providerOf(node) == "" {
+		return framework.Queue, nil
+	}
+	if g := p.grantsOf(pod); g == nil || g.places[providerOf(node)] == 0 {
 		return framework.QueueSkip, nil
 	}
 	return framework.Queue, nil
@@ -284,6 +293,42 @@ func priority(pod *corev1.Pod) int32 {
 	return *pod.Spec.Priority
 }
 
+// placed are the pods for which a node was found, until the cache shows them
+// there. Safe for concurrent use.
+type placed struct {
+	mu   sync.Mutex
+	pods map[types.UID]bool
+}
+
+func (p *placed) add(pod types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pods[pod] = true
+}
+
+func (p *placed) drop(pod types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.pods, pod)
+}
+
+func (p *placed) has(pod types.UID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pods[pod]
+}
+
+// Reserve notes that a node was found for the pod: it does not wait any more.
+func (p *Plugin) Reserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) *framework.Status {
+	p.placed.add(pod.UID)
+	return nil
+}
+
+// Unreserve takes that back.
+func (p *Plugin) Unreserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) {
+	p.placed.drop(pod.UID)
+}
+
 // PreBindPreFlight tells whether PreBind has anything to do.
 func (p *Plugin) PreBindPreFlight(_ context.Context, _ framework.CycleState, _ *corev1.Pod, nodeName string) *framework.Status {
 	if node, err := p.nodes.Get(nodeName); err == nil && providerOf(node) == "" {
@@ -292,7 +337,8 @@ func (p *Plugin) PreBindPreFlight(_ context.Context, _ framework.CycleState, _ *
 	return nil
 }
 
-// PreBind writes the label that says whose hold the pod uses.
+// PreBind writes the label that says whose hold the pod uses, and, unless the pod
+// says something of its own, lets it be the first to go when its owner shrinks.
 func (p *Plugin) PreBind(ctx context.Context, state framework.CycleState, pod *corev1.Pod, nodeName string) *framework.Status {
 	node, err := p.nodes.Get(nodeName)
 	if err != nil {
@@ -310,10 +356,11 @@ func (p *Plugin) PreBind(ctx context.Context, state framework.CycleState, pod *c
 	if pod.Labels[broker.LabelHold] == hold {
 		return nil
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid":    pod.UID,
-		"labels": map[string]string{broker.LabelHold: hold},
-	}})
+	metadata := map[string]any{"uid": pod.UID, "labels": map[string]string{broker.LabelHold: hold}}
+	if _, own := pod.Annotations[corev1.PodDeletionCost]; !own {
+		metadata["annotations"] = map[string]string{corev1.PodDeletionCost: broker.OverflowedDeletionCost}
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": metadata})
 	if err != nil {
 		return framework.AsStatus(err)
 	}

@@ -75,6 +75,7 @@ func testPlugin(args OverflowArgs) *Plugin {
 		keys:       newKeyring(appslisters.NewReplicaSetLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, empty))),
 		book:       newBook(),
 		inbox:      newInbox(),
+		placed:     &placed{pods: map[types.UID]bool{}},
 		synced:     func() bool { return true },
 	}
 }
@@ -184,6 +185,21 @@ func TestFilter(t *testing.T) {
 			node: nodeWith("paris"),
 			want: unreserved,
 		},
+		"a virtual node that grows": {
+			reason: "what it carries already can be used",
+			reservations: []*broker.Reservation{change(reservationFor(pod, map[string]int32{"paris": 5}), func(r *broker.Reservation) {
+				r.Status.Allocations[0].VirtualNodeReady, r.Status.Allocations[0].CarriedPods = false, 2
+			})},
+			node: nodeWith("paris", one),
+		},
+		"no more than it carries": {
+			reason: "the rest of what it grows to cannot be used yet",
+			reservations: []*broker.Reservation{change(reservationFor(pod, map[string]int32{"paris": 5}), func(r *broker.Reservation) {
+				r.Status.Allocations[0].VirtualNodeReady, r.Status.Allocations[0].CarriedPods = false, 2
+			})},
+			node: nodeWith("paris", one, two),
+			want: full,
+		},
 		"a provider that has not accepted": {
 			reason: "the broker may still take the place back",
 			reservations: []*broker.Reservation{change(reservationFor(pod, map[string]int32{"paris": 2}), func(r *broker.Reservation) {
@@ -287,6 +303,100 @@ func TestBookFollowsReservations(t *testing.T) {
 	}
 	if _, changed := b.drop(r); changed {
 		t.Error("it can go only once")
+	}
+}
+
+// Where one pod of an owner was turned away, the ones that the scheduler has not
+// come to are asked for along with it, and nobody else is.
+func TestOthers(t *testing.T) {
+	p := testPlugin(OverflowArgs{})
+	nodes := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	for _, cluster := range []string{"", "paris"} {
+		if err := nodes.Add(nodeWith(cluster).Node()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pods := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	add := func(name string, change func(*corev1.Pod)) {
+		pod := jobPod("crunch", name, "1")
+		pod.Spec.SchedulerName = broker.SchedulerName
+		change(pod)
+		if err := pods.Add(pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := &asker{keys: p.keys, pods: corelisters.NewPodLister(pods), nodes: corelisters.NewNodeLister(nodes),
+		profile: broker.SchedulerName, placed: &placed{pods: map[types.UID]bool{}}, stories: map[types.UID]*story{"turned-away": {}}}
+	count := func() int32 {
+		return a.others()[demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: shapeOf(jobPod("crunch", "x", "1"))}]
+	}
+	for _, tc := range []struct {
+		name   string
+		change func(*corev1.Pod)
+		counts bool
+	}{
+		{"untried", func(*corev1.Pod) {}, true},
+		{"in-paris", func(p *corev1.Pod) { p.Spec.NodeName = broker.VirtualNodeName("paris") }, true},
+		{"at-home", func(p *corev1.Pod) { p.Spec.NodeName = "home" }, false},
+		{"turned-away", func(*corev1.Pod) {}, false},
+		{"tried-before", func(p *corev1.Pod) {
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse}}
+		}, false},
+		{"of-another-scheduler", func(p *corev1.Pod) { p.Spec.SchedulerName = "default-scheduler" }, false},
+		{"gated", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "wait"}} }, false},
+		{"opted-out", func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled} }, false},
+		{"ending", func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }, false},
+		{"of-another-shape", func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU] = resource.MustParse("2")
+		}, false},
+	} {
+		before := count()
+		add(tc.name, tc.change)
+		if got := count() > before; got != tc.counts {
+			t.Errorf("%s: counted %t, want %t", tc.name, got, tc.counts)
+		}
+	}
+	p.placed = a.placed
+	before := count()
+	p.Reserve(t.Context(), nil, jobPod("crunch", "untried", "1"), "home")
+	if count() != before-1 {
+		t.Error("a pod that is on its way to a node is counted")
+	}
+	p.Unreserve(t.Context(), nil, jobPod("crunch", "untried", "1"), "home")
+	if count() != before {
+		t.Error("a pod that came off its way is not counted again")
+	}
+}
+
+func shapeOf(pod *corev1.Pod) string {
+	shape, _ := demand.ShapeOf(pod)
+	return shape
+}
+
+// More is asked for when the answer to the last ask is there, or has been awaited
+// for long enough.
+func TestAnswered(t *testing.T) {
+	r := func(generation, observed int64, phase broker.ReservationPhase, conditions ...string) *broker.Reservation {
+		r := &broker.Reservation{}
+		r.Generation, r.Status.ObservedGeneration, r.Status.Phase = generation, observed, phase
+		for _, c := range conditions {
+			r.Status.Conditions = append(r.Status.Conditions, metav1.Condition{Type: c, Status: metav1.ConditionTrue})
+		}
+		return r
+	}
+	for name, tc := range map[string]struct {
+		r    *broker.Reservation
+		want bool
+	}{
+		"not seen yet":     {r(2, 1, broker.ReservationActive, broker.ConditionReady), false},
+		"being set up":     {r(2, 2, broker.ReservationReserved), false},
+		"ready":            {r(2, 2, broker.ReservationActive, broker.ConditionReady), true},
+		"no room":          {r(2, 2, broker.ReservationPending, broker.ConditionQueued), true},
+		"can never be met": {r(2, 2, broker.ReservationFailed), true},
+	} {
+		if got := answered(tc.r); got != tc.want {
+			t.Errorf("%s: %t, want %t", name, got, tc.want)
+		}
 	}
 }
 
@@ -400,9 +510,13 @@ func TestHints(t *testing.T) {
 		}
 	}
 	for node, want := range map[*corev1.Node]framework.QueueingHint{home: framework.Queue, paris: framework.QueueSkip} {
-		if got, err := onNodeAdded(klog.Background(), waiting, nil, node); err != nil || got != want {
+		if got, err := p.onNodeAdded(klog.Background(), waiting, nil, node); err != nil || got != want {
 			t.Errorf("node %s: got %v %v, want %v", node.Name, got, err, want)
 		}
+	}
+	p.book.put(reservationFor(waiting, map[string]int32{"paris": 1}))
+	if got, err := p.onNodeAdded(klog.Background(), waiting, nil, paris); err != nil || got != framework.Queue {
+		t.Errorf("a node on which the pod has a grant: got %v %v", got, err)
 	}
 }
 

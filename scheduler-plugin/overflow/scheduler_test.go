@@ -449,11 +449,14 @@ func TestOverflow(t *testing.T) {
 		w.setStatus(web, granted(web, "paris", 2))
 		w.expectPlaces("shop", "web", map[string]int{"home": 3, paris: 2, "": 1})
 		last := w.pods("shop", "web")[""][0]
-		w.expectMessage("shop", last.Name, "no place left of the 2 reserved in paris")
+		w.expectMessage("shop", last.Name, "no place left of those reserved in paris")
 		w.expectEvent("shop", last.Name, "OverflowGranted", "2 in paris")
 		for _, p := range w.pods("shop", "web")[paris] {
 			if p.Labels[broker.LabelHold] != web.Status.ID {
 				w.t.Errorf("%s: hold label %q, want %q", p.Name, p.Labels[broker.LabelHold], web.Status.ID)
+			}
+			if cost := p.Annotations[corev1.PodDeletionCost]; cost != broker.OverflowedDeletionCost {
+				w.t.Errorf("%s: deletion cost %q, want %q", p.Name, cost, broker.OverflowedDeletionCost)
 			}
 		}
 		w.expectPlaces("shop", "stranger", map[string]int{"": 1})
@@ -477,11 +480,17 @@ func TestOverflow(t *testing.T) {
 		// them has to stay out.
 		w.must(w.Delete(w.t.Context(), schedulerPod("shop", "stranger", "1")))
 		for i := range 3 {
-			w.create(schedulerPod("shop", fmt.Sprint("web-more-", i), "300m", ofWeb, tolerating("paris")))
+			w.create(schedulerPod("shop", fmt.Sprint("web-more-", i), "300m", ofWeb))
 		}
 		w.expectPlaces("shop", "web-more", map[string]int{"home-2": 1, "": 2})
 		web = w.expectReservation("shop", "web", 5)
 		w.setStatus(web, granted(web, "paris", 5))
+		// The agent opens the node to as many as there are places.
+		for _, p := range w.pods("shop", "web-more")[""] {
+			before := p.DeepCopy()
+			tolerating("paris")(p)
+			w.must(w.Patch(w.t.Context(), p, client.StrategicMergeFrom(before)))
+		}
 		w.expectPlaces("shop", "web", map[string]int{"home": 3, "home-2": 1, paris: 5})
 	})
 

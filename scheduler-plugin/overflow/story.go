@@ -62,12 +62,12 @@ type chapter struct {
 func chapters(r *broker.Reservation) []chapter {
 	var all []chapter
 	if places := entryOf(r).places; len(places) > 0 {
+		clusters := slices.Sorted(maps.Keys(places))
 		var in []string
-		for _, cluster := range slices.Sorted(maps.Keys(places)) {
+		for _, cluster := range clusters {
 			in = append(in, fmt.Sprintf("%d in %s", places[cluster], cluster))
 		}
-		list := strings.Join(in, ", ")
-		all = append(all, chapter{eventGranted, list, fmt.Sprintf("Room was granted for pods of this owner: %s (Reservation %s).", list, r.Name)})
+		all = append(all, chapter{eventGranted, strings.Join(clusters, ","), fmt.Sprintf("Room was granted for pods of this owner: %s (Reservation %s).", strings.Join(in, ", "), r.Name)})
 	}
 	if queued := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionQueued); queued != nil && queued.Status == "True" {
 		gist, text := rejections(r)

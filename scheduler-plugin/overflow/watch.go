@@ -78,6 +78,8 @@ func (p *Plugin) start(ctx context.Context) error {
 		acting:       func() bool { return p.scheduling.Load() || noNodes() },
 		activate:     func(pods map[string]*corev1.Pod) { p.handle.Activate(log, pods) },
 		recorder:     p.handle.EventRecorder(),
+		profile:      p.handle.ProfileName(),
+		placed:       p.placed,
 	}
 	go reservations.RunWithContext(ctx)
 	go policies.RunWithContext(ctx)
@@ -120,19 +122,27 @@ func (p *Plugin) podHandler(noNodes func() bool) cache.ResourceEventHandler {
 		}
 		switch {
 		case pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || finished(pod):
+			p.placed.drop(pod.UID)
 			p.inbox.forget(pod.UID)
 		case unschedulable(pod) && noNodes() && p.optedIn(pod.Namespace):
 			p.inbox.note(pod)
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    see,
-		UpdateFunc: func(_, obj any) { see(obj) },
+		AddFunc: see,
+		UpdateFunc: func(was, obj any) {
+			see(obj)
+			before, _ := was.(*corev1.Pod)
+			if pod, ok := obj.(*corev1.Pod); ok && before != nil && len(pod.Spec.Tolerations) > len(before.Spec.Tolerations) {
+				p.inbox.welcome(pod)
+			}
+		},
 		DeleteFunc: func(obj any) {
 			if tomb, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = tomb.Obj
 			}
 			if pod, ok := obj.(*corev1.Pod); ok {
+				p.placed.drop(pod.UID)
 				p.inbox.forget(pod.UID)
 			}
 		},

@@ -285,14 +285,22 @@ var replicaSets = schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "R
 
 // resolve looks up a ReplicaSet's controller in the metadata cache.
 func (r *Reconciler) resolve(ctx context.Context) demand.Resolve {
+	type answer struct {
+		above *metav1.OwnerReference
+		ok    bool
+	}
+	known := map[types.UID]answer{}
 	return func(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
-		set := &metav1.PartialObjectMetadata{}
-		set.SetGroupVersionKind(replicaSets)
-		err := r.client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, set)
-		if err != nil || set.UID != ref.UID {
-			return nil, false
+		a, asked := known[ref.UID]
+		if !asked {
+			set := &metav1.PartialObjectMetadata{}
+			set.SetGroupVersionKind(replicaSets)
+			if err := r.client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, set); err == nil && set.UID == ref.UID {
+				a = answer{metav1.GetControllerOf(set), true}
+			}
+			known[ref.UID] = a
 		}
-		return metav1.GetControllerOf(set), true
+		return a.above, a.ok
 	}
 }
 

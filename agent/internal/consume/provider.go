@@ -27,15 +27,13 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-const (
-	// annotationDeletionCost tells a ReplicaSet which pods to let go first.
-	annotationDeletionCost = "controller.kubernetes.io/pod-deletion-cost"
-	overflowedCost         = "-100"
+// reasonOffloadingBackOff is Liqo's word for a pod that its virtual kubelet does
+// not take.
+const reasonOffloadingBackOff = "OffloadingBackOff"
 
-	// reasonOffloadingBackOff is Liqo's word for a pod that its virtual kubelet
-	// does not take.
-	reasonOffloadingBackOff = "OffloadingBackOff"
-)
+// turnsMost is how many times Options.RescueAfter a pod may wait on a virtual node
+// while the provider starts others.
+const turnsMost = 5
 
 // scene is what is seen of one provider.
 type scene struct {
@@ -348,6 +346,7 @@ func report(g Grant, s *scene, o outcome) broker.ReservationInstructionStatus {
 		}
 		set(broker.ConditionVirtualNodeReady, false, "Releasing", "the reservation is being released")
 		set(broker.ConditionReady, false, "Releasing", "the reservation is being released")
+		status.Carried = nil
 		return status
 	}
 	set(broker.ConditionPeered, o.peered.Done, reasonOf(o.peered), late(o.peered))
@@ -357,11 +356,15 @@ func report(g Grant, s *scene, o outcome) broker.ReservationInstructionStatus {
 		message := fmt.Sprintf("node %s carries %s", broker.VirtualNodeName(s.provider), in.Spec.RequestedResources)
 		set(broker.ConditionVirtualNodeReady, true, reasonOf(o.node), message)
 		set(broker.ConditionReady, true, "Ready", message)
+		status.Carried = &broker.HeldCapacity{Totals: in.Spec.RequestedResources, PodSets: in.Spec.PodSets}
 	case was != nil && was.Status == metav1.ConditionTrue && was.ObservedGeneration == in.Spec.Generation && s.node != nil && nodeReady(s.node):
 		// The node is being resized for another grant: this one's part stays.
 	default:
 		set(broker.ConditionVirtualNodeReady, false, reasonOf(o.node), late(o.node))
 		set(broker.ConditionReady, false, reasonOf(o.node), late(firstWaiting(o.peered, o.node)))
+		if s.node == nil || !nodeReady(s.node) {
+			status.Carried = nil
+		}
 	}
 	return status
 }
@@ -499,6 +502,12 @@ func (r *Reconciler) tend(ctx context.Context, l *link, s *scene) (again time.Du
 			again = pause
 		}
 	}
+	var lately time.Time
+	for _, pod := range s.active() {
+		if start := pod.Status.StartTime; start != nil && start.After(lately) {
+			lately = start.Time
+		}
+	}
 	for _, pod := range s.active() {
 		if pod.DeletionTimestamp != nil {
 			if pause, lost := r.lostIn(s, pod); lost {
@@ -510,9 +519,9 @@ func (r *Reconciler) tend(ctx context.Context, l *link, s *scene) (again time.Du
 			}
 			continue
 		}
-		if _, ok := pod.Annotations[annotationDeletionCost]; !ok {
+		if _, ok := pod.Annotations[corev1.PodDeletionCost]; !ok {
 			changed := pod.DeepCopy()
-			metav1.SetMetaDataAnnotation(&changed.ObjectMeta, annotationDeletionCost, overflowedCost)
+			metav1.SetMetaDataAnnotation(&changed.ObjectMeta, corev1.PodDeletionCost, broker.OverflowedDeletionCost)
 			if err := r.client.Patch(ctx, changed, client.MergeFrom(pod)); client.IgnoreNotFound(err) != nil {
 				return 0, fmt.Errorf("marking pod %s/%s as overflowed: %w", pod.Namespace, pod.Name, err)
 			}
@@ -520,6 +529,9 @@ func (r *Reconciler) tend(ctx context.Context, l *link, s *scene) (again time.Du
 		since, why := refused(pod)
 		if why == "" {
 			continue
+		}
+		if pod.Status.Reason != reasonOffloadingBackOff {
+			since = inTurn(since, lately, r.RescueAfter)
 		}
 		if left := since.Add(r.RescueAfter).Sub(r.Clock.Now()); left > 0 {
 			soon(left)
@@ -534,6 +546,20 @@ func (r *Reconciler) tend(ctx context.Context, l *link, s *scene) (again time.Du
 	}
 	l.stuck = still
 	return again, nil
+}
+
+// inTurn is since when a pod on a virtual node waits in vain: not while the
+// provider starts others, lately the last of them, unless that takes for ever.
+func inTurn(since, lately time.Time, rescueAfter time.Duration) time.Time {
+	most := since.Add((turnsMost - 1) * rescueAfter)
+	switch {
+	case lately.Before(since):
+		return since
+	case lately.Before(most):
+		return lately
+	default:
+		return most
+	}
 }
 
 // lostIn tells whether a pod that is to end waits for a provider that has been

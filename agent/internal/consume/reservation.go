@@ -162,9 +162,8 @@ func waits(pod *corev1.Pod) bool {
 func (r *Reconciler) welcome(ctx context.Context, reservation *broker.Reservation, waiting []*corev1.Pod, need Need) error {
 	free := map[string]int32{}
 	for _, a := range reservation.Status.Allocations {
-		if a.Accepted && a.VirtualNodeReady {
-			held := broker.HeldCapacity{PodSets: a.PodSets}.Pods()
-			free[a.Cluster] = min(held, asked(reservation)) - need.Remote[a.Cluster]
+		if usable := a.Usable(); usable > 0 {
+			free[a.Cluster] = min(usable, asked(reservation)) - need.Remote[a.Cluster]
 		}
 	}
 	for _, w := range Welcomes(waiting, free) {
@@ -175,7 +174,11 @@ func (r *Reconciler) welcome(ctx context.Context, reservation *broker.Reservatio
 			}
 		}
 		err := r.client.Patch(ctx, changed, client.MergeFromWithOptions(w.Pod, client.MergeFromWithOptimisticLock{}))
-		if client.IgnoreNotFound(err) != nil {
+		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+			// Whoever changed it wakes this again.
+			continue
+		}
+		if err != nil {
 			return fmt.Errorf("letting pod %s/%s onto the virtual node of %s: %w", w.Pod.Namespace, w.Pod.Name, w.Cluster, err)
 		}
 		log.FromContext(ctx).V(1).Info("Pod may overflow", "pod", client.ObjectKeyFromObject(w.Pod), "provider", w.Cluster)

@@ -66,6 +66,9 @@ func compute(in input) broker.ReservationStatus {
 	for i := range status.Allocations {
 		allocation := &status.Allocations[i]
 		allocation.VirtualNodeReady = holds(find(in.instructions, allocation), broker.ConditionVirtualNodeReady)
+		if !allocation.VirtualNodeReady {
+			allocation.CarriedPods = carried(in.instructions, allocation)
+		}
 	}
 	if len(status.Allocations) > 0 {
 		set(across(&status, in.instructions, broker.ConditionPeered))
@@ -82,6 +85,17 @@ func find(instructions []broker.ReservationInstruction, allocation *broker.Alloc
 		return nil
 	}
 	return &instructions[i]
+}
+
+// carried is for how many pods of an allocation the virtual node carries room
+// while it grows from an earlier one.
+func carried(instructions []broker.ReservationInstruction, allocation *broker.Allocation) int32 {
+	for i := range instructions {
+		if in := &instructions[i]; in.Spec.TargetClusterID == allocation.Cluster && in.DeletionTimestamp == nil && in.Status.Carried != nil {
+			return min(in.Status.Carried.Pods(), broker.HeldCapacity{PodSets: allocation.PodSets}.Pods())
+		}
+	}
+	return 0
 }
 
 // holds reports whether a condition is true for an instruction as it is now.

@@ -50,6 +50,10 @@ type ReservationInstructionStatus struct {
 	// Delivered when the agent has seen this generation.
 	// +optional
 	Delivered bool `json:"delivered"`
+	// Carried is what the virtual node carries for it: that of this generation,
+	// or, while the node grows or shrinks, of an earlier one.
+	// +optional
+	Carried *HeldCapacity `json:"carried,omitempty"`
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -24,6 +24,9 @@ const (
 	// broker) whose hold it uses. Written by the scheduler before binding. At
 	// the provider it is advice only, because the consumer wrote it.
 	LabelHold = Group + "/hold"
+	// OverflowedDeletionCost is an overflowed pod's "pod deletion cost", unless it
+	// has one of its own: it is among the first to go when its owner shrinks.
+	OverflowedDeletionCost = "-100"
 	// LabelRequester, LabelSourceNamespace and LabelSourceName on the broker's
 	// copy of a Reservation say where it came from.
 	LabelRequester       = Group + "/requester"

@@ -152,6 +152,20 @@ type Allocation struct {
 	// grown to carry this allocation: only then may pods use it.
 	// +optional
 	VirtualNodeReady bool `json:"virtualNodeReady,omitempty"`
+	// CarriedPods is set in the consumer's copy while the virtual node grows: for
+	// how many of the pods it carries room already.
+	// +optional
+	CarriedPods int32 `json:"carriedPods,omitempty"`
+}
+
+// Usable is how many pods may use the allocation now, in the consumer's copy; 0
+// for a divisible total.
+func (a *Allocation) Usable() int32 {
+	pods := HeldCapacity{PodSets: a.PodSets}.Pods()
+	if a.Accepted && a.VirtualNodeReady {
+		return pods
+	}
+	return min(a.CarriedPods, pods)
 }
 
 // Decision explains a placement.

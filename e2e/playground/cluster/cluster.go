@@ -46,7 +46,8 @@ type Options struct {
 	// Dir is made for the cluster's state, and readable to its owner only.
 	Dir      string
 	Programs Programs
-	// Patient keeps Kubernetes' own times instead of NodeGrace and EvictAfter.
+	// Patient keeps Kubernetes' own times instead of EvictAfter, and has nodes show
+	// that they live less often than real ones instead of NodeGrace.
 	Patient bool
 	// APIOnly leaves out all but etcd and the API server.
 	APIOnly bool

@@ -89,6 +89,10 @@ type Host struct {
 	// reason.
 	refs  map[types.UID]guest.References
 	noted map[types.UID]map[string]string
+	// made are the pods for which a guest may have been made, seen the last pod of
+	// each name.
+	made map[types.UID]bool
+	seen map[string]types.UID
 	// cutOff is while the provider cannot be reached.
 	cutOff bool
 }
@@ -103,6 +107,7 @@ func New(o Options) (*Host, error) {
 	h := &Host{
 		Options: o, nodeName: broker.VirtualNodeName(o.Provider),
 		refs: map[types.UID]guest.References{}, noted: map[types.UID]map[string]string{},
+		made: map[types.UID]bool{}, seen: map[string]types.UID{},
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](soonest, latest),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "guests-" + o.Provider}),

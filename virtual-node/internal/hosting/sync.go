@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,6 +51,7 @@ func (h *Host) sync(ctx context.Context, key string) (again time.Duration, err e
 	if err != nil {
 		return 0, fmt.Errorf("looking for guests of %s: %w", key, err)
 	}
+	h.remember(key, home, strays)
 	for _, object := range strays {
 		g := object.(*corev1.Pod)
 		if _, _, uid, _ := guest.Origin(g); home == nil || uid != home.UID {
@@ -102,11 +104,48 @@ func (h *Host) removeStray(ctx context.Context, namespace, name string, g *corev
 	return 0, h.remove(ctx, g, nil)
 }
 
+// remember forgets the pod that had a name before, once it has no guest.
+func (h *Host) remember(key string, home *corev1.Pod, guests []any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before := h.seen[key]
+	switch {
+	case home != nil:
+		h.seen[key] = home.UID
+	case len(guests) == 0:
+		delete(h.seen, key)
+	}
+	if before == "" || home != nil && home.UID == before {
+		return
+	}
+	if !slices.ContainsFunc(guests, func(g any) bool {
+		_, _, uid, _ := guest.Origin(g.(*corev1.Pod))
+		return uid == before
+	}) {
+		h.drop(before)
+	}
+}
+
 func (h *Host) forget(uid types.UID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.drop(uid)
+}
+
+func (h *Host) drop(uid types.UID) {
 	delete(h.refs, uid)
 	delete(h.noted, uid)
+	delete(h.made, uid)
+}
+
+// tried tells whether a guest for the pod may have been made before, and from now
+// on it may have.
+func (h *Host) tried(uid types.UID) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before := h.made[uid]
+	h.made[uid] = true
+	return before
 }
 
 // remove deletes a guest, with its own grace period where none is given.
@@ -200,10 +239,12 @@ func (h *Host) begin(ctx context.Context, home *corev1.Pod) (time.Duration, erro
 	// The cache may not show yet what was made a moment ago. Making it again would
 	// fail, but not before the provider has charged its quota once more, which
 	// takes it minutes to find out, and another guest would be refused meanwhile.
-	if found, err := h.live(ctx, home); err != nil {
-		return h.refused(home, err)
-	} else if found {
-		return catchUp, nil
+	if h.tried(home.UID) {
+		if found, err := h.live(ctx, home); err != nil {
+			return h.refused(home, err)
+		} else if found {
+			return catchUp, nil
+		}
 	}
 	_, err = h.Remote.CoreV1().Pods(h.Namespace).Create(ctx, made, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -225,7 +266,9 @@ func (h *Host) refused(home *corev1.Pod, err error) (time.Duration, error) {
 
 // keep mirrors a guest, and carries changes to it.
 func (h *Host) keep(ctx context.Context, home, g *corev1.Pod) (time.Duration, error) {
-	h.report(home, h.mirror(home, g))
+	if status := h.mirror(home, g); !equality.Semantic.DeepEqual(home.Status, status) {
+		h.report(home, status)
+	}
 	if g.DeletionTimestamp != nil || g.Status.Phase == corev1.PodSucceeded || g.Status.Phase == corev1.PodFailed {
 		return 0, nil
 	}

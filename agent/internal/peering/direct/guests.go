@@ -112,12 +112,22 @@ func (l *Lender) total(consumer string) (corev1.ResourceList, bool) {
 	return total, known
 }
 
+// sourcesAtFirst and sourcesEach bound how many ConfigMaps, and how many Secrets, a
+// consumer may keep for its guests.
+const sourcesAtFirst, sourcesEach = 20, 20
+
 // hardLimits is a consumer's total as a quota says it. CPU, memory and ephemeral
 // storage are always listed. Of other kinds only those are that are lent: the
 // chart's policy spillway-guest-pods refuses every kind that the quota does not
 // list, also such as come to the cluster later.
+//
+// ConfigMaps and Secrets come along with guests, and what they take up is the
+// lender's own store: so many for each guest, and some to begin with.
 func hardLimits(total corev1.ResourceList) corev1.ResourceList {
 	hard := corev1.ResourceList{}
+	for _, name := range []corev1.ResourceName{"count/configmaps", "count/secrets"} {
+		hard[name] = *resource.NewQuantity(sourcesAtFirst+sourcesEach*total.Pods().Value(), resource.DecimalSI)
+	}
 	for _, name := range []corev1.ResourceName{corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage} {
 		hard[name] = resource.Quantity{Format: resource.DecimalSI}
 	}

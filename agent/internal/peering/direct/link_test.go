@@ -149,7 +149,8 @@ func TestAGrant(t *testing.T) {
 			t.Errorf("label %s is %q", key, namespace.Labels[key])
 		}
 	}
-	hard := list("requests.cpu", "500m", "requests.memory", "512Mi", "requests.ephemeral-storage", "0", "requests.example.com/fpga", "1", "pods", "2")
+	hard := list("requests.cpu", "500m", "requests.memory", "512Mi", "requests.ephemeral-storage", "0", "requests.example.com/fpga", "1", "pods", "2",
+		"count/configmaps", "60", "count/secrets", "60")
 	if !exactly(quota.Spec.Hard, hard) || !exactly(quota.Status.Hard, hard) {
 		t.Errorf("the quota is %v, counted %v", quota.Spec.Hard, quota.Status.Hard)
 	}

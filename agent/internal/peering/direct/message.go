@@ -37,6 +37,8 @@ const (
 	maxToken   = 8 << 10
 	maxCA      = 24 << 10
 	maxText    = 512
+	// maxSession leaves room for counting on from what the other side says.
+	maxSession = 1 << 60
 	// maxSeconds is the longest life of a token that is believed, a day.
 	maxSeconds = 24 * 60 * 60
 )
@@ -131,7 +133,7 @@ func (m message) validate() error {
 	if m.Driver != driverName {
 		return wrong("driver")
 	}
-	if m.Session <= 0 {
+	if m.Session <= 0 || m.Session > maxSession {
 		return wrong("session")
 	}
 	rest := m
@@ -159,7 +161,7 @@ func (m message) validate() error {
 		}
 		rest.Namespace, rest.Token, rest.Seconds, rest.Expires, rest.Endpoint, rest.CA = "", "", 0, nil, "", nil
 	case kindRefusal:
-		if !reasonPattern.MatchString(m.Reason) || len(m.Text) > maxText || !utf8.ValidString(m.Text) || m.Current < 0 {
+		if !reasonPattern.MatchString(m.Reason) || len(m.Text) > maxText || !utf8.ValidString(m.Text) || m.Current < 0 || m.Current >= maxSession {
 			return wrong("reason")
 		}
 		rest.Reason, rest.Text, rest.Current = "", "", 0

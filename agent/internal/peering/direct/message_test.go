@@ -2,6 +2,8 @@ package direct
 
 import (
 	"errors"
+	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -71,6 +73,8 @@ func TestMalformedMessagesAreRefused(t *testing.T) {
 		"a token for ever":         grant("3600", "36000000"),
 		"a token for never":        grant("3600", "0"),
 		"no CA":                    grant(`,"ca":"UEVN"`, ""),
+		"a session without end":    fmt.Sprintf(`{"driver":"direct","kind":"Gone","session":%d}`, int64(math.MaxInt64)),
+		"a last session":           fmt.Sprintf(`{"driver":"direct","kind":"Refusal","session":7,"ask":3,"reason":"StaleSession","current":%d}`, int64(math.MaxInt64)),
 		"a reason in words":        `{"driver":"direct","kind":"Refusal","session":7,"ask":3,"reason":"no way"}`,
 		"a text that goes on":      `{"driver":"direct","kind":"Refusal","session":7,"ask":3,"reason":"No","text":"` + strings.Repeat("x", maxText+1) + `"}`,
 		"too much of everything":   `{"driver":"direct","kind":"Gone","session":7}` + strings.Repeat(" ", maxMessage),
