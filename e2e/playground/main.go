@@ -38,7 +38,7 @@ func main() {
 	context.AfterFunc(ctx, stop)
 	err := run(ctx, os.Args[1:])
 	switch {
-	case errors.Is(err, context.Canceled):
+	case err != nil && ctx.Err() != nil:
 		fmt.Fprintln(os.Stderr, "\nStopped; nothing is left running.")
 		os.Exit(130)
 	case err != nil:

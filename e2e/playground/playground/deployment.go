@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -150,6 +151,9 @@ func environment(container corev1.Container) []string {
 	var env []string
 	for _, v := range container.Env {
 		value := v.Value
+		if v.ValueFrom != nil && v.ValueFrom.ResourceFieldRef != nil && v.ValueFrom.ResourceFieldRef.Resource == "limits.memory" {
+			value = strconv.FormatInt(container.Resources.Limits.Memory().Value(), 10)
+		}
 		if v.ValueFrom != nil && v.ValueFrom.FieldRef != nil {
 			switch v.ValueFrom.FieldRef.FieldPath {
 			case "metadata.namespace":

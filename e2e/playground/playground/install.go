@@ -70,11 +70,7 @@ func (p *Playground) installAgent(ctx context.Context, c *cluster.Cluster, m Mem
 	if err := chart.apply(ctx, c.Client); err != nil {
 		return fmt.Errorf("installing the agent in %s: %w", m.Name, err)
 	}
-	lost := map[string]string{}
-	if !p.options.Patient {
-		lost["provider-lost-after"] = impatientLost
-	}
-	if _, err := p.run(ctx, c, chart, "spillway-agent", lost); err != nil || !m.Overflows {
+	if _, err := p.run(ctx, c, chart, "spillway-agent", nil); err != nil || !m.Overflows {
 		return err
 	}
 	if _, err := p.run(ctx, c, chart, "spillway-virtual-node", map[string]string{"kubelet-port": "0"}); err != nil {

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/playground/playground"
 )
 
@@ -139,6 +140,15 @@ func simulate(ctx context.Context, group *errgroup.Group, p *playground.Playgrou
 	var all []*simulated
 	for _, name := range names {
 		s, err := joinSimulated(ctx, url, caHash, token, name, names)
+		for refused := (*protocol.Error)(nil); errors.As(err, &refused) && refused.Code == protocol.CodeTooMany; {
+			// The broker lets so many join from one address in a second.
+			select {
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-time.After(time.Second):
+			}
+			s, err = joinSimulated(ctx, url, caHash, token, name, names)
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -114,6 +114,7 @@ func New(o Options) (*Host, error) {
 	}
 	h.sources = newSources(o.Home, h.changedSource)
 	h.homePods = informers.NewSharedInformerFactoryWithOptions(o.Home, 0,
+		informers.WithTransform(ctrlcache.TransformStripManagedFields()),
 		informers.WithTweakListOptions(func(l *listOptions) {
 			l.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", h.nodeName).String()
 		}))
