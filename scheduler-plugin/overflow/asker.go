@@ -260,8 +260,16 @@ func (a *asker) others() map[demand.Key]int32 {
 	if err != nil {
 		a.log.Error(err, "Listing pods failed")
 	}
+	optedIn := map[string]bool{}
+	for _, namespace := range a.listNamespaces() {
+		optedIn[namespace.Name] = namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled
+	}
 	for _, pod := range pods {
-		if pod.DeletionTimestamp != nil || finished(pod) || !virtual[pod.Spec.NodeName] && !a.untried(pod) {
+		if pod.DeletionTimestamp != nil || finished(pod) || a.stories[pod.UID] != nil {
+			// A pod with a story is noted already, also if it was bound since.
+			continue
+		}
+		if !virtual[pod.Spec.NodeName] && !(optedIn[pod.Namespace] && a.untried(pod)) {
 			continue
 		}
 		if known, ok := a.keys.of(pod); ok {
@@ -271,9 +279,17 @@ func (a *asker) others() map[demand.Key]int32 {
 	return counts
 }
 
+func (a *asker) listNamespaces() []*corev1.Namespace {
+	all, err := a.namespaces.List(labels.Everything())
+	if err != nil {
+		a.log.Error(err, "Listing namespaces failed")
+	}
+	return all
+}
+
 // untried tells whether the scheduler has not come to a pod yet that may overflow.
 func (a *asker) untried(pod *corev1.Pod) bool {
-	if pod.Spec.NodeName != "" || pod.Spec.SchedulerName != a.profile || a.stories[pod.UID] != nil || a.placed.has(pod.UID) {
+	if pod.Spec.NodeName != "" || pod.Spec.SchedulerName != a.profile || a.placed.has(pod.UID) {
 		return false
 	}
 	for _, c := range pod.Status.Conditions {

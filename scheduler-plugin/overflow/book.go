@@ -46,6 +46,14 @@ type grants struct {
 	holds map[string]string
 }
 
+// equal tells whether two say the same; either may be nil.
+func (g *grants) equal(other *grants) bool {
+	if g == nil || other == nil {
+		return g == other
+	}
+	return g.key == other.key && maps.Equal(g.places, other.places) && maps.Equal(g.holds, other.holds)
+}
+
 func newBook() *book {
 	return &book{entries: map[demand.Key]map[string]entry{}, namespaces: map[string]int{}}
 }

@@ -231,7 +231,7 @@ func (p *Plugin) onNodeAdded(_ klog.Logger, pod *corev1.Pod, _, added any) (fram
 }
 
 // PostFilter notes the demand, in memory.
-func (p *Plugin) PostFilter(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
+func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
 	if !p.optedIn(pod.Namespace) {
 		return nil, framework.NewStatus(framework.Unschedulable)
 	}
@@ -239,6 +239,11 @@ func (p *Plugin) PostFilter(_ context.Context, _ framework.CycleState, pod *core
 		return nil, framework.NewStatus(framework.Unschedulable, "overflow: room at home is being freed for the pod")
 	}
 	p.inbox.note(pod)
+	if !p.grantsOf(pod).equal(grantsIn(state)) {
+		// Its cycle went by what the book said before; whoever was woken for the news
+		// was not this pod, which nobody knew to wait.
+		p.inbox.welcome(pod)
+	}
 	if ok, reason := demand.Admissible(pod); !ok {
 		if reason == "" {
 			return nil, framework.NewStatus(framework.Unschedulable)

@@ -203,7 +203,7 @@ func TestFilter(t *testing.T) {
 		"a provider that has not accepted": {
 			reason: "the broker may still take the place back",
 			reservations: []*broker.Reservation{change(reservationFor(pod, map[string]int32{"paris": 2}), func(r *broker.Reservation) {
-				r.Status.Allocations[0].Accepted = false
+				r.Status.Allocations[0].Accepted, r.Status.Allocations[0].CarriedPods = false, 2
 			})},
 			node: nodeWith("paris"),
 			want: unreserved,
@@ -325,7 +325,7 @@ func TestOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	a := &asker{keys: p.keys, pods: corelisters.NewPodLister(pods), nodes: corelisters.NewNodeLister(nodes),
+	a := &asker{keys: p.keys, namespaces: p.namespaces, pods: corelisters.NewPodLister(pods), nodes: corelisters.NewNodeLister(nodes),
 		profile: broker.SchedulerName, placed: &placed{pods: map[types.UID]bool{}}, stories: map[types.UID]*story{"turned-away": {}}}
 	count := func() int32 {
 		return a.others()[demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: shapeOf(jobPod("crunch", "x", "1"))}]
@@ -473,7 +473,7 @@ func TestPostFilter(t *testing.T) {
 			if tc.change != nil {
 				tc.change(p, pod)
 			}
-			result, status := p.PostFilter(t.Context(), nil, pod, nil)
+			result, status := p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 			if result != nil || status.Code() != tc.code {
 				t.Errorf("got %v %v, want %v, because %s", result, status, tc.code, tc.reason)
 			}
@@ -481,6 +481,36 @@ func TestPostFilter(t *testing.T) {
 				t.Errorf("noted: got %t, want %t", noted, tc.noted)
 			}
 		})
+	}
+}
+
+// A grant that came while a pod was being turned away, and was nobody's news to
+// wake it for, is noticed at the end of its cycle.
+func TestGrantDuringTheCycle(t *testing.T) {
+	p := testPlugin(OverflowArgs{})
+	pod := jobPod("crunch", "crunch-0", "1")
+	state := scheduler.NewCycleState()
+	turnAway := func() mail {
+		if _, status := p.PostFilter(t.Context(), state, pod, nil); status.IsSuccess() {
+			t.Fatal("PostFilter cannot help by itself")
+		}
+		return p.inbox.take()
+	}
+	if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	if m := turnAway(); len(m.pods) != 1 || len(m.welcome) != 0 {
+		t.Errorf("without news: %+v", m)
+	}
+	p.book.put(reservationFor(pod, map[string]int32{"paris": 1}))
+	if m := turnAway(); len(m.welcome) != 1 {
+		t.Errorf("with a grant since: %+v", m)
+	}
+	if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	if m := turnAway(); len(m.welcome) != 0 {
+		t.Errorf("with the same grant: %+v", m)
 	}
 }
 

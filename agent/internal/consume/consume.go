@@ -115,6 +115,10 @@ type link struct {
 	waiting time.Time
 	told    bool
 	pause   time.Duration
+	// started is how many pods there had started when they were looked at last, nil
+	// if never; lately is when they became more.
+	started *int
+	lately  time.Time
 	// stuck are the pods that people were told about.
 	stuck map[types.UID]bool
 	// carried is how many places of each instruction the node was last seen to

@@ -362,7 +362,8 @@ func report(g Grant, s *scene, o outcome) broker.ReservationInstructionStatus {
 	default:
 		set(broker.ConditionVirtualNodeReady, false, reasonOf(o.node), late(o.node))
 		set(broker.ConditionReady, false, reasonOf(o.node), late(firstWaiting(o.peered, o.node)))
-		if s.node == nil || !nodeReady(s.node) {
+		forgotten := o.overdue && o.node.Reason == peering.ReasonGrantPending
+		if s.node == nil || !nodeReady(s.node) || forgotten {
 			status.Carried = nil
 		}
 	}
@@ -502,12 +503,17 @@ func (r *Reconciler) tend(ctx context.Context, l *link, s *scene) (again time.Du
 			again = pause
 		}
 	}
-	var lately time.Time
+	// By this cluster's clock: what pods say of their start is the provider's.
+	var started int
 	for _, pod := range s.active() {
-		if start := pod.Status.StartTime; start != nil && start.After(lately) {
-			lately = start.Time
+		if pod.Status.StartTime != nil {
+			started++
 		}
 	}
+	if l.started != nil && started > *l.started {
+		l.lately = r.Clock.Now()
+	}
+	l.started = &started
 	for _, pod := range s.active() {
 		if pod.DeletionTimestamp != nil {
 			if pause, lost := r.lostIn(s, pod); lost {
@@ -531,7 +537,7 @@ func (r *Reconciler) tend(ctx context.Context, l *link, s *scene) (again time.Du
 			continue
 		}
 		if pod.Status.Reason != reasonOffloadingBackOff {
-			since = inTurn(since, lately, r.RescueAfter)
+			since = inTurn(since, l.lately, r.RescueAfter)
 		}
 		if left := since.Add(r.RescueAfter).Sub(r.Clock.Now()); left > 0 {
 			soon(left)

@@ -66,6 +66,7 @@ func compute(in input) broker.ReservationStatus {
 	for i := range status.Allocations {
 		allocation := &status.Allocations[i]
 		allocation.VirtualNodeReady = holds(find(in.instructions, allocation), broker.ConditionVirtualNodeReady)
+		allocation.CarriedPods = 0
 		if !allocation.VirtualNodeReady {
 			allocation.CarriedPods = carried(in.instructions, allocation)
 		}

@@ -27,6 +27,7 @@ func TestUsableWhileResized(t *testing.T) {
 		"all of it":                      {granted: 5, accepted: true, asked: 5, ready: true, carried: 5, usable: 5},
 		"it grows":                       {granted: 5, accepted: true, asked: 5, carried: 3, usable: 3},
 		"the instruction is yet to grow": {granted: 5, accepted: true, asked: 3, ready: true, carried: 3, usable: 3},
+		"promised anew":                  {granted: 5, asked: 10, ready: true, carried: 10},
 		"it shrinks":                     {granted: 2, accepted: true, asked: 5, ready: true, carried: 5, usable: 2},
 	} {
 		t.Run(name, func(t *testing.T) {

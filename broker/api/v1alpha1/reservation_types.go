@@ -161,8 +161,12 @@ type Allocation struct {
 // Usable is how many pods may use the allocation now, in the consumer's copy; 0
 // for a divisible total.
 func (a *Allocation) Usable() int32 {
+	if !a.Accepted {
+		// What the node carries from an earlier grant, the provider may have back.
+		return 0
+	}
 	pods := HeldCapacity{PodSets: a.PodSets}.Pods()
-	if a.Accepted && a.VirtualNodeReady {
+	if a.VirtualNodeReady {
 		return pods
 	}
 	return min(a.CarriedPods, pods)

@@ -143,7 +143,11 @@ func inWords(err error, doing, kind, name string) error {
 	return fmt.Errorf("%s %s %s: %w", doing, kind, name, err)
 }
 
-// prune removes the copies that no pod of the node refers to any more, and stops
+func over(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// prune removes the copies that no pod of the node needs any more, and stops
 // watching namespaces that have no pod here.
 func (h *Host) prune(ctx context.Context) error {
 	pods, err := h.pods.List(labels.Everything())
@@ -154,6 +158,10 @@ func (h *Host) prune(ctx context.Context) error {
 	namespaces := map[string]bool{}
 	for _, pod := range pods {
 		namespaces[pod.Namespace] = true
+		if over(pod) {
+			// It stays for its logs. Its copies would count against those to come.
+			continue
+		}
 		h.mu.Lock()
 		refs, known := h.refs[pod.UID]
 		h.mu.Unlock()

@@ -268,6 +268,11 @@ func copies(w *world) {
 		w.Errorf("%d Secrets were copied (%v), want the one that is referred to", len(list.Items), err)
 	}
 	w.end(p, g)
+	w.noCopies()
+}
+
+func (w *world) noCopies() {
+	w.Helper()
 	w.eventually("the copies are gone", func() error {
 		secrets, err := w.paris.CoreV1().Secrets(guests).List(w.Context(), metav1.ListOptions{})
 		if err != nil {
@@ -326,12 +331,14 @@ func token(w *world) {
 }
 
 func completion(w *world) {
-	p := w.pod("failing", func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever })
+	p := w.pod("failing", refersTo, func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever })
 	g := w.run(p)
 	w.play(g, corev1.PodFailed, corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, Reason: "Error"}})
 	w.expect(p, "its exit code is known", func(s *corev1.PodStatus) bool {
 		return s.Phase == corev1.PodFailed && s.ContainerStatuses[0].State.Terminated != nil && s.ContainerStatuses[0].State.Terminated.ExitCode == 3
 	})
+	// It stays, with what can be read of it, but needs nothing any more.
+	w.noCopies()
 	w.must(nil, w.home.CoreV1().Pods(shop).Delete(w.Context(), p.Name, metav1.DeleteOptions{}))
 	w.gone(w.home, shop, p.Name)
 	w.eventually("its guest is deleted", func() error {

@@ -66,7 +66,8 @@ func (h *Host) sync(ctx context.Context, key string) (again time.Duration, err e
 		h.queue.AddAfter(pruneKey, pruneAfter)
 		return again, nil
 	}
-	if home.Status.Phase == corev1.PodSucceeded || home.Status.Phase == corev1.PodFailed {
+	if over(home) {
+		h.queue.AddAfter(pruneKey, pruneAfter)
 		return again, nil
 	}
 	g := h.guestOf(home)
