@@ -42,12 +42,13 @@ func TestReportCarried(t *testing.T) {
 		o      outcome
 		want   int32
 	}{
-		"carries it all":         {node: ready, o: outcome{peered: done, node: done}, want: 5},
-		"grows":                  {node: ready, o: outcome{peered: done, node: waits}, want: 2},
-		"a step failed":          {node: ready, o: outcome{peered: done, node: waits, err: errors.New("no")}, want: 2},
-		"the node is gone":       {o: outcome{peered: waits, node: waits}},
-		"the node is not ready":  {node: &corev1.Node{}, o: outcome{peered: done, node: waits}},
-		"the reservation is not": {node: ready, ending: true, o: outcome{peered: done, node: waits}},
+		"carries it all":                {node: ready, o: outcome{peered: done, node: done}, want: 5},
+		"grows":                         {node: ready, o: outcome{peered: done, node: waits}, want: 2},
+		"a step failed":                 {node: ready, o: outcome{peered: done, node: waits, err: errors.New("no")}, want: 2},
+		"the provider has forgotten it": {node: ready, o: outcome{peered: done, node: peering.Waiting(peering.ReasonGrantPending, ""), overdue: true}},
+		"the node is gone":              {o: outcome{peered: waits, node: waits}},
+		"the node is not ready":         {node: &corev1.Node{}, o: outcome{peered: done, node: waits}},
+		"the reservation is not":        {node: ready, ending: true, o: outcome{peered: done, node: waits}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := &broker.ReservationInstruction{Spec: broker.ReservationInstructionSpec{Generation: 2, PodSets: pods(5).PodSets}}
