@@ -9,6 +9,8 @@ package hosting
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -92,6 +94,8 @@ type Host struct {
 	// made are the pods for which a guest may have been made, seen the last pod of
 	// each name.
 	made map[types.UID]bool
+	// last is the print of the status of each pod that was reported last.
+	last map[types.UID][sha256.Size]byte
 	seen map[string]types.UID
 	// cutOff is while the provider cannot be reached.
 	cutOff bool
@@ -107,7 +111,7 @@ func New(o Options) (*Host, error) {
 	h := &Host{
 		Options: o, nodeName: broker.VirtualNodeName(o.Provider),
 		refs: map[types.UID]guest.References{}, noted: map[types.UID]map[string]string{},
-		made: map[types.UID]bool{}, seen: map[string]types.UID{},
+		made: map[types.UID]bool{}, last: map[types.UID][sha256.Size]byte{}, seen: map[string]types.UID{},
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](soonest, latest),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "guests-" + o.Provider}),
@@ -454,6 +458,9 @@ func (h *Host) NotifyPods(_ context.Context, notify func(*corev1.Pod)) {
 func (h *Host) report(pod *corev1.Pod, status corev1.PodStatus) {
 	h.mu.Lock()
 	notify := h.notify
+	if notify != nil {
+		h.last[pod.UID] = printOf(status)
+	}
 	h.mu.Unlock()
 	if notify == nil {
 		return
@@ -461,6 +468,23 @@ func (h *Host) report(pod *corev1.Pod, status corev1.PodStatus) {
 	pod = pod.DeepCopy()
 	pod.Status = status
 	notify(pod)
+}
+
+// told tells whether a status is the last one that was reported for a pod.
+func (h *Host) told(pod types.UID, status corev1.PodStatus) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	last, ok := h.last[pod]
+	return ok && last == printOf(status)
+}
+
+func printOf(status corev1.PodStatus) [sha256.Size]byte {
+	raw, err := json.Marshal(status)
+	if err != nil {
+		// Strings, numbers, times and maps of them cannot fail to marshal.
+		panic(err)
+	}
+	return sha256.Sum256(raw)
 }
 
 // tell makes an Event on a pod at home, once for each text.

@@ -137,6 +137,7 @@ func (h *Host) drop(uid types.UID) {
 	delete(h.refs, uid)
 	delete(h.noted, uid)
 	delete(h.made, uid)
+	delete(h.last, uid)
 }
 
 // tried tells whether a guest for the pod may have been made before, and from now
@@ -267,7 +268,9 @@ func (h *Host) refused(home *corev1.Pod, err error) (time.Duration, error) {
 
 // keep mirrors a guest, and carries changes to it.
 func (h *Host) keep(ctx context.Context, home, g *corev1.Pod) (time.Duration, error) {
-	if status := h.mirror(home, g); !equality.Semantic.DeepEqual(home.Status, status) {
+	// Who writes statuses at home keeps to the last one that it was told, also when
+	// somebody else has written another since: it must have been told this one.
+	if status := h.mirror(home, g); !h.told(home.UID, status) || !equality.Semantic.DeepEqual(home.Status, status) {
 		h.report(home, status)
 	}
 	if g.DeletionTimestamp != nil || g.Status.Phase == corev1.PodSucceeded || g.Status.Phase == corev1.PodFailed {
