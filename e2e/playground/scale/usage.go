@@ -25,7 +25,7 @@ type usage struct {
 func usages(p *playground.Playground, provider string) []usage {
 	all := []usage{
 		{name: "broker", limitMiB: 512}, {name: "agent_consumer", limitMiB: 512}, {name: "agent_provider", limitMiB: 512},
-		{name: "scheduler", limitMiB: 1024}, {name: "virtual_node", limitMiB: 512},
+		{name: "scheduler", limitMiB: 1024}, {name: "virtual_node", limitMiB: 1024},
 	}
 	for i, where := range []struct{ cluster, program string }{
 		{playground.Hub, "spillway-broker"}, {consumer, "spillway-agent"}, {provider, "spillway-agent"},
