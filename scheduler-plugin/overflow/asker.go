@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -58,10 +59,10 @@ type asker struct {
 	acting   func() bool
 	activate func(map[string]*corev1.Pod)
 	recorder events.EventRecorder
-	// profile is the name of the scheduler whose pods are asked for, and placed are
-	// those that are on their way to a node.
+	// profile is the name of the scheduler whose pods are asked for, and placed has
+	// the UIDs of those that are on their way to a node.
 	profile string
-	placed  *placed
+	placed  *sync.Map
 
 	// stories of the pods that wait.
 	stories map[types.UID]*story
@@ -260,16 +261,12 @@ func (a *asker) others() map[demand.Key]int32 {
 	if err != nil {
 		a.log.Error(err, "Listing pods failed")
 	}
-	optedIn := map[string]bool{}
-	for _, namespace := range a.listNamespaces() {
-		optedIn[namespace.Name] = namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled
-	}
 	for _, pod := range pods {
 		if pod.DeletionTimestamp != nil || finished(pod) || a.stories[pod.UID] != nil {
 			// A pod with a story is noted already, also if it was bound since.
 			continue
 		}
-		if !virtual[pod.Spec.NodeName] && !(optedIn[pod.Namespace] && a.untried(pod)) {
+		if !virtual[pod.Spec.NodeName] && !a.untried(pod) {
 			continue
 		}
 		if known, ok := a.keys.of(pod); ok {
@@ -279,17 +276,9 @@ func (a *asker) others() map[demand.Key]int32 {
 	return counts
 }
 
-func (a *asker) listNamespaces() []*corev1.Namespace {
-	all, err := a.namespaces.List(labels.Everything())
-	if err != nil {
-		a.log.Error(err, "Listing namespaces failed")
-	}
-	return all
-}
-
 // untried tells whether the scheduler has not come to a pod yet that may overflow.
 func (a *asker) untried(pod *corev1.Pod) bool {
-	if pod.Spec.NodeName != "" || pod.Spec.SchedulerName != a.profile || a.placed.has(pod.UID) {
+	if _, placed := a.placed.Load(pod.UID); placed || pod.Spec.NodeName != "" || pod.Spec.SchedulerName != a.profile || !optedIn(a.namespaces, pod.Namespace) {
 		return false
 	}
 	for _, c := range pod.Status.Conditions {

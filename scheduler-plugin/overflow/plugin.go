@@ -40,7 +40,9 @@ type Plugin struct {
 	keys       *keyring
 	book       *book
 	inbox      *inbox
-	placed     *placed
+	// placed has the UIDs of the pods for which a node was found, until the cache
+	// shows them there.
+	placed *sync.Map
 	// synced tells whether the book is complete.
 	synced func() bool
 	// scheduling is set by the first scheduling cycle: the sign that this
@@ -77,7 +79,7 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 		keys:       newKeyring(handle.SharedInformerFactory().Apps().V1().ReplicaSets().Lister()),
 		book:       newBook(),
 		inbox:      newInbox(),
-		placed:     &placed{pods: map[types.UID]bool{}},
+		placed:     &sync.Map{},
 	}
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
@@ -264,9 +266,11 @@ func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *
 	return nil, framework.NewStatus(code, "overflow: room in other clusters is being arranged")
 }
 
-func (p *Plugin) optedIn(namespace string) bool {
-	ns, err := p.namespaces.Get(namespace)
-	return err == nil && ns.Labels[broker.LabelOverflow] == broker.OverflowEnabled
+func (p *Plugin) optedIn(namespace string) bool { return optedIn(p.namespaces, namespace) }
+
+func optedIn(namespaces corelisters.NamespaceLister, name string) bool {
+	namespace, err := namespaces.Get(name)
+	return err == nil && namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled
 }
 
 // victimsLeave tells whether preemption has won the pod a node whose previous
@@ -298,40 +302,15 @@ func priority(pod *corev1.Pod) int32 {
 	return *pod.Spec.Priority
 }
 
-// placed are the pods for which a node was found, until the cache shows them
-// there. Safe for concurrent use.
-type placed struct {
-	mu   sync.Mutex
-	pods map[types.UID]bool
-}
-
-func (p *placed) add(pod types.UID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.pods[pod] = true
-}
-
-func (p *placed) drop(pod types.UID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.pods, pod)
-}
-
-func (p *placed) has(pod types.UID) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.pods[pod]
-}
-
 // Reserve notes that a node was found for the pod: it does not wait any more.
 func (p *Plugin) Reserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) *framework.Status {
-	p.placed.add(pod.UID)
+	p.placed.Store(pod.UID, nil)
 	return nil
 }
 
 // Unreserve takes that back.
 func (p *Plugin) Unreserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) {
-	p.placed.drop(pod.UID)
+	p.placed.Delete(pod.UID)
 }
 
 // PreBindPreFlight tells whether PreBind has anything to do.

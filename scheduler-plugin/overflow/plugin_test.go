@@ -3,6 +3,7 @@ package overflow
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -75,7 +76,7 @@ func testPlugin(args OverflowArgs) *Plugin {
 		keys:       newKeyring(appslisters.NewReplicaSetLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, empty))),
 		book:       newBook(),
 		inbox:      newInbox(),
-		placed:     &placed{pods: map[types.UID]bool{}},
+		placed:     &sync.Map{},
 		synced:     func() bool { return true },
 	}
 }
@@ -326,7 +327,7 @@ func TestOthers(t *testing.T) {
 		}
 	}
 	a := &asker{keys: p.keys, namespaces: p.namespaces, pods: corelisters.NewPodLister(pods), nodes: corelisters.NewNodeLister(nodes),
-		profile: broker.SchedulerName, placed: &placed{pods: map[types.UID]bool{}}, stories: map[types.UID]*story{"turned-away": {}}}
+		profile: broker.SchedulerName, placed: &sync.Map{}, stories: map[types.UID]*story{"turned-away": {}}}
 	count := func() int32 {
 		return a.others()[demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: shapeOf(jobPod("crunch", "x", "1"))}]
 	}

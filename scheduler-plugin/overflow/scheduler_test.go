@@ -168,7 +168,7 @@ func (w *world) namespace(name string, labels map[string]string) {
 	w.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}})
 }
 
-var optedIn = map[string]string{broker.LabelOverflow: broker.OverflowEnabled}
+var optIn = map[string]string{broker.LabelOverflow: broker.OverflowEnabled}
 
 // node creates a Ready node. The API server's own not-ready taint goes, as the
 // node lifecycle controller would see to.
@@ -382,7 +382,7 @@ func TestOverflow(t *testing.T) {
 	}
 	paris := broker.VirtualNodeName("paris")
 
-	w.namespace("shop", optedIn)
+	w.namespace("shop", optIn)
 	w.node("home", "1", nil)
 	w.startScheduler()
 

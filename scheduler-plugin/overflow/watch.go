@@ -122,7 +122,7 @@ func (p *Plugin) podHandler(noNodes func() bool) cache.ResourceEventHandler {
 		}
 		switch {
 		case pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || finished(pod):
-			p.placed.drop(pod.UID)
+			p.placed.Delete(pod.UID)
 			p.inbox.forget(pod.UID)
 		case unschedulable(pod) && noNodes() && p.optedIn(pod.Namespace):
 			p.inbox.note(pod)
@@ -142,7 +142,7 @@ func (p *Plugin) podHandler(noNodes func() bool) cache.ResourceEventHandler {
 				obj = tomb.Obj
 			}
 			if pod, ok := obj.(*corev1.Pod); ok {
-				p.placed.drop(pod.UID)
+				p.placed.Delete(pod.UID)
 				p.inbox.forget(pod.UID)
 			}
 		},

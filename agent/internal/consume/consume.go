@@ -53,7 +53,8 @@ type Options struct {
 	// Deadline is how long setting up may take before people are told; 2 min.
 	Deadline time.Duration
 	// RescueAfter is how long a pod may wait on a virtual node for a provider
-	// that has refused it; 60 s.
+	// that has refused it, or that has neither begun with it nor, meanwhile, with
+	// another; 60 s.
 	RescueAfter time.Duration
 	// ProviderLostAfter is how long a provider must have been out of reach before
 	// the pods that are to end there are removed without its word; 10 min.

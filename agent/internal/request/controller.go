@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -421,7 +422,6 @@ func (r *Reconciler) letGo(ctx context.Context, id string, local *broker.Reserva
 	defer r.mu.Unlock()
 	delete(r.reported, id)
 	delete(r.acked, id)
-	delete(r.dropped, id)
 	return nil
 }
 
@@ -438,8 +438,11 @@ func (r *Reconciler) drop(ctx context.Context, id string) (reconcile.Result, err
 		return reconcile.Result{}, fmt.Errorf("deleting reservation %s at the broker: %w", id, err)
 	}
 	r.mu.Lock()
+	defer r.mu.Unlock()
+	// Remembered also when the object has been let go of: the cache may show it for
+	// a moment longer.
+	maps.DeleteFunc(r.dropped, func(_ string, at time.Time) bool { return !now.Before(at.Add(again)) })
 	r.dropped[id] = now
-	r.mu.Unlock()
 	return reconcile.Result{RequeueAfter: again}, nil
 }
 

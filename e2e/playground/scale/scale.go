@@ -14,6 +14,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -139,16 +140,15 @@ func simulate(ctx context.Context, group *errgroup.Group, p *playground.Playgrou
 	}
 	var all []*simulated
 	for _, name := range names {
-		s, err := joinSimulated(ctx, url, caHash, token, name, names)
-		for refused := (*protocol.Error)(nil); errors.As(err, &refused) && refused.Code == protocol.CodeTooMany; {
-			// The broker lets so many join from one address in a second.
-			select {
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			case <-time.After(time.Second):
-			}
+		var s *simulated
+		// The broker lets so many join from one address in a second.
+		err := wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (done bool, err error) {
 			s, err = joinSimulated(ctx, url, caHash, token, name, names)
-		}
+			if refused := (*protocol.Error)(nil); errors.As(err, &refused) && refused.Code == protocol.CodeTooMany {
+				return false, nil
+			}
+			return err == nil, err
+		})
 		if err != nil {
 			return nil, err
 		}

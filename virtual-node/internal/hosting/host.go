@@ -9,8 +9,6 @@ package hosting
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -21,6 +19,7 @@ import (
 	"github.com/virtual-kubelet/virtual-kubelet/errdefs"
 	"github.com/virtual-kubelet/virtual-kubelet/node"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -94,8 +93,8 @@ type Host struct {
 	// made are the pods for which a guest may have been made, seen the last pod of
 	// each name.
 	made map[types.UID]bool
-	// last is the print of the status of each pod that was reported last.
-	last map[types.UID][sha256.Size]byte
+	// last is the status of each pod that was reported last.
+	last map[types.UID]corev1.PodStatus
 	seen map[string]types.UID
 	// cutOff is while the provider cannot be reached.
 	cutOff bool
@@ -111,7 +110,7 @@ func New(o Options) (*Host, error) {
 	h := &Host{
 		Options: o, nodeName: broker.VirtualNodeName(o.Provider),
 		refs: map[types.UID]guest.References{}, noted: map[types.UID]map[string]string{},
-		made: map[types.UID]bool{}, last: map[types.UID][sha256.Size]byte{}, seen: map[string]types.UID{},
+		made: map[types.UID]bool{}, last: map[types.UID]corev1.PodStatus{}, seen: map[string]types.UID{},
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](soonest, latest),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "guests-" + o.Provider}),
@@ -459,7 +458,7 @@ func (h *Host) report(pod *corev1.Pod, status corev1.PodStatus) {
 	h.mu.Lock()
 	notify := h.notify
 	if notify != nil {
-		h.last[pod.UID] = printOf(status)
+		h.last[pod.UID] = status
 	}
 	h.mu.Unlock()
 	if notify == nil {
@@ -475,16 +474,7 @@ func (h *Host) told(pod types.UID, status corev1.PodStatus) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	last, ok := h.last[pod]
-	return ok && last == printOf(status)
-}
-
-func printOf(status corev1.PodStatus) [sha256.Size]byte {
-	raw, err := json.Marshal(status)
-	if err != nil {
-		// Strings, numbers, times and maps of them cannot fail to marshal.
-		panic(err)
-	}
-	return sha256.Sum256(raw)
+	return ok && equality.Semantic.DeepEqual(last, status)
 }
 
 // tell makes an Event on a pod at home, once for each text.

@@ -273,7 +273,7 @@ func (h *Host) keep(ctx context.Context, home, g *corev1.Pod) (time.Duration, er
 	if status := h.mirror(home, g); !h.told(home.UID, status) || !equality.Semantic.DeepEqual(home.Status, status) {
 		h.report(home, status)
 	}
-	if g.DeletionTimestamp != nil || g.Status.Phase == corev1.PodSucceeded || g.Status.Phase == corev1.PodFailed {
+	if g.DeletionTimestamp != nil || over(g) {
 		return 0, nil
 	}
 	made, refs, _ := guest.Translate(home, h.Namespace, h.DNS)
