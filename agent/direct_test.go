@@ -23,7 +23,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 // TestDirectWithTheBroker has two agents with driver direct lend and borrow
@@ -100,8 +100,8 @@ func TestDirectWithTheBroker(t *testing.T) {
 		t.Errorf("the guests of rome may use %v", quota.Status.Hard)
 	}
 	var secret corev1.Secret
-	must(rome.Get(ctx, client.ObjectKey{Namespace: "default", Name: link.SecretName("paris")}, &secret))
-	connection, err := link.FromSecret(&secret)
+	must(rome.Get(ctx, client.ObjectKey{Namespace: "default", Name: nodeconfig.SecretName("paris")}, &secret))
+	connection, err := nodeconfig.FromSecret(&secret)
 	must(err)
 	access := &rest.Config{Host: connection.Connection.Endpoint, BearerToken: connection.Connection.Token, TLSClientConfig: rest.TLSClientConfig{CAData: connection.Connection.CA}}
 	guests := newClient(t, access)
@@ -155,8 +155,8 @@ func playVirtualNode(ctx context.Context, home client.Client) error {
 		broker.LabelProvider: "paris", broker.LabelNodeType: broker.NodeTypeVirtual, broker.LabelManagedBy: broker.ManagedBySpillway,
 	}}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: broker.TaintOverflow, Value: "paris", Effect: corev1.TaintEffectNoSchedule}}}}
 	var secret corev1.Secret
-	err := home.Get(ctx, client.ObjectKey{Namespace: "default", Name: link.SecretName("paris")}, &secret)
-	l, unreadable := link.FromSecret(&secret)
+	err := home.Get(ctx, client.ObjectKey{Namespace: "default", Name: nodeconfig.SecretName("paris")}, &secret)
+	l, unreadable := nodeconfig.FromSecret(&secret)
 	if apierrors.IsNotFound(err) || err == nil && (unreadable != nil || l.Ending) {
 		return client.IgnoreNotFound(home.Delete(ctx, node))
 	}

@@ -26,14 +26,15 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/spillway-dev/spillway/agent/internal/advertise"
-	"github.com/spillway-dev/spillway/agent/internal/consume"
+	"github.com/spillway-dev/spillway/agent/internal/hold"
 	"github.com/spillway-dev/spillway/agent/internal/identity"
-	"github.com/spillway-dev/spillway/agent/internal/instruct"
+	"github.com/spillway-dev/spillway/agent/internal/instruction"
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
-	"github.com/spillway-dev/spillway/agent/internal/provide"
-	"github.com/spillway-dev/spillway/agent/internal/request"
+	"github.com/spillway-dev/spillway/agent/internal/reservation"
 	"github.com/spillway-dev/spillway/agent/internal/transport"
-	transporthttp "github.com/spillway-dev/spillway/agent/internal/transport/http"
+	"github.com/spillway-dev/spillway/agent/internal/transport/mtls"
+	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
@@ -89,7 +90,7 @@ func newManager(config *rest.Config, o options) (ctrl.Manager, error) {
 		return nil, err
 	}
 	instructions := cache.ByObject{Namespaces: map[string]cache.Config{o.instructionNamespace: {}}}
-	maps.Copy(byObject, advertise.CacheByObject())
+	maps.Copy(byObject, inventory.CacheByObject())
 	byObject[&broker.ReservationInstruction{}], byObject[&broker.ProviderInstruction{}] = instructions, instructions
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: scheme,
@@ -138,7 +139,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		Client: live, Namespace: o.namespace, BrokerURL: o.url, CAHash: o.caHash, TokenFile: o.tokenFile,
 		Tell: warnings(mgr, "Secret", o.namespace, identity.Secret, "NoIdentity", "Join"), Log: ctrl.Log.WithName("identity"),
 	})
-	communicator := transporthttp.New(o.url, keeper, ctrl.Log.WithName("transport"))
+	communicator := mtls.New(o.url, keeper, ctrl.Log.WithName("transport"))
 	consumers, providers := transport.NewConsumerMirror(communicator), transport.NewProviderMirror(communicator)
 
 	// Peers: sealed messages, and the driver whose messages they are.
@@ -147,8 +148,8 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		return err
 	}
 	messenger := sealing.NewMessenger(clusterID, key, pins, communicator)
-	var consumer *consume.Reconciler
-	var provider *provide.Reconciler
+	var consumer *virtualnode.Reconciler
+	var provider *hold.Reconciler
 	driver, err := newDriver(o, ground{
 		client: live, config: mgr.GetConfig(), clusterID: clusterID, messenger: messenger,
 		wakeConsumer: func(cluster string) { consumer.Wake(cluster) },
@@ -157,38 +158,38 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	if err != nil {
 		return err
 	}
-	consumer = consume.New(driver.driver, consume.Options{
+	consumer = virtualnode.New(driver.driver, virtualnode.Options{
 		InstructionNamespace: o.instructionNamespace, ReleaseGrace: o.releaseGrace,
 		PeeringIdleTime: o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention, ProviderLostAfter: o.providerLostAfter,
 	})
-	provider = provide.New(driver.lender, provide.Options{
+	provider = hold.New(driver.lender, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
 	})
 	refused := warnings(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
 	dispatcher := sealing.NewDispatcher(messenger, sealing.DispatcherOptions{
 		Lender: driver.lender, Receiver: driver.receiver,
-		Consumer: instruct.Holder(mgr.GetClient(), o.instructionNamespace),
+		Consumer: instruction.Holder(mgr.GetClient(), o.instructionNamespace),
 		Refused:  func(_ string, err error) { refused(err) },
 		Log:      ctrl.Log.WithName("sealing"),
 	})
 	advertiser := advertise.New(communicator, advertise.Options{
-		Terms: advertise.Terms{
+		Terms: inventory.Terms{
 			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
 			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,
 		},
 		Interval: o.advertisementInterval,
-		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace, InstructionNamespace: o.instructionNamespace,
+		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
 	})
-	requests := request.New(mgr, request.Options{
+	requests := reservation.New(mgr, reservation.Options{
 		ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Broker: communicator, Mirror: consumers,
 	})
 
 	return errors.Join(
 		mgr.AddReadyzCheck("identity", keeper.Check),
-		instruct.SetupIndex(ctx, mgr),
+		instruction.SetupIndex(ctx, mgr),
 		mgr.Add(keeper), mgr.Add(consumers), mgr.Add(providers), mgr.Add(dispatcher),
-		instruct.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers).SetupWithManager(mgr),
-		instruct.NewProvider(mgr.GetClient(), o.instructionNamespace, communicator, providers).SetupWithManager(mgr),
+		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers).SetupWithManager(mgr),
+		instruction.NewProvider(mgr.GetClient(), o.instructionNamespace, communicator, providers).SetupWithManager(mgr),
 		requests.SetupWithManager(mgr),
 		advertiser.SetupWithManager(mgr),
 		driver.SetupWithManager(mgr),

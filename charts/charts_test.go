@@ -34,7 +34,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
-	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
 const namespace = "spillway-system"
@@ -77,7 +77,7 @@ var source = map[string]string{"broker": "broker", "agent": "agent", "scheduler"
 var helmPath = sync.OnceValues(func() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	return build.Program(ctx, "helm", nil)
+	return binaries.Program(ctx, "helm", nil)
 })
 
 // helm runs Helm and returns its output, or what it says against it.
@@ -321,7 +321,7 @@ func TestNamesInTheContract(t *testing.T) {
 // A flag that a template passes and a program does not know would keep the
 // program from starting.
 func TestProgramsKnowTheirFlags(t *testing.T) {
-	root, err := build.Root()
+	root, err := binaries.Root()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/spillway-dev/spillway/virtual-node/internal/fleet"
 	"github.com/spillway-dev/spillway/virtual-node/internal/guest"
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
@@ -115,7 +115,7 @@ func run(ctx context.Context, config *rest.Config, o options) error {
 		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
 			&corev1.Secret{}: {
 				Namespaces: map[string]cache.Config{o.namespace: {}},
-				Label:      labels.SelectorFromSet(labels.Set{link.LabelComponent: link.Component}),
+				Label:      labels.SelectorFromSet(labels.Set{nodeconfig.LabelComponent: nodeconfig.Component}),
 			},
 		}},
 		Metrics:                       metricsserver.Options{BindAddress: o.metrics},

@@ -35,9 +35,9 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
-	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/virtual-node/internal/guest"
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 const (
@@ -72,7 +72,7 @@ type world struct {
 	// scheduler is rome's, the only one that may bind to virtual nodes.
 	scheduler  kubernetes.Interface
 	road       *road
-	connection link.Connection
+	connection nodeconfig.Connection
 	kubeconfig string
 	process    *exec.Cmd
 	log        string
@@ -140,7 +140,7 @@ func newWorld(t *testing.T) *world {
 	u, err := url.Parse(parisConfig.Host)
 	w.must(u, err)
 	w.road = openRoad(t, u.Host)
-	w.connection = link.Connection{
+	w.connection = nodeconfig.Connection{
 		Endpoint: "https://" + w.road.address(), CA: parisConfig.CAData, Namespace: guests, Token: w.token(w.paris, guests), Expires: time.Now().Add(time.Hour),
 	}
 	w.kubeconfig = writeKubeconfig(t, w.admin, &clientcmdapi.AuthInfo{Token: w.token(w.rome, system)})
@@ -166,11 +166,11 @@ func bind(w *world, c kubernetes.Interface, namespace, role, accountNamespace st
 // install puts the agent's chart onto an API server, for its roles and policies.
 func install(t *testing.T, config *rest.Config, cluster string) {
 	t.Helper()
-	helm, err := build.Program(t.Context(), "helm", t.Logf)
+	helm, err := binaries.Program(t.Context(), "helm", t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	root, err := build.Root()
+	root, err := binaries.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,9 +246,9 @@ func (w *world) stop() {
 }
 
 // write stores the link, as the agent would.
-func (w *world) write(change func(*link.Link)) {
+func (w *world) write(change func(*nodeconfig.Config)) {
 	w.Helper()
-	l := link.Link{Provider: paris, Connection: w.connection, Capacity: link.Capacity{
+	l := nodeconfig.Config{Provider: paris, Connection: w.connection, Capacity: nodeconfig.Capacity{
 		Resources:  corev1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("2Gi"), "pods": resource.MustParse("10")},
 		Labels:     map[string]string{"topology.kubernetes.io/zone": "paris-1"},
 		Namespaces: []string{shop},
@@ -420,10 +420,10 @@ func isAsPromised(w *world) {
 
 func follows(w *world) {
 	four := corev1.ResourceList{"cpu": resource.MustParse("4"), "memory": resource.MustParse("2Gi"), "nvidia.com/gpu": resource.MustParse("1"), "pods": resource.MustParse("12")}
-	w.write(func(l *link.Link) { l.Capacity.Resources = four })
+	w.write(func(l *nodeconfig.Config) { l.Capacity.Resources = four })
 	w.carries(four, false)
 	parked := corev1.ResourceList{"cpu": resource.MustParse("1m"), "memory": resource.MustParse("1Mi"), "pods": resource.MustParse("0")}
-	w.write(func(l *link.Link) { l.Capacity = link.Capacity{Resources: parked, Parked: true} })
+	w.write(func(l *nodeconfig.Config) { l.Capacity = nodeconfig.Capacity{Resources: parked, Parked: true} })
 	w.carries(parked, true)
 	node, err := w.node()
 	w.must(node, err)
@@ -667,7 +667,7 @@ func taken(w *world) {
 	foreign := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName("berlin"), Labels: map[string]string{"mine": "yes"}}}
 	foreign, err := w.rome.CoreV1().Nodes().Create(w.Context(), foreign, metav1.CreateOptions{})
 	w.must(foreign, err)
-	berlin, err := link.Link{Provider: "berlin", Connection: w.connection, Capacity: link.Capacity{Resources: corev1.ResourceList{"cpu": resource.MustParse("1")}}}.Secret(links)
+	berlin, err := nodeconfig.Config{Provider: "berlin", Connection: w.connection, Capacity: nodeconfig.Capacity{Resources: corev1.ResourceList{"cpu": resource.MustParse("1")}}}.Secret(links)
 	w.must(berlin, err)
 	w.must(w.rome.CoreV1().Secrets(links).Create(w.Context(), berlin, metav1.CreateOptions{}))
 	w.within(60*time.Second, "people are told", func() error {
@@ -693,7 +693,7 @@ func taken(w *world) {
 func ends(w *world) {
 	node, err := w.node()
 	w.must(node, err)
-	w.write(func(l *link.Link) { l.Ending = true })
+	w.write(func(l *nodeconfig.Config) { l.Ending = true })
 	late := w.pod("late")
 	w.within(60*time.Second, "the guests are asked to end", func() error {
 		list, err := w.paris.CoreV1().Pods(guests).List(w.Context(), metav1.ListOptions{})
@@ -725,7 +725,7 @@ func ends(w *world) {
 	if _, err := w.paris.CoreV1().Pods(guests).Get(w.Context(), guest.Name(late), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		w.Errorf("a pod was begun on a node that ends (%v)", err)
 	}
-	w.must(nil, w.rome.CoreV1().Secrets(links).Delete(w.Context(), link.SecretName(paris), metav1.DeleteOptions{}))
+	w.must(nil, w.rome.CoreV1().Secrets(links).Delete(w.Context(), nodeconfig.SecretName(paris), metav1.DeleteOptions{}))
 	w.within(30*time.Second, "no node comes back", func() error {
 		_, err := w.node()
 		return gone(err)

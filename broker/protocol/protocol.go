@@ -88,16 +88,13 @@ type ReservationRequest struct {
 	SourceGeneration int64     `json:"sourceGeneration"`
 	// Spec of that Reservation; its requesterID must be empty or the caller's.
 	Spec broker.ReservationSpec `json:"spec"`
-	// Allocations says, by provider, how many pods the consumer keeps there when
-	// it lowers a count: what is given back is taken from elsewhere first. The
-	// broker chooses where it is absent.
-	Allocations map[string]int32 `json:"allocations,omitempty"`
 }
 
 // ConsumerView is a reservation as its requester sees it.
 type ConsumerView struct {
-	// ID is the name of the broker's Reservation.
+	// ID and UID are the name and UID of the broker's Reservation.
 	ID               string    `json:"id"`
+	UID              types.UID `json:"uid"`
 	SourceUID        types.UID `json:"sourceUID"`
 	SourceNamespace  string    `json:"sourceNamespace"`
 	SourceName       string    `json:"sourceName"`
@@ -127,6 +124,8 @@ func (v ProviderView) Releasing() bool { return v.Hold.Promised.Empty() }
 
 // ProviderAck is a provider's answer to a hold at one attempt.
 type ProviderAck struct {
+	// ReservationUID is the hold's; an answer to another one changes nothing.
+	ReservationUID types.UID `json:"reservationUID"`
 	// Attempt of the hold that is answered; an older one changes nothing.
 	Attempt int64 `json:"attempt"`
 	// Accepted is true when exactly this much is set aside (for a hold that
@@ -138,6 +137,9 @@ type ProviderAck struct {
 
 // RequesterAck is a consumer's report on one reservation.
 type RequesterAck struct {
+	// ReservationUID is the UID of the broker's Reservation; a report on another
+	// one changes nothing.
+	ReservationUID types.UID `json:"reservationUID"`
 	// Ready lists the providers whose virtual node carries the allocation of
 	// the attempt.
 	Attempt int64    `json:"attempt"`

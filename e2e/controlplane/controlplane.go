@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
-	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
 // Start brings up an API server with Spillway's CRDs for the life of a test, or
@@ -38,7 +38,7 @@ func InstallCRDs(t testing.TB, config *rest.Config) {
 // crds are the directories of the charts' CRDs.
 func crds(t testing.TB) []string {
 	t.Helper()
-	root, err := build.Root()
+	root, err := binaries.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func start(t testing.TB, crds []string) *rest.Config {
 	var err error
 	paths := map[string]string{}
 	for _, name := range []string{"etcd", "kube-apiserver", "kubectl"} {
-		if paths[name], err = build.Program(t.Context(), name, t.Logf); err != nil {
+		if paths[name], err = binaries.Program(t.Context(), name, t.Logf); err != nil {
 			t.Fatal(err)
 		}
 	}

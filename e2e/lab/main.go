@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/lab/cluster"
 	"github.com/spillway-dev/spillway/e2e/lab/engine"
 	"github.com/spillway-dev/spillway/e2e/lab/image"
@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string) error {
 	switch args[0] {
 	case "program":
 		for _, name := range args[1:] {
-			path, err := build.Program(ctx, name, log)
+			path, err := binaries.Program(ctx, name, log)
 			if err != nil {
 				return err
 			}
@@ -75,14 +75,14 @@ func run(ctx context.Context, args []string) error {
 		return fmt.Errorf("unknown command %q\n%s", args[0], usage)
 	}
 
-	cache, err := build.CacheDir()
+	cache, err := binaries.CacheDir()
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Join(cache, "lab"), 0o755); err != nil {
 		return err
 	}
-	unlock, err := build.Lock(ctx, filepath.Join(cache, "lab", "lock"))
+	unlock, err := binaries.Lock(ctx, filepath.Join(cache, "lab", "lock"))
 	if err != nil {
 		return err
 	}

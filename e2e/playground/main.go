@@ -17,8 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spillway-dev/spillway/e2e/playground/demo"
 	"github.com/spillway-dev/spillway/e2e/playground/scale"
-	"github.com/spillway-dev/spillway/e2e/playground/story"
 )
 
 const usage = `usage: go run ./e2e/playground demo
@@ -50,7 +50,7 @@ func main() {
 func run(ctx context.Context, arguments []string) error {
 	switch {
 	case len(arguments) == 1 && arguments[0] == "demo":
-		return story.Tell(ctx, story.Options{
+		return demo.Tell(ctx, demo.Options{
 			Out:   os.Stdout,
 			Break: os.Getenv("DEMO_BREAK"),
 			Hold:  os.Getenv("DEMO_HOLD") == "1",

@@ -1,9 +1,4 @@
-// Package advertise measures what this cluster could lend and tells the broker.
-//
-// Measure is pure: nodes, pods and terms in, an advertisement's spec out. Only
-// Ready, uncordoned, real nodes count, and only pods bound to them. Guests (pods
-// that another cluster's overflow brought here) are reported by consumer and
-// never as the cluster's own use, because the broker charges them to their
-// holds. Publisher is the edge: it measures when nodes, pods or holds change and
-// on wall-clock beats, publishes, and keeps a copy in the cluster for people.
+// Package advertise publishes what this cluster can lend. The Publisher takes the
+// inventory when nodes or pods change, and at aligned intervals, sends it to the
+// broker, and keeps a copy in the cluster.
 package advertise

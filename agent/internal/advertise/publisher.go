@@ -17,18 +17,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// ReasonReleased is the reason of a ProviderInstruction's condition Enforced once
-// nothing is set aside for it any more.
-const ReasonReleased = "Released"
-
 // Options of a Publisher.
 type Options struct {
 	// Terms of lending, and who this cluster is.
-	Terms Terms
+	Terms inventory.Terms
 	// Interval between two beats: an advertisement goes out on each, changed or
 	// not.
 	Interval time.Duration
@@ -37,8 +34,6 @@ type Options struct {
 	// CopyName and CopyNamespace name the ClusterAdvertisement kept here for
 	// people; none where CopyName is empty.
 	CopyName, CopyNamespace string
-	// InstructionNamespace holds the ProviderInstructions.
-	InstructionNamespace string
 	// Clock; the real one where nil.
 	Clock clock.Clock
 }
@@ -74,7 +69,7 @@ func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
 		UpdateFunc: func(before, after any) { p.markIfChanged(before, after) },
 		DeleteFunc: func(any) { p.mark() },
 	}
-	for _, object := range []client.Object{&corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}, &broker.ProviderInstruction{}} {
+	for _, object := range []client.Object{&corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}} {
 		informer, err := mgr.GetCache().GetInformer(context.Background(), object, cache.BlockUntilSynced(false))
 		if err != nil {
 			return fmt.Errorf("watching %T for the advertisement: %w", object, err)
@@ -101,7 +96,7 @@ func (p *Publisher) markIfChanged(before, after any) {
 	switch after := after.(type) {
 	case *corev1.Node:
 		b := before.(*corev1.Node)
-		if Lendable(b) == Lendable(after) &&
+		if inventory.Lendable(b) == inventory.Lendable(after) &&
 			equality.Semantic.DeepEqual(b.Labels, after.Labels) &&
 			equality.Semantic.DeepEqual(b.Spec.Taints, after.Spec.Taints) &&
 			equality.Semantic.DeepEqual(b.Status.Capacity, after.Status.Capacity) &&
@@ -110,7 +105,7 @@ func (p *Publisher) markIfChanged(before, after any) {
 		}
 	case *corev1.Pod:
 		b := before.(*corev1.Pod)
-		if b.Spec.NodeName == after.Spec.NodeName && Finished(b) == Finished(after) &&
+		if b.Spec.NodeName == after.Spec.NodeName && inventory.Finished(b) == inventory.Finished(after) &&
 			b.Generation == after.Generation && equality.Semantic.DeepEqual(b.Labels, after.Labels) {
 			return
 		}
@@ -210,26 +205,15 @@ func unchanged(a, b broker.ClusterAdvertisementSpec) bool {
 
 func (p *Publisher) measure(ctx context.Context, sequence int64) (broker.ClusterAdvertisementSpec, error) {
 	none := broker.ClusterAdvertisementSpec{}
-	var instructions broker.ProviderInstructionList
-	if err := p.cached.List(ctx, &instructions, client.InNamespace(p.InstructionNamespace)); err != nil {
-		return none, fmt.Errorf("listing provider instructions: %w", err)
-	}
-	holds := map[string][]string{}
-	for _, in := range instructions.Items {
-		if in.Status.Held != nil {
-			holds[in.Spec.RequesterClusterID] = append(holds[in.Spec.RequesterClusterID], in.Spec.ReservationName)
-		}
-	}
-	cluster, err := Read(ctx, p.cached)
+	cluster, err := inventory.Read(ctx, p.cached)
 	if err != nil {
 		return none, err
 	}
-	return Measure(Measurement{
+	return inventory.Measure(inventory.Measurement{
 		Terms:    p.Terms,
 		Nodes:    cluster.Nodes,
 		Pods:     cluster.Pods,
 		GuestOf:  cluster.GuestOf,
-		Holds:    holds,
 		Now:      p.Clock.Now(),
 		Sequence: sequence,
 	}), nil
@@ -263,46 +247,4 @@ func (p *Publisher) keepCopy(ctx context.Context, spec broker.ClusterAdvertiseme
 	}
 	current.Spec = spec
 	return p.cached.Update(ctx, current)
-}
-
-// Cluster is what the caches know of this cluster's nodes and pods.
-type Cluster struct {
-	Nodes      []*corev1.Node
-	Pods       []*corev1.Pod
-	namespaces map[string]map[string]string
-}
-
-// GuestOf tells whose guest a pod is.
-func (c Cluster) GuestOf(pod *corev1.Pod) (consumer string, ok bool) {
-	return GuestOf(pod, func(name string) map[string]string { return c.namespaces[name] })
-}
-
-// Read gathers nodes, pods and namespaces. The objects are the cache's own and
-// must not be changed.
-func Read(ctx context.Context, reader client.Reader) (Cluster, error) {
-	var (
-		nodes      corev1.NodeList
-		pods       corev1.PodList
-		namespaces corev1.NamespaceList
-		cluster    = Cluster{namespaces: map[string]map[string]string{}}
-	)
-	if err := reader.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return cluster, fmt.Errorf("listing nodes: %w", err)
-	}
-	if err := reader.List(ctx, &pods, client.UnsafeDisableDeepCopy); err != nil {
-		return cluster, fmt.Errorf("listing pods: %w", err)
-	}
-	if err := reader.List(ctx, &namespaces, client.UnsafeDisableDeepCopy); err != nil {
-		return cluster, fmt.Errorf("listing namespaces: %w", err)
-	}
-	for i := range nodes.Items {
-		cluster.Nodes = append(cluster.Nodes, &nodes.Items[i])
-	}
-	for i := range pods.Items {
-		cluster.Pods = append(cluster.Pods, &pods.Items[i])
-	}
-	for _, ns := range namespaces.Items {
-		cluster.namespaces[ns.Name] = ns.Labels
-	}
-	return cluster, nil
 }

@@ -15,6 +15,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/spillway-dev/spillway/agent/internal/advertise"
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/transport/transporttest"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
@@ -28,17 +29,17 @@ func TestPublisher(t *testing.T) {
 		t.Fatal(err)
 	}
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Cache: cache.Options{ByObject: advertise.CacheByObject()},
+		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Cache: cache.Options{ByObject: inventory.CacheByObject()},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	hub := transporttest.New("paris")
 	publisher := advertise.New(hub, advertise.Options{
-		Terms: advertise.Terms{ClusterID: "paris", PeerKey: "key", Lending: broker.Lending{Enabled: true}},
+		Terms: inventory.Terms{ClusterID: "paris", PeerKey: "key", Lending: broker.Lending{Enabled: true}},
 		// Longer than the test, so that what is seen was a change.
 		Interval: time.Hour, Debounce: 50 * time.Millisecond,
-		CopyName: "own", CopyNamespace: "default", InstructionNamespace: "default",
+		CopyName: "own", CopyNamespace: "default",
 	})
 	if err := publisher.SetupWithManager(mgr); err != nil {
 		t.Fatal(err)
@@ -95,18 +96,6 @@ func TestPublisher(t *testing.T) {
 	if last.Sequence <= first {
 		t.Errorf("sequence went from %d to %d", first, last.Sequence)
 	}
-
-	held := broker.HeldCapacity{Totals: broker.FromList(list("cpu", "1"))}
-	create(&broker.ProviderInstruction{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "hold"},
-		Spec: broker.ProviderInstructionSpec{
-			ReservationName: "rome-1", RequesterClusterID: "rome", RequestedResources: held.Totals, Generation: 1,
-		},
-		Status: broker.ProviderInstructionStatus{Enforced: true, Held: &held, ObservedGeneration: 1},
-	})
-	eventually("the hold", func(s broker.ClusterAdvertisementSpec) bool {
-		return len(s.ObservedHolds) == 1 && s.ObservedHolds[0].Requester == "rome" && len(s.ObservedHolds[0].Holds) == 1
-	})
 
 	hub.Fail("PublishAdvertisement", errors.New("the broker is away"))
 	before := len(hub.Calls("PublishAdvertisement", ""))

@@ -31,12 +31,12 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	transporthttp "github.com/spillway-dev/spillway/agent/internal/transport/http"
+	"github.com/spillway-dev/spillway/agent/internal/transport/mtls"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 )
 
-var _ transporthttp.Credentials = (*Keeper)(nil)
+var _ mtls.Credentials = (*Keeper)(nil)
 
 const token = "a-token"
 

@@ -127,12 +127,12 @@ func Release(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt i
 // provider cannot refuse what it has accepted, nor to let go.
 func Confirm(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64, accepted bool) (changed bool) {
 	hold := Find(status, uid)
-	if hold == nil || hold.Attempt != attempt || hold.Accepted == attempt {
+	if hold == nil || hold.Attempt != attempt || hold.AcceptedAttempt == attempt {
 		return false
 	}
 	switch {
 	case accepted:
-		hold.Accepted = attempt
+		hold.AcceptedAttempt = attempt
 		hold.Unconfirmed = nil
 		hold.Granted = orNil(hold.Promised)
 	case Pending(*hold).Empty():

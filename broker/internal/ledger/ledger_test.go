@@ -184,7 +184,7 @@ func TestLateYesToARefusedGrowth(t *testing.T) {
 	if ledger.Confirm(&s, "a", 2, true) {
 		t.Error("a yes to what was refused before changed the hold")
 	}
-	if !ledger.Confirm(&s, "a", 3, true) || ledger.Find(&s, "a").Accepted != 3 {
+	if !ledger.Confirm(&s, "a", 3, true) || ledger.Find(&s, "a").AcceptedAttempt != 3 {
 		t.Error("what is left is not answered by its own number")
 	}
 }

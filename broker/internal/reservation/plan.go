@@ -2,7 +2,6 @@ package reservation
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"math/big"
 	"slices"
@@ -294,12 +293,15 @@ func standing(refused []broker.Refusal, advertisements []broker.ClusterAdvertise
 	return out
 }
 
-// keep is where the requester said it still uses what it keeps; nil if it did
-// not say.
-func keep(r *broker.Reservation) map[string]int32 {
-	var pods map[string]int32
-	if err := json.Unmarshal([]byte(r.Annotations[broker.AnnotationKeep]), &pods); err != nil {
+// retained is how many pods the requester keeps at each provider; nil where it
+// does not say.
+func retained(r *broker.Reservation) map[string]int32 {
+	if ledger.PodSets(r.Spec.PodSets).Pods() > r.Spec.RetainedCount() {
 		return nil
+	}
+	pods := map[string]int32{}
+	for _, at := range r.Spec.Retained {
+		pods[at.Cluster] = at.Count
 	}
 	return pods
 }
@@ -308,7 +310,7 @@ func keep(r *broker.Reservation) map[string]int32 {
 // has accepted yet before what is granted, what no virtual node carries before
 // what one does, and what the requester does not keep before the rest.
 func shrinking(r *broker.Reservation, holds []held, excess broker.HeldCapacity) []change {
-	keep := keep(r)
+	keep := retained(r)
 	to := make([]broker.HeldCapacity, len(holds))
 	for i, h := range holds {
 		to[i] = *h.hold.Promised.DeepCopy()

@@ -245,7 +245,9 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 		if err := r.live.Get(ctx, client.ObjectKey{Namespace: r.namespace, Name: cluster}, &ad); err != nil {
 			return fmt.Errorf("reading the ledger of %s: %w", cluster, err)
 		}
-		at := slices.IndexFunc(ad.Status.Holds, func(h broker.Hold) bool { return h.ReservationName == name && h.Attempt == ack.Attempt })
+		at := slices.IndexFunc(ad.Status.Holds, func(h broker.Hold) bool {
+			return h.ReservationName == name && h.ReservationUID == ack.ReservationUID && h.Attempt == ack.Attempt
+		})
 		if at < 0 {
 			if slices.ContainsFunc(ad.Status.Holds, func(h broker.Hold) bool { return h.ReservationName == name }) {
 				return nil
@@ -309,7 +311,7 @@ func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name stri
 		if reservation.Spec.RequesterID != requester {
 			return fmt.Errorf("%s asked for no such reservation: %w", requester, notFound("reservations", name))
 		}
-		if reservation.Status.Attempt.Number != ack.Attempt {
+		if reservation.UID != ack.ReservationUID || reservation.Status.Attempt.Number != ack.Attempt {
 			return nil
 		}
 		var changed bool

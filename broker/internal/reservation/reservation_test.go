@@ -306,7 +306,7 @@ func (p *process) answer(cluster, name string, yes bool, why string) {
 	if hold == nil {
 		p.Fatalf("%s holds nothing for %s", cluster, name)
 	}
-	if err := p.ApplyProviderAck(p.Context(), cluster, name, protocol.ProviderAck{Attempt: hold.Attempt, Accepted: yes, Message: why}); err != nil {
+	if err := p.ApplyProviderAck(p.Context(), cluster, name, protocol.ProviderAck{ReservationUID: hold.ReservationUID, Attempt: hold.Attempt, Accepted: yes, Message: why}); err != nil {
 		p.Fatal(err)
 	}
 }
@@ -314,7 +314,7 @@ func (p *process) answer(cluster, name string, yes bool, why string) {
 // use reports the virtual nodes ready, as the requester.
 func (p *process) use(name string, clusters ...string) {
 	p.Helper()
-	ack := protocol.RequesterAck{Attempt: p.get(name).Status.Attempt.Number, Ready: clusters}
+	ack := protocol.RequesterAck{ReservationUID: p.get(name).UID, Attempt: p.get(name).Status.Attempt.Number, Ready: clusters}
 	if err := p.ApplyRequesterAck(p.Context(), "rome", name, ack); err != nil {
 		p.Fatal(err)
 	}
@@ -566,11 +566,11 @@ func shrinkKeeps(w *world) {
 	w.expectCondition("r", broker.ConditionProviderAccepted, true, "")
 	w.edit("r", func(r *broker.Reservation) {
 		r.Spec.PodSets[0].Count = 3
-		r.Annotations = map[string]string{broker.AnnotationKeep: `{"paris": 3}`}
+		r.Spec.Retained = []broker.RetainedPods{{Cluster: "paris", Count: 3}}
 	})
 	w.expect("r", broker.ReservationReserved, "3 of 3 pods in paris")
 	w.expectPods("berlin", "r", 0, 2, 0)
-	w.edit("r", func(r *broker.Reservation) { r.Spec.PodSets[0].Count, r.Annotations = 1, nil })
+	w.edit("r", func(r *broker.Reservation) { r.Spec.PodSets[0].Count, r.Spec.Retained = 1, nil })
 	w.expect("r", broker.ReservationReserved, "1 of 1 pods in paris")
 	w.expectPods("paris", "r", 1, 3, 1)
 }

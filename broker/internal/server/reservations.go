@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -31,8 +30,8 @@ const (
 const (
 	// putTries is how often a write is tried against others that cross it.
 	putTries = 5
-	// maxAllocations bounds the providers that a request speaks of.
-	maxAllocations = 64
+	// maxRetained is the CRD's bound on spec.retained.
+	maxRetained = 64
 )
 
 func (s *Server) postReservation(w http.ResponseWriter, r *http.Request, caller string) error {
@@ -43,10 +42,7 @@ func (s *Server) postReservation(w http.ResponseWriter, r *http.Request, caller 
 	if err := checkRequest(&request, caller); err != nil {
 		return err
 	}
-	want, err := wanted(s.Namespace, caller, request)
-	if err != nil {
-		return err
-	}
+	want := wanted(s.Namespace, caller, request)
 	reservation, err := s.put(r.Context(), want)
 	if err != nil {
 		return err
@@ -71,12 +67,12 @@ func checkRequest(request *protocol.ReservationRequest, caller string) error {
 		return refuse(protocol.CodeInvalid, "sourceName must be the name of the Reservation in the consumer's cluster")
 	case request.SourceGeneration < 1:
 		return refuse(protocol.CodeInvalid, "sourceGeneration must be the generation of the Reservation in the consumer's cluster, 1 or more")
-	case len(request.Allocations) > maxAllocations:
-		return refuse(protocol.CodeInvalid, "allocations names %d providers; at most %d are taken", len(request.Allocations), maxAllocations)
+	case len(request.Spec.Retained) > maxRetained:
+		return refuse(protocol.CodeInvalid, "spec.retained has %d entries; at most %d are allowed", len(request.Spec.Retained), maxRetained)
 	}
-	for cluster, pods := range request.Allocations {
-		if !protocol.ValidClusterID(cluster) || pods < 0 {
-			return refuse(protocol.CodeInvalid, "allocations must give a number of pods, 0 or more, for each cluster ID")
+	for _, retained := range request.Spec.Retained {
+		if !protocol.ValidClusterID(retained.Cluster) || retained.Count < 0 {
+			return refuse(protocol.CodeInvalid, "spec.retained must give a valid cluster ID and a count of 0 or more in each entry")
 		}
 	}
 	request.Spec.RequesterID = caller
@@ -84,7 +80,7 @@ func checkRequest(request *protocol.ReservationRequest, caller string) error {
 }
 
 // wanted is the broker's copy of what is asked for.
-func wanted(namespace, caller string, request protocol.ReservationRequest) (*broker.Reservation, error) {
+func wanted(namespace, caller string, request protocol.ReservationRequest) *broker.Reservation {
 	labels := map[string]string{
 		broker.LabelManagedBy:       broker.ManagedBySpillway,
 		broker.LabelRequester:       caller,
@@ -99,13 +95,6 @@ func wanted(namespace, caller string, request protocol.ReservationRequest) (*bro
 		annotationSourceName:       request.SourceName,
 		annotationSourceGeneration: strconv.FormatInt(request.SourceGeneration, 10),
 	}
-	if len(request.Allocations) > 0 {
-		keep, err := json.Marshal(request.Allocations)
-		if err != nil {
-			return nil, fmt.Errorf("encoding what to keep: %w", err)
-		}
-		annotations[broker.AnnotationKeep] = string(keep)
-	}
 	return &broker.Reservation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:   namespace,
@@ -114,7 +103,7 @@ func wanted(namespace, caller string, request protocol.ReservationRequest) (*bro
 			Annotations: annotations,
 		},
 		Spec: request.Spec,
-	}, nil
+	}
 }
 
 // put makes the stored Reservation be as wanted and returns it. The cache is
@@ -172,6 +161,7 @@ func adopt(stored, want *broker.Reservation) (changed bool, err error) {
 	if spec.RequestedResources != nil && want.Spec.RequestedResources != nil {
 		spec.RequestedResources = want.Spec.RequestedResources
 	}
+	spec.Retained = want.Spec.Retained
 	for i, set := range spec.PodSets {
 		for _, wantedSet := range want.Spec.PodSets {
 			if set.Name == wantedSet.Name {
@@ -183,7 +173,6 @@ func adopt(stored, want *broker.Reservation) (changed bool, err error) {
 		return false, refuse(protocol.CodeConflict, "of reservation %s only the amounts can change; make a new Reservation for another shape, placement, budget or duration", want.Name)
 	}
 	annotations := maps.Clone(stored.Annotations)
-	delete(annotations, broker.AnnotationKeep)
 	maps.Copy(annotations, want.Annotations)
 	if equality.Semantic.DeepEqual(*spec, stored.Spec) && maps.Equal(annotations, stored.Annotations) {
 		return false, nil

@@ -432,7 +432,7 @@ func TestCalls(t *testing.T) {
 		expectCode(t, err, protocol.CodeNotFound)
 		_, err = paris.client.ConsumerReservation(t.Context(), view.ID)
 		expectCode(t, err, protocol.CodeNotFound)
-		expectCode(t, berlin.client.AckProvider(t.Context(), view.ID, protocol.ProviderAck{Attempt: hold.Hold.Attempt, Accepted: true}), protocol.CodeNotFound)
+		expectCode(t, berlin.client.AckProvider(t.Context(), view.ID, protocol.ProviderAck{ReservationUID: hold.Hold.ReservationUID, Attempt: hold.Hold.Attempt, Accepted: true}), protocol.CodeNotFound)
 		expectCode(t, berlin.client.AckRequester(t.Context(), view.ID, protocol.RequesterAck{Attempt: hold.Hold.Attempt}), protocol.CodeNotFound)
 		for _, other := range []*cluster{paris, berlin} {
 			hub.call(t, other.tls, http.MethodDelete, protocol.PathReservations+"/"+view.ID, nil).expect(t, 404, "not this cluster's")
@@ -445,7 +445,7 @@ func TestCalls(t *testing.T) {
 		if len(others.Status.Holds) != 0 {
 			t.Fatalf("berlin sees who holds what in paris: %+v", others.Status.Holds)
 		}
-		must(t, paris.client.AckProvider(t.Context(), view.ID, protocol.ProviderAck{Attempt: hold.Hold.Attempt, Accepted: true}))
+		must(t, paris.client.AckProvider(t.Context(), view.ID, protocol.ProviderAck{ReservationUID: hold.Hold.ReservationUID, Attempt: hold.Hold.Attempt, Accepted: true}))
 		eventually(t, "rome sees that paris accepted", func() error {
 			view, err := rome.client.ConsumerReservation(t.Context(), view.ID)
 			if err == nil && !slices.ContainsFunc(view.Status.Allocations, func(a broker.Allocation) bool { return a.Accepted }) {
@@ -468,14 +468,14 @@ func TestCalls(t *testing.T) {
 		newer := request
 		newer.SourceGeneration, newer.Spec.PodSets = 3, slices.Clone(request.Spec.PodSets)
 		newer.Spec.PodSets[0].Count = 9
-		newer.Allocations = map[string]int32{"paris": 1}
+		newer.Spec.Retained = []broker.RetainedPods{{Cluster: "paris", Count: 1}}
 		_, err = rome.client.PutReservation(t.Context(), newer)
 		must(t, err)
 		view, err := rome.client.PutReservation(t.Context(), request)
 		must(t, err)
 		stored := &broker.Reservation{}
 		must(t, hub.api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: view.ID}, stored))
-		if stored.Spec.PodSets[0].Count != 9 || stored.Annotations[broker.AnnotationKeep] != `{"paris":1}` {
+		if stored.Spec.PodSets[0].Count != 9 || len(stored.Spec.Retained) != 1 {
 			t.Fatalf("want the newer ask to stand, got %+v", stored)
 		}
 	})
@@ -534,7 +534,7 @@ func TestStreams(t *testing.T) {
 	hold := expectEvent(t, provider, "a Put of the hold", func(event protocol.Event) bool {
 		return event.Type == protocol.EventPut && event.Provider[0].ID == view.ID && event.Provider[0].Hold.Promised.Pods() == 2
 	}).Provider[0]
-	must(t, paris.client.AckProvider(t.Context(), view.ID, protocol.ProviderAck{Attempt: hold.Hold.Attempt, Accepted: true}))
+	must(t, paris.client.AckProvider(t.Context(), view.ID, protocol.ProviderAck{ReservationUID: hold.Hold.ReservationUID, Attempt: hold.Hold.Attempt, Accepted: true}))
 	expectEvent(t, consumer, "a Put of the acceptance", func(event protocol.Event) bool {
 		return event.Type == protocol.EventPut && len(event.Consumer[0].Status.Allocations) == 1 && event.Consumer[0].Status.Allocations[0].Accepted
 	})
@@ -548,7 +548,7 @@ func TestStreams(t *testing.T) {
 	released := expectEvent(t, provider, "a Put of the release", func(event protocol.Event) bool {
 		return event.Type == protocol.EventPut && event.Provider[0].ID == view.ID && event.Provider[0].Releasing()
 	}).Provider[0]
-	must(t, paris.client.AckProvider(t.Context(), view.ID, protocol.ProviderAck{Attempt: released.Hold.Attempt, Accepted: true}))
+	must(t, paris.client.AckProvider(t.Context(), view.ID, protocol.ProviderAck{ReservationUID: released.Hold.ReservationUID, Attempt: released.Hold.Attempt, Accepted: true}))
 	for _, events := range []chan protocol.Event{consumer, provider, broken} {
 		expectEvent(t, events, "a Delete", func(event protocol.Event) bool { return event.Type == protocol.EventDelete && event.ID == view.ID })
 	}

@@ -59,6 +59,7 @@ func (s *Server) consumerViews(ctx context.Context, requester string) ([]protoco
 func (s *Server) consumerView(ctx context.Context, reservation *broker.Reservation, known advertisements) (protocol.ConsumerView, error) {
 	view := protocol.ConsumerView{
 		ID:               reservation.Name,
+		UID:              reservation.UID,
 		SourceUID:        sourceUID(reservation),
 		SourceNamespace:  reservation.Annotations[annotationSourceNamespace],
 		SourceName:       reservation.Annotations[annotationSourceName],

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/lab/engine"
 )
 
@@ -55,13 +55,13 @@ type Lab struct {
 
 // Open finds the lab's tools; it makes nothing.
 func Open(ctx context.Context, log engine.Log) (*Lab, error) {
-	root, err := build.Root()
+	root, err := binaries.Root()
 	if err != nil {
 		return nil, err
 	}
 	lab := &Lab{Kubeconfig: filepath.Join(root, ".work", "kubeconfig"), Log: log}
 	for name, path := range map[string]*string{"kubectl": &lab.Kubectl, "kind": &lab.Kind} {
-		if *path, err = build.Program(ctx, name, log); err != nil {
+		if *path, err = binaries.Program(ctx, name, log); err != nil {
 			return nil, err
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
 // Log takes lines of progress.
@@ -122,12 +122,12 @@ func start(ctx context.Context, log Log) error {
 	}
 	args := []string{"--log-level=warn"}
 	if lacksSysResource() {
-		cache, err := build.CacheDir()
+		cache, err := binaries.CacheDir()
 		if err != nil {
 			return err
 		}
 		wrapper := filepath.Join(cache, "lab", "caprunc")
-		if err := build.Own(ctx, "./e2e/lab/caprunc", wrapper); err != nil {
+		if err := binaries.Own(ctx, "./e2e/lab/caprunc", wrapper); err != nil {
 			return err
 		}
 		log("this machine lacks CAP_SYS_RESOURCE: containers are started without it")

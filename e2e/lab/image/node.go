@@ -13,7 +13,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/lab/engine"
 )
 
@@ -48,10 +48,10 @@ var nodeScript string
 type component struct{ program, image, path string }
 
 var components = []component{
-	{"kube-apiserver", "registry.k8s.io/kube-apiserver:" + build.KubernetesVersion, "usr/local/bin/kube-apiserver"},
-	{"kube-controller-manager", "registry.k8s.io/kube-controller-manager:" + build.KubernetesVersion, "usr/local/bin/kube-controller-manager"},
-	{"kube-scheduler", "registry.k8s.io/kube-scheduler:" + build.KubernetesVersion, "usr/local/bin/kube-scheduler"},
-	{"kube-proxy", "registry.k8s.io/kube-proxy:" + build.KubernetesVersion, "usr/local/bin/kube-proxy"},
+	{"kube-apiserver", "registry.k8s.io/kube-apiserver:" + binaries.KubernetesVersion, "usr/local/bin/kube-apiserver"},
+	{"kube-controller-manager", "registry.k8s.io/kube-controller-manager:" + binaries.KubernetesVersion, "usr/local/bin/kube-controller-manager"},
+	{"kube-scheduler", "registry.k8s.io/kube-scheduler:" + binaries.KubernetesVersion, "usr/local/bin/kube-scheduler"},
+	{"kube-proxy", "registry.k8s.io/kube-proxy:" + binaries.KubernetesVersion, "usr/local/bin/kube-proxy"},
 	{"etcd", "registry.k8s.io/etcd:3.6.6-0", "usr/local/bin/etcd"},
 	{"coredns", "registry.k8s.io/coredns/coredns:v1.13.1", "coredns"},
 	{"pause", pauseImage, "pause"},
@@ -71,7 +71,7 @@ func Node(ctx context.Context, log engine.Log) (string, error) {
 		names = append(names, c.program)
 	}
 	for _, name := range names {
-		path, err := build.Program(ctx, name, log)
+		path, err := binaries.Program(ctx, name, log)
 		if err != nil {
 			return "", err
 		}
@@ -96,7 +96,7 @@ func Node(ctx context.Context, log engine.Log) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cache, err := build.CacheDir()
+	cache, err := binaries.CacheDir()
 	if err != nil {
 		return "", err
 	}
@@ -122,7 +122,7 @@ func Node(ctx context.Context, log engine.Log) (string, error) {
 		}
 	}
 	script := exec.CommandContext(ctx, "sh", "-euc", nodeScript)
-	script.Env = append(os.Environ(), "TREE="+tree, "FILES="+kindFiles, "KUBERNETES="+build.KubernetesVersion, "PAUSE="+pauseImage)
+	script.Env = append(os.Environ(), "TREE="+tree, "FILES="+kindFiles, "KUBERNETES="+binaries.KubernetesVersion, "PAUSE="+pauseImage)
 	if _, err := engine.Run(script); err != nil {
 		return "", fmt.Errorf("adjusting the node's files: %w", err)
 	}
@@ -202,7 +202,7 @@ func importInto(ctx context.Context, container, archive string) error {
 // rootfs is Debian with the packages a node needs, unpacked, from the mirror
 // that this machine's apt uses.
 func rootfs(ctx context.Context, log engine.Log) (string, error) {
-	cache, err := build.CacheDir()
+	cache, err := binaries.CacheDir()
 	if err != nil {
 		return "", err
 	}
@@ -237,12 +237,12 @@ func rootfs(ctx context.Context, log engine.Log) (string, error) {
 
 // kindBaseFiles is where kind's module keeps the static files of its base image.
 func kindBaseFiles(ctx context.Context) (dir, version string, err error) {
-	root, err := build.Root()
+	root, err := binaries.Root()
 	if err != nil {
 		return "", "", err
 	}
 	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}} {{.Version}}", "sigs.k8s.io/kind")
-	cmd.Dir = filepath.Join(root, "e2e/lab/build/cluster")
+	cmd.Dir = filepath.Join(root, "e2e/lab/binaries/cluster")
 	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
 	out, err := engine.Run(cmd)
 	if err != nil {
@@ -250,7 +250,7 @@ func kindBaseFiles(ctx context.Context) (dir, version string, err error) {
 	}
 	dir, version, ok := strings.Cut(out, " ")
 	if !ok || dir == "" {
-		return "", "", errors.New("kind's module is not in the module cache: run `go mod download` in e2e/lab/build/cluster")
+		return "", "", errors.New("kind's module is not in the module cache: run `go mod download` in e2e/lab/binaries/cluster")
 	}
 	return filepath.Join(dir, "images/base/files"), version, nil
 }

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/lab/cluster"
 	"github.com/spillway-dev/spillway/e2e/lab/engine"
 	"github.com/spillway-dev/spillway/e2e/lab/image"
@@ -29,7 +29,7 @@ var Drivers = []string{"liqo", "direct"}
 // Up installs, or upgrades, Liqo, metrics-server and Spillway on a lab that
 // stands. Spillway links the clusters with the given driver.
 func Up(ctx context.Context, lab *cluster.Lab, driver string) error {
-	helm, err := build.Program(ctx, "helm", lab.Log)
+	helm, err := binaries.Program(ctx, "helm", lab.Log)
 	if err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ const Workload = "spillway-lab-workload"
 // Images builds the project's images into the cache. Their tags are made of
 // their content, so that an upgrade replaces just what changed.
 func Images(ctx context.Context, log engine.Log) ([]Image, error) {
-	cache, err := build.CacheDir()
+	cache, err := binaries.CacheDir()
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func Images(ctx context.Context, log engine.Log) ([]Image, error) {
 	for _, o := range own {
 		log("building %s …", o.name)
 		binary := filepath.Join(dir, o.name)
-		if err := build.Own(ctx, o.pkg, binary); err != nil {
+		if err := binaries.Own(ctx, o.pkg, binary); err != nil {
 			return nil, err
 		}
 		sum, err := fileSum(binary)
@@ -228,11 +228,11 @@ func chartSum(chart string, values []string) (string, error) {
 // liqo installs Liqo's control plane without its network: the lab's clusters
 // reach each other by plain routes.
 func (i *installer) liqo(ctx context.Context) error {
-	root, err := build.Root()
+	root, err := binaries.Root()
 	if err != nil {
 		return err
 	}
-	module, err := moduleDir(ctx, filepath.Join(root, "e2e/lab/build/liqo"), "github.com/liqotech/liqo")
+	module, err := moduleDir(ctx, filepath.Join(root, "e2e/lab/binaries/liqo"), "github.com/liqotech/liqo")
 	if err != nil {
 		return err
 	}
@@ -266,11 +266,11 @@ func (i *installer) liqo(ctx context.Context) error {
 
 // metricsServer installs what `kubectl top` asks, from the chart in its module.
 func (i *installer) metricsServer(ctx context.Context) error {
-	root, err := build.Root()
+	root, err := binaries.Root()
 	if err != nil {
 		return err
 	}
-	module, err := moduleDir(ctx, filepath.Join(root, "e2e/lab/build/metrics-server"), "sigs.k8s.io/metrics-server")
+	module, err := moduleDir(ctx, filepath.Join(root, "e2e/lab/binaries/metrics-server"), "sigs.k8s.io/metrics-server")
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/lab/cluster"
 	"github.com/spillway-dev/spillway/e2e/lab/engine"
 )
@@ -25,7 +25,7 @@ const (
 // spillway installs the broker in hub and an agent in every member, as the
 // broker chart's notes say.
 func (i *installer) spillway(ctx context.Context) error {
-	root, err := build.Root()
+	root, err := binaries.Root()
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 )
 
@@ -25,12 +25,12 @@ func programs(t *testing.T) cluster.Programs {
 	var p cluster.Programs
 	var err error
 	for name, path := range map[string]*string{"etcd": &p.Etcd, "kube-apiserver": &p.APIServer, "kube-controller-manager": &p.ControllerManager, "kwok": &p.Kwok} {
-		if *path, err = build.Program(t.Context(), name, t.Logf); err != nil {
+		if *path, err = binaries.Program(t.Context(), name, t.Logf); err != nil {
 			t.Fatal(err)
 		}
 	}
 	p.Scheduler = filepath.Join(t.TempDir(), "spillway-scheduler")
-	if err := build.Own(t.Context(), "./scheduler-plugin", p.Scheduler); err != nil {
+	if err := binaries.Own(t.Context(), "./scheduler-plugin", p.Scheduler); err != nil {
 		t.Fatal(err)
 	}
 	return p

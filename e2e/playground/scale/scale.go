@@ -20,7 +20,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
-	"github.com/spillway-dev/spillway/e2e/playground/playground"
+	"github.com/spillway-dev/spillway/e2e/playground/environment"
 )
 
 // Name of the bench.
@@ -30,7 +30,7 @@ const Name = "playground_scale"
 type Options struct {
 	// Out takes the figures, Log progress.
 	Out io.Writer
-	Log playground.Log
+	Log environment.Log
 	// Providers in all, of which Real have a control plane and nodes; the others
 	// are simulated agents.
 	Providers, Real int
@@ -68,16 +68,16 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	// A fifth of the nodes is at home: most pods overflow.
 	atHome := o.Nodes / 5
-	members := []playground.Member{{Name: consumer, Overflows: true, Nodes: nodes("home", atHome), Values: []string{"lend.enabled=false"}}}
+	members := []environment.Member{{Name: consumer, Overflows: true, Nodes: nodes("home", atHome), Values: []string{"lend.enabled=false"}}}
 	var providers []string
 	for i, rest := 0, o.Nodes-atHome; i < o.Real; i++ {
 		name := fmt.Sprintf("provider-%d", i+1)
 		share := rest / (o.Real - i)
 		rest -= share
 		providers = append(providers, name)
-		members = append(members, playground.Member{Name: name, Nodes: nodes("node", share)})
+		members = append(members, environment.Member{Name: name, Nodes: nodes("node", share)})
 	}
-	p, err := playground.Start(ctx, playground.Options{Members: members, Patient: true, Log: o.Log})
+	p, err := environment.Start(ctx, environment.Options{Members: members, Patient: true, Log: o.Log})
 	if err != nil {
 		return err
 	}
@@ -127,12 +127,12 @@ func Run(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
-func nodes(prefix string, count int) []playground.NodeGroup {
-	return []playground.NodeGroup{{Prefix: prefix, Count: count, Resources: cores(podsEach + spare)}}
+func nodes(prefix string, count int) []environment.NodeGroup {
+	return []environment.NodeGroup{{Prefix: prefix, Count: count, Resources: cores(podsEach + spare)}}
 }
 
 // simulate starts the agents without a cluster.
-func simulate(ctx context.Context, group *errgroup.Group, p *playground.Playground, count int) ([]*simulated, error) {
+func simulate(ctx context.Context, group *errgroup.Group, p *environment.Playground, count int) ([]*simulated, error) {
 	url, caHash, token := p.Broker()
 	var names []string
 	for i := range count {
@@ -193,7 +193,7 @@ func create(ctx context.Context, api client.Client, pods int) error {
 }
 
 // settle waits until all pods run, and says where.
-func settle(ctx context.Context, o Options, p *playground.Playground) (home, away int, err error) {
+func settle(ctx context.Context, o Options, p *environment.Playground) (home, away int, err error) {
 	told := time.Now()
 	for {
 		home, away, err = count(ctx, p.Cluster(consumer).Client)

@@ -128,10 +128,10 @@ func (s *simulated) answer(ctx context.Context, e protocol.Event) {
 	}
 	s.mu.Unlock()
 	for _, view := range e.Provider {
-		if view.Hold.Accepted == view.Hold.Attempt {
+		if view.Hold.AcceptedAttempt == view.Hold.Attempt {
 			continue
 		}
-		if s.client.AckProvider(ctx, view.ID, protocol.ProviderAck{Attempt: view.Hold.Attempt, Accepted: true, Message: "simulated"}) == nil {
+		if s.client.AckProvider(ctx, view.ID, protocol.ProviderAck{ReservationUID: view.Hold.ReservationUID, Attempt: view.Hold.Attempt, Accepted: true, Message: "simulated"}) == nil {
 			s.accepted.Add(1)
 		}
 	}
@@ -148,7 +148,7 @@ func (s *simulated) use(ctx context.Context, e protocol.Event) {
 		}
 		if len(ready) > 0 && view.Status.Phase == broker.ReservationReserved {
 			// One that gets lost is sent again with the next change.
-			_ = s.client.AckRequester(ctx, view.ID, protocol.RequesterAck{Attempt: view.Status.Attempt.Number, Ready: ready})
+			_ = s.client.AckRequester(ctx, view.ID, protocol.RequesterAck{ReservationUID: view.UID, Attempt: view.Status.Attempt.Number, Ready: ready})
 		}
 	}
 }
@@ -166,20 +166,6 @@ func (s *simulated) advertise(ctx context.Context, sequence int64) error {
 			FreeShapes: []broker.FreeShape{{Nodes: nodesEach, Free: broker.FromList(cores(coresEach)), Pods: 110}},
 		}},
 		Timestamp: metav1.Now(), Sequence: sequence,
-	}
-	s.mu.Lock()
-	byRequester := map[string]*broker.ObservedHold{}
-	for id, hold := range s.holds {
-		o := byRequester[hold.Requester]
-		if o == nil {
-			o = &broker.ObservedHold{Requester: hold.Requester, Used: broker.FromList(corev1.ResourceList{})}
-			byRequester[hold.Requester] = o
-		}
-		o.Holds = append(o.Holds, id)
-	}
-	s.mu.Unlock()
-	for _, o := range byRequester {
-		spec.ObservedHolds = append(spec.ObservedHolds, *o)
 	}
 	if _, err := s.client.PublishAdvertisement(ctx, spec); err != nil {
 		return fmt.Errorf("%s advertises: %w", s.id, err)

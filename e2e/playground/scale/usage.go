@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/spillway-dev/spillway/e2e/playground/playground"
+	"github.com/spillway-dev/spillway/e2e/playground/environment"
 )
 
 // usage is what a program has taken so far.
@@ -22,13 +22,13 @@ type usage struct {
 
 // usages are those of Spillway's programs, read from the kernel. One that cannot
 // be read has used nothing, which shows.
-func usages(p *playground.Playground, provider string) []usage {
+func usages(p *environment.Playground, provider string) []usage {
 	all := []usage{
 		{name: "broker", limitMiB: 512}, {name: "agent_consumer", limitMiB: 512}, {name: "agent_provider", limitMiB: 512},
 		{name: "scheduler", limitMiB: 1024}, {name: "virtual_node", limitMiB: 1024},
 	}
 	for i, where := range []struct{ cluster, program string }{
-		{playground.Hub, "spillway-broker"}, {consumer, "spillway-agent"}, {provider, "spillway-agent"},
+		{environment.Hub, "spillway-broker"}, {consumer, "spillway-agent"}, {provider, "spillway-agent"},
 		{consumer, "spillway-scheduler"}, {consumer, "spillway-virtual-node"},
 	} {
 		if process := p.Process(where.cluster, where.program); process != nil {

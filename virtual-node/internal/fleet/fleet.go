@@ -32,7 +32,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/virtual-node/internal/guest"
 	"github.com/spillway-dev/spillway/virtual-node/internal/vnode"
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 // endingEvery is how often an ending node is looked at.
@@ -94,7 +94,7 @@ func (f *Fleet) SetupWithManager(mgr ctrl.Manager) error {
 // run sweeps Nodes whose link has gone while nobody looked, and halts the ships
 // at the end.
 func (f *Fleet) run(ctx context.Context) error {
-	nodes, err := f.Home.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: link.LabelComponent + "=" + vnode.Component})
+	nodes, err := f.Home.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: nodeconfig.LabelComponent + "=" + vnode.Component})
 	if err != nil {
 		return fmt.Errorf("listing virtual nodes: %w", err)
 	}
@@ -118,12 +118,12 @@ func (f *Fleet) run(ctx context.Context) error {
 
 // wake has a provider's link looked at.
 func (f *Fleet) wake(provider string) {
-	f.woken <- event.GenericEvent{Object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: f.Namespace, Name: link.SecretName(provider), Labels: map[string]string{broker.LabelProvider: provider}}}}
+	f.woken <- event.GenericEvent{Object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: f.Namespace, Name: nodeconfig.SecretName(provider), Labels: map[string]string{broker.LabelProvider: provider}}}}
 }
 
 // warn tells people of trouble with a link.
 func (f *Fleet) warn(provider string, err error) {
-	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Secret", Namespace: f.Namespace, Name: link.SecretName(provider)}
+	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Secret", Namespace: f.Namespace, Name: nodeconfig.SecretName(provider)}
 	f.Recorder.Eventf(about, nil, corev1.EventTypeWarning, "VirtualNodeTrouble", "Run", "%.900s", err.Error())
 }
 
@@ -132,14 +132,14 @@ func (f *Fleet) reconcile(ctx context.Context, request reconcile.Request) (recon
 	defer cancel()
 	var secret corev1.Secret
 	err := f.client.Get(ctx, request.NamespacedName, &secret)
-	provider := link.ProviderOf(request.Name)
+	provider := nodeconfig.ProviderOf(request.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return reconcile.Result{}, f.scuttle(ctx, provider)
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("reading link %s: %w", request.Name, err)
 	}
-	l, err := link.FromSecret(&secret)
+	l, err := nodeconfig.FromSecret(&secret)
 	if err != nil {
 		f.warn(provider, err)
 		f.Log.Error(err, "A link cannot be read")

@@ -8,17 +8,17 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 // remote is how a provider's API server is reached. The token changes while
 // clients and watches live on.
 type remote struct {
-	connection atomic.Pointer[link.Connection]
+	connection atomic.Pointer[nodeconfig.Connection]
 	set        kubernetes.Interface
 }
 
-func newRemote(c link.Connection) (*remote, error) {
+func newRemote(c nodeconfig.Connection) (*remote, error) {
 	r := &remote{}
 	r.connection.Store(&c)
 	config := &rest.Config{

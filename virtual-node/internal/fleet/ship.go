@@ -21,7 +21,7 @@ import (
 	"github.com/spillway-dev/spillway/virtual-node/internal/hosting"
 	"github.com/spillway-dev/spillway/virtual-node/internal/kubelet"
 	"github.com/spillway-dev/spillway/virtual-node/internal/vnode"
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 // portsTried is how many ports from the base on are tried.
@@ -42,12 +42,12 @@ type ship struct {
 	done   sync.WaitGroup
 
 	mu   sync.Mutex
-	link link.Link
+	link nodeconfig.Config
 	last error
 }
 
 // launch starts a virtual node. It works until halt.
-func (f *Fleet) launch(ctx context.Context, l link.Link) (*ship, error) {
+func (f *Fleet) launch(ctx context.Context, l nodeconfig.Config) (*ship, error) {
 	s := &ship{fleet: f, log: f.Log.WithValues("provider", l.Provider), link: l}
 	name := broker.VirtualNodeName(l.Provider)
 	var err error
@@ -164,13 +164,13 @@ func (s *ship) halt() {
 }
 
 // fits reports whether a changed link can be taken over without a new start.
-func (s *ship) fits(l link.Link) bool {
+func (s *ship) fits(l nodeconfig.Config) bool {
 	have := s.remote.connection.Load()
 	return have.Endpoint == l.Connection.Endpoint && have.Namespace == l.Connection.Namespace && string(have.CA) == string(l.Connection.CA) && s.failed() == nil
 }
 
 // steer takes a changed link over.
-func (s *ship) steer(l link.Link) {
+func (s *ship) steer(l nodeconfig.Config) {
 	s.remote.connection.Store(&l.Connection)
 	s.node.SetLink(l)
 }

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 const (
@@ -44,7 +44,7 @@ type Node struct {
 	At    Address
 
 	mu     sync.Mutex
-	link   link.Link
+	link   nodeconfig.Config
 	health Health
 	notify func(*corev1.Node)
 	// changed has the spec looked at.
@@ -54,7 +54,7 @@ type Node struct {
 }
 
 // New makes the keeper of a link's Node. Nothing happens before Run.
-func New(home kubernetes.Interface, l link.Link, at Address, clock clock.Clock, log logr.Logger) *Node {
+func New(home kubernetes.Interface, l nodeconfig.Config, at Address, clock clock.Clock, log logr.Logger) *Node {
 	return &Node{
 		Home: home, Clock: clock, Log: log, At: at, link: l, changed: make(chan struct{}, 1),
 		health: Health{Reason: ReasonConnecting, Message: "the provider has not been asked yet", Since: clock.Now()},
@@ -62,7 +62,7 @@ func New(home kubernetes.Interface, l link.Link, at Address, clock clock.Clock, 
 }
 
 // SetLink takes what the link says now.
-func (n *Node) SetLink(l link.Link) {
+func (n *Node) SetLink(l nodeconfig.Config) {
 	n.mu.Lock()
 	n.link = l
 	n.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 // Component is the value of label app.kubernetes.io/component on the Nodes that
@@ -39,20 +39,20 @@ type Address struct {
 }
 
 // Object is the Node as it is to be. It depends on its arguments only.
-func Object(l link.Link, health Health, at Address) *corev1.Node {
+func Object(l nodeconfig.Config, health Health, at Address) *corev1.Node {
 	name := broker.VirtualNodeName(l.Provider)
 	labels := maps.Clone(l.Capacity.Labels)
 	if labels == nil {
 		labels = map[string]string{}
 	}
 	maps.Copy(labels, map[string]string{
-		broker.LabelProvider:   l.Provider,
-		broker.LabelNodeType:   broker.NodeTypeVirtual,
-		broker.LabelManagedBy:  broker.ManagedBySpillway,
-		link.LabelComponent:    Component,
-		corev1.LabelHostname:   name,
-		corev1.LabelOSStable:   "linux",
-		corev1.LabelArchStable: "amd64",
+		broker.LabelProvider:      l.Provider,
+		broker.LabelNodeType:      broker.NodeTypeVirtual,
+		broker.LabelManagedBy:     broker.ManagedBySpillway,
+		nodeconfig.LabelComponent: Component,
+		corev1.LabelHostname:      name,
+		corev1.LabelOSStable:      "linux",
+		corev1.LabelArchStable:    "amd64",
 	})
 	resources := l.Capacity.Resources.DeepCopy()
 	if resources == nil {
@@ -100,5 +100,5 @@ func Object(l link.Link, health Health, at Address) *corev1.Node {
 
 // IsOurs reports whether a Node was made by this program.
 func IsOurs(node *corev1.Node) bool {
-	return node.Labels[broker.LabelManagedBy] == broker.ManagedBySpillway && node.Labels[link.LabelComponent] == Component
+	return node.Labels[broker.LabelManagedBy] == broker.ManagedBySpillway && node.Labels[nodeconfig.LabelComponent] == Component
 }

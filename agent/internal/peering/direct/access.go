@@ -10,12 +10,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 // labels of the RoleBindings that open a namespace to virtual-node.
 func accessLabels() map[string]string {
-	return map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, link.LabelComponent: "direct-access"}
+	return map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, nodeconfig.LabelComponent: "direct-access"}
 }
 
 // allowNamespaces lets virtual-node read the ConfigMaps and Secrets of

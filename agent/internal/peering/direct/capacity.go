@@ -14,11 +14,11 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 // target is what virtual-node is told for a capacity.
-func target(capacity peering.Capacity) link.Capacity {
+func target(capacity peering.Capacity) nodeconfig.Capacity {
 	resources := corev1.ResourceList{}
 	for name, amount := range capacity.Resources {
 		resources[name] = amount.DeepCopy()
@@ -33,7 +33,7 @@ func target(capacity peering.Capacity) link.Capacity {
 	resources[corev1.ResourcePods] = *resource.NewQuantity(pods, resource.DecimalSI)
 	namespaces := slices.Clone(capacity.Namespaces)
 	slices.Sort(namespaces)
-	return link.Capacity{Resources: resources, Parked: capacity.Parked(), Namespaces: slices.Compact(namespaces)}
+	return nodeconfig.Capacity{Resources: resources, Parked: capacity.Parked(), Namespaces: slices.Compact(namespaces)}
 }
 
 // same reports whether two lists are of equal amounts, where absent is zero.
@@ -51,7 +51,7 @@ func same(a, b corev1.ResourceList) bool {
 	return true
 }
 
-func sameCapacity(a, b link.Capacity) bool {
+func sameCapacity(a, b nodeconfig.Capacity) bool {
 	return same(a.Resources, b.Resources) && a.Parked == b.Parked &&
 		equality.Semantic.DeepEqual(a.Labels, b.Labels) && slices.Equal(a.Namespaces, b.Namespaces)
 }
@@ -120,7 +120,7 @@ func (d *Driver) settled(provider string) {
 
 // nodeShows says what a node lacks of being ready with exactly that capacity, ""
 // where nothing.
-func nodeShows(node *corev1.Node, found bool, provider string, want link.Capacity) string {
+func nodeShows(node *corev1.Node, found bool, provider string, want nodeconfig.Capacity) string {
 	if !found {
 		return "is not there yet"
 	}

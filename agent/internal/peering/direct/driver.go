@@ -13,7 +13,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 // Driver is the consumer's side.
@@ -88,7 +88,7 @@ func (d *Driver) ensurePeering(ctx context.Context, peer peering.Peer) (*record,
 	case err != nil:
 		return nil, peering.Progress{}, err
 	case foreign:
-		return nil, peering.Waiting("SecretNameTaken", fmt.Sprintf("Secret %s/%s exists and is not Spillway's: rename or remove it", d.LinkNamespace, link.SecretName(provider))), nil
+		return nil, peering.Waiting("SecretNameTaken", fmt.Sprintf("Secret %s/%s exists and is not Spillway's: rename or remove it", d.LinkNamespace, nodeconfig.SecretName(provider))), nil
 	case r != nil && r.ending():
 		// Its end has begun, and is brought to an end before the next one begins.
 		if gone, err := d.Teardown(ctx, peer); err != nil || !gone.Done {
@@ -99,7 +99,7 @@ func (d *Driver) ensurePeering(ctx context.Context, peer peering.Peer) (*record,
 	if r == nil {
 		// Sessions grow with this cluster's clock; where it was set back, the
 		// provider says from where to go on.
-		r = &record{Link: link.Link{Provider: provider}, state: stateBegun, session: d.Clock.Now().UnixMilli()}
+		r = &record{Config: nodeconfig.Config{Provider: provider}, state: stateBegun, session: d.Clock.Now().UnixMilli()}
 		d.forget(provider)
 		if err := d.store(ctx, r); err != nil {
 			return nil, peering.Progress{}, err
@@ -230,7 +230,7 @@ func (d *Driver) takeAnswer(ctx context.Context, r *record) error {
 	}
 	now := d.Clock.Now()
 	life := time.Duration(answer.Seconds) * time.Second
-	r.Connection = link.Connection{Endpoint: answer.Endpoint, CA: answer.CA, Namespace: answer.Namespace, Token: answer.Token, Expires: answer.Expires.UTC()}
+	r.Connection = nodeconfig.Connection{Endpoint: answer.Endpoint, CA: answer.CA, Namespace: answer.Namespace, Token: answer.Token, Expires: answer.Expires.UTC()}
 	r.granted, r.renew, r.expires = now, now.Add(life/2), now.Add(life)
 	if err := d.store(ctx, r); err != nil {
 		d.mu.Lock()

@@ -22,7 +22,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 // adjusted is a clock that can be put forward.
@@ -89,13 +89,13 @@ func (w *world) grant(total corev1.ResourceList, pods int32) {
 }
 
 // stored is the link as virtual-node reads it.
-func (w *world) stored() link.Link {
+func (w *world) stored() nodeconfig.Config {
 	w.t.Helper()
 	var secret corev1.Secret
-	if err := w.home.Get(w.t.Context(), client.ObjectKey{Namespace: linkNamespace, Name: link.SecretName("paris")}, &secret); err != nil {
+	if err := w.home.Get(w.t.Context(), client.ObjectKey{Namespace: linkNamespace, Name: nodeconfig.SecretName("paris")}, &secret); err != nil {
 		w.t.Fatal(err)
 	}
-	l, err := link.FromSecret(&secret)
+	l, err := nodeconfig.FromSecret(&secret)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func (w *world) stored() link.Link {
 }
 
 // as is a client of the provider with a link's token.
-func (w *world) as(connection link.Connection) client.Client {
+func (w *world) as(connection nodeconfig.Connection) client.Client {
 	w.t.Helper()
 	return newClient(w.t, &rest.Config{Host: connection.Endpoint, BearerToken: connection.Token, TLSClientConfig: rest.TLSClientConfig{CAData: connection.CA}})
 }
@@ -454,7 +454,7 @@ func TestRefusals(t *testing.T) {
 	}
 	// So is a Secret of somebody else's.
 	w.until("Gone", w.teardown)
-	w.create(w.home, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: linkNamespace, Name: link.SecretName("paris")}})
+	w.create(w.home, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: linkNamespace, Name: nodeconfig.SecretName("paris")}})
 	w.until("SecretNameTaken", w.peering)
 }
 
@@ -546,7 +546,7 @@ func TestAnUnreachableProvider(t *testing.T) {
 		t.Errorf("the pod is still there: %v", err)
 	}
 	var secret corev1.Secret
-	if err := w.home.Get(ctx, client.ObjectKey{Namespace: linkNamespace, Name: link.SecretName("paris")}, &secret); err != nil {
+	if err := w.home.Get(ctx, client.ObjectKey{Namespace: linkNamespace, Name: nodeconfig.SecretName("paris")}, &secret); err != nil {
 		t.Fatal(err)
 	}
 	for key, value := range secret.Data {

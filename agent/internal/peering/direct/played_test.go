@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 // played is what stands around the driver in real clusters, played: virtual-node
@@ -71,12 +71,12 @@ func (p *played) virtualNode(ctx context.Context) error {
 	}
 	unreachable := p.unreachable
 	var secrets corev1.SecretList
-	if err := p.home.List(ctx, &secrets, client.InNamespace(linkNamespace), client.MatchingLabels{link.LabelComponent: link.Component}); err != nil {
+	if err := p.home.List(ctx, &secrets, client.InNamespace(linkNamespace), client.MatchingLabels{nodeconfig.LabelComponent: nodeconfig.Component}); err != nil {
 		return err
 	}
-	links := map[string]link.Link{}
+	links := map[string]nodeconfig.Config{}
 	for i := range secrets.Items {
-		l, err := link.FromSecret(&secrets.Items[i])
+		l, err := nodeconfig.FromSecret(&secrets.Items[i])
 		if err != nil {
 			return err
 		}
@@ -116,7 +116,7 @@ func (p *played) virtualNode(ctx context.Context) error {
 
 // keep brings a Node in line, as virtual-node does with the node's status and
 // the node lifecycle controller with its taints.
-func (p *played) keep(ctx context.Context, node *corev1.Node, l link.Link, unreachable string) error {
+func (p *played) keep(ctx context.Context, node *corev1.Node, l nodeconfig.Config, unreachable string) error {
 	ready := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Ready"}
 	if unreachable != "" {
 		ready = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: unreachable, Message: "the provider says " + unreachable}

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 // A link is one Secret, from its first question to the provider's word that
@@ -20,13 +20,13 @@ import (
 const (
 	// stateBegun: the provider is asked, or has answered and no capacity is wanted
 	// yet.
-	stateBegun = link.Component + "-begun"
-	// stateLinked: virtual-node keeps a Node by it. With link.Link's Ending it
+	stateBegun = nodeconfig.Component + "-begun"
+	// stateLinked: virtual-node keeps a Node by it. With nodeconfig.Config's Ending it
 	// lets go of that.
-	stateLinked = link.Component
+	stateLinked = nodeconfig.Component
 	// stateOver: the Node is gone and the token erased; the provider is to say
 	// that nothing is left there.
-	stateOver = link.Component + "-over"
+	stateOver = nodeconfig.Component + "-over"
 )
 
 const (
@@ -41,7 +41,7 @@ const (
 
 // record is a link as it is stored.
 type record struct {
-	link.Link
+	nodeconfig.Config
 	state   string
 	session int64
 	// granted, renew and expires are zero where there is no connection yet.
@@ -58,11 +58,11 @@ func (r *record) ending() bool { return r.Ending || r.state == stateOver }
 // parse reads a record of its Secret. What cannot be read counts as not granted:
 // the provider is asked again.
 func parse(secret *corev1.Secret) *record {
-	r := &record{secret: secret, state: secret.Labels[link.LabelComponent]}
+	r := &record{secret: secret, state: secret.Labels[nodeconfig.LabelComponent]}
 	as := secret.DeepCopy()
-	as.Labels[link.LabelComponent] = link.Component
-	if stored, err := link.FromSecret(as); err == nil {
-		r.Link = stored
+	as.Labels[nodeconfig.LabelComponent] = nodeconfig.Component
+	if stored, err := nodeconfig.FromSecret(as); err == nil {
+		r.Config = stored
 	}
 	r.Provider = secret.Labels[broker.LabelProvider]
 	session, err := strconv.ParseInt(secret.Annotations[annotationSession], 10, 64)
@@ -80,7 +80,7 @@ func parse(secret *corev1.Secret) *record {
 // load reads the link to a provider. The record is nil where there is none, and
 // foreign is true where the Secret of that name is not Spillway's.
 func (d *Driver) load(ctx context.Context, provider string) (r *record, foreign bool, err error) {
-	secret, found, err := get(ctx, d.Client, d.LinkNamespace, link.SecretName(provider), &corev1.Secret{})
+	secret, found, err := get(ctx, d.Client, d.LinkNamespace, nodeconfig.SecretName(provider), &corev1.Secret{})
 	if err != nil {
 		return nil, false, fmt.Errorf("reading the link to %s: %w", provider, err)
 	}
@@ -96,11 +96,11 @@ func (d *Driver) load(ctx context.Context, provider string) (r *record, foreign 
 // store writes a record, or makes its Secret. It fails with a conflict where
 // somebody else has written since it was read.
 func (d *Driver) store(ctx context.Context, r *record) error {
-	made, err := r.Link.Secret(d.LinkNamespace)
+	made, err := r.Config.Secret(d.LinkNamespace)
 	if err != nil {
 		return err
 	}
-	made.Labels[link.LabelComponent] = r.state
+	made.Labels[nodeconfig.LabelComponent] = r.state
 	if made.Annotations == nil {
 		made.Annotations = map[string]string{}
 	}
@@ -143,7 +143,7 @@ func (d *Driver) records(ctx context.Context) ([]*record, error) {
 	}
 	var records []*record
 	for i := range secrets.Items {
-		if secrets.Items[i].Name == link.SecretName(secrets.Items[i].Labels[broker.LabelProvider]) {
+		if secrets.Items[i].Name == nodeconfig.SecretName(secrets.Items[i].Labels[broker.LabelProvider]) {
 			records = append(records, parse(&secrets.Items[i]))
 		}
 	}

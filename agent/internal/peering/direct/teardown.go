@@ -13,7 +13,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/virtual-node/link"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 const namespaceTerminating = corev1.NamespaceTerminatingCause
@@ -121,7 +121,7 @@ func (d *Driver) abandonPods(ctx context.Context, node string) error {
 
 // erase takes a link out of virtual-node's sight, and its token out of the world.
 func (d *Driver) erase(ctx context.Context, r *record) error {
-	r.state, r.Link = stateOver, link.Link{Provider: r.Provider}
+	r.state, r.Config = stateOver, nodeconfig.Config{Provider: r.Provider}
 	r.granted, r.renew, r.expires = time.Time{}, time.Time{}, time.Time{}
 	return d.store(ctx, r)
 }

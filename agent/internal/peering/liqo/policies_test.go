@@ -21,13 +21,13 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
-	"github.com/spillway-dev/spillway/e2e/lab/build"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
 // policies are those of the agent's chart, with its standard values.
 func policies(t testing.TB, files ...string) []*unstructured.Unstructured {
 	t.Helper()
-	root, err := build.Root()
+	root, err := binaries.Root()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,68 @@
+package inventory
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// CacheByObject tells the manager's cache to keep only what the agent reads of
+// the objects of which a cluster has many.
+func CacheByObject() map[client.Object]cache.ByObject {
+	return map[client.Object]cache.ByObject{
+		&corev1.Pod{}:  {Transform: TrimPod},
+		&corev1.Node{}: {Transform: TrimNode},
+	}
+}
+
+// TrimPod drops what no part of the agent reads: what the containers run, and
+// what became of them one by one.
+func TrimPod(object any) (any, error) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil
+	}
+	pod.ManagedFields = nil
+	pod.Spec = corev1.PodSpec{
+		NodeName:         pod.Spec.NodeName,
+		SchedulerName:    pod.Spec.SchedulerName,
+		SchedulingGates:  pod.Spec.SchedulingGates,
+		NodeSelector:     pod.Spec.NodeSelector,
+		Affinity:         pod.Spec.Affinity,
+		Tolerations:      pod.Spec.Tolerations,
+		RuntimeClassName: pod.Spec.RuntimeClassName,
+		Overhead:         pod.Spec.Overhead,
+		Resources:        pod.Spec.Resources,
+		InitContainers:   trimContainers(pod.Spec.InitContainers),
+		Containers:       trimContainers(pod.Spec.Containers),
+	}
+	pod.Status = corev1.PodStatus{
+		Phase:      pod.Status.Phase,
+		Reason:     pod.Status.Reason,
+		Message:    pod.Status.Message,
+		Conditions: pod.Status.Conditions,
+		StartTime:  pod.Status.StartTime,
+	}
+	return pod, nil
+}
+
+func trimContainers(containers []corev1.Container) []corev1.Container {
+	var out []corev1.Container
+	for _, c := range containers {
+		out = append(out, corev1.Container{Name: c.Name, Resources: c.Resources, RestartPolicy: c.RestartPolicy})
+	}
+	return out
+}
+
+// TrimNode drops the list of images and who wrote what.
+func TrimNode(object any) (any, error) {
+	node, ok := object.(*corev1.Node)
+	if !ok {
+		return object, nil
+	}
+	node.ManagedFields = nil
+	node.Status.Images = nil
+	node.Status.VolumesAttached = nil
+	node.Status.VolumesInUse = nil
+	return node, nil
+}

@@ -1,0 +1,275 @@
+package environment
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spillway-dev/spillway/e2e/playground/cluster"
+	"github.com/spillway-dev/spillway/e2e/playground/process"
+)
+
+// Hub is the name of the cluster that the broker runs in. It has no nodes.
+const Hub = "hub"
+
+// Options of a playground.
+type Options struct {
+	Members []Member
+	// Patient keeps the times that Kubernetes and the charts have by default; they
+	// are much shortened otherwise.
+	Patient bool
+	// BrokerValues are further values of the broker's chart, as "key=value".
+	BrokerValues []string
+	// Dir is where the state's directory is made; the one for temporary files
+	// where empty.
+	Dir string
+	// Log takes progress; nobody where nil.
+	Log Log
+}
+
+// Member is a cluster that lends, borrows, or both.
+type Member struct {
+	// Name is its cluster ID.
+	Name  string
+	Nodes []NodeGroup
+	// Overflows has Spillway's scheduler and virtual nodes run there, so that its
+	// pods may overflow. It lends in any case, unless Values say otherwise.
+	Overflows bool
+	// Values are further values of the agent's chart, as "key=value".
+	Values []string
+}
+
+// NodeGroup is a number of equal nodes.
+type NodeGroup struct {
+	Prefix    string
+	Count     int
+	Resources corev1.ResourceList
+	Labels    map[string]string
+}
+
+// impatient are the charts' values that have things happen in seconds that
+// elsewhere take their time.
+var (
+	impatientBroker = []string{"config.staleAfter=15s", "config.freshFor=12s"}
+	impatientAgent  = []string{"advertisement.interval=2s", "release.grace=3s", "peering.idleTime=10s", "peering.finishedPodRetention=5s", "peering.providerLostAfter=15s"}
+)
+
+// Playground is a hub and its members, running.
+type Playground struct {
+	// Dir is where all state and logs are.
+	Dir string
+
+	options  Options
+	state    state
+	programs Programs
+	hub      hubAccess
+	mu       sync.Mutex
+	clusters map[string]*cluster.Cluster
+}
+
+// Start builds what is missing and brings everything up: it returns when every
+// member has joined and advertises its nodes. Whoever calls it calls Stop.
+func Start(ctx context.Context, o Options) (_ *Playground, err error) {
+	if o.Log == nil {
+		o.Log = func(string, ...any) {}
+	}
+	programs, err := Build(ctx, o.Log)
+	if err != nil {
+		return nil, err
+	}
+	state, err := newState(ctx, o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	p := &Playground{Dir: state.dir, options: o, state: state, programs: programs, clusters: map[string]*cluster.Cluster{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, errors.New(p.Logs(12)), p.Stop())
+		}
+	}()
+	o.Log("starting %d control planes …", len(o.Members)+1)
+	group, within := errgroup.WithContext(ctx)
+	hub := newPromise[hubAccess]()
+	group.Go(func() error {
+		c, err := p.start(within, Hub, true)
+		if err != nil {
+			return err
+		}
+		if p.hub, err = p.installBroker(within, c); err != nil {
+			return err
+		}
+		hub.keep(p.hub)
+		return nil
+	})
+	for _, m := range o.Members {
+		group.Go(func() error {
+			c, err := p.start(within, m.Name, false)
+			if err != nil {
+				return err
+			}
+			for _, nodes := range m.Nodes {
+				if err := c.AddNodes(within, nodes.Prefix, nodes.Count, nodes.Resources, nodes.Labels); err != nil {
+					return err
+				}
+			}
+			access, err := hub.wait(within)
+			if err != nil {
+				return err
+			}
+			return p.installAgent(within, c, m, access)
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	o.Log("waiting until everybody has joined …")
+	return p, p.await(ctx, "every member has joined and its nodes are ready", 3*time.Minute, p.joined)
+}
+
+func (p *Playground) start(ctx context.Context, name string, apiOnly bool) (*cluster.Cluster, error) {
+	c, err := cluster.Start(ctx, cluster.Options{Name: name, Dir: filepath.Join(p.Dir, name), Programs: p.programs.Programs, APIOnly: apiOnly, Patient: p.options.Patient})
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clusters[name] = c
+	return c, nil
+}
+
+// Broker is what another cluster needs to join: the broker's URL, the hash of its
+// CA, and the token.
+func (p *Playground) Broker() (url, caHash, token string) {
+	return p.hub.url, p.hub.caHash, p.hub.token
+}
+
+// Cluster is the one of that name; Hub, or a member's. It panics where there is
+// none.
+func (p *Playground) Cluster(name string) *cluster.Cluster {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.clusters[name]
+	if c == nil {
+		panic("playground: no cluster is called " + name)
+	}
+	return c
+}
+
+// Clusters are all of them, the hub first and then by name.
+func (p *Playground) Clusters() []*cluster.Cluster {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var all []*cluster.Cluster
+	for _, c := range p.clusters {
+		all = append(all, c)
+	}
+	slices.SortFunc(all, func(a, b *cluster.Cluster) int {
+		if (a.Name == Hub) != (b.Name == Hub) {
+			if a.Name == Hub {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(a.Name, b.Name)
+	})
+	return all
+}
+
+// Kill ends every process of a cluster at once, as a power cut would.
+func (p *Playground) Kill(name string) { p.Cluster(name).Kill() }
+
+// Err says which process ended that nobody ended, if any.
+func (p *Playground) Err() error {
+	var all []error
+	for _, c := range p.Clusters() {
+		all = append(all, c.Err())
+	}
+	return errors.Join(all...)
+}
+
+// Stop ends every process and removes all state.
+func (p *Playground) Stop() error {
+	var stopping sync.WaitGroup
+	for _, c := range p.Clusters() {
+		stopping.Go(func() { c.Stop(2 * time.Second) })
+	}
+	stopping.Wait()
+	return p.state.remove()
+}
+
+// Logs are the last lines that each of Spillway's programs wrote, for people who
+// want to know why something did not happen.
+func (p *Playground) Logs(lines int) string {
+	var b strings.Builder
+	for _, c := range p.Clusters() {
+		for _, process := range c.Processes() {
+			if strings.HasPrefix(process.Name(), "spillway-") || process.Err() != nil {
+				fmt.Fprintf(&b, "%s in %s, %s:\n%s\n", process.Name(), c.Name, process.Log(), process.Tail(lines))
+			}
+		}
+	}
+	return b.String()
+}
+
+// Process is one of a cluster's programs, or nil.
+func (p *Playground) Process(cluster, name string) *process.Process {
+	return p.Cluster(cluster).Process(name)
+}
+
+// await waits until check says nothing against it, and tells what it said last
+// otherwise. A process that ends by itself ends the wait.
+func (p *Playground) await(ctx context.Context, what string, timeout time.Duration, check func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var last error
+	for {
+		err := check(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() == nil || last == nil {
+			last = err
+		}
+		if err := p.Err(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waited %s until %s: %w", timeout, what, last)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// promise is a value that is there once.
+type promise[T any] struct {
+	kept  chan struct{}
+	value T
+}
+
+func newPromise[T any]() *promise[T] { return &promise[T]{kept: make(chan struct{})} }
+
+func (p *promise[T]) keep(value T) {
+	p.value = value
+	close(p.kept)
+}
+
+func (p *promise[T]) wait(ctx context.Context) (T, error) {
+	select {
+	case <-p.kept:
+		return p.value, nil
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
+	}
+}

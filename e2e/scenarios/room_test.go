@@ -1,0 +1,144 @@
+//go:build e2e
+
+package scenarios
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	resourcehelpers "k8s.io/component-helpers/resource"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// freeCPU is what a node's pods have left of its CPU, as a person would read it
+// from the Node and its pods.
+func freeCPU(ctx context.Context, r *remote, node string) (resource.Quantity, error) {
+	var n corev1.Node
+	if err := r.Get(ctx, client.ObjectKey{Name: node}, &n); err != nil {
+		return resource.Quantity{}, err
+	}
+	var pods corev1.PodList
+	if err := r.List(ctx, &pods); err != nil {
+		return resource.Quantity{}, err
+	}
+	free := n.Status.Allocatable.Cpu().DeepCopy()
+	for _, p := range pods.Items {
+		if p.Spec.NodeName == node && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
+			free.Sub(resourcehelpers.PodRequests(&p, resourcehelpers.PodResourcesOptions{})[corev1.ResourceCPU])
+		}
+	}
+	return free, nil
+}
+
+// fill takes a node's CPU with a pod of its own, all but leave, and returns what
+// gives it back.
+func fill(ctx context.Context, t *testing.T, r *remote, node, leave string) (empty func()) {
+	t.Helper()
+	free, err := freeCPU(ctx, r, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	free.Sub(resource.MustParse(leave))
+	if free.Sign() <= 0 {
+		return func() {}
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "filler-" + node},
+		Spec:       podSpec(corev1.ResourceList{corev1.ResourceCPU: free}, "serve"),
+	}
+	pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
+	remove := func(ctx context.Context) {
+		r.Delete(ctx, pod.DeepCopy(), client.GracePeriodSeconds(1))
+		eventually(ctx, t, "the filler of "+node+" is gone", time.Minute, func(ctx context.Context) (bool, string) {
+			err := r.Get(ctx, client.ObjectKeyFromObject(pod), &corev1.Pod{})
+			return err != nil && client.IgnoreNotFound(err) == nil, "it is still there"
+		})
+	}
+	remove(ctx) // left by a run that was cut off
+	if err := r.Create(ctx, pod); err != nil {
+		t.Fatal(err)
+	}
+	removed := false
+	empty = func() {
+		if !removed {
+			removed = true
+			remove(context.WithoutCancel(ctx))
+		}
+	}
+	t.Cleanup(empty)
+	eventually(ctx, t, "the filler of "+node+" runs", time.Minute, func(ctx context.Context) (bool, string) {
+		err := r.Get(ctx, client.ObjectKeyFromObject(pod), pod)
+		return err == nil && pod.Status.Phase == corev1.PodRunning, fmt.Sprint(pod.Status.Phase, pod.Status.Conditions, err)
+	})
+	return empty
+}
+
+// quiet waits until nothing of an earlier story is left: no reservation, no
+// virtual node, no link.
+func quiet(ctx context.Context, t *testing.T) {
+	t.Helper()
+	eventually(ctx, t, "no reservation, no virtual node and no link is left", 4*time.Minute, func(ctx context.Context) (bool, string) {
+		var left []string
+		for _, r := range []*remote{hub, rome} {
+			var reservations broker.ReservationList
+			if err := r.List(ctx, &reservations); err != nil {
+				return false, err.Error()
+			}
+			for _, v := range reservations.Items {
+				left = append(left, r.Name+" reservation "+v.Name)
+			}
+		}
+		nodes, err := virtualNodes(ctx)
+		if err != nil {
+			return false, err.Error()
+		}
+		for _, n := range nodes {
+			left = append(left, "node "+n.Name)
+		}
+		for _, r := range []*remote{rome, paris, berlin} {
+			var namespaces corev1.NamespaceList
+			if err := r.List(ctx, &namespaces, client.MatchingLabels{broker.LabelManagedBy: broker.ManagedBySpillway}); err != nil {
+				return false, err.Error()
+			}
+			for _, n := range namespaces.Items {
+				left = append(left, r.Name+" namespace "+n.Name)
+			}
+		}
+		return len(left) == 0, strings.Join(left, ", ")
+	})
+}
+
+func virtualNodes(ctx context.Context) ([]corev1.Node, error) {
+	var nodes corev1.NodeList
+	err := rome.List(ctx, &nodes, client.HasLabels{broker.LabelProvider})
+	return nodes.Items, err
+}
+
+// granted is what the hub's reservations allot rome at a provider, in all.
+func granted(ctx context.Context, provider string) (total corev1.ResourceList, pods int64, err error) {
+	var reservations broker.ReservationList
+	if err := hub.List(ctx, &reservations); err != nil {
+		return nil, 0, err
+	}
+	total = corev1.ResourceList{}
+	for _, r := range reservations.Items {
+		for _, a := range r.Status.Allocations {
+			if r.Spec.RequesterID != rome.Name || a.Cluster != provider {
+				continue
+			}
+			broker.AddTo(total, a.Resources.List())
+			for _, s := range a.PodSets {
+				pods += int64(s.Count)
+			}
+		}
+	}
+	return total, pods, nil
+}

@@ -1,0 +1,59 @@
+//go:build e2e
+
+package scenarios
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/e2e-framework/pkg/envconf"
+	"sigs.k8s.io/e2e-framework/pkg/features"
+)
+
+// TestNowhereHasRoom is the story of a pod that nobody can take: it says why,
+// and goes when room appears.
+func TestNowhereHasRoom(t *testing.T) {
+	feature := features.New("nowhere has room").Assess("the pod says why, and overflows when room appears", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+		quiet(ctx, t)
+		ns := namespace(ctx, t, "story-no-room", true)
+		fill(ctx, t, rome, rome.ControlPlane(), "10m")
+		// Different amounts are left, so that the figures cannot be mixed up.
+		fill(ctx, t, paris, "paris-worker", "430m")
+		fill(ctx, t, paris, "paris-worker2", "520m")
+		emptyBerlin := fill(ctx, t, berlin, berlin.ControlPlane(), "370m")
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "large", Labels: map[string]string{"app": "large"}},
+			Spec:       podSpec(requests("cpu", "800m", "memory", "16Mi"), "serve"),
+		}
+		if err := rome.Create(ctx, pod); err != nil {
+			t.Fatal(err)
+		}
+		eventually(ctx, t, "the pod's events name both providers with the Nodes' figures", 90*time.Second, func(ctx context.Context) (bool, string) {
+			said := events(ctx, *pod)
+			for _, word := range []string{"paris", "berlin", "520m", "370m", "800m"} {
+				if !strings.Contains(said, word) {
+					return false, said
+				}
+			}
+			return true, ""
+		})
+		t.Logf("the pod's events:\n%s", events(ctx, *pod))
+		if err := rome.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil || pod.Status.Phase != corev1.PodPending {
+			t.Fatalf("the pod is %s (%v), want Pending", pod.Status.Phase, err)
+		}
+		start := time.Now()
+		emptyBerlin()
+		_, away := allReady(ctx, t, ns, "large", 1, 2*time.Minute)
+		timing(t, "room appears in berlin, the waiting pod is ready", time.Since(start))
+		if len(away) != 1 || away[0].Spec.NodeName != "spillway-berlin" {
+			t.Errorf("the pod does not run in berlin: %v", away)
+		}
+		return ctx
+	})
+	testenv.Test(t, feature.Feature())
+}
