@@ -48,15 +48,15 @@ type ground struct {
 	config    *rest.Config
 	clusterID string
 	messenger peering.Messenger
-	// wakeConsumer and wakeProvider are told of which cluster there is news.
-	wakeConsumer, wakeProvider func(clusterID string)
+	// enqueueConsumer and enqueueProvider are told of which cluster there is news.
+	enqueueConsumer, enqueueProvider func(clusterID string)
 }
 
 // chosenDriver is both sides of the driver that --driver names.
 type chosenDriver struct {
 	driver   peering.Driver
 	receiver peering.Receiver
-	lender   peering.Lender
+	lender   peering.Provider
 	setup    []func(ctrl.Manager) error
 }
 
@@ -80,13 +80,13 @@ func newDriver(o options, g ground) (chosenDriver, error) {
 			UnreachableAfter: min(o.providerLostAfter, 3*time.Minute),
 			AllowIngressFrom: o.allowIngressFrom, AllowEgressTo: o.allowEgressTo,
 		}
-		options.Wake = g.wakeConsumer
+		options.Enqueue = g.enqueueConsumer
 		driver, err := direct.NewDriver(options)
 		if err != nil {
 			return chosenDriver{}, err
 		}
-		options.Wake = g.wakeProvider
-		lender, err := direct.NewLender(options)
+		options.Enqueue = g.enqueueProvider
+		lender, err := direct.NewProvider(options)
 		if err != nil {
 			return chosenDriver{}, err
 		}
@@ -97,13 +97,13 @@ func newDriver(o options, g ground) (chosenDriver, error) {
 		LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs,
 		TenantRole: o.liqoTenantRole, ServiceAccount: account, Log: ctrl.Log.WithName("liqo"),
 	}
-	options.Wake = g.wakeConsumer
+	options.Enqueue = g.enqueueConsumer
 	driver, err := liqo.NewDriver(options)
 	if err != nil {
 		return chosenDriver{}, err
 	}
-	options.Wake = g.wakeProvider
-	lender, err := liqo.NewLender(options)
+	options.Enqueue = g.enqueueProvider
+	lender, err := liqo.NewProvider(options)
 	if err != nil {
 		return chosenDriver{}, err
 	}

@@ -152,8 +152,8 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	var provider *hold.Reconciler
 	driver, err := newDriver(o, ground{
 		client: live, config: mgr.GetConfig(), clusterID: clusterID, messenger: messenger,
-		wakeConsumer: func(cluster string) { consumer.Wake(cluster) },
-		wakeProvider: func(cluster string) { provider.Wake(cluster) },
+		enqueueConsumer: func(cluster string) { consumer.Enqueue(cluster) },
+		enqueueProvider: func(cluster string) { provider.Enqueue(cluster) },
 	})
 	if err != nil {
 		return err
@@ -167,7 +167,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	})
 	refused := warnings(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
 	dispatcher := sealing.NewDispatcher(messenger, sealing.DispatcherOptions{
-		Lender: driver.lender, Receiver: driver.receiver,
+		Provider: driver.lender, Receiver: driver.receiver,
 		Consumer: instruction.Holder(mgr.GetClient(), o.instructionNamespace),
 		Refused:  func(_ string, err error) { refused(err) },
 		Log:      ctrl.Log.WithName("sealing"),

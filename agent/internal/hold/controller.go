@@ -63,7 +63,7 @@ type Options struct {
 // Reconciler answers ProviderInstructions, consumer by consumer.
 type Reconciler struct {
 	Options
-	lender   peering.Lender
+	lender   peering.Provider
 	client   client.Client
 	live     client.Reader
 	recorder events.EventRecorder
@@ -75,16 +75,16 @@ type Reconciler struct {
 }
 
 // New makes a Reconciler.
-func New(lender peering.Lender, options Options) *Reconciler {
+func New(lender peering.Provider, options Options) *Reconciler {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
 	return &Reconciler{Options: options, lender: lender, wake: make(chan event.GenericEvent, 64), forgotten: map[string]time.Time{}}
 }
 
-// Wake has a consumer looked at now. It does not block: what does not fit the
+// Enqueue has a consumer looked at now. It does not block: what does not fit the
 // queue is looked at in its turn.
-func (r *Reconciler) Wake(consumer string) {
+func (r *Reconciler) Enqueue(consumer string) {
 	select {
 	case r.wake <- event.GenericEvent{Object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: consumer}}}:
 	default:
@@ -135,12 +135,12 @@ func (r *Reconciler) lookForBorrowers(ctx context.Context) error {
 	ticker := time.NewTicker(lookForBorrowers)
 	defer ticker.Stop()
 	for {
-		consumers, err := r.lender.Borrowers(ctx)
+		consumers, err := r.lender.Consumers(ctx)
 		if err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "Listing borrowers")
 		}
 		for _, consumer := range consumers {
-			r.Wake(consumer)
+			r.Enqueue(consumer)
 		}
 		select {
 		case <-ticker.C:
@@ -353,7 +353,7 @@ func (r *Reconciler) write(ctx context.Context, in *broker.ProviderInstruction, 
 // forget ends a consumer's right to start guests, and after a long while removes
 // what it left behind.
 func (r *Reconciler) forget(ctx context.Context, consumer string, guests guestSet) (reconcile.Result, error) {
-	borrowers, err := r.lender.Borrowers(ctx)
+	borrowers, err := r.lender.Consumers(ctx)
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("listing borrowers: %w", err)
 	}

@@ -36,7 +36,7 @@ const namespace = "default"
 type world struct {
 	*testing.T
 	client.Client
-	lender     *fake.Lender
+	lender     *fake.Provider
 	reconciler *hold.Reconciler
 	clock      *clocktesting.FakePassiveClock
 }
@@ -59,7 +59,7 @@ func start(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{T: t, lender: fake.NewLender(), clock: clocktesting.NewFakePassiveClock(time.Now())}
+	w := &world{T: t, lender: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now())}
 	w.reconciler = hold.New(w.lender, hold.Options{
 		Namespace: namespace, Lending: broker.Lending{Enabled: true, Consumers: []string{"rome", "berlin"}},
 		Headroom: list("cpu", "500m"), PeeringIdleTime: time.Hour, Clock: w.clock,
@@ -271,6 +271,6 @@ func TestProvide(t *testing.T) {
 		t.Fatalf("torn down at once: %v", calls)
 	}
 	w.clock.SetTime(w.clock.Now().Add(2*time.Hour + 6*time.Minute))
-	w.reconciler.Wake("rome")
+	w.reconciler.Enqueue("rome")
 	w.eventually("rome's remains are removed", func() (bool, string) { return len(w.lender.Calls("Teardown")) > 0, "" })
 }

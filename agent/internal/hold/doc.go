@@ -2,7 +2,7 @@
 // broker promised fits this cluster's own nodes now, sets it aside, and gives
 // each consumer exactly the right to use what is set aside for it.
 //
-//	ProviderInstruction ─► fit (pure) ─► Lender.EnsureGrant ─► status
+//	ProviderInstruction ─► fit (pure) ─► Provider.EnsureGrant ─► status
 //
 // Setting aside is accounting: what one consumer was promised and does not use
 // yet counts as taken when the next one asks. Consumers are reconciled one at a

@@ -89,8 +89,8 @@ type Driver interface {
 	Tolerations(clusterID string) []corev1.Toleration
 }
 
-// Lender is the provider's side of a driver.
-type Lender interface {
+// Provider is the provider's side of a driver.
+type Provider interface {
 	// Handle answers one opened message of a consumer: the reply is sealed and
 	// sent back, none where nil. Only called for consumers that hold something,
 	// or for a teardown.
@@ -100,8 +100,8 @@ type Lender interface {
 	EnsureGrant(ctx context.Context, consumer string, total corev1.ResourceList, pods int32) (Progress, error)
 	// Teardown removes everything that was made for a consumer here.
 	Teardown(ctx context.Context, consumer string) (Progress, error)
-	// Borrowers lists the consumers for which anything exists here.
-	Borrowers(ctx context.Context) ([]string, error)
+	// Consumers lists the consumers for which anything exists here.
+	Consumers(ctx context.Context) ([]string, error)
 }
 
 // Messenger carries a driver's messages to a peer, sealed and relayed.

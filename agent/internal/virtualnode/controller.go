@@ -158,9 +158,11 @@ func New(driver peering.Driver, options Options) *Reconciler {
 	}
 }
 
-// Wake has a provider looked at now. It does not block: what does not fit the
+// Enqueue has a provider looked at now. It does not block: what does not fit the
 // queue is looked at in its turn.
-func (r *Reconciler) Wake(provider string) { wake(r.providers, types.NamespacedName{Name: provider}) }
+func (r *Reconciler) Enqueue(provider string) {
+	wake(r.providers, types.NamespacedName{Name: provider})
+}
 
 func wake(queue chan<- event.GenericEvent, name types.NamespacedName) {
 	object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
@@ -253,7 +255,7 @@ func (r *Reconciler) adopt(ctx context.Context) error {
 			log.FromContext(ctx).Error(err, "Looking for links")
 		}
 		for _, l := range links {
-			r.Wake(l.ClusterID)
+			r.Enqueue(l.ClusterID)
 		}
 		select {
 		case <-ticker.C:

@@ -285,7 +285,7 @@ func (r *Reconciler) setRelease(t *tracked, is *release) {
 	for _, either := range []*release{was, is} {
 		if either != nil {
 			for provider := range either.keep {
-				r.Wake(provider)
+				r.Enqueue(provider)
 			}
 		}
 	}

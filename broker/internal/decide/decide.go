@@ -19,8 +19,8 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// Ask is what is looked for.
-type Ask struct {
+// Request is what is looked for.
+type Request struct {
 	// Requester is the consumer.
 	Requester string
 	// Want is what is still missing: pod sets with their remaining counts, or a
@@ -93,7 +93,7 @@ const (
 // Choose picks the cluster that takes everything with the best score, or, if
 // none takes everything, the one that takes most pods. Ties go to the better
 // score, then to the first by cluster ID.
-func Choose(ask Ask, snapshot Snapshot) Decision {
+func Choose(ask Request, snapshot Snapshot) Decision {
 	clusters := slices.Clone(snapshot.Clusters)
 	slices.SortFunc(clusters, func(a, b Cluster) int { return cmp.Compare(a.Spec.ClusterID, b.Spec.ClusterID) })
 

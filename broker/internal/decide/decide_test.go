@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
@@ -70,7 +71,7 @@ func priced(cpu, currency string) clusterOption {
 func holds(requester string, count int32, requests string) clusterOption {
 	return func(c *decide.Cluster) {
 		c.Holds = append(c.Holds, broker.Hold{ReservationName: "other", Requester: requester,
-			Promised: ledger.PodSets([]broker.PodSet{{Name: "web", Count: count, Requests: amounts(requests)}})})
+			Promised: capacity.OfPodSets([]broker.PodSet{{Name: "web", Count: count, Requests: amounts(requests)}})})
 	}
 }
 
@@ -80,11 +81,11 @@ func guests(requester string, count int32, used string) clusterOption {
 	}
 }
 
-func pods(count int32, requests string) decide.Ask {
-	return decide.Ask{Requester: "rome", Want: ledger.PodSets([]broker.PodSet{{Name: "pods", Count: count, Requests: amounts(requests)}})}
+func pods(count int32, requests string) decide.Request {
+	return decide.Request{Requester: "rome", Want: capacity.OfPodSets([]broker.PodSet{{Name: "pods", Count: count, Requests: amounts(requests)}})}
 }
 
-func with(ask decide.Ask, change func(*decide.Ask)) decide.Ask {
+func with(ask decide.Request, change func(*decide.Request)) decide.Request {
 	change(&ask)
 	return ask
 }
@@ -93,7 +94,7 @@ func TestChoose(t *testing.T) {
 	type rejections map[string]string
 	cases := map[string]struct {
 		reason   string
-		ask      decide.Ask
+		ask      decide.Request
 		clusters []decide.Cluster
 		want     string
 		pods     int32
@@ -102,7 +103,7 @@ func TestChoose(t *testing.T) {
 	}{
 		"filters": {
 			reason: "every cluster that cannot be asked says why",
-			ask: with(pods(1, "cpu=1"), func(a *decide.Ask) {
+			ask: with(pods(1, "cpu=1"), func(a *decide.Request) {
 				a.Placement = &broker.Placement{Regions: []string{"eu"}, Zones: []string{"a"}, ExcludeClusters: []string{"x"}}
 				a.Refused = []broker.Refusal{{Cluster: "no", Sequence: 7, Message: "a node went away"}, {Cluster: "paris", Sequence: 6, Message: "that was before"}}
 			}),
@@ -127,7 +128,7 @@ func TestChoose(t *testing.T) {
 		},
 		"pinned": {
 			reason:   "a pin leaves every other check in force",
-			ask:      with(pods(1, "cpu=5"), func(a *decide.Ask) { a.Pin = "paris" }),
+			ask:      with(pods(1, "cpu=5"), func(a *decide.Request) { a.Pin = "paris" }),
 			clusters: []decide.Cluster{cluster("berlin"), cluster("paris", totals("cpu=2", "cpu=800m"), shapes(1, "cpu=1200m memory=900Mi", 9))},
 			rejected: rejections{"berlin": "PinnedElsewhere", "paris": "NoRoom"},
 			says:     rejections{"paris": "needs cpu 5 for one pod; cpu 1200m is left to lend (allocatable cpu 2, in use cpu 800m, reserved cpu 0)."},
@@ -141,7 +142,7 @@ func TestChoose(t *testing.T) {
 		},
 		"a divisible total may be spread": {
 			reason: "that is what divisible means",
-			ask:    decide.Ask{Requester: "rome", Want: broker.HeldCapacity{Totals: amounts("cpu=8 memory=1Gi")}},
+			ask:    decide.Request{Requester: "rome", Want: broker.HeldCapacity{Totals: amounts("cpu=8 memory=1Gi")}},
 			clusters: []decide.Cluster{
 				cluster("paris", totals("cpu=20 memory=20Gi", "cpu=10"), shapes(10, "cpu=1 memory=900Mi", 9)),
 				cluster("berlin", totals("cpu=20 memory=20Gi", "cpu=10"), shapes(7, "cpu=1 memory=900Mi", 9)),
@@ -199,7 +200,7 @@ func TestChoose(t *testing.T) {
 		},
 		"selector": {
 			reason: "labels, affinity and taints are matched class by class",
-			ask: decide.Ask{Requester: "rome", Want: ledger.PodSets([]broker.PodSet{{
+			ask: decide.Request{Requester: "rome", Want: capacity.OfPodSets([]broker.PodSet{{
 				Name: "pods", Count: 1, Requests: amounts("cpu=1"), NodeSelector: map[string]string{"disk": "ssd"},
 				NodeAffinity: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
 					{Key: corev1.LabelArchStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"amd64"}}}}}},
@@ -223,7 +224,7 @@ func TestChoose(t *testing.T) {
 		},
 		"budget": {
 			reason: "unknown prices and other currencies do not fit a budget; what is committed counts",
-			ask: with(pods(2, "cpu=1"), func(a *decide.Ask) {
+			ask: with(pods(2, "cpu=1"), func(a *decide.Request) {
 				a.Budget = &broker.Budget{MaxPricePerHour: "0.30", Currency: "EUR"}
 			}),
 			clusters: []decide.Cluster{cluster("unknown"), cluster("dollar", priced("0.01", "USD")), cluster("dear", priced("0.16", "EUR")), cluster("paris", priced("0.15", "EUR"))},
@@ -326,7 +327,7 @@ func TestChooseProperties(t *testing.T) {
 			c.Active, c.Fresh = rapid.Bool().Draw(t, "active"), true
 			clusters = append(clusters, c)
 		}
-		ask := decide.Ask{Requester: "rome", Want: ledger.PodSets([]broker.PodSet{
+		ask := decide.Request{Requester: "rome", Want: capacity.OfPodSets([]broker.PodSet{
 			{Name: "x", Count: rapid.Int32Range(1, 9).Draw(t, "x"), Requests: quantity(t, "request x", 900)},
 			{Name: "y", Count: rapid.Int32Range(0, 9).Draw(t, "y"), Requests: quantity(t, "request y", 900)},
 		})}
@@ -350,7 +351,7 @@ func TestChooseProperties(t *testing.T) {
 		if len(seen) != len(clusters) {
 			t.Fatalf("clusters from nowhere: %v", seen)
 		}
-		if got.Complete != (got.Cluster != "" && ledger.Same(got.Placement, ask.Want)) {
+		if got.Complete != (got.Cluster != "" && capacity.Equal(got.Placement, ask.Want)) {
 			t.Fatalf("complete=%t with %v", got.Complete, got.Placement)
 		}
 

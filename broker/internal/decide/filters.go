@@ -11,7 +11,7 @@ import (
 
 // filters say why a cluster cannot be asked at all, "" if it can. The first
 // that objects is the one that is told.
-var filters = []func(*Ask, *Cluster) (reason, message string){
+var filters = []func(*Request, *Cluster) (reason, message string){
 	notItself,
 	lends,
 	admitsConsumer,
@@ -23,7 +23,7 @@ var filters = []func(*Ask, *Cluster) (reason, message string){
 	isAffordable,
 }
 
-func filter(ask *Ask, cluster *Cluster) (reason, message string) {
+func filter(ask *Request, cluster *Cluster) (reason, message string) {
 	for _, f := range filters {
 		if reason, message = f(ask, cluster); reason != "" {
 			return reason, message
@@ -32,21 +32,21 @@ func filter(ask *Ask, cluster *Cluster) (reason, message string) {
 	return "", ""
 }
 
-func notItself(ask *Ask, cluster *Cluster) (reason, message string) {
+func notItself(ask *Request, cluster *Cluster) (reason, message string) {
 	if cluster.Spec.ClusterID == ask.Requester {
 		return ReasonRequesterItself, "It is the requester itself."
 	}
 	return "", ""
 }
 
-func lends(_ *Ask, cluster *Cluster) (reason, message string) {
+func lends(_ *Request, cluster *Cluster) (reason, message string) {
 	if !cluster.Spec.Lending.Enabled {
 		return ReasonLendingDisabled, "It does not lend (lend.enabled is false there)."
 	}
 	return "", ""
 }
 
-func admitsConsumer(ask *Ask, cluster *Cluster) (reason, message string) {
+func admitsConsumer(ask *Request, cluster *Cluster) (reason, message string) {
 	if consumers := cluster.Spec.Lending.Consumers; len(consumers) > 0 && !slices.Contains(consumers, ask.Requester) {
 		return ReasonConsumerNotAdmitted, fmt.Sprintf("It lends to %s only (lend.consumers), not to %s.",
 			strings.Join(consumers, ", "), ask.Requester)
@@ -54,28 +54,28 @@ func admitsConsumer(ask *Ask, cluster *Cluster) (reason, message string) {
 	return "", ""
 }
 
-func isActive(_ *Ask, cluster *Cluster) (reason, message string) {
+func isActive(_ *Request, cluster *Cluster) (reason, message string) {
 	if !cluster.Active {
 		return ReasonInactive, "It has not advertised for long; its agent may be down or cut off."
 	}
 	return "", ""
 }
 
-func isFresh(_ *Ask, cluster *Cluster) (reason, message string) {
+func isFresh(_ *Request, cluster *Cluster) (reason, message string) {
 	if !cluster.Fresh {
 		return ReasonStale, "Its last advertisement is too old to place anything on; it is considered again when it next advertises."
 	}
 	return "", ""
 }
 
-func isPinned(ask *Ask, cluster *Cluster) (reason, message string) {
+func isPinned(ask *Request, cluster *Cluster) (reason, message string) {
 	if ask.Pin != "" && ask.Pin != cluster.Spec.ClusterID {
 		return ReasonPinnedElsewhere, fmt.Sprintf("The reservation is pinned to %s (targetClusterID).", ask.Pin)
 	}
 	return "", ""
 }
 
-func isPlaced(ask *Ask, cluster *Cluster) (reason, message string) {
+func isPlaced(ask *Request, cluster *Cluster) (reason, message string) {
 	placement := ask.Placement
 	if placement == nil {
 		return "", ""
@@ -92,7 +92,7 @@ func isPlaced(ask *Ask, cluster *Cluster) (reason, message string) {
 	return "", ""
 }
 
-func hasNotRefused(ask *Ask, cluster *Cluster) (reason, message string) {
+func hasNotRefused(ask *Request, cluster *Cluster) (reason, message string) {
 	for _, refusal := range ask.Refused {
 		if refusal.Cluster == cluster.Spec.ClusterID && refusal.Sequence >= cluster.Spec.Sequence {
 			return ReasonRefused, fmt.Sprintf("It turned this down (%s); it is asked again after its next advertisement.",
@@ -102,7 +102,7 @@ func hasNotRefused(ask *Ask, cluster *Cluster) (reason, message string) {
 	return "", ""
 }
 
-func isAffordable(ask *Ask, cluster *Cluster) (reason, message string) {
+func isAffordable(ask *Request, cluster *Cluster) (reason, message string) {
 	if ask.Budget == nil {
 		return "", ""
 	}

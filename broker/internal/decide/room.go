@@ -15,6 +15,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
@@ -32,7 +33,7 @@ type offer struct {
 
 // fit packs an ask into a cluster's free places, after all that holds may still
 // claim there.
-func fit(ask *Ask, cluster *Cluster) *offer {
+func fit(ask *Request, cluster *Cluster) *offer {
 	_, available := ledger.Account(&cluster.Spec, &broker.ClusterAdvertisementStatus{Holds: cluster.Holds})
 	o := &offer{cluster: cluster, available: room(available), complete: true}
 	places := placesOf(cluster)
@@ -74,7 +75,7 @@ func fit(ask *Ask, cluster *Cluster) *offer {
 		}
 	}
 	slices.SortFunc(placed, func(a, b broker.PodSet) int { return cmp.Compare(a.Name, b.Name) })
-	o.placed = ledger.PodSets(placed)
+	o.placed = capacity.OfPodSets(placed)
 	if len(short) > 0 {
 		reason := ReasonNoRoom
 		if len(placed) > 0 {

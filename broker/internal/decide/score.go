@@ -9,7 +9,7 @@ import (
 
 // score rates the offers against each other, in hundredths from 0 to 10000.
 // They are rounded before they are compared: what reads as equal is equal.
-func score(ask *Ask, offers []*offer) {
+func score(ask *Request, offers []*offer) {
 	weights := ask.Weights
 	if weights == (broker.ScoreWeights{}) {
 		weights = DefaultWeights
@@ -43,7 +43,7 @@ func spare(o *offer) float64 {
 // cheapness is 1 for the cheapest offer and 0 for the dearest, by the price of
 // the whole ask. It is one half where the price is unknown, and everywhere if
 // prices come in several currencies.
-func cheapness(ask *Ask, offers []*offer) []float64 {
+func cheapness(ask *Request, offers []*offer) []float64 {
 	out := make([]float64, len(offers))
 	prices := make([]*big.Rat, len(offers))
 	var lowest, highest *big.Rat

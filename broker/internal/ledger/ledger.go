@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
 // Growth is capacity to be promised to a reservation.
@@ -74,7 +75,7 @@ func Place(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertis
 	if held != nil {
 		hold = *held.DeepCopy()
 	}
-	hold.Promised = Plus(hold.Promised, growth.Capacity)
+	hold.Promised = capacity.Add(hold.Promised, growth.Capacity)
 	hold.Attempt = growth.Attempt
 
 	after := broker.ClusterAdvertisementStatus{Holds: slices.Clone(status.Holds)}
@@ -99,19 +100,19 @@ func Shrink(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt in
 	if hold == nil || hold.Attempt >= attempt {
 		return false
 	}
-	to = Least(hold.Promised, to)
-	if Same(to, hold.Promised) {
+	to = capacity.Min(hold.Promised, to)
+	if capacity.Equal(to, hold.Promised) {
 		return false
 	}
 	before := hold.Promised
 	if hold.Unconfirmed != nil {
-		before = Most(*hold.Unconfirmed, before)
+		before = capacity.Max(*hold.Unconfirmed, before)
 	}
 	hold.Unconfirmed = before.DeepCopy()
 	hold.Promised = to
 	hold.Attempt = attempt
 	if hold.Granted != nil {
-		hold.Granted = orNil(Least(*hold.Granted, to))
+		hold.Granted = orNil(capacity.Min(*hold.Granted, to))
 	}
 	return true
 }
@@ -170,7 +171,7 @@ func Pending(hold broker.Hold) broker.HeldCapacity {
 	if hold.Granted == nil {
 		return hold.Promised
 	}
-	return Minus(hold.Promised, *hold.Granted)
+	return capacity.Sub(hold.Promised, *hold.Granted)
 }
 
 // Charged is what a hold is charged for: what is promised, or was until the
@@ -179,7 +180,7 @@ func Charged(hold broker.Hold) broker.HeldCapacity {
 	if hold.Unconfirmed == nil {
 		return hold.Promised
 	}
-	return Most(hold.Promised, *hold.Unconfirmed)
+	return capacity.Max(hold.Promised, *hold.Unconfirmed)
 }
 
 // Account sums up a cluster: reserved is the sum over all consumers of what
@@ -187,7 +188,7 @@ func Charged(hold broker.Hold) broker.HeldCapacity {
 // is more; available is what is left of the allocatable, never below zero.
 func Account(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus) (reserved, available broker.ResourceQuantities) {
 	sum := total(charges(spec, status))
-	return broker.FromList(sum), broker.FromList(subtract(lendable(spec), sum))
+	return broker.FromList(sum), broker.FromList(capacity.Subtract(lendable(spec), sum))
 }
 
 // Settle writes the account into the status, with a zero for each common kind
@@ -209,7 +210,7 @@ func Settle(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdverti
 
 // lendable is what a cluster has beside what its own pods use.
 func lendable(spec *broker.ClusterAdvertisementSpec) corev1.ResourceList {
-	return subtract(spec.Resources.Allocatable.List(), spec.Resources.Allocated.List())
+	return capacity.Subtract(spec.Resources.Allocatable.List(), spec.Resources.Allocated.List())
 }
 
 // charges are what each consumer is charged for: guests are part of what their
@@ -227,7 +228,7 @@ func charges(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvert
 		if out[requester] == nil {
 			out[requester] = corev1.ResourceList{}
 		}
-		larger(out[requester], list)
+		capacity.Larger(out[requester], list)
 	}
 	return out
 }

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
@@ -21,7 +22,7 @@ func cpu(milli int64) broker.ResourceQuantities {
 
 // pods of 100m each.
 func pods(n int32) broker.HeldCapacity {
-	return ledger.PodSets([]broker.PodSet{{Name: "web", Count: n, Requests: cpu(100)}})
+	return capacity.OfPodSets([]broker.PodSet{{Name: "web", Count: n, Requests: cpu(100)}})
 }
 
 func paris(allocatable, allocated int64, observed ...broker.ObservedHold) *broker.ClusterAdvertisementSpec {
@@ -340,7 +341,7 @@ func TestLedgerProperties(t *testing.T) {
 				if kind != "confirm" && (after == nil || milli(ledger.Charged(*after).Totals) < milli(ledger.Charged(hold).Totals)) {
 					t.Fatalf("%s freed capacity without the provider's word", kind)
 				}
-				if kind == "confirm" && !yes && hold.Granted != nil && (after == nil || after.Granted == nil || !ledger.Same(*after.Granted, *hold.Granted)) {
+				if kind == "confirm" && !yes && hold.Granted != nil && (after == nil || after.Granted == nil || !capacity.Equal(*after.Granted, *hold.Granted)) {
 					t.Fatal("a refusal lost what was granted before")
 				}
 			}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
@@ -37,7 +38,7 @@ func (in gathered) dependable(h held) broker.HeldCapacity {
 	case in.now.Before(in.silentAt[h.cluster]):
 		return h.hold.Promised
 	default:
-		return ledger.Minus(h.hold.Promised, ledger.Pending(h.hold))
+		return capacity.Sub(h.hold.Promised, ledger.Pending(h.hold))
 	}
 }
 
@@ -100,7 +101,7 @@ func wanted(reservation *broker.Reservation, now time.Time) broker.HeldCapacity 
 	case spec.RequestedResources != nil:
 		return broker.HeldCapacity{Totals: *spec.RequestedResources}
 	default:
-		return ledger.PodSets(spec.PodSets)
+		return capacity.OfPodSets(spec.PodSets)
 	}
 }
 
@@ -137,14 +138,14 @@ func makePlan(in gathered) plan {
 	number := r.Status.Attempt.Number
 	var have, granted broker.HeldCapacity
 	for _, h := range holds {
-		have = ledger.Plus(have, in.dependable(h))
+		have = capacity.Add(have, in.dependable(h))
 		if in.active[h.cluster] && h.hold.Granted != nil {
-			granted = ledger.Plus(granted, *h.hold.Granted)
+			granted = capacity.Add(granted, *h.hold.Granted)
 		}
 		number = max(number, h.hold.Attempt)
 	}
 	p := plan{attempt: broker.Attempt{Number: number + 1}}
-	replaced := ledger.Minus(want, granted).Empty()
+	replaced := capacity.Sub(want, granted).Empty()
 	var counted, silent []held
 	for _, h := range holds {
 		switch {
@@ -161,7 +162,7 @@ func makePlan(in gathered) plan {
 	}
 	p.shrink = slices.Concat(tooMuch(r, counted, want, in.dependable), tooMuch(r, silent, want, promised), p.shrink)
 	if len(p.shrink) == 0 {
-		if p.missing = ledger.Minus(want, have); !p.missing.Empty() {
+		if p.missing = capacity.Sub(want, have); !p.missing.Empty() {
 			p.place(in)
 		}
 	}
@@ -177,9 +178,9 @@ func promised(h held) broker.HeldCapacity { return h.hold.Promised }
 func tooMuch(r *broker.Reservation, holds []held, want broker.HeldCapacity, counts func(held) broker.HeldCapacity) []change {
 	var have broker.HeldCapacity
 	for _, h := range holds {
-		have = ledger.Plus(have, counts(h))
+		have = capacity.Add(have, counts(h))
 	}
-	excess := ledger.Minus(have, want)
+	excess := capacity.Sub(have, want)
 	if excess.Empty() {
 		return nil
 	}
@@ -203,7 +204,7 @@ func (p *plan) place(in gathered) {
 			}
 		}
 	}
-	ask := decide.Ask{
+	ask := decide.Request{
 		Requester: r.Spec.RequesterID,
 		Pin:       r.Spec.TargetClusterID,
 		Placement: r.Spec.Placement,
@@ -247,7 +248,7 @@ func (p *plan) place(in gathered) {
 		if price, _, known := decide.Price(chosen.Spec.Cost, answer.Placement.Totals); known {
 			ask.Committed.Add(ask.Committed, price)
 		}
-		if p.missing = ledger.Minus(p.missing, answer.Placement); p.missing.Empty() {
+		if p.missing = capacity.Sub(p.missing, answer.Placement); p.missing.Empty() {
 			break
 		}
 	}
@@ -296,7 +297,7 @@ func standing(refused []broker.Refusal, advertisements []broker.ClusterAdvertise
 // retained is how many pods the requester keeps at each provider; nil where it
 // does not say.
 func retained(r *broker.Reservation) map[string]int32 {
-	if ledger.PodSets(r.Spec.PodSets).Pods() > r.Spec.RetainedCount() {
+	if capacity.OfPodSets(r.Spec.PodSets).Pods() > r.Spec.RetainedCount() {
 		return nil
 	}
 	pods := map[string]int32{}
@@ -318,8 +319,8 @@ func shrinking(r *broker.Reservation, holds []held, excess broker.HeldCapacity) 
 	// Where nothing is carried yet, that says nothing.
 	usable := slices.ContainsFunc(r.Status.Allocations, func(a broker.Allocation) bool { return a.VirtualNodeReady })
 	take := func(i int, amount broker.HeldCapacity) {
-		amount = ledger.Least(ledger.Least(excess, amount), to[i])
-		to[i], excess = ledger.Minus(to[i], amount), ledger.Minus(excess, amount)
+		amount = capacity.Min(capacity.Min(excess, amount), to[i])
+		to[i], excess = capacity.Sub(to[i], amount), capacity.Sub(excess, amount)
 	}
 	passes := []func(i int){
 		func(i int) { take(i, ledger.Pending(holds[i].hold)) },
@@ -342,7 +343,7 @@ func shrinking(r *broker.Reservation, holds []held, excess broker.HeldCapacity) 
 	}
 	var changes []change
 	for i, h := range holds {
-		if !ledger.Same(to[i], h.hold.Promised) {
+		if !capacity.Equal(to[i], h.hold.Promised) {
 			changes = append(changes, change{h.cluster, to[i]})
 		}
 	}
@@ -350,11 +351,11 @@ func shrinking(r *broker.Reservation, holds []held, excess broker.HeldCapacity) 
 }
 
 // first is up to n pods of a capacity.
-func first(capacity broker.HeldCapacity, n int32) broker.HeldCapacity {
-	sets := slices.Clone(capacity.PodSets)
+func first(from broker.HeldCapacity, n int32) broker.HeldCapacity {
+	sets := slices.Clone(from.PodSets)
 	for i := range sets {
 		sets[i].Count = min(sets[i].Count, max(n, 0))
 		n -= sets[i].Count
 	}
-	return ledger.PodSets(sets)
+	return capacity.OfPodSets(sets)
 }

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
@@ -62,23 +63,23 @@ func nextStatus(in gathered, p plan, committed bool) broker.ReservationStatus {
 // resized tells whether one that had been accepted has another size now.
 func allocations(r *broker.Reservation, holds []held, advertisements []broker.ClusterAdvertisement) (out []broker.Allocation, resized bool) {
 	for _, h := range holds {
-		capacity := h.hold.Promised
+		held := h.hold.Promised
 		if h.hold.Granted != nil {
-			capacity = *h.hold.Granted
+			held = *h.hold.Granted
 		}
-		if capacity.Empty() {
+		if held.Empty() {
 			continue
 		}
 		allocation := broker.Allocation{
 			Cluster:   h.cluster,
-			Resources: capacity.Totals,
-			PodSets:   capacity.PodSets,
+			Resources: held.Totals,
+			PodSets:   held.PodSets,
 			Accepted:  h.hold.Granted != nil,
 		}
 		for i := range advertisements {
 			if spec := &advertisements[i].Spec; spec.ClusterID == h.cluster {
 				allocation.Endpoint = spec.EndpointURL
-				if price, currency, known := decide.Price(spec.Cost, capacity.Totals); known {
+				if price, currency, known := decide.Price(spec.Cost, held.Totals); known {
 					allocation.PricePerHour = decide.PriceString(price, currency)
 				}
 			}
@@ -87,7 +88,7 @@ func allocations(r *broker.Reservation, holds []held, advertisements []broker.Cl
 			if before.Cluster != h.cluster || !before.Accepted {
 				continue
 			}
-			if ledger.Same(broker.HeldCapacity{Totals: before.Resources, PodSets: before.PodSets}, capacity) {
+			if capacity.Equal(broker.HeldCapacity{Totals: before.Resources, PodSets: before.PodSets}, held) {
 				allocation.VirtualNodeReady = before.VirtualNodeReady && allocation.Accepted
 			} else {
 				resized = true

@@ -24,9 +24,9 @@ type World interface {
 	// Consumer and Provider are the clusters' IDs.
 	Consumer() string
 	Provider() peering.Peer
-	// Driver and Lender are the two sides as they run now.
+	// Driver and ProviderSide are the two sides as they run now.
 	Driver() peering.Driver
-	Lender() peering.Lender
+	ProviderSide() peering.Provider
 	// Restart replaces both sides by new ones that remember nothing.
 	Restart()
 	// Lossy has every other message lost, Cut all of them.
@@ -52,7 +52,7 @@ func Test(t *testing.T, w World) {
 
 	grant := func(total corev1.ResourceList, pods int32) {
 		t.Helper()
-		until(t, "the grant", func() (peering.Progress, error) { return w.Lender().EnsureGrant(ctx, consumer, total, pods) })
+		until(t, "the grant", func() (peering.Progress, error) { return w.ProviderSide().EnsureGrant(ctx, consumer, total, pods) })
 	}
 	peered := func() {
 		t.Helper()
@@ -121,7 +121,7 @@ func Test(t *testing.T, w World) {
 	if ids := links(); !slices.Equal(ids, []string{provider.ClusterID}) {
 		t.Errorf("links: %v", ids)
 	}
-	if borrowers, err := w.Lender().Borrowers(ctx); err != nil || !slices.Equal(borrowers, []string{consumer}) {
+	if borrowers, err := w.ProviderSide().Consumers(ctx); err != nil || !slices.Equal(borrowers, []string{consumer}) {
 		t.Errorf("borrowers: %v, %v", borrowers, err)
 	}
 
@@ -186,7 +186,7 @@ func Test(t *testing.T, w World) {
 	}
 	gone()
 	grant(nil, 0)
-	until(t, "the lender's teardown", func() (peering.Progress, error) { return w.Lender().Teardown(ctx, consumer) })
+	until(t, "the lender's teardown", func() (peering.Progress, error) { return w.ProviderSide().Teardown(ctx, consumer) })
 	w.NothingIsLeft()
 	grant(half, 2)
 	peered()
@@ -197,7 +197,7 @@ func Test(t *testing.T, w World) {
 	gone()
 	w.Cut(false)
 	grant(nil, 0)
-	until(t, "the lender's teardown", func() (peering.Progress, error) { return w.Lender().Teardown(ctx, consumer) })
+	until(t, "the lender's teardown", func() (peering.Progress, error) { return w.ProviderSide().Teardown(ctx, consumer) })
 	w.NothingIsLeft()
 }
 

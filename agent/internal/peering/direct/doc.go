@@ -1,5 +1,5 @@
 // Package direct links clusters and makes virtual nodes without anything else
-// installed in them: Driver is the consumer's side, Lender the provider's. The
+// installed in them: Driver is the consumer's side, Provider the provider's. The
 // provider makes a namespace for the consumer's guests, bounds it, and hands out
 // a short-lived token that is good for that namespace alone; the program
 // spillway-virtual-node, in the consumer's cluster, runs pods there with it.

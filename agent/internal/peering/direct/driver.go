@@ -68,7 +68,7 @@ func (d *Driver) Receive(provider string, raw []byte) {
 	}
 	d.mu.Unlock()
 	if asked {
-		d.Wake(provider)
+		d.Enqueue(provider)
 	}
 }
 

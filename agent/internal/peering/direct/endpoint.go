@@ -17,7 +17,7 @@ const probeTimeout = 2 * time.Second
 // verify checks that the endpoint's certificate goes with the CA, as consumers
 // will. An endpoint that cannot be reached from here is left to them: it may
 // well be reached from elsewhere only.
-func (l *Lender) verify(ctx context.Context, ca []byte) error {
+func (l *Provider) verify(ctx context.Context, ca []byte) error {
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(ca) {
 		return errors.New("the CA is not PEM with certificates")

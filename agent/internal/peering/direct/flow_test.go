@@ -38,7 +38,7 @@ type world struct {
 	answering  sync.WaitGroup
 	mu         sync.Mutex
 	driver     *Driver
-	lender     *Lender
+	lender     *Provider
 	holdsNot   atomic.Bool
 	clock      *adjusted
 }
@@ -54,8 +54,8 @@ func (w *world) Cut(cut bool)           { w.cut.Store(cut) }
 func (w *world) Home() client.Client    { return w.home }
 func (w *world) Namespaces() [2]string  { return [2]string{"shop", "tools"} }
 
-func (w *world) Driver() peering.Driver { return w.sideDriver() }
-func (w *world) Lender() peering.Lender { return w.sideLender() }
+func (w *world) Driver() peering.Driver         { return w.sideDriver() }
+func (w *world) ProviderSide() peering.Provider { return w.sideLender() }
 
 func (w *world) sideDriver() *Driver {
 	w.mu.Lock()
@@ -63,7 +63,7 @@ func (w *world) sideDriver() *Driver {
 	return w.driver
 }
 
-func (w *world) sideLender() *Lender {
+func (w *world) sideLender() *Provider {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.lender
@@ -98,7 +98,7 @@ func (w *world) Restart() {
 		w.t.Fatal(err)
 	}
 	options.Client, options.ClusterID = w.away, "paris"
-	if w.lender, err = NewLender(options); err != nil {
+	if w.lender, err = NewProvider(options); err != nil {
 		w.t.Fatal(err)
 	}
 }

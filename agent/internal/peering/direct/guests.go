@@ -37,7 +37,7 @@ var podSecurity = map[string]string{
 
 // ensureNamespace makes the namespace for a consumer's guests, or finds it. The
 // message is what to answer where it cannot be used.
-func (l *Lender) ensureNamespace(ctx context.Context, consumer string, session int64) (*corev1.Namespace, *message, error) {
+func (l *Provider) ensureNamespace(ctx context.Context, consumer string, session int64) (*corev1.Namespace, *message, error) {
 	namespace, found, err := l.namespaceOf(ctx, consumer)
 	if err != nil {
 		return nil, nil, err
@@ -79,7 +79,7 @@ func (l *Lender) ensureNamespace(ctx context.Context, consumer string, session i
 }
 
 // ensureAgentAccess gives this agent its rights in a namespace for guests.
-func (l *Lender) ensureAgentAccess(ctx context.Context, namespace *corev1.Namespace) error {
+func (l *Provider) ensureAgentAccess(ctx context.Context, namespace *corev1.Namespace) error {
 	if l.AgentRole == "" {
 		return nil
 	}
@@ -94,7 +94,7 @@ func (l *Lender) ensureAgentAccess(ctx context.Context, namespace *corev1.Namesp
 	return nil
 }
 
-func (l *Lender) setTotal(consumer string, total corev1.ResourceList, pods int32) {
+func (l *Provider) setTotal(consumer string, total corev1.ResourceList, pods int32) {
 	stored := corev1.ResourceList{}
 	for name, amount := range total {
 		stored[name] = amount.DeepCopy()
@@ -105,7 +105,7 @@ func (l *Lender) setTotal(consumer string, total corev1.ResourceList, pods int32
 	l.totals[consumer] = stored
 }
 
-func (l *Lender) total(consumer string) (corev1.ResourceList, bool) {
+func (l *Provider) total(consumer string) (corev1.ResourceList, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	total, known := l.totals[consumer]
@@ -147,7 +147,7 @@ func exactly(a, b corev1.ResourceList) bool { return len(a) == len(b) && same(a,
 
 // ensureQuota holds a consumer's guests to its total. It is done when the status
 // says so, too: that is what the API server goes by.
-func (l *Lender) ensureQuota(ctx context.Context, consumer string) (peering.Progress, error) {
+func (l *Provider) ensureQuota(ctx context.Context, consumer string) (peering.Progress, error) {
 	var progress peering.Progress
 	namespace := broker.GuestNamespace(consumer)
 	lost := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
@@ -193,7 +193,7 @@ func (l *Lender) ensureQuota(ctx context.Context, consumer string) (peering.Prog
 
 // ensureWalls keeps guests from talking with anybody that the lender does not
 // name.
-func (l *Lender) ensureWalls(ctx context.Context, namespace *corev1.Namespace) error {
+func (l *Provider) ensureWalls(ctx context.Context, namespace *corev1.Namespace) error {
 	both := []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
 	policies := map[string]networkingv1.NetworkPolicySpec{"spillway-deny": {PolicyTypes: both}}
 	allowed := networkingv1.NetworkPolicySpec{}
@@ -220,13 +220,13 @@ func (l *Lender) ensureWalls(ctx context.Context, namespace *corev1.Namespace) e
 }
 
 // ensureAccount makes the account that a consumer's tokens are of.
-func (l *Lender) ensureAccount(ctx context.Context, namespace *corev1.Namespace) error {
+func (l *Provider) ensureAccount(ctx context.Context, namespace *corev1.Namespace) error {
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: guestAccount}}
 	return l.ensure(ctx, account, namespace, func() { account.AutomountServiceAccountToken = ptr.To(false) })
 }
 
 // ensureGuestAccess lets that account run pods.
-func (l *Lender) ensureGuestAccess(ctx context.Context, namespace *corev1.Namespace) error {
+func (l *Provider) ensureGuestAccess(ctx context.Context, namespace *corev1.Namespace) error {
 	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: guestAccount}}
 	return l.ensure(ctx, binding, namespace, func() {
 		binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: GuestRole}
@@ -235,7 +235,7 @@ func (l *Lender) ensureGuestAccess(ctx context.Context, namespace *corev1.Namesp
 }
 
 // ensure makes an object of a namespace for guests, or mends it.
-func (l *Lender) ensure(ctx context.Context, object client.Object, namespace *corev1.Namespace, fill func()) error {
+func (l *Provider) ensure(ctx context.Context, object client.Object, namespace *corev1.Namespace, fill func()) error {
 	_, err := controllerutil.CreateOrUpdate(ctx, l.Client, object, func() error {
 		labels := object.GetLabels()
 		if labels == nil {

@@ -39,8 +39,8 @@ const (
 
 var clusterIDPattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
-// Options of a Driver and of a Lender. Client, ClusterID and ServiceAccount are
-// required; for a Driver the Messenger, for a Lender the CA.
+// Options of a Driver and of a Provider. Client, ClusterID and ServiceAccount are
+// required; for a Driver the Messenger, for a Provider the CA.
 type Options struct {
 	// Client reads and writes at the API server itself, not through a cache: a
 	// step is done when it is so.
@@ -49,11 +49,11 @@ type Options struct {
 	ClusterID string
 	// ServiceAccount of the agent; spillway-virtual-node stands in its namespace.
 	ServiceAccount types.NamespacedName
-	// Wake is told that something of the link to or from a cluster has changed,
+	// Enqueue is told that something of the link to or from a cluster has changed,
 	// and that the next call may get further. It must not block.
-	Wake  func(clusterID string)
-	Clock clock.PassiveClock
-	Log   logr.Logger
+	Enqueue func(clusterID string)
+	Clock   clock.PassiveClock
+	Log     logr.Logger
 
 	// Messenger carries requests to providers.
 	Messenger peering.Messenger
@@ -102,8 +102,8 @@ func (o *Options) complete() error {
 	if o.ServiceAccount.Namespace == "" || o.ServiceAccount.Name == "" {
 		return errors.New("direct: the agent's own ServiceAccount is needed")
 	}
-	if o.Wake == nil {
-		o.Wake = func(string) {}
+	if o.Enqueue == nil {
+		o.Enqueue = func(string) {}
 	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}

@@ -68,7 +68,7 @@ func wakeOn(mgr ctrl.Manager, name string, wake func(string), about func(client.
 	}))
 }
 
-// SetupWithManager has Wake told of every change of a link or its Node, and in
+// SetupWithManager has Enqueue told of every change of a link or its Node, and in
 // time of every token that is to be renewed.
 func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
 	about := func(object client.Object) string {
@@ -77,7 +77,7 @@ func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
 		}
 		return object.GetLabels()[broker.LabelProvider]
 	}
-	if err := wakeOn(mgr, "direct-driver", d.Wake, about, &corev1.Secret{}, &corev1.Node{}); err != nil {
+	if err := wakeOn(mgr, "direct-driver", d.Enqueue, about, &corev1.Secret{}, &corev1.Node{}); err != nil {
 		return fmt.Errorf("watching links: %w", err)
 	}
 	return mgr.Add(renewing{func(ctx context.Context) error { return d.renew(ctx, mgr.GetClient()) }})
@@ -101,7 +101,7 @@ func (d *Driver) renew(ctx context.Context, reader client.Reader) error {
 			d.Log.Error(err, "Looking for tokens to renew")
 		}
 		for _, provider := range due(secrets.Items, d.Clock.Now()) {
-			d.Wake(provider)
+			d.Enqueue(provider)
 		}
 		select {
 		case <-ticker.C:
@@ -122,16 +122,16 @@ func due(secrets []corev1.Secret, now time.Time) []string {
 	return providers
 }
 
-// SetupWithManager has Wake told of every change of a namespace for guests, and
+// SetupWithManager has Enqueue told of every change of a namespace for guests, and
 // of what bounds them.
-func (l *Lender) SetupWithManager(mgr ctrl.Manager) error {
+func (l *Provider) SetupWithManager(mgr ctrl.Manager) error {
 	about := func(object client.Object) string {
 		if !isOurs(object) {
 			return ""
 		}
 		return object.GetLabels()[broker.LabelGuestsOf]
 	}
-	if err := wakeOn(mgr, "direct-lender", l.Wake, about, &corev1.Namespace{}, &corev1.ResourceQuota{}); err != nil {
+	if err := wakeOn(mgr, "direct-lender", l.Enqueue, about, &corev1.Namespace{}, &corev1.ResourceQuota{}); err != nil {
 		return fmt.Errorf("watching namespaces for guests: %w", err)
 	}
 	return nil

@@ -31,7 +31,7 @@ func (c Call) String() string {
 	return fmt.Sprintf("%s(%s) %s, %d pods, %v", c.Method, c.Cluster, broker.FromList(c.Capacity.Resources), c.Capacity.Pods, c.Capacity.Namespaces)
 }
 
-// log is what Driver and Lender have in common. Safe for concurrent use.
+// log is what Driver and Provider have in common. Safe for concurrent use.
 type log struct {
 	mu      sync.Mutex
 	calls   []Call
@@ -177,21 +177,21 @@ func (d *Driver) Tolerations(string) []corev1.Toleration {
 	return []corev1.Toleration{{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}}
 }
 
-// Lender is a peering.Lender.
-type Lender struct {
+// Provider is a peering.Provider.
+type Provider struct {
 	log
 	grants map[string]peering.Capacity
 }
 
-var _ peering.Lender = &Lender{}
+var _ peering.Provider = &Provider{}
 
-// NewLender makes a Lender without borrowers.
-func NewLender() *Lender {
-	return &Lender{log: log{errs: map[string]error{}, waiting: map[string]peering.Progress{}}, grants: map[string]peering.Capacity{}}
+// NewProvider makes a Provider without borrowers.
+func NewProvider() *Provider {
+	return &Provider{log: log{errs: map[string]error{}, waiting: map[string]peering.Progress{}}, grants: map[string]peering.Capacity{}}
 }
 
-// Handle implements peering.Lender; it answers with the message itself.
-func (l *Lender) Handle(_ context.Context, consumer peering.Peer, message []byte) ([]byte, error) {
+// Handle implements peering.Provider; it answers with the message itself.
+func (l *Provider) Handle(_ context.Context, consumer peering.Peer, message []byte) ([]byte, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, err, proceed := l.enter(Call{Method: "Handle", Cluster: consumer.ClusterID, Message: message}); !proceed {
@@ -200,8 +200,8 @@ func (l *Lender) Handle(_ context.Context, consumer peering.Peer, message []byte
 	return message, nil
 }
 
-// EnsureGrant implements peering.Lender.
-func (l *Lender) EnsureGrant(_ context.Context, consumer string, total corev1.ResourceList, pods int32) (peering.Progress, error) {
+// EnsureGrant implements peering.Provider.
+func (l *Provider) EnsureGrant(_ context.Context, consumer string, total corev1.ResourceList, pods int32) (peering.Progress, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	capacity := peering.Capacity{Resources: total, Pods: pods}
@@ -213,14 +213,14 @@ func (l *Lender) EnsureGrant(_ context.Context, consumer string, total corev1.Re
 }
 
 // Granted is what a consumer may use.
-func (l *Lender) Granted(consumer string) peering.Capacity {
+func (l *Provider) Granted(consumer string) peering.Capacity {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.grants[consumer]
 }
 
-// Teardown implements peering.Lender.
-func (l *Lender) Teardown(_ context.Context, consumer string) (peering.Progress, error) {
+// Teardown implements peering.Provider.
+func (l *Provider) Teardown(_ context.Context, consumer string) (peering.Progress, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if progress, err, proceed := l.enter(Call{Method: "Teardown", Cluster: consumer}); !proceed {
@@ -230,11 +230,11 @@ func (l *Lender) Teardown(_ context.Context, consumer string) (peering.Progress,
 	return peering.Done("Gone", "nothing is left"), nil
 }
 
-// Borrowers implements peering.Lender.
-func (l *Lender) Borrowers(context.Context) ([]string, error) {
+// Consumers implements peering.Provider.
+func (l *Provider) Consumers(context.Context) ([]string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, err, proceed := l.enter(Call{Method: "Borrowers"}); !proceed {
+	if _, err, proceed := l.enter(Call{Method: "Consumers"}); !proceed {
 		return nil, err
 	}
 	return slices.Sorted(maps.Keys(l.grants)), nil

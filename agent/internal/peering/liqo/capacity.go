@@ -83,7 +83,7 @@ func same(a, b corev1.ResourceList) bool {
 	return true
 }
 
-// answerTo begins the message of a Lender's answer to a request. An answer
+// answerTo begins the message of a Provider's answer to a request. An answer
 // travels back by itself and may be to an older request; by this it is told.
 func answerTo(requested corev1.ResourceList) string {
 	hash := sha256.New()

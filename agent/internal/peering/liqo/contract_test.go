@@ -21,14 +21,14 @@ type contracted struct {
 
 var _ contract.World = (*contracted)(nil)
 
-func (c *contracted) Consumer() string       { return "rome" }
-func (c *contracted) Provider() peering.Peer { return paris }
-func (c *contracted) Driver() peering.Driver { return c.driver }
-func (c *contracted) Lender() peering.Lender { return c.lender }
-func (c *contracted) Lossy(lossy bool)       { c.relay.flaky.Store(lossy) }
-func (c *contracted) Cut(cut bool)           { c.relay.cut.Store(cut) }
-func (c *contracted) Home() client.Client    { return c.rome }
-func (c *contracted) Namespaces() [2]string  { return [2]string{"shop", "tools"} }
+func (c *contracted) Consumer() string               { return "rome" }
+func (c *contracted) Provider() peering.Peer         { return paris }
+func (c *contracted) Driver() peering.Driver         { return c.driver }
+func (c *contracted) ProviderSide() peering.Provider { return c.lender }
+func (c *contracted) Lossy(lossy bool)               { c.relay.flaky.Store(lossy) }
+func (c *contracted) Cut(cut bool)                   { c.relay.cut.Store(cut) }
+func (c *contracted) Home() client.Client            { return c.rome }
+func (c *contracted) Namespaces() [2]string          { return [2]string{"shop", "tools"} }
 
 func (c *contracted) Restart() {
 	c.t.Helper()
@@ -37,7 +37,7 @@ func (c *contracted) Restart() {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	lender, err := NewLender(c.lender.Options)
+	lender, err := NewProvider(c.lender.Options)
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 // Package liqo links clusters and makes virtual nodes with Liqo v1.2.0, whose
 // controllers run in both clusters and do the work: Driver is the consumer's
-// side, Lender the provider's. Neither needs a kubeconfig of the other cluster;
+// side, Provider the provider's. Neither needs a kubeconfig of the other cluster;
 // what Liqo's handshake has to carry goes in sealed messages through the broker.
 //
 //	consumer (rome)                          provider (paris)
@@ -11,7 +11,7 @@
 //	          ── Request ────────────────►   Tenant rome → Liqo signs a certificate
 //	          ◄─────────────── Grant ─────
 //	Identity controlplane-paris → Liqo replicates objects from here on:
-//	ResourceSlice spillway-paris ────────►   Lender answers it: status, Quota
+//	ResourceSlice spillway-paris ────────►   Provider answers it: status, Quota
 //	VirtualNode spillway-paris → virtual kubelet → Node spillway-paris
 //	NamespaceOffloading → NamespaceMap ──►   Namespace <name>-rome
 //

@@ -100,7 +100,7 @@ func (d *Driver) Receive(provider string, raw []byte) {
 		}
 		d.mu.Unlock()
 		if asked {
-			d.Wake(provider)
+			d.Enqueue(provider)
 		}
 		return
 	}
@@ -117,7 +117,7 @@ func (d *Driver) Receive(provider string, raw []byte) {
 	}
 	d.mu.Unlock()
 	if asked {
-		d.Wake(provider)
+		d.Enqueue(provider)
 	}
 }
 

@@ -55,7 +55,7 @@ func newClient(t testing.TB, config *rest.Config) client.Client {
 // relay hands messages over at once, or loses them.
 type relay struct {
 	t      *testing.T
-	lender *Lender
+	lender *Provider
 	driver *Driver
 	wait   sync.WaitGroup
 	// cut loses everything; flaky every other message.
@@ -85,7 +85,7 @@ type world struct {
 	t           *testing.T
 	rome, paris client.Client
 	driver      *Driver
-	lender      *Lender
+	lender      *Provider
 	relay       *relay
 	played      *played
 }
@@ -107,7 +107,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	options.Client, options.ClusterID = w.paris, "paris"
-	if w.lender, err = NewLender(options); err != nil {
+	if w.lender, err = NewProvider(options); err != nil {
 		t.Fatal(err)
 	}
 	w.relay.driver, w.relay.lender = w.driver, w.lender
@@ -389,7 +389,7 @@ func TestTheLifeOfALink(t *testing.T) {
 	if err != nil || len(links) != 1 || links[0].ClusterID != "paris" || !links[0].Peered || links[0].Node == nil {
 		t.Errorf("links: %+v, %v", links, err)
 	}
-	if borrowers, err := w.lender.Borrowers(ctx); err != nil || !slices.Equal(borrowers, []string{"rome"}) {
+	if borrowers, err := w.lender.Consumers(ctx); err != nil || !slices.Equal(borrowers, []string{"rome"}) {
 		t.Errorf("borrowers: %v, %v", borrowers, err)
 	}
 

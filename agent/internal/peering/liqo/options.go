@@ -55,7 +55,7 @@ const (
 
 var clusterIDPattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
-// Options of a Driver and of a Lender. Client and ClusterID are required, and
+// Options of a Driver and of a Provider. Client and ClusterID are required, and
 // for a Driver the Messenger.
 type Options struct {
 	// Client reads and writes at the API server itself, not through a cache: a
@@ -76,11 +76,11 @@ type Options struct {
 	// namespaces. Empty: its permissions come from elsewhere.
 	TenantRole     string
 	ServiceAccount types.NamespacedName
-	// Wake is told that something of the link to or from a cluster has changed,
+	// Enqueue is told that something of the link to or from a cluster has changed,
 	// and that the next call may get further. It must not block.
-	Wake  func(clusterID string)
-	Clock clock.PassiveClock
-	Log   logr.Logger
+	Enqueue func(clusterID string)
+	Clock   clock.PassiveClock
+	Log     logr.Logger
 
 	// ResendAfter is how long an answer is waited for; 3s if zero.
 	ResendAfter time.Duration
@@ -105,8 +105,8 @@ func (o *Options) complete() error {
 	if o.LiqoNamespace == "" {
 		o.LiqoNamespace = "liqo"
 	}
-	if o.Wake == nil {
-		o.Wake = func(string) {}
+	if o.Enqueue == nil {
+		o.Enqueue = func(string) {}
 	}
 	o.furnished = &sync.Map{}
 	if o.Clock == nil {

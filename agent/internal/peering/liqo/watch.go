@@ -35,7 +35,7 @@ func watches(b *builder.Builder, about func(client.Object) string, objects ...cl
 	return b
 }
 
-// SetupWithManager has Wake told of every change on the way to a provider.
+// SetupWithManager has Enqueue told of every change on the way to a provider.
 func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
 	about := func(object client.Object) string {
 		labels := object.GetLabels()
@@ -55,7 +55,7 @@ func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
 	b := watches(ctrl.NewControllerManagedBy(mgr).Named("liqo-driver"), about,
 		&authv1beta1.Identity{}, &authv1beta1.ResourceSlice{}, &offloadingv1beta1.VirtualNode{}, &offloadingv1beta1.NamespaceMap{}, &corev1.Node{}, &corev1.Namespace{})
 	if err := b.Complete(reconcile.Func(func(_ context.Context, request reconcile.Request) (reconcile.Result, error) {
-		d.Wake(request.Name)
+		d.Enqueue(request.Name)
 		return reconcile.Result{}, nil
 	})); err != nil {
 		return fmt.Errorf("watching Liqo's objects: %w", err)
@@ -63,8 +63,8 @@ func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
 	return nil
 }
 
-// SetupWithManager has consumers' slices answered as they change, and Wake told.
-func (l *Lender) SetupWithManager(mgr ctrl.Manager) error {
+// SetupWithManager has consumers' slices answered as they change, and Enqueue told.
+func (l *Provider) SetupWithManager(mgr ctrl.Manager) error {
 	about := func(object client.Object) string {
 		labels := object.GetLabels()
 		switch object := object.(type) {
@@ -92,7 +92,7 @@ func (l *Lender) SetupWithManager(mgr ctrl.Manager) error {
 		}
 		progress, err := l.answer(ctx, request.Name)
 		if err == nil && progress.Done {
-			l.Wake(request.Name)
+			l.Enqueue(request.Name)
 		}
 		return reconcile.Result{}, err
 	})); err != nil {

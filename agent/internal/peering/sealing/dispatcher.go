@@ -78,8 +78,8 @@ type Dispatcher struct {
 
 // DispatcherOptions are a Dispatcher's collaborators.
 type DispatcherOptions struct {
-	// Lender answers consumers' requests; those are dropped where it is nil.
-	Lender peering.Lender
+	// Provider answers consumers' requests; those are dropped where it is nil.
+	Provider peering.Provider
 	// Receiver takes providers' replies; those are dropped where it is nil.
 	Receiver peering.Receiver
 	// Consumer tells the public key, as the broker says, of a cluster that holds
@@ -177,8 +177,8 @@ func (d *Dispatcher) handle(ctx context.Context, message protocol.RelayMessage) 
 	switch {
 	case envelope.Kind == KindReply && d.options.Receiver != nil:
 		d.options.Receiver.Receive(envelope.From, envelope.Payload)
-	case envelope.Kind == KindRequest && d.options.Lender != nil:
-		reply, err := d.options.Lender.Handle(ctx, peering.Peer{ClusterID: envelope.From, PeerKey: key, Holds: holds}, envelope.Payload)
+	case envelope.Kind == KindRequest && d.options.Provider != nil:
+		reply, err := d.options.Provider.Handle(ctx, peering.Peer{ClusterID: envelope.From, PeerKey: key, Holds: holds}, envelope.Payload)
 		if err != nil {
 			return fmt.Errorf("answering %s: %w", envelope.From, err)
 		}

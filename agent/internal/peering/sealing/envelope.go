@@ -17,7 +17,7 @@ import (
 type Kind string
 
 const (
-	// KindRequest goes from a consumer to a provider's Lender.
+	// KindRequest goes from a consumer to a provider's Provider.
 	KindRequest Kind = "request"
 	// KindReply goes back.
 	KindReply Kind = "reply"

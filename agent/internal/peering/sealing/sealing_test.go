@@ -158,7 +158,7 @@ func FuzzOpen(f *testing.F) {
 
 // lender answers "ping" with "pong", and notes who asked.
 type lender struct {
-	peering.Lender
+	peering.Provider
 	mu    sync.Mutex
 	asked []string
 }
@@ -260,7 +260,7 @@ func TestPeersTalk(t *testing.T) {
 	refused := make(chan error, 10)
 	start(NewDispatcher(rome, DispatcherOptions{Receiver: replies, Consumer: nobody, Log: testr.New(t)}))
 	start(NewDispatcher(NewMessenger("paris", parisKey, parisPins, parisBroker), DispatcherOptions{
-		Lender: asked, Consumer: holds, Log: testr.New(t), Refused: func(_ string, err error) { refused <- err },
+		Provider: asked, Consumer: holds, Log: testr.New(t), Refused: func(_ string, err error) { refused <- err },
 	}))
 	// relay hands on what one side sent last, like the broker does. A stream that
 	// is not connected yet loses it, so it is offered until it shows.

@@ -25,8 +25,8 @@ import (
 // milliseconds.
 const pollInterval = 20 * time.Millisecond
 
-// Lender is the provider's side.
-type Lender struct {
+// Provider is the provider's side.
+type Provider struct {
 	Options
 
 	mu sync.Mutex
@@ -37,10 +37,10 @@ type Lender struct {
 	verified string
 }
 
-var _ peering.Lender = (*Lender)(nil)
+var _ peering.Provider = (*Provider)(nil)
 
-// NewLender makes the provider's side.
-func NewLender(options Options) (*Lender, error) {
+// NewProvider makes the provider's side.
+func NewProvider(options Options) (*Provider, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
 	}
@@ -55,11 +55,11 @@ func NewLender(options Options) (*Lender, error) {
 			return nil, fmt.Errorf("direct: networks that guests talk with: %w", err)
 		}
 	}
-	return &Lender{Options: options, totals: map[string]corev1.ResourceList{}}, nil
+	return &Provider{Options: options, totals: map[string]corev1.ResourceList{}}, nil
 }
 
 // Handle answers one message of a consumer.
-func (l *Lender) Handle(ctx context.Context, consumer peering.Peer, raw []byte) ([]byte, error) {
+func (l *Provider) Handle(ctx context.Context, consumer peering.Peer, raw []byte) ([]byte, error) {
 	if err := validateClusterID(consumer.ClusterID); err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func (l *Lender) Handle(ctx context.Context, consumer peering.Peer, raw []byte) 
 	return encode(*out)
 }
 
-func (l *Lender) answer(ctx context.Context, consumer peering.Peer, in message) (*message, error) {
+func (l *Provider) answer(ctx context.Context, consumer peering.Peer, in message) (*message, error) {
 	namespace, found, err := l.namespaceOf(ctx, consumer.ClusterID)
 	if err != nil {
 		return nil, err
@@ -117,7 +117,7 @@ func (l *Lender) answer(ctx context.Context, consumer peering.Peer, in message) 
 }
 
 // torn tears a consumer's link down, and reports whether that was soon done.
-func (l *Lender) torn(ctx context.Context, consumer string) (bool, error) {
+func (l *Provider) torn(ctx context.Context, consumer string) (bool, error) {
 	return l.soon(ctx, func() (bool, error) {
 		progress, err := l.Teardown(ctx, consumer)
 		return progress.Done, err
@@ -126,7 +126,7 @@ func (l *Lender) torn(ctx context.Context, consumer string) (bool, error) {
 
 // grant makes everything ready for a consumer's guests, in the order that never
 // leaves it a right without its bound, and gives it a token.
-func (l *Lender) grant(ctx context.Context, consumer string, session int64) (*message, error) {
+func (l *Provider) grant(ctx context.Context, consumer string, session int64) (*message, error) {
 	if l.Endpoint == "" {
 		return refusal("NoEndpoint", l.ClusterID+" does not say where its API server is reached: set apiServer.endpoint there"), nil
 	}
@@ -186,7 +186,7 @@ func (l *Lender) grant(ctx context.Context, consumer string, session int64) (*me
 }
 
 // soon repeats an attempt until it is done, fails, or has taken too long.
-func (l *Lender) soon(ctx context.Context, attempt func() (done bool, err error)) (bool, error) {
+func (l *Provider) soon(ctx context.Context, attempt func() (done bool, err error)) (bool, error) {
 	for deadline := l.Clock.Now().Add(l.Patience); ; {
 		if done, err := attempt(); done || err != nil || l.Clock.Now().After(deadline) {
 			return done, err
@@ -201,7 +201,7 @@ func (l *Lender) soon(ctx context.Context, attempt func() (done bool, err error)
 
 // EnsureGrant lets a consumer use up to total and pods, and no more. It is done
 // when the API server holds the consumer to it.
-func (l *Lender) EnsureGrant(ctx context.Context, consumer string, total corev1.ResourceList, pods int32) (peering.Progress, error) {
+func (l *Provider) EnsureGrant(ctx context.Context, consumer string, total corev1.ResourceList, pods int32) (peering.Progress, error) {
 	if err := validateClusterID(consumer); err != nil {
 		return peering.Progress{}, err
 	}
@@ -223,8 +223,8 @@ func (l *Lender) EnsureGrant(ctx context.Context, consumer string, total corev1.
 	return progress, err
 }
 
-// Borrowers lists the consumers for which anything exists here.
-func (l *Lender) Borrowers(ctx context.Context) ([]string, error) {
+// Consumers lists the consumers for which anything exists here.
+func (l *Provider) Consumers(ctx context.Context) ([]string, error) {
 	var namespaces corev1.NamespaceList
 	if err := l.Client.List(ctx, &namespaces, client.HasLabels{broker.LabelGuestsOf}); err != nil {
 		return nil, fmt.Errorf("listing namespaces for guests: %w", err)
@@ -241,7 +241,7 @@ func (l *Lender) Borrowers(ctx context.Context) ([]string, error) {
 
 // Teardown removes everything that was made for a consumer here: its rights
 // first, then its token, then its guests and all the rest with the namespace.
-func (l *Lender) Teardown(ctx context.Context, consumer string) (peering.Progress, error) {
+func (l *Provider) Teardown(ctx context.Context, consumer string) (peering.Progress, error) {
 	fail := func(err error) (peering.Progress, error) {
 		return peering.Progress{}, fmt.Errorf("removing what was made for %s: %w", consumer, err)
 	}
@@ -281,7 +281,7 @@ func (l *Lender) Teardown(ctx context.Context, consumer string) (peering.Progres
 	return peering.Waiting("NamespaceGoing", "waiting for namespace "+namespace.Name+" and the guests in it to go"), nil
 }
 
-func (l *Lender) namespaceOf(ctx context.Context, consumer string) (*corev1.Namespace, bool, error) {
+func (l *Provider) namespaceOf(ctx context.Context, consumer string) (*corev1.Namespace, bool, error) {
 	name := broker.GuestNamespace(consumer)
 	namespace, found, err := get(ctx, l.Client, "", name, &corev1.Namespace{})
 	if err != nil {

@@ -1,4 +1,4 @@
-package ledger
+package capacity
 
 import (
 	"slices"
@@ -9,9 +9,9 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// PodSets is the capacity of pod sets: those without pods are left out, the
+// OfPodSets is the capacity of pod sets: those without pods are left out, the
 // totals filled in.
-func PodSets(sets []broker.PodSet) broker.HeldCapacity {
+func OfPodSets(sets []broker.PodSet) broker.HeldCapacity {
 	var c broker.HeldCapacity
 	total := corev1.ResourceList{}
 	for _, set := range sets {
@@ -25,8 +25,8 @@ func PodSets(sets []broker.PodSet) broker.HeldCapacity {
 	return c
 }
 
-// Plus is a and b together.
-func Plus(a, b broker.HeldCapacity) broker.HeldCapacity {
+// Add is a and b together.
+func Add(a, b broker.HeldCapacity) broker.HeldCapacity {
 	out := a.DeepCopy()
 	for _, set := range b.PodSets {
 		if i := find(out.PodSets, set); i >= 0 {
@@ -39,30 +39,30 @@ func Plus(a, b broker.HeldCapacity) broker.HeldCapacity {
 	return *out
 }
 
-// Minus is what a has more than b, set by set, or resource by resource for
+// Sub is what a has more than b, set by set, or resource by resource for
 // divisible totals. It is never below zero.
-func Minus(a, b broker.HeldCapacity) broker.HeldCapacity {
+func Sub(a, b broker.HeldCapacity) broker.HeldCapacity {
 	if len(a.PodSets) > 0 {
 		sets := slices.Clone(a.PodSets)
 		for i := range sets {
 			sets[i].Count -= Count(b, sets[i])
 		}
-		return PodSets(sets)
+		return OfPodSets(sets)
 	}
 	left := a.Totals.List()
 	if len(b.PodSets) > 0 {
 		return broker.HeldCapacity{Totals: broker.FromList(left)}
 	}
-	return broker.HeldCapacity{Totals: broker.FromList(subtract(left, b.Totals.List()))}
+	return broker.HeldCapacity{Totals: broker.FromList(Subtract(left, b.Totals.List()))}
 }
 
-// Least is what a and b have in common.
-func Least(a, b broker.HeldCapacity) broker.HeldCapacity { return Minus(a, Minus(a, b)) }
+// Min is what a and b have in common.
+func Min(a, b broker.HeldCapacity) broker.HeldCapacity { return Sub(a, Sub(a, b)) }
 
-// Most is enough for either of a and b: of each set, and of each resource in
+// Max is enough for either of a and b: of each set, and of each resource in
 // the totals, the larger amount. The totals may be less than the sum of the
 // sets, because a and b are never needed at once.
-func Most(a, b broker.HeldCapacity) broker.HeldCapacity {
+func Max(a, b broker.HeldCapacity) broker.HeldCapacity {
 	out := a.DeepCopy()
 	for _, set := range b.PodSets {
 		if i := find(out.PodSets, set); i >= 0 {
@@ -71,12 +71,12 @@ func Most(a, b broker.HeldCapacity) broker.HeldCapacity {
 			out.PodSets = append(out.PodSets, *set.DeepCopy())
 		}
 	}
-	out.Totals = broker.FromList(larger(a.Totals.List(), b.Totals.List()))
+	out.Totals = broker.FromList(Larger(a.Totals.List(), b.Totals.List()))
 	return *out
 }
 
-// Same reports whether a and b are the same amounts.
-func Same(a, b broker.HeldCapacity) bool {
+// Equal reports whether a and b are the same amounts.
+func Equal(a, b broker.HeldCapacity) bool {
 	if !apiequality.Semantic.DeepEqual(a.Totals.List(), b.Totals.List()) || a.Pods() != b.Pods() {
 		return false
 	}
@@ -102,8 +102,8 @@ func find(sets []broker.PodSet, set broker.PodSet) int {
 	})
 }
 
-// larger is the larger amount of each resource, in place of a.
-func larger(a, b corev1.ResourceList) corev1.ResourceList {
+// Larger is the larger amount of each resource, in place of a.
+func Larger(a, b corev1.ResourceList) corev1.ResourceList {
 	for name, amount := range b {
 		if have, ok := a[name]; !ok || have.Cmp(amount) < 0 {
 			a[name] = amount
@@ -112,8 +112,8 @@ func larger(a, b corev1.ResourceList) corev1.ResourceList {
 	return a
 }
 
-// subtract takes b from a, in place, and stops at zero.
-func subtract(a, b corev1.ResourceList) corev1.ResourceList {
+// Subtract takes b from a, in place, and stops at zero.
+func Subtract(a, b corev1.ResourceList) corev1.ResourceList {
 	for name, amount := range b {
 		have, ok := a[name]
 		if !ok {

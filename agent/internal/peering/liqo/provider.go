@@ -36,8 +36,8 @@ const (
 	pollInterval = 50 * time.Millisecond
 )
 
-// Lender is the provider's side.
-type Lender struct {
+// Provider is the provider's side.
+type Provider struct {
 	Options
 
 	mu sync.Mutex
@@ -46,18 +46,18 @@ type Lender struct {
 	totals map[string]corev1.ResourceList
 }
 
-var _ peering.Lender = (*Lender)(nil)
+var _ peering.Provider = (*Provider)(nil)
 
-// NewLender makes the provider's side.
-func NewLender(options Options) (*Lender, error) {
+// NewProvider makes the provider's side.
+func NewProvider(options Options) (*Provider, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
 	}
-	return &Lender{Options: options, totals: map[string]corev1.ResourceList{}}, nil
+	return &Provider{Options: options, totals: map[string]corev1.ResourceList{}}, nil
 }
 
 // Handle answers one message of a consumer.
-func (l *Lender) Handle(ctx context.Context, consumer peering.Peer, raw []byte) ([]byte, error) {
+func (l *Provider) Handle(ctx context.Context, consumer peering.Peer, raw []byte) ([]byte, error) {
 	if err := validateClusterID(consumer.ClusterID); err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func refusal(reason, text string) *message {
 }
 
 // offer makes ready for a consumer and gives it a nonce to sign.
-func (l *Lender) offer(ctx context.Context, consumer string, session int64) (*message, error) {
+func (l *Provider) offer(ctx context.Context, consumer string, session int64) (*message, error) {
 	namespace, wait, err := l.ensureTenantNamespace(ctx, consumer, annotationLentSession, session)
 	switch {
 	case err != nil:
@@ -145,7 +145,7 @@ func (l *Lender) offer(ctx context.Context, consumer string, session int64) (*me
 }
 
 // grant has Liqo sign a consumer's certificate.
-func (l *Lender) grant(ctx context.Context, consumer string, namespace *corev1.Namespace, request message) (*message, error) {
+func (l *Provider) grant(ctx context.Context, consumer string, namespace *corev1.Namespace, request message) (*message, error) {
 	nonce, found, err := get(ctx, l.Client, namespace.Name, nonceSecret, &corev1.Secret{})
 	if err != nil {
 		return nil, fmt.Errorf("reading the nonce for %s: %w", consumer, err)
@@ -208,7 +208,7 @@ func (l *Lender) grant(ctx context.Context, consumer string, namespace *corev1.N
 
 // soon repeats an attempt until it is done, fails, or has taken too long, in
 // which case the consumer will ask again.
-func (l *Lender) soon(ctx context.Context, attempt func() (done bool, err error)) error {
+func (l *Provider) soon(ctx context.Context, attempt func() (done bool, err error)) error {
 	for deadline := l.Clock.Now().Add(patience); ; {
 		if done, err := attempt(); done || err != nil || l.Clock.Now().After(deadline) {
 			return err
@@ -222,7 +222,7 @@ func (l *Lender) soon(ctx context.Context, attempt func() (done bool, err error)
 }
 
 // EnsureGrant lets a consumer use up to total and pods.
-func (l *Lender) EnsureGrant(ctx context.Context, consumer string, total corev1.ResourceList, pods int32) (peering.Progress, error) {
+func (l *Provider) EnsureGrant(ctx context.Context, consumer string, total corev1.ResourceList, pods int32) (peering.Progress, error) {
 	if err := validateClusterID(consumer); err != nil {
 		return peering.Progress{}, err
 	}
@@ -237,7 +237,7 @@ func (l *Lender) EnsureGrant(ctx context.Context, consumer string, total corev1.
 	return l.answer(ctx, consumer)
 }
 
-func (l *Lender) total(consumer string) (corev1.ResourceList, bool) {
+func (l *Provider) total(consumer string) (corev1.ResourceList, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	total, known := l.totals[consumer]
@@ -246,7 +246,7 @@ func (l *Lender) total(consumer string) (corev1.ResourceList, bool) {
 
 // answer answers a consumer's slices. Nothing but what is stored now decides,
 // so any number of answers may be under way.
-func (l *Lender) answer(ctx context.Context, consumer string) (peering.Progress, error) {
+func (l *Provider) answer(ctx context.Context, consumer string) (peering.Progress, error) {
 	var found authv1beta1.ResourceSliceList
 	if err := l.Client.List(ctx, &found, client.InNamespace(tenantNamespace(consumer)), client.MatchingLabels{
 		consts.ReplicationStatusLabel: "true", consts.ReplicationOriginLabel: consumer,
@@ -278,7 +278,7 @@ func (l *Lender) answer(ctx context.Context, consumer string) (peering.Progress,
 
 // answerSlice answers one slice: its status says what is granted, and Liqo's
 // Quota, by which guests are refused, says the same.
-func (l *Lender) answerSlice(ctx context.Context, consumer string, key client.ObjectKey) (peering.Progress, error) {
+func (l *Provider) answerSlice(ctx context.Context, consumer string, key client.ObjectKey) (peering.Progress, error) {
 	slice, found, err := get(ctx, l.Client, key.Namespace, key.Name, &authv1beta1.ResourceSlice{})
 	if err != nil || !found {
 		return peering.Done("NoSlice", consumer+" asks for nothing"), err
@@ -389,7 +389,7 @@ func keys(list corev1.ResourceList) []corev1.ResourceName {
 
 // enforce brings the Quota in line. Liqo makes it of an accepted slice, and of
 // nothing else, so a lower answer is carried over here.
-func (l *Lender) enforce(ctx context.Context, namespace, user string, v verdict) (peering.Progress, error) {
+func (l *Provider) enforce(ctx context.Context, namespace, user string, v verdict) (peering.Progress, error) {
 	quota, found, err := get(ctx, l.Client, namespace, user, &offloadingv1beta1.Quota{})
 	switch {
 	case err != nil:
@@ -422,7 +422,7 @@ func userOf(slice, consumer string) string {
 // finished is what a user's guests that have ended still hold of its Quota,
 // which they do until the consumer deletes them. Its scheduler counts them no
 // more, so it is granted on top.
-func (l *Lender) finished(ctx context.Context, user string) (corev1.ResourceList, error) {
+func (l *Provider) finished(ctx context.Context, user string) (corev1.ResourceList, error) {
 	var guests offloadingv1beta1.ShadowPodList
 	if err := l.Client.List(ctx, &guests, client.MatchingLabels{consts.CreatorLabelKey: user}); err != nil {
 		return nil, fmt.Errorf("listing the guests of %s: %w", user, err)
@@ -457,8 +457,8 @@ func quotaOf(pod *corev1.PodSpec) corev1.ResourceList {
 	return charge
 }
 
-// Borrowers lists the consumers for which anything exists here.
-func (l *Lender) Borrowers(ctx context.Context) ([]string, error) {
+// Consumers lists the consumers for which anything exists here.
+func (l *Provider) Consumers(ctx context.Context) ([]string, error) {
 	var namespaces corev1.NamespaceList
 	if err := l.Client.List(ctx, &namespaces, client.MatchingLabels{broker.LabelManagedBy: broker.ManagedBySpillway, consts.TenantNamespaceLabel: "true"}); err != nil {
 		return nil, fmt.Errorf("listing tenant namespaces: %w", err)
@@ -475,7 +475,7 @@ func (l *Lender) Borrowers(ctx context.Context) ([]string, error) {
 
 // Teardown removes everything that was made for a consumer here: what is copied
 // from it first, then its right to copy, then the rest.
-func (l *Lender) Teardown(ctx context.Context, consumer string) (peering.Progress, error) {
+func (l *Provider) Teardown(ctx context.Context, consumer string) (peering.Progress, error) {
 	fail := func(err error) (peering.Progress, error) {
 		return peering.Progress{}, fmt.Errorf("removing what was made for %s: %w", consumer, err)
 	}
@@ -573,7 +573,7 @@ func (l *Lender) Teardown(ctx context.Context, consumer string) (peering.Progres
 
 // copies are the objects that a consumer's crd-replicator made here, and the
 // Quotas made of them.
-func (l *Lender) copies(ctx context.Context, consumer string) ([]client.Object, error) {
+func (l *Provider) copies(ctx context.Context, consumer string) ([]client.Object, error) {
 	var (
 		slices  authv1beta1.ResourceSliceList
 		maps    offloadingv1beta1.NamespaceMapList
