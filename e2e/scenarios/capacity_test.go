@@ -18,8 +18,8 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// freeCPU is what a node's pods have left of its CPU, as a person would read it
-// from the Node and its pods.
+// freeCPU is what a node's pods have left of its CPU, computed from the
+// Node and its pods.
 func freeCPU(ctx context.Context, r *remote, node string) (resource.Quantity, error) {
 	var n corev1.Node
 	if err := r.Get(ctx, client.ObjectKey{Name: node}, &n); err != nil {
@@ -81,11 +81,11 @@ func fill(ctx context.Context, t *testing.T, r *remote, node, leave string) (emp
 	return empty
 }
 
-// quiet waits until nothing of an earlier story is left: no reservation, no
-// virtual node, no link.
-func quiet(ctx context.Context, t *testing.T) {
+// expectIdle waits until nothing of an earlier scenario is left: no reservation, no
+// virtual node, no peering.
+func expectIdle(ctx context.Context, t *testing.T) {
 	t.Helper()
-	eventually(ctx, t, "no reservation, no virtual node and no link is left", 4*time.Minute, func(ctx context.Context) (bool, string) {
+	eventually(ctx, t, "no reservation, no virtual node and no peering is left", 4*time.Minute, func(ctx context.Context) (bool, string) {
 		var left []string
 		for _, r := range []*remote{hub, rome} {
 			var reservations broker.ReservationList

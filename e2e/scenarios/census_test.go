@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// uncounted kinds come and go by themselves and belong to nobody's set-up.
+// uncounted kinds change without any action of Spillway.
 var uncounted = map[string]string{
 	"events":         "a record of what happened, kept for an hour",
 	"leases":         "renewed and replaced by whoever leads",
@@ -78,7 +78,7 @@ func compare(before, after map[string]bool) (added, missing []string) {
 }
 
 // keptWarm reports whether an object belongs to a peering that is kept for a
-// while after its last use: the link's own objects and the parked virtual node.
+// while after its last use: its own objects and the parked virtual node.
 func keptWarm(object string) bool {
 	for _, mark := range []string{
 		"liqo-tenant-",                      // tenant namespaces and all in them
@@ -87,8 +87,8 @@ func keptWarm(object string) bool {
 		"tenants.authentication.liqo.io",
 		"liqo-nonce",
 		"spillway-guests-",        // the direct driver's namespaces for guests and all in them,
-		"spillway-direct-",        // its links,
-		"/spillway-virtual-node ", // and its leave to read what the pods refer to
+		"spillway-direct-",        // its virtual node configurations,
+		"/spillway-virtual-node ", // and the permission to read what the pods refer to
 	} {
 		if strings.Contains(object, mark) {
 			return true

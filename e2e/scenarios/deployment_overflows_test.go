@@ -24,164 +24,183 @@ import (
 	"github.com/spillway-dev/spillway/e2e/lab/install"
 )
 
-// TestDeploymentOverflowsAndReturns is the first story: a Deployment of more
-// pods than rome has room for overflows with nobody acting on it, works as one
-// Service, and leaves nothing behind when it fits at home again.
+// webApp is the Deployment of the scenario.
+const webApp = "web"
+
+// deploymentScenario is the state that the steps of TestDeploymentOverflowsAndReturns share.
+type deploymentScenario struct {
+	small, large int // pods: what fits at home, and three more
+	ns           string
+	before       map[string]bool
+	first        []types.UID
+	home, away   []corev1.Pod
+}
+
+// TestDeploymentOverflowsAndReturns scales a Deployment beyond the capacity of
+// rome. The pods that do not fit overflow without any operator action, work as one
+// Service, and leave nothing behind when the Deployment fits at home again.
 func TestDeploymentOverflowsAndReturns(t *testing.T) {
-	const app = "web"
-	var (
-		small, large int // pods: what fits at home, and three more
-		ns           string
-		before       map[string]bool
-		first        []types.UID
-		home, away   []corev1.Pod
-	)
-	feature := features.New("a Deployment that grows and shrinks").Setup(func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		quiet(ctx, t)
-		ns = namespace(ctx, t, "story-deployment", true)
-		free, err := freeCPU(ctx, rome, rome.ControlPlane())
-		if err != nil {
+	s := &deploymentScenario{}
+	feature := features.New("a Deployment that grows and shrinks").Setup(s.createDeployment)
+	feature.Assess("what fits at home stays there, and a census is taken", s.staysHome)
+	feature.Assess("what does not fit runs elsewhere, on nodes of exactly the size granted", s.overflows)
+	feature.Assess("logs and exec work through rome", s.logsAndExec)
+	feature.Assess("one Service reaches all of them", s.serviceReachesAll)
+	feature.Assess("back at its size, the pods at home are the same, and all but the warm peering is gone", s.returns)
+	feature.Assess("a planted stray is counted", s.countsStrayObject)
+	testenv.Test(t, feature.Feature())
+}
+
+func (s *deploymentScenario) createDeployment(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	expectIdle(ctx, t)
+	s.ns = namespace(ctx, t, "scenario-deployment", true)
+	free, err := freeCPU(ctx, rome, rome.ControlPlane())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.small = int(free.MilliValue() / 300)
+	s.large = s.small + 3
+	if s.small < 1 || s.small > 6 {
+		t.Fatalf("rome has %s CPU left, expected enough for 1 to 6 pods of 300m", free.String())
+	}
+	d := deployment(s.ns, webApp, int32(s.small), requests("cpu", "300m", "memory", "32Mi"))
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: webApp},
+		Spec:       corev1.ServiceSpec{Selector: d.Spec.Selector.MatchLabels, Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}},
+	}
+	for _, o := range []client.Object{d, service} {
+		if err := rome.Create(ctx, o); err != nil {
 			t.Fatal(err)
 		}
-		small = int(free.MilliValue() / 300)
-		large = small + 3
-		if small < 1 || small > 6 {
-			t.Fatalf("rome has %s CPU left, meant is room for a few pods of 300m", free.String())
+	}
+	return ctx
+}
+
+func (s *deploymentScenario) staysHome(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	s.home, s.away = allReady(ctx, t, s.ns, webApp, s.small, time.Minute)
+	if len(s.away) > 0 {
+		t.Fatalf("%d pods overflowed though rome has room", len(s.away))
+	}
+	for _, p := range s.home {
+		s.first = append(s.first, p.UID)
+	}
+	s.before = census(ctx, t)
+	t.Logf("census: %d objects in four clusters", len(s.before))
+	return ctx
+}
+
+func (s *deploymentScenario) overflows(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	start := time.Now()
+	scale(ctx, t, s.ns, webApp, int32(s.large))
+	s.home, s.away = allReady(ctx, t, s.ns, webApp, s.large, 3*time.Minute)
+	timing(t, fmt.Sprintf("cold: %d more pods, %d of them overflowed, all ready", s.large-s.small, len(s.away)), time.Since(start))
+	if len(s.away) == 0 {
+		t.Fatal("nothing overflowed: rome has too much free capacity for this scenario")
+	}
+	free, err := freeCPU(ctx, rome, rome.ControlPlane())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if free.Cmp(resource.MustParse("300m")) >= 0 {
+		t.Errorf("pods overflowed while rome has %s CPU left", free.String())
+	}
+	eventually(ctx, t, "each virtual node is as large as what is granted there", 30*time.Second, func(ctx context.Context) (bool, string) {
+		nodes, err := virtualNodes(ctx)
+		if err != nil || len(nodes) == 0 {
+			return false, fmt.Sprint("no virtual node ", err)
 		}
-		d := deployment(ns, app, int32(small), requests("cpu", "300m", "memory", "32Mi"))
-		service := &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: app},
-			Spec:       corev1.ServiceSpec{Selector: d.Spec.Selector.MatchLabels, Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}},
-		}
-		for _, o := range []client.Object{d, service} {
-			if err := rome.Create(ctx, o); err != nil {
-				t.Fatal(err)
-			}
-		}
-		return ctx
-	})
-	feature.Assess("what fits at home stays there, and a census is taken", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		home, away = allReady(ctx, t, ns, app, small, time.Minute)
-		if len(away) > 0 {
-			t.Fatalf("%d pods overflowed though rome has room", len(away))
-		}
-		for _, p := range home {
-			first = append(first, p.UID)
-		}
-		before = census(ctx, t)
-		t.Logf("census: %d objects in four clusters", len(before))
-		return ctx
-	})
-	feature.Assess("what does not fit runs elsewhere, on nodes of exactly the size granted", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		start := time.Now()
-		scale(ctx, t, ns, app, int32(large))
-		home, away = allReady(ctx, t, ns, app, large, 3*time.Minute)
-		timing(t, fmt.Sprintf("cold: %d more pods, %d of them overflowed, all ready", large-small, len(away)), time.Since(start))
-		if len(away) == 0 {
-			t.Fatal("nothing overflowed: rome is too large for this story")
-		}
-		free, err := freeCPU(ctx, rome, rome.ControlPlane())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if free.Cmp(resource.MustParse("300m")) >= 0 {
-			t.Errorf("pods overflowed while rome has %s CPU left", free.String())
-		}
-		eventually(ctx, t, "each virtual node is as large as what is granted there", 30*time.Second, func(ctx context.Context) (bool, string) {
-			nodes, err := virtualNodes(ctx)
-			if err != nil || len(nodes) == 0 {
-				return false, fmt.Sprint("no virtual node ", err)
-			}
-			for _, n := range nodes {
-				total, pods, err := granted(ctx, n.Labels[broker.LabelProvider])
-				if err != nil {
-					return false, err.Error()
-				}
-				if pods == 0 {
-					continue // parked, from an earlier story
-				}
-				for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
-					have, want := n.Status.Allocatable[name], total[name]
-					if have.Cmp(want) != 0 {
-						return false, fmt.Sprintf("%s has %s %s, granted is %s", n.Name, have.String(), name, want.String())
-					}
-				}
-				if have := n.Status.Allocatable.Pods().Value(); have != pods {
-					return false, fmt.Sprintf("%s takes %d pods, granted are %d", n.Name, have, pods)
-				}
-				t.Logf("node %s: allocatable cpu %s, memory %s, pods %d: as granted", n.Name, n.Status.Allocatable.Cpu(), n.Status.Allocatable.Memory(), pods)
-			}
-			return true, ""
-		})
-		return ctx
-	})
-	feature.Assess("logs and exec work through rome", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		for _, p := range away {
-			if name, err := execIn(ctx, p, "/"+install.Workload, "hostname"); err != nil || name != p.Name {
-				t.Errorf("exec in %s answers %q (%v)", p.Name, name, err)
-			}
-			if text, err := logs(ctx, p); err != nil || !strings.Contains(text, "serving as "+p.Name) {
-				t.Errorf("the logs of %s are %q (%v)", p.Name, text, err)
-			}
-		}
-		return ctx
-	})
-	feature.Assess("one Service reaches all of them", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		var want []string
-		for _, p := range slices.Concat(home, away) {
-			want = append(want, p.Name)
-		}
-		eventually(ctx, t, "all pods answer through the Service", time.Minute, func(ctx context.Context) (bool, string) {
-			out, err := execIn(ctx, home[0], "/"+install.Workload, "get", fmt.Sprintf("http://%s.%s.svc.cluster.local", app, ns), "60")
+		for _, n := range nodes {
+			total, pods, err := granted(ctx, n.Labels[broker.LabelProvider])
 			if err != nil {
 				return false, err.Error()
 			}
-			for _, name := range want {
-				if !strings.Contains(out, name) {
-					return false, fmt.Sprintf("%s did not answer among %v", name, slices.Compact(strings.Fields(out)))
+			if pods == 0 {
+				continue // parked, from an earlier scenario
+			}
+			for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+				have, want := n.Status.Allocatable[name], total[name]
+				if have.Cmp(want) != 0 {
+					return false, fmt.Sprintf("%s has %s %s, granted is %s", n.Name, have.String(), name, want.String())
 				}
 			}
-			return true, ""
-		})
-		return ctx
+			if have := n.Status.Allocatable.Pods().Value(); have != pods {
+				return false, fmt.Sprintf("%s takes %d pods, granted are %d", n.Name, have, pods)
+			}
+			t.Logf("node %s: allocatable cpu %s, memory %s, pods %d: as granted", n.Name, n.Status.Allocatable.Cpu(), n.Status.Allocatable.Memory(), pods)
+		}
+		return true, ""
 	})
-	feature.Assess("back at its size, the pods at home are the same, and all but the warm peering is gone", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		start := time.Now()
-		scale(ctx, t, ns, app, int32(small))
-		home, away = allReady(ctx, t, ns, app, small, time.Minute)
-		for _, p := range slices.Concat(home, away) {
-			if !slices.Contains(first, p.UID) {
-				t.Errorf("%s on %s is not one of the first pods: the overflowed ones should have gone first", p.Name, p.Spec.NodeName)
+	return ctx
+}
+
+func (s *deploymentScenario) logsAndExec(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	for _, p := range s.away {
+		if name, err := execIn(ctx, p, "/"+install.Workload, "hostname"); err != nil || name != p.Name {
+			t.Errorf("exec in %s answers %q (%v)", p.Name, name, err)
+		}
+		if text, err := logs(ctx, p); err != nil || !strings.Contains(text, "serving as "+p.Name) {
+			t.Errorf("the logs of %s are %q (%v)", p.Name, text, err)
+		}
+	}
+	return ctx
+}
+
+func (s *deploymentScenario) serviceReachesAll(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	var want []string
+	for _, p := range slices.Concat(s.home, s.away) {
+		want = append(want, p.Name)
+	}
+	eventually(ctx, t, "all pods answer through the Service", time.Minute, func(ctx context.Context) (bool, string) {
+		out, err := execIn(ctx, s.home[0], "/"+install.Workload, "get", fmt.Sprintf("http://%s.%s.svc.cluster.local", webApp, s.ns), "60")
+		if err != nil {
+			return false, err.Error()
+		}
+		for _, name := range want {
+			if !strings.Contains(out, name) {
+				return false, fmt.Sprintf("%s did not answer among %v", name, slices.Compact(strings.Fields(out)))
 			}
 		}
-		eventually(ctx, t, "the census equals the first, but for the warm peering", 3*time.Minute, func(ctx context.Context) (bool, string) {
-			added, missing := compare(before, census(ctx, t))
-			added = slices.DeleteFunc(added, keptWarm)
-			return len(added)+len(missing) == 0, fmt.Sprintf("more: %v; less: %v", added, missing)
-		})
-		timing(t, "released: all but the warm peering is gone", time.Since(start))
-		eventually(ctx, t, "after its idle time the peering is gone too", 4*time.Minute, func(ctx context.Context) (bool, string) {
-			added, missing := compare(before, census(ctx, t))
-			return len(added)+len(missing) == 0, fmt.Sprintf("more: %v; less: %v", added, missing)
-		})
-		timing(t, "torn down: nothing is left in any cluster", time.Since(start))
-		return ctx
+		return true, ""
 	})
-	feature.Assess("a planted stray is counted", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		stray := &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": "authentication.liqo.io/v1beta1", "kind": "ResourceSlice",
-			"metadata": map[string]any{"name": "stray", "namespace": "default"},
-			"spec":     map[string]any{"class": "stray", "consumerClusterID": "nobody", "providerClusterID": "paris"},
-		}}
-		if err := paris.Create(ctx, stray); err != nil {
-			t.Fatal(err)
+	return ctx
+}
+
+func (s *deploymentScenario) returns(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	start := time.Now()
+	scale(ctx, t, s.ns, webApp, int32(s.small))
+	s.home, s.away = allReady(ctx, t, s.ns, webApp, s.small, time.Minute)
+	for _, p := range slices.Concat(s.home, s.away) {
+		if !slices.Contains(s.first, p.UID) {
+			t.Errorf("%s on %s is not one of the s.first pods: the overflowed ones should have gone first", p.Name, p.Spec.NodeName)
 		}
-		t.Cleanup(func() { paris.Delete(context.WithoutCancel(ctx), stray) })
-		added, _ := compare(before, census(ctx, t))
-		if len(added) != 1 || !strings.Contains(added[0], "resourceslices.authentication.liqo.io default/stray") {
-			t.Errorf("the census does not see a stray slice, or sees more: %v", added)
-		}
-		return ctx
+	}
+	eventually(ctx, t, "the census equals the s.first, but for the warm peering", 3*time.Minute, func(ctx context.Context) (bool, string) {
+		added, missing := compare(s.before, census(ctx, t))
+		added = slices.DeleteFunc(added, keptWarm)
+		return len(added)+len(missing) == 0, fmt.Sprintf("more: %v; less: %v", added, missing)
 	})
-	testenv.Test(t, feature.Feature())
+	timing(t, "released: all but the warm peering is gone", time.Since(start))
+	eventually(ctx, t, "after its idle time the peering is gone too", 4*time.Minute, func(ctx context.Context) (bool, string) {
+		added, missing := compare(s.before, census(ctx, t))
+		return len(added)+len(missing) == 0, fmt.Sprintf("more: %v; less: %v", added, missing)
+	})
+	timing(t, "torn down: nothing is left in any cluster", time.Since(start))
+	return ctx
+}
+
+func (s *deploymentScenario) countsStrayObject(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	stray := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "authentication.liqo.io/v1beta1", "kind": "ResourceSlice",
+		"metadata": map[string]any{"name": "stray", "namespace": "default"},
+		"spec":     map[string]any{"class": "stray", "consumerClusterID": "none", "providerClusterID": "paris"},
+	}}
+	if err := paris.Create(ctx, stray); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { paris.Delete(context.WithoutCancel(ctx), stray) })
+	added, _ := compare(s.before, census(ctx, t))
+	if len(added) != 1 || !strings.Contains(added[0], "resourceslices.authentication.liqo.io default/stray") {
+		t.Errorf("the census does not see a stray slice, or sees more: %v", added)
+	}
+	return ctx
 }

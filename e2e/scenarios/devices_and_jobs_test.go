@@ -19,15 +19,15 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// TestDevicesAndJobsOverflow is the story of a pod that asks for a device rome
+// TestDevicesAndJobsOverflow runs a pod that requests a device rome
 // does not have, and of a Job whose pods end.
 func TestDevicesAndJobsOverflow(t *testing.T) {
 	var ns string
 	feature := features.New("devices and Jobs").Setup(func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		ns = namespace(ctx, t, "story-jobs", true)
+		ns = namespace(ctx, t, "scenario-jobs", true)
 		return ctx
 	})
-	feature.Assess("a pod that asks for a GPU runs where there is one", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	feature.Assess("a pod that requests a GPU runs where there is one", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		start := time.Now()
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "gpu", Labels: map[string]string{"app": "gpu"}},

@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package scenarios tells, on the lab's real clusters, what Spillway does from a
-// user's side: Deployments, Jobs and pods that do not fit at home.
+// Package scenarios shows, on the lab's real clusters, what Spillway does for its
+// users: Deployments, Jobs and pods that do not fit at home overflow.
 package scenarios
 
 import (
@@ -45,7 +45,7 @@ type remote struct {
 
 var (
 	testenv env.Environment
-	// hub runs the broker; rome is the home of the stories' pods.
+	// hub runs the broker; rome is the home of the scenarios' pods.
 	hub, rome, paris, berlin *remote
 	everywhere               []*remote
 	workloadImage            string
@@ -80,7 +80,7 @@ func connect(ctx context.Context) error {
 			return fmt.Errorf("%w (make lab brings the clusters up)", err)
 		}
 		config.QPS, config.Burst = 500, 1000
-		config.WarningHandler = rest.NoWarnings{} // discovery meets old kinds
+		config.WarningHandler = rest.NoWarnings{} // discovery returns deprecated kinds
 		r := &remote{Cluster: c, config: config}
 		if r.Client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
 			return err
@@ -107,17 +107,17 @@ func connect(ctx context.Context) error {
 	return nil
 }
 
-// patience stretches every deadline. Machines are slow at times, and Liqo, after
+// deadlineFactor extends every deadline. Machines are slow at times, and Liqo, after
 // many quick rounds with one provider, waits for minutes before it tries the end of
 // a virtual node again.
-const patience = 3
+const deadlineFactor = 3
 
 // eventually waits until check is satisfied, or fails the test with what it saw
 // last.
 func eventually(ctx context.Context, t *testing.T, what string, timeout time.Duration, check func(ctx context.Context) (bool, string)) time.Duration {
 	t.Helper()
 	start := time.Now()
-	timeout *= patience
+	timeout *= deadlineFactor
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for last := "nothing yet"; ; {
@@ -133,29 +133,29 @@ func eventually(ctx context.Context, t *testing.T, what string, timeout time.Dur
 		case <-ctx.Done():
 			dump(t)
 			t.Fatalf("waited %s until %s; last seen: %s", timeout, what, last)
-		case <-time.After(max(200*time.Millisecond, 2*time.Since(began))): // a costly look is taken less often
+		case <-time.After(max(200*time.Millisecond, 2*time.Since(began))): // an expensive check runs less often
 		}
 	}
 }
 
-// timing prints a measured figure: for people, never a pass mark.
+// timing logs a measured figure; it never decides whether a test passes.
 func timing(t *testing.T, what string, d time.Duration) {
 	t.Helper()
 	t.Logf("timing: %-60s %6.2fs", what, d.Seconds())
 }
 
-// namespace makes a namespace in rome for one story and removes it afterwards.
+// namespace makes a namespace in rome for one scenario and removes it afterwards.
 func namespace(ctx context.Context, t *testing.T, name string, overflow bool) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	if overflow {
 		ns.Labels = map[string]string{broker.LabelOverflow: broker.OverflowEnabled}
 	}
-	gone(ctx, t, ns.DeepCopy()) // left by a run that was cut off
+	deleteNamespace(ctx, t, ns.DeepCopy()) // left by a run that was cut off
 	if err := rome.Create(ctx, ns); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { gone(context.WithoutCancel(ctx), t, ns) })
+	t.Cleanup(func() { deleteNamespace(context.WithoutCancel(ctx), t, ns) })
 	// The ServiceAccount controller works beside us.
 	eventually(ctx, t, "namespace "+name+" has its ServiceAccount", time.Minute, func(ctx context.Context) (bool, string) {
 		err := rome.Get(ctx, client.ObjectKey{Namespace: name, Name: "default"}, &corev1.ServiceAccount{})
@@ -164,8 +164,8 @@ func namespace(ctx context.Context, t *testing.T, name string, overflow bool) st
 	return name
 }
 
-// gone deletes a namespace of rome and waits until nothing of it is left.
-func gone(ctx context.Context, t *testing.T, ns *corev1.Namespace) {
+// deleteNamespace deletes a namespace of rome and waits until nothing of it is left.
+func deleteNamespace(ctx context.Context, t *testing.T, ns *corev1.Namespace) {
 	t.Helper()
 	if err := rome.Delete(ctx, ns); apierrors.IsNotFound(err) {
 		return
@@ -180,7 +180,7 @@ func gone(ctx context.Context, t *testing.T, ns *corev1.Namespace) {
 	})
 }
 
-// dump prints what a person would look at first.
+// dump logs the objects that explain most failures.
 func dump(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)

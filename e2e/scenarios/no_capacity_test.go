@@ -15,12 +15,12 @@ import (
 	"sigs.k8s.io/e2e-framework/pkg/features"
 )
 
-// TestNowhereHasRoom is the story of a pod that nobody can take: it says why,
-// and goes when room appears.
-func TestNowhereHasRoom(t *testing.T) {
-	feature := features.New("nowhere has room").Assess("the pod says why, and overflows when room appears", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		quiet(ctx, t)
-		ns := namespace(ctx, t, "story-no-room", true)
+// TestNoCapacityAnywhere creates a pod that no cluster has capacity for: its events
+// give the reason of each provider, and it overflows when capacity appears.
+func TestNoCapacityAnywhere(t *testing.T) {
+	feature := features.New("no capacity anywhere").Assess("the events give the reasons, and the pod overflows when capacity appears", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+		expectIdle(ctx, t)
+		ns := namespace(ctx, t, "scenario-no-capacity", true)
 		fill(ctx, t, rome, rome.ControlPlane(), "10m")
 		// Different amounts are left, so that the figures cannot be mixed up.
 		fill(ctx, t, paris, "paris-worker", "430m")
@@ -34,10 +34,10 @@ func TestNowhereHasRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(ctx, t, "the pod's events name both providers with the Nodes' figures", 90*time.Second, func(ctx context.Context) (bool, string) {
-			said := events(ctx, *pod)
+			messages := events(ctx, *pod)
 			for _, word := range []string{"paris", "berlin", "520m", "370m", "800m"} {
-				if !strings.Contains(said, word) {
-					return false, said
+				if !strings.Contains(messages, word) {
+					return false, messages
 				}
 			}
 			return true, ""
@@ -49,7 +49,7 @@ func TestNowhereHasRoom(t *testing.T) {
 		start := time.Now()
 		emptyBerlin()
 		_, away := allReady(ctx, t, ns, "large", 1, 2*time.Minute)
-		timing(t, "room appears in berlin, the waiting pod is ready", time.Since(start))
+		timing(t, "capacity appears in berlin, the waiting pod is ready", time.Since(start))
 		if len(away) != 1 || away[0].Spec.NodeName != "spillway-berlin" {
 			t.Errorf("the pod does not run in berlin: %v", away)
 		}

@@ -27,183 +27,203 @@ import (
 	"github.com/spillway-dev/spillway/e2e/lab/install"
 )
 
-// TestOverflowedPodsAreOrdinary is the story of somebody who works with an
-// overflowed pod as with any other: what it is given, what it says, talking to
-// it, its end.
+// ordinaryApp is the pod of the scenario, workloadProgram the binary in its image.
+const (
+	ordinaryApp     = "ordinary"
+	workloadProgram = "/" + install.Workload
+)
+
+// ordinaryScenario is the state that the steps of TestOverflowedPodsAreOrdinary share.
+type ordinaryScenario struct {
+	ns  string
+	pod corev1.Pod
+}
+
+// TestOverflowedPodsAreOrdinary uses an overflowed pod as any other: environment,
+// volumes, logs, exec, port-forward, metrics, failures.
 func TestOverflowedPodsAreOrdinary(t *testing.T) {
-	const app = "ordinary"
-	var (
-		ns  string
-		pod corev1.Pod
-	)
-	program := "/" + install.Workload
-	feature := features.New("ordinary pods").Setup(func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		quiet(ctx, t)
-		ns = namespace(ctx, t, "story-ordinary", true)
-		fill(ctx, t, rome, rome.ControlPlane(), "10m")
-		for _, o := range []client.Object{
-			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "words"}, Data: map[string]string{"text": "first edition"}},
-			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "key"}, StringData: map[string]string{"KEY": "for my eyes only"}},
-		} {
-			if err := rome.Create(ctx, o); err != nil {
-				t.Fatal(err)
-			}
-		}
-		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: app, Labels: map[string]string{"app": app}}, Spec: podSpec(requests("cpu", "100m", "memory", "16Mi"), "serve")}
-		c := &p.Spec.Containers[0]
-		c.EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "key"}}}}
-		c.Env = []corev1.EnvVar{{Name: "HOME_NAMESPACE", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}}}
-		c.VolumeMounts = []corev1.VolumeMount{{Name: "words", MountPath: "/words"}}
-		p.Spec.Volumes = []corev1.Volume{{Name: "words", VolumeSource: corev1.VolumeSource{
-			ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "words"}}}}}
-		if err := rome.Create(ctx, p); err != nil {
-			t.Fatal(err)
-		}
-		_, away := allReady(ctx, t, ns, app, 1, 2*time.Minute)
-		if len(away) != 1 {
-			t.Fatal("the pod did not overflow")
-		}
-		pod = away[0]
-		return ctx
-	})
-	feature.Assess("it is given its ConfigMap, its Secret and its environment", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		// Liqo lets a pod see the namespace it has at the provider.
-		seen := ns
-		if driver(ctx, t) == "liqo" {
-			seen += "-" + rome.Name
-		}
-		for _, c := range []struct{ word, about, want string }{
-			{"env", "KEY", "for my eyes only"}, {"env", "HOME_NAMESPACE", seen}, {"print", "/words/text", "first edition"},
-		} {
-			if got, err := execIn(ctx, pod, program, c.word, c.about); err != nil || got != c.want {
-				t.Errorf("%s %s gives %q (%v), want %q", c.word, c.about, got, err, c.want)
-			}
-		}
-		return ctx
-	})
-	feature.Assess("a change of the ConfigMap reaches it", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		start := time.Now()
-		words := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "words"}}
-		if err := rome.Patch(ctx, words, client.RawPatch("application/merge-patch+json", []byte(`{"data":{"text":"second edition"}}`))); err != nil {
-			t.Fatal(err)
-		}
-		// The kubelet itself looks once a minute or so.
-		eventually(ctx, t, "the pod reads the second edition", 3*time.Minute, func(ctx context.Context) (bool, string) {
-			got, err := execIn(ctx, pod, program, "print", "/words/text")
-			return err == nil && got == "second edition", fmt.Sprint(got, err)
-		})
-		timing(t, "a ConfigMap, changed to read", time.Since(start))
-		return ctx
-	})
-	feature.Assess("kubectl port-forward reaches it, and kubectl logs -f shows it at once", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		lines := follow(ctx, t, "logs", "-f", "-n", ns, app)
-		await(t, lines, "serving as "+app)
-		forwarded := follow(ctx, t, "port-forward", "-n", ns, "pod/"+app, ":8080")
-		said := await(t, forwarded, "Forwarding from 127.0.0.1:")
-		_, rest, _ := strings.Cut(said, "127.0.0.1:")
-		port, _, _ := strings.Cut(rest, " ")
-		for i := range 3 {
-			path := fmt.Sprintf("/round-%d", i)
-			answer, err := http.Get("http://" + net.JoinHostPort("127.0.0.1", port) + path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			text, err := io.ReadAll(answer.Body)
-			answer.Body.Close()
-			if err != nil || strings.TrimSpace(string(text)) != app {
-				t.Fatalf("through the forwarded port it answers %q (%v)", text, err)
-			}
-			await(t, lines, "served "+path)
-		}
-		if text, err := kubectl(ctx, t, "logs", "-n", ns, app, "--tail=1"); err != nil || strings.TrimSpace(text) != "served /round-2" {
-			t.Errorf("the last line is %q (%v)", text, err)
-		}
-		if text, err := kubectl(ctx, t, "logs", "-n", ns, app, "--since=1h", "--timestamps"); err != nil || !strings.Contains(text, "Z served /round-0") {
-			t.Errorf("the lines of the last hour are %q (%v)", text, err)
-		}
-		return ctx
-	})
-	feature.Assess("one can talk to it over a terminal", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		request := rome.set.CoreV1().RESTClient().Post().Resource("pods").Namespace(ns).Name(app).SubResource("exec").
-			VersionedParams(&corev1.PodExecOptions{Container: "main", Command: []string{program, "answer"}, Stdin: true, Stdout: true, TTY: true}, clientgoscheme.ParameterCodec)
-		executor, err := remotecommand.NewWebSocketExecutor(rome.config, "GET", request.URL().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		talk, cancel := context.WithTimeout(ctx, 30*time.Second)
-		defer cancel()
-		in, say := io.Pipe()
-		out, heard := io.Pipe()
-		ended := make(chan error, 1)
-		go func() {
-			ended <- executor.StreamWithContext(talk, remotecommand.StreamOptions{Stdin: in, Stdout: heard, Tty: true})
-			heard.Close()
-		}()
-		lines := scan(out)
-		await(t, lines, "talking over a terminal")
-		fmt.Fprintln(say, "good morning")
-		await(t, lines, "heard GOOD MORNING")
-		fmt.Fprintln(say, "bye")
-		if err := <-ended; err != nil {
-			t.Errorf("the conversation ended with %v", err)
-		}
-		return ctx
-	})
-	feature.Assess("one that fails shows its exit code, its restarts and its former logs", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "failing"}, Spec: podSpec(requests("cpu", "100m", "memory", "16Mi"), "fail", "3")}
-		if err := rome.Create(ctx, p); err != nil {
-			t.Fatal(err)
-		}
-		eventually(ctx, t, "it has failed once and is begun again", 2*time.Minute, func(ctx context.Context) (bool, string) {
-			err := rome.Get(ctx, client.ObjectKeyFromObject(p), p)
-			if err != nil || len(p.Status.ContainerStatuses) != 1 {
-				return false, fmt.Sprint(p.Status.Phase, err)
-			}
-			s := p.Status.ContainerStatuses[0]
-			last := s.LastTerminationState.Terminated
-			return overflowed(*p) && s.RestartCount > 0 && last != nil && last.ExitCode == 3, fmt.Sprintf("%+v", s)
-		})
-		// The former container changes with every restart.
-		eventually(ctx, t, "its former logs can be read", time.Minute, func(ctx context.Context) (bool, string) {
-			text, err := kubectl(ctx, t, "logs", "-n", ns, "failing", "--previous")
-			return err == nil && strings.Contains(text, "failing with 3"), fmt.Sprint(text, err)
-		})
-		return ctx
-	})
-	feature.Assess("kubectl top knows what it uses, and strangers are not answered", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		if driver(ctx, t) != "direct" {
-			t.Skip("Liqo's virtual kubelet has no figures here: its metric agent is turned off")
-		}
-		var last string
-		eventually(ctx, t, "kubectl top shows the pod", 3*time.Minute, func(ctx context.Context) (bool, string) {
-			text, err := kubectl(ctx, t, "top", "pod", "-n", ns, app, "--no-headers")
-			last = strings.TrimSpace(text)
-			fields := strings.Fields(text)
-			return err == nil && len(fields) == 3 && fields[0] == app && fields[2] != "0Mi", fmt.Sprint(text, err)
-		})
-		t.Logf("kubectl top pod: %s", last)
-		raw, err := rome.set.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", pod.Spec.NodeName, "proxy", "metrics", "resource").DoRaw(ctx)
-		if err != nil || !strings.Contains(string(raw), fmt.Sprintf(`pod=%q`, app)) {
-			t.Errorf("the node's /metrics/resource (%v): %s", err, raw)
-		}
-		var node corev1.Node
-		if err := rome.Get(ctx, client.ObjectKey{Name: pod.Spec.NodeName}, &node); err != nil {
-			t.Fatal(err)
-		}
-		// Only pods and nodes reach it: the one that fills rome is a pod as any.
-		stranger := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "filler-" + rome.ControlPlane()}}
-		base := fmt.Sprintf("https://%s:%d", node.Status.Addresses[0].Address, node.Status.DaemonEndpoints.KubeletEndpoint.Port)
-		for _, path := range []string{"/metrics/resource", "/stats/summary", "/containerLogs/" + ns + "/" + app + "/main"} {
-			if got, err := execIn(ctx, stranger, program, "status", base+path); err != nil || got != "401" {
-				t.Errorf("somebody unknown gets %q from %s (%v), want 401", got, path, err)
-			}
-		}
-		return ctx
-	})
+	s := &ordinaryScenario{}
+	feature := features.New("ordinary pods").Setup(s.createPod)
+	feature.Assess("it has its ConfigMap, its Secret and its environment", s.hasItsEnvironment)
+	feature.Assess("a change of the ConfigMap reaches it", s.configMapChanges)
+	feature.Assess("kubectl port-forward reaches it, and kubectl logs -f shows it at once", s.portForwardAndLogs)
+	feature.Assess("exec works over a terminal", s.terminal)
+	feature.Assess("a failing pod shows its exit code, its restarts and its previous logs", s.failureAndRestart)
+	feature.Assess("kubectl top shows its usage, and unauthenticated requests are rejected", s.metricsAndAuthentication)
 	testenv.Test(t, feature.Feature())
 }
 
-// driver is how the lab's clusters are linked now.
+func (s *ordinaryScenario) createPod(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	expectIdle(ctx, t)
+	s.ns = namespace(ctx, t, "scenario-ordinary", true)
+	fill(ctx, t, rome, rome.ControlPlane(), "10m")
+	for _, o := range []client.Object{
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "words"}, Data: map[string]string{"text": "first edition"}},
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "key"}, StringData: map[string]string{"KEY": "for my eyes only"}},
+	} {
+		if err := rome.Create(ctx, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: ordinaryApp, Labels: map[string]string{"app": ordinaryApp}}, Spec: podSpec(requests("cpu", "100m", "memory", "16Mi"), "serve")}
+	c := &p.Spec.Containers[0]
+	c.EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "key"}}}}
+	c.Env = []corev1.EnvVar{{Name: "HOME_NAMESPACE", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}}}
+	c.VolumeMounts = []corev1.VolumeMount{{Name: "words", MountPath: "/words"}}
+	p.Spec.Volumes = []corev1.Volume{{Name: "words", VolumeSource: corev1.VolumeSource{
+		ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "words"}}}}}
+	if err := rome.Create(ctx, p); err != nil {
+		t.Fatal(err)
+	}
+	_, away := allReady(ctx, t, s.ns, ordinaryApp, 1, 2*time.Minute)
+	if len(away) != 1 {
+		t.Fatal("the s.pod did not overflow")
+	}
+	s.pod = away[0]
+	return ctx
+}
+
+func (s *ordinaryScenario) hasItsEnvironment(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	// Liqo lets a s.pod see the namespace it has at the provider.
+	seen := s.ns
+	if driver(ctx, t) == "liqo" {
+		seen += "-" + rome.Name
+	}
+	for _, c := range []struct{ word, about, want string }{
+		{"env", "KEY", "for my eyes only"}, {"env", "HOME_NAMESPACE", seen}, {"print", "/words/text", "first edition"},
+	} {
+		if got, err := execIn(ctx, s.pod, program, c.word, c.about); err != nil || got != c.want {
+			t.Errorf("%s %s gives %q (%v), want %q", c.word, c.about, got, err, c.want)
+		}
+	}
+	return ctx
+}
+
+func (s *ordinaryScenario) configMapChanges(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	start := time.Now()
+	words := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "words"}}
+	if err := rome.Patch(ctx, words, client.RawPatch("application/merge-patch+json", []byte(`{"data":{"text":"second edition"}}`))); err != nil {
+		t.Fatal(err)
+	}
+	// The kubelet resyncs ConfigMaps about once a minute.
+	eventually(ctx, t, "the s.pod reads the second edition", 3*time.Minute, func(ctx context.Context) (bool, string) {
+		got, err := execIn(ctx, s.pod, program, "print", "/words/text")
+		return err == nil && got == "second edition", fmt.Sprint(got, err)
+	})
+	timing(t, "a ConfigMap, changed to read", time.Since(start))
+	return ctx
+}
+
+func (s *ordinaryScenario) portForwardAndLogs(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	lines := follow(ctx, t, "logs", "-f", "-n", s.ns, ordinaryApp)
+	await(t, lines, "serving as "+ordinaryApp)
+	forwarded := follow(ctx, t, "port-forward", "-n", s.ns, "pod/"+ordinaryApp, ":8080")
+	said := await(t, forwarded, "Forwarding from 127.0.0.1:")
+	_, rest, _ := strings.Cut(said, "127.0.0.1:")
+	port, _, _ := strings.Cut(rest, " ")
+	for i := range 3 {
+		path := fmt.Sprintf("/round-%d", i)
+		answer, err := http.Get("http://" + net.JoinHostPort("127.0.0.1", port) + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		if err != nil || strings.TrimSpace(string(text)) != ordinaryApp {
+			t.Fatalf("through the forwarded port it answers %q (%v)", text, err)
+		}
+		await(t, lines, "served "+path)
+	}
+	if text, err := kubectl(ctx, t, "logs", "-n", s.ns, ordinaryApp, "--tail=1"); err != nil || strings.TrimSpace(text) != "served /round-2" {
+		t.Errorf("the last line is %q (%v)", text, err)
+	}
+	if text, err := kubectl(ctx, t, "logs", "-n", s.ns, ordinaryApp, "--since=1h", "--timestamps"); err != nil || !strings.Contains(text, "Z served /round-0") {
+		t.Errorf("the lines of the last hour are %q (%v)", text, err)
+	}
+	return ctx
+}
+
+func (s *ordinaryScenario) terminal(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	request := rome.set.CoreV1().RESTClient().Post().Resource("pods").Namespace(s.ns).Name(ordinaryApp).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{Container: "main", Command: []string{program, "answer"}, Stdin: true, Stdout: true, TTY: true}, clientgoscheme.ParameterCodec)
+	executor, err := remotecommand.NewWebSocketExecutor(rome.config, "GET", request.URL().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	talk, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	in, say := io.Pipe()
+	out, heard := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- executor.StreamWithContext(talk, remotecommand.StreamOptions{Stdin: in, Stdout: heard, Tty: true})
+		heard.Close()
+	}()
+	lines := scan(out)
+	await(t, lines, "talking over a terminal")
+	fmt.Fprintln(say, "good morning")
+	await(t, lines, "heard GOOD MORNING")
+	fmt.Fprintln(say, "bye")
+	if err := <-ended; err != nil {
+		t.Errorf("the exec session ended with %v", err)
+	}
+	return ctx
+}
+
+func (s *ordinaryScenario) failureAndRestart(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "failing"}, Spec: podSpec(requests("cpu", "100m", "memory", "16Mi"), "fail", "3")}
+	if err := rome.Create(ctx, p); err != nil {
+		t.Fatal(err)
+	}
+	eventually(ctx, t, "it has failed once and is restarted", 2*time.Minute, func(ctx context.Context) (bool, string) {
+		err := rome.Get(ctx, client.ObjectKeyFromObject(p), p)
+		if err != nil || len(p.Status.ContainerStatuses) != 1 {
+			return false, fmt.Sprint(p.Status.Phase, err)
+		}
+		s := p.Status.ContainerStatuses[0]
+		last := s.LastTerminationState.Terminated
+		return overflowed(*p) && s.RestartCount > 0 && last != nil && last.ExitCode == 3, fmt.Sprintf("%+v", s)
+	})
+	// The previous container changes with every restart.
+	eventually(ctx, t, "its previous logs can be read", time.Minute, func(ctx context.Context) (bool, string) {
+		text, err := kubectl(ctx, t, "logs", "-n", s.ns, "failing", "--previous")
+		return err == nil && strings.Contains(text, "failing with 3"), fmt.Sprint(text, err)
+	})
+	return ctx
+}
+
+func (s *ordinaryScenario) metricsAndAuthentication(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	if driver(ctx, t) != "direct" {
+		t.Skip("Liqo's virtual kubelet has no figures here: its metric agent is turned off")
+	}
+	var last string
+	eventually(ctx, t, "kubectl top shows the pod", 3*time.Minute, func(ctx context.Context) (bool, string) {
+		text, err := kubectl(ctx, t, "top", "pod", "-n", s.ns, ordinaryApp, "--no-headers")
+		last = strings.TrimSpace(text)
+		fields := strings.Fields(text)
+		return err == nil && len(fields) == 3 && fields[0] == ordinaryApp && fields[2] != "0Mi", fmt.Sprint(text, err)
+	})
+	t.Logf("kubectl top pod: %s", last)
+	raw, err := rome.set.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", s.pod.Spec.NodeName, "proxy", "metrics", "resource").DoRaw(ctx)
+	if err != nil || !strings.Contains(string(raw), fmt.Sprintf(`s.pod=%q`, ordinaryApp)) {
+		t.Errorf("the node's /metrics/resource (%v): %s", err, raw)
+	}
+	var node corev1.Node
+	if err := rome.Get(ctx, client.ObjectKey{Name: s.pod.Spec.NodeName}, &node); err != nil {
+		t.Fatal(err)
+	}
+	// Only pods and nodes reach it: the one that fills rome is a s.pod as any.
+	filler := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "filler-" + rome.ControlPlane()}}
+	base := fmt.Sprintf("https://%s:%d", node.Status.Addresses[0].Address, node.Status.DaemonEndpoints.KubeletEndpoint.Port)
+	for _, path := range []string{"/metrics/resource", "/stats/summary", "/containerLogs/" + s.ns + "/" + ordinaryApp + "/main"} {
+		if got, err := execIn(ctx, filler, program, "status", base+path); err != nil || got != "401" {
+			t.Errorf("an unauthenticated client gets %q from %s (%v), want 401", got, path, err)
+		}
+	}
+	return ctx
+}
+
+// driver is the driver that the lab runs now.
 func driver(ctx context.Context, t *testing.T) string {
 	t.Helper()
 	d, err := rome.set.AppsV1().Deployments("spillway-system").Get(ctx, "spillway-agent", metav1.GetOptions{})
@@ -227,14 +247,14 @@ func command(ctx context.Context, t *testing.T, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, program, append([]string{"--kubeconfig", kubeconfig, "--context", rome.Context()}, args...)...)
 }
 
-// kubectl runs it against rome.
+// kubectl runs kubectl against rome.
 func kubectl(ctx context.Context, t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	cmd := command(ctx, t, args...)
-	var out, complaint bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &complaint
+	var out, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &stderr
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("%w: %s", err, complaint.String())
+		return "", fmt.Errorf("%w: %s", err, stderr.String())
 	}
 	return out.String(), nil
 }
@@ -249,16 +269,16 @@ func follow(ctx context.Context, t *testing.T, args ...string) <-chan string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var complaint bytes.Buffer
-	cmd.Stderr = &complaint
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		cancel()
-		cmd.Wait() // it was told to end, and says so
+		cmd.Wait() // canceled above: the error says so
 		if t.Failed() {
-			t.Logf("kubectl %v: %s", args, complaint.String())
+			t.Logf("kubectl %v: %s", args, stderr.String())
 		}
 	})
 	return scan(out)
@@ -284,14 +304,14 @@ func await(t *testing.T, lines <-chan string, want string) string {
 		select {
 		case line, open := <-lines:
 			if !open {
-				t.Fatalf("it ended before it said %q; it said %q", want, seen)
+				t.Fatalf("the output ended before %q; got %q", want, seen)
 			}
 			if strings.Contains(line, want) {
 				return line
 			}
 			seen = append(seen, line)
 		case <-late:
-			t.Fatalf("it did not say %q within 30 s; it said %q", want, seen)
+			t.Fatalf("no %q within 30 s; got %q", want, seen)
 		}
 	}
 }

@@ -23,8 +23,8 @@ import (
 // becomes a hold and a node of exactly that size, grows in place, and goes.
 func TestReservationByHand(t *testing.T) {
 	feature := features.New("a Reservation by hand").Assess("it becomes a hold and a node of its size", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		quiet(ctx, t)
-		ns := namespace(ctx, t, "story-by-hand", true)
+		expectIdle(ctx, t)
+		ns := namespace(ctx, t, "scenario-by-hand", true)
 		r := &broker.Reservation{
 			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "by-hand"},
 			Spec: broker.ReservationSpec{TargetClusterID: "paris", PodSets: []broker.PodSet{{
@@ -68,7 +68,7 @@ func TestReservationByHand(t *testing.T) {
 		if err := rome.Delete(ctx, r); err != nil {
 			t.Fatal(err)
 		}
-		quiet(ctx, t)
+		expectIdle(ctx, t)
 		return ctx
 	})
 	testenv.Test(t, feature.Feature())

@@ -15,13 +15,13 @@ import (
 	"sigs.k8s.io/e2e-framework/pkg/features"
 )
 
-// TestOverflowTimings measures, for people, how long a pod takes from creation
-// to Running: the first over a cold link, five over a warm one, and as many that
-// fit at home. It fails only if a pod does not run where it should.
+// TestOverflowTimings logs how long a pod takes from creation to Running: one over
+// a cold peering, five over a warm one, and five that fit at home. It fails only if
+// a pod does not run where it should.
 func TestOverflowTimings(t *testing.T) {
 	feature := features.New("timings").Assess("cold, warm and at home", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		quiet(ctx, t)
-		ns := namespace(ctx, t, "story-timings", true)
+		expectIdle(ctx, t)
+		ns := namespace(ctx, t, "scenario-timings", true)
 		run := func(what string, away bool) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "timed"}, Spec: podSpec(requests("cpu", "300m", "memory", "32Mi"), "serve")}
 			start := time.Now()
@@ -41,16 +41,16 @@ func TestOverflowTimings(t *testing.T) {
 			}
 			eventually(ctx, t, what+" is gone", time.Minute, func(ctx context.Context) (bool, string) {
 				err := rome.Get(ctx, client.ObjectKeyFromObject(pod), &corev1.Pod{})
-				return err != nil && client.IgnoreNotFound(err) == nil, "still there"
+				return err != nil && client.IgnoreNotFound(err) == nil, "the pod still exists"
 			})
 		}
 		for i := range 5 {
 			run(fmt.Sprintf("a pod at home (%d)", i+1), false)
 		}
 		fill(ctx, t, rome, rome.ControlPlane(), "10m")
-		run("a pod over a cold link", true)
+		run("a pod over a cold peering", true)
 		for i := range 5 {
-			run(fmt.Sprintf("a pod over a warm link (%d)", i+1), true)
+			run(fmt.Sprintf("a pod over a warm peering (%d)", i+1), true)
 		}
 		return ctx
 	})

@@ -16,61 +16,61 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// TestStrangersStayOut is the story of pods that must not overflow, seen while
-// one beside them does.
-func TestStrangersStayOut(t *testing.T) {
-	feature := features.New("strangers").Assess("only owners of a grant get onto the virtual node", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		mine := namespace(ctx, t, "story-owner", true)
-		other := namespace(ctx, t, "story-stranger", false)
+// TestPodsWithoutGrantStayOut creates pods that must not overflow, while a
+// Deployment beside them does.
+func TestPodsWithoutGrantStayOut(t *testing.T) {
+	feature := features.New("pods without a grant").Assess("only pods with a grant are bound to the virtual node", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+		mine := namespace(ctx, t, "scenario-owner", true)
+		other := namespace(ctx, t, "scenario-foreign", false)
 		fill(ctx, t, rome, rome.ControlPlane(), "1m")
 
-		everything := []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-		strangers := map[string]*corev1.Pod{
+		tolerateAll := []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		foreign := map[string]*corev1.Pod{
 			"not opted in":                   {},
-			"tolerates everything":           {Spec: corev1.PodSpec{Tolerations: everything}},
-			"asks for our scheduler as well": {Spec: corev1.PodSpec{Tolerations: everything, SchedulerName: broker.SchedulerName}},
+			"tolerates tolerateAll":           {Spec: corev1.PodSpec{Tolerations: tolerateAll}},
+			"names spillway-scheduler as well": {Spec: corev1.PodSpec{Tolerations: tolerateAll, SchedulerName: broker.SchedulerName}},
 		}
 		i := 0
-		for _, p := range strangers {
+		for _, p := range foreign {
 			spec := podSpec(requests("cpu", "20m", "memory", "4Mi"), "serve")
 			spec.Tolerations, spec.SchedulerName = p.Spec.Tolerations, p.Spec.SchedulerName
-			*p = corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: other, Name: "stranger-" + string(rune('a'+i))}, Spec: spec}
+			*p = corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: other, Name: "foreign-" + string(rune('a'+i))}, Spec: spec}
 			i++
 			if err := rome.Create(ctx, p); err != nil {
 				t.Fatal(err)
 			}
 		}
-		stillOut := func() {
+		expectUnbound := func() {
 			t.Helper()
-			for what, p := range strangers {
+			for what, p := range foreign {
 				var now corev1.Pod
 				if err := rome.Get(ctx, client.ObjectKeyFromObject(p), &now); err != nil {
 					t.Fatal(err)
 				}
 				if now.Spec.NodeName != "" {
-					t.Errorf("a pod that %s got onto %s", what, now.Spec.NodeName)
+					t.Errorf("pod %q is bound to %s, expected none", what, now.Spec.NodeName)
 				}
 			}
 		}
 		if err := rome.Create(ctx, deployment(mine, "owner", 1, requests("cpu", "300m", "memory", "32Mi"))); err != nil {
 			t.Fatal(err)
 		}
-		// The positive control overflows, three times over, with the strangers
-		// waiting for any place that opens.
+		// The positive control overflows three times, while the foreign pods wait
+		// for any free slot.
 		for replicas := range int32(3) {
 			scale(ctx, t, mine, "owner", replicas+1)
 			if _, away := allReady(ctx, t, mine, "owner", int(replicas+1), 2*time.Minute); len(away) != int(replicas+1) {
-				t.Fatalf("the control did not overflow: %d pods away", len(away))
+				t.Fatalf("the control did not overflow: %d pods on virtual nodes", len(away))
 			}
-			stillOut()
+			expectUnbound()
 		}
-		// A place on the virtual node stands empty for a moment.
+		// A slot of the virtual node is free for a moment.
 		scale(ctx, t, mine, "owner", 1)
 		allReady(ctx, t, mine, "owner", 1, time.Minute)
-		stillOut()
+		expectUnbound()
 		scale(ctx, t, mine, "owner", 2)
 		allReady(ctx, t, mine, "owner", 2, 2*time.Minute)
-		stillOut()
+		expectUnbound()
 		var reservations broker.ReservationList
 		if err := rome.List(ctx, &reservations, client.InNamespace(other)); err != nil || len(reservations.Items) > 0 {
 			t.Errorf("%d reservations were made for pods that did not opt in (%v)", len(reservations.Items), err)
