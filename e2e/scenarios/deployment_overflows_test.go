@@ -171,10 +171,10 @@ func (s *deploymentScenario) returns(ctx context.Context, t *testing.T, _ *envco
 	s.home, s.away = allReady(ctx, t, s.ns, webApp, s.small, time.Minute)
 	for _, p := range slices.Concat(s.home, s.away) {
 		if !slices.Contains(s.first, p.UID) {
-			t.Errorf("%s on %s is not one of the s.first pods: the overflowed ones should have gone first", p.Name, p.Spec.NodeName)
+			t.Errorf("%s on %s is not one of the first pods: the overflowed ones should have gone first", p.Name, p.Spec.NodeName)
 		}
 	}
-	eventually(ctx, t, "the census equals the s.first, but for the warm peering", 3*time.Minute, func(ctx context.Context) (bool, string) {
+	eventually(ctx, t, "the census equals the first, but for the warm peering", 3*time.Minute, func(ctx context.Context) (bool, string) {
 		added, missing := compare(s.before, census(ctx, t))
 		added = slices.DeleteFunc(added, keptWarm)
 		return len(added)+len(missing) == 0, fmt.Sprintf("more: %v; less: %v", added, missing)

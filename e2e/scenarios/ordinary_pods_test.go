@@ -77,7 +77,7 @@ func (s *ordinaryScenario) createPod(ctx context.Context, t *testing.T, _ *envco
 	}
 	_, away := allReady(ctx, t, s.ns, ordinaryApp, 1, 2*time.Minute)
 	if len(away) != 1 {
-		t.Fatal("the s.pod did not overflow")
+		t.Fatal("the pod did not overflow")
 	}
 	s.pod = away[0]
 	return ctx
@@ -92,7 +92,7 @@ func (s *ordinaryScenario) hasItsEnvironment(ctx context.Context, t *testing.T, 
 	for _, c := range []struct{ word, about, want string }{
 		{"env", "KEY", "for my eyes only"}, {"env", "HOME_NAMESPACE", seen}, {"print", "/words/text", "first edition"},
 	} {
-		if got, err := execIn(ctx, s.pod, program, c.word, c.about); err != nil || got != c.want {
+		if got, err := execIn(ctx, s.pod, workloadProgram, c.word, c.about); err != nil || got != c.want {
 			t.Errorf("%s %s gives %q (%v), want %q", c.word, c.about, got, err, c.want)
 		}
 	}
@@ -106,8 +106,8 @@ func (s *ordinaryScenario) configMapChanges(ctx context.Context, t *testing.T, _
 		t.Fatal(err)
 	}
 	// The kubelet resyncs ConfigMaps about once a minute.
-	eventually(ctx, t, "the s.pod reads the second edition", 3*time.Minute, func(ctx context.Context) (bool, string) {
-		got, err := execIn(ctx, s.pod, program, "print", "/words/text")
+	eventually(ctx, t, "the pod reads the second edition", 3*time.Minute, func(ctx context.Context) (bool, string) {
+		got, err := execIn(ctx, s.pod, workloadProgram, "print", "/words/text")
 		return err == nil && got == "second edition", fmt.Sprint(got, err)
 	})
 	timing(t, "a ConfigMap, changed to read", time.Since(start))
@@ -145,7 +145,7 @@ func (s *ordinaryScenario) portForwardAndLogs(ctx context.Context, t *testing.T,
 
 func (s *ordinaryScenario) terminal(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 	request := rome.set.CoreV1().RESTClient().Post().Resource("pods").Namespace(s.ns).Name(ordinaryApp).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Container: "main", Command: []string{program, "answer"}, Stdin: true, Stdout: true, TTY: true}, clientgoscheme.ParameterCodec)
+		VersionedParams(&corev1.PodExecOptions{Container: "main", Command: []string{workloadProgram, "answer"}, Stdin: true, Stdout: true, TTY: true}, clientgoscheme.ParameterCodec)
 	executor, err := remotecommand.NewWebSocketExecutor(rome.config, "GET", request.URL().String())
 	if err != nil {
 		t.Fatal(err)
@@ -216,7 +216,7 @@ func (s *ordinaryScenario) metricsAndAuthentication(ctx context.Context, t *test
 	filler := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "filler-" + rome.ControlPlane()}}
 	base := fmt.Sprintf("https://%s:%d", node.Status.Addresses[0].Address, node.Status.DaemonEndpoints.KubeletEndpoint.Port)
 	for _, path := range []string{"/metrics/resource", "/stats/summary", "/containerLogs/" + s.ns + "/" + ordinaryApp + "/main"} {
-		if got, err := execIn(ctx, filler, program, "status", base+path); err != nil || got != "401" {
+		if got, err := execIn(ctx, filler, workloadProgram, "status", base+path); err != nil || got != "401" {
 			t.Errorf("an unauthenticated client gets %q from %s (%v), want 401", got, path, err)
 		}
 	}
