@@ -1,10 +1,10 @@
-// The playground command brings whole clusters up as processes of this machine,
-// with Spillway on them, and shows what it does:
+// The playground command runs clusters as processes of this machine, with Spillway
+// installed, and demonstrates it:
 //
 //	go run ./e2e/playground demo
 //
-// There is no docker in it, and nothing needs privileges. When it ends, however
-// it ends, no process is left.
+// It needs neither docker nor privileges. When it ends, for whatever reason, no
+// process is left.
 package main
 
 import (
@@ -24,12 +24,12 @@ import (
 const usage = `usage: go run ./e2e/playground demo
        go run ./e2e/playground bench [flags]
 
-demo tells a story of six chapters on four clusters, and ends with 0 only if every
-chapter came true. Variables of the environment:
-  DEMO_HOLD=1                               leave everything running at the end
-  DEMO_BREAK=broker|provider|scheduler      sabotage it, to see that it notices
+demo runs six chapters on four clusters, and exits with 0 only if the outcome of every
+chapter was observed. Environment variables:
+  DEMO_HOLD=1                               keep everything running at the end
+  DEMO_BREAK=broker|provider|scheduler      kill a component, to see the demo fail
 
-bench runs ` + scale.Name + ` and prints its figures; -help lists its flags.
+bench measures ` + scale.Name + ` and prints its figures; -help lists its flags.
 `
 
 func main() {
@@ -50,7 +50,7 @@ func main() {
 func run(ctx context.Context, arguments []string) error {
 	switch {
 	case len(arguments) == 1 && arguments[0] == "demo":
-		return demo.Tell(ctx, demo.Options{
+		return demo.Run(ctx, demo.Options{
 			Out:   os.Stdout,
 			Break: os.Getenv("DEMO_BREAK"),
 			Hold:  os.Getenv("DEMO_HOLD") == "1",
@@ -59,25 +59,25 @@ func run(ctx context.Context, arguments []string) error {
 		return bench(ctx, arguments[1:])
 	}
 	fmt.Fprint(os.Stderr, usage)
-	return errors.New("nothing was done")
+	return errors.New("no command given")
 }
 
 func bench(ctx context.Context, arguments []string) error {
 	o := scale.Defaults()
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	name := flags.String("name", scale.Name, "Which bench; there is one.")
-	flags.IntVar(&o.Providers, "providers", o.Providers, "Providers in all.")
-	flags.IntVar(&o.Real, "real", o.Real, "How many of them have a control plane of their own, about 1 GiB each; the others are simulated agents.")
-	flags.IntVar(&o.Nodes, "nodes", o.Nodes, "Simulated nodes, in the home cluster and with the real providers together.")
-	flags.IntVar(&o.Pods, "pods", o.Pods, "Pods, created in the home cluster at once.")
-	flags.DurationVar(&o.Deadline, "deadline", o.Deadline, "How long they may take to run.")
+	name := flags.String("name", scale.Name, "Name of the bench.")
+	flags.IntVar(&o.Providers, "providers", o.Providers, "Number of providers.")
+	flags.IntVar(&o.Real, "real", o.Real, "Number of providers with a control plane of their own, about 1 GiB each; the others are simulated agents.")
+	flags.IntVar(&o.Nodes, "nodes", o.Nodes, "Number of simulated nodes, in the consumer and the real providers together.")
+	flags.IntVar(&o.Pods, "pods", o.Pods, "Number of pods, created in the consumer at once.")
+	flags.DurationVar(&o.Deadline, "deadline", o.Deadline, "Deadline for all pods to run.")
 	switch err := flags.Parse(arguments); {
 	case errors.Is(err, flag.ErrHelp):
 		return nil
 	case err != nil:
 		return err
 	case *name != scale.Name:
-		return fmt.Errorf("no bench is called %q here: there is %s", *name, scale.Name)
+		return fmt.Errorf("unknown bench %q: use %s", *name, scale.Name)
 	}
 	start := time.Now()
 	o.Out = os.Stdout

@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// Under "go run", a SIGKILL meets the go command and leaves this process behind,
-// which nobody would then end. So the kernel is to tell it. In init, because the
-// main thread, which init runs on, lives for as long as the process does.
+// Under "go run", a SIGKILL ends the go command and would leave this process behind.
+// PR_SET_PDEATHSIG makes the kernel end it too. This is in init, because the signal
+// is tied to the main thread, which init runs on.
 func init() {
 	parent := os.Getppid()
 	program, err := os.Readlink("/proc/" + strconv.Itoa(parent) + "/exe")
@@ -18,6 +18,6 @@ func init() {
 	}
 	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_SET_PDEATHSIG, uintptr(syscall.SIGTERM), 0)
 	if os.Getppid() != parent {
-		os.Exit(130) // it ended before it could be asked for
+		os.Exit(130) // the parent ended before the call
 	}
 }

@@ -21,22 +21,22 @@ import (
 	"github.com/spillway-dev/spillway/e2e/playground/environment"
 )
 
-// The story's clusters: pods overflow from home to first, which is cheaper, and
-// from there to second, which has GPUs.
+// The demo's clusters: pods overflow from home to first, which is cheaper, and then
+// to second, which has GPUs.
 const (
 	home   = "rome"
 	first  = "paris"
 	second = "berlin"
 )
 
-// The story's namespace and workloads in it.
+// The demo's namespace and workloads.
 const (
 	shop  = "shop"
 	web   = "web"
 	train = "train"
 )
 
-// How many pods of web there are: as many as have room at home, more, few.
+// Pod counts: what fits at home, more, and few.
 const (
 	atFirst = 6
 	many    = 14
@@ -45,121 +45,121 @@ const (
 	trains  = 2
 )
 
-// cast is who takes part.
+// cast lists the member clusters.
 var cast = environment.Options{Members: []environment.Member{
 	{
 		Name: home, Overflows: true,
-		Nodes:  []environment.NodeGroup{{Prefix: "rome", Count: 2, Resources: room("4", 0)}},
+		Nodes:  []environment.NodeGroup{{Prefix: "rome", Count: 2, Resources: capacity("4", 0)}},
 		Values: []string{"lend.enabled=false"},
 	},
 	{
 		Name:   first,
-		Nodes:  []environment.NodeGroup{{Prefix: "paris", Count: 3, Resources: room("4", 0)}},
+		Nodes:  []environment.NodeGroup{{Prefix: "paris", Count: 3, Resources: capacity("4", 0)}},
 		Values: []string{"cost.cpu=0.03"},
 	},
 	{
 		Name:   second,
-		Nodes:  []environment.NodeGroup{{Prefix: "berlin", Count: 2, Resources: room("4", 2), Labels: map[string]string{"nvidia.com/gpu.product": "A100"}}},
+		Nodes:  []environment.NodeGroup{{Prefix: "berlin", Count: 2, Resources: capacity("4", 2), Labels: map[string]string{"nvidia.com/gpu.product": "A100"}}},
 		Values: []string{"cost.cpu=0.05"},
 	},
 }}
 
-// chapter is something that is done, and what must then be seen.
+// chapter is an action and its expected outcome.
 type chapter struct {
 	title, text string
-	// do starts it; nothing where nil.
+	// do performs the action; nil for none.
 	do func(context.Context, *environment.Playground) error
-	// check says what came true, or what is still missing.
-	check func(scene) (string, error)
-	// deadline for all of it.
+	// check returns the outcome, or an error that says what is missing.
+	check func(snapshot) (string, error)
+	// deadline for the action and its outcome.
 	deadline time.Duration
 }
 
-// breakBefore is the chapter, counted from 0, that sabotage comes before.
-const breakBefore = 2
+// sabotageBefore is the chapter, active from 0, that sabotage comes before.
+const sabotageBefore = 2
 
 var chapters = []chapter{
 	{
-		title: "Who is who",
-		text: `rome is home: two nodes of four cores. paris has more room. berlin has GPUs, and
-asks a higher price. Each has an agent that tells the broker, in the hub, what it
-can lend. No cluster holds a key to another.`,
-		check:    everybodyIsThere,
+		title: "Clusters join",
+		text: `rome is the consumer: two nodes of four cores. paris and berlin are providers: paris
+has more capacity, berlin has GPUs and a higher price. Each has an agent that advertises
+to the broker in the hub. No cluster has credentials of another.`,
+		check:    clustersJoined,
 		deadline: 90 * time.Second,
 	},
 	{
 		title: "Home fills",
 		text: `An ordinary Deployment, "web", six pods of one core each, in a namespace labelled
-broker.fluidos.eu/overflow=enabled. They fit at home, so nothing special happens.`,
-		do:       openShop,
+broker.fluidos.eu/overflow=enabled. They fit at home, so no capacity is requested.`,
+		do:       createDeployment,
 		check:    homeFills,
 		deadline: 90 * time.Second,
 	},
 	{
 		title: "Pods overflow",
-		text: `web is scaled to fourteen: six more than rome has room for. Nothing else is done.
-The scheduler notes what does not fit, the broker finds a provider that has room
-for it, a virtual node with exactly that capacity appears, and the pods go there.`,
+		text: `web is scaled to fourteen: six more than fit in rome. No other action is taken.
+The scheduler requests capacity for the pods that do not fit, the broker picks a
+provider, a virtual node with exactly that capacity appears, and the pods run there.`,
 		do:       func(ctx context.Context, p *environment.Playground) error { return scaleWeb(ctx, p, many) },
 		check:    podsOverflow,
 		deadline: 90 * time.Second,
 	},
 	{
 		title:    "A GPU job goes where the GPUs are",
-		text:     `A Job, "train", two pods that ask for a GPU each. rome has none, paris has none.`,
+		text:     `A Job, "train", two pods that request a GPU each. rome has none, paris has none.`,
 		do:       startTraining,
 		check:    trainingIsDone,
 		deadline: 90 * time.Second,
 	},
 	{
-		title: "A provider dies",
+		title: "A provider fails",
 		text: `Every process of paris gets SIGKILL, as in a power cut. The pods there are lost;
-others take their place where there is room.`,
+their controllers replace them, at home or in berlin.`,
 		do:       killFirst,
 		check:    podsMoved,
 		deadline: 150 * time.Second,
 	},
 	{
-		title: "Need falls, and everything goes",
-		text: `web is scaled to four, and the finished Job is deleted. Whatever was set up for
-overflowing must go by itself: virtual nodes, reservations, links, and the
-namespace for guests in berlin.`,
-		do:       needFalls,
-		check:    everythingIsGone,
+		title: "Scale down, clean up",
+		text: `web is scaled to four, and the finished Job is deleted. All that was
+created for the overflow is removed: virtual nodes, Reservations, peerings, and the
+guest namespace in berlin.`,
+		do:       scaleDown,
+		check:    allRemoved,
 		deadline: 150 * time.Second,
 	},
 }
 
-func everybodyIsThere(s scene) (string, error) {
+func clustersJoined(s snapshot) (string, error) {
 	var nodes, cores, gpus int64
 	for _, m := range cast.Members {
 		seen := s.members[m.Name]
-		if !seen.answers || seen.nodes != m.Nodes[0].Count {
-			return "", fmt.Errorf("%s shows %d Ready nodes of %d", m.Name, seen.nodes, m.Nodes[0].Count)
+		if !seen.reachable || seen.nodes != m.Nodes[0].Count {
+			return "", fmt.Errorf("%s has %d Ready nodes of %d", m.Name, seen.nodes, m.Nodes[0].Count)
 		}
-		if !slices.Contains(s.counted, m.Name) {
-			return "", fmt.Errorf("the broker does not count on %s yet", m.Name)
+		if !slices.Contains(s.active, m.Name) {
+			return "", fmt.Errorf("the advertisement of %s is not active yet", m.Name)
 		}
 		nodes, cores, gpus = nodes+int64(seen.nodes), cores+seen.cores, gpus+seen.gpus
 	}
-	if len(s.setUp) > 0 {
-		return "", fmt.Errorf("there is something from before: %s", describeThings(s.setUp))
+	if len(s.objects) > 0 {
+		return "", fmt.Errorf("objects from before exist: %s", describeObjects(s.objects))
 	}
 	return fmt.Sprintf("%d clusters, %d nodes, %d cores, %d GPUs", len(cast.Members), nodes, cores, gpus), nil
 }
 
-func homeFills(s scene) (string, error) {
+func homeFills(s snapshot) (string, error) {
 	at, away := s.running(web)
 	switch {
-	case len(away) > 0 || len(s.setUp) > 0:
-		return "", fmt.Errorf("pods fit at home, yet there is %s, and %s", describe(0, away), describeThings(s.setUp))
+	case len(away) > 0 || len(s.objects) > 0:
+		return "", fmt.Errorf("all pods fit at home, but found %s and %s", describe(0, away), describeObjects(s.objects))
 	case at != atFirst:
 		return "", fmt.Errorf("%d of %d pods run", at, atFirst)
 	}
-	return fmt.Sprintf("%d pods run at home, nothing was asked for", at), nil
+	return fmt.Sprintf("%d pods run at home, no capacity requested", at), nil
 }
 
-func podsOverflow(s scene) (string, error) {
+func podsOverflow(s snapshot) (string, error) {
 	at, away := s.running(web)
 	sum := total(away)
 	switch {
@@ -168,13 +168,13 @@ func podsOverflow(s scene) (string, error) {
 	case at != fitHome:
 		return "", fmt.Errorf("%d pods run at home, where %d fit", at, fitHome)
 	}
-	if err := s.guestsAgree(away); err != nil {
+	if err := s.guestsRunning(away); err != nil {
 		return "", err
 	}
 	return describe(at, away), nil
 }
 
-func trainingIsDone(s scene) (string, error) {
+func trainingIsDone(s snapshot) (string, error) {
 	finished := 0
 	for _, p := range s.pods {
 		if p.app != train || p.phase != corev1.PodSucceeded {
@@ -191,9 +191,9 @@ func trainingIsDone(s scene) (string, error) {
 	return fmt.Sprintf("%d pods found a GPU each in %s, and finished", finished, second), nil
 }
 
-func podsMoved(s scene) (string, error) {
-	if s.members[first].answers {
-		return "", fmt.Errorf("%s still answers", first)
+func podsMoved(s snapshot) (string, error) {
+	if s.members[first].reachable {
+		return "", fmt.Errorf("%s is still reachable", first)
 	}
 	at, away := s.running(web)
 	switch {
@@ -202,32 +202,32 @@ func podsMoved(s scene) (string, error) {
 	case at+total(away) != many:
 		return "", fmt.Errorf("%d of %d pods run (%s)%s", at+total(away), many, describe(at, away), s.waiting(web))
 	}
-	if err := s.guestsAgree(away); err != nil {
+	if err := s.guestsRunning(away); err != nil {
 		return "", err
 	}
 	return describe(at, away), nil
 }
 
-func everythingIsGone(s scene) (string, error) {
+func allRemoved(s snapshot) (string, error) {
 	at, away := s.running(web)
 	switch {
 	case at != few || len(away) > 0 || len(s.pods) != few:
 		return "", fmt.Errorf("want %d pods, all at home: %d run (%s), %d exist", few, at+total(away), describe(at, away), len(s.pods))
-	case !s.members[second].answers:
-		return "", fmt.Errorf("%s does not answer", second)
-	case len(s.setUp) > 0:
-		return "", fmt.Errorf("still there: %s", describeThings(s.setUp))
+	case !s.members[second].reachable:
+		return "", fmt.Errorf("%s is unreachable", second)
+	case len(s.objects) > 0:
+		return "", fmt.Errorf("not removed yet: %s", describeObjects(s.objects))
 	}
-	what := fmt.Sprintf("%d pods at home; no virtual node, no reservation, no guest namespace is left", at)
-	if len(s.onTheBooks) > 0 {
-		what += fmt.Sprintf(" (for %s, which is dead, the broker promises nothing until it says what still runs there)", strings.Join(s.onTheBooks, ", "))
+	what := fmt.Sprintf("%d pods at home; no virtual node, Reservation or guest namespace is left", at)
+	if len(s.unconfirmed) > 0 {
+		what += fmt.Sprintf(" (%s is unreachable: its holds stay charged until it confirms their release)", strings.Join(s.unconfirmed, ", "))
 	}
 	return what, nil
 }
 
-// guestsAgree checks, at the providers themselves, that the pods which run there
-// by what home says really do.
-func (s scene) guestsAgree(away map[string]int) error {
+// guestsRunning checks at the providers that the pods which run there according to
+// home really do.
+func (s snapshot) guestsRunning(away map[string]int) error {
 	for provider, pods := range away {
 		m := s.members[provider]
 		node, ok := s.virtual[provider]
@@ -235,18 +235,18 @@ func (s scene) guestsAgree(away map[string]int) error {
 		case !ok || !node.ready:
 			return fmt.Errorf("%d pods run in %s, but its virtual node is not Ready", pods, provider)
 		case m.guestsRun != pods:
-			return fmt.Errorf("home says that %d pods run in %s, which itself says %d", pods, provider, m.guestsRun)
+			return fmt.Errorf("home shows %d running pods in %s, the provider shows %d", pods, provider, m.guestsRun)
 		}
 	}
 	return nil
 }
 
-// waiting says what an app's pods that do not run wait for.
-func (s scene) waiting(app string) string {
+// waiting describes what an app's pending pods wait for.
+func (s snapshot) waiting(app string) string {
 	n := 0
 	var reasons []string
 	for _, p := range s.pods {
-		if p.app != app || p.runs || p.leaving || p.phase != corev1.PodPending {
+		if p.app != app || p.runs || p.terminating || p.phase != corev1.PodPending {
 			continue
 		}
 		n++
@@ -263,10 +263,10 @@ func (s scene) waiting(app string) string {
 	}
 	text := fmt.Sprintf("; %d are pending (%s)", n, strings.Join(reasons, "; "))
 	switch {
-	case len(s.obstacles) > 0:
-		text += "; " + strings.Join(s.obstacles, "; ")
-	case len(s.setUp) == 0:
-		text += ", and nothing was asked for"
+	case len(s.notReady) > 0:
+		text += "; " + strings.Join(s.notReady, "; ")
+	case len(s.objects) == 0:
+		text += ", and no capacity was requested"
 	}
 	return text
 }
@@ -287,7 +287,7 @@ func describe(at int, away map[string]int) string {
 	return strings.Join(parts, ", ")
 }
 
-func openShop(ctx context.Context, p *environment.Playground) error {
+func createDeployment(ctx context.Context, p *environment.Playground) error {
 	api := p.Cluster(home).Client
 	labels := map[string]string{"app": web}
 	return errors.Join(
@@ -296,7 +296,7 @@ func openShop(ctx context.Context, p *environment.Playground) error {
 			ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: web},
 			Spec: appsv1.DeploymentSpec{
 				Replicas: ptr.To(int32(atFirst)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: container(room("1", 0), "serve")},
+				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: container(capacity("1", 0), "serve")},
 			},
 		}),
 	)
@@ -308,7 +308,7 @@ func scaleWeb(ctx context.Context, p *environment.Playground, replicas int) erro
 }
 
 func startTraining(ctx context.Context, p *environment.Playground) error {
-	spec := container(room("1", 1), "work", "5s")
+	spec := container(capacity("1", 1), "work", "5s")
 	spec.RestartPolicy = corev1.RestartPolicyNever
 	return p.Cluster(home).Client.Create(ctx, &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: train},
@@ -324,7 +324,7 @@ func killFirst(_ context.Context, p *environment.Playground) error {
 	return nil
 }
 
-func needFalls(ctx context.Context, p *environment.Playground) error {
+func scaleDown(ctx context.Context, p *environment.Playground) error {
 	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: train}}
 	return errors.Join(
 		scaleWeb(ctx, p, few),
@@ -332,9 +332,8 @@ func needFalls(ctx context.Context, p *environment.Playground) error {
 	)
 }
 
-// room is what a node has, or a pod asks for: as much memory for each core as is
-// usual.
-func room(cores string, gpus int64) corev1.ResourceList {
+// capacity is the capacity of a node or the requests of a pod, with 1 GiB for each core.
+func capacity(cores string, gpus int64) corev1.ResourceList {
 	cpu := resource.MustParse(cores)
 	list := corev1.ResourceList{
 		corev1.ResourceCPU:    cpu,
@@ -346,10 +345,10 @@ func room(cores string, gpus int64) corev1.ResourceList {
 	return list
 }
 
-// container is a pod that nothing in which knows of Spillway.
+// container is an ordinary pod.
 func container(requests corev1.ResourceList, args ...string) corev1.PodSpec {
 	limits := corev1.ResourceList{}
-	if gpus, ok := requests[gpu]; ok { // such resources want equal limits
+	if gpus, ok := requests[gpu]; ok { // extended resources require equal limits
 		limits[gpu] = gpus
 	}
 	return corev1.PodSpec{

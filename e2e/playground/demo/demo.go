@@ -12,44 +12,41 @@ import (
 	"github.com/spillway-dev/spillway/e2e/playground/environment"
 )
 
-// Options of the story.
+// Options of Run.
 type Options struct {
-	// Out is where it is told; live where Out is a terminal of at least 80
-	// columns, and in plain lines otherwise.
+	// Out receives the output: a live picture if it is a terminal of at least 80
+	// columns, plain lines otherwise.
 	Out io.Writer
-	// Break sabotages a part before the third chapter, so that it can be seen
-	// that the story notices: "broker", "provider" or "scheduler". Nothing where
-	// empty.
+	// Break kills a component before the third chapter, to show that the demo then
+	// fails: "broker", "provider" or "scheduler". Empty kills nothing.
 	Break string
-	// Deadline replaces that of each chapter from the sabotage on; their own where
-	// 0.
+	// Deadline replaces the deadline of each chapter from the third on, if not 0.
 	Deadline time.Duration
-	// Hold leaves everything running at the end, a bad one too, until ctx is done.
+	// Hold keeps everything running at the end, also after a failure, until ctx ends.
 	Hold bool
-	// Dir is where the playground keeps its state; the one for temporary files
-	// where empty.
+	// Dir holds the playground's state. Default: the directory for temporary files.
 	Dir string
 }
 
-// Breaks are what Options.Break may be, and what it does.
+// Breaks lists the values of Options.Break and their effects.
 var Breaks = map[string]string{
 	"broker":    "the broker was killed",
 	"provider":  "every provider (paris and berlin) was killed",
 	"scheduler": "rome's Spillway scheduler was killed",
 }
 
-// lookEvery is how often the API servers are looked at.
-const lookEvery = 250 * time.Millisecond
+// pollInterval is the pause between two observations.
+const pollInterval = 250 * time.Millisecond
 
-// teller tells one story.
-type teller struct {
+// runner is one run of the demo.
+type runner struct {
 	Options
 	p     *environment.Playground
 	view  *view
 	start time.Time
-	// first is when the first pod ran away from home, since start.
+	// first is the time from the start to the first running overflowed pod.
 	first  time.Duration
-	last   scene
+	last   snapshot
 	rows   []row
 	warned map[string]bool
 }
@@ -61,20 +58,20 @@ type row struct {
 	failed      bool
 }
 
-// Tell brings a playground up, tells the story on it and takes it down again. It
-// returns nil only if every chapter was seen to come true.
-func Tell(ctx context.Context, o Options) (err error) {
+// Run starts a playground, runs all chapters on it and stops it. It returns nil
+// only if the outcome of every chapter was observed.
+func Run(ctx context.Context, o Options) (err error) {
 	if _, ok := Breaks[o.Break]; !ok && o.Break != "" {
-		return fmt.Errorf("DEMO_BREAK=%s is not known: it is broker, provider or scheduler", o.Break)
+		return fmt.Errorf("DEMO_BREAK=%s is not supported: use broker, provider or scheduler", o.Break)
 	}
-	t := &teller{Options: o, start: time.Now(), warned: map[string]bool{}}
+	t := &runner{Options: o, start: time.Now(), warned: map[string]bool{}}
 	t.view = newView(o.Out, t.start)
 	defer t.view.close()
 	t.view.print(banner)
 	options := cast
 	options.Dir, options.Log = o.Dir, t.view.say
 	if t.p, err = environment.Start(ctx, options); err != nil {
-		return fmt.Errorf("the playground did not come up: %w", err)
+		return fmt.Errorf("starting the playground: %w", err)
 	}
 	up := time.Since(t.start)
 	defer func() {
@@ -83,8 +80,8 @@ func Tell(ctx context.Context, o Options) (err error) {
 			err = errors.Join(err, stopErr)
 		}
 	}()
-	t.rows = append(t.rows, row{title: "Everything is started", what: "4 control planes, a broker, 3 agents", took: up})
-	err = t.tell(ctx)
+	t.rows = append(t.rows, row{title: "Clusters started", what: "4 control planes, a broker, 3 agents", took: up})
+	err = t.runChapters(ctx)
 	t.view.close()
 	t.table()
 	if o.Hold && ctx.Err() == nil {
@@ -96,18 +93,18 @@ func Tell(ctx context.Context, o Options) (err error) {
 	return err
 }
 
-// tell goes from chapter to chapter.
-func (t *teller) tell(ctx context.Context) error {
+// runChapters runs all chapters in order.
+func (t *runner) runChapters(ctx context.Context) error {
 	for i, c := range chapters {
-		if i == breakBefore {
+		if i == sabotageBefore {
 			t.sabotage()
 		}
 		began := time.Now()
 		t.view.chapter(fmt.Sprintf("%d of %d  %s", i+1, len(chapters), c.title), c.text)
-		if t.Deadline > 0 && i >= breakBefore {
+		if t.Deadline > 0 && i >= sabotageBefore {
 			c.deadline = t.Deadline
 		}
-		what, err := t.live(ctx, c)
+		what, err := t.runChapter(ctx, c)
 		r := row{title: fmt.Sprintf("%d %s", i+1, c.title), what: what, took: time.Since(began), failed: err != nil}
 		t.rows = append(t.rows, r)
 		if ctx.Err() != nil {
@@ -121,8 +118,8 @@ func (t *teller) tell(ctx context.Context) error {
 	return nil
 }
 
-// live does what a chapter does, and waits until its outcome is seen.
-func (t *teller) live(ctx context.Context, c chapter) (string, error) {
+// runChapter performs a chapter's action and waits for its outcome.
+func (t *runner) runChapter(ctx context.Context, c chapter) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.deadline)
 	defer cancel()
 	if c.do != nil {
@@ -130,11 +127,11 @@ func (t *teller) live(ctx context.Context, c chapter) (string, error) {
 			return "", err
 		}
 	}
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
-	missing := errors.New("nothing was seen yet")
+	missing := errors.New("no observation yet")
 	for {
-		now, err := look(ctx, t.p, home, shop)
+		now, err := observe(ctx, t.p, home, shop)
 		switch {
 		case err != nil && ctx.Err() == nil:
 			missing = err
@@ -152,25 +149,25 @@ func (t *teller) live(ctx context.Context, c chapter) (string, error) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return "", fmt.Errorf("not within %s: %w", c.deadline, missing)
+			return "", fmt.Errorf("timed out after %s: %w", c.deadline, missing)
 		}
 	}
 }
 
-// show shows a scene, and tells what is new in it.
-func (t *teller) show(now scene) {
+// show displays a snapshot and logs what changed.
+func (t *runner) show(now snapshot) {
 	if _, away := now.running(web); t.first == 0 && len(away) > 0 {
 		t.first = time.Since(t.start)
 	}
-	for _, line := range news(t.last, now) {
+	for _, line := range changes(t.last, now) {
 		t.view.say("%s", line)
 	}
 	t.last = now
-	t.view.scene(now)
+	t.view.snapshot(now)
 }
 
-// sabotage does what Options.Break says.
-func (t *teller) sabotage() {
+// sabotage kills what Options.Break names.
+func (t *runner) sabotage() {
 	switch t.Break {
 	case "broker":
 		t.p.Process(environment.Hub, "spillway-broker").Kill()
@@ -185,17 +182,17 @@ func (t *teller) sabotage() {
 	t.view.say("DEMO_BREAK=%s: %s.", t.Break, Breaks[t.Break])
 }
 
-// explain is the error of a chapter that did not come true.
-func (t *teller) explain(number int, c chapter, err error) error {
-	text := fmt.Sprintf("chapter %d, %q, did not come true: %v", number, c.title, err)
-	if t.Break != "" && number > breakBefore {
-		text += fmt.Sprintf("\n(DEMO_BREAK=%s: %s, so this is what should happen)", t.Break, Breaks[t.Break])
+// explain builds the error of a failed chapter.
+func (t *runner) explain(number int, c chapter, err error) error {
+	text := fmt.Sprintf("chapter %d, %q, failed: %v", number, c.title, err)
+	if t.Break != "" && number > sabotageBefore {
+		text += fmt.Sprintf("\n(DEMO_BREAK=%s: %s, so this failure is expected)", t.Break, Breaks[t.Break])
 	}
-	return fmt.Errorf("%s\n\nThe last that the programs wrote:\n%s", text, t.p.Logs(8))
+	return fmt.Errorf("%s\n\nLast log lines:\n%s", text, t.p.Logs(8))
 }
 
-// table prints what happened, with times.
-func (t *teller) table() {
+// table prints the chapters with their outcomes and durations.
+func (t *runner) table() {
 	var b strings.Builder
 	width := 0
 	for _, r := range t.rows {
@@ -206,29 +203,29 @@ func (t *teller) table() {
 		mark := "✓"
 		if r.failed {
 			mark = "✗"
-			r.what = "did not come true"
+			r.what = "failed"
 		}
 		fmt.Fprintf(&b, "  %s %-*s %7.1fs  %s\n", mark, width, r.title, r.took.Seconds(), r.what)
 	}
 	if t.first > 0 {
-		fmt.Fprintf(&b, "\n  The first pod ran in another cluster %.1fs after the start; everything took %.1fs.\n", t.first.Seconds(), time.Since(t.start).Seconds())
+		fmt.Fprintf(&b, "\n  The first pod ran in another cluster %.1fs after the start; the demo took %.1fs.\n", t.first.Seconds(), time.Since(t.start).Seconds())
 	}
 	t.view.print(b.String())
 }
 
-// hold leaves everything running and says how to get at it.
-func (t *teller) hold(ctx context.Context) {
+// hold keeps everything running and prints how to access it.
+func (t *runner) hold(ctx context.Context) {
 	var b strings.Builder
-	b.WriteString("\nLeft running until Ctrl-C. To look around:\n\n")
+	b.WriteString("\nRunning until Ctrl-C. To explore:\n\n")
 	for _, c := range t.p.Clusters() {
 		note := ""
-		if !slices.Contains(t.last.answering(), c.Name) && c.Name != environment.Hub {
-			note = "   (killed in the story)"
+		if !slices.Contains(t.last.reachableMembers(), c.Name) && c.Name != environment.Hub {
+			note = "   (killed in chapter 5)"
 		}
 		fmt.Fprintf(&b, "  export KUBECONFIG=%s   # %s%s\n", c.Kubeconfig, c.Name, note)
 	}
 	fmt.Fprintf(&b, `
-With rome's, try:
+With rome's kubeconfig, try:
 
   kubectl -n %[1]s scale deployment %[2]s --replicas=14     # it overflows again
   kubectl -n %[1]s get pods -o wide
@@ -252,11 +249,11 @@ Logs are beside the kubeconfigs. There are no containers, so there are no
 	}
 }
 
-// answering are the members whose API server answers.
-func (s scene) answering() []string {
+// reachableMembers lists the members whose API server answers.
+func (s snapshot) reachableMembers() []string {
 	var all []string
 	for name, m := range s.members {
-		if m.answers {
+		if m.reachable {
 			all = append(all, name)
 		}
 	}

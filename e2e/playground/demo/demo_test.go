@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-dev/spillway/e2e/playground/demo"
 )
 
-// recorder keeps what is told.
+// recorder keeps the output.
 type recorder struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -29,23 +29,23 @@ func (r *recorder) String() string {
 	return r.text.String()
 }
 
-// TestItNotices kills the broker before pods are to overflow: the story must not
-// claim that they did.
-func TestItNotices(t *testing.T) {
-	var told recorder
+// TestDemoFailsWithoutBroker kills the broker before pods overflow: the demo must
+// fail.
+func TestDemoFailsWithoutBroker(t *testing.T) {
+	var output recorder
 	dir := t.TempDir()
-	err := demo.Tell(t.Context(), demo.Options{Out: &told, Break: "broker", Deadline: 30 * time.Second, Dir: dir})
+	err := demo.Run(t.Context(), demo.Options{Out: &output, Break: "broker", Deadline: 30 * time.Second, Dir: dir})
 	if err == nil {
-		t.Fatalf("it was told to its end:\n%s", &told)
+		t.Fatalf("the demo succeeded:\n%s", &output)
 	}
-	for _, want := range []string{`chapter 3, "Pods overflow", did not come true`, "8 of 14 pods run", "DEMO_BREAK=broker: the broker was killed"} {
+	for _, want := range []string{`chapter 3, "Pods overflow", failed`, "8 of 14 pods run", "DEMO_BREAK=broker: the broker was killed"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not say %q: %v", want, err)
 		}
 	}
 	for _, want := range []string{"✓ 2 Home fills", "✗ 3 Pods overflow"} {
-		if !strings.Contains(told.String(), want) {
-			t.Errorf("it was not told that %q:\n%s", want, &told)
+		if !strings.Contains(output.String(), want) {
+			t.Errorf("the output lacks %q:\n%s", want, &output)
 		}
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
@@ -53,8 +53,8 @@ func TestItNotices(t *testing.T) {
 	}
 }
 
-func TestAnUnknownBreak(t *testing.T) {
-	if err := demo.Tell(t.Context(), demo.Options{Out: &recorder{}, Break: "everything"}); err == nil || !strings.Contains(err.Error(), "broker, provider or scheduler") {
+func TestUnknownBreak(t *testing.T) {
+	if err := demo.Run(t.Context(), demo.Options{Out: &recorder{}, Break: "everything"}); err == nil || !strings.Contains(err.Error(), "broker, provider or scheduler") {
 		t.Errorf("have %v", err)
 	}
 }

@@ -1,9 +1,10 @@
-// Package demo tells what Spillway does, on a playground, to somebody who has
-// never heard of it. Each chapter does something and then looks at the real API
-// servers until it sees that it came true, or its time is up.
+// Package demo shows what Spillway does, on a playground, in six chapters. Each
+// chapter performs an action and then observes the real API servers until it sees
+// the outcome, or its deadline passes.
 //
-//	watch.go     what is to be seen: a Scene, read from every API server
-//	chapters.go  what is done, and what must then be seen
-//	story.go     from chapter to chapter
-//	view.go      how it is shown: a live picture, or plain lines
+//	snapshot.go  the observed state, read from every API server
+//	chapters.go  the actions and their outcomes
+//	demo.go      runs the chapters
+//	changes.go   describes what changed between two snapshots
+//	view.go      the output: a live picture, or plain lines
 package demo

@@ -12,22 +12,22 @@ import (
 	"golang.org/x/term"
 )
 
-// banner says what is real and what is not.
+// banner says what is real and what is simulated.
 const banner = `
-Spillway: pods that do not fit in their cluster run in another, and nobody acts.
+Spillway: pods that do not fit in their cluster run in another, without operator action.
 
 Real here: four Kubernetes API servers with their etcd, controller managers,
 schedulers and certificates; Spillway's broker, agents, scheduler and virtual
-node, installed from its charts and held to their roles and policies.
-Simulated: nodes, containers and networks. kwok plays them, so pods "run" without
-a process, and there is nothing to log in to.
-Hurried: a silent provider counts as lost after 15 s instead of 10 min, capacity
-goes back after 3 s, an idle link after 10 s, and pods leave a lost node after 2 s.
+node, installed from its charts, with their RBAC and policies.
+Simulated: nodes, containers and networks. kwok simulates them: pods "run" without
+a process, so there are no logs and no exec.
+Shortened: an advertisement is stale after 15 s instead of 10 min, capacity is
+released after 3 s, an idle peering after 10 s, and pods leave a lost node after 2 s.
 
 `
 
-// view shows the story: a picture that stays at the bottom of a terminal, below
-// lines that scroll by; or the lines alone.
+// view displays the demo: a picture at the bottom of a terminal below scrolling
+// lines, or the lines alone.
 type view struct {
 	out   io.Writer
 	start time.Time
@@ -37,7 +37,7 @@ type view struct {
 	mu      sync.Mutex
 	height  int // of the picture that stands now
 	heading string
-	now     *scene
+	now     *snapshot
 	closed  chan struct{}
 	ticking sync.WaitGroup
 	once    sync.Once
@@ -76,7 +76,7 @@ func (v *view) tick() {
 	}
 }
 
-// close takes the picture away.
+// close removes the picture.
 func (v *view) close() {
 	v.once.Do(func() {
 		close(v.closed)
@@ -100,7 +100,7 @@ func (v *view) say(format string, args ...any) {
 	v.print(fmt.Sprintf("%s  %s\n", v.clock(), fmt.Sprintf(format, args...)))
 }
 
-// chapter begins one.
+// chapter starts a chapter.
 func (v *view) chapter(title, text string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -108,13 +108,13 @@ func (v *view) chapter(title, text string) {
 	v.redraw(fmt.Sprintf("\n%s\n%s\n%s\n\n", v.bold(v.heading), strings.Repeat("─", len([]rune(v.heading))), text))
 }
 
-// done ends one.
+// done ends a chapter.
 func (v *view) done(what string, took time.Duration) {
-	v.say("%s %s (%.1fs)", v.bold("✓ It came true:"), what, took.Seconds())
+	v.say("%s %s (%.1fs)", v.bold("✓ Done:"), what, took.Seconds())
 }
 
-// scene shows one.
-func (v *view) scene(s scene) {
+// snapshot displays one.
+func (v *view) snapshot(s snapshot) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.now = &s
@@ -164,7 +164,7 @@ func (v *view) picture() []string {
 	}
 	waiting := 0
 	for _, p := range v.now.pods {
-		if p.node == "" && !p.leaving {
+		if p.node == "" && !p.terminating {
 			waiting++
 		}
 	}
@@ -176,7 +176,7 @@ func (v *view) bar(m member) string {
 	const each = 1
 	cores := max(0, m.cores-m.own-m.guests)
 	bar := strings.Repeat("█", int(m.own*each)) + strings.Repeat("▒", int(m.guests*each)) + strings.Repeat("·", int(cores*each))
-	if !m.answers {
+	if !m.reachable {
 		bar = "†"
 	}
 	return bar + strings.Repeat(" ", max(0, 12-len([]rune(bar))))
@@ -184,12 +184,12 @@ func (v *view) bar(m member) string {
 
 // figures are a member's cores and GPUs in words.
 func (m member) figures() string {
-	if !m.answers {
-		return "does not answer"
+	if !m.reachable {
+		return "unreachable"
 	}
 	text := fmt.Sprintf("%d/%d cores", m.own+m.guests, m.cores)
 	if m.guests > 0 {
-		text += fmt.Sprintf(" (%d lent)", m.guests)
+		text += fmt.Sprintf(" (%d for guests)", m.guests)
 	}
 	if m.gpus > 0 {
 		text += fmt.Sprintf(" %d/%d GPUs", m.usedGPUs, m.gpus)
@@ -197,8 +197,8 @@ func (m member) figures() string {
 	return text
 }
 
-// dots are the story's pods that are in a cluster, by what home says: ● runs, ◌
-// begins, × is to end.
+// dots are the demo's pods in a cluster as home shows them: ● runs, ◌ starts, × is
+// terminating.
 func (v *view) dots(cluster string) string {
 	var dots []string
 	for _, p := range v.now.pods {
@@ -208,7 +208,7 @@ func (v *view) dots(cluster string) string {
 		}
 		switch {
 		case where != cluster || p.phase == "Succeeded":
-		case p.leaving:
+		case p.terminating:
 			dots = append(dots, "×")
 		case p.runs:
 			dots = append(dots, "●")

@@ -22,42 +22,40 @@ import (
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
-// gpu is the resource by which GPUs are asked for.
+// gpu is the GPU resource of the demo.
 const gpu corev1.ResourceName = "nvidia.com/gpu"
 
-// scene is what the API servers showed at one moment.
-type scene struct {
+// snapshot is the state of all API servers at one moment.
+type snapshot struct {
 	members map[string]member
-	// pods of the story's namespace at home.
+	// pods of the demo's namespace at home.
 	pods []pod
 	// virtual nodes at home, by provider.
 	virtual map[string]virtualNode
-	// setUp is all that stands because pods overflow: Reservations, instructions,
-	// links, guest namespaces.
-	setUp []thing
-	// onTheBooks are Reservations that are over, and of which the broker still
-	// counts something as in use with a provider that does not answer: silence
-	// frees nothing.
-	onTheBooks []string
-	// counted are the clusters that the broker counts on.
-	counted []string
-	// obstacles are what the story's Reservations say of themselves while they
-	// are not Ready.
-	obstacles []string
-	// over are the broker's Reservations that are over, with the providers that
-	// have not confirmed it.
-	over map[string][]string
-	// news are the events about the story's pods and Reservations.
-	news []event
+	// objects exist because pods overflow: Reservations, instructions, virtual node
+	// configurations, guest namespaces.
+	objects []object
+	// unconfirmed lists providers that are unreachable and have not confirmed the
+	// release of a hold: the broker keeps charging it.
+	unconfirmed []string
+	// active are the clusters whose advertisements the broker considers active.
+	active []string
+	// notReady holds the Ready conditions of Reservations that are not Ready.
+	notReady []string
+	// ended are the broker's released Reservations, with the providers that have not
+	// confirmed the release.
+	ended map[string][]string
+	// events of the demo's pods and Reservations.
+	events []event
 }
 
-// member is what one member's API server says of it.
+// member is the state of one member cluster.
 type member struct {
-	answers bool
-	// nodes that are Ready, virtual ones not counted, and what they have.
+	reachable bool
+	// nodes that are Ready, virtual ones not active, and what they have.
 	nodes       int
 	cores, gpus int64
-	// What the cluster's own pods and its guests request, bound to those nodes.
+	// own and guests are the cores requested by pods bound to those nodes.
 	own, guests, usedGPUs int64
 	// guestsRun is how many guests run there.
 	guestsRun int
@@ -65,20 +63,20 @@ type member struct {
 	guestNamespaces []string
 }
 
-// pod is one of the story's pods.
+// pod is one of the demo's pods.
 type pod struct {
 	uid       types.UID
 	name, app string
 	phase     corev1.PodPhase
 	node      string
 	runs      bool
-	// leaving is set once it is to end.
-	leaving bool
-	// why it does not run, where its status says so.
+	// terminating is true once the pod has a deletion timestamp.
+	terminating bool
+	// why the pod does not run, from its status.
 	why string
 }
 
-// away is the provider it is in, or "" at home.
+// away is the provider that runs the pod, or "" for home.
 func (p pod) away() string {
 	if provider, ok := strings.CutPrefix(p.node, broker.VirtualNodePrefix); ok {
 		return provider
@@ -86,18 +84,17 @@ func (p pod) away() string {
 	return ""
 }
 
-// thing is an object that Spillway made: what it is, its name, and the cluster it
-// is in.
-type thing struct{ what, name, in string }
+// object is an object that Spillway created: its kind, name and cluster.
+type object struct{ what, name, in string }
 
-func (t thing) String() string { return strings.TrimSpace(t.what+" "+t.name) + " in " + t.in }
+func (o object) String() string { return strings.TrimSpace(o.what+" "+o.name) + " in " + o.in }
 
-// virtualThing is a thing that is told of apart.
-const virtualThing = "the virtual node"
+// virtualNodeKind is reported separately.
+const virtualNodeKind = "the virtual node"
 
-func describeThings(things []thing) string {
+func describeObjects(objects []object) string {
 	var all []string
-	for _, t := range things {
+	for _, t := range objects {
 		all = append(all, t.String())
 	}
 	return strings.Join(all, ", ")
@@ -115,7 +112,7 @@ type event struct {
 }
 
 // running counts an app's pods that run at home and with each provider.
-func (s scene) running(app string) (home int, away map[string]int) {
+func (s snapshot) running(app string) (home int, away map[string]int) {
 	away = map[string]int{}
 	for _, p := range s.pods {
 		switch {
@@ -129,95 +126,95 @@ func (s scene) running(app string) (home int, away map[string]int) {
 	return home, away
 }
 
-// look reads the scene from every API server. A provider that does not answer
-// is part of the scene; the home cluster and the hub must.
-func look(ctx context.Context, p *environment.Playground, home, namespace string) (scene, error) {
-	s := scene{members: map[string]member{}, virtual: map[string]virtualNode{}, over: map[string][]string{}}
+// observe reads a snapshot from every API server. A provider may be unreachable,
+// home and the hub may not.
+func observe(ctx context.Context, p *environment.Playground, home, namespace string) (snapshot, error) {
+	s := snapshot{members: map[string]member{}, virtual: map[string]virtualNode{}, ended: map[string][]string{}}
 	var mu sync.Mutex
-	var looking sync.WaitGroup
-	var problems []error
+	var wait sync.WaitGroup
+	var errs []error
 	for _, c := range p.Clusters() {
-		looking.Go(func() {
+		wait.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 			defer cancel()
-			var seen scene
+			var seen snapshot
 			var err error
 			if c.Name == environment.Hub {
-				err = lookAtHub(ctx, c.Client, &seen)
+				err = observeHub(ctx, c.Client, &seen)
 			} else {
-				err = lookAtMember(ctx, c.Client, c.Name, &seen)
+				err = observeMember(ctx, c.Client, c.Name, &seen)
 				if c.Name == home && err == nil {
-					err = lookAtHome(ctx, c.Client, namespace, &seen)
+					err = observeHome(ctx, c.Client, namespace, &seen)
 				}
 			}
 			mu.Lock()
 			defer mu.Unlock()
 			maps.Copy(s.members, seen.members)
-			maps.Copy(s.over, seen.over)
+			maps.Copy(s.ended, seen.ended)
 			maps.Copy(s.virtual, seen.virtual)
-			s.pods, s.news, s.obstacles = append(s.pods, seen.pods...), append(s.news, seen.news...), append(s.obstacles, seen.obstacles...)
-			s.setUp, s.counted = append(s.setUp, seen.setUp...), append(s.counted, seen.counted...)
+			s.pods, s.events, s.notReady = append(s.pods, seen.pods...), append(s.events, seen.events...), append(s.notReady, seen.notReady...)
+			s.objects, s.active = append(s.objects, seen.objects...), append(s.active, seen.active...)
 			if err != nil && (c.Name == environment.Hub || c.Name == home) {
-				problems = append(problems, fmt.Errorf("looking at %s: %w", c.Name, err))
+				errs = append(errs, fmt.Errorf("observing %s: %w", c.Name, err))
 			} else if err != nil {
 				s.members[c.Name] = member{}
 			}
 		})
 	}
-	looking.Wait()
-	s.keepBooks()
-	slices.SortFunc(s.setUp, func(a, b thing) int { return strings.Compare(a.String(), b.String()) })
-	slices.Sort(s.counted)
+	wait.Wait()
+	s.separateUnconfirmed()
+	slices.SortFunc(s.objects, func(a, b object) int { return strings.Compare(a.String(), b.String()) })
+	slices.Sort(s.active)
 	slices.SortFunc(s.pods, func(a, b pod) int { return strings.Compare(a.name, b.name) })
-	return s, errors.Join(problems...)
+	return s, errors.Join(errs...)
 }
 
-// keepBooks takes those of the broker's Reservations out of setUp that are only
-// kept for a provider that does not answer.
-func (s *scene) keepBooks() {
-	s.setUp = slices.DeleteFunc(s.setUp, func(t thing) bool {
-		holders, over := s.over[t.name]
-		if t.in != environment.Hub || !over || len(holders) == 0 {
+// separateUnconfirmed removes from objects the broker's Reservations that exist only
+// because an unreachable provider has not confirmed their release.
+func (s *snapshot) separateUnconfirmed() {
+	s.objects = slices.DeleteFunc(s.objects, func(o object) bool {
+		holders, ended := s.ended[o.name]
+		if o.in != environment.Hub || !ended || len(holders) == 0 {
 			return false
 		}
 		for _, provider := range holders {
-			if s.members[provider].answers {
+			if s.members[provider].reachable {
 				return false
 			}
 		}
-		s.onTheBooks = append(s.onTheBooks, holders...)
+		s.unconfirmed = append(s.unconfirmed, holders...)
 		return true
 	})
 }
 
-func lookAtHub(ctx context.Context, api client.Client, s *scene) error {
+func observeHub(ctx context.Context, api client.Client, s *snapshot) error {
 	var offers broker.ClusterAdvertisementList
 	var reservations broker.ReservationList
 	if err := errors.Join(api.List(ctx, &offers), api.List(ctx, &reservations)); err != nil {
 		return err
 	}
-	s.over = map[string][]string{}
+	s.ended = map[string][]string{}
 	for _, r := range reservations.Items {
-		s.setUp = append(s.setUp, thing{"the broker's Reservation", r.Name, environment.Hub})
+		s.objects = append(s.objects, object{"the broker's Reservation", r.Name, environment.Hub})
 		if r.DeletionTimestamp != nil || r.Status.Phase == broker.ReservationReleased {
-			s.over[r.Name] = nil
+			s.ended[r.Name] = nil
 		}
 	}
 	for _, offer := range offers.Items {
 		if offer.Status.Active {
-			s.counted = append(s.counted, offer.Spec.ClusterID)
+			s.active = append(s.active, offer.Spec.ClusterID)
 		}
 		for _, hold := range offer.Status.Holds {
-			if _, over := s.over[hold.ReservationName]; over {
-				s.over[hold.ReservationName] = append(s.over[hold.ReservationName], offer.Spec.ClusterID)
+			if _, ended := s.ended[hold.ReservationName]; ended {
+				s.ended[hold.ReservationName] = append(s.ended[hold.ReservationName], offer.Spec.ClusterID)
 			}
 		}
 	}
 	return nil
 }
 
-// lookAtMember reads what a member has, and what it does for others.
-func lookAtMember(ctx context.Context, api client.Client, name string, s *scene) error {
+// observeMember reads a member's nodes, pods and guests.
+func observeMember(ctx context.Context, api client.Client, name string, s *snapshot) error {
 	var nodes corev1.NodeList
 	var pods corev1.PodList
 	var guests corev1.NamespaceList
@@ -225,7 +222,7 @@ func lookAtMember(ctx context.Context, api client.Client, name string, s *scene)
 	if err := errors.Join(api.List(ctx, &nodes), api.List(ctx, &pods), api.List(ctx, &guests, client.HasLabels{broker.LabelGuestsOf}), api.List(ctx, &orders)); err != nil {
 		return err
 	}
-	m := member{answers: true}
+	m := member{reachable: true}
 	real := map[string]bool{}
 	s.virtual = map[string]virtualNode{}
 	for _, n := range nodes.Items {
@@ -243,10 +240,10 @@ func lookAtMember(ctx context.Context, api client.Client, name string, s *scene)
 	for _, n := range guests.Items {
 		guestOf[n.Name] = true
 		m.guestNamespaces = append(m.guestNamespaces, n.Name)
-		s.setUp = append(s.setUp, thing{"the namespace for guests", n.Name, name})
+		s.objects = append(s.objects, object{"the namespace for guests", n.Name, name})
 	}
 	for _, o := range orders.Items {
-		s.setUp = append(s.setUp, thing{"the ProviderInstruction", o.Name, name})
+		s.objects = append(s.objects, object{"the ProviderInstruction", o.Name, name})
 	}
 	for _, p := range pods.Items {
 		if !real[p.Spec.NodeName] || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
@@ -267,17 +264,17 @@ func lookAtMember(ctx context.Context, api client.Client, name string, s *scene)
 	return nil
 }
 
-// lookAtHome reads the story's own pods, and what stands for them.
-func lookAtHome(ctx context.Context, api client.Client, namespace string, s *scene) error {
+// observeHome reads the demo's pods and the objects created for them.
+func observeHome(ctx context.Context, api client.Client, namespace string, s *snapshot) error {
 	var pods corev1.PodList
 	var reservations broker.ReservationList
 	var instructions broker.ReservationInstructionList
-	var links corev1.SecretList
+	var configs corev1.SecretList
 	var events corev1.EventList
 	if err := errors.Join(
 		api.List(ctx, &pods, client.InNamespace(namespace)),
 		api.List(ctx, &reservations), api.List(ctx, &instructions),
-		api.List(ctx, &links, client.MatchingLabels{nodeconfig.LabelComponent: nodeconfig.Component}),
+		api.List(ctx, &configs, client.MatchingLabels{nodeconfig.LabelComponent: nodeconfig.Component}),
 		api.List(ctx, &events, client.InNamespace(namespace)),
 	); err != nil {
 		return err
@@ -285,38 +282,37 @@ func lookAtHome(ctx context.Context, api client.Client, namespace string, s *sce
 	for _, p := range pods.Items {
 		s.pods = append(s.pods, pod{
 			uid: p.UID, name: p.Name, app: p.Labels["app"], phase: p.Status.Phase, node: p.Spec.NodeName,
-			runs: isRunning(p), leaving: p.DeletionTimestamp != nil, why: why(p),
+			runs: isRunning(p), terminating: p.DeletionTimestamp != nil, why: why(p),
 		})
 	}
 	for _, r := range reservations.Items {
-		s.setUp = append(s.setUp, thing{"the Reservation", r.Namespace + "/" + r.Name, home})
+		s.objects = append(s.objects, object{"the Reservation", r.Namespace + "/" + r.Name, home})
 		if ready := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionReady); ready == nil {
-			s.obstacles = append(s.obstacles, fmt.Sprintf("Reservation %s: nobody has answered it", r.Name))
+			s.notReady = append(s.notReady, fmt.Sprintf("Reservation %s: no answer from the broker yet", r.Name))
 		} else if ready.Status != metav1.ConditionTrue {
-			s.obstacles = append(s.obstacles, fmt.Sprintf("Reservation %s: %s", r.Name, ready.Message))
+			s.notReady = append(s.notReady, fmt.Sprintf("Reservation %s: %s", r.Name, ready.Message))
 		}
 	}
 	for _, r := range instructions.Items {
-		s.setUp = append(s.setUp, thing{"the ReservationInstruction", r.Name, home})
+		s.objects = append(s.objects, object{"the ReservationInstruction", r.Name, home})
 	}
-	for _, l := range links.Items {
-		s.setUp = append(s.setUp, thing{"the link to " + l.Labels[broker.LabelProvider], "", home})
+	for _, l := range configs.Items {
+		s.objects = append(s.objects, object{"the virtual node configuration of " + l.Labels[broker.LabelProvider], "", home})
 	}
 	for provider := range s.virtual {
-		s.setUp = append(s.setUp, thing{virtualThing, broker.VirtualNodeName(provider), home})
+		s.objects = append(s.objects, object{virtualNodeKind, broker.VirtualNodeName(provider), home})
 	}
 	for _, e := range events.Items {
-		if toldByUs(e) {
-			s.news = append(s.news, event{uid: e.UID, at: e.CreationTimestamp.Time, text: e.Message})
+		if fromSpillway(e) {
+			s.events = append(s.events, event{uid: e.UID, at: e.CreationTimestamp.Time, text: e.Message})
 		}
 	}
-	slices.SortFunc(s.news, func(a, b event) int { return a.at.Compare(b.at) })
+	slices.SortFunc(s.events, func(a, b event) int { return a.at.Compare(b.at) })
 	return nil
 }
 
-// toldByUs reports whether Spillway wrote an event, and not about the daily
-// round of pods.
-func toldByUs(e corev1.Event) bool {
+// fromSpillway reports whether Spillway recorded an event.
+func fromSpillway(e corev1.Event) bool {
 	return strings.HasPrefix(e.Reason, "Overflow") || strings.HasPrefix(e.ReportingController, "spillway-agent") || strings.HasPrefix(e.Source.Component, "spillway-agent")
 }
 
@@ -326,15 +322,15 @@ func isReady(n corev1.Node) bool {
 	})
 }
 
-// isRunning reports whether a pod is Ready and stays.
+// isRunning reports whether a pod is Ready and not terminating.
 func isRunning(p corev1.Pod) bool {
 	return p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 }
 
-// why is what a pod's status says against its running: a container's, or else the
-// scheduler's.
+// why returns the reason in a pod's status for not running: a container's, or else
+// the scheduler's.
 func why(p corev1.Pod) string {
 	for _, c := range p.Status.ContainerStatuses {
 		if c.State.Waiting != nil && c.State.Waiting.Reason != "" {

@@ -9,21 +9,21 @@ import (
 	"github.com/spillway-dev/spillway/e2e/playground/environment"
 )
 
-// news says in words what is different between two scenes.
-func news(before, now scene) []string {
+// changes describes the differences between two snapshots.
+func changes(before, now snapshot) []string {
 	var lines []string
-	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	log := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 
 	for _, name := range slices.Sorted(maps.Keys(now.members)) {
 		was, seen := before.members[name]
 		switch is := now.members[name]; {
-		case seen && was.answers && !is.answers:
-			say("%s does not answer any more", name)
-		case seen && !was.answers && is.answers:
-			say("%s answers again", name)
+		case seen && was.reachable && !is.reachable:
+			log("%s is unreachable", name)
+		case seen && !was.reachable && is.reachable:
+			log("%s is reachable again", name)
 		}
-		if slices.Contains(before.counted, name) && !slices.Contains(now.counted, name) {
-			say("the broker has not heard from %s for a while, and does not count on it any more", name)
+		if slices.Contains(before.active, name) && !slices.Contains(now.active, name) {
+			log("the advertisement of %s is stale; the broker places nothing there", name)
 		}
 	}
 	for _, provider := range slices.Sorted(maps.Keys(now.virtual)) {
@@ -32,34 +32,34 @@ func news(before, now scene) []string {
 		name := "virtual node spillway-" + provider
 		switch {
 		case !seen:
-			say("%s appears%s", name, is.carrying(", with "))
+			log("%s appears%s", name, is.carrying(", with "))
 		case is.parked && !was.parked:
-			say("%s is parked: nothing is needed from %s", name, provider)
+			log("%s is parked: no capacity of %s is in use", name, provider)
 		case !is.parked && (is.cores != was.cores || is.gpus != was.gpus || was.parked):
-			say("%s now carries %s", name, is.carrying(""))
+			log("%s now carries %s", name, is.carrying(""))
 		}
 		if seen && was.ready && !is.ready {
-			say("%s is lost: its provider does not answer", name)
+			log("%s is NotReady: its provider is unreachable", name)
 		}
 	}
 	for _, provider := range slices.Sorted(maps.Keys(before.virtual)) {
 		if _, still := now.virtual[provider]; !still {
-			say("virtual node spillway-%s is gone", provider)
+			log("virtual node spillway-%s is deleted", provider)
 		}
 	}
-	told := map[string]bool{}
-	for _, e := range before.news {
-		told[e.text] = true
+	logged := map[string]bool{}
+	for _, e := range before.events {
+		logged[e.text] = true
 	}
-	for _, e := range now.news {
-		if !told[e.text] {
-			told[e.text] = true
-			say("%s", e.text)
+	for _, e := range now.events {
+		if !logged[e.text] {
+			logged[e.text] = true
+			log("%s", e.text)
 		}
 	}
 	lines = append(lines, moves(before, now)...)
 	if gone := left(before, now); len(gone) > 0 {
-		say("removed: %s", strings.Join(gone, ", "))
+		log("removed: %s", strings.Join(gone, ", "))
 	}
 	return lines
 }
@@ -83,14 +83,14 @@ func plural(n int64, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// moves says which pods have begun to run where, and which are to end where.
-func moves(before, now scene) []string {
+// moves describes which pods started, finished or are terminating, and where.
+func moves(before, now snapshot) []string {
 	was := map[string]pod{}
 	for _, p := range before.pods {
 		was[string(p.uid)] = p
 	}
-	type place struct{ what, app, where string }
-	count := map[place]int64{}
+	type move struct{ what, app, where string }
+	count := map[move]int64{}
 	for _, p := range now.pods {
 		where := "at home"
 		if p.away() != "" {
@@ -99,11 +99,11 @@ func moves(before, now scene) []string {
 		old := was[string(p.uid)]
 		switch {
 		case p.runs && !old.runs:
-			count[place{"began to run", p.app, where}]++
+			count[move{"started", p.app, where}]++
 		case p.phase == "Succeeded" && old.phase != "Succeeded":
-			count[place{"finished", p.app, where}]++
-		case p.leaving && !old.leaving && p.node != "":
-			count[place{"told to end", p.app, where}]++
+			count[move{"finished", p.app, where}]++
+		case p.terminating && !old.terminating && p.node != "":
+			count[move{"terminating", p.app, where}]++
 		}
 	}
 	var lines []string
@@ -114,13 +114,12 @@ func moves(before, now scene) []string {
 	return lines
 }
 
-// left are the things of before that are not there now, as far as the cluster
-// they were in can be asked.
-func left(before, now scene) []string {
+// left lists the objects of before that are gone now, in clusters that are reachable.
+func left(before, now snapshot) []string {
 	var gone []string
-	for _, t := range before.setUp {
-		dead := t.in != environment.Hub && !now.members[t.in].answers
-		if slices.Contains(now.setUp, t) || dead || t.what == virtualThing || slices.Contains(slices.Collect(maps.Keys(now.over)), t.name) {
+	for _, t := range before.objects {
+		unreachable := t.in != environment.Hub && !now.members[t.in].reachable
+		if slices.Contains(now.objects, t) || unreachable || t.what == virtualNodeKind || slices.Contains(slices.Collect(maps.Keys(now.ended)), t.name) {
 			continue
 		}
 		line := t.what + " in " + t.in
