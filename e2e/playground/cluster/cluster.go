@@ -23,10 +23,9 @@ import (
 	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
 
-// What the playground's clusters do faster than others, so that nobody has to
-// wait for minutes to see a lost node's pods move.
+// Shortened timings, so that the pods of a lost node move within seconds.
 const (
-	// NodeGrace is how long a node may be silent before it counts as lost.
+	// NodeGrace is the time without a heartbeat after which a node is lost.
 	NodeGrace = 40 * time.Second
 	// EvictAfter is how long pods stay on a node that is lost.
 	EvictAfter = 2 * time.Second
@@ -46,9 +45,9 @@ type Options struct {
 	// Dir is made for the cluster's state, and readable to its owner only.
 	Dir      string
 	Programs Programs
-	// Patient keeps Kubernetes' own times instead of EvictAfter, and has nodes show
-	// that they live less often than real ones instead of NodeGrace.
-	Patient bool
+	// DefaultTimings keeps the timings of Kubernetes instead of EvictAfter, and makes
+	// heartbeats rarer than those of real nodes instead of NodeGrace.
+	DefaultTimings bool
 	// APIOnly leaves out all but etcd and the API server.
 	APIOnly bool
 }
@@ -168,12 +167,12 @@ func (c *Cluster) connect() error {
 	if c.Set, err = kubernetes.NewForConfig(config); err != nil {
 		return err
 	}
-	// Looks at the API server for the first time when it is first used.
+	// Connects to the API server on first use.
 	c.Client, err = client.New(config, client.Options{Scheme: scheme})
 	return err
 }
 
-// WriteKubeconfig writes a file by which somebody reaches the cluster.
+// WriteKubeconfig writes a kubeconfig for the cluster.
 func (c *Cluster) WriteKubeconfig(path string, who *clientcmdapi.AuthInfo) error {
 	access := clientcmdapi.NewConfig()
 	access.Clusters[c.Name] = &clientcmdapi.Cluster{Server: c.Endpoint, CertificateAuthorityData: c.CA.PEM}
@@ -220,14 +219,14 @@ func (c *Cluster) Run(spec process.Spec) (*process.Process, error) {
 	return p, nil
 }
 
-// Processes are those that were started, in that order.
+// Processes returns the started processes in order.
 func (c *Cluster) Processes() []*process.Process {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.all)
 }
 
-// Process is the one of that name, or nil.
+// Process returns the process of that name, or nil.
 func (c *Cluster) Process(name string) *process.Process {
 	for _, p := range c.Processes() {
 		if p.Name() == name {
@@ -237,7 +236,7 @@ func (c *Cluster) Process(name string) *process.Process {
 	return nil
 }
 
-// Err says which process ended that nobody ended, if any.
+// Err returns an error if a process ended unexpectedly.
 func (c *Cluster) Err() error {
 	for _, p := range c.Processes() {
 		if err := p.Err(); err != nil {
@@ -247,7 +246,7 @@ func (c *Cluster) Err() error {
 	return nil
 }
 
-// Kill ends every process of the cluster with SIGKILL, as a power cut would.
+// Kill kills every process of the cluster with SIGKILL, as a power cut would.
 func (c *Cluster) Kill() {
 	for _, p := range slices.Backward(c.Processes()) {
 		p.Kill()

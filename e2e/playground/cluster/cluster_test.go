@@ -108,7 +108,7 @@ func TestCompleteControlPlane(t *testing.T) {
 	eventually(t, "the Deployment and its pods are gone", func(ctx context.Context) error {
 		err := c.Client.Get(ctx, client.ObjectKeyFromObject(web), web)
 		if err == nil {
-			return fmt.Errorf("it is still there: %+v", web.Status)
+			return fmt.Errorf("the Deployment still exists: %+v", web.Status)
 		}
 		return client.IgnoreNotFound(err)
 	})

@@ -7,33 +7,33 @@ import (
 	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
 
-// FakeNode is the annotation of the nodes that kwok plays; it touches no others,
-// and so no virtual ones.
+// FakeNode is the annotation of the nodes that kwok simulates. It changes no others,
+// in particular no virtual nodes.
 const FakeNode = "kwok.x-k8s.io/node"
 
-// stages tell kwok what pods do.
+// stages configure what kwok does with pods and nodes.
 //
 //go:embed stages.yaml
 var stages []byte
 
 // startAPIServer starts etcd and the API server. Between them is a socket file
-// instead of a port: nothing else can take it, and only its owner gets at it.
+// instead of a port: no other program can take it, and only its owner has access.
 // Both name it relative to their directory, since such names have to be short.
 func (c *Cluster) startAPIServer(port int) error {
-	const socket = "unix://etcd:1" // the file etcd:1; etcd wants something like a port
+	const socket = "unix://etcd:1" // the file etcd:1; etcd requires a port
 	_, err := c.Run(process.Spec{Name: "etcd", Path: c.options.Programs.Etcd, Dir: c.options.Dir, Args: []string{
 		"--data-dir=etcd",
 		"--listen-client-urls=" + socket,
 		"--advertise-client-urls=" + socket,
 		"--listen-peer-urls=http://127.0.0.1:0",
-		"--unsafe-no-fsync", // everything is thrown away with the machine, and before
+		"--unsafe-no-fsync", // all data is temporary
 		"--log-level=warn",
 	}})
 	if err != nil {
 		return err
 	}
 	var monitoring []string
-	if !c.options.Patient {
+	if !c.options.DefaultTimings {
 		monitoring = []string{
 			fmt.Sprintf("--default-not-ready-toleration-seconds=%d", int(EvictAfter.Seconds())),
 			fmt.Sprintf("--default-unreachable-toleration-seconds=%d", int(EvictAfter.Seconds())),
@@ -69,7 +69,7 @@ func (c *Cluster) startAPIServer(port int) error {
 	return err
 }
 
-// startControllers starts the rest of the control plane, and the nodes' player.
+// startControllers starts the rest of the control plane, and kwok.
 func (c *Cluster) startControllers() error {
 	if err := writeFiles(c.options.Dir, map[string][]byte{"stages.yaml": stages}); err != nil {
 		return err
@@ -77,8 +77,8 @@ func (c *Cluster) startControllers() error {
 	var monitoring []string
 	// A lease is renewed when a quarter of it is over.
 	leaseSeconds := 20
-	if c.options.Patient {
-		// A thousand nodes' signs of life must not be what is measured.
+	if c.options.DefaultTimings {
+		// Heartbeats of a thousand nodes must not dominate the measurement.
 		leaseSeconds = 200
 		monitoring = []string{"--node-monitor-grace-period=4m"}
 	} else {
@@ -90,7 +90,7 @@ func (c *Cluster) startControllers() error {
 			"--service-account-private-key-file=sa.key",
 			"--root-ca-file=ca.crt",
 			"--use-service-account-credentials=true",
-			// Its own 20 a second would be what a crowd of pods waits for.
+			// The default of 20 requests a second would limit any crowd of pods.
 			"--kube-api-qps=200", "--kube-api-burst=400",
 			"--leader-elect=false",
 			"--secure-port=0",

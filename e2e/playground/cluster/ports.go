@@ -7,13 +7,12 @@ import (
 	"strconv"
 )
 
-// The ports tried lie below those that the kernel gives to outgoing connections,
-// of which there are many here: one of them could take a port between the moment
-// it was found free and the moment a program listens on it.
+// The ports tried are below the kernel's range for outgoing connections, which could
+// otherwise take a port between the check and the moment a program listens on it.
 const firstPort, lastPort = 20000, 32000
 
-// FreePort is a port of 127.0.0.1 that nobody listened on a moment ago. Whoever
-// uses it must cope with losing the race for it.
+// FreePort returns a port of 127.0.0.1 that was free a moment ago. The caller must
+// handle losing the race for it.
 func FreePort() (int, error) {
 	for range 200 {
 		port := firstPort + rand.IntN(lastPort-firstPort)

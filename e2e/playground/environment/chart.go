@@ -24,20 +24,20 @@ import (
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
-// Namespace of everything the charts make.
+// Namespace of the charts' objects.
 const Namespace = broker.SystemNamespace
 
-// owner is the field manager of what the playground applies.
+// owner is the field manager of server-side apply.
 const owner = client.FieldOwner("playground")
 
-// chart is what a chart renders to: the programs to run apart from the rest.
+// chart is a rendered chart: Deployments apart from all other objects.
 type chart struct {
 	objects     []*unstructured.Unstructured
 	deployments map[string]*appsv1.Deployment
 }
 
-// render has Helm render one of the charts. Values are as after --set; those that
-// are secret go by a file below dir, so that no error message ever shows them.
+// render renders a chart. Values are as after --set; secret ones are passed in a
+// file below dir, so that no error message shows them.
 func render(ctx context.Context, helm, dir, name string, values []string, secret string) (chart, error) {
 	root, err := binaries.Root()
 	if err != nil {
@@ -96,12 +96,11 @@ func parse(text io.Reader) (chart, error) {
 	}
 }
 
-// first is the order that matters: kinds before their objects, Secrets and
-// accounts before who uses them.
+// first lists the kinds that others depend on, in the order of creation.
 var first = []string{"Namespace", "CustomResourceDefinition", "ServiceAccount", "Secret", "ConfigMap"}
 
-// apply makes all that the chart renders to, but for its Deployments: no kubelet
-// here could run them.
+// apply applies all objects of the chart except its Deployments, which no kubelet
+// here could run.
 func (ch chart) apply(ctx context.Context, api client.Client) error {
 	namespace := &unstructured.Unstructured{}
 	namespace.SetAPIVersion("v1")
@@ -118,7 +117,7 @@ func (ch chart) apply(ctx context.Context, api client.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	for _, object := range objects {
-		// A kind is served a moment after its definition is there.
+		// A kind is served shortly after its CRD is created.
 		err := retry(ctx, meta.IsNoMatchError, func() error {
 			return api.Apply(ctx, client.ApplyConfigurationFromUnstructured(object.DeepCopy()), owner, client.ForceOwnership)
 		})
@@ -129,7 +128,7 @@ func (ch chart) apply(ctx context.Context, api client.Client) error {
 	return nil
 }
 
-// retry does something again and again while it fails in a way that passes.
+// retry repeats an action while it fails with a temporary error.
 func retry(ctx context.Context, passes func(error) bool, do func() error) error {
 	for {
 		err := do()
@@ -144,7 +143,7 @@ func retry(ctx context.Context, passes func(error) bool, do func() error) error 
 	}
 }
 
-// object finds one that the chart renders.
+// object returns a rendered object of the chart.
 func (ch chart) object(kind, name string) *unstructured.Unstructured {
 	for _, o := range ch.objects {
 		if o.GetKind() == kind && o.GetName() == name {

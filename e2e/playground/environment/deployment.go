@@ -21,18 +21,18 @@ import (
 	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
 
-// tokenLife is longer than anybody leaves a playground running.
+// tokenLife exceeds the life of any playground.
 const tokenLife = 7 * 24 * 3600
 
-// run does what a kubelet would do with a Deployment of one replica and one
-// container: it writes the container's volumes to files, gets its ServiceAccount's
-// token, and starts the program with the container's arguments. Ports become
-// free ones of 127.0.0.1, paths those of the files. Override replaces arguments
-// by name; ports returns what became of a flag's port.
+// run runs a Deployment of one replica and one container as a process, as a kubelet
+// would: it writes the container's volumes to files, requests a token for its
+// ServiceAccount, and starts the program with the container's arguments. Ports are
+// replaced by free ones of 127.0.0.1, paths by those of the files. Override replaces
+// arguments by name; ports returns the chosen port of each flag.
 func run(ctx context.Context, c *cluster.Cluster, d *appsv1.Deployment, program string, override map[string]string) (ports map[string]int, _ error) {
 	pod := d.Spec.Template.Spec
 	if len(pod.Containers) != 1 {
-		return nil, fmt.Errorf("Deployment %s has %d containers, not one", d.Name, len(pod.Containers))
+		return nil, fmt.Errorf("Deployment %s has %d containers, expected one", d.Name, len(pod.Containers))
 	}
 	container := pod.Containers[0]
 	kubeconfig := accessPath(c, d.Name)
@@ -82,7 +82,7 @@ func accessPath(c *cluster.Cluster, program string) string {
 	return filepath.Join(c.Dir(), program, "kubeconfig")
 }
 
-// writeAccess writes a kubeconfig with a ServiceAccount's token.
+// writeAccess writes a kubeconfig with a token of a ServiceAccount.
 func writeAccess(ctx context.Context, c *cluster.Cluster, account, path string) error {
 	token, err := c.Set.CoreV1().ServiceAccounts(Namespace).CreateToken(ctx, account, &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(int64(tokenLife))},
@@ -99,7 +99,7 @@ func writeVolumes(ctx context.Context, c *cluster.Cluster, dir string, pod corev
 	for _, mount := range container.VolumeMounts {
 		i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == mount.Name })
 		if i < 0 {
-			return fmt.Errorf("there is no volume %s", mount.Name)
+			return fmt.Errorf("volume %s does not exist", mount.Name)
 		}
 		files := map[string][]byte{}
 		var items []corev1.KeyToPath
@@ -121,7 +121,7 @@ func writeVolumes(ctx context.Context, c *cluster.Cluster, dir string, pod corev
 			items = volume.ConfigMap.Items
 		case volume.EmptyDir != nil:
 		default:
-			return fmt.Errorf("volume %s is of a kind that is not known here", mount.Name)
+			return fmt.Errorf("volume %s has an unsupported type", mount.Name)
 		}
 		target := filepath.Join(dir, mount.MountPath)
 		if err := os.MkdirAll(target, 0o700); err != nil {
@@ -145,8 +145,7 @@ func writeVolumes(ctx context.Context, c *cluster.Cluster, dir string, pod corev
 	return nil
 }
 
-// environment is what a container's env says, with this machine in the place of
-// the pod.
+// environment resolves a container's env for a process of this machine.
 func environment(container corev1.Container) []string {
 	var env []string
 	for _, v := range container.Env {

@@ -25,25 +25,24 @@ const Hub = "hub"
 // Options of a playground.
 type Options struct {
 	Members []Member
-	// Patient keeps the times that Kubernetes and the charts have by default; they
-	// are much shortened otherwise.
-	Patient bool
+	// DefaultTimings keeps the default timings of Kubernetes and of the charts;
+	// otherwise they are shortened to seconds.
+	DefaultTimings bool
 	// BrokerValues are further values of the broker's chart, as "key=value".
 	BrokerValues []string
-	// Dir is where the state's directory is made; the one for temporary files
-	// where empty.
+	// Dir holds the state. Default: the directory for temporary files.
 	Dir string
-	// Log takes progress; nobody where nil.
+	// Log receives progress messages; nil discards them.
 	Log Log
 }
 
-// Member is a cluster that lends, borrows, or both.
+// Member is a cluster that is a provider, a consumer, or both.
 type Member struct {
 	// Name is its cluster ID.
 	Name  string
 	Nodes []NodeGroup
-	// Overflows has Spillway's scheduler and virtual nodes run there, so that its
-	// pods may overflow. It lends in any case, unless Values say otherwise.
+	// Overflows runs Spillway's scheduler and virtual nodes, so that the member's pods
+	// may overflow. Every member is a provider, unless Values disable it.
 	Overflows bool
 	// Values are further values of the agent's chart, as "key=value".
 	Values []string
@@ -57,8 +56,7 @@ type NodeGroup struct {
 	Labels    map[string]string
 }
 
-// impatient are the charts' values that have things happen in seconds that
-// elsewhere take their time.
+// shortTimings are chart values that shorten timeouts and grace periods to seconds.
 var (
 	impatientBroker = []string{"config.staleAfter=15s", "config.freshFor=12s"}
 	impatientAgent  = []string{"advertisement.interval=2s", "release.grace=3s", "peering.idleTime=10s", "peering.finishedPodRetention=5s", "peering.providerLostAfter=15s"}
@@ -77,8 +75,8 @@ type Playground struct {
 	clusters map[string]*cluster.Cluster
 }
 
-// Start builds what is missing and brings everything up: it returns when every
-// member has joined and advertises its nodes. Whoever calls it calls Stop.
+// Start builds missing programs and starts all clusters. It returns when every member
+// has joined and advertises its nodes. The caller calls Stop.
 func Start(ctx context.Context, o Options) (_ *Playground, err error) {
 	if o.Log == nil {
 		o.Log = func(string, ...any) {}
@@ -132,12 +130,12 @@ func Start(ctx context.Context, o Options) (_ *Playground, err error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	o.Log("waiting until everybody has joined …")
+	o.Log("waiting for all clusters to join …")
 	return p, p.await(ctx, "every member has joined and its nodes are ready", 3*time.Minute, p.joined)
 }
 
 func (p *Playground) start(ctx context.Context, name string, apiOnly bool) (*cluster.Cluster, error) {
-	c, err := cluster.Start(ctx, cluster.Options{Name: name, Dir: filepath.Join(p.Dir, name), Programs: p.programs.Programs, APIOnly: apiOnly, Patient: p.options.Patient})
+	c, err := cluster.Start(ctx, cluster.Options{Name: name, Dir: filepath.Join(p.Dir, name), Programs: p.programs.Programs, APIOnly: apiOnly, DefaultTimings: p.options.DefaultTimings})
 	if err != nil {
 		return nil, err
 	}
@@ -153,8 +151,7 @@ func (p *Playground) Broker() (url, caHash, token string) {
 	return p.hub.url, p.hub.caHash, p.hub.token
 }
 
-// Cluster is the one of that name; Hub, or a member's. It panics where there is
-// none.
+// Cluster returns the hub or a member by its name, and panics if there is none.
 func (p *Playground) Cluster(name string) *cluster.Cluster {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,7 +162,7 @@ func (p *Playground) Cluster(name string) *cluster.Cluster {
 	return c
 }
 
-// Clusters are all of them, the hub first and then by name.
+// Clusters returns all clusters, the hub first and then by name.
 func (p *Playground) Clusters() []*cluster.Cluster {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -185,10 +182,10 @@ func (p *Playground) Clusters() []*cluster.Cluster {
 	return all
 }
 
-// Kill ends every process of a cluster at once, as a power cut would.
+// Kill kills every process of a cluster at once, as a power cut would.
 func (p *Playground) Kill(name string) { p.Cluster(name).Kill() }
 
-// Err says which process ended that nobody ended, if any.
+// Err returns an error if a process ended unexpectedly.
 func (p *Playground) Err() error {
 	var all []error
 	for _, c := range p.Clusters() {
@@ -207,8 +204,7 @@ func (p *Playground) Stop() error {
 	return p.state.remove()
 }
 
-// Logs are the last lines that each of Spillway's programs wrote, for people who
-// want to know why something did not happen.
+// Logs returns the last log lines of each of Spillway's programs.
 func (p *Playground) Logs(lines int) string {
 	var b strings.Builder
 	for _, c := range p.Clusters() {
@@ -226,8 +222,8 @@ func (p *Playground) Process(cluster, name string) *process.Process {
 	return p.Cluster(cluster).Process(name)
 }
 
-// await waits until check says nothing against it, and tells what it said last
-// otherwise. A process that ends by itself ends the wait.
+// await polls check until it returns nil, and returns its last error after the
+// timeout. It returns early when a process ends unexpectedly.
 func (p *Playground) await(ctx context.Context, what string, timeout time.Duration, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -245,13 +241,13 @@ func (p *Playground) await(ctx context.Context, what string, timeout time.Durati
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("waited %s until %s: %w", timeout, what, last)
+			return fmt.Errorf("timed out after %s waiting until %s: %w", timeout, what, last)
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }
 
-// promise is a value that is there once.
+// promise is a value that becomes available once.
 type promise[T any] struct {
 	kept  chan struct{}
 	value T

@@ -52,7 +52,7 @@ func cores(n string) corev1.ResourceList {
 }
 
 // TestOverflowAndRelease has a Deployment overflow from one cluster to another
-// with the direct driver, and everything go when it needs less.
+// with the direct driver, and checks that all is removed when it scales down.
 func TestOverflowAndRelease(t *testing.T) {
 	ctx := t.Context()
 	began := time.Now()
@@ -152,10 +152,10 @@ func TestOverflowAndRelease(t *testing.T) {
 			}
 		}
 		if err := rome.Get(ctx, client.ObjectKey{Name: broker.VirtualNodeName("paris")}, &corev1.Node{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the virtual node is still there (%w)", err)
+			return fmt.Errorf("the virtual node still exists (%w)", err)
 		}
 		if err := paris.Get(ctx, client.ObjectKey{Name: broker.GuestNamespace("rome")}, &corev1.Namespace{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the namespace for guests is still there (%w)", err)
+			return fmt.Errorf("the guest namespace still exists (%w)", err)
 		}
 		return nil
 	})
@@ -170,7 +170,7 @@ func TestOverflowAndRelease(t *testing.T) {
 	stop()
 	for _, pid := range all {
 		if alive(pid) {
-			t.Errorf("process %d is still there", pid)
+			t.Errorf("process %d still exists", pid)
 		}
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {

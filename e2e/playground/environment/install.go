@@ -60,7 +60,7 @@ func (p *Playground) installAgent(ctx context.Context, c *cluster.Cluster, m Mem
 	if err != nil {
 		return err
 	}
-	steering, err := chart.steerLocally(c)
+	steering, err := chart.useLocalWebhook(c)
 	if err != nil {
 		return err
 	}
@@ -80,9 +80,9 @@ func (p *Playground) installAgent(ctx context.Context, c *cluster.Cluster, m Mem
 	return err
 }
 
-// times are values that shorten times, unless there is time.
+// times returns the values that shorten timings, unless the defaults are wanted.
 func (p *Playground) times(values []string) []string {
-	if p.options.Patient {
+	if p.options.DefaultTimings {
 		return nil
 	}
 	return values
@@ -100,10 +100,10 @@ func (p *Playground) run(ctx context.Context, c *cluster.Cluster, chart chart, n
 	return ports, nil
 }
 
-// steerLocally has the API server reach the steering webhook by an address
-// instead of a Service, which would lead to pods, and returns the address. It is
-// "" where the chart has no webhook.
-func (ch chart) steerLocally(c *cluster.Cluster) (string, error) {
+// useLocalWebhook makes the API server reach the steering webhook by an address
+// instead of a Service, which needs pods, and returns the address; "" if the chart
+// has no webhook.
+func (ch chart) useLocalWebhook(c *cluster.Cluster) (string, error) {
 	hook := ch.object("MutatingWebhookConfiguration", "spillway-scheduler")
 	secret := ch.object("Secret", "spillway-scheduler-steering")
 	if hook == nil || secret == nil {
@@ -135,8 +135,8 @@ func (ch chart) steerLocally(c *cluster.Cluster) (string, error) {
 	return cluster.Address(port), unstructured.SetNestedSlice(hook.Object, hooks, "webhooks")
 }
 
-// connectScheduler names the kubeconfig in the scheduler's configuration: outside
-// a pod it looks nowhere else for it.
+// connectScheduler sets the kubeconfig in the scheduler's configuration, its only
+// source outside a pod.
 func (ch chart) connectScheduler(kubeconfig string) error {
 	config := ch.object("ConfigMap", "spillway-scheduler")
 	if config == nil {
@@ -160,7 +160,7 @@ func (ch chart) connectScheduler(kubeconfig string) error {
 	return unstructured.SetNestedField(config.Object, string(edited), "data", "config.yaml")
 }
 
-// joined says which member the broker does not know with all its nodes yet.
+// joined returns an error for the first member whose nodes are not all advertised.
 func (p *Playground) joined(ctx context.Context) error {
 	var all broker.ClusterAdvertisementList
 	if err := p.Cluster(Hub).Client.List(ctx, &all, client.InNamespace(Namespace)); err != nil {

@@ -15,14 +15,14 @@ const (
 	lockFile    = "lock"
 )
 
-// state is the one directory in which everything lies.
+// state is the directory of one playground.
 type state struct {
 	dir    string
 	unlock func()
 }
 
-// newState makes the directory below parent, and removes those that were left
-// there by playgrounds that were killed.
+// newState creates the directory below parent, and removes those of playgrounds that
+// were killed.
 func newState(ctx context.Context, parent string) (state, error) {
 	sweep(ctx, parent)
 	dir, err := os.MkdirTemp(parent, statePrefix)
@@ -36,7 +36,7 @@ func newState(ctx context.Context, parent string) (state, error) {
 	return state{dir: dir, unlock: unlock}, nil
 }
 
-// remove removes it all.
+// remove deletes the directory.
 func (s state) remove() error {
 	s.unlock()
 	if err := os.RemoveAll(s.dir); err != nil {
@@ -45,8 +45,8 @@ func (s state) remove() error {
 	return nil
 }
 
-// sweep removes the directories whose lock nobody holds. One without a lock is
-// being made just now, or was left when it was: it goes when it is old.
+// sweep removes the directories whose lock is free. One without a lock file may be
+// under construction and is removed only when it is old.
 func sweep(ctx context.Context, parent string) {
 	left, err := filepath.Glob(filepath.Join(parent, statePrefix+"*"))
 	if err != nil {
@@ -62,7 +62,7 @@ func sweep(ctx context.Context, parent string) {
 		unlock, err := binaries.Lock(at, filepath.Join(dir, lockFile))
 		cancel()
 		if err != nil {
-			continue // in use, or somebody else's
+			continue // in use, or of another user
 		}
 		_ = os.RemoveAll(dir)
 		unlock()

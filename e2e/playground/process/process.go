@@ -20,7 +20,7 @@ import (
 
 // Spec is a program to run.
 type Spec struct {
-	// Name for people, and of the log file.
+	// Name in messages, and of the log file.
 	Name string
 	// Path of the executable, and its arguments.
 	Path string
@@ -40,7 +40,7 @@ type Process struct {
 	done chan struct{}
 
 	mu      sync.Mutex
-	wanted  bool // its end is wanted
+	wanted  bool // its end was requested
 	outcome error
 }
 
@@ -82,7 +82,7 @@ func Start(spec Spec) (*Process, error) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.outcome = err; err == nil {
-			p.outcome = errors.New("it ended by itself")
+			p.outcome = errors.New("ended unexpectedly")
 		}
 		close(p.done)
 	}()
@@ -101,8 +101,8 @@ func (p *Process) Log() string { return p.log }
 // Done is closed when it has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Err says how it ended, with the end of its log, if nobody wanted it to; nil
-// while it runs.
+// Err returns how the process ended unexpectedly, with the end of its log; nil while
+// it runs or if its end was requested.
 func (p *Process) Err() error {
 	select {
 	case <-p.done:
@@ -117,27 +117,27 @@ func (p *Process) Err() error {
 	return fmt.Errorf("%s ended: %w; the end of its log:\n%s", p.spec.Name, p.outcome, p.Tail(15))
 }
 
-// Kill ends it and whatever it started at once.
+// Kill kills the process group.
 func (p *Process) Kill() {
 	p.signal(syscall.SIGKILL)
 	<-p.done
 }
 
-// Stop asks it to end, and kills it if it has not after grace.
+// Stop sends SIGTERM, and kills the process group after grace.
 func (p *Process) Stop(grace time.Duration) {
 	p.signal(syscall.SIGTERM)
 	select {
 	case <-p.done:
 	case <-time.After(grace):
 	}
-	p.Kill() // what it left in its group, too
+	p.Kill() // including the rest of its group
 }
 
 func (p *Process) signal(signal syscall.Signal) {
 	p.mu.Lock()
 	p.wanted = true
 	p.mu.Unlock()
-	// Fails where the group is gone already, which is what is wanted.
+	// An error means that the group has ended already.
 	_ = syscall.Kill(-p.Pid(), signal)
 }
 

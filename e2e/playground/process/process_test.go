@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
 
-// role has the test binary play a program instead of running tests.
+// role makes the test binary act as a program instead of running tests.
 const role = "PROCESS_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 		fmt.Println("hello")
 		time.Sleep(10 * time.Minute)
 	case "failing":
-		fmt.Println("it is broken")
+		fmt.Println("broken")
 		os.Exit(3)
 	}
 }
@@ -143,7 +143,7 @@ func TestStop(t *testing.T) {
 				t.Errorf("it was given %s to end", took)
 			}
 			if alive(p.Pid()) {
-				t.Error("it is still there")
+				t.Error("the process still exists")
 			}
 			if err := p.Err(); err != nil {
 				t.Errorf("an end that was asked for is an error: %v", err)
@@ -158,10 +158,10 @@ func TestAnEndThatNobodyAskedFor(t *testing.T) {
 	select {
 	case <-p.Done():
 	case <-time.After(20 * time.Second):
-		t.Fatal("it does not end")
+		t.Fatal("the process does not end")
 	}
 	err := p.Err()
-	if err == nil || !strings.Contains(err.Error(), "it is broken") || !strings.Contains(err.Error(), "failing") {
+	if err == nil || !strings.Contains(err.Error(), "broken") || !strings.Contains(err.Error(), "failing") {
 		t.Errorf("want an error with its name and the end of its log, have %v", err)
 	}
 	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 3 {

@@ -51,20 +51,20 @@ func Defaults() Options {
 const (
 	consumer = "home"
 	crowd    = "crowd"
-	// podsEach is how many pods a node has room for, and spare how many more, so
-	// that not the last place has to be found.
+	// podsEach is how many pods a node has capacity for, spare how many more, so that
+	// the last free slot need not be found.
 	podsEach, spare = 10, 1
 	// deployments that the pods are spread over.
 	deployments = 10
-	// askEach is how many pods each simulated agent asks the others for.
-	askEach = 50
+	// requestEach is how many pods each simulated agent requests of the others.
+	requestEach = 50
 )
 
 // Run measures, and prints the figures as lines "bench <name> <value> <unit> (aim
 // <aim>)". The aims for memory are the limits that the charts set.
 func Run(ctx context.Context, o Options) (err error) {
 	if o.Real < 1 || o.Providers < o.Real || o.Nodes < 2*(o.Real+1) || o.Pods < deployments || o.Pods > o.Nodes*podsEach {
-		return fmt.Errorf("it needs at least one real provider, 2 nodes for each cluster, %d pods, and at most %d pods for each node", deployments, podsEach)
+		return fmt.Errorf("the bench needs at least one real provider, 2 nodes for each cluster, %d pods, and at most %d pods for each node", deployments, podsEach)
 	}
 	// A fifth of the nodes is at home: most pods overflow.
 	atHome := o.Nodes / 5
@@ -77,7 +77,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		providers = append(providers, name)
 		members = append(members, environment.Member{Name: name, Nodes: nodes("node", share)})
 	}
-	p, err := environment.Start(ctx, environment.Options{Members: members, Patient: true, Log: o.Log})
+	p, err := environment.Start(ctx, environment.Options{Members: members, DefaultTimings: true, Log: o.Log})
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func simulate(ctx context.Context, group *errgroup.Group, p *environment.Playgro
 			return nil, err
 		}
 		all = append(all, s)
-		ask := int32(askEach)
+		ask := int32(requestEach)
 		if count < 2 {
 			ask = 0
 		}
@@ -192,7 +192,7 @@ func create(ctx context.Context, api client.Client, pods int) error {
 	return nil
 }
 
-// settle waits until all pods run, and says where.
+// settle waits until all pods run, and returns where they run.
 func settle(ctx context.Context, o Options, p *environment.Playground) (home, away int, err error) {
 	told := time.Now()
 	for {
@@ -210,7 +210,7 @@ func settle(ctx context.Context, o Options, p *environment.Playground) (home, aw
 		select {
 		case <-ctx.Done():
 			return home, away, fmt.Errorf("only %d of %d pods run, %d of them with providers: %w (%w)", home+away, o.Pods, away, ctx.Err(), err)
-		// Seldom, since a look at all pods is work for the API server as well.
+		// Rarely, because listing all pods loads the API server too.
 		case <-time.After(2 * time.Second):
 		}
 	}

@@ -27,8 +27,8 @@ import (
 )
 
 // simulated is an agent without a cluster: it speaks the broker's protocol and
-// answers as one would that has all the room it advertises. It lends to its like
-// only, since nobody could run a pod there.
+// accepts every hold. It is a provider for other simulated agents only, because no
+// pod can run there.
 type simulated struct {
 	id     string
 	peers  []string
@@ -37,7 +37,7 @@ type simulated struct {
 
 	mu    sync.Mutex
 	holds map[string]broker.Hold
-	// accepted counts the holds it has agreed to.
+	// accepted counts the holds it has accepted.
 	accepted atomic.Int64
 }
 
@@ -82,7 +82,7 @@ func joinSimulated(ctx context.Context, url, caHash, token, id string, peers []s
 	return s, err
 }
 
-// run advertises, answers holds, and asks for pods once, until ctx ends.
+// run advertises, accepts holds, and requests capacity once, until ctx ends.
 func (s *simulated) run(ctx context.Context, ask int32) error {
 	if err := s.advertise(ctx, 1); err != nil {
 		return err
@@ -98,7 +98,7 @@ func (s *simulated) run(ctx context.Context, ask int32) error {
 			Spec: broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "pods", Count: ask, Requests: broker.FromList(cores(1))}}},
 		})
 		if err != nil {
-			return fmt.Errorf("%s asks for room: %w", s.id, err)
+			return fmt.Errorf("%s requests capacity: %w", s.id, err)
 		}
 	}
 	ticker := time.NewTicker(10 * time.Second)
@@ -109,14 +109,14 @@ func (s *simulated) run(ctx context.Context, ask int32) error {
 			return nil
 		case <-ticker.C:
 		}
-		// The next one makes up for one that fails.
+		// The next beat replaces a failed one.
 		if err := s.advertise(ctx, sequence); err != nil && ctx.Err() == nil {
 			continue
 		}
 	}
 }
 
-// answer agrees to every hold.
+// answer accepts every hold.
 func (s *simulated) answer(ctx context.Context, e protocol.Event) {
 	s.mu.Lock()
 	if e.Type == protocol.EventRelist {
@@ -147,7 +147,7 @@ func (s *simulated) use(ctx context.Context, e protocol.Event) {
 			}
 		}
 		if len(ready) > 0 && view.Status.Phase == broker.ReservationReserved {
-			// One that gets lost is sent again with the next change.
+			// A lost ack is sent again with the next change.
 			_ = s.client.AckRequester(ctx, view.ID, protocol.RequesterAck{ReservationUID: view.UID, Attempt: view.Status.Attempt.Number, Ready: ready})
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-dev/spillway/e2e/playground/environment"
 )
 
-// usage is what a program has taken so far.
+// usage is the resource usage of a program so far.
 type usage struct {
 	name string
 	// peakMiB is the most memory it ever had resident, limitMiB what its chart
@@ -20,8 +20,8 @@ type usage struct {
 	cpu float64
 }
 
-// usages are those of Spillway's programs, read from the kernel. One that cannot
-// be read has used nothing, which shows.
+// usages reads the usage of Spillway's programs from the kernel; zero where it
+// cannot be read.
 func usages(p *environment.Playground, provider string) []usage {
 	all := []usage{
 		{name: "broker", limitMiB: 512}, {name: "agent_consumer", limitMiB: 512}, {name: "agent_provider", limitMiB: 512},
