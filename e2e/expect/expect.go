@@ -4,6 +4,9 @@
 package expect
 
 import (
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -69,4 +72,14 @@ func Resources(pairs ...string) corev1.ResourceList {
 		list[corev1.ResourceName(pairs[i])] = resource.MustParse(pairs[i+1])
 	}
 	return list
+}
+
+// ProcessExists reports whether a process exists that is not a zombie.
+func ProcessExists(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	return !strings.HasPrefix(rest, "Z")
 }

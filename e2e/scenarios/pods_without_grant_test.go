@@ -26,8 +26,8 @@ func TestPodsWithoutGrantStayOut(t *testing.T) {
 
 		tolerateAll := []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		foreign := map[string]*corev1.Pod{
-			"not opted in":                   {},
-			"tolerates tolerateAll":           {Spec: corev1.PodSpec{Tolerations: tolerateAll}},
+			"not opted in":                     {},
+			"tolerates tolerateAll":            {Spec: corev1.PodSpec{Tolerations: tolerateAll}},
 			"names spillway-scheduler as well": {Spec: corev1.PodSpec{Tolerations: tolerateAll, SchedulerName: broker.SchedulerName}},
 		}
 		i := 0

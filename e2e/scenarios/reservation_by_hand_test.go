@@ -19,8 +19,8 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// TestReservationByHand is the story of somebody who writes a Reservation: it
-// becomes a hold and a node of exactly that size, grows in place, and goes.
+// TestReservationByHand creates a Reservation: it becomes a hold and a virtual node of
+// exactly that size, grows in place, and is removed.
 func TestReservationByHand(t *testing.T) {
 	feature := features.New("a Reservation by hand").Assess("it becomes a hold and a node of its size", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		expectIdle(ctx, t)

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 )
@@ -119,17 +120,8 @@ func TestCompleteControlPlane(t *testing.T) {
 
 func eventually(t *testing.T, what string, ok func(context.Context) error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
-	defer cancel()
-	for {
-		err := ok(ctx)
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("waited until %s: %v", what, err)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+	expect.Eventually(t, what, func() (bool, string) {
+		err := ok(t.Context())
+		return err == nil, fmt.Sprint(err)
+	})
 }

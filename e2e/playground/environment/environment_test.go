@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/playground/environment"
 )
 
@@ -44,7 +45,7 @@ func TestMain(m *testing.M) {
 		}
 	}
 	fmt.Println("up")
-	time.Sleep(10 * time.Minute)
+	<-time.After(10 * time.Minute)
 }
 
 func cores(n string) corev1.ResourceList {
@@ -80,64 +81,18 @@ func TestOverflowAndRelease(t *testing.T) {
 		}
 		stop()
 	})
-	timing("everything is up")
+	timing("clusters started")
 	hub, rome, paris := p.Cluster(environment.Hub).Client, p.Cluster("rome").Client, p.Cluster("paris").Client
 
-	labels := map[string]string{"app": "web"}
-	web := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: ptr.To(int32(4)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{TerminationGracePeriodSeconds: ptr.To(int64(1)), Containers: []corev1.Container{{
-					Name: "main", Image: "it", Args: []string{"serve"},
-					Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}},
-				}}},
-			},
-		},
-	}
+	web := fourReplicas()
 	if err := errors.Join(
 		rome.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}}),
 		rome.Create(ctx, web),
 	); err != nil {
 		t.Fatal(err)
 	}
-	guests := client.InNamespace(broker.GuestNamespace("rome"))
 	eventually(t, p, "two pods run at home and two in paris", 3*time.Minute, func() error {
-		var pods corev1.PodList
-		if err := rome.List(ctx, &pods, client.InNamespace("shop")); err != nil {
-			return err
-		}
-		home, away := 0, 0
-		var states []string
-		for _, pod := range pods.Items {
-			states = append(states, fmt.Sprintf("%s %s on %q", pod.Name, pod.Status.Phase, pod.Spec.NodeName))
-			if pod.Status.Phase != corev1.PodRunning {
-				continue
-			}
-			if pod.Spec.NodeName == broker.VirtualNodeName("paris") {
-				away++
-			} else {
-				home++
-			}
-		}
-		if home != 2 || away != 2 {
-			return errors.New(strings.Join(states, "; "))
-		}
-		var there corev1.PodList
-		if err := paris.List(ctx, &there, guests); err != nil {
-			return err
-		}
-		for _, pod := range there.Items {
-			if !strings.HasPrefix(pod.Spec.NodeName, "paris-") || pod.Status.Phase != corev1.PodRunning {
-				return fmt.Errorf("guest %s is %s on %q", pod.Name, pod.Status.Phase, pod.Spec.NodeName)
-			}
-		}
-		if len(there.Items) != 2 {
-			return fmt.Errorf("paris has %d guests", len(there.Items))
-		}
-		return nil
+		return splitEvenly(ctx, rome, paris)
 	})
 	timing("two of four pods run in paris")
 
@@ -169,14 +124,69 @@ func TestOverflowAndRelease(t *testing.T) {
 	}
 	stop()
 	for _, pid := range all {
-		if alive(pid) {
+		if expect.ProcessExists(pid) {
 			t.Errorf("process %d still exists", pid)
 		}
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left in the directory: %v %v", left, err)
 	}
-	timing("it is stopped")
+	timing("clusters stopped")
+}
+
+// fourReplicas is a Deployment of four pods of one core each.
+func fourReplicas() *appsv1.Deployment {
+	labels := map[string]string{"app": "web"}
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: ptr.To(int32(4)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{TerminationGracePeriodSeconds: ptr.To(int64(1)), Containers: []corev1.Container{{
+					Name: "main", Image: "app", Args: []string{"serve"},
+					Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}},
+				}}},
+			},
+		},
+	}
+}
+
+// splitEvenly returns nil when two pods run at home and two as guests in paris.
+func splitEvenly(ctx context.Context, rome, paris client.Client) error {
+	var pods corev1.PodList
+	if err := rome.List(ctx, &pods, client.InNamespace("shop")); err != nil {
+		return err
+	}
+	home, away := 0, 0
+	var states []string
+	for _, pod := range pods.Items {
+		states = append(states, fmt.Sprintf("%s %s on %q", pod.Name, pod.Status.Phase, pod.Spec.NodeName))
+		if pod.Status.Phase != corev1.PodRunning {
+			continue
+		}
+		if pod.Spec.NodeName == broker.VirtualNodeName("paris") {
+			away++
+		} else {
+			home++
+		}
+	}
+	if home != 2 || away != 2 {
+		return errors.New(strings.Join(states, "; "))
+	}
+	var there corev1.PodList
+	if err := paris.List(ctx, &there, client.InNamespace(broker.GuestNamespace("rome"))); err != nil {
+		return err
+	}
+	for _, pod := range there.Items {
+		if !strings.HasPrefix(pod.Spec.NodeName, "paris-") || pod.Status.Phase != corev1.PodRunning {
+			return fmt.Errorf("guest %s is %s on %q", pod.Name, pod.Status.Phase, pod.Spec.NodeName)
+		}
+	}
+	if len(there.Items) != 2 {
+		return fmt.Errorf("paris has %d guests", len(there.Items))
+	}
+	return nil
 }
 
 // TestKilled kills a playground with SIGKILL: no process outlives it, and the
@@ -208,7 +218,7 @@ func TestKilled(t *testing.T) {
 		t.Fatalf("want etcd, an API server and a broker, have %v", names)
 	}
 	for pid, name := range names {
-		if !alive(pid) {
+		if !expect.ProcessExists(pid) {
 			t.Errorf("%s is not there", name)
 		}
 	}
@@ -218,7 +228,7 @@ func TestKilled(t *testing.T) {
 	_ = cmd.Wait()
 	for pid, name := range names {
 		eventually(t, nil, name+" is gone", 20*time.Second, func() error {
-			if alive(pid) {
+			if expect.ProcessExists(pid) {
 				return errors.New("it is there")
 			}
 			return nil
@@ -239,30 +249,14 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// alive reports whether a process exists that is not just a zombie.
-func alive(pid int) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	_, rest, _ := strings.Cut(string(text), ") ")
-	return !strings.HasPrefix(rest, "Z")
-}
-
+// eventually waits for ok, and fails early when a process of the playground ended.
 func eventually(t *testing.T, p *environment.Playground, what string, timeout time.Duration, ok func() error) {
 	t.Helper()
-	deadline := time.Now().Add(timeout)
-	for {
+	expect.EventuallyWithin(t, timeout, what, func() (bool, string) {
+		if p != nil {
+			expect.NoError(t, p.Err())
+		}
 		err := ok()
-		if err == nil {
-			return
-		}
-		if p != nil && p.Err() != nil {
-			t.Fatal(p.Err())
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s until %s: %v", timeout, what, err)
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+		return err == nil, fmt.Sprint(err)
+	})
 }

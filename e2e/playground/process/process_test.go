@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
 
@@ -27,11 +28,11 @@ func TestMain(m *testing.M) {
 		parent()
 	case "child":
 		fmt.Println("hello")
-		time.Sleep(10 * time.Minute)
+		<-time.After(10 * time.Minute)
 	case "stubborn":
 		signal.Ignore(syscall.SIGTERM)
 		fmt.Println("hello")
-		time.Sleep(10 * time.Minute)
+		<-time.After(10 * time.Minute)
 	case "failing":
 		fmt.Println("broken")
 		os.Exit(3)
@@ -59,38 +60,17 @@ func parent() {
 	}
 	os.RemoveAll(dir)
 	fmt.Println("all")
-	time.Sleep(10 * time.Minute)
+	<-time.After(10 * time.Minute)
 }
 
-func start(t *testing.T, played string) *process.Process {
+func start(t *testing.T, program string) *process.Process {
 	t.Helper()
-	p, err := process.Start(process.Spec{Name: played, Path: os.Args[0], Env: []string{role + "=" + played}, LogDir: t.TempDir()})
+	p, err := process.Start(process.Spec{Name: program, Path: os.Args[0], Env: []string{role + "=" + program}, LogDir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Kill)
 	return p
-}
-
-// alive reports whether a process exists that is not just a zombie.
-func alive(pid int) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	_, rest, _ := strings.Cut(string(text), ") ")
-	return !strings.HasPrefix(rest, "Z")
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited until %s", what)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
 }
 
 func TestNothingOutlivesAParentThatIsKilled(t *testing.T) {
@@ -116,7 +96,7 @@ func TestNothingOutlivesAParentThatIsKilled(t *testing.T) {
 		t.Fatalf("%d children were started, want 4", len(pids))
 	}
 	for _, pid := range pids {
-		if !alive(pid) {
+		if !expect.ProcessExists(pid) {
 			t.Errorf("child %d ended before its parent", pid)
 		}
 	}
@@ -125,24 +105,24 @@ func TestNothingOutlivesAParentThatIsKilled(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	for _, pid := range pids {
-		eventually(t, fmt.Sprintf("child %d is gone", pid), func() bool { return !alive(pid) })
+		expect.Eventually(t, fmt.Sprintf("the end of child %d", pid), func() (bool, string) { return !expect.ProcessExists(pid), "it exists" })
 	}
 }
 
 func TestStop(t *testing.T) {
-	for _, played := range []string{"child", "stubborn"} {
-		t.Run(played, func(t *testing.T) {
-			p := start(t, played)
-			eventually(t, "it has begun", func() bool { return strings.Contains(p.Tail(5), "hello") })
+	for _, program := range []string{"child", "stubborn"} {
+		t.Run(program, func(t *testing.T) {
+			p := start(t, program)
+			expect.Eventually(t, "its first line", func() (bool, string) { return strings.Contains(p.Tail(5), "hello"), "" })
 			if err := p.Err(); err != nil {
 				t.Errorf("while it runs: %v", err)
 			}
 			before := time.Now()
 			p.Stop(300 * time.Millisecond)
-			if took := time.Since(before); played == "stubborn" && took < 300*time.Millisecond {
+			if took := time.Since(before); program == "stubborn" && took < 300*time.Millisecond {
 				t.Errorf("it was given %s to end", took)
 			}
-			if alive(p.Pid()) {
+			if expect.ProcessExists(p.Pid()) {
 				t.Error("the process still exists")
 			}
 			if err := p.Err(); err != nil {

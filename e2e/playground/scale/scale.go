@@ -194,14 +194,14 @@ func create(ctx context.Context, api client.Client, pods int) error {
 
 // settle waits until all pods run, and returns where they run.
 func settle(ctx context.Context, o Options, p *environment.Playground) (home, away int, err error) {
-	told := time.Now()
+	logged := time.Now()
 	for {
 		home, away, err = count(ctx, p.Cluster(consumer).Client)
 		if err == nil && home+away == o.Pods {
 			return home, away, nil
 		}
-		if time.Since(told) > 15*time.Second {
-			told = time.Now()
+		if time.Since(logged) > 15*time.Second {
+			logged = time.Now()
 			o.Log("%d pods run at home, %d with providers (%v)", home, away, err)
 		}
 		if err := p.Err(); err != nil {
