@@ -29,7 +29,7 @@ func TestOtherPods(t *testing.T) {
 	}{
 		{"untried", func(*corev1.Pod) {}, true},
 		{"in-paris", func(p *corev1.Pod) { p.Spec.NodeName = broker.VirtualNodeName("paris") }, true},
-		{"on-real-node", func(p *corev1.Pod) { p.Spec.NodeName = "home" }, false},
+		{"on-local-node", func(p *corev1.Pod) { p.Spec.NodeName = "home" }, false},
 		{"pending", func(*corev1.Pod) {}, false},
 		{"tried", func(p *corev1.Pod) {
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse}}

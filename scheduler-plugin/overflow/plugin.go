@@ -176,17 +176,17 @@ func (p *Plugin) used(g *grants, provider string, self *corev1.Pod, nodeInfo fra
 	return n
 }
 
-// PreScore skips scoring unless there are both real and virtual nodes.
+// PreScore skips scoring unless there are both local and virtual nodes.
 func (p *Plugin) PreScore(_ context.Context, _ framework.CycleState, _ *corev1.Pod, nodes []framework.NodeInfo) *framework.Status {
-	var real, virtual bool
+	var local, virtual bool
 	for _, n := range nodes {
 		if providerOf(n.Node()) == "" {
-			real = true
+			local = true
 		} else {
 			virtual = true
 		}
 	}
-	if real && virtual {
+	if local && virtual {
 		return nil
 	}
 	return framework.NewStatus(framework.Skip)
@@ -238,7 +238,7 @@ func (p *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *corev1.Pod, de
 	return framework.Queue, nil
 }
 
-// isSchedulableAfterNodeAdded queues the pod for a real node, and for a virtual
+// isSchedulableAfterNodeAdded queues the pod for a local node, and for a virtual
 // node on which it has a grant already: the grant may arrive before the node.
 func (p *Plugin) isSchedulableAfterNodeAdded(_ klog.Logger, pod *corev1.Pod, _, added any) (framework.QueueingHint, error) {
 	node, ok := added.(*corev1.Node)

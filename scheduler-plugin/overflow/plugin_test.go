@@ -74,7 +74,7 @@ func reservationFor(pod *corev1.Pod, slots map[string]int32) *broker.Reservation
 	return r
 }
 
-// nodeWith returns the virtual node of a cluster, or a real node if it is empty.
+// nodeWith returns the virtual node of a cluster, or a local node if it is empty.
 func nodeWith(cluster string, pods ...*corev1.Pod) framework.NodeInfo {
 	info := scheduler.NewNodeInfo(pods...)
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "home"}}
@@ -110,7 +110,7 @@ func TestFilter(t *testing.T) {
 	finished := one.DeepCopy()
 	finished.Status.Phase = corev1.PodSucceeded
 	runFilter(t, map[string]filterCase{
-		"real node": {
+		"local node": {
 			reason: "the plugin filters virtual nodes only",
 			node:   nodeWith("", one, two),
 		},
@@ -251,16 +251,16 @@ func runFilter(t *testing.T, cases map[string]filterCase) {
 func TestScore(t *testing.T) {
 	p := testPlugin(OverflowArgs{})
 	home, paris := nodeWith(""), nodeWith("paris")
-	real, _ := p.Score(t.Context(), nil, nil, home)
+	local, _ := p.Score(t.Context(), nil, nil, home)
 	virtual, _ := p.Score(t.Context(), nil, nil, paris)
-	if real <= virtual {
-		t.Errorf("real node scores %d, virtual node %d", real, virtual)
+	if local <= virtual {
+		t.Errorf("local node scores %d, virtual node %d", local, virtual)
 	}
 	for name, tc := range map[string]struct {
 		nodes []framework.NodeInfo
 		skip  bool
 	}{
-		"real only":    {[]framework.NodeInfo{home}, true},
+		"local only":   {[]framework.NodeInfo{home}, true},
 		"virtual only": {[]framework.NodeInfo{paris}, true},
 		"both":         {[]framework.NodeInfo{home, paris}, false},
 	} {

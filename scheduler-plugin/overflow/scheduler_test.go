@@ -355,7 +355,7 @@ func TestOverflow(t *testing.T) {
 		{"a refusal is reported with the reason of each provider", refusal},
 		{"a grant admits its number of its own pods", grantAdmits},
 		{"a released slot is used again without a request", slotReused},
-		{"more pods raise the count, and real nodes are preferred", countRaised},
+		{"more pods raise the count, and local nodes are preferred", countRaised},
 		{"a Reservation that is being deleted is created again", recreated},
 		{"a pod that cannot overflow gets an event and no Reservation", cannotOverflow},
 		{"an OverflowPolicy limits requests", policyLimits},
