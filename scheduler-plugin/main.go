@@ -1,12 +1,11 @@
 // The spillway-scheduler command is kube-scheduler with the plugin Overflow, and
-// the webhook that steers pods to it. It takes kube-scheduler's flags and
+// the webhook that assigns pods to it. It takes kube-scheduler's flags and
 // configuration (see package overflow for an example).
 package main
 
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -17,6 +16,7 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/version"  // the build's version as a metric
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/spillway-dev/spillway/scheduler-plugin/overflow"
 	"github.com/spillway-dev/spillway/scheduler-plugin/steering"
@@ -26,26 +26,14 @@ func main() {
 	os.Exit(cli.Run(newCommand()))
 }
 
-// steeringOptions are the flags of the webhook.
-type steeringOptions struct {
-	listen  string
-	certDir string
-}
-
-func (o *steeringOptions) flags() *pflag.FlagSet {
-	fs := pflag.NewFlagSet("steering", pflag.ContinueOnError)
-	fs.StringVar(&o.listen, "steering-listen", ":9443", "Address on which the webhook is served that steers the pods of opted-in namespaces to this scheduler. Empty: it is not served.")
-	fs.StringVar(&o.certDir, "steering-cert-dir", "/etc/spillway/steering", "Directory with the webhook's tls.crt and tls.key. They are read again when they change.")
-	return fs
-}
-
 func newCommand() *cobra.Command {
 	cmd := app.NewSchedulerCommand(app.WithPlugin(overflow.Name, overflow.New))
 	cmd.Use = "spillway-scheduler"
-	cmd.Long = "kube-scheduler with Spillway's plugin " + overflow.Name + ": pods that do not fit in this cluster get room in another.\n"
+	cmd.Long = "kube-scheduler with Spillway's plugin " + overflow.Name + ": pods that do not fit in this cluster get capacity in another.\n"
 
-	var options steeringOptions
-	flags := options.flags()
+	flags := pflag.NewFlagSet("steering", pflag.ContinueOnError)
+	address := flags.String("steering-listen", ":9443", "Address of the admission webhook that assigns the pods of opted-in namespaces to this scheduler. Empty disables it.")
+	certDir := flags.String("steering-cert-dir", "/etc/spillway/steering", "Directory with tls.crt and tls.key of the steering webhook, reloaded when they change.")
 	cmd.Flags().AddFlagSet(flags)
 	help := cmd.HelpFunc()
 	cmd.SetHelpFunc(func(c *cobra.Command, args []string) {
@@ -55,24 +43,20 @@ func newCommand() *cobra.Command {
 
 	schedule := cmd.RunE
 	cmd.RunE = func(c *cobra.Command, args []string) error {
-		if options.listen != "" {
-			// Taken before anything starts, so that a port in use is seen at once.
-			listener, err := net.Listen("tcp", options.listen)
-			if err != nil {
-				return fmt.Errorf("listening for the steering webhook: %w", err)
-			}
-			go serve(listener, options.certDir)
+		if *address != "" {
+			go serveSteering(*address, *certDir)
 		}
 		return schedule(c, args)
 	}
 	return cmd
 }
 
-// serve steers for as long as the process lives, in standby replicas too.
-// Scheduling goes on without it.
-func serve(listener net.Listener, certDir string) {
+// serveSteering serves the steering webhook until the process exits, in standby
+// replicas too. Scheduling does not depend on it.
+func serveSteering(address, certDir string) {
 	log := klog.Background().WithName("steering")
-	if err := steering.Serve(context.Background(), log, listener, certDir); err != nil {
-		log.Error(err, "Steering ended")
+	ctrllog.SetLogger(log)
+	if err := steering.Serve(context.Background(), address, certDir); err != nil {
+		log.Error(err, "Steering webhook stopped")
 	}
 }

@@ -10,16 +10,12 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// arch and os are what virtual nodes offer.
-const (
-	virtualNodeArch = "amd64"
-	virtualNodeOS   = "linux"
-)
+// virtualNodeLabels are the architecture and operating system of virtual nodes.
+var virtualNodeLabels = map[string]string{corev1.LabelArchStable: "amd64", corev1.LabelOSStable: "linux"}
 
-// Admissible says whether capacity may be asked for on behalf of a pod. Where it
-// may not, reason is a clause that completes "the pod cannot overflow: …"; it is
-// empty for pods that nobody waits to see overflow (bound, ending, gated or
-// opted out), which need no event.
+// Admissible reports whether a pod can overflow. If not, reason is a clause that
+// completes "the pod cannot overflow: …"; it is empty for pods that need no event
+// (bound, terminating, gated or opted out).
 func Admissible(pod *corev1.Pod) (ok bool, reason string) {
 	spec := &pod.Spec
 	if spec.NodeName != "" || pod.DeletionTimestamp != nil || len(spec.SchedulingGates) > 0 ||
@@ -30,89 +26,88 @@ func Admissible(pod *corev1.Pod) (ok bool, reason string) {
 	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil {
 		switch controller.Kind {
 		case "DaemonSet":
-			return false, "it belongs to a DaemonSet, whose pods are one for each node of this cluster"
+			return false, "it is managed by a DaemonSet, which runs one pod on each node of this cluster"
 		case "Node":
-			return false, "it is a static pod of one node"
+			return false, "it is a static pod"
 		}
 	}
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-		return false, "it is the mirror of a static pod"
+		return false, "it is the mirror pod of a static pod"
 	}
 	for _, v := range spec.Volumes {
 		switch {
 		case v.HostPath != nil:
-			return false, fmt.Sprintf("volume %q is a directory of a node of this cluster (hostPath)", v.Name)
+			return false, fmt.Sprintf("volume %q is a hostPath of this cluster's nodes", v.Name)
 		case v.PersistentVolumeClaim != nil || v.Ephemeral != nil:
-			return false, fmt.Sprintf("volume %q is a claim that only this cluster can mount", v.Name)
+			return false, fmt.Sprintf("volume %q is a PersistentVolumeClaim, which only this cluster can mount", v.Name)
 		}
 	}
 	if len(spec.ResourceClaims) > 0 {
-		return false, "it uses resource claims, which only this cluster can allocate"
+		return false, "it uses ResourceClaims, which only this cluster can allocate"
 	}
 	if spec.HostNetwork {
-		return false, "it uses the network of its node"
+		return false, "it uses hostNetwork"
 	}
 	if spec.HostPID || spec.HostIPC {
-		return false, "it uses the processes of its node (hostPID, hostIPC)"
+		return false, "it uses hostPID or hostIPC"
 	}
 	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
 		if s := c.SecurityContext; s != nil && s.Privileged != nil && *s.Privileged {
-			return false, fmt.Sprintf("container %q is privileged, which no other cluster allows a guest", c.Name)
+			return false, fmt.Sprintf("container %q is privileged, which providers do not allow", c.Name)
 		}
 		for _, port := range c.Ports {
 			if port.HostPort != 0 {
-				return false, fmt.Sprintf("container %q takes port %d of its node", c.Name, port.HostPort)
+				return false, fmt.Sprintf("container %q uses hostPort %d", c.Name, port.HostPort)
 			}
 		}
 	}
 	for _, c := range spec.TopologySpreadConstraints {
 		if c.WhenUnsatisfiable == corev1.DoNotSchedule {
-			return false, fmt.Sprintf("it must spread over %q (topologySpreadConstraints with DoNotSchedule), and a virtual node is one host; ScheduleAnyway can overflow", c.TopologyKey)
+			return false, fmt.Sprintf("its topologySpreadConstraint on %q is DoNotSchedule, and a virtual node is one host; use ScheduleAnyway", c.TopologyKey)
 		}
 	}
 	if a := spec.Affinity; a != nil {
 		if a.PodAffinity != nil && len(a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0 {
-			return false, "it requires affinity to other pods, which cannot be judged on a virtual node; preferred affinity can overflow"
+			return false, "it has required pod affinity, which cannot be evaluated in another cluster; use preferred pod affinity"
 		}
 		if a.PodAntiAffinity != nil && len(a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0 {
-			return false, "it requires anti-affinity to other pods, which cannot be judged on a virtual node; preferred anti-affinity can overflow"
+			return false, "it has required pod anti-affinity, which cannot be evaluated in another cluster; use preferred pod anti-affinity"
 		}
 	}
-	if spec.OS != nil && string(spec.OS.Name) != virtualNodeOS {
-		return false, fmt.Sprintf("it is for %s, and only %s pods can overflow", spec.OS.Name, virtualNodeOS)
+	if want := virtualNodeLabels[corev1.LabelOSStable]; spec.OS != nil && string(spec.OS.Name) != want {
+		return false, fmt.Sprintf("its operating system is %s, and only %s pods can overflow", spec.OS.Name, want)
 	}
-	return nodeChoice(pod)
+	return nodeSelection(pod)
 }
 
-// nodeChoice judges the node selector and the required node affinity.
-func nodeChoice(pod *corev1.Pod) (ok bool, reason string) {
-	for key, only := range map[string]string{corev1.LabelArchStable: virtualNodeArch, corev1.LabelOSStable: virtualNodeOS} {
-		if value, set := pod.Spec.NodeSelector[key]; set && value != only {
-			return false, fmt.Sprintf("its node selector asks for %s=%s, and only %s can overflow", key, value, only)
+// nodeSelection evaluates the node selector and the required node affinity.
+func nodeSelection(pod *corev1.Pod) (ok bool, reason string) {
+	for key, want := range virtualNodeLabels {
+		if value, set := pod.Spec.NodeSelector[key]; set && value != want {
+			return false, fmt.Sprintf("its nodeSelector requires %s=%s, and only %s can overflow", key, value, want)
 		}
 	}
 	if _, pinned := pod.Spec.NodeSelector[corev1.LabelHostname]; pinned {
-		return false, "its node selector names one node of this cluster"
+		return false, "its nodeSelector selects a node of this cluster by name"
 	}
 	affinity := pod.Spec.Affinity
 	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 		return true, ""
 	}
-	// The terms are alternatives: one that can be met elsewhere is enough.
+	// The terms are alternatives: one that another cluster can meet is enough.
 	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
-		clash := termClash(term)
-		if clash == "" {
+		if reason = unmetTerm(term); reason == "" {
 			return true, ""
 		}
-		reason = clash
 	}
 	return false, reason
 }
 
-func termClash(term corev1.NodeSelectorTerm) string {
+// unmetTerm returns why no virtual node can match a term; empty if one can.
+func unmetTerm(term corev1.NodeSelectorTerm) string {
 	for _, f := range term.MatchFields {
 		if f.Operator == corev1.NodeSelectorOpIn {
-			return "its node affinity names nodes of this cluster"
+			return "its node affinity selects nodes of this cluster by name"
 		}
 	}
 	for _, e := range term.MatchExpressions {
@@ -121,14 +116,10 @@ func termClash(term corev1.NodeSelectorTerm) string {
 		}
 		switch e.Key {
 		case corev1.LabelHostname:
-			return "its node affinity names nodes of this cluster"
-		case corev1.LabelArchStable:
-			if !slices.Contains(e.Values, virtualNodeArch) {
-				return fmt.Sprintf("its node affinity asks for %s %v, and only %s can overflow", e.Key, e.Values, virtualNodeArch)
-			}
-		case corev1.LabelOSStable:
-			if !slices.Contains(e.Values, virtualNodeOS) {
-				return fmt.Sprintf("its node affinity asks for %s %v, and only %s can overflow", e.Key, e.Values, virtualNodeOS)
+			return "its node affinity selects nodes of this cluster by name"
+		case corev1.LabelArchStable, corev1.LabelOSStable:
+			if want := virtualNodeLabels[e.Key]; !slices.Contains(e.Values, want) {
+				return fmt.Sprintf("its node affinity requires %s in %v, and only %s can overflow", e.Key, e.Values, want)
 			}
 		}
 	}

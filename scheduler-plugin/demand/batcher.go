@@ -12,153 +12,152 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// Clock tells the time. k8s.io/utils/clock has real and fake ones.
+// Clock returns the current time. k8s.io/utils/clock has real and fake ones.
 type Clock interface{ Now() time.Time }
 
 // Windows of a Batcher.
 type Windows struct {
-	// Quiet is how long nothing new must have been noted for a key before it is
-	// asked for, so that a burst becomes one ask.
+	// Quiet is how long no pod must have been added to a key before its request is
+	// due, so that a burst of pods becomes one request.
 	Quiet time.Duration
-	// Longest is how long a key may wait for quiet.
+	// Longest is how long further pods may delay a request.
 	Longest time.Duration
 }
 
-// Ask is what one key needs in all.
-type Ask struct {
+// Request is the capacity that one key needs in total.
+type Request struct {
 	Key   Key
 	Owner metav1.OwnerReference
-	// PodSet with the total count: pods that were turned away, pods that the
-	// scheduler has not come to yet, and pods that run in other clusters already.
+	// PodSet with the total count: unschedulable pods, pods that the scheduler has
+	// not tried yet, and pods that run in other clusters already.
 	PodSet broker.PodSet
-	// Waiting pods, by UID.
-	Waiting []types.UID
+	// Pending pods, by UID.
+	Pending []types.UID
 }
 
-// Batcher gathers pods that found no room into asks. An ask is a total, so
-// noting a pod again, or asking again, is harmless. Safe for concurrent use.
+// Batcher groups unschedulable pods into requests. A request is a total, so
+// adding a pod or requesting again is idempotent. Safe for concurrent use.
 type Batcher struct {
 	clock   Clock
 	windows Windows
 
-	mu    sync.Mutex
-	lots  map[Key]*lot
-	keyOf map[types.UID]Key
+	mu     sync.Mutex
+	groups map[Key]*group
+	keyOf  map[types.UID]Key
 }
 
-// lot is the pods of one key that wait.
-type lot struct {
+// group is the pending pods of one key.
+type group struct {
 	owner metav1.OwnerReference
 	set   broker.PodSet
 	pods  map[types.UID]bool
-	// due is when to ask; zero when there is nothing new to say. deadline caps
-	// how far further notes may push it.
+	// due is when to request; zero if nothing has changed since the last request.
+	// deadline limits how far further pods may postpone it.
 	due, deadline time.Time
 }
 
-// NewBatcher makes an empty Batcher.
+// NewBatcher returns an empty Batcher.
 func NewBatcher(clock Clock, windows Windows) *Batcher {
-	return &Batcher{clock: clock, windows: windows, lots: map[Key]*lot{}, keyOf: map[types.UID]Key{}}
+	return &Batcher{clock: clock, windows: windows, groups: map[Key]*group{}, keyOf: map[types.UID]Key{}}
 }
 
-// Note records that a pod found no room. Its key becomes due.
-func (b *Batcher) Note(pod types.UID, key Key, owner metav1.OwnerReference, set broker.PodSet) {
+// Add records an unschedulable pod and schedules a request for its key.
+func (b *Batcher) Add(pod types.UID, key Key, owner metav1.OwnerReference, set broker.PodSet) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if before, known := b.keyOf[pod]; known && before != key {
-		b.forget(pod)
+		b.remove(pod)
 	}
-	l := b.lots[key]
-	if l == nil {
-		l = &lot{pods: map[types.UID]bool{}}
-		b.lots[key] = l
+	g := b.groups[key]
+	if g == nil {
+		g = &group{pods: map[types.UID]bool{}}
+		b.groups[key] = g
 	}
-	l.owner, l.set = owner, set
-	l.pods[pod] = true
+	g.owner, g.set = owner, set
+	g.pods[pod] = true
 	b.keyOf[pod] = key
 	now := b.clock.Now()
-	if l.deadline.IsZero() {
-		l.deadline = now.Add(b.windows.Longest)
+	if g.deadline.IsZero() {
+		g.deadline = now.Add(b.windows.Longest)
 	}
-	l.due = now.Add(b.windows.Quiet)
-	if l.due.After(l.deadline) {
-		l.due = l.deadline
+	g.due = now.Add(b.windows.Quiet)
+	if g.due.After(g.deadline) {
+		g.due = g.deadline
 	}
 }
 
-// Forget drops a pod: it was bound, has ended, or is gone.
-func (b *Batcher) Forget(pod types.UID) {
+// Remove drops a pod that was bound, has terminated or was deleted.
+func (b *Batcher) Remove(pod types.UID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.forget(pod)
+	b.remove(pod)
 }
 
-func (b *Batcher) forget(pod types.UID) {
+func (b *Batcher) remove(pod types.UID) {
 	key, known := b.keyOf[pod]
 	if !known {
 		return
 	}
 	delete(b.keyOf, pod)
-	l := b.lots[key]
-	delete(l.pods, pod)
-	if len(l.pods) == 0 {
-		delete(b.lots, key)
+	g := b.groups[key]
+	delete(g.pods, pod)
+	if len(g.pods) == 0 {
+		delete(b.groups, key)
 	}
 }
 
-// Again makes a key due after a delay, or sooner if it is due sooner. Nothing
-// happens if none of its pods waits.
-func (b *Batcher) Again(key Key, after time.Duration) {
+// RequeueAfter makes a key due after a delay, or earlier if it is due earlier.
+// It has no effect on a key without pending pods.
+func (b *Batcher) RequeueAfter(key Key, delay time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	l := b.lots[key]
-	if l == nil {
+	g := b.groups[key]
+	if g == nil {
 		return
 	}
-	due := b.clock.Now().Add(after)
-	if l.due.IsZero() || due.Before(l.due) {
-		l.due = due
+	due := b.clock.Now().Add(delay)
+	if g.due.IsZero() || due.Before(g.due) {
+		g.due = due
 	}
 }
 
-// Waiting lists the pods noted for a key, in a stable order.
-func (b *Batcher) Waiting(key Key) []types.UID {
+// Pending returns the pods of a key, sorted.
+func (b *Batcher) Pending(key Key) []types.UID {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if l := b.lots[key]; l != nil {
-		return slices.Sorted(maps.Keys(l.pods))
+	if g := b.groups[key]; g != nil {
+		return slices.Sorted(maps.Keys(g.pods))
 	}
 	return nil
 }
 
-// Due yields the asks whose time has come, each once. others counts the pods of a
-// key that need a place beside those that were noted; it must not call the
-// Batcher.
-func (b *Batcher) Due(others func(Key) int32) []Ask {
+// Due returns the requests that are due, each once. others counts the pods of a
+// key that need capacity beside the pending ones; it must not call the Batcher.
+func (b *Batcher) Due(others func(Key) int32) []Request {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.clock.Now()
-	var asks []Ask
-	for key, l := range b.lots {
-		if l.due.IsZero() || l.due.After(now) {
+	var requests []Request
+	for key, g := range b.groups {
+		if g.due.IsZero() || g.due.After(now) {
 			continue
 		}
-		l.due, l.deadline = time.Time{}, time.Time{}
-		ask := Ask{Key: key, Owner: l.owner, PodSet: l.set, Waiting: slices.Sorted(maps.Keys(l.pods))}
-		ask.PodSet.Count = int32(len(l.pods)) + others(key)
-		asks = append(asks, ask)
+		g.due, g.deadline = time.Time{}, time.Time{}
+		request := Request{Key: key, Owner: g.owner, PodSet: g.set, Pending: slices.Sorted(maps.Keys(g.pods))}
+		request.PodSet.Count = int32(len(g.pods)) + others(key)
+		requests = append(requests, request)
 	}
-	slices.SortFunc(asks, func(x, y Ask) int { return x.Key.compare(y.Key) })
-	return asks
+	slices.SortFunc(requests, func(x, y Request) int { return x.Key.compare(y.Key) })
+	return requests
 }
 
-// Next is when Due will yield something; ok is false if nothing is on its way.
+// Next returns when the next request is due; ok is false if none is scheduled.
 func (b *Batcher) Next() (at time.Time, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, l := range b.lots {
-		if !l.due.IsZero() && (!ok || l.due.Before(at)) {
-			at, ok = l.due, true
+	for _, g := range b.groups {
+		if !g.due.IsZero() && (!ok || g.due.Before(at)) {
+			at, ok = g.due, true
 		}
 	}
 	return at, ok

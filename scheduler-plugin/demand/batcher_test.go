@@ -16,51 +16,51 @@ import (
 
 var windows = demand.Windows{Quiet: 200 * time.Millisecond, Longest: time.Second}
 
-func nobody(demand.Key) int32 { return 0 }
+func noOthers(demand.Key) int32 { return 0 }
 
-func TestBatcherMakesOneAskOfABurst(t *testing.T) {
+func TestBatcherMakesOneRequestOfABurst(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
 	b := demand.NewBatcher(clock, windows)
 	key := demand.Key{Namespace: "shop", OwnerUID: "web", Shape: "s"}
-	note := func(uid types.UID) {
-		b.Note(uid, key, metav1.OwnerReference{Name: "web"}, broker.PodSet{Name: demand.PodSetName})
+	add := func(uid types.UID) {
+		b.Add(uid, key, metav1.OwnerReference{Name: "web"}, broker.PodSet{Name: demand.PodSetName})
 	}
 	at := func(ms int) { clock.SetTime(time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond)) }
 	expectNone := func() {
 		t.Helper()
-		if asks := b.Due(nobody); len(asks) > 0 {
-			t.Fatalf("asked too soon: %+v", asks)
+		if requests := b.Due(noOthers); len(requests) > 0 {
+			t.Fatalf("requested too early: %+v", requests)
 		}
 	}
 	expect := func(bound, count int32) {
 		t.Helper()
-		asks := b.Due(func(demand.Key) int32 { return bound })
-		if len(asks) != 1 || asks[0].Key != key || asks[0].PodSet.Count != count || asks[0].Owner.Name != "web" {
-			t.Fatalf("want one ask for %d pods, got %+v", count, asks)
+		requests := b.Due(func(demand.Key) int32 { return bound })
+		if len(requests) != 1 || requests[0].Key != key || requests[0].PodSet.Count != count || requests[0].Owner.Name != "web" {
+			t.Fatalf("want one request for %d pods, got %+v", count, requests)
 		}
 	}
 
-	note("a")
+	add("a")
 	at(150)
-	note("b")
+	add("b")
 	at(300)
 	expectNone() // not quiet for long enough
 	at(350)
 	expect(0, 2)
-	expectNone() // each ask once
+	expectNone() // each request once
 
 	at(1000)
 	for ms := 1000; ms < 2000; ms += 100 {
 		at(ms)
-		note(types.UID(fmt.Sprint(ms)))
+		add(types.UID(fmt.Sprint(ms)))
 		expectNone()
 	}
 	at(2000) // never quiet, but a second has passed
 	expect(3, 2+10+3)
 
-	b.Forget("a")
-	b.Forget("unheard of")
-	b.Again(key, time.Second)
+	b.Remove("a")
+	b.Remove("unknown")
+	b.RequeueAfter(key, time.Second)
 	at(2900)
 	expectNone()
 	at(3000)
@@ -71,68 +71,68 @@ func TestBatcherMakesOneAskOfABurst(t *testing.T) {
 	}
 }
 
-// TestBatcherCounts: whatever happens, an ask is for exactly the pods that wait
-// and the bound ones; a pod that was noted is asked for within the longest
-// window; nothing is asked for nobody.
+// TestBatcherCounts: in any sequence of calls, a request is for exactly the
+// pending and the other pods; a pod that was added is requested within the longest
+// window; no request is made for a key without pending pods.
 func TestBatcherCounts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		clock := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
 		b := demand.NewBatcher(clock, windows)
 		keys := []demand.Key{{Namespace: "a", OwnerUID: "x", Shape: "1"}, {Namespace: "a", OwnerUID: "x", Shape: "2"}, {Namespace: "b", OwnerUID: "y", Shape: "1"}}
-		waiting := map[types.UID]demand.Key{}
-		unasked := map[demand.Key]time.Time{} // since when
-		bound := func(k demand.Key) int32 { return int32(len(k.OwnerUID)) }
+		pending := map[types.UID]demand.Key{}
+		unrequested := map[demand.Key]time.Time{} // since when
+		others := func(k demand.Key) int32 { return int32(len(k.OwnerUID)) }
 		count := func(k demand.Key) (n int32) {
-			for _, key := range waiting {
+			for _, key := range pending {
 				if key == k {
 					n++
 				}
 			}
 			return n
 		}
-		settle := func() {
-			for k := range unasked {
+		prune := func() {
+			for k := range unrequested {
 				if count(k) == 0 {
-					delete(unasked, k)
+					delete(unrequested, k)
 				}
 			}
 		}
 		t.Repeat(map[string]func(*rapid.T){
-			"note": func(t *rapid.T) {
+			"add": func(t *rapid.T) {
 				uid := types.UID(rapid.StringMatching(`[a-f]`).Draw(t, "pod"))
 				key := rapid.SampledFrom(keys).Draw(t, "key")
-				waiting[uid] = key
-				b.Note(uid, key, metav1.OwnerReference{}, broker.PodSet{})
-				if _, since := unasked[key]; !since {
-					unasked[key] = clock.Now()
+				pending[uid] = key
+				b.Add(uid, key, metav1.OwnerReference{}, broker.PodSet{})
+				if _, since := unrequested[key]; !since {
+					unrequested[key] = clock.Now()
 				}
-				settle()
+				prune()
 			},
-			"forget": func(t *rapid.T) {
+			"remove": func(t *rapid.T) {
 				uid := types.UID(rapid.StringMatching(`[a-f]`).Draw(t, "pod"))
-				delete(waiting, uid)
-				b.Forget(uid)
-				settle()
+				delete(pending, uid)
+				b.Remove(uid)
+				prune()
 			},
 			"pass time": func(t *rapid.T) {
 				clock.SetTime(clock.Now().Add(time.Duration(rapid.IntRange(1, 600).Draw(t, "ms")) * time.Millisecond))
 			},
-			"ask": func(t *rapid.T) {
-				for _, ask := range b.Due(bound) {
-					if want := count(ask.Key) + bound(ask.Key); ask.PodSet.Count != want || count(ask.Key) == 0 {
-						t.Fatalf("%s: asked for %d, want %d", ask.Key, ask.PodSet.Count, want)
+			"request": func(t *rapid.T) {
+				for _, request := range b.Due(others) {
+					if want := count(request.Key) + others(request.Key); request.PodSet.Count != want || count(request.Key) == 0 {
+						t.Fatalf("%s: requested %d, want %d", request.Key, request.PodSet.Count, want)
 					}
-					delete(unasked, ask.Key)
+					delete(unrequested, request.Key)
 				}
-				for key, since := range unasked {
+				for key, since := range unrequested {
 					if clock.Since(since) >= windows.Longest {
 						t.Fatalf("%s has waited since %s", key, since)
 					}
 				}
 			},
 			"": func(t *rapid.T) {
-				if _, due := b.Next(); due != (len(unasked) > 0) {
-					t.Fatalf("Next says %t, %d keys are not asked for", due, len(unasked))
+				if _, due := b.Next(); due != (len(unrequested) > 0) {
+					t.Fatalf("Next says %t, %d keys are not requested", due, len(unrequested))
 				}
 			},
 		})

@@ -1,11 +1,9 @@
-// Package demand says which pods ask for the same thing, and gathers those that
-// found no room at home into asks.
+// Package demand groups unschedulable pods into requests for capacity.
 //
-// Pods of one root owner and one shape are interchangeable: one Reservation is
-// made for all of them, and any of them may use any of its places. Key is that
-// identity. The scheduler plugin and the agent both compute it, so that they
-// mean the same pods without telling each other.
+// Pods of one root owner and one shape are interchangeable: one Reservation
+// covers all of them, and any of them may use any of its slots. Key identifies
+// such a group. The scheduler plugin and the agent both compute it from the pod,
+// so that they agree without communicating.
 //
-// The package is pure: it reads pods, never a cluster, and knows the time only
-// from the clock that it is given.
+// The package is pure: it reads pods, no cluster, and its only clock is injected.
 package demand

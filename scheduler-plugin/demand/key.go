@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/resource"
+	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -19,20 +20,16 @@ import (
 // PodSetName is the name of the one pod set of a Reservation made for a Key.
 const PodSetName = "pods"
 
-// TolerationLiqo is the taint of Liqo's virtual nodes, which the agent makes
-// granted pods tolerate.
-const TolerationLiqo = "virtual-node.liqo.io/not-allowed"
-
 // Key identifies interchangeable pods.
 type Key struct {
 	Namespace string
-	// OwnerUID is the UID of their root owner; a bare pod's own.
+	// OwnerUID is the UID of the pods' root owner; of the pod itself if it is bare.
 	OwnerUID types.UID
-	// Shape is the hash of what each of them needs (ShapeOf).
+	// Shape is the hash of the pods' scheduling requirements (ShapeOf).
 	Shape string
 }
 
-// String is the key as namespace/owner/shape.
+// String returns the key as namespace/ownerUID/shape.
 func (k Key) String() string { return k.Namespace + "/" + string(k.OwnerUID) + "/" + k.Shape }
 
 func (k Key) compare(other Key) int {
@@ -43,13 +40,12 @@ func (k Key) compare(other Key) int {
 	)
 }
 
-// Resolve looks up an object named by an owner reference and returns its
-// controller, nil where it has none. found is false where the object is not
-// known, or not yet.
+// Resolve looks up the object of an owner reference and returns its controller,
+// nil if it has none. found is false if the object is not known (yet).
 type Resolve func(namespace string, ref metav1.OwnerReference) (controller *metav1.OwnerReference, found bool)
 
-// KeyOf computes a pod's key, its root owner and the pod set (of count 0) that
-// describes it. ok is false where the root owner cannot be told now.
+// KeyOf returns a pod's key, its root owner and the pod set (of count 0) that
+// describes it. ok is false if the root owner cannot be resolved.
 func KeyOf(pod *corev1.Pod, resolve Resolve) (key Key, owner metav1.OwnerReference, set broker.PodSet, ok bool) {
 	owner, ok = OwnerOf(pod, resolve)
 	if !ok {
@@ -59,16 +55,17 @@ func KeyOf(pod *corev1.Pod, resolve Resolve) (key Key, owner metav1.OwnerReferen
 	return Key{Namespace: pod.Namespace, OwnerUID: owner.UID, Shape: shape}, owner, set, true
 }
 
-// KeyOfReservation reads the key from the labels of a Reservation. ok is false
-// for one that was not made for a key: it serves no pods.
+// KeyOfReservation returns the key in the labels of a Reservation. ok is false if
+// it has none: such a Reservation serves no pods.
 func KeyOfReservation(r *broker.Reservation) (key Key, ok bool) {
 	key = Key{Namespace: r.Namespace, OwnerUID: types.UID(r.Labels[broker.LabelOwnerUID]), Shape: r.Labels[broker.LabelShape]}
 	return key, key.OwnerUID != "" && key.Shape != ""
 }
 
-// OwnerOf is the root owner of a pod: its controller; the controller of that
-// where it is a ReplicaSet that has one; the pod itself where it is bare. A Job
-// is a root also where a CronJob made it: each run asks for itself.
+// OwnerOf returns the root owner of a pod: its controller; the controller of its
+// ReplicaSet, if that has one; the pod itself if it is bare. A Job is a root
+// owner also if a CronJob created it: each run gets a Reservation of its own. ok
+// is false if the ReplicaSet cannot be resolved.
 func OwnerOf(pod *corev1.Pod, resolve Resolve) (owner metav1.OwnerReference, ok bool) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if controller == nil {
@@ -86,9 +83,9 @@ func OwnerOf(pod *corev1.Pod, resolve Resolve) (owner metav1.OwnerReference, ok 
 	return metav1.OwnerReference{APIVersion: controller.APIVersion, Kind: controller.Kind, Name: controller.Name, UID: controller.UID}, true
 }
 
-// ShapeOf describes what one pod needs of a node, and its hash: 16 hexadecimal
-// digits, fit for a label. The tolerations that Kubernetes and the agent add to
-// pods are left out, so that the shape of a pod stays what it was.
+// ShapeOf returns the scheduling requirements of one pod and their hash: 16
+// hexadecimal digits, valid as a label value. The tolerations that Kubernetes and
+// the agent add to pods are left out, so that the shape of a pod never changes.
 func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 	set = broker.PodSet{
 		Name:         PodSetName,
@@ -99,7 +96,7 @@ func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 	if affinity := pod.Spec.Affinity; affinity != nil && affinity.NodeAffinity != nil {
 		set.NodeAffinity = affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 	}
-	// Amounts are hashed as numbers: "1" and "1000m" are the same need.
+	// Amounts are hashed as numbers: "1" and "1000m" are equal.
 	amounts := map[corev1.ResourceName]int64{}
 	for name, amount := range set.Requests.List() {
 		if name == corev1.ResourceCPU {
@@ -121,13 +118,17 @@ func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 	return digest(string(raw))[:16], set
 }
 
-// ownTolerations is what the pod's author wrote, in an order of its own.
+// ownTolerations returns the tolerations of the pod's author, sorted. Tolerations
+// are only ever appended to a pod: the agent appends the one for
+// broker.TaintOverflow and then those of its driver, so everything from there on
+// is not the author's.
 func ownTolerations(all []corev1.Toleration) []corev1.Toleration {
 	var own []corev1.Toleration
 	for _, t := range all {
-		switch t.Key {
-		case broker.TaintOverflow, TolerationLiqo, corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable:
-		default:
+		if t.Key == broker.TaintOverflow {
+			break
+		}
+		if t.Key != corev1.TaintNodeNotReady && t.Key != corev1.TaintNodeUnreachable {
 			own = append(own, t)
 		}
 	}
@@ -137,21 +138,14 @@ func ownTolerations(all []corev1.Toleration) []corev1.Toleration {
 			cmp.Compare(a.Operator, b.Operator),
 			cmp.Compare(a.Value, b.Value),
 			cmp.Compare(a.Effect, b.Effect),
-			cmp.Compare(seconds(a), seconds(b)),
+			cmp.Compare(ptr.Deref(a.TolerationSeconds, -1), ptr.Deref(b.TolerationSeconds, -1)),
 		)
 	})
 	return own
 }
 
-func seconds(t corev1.Toleration) int64 {
-	if t.TolerationSeconds == nil {
-		return -1
-	}
-	return *t.TolerationSeconds
-}
-
-// Name is the name of the Reservation for a key: always the same one, and
-// telling whose it is.
+// Name returns the name of the Reservation for a key: a prefix of the owner's
+// name and a hash of the key.
 func (k Key) Name(ownerName string) string {
 	const longest = 50
 	if len(ownerName) > longest {
@@ -160,8 +154,8 @@ func (k Key) Name(ownerName string) string {
 	return ownerName + "-" + digest(string(k.OwnerUID) + "/" + k.Shape)[:8]
 }
 
-// HoldLabel is the value of label broker.LabelHold for a reservation ID: the ID
-// itself, or as much of it as a label holds and a hash.
+// HoldLabel returns the value of label broker.LabelHold for a reservation ID: the
+// ID itself, or a prefix and a hash of one that is too long for a label.
 func HoldLabel(id string) string {
 	const longest = 63
 	if len(id) <= longest {

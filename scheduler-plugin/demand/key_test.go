@@ -60,55 +60,68 @@ func TestShapeOf(t *testing.T) {
 	if errs := validation.IsValidLabelValue(base); len(errs) > 0 {
 		t.Errorf("shape %q is no label value: %v", base, errs)
 	}
-	gpu, keyless := corev1.Toleration{Key: "gpu", Operator: corev1.TolerationOpExists}, corev1.Toleration{Operator: corev1.TolerationOpExists}
+	exists := func(key string, effect corev1.TaintEffect) corev1.Toleration {
+		return corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: effect}
+	}
+	overflow := func(provider string) corev1.Toleration {
+		return corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: provider, Effect: corev1.TaintEffectNoSchedule}
+	}
+	gpu, keyless, driver := exists("gpu", ""), exists("", ""), exists("driver.example.com/virtual-node", corev1.TaintEffectNoExecute)
+	paris, berlin := overflow("paris"), overflow("berlin")
+	notReady, unreachable := exists(corev1.TaintNodeNotReady, corev1.TaintEffectNoExecute), exists(corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute)
+	notReady.TolerationSeconds, unreachable.TolerationSeconds = ptr.To[int64](300), ptr.To[int64](300)
 	cases := map[string]struct {
 		reason string
 		pods   [2]*corev1.Pod
 		same   bool
 	}{
-		"same amount, written otherwise": {
-			reason: "1 core and 1000m are one need",
+		"equal amounts in different notations": {
+			reason: "1 core and 1000m are equal",
 			pods:   [2]*corev1.Pod{podWith(request("cpu", "1"), request("memory", "1Gi")), podWith(request("cpu", "1000m"), request("memory", "1024Mi"))},
 			same:   true,
 		},
 		"other names and labels": {
-			reason: "who a pod is, is not what it needs",
+			reason: "metadata are no scheduling requirements",
 			pods:   [2]*corev1.Pod{podWith(), podWith(func(p *corev1.Pod) { p.Name, p.UID, p.Labels = "web-2", "pod-2", map[string]string{"a": "b"} })},
 			same:   true,
 		},
-		"tolerations that others add": {
-			reason: "the shape must stay when the agent lets the pod go",
-			pods: [2]*corev1.Pod{podWith(), podWith(tolerate(
-				corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: "paris", Effect: corev1.TaintEffectNoSchedule},
-				corev1.Toleration{Key: demand.TolerationLiqo, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
-				corev1.Toleration{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: ptr.To[int64](300)},
-				corev1.Toleration{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: ptr.To[int64](300)},
-			))},
-			same: true,
+		"tolerations that Kubernetes adds": {
+			reason: "DefaultTolerationSeconds adds them to every pod",
+			pods:   [2]*corev1.Pod{podWith(tolerate(gpu)), podWith(tolerate(gpu, notReady, unreachable))},
+			same:   true,
+		},
+		"tolerations that the agent adds": {
+			reason: "the shape must not change when the agent adds the tolerations for a virtual node and its driver",
+			pods:   [2]*corev1.Pod{podWith(tolerate(gpu, notReady)), podWith(tolerate(gpu, notReady, paris, driver, berlin))},
+			same:   true,
+		},
+		"a driver's toleration from the author": {
+			reason: "only the agent's tolerations follow the one for broker.TaintOverflow",
+			pods:   [2]*corev1.Pod{podWith(), podWith(tolerate(driver))},
 		},
 		"tolerations in another order": {
-			reason: "their order means nothing",
+			reason: "their order has no meaning",
 			pods:   [2]*corev1.Pod{podWith(tolerate(gpu, keyless)), podWith(tolerate(keyless, gpu))},
 			same:   true,
 		},
 		"a toleration of its own": {
-			reason: "it opens other nodes",
+			reason: "it permits other nodes",
 			pods:   [2]*corev1.Pod{podWith(), podWith(tolerate(gpu))},
 		},
 		"other requests": {
-			reason: "it needs another place",
+			reason: "it needs different capacity",
 			pods:   [2]*corev1.Pod{podWith(), podWith(request("cpu", "301m"))},
 		},
 		"another resource": {
-			reason: "it needs another place",
+			reason: "it needs different capacity",
 			pods:   [2]*corev1.Pod{podWith(), podWith(request("nvidia.com/gpu", "1"))},
 		},
 		"another node selector": {
-			reason: "it needs another node",
+			reason: "it needs a different node",
 			pods:   [2]*corev1.Pod{podWith(), podWith(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} })},
 		},
 		"another node affinity": {
-			reason: "it needs another node",
+			reason: "it needs a different node",
 			pods:   [2]*corev1.Pod{podWith(), podWith(requireNode(expression("disk", corev1.NodeSelectorOpIn, "ssd")))},
 		},
 	}
@@ -148,10 +161,10 @@ func TestOwnerOf(t *testing.T) {
 	}{
 		"a bare pod is its own":                {pod: podWith(), want: "v1 Pod web-1 pod-1"},
 		"a Deployment, through its ReplicaSet": {pod: podWith(controlledBy("apps/v1", "ReplicaSet", "web-abc")), want: "apps/v1 Deployment web uid-of-web"},
-		"a ReplicaSet of nobody":               {pod: podWith(controlledBy("apps/v1", "ReplicaSet", "bare")), want: "apps/v1 ReplicaSet bare uid-of-bare"},
+		"a ReplicaSet without owner":           {pod: podWith(controlledBy("apps/v1", "ReplicaSet", "bare")), want: "apps/v1 ReplicaSet bare uid-of-bare"},
 		"a ReplicaSet that is not known yet":   {pod: podWith(controlledBy("apps/v1", "ReplicaSet", "new")), unsure: true},
 		"a Job":                                {pod: podWith(controlledBy("batch/v1", "Job", "crunch")), want: "batch/v1 Job crunch uid-of-crunch"},
-		"somebody else's ReplicaSet":           {pod: podWith(controlledBy("acme.io/v1", "ReplicaSet", "web-abc")), want: "acme.io/v1 ReplicaSet web-abc uid-of-web-abc"},
+		"ReplicaSet of another API group":      {pod: podWith(controlledBy("acme.io/v1", "ReplicaSet", "web-abc")), want: "acme.io/v1 ReplicaSet web-abc uid-of-web-abc"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -210,31 +223,32 @@ func TestAdmissible(t *testing.T) {
 			p.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: "x", UID: "x", Controller: ptr.To(true)}}
 		}
 	}
-	const goes, silent = "goes", "silent"
-	// want is goes, silent, or a part of the reason.
+	const admissible, silent = "admissible", "silent"
+	// want is admissible, silent (neither admissible nor with a reason), or a part
+	// of the reason.
 	cases := map[string]struct {
 		change func(*corev1.Pod)
 		want   string
 	}{
-		"an ordinary pod":       {func(*corev1.Pod) {}, goes},
-		"a config volume":       {volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}), goes},
-		"amd64 by selector":     {selector(corev1.LabelArchStable, "amd64"), goes},
-		"any other selector":    {selector("disk", "ssd"), goes},
-		"one of several arches": {requireNode(expression(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "arm64", "amd64")), goes},
-		"not one node":          {requireNode(expression(corev1.LabelHostname, corev1.NodeSelectorOpNotIn, "home-1")), goes},
+		"an ordinary pod":       {func(*corev1.Pod) {}, admissible},
+		"a config volume":       {volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}), admissible},
+		"amd64 by selector":     {selector(corev1.LabelArchStable, "amd64"), admissible},
+		"any other selector":    {selector("disk", "ssd"), admissible},
+		"one of several arches": {requireNode(expression(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "arm64", "amd64")), admissible},
+		"not one node":          {requireNode(expression(corev1.LabelHostname, corev1.NodeSelectorOpNotIn, "home-1")), admissible},
 		"an alternative is enough": {requireNode(
-			expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "home-1"), expression("disk", corev1.NodeSelectorOpExists)), goes},
+			expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "home-1"), expression("disk", corev1.NodeSelectorOpExists)), admissible},
 		"preferred anti-affinity": {affinity(corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
-			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{Weight: 1, PodAffinityTerm: term}}}}), goes},
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{Weight: 1, PodAffinityTerm: term}}}}), admissible},
 		"soft spread": {func(p *corev1.Pod) {
 			p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{WhenUnsatisfiable: corev1.ScheduleAnyway}}
-		}, goes},
+		}, admissible},
 
-		"bound":     {func(p *corev1.Pod) { p.Spec.NodeName = "home-1" }, silent},
-		"ending":    {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }, silent},
-		"finished":  {func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }, silent},
-		"gated":     {func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "wait"}} }, silent},
-		"opted out": {func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled} }, silent},
+		"bound":       {func(p *corev1.Pod) { p.Spec.NodeName = "home-1" }, silent},
+		"terminating": {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }, silent},
+		"finished":    {func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }, silent},
+		"gated":       {func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "wait"}} }, silent},
+		"opted out":   {func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled} }, silent},
 
 		"a DaemonSet's":   {controlled("DaemonSet"), "DaemonSet"},
 		"static":          {controlled("Node"), "static"},
@@ -242,27 +256,27 @@ func TestAdmissible(t *testing.T) {
 		"a host path":     {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/x"}}), `volume "data"`},
 		"a claim":         {volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}}), `volume "data"`},
 		"its own claim":   {volume(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}), `volume "data"`},
-		"a device claim":  {func(p *corev1.Pod) { p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}} }, "resource claims"},
-		"host network":    {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, "network of its node"},
-		"a node by name":  {selector(corev1.LabelHostname, "home-1"), "one node"},
+		"a device claim":  {func(p *corev1.Pod) { p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}} }, "ResourceClaims"},
+		"host network":    {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, "hostNetwork"},
+		"a node by name":  {selector(corev1.LabelHostname, "home-1"), "nodeSelector selects a node"},
 		"arm64":           {selector(corev1.LabelArchStable, "arm64"), "arm64"},
 		"windows":         {func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }, "windows"},
-		"nodes by name":   {requireNode(expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "home-1")), "names nodes"},
+		"nodes by name":   {requireNode(expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "home-1")), "node affinity selects nodes"},
 		"arm64, affinity": {requireNode(expression(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "arm64")), "arm64"},
 		"hard spread": {func(p *corev1.Pod) {
 			p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{TopologyKey: "zone", WhenUnsatisfiable: corev1.DoNotSchedule}}
-		}, "spread"},
+		}, "topologySpreadConstraint"},
 		"required affinity": {affinity(corev1.Affinity{PodAffinity: &corev1.PodAffinity{
-			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}}), "affinity"},
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}}), "required pod affinity"},
 		"required anti-affinity": {affinity(corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
-			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}}), "anti-affinity"},
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}}), "required pod anti-affinity"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			ok, reason := demand.Admissible(podWith(tc.change))
 			switch tc.want {
-			case goes, silent:
-				if ok != (tc.want == goes) || reason != "" {
+			case admissible, silent:
+				if ok != (tc.want == admissible) || reason != "" {
 					t.Errorf("got %t %q, want %s", ok, reason, tc.want)
 				}
 			default:

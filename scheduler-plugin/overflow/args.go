@@ -12,25 +12,26 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// Order says who goes first when a pod has no room at home.
+// Order is the order of preemption and overflow for a pod that does not fit.
 type Order string
 
 const (
-	// AfterPreemption: the important stay home, whom they push out overflows.
+	// AfterPreemption: pods of high priority preempt others, which overflow.
 	AfterPreemption Order = "AfterPreemption"
-	// BeforePreemption: nobody is pushed out while other clusters may have room.
+	// BeforePreemption: no preemption while other clusters may have capacity.
 	BeforePreemption Order = "BeforePreemption"
 )
 
 // OverflowArgs are the plugin's arguments in KubeSchedulerConfiguration.
 type OverflowArgs struct {
 	metav1.TypeMeta `json:",inline"`
-	// Overflow is AfterPreemption (the default) or BeforePreemption.
+	// Overflow is AfterPreemption or BeforePreemption. Default: AfterPreemption.
 	Overflow Order `json:"overflow,omitempty"`
 	// BatchQuiet is how long no further pod of an owner and shape must have been
-	// turned away before room is asked for: 200ms by default.
+	// rejected before capacity is requested. Default: 200ms.
 	BatchQuiet *metav1.Duration `json:"batchQuiet,omitempty"`
-	// BatchLongest is how long the first of them waits at most: 1s by default.
+	// BatchLongest is how long the first of them waits at most. Default: 1s, or
+	// BatchQuiet if that is longer.
 	BatchLongest *metav1.Duration `json:"batchLongest,omitempty"`
 }
 
@@ -38,8 +39,8 @@ type OverflowArgs struct {
 // broker.GroupVersion.
 const ArgsKind = "OverflowArgs"
 
-// parseArgs decodes and defaults the arguments. No arguments at all are the
-// defaults; an unknown field is an error.
+// parseArgs decodes, defaults and validates the arguments, which may be nil. An
+// unknown field is an error.
 func parseArgs(obj runtime.Object) (*OverflowArgs, error) {
 	args := &OverflowArgs{}
 	if obj != nil {

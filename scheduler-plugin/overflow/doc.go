@@ -1,35 +1,34 @@
-// Package overflow is the scheduler plugin "Overflow": pods that do not fit at
-// home get room in another cluster.
+// Package overflow is the scheduler plugin "Overflow": pods that do not fit in
+// this cluster get capacity in another.
 //
 // # The life of a pod
 //
-//	no node fits ─► PostFilter ─► inbox ─► asker: pods of one owner and shape become
-//	                                       one Reservation (server-side apply)
+//	no node fits ─► PostFilter ─► workQueue ─► demandController: pods of one owner and
+//	                                           shape become one Reservation (server-side apply)
 //	                                                │ broker, agents
-//	Activate ◄─ book of grants ◄─ informer ◄────────┘ status.allocations[].virtualNodeReady
+//	Activate ◄─ grantCache ◄─ informer ◄────────────┘ status.allocations[].virtualNodeReady
 //	   │
-//	PreFilter finds the pod's grants in the book
-//	Filter    lets it onto a virtual node within them, and nobody else
-//	Score     prefers home
-//	PreBind   writes the hold's label on the pod
+//	PreFilter looks up the pod's grants
+//	Filter    admits it to a virtual node only within them
+//	Score     prefers the nodes of this cluster
+//	PreBind   labels the pod with its hold
 //
-// Where one pod of an owner and shape was turned away, those that the scheduler
-// has not come to yet are asked for along with it, and more is asked for on top
-// when the answer is there: a crowd of pods is a few asks, not one for each.
-// Activated are only the pods that the agent has opened a virtual node to.
+// When one pod of an owner and shape does not fit, the request includes those
+// that the scheduler has not tried yet, and the count is raised only after the
+// last request was decided: many pods result in few requests. Only pods that the
+// agent lets tolerate a virtual node are activated.
 //
-// What is taken of a grant is counted on the scheduler's own snapshot of the
-// node, which holds assumed pods too: there is no second book that could drift
-// from it.
+// The used part of a grant is counted in the scheduler's own snapshot of the
+// node, which includes assumed pods: there is no second record that could
+// diverge.
 //
-// A Reservation serves the pods that its labels name (root owner and shape, see
-// package demand). One that was written by hand without those labels holds
+// A Reservation serves the pods that its labels select (root owner and shape, see
+// package demand). One that was created by hand without these labels holds
 // capacity, but serves no pods.
 //
-// Nothing here is part of the scheduler's start-up, and nothing in the
-// scheduling cycle waits for the API server: where the Reservation CRD is
-// missing, pods are scheduled at home as ever, and the plugin tries again in the
-// background. A standby replica only watches.
+// Scheduling depends neither on the Reservation CRD nor on API calls in the
+// scheduling cycle: if the CRD is missing, pods are scheduled in this cluster and
+// the informers retry in the background. A standby replica only watches.
 //
 // # Configuration
 //
@@ -55,15 +54,15 @@
 //	      batchQuiet: 200ms
 //	      batchLongest: 1s
 //
-// The weight puts home before any virtual node: it outweighs the default
-// plugins' 12 together. For overflow: BeforePreemption the plugin must also stand
-// before DefaultPreemption, because the order of PostFilter plugins is the order
-// in which they are asked:
+// The weight puts the nodes of this cluster before any virtual node: it exceeds
+// the sum of the default plugins' weights, 12. For overflow: BeforePreemption the
+// plugin must also be enabled before DefaultPreemption, because PostFilter plugins
+// run in that order:
 //
 //	plugins:
 //	  multiPoint: {enabled: [{name: Overflow, weight: 20}]}
 //	  postFilter: {enabled: [{name: Overflow}]}
 //
-// Then nobody is pushed out for a pod until the broker has said that no cluster
-// has room for it.
+// Then no pod is preempted until the broker has found that no cluster has enough
+// capacity.
 package overflow

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"sync"
 	"sync/atomic"
 
@@ -11,11 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
-	"k8s.io/utils/lru"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -24,29 +25,40 @@ import (
 // Name of the plugin in KubeSchedulerConfiguration.
 const Name = "Overflow"
 
-// stateKey is where PreFilter leaves a pod's grants for the rest of its cycle.
+// Messages of the statuses that Filter and PostFilter return. Those of Filter
+// contain no figures: each new message is a write to the pod's status.
+const (
+	errNoReservation   = "node(s) had no reservation for this pod (provider %s)"
+	errReservationFull = "node(s) had no reserved capacity left for this pod (provider %s)"
+	errPreempting      = "waiting for preemption victims to terminate"
+	errCannotOverflow  = "the pod cannot overflow: %s"
+	errNotSynced       = "cannot overflow: Reservations are not synced"
+	errRefused         = "insufficient capacity in other clusters"
+	errWaiting         = "waiting for capacity in another cluster"
+)
+
+// stateKey is where PreFilter stores a pod's grants for the rest of its cycle.
 const stateKey framework.StateKey = "PreFilter" + Name
 
 // signKey is the fragment that keeps pods with different grants from being
 // batched together.
 const signKey = broker.Group + "/Overflow.grants()"
 
-// Plugin is one profile's instance.
+// Plugin is the instance of one profile.
 type Plugin struct {
 	handle     framework.Handle
 	args       *OverflowArgs
 	nodes      corelisters.NodeLister
 	namespaces corelisters.NamespaceLister
-	keys       *keyring
-	book       *book
-	inbox      *inbox
-	// placed has the UIDs of the pods for which a node was found, until the cache
-	// shows them there.
-	placed *sync.Map
-	// synced tells whether the book is complete.
+	keys       *keyCache
+	grants     *grantCache
+	queue      *workQueue
+	// assumed has the UIDs of the pods for which a node was found, until the
+	// informer shows them bound.
+	assumed *sync.Map
+	// synced reports whether grants is complete.
 	synced func() bool
-	// scheduling is set by the first scheduling cycle: the sign that this
-	// replica leads.
+	// scheduling is set by the first scheduling cycle: only the leader has any.
 	scheduling atomic.Bool
 }
 
@@ -63,8 +75,8 @@ var (
 	_ framework.StateData         = &grants{}
 )
 
-// New makes the plugin and starts its watching and asking in the background,
-// until ctx ends. It runs in standby replicas too.
+// New returns the plugin and starts its informers and its controller in the
+// background, until ctx ends. It runs in standby replicas too.
 func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (framework.Plugin, error) {
 	args, err := parseArgs(obj)
 	if err != nil {
@@ -76,10 +88,10 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 		args:       args,
 		nodes:      core.Nodes().Lister(),
 		namespaces: core.Namespaces().Lister(),
-		keys:       newKeyring(handle.SharedInformerFactory().Apps().V1().ReplicaSets().Lister()),
-		book:       newBook(),
-		inbox:      newInbox(),
-		placed:     &sync.Map{},
+		keys:       newKeyCache(handle.SharedInformerFactory().Apps().V1().ReplicaSets().Lister()),
+		grants:     newGrantCache(),
+		queue:      newWorkQueue(),
+		assumed:    &sync.Map{},
 	}
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
@@ -90,11 +102,11 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 // Name implements framework.Plugin.
 func (p *Plugin) Name() string { return Name }
 
-// PreFilter finds the pod's grants.
+// PreFilter looks up the pod's grants.
 func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ []framework.NodeInfo) (*framework.PreFilterResult, *framework.Status) {
 	if !p.scheduling.Load() {
 		p.scheduling.Store(true)
-		p.inbox.ring()
+		p.queue.signal()
 	}
 	if g := p.grantsOf(pod); g != nil {
 		state.Write(stateKey, g)
@@ -102,79 +114,85 @@ func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *c
 	return nil, nil
 }
 
-// grantsOf is what the pod may use in other clusters; nil if nothing.
+// grantsOf returns what the pod may use in other clusters; nil if nothing.
 func (p *Plugin) grantsOf(pod *corev1.Pod) *grants {
-	if !p.book.any(pod.Namespace) || pod.Labels[broker.LabelOverflow] == broker.OverflowDisabled {
+	if !p.grants.hasNamespace(pod.Namespace) || pod.Labels[broker.LabelOverflow] == broker.OverflowDisabled {
 		return nil
 	}
-	known, ok := p.keys.of(pod)
+	key, ok := p.keys.get(pod)
 	if !ok {
 		return nil
 	}
-	return p.book.grants(known.key)
+	return p.grants.get(key.key)
+}
+
+// grantsIn returns the grants that PreFilter stored; nil if there are none.
+func grantsIn(state framework.CycleState) *grants {
+	if data, err := state.Read(stateKey); err == nil {
+		return data.(*grants)
+	}
+	return nil
 }
 
 // PreFilterExtensions implements framework.PreFilterPlugin: grants do not depend
-// on who else is there.
+// on the pods of a node.
 func (p *Plugin) PreFilterExtensions() framework.PreFilterExtensions { return nil }
 
-// Filter lets a pod onto a virtual node only within a grant of its owner and
-// shape. It refuses with UnschedulableAndUnresolvable, because otherwise the
-// guests there would be candidates for preemption.
+// Filter admits a pod to a virtual node only within a grant of its owner and
+// shape. It returns UnschedulableAndUnresolvable, because otherwise the guests
+// there would be candidates for preemption.
 func (p *Plugin) Filter(_ context.Context, state framework.CycleState, pod *corev1.Pod, nodeInfo framework.NodeInfo) *framework.Status {
 	provider := providerOf(nodeInfo.Node())
 	if provider == "" {
 		return nil
 	}
 	g := grantsIn(state)
-	if g == nil || g.places[provider] == 0 {
-		return framework.NewStatus(framework.UnschedulableAndUnresolvable,
-			fmt.Sprintf("node(s) carried capacity of %s that is not reserved for this pod", provider))
+	slots := g.slotsAt(provider)
+	if slots == 0 {
+		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errNoReservation, provider))
 	}
-	if p.taken(g, provider, pod, nodeInfo) >= g.places[provider] {
-		return framework.NewStatus(framework.UnschedulableAndUnresolvable,
-			// Without the number: who waits is told again whenever the words change.
-			fmt.Sprintf("node(s) had no place left of those reserved in %s for this pod's owner", provider))
+	if p.used(g, provider, pod, nodeInfo) >= slots {
+		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errReservationFull, provider))
 	}
 	return nil
 }
 
-// taken counts the pods on a node that use a grant, assumed ones included.
-func (p *Plugin) taken(g *grants, provider string, self *corev1.Pod, nodeInfo framework.NodeInfo) int32 {
+// used counts the pods on a node that use a grant, including assumed ones.
+func (p *Plugin) used(g *grants, provider string, self *corev1.Pod, nodeInfo framework.NodeInfo) int32 {
 	var n int32
 	hold := demand.HoldLabel(g.holds[provider])
 	for _, info := range nodeInfo.GetPods() {
 		other := info.GetPod()
-		if other.Namespace != g.key.Namespace || other.UID == self.UID || finished(other) {
+		if other.Namespace != g.key.Namespace || other.UID == self.UID || podutil.IsPodTerminal(other) {
 			continue
 		}
-		// The label counts only for pods whose ReplicaSet is gone: users can
-		// write it.
-		known, ok := p.keys.of(other)
-		if ok && known.key == g.key || !ok && other.Labels[broker.LabelHold] == hold {
+		// Users can write the label: it counts only for pods whose ReplicaSet is
+		// deleted.
+		key, ok := p.keys.get(other)
+		if ok && key.key == g.key || !ok && other.Labels[broker.LabelHold] == hold {
 			n++
 		}
 	}
 	return n
 }
 
-// PreScore skips scoring where there is nothing to prefer.
+// PreScore skips scoring unless there are both local and virtual nodes.
 func (p *Plugin) PreScore(_ context.Context, _ framework.CycleState, _ *corev1.Pod, nodes []framework.NodeInfo) *framework.Status {
-	var home, virtual bool
+	var local, virtual bool
 	for _, n := range nodes {
 		if providerOf(n.Node()) == "" {
-			home = true
+			local = true
 		} else {
 			virtual = true
 		}
 	}
-	if home && virtual {
+	if local && virtual {
 		return nil
 	}
 	return framework.NewStatus(framework.Skip)
 }
 
-// Score prefers home.
+// Score prefers the nodes of this cluster.
 func (p *Plugin) Score(_ context.Context, _ framework.CycleState, _ *corev1.Pod, nodeInfo framework.NodeInfo) (int64, *framework.Status) {
 	if providerOf(nodeInfo.Node()) == "" {
 		return framework.MaxNodeScore, nil
@@ -182,10 +200,10 @@ func (p *Plugin) Score(_ context.Context, _ framework.CycleState, _ *corev1.Pod,
 	return framework.MinNodeScore, nil
 }
 
-// ScoreExtensions implements framework.ScorePlugin: scores are normal already.
+// ScoreExtensions implements framework.ScorePlugin: scores are normalized.
 func (p *Plugin) ScoreExtensions() framework.ScoreExtensions { return nil }
 
-// SignPod lets pods be batched whose grants are the same; most have none.
+// SignPod permits batching of pods with the same grants; most have none.
 func (p *Plugin) SignPod(_ context.Context, pod *corev1.Pod) ([]framework.SignFragment, *framework.Status) {
 	var value string
 	if g := p.grantsOf(pod); g != nil {
@@ -194,19 +212,20 @@ func (p *Plugin) SignPod(_ context.Context, pod *corev1.Pod) ([]framework.SignFr
 	return []framework.SignFragment{{Key: signKey, Value: value}}, nil
 }
 
-// EventsToRegister names what may free a place for a pod that Filter turned
-// away. Grants are not among them: they Activate the pods that they are for, so
-// that scheduling does not depend on the CRD.
+// EventsToRegister returns the events that may make a pod schedulable that Filter
+// rejected. Grants are not among them: the demand controller activates their
+// pods, so that scheduling does not depend on the CRD.
 func (p *Plugin) EventsToRegister(context.Context) ([]framework.ClusterEventWithHint, error) {
 	return []framework.ClusterEventWithHint{
-		{Event: framework.ClusterEvent{Resource: framework.Pod, ActionType: framework.Delete}, QueueingHintFn: p.onPodGone},
-		{Event: framework.ClusterEvent{Resource: framework.Node, ActionType: framework.Add}, QueueingHintFn: p.onNodeAdded},
+		{Event: framework.ClusterEvent{Resource: framework.Pod, ActionType: framework.Delete}, QueueingHintFn: p.isSchedulableAfterPodDeleted},
+		{Event: framework.ClusterEvent{Resource: framework.Node, ActionType: framework.Add}, QueueingHintFn: p.isSchedulableAfterNodeAdded},
 	}, nil
 }
 
-// onPodGone wakes pods when one of their namespace leaves a virtual node.
-func (p *Plugin) onPodGone(_ klog.Logger, pod *corev1.Pod, gone, _ any) (framework.QueueingHint, error) {
-	other, ok := gone.(*corev1.Pod)
+// isSchedulableAfterPodDeleted queues the pod if a pod of its namespace left a
+// virtual node.
+func (p *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *corev1.Pod, deleted, _ any) (framework.QueueingHint, error) {
+	other, ok := deleted.(*corev1.Pod)
 	if !ok {
 		return framework.Queue, nil
 	}
@@ -219,63 +238,59 @@ func (p *Plugin) onPodGone(_ klog.Logger, pod *corev1.Pod, gone, _ any) (framewo
 	return framework.Queue, nil
 }
 
-// onNodeAdded wakes pods for a new node at home, and for a virtual node on which
-// they have a grant already: it may have been told of before the node is seen.
-func (p *Plugin) onNodeAdded(_ klog.Logger, pod *corev1.Pod, _, added any) (framework.QueueingHint, error) {
+// isSchedulableAfterNodeAdded queues the pod for a local node, and for a virtual
+// node on which it has a grant already: the grant may arrive before the node.
+func (p *Plugin) isSchedulableAfterNodeAdded(_ klog.Logger, pod *corev1.Pod, _, added any) (framework.QueueingHint, error) {
 	node, ok := added.(*corev1.Node)
-	if !ok || providerOf(node) == "" {
+	if !ok || providerOf(node) == "" || p.grantsOf(pod).slotsAt(providerOf(node)) > 0 {
 		return framework.Queue, nil
 	}
-	if g := p.grantsOf(pod); g == nil || g.places[providerOf(node)] == 0 {
-		return framework.QueueSkip, nil
-	}
-	return framework.Queue, nil
+	return framework.QueueSkip, nil
 }
 
-// PostFilter notes the demand, in memory.
+// PostFilter adds the pod to the controller's queue, in memory.
 func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
-	if !p.optedIn(pod.Namespace) {
+	if !optedIn(p.namespaces, pod.Namespace) {
 		return nil, framework.NewStatus(framework.Unschedulable)
 	}
-	if p.victimsLeave(pod) {
-		return nil, framework.NewStatus(framework.Unschedulable, "overflow: room at home is being freed for the pod")
+	if p.victimsTerminating(pod) {
+		return nil, framework.NewStatus(framework.Unschedulable, errPreempting)
 	}
-	p.inbox.note(pod)
-	if !p.grantsOf(pod).equal(grantsIn(state)) {
-		// Its cycle went by what the book said before; whoever was woken for the news
-		// was not this pod, which nobody knew to wait.
-		p.inbox.welcome(pod)
+	p.queue.addUnschedulable(pod)
+	if !reflect.DeepEqual(p.grantsOf(pod), grantsIn(state)) {
+		// The grants changed during the cycle, when this pod was not known to be
+		// pending and so was not activated.
+		p.queue.addActivate(pod)
 	}
 	if ok, reason := demand.Admissible(pod); !ok {
 		if reason == "" {
 			return nil, framework.NewStatus(framework.Unschedulable)
 		}
-		return nil, framework.NewStatus(framework.Unschedulable, "the pod cannot overflow: "+reason)
+		return nil, framework.NewStatus(framework.Unschedulable, fmt.Sprintf(errCannotOverflow, reason))
 	}
 	if !p.synced() {
-		return nil, framework.NewStatus(framework.Unschedulable, "overflow: Reservations cannot be read now")
+		return nil, framework.NewStatus(framework.Unschedulable, errNotSynced)
 	}
-	if known, ok := p.keys.of(pod); ok && p.book.refused(known.key) {
-		return nil, framework.NewStatus(framework.Unschedulable, "overflow: no other cluster has room now")
+	if key, ok := p.keys.get(pod); ok && p.grants.refused(key.key) {
+		return nil, framework.NewStatus(framework.Unschedulable, errRefused)
 	}
 	code := framework.Unschedulable
 	if p.args.Overflow == BeforePreemption {
-		// Ends the chain: nobody is pushed out while the answer is open.
+		// No PostFilter plugin after this one runs: no preemption while the request
+		// is undecided.
 		code = framework.UnschedulableAndUnresolvable
 	}
-	return nil, framework.NewStatus(code, "overflow: room in other clusters is being arranged")
+	return nil, framework.NewStatus(code, errWaiting)
 }
-
-func (p *Plugin) optedIn(namespace string) bool { return optedIn(p.namespaces, namespace) }
 
 func optedIn(namespaces corelisters.NamespaceLister, name string) bool {
 	namespace, err := namespaces.Get(name)
 	return err == nil && namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled
 }
 
-// victimsLeave tells whether preemption has won the pod a node whose previous
-// users are still leaving: it needs no room elsewhere.
-func (p *Plugin) victimsLeave(pod *corev1.Pod) bool {
+// victimsTerminating reports whether preemption has nominated a node for the pod
+// and its victims are still terminating: the pod needs no capacity elsewhere.
+func (p *Plugin) victimsTerminating(pod *corev1.Pod) bool {
 	if pod.Status.NominatedNodeName == "" {
 		return false
 	}
@@ -284,36 +299,25 @@ func (p *Plugin) victimsLeave(pod *corev1.Pod) bool {
 		return false
 	}
 	for _, info := range node.GetPods() {
-		if other := info.GetPod(); other.DeletionTimestamp != nil && priority(other) < priority(pod) {
+		if other := info.GetPod(); other.DeletionTimestamp != nil && corev1helpers.PodPriority(other) < corev1helpers.PodPriority(pod) {
 			return true
 		}
 	}
 	return false
 }
 
-func finished(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}
-
-func priority(pod *corev1.Pod) int32 {
-	if pod.Spec.Priority == nil {
-		return 0
-	}
-	return *pod.Spec.Priority
-}
-
-// Reserve notes that a node was found for the pod: it does not wait any more.
+// Reserve records that a node was found for the pod.
 func (p *Plugin) Reserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) *framework.Status {
-	p.placed.Store(pod.UID, nil)
+	p.assumed.Store(pod.UID, nil)
 	return nil
 }
 
-// Unreserve takes that back.
+// Unreserve reverts Reserve.
 func (p *Plugin) Unreserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) {
-	p.placed.Delete(pod.UID)
+	p.assumed.Delete(pod.UID)
 }
 
-// PreBindPreFlight tells whether PreBind has anything to do.
+// PreBindPreFlight skips PreBind for the nodes of this cluster.
 func (p *Plugin) PreBindPreFlight(_ context.Context, _ framework.CycleState, _ *corev1.Pod, nodeName string) *framework.Status {
 	if node, err := p.nodes.Get(nodeName); err == nil && providerOf(node) == "" {
 		return framework.NewStatus(framework.Skip)
@@ -321,12 +325,12 @@ func (p *Plugin) PreBindPreFlight(_ context.Context, _ framework.CycleState, _ *
 	return nil
 }
 
-// PreBind writes the label that says whose hold the pod uses, and, unless the pod
-// says something of its own, lets it be the first to go when its owner shrinks.
+// PreBind labels the pod with the hold that it uses and, unless it has a deletion
+// cost already, makes it the first to be deleted when its owner scales down.
 func (p *Plugin) PreBind(ctx context.Context, state framework.CycleState, pod *corev1.Pod, nodeName string) *framework.Status {
 	node, err := p.nodes.Get(nodeName)
 	if err != nil {
-		return framework.AsStatus(fmt.Errorf("looking up node %s: %w", nodeName, err))
+		return framework.AsStatus(fmt.Errorf("getting node %s: %w", nodeName, err))
 	}
 	provider := providerOf(node)
 	if provider == "" {
@@ -334,7 +338,7 @@ func (p *Plugin) PreBind(ctx context.Context, state framework.CycleState, pod *c
 	}
 	g := grantsIn(state)
 	if g == nil || g.holds[provider] == "" {
-		return framework.AsStatus(fmt.Errorf("pod has no hold in %s", provider))
+		return framework.AsStatus(fmt.Errorf("pod has no hold at provider %s", provider))
 	}
 	hold := demand.HoldLabel(g.holds[provider])
 	if pod.Labels[broker.LabelHold] == hold {
@@ -355,67 +359,11 @@ func (p *Plugin) PreBind(ctx context.Context, state framework.CycleState, pod *c
 	return nil
 }
 
-// Clone implements framework.StateData; grants are not changed during a cycle.
-func (g *grants) Clone() framework.StateData { return g }
-
-func grantsIn(state framework.CycleState) *grants {
-	if data, err := state.Read(stateKey); err == nil {
-		return data.(*grants)
-	}
-	return nil
-}
-
-// providerOf is the cluster whose capacity a node carries; empty for a node of
-// this cluster.
+// providerOf returns the cluster whose capacity a node carries; empty for a node
+// of this cluster.
 func providerOf(node *corev1.Node) string {
 	if node == nil {
 		return ""
 	}
 	return node.Labels[broker.LabelProvider]
-}
-
-// keyring computes the keys of pods and remembers them: the same pods are looked
-// at in every cycle. Safe for concurrent use.
-type keyring struct {
-	replicaSets appslisters.ReplicaSetLister
-	cache       *lru.Cache
-}
-
-// identity is a pod's key and what was computed along with it.
-type identity struct {
-	key        demand.Key
-	owner      metav1.OwnerReference
-	set        broker.PodSet
-	generation int64
-}
-
-// keysRemembered bounds the keyring's memory to some 20 MB.
-const keysRemembered = 20_000
-
-func newKeyring(replicaSets appslisters.ReplicaSetLister) *keyring {
-	return &keyring{replicaSets: replicaSets, cache: lru.New(keysRemembered)}
-}
-
-// of is a pod's identity; ok is false where its owner is not known yet.
-func (k *keyring) of(pod *corev1.Pod) (id *identity, ok bool) {
-	if cached, hit := k.cache.Get(pod.UID); hit {
-		// A resize changes the shape, and the generation with it.
-		if id := cached.(*identity); id.generation == pod.Generation {
-			return id, true
-		}
-	}
-	id = &identity{generation: pod.Generation}
-	if id.key, id.owner, id.set, ok = demand.KeyOf(pod, k.resolve); !ok {
-		return nil, false
-	}
-	k.cache.Add(pod.UID, id)
-	return id, true
-}
-
-func (k *keyring) resolve(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
-	rs, err := k.replicaSets.ReplicaSets(namespace).Get(ref.Name)
-	if err != nil || rs.UID != ref.UID {
-		return nil, false
-	}
-	return metav1.GetControllerOfNoCopy(rs), true
 }

@@ -18,44 +18,43 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// fieldManager owns what the plugin writes.
-const fieldManager = "spillway-scheduler"
+const (
+	// fieldManager of the plugin's writes.
+	fieldManager = "spillway-scheduler"
+	// writeTimeout limits each write.
+	writeTimeout = 10 * time.Second
+	// maxCacheLag is how long an own write takes precedence over the cache.
+	maxCacheLag = 30 * time.Second
+)
 
-// writeTimeout bounds each write.
-const writeTimeout = 10 * time.Second
-
-// cacheLag is how long a write is believed that the cache does not show.
-const cacheLag = 30 * time.Second
-
-// reservations reads Reservations from an informer's cache, overlaid with what
-// was written since: an ask must not be judged by a cache that has not seen the
-// one before. For one goroutine.
-type reservations struct {
+// reservationStore reads Reservations from an informer's cache, overlaid with own
+// writes that the cache does not show yet, and writes them. For one goroutine.
+type reservationStore struct {
 	client  rest.Interface
 	cache   cache.Indexer
 	clock   clock.PassiveClock
 	written map[types.NamespacedName]written
 }
 
-// written is a Reservation as the API server returned it.
+// written is a Reservation as the API server returned it to a write.
 type written struct {
 	*broker.Reservation
 	at time.Time
 }
 
-func newReservations(client rest.Interface, indexer cache.Indexer, clock clock.PassiveClock) *reservations {
-	return &reservations{client: client, cache: indexer, clock: clock, written: map[types.NamespacedName]written{}}
+func newReservationStore(client rest.Interface, indexer cache.Indexer, clock clock.PassiveClock) *reservationStore {
+	return &reservationStore{client: client, cache: indexer, clock: clock, written: map[types.NamespacedName]written{}}
 }
 
 // get returns a Reservation, or nil.
-func (r *reservations) get(namespace, name string) *broker.Reservation {
+func (s *reservationStore) get(namespace, name string) *broker.Reservation {
 	nn := types.NamespacedName{Namespace: namespace, Name: name}
-	own, wrote := r.written[nn]
-	if wrote && r.clock.Since(own.at) > cacheLag {
-		delete(r.written, nn)
+	own, wrote := s.written[nn]
+	if wrote && s.clock.Since(own.at) > maxCacheLag {
+		delete(s.written, nn)
 		wrote = false
 	}
-	obj, exists, err := r.cache.GetByKey(nn.String())
+	obj, exists, err := s.cache.GetByKey(nn.String())
 	switch {
 	case err == nil && exists:
 		cached := obj.(*broker.Reservation)
@@ -63,7 +62,7 @@ func (r *reservations) get(namespace, name string) *broker.Reservation {
 			if age, err := resourceversion.CompareResourceVersion(cached.ResourceVersion, own.ResourceVersion); err == nil && age < 0 {
 				return own.Reservation
 			}
-			delete(r.written, nn)
+			delete(s.written, nn)
 		}
 		return cached
 	case wrote:
@@ -73,30 +72,30 @@ func (r *reservations) get(namespace, name string) *broker.Reservation {
 }
 
 // list returns the Reservations of a namespace.
-func (r *reservations) list(namespace string) ([]*broker.Reservation, error) {
+func (s *reservationStore) list(namespace string) ([]*broker.Reservation, error) {
 	names := map[string]bool{}
-	objs, err := r.cache.ByIndex(cache.NamespaceIndex, namespace)
+	objs, err := s.cache.ByIndex(cache.NamespaceIndex, namespace)
 	if err != nil {
 		return nil, fmt.Errorf("listing Reservations: %w", err)
 	}
 	for _, obj := range objs {
 		names[obj.(*broker.Reservation).Name] = true
 	}
-	for nn := range r.written {
+	for nn := range s.written {
 		if nn.Namespace == namespace {
 			names[nn.Name] = true
 		}
 	}
 	var all []*broker.Reservation
 	for name := range names {
-		if res := r.get(namespace, name); res != nil {
+		if res := s.get(namespace, name); res != nil {
 			all = append(all, res)
 		}
 	}
 	return all, nil
 }
 
-// keyIndex finds the Reservations of a key.
+// keyIndex indexes Reservations by key.
 const keyIndex = "key"
 
 func indexByKey(obj any) ([]string, error) {
@@ -108,11 +107,11 @@ func indexByKey(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// of returns the Reservations of a key that the cache shows, with their status.
-func (r *reservations) of(key demand.Key) ([]*broker.Reservation, error) {
-	objs, err := r.cache.ByIndex(keyIndex, key.String())
+// byKey returns the Reservations of a key from the cache.
+func (s *reservationStore) byKey(key demand.Key) ([]*broker.Reservation, error) {
+	objs, err := s.cache.ByIndex(keyIndex, key.String())
 	if err != nil {
-		return nil, fmt.Errorf("looking up Reservations: %w", err)
+		return nil, fmt.Errorf("listing Reservations of %s: %w", key, err)
 	}
 	all := make([]*broker.Reservation, 0, len(objs))
 	for _, obj := range objs {
@@ -121,70 +120,71 @@ func (r *reservations) of(key demand.Key) ([]*broker.Reservation, error) {
 	return all, nil
 }
 
-// forget drops what was written for a Reservation that was seen to be gone.
-func (r *reservations) forget(key demand.Key) {
-	for nn, own := range r.written {
+// dropDeleted drops own writes to the Reservations of a key that the cache shows
+// as deleted.
+func (s *reservationStore) dropDeleted(key demand.Key) {
+	for nn, own := range s.written {
 		if k, _ := demand.KeyOfReservation(own.Reservation); k == key {
-			if _, exists, _ := r.cache.GetByKey(nn.String()); !exists {
-				delete(r.written, nn)
+			if _, exists, _ := s.cache.GetByKey(nn.String()); !exists {
+				delete(s.written, nn)
 			}
 		}
 	}
 }
 
-// apply writes an ask by server-side apply. before is what it was decided on: a
-// conflict is returned if it has changed since.
-func (r *reservations) apply(ctx context.Context, ask demand.Ask, policy *broker.OverflowPolicySpec, before *broker.Reservation) (*broker.Reservation, error) {
+// apply writes the Reservation of a request under a policy, which may be nil, by
+// server-side apply. current is the existing Reservation, or nil: a conflict is
+// returned if it has changed since.
+func (s *reservationStore) apply(ctx context.Context, request demand.Request, policy *broker.OverflowPolicy, current *broker.Reservation) (*broker.Reservation, error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	desired := desiredReservation(ask, policy)
-	if before != nil {
-		desired.ResourceVersion = before.ResourceVersion
-		// What was asked under one policy stays under it: only amounts may change.
-		desired.Spec.Placement, desired.Spec.Budget, desired.Spec.Duration = before.Spec.Placement, before.Spec.Budget, before.Spec.Duration
-	}
-	// Server-side apply owns whatever it sends: leave out the empty status.
+	desired := desiredReservation(request, policy, current)
+	// Server-side apply owns all fields that it sends: leave out the empty status.
 	body, err := json.Marshal(struct {
 		metav1.TypeMeta   `json:",inline"`
 		metav1.ObjectMeta `json:"metadata"`
 		Spec              broker.ReservationSpec `json:"spec"`
 	}{desired.TypeMeta, desired.ObjectMeta, desired.Spec})
 	if err != nil {
-		return nil, fmt.Errorf("encoding a Reservation: %w", err)
+		return nil, fmt.Errorf("encoding Reservation: %w", err)
 	}
 	applied := &broker.Reservation{}
-	err = r.client.Patch(types.ApplyPatchType).
+	err = s.client.Patch(types.ApplyPatchType).
 		Namespace(desired.Namespace).Resource("reservations").Name(desired.Name).
 		VersionedParams(&metav1.PatchOptions{FieldManager: fieldManager, Force: ptr.To(true)}, metav1.ParameterCodec).
 		Body(body).Do(ctx).Into(applied)
 	if err != nil {
 		return nil, fmt.Errorf("applying Reservation %s/%s: %w", desired.Namespace, desired.Name, err)
 	}
-	r.written[types.NamespacedName{Namespace: applied.Namespace, Name: applied.Name}] = written{applied, r.clock.Now()}
+	s.written[types.NamespacedName{Namespace: applied.Namespace, Name: applied.Name}] = written{applied, s.clock.Now()}
 	return applied, nil
 }
 
-// desiredReservation is an ask within a policy, nil where none selects the
-// namespace.
-func desiredReservation(ask demand.Ask, policy *broker.OverflowPolicySpec) *broker.Reservation {
-	owner := ask.Owner
+// desiredReservation returns what apply writes.
+func desiredReservation(request demand.Request, policy *broker.OverflowPolicy, current *broker.Reservation) *broker.Reservation {
+	owner := request.Owner
 	owner.Controller, owner.BlockOwnerDeletion = ptr.To(false), ptr.To(false)
-	r := &broker.Reservation{
+	desired := &broker.Reservation{
 		TypeMeta: metav1.TypeMeta{APIVersion: broker.GroupVersion.String(), Kind: "Reservation"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: ask.Key.Namespace,
-			Name:      ask.Key.Name(ask.Owner.Name),
+			Namespace: request.Key.Namespace,
+			Name:      request.Key.Name(request.Owner.Name),
 			Labels: map[string]string{
-				broker.LabelOwnerUID:  string(ask.Key.OwnerUID),
-				broker.LabelShape:     ask.Key.Shape,
+				broker.LabelOwnerUID:  string(request.Key.OwnerUID),
+				broker.LabelShape:     request.Key.Shape,
 				broker.LabelManagedBy: broker.ManagedBySpillway,
 			},
 			OwnerReferences: []metav1.OwnerReference{owner},
 		},
-		Spec: broker.ReservationSpec{PodSets: []broker.PodSet{ask.PodSet}},
+		Spec: broker.ReservationSpec{PodSets: []broker.PodSet{request.PodSet}},
 	}
-	if policy != nil {
-		r.Spec.Placement, r.Spec.Budget, r.Spec.Duration = policy.Placement, policy.Budget, policy.Duration
+	switch {
+	case current != nil:
+		desired.ResourceVersion = current.ResourceVersion
+		// A Reservation keeps the policy that it was created with: only counts change.
+		desired.Spec.Placement, desired.Spec.Budget, desired.Spec.Duration = current.Spec.Placement, current.Spec.Budget, current.Spec.Duration
+	case policy != nil:
+		desired.Spec.Placement, desired.Spec.Budget, desired.Spec.Duration = policy.Spec.Placement, policy.Spec.Budget, policy.Spec.Duration
 	}
-	return r
+	return desired
 }

@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"net"
 	"net/http"
@@ -20,22 +21,20 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/steering"
 )
 
 func review(t *testing.T, pod any, change ...func(*admissionv1.AdmissionRequest)) []byte {
 	t.Helper()
 	raw, err := json.Marshal(pod)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	request := &admissionv1.AdmissionRequest{
 		UID:       "review-1",
 		Operation: admissionv1.Create,
@@ -49,21 +48,26 @@ func review(t *testing.T, pod any, change ...func(*admissionv1.AdmissionRequest)
 		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
 		Request:  request,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return body
 }
 
-func post(body []byte) *httptest.ResponseRecorder {
-	r := httptest.NewRequest(http.MethodPost, steering.Path, bytes.NewReader(body))
-	r.Header.Set("Content-Type", "application/json")
+// serve sends a request to the handler and decodes the answer.
+func serve(t *testing.T, method, contentType string, body []byte) admissionv1.AdmissionReview {
+	t.Helper()
+	r := httptest.NewRequest(method, steering.Path, bytes.NewReader(body))
+	r.Header.Set("Content-Type", contentType)
 	w := httptest.NewRecorder()
-	steering.Handler(logr.Discard()).ServeHTTP(w, r)
-	return w
+	steering.Handler().ServeHTTP(w, r)
+	var answer admissionv1.AdmissionReview
+	expect.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+	if answer.Response == nil {
+		t.Fatalf("no response in %q", w.Body)
+	}
+	return answer
 }
 
-func TestWhoIsSteered(t *testing.T) {
+func TestEligiblePods(t *testing.T) {
 	pod := func(change ...func(*corev1.Pod)) *corev1.Pod {
 		p := &corev1.Pod{Spec: corev1.PodSpec{SchedulerName: corev1.DefaultSchedulerName}}
 		for _, c := range change {
@@ -81,7 +85,7 @@ func TestWhoIsSteered(t *testing.T) {
 		steered bool
 	}{
 		"the default scheduler's":   {review(t, pod()), true},
-		"nobody's":                  {review(t, pod(func(p *corev1.Pod) { p.Spec.SchedulerName = "" })), true},
+		"no scheduler":              {review(t, pod(func(p *corev1.Pod) { p.Spec.SchedulerName = "" })), true},
 		"a ReplicaSet's":            {review(t, pod(controlled("ReplicaSet"))), true},
 		"another scheduler's":       {review(t, pod(func(p *corev1.Pod) { p.Spec.SchedulerName = "volcano" })), false},
 		"opted out":                 {review(t, pod(func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled} })), false},
@@ -95,12 +99,8 @@ func TestWhoIsSteered(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			w := post(tc.body)
-			var answer admissionv1.AdmissionReview
-			if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != http.StatusOK {
-				t.Fatalf("status %d: %v", w.Code, err)
-			}
-			if answer.Kind != "AdmissionReview" || answer.Response == nil || answer.Response.UID != "review-1" || !answer.Response.Allowed {
+			answer := serve(t, http.MethodPost, "application/json", tc.body)
+			if answer.Kind != "AdmissionReview" || answer.Response.UID != "review-1" || !answer.Response.Allowed {
 				t.Fatalf("not admitted: %+v", answer.Response)
 			}
 			const patch = `[{"op":"add","path":"/spec/schedulerName","value":"spillway-scheduler"}]`
@@ -111,102 +111,94 @@ func TestWhoIsSteered(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoReview(t *testing.T) {
-	other := strings.Replace(string(review(t, &corev1.Pod{})), "admission.k8s.io/v1", "admission.k8s.io/v1beta1", 1)
-	for name, tc := range map[string]struct {
-		body string
-		want int
-	}{
-		"not JSON":        {"nonsense", http.StatusBadRequest},
-		"empty":           {"", http.StatusBadRequest},
-		"no request":      {`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}`, http.StatusBadRequest},
-		"another version": {other, http.StatusBadRequest},
-		"too large":       {`{"x":"` + strings.Repeat("x", 5<<20) + `"}`, http.StatusRequestEntityTooLarge},
+// TestMalformedReviews: an answer without the UID of a request is a failed call
+// for the API server, to which it applies failurePolicy Ignore.
+func TestMalformedReviews(t *testing.T) {
+	for name, tc := range map[string]struct{ method, contentType, body string }{
+		"not JSON":        {http.MethodPost, "application/json", "nonsense"},
+		"empty":           {http.MethodPost, "application/json", ""},
+		"no request":      {http.MethodPost, "application/json", `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}`},
+		"another kind":    {http.MethodPost, "application/json", `{"apiVersion":"v1","kind":"Pod"}`},
+		"too large":       {http.MethodPost, "application/json", `{"x":"` + strings.Repeat("x", 8<<20) + `"}`},
+		"GET":             {http.MethodGet, "application/json", ""},
+		"no content type": {http.MethodPost, "", string(review(t, &corev1.Pod{}))},
 	} {
-		if got := post([]byte(tc.body)).Code; got != tc.want {
-			t.Errorf("%s: got %d, want %d", name, got, tc.want)
-		}
-	}
-	w := httptest.NewRecorder()
-	steering.Handler(logr.Discard()).ServeHTTP(w, httptest.NewRequest(http.MethodGet, steering.Path, nil))
-	if w.Code != http.StatusMethodNotAllowed {
-		t.Errorf("GET: got %d", w.Code)
-	}
-	w = httptest.NewRecorder()
-	steering.Handler(logr.Discard()).ServeHTTP(w, httptest.NewRequest(http.MethodPost, steering.Path, strings.NewReader("{}")))
-	if w.Code != http.StatusUnsupportedMediaType {
-		t.Errorf("no content type: got %d", w.Code)
+		t.Run(name, func(t *testing.T) {
+			if got := serve(t, tc.method, tc.contentType, []byte(tc.body)).Response; got.UID != "" || got.Patch != nil {
+				t.Errorf("got a verdict: %+v", got)
+			}
+		})
 	}
 }
 
-// TestCertificateIsReadAgain: the server starts without a certificate, and takes
-// another as soon as the files change.
-func TestCertificateIsReadAgain(t *testing.T) {
+// TestCertificateReload: Serve waits for the certificate, and takes another as
+// soon as the files change.
+func TestCertificateReload(t *testing.T) {
 	dir := t.TempDir()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
+	address := listener.Addr().String()
+	expect.NoError(t, listener.Close())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- steering.Serve(ctx, logr.Discard(), listener, dir) }()
+	go func() { ended <- steering.Serve(ctx, address, dir) }()
 
 	serial := func() int64 {
-		conn, err := tls.Dial("tcp", listener.Addr().String(), &tls.Config{InsecureSkipVerify: true})
+		conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true})
 		if err != nil {
 			return 0
 		}
 		defer conn.Close()
 		return conn.ConnectionState().PeerCertificates[0].SerialNumber.Int64()
 	}
+	expectSerial := func(want int64) {
+		t.Helper()
+		expect.Eventually(t, fmt.Sprint("certificate ", want), func() (bool, string) {
+			select {
+			case err := <-ended:
+				t.Fatalf("Serve ended: %v", err)
+			default:
+			}
+			got := serial()
+			return got == want, fmt.Sprint("served ", got)
+		})
+	}
 	if got := serial(); got != 0 {
 		t.Fatalf("served certificate %d before there was one", got)
 	}
-	writeCertificate(t, dir, 1, time.Unix(1000, 0))
-	if got := serial(); got != 1 {
-		t.Errorf("got certificate %d, want 1", got)
+	writeCertificate(t, dir, 1)
+	expectSerial(1)
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	response, err := client.Get("https://" + address + "/healthz")
+	expect.NoError(t, err)
+	expect.NoError(t, response.Body.Close())
+	if response.StatusCode != http.StatusOK {
+		t.Errorf("/healthz: %s", response.Status)
 	}
-	writeCertificate(t, dir, 2, time.Unix(2000, 0))
+	client.CloseIdleConnections()
+	writeCertificate(t, dir, 2)
+	expectSerial(2)
+	expect.NoError(t, os.Remove(filepath.Join(dir, corev1.TLSPrivateKeyKey)))
 	if got := serial(); got != 2 {
-		t.Errorf("got certificate %d, want 2", got)
-	}
-	if err := os.Remove(filepath.Join(dir, corev1.TLSPrivateKeyKey)); err != nil {
-		t.Fatal(err)
-	}
-	if got := serial(); got != 2 {
-		t.Errorf("got certificate %d while the files change, want the one before", got)
+		t.Errorf("served certificate %d while the files change, want the previous one", got)
 	}
 	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, <-ended)
 }
 
-func writeCertificate(t *testing.T, dir string, serial int64, modified time.Time) {
+func writeCertificate(t *testing.T, dir string, serial int64) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for name, block := range map[string]*pem.Block{
 		corev1.TLSCertKey:       {Type: "CERTIFICATE", Bytes: cert},
 		corev1.TLSPrivateKeyKey: {Type: "PRIVATE KEY", Bytes: keyDER},
 	} {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(path, modified, modified); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600))
 	}
 }

@@ -267,7 +267,7 @@ func (w *world) tolerating(pods ...*corev1.Pod) (names []string) {
 		w.must(w.Get(w.Context(), client.ObjectKeyFromObject(p), p))
 		if slices.ContainsFunc(p.Spec.Tolerations, func(t corev1.Toleration) bool {
 			return t.Key == broker.TaintOverflow && t.Operator == corev1.TolerationOpEqual && t.Value == "paris" && t.Effect == corev1.TaintEffectNoSchedule
-		}) && slices.ContainsFunc(p.Spec.Tolerations, func(t corev1.Toleration) bool { return t.Key == demand.TolerationLiqo }) {
+		}) && slices.ContainsFunc(p.Spec.Tolerations, func(t corev1.Toleration) bool { return t.Key == w.driver.Tolerations("paris")[0].Key }) {
 			names = append(names, p.Name)
 		}
 	}

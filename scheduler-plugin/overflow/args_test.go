@@ -1,0 +1,47 @@
+package overflow
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+func TestArgs(t *testing.T) {
+	const head = "apiVersion: broker.fluidos.eu/v1alpha1\nkind: OverflowArgs\n"
+	cases := map[string]struct {
+		raw  string
+		want string // "order quiet longest", or part of an error after "error: "
+	}{
+		"none":            {"", "AfterPreemption 200ms 1s"},
+		"empty":           {head, "AfterPreemption 200ms 1s"},
+		"all":             {head + "overflow: BeforePreemption\nbatchQuiet: 1s\nbatchLongest: 3s", "BeforePreemption 1s 3s"},
+		"a longer quiet":  {head + "batchQuiet: 2s", "AfterPreemption 2s 2s"},
+		"unknown field":   {head + "overflw: BeforePreemption", `error: unknown field "overflw"`},
+		"unknown order":   {head + "overflow: Never", "error: want AfterPreemption or BeforePreemption"},
+		"negative":        {head + "batchQuiet: -1s", "error: batchQuiet"},
+		"longest < quiet": {head + "batchQuiet: 1s\nbatchLongest: 500ms", "error: batchLongest"},
+		"no version":      {"overflow: BeforePreemption", "error: want arguments with apiVersion broker.fluidos.eu/v1alpha1"},
+		"another version": {"apiVersion: broker.fluidos.eu/v9\nkind: OverflowArgs", "error: want arguments with apiVersion"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			args, err := parseArgs(&runtime.Unknown{Raw: []byte(tc.raw)})
+			if part, wantErr := strings.CutPrefix(tc.want, "error: "); wantErr {
+				if err == nil || !strings.Contains(err.Error(), part) {
+					t.Fatalf("want an error with %q, got %v", part, err)
+				}
+				return
+			}
+			expect.NoError(t, err)
+			if got := fmt.Sprint(args.Overflow, " ", args.BatchQuiet.Duration, " ", args.BatchLongest.Duration); got != tc.want {
+				t.Errorf("got %s, want %s", got, tc.want)
+			}
+		})
+	}
+	_, err := parseArgs(nil)
+	expect.NoError(t, err)
+}

@@ -1,0 +1,154 @@
+package overflow
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// eventAction is the action of all events.
+const eventAction = "Overflowing"
+
+// event is an event on a pending pod.
+type event struct {
+	eventType, reason string
+	// key distinguishes events of one reason: a pod gets none with the key of its
+	// last one. Figures that change often are left out of it.
+	key     string
+	message string
+	// reservation that the event refers to, or nil.
+	reservation *broker.Reservation
+}
+
+// notPossible: the pod cannot overflow.
+func notPossible(reason string) event {
+	return event{corev1.EventTypeWarning, "OverflowNotPossible", reason, fmt.Sprintf("The pod cannot overflow: %s.", reason), nil}
+}
+
+// requested: the Reservation was created, or its count raised.
+func requested(request demand.Request, r *broker.Reservation) event {
+	return event{corev1.EventTypeNormal, "OverflowRequested", r.Name, fmt.Sprintf("Requested capacity for %d pods of %s %s in other clusters (Reservation %s).",
+		request.PodSet.Count, request.Owner.Kind, request.Owner.Name, r.Name), r}
+}
+
+// capped: the namespace's OverflowPolicy allows only part of the request.
+func capped(policy string, request demand.Request, allowed int32, short corev1.ResourceName, r *broker.Reservation) event {
+	message := fmt.Sprintf("OverflowPolicy %s limits %s of namespace %s: capacity is requested for %d of %d pods.",
+		policy, short, request.Key.Namespace, allowed, request.PodSet.Count)
+	return event{corev1.EventTypeWarning, "OverflowCapped", message, message, r}
+}
+
+// queued: no cluster has enough capacity.
+func queued(r *broker.Reservation, message string) event {
+	key, rejections := rejections(r)
+	if rejections != "" {
+		message = rejections
+	}
+	return event{corev1.EventTypeWarning, "OverflowQueued", key, fmt.Sprintf("Reservation %s is queued until capacity becomes available: %s", r.Name, message), r}
+}
+
+// granted: capacity can be used.
+func granted(r *broker.Reservation, slots map[string]int32) event {
+	var clusters, pods []string
+	for _, cluster := range slices.Sorted(maps.Keys(slots)) {
+		clusters = append(clusters, cluster)
+		pods = append(pods, fmt.Sprintf("%d in %s", slots[cluster], cluster))
+	}
+	return event{corev1.EventTypeNormal, "OverflowGranted", strings.Join(clusters, ","), fmt.Sprintf("Granted capacity for pods of this owner: %s (Reservation %s).",
+		strings.Join(pods, ", "), r.Name), r}
+}
+
+// failed: the capacity cannot be requested, or never be granted.
+func failed(key, message string, r *broker.Reservation) event {
+	return event{corev1.EventTypeWarning, "OverflowFailed", key, message, r}
+}
+
+// statusEvents returns the events for a Reservation's status.
+func statusEvents(r *broker.Reservation) []event {
+	var all []event
+	if slots := stateOf(r).slots; len(slots) > 0 {
+		all = append(all, granted(r, slots))
+	}
+	if c := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionQueued); c != nil && c.Status == "True" {
+		all = append(all, queued(r, c.Message))
+	}
+	if r.Status.Phase == broker.ReservationFailed {
+		reason := "no cluster can ever grant it as it is specified"
+		if ready := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionReady); ready != nil && ready.Message != "" {
+			reason = ready.Message
+		}
+		all = append(all, failed(reason, fmt.Sprintf("Reservation %s failed: %s", r.Name, reason), r))
+	}
+	return all
+}
+
+// rejections lists the clusters that were rejected: with reasons as an event key,
+// with messages for people.
+func rejections(r *broker.Reservation) (key, text string) {
+	if r.Status.Decision == nil || len(r.Status.Decision.Rejections) == 0 {
+		return "", ""
+	}
+	var reasons, messages []string
+	for _, rejection := range r.Status.Decision.Rejections {
+		reasons = append(reasons, rejection.Cluster+"="+rejection.Reason)
+		messages = append(messages, rejection.Cluster+": "+strings.TrimSuffix(rejection.Message, "."))
+	}
+	return strings.Join(reasons, ","), strings.Join(messages, "; ") + "."
+}
+
+// recordAll records an event on the pending pods of a request.
+func (c *demandController) recordAll(request demand.Request, e event) {
+	for _, uid := range request.Pending {
+		c.record(uid, e)
+	}
+}
+
+// record records an event on a pending pod, unless it repeats the last one of its
+// reason.
+func (c *demandController) record(uid types.UID, e event) {
+	pending := c.pending[uid]
+	if pending == nil || !c.active() {
+		return
+	}
+	if last, known := pending.events[e.reason]; known && last == e.key {
+		return
+	}
+	pod, err := c.pods.Pods(pending.name.Namespace).Get(pending.name.Name)
+	if err != nil || pod.UID != uid {
+		return
+	}
+	pending.events[e.reason] = e.key
+	var related runtime.Object
+	if r := e.reservation; r != nil {
+		// The resource version keeps events with different messages from being
+		// aggregated.
+		related = &corev1.ObjectReference{APIVersion: broker.GroupVersion.String(), Kind: "Reservation",
+			Namespace: r.Namespace, Name: r.Name, UID: r.UID, ResourceVersion: r.ResourceVersion}
+	}
+	c.recorder.Eventf(pod, related, e.eventType, e.reason, eventAction, "%s", truncate(e.message))
+}
+
+// maxMessage is the longest message of an event, in bytes; the API server accepts
+// 1024.
+const maxMessage = 1000
+
+// truncate shortens a message to maxMessage, between words.
+func truncate(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	message = message[:maxMessage-len(" …")]
+	if i := strings.LastIndexByte(message, ' '); i > 0 {
+		message = message[:i]
+	}
+	return message + " …"
+}

@@ -1,0 +1,175 @@
+package overflow
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	framework "k8s.io/kube-scheduler/framework"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// grantCache has the capacity that Reservations grant, by key: the scheduling
+// cycle reads it instead of Reservations. Safe for concurrent use.
+type grantCache struct {
+	mu sync.RWMutex
+	// states by key and Reservation name.
+	states map[demand.Key]map[string]reservationState
+	// namespaces counts the keys of each namespace, to answer for most pods
+	// without computing their key.
+	namespaces map[string]int
+}
+
+// reservationState is the part of a Reservation that concerns its pods.
+type reservationState struct {
+	// id at the broker: the value of the pods' hold label.
+	id string
+	// slots are the pods that can run now, by provider.
+	slots map[string]int32
+	// queued: capacity for (the rest of) it is insufficient.
+	queued bool
+	// failed: it can never be granted as it is specified.
+	failed bool
+}
+
+// grants is the capacity granted to the pods of one key. It is not changed once
+// made.
+type grants struct {
+	key demand.Key
+	// slots by provider.
+	slots map[string]int32
+	// holds has the ID of the Reservation to charge, by provider.
+	holds map[string]string
+}
+
+// Clone implements framework.StateData.
+func (g *grants) Clone() framework.StateData { return g }
+
+// slotsAt returns the slots at a provider; 0 for nil grants.
+func (g *grants) slotsAt(provider string) int32 {
+	if g == nil {
+		return 0
+	}
+	return g.slots[provider]
+}
+
+func newGrantCache() *grantCache {
+	return &grantCache{states: map[demand.Key]map[string]reservationState{}, namespaces: map[string]int{}}
+}
+
+// stateOf reads a Reservation. One that is being deleted has no slots.
+func stateOf(r *broker.Reservation) reservationState {
+	s := reservationState{
+		id:     r.Status.ID,
+		slots:  map[string]int32{},
+		queued: meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued),
+		failed: r.Status.Phase == broker.ReservationFailed,
+	}
+	if r.DeletionTimestamp != nil || r.Status.ID == "" {
+		return s
+	}
+	// A lowered count is effective at once, also before the broker has observed it.
+	requested := requestedPods(r)
+	for _, a := range r.Status.Allocations {
+		if slots := min(a.Usable(), requested); slots > 0 {
+			s.slots[a.Cluster] = slots
+		}
+	}
+	return s
+}
+
+// requestedPods returns how many pods a Reservation requests capacity for.
+func requestedPods(r *broker.Reservation) int32 {
+	var n int32
+	for _, set := range r.Spec.PodSets {
+		n += set.Count
+	}
+	return n
+}
+
+// set records a Reservation. changed is true if the change concerns its pods; key
+// is zero if it serves no pods.
+func (c *grantCache) set(r *broker.Reservation) (key demand.Key, changed bool) {
+	key, ok := demand.KeyOfReservation(r)
+	if !ok {
+		return demand.Key{}, false
+	}
+	state := stateOf(r)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	byName := c.states[key]
+	if byName == nil {
+		byName = map[string]reservationState{}
+		c.states[key] = byName
+		c.namespaces[key.Namespace]++
+	}
+	before, known := byName[r.Name]
+	byName[r.Name] = state
+	return key, !known || !reflect.DeepEqual(before, state)
+}
+
+// delete removes a Reservation, with the results of set.
+func (c *grantCache) delete(r *broker.Reservation) (key demand.Key, changed bool) {
+	key, ok := demand.KeyOfReservation(r)
+	if !ok {
+		return demand.Key{}, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	byName := c.states[key]
+	if _, known := byName[r.Name]; !known {
+		return key, false
+	}
+	delete(byName, r.Name)
+	if len(byName) == 0 {
+		delete(c.states, key)
+		if c.namespaces[key.Namespace]--; c.namespaces[key.Namespace] == 0 {
+			delete(c.namespaces, key.Namespace)
+		}
+	}
+	return key, true
+}
+
+// hasNamespace reports whether a namespace has any Reservation that serves pods.
+func (c *grantCache) hasNamespace(namespace string) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.namespaces[namespace] > 0
+}
+
+// get sums up the grants of a key; nil if there are none.
+func (c *grantCache) get(key demand.Key) *grants {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	var g *grants
+	byName := c.states[key]
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		for cluster, n := range byName[name].slots {
+			if g == nil {
+				g = &grants{key: key, slots: map[string]int32{}, holds: map[string]string{}}
+			}
+			g.slots[cluster] += n
+			if g.holds[cluster] == "" {
+				g.holds[cluster] = byName[name].id
+			}
+		}
+	}
+	return g
+}
+
+// refused reports whether a key has Reservations and all of them are queued or
+// failed.
+func (c *grantCache) refused(key demand.Key) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for _, s := range c.states[key] {
+		if !s.queued && !s.failed {
+			return false
+		}
+	}
+	return len(c.states[key]) > 0
+}
