@@ -106,12 +106,9 @@ func (g guest) forward(ctx context.Context, port int32, client io.ReadWriteClose
 // websocket, or SPDY alone if the API server or a proxy does not support that.
 func (g guest) dialForward() (httpstream.Connection, error) {
 	url := g.request(http.MethodPost, "portforward").URL()
-	tunnel, err := portforward.NewSPDYOverWebsocketDialer(url, g.config)
-	if err != nil {
-		return nil, fmt.Errorf("preparing port-forward at the provider: %w", err)
-	}
+	tunnel, tunnelErr := portforward.NewSPDYOverWebsocketDialer(url, g.config)
 	transport, upgrader, err := spdy.RoundTripperFor(g.config)
-	if err != nil {
+	if err := errors.Join(tunnelErr, err); err != nil {
 		return nil, fmt.Errorf("preparing port-forward at the provider: %w", err)
 	}
 	plain := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, url)

@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -73,16 +74,10 @@ func (g guest) stream(ctx context.Context, subresource string, options runtime.O
 	url := g.request(http.MethodPost, subresource).VersionedParams(options, scheme.ParameterCodec).URL()
 	// Websockets pass proxies that do not support SPDY; older API servers support only
 	// SPDY.
-	websocket, err := remotecommand.NewWebSocketExecutor(g.config, http.MethodGet, url.String())
-	if err != nil {
-		return fmt.Errorf("preparing %s at the provider: %w", subresource, err)
-	}
-	spdy, err := remotecommand.NewSPDYExecutor(g.config, http.MethodPost, url)
-	if err != nil {
-		return fmt.Errorf("preparing %s at the provider: %w", subresource, err)
-	}
+	websocket, websocketErr := remotecommand.NewWebSocketExecutor(g.config, http.MethodGet, url.String())
+	spdy, spdyErr := remotecommand.NewSPDYExecutor(g.config, http.MethodPost, url)
 	executor, err := remotecommand.NewFallbackExecutor(websocket, spdy, shouldFallBack)
-	if err != nil {
+	if err := errors.Join(websocketErr, spdyErr, err); err != nil {
 		return fmt.Errorf("preparing %s at the provider: %w", subresource, err)
 	}
 	streamOptions := remotecommand.StreamOptions{Stdin: streams.Stdin(), Tty: streams.TTY()}

@@ -80,9 +80,7 @@ func (u *usage) collect(ctx context.Context) (summary *stats.Summary, complete b
 	present := map[container]bool{}
 	var node usageSum
 	for i, pod := range pods {
-		podStats := u.podStats(pod, metrics[located[i]], present)
-		node.addPod(podStats)
-		summary.Pods = append(summary.Pods, podStats)
+		summary.Pods = append(summary.Pods, u.podStats(pod, metrics[located[i]], present, &node))
 	}
 	if complete {
 		u.cpu.retain(present)
@@ -96,9 +94,9 @@ func (u *usage) collect(ctx context.Context) (summary *stats.Summary, complete b
 	return summary, complete, nil
 }
 
-// podStats returns the usage of a pod; metrics is nil if unknown. Its containers are
-// added to present.
-func (u *usage) podStats(pod *corev1.Pod, metrics *metricsv1beta1.PodMetrics, present map[container]bool) stats.PodStats {
+// podStats returns the usage of a pod; metrics is nil if unknown. It adds the pod's
+// containers to present, and their usage to node.
+func (u *usage) podStats(pod *corev1.Pod, metrics *metricsv1beta1.PodMetrics, present map[container]bool, node *usageSum) stats.PodStats {
 	out := stats.PodStats{
 		PodRef:     stats.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)},
 		Containers: []stats.ContainerStats{},
@@ -128,6 +126,7 @@ func (u *usage) podStats(pod *corev1.Pod, metrics *metricsv1beta1.PodMetrics, pr
 			CPU: cpuStats(total.at, cores, total.coreSeconds), Memory: memoryStats(total.at, bytes),
 		})
 		sum.add(total, cores, bytes)
+		node.add(total, cores, bytes)
 	}
 	if len(metrics.Containers) > 0 {
 		out.CPU = cpuStats(sum.at, sum.cores, sum.coreSeconds)
@@ -150,13 +149,6 @@ func (s *usageSum) add(r reading, cores float64, bytes int64) {
 	if r.at.After(s.at) {
 		s.at = r.at
 	}
-}
-
-func (s *usageSum) addPod(pod stats.PodStats) {
-	if pod.CPU == nil {
-		return
-	}
-	s.add(reading{at: pod.CPU.Time.Time}, float64(*pod.CPU.UsageNanoCores)/1e9, int64(*pod.Memory.WorkingSetBytes))
 }
 
 func cpuStats(at time.Time, cores, coreSeconds float64) *stats.CPUStats {

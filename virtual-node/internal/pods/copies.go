@@ -24,8 +24,8 @@ func (h *Handler) copyReferences(ctx context.Context, pod *corev1.Pod, refs tran
 	h.mu.Lock()
 	h.state(pod.UID).refs = &refs
 	h.mu.Unlock()
-	if files := translate.DownwardFiles(pod, h.GuestNamespace); files != nil {
-		if err := h.configMaps.write(ctx, files); err != nil {
+	if refs.DownwardFiles != nil {
+		if err := h.configMaps.write(ctx, refs.DownwardFiles); err != nil {
 			return "", err
 		}
 	}
@@ -156,28 +156,25 @@ func (h *Handler) prune(ctx context.Context) error {
 			// The guest is kept for its logs, without what counts against the quota.
 			continue
 		}
-		for _, ref := range h.references(pod) {
+		refs := h.references(pod)
+		for _, ref := range slices.Concat(refs.ConfigMaps, refs.Secrets) {
 			needed[translate.CopyName(pod.Namespace, ref.Name)] = true
 		}
-		if files := translate.DownwardFiles(pod, h.GuestNamespace); files != nil {
-			needed[files.Name] = true
+		if refs.DownwardFiles != nil {
+			needed[refs.DownwardFiles.Name] = true
 		}
 	}
 	h.sources.retain(namespaces)
 	return errors.Join(h.configMaps.prune(ctx, needed), h.secrets.prune(ctx, needed))
 }
 
-// references returns the ConfigMaps and Secrets that a pod refers to.
-func (h *Handler) references(pod *corev1.Pod) []translate.Reference {
+// references returns what a pod refers to.
+func (h *Handler) references(pod *corev1.Pod) translate.References {
 	h.mu.Lock()
-	var refs *translate.References
-	if state := h.states[pod.UID]; state != nil {
-		refs = state.refs
+	defer h.mu.Unlock()
+	if state := h.states[pod.UID]; state != nil && state.refs != nil {
+		return *state.refs
 	}
-	h.mu.Unlock()
-	if refs == nil {
-		_, translated, _ := translate.Pod(pod, h.GuestNamespace, h.DNS)
-		refs = &translated
-	}
-	return slices.Concat(refs.ConfigMaps, refs.Secrets)
+	_, refs, _ := translate.Pod(pod, h.GuestNamespace, h.DNS)
+	return refs
 }

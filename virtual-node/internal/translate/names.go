@@ -36,7 +36,7 @@ func GuestName(pod *corev1.Pod) string {
 // It depends on the namespace: guests of all namespaces share one.
 func CopyName(namespace, name string) string { return nameWithHash(name, namespace, name) }
 
-// fileKey returns the key under which DownwardFiles stores the value of a field.
+// fileKey returns the key of a field in References.DownwardFiles.
 // Each field has one key, however many files show it, which bounds the size of
 // the ConfigMap.
 func fileKey(path string) string {
@@ -47,7 +47,7 @@ func fileKey(path string) string {
 	return nameWithHash(field, subscript)
 }
 
-// filesName returns the name of the ConfigMap that DownwardFiles makes.
+// filesName returns the name of References.DownwardFiles.
 func filesName(pod *corev1.Pod) string {
 	return nameWithHash(pod.Name+"-downward", pod.Namespace, pod.Name, string(pod.UID), "downward")
 }

@@ -30,8 +30,15 @@ type Reference struct {
 	Optional bool
 }
 
-// References are the objects that a pod refers to, sorted by name.
-type References struct{ ConfigMaps, Secrets []Reference }
+// References are what a guest mounts or reads at its start.
+type References struct {
+	// ConfigMaps and Secrets are the pod's, sorted by name. The guest refers to copies
+	// named by CopyName.
+	ConfigMaps, Secrets []Reference
+	// DownwardFiles has the values of those downward API files that are the overflowed
+	// pod's, such as its labels; nil if there are none.
+	DownwardFiles *corev1.ConfigMap
+}
 
 // Limits of the API on a pod's DNS configuration.
 const maxNameservers, maxSearches = 3, 32
@@ -41,11 +48,10 @@ const maxNameservers, maxSearches = 3, 32
 const apiAccessPrefix = "kube-api-access-"
 
 // Pod returns the guest of an overflowed pod, in the given namespace of the
-// provider. The guest cannot start before the copies of refs, named by CopyName,
-// and the ConfigMap of DownwardFiles exist. notes are sentences about what
-// differs for the guest.
+// provider. The guest cannot start before the copies of refs exist. notes are
+// sentences about what differs for the guest.
 func Pod(pod *corev1.Pod, namespace string, o Options) (guest *corev1.Pod, refs References, notes []string) {
-	t := translation{pod: pod, configMaps: map[string]bool{}, secrets: map[string]bool{}}
+	t := translation{pod: pod, configMaps: map[string]bool{}, secrets: map[string]bool{}, files: map[string]string{}}
 	guest = &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: GuestName(pod),
@@ -94,7 +100,8 @@ func Pod(pod *corev1.Pod, namespace string, o Options) (guest *corev1.Pod, refs 
 	for i := range spec.ImagePullSecrets {
 		t.secret(&spec.ImagePullSecrets[i].Name, ptr.To(true))
 	}
-	return guest, References{ConfigMaps: sorted(t.configMaps), Secrets: sorted(t.secrets)}, t.notes
+	refs = References{ConfigMaps: sorted(t.configMaps), Secrets: sorted(t.secrets), DownwardFiles: t.downwardFiles(namespace)}
+	return guest, refs, t.notes
 }
 
 // hostname returns the host name that the pod would have in the consumer.
@@ -117,7 +124,9 @@ type translation struct {
 	// configMaps and secrets are the names referred to; the value is
 	// Reference.Optional.
 	configMaps, secrets map[string]bool
-	notes               []string
+	// files are the data of References.DownwardFiles.
+	files map[string]string
+	notes []string
 }
 
 func (t *translation) note(format string, args ...any) {
@@ -237,14 +246,16 @@ func (t *translation) projected(volume string, p *corev1.ProjectedVolumeSource) 
 }
 
 // downward splits items into those whose value is the overflowed pod's, which
-// come from DownwardFiles, and those that the guest's kubelet fills in.
+// come from References.DownwardFiles, and those that the guest's kubelet fills in.
 func (t *translation) downward(items []corev1.DownwardAPIVolumeFile) (out []corev1.VolumeProjection) {
 	var kubelets []corev1.DownwardAPIVolumeFile
 	var files []corev1.KeyToPath
 	for _, item := range items {
 		if item.FieldRef != nil {
-			if _, ok := field(t.pod, item.FieldRef.FieldPath); ok {
-				files = append(files, corev1.KeyToPath{Key: fileKey(item.FieldRef.FieldPath), Path: item.Path, Mode: item.Mode})
+			if value, ok := field(t.pod, item.FieldRef.FieldPath); ok {
+				key := fileKey(item.FieldRef.FieldPath)
+				t.files[key] = value
+				files = append(files, corev1.KeyToPath{Key: key, Path: item.Path, Mode: item.Mode})
 				continue
 			}
 		}
@@ -261,44 +272,18 @@ func (t *translation) downward(items []corev1.DownwardAPIVolumeFile) (out []core
 	return out
 }
 
-// DownwardFiles returns the ConfigMap with the values of downward API files that
-// are the overflowed pod's, or nil if the pod has no such file. It has to be
-// updated when the pod's labels or annotations change.
-func DownwardFiles(pod *corev1.Pod, namespace string) *corev1.ConfigMap {
-	data := map[string]string{}
-	add := func(items []corev1.DownwardAPIVolumeFile) {
-		for _, item := range items {
-			if item.FieldRef == nil {
-				continue
-			}
-			if value, ok := field(pod, item.FieldRef.FieldPath); ok {
-				data[fileKey(item.FieldRef.FieldPath)] = value
-			}
-		}
-	}
-	for _, v := range pod.Spec.Volumes {
-		switch {
-		case isAPIAccess(v):
-		case v.DownwardAPI != nil:
-			add(v.DownwardAPI.Items)
-		case v.Projected != nil:
-			for _, source := range v.Projected.Sources {
-				if source.DownwardAPI != nil {
-					add(source.DownwardAPI.Items)
-				}
-			}
-		}
-	}
-	if len(data) == 0 {
+// downwardFiles returns the ConfigMap for the files that downward found, or nil.
+func (t *translation) downwardFiles(namespace string) *corev1.ConfigMap {
+	if len(t.files) == 0 {
 		return nil
 	}
 	return &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: filesName(pod),
-			Labels:      map[string]string{LabelCopy: "downward", LabelUID: string(pod.UID), broker.LabelManagedBy: broker.ManagedBySpillway},
-			Annotations: map[string]string{AnnotationNamespace: pod.Namespace, AnnotationName: pod.Name},
+			Namespace: namespace, Name: filesName(t.pod),
+			Labels:      map[string]string{LabelCopy: "downward", LabelUID: string(t.pod.UID), broker.LabelManagedBy: broker.ManagedBySpillway},
+			Annotations: map[string]string{AnnotationNamespace: t.pod.Namespace, AnnotationName: t.pod.Name},
 		},
-		Data: data,
+		Data: t.files,
 	}
 }
 

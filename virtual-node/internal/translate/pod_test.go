@@ -336,7 +336,7 @@ func TestDownwardAPIShowsTheOverflowedPod(t *testing.T) {
 		t.Errorf("environment (-want +got):\n%s", diff)
 	}
 
-	files := DownwardFiles(pod, guestNamespace)
+	files := refs.DownwardFiles
 	if files == nil {
 		t.Fatal("got no ConfigMap for the files")
 	}
@@ -358,12 +358,17 @@ func TestDownwardAPIShowsTheOverflowedPod(t *testing.T) {
 	}
 
 	pod.Labels["tier"] = "back"
-	if later := DownwardFiles(pod, guestNamespace); later.Name != files.Name || cmp.Equal(later.Data, files.Data) {
+	if later := downwardFiles(pod); later.Name != files.Name || cmp.Equal(later.Data, files.Data) {
 		t.Error("a changed label does not update the same ConfigMap")
 	}
-	if none := DownwardFiles(shopPod(), guestNamespace); none != nil {
+	if none := downwardFiles(shopPod()); none != nil {
 		t.Errorf("got %v for a pod without downward API volumes, want none", none.Data)
 	}
+}
+
+func downwardFiles(pod *corev1.Pod) *corev1.ConfigMap {
+	_, refs, _ := Pod(pod, guestNamespace, Options{})
+	return refs.DownwardFiles
 }
 
 // mountedFiles returns the files in the guest's projected volumes that come from

@@ -262,7 +262,6 @@ func TestPodProperties(t *testing.T) {
 		o := pick(g, "options", Options{}, Options{ClusterDNS: []string{"10.96.0.10", "10.96.0.11"}, ClusterDomain: "cluster.local"})
 		before := pod.DeepCopy()
 		guest, refs, notes := Pod(pod, guestNamespace, o)
-		files := DownwardFiles(pod, guestNamespace)
 		if diff := cmp.Diff(before, pod); diff != "" {
 			t.Fatalf("the argument before changed (-before +after):\n%s", diff)
 		}
@@ -276,7 +275,7 @@ func TestPodProperties(t *testing.T) {
 			s.NodeSelector != nil || s.Affinity != nil || s.Tolerations != nil || s.TopologySpreadConstraints != nil || ptr.Deref(s.AutomountServiceAccountToken, true) {
 			t.Errorf("the guest has fields of the consumer: %+v", s)
 		}
-		checkReferences(t, pod, guest, refs, files)
+		checkReferences(t, pod, guest, refs)
 		checkContainers(t, pod, guest)
 		if err := validationError(t, guest); err != "" {
 			t.Errorf("the API server would reject the guest: %s\n%+v", err, guest)
@@ -293,7 +292,8 @@ func TestPodProperties(t *testing.T) {
 	})
 }
 
-func checkReferences(t *rapid.T, pod, guest *corev1.Pod, refs References, files *corev1.ConfigMap) {
+func checkReferences(t *rapid.T, pod, guest *corev1.Pod, refs References) {
+	files := refs.DownwardFiles
 	copies := func(refs []Reference) map[string]bool {
 		of := map[string]bool{}
 		for _, ref := range refs {
