@@ -1,12 +1,9 @@
-// Command spillway-virtual-node is a virtual kubelet for providers that are
-// linked without Liqo: it serves all of a cluster's direct virtual nodes. This
-// file is wiring.
+// Command spillway-virtual-node is a virtual kubelet for providers of driver
+// direct: it runs all virtual nodes of a cluster. This file is wiring.
 package main
 
 import (
-	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"flag"
 	"fmt"
@@ -15,9 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/spillway-dev/spillway/virtual-node/internal/fleet"
-	"github.com/spillway-dev/spillway/virtual-node/internal/guest"
-	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
@@ -31,16 +25,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/spillway-dev/spillway/virtual-node/internal/controller"
+	"github.com/spillway-dev/spillway/virtual-node/internal/translate"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
-// leaseName is the lease that decides which of several processes serves.
-const leaseName = "spillway-virtual-node"
+// program is the name of the binary, of the leader election's Lease, and of the
+// reporter of Events.
+const program = "spillway-virtual-node"
 
 type options struct {
 	namespace, address, certDir, metrics, probes string
 	port                                         int
 	leaderElect                                  bool
-	dns                                          guest.Options
+	dns                                          translate.Options
 	zap                                          zap.Options
 }
 
@@ -50,7 +49,7 @@ func main() {
 	case errors.Is(err, flag.ErrHelp):
 		return
 	case err != nil:
-		fmt.Fprintln(os.Stderr, "spillway-virtual-node:", err)
+		fmt.Fprintf(os.Stderr, "%s: %v\n", program, err)
 		os.Exit(2)
 	}
 	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&o.zap)))
@@ -59,37 +58,26 @@ func main() {
 		err = run(ctrl.SetupSignalHandler(), config, o)
 	}
 	if err != nil {
-		ctrl.Log.Error(err, "The virtual node program ended")
+		ctrl.Log.Error(err, "Exiting")
 		os.Exit(1)
 	}
 }
 
 func parse(arguments []string) (options, error) {
 	var o options
-	flags := flag.NewFlagSet("spillway-virtual-node", flag.ContinueOnError)
+	flags := flag.NewFlagSet(program, flag.ContinueOnError)
 	if kubeconfig := flag.Lookup("kubeconfig"); kubeconfig != nil {
 		flags.Var(kubeconfig.Value, kubeconfig.Name, kubeconfig.Usage)
 	}
-	flags.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "Namespace of the links that the agent writes; by default $POD_NAMESPACE.")
-	flags.StringVar(&o.address, "kubelet-address", os.Getenv("POD_IP"), "IP address at which the API server reaches this program; by default $POD_IP.")
-	flags.IntVar(&o.port, "kubelet-port", 10250, "First port of the kubelet APIs: each virtual node has its own, the next free one. 0 for any.")
-	flags.StringVar(&o.certDir, "tls-cert-dir", "", "Directory with tls.crt and tls.key for the kubelet APIs, for API servers that check them (--kubelet-certificate-authority). Self-signed ones are made where empty.")
-	flags.Func("cluster-dns", "IP addresses of this cluster's DNS, with commas, where pods at providers reach them. Otherwise guests use the provider's resolver and know no Service of this cluster by name.", func(text string) error {
-		for item := range strings.SplitSeq(text, ",") {
-			if item = strings.TrimSpace(item); item == "" {
-				continue
-			}
-			if net.ParseIP(item) == nil {
-				return fmt.Errorf("%q is not an IP address", item)
-			}
-			o.dns.ClusterDNS = append(o.dns.ClusterDNS, item)
-		}
-		return nil
-	})
-	flags.StringVar(&o.dns.ClusterDomain, "cluster-domain", "cluster.local", "This cluster's DNS domain.")
-	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Address of the metrics; 0 turns them off.")
-	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Address of the probes.")
-	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Let one of several processes serve.")
+	flags.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "Namespace of the Secrets with the agent's configuration of virtual nodes. Default: $POD_NAMESPACE.")
+	flags.StringVar(&o.address, "kubelet-address", os.Getenv("POD_IP"), "IP address at which the API server reaches the kubelet APIs. Default: $POD_IP.")
+	flags.IntVar(&o.port, "kubelet-port", 10250, "First port for kubelet APIs; each virtual node uses the next free port. 0 for any port.")
+	flags.StringVar(&o.certDir, "tls-cert-dir", "", "Directory with tls.crt and tls.key for the kubelet APIs, for API servers with --kubelet-certificate-authority. Default: self-signed certificates.")
+	flags.Func("cluster-dns", "Comma-separated IP addresses of this cluster's DNS, if guests can reach it. Otherwise guests use the provider's DNS, and names of this cluster's Services do not resolve.", o.parseClusterDNS)
+	flags.StringVar(&o.dns.ClusterDomain, "cluster-domain", "cluster.local", "DNS domain of this cluster.")
+	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Address of the metrics endpoint; 0 disables it.")
+	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Address of the health probe endpoint; 0 disables it.")
+	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Enable leader election; required with more than one replica.")
 	o.zap.BindFlags(flags)
 	if err := flags.Parse(arguments); err != nil {
 		return o, err
@@ -98,7 +86,7 @@ func parse(arguments []string) (options, error) {
 	case flags.NArg() > 0:
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case o.namespace == "":
-		return o, errors.New("--namespace is needed outside of a pod")
+		return o, errors.New("--namespace is required outside of a pod")
 	case net.ParseIP(o.address) == nil:
 		return o, fmt.Errorf("--kubelet-address=%q is not an IP address", o.address)
 	case o.port < 0 || o.port > 65000:
@@ -107,7 +95,20 @@ func parse(arguments []string) (options, error) {
 	return o, nil
 }
 
-// run serves until ctx ends.
+func (o *options) parseClusterDNS(value string) error {
+	for item := range strings.SplitSeq(value, ",") {
+		if item = strings.TrimSpace(item); item == "" {
+			continue
+		}
+		if net.ParseIP(item) == nil {
+			return fmt.Errorf("%q is not an IP address", item)
+		}
+		o.dns.ClusterDNS = append(o.dns.ClusterDNS, item)
+	}
+	return nil
+}
+
+// run runs the program until ctx ends.
 func run(ctx context.Context, config *rest.Config, o options) error {
 	config.QPS, config.Burst = 200, 400
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
@@ -121,38 +122,35 @@ func run(ctx context.Context, config *rest.Config, o options) error {
 		Metrics:                       metricsserver.Options{BindAddress: o.metrics},
 		HealthProbeBindAddress:        o.probes,
 		LeaderElection:                o.leaderElect,
-		LeaderElectionID:              leaseName,
+		LeaderElectionID:              program,
 		LeaderElectionNamespace:       o.namespace,
 		LeaderElectionReleaseOnCancel: true,
 	})
 	if err != nil {
 		return fmt.Errorf("setting up the manager: %w", err)
 	}
-	home, err := kubernetes.NewForConfig(config)
+	clientset, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("making a client: %w", err)
+		return fmt.Errorf("creating a client: %w", err)
 	}
-	var certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	nodes := controller.Options{
+		Namespace: o.namespace, Client: clientset, Recorder: mgr.GetEventRecorder(program),
+		Address: o.address, Port: o.port, DNS: o.dns, Clock: clock.RealClock{}, Log: ctrl.Log.WithName("controller"),
+	}
 	if o.certDir != "" {
-		watcher, err := certwatcher.New(filepath.Join(o.certDir, "tls.crt"), filepath.Join(o.certDir, "tls.key"))
+		certificates, err := certwatcher.New(filepath.Join(o.certDir, "tls.crt"), filepath.Join(o.certDir, "tls.key"))
 		if err != nil {
 			return fmt.Errorf("reading the certificate in %s: %w", o.certDir, err)
 		}
-		if err := mgr.Add(watcher); err != nil {
+		if err := mgr.Add(certificates); err != nil {
 			return err
 		}
-		certificate = watcher.GetCertificate
+		nodes.Certificate = certificates.GetCertificate
 	}
-	o.dns.ClusterDomain = cmp.Or(o.dns.ClusterDomain, "cluster.local")
-	ships := fleet.New(fleet.Options{
-		Namespace: o.namespace, Home: home, Recorder: mgr.GetEventRecorder("spillway-virtual-node"),
-		Address: o.address, Port: o.port, Certificate: certificate, DNS: o.dns,
-		Clock: clock.RealClock{}, Log: ctrl.Log.WithName("fleet"),
-	})
 	if err := errors.Join(
+		controller.New(nodes).SetupWithManager(mgr),
 		mgr.AddHealthzCheck("ping", healthz.Ping),
 		mgr.AddReadyzCheck("ping", healthz.Ping),
-		ships.SetupWithManager(mgr),
 	); err != nil {
 		return fmt.Errorf("setting up: %w", err)
 	}

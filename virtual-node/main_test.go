@@ -1,9 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,170 +14,154 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/connrotation"
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
-	"github.com/spillway-dev/spillway/virtual-node/internal/guest"
+	"github.com/spillway-dev/spillway/virtual-node/internal/translate"
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
 const (
-	system   = "spillway-system"
-	links    = "spillway-links"
-	shop     = "shop"
-	guests   = "spillway-guests-rome"
-	paris    = "paris"
-	nodeName = "spillway-paris"
-	account  = "spillway-virtual-node"
-	// asProgram has the test's own executable be the program.
-	asProgram = "SPILLWAY_TEST_VIRTUAL_NODE"
+	systemNamespace = "spillway-system"
+	// configNamespace is where the chart lets the agent and this program share
+	// Secrets.
+	configNamespace = "spillway-links"
+	podNamespace    = "shop"
+	guestNamespace  = "spillway-guests-rome"
+	providerID      = "paris"
+	nodeName        = "spillway-paris"
+	account         = "spillway-virtual-node"
+	// runProgram is the environment variable that makes the test binary run main.
+	runProgram = "SPILLWAY_TEST_VIRTUAL_NODE"
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
+	if os.Getenv(runProgram) != "" {
 		main()
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
 
-// world is rome, where the program runs as a process with the rights that the
-// agent's chart gives it, and paris, which it may enter as the chart lets a
-// consumer. The test plays the agents, and both clusters' schedulers and kubelets.
-type world struct {
-	*testing.T
-	// whole is the test that the steps are of: what runs, runs till its end.
-	whole       *testing.T
-	admin       *rest.Config
+// environment is the program as a process, with the access that the agent's chart
+// grants: in rome, the consumer, and in paris, the provider. The test acts as both
+// agents, schedulers and kubelets.
+type environment struct {
+	suite       *testing.T
+	adminConfig *rest.Config
 	rome, paris kubernetes.Interface
-	// scheduler is rome's, the only one that may bind to virtual nodes.
+	// scheduler may bind pods to virtual nodes; the admin may not.
 	scheduler  kubernetes.Interface
-	road       *road
+	proxy      *proxy
 	connection nodeconfig.Connection
 	kubeconfig string
 	process    *exec.Cmd
-	log        string
+	logFile    string
 }
 
-func (w *world) must(_ any, err error) {
-	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
-}
-
-// within repeats a check until it passes.
-func (w *world) within(limit time.Duration, what string, check func() error) {
-	w.Helper()
-	var last error
-	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		if last = check(); last == nil {
-			return
-		}
-	}
-	w.Fatalf("not within %s: %s: %v\n%s", limit, what, last, w.tail())
-}
-
-func (w *world) tail() string {
-	data, err := os.ReadFile(w.log)
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	return "the program says:\n" + strings.Join(lines[max(0, len(lines)-15):], "\n")
-}
-
-func newWorld(t *testing.T) *world {
+func newEnvironment(t *testing.T) *environment {
 	t.Helper()
-	w := &world{T: t, whole: t, log: filepath.Join(t.TempDir(), "log")}
-	w.admin = controlplane.Start(t)
+	e := &environment{suite: t, logFile: filepath.Join(t.TempDir(), "log"), adminConfig: controlplane.Start(t)}
+	t.Cleanup(e.logTail)
 	parisConfig := controlplane.Start(t)
-	w.rome, w.paris = kubernetes.NewForConfigOrDie(w.admin), kubernetes.NewForConfigOrDie(parisConfig)
-	scheduler := rest.CopyConfig(w.admin)
-	scheduler.Impersonate.UserName = "system:serviceaccount:" + system + ":spillway-scheduler"
-	w.scheduler = kubernetes.NewForConfigOrDie(scheduler)
-	install(t, w.admin, "rome")
-	install(t, parisConfig, paris)
-	makeNamespace := func(c kubernetes.Interface, name string, labels map[string]string) {
-		w.must(c.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{}))
-		w.must(c.CoreV1().ServiceAccounts(name).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}))
-	}
-	makeNamespace(w.rome, shop, nil)
-	bind(w, w.rome, shop, "spillway-virtual-node-namespace", system)
-	makeNamespace(w.paris, guests, map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelGuestsOf: "rome", "pod-security.kubernetes.io/enforce": "baseline"})
-	w.must(w.paris.CoreV1().ServiceAccounts(guests).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{}))
-	bind(w, w.paris, guests, "spillway-direct-guest", guests)
-	hard := corev1.ResourceList{}
-	used := corev1.ResourceList{}
-	for name, amount := range map[corev1.ResourceName]string{"requests.cpu": "4", "requests.memory": "4Gi", "requests.ephemeral-storage": "0", "pods": "20"} {
-		hard[name], used[name] = resource.MustParse(amount), resource.MustParse("0")
-	}
-	quota, err := w.paris.CoreV1().ResourceQuotas(guests).Create(t.Context(), &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "spillway-guests"}, Spec: corev1.ResourceQuotaSpec{Hard: hard}}, metav1.CreateOptions{})
-	w.must(quota, err)
-	// No controller runs here that would fill it in.
-	quota.Status.Hard, quota.Status.Used = hard, used
-	w.must(w.paris.CoreV1().ResourceQuotas(guests).UpdateStatus(t.Context(), quota, metav1.UpdateOptions{}))
+	e.rome, e.paris = kubernetes.NewForConfigOrDie(e.adminConfig), kubernetes.NewForConfigOrDie(parisConfig)
+	schedulerConfig := rest.CopyConfig(e.adminConfig)
+	schedulerConfig.Impersonate.UserName = "system:serviceaccount:" + systemNamespace + ":spillway-scheduler"
+	e.scheduler = kubernetes.NewForConfigOrDie(schedulerConfig)
+	installChart(t, e.adminConfig, "rome")
+	installChart(t, parisConfig, providerID)
+	createNamespace(t, e.rome, podNamespace, nil)
+	bindRole(t, e.rome, podNamespace, "spillway-virtual-node-namespace", systemNamespace)
+	createNamespace(t, e.paris, guestNamespace, map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelGuestsOf: "rome", "pod-security.kubernetes.io/enforce": "baseline"})
+	createAccount(t, e.paris, guestNamespace, account)
+	bindRole(t, e.paris, guestNamespace, "spillway-direct-guest", guestNamespace)
+	createQuota(t, e.paris)
 
 	u, err := url.Parse(parisConfig.Host)
-	w.must(u, err)
-	w.road = openRoad(t, u.Host)
-	w.connection = nodeconfig.Connection{
-		Endpoint: "https://" + w.road.address(), CA: parisConfig.CAData, Namespace: guests, Token: w.token(w.paris, guests), Expires: time.Now().Add(time.Hour),
+	expect.NoError(t, err)
+	e.proxy = startProxy(t, u.Host)
+	e.connection = nodeconfig.Connection{
+		Endpoint: "https://" + e.proxy.address, CA: parisConfig.CAData, Namespace: guestNamespace, Token: createToken(t, e.paris, guestNamespace, account), Expires: time.Now().Add(time.Hour),
 	}
-	w.kubeconfig = writeKubeconfig(t, w.admin, &clientcmdapi.AuthInfo{Token: w.token(w.rome, system)})
-	return w
+	e.kubeconfig = writeKubeconfig(t, e.adminConfig, &clientcmdapi.AuthInfo{Token: createToken(t, e.rome, systemNamespace, account)})
+	return e
 }
 
-func (w *world) token(c kubernetes.Interface, namespace string) string {
-	w.Helper()
-	made, err := c.CoreV1().ServiceAccounts(namespace).CreateToken(w.Context(), account, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](3600)}}, metav1.CreateOptions{})
-	w.must(made, err)
-	return made.Status.Token
+func createNamespace(t *testing.T, client kubernetes.Interface, name string, labels map[string]string) {
+	t.Helper()
+	_, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{})
+	expect.NoError(t, err)
+	createAccount(t, client, name, "default")
 }
 
-func bind(w *world, c kubernetes.Interface, namespace, role, accountNamespace string) {
-	w.Helper()
-	w.must(c.RbacV1().RoleBindings(namespace).Create(w.Context(), &rbacv1.RoleBinding{
+func createAccount(t *testing.T, client kubernetes.Interface, namespace, name string) {
+	t.Helper()
+	_, err := client.CoreV1().ServiceAccounts(namespace).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	expect.NoError(t, err)
+}
+
+func createToken(t *testing.T, client kubernetes.Interface, namespace, name string) string {
+	t.Helper()
+	token, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](3600)}}, metav1.CreateOptions{})
+	expect.NoError(t, err)
+	return token.Status.Token
+}
+
+func bindRole(t *testing.T, client kubernetes.Interface, namespace, role, accountNamespace string) {
+	t.Helper()
+	_, err := client.RbacV1().RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: account},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: accountNamespace, Name: account}},
-	}, metav1.CreateOptions{}))
+	}, metav1.CreateOptions{})
+	expect.NoError(t, err)
 }
 
-// install puts the agent's chart onto an API server, for its roles and policies.
-func install(t *testing.T, config *rest.Config, cluster string) {
+func createQuota(t *testing.T, client kubernetes.Interface) {
+	t.Helper()
+	hard := expect.Resources("requests.cpu", "4", "requests.memory", "4Gi", "requests.ephemeral-storage", "0", "pods", "20")
+	quotas := client.CoreV1().ResourceQuotas(guestNamespace)
+	quota, err := quotas.Create(t.Context(), &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "spillway-guests"}, Spec: corev1.ResourceQuotaSpec{Hard: hard}}, metav1.CreateOptions{})
+	expect.NoError(t, err)
+	// No controller of quotas is running.
+	quota.Status.Hard, quota.Status.Used = hard, expect.Resources("requests.cpu", "0", "requests.memory", "0", "requests.ephemeral-storage", "0", "pods", "0")
+	_, err = quotas.UpdateStatus(t.Context(), quota, metav1.UpdateOptions{})
+	expect.NoError(t, err)
+}
+
+// installChart installs the agent's chart, for its roles and policies.
+func installChart(t *testing.T, config *rest.Config, clusterID string) {
 	t.Helper()
 	helm, err := binaries.Program(t.Context(), "helm", t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	root, err := binaries.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	args := []string{"install", "spillway-agent", filepath.Join(root, "charts", "agent"), "--namespace", system, "--create-namespace",
+	expect.NoError(t, err)
+	args := []string{"install", "spillway-agent", filepath.Join(root, "charts", "agent"), "--namespace", systemNamespace, "--create-namespace",
 		"--kubeconfig", writeKubeconfig(t, config, &clientcmdapi.AuthInfo{ClientCertificateData: config.CertData, ClientKeyData: config.KeyData})}
 	for _, value := range []string{
-		"clusterID=" + cluster, "driver=direct", "broker.url=https://broker.example.org:8443",
+		"clusterID=" + clusterID, "driver=direct", "broker.url=https://broker.example.org:8443",
 		"broker.caHash=sha256:" + strings.Repeat("0123456789abcdef", 4), "join.token=secret", "apiServer.endpoint=" + config.Host,
 	} {
 		args = append(args, "--set", value)
@@ -185,91 +169,111 @@ func install(t *testing.T, config *rest.Config, cluster string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	command := exec.CommandContext(ctx, helm, args...)
-	scratch := t.TempDir()
-	command.Env = append(os.Environ(), "HELM_CACHE_HOME="+scratch, "HELM_CONFIG_HOME="+scratch, "HELM_DATA_HOME="+scratch)
-	if out, err := command.CombinedOutput(); err != nil {
-		t.Fatalf("installing the chart: %v: %s", err, out)
+	dir := t.TempDir()
+	command.Env = append(os.Environ(), "HELM_CACHE_HOME="+dir, "HELM_CONFIG_HOME="+dir, "HELM_DATA_HOME="+dir)
+	if output, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("installing the chart: %v: %s", err, output)
 	}
 }
 
-func writeKubeconfig(t *testing.T, config *rest.Config, who *clientcmdapi.AuthInfo) string {
+func writeKubeconfig(t *testing.T, config *rest.Config, user *clientcmdapi.AuthInfo) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(clientcmdapi.Config{
+	expect.NoError(t, clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: config.Host, CertificateAuthorityData: config.CAData}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": who},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": user},
 		Contexts:       map[string]*clientcmdapi.Context{"c": {Cluster: "c", AuthInfo: "u"}},
 		CurrentContext: "c",
-	}, path); err != nil {
-		t.Fatal(err)
-	}
+	}, path))
 	return path
 }
 
-// start runs the program.
-func (w *world) start() {
-	w.Helper()
-	self, err := os.Executable()
-	w.must(self, err)
-	out, err := os.OpenFile(w.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	w.must(out, err)
-	defer out.Close()
-	command := exec.Command(self, "--kubeconfig="+w.kubeconfig, "--namespace="+links, "--kubelet-address=127.0.0.1", "--kubelet-port=0",
+// start runs the program until stop is called or the suite ends.
+func (e *environment) start() {
+	e.suite.Helper()
+	binary, err := os.Executable()
+	expect.NoError(e.suite, err)
+	output, err := os.OpenFile(e.logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	expect.NoError(e.suite, err)
+	defer output.Close()
+	command := exec.Command(binary, "--kubeconfig="+e.kubeconfig, "--namespace="+configNamespace, "--kubelet-address=127.0.0.1", "--kubelet-port=0",
 		"--metrics-bind-address=0", "--health-probe-bind-address=0", "--leader-elect")
-	command.Env = append(os.Environ(), asProgram+"=1")
-	command.Stdout, command.Stderr = out, out
-	w.must(nil, command.Start())
-	w.process = command
-	w.whole.Cleanup(func() {
+	command.Env = append(os.Environ(), runProgram+"=1")
+	command.Stdout, command.Stderr = output, output
+	expect.NoError(e.suite, command.Start())
+	e.process = command
+	e.suite.Cleanup(func() {
 		command.Process.Kill()
 		command.Wait()
-		if w.whole.Failed() {
-			w.whole.Log(w.tail())
-		}
 	})
 }
 
-// stop ends it, as a Deployment would.
-func (w *world) stop() {
-	w.Helper()
-	w.must(nil, w.process.Process.Signal(syscall.SIGTERM))
-	ended := make(chan error, 1)
-	go func() { ended <- w.process.Wait() }()
+// stop terminates the program, as a kubelet would.
+func (e *environment) stop(t *testing.T) {
+	t.Helper()
+	expect.NoError(t, e.process.Process.Signal(syscall.SIGTERM))
+	exited := make(chan error, 1)
+	go func() { exited <- e.process.Wait() }()
 	select {
-	case err := <-ended:
+	case err := <-exited:
 		if err != nil {
-			w.Errorf("the program ended with %v\n%s", err, w.tail())
+			t.Errorf("the program exited with %v", err)
 		}
 	case <-time.After(20 * time.Second):
-		w.Fatalf("the program does not end\n%s", w.tail())
+		t.Fatal("the program did not exit")
 	}
 }
 
-// write stores the link, as the agent would.
-func (w *world) write(change func(*nodeconfig.Config)) {
-	w.Helper()
-	l := nodeconfig.Config{Provider: paris, Connection: w.connection, Capacity: nodeconfig.Capacity{
-		Resources:  corev1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("2Gi"), "pods": resource.MustParse("10")},
+// logTail logs the end of the program's log if the test failed.
+func (e *environment) logTail() {
+	if !e.suite.Failed() {
+		return
+	}
+	data, err := os.ReadFile(e.logFile)
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	e.suite.Logf("log of the program (%v):\n%s", err, strings.Join(lines[max(0, len(lines)-15):], "\n"))
+}
+
+func (e *environment) pods() typedcorev1.PodInterface   { return e.rome.CoreV1().Pods(podNamespace) }
+func (e *environment) guests() typedcorev1.PodInterface { return e.paris.CoreV1().Pods(guestNamespace) }
+
+func capacity() corev1.ResourceList {
+	return expect.Resources("cpu", "2", "memory", "2Gi", "pods", "10")
+}
+
+// writeConfig writes the Secret, as the agent would.
+func (e *environment) writeConfig(t *testing.T, change func(*nodeconfig.Config)) {
+	t.Helper()
+	config := nodeconfig.Config{Provider: providerID, Connection: e.connection, Capacity: nodeconfig.Capacity{
+		Resources:  capacity(),
 		Labels:     map[string]string{"topology.kubernetes.io/zone": "paris-1"},
-		Namespaces: []string{shop},
+		Namespaces: []string{podNamespace},
 	}}
 	if change != nil {
-		change(&l)
+		change(&config)
 	}
-	want, err := l.Secret(links)
-	w.must(want, err)
-	_, err = w.rome.CoreV1().Secrets(links).Update(w.Context(), want, metav1.UpdateOptions{})
+	secret, err := config.Secret(configNamespace)
+	expect.NoError(t, err)
+	secrets := e.rome.CoreV1().Secrets(configNamespace)
+	_, err = secrets.Update(t.Context(), secret, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
-		_, err = w.rome.CoreV1().Secrets(links).Create(w.Context(), want, metav1.CreateOptions{})
+		_, err = secrets.Create(t.Context(), secret, metav1.CreateOptions{})
 	}
-	w.must(nil, err)
+	expect.NoError(t, err)
 }
 
-func (w *world) node() (*corev1.Node, error) {
-	return w.rome.CoreV1().Nodes().Get(w.Context(), nodeName, metav1.GetOptions{})
+func (e *environment) getNode(t *testing.T) (*corev1.Node, error) {
+	return e.rome.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
 }
 
-func readiness(node *corev1.Node) corev1.NodeCondition {
+func (e *environment) mustGetNode(t *testing.T) *corev1.Node {
+	t.Helper()
+	node, err := e.getNode(t)
+	expect.NoError(t, err)
+	return node
+}
+
+func readyCondition(node *corev1.Node) corev1.NodeCondition {
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			return c
@@ -278,531 +282,441 @@ func readiness(node *corev1.Node) corev1.NodeCondition {
 	return corev1.NodeCondition{}
 }
 
-// carries waits for the Node to be ready and to carry exactly what is given.
-func (w *world) carries(want corev1.ResourceList, parked bool) {
-	w.Helper()
-	w.within(60*time.Second, fmt.Sprintf("the node carries %v", want), func() error {
-		node, err := w.node()
-		switch {
-		case err != nil:
-			return err
-		case readiness(node).Status != corev1.ConditionTrue:
-			return fmt.Errorf("its readiness is %+v", readiness(node))
-		case !equality.Semantic.DeepEqual(node.Status.Allocatable, want) || !equality.Semantic.DeepEqual(node.Status.Capacity, want):
-			return fmt.Errorf("allocatable is %v, capacity %v", node.Status.Allocatable, node.Status.Capacity)
-		case node.Spec.Unschedulable != parked:
-			return fmt.Errorf("unschedulable is %t", node.Spec.Unschedulable)
-		}
-		return nil
+// expectNode waits for the node to be Ready with exactly these resources.
+func (e *environment) expectNode(t *testing.T, want corev1.ResourceList, unschedulable bool) {
+	t.Helper()
+	expect.Eventually(t, fmt.Sprintf("a node with %v, unschedulable %t", want, unschedulable), func() (bool, string) {
+		node, err := e.getNode(t)
+		return err == nil && readyCondition(node).Status == corev1.ConditionTrue && node.Spec.Unschedulable == unschedulable &&
+				equality.Semantic.DeepEqual(node.Status.Allocatable, want) && equality.Semantic.DeepEqual(node.Status.Capacity, want),
+			fmt.Sprintf("%+v, allocatable %v, capacity %v, unschedulable %t, %v", readyCondition(node), node.Status.Allocatable, node.Status.Capacity, node.Spec.Unschedulable, err)
 	})
 }
 
-func (w *world) pod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
-	w.Helper()
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: name}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "image"}}}}
-	for _, c := range change {
-		c(p)
-	}
-	made, err := w.rome.CoreV1().Pods(shop).Create(w.Context(), p, metav1.CreateOptions{})
-	w.must(made, err)
-	w.must(nil, w.scheduler.CoreV1().Pods(shop).Bind(w.Context(), &corev1.Binding{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeName},
-	}, metav1.CreateOptions{}))
-	return made
+// expectReady waits for a status of the node's condition Ready, and a reason.
+func (e *environment) expectReady(t *testing.T, status corev1.ConditionStatus, reason string) {
+	t.Helper()
+	expect.Eventually(t, fmt.Sprintf("node condition Ready=%s, %s", status, reason), func() (bool, string) {
+		node, err := e.getNode(t)
+		c := readyCondition(node)
+		return c.Status == status && c.Reason == reason, fmt.Sprintf("%+v, %v", c, err)
+	})
 }
 
-func (w *world) running(p *corev1.Pod) *corev1.Pod {
-	w.Helper()
-	var g *corev1.Pod
-	w.within(60*time.Second, p.Name+" has a guest", func() (err error) {
-		g, err = w.paris.CoreV1().Pods(guests).Get(w.Context(), guest.Name(p), metav1.GetOptions{})
-		if err != nil {
-			now, _ := w.rome.CoreV1().Pods(shop).Get(w.Context(), p.Name, metav1.GetOptions{})
-			err = fmt.Errorf("%w; at home its status is %+v", err, now.Status)
-		}
-		return err
+func (e *environment) expectNodeDeleted(t *testing.T) {
+	t.Helper()
+	expect.Eventually(t, "the deletion of the node", func() (bool, string) {
+		_, err := e.getNode(t)
+		return apierrors.IsNotFound(err), fmt.Sprint(err)
 	})
-	// One that has no node is deleted without a grace period.
-	w.must(nil, w.paris.CoreV1().Pods(guests).Bind(w.Context(), &corev1.Binding{
-		ObjectMeta: metav1.ObjectMeta{Name: g.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: "worker"},
+}
+
+// createPod creates a pod and binds it to the virtual node.
+func (e *environment) createPod(t *testing.T, name string, policy ...corev1.RestartPolicy) *corev1.Pod {
+	t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: podNamespace, Name: name}, Spec: corev1.PodSpec{
+		RestartPolicy: cmp.Or(append(policy, corev1.RestartPolicyAlways)...), Containers: []corev1.Container{{Name: "main", Image: "image"}},
+	}}
+	created, err := e.pods().Create(t.Context(), pod, metav1.CreateOptions{})
+	expect.NoError(t, err)
+	bindPod(t, e.scheduler.CoreV1().Pods(podNamespace), name, nodeName)
+	return created
+}
+
+func bindPod(t *testing.T, client typedcorev1.PodInterface, name, node string) {
+	t.Helper()
+	expect.NoError(t, client.Bind(t.Context(), &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Target: corev1.ObjectReference{Kind: "Node", Name: node},
 	}, metav1.CreateOptions{}))
-	w.within(30*time.Second, "the guest's status is written", func() error {
-		now, err := w.paris.CoreV1().Pods(guests).Get(w.Context(), g.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
+}
+
+// run makes the guest of a pod run, and returns it.
+func (e *environment) run(t *testing.T, pod *corev1.Pod) (guest *corev1.Pod) {
+	t.Helper()
+	expect.Eventually(t, "the guest of "+pod.Name, func() (bool, string) {
+		var err error
+		if guest, err = e.guests().Get(t.Context(), translate.GuestName(pod), metav1.GetOptions{}); err == nil {
+			return true, ""
 		}
-		now.Status = corev1.PodStatus{
-			Phase: corev1.PodRunning, StartTime: ptr.To(metav1.Now()), PodIP: "10.1.2.3", PodIPs: []corev1.PodIP{{IP: "10.1.2.3"}}, QOSClass: now.Status.QOSClass,
+		current, _ := e.pods().Get(t.Context(), pod.Name, metav1.GetOptions{})
+		return false, fmt.Sprintf("%v; status of the pod: %+v", err, current.Status)
+	})
+	// A pod without a node would be deleted without a grace period.
+	bindPod(t, e.guests(), guest.Name, "worker")
+	updateStatus(t, e.guests(), guest.Name, func(status *corev1.PodStatus) {
+		*status = corev1.PodStatus{
+			Phase: corev1.PodRunning, StartTime: ptr.To(metav1.Now()), PodIP: "10.1.2.3", PodIPs: []corev1.PodIP{{IP: "10.1.2.3"}}, QOSClass: status.QOSClass,
 			ContainerStatuses: []corev1.ContainerStatus{{Name: "main", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}}},
 			Conditions:        []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
 		}
-		_, err = w.paris.CoreV1().Pods(guests).UpdateStatus(w.Context(), now, metav1.UpdateOptions{})
-		return err
 	})
-	w.phase(p, corev1.PodRunning)
-	return g
+	e.expectRunning(t, pod)
+	return guest
 }
 
-func (w *world) phase(p *corev1.Pod, want corev1.PodPhase) {
-	w.Helper()
-	w.within(60*time.Second, fmt.Sprintf("%s is %s", p.Name, want), func() error {
-		now, err := w.rome.CoreV1().Pods(shop).Get(w.Context(), p.Name, metav1.GetOptions{})
-		if err == nil && now.Status.Phase != want {
-			err = fmt.Errorf("it is %+v", now.Status)
+func updateStatus(t *testing.T, client typedcorev1.PodInterface, name string, change func(*corev1.PodStatus)) {
+	t.Helper()
+	expect.Eventually(t, "an update of the status of "+name, func() (bool, string) {
+		pod, err := client.Get(t.Context(), name, metav1.GetOptions{})
+		if err == nil {
+			change(&pod.Status)
+			_, err = client.UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
 		}
-		return err
+		return err == nil, fmt.Sprint(err)
 	})
 }
 
-func gone(err error) error {
-	switch {
-	case err == nil:
-		return errors.New("it is still there")
-	case apierrors.IsNotFound(err):
-		return nil
-	}
-	return err
+func (e *environment) expectRunning(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	expect.Eventually(t, pod.Name+" running", func() (bool, string) {
+		current, err := e.pods().Get(t.Context(), pod.Name, metav1.GetOptions{})
+		return current.Status.Phase == corev1.PodRunning, fmt.Sprintf("%+v, %v", current.Status, err)
+	})
 }
 
-// TestProgram follows one virtual node through its life.
+// endGuest deletes a terminating guest, as its kubelet would.
+func (e *environment) endGuest(t *testing.T, name string) {
+	t.Helper()
+	expect.NoError(t, e.guests().Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
+}
+
+// TestProgram is the life of one virtual node. Each step continues from the one
+// before.
 func TestProgram(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.write(nil)
-	two := corev1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("2Gi"), "pods": resource.MustParse("10")}
-	w.carries(two, false)
-	step := func(name string, f func(*world)) {
-		if t.Failed() {
-			return // each goes on from the one before
+	e := newEnvironment(t)
+	e.start()
+	e.writeConfig(t, nil)
+	e.expectNode(t, capacity(), false)
+	for _, step := range []struct {
+		name string
+		test func(*testing.T)
+	}{
+		{"node", e.testNode},
+		{"capacity", e.testCapacity},
+		{"kubelet API access", e.testKubeletAccess},
+		{"unreachable provider", e.testUnreachableProvider},
+		{"token renewal", e.testTokenRenewal},
+		{"refused token", e.testRefusedToken},
+		{"restart", e.testRestart},
+		{"long grace period", e.testLongGracePeriod},
+		{"unmanaged node", e.testUnmanagedNode},
+		{"drain", e.testDrain},
+	} {
+		if !t.Run(step.name, step.test) {
+			return
 		}
-		t.Run(name, func(t *testing.T) {
-			inner := *w
-			inner.T = t
-			f(&inner)
-			w.process, w.connection = inner.process, inner.connection
-		})
 	}
-	step("the node is what is promised", isAsPromised)
-	step("capacity follows the link", follows)
-	step("the kubelet API knows who asks", guarded)
-	step("a provider out of reach", unreachable)
-	step("a new token", renewed)
-	step("a refused token", refused)
-	step("a restart", restarted)
-	step("a long goodbye", lingers)
-	step("a node of somebody else's", taken)
-	step("the end", ends)
 }
 
-func isAsPromised(w *world) {
-	node, err := w.node()
-	w.must(node, err)
+func (e *environment) testNode(t *testing.T) {
+	node := e.mustGetNode(t)
 	for key, want := range map[string]string{
-		broker.LabelProvider: paris, broker.LabelNodeType: broker.NodeTypeVirtual, broker.LabelManagedBy: broker.ManagedBySpillway,
+		broker.LabelProvider: providerID, broker.LabelNodeType: broker.NodeTypeVirtual, broker.LabelManagedBy: broker.ManagedBySpillway,
 		corev1.LabelHostname: nodeName, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", corev1.LabelTopologyZone: "paris-1",
 	} {
 		if node.Labels[key] != want {
-			w.Errorf("label %s is %q, want %q", key, node.Labels[key], want)
+			t.Errorf("label %s is %q, want %q", key, node.Labels[key], want)
 		}
 	}
-	taint := corev1.Taint{Key: broker.TaintOverflow, Value: paris, Effect: corev1.TaintEffectNoSchedule}
-	if !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) && t.Value == taint.Value }) {
-		w.Errorf("taints are %v, want %v among them", node.Spec.Taints, taint)
+	want := corev1.Taint{Key: broker.TaintOverflow, Value: providerID, Effect: corev1.TaintEffectNoSchedule}
+	if !slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return taint.MatchTaint(&want) && taint.Value == want.Value }) {
+		t.Errorf("got taints %v, want %v", node.Spec.Taints, want)
 	}
-	w.within(30*time.Second, "a lease", func() error {
-		lease, err := w.rome.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(w.Context(), nodeName, metav1.GetOptions{})
-		if err == nil && (lease.Spec.RenewTime == nil || lease.Spec.HolderIdentity == nil) {
-			err = fmt.Errorf("its spec is %+v", lease.Spec)
-		}
-		return err
+	expect.Eventually(t, "a lease", func() (bool, string) {
+		lease, err := e.rome.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), nodeName, metav1.GetOptions{})
+		return err == nil && lease.Spec.RenewTime != nil && lease.Spec.HolderIdentity != nil, fmt.Sprintf("%+v, %v", lease.Spec, err)
 	})
 }
 
-func follows(w *world) {
-	four := corev1.ResourceList{"cpu": resource.MustParse("4"), "memory": resource.MustParse("2Gi"), "nvidia.com/gpu": resource.MustParse("1"), "pods": resource.MustParse("12")}
-	w.write(func(l *nodeconfig.Config) { l.Capacity.Resources = four })
-	w.carries(four, false)
-	parked := corev1.ResourceList{"cpu": resource.MustParse("1m"), "memory": resource.MustParse("1Mi"), "pods": resource.MustParse("0")}
-	w.write(func(l *nodeconfig.Config) { l.Capacity = nodeconfig.Capacity{Resources: parked, Parked: true} })
-	w.carries(parked, true)
-	node, err := w.node()
-	w.must(node, err)
-	if zone, ok := node.Labels[corev1.LabelTopologyZone]; ok {
-		w.Errorf("the label of a zone that is no longer asked for is still there: %s", zone)
+func (e *environment) testCapacity(t *testing.T) {
+	larger := expect.Resources("cpu", "4", "memory", "2Gi", "nvidia.com/gpu", "1", "pods", "12")
+	e.writeConfig(t, func(c *nodeconfig.Config) { c.Capacity.Resources = larger })
+	e.expectNode(t, larger, false)
+	parked := expect.Resources("cpu", "1m", "memory", "1Mi", "pods", "0")
+	e.writeConfig(t, func(c *nodeconfig.Config) { c.Capacity = nodeconfig.Capacity{Resources: parked, Parked: true} })
+	e.expectNode(t, parked, true)
+	if zone, ok := e.mustGetNode(t).Labels[corev1.LabelTopologyZone]; ok {
+		t.Errorf("the node still has the removed label of zone %s", zone)
 	}
-	w.write(nil)
-	w.carries(corev1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("2Gi"), "pods": resource.MustParse("10")}, false)
+	e.writeConfig(t, nil)
+	e.expectNode(t, capacity(), false)
 }
 
-// ask makes a request to the node's kubelet API and returns the answer's code.
-func (w *world) ask(path string, certificate []tls.Certificate, bearer string) int {
-	w.Helper()
-	node, err := w.node()
-	w.must(node, err)
+// getKubelet sends a request to the node's kubelet API, and returns the status
+// code.
+func (e *environment) getKubelet(t *testing.T, path string, certificates []tls.Certificate, token string) int {
+	t.Helper()
+	node := e.mustGetNode(t)
 	var address string
 	for _, a := range node.Status.Addresses {
 		if a.Type == corev1.NodeInternalIP {
 			address = a.Address
 		}
 	}
-	// The certificate is self-signed, and API servers do not check it by default.
-	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, Certificates: certificate}}
+	// The certificate is self-signed.
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, Certificates: certificates}}
 	defer transport.CloseIdleConnections()
-	ctx, cancel := context.WithTimeout(w.Context(), 60*time.Second)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("https://%s:%d%s", address, node.Status.DaemonEndpoints.KubeletEndpoint.Port, path), nil)
-	w.must(request, err)
-	if bearer != "" {
-		request.Header.Set("Authorization", "Bearer "+bearer)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("https://%s:%d%s", address, node.Status.DaemonEndpoints.KubeletEndpoint.Port, path), nil)
+	expect.NoError(t, err)
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
 	}
-	answer, err := (&http.Client{Transport: transport}).Do(request)
-	w.must(answer, err)
-	defer answer.Body.Close()
-	io.Copy(io.Discard, io.LimitReader(answer.Body, 1<<20))
-	return answer.StatusCode
+	response, err := (&http.Client{Transport: transport, Timeout: expect.Deadline}).Do(request)
+	expect.NoError(t, err)
+	defer response.Body.Close()
+	io.Copy(io.Discard, io.LimitReader(response.Body, 1<<20))
+	return response.StatusCode
 }
 
-func guarded(w *world) {
-	admin, err := tls.X509KeyPair(w.admin.CertData, w.admin.KeyData)
-	w.must(admin, err)
-	paths := []string{"/pods", "/metrics/resource", "/stats/summary", "/containerLogs/" + shop + "/nobody/main", "/exec/" + shop + "/nobody/main?command=true&output=1", "/portForward/" + shop + "/nobody"}
-	nobodys, err := w.rome.CoreV1().ServiceAccounts(shop).CreateToken(w.Context(), "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	w.must(nobodys, err)
-	for _, path := range paths {
-		if code := w.ask(path, nil, ""); code != http.StatusUnauthorized {
-			w.Errorf("%s answers nobody in particular with %d", path, code)
-		}
-		if code := w.ask(path, nil, "a.b.c"); code != http.StatusUnauthorized {
-			w.Errorf("%s answers a made-up token with %d", path, code)
-		}
-		if code := w.ask(path, nil, nobodys.Status.Token); code != http.StatusForbidden {
-			w.Errorf("%s answers somebody without rights with %d", path, code)
-		}
-	}
-	for path, want := range map[string]int{"/pods": 200, "/metrics/resource": 200, "/stats/summary": 200, "/containerLogs/" + shop + "/nobody/main": 404} {
-		if code := w.ask(path, []tls.Certificate{admin}, ""); code != want {
-			w.Errorf("%s answers an administrator with %d, want %d", path, code, want)
-		}
-	}
-}
-
-func unreachable(w *world) {
-	p := w.pod("stays")
-	w.running(p)
-	cut := time.Now()
-	w.road.close()
-	w.within(60*time.Second, "the node is not ready", func() error {
-		node, err := w.node()
-		if c := readiness(node); err == nil && (c.Status != corev1.ConditionFalse || c.Reason != "ProviderUnreachable") {
-			err = fmt.Errorf("its readiness is %+v", c)
-		}
-		return err
-	})
-	w.Logf("the node was not ready %s after its provider was cut off", time.Since(cut).Round(100*time.Millisecond))
-	// As the node lifecycle controller does with the pods of such a node.
-	marked := w.marks(p, corev1.ConditionFalse)
-	waits := w.pod("waits", func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever })
-	w.within(30*time.Second, "the pod is looked at again", func() error {
-		now, err := w.rome.CoreV1().Pods(shop).Patch(w.Context(), p.Name, types.MergePatchType, []byte(`{"metadata":{"labels":{"looked-at":"again"}}}`), metav1.PatchOptions{})
-		if err != nil {
-			return err
-		}
-		if since := time.Since(marked); since < 3*time.Second {
-			return fmt.Errorf("only %s ago it was marked", since)
-		}
-		if c := conditionOf(now, corev1.PodReady); c.Status != corev1.ConditionFalse {
-			w.Fatalf("a pod that is out of reach calls itself ready: %+v", c)
-		}
-		return nil
-	})
-	w.road.open()
-	mended := time.Now()
-	w.running(waits)
-	w.within(60*time.Second, "the node is ready", func() error {
-		node, err := w.node()
-		if c := readiness(node); err == nil && c.Status != corev1.ConditionTrue {
-			err = fmt.Errorf("its readiness is %+v", c)
-		}
-		return err
-	})
-	w.Logf("all was well %s after its return", time.Since(mended).Round(100*time.Millisecond))
-	w.within(30*time.Second, "the pod is ready again", func() error {
-		now, err := w.rome.CoreV1().Pods(shop).Get(w.Context(), p.Name, metav1.GetOptions{})
-		if c := conditionOf(now, corev1.PodReady); err == nil && c.Status != corev1.ConditionTrue {
-			err = fmt.Errorf("it is %+v", c)
-		}
-		return err
-	})
-	w.phase(p, corev1.PodRunning)
-}
-
-// marks writes a pod's readiness, and returns when.
-func (w *world) marks(p *corev1.Pod, ready corev1.ConditionStatus) time.Time {
-	w.Helper()
-	w.within(30*time.Second, "its readiness is written", func() error {
-		now, err := w.rome.CoreV1().Pods(shop).Get(w.Context(), p.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for i := range now.Status.Conditions {
-			if now.Status.Conditions[i].Type == corev1.PodReady {
-				now.Status.Conditions[i].Status = ready
+func (e *environment) testKubeletAccess(t *testing.T) {
+	admin, err := tls.X509KeyPair(e.adminConfig.CertData, e.adminConfig.KeyData)
+	expect.NoError(t, err)
+	unauthorized := createToken(t, e.rome, podNamespace, "default")
+	logs := "/containerLogs/" + podNamespace + "/unknown/main"
+	for _, path := range []string{"/pods", "/metrics/resource", "/stats/summary", logs, "/exec/" + podNamespace + "/unknown/main?command=true&output=1", "/portForward/" + podNamespace + "/unknown"} {
+		for user, c := range map[string]struct {
+			token string
+			want  int
+		}{
+			"without credentials": {"", http.StatusUnauthorized},
+			"with invalid token":  {"a.b.c", http.StatusUnauthorized},
+			"without access":      {unauthorized, http.StatusForbidden},
+		} {
+			if code := e.getKubelet(t, path, nil, c.token); code != c.want {
+				t.Errorf("GET %s %s: got %d, want %d", path, user, code, c.want)
 			}
 		}
-		_, err = w.rome.CoreV1().Pods(shop).UpdateStatus(w.Context(), now, metav1.UpdateOptions{})
-		return err
-	})
-	return time.Now()
+	}
+	for path, want := range map[string]int{"/pods": 200, "/metrics/resource": 200, "/stats/summary": 200, logs: 404} {
+		if code := e.getKubelet(t, path, []tls.Certificate{admin}, ""); code != want {
+			t.Errorf("GET %s as administrator: got %d, want %d", path, code, want)
+		}
+	}
 }
 
-func conditionOf(pod *corev1.Pod, kind corev1.PodConditionType) corev1.PodCondition {
+func (e *environment) testUnreachableProvider(t *testing.T) {
+	kept := e.createPod(t, "kept")
+	e.run(t, kept)
+	start := time.Now()
+	e.proxy.disconnect()
+	e.expectReady(t, corev1.ConditionFalse, "ProviderUnreachable")
+	t.Logf("node not ready %s after the provider became unreachable", time.Since(start).Round(100*time.Millisecond))
+	// The node lifecycle controller sets the readiness of pods on such a node.
+	updateStatus(t, e.pods(), kept.Name, func(status *corev1.PodStatus) {
+		for i := range status.Conditions {
+			if status.Conditions[i].Type == corev1.PodReady {
+				status.Conditions[i].Status = corev1.ConditionFalse
+			}
+		}
+	})
+	created := e.createPod(t, "created", corev1.RestartPolicyNever)
+	// A change of the pod triggers a reconcile, which must not revert its readiness.
+	expect.Consistently(t, 3*time.Second, "pod not ready", func() (bool, string) {
+		current, err := e.pods().Patch(t.Context(), kept.Name, types.MergePatchType, []byte(`{"metadata":{"labels":{"changed":"yes"}}}`), metav1.PatchOptions{})
+		return err == nil && podReady(current) == corev1.ConditionFalse, fmt.Sprintf("%+v, %v", current.Status, err)
+	})
+	e.proxy.reconnect()
+	start = time.Now()
+	e.run(t, created)
+	e.expectReady(t, corev1.ConditionTrue, "ProviderReachable")
+	t.Logf("node ready %s after the provider became reachable", time.Since(start).Round(100*time.Millisecond))
+	expect.Eventually(t, "pod ready", func() (bool, string) {
+		current, err := e.pods().Get(t.Context(), kept.Name, metav1.GetOptions{})
+		return podReady(current) == corev1.ConditionTrue, fmt.Sprintf("%+v, %v", current.Status, err)
+	})
+	e.expectRunning(t, kept)
+}
+
+func podReady(pod *corev1.Pod) corev1.ConditionStatus {
 	for _, c := range pod.Status.Conditions {
-		if c.Type == kind {
-			return c
+		if c.Type == corev1.PodReady {
+			return c.Status
 		}
 	}
-	return corev1.PodCondition{}
+	return corev1.ConditionUnknown
 }
 
-// A new token is taken over; the one before is of no use any more.
-func renewed(w *world) {
-	w.must(nil, w.paris.CoreV1().ServiceAccounts(guests).Delete(w.Context(), account, metav1.DeleteOptions{}))
-	w.must(w.paris.CoreV1().ServiceAccounts(guests).Create(w.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{}))
-	w.connection.Token = w.token(w.paris, guests)
-	w.write(nil)
-	w.running(w.pod("after-renewal"))
+// testTokenRenewal replaces the token and invalidates the previous one.
+func (e *environment) testTokenRenewal(t *testing.T) {
+	expect.NoError(t, e.paris.CoreV1().ServiceAccounts(guestNamespace).Delete(t.Context(), account, metav1.DeleteOptions{}))
+	createAccount(t, e.paris, guestNamespace, account)
+	e.connection.Token = createToken(t, e.paris, guestNamespace, account)
+	e.writeConfig(t, nil)
+	e.run(t, e.createPod(t, "after-renewal"))
 }
 
-func refused(w *world) {
-	right := w.connection
-	w.connection.Token = "not.a.token"
-	w.write(nil)
-	w.within(60*time.Second, "the node says that it is refused", func() error {
-		node, err := w.node()
-		if c := readiness(node); err == nil && (c.Status != corev1.ConditionFalse || c.Reason != "ProviderRefused") {
-			err = fmt.Errorf("its readiness is %+v", c)
-		}
-		return err
-	})
-	for _, name := range []string{"stays", "waits", "after-renewal"} {
-		now, err := w.rome.CoreV1().Pods(shop).Get(w.Context(), name, metav1.GetOptions{})
-		w.must(now, err)
-		if now.Status.Phase != corev1.PodRunning {
-			w.Errorf("%s is %s while its provider refuses", name, now.Status.Phase)
+func (e *environment) testRefusedToken(t *testing.T) {
+	valid := e.connection
+	e.connection.Token = "not.a.token"
+	e.writeConfig(t, nil)
+	e.expectReady(t, corev1.ConditionFalse, "ProviderRefused")
+	for _, name := range []string{"kept", "created", "after-renewal"} {
+		current, err := e.pods().Get(t.Context(), name, metav1.GetOptions{})
+		expect.NoError(t, err)
+		if current.Status.Phase != corev1.PodRunning {
+			t.Errorf("%s is %s, want it unchanged", name, current.Status.Phase)
 		}
 	}
-	w.connection = right
-	w.write(nil)
-	w.running(w.pod("after-refusal"))
+	e.connection = valid
+	e.writeConfig(t, nil)
+	e.run(t, e.createPod(t, "after-refusal"))
 }
 
-func restarted(w *world) {
-	w.carries(corev1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("2Gi"), "pods": resource.MustParse("10")}, false)
-	before, err := w.node()
-	w.must(before, err)
-	list, err := w.paris.CoreV1().Pods(guests).List(w.Context(), metav1.ListOptions{})
-	w.must(list, err)
-	w.stop()
-	during, err := w.node()
-	w.must(during, err)
-	changes, err := w.rome.CoreV1().Nodes().Watch(w.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + nodeName, ResourceVersion: during.ResourceVersion})
-	w.must(changes, err)
-	defer changes.Stop()
-	w.start()
-	w.running(w.pod("after-restart"))
-	now, err := w.node()
-	w.must(now, err)
-	if now.UID != before.UID || now.Status.DaemonEndpoints != before.Status.DaemonEndpoints {
-		w.Errorf("the node was made anew (%s, %s) or moved (%+v, %+v)", before.UID, now.UID, before.Status.DaemonEndpoints, now.Status.DaemonEndpoints)
+func (e *environment) testRestart(t *testing.T) {
+	e.expectNode(t, capacity(), false)
+	before := e.mustGetNode(t)
+	guests, err := e.guests().List(t.Context(), metav1.ListOptions{})
+	expect.NoError(t, err)
+	e.stop(t)
+	watch, err := e.rome.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + nodeName, ResourceVersion: e.mustGetNode(t).ResourceVersion})
+	expect.NoError(t, err)
+	defer watch.Stop()
+	e.start()
+	e.run(t, e.createPod(t, "after-restart"))
+	if node := e.mustGetNode(t); node.UID != before.UID || node.Status.DaemonEndpoints != before.Status.DaemonEndpoints {
+		t.Errorf("node and port changed from %s, %+v to %s, %+v", before.UID, before.Status.DaemonEndpoints, node.UID, node.Status.DaemonEndpoints)
 	}
-	// Each probe of the provider that changes nothing writes nothing, so all that
-	// the start wrote comes at once.
-	seen, quiet := 0, time.After(2*time.Second)
-	for more := true; more; {
+	// Successful probes do not write, so that all writes of the start come at once.
+	writes := 0
+	expect.Consistently(t, 2*time.Second, "node ready", func() (bool, string) {
 		select {
-		case e := <-changes.ResultChan():
-			if node, ok := e.Object.(*corev1.Node); ok && readiness(node).Status != corev1.ConditionTrue {
-				w.Errorf("a restart made the node unready: %+v", readiness(node))
-				more = false
-			}
-			seen++
-		case <-quiet:
-			more = false
+		case event := <-watch.ResultChan():
+			writes++
+			node, ok := event.Object.(*corev1.Node)
+			return ok && readyCondition(node).Status == corev1.ConditionTrue, fmt.Sprintf("%+v", event.Object)
+		default:
+			return true, ""
 		}
-	}
-	w.Logf("the restart changed the node %d times", seen)
-	for i := range list.Items {
-		kept, err := w.paris.CoreV1().Pods(guests).Get(w.Context(), list.Items[i].Name, metav1.GetOptions{})
-		if err != nil || kept.UID != list.Items[i].UID || kept.DeletionTimestamp != nil {
-			w.Errorf("guest %s did not live through the restart (%v)", list.Items[i].Name, err)
+	})
+	t.Logf("the restart wrote the node %d times", writes)
+	for _, guest := range guests.Items {
+		current, err := e.guests().Get(t.Context(), guest.Name, metav1.GetOptions{})
+		if err != nil || current.UID != guest.UID || current.DeletionTimestamp != nil {
+			t.Errorf("guest %s did not survive the restart (%v)", guest.Name, err)
 		}
 	}
 }
 
-// A pod goes when its guest does, however long that takes.
-func lingers(w *world) {
-	p := w.pod("lingers")
-	g := w.running(p)
-	w.must(nil, w.rome.CoreV1().Pods(shop).Delete(w.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](60)}))
-	w.within(30*time.Second, "the guest is asked to end, in the time that the pod was given", func() error {
-		now, err := w.paris.CoreV1().Pods(guests).Get(w.Context(), g.Name, metav1.GetOptions{})
-		if err == nil && (now.DeletionTimestamp == nil || ptr.Deref(now.DeletionGracePeriodSeconds, 0) != 60) {
-			err = fmt.Errorf("its end is to be at %v, after %v s", now.DeletionTimestamp, now.DeletionGracePeriodSeconds)
-		}
-		return err
+// testLongGracePeriod expects a terminating pod to exist as long as its guest.
+func (e *environment) testLongGracePeriod(t *testing.T) {
+	pod := e.createPod(t, "terminating")
+	guest := e.run(t, pod)
+	expect.NoError(t, e.pods().Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](60)}))
+	expect.Eventually(t, "the deletion of the guest with the pod's grace period", func() (bool, string) {
+		current, err := e.guests().Get(t.Context(), guest.Name, metav1.GetOptions{})
+		return err == nil && current.DeletionTimestamp != nil && ptr.Deref(current.DeletionGracePeriodSeconds, 0) == 60, fmt.Sprintf("%+v, %v", current.ObjectMeta, err)
 	})
-	// As long as it takes for whoever asks ever more rarely to be late.
-	for until := time.Now().Add(14 * time.Second); time.Now().Before(until); time.Sleep(500 * time.Millisecond) {
-		w.must(w.rome.CoreV1().Pods(shop).Get(w.Context(), p.Name, metav1.GetOptions{}))
-	}
-	w.must(nil, w.paris.CoreV1().Pods(guests).Delete(w.Context(), g.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
-	w.within(10*time.Second, "the pod is gone", func() error {
-		_, err := w.rome.CoreV1().Pods(shop).Get(w.Context(), p.Name, metav1.GetOptions{})
-		return gone(err)
+	// Long enough for an exponential backoff to become longer than the deadline below.
+	expect.Consistently(t, 14*time.Second, "the pod", func() (bool, string) {
+		_, err := e.pods().Get(t.Context(), pod.Name, metav1.GetOptions{})
+		return err == nil, fmt.Sprint(err)
+	})
+	e.endGuest(t, guest.Name)
+	expect.EventuallyWithin(t, 10*time.Second, "the deletion of the pod", func() (bool, string) {
+		_, err := e.pods().Get(t.Context(), pod.Name, metav1.GetOptions{})
+		return apierrors.IsNotFound(err), fmt.Sprint(err)
 	})
 }
 
-// A Node of the right name that is not ours is left alone.
-func taken(w *world) {
-	foreign := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName("berlin"), Labels: map[string]string{"mine": "yes"}}}
-	foreign, err := w.rome.CoreV1().Nodes().Create(w.Context(), foreign, metav1.CreateOptions{})
-	w.must(foreign, err)
-	berlin, err := nodeconfig.Config{Provider: "berlin", Connection: w.connection, Capacity: nodeconfig.Capacity{Resources: corev1.ResourceList{"cpu": resource.MustParse("1")}}}.Secret(links)
-	w.must(berlin, err)
-	w.must(w.rome.CoreV1().Secrets(links).Create(w.Context(), berlin, metav1.CreateOptions{}))
-	w.within(60*time.Second, "people are told", func() error {
-		list, err := w.rome.EventsV1().Events("").List(w.Context(), metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		for _, e := range list.Items {
-			if e.Regarding.Name == berlin.Name && strings.Contains(e.Note, "did not make") {
-				return nil
-			}
-		}
-		return fmt.Errorf("none of %d events says so", len(list.Items))
+// testUnmanagedNode expects a Node that is not Spillway's to be left unchanged.
+func (e *environment) testUnmanagedNode(t *testing.T) {
+	const other = "berlin"
+	node, err := e.rome.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(other), Labels: map[string]string{"mine": "yes"}}}, metav1.CreateOptions{})
+	expect.NoError(t, err)
+	e.writeConfig(t, func(c *nodeconfig.Config) { c.Provider = other })
+	secret := nodeconfig.SecretName(other)
+	expect.Eventually(t, "an Event VirtualNodeFailed", func() (bool, string) {
+		list, err := e.rome.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
+		expect.NoError(t, err)
+		return slices.ContainsFunc(list.Items, func(event eventsv1.Event) bool {
+			return event.Regarding.Name == secret && event.Reason == "VirtualNodeFailed" && strings.Contains(event.Note, "does not manage")
+		}), fmt.Sprintf("%d other Events", len(list.Items))
 	})
-	w.must(nil, w.rome.CoreV1().Secrets(links).Delete(w.Context(), berlin.Name, metav1.DeleteOptions{}))
-	now, err := w.rome.CoreV1().Nodes().Get(w.Context(), foreign.Name, metav1.GetOptions{})
-	w.must(now, err)
-	if now.UID != foreign.UID || len(now.Spec.Taints) != len(foreign.Spec.Taints) || now.Labels["mine"] != "yes" || now.Labels[broker.LabelProvider] != "" {
-		w.Errorf("somebody else's node was changed: %+v", now)
+	expect.NoError(t, e.rome.CoreV1().Secrets(configNamespace).Delete(t.Context(), secret, metav1.DeleteOptions{}))
+	current, err := e.rome.CoreV1().Nodes().Get(t.Context(), node.Name, metav1.GetOptions{})
+	expect.NoError(t, err)
+	if current.UID != node.UID || len(current.Spec.Taints) != len(node.Spec.Taints) || current.Labels["mine"] != "yes" || current.Labels[broker.LabelProvider] != "" {
+		t.Errorf("the node was changed: %+v", current)
 	}
 }
 
-func ends(w *world) {
-	node, err := w.node()
-	w.must(node, err)
-	w.write(func(l *nodeconfig.Config) { l.Ending = true })
-	late := w.pod("late")
-	w.within(60*time.Second, "the guests are asked to end", func() error {
-		list, err := w.paris.CoreV1().Pods(guests).List(w.Context(), metav1.ListOptions{})
-		for i := range list.Items {
-			if list.Items[i].DeletionTimestamp == nil {
-				err = errors.Join(err, fmt.Errorf("%s is not", list.Items[i].Name))
-			}
-		}
-		return err
+func (e *environment) testDrain(t *testing.T) {
+	e.writeConfig(t, func(c *nodeconfig.Config) { c.Ending = true })
+	late := e.createPod(t, "late")
+	var guests *corev1.PodList
+	expect.Eventually(t, "the deletion of the guests", func() (bool, string) {
+		var err error
+		guests, err = e.guests().List(t.Context(), metav1.ListOptions{})
+		expect.NoError(t, err)
+		remaining := slices.DeleteFunc(slices.Clone(guests.Items), func(guest corev1.Pod) bool { return guest.DeletionTimestamp != nil })
+		return len(remaining) == 0, fmt.Sprintf("%d guests are not terminating", len(remaining))
 	})
-	if _, err := w.node(); err != nil {
-		w.Errorf("the node went before its pods: %v", err)
+	e.mustGetNode(t)
+	for _, guest := range guests.Items {
+		e.endGuest(t, guest.Name)
 	}
-	list, err := w.paris.CoreV1().Pods(guests).List(w.Context(), metav1.ListOptions{})
-	w.must(list, err)
-	for _, g := range list.Items {
-		// Their kubelet is done with them.
-		w.must(nil, w.paris.CoreV1().Pods(guests).Delete(w.Context(), g.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
+	e.expectNodeDeleted(t)
+	pods, err := e.pods().List(t.Context(), metav1.ListOptions{})
+	expect.NoError(t, err)
+	for _, pod := range pods.Items {
+		t.Errorf("pod %s remains", pod.Name)
 	}
-	w.within(60*time.Second, "the node is gone", func() error {
-		_, err := w.node()
-		return gone(err)
-	})
-	pods, err := w.rome.CoreV1().Pods(shop).List(w.Context(), metav1.ListOptions{})
-	w.must(pods, err)
-	for _, p := range pods.Items {
-		w.Errorf("pod %s is left", p.Name)
+	if _, err := e.guests().Get(t.Context(), translate.GuestName(late), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("a guest was created on a terminating node (%v)", err)
 	}
-	if _, err := w.paris.CoreV1().Pods(guests).Get(w.Context(), guest.Name(late), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		w.Errorf("a pod was begun on a node that ends (%v)", err)
-	}
-	w.must(nil, w.rome.CoreV1().Secrets(links).Delete(w.Context(), nodeconfig.SecretName(paris), metav1.DeleteOptions{}))
-	w.within(30*time.Second, "no node comes back", func() error {
-		_, err := w.node()
-		return gone(err)
-	})
+	expect.NoError(t, e.rome.CoreV1().Secrets(configNamespace).Delete(t.Context(), nodeconfig.SecretName(providerID), metav1.DeleteOptions{}))
+	e.expectNodeDeleted(t)
 }
 
-// road is the way to a server, and can be closed.
-type road struct {
-	listener net.Listener
-	target   string
-
-	mu     sync.Mutex
-	closed bool
-	conns  map[net.Conn]bool
+// proxy forwards TCP connections to a server, and can cut them.
+type proxy struct {
+	address, target string
+	dialer          *connrotation.Dialer
+	cut             atomic.Bool
 }
 
-func openRoad(t *testing.T, target string) *road {
+func startProxy(t *testing.T, target string) *proxy {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &road{listener: listener, target: target, conns: map[net.Conn]bool{}}
+	expect.NoError(t, err)
+	p := &proxy{address: listener.Addr().String(), target: target, dialer: connrotation.NewDialer((&net.Dialer{}).DialContext)}
 	t.Cleanup(func() {
 		listener.Close()
-		r.close()
+		p.disconnect()
 	})
 	go func() {
 		for {
-			c, err := listener.Accept()
+			client, err := listener.Accept()
 			if err != nil {
 				return
 			}
-			go r.carry(c)
+			go p.forward(client)
 		}
 	}()
-	return r
+	return p
 }
 
-func (r *road) address() string { return r.listener.Addr().String() }
-
-func (r *road) carry(c net.Conn) {
-	defer c.Close()
-	there, err := net.Dial("tcp", r.target)
+// forward copies in both directions until one side closes.
+func (p *proxy) forward(client net.Conn) {
+	defer client.Close()
+	server, err := p.dialer.Dial("tcp", p.target)
 	if err != nil {
 		return
 	}
-	defer there.Close()
-	r.mu.Lock()
-	if r.closed {
-		r.mu.Unlock()
+	defer server.Close()
+	if p.cut.Load() {
 		return
 	}
-	r.conns[c], r.conns[there] = true, true
-	r.mu.Unlock()
 	go func() {
-		io.Copy(there, c)
-		there.Close()
+		io.Copy(server, client)
+		server.Close()
 	}()
-	io.Copy(c, there)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.conns, c)
-	delete(r.conns, there)
+	io.Copy(client, server)
 }
 
-func (r *road) close() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = true
-	for c := range r.conns {
-		c.Close()
-	}
+func (p *proxy) disconnect() {
+	p.cut.Store(true)
+	p.dialer.CloseAll()
 }
 
-func (r *road) open() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = false
-}
+func (p *proxy) reconnect() { p.cut.Store(false) }

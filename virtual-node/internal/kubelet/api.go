@@ -14,39 +14,36 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Guests is what the API needs to know of a node's pods. Its methods are called
-// from many requests at once.
+// Guests are the pods of the node and their guests. Methods are called
+// concurrently.
 type Guests interface {
-	// Locate finds the guest of a home pod; ok is false where the node has no such
-	// pod or its guest is not there.
+	// Locate returns the guest of a pod; ok is false if the node has no such pod or
+	// the pod has no guest.
 	Locate(namespace, pod string) (guestNamespace, guestName string, ok bool)
-	// Provider is how the provider's API server is reached now. It is called for
-	// each request, since the token changes.
-	Provider() (*rest.Config, error)
-	// Pods are the home pods of the node, with their status. They are only read.
+	// Pods returns the pods of the node with their status. They are not modified.
 	Pods() []*corev1.Pod
+	// ProviderConfig returns the client configuration for the provider's API server.
+	ProviderConfig() *rest.Config
 }
 
-// Options of New. All but Log are needed.
+// Options of New. All but Log are required.
 type Options struct {
-	// NodeName of the virtual node.
+	// NodeName is the name of the virtual node.
 	NodeName string
-	// Auth decides who may ask for what; NewAuth makes the usual one.
-	Auth nodeutil.Auth
-	// Guests of the node.
+	// Auth authenticates and authorizes requests: see NewAuth.
+	Auth   nodeutil.Auth
 	Guests Guests
-	// Clock tells the time of what is measured while the node has no guest that is.
+	// Clock is the time of the node's usage while no guest's was measured.
 	Clock clock.PassiveClock
-	// Log takes what an operator of the virtual node should know. The zero value
-	// drops it.
+	// Log discards if it is the zero value.
 	Log logr.Logger
 }
 
-// New makes the handler of a node's kubelet API. Nothing in it answers before the
-// request was authenticated and authorised.
+// New returns the handler of a node's kubelet API. All paths require authentication
+// and authorization.
 func New(o Options) (http.Handler, error) {
 	if o.NodeName == "" || o.Auth == nil || o.Guests == nil || o.Clock == nil {
-		return nil, errors.New("the kubelet API of a virtual node needs NodeName, Auth, Guests and Clock")
+		return nil, errors.New("kubelet API: NodeName, Auth, Guests and Clock are required")
 	}
 	if o.Log.GetSink() == nil {
 		o.Log = logr.Discard()
@@ -70,14 +67,14 @@ func New(o Options) (http.Handler, error) {
 	return nodeutil.WithAuth(o.Auth, routes), nil
 }
 
-// api carries requests about pods on to their guests.
+// api forwards requests about pods to their guests.
 type api struct {
 	node   string
 	guests Guests
 	log    logr.Logger
 }
 
-// pods lists the node's pods as a kubelet does.
+// pods serves /pods.
 func (a *api) pods(w http.ResponseWriter, _ *http.Request) {
 	list := corev1.PodList{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"},
@@ -89,11 +86,10 @@ func (a *api) pods(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, a.log, list)
 }
 
-// writeJSON answers with value. What fails after the header has gone out can only
-// be logged.
+// writeJSON writes a response. Errors are only logged: the header was sent.
 func writeJSON(w http.ResponseWriter, log logr.Logger, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(value); err != nil {
-		log.V(1).Info("An answer of the kubelet API broke off", "Error", err.Error())
+		log.V(1).Info("Failed to write a response", "error", err.Error())
 	}
 }

@@ -7,109 +7,81 @@ import (
 	"time"
 
 	"github.com/virtual-kubelet/virtual-kubelet/node/nodeutil"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/kubernetes"
 )
 
 const (
-	// The ConfigMap in which an API server says by which CA it knows its clients.
+	// The ConfigMap in which an API server publishes the CA of its clients.
 	caNamespace = "kube-system"
 	caConfigMap = "extension-apiserver-authentication"
 	caKey       = "client-ca-file"
 
-	// caWithin is how long the CA may take to be read first.
-	caWithin = 15 * time.Second
-	// tokenReviewWithin is how long the API server may take over a token.
-	tokenReviewWithin = 10 * time.Second
+	// caTimeout bounds the first read of the CA.
+	caTimeout          = 15 * time.Second
+	tokenReviewTimeout = 10 * time.Second
 )
 
-// NewAuth leaves it to the home API server who may use the kubelet API of a node.
-// Client certificates are checked with the CA that the API server publishes, which
-// is watched until ctx ends; tokens by TokenReview; rights by SubjectAccessReview
-// on the node's subresources, as for a kubelet. Answers are kept for a while:
-// tokens for 2 minutes, rights for 5, refusals for half a minute.
+// NewAuth delegates authentication and authorization of a node's kubelet API to
+// this cluster's API server, as a kubelet does: client certificates are verified
+// with the CA that the API server publishes, which is watched until ctx ends;
+// tokens by TokenReview, cached for 2 minutes; access by SubjectAccessReview on
+// the node's subresources, cached for 5 minutes if allowed and 30 s if denied.
 //
-// It fails where that CA cannot be read within 15 seconds: try again, having
-// granted Role extension-apiserver-authentication-reader in kube-system.
+// NewAuth fails if the CA cannot be read within 15 seconds. That needs Role
+// extension-apiserver-authentication-reader in kube-system.
 func NewAuth(ctx context.Context, client kubernetes.Interface, nodeName string) (nodeutil.Auth, error) {
 	ca, err := dynamiccertificates.NewDynamicCAFromConfigMapController("client-ca", caNamespace, caConfigMap, caKey, client)
 	if err != nil {
-		return nil, fmt.Errorf("preparing to watch ConfigMap %s/%s: %w", caNamespace, caConfigMap, err)
+		return nil, fmt.Errorf("setting up the watch of ConfigMap %s/%s: %w", caNamespace, caConfigMap, err)
 	}
-	watching, stop := context.WithCancel(ctx)
-	if err := startCA(watching, ca); err != nil {
+	watchCtx, stop := context.WithCancel(ctx)
+	go ca.Run(watchCtx, 1)
+	if err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, caTimeout, true, func(context.Context) (bool, error) {
+		return len(ca.CurrentCABundleContent()) > 0, nil
+	}); err != nil {
 		stop()
-		return nil, err
+		return nil, fmt.Errorf("reading %s of ConfigMap %s/%s (get, list and watch must be allowed): %w", caKey, caNamespace, caConfigMap, err)
 	}
-	context.AfterFunc(ctx, stop)
-
 	auth, err := nodeutil.WebhookAuth(client, nodeName, func(c *nodeutil.WebhookAuthConfig) error {
 		c.AuthnConfig.ClientCertificateCAContentProvider = ca
-		c.AuthnConfig.TokenAccessReviewTimeout = tokenReviewWithin
+		c.AuthnConfig.TokenAccessReviewTimeout = tokenReviewTimeout
 		return nil
 	})
 	if err != nil {
 		stop()
 		return nil, fmt.Errorf("delegating authentication to the API server: %w", err)
 	}
-	return fineGrained{auth}, nil
+	context.AfterFunc(ctx, stop)
+	return fineGrainedAuth{auth}, nil
 }
 
-// startCA watches the CA and returns when it was read first.
-func startCA(ctx context.Context, ca *dynamiccertificates.ConfigMapCAController) error {
-	read := make(heard, 1)
-	ca.AddListener(read)
-	go ca.Run(ctx, 1)
-	deadline := time.NewTimer(caWithin)
-	defer deadline.Stop()
-	for len(ca.CurrentCABundleContent()) == 0 {
-		select {
-		case <-read:
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-deadline.C:
-			return fmt.Errorf("%s of ConfigMap %s/%s was not read within %s: may this process get, list and watch it, and does it hold a CA?",
-				caKey, caNamespace, caConfigMap, caWithin)
-		}
+// fineGrainedAuth accepts, as an alternative to nodes/proxy, the subresources that
+// Kubernetes defines for some paths.
+type fineGrainedAuth struct{ nodeutil.Auth }
+
+// fineGrainedSubresources are the subresources for a path and those below it.
+var fineGrainedSubresources = map[string]string{"/pods": "pods", "/healthz": "healthz"}
+
+// Authorize checks the fine-grained subresource first, as a kubelet does.
+func (f fineGrainedAuth) Authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
+	if attributes.GetSubresource() != "proxy" {
+		return f.Auth.Authorize(ctx, attributes)
 	}
-	return nil
-}
-
-// heard notes that something changed.
-type heard chan struct{}
-
-func (h heard) Enqueue() {
-	select {
-	case h <- struct{}{}:
-	default:
-	}
-}
-
-// fineGrained accepts, beside nodes/proxy, the narrower rights that Kubernetes
-// knows for some paths.
-type fineGrained struct{ nodeutil.Auth }
-
-// narrower are the subresources that suffice for a path and those below it.
-var narrower = map[string]string{"/pods": "pods", "/healthz": "healthz"}
-
-// Authorize asks for the narrower right first, as a kubelet does.
-func (f fineGrained) Authorize(ctx context.Context, asked authorizer.Attributes) (authorizer.Decision, string, error) {
-	if asked.GetSubresource() != "proxy" {
-		return f.Auth.Authorize(ctx, asked)
-	}
-	for path, subresource := range narrower {
-		if asked.GetPath() != path && !strings.HasPrefix(asked.GetPath(), path+"/") {
+	for path, subresource := range fineGrainedSubresources {
+		if attributes.GetPath() != path && !strings.HasPrefix(attributes.GetPath(), path+"/") {
 			continue
 		}
 		decision, reason, err := f.Auth.Authorize(ctx, authorizer.AttributesRecord{
-			User: asked.GetUser(), Verb: asked.GetVerb(), APIVersion: asked.GetAPIVersion(),
-			Resource: asked.GetResource(), Name: asked.GetName(), Subresource: subresource,
-			ResourceRequest: true, Path: asked.GetPath(),
+			User: attributes.GetUser(), Verb: attributes.GetVerb(), APIVersion: attributes.GetAPIVersion(),
+			Resource: attributes.GetResource(), Name: attributes.GetName(), Subresource: subresource,
+			ResourceRequest: true, Path: attributes.GetPath(),
 		})
 		if err == nil && decision == authorizer.DecisionAllow {
 			return decision, reason, nil
 		}
 	}
-	return f.Auth.Authorize(ctx, asked)
+	return f.Auth.Authorize(ctx, attributes)
 }

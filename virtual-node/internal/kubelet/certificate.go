@@ -1,67 +1,35 @@
 package kubelet
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"fmt"
-	"math/big"
 	"net"
 	"time"
+
+	"k8s.io/client-go/util/cert"
 )
 
-// certificateLife is how long a self-signed certificate is good for. A process
-// that lives longer than that is restarted long before, with its cluster's nodes.
-const certificateLife = 10 * 365 * 24 * time.Hour
+// certificateLifetime exceeds the life of any process: the certificate is not
+// renewed.
+const certificateLifetime = 10 * 365 * 24 * time.Hour
 
-// Certificate makes a self-signed serving certificate for a node at addresses, IP
-// addresses or names. Its key exists in memory alone. API servers do not check
-// kubelets' certificates unless they are told to; those that are need one from
-// their CA in its place.
-func Certificate(nodeName string, addresses ...string) (tls.Certificate, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+// SelfSignedCertificate creates a serving certificate for a node, whose key is
+// kept in memory only. API servers do not verify kubelets' certificates by default;
+// those that do need a certificate of their CA instead.
+func SelfSignedCertificate(nodeName string, ips ...net.IP) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+	certPEM, keyPEM, err := cert.GenerateSelfSignedCertKeyWithOptions(cert.SelfSignedCertKeyOptions{Host: nodeName, AlternateIPs: ips, MaxAge: certificateLifetime})
 	if err != nil {
-		return tls.Certificate{}, fmt.Errorf("making a key for the kubelet API of %s: %w", nodeName, err)
+		return nil, fmt.Errorf("creating a certificate for the kubelet API of %s: %w", nodeName, err)
 	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
-		return tls.Certificate{}, fmt.Errorf("making a serial number for the kubelet API of %s: %w", nodeName, err)
+		return nil, fmt.Errorf("reading the certificate for the kubelet API of %s: %w", nodeName, err)
 	}
-	now := time.Now()
-	template := &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: "system:node:" + nodeName, Organization: []string{"system:nodes"}},
-		DNSNames:     []string{nodeName},
-		// The clocks of those who connect may be behind.
-		NotBefore:             now.Add(-time.Hour),
-		NotAfter:              now.Add(certificateLife),
-		KeyUsage:              x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		BasicConstraintsValid: true,
-	}
-	for _, address := range addresses {
-		if ip := net.ParseIP(address); ip != nil {
-			template.IPAddresses = append(template.IPAddresses, ip)
-		} else if address != "" && address != nodeName {
-			template.DNSNames = append(template.DNSNames, address)
-		}
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return tls.Certificate{}, fmt.Errorf("signing the certificate of the kubelet API of %s: %w", nodeName, err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &pair, nil }, nil
 }
 
-// ServerTLS is how a listener of the kubelet API speaks TLS. It asks for client
-// certificates and leaves it to Auth to judge them: the CA can change.
-func ServerTLS(certificate tls.Certificate) *tls.Config {
-	return &tls.Config{
-		MinVersion:   tls.VersionTLS12,
-		Certificates: []tls.Certificate{certificate},
-		ClientAuth:   tls.RequestClientCert,
-	}
+// TLSConfig returns the configuration of a listener of the kubelet API. Client
+// certificates are requested here and verified by Auth, since their CA can change.
+func TLSConfig(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)) *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate, ClientAuth: tls.RequestClientCert}
 }

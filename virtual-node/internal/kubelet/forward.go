@@ -15,25 +15,25 @@ import (
 	"k8s.io/client-go/transport/spdy"
 )
 
-// portForward joins connections of a client with ports of a guest.
+// portForward forwards connections of a client to ports of a guest.
 func (a *api) portForward(w http.ResponseWriter, r *http.Request) {
 	g, ok := a.locate(w, r)
 	if !ok {
 		return
 	}
-	// The handler returns when the client's connection ends, and what is still
-	// joined then has to end too: virtual-kubelet's own context never does.
+	// virtual-kubelet does not cancel the context that it passes when the client
+	// disconnects; the handler returns then.
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	forward := func(_ context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
-		return g.homeNames(g.forward(ctx, port, stream))
+		return g.withPodName(g.forward(ctx, port, stream))
 	}
-	vkapi.HandlePortForward(forward, vkapi.WithPortForwardStreamIdleTimeout(idleAfter),
-		vkapi.WithPortForwardCreationTimeout(streamsWithin))(w, withVars(r))
+	vkapi.HandlePortForward(forward, vkapi.WithPortForwardStreamIdleTimeout(streamIdleTimeout),
+		vkapi.WithPortForwardCreationTimeout(streamCreationTimeout))(w, withVars(r))
 }
 
-// forward joins one connection with a port of the guest until both directions are
-// done, one breaks, or ctx ends.
+// forward connects a client's stream with a port of the guest until both directions
+// are closed, one fails, or ctx ends.
 func (g guest) forward(ctx context.Context, port int32, client io.ReadWriteCloser) error {
 	connection, err := g.dialForward()
 	if err != nil {
@@ -46,33 +46,32 @@ func (g guest) forward(ctx context.Context, port int32, client io.ReadWriteClose
 	headers.Set(corev1.StreamType, corev1.StreamTypeError)
 	headers.Set(corev1.PortHeader, strconv.Itoa(int(port)))
 	headers.Set(corev1.PortForwardRequestIDHeader, "0")
-	problems, err := connection.CreateStream(headers)
+	errorStream, err := connection.CreateStream(headers)
 	if err != nil {
-		return fmt.Errorf("opening the stream for errors to the provider: %w", err)
+		return fmt.Errorf("opening the error stream to the provider: %w", err)
 	}
-	// Nothing is ever sent on it.
-	problems.Close()
+	errorStream.Close() // it is only read
 	headers.Set(corev1.StreamType, corev1.StreamTypeData)
 	data, err := connection.CreateStream(headers)
 	if err != nil {
-		return fmt.Errorf("opening the stream for data to the provider: %w", err)
+		return fmt.Errorf("opening the data stream to the provider: %w", err)
 	}
 
-	told := make(chan error, 1)
+	remoteErr := make(chan error, 1)
 	go func() {
-		words, err := io.ReadAll(problems)
+		message, err := io.ReadAll(errorStream)
 		switch {
-		case len(words) > 0:
-			told <- errors.New(string(words))
+		case len(message) > 0:
+			remoteErr <- errors.New(string(message))
 		case err != nil && ctx.Err() == nil:
-			told <- fmt.Errorf("the connection to the provider broke: %w", err)
+			remoteErr <- fmt.Errorf("reading from the provider: %w", err)
 		default:
-			told <- nil
+			remoteErr <- nil
 		}
 	}()
 	go func() {
-		// The guest may go on to answer after the client has said all; but a client
-		// that broke off is not to keep the connection.
+		// The guest may respond after the client has closed its direction, but an
+		// aborted client must not keep the connection.
 		if _, err := io.Copy(data, client); err != nil {
 			connection.Close()
 			return
@@ -85,41 +84,37 @@ func (g guest) forward(ctx context.Context, port int32, client io.ReadWriteClose
 		received <- err
 	}()
 
-	// The provider closes both when the guest's side has ended, and tells on the
-	// one why where it never began: then nothing comes on the other.
+	// The provider closes both streams when the guest's side ends. If the guest's port
+	// cannot be reached, it reports that on the error stream and sends no data.
 	select {
-	case err := <-told:
+	case err := <-remoteErr:
 		if err != nil {
 			return err
 		}
 		return <-received
 	case err := <-received:
 		if err != nil {
-			return fmt.Errorf("the connection to the provider broke: %w", err)
+			return fmt.Errorf("reading from the provider: %w", err)
 		}
-		return <-told
+		return <-remoteErr
 	case <-ctx.Done():
 		return nil
 	}
 }
 
-// dialForward opens a connection for port-forwarding at the provider: SPDY inside
-// of a websocket, or SPDY as such where the API server or a proxy before it does
-// not know that.
+// dialForward opens a connection for port-forwarding to the provider: SPDY over a
+// websocket, or SPDY alone if the API server or a proxy does not support that.
 func (g guest) dialForward() (httpstream.Connection, error) {
-	address := g.at(http.MethodPost, "portforward").URL()
-	tunnel, err := portforward.NewSPDYOverWebsocketDialer(address, g.config)
-	if err != nil {
-		return nil, fmt.Errorf("preparing port-forward at the provider: %w", err)
-	}
+	url := g.request(http.MethodPost, "portforward").URL()
+	tunnel, tunnelErr := portforward.NewSPDYOverWebsocketDialer(url, g.config)
 	transport, upgrader, err := spdy.RoundTripperFor(g.config)
-	if err != nil {
+	if err := errors.Join(tunnelErr, err); err != nil {
 		return nil, fmt.Errorf("preparing port-forward at the provider: %w", err)
 	}
-	plain := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, address)
-	connection, _, err := portforward.NewFallbackDialer(tunnel, plain, tryOther).Dial(portforward.PortForwardProtocolV1Name)
+	plain := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, url)
+	connection, _, err := portforward.NewFallbackDialer(tunnel, plain, shouldFallBack).Dial(portforward.PortForwardProtocolV1Name)
 	if err != nil {
-		return nil, fmt.Errorf("opening port-forward at the provider: %w", err)
+		return nil, fmt.Errorf("connecting for port-forward to the provider: %w", err)
 	}
 	return connection, nil
 }

@@ -8,62 +8,62 @@ import (
 	"time"
 )
 
-// answerWithin is how long the provider may take to begin its answer.
-const answerWithin = 30 * time.Second
+// responseTimeout bounds the time to the beginning of the provider's response.
+const responseTimeout = 30 * time.Second
 
-// logQueries are the parameters of a kubelet's containerLogs, which are also those
-// of a pod's log. The provider checks their values.
-var logQueries = []string{
+// logParameters are the query parameters of a kubelet's containerLogs, which are
+// those of a pod's log. The provider validates the values.
+var logParameters = []string{
 	"follow", "previous", "timestamps", "sinceSeconds", "sinceTime", "tailLines", "limitBytes", "stream", "insecureSkipTLSVerifyBackend",
 }
 
-// logs sends a container's log, each piece as it comes.
+// logs streams the log of a guest's container.
 func (a *api) logs(w http.ResponseWriter, r *http.Request) {
 	g, ok := a.locate(w, r)
 	if !ok {
 		return
 	}
-	request := g.at(http.MethodGet, "log").Param("container", r.PathValue("container"))
-	asked := r.URL.Query()
-	for _, key := range logQueries {
-		if value := asked.Get(key); value != "" {
+	request := g.request(http.MethodGet, "log").Param("container", r.PathValue("container"))
+	query := r.URL.Query()
+	for _, key := range logParameters {
+		if value := query.Get(key); value != "" {
 			request.Param(key, value)
 		}
 	}
 
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	late := time.AfterFunc(answerWithin, func() { cancel(context.DeadlineExceeded) })
-	lines, err := request.Stream(ctx)
-	late.Stop()
+	timeout := time.AfterFunc(responseTimeout, func() { cancel(context.DeadlineExceeded) })
+	stream, err := request.Stream(ctx)
+	timeout.Stop()
 	if err != nil {
 		if context.Cause(ctx) == context.DeadlineExceeded {
-			err = fmt.Errorf("%w (%s)", context.DeadlineExceeded, answerWithin)
+			err = fmt.Errorf("%w (%s)", context.DeadlineExceeded, responseTimeout)
 		}
-		answerProblem(w, g.homeNames(err))
+		writeError(w, g.withPodName(err))
 		return
 	}
-	defer lines.Close()
+	defer stream.Close()
 
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(http.StatusOK)
-	out := flushing{w: w, control: http.NewResponseController(w)}
-	// Who follows a silent container should learn at once that he is connected.
+	out := flushWriter{w: w, control: http.NewResponseController(w)}
+	// The header is sent before the first line: a container may log nothing for long.
 	_ = out.control.Flush()
-	if _, err := io.Copy(out, lines); err != nil && r.Context().Err() == nil {
-		a.log.Info("A log from the provider broke off", "Namespace", g.homeNamespace, "Pod", g.homePod, "Error", err.Error())
-		// The header is out, so only a broken connection still says that the log is not whole.
+	if _, err := io.Copy(out, stream); err != nil && r.Context().Err() == nil {
+		a.log.Info("Log stream from the provider was interrupted", "namespace", g.podNamespace, "pod", g.podName, "error", err.Error())
+		// The header was sent: only a broken connection shows that the log is incomplete.
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// flushing passes each write on at once.
-type flushing struct {
+// flushWriter flushes after each write.
+type flushWriter struct {
 	w       io.Writer
 	control *http.ResponseController
 }
 
-func (f flushing) Write(p []byte) (int, error) {
+func (f flushWriter) Write(p []byte) (int, error) {
 	n, err := f.w.Write(p)
 	if err != nil {
 		return n, err

@@ -2,7 +2,6 @@ package kubelet
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -12,16 +11,18 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
+
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-const logPath = "/containerLogs/" + homeSpace + "/" + homePod + "/c"
+const logPath = "/containerLogs/" + podNamespace + "/" + podName + "/c"
 
-func TestLogsCarryEveryOption(t *testing.T) {
+func TestLogsForwardAllParameters(t *testing.T) {
 	t.Parallel()
-	guests := &oneGuest{}
-	asked := make(chan *http.Request, 1)
-	guests.config = played(t, func(w http.ResponseWriter, r *http.Request) {
-		asked <- r
+	guests := &fakeGuests{}
+	requests := make(chan *http.Request, 1)
+	guests.config = fakeProvider(t, func(w http.ResponseWriter, r *http.Request) {
+		requests <- r
 		fmt.Fprint(w, "one line\n")
 	})
 	server := serve(t, guests, nil, clock.RealClock{})
@@ -33,26 +34,27 @@ func TestLogsCarryEveryOption(t *testing.T) {
 	if code != http.StatusOK || body != "one line\n" {
 		t.Fatalf("got %d %q", code, body)
 	}
-	request := <-asked
-	if want := "/api/v1/namespaces/" + guestSpace + "/pods/" + guestPod + "/log"; request.URL.Path != want {
-		t.Errorf("the provider was asked for %s, want %s", request.URL.Path, want)
+	request := <-requests
+	if want := "/api/v1/namespaces/" + guestNamespace + "/pods/" + guestName + "/log"; request.URL.Path != want {
+		t.Errorf("got a request for %s, want %s", request.URL.Path, want)
 	}
 	options.Set("container", "c")
 	if got := request.URL.Query(); got.Encode() != options.Encode() {
-		t.Errorf("the provider was asked with %v, want %v", got, options)
+		t.Errorf("got parameters %v, want %v", got, options)
 	}
 }
 
-// Who follows sees a line when it is written, and the provider learns when he leaves.
+// A following client receives each line when it is written; its disconnect ends the
+// request to the provider.
 func TestLogsFollow(t *testing.T) {
 	t.Parallel()
-	guests := &oneGuest{}
-	write, left := make(chan string), make(chan struct{})
-	guests.config = played(t, func(w http.ResponseWriter, r *http.Request) {
-		defer close(left)
+	guests := &fakeGuests{}
+	write, disconnected := make(chan string), make(chan struct{})
+	guests.config = fakeProvider(t, func(w http.ResponseWriter, r *http.Request) {
+		defer close(disconnected)
 		control := http.NewResponseController(w)
 		for {
-			// The error of a flush is that the other side left, which comes as Done.
+			// An error means that the client disconnected, which ends the context.
 			_ = control.Flush()
 			select {
 			case line := <-write:
@@ -63,12 +65,10 @@ func TestLogsFollow(t *testing.T) {
 		}
 	})
 	server := serve(t, guests, nil, clock.RealClock{})
-	answer, err := anyClient().Get(server.URL + logPath + "?follow=true")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	lines := bufio.NewScanner(answer.Body)
+	response, err := insecureClient().Get(server.URL + logPath + "?follow=true")
+	expect.NoError(t, err)
+	defer response.Body.Close()
+	lines := bufio.NewScanner(response.Body)
 	for _, line := range []string{"first", "second"} {
 		write <- line
 		read := make(chan string, 1)
@@ -79,41 +79,39 @@ func TestLogsFollow(t *testing.T) {
 				t.Fatalf("got %q, want %q", got, line)
 			}
 		case <-time.After(20 * time.Second):
-			t.Fatalf("%q was written and did not arrive", line)
+			t.Fatalf("%q did not arrive", line)
 		}
 	}
-	answer.Body.Close()
+	response.Body.Close()
 	select {
-	case <-left:
+	case <-disconnected:
 	case <-time.After(20 * time.Second):
-		t.Fatal("the provider goes on sending to nobody")
+		t.Fatal("the request to the provider did not end")
 	}
 }
 
-// A log that broke off must not look like one that ended.
-func TestLogsThatBreakOff(t *testing.T) {
+// A client must be able to tell an interrupted log from a complete one.
+func TestLogsInterrupted(t *testing.T) {
 	t.Parallel()
-	guests := &oneGuest{}
-	guests.config = played(t, func(w http.ResponseWriter, _ *http.Request) {
+	guests := &fakeGuests{}
+	guests.config = fakeProvider(t, func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "half")
 		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	})
 	server := serve(t, guests, nil, clock.RealClock{})
-	answer, err := anyClient().Get(server.URL + logPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	lines := bufio.NewScanner(answer.Body)
+	response, err := insecureClient().Get(server.URL + logPath)
+	expect.NoError(t, err)
+	defer response.Body.Close()
+	lines := bufio.NewScanner(response.Body)
 	for lines.Scan() {
 	}
 	if lines.Err() == nil {
-		t.Error("the log ended as if it were whole")
+		t.Error("the interrupted log ended without an error")
 	}
 }
 
-func TestProblemsInWords(t *testing.T) {
+func TestErrorResponses(t *testing.T) {
 	t.Parallel()
 	status := func(code int, reason, message string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -125,34 +123,40 @@ func TestProblemsInWords(t *testing.T) {
 	for name, c := range map[string]struct {
 		path     string
 		provider http.HandlerFunc
-		err      error
 		want     int
-		words    string
+		message  string
 	}{
-		"NoSuchPod":    {"/containerLogs/work/other/c", nil, nil, http.StatusNotFound, "pod work/other does not run on virtual node spillway-paris"},
-		"NoSuchToExec": {"/exec/work/other/c?output=1&command=id", nil, nil, http.StatusNotFound, "work/other"},
-		"NoSuchPort":   {"/portForward/work/other", nil, nil, http.StatusNotFound, "work/other"},
-		"NoLink":       {logPath, nil, errors.New("the link is ending"), http.StatusServiceUnavailable, "the link is ending"},
-		"Unreachable":  {logPath, nil, nil, http.StatusServiceUnavailable, "cannot be reached"},
-		"Refused":      {logPath, status(401, "Unauthorized", "Unauthorized"), nil, http.StatusBadGateway, "refuses the virtual node"},
-		"NotAllowed":   {logPath, status(403, "Forbidden", "no pods/log"), nil, http.StatusBadGateway, "no pods/log"},
+		"NoSuchPod":        {"/containerLogs/work/other/c", nil, http.StatusNotFound, "pod work/other is not on virtual node spillway-paris"},
+		"NoSuchPodExec":    {"/exec/work/other/c?output=1&command=id", nil, http.StatusNotFound, "work/other"},
+		"NoSuchPodForward": {"/portForward/work/other", nil, http.StatusNotFound, "work/other"},
+		"Unreachable":      {logPath, nil, http.StatusServiceUnavailable, "unreachable"},
+		"Refused":          {logPath, status(401, "Unauthorized", "Unauthorized"), http.StatusBadGateway, "refused access"},
+		"NotAllowed":       {logPath, status(403, "Forbidden", "no pods/log"), http.StatusBadGateway, "no pods/log"},
 		"Waiting": {
-			logPath, status(400, "BadRequest", `container "c" in pod "`+guestPod+`" is waiting to start: ContainerCreating`), nil,
+			logPath, status(400, "BadRequest", `container "c" in pod "`+guestName+`" is waiting to start: ContainerCreating`),
 			http.StatusBadRequest, `container "c" in pod "job" is waiting to start`,
 		},
-		"GuestGone": {logPath, status(404, "NotFound", `pods "`+guestPod+`" not found`), nil, http.StatusNotFound, `pods "job" not found`},
-		"Broken":    {logPath, status(500, "InternalError", "kubelet down"), nil, http.StatusBadGateway, "kubelet down"},
+		"GuestGone": {logPath, status(404, "NotFound", `pods "`+guestName+`" not found`), http.StatusNotFound, `pods "job" not found`},
+		"Broken":    {logPath, status(500, "InternalError", "kubelet down"), http.StatusBadGateway, "kubelet down"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			guests := &oneGuest{}
-			guests.lead(&rest.Config{Host: "https://127.0.0.1:1"}, c.err)
+			guests := &fakeGuests{}
+			guests.setConfig(&rest.Config{Host: "https://127.0.0.1:1"})
 			if c.provider != nil {
-				guests.lead(played(t, c.provider), nil)
+				guests.setConfig(fakeProvider(t, c.provider))
 			}
 			server := serve(t, guests, nil, clock.RealClock{})
-			if code, body := get(t, server.URL+c.path); code != c.want || !strings.Contains(body, c.words) || strings.Contains(body, "secret-token") {
-				t.Errorf("got %d %q, want %d with %q", code, body, c.want, c.words)
+			if code, body := get(t, server.URL+c.path); code != c.want || !strings.Contains(body, c.message) || strings.Contains(body, "secret-token") {
+				t.Errorf("got %d %q, want %d with %q", code, body, c.want, c.message)
 			}
 		})
+	}
+}
+
+func TestInvalidProviderConfig(t *testing.T) {
+	t.Parallel()
+	server := serve(t, &fakeGuests{config: &rest.Config{Host: "://"}}, nil, clock.RealClock{})
+	if code, body := get(t, server.URL+logPath); code != http.StatusServiceUnavailable || !strings.Contains(body, errInvalidConfig.Error()) {
+		t.Errorf("got %d %q, want 503 with %q", code, body, errInvalidConfig)
 	}
 }

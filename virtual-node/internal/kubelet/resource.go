@@ -7,8 +7,7 @@ import (
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// The names, labels and times are those of a kubelet's /metrics/resource, which
-// metrics-server reads.
+// The metrics of a kubelet's /metrics/resource, which metrics-server reads.
 var (
 	nodeCPU         = prometheus.NewDesc("node_cpu_usage_seconds_total", "Cumulative cpu time consumed by the node in core-seconds", nil, nil)
 	nodeMemory      = prometheus.NewDesc("node_memory_working_set_bytes", "Current working set of the node in bytes", nil, nil)
@@ -21,63 +20,61 @@ var (
 	scrapeError     = prometheus.NewDesc("resource_scrape_error", "1 if there was an error while getting container metrics, 0 otherwise", nil, nil)
 )
 
-// gatherer makes the metrics of one summary.
-func gatherer(summary *stats.Summary, whole bool) prometheus.Gatherer {
+// gatherer returns the metrics of a summary; complete sets resource_scrape_error.
+func gatherer(summary *stats.Summary, complete bool) prometheus.Gatherer {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collected{summary: summary, whole: whole})
+	registry.MustRegister(summaryCollector{summary: summary, complete: complete})
 	return registry
 }
 
-// collected is a summary as a collector of the moment.
-type collected struct {
-	summary *stats.Summary
-	whole   bool
+type summaryCollector struct {
+	summary  *stats.Summary
+	complete bool
 }
 
-func (c collected) Describe(out chan<- *prometheus.Desc) {
+func (s summaryCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{nodeCPU, nodeMemory, podCPU, podMemory, containerCPU, containerMemory, containerStart, scrapeError} {
 		out <- desc
 	}
 }
 
-func (c collected) Collect(out chan<- prometheus.Metric) {
-	cpu := func(desc *prometheus.Desc, s *stats.CPUStats, labels ...string) {
-		if s != nil && s.UsageCoreNanoSeconds != nil {
-			out <- at(s.Time.Time, prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(*s.UsageCoreNanoSeconds)/1e9, labels...))
+func (s summaryCollector) Collect(out chan<- prometheus.Metric) {
+	cpu := func(desc *prometheus.Desc, usage *stats.CPUStats, labels ...string) {
+		if usage != nil && usage.UsageCoreNanoSeconds != nil {
+			out <- at(usage.Time.Time, prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(*usage.UsageCoreNanoSeconds)/1e9, labels...))
 		}
 	}
-	memory := func(desc *prometheus.Desc, s *stats.MemoryStats, labels ...string) {
-		if s != nil && s.WorkingSetBytes != nil {
-			out <- at(s.Time.Time, prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(*s.WorkingSetBytes), labels...))
+	memory := func(desc *prometheus.Desc, usage *stats.MemoryStats, labels ...string) {
+		if usage != nil && usage.WorkingSetBytes != nil {
+			out <- at(usage.Time.Time, prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(*usage.WorkingSetBytes), labels...))
 		}
 	}
-	cpu(nodeCPU, c.summary.Node.CPU)
-	memory(nodeMemory, c.summary.Node.Memory)
-	for _, pod := range c.summary.Pods {
+	cpu(nodeCPU, s.summary.Node.CPU)
+	memory(nodeMemory, s.summary.Node.Memory)
+	for _, pod := range s.summary.Pods {
 		name, namespace := pod.PodRef.Name, pod.PodRef.Namespace
 		cpu(podCPU, pod.CPU, name, namespace)
 		memory(podMemory, pod.Memory, name, namespace)
-		for _, one := range pod.Containers {
-			// A container that is known only by its start would be taken for one that
-			// was measured badly, and its pod dropped.
-			if one.CPU == nil {
+		for _, c := range pod.Containers {
+			// metrics-server drops pods with a container that has a start time only.
+			if c.CPU == nil {
 				continue
 			}
-			cpu(containerCPU, one.CPU, one.Name, name, namespace)
-			memory(containerMemory, one.Memory, one.Name, name, namespace)
-			if one.StartTime.Unix() > 0 {
-				out <- prometheus.MustNewConstMetric(containerStart, prometheus.GaugeValue, float64(one.StartTime.UnixNano())/1e9, one.Name, name, namespace)
+			cpu(containerCPU, c.CPU, c.Name, name, namespace)
+			memory(containerMemory, c.Memory, c.Name, name, namespace)
+			if c.StartTime.Unix() > 0 {
+				out <- prometheus.MustNewConstMetric(containerStart, prometheus.GaugeValue, float64(c.StartTime.UnixNano())/1e9, c.Name, name, namespace)
 			}
 		}
 	}
 	failed := 0.0
-	if !c.whole {
+	if !s.complete {
 		failed = 1
 	}
 	out <- prometheus.MustNewConstMetric(scrapeError, prometheus.GaugeValue, failed)
 }
 
-// at gives a metric the time at which it was measured.
+// at sets the time of a metric.
 func at(t time.Time, m prometheus.Metric) prometheus.Metric {
 	return prometheus.NewMetricWithTimestamp(t, m)
 }

@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,10 +18,10 @@ import (
 )
 
 const (
-	// idleAfter ends a stream that carried nothing for so long, as a kubelet does.
-	idleAfter = 4 * time.Hour
-	// streamsWithin is how long a client may take to open its streams.
-	streamsWithin = 30 * time.Second
+	// streamIdleTimeout is a kubelet's.
+	streamIdleTimeout = 4 * time.Hour
+	// streamCreationTimeout bounds the time until a client has opened its streams.
+	streamCreationTimeout = 30 * time.Second
 )
 
 // exec runs a command in a guest's container.
@@ -35,93 +36,86 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) {
 			Stdin: streams.Stdin() != nil, Stdout: streams.Stdout() != nil, Stderr: streams.Stderr() != nil,
 		}, streams)
 	}
-	vkapi.HandleContainerExec(run, vkapi.WithExecStreamIdleTimeout(idleAfter),
-		vkapi.WithExecStreamCreationTimeout(streamsWithin))(w, withVars(r))
+	vkapi.HandleContainerExec(run, vkapi.WithExecStreamIdleTimeout(streamIdleTimeout),
+		vkapi.WithExecStreamCreationTimeout(streamCreationTimeout))(w, withVars(r))
 }
 
-// attach joins the streams of a guest's container.
+// attach attaches to a guest's container.
 func (a *api) attach(w http.ResponseWriter, r *http.Request) {
 	g, ok := a.locate(w, r)
 	if !ok {
 		return
 	}
-	join := func(ctx context.Context, _, _, container string, streams vkapi.AttachIO) error {
+	run := func(ctx context.Context, _, _, container string, streams vkapi.AttachIO) error {
 		return g.stream(ctx, "attach", &corev1.PodAttachOptions{
 			Container: container, TTY: streams.TTY(),
 			Stdin: streams.Stdin() != nil, Stdout: streams.Stdout() != nil, Stderr: streams.Stderr() != nil,
 		}, streams)
 	}
-	vkapi.HandleContainerAttach(join, vkapi.WithExecStreamIdleTimeout(idleAfter),
-		vkapi.WithExecStreamCreationTimeout(streamsWithin))(w, withVars(r))
+	vkapi.HandleContainerAttach(run, vkapi.WithExecStreamIdleTimeout(streamIdleTimeout),
+		vkapi.WithExecStreamCreationTimeout(streamCreationTimeout))(w, withVars(r))
 }
 
-// withVars hands the parts of the path to virtual-kubelet's handlers in the way
-// they look for them.
+// withVars sets the variables of the path as virtual-kubelet's handlers read them.
 func withVars(r *http.Request) *http.Request {
 	vars := map[string]string{}
-	for _, part := range []string{"namespace", "pod", "container"} {
-		if value := r.PathValue(part); value != "" {
-			vars[part] = value
+	for _, name := range []string{"namespace", "pod", "container"} {
+		if value := r.PathValue(name); value != "" {
+			vars[name] = value
 		}
 	}
 	return mux.SetURLVars(r, vars)
 }
 
-// stream joins streams with a subresource of the guest until one side ends, or
-// ctx, which virtual-kubelet cancels when its client leaves. A command's exit code
-// is an error that says so, and passes unchanged.
+// stream connects streams with a subresource of the guest until one side closes or
+// ctx ends; virtual-kubelet cancels ctx when its client disconnects. The error that
+// carries a command's exit code is returned unchanged.
 func (g guest) stream(ctx context.Context, subresource string, options runtime.Object, streams vkapi.AttachIO) error {
-	address := g.at(http.MethodPost, subresource).VersionedParams(options, scheme.ParameterCodec).URL()
-	// Websockets pass where proxies know no SPDY; older API servers know no websockets here.
-	websocket, err := remotecommand.NewWebSocketExecutor(g.config, http.MethodGet, address.String())
-	if err != nil {
+	url := g.request(http.MethodPost, subresource).VersionedParams(options, scheme.ParameterCodec).URL()
+	// Websockets pass proxies that do not support SPDY; older API servers support only
+	// SPDY.
+	websocket, websocketErr := remotecommand.NewWebSocketExecutor(g.config, http.MethodGet, url.String())
+	spdy, spdyErr := remotecommand.NewSPDYExecutor(g.config, http.MethodPost, url)
+	executor, err := remotecommand.NewFallbackExecutor(websocket, spdy, shouldFallBack)
+	if err := errors.Join(websocketErr, spdyErr, err); err != nil {
 		return fmt.Errorf("preparing %s at the provider: %w", subresource, err)
 	}
-	spdy, err := remotecommand.NewSPDYExecutor(g.config, http.MethodPost, address)
-	if err != nil {
-		return fmt.Errorf("preparing %s at the provider: %w", subresource, err)
-	}
-	either, err := remotecommand.NewFallbackExecutor(websocket, spdy, tryOther)
-	if err != nil {
-		return fmt.Errorf("preparing %s at the provider: %w", subresource, err)
-	}
-	joined := remotecommand.StreamOptions{Stdin: streams.Stdin(), Tty: streams.TTY()}
-	// A nil stream must become a nil interface, which is how client-go tells it.
+	streamOptions := remotecommand.StreamOptions{Stdin: streams.Stdin(), Tty: streams.TTY()}
+	// client-go compares with a nil interface, not with a nil io.WriteCloser.
 	if out := streams.Stdout(); out != nil {
-		joined.Stdout = io.Writer(out)
+		streamOptions.Stdout = io.Writer(out)
 	}
 	if out := streams.Stderr(); out != nil {
-		joined.Stderr = io.Writer(out)
+		streamOptions.Stderr = io.Writer(out)
 	}
 	if streams.TTY() {
-		joined.TerminalSizeQueue = sizes{ctx: ctx, from: streams.Resize()}
+		streamOptions.TerminalSizeQueue = terminalSizes{ctx: ctx, resize: streams.Resize()}
 	}
-	return g.homeNames(either.StreamWithContext(ctx, joined))
+	return g.withPodName(executor.StreamWithContext(ctx, streamOptions))
 }
 
-// tryOther is true where a connection failed in a way that the other protocol may
-// not.
-func tryOther(err error) bool {
+// shouldFallBack reports whether SPDY may work where websockets failed.
+func shouldFallBack(err error) bool {
 	return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
 }
 
-// sizes are those of a client's terminal.
-type sizes struct {
-	ctx  context.Context
-	from <-chan vkapi.TermSize
+// terminalSizes implements remotecommand.TerminalSizeQueue.
+type terminalSizes struct {
+	ctx    context.Context
+	resize <-chan vkapi.TermSize
 }
 
-// emptySizePause is the rest after an empty size. virtual-kubelet sends them
-// without end when the client has closed its side.
-const emptySizePause = 100 * time.Millisecond
+// emptySizeDelay is the delay after an empty size: virtual-kubelet sends them in a
+// loop once the client has closed its side.
+const emptySizeDelay = 100 * time.Millisecond
 
-// Next waits for the next size; nil says that there will be none.
-func (s sizes) Next() *remotecommand.TerminalSize {
+// Next returns the next size, or nil if there is none left.
+func (s terminalSizes) Next() *remotecommand.TerminalSize {
 	for {
 		select {
 		case <-s.ctx.Done():
 			return nil
-		case size, open := <-s.from:
+		case size, open := <-s.resize:
 			if !open {
 				return nil
 			}
@@ -129,11 +123,9 @@ func (s sizes) Next() *remotecommand.TerminalSize {
 				return &remotecommand.TerminalSize{Width: size.Width, Height: size.Height}
 			}
 		}
-		pause := time.NewTimer(emptySizePause)
 		select {
 		case <-s.ctx.Done():
-		case <-pause.C:
+		case <-time.After(emptySizeDelay):
 		}
-		pause.Stop()
 	}
 }

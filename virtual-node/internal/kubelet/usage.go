@@ -12,56 +12,55 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 	metricsclient "k8s.io/metrics/pkg/client/clientset/versioned"
 	"k8s.io/utils/clock"
 )
 
-// usageWithin is how long the provider may take to say what its guests use. Those
-// who scrape a kubelet wait about 10 seconds.
-const usageWithin = 8 * time.Second
+// usageTimeout bounds the requests to the provider: clients of a kubelet time out
+// after about 10 seconds.
+const usageTimeout = 8 * time.Second
 
-// usage tells what a node's pods use, by the provider's metrics API.
+// usage serves the resource usage of the node's pods, from the provider's metrics
+// API.
 type usage struct {
-	node   string
-	guests Guests
-	clock  clock.PassiveClock
-	log    logr.Logger
-	meter  *meter
-	since  time.Time
+	node    string
+	guests  Guests
+	clock   clock.PassiveClock
+	log     logr.Logger
+	cpu     *cpuCounters
+	started time.Time
 }
 
 func newUsage(o Options) *usage {
-	return &usage{node: o.NodeName, guests: o.Guests, clock: o.Clock, log: o.Log, meter: newMeter(), since: o.Clock.Now()}
+	return &usage{node: o.NodeName, guests: o.Guests, clock: o.Clock, log: o.Log, cpu: newCPUCounters(), started: o.Clock.Now()}
 }
 
-// summary answers /stats/summary.
+// summary serves /stats/summary.
 func (u *usage) summary(w http.ResponseWriter, r *http.Request) {
-	summary, _, err := u.measure(r.Context())
+	summary, _, err := u.collect(r.Context())
 	if err != nil {
-		answerProblem(w, err)
+		writeError(w, err)
 		return
 	}
 	writeJSON(w, u.log, summary)
 }
 
-// metrics answers /metrics/resource.
+// metrics serves /metrics/resource.
 func (u *usage) metrics(w http.ResponseWriter, r *http.Request) {
-	summary, whole, err := u.measure(r.Context())
+	summary, complete, err := u.collect(r.Context())
 	if err != nil {
-		answerProblem(w, err)
+		writeError(w, err)
 		return
 	}
-	promhttp.HandlerFor(gatherer(summary, whole), promhttp.HandlerOpts{}).ServeHTTP(w, r)
+	promhttp.HandlerFor(gatherer(summary, complete), promhttp.HandlerOpts{}).ServeHTTP(w, r)
 }
 
-// measure asks the provider what the guests use now. Where it has no metrics API
-// the pods are there without their use; whole is false where it has one that the
-// virtual node may not read.
-func (u *usage) measure(ctx context.Context) (summary *stats.Summary, whole bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, usageWithin)
+// collect returns the current usage. Pods without metrics are listed without usage;
+// complete is false if the provider denied access to its metrics API.
+func (u *usage) collect(ctx context.Context) (summary *stats.Summary, complete bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, usageTimeout)
 	defer cancel()
 	pods := u.guests.Pods()
 	located := make([]types.NamespacedName, len(pods))
@@ -72,40 +71,32 @@ func (u *usage) measure(ctx context.Context) (summary *stats.Summary, whole bool
 			namespaces[namespace] = true
 		}
 	}
-	used, whole, err := u.fetch(ctx, namespaces)
+	metrics, complete, err := u.podMetrics(ctx, namespaces)
 	if err != nil {
 		return nil, false, err
 	}
 
-	summary = &stats.Summary{Node: stats.NodeStats{NodeName: u.node, StartTime: metav1.NewTime(u.since)}, Pods: []stats.PodStats{}}
+	summary = &stats.Summary{Node: stats.NodeStats{NodeName: u.node, StartTime: metav1.NewTime(u.started)}, Pods: []stats.PodStats{}}
 	present := map[container]bool{}
-	var node tally
+	var node usageSum
 	for i, pod := range pods {
-		one := u.pod(pod, used[located[i]], present)
-		node.addPod(one)
-		summary.Pods = append(summary.Pods, one)
+		summary.Pods = append(summary.Pods, u.podStats(pod, metrics[located[i]], present, &node))
 	}
-	if whole {
-		u.meter.keep(present)
+	if complete {
+		u.cpu.retain(present)
 	}
-	summary.Node.CPU, summary.Node.Memory = u.nodeStats(node)
-	return summary, whole, nil
-}
-
-// nodeStats are the use of the node: that of its guests. Its counter also holds
-// what those used who are gone.
-func (u *usage) nodeStats(node tally) (*stats.CPUStats, *stats.MemoryStats) {
-	total := u.meter.all()
 	if node.at.IsZero() {
-		// Nothing is used: that is so now.
+		// No usage was measured: the node uses nothing now.
 		node.at = u.clock.Now()
 	}
-	return cpuStats(node.at, node.cores, total.coreSeconds), memoryStats(node.at, node.bytes)
+	// The node's counter includes pods that were deleted.
+	summary.Node.CPU, summary.Node.Memory = cpuStats(node.at, node.cores, u.cpu.total().coreSeconds), memoryStats(node.at, node.bytes)
+	return summary, complete, nil
 }
 
-// pod is what one pod uses; used is nil where that is not known. It notes the
-// containers that it counted.
-func (u *usage) pod(pod *corev1.Pod, used *metricsv1beta1.PodMetrics, present map[container]bool) stats.PodStats {
+// podStats returns the usage of a pod; metrics is nil if unknown. It adds the pod's
+// containers to present, and their usage to node.
+func (u *usage) podStats(pod *corev1.Pod, metrics *metricsv1beta1.PodMetrics, present map[container]bool, node *usageSum) stats.PodStats {
 	out := stats.PodStats{
 		PodRef:     stats.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)},
 		Containers: []stats.ContainerStats{},
@@ -114,61 +105,55 @@ func (u *usage) pod(pod *corev1.Pod, used *metricsv1beta1.PodMetrics, present ma
 		out.StartTime = *pod.Status.StartTime
 	}
 	started := startTimes(pod)
-	if used == nil {
+	if metrics == nil {
 		for name, start := range started {
 			present[container{pod: pod.UID, name: name}] = true
 			out.Containers = append(out.Containers, stats.ContainerStats{Name: name, StartTime: metav1.NewTime(start)})
 		}
 		return out
 	}
-	var all tally
-	for _, c := range used.Containers {
-		key := container{pod: pod.UID, name: c.Name}
-		present[key] = true
+	var sum usageSum
+	for _, c := range metrics.Containers {
+		id := container{pod: pod.UID, name: c.Name}
+		present[id] = true
 		cores := c.Usage.Cpu().AsApproximateFloat64()
-		counted := u.meter.add(key, sample{
-			cores: cores, at: used.Timestamp.Time, window: used.Window.Duration, started: started[c.Name],
+		total := u.cpu.add(id, sample{
+			cores: cores, at: metrics.Timestamp.Time, window: metrics.Window.Duration, started: started[c.Name],
 		})
 		bytes := c.Usage.Memory().Value()
 		out.Containers = append(out.Containers, stats.ContainerStats{
 			Name: c.Name, StartTime: metav1.NewTime(started[c.Name]),
-			CPU: cpuStats(counted.at, cores, counted.coreSeconds), Memory: memoryStats(counted.at, bytes),
+			CPU: cpuStats(total.at, cores, total.coreSeconds), Memory: memoryStats(total.at, bytes),
 		})
-		all.add(counted, cores, bytes)
+		sum.add(total, cores, bytes)
+		node.add(total, cores, bytes)
 	}
-	if len(used.Containers) > 0 {
-		out.CPU = cpuStats(all.at, all.cores, all.coreSeconds)
-		out.Memory = memoryStats(all.at, all.bytes)
+	if len(metrics.Containers) > 0 {
+		out.CPU = cpuStats(sum.at, sum.cores, sum.coreSeconds)
+		out.Memory = memoryStats(sum.at, sum.bytes)
 	}
 	return out
 }
 
-// tally adds up uses.
-type tally struct {
+// usageSum is the usage of several containers; at is the latest time.
+type usageSum struct {
 	reading
 	cores float64
 	bytes int64
 }
 
-func (t *tally) add(r reading, cores float64, bytes int64) {
-	t.coreSeconds += r.coreSeconds
-	t.cores += cores
-	t.bytes += bytes
-	if r.at.After(t.at) {
-		t.at = r.at
+func (s *usageSum) add(r reading, cores float64, bytes int64) {
+	s.coreSeconds += r.coreSeconds
+	s.cores += cores
+	s.bytes += bytes
+	if r.at.After(s.at) {
+		s.at = r.at
 	}
-}
-
-func (t *tally) addPod(pod stats.PodStats) {
-	if pod.CPU == nil {
-		return
-	}
-	t.add(reading{at: pod.CPU.Time.Time}, float64(*pod.CPU.UsageNanoCores)/1e9, int64(*pod.Memory.WorkingSetBytes))
 }
 
 func cpuStats(at time.Time, cores, coreSeconds float64) *stats.CPUStats {
-	rate, counted := uint64(max(0, cores)*1e9), uint64(coreSeconds*1e9)
-	return &stats.CPUStats{Time: metav1.NewTime(at), UsageNanoCores: &rate, UsageCoreNanoSeconds: &counted}
+	rate, total := uint64(max(0, cores)*1e9), uint64(coreSeconds*1e9)
+	return &stats.CPUStats{Time: metav1.NewTime(at), UsageNanoCores: &rate, UsageCoreNanoSeconds: &total}
 }
 
 func memoryStats(at time.Time, bytes int64) *stats.MemoryStats {
@@ -176,8 +161,8 @@ func memoryStats(at time.Time, bytes int64) *stats.MemoryStats {
 	return &stats.MemoryStats{Time: metav1.NewTime(at), WorkingSetBytes: &used}
 }
 
-// startTimes are when the running containers of a pod began, by the provider's
-// clock, which is also that of the samples.
+// startTimes returns when the running containers of a pod started, by the provider's
+// clock, as the times of samples.
 func startTimes(pod *corev1.Pod) map[string]time.Time {
 	out := map[string]time.Time{}
 	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
@@ -190,37 +175,35 @@ func startTimes(pod *corev1.Pod) map[string]time.Time {
 	return out
 }
 
-// fetch reads the use of all guests, by their names.
-func (u *usage) fetch(ctx context.Context, namespaces map[string]bool) (used map[types.NamespacedName]*metricsv1beta1.PodMetrics, whole bool, err error) {
-	used, whole = map[types.NamespacedName]*metricsv1beta1.PodMetrics{}, true
+// podMetrics returns the metrics of the pods in the given namespaces of the
+// provider. There are none if the provider has no metrics API; complete is false if
+// it denied access.
+func (u *usage) podMetrics(ctx context.Context, namespaces map[string]bool) (metrics map[types.NamespacedName]*metricsv1beta1.PodMetrics, complete bool, err error) {
+	metrics, complete = map[types.NamespacedName]*metricsv1beta1.PodMetrics{}, true
 	if len(namespaces) == 0 {
-		return used, whole, nil
+		return metrics, complete, nil
 	}
-	config, err := u.guests.Provider()
+	client, err := metricsclient.NewForConfig(u.guests.ProviderConfig())
 	if err != nil {
-		return nil, false, fmt.Errorf("%w: %w", errNoConnection, err)
-	}
-	client, err := metricsclient.NewForConfig(rest.CopyConfig(config))
-	if err != nil {
-		return nil, false, fmt.Errorf("%w: %w", errNoConnection, err)
+		return nil, false, fmt.Errorf("%w: %w", errInvalidConfig, err)
 	}
 	for namespace := range namespaces {
 		list, err := client.MetricsV1beta1().PodMetricses(namespace).List(ctx, metav1.ListOptions{})
 		switch {
 		case apierrors.IsNotFound(err) || apierrors.IsServiceUnavailable(err):
-			u.log.V(1).Info("The provider serves no metrics of its pods; ours are listed without", "Error", err.Error())
+			u.log.V(1).Info("Provider serves no pod metrics; listing pods without usage", "error", err.Error())
 			continue
 		case apierrors.IsForbidden(err):
-			u.log.Info("The provider does not let us read the metrics of our guests; pods are listed without", "Error", err.Error())
-			whole = false
+			u.log.Info("Provider denied access to pod metrics; listing pods without usage", "error", err.Error())
+			complete = false
 			continue
 		case err != nil:
 			return nil, false, err
 		}
 		for i := range list.Items {
 			item := &list.Items[i]
-			used[types.NamespacedName{Namespace: item.Namespace, Name: item.Name}] = item
+			metrics[types.NamespacedName{Namespace: item.Namespace, Name: item.Name}] = item
 		}
 	}
-	return used, whole, nil
+	return metrics, complete, nil
 }

@@ -2,7 +2,6 @@ package kubelet
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -21,24 +20,24 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-var measured = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+var sampleTime = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// runningPod is the home pod, its container up since long before it was measured.
+// runningPod returns the pod, whose container started an hour before sampleTime.
 func runningPod() *corev1.Pod {
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: homeSpace, Name: homePod, UID: "home-uid"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: podNamespace, Name: podName, UID: "pod-uid"},
 		Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
 			Name:  "c",
-			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(measured.Add(-time.Hour))}},
+			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(sampleTime.Add(-time.Hour))}},
 		}}},
 	}
 }
 
-// metricsAPI plays a provider whose metrics API says at each call what next gives.
+// metricsAPI fakes a provider whose metrics API serves the sample that next returns.
 func metricsAPI(t *testing.T, next func() (at time.Time, cpu string)) *rest.Config {
-	return played(t, func(w http.ResponseWriter, r *http.Request) {
-		if want := "/apis/metrics.k8s.io/v1beta1/namespaces/" + guestSpace + "/pods"; r.URL.Path != want || r.Header.Get("Authorization") != "Bearer secret-token" {
-			t.Errorf("the provider was asked for %s", r.URL.Path)
+	return fakeProvider(t, func(w http.ResponseWriter, r *http.Request) {
+		if want := "/apis/metrics.k8s.io/v1beta1/namespaces/" + guestNamespace + "/pods"; r.URL.Path != want || r.Header.Get("Authorization") != "Bearer secret-token" {
+			t.Errorf("unexpected request for %s", r.URL.Path)
 			w.WriteHeader(http.StatusBadRequest)
 			return
 		}
@@ -46,13 +45,13 @@ func metricsAPI(t *testing.T, next func() (at time.Time, cpu string)) *rest.Conf
 		list := metricsv1beta1.PodMetricsList{
 			TypeMeta: metav1.TypeMeta{APIVersion: "metrics.k8s.io/v1beta1", Kind: "PodMetricsList"},
 			Items: []metricsv1beta1.PodMetrics{{
-				ObjectMeta: metav1.ObjectMeta{Namespace: guestSpace, Name: guestPod},
+				ObjectMeta: metav1.ObjectMeta{Namespace: guestNamespace, Name: guestName},
 				Timestamp:  metav1.NewTime(at), Window: metav1.Duration{Duration: 10 * time.Second},
 				Containers: []metricsv1beta1.ContainerMetrics{{Name: "c", Usage: corev1.ResourceList{
 					corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("64Mi"),
 				}}},
 			}, {
-				ObjectMeta: metav1.ObjectMeta{Namespace: guestSpace, Name: "somebody-elses"},
+				ObjectMeta: metav1.ObjectMeta{Namespace: guestNamespace, Name: "other"},
 				Timestamp:  metav1.NewTime(at), Window: metav1.Duration{Duration: 10 * time.Second},
 				Containers: []metricsv1beta1.ContainerMetrics{{Name: "c", Usage: corev1.ResourceList{
 					corev1.ResourceCPU: resource.MustParse("99"), corev1.ResourceMemory: resource.MustParse("99Gi"),
@@ -66,10 +65,10 @@ func metricsAPI(t *testing.T, next func() (at time.Time, cpu string)) *rest.Conf
 	})
 }
 
-func TestMetricsResourceIsWhatMetricsServerReads(t *testing.T) {
+func TestMetricsResource(t *testing.T) {
 	t.Parallel()
-	at, cpu := measured, "500m"
-	guests := &oneGuest{pods: []*corev1.Pod{runningPod()}}
+	at, cpu := sampleTime, "500m"
+	guests := &fakeGuests{pods: []*corev1.Pod{runningPod()}}
 	guests.config = metricsAPI(t, func() (time.Time, string) { return at, cpu })
 	server := serve(t, guests, nil, clock.RealClock{})
 
@@ -78,34 +77,34 @@ func TestMetricsResourceIsWhatMetricsServerReads(t *testing.T) {
 	at, cpu = at.Add(20*time.Second), "2"
 	second := scrape(t, server.URL)
 
-	// 10 s of half a core; then 20 s of two. Readers make rates of the difference.
-	expectValue(t, first, "container_cpu_usage_seconds_total", 5+leastCPU, measured)
-	expectValue(t, repeated, "container_cpu_usage_seconds_total", 5+leastCPU, measured)
-	expectValue(t, second, "container_cpu_usage_seconds_total", 45+leastCPU, at)
-	expectValue(t, second, "pod_cpu_usage_seconds_total", 45+leastCPU, at)
-	expectValue(t, second, "node_cpu_usage_seconds_total", 45+leastCPU, at)
+	// 10 s of 0.5 cores, then 20 s of 2 cores.
+	expectValue(t, first, "container_cpu_usage_seconds_total", 5+initialCPU, sampleTime)
+	expectValue(t, repeated, "container_cpu_usage_seconds_total", 5+initialCPU, sampleTime)
+	expectValue(t, second, "container_cpu_usage_seconds_total", 45+initialCPU, at)
+	expectValue(t, second, "pod_cpu_usage_seconds_total", 45+initialCPU, at)
+	expectValue(t, second, "node_cpu_usage_seconds_total", 45+initialCPU, at)
 	for _, name := range []string{"container_memory_working_set_bytes", "pod_memory_working_set_bytes", "node_memory_working_set_bytes"} {
 		expectValue(t, second, name, 64<<20, at)
 	}
-	expectValue(t, second, "container_start_time_seconds", float64(measured.Add(-time.Hour).Unix()), time.Time{})
+	expectValue(t, second, "container_start_time_seconds", float64(sampleTime.Add(-time.Hour).Unix()), time.Time{})
 	expectValue(t, second, "resource_scrape_error", 0, time.Time{})
 
 	labels := map[string]string{}
 	for _, pair := range second["container_cpu_usage_seconds_total"].GetMetric()[0].GetLabel() {
 		labels[pair.GetName()] = pair.GetValue()
 	}
-	if labels["namespace"] != homeSpace || labels["pod"] != homePod || labels["container"] != "c" || len(labels) != 3 {
-		t.Errorf("a container goes by its names at home; got %v", labels)
+	if labels["namespace"] != podNamespace || labels["pod"] != podName || labels["container"] != "c" || len(labels) != 3 {
+		t.Errorf("got labels %v, want those of the overflowed pod", labels)
 	}
 	if got := second["container_cpu_usage_seconds_total"].GetType(); got != dto.MetricType_COUNTER {
-		t.Errorf("CPU is told as a %s, want a counter", got)
+		t.Errorf("CPU is a %s, want a counter", got)
 	}
 }
 
-func TestSummaryTellsTheSame(t *testing.T) {
+func TestStatsSummary(t *testing.T) {
 	t.Parallel()
-	guests := &oneGuest{pods: []*corev1.Pod{runningPod()}}
-	guests.config = metricsAPI(t, func() (time.Time, string) { return measured, "500m" })
+	guests := &fakeGuests{pods: []*corev1.Pod{runningPod()}}
+	guests.config = metricsAPI(t, func() (time.Time, string) { return sampleTime, "500m" })
 	server := serve(t, guests, nil, clock.RealClock{})
 	code, body := get(t, server.URL+"/stats/summary")
 	var summary stats.Summary
@@ -116,18 +115,17 @@ func TestSummaryTellsTheSame(t *testing.T) {
 		t.Fatalf("got %s", body)
 	}
 	pod := summary.Pods[0]
-	if pod.PodRef != (stats.PodReference{Namespace: homeSpace, Name: homePod, UID: "home-uid"}) {
-		t.Errorf("the pod is called %+v", pod.PodRef)
+	if pod.PodRef != (stats.PodReference{Namespace: podNamespace, Name: podName, UID: "pod-uid"}) {
+		t.Errorf("got pod %+v", pod.PodRef)
 	}
 	for who, cpu := range map[string]*stats.CPUStats{"node": summary.Node.CPU, "pod": pod.CPU, "container": pod.Containers[0].CPU} {
 		if cpu == nil || *cpu.UsageNanoCores != 500_000_000 || *cpu.UsageCoreNanoSeconds != 5_001_000_000 {
-			t.Errorf("the %s uses %+v", who, cpu)
+			t.Errorf("%s: got %+v", who, cpu)
 		}
 	}
 }
 
-// A provider may have no metrics; the pods are there all the same, and nobody is
-// told numbers that were not measured.
+// Without metrics of the provider, pods are listed without usage.
 func TestProviderWithoutMetrics(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -139,20 +137,20 @@ func TestProviderWithoutMetrics(t *testing.T) {
 		"NotAllowed": {http.StatusForbidden, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			guests := &oneGuest{pods: []*corev1.Pod{runningPod()}}
-			guests.config = played(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(c.code) })
-			server := serve(t, guests, nil, clocktesting.NewFakePassiveClock(measured))
+			guests := &fakeGuests{pods: []*corev1.Pod{runningPod()}}
+			guests.config = fakeProvider(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(c.code) })
+			server := serve(t, guests, nil, clocktesting.NewFakePassiveClock(sampleTime))
 			families := scrape(t, server.URL)
 			for family := range families {
 				if strings.HasPrefix(family, "container_") || strings.HasPrefix(family, "pod_") {
-					t.Errorf("%s is told, and was not measured", family)
+					t.Errorf("got %s, which was not measured", family)
 				}
 			}
-			expectValue(t, families, "node_cpu_usage_seconds_total", 0, measured)
+			expectValue(t, families, "node_cpu_usage_seconds_total", 0, sampleTime)
 			expectValue(t, families, "resource_scrape_error", c.failed, time.Time{})
 			code, body := get(t, server.URL+"/stats/summary")
 			if code != http.StatusOK || !strings.Contains(body, `"name":"job"`) || strings.Contains(body, "usageCoreNanoSeconds\":5") {
-				t.Errorf("the summary does not list the pod, or tells what it uses: %d %s", code, body)
+				t.Errorf("got %d %s, want the pod without usage", code, body)
 			}
 		})
 	}
@@ -160,16 +158,16 @@ func TestProviderWithoutMetrics(t *testing.T) {
 
 func TestMetricsOfUnreachableProvider(t *testing.T) {
 	t.Parallel()
-	guests := &oneGuest{pods: []*corev1.Pod{runningPod()}, config: &rest.Config{Host: "https://127.0.0.1:1"}}
+	guests := &fakeGuests{pods: []*corev1.Pod{runningPod()}, config: &rest.Config{Host: "https://127.0.0.1:1"}}
 	server := serve(t, guests, nil, clock.RealClock{})
 	for _, path := range []string{"/metrics/resource", "/stats/summary"} {
-		if code, body := get(t, server.URL+path); code != http.StatusServiceUnavailable || !strings.Contains(body, "cannot be reached") {
+		if code, body := get(t, server.URL+path); code != http.StatusServiceUnavailable || !strings.Contains(body, "unreachable") {
 			t.Errorf("%s: got %d %q", path, code, body)
 		}
 	}
 }
 
-// scrape reads /metrics/resource as Prometheus does.
+// scrape parses /metrics/resource.
 func scrape(t *testing.T, address string) map[string]*dto.MetricFamily {
 	t.Helper()
 	code, body := get(t, address+"/metrics/resource")
@@ -184,7 +182,7 @@ func scrape(t *testing.T, address string) map[string]*dto.MetricFamily {
 	return families
 }
 
-// expectValue looks for one sample; a zero at stands for one that carries no time.
+// expectValue expects one sample; a zero at means a sample without time.
 func expectValue(t *testing.T, families map[string]*dto.MetricFamily, name string, want float64, at time.Time) {
 	t.Helper()
 	metrics := families[name].GetMetric()
@@ -202,22 +200,6 @@ func expectValue(t *testing.T, families map[string]*dto.MetricFamily, name strin
 		wantAt = at.UnixMilli()
 	}
 	if m.GetTimestampMs() != wantAt {
-		t.Errorf("%s is of %d ms, want %d", name, m.GetTimestampMs(), wantAt)
+		t.Errorf("%s has time %d ms, want %d", name, m.GetTimestampMs(), wantAt)
 	}
-}
-
-func get(t *testing.T, address string) (int, string) {
-	t.Helper()
-	client := anyClient()
-	client.Timeout = 30 * time.Second
-	answer, err := client.Get(address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return answer.StatusCode, string(body)
 }

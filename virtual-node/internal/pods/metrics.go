@@ -1,4 +1,4 @@
-package hosting
+package pods
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
@@ -8,11 +8,11 @@ import (
 var (
 	syncErrors = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "virtual_node_sync_errors_total",
-		Help: "Looks at a pod that failed and were tried again, by provider.",
+		Help: "Failed reconciliations of pods with their guests, by provider. Each is retried.",
 	}, []string{"provider"})
 	guestsLost = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "virtual_node_guests_lost_total",
-		Help: "Guests that vanished at the provider while their pod still ran at home, by provider.",
+		Help: "Guests that disappeared at the provider while their pod was running, by provider.",
 	}, []string{"provider"})
 )
 

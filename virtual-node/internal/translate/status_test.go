@@ -1,4 +1,4 @@
-package guest
+package translate
 
 import (
 	"strings"
@@ -15,12 +15,12 @@ var (
 	late  = metav1.NewTime(early.Add(time.Minute))
 )
 
-func is(kind corev1.PodConditionType, status corev1.ConditionStatus) corev1.PodCondition {
+func condition(kind corev1.PodConditionType, status corev1.ConditionStatus) corev1.PodCondition {
 	return corev1.PodCondition{Type: kind, Status: status, LastTransitionTime: early}
 }
 
-// homeOf is a pod bound to the virtual node of paris.
-func homeOf(conditions ...corev1.PodCondition) *corev1.Pod {
+// overflowed is a pod bound to the virtual node of paris.
+func overflowed(conditions ...corev1.PodCondition) *corev1.Pod {
 	return &corev1.Pod{
 		Spec: corev1.PodSpec{
 			NodeName:       "spillway-paris",
@@ -29,7 +29,7 @@ func homeOf(conditions ...corev1.PodCondition) *corev1.Pod {
 		},
 		Status: corev1.PodStatus{
 			Phase: corev1.PodPending, QOSClass: corev1.PodQOSBurstable, Reason: "ProviderRefused", Message: "full",
-			Conditions: append([]corev1.PodCondition{is(corev1.PodScheduled, corev1.ConditionTrue)}, conditions...),
+			Conditions: append([]corev1.PodCondition{condition(corev1.PodScheduled, corev1.ConditionTrue)}, conditions...),
 		},
 	}
 }
@@ -43,62 +43,62 @@ func find(conditions []corev1.PodCondition, kind corev1.PodConditionType) *corev
 	return nil
 }
 
-func TestStatusOfARunningGuest(t *testing.T) {
-	g := &corev1.Pod{Status: corev1.PodStatus{
+func TestStatusOfRunningGuest(t *testing.T) {
+	guest := &corev1.Pod{Status: corev1.PodStatus{
 		Phase: corev1.PodRunning, QOSClass: corev1.PodQOSBestEffort, StartTime: &early,
 		HostIP: "10.0.0.1", HostIPs: []corev1.HostIP{{IP: "10.0.0.1"}},
 		PodIP: "10.1.0.1", PodIPs: []corev1.PodIP{{IP: "10.1.0.1"}},
 		NominatedNodeName: "paris-worker",
 		Conditions: []corev1.PodCondition{
-			is(corev1.PodReadyToStartContainers, corev1.ConditionTrue), is(corev1.PodInitialized, corev1.ConditionTrue),
-			is(corev1.PodReady, corev1.ConditionTrue), is(corev1.ContainersReady, corev1.ConditionTrue),
+			condition(corev1.PodReadyToStartContainers, corev1.ConditionTrue), condition(corev1.PodInitialized, corev1.ConditionTrue),
+			condition(corev1.PodReady, corev1.ConditionTrue), condition(corev1.ContainersReady, corev1.ConditionTrue),
 			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: late, ObservedGeneration: 7},
-			is("example.com/of-the-provider", corev1.ConditionTrue),
+			condition("example.com/provider", corev1.ConditionTrue),
 		},
 		InitContainerStatuses: []corev1.ContainerStatus{{Name: "prepare", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 0}}}},
-		ContainerStatuses:     []corev1.ContainerStatus{{Name: "main", Ready: true, RestartCount: 2}, {Name: "injected-there"}},
+		ContainerStatuses:     []corev1.ContainerStatus{{Name: "main", Ready: true, RestartCount: 2}, {Name: "injected"}},
 	}}
-	g.Status.Conditions[2].ObservedGeneration = 7
-	home := homeOf(is("example.com/of-home", corev1.ConditionTrue))
+	guest.Status.Conditions[2].ObservedGeneration = 7
+	pod := overflowed(condition("example.com/consumer", corev1.ConditionTrue))
 	want := corev1.PodStatus{
 		Phase: corev1.PodRunning, QOSClass: corev1.PodQOSBurstable, StartTime: &early,
 		HostIP: "10.0.0.1", HostIPs: []corev1.HostIP{{IP: "10.0.0.1"}},
 		PodIP: "10.1.0.1", PodIPs: []corev1.PodIP{{IP: "10.1.0.1"}},
 		Conditions: []corev1.PodCondition{
-			is(corev1.PodScheduled, corev1.ConditionTrue), is("example.com/of-home", corev1.ConditionTrue),
-			is(corev1.PodReadyToStartContainers, corev1.ConditionTrue), is(corev1.PodInitialized, corev1.ConditionTrue),
-			is(corev1.PodReady, corev1.ConditionTrue), is(corev1.ContainersReady, corev1.ConditionTrue),
+			condition(corev1.PodScheduled, corev1.ConditionTrue), condition("example.com/consumer", corev1.ConditionTrue),
+			condition(corev1.PodReadyToStartContainers, corev1.ConditionTrue), condition(corev1.PodInitialized, corev1.ConditionTrue),
+			condition(corev1.PodReady, corev1.ConditionTrue), condition(corev1.ContainersReady, corev1.ConditionTrue),
 		},
 		InitContainerStatuses: []corev1.ContainerStatus{{Name: "prepare", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 0}}}},
 		ContainerStatuses:     []corev1.ContainerStatus{{Name: "main", Ready: true, RestartCount: 2}},
 	}
-	homeBefore, guestBefore := home.DeepCopy(), g.DeepCopy()
-	if diff := cmp.Diff(want, Status(home, g)); diff != "" {
+	podBefore, guestBefore := pod.DeepCopy(), guest.DeepCopy()
+	if diff := cmp.Diff(want, Status(pod, guest)); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(homeBefore, home) + cmp.Diff(guestBefore, g); diff != "" {
-		t.Errorf("what was read has changed:\n%s", diff)
+	if diff := cmp.Diff(podBefore, pod) + cmp.Diff(guestBefore, guest); diff != "" {
+		t.Errorf("an argument was changed:\n%s", diff)
 	}
-	home.Status = want
-	if diff := cmp.Diff(want, Status(home, g)); diff != "" {
-		t.Errorf("the second time it is another (-want +got):\n%s", diff)
+	pod.Status = want
+	if diff := cmp.Diff(want, Status(pod, guest)); diff != "" {
+		t.Errorf("the second result differs (-want +got):\n%s", diff)
 	}
 }
 
-func TestStatusFollowsTheGuest(t *testing.T) {
+func TestStatusFollowsGuest(t *testing.T) {
 	terminated := func(code int32) []corev1.ContainerStatus {
 		return []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code}}}}
 	}
 	for name, c := range map[string]struct {
-		reason string
-		guest  corev1.PodStatus
-		phase  corev1.PodPhase
-		why    string
-		words  string
-		code   int32
+		reason        string
+		guest         corev1.PodStatus
+		phase         corev1.PodPhase
+		statusReason  string
+		statusMessage string
+		code          int32
 	}{
 		"created": {
-			reason: "a guest of which nobody has said anything is Pending, and what was said before it existed is forgotten",
+			reason: "a guest without status is Pending, and the earlier reason and message are cleared",
 			guest:  corev1.PodStatus{}, phase: corev1.PodPending,
 		},
 		"succeeded": {
@@ -110,26 +110,26 @@ func TestStatusFollowsTheGuest(t *testing.T) {
 			guest:  corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: terminated(42)}, phase: corev1.PodFailed, code: 42,
 		},
 		"evicted": {
-			reason: "why it failed is said at home",
-			guest:  corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: "low on memory"}, phase: corev1.PodFailed, why: "Evicted", words: "low on memory",
+			reason: "reason and message are copied",
+			guest:  corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: "low on memory"}, phase: corev1.PodFailed, statusReason: "Evicted", statusMessage: "low on memory",
 		},
-		"waits for a node": {
-			reason: "people see what it waits for",
+		"unschedulable": {
+			reason: "the message says what the guest waits for",
 			guest: corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{
 				{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/1 nodes are available"}}},
-			phase: corev1.PodPending, words: "waits for a node in paris: 0/1 nodes are available",
+			phase: corev1.PodPending, statusMessage: "waiting for a node in paris: 0/1 nodes are available",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Status(homeOf(), &corev1.Pod{Status: c.guest})
-			if got.Phase != c.phase || got.Reason != c.why || got.Message != c.words {
+			got := Status(overflowed(), &corev1.Pod{Status: c.guest})
+			if got.Phase != c.phase || got.Reason != c.statusReason || got.Message != c.statusMessage {
 				t.Errorf("%s: got %s, %q, %q", c.reason, got.Phase, got.Reason, got.Message)
 			}
 			if s := find(got.Conditions, corev1.PodScheduled); s == nil || s.Status != corev1.ConditionTrue {
-				t.Errorf("at home the pod is scheduled; got %v", s)
+				t.Errorf("the bound pod must stay scheduled; got %v", s)
 			}
 			if got.StartTime != nil {
-				t.Errorf("it has not started; got %v", got.StartTime)
+				t.Errorf("the guest has not started; got start time %v", got.StartTime)
 			}
 			if len(c.guest.ContainerStatuses) > 0 && (len(got.ContainerStatuses) != 1 || got.ContainerStatuses[0].State.Terminated.ExitCode != c.code) {
 				t.Errorf("%s: got %v", c.reason, got.ContainerStatuses)
@@ -138,42 +138,42 @@ func TestStatusFollowsTheGuest(t *testing.T) {
 	}
 }
 
-func TestConditionsThatWereMirroredGo(t *testing.T) {
-	home := homeOf(is(corev1.PodReady, corev1.ConditionTrue), is(corev1.DisruptionTarget, corev1.ConditionTrue))
-	got := Status(home, &corev1.Pod{})
+func TestMirroredConditionsAreRemoved(t *testing.T) {
+	pod := overflowed(condition(corev1.PodReady, corev1.ConditionTrue), condition(corev1.DisruptionTarget, corev1.ConditionTrue))
+	got := Status(pod, &corev1.Pod{})
 	if c := find(got.Conditions, corev1.PodReady); c != nil {
-		t.Errorf("the guest says nothing of being ready, home says %v", c)
+		t.Errorf("the guest has no condition Ready, the pod has %v", c)
 	}
 	if find(got.Conditions, corev1.DisruptionTarget) == nil {
-		t.Error("that home disrupts the pod was forgotten")
+		t.Error("the DisruptionTarget condition of the consumer was removed")
 	}
 }
 
-func TestReadinessGatesAreHomes(t *testing.T) {
+func TestReadinessGatesAreEvaluatedInTheConsumer(t *testing.T) {
 	const gate = "example.com/in-load-balancer"
-	ready := &corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{is(corev1.PodReady, corev1.ConditionTrue)}}}
+	ready := &corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{condition(corev1.PodReady, corev1.ConditionTrue)}}}
 	with := func(conditions ...corev1.PodCondition) *corev1.Pod {
-		home := homeOf(conditions...)
-		home.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: gate}}
-		return home
+		pod := overflowed(conditions...)
+		pod.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: gate}}
+		return pod
 	}
-	made, _, _ := Translate(with(), "guests", Options{})
-	if len(made.Spec.ReadinessGates) > 0 {
-		t.Errorf("nobody at the provider opens the gate; the guest has %v", made.Spec.ReadinessGates)
+	guest, _, _ := Pod(with(), "guests", Options{})
+	if len(guest.Spec.ReadinessGates) > 0 {
+		t.Errorf("no controller at the provider sets the condition; the guest has %v", guest.Spec.ReadinessGates)
 	}
-	open := is(gate, corev1.ConditionTrue)
-	open.LastTransitionTime = late
+	passed := condition(gate, corev1.ConditionTrue)
+	passed.LastTransitionTime = late
 	for name, c := range map[string]struct {
-		home *corev1.Pod
+		pod  *corev1.Pod
 		want corev1.ConditionStatus
 		at   metav1.Time
 	}{
 		"never set": {with(), corev1.ConditionFalse, early},
-		"shut":      {with(is(gate, corev1.ConditionFalse)), corev1.ConditionFalse, early},
-		"open":      {with(open), corev1.ConditionTrue, late},
+		"false":     {with(condition(gate, corev1.ConditionFalse)), corev1.ConditionFalse, early},
+		"true":      {with(passed), corev1.ConditionTrue, late},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := find(Status(c.home, ready).Conditions, corev1.PodReady)
+			got := find(Status(c.pod, ready).Conditions, corev1.PodReady)
 			if got == nil || got.Status != c.want || !got.LastTransitionTime.Equal(&c.at) {
 				t.Fatalf("want Ready %s at %s, got %v", c.want, c.at, got)
 			}

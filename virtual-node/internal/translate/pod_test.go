@@ -1,4 +1,4 @@
-package guest
+package translate
 
 import (
 	"slices"
@@ -12,9 +12,10 @@ import (
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-const guests = "spillway-guests-rome"
+const guestNamespace = "spillway-guests-rome"
 
 // shopPod is web-0 in namespace shop, as the API server would store it.
 func shopPod(with ...func(*corev1.Pod)) *corev1.Pod {
@@ -40,8 +41,8 @@ func env(name, path string) corev1.EnvVar {
 	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}}}
 }
 
-func TestGuestCarriesNothingOfHomesPlacing(t *testing.T) {
-	home := shopPod(func(p *corev1.Pod) {
+func TestGuestHasNoSchedulingOfTheConsumer(t *testing.T) {
+	pod := shopPod(func(p *corev1.Pod) {
 		p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web", UID: "1"}}
 		p.Finalizers = []string{"example.com/keep"}
 		p.GenerateName, p.ResourceVersion = "web-", "12"
@@ -61,7 +62,7 @@ func TestGuestCarriesNothingOfHomesPlacing(t *testing.T) {
 		s.WorkloadRef = &corev1.WorkloadReference{Name: "w"}
 		p.Status.Phase = corev1.PodRunning
 	})
-	made, refs, notes := Translate(home, guests, Options{})
+	guest, refs, notes := Pod(pod, guestNamespace, Options{})
 	zero := resource.MustParse("0")
 	want := corev1.PodSpec{
 		Hostname: "web-0", DNSPolicy: corev1.DNSDefault,
@@ -70,22 +71,22 @@ func TestGuestCarriesNothingOfHomesPlacing(t *testing.T) {
 			corev1.ResourceCPU: zero, corev1.ResourceMemory: zero, corev1.ResourceEphemeralStorage: zero,
 		}}}},
 	}
-	if diff := cmp.Diff(want, made.Spec); diff != "" {
+	if diff := cmp.Diff(want, guest.Spec); diff != "" {
 		t.Errorf("spec (-want +got):\n%s", diff)
 	}
-	if made.Namespace != guests || made.Name != Name(home) || len(made.OwnerReferences)+len(made.Finalizers) > 0 ||
-		made.GenerateName+made.ResourceVersion+string(made.UID) != "" || made.Status.Phase != "" {
-		t.Errorf("the guest is %+v with status %+v", made.ObjectMeta, made.Status)
+	if guest.Namespace != guestNamespace || guest.Name != GuestName(pod) || len(guest.OwnerReferences)+len(guest.Finalizers) > 0 ||
+		guest.GenerateName+guest.ResourceVersion+string(guest.UID) != "" || guest.Status.Phase != "" {
+		t.Errorf("got %+v with status %+v", guest.ObjectMeta, guest.Status)
 	}
 	if len(refs.ConfigMaps)+len(refs.Secrets) > 0 {
-		t.Errorf("it refers to nothing; got %v", refs)
+		t.Errorf("got references %v, want none", refs)
 	}
-	if !slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, "resource claims") }) {
-		t.Errorf("nobody is told that it has no device there: %q", notes)
+	if !slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, "Resource claims") }) {
+		t.Errorf("no note says that the guest has no devices: %q", notes)
 	}
 }
 
-func TestGuestIsAsHomeWroteIt(t *testing.T) {
+func TestGuestKeepsTheRestOfTheSpec(t *testing.T) {
 	spec := corev1.PodSpec{
 		RestartPolicy: corev1.RestartPolicyOnFailure, TerminationGracePeriodSeconds: ptr.To[int64](7), ActiveDeadlineSeconds: ptr.To[int64](9),
 		RuntimeClassName: ptr.To("kata"), ShareProcessNamespace: ptr.To(true), HostUsers: ptr.To(false),
@@ -111,60 +112,60 @@ func TestGuestIsAsHomeWroteIt(t *testing.T) {
 			TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		}},
 	}
-	made, _, notes := Translate(shopPod(func(p *corev1.Pod) { p.Spec = *spec.DeepCopy() }), guests, Options{})
+	guest, _, notes := Pod(shopPod(func(p *corev1.Pod) { p.Spec = *spec.DeepCopy() }), guestNamespace, Options{})
 	if len(notes) > 0 {
-		t.Errorf("all is as at home, and yet: %q", notes)
+		t.Errorf("got notes %q, want none", notes)
 	}
 	spec.Hostname, spec.AutomountServiceAccountToken, spec.EnableServiceLinks = "web-0", ptr.To(false), ptr.To(false)
-	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers, made.Spec.InitContainers, made.Spec.Containers} {
+	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers, guest.Spec.InitContainers, guest.Spec.Containers} {
 		for i := range containers {
-			containers[i].Resources = corev1.ResourceRequirements{} // see TestRequests
+			containers[i].Resources = corev1.ResourceRequirements{} // TestRequests
 		}
 	}
-	if diff := cmp.Diff(spec, made.Spec); diff != "" {
+	if diff := cmp.Diff(spec, guest.Spec); diff != "" {
 		t.Errorf("spec (-want +got):\n%s", diff)
 	}
 }
 
-// The provider refuses these in words, and the pod waits. An empty directory in
-// their place would lose what is written to it.
-func TestStorageOfHomeIsNotReplaced(t *testing.T) {
+// The provider rejects these volumes and the pod stays pending. An emptyDir in
+// their place would lose data.
+func TestPersistentStorageIsNotReplaced(t *testing.T) {
 	volumes := []corev1.Volume{
 		{Name: "claim", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}},
 		{Name: "dir", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var"}}},
 	}
-	made, _, _ := Translate(shopPod(func(p *corev1.Pod) { p.Spec.Volumes = volumes }), guests, Options{})
-	if diff := cmp.Diff(volumes, made.Spec.Volumes); diff != "" {
+	guest, _, _ := Pod(shopPod(func(p *corev1.Pod) { p.Spec.Volumes = volumes }), guestNamespace, Options{})
+	if diff := cmp.Diff(volumes, guest.Spec.Volumes); diff != "" {
 		t.Errorf("volumes (-want +got):\n%s", diff)
 	}
 }
 
 func TestLabelsAndAnnotations(t *testing.T) {
-	made, _, _ := Translate(shopPod(func(p *corev1.Pod) {
+	guest, _, _ := Pod(shopPod(func(p *corev1.Pod) {
 		p.Labels = map[string]string{"app": "web", broker.LabelHold: "r-1", broker.LabelManagedBy: "Helm", LabelUID: "forged", broker.LabelOverflow: "enabled"}
 		p.Annotations = map[string]string{"note": "n", AnnotationNamespace: "forged", AnnotationName: "forged",
 			"kubectl.kubernetes.io/last-applied-configuration": "{}", corev1.MirrorPodAnnotationKey: "m"}
-	}), guests, Options{})
-	if diff := cmp.Diff(map[string]string{"app": "web", broker.LabelHold: "r-1", broker.LabelManagedBy: broker.ManagedBySpillway, LabelUID: "7f0c"}, made.Labels); diff != "" {
+	}), guestNamespace, Options{})
+	if diff := cmp.Diff(map[string]string{"app": "web", broker.LabelHold: "r-1", broker.LabelManagedBy: broker.ManagedBySpillway, LabelUID: "7f0c"}, guest.Labels); diff != "" {
 		t.Errorf("labels (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]string{"note": "n", AnnotationNamespace: "shop", AnnotationName: "web-0"}, made.Annotations); diff != "" {
+	if diff := cmp.Diff(map[string]string{"note": "n", AnnotationNamespace: "shop", AnnotationName: "web-0"}, guest.Annotations); diff != "" {
 		t.Errorf("annotations (-want +got):\n%s", diff)
 	}
 }
 
 func TestHostname(t *testing.T) {
 	for name, c := range map[string]struct{ name, hostname, want string }{
-		"the pod's name":         {"web-0", "", "web-0"},
-		"its own":                {"web-0", "shop", "shop"},
-		"too long":               {strings.Repeat("a", 70), "", strings.Repeat("a", 63)},
-		"a dash where it is cut": {strings.Repeat("a", 62) + "-b", "", strings.Repeat("a", 62)},
-		"dots":                   {"web.v2", "", "web"},
+		"the pod's name":  {"web-0", "", "web-0"},
+		"its own":         {"web-0", "shop", "shop"},
+		"too long":        {strings.Repeat("a", 70), "", strings.Repeat("a", 63)},
+		"a trailing dash": {strings.Repeat("a", 62) + "-b", "", strings.Repeat("a", 62)},
+		"dots":            {"web.v2", "", "web"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			made, _, _ := Translate(shopPod(func(p *corev1.Pod) { p.Name, p.Spec.Hostname = c.name, c.hostname }), guests, Options{})
-			if made.Spec.Hostname != c.want {
-				t.Errorf("want %q, got %q", c.want, made.Spec.Hostname)
+			guest, _, _ := Pod(shopPod(func(p *corev1.Pod) { p.Name, p.Spec.Hostname = c.name, c.hostname }), guestNamespace, Options{})
+			if guest.Spec.Hostname != c.want {
+				t.Errorf("want %q, got %q", c.want, guest.Spec.Hostname)
 			}
 		})
 	}
@@ -184,21 +185,21 @@ func TestDNS(t *testing.T) {
 		config *corev1.PodDNSConfig
 		noted  bool
 	}{
-		"unreachable":   {"the node's resolver, and people are told", corev1.DNSClusterFirst, nil, Options{}, corev1.DNSDefault, nil, true},
-		"no domain":     {"names could not be formed", corev1.DNSClusterFirst, nil, Options{ClusterDNS: []string{"10.96.0.10"}}, corev1.DNSDefault, nil, true},
-		"reachable":     {"home's", corev1.DNSClusterFirst, nil, reached, corev1.DNSNone, &corev1.PodDNSConfig{Nameservers: []string{"10.96.0.10"}, Searches: ours, Options: []corev1.PodDNSConfigOption{ndots}}, false},
-		"not asked for": {"the pod wants its node's", corev1.DNSDefault, nil, reached, corev1.DNSDefault, nil, false},
-		"with its own": {"home's first, and no more than the API takes", corev1.DNSClusterFirst,
+		"unreachable":   {"the node's resolver, with a note", corev1.DNSClusterFirst, nil, Options{}, corev1.DNSDefault, nil, true},
+		"no domain":     {"search domains cannot be formed", corev1.DNSClusterFirst, nil, Options{ClusterDNS: []string{"10.96.0.10"}}, corev1.DNSDefault, nil, true},
+		"reachable":     {"the consumer's", corev1.DNSClusterFirst, nil, reached, corev1.DNSNone, &corev1.PodDNSConfig{Nameservers: []string{"10.96.0.10"}, Searches: ours, Options: []corev1.PodDNSConfigOption{ndots}}, false},
+		"not requested": {"the pod uses its node's resolver", corev1.DNSDefault, nil, reached, corev1.DNSDefault, nil, false},
+		"with its own": {"the consumer's first, within the limits of the API", corev1.DNSClusterFirst,
 			&corev1.PodDNSConfig{Nameservers: []string{"1.1.1.1", "2.2.2.2", "3.3.3.3"}, Searches: many, Options: []corev1.PodDNSConfigOption{{Name: "edns0"}}},
 			reached, corev1.DNSNone, &corev1.PodDNSConfig{Nameservers: []string{"10.96.0.10", "1.1.1.1", "2.2.2.2"}, Searches: append(slices.Clone(ours), many[:29]...),
 				Options: []corev1.PodDNSConfigOption{ndots, {Name: "edns0"}}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			made, _, notes := Translate(shopPod(func(p *corev1.Pod) { p.Spec.DNSPolicy, p.Spec.DNSConfig = c.policy, c.own }), guests, c.o)
-			if made.Spec.DNSPolicy != c.want || (len(notes) > 0) != c.noted {
-				t.Errorf("%s: want %s, noted %v; got %s and %q", c.reason, c.want, c.noted, made.Spec.DNSPolicy, notes)
+			guest, _, notes := Pod(shopPod(func(p *corev1.Pod) { p.Spec.DNSPolicy, p.Spec.DNSConfig = c.policy, c.own }), guestNamespace, c.o)
+			if guest.Spec.DNSPolicy != c.want || (len(notes) > 0) != c.noted {
+				t.Errorf("%s: want %s, noted %v; got %s and %q", c.reason, c.want, c.noted, guest.Spec.DNSPolicy, notes)
 			}
-			if diff := cmp.Diff(c.config, made.Spec.DNSConfig); diff != "" {
+			if diff := cmp.Diff(c.config, guest.Spec.DNSConfig); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", c.reason, diff)
 			}
 		})
@@ -207,7 +208,7 @@ func TestDNS(t *testing.T) {
 
 func TestReferencesPointToCopies(t *testing.T) {
 	yes := ptr.To(true)
-	home := shopPod(func(p *corev1.Pod) {
+	pod := shopPod(func(p *corev1.Pod) {
 		p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{local("registry"), local("")}
 		p.Spec.Volumes = []corev1.Volume{
 			{Name: "a", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: local("files"), Items: []corev1.KeyToPath{{Key: "k", Path: "p"}}}}},
@@ -226,47 +227,47 @@ func TestReferencesPointToCopies(t *testing.T) {
 			{Name: "S", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: local("key"), Key: "s", Optional: yes}}},
 		}
 	})
-	made, refs, _ := Translate(home, guests, Options{})
+	guest, refs, _ := Pod(pod, guestNamespace, Options{})
 	want := References{
-		// Optional only where every mention is.
+		// Optional only if every reference is.
 		ConfigMaps: []Reference{{"files", false}, {"part", true}, {"words", false}},
 		Secrets:    []Reference{{"cert", false}, {"early", true}, {"key", true}, {"registry", true}},
 	}
 	if diff := cmp.Diff(want, refs); diff != "" {
 		t.Errorf("references (-want +got):\n%s", diff)
 	}
-	s, c := made.Spec, made.Spec.Containers[0]
+	s, c := guest.Spec, guest.Spec.Containers[0]
 	for what, pair := range map[string][2]string{
-		"volume of a ConfigMap":    {s.Volumes[0].ConfigMap.Name, "files"},
-		"volume of a Secret":       {s.Volumes[1].Secret.SecretName, "cert"},
-		"projection, ConfigMap":    {s.Volumes[2].Projected.Sources[0].ConfigMap.Name, "part"},
-		"projection, Secret":       {s.Volumes[2].Projected.Sources[1].Secret.Name, "cert"},
-		"envFrom of an init":       {s.InitContainers[0].EnvFrom[0].SecretRef.Name, "early"},
-		"envFrom":                  {c.EnvFrom[0].ConfigMapRef.Name, "words"},
-		"a key of a ConfigMap":     {c.Env[0].ValueFrom.ConfigMapKeyRef.Name, "words"},
-		"a key of a Secret":        {c.Env[1].ValueFrom.SecretKeyRef.Name, "key"},
-		"what images are got with": {s.ImagePullSecrets[0].Name, "registry"},
+		"ConfigMap volume":             {s.Volumes[0].ConfigMap.Name, "files"},
+		"Secret volume":                {s.Volumes[1].Secret.SecretName, "cert"},
+		"projected ConfigMap":          {s.Volumes[2].Projected.Sources[0].ConfigMap.Name, "part"},
+		"projected Secret":             {s.Volumes[2].Projected.Sources[1].Secret.Name, "cert"},
+		"envFrom of an init container": {s.InitContainers[0].EnvFrom[0].SecretRef.Name, "early"},
+		"envFrom":                      {c.EnvFrom[0].ConfigMapRef.Name, "words"},
+		"key of a ConfigMap":           {c.Env[0].ValueFrom.ConfigMapKeyRef.Name, "words"},
+		"key of a Secret":              {c.Env[1].ValueFrom.SecretKeyRef.Name, "key"},
+		"image pull secret":            {s.ImagePullSecrets[0].Name, "registry"},
 	} {
 		if pair[0] != copied(pair[1]) {
 			t.Errorf("%s: want the copy of %s, %s; got %s", what, pair[1], copied(pair[1]), pair[0])
 		}
 	}
 	if len(s.ImagePullSecrets) != 1 {
-		t.Errorf("a pull secret without a name is none: %v", s.ImagePullSecrets)
+		t.Errorf("got image pull secrets %v, want the one with a name", s.ImagePullSecrets)
 	}
 	if !ptr.Deref(c.EnvFrom[0].ConfigMapRef.Optional, false) || s.Volumes[0].ConfigMap.Items[0].Path != "p" || s.InitContainers[0].EnvFrom[0].Prefix != "X_" {
-		t.Error("more than the names has changed")
+		t.Error("more than the names was changed")
 	}
 }
 
-func TestTokensStayAtHome(t *testing.T) {
+func TestTokensAreNotCopied(t *testing.T) {
 	token := corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}}
 	root := corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: local("kube-root-ca.crt")}}
 	projected := func(name string, sources ...corev1.VolumeProjection) corev1.Volume {
 		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: sources}}}
 	}
 	mounts := []corev1.VolumeMount{{Name: "kube-api-access-x1y2z", MountPath: "/var/run/secrets/kubernetes.io/serviceaccount"}, {Name: "own", MountPath: "/own"}}
-	made, refs, notes := Translate(shopPod(func(p *corev1.Pod) {
+	guest, refs, notes := Pod(shopPod(func(p *corev1.Pod) {
 		p.Spec.Volumes = []corev1.Volume{
 			projected("kube-api-access-x1y2z", token, root),
 			projected("own", token, corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: local("key")}}),
@@ -276,30 +277,30 @@ func TestTokensStayAtHome(t *testing.T) {
 		p.Spec.InitContainers = []corev1.Container{{Name: "init", VolumeMounts: slices.Clone(mounts)}}
 		p.Spec.Containers[0].VolumeMounts = slices.Clone(mounts)
 		p.Spec.DNSPolicy = corev1.DNSDefault
-	}), guests, Options{})
+	}), guestNamespace, Options{})
 	want := []corev1.Volume{
 		projected("own", corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: local(copied("key"))}}),
 		{Name: "only", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 		projected("kube-api-access-of-mine", corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: local(copied("words"))}}),
 	}
-	if diff := cmp.Diff(want, made.Spec.Volumes); diff != "" {
+	if diff := cmp.Diff(want, guest.Spec.Volumes); diff != "" {
 		t.Errorf("volumes (-want +got):\n%s", diff)
 	}
-	for _, c := range append(made.Spec.InitContainers, made.Spec.Containers...) {
+	for _, c := range append(guest.Spec.InitContainers, guest.Spec.Containers...) {
 		if diff := cmp.Diff(mounts[1:], c.VolumeMounts); diff != "" {
 			t.Errorf("mounts of %s (-want +got):\n%s", c.Name, diff)
 		}
 	}
 	if diff := cmp.Diff([]Reference{{"words", false}}, refs.ConfigMaps); diff != "" {
-		t.Errorf("kube-root-ca.crt speaks of home's API, and nobody else asks for it (-want +got):\n%s", diff)
+		t.Errorf("kube-root-ca.crt is the consumer's and must not be copied (-want +got):\n%s", diff)
 	}
 	if len(notes) != 2 || !strings.Contains(notes[0], `"own"`) || !strings.Contains(notes[1], `"only"`) {
-		t.Errorf("want a sentence for each volume that lacks something; got %q", notes)
+		t.Errorf("want a note for each volume without its tokens; got %q", notes)
 	}
 }
 
-func TestDownwardAPIShowsHome(t *testing.T) {
-	home := shopPod(func(p *corev1.Pod) {
+func TestDownwardAPIShowsTheOverflowedPod(t *testing.T) {
+	pod := shopPod(func(p *corev1.Pod) {
 		p.Labels["tier"], p.Annotations["two"] = "front", "a\n\"b\""
 		p.Spec.Containers[0].Env = []corev1.EnvVar{
 			env("NAME", "metadata.name"), env("NAMESPACE", "metadata.namespace"), env("UID", "metadata.uid"),
@@ -321,55 +322,60 @@ func TestDownwardAPIShowsHome(t *testing.T) {
 			}}}},
 		}
 	})
-	made, refs, _ := Translate(home, guests, Options{})
+	guest, refs, _ := Pod(pod, guestNamespace, Options{})
 	got := map[string]string{}
-	for _, e := range made.Spec.Containers[0].Env {
+	for _, e := range guest.Spec.Containers[0].Env {
 		if e.ValueFrom == nil {
 			got[e.Name] = e.Value
 		}
 	}
 	if diff := cmp.Diff(map[string]string{
 		"NAME": "web-0", "NAMESPACE": "shop", "UID": "7f0c", "NODE": "spillway-paris", "ACCOUNT": "seller",
-		"LABEL": "web", "NONE": "", "NOTE": "costs 5$$", // the kubelet makes one of two
+		"LABEL": "web", "NONE": "", "NOTE": "costs 5$$", // unescaped by the kubelet
 	}, got); diff != "" {
 		t.Errorf("environment (-want +got):\n%s", diff)
 	}
 
-	files := Files(home, guests)
+	files := refs.DownwardFiles
 	if files == nil {
-		t.Fatal("there is no ConfigMap for the files")
+		t.Fatal("got no ConfigMap for the files")
 	}
-	if namespace, name, uid, ok := Origin(files); !ok || namespace != "shop" || name != "web-0" || uid != home.UID || files.Namespace != guests || files.Labels[LabelCopy] == "" {
-		t.Errorf("nobody finds out whose the ConfigMap is: %+v", files.ObjectMeta)
+	if namespace, name, uid, ok := Origin(files); !ok || namespace != "shop" || name != "web-0" || uid != pod.UID || files.Namespace != guestNamespace || files.Labels[LabelCopy] == "" {
+		t.Errorf("the ConfigMap does not name its pod: %+v", files.ObjectMeta)
 	}
 	if diff := cmp.Diff(map[string]string{
 		"info/labels": "app=\"web\"\ntier=\"front\"", "info/annotations": "note=\"costs 5$\"\ntwo=\"a\\n\\\"b\\\"\"",
 		"parts/name": "web-0", "parts/uid": "7f0c",
-	}, filesSeen(t, made, files)); diff != "" {
+	}, mountedFiles(t, guest, files)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
-	if p := made.Spec.Volumes[0].Projected; *p.DefaultMode != 0o440 || p.Sources[0].DownwardAPI.Items[0].Path != "cpu" ||
+	if p := guest.Spec.Volumes[0].Projected; *p.DefaultMode != 0o440 || p.Sources[0].DownwardAPI.Items[0].Path != "cpu" ||
 		ptr.Deref(p.Sources[1].ConfigMap.Items[0].Mode, 0) != 0o400 {
-		t.Errorf("what the guest's node knows is asked of it, and modes stay: %+v", p)
+		t.Errorf("resource fields must be left to the guest's kubelet, and modes be kept: %+v", p)
 	}
 	if len(refs.ConfigMaps) > 0 {
-		t.Errorf("home has no such ConfigMap: %v", refs.ConfigMaps)
+		t.Errorf("got references %v, want none: the ConfigMap is not a copy", refs.ConfigMaps)
 	}
 
-	home.Labels["tier"] = "back"
-	if later := Files(home, guests); later.Name != files.Name || cmp.Equal(later.Data, files.Data) {
-		t.Error("a changed label does not reach the same ConfigMap")
+	pod.Labels["tier"] = "back"
+	if later := downwardFiles(pod); later.Name != files.Name || cmp.Equal(later.Data, files.Data) {
+		t.Error("a changed label does not update the same ConfigMap")
 	}
-	if none := Files(shopPod(), guests); none != nil {
-		t.Errorf("a pod without such volumes needs no ConfigMap; got %v", none.Data)
+	if none := downwardFiles(shopPod()); none != nil {
+		t.Errorf("got %v for a pod without downward API volumes, want none", none.Data)
 	}
 }
 
-// filesSeen are the files that a guest's projected volumes take from a ConfigMap,
-// by volume and path.
-func filesSeen(t interface{ Errorf(string, ...any) }, made *corev1.Pod, from *corev1.ConfigMap) map[string]string {
+func downwardFiles(pod *corev1.Pod) *corev1.ConfigMap {
+	_, refs, _ := Pod(pod, guestNamespace, Options{})
+	return refs.DownwardFiles
+}
+
+// mountedFiles returns the files in the guest's projected volumes that come from
+// the ConfigMap, by volume and path.
+func mountedFiles(t interface{ Errorf(string, ...any) }, guest *corev1.Pod, from *corev1.ConfigMap) map[string]string {
 	seen := map[string]string{}
-	for _, v := range made.Spec.Volumes {
+	for _, v := range guest.Spec.Volumes {
 		if v.Projected == nil {
 			continue
 		}
@@ -380,7 +386,7 @@ func filesSeen(t interface{ Errorf(string, ...any) }, made *corev1.Pod, from *co
 			for _, item := range source.ConfigMap.Items {
 				value, ok := from.Data[item.Key]
 				if !ok {
-					t.Errorf("volume %s asks for key %s, which the ConfigMap lacks", v.Name, item.Key)
+					t.Errorf("volume %s refers to key %s, which the ConfigMap lacks", v.Name, item.Key)
 				}
 				seen[v.Name+"/"+item.Path] = value
 			}
@@ -390,29 +396,23 @@ func filesSeen(t interface{ Errorf(string, ...any) }, made *corev1.Pod, from *co
 }
 
 func TestRequests(t *testing.T) {
-	list := func(pairs ...string) corev1.ResourceList {
-		l := corev1.ResourceList{}
-		for i := 0; i < len(pairs); i += 2 {
-			l[corev1.ResourceName(pairs[i])] = resource.MustParse(pairs[i+1])
-		}
-		return l
-	}
+	list := expect.Resources
 	for name, c := range map[string]struct {
 		reason                 string
 		requests, limits, want corev1.ResourceList
 	}{
-		"none":    {"a quota refuses a pod that names no amount", nil, nil, list("cpu", "0", "memory", "0", "ephemeral-storage", "0")},
-		"some":    {"what home asks for is not touched", list("cpu", "250m"), nil, list("cpu", "250m", "memory", "0", "ephemeral-storage", "0")},
-		"limited": {"a request of 0 would take away what the limit implies", nil, list("memory", "1Gi"), list("cpu", "0", "memory", "1Gi", "ephemeral-storage", "0")},
-		"devices": {"other kinds stay", list("nvidia.com/gpu", "1", "cpu", "1"), list("nvidia.com/gpu", "1"),
+		"none":    {"a ResourceQuota rejects pods without requests", nil, nil, list("cpu", "0", "memory", "0", "ephemeral-storage", "0")},
+		"some":    {"requests are kept", list("cpu", "250m"), nil, list("cpu", "250m", "memory", "0", "ephemeral-storage", "0")},
+		"limited": {"the request defaults to the limit, not to 0", nil, list("memory", "1Gi"), list("cpu", "0", "memory", "1Gi", "ephemeral-storage", "0")},
+		"devices": {"other resources are kept", list("nvidia.com/gpu", "1", "cpu", "1"), list("nvidia.com/gpu", "1"),
 			list("nvidia.com/gpu", "1", "cpu", "1", "memory", "0", "ephemeral-storage", "0")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			made, _, _ := Translate(shopPod(func(p *corev1.Pod) {
+			guest, _, _ := Pod(shopPod(func(p *corev1.Pod) {
 				p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: c.requests, Limits: c.limits}
 				p.Spec.InitContainers = []corev1.Container{{Name: "init", Resources: p.Spec.Containers[0].Resources}}
-			}), guests, Options{})
-			for _, container := range append(made.Spec.InitContainers, made.Spec.Containers...) {
+			}), guestNamespace, Options{})
+			for _, container := range append(guest.Spec.InitContainers, guest.Spec.Containers...) {
 				if diff := cmp.Diff(c.want, container.Resources.Requests); diff != "" {
 					t.Errorf("%s: requests of %s (-want +got):\n%s", c.reason, container.Name, diff)
 				}

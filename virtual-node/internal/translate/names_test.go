@@ -1,4 +1,4 @@
-package guest
+package translate
 
 import (
 	"strings"
@@ -15,29 +15,29 @@ func named(namespace, name, uid string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(uid)}}
 }
 
-func TestEachIncarnationHasANameOfItsOwn(t *testing.T) {
+func TestGuestNamesAreUnique(t *testing.T) {
 	names := map[string]string{}
 	for what, pod := range map[string]*corev1.Pod{
-		"one":                  named("shop", "web-0", "1"),
-		"its next incarnation": named("shop", "web-0", "2"),
-		"another namespace":    named("shed", "web-0", "1"),
-		"a dot for a dash":     named("shop", "web.0", "1"),
+		"a pod":             named("shop", "web-0", "1"),
+		"its successor":     named("shop", "web-0", "2"),
+		"another namespace": named("test", "web-0", "1"),
+		"a dot for a dash":  named("shop", "web.0", "1"),
 	} {
-		name := Name(pod)
+		name := GuestName(pod)
 		if other, taken := names[name]; taken {
-			t.Errorf("%s and %s are both called %s", what, other, name)
+			t.Errorf("%s and %s: both guests are named %s", what, other, name)
 		}
 		names[name] = what
-		if again := Name(pod); again != name {
-			t.Errorf("%s: called %s, and then %s", what, name, again)
+		if second := GuestName(pod); second != name {
+			t.Errorf("%s: the name changed from %s to %s", what, name, second)
 		}
 		if !strings.HasPrefix(name, "web-0-") {
-			t.Errorf("%s: called %s, by which nobody knows it", what, name)
+			t.Errorf("%s: %s does not begin with the name of the pod", what, name)
 		}
 	}
 }
 
-func TestCopiesOfNamespacesDoNotMeet(t *testing.T) {
+func TestCopyNamesAreUnique(t *testing.T) {
 	for _, pair := range [][4]string{
 		{"a", "key", "b", "key"},
 		{"a", "b-key", "a-b", "key"},
@@ -45,12 +45,12 @@ func TestCopiesOfNamespacesDoNotMeet(t *testing.T) {
 		{"a", strings.Repeat("long", 30) + "x", "a", strings.Repeat("long", 30) + "y"},
 	} {
 		if one, other := CopyName(pair[0], pair[1]), CopyName(pair[2], pair[3]); one == other {
-			t.Errorf("%s/%s and %s/%s are both copied to %s", pair[0], pair[1], pair[2], pair[3], one)
+			t.Errorf("the copies of %s/%s and %s/%s are both named %s", pair[0], pair[1], pair[2], pair[3], one)
 		}
 	}
 }
 
-// anyName draws what the API server takes as the name of a pod or Secret.
+// anyName draws a valid name of a pod or Secret.
 func anyName() *rapid.Generator[string] {
 	return rapid.StringMatching(`[a-z0-9]([-a-z0-9]{0,70}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?){0,2}`)
 }
@@ -59,17 +59,17 @@ func TestNamesAreValid(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := anyName().Draw(t, "name")
 		pod := named("shop", name, rapid.StringMatching(`[0-9a-f-]{1,36}`).Draw(t, "uid"))
-		for what, made := range map[string]string{
-			"guest": Name(pod), "copy": CopyName("shop", name), "files": filesName(pod), "host": hostname(pod),
+		for what, label := range map[string]string{
+			"guest": GuestName(pod), "copy": CopyName("shop", name), "files": filesName(pod), "host": hostname(pod),
 		} {
-			if problems := validation.IsDNS1123Label(made); len(problems) > 0 {
-				t.Errorf("%s of %q is called %q: %v", what, name, made, problems)
+			if problems := validation.IsDNS1123Label(label); len(problems) > 0 {
+				t.Errorf("the %s name of %q is %q: %v", what, name, label, problems)
 			}
 		}
 	})
 }
 
-func TestFileKeysAreValidAndDiffer(t *testing.T) {
+func TestFileKeysAreValidAndUnique(t *testing.T) {
 	keys := map[string]string{}
 	for _, path := range []string{
 		"metadata.labels", "metadata.annotations", "metadata.labels['a']", "metadata.annotations['a']",
@@ -87,10 +87,10 @@ func TestFileKeysAreValidAndDiffer(t *testing.T) {
 }
 
 func TestOrigin(t *testing.T) {
-	home := named("shop", "web-0", "7f0c")
-	made, _, _ := Translate(home, "guests", Options{})
-	if namespace, name, uid, ok := Origin(made); !ok || namespace != "shop" || name != "web-0" || uid != "7f0c" {
-		t.Errorf("the guest is of %s/%s %s, %v", namespace, name, uid, ok)
+	pod := named("shop", "web-0", "7f0c")
+	guest, _, _ := Pod(pod, "guests", Options{})
+	if namespace, name, uid, ok := Origin(guest); !ok || namespace != "shop" || name != "web-0" || uid != "7f0c" {
+		t.Errorf("got %s/%s %s, %t", namespace, name, uid, ok)
 	}
 	for what, annotations := range map[string]map[string]string{
 		"none":           nil,
@@ -98,7 +98,7 @@ func TestOrigin(t *testing.T) {
 		"namespace only": {AnnotationNamespace: "shop"},
 	} {
 		if namespace, name, _, ok := Origin(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}}); ok {
-			t.Errorf("%s: it is said to be of %s/%s", what, namespace, name)
+			t.Errorf("annotations %s: got %s/%s, want none", what, namespace, name)
 		}
 	}
 }

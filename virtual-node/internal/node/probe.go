@@ -1,0 +1,82 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
+)
+
+// An unreachable provider is reported within about 15 s.
+const (
+	probeInterval = 3 * time.Second
+	probeTimeout  = 3 * time.Second
+	// failureThreshold is the number of consecutive failures that make a provider
+	// not ready.
+	failureThreshold = 2
+)
+
+// Prober checks periodically that a provider is reachable and authorizes this
+// cluster.
+type Prober struct {
+	Provider string
+	// Namespace of the guests at the provider.
+	Namespace string
+	// Client of the provider.
+	Client kubernetes.Interface
+	Clock  clock.Clock
+	// Report is called with the first result and with each change, sequentially.
+	Report func(Health)
+}
+
+// Run probes until ctx ends.
+func (p *Prober) Run(ctx context.Context) {
+	var reported *Health
+	failures := 0
+	for {
+		result := p.probe(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if result.Ready {
+			failures = 0
+		} else {
+			failures++
+		}
+		certain := result.Ready || failures >= failureThreshold
+		if certain && (reported == nil || result.Ready != reported.Ready || result.Reason != reported.Reason) {
+			if reported != nil && result.Ready == reported.Ready {
+				result.Since = reported.Since
+			} else {
+				result.Since = p.Clock.Now()
+			}
+			reported = &result
+			p.Report(result)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.Clock.After(probeInterval):
+		}
+	}
+}
+
+// probe lists guests rather than calling /healthz, which every client may: the
+// result must show whether the token is still accepted.
+func (p *Prober) probe(ctx context.Context) Health {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	_, err := p.Client.CoreV1().Pods(p.Namespace).List(ctx, metav1.ListOptions{Limit: 1, ResourceVersion: "0"})
+	switch {
+	case err == nil:
+		return Health{Ready: true, Reason: reasonProviderReachable, Message: fmt.Sprintf("Provider %s is reachable and authorizes this cluster.", p.Provider)}
+	case apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err):
+		return Health{Reason: reasonProviderRefused, Message: fmt.Sprintf("Provider %s no longer authorizes this cluster: %v", p.Provider, err)}
+	default:
+		return Health{Reason: reasonProviderUnreachable, Message: fmt.Sprintf("Provider %s is unreachable; its guests may still be running: %v", p.Provider, err)}
+	}
+}

@@ -1,0 +1,325 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/virtual-node/internal/translate"
+)
+
+const (
+	// retryPeriod is the retry delay where no event will announce a change.
+	retryPeriod = 5 * time.Second
+	// cacheDelay is the retry delay while a cache is behind the API server.
+	cacheDelay = 300 * time.Millisecond
+)
+
+// sync reconciles one pod with its guest. It is retried after requeueAfter, if
+// that is not 0.
+func (h *Handler) sync(ctx context.Context, key string) (requeueAfter time.Duration, err error) {
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return 0, nil
+	}
+	pod, err := h.pods.Pods(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		pod = nil
+	} else if err != nil {
+		return 0, fmt.Errorf("reading pod %s: %w", key, err)
+	}
+	guests, err := h.guests.ByIndex(indexOrigin, key)
+	if err != nil {
+		return 0, fmt.Errorf("looking up guests of pod %s: %w", key, err)
+	}
+	h.track(key, pod, guests)
+	for _, object := range guests {
+		guest := object.(*corev1.Pod)
+		if _, _, uid, _ := translate.Origin(guest); pod == nil || uid != pod.UID {
+			after, err := h.deleteOrphan(ctx, namespace, name, guest)
+			if err != nil {
+				return 0, err
+			}
+			requeueAfter = max(requeueAfter, after)
+		}
+	}
+	if pod == nil || isTerminal(pod) {
+		h.queue.AddAfter(pruneKey, pruneDelay)
+		return requeueAfter, nil
+	}
+	guest := h.guestOf(pod)
+	var after time.Duration
+	switch {
+	case pod.DeletionTimestamp != nil:
+		after, err = h.terminate(ctx, pod, guest)
+	case guest == nil:
+		after, err = h.create(ctx, pod)
+	default:
+		after, err = h.update(ctx, pod, guest)
+	}
+	if requeueAfter == 0 || after > 0 && after < requeueAfter {
+		requeueAfter = after
+	}
+	return requeueAfter, err
+}
+
+// deleteOrphan deletes a guest whose pod no longer exists, having confirmed that
+// at the API server: the cache may be stale.
+func (h *Handler) deleteOrphan(ctx context.Context, namespace, name string, guest *corev1.Pod) (requeueAfter time.Duration, err error) {
+	_, _, uid, _ := translate.Origin(guest)
+	live, err := h.ConsumerClient.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err == nil && live.UID == uid && live.Spec.NodeName == h.nodeName {
+		return cacheDelay, nil
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return 0, fmt.Errorf("confirming that pod %s/%s was deleted: %w", namespace, name, err)
+	}
+	h.mu.Lock()
+	delete(h.states, uid)
+	h.mu.Unlock()
+	if guest.DeletionTimestamp != nil {
+		return 0, nil
+	}
+	h.Log.V(1).Info("Deleting the guest of a deleted pod", "guest", guest.Name, "pod", namespace+"/"+name)
+	return 0, h.deleteGuest(ctx, guest, nil)
+}
+
+// track records the UID of the pod with this key, and drops the state of its
+// predecessor once that has no guest.
+func (h *Handler) track(key string, pod *corev1.Pod, guests []any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	previous := h.uids[key]
+	switch {
+	case pod != nil:
+		h.uids[key] = pod.UID
+	case len(guests) == 0:
+		delete(h.uids, key)
+	}
+	if previous == "" || pod != nil && pod.UID == previous {
+		return
+	}
+	if !slices.ContainsFunc(guests, func(guest any) bool {
+		_, _, uid, _ := translate.Origin(guest.(*corev1.Pod))
+		return uid == previous
+	}) {
+		delete(h.states, previous)
+	}
+}
+
+// setCreated records that a guest of the pod may exist, and reports whether that
+// was recorded before.
+func (h *Handler) setCreated(uid types.UID) (before bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	state := h.state(uid)
+	before, state.created = state.created, true
+	return before
+}
+
+// deleteGuest deletes a guest; without gracePeriod its own applies.
+func (h *Handler) deleteGuest(ctx context.Context, guest *corev1.Pod, gracePeriod *int64) error {
+	err := h.ProviderClient.CoreV1().Pods(guest.Namespace).Delete(ctx, guest.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: gracePeriod, Preconditions: metav1.NewUIDPreconditions(string(guest.UID))})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("deleting guest %s: %w", guest.Name, err)
+	}
+	return nil
+}
+
+// terminate deletes the guest of a pod that is being deleted, and reports the pod
+// as terminated when the guest is gone.
+func (h *Handler) terminate(ctx context.Context, pod, guest *corev1.Pod) (requeueAfter time.Duration, err error) {
+	if guest == nil {
+		if exists, err := h.guestExists(ctx, pod); err != nil {
+			return 0, err
+		} else if exists {
+			return cacheDelay, nil
+		}
+		h.report(pod, terminatedStatus(pod, "Deleted", "the guest was deleted", metav1.Time{Time: h.Clock.Now()}))
+		return 0, nil
+	}
+	h.report(pod, h.mirror(pod, guest))
+	gracePeriod := pod.DeletionGracePeriodSeconds
+	if guest.DeletionTimestamp != nil && ptr.Deref(guest.DeletionGracePeriodSeconds, 0) <= ptr.Deref(gracePeriod, 0) {
+		return 0, nil
+	}
+	return 0, h.deleteGuest(ctx, guest, gracePeriod)
+}
+
+// guestExists asks the provider's API server, since the cache may be stale.
+func (h *Handler) guestExists(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	_, err := h.ProviderClient.CoreV1().Pods(h.GuestNamespace).Get(ctx, translate.GuestName(pod), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading the guest at %s: %w", h.Provider, err)
+	}
+	return true, nil
+}
+
+// create creates the guest of a pod that has none in the cache. A pod that has
+// started has lost its guest and fails, as after an eviction.
+func (h *Handler) create(ctx context.Context, pod *corev1.Pod) (requeueAfter time.Duration, err error) {
+	if pod.Status.StartTime != nil {
+		if exists, err := h.guestExists(ctx, pod); err != nil {
+			return 0, err
+		} else if exists {
+			return cacheDelay, nil
+		}
+		guestsLost.WithLabelValues(h.Provider).Inc()
+		message := fmt.Sprintf("the guest at provider %s no longer exists: it was deleted or evicted there, or its node was lost", h.Provider)
+		h.event(pod, corev1.EventTypeWarning, reasonGuestLost, message)
+		status := terminatedStatus(pod, reasonGuestLost, message, metav1.Time{Time: h.Clock.Now()})
+		status.Phase = corev1.PodFailed
+		h.report(pod, status)
+		return 0, nil
+	}
+	guest, refs, notes := translate.Pod(pod, h.GuestNamespace, h.DNS)
+	if len(notes) > 0 {
+		h.event(pod, corev1.EventTypeNormal, reasonGuestDiffers, strings.Join(notes, " "))
+	}
+	missing, err := h.copyReferences(ctx, pod, refs)
+	if err != nil {
+		return h.createFailed(pod, err)
+	}
+	if missing != "" {
+		return h.waitForReference(pod, missing), nil
+	}
+	// The cache may not contain a guest that was just created. A second request
+	// would be rejected as well, but only after the provider charged its quota: until
+	// that is corrected, some minutes later, another guest may be refused.
+	if h.setCreated(pod.UID) {
+		if exists, err := h.guestExists(ctx, pod); err != nil {
+			return h.createFailed(pod, err)
+		} else if exists {
+			return cacheDelay, nil
+		}
+	}
+	_, err = h.ProviderClient.CoreV1().Pods(h.GuestNamespace).Create(ctx, guest, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return h.createFailed(pod, err)
+	}
+	return 0, nil
+}
+
+// waitForReference reports that a pod waits for a ConfigMap or Secret.
+func (h *Handler) waitForReference(pod *corev1.Pod, missing string) (requeueAfter time.Duration) {
+	requeueAfter = cacheDelay
+	if h.sources.get(pod.Namespace).synced() {
+		h.event(pod, corev1.EventTypeWarning, reasonWaitingForReference, missing)
+		requeueAfter = retryPeriod
+	}
+	status := waitingStatus(pod, reasonConfigMissing, missing)
+	// The condition tells the agent that the pod waits for this cluster, not for the
+	// provider: it does not reschedule the pod.
+	status.Conditions = setCondition(status.Conditions, corev1.PodCondition{
+		Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: reasonConfigMissing, Message: missing, LastTransitionTime: metav1.Time{Time: h.Clock.Now()}})
+	h.report(pod, status)
+	return requeueAfter
+}
+
+// createFailed reports that the provider refused the guest; other errors are
+// returned.
+func (h *Handler) createFailed(pod *corev1.Pod, err error) (requeueAfter time.Duration, _ error) {
+	if !isRefusal(err) {
+		return 0, err
+	}
+	message := fmt.Sprintf("provider %s refused the guest: %v", h.Provider, err)
+	h.event(pod, corev1.EventTypeWarning, reasonProviderRefused, message)
+	h.report(pod, waitingStatus(pod, reasonProviderRefused, message))
+	return retryPeriod, nil
+}
+
+// update reports the guest's status and applies the pod's changes to the guest.
+func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod) (requeueAfter time.Duration, err error) {
+	// virtual-kubelet restores the status last reported if another client writes a
+	// different one: report also if only the pod's status differs.
+	if status := h.mirror(pod, guest); !h.isReported(pod.UID, status) || !equality.Semantic.DeepEqual(pod.Status, status) {
+		h.report(pod, status)
+	}
+	if guest.DeletionTimestamp != nil || isTerminal(guest) {
+		return 0, nil
+	}
+	desired, refs, _ := translate.Pod(pod, h.GuestNamespace, h.DNS)
+	// missing is ignored: like a running pod, the guest keeps what was deleted since.
+	if _, err := h.copyReferences(ctx, pod, refs); err != nil {
+		return h.updateFailed(pod, err)
+	}
+	changed := withChanges(guest, desired)
+	if equality.Semantic.DeepEqual(guest, changed) {
+		return 0, nil
+	}
+	patch := client.StrategicMergeFrom(guest)
+	data, err := patch.Data(changed)
+	if err != nil {
+		return 0, fmt.Errorf("computing the patch of guest %s: %w", guest.Name, err)
+	}
+	if _, err := h.ProviderClient.CoreV1().Pods(guest.Namespace).Patch(ctx, guest.Name, patch.Type(), data, metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return h.updateFailed(pod, err)
+	}
+	return 0, nil
+}
+
+// withChanges returns the guest with the mutable fields of desired: labels,
+// annotations, images and the active deadline.
+func withChanges(guest, desired *corev1.Pod) *corev1.Pod {
+	changed := guest.DeepCopy()
+	if changed.Labels == nil {
+		changed.Labels = map[string]string{}
+	}
+	if changed.Annotations == nil {
+		changed.Annotations = map[string]string{}
+	}
+	for key := range changed.Labels {
+		// Labels of Kubernetes are set by the provider.
+		domain, _, _ := strings.Cut(key, "/")
+		if _, ok := desired.Labels[key]; !ok && !strings.HasSuffix(domain, "kubernetes.io") {
+			delete(changed.Labels, key)
+		}
+	}
+	maps.Copy(changed.Labels, desired.Labels)
+	maps.Copy(changed.Annotations, desired.Annotations)
+	images := map[string]string{}
+	for _, c := range slices.Concat(desired.Spec.InitContainers, desired.Spec.Containers) {
+		images[c.Name] = c.Image
+	}
+	for _, containers := range [][]corev1.Container{changed.Spec.InitContainers, changed.Spec.Containers} {
+		for i := range containers {
+			if image, ok := images[containers[i].Name]; ok {
+				containers[i].Image = image
+			}
+		}
+	}
+	if desired.Spec.ActiveDeadlineSeconds != nil {
+		changed.Spec.ActiveDeadlineSeconds = desired.Spec.ActiveDeadlineSeconds
+	}
+	return changed
+}
+
+// updateFailed reports that the provider refused a change, and the guest keeps
+// running unchanged; other errors are returned.
+func (h *Handler) updateFailed(pod *corev1.Pod, err error) (requeueAfter time.Duration, _ error) {
+	if !isRefusal(err) {
+		return 0, err
+	}
+	h.event(pod, corev1.EventTypeWarning, reasonProviderRefused, fmt.Sprintf("provider %s refused a change to the guest: %v", h.Provider, err))
+	return retryPeriod, nil
+}
+
+func isRefusal(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsUnauthorized(err)
+}
