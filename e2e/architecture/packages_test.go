@@ -67,7 +67,7 @@ func projectRoot(t *testing.T) string {
 // clock, so that their invariants can be proven with properties.
 var pure = []string{
 	"broker/capacity", "broker/internal/decide", "broker/internal/ledger",
-	"scheduler-plugin/demand", "virtual-node/internal/guest",
+	"scheduler-plugin/demand", "virtual-node/internal/translate",
 }
 
 func TestPurePackages(t *testing.T) {
