@@ -69,8 +69,12 @@ func compareSlots(a, b Slot) int {
 // Place places up to count pods of a set and returns how many fit.
 func (p *Packer) Place(set broker.PodSet, count int64) (placed int64) {
 	request, mismatch := Ceil(set.Requests.List()), matcher(set)
-	var kept, changed []Slot
-	for _, slot := range p.slots {
+	kept, changed := make([]Slot, 0, len(p.slots)), []Slot(nil)
+	for i, slot := range p.slots {
+		if placed == count {
+			kept = append(kept, p.slots[i:]...)
+			break
+		}
 		each := min(slot.Pods, request.FitsIn(slot.Free))
 		n := min(count-placed, each*slot.Nodes)
 		if n <= 0 || mismatch(&slot) != "" {
