@@ -193,8 +193,8 @@ func (p *Packer) divisible() Vector {
 	return sum
 }
 
-// matcher returns a function that says why the nodes of a slot cannot run pods
-// of a set, "" if they can. Matching costs once for each class.
+// matcher returns a function that reports why the nodes of a slot cannot run pods
+// of a set, "" if they can. Each class is matched once.
 func matcher(set broker.PodSet) func(*Slot) string {
 	var affinity *nodeaffinity.LazyErrorNodeSelector
 	if set.NodeAffinity != nil {

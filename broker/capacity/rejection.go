@@ -19,10 +19,12 @@ const (
 	ReasonPartialCapacity      = "PartialCapacity"
 )
 
-// Rejection says why a provider does not take something, with the figures.
+// Rejection is why a provider cannot take a request: a CamelCase reason, and a
+// message of full sentences with the figures.
 type Rejection struct{ Reason, Message string }
 
-// Admit checks a consumer against a provider's terms; nil if they admit it.
+// Admit checks a consumer against a provider's terms. It returns nil if they admit
+// the consumer.
 func Admit(terms broker.Lending, consumer string) *Rejection {
 	switch {
 	case !terms.Enabled:
@@ -76,10 +78,10 @@ func (p *Packer) rejectTotal(total Vector, account *Account) *Rejection {
 	return nil
 }
 
-// shortage is why not all pods of a set fit.
+// shortage explains why not all pods of a set fit.
 type shortage struct{ reason, message string }
 
-// shortage says what keeps one more pod of a set from the nodes.
+// shortage explains why not one more pod of a set fits.
 func (p *Packer) shortage(set broker.PodSet, fit int64, account *Account) shortage {
 	reason, why := ReasonInsufficientCapacity, "No node is available."
 	request, mismatch := Ceil(set.Requests.List()), matcher(set)

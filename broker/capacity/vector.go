@@ -132,14 +132,28 @@ func Decreasing(sets []broker.PodSet) []broker.PodSet {
 	})
 }
 
-// format prints v's amount of one resource as "1200m" or "900Mi".
-func (v Vector) format(name corev1.ResourceName) string {
+// List is v as a Kubernetes resource list.
+func (v Vector) List() corev1.ResourceList {
+	list := corev1.ResourceList{}
+	for name := range v {
+		list[name] = v.quantity(name)
+	}
+	return list
+}
+
+func (v Vector) quantity(name corev1.ResourceName) resource.Quantity {
 	format := resource.DecimalSI
 	if name == corev1.ResourceMemory || name == corev1.ResourceEphemeralStorage || strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) {
 		format = resource.BinarySI
 	}
 	if v[name]%1000 == 0 {
-		return resource.NewQuantity(v[name]/1000, format).String()
+		return *resource.NewQuantity(v[name]/1000, format)
 	}
-	return resource.NewMilliQuantity(v[name], format).String()
+	return *resource.NewMilliQuantity(v[name], format)
+}
+
+// format prints v's amount of one resource as "1200m" or "900Mi".
+func (v Vector) format(name corev1.ResourceName) string {
+	quantity := v.quantity(name)
+	return quantity.String()
 }

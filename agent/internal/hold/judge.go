@@ -37,7 +37,7 @@ type verdict struct {
 	instruction *broker.ProviderInstruction
 	// held is the capacity to hold from now on.
 	held broker.HeldCapacity
-	// refused says why the wanted capacity is not held; nil if it is.
+	// refused explains why the wanted capacity is not held; nil if it is.
 	refused *capacity.Rejection
 	// smaller is set if less is held than before.
 	smaller bool
@@ -76,7 +76,7 @@ func judge(in input) []verdict {
 	return verdicts
 }
 
-// refuse says why the wanted capacity cannot be held, nil if it can.
+// refuse explains why the wanted capacity cannot be held, nil if it can.
 func (in input) refuse(instruction *broker.ProviderInstruction, want broker.HeldCapacity, held map[types.UID]broker.HeldCapacity) *capacity.Rejection {
 	standing := meta.FindStatusCondition(instruction.Status.Conditions, broker.ConditionEnforced)
 	if instruction.Status.ObservedAttempt == instruction.Spec.Attempt && standing != nil && standing.Status == metav1.ConditionFalse {

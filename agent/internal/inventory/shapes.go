@@ -6,10 +6,8 @@ import (
 	"maps"
 	"math/bits"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -33,31 +31,27 @@ func freeShapes(nodes []node, limit int) []broker.FreeShape {
 func roundedShapes(nodes []node, precision int) []broker.FreeShape {
 	type rounded struct {
 		broker.FreeShape
-		key  string
 		free capacity.Vector
 	}
-	byKey := map[string]*rounded{}
+	byAmount := map[string]*rounded{}
 	for _, n := range nodes {
 		if n.freePods == 0 {
 			continue
 		}
-		free := corev1.ResourceList{}
-		pods := int32(roundDown(int64(n.freePods), precision))
-		var key strings.Builder
-		for _, name := range slices.Sorted(maps.Keys(n.free)) {
-			amount := roundQuantity(name, n.free[name], precision)
-			free[name] = amount
-			fmt.Fprintf(&key, "%s=%s,", name, amount.String())
+		free := capacity.Floor(n.free)
+		for name, amount := range free {
+			free[name] = roundDown(amount/unit(name), precision) * unit(name)
 		}
-		fmt.Fprintf(&key, "pods=%d", pods)
-		if same := byKey[key.String()]; same != nil {
+		shape := broker.FreeShape{Nodes: 1, Free: broker.FromList(free.List()), Pods: int32(roundDown(int64(n.freePods), precision))}
+		key := fmt.Sprintf("%s, pods %d", shape.Free, shape.Pods)
+		if same := byAmount[key]; same != nil {
 			same.Nodes++
 		} else {
-			byKey[key.String()] = &rounded{broker.FreeShape{Nodes: 1, Free: broker.FromList(free), Pods: pods}, key.String(), capacity.Floor(free)}
+			byAmount[key] = &rounded{shape, free}
 		}
 	}
-	sorted := slices.SortedFunc(maps.Values(byKey), func(a, b *rounded) int {
-		return cmp.Or(capacity.Compare(b.free, a.free), cmp.Compare(b.Pods, a.Pods), cmp.Compare(a.key, b.key))
+	sorted := slices.SortedFunc(maps.Values(byAmount), func(a, b *rounded) int {
+		return cmp.Or(capacity.Compare(b.free, a.free), cmp.Compare(b.Pods, a.Pods))
 	})
 	var shapes []broker.FreeShape
 	for _, r := range sorted {
@@ -66,31 +60,17 @@ func roundedShapes(nodes []node, precision int) []broker.FreeShape {
 	return shapes
 }
 
-// roundQuantity rounds down: CPU to whole milli-cores, bytes to whole MiB, and
-// everything to the given number of significant bits.
-func roundQuantity(name corev1.ResourceName, amount resource.Quantity, precision int) resource.Quantity {
+// unit is what amounts of a resource are rounded down to, in thousandths: whole
+// milli-cores, MiB or devices.
+func unit(name corev1.ResourceName) int64 {
 	switch name {
 	case corev1.ResourceCPU:
-		milli := amount.MilliValue()
-		if exact := resource.NewMilliQuantity(milli, resource.DecimalSI); exact.Cmp(amount) > 0 {
-			milli--
-		}
-		return *resource.NewMilliQuantity(roundDown(milli, precision), resource.DecimalSI)
+		return 1
 	case corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
-		const mebi = 1 << 20
-		return *resource.NewQuantity(roundDown(floor(amount)/mebi, precision)*mebi, resource.BinarySI)
+		return 1000 << 20
 	default:
-		return *resource.NewQuantity(roundDown(floor(amount), precision), amount.Format)
+		return 1000
 	}
-}
-
-// floor is the largest integer not above amount; Value rounds up.
-func floor(amount resource.Quantity) int64 {
-	value := amount.Value()
-	if resource.NewQuantity(value, amount.Format).Cmp(amount) > 0 {
-		value--
-	}
-	return value
 }
 
 // roundDown keeps the highest bits of a number that is not negative.

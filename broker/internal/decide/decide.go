@@ -137,7 +137,7 @@ func (d *Decision) reject(cluster *Cluster, r *capacity.Rejection) {
 	d.Rejections = append(d.Rejections, broker.ClusterRejection{Cluster: cluster.Spec.ClusterID, Reason: r.Reason, Message: r.Message})
 }
 
-// compare says why best was chosen and not o.
+// compare explains why best was chosen and not o.
 func compare(o, best *offer) *capacity.Rejection {
 	switch chosen := best.cluster.Spec.ClusterID; {
 	case o.complete():

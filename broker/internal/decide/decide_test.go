@@ -141,14 +141,14 @@ func TestFilters(t *testing.T) {
 				cluster("old", func(c *decide.Cluster) { c.Fresh = false }),
 				cluster("x"),
 				cluster("far", func(c *decide.Cluster) { c.Spec.Region = "us" }),
-				cluster("aside", func(c *decide.Cluster) { c.Spec.Region, c.Spec.Zone = "eu", "b" }),
+				cluster("beside", func(c *decide.Cluster) { c.Spec.Region, c.Spec.Zone = "eu", "b" }),
 				cluster("no", func(c *decide.Cluster) { c.Spec.Region, c.Spec.Zone = "eu", "a" }),
 				cluster("paris", func(c *decide.Cluster) { c.Spec.Region, c.Spec.Zone = "eu", "a" }),
 			},
 			want: "paris", pods: 1,
 			rejected: byCluster{
 				"rome": "RequesterItself", "offline": "LendingDisabled", "picky": "ConsumerNotAdmitted", "gone": "ClusterInactive", "old": "AdvertisementStale",
-				"x": "Excluded", "far": "OtherRegion", "aside": "OtherZone", "no": "Refused",
+				"x": "Excluded", "far": "OtherRegion", "beside": "OtherZone", "no": "Refused",
 			},
 			messages: byCluster{"no": "The provider refused: a node went away. "},
 		},
@@ -214,7 +214,7 @@ func TestFit(t *testing.T) {
 			messages: byCluster{"paris": "Insufficient cpu: requested 900m, available 200m on one node"},
 		},
 		"known guests free nothing twice": {
-			reason:  "the guest that explains the use exactly is taken off the claims",
+			reason:  "a guest with exactly the used amount is subtracted from the claims",
 			request: pods(1, "cpu=900m"),
 			clusters: []decide.Cluster{cluster("paris", totals("cpu=9", ""), shapes(1, "cpu=1", 9),
 				holds("oslo", 1, "cpu=800m"), holds("oslo", 1, "cpu=100m"), guests("oslo", 1, "cpu=800m"))},
@@ -279,7 +279,7 @@ func TestPreference(t *testing.T) {
 			messages: byCluster{"berlin": "The request fits with score 35.00; paris was chosen with score 65.00."},
 		},
 		"more available": {
-			reason:   "with the same price the one with more left is preferred",
+			reason:   "with the same price the one with more available is preferred",
 			request:  pods(1, "cpu=1"),
 			clusters: []decide.Cluster{cluster("berlin"), cluster("paris", totals("cpu=8", ""), shapes(4, "cpu=2", 9))},
 			want:     "paris", pods: 1,
@@ -426,14 +426,14 @@ func packs(c decide.Cluster, sets []broker.PodSet) bool {
 			return false
 		}
 		// Every combination of counts on this node.
-		var put func(set int, room node) bool
-		put = func(set int, room node) bool {
+		var put func(set int, free node) bool
+		put = func(set int, free node) bool {
 			if set == len(sets) {
 				return fill(at + 1)
 			}
 			cpu, memory := sets[set].Requests.List()[corev1.ResourceCPU], sets[set].Requests.List()[corev1.ResourceMemory]
 			for n := left[set]; n >= 0; n-- {
-				after := node{room.cpu - int64(n)*cpu.MilliValue(), room.memory - int64(n)*memory.Value(), room.pods - int64(n)}
+				after := node{free.cpu - int64(n)*cpu.MilliValue(), free.memory - int64(n)*memory.Value(), free.pods - int64(n)}
 				if after.cpu < 0 || after.memory < 0 || after.pods < 0 {
 					continue
 				}

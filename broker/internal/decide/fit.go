@@ -9,12 +9,12 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
-// offer is what one cluster can take of a request.
+// offer is the part of a request that fits in one cluster.
 type offer struct {
 	cluster *Cluster
 	account capacity.Account
 	placed  broker.HeldCapacity
-	// rejection says why not all of it, nil if all.
+	// rejection explains why not all of the request fits, nil if all does.
 	rejection *capacity.Rejection
 	score     capacity.Score
 }
@@ -65,7 +65,7 @@ func unused(cluster *Cluster) (sets []broker.PodSet, total capacity.Vector) {
 	return sets, total
 }
 
-// attribute says how many pods of each set (in decreasing order) are among a
+// attribute reports how many pods of each set (in decreasing order) are among a
 // consumer's guests, of which only the number and the sum are known, and how
 // much of what they use belongs to no set. If no attribution is exact, the guests
 // are attributed to the smaller pods, so that the larger claims stay.

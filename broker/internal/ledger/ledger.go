@@ -1,8 +1,8 @@
-// Package ledger is the only place where capacity is given or taken. Its
-// functions are pure: they change a ClusterAdvertisement's status, which the
+// Package ledger is the only code that promises and frees capacity. Its functions
+// are pure: they change a ClusterAdvertisement's status, which the
 // caller has read and writes back by compare-and-swap on its resourceVersion.
 //
-// The life of a hold, each step tagged with an attempt of its reservation:
+// The life of a hold, each step tagged with an attempt of its Reservation:
 //
 //	Place    promises more; the provider accepts or refuses it
 //	Confirm  records the provider's answer: if it accepts, all that is promised is
@@ -38,7 +38,7 @@ type Growth struct {
 	Capacity broker.HeldCapacity
 }
 
-// InsufficientError says that a growth does not fit into what may be promised.
+// InsufficientError reports that a growth does not fit in the available capacity.
 type InsufficientError struct {
 	Resource corev1.ResourceName
 	// Requested is how much of it the growth adds, Available what is left.
