@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/direct"
 	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
@@ -23,6 +24,13 @@ const (
 	driverLiqo   = "liqo"
 	driverDirect = "direct"
 )
+
+// recognizer knows guests and virtual nodes of every driver: those of another one
+// than --driver may still run here.
+var recognizer = inventory.Recognizer{
+	Guest:       inventory.AnyOf(direct.RecognizeGuest, liqo.RecognizeGuest),
+	VirtualNode: liqo.RecognizeVirtualNode,
+}
 
 // addDriverToScheme adds the types of the chosen driver: Liqo's are unknown in a
 // cluster without it.

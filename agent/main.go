@@ -164,6 +164,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	})
 	provider = hold.New(driver.lender, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
+		Recognizer: recognizer,
 	})
 	refused := warnings(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
 	dispatcher := sealing.NewDispatcher(messenger, sealing.DispatcherOptions{
@@ -177,7 +178,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
 			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,
 		},
-		Interval: o.advertisementInterval,
+		Interval: o.advertisementInterval, Recognizer: recognizer,
 		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
 	})
 	requests := reservation.New(mgr, reservation.Options{

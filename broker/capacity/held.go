@@ -9,8 +9,8 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// OfPodSets is the capacity of pod sets: those without pods are left out, the
-// totals filled in.
+// OfPodSets is the capacity of pod sets, with its totals. Sets without pods are
+// left out.
 func OfPodSets(sets []broker.PodSet) broker.HeldCapacity {
 	var c broker.HeldCapacity
 	total := corev1.ResourceList{}
@@ -25,7 +25,7 @@ func OfPodSets(sets []broker.PodSet) broker.HeldCapacity {
 	return c
 }
 
-// Add is a and b together.
+// Add is the sum of a and b.
 func Add(a, b broker.HeldCapacity) broker.HeldCapacity {
 	out := a.DeepCopy()
 	for _, set := range b.PodSets {
@@ -39,8 +39,8 @@ func Add(a, b broker.HeldCapacity) broker.HeldCapacity {
 	return *out
 }
 
-// Sub is what a has more than b, set by set, or resource by resource for
-// divisible totals. It is never below zero.
+// Sub is a less b, set by set, or resource by resource for divisible totals,
+// never below zero.
 func Sub(a, b broker.HeldCapacity) broker.HeldCapacity {
 	if len(a.PodSets) > 0 {
 		sets := slices.Clone(a.PodSets)
@@ -56,12 +56,12 @@ func Sub(a, b broker.HeldCapacity) broker.HeldCapacity {
 	return broker.HeldCapacity{Totals: broker.FromList(Subtract(left, b.Totals.List()))}
 }
 
-// Min is what a and b have in common.
+// Min is the smaller amount of each set, or of each resource of divisible totals.
 func Min(a, b broker.HeldCapacity) broker.HeldCapacity { return Sub(a, Sub(a, b)) }
 
-// Max is enough for either of a and b: of each set, and of each resource in
-// the totals, the larger amount. The totals may be less than the sum of the
-// sets, because a and b are never needed at once.
+// Max is the larger amount of each set, and of each resource in the totals. The
+// totals may be less than the sum of the sets, because a and b are never needed
+// at once.
 func Max(a, b broker.HeldCapacity) broker.HeldCapacity {
 	out := a.DeepCopy()
 	for _, set := range b.PodSets {
@@ -88,7 +88,7 @@ func Equal(a, b broker.HeldCapacity) bool {
 	return true
 }
 
-// Count is how many pods of a set's name and requests c is for.
+// Count is the number of pods in c that have the name and requests of a set.
 func Count(c broker.HeldCapacity, set broker.PodSet) int32 {
 	if i := find(c.PodSets, set); i >= 0 {
 		return c.PodSets[i].Count
@@ -102,7 +102,7 @@ func find(sets []broker.PodSet, set broker.PodSet) int {
 	})
 }
 
-// Larger is the larger amount of each resource, in place of a.
+// Larger raises the amounts of a to those of b, in place, and returns a.
 func Larger(a, b corev1.ResourceList) corev1.ResourceList {
 	for name, amount := range b {
 		if have, ok := a[name]; !ok || have.Cmp(amount) < 0 {
@@ -112,7 +112,8 @@ func Larger(a, b corev1.ResourceList) corev1.ResourceList {
 	return a
 }
 
-// Subtract takes b from a, in place, and stops at zero.
+// Subtract takes b from a, in place, stops at zero, and returns a without the
+// amounts that are zero.
 func Subtract(a, b corev1.ResourceList) corev1.ResourceList {
 	for name, amount := range b {
 		have, ok := a[name]

@@ -24,27 +24,35 @@ import (
 
 // Options of a Publisher.
 type Options struct {
-	// Terms of lending, and who this cluster is.
+	// Terms of the advertisement, and the identity of this cluster.
 	Terms inventory.Terms
-	// Interval between two beats: an advertisement goes out on each, changed or
-	// not.
+	// Recognizer of guests and virtual nodes.
+	Recognizer inventory.Recognizer
+	// Interval between two beats, above 0. An advertisement is sent on each,
+	// changed or not.
 	Interval time.Duration
-	// Debounce is how long changes are gathered before measuring; 500 ms where 0.
+	// Debounce is how long changes are collected before measuring; 500 ms where 0.
 	Debounce time.Duration
-	// CopyName and CopyNamespace name the ClusterAdvertisement kept here for
-	// people; none where CopyName is empty.
+	// CopyName and CopyNamespace name the ClusterAdvertisement in this cluster that
+	// users can read; there is none where CopyName is empty.
 	CopyName, CopyNamespace string
 	// Clock; the real one where nil.
 	Clock clock.Clock
 }
 
-// Publisher measures and publishes for as long as it leads.
+// Publisher measures and publishes as long as it is the leader.
 type Publisher struct {
 	Options
 	cached client.Client
 	live   client.Reader
 	broker transport.BrokerCommunicator
 	dirty  chan struct{}
+
+	// published is the last advertisement that the broker accepted, retryAfter the
+	// delay after a failure. Only Start uses them.
+	published  *broker.ClusterAdvertisementSpec
+	sequence   int64
+	retryAfter time.Duration
 }
 
 // New makes a Publisher.
@@ -52,16 +60,14 @@ func New(communicator transport.BrokerCommunicator, options Options) *Publisher 
 	if options.Debounce == 0 {
 		options.Debounce = 500 * time.Millisecond
 	}
-	if options.Interval == 0 {
-		options.Interval = 30 * time.Second
-	}
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
 	return &Publisher{Options: options, broker: communicator, dirty: make(chan struct{}, 1)}
 }
 
-// SetupWithManager has the manager run the Publisher, on its caches.
+// SetupWithManager adds the Publisher to the manager and watches nodes, pods and
+// namespaces.
 func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
 	p.cached, p.live = mgr.GetClient(), mgr.GetAPIReader()
 	mark := toolscache.ResourceEventHandlerFuncs{
@@ -81,7 +87,7 @@ func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
 	return mgr.Add(p)
 }
 
-// NeedLeaderElection keeps two replicas from advertising at once.
+// NeedLeaderElection makes only the leader of several replicas advertise.
 func (p *Publisher) NeedLeaderElection() bool { return true }
 
 func (p *Publisher) mark() {
@@ -91,12 +97,13 @@ func (p *Publisher) mark() {
 	}
 }
 
-// markIfChanged leaves out a kubelet's heartbeats and what does not move a pod.
+// markIfChanged ignores heartbeats of kubelets, and changes of pods that do not
+// change what they use.
 func (p *Publisher) markIfChanged(before, after any) {
 	switch after := after.(type) {
 	case *corev1.Node:
 		b := before.(*corev1.Node)
-		if inventory.Lendable(b) == inventory.Lendable(after) &&
+		if p.Recognizer.Eligible(b) == p.Recognizer.Eligible(after) &&
 			equality.Semantic.DeepEqual(b.Labels, after.Labels) &&
 			equality.Semantic.DeepEqual(b.Spec.Taints, after.Spec.Taints) &&
 			equality.Semantic.DeepEqual(b.Status.Capacity, after.Status.Capacity) &&
@@ -116,77 +123,81 @@ func (p *Publisher) markIfChanged(before, after any) {
 // Start publishes until ctx ends.
 func (p *Publisher) Start(ctx context.Context) error {
 	logger := log.FromContext(ctx).WithName("advertise")
-	var (
-		published *broker.ClusterAdvertisementSpec
-		sequence  int64
-		retry     time.Duration
-	)
 	for {
-		now := p.Clock.Now()
-		wait := NextBeat(now, p.Interval, p.Terms.ClusterID).Sub(now)
-		if retry > 0 {
-			wait = min(wait, retry)
+		onBeat, err := p.wait(ctx)
+		if err == nil {
+			err = p.step(ctx, onBeat)
 		}
-		timer := p.Clock.NewTimer(wait)
-		onBeat := true
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if ctx.Err() != nil {
 			return nil
-		case <-timer.C():
-		case <-p.dirty:
-			timer.Stop()
-			onBeat = retry > 0
-			gather := p.Clock.NewTimer(p.Debounce)
-			select {
-			case <-ctx.Done():
-				gather.Stop()
-				return nil
-			case <-gather.C():
-			}
-			select {
-			case <-p.dirty:
-			default:
-			}
 		}
-		// Sequences must grow over restarts too, so they begin at the clock; if
-		// that is ever set back, the broker takes the first larger one.
-		sequence = max(sequence+1, p.Clock.Now().UnixMilli())
-		spec, err := p.measure(ctx, sequence)
 		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			logger.Error(err, "Measuring failed")
-			retry = nextRetry(retry)
-			continue
-		}
-		if !onBeat && published != nil && unchanged(*published, spec) {
-			continue
-		}
-		if err := p.publish(ctx, spec); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			retry = nextRetry(retry)
-			logger.Error(err, "Publishing the advertisement failed", "retryIn", retry)
-			continue
-		}
-		published, retry = &spec, 0
-		logger.V(1).Info("Published", "sequence", sequence, "allocatable", spec.Resources.Allocatable.String(), "allocated", spec.Resources.Allocated.String())
-		if err := p.keepCopy(ctx, spec); err != nil && ctx.Err() == nil {
-			logger.Error(err, "Keeping a copy of the advertisement failed")
+			p.retryAfter = min(max(2*p.retryAfter, 500*time.Millisecond), 10*time.Second)
+			logger.Error(err, "Publishing the advertisement failed", "retryAfter", p.retryAfter)
 		}
 	}
 }
 
-func nextRetry(retry time.Duration) time.Duration {
-	return min(max(2*retry, 500*time.Millisecond), 10*time.Second)
+// wait returns on the next beat, or after a failure on the next retry (onBeat),
+// or earlier when something has changed.
+func (p *Publisher) wait(ctx context.Context) (onBeat bool, err error) {
+	now := p.Clock.Now()
+	due := NextBeat(now, p.Interval, p.Terms.ClusterID).Sub(now)
+	if p.retryAfter > 0 {
+		due = min(due, p.retryAfter)
+	}
+	timer := p.Clock.NewTimer(due)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false, ctx.Err()
+	case <-timer.C():
+		return true, nil
+	case <-p.dirty:
+	}
+	debounce := p.Clock.NewTimer(p.Debounce)
+	defer debounce.Stop()
+	select {
+	case <-ctx.Done():
+		return false, ctx.Err()
+	case <-debounce.C():
+	}
+	select {
+	case <-p.dirty:
+	default:
+	}
+	return p.retryAfter > 0, nil
 }
 
-// NextBeat is the next moment after now at which a cluster is due: a multiple
-// of interval on the wall clock, and an offset of up to a tenth of it so that
-// clusters do not all speak at once.
+// step measures, and publishes on a beat or if something has changed.
+func (p *Publisher) step(ctx context.Context, onBeat bool) error {
+	cluster, err := inventory.Read(ctx, p.cached, p.Recognizer)
+	if err != nil {
+		return fmt.Errorf("measuring: %w", err)
+	}
+	// Sequences must grow across restarts too, so they begin at the clock; if the
+	// clock is set back, the broker accepts the first larger one.
+	p.sequence = max(p.sequence+1, p.Clock.Now().UnixMilli())
+	spec := inventory.Measure(cluster, p.Terms, p.Clock.Now(), p.sequence)
+	if !onBeat && p.published != nil && unchanged(*p.published, spec) {
+		return nil
+	}
+	if err := p.publish(ctx, spec); err != nil {
+		return fmt.Errorf("sending: %w", err)
+	}
+	p.published, p.retryAfter = &spec, 0
+	logger := log.FromContext(ctx).WithName("advertise")
+	logger.V(1).Info("Published the advertisement", "sequence", spec.Sequence,
+		"allocatable", spec.Resources.Allocatable.String(), "allocated", spec.Resources.Allocated.String())
+	if err := p.writeCopy(ctx, spec); err != nil && ctx.Err() == nil {
+		logger.Error(err, "Writing the copy of the advertisement failed")
+	}
+	return nil
+}
+
+// NextBeat is the next time after now at which a cluster advertises: a multiple
+// of interval on the wall clock, plus an offset of up to a tenth of it, so that
+// clusters do not all advertise at once.
 func NextBeat(now time.Time, interval time.Duration, clusterID string) time.Time {
 	hash := fnv.New64a()
 	hash.Write([]byte(clusterID))
@@ -203,29 +214,13 @@ func unchanged(a, b broker.ClusterAdvertisementSpec) bool {
 	return equality.Semantic.DeepEqual(a, b)
 }
 
-func (p *Publisher) measure(ctx context.Context, sequence int64) (broker.ClusterAdvertisementSpec, error) {
-	none := broker.ClusterAdvertisementSpec{}
-	cluster, err := inventory.Read(ctx, p.cached)
-	if err != nil {
-		return none, err
-	}
-	return inventory.Measure(inventory.Measurement{
-		Terms:    p.Terms,
-		Nodes:    cluster.Nodes,
-		Pods:     cluster.Pods,
-		GuestOf:  cluster.GuestOf,
-		Now:      p.Clock.Now(),
-		Sequence: sequence,
-	}), nil
-}
-
 func (p *Publisher) publish(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return p.broker.PublishAdvertisement(ctx, *spec.DeepCopy())
 }
 
-func (p *Publisher) keepCopy(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
+func (p *Publisher) writeCopy(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
 	if p.CopyName == "" {
 		return nil
 	}

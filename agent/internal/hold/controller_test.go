@@ -1,7 +1,6 @@
 package hold_test
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -28,17 +27,25 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 const namespace = "default"
 
-type world struct {
+type env struct {
 	*testing.T
 	client.Client
-	lender     *fake.Provider
+	provider   *fake.Provider
 	reconciler *hold.Reconciler
 	clock      *clocktesting.FakePassiveClock
+}
+
+// guestOf knows guests by their namespace's label.
+func guestOf(pod *corev1.Pod, namespaceLabels func(string) map[string]string) (string, bool) {
+	consumer := namespaceLabels(pod.Namespace)[broker.LabelGuestsOf]
+	return consumer, consumer != ""
 }
 
 func TestMain(m *testing.M) {
@@ -46,231 +53,236 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-func start(t *testing.T) *world {
+func start(t *testing.T) *env {
 	t.Helper()
 	config := controlplane.Start(t)
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)))
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Cache: cache.Options{ByObject: inventory.CacheByObject()},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &world{T: t, lender: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now())}
-	w.reconciler = hold.New(w.lender, hold.Options{
+	expect.NoError(t, err)
+	e := &env{T: t, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now())}
+	e.reconciler = hold.New(e.provider, hold.Options{
 		Namespace: namespace, Lending: broker.Lending{Enabled: true, Consumers: []string{"rome", "berlin"}},
-		Headroom: list("cpu", "500m"), PeeringIdleTime: time.Hour, Clock: w.clock,
+		Headroom: expect.Resources("cpu", "500m"), PeeringIdleTime: time.Hour, Clock: e.clock, Recognizer: inventory.Recognizer{Guest: guestOf},
 	})
-	if err := w.reconciler.SetupWithManager(mgr); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, e.reconciler.SetupWithManager(mgr))
 	stopped := make(chan error, 1)
 	go func() { stopped <- mgr.Start(t.Context()) }()
 	t.Cleanup(func() { <-stopped })
-	if w.Client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
-		t.Fatal(err)
-	}
-	return w
+	e.Client, err = client.New(config, client.Options{Scheme: scheme})
+	expect.NoError(t, err)
+	return e
 }
 
-func (w *world) eventually(what string, ok func() (bool, string)) {
-	w.Helper()
-	var last string
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		done, state := ok()
-		if done {
-			return
-		}
-		last = state
-	}
-	w.Fatalf("never so: %s; last: %s", what, last)
-}
-
-func (w *world) must(err error) {
-	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
-}
-
-func (w *world) node(name string, allocatable corev1.ResourceList) {
-	w.Helper()
+func (e *env) node(name string, allocatable corev1.ResourceList) {
+	e.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	w.must(w.Create(w.Context(), n))
-	// Admission taints new nodes, and nobody here takes that away.
+	expect.NoError(e, e.Create(e.Context(), n))
+	// Admission taints new nodes, and no node controller runs here.
 	n.Spec.Taints = nil
-	w.must(w.Update(w.Context(), n))
+	expect.NoError(e, e.Update(e.Context(), n))
 	allocatable[corev1.ResourcePods] = resource.MustParse("110")
 	n.Status = corev1.NodeStatus{Capacity: allocatable, Allocatable: allocatable, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}
-	w.must(w.Status().Update(w.Context(), n))
+	expect.NoError(e, e.Status().Update(e.Context(), n))
 }
 
-// hold makes or changes an instruction; no sets release it.
-func (w *world) hold(name, consumer string, generation int64, capacity broker.HeldCapacity) {
-	w.Helper()
+// hold makes an attempt of an instruction; an empty capacity releases it.
+func (e *env) hold(name, consumer string, attempt int64, want broker.HeldCapacity) {
+	e.Helper()
 	in := &broker.ProviderInstruction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
-	err := w.Get(w.Context(), client.ObjectKeyFromObject(in), in)
+	err := e.Get(e.Context(), client.ObjectKeyFromObject(in), in)
 	in.Spec = broker.ProviderInstructionSpec{
-		ReservationName: name, RequesterClusterID: consumer, RequestedResources: capacity.Totals, PodSets: capacity.PodSets,
-		Releasing: capacity.Empty(), Attempt: generation,
+		ReservationName: name, RequesterClusterID: consumer, RequestedResources: want.Totals, PodSets: want.PodSets,
+		Releasing: want.Empty(), Attempt: attempt,
 	}
 	if err == nil {
-		w.must(w.Update(w.Context(), in))
+		expect.NoError(e, e.Update(e.Context(), in))
 	} else {
-		w.must(w.Create(w.Context(), in))
+		expect.NoError(e, e.Create(e.Context(), in))
 	}
 }
 
-// answered waits for the final answer to a generation.
-func (w *world) answered(name string, generation int64, reason, message string) broker.ProviderInstructionStatus {
-	w.Helper()
+func (e *env) get(name string) (*broker.ProviderInstruction, metav1.Condition) {
+	e.Helper()
 	in := &broker.ProviderInstruction{}
-	w.eventually(fmt.Sprintf("%s generation %d is %s", name, generation, reason), func() (bool, string) {
-		w.must(w.Get(w.Context(), client.ObjectKey{Namespace: namespace, Name: name}, in))
-		c := meta.FindStatusCondition(in.Status.Conditions, broker.ConditionEnforced)
-		return in.Status.ObservedAttempt == generation && c != nil && c.Reason == reason, fmt.Sprintf("%+v", in.Status)
-	})
-	if c := meta.FindStatusCondition(in.Status.Conditions, broker.ConditionEnforced); !strings.Contains(c.Message, message) || c.ObservedGeneration != generation {
-		w.Errorf("the answer is %q of generation %d, want %q", c.Message, c.ObservedGeneration, message)
+	expect.NoError(e, e.Get(e.Context(), client.ObjectKey{Namespace: namespace, Name: name}, in))
+	if c := meta.FindStatusCondition(in.Status.Conditions, broker.ConditionEnforced); c != nil {
+		return in, *c
 	}
-	return in.Status
+	return in, metav1.Condition{}
 }
 
-func (w *world) granted(consumer, resources string, pods int32) {
-	w.Helper()
+// decided waits for the final status of an attempt. pods is how many are held.
+func (e *env) decided(name string, attempt int64, reason, message string, pods int32) {
+	e.Helper()
+	expect.Eventually(e, fmt.Sprintf("attempt %d of %s to be %s", attempt, name, reason), func() (bool, string) {
+		in, c := e.get(name)
+		return in.Status.ObservedAttempt == attempt && c.Reason == reason, fmt.Sprintf("%+v", in.Status)
+	})
+	in, c := e.get(name)
+	if !strings.Contains(c.Message, message) || c.ObservedGeneration != in.Generation {
+		e.Errorf("the message is %q for generation %d, want %q for %d", c.Message, c.ObservedGeneration, message, in.Generation)
+	}
+	if enforced := reason == hold.ReasonAccepted; in.Status.Enforced != enforced || in.Status.Held == nil != (pods == 0) || pods > 0 && in.Status.Held.Pods() != pods {
+		e.Errorf("want enforced=%t with %d pods held: %+v", enforced, pods, in.Status)
+	}
+}
+
+func (e *env) granted(consumer, resources string, pods int32) {
+	e.Helper()
 	if pods > 0 {
 		pods += peering.PodsBeside
 	}
-	w.eventually(consumer+" is granted "+resources, func() (bool, string) {
-		g := w.lender.Granted(consumer)
+	expect.Eventually(e, consumer+" is granted "+resources, func() (bool, string) {
+		g := e.provider.Granted(consumer)
 		return broker.FromList(g.Resources).String() == resources && g.Pods == pods, fmt.Sprintf("%s, %d pods", broker.FromList(g.Resources), g.Pods)
 	})
 }
 
-// guest makes a running pod as Liqo makes it of a ShadowPod.
-func (w *world) guest(name, consumer, node string, requests corev1.ResourceList) *corev1.Pod {
-	w.Helper()
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-" + consumer, Labels: map[string]string{"liqo.io/remote-cluster-id": consumer}}}
-	w.must(client.IgnoreAlreadyExists(w.Create(w.Context(), ns)))
-	sum := sha256.Sum256([]byte(consumer))
+// guest makes a bound pod in the namespace of a consumer's guests.
+func (e *env) guest(name, consumer, node string, requests corev1.ResourceList) *corev1.Pod {
+	e.Helper()
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Namespace: ns.Name, Labels: map[string]string{"liqo.io/creator-user": fmt.Sprintf("spillway-here-%x", sum[:6])},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "offloading.liqo.io/v1beta1", Kind: "ShadowPod", Name: name, UID: "u", Controller: ptr.To(true)}},
-		},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "guests-of-" + consumer},
 		Spec: corev1.PodSpec{
 			NodeName: node, AutomountServiceAccountToken: ptr.To(false), TerminationGracePeriodSeconds: ptr.To[int64](0),
 			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: requests}}},
 		},
 	}
-	w.must(w.Create(w.Context(), pod))
+	expect.NoError(e, e.Create(e.Context(), pod))
 	return pod
 }
 
 func TestProvide(t *testing.T) {
-	w := start(t)
-	half := list("cpu", "500m", "memory", "64Mi")
-	sa := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "shop-rome"}}
-	w.must(w.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{"liqo.io/remote-cluster-id": "rome"}}}))
-	w.must(w.Create(t.Context(), sa))
-	w.node("a", list("cpu", "2500m", "memory", "8Gi"))
+	e := start(t)
+	for _, consumer := range []string{"rome", "berlin"} {
+		name := "guests-of-" + consumer
+		expect.NoError(t, e.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{broker.LabelGuestsOf: consumer}}}))
+		expect.NoError(t, e.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: name}}))
+	}
+	e.node("a", expect.Resources("cpu", "2500m", "memory", "8Gi"))
+	// They build on each other.
+	for _, step := range []struct {
+		name string
+		run  func(*env)
+	}{
+		{"grant before acceptance", grantBeforeAcceptance},
+		{"promised capacity is not available", promisedIsNotAvailable},
+		{"guests are not counted twice", guestsAreNotCountedTwice},
+		{"shrink and release wait for guests", shrinkWaitsForGuests},
+		{"totals and terms", totalsAndTerms},
+		{"cleanup", cleanup},
+	} {
+		if !t.Run(step.name, func(t *testing.T) {
+			in := *e
+			in.T = t
+			step.run(&in)
+		}) {
+			return
+		}
+	}
+}
 
-	// The grant is there before the answer.
-	w.lender.Hold("EnsureGrant", peering.Waiting("QuotaPending", "waiting for the quota"))
-	w.hold("r1", "rome", 1, pods(set("pods", 2, half)))
-	w.eventually("the grant is asked for", func() (bool, string) { return len(w.lender.Calls("EnsureGrant")) > 0, "" })
-	in := &broker.ProviderInstruction{}
-	w.eventually("it says what it waits for", func() (bool, string) {
-		w.must(w.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "r1"}, in))
-		c := meta.FindStatusCondition(in.Status.Conditions, broker.ConditionEnforced)
-		return c != nil && c.Reason == hold.ReasonGranting, fmt.Sprint(in.Status)
+func half() corev1.ResourceList { return expect.Resources("cpu", "500m", "memory", "64Mi") }
+
+func grantBeforeAcceptance(e *env) {
+	e.provider.Hold("EnsureGrant", peering.Waiting("QuotaPending", "waiting for the quota"))
+	e.hold("r1", "rome", 1, pods(set("pods", 2, half())))
+	expect.Eventually(e, "the condition to be GrantPending", func() (bool, string) {
+		in, c := e.get("r1")
+		return c.Reason == hold.ReasonGrantPending && c.Message == "waiting for the quota", fmt.Sprint(in.Status)
 	})
-	if in.Status.Enforced || in.Status.ObservedAttempt != 0 {
-		t.Fatalf("enforced is reported before the grant is there: %+v", in.Status)
+	if in, _ := e.get("r1"); in.Status.Enforced || in.Status.ObservedAttempt != 0 || len(e.provider.Calls("EnsureGrant")) == 0 {
+		e.Fatalf("enforced is reported before the grant is in effect: %+v", in.Status)
 	}
-	w.lender.Free("EnsureGrant")
-	if status := w.answered("r1", 1, hold.ReasonSetAside, "2 pods of cpu 500m, memory 64Mi set aside for cluster rome"); !status.Enforced || status.Held.Pods() != 2 {
-		t.Errorf("want it enforced: %+v", status)
-	}
-	w.granted("rome", "cpu 1, memory 128Mi", 2)
+	e.provider.Free("EnsureGrant")
+	e.decided("r1", 1, hold.ReasonAccepted, "Holding 2 pods of cpu 500m, memory 64Mi for consumer rome.", 2)
+	e.granted("rome", "cpu 1, memory 128Mi", 2)
+}
 
-	// What rome was promised and does not use is not there for berlin: of 2500m,
-	// 500m is headroom and 1 rome's.
-	w.hold("b1", "berlin", 5, pods(set("pods", 3, half)))
-	if status := w.answered("b1", 5, hold.ReasonNoRoom, "2 of 3 pods"); status.Enforced || status.Held != nil {
-		t.Errorf("want it refused: %+v", status)
-	}
-	w.granted("berlin", "nothing", 0)
-	w.hold("b1", "berlin", 6, pods(set("pods", 2, half)))
-	w.answered("b1", 6, hold.ReasonSetAside, "2 pods")
+// What rome was promised and does not use is not available to berlin: of 2500m,
+// 500m is headroom and 1 rome's.
+func promisedIsNotAvailable(e *env) {
+	e.hold("b1", "berlin", 5, pods(set("pods", 3, half())))
+	e.decided("b1", 5, hold.ReasonInsufficientCapacity, "2 of 3 pods", 0)
+	e.granted("berlin", "nothing", 0)
+	e.hold("b1", "berlin", 6, pods(set("pods", 2, half())))
+	e.decided("b1", 6, hold.ReasonAccepted, "2 pods", 2)
 
-	// A growth that is refused leaves what was held.
-	w.hold("r1", "rome", 2, pods(set("pods", 3, half)))
-	if status := w.answered("r1", 2, hold.ReasonNoRoom, "2 of 3 pods"); status.Enforced || status.Held.Pods() != 2 {
-		t.Errorf("want the former hold kept: %+v", status)
-	}
-	w.granted("rome", "cpu 1, memory 128Mi", 2)
-	w.hold("r1", "rome", 3, pods(set("pods", 2, half)))
-	w.answered("r1", 3, hold.ReasonSetAside, "2 pods")
+	// A refused growth leaves what was held.
+	e.hold("r1", "rome", 2, pods(set("pods", 3, half())))
+	e.decided("r1", 2, hold.ReasonInsufficientCapacity, "2 of 3 pods", 2)
+	e.granted("rome", "cpu 1, memory 128Mi", 2)
+	e.hold("r1", "rome", 3, pods(set("pods", 2, half())))
+	e.decided("r1", 3, hold.ReasonAccepted, "2 pods", 2)
+}
 
-	// Guests that use the promise are not counted twice.
-	g1, g2 := w.guest("g1", "rome", "a", half), w.guest("g2", "rome", "a", half)
-	w.hold("b1", "berlin", 7, broker.HeldCapacity{})
-	w.answered("b1", 7, broker.ReasonReleased, "")
-	w.hold("b1", "berlin", 8, pods(set("pods", 2, half)))
-	w.answered("b1", 8, hold.ReasonSetAside, "")
+// Guests use what is promised to their consumer.
+func guestsAreNotCountedTwice(e *env) {
+	e.guest("g1", "rome", "a", half())
+	e.guest("g2", "rome", "a", half())
+	e.hold("b1", "berlin", 7, broker.HeldCapacity{})
+	e.decided("b1", 7, broker.ReasonReleased, "", 0)
+	e.hold("b1", "berlin", 8, pods(set("pods", 2, half())))
+	e.decided("b1", 8, hold.ReasonAccepted, "", 2)
+}
 
-	// A shrink is confirmed when the guests fit in what remains, and no earlier;
-	// the grant is lowered at once.
-	w.hold("r1", "rome", 4, pods(set("pods", 1, half)))
-	w.granted("rome", "cpu 500m, memory 64Mi", 1)
-	w.eventually("it says who is still there", func() (bool, string) {
-		w.must(w.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "r1"}, in))
-		c := meta.FindStatusCondition(in.Status.Conditions, broker.ConditionEnforced)
-		return c.Reason == hold.ReasonGuestsStill && strings.Contains(c.Message, "2 pods with cpu 1"), fmt.Sprint(in.Status)
+// A shrink is confirmed when the guests fit in what remains; the grant is lowered
+// at once. A release is confirmed when the last guest has finished, even if it is
+// not deleted.
+func shrinkWaitsForGuests(e *env) {
+	e.hold("r1", "rome", 4, pods(set("pods", 1, half())))
+	e.granted("rome", "cpu 500m, memory 64Mi", 1)
+	expect.Eventually(e, "the condition to name the guests", func() (bool, string) {
+		in, c := e.get("r1")
+		return c.Reason == hold.ReasonGuestsRemain && strings.Contains(c.Message, "2 pods with cpu 1"), fmt.Sprint(in.Status)
 	})
-	if in.Status.ObservedAttempt == 4 || in.Status.Held.Pods() != 2 {
-		t.Errorf("the shrink is confirmed with guests above it: %+v", in.Status)
+	if in, _ := e.get("r1"); in.Status.ObservedAttempt == 4 || in.Status.Held.Pods() != 2 {
+		e.Errorf("the shrink is confirmed while guests use more: %+v", in.Status)
 	}
-	w.must(w.Delete(t.Context(), g1))
-	if status := w.answered("r1", 4, hold.ReasonSetAside, "1 pods"); !status.Enforced || status.Held.Pods() != 1 {
-		t.Errorf("want the smaller hold: %+v", status)
-	}
+	guest := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "guests-of-rome", Name: "g1"}}
+	expect.NoError(e, e.Delete(e.Context(), guest))
+	e.decided("r1", 4, hold.ReasonAccepted, "1 pods", 1)
 
-	// A release is reported when the last guest has finished; one that merely
-	// still exists does not matter.
-	w.hold("r1", "rome", 5, broker.HeldCapacity{})
-	w.granted("rome", "nothing", 0)
-	g2.Status.Phase = corev1.PodSucceeded
-	w.must(w.Status().Update(t.Context(), g2))
-	if status := w.answered("r1", 5, broker.ReasonReleased, "nothing is set aside"); status.Enforced || status.Held != nil {
-		t.Errorf("want it released: %+v", status)
-	}
+	e.hold("r1", "rome", 5, broker.HeldCapacity{})
+	e.granted("rome", "nothing", 0)
+	guest.Name = "g2"
+	expect.NoError(e, e.Get(e.Context(), client.ObjectKeyFromObject(guest), guest))
+	guest.Status.Phase = corev1.PodSucceeded
+	expect.NoError(e, e.Status().Update(e.Context(), guest))
+	e.decided("r1", 5, broker.ReasonReleased, "No capacity is held", 0)
+}
 
-	// Totals are sums.
-	w.hold("r2", "rome", 1, total(list("cpu", "1500m")))
-	w.answered("r2", 1, hold.ReasonNoRoom, "cpu 1500m of divisible totals would be promised, cpu 1 is free")
-	w.hold("r2", "rome", 2, total(list("cpu", "1")))
-	w.answered("r2", 2, hold.ReasonSetAside, "cpu 1 set aside")
+func totalsAndTerms(e *env) {
+	e.hold("r2", "rome", 1, total(expect.Resources("cpu", "1500m")))
+	e.decided("r2", 1, hold.ReasonInsufficientCapacity, "Insufficient cpu: requested 1500m, available 1 on the nodes without taints.", 0)
+	e.hold("r2", "rome", 2, total(expect.Resources("cpu", "1")))
+	expect.Eventually(e, "the total to be held", func() (bool, string) {
+		in, c := e.get("r2")
+		return c.Reason == hold.ReasonAccepted && c.Message == "Holding cpu 1 for consumer rome." && in.Status.Enforced, fmt.Sprint(in.Status)
+	})
 
-	// The lender's terms are kept even if the broker forgot them.
-	w.hold("o1", "oslo", 1, pods(set("pods", 1, list("cpu", "1m"))))
-	w.answered("o1", 1, hold.ReasonNotLending, "does not lend to oslo")
+	// The provider's terms hold even if the broker ignores them.
+	e.hold("o1", "oslo", 1, pods(set("pods", 1, expect.Resources("cpu", "1m"))))
+	e.decided("o1", 1, capacity.ReasonConsumerNotAdmitted, "does not offer capacity to oslo", 0)
+}
 
-	// A consumer without an instruction loses its grant at once, and what it
-	// left behind after long.
-	w.must(w.DeleteAllOf(t.Context(), &broker.ProviderInstruction{}, client.InNamespace(namespace)))
-	w.eventually("rome's grant is gone", func() (bool, string) {
-		g := w.lender.Granted("rome")
+// A consumer without an instruction loses its grant at once, and what remains of it
+// is removed when it has been idle for long.
+func cleanup(e *env) {
+	expect.NoError(e, e.DeleteAllOf(e.Context(), &broker.ProviderInstruction{}, client.InNamespace(namespace)))
+	expect.Eventually(e, "rome's grant to end", func() (bool, string) {
+		g := e.provider.Granted("rome")
 		return len(g.Resources) == 0 && g.Pods == 0, fmt.Sprint(g)
 	})
-	if calls := w.lender.Calls("Teardown"); len(calls) > 0 {
-		t.Fatalf("torn down at once: %v", calls)
+	if calls := e.provider.Calls("Teardown"); len(calls) > 0 {
+		e.Fatalf("torn down at once: %v", calls)
 	}
-	w.clock.SetTime(w.clock.Now().Add(2*time.Hour + 6*time.Minute))
-	w.reconciler.Enqueue("rome")
-	w.eventually("rome's remains are removed", func() (bool, string) { return len(w.lender.Calls("Teardown")) > 0, "" })
+	e.clock.SetTime(e.clock.Now().Add(2*time.Hour + 6*time.Minute))
+	e.reconciler.Enqueue("rome")
+	expect.Eventually(e, "what remains of rome to be removed", func() (bool, string) {
+		return len(e.provider.Calls("Teardown")) > 0, "not torn down"
+	})
 }

@@ -1,12 +1,12 @@
-// Package hold is the lender's side of a hold: it answers whether what the
-// broker promised fits this cluster's own nodes now, sets it aside, and gives
-// each consumer exactly the right to use what is set aside for it.
+// Package hold is the provider's side of a hold: it decides whether what the broker
+// promised fits this cluster's own nodes now, accepts or refuses it, and grants
+// each consumer the right to use exactly what is held for it.
 //
-//	ProviderInstruction ─► fit (pure) ─► Provider.EnsureGrant ─► status
+//	ProviderInstruction ─► judge (pure) ─► Provider.EnsureGrant ─► status
 //
-// Setting aside is accounting: what one consumer was promised and does not use
-// yet counts as taken when the next one asks. Consumers are reconciled one at a
-// time, from a live list of instructions, so two of them are never given the
-// same room. A grant is raised before the broker hears yes and lowered before it
-// hears that a hold is gone.
+// A hold is accounting: what one consumer was promised and does not use yet counts
+// as used when the next one is judged. Consumers are reconciled one at a time, from
+// a live list of instructions, so that the same capacity is never held for two of
+// them. A grant is raised before the broker learns that a hold is accepted, and
+// lowered before it learns that a hold is gone.
 package hold

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -13,85 +14,89 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/hold"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
-
-func list(pairs ...string) corev1.ResourceList {
-	out := corev1.ResourceList{}
-	for i := 0; i < len(pairs); i += 2 {
-		out[corev1.ResourceName(pairs[i])] = resource.MustParse(pairs[i+1])
-	}
-	return out
-}
 
 func set(name string, count int32, requests corev1.ResourceList) broker.PodSet {
 	return broker.PodSet{Name: name, Count: count, Requests: broker.FromList(requests)}
 }
 
 func pods(sets ...broker.PodSet) broker.HeldCapacity {
-	var total corev1.ResourceList
-	for _, s := range sets {
-		total = broker.AddTo(total, broker.Times(s.Requests.List(), s.Count))
-	}
-	return broker.HeldCapacity{PodSets: sets, Totals: broker.FromList(total)}
+	c := capacity.OfPodSets(sets)
+	c.PodSets = sets
+	return c
 }
 
 func total(amounts corev1.ResourceList) broker.HeldCapacity {
 	return broker.HeldCapacity{Totals: broker.FromList(amounts)}
 }
 
-func slot(name string, free corev1.ResourceList, change ...func(*corev1.Node)) inventory.Slot {
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}}}
+func slot(name string, free corev1.ResourceList, change ...func(*broker.NodeClass)) capacity.Slot {
+	class := &broker.NodeClass{Name: "class-1", Labels: map[string]string{}}
 	for _, c := range change {
-		c(n)
+		c(class)
 	}
-	return inventory.Slot{Node: n, Free: free, Pods: 10}
+	return capacity.Slot{Class: class, Node: name, Nodes: 1, Free: capacity.Floor(free), Pods: 10}
 }
 
-func taint(key string) func(*corev1.Node) {
-	return func(n *corev1.Node) {
-		n.Spec.Taints = []corev1.Taint{{Key: key, Effect: corev1.TaintEffectNoSchedule}}
+func taint(key string) func(*broker.NodeClass) {
+	return func(c *broker.NodeClass) {
+		c.Taints = []corev1.Taint{{Key: key, Effect: corev1.TaintEffectNoSchedule}}
 	}
 }
 
 func TestFit(t *testing.T) {
-	two := func() []inventory.Slot {
-		return []inventory.Slot{slot("a", list("cpu", "2", "memory", "4Gi")), slot("b", list("cpu", "2", "memory", "4Gi"))}
+	two := func() []capacity.Slot {
+		return []capacity.Slot{slot("a", expect.Resources("cpu", "2", "memory", "4Gi")), slot("b", expect.Resources("cpu", "2", "memory", "4Gi"))}
 	}
-	selected := set("web", 1, list("cpu", "1"))
+	selected := set("web", 1, expect.Resources("cpu", "1"))
 	selected.NodeSelector = map[string]string{"disk": "ssd"}
-	tolerant := set("web", 1, list("cpu", "1"))
+	named := func(node string) broker.PodSet {
+		web := set("web", 1, expect.Resources("cpu", "1"))
+		web.NodeAffinity = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
+			{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}}}
+		return web
+	}
+	tolerant := set("web", 1, expect.Resources("cpu", "1"))
 	tolerant.Tolerations = []corev1.Toleration{{Key: "gpu", Operator: corev1.TolerationOpExists}}
 	cases := map[string]struct {
 		reason   string
-		slots    []inventory.Slot
+		slots    []capacity.Slot
 		promised []broker.HeldCapacity
 		wanted   broker.HeldCapacity
-		// no is a part of the message of a refusal.
-		no string
+		// rejected is a part of the rejection's message.
+		rejected string
 	}{
-		"fits":                       {reason: "one on each", slots: two(), wanted: pods(set("web", 2, list("cpu", "1500m")))},
-		"the sum fits, no node does": {reason: "3 cores are free, but nowhere together", slots: two(), wanted: pods(set("web", 1, list("cpu", "3"))), no: "0 of 1 pods"},
-		"one too many":               {reason: "the answer has the figures", slots: two(), wanted: pods(set("web", 3, list("cpu", "1500m"))), no: "2 of 3 pods of cpu 1500m fit; the largest room left on 2 nodes is cpu 500m"},
-		"promised to others":         {reason: "what is promised and unused is not there", slots: two(), promised: []broker.HeldCapacity{pods(set("x", 1, list("cpu", "2")))}, wanted: pods(set("web", 2, list("cpu", "1500m"))), no: "1 of 2"},
-		"promised in sum":            {reason: "a divisible promise leaves no room for a total beside it", slots: two(), promised: []broker.HeldCapacity{total(list("cpu", "3"))}, wanted: total(list("cpu", "2")), no: "cpu 5 of divisible totals would be promised, cpu 4 is free"},
-		"shapes beside a total":      {reason: "a shape may not eat into a promised total", slots: two(), promised: []broker.HeldCapacity{total(list("cpu", "3"))}, wanted: pods(set("web", 1, list("cpu", "2"))), no: "cpu 3 of divisible totals would be promised, cpu 2 is free"},
-		"a total":                    {reason: "may be spread over nodes", slots: two(), wanted: total(list("cpu", "4", "memory", "8Gi"))},
-		"a total too large":          {reason: "every resource is checked", slots: two(), wanted: total(list("cpu", "1", "nvidia.com/gpu", "1")), no: "nvidia.com/gpu 1"},
-		"a missing resource":         {reason: "no node has it", slots: two(), wanted: pods(set("web", 1, list("nvidia.com/gpu", "1"))), no: "0 of 1"},
-		"large beside small":         {reason: "the large ones are placed first", slots: two(), wanted: pods(set("small", 2, list("cpu", "500m")), set("large", 2, list("cpu", "1500m")))},
-		"taints":                     {reason: "not tolerated", slots: []inventory.Slot{slot("a", list("cpu", "2"), taint("gpu"))}, wanted: pods(set("web", 1, list("cpu", "1"))), no: "none of 1 nodes matches"},
-		"tolerated":                  {reason: "with the toleration", slots: []inventory.Slot{slot("a", list("cpu", "2"), taint("gpu"))}, wanted: pods(tolerant)},
-		"a total on tainted nodes":   {reason: "nobody said that its pods tolerate anything", slots: []inventory.Slot{slot("a", list("cpu", "2"), taint("gpu"))}, wanted: total(list("cpu", "1")), no: "is free"},
-		"selector":                   {reason: "no node has the label", slots: two(), wanted: pods(selected), no: "none of 2 nodes matches"},
-		"selector met":               {reason: "one has", slots: append(two(), slot("c", list("cpu", "1"), func(n *corev1.Node) { n.Labels["disk"] = "ssd" })), wanted: pods(selected)},
-		"pods for nothing":           {reason: "each takes a place even if it asks for nothing", slots: two(), wanted: pods(set("web", 21, nil)), no: "20 of 21"},
-		"no node":                    {reason: "an empty cluster says no, not nothing", wanted: pods(set("web", 1, list("cpu", "1"))), no: "none of 0 nodes"},
+		"fits":                       {reason: "one on each node", slots: two(), wanted: pods(set("web", 2, expect.Resources("cpu", "1500m")))},
+		"the sum fits, no node does": {reason: "3 cores are free, but not on one node", slots: two(), wanted: pods(set("web", 1, expect.Resources("cpu", "3"))), rejected: "0 of 1 pods"},
+		"one too many":               {reason: "the message has the figures", slots: two(), wanted: pods(set("web", 3, expect.Resources("cpu", "1500m"))), rejected: `2 of 3 pods of pod set "web" fit. Insufficient cpu: requested 1500m, available 500m on one node.`},
+		"promised to others":         {reason: "what is promised and unused is not available", slots: two(), promised: []broker.HeldCapacity{pods(set("x", 1, expect.Resources("cpu", "2")))}, wanted: pods(set("web", 2, expect.Resources("cpu", "1500m"))), rejected: "1 of 2"},
+		"promised in sum":            {reason: "a promised divisible total is not available for another", slots: two(), promised: []broker.HeldCapacity{total(expect.Resources("cpu", "3"))}, wanted: total(expect.Resources("cpu", "2")), rejected: "Insufficient cpu: requested 2, available 1 on the nodes without taints."},
+		"shapes beside a total":      {reason: "a pod must not use a promised total", slots: two(), promised: []broker.HeldCapacity{total(expect.Resources("cpu", "3"))}, wanted: pods(set("web", 1, expect.Resources("cpu", "2"))), rejected: "Insufficient cpu: requested 2, available 1 on one node."},
+		"a pod beside a total":       {reason: "a promised total leaves nodes free as far as possible", slots: two(), promised: []broker.HeldCapacity{total(expect.Resources("cpu", "2"))}, wanted: pods(set("web", 1, expect.Resources("cpu", "2")))},
+		"a total":                    {reason: "it may be spread over nodes", slots: two(), wanted: total(expect.Resources("cpu", "4", "memory", "8Gi"))},
+		"a total too large":          {reason: "every resource is checked", slots: two(), wanted: total(expect.Resources("cpu", "1", "nvidia.com/gpu", "1")), rejected: "Insufficient nvidia.com/gpu: requested 1, available 0"},
+		"a missing resource":         {reason: "no node has it", slots: two(), wanted: pods(set("web", 1, expect.Resources("nvidia.com/gpu", "1"))), rejected: "0 of 1"},
+		"large beside small":         {reason: "the large pods are placed first", slots: two(), wanted: pods(set("small", 2, expect.Resources("cpu", "500m")), set("large", 2, expect.Resources("cpu", "1500m")))},
+		"taints":                     {reason: "not tolerated", slots: []capacity.Slot{slot("a", expect.Resources("cpu", "2"), taint("gpu"))}, wanted: pods(set("web", 1, expect.Resources("cpu", "1"))), rejected: "No node matches: taint gpu:NoSchedule is not tolerated."},
+		"tolerated":                  {reason: "with the toleration", slots: []capacity.Slot{slot("a", expect.Resources("cpu", "2"), taint("gpu"))}, wanted: pods(tolerant)},
+		"a total on tainted nodes":   {reason: "the pods that will use it may tolerate nothing", slots: []capacity.Slot{slot("a", expect.Resources("cpu", "2"), taint("gpu"))}, wanted: total(expect.Resources("cpu", "1")), rejected: "available 0 on the nodes without taints"},
+		"selector":                   {reason: "no node has the label", slots: two(), wanted: pods(selected), rejected: "No node matches: label disk=ssd is missing."},
+		"selector met":               {reason: "one has", slots: append(two(), slot("c", expect.Resources("cpu", "1"), func(c *broker.NodeClass) { c.Labels["disk"] = "ssd" })), wanted: pods(selected)},
+		"a node by name":             {reason: "matchFields are compared with the node's name", slots: two(), wanted: pods(named("c")), rejected: "No node matches: the node affinity does not match."},
+		"a node by name, met":        {reason: "one has the name", slots: two(), wanted: pods(named("b"))},
+		"pods without requests":      {reason: "they count towards the limit of the node", slots: two(), wanted: pods(set("web", 21, nil)), rejected: "20 of 21"},
+		"no node":                    {reason: "an empty cluster rejects with a message", wanted: pods(set("web", 1, expect.Resources("cpu", "1"))), rejected: "No node is available."},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			answer := hold.Fit(tc.slots, tc.promised, tc.wanted)
-			if answer.Fits != (tc.no == "") || !strings.Contains(answer.Message, tc.no) {
-				t.Errorf("%s: got %v %q, want %q", tc.reason, answer.Fits, answer.Message, tc.no)
+			message := ""
+			if rejection := hold.Fit(tc.slots, tc.promised, tc.wanted); rejection != nil {
+				message = rejection.Message
+			}
+			if (message == "") != (tc.rejected == "") || !strings.Contains(message, tc.rejected) {
+				t.Errorf("%s: rejected with %q, want %q", tc.reason, message, tc.rejected)
 			}
 		})
 	}
@@ -104,13 +109,13 @@ func TestUnused(t *testing.T) {
 		guests []corev1.ResourceList
 		want   string
 	}{
-		"none runs":      {reason: "all is unused", held: []broker.HeldCapacity{pods(set("a", 2, list("cpu", "1")))}, want: "2 pods, cpu 2"},
-		"one runs":       {reason: "matched by its requests", held: []broker.HeldCapacity{pods(set("a", 2, list("cpu", "1")))}, guests: []corev1.ResourceList{list("cpu", "1000m")}, want: "1 pods, cpu 1"},
-		"the right one":  {reason: "an exact match goes before one that is merely large enough", held: []broker.HeldCapacity{pods(set("a", 1, list("cpu", "2"))), pods(set("b", 1, list("cpu", "1")))}, guests: []corev1.ResourceList{list("cpu", "2")}, want: "0 pods, nothing; 1 pods, cpu 1"},
-		"a smaller one":  {reason: "it takes the smallest place that holds it", held: []broker.HeldCapacity{pods(set("a", 1, list("cpu", "4")), set("b", 1, list("cpu", "2")))}, guests: []corev1.ResourceList{list("cpu", "1")}, want: "1 pods, cpu 4"},
-		"a total":        {reason: "used up by whom no place is for", held: []broker.HeldCapacity{total(list("cpu", "4", "memory", "1Gi"))}, guests: []corev1.ResourceList{list("cpu", "1"), list("cpu", "1")}, want: "0 pods, cpu 2, memory 1Gi"},
-		"more than held": {reason: "never below nothing", held: []broker.HeldCapacity{total(list("cpu", "1"))}, guests: []corev1.ResourceList{list("cpu", "3")}, want: "0 pods, nothing"},
-		"two totals":     {reason: "what the first covers is not taken from the second", held: []broker.HeldCapacity{total(list("cpu", "1")), total(list("cpu", "2"))}, guests: []corev1.ResourceList{list("cpu", "2")}, want: "0 pods, nothing; 0 pods, cpu 1"},
+		"none runs":      {reason: "all is unused", held: []broker.HeldCapacity{pods(set("a", 2, expect.Resources("cpu", "1")))}, want: "2 pods, cpu 2"},
+		"one runs":       {reason: "matched by its requests", held: []broker.HeldCapacity{pods(set("a", 2, expect.Resources("cpu", "1")))}, guests: []corev1.ResourceList{expect.Resources("cpu", "1000m")}, want: "1 pods, cpu 1"},
+		"the right one":  {reason: "an exact match goes before one that is merely large enough", held: []broker.HeldCapacity{pods(set("a", 1, expect.Resources("cpu", "2"))), pods(set("b", 1, expect.Resources("cpu", "1")))}, guests: []corev1.ResourceList{expect.Resources("cpu", "2")}, want: "0 pods, nothing; 1 pods, cpu 1"},
+		"a smaller one":  {reason: "it uses the smallest promised pod that is large enough", held: []broker.HeldCapacity{pods(set("a", 1, expect.Resources("cpu", "4")), set("b", 1, expect.Resources("cpu", "2")))}, guests: []corev1.ResourceList{expect.Resources("cpu", "1")}, want: "1 pods, cpu 4"},
+		"a total":        {reason: "used by guests that match no promised pod", held: []broker.HeldCapacity{total(expect.Resources("cpu", "4", "memory", "1Gi"))}, guests: []corev1.ResourceList{expect.Resources("cpu", "1"), expect.Resources("cpu", "1")}, want: "0 pods, cpu 2, memory 1Gi"},
+		"more than held": {reason: "never below nothing", held: []broker.HeldCapacity{total(expect.Resources("cpu", "1"))}, guests: []corev1.ResourceList{expect.Resources("cpu", "3")}, want: "0 pods, nothing"},
+		"two totals":     {reason: "what the first covers is not taken from the second", held: []broker.HeldCapacity{total(expect.Resources("cpu", "1")), total(expect.Resources("cpu", "2"))}, guests: []corev1.ResourceList{expect.Resources("cpu", "2")}, want: "0 pods, nothing; 0 pods, cpu 1"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -126,7 +131,7 @@ func TestUnused(t *testing.T) {
 }
 
 func TestCovers(t *testing.T) {
-	one, two := pods(set("a", 1, list("cpu", "1"))), pods(set("a", 2, list("cpu", "1")))
+	one, two := pods(set("a", 1, expect.Resources("cpu", "1"))), pods(set("a", 2, expect.Resources("cpu", "1")))
 	cases := map[string]struct {
 		a, b broker.HeldCapacity
 		want bool
@@ -134,15 +139,15 @@ func TestCovers(t *testing.T) {
 		"more pods":        {two, one, true},
 		"fewer pods":       {one, two, false},
 		"the same":         {one, one, true},
-		"another shape":    {two, pods(set("a", 1, list("cpu", "2"))), false},
+		"another shape":    {two, pods(set("a", 1, expect.Resources("cpu", "2"))), false},
 		"nothing":          {broker.HeldCapacity{}, broker.HeldCapacity{}, true},
 		"a release":        {two, broker.HeldCapacity{}, true},
 		"the first":        {broker.HeldCapacity{}, one, false},
-		"the first total":  {broker.HeldCapacity{}, total(list("cpu", "1")), false},
-		"a larger total":   {total(list("cpu", "1")), total(list("cpu", "2")), false},
-		"a smaller total":  {total(list("cpu", "2")), total(list("cpu", "1")), true},
-		"a total for pods": {total(list("cpu", "9")), one, false},
-		"pods for a total": {two, total(list("cpu", "1")), false},
+		"the first total":  {broker.HeldCapacity{}, total(expect.Resources("cpu", "1")), false},
+		"a larger total":   {total(expect.Resources("cpu", "1")), total(expect.Resources("cpu", "2")), false},
+		"a smaller total":  {total(expect.Resources("cpu", "2")), total(expect.Resources("cpu", "1")), true},
+		"a total for pods": {total(expect.Resources("cpu", "9")), one, false},
+		"pods for a total": {two, total(expect.Resources("cpu", "1")), false},
 	}
 	for name, tc := range cases {
 		if got := hold.Covers(tc.a, tc.b); got != tc.want {
@@ -151,60 +156,89 @@ func TestCovers(t *testing.T) {
 	}
 }
 
-// TestFitIsTrue: whatever is said to fit can be placed: no slot is used beyond
-// its room, and the promised pods that had room have it still.
-func TestFitIsTrue(t *testing.T) {
+// TestAdvertisedCapacityIsAccepted: what fits the advertisement that a cluster
+// makes of its nodes, as the broker packs it, also fits the nodes themselves,
+// as long as no shape is rounded; and it is never more than is free.
+func TestAdvertisedCapacityIsAccepted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(label string, most int64) corev1.ResourceList {
 			return corev1.ResourceList{
-				corev1.ResourceCPU:    *resource.NewMilliQuantity(rapid.Int64Range(0, most).Draw(t, label+" cpu"), resource.DecimalSI),
+				corev1.ResourceCPU:    *resource.NewMilliQuantity(rapid.Int64Range(0, most).Draw(t, label+" cpu")*500, resource.DecimalSI),
 				corev1.ResourceMemory: *resource.NewQuantity(rapid.Int64Range(0, most).Draw(t, label+" memory")<<20, resource.BinarySI),
+				broker.ResourceGPU:    *resource.NewQuantity(rapid.Int64Range(0, 2).Draw(t, label+" gpu")/2, resource.DecimalSI),
 			}
 		}
-		var slots []inventory.Slot
-		var all corev1.ResourceList
-		var places int32
-		for i := range rapid.IntRange(0, 8).Draw(t, "slots") {
-			s := slot(fmt.Sprint(i), draw("slot", 8000))
-			slots = append(slots, s)
-			all = broker.AddTo(all, s.Free)
-			places += s.Pods
+		podSet := func(label string) broker.PodSet {
+			s := set(rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, label), rapid.Int32Range(0, 12).Draw(t, label+" count"), draw(label, 8))
+			if rapid.Bool().Draw(t, label+" selects") {
+				s.NodeSelector = map[string]string{"disk": "ssd"}
+			}
+			if rapid.Bool().Draw(t, label+" tolerates") {
+				s.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+			}
+			return s
 		}
+		cluster := drawCluster(t, draw)
+		headroom := draw("headroom", 4)
 		var promised []broker.HeldCapacity
-		for i := range rapid.IntRange(0, 3).Draw(t, "promises") {
+		var sets []broker.PodSet
+		divisible := capacity.Vector{}
+		for range rapid.IntRange(0, 3).Draw(t, "promises") {
 			if rapid.Bool().Draw(t, "divisible") {
-				promised = append(promised, total(draw("total", 4000)))
+				promised = append(promised, total(draw("total", 8)))
+				divisible.Add(capacity.Ceil(promised[len(promised)-1].Totals.List()), 1)
 			} else {
-				promised = append(promised, pods(set(fmt.Sprint(i), rapid.Int32Range(0, 3).Draw(t, "count"), draw("pod", 4000))))
+				promised = append(promised, pods(podSet("promised")))
+				sets = append(sets, promised[len(promised)-1].PodSets...)
 			}
 		}
-		wanted := pods(set("w", rapid.Int32Range(1, 12).Draw(t, "wanted"), draw("want", 4000)))
-		answer := hold.Fit(slots, promised, wanted)
-		left := corev1.ResourceList{}
-		var leftPlaces int32
+		want := pods(podSet("x"), podSet("y"))
+		if rapid.Bool().Draw(t, "want a total") {
+			want = total(draw("want", 20))
+		}
+		var account *capacity.Account
+		if rapid.Bool().Draw(t, "limited") {
+			account = &capacity.Account{Available: capacity.Floor(draw("available", 40))}
+		}
+
+		spec := inventory.Measure(cluster, inventory.Terms{Headroom: headroom}, time.Time{}, 1)
+		packer := capacity.NewPacker(capacity.Slots(spec.NodeClasses))
+		packer.Reserve(sets, divisible)
+		placed, _ := packer.Pack(want, account)
+		slots := cluster.Slots(headroom)
+		if rejection := hold.Fit(slots, promised, placed); rejection != nil {
+			t.Fatalf("%+v fits the advertisement, but the provider rejects it: %s", placed, rejection.Message)
+		}
+		free, limit := capacity.Vector{}, int64(0)
 		for _, s := range slots {
-			for name, amount := range s.Free {
-				if amount.Sign() < 0 {
-					t.Fatalf("%s of slot %s went to %s", name, s.Node.Name, amount.String())
-				}
-			}
-			if s.Pods < 0 {
-				t.Fatalf("slot %s has %d places left", s.Node.Name, s.Pods)
-			}
-			left = broker.AddTo(left, s.Free)
-			leftPlaces += s.Pods
+			free.Add(s.Free, 1)
+			limit += s.Pods
 		}
-		if !answer.Fits {
-			return
-		}
-		if places-leftPlaces < wanted.Pods() {
-			t.Fatalf("%d pods fit in %d places", wanted.Pods(), places-leftPlaces)
-		}
-		used := broker.AddTo(broker.AddTo(nil, wanted.Totals.List()), left)
-		for name, amount := range used {
-			if have := all[name]; amount.Cmp(have) > 0 {
-				t.Fatalf("%s: %s of %s", name, amount.String(), have.String())
-			}
+		if used := capacity.Ceil(placed.Totals.List()); used.FitsIn(free) == 0 || int64(placed.Pods()) > limit {
+			t.Fatalf("%d pods with %v are placed; %d with %v are free", placed.Pods(), used, limit, free)
 		}
 	})
+}
+
+// drawCluster makes nodes with and without a label and a taint, and pods on them.
+func drawCluster(t *rapid.T, draw func(string, int64) corev1.ResourceList) *inventory.Cluster {
+	cluster := &inventory.Cluster{Recognizer: inventory.Recognizer{Guest: inventory.AnyOf()}}
+	for i := range rapid.IntRange(0, 12).Draw(t, "nodes") {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%d", i), Labels: map[string]string{corev1.LabelHostname: fmt.Sprintf("n%d", i)}}}
+		if rapid.Bool().Draw(t, "ssd") {
+			node.Labels["disk"] = "ssd"
+		}
+		if rapid.Bool().Draw(t, "tainted") {
+			node.Spec.Taints = []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}}
+		}
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		node.Status.Allocatable = draw("node", 16)
+		node.Status.Allocatable[corev1.ResourcePods] = *resource.NewQuantity(rapid.Int64Range(0, 6).Draw(t, "max pods"), resource.DecimalSI)
+		cluster.Nodes = append(cluster.Nodes, node)
+		for range rapid.IntRange(0, 2).Draw(t, "pods") {
+			cluster.Pods = append(cluster.Pods, &corev1.Pod{Spec: corev1.PodSpec{NodeName: node.Name, Containers: []corev1.Container{
+				{Resources: corev1.ResourceRequirements{Requests: draw("pod", 4)}}}}})
+		}
+	}
+	return cluster
 }

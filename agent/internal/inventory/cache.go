@@ -6,7 +6,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// CacheByObject tells the manager's cache to keep only what the agent reads of
+// CacheByObject makes the manager's cache keep only what the agent reads of
 // the objects of which a cluster has many.
 func CacheByObject() map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{
@@ -15,8 +15,8 @@ func CacheByObject() map[client.Object]cache.ByObject {
 	}
 }
 
-// TrimPod drops what no part of the agent reads: what the containers run, and
-// what became of them one by one.
+// TrimPod removes what no part of the agent reads: what the containers run, and
+// their individual statuses.
 func TrimPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
@@ -54,7 +54,7 @@ func trimContainers(containers []corev1.Container) []corev1.Container {
 	return out
 }
 
-// TrimNode drops the list of images and who wrote what.
+// TrimNode removes the lists of images and volumes, and the managed fields.
 func TrimNode(object any) (any, error) {
 	node, ok := object.(*corev1.Node)
 	if !ok {

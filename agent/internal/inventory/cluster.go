@@ -8,35 +8,46 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Cluster is what the caches know of this cluster's nodes and pods.
+// Recognizer tells what the drivers created apart from the cluster's own nodes
+// and pods.
+type Recognizer struct {
+	Guest GuestRecognizer
+	// VirtualNode reports whether a node is a driver's virtual node. Nodes with
+	// Spillway's own labels are virtual in any case.
+	VirtualNode func(*corev1.Node) bool
+}
+
+// Cluster is the state of this cluster's nodes and pods, as cached.
 type Cluster struct {
-	Nodes      []*corev1.Node
-	Pods       []*corev1.Pod
-	namespaces map[string]map[string]string
+	Nodes []*corev1.Node
+	Pods  []*corev1.Pod
+	// NamespaceLabels by the namespace's name.
+	NamespaceLabels map[string]map[string]string
+	Recognizer      Recognizer
 }
 
-// GuestOf tells whose guest a pod is.
-func (c Cluster) GuestOf(pod *corev1.Pod) (consumer string, ok bool) {
-	return GuestOf(pod, func(name string) map[string]string { return c.namespaces[name] })
+// GuestOf returns the consumer that a pod runs for.
+func (c *Cluster) GuestOf(pod *corev1.Pod) (consumer string, ok bool) {
+	return c.Recognizer.Guest(pod, func(namespace string) map[string]string { return c.NamespaceLabels[namespace] })
 }
 
-// Read gathers nodes, pods and namespaces. The objects are the cache's own and
+// Read lists nodes, pods and namespaces. The objects are the cache's own and
 // must not be changed.
-func Read(ctx context.Context, reader client.Reader) (Cluster, error) {
+func Read(ctx context.Context, reader client.Reader, recognizer Recognizer) (*Cluster, error) {
 	var (
 		nodes      corev1.NodeList
 		pods       corev1.PodList
 		namespaces corev1.NamespaceList
-		cluster    = Cluster{namespaces: map[string]map[string]string{}}
+		cluster    = &Cluster{NamespaceLabels: map[string]map[string]string{}, Recognizer: recognizer}
 	)
 	if err := reader.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return cluster, fmt.Errorf("listing nodes: %w", err)
+		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
 	if err := reader.List(ctx, &pods, client.UnsafeDisableDeepCopy); err != nil {
-		return cluster, fmt.Errorf("listing pods: %w", err)
+		return nil, fmt.Errorf("listing pods: %w", err)
 	}
 	if err := reader.List(ctx, &namespaces, client.UnsafeDisableDeepCopy); err != nil {
-		return cluster, fmt.Errorf("listing namespaces: %w", err)
+		return nil, fmt.Errorf("listing namespaces: %w", err)
 	}
 	for i := range nodes.Items {
 		cluster.Nodes = append(cluster.Nodes, &nodes.Items[i])
@@ -44,8 +55,8 @@ func Read(ctx context.Context, reader client.Reader) (Cluster, error) {
 	for i := range pods.Items {
 		cluster.Pods = append(cluster.Pods, &pods.Items[i])
 	}
-	for _, ns := range namespaces.Items {
-		cluster.namespaces[ns.Name] = ns.Labels
+	for _, namespace := range namespaces.Items {
+		cluster.NamespaceLabels[namespace.Name] = namespace.Labels
 	}
 	return cluster, nil
 }

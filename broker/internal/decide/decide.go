@@ -1,42 +1,41 @@
-// Package decide chooses the provider for an ask. Choose is a pure function of
-// the ask and of a snapshot of what the clusters advertise and the ledger
+// Package decide chooses the provider for a request. Choose is a pure function of
+// the request and of a snapshot of what the clusters advertise and the ledger
 // holds: the same input gives the same answer, in whatever order the clusters
-// come.
+// are listed.
 //
-// A cluster passes a chain of filters (filters.go), then its free places are
-// packed, shape by shape, first with what outstanding holds may still claim
-// there and then with the ask (room.go); those that take the pods are scored
-// (score.go). Every cluster that is not chosen gets a reason with the figures
-// that led to it.
+// A cluster passes a chain of filters (filters.go). Its free capacity is packed,
+// first with what holds may still claim there and then with the request (fit.go).
+// The clusters where the pods fit are scored (score.go). Every cluster that is not
+// chosen gets a reason, and a message with the figures.
 package decide
 
 import (
 	"cmp"
-	"fmt"
 	"math/big"
 	"slices"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
-// Request is what is looked for.
+// Request is the capacity to place, and the limits on its provider.
 type Request struct {
 	// Requester is the consumer.
 	Requester string
-	// Want is what is still missing: pod sets with their remaining counts, or a
-	// divisible total.
+	// Want is the capacity that no provider holds yet: pod sets with their
+	// remaining counts, or a divisible total.
 	Want broker.HeldCapacity
-	// Pin is the only provider to take, if not empty.
+	// Pin is the only provider that may be chosen; any where empty.
 	Pin string
 	// Placement and Budget limit the providers; nil for no limit.
 	Placement *broker.Placement
 	Budget    *broker.Budget
-	// Committed is what the reservation costs an hour already, in the budget's
+	// Committed is what the Reservation already costs per hour, in the budget's
 	// currency; nil for nothing.
 	Committed *big.Rat
 	// Weights of the score. The zero value stands for the defaults.
 	Weights broker.ScoreWeights
-	// Refused are the providers that turned the reservation down.
+	// Refused are the providers that refused the Reservation.
 	Refused []broker.Refusal
 }
 
@@ -47,21 +46,21 @@ var DefaultWeights = broker.ScoreWeights{Resources: 70, Cost: 30}
 type Cluster struct {
 	Spec  broker.ClusterAdvertisementSpec
 	Holds []broker.Hold
-	// Active is whether it has advertised lately; Fresh whether lately enough
-	// for a new placement.
+	// Active is whether it advertises; Fresh whether its last advertisement is
+	// recent enough for a new placement.
 	Active, Fresh bool
 }
 
-// Snapshot is what is known of all of them.
+// Snapshot is what is known of all clusters.
 type Snapshot struct {
 	Clusters []Cluster
 }
 
-// Decision is the answer.
+// Decision is the outcome of a request.
 type Decision struct {
-	// Cluster that was chosen, "" if none takes even one pod.
+	// Cluster that was chosen; "" if not even one pod fits anywhere.
 	Cluster string
-	// Placement is what it takes; Complete whether that is all of the ask.
+	// Placement is what fits there; Complete whether that is all of the request.
 	Placement broker.HeldCapacity
 	Complete  bool
 	// Scores of the clusters that were compared, best first.
@@ -70,59 +69,47 @@ type Decision struct {
 	Rejections []broker.ClusterRejection
 }
 
-// Reasons of rejections.
+// Reasons of rejections, besides those of package capacity.
 const (
-	ReasonRequesterItself     = "RequesterItself"
-	ReasonLendingDisabled     = "LendingDisabled"
-	ReasonConsumerNotAdmitted = "ConsumerNotAdmitted"
-	ReasonInactive            = "Inactive"
-	ReasonStale               = "Stale"
-	ReasonPinnedElsewhere     = "PinnedElsewhere"
-	ReasonExcluded            = "Excluded"
-	ReasonOtherRegion         = "OtherRegion"
-	ReasonOtherZone           = "OtherZone"
-	ReasonRefused             = "Refused"
-	ReasonPriceUnknown        = "PriceUnknown"
-	ReasonOverBudget          = "OverBudget"
-	ReasonNoMatchingNodes     = "NoMatchingNodes"
-	ReasonNoRoom              = "NoRoom"
-	ReasonNotEnoughRoom       = "NotEnoughRoom"
-	ReasonNotPreferred        = "NotPreferred"
+	ReasonRequesterItself    = "RequesterItself"
+	ReasonClusterInactive    = "ClusterInactive"
+	ReasonAdvertisementStale = "AdvertisementStale"
+	ReasonPinnedElsewhere    = "PinnedElsewhere"
+	ReasonExcluded           = "Excluded"
+	ReasonOtherRegion        = "OtherRegion"
+	ReasonOtherZone          = "OtherZone"
+	ReasonRefused            = "Refused"
+	ReasonPriceUnknown       = "PriceUnknown"
+	ReasonOverBudget         = "OverBudget"
+	ReasonNotPreferred       = "NotPreferred"
 )
 
-// Choose picks the cluster that takes everything with the best score, or, if
-// none takes everything, the one that takes most pods. Ties go to the better
-// score, then to the first by cluster ID.
-func Choose(ask Request, snapshot Snapshot) Decision {
-	clusters := slices.Clone(snapshot.Clusters)
-	slices.SortFunc(clusters, func(a, b Cluster) int { return cmp.Compare(a.Spec.ClusterID, b.Spec.ClusterID) })
-
-	var decision Decision
-	reject := func(cluster *Cluster, reason, message string) {
-		decision.Rejections = append(decision.Rejections, broker.ClusterRejection{
-			Cluster: cluster.Spec.ClusterID, Reason: reason, Message: message,
-		})
+// Choose picks the cluster with the best score among those where all of the
+// request fits, or, if there is none, the one where most pods fit. Ties go to the
+// better score, then to the first by cluster ID. An empty request chooses none.
+func Choose(request Request, snapshot Snapshot) Decision {
+	if request.Want.Empty() {
+		return Decision{}
 	}
+	clusters := slices.SortedFunc(slices.Values(snapshot.Clusters), func(a, b Cluster) int { return cmp.Compare(a.Spec.ClusterID, b.Spec.ClusterID) })
+	var decision Decision
 	var offers []*offer
 	for i := range clusters {
 		cluster := &clusters[i]
-		if reason, message := filter(&ask, cluster); reason != "" {
-			reject(cluster, reason, message)
-			continue
+		if rejection := filter(&request, cluster); rejection != nil {
+			decision.reject(cluster, rejection)
+		} else if offer := fit(&request, cluster); offer.placed.Empty() {
+			decision.reject(cluster, offer.rejection)
+		} else {
+			offers = append(offers, offer)
 		}
-		offer := fit(&ask, cluster)
-		if offer.placed.Empty() {
-			reject(cluster, offer.reason, offer.message)
-			continue
-		}
-		offers = append(offers, offer)
 	}
 
-	candidates := slices.DeleteFunc(slices.Clone(offers), func(o *offer) bool { return !o.complete })
+	candidates := slices.DeleteFunc(slices.Clone(offers), func(o *offer) bool { return !o.complete() })
 	if len(candidates) == 0 {
 		candidates = offers
 	}
-	score(&ask, candidates)
+	score(&request, candidates)
 	slices.SortStableFunc(candidates, func(a, b *offer) int {
 		return cmp.Or(
 			cmp.Compare(b.placed.Pods(), a.placed.Pods()),
@@ -132,24 +119,31 @@ func Choose(ask Request, snapshot Snapshot) Decision {
 	})
 	if len(candidates) > 0 {
 		best := candidates[0]
-		decision.Cluster, decision.Placement, decision.Complete = best.cluster.Spec.ClusterID, best.placed, best.complete
+		decision.Cluster, decision.Placement, decision.Complete = best.cluster.Spec.ClusterID, best.placed, best.complete()
 		for _, o := range candidates {
-			decision.Scores = append(decision.Scores, broker.ClusterScore{Cluster: o.cluster.Spec.ClusterID, Score: hundredths(o.score)})
+			decision.Scores = append(decision.Scores, broker.ClusterScore{Cluster: o.cluster.Spec.ClusterID, Score: o.score.String()})
 		}
 		for _, o := range offers {
-			switch {
-			case o == best:
-			case o.complete:
-				reject(o.cluster, ReasonNotPreferred, fmt.Sprintf("It takes all of it, with score %s; %s has %s.",
-					hundredths(o.score), decision.Cluster, hundredths(best.score)))
-			case o.placed.Pods() == best.placed.Pods() && !best.complete:
-				reject(o.cluster, ReasonNotPreferred, fmt.Sprintf("It takes as many pods as %s, with score %s against %s; %s",
-					decision.Cluster, hundredths(o.score), hundredths(best.score), o.message))
-			default:
-				reject(o.cluster, ReasonNotEnoughRoom, o.message)
+			if o != best {
+				decision.reject(o.cluster, compare(o, best))
 			}
 		}
 	}
 	slices.SortFunc(decision.Rejections, func(a, b broker.ClusterRejection) int { return cmp.Compare(a.Cluster, b.Cluster) })
 	return decision
+}
+
+func (d *Decision) reject(cluster *Cluster, r *capacity.Rejection) {
+	d.Rejections = append(d.Rejections, broker.ClusterRejection{Cluster: cluster.Spec.ClusterID, Reason: r.Reason, Message: r.Message})
+}
+
+// compare explains why best was chosen and not o.
+func compare(o, best *offer) *capacity.Rejection {
+	switch chosen := best.cluster.Spec.ClusterID; {
+	case o.complete():
+		return reject(ReasonNotPreferred, "The request fits with score %s; %s was chosen with score %s.", o.score, chosen, best.score)
+	case o.placed.Pods() == best.placed.Pods() && !best.complete():
+		return reject(ReasonNotPreferred, "As many pods fit as in %s, which was chosen with score %s against %s. %s", chosen, best.score, o.score, o.rejection.Message)
+	}
+	return o.rejection
 }

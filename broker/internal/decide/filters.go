@@ -6,154 +6,115 @@ import (
 	"slices"
 	"strings"
 
-	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
-// filters say why a cluster cannot be asked at all, "" if it can. The first
-// that objects is the one that is told.
-var filters = []func(*Request, *Cluster) (reason, message string){
-	notItself,
-	lends,
+// filters reject a cluster for what has nothing to do with its free capacity.
+// The first rejection counts.
+var filters = []func(*Request, *Cluster) *capacity.Rejection{
+	notRequester,
 	admitsConsumer,
 	isActive,
 	isFresh,
 	isPinned,
-	isPlaced,
+	matchesPlacement,
 	hasNotRefused,
-	isAffordable,
+	isWithinBudget,
 }
 
-func filter(ask *Request, cluster *Cluster) (reason, message string) {
+func filter(request *Request, cluster *Cluster) *capacity.Rejection {
 	for _, f := range filters {
-		if reason, message = f(ask, cluster); reason != "" {
-			return reason, message
+		if rejection := f(request, cluster); rejection != nil {
+			return rejection
 		}
 	}
-	return "", ""
+	return nil
 }
 
-func notItself(ask *Request, cluster *Cluster) (reason, message string) {
-	if cluster.Spec.ClusterID == ask.Requester {
-		return ReasonRequesterItself, "It is the requester itself."
+func reject(reason, format string, args ...any) *capacity.Rejection {
+	return &capacity.Rejection{Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
+func notRequester(request *Request, cluster *Cluster) *capacity.Rejection {
+	if cluster.Spec.ClusterID == request.Requester {
+		return reject(ReasonRequesterItself, "The cluster is the requester itself.")
 	}
-	return "", ""
+	return nil
 }
 
-func lends(_ *Request, cluster *Cluster) (reason, message string) {
-	if !cluster.Spec.Lending.Enabled {
-		return ReasonLendingDisabled, "It does not lend (lend.enabled is false there)."
-	}
-	return "", ""
+func admitsConsumer(request *Request, cluster *Cluster) *capacity.Rejection {
+	return capacity.Admit(cluster.Spec.Lending, request.Requester)
 }
 
-func admitsConsumer(ask *Request, cluster *Cluster) (reason, message string) {
-	if consumers := cluster.Spec.Lending.Consumers; len(consumers) > 0 && !slices.Contains(consumers, ask.Requester) {
-		return ReasonConsumerNotAdmitted, fmt.Sprintf("It lends to %s only (lend.consumers), not to %s.",
-			strings.Join(consumers, ", "), ask.Requester)
-	}
-	return "", ""
-}
-
-func isActive(_ *Request, cluster *Cluster) (reason, message string) {
+func isActive(_ *Request, cluster *Cluster) *capacity.Rejection {
 	if !cluster.Active {
-		return ReasonInactive, "It has not advertised for long; its agent may be down or cut off."
+		return reject(ReasonClusterInactive, "The cluster has stopped advertising. Check that its agent runs and reaches the broker.")
 	}
-	return "", ""
+	return nil
 }
 
-func isFresh(_ *Request, cluster *Cluster) (reason, message string) {
+func isFresh(_ *Request, cluster *Cluster) *capacity.Rejection {
 	if !cluster.Fresh {
-		return ReasonStale, "Its last advertisement is too old to place anything on; it is considered again when it next advertises."
+		return reject(ReasonAdvertisementStale, "The last advertisement is too old for a placement. The cluster is considered again with its next advertisement.")
 	}
-	return "", ""
+	return nil
 }
 
-func isPinned(ask *Request, cluster *Cluster) (reason, message string) {
-	if ask.Pin != "" && ask.Pin != cluster.Spec.ClusterID {
-		return ReasonPinnedElsewhere, fmt.Sprintf("The reservation is pinned to %s (targetClusterID).", ask.Pin)
+func isPinned(request *Request, cluster *Cluster) *capacity.Rejection {
+	if request.Pin != "" && request.Pin != cluster.Spec.ClusterID {
+		return reject(ReasonPinnedElsewhere, "The Reservation is pinned to %s (targetClusterID).", request.Pin)
 	}
-	return "", ""
+	return nil
 }
 
-func isPlaced(ask *Request, cluster *Cluster) (reason, message string) {
-	placement := ask.Placement
+func matchesPlacement(request *Request, cluster *Cluster) *capacity.Rejection {
+	placement := request.Placement
 	if placement == nil {
-		return "", ""
+		return nil
 	}
 	outside := func(allowed []string, where string) bool { return len(allowed) > 0 && !slices.Contains(allowed, where) }
 	switch {
 	case slices.Contains(placement.ExcludeClusters, cluster.Spec.ClusterID):
-		return ReasonExcluded, "The placement excludes it (excludeClusters)."
+		return reject(ReasonExcluded, "The placement excludes the cluster (excludeClusters).")
 	case outside(placement.Regions, cluster.Spec.Region):
-		return ReasonOtherRegion, fmt.Sprintf("Its region is %q; the placement allows %s.", cluster.Spec.Region, strings.Join(placement.Regions, ", "))
+		return reject(ReasonOtherRegion, "The region is %q; the placement allows %s.", cluster.Spec.Region, strings.Join(placement.Regions, ", "))
 	case outside(placement.Zones, cluster.Spec.Zone):
-		return ReasonOtherZone, fmt.Sprintf("Its zone is %q; the placement allows %s.", cluster.Spec.Zone, strings.Join(placement.Zones, ", "))
+		return reject(ReasonOtherZone, "The zone is %q; the placement allows %s.", cluster.Spec.Zone, strings.Join(placement.Zones, ", "))
 	}
-	return "", ""
+	return nil
 }
 
-func hasNotRefused(ask *Request, cluster *Cluster) (reason, message string) {
-	for _, refusal := range ask.Refused {
+func hasNotRefused(request *Request, cluster *Cluster) *capacity.Rejection {
+	for _, refusal := range request.Refused {
 		if refusal.Cluster == cluster.Spec.ClusterID && refusal.Sequence >= cluster.Spec.Sequence {
-			return ReasonRefused, fmt.Sprintf("It turned this down (%s); it is asked again after its next advertisement.",
+			return reject(ReasonRefused, "The provider refused: %s. The cluster is considered again with its next advertisement.",
 				strings.TrimRight(refusal.Message, ". "))
 		}
 	}
-	return "", ""
+	return nil
 }
 
-func isAffordable(ask *Request, cluster *Cluster) (reason, message string) {
-	if ask.Budget == nil {
-		return "", ""
+func isWithinBudget(request *Request, cluster *Cluster) *capacity.Rejection {
+	if request.Budget == nil {
+		return nil
 	}
-	limit, ok := new(big.Rat).SetString(ask.Budget.MaxPricePerHour)
+	limit, ok := new(big.Rat).SetString(request.Budget.MaxPricePerHour)
 	if !ok {
-		return ReasonOverBudget, fmt.Sprintf("The budget's maxPricePerHour %q is not a decimal number.", ask.Budget.MaxPricePerHour)
+		return reject(ReasonOverBudget, "The budget's maxPricePerHour %q is not a decimal number.", request.Budget.MaxPricePerHour)
 	}
-	price, currency, known := Price(cluster.Spec.Cost, ask.Want.Totals)
+	price, currency, known := Price(cluster.Spec.Cost, request.Want.Totals)
 	switch {
 	case !known:
-		return ReasonPriceUnknown, "There is a budget, and it gives no price for all that is asked for."
-	case currency != ask.Budget.Currency:
-		return ReasonPriceUnknown, fmt.Sprintf("The budget is in %s, its price in %s.", ask.Budget.Currency, currency)
+		return reject(ReasonPriceUnknown, "The cluster advertises no price for some of the requested resources, and the request has a budget.")
+	case currency != request.Budget.Currency:
+		return reject(ReasonPriceUnknown, "The price is in %s, the budget in %s.", currency, request.Budget.Currency)
 	}
-	if ask.Committed != nil {
-		price = new(big.Rat).Add(price, ask.Committed)
+	if request.Committed != nil {
+		price = new(big.Rat).Add(price, request.Committed)
 	}
 	if price.Cmp(limit) > 0 {
-		return ReasonOverBudget, fmt.Sprintf("It would cost %s an hour; the budget is %s.",
-			PriceString(price, currency), PriceString(limit, ask.Budget.Currency))
+		return reject(ReasonOverBudget, "The price is %s per hour; the budget is %s.",
+			PriceString(price, currency), PriceString(limit, request.Budget.Currency))
 	}
-	return "", ""
-}
-
-// gib is the unit that memory and storage are priced in, in bytes.
-var gib = big.NewRat(1<<30, 1)
-
-// Price of an amount for an hour. Not known if the cost says nothing of a kind
-// that the amount has.
-func Price(cost *broker.Cost, amount broker.ResourceQuantities) (price *big.Rat, currency string, known bool) {
-	if cost == nil {
-		return nil, "", false
-	}
-	price = new(big.Rat)
-	for name, quantity := range amount.List() {
-		unit, each := unitCost(cost, name)
-		rate, ok := new(big.Rat).SetString(unit)
-		if !ok {
-			return nil, cost.Currency, false
-		}
-		units := new(big.Rat).Quo(exact(quantity), each)
-		price.Add(price, rate.Mul(rate, units))
-	}
-	return price, cost.Currency, true
-}
-
-// PriceString is a price as "0.25 EUR".
-func PriceString(price *big.Rat, currency string) string {
-	figure := strings.TrimRight(price.FloatString(4), "0")
-	if decimals := len(figure) - strings.IndexByte(figure, '.') - 1; decimals < 2 {
-		figure += strings.Repeat("0", 2-decimals)
-	}
-	return figure + " " + currency
+	return nil
 }

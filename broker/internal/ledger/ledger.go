@@ -1,22 +1,21 @@
-// Package ledger is the only place where capacity is given or taken. Its
-// functions are pure: they change a ClusterAdvertisement's status, which the
+// Package ledger is the only code that promises and frees capacity. Its functions
+// are pure: they change a ClusterAdvertisement's status, which the
 // caller has read and writes back by compare-and-swap on its resourceVersion.
 //
-// The life of a hold, each step tagged with an attempt of its reservation:
+// The life of a hold, each step tagged with an attempt of its Reservation:
 //
-//	Place    promises more; the provider is asked to set it aside
-//	Confirm  takes the provider's answer: a yes makes what is promised granted,
-//	         a no takes back what was promised beyond that
+//	Place    promises more; the provider accepts or refuses it
+//	Confirm  records the provider's answer: if it accepts, all that is promised is
+//	         granted; if it refuses, the promise falls back to what was granted
 //	Shrink   promises less; what was promised before stays charged (Unconfirmed)
-//	Release  promises nothing; so too
+//	Release  promises nothing, likewise
 //	Confirm  drops what was unconfirmed, and with it a hold that promises nothing
 //
-// Every function may be repeated, and one that comes with an older attempt than
-// the hold's changes nothing.
+// Every function is idempotent, and a call with an older attempt than the hold's
+// changes nothing.
 package ledger
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 
@@ -28,29 +27,29 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
-// Growth is capacity to be promised to a reservation.
+// Growth is capacity to promise to a Reservation.
 type Growth struct {
 	ReservationUID  types.UID
 	ReservationName string
 	Requester       string
-	// Attempt of the reservation that commits it.
+	// Attempt of the Reservation that commits it.
 	Attempt int64
-	// Capacity beyond what is promised already.
+	// Capacity in addition to what is promised already.
 	Capacity broker.HeldCapacity
 }
 
-// NoRoomError says that a growth does not fit into what may be promised.
-type NoRoomError struct {
+// InsufficientError reports that a growth does not fit in the available capacity.
+type InsufficientError struct {
 	Resource corev1.ResourceName
-	// Needed is how much of it the growth adds, Available what is left.
-	Needed, Available resource.Quantity
+	// Requested is how much of it the growth adds, Available what is left.
+	Requested, Available resource.Quantity
 }
 
-func (e *NoRoomError) Error() string {
-	return fmt.Sprintf("%s %s is needed, %s is available", e.Resource, e.Needed.String(), e.Available.String())
+func (e *InsufficientError) Error() string {
+	return capacity.Insufficient(e.Resource, e.Requested.String(), e.Available.String())
 }
 
-// Find is a reservation's hold, nil where there is none. It points into status.
+// Find is a Reservation's hold, nil if there is none. It points into status.
 func Find(status *broker.ClusterAdvertisementStatus, uid types.UID) *broker.Hold {
 	i := slices.IndexFunc(status.Holds, func(h broker.Hold) bool { return h.ReservationUID == uid })
 	if i < 0 {
@@ -59,9 +58,9 @@ func Find(status *broker.ClusterAdvertisementStatus, uid types.UID) *broker.Hold
 	return &status.Holds[i]
 }
 
-// Place promises a growth, if the charges then still fit into what the spec's
-// cluster has beside its own pods; otherwise it returns a *NoRoomError and
-// changes nothing.
+// Place promises a growth, if the charges then still fit in the unallocated
+// resources of the cluster; otherwise it returns an *InsufficientError and changes
+// nothing.
 func Place(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus, growth Growth) (changed bool, err error) {
 	held := Find(status, growth.ReservationUID)
 	if held != nil && held.Attempt >= growth.Attempt || growth.Capacity.Empty() {
@@ -80,21 +79,21 @@ func Place(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertis
 
 	after := broker.ClusterAdvertisementStatus{Holds: slices.Clone(status.Holds)}
 	put(&after, hold)
-	left := lendable(spec)
+	unallocated := unallocated(spec)
 	charged := total(charges(spec, &after))
-	for name, needed := range growth.Capacity.Totals.List() {
-		have, charge := left[name], charged[name]
+	for name, requested := range growth.Capacity.Totals.List() {
+		have, charge := unallocated[name], charged[name]
 		if charge.Cmp(have) > 0 {
 			_, available := Account(spec, status)
-			return false, &NoRoomError{Resource: name, Needed: needed, Available: available.List()[name]}
+			return false, &InsufficientError{Resource: name, Requested: requested, Available: available.List()[name]}
 		}
 	}
 	put(status, hold)
 	return true, nil
 }
 
-// Shrink lowers what is promised to what it has in common with to. What was
-// promised before stays charged until the provider confirms the attempt.
+// Shrink lowers what is promised to its minimum with to. What was promised before
+// stays charged until the provider confirms the attempt.
 func Shrink(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64, to broker.HeldCapacity) (changed bool) {
 	hold := Find(status, uid)
 	if hold == nil || hold.Attempt >= attempt {
@@ -122,10 +121,10 @@ func Release(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt i
 	return Shrink(status, uid, attempt, broker.HeldCapacity{})
 }
 
-// Confirm takes the provider's answer to one attempt. Yes: what is promised is
-// granted, and nothing else of the hold is charged any more. No: the promise
-// falls back to what was granted before; what was unconfirmed stays so. A
-// provider cannot refuse what it has accepted, nor to let go.
+// Confirm records the provider's answer to one attempt. Accepted: what is promised
+// is granted, and nothing else of the hold is charged any more. Refused: the
+// promise falls back to what was granted before; what was unconfirmed stays so. A
+// provider cannot refuse what it has accepted, nor a release.
 func Confirm(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64, accepted bool) (changed bool) {
 	hold := Find(status, uid)
 	if hold == nil || hold.Attempt != attempt || hold.AcceptedAttempt == attempt {
@@ -144,8 +143,8 @@ func Confirm(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt i
 		hold.Promised = broker.HeldCapacity{}
 	}
 	if !accepted {
-		// What is left is another matter, to be answered anew: a late yes to what
-		// was refused does not count for it.
+		// What remains needs an answer of its own: a late acceptance of what was
+		// refused does not count for it.
 		hold.Attempt++
 	}
 	if hold.Promised.Empty() && hold.Unconfirmed == nil {
@@ -154,8 +153,8 @@ func Confirm(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt i
 	return true
 }
 
-// Sweep releases the holds of reservations that are gone or over. The caller
-// has made sure of that with a live read.
+// Sweep releases the holds of Reservations that are deleted or have ended. The
+// caller has verified that with a live read.
 func Sweep(status *broker.ClusterAdvertisementStatus, candidates ...types.UID) (changed bool) {
 	for _, uid := range candidates {
 		if hold := Find(status, uid); hold != nil {
@@ -165,8 +164,7 @@ func Sweep(status *broker.ClusterAdvertisementStatus, candidates ...types.UID) (
 	return changed
 }
 
-// Pending is the part of a hold's promise that the provider has not set aside
-// yet.
+// Pending is the part of a hold's promise that the provider has not accepted yet.
 func Pending(hold broker.Hold) broker.HeldCapacity {
 	if hold.Granted == nil {
 		return hold.Promised
@@ -174,8 +172,8 @@ func Pending(hold broker.Hold) broker.HeldCapacity {
 	return capacity.Sub(hold.Promised, *hold.Granted)
 }
 
-// Charged is what a hold is charged for: what is promised, or was until the
-// provider confirms that it is less.
+// Charged is what a hold is charged for: what is promised, and what was promised
+// before until the provider confirms the smaller hold.
 func Charged(hold broker.Hold) broker.HeldCapacity {
 	if hold.Unconfirmed == nil {
 		return hold.Promised
@@ -183,16 +181,17 @@ func Charged(hold broker.Hold) broker.HeldCapacity {
 	return capacity.Max(hold.Promised, *hold.Unconfirmed)
 }
 
-// Account sums up a cluster: reserved is the sum over all consumers of what
-// their holds are charged for or what their guests were seen to use, whichever
-// is more; available is what is left of the allocatable, never below zero.
+// Account sums up a cluster: reserved is the sum, over all consumers, of the larger
+// of what their holds are charged for and what their guests are observed to use;
+// available is allocatable less allocated less reserved, never below zero.
 func Account(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus) (reserved, available broker.ResourceQuantities) {
 	sum := total(charges(spec, status))
-	return broker.FromList(sum), broker.FromList(capacity.Subtract(lendable(spec), sum))
+	return broker.FromList(sum), broker.FromList(capacity.Subtract(unallocated(spec), sum))
 }
 
-// Settle writes the account into the status, with a zero for each common kind
-// that the cluster has but has none reserved or available of.
+// Settle writes the account and the score into the status. A common resource that
+// the cluster has is written as zero if none of it is reserved or available. The
+// score of a cluster without allocatable resources is zero.
 func Settle(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus) {
 	status.Reserved, status.Available = Account(spec, status)
 	for _, q := range []*broker.ResourceQuantities{&status.Reserved, &status.Available} {
@@ -206,15 +205,21 @@ func Settle(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdverti
 		zero(spec.Resources.Allocatable.GPU, &q.GPU)
 		zero(spec.Resources.Allocatable.Storage, &q.Storage)
 	}
+	var score capacity.Score
+	allocatable := capacity.Floor(spec.Resources.Allocatable.List())
+	if kinds := allocatable.Kinds(); len(kinds) > 0 {
+		score = capacity.NewScore(100 * capacity.AvailableShare(kinds, capacity.Floor(status.Available.List()), allocatable))
+	}
+	status.Score = score.String()
 }
 
-// lendable is what a cluster has beside what its own pods use.
-func lendable(spec *broker.ClusterAdvertisementSpec) corev1.ResourceList {
+// unallocated is what a cluster's own pods leave of its allocatable.
+func unallocated(spec *broker.ClusterAdvertisementSpec) corev1.ResourceList {
 	return capacity.Subtract(spec.Resources.Allocatable.List(), spec.Resources.Allocated.List())
 }
 
-// charges are what each consumer is charged for: guests are part of what their
-// consumer holds, and count beside it only where they use more.
+// charges are what each consumer is charged for. Guests are part of what their
+// consumer holds, and count only where they use more than that.
 func charges(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus) map[string]corev1.ResourceList {
 	out := map[string]corev1.ResourceList{}
 	for _, hold := range status.Holds {

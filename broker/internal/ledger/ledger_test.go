@@ -14,6 +14,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 func cpu(milli int64) broker.ResourceQuantities {
@@ -56,7 +57,7 @@ func figuresOf(status *broker.ClusterAdvertisementStatus, uid types.UID) *figure
 }
 
 func TestHoldLife(t *testing.T) {
-	spec := paris(1000, 200) // room for 8 pods
+	spec := paris(1000, 200) // 8 pods fit
 	type status = broker.ClusterAdvertisementStatus
 	place := func(attempt int64, n int32) func(*status) bool {
 		return func(s *status) bool {
@@ -82,7 +83,7 @@ func TestHoldLife(t *testing.T) {
 			want:   &figures{5, -1, 0}, available: "300m",
 		},
 		"accepted": {
-			reason: "a yes makes the promise granted",
+			reason: "an acceptance grants what is promised",
 			steps:  []func(*status) bool{place(1, 5), answer(1, true)},
 			want:   &figures{5, -1, 5}, available: "300m",
 		},
@@ -102,12 +103,12 @@ func TestHoldLife(t *testing.T) {
 			want:   &figures{8, -1, 3}, available: "0",
 		},
 		"shrunk": {
-			reason: "what is given back stays charged",
+			reason: "what is released stays charged until confirmed",
 			steps:  []func(*status) bool{place(1, 5), answer(1, true), shrink(2, 2)},
 			want:   &figures{2, 5, 2}, available: "300m",
 		},
 		"shrink confirmed": {
-			reason: "the provider's word frees it",
+			reason: "the confirmation of the provider frees it",
 			steps:  []func(*status) bool{place(1, 5), answer(1, true), shrink(2, 2), answer(2, true)},
 			want:   &figures{2, -1, 2}, available: "600m",
 		},
@@ -117,17 +118,17 @@ func TestHoldLife(t *testing.T) {
 			want:   &figures{0, 5, 0}, available: "300m",
 		},
 		"release confirmed": {
-			reason: "then it is gone",
+			reason: "the confirmed hold is removed",
 			steps:  []func(*status) bool{place(1, 5), shrink(2, 0), answer(2, true)},
 			want:   nil, available: "800m",
 		},
 		"grown before the shrink was confirmed": {
-			reason: "the growth is taken from what is charged anyway; a no takes back only the growth",
+			reason: "the growth is taken from what is charged already; a refusal takes back only the growth",
 			steps:  []func(*status) bool{place(1, 5), answer(1, true), shrink(2, 2), place(3, 2), answer(3, false)},
 			want:   &figures{2, 5, 2}, available: "300m",
 		},
 		"two growths, the second answered": {
-			reason: "a yes is about all that is promised",
+			reason: "an acceptance is about all that is promised",
 			steps:  []func(*status) bool{place(1, 2), place(2, 3), answer(2, true)},
 			want:   &figures{5, -1, 5}, available: "300m",
 		},
@@ -158,7 +159,7 @@ func TestHoldLife(t *testing.T) {
 func TestStaleAnswersChangeNothing(t *testing.T) {
 	spec := paris(1000, 0)
 	var s broker.ClusterAdvertisementStatus
-	must(t, spec, &s, grow("a", 1, 5))
+	place(t, spec, &s, grow("a", 1, 5))
 	ledger.Confirm(&s, "a", 1, true)
 	ledger.Release(&s, "a", 2)
 	for _, stale := range []func() bool{
@@ -175,18 +176,18 @@ func TestStaleAnswersChangeNothing(t *testing.T) {
 	}
 }
 
-func TestLateYesToARefusedGrowth(t *testing.T) {
+func TestLateAcceptanceOfARefusedGrowth(t *testing.T) {
 	spec := paris(1000, 0)
 	var s broker.ClusterAdvertisementStatus
-	must(t, spec, &s, grow("a", 1, 3))
+	place(t, spec, &s, grow("a", 1, 3))
 	ledger.Confirm(&s, "a", 1, true)
-	must(t, spec, &s, grow("a", 2, 2))
+	place(t, spec, &s, grow("a", 2, 2))
 	ledger.Confirm(&s, "a", 2, false)
 	if ledger.Confirm(&s, "a", 2, true) {
-		t.Error("a yes to what was refused before changed the hold")
+		t.Error("an acceptance of what was refused before changed the hold")
 	}
 	if !ledger.Confirm(&s, "a", 3, true) || ledger.Find(&s, "a").AcceptedAttempt != 3 {
-		t.Error("what is left is not answered by its own number")
+		t.Error("what remains is not answered by its own attempt")
 	}
 }
 
@@ -201,15 +202,15 @@ func TestAccount(t *testing.T) {
 		reserved, available string
 	}{
 		"guests within their hold":   {"guests are part of what their consumer holds", paris(2000, 500, guests("rome", 300)), 5, "500m", "1"},
-		"guests beyond their hold":   {"what is seen in use is charged even if less is promised", paris(2000, 500, guests("rome", 800)), 5, "800m", "700m"},
-		"guests without a hold":      {"guests nobody holds anything for still take room", paris(2000, 500, guests("berlin", 300)), 5, "800m", "700m"},
+		"guests beyond their hold":   {"what is observed in use is charged even if less is promised", paris(2000, 500, guests("rome", 800)), 5, "800m", "700m"},
+		"guests without a hold":      {"guests without a hold still use capacity", paris(2000, 500, guests("berlin", 300)), 5, "800m", "700m"},
 		"more used than allocatable": {"available never goes below zero", paris(2000, 1900, guests("rome", 800)), 0, "800m", "0"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			var s broker.ClusterAdvertisementStatus
 			if tc.holds > 0 {
-				must(t, paris(100000, 0), &s, grow("a", 1, tc.holds))
+				place(t, paris(100000, 0), &s, grow("a", 1, tc.holds))
 			}
 			ledger.Settle(tc.spec, &s)
 			if s.Reserved.CPU.Cmp(resource.MustParse(tc.reserved)) != 0 || s.Available.CPU.Cmp(resource.MustParse(tc.available)) != 0 {
@@ -219,15 +220,48 @@ func TestAccount(t *testing.T) {
 	}
 }
 
-func TestPlaceWithoutRoom(t *testing.T) {
+// TestScore: status.score is the share that is available, over all resources that
+// the cluster has.
+func TestScore(t *testing.T) {
+	amounts := func(pairs ...string) broker.ResourceQuantities { return broker.FromList(expect.Resources(pairs...)) }
+	cases := map[string]struct {
+		reason                 string
+		allocatable, allocated broker.ResourceQuantities
+		pods                   int32
+		want                   string
+	}{
+		"empty cluster":     {"without allocatable resources nothing is available", amounts(), amounts(), 0, "0.00"},
+		"all available":     {"nothing is allocated or reserved", amounts("cpu", "4", "memory", "8Gi"), amounts(), 0, "100.00"},
+		"mean of all kinds": {"cpu 50 %, memory 25 %, storage 100 %, GPU 0 %", amounts("cpu", "4", "memory", "8Gi", "ephemeral-storage", "10Gi", "nvidia.com/gpu", "2"), amounts("cpu", "2", "memory", "6Gi", "nvidia.com/gpu", "2"), 0, "43.75"},
+		"extended resource": {"it counts like any other", amounts("cpu", "3", "example.com/fpga", "3"), amounts("example.com/fpga", "2"), 0, "66.67"},
+		"holds":             {"reserved is not available", amounts("cpu", "1"), amounts(), 5, "50.00"},
+		"overcommitted":     {"available is never below zero", amounts("cpu", "1"), amounts("cpu", "2"), 0, "0.00"},
+		"unknown allocated": {"what is not allocatable is not counted", amounts("cpu", "1"), amounts("memory", "1Gi"), 0, "100.00"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			spec := &broker.ClusterAdvertisementSpec{Resources: broker.AdvertisedResources{Allocatable: tc.allocatable, Allocated: tc.allocated}}
+			var s broker.ClusterAdvertisementStatus
+			if tc.pods > 0 {
+				place(t, spec, &s, grow("a", 1, tc.pods))
+			}
+			ledger.Settle(spec, &s)
+			if s.Score != tc.want {
+				t.Errorf("%s: score is %s, want %s", tc.reason, s.Score, tc.want)
+			}
+		})
+	}
+}
+
+func TestPlaceInsufficient(t *testing.T) {
 	spec := paris(1000, 200)
 	var s broker.ClusterAdvertisementStatus
-	must(t, spec, &s, grow("a", 1, 5))
+	place(t, spec, &s, grow("a", 1, 5))
 	before := s.DeepCopy()
 	_, err := ledger.Place(spec, &s, grow("b", 1, 4))
-	var full *ledger.NoRoomError
-	if !errors.As(err, &full) || full.Needed.String() != "400m" || full.Available.String() != "300m" {
-		t.Fatalf("want 400m needed and 300m available, got %v", err)
+	var insufficient *ledger.InsufficientError
+	if !errors.As(err, &insufficient) || err.Error() != "Insufficient cpu: requested 400m, available 300m" {
+		t.Fatalf("want 400m requested and 300m available, got %v", err)
 	}
 	if !apiequality.Semantic.DeepEqual(*before, s) {
 		t.Error("a growth that did not fit changed the ledger")
@@ -236,8 +270,8 @@ func TestPlaceWithoutRoom(t *testing.T) {
 
 func TestSweep(t *testing.T) {
 	var s broker.ClusterAdvertisementStatus
-	must(t, paris(1000, 0), &s, grow("a", 3, 5))
-	must(t, paris(1000, 0), &s, grow("b", 1, 1))
+	place(t, paris(1000, 0), &s, grow("a", 3, 5))
+	place(t, paris(1000, 0), &s, grow("b", 1, 1))
 	if !ledger.Sweep(&s, "a", "gone") || ledger.Sweep(&s, "a") {
 		t.Fatal("a sweep must change the ledger once")
 	}
@@ -253,7 +287,7 @@ func TestDivisibleTotal(t *testing.T) {
 	spec := paris(1000, 0)
 	total := func(milli int64) broker.HeldCapacity { return broker.HeldCapacity{Totals: cpu(milli)} }
 	var s broker.ClusterAdvertisementStatus
-	must(t, spec, &s, ledger.Growth{ReservationUID: "a", Requester: "rome", Attempt: 1, Capacity: total(700)})
+	place(t, spec, &s, ledger.Growth{ReservationUID: "a", Requester: "rome", Attempt: 1, Capacity: total(700)})
 	ledger.Confirm(&s, "a", 1, true)
 	ledger.Shrink(&s, "a", 2, total(300))
 	if got := ledger.Find(&s, "a"); got.Promised.Totals.CPU.String() != "300m" || got.Unconfirmed.Totals.CPU.String() != "700m" {
@@ -261,7 +295,7 @@ func TestDivisibleTotal(t *testing.T) {
 	}
 }
 
-func must(t *testing.T, spec *broker.ClusterAdvertisementSpec, s *broker.ClusterAdvertisementStatus, g ledger.Growth) {
+func place(t *testing.T, spec *broker.ClusterAdvertisementSpec, s *broker.ClusterAdvertisementStatus, g ledger.Growth) {
 	t.Helper()
 	if changed, err := ledger.Place(spec, s, g); err != nil || !changed {
 		t.Fatalf("placing failed: %v, %v", changed, err)
@@ -333,13 +367,13 @@ func TestLedgerProperties(t *testing.T) {
 					t.Fatalf("an empty hold stayed: %+v", hold)
 				}
 			}
-			if lendable := milli(spec.Resources.Allocatable) - milli(spec.Resources.Allocated); kind == "place" && changed && promised > lendable {
-				t.Fatalf("%dm promised of %dm", promised, lendable)
+			if unallocated := milli(spec.Resources.Allocatable) - milli(spec.Resources.Allocated); kind == "place" && changed && promised > unallocated {
+				t.Fatalf("%dm promised of %dm", promised, unallocated)
 			}
 			for _, hold := range before.Holds {
 				after := ledger.Find(&s, hold.ReservationUID)
 				if kind != "confirm" && (after == nil || milli(ledger.Charged(*after).Totals) < milli(ledger.Charged(hold).Totals)) {
-					t.Fatalf("%s freed capacity without the provider's word", kind)
+					t.Fatalf("%s freed capacity without a confirmation of the provider", kind)
 				}
 				if kind == "confirm" && !yes && hold.Granted != nil && (after == nil || after.Granted == nil || !capacity.Equal(*after.Granted, *hold.Granted)) {
 					t.Fatal("a refusal lost what was granted before")

@@ -179,7 +179,7 @@ func (in gathered) wakeAt() ctrl.Result {
 
 // lost reports whether a compare-and-swap failed because somebody else wrote.
 func lost(err error) bool {
-	var full *ledger.NoRoomError
+	var full *ledger.InsufficientError
 	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.As(err, &full)
 }
 

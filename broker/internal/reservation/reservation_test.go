@@ -431,14 +431,14 @@ func refusal(w *world) {
 			told = rejection.Reason + ": " + rejection.Message
 		}
 	}
-	if !strings.Contains(told, "Refused: It turned this down (node b1 went away)") {
+	if !strings.Contains(told, "Refused: The provider refused: node b1 went away") {
 		w.Errorf("berlin was rejected with %q", told)
 	}
 	if w.hold("berlin", "r") != nil {
 		w.Error("the refused hold stayed")
 	}
 	p.answer("paris", "r", false, "no room either")
-	w.expectCondition("r", broker.ConditionQueued, true, "paris: It turned this down (no room either)")
+	w.expectCondition("r", broker.ConditionQueued, true, "paris: The provider refused: no room either")
 	p.advertise(w.spec("paris", "1100m"))
 	w.expect("r", broker.ReservationReserved, "3 of 3 pods in paris")
 }
@@ -455,7 +455,7 @@ func release(w *world) {
 	w.expectCondition("first", broker.ConditionReady, true, "Ready for use")
 
 	w.ask("second", 2)
-	w.expectCondition("second", broker.ConditionQueued, true, "paris: It takes 0 of 2 pods")
+	w.expectCondition("second", broker.ConditionQueued, true, "paris: 0 of 2 pods")
 
 	if err := w.client.Delete(w.Context(), w.get("first")); err != nil {
 		w.Fatal(err)
@@ -464,7 +464,7 @@ func release(w *world) {
 	w.expectPods("paris", "first", 0, 3, 0)
 	// Not even another look at everything gives away what is not confirmed.
 	p.advertise(w.spec("paris", "300m"))
-	w.expectCondition("second", broker.ConditionQueued, true, "cpu 0 is left to lend")
+	w.expectCondition("second", broker.ConditionQueued, true, "Insufficient cpu: requested 100m, available 0")
 
 	p.answer("paris", "first", true, "")
 	w.expect("second", broker.ReservationReserved, "2 of 2 pods in paris")
@@ -529,7 +529,7 @@ func refusedGrowth(w *world) {
 	w.expectPods("paris", "r", 5, 0, 3)
 	p.answer("paris", "r", false, "full")
 	w.expectPods("paris", "r", 3, 0, 3)
-	w.expectCondition("r", broker.ConditionQueued, true, "2 pods wait for room. paris: It turned this down (full)")
+	w.expectCondition("r", broker.ConditionQueued, true, "2 pods wait for room. paris: The provider refused: full")
 	w.expect("r", broker.ReservationReserved, "3 of 5 pods in paris")
 	p.advertise(w.spec("berlin", "1"))
 	w.expect("r", broker.ReservationReserved, "3 of 5 pods in paris, 2 in berlin")
@@ -581,7 +581,7 @@ func queue(w *world) {
 	w.expectCondition("r", broker.ConditionQueued, true, "no cluster but rome has advertised")
 	p.advertise(w.spec("paris", "100m"))
 	w.expect("r", broker.ReservationReserved, "1 of 3 pods in paris")
-	w.expectCondition("r", broker.ConditionQueued, true, "2 pods wait for room. paris: It takes 0 of 2 pods")
+	w.expectCondition("r", broker.ConditionQueued, true, "2 pods wait for room. paris: 0 of 2 pods")
 	p.advertise(w.spec("paris", "300m"))
 	w.expect("r", broker.ReservationReserved, "3 of 3 pods in paris")
 	w.expectCondition("r", broker.ConditionQueued, false, "")
@@ -594,7 +594,7 @@ func restart(w *world) {
 	first.stop()
 	second := w.start(nil)
 	w.ask("r", 1)
-	w.expectCondition("r", broker.ConditionQueued, true, "paris: Its last advertisement is too old")
+	w.expectCondition("r", broker.ConditionQueued, true, "paris: The last advertisement is too old")
 	second.advertise(spec) // word for word the same
 	w.expect("r", broker.ReservationReserved, "1 of 1 pods in paris")
 }
@@ -686,7 +686,7 @@ func silentProvider(w *world) {
 	w.expectPods("paris", "r", 2, 0, 2)
 	w.clock.Step(11 * time.Minute)
 	w.ask("late", 1)
-	w.expectCondition("late", broker.ConditionQueued, true, "paris: It has not advertised for long")
+	w.expectCondition("late", broker.ConditionQueued, true, "paris: The cluster has stopped advertising")
 	w.expectPods("paris", "r", 2, 0, 2)
 	w.expect("r", broker.ReservationReserved, "2 of 2 pods in paris")
 	p.advertise(spec)

@@ -1,0 +1,78 @@
+package hold
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// resyncInterval is how often all consumers are enqueued.
+const resyncInterval = time.Minute
+
+// leaderRunnable is a manager.Runnable that needs leader election.
+type leaderRunnable struct{ manager.RunnableFunc }
+
+func (leaderRunnable) NeedLeaderElection() bool { return true }
+
+// resync enqueues every consumer for which something exists here, so that one is
+// cleaned up even if the deletion of its instruction was missed.
+func (r *Reconciler) resync(ctx context.Context) error {
+	ticker := time.NewTicker(resyncInterval)
+	defer ticker.Stop()
+	for {
+		consumers, err := r.provider.Consumers(ctx)
+		if err != nil && ctx.Err() == nil {
+			log.FromContext(ctx).Error(err, "Listing consumers failed")
+		}
+		for _, consumer := range consumers {
+			r.Enqueue(consumer)
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// cleanUp ends the right of a consumer without instructions to start guests, and
+// removes what remains of it once it has been idle for long.
+func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests guestSet) (reconcile.Result, error) {
+	consumers, err := r.provider.Consumers(ctx)
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("listing consumers: %w", err)
+	}
+	if !slices.Contains(consumers, consumer) {
+		delete(r.unusedSince, consumer)
+		return reconcile.Result{}, nil
+	}
+	if _, err := r.provider.EnsureGrant(ctx, consumer, nil, 0); err != nil {
+		return reconcile.Result{}, fmt.Errorf("ending the grant of %s: %w", consumer, err)
+	}
+	now := r.Clock.Now()
+	since, known := r.unusedSince[consumer]
+	if !known || len(guests.active) > 0 {
+		since = now
+		r.unusedSince[consumer] = now
+	}
+	// A consumer tears an idle peering down itself; this is for one that no longer
+	// can.
+	if left := since.Add(2*r.PeeringIdleTime + 5*time.Minute).Sub(now); left > 0 {
+		return reconcile.Result{RequeueAfter: min(left, resyncInterval)}, nil
+	}
+	log.FromContext(ctx).Info("Removing what remains of a consumer", "consumer", consumer, "unusedFor", now.Sub(since).String())
+	progress, err := r.provider.Teardown(ctx, consumer)
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("removing what remains of %s: %w", consumer, err)
+	}
+	if !progress.Done {
+		return reconcile.Result{RequeueAfter: requeueAfter}, nil
+	}
+	delete(r.unusedSince, consumer)
+	return reconcile.Result{}, nil
+}

@@ -1,0 +1,77 @@
+package hold
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+)
+
+// Reasons of condition Enforced besides broker.ReasonReleased and those of
+// capacity.Admit.
+const (
+	ReasonAccepted             = "Accepted"
+	ReasonInsufficientCapacity = capacity.ReasonInsufficientCapacity
+	ReasonGrantPending         = peering.ReasonGrantPending
+	ReasonGuestsRemain         = "GuestsRemain"
+)
+
+// status computes the status that reports a verdict. within is whether the guests
+// keep to the grant, using what they use. observedAttempt becomes the instruction's
+// only if the decision is final.
+func (v verdict) status(granted peering.Progress, within bool, using string) broker.ProviderInstructionStatus {
+	instruction := v.instruction
+	consumer := instruction.Spec.RequesterClusterID
+	status := *instruction.Status.DeepCopy()
+	status.Enforced, status.ObservedGeneration = false, instruction.Generation
+	enforced := metav1.Condition{Type: broker.ConditionEnforced, Status: metav1.ConditionFalse, ObservedGeneration: instruction.Generation}
+	final, held := true, v.held.DeepCopy()
+	switch {
+	case !granted.Done:
+		enforced.Status, enforced.Reason, enforced.Message, final = metav1.ConditionUnknown, ReasonGrantPending, granted.Message, false
+		// The grant may be in effect already: the larger of the old and the new hold
+		// is kept from others.
+		if v.smaller {
+			held = instruction.Status.Held
+		}
+	case v.refused != nil:
+		enforced.Reason, enforced.Message = v.refused.Reason, v.refused.Message
+	case v.smaller && !within:
+		enforced.Status, enforced.Reason, final = metav1.ConditionUnknown, ReasonGuestsRemain, false
+		enforced.Message = fmt.Sprintf("Waiting for guests of consumer %s to end: %s are running, the hold is reduced to %s.", consumer, using, describe(v.held))
+		held = instruction.Status.Held
+	case instruction.Spec.Releasing:
+		enforced.Reason, enforced.Message = broker.ReasonReleased, "No capacity is held for this Reservation."
+	default:
+		status.Enforced = true
+		enforced.Status, enforced.Reason = metav1.ConditionTrue, ReasonAccepted
+		enforced.Message = fmt.Sprintf("Holding %s for consumer %s.", describe(v.held), consumer)
+	}
+	status.Held = held
+	if held != nil && held.Empty() {
+		status.Held = nil
+	}
+	if final {
+		status.ObservedAttempt = instruction.Spec.Attempt
+	}
+	meta.SetStatusCondition(&status.Conditions, enforced)
+	return status
+}
+
+// describe prints a capacity as "2 pods of cpu 500m, memory 64Mi".
+func describe(c broker.HeldCapacity) string {
+	if len(c.PodSets) == 0 {
+		return c.Totals.String()
+	}
+	var words []string
+	for _, set := range c.PodSets {
+		words = append(words, fmt.Sprintf("%d pods of %s", set.Count, set.Requests))
+	}
+	return cmp.Or(strings.Join(words, " and "), "nothing")
+}

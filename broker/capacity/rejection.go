@@ -1,0 +1,139 @@
+package capacity
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// Reasons of rejections that the broker and a provider share.
+const (
+	ReasonLendingDisabled      = "LendingDisabled"
+	ReasonConsumerNotAdmitted  = "ConsumerNotAdmitted"
+	ReasonNoMatchingNodes      = "NoMatchingNodes"
+	ReasonInsufficientCapacity = "InsufficientCapacity"
+	ReasonPartialCapacity      = "PartialCapacity"
+)
+
+// Rejection is why a provider cannot take a request: a CamelCase reason, and a
+// message of full sentences with the figures.
+type Rejection struct{ Reason, Message string }
+
+// Admit checks a consumer against a provider's terms. It returns nil if they admit
+// the consumer.
+func Admit(terms broker.Lending, consumer string) *Rejection {
+	switch {
+	case !terms.Enabled:
+		return &Rejection{ReasonLendingDisabled, "The cluster offers no capacity (lend.enabled is false)."}
+	case len(terms.Consumers) > 0 && !slices.Contains(terms.Consumers, consumer):
+		return &Rejection{ReasonConsumerNotAdmitted, fmt.Sprintf("The cluster does not offer capacity to %s (lend.consumers: %s).",
+			consumer, strings.Join(terms.Consumers, ", "))}
+	}
+	return nil
+}
+
+// Account is the ledger's account of a cluster.
+type Account struct{ Allocatable, Allocated, Reserved, Available Vector }
+
+func (a *Account) less(amount Vector, n int64) *Account {
+	out := *a
+	out.Available = a.Available.Minus(amount, n)
+	return &out
+}
+
+// Insufficient words the lack of one resource.
+func Insufficient(name corev1.ResourceName, requested, available string) string {
+	return fmt.Sprintf("Insufficient %s: requested %s, available %s", name, requested, available)
+}
+
+// insufficient words the lack of each resource that is requested and not
+// available. where qualifies available. The account may be nil.
+func (a *Account) insufficient(request, available Vector, where string) string {
+	var lacks []string
+	for _, name := range request.Kinds() {
+		if request[name] <= available[name] {
+			continue
+		}
+		lack := Insufficient(name, request.format(name), available.format(name)) + where
+		if a != nil {
+			lack += fmt.Sprintf(" (allocatable %s, allocated %s, reserved %s)",
+				a.Allocatable.format(name), a.Allocated.format(name), a.Reserved.format(name))
+		}
+		lacks = append(lacks, lack)
+	}
+	return strings.Join(lacks, "; ") + "."
+}
+
+func (p *Packer) rejectTotal(total Vector, account *Account) *Rejection {
+	if account != nil && total.FitsIn(account.Available) == 0 {
+		return &Rejection{ReasonInsufficientCapacity, account.insufficient(total, account.Available, "")}
+	}
+	if free := p.divisible(); total.FitsIn(free) == 0 {
+		return &Rejection{ReasonInsufficientCapacity, account.insufficient(total, free, " on the nodes without taints")}
+	}
+	return nil
+}
+
+// shortage explains why not all pods of a set fit.
+type shortage struct{ reason, message string }
+
+// shortage explains why not one more pod of a set fits.
+func (p *Packer) shortage(set broker.PodSet, fit int64, account *Account) shortage {
+	reason, why := ReasonInsufficientCapacity, "No node is available."
+	request, mismatch := Ceil(set.Requests.List()), matcher(set)
+	var largest *Slot
+	var mismatches []string
+	for i := range p.slots {
+		slot := &p.slots[i]
+		if m := mismatch(slot); m == "" && (largest == nil || request.larger(slot, largest)) {
+			largest = slot
+		} else if m != "" && !slices.Contains(mismatches, m) {
+			mismatches = append(mismatches, m)
+		}
+	}
+	switch {
+	case largest == nil && len(mismatches) > 0:
+		slices.Sort(mismatches)
+		reason, why = ReasonNoMatchingNodes, "No node matches: "+strings.Join(mismatches, ", ")+"."
+	case account != nil && request.FitsIn(account.Available) == 0:
+		why = account.insufficient(request, account.Available, "")
+	case largest != nil && largest.Pods == 0:
+		why = "Too many pods: every matching node runs its maximum number of pods."
+	case largest != nil:
+		why = account.insufficient(request, largest.Free, " on one node")
+	}
+	return shortage{reason, fmt.Sprintf("%d of %d pods of pod set %q fit. %s", fit, set.Count, set.Name, why)}
+}
+
+// larger reports whether a has more free than b of what v requests. A node that
+// may run no more pods is smaller than any other.
+func (v Vector) larger(a, b *Slot) bool {
+	if (a.Pods > 0) != (b.Pods > 0) {
+		return a.Pods > 0
+	}
+	return compareBy(v.Kinds(), a.Free, b.Free) > 0
+}
+
+// rejectPods sums up shortages, nil if there are none.
+func rejectPods(placed broker.HeldCapacity, shortages []shortage) *Rejection {
+	if len(shortages) == 0 {
+		return nil
+	}
+	reason := ReasonInsufficientCapacity
+	switch {
+	case !placed.Empty():
+		reason = ReasonPartialCapacity
+	case slices.ContainsFunc(shortages, func(s shortage) bool { return s.reason == ReasonNoMatchingNodes }):
+		reason = ReasonNoMatchingNodes
+	}
+	var messages []string
+	for _, s := range shortages {
+		messages = append(messages, s.message)
+	}
+	slices.Sort(messages)
+	return &Rejection{reason, strings.Join(messages, " ")}
+}

@@ -1,0 +1,68 @@
+package decide
+
+import (
+	"math/big"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// Price of an amount for an hour. It is not known if the cost does not cover a
+// resource that the amount has.
+func Price(cost *broker.Cost, amount broker.ResourceQuantities) (price *big.Rat, currency string, known bool) {
+	if cost == nil {
+		return nil, "", false
+	}
+	price = new(big.Rat)
+	for name, quantity := range amount.List() {
+		each, unit := unitCost(cost, name)
+		rate, ok := new(big.Rat).SetString(each)
+		if !ok {
+			return nil, cost.Currency, false
+		}
+		units := new(big.Rat).Quo(exact(quantity), unit)
+		price.Add(price, rate.Mul(rate, units))
+	}
+	return price, cost.Currency, true
+}
+
+// PriceString is a price as "0.25 EUR".
+func PriceString(price *big.Rat, currency string) string {
+	figure := strings.TrimRight(price.FloatString(4), "0")
+	if decimals := len(figure) - strings.IndexByte(figure, '.') - 1; decimals < 2 {
+		figure += strings.Repeat("0", 2-decimals)
+	}
+	return figure + " " + currency
+}
+
+// gib is the unit that memory and storage are priced in, in bytes.
+var gib = big.NewRat(1<<30, 1)
+
+// unitCost is the price of one unit of a resource, and how much that unit is.
+func unitCost(cost *broker.Cost, name corev1.ResourceName) (price string, unit *big.Rat) {
+	switch name {
+	case corev1.ResourceCPU:
+		return cost.CPUCost, big.NewRat(1, 1)
+	case corev1.ResourceMemory:
+		return cost.MemoryCost, gib
+	case broker.ResourceGPU:
+		return cost.GPUCost, big.NewRat(1, 1)
+	case corev1.ResourceEphemeralStorage:
+		return cost.StorageCost, gib
+	default:
+		return "", gib
+	}
+}
+
+// exact is a quantity as a number without rounding.
+func exact(q resource.Quantity) *big.Rat {
+	dec := q.AsDec()
+	scale := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(max(dec.Scale(), -dec.Scale()))), nil)
+	if dec.Scale() < 0 {
+		return new(big.Rat).SetInt(scale.Mul(scale, dec.UnscaledBig()))
+	}
+	return new(big.Rat).SetFrac(dec.UnscaledBig(), scale)
+}
