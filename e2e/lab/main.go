@@ -49,12 +49,12 @@ func run(ctx context.Context, args []string) error {
 	driver := install.Drivers[0]
 	switch args[0] {
 	case "program":
+		paths, err := binaries.Programs(ctx, log, args[1:]...)
+		if err != nil {
+			return err
+		}
 		for _, name := range args[1:] {
-			path, err := binaries.Program(ctx, name, log)
-			if err != nil {
-				return err
-			}
-			fmt.Println(path)
+			fmt.Println(paths[name])
 		}
 		return nil
 	case "images":
@@ -120,7 +120,7 @@ func run(ctx context.Context, args []string) error {
 	return nil
 }
 
-func open(ctx context.Context, log engine.Log) (*cluster.Lab, string, error) {
+func open(ctx context.Context, log binaries.Log) (*cluster.Lab, string, error) {
 	node, err := image.Node(ctx, log)
 	if err != nil {
 		return nil, "", err
@@ -129,7 +129,7 @@ func open(ctx context.Context, log engine.Log) (*cluster.Lab, string, error) {
 	return lab, node, err
 }
 
-func down(ctx context.Context, log engine.Log) error {
+func down(ctx context.Context, log binaries.Log) error {
 	lab, err := cluster.Open(ctx, log)
 	if err != nil {
 		return err

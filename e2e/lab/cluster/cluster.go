@@ -50,11 +50,11 @@ type Lab struct {
 	Kubeconfig string
 	// Kubectl and Kind are the programs.
 	Kubectl, Kind string
-	Log           engine.Log
+	Log           binaries.Log
 }
 
 // Open finds the lab's tools; it makes nothing.
-func Open(ctx context.Context, log engine.Log) (*Lab, error) {
+func Open(ctx context.Context, log binaries.Log) (*Lab, error) {
 	root, err := binaries.Root()
 	if err != nil {
 		return nil, err

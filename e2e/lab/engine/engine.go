@@ -18,9 +18,6 @@ import (
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
-// Log takes lines of progress.
-type Log func(format string, args ...any)
-
 const (
 	pidFile = "/var/run/docker.pid"
 	// marker holds the PID of a dockerd that the lab started, and so may stop.
@@ -40,7 +37,7 @@ var packages = map[string]string{
 
 // Ensure makes a container engine answer, or says in one sentence what is
 // missing.
-func Ensure(ctx context.Context, log Log) error {
+func Ensure(ctx context.Context, log binaries.Log) error {
 	running := Running(ctx)
 	if os.Geteuid() != 0 {
 		if running {
@@ -66,7 +63,7 @@ func Running(ctx context.Context) bool {
 	return exec.CommandContext(ctx, "docker", "version", "--format", "{{.Server.Version}}").Run() == nil
 }
 
-func installPackages(ctx context.Context, log Log, dockerRuns bool) error {
+func installPackages(ctx context.Context, log binaries.Log, dockerRuns bool) error {
 	var missing []string
 	for program, pkg := range packages {
 		if dockerRuns && (program == "dockerd" || program == "containerd" || program == "runc") {
@@ -116,7 +113,7 @@ func raiseLimits() error {
 	return nil
 }
 
-func start(ctx context.Context, log Log) error {
+func start(ctx context.Context, log binaries.Log) error {
 	if err := clearLeftovers(ctx, log); err != nil {
 		return err
 	}
@@ -126,12 +123,12 @@ func start(ctx context.Context, log Log) error {
 		if err != nil {
 			return err
 		}
-		wrapper := filepath.Join(cache, "lab", "caprunc")
-		if err := binaries.Own(ctx, "./e2e/lab/caprunc", wrapper); err != nil {
+		dir := filepath.Join(cache, "lab")
+		if err := binaries.Own(ctx, dir, "./e2e/lab/caprunc"); err != nil {
 			return err
 		}
 		log("this machine lacks CAP_SYS_RESOURCE: containers are started without it")
-		args = append(args, "--add-runtime=caprunc="+wrapper, "--default-runtime=caprunc")
+		args = append(args, "--add-runtime=caprunc="+filepath.Join(dir, "caprunc"), "--default-runtime=caprunc")
 	}
 	logFile, err := os.OpenFile("/var/log/spillway-lab-dockerd.log", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o640)
 	if err != nil {
@@ -188,7 +185,7 @@ func Started() bool {
 
 // Stop ends a dockerd that the lab started, with everything it left; another's
 // is left alone.
-func Stop(ctx context.Context, log Log) error {
+func Stop(ctx context.Context, log binaries.Log) error {
 	if _, err := os.Stat(marker); err != nil {
 		return nil
 	}
@@ -212,7 +209,7 @@ func Stop(ctx context.Context, log Log) error {
 // clearLeftovers removes what a dockerd that was killed leaves behind: its
 // containerd, the shims, mounts and PID files, any of which would keep the next
 // one from starting.
-func clearLeftovers(ctx context.Context, log Log) error {
+func clearLeftovers(ctx context.Context, log binaries.Log) error {
 	if pid, ok := readPID(pidFile); ok && isDockerd(pid) {
 		return fmt.Errorf("a dockerd (process %d) is there but does not answer: stop it, then run this again", pid)
 	}

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	_ "embed"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -64,20 +63,16 @@ var components = []component{
 
 // Node makes the node image, with every image of the control plane and of Liqo
 // preloaded, and returns its name. A docker that has it already keeps it.
-func Node(ctx context.Context, log engine.Log) (string, error) {
-	programs := map[string]string{}
+func Node(ctx context.Context, log binaries.Log) (string, error) {
 	names := slices.Concat(nodePrograms, cniPlugins)
 	for _, c := range components {
 		names = append(names, c.program)
 	}
-	for _, name := range names {
-		path, err := binaries.Program(ctx, name, log)
-		if err != nil {
-			return "", err
-		}
-		programs[name] = path
+	programs, err := binaries.Programs(ctx, log, names...)
+	if err != nil {
+		return "", err
 	}
-	kindFiles, kindVersion, err := kindBaseFiles(ctx)
+	kindDir, kindVersion, err := binaries.ModuleDir(ctx, "sigs.k8s.io/kind")
 	if err != nil {
 		return "", err
 	}
@@ -122,7 +117,7 @@ func Node(ctx context.Context, log engine.Log) (string, error) {
 		}
 	}
 	script := exec.CommandContext(ctx, "sh", "-euc", nodeScript)
-	script.Env = append(os.Environ(), "TREE="+tree, "FILES="+kindFiles, "KUBERNETES="+binaries.KubernetesVersion, "PAUSE="+pauseImage)
+	script.Env = append(os.Environ(), "TREE="+tree, "FILES="+filepath.Join(kindDir, "images/base/files"), "KUBERNETES="+binaries.KubernetesVersion, "PAUSE="+pauseImage)
 	if _, err := engine.Run(script); err != nil {
 		return "", fmt.Errorf("adjusting the node's files: %w", err)
 	}
@@ -137,7 +132,7 @@ func Node(ctx context.Context, log engine.Log) (string, error) {
 
 // preload imports the component images into a node's containerd and commits the
 // result.
-func preload(ctx context.Context, log engine.Log, base, tag, root, work string, programs map[string]string) error {
+func preload(ctx context.Context, log binaries.Log, base, tag, root, work string, programs map[string]string) error {
 	log("preloading images into the node image …")
 	const name = "spillway-lab-preload"
 	engine.Docker(ctx, "rm", "-f", "-v", name) // left by a run that was cut off
@@ -201,7 +196,7 @@ func importInto(ctx context.Context, container, archive string) error {
 
 // rootfs is Debian with the packages a node needs, unpacked, from the mirror
 // that this machine's apt uses.
-func rootfs(ctx context.Context, log engine.Log) (string, error) {
+func rootfs(ctx context.Context, log binaries.Log) (string, error) {
 	cache, err := binaries.CacheDir()
 	if err != nil {
 		return "", err
@@ -233,26 +228,6 @@ func rootfs(ctx context.Context, log engine.Log) (string, error) {
 		return "", err
 	}
 	return dir, os.Rename(dir+".tmp", dir)
-}
-
-// kindBaseFiles is where kind's module keeps the static files of its base image.
-func kindBaseFiles(ctx context.Context) (dir, version string, err error) {
-	root, err := binaries.Root()
-	if err != nil {
-		return "", "", err
-	}
-	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}} {{.Version}}", "sigs.k8s.io/kind")
-	cmd.Dir = filepath.Join(root, "e2e/lab/binaries/cluster")
-	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
-	out, err := engine.Run(cmd)
-	if err != nil {
-		return "", "", err
-	}
-	dir, version, ok := strings.Cut(out, " ")
-	if !ok || dir == "" {
-		return "", "", errors.New("kind's module is not in the module cache: run `go mod download` in e2e/lab/binaries/cluster")
-	}
-	return filepath.Join(dir, "images/base/files"), version, nil
 }
 
 // iptablesFiles is iptables with the libraries it loads, taken from the node's

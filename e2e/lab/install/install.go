@@ -82,7 +82,7 @@ const Workload = "spillway-lab-workload"
 
 // Images builds the project's images into the cache. Their tags are made of
 // their content, so that an upgrade replaces just what changed.
-func Images(ctx context.Context, log engine.Log) ([]Image, error) {
+func Images(ctx context.Context, log binaries.Log) ([]Image, error) {
 	cache, err := binaries.CacheDir()
 	if err != nil {
 		return nil, err
@@ -91,13 +91,17 @@ func Images(ctx context.Context, log engine.Log) ([]Image, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
+	log("building Spillway's own programs …")
+	var packages []string
+	for _, o := range own {
+		packages = append(packages, o.pkg)
+	}
+	if err := binaries.Own(ctx, dir, packages...); err != nil {
+		return nil, err
+	}
 	var images []Image
 	for _, o := range own {
-		log("building %s …", o.name)
-		binary := filepath.Join(dir, o.name)
-		if err := binaries.Own(ctx, o.pkg, binary); err != nil {
-			return nil, err
-		}
+		binary := filepath.Join(dir, filepath.Base(o.pkg))
 		sum, err := fileSum(binary)
 		if err != nil {
 			return nil, err
@@ -228,11 +232,7 @@ func chartSum(chart string, values []string) (string, error) {
 // liqo installs Liqo's control plane without its network: the lab's clusters
 // reach each other by plain routes.
 func (i *installer) liqo(ctx context.Context) error {
-	root, err := binaries.Root()
-	if err != nil {
-		return err
-	}
-	module, err := moduleDir(ctx, filepath.Join(root, "e2e/lab/binaries/liqo"), "github.com/liqotech/liqo")
+	module, _, err := binaries.ModuleDir(ctx, "github.com/liqotech/liqo")
 	if err != nil {
 		return err
 	}
@@ -266,11 +266,7 @@ func (i *installer) liqo(ctx context.Context) error {
 
 // metricsServer installs what `kubectl top` asks, from the chart in its module.
 func (i *installer) metricsServer(ctx context.Context) error {
-	root, err := binaries.Root()
-	if err != nil {
-		return err
-	}
-	module, err := moduleDir(ctx, filepath.Join(root, "e2e/lab/binaries/metrics-server"), "sigs.k8s.io/metrics-server")
+	module, _, err := binaries.ModuleDir(ctx, "sigs.k8s.io/metrics-server")
 	if err != nil {
 		return err
 	}
@@ -287,12 +283,4 @@ func (i *installer) metricsServer(ctx context.Context) error {
 		})
 	}
 	return group.Wait()
-}
-
-// moduleDir is where a module's files are that one of the build modules pins.
-func moduleDir(ctx context.Context, pinnedBy, module string) (string, error) {
-	find := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
-	find.Dir = pinnedBy
-	find.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
-	return engine.Run(find)
 }
