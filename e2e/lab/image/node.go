@@ -17,24 +17,23 @@ import (
 )
 
 const (
-	// suite is Debian 12: newer systemd refuses the older kind of cgroups that
-	// some machines still have.
+	// suite is Debian 12: newer versions of systemd do not support cgroup v1.
 	suite = "bookworm"
-	// liqoVersion tags Liqo's images as its chart asks for them.
+	// liqoVersion is the tag of the images in Liqo's chart.
 	liqoVersion = "v1.2.0"
-	// MetricsServerVersion does so for metrics-server's.
+	// MetricsServerVersion is the tag of the image in metrics-server's chart.
 	MetricsServerVersion = "v0.7.2"
 	pauseImage           = "registry.k8s.io/pause:3.10.1"
 )
 
-// debianPackages are what a node is made of.
+// debianPackages are the packages of the node image.
 var debianPackages = []string{
 	"bash", "ca-certificates", "conntrack", "containerd", "containernetworking-plugins", "curl", "dbus", "e2fsprogs",
 	"ebtables", "ethtool", "iproute2", "ipset", "iptables", "jq", "kmod", "libseccomp2", "mount", "nftables", "openssl",
 	"pigz", "procps", "rsync", "runc", "socat", "systemd", "systemd-sysv", "util-linux",
 }
 
-// nodePrograms go into /usr/bin of a node, cniPlugins into /opt/cni/bin.
+// nodePrograms are installed in /usr/bin of a node, cniPlugins in /opt/cni/bin.
 var (
 	nodePrograms = []string{"kubeadm", "kubectl", "kubelet"}
 	cniPlugins   = []string{"host-local", "loopback", "ptp"}
@@ -61,8 +60,9 @@ var components = []component{
 	{"virtual-kubelet", "ghcr.io/liqotech/virtual-kubelet:" + liqoVersion, "usr/bin/virtual-kubelet"},
 }
 
-// Node makes the node image, with every image of the control plane and of Liqo
-// preloaded, and returns its name. A docker that has it already keeps it.
+// Node returns the name of the node image, which has the images of the control
+// plane, metrics-server and Liqo preloaded. The image is built if docker does not
+// have it.
 func Node(ctx context.Context, log binaries.Log) (string, error) {
 	names := slices.Concat(nodePrograms, cniPlugins)
 	for _, c := range components {
@@ -135,7 +135,7 @@ func Node(ctx context.Context, log binaries.Log) (string, error) {
 func preload(ctx context.Context, log binaries.Log, base, tag, root, work string, programs map[string]string) error {
 	log("preloading images into the node image …")
 	const name = "spillway-lab-preload"
-	engine.Docker(ctx, "rm", "-f", "-v", name) // left by a run that was cut off
+	engine.Docker(ctx, "rm", "-f", "-v", name) // left by an interrupted run
 	if _, err := engine.Docker(ctx, "run", "-d", "--privileged", "--name", name, "--entrypoint", "sleep", base, "infinity"); err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func preload(ctx context.Context, log binaries.Log, base, tag, root, work string
 		return err
 	}
 	if _, err := engine.Docker(ctx, "exec", name, "sh", "-c", "for i in $(seq 100); do ctr version >/dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1"); err != nil {
-		return fmt.Errorf("containerd does not start in the node image: %w", err)
+		return fmt.Errorf("starting containerd in the node image: %w", err)
 	}
 	for _, c := range components {
 		files := []File{{Path: c.path, Source: programs[c.program]}}
@@ -166,7 +166,7 @@ func preload(ctx context.Context, log binaries.Log, base, tag, root, work string
 			return err
 		}
 	}
-	// A containerd that ends cleanly leaves a store that the next one can open.
+	// The image store is consistent only after containerd has terminated.
 	if _, err := engine.Docker(ctx, "exec", name, "sh", "-c", "pkill -TERM containerd; for i in $(seq 100); do pgrep -x containerd >/dev/null || exit 0; sleep 0.1; done; exit 1"); err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func preload(ctx context.Context, log binaries.Log, base, tag, root, work string
 	return err
 }
 
-// Load puts an image archive on a running node, if it does not have it yet.
+// Load imports an image archive into a running node that does not have the image.
 func Load(ctx context.Context, node, name, archive string) error {
 	if _, err := engine.Docker(ctx, "exec", node, "ctr", "-n", "k8s.io", "images", "inspect", "docker.io/"+name); err == nil {
 		return nil
@@ -194,8 +194,8 @@ func importInto(ctx context.Context, container, archive string) error {
 	return err
 }
 
-// rootfs is Debian with the packages a node needs, unpacked, from the mirror
-// that this machine's apt uses.
+// rootfs returns a directory with Debian and the packages of a node, installed from
+// the mirror that this machine's apt uses.
 func rootfs(ctx context.Context, log binaries.Log) (string, error) {
 	cache, err := binaries.CacheDir()
 	if err != nil {
@@ -209,7 +209,7 @@ func rootfs(ctx context.Context, log binaries.Log) (string, error) {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return "", err
 	}
-	log("unpacking Debian %s for the nodes …", suite)
+	log("installing Debian %s for the nodes …", suite)
 	args := []string{"--variant=minbase", "--include=" + strings.Join(debianPackages, ","), suite, dir + ".tmp"}
 	targets, err := engine.Run(exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"))
 	if err != nil {
@@ -230,8 +230,8 @@ func rootfs(ctx context.Context, log binaries.Log) (string, error) {
 	return dir, os.Rename(dir+".tmp", dir)
 }
 
-// iptablesFiles is iptables with the libraries it loads, taken from the node's
-// own Debian: kube-proxy needs it in its image.
+// iptablesFiles returns iptables and the libraries that it loads, from the nodes'
+// Debian, for kube-proxy's image.
 func iptablesFiles(ctx context.Context, root string) ([]File, error) {
 	const program = "usr/sbin/xtables-nft-multi"
 	files := []File{{Path: program, Source: filepath.Join(root, program)}}
@@ -242,13 +242,13 @@ func iptablesFiles(ctx context.Context, root string) ([]File, error) {
 	if err != nil || len(extensions) == 0 {
 		return nil, fmt.Errorf("no iptables extensions in %s (%w)", root, err)
 	}
-	needs := []string{"/" + program}
+	dynamic := []string{"/" + program}
 	for _, path := range extensions {
 		inside := strings.TrimPrefix(path, root)
 		files = append(files, File{Path: inside[1:], Source: path})
-		needs = append(needs, inside)
+		dynamic = append(dynamic, inside)
 	}
-	out, err := engine.Run(exec.CommandContext(ctx, "chroot", append([]string{root, "ldd"}, needs...)...))
+	out, err := engine.Run(exec.CommandContext(ctx, "chroot", append([]string{root, "ldd"}, dynamic...)...))
 	if err != nil {
 		return nil, err
 	}
@@ -259,7 +259,7 @@ func iptablesFiles(ctx context.Context, root string) ([]File, error) {
 				continue
 			}
 			seen[field] = true
-			// Debian's /lib is a link to /usr/lib; the image has real folders.
+			// /lib is a link to /usr/lib in Debian, and a directory in the image.
 			files = append(files, File{Path: field[1:], Source: filepath.Join(root, "usr", field)})
 		}
 	}

@@ -1,4 +1,5 @@
-// kwok, which plays the playground's nodes and containers.
+// kwok simulates the playground's nodes and pods. It does not compile with
+// Kubernetes 1.34 or later; most other versions are those of the project's go.mod.
 module github.com/spillway-dev/spillway/e2e/lab/binaries/kwok
 
 go 1.26.0

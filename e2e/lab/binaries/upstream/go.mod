@@ -1,5 +1,6 @@
-// The programs of other projects that the lab and the playground run, built from
-// source in one module, so that they share what they compile.
+// The programs of other projects that the lab and the playground run. They are in
+// one module, with the versions of the project's go.mod, so that a package that
+// they share with each other or with Spillway is compiled once.
 module github.com/spillway-dev/spillway/e2e/lab/binaries/upstream
 
 go 1.26.0
