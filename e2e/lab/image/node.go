@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/lab/engine"
 )
@@ -68,8 +70,18 @@ func Node(ctx context.Context, log binaries.Log) (string, error) {
 	for _, c := range components {
 		names = append(names, c.program)
 	}
-	programs, err := binaries.Programs(ctx, log, names...)
-	if err != nil {
+	var programs map[string]string
+	var root string
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() (err error) {
+		programs, err = binaries.Programs(groupCtx, log, names...)
+		return err
+	})
+	group.Go(func() (err error) {
+		root, err = rootfs(groupCtx, log)
+		return err
+	})
+	if err := group.Wait(); err != nil {
 		return "", err
 	}
 	kindDir, kindVersion, err := binaries.ModuleDir(ctx, "sigs.k8s.io/kind")
@@ -87,10 +99,6 @@ func Node(ctx context.Context, log binaries.Log) (string, error) {
 		return tag, nil
 	}
 
-	root, err := rootfs(ctx, log)
-	if err != nil {
-		return "", err
-	}
 	cache, err := binaries.CacheDir()
 	if err != nil {
 		return "", err
