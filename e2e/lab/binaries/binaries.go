@@ -85,8 +85,8 @@ var flags = []string{
 		" -X k8s.io/component-base/version.gitMinor=35",
 }
 
-// Root is the project's root directory, found upwards from the working
-// directory.
+// Root returns the project's root directory, which is the working directory or one
+// of its parents.
 func Root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -101,11 +101,11 @@ func Root() (string, error) {
 			dir = parent
 			continue
 		}
-		return "", errors.New("not inside the Spillway source tree: run this from a checkout")
+		return "", errors.New("not inside a checkout of Spillway")
 	}
 }
 
-// CacheDir is where build products are kept: $XDG_CACHE_HOME/spillway.
+// CacheDir returns the directory of build products: $XDG_CACHE_HOME/spillway.
 func CacheDir() (string, error) {
 	base, err := os.UserCacheDir()
 	if err != nil {
@@ -114,7 +114,7 @@ func CacheDir() (string, error) {
 	return filepath.Join(base, "spillway"), nil
 }
 
-// Log takes lines of progress.
+// Log logs a line of progress.
 type Log func(format string, args ...any)
 
 // Program is Programs for one program. log may be nil.
@@ -191,19 +191,26 @@ func ModuleDir(ctx context.Context, module string) (dir, version string, err err
 	if err != nil {
 		return "", "", err
 	}
-	out, err := goCommand(ctx, filepath.Join(root, upstream), nil, "mod", "download", "-json", module)
-	if err != nil {
-		return "", "", err
+	// go list names no directory for a module that was not downloaded; go mod
+	// download is slow on an empty cache, since it reads every go.mod file.
+	for _, command := range [][]string{{"list", "-m"}, {"mod", "download"}} {
+		out, err := goCommand(ctx, filepath.Join(root, upstream), nil, append(command, "-json", module)...)
+		if err != nil {
+			return "", "", fmt.Errorf("%w%s", err, out) // the output has the reason
+		}
+		var found struct{ Dir, Version string }
+		if err := json.Unmarshal(out, &found); err != nil {
+			return "", "", fmt.Errorf("locating module %s: %w", module, err)
+		}
+		if found.Dir != "" {
+			return found.Dir, found.Version, nil
+		}
 	}
-	var downloaded struct{ Dir, Version string }
-	if err := json.Unmarshal(out, &downloaded); err != nil {
-		return "", "", fmt.Errorf("downloading module %s: %w", module, err)
-	}
-	return downloaded.Dir, downloaded.Version, nil
+	return "", "", fmt.Errorf("module %s has no directory after its download", module)
 }
 
-// cacheFor is where the programs of a module are kept: a directory named after
-// the module's go.mod, go.sum and sources, the Go version and the flags.
+// cacheFor returns the directory of a module's programs. Its name is a hash of the
+// module's go.mod, go.sum and sources, the Go version and the flags.
 func cacheFor(module string) (string, error) {
 	base, err := CacheDir()
 	if err != nil {
@@ -226,8 +233,8 @@ func cacheFor(module string) (string, error) {
 	return filepath.Join(base, "bin", hex.EncodeToString(h.Sum(nil))[:16]), err
 }
 
-// buildMissing builds programs of a module into its cache. Several processes may
-// do so at once: one builds, the others wait and find the result.
+// buildMissing builds programs of a module into its cache, unless another process
+// has built them while this one waited for the lock.
 func buildMissing(ctx context.Context, module string, names []string, log Log) error {
 	if len(names) == 0 {
 		return nil
@@ -266,7 +273,7 @@ func buildMissing(ctx context.Context, module string, names []string, log Log) e
 	return nil
 }
 
-// packages are what programs are built from.
+// packages returns the packages of programs.
 func packages(names []string) []string {
 	var pkgs []string
 	for _, name := range names {
@@ -275,8 +282,8 @@ func packages(names []string) []string {
 	return pkgs
 }
 
-// Lock takes an exclusive lock on a file, waiting for whoever holds it until ctx
-// ends. The kernel gives it back when the process ends, however it ends.
+// Lock locks a file exclusively. It waits until the lock is free or ctx ends. The
+// kernel releases the lock when the process terminates.
 func Lock(ctx context.Context, path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -294,7 +301,7 @@ func Lock(ctx context.Context, path string) (unlock func(), err error) {
 		select {
 		case <-ctx.Done():
 			f.Close()
-			return nil, fmt.Errorf("waiting for the lock on %s, which another run holds: %w", path, ctx.Err())
+			return nil, fmt.Errorf("waiting for the lock on %s, which another process holds: %w", path, ctx.Err())
 		case <-time.After(200 * time.Millisecond):
 		}
 	}

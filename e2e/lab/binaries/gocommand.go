@@ -26,13 +26,13 @@ func goCommand(ctx context.Context, module string, log Log, args ...string) ([]b
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTOOLCHAIN=local", "GOWORK=off", "GOFLAGS=")
 	cmd.Stdout, cmd.Stderr = &stdout, stderr
 	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("go %s in %s: %w\n%s", args[0], module, err, stderr.problems.Bytes())
+		return stdout.Bytes(), fmt.Errorf("go %s in %s: %w\n%s", args[0], module, err, stderr.problems.Bytes())
 	}
 	return stdout.Bytes(), nil
 }
 
-// progress reads what a go command writes to standard error: it reports how far
-// a build and its downloads are, and keeps the error messages.
+// progress receives the standard error of a go command. It counts the downloaded
+// modules and compiled packages for the log, and keeps the error messages.
 type progress struct {
 	log                  Log
 	last                 time.Time

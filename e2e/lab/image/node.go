@@ -66,7 +66,8 @@ var components = []component{
 // plane, metrics-server and Liqo preloaded. The image is built if docker does not
 // have it.
 func Node(ctx context.Context, log binaries.Log) (string, error) {
-	names := slices.Concat(nodePrograms, cniPlugins)
+	// kind is built with the rest because its module has the base image's files.
+	names := slices.Concat(nodePrograms, cniPlugins, []string{"kind"})
 	for _, c := range components {
 		names = append(names, c.program)
 	}
