@@ -1,22 +1,26 @@
-# What can be done here: make help
+# Lists the targets: make help
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 export GOTOOLCHAIN := local
-# One set of flags for every build: another would compile Kubernetes once more.
+# One set of flags for every build: a different set would compile Kubernetes again.
 export GOFLAGS := -trimpath
 export CGO_ENABLED := 0
 
 LAB := go run ./e2e/lab
 RUN := go test -count=1
-# The packages of the product, without the stories that need the lab.
+# All packages. The scenarios that need the lab have the build tag e2e.
 PACKAGES := ./...
 
 .PHONY: help
-help: ## show this list
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '%s\n' '' \
+	  'The first run compiles Kubernetes from source, once per machine. On two cores, make demo takes' \
+	  'DEMOTIME and downloads DEMODL; make lab takes another LABTIME and LABDL. The caches' \
+	  'of Go, docker and ~/.cache/spillway grow by about DISK. The next make demo takes a minute.'
 
 .PHONY: generate
-generate: ## make deepcopy code, CRDs and the OpenAPI document from the types
+generate: ## Generate deepcopy code, CRDs and the OpenAPI document from the API types
 	@gen=$$($(LAB) program controller-gen) && \
 	"$$gen" object paths=./broker/api/... && \
 	"$$gen" crd:maxDescLen=400 paths=./broker/api/... output:crd:dir=charts/broker/crds
@@ -25,33 +29,34 @@ generate: ## make deepcopy code, CRDs and the OpenAPI document from the types
 	@go generate ./broker/protocol
 
 .PHONY: verify
-verify: ## check formatting, generated files, modules, vet and staticcheck
+verify: ## Check formatting, generated files, go.mod files, go vet and staticcheck
 	@.ci/verify
 
 .PHONY: test
-test: ## run unit and integration tests, with the race detector (no docker, no lab)
+test: ## Run unit and integration tests with the race detector (without docker)
 	CGO_ENABLED=1 $(RUN) -race -timeout 30m $(PACKAGES)
 
 .PHONY: demo
-demo: ## watch pods overflow between four clusters that run as processes (no docker)
+demo: ## Show pods overflow between four clusters that run as local processes (without docker)
+	@$(LAB) program etcd kube-apiserver kube-controller-manager kwok helm >/dev/null
 	@go run ./e2e/playground demo
 
 .PHONY: bench
-bench: ## measure (NAME=playground_scale, the one there is: a thousand nodes, ten thousand pods; takes long)
+bench: ## Run a benchmark (NAME=playground_scale: 1,000 nodes and 10,000 pods)
 	@go run ./e2e/playground bench -name=$(or $(NAME),playground_scale)
 
 .PHONY: images
-images: ## build the container images as archives in the cache, and print where
+images: ## Build the container images as archives and print their paths
 	@$(LAB) images
 
 .PHONY: lab
-lab: ## bring up clusters hub, rome, paris, berlin with Liqo and Spillway, and leave them running (DRIVER=direct: linked without Liqo)
+lab: ## Create the kind clusters hub, rome, paris and berlin with Liqo and Spillway (DRIVER=direct: peer without Liqo)
 	@$(LAB) up $(DRIVER)
 
 .PHONY: lab-down
-lab-down: ## remove the lab: containers, network, routes, and the docker it started
+lab-down: ## Remove the lab: containers, network, routes, and dockerd if the lab started it
 	@$(LAB) down
 
 .PHONY: e2e
-e2e: ## run the stories on the lab (brought up if it does not stand, and then removed again), with each driver
+e2e: ## Run the scenarios on the lab with each driver (creates the lab if needed, and then removes it)
 	@.ci/e2e

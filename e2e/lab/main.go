@@ -1,6 +1,6 @@
-// Command lab brings up the clusters that Spillway is shown and tested on: hub,
-// rome, paris and berlin, real Kubernetes in containers with real Liqo, from
-// nothing but Go modules and Debian packages.
+// Command lab creates the clusters that Spillway is tested on: hub, rome, paris
+// and berlin, kind clusters with Liqo. Everything in them is built from Go modules
+// and Debian packages; no container registry is needed.
 package main
 
 import (
@@ -22,11 +22,11 @@ import (
 
 const usage = `usage: lab COMMAND
 
-  up [DRIVER]       make the clusters, or what is missing of them, and install Liqo and
-                    Spillway, which links them with DRIVER: liqo (the default) or direct
-  standing          exit 0 if all of it stands
-  down              remove all that up made
-  images            build Spillway's images into the cache
+  up [DRIVER]       create the clusters that do not exist and install or upgrade Liqo and
+                    Spillway, with driver liqo (the default) or direct
+  status            exit 0 if all clusters are running
+  down              remove everything that up created
+  images            build Spillway's images into the cache and print their paths
   program NAME …    build programs into the cache and print their paths`
 
 func main() {
@@ -49,12 +49,12 @@ func run(ctx context.Context, args []string) error {
 	driver := install.Drivers[0]
 	switch args[0] {
 	case "program":
+		paths, err := binaries.Programs(ctx, log, args[1:]...)
+		if err != nil {
+			return err
+		}
 		for _, name := range args[1:] {
-			path, err := binaries.Program(ctx, name, log)
-			if err != nil {
-				return err
-			}
-			fmt.Println(path)
+			fmt.Println(paths[name])
 		}
 		return nil
 	case "images":
@@ -68,9 +68,9 @@ func run(ctx context.Context, args []string) error {
 			driver = args[1]
 		}
 		if !slices.Contains(install.Drivers, driver) {
-			return fmt.Errorf("there is no driver %q: use one of %v", driver, install.Drivers)
+			return fmt.Errorf("unknown driver %q: use one of %v", driver, install.Drivers)
 		}
-	case "down", "standing":
+	case "down", "status":
 	default:
 		return fmt.Errorf("unknown command %q\n%s", args[0], usage)
 	}
@@ -90,16 +90,16 @@ func run(ctx context.Context, args []string) error {
 	switch args[0] {
 	case "down":
 		return down(ctx, log)
-	case "standing":
+	case "status":
 		if !engine.Running(ctx) {
-			return fmt.Errorf("no docker answers")
+			return fmt.Errorf("docker is not running")
 		}
 		lab, node, err := open(ctx, log)
 		if err != nil {
 			return err
 		}
-		if !lab.Standing(ctx, node) {
-			return fmt.Errorf("the lab does not stand: make lab")
+		if !lab.Ready(ctx, node) {
+			return fmt.Errorf("not all clusters are running: make lab")
 		}
 		return nil
 	}
@@ -116,11 +116,11 @@ func run(ctx context.Context, args []string) error {
 	if err := install.Up(ctx, lab, driver); err != nil {
 		return err
 	}
-	log("the lab stands: export KUBECONFIG=%s; contexts kind-hub, kind-rome, kind-paris, kind-berlin", lab.Kubeconfig)
+	log("the lab is ready: export KUBECONFIG=%s; contexts kind-hub, kind-rome, kind-paris, kind-berlin", lab.Kubeconfig)
 	return nil
 }
 
-func open(ctx context.Context, log engine.Log) (*cluster.Lab, string, error) {
+func open(ctx context.Context, log binaries.Log) (*cluster.Lab, string, error) {
 	node, err := image.Node(ctx, log)
 	if err != nil {
 		return nil, "", err
@@ -129,7 +129,7 @@ func open(ctx context.Context, log engine.Log) (*cluster.Lab, string, error) {
 	return lab, node, err
 }
 
-func down(ctx context.Context, log engine.Log) error {
+func down(ctx context.Context, log binaries.Log) error {
 	lab, err := cluster.Open(ctx, log)
 	if err != nil {
 		return err

@@ -1,71 +1,82 @@
-// Package binaries makes programs from pinned Go modules and keeps them in the
-// user's cache, keyed by what made them, so that a second run is quick and a
-// clean checkout is not slow.
+// Package binaries builds programs from pinned Go modules and keeps them in the
+// user's cache, keyed by what they are built from: a second run is quick, and so
+// is the first run of a new checkout.
 package binaries
 
 import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // KubernetesVersion of every control plane and node that the project starts.
 const KubernetesVersion = "v1.35.4"
 
-// A program is one package of one of the modules beside this file, or of the
-// project itself.
-type program struct {
-	// module is the directory of the module, relative to the project's root.
-	module string
-	// pkg is the package to build, relative to the module or by import path.
-	pkg string
-}
-
+// Modules of the programs, relative to the project's root. They and the
+// project's own module require the same versions wherever they can, so that a
+// package is compiled once for all of them.
 const (
-	clusterModule = "e2e/lab/binaries/cluster"
-	liqoModule    = "e2e/lab/binaries/liqo"
+	upstream = "e2e/lab/binaries/upstream"
+	// kwok does not compile with upstream's version of Kubernetes.
+	kwok  = "e2e/lab/binaries/kwok"
+	tools = ".tools"
 )
 
-var programs = map[string]program{
-	"kube-apiserver":          {clusterModule, "k8s.io/kubernetes/cmd/kube-apiserver"},
-	"kube-controller-manager": {clusterModule, "k8s.io/kubernetes/cmd/kube-controller-manager"},
-	"kube-scheduler":          {clusterModule, "k8s.io/kubernetes/cmd/kube-scheduler"},
-	"kube-proxy":              {clusterModule, "k8s.io/kubernetes/cmd/kube-proxy"},
-	"kubelet":                 {clusterModule, "k8s.io/kubernetes/cmd/kubelet"},
-	"kubeadm":                 {clusterModule, "k8s.io/kubernetes/cmd/kubeadm"},
-	"kubectl":                 {clusterModule, "k8s.io/kubernetes/cmd/kubectl"},
-	"kind":                    {clusterModule, "sigs.k8s.io/kind"},
-	"etcd":                    {clusterModule, "./etcd"},
-	"pause":                   {clusterModule, "./pause"},
-	"host-local":              {clusterModule, "github.com/containernetworking/plugins/plugins/ipam/host-local"},
-	"bridge":                  {clusterModule, "github.com/containernetworking/plugins/plugins/main/bridge"},
-	"loopback":                {clusterModule, "github.com/containernetworking/plugins/plugins/main/loopback"},
-	"ptp":                     {clusterModule, "github.com/containernetworking/plugins/plugins/main/ptp"},
-	"portmap":                 {clusterModule, "github.com/containernetworking/plugins/plugins/meta/portmap"},
-	"coredns":                 {"e2e/lab/binaries/coredns", "github.com/coredns/coredns"},
-	"helm":                    {"e2e/lab/binaries/helm", "helm.sh/helm/v3/cmd/helm"},
-	"kwok":                    {"e2e/lab/binaries/kwok", "sigs.k8s.io/kwok/cmd/kwok"},
-	"metrics-server":          {"e2e/lab/binaries/metrics-server", "sigs.k8s.io/metrics-server/cmd/metrics-server"},
-	"liqo-controller-manager": {liqoModule, "github.com/liqotech/liqo/cmd/liqo-controller-manager"},
-	"crd-replicator":          {liqoModule, "github.com/liqotech/liqo/cmd/crd-replicator"},
-	"webhook":                 {liqoModule, "github.com/liqotech/liqo/cmd/webhook"},
-	"virtual-kubelet":         {liqoModule, "github.com/liqotech/liqo/cmd/virtual-kubelet"},
-	"controller-gen":          {".tools", "sigs.k8s.io/controller-tools/cmd/controller-gen"},
-	"staticcheck":             {".tools", "honnef.co/go/tools/cmd/staticcheck"},
+// program is a package to build, which has the program's name as its last
+// element.
+type program struct{ module, pkg string }
+
+// programs are all that can be built, by name.
+var programs = byName(
+	program{upstream, "k8s.io/kubernetes/cmd/kube-apiserver"},
+	program{upstream, "k8s.io/kubernetes/cmd/kube-controller-manager"},
+	program{upstream, "k8s.io/kubernetes/cmd/kube-scheduler"},
+	program{upstream, "k8s.io/kubernetes/cmd/kube-proxy"},
+	program{upstream, "k8s.io/kubernetes/cmd/kubelet"},
+	program{upstream, "k8s.io/kubernetes/cmd/kubeadm"},
+	program{upstream, "k8s.io/kubernetes/cmd/kubectl"},
+	program{upstream, "sigs.k8s.io/kind"},
+	program{upstream, "./etcd"},
+	program{upstream, "./pause"},
+	program{upstream, "github.com/containernetworking/plugins/plugins/ipam/host-local"},
+	program{upstream, "github.com/containernetworking/plugins/plugins/main/loopback"},
+	program{upstream, "github.com/containernetworking/plugins/plugins/main/ptp"},
+	program{upstream, "./coredns"},
+	program{upstream, "helm.sh/helm/v3/cmd/helm"},
+	program{upstream, "./metrics-server"},
+	program{upstream, "github.com/liqotech/liqo/cmd/liqo-controller-manager"},
+	program{upstream, "github.com/liqotech/liqo/cmd/crd-replicator"},
+	program{upstream, "github.com/liqotech/liqo/cmd/webhook"},
+	program{upstream, "github.com/liqotech/liqo/cmd/virtual-kubelet"},
+	program{kwok, "sigs.k8s.io/kwok/cmd/kwok"},
+	program{tools, "sigs.k8s.io/controller-tools/cmd/controller-gen"},
+	program{tools, "honnef.co/go/tools/cmd/staticcheck"},
+)
+
+func byName(list ...program) map[string]program {
+	m := map[string]program{}
+	for _, p := range list {
+		m[path.Base(p.pkg)] = p
+	}
+	return m
 }
 
-// flags are the one set of build flags: another set would compile everything
-// again.
+// flags are the one set of build flags: a different set would compile every
+// package again.
 var flags = []string{
 	"-trimpath", "-buildvcs=false",
 	"-ldflags=-s -w" +
@@ -74,8 +85,8 @@ var flags = []string{
 		" -X k8s.io/component-base/version.gitMinor=35",
 }
 
-// Root is the project's root directory, found upwards from the working
-// directory.
+// Root returns the project's root directory, which is the working directory or one
+// of its parents.
 func Root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -90,11 +101,11 @@ func Root() (string, error) {
 			dir = parent
 			continue
 		}
-		return "", errors.New("not inside the Spillway source tree: run this from a checkout")
+		return "", errors.New("not inside a checkout of Spillway")
 	}
 }
 
-// CacheDir is where build products are kept: $XDG_CACHE_HOME/spillway.
+// CacheDir returns the directory of build products: $XDG_CACHE_HOME/spillway.
 func CacheDir() (string, error) {
 	base, err := os.UserCacheDir()
 	if err != nil {
@@ -103,53 +114,111 @@ func CacheDir() (string, error) {
 	return filepath.Join(base, "spillway"), nil
 }
 
-// Program returns the path of a program, building it first where the cache does
-// not hold it. Progress goes to log, which may be nil.
-func Program(ctx context.Context, name string, log func(format string, args ...any)) (string, error) {
-	p, ok := programs[name]
-	if !ok {
-		return "", fmt.Errorf("no program called %q is known here", name)
+// Log logs a line of progress.
+type Log func(format string, args ...any)
+
+// Program is Programs for one program. log may be nil.
+func Program(ctx context.Context, name string, log Log) (string, error) {
+	paths, err := Programs(ctx, log, name)
+	return paths[name], err
+}
+
+// Programs returns the paths of programs by name. Those that the cache does not
+// hold are built first: one go build for each module, since packages that the
+// programs share are compiled once and programs are linked in parallel.
+func Programs(ctx context.Context, log Log, names ...string) (map[string]string, error) {
+	if log == nil {
+		log = func(string, ...any) {}
 	}
 	root, err := Root()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	module := filepath.Join(root, p.module)
-	key, err := moduleKey(module)
-	if err != nil {
-		return "", err
+	paths := map[string]string{}
+	missing := map[string][]string{} // by module
+	for _, name := range names {
+		p, ok := programs[name]
+		if !ok {
+			return nil, fmt.Errorf("there is no program %q", name)
+		}
+		dir, err := cacheFor(filepath.Join(root, p.module))
+		if err != nil {
+			return nil, err
+		}
+		paths[name] = filepath.Join(dir, name)
+		if _, err := os.Stat(paths[name]); err != nil {
+			missing[p.module] = append(missing[p.module], name)
+		}
 	}
-	return cached(ctx, name, key+p.pkg, log, func(ctx context.Context, target string) error {
-		return goBuild(ctx, module, p.pkg, target)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(1 + len(missing))
+	group.Go(func() error {
+		// One module after the other: two builds at once would compile the
+		// packages that they share twice.
+		for _, module := range []string{upstream, kwok, tools} {
+			if err := buildMissing(ctx, filepath.Join(root, module), missing[module], log); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
+	for module, names := range missing {
+		if module == upstream {
+			continue // its build begins with the download
+		}
+		group.Go(func() error {
+			_, err := goCommand(ctx, filepath.Join(root, module), nil, append([]string{"list", "-deps"}, packages(names)...)...)
+			return err
+		})
+	}
+	return paths, group.Wait()
 }
 
-// Own builds one of the project's own programs (a package path relative to the
-// root, as "./broker") into target. The Go build cache makes a repetition quick.
-func Own(ctx context.Context, pkg, target string) error {
+// Own builds packages of the project, as "./broker", into dir. Each program is
+// named after its package's folder. The Go build cache makes a repetition quick.
+func Own(ctx context.Context, dir string, packages ...string) error {
 	root, err := Root()
 	if err != nil {
 		return err
 	}
-	return goBuild(ctx, root, pkg, target)
+	return goBuild(ctx, root, dir, nil, packages...)
 }
 
-func goBuild(ctx context.Context, dir, pkg, target string) error {
-	args := append([]string{"build"}, flags...)
-	cmd := exec.CommandContext(ctx, "go", append(args, "-o", target, pkg)...)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTOOLCHAIN=local", "GOWORK=off", "GOFLAGS=")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("building %s in %s: %w\n%s", pkg, dir, err, tail(out, 4000))
+// ModuleDir returns the directory of a module that upstream requires, and its
+// version. The module is downloaded if the module cache does not hold it.
+func ModuleDir(ctx context.Context, module string) (dir, version string, err error) {
+	root, err := Root()
+	if err != nil {
+		return "", "", err
 	}
-	return nil
+	// go list names no directory for a module that was not downloaded; go mod
+	// download is slow on an empty cache, since it reads every go.mod file.
+	for _, command := range [][]string{{"list", "-m"}, {"mod", "download"}} {
+		out, err := goCommand(ctx, filepath.Join(root, upstream), nil, append(command, "-json", module)...)
+		if err != nil {
+			return "", "", fmt.Errorf("%w%s", err, out) // the output has the reason
+		}
+		var found struct{ Dir, Version string }
+		if err := json.Unmarshal(out, &found); err != nil {
+			return "", "", fmt.Errorf("locating module %s: %w", module, err)
+		}
+		if found.Dir != "" {
+			return found.Dir, found.Version, nil
+		}
+	}
+	return "", "", fmt.Errorf("module %s has no directory after its download", module)
 }
 
-// moduleKey hashes what a module's programs are made of: its go.mod, go.sum and
-// own sources.
-func moduleKey(dir string) (string, error) {
+// cacheFor returns the directory of a module's programs. Its name is a hash of the
+// module's go.mod, go.sum and sources, the Go version and the flags.
+func cacheFor(module string) (string, error) {
+	base, err := CacheDir()
+	if err != nil {
+		return "", err
+	}
 	h := sha256.New()
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, flags)
+	err = filepath.WalkDir(module, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -161,50 +230,60 @@ func moduleKey(dir string) (string, error) {
 		h.Write(text)
 		return err
 	})
-	return hex.EncodeToString(h.Sum(nil)), err
+	return filepath.Join(base, "bin", hex.EncodeToString(h.Sum(nil))[:16]), err
 }
 
-// cached runs build into a temporary file and keeps the result under name and a
-// hash of key. Several processes may ask at once; one builds.
-func cached(ctx context.Context, name, key string, log func(string, ...any), build func(context.Context, string) error) (string, error) {
-	if log == nil {
-		log = func(string, ...any) {}
+// buildMissing builds programs of a module into its cache, unless another process
+// has built them while this one waited for the lock.
+func buildMissing(ctx context.Context, module string, names []string, log Log) error {
+	if len(names) == 0 {
+		return nil
 	}
-	sum := sha256.Sum256([]byte(strings.Join(append([]string{runtime.Version(), runtime.GOARCH, key}, flags...), "\n")))
-	base, err := CacheDir()
+	dir, err := cacheFor(module)
 	if err != nil {
-		return "", err
+		return err
 	}
-	dir := filepath.Join(base, "bin", hex.EncodeToString(sum[:8]))
-	path := filepath.Join(dir, name)
-	if _, err := os.Stat(path); err == nil {
-		return path, nil
+	temp := filepath.Join(dir, "building")
+	if err := os.MkdirAll(temp, 0o755); err != nil {
+		return err
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	unlock, err := Lock(ctx, path+".lock")
+	unlock, err := Lock(ctx, filepath.Join(dir, "lock"))
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer unlock()
-	if _, err := os.Stat(path); err == nil {
-		return path, nil
+	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		_, err := os.Stat(filepath.Join(dir, name))
+		return err == nil
+	})
+	if len(names) == 0 {
+		return nil
 	}
-	log("building %s …", name)
+	log("building %s …", strings.Join(names, ", "))
 	start := time.Now()
-	if err := build(ctx, path+".tmp"); err != nil {
-		return "", err
+	if err := goBuild(ctx, module, temp, log, packages(names)...); err != nil {
+		return err
 	}
-	if err := os.Rename(path+".tmp", path); err != nil {
-		return "", err
+	for _, name := range names {
+		if err := os.Rename(filepath.Join(temp, name), filepath.Join(dir, name)); err != nil {
+			return err
+		}
 	}
-	log("built %s in %s", name, time.Since(start).Round(100*time.Millisecond))
-	return path, nil
+	log("built %s in %s", strings.Join(names, ", "), time.Since(start).Round(100*time.Millisecond))
+	return nil
 }
 
-// Lock takes an exclusive lock on a file, waiting for whoever holds it until ctx
-// ends. The kernel gives it back when the process ends, however it ends.
+// packages returns the packages of programs.
+func packages(names []string) []string {
+	var pkgs []string
+	for _, name := range names {
+		pkgs = append(pkgs, programs[name].pkg)
+	}
+	return pkgs
+}
+
+// Lock locks a file exclusively. It waits until the lock is free or ctx ends. The
+// kernel releases the lock when the process terminates.
 func Lock(ctx context.Context, path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -222,15 +301,8 @@ func Lock(ctx context.Context, path string) (unlock func(), err error) {
 		select {
 		case <-ctx.Done():
 			f.Close()
-			return nil, fmt.Errorf("waiting for the lock on %s, which another run holds: %w", path, ctx.Err())
+			return nil, fmt.Errorf("waiting for the lock on %s, which another process holds: %w", path, ctx.Err())
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
-}
-
-func tail(b []byte, n int) []byte {
-	if len(b) > n {
-		return b[len(b)-n:]
-	}
-	return b
 }

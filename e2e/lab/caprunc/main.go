@@ -1,7 +1,7 @@
-// Command caprunc stands between dockerd and runc on machines whose own
-// processes lack CAP_SYS_RESOURCE: there, asking for it (or for rlimits, or for
-// a lower OOM score) makes runc fail. It takes those wishes out of what a
-// container asks for and runs runc with the same arguments.
+// Command caprunc wraps runc on machines whose processes lack CAP_SYS_RESOURCE:
+// there, runc fails for a container that requests it, rlimits, or a lower OOM
+// score. caprunc removes these from the container's configuration and executes
+// runc with the same arguments.
 package main
 
 import (
@@ -30,7 +30,7 @@ func run(args []string) error {
 		}
 		if err := rewrite(filepath.Join(bundle, "config.json"), func(spec map[string]any) {
 			if process, ok := spec["process"].(map[string]any); ok {
-				soften(process)
+				removeRequests(process)
 			}
 		}); err != nil {
 			return err
@@ -38,7 +38,7 @@ func run(args []string) error {
 	}
 	if slices.Contains(args, "exec") {
 		if process := value(args, "--process", "-p"); process != "" {
-			if err := rewrite(process, soften); err != nil {
+			if err := rewrite(process, removeRequests); err != nil {
 				return err
 			}
 		}
@@ -50,7 +50,7 @@ func run(args []string) error {
 	return syscall.Exec(runc, append([]string{"runc"}, args...), os.Environ())
 }
 
-// value finds a flag's value in either spelling, "--flag x" or "--flag=x".
+// value returns the value of a flag, given as "--flag x" or "--flag=x".
 func value(args []string, names ...string) string {
 	for i, arg := range args {
 		for _, name := range names {
@@ -65,7 +65,8 @@ func value(args []string, names ...string) string {
 	return ""
 }
 
-func soften(process map[string]any) {
+// removeRequests removes from a process what needs CAP_SYS_RESOURCE.
+func removeRequests(process map[string]any) {
 	if sets, ok := process["capabilities"].(map[string]any); ok {
 		for name, set := range sets {
 			if list, ok := set.([]any); ok {

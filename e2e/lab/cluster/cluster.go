@@ -20,15 +20,15 @@ const (
 	network       = "spillway-lab"
 	networkBridge = "br-spillway"
 	networkCIDR   = "172.28.0.0/16"
-	// reserved covers every pod and service CIDR of the topology.
+	// reserved covers the pod and service CIDRs of the topology.
 	reserved = "10.10.0.0/15 10.12.0.0/15 10.110.0.0/15 10.112.0.0/15"
-	// readyFile on a control plane says that the cluster was finished, and from
-	// what it was made.
+	// readyFile on a control plane node marks a cluster that was created completely;
+	// it holds the cluster's stamp.
 	readyFile = "/kind/spillway-lab"
 	timeout   = 4 * time.Minute
 )
 
-// corefile forwards nothing: no name is asked for outside the machine.
+// corefile has no forward plugin: no DNS query leaves the machine.
 const corefile = `.:53 {
     errors
     health
@@ -44,17 +44,17 @@ const corefile = `.:53 {
 }
 `
 
-// Lab is the clusters and the tools that make them.
+// Lab is the set of clusters and the tools that manage them.
 type Lab struct {
 	// Kubeconfig with a context for each cluster.
 	Kubeconfig string
-	// Kubectl and Kind are the programs.
+	// Kubectl and Kind are paths of programs.
 	Kubectl, Kind string
-	Log           engine.Log
+	Log           binaries.Log
 }
 
-// Open finds the lab's tools; it makes nothing.
-func Open(ctx context.Context, log engine.Log) (*Lab, error) {
+// Open builds the lab's tools where needed. It does not create clusters.
+func Open(ctx context.Context, log binaries.Log) (*Lab, error) {
 	root, err := binaries.Root()
 	if err != nil {
 		return nil, err
@@ -68,14 +68,15 @@ func Open(ctx context.Context, log engine.Log) (*Lab, error) {
 	return lab, os.MkdirAll(filepath.Dir(lab.Kubeconfig), 0o755)
 }
 
-// Up makes every cluster of the topology that does not stand as it should, and
-// the routes between them. It may be cut off and run again at any point.
+// Up creates the clusters of the topology that do not exist or were created from
+// another image, and the routes between them. It can be interrupted and run again
+// at any point.
 func (l *Lab) Up(ctx context.Context, nodeImage string) error {
 	if err := l.ensureNetwork(ctx); err != nil {
 		return err
 	}
 	group, groupCtx := errgroup.WithContext(ctx)
-	group.SetLimit(2) // more at once only wait for each other's CPU
+	group.SetLimit(2) // more would compete for CPU
 	for _, c := range Topology {
 		group.Go(func() error {
 			if err := l.ensureCluster(groupCtx, c, nodeImage); err != nil {
@@ -87,28 +88,28 @@ func (l *Lab) Up(ctx context.Context, nodeImage string) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	if err := l.connect(ctx); err != nil {
+	if err := l.addRoutes(ctx); err != nil {
 		return err
 	}
 	for _, c := range Topology {
-		if err := l.settle(ctx, c); err != nil {
+		if err := l.configure(ctx, c); err != nil {
 			return fmt.Errorf("cluster %s: %w", c.Name, err)
 		}
 	}
 	return nil
 }
 
-// Standing reports whether every cluster stands, made from this image.
-func (l *Lab) Standing(ctx context.Context, nodeImage string) bool {
+// Ready reports whether every cluster was created from this image and is running.
+func (l *Lab) Ready(ctx context.Context, nodeImage string) bool {
 	for _, c := range Topology {
-		if !l.finished(ctx, c, nodeImage) {
+		if !l.clusterReady(ctx, c, nodeImage) {
 			return false
 		}
 	}
 	return true
 }
 
-// Down removes all that Up made.
+// Down removes everything that Up created.
 func (l *Lab) Down(ctx context.Context) error {
 	if engine.Running(ctx) {
 		for _, c := range Topology {
@@ -125,7 +126,7 @@ func (l *Lab) Down(ctx context.Context) error {
 	for cidr := range strings.FieldsSeq(reserved) {
 		exec.CommandContext(ctx, "ip", "route", "delete", "unreachable", cidr).Run()
 	}
-	for _, rule := range guardRules() {
+	for _, rule := range isolationRules() {
 		exec.CommandContext(ctx, "iptables", append([]string{"-D"}, rule...)...).Run()
 	}
 	exec.CommandContext(ctx, "ip", "link", "delete", networkBridge).Run()
@@ -135,9 +136,9 @@ func (l *Lab) Down(ctx context.Context) error {
 	return nil
 }
 
-// guardRules keep what the clusters send on their own network: the lab needs
-// nothing from outside, and asks nothing there.
-func guardRules() [][]string {
+// isolationRules are iptables rules that keep the traffic of the clusters on their
+// own network.
+func isolationRules() [][]string {
 	return [][]string{{"DOCKER-USER", "-i", networkBridge, "!", "-o", networkBridge, "-j", "REJECT"}}
 }
 
@@ -149,7 +150,7 @@ func (l *Lab) ensureNetwork(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, rule := range guardRules() {
+	for _, rule := range isolationRules() {
 		if exec.CommandContext(ctx, "iptables", append([]string{"-C"}, rule...)...).Run() == nil {
 			continue
 		}
@@ -157,8 +158,8 @@ func (l *Lab) ensureNetwork(ctx context.Context) error {
 			return err
 		}
 	}
-	// No packet for a pod or a service leaves the machine where a route inside
-	// is missing.
+	// A packet for a pod or a Service never leaves the machine, even if a route
+	// between the nodes is missing.
 	for cidr := range strings.FieldsSeq(reserved) {
 		if _, err := engine.Run(exec.CommandContext(ctx, "ip", "route", "replace", "unreachable", cidr)); err != nil {
 			return err
@@ -167,9 +168,9 @@ func (l *Lab) ensureNetwork(ctx context.Context) error {
 	return nil
 }
 
-func (l *Lab) finished(ctx context.Context, c Cluster, nodeImage string) bool {
-	said, err := engine.Docker(ctx, "exec", c.ControlPlane(), "cat", readyFile)
-	if err != nil || said != stamp(c, nodeImage) {
+func (l *Lab) clusterReady(ctx context.Context, c Cluster, nodeImage string) bool {
+	found, err := engine.Docker(ctx, "exec", c.ControlPlane(), "cat", readyFile)
+	if err != nil || found != stamp(c, nodeImage) {
 		return false
 	}
 	for _, node := range c.Nodes() {
@@ -181,13 +182,13 @@ func (l *Lab) finished(ctx context.Context, c Cluster, nodeImage string) bool {
 	return err == nil
 }
 
-// stamp is what a cluster is made from.
+// stamp identifies what a cluster was created from.
 func stamp(c Cluster, nodeImage string) string {
 	return fmt.Sprintf("%s %s %s %d %d", nodeImage, c.PodCIDR, c.ServiceCIDR, c.Workers, c.MilliCPU)
 }
 
 func (l *Lab) ensureCluster(ctx context.Context, c Cluster, nodeImage string) error {
-	if l.finished(ctx, c, nodeImage) {
+	if l.clusterReady(ctx, c, nodeImage) {
 		return nil
 	}
 	if err := l.remove(ctx, c); err != nil {
@@ -212,9 +213,9 @@ func (l *Lab) ensureCluster(ctx context.Context, c Cluster, nodeImage string) er
 	return nil
 }
 
-// remove deletes a cluster's containers, one that docker was still creating when
-// an earlier run was cut off among them. Another's kind cluster of the same name
-// is left alone.
+// remove deletes a cluster's containers, including one that docker was still
+// creating when an earlier run was interrupted. A kind cluster of the same name on
+// another network is left alone.
 func (l *Lab) remove(ctx context.Context, c Cluster) error {
 	ids, err := engine.Docker(ctx, "ps", "-aq", "--filter", "label=io.x-k8s.kind.cluster="+c.Name)
 	if err != nil {
@@ -234,8 +235,8 @@ func (l *Lab) remove(ctx context.Context, c Cluster) error {
 	return err
 }
 
-// kindConfig describes a cluster to kind. CPU is reserved so that a node offers
-// what the topology says on any machine.
+// kindConfig returns the configuration of a cluster for kind. CPU is reserved so
+// that a node's allocatable CPU is that of the topology on any machine.
 func kindConfig(c Cluster, cores int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `kind: Cluster
@@ -269,7 +270,7 @@ func (l *Lab) kubectl(ctx context.Context, c Cluster, args ...string) (string, e
 	return engine.Run(exec.CommandContext(ctx, l.Kubectl, append([]string{"--kubeconfig", l.Kubeconfig, "--context", c.Context()}, args...)...))
 }
 
-// configureCNI gives each node a network configuration for its own pod CIDR.
+// configureCNI writes a CNI configuration for its pod CIDR on each node.
 func (l *Lab) configureCNI(ctx context.Context, c Cluster) error {
 	cidrs, err := l.podCIDRs(ctx, c)
 	if err != nil {
@@ -285,7 +286,7 @@ func (l *Lab) configureCNI(ctx context.Context, c Cluster) error {
 	return nil
 }
 
-// podCIDRs waits until each node of a cluster has its range.
+// podCIDRs returns the pod CIDR of each node of a cluster, once all have one.
 func (l *Lab) podCIDRs(ctx context.Context, c Cluster) (map[string]string, error) {
 	deadline := time.Now().Add(timeout)
 	for {
@@ -302,7 +303,7 @@ func (l *Lab) podCIDRs(ctx context.Context, c Cluster) (map[string]string, error
 			}
 		}
 		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("its nodes have no pod CIDRs after %s (have %v, %v)", timeout, cidrs, err)
+			return nil, fmt.Errorf("not all nodes have a pod CIDR after %s (found %v, %v)", timeout, cidrs, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -312,7 +313,7 @@ func (l *Lab) podCIDRs(ctx context.Context, c Cluster) (map[string]string, error
 	}
 }
 
-// Address is a node's address on the lab's network.
+// Address returns a node's address on the lab's network.
 func Address(ctx context.Context, node string) (string, error) {
 	address, err := engine.Docker(ctx, "inspect", "--format", fmt.Sprintf(`{{(index .NetworkSettings.Networks %q).IPAddress}}`, network), node)
 	if err == nil && address == "" {
@@ -321,8 +322,8 @@ func Address(ctx context.Context, node string) (string, error) {
 	return address, err
 }
 
-// connect gives every node a route to every other node's pods.
-func (l *Lab) connect(ctx context.Context) error {
+// addRoutes adds a route to the pods of every other node on each node.
+func (l *Lab) addRoutes(ctx context.Context) error {
 	type hop struct{ node, cidr, address string }
 	var hops []hop
 	for _, c := range Topology {
@@ -352,9 +353,9 @@ func (l *Lab) connect(ctx context.Context) error {
 	return nil
 }
 
-// settle waits until a cluster works: nodes Ready, names resolved, devices
-// counted.
-func (l *Lab) settle(ctx context.Context, c Cluster) error {
+// configure waits for a cluster's nodes, configures its DNS, adds its extended
+// resources and waits until they are allocatable.
+func (l *Lab) configure(ctx context.Context, c Cluster) error {
 	for _, node := range c.Nodes() {
 		if _, err := l.kubectl(ctx, c, "wait", "--for=condition=Ready", "node/"+node, "--timeout=180s"); err != nil {
 			return err

@@ -1,5 +1,5 @@
-// Package cluster makes the lab's Kubernetes clusters with kind: real control
-// planes, kubelets and containers, joined by plain routes.
+// Package cluster creates the lab's Kubernetes clusters with kind and connects them
+// by plain routes between their nodes.
 package cluster
 
 // A Cluster of the lab.
@@ -9,18 +9,20 @@ type Cluster struct {
 	// PodCIDR and ServiceCIDR are distinct, so that pods reach each other by
 	// plain routes.
 	PodCIDR, ServiceCIDR string
-	// Workers besides the control plane; with none, the control plane takes pods.
+	// Workers is the number of worker nodes. Without one, pods run on the control
+	// plane node.
 	Workers int
-	// MilliCPU that each node offers to pods, whatever the machine has.
+	// MilliCPU is the allocatable CPU of each node.
 	MilliCPU int
-	// GPUs by node: extended resources nvidia.com/gpu that nothing stands behind.
+	// GPUs is the capacity of the extended resource nvidia.com/gpu by node. There is
+	// no device behind it.
 	GPUs map[string]int
-	// Member says whether Liqo and an agent run here.
+	// Member is whether Liqo and an agent run in the cluster.
 	Member bool
 }
 
-// Topology is the lab: a hub for the broker and three members. rome is small,
-// so that a few pods of 300m fill it.
+// Topology is the lab's clusters: a hub for the broker and three members. rome is
+// small, so that a few pods of 300m fill it.
 var Topology = []Cluster{
 	{Name: "hub", PodCIDR: "10.10.0.0/16", ServiceCIDR: "10.110.0.0/16", MilliCPU: 2000},
 	{Name: "rome", PodCIDR: "10.11.0.0/16", ServiceCIDR: "10.111.0.0/16", MilliCPU: 2000, Member: true},
@@ -30,7 +32,7 @@ var Topology = []Cluster{
 		GPUs: map[string]int{"berlin-control-plane": 2}},
 }
 
-// Nodes are the names of the cluster's node containers.
+// Nodes returns the names of the cluster's node containers.
 func (c Cluster) Nodes() []string {
 	nodes := []string{c.ControlPlane()}
 	for i := range c.Workers {
@@ -43,8 +45,8 @@ func (c Cluster) Nodes() []string {
 	return nodes
 }
 
-// ControlPlane is the name of the node with the API server.
+// ControlPlane returns the name of the node with the API server.
 func (c Cluster) ControlPlane() string { return c.Name + "-control-plane" }
 
-// Context is the cluster's context in the lab's kubeconfig.
+// Context returns the cluster's context in the lab's kubeconfig.
 func (c Cluster) Context() string { return "kind-" + c.Name }

@@ -1,5 +1,5 @@
-// Package engine finds a container engine for the lab: a docker that runs, or
-// else, as root on Debian, one that it installs and starts, and stops again.
+// Package engine provides the lab's container engine: a running docker or else, as
+// root on Debian, one that it installs, starts and later stops.
 package engine
 
 import (
@@ -18,16 +18,13 @@ import (
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
-// Log takes lines of progress.
-type Log func(format string, args ...any)
-
 const (
 	pidFile = "/var/run/docker.pid"
-	// marker holds the PID of a dockerd that the lab started, and so may stop.
+	// marker holds the PID of the dockerd that the lab started and may stop.
 	marker = "/var/run/spillway-lab.pid"
 )
 
-// Packages the lab needs from Debian besides a docker that runs.
+// packages are the Debian packages that provide the programs the lab needs.
 var packages = map[string]string{
 	"debootstrap": "debootstrap",
 	"iptables":    "iptables",
@@ -38,15 +35,15 @@ var packages = map[string]string{
 	"docker":      "docker.io",
 }
 
-// Ensure makes a container engine answer, or says in one sentence what is
-// missing.
-func Ensure(ctx context.Context, log Log) error {
+// Ensure returns once docker is running and the kernel's limits suffice. Its error
+// says what is missing.
+func Ensure(ctx context.Context, log binaries.Log) error {
 	running := Running(ctx)
 	if os.Geteuid() != 0 {
 		if running {
-			return errors.New("the lab sets routes between clusters: run it as root (a docker that runs was found and will be used)")
+			return errors.New("the lab adds routes between clusters: run it as root (it will use the docker that is running)")
 		}
-		return errors.New("no docker answers here: start one, or run this as root on Debian and it will be installed and started")
+		return errors.New("docker is not running: start it, or run this as root on Debian to install and start it")
 	}
 	if err := installPackages(ctx, log, running); err != nil {
 		return err
@@ -59,14 +56,14 @@ func Ensure(ctx context.Context, log Log) error {
 	return raiseLimits()
 }
 
-// Running reports whether a docker answers.
+// Running reports whether docker responds.
 func Running(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	return exec.CommandContext(ctx, "docker", "version", "--format", "{{.Server.Version}}").Run() == nil
 }
 
-func installPackages(ctx context.Context, log Log, dockerRuns bool) error {
+func installPackages(ctx context.Context, log binaries.Log, dockerRuns bool) error {
 	var missing []string
 	for program, pkg := range packages {
 		if dockerRuns && (program == "dockerd" || program == "containerd" || program == "runc") {
@@ -80,10 +77,10 @@ func installPackages(ctx context.Context, log Log, dockerRuns bool) error {
 		return nil
 	}
 	if _, err := os.Stat("/etc/debian_version"); err != nil {
-		return fmt.Errorf("%s is missing and this is not Debian: install it, then run this again", strings.Join(missing, ", "))
+		return fmt.Errorf("%s missing, and this is not Debian: install it, then run this again", strings.Join(missing, ", "))
 	}
 	log("installing %s from Debian …", strings.Join(missing, ", "))
-	// Installed services must not start by themselves: the lab starts its own.
+	// The packages must not start their services: the lab starts its own.
 	env := append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1")
 	for _, args := range [][]string{{"update"}, append([]string{"install", "-y", "--no-install-recommends"}, missing...)} {
 		cmd := exec.CommandContext(ctx, "apt-get", args...)
@@ -95,9 +92,9 @@ func installPackages(ctx context.Context, log Log, dockerRuns bool) error {
 	return nil
 }
 
-// raiseLimits raises what many kubelets and kube-proxies on one kernel use up.
+// raiseLimits raises the kernel limits that many kubelets and kube-proxies exceed.
 func raiseLimits() error {
-	for name, least := range map[string]int{
+	for name, minimum := range map[string]int{
 		"fs/inotify/max_user_instances": 8192,
 		"fs/inotify/max_user_watches":   1048576,
 	} {
@@ -106,17 +103,17 @@ func raiseLimits() error {
 		if err != nil {
 			return err
 		}
-		if now, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && now >= least {
+		if current, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && current >= minimum {
 			continue
 		}
-		if err := os.WriteFile(path, []byte(strconv.Itoa(least)), 0); err != nil {
-			return fmt.Errorf("raising %s to %d: %w", name, least, err)
+		if err := os.WriteFile(path, []byte(strconv.Itoa(minimum)), 0); err != nil {
+			return fmt.Errorf("raising %s to %d: %w", name, minimum, err)
 		}
 	}
 	return nil
 }
 
-func start(ctx context.Context, log Log) error {
+func start(ctx context.Context, log binaries.Log) error {
 	if err := clearLeftovers(ctx, log); err != nil {
 		return err
 	}
@@ -126,12 +123,12 @@ func start(ctx context.Context, log Log) error {
 		if err != nil {
 			return err
 		}
-		wrapper := filepath.Join(cache, "lab", "caprunc")
-		if err := binaries.Own(ctx, "./e2e/lab/caprunc", wrapper); err != nil {
+		dir := filepath.Join(cache, "lab")
+		if err := binaries.Own(ctx, dir, "./e2e/lab/caprunc"); err != nil {
 			return err
 		}
-		log("this machine lacks CAP_SYS_RESOURCE: containers are started without it")
-		args = append(args, "--add-runtime=caprunc="+wrapper, "--default-runtime=caprunc")
+		log("CAP_SYS_RESOURCE is missing: containers run without it")
+		args = append(args, "--add-runtime=caprunc="+filepath.Join(dir, "caprunc"), "--default-runtime=caprunc")
 	}
 	logFile, err := os.OpenFile("/var/log/spillway-lab-dockerd.log", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o640)
 	if err != nil {
@@ -154,9 +151,9 @@ func start(ctx context.Context, log Log) error {
 	for !Running(ctx) {
 		select {
 		case err := <-exited:
-			return fmt.Errorf("dockerd ended at once (%v); see %s", err, logFile.Name())
+			return fmt.Errorf("dockerd exited (%v); see %s", err, logFile.Name())
 		case <-deadline:
-			return fmt.Errorf("dockerd does not answer after a minute; see %s", logFile.Name())
+			return fmt.Errorf("dockerd did not respond for 60 s; see %s", logFile.Name())
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(200 * time.Millisecond):
@@ -180,15 +177,9 @@ func lacksSysResource() bool {
 	return false
 }
 
-// Started reports whether the lab started the docker that runs.
-func Started() bool {
-	pid, ok := readPID(marker)
-	return ok && isDockerd(pid)
-}
-
-// Stop ends a dockerd that the lab started, with everything it left; another's
-// is left alone.
-func Stop(ctx context.Context, log Log) error {
+// Stop stops the dockerd that the lab started and cleans up after it. Any other
+// dockerd is left alone.
+func Stop(ctx context.Context, log binaries.Log) error {
 	if _, err := os.Stat(marker); err != nil {
 		return nil
 	}
@@ -209,12 +200,11 @@ func Stop(ctx context.Context, log Log) error {
 	return os.Remove(marker)
 }
 
-// clearLeftovers removes what a dockerd that was killed leaves behind: its
-// containerd, the shims, mounts and PID files, any of which would keep the next
-// one from starting.
-func clearLeftovers(ctx context.Context, log Log) error {
+// clearLeftovers removes what a killed dockerd leaves behind and what would keep
+// the next one from starting: its containerd, shims, mounts and PID files.
+func clearLeftovers(ctx context.Context, log binaries.Log) error {
 	if pid, ok := readPID(pidFile); ok && isDockerd(pid) {
-		return fmt.Errorf("a dockerd (process %d) is there but does not answer: stop it, then run this again", pid)
+		return fmt.Errorf("dockerd (process %d) is running but does not respond: stop it, then run this again", pid)
 	}
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -228,7 +218,7 @@ func clearLeftovers(ctx context.Context, log Log) error {
 		line := commandLine(pid)
 		shim := strings.Contains(line, "containerd-shim") && strings.Contains(line, "moby")
 		if shim || strings.Contains(line, "/docker/containerd/containerd.toml") {
-			log("ending process %d, left by an earlier dockerd", pid)
+			log("killing process %d, left by an earlier dockerd", pid)
 			syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
@@ -276,22 +266,22 @@ func commandLine(pid int) string {
 	return string(bytes.ReplaceAll(text, []byte{0}, []byte{' '}))
 }
 
-// Docker runs a docker command and returns what it printed.
+// Docker runs a docker command and returns its standard output.
 func Docker(ctx context.Context, args ...string) (string, error) {
 	return Run(exec.CommandContext(ctx, "docker", args...))
 }
 
-// Run runs a command and returns its standard output, trimmed; its error
-// carries what the command said.
+// Run runs a command and returns its standard output, trimmed. An error contains
+// the command's output.
 func Run(cmd *exec.Cmd) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		said := strings.TrimSpace(stderr.String() + "\n" + stdout.String())
-		if len(said) > 4000 {
-			said = "… " + said[len(said)-4000:]
+		output := strings.TrimSpace(stderr.String() + "\n" + stdout.String())
+		if len(output) > 4000 {
+			output = "… " + output[len(output)-4000:]
 		}
-		return strings.TrimSpace(stdout.String()), fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, said)
+		return strings.TrimSpace(stdout.String()), fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, output)
 	}
 	return strings.TrimSpace(stdout.String()), nil
 }

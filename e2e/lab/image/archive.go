@@ -1,5 +1,5 @@
-// Package image makes the container images of the lab without a registry: one
-// static binary in an otherwise empty image, and the node image that kind runs.
+// Package image builds the container images of the lab without a registry: images
+// of a single static binary, and the node image for kind.
 package image
 
 import (
@@ -16,29 +16,30 @@ import (
 	"time"
 )
 
-// File is one file of an image.
+// File is a file of an image.
 type File struct {
 	// Path in the image, without the leading slash.
 	Path string
-	// Source on this machine, or Link for a symbolic link.
+	// Source is the file on this machine; Link is the target of a symbolic link.
+	// Exactly one is set.
 	Source, Link string
 }
 
-// Spec says what an image is.
+// Spec describes an image.
 type Spec struct {
-	// Name with tag, as pods ask for it.
+	// Name with tag, as in a pod's spec.
 	Name       string
 	Files      []File
 	Entrypoint []string
-	// User is a numeric user; root where empty.
+	// User is a numeric user ID, with group ID; root if empty.
 	User string
 }
 
-// epoch is every file's time, so that equal content gives equal images.
+// epoch is the modification time of all files.
 var epoch = time.Unix(0, 0).UTC()
 
-// Write writes the image as an archive that "docker load" and "ctr images
-// import" read. Equal content gives equal bytes.
+// Write writes the image as an archive for "docker load" and "ctr images import".
+// Equal content results in equal bytes.
 func Write(path string, spec Spec) error {
 	layer, err := os.CreateTemp(filepath.Dir(path), "layer-*")
 	if err != nil {

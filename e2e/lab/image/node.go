@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	_ "embed"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,29 +12,30 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/lab/engine"
 )
 
 const (
-	// suite is Debian 12: newer systemd refuses the older kind of cgroups that
-	// some machines still have.
+	// suite is Debian 12: newer versions of systemd do not support cgroup v1.
 	suite = "bookworm"
-	// liqoVersion tags Liqo's images as its chart asks for them.
+	// liqoVersion is the tag of the images in Liqo's chart.
 	liqoVersion = "v1.2.0"
-	// MetricsServerVersion does so for metrics-server's.
+	// MetricsServerVersion is the tag of the image in metrics-server's chart.
 	MetricsServerVersion = "v0.7.2"
 	pauseImage           = "registry.k8s.io/pause:3.10.1"
 )
 
-// debianPackages are what a node is made of.
+// debianPackages are the packages of the node image.
 var debianPackages = []string{
 	"bash", "ca-certificates", "conntrack", "containerd", "containernetworking-plugins", "curl", "dbus", "e2fsprogs",
 	"ebtables", "ethtool", "iproute2", "ipset", "iptables", "jq", "kmod", "libseccomp2", "mount", "nftables", "openssl",
 	"pigz", "procps", "rsync", "runc", "socat", "systemd", "systemd-sysv", "util-linux",
 }
 
-// nodePrograms go into /usr/bin of a node, cniPlugins into /opt/cni/bin.
+// nodePrograms are installed in /usr/bin of a node, cniPlugins in /opt/cni/bin.
 var (
 	nodePrograms = []string{"kubeadm", "kubectl", "kubelet"}
 	cniPlugins   = []string{"host-local", "loopback", "ptp"}
@@ -62,22 +62,30 @@ var components = []component{
 	{"virtual-kubelet", "ghcr.io/liqotech/virtual-kubelet:" + liqoVersion, "usr/bin/virtual-kubelet"},
 }
 
-// Node makes the node image, with every image of the control plane and of Liqo
-// preloaded, and returns its name. A docker that has it already keeps it.
-func Node(ctx context.Context, log engine.Log) (string, error) {
-	programs := map[string]string{}
-	names := slices.Concat(nodePrograms, cniPlugins)
+// Node returns the name of the node image, which has the images of the control
+// plane, metrics-server and Liqo preloaded. The image is built if docker does not
+// have it.
+func Node(ctx context.Context, log binaries.Log) (string, error) {
+	// kind is built with the rest because its module has the base image's files.
+	names := slices.Concat(nodePrograms, cniPlugins, []string{"kind"})
 	for _, c := range components {
 		names = append(names, c.program)
 	}
-	for _, name := range names {
-		path, err := binaries.Program(ctx, name, log)
-		if err != nil {
-			return "", err
-		}
-		programs[name] = path
+	var programs map[string]string
+	var root string
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() (err error) {
+		programs, err = binaries.Programs(groupCtx, log, names...)
+		return err
+	})
+	group.Go(func() (err error) {
+		root, err = rootfs(groupCtx, log)
+		return err
+	})
+	if err := group.Wait(); err != nil {
+		return "", err
 	}
-	kindFiles, kindVersion, err := kindBaseFiles(ctx)
+	kindDir, kindVersion, err := binaries.ModuleDir(ctx, "sigs.k8s.io/kind")
 	if err != nil {
 		return "", err
 	}
@@ -92,10 +100,6 @@ func Node(ctx context.Context, log engine.Log) (string, error) {
 		return tag, nil
 	}
 
-	root, err := rootfs(ctx, log)
-	if err != nil {
-		return "", err
-	}
 	cache, err := binaries.CacheDir()
 	if err != nil {
 		return "", err
@@ -122,7 +126,7 @@ func Node(ctx context.Context, log engine.Log) (string, error) {
 		}
 	}
 	script := exec.CommandContext(ctx, "sh", "-euc", nodeScript)
-	script.Env = append(os.Environ(), "TREE="+tree, "FILES="+kindFiles, "KUBERNETES="+binaries.KubernetesVersion, "PAUSE="+pauseImage)
+	script.Env = append(os.Environ(), "TREE="+tree, "FILES="+filepath.Join(kindDir, "images/base/files"), "KUBERNETES="+binaries.KubernetesVersion, "PAUSE="+pauseImage)
 	if _, err := engine.Run(script); err != nil {
 		return "", fmt.Errorf("adjusting the node's files: %w", err)
 	}
@@ -137,10 +141,10 @@ func Node(ctx context.Context, log engine.Log) (string, error) {
 
 // preload imports the component images into a node's containerd and commits the
 // result.
-func preload(ctx context.Context, log engine.Log, base, tag, root, work string, programs map[string]string) error {
+func preload(ctx context.Context, log binaries.Log, base, tag, root, work string, programs map[string]string) error {
 	log("preloading images into the node image …")
 	const name = "spillway-lab-preload"
-	engine.Docker(ctx, "rm", "-f", "-v", name) // left by a run that was cut off
+	engine.Docker(ctx, "rm", "-f", "-v", name) // left by an interrupted run
 	if _, err := engine.Docker(ctx, "run", "-d", "--privileged", "--name", name, "--entrypoint", "sleep", base, "infinity"); err != nil {
 		return err
 	}
@@ -149,7 +153,7 @@ func preload(ctx context.Context, log engine.Log, base, tag, root, work string, 
 		return err
 	}
 	if _, err := engine.Docker(ctx, "exec", name, "sh", "-c", "for i in $(seq 100); do ctr version >/dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1"); err != nil {
-		return fmt.Errorf("containerd does not start in the node image: %w", err)
+		return fmt.Errorf("starting containerd in the node image: %w", err)
 	}
 	for _, c := range components {
 		files := []File{{Path: c.path, Source: programs[c.program]}}
@@ -171,7 +175,7 @@ func preload(ctx context.Context, log engine.Log, base, tag, root, work string, 
 			return err
 		}
 	}
-	// A containerd that ends cleanly leaves a store that the next one can open.
+	// The image store is consistent only after containerd has terminated.
 	if _, err := engine.Docker(ctx, "exec", name, "sh", "-c", "pkill -TERM containerd; for i in $(seq 100); do pgrep -x containerd >/dev/null || exit 0; sleep 0.1; done; exit 1"); err != nil {
 		return err
 	}
@@ -179,7 +183,7 @@ func preload(ctx context.Context, log engine.Log, base, tag, root, work string, 
 	return err
 }
 
-// Load puts an image archive on a running node, if it does not have it yet.
+// Load imports an image archive into a running node that does not have the image.
 func Load(ctx context.Context, node, name, archive string) error {
 	if _, err := engine.Docker(ctx, "exec", node, "ctr", "-n", "k8s.io", "images", "inspect", "docker.io/"+name); err == nil {
 		return nil
@@ -199,9 +203,9 @@ func importInto(ctx context.Context, container, archive string) error {
 	return err
 }
 
-// rootfs is Debian with the packages a node needs, unpacked, from the mirror
-// that this machine's apt uses.
-func rootfs(ctx context.Context, log engine.Log) (string, error) {
+// rootfs returns a directory with Debian and the packages of a node, installed from
+// the mirror that this machine's apt uses.
+func rootfs(ctx context.Context, log binaries.Log) (string, error) {
 	cache, err := binaries.CacheDir()
 	if err != nil {
 		return "", err
@@ -214,7 +218,7 @@ func rootfs(ctx context.Context, log engine.Log) (string, error) {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return "", err
 	}
-	log("unpacking Debian %s for the nodes …", suite)
+	log("installing Debian %s for the nodes …", suite)
 	args := []string{"--variant=minbase", "--include=" + strings.Join(debianPackages, ","), suite, dir + ".tmp"}
 	targets, err := engine.Run(exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"))
 	if err != nil {
@@ -235,28 +239,8 @@ func rootfs(ctx context.Context, log engine.Log) (string, error) {
 	return dir, os.Rename(dir+".tmp", dir)
 }
 
-// kindBaseFiles is where kind's module keeps the static files of its base image.
-func kindBaseFiles(ctx context.Context) (dir, version string, err error) {
-	root, err := binaries.Root()
-	if err != nil {
-		return "", "", err
-	}
-	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}} {{.Version}}", "sigs.k8s.io/kind")
-	cmd.Dir = filepath.Join(root, "e2e/lab/binaries/cluster")
-	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
-	out, err := engine.Run(cmd)
-	if err != nil {
-		return "", "", err
-	}
-	dir, version, ok := strings.Cut(out, " ")
-	if !ok || dir == "" {
-		return "", "", errors.New("kind's module is not in the module cache: run `go mod download` in e2e/lab/binaries/cluster")
-	}
-	return filepath.Join(dir, "images/base/files"), version, nil
-}
-
-// iptablesFiles is iptables with the libraries it loads, taken from the node's
-// own Debian: kube-proxy needs it in its image.
+// iptablesFiles returns iptables and the libraries that it loads, from the nodes'
+// Debian, for kube-proxy's image.
 func iptablesFiles(ctx context.Context, root string) ([]File, error) {
 	const program = "usr/sbin/xtables-nft-multi"
 	files := []File{{Path: program, Source: filepath.Join(root, program)}}
@@ -267,13 +251,13 @@ func iptablesFiles(ctx context.Context, root string) ([]File, error) {
 	if err != nil || len(extensions) == 0 {
 		return nil, fmt.Errorf("no iptables extensions in %s (%w)", root, err)
 	}
-	needs := []string{"/" + program}
+	dynamic := []string{"/" + program}
 	for _, path := range extensions {
 		inside := strings.TrimPrefix(path, root)
 		files = append(files, File{Path: inside[1:], Source: path})
-		needs = append(needs, inside)
+		dynamic = append(dynamic, inside)
 	}
-	out, err := engine.Run(exec.CommandContext(ctx, "chroot", append([]string{root, "ldd"}, needs...)...))
+	out, err := engine.Run(exec.CommandContext(ctx, "chroot", append([]string{root, "ldd"}, dynamic...)...))
 	if err != nil {
 		return nil, err
 	}
@@ -284,7 +268,7 @@ func iptablesFiles(ctx context.Context, root string) ([]File, error) {
 				continue
 			}
 			seen[field] = true
-			// Debian's /lib is a link to /usr/lib; the image has real folders.
+			// /lib is a link to /usr/lib in Debian, and a directory in the image.
 			files = append(files, File{Path: field[1:], Source: filepath.Join(root, "usr", field)})
 		}
 	}

@@ -1,10 +1,10 @@
-# Turns a plain Debian tree ($TREE) into a node that kind can start, with the
-# static files of kind's own base image ($FILES).
+# Turns a Debian root directory ($TREE) into that of a kind node, with the static
+# files of kind's base image ($FILES).
 cp -r --no-preserve=mode,ownership "$FILES"/. "$TREE"/
 chmod 0755 "$TREE"/usr/local/bin/* "$TREE"/kind "$TREE"/kind/bin "$TREE"/kind/bin/*
-# Debian's containerd and shim stand in /usr/bin.
+# Debian's containerd and shim are in /usr/bin.
 sed -i 's#/usr/local/bin/containerd#/usr/bin/containerd#; /^OOMScoreAdjust/d; /^Limit/d' "$TREE"/etc/systemd/system/containerd.service
-# Machines without CAP_SYS_RESOURCE cannot lower an OOM score; nobody needs it here.
+# Machines without CAP_SYS_RESOURCE cannot lower an OOM score; the lab does not need it.
 sed -i "s#restrict_oom_score_adj = false#restrict_oom_score_adj = true#; s#sandbox_image = .*#sandbox_image = \"$PAUSE\"#" "$TREE"/etc/containerd/config.toml
 grep -q 'restrict_oom_score_adj = true' "$TREE"/etc/containerd/config.toml
 find "$TREE"/lib/systemd/system/sysinit.target.wants/ -name systemd-tmpfiles-setup.service -delete
@@ -22,6 +22,6 @@ chroot "$TREE" ctr oci spec | chroot "$TREE" jq '
 	| del(.process.rlimits)' >"$TREE"/etc/containerd/cri-base.json
 test -s "$TREE"/etc/containerd/cri-base.json
 rm -rf "$TREE"/var/cache/apt/* "$TREE"/var/lib/apt/lists/* "$TREE"/usr/share/doc/* "$TREE"/usr/share/man/* "$TREE"/usr/share/locale/*
-# kind sets each container's own.
+# kind sets the host name and machine ID of each node.
 rm -f "$TREE"/etc/hostname
 : >"$TREE"/etc/machine-id

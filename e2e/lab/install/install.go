@@ -1,5 +1,5 @@
-// Package install puts Liqo and Spillway on the lab's clusters, with helm, as
-// anybody would.
+// Package install installs Liqo, metrics-server and Spillway on the lab's clusters
+// with helm.
 package install
 
 import (
@@ -23,11 +23,11 @@ import (
 	"github.com/spillway-dev/spillway/e2e/lab/image"
 )
 
-// Drivers that the lab's clusters can be linked with.
+// Drivers are the drivers that the lab's clusters can peer with.
 var Drivers = []string{"liqo", "direct"}
 
-// Up installs, or upgrades, Liqo, metrics-server and Spillway on a lab that
-// stands. Spillway links the clusters with the given driver.
+// Up installs or upgrades Liqo, metrics-server and Spillway on a running lab.
+// Spillway uses the given driver.
 func Up(ctx context.Context, lab *cluster.Lab, driver string) error {
 	helm, err := binaries.Program(ctx, "helm", lab.Log)
 	if err != nil {
@@ -37,7 +37,10 @@ func Up(ctx context.Context, lab *cluster.Lab, driver string) error {
 	if err != nil {
 		return err
 	}
-	i := installer{lab: lab, helm: helm, images: images, driver: driver}
+	i := installer{lab: lab, helm: helm, images: images, driver: driver, tags: map[string]string{}}
+	for _, img := range images {
+		_, i.tags[img.Program], _ = strings.Cut(img.Name, ":")
+	}
 	lab.Log("loading Spillway's images …")
 	if err := i.load(ctx); err != nil {
 		return err
@@ -59,16 +62,30 @@ type installer struct {
 	helm   string
 	images []Image
 	driver string
+	// tags of the images by program.
+	tags map[string]string
+}
+
+// onMembers calls f for each member, two at a time.
+func onMembers(ctx context.Context, f func(context.Context, cluster.Cluster) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(2)
+	for _, c := range cluster.Topology {
+		if c.Member {
+			group.Go(func() error { return f(ctx, c) })
+		}
+	}
+	return group.Wait()
 }
 
 // Image is an archive of one of the project's images.
 type Image struct {
-	// Program that is in it, Name with a tag made of its content, and Archive
-	// where it is.
+	// Program in the image, Name with a tag derived from the content, and path of
+	// the Archive.
 	Program, Name, Archive string
 }
 
-// own are the project's programs that go into images, by package.
+// own are the project's programs in images, and their packages.
 var own = []struct{ name, pkg string }{
 	{"spillway-broker", "./broker"},
 	{"spillway-agent", "./agent"},
@@ -77,12 +94,12 @@ var own = []struct{ name, pkg string }{
 	{Workload, "./e2e/lab/workload"},
 }
 
-// Workload is the program in the image that the stories' pods run.
+// Workload is the program that the pods of the scenarios run.
 const Workload = "spillway-lab-workload"
 
-// Images builds the project's images into the cache. Their tags are made of
-// their content, so that an upgrade replaces just what changed.
-func Images(ctx context.Context, log engine.Log) ([]Image, error) {
+// Images builds the project's images into the cache. Their tags are derived from
+// their content, so that an upgrade replaces only what changed.
+func Images(ctx context.Context, log binaries.Log) ([]Image, error) {
 	cache, err := binaries.CacheDir()
 	if err != nil {
 		return nil, err
@@ -91,13 +108,17 @@ func Images(ctx context.Context, log engine.Log) ([]Image, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
+	log("building Spillway's own programs …")
+	var packages []string
+	for _, o := range own {
+		packages = append(packages, o.pkg)
+	}
+	if err := binaries.Own(ctx, dir, packages...); err != nil {
+		return nil, err
+	}
 	var images []Image
 	for _, o := range own {
-		log("building %s …", o.name)
-		binary := filepath.Join(dir, o.name)
-		if err := binaries.Own(ctx, o.pkg, binary); err != nil {
-			return nil, err
-		}
+		binary := filepath.Join(dir, filepath.Base(o.pkg))
 		sum, err := fileSum(binary)
 		if err != nil {
 			return nil, err
@@ -159,37 +180,37 @@ func (i *installer) load(ctx context.Context) error {
 	return group.Wait()
 }
 
-// helmUpgrade installs or upgrades a release and waits until it runs. One that
-// stands, made from the same values, is left alone. A value that begins with @ is
-// read from a file.
+// helmUpgrade installs or upgrades a release and waits until its workloads are
+// available. A release that was deployed from the same chart and values is left
+// alone. A value that begins with @ is read from a file.
 func (i *installer) helmUpgrade(ctx context.Context, c cluster.Cluster, namespace, release, chart string, values ...string) error {
-	where := []string{"--kubeconfig", i.lab.Kubeconfig, "--kube-context", c.Context(), "--namespace", namespace}
+	target := []string{"--kubeconfig", i.lab.Kubeconfig, "--kube-context", c.Context(), "--namespace", namespace}
 	helm := func(args ...string) (string, error) {
-		return engine.Run(exec.CommandContext(ctx, i.helm, append(args, where...)...))
+		return engine.Run(exec.CommandContext(ctx, i.helm, append(args, target...)...))
 	}
-	made, err := chartSum(chart, values)
+	description, err := chartSum(chart, values)
 	if err != nil {
 		return err
 	}
-	if said, err := helm("status", release, "--output", "json"); err == nil {
+	if out, err := helm("status", release, "--output", "json"); err == nil {
 		var status struct {
 			Info struct{ Status, Description string }
 		}
-		if err := json.Unmarshal([]byte(said), &status); err != nil {
+		if err := json.Unmarshal([]byte(out), &status); err != nil {
 			return err
 		}
 		switch {
-		case status.Info.Status == "deployed" && status.Info.Description == made:
+		case status.Info.Status == "deployed" && status.Info.Description == description:
 			return nil
 		case strings.HasPrefix(status.Info.Status, "pending") || status.Info.Status == "uninstalling":
-			// A run that was cut off left the release locked.
+			// An interrupted run left the release locked.
 			if _, err := helm("uninstall", release, "--no-hooks", "--wait", "--timeout", "2m"); err != nil {
 				return err
 			}
 		}
 	}
 	i.lab.Log("installing %s in %s …", release, c.Name)
-	args := []string{"upgrade", "--install", release, chart, "--create-namespace", "--wait", "--timeout", "3m", "--description", made}
+	args := []string{"upgrade", "--install", release, chart, "--create-namespace", "--wait", "--timeout", "3m", "--description", description}
 	for _, v := range values {
 		if file, ok := strings.CutPrefix(v, "@"); ok {
 			args = append(args, "--set-file", file)
@@ -201,7 +222,7 @@ func (i *installer) helmUpgrade(ctx context.Context, c cluster.Cluster, namespac
 	return err
 }
 
-// chartSum identifies a chart's content and the values given to it.
+// chartSum returns an identifier of a chart's content and values.
 func chartSum(chart string, values []string) (string, error) {
 	h := sha256.New()
 	for _, v := range values {
@@ -225,74 +246,42 @@ func chartSum(chart string, values []string) (string, error) {
 	return "lab " + hex.EncodeToString(h.Sum(nil))[:16], err
 }
 
-// liqo installs Liqo's control plane without its network: the lab's clusters
-// reach each other by plain routes.
+// liqo installs Liqo's control plane on the members, without its network fabric:
+// the lab's clusters reach each other by plain routes.
 func (i *installer) liqo(ctx context.Context) error {
-	root, err := binaries.Root()
+	module, _, err := binaries.ModuleDir(ctx, "github.com/liqotech/liqo")
 	if err != nil {
 		return err
 	}
-	module, err := moduleDir(ctx, filepath.Join(root, "e2e/lab/binaries/liqo"), "github.com/liqotech/liqo")
-	if err != nil {
-		return err
-	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(2)
-	for _, c := range cluster.Topology {
-		if !c.Member {
-			continue
+	return onMembers(ctx, func(ctx context.Context, c cluster.Cluster) error {
+		address, err := cluster.Address(ctx, c.ControlPlane())
+		if err != nil {
+			return err
 		}
-		group.Go(func() error {
-			address, err := cluster.Address(ctx, c.ControlPlane())
-			if err != nil {
-				return err
-			}
-			return i.helmUpgrade(ctx, c, "liqo", "liqo", filepath.Join(module, "deployments/liqo"),
-				"tag=v1.2.0",
-				"discovery.config.clusterID="+c.Name,
-				"apiServer.address=https://"+address+":6443",
-				"ipam.podCIDR="+c.PodCIDR,
-				"ipam.serviceCIDR="+c.ServiceCIDR,
-				"networking.enabled=false",
-				"telemetry.enabled=false",
-				"metricAgent.enabled=false",
-				"proxy.enabled=false",
-				"storage.enabled=false",
-			)
-		})
-	}
-	return group.Wait()
+		return i.helmUpgrade(ctx, c, "liqo", "liqo", filepath.Join(module, "deployments/liqo"),
+			"tag=v1.2.0",
+			"discovery.config.clusterID="+c.Name,
+			"apiServer.address=https://"+address+":6443",
+			"ipam.podCIDR="+c.PodCIDR,
+			"ipam.serviceCIDR="+c.ServiceCIDR,
+			"networking.enabled=false",
+			"telemetry.enabled=false",
+			"metricAgent.enabled=false",
+			"proxy.enabled=false",
+			"storage.enabled=false",
+		)
+	})
 }
 
-// metricsServer installs what `kubectl top` asks, from the chart in its module.
+// metricsServer installs metrics-server on the members, from the chart in its module.
 func (i *installer) metricsServer(ctx context.Context) error {
-	root, err := binaries.Root()
+	module, _, err := binaries.ModuleDir(ctx, "sigs.k8s.io/metrics-server")
 	if err != nil {
 		return err
 	}
-	module, err := moduleDir(ctx, filepath.Join(root, "e2e/lab/binaries/metrics-server"), "sigs.k8s.io/metrics-server")
-	if err != nil {
-		return err
-	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(2)
-	for _, c := range cluster.Topology {
-		if !c.Member {
-			continue
-		}
-		group.Go(func() error {
-			return i.helmUpgrade(ctx, c, "kube-system", "metrics-server", filepath.Join(module, "charts/metrics-server"),
-				"image.tag="+image.MetricsServerVersion, "args={--kubelet-insecure-tls,--metric-resolution=15s}",
-				"resources.requests.cpu=10m", "resources.requests.memory=32Mi")
-		})
-	}
-	return group.Wait()
-}
-
-// moduleDir is where a module's files are that one of the build modules pins.
-func moduleDir(ctx context.Context, pinnedBy, module string) (string, error) {
-	find := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
-	find.Dir = pinnedBy
-	find.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
-	return engine.Run(find)
+	return onMembers(ctx, func(ctx context.Context, c cluster.Cluster) error {
+		return i.helmUpgrade(ctx, c, "kube-system", "metrics-server", filepath.Join(module, "charts/metrics-server"),
+			"image.tag="+image.MetricsServerVersion, "args={--kubelet-insecure-tls,--metric-resolution=15s}",
+			"resources.requests.cpu=10m", "resources.requests.memory=32Mi")
+	})
 }

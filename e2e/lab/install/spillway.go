@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/lab/cluster"
 	"github.com/spillway-dev/spillway/e2e/lab/engine"
@@ -34,12 +32,8 @@ func (i *installer) spillway(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	brokerImage, err := i.tag("spillway-broker")
-	if err != nil {
-		return err
-	}
 	if err := i.helmUpgrade(ctx, hub, namespace, "spillway-broker", filepath.Join(root, "charts/broker"),
-		"image.tag="+brokerImage, "service.type=NodePort", "service.nodePort="+brokerPort, "tls.sans={"+address+"}"); err != nil {
+		"image.tag="+i.tags["spillway-broker"], "service.type=NodePort", "service.nodePort="+brokerPort, "tls.sans={"+address+"}"); err != nil {
 		return err
 	}
 	caHash, err := i.read(ctx, hub, "configmap/spillway-broker-ca", "{.data.caHash}")
@@ -54,7 +48,7 @@ func (i *installer) spillway(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// By a file, so that no error message ever shows it.
+	// The token is passed in a file so that no error message contains it.
 	tokenFile, err := os.CreateTemp("", "spillway-lab-*")
 	if err != nil {
 		return err
@@ -66,54 +60,34 @@ func (i *installer) spillway(ctx context.Context) error {
 	if err := tokenFile.Close(); err != nil {
 		return err
 	}
-	agentImage, err := i.tag("spillway-agent")
-	if err != nil {
+	if err := i.waitForOtherDriver(ctx); err != nil {
 		return err
 	}
-	schedulerImage, err := i.tag("spillway-scheduler")
-	if err != nil {
-		return err
-	}
-	if err := i.settleDriver(ctx); err != nil {
-		return err
-	}
-	virtualNodeImage, err := i.tag("spillway-virtual-node")
-	if err != nil {
-		return err
-	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(2)
-	for _, c := range cluster.Topology {
-		if !c.Member {
-			continue
+	return onMembers(ctx, func(ctx context.Context, c cluster.Cluster) error {
+		endpoint, err := cluster.Address(ctx, c.ControlPlane())
+		if err != nil {
+			return err
 		}
-		group.Go(func() error {
-			endpoint, err := cluster.Address(ctx, c.ControlPlane())
-			if err != nil {
-				return err
-			}
-			// A user would wait longer before giving capacity back; the stories
-			// would rather see it happen.
-			values := []string{
-				"image.tag=" + agentImage, "scheduler.image.tag=" + schedulerImage, "driver=" + i.driver,
-				"clusterID=" + c.Name, "broker.url=https://" + address + ":" + brokerPort, "broker.caHash=" + caHash,
-				"@join.token=" + tokenFile.Name(), "apiServer.endpoint=https://" + endpoint + ":6443",
-				"release.grace=5s", "peering.idleTime=20s", "advertisement.interval=10s",
-			}
-			if i.driver == "direct" {
-				values = append(values, "virtualNode.image.tag="+virtualNodeImage)
-			}
-			return i.helmUpgrade(ctx, c, namespace, "spillway-agent", filepath.Join(root, "charts/agent"), values...)
-		})
-	}
-	return group.Wait()
+		// Shorter intervals than the defaults, so that the scenarios need not
+		// wait for them.
+		values := []string{
+			"image.tag=" + i.tags["spillway-agent"], "scheduler.image.tag=" + i.tags["spillway-scheduler"], "driver=" + i.driver,
+			"clusterID=" + c.Name, "broker.url=https://" + address + ":" + brokerPort, "broker.caHash=" + caHash,
+			"@join.token=" + tokenFile.Name(), "apiServer.endpoint=https://" + endpoint + ":6443",
+			"release.grace=5s", "peering.idleTime=20s", "advertisement.interval=10s",
+		}
+		if i.driver == "direct" {
+			values = append(values, "virtualNode.image.tag="+i.tags["spillway-virtual-node"])
+		}
+		return i.helmUpgrade(ctx, c, namespace, "spillway-agent", filepath.Join(root, "charts/agent"), values...)
+	})
 }
 
-// settleDriver waits until nothing stands of another driver's links: each driver
-// removes its own only.
-func (i *installer) settleDriver(ctx context.Context) error {
+// waitForOtherDriver waits until the peerings of the other driver are removed: a
+// driver removes only its own.
+func (i *installer) waitForOtherDriver(ctx context.Context) error {
 	deadline := time.Now().Add(3 * time.Minute)
-	for told := false; ; {
+	for logged := false; ; {
 		var left []string
 		for _, c := range cluster.Topology {
 			if !c.Member {
@@ -136,12 +110,12 @@ func (i *installer) settleDriver(ctx context.Context) error {
 		if len(left) == 0 {
 			return nil
 		}
-		if !told {
-			i.lab.Log("waiting for idle links of the other driver to end: %s", strings.Join(left, ", "))
-			told = true
+		if !logged {
+			i.lab.Log("waiting for idle peerings of the other driver to be removed: %s", strings.Join(left, ", "))
+			logged = true
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("links of another driver still stand: %s; delete the workloads that overflowed, or run make lab-down", strings.Join(left, ", "))
+			return fmt.Errorf("peerings of the other driver still exist: %s; delete the workloads that overflowed, or run make lab-down", strings.Join(left, ", "))
 		}
 		select {
 		case <-ctx.Done():
@@ -151,18 +125,7 @@ func (i *installer) settleDriver(ctx context.Context) error {
 	}
 }
 
-// tag is the tag of one of the project's images.
-func (i *installer) tag(program string) (string, error) {
-	for _, img := range i.images {
-		if img.Program == program {
-			_, tag, _ := strings.Cut(img.Name, ":")
-			return tag, nil
-		}
-	}
-	return "", fmt.Errorf("there is no image of %s", program)
-}
-
-// read reads a field of an object that a process makes at its start.
+// read returns a field of an object that a program creates when it starts.
 func (i *installer) read(ctx context.Context, c cluster.Cluster, object, jsonpath string) (string, error) {
 	deadline := time.Now().Add(time.Minute)
 	for {

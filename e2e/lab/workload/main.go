@@ -1,5 +1,5 @@
-// Command workload is what the stories' pods run: it serves its host name, or
-// does a piece of work and ends. Its other words are for exec.
+// Command workload is what the pods of the scenarios run: it serves its host name
+// or sleeps and exits. The other subcommands are for kubectl exec.
 package main
 
 import (
@@ -74,8 +74,8 @@ func run(args []string) error {
 	return fmt.Errorf("unknown arguments %q; %s", args, usage)
 }
 
-// status prints what a stranger gets from a server, whose certificate it does not
-// look at.
+// status prints the status code of an unauthenticated request. The server's
+// certificate is not verified.
 func status(url string) error {
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	answer, err := client.Get(url)
@@ -86,13 +86,13 @@ func status(url string) error {
 	return answer.Body.Close()
 }
 
-// answer answers each line of a conversation, until one says bye.
+// answer responds to each line of standard input, until one is "bye".
 func answer() error {
-	place := "a pipe"
+	input := "a pipe"
 	if info, err := os.Stdin.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
-		place = "a terminal"
+		input = "a terminal"
 	}
-	fmt.Println("talking over", place)
+	fmt.Println("talking over", input)
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
 		if lines.Text() == "bye" {
@@ -103,8 +103,8 @@ func answer() error {
 	return lines.Err()
 }
 
-// get prints what a URL answers, once or several times, each time over a new
-// connection, so that a Service can choose anew.
+// get prints the response of a URL once or several times, each time over a new
+// connection, so that a Service can select another endpoint.
 func get(args []string) error {
 	times := 1
 	if len(args) == 2 {

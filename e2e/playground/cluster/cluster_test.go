@@ -30,8 +30,9 @@ func programs(t *testing.T) cluster.Programs {
 			t.Fatal(err)
 		}
 	}
-	p.Scheduler = filepath.Join(t.TempDir(), "spillway-scheduler")
-	if err := binaries.Own(t.Context(), "./scheduler-plugin", p.Scheduler); err != nil {
+	dir := t.TempDir()
+	p.Scheduler = filepath.Join(dir, "scheduler-plugin")
+	if err := binaries.Own(t.Context(), dir, "./scheduler-plugin"); err != nil {
 		t.Fatal(err)
 	}
 	return p

@@ -2,19 +2,19 @@ package environment
 
 import (
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
-
-	"golang.org/x/sync/errgroup"
+	"slices"
 
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 )
 
 // Log takes progress, a line each.
-type Log func(format string, args ...any)
+type Log = binaries.Log
 
-// Programs are the paths of all that the playground runs.
+// Programs are the paths of all programs that the playground runs.
 type Programs struct {
 	cluster.Programs
 	Helm string
@@ -30,8 +30,8 @@ var own = map[string]string{
 	"spillway-virtual-node": "./virtual-node",
 }
 
-// Build makes whatever the cache does not hold, which takes minutes the first
-// time on a machine and seconds from then on.
+// Build builds the programs that the cache does not hold: minutes on the first
+// run on a machine, seconds from then on.
 func Build(ctx context.Context, log Log) (Programs, error) {
 	programs := Programs{Own: map[string]string{}}
 	cache, err := binaries.CacheDir()
@@ -47,28 +47,19 @@ func Build(ctx context.Context, log Log) (Programs, error) {
 		return programs, err
 	}
 	defer unlock()
-	for _, p := range []struct {
-		name string
-		path *string
-	}{
-		{"etcd", &programs.Etcd},
-		{"kube-apiserver", &programs.APIServer},
-		{"kube-controller-manager", &programs.ControllerManager},
-		{"kwok", &programs.Kwok},
-		{"helm", &programs.Helm},
-	} {
-		if *p.path, err = binaries.Program(ctx, p.name, log); err != nil {
-			return programs, err
-		}
+	upstream, err := binaries.Programs(ctx, log, "etcd", "kube-apiserver", "kube-controller-manager", "kwok", "helm")
+	if err != nil {
+		return programs, err
 	}
 	log("building Spillway's own programs …")
-	// All at once: when nothing has changed, each build only looks.
-	group, ctx := errgroup.WithContext(ctx)
-	for name, pkg := range own {
-		target := filepath.Join(dir, name)
-		programs.Own[name] = target
-		group.Go(func() error { return binaries.Own(ctx, pkg, target) })
+	if err := binaries.Own(ctx, dir, slices.Collect(maps.Values(own))...); err != nil {
+		return programs, err
 	}
+	for name, pkg := range own {
+		programs.Own[name] = filepath.Join(dir, pkg)
+	}
+	programs.Etcd, programs.APIServer, programs.ControllerManager = upstream["etcd"], upstream["kube-apiserver"], upstream["kube-controller-manager"]
+	programs.Kwok, programs.Helm = upstream["kwok"], upstream["helm"]
 	programs.Scheduler = programs.Own["spillway-scheduler"]
-	return programs, group.Wait()
+	return programs, nil
 }

@@ -1,5 +1,5 @@
-// Command pause is the sandbox process of a pod: it holds the namespaces open
-// and reaps the zombies that fall to it as process 1.
+// Command pause is the sandbox process of a pod: it keeps the namespaces open
+// and, as process 1, reaps zombies.
 package main
 
 import (
@@ -16,7 +16,7 @@ func main() {
 			return
 		}
 		for {
-			// Several exits may be folded into one SIGCHLD.
+			// One SIGCHLD may stand for several terminated processes.
 			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 || err != nil {
 				break
 			}

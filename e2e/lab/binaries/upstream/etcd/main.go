@@ -1,4 +1,4 @@
-// Command etcd is the etcd server, whole, linked from its module.
+// Command etcd is the etcd server.
 package main
 
 import (
