@@ -74,7 +74,7 @@ func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, calle
 		undo()
 		return fmt.Errorf("storing the advertisement of %s: %w", caller, err)
 	}
-	return respond(w, http.StatusOK, protocol.AdvertisementAnswer{Sequence: spec.Sequence})
+	return respond(w, http.StatusOK, protocol.AdvertisementResponse{Sequence: spec.Sequence})
 }
 
 func (s *Server) listAdvertisements(w http.ResponseWriter, r *http.Request, caller string) error {

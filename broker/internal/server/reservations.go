@@ -297,7 +297,6 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 	case protocol.RoleRequester:
 		var ack protocol.RequesterAck
 		if err = decode(w, r, &ack); err == nil {
-			ack.Message = clip(ack.Message)
 			err = s.Core.ApplyRequesterAck(r.Context(), caller, id, ack)
 		}
 	default:
