@@ -12,6 +12,7 @@ import (
 	"net/http"
 
 	"github.com/go-logr/logr"
+	"k8s.io/client-go/util/cert"
 )
 
 // Join requests a client certificate from the broker at baseURL. The broker must
@@ -86,24 +87,19 @@ func verifyPresented(chain []*x509.Certificate, caHash, host string) error {
 
 // verifyIssued verifies that the issued certificate is for the request.
 func verifyIssued(response JoinResponse, caHash, clusterID string, csr *x509.CertificateRequest) error {
-	block, _ := pem.Decode([]byte(response.CA))
-	if block == nil {
-		return errors.New("the broker's CA is not PEM")
-	}
-	ca, err := x509.ParseCertificate(block.Bytes)
+	cas, err := cert.ParseCertsPEM([]byte(response.CA))
 	if err != nil {
 		return fmt.Errorf("parsing the broker's CA: %w", err)
 	}
+	ca := cas[0]
 	if CAHash(ca) != caHash {
 		return fmt.Errorf("the broker returned a CA with hash %s instead of %s", CAHash(ca), caHash)
 	}
-	if block, _ = pem.Decode([]byte(response.Certificate)); block == nil {
-		return errors.New("the certificate is not PEM")
-	}
-	leaf, err := x509.ParseCertificate(block.Bytes)
+	chain, err := cert.ParseCertsPEM([]byte(response.Certificate))
 	if err != nil {
 		return fmt.Errorf("parsing the certificate: %w", err)
 	}
+	leaf := chain[0]
 	if leaf.Subject.CommonName != clusterID || !bytes.Equal(leaf.RawSubjectPublicKeyInfo, csr.RawSubjectPublicKeyInfo) {
 		return errors.New("the certificate is for another name or key than requested")
 	}

@@ -13,22 +13,18 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// Amounts below zero would make room where there is none. The CRDs refuse them
-// where rules are cheap enough; here they are refused everywhere, extended
-// resources included.
+// longExponent matches a decimal number whose exponent has three digits or more.
+var longExponent = regexp.MustCompile(`^[+-]?[0-9.]+[eE][+-]?0*[0-9]{3,}$`)
 
-// wildExponent is a decimal number whose exponent has three digits or more.
-var wildExponent = regexp.MustCompile(`^[+-]?[0-9.]+[eE][+-]?0*[0-9]{3,}$`)
-
-// checkExponents refuses amounts such as 1e-2147483648 before they are read as
-// quantities: reading one takes a step for each power of ten.
-func checkExponents(body []byte) error {
+// validateExponents refuses quantities such as 1e-2147483648 before they are parsed:
+// parsing takes a step for each power of ten.
+func validateExponents(body []byte) error {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.UseNumber()
 	for {
 		token, err := decoder.Token()
 		if err != nil {
-			return nil // what is wrong with the text is said where it is decoded
+			return nil // decoding reports syntax errors
 		}
 		var text string
 		switch t := token.(type) {
@@ -37,61 +33,64 @@ func checkExponents(body []byte) error {
 		case json.Number:
 			text = t.String()
 		}
-		if wildExponent.MatchString(text) {
-			return refuse(protocol.CodeInvalid, "the amount %s has an exponent of more than two digits", bounded(text))
+		if longExponent.MatchString(text) {
+			return refuse(protocol.CodeInvalid, "the quantity %s is invalid: its exponent must have at most two digits", short(text))
 		}
 	}
 }
 
-func checkAmounts(where string, amounts broker.ResourceQuantities) error {
-	below := func(name string, amount *resource.Quantity) error {
+// validateAmounts refuses negative quantities: they would add capacity that does not
+// exist. The CRDs validate only some of them, because of the cost of CEL rules.
+func validateAmounts(field string, amounts broker.ResourceQuantities) error {
+	validate := func(name string, amount *resource.Quantity) error {
 		if amount != nil && amount.Sign() < 0 {
-			return refuse(protocol.CodeInvalid, "%s: %s must not be negative", where, bounded(name))
+			return refuse(protocol.CodeInvalid, "%s: %s must not be negative", field, short(name))
 		}
 		return nil
 	}
 	for name, amount := range map[string]*resource.Quantity{"cpu": amounts.CPU, "memory": amounts.Memory, "gpu": amounts.GPU, "storage": amounts.Storage} {
-		if err := below(name, amount); err != nil {
+		if err := validate(name, amount); err != nil {
 			return err
 		}
 	}
 	for name, amount := range amounts.Extended {
-		if err := below(string(name), &amount); err != nil {
+		if err := validate(string(name), &amount); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// maxAsk bounds what one reservation adds to a provider's ledger, in bytes of
-// JSON: the ledger is one object of bounded size, shared by all.
-const maxAsk = 16 << 10
+const (
+	// maxSpec is the maximum size of a Reservation's spec in bytes of JSON: it becomes
+	// part of the provider's ledger, which is one object.
+	maxSpec = 16 << 10
+	// maxNodes is the maximum number of nodes in an advertisement.
+	maxNodes = 20_000
+)
 
-// maxNodes bounds how many nodes an advertisement may describe.
-const maxNodes = 20_000
-
-func checkAsk(spec *broker.ReservationSpec) error {
+func validateSpec(spec *broker.ReservationSpec) error {
 	text, err := json.Marshal(spec)
 	if err != nil {
-		return fmt.Errorf("measuring an ask: %w", err)
+		return fmt.Errorf("encoding spec: %w", err)
 	}
-	if len(text) > maxAsk {
-		return refuse(protocol.CodeInvalid, "the reservation's spec has %d bytes and may have %d: shorten its node selectors, affinity and tolerations", len(text), maxAsk)
+	if len(text) > maxSpec {
+		return refuse(protocol.CodeInvalid, "spec has %d bytes, the maximum is %d: shorten its node selectors, affinity or tolerations", len(text), maxSpec)
 	}
 	if spec.RequestedResources != nil {
-		if err := checkAmounts("spec.requestedResources", *spec.RequestedResources); err != nil {
+		if err := validateAmounts("spec.requestedResources", *spec.RequestedResources); err != nil {
 			return err
 		}
 	}
 	for i, set := range spec.PodSets {
-		if err := checkAmounts(fmt.Sprintf("spec.podSets[%d].requests", i), set.Requests); err != nil {
+		if err := validateAmounts(fmt.Sprintf("spec.podSets[%d].requests", i), set.Requests); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func checkOffer(spec *broker.ClusterAdvertisementSpec) error {
+func validateAdvertisement(spec *broker.ClusterAdvertisementSpec) error {
 	amounts := map[string]broker.ResourceQuantities{
 		"resources.capacity":    spec.Resources.Capacity,
 		"resources.allocatable": spec.Resources.Allocatable,
@@ -100,22 +99,22 @@ func checkOffer(spec *broker.ClusterAdvertisementSpec) error {
 	nodes := int64(0)
 	for i, class := range spec.NodeClasses {
 		for j, shape := range class.FreeShapes {
-			where := fmt.Sprintf("nodeClasses[%d].freeShapes[%d]", i, j)
+			field := fmt.Sprintf("nodeClasses[%d].freeShapes[%d]", i, j)
 			if shape.Nodes < 0 || shape.Pods < 0 {
-				return refuse(protocol.CodeInvalid, "%s: nodes and pods must not be negative", where)
+				return refuse(protocol.CodeInvalid, "%s: nodes and pods must not be negative", field)
 			}
 			nodes += int64(shape.Nodes)
-			amounts[where+".free"] = shape.Free
+			amounts[field+".free"] = shape.Free
 		}
 	}
 	if nodes > maxNodes {
-		return refuse(protocol.CodeInvalid, "nodeClasses describe %d nodes and may describe %d", nodes, maxNodes)
+		return refuse(protocol.CodeInvalid, "nodeClasses have %d nodes in total, the maximum is %d", nodes, maxNodes)
 	}
 	for i, hold := range spec.ObservedHolds {
 		amounts[fmt.Sprintf("observedHolds[%d].used", i)] = hold.Used
 	}
-	for where, amount := range amounts {
-		if err := checkAmounts(where, amount); err != nil {
+	for field, amount := range amounts {
+		if err := validateAmounts(field, amount); err != nil {
 			return err
 		}
 	}

@@ -15,11 +15,11 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// maxStreams is how many streams one cluster may have open. Over it the oldest
-// ends: a connection that broke unseen must not keep its successor out.
+// maxStreams is the maximum number of open streams of a cluster. One more ends the
+// oldest, which may be a connection whose loss was not detected.
 const maxStreams = 16
 
-// hub tells the open streams that what they show may have changed.
+// hub notifies the open streams of changes.
 type hub struct {
 	mutex sync.Mutex
 	// subscriptions by cluster, oldest first.
@@ -30,9 +30,9 @@ type hub struct {
 type subscription struct {
 	cluster string
 	role    protocol.Role
-	// changed holds one token if something may have changed.
+	// changed has a token if objects may have changed.
 	changed chan struct{}
-	// dropped is closed when the stream is to end.
+	// dropped is closed to end the stream.
 	dropped chan struct{}
 }
 
@@ -60,11 +60,11 @@ func (h *hub) unsubscribe(gone *subscription) {
 		h.subscriptions[gone.cluster] = left
 	}
 	h.mutex.Unlock()
-	// What the newest would have shown is now another's to show.
+	// Another stream is the newest now.
 	h.notify(gone.cluster, gone.role)
 }
 
-// newest reports whether no younger stream of its cluster and role is open.
+// newest reports whether a stream is the newest of its cluster and role.
 func (h *hub) newest(of *subscription) bool {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
@@ -76,13 +76,13 @@ func (h *hub) newest(of *subscription) bool {
 	return false
 }
 
-// notify wakes the streams of one cluster and role.
+// notify notifies the streams of a cluster and role.
 func (h *hub) notify(cluster string, role protocol.Role) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	for _, open := range h.subscriptions[cluster] {
 		if open.role == role {
-			open.wake()
+			open.notify()
 		}
 	}
 }
@@ -92,21 +92,21 @@ func (h *hub) notifyAll() {
 	defer h.mutex.Unlock()
 	for _, streams := range h.subscriptions {
 		for _, open := range streams {
-			open.wake()
+			open.notify()
 		}
 	}
 }
 
-func (s *subscription) wake() {
+func (s *subscription) notify() {
 	select {
 	case s.changed <- struct{}{}:
 	default:
 	}
 }
 
-// follow wakes streams on what the cache sees change.
-func (h *hub) follow(informers cache.Cache) error {
-	watch := func(object client.Object, handler toolscache.ResourceEventHandler) error {
+// watch notifies the streams of the changes in the cache.
+func (h *hub) watch(informers cache.Cache) error {
+	add := func(object client.Object, handler toolscache.ResourceEventHandler) error {
 		informer, err := informers.GetInformer(context.Background(), object, cache.BlockUntilSynced(false))
 		if err != nil {
 			return fmt.Errorf("watching %T: %w", object, err)
@@ -116,21 +116,21 @@ func (h *hub) follow(informers cache.Cache) error {
 		}
 		return nil
 	}
-	reservation := func(object any) {
-		if reservation, ok := known[*broker.Reservation](object); ok {
+	onReservation := func(object any) {
+		if reservation, ok := eventObject[*broker.Reservation](object); ok {
 			h.notify(reservation.Spec.RequesterID, protocol.RoleRequester)
 		}
 	}
-	// How a cluster is reached shows in other clusters' views; what is held there
-	// in its own.
-	advertisement := func(object any) {
-		if _, ok := known[*broker.ClusterAdvertisement](object); ok {
+	// A cluster's endpoint and key are in the views of other clusters, its holds in its
+	// own.
+	onAdvertisement := func(object any) {
+		if _, ok := eventObject[*broker.ClusterAdvertisement](object); ok {
 			h.notifyAll()
 		}
 	}
-	updated := func(before, after any) {
-		old, _ := known[*broker.ClusterAdvertisement](before)
-		now, ok := known[*broker.ClusterAdvertisement](after)
+	onAdvertisementUpdate := func(before, after any) {
+		old, _ := eventObject[*broker.ClusterAdvertisement](before)
+		now, ok := eventObject[*broker.ClusterAdvertisement](after)
 		switch {
 		case !ok:
 		case old == nil, old.Spec.PeerKey != now.Spec.PeerKey, old.Spec.EndpointURL != now.Spec.EndpointURL:
@@ -139,21 +139,21 @@ func (h *hub) follow(informers cache.Cache) error {
 			h.notify(now.Name, protocol.RoleProvider)
 		}
 	}
-	if err := watch(&broker.Reservation{}, toolscache.ResourceEventHandlerFuncs{AddFunc: reservation, DeleteFunc: reservation, UpdateFunc: func(before, after any) {
-		reservation(before)
-		reservation(after)
+	if err := add(&broker.Reservation{}, toolscache.ResourceEventHandlerFuncs{AddFunc: onReservation, DeleteFunc: onReservation, UpdateFunc: func(before, after any) {
+		onReservation(before)
+		onReservation(after)
 	}}); err != nil {
 		return err
 	}
-	if err := watch(&broker.ClusterAdvertisement{}, toolscache.ResourceEventHandlerFuncs{AddFunc: advertisement, DeleteFunc: advertisement, UpdateFunc: updated}); err != nil {
+	if err := add(&broker.ClusterAdvertisement{}, toolscache.ResourceEventHandlerFuncs{AddFunc: onAdvertisement, DeleteFunc: onAdvertisement, UpdateFunc: onAdvertisementUpdate}); err != nil {
 		return err
 	}
-	// Calls look registrations up: the cache is to know them before the first.
-	return watch(&broker.ClusterRegistration{}, toolscache.ResourceEventHandlerFuncs{})
+	// Authentication reads registrations from the cache: it is synced before the first call.
+	return add(&broker.ClusterRegistration{}, toolscache.ResourceEventHandlerFuncs{})
 }
 
-// known is the object of an informer's event, also of one that was missed.
-func known[T any](object any) (T, bool) {
+// eventObject is the object of an informer's event, which may be a missed deletion.
+func eventObject[T any](object any) (T, bool) {
 	if missed, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
 		object = missed.Obj
 	}
