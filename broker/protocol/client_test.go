@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 // serve starts a server and a client of it with short intervals.
@@ -25,9 +27,7 @@ func serve(t *testing.T, handler http.HandlerFunc) *Client {
 	roots := x509.NewCertPool()
 	roots.AddCert(server.Certificate())
 	client, err := NewClient(server.URL, &tls.Config{RootCAs: roots}, logr.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	t.Cleanup(client.Close)
 	client.backoff, client.heartbeat = time.Millisecond, 150*time.Millisecond
 	return client
@@ -50,9 +50,7 @@ func TestRetriesSendTheBodyAgain(t *testing.T) {
 			_, _ = io.WriteString(w, `{"code":"Unavailable","message":"not yet"}`)
 		}
 	})
-	if err := client.Relay(t.Context(), RelayMessage{To: "paris", ID: "1", Sealed: []byte("x")}); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, client.Relay(t.Context(), RelayMessage{To: "paris", ID: "1", Sealed: []byte("x")}))
 	first := <-bodies
 	for range callTries - 1 {
 		if retried := <-bodies; retried != first || !strings.Contains(retried, "paris") {

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 var update = flag.Bool("update", false, "write openapi.json")
@@ -61,14 +62,10 @@ var operations = []operation{
 // TestOpenAPI compares the document with the wire types.
 func TestOpenAPI(t *testing.T) {
 	want, err := json.MarshalIndent(document(), "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	want = append(want, '\n')
 	if *update {
-		if err := os.WriteFile("openapi.json", want, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile("openapi.json", want, 0o644))
 		return
 	}
 	if !bytes.Equal(want, OpenAPI) {

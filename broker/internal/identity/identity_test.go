@@ -33,27 +33,49 @@ import (
 const namespace = "default"
 
 func TestAuthority(t *testing.T) {
+	f := newFixture(t)
+	t.Run("serving certificate", f.testServingCertificate)
+	t.Run("a certificate has the cluster ID and nothing else", f.testClientCertificate)
+	t.Run("one of many concurrent keys joins", f.testConcurrentKeys)
+	t.Run("a changed token applies at once", f.testChangedToken)
+	t.Run("an empty token admits no cluster", f.testEmptyToken)
+}
+
+// fixture is an authority on a real API server, with four replicas.
+type fixture struct {
+	*Authority
+	api      client.Client
+	now      time.Time
+	clock    *clocktesting.FakePassiveClock
+	options  Options
+	replicas []*Authority
+	secret   *corev1.Secret
+	token    string
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
 	config := controlplane.Start(t)
 	all := runtime.NewScheme()
 	expect.NoError(t, errors.Join(scheme.AddToScheme(all), broker.AddToScheme(all)))
 	api, err := client.New(config, client.Options{Scheme: all})
 	expect.NoError(t, err)
-	now := time.Now()
-	clock := clocktesting.NewFakePassiveClock(now)
-	options := Options{Client: api, Cache: api, Namespace: namespace, Names: []string{"hub.test", "192.0.2.7"}, Clock: clock}
+	f := &fixture{api: api, now: time.Now(), replicas: make([]*Authority, 4), secret: &corev1.Secret{}}
+	f.clock = clocktesting.NewFakePassiveClock(f.now)
+	f.options = Options{Client: api, Cache: api, Namespace: namespace, Names: []string{"hub.test", "192.0.2.7"}, Clock: f.clock}
 
 	// Several replicas start concurrently.
-	replicas := make([]*Authority, 4)
 	var starting errgroup.Group
-	for i := range replicas {
+	for i := range f.replicas {
 		starting.Go(func() (err error) {
-			replicas[i], err = New(t.Context(), options)
+			f.replicas[i], err = New(t.Context(), f.options)
 			return err
 		})
 	}
 	expect.NoError(t, starting.Wait())
-	a := replicas[0]
-	for _, other := range replicas {
+	a := f.replicas[0]
+	f.Authority = a
+	for _, other := range f.replicas {
 		if other.CAHash() != a.CAHash() {
 			t.Fatal("two replicas have created two authorities")
 		}
@@ -68,103 +90,103 @@ func TestAuthority(t *testing.T) {
 	if kept.Type != corev1.SecretTypeTLS {
 		t.Fatalf("Secret %s has type %s", CAName, kept.Type)
 	}
-	secret := &corev1.Secret{}
-	expect.NoError(t, api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: TokenName}, secret))
-	token := string(secret.Data[TokenKey])
+	expect.NoError(t, api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: TokenName}, f.secret))
+	f.token = string(f.secret.Data[TokenKey])
+	return f
+}
 
-	t.Run("serving certificate", func(t *testing.T) {
-		serving := func() *x509.Certificate {
-			certificate, err := a.TLSConfig().GetCertificate(nil)
-			expect.NoError(t, err)
-			if len(certificate.Certificate) != 2 || !bytes.Equal(certificate.Certificate[1], a.ca.Raw) {
-				t.Fatal("the chain does not include the authority")
+func (f *fixture) testServingCertificate(t *testing.T) {
+	serving := func() *x509.Certificate {
+		certificate, err := f.TLSConfig().GetCertificate(nil)
+		expect.NoError(t, err)
+		if len(certificate.Certificate) != 2 || !bytes.Equal(certificate.Certificate[1], f.ca.Raw) {
+			t.Fatal("the chain does not include the authority")
+		}
+		return certificate.Leaf
+	}
+	first := serving()
+	for _, name := range []string{"spillway-broker.default.svc", "hub.test", "192.0.2.7", "localhost"} {
+		expect.NoError(t, first.VerifyHostname(name))
+	}
+	f.clock.SetTime(f.now.Add(servingValidity / 2))
+	if !serving().Equal(first) {
+		t.Fatal("it was renewed at half of its validity")
+	}
+	f.clock.SetTime(f.now.Add(servingValidity * 3 / 4))
+	if serving().Equal(first) {
+		t.Fatal("it was not renewed at three quarters of its validity")
+	}
+	f.clock.SetTime(f.now)
+}
+
+func (f *fixture) testClientCertificate(t *testing.T) {
+	key := newKey(t)
+	answer, err := f.Join(t.Context(), protocol.JoinRequest{ClusterID: "greedy", Token: f.token, CSR: newCSR(t, key, func(csr *x509.CertificateRequest) {
+		csr.Subject = pkix.Name{CommonName: "greedy", Organization: []string{"system:masters"}}
+		csr.DNSNames = []string{"spillway-broker", "localhost"}
+	})})
+	expect.NoError(t, err)
+	leaf := parse(t, answer.Certificate)
+	if leaf.IsCA || len(leaf.DNSNames) > 0 || len(leaf.Subject.Organization) > 0 || len(leaf.URIs) != 1 || leaf.URIs[0].String() != "spiffe://spillway/cluster/greedy" {
+		t.Fatalf("got a certificate of %v for %v %v", leaf.Subject, leaf.DNSNames, leaf.URIs)
+	}
+	state := &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{{leaf, f.ca}}}
+	id, err := f.Authenticate(t.Context(), state)
+	if err != nil || id != "greedy" {
+		t.Fatalf("got %q, %v", id, err)
+	}
+	f.clock.SetTime(leaf.NotAfter.Add(time.Second))
+	_, err = f.Authenticate(t.Context(), state)
+	expectRefusal(t, err, protocol.CodeUnauthorized, "expired")
+	f.clock.SetTime(f.now)
+	registration := &broker.ClusterRegistration{}
+	expect.NoError(t, f.api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "greedy"}, registration))
+	if registration.Status.Phase != broker.RegistrationApproved || registration.Status.NotAfter == nil || registration.Status.CertificateFingerprint == "" {
+		t.Fatalf("the registration does not have the certificate: %+v", registration.Status)
+	}
+}
+
+func (f *fixture) testConcurrentKeys(t *testing.T) {
+	var joining errgroup.Group
+	won := make(chan struct{}, 16)
+	for i := range cap(won) {
+		request := protocol.JoinRequest{ClusterID: "contended", Token: f.token, CSR: newCSR(t, newKey(t), named("contended"))}
+		replica := f.replicas[i%len(f.replicas)]
+		joining.Go(func() error {
+			_, err := replica.Join(t.Context(), request)
+			if err == nil {
+				won <- struct{}{}
+			} else if !protocol.HasCode(err, protocol.CodeConflict) && !protocol.HasCode(err, protocol.CodeUnavailable) {
+				return err
 			}
-			return certificate.Leaf
-		}
-		first := serving()
-		for _, name := range []string{"spillway-broker.default.svc", "hub.test", "192.0.2.7", "localhost"} {
-			expect.NoError(t, first.VerifyHostname(name))
-		}
-		clock.SetTime(now.Add(servingValidity / 2))
-		if !serving().Equal(first) {
-			t.Fatal("it was renewed at half of its validity")
-		}
-		clock.SetTime(now.Add(servingValidity * 3 / 4))
-		if serving().Equal(first) {
-			t.Fatal("it was not renewed at three quarters of its validity")
-		}
-		clock.SetTime(now)
-	})
+			return nil
+		})
+	}
+	expect.NoError(t, joining.Wait())
+	if len(won) != 1 {
+		t.Fatalf("%d keys joined as one cluster", len(won))
+	}
+}
 
-	t.Run("a certificate has the cluster ID and nothing else", func(t *testing.T) {
-		key := newKey(t)
-		answer, err := a.Join(t.Context(), protocol.JoinRequest{ClusterID: "greedy", Token: token, CSR: newCSR(t, key, func(csr *x509.CertificateRequest) {
-			csr.Subject = pkix.Name{CommonName: "greedy", Organization: []string{"system:masters"}}
-			csr.DNSNames = []string{"spillway-broker", "localhost"}
-		})})
-		expect.NoError(t, err)
-		leaf := parse(t, answer.Certificate)
-		if leaf.IsCA || len(leaf.DNSNames) > 0 || len(leaf.Subject.Organization) > 0 || len(leaf.URIs) != 1 || leaf.URIs[0].String() != "spiffe://spillway/cluster/greedy" {
-			t.Fatalf("got a certificate of %v for %v %v", leaf.Subject, leaf.DNSNames, leaf.URIs)
-		}
-		state := &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{{leaf, a.ca}}}
-		id, err := a.Authenticate(t.Context(), state)
-		if err != nil || id != "greedy" {
-			t.Fatalf("got %q, %v", id, err)
-		}
-		clock.SetTime(leaf.NotAfter.Add(time.Second))
-		_, err = a.Authenticate(t.Context(), state)
-		expectRefusal(t, err, protocol.CodeUnauthorized, "expired")
-		clock.SetTime(now)
-		registration := &broker.ClusterRegistration{}
-		expect.NoError(t, api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "greedy"}, registration))
-		if registration.Status.Phase != broker.RegistrationApproved || registration.Status.NotAfter == nil || registration.Status.CertificateFingerprint == "" {
-			t.Fatalf("the registration does not have the certificate: %+v", registration.Status)
-		}
-	})
+func (f *fixture) testChangedToken(t *testing.T) {
+	f.secret.Data[TokenKey] = []byte("another-token-of-enough-length\n")
+	expect.NoError(t, f.api.Update(t.Context(), f.secret))
+	request := protocol.JoinRequest{ClusterID: "new", Token: f.token, CSR: newCSR(t, newKey(t), named("new"))}
+	_, err := f.Join(t.Context(), request)
+	expectRefusal(t, err, protocol.CodeUnauthorized, TokenName)
+	request.Token = "another-token-of-enough-length"
+	_, err = f.Join(t.Context(), request)
+	expect.NoError(t, err)
+}
 
-	t.Run("one of many concurrent keys joins", func(t *testing.T) {
-		var joining errgroup.Group
-		won := make(chan struct{}, 16)
-		for i := range cap(won) {
-			request := protocol.JoinRequest{ClusterID: "contended", Token: token, CSR: newCSR(t, newKey(t), named("contended"))}
-			replica := replicas[i%len(replicas)]
-			joining.Go(func() error {
-				_, err := replica.Join(t.Context(), request)
-				if err == nil {
-					won <- struct{}{}
-				} else if !protocol.HasCode(err, protocol.CodeConflict) && !protocol.HasCode(err, protocol.CodeUnavailable) {
-					return err
-				}
-				return nil
-			})
-		}
-		expect.NoError(t, joining.Wait())
-		if len(won) != 1 {
-			t.Fatalf("%d keys joined as one cluster", len(won))
-		}
-	})
-
-	t.Run("a changed token applies at once", func(t *testing.T) {
-		secret.Data[TokenKey] = []byte("another-token-of-enough-length\n")
-		expect.NoError(t, api.Update(t.Context(), secret))
-		request := protocol.JoinRequest{ClusterID: "new", Token: token, CSR: newCSR(t, newKey(t), named("new"))}
-		_, err := a.Join(t.Context(), request)
-		expectRefusal(t, err, protocol.CodeUnauthorized, TokenName)
-		request.Token = "another-token-of-enough-length"
-		_, err = a.Join(t.Context(), request)
-		expect.NoError(t, err)
-	})
-
-	t.Run("an empty token admits no cluster", func(t *testing.T) {
-		secret.Data[TokenKey] = nil
-		expect.NoError(t, api.Update(t.Context(), secret))
-		_, err := a.Join(t.Context(), protocol.JoinRequest{ClusterID: "oslo", CSR: newCSR(t, newKey(t), named("oslo"))})
-		expectRefusal(t, err, protocol.CodeUnauthorized, TokenName)
-		if _, err := New(t.Context(), options); err == nil {
-			t.Fatal("a broker with an empty token has started")
-		}
-	})
+func (f *fixture) testEmptyToken(t *testing.T) {
+	f.secret.Data[TokenKey] = nil
+	expect.NoError(t, f.api.Update(t.Context(), f.secret))
+	_, err := f.Join(t.Context(), protocol.JoinRequest{ClusterID: "oslo", CSR: newCSR(t, newKey(t), named("oslo"))})
+	expectRefusal(t, err, protocol.CodeUnauthorized, TokenName)
+	if _, err := New(t.Context(), f.options); err == nil {
+		t.Fatal("a broker with an empty token has started")
+	}
 }
 
 func TestCertificateRequests(t *testing.T) {
