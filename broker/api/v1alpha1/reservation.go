@@ -153,8 +153,8 @@ const (
 	ReservationActive ReservationPhase = "Active"
 	// ReservationFailed means that the spec cannot be satisfied by any provider.
 	ReservationFailed ReservationPhase = "Failed"
-	// ReservationReleased means that the Reservation has ended. Condition
-	// ProviderReleased tells whether the providers have confirmed.
+	// ReservationReleased means that the Reservation has ended.
+	// Condition ProviderReleased is True once the providers have confirmed.
 	ReservationReleased ReservationPhase = "Released"
 )
 

@@ -23,7 +23,7 @@ import (
 // conflictRetryAfter is the delay before a reconcile is retried after a conflict.
 const conflictRetryAfter = 20 * time.Millisecond
 
-// reconcile brings one Reservation up to date. The cache only tells whether there is
+// reconcile brings one Reservation up to date. The cache only shows whether there is
 // something to do: all writes are based on live reads.
 func (r *Reconciler) reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	in, err := r.snapshot(ctx, r.client, request.Name)

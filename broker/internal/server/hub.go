@@ -51,17 +51,17 @@ func (h *hub) subscribe(cluster string, role protocol.Role) *subscription {
 	return added
 }
 
-func (h *hub) unsubscribe(gone *subscription) {
+func (h *hub) unsubscribe(closed *subscription) {
 	h.mutex.Lock()
-	left := slices.DeleteFunc(h.subscriptions[gone.cluster], func(s *subscription) bool { return s == gone })
+	left := slices.DeleteFunc(h.subscriptions[closed.cluster], func(s *subscription) bool { return s == closed })
 	if len(left) == 0 {
-		delete(h.subscriptions, gone.cluster)
+		delete(h.subscriptions, closed.cluster)
 	} else {
-		h.subscriptions[gone.cluster] = left
+		h.subscriptions[closed.cluster] = left
 	}
 	h.mutex.Unlock()
 	// Another stream is the newest now.
-	h.notify(gone.cluster, gone.role)
+	h.notify(closed.cluster, closed.role)
 }
 
 // newest reports whether a stream is the newest of its cluster and role.
