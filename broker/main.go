@@ -140,12 +140,12 @@ func addControllers(ctx context.Context, mgr ctrl.Manager, o options) error {
 		return fmt.Errorf("listening for agents: %w", err)
 	}
 	https, err := server.New(mgr, server.Options{
-		Listener:  listener,
-		Namespace: o.namespace,
-		Identity:  authority,
-		Core:      reservations,
-		Receipts:  receipts,
-		Log:       ctrl.Log.WithName("server"),
+		Listener:   listener,
+		Namespace:  o.namespace,
+		Identity:   authority,
+		Reconciler: reservations,
+		Receipts:   receipts,
+		Log:        ctrl.Log.WithName("server"),
 	})
 	if err != nil {
 		return fmt.Errorf("setting up the server: %w", err)

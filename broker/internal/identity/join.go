@@ -21,6 +21,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -32,8 +33,6 @@ const (
 	minToken, maxToken = 16, 1024
 	// maxCSR is the maximum size of a certificate request in bytes of PEM.
 	maxCSR = 16 << 10
-	// claimTries is the maximum number of tries of a registration that conflicts with others.
-	claimTries = 5
 )
 
 func refuse(code, format string, args ...any) *protocol.Error {
@@ -41,7 +40,7 @@ func refuse(code, format string, args ...any) *protocol.Error {
 }
 
 // Join issues a certificate to a cluster. The first key that joins with a cluster ID owns
-// the ID, and may join again at any time. Refusals are *protocol.Error.
+// the ID, and may join again at any time. Refusals are or wrap *protocol.Error.
 func (a *Authority) Join(ctx context.Context, request protocol.JoinRequest) (protocol.JoinResponse, error) {
 	if err := a.checkToken(ctx, request.Token); err != nil {
 		return protocol.JoinResponse{}, err
@@ -122,41 +121,38 @@ func parseCSR(clusterID, text string) (*x509.CertificateRequest, error) {
 // claim binds a cluster ID to a key, unless it is bound to another one. Of concurrent
 // keys only one can write the registration's status.
 func (a *Authority) claim(ctx context.Context, clusterID, fingerprint string) (*broker.ClusterRegistration, error) {
-	var conflict error
-	for range claimTries {
-		registration := &broker.ClusterRegistration{}
+	var registration *broker.ClusterRegistration
+	retriable := func(err error) bool {
+		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+	}
+	err := retry.OnError(retry.DefaultRetry, retriable, func() error {
+		registration = &broker.ClusterRegistration{}
 		err := a.Client.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: clusterID}, registration)
 		if apierrors.IsNotFound(err) {
 			registration = &broker.ClusterRegistration{ObjectMeta: a.meta(clusterID), Spec: broker.ClusterRegistrationSpec{ClusterID: clusterID}}
-			if err = a.Client.Create(ctx, registration); apierrors.IsAlreadyExists(err) {
-				conflict = err
-				continue
-			}
+			err = a.Client.Create(ctx, registration)
 		}
-		if err != nil {
-			return nil, fmt.Errorf("registering %s: %w", clusterID, err)
+		switch {
+		case err != nil:
+			return err
+		case registration.Spec.ClusterID != clusterID:
+			return refuse(protocol.CodeConflict, "ClusterRegistration %s/%s is for cluster %s: delete it in the hub", a.Namespace, clusterID, registration.Spec.ClusterID)
+		case registration.Status.KeyFingerprint == fingerprint:
+			return nil
+		case registration.Status.KeyFingerprint != "":
+			return refuse(protocol.CodeConflict, "another key has joined with cluster ID %s: choose another cluster ID or, if that key is lost, run kubectl -n %s delete clusterregistration %s in the hub", clusterID, a.Namespace, clusterID)
 		}
-		if registration.Spec.ClusterID != clusterID {
-			return nil, refuse(protocol.CodeConflict, "ClusterRegistration %s/%s is for cluster %s: delete it in the hub", a.Namespace, clusterID, registration.Spec.ClusterID)
-		}
-		switch registration.Status.KeyFingerprint {
-		case fingerprint:
-			return registration, nil
-		case "":
-			registration.Status.KeyFingerprint = fingerprint
-			registration.Status.Phase = broker.RegistrationApproved
-			if err = a.Client.Status().Update(ctx, registration); err == nil {
-				return registration, nil
-			}
-			if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-				return nil, fmt.Errorf("registering the key of %s: %w", clusterID, err)
-			}
-			conflict = err
-		default:
-			return nil, refuse(protocol.CodeConflict, "another key has joined with cluster ID %s: choose another cluster ID or, if that key is lost, run kubectl -n %s delete clusterregistration %s in the hub", clusterID, a.Namespace, clusterID)
-		}
+		registration.Status.KeyFingerprint = fingerprint
+		registration.Status.Phase = broker.RegistrationApproved
+		return a.Client.Status().Update(ctx, registration)
+	})
+	switch {
+	case retriable(err):
+		return nil, refuse(protocol.CodeUnavailable, "the registration of %s was changed at the same time (%v): join again", clusterID, err)
+	case err != nil:
+		return nil, fmt.Errorf("registering %s: %w", clusterID, err)
 	}
-	return nil, refuse(protocol.CodeUnavailable, "the registration of %s was changed at the same time (%v): join again", clusterID, conflict)
+	return registration, nil
 }
 
 // recordCertificate records the newest certificate in the registration's status, for

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -43,27 +43,20 @@ func (c config) duration(requested *metav1.Duration) time.Duration {
 }
 
 func (r *Reconciler) config(ctx context.Context) (config, error) {
-	out := config{weights: decide.DefaultWeights, staleAfter: 10 * time.Minute, freshFor: 90 * time.Second}
 	var object broker.BrokerConfig
-	err := r.client.Get(ctx, r.key(configName), &object)
-	if apierrors.IsNotFound(err) {
-		return out, nil
-	} else if err != nil {
-		return out, fmt.Errorf("reading the BrokerConfig: %w", err)
+	if err := r.client.Get(ctx, r.key(configName), &object); client.IgnoreNotFound(err) != nil {
+		return config{}, fmt.Errorf("reading the BrokerConfig: %w", err)
 	}
-	if object.Spec.Weights != nil {
-		out.weights = *object.Spec.Weights
+	duration := func(d *metav1.Duration, fallback time.Duration) time.Duration {
+		return ptr.Deref(d, metav1.Duration{Duration: fallback}).Duration
 	}
-	if d := object.Spec.StaleAfter; d != nil {
-		out.staleAfter = d.Duration
-	}
-	if d := object.Spec.FreshFor; d != nil {
-		out.freshFor = d.Duration
-	}
-	if d := object.Spec.MaxDuration; d != nil {
-		out.maxDuration = d.Duration
-	}
-	return out, nil
+	// Without the object, the API server has not filled in the defaults.
+	return config{
+		weights:     ptr.Deref(object.Spec.Weights, decide.DefaultWeights),
+		staleAfter:  duration(object.Spec.StaleAfter, 10*time.Minute),
+		freshFor:    duration(object.Spec.FreshFor, 90*time.Second),
+		maxDuration: duration(object.Spec.MaxDuration, 0),
+	}, nil
 }
 
 // snapshot is everything that the plan for one Reservation depends on.

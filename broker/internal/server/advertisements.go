@@ -71,7 +71,7 @@ func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, calle
 	// Before it is stored, because storing enqueues Reservations, for which the cluster
 	// must be fresh.
 	undo := s.Receipts.record(caller)
-	if err := s.Core.StoreAdvertisement(r.Context(), spec); err != nil {
+	if err := s.Reconciler.StoreAdvertisement(r.Context(), spec); err != nil {
 		undo()
 		return fmt.Errorf("storing the advertisement of %s: %w", caller, err)
 	}

@@ -84,7 +84,7 @@ func startHub(t *testing.T) *testHub {
 	expect.NoError(t, core.SetupWithManager(mgr))
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	expect.NoError(t, err)
-	_, err = New(mgr, Options{Listener: listener, Namespace: namespace, Identity: authority, Core: core, Receipts: receipts, Log: logr.Discard()})
+	_, err = New(mgr, Options{Listener: listener, Namespace: namespace, Identity: authority, Reconciler: core, Receipts: receipts, Log: logr.Discard()})
 	expect.NoError(t, err)
 	secret := &corev1.Secret{}
 	expect.NoError(t, api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: identity.TokenName}, secret))

@@ -98,7 +98,7 @@ func (s *Server) postRelay(w http.ResponseWriter, r *http.Request, caller string
 	if !s.mailboxes.post(message) {
 		return refuse(protocol.CodeTooMany, "the mailbox of cluster %s is full (%d messages): check that its agent is running, and retry later", message.To, maxMessages)
 	}
-	s.hub.notify(message.To, "")
+	s.broadcaster.notify(message.To, "")
 	return respond(w, http.StatusAccepted, nil)
 }
 
@@ -118,7 +118,7 @@ type mailSource struct {
 
 func (m *mailSource) events(_ context.Context, subscription *subscription) ([]protocol.Event, error) {
 	var messages []protocol.RelayMessage
-	if m.server.hub.newest(subscription) {
+	if m.server.broadcaster.newest(subscription) {
 		messages = m.server.mailboxes.take(subscription.cluster)
 	}
 	switch {

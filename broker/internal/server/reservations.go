@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -28,15 +29,9 @@ const (
 	annotationSourceGeneration = broker.Group + "/source-generation"
 )
 
-const (
-	// putTries is the maximum number of tries of a write that conflicts with others.
-	putTries = 5
-	// maxRetained is the maximum of spec.retained in the CRD.
-	maxRetained = 64
-	// maxAckMessage is the maximum size of an ack's message in bytes: it becomes part of
-	// the Reservation's status.
-	maxAckMessage = 512
-)
+// maxAckMessage is the maximum size of an ack's message in bytes: it becomes part of the
+// Reservation's status.
+const maxAckMessage = 512
 
 func (s *Server) postReservation(w http.ResponseWriter, r *http.Request, caller string) error {
 	var request protocol.ReservationRequest
@@ -55,31 +50,6 @@ func (s *Server) postReservation(w http.ResponseWriter, r *http.Request, caller 
 		return err
 	}
 	return respond(w, http.StatusOK, view)
-}
-
-// validateRequest validates what the CRD cannot, and sets the requester.
-func validateRequest(request *protocol.ReservationRequest, caller string) error {
-	switch {
-	case request.Spec.RequesterID != "" && request.Spec.RequesterID != caller:
-		return refuse(protocol.CodeForbidden, "cluster %s cannot request capacity for cluster %q: spec.requesterID must be empty or its own", caller, short(request.Spec.RequesterID))
-	case !protocol.ValidSourceUID(request.SourceUID):
-		return refuse(protocol.CodeInvalid, "sourceUID must be the UID of the Reservation in the consumer's cluster")
-	case len(validation.IsDNS1123Label(request.SourceNamespace)) > 0:
-		return refuse(protocol.CodeInvalid, "sourceNamespace must be the namespace of the Reservation in the consumer's cluster")
-	case len(validation.IsDNS1123Subdomain(request.SourceName)) > 0:
-		return refuse(protocol.CodeInvalid, "sourceName must be the name of the Reservation in the consumer's cluster")
-	case request.SourceGeneration < 1:
-		return refuse(protocol.CodeInvalid, "sourceGeneration must be the generation of the Reservation in the consumer's cluster, 1 or more")
-	case len(request.Spec.Retained) > maxRetained:
-		return refuse(protocol.CodeInvalid, "spec.retained has %d entries, the maximum is %d", len(request.Spec.Retained), maxRetained)
-	}
-	for _, retained := range request.Spec.Retained {
-		if !protocol.ValidClusterID(retained.Cluster) || retained.Count < 0 {
-			return refuse(protocol.CodeInvalid, "each entry of spec.retained must have a valid cluster ID and a count that is not negative")
-		}
-	}
-	request.Spec.RequesterID = caller
-	return validateSpec(&request.Spec)
 }
 
 // newReservation is the broker's Reservation for a request.
@@ -113,35 +83,29 @@ func newReservation(namespace, caller string, request protocol.ReservationReques
 // first, so that a request without changes does not reach the API server. If the cache
 // is outdated, the write fails with a conflict and is retried on a live read.
 func (s *Server) put(ctx context.Context, want *broker.Reservation) (*broker.Reservation, error) {
+	var stored *broker.Reservation
 	var reader client.Reader = s.client
-	var conflict error
-	for range putTries {
-		stored := &broker.Reservation{}
+	err := retry.OnError(retry.DefaultRetry, func(err error) bool {
+		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+	}, func() error {
+		stored = &broker.Reservation{}
 		err := reader.Get(ctx, client.ObjectKeyFromObject(want), stored)
 		reader = s.live
-		switch {
-		case apierrors.IsNotFound(err):
-			created := want.DeepCopy()
-			err = s.client.Create(ctx, created)
-			if err == nil {
-				return created, nil
-			}
-		case err == nil:
-			changed, refusal := update(stored, want)
-			if refusal != nil || !changed {
-				return stored, refusal
-			}
-			err = s.client.Update(ctx, stored)
-			if err == nil {
-				return stored, nil
-			}
+		if apierrors.IsNotFound(err) {
+			stored = want.DeepCopy()
+			return s.client.Create(ctx, stored)
+		} else if err != nil {
+			return err
 		}
-		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("storing reservation %s: %w", want.Name, err)
+		if changed, err := update(stored, want); err != nil || !changed {
+			return err
 		}
-		conflict = err
+		return s.client.Update(ctx, stored)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("storing reservation %s: %w", want.Name, err)
 	}
-	return nil, fmt.Errorf("storing reservation %s: %w", want.Name, conflict)
+	return stored, nil
 }
 
 // update applies the changes of a request to the stored Reservation, as far as they are
@@ -295,12 +259,12 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 		var ack protocol.ProviderAck
 		if err = decode(w, r, &ack); err == nil {
 			ack.Message = events.TruncateTo(ack.Message, maxAckMessage)
-			err = s.Core.ApplyProviderAck(r.Context(), caller, id, ack)
+			err = s.Reconciler.ApplyProviderAck(r.Context(), caller, id, ack)
 		}
 	case protocol.RoleRequester:
 		var ack protocol.RequesterAck
 		if err = decode(w, r, &ack); err == nil {
-			err = s.Core.ApplyRequesterAck(r.Context(), caller, id, ack)
+			err = s.Reconciler.ApplyRequesterAck(r.Context(), caller, id, ack)
 		}
 	default:
 		return invalidRole()

@@ -28,16 +28,16 @@ const (
 	shutdownGrace = 10 * time.Second
 )
 
-// Core applies the agents' reports. All methods are idempotent. An error that is
+// Reconciler applies the agents' reports. All methods are idempotent. An error that is
 // apierrors.IsNotFound means that the object does not exist, or belongs to another
 // cluster.
-type Core interface {
+type Reconciler interface {
 	StoreAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error
 	ApplyProviderAck(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error
 	ApplyRequesterAck(ctx context.Context, requester, name string, ack protocol.RequesterAck) error
 }
 
-// Identity authenticates clusters. Refusals are *protocol.Error.
+// Identity authenticates clusters. Refusals are or wrap *protocol.Error.
 type Identity interface {
 	TLSConfig() *tls.Config
 	Join(ctx context.Context, request protocol.JoinRequest) (protocol.JoinResponse, error)
@@ -50,9 +50,9 @@ type Options struct {
 	// Listener without TLS. The server closes it.
 	Listener net.Listener
 	// Namespace of the broker's objects.
-	Namespace string
-	Identity  Identity
-	Core      Core
+	Namespace  string
+	Identity   Identity
+	Reconciler Reconciler
 	// Receipts records the received advertisements.
 	Receipts *Receipts
 	Log      logr.Logger
@@ -72,11 +72,11 @@ type Server struct {
 	// stopping is closed to end the streams.
 	stopping chan struct{}
 
-	hub       *hub
-	mailboxes *mailboxes
-	callers   *limiters
-	joiners   *limiters
-	heartbeat time.Duration
+	broadcaster *broadcaster
+	mailboxes   *mailboxes
+	callers     *limiters
+	joiners     *limiters
+	heartbeat   time.Duration
 }
 
 // New returns a server that uses the manager's clients, and adds it to the manager.
@@ -85,21 +85,21 @@ func New(mgr manager.Manager, options Options) (*Server, error) {
 		options.Clock = clock.RealClock{}
 	}
 	s := &Server{
-		Options:   options,
-		client:    mgr.GetClient(),
-		live:      mgr.GetAPIReader(),
-		elected:   mgr.Elected(),
-		stopping:  make(chan struct{}),
-		hub:       newHub(),
-		mailboxes: newMailboxes(options.Clock),
-		callers:   newLimiters(options.Clock, 100, 200),
-		joiners:   newLimiters(options.Clock, 5, 10),
-		heartbeat: protocol.HeartbeatSeconds * time.Second,
+		Options:     options,
+		client:      mgr.GetClient(),
+		live:        mgr.GetAPIReader(),
+		elected:     mgr.Elected(),
+		stopping:    make(chan struct{}),
+		broadcaster: newBroadcaster(),
+		mailboxes:   newMailboxes(options.Clock),
+		callers:     newLimiters(options.Clock, 100, 200),
+		joiners:     newLimiters(options.Clock, 5, 10),
+		heartbeat:   protocol.HeartbeatSeconds * time.Second,
 	}
 	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &broker.Reservation{}, requesterField, requesterOf); err != nil {
 		return nil, fmt.Errorf("indexing Reservations by requester: %w", err)
 	}
-	if err := s.hub.watch(mgr.GetCache()); err != nil {
+	if err := s.broadcaster.watch(mgr.GetCache()); err != nil {
 		return nil, err
 	}
 	return s, mgr.Add(s)

@@ -30,8 +30,8 @@ type source interface {
 // stream serves a source until the caller or the broker ends it.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, caller string, role protocol.Role, source source) error {
 	// Before the first list, so that no change is missed between the two.
-	subscription := s.hub.subscribe(caller, role)
-	defer s.hub.unsubscribe(subscription)
+	subscription := s.broadcaster.subscribe(caller, role)
+	defer s.broadcaster.unsubscribe(subscription)
 	events, err := source.events(r.Context(), subscription)
 	if err != nil {
 		return err

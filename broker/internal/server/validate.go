@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -67,7 +68,34 @@ const (
 	maxSpec = 16 << 10
 	// maxNodes is the maximum number of nodes in an advertisement.
 	maxNodes = 20_000
+	// maxRetained is the maximum of spec.retained in the CRD.
+	maxRetained = 64
 )
+
+// validateRequest validates what the CRD cannot, and sets the requester.
+func validateRequest(request *protocol.ReservationRequest, caller string) error {
+	switch {
+	case request.Spec.RequesterID != "" && request.Spec.RequesterID != caller:
+		return refuse(protocol.CodeForbidden, "cluster %s cannot request capacity for cluster %q: spec.requesterID must be empty or its own", caller, short(request.Spec.RequesterID))
+	case !protocol.ValidSourceUID(request.SourceUID):
+		return refuse(protocol.CodeInvalid, "sourceUID must be the UID of the Reservation in the consumer's cluster")
+	case len(validation.IsDNS1123Label(request.SourceNamespace)) > 0:
+		return refuse(protocol.CodeInvalid, "sourceNamespace must be the namespace of the Reservation in the consumer's cluster")
+	case len(validation.IsDNS1123Subdomain(request.SourceName)) > 0:
+		return refuse(protocol.CodeInvalid, "sourceName must be the name of the Reservation in the consumer's cluster")
+	case request.SourceGeneration < 1:
+		return refuse(protocol.CodeInvalid, "sourceGeneration must be the generation of the Reservation in the consumer's cluster, 1 or more")
+	case len(request.Spec.Retained) > maxRetained:
+		return refuse(protocol.CodeInvalid, "spec.retained has %d entries, the maximum is %d", len(request.Spec.Retained), maxRetained)
+	}
+	for _, retained := range request.Spec.Retained {
+		if !protocol.ValidClusterID(retained.Cluster) || retained.Count < 0 {
+			return refuse(protocol.CodeInvalid, "each entry of spec.retained must have a valid cluster ID and a count that is not negative")
+		}
+	}
+	request.Spec.RequesterID = caller
+	return validateSpec(&request.Spec)
+}
 
 func validateSpec(spec *broker.ReservationSpec) error {
 	text, err := json.Marshal(spec)

@@ -19,8 +19,8 @@ import (
 // oldest, which may be a connection whose loss was not detected.
 const maxStreams = 16
 
-// hub notifies the open streams of changes.
-type hub struct {
+// broadcaster notifies the open streams of changes.
+type broadcaster struct {
 	mutex sync.Mutex
 	// subscriptions by cluster, oldest first.
 	subscriptions map[string][]*subscription
@@ -36,39 +36,39 @@ type subscription struct {
 	dropped chan struct{}
 }
 
-func newHub() *hub { return &hub{subscriptions: map[string][]*subscription{}} }
+func newBroadcaster() *broadcaster { return &broadcaster{subscriptions: map[string][]*subscription{}} }
 
-func (h *hub) subscribe(cluster string, role protocol.Role) *subscription {
+func (b *broadcaster) subscribe(cluster string, role protocol.Role) *subscription {
 	added := &subscription{cluster: cluster, role: role, changed: make(chan struct{}, 1), dropped: make(chan struct{})}
-	h.mutex.Lock()
-	defer h.mutex.Unlock()
-	open := append(h.subscriptions[cluster], added)
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	open := append(b.subscriptions[cluster], added)
 	if len(open) > maxStreams {
 		close(open[0].dropped)
 		open = open[1:]
 	}
-	h.subscriptions[cluster] = open
+	b.subscriptions[cluster] = open
 	return added
 }
 
-func (h *hub) unsubscribe(closed *subscription) {
-	h.mutex.Lock()
-	left := slices.DeleteFunc(h.subscriptions[closed.cluster], func(s *subscription) bool { return s == closed })
+func (b *broadcaster) unsubscribe(closed *subscription) {
+	b.mutex.Lock()
+	left := slices.DeleteFunc(b.subscriptions[closed.cluster], func(s *subscription) bool { return s == closed })
 	if len(left) == 0 {
-		delete(h.subscriptions, closed.cluster)
+		delete(b.subscriptions, closed.cluster)
 	} else {
-		h.subscriptions[closed.cluster] = left
+		b.subscriptions[closed.cluster] = left
 	}
-	h.mutex.Unlock()
+	b.mutex.Unlock()
 	// Another stream is the newest now.
-	h.notify(closed.cluster, closed.role)
+	b.notify(closed.cluster, closed.role)
 }
 
 // newest reports whether a stream is the newest of its cluster and role.
-func (h *hub) newest(of *subscription) bool {
-	h.mutex.Lock()
-	defer h.mutex.Unlock()
-	for _, open := range slices.Backward(h.subscriptions[of.cluster]) {
+func (b *broadcaster) newest(of *subscription) bool {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	for _, open := range slices.Backward(b.subscriptions[of.cluster]) {
 		if open.role == of.role {
 			return open == of
 		}
@@ -77,20 +77,20 @@ func (h *hub) newest(of *subscription) bool {
 }
 
 // notify notifies the streams of a cluster and role.
-func (h *hub) notify(cluster string, role protocol.Role) {
-	h.mutex.Lock()
-	defer h.mutex.Unlock()
-	for _, open := range h.subscriptions[cluster] {
+func (b *broadcaster) notify(cluster string, role protocol.Role) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	for _, open := range b.subscriptions[cluster] {
 		if open.role == role {
 			open.notify()
 		}
 	}
 }
 
-func (h *hub) notifyAll() {
-	h.mutex.Lock()
-	defer h.mutex.Unlock()
-	for _, streams := range h.subscriptions {
+func (b *broadcaster) notifyAll() {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	for _, streams := range b.subscriptions {
 		for _, open := range streams {
 			open.notify()
 		}
@@ -105,7 +105,7 @@ func (s *subscription) notify() {
 }
 
 // watch notifies the streams of the changes in the cache.
-func (h *hub) watch(informers cache.Cache) error {
+func (b *broadcaster) watch(informers cache.Cache) error {
 	add := func(object client.Object, handler toolscache.ResourceEventHandler) error {
 		informer, err := informers.GetInformer(context.Background(), object, cache.BlockUntilSynced(false))
 		if err != nil {
@@ -118,14 +118,14 @@ func (h *hub) watch(informers cache.Cache) error {
 	}
 	onReservation := func(object any) {
 		if reservation, ok := eventObject[*broker.Reservation](object); ok {
-			h.notify(reservation.Spec.RequesterID, protocol.RoleRequester)
+			b.notify(reservation.Spec.RequesterID, protocol.RoleRequester)
 		}
 	}
 	// A cluster's endpoint and key are in the views of other clusters, its holds in its
 	// own.
 	onAdvertisement := func(object any) {
 		if _, ok := eventObject[*broker.ClusterAdvertisement](object); ok {
-			h.notifyAll()
+			b.notifyAll()
 		}
 	}
 	onAdvertisementUpdate := func(before, after any) {
@@ -134,9 +134,9 @@ func (h *hub) watch(informers cache.Cache) error {
 		switch {
 		case !ok:
 		case old == nil, old.Spec.PeerKey != now.Spec.PeerKey, old.Spec.EndpointURL != now.Spec.EndpointURL:
-			h.notifyAll()
+			b.notifyAll()
 		case !equality.Semantic.DeepEqual(old.Status.Holds, now.Status.Holds):
-			h.notify(now.Name, protocol.RoleProvider)
+			b.notify(now.Name, protocol.RoleProvider)
 		}
 	}
 	if err := add(&broker.Reservation{}, toolscache.ResourceEventHandlerFuncs{AddFunc: onReservation, DeleteFunc: onReservation, UpdateFunc: func(before, after any) {

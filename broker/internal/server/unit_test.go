@@ -91,7 +91,7 @@ func TestReceipts(t *testing.T) {
 }
 
 func TestOldestStreamEnds(t *testing.T) {
-	h := newHub()
+	h := newBroadcaster()
 	oldest := h.subscribe("rome", "")
 	youngest := oldest
 	for range maxStreams {
