@@ -89,7 +89,7 @@ func TestWithTheBroker(t *testing.T) {
 	}
 
 	agent(romeConfig, "rome", false)
-	eventually(t, ended, "nobody can help yet", says(broker.ConditionQueued, metav1.ConditionTrue, "no cluster but rome has advertised"))
+	eventually(t, ended, "nobody can help yet", says(broker.ConditionQueued, metav1.ConditionTrue, "No cluster except rome has sent an advertisement"))
 	agent(parisConfig, "paris", true)
 	eventually(t, ended, "paris accepts", func() error {
 		if err := says(broker.ConditionProviderAccepted, metav1.ConditionTrue, "paris")(); err != nil {

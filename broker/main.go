@@ -1,6 +1,6 @@
-// Command spillway-broker is the hub: it takes in what clusters offer, chooses
-// providers for what clusters ask, keeps the ledger of what is promised, and
-// relays the messages with which two clusters link up. This file is wiring.
+// Command spillway-broker receives the advertisements of the clusters, chooses providers
+// for Reservations, keeps the ledger of holds, and relays the messages with which two
+// clusters establish a peering. This file is wiring only.
 package main
 
 import (
@@ -16,9 +16,11 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -29,7 +31,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/server"
 )
 
-// leaseName is the lease that brokers of one namespace lead by.
+// leaseName is the name of the leader election lease.
 const leaseName = "spillway-broker"
 
 type options struct {
@@ -43,7 +45,7 @@ type options struct {
 	zap         zap.Options
 }
 
-// list is a flag that may be given several times, and takes commas.
+// list is a flag that can be repeated and has comma-separated values.
 type list []string
 
 func (l *list) String() string { return strings.Join(*l, ",") }
@@ -64,13 +66,13 @@ func parse(arguments []string) (options, error) {
 	if namespace == "" {
 		namespace = broker.SystemNamespace
 	}
-	flags.StringVar(&o.namespace, "namespace", namespace, "Namespace of the broker's objects. Taken from $POD_NAMESPACE where that is set.")
-	flags.StringVar(&o.listen, "listen", ":8443", "Address that agents connect to.")
-	flags.Var(&o.names, "tls-san", "DNS name or IP address by which agents know the broker, besides its Service's. May be repeated, or list several with commas.")
-	flags.StringVar(&o.transport, "broker-interface", "http", "How agents reach the broker. This release has http only.")
-	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Address of the metrics; 0 turns them off.")
-	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Address of the probes.")
-	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Let one of several replicas lead. Needed with more than one.")
+	flags.StringVar(&o.namespace, "namespace", namespace, "Namespace of the broker's objects. Defaults to $POD_NAMESPACE if set.")
+	flags.StringVar(&o.listen, "listen", ":8443", "Bind address of the REST interface for agents.")
+	flags.Var(&o.names, "tls-san", "Additional DNS names or IP addresses of the broker in its serving certificate, besides those of its Service. Comma-separated; can be repeated.")
+	flags.StringVar(&o.transport, "broker-interface", "http", "Interface for agents. This release supports http only.")
+	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
+	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint.")
+	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Enable leader election. Required with more than one replica.")
 	o.zap.BindFlags(flags)
 	if err := flags.Parse(arguments); err != nil {
 		return o, err
@@ -79,7 +81,7 @@ func parse(arguments []string) (options, error) {
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
 	if o.transport != "http" {
-		return o, fmt.Errorf("--broker-interface=%s is not in this release: only http is", o.transport)
+		return o, fmt.Errorf("--broker-interface=%s is not supported: use http", o.transport)
 	}
 	return o, nil
 }
@@ -99,52 +101,60 @@ func main() {
 		err = run(ctrl.SetupSignalHandler(), config, o)
 	}
 	if err != nil {
-		ctrl.Log.Error(err, "The broker ended")
+		ctrl.Log.Error(err, "Broker failed")
 		os.Exit(1)
 	}
 }
 
-// run is the broker until ctx ends.
+// run runs the broker until ctx ends.
 func run(ctx context.Context, config *rest.Config, o options) error {
 	config.QPS, config.Burst = 200, 400
 	mgr, err := newManager(config, o)
 	if err != nil {
 		return err
 	}
-	// Keys and registrations are read from the API server itself.
-	live, err := client.New(config, client.Options{Scheme: mgr.GetScheme()})
+	if err := addControllers(ctx, mgr, o); err != nil {
+		return err
+	}
+	return mgr.Start(ctx)
+}
+
+// addControllers adds everything that the manager runs: the controllers of Reservations
+// and ClusterAdvertisements, the REST server, and the probes.
+func addControllers(ctx context.Context, mgr ctrl.Manager, o options) error {
+	live, err := client.New(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme()})
 	if err != nil {
-		return fmt.Errorf("making a client: %w", err)
+		return fmt.Errorf("creating the client: %w", err)
 	}
 	authority, err := identity.New(ctx, identity.Options{Client: live, Cache: mgr.GetClient(), Namespace: o.namespace, Names: o.names})
 	if err != nil {
 		return err
 	}
 	receipts := server.NewReceipts(clock.RealClock{})
-	core := reservation.New(mgr, reservation.Options{Namespace: o.namespace, Freshness: receipts})
-	if err := core.SetupWithManager(mgr); err != nil {
-		return fmt.Errorf("setting up reservations: %w", err)
+	reservations := reservation.New(mgr, reservation.Options{Namespace: o.namespace, Freshness: receipts})
+	if err := reservations.SetupWithManager(mgr); err != nil {
+		return fmt.Errorf("setting up the reservation controllers: %w", err)
 	}
 	listener, err := net.Listen("tcp", o.listen)
 	if err != nil {
 		return fmt.Errorf("listening for agents: %w", err)
 	}
 	https, err := server.New(mgr, server.Options{
-		Listener:  listener,
-		Namespace: o.namespace,
-		Identity:  authority,
-		Core:      core,
-		Receipts:  receipts,
-		Log:       ctrl.Log.WithName("server"),
+		Listener:   listener,
+		Namespace:  o.namespace,
+		Identity:   authority,
+		Reconciler: reservations,
+		Receipts:   receipts,
+		Log:        ctrl.Log.WithName("server"),
 	})
 	if err != nil {
 		return fmt.Errorf("setting up the server: %w", err)
 	}
-	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("leads", https.Ready)); err != nil {
+	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("leader", https.Ready)); err != nil {
 		return fmt.Errorf("setting up the probes: %w", err)
 	}
 	ctrl.Log.Info("Starting", "namespace", o.namespace, "caHash", authority.CAHash())
-	return mgr.Start(ctx)
+	return nil
 }
 
 func newManager(config *rest.Config, o options) (ctrl.Manager, error) {
@@ -161,6 +171,8 @@ func newManager(config *rest.Config, o options) (ctrl.Manager, error) {
 		LeaderElectionID:              leaseName,
 		LeaderElectionNamespace:       o.namespace,
 		LeaderElectionReleaseOnCancel: true,
+		// The priority queue of controller-runtime v0.23 can deadlock when a manager stops.
+		Controller: ctrlconfig.Controller{UsePriorityQueue: ptr.To(false)},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("setting up the manager: %w", err)

@@ -23,19 +23,19 @@ import (
 )
 
 const (
-	// callTimeout bounds one try of one call.
+	// callTimeout is the timeout of one try of a call.
 	callTimeout = 10 * time.Second
-	// callTries is how often a call is made when the broker cannot be reached,
-	// does not lead or is too busy. Every call may be repeated.
+	// callTries is the number of tries of a call if the broker is unreachable, not the
+	// leader, or busy. All calls are idempotent.
 	callTries = 3
-	// maxAnswer bounds an answer, and a stream's line, in bytes.
-	maxAnswer = 64 << 20
-	// maxBackoff bounds the pause between two connections of a stream.
+	// maxResponse is the maximum size of a response, and of a stream's line, in bytes.
+	maxResponse = 64 << 20
+	// maxBackoff is the maximum backoff between two connections of a stream.
 	maxBackoff = 15 * time.Second
 )
 
-// Client speaks to one broker as one cluster. It may be used by several
-// goroutines, and keeps its connections.
+// Client makes calls to one broker as one cluster. It is safe for concurrent use and
+// keeps connections open.
 type Client struct {
 	base      string
 	calls     *http.Client
@@ -44,9 +44,8 @@ type Client struct {
 	backoff   time.Duration
 }
 
-// NewClient makes a client of the broker at baseURL (https://host:port). The
-// TLS configuration carries the broker's CA and the cluster's certificate;
-// TLSConfig makes one.
+// NewClient returns a client of the broker at baseURL (https://host:port). config has
+// the broker's CA and the cluster's certificate, see TLSConfig.
 func NewClient(baseURL string, config *tls.Config, log logr.Logger) (*Client, error) {
 	base, err := parseBase(baseURL)
 	if err != nil {
@@ -61,8 +60,8 @@ func NewClient(baseURL string, config *tls.Config, log logr.Logger) (*Client, er
 	}, nil
 }
 
-// TLSConfig trusts the CA in caPEM and no other. Certificate is asked at each
-// handshake, so that a renewed one needs no restart.
+// TLSConfig trusts only the CA in caPEM. It calls certificate at each handshake, so
+// that a renewed certificate needs no restart.
 func TLSConfig(caPEM []byte, certificate func() (*tls.Certificate, error)) (*tls.Config, error) {
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(caPEM) {
@@ -83,14 +82,14 @@ func parseBase(baseURL string) (*url.URL, error) {
 	case err != nil:
 		return nil, fmt.Errorf("parsing the broker's URL: %w", err)
 	case base.Scheme != "https" || base.Hostname() == "" || base.User != nil || base.RawQuery != "" || base.Fragment != "":
-		return nil, fmt.Errorf("the broker's URL must read https://<host>[:<port>], not %q", baseURL)
+		return nil, fmt.Errorf("the broker's URL must be https://<host>[:<port>], not %q", baseURL)
 	}
 	return base, nil
 }
 
-// httpClient speaks HTTP/1.1: each stream has a connection of its own, so one
-// that stalls stalls nothing else. Redirects are not followed, for nothing is to
-// be sent to whom it was not addressed.
+// httpClient uses HTTP/1.1: each stream has its own connection, so a stalled stream
+// does not block other calls. Redirects are not followed, so that nothing is sent to
+// another server.
 func httpClient(config *tls.Config) *http.Client {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
@@ -109,54 +108,54 @@ func httpClient(config *tls.Config) *http.Client {
 	}
 }
 
-// Close drops the connections that are idle.
+// Close closes idle connections.
 func (c *Client) Close() { c.calls.CloseIdleConnections() }
 
-// PublishAdvertisement replaces what the broker knows of this cluster.
-func (c *Client) PublishAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) (AdvertisementAnswer, error) {
-	return ask[AdvertisementAnswer](ctx, c, http.MethodPost, PathAdvertisements, nil, spec)
+// PublishAdvertisement replaces this cluster's advertisement.
+func (c *Client) PublishAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) (AdvertisementResponse, error) {
+	return do[AdvertisementResponse](ctx, c, http.MethodPost, PathAdvertisements, nil, spec)
 }
 
-// Advertisements lists what the clusters offer.
+// Advertisements lists the advertisements of all clusters.
 func (c *Client) Advertisements(ctx context.Context) ([]AdvertisementView, error) {
-	list, err := ask[AdvertisementList](ctx, c, http.MethodGet, PathAdvertisements, nil, nil)
+	list, err := do[AdvertisementList](ctx, c, http.MethodGet, PathAdvertisements, nil, nil)
 	return list.Items, err
 }
 
-// Advertisement reads one cluster's.
+// Advertisement gets the advertisement of one cluster.
 func (c *Client) Advertisement(ctx context.Context, clusterID string) (AdvertisementView, error) {
-	return ask[AdvertisementView](ctx, c, http.MethodGet, item(PathAdvertisements, clusterID), nil, nil)
+	return do[AdvertisementView](ctx, c, http.MethodGet, item(PathAdvertisements, clusterID), nil, nil)
 }
 
-// PutReservation asks for capacity, or asks again with another count.
+// PutReservation creates one of this cluster's reservations, or updates its amounts.
 func (c *Client) PutReservation(ctx context.Context, request ReservationRequest) (ConsumerView, error) {
-	return ask[ConsumerView](ctx, c, http.MethodPost, PathReservations, nil, request)
+	return do[ConsumerView](ctx, c, http.MethodPost, PathReservations, nil, request)
 }
 
-// ConsumerReservations lists this cluster's own.
+// ConsumerReservations lists this cluster's reservations.
 func (c *Client) ConsumerReservations(ctx context.Context) ([]ConsumerView, error) {
-	list, err := ask[ConsumerList](ctx, c, http.MethodGet, PathReservations, RoleRequester.query(), nil)
+	list, err := do[ConsumerList](ctx, c, http.MethodGet, PathReservations, RoleRequester.query(), nil)
 	return list.Items, err
 }
 
-// ConsumerReservation reads one of this cluster's own by its ID.
+// ConsumerReservation gets one of this cluster's reservations by its ID.
 func (c *Client) ConsumerReservation(ctx context.Context, id string) (ConsumerView, error) {
-	return ask[ConsumerView](ctx, c, http.MethodGet, item(PathReservations, id), RoleRequester.query(), nil)
+	return do[ConsumerView](ctx, c, http.MethodGet, item(PathReservations, id), RoleRequester.query(), nil)
 }
 
 // ProviderReservations lists the holds on this cluster.
 func (c *Client) ProviderReservations(ctx context.Context) ([]ProviderView, error) {
-	list, err := ask[ProviderList](ctx, c, http.MethodGet, PathReservations, RoleProvider.query(), nil)
+	list, err := do[ProviderList](ctx, c, http.MethodGet, PathReservations, RoleProvider.query(), nil)
 	return list.Items, err
 }
 
-// ProviderReservation reads one hold on this cluster by its reservation's ID.
+// ProviderReservation gets a hold on this cluster by the ID of its reservation.
 func (c *Client) ProviderReservation(ctx context.Context, id string) (ProviderView, error) {
-	return ask[ProviderView](ctx, c, http.MethodGet, item(PathReservations, id), RoleProvider.query(), nil)
+	return do[ProviderView](ctx, c, http.MethodGet, item(PathReservations, id), RoleProvider.query(), nil)
 }
 
-// DeleteReservation lets go of one of this cluster's own. Success when it is
-// already gone.
+// DeleteReservation begins the release of one of this cluster's reservations. It
+// succeeds if there is none with that ID.
 func (c *Client) DeleteReservation(ctx context.Context, id string) error {
 	err := c.call(ctx, http.MethodDelete, item(PathReservations, id), nil, nil, nil)
 	if HasCode(err, CodeNotFound) {
@@ -165,23 +164,23 @@ func (c *Client) DeleteReservation(ctx context.Context, id string) error {
 	return err
 }
 
-// AckProvider answers a hold on this cluster.
+// AckProvider accepts or refuses a hold on this cluster.
 func (c *Client) AckProvider(ctx context.Context, id string, ack ProviderAck) error {
 	return c.call(ctx, http.MethodPost, item(PathReservations, id)+"/ack", RoleProvider.query(), ack, nil)
 }
 
-// AckRequester reports on one of this cluster's own reservations.
+// AckRequester reports on one of this cluster's reservations.
 func (c *Client) AckRequester(ctx context.Context, id string, ack RequesterAck) error {
 	return c.call(ctx, http.MethodPost, item(PathReservations, id)+"/ack", RoleRequester.query(), ack, nil)
 }
 
-// Relay hands a sealed message to another cluster. It may get lost later:
-// whoever waits for an answer sends again.
+// Relay sends a sealed message to another cluster. Delivery is not guaranteed: a
+// sender that expects a reply must send again.
 func (c *Client) Relay(ctx context.Context, message RelayMessage) error {
 	return c.call(ctx, http.MethodPost, PathRelay, nil, message, nil)
 }
 
-// Ping reports whether a broker that leads answers.
+// Ping succeeds if the leading broker is ready.
 func (c *Client) Ping(ctx context.Context) error {
 	return c.call(ctx, http.MethodGet, PathReadyz, nil, nil, nil)
 }
@@ -190,15 +189,15 @@ func (r Role) query() url.Values { return url.Values{"role": {string(r)}} }
 
 func item(path, id string) string { return path + "/" + url.PathEscape(id) }
 
-// ask makes a call that is answered with a T.
-func ask[T any](ctx context.Context, c *Client, method, path string, query url.Values, body any) (T, error) {
-	var answer T
-	err := c.call(ctx, method, path, query, body, &answer)
-	return answer, err
+// do makes a call and decodes the response into a T.
+func do[T any](ctx context.Context, c *Client, method, path string, query url.Values, body any) (T, error) {
+	var response T
+	err := c.call(ctx, method, path, query, body, &response)
+	return response, err
 }
 
-// call makes one call, again if the broker could not be asked.
-func (c *Client) call(ctx context.Context, method, path string, query url.Values, body, answer any) error {
+// call makes a call, and retries it with backoff if retriable.
+func (c *Client) call(ctx context.Context, method, path string, query url.Values, body, response any) error {
 	var encoded []byte
 	if body != nil {
 		var err error
@@ -206,30 +205,29 @@ func (c *Client) call(ctx context.Context, method, path string, query url.Values
 			return fmt.Errorf("encoding the request %s %s: %w", method, path, err)
 		}
 		if len(encoded) > MaxBody {
-			return &Error{Code: CodeTooLarge, Message: fmt.Sprintf("the request %s %s has %d bytes; the broker takes %d", method, path, len(encoded), MaxBody)}
+			return &Error{Code: CodeTooLarge, Message: fmt.Sprintf("the request %s %s has %d bytes; the maximum is %d", method, path, len(encoded), MaxBody)}
 		}
 	}
-	pause := c.backoff
+	backoff := c.backoff
 	for try := 1; ; try++ {
-		err := c.once(ctx, method, path, query, encoded, answer)
-		if err == nil || try == callTries || ctx.Err() != nil || !repeatable(err) {
+		err := c.once(ctx, method, path, query, encoded, response)
+		if err == nil || try == callTries || ctx.Err() != nil || !retriable(err) {
 			return err
 		}
-		if !sleep(ctx, jitter(pause)) {
+		if !sleep(ctx, jitter(backoff)) {
 			return err
 		}
-		pause *= 2
+		backoff *= 2
 	}
 }
 
-// repeatable tells a broker that could not be asked, or asks for patience, from
-// one that has answered.
-func repeatable(err error) bool {
-	var answer *Error
-	return !errors.As(err, &answer) || answer.Code == CodeUnavailable || answer.Code == CodeTooMany
+// retriable reports whether the same call may succeed later.
+func retriable(err error) bool {
+	var refusal *Error
+	return !errors.As(err, &refusal) || refusal.Code == CodeUnavailable || refusal.Code == CodeTooMany
 }
 
-func (c *Client) once(ctx context.Context, method, path string, query url.Values, body []byte, answer any) error {
+func (c *Client) once(ctx context.Context, method, path string, query url.Values, body []byte, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	response, err := c.send(ctx, method, path, query, body)
@@ -237,19 +235,19 @@ func (c *Client) once(ctx context.Context, method, path string, query url.Values
 		return err
 	}
 	defer response.Body.Close()
-	if answer == nil {
-		// Reading to the end lets the connection be used again.
+	if into == nil {
+		// The connection is reused only after the body is read to its end.
 		_, err = io.Copy(io.Discard, io.LimitReader(response.Body, MaxBody))
 	} else {
-		err = json.NewDecoder(io.LimitReader(response.Body, maxAnswer)).Decode(answer)
+		err = json.NewDecoder(io.LimitReader(response.Body, maxResponse)).Decode(into)
 	}
 	if err != nil {
-		return fmt.Errorf("reading the broker's answer to %s %s: %w", method, path, err)
+		return fmt.Errorf("reading the response to %s %s: %w", method, path, err)
 	}
 	return nil
 }
 
-// send makes a request and returns the response if it is a good one.
+// send sends a request and returns a response with status 2xx, or an error.
 func (c *Client) send(ctx context.Context, method, path string, query url.Values, body []byte) (*http.Response, error) {
 	target := c.base + path
 	if len(query) > 0 {
@@ -261,14 +259,14 @@ func (c *Client) send(ctx context.Context, method, path string, query url.Values
 	}
 	request, err := http.NewRequestWithContext(ctx, method, target, reader)
 	if err != nil {
-		return nil, fmt.Errorf("asking the broker: %w", err)
+		return nil, fmt.Errorf("calling the broker: %w", err)
 	}
 	if body != nil {
 		request.Header.Set("Content-Type", "application/json")
 	}
 	response, err := c.calls.Do(request)
 	if err != nil {
-		return nil, fmt.Errorf("asking the broker: %w", err)
+		return nil, fmt.Errorf("calling the broker: %w", err)
 	}
 	if response.StatusCode/100 != 2 {
 		defer response.Body.Close()
@@ -277,39 +275,39 @@ func (c *Client) send(ctx context.Context, method, path string, query url.Values
 	return response, nil
 }
 
-// readError makes an error of an answer that is not 2xx: an *Error if the broker
-// wrote it, another if something in between did.
+// readError reads the error of a response that is not 2xx: an *Error if the broker
+// sent it, another error if something in between did.
 func readError(response *http.Response) error {
 	body, err := io.ReadAll(io.LimitReader(response.Body, 64<<10))
 	if err != nil {
-		return fmt.Errorf("reading the broker's answer %s: %w", response.Status, err)
+		return fmt.Errorf("reading the response %s: %w", response.Status, err)
 	}
-	answer := &Error{}
-	if json.Unmarshal(body, answer) != nil || answer.Code == "" {
-		return fmt.Errorf("the broker's URL answers %s, and not as a broker does", response.Status)
+	refusal := &Error{}
+	if json.Unmarshal(body, refusal) != nil || refusal.Code == "" {
+		return fmt.Errorf("the server at the broker's URL responded %s, and is not a broker: check the URL and the proxies on the way", response.Status)
 	}
-	return answer
+	return refusal
 }
 
-// Watch streams a role's reservations, or relayed messages with role "". It
-// connects again by itself, with a Relist each time, and blocks until ctx ends.
-// Handle is called from one goroutine at a time, and not for heartbeats.
+// Watch streams the reservations of a role, or relayed messages with role "". It
+// reconnects with backoff; each connection begins with a Relist. It blocks until ctx
+// ends. handle is called from one goroutine, and not for heartbeats.
 func (c *Client) Watch(ctx context.Context, role Role, handle func(Event)) {
 	log := c.log.WithValues("stream", streamName(role))
-	pause := c.backoff
+	backoff := c.backoff
 	for {
 		listed, err := c.stream(ctx, role, handle)
 		if ctx.Err() != nil {
 			return
 		}
 		if listed {
-			pause = c.backoff
+			backoff = c.backoff
 		}
-		log.Info("The stream from the broker ended; connecting again", "reason", err.Error())
-		if !sleep(ctx, jitter(pause)) {
+		log.Info("Watch stream ended; reconnecting", "reason", err.Error())
+		if !sleep(ctx, jitter(backoff)) {
 			return
 		}
-		pause = min(2*pause, maxBackoff)
+		backoff = min(2*backoff, maxBackoff)
 	}
 }
 
@@ -320,13 +318,12 @@ func streamName(role Role) string {
 	return string(role)
 }
 
-// stream follows one connection to its end, and reports whether it brought a
-// Relist.
+// stream reads one connection to its end, and reports whether it received a Relist.
 func (c *Client) stream(ctx context.Context, role Role, handle func(Event)) (listed bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	silence := fmt.Errorf("nothing heard for %s", 3*c.heartbeat)
-	timer := time.AfterFunc(3*c.heartbeat, func() { cancel(silence) })
+	timeout := 3 * c.heartbeat
+	timer := time.AfterFunc(timeout, func() { cancel(fmt.Errorf("nothing received for %s", timeout)) })
 	defer timer.Stop()
 	path, query := PathRelay, url.Values{}
 	if role != "" {
@@ -339,13 +336,13 @@ func (c *Client) stream(ctx context.Context, role Role, handle func(Event)) (lis
 	}
 	defer response.Body.Close()
 	lines := bufio.NewScanner(response.Body)
-	lines.Buffer(make([]byte, 0, 4<<10), maxAnswer)
+	lines.Buffer(make([]byte, 0, 4<<10), maxResponse)
 	for lines.Scan() {
 		var event Event
 		if err := json.Unmarshal(lines.Bytes(), &event); err != nil {
 			return listed, fmt.Errorf("decoding an event: %w", err)
 		}
-		// Time that handle takes is not the broker's silence.
+		// The time in handle does not count.
 		timer.Stop()
 		switch {
 		case event.Type == EventHeartbeat:
@@ -360,15 +357,15 @@ func (c *Client) stream(ctx context.Context, role Role, handle func(Event)) (lis
 		if ctx.Err() != nil {
 			break
 		}
-		timer.Reset(3 * c.heartbeat)
+		timer.Reset(timeout)
 	}
 	if err := lines.Err(); err != nil {
 		return listed, cause(ctx, fmt.Errorf("reading the stream: %w", err))
 	}
-	return listed, cause(ctx, errors.New("the broker closed it"))
+	return listed, cause(ctx, errors.New("closed by the broker"))
 }
 
-// cause prefers the reason for which a context was cancelled.
+// cause returns the cause of the context's cancellation, or else err.
 func cause(ctx context.Context, err error) error {
 	if reason := context.Cause(ctx); reason != nil {
 		return reason
@@ -376,15 +373,15 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-// jitter spreads a pause over its second half, so that many clients do not
-// return at once.
-func jitter(pause time.Duration) time.Duration {
-	return pause/2 + rand.N(pause/2+1)
+// jitter returns between half and all of a backoff, so that many clients do not
+// reconnect at once.
+func jitter(backoff time.Duration) time.Duration {
+	return backoff/2 + rand.N(backoff/2+1)
 }
 
-// sleep pauses, and reports whether it was not cut off.
-func sleep(ctx context.Context, pause time.Duration) bool {
-	timer := time.NewTimer(pause)
+// sleep reports false if ctx ends before the duration.
+func sleep(ctx context.Context, duration time.Duration) bool {
+	timer := time.NewTimer(duration)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():

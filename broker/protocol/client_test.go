@@ -15,9 +15,11 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// serve starts a server and a client of it whose pauses are short.
+// serve starts a server and a client of it with short intervals.
 func serve(t *testing.T, handler http.HandlerFunc) *Client {
 	t.Helper()
 	server := httptest.NewTLSServer(handler)
@@ -25,9 +27,7 @@ func serve(t *testing.T, handler http.HandlerFunc) *Client {
 	roots := x509.NewCertPool()
 	roots.AddCert(server.Certificate())
 	client, err := NewClient(server.URL, &tls.Config{RootCAs: roots}, logr.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	t.Cleanup(client.Close)
 	client.backoff, client.heartbeat = time.Millisecond, 150*time.Millisecond
 	return client
@@ -50,18 +50,16 @@ func TestRetriesSendTheBodyAgain(t *testing.T) {
 			_, _ = io.WriteString(w, `{"code":"Unavailable","message":"not yet"}`)
 		}
 	})
-	if err := client.Relay(t.Context(), RelayMessage{To: "paris", ID: "1", Sealed: []byte("x")}); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, client.Relay(t.Context(), RelayMessage{To: "paris", ID: "1", Sealed: []byte("x")}))
 	first := <-bodies
 	for range callTries - 1 {
-		if again := <-bodies; again != first || !strings.Contains(again, "paris") {
-			t.Fatalf("first %q was sent, then %q", first, again)
+		if retried := <-bodies; retried != first || !strings.Contains(retried, "paris") {
+			t.Fatalf("first %q was sent, then %q", first, retried)
 		}
 	}
 }
 
-func TestAnswersAreNotAskedForAgain(t *testing.T) {
+func TestRefusalsAreNotRetried(t *testing.T) {
 	var tries atomic.Int32
 	client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		tries.Add(1)
@@ -74,24 +72,24 @@ func TestAnswersAreNotAskedForAgain(t *testing.T) {
 	}
 }
 
-func TestWhoIsNoBroker(t *testing.T) {
+func TestServerIsNoBroker(t *testing.T) {
 	client := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
 	err := client.Ping(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "502") {
-		t.Fatalf("want the status told, got %v", err)
+		t.Fatalf("want the status in the error, got %v", err)
 	}
 	for _, url := range []string{"http://hub", "hub:8443", "https://", "https://hub?x=y"} {
 		if _, err := NewClient(url, nil, logr.Discard()); err == nil {
-			t.Errorf("%q was taken for a broker's URL", url)
+			t.Errorf("%q was accepted as a broker's URL", url)
 		}
 	}
 }
 
-func TestWatchConnectsAgain(t *testing.T) {
+func TestWatchReconnects(t *testing.T) {
 	var connections atomic.Int32
 	client := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		n := connections.Add(1)
-		say := func(event Event) {
+		send := func(event Event) {
 			if err := json.NewEncoder(w).Encode(event); err == nil {
 				_ = http.NewResponseController(w).Flush()
 			}
@@ -99,24 +97,24 @@ func TestWatchConnectsAgain(t *testing.T) {
 		relist := Event{Type: EventRelist, Consumer: []ConsumerView{{ID: fmt.Sprint(n)}}}
 		switch n {
 		case 1: // Ends.
-			say(relist)
-			say(Event{Type: EventPut, Consumer: []ConsumerView{{ID: "more"}}})
-		case 2: // Says nothing more, with the connection open.
-			say(relist)
+			send(relist)
+			send(Event{Type: EventPut, Consumer: []ConsumerView{{ID: "more"}}})
+		case 2: // Sends nothing more and keeps the connection open.
+			send(relist)
 			<-r.Context().Done()
-		case 3: // Forgets where it is.
-			say(Event{Type: EventDelete, ID: "never listed"})
-		case 4: // Is no broker.
+		case 3: // Does not begin with a Relist.
+			send(Event{Type: EventDelete, ID: "never listed"})
+		case 4: // Sends no event.
 			_, _ = io.WriteString(w, "hello\n")
-		case 5: // Is turned away.
+		case 5: // Refuses the client.
 			w.WriteHeader(http.StatusUnauthorized)
-		default: // Beats.
-			say(relist)
-			beat := time.NewTicker(10 * time.Millisecond)
-			defer beat.Stop()
+		default: // Sends heartbeats.
+			send(relist)
+			heartbeat := time.NewTicker(10 * time.Millisecond)
+			defer heartbeat.Stop()
 			for r.Context().Err() == nil {
-				<-beat.C
-				say(Event{Type: EventHeartbeat})
+				<-heartbeat.C
+				send(Event{Type: EventHeartbeat})
 			}
 		}
 	})
@@ -131,7 +129,7 @@ func TestWatchConnectsAgain(t *testing.T) {
 			got = append(got, string(event.Type))
 		}
 		if len(got) == 4 {
-			// Long enough that only the beats keep the stream.
+			// Long enough that only heartbeats keep the stream open.
 			time.AfterFunc(5*client.heartbeat, cancel)
 		}
 	})

@@ -7,24 +7,24 @@ import (
 
 // Codes of Error.
 const (
-	// CodeInvalid is a request that can never succeed as it is written.
+	// CodeInvalid: the request cannot succeed unless it is changed.
 	CodeInvalid = "Invalid"
-	// CodeUnauthorized is a caller without a certificate that the broker knows.
+	// CodeUnauthorized: the caller has no certificate or token that the broker accepts.
 	CodeUnauthorized = "Unauthorized"
-	// CodeForbidden is a known caller that speaks for another cluster.
+	// CodeForbidden: the caller acts for another cluster.
 	CodeForbidden = "Forbidden"
-	// CodeNotFound is a thing that is not there, or not the caller's to see.
+	// CodeNotFound: the object does not exist, or belongs to another cluster.
 	CodeNotFound = "NotFound"
-	// CodeConflict is a thing that is in another state than the caller assumes.
+	// CodeConflict: the request contradicts the current state of the object.
 	CodeConflict = "Conflict"
-	// CodeTooLarge is a body over its bound.
+	// CodeTooLarge: the body exceeds its maximum size.
 	CodeTooLarge = "TooLarge"
-	// CodeTooMany is a caller over its rate, or a mailbox that is full.
+	// CodeTooMany: the caller exceeds its rate, or the receiver's mailbox is full.
 	CodeTooMany = "TooMany"
-	// CodeUnavailable is a broker that does not lead, or cannot reach its API
-	// server. The same request may succeed later.
+	// CodeUnavailable: the replica is not the leader, or cannot reach its API server.
+	// The same request may succeed later.
 	CodeUnavailable = "Unavailable"
-	// CodeInternal is the broker's own fault.
+	// CodeInternal: the broker failed.
 	CodeInternal = "Internal"
 )
 
@@ -40,7 +40,7 @@ var statuses = map[string]int{
 	CodeInternal:     http.StatusInternalServerError,
 }
 
-// Status is the HTTP status that goes with the error's code.
+// Status is the HTTP status of the error's code.
 func (e *Error) Status() int {
 	if status, known := statuses[e.Code]; known {
 		return status
@@ -48,8 +48,8 @@ func (e *Error) Status() int {
 	return http.StatusInternalServerError
 }
 
-// HasCode reports whether err is, or wraps, the broker's answer with this code.
+// HasCode reports whether err is or wraps an *Error with the code.
 func HasCode(err error, code string) bool {
-	var answer *Error
-	return errors.As(err, &answer) && answer.Code == code
+	var refusal *Error
+	return errors.As(err, &refusal) && refusal.Code == code
 }

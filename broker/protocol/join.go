@@ -12,12 +12,13 @@ import (
 	"net/http"
 
 	"github.com/go-logr/logr"
+	"k8s.io/client-go/util/cert"
 )
 
-// Join asks the broker at baseURL for a certificate. The broker must present a
-// chain with a CA whose CAHash is caHash, and a serving certificate of that CA
-// for the URL's host; nothing, the token least of all, is sent to any other.
-// It may be repeated with the same key.
+// Join requests a client certificate from the broker at baseURL. The broker must
+// present a chain with a CA whose CAHash is caHash, and a serving certificate of that
+// CA for the URL's host; the token is not sent to any other server. Join may be
+// repeated with the same key.
 func Join(ctx context.Context, baseURL, caHash, clusterID, token string, csrPEM []byte) (JoinResponse, error) {
 	base, err := parseBase(baseURL)
 	if err != nil {
@@ -33,8 +34,7 @@ func Join(ctx context.Context, baseURL, caHash, clusterID, token string, csrPEM 
 	}
 	config := &tls.Config{
 		MinVersion: tls.VersionTLS12,
-		// No root is known yet but by its hash: VerifyConnection does all of the
-		// checking.
+		// The CA is known by its hash only: VerifyConnection verifies the chain instead.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			return verifyPresented(state.PeerCertificates, caHash, base.Hostname())
@@ -49,18 +49,18 @@ func Join(ctx context.Context, baseURL, caHash, clusterID, token string, csrPEM 
 	if err != nil {
 		return JoinResponse{}, fmt.Errorf("encoding the join request: %w", err)
 	}
-	var answer JoinResponse
-	// Once: the caller repeats, and a wrong hash or token does not become right.
-	if err := client.once(ctx, http.MethodPost, PathJoin, nil, body, &answer); err != nil {
+	var response JoinResponse
+	// Without retries: the caller retries, and a wrong hash or token stays wrong.
+	if err := client.once(ctx, http.MethodPost, PathJoin, nil, body, &response); err != nil {
 		return JoinResponse{}, fmt.Errorf("joining as %s: %w", clusterID, err)
 	}
-	if err := verifyIssued(answer, caHash, clusterID, csr); err != nil {
+	if err := verifyIssued(response, caHash, clusterID, csr); err != nil {
 		return JoinResponse{}, fmt.Errorf("joining as %s: %w", clusterID, err)
 	}
-	return answer, nil
+	return response, nil
 }
 
-// verifyPresented checks the chain that a broker presents.
+// verifyPresented verifies the certificate chain of a broker.
 func verifyPresented(chain []*x509.Certificate, caHash, host string) error {
 	var ca *x509.Certificate
 	for _, certificate := range chain {
@@ -70,14 +70,14 @@ func verifyPresented(chain []*x509.Certificate, caHash, host string) error {
 		}
 	}
 	if ca == nil {
-		return fmt.Errorf("the broker at %s presents no CA with hash %s: check broker.caHash against ConfigMap spillway-broker-ca in the hub, and that the URL reaches the broker itself", host, caHash)
+		return fmt.Errorf("the broker at %s presents no CA with hash %s: check broker.caHash against ConfigMap spillway-broker-ca in the hub, and that broker.url reaches the broker itself", host, caHash)
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(ca)
 	_, err := chain[0].Verify(x509.VerifyOptions{Roots: roots, DNSName: host, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 	var name x509.HostnameError
 	if errors.As(err, &name) {
-		return fmt.Errorf("%w; start the broker with --tls-san=%s if that is its name", err, host)
+		return fmt.Errorf("%w; if this is the broker's address, add it to the broker chart's tls.sans (flag --tls-san=%s)", err, host)
 	}
 	if err != nil {
 		return fmt.Errorf("verifying the broker's certificate: %w", err)
@@ -85,28 +85,23 @@ func verifyPresented(chain []*x509.Certificate, caHash, host string) error {
 	return nil
 }
 
-// verifyIssued checks that what the broker gave is what was asked for.
-func verifyIssued(answer JoinResponse, caHash, clusterID string, csr *x509.CertificateRequest) error {
-	block, _ := pem.Decode([]byte(answer.CA))
-	if block == nil {
-		return errors.New("the broker's CA is not PEM")
-	}
-	ca, err := x509.ParseCertificate(block.Bytes)
+// verifyIssued verifies that the issued certificate is for the request.
+func verifyIssued(response JoinResponse, caHash, clusterID string, csr *x509.CertificateRequest) error {
+	cas, err := cert.ParseCertsPEM([]byte(response.CA))
 	if err != nil {
 		return fmt.Errorf("parsing the broker's CA: %w", err)
 	}
+	ca := cas[0]
 	if CAHash(ca) != caHash {
-		return fmt.Errorf("the broker handed out a CA with hash %s instead of %s", CAHash(ca), caHash)
+		return fmt.Errorf("the broker returned a CA with hash %s instead of %s", CAHash(ca), caHash)
 	}
-	if block, _ = pem.Decode([]byte(answer.Certificate)); block == nil {
-		return errors.New("the certificate is not PEM")
-	}
-	leaf, err := x509.ParseCertificate(block.Bytes)
+	chain, err := cert.ParseCertsPEM([]byte(response.Certificate))
 	if err != nil {
 		return fmt.Errorf("parsing the certificate: %w", err)
 	}
+	leaf := chain[0]
 	if leaf.Subject.CommonName != clusterID || !bytes.Equal(leaf.RawSubjectPublicKeyInfo, csr.RawSubjectPublicKeyInfo) {
-		return errors.New("the certificate is for another name or key than was asked for")
+		return errors.New("the certificate is for another name or key than requested")
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(ca)

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// MaxClusterID is the longest cluster ID, in bytes.
+// MaxClusterID is the maximum length of a cluster ID in bytes.
 const MaxClusterID = 40
 
 var (
@@ -17,35 +17,34 @@ var (
 	sourceUID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 )
 
-// ValidClusterID reports whether id may name a cluster.
+// ValidClusterID reports whether id is a valid cluster ID.
 func ValidClusterID(id string) bool {
 	return len(id) <= MaxClusterID && clusterID.MatchString(id)
 }
 
-// ValidSourceUID reports whether uid is one that an API server gives. Its fixed
-// length is what keeps the IDs of two requesters' reservations apart.
+// ValidSourceUID reports whether uid is a UID as API servers generate them. The fixed
+// length makes ReservationID unique.
 func ValidSourceUID(uid types.UID) bool { return sourceUID.MatchString(string(uid)) }
 
-// ReservationID is the broker's name of a requester's reservation. It fits into
-// a label value, because pods carry it in one: the IDs of clusters with long
-// names begin with a shortened name and its hash.
+// ReservationID is the name of the broker's Reservation for a consumer's one. It is
+// short enough for a label value: a long cluster ID is truncated and its hash added.
 func ReservationID(requester string, sourceUID types.UID) string {
-	const room = 63 - len("-") - 36
-	if len(requester) > room {
+	const available = 63 - len("-") - 36
+	if len(requester) > available {
 		sum := sha256.Sum256([]byte(requester))
 		hash := hex.EncodeToString(sum[:5])
-		requester = requester[:room-len(hash)-1] + "-" + hash
+		requester = requester[:available-len(hash)-1] + "-" + hash
 	}
 	return requester + "-" + string(sourceUID)
 }
 
-// CAHash identifies a certificate authority by its public key: agents are told
-// it beforehand, and trust no other.
+// CAHash identifies a certificate authority by its public key, as in the agent chart's
+// value broker.caHash.
 func CAHash(ca *x509.Certificate) string {
 	return "sha256:" + KeyFingerprint(ca.RawSubjectPublicKeyInfo)
 }
 
-// KeyFingerprint is the SHA-256 of a public key's DER form (SPKI), in hex.
+// KeyFingerprint is the SHA-256 of a public key in DER form (SPKI), in hex.
 func KeyFingerprint(spki []byte) string {
 	sum := sha256.Sum256(spki)
 	return hex.EncodeToString(sum[:])

@@ -14,9 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-var update = flag.Bool("update", false, "write openapi.json anew")
+var update = flag.Bool("update", false, "write openapi.json")
 
 type object = map[string]any
 
@@ -27,52 +28,48 @@ type operation struct {
 	open bool
 	// query parameters: "role!" is one that must be given.
 	query []string
-	// body and answer are values of the types; several are alternatives. An
-	// operation without an answer says 204, or accepted.
-	body, answer []any
-	accepted     bool
-	// refusals are the statuses that mean more here than they do everywhere.
+	// body and response are values of the types; several are alternatives. Without a
+	// response the status is 204, or 202 if accepted.
+	body, response []any
+	accepted       bool
+	// refusals are the statuses with a meaning of their own for the operation.
 	refusals map[int]string
 }
 
 var operations = []operation{
-	{method: http.MethodGet, path: PathHealthz, open: true, summary: "The process answers.", answer: []any{map[string]string{}}},
-	{method: http.MethodGet, path: PathReadyz, open: true, summary: "This replica leads and its caches are synced.", answer: []any{map[string]string{}}},
-	{method: http.MethodGet, path: PathOpenAPI, open: true, summary: "This document.", answer: []any{map[string]any{}}},
-	{method: http.MethodPost, path: PathJoin, open: true, summary: "Ask for a client certificate. The token stands for one; the first key under a cluster ID owns it, and may join again.",
-		body: []any{JoinRequest{}}, answer: []any{JoinResponse{}}, refusals: map[int]string{http.StatusConflict: "Another key has joined under this cluster ID."}},
-	{method: http.MethodPost, path: PathAdvertisements, summary: "Replace what the broker knows of the calling cluster. An advertisement that says nothing new is noted as received.",
-		body: []any{broker.ClusterAdvertisementSpec{}}, answer: []any{AdvertisementAnswer{}}},
-	{method: http.MethodGet, path: PathAdvertisements, summary: "List what the clusters offer; of holds and guests only the caller's.", answer: []any{AdvertisementList{}}},
-	{method: http.MethodGet, path: PathAdvertisements + "/{id}", summary: "Read what one cluster offers.", answer: []any{AdvertisementView{}}},
-	{method: http.MethodPost, path: PathReservations, summary: "Ask for capacity, or ask again with another amount: the same sourceUID is the same reservation.",
-		body: []any{ReservationRequest{}}, answer: []any{ConsumerView{}}, refusals: map[int]string{http.StatusConflict: "The reservation is being released, or something other than an amount would change."}},
-	{method: http.MethodGet, path: PathReservations, query: []string{"role!", "watch"}, summary: "List the reservations that the caller made or provides for; with watch=true a stream (application/x-ndjson) of Event, one a line, beginning with a Relist.",
-		answer: []any{ConsumerList{}, ProviderList{}, Event{}}},
-	{method: http.MethodGet, path: PathReservations + "/{id}", query: []string{"role!"}, summary: "Read one of them.", answer: []any{ConsumerView{}, ProviderView{}}},
-	{method: http.MethodDelete, path: PathReservations + "/{id}", summary: "Let go of a reservation that the caller made. It is gone when its providers have let go, too."},
-	{method: http.MethodPost, path: PathReservations + "/{id}/ack", query: []string{"role!"}, summary: "Answer a hold (as provider), or report on a reservation (as requester). One about an older attempt changes nothing.",
+	{method: http.MethodGet, path: PathHealthz, open: true, summary: "Liveness of the process.", response: []any{map[string]string{}}},
+	{method: http.MethodGet, path: PathReadyz, open: true, summary: "Readiness: this replica is the leader and its caches are synced.", response: []any{map[string]string{}}},
+	{method: http.MethodGet, path: PathOpenAPI, open: true, summary: "This document.", response: []any{map[string]any{}}},
+	{method: http.MethodPost, path: PathJoin, open: true, summary: "Request a client certificate with a join token. The first key that joins with a cluster ID owns the ID, and may join again.",
+		body: []any{JoinRequest{}}, response: []any{JoinResponse{}}, refusals: map[int]string{http.StatusConflict: "Another key has joined with this cluster ID."}},
+	{method: http.MethodPost, path: PathAdvertisements, summary: "Replace the advertisement of the calling cluster.",
+		body: []any{broker.ClusterAdvertisementSpec{}}, response: []any{AdvertisementResponse{}}},
+	{method: http.MethodGet, path: PathAdvertisements, summary: "List the advertisements. Those of other clusters have only the caller's holds and guests.", response: []any{AdvertisementList{}}},
+	{method: http.MethodGet, path: PathAdvertisements + "/{id}", summary: "Get the advertisement of a cluster.", response: []any{AdvertisementView{}}},
+	{method: http.MethodPost, path: PathReservations, summary: "Create a reservation, or update its amounts: requests with the same sourceUID are for the same reservation.",
+		body: []any{ReservationRequest{}}, response: []any{ConsumerView{}}, refusals: map[int]string{http.StatusConflict: "The reservation is being released, or something other than its amounts would change."}},
+	{method: http.MethodGet, path: PathReservations, query: []string{"role!", "watch"}, summary: "List the caller's reservations (as requester) or the holds on it (as provider). With watch=true a stream (application/x-ndjson) of Event, one per line, beginning with a Relist.",
+		response: []any{ConsumerList{}, ProviderList{}, Event{}}},
+	{method: http.MethodGet, path: PathReservations + "/{id}", query: []string{"role!"}, summary: "Get one of the caller's reservations (as requester) or a hold on it (as provider).", response: []any{ConsumerView{}, ProviderView{}}},
+	{method: http.MethodDelete, path: PathReservations + "/{id}", summary: "Release one of the caller's reservations. It is deleted when all providers have confirmed."},
+	{method: http.MethodPost, path: PathReservations + "/{id}/ack", query: []string{"role!"}, summary: "Accept or refuse a hold (as provider), or report the virtual nodes that are ready (as requester). An ack with another reservationUID or attempt than the current one changes nothing.",
 		body: []any{ProviderAck{}, RequesterAck{}}},
-	{method: http.MethodPost, path: PathRelay, summary: "Hand a sealed message to another cluster. It is kept in memory for a short time, and may get lost.",
-		body: []any{RelayMessage{}}, accepted: true, refusals: map[int]string{http.StatusTooManyRequests: "The receiver's mailbox is full, or the caller over its rate."}},
-	{method: http.MethodGet, path: PathRelay, query: []string{"watch!"}, summary: "Stream (application/x-ndjson) the messages for the caller as Event, one a line.", answer: []any{Event{}}},
+	{method: http.MethodPost, path: PathRelay, summary: "Send a sealed message to another cluster. It is kept in memory for a limited time; delivery is not guaranteed.",
+		body: []any{RelayMessage{}}, accepted: true, refusals: map[int]string{http.StatusTooManyRequests: "The receiver's mailbox is full, or the caller exceeds its rate."}},
+	{method: http.MethodGet, path: PathRelay, query: []string{"watch!"}, summary: "Stream (application/x-ndjson) the messages to the caller as Event, one per line.", response: []any{Event{}}},
 }
 
-// TestOpenAPI keeps the document equal to what the wire types say.
+// TestOpenAPI compares the document with the wire types.
 func TestOpenAPI(t *testing.T) {
 	want, err := json.MarshalIndent(document(), "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	want = append(want, '\n')
 	if *update {
-		if err := os.WriteFile("openapi.json", want, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile("openapi.json", want, 0o644))
 		return
 	}
 	if !bytes.Equal(want, OpenAPI) {
-		t.Fatal("openapi.json is not what the wire types say: run go generate ./broker/protocol")
+		t.Fatal("openapi.json is outdated: run go generate ./broker/protocol")
 	}
 }
 
@@ -93,13 +90,13 @@ func document() object {
 		"info": object{
 			"title":       "Spillway broker",
 			"version":     "v1",
-			"description": "What clusters say to the broker. Who speaks is taken from the client certificate. Request bodies are bounded to 1 MiB, and a field that is not in this document is refused. Every request may be repeated.",
+			"description": "REST interface between the agents and the broker. The caller is identified by its client certificate. A request body has at most 1 MiB and no field that is not in this document. All requests are idempotent.",
 		},
 		"paths": paths,
 		"components": object{
 			"schemas":         schemas,
-			"securitySchemes": object{"certificate": object{"type": "mutualTLS", "description": "The client certificate that joining gives."}},
-			"responses":       object{"Error": object{"description": "Refused; the body says why and what to do.", "content": object{"application/json": object{"schema": refusal}}}},
+			"securitySchemes": object{"certificate": object{"type": "mutualTLS", "description": "The client certificate that is issued when a cluster joins."}},
+			"responses":       object{"Error": object{"description": "An error with its reason and what to do.", "content": object{"application/json": object{"schema": refusal}}}},
 		},
 	}
 }
@@ -132,12 +129,12 @@ func (o operation) describe(schemas schemas) object {
 		responses[statusText(status)] = object{"description": what, "content": schemas.content([]any{Error{}})}
 	}
 	switch {
-	case o.answer != nil:
-		responses["200"] = object{"description": "Done.", "content": schemas.content(o.answer)}
+	case o.response != nil:
+		responses["200"] = object{"description": "OK", "content": schemas.content(o.response)}
 	case o.accepted:
-		responses["202"] = object{"description": "Taken."}
+		responses["202"] = object{"description": "Accepted"}
 	default:
-		responses["204"] = object{"description": "Done."}
+		responses["204"] = object{"description": "OK"}
 	}
 	out["responses"] = responses
 	return out
@@ -148,10 +145,10 @@ func statusText(status int) string {
 	return string(encoded)
 }
 
-// schemas are the document's, by name.
+// schemas of the document by name.
 type schemas map[string]any
 
-// content describes alternatives, events apart: those come as lines.
+// content describes alternative bodies; those of type Event are lines of a stream.
 func (s schemas) content(values []any) object {
 	out := object{}
 	var plain []any
@@ -173,15 +170,15 @@ func (s schemas) content(values []any) object {
 	return out
 }
 
-// of is the schema of a type, by reference where it has fields.
+// of is the schema of a type; a reference for a struct.
 func (s schemas) of(t reflect.Type) object {
 	switch t {
 	case reflect.TypeFor[resource.Quantity]():
-		return object{"type": "string", "description": "A Kubernetes quantity, as 500m or 1Gi."}
+		return object{"type": "string", "description": "A Kubernetes quantity, such as 500m or 1Gi."}
 	case reflect.TypeFor[metav1.Time]():
 		return object{"type": "string", "format": "date-time"}
 	case reflect.TypeFor[metav1.Duration]():
-		return object{"type": "string", "description": "A duration, as 1h30m."}
+		return object{"type": "string", "description": "A duration, such as 1h30m."}
 	case reflect.TypeFor[[]byte]():
 		return object{"type": "string", "format": "byte"}
 	}
@@ -216,7 +213,7 @@ func (s schemas) of(t reflect.Type) object {
 		field := t.Field(i)
 		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
 		if name == "" {
-			panic(t.String() + "." + field.Name + " has no name on the wire")
+			panic(t.String() + "." + field.Name + " has no JSON name")
 		}
 		properties[name] = s.of(field.Type)
 		if !strings.Contains(options, "omitempty") {

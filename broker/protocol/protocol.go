@@ -1,7 +1,7 @@
-// Package protocol is what the broker and the agents say to each other: REST
-// paths, wire types and the client that agents use. Everything runs over
-// mutual TLS (joining excepted), and who speaks is taken from the client
-// certificate only, never from a body.
+// Package protocol is the REST interface between the agents and the broker: paths,
+// wire types, and the client that the agents use. All requests except joining use
+// mutual TLS. The caller's identity is taken from its client certificate only, never
+// from a body.
 package protocol
 
 import (
@@ -12,51 +12,52 @@ import (
 
 // REST paths.
 const (
-	// PathJoin: POST JoinRequest → JoinResponse. The only path that needs no
-	// client certificate; the token stands for it.
+	// PathJoin: POST JoinRequest → JoinResponse. Needs a join token instead of a
+	// client certificate.
 	PathJoin = "/api/v1/join"
-	// PathAdvertisements: POST ClusterAdvertisementSpec → AdvertisementAnswer;
-	// GET lists; GET /{id} reads one.
+	// PathAdvertisements: POST ClusterAdvertisementSpec → AdvertisementResponse;
+	// GET → AdvertisementList; GET /{id} → AdvertisementView.
 	PathAdvertisements = "/api/v1/advertisements"
-	// PathReservations: POST ReservationRequest → ConsumerView (repeatable: the
-	// same SourceUID is the same reservation); GET ?role=requester|provider
-	// lists, with &watch=true streams Events; GET, DELETE /{id};
-	// POST /{id}/ack takes ProviderAck or RequesterAck by role.
+	// PathReservations: POST ReservationRequest → ConsumerView; GET
+	// ?role=requester|provider → ConsumerList or ProviderList, with &watch=true a
+	// stream of Events; GET /{id}?role= → ConsumerView or ProviderView; DELETE /{id};
+	// POST /{id}/ack?role= takes a ProviderAck or RequesterAck, which applies only to
+	// the Reservation of its reservationUID.
 	PathReservations = "/api/v1/reservations"
-	// PathRelay: POST RelayMessage hands a sealed message to another cluster;
-	// GET ?watch=true streams those for the caller.
+	// PathRelay: POST RelayMessage sends a sealed message to another cluster; GET
+	// ?watch=true streams the messages to the caller.
 	PathRelay = "/api/v1/relay"
 	// PathHealthz and PathReadyz need no certificate.
 	PathHealthz = "/healthz"
 	PathReadyz  = "/readyz"
-	// PathOpenAPI serves the OpenAPI 3 document.
+	// PathOpenAPI serves the OpenAPI 3 document. It needs no certificate.
 	PathOpenAPI = "/openapi.json"
 )
 
-// Bounds that both sides keep.
+// Limits of both sides.
 const (
-	// MaxBody is the largest request body, in bytes.
+	// MaxBody is the maximum size of a request body in bytes.
 	MaxBody = 1 << 20
-	// MaxSealed is the largest sealed payload of a relayed message, in bytes.
+	// MaxSealed is the maximum size of the payload of a RelayMessage in bytes.
 	MaxSealed = 64 << 10
-	// HeartbeatSeconds is how often a stream without news carries a Heartbeat; a
-	// client that hears nothing for three of them connects anew.
+	// HeartbeatSeconds is the interval of Heartbeat events. A client that receives
+	// nothing for three intervals reconnects.
 	HeartbeatSeconds = 5
 )
 
-// Role is the side of a reservation the caller takes.
+// Role is the caller's side of a reservation.
 type Role string
 
 const (
 	// RoleRequester is the consumer's side.
 	RoleRequester Role = "requester"
-	// RoleProvider is the lender's side.
+	// RoleProvider is the provider's side.
 	RoleProvider Role = "provider"
 )
 
-// JoinRequest asks for a certificate.
+// JoinRequest requests a client certificate.
 type JoinRequest struct {
-	// ClusterID that the caller wants to be.
+	// ClusterID of the caller.
 	ClusterID string `json:"clusterID"`
 	// Token from the broker's Secret.
 	Token string `json:"token"`
@@ -64,42 +65,47 @@ type JoinRequest struct {
 	CSR string `json:"csr"`
 }
 
-// JoinResponse carries the certificate.
+// JoinResponse is an issued client certificate.
 type JoinResponse struct {
-	// Certificate chain in PEM, the cluster's own first.
+	// Certificate chain in PEM, leaf first.
 	Certificate string `json:"certificate"`
-	// CA in PEM.
+	// CA certificate in PEM.
 	CA string `json:"ca"`
 }
 
-// AdvertisementAnswer acknowledges an advertisement.
-type AdvertisementAnswer struct {
-	// Sequence that was taken in.
+// AdvertisementResponse acknowledges an advertisement.
+type AdvertisementResponse struct {
+	// Sequence of the received advertisement.
 	Sequence int64 `json:"sequence"`
 }
 
-// ReservationRequest is a consumer's ask.
+// ReservationRequest creates a consumer's Reservation at the broker, or updates its
+// amounts.
 type ReservationRequest struct {
-	// SourceUID, SourceNamespace, SourceName, SourceGeneration identify the
-	// Reservation in the consumer's cluster. SourceUID is the idempotency key.
-	SourceUID        types.UID `json:"sourceUID"`
-	SourceNamespace  string    `json:"sourceNamespace"`
-	SourceName       string    `json:"sourceName"`
-	SourceGeneration int64     `json:"sourceGeneration"`
-	// Spec of that Reservation; its requesterID must be empty or the caller's.
+	// SourceUID is the UID of the Reservation in the consumer's cluster and the
+	// idempotency key: requests with the same UID are for the same reservation.
+	SourceUID types.UID `json:"sourceUID"`
+	// SourceNamespace and SourceName identify that Reservation.
+	SourceNamespace string `json:"sourceNamespace"`
+	SourceName      string `json:"sourceName"`
+	// SourceGeneration is its metadata.generation. A request of an older generation
+	// than the broker has changes nothing.
+	SourceGeneration int64 `json:"sourceGeneration"`
+	// Spec of that Reservation. Its requesterID must be empty or the caller's.
 	Spec broker.ReservationSpec `json:"spec"`
 }
 
-// ConsumerView is a reservation as its requester sees it.
+// ConsumerView is a reservation as its consumer sees it.
 type ConsumerView struct {
 	// ID and UID are the name and UID of the broker's Reservation.
-	ID               string    `json:"id"`
-	UID              types.UID `json:"uid"`
+	ID  string    `json:"id"`
+	UID types.UID `json:"uid"`
+	// The source fields are those of the ReservationRequest.
 	SourceUID        types.UID `json:"sourceUID"`
 	SourceNamespace  string    `json:"sourceNamespace"`
 	SourceName       string    `json:"sourceName"`
 	SourceGeneration int64     `json:"sourceGeneration"`
-	// Spec and Status are the broker's.
+	// Spec and Status of the broker's Reservation.
 	Spec   broker.ReservationSpec   `json:"spec"`
 	Status broker.ReservationStatus `json:"status"`
 	// PeerKeys of the providers in Status.Allocations, by cluster ID.
@@ -110,88 +116,89 @@ type ConsumerView struct {
 type ProviderView struct {
 	// ID is the name of the broker's Reservation.
 	ID string `json:"id"`
-	// Requester is the consumer; RequesterPeerKey its public key as the broker
-	// knows it.
-	Requester        string `json:"requester"`
+	// Requester is the cluster ID of the consumer.
+	Requester string `json:"requester"`
+	// RequesterPeerKey is the consumer's public key as the broker knows it.
 	RequesterPeerKey string `json:"requesterPeerKey,omitempty"`
-	// Hold as the ledger carries it. A hold that promises nothing is to be
-	// released.
+	// Hold in the broker's ledger. A hold that promises nothing is to be released.
 	Hold broker.Hold `json:"hold"`
 }
 
-// Releasing reports whether the hold promises nothing any more.
+// Releasing reports whether the hold is to be released.
 func (v ProviderView) Releasing() bool { return v.Hold.Promised.Empty() }
 
-// ProviderAck is a provider's answer to a hold at one attempt.
+// ProviderAck accepts or refuses one attempt of a hold. It changes nothing if the
+// hold is of another reservation or attempt.
 type ProviderAck struct {
-	// ReservationUID is the hold's; an answer to another one changes nothing.
+	// ReservationUID of the hold.
 	ReservationUID types.UID `json:"reservationUID"`
-	// Attempt of the hold that is answered; an older one changes nothing.
+	// Attempt of the hold.
 	Attempt int64 `json:"attempt"`
-	// Accepted is true when exactly this much is set aside (for a hold that
-	// promises nothing: when everything of it is gone), false when it cannot be.
+	// Accepted is true if the provider holds exactly the promised capacity; for a hold
+	// that promises nothing, if nothing of it is left.
 	Accepted bool `json:"accepted"`
-	// Message says why not, with the figures.
+	// Message is the reason of a refusal, with figures.
 	Message string `json:"message,omitempty"`
 }
 
-// RequesterAck is a consumer's report on one reservation.
+// RequesterAck reports on which virtual nodes a reservation can be used. It changes
+// nothing if the reservation is another one or at another attempt.
 type RequesterAck struct {
-	// ReservationUID is the UID of the broker's Reservation; a report on another
-	// one changes nothing.
+	// ReservationUID is the UID of the broker's Reservation.
 	ReservationUID types.UID `json:"reservationUID"`
-	// Ready lists the providers whose virtual node carries the allocation of
-	// the attempt.
-	Attempt int64    `json:"attempt"`
-	Ready   []string `json:"ready,omitempty"`
-	// Message for people.
-	Message string `json:"message,omitempty"`
+	// Attempt of the reservation.
+	Attempt int64 `json:"attempt"`
+	// Ready lists the providers whose virtual node provides the allocation of the
+	// attempt.
+	Ready []string `json:"ready,omitempty"`
 }
 
-// RelayMessage is handed from one cluster to another, unread.
+// RelayMessage is a sealed message from one cluster to another. The broker cannot
+// read it.
 type RelayMessage struct {
-	// From is filled in by the broker from the certificate.
+	// From is the sender. The broker sets it from the certificate.
 	From string `json:"from,omitempty"`
-	To   string `json:"to"`
-	// ID lets the receiver drop what it has already seen.
+	// To is the receiver.
+	To string `json:"to"`
+	// ID lets the receiver drop duplicates.
 	ID string `json:"id"`
-	// Sealed is the payload, for the receiver's eyes only.
+	// Sealed is the payload, encrypted for the receiver.
 	Sealed []byte `json:"sealed"`
 }
 
-// EventType is what a stream's line means.
+// EventType is the type of an Event.
 type EventType string
 
 const (
-	// EventRelist begins a stream: Consumer or Provider or Relay views listed in
-	// it are all there is; everything else the receiver knew is gone.
+	// EventRelist begins a stream and lists everything that there is. The receiver
+	// drops what is not listed.
 	EventRelist EventType = "Relist"
-	// EventPut carries new or changed views.
+	// EventPut has new or changed views, or messages.
 	EventPut EventType = "Put"
-	// EventDelete carries the ID of one that is gone.
+	// EventDelete has the ID of a deleted view.
 	EventDelete EventType = "Delete"
-	// EventHeartbeat carries nothing.
+	// EventHeartbeat is empty.
 	EventHeartbeat EventType = "Heartbeat"
 )
 
 // Event is one line of a watch stream (newline-delimited JSON).
 type Event struct {
 	Type EventType `json:"type"`
-	// ID of what is gone.
+	// ID of the deleted view.
 	ID string `json:"id,omitempty"`
-	// One of these, by the stream's role; the relay stream carries Relay.
+	// Consumer, Provider or Relay, by the role of the stream.
 	Consumer []ConsumerView `json:"consumer,omitempty"`
 	Provider []ProviderView `json:"provider,omitempty"`
 	Relay    []RelayMessage `json:"relay,omitempty"`
 }
 
-// Error is the body of every answer that is not 2xx.
+// Error is the body of every response that is not 2xx.
 type Error struct {
-	// Code is one CamelCase word for programs.
+	// Code is a CamelCase word for programs.
 	Code string `json:"code"`
-	// Message is a sentence for people that says what to do.
+	// Message tells people what is wrong and what to do.
 	Message string `json:"message"`
 }
 
-// Error makes it an error.
+// Error implements error.
 func (e *Error) Error() string { return e.Code + ": " + e.Message }

@@ -4,24 +4,24 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// AdvertisementView is an advertisement as other clusters see it: of holds and
-// guests only those that concern the caller.
+// AdvertisementView is an advertisement as the caller sees it. In another cluster's
+// advertisement, holds and guests are the caller's only.
 type AdvertisementView struct {
 	Spec   broker.ClusterAdvertisementSpec   `json:"spec"`
 	Status broker.ClusterAdvertisementStatus `json:"status"`
 }
 
-// AdvertisementList answers GET on PathAdvertisements.
+// AdvertisementList is the response to GET on PathAdvertisements.
 type AdvertisementList struct {
 	Items []AdvertisementView `json:"items"`
 }
 
-// ConsumerList answers GET on PathReservations with role requester.
+// ConsumerList is the response to GET on PathReservations with role requester.
 type ConsumerList struct {
 	Items []ConsumerView `json:"items"`
 }
 
-// ProviderList answers GET on PathReservations with role provider.
+// ProviderList is the response to GET on PathReservations with role provider.
 type ProviderList struct {
 	Items []ProviderView `json:"items"`
 }

@@ -32,11 +32,11 @@ func TestReservationRules(t *testing.T) {
 	}{
 		"pod sets":           {spec: broker.ReservationSpec{RequesterID: "rome", PodSets: pods}},
 		"a divisible total":  {spec: broker.ReservationSpec{RequestedResources: &broker.ResourceQuantities{CPU: q("2"), Memory: q("1Gi")}}},
-		"neither":            {spec: broker.ReservationSpec{RequesterID: "rome"}, want: "not both"},
+		"neither":            {spec: broker.ReservationSpec{RequesterID: "rome"}, want: "exactly one of"},
 		"negative":           {spec: broker.ReservationSpec{RequestedResources: &broker.ResourceQuantities{CPU: q("-1")}}, want: "must not be negative"},
 		"pinned to itself":   {spec: broker.ReservationSpec{RequesterID: "rome", TargetClusterID: "rome", PodSets: pods}, want: "requester itself"},
 		"bad name of a set":  {spec: broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "Web!", Count: 1}}}, want: "podSets[0].name"},
-		"both of them given": {spec: broker.ReservationSpec{PodSets: pods, RequestedResources: &broker.ResourceQuantities{CPU: q("1")}}, want: "not both"},
+		"both of them given": {spec: broker.ReservationSpec{PodSets: pods, RequestedResources: &broker.ResourceQuantities{CPU: q("1")}}, want: "exactly one of"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -59,7 +59,7 @@ func TestReservationRules(t *testing.T) {
 			t.Fatalf("a count could not change: %v", err)
 		}
 		r.Spec.PodSets[0].Requests.CPU = q("400m")
-		if err := c.Update(t.Context(), r); err == nil || !strings.Contains(err.Error(), "cannot change") {
+		if err := c.Update(t.Context(), r); err == nil || !strings.Contains(err.Error(), "are immutable") {
 			t.Fatalf("want a refusal, got %v", err)
 		}
 	})

@@ -312,8 +312,5 @@ func acknowledgement(view *protocol.ConsumerView, status *broker.ReservationStat
 			ack.Ready = append(ack.Ready, allocation.Cluster)
 		}
 	}
-	if c := meta.FindStatusCondition(status.Conditions, broker.ConditionReady); c != nil {
-		ack.Message = c.Message
-	}
 	return ack
 }

@@ -4,43 +4,46 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// BrokerConfigSpec tunes the broker. Changes take effect without a restart.
+// BrokerConfigSpec is the desired configuration of the broker. Users write it.
+// Changes take effect without a restart.
 type BrokerConfigSpec struct {
-	// Weights of the score.
+	// weights of the scoring rules. Defaults to 70 for resources and 30 for cost.
 	// +optional
 	Weights *ScoreWeights `json:"weights,omitempty"`
-	// StaleAfter is how long after its last advertisement a cluster counts as
-	// inactive.
+	// staleAfter is the time since a cluster's last advertisement after which the
+	// cluster is inactive.
 	// +optional
 	// +kubebuilder:default="10m"
 	StaleAfter *metav1.Duration `json:"staleAfter,omitempty"`
-	// FreshFor is how old an advertisement may be for a new placement: three of
-	// the agents' beats by default.
+	// freshFor is the maximum age of an advertisement on which new pods are placed.
+	// The default is three advertisement intervals of the agents.
 	// +optional
 	// +kubebuilder:default="90s"
 	FreshFor *metav1.Duration `json:"freshFor,omitempty"`
-	// MaxDuration caps what reservations ask for. No cap where absent.
+	// maxDuration is the maximum duration of a Reservation. A Reservation that asks
+	// for more, or for no duration, gets this one. No maximum if unset.
 	// +optional
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
 }
 
-// ScoreWeights are percentages that add up to 100.
+// ScoreWeights are the weights of the scoring rules in percent.
 // +kubebuilder:validation:XValidation:rule="self.resources + self.cost == 100",message="resources and cost must add up to 100"
 type ScoreWeights struct {
-	// Resources weighs what is left after the placement.
+	// resources is the weight of the share of resources that remains available after
+	// the placement.
 	// +kubebuilder:default=70
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
 	Resources int32 `json:"resources"`
-	// Cost weighs the price.
+	// cost is the weight of the price.
 	// +kubebuilder:default=30
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
 	Cost int32 `json:"cost"`
 }
 
-// BrokerConfig tunes the broker. The one named "default" in the broker's
-// namespace counts.
+// BrokerConfig configures the broker. Only the object named "default" in the
+// broker's namespace is used; without it the defaults apply.
 // +kubebuilder:object:root=true
 // +kubebuilder:printcolumn:name="Resources",type=integer,JSONPath=`.spec.weights.resources`
 // +kubebuilder:printcolumn:name="Cost",type=integer,JSONPath=`.spec.weights.cost`

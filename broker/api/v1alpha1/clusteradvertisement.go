@@ -6,225 +6,235 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// ClusterAdvertisementSpec is what a cluster says of itself. Its agent owns it.
+// ClusterAdvertisementSpec is the capacity that a cluster offers, and its terms. The
+// cluster's agent writes it.
 type ClusterAdvertisementSpec struct {
-	// ClusterID is the cluster's identity: the common name of its certificate.
+	// clusterID is the identity of the cluster: the common name of its certificate.
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:MaxLength=40
 	ClusterID string `json:"clusterID"`
-	// ClusterName is for people; the cluster ID where it is empty.
+	// clusterName is a display name. Defaults to the cluster ID.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	ClusterName string `json:"clusterName,omitempty"`
-	// EndpointURL is where consumers reach this cluster's API server.
+	// endpointURL is the URL at which consumers reach the cluster's API server.
 	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	EndpointURL string `json:"endpointURL,omitempty"`
-	// PeerKey is the public key (X25519, base64) that messages to this cluster
-	// are sealed with.
+	// peerKey is the public key (X25519, base64) that encrypts messages to the cluster.
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	PeerKey string `json:"peerKey,omitempty"`
-	// Lending says on which terms the cluster lends.
+	// lending is whether and to whom the cluster provides capacity.
 	Lending Lending `json:"lending"`
-	// Resources sums up the nodes that may be lent.
+	// resources is the sum over the cluster's Ready, schedulable, real nodes.
 	Resources AdvertisedResources `json:"resources"`
-	// NodeClasses describes those nodes by class: what one pod can ask for.
+	// nodeClasses describe these nodes, grouped by what a pod can select.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	NodeClasses []NodeClass `json:"nodeClasses,omitempty"`
-	// ObservedHolds is what guests use here now, by consumer. Not part of
-	// resources.allocated.
+	// observedHolds is the usage of each consumer's guests in the cluster. It is not
+	// included in resources.allocated.
 	// +optional
 	// +kubebuilder:validation:MaxItems=1024
 	ObservedHolds []ObservedHold `json:"observedHolds,omitempty"`
-	// Cost is the price of lending. Unknown where absent.
+	// cost is the price of the cluster's resources. The price is unknown if unset.
 	// +optional
 	Cost *Cost `json:"cost,omitempty"`
-	// Region and Zone say where the cluster stands.
+	// region of the cluster.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Region string `json:"region,omitempty"`
+	// zone of the cluster.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Zone string `json:"zone,omitempty"`
-	// Timestamp is the agent's clock when it measured: for people only.
+	// timestamp is the time of the measurement by the agent's clock. For information
+	// only: no decision compares it with another clock.
 	Timestamp metav1.Time `json:"timestamp"`
-	// Sequence grows with every measurement of one agent process.
+	// sequence increases with each measurement of one agent process.
 	Sequence int64 `json:"sequence"`
 }
 
-// Lending is a lender's terms.
+// Lending is whether and to whom a cluster provides capacity.
 type Lending struct {
-	// Enabled is false for a cluster that only consumes.
+	// enabled is false if the cluster only consumes.
 	Enabled bool `json:"enabled"`
-	// Consumers may borrow; everybody where empty.
+	// consumers are the cluster IDs of the consumers that may use the capacity. All
+	// consumers may if empty.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	Consumers []string `json:"consumers,omitempty"`
 }
 
-// AdvertisedResources sums up a cluster's Ready, uncordoned, real nodes.
+// AdvertisedResources is the sum over a cluster's Ready, schedulable, real nodes.
 type AdvertisedResources struct {
-	// Capacity is what the nodes have.
+	// capacity of the nodes.
 	Capacity ResourceQuantities `json:"capacity"`
-	// Allocatable is what they offer to pods, less the lender's headroom.
+	// allocatable is the capacity available to pods, less the provider's headroom.
 	Allocatable ResourceQuantities `json:"allocatable"`
-	// Allocated is what the pods bound to them request, guests not counted.
+	// allocated is the sum of the requests of the pods bound to the nodes, except
+	// guests.
 	Allocated ResourceQuantities `json:"allocated"`
 }
 
-// NodeClass is a group of nodes that a pod cannot tell apart but by their room.
+// NodeClass is a group of nodes that are the same to a pod, except for their free
+// capacity.
 type NodeClass struct {
-	// Name is unique within the advertisement.
+	// name is unique within the advertisement.
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
-	// Labels that all nodes of the class share (hostname and other names of one
-	// node are left out).
+	// labels that all nodes of the class have. Labels that name a single node, such as
+	// kubernetes.io/hostname, are omitted.
 	// +optional
 	Labels map[string]string `json:"labels,omitempty"`
-	// Taints of the class's nodes.
+	// taints of the nodes.
 	// +optional
 	Taints []corev1.Taint `json:"taints,omitempty"`
-	// Arch as in GOARCH.
+	// arch of the nodes, as in GOARCH.
 	// +optional
 	Arch string `json:"arch,omitempty"`
-	// FreeShapes is the room on the class's nodes, guests counted as taken: a
-	// bounded histogram, rounded down, largest first.
+	// freeShapes is a histogram of the nodes' free capacity, rounded down, largest
+	// first. Capacity used by guests is not free.
 	// +optional
 	// +kubebuilder:validation:MaxItems=128
 	FreeShapes []FreeShape `json:"freeShapes,omitempty"`
 }
 
-// FreeShape is a number of nodes that each have at least this much room.
+// FreeShape is a number of nodes with at least the same free capacity.
 type FreeShape struct {
-	// Nodes is how many.
+	// nodes is the number of nodes.
 	Nodes int32 `json:"nodes"`
-	// Free is the room of each.
+	// free is the free capacity of each node.
 	Free ResourceQuantities `json:"free"`
-	// Pods is how many more pods each may run.
+	// pods is the number of additional pods that each node can run.
 	Pods int32 `json:"pods"`
 }
 
-// ObservedHold is what one consumer's guests use at the provider now.
+// ObservedHold is the usage of one consumer's guests at a provider.
 type ObservedHold struct {
-	// Requester is the consumer, as the provider's own admission recorded it.
+	// requester is the cluster ID of the consumer, as recorded by the provider's
+	// admission.
 	Requester string `json:"requester"`
-	// Used is the sum of the guests' requests.
+	// used is the sum of the guests' requests.
 	Used ResourceQuantities `json:"used"`
-	// Pods is how many guests there are.
+	// pods is the number of guests.
 	Pods int32 `json:"pods"`
 }
 
-// Cost is a price for each hour, in decimal numbers of one currency.
+// Cost is the price per hour of a provider's resources.
 type Cost struct {
-	// CPUCost for one core.
+	// cpuCost is the price of one core, a decimal number.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)?$`
 	// +kubebuilder:validation:MaxLength=32
 	CPUCost string `json:"cpuCost,omitempty"`
-	// MemoryCost for one GiB.
+	// memoryCost is the price of one GiB, a decimal number.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)?$`
 	// +kubebuilder:validation:MaxLength=32
 	MemoryCost string `json:"memoryCost,omitempty"`
-	// GPUCost for one device.
+	// gpuCost is the price of one GPU, a decimal number.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)?$`
 	// +kubebuilder:validation:MaxLength=32
 	GPUCost string `json:"gpuCost,omitempty"`
-	// StorageCost for one GiB.
+	// storageCost is the price of one GiB, a decimal number.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)?$`
 	// +kubebuilder:validation:MaxLength=32
 	StorageCost string `json:"storageCost,omitempty"`
-	// Currency is an ISO 4217 code.
+	// currency of all prices, an ISO 4217 code such as EUR.
 	// +kubebuilder:validation:Pattern=`^[A-Z]{3}$`
 	Currency string `json:"currency"`
 }
 
-// AdvertisementPhase says whether an advertisement is fresh.
+// AdvertisementPhase is the phase of a ClusterAdvertisement.
 // +kubebuilder:validation:Enum=Active;Stale
 type AdvertisementPhase string
 
 const (
-	// AdvertisementActive is one that was received lately.
+	// AdvertisementActive means that the broker receives the cluster's advertisements.
 	AdvertisementActive AdvertisementPhase = "Active"
-	// AdvertisementStale is one that was not.
+	// AdvertisementStale means that the broker has received none for longer than the
+	// stale threshold.
 	AdvertisementStale AdvertisementPhase = "Stale"
 )
 
-// ClusterAdvertisementStatus is the broker's side: the ledger. The broker owns
-// it and changes it by compare-and-swap only.
+// ClusterAdvertisementStatus is the broker's ledger for the cluster. The broker
+// writes it, by compare-and-swap on the resourceVersion only.
 type ClusterAdvertisementStatus struct {
-	// Active is whether the cluster has advertised lately.
+	// active is true while the broker receives the cluster's advertisements.
 	Active bool `json:"active"`
-	// Phase says the same in a word.
+	// phase is Active or Stale, the same as active.
 	// +optional
 	Phase AdvertisementPhase `json:"phase,omitempty"`
-	// Reserved is the sum of the charges of all holds.
+	// reserved is the sum of the charges of all holds.
 	// +optional
 	Reserved ResourceQuantities `json:"reserved,omitempty"`
-	// Available is allocatable less allocated less reserved, never below zero.
+	// available is resources.allocatable less resources.allocated less reserved, never
+	// below zero.
 	// +optional
 	Available ResourceQuantities `json:"available,omitempty"`
-	// Holds is the authoritative record of what is promised here.
+	// holds is the capacity promised to Reservations: the authoritative record.
 	// +optional
 	// +listType=map
 	// +listMapKey=reservationUID
 	Holds []Hold `json:"holds,omitempty"`
-	// Score is the share of the cluster's resources that is still available, as
-	// the resources part of a placement's score: from 0 to 100, with two decimals.
+	// score is the percentage of the cluster's allocatable resources that is available,
+	// from 0 to 100 with two decimals, computed as the resources part of the score of a
+	// placement.
 	// +optional
 	Score string `json:"score,omitempty"`
+	// conditions of the cluster: Ready while the broker receives its advertisements.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// observedGeneration is the metadata.generation that the status was computed for.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 }
 
-// Hold is capacity of one provider promised to one reservation.
+// Hold is capacity of one provider that the broker has promised to one Reservation.
 type Hold struct {
-	// ReservationUID is the UID of the broker's Reservation; ReservationName its
-	// name.
-	ReservationUID  types.UID `json:"reservationUID"`
-	ReservationName string    `json:"reservationName"`
-	// Requester is the consumer.
+	// reservationUID is the UID of the broker's Reservation.
+	ReservationUID types.UID `json:"reservationUID"`
+	// reservationName is the name of the broker's Reservation.
+	ReservationName string `json:"reservationName"`
+	// requester is the cluster ID of the consumer.
 	Requester string `json:"requester"`
-	// Attempt of the reservation that made, grew or shrank this hold last; one
-	// more when a growth was refused. The provider answers to this number.
+	// attempt of the Reservation that last changed the hold. Increased by one when the
+	// provider refuses. The provider accepts or refuses this attempt.
 	Attempt int64 `json:"attempt"`
-	// Promised is what the reservation may use.
+	// promised is the capacity that the Reservation may use.
 	Promised HeldCapacity `json:"promised"`
-	// Unconfirmed is what was promised before the hold shrank. It is charged
-	// until the provider confirms the smaller hold; absent otherwise.
+	// unconfirmed is the capacity promised before the hold was reduced. It is charged
+	// until the provider confirms the reduction. Unset otherwise.
 	// +optional
 	Unconfirmed *HeldCapacity `json:"unconfirmed,omitempty"`
-	// Granted is the part of Promised that the provider has set aside: what the
-	// requester may use. A refused growth falls back to it. Absent until the
-	// provider has first accepted.
+	// granted is the part of promised that the provider has accepted. A refused
+	// increase falls back to it. Unset until the provider first accepts.
 	// +optional
 	Granted *HeldCapacity `json:"granted,omitempty"`
-	// AcceptedAttempt is the last attempt that the provider accepted; 0 for none.
+	// acceptedAttempt is the last attempt that the provider accepted, or 0.
 	// +optional
 	AcceptedAttempt int64 `json:"acceptedAttempt,omitempty"`
 }
 
-// HeldCapacity is an amount and the pods it is for.
+// HeldCapacity is an amount of resources and the pods that it is for.
 type HeldCapacity struct {
-	// Totals is the sum; the whole of a divisible total.
+	// totals is the sum of the pod sets' requests, or a divisible total.
 	Totals ResourceQuantities `json:"totals"`
-	// PodSets is what is held shape by shape; absent for a divisible total.
+	// podSets are the pods that the capacity is for. Empty for a divisible total.
 	// +optional
 	PodSets []PodSet `json:"podSets,omitempty"`
 }
 
-// Empty reports whether nothing is held.
+// Empty reports whether the capacity is zero.
 func (c HeldCapacity) Empty() bool { return c.Pods() == 0 && len(c.Totals.List()) == 0 }
 
-// Pods is how many pods the capacity is for; 0 for a divisible total.
+// Pods is the number of pods that the capacity is for, 0 for a divisible total.
 func (c HeldCapacity) Pods() int32 {
 	var n int32
 	for _, set := range c.PodSets {
@@ -233,8 +243,9 @@ func (c HeldCapacity) Pods() int32 {
 	return n
 }
 
-// ClusterAdvertisement is what a cluster has to offer, and the ledger of what
-// is promised there.
+// ClusterAdvertisement is the capacity that a cluster offers (spec) and the broker's
+// ledger of what is promised of it (status). It is in the broker's namespace, named
+// as the cluster ID. The agent keeps a copy of the spec in its own cluster.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=cadv

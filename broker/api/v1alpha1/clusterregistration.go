@@ -4,38 +4,42 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ClusterRegistrationSpec names a cluster that has joined.
+// ClusterRegistrationSpec identifies a cluster that has joined the broker. The
+// broker writes it.
 type ClusterRegistrationSpec struct {
-	// ClusterID is the common name of its certificates.
+	// clusterID is the common name of the cluster's certificates.
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:MaxLength=40
 	ClusterID string `json:"clusterID"`
 }
 
-// RegistrationPhase is where a joining cluster stands.
+// RegistrationPhase is the phase of a ClusterRegistration.
 // +kubebuilder:validation:Enum=Approved
 type RegistrationPhase string
 
-// RegistrationApproved may use the broker.
+// RegistrationApproved means that the cluster may use the broker.
 const RegistrationApproved RegistrationPhase = "Approved"
 
-// ClusterRegistrationStatus is what the broker gave it.
+// ClusterRegistrationStatus is the identity that the broker issued to a cluster.
+// The broker writes it.
 type ClusterRegistrationStatus struct {
+	// phase of the registration.
 	// +optional
 	Phase RegistrationPhase `json:"phase,omitempty"`
-	// KeyFingerprint is the SHA-256 of the cluster's public key (SPKI), in hex.
-	// Another key cannot take the same cluster ID.
+	// keyFingerprint is the SHA-256 of the cluster's public key (SPKI), in hex. No
+	// other key can join with the same cluster ID until the registration is deleted.
 	// +optional
 	KeyFingerprint string `json:"keyFingerprint,omitempty"`
-	// CertificateFingerprint is the SHA-256 of the newest certificate, in hex.
+	// certificateFingerprint is the SHA-256 of the newest certificate, in hex.
 	// +optional
 	CertificateFingerprint string `json:"certificateFingerprint,omitempty"`
-	// NotAfter is when that certificate ends.
+	// notAfter is the expiration time of the newest certificate.
 	// +optional
 	NotAfter *metav1.Time `json:"notAfter,omitempty"`
 }
 
-// ClusterRegistration is a cluster's identity at the broker.
+// ClusterRegistration is the identity of a cluster at the broker. Deleting it
+// revokes the cluster's access and frees its cluster ID for another key.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=creg

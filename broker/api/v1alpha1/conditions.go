@@ -1,33 +1,38 @@
 package v1alpha1
 
-// Condition types. All are positive: True is good.
+// Condition types. All have positive polarity, that is, True is the desired state,
+// except Queued, which is True while a Reservation waits for capacity. A queued
+// Reservation is not Ready, so `kubectl wait --for=condition=Ready` and tools that
+// compute a status from Ready need to know nothing else.
 const (
-	// ConditionReady sums up an object's other conditions.
+	// ConditionReady summarizes the other conditions of an object.
 	ConditionReady = "Ready"
-	// ConditionQueued on a Reservation: nobody has room now; it is tried again
-	// when capacity appears.
+	// ConditionQueued of a Reservation: some of the requested capacity is not
+	// available at any provider. The broker retries when capacity appears.
 	ConditionQueued = "Queued"
-	// ConditionLocked on a Reservation: the ledger carries its hold.
+	// ConditionLocked of a Reservation: the ledger holds all requested capacity.
 	ConditionLocked = "Locked"
-	// ConditionProviderAccepted on a Reservation: the provider's agent has set
-	// the hold aside.
+	// ConditionProviderAccepted of a Reservation: the providers have accepted their
+	// holds.
 	ConditionProviderAccepted = "ProviderAccepted"
-	// ConditionPeered: the consumer and the provider have a standing link.
+	// ConditionPeered of a ReservationInstruction, and of a Reservation in the
+	// consumer: the peering with the provider is established.
 	ConditionPeered = "Peered"
-	// ConditionVirtualNodeReady: the virtual node is Ready and carries the grant.
+	// ConditionVirtualNodeReady: the virtual node is Ready and provides the granted
+	// capacity.
 	ConditionVirtualNodeReady = "VirtualNodeReady"
-	// ConditionRequesterReleased on a Reservation: the requester has let go of
-	// every unit of the grant; the hold may be freed.
+	// ConditionRequesterReleased of a ReservationInstruction: the consumer no longer
+	// uses the capacity, so the hold may be released.
 	ConditionRequesterReleased = "RequesterReleased"
-	// ConditionProviderReleased on a Reservation: the provider reports the hold
-	// gone.
+	// ConditionProviderReleased of a Reservation: all providers have confirmed that
+	// they hold nothing for it any more.
 	ConditionProviderReleased = "ProviderReleased"
-	// ConditionEnforced on a ProviderInstruction: the capacity is set aside.
+	// ConditionEnforced of a ProviderInstruction: the provider holds the capacity.
 	ConditionEnforced = "Enforced"
-	// ConditionReported on a Reservation: the broker has it.
+	// ConditionReported of a Reservation in the consumer: the broker has received it.
 	ConditionReported = "Reported"
 )
 
-// ReasonReleased is the reason of a ProviderInstruction's condition Enforced once
-// nothing is set aside for it any more.
+// ReasonReleased is the reason of condition Enforced of a ProviderInstruction once
+// the provider holds nothing for it any more.
 const ReasonReleased = "Released"

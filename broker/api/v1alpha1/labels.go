@@ -2,76 +2,78 @@ package v1alpha1
 
 // Names that users and other programs rely on.
 const (
-	// LabelOverflow opts a namespace in (value "enabled") and a pod out (value
-	// "disabled").
+	// LabelOverflow opts a namespace in (value "enabled") or a pod out (value
+	// "disabled"). Users set it.
 	LabelOverflow = Group + "/overflow"
 	// OverflowEnabled is the value of LabelOverflow that opts a namespace in.
 	OverflowEnabled = "enabled"
 	// OverflowDisabled is the value of LabelOverflow that opts a pod out.
 	OverflowDisabled = "disabled"
 
-	// LabelProvider on a virtual node names the cluster whose capacity it carries.
+	// LabelProvider of a virtual node is the cluster ID of its provider.
 	LabelProvider = Group + "/provider"
-	// TaintOverflow is the key of a virtual node's taint; its value is the
-	// provider's cluster ID and its effect NoSchedule.
+	// TaintOverflow is the key of a virtual node's taint. The value is the provider's
+	// cluster ID, the effect NoSchedule.
 	TaintOverflow = Group + "/overflow"
-	// LabelNodeType and NodeTypeVirtual mark virtual nodes for the cluster
-	// autoscaler and for our own measuring.
-	LabelNodeType   = "type"
+	// LabelNodeType with value NodeTypeVirtual marks virtual nodes. The cluster
+	// autoscaler and the agent's inventory ignore such nodes.
+	LabelNodeType = "type"
+	// NodeTypeVirtual is the value of LabelNodeType of a virtual node.
 	NodeTypeVirtual = "virtual-kubelet"
 
-	// LabelHold on an overflowed pod names the reservation (its ID at the
-	// broker) whose hold it uses. Written by the scheduler before binding. At
-	// the provider it is advice only, because the consumer wrote it.
+	// LabelHold of an overflowed pod is the name of the broker's Reservation whose hold
+	// the pod uses. The scheduler sets it before binding. The provider must not trust
+	// it, because the consumer wrote it.
 	LabelHold = Group + "/hold"
-	// OverflowedDeletionCost is an overflowed pod's "pod deletion cost", unless it
-	// has one of its own: it is among the first to go when its owner shrinks.
+	// OverflowedDeletionCost is the pod deletion cost of an overflowed pod that has none
+	// of its own: a ReplicaSet that scales down deletes it before pods at home.
 	OverflowedDeletionCost = "-100"
-	// LabelRequester, LabelSourceNamespace and LabelSourceName on the broker's
-	// copy of a Reservation say where it came from.
-	LabelRequester       = Group + "/requester"
+
+	// LabelRequester of a broker's Reservation is the cluster ID of the consumer.
+	LabelRequester = Group + "/requester"
+	// LabelSourceNamespace of a broker's Reservation is the namespace of the Reservation
+	// in the consumer's cluster.
 	LabelSourceNamespace = Group + "/source-namespace"
-	LabelSourceName      = Group + "/source-name"
-	// LabelManagedBy marks every object that Spillway made; its value names the
-	// part that owns it.
+	// LabelSourceName of a broker's Reservation is the name of the Reservation in the
+	// consumer's cluster.
+	LabelSourceName = Group + "/source-name"
+
+	// LabelManagedBy with value ManagedBySpillway marks the objects that Spillway
+	// creates.
 	LabelManagedBy = "app.kubernetes.io/managed-by"
 	// ManagedBySpillway is the value of LabelManagedBy.
 	ManagedBySpillway = "spillway"
 
-	// LabelOwnerUID and LabelShape on a Reservation that the scheduler plugin
-	// wrote say whose pods it is for: the UID of their root owner, and the hash
-	// of their shape.
+	// LabelOwnerUID of a Reservation that the scheduler plugin created is the UID of the
+	// pods' root owner.
 	LabelOwnerUID = Group + "/owner-uid"
-	LabelShape    = Group + "/shape"
+	// LabelShape of a Reservation that the scheduler plugin created is the hash of the
+	// pods' shape.
+	LabelShape = Group + "/shape"
 
-	// FinalizerRequest keeps a local Reservation until the broker has released
-	// its copy.
+	// FinalizerRequest keeps a Reservation in the consumer's cluster until the broker
+	// has released its own.
 	FinalizerRequest = Group + "/request"
-
-	// FinalizerLedger keeps the broker's Reservation until every provider has
-	// confirmed that its hold is gone.
+	// FinalizerLedger keeps the broker's Reservation until all providers have confirmed
+	// the release of their holds.
 	FinalizerLedger = Group + "/ledger"
 
-	// LabelGuestsOf on a namespace says whose guests run there, with the direct
-	// driver: the consumer's cluster ID. The provider's agent writes it, and no
-	// consumer can.
+	// LabelGuestsOf of a namespace is the cluster ID of the consumer whose guests run
+	// there, with the direct driver. The provider's agent sets it; consumers cannot.
 	LabelGuestsOf = Group + "/guests-of"
 
-	// VirtualNodePrefix begins the name of every virtual node.
+	// VirtualNodePrefix is the prefix of the names of virtual nodes.
 	VirtualNodePrefix = "spillway-"
-	// SystemNamespace is where the charts install by default.
+	// SystemNamespace is the namespace that the charts are installed in by default.
 	SystemNamespace = "spillway-system"
-	// SchedulerName is the scheduler that pods of opted-in namespaces are
-	// steered to in mode beside.
+	// SchedulerName is the scheduler of pods in opted-in namespaces if the chart's
+	// scheduler.mode is beside.
 	SchedulerName = "spillway-scheduler"
-	// SliceClass is the class of the Liqo ResourceSlices that Spillway's
-	// provider side answers.
-	SliceClass = "spillway"
 )
 
-// VirtualNodeName is the name of the node that carries a provider's capacity.
+// VirtualNodeName is the name of the virtual node for a provider.
 func VirtualNodeName(clusterID string) string { return VirtualNodePrefix + clusterID }
 
-// GuestNamespace is the namespace in which a consumer's guests run at a
-// provider, with the direct driver.
+// GuestNamespace is the namespace of a consumer's guests at a provider, with the
+// direct driver.
 func GuestNamespace(consumer string) string { return "spillway-guests-" + consumer }

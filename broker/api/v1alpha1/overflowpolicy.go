@@ -4,27 +4,30 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// OverflowPolicySpec says what may overflow from the namespaces it selects, and
-// where. Where several select a namespace, the first by name counts.
+// OverflowPolicySpec limits the overflow of the selected namespaces. Users write
+// it. If several policies select a namespace, the first by name applies.
 type OverflowPolicySpec struct {
-	// NamespaceSelector picks namespaces by label; all opted-in ones where empty.
+	// namespaceSelector selects namespaces by label. An empty selector selects all
+	// namespaces that are opted in.
 	// +optional
 	NamespaceSelector metav1.LabelSelector `json:"namespaceSelector,omitempty"`
-	// Placement is copied into each ask.
+	// placement is copied into each new Reservation.
 	// +optional
 	Placement *Placement `json:"placement,omitempty"`
-	// Budget is copied into each ask.
+	// budget is copied into each new Reservation.
 	// +optional
 	Budget *Budget `json:"budget,omitempty"`
-	// MaxResources is the most that one namespace may have asked for at a time.
+	// maxResources is the maximum of resources that the Reservations of one namespace
+	// request in total. No maximum if unset.
 	// +optional
 	MaxResources *ResourceQuantities `json:"maxResources,omitempty"`
-	// Duration is copied into each ask.
+	// duration is copied into each new Reservation.
 	// +optional
 	Duration *metav1.Duration `json:"duration,omitempty"`
 }
 
-// OverflowPolicy says what may overflow where.
+// OverflowPolicy limits where the pods of the selected namespaces may overflow to,
+// how much capacity they may use, and at which price.
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=opol
 // +kubebuilder:printcolumn:name="Max CPU",type=string,JSONPath=`.spec.maxResources.cpu`

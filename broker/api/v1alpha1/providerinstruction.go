@@ -6,57 +6,60 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// ProviderInstructionSpec is what the broker tells a provider: what to set
-// aside, and for whom.
+// ProviderInstructionSpec is a hold in the broker's ledger that this cluster is to
+// provide. The provider's agent writes it from the broker's ledger.
 type ProviderInstructionSpec struct {
-	// ReservationName and ReservationUID identify the broker's Reservation.
+	// reservationName is the name of the broker's Reservation.
 	ReservationName string `json:"reservationName"`
-	// ReservationUID is the UID of the broker's Reservation.
+	// reservationUID is the UID of the broker's Reservation.
 	ReservationUID types.UID `json:"reservationUID"`
-	// RequesterClusterID is the consumer.
+	// requesterClusterID is the cluster ID of the consumer.
 	RequesterClusterID string `json:"requesterClusterID"`
-	// RequesterPeerKey is the consumer's public key as the broker knows it. It
-	// counts only if no other is pinned.
+	// requesterPeerKey is the consumer's public key as the broker knows it. It is
+	// ignored if another key of the consumer is pinned.
 	// +optional
 	RequesterPeerKey string `json:"requesterPeerKey,omitempty"`
-	// RequestedCPU and RequestedMemory repeat requestedResources for programs
-	// of the system that this one grew out of.
-	RequestedCPU    resource.Quantity `json:"requestedCPU"`
+	// requestedCPU repeats requestedResources.cpu for older clients.
+	RequestedCPU resource.Quantity `json:"requestedCPU"`
+	// requestedMemory repeats requestedResources.memory for older clients.
 	RequestedMemory resource.Quantity `json:"requestedMemory"`
-	// RequestedResources to set aside, in all.
+	// requestedResources is the total to hold for the consumer.
 	RequestedResources ResourceQuantities `json:"requestedResources"`
-	// PodSets that the resources are for.
+	// podSets are the pods that the total is for. Empty for a divisible total.
 	// +optional
 	PodSets []PodSet `json:"podSets,omitempty"`
-	// Releasing asks the provider to end the hold and report it gone.
+	// releasing is true if the provider is to release the hold.
 	// +optional
 	Releasing bool `json:"releasing,omitempty"`
-	// Attempt of the hold that the provider answers to.
+	// attempt of the hold. The provider accepts or refuses this attempt.
 	Attempt int64 `json:"attempt"`
 }
 
-// ProviderInstructionStatus says what the provider has done.
+// ProviderInstructionStatus is the observed state of the hold at the provider. The
+// provider's agent writes it.
 type ProviderInstructionStatus struct {
-	// Enforced is true when the capacity of the current attempt is set aside.
+	// enforced is true if the provider holds the capacity of observedAttempt.
 	// +optional
 	Enforced bool `json:"enforced"`
-	// Held is what is set aside: the capacity of the current attempt or, where that
-	// was refused or is not decided yet, of an earlier one.
+	// held is the capacity that the provider holds: that of the current attempt or, if
+	// this attempt is refused or undecided, of an earlier one.
 	// +optional
 	Held *HeldCapacity `json:"held,omitempty"`
+	// conditions of the instruction: Enforced.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// ObservedAttempt is the spec.attempt that the status answers.
+	// observedAttempt is the spec.attempt that the status was computed for.
 	// +optional
 	ObservedAttempt int64 `json:"observedAttempt,omitempty"`
-	// ObservedGeneration is the metadata.generation that the status was computed for.
+	// observedGeneration is the metadata.generation that the status was computed for.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 }
 
-// ProviderInstruction tells a provider what to set aside, and for whom.
+// ProviderInstruction instructs a provider to hold capacity for a consumer. There is
+// one for each hold in the provider's cluster.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=pinst
@@ -64,8 +67,9 @@ type ProviderInstructionStatus struct {
 // +kubebuilder:printcolumn:name="CPU",type=string,JSONPath=`.spec.requestedCPU`
 // +kubebuilder:printcolumn:name="Memory",type=string,JSONPath=`.spec.requestedMemory`
 // +kubebuilder:printcolumn:name="Enforced",type=boolean,JSONPath=`.status.enforced`
-// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Enforced")].message`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Enforced")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Enforced")].message`
 type ProviderInstruction struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`

@@ -7,93 +7,97 @@ import (
 
 // PodSet is a number of pods of one shape.
 type PodSet struct {
-	// Name is unique within its Reservation.
+	// name is unique within the Reservation.
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
-	// Count of pods.
+	// count is the number of pods.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100000
 	Count int32 `json:"count"`
-	// Requests of each pod, init containers and overhead counted as the
-	// scheduler counts them.
+	// requests of each pod, with init containers and overhead, as the scheduler
+	// computes them.
 	Requests ResourceQuantities `json:"requests"`
-	// NodeSelector that the pods carry.
+	// nodeSelector of the pods.
 	// +optional
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
-	// NodeAffinity that the pods require.
+	// nodeAffinity is the required node affinity of the pods.
 	// +optional
 	NodeAffinity *corev1.NodeSelector `json:"nodeAffinity,omitempty"`
-	// Tolerations that the pods carry.
+	// tolerations of the pods.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 }
 
-// ReservationSpec asks for capacity: either a divisible total or pods.
-// +kubebuilder:validation:XValidation:rule="has(self.requestedResources) != has(self.podSets)",message="set either requestedResources (a divisible total) or podSets, not both"
-// +kubebuilder:validation:XValidation:rule="!has(self.targetClusterID) || !has(self.requesterID) || self.targetClusterID != self.requesterID",message="targetClusterID must not be the requester itself"
-// +kubebuilder:validation:XValidation:rule="!has(self.podSets) || !has(oldSelf.podSets) || self.podSets.all(n, oldSelf.podSets.all(o, o.name != n.name || (o.requests == n.requests)))",message="a pod set's requests cannot change; counts may, and a new shape needs a new Reservation"
+// ReservationSpec is the requested capacity: either a divisible total or pod sets.
+// Users or the scheduler plugin write it; the consumer's agent sets requesterID,
+// reduces counts and sets retained. Once created, only amounts can change.
+// +kubebuilder:validation:XValidation:rule="has(self.requestedResources) != has(self.podSets)",message="set exactly one of requestedResources (a divisible total) and podSets"
+// +kubebuilder:validation:XValidation:rule="!has(self.targetClusterID) || !has(self.requesterID) || self.targetClusterID != self.requesterID",message="targetClusterID must not be the requester itself: set another cluster ID, or remove targetClusterID to let the broker choose"
+// +kubebuilder:validation:XValidation:rule="!has(self.podSets) || !has(oldSelf.podSets) || self.podSets.all(n, oldSelf.podSets.all(o, o.name != n.name || (o.requests == n.requests)))",message="the requests of a pod set are immutable: change its count, or create another Reservation for another shape"
 type ReservationSpec struct {
-	// RequesterID is the consumer. In the consumer's own cluster it may be left
-	// out: the agent fills it from its certificate.
+	// requesterID is the cluster ID of the consumer. Leave it empty in the consumer's
+	// cluster: the agent sets it from its certificate.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:MaxLength=40
 	RequesterID string `json:"requesterID,omitempty"`
-	// TargetClusterID pins the provider; every other check still applies.
+	// targetClusterID is the only cluster that may be chosen as provider. All other
+	// requirements still apply. The broker chooses if empty.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:MaxLength=40
 	TargetClusterID string `json:"targetClusterID,omitempty"`
-	// RequestedResources is a divisible total: it may be spread over nodes.
+	// requestedResources is a divisible total: it may be spread over nodes.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="!has(self.cpu) || quantity(string(self.cpu)).compareTo(quantity('0')) >= 0",message="cpu must not be negative"
 	// +kubebuilder:validation:XValidation:rule="!has(self.memory) || quantity(string(self.memory)).compareTo(quantity('0')) >= 0",message="memory must not be negative"
 	// +kubebuilder:validation:XValidation:rule="!has(self.gpu) || quantity(string(self.gpu)).compareTo(quantity('0')) >= 0",message="gpu must not be negative"
 	// +kubebuilder:validation:XValidation:rule="!has(self.storage) || quantity(string(self.storage)).compareTo(quantity('0')) >= 0",message="storage must not be negative"
 	RequestedResources *ResourceQuantities `json:"requestedResources,omitempty"`
-	// PodSets are pods, each of which needs its whole place on one node.
+	// podSets are the requested pods. Each pod needs its requests on a single node.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=8
-	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.cpu) || quantity(string(s.requests.cpu)).compareTo(quantity('0')) >= 0)",message="cpu must not be negative"
-	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.memory) || quantity(string(s.requests.memory)).compareTo(quantity('0')) >= 0)",message="memory must not be negative"
-	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.gpu) || quantity(string(s.requests.gpu)).compareTo(quantity('0')) >= 0)",message="gpu must not be negative"
-	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.storage) || quantity(string(s.requests.storage)).compareTo(quantity('0')) >= 0)",message="storage must not be negative"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.cpu) || quantity(string(s.requests.cpu)).compareTo(quantity('0')) >= 0)",message="requests.cpu must not be negative"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.memory) || quantity(string(s.requests.memory)).compareTo(quantity('0')) >= 0)",message="requests.memory must not be negative"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.gpu) || quantity(string(s.requests.gpu)).compareTo(quantity('0')) >= 0)",message="requests.gpu must not be negative"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.storage) || quantity(string(s.requests.storage)).compareTo(quantity('0')) >= 0)",message="requests.storage must not be negative"
 	PodSets []PodSet `json:"podSets,omitempty"`
-	// Duration after which an unused or forgotten reservation is released. Kept
-	// for as long as it is needed where absent.
+	// duration from the first hold after which the Reservation expires and its capacity
+	// is released. If unset, it lasts until it is deleted, or for the BrokerConfig's
+	// maxDuration.
 	// +optional
 	Duration *metav1.Duration `json:"duration,omitempty"`
-	// Retained lists, when a count is lowered, where the pods run that it leaves:
-	// capacity is given back elsewhere first. The consumer's agent sets it together
-	// with the lower count. It has no effect once the pod sets ask for more pods
-	// than it retains.
+	// retained is the number of pods that the Reservation keeps at each provider after
+	// its counts were reduced; other capacity is released first. The consumer's agent
+	// sets it together with the reduced counts. It is ignored while the pod sets request
+	// more pods than it retains.
 	// +optional
 	// +listType=map
 	// +listMapKey=cluster
 	// +kubebuilder:validation:MaxItems=64
 	Retained []RetainedPods `json:"retained,omitempty"`
-	// Placement limits where the pods may go.
+	// placement limits the providers by location.
 	// +optional
 	Placement *Placement `json:"placement,omitempty"`
-	// Budget limits what they may cost.
+	// budget limits the price.
 	// +optional
 	Budget *Budget `json:"budget,omitempty"`
 }
 
 // RetainedPods is the number of pods that a Reservation keeps at one provider.
 type RetainedPods struct {
-	// Cluster is the provider.
+	// cluster is the cluster ID of the provider.
 	Cluster string `json:"cluster"`
-	// Count of pods to keep there.
+	// count is the number of pods to keep there.
 	// +kubebuilder:validation:Minimum=0
 	Count int32 `json:"count"`
-	// Attempt of the ReservationInstruction that was in force for this provider.
-	// A later one is in force in full.
+	// attempt of this provider's ReservationInstruction at the time of the reduction.
+	// An instruction of a later attempt is used in full.
 	// +optional
 	Attempt int64 `json:"attempt,omitempty"`
 }
@@ -101,99 +105,103 @@ type RetainedPods struct {
 // RetainedCount is the number of pods that the Reservation keeps at all providers.
 func (s *ReservationSpec) RetainedCount() int32 {
 	var n int32
-	for _, at := range s.Retained {
-		n += at.Count
+	for _, retained := range s.Retained {
+		n += retained.Count
 	}
 	return n
 }
 
-// Placement limits the providers.
+// Placement limits the providers by location.
 type Placement struct {
-	// Regions the provider must be in one of, if any are given.
+	// regions that the provider may be in. Any region if empty.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	Regions []string `json:"regions,omitempty"`
-	// Zones the provider must be in one of, if any are given.
+	// zones that the provider may be in. Any zone if empty.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	Zones []string `json:"zones,omitempty"`
-	// ExcludeClusters never to use.
+	// excludeClusters are the cluster IDs of providers that must not be chosen.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	ExcludeClusters []string `json:"excludeClusters,omitempty"`
 }
 
-// Budget is a ceiling on price. A provider whose cost is unknown, or in another
-// currency, does not fit a budget.
+// Budget limits the price. A provider whose price is unknown or in another currency
+// is not chosen.
 type Budget struct {
-	// MaxPricePerHour of the whole reservation, a decimal number.
+	// maxPricePerHour is the maximum price per hour of the entire Reservation, a decimal
+	// number.
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)?$`
 	// +kubebuilder:validation:MaxLength=32
 	MaxPricePerHour string `json:"maxPricePerHour"`
-	// Currency is an ISO 4217 code.
+	// currency of the price, an ISO 4217 code such as EUR.
 	// +kubebuilder:validation:Pattern=`^[A-Z]{3}$`
 	Currency string `json:"currency"`
 }
 
-// ReservationPhase is where a reservation stands.
+// ReservationPhase is the phase of a Reservation.
 // +kubebuilder:validation:Enum=Pending;Reserved;Active;Failed;Released
 type ReservationPhase string
 
 const (
-	// ReservationPending waits for capacity.
+	// ReservationPending means that no provider holds capacity yet.
 	ReservationPending ReservationPhase = "Pending"
-	// ReservationReserved has holds; they are being set up.
+	// ReservationReserved means that providers hold capacity that cannot be used yet.
 	ReservationReserved ReservationPhase = "Reserved"
-	// ReservationActive can be used.
+	// ReservationActive means that a virtual node provides capacity, or has done so.
 	ReservationActive ReservationPhase = "Active"
-	// ReservationFailed can never be met as it is written.
+	// ReservationFailed means that the spec cannot be satisfied by any provider.
 	ReservationFailed ReservationPhase = "Failed"
-	// ReservationReleased is over; its holds are being freed or are.
+	// ReservationReleased means that the Reservation has ended.
+	// Condition ProviderReleased is True once the providers have confirmed.
 	ReservationReleased ReservationPhase = "Released"
 )
 
-// Attempt is a placement being committed: written before the holds it names.
+// Attempt is one placement. It is written before the holds that it commits.
 type Attempt struct {
-	// Number grows by one with each attempt.
+	// number increases by one with each attempt.
 	Number int64 `json:"number"`
-	// Clusters on which this attempt places holds.
+	// clusters are the cluster IDs of the providers whose holds the attempt changes.
 	// +optional
 	Clusters []string `json:"clusters,omitempty"`
 }
 
-// Allocation is what one provider holds for a reservation.
+// Allocation is the capacity that one provider holds for a Reservation.
 type Allocation struct {
-	// Cluster is the provider.
+	// cluster is the cluster ID of the provider.
 	Cluster string `json:"cluster"`
-	// Resources held there, in all.
+	// resources is the total that the provider holds.
 	Resources ResourceQuantities `json:"resources"`
-	// PodSets held there; absent for a divisible total.
+	// podSets are the pods that the total is for. Empty for a divisible total.
 	// +optional
 	PodSets []PodSet `json:"podSets,omitempty"`
-	// PricePerHour as "0.25 EUR", if the provider says.
+	// pricePerHour of the allocation, such as "0.25 EUR". Empty if the provider states
+	// no price.
 	// +optional
 	PricePerHour string `json:"pricePerHour,omitempty"`
-	// Endpoint of the provider's API server.
+	// endpoint is the URL of the provider's API server.
 	// +optional
 	Endpoint string `json:"endpoint,omitempty"`
-	// Accepted is set when the provider's agent has set the capacity aside.
+	// accepted is true once the provider has accepted the hold. The broker sets it.
 	// +optional
 	Accepted bool `json:"accepted,omitempty"`
-	// VirtualNodeReady is set in the consumer's copy once the virtual node has
-	// grown to carry this allocation: only then may pods use it.
+	// virtualNodeReady is true once the virtual node provides the allocation; only then
+	// may pods use it. The consumer's agent reports it.
 	// +optional
 	VirtualNodeReady bool `json:"virtualNodeReady,omitempty"`
-	// CarriedPods is set in the consumer's copy while the virtual node grows: for
-	// how many of the pods it carries room already.
+	// carriedPods is the number of pods for which the virtual node provides capacity
+	// while it grows. The consumer's agent sets it in the consumer's cluster only.
 	// +optional
 	CarriedPods int32 `json:"carriedPods,omitempty"`
 }
 
-// Usable is how many pods may use the allocation now, in the consumer's copy; 0
-// for a divisible total.
+// Usable is the number of pods that may use the allocation now, in the consumer's
+// copy of the Reservation; 0 for a divisible total.
 func (a *Allocation) Usable() int32 {
 	if !a.Accepted {
-		// What the node carries from an earlier grant, the provider may have back.
+		// The provider may already have released what the node provides from an
+		// earlier grant.
 		return 0
 	}
 	pods := HeldCapacity{PodSets: a.PodSets}.Pods()
@@ -203,77 +211,92 @@ func (a *Allocation) Usable() int32 {
 	return min(a.CarriedPods, pods)
 }
 
-// Decision explains a placement.
+// Decision explains the last placement.
 type Decision struct {
-	// Scores of the clusters that fit, from 0 to 100.
+	// scores of the clusters that were compared.
 	// +optional
 	Scores []ClusterScore `json:"scores,omitempty"`
-	// Rejections of those that were not chosen, with the reason.
+	// rejections of the clusters that were not chosen.
 	// +optional
 	Rejections []ClusterRejection `json:"rejections,omitempty"`
 }
 
-// ClusterScore is one cluster's score.
+// ClusterScore is the score of one cluster.
 type ClusterScore struct {
+	// cluster is the cluster ID.
 	Cluster string `json:"cluster"`
-	// Score from 0 to 100, with two decimals.
+	// score from 0 to 100, with two decimals.
 	Score string `json:"score"`
 }
 
-// ClusterRejection says why a cluster was not chosen.
+// ClusterRejection explains why a cluster was not chosen.
 type ClusterRejection struct {
+	// cluster is the cluster ID.
 	Cluster string `json:"cluster"`
-	// Reason is one CamelCase word.
+	// reason is a CamelCase word.
 	Reason string `json:"reason"`
-	// Message is a sentence with the figures.
+	// message explains the reason, with figures.
 	Message string `json:"message"`
 }
 
-// ReservationStatus is what became of a request. The broker owns it; in the
-// consumer's cluster the agent keeps a copy.
+// ReservationStatus is the outcome of a Reservation. The broker writes it. In the
+// consumer's cluster the agent copies it and adds id and the conditions Reported,
+// Peered, VirtualNodeReady and Ready.
 type ReservationStatus struct {
+	// phase of the Reservation.
 	// +optional
 	Phase ReservationPhase `json:"phase,omitempty"`
-	// ID of the broker's copy, in the consumer's cluster.
+	// id is the name of the broker's Reservation. Set in the consumer's cluster only.
 	// +optional
 	ID string `json:"id,omitempty"`
+	// attempt is the last placement.
 	// +optional
 	Attempt Attempt `json:"attempt,omitempty"`
-	// Allocations in force, by cluster.
+	// allocations by provider.
 	// +optional
 	// +listType=map
 	// +listMapKey=cluster
 	Allocations []Allocation `json:"allocations,omitempty"`
+	// decision explains the last placement.
 	// +optional
 	Decision *Decision `json:"decision,omitempty"`
-	// Refused lists providers that have turned an attempt down lately.
+	// refused lists the providers that have refused an attempt since their current
+	// advertisement.
 	// +optional
 	Refused []Refusal `json:"refused,omitempty"`
+	// reservedAt is the time of the first hold.
 	// +optional
 	ReservedAt *metav1.Time `json:"reservedAt,omitempty"`
+	// expiresAt is the time at which the Reservation expires. Unset if it does not.
 	// +optional
 	ExpiresAt *metav1.Time `json:"expiresAt,omitempty"`
-	// Summary for the print columns, as "3 of 5 pods in paris".
+	// summary of the allocations, such as "3 of 5 pods in paris".
 	// +optional
 	Summary string `json:"summary,omitempty"`
+	// conditions of the Reservation. All are positive, that is, True is the desired
+	// state, except Queued. A queued Reservation has Ready=False.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// observedGeneration is the metadata.generation that the status was computed for.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 }
 
-// Refusal is a provider's no to one attempt.
+// Refusal is a provider's refusal of one attempt.
 type Refusal struct {
+	// cluster is the cluster ID of the provider.
 	Cluster string `json:"cluster"`
-	// Sequence of the provider's advertisement when it refused: it is asked
-	// again after a newer one.
-	Sequence int64  `json:"sequence"`
-	Message  string `json:"message"`
+	// sequence of the provider's advertisement at the time of the refusal. The broker
+	// considers the provider again after its next advertisement.
+	Sequence int64 `json:"sequence"`
+	// message is the provider's reason.
+	Message string `json:"message"`
 }
 
-// Reservation asks for capacity in another cluster and says what became of it.
+// Reservation requests capacity in other clusters. Conditions are positive except
+// Queued; Ready is True when all requested capacity can be used.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=resv
@@ -281,8 +304,9 @@ type Refusal struct {
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Granted",type=string,JSONPath=`.status.summary`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
-// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
 type Reservation struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`

@@ -6,74 +6,80 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// ReservationInstructionSpec is what the broker tells a consumer: what it may
-// use, and where. One object for each reservation and provider.
+// ReservationInstructionSpec is a grant of one provider that the consumer is to use.
+// The consumer's agent writes it from the broker's Reservation.
 type ReservationInstructionSpec struct {
-	// ReservationName and ReservationUID identify the broker's Reservation.
+	// reservationName is the name of the broker's Reservation.
 	ReservationName string `json:"reservationName"`
-	// ReservationUID is the UID of the broker's Reservation.
+	// reservationUID is the UID of the broker's Reservation.
 	ReservationUID types.UID `json:"reservationUID"`
-	// SourceNamespace, SourceName and SourceUID identify the Reservation in the
-	// consumer's own cluster.
+	// sourceNamespace is the namespace of the Reservation in the consumer's cluster.
 	// +optional
 	SourceNamespace string `json:"sourceNamespace,omitempty"`
+	// sourceName is the name of the Reservation in the consumer's cluster.
 	// +optional
 	SourceName string `json:"sourceName,omitempty"`
+	// sourceUID is the UID of the Reservation in the consumer's cluster.
 	// +optional
 	SourceUID types.UID `json:"sourceUID,omitempty"`
-	// TargetClusterID is the provider.
+	// targetClusterID is the cluster ID of the provider.
 	TargetClusterID string `json:"targetClusterID"`
-	// RequestedCPU and RequestedMemory repeat requestedResources for programs
-	// of the system that this one grew out of.
-	RequestedCPU    resource.Quantity `json:"requestedCPU"`
+	// requestedCPU repeats requestedResources.cpu for older clients.
+	RequestedCPU resource.Quantity `json:"requestedCPU"`
+	// requestedMemory repeats requestedResources.memory for older clients.
 	RequestedMemory resource.Quantity `json:"requestedMemory"`
-	// RequestedResources may be used, in all.
+	// requestedResources is the total that the consumer may use.
 	RequestedResources ResourceQuantities `json:"requestedResources"`
-	// PodSets that the resources are for.
+	// podSets are the pods that the total is for. Empty for a divisible total.
 	// +optional
 	PodSets []PodSet `json:"podSets,omitempty"`
-	// Endpoint of the provider's API server.
+	// endpoint is the URL of the provider's API server.
 	// +optional
 	Endpoint string `json:"endpoint,omitempty"`
-	// PeerKey is the provider's public key as the broker knows it. It counts
-	// only if no other is pinned.
+	// peerKey is the provider's public key as the broker knows it. It is ignored if
+	// another key of the provider is pinned.
 	// +optional
 	PeerKey string `json:"peerKey,omitempty"`
-	// PricePerHour as "0.25 EUR", if the provider says.
+	// pricePerHour of the grant, such as "0.25 EUR". Empty if the provider states no
+	// price.
 	// +optional
 	PricePerHour string `json:"pricePerHour,omitempty"`
-	// Message for people.
+	// message is the status.summary of the broker's Reservation.
 	// +optional
 	Message string `json:"message,omitempty"`
+	// expiresAt is the time at which the Reservation expires. Unset if it does not.
 	// +optional
 	ExpiresAt *metav1.Time `json:"expiresAt,omitempty"`
-	// Attempt of the reservation that this allocation is of. It grows when the
-	// resources or pod sets change.
+	// attempt of the grant. It increases when the resources or pod sets change.
 	Attempt int64 `json:"attempt"`
 }
 
-// ReservationInstructionStatus says how far the consumer is.
+// ReservationInstructionStatus is the observed state of the grant at the consumer.
+// The consumer's agent writes it.
 type ReservationInstructionStatus struct {
-	// Delivered is true once the agent has observed the instruction.
+	// delivered is true once the agent has processed the instruction.
 	// +optional
 	Delivered bool `json:"delivered"`
-	// Carried is what the virtual node carries for it: that of the current
-	// attempt or, while the node grows or shrinks, of an earlier one.
+	// carried is the part of the virtual node's capacity that is for this grant: that
+	// of the current attempt or, while the node is resized, of an earlier one.
 	// +optional
 	Carried *HeldCapacity `json:"carried,omitempty"`
+	// conditions of the instruction: Peered, VirtualNodeReady, RequesterReleased and
+	// their summary Ready.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// ObservedAttempt is the spec.attempt that the status answers.
+	// observedAttempt is the spec.attempt that the status was computed for.
 	// +optional
 	ObservedAttempt int64 `json:"observedAttempt,omitempty"`
-	// ObservedGeneration is the metadata.generation that the status was computed for.
+	// observedGeneration is the metadata.generation that the status was computed for.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 }
 
-// ReservationInstruction tells a consumer what it may use, and where.
+// ReservationInstruction instructs a consumer to use the capacity that one provider
+// grants to one Reservation.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=rinst
@@ -82,8 +88,9 @@ type ReservationInstructionStatus struct {
 // +kubebuilder:printcolumn:name="CPU",type=string,JSONPath=`.spec.requestedCPU`
 // +kubebuilder:printcolumn:name="Memory",type=string,JSONPath=`.spec.requestedMemory`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
-// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
 type ReservationInstruction struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`

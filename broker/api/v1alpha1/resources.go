@@ -9,31 +9,31 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// ResourceGPU is the resource that the gpu field of ResourceQuantities means.
+// ResourceGPU is the name of the resource in the gpu field of ResourceQuantities.
 const ResourceGPU corev1.ResourceName = "nvidia.com/gpu"
 
-// ResourceQuantities is an amount of capacity. An absent field is zero.
+// ResourceQuantities is an amount of resources. An unset field is zero.
 type ResourceQuantities struct {
-	// CPU in cores.
+	// cpu in cores.
 	// +optional
 	CPU *resource.Quantity `json:"cpu,omitempty"`
-	// Memory in bytes.
+	// memory in bytes.
 	// +optional
 	Memory *resource.Quantity `json:"memory,omitempty"`
-	// GPU in whole devices of nvidia.com/gpu.
+	// gpu is the number of nvidia.com/gpu devices.
 	// +optional
 	GPU *resource.Quantity `json:"gpu,omitempty"`
-	// Storage is ephemeral storage in bytes.
+	// storage is ephemeral storage in bytes.
 	// +optional
 	Storage *resource.Quantity `json:"storage,omitempty"`
-	// Extended holds any other resource, by its Kubernetes name.
+	// extended is any other resource by its Kubernetes name.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=32
 	Extended map[corev1.ResourceName]resource.Quantity `json:"extended,omitempty"`
 }
 
-// FromList makes ResourceQuantities of a Kubernetes resource list. Zero amounts
-// are left out, and so is "pods", which is counted elsewhere.
+// FromList converts a Kubernetes resource list. Zero amounts and the resource "pods"
+// are omitted.
 func FromList(list corev1.ResourceList) ResourceQuantities {
 	var q ResourceQuantities
 	for name, amount := range list {
@@ -61,40 +61,40 @@ func FromList(list corev1.ResourceList) ResourceQuantities {
 	return q
 }
 
-// List is q as a Kubernetes resource list, without zero amounts. The caller
-// owns the result.
+// List converts q to a Kubernetes resource list without zero amounts. The caller owns
+// the result.
 func (q ResourceQuantities) List() corev1.ResourceList {
 	list := corev1.ResourceList{}
-	put := func(name corev1.ResourceName, amount *resource.Quantity) {
+	set := func(name corev1.ResourceName, amount *resource.Quantity) {
 		if amount != nil && !amount.IsZero() {
 			list[name] = amount.DeepCopy()
 		}
 	}
-	put(corev1.ResourceCPU, q.CPU)
-	put(corev1.ResourceMemory, q.Memory)
-	put(ResourceGPU, q.GPU)
-	put(corev1.ResourceEphemeralStorage, q.Storage)
+	set(corev1.ResourceCPU, q.CPU)
+	set(corev1.ResourceMemory, q.Memory)
+	set(ResourceGPU, q.GPU)
+	set(corev1.ResourceEphemeralStorage, q.Storage)
 	for name, amount := range q.Extended {
-		put(name, &amount)
+		set(name, &amount)
 	}
 	return list
 }
 
-// String lists the amounts as "cpu 300m, memory 64Mi", by resource name.
+// String formats q as "cpu 300m, memory 64Mi", sorted by name; "nothing" if empty.
 func (q ResourceQuantities) String() string {
 	list := q.List()
 	if len(list) == 0 {
 		return "nothing"
 	}
-	var words []string
+	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		amount := list[name]
-		words = append(words, string(name)+" "+amount.String())
+		parts = append(parts, string(name)+" "+amount.String())
 	}
-	return strings.Join(words, ", ")
+	return strings.Join(parts, ", ")
 }
 
-// AddTo adds b to a, in place, and returns a (a new list if a is nil).
+// AddTo adds b to a in place and returns a, or a new list if a is nil.
 func AddTo(a, b corev1.ResourceList) corev1.ResourceList {
 	if a == nil {
 		a = corev1.ResourceList{}
@@ -107,7 +107,7 @@ func AddTo(a, b corev1.ResourceList) corev1.ResourceList {
 	return a
 }
 
-// Times is n times list, in a new list.
+// Times returns n times list in a new list.
 func Times(list corev1.ResourceList, n int32) corev1.ResourceList {
 	out := corev1.ResourceList{}
 	for name, amount := range list {

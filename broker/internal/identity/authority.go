@@ -21,6 +21,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -29,35 +31,36 @@ import (
 )
 
 const (
-	// CAName is the Secret (tls.crt, tls.key) and the ConfigMap (ca.crt, caHash)
-	// of the certificate authority.
+	// CAName is the name of the certificate authority's Secret (tls.crt, tls.key) and
+	// ConfigMap (ca.crt, caHash).
 	CAName = "spillway-broker-ca"
-	// TokenName is the Secret whose key TokenKey lets a cluster join.
+	// TokenName is the name of the Secret with the join token.
 	TokenName = "spillway-join-token"
-	// TokenKey in that Secret.
+	// TokenKey is the key of the join token in that Secret.
 	TokenKey = "token"
-	// serviceName is the Service that the chart puts before the broker.
+	// serviceName is the name of the broker's Service in the chart.
 	serviceName = "spillway-broker"
 
-	caLife      = 10 * 365 * 24 * time.Hour
-	clientLife  = 365 * 24 * time.Hour
-	servingLife = 90 * 24 * time.Hour
-	// backdate lets clusters whose clock is behind accept a new certificate.
+	caValidity      = 10 * 365 * 24 * time.Hour
+	clientValidity  = 365 * 24 * time.Hour
+	servingValidity = 90 * 24 * time.Hour
+	// backdate is for clusters whose clock is behind.
 	backdate = 5 * time.Minute
 )
 
 // Options of an Authority.
 type Options struct {
-	// Client reads from and writes to the API server itself: who has which key
-	// must not be answered from a cache.
+	// Client reads and writes live: which key a cluster ID is bound to must not be read
+	// from a cache.
 	Client client.Client
-	// Cache answers Authenticate; what it does not know is asked of Client.
+	// Cache is read by Authenticate and Known. A registration that is not there is read
+	// from Client.
 	Cache client.Reader
-	// Namespace of the broker.
+	// Namespace of the broker's objects.
 	Namespace string
-	// Names are further DNS names and IP addresses of the broker.
+	// Names are additional DNS names and IP addresses of the broker.
 	Names []string
-	// Clock is the real one where nil.
+	// Clock defaults to the real one.
 	Clock clock.PassiveClock
 }
 
@@ -71,9 +74,9 @@ type Authority struct {
 	serving *tls.Certificate
 }
 
-// New loads the authority and the join token from the API server, making them on
-// first start, and publishes the authority's certificate. Replicas that start at
-// once agree, since only one of them can create a Secret.
+// New loads the authority and the join token from their Secrets, creates them on first
+// start, and publishes the authority's certificate. Concurrent replicas use the same
+// ones, because only one of them can create a Secret.
 func New(ctx context.Context, options Options) (*Authority, error) {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
@@ -88,22 +91,21 @@ func New(ctx context.Context, options Options) (*Authority, error) {
 	if err := a.publish(ctx); err != nil {
 		return nil, fmt.Errorf("publishing the certificate authority in ConfigMap %s: %w", CAName, err)
 	}
-	// A first serving certificate shows here, not at the first connection, that
-	// one can be made.
+	// Fail now, not at the first connection, if no serving certificate can be issued.
 	if _, err := a.servingCertificate(nil); err != nil {
 		return nil, err
 	}
 	return a, nil
 }
 
-// CAHash is what agents recognise the broker by.
+// CAHash identifies the authority, see protocol.CAHash.
 func (a *Authority) CAHash() string { return protocol.CAHash(a.ca) }
 
-// CAPEM is the authority's certificate.
+// CAPEM is the authority's certificate in PEM.
 func (a *Authority) CAPEM() []byte { return certificatePEM(a.ca.Raw) }
 
-// TLSConfig is that of the broker's listener. A caller may come without a
-// certificate, but not with one of another authority.
+// TLSConfig is the configuration of the broker's listener. A client certificate is
+// optional, but must be issued by the authority.
 func (a *Authority) TLSConfig() *tls.Config {
 	clients := x509.NewCertPool()
 	clients.AddCert(a.ca)
@@ -118,23 +120,23 @@ func (a *Authority) TLSConfig() *tls.Config {
 	}
 }
 
-// ensureSecret returns the Secret of that name, creating it with what make
-// returns if there is none.
-func (a *Authority) ensureSecret(ctx context.Context, name string, make func() (corev1.SecretType, map[string][]byte, error)) (*corev1.Secret, error) {
+// ensureSecret returns the Secret of the given name. If there is none, it is created with
+// the type and data of generate.
+func (a *Authority) ensureSecret(ctx context.Context, name string, generate func() (corev1.SecretType, map[string][]byte, error)) (*corev1.Secret, error) {
 	key := client.ObjectKey{Namespace: a.Namespace, Name: name}
 	secret := &corev1.Secret{}
 	err := a.Client.Get(ctx, key, secret)
 	if !apierrors.IsNotFound(err) {
 		return secret, err
 	}
-	kind, data, err := make()
+	kind, data, err := generate()
 	if err != nil {
 		return nil, err
 	}
 	secret = &corev1.Secret{ObjectMeta: a.meta(name), Type: kind, Data: data}
 	err = a.Client.Create(ctx, secret)
 	if apierrors.IsAlreadyExists(err) {
-		// Another replica was quicker: its Secret counts.
+		// Another replica has created it.
 		secret = &corev1.Secret{}
 		err = a.Client.Get(ctx, key, secret)
 	}
@@ -147,8 +149,8 @@ func (a *Authority) meta(name string) metav1.ObjectMeta {
 
 func (a *Authority) ensureCA(ctx context.Context) error {
 	secret, err := a.ensureSecret(ctx, CAName, func() (corev1.SecretType, map[string][]byte, error) {
-		cert, key, err := newCA(a.Clock.Now())
-		return corev1.SecretTypeTLS, map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key}, err
+		certPEM, keyPEM, err := newCA(a.Clock.Now())
+		return corev1.SecretTypeTLS, map[string][]byte{corev1.TLSCertKey: certPEM, corev1.TLSPrivateKeyKey: keyPEM}, err
 	})
 	if err != nil {
 		return err
@@ -160,11 +162,11 @@ func (a *Authority) ensureCA(ctx context.Context) error {
 	signer, signs := pair.PrivateKey.(crypto.Signer)
 	switch {
 	case !signs:
-		return errors.New("its key cannot sign")
+		return errors.New("the key cannot sign")
 	case !pair.Leaf.IsCA:
-		return errors.New("its certificate is not that of an authority")
+		return errors.New("the certificate is not a CA certificate")
 	case a.Clock.Now().After(pair.Leaf.NotAfter):
-		return fmt.Errorf("it ended on %s; delete the Secret, restart the broker and let every cluster join again with the new broker.caHash", pair.Leaf.NotAfter.Format(time.DateOnly))
+		return fmt.Errorf("the certificate expired on %s: delete the Secret, restart the broker, and upgrade the agents with the new broker.caHash and a join.token", pair.Leaf.NotAfter.Format(time.DateOnly))
 	}
 	a.ca, a.key = pair.Leaf, signer
 	return nil
@@ -173,7 +175,7 @@ func (a *Authority) ensureCA(ctx context.Context) error {
 func newCA(now time.Time) (certPEM, keyPEM []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, nil, fmt.Errorf("making a key: %w", err)
+		return nil, nil, fmt.Errorf("generating a key: %w", err)
 	}
 	serial, err := newSerial()
 	if err != nil {
@@ -183,7 +185,7 @@ func newCA(now time.Time) (certPEM, keyPEM []byte, err error) {
 		SerialNumber:          serial,
 		Subject:               pkix.Name{CommonName: CAName},
 		NotBefore:             now.Add(-backdate),
-		NotAfter:              now.Add(caLife),
+		NotAfter:              now.Add(caValidity),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
@@ -193,28 +195,25 @@ func newCA(now time.Time) (certPEM, keyPEM []byte, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("signing: %w", err)
 	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, nil, fmt.Errorf("encoding the key: %w", err)
-	}
-	return certificatePEM(der), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), nil
+	keyPEM, err = keyutil.MarshalPrivateKeyToPEM(key)
+	return certificatePEM(der), keyPEM, err
 }
 
 func (a *Authority) ensureToken(ctx context.Context) error {
 	secret, err := a.ensureSecret(ctx, TokenName, func() (corev1.SecretType, map[string][]byte, error) {
 		random := make([]byte, 32)
 		if _, err := rand.Read(random); err != nil {
-			return "", nil, fmt.Errorf("making a token: %w", err)
+			return "", nil, fmt.Errorf("generating a token: %w", err)
 		}
 		return corev1.SecretTypeOpaque, map[string][]byte{TokenKey: []byte(base64.RawURLEncoding.EncodeToString(random))}, nil
 	})
 	if err == nil && len(secret.Data[TokenKey]) < minToken {
-		return fmt.Errorf("its key %q must have %d characters or more; put a random one there, or delete the Secret and restart the broker to have one made", TokenKey, minToken)
+		return fmt.Errorf("key %q must have at least %d characters: set a random one, or delete the Secret and restart the broker to generate one", TokenKey, minToken)
 	}
 	return err
 }
 
-// publish writes the ConfigMap that tells people what to give to agents.
+// publish writes the ConfigMap with the values for the agent chart.
 func (a *Authority) publish(ctx context.Context) error {
 	config := &corev1.ConfigMap{ObjectMeta: a.meta(CAName), Data: map[string]string{"ca.crt": string(a.CAPEM()), "caHash": a.CAHash()}}
 	err := a.Client.Create(ctx, config)
@@ -224,23 +223,23 @@ func (a *Authority) publish(ctx context.Context) error {
 	return err
 }
 
-// servingCertificate is the listener's own: kept in memory, made anew at two
-// thirds of its life. Agents know the authority only, so each replica may have
-// another one.
+// servingCertificate is the listener's certificate. It is kept in memory and renewed at
+// two thirds of its validity. Agents verify the authority only, so each replica has its
+// own certificate.
 func (a *Authority) servingCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	now := a.Clock.Now()
-	if a.serving != nil && now.Before(a.serving.Leaf.NotAfter.Add(-servingLife/3)) {
+	if a.serving != nil && now.Before(a.serving.Leaf.NotAfter.Add(-servingValidity/3)) {
 		return a.serving, nil
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("making the serving key: %w", err)
+		return nil, fmt.Errorf("generating the serving key: %w", err)
 	}
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: serviceName},
-		NotAfter:    now.Add(servingLife),
+		NotAfter:    now.Add(servingValidity),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	for _, name := range a.servingNames() {
@@ -252,9 +251,9 @@ func (a *Authority) servingCertificate(*tls.ClientHelloInfo) (*tls.Certificate, 
 	}
 	leaf, err := a.sign(template, key.Public())
 	if err != nil {
-		return nil, fmt.Errorf("making the serving certificate: %w", err)
+		return nil, fmt.Errorf("issuing the serving certificate: %w", err)
 	}
-	// The authority goes with it, for a joining agent to recognise.
+	// A joining agent knows the authority by its hash: the chain must include it.
 	a.serving = &tls.Certificate{Certificate: [][]byte{leaf.Raw, a.ca.Raw}, PrivateKey: key, Leaf: leaf}
 	return a.serving, nil
 }
@@ -264,7 +263,7 @@ func (a *Authority) servingNames() []string {
 	return append([]string{"localhost", "127.0.0.1", "::1", serviceName, service, service + ".svc", service + ".svc.cluster.local"}, a.Names...)
 }
 
-// sign completes a leaf's template and signs it. No leaf outlives the authority.
+// sign completes and signs a certificate. It expires no later than the authority.
 func (a *Authority) sign(template *x509.Certificate, key crypto.PublicKey) (*x509.Certificate, error) {
 	var err error
 	if template.SerialNumber, err = newSerial(); err != nil {
@@ -286,11 +285,11 @@ func (a *Authority) sign(template *x509.Certificate, key crypto.PublicKey) (*x50
 func newSerial() (*big.Int, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
-		return nil, fmt.Errorf("making a serial number: %w", err)
+		return nil, fmt.Errorf("generating a serial number: %w", err)
 	}
 	return serial, nil
 }
 
 func certificatePEM(der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return pem.EncodeToMemory(&pem.Block{Type: cert.CertificateBlockType, Bytes: der})
 }

@@ -1,8 +1,8 @@
-// Package identity says who is who: it keeps the hub's certificate authority,
-// gives a certificate to each cluster that joins, and tells from the certificate
-// of a connection which cluster speaks.
+// Package identity authenticates clusters: it keeps the hub's certificate authority,
+// issues a certificate to each cluster that joins, and identifies the cluster by the
+// certificate of its connection.
 //
-// A cluster's identity is bound to the first key that joins under its ID and is
-// recorded in a ClusterRegistration; another key is turned away until somebody
-// deletes that. The authority's key never leaves the hub.
+// A cluster ID is bound to the first key that joins with it, recorded in a
+// ClusterRegistration. Other keys are refused until the ClusterRegistration is deleted.
+// The authority's key never leaves the hub.
 package identity

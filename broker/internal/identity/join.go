@@ -16,10 +16,12 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -27,20 +29,18 @@ import (
 )
 
 const (
-	// minToken and maxToken bound a join token, in bytes.
+	// minToken and maxToken limit the length of a join token in bytes.
 	minToken, maxToken = 16, 1024
-	// maxCSR bounds a certificate request, in bytes of PEM.
+	// maxCSR is the maximum size of a certificate request in bytes of PEM.
 	maxCSR = 16 << 10
-	// claimTries is how often a registration that others write is tried.
-	claimTries = 5
 )
 
 func refuse(code, format string, args ...any) *protocol.Error {
 	return &protocol.Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// Join gives a cluster a certificate. The first key under an ID owns it, and may
-// join again whenever it likes. Refusals are *protocol.Error.
+// Join issues a certificate to a cluster. The first key that joins with a cluster ID owns
+// the ID, and may join again at any time. Refusals are or wrap *protocol.Error.
 func (a *Authority) Join(ctx context.Context, request protocol.JoinRequest) (protocol.JoinResponse, error) {
 	if err := a.checkToken(ctx, request.Token); err != nil {
 		return protocol.JoinResponse{}, err
@@ -53,12 +53,11 @@ func (a *Authority) Join(ctx context.Context, request protocol.JoinRequest) (pro
 	if err != nil {
 		return protocol.JoinResponse{}, err
 	}
-	// Nothing of the request but its name, which has been checked, and its key
-	// goes into the certificate.
+	// The certificate has only the verified name and the key of the request.
 	leaf, err := a.sign(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: request.ClusterID},
 		URIs:        []*url.URL{clusterURI(request.ClusterID)},
-		NotAfter:    a.Clock.Now().Add(clientLife),
+		NotAfter:    a.Clock.Now().Add(clientValidity),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}, csr.PublicKey)
 	if err != nil {
@@ -70,29 +69,28 @@ func (a *Authority) Join(ctx context.Context, request protocol.JoinRequest) (pro
 	return protocol.JoinResponse{Certificate: string(certificatePEM(leaf.Raw)), CA: string(a.CAPEM())}, nil
 }
 
-// checkToken reads the token each time, so that a new one counts at once.
+// checkToken reads the token each time, so that a changed token applies at once.
 func (a *Authority) checkToken(ctx context.Context, token string) error {
 	secret := &corev1.Secret{}
 	if err := a.Client.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: TokenName}, secret); err != nil {
 		return fmt.Errorf("reading the join token: %w", err)
 	}
 	want := bytes.TrimSpace(secret.Data[TokenKey])
-	// Hashes have one length, so that comparing them tells nothing of the
-	// token's.
+	// Comparing hashes of the same length does not disclose the length of the token.
 	wantSum, gotSum := sha256.Sum256(want), sha256.Sum256([]byte(token))
 	if subtle.ConstantTimeCompare(wantSum[:], gotSum[:]) != 1 || len(want) < minToken || len(token) > maxToken {
-		return refuse(protocol.CodeUnauthorized, "the join token is not the one in the hub's Secret %s/%s; set the agent chart's value join.token to that", a.Namespace, TokenName)
+		return refuse(protocol.CodeUnauthorized, "the join token is wrong: set the agent chart's value join.token to the token in the hub's Secret %s/%s", a.Namespace, TokenName)
 	}
 	return nil
 }
 
-// parseCSR checks a certificate request for clusterID.
+// parseCSR parses and validates a certificate request for clusterID.
 func parseCSR(clusterID, text string) (*x509.CertificateRequest, error) {
 	if !protocol.ValidClusterID(clusterID) {
-		return nil, refuse(protocol.CodeInvalid, "a cluster ID has 1 to %d lower-case letters, digits and dashes, and neither begins nor ends with a dash", protocol.MaxClusterID)
+		return nil, refuse(protocol.CodeInvalid, "a cluster ID must have 1 to %d lower-case letters, digits and dashes, and must not begin or end with a dash", protocol.MaxClusterID)
 	}
 	if len(text) > maxCSR {
-		return nil, refuse(protocol.CodeTooLarge, "the certificate request has %d bytes; %d are enough", len(text), maxCSR)
+		return nil, refuse(protocol.CodeTooLarge, "the certificate request has %d bytes, the maximum is %d", len(text), maxCSR)
 	}
 	block, rest := pem.Decode([]byte(text))
 	if block == nil || block.Type != "CERTIFICATE REQUEST" || strings.TrimSpace(string(rest)) != "" {
@@ -100,7 +98,7 @@ func parseCSR(clusterID, text string) (*x509.CertificateRequest, error) {
 	}
 	csr, err := x509.ParseCertificateRequest(block.Bytes)
 	if err != nil {
-		return nil, refuse(protocol.CodeInvalid, "the certificate request cannot be parsed: %v", err)
+		return nil, refuse(protocol.CodeInvalid, "parsing the certificate request: %v", err)
 	}
 	switch key := csr.PublicKey.(type) {
 	case *ecdsa.PublicKey:
@@ -120,48 +118,45 @@ func parseCSR(clusterID, text string) (*x509.CertificateRequest, error) {
 	return csr, nil
 }
 
-// claim binds an ID to a key, or finds it bound to that key. Of two keys at once
-// the API server lets one write the registration's status.
+// claim binds a cluster ID to a key, unless it is bound to another one. Of concurrent
+// keys only one can write the registration's status.
 func (a *Authority) claim(ctx context.Context, clusterID, fingerprint string) (*broker.ClusterRegistration, error) {
-	var lost error
-	for range claimTries {
-		registration := &broker.ClusterRegistration{}
+	var registration *broker.ClusterRegistration
+	retriable := func(err error) bool {
+		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+	}
+	err := retry.OnError(retry.DefaultRetry, retriable, func() error {
+		registration = &broker.ClusterRegistration{}
 		err := a.Client.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: clusterID}, registration)
 		if apierrors.IsNotFound(err) {
 			registration = &broker.ClusterRegistration{ObjectMeta: a.meta(clusterID), Spec: broker.ClusterRegistrationSpec{ClusterID: clusterID}}
-			if err = a.Client.Create(ctx, registration); apierrors.IsAlreadyExists(err) {
-				lost = err
-				continue
-			}
+			err = a.Client.Create(ctx, registration)
 		}
-		if err != nil {
-			return nil, fmt.Errorf("registering %s: %w", clusterID, err)
+		switch {
+		case err != nil:
+			return err
+		case registration.Spec.ClusterID != clusterID:
+			return refuse(protocol.CodeConflict, "ClusterRegistration %s/%s is for cluster %s: delete it in the hub", a.Namespace, clusterID, registration.Spec.ClusterID)
+		case registration.Status.KeyFingerprint == fingerprint:
+			return nil
+		case registration.Status.KeyFingerprint != "":
+			return refuse(protocol.CodeConflict, "another key has joined with cluster ID %s: choose another cluster ID or, if that key is lost, run kubectl -n %s delete clusterregistration %s in the hub", clusterID, a.Namespace, clusterID)
 		}
-		if registration.Spec.ClusterID != clusterID {
-			return nil, refuse(protocol.CodeConflict, "ClusterRegistration %s/%s is for cluster %s; delete it in the hub", a.Namespace, clusterID, registration.Spec.ClusterID)
-		}
-		switch registration.Status.KeyFingerprint {
-		case fingerprint:
-			return registration, nil
-		case "":
-			registration.Status.KeyFingerprint = fingerprint
-			registration.Status.Phase = broker.RegistrationApproved
-			if err = a.Client.Status().Update(ctx, registration); err == nil {
-				return registration, nil
-			}
-			if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-				return nil, fmt.Errorf("registering the key of %s: %w", clusterID, err)
-			}
-			lost = err
-		default:
-			return nil, refuse(protocol.CodeConflict, "another key has joined as %s; choose another cluster ID, or, if that key is lost, run: kubectl -n %s delete clusterregistration %s", clusterID, a.Namespace, clusterID)
-		}
+		registration.Status.KeyFingerprint = fingerprint
+		registration.Status.Phase = broker.RegistrationApproved
+		return a.Client.Status().Update(ctx, registration)
+	})
+	switch {
+	case retriable(err):
+		return nil, refuse(protocol.CodeUnavailable, "the registration of %s was changed at the same time (%v): join again", clusterID, err)
+	case err != nil:
+		return nil, fmt.Errorf("registering %s: %w", clusterID, err)
 	}
-	return nil, refuse(protocol.CodeUnavailable, "somebody else keeps changing the registration of %s (%v); join again", clusterID, lost)
+	return registration, nil
 }
 
-// recordCertificate notes the newest certificate, for people. Two joins of one
-// key may cross: the later note stands.
+// recordCertificate records the newest certificate in the registration's status, for
+// information only. Of concurrent joins with one key the later write remains.
 func (a *Authority) recordCertificate(ctx context.Context, registration *broker.ClusterRegistration, leaf *x509.Certificate) error {
 	sum := sha256.Sum256(leaf.Raw)
 	before := registration.DeepCopy()
@@ -174,65 +169,64 @@ func clusterURI(clusterID string) *url.URL {
 	return &url.URL{Scheme: "spiffe", Host: "spillway", Path: "/cluster/" + clusterID}
 }
 
-// Authenticate tells which cluster speaks on a connection: the one in its
-// certificate, if the cluster is registered with that certificate's key.
-// Refusals are *protocol.Error.
+// Authenticate returns the cluster ID in the client certificate of a connection, if the
+// cluster is registered with the certificate's key. Refusals are *protocol.Error.
 func (a *Authority) Authenticate(ctx context.Context, state *tls.ConnectionState) (string, error) {
 	if state == nil || len(state.VerifiedChains) == 0 {
-		return "", refuse(protocol.CodeUnauthorized, "this needs the certificate that %s gives to a cluster that joins", protocol.PathJoin)
+		return "", refuse(protocol.CodeUnauthorized, "a client certificate is required: join with %s to get one", protocol.PathJoin)
 	}
 	leaf := state.PeerCertificates[0]
 	clusterID, err := certifiedID(leaf)
 	if err != nil {
 		return "", err
 	}
-	// The handshake was long ago on a connection that is kept.
+	// The certificate may have expired since the handshake.
 	if a.Clock.Now().After(leaf.NotAfter) {
-		return "", refuse(protocol.CodeUnauthorized, "the certificate of %s ended at %s; join again with the same key", clusterID, leaf.NotAfter)
+		return "", refuse(protocol.CodeUnauthorized, "the certificate of %s expired at %s: join again with the same key", clusterID, leaf.NotAfter.Format(time.RFC3339))
 	}
 	fingerprint := protocol.KeyFingerprint(leaf.RawSubjectPublicKeyInfo)
-	known, err := a.lookUp(ctx, clusterID, func(status broker.ClusterRegistrationStatus) bool {
+	known, err := a.registered(ctx, clusterID, func(status broker.ClusterRegistrationStatus) bool {
 		return status.Phase == broker.RegistrationApproved && status.KeyFingerprint == fingerprint
 	})
 	if err != nil {
 		return "", err
 	}
 	if !known {
-		return "", refuse(protocol.CodeUnauthorized, "cluster %s is not registered with this key any more; join again", clusterID)
+		return "", refuse(protocol.CodeUnauthorized, "cluster %s is not registered with this key: join again", clusterID)
 	}
 	return clusterID, nil
 }
 
-// certifiedID is the cluster that a certificate of this authority names.
+// certifiedID is the cluster ID in a certificate of this authority.
 func certifiedID(leaf *x509.Certificate) (string, error) {
 	clusterID := leaf.Subject.CommonName
 	if !protocol.ValidClusterID(clusterID) || len(leaf.URIs) != 1 || leaf.URIs[0].String() != clusterURI(clusterID).String() {
-		return "", refuse(protocol.CodeUnauthorized, "the certificate does not name a cluster")
+		return "", refuse(protocol.CodeUnauthorized, "the certificate is not for a cluster: join to get one")
 	}
 	return clusterID, nil
 }
 
-// Known reports whether a cluster of this ID has joined.
+// Known reports whether a cluster with this ID has joined.
 func (a *Authority) Known(ctx context.Context, clusterID string) (bool, error) {
 	if !protocol.ValidClusterID(clusterID) {
 		return false, nil
 	}
-	return a.lookUp(ctx, clusterID, func(status broker.ClusterRegistrationStatus) bool {
+	return a.registered(ctx, clusterID, func(status broker.ClusterRegistrationStatus) bool {
 		return status.Phase == broker.RegistrationApproved
 	})
 }
 
-// lookUp reports whether a cluster's registration is as wanted. What the cache
-// does not know is asked of the API server: a cluster may have joined just now.
-func (a *Authority) lookUp(ctx context.Context, clusterID string, wanted func(broker.ClusterRegistrationStatus) bool) (bool, error) {
+// registered reports whether a cluster's registration matches. A registration that does
+// not match in the cache is read live: the cluster may have joined just now.
+func (a *Authority) registered(ctx context.Context, clusterID string, match func(broker.ClusterRegistrationStatus) bool) (bool, error) {
 	for _, reader := range []client.Reader{a.Cache, a.Client} {
 		registration := &broker.ClusterRegistration{}
 		err := reader.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: clusterID}, registration)
 		switch {
-		case err == nil && registration.Spec.ClusterID == clusterID && wanted(registration.Status):
+		case err == nil && registration.Spec.ClusterID == clusterID && match(registration.Status):
 			return true, nil
 		case client.IgnoreNotFound(err) != nil:
-			return false, fmt.Errorf("looking up the registration of %s: %w", clusterID, err)
+			return false, fmt.Errorf("reading the registration of %s: %w", clusterID, err)
 		}
 	}
 	return false, nil

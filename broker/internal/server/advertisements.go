@@ -14,30 +14,31 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// Receipts says when each cluster's advertisement was last received, by this
-// process's clock. They are kept in memory only: one of the same content costs
-// no write, and after a restart nobody counts as fresh until heard of.
+// Receipts are the times at which this process last received each cluster's
+// advertisement, by its own clock. They are kept in memory only: an unchanged
+// advertisement is not written, and after a restart no cluster is fresh before its next
+// advertisement.
 type Receipts struct {
 	clock clock.PassiveClock
 	mutex sync.Mutex
 	at    map[string]time.Time
 }
 
-// NewReceipts makes Receipts without any.
+// NewReceipts returns empty Receipts.
 func NewReceipts(clock clock.PassiveClock) *Receipts {
 	return &Receipts{clock: clock, at: map[string]time.Time{}}
 }
 
-// ReceivedAt is when cluster's advertisement was last received, if it was.
-func (r *Receipts) ReceivedAt(cluster string) (time.Time, bool) {
+// ReceivedAt reports when the cluster's advertisement was last received, if ever.
+func (r *Receipts) ReceivedAt(cluster string) (at time.Time, received bool) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	at, known := r.at[cluster]
-	return at, known
+	at, received = r.at[cluster]
+	return at, received
 }
 
-// note records a receipt now. Undo takes it back.
-func (r *Receipts) note(cluster string) (undo func()) {
+// record records a receipt now; undo restores the one before.
+func (r *Receipts) record(cluster string) (undo func()) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	before, known := r.at[cluster]
@@ -62,19 +63,19 @@ func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, calle
 		return err
 	}
 	if spec.ClusterID != caller {
-		return refuse(protocol.CodeForbidden, "cluster %s cannot advertise for %q: clusterID must be its own", caller, bounded(spec.ClusterID))
+		return refuse(protocol.CodeForbidden, "cluster %s cannot advertise for cluster %q: set clusterID to %s", caller, short(spec.ClusterID), caller)
 	}
-	if err := checkOffer(&spec); err != nil {
+	if err := validateAdvertisement(&spec); err != nil {
 		return err
 	}
-	// Before it is stored, because storing wakes reservations that wait for
-	// somebody fresh.
-	undo := s.Receipts.note(caller)
-	if err := s.Core.StoreAdvertisement(r.Context(), spec); err != nil {
+	// Before it is stored, because storing enqueues Reservations, for which the cluster
+	// must be fresh.
+	undo := s.Receipts.record(caller)
+	if err := s.Reconciler.StoreAdvertisement(r.Context(), spec); err != nil {
 		undo()
 		return fmt.Errorf("storing the advertisement of %s: %w", caller, err)
 	}
-	return respond(w, http.StatusOK, protocol.AdvertisementAnswer{Sequence: spec.Sequence})
+	return respond(w, http.StatusOK, protocol.AdvertisementResponse{Sequence: spec.Sequence})
 }
 
 func (s *Server) listAdvertisements(w http.ResponseWriter, r *http.Request, caller string) error {
@@ -82,23 +83,23 @@ func (s *Server) listAdvertisements(w http.ResponseWriter, r *http.Request, call
 	if err := s.client.List(r.Context(), &list, client.InNamespace(s.Namespace)); err != nil {
 		return fmt.Errorf("listing advertisements: %w", err)
 	}
-	answer := protocol.AdvertisementList{Items: []protocol.AdvertisementView{}}
+	response := protocol.AdvertisementList{Items: []protocol.AdvertisementView{}}
 	for i := range list.Items {
-		answer.Items = append(answer.Items, advertisementView(&list.Items[i], caller))
+		response.Items = append(response.Items, advertisementView(&list.Items[i], caller))
 	}
-	return respond(w, http.StatusOK, answer)
+	return respond(w, http.StatusOK, response)
 }
 
 func (s *Server) getAdvertisement(w http.ResponseWriter, r *http.Request, caller string) error {
 	var advertisement broker.ClusterAdvertisement
 	if err := s.client.Get(r.Context(), s.key(r.PathValue("id")), &advertisement); err != nil {
-		return fmt.Errorf("reading an advertisement: %w", err)
+		return fmt.Errorf("reading advertisement: %w", err)
 	}
 	return respond(w, http.StatusOK, advertisementView(&advertisement, caller))
 }
 
-// advertisementView leaves out of an advertisement, in place, what others hold
-// there.
+// advertisementView removes the holds and guests of clusters other than the caller, in
+// place, unless the advertisement is the caller's own.
 func advertisementView(advertisement *broker.ClusterAdvertisement, caller string) protocol.AdvertisementView {
 	view := protocol.AdvertisementView{Spec: advertisement.Spec, Status: advertisement.Status}
 	if advertisement.Spec.ClusterID != caller {

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -17,42 +16,45 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/clock"
 
+	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
+// refuse returns an error that is sent to the caller. The message tells the caller what
+// is wrong and what to do.
 func refuse(code, format string, args ...any) *protocol.Error {
 	return &protocol.Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// serve wraps a call in what all of them share: deadlines, leadership, identity,
-// rates and errors.
+// serve adds to a call what all calls have: deadlines, leadership, authentication, rate
+// limits and error responses.
 func (s *Server) serve(route route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		control := http.NewResponseController(w)
 		deadline := time.Now().Add(callTimeout)
 		err := errors.Join(control.SetReadDeadline(deadline), control.SetWriteDeadline(deadline))
 		if err == nil {
-			err = s.admit(w, r, route)
+			err = s.dispatch(w, r, route)
 		}
 		if err == nil {
 			return
 		}
-		answer := answerTo(err)
-		if answer.Code == protocol.CodeInternal {
-			s.Log.Error(err, "A call failed", "method", r.Method, "path", bounded(r.URL.Path))
+		refusal := refusalOf(err)
+		if refusal.Code == protocol.CodeInternal {
+			s.Log.Error(err, "Call failed", "method", r.Method, "path", short(r.URL.Path))
 		} else {
-			s.Log.V(1).Info("Refused a call", "method", r.Method, "path", bounded(r.URL.Path), "code", answer.Code, "reason", err.Error())
+			s.Log.V(1).Info("Refused call", "method", r.Method, "path", short(r.URL.Path), "code", refusal.Code, "reason", err.Error())
 		}
-		if err := respond(w, answer.Status(), answer); err != nil {
-			s.Log.V(1).Info("An answer could not be written", "reason", err.Error())
+		if err := respond(w, refusal.Status(), refusal); err != nil {
+			s.Log.V(1).Info("Failed to write a response", "reason", err.Error())
 		}
 	})
 }
 
-func (s *Server) admit(w http.ResponseWriter, r *http.Request, route route) error {
+func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) error {
 	if !route.anyReplica {
 		if err := s.Ready(r); err != nil {
-			return refuse(protocol.CodeUnavailable, "%v; ask again", err)
+			return refuse(protocol.CodeUnavailable, "%v: retry, the request may reach another replica", err)
 		}
 	}
 	caller := ""
@@ -62,7 +64,7 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request, route route) erro
 			return err
 		}
 		if !s.callers.allow(caller) {
-			return refuse(protocol.CodeTooMany, "cluster %s makes too many calls; wait a second", caller)
+			return refuse(protocol.CodeTooMany, "cluster %s exceeds its rate limit: retry after a second", caller)
 		}
 	}
 	if !watching(r) {
@@ -73,48 +75,47 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request, route route) erro
 	return route.call(w, r, caller)
 }
 
-// answerTo is what the caller hears of an error. It tells of the broker's inside
-// only what the caller can act on.
-func answerTo(err error) *protocol.Error {
-	var answer *protocol.Error
+// refusalOf converts an error for the caller. It discloses internals of the broker only
+// as far as the caller can act on them.
+func refusalOf(err error) *protocol.Error {
+	var refusal *protocol.Error
 	var size *http.MaxBytesError
 	var status apierrors.APIStatus
 	switch {
-	case errors.As(err, &answer):
-		return answer
+	case errors.As(err, &refusal):
+		return refusal
 	case errors.As(err, &size):
-		return refuse(protocol.CodeTooLarge, "the body has more than %d bytes", size.Limit)
+		return refuse(protocol.CodeTooLarge, "the body exceeds the maximum of %d bytes", size.Limit)
 	case apierrors.IsNotFound(err):
-		return refuse(protocol.CodeNotFound, "there is no such thing, or it is not this cluster's")
+		return refuse(protocol.CodeNotFound, "the object does not exist, or belongs to another cluster")
 	case errors.As(err, &status) && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)):
 		return refuse(protocol.CodeInvalid, "%s", status.Status().Message)
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
-		return refuse(protocol.CodeConflict, "somebody else changed it at the same time; ask again")
+		return refuse(protocol.CodeConflict, "the object was changed at the same time: retry")
 	case apierrors.IsServerTimeout(err), apierrors.IsTimeout(err), apierrors.IsTooManyRequests(err), apierrors.IsServiceUnavailable(err),
 		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return refuse(protocol.CodeUnavailable, "the broker could not reach its API server in time; ask again")
+		return refuse(protocol.CodeUnavailable, "the broker's API server did not respond in time: retry")
 	}
-	return refuse(protocol.CodeInternal, "the broker failed; its log says why")
+	return refuse(protocol.CodeInternal, "internal error: see the log of the broker")
 }
 
-func respond(w http.ResponseWriter, status int, answer any) error {
-	if answer == nil {
+func respond(w http.ResponseWriter, status int, response any) error {
+	if response == nil {
 		w.WriteHeader(status)
 		return nil
 	}
-	body, err := json.Marshal(answer)
+	body, err := json.Marshal(response)
 	if err != nil {
-		return fmt.Errorf("encoding the answer: %w", err)
+		return fmt.Errorf("encoding the response: %w", err)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// A caller that has gone needs no other answer.
+	// If this fails, the caller is gone.
 	_, _ = w.Write(append(body, '\n'))
 	return nil
 }
 
-// decode reads a request's body: one JSON value, bounded, with no field that the
-// protocol does not know.
+// decode reads a request's body: one JSON value of limited size without unknown fields.
 func decode(w http.ResponseWriter, r *http.Request, into any) error {
 	return decodeJSON(http.MaxBytesReader(w, r.Body, protocol.MaxBody), into)
 }
@@ -122,7 +123,7 @@ func decode(w http.ResponseWriter, r *http.Request, into any) error {
 func decodeJSON(body io.Reader, into any) error {
 	raw, err := io.ReadAll(body)
 	if err == nil {
-		err = checkExponents(raw)
+		err = validateExponents(raw)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	decoder.DisallowUnknownFields()
@@ -133,34 +134,19 @@ func decodeJSON(body io.Reader, into any) error {
 		if _, err = decoder.Token(); err == io.EOF {
 			return nil
 		} else if err == nil {
-			err = errors.New("there is something after it")
+			err = errors.New("unexpected data after the JSON value")
 		}
 	}
 	var size *http.MaxBytesError
-	var refused *protocol.Error
-	if errors.As(err, &size) || errors.As(err, &refused) {
+	var refusal *protocol.Error
+	if errors.As(err, &size) || errors.As(err, &refusal) {
 		return err
 	}
-	return refuse(protocol.CodeInvalid, "the body is not the JSON that %s asks for: %v", protocol.PathOpenAPI, err)
+	return refuse(protocol.CodeInvalid, "the body does not match the schema in %s: %v", protocol.PathOpenAPI, err)
 }
 
-// clip cuts a caller's message to what statuses and events have room for.
-func clip(text string) string {
-	const most = 512
-	if len(text) <= most {
-		return text
-	}
-	return strings.ToValidUTF8(text[:most], "") + "…"
-}
-
-// bounded cuts text of a caller's making for the log.
-func bounded(text string) string {
-	const most = 128
-	if len(text) > most {
-		return text[:most] + "…"
-	}
-	return text
-}
+// short truncates a caller's input for logs and messages.
+func short(text string) string { return events.TruncateTo(text, 128) }
 
 func remoteIP(r *http.Request) string {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
@@ -170,10 +156,10 @@ func remoteIP(r *http.Request) string {
 	return host
 }
 
-// maxLimiters bounds the callers that are told apart.
+// maxLimiters is the maximum number of callers with a rate limiter of their own.
 const maxLimiters = 4096
 
-// limiters keep the rate of each caller.
+// limiters limit the rate of each caller.
 type limiters struct {
 	clock clock.PassiveClock
 	limit rate.Limit
@@ -194,10 +180,10 @@ func (l *limiters) allow(key string) bool {
 	limiter, known := l.byKey[key]
 	if !known {
 		if len(l.byKey) >= maxLimiters {
-			l.forget(now)
+			l.cleanup(now)
 		}
 		if len(l.byKey) >= maxLimiters {
-			// So many at once are one crowd, and share one rate.
+			// All further callers share one limiter.
 			key = ""
 			limiter, known = l.byKey[key]
 		}
@@ -209,8 +195,8 @@ func (l *limiters) allow(key string) bool {
 	return limiter.AllowN(now, 1)
 }
 
-// forget drops those whose silence has given them their whole burst back.
-func (l *limiters) forget(now time.Time) {
+// cleanup deletes the limiters that are full again: a new one is the same.
+func (l *limiters) cleanup(now time.Time) {
 	for key, limiter := range l.byKey {
 		if limiter.TokensAt(now) >= float64(l.burst) {
 			delete(l.byKey, key)

@@ -12,59 +12,58 @@ import (
 )
 
 const (
-	// maxMail is how many messages wait for one cluster, and mailLife how long.
-	maxMail  = 64
-	mailLife = 2 * time.Minute
-	// maxMessageID bounds a message's ID, in bytes.
+	// maxMessages is the maximum number of messages in a cluster's mailbox.
+	maxMessages = 64
+	// messageTTL is the time after which a message in a mailbox expires.
+	messageTTL = 2 * time.Minute
+	// maxMessageID is the maximum length of a message's ID in bytes.
 	maxMessageID = 128
 )
 
-// mailboxes keep relayed messages, in memory, until their receiver's stream
-// takes them. A message is handed over once at most; whoever waits for an answer
-// sends again.
+// mailboxes keep relayed messages in memory until the receiver's stream takes them.
+// Each message is delivered at most once: a sender that expects a reply must send again.
 type mailboxes struct {
 	clock clock.PassiveClock
 	mutex sync.Mutex
-	boxes map[string][]letter
+	boxes map[string][]mail
 }
 
-type letter struct {
-	message protocol.RelayMessage
-	since   time.Time
+type mail struct {
+	message    protocol.RelayMessage
+	receivedAt time.Time
 }
 
 func newMailboxes(clock clock.PassiveClock) *mailboxes {
-	return &mailboxes{clock: clock, boxes: map[string][]letter{}}
+	return &mailboxes{clock: clock, boxes: map[string][]mail{}}
 }
 
-// post puts a message into its receiver's box, and reports whether there was
-// room.
+// post adds a message to its receiver's mailbox. It returns false if the mailbox is full.
 func (m *mailboxes) post(message protocol.RelayMessage) bool {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	now := m.clock.Now()
 	box := m.boxes[message.To]
-	// Oldest first, so the expired ones lead.
-	for len(box) > 0 && now.Sub(box[0].since) >= mailLife {
+	// The expired messages are at the beginning.
+	for len(box) > 0 && now.Sub(box[0].receivedAt) >= messageTTL {
 		box = box[1:]
 	}
-	room := len(box) < maxMail
-	if room {
-		box = append(box, letter{message: message, since: now})
+	full := len(box) >= maxMessages
+	if !full {
+		box = append(box, mail{message: message, receivedAt: now})
 	}
 	m.boxes[message.To] = box
-	return room
+	return !full
 }
 
-// take empties a cluster's box.
+// take removes and returns the messages in a cluster's mailbox.
 func (m *mailboxes) take(cluster string) []protocol.RelayMessage {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	now := m.clock.Now()
 	var messages []protocol.RelayMessage
-	for _, letter := range m.boxes[cluster] {
-		if now.Sub(letter.since) < mailLife {
-			messages = append(messages, letter.message)
+	for _, mail := range m.boxes[cluster] {
+		if now.Sub(mail.receivedAt) < messageTTL {
+			messages = append(messages, mail.message)
 		}
 	}
 	delete(m.boxes, cluster)
@@ -78,7 +77,7 @@ func (s *Server) postRelay(w http.ResponseWriter, r *http.Request, caller string
 	}
 	switch {
 	case message.From != "" && message.From != caller:
-		return refuse(protocol.CodeForbidden, "cluster %s cannot send as %q", caller, bounded(message.From))
+		return refuse(protocol.CodeForbidden, "cluster %s cannot send as cluster %q: leave from empty", caller, short(message.From))
 	case !protocol.ValidClusterID(message.To) || message.To == caller:
 		return refuse(protocol.CodeInvalid, "to must be the ID of another cluster")
 	case message.ID == "" || len(message.ID) > maxMessageID:
@@ -86,45 +85,45 @@ func (s *Server) postRelay(w http.ResponseWriter, r *http.Request, caller string
 	case len(message.Sealed) == 0:
 		return refuse(protocol.CodeInvalid, "sealed must not be empty")
 	case len(message.Sealed) > protocol.MaxSealed:
-		return refuse(protocol.CodeTooLarge, "sealed has %d bytes; %d are relayed", len(message.Sealed), protocol.MaxSealed)
+		return refuse(protocol.CodeTooLarge, "sealed has %d bytes, the maximum is %d", len(message.Sealed), protocol.MaxSealed)
 	}
 	known, err := s.Identity.Known(r.Context(), message.To)
 	if err != nil {
 		return err
 	}
 	if !known {
-		return refuse(protocol.CodeNotFound, "no cluster %s has joined this broker", message.To)
+		return refuse(protocol.CodeNotFound, "cluster %s has not joined this broker: check the cluster ID", message.To)
 	}
 	message.From = caller
-	if !s.mail.post(message) {
-		return refuse(protocol.CodeTooMany, "%d messages wait for cluster %s already; is its agent running? Send again later", maxMail, message.To)
+	if !s.mailboxes.post(message) {
+		return refuse(protocol.CodeTooMany, "the mailbox of cluster %s is full (%d messages): check that its agent is running, and retry later", message.To, maxMessages)
 	}
-	s.hub.notify(message.To, "")
+	s.broadcaster.notify(message.To, "")
 	return respond(w, http.StatusAccepted, nil)
 }
 
 func (s *Server) watchRelay(w http.ResponseWriter, r *http.Request, caller string) error {
 	if !watching(r) {
-		return refuse(protocol.CodeInvalid, "messages come as a stream only: say ?watch=true")
+		return refuse(protocol.CodeInvalid, "messages are available as a stream only: add ?watch=true")
 	}
 	return s.stream(w, r, caller, "", &mailSource{server: s})
 }
 
-// mailSource shows a cluster's messages. Only its newest stream does: an older
-// one may be a connection that broke unseen, where they would be lost.
+// mailSource is the source of a cluster's messages. Only the newest stream has them: an
+// older one may be a connection whose loss was not detected, where they would be lost.
 type mailSource struct {
 	server *Server
-	begun  bool
+	listed bool
 }
 
 func (m *mailSource) events(_ context.Context, subscription *subscription) ([]protocol.Event, error) {
 	var messages []protocol.RelayMessage
-	if m.server.hub.newest(subscription) {
-		messages = m.server.mail.take(subscription.cluster)
+	if m.server.broadcaster.newest(subscription) {
+		messages = m.server.mailboxes.take(subscription.cluster)
 	}
 	switch {
-	case !m.begun:
-		m.begun = true
+	case !m.listed:
+		m.listed = true
 		return []protocol.Event{{Type: protocol.EventRelist, Relay: messages}}, nil
 	case len(messages) == 0:
 		return nil, nil

@@ -12,14 +12,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// Annotations of the broker's copy of a Reservation. The labels say the same for
-// selecting, as far as labels can.
+// Annotations of a broker's Reservation. Labels have the same values for selecting, as
+// far as they are valid label values.
 const (
 	annotationSourceUID        = broker.Group + "/source-uid"
 	annotationSourceNamespace  = broker.LabelSourceNamespace
@@ -27,60 +29,31 @@ const (
 	annotationSourceGeneration = broker.Group + "/source-generation"
 )
 
-const (
-	// putTries is how often a write is tried against others that cross it.
-	putTries = 5
-	// maxRetained is the CRD's bound on spec.retained.
-	maxRetained = 64
-)
+// maxAckMessage is the maximum size of an ack's message in bytes: it becomes part of the
+// Reservation's status.
+const maxAckMessage = 512
 
 func (s *Server) postReservation(w http.ResponseWriter, r *http.Request, caller string) error {
 	var request protocol.ReservationRequest
 	if err := decode(w, r, &request); err != nil {
 		return err
 	}
-	if err := checkRequest(&request, caller); err != nil {
+	if err := validateRequest(&request, caller); err != nil {
 		return err
 	}
-	want := wanted(s.Namespace, caller, request)
-	reservation, err := s.put(r.Context(), want)
+	reservation, err := s.put(r.Context(), newReservation(s.Namespace, caller, request))
 	if err != nil {
 		return err
 	}
-	view, err := s.consumerView(r.Context(), reservation, advertisements{})
+	view, err := s.consumerView(r.Context(), reservation, advertisementCache{})
 	if err != nil {
 		return err
 	}
 	return respond(w, http.StatusOK, view)
 }
 
-// checkRequest checks what the CRD cannot, and fills in the requester.
-func checkRequest(request *protocol.ReservationRequest, caller string) error {
-	switch {
-	case request.Spec.RequesterID != "" && request.Spec.RequesterID != caller:
-		return refuse(protocol.CodeForbidden, "cluster %s cannot ask for %q: spec.requesterID must be empty or its own", caller, bounded(request.Spec.RequesterID))
-	case !protocol.ValidSourceUID(request.SourceUID):
-		return refuse(protocol.CodeInvalid, "sourceUID must be the UID of the Reservation in the consumer's cluster")
-	case len(validation.IsDNS1123Label(request.SourceNamespace)) > 0:
-		return refuse(protocol.CodeInvalid, "sourceNamespace must be the namespace of the Reservation in the consumer's cluster")
-	case len(validation.IsDNS1123Subdomain(request.SourceName)) > 0:
-		return refuse(protocol.CodeInvalid, "sourceName must be the name of the Reservation in the consumer's cluster")
-	case request.SourceGeneration < 1:
-		return refuse(protocol.CodeInvalid, "sourceGeneration must be the generation of the Reservation in the consumer's cluster, 1 or more")
-	case len(request.Spec.Retained) > maxRetained:
-		return refuse(protocol.CodeInvalid, "spec.retained has %d entries; at most %d are allowed", len(request.Spec.Retained), maxRetained)
-	}
-	for _, retained := range request.Spec.Retained {
-		if !protocol.ValidClusterID(retained.Cluster) || retained.Count < 0 {
-			return refuse(protocol.CodeInvalid, "spec.retained must give a valid cluster ID and a count of 0 or more in each entry")
-		}
-	}
-	request.Spec.RequesterID = caller
-	return checkAsk(&request.Spec)
-}
-
-// wanted is the broker's copy of what is asked for.
-func wanted(namespace, caller string, request protocol.ReservationRequest) *broker.Reservation {
+// newReservation is the broker's Reservation for a request.
+func newReservation(namespace, caller string, request protocol.ReservationRequest) *broker.Reservation {
 	labels := map[string]string{
 		broker.LabelManagedBy:       broker.ManagedBySpillway,
 		broker.LabelRequester:       caller,
@@ -106,53 +79,47 @@ func wanted(namespace, caller string, request protocol.ReservationRequest) *brok
 	}
 }
 
-// put makes the stored Reservation be as wanted and returns it. The cache is
-// asked first: an ask that changes nothing costs the API server nothing. A cache
-// that is behind shows as an older generation, and then as a write that fails.
+// put creates or updates the stored Reservation and returns it. It reads the cache
+// first, so that a request without changes does not reach the API server. If the cache
+// is outdated, the write fails with a conflict and is retried on a live read.
 func (s *Server) put(ctx context.Context, want *broker.Reservation) (*broker.Reservation, error) {
+	var stored *broker.Reservation
 	var reader client.Reader = s.client
-	var lost error
-	for range putTries {
-		stored := &broker.Reservation{}
+	err := retry.OnError(retry.DefaultRetry, func(err error) bool {
+		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+	}, func() error {
+		stored = &broker.Reservation{}
 		err := reader.Get(ctx, client.ObjectKeyFromObject(want), stored)
 		reader = s.live
-		switch {
-		case apierrors.IsNotFound(err):
-			created := want.DeepCopy()
-			err = s.client.Create(ctx, created)
-			if err == nil {
-				return created, nil
-			}
-		case err == nil:
-			changed, refusal := adopt(stored, want)
-			if refusal != nil || !changed {
-				return stored, refusal
-			}
-			err = s.client.Update(ctx, stored)
-			if err == nil {
-				return stored, nil
-			}
+		if apierrors.IsNotFound(err) {
+			stored = want.DeepCopy()
+			return s.client.Create(ctx, stored)
+		} else if err != nil {
+			return err
 		}
-		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("storing reservation %s: %w", want.Name, err)
+		if changed, err := update(stored, want); err != nil || !changed {
+			return err
 		}
-		lost = err
+		return s.client.Update(ctx, stored)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("storing reservation %s: %w", want.Name, err)
 	}
-	return nil, fmt.Errorf("storing reservation %s: %w", want.Name, lost)
+	return stored, nil
 }
 
-// adopt brings a stored Reservation up to what is wanted, as far as it may
-// change, and reports whether anything did. An ask that is older than what is
-// stored came late and changes nothing.
-func adopt(stored, want *broker.Reservation) (changed bool, err error) {
+// update applies the changes of a request to the stored Reservation, as far as they are
+// allowed, and reports whether there were any. A request of an older generation than the
+// stored one is late and changes nothing.
+func update(stored, want *broker.Reservation) (changed bool, err error) {
 	if stored.Spec.RequesterID != want.Spec.RequesterID {
-		return false, refuse(protocol.CodeConflict, "reservation %s is another cluster's", want.Name)
+		return false, refuse(protocol.CodeConflict, "reservation %s belongs to another cluster", want.Name)
 	}
 	if stored.DeletionTimestamp != nil {
-		return false, refuse(protocol.CodeConflict, "reservation %s is being released; ask again when it is gone", want.Name)
+		return false, refuse(protocol.CodeConflict, "reservation %s is being released: retry when it is deleted", want.Name)
 	}
 	if sourceUID(stored) != sourceUID(want) {
-		return false, refuse(protocol.CodeConflict, "reservation %s was made in the hub, not by this cluster", want.Name)
+		return false, refuse(protocol.CodeConflict, "reservation %s was created in the hub, not by this cluster", want.Name)
 	}
 	if sourceGeneration(want) < sourceGeneration(stored) {
 		return false, nil
@@ -170,7 +137,7 @@ func adopt(stored, want *broker.Reservation) (changed bool, err error) {
 		}
 	}
 	if !equality.Semantic.DeepEqual(*spec, want.Spec) {
-		return false, refuse(protocol.CodeConflict, "of reservation %s only the amounts can change; make a new Reservation for another shape, placement, budget or duration", want.Name)
+		return false, refuse(protocol.CodeConflict, "reservation %s is immutable except for its amounts: create another Reservation for another shape, placement, budget or duration", want.Name)
 	}
 	annotations := maps.Clone(stored.Annotations)
 	maps.Copy(annotations, want.Annotations)
@@ -181,7 +148,7 @@ func adopt(stored, want *broker.Reservation) (changed bool, err error) {
 	return true, nil
 }
 
-// sourceGeneration is 0 for a Reservation that nobody asked for over the wire.
+// sourceGeneration is 0 for a Reservation that was created in the hub.
 func sourceGeneration(reservation *broker.Reservation) int64 {
 	generation, err := strconv.ParseInt(reservation.Annotations[annotationSourceGeneration], 10, 64)
 	if err != nil {
@@ -222,11 +189,11 @@ func (s *Server) listReservations(w http.ResponseWriter, r *http.Request, caller
 		}
 		return respond(w, http.StatusOK, protocol.ProviderList{Items: views})
 	}
-	return wrongRole()
+	return invalidRole()
 }
 
-func wrongRole() error {
-	return refuse(protocol.CodeInvalid, "say ?role=%s for the reservations that this cluster made, or ?role=%s for those that it provides for", protocol.RoleRequester, protocol.RoleProvider)
+func invalidRole() error {
+	return refuse(protocol.CodeInvalid, "role is invalid: add ?role=%s for the caller's reservations, or ?role=%s for the holds on it", protocol.RoleRequester, protocol.RoleProvider)
 }
 
 func (s *Server) getReservation(w http.ResponseWriter, r *http.Request, caller string) error {
@@ -235,12 +202,12 @@ func (s *Server) getReservation(w http.ResponseWriter, r *http.Request, caller s
 	case protocol.RoleRequester:
 		reservation := &broker.Reservation{}
 		if err := s.client.Get(r.Context(), s.key(id), reservation); err != nil {
-			return fmt.Errorf("reading a reservation: %w", err)
+			return fmt.Errorf("reading reservation: %w", err)
 		}
 		if reservation.Spec.RequesterID != caller {
-			return notHere()
+			return notFound()
 		}
-		view, err := s.consumerView(r.Context(), reservation, advertisements{})
+		view, err := s.consumerView(r.Context(), reservation, advertisementCache{})
 		if err != nil {
 			return err
 		}
@@ -255,26 +222,26 @@ func (s *Server) getReservation(w http.ResponseWriter, r *http.Request, caller s
 				return respond(w, http.StatusOK, view)
 			}
 		}
-		return notHere()
+		return notFound()
 	}
-	return wrongRole()
+	return invalidRole()
 }
 
-// notHere does not tell what does not exist from what is another cluster's.
-func notHere() error {
-	return refuse(protocol.CodeNotFound, "there is no such reservation, or it is not this cluster's")
+// notFound does not disclose whether the reservation exists in another cluster.
+func notFound() error {
+	return refuse(protocol.CodeNotFound, "the reservation does not exist, or belongs to another cluster")
 }
 
-// deleteReservation begins the release: the Reservation goes when its holds are
-// gone. The API server itself is asked, for one that the cache does not know yet
-// must not be taken for gone.
+// deleteReservation begins the release: the Reservation is deleted when its holds are.
+// The read is live, because a Reservation that is not in the cache yet must not be
+// reported as deleted.
 func (s *Server) deleteReservation(w http.ResponseWriter, r *http.Request, caller string) error {
 	reservation := &broker.Reservation{}
 	if err := s.live.Get(r.Context(), s.key(r.PathValue("id")), reservation); err != nil {
-		return fmt.Errorf("reading a reservation: %w", err)
+		return fmt.Errorf("reading reservation: %w", err)
 	}
 	if reservation.Spec.RequesterID != caller {
-		return notHere()
+		return notFound()
 	}
 	if reservation.DeletionTimestamp == nil {
 		if err := s.client.Delete(r.Context(), reservation, client.Preconditions{UID: &reservation.UID}); err != nil {
@@ -291,20 +258,19 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 	case protocol.RoleProvider:
 		var ack protocol.ProviderAck
 		if err = decode(w, r, &ack); err == nil {
-			ack.Message = clip(ack.Message)
-			err = s.Core.ApplyProviderAck(r.Context(), caller, id, ack)
+			ack.Message = events.TruncateTo(ack.Message, maxAckMessage)
+			err = s.Reconciler.ApplyProviderAck(r.Context(), caller, id, ack)
 		}
 	case protocol.RoleRequester:
 		var ack protocol.RequesterAck
 		if err = decode(w, r, &ack); err == nil {
-			ack.Message = clip(ack.Message)
-			err = s.Core.ApplyRequesterAck(r.Context(), caller, id, ack)
+			err = s.Reconciler.ApplyRequesterAck(r.Context(), caller, id, ack)
 		}
 	default:
-		return wrongRole()
+		return invalidRole()
 	}
 	if err != nil {
-		return fmt.Errorf("taking the ack of %s: %w", caller, err)
+		return fmt.Errorf("applying the ack of %s: %w", caller, err)
 	}
 	return respond(w, http.StatusNoContent, nil)
 }

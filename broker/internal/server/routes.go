@@ -6,16 +6,16 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// call does one call for a cluster; caller is empty on open paths. It writes an
-// answer or returns an error, not both.
+// call handles a request of the cluster caller, which is empty on open paths. It writes
+// a response or returns an error, not both.
 type call func(w http.ResponseWriter, r *http.Request, caller string) error
 
-// route is one path and method.
+// route is a method and path.
 type route struct {
 	method, path string
 	// open paths need no client certificate.
 	open bool
-	// anyReplica paths are served by replicas that do not lead, too.
+	// anyReplica paths are also served by replicas that are not the leader.
 	anyReplica bool
 	call       call
 }
@@ -46,7 +46,7 @@ func (s *Server) handler() http.Handler {
 		mux.Handle(route.method+" "+route.path, s.serve(route))
 	}
 	mux.Handle("/", s.serve(route{open: true, anyReplica: true, call: func(_ http.ResponseWriter, r *http.Request, _ string) error {
-		return refuse(protocol.CodeNotFound, "there is no %s %s; %s lists what there is", r.Method, r.URL.Path, protocol.PathOpenAPI)
+		return refuse(protocol.CodeNotFound, "there is no %s %s: see %s for the available paths", r.Method, short(r.URL.Path), protocol.PathOpenAPI)
 	}}))
 	return mux
 }
@@ -70,7 +70,7 @@ func (s *Server) openAPI(w http.ResponseWriter, _ *http.Request, _ string) error
 
 func (s *Server) join(w http.ResponseWriter, r *http.Request, _ string) error {
 	if !s.joiners.allow(remoteIP(r)) {
-		return refuse(protocol.CodeTooMany, "too many attempts to join from this address; wait a second")
+		return refuse(protocol.CodeTooMany, "too many join requests from this address: retry after a second")
 	}
 	var request protocol.JoinRequest
 	if err := decode(w, r, &request); err != nil {
@@ -78,9 +78,9 @@ func (s *Server) join(w http.ResponseWriter, r *http.Request, _ string) error {
 	}
 	response, err := s.Identity.Join(r.Context(), request)
 	if err != nil {
-		s.Log.Info("Refused a cluster that wanted to join", "clusterID", bounded(request.ClusterID), "remote", remoteIP(r), "reason", err.Error())
+		s.Log.Info("Refused join request", "cluster", short(request.ClusterID), "remote", remoteIP(r), "reason", err.Error())
 		return err
 	}
-	s.Log.Info("A cluster joined", "clusterID", request.ClusterID, "remote", remoteIP(r))
+	s.Log.Info("Cluster joined", "cluster", request.ClusterID, "remote", remoteIP(r))
 	return respond(w, http.StatusOK, response)
 }

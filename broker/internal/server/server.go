@@ -22,22 +22,22 @@ import (
 )
 
 const (
-	// callTimeout bounds reading, doing and answering one call, streams apart.
+	// callTimeout is the timeout of a call, from reading to responding. Streams have none.
 	callTimeout = 30 * time.Second
-	// shutdownGrace is what calls under way get when the broker stops.
+	// shutdownGrace is the time that calls have to finish when the broker stops.
 	shutdownGrace = 10 * time.Second
 )
 
-// Core is what the broker does with what the agents say. All methods may be
-// repeated; an apierrors.IsNotFound error means that there is no such thing, or
-// not of that cluster's.
-type Core interface {
+// Reconciler applies the agents' reports. All methods are idempotent. An error that is
+// apierrors.IsNotFound means that the object does not exist, or belongs to another
+// cluster.
+type Reconciler interface {
 	StoreAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error
 	ApplyProviderAck(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error
 	ApplyRequesterAck(ctx context.Context, requester, name string, ack protocol.RequesterAck) error
 }
 
-// Identity tells who is who. Refusals are *protocol.Error.
+// Identity authenticates clusters. Refusals are or wrap *protocol.Error.
 type Identity interface {
 	TLSConfig() *tls.Config
 	Join(ctx context.Context, request protocol.JoinRequest) (protocol.JoinResponse, error)
@@ -45,70 +45,70 @@ type Identity interface {
 	Known(ctx context.Context, clusterID string) (bool, error)
 }
 
-// Options of a Server. All fields but Clock are needed.
+// Options of a Server. All fields except Clock are required.
 type Options struct {
-	// Listener to serve on, without TLS. The server closes it.
+	// Listener without TLS. The server closes it.
 	Listener net.Listener
 	// Namespace of the broker's objects.
-	Namespace string
-	Identity  Identity
-	Core      Core
-	// Receipts that advertisements are noted in.
+	Namespace  string
+	Identity   Identity
+	Reconciler Reconciler
+	// Receipts records the received advertisements.
 	Receipts *Receipts
 	Log      logr.Logger
-	// Clock is the real one where nil.
+	// Clock defaults to the real one.
 	Clock clock.PassiveClock
 }
 
-// Server is the HTTPS interface, a manager.Runnable. It listens on every
-// replica, but only the one that leads does more than say that it does not.
+// Server is the REST interface, a manager.Runnable. All replicas listen; those that are
+// not the leader refuse most calls.
 type Server struct {
 	Options
 	client  client.Client
 	live    client.Reader
 	elected <-chan struct{}
-	// synced is set once the manager's caches are.
+	// synced is true once the manager's caches are synced.
 	synced atomic.Bool
-	// stopping ends the streams.
+	// stopping is closed to end the streams.
 	stopping chan struct{}
 
-	hub       *hub
-	mail      *mailboxes
-	callers   *limiters
-	joiners   *limiters
-	heartbeat time.Duration
+	broadcaster *broadcaster
+	mailboxes   *mailboxes
+	callers     *limiters
+	joiners     *limiters
+	heartbeat   time.Duration
 }
 
-// New makes a server that uses the manager's clients and adds it to the manager.
+// New returns a server that uses the manager's clients, and adds it to the manager.
 func New(mgr manager.Manager, options Options) (*Server, error) {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
 	s := &Server{
-		Options:   options,
-		client:    mgr.GetClient(),
-		live:      mgr.GetAPIReader(),
-		elected:   mgr.Elected(),
-		stopping:  make(chan struct{}),
-		hub:       newHub(),
-		mail:      newMailboxes(options.Clock),
-		callers:   newLimiters(options.Clock, 100, 200),
-		joiners:   newLimiters(options.Clock, 5, 10),
-		heartbeat: protocol.HeartbeatSeconds * time.Second,
+		Options:     options,
+		client:      mgr.GetClient(),
+		live:        mgr.GetAPIReader(),
+		elected:     mgr.Elected(),
+		stopping:    make(chan struct{}),
+		broadcaster: newBroadcaster(),
+		mailboxes:   newMailboxes(options.Clock),
+		callers:     newLimiters(options.Clock, 100, 200),
+		joiners:     newLimiters(options.Clock, 5, 10),
+		heartbeat:   protocol.HeartbeatSeconds * time.Second,
 	}
 	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &broker.Reservation{}, requesterField, requesterOf); err != nil {
 		return nil, fmt.Errorf("indexing Reservations by requester: %w", err)
 	}
-	if err := s.hub.follow(mgr.GetCache()); err != nil {
+	if err := s.broadcaster.watch(mgr.GetCache()); err != nil {
 		return nil, err
 	}
 	return s, mgr.Add(s)
 }
 
-// NeedLeaderElection is false: a replica that does not lead answers, too.
+// NeedLeaderElection is false: all replicas listen.
 func (s *Server) NeedLeaderElection() bool { return false }
 
-// Start serves until ctx ends. The manager calls it when its caches are synced.
+// Start serves until ctx ends. The manager calls it once its caches are synced.
 func (s *Server) Start(ctx context.Context) error {
 	s.synced.Store(true)
 	var protocols http.Protocols
@@ -120,8 +120,8 @@ func (s *Server) Start(ctx context.Context) error {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		// Deadlines for bodies and answers are set by call and by write, so that
-		// streams may last.
+		// There are no timeouts for streams: each call and each write to a stream sets a
+		// deadline of its own.
 		ErrorLog: log.New(connectionLog{s.Log}, "", 0),
 	}
 	served := make(chan error, 1)
@@ -136,19 +136,18 @@ func (s *Server) Start(ctx context.Context) error {
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownGrace)
 	defer cancel()
 	if err := server.Shutdown(grace); err != nil {
-		s.Log.Info("Calls were cut off by the shutdown", "reason", err.Error())
+		s.Log.Info("Shutdown interrupted calls", "reason", err.Error())
 		return server.Close()
 	}
 	return nil
 }
 
-// Ready is nil on the replica that leads, once its caches are synced. It is a
-// healthz.Checker.
+// Ready returns nil on the leader once its caches are synced. It is a healthz.Checker.
 func (s *Server) Ready(*http.Request) error {
 	select {
 	case <-s.elected:
 	default:
-		return errors.New("this replica does not lead")
+		return errors.New("this replica is not the leader")
 	}
 	if !s.synced.Load() {
 		return errors.New("the caches are not synced yet")
@@ -156,11 +155,11 @@ func (s *Server) Ready(*http.Request) error {
 	return nil
 }
 
-// connectionLog takes what net/http says about single connections: broken
-// handshakes, mostly, which an operator acts on only when looking for them.
+// connectionLog logs the errors of connections in net/http, mostly failed handshakes,
+// with low priority.
 type connectionLog struct{ log logr.Logger }
 
 func (c connectionLog) Write(line []byte) (int, error) {
-	c.log.V(1).Info("Connection", "message", strings.TrimSpace(string(line)))
+	c.log.V(1).Info("Connection error", "message", strings.TrimSpace(string(line)))
 	return len(line), nil
 }

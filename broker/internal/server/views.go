@@ -12,39 +12,39 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// requesterField indexes Reservations in the cache by who asked.
+// requesterField indexes Reservations in the cache by requester.
 const requesterField = "server.requester"
 
 func requesterOf(object client.Object) []string {
 	return []string{object.(*broker.Reservation).Spec.RequesterID}
 }
 
-// advertisements remembers those that one listing has looked up.
-type advertisements map[string]*broker.ClusterAdvertisement
+// advertisementCache has the advertisements that were read for one list.
+type advertisementCache map[string]*broker.ClusterAdvertisement
 
-// advertisement is a cluster's, or an empty one.
-func (s *Server) advertisement(ctx context.Context, known advertisements, cluster string) (*broker.ClusterAdvertisement, error) {
-	if found, looked := known[cluster]; looked {
+// advertisement returns a cluster's advertisement; an empty one if there is none.
+func (s *Server) advertisement(ctx context.Context, cached advertisementCache, cluster string) (*broker.ClusterAdvertisement, error) {
+	if found, ok := cached[cluster]; ok {
 		return found, nil
 	}
 	found := &broker.ClusterAdvertisement{}
 	if err := s.client.Get(ctx, s.key(cluster), found); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("reading the advertisement of %s: %w", cluster, err)
 	}
-	known[cluster] = found
+	cached[cluster] = found
 	return found, nil
 }
 
-// consumerViews lists a requester's reservations, by ID.
+// consumerViews lists the reservations of a requester, sorted by ID.
 func (s *Server) consumerViews(ctx context.Context, requester string) ([]protocol.ConsumerView, error) {
 	var list broker.ReservationList
 	if err := s.client.List(ctx, &list, client.InNamespace(s.Namespace), client.MatchingFields{requesterField: requester}); err != nil {
 		return nil, fmt.Errorf("listing the reservations of %s: %w", requester, err)
 	}
-	known := advertisements{}
+	cached := advertisementCache{}
 	views := make([]protocol.ConsumerView, 0, len(list.Items))
 	for i := range list.Items {
-		view, err := s.consumerView(ctx, &list.Items[i], known)
+		view, err := s.consumerView(ctx, &list.Items[i], cached)
 		if err != nil {
 			return nil, err
 		}
@@ -54,9 +54,9 @@ func (s *Server) consumerViews(ctx context.Context, requester string) ([]protoco
 	return views, nil
 }
 
-// consumerView is a reservation as its requester sees it. It takes the
-// reservation over.
-func (s *Server) consumerView(ctx context.Context, reservation *broker.Reservation, known advertisements) (protocol.ConsumerView, error) {
+// consumerView is a reservation as its requester sees it. It takes ownership of the
+// reservation.
+func (s *Server) consumerView(ctx context.Context, reservation *broker.Reservation, cached advertisementCache) (protocol.ConsumerView, error) {
 	view := protocol.ConsumerView{
 		ID:               reservation.Name,
 		UID:              reservation.UID,
@@ -69,7 +69,7 @@ func (s *Server) consumerView(ctx context.Context, reservation *broker.Reservati
 	}
 	for i := range view.Status.Allocations {
 		allocation := &view.Status.Allocations[i]
-		provider, err := s.advertisement(ctx, known, allocation.Cluster)
+		provider, err := s.advertisement(ctx, cached, allocation.Cluster)
 		if err != nil {
 			return view, err
 		}
@@ -84,16 +84,16 @@ func (s *Server) consumerView(ctx context.Context, reservation *broker.Reservati
 	return view, nil
 }
 
-// providerViews lists the holds on a provider, by reservation ID.
+// providerViews lists the holds on a provider, sorted by reservation ID.
 func (s *Server) providerViews(ctx context.Context, provider string) ([]protocol.ProviderView, error) {
-	known := advertisements{}
-	own, err := s.advertisement(ctx, known, provider)
+	cached := advertisementCache{}
+	own, err := s.advertisement(ctx, cached, provider)
 	if err != nil {
 		return nil, err
 	}
 	views := make([]protocol.ProviderView, 0, len(own.Status.Holds))
 	for _, hold := range own.Status.Holds {
-		requester, err := s.advertisement(ctx, known, hold.Requester)
+		requester, err := s.advertisement(ctx, cached, hold.Requester)
 		if err != nil {
 			return nil, err
 		}

@@ -220,7 +220,7 @@ func (d *Driver) createSlice(ctx context.Context, provider string, want corev1.R
 			}),
 		},
 		Spec: authv1beta1.ResourceSliceSpec{
-			Class:             broker.SliceClass,
+			Class:             SliceClass,
 			ProviderClusterID: ptr.To(liqov1beta1.ClusterID(provider)),
 			Resources:         want,
 		},
@@ -234,7 +234,7 @@ func (d *Driver) createSlice(ctx context.Context, provider string, want corev1.R
 // resizeSlice asks for another amount. The progress is nil when it is asked.
 func (d *Driver) resizeSlice(ctx context.Context, slice *authv1beta1.ResourceSlice, want corev1.ResourceList) (*peering.Progress, error) {
 	switch {
-	case !isOurs(slice) || slice.Spec.Class != broker.SliceClass:
+	case !isOurs(slice) || slice.Spec.Class != SliceClass:
 		return ptr.To(peering.Waiting(reasonPeeredByOthers, "ResourceSlice "+slice.Name+" is not Spillway's")), nil
 	case !slice.DeletionTimestamp.IsZero():
 		return ptr.To(peering.Waiting(reasonTerminating, "the slice of an earlier peering is still going")), nil

@@ -19,7 +19,6 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
@@ -169,7 +168,7 @@ func TestPolicies(t *testing.T) {
 		}), "hostPort"},
 		{"a guest that chooses its node", asGuest("g7", func(p *corev1.PodSpec) { p.NodeName = "n" }), "choose its node"},
 		{"a guest of high rank", asGuest("g8", func(p *corev1.PodSpec) { p.PriorityClassName = "system-node-critical" }), "priority class"},
-		{"a slice of ours", func() error { return rome.Create(ctx, slice("liqo-tenant-rome", "a", broker.SliceClass)) }, ""},
+		{"a slice of ours", func() error { return rome.Create(ctx, slice("liqo-tenant-rome", "a", SliceClass)) }, ""},
 		{"a slice of the default class", func() error { return rome.Create(ctx, slice("liqo-tenant-rome", "b", "default")) }, "class spillway"},
 		{"a slice of no class", func() error { return rome.Create(ctx, slice("liqo-tenant-rome", "c", "")) }, "class spillway"},
 		{"another class later", func() error {

@@ -255,7 +255,7 @@ func (l *Provider) answer(ctx context.Context, consumer string) (peering.Progres
 	}
 	progress := peering.Done("NoSlice", consumer+" asks for nothing yet")
 	for i := range found.Items {
-		if found.Items[i].Spec.Class != broker.SliceClass || !found.Items[i].DeletionTimestamp.IsZero() {
+		if found.Items[i].Spec.Class != SliceClass || !found.Items[i].DeletionTimestamp.IsZero() {
 			continue
 		}
 		var answered peering.Progress

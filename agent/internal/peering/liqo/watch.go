@@ -69,7 +69,7 @@ func (l *Provider) SetupWithManager(mgr ctrl.Manager) error {
 		labels := object.GetLabels()
 		switch object := object.(type) {
 		case *authv1beta1.ResourceSlice:
-			if labels[consts.ReplicationStatusLabel] != "true" || object.Spec.Class != broker.SliceClass {
+			if labels[consts.ReplicationStatusLabel] != "true" || object.Spec.Class != SliceClass {
 				return ""
 			}
 			return labels[consts.ReplicationOriginLabel]

@@ -11,8 +11,8 @@ import (
 
 func TestBoundsOfBodies(t *testing.T) {
 	for name, tc := range map[string]struct{ body, want string }{
-		"an ordinary amount":    {`{"spec":{"requestedResources":{"cpu":"1500m","memory":"1e9"}}}`, ""},
-		"a hanging exponent":    {`{"spec":{"requestedResources":{"cpu":"1e-2147483648"}}}`, "exponent"},
+		"an ordinary quantity":  {`{"spec":{"requestedResources":{"cpu":"1500m","memory":"1e9"}}}`, ""},
+		"a long exponent":       {`{"spec":{"requestedResources":{"cpu":"1e-2147483648"}}}`, "exponent"},
 		"the same, as a number": {`{"spec":{"requestedResources":{"cpu":1E100000000}}}`, "exponent"},
 		"the same, escaped":     {`{"spec":{"requestedResources":{"cpu":"1\u0065-100000000"}}}`, "exponent"},
 	} {
@@ -27,15 +27,15 @@ func TestBoundsOfBodies(t *testing.T) {
 		})
 	}
 	one := resource.MustParse("1")
-	ask := broker.ReservationSpec{PodSets: []broker.PodSet{{
+	spec := broker.ReservationSpec{PodSets: []broker.PodSet{{
 		Name: "pods", Count: 1, Requests: broker.ResourceQuantities{CPU: &one},
-		NodeSelector: map[string]string{"long": strings.Repeat("x", maxAsk)},
+		NodeSelector: map[string]string{"long": strings.Repeat("x", maxSpec)},
 	}}}
-	if err := checkAsk(&ask); err == nil || !strings.Contains(err.Error(), "bytes") {
-		t.Errorf("an ask of more than %d bytes: %v", maxAsk, err)
+	if err := validateSpec(&spec); err == nil || !strings.Contains(err.Error(), "bytes") {
+		t.Errorf("a spec of more than %d bytes: %v", maxSpec, err)
 	}
-	offer := broker.ClusterAdvertisementSpec{NodeClasses: []broker.NodeClass{{Name: "a", FreeShapes: []broker.FreeShape{{Nodes: 2147483647}, {Nodes: 2147483647}}}}}
-	if err := checkOffer(&offer); err == nil || !strings.Contains(err.Error(), "nodes") {
-		t.Errorf("an offer of billions of nodes: %v", err)
+	advertisement := broker.ClusterAdvertisementSpec{NodeClasses: []broker.NodeClass{{Name: "a", FreeShapes: []broker.FreeShape{{Nodes: 2147483647}, {Nodes: 2147483647}}}}}
+	if err := validateAdvertisement(&advertisement); err == nil || !strings.Contains(err.Error(), "nodes") {
+		t.Errorf("an advertisement of billions of nodes: %v", err)
 	}
 }

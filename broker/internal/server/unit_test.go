@@ -19,32 +19,32 @@ import (
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-func TestMailIsKeptForAWhile(t *testing.T) {
+func TestMessagesExpire(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(start)
-	mail := newMailboxes(clock)
-	post := func(id string) bool { return mail.post(protocol.RelayMessage{To: "paris", ID: id}) }
-	for i := range maxMail {
+	boxes := newMailboxes(clock)
+	post := func(id string) bool { return boxes.post(protocol.RelayMessage{To: "paris", ID: id}) }
+	for i := range maxMessages {
 		if !post(fmt.Sprint(i)) {
-			t.Fatalf("no room for message %d", i)
+			t.Fatalf("message %d was refused", i)
 		}
 	}
 	if post("more") {
-		t.Fatal("want a full box to refuse")
+		t.Fatal("a full mailbox accepted a message")
 	}
-	clock.SetTime(start.Add(mailLife))
+	clock.SetTime(start.Add(messageTTL))
 	if !post("later") {
-		t.Fatal("want expired messages to make room")
+		t.Fatal("expired messages still count")
 	}
-	got := mail.take("paris")
+	got := boxes.take("paris")
 	if len(got) != 1 || got[0].ID != "later" {
 		t.Fatalf("want the message that has not expired, got %v", got)
 	}
-	if got := mail.take("paris"); got != nil {
-		t.Fatalf("want each message once, got %v again", got)
+	if got := boxes.take("paris"); got != nil {
+		t.Fatalf("messages were delivered twice: %v", got)
 	}
 }
 
-func TestRatesAreEachCallersOwn(t *testing.T) {
+func TestRateLimitsPerCaller(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(start)
 	limits := newLimiters(clock, 1, 2)
 	for i, want := range []bool{true, true, false} {
@@ -53,34 +53,34 @@ func TestRatesAreEachCallersOwn(t *testing.T) {
 		}
 	}
 	if !limits.allow("paris") {
-		t.Fatal("paris pays for rome")
+		t.Fatal("the calls of rome count for paris")
 	}
 	clock.SetTime(start.Add(time.Second))
 	if !limits.allow("rome") {
-		t.Fatal("rome got nothing back after a second")
+		t.Fatal("rome is still limited after a second")
 	}
 	for i := range 2 * maxLimiters {
 		limits.allow(fmt.Sprint(i))
 	}
 	if len(limits.byKey) > maxLimiters+1 {
-		t.Fatalf("%d callers are told apart", len(limits.byKey))
+		t.Fatalf("%d callers have a limiter", len(limits.byKey))
 	}
 	clock.SetTime(start.Add(time.Hour))
 	if !limits.allow("new") || len(limits.byKey) != 1 {
-		t.Fatalf("%d callers are remembered after an hour", len(limits.byKey))
+		t.Fatalf("%d callers have a limiter after an hour", len(limits.byKey))
 	}
 }
 
 func TestReceipts(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(start)
 	receipts := NewReceipts(clock)
-	receipts.note("paris")()
+	receipts.record("paris")()
 	if _, known := receipts.ReceivedAt("paris"); known {
-		t.Fatal("what was undone still counts")
+		t.Fatal("an undone receipt still counts")
 	}
-	receipts.note("paris")
+	receipts.record("paris")
 	clock.SetTime(start.Add(time.Minute))
-	undo := receipts.note("paris")
+	undo := receipts.record("paris")
 	if at, _ := receipts.ReceivedAt("paris"); !at.Equal(start.Add(time.Minute)) {
 		t.Fatalf("got %s", at)
 	}
@@ -90,8 +90,8 @@ func TestReceipts(t *testing.T) {
 	}
 }
 
-func TestOldStreamsMakeRoom(t *testing.T) {
-	h := newHub()
+func TestOldestStreamEnds(t *testing.T) {
+	h := newBroadcaster()
 	oldest := h.subscribe("rome", "")
 	youngest := oldest
 	for range maxStreams {
@@ -100,19 +100,19 @@ func TestOldStreamsMakeRoom(t *testing.T) {
 	select {
 	case <-oldest.dropped:
 	default:
-		t.Fatal("the oldest stream was not dropped")
+		t.Fatal("the oldest stream has not ended")
 	}
 	h.unsubscribe(oldest)
 	if h.newest(oldest) || !h.newest(youngest) || len(h.subscriptions["rome"]) != maxStreams {
-		t.Fatal("the youngest stream does not count as such")
+		t.Fatal("the youngest stream is not the newest")
 	}
 }
 
-func TestAmountsBelowZero(t *testing.T) {
+func TestNegativeAmounts(t *testing.T) {
 	request := newRequest("home")
 	request.Spec.PodSets[0].Requests.Extended = map[corev1.ResourceName]resource.Quantity{"example.com/fpga": resource.MustParse("-1")}
-	if err := checkAsk(&request.Spec); !protocol.HasCode(err, protocol.CodeInvalid) {
-		t.Fatalf("a negative ask passed: %v", err)
+	if err := validateSpec(&request.Spec); !protocol.HasCode(err, protocol.CodeInvalid) {
+		t.Fatalf("a negative request was accepted: %v", err)
 	}
 	for name, spoil := range map[string]func(*broker.ClusterAdvertisementSpec){
 		"allocated": func(spec *broker.ClusterAdvertisementSpec) { spec.Resources.Allocated.CPU = quantity("-8") },
@@ -122,16 +122,16 @@ func TestAmountsBelowZero(t *testing.T) {
 		"nodes": func(spec *broker.ClusterAdvertisementSpec) { spec.NodeClasses[0].FreeShapes[0].Nodes = -1 },
 	} {
 		spec := newAdvertisement("paris")
-		if err := checkOffer(&spec); err != nil {
-			t.Fatalf("a good offer was refused: %v", err)
+		if err := validateAdvertisement(&spec); err != nil {
+			t.Fatalf("a valid advertisement was refused: %v", err)
 		}
-		if spoil(&spec); !protocol.HasCode(checkOffer(&spec), protocol.CodeInvalid) {
-			t.Errorf("%s below zero passed", name)
+		if spoil(&spec); !protocol.HasCode(validateAdvertisement(&spec), protocol.CodeInvalid) {
+			t.Errorf("negative %s were accepted", name)
 		}
 	}
 }
 
-// FuzzBodies feeds bodies of any kind to what reads them.
+// FuzzBodies decodes arbitrary bodies.
 func FuzzBodies(f *testing.F) {
 	for _, seed := range []string{
 		``, `null`, `{}`, `{}{}`, `[`, `{"clusterID":"rome","sequence":1e400}`, `{"spec":{"podSets":[{"requests":{"cpu":"1e1000000000"}}]}}`,
@@ -150,10 +150,10 @@ func FuzzBodies(f *testing.F) {
 				continue
 			}
 			if _, err := json.Marshal(into); err != nil {
-				t.Fatalf("%T was read but cannot be written: %v", into, err)
+				t.Fatalf("%T was decoded but cannot be encoded: %v", into, err)
 			}
-			if request, ok := into.(*protocol.ReservationRequest); ok && checkRequest(request, "rome") == nil {
-				want := wanted("hub", "rome", *request)
+			if request, ok := into.(*protocol.ReservationRequest); ok && validateRequest(request, "rome") == nil {
+				want := newReservation("hub", "rome", *request)
 				if want.Spec.RequesterID != "rome" || len(want.Name) > 63 {
 					t.Fatalf("got %+v", want)
 				}

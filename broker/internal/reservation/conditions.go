@@ -1,0 +1,222 @@
+package reservation
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
+)
+
+// Reasons of the conditions of a Reservation. Ready has the reason of the condition
+// that it waits for.
+const (
+	reasonReady                 = "Ready"
+	reasonHoldCreated           = "HoldCreated"
+	reasonPartiallyHeld         = "PartiallyHeld"
+	reasonNoHold                = "NoHold"
+	reasonPlaced                = "Placed"
+	reasonInsufficientCapacity  = "InsufficientCapacity"
+	reasonWaitingForRelease     = "WaitingForRelease"
+	reasonAccepted              = "Accepted"
+	reasonRefused               = "Refused"
+	reasonWaitingForProvider    = "WaitingForProvider"
+	reasonVirtualNodeReady      = "VirtualNodeReady"
+	reasonWaitingForVirtualNode = "WaitingForVirtualNode"
+	reasonNothingRequested      = "NothingRequested"
+	reasonInvalidSpec           = "InvalidSpec"
+	reasonExpired               = "Expired"
+	reasonReleased              = "Released"
+	reasonConfirmed             = "Confirmed"
+)
+
+// Reasons of condition Ready of a ClusterAdvertisement.
+const (
+	reasonAdvertisementReceived = "AdvertisementReceived"
+	reasonAdvertisementStale    = "AdvertisementStale"
+)
+
+const (
+	// maxMessage is the maximum size of a condition's message in bytes. The API server
+	// rejects a status with more than 32 KiB in one.
+	maxMessage = 8 << 10
+	// maxNamed is the maximum number of providers that a message names.
+	maxNamed = 20
+)
+
+// conditions are those of an object, to be set for its generation.
+type conditions struct {
+	list       *[]metav1.Condition
+	generation int64
+	now        time.Time
+}
+
+func (c conditions) set(kind string, status bool, reason, message string) {
+	condition := metav1.Condition{
+		Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: events.TruncateTo(message, maxMessage),
+		ObservedGeneration: c.generation, LastTransitionTime: metav1.Time{Time: c.now},
+	}
+	if status {
+		condition.Status = metav1.ConditionTrue
+	}
+	meta.SetStatusCondition(c.list, condition)
+}
+
+// setConditions sets the conditions of a Reservation, whose other fields are set.
+func setConditions(in snapshot, p plan, status *broker.ReservationStatus) {
+	c := conditions{&status.Conditions, in.reservation.Generation, in.now}
+	if in.requested().Empty() {
+		c.setEnded(in, status)
+		return
+	}
+	meta.RemoveStatusCondition(c.list, broker.ConditionProviderReleased)
+	var placed []string
+	for _, h := range in.holds() {
+		if !h.Promised.Empty() {
+			placed = append(placed, fmt.Sprintf("%s in %s", amount(h.Promised), h.cluster))
+		}
+	}
+	c.setPlaced(in, p, status, strings.Join(placed, " and "))
+	c.setProviderAccepted(in, status, strings.Join(placed, " and "))
+	c.setVirtualNodeReady(in, status)
+	c.setReady(status)
+}
+
+// setEnded sets the conditions of a Reservation that requests nothing any more.
+func (c conditions) setEnded(in snapshot, status *broker.ReservationStatus) {
+	reason, message := reasonNothingRequested, "The Reservation requests no capacity."
+	switch invalid := invalidReason(&in.reservation.Spec); {
+	case in.ended() && in.reservation.DeletionTimestamp.IsZero() && status.ExpiresAt != nil:
+		reason, message = reasonExpired, fmt.Sprintf("The Reservation expired at %s.", status.ExpiresAt.UTC().Format(time.RFC3339))
+	case in.ended():
+		reason, message = reasonReleased, "The Reservation has been released."
+	case invalid != "":
+		reason, message = reasonInvalidSpec, invalid
+	}
+	for _, kind := range []string{broker.ConditionLocked, broker.ConditionQueued, broker.ConditionProviderAccepted, broker.ConditionVirtualNodeReady, broker.ConditionReady} {
+		c.set(kind, false, reason, message)
+	}
+	var releasing []string
+	for _, h := range in.holds() {
+		if h.Unconfirmed != nil {
+			releasing = append(releasing, h.cluster)
+		}
+	}
+	if len(releasing) > 0 {
+		c.set(broker.ConditionProviderReleased, false, reasonWaitingForProvider, fmt.Sprintf("Waiting for %s to confirm the release.", strings.Join(releasing, ", ")))
+	} else if in.ended() {
+		c.set(broker.ConditionProviderReleased, true, reasonConfirmed, "No provider holds capacity for the Reservation.")
+	}
+}
+
+// setPlaced sets Locked and Queued.
+func (c conditions) setPlaced(in snapshot, p plan, status *broker.ReservationStatus, placed string) {
+	if len(p.shrink) > 0 || p.missing.Empty() {
+		c.set(broker.ConditionLocked, true, reasonHoldCreated, fmt.Sprintf("The ledger holds %s.", placed))
+		c.set(broker.ConditionQueued, false, reasonPlaced, "All requested capacity has been placed.")
+		return
+	}
+	waiting := amount(p.missing) + " are waiting"
+	if len(p.missing.PodSets) == 0 || p.missing.Pods() == 1 {
+		waiting = amount(p.missing) + " is waiting"
+	}
+	if placed == "" {
+		c.set(broker.ConditionLocked, false, reasonNoHold, "No provider holds capacity yet.")
+	} else {
+		c.set(broker.ConditionLocked, false, reasonPartiallyHeld, fmt.Sprintf("The ledger holds %s; %s for capacity.", placed, waiting))
+	}
+	if p.blockedBy != "" {
+		c.set(broker.ConditionQueued, true, reasonWaitingForRelease, fmt.Sprintf("%s: %s must first release an earlier Reservation of the same name.", waiting, p.blockedBy))
+	} else {
+		c.set(broker.ConditionQueued, true, reasonInsufficientCapacity, fmt.Sprintf("%s for capacity. %s", waiting, rejectionsMessage(in.reservation.Spec.RequesterID, status.Decision)))
+	}
+}
+
+// rejectionsMessage lists the providers and why each of them was not chosen.
+func rejectionsMessage(requester string, decision *broker.Decision) string {
+	var reasons []string
+	var more int
+	if decision != nil {
+		for _, rejection := range decision.Rejections {
+			switch {
+			case rejection.Cluster == requester:
+			case len(reasons) == maxNamed:
+				more++
+			default:
+				reasons = append(reasons, fmt.Sprintf("%s: %s", rejection.Cluster, rejection.Message))
+			}
+		}
+	}
+	if len(reasons) == 0 {
+		return fmt.Sprintf("No cluster except %s has sent an advertisement.", requester)
+	}
+	if more > 0 {
+		reasons = append(reasons, fmt.Sprintf("And %d more, see status.decision.", more))
+	}
+	return strings.Join(reasons, " ")
+}
+
+func (c conditions) setProviderAccepted(in snapshot, status *broker.ReservationStatus, placed string) {
+	var pending []string
+	for _, h := range in.holds() {
+		if waiting := ledger.Pending(h.Hold); !waiting.Empty() {
+			pending = append(pending, fmt.Sprintf("%s to accept %s", h.cluster, amount(waiting)))
+		}
+	}
+	switch refused := status.Refused; {
+	case len(pending) > 0:
+		c.set(broker.ConditionProviderAccepted, false, reasonWaitingForProvider, fmt.Sprintf("Waiting for %s.", strings.Join(pending, " and ")))
+	case placed != "":
+		c.set(broker.ConditionProviderAccepted, true, reasonAccepted, fmt.Sprintf("The providers have accepted %s.", placed))
+	case len(refused) > 0:
+		last := refused[len(refused)-1]
+		c.set(broker.ConditionProviderAccepted, false, reasonRefused, fmt.Sprintf("%s refused: %s", last.Cluster, last.Message))
+	default:
+		c.set(broker.ConditionProviderAccepted, false, reasonNoHold, "No provider holds capacity yet.")
+	}
+}
+
+func (c conditions) setVirtualNodeReady(in snapshot, status *broker.ReservationStatus) {
+	var waiting []string
+	for _, a := range status.Allocations {
+		if !a.VirtualNodeReady {
+			waiting = append(waiting, a.Cluster)
+		}
+	}
+	switch {
+	case len(status.Allocations) == 0:
+		c.set(broker.ConditionVirtualNodeReady, false, reasonNoHold, "No provider holds capacity yet.")
+	case len(waiting) > 0:
+		c.set(broker.ConditionVirtualNodeReady, false, reasonWaitingForVirtualNode, fmt.Sprintf("Waiting for %s to report that its virtual node for %s is ready.", in.reservation.Spec.RequesterID, strings.Join(waiting, ", ")))
+	default:
+		c.set(broker.ConditionVirtualNodeReady, true, reasonVirtualNodeReady, fmt.Sprintf("The virtual nodes provide %s.", status.Summary))
+	}
+}
+
+// setReady summarizes the other conditions: the first that is not as desired is the
+// reason for which the Reservation is not ready.
+func (c conditions) setReady(status *broker.ReservationStatus) {
+	for _, kind := range []string{broker.ConditionQueued, broker.ConditionProviderAccepted, broker.ConditionVirtualNodeReady} {
+		condition := meta.FindStatusCondition(*c.list, kind)
+		if bad := kind == broker.ConditionQueued; (condition.Status == metav1.ConditionTrue) == bad {
+			c.set(broker.ConditionReady, false, condition.Reason, condition.Message)
+			return
+		}
+	}
+	c.set(broker.ConditionReady, true, reasonReady, fmt.Sprintf("All requested capacity can be used: %s.", status.Summary))
+}
+
+// setActive sets the condition of a ClusterAdvertisement.
+func (c conditions) setActive(active bool) {
+	if active {
+		c.set(broker.ConditionReady, true, reasonAdvertisementReceived, "The broker receives the cluster's advertisements.")
+		return
+	}
+	c.set(broker.ConditionReady, false, reasonAdvertisementStale,
+		"The broker has received no advertisement for longer than the stale threshold. Holds stay charged. Check that the cluster's agent runs and can reach the broker.")
+}

@@ -1,0 +1,17 @@
+// Package reservation reconciles the broker's Reservations: it reads what the clusters
+// advertise, computes a plan with the pure packages decide and ledger, commits the plan
+// to the ledger, and reports the outcome in the Reservation's status.
+//
+// A plan is committed in three writes, each a compare-and-swap on the object's
+// resourceVersion. So two active brokers cannot promise the same capacity twice, and a
+// broker that stops between two writes leaves nothing to clean up:
+//
+//	(a) Reservation.status.attempt: the attempt and the clusters that it changes
+//	(b) ClusterAdvertisement.status.holds: the changed holds, tagged with the attempt
+//	(c) Reservation.status: phase, allocations and conditions, computed from the holds
+//
+// The ledger is authoritative, the Reservation's status is derived from it. After an
+// interruption the next reconcile compares the holds with the requested capacity, and
+// adds what is missing or shrinks what is too much. A hold whose Reservation does not
+// exist any more is released after a live read.
+package reservation

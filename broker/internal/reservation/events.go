@@ -1,0 +1,58 @@
+package reservation
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// Reasons of the events on a Reservation.
+const (
+	eventQueued   = "ReservationQueued"
+	eventReserved = "CapacityReserved"
+	eventRefused  = "ProviderRefused"
+	eventReleased = "ReservationReleased"
+	eventFailed   = "ReservationFailed"
+)
+
+// Actions of these events.
+const (
+	actionPlace   = "Place"
+	actionRelease = "Release"
+)
+
+// recordChanges records events for a change of the Reservation's status.
+func (r *Reconciler) recordChanges(reservation *broker.Reservation, before *broker.ReservationStatus) {
+	status := &reservation.Status
+	normal := func(reason, action, message string) {
+		r.recorder.Eventf(reservation, nil, corev1.EventTypeNormal, reason, action, "%s", message)
+	}
+	message := func(condition string) string { return meta.FindStatusCondition(status.Conditions, condition).Message }
+	queued := func(s *broker.ReservationStatus) bool {
+		return meta.IsStatusConditionTrue(s.Conditions, broker.ConditionQueued)
+	}
+	if queued(status) && !queued(before) {
+		normal(eventQueued, actionPlace, message(broker.ConditionQueued))
+	}
+	if status.Phase == before.Phase {
+		return
+	}
+	switch status.Phase {
+	case broker.ReservationReserved:
+		normal(eventReserved, actionPlace, fmt.Sprintf("Reserved capacity: %s.", status.Summary))
+	case broker.ReservationReleased:
+		normal(eventReleased, actionRelease, message(broker.ConditionReady))
+	case broker.ReservationFailed:
+		r.recorder.Eventf(reservation, nil, corev1.EventTypeWarning, eventFailed, actionPlace, "%s", message(broker.ConditionReady))
+	}
+}
+
+// recordRefused records an event for a provider's refusal of capacity.
+func (r *Reconciler) recordRefused(reservation *broker.Reservation, refusal broker.Refusal, refused broker.HeldCapacity) {
+	r.recorder.Eventf(reservation, nil, corev1.EventTypeWarning, eventRefused, actionPlace, "%s refused %s: %s. Choosing another provider.",
+		refusal.Cluster, amount(refused), strings.TrimRight(refusal.Message, ". "))
+}

@@ -1,0 +1,150 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
+)
+
+// longExponent matches a decimal number whose exponent has three digits or more.
+var longExponent = regexp.MustCompile(`^[+-]?[0-9.]+[eE][+-]?0*[0-9]{3,}$`)
+
+// validateExponents refuses quantities such as 1e-2147483648 before they are parsed:
+// parsing takes a step for each power of ten.
+func validateExponents(body []byte) error {
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	decoder.UseNumber()
+	for {
+		token, err := decoder.Token()
+		if err != nil {
+			return nil // decoding reports syntax errors
+		}
+		var text string
+		switch t := token.(type) {
+		case string:
+			text = strings.TrimSpace(t)
+		case json.Number:
+			text = t.String()
+		}
+		if longExponent.MatchString(text) {
+			return refuse(protocol.CodeInvalid, "the quantity %s is invalid: its exponent must have at most two digits", short(text))
+		}
+	}
+}
+
+// validateAmounts refuses negative quantities: they would add capacity that does not
+// exist. The CRDs validate only some of them, because of the cost of CEL rules.
+func validateAmounts(field string, amounts broker.ResourceQuantities) error {
+	validate := func(name string, amount *resource.Quantity) error {
+		if amount != nil && amount.Sign() < 0 {
+			return refuse(protocol.CodeInvalid, "%s: %s must not be negative", field, short(name))
+		}
+		return nil
+	}
+	for name, amount := range map[string]*resource.Quantity{"cpu": amounts.CPU, "memory": amounts.Memory, "gpu": amounts.GPU, "storage": amounts.Storage} {
+		if err := validate(name, amount); err != nil {
+			return err
+		}
+	}
+	for name, amount := range amounts.Extended {
+		if err := validate(string(name), &amount); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const (
+	// maxSpec is the maximum size of a Reservation's spec in bytes of JSON: it becomes
+	// part of the provider's ledger, which is one object.
+	maxSpec = 16 << 10
+	// maxNodes is the maximum number of nodes in an advertisement.
+	maxNodes = 20_000
+	// maxRetained is the maximum of spec.retained in the CRD.
+	maxRetained = 64
+)
+
+// validateRequest validates what the CRD cannot, and sets the requester.
+func validateRequest(request *protocol.ReservationRequest, caller string) error {
+	switch {
+	case request.Spec.RequesterID != "" && request.Spec.RequesterID != caller:
+		return refuse(protocol.CodeForbidden, "cluster %s cannot request capacity for cluster %q: spec.requesterID must be empty or its own", caller, short(request.Spec.RequesterID))
+	case !protocol.ValidSourceUID(request.SourceUID):
+		return refuse(protocol.CodeInvalid, "sourceUID must be the UID of the Reservation in the consumer's cluster")
+	case len(validation.IsDNS1123Label(request.SourceNamespace)) > 0:
+		return refuse(protocol.CodeInvalid, "sourceNamespace must be the namespace of the Reservation in the consumer's cluster")
+	case len(validation.IsDNS1123Subdomain(request.SourceName)) > 0:
+		return refuse(protocol.CodeInvalid, "sourceName must be the name of the Reservation in the consumer's cluster")
+	case request.SourceGeneration < 1:
+		return refuse(protocol.CodeInvalid, "sourceGeneration must be the generation of the Reservation in the consumer's cluster, 1 or more")
+	case len(request.Spec.Retained) > maxRetained:
+		return refuse(protocol.CodeInvalid, "spec.retained has %d entries, the maximum is %d", len(request.Spec.Retained), maxRetained)
+	}
+	for _, retained := range request.Spec.Retained {
+		if !protocol.ValidClusterID(retained.Cluster) || retained.Count < 0 {
+			return refuse(protocol.CodeInvalid, "each entry of spec.retained must have a valid cluster ID and a count that is not negative")
+		}
+	}
+	request.Spec.RequesterID = caller
+	return validateSpec(&request.Spec)
+}
+
+func validateSpec(spec *broker.ReservationSpec) error {
+	text, err := json.Marshal(spec)
+	if err != nil {
+		return fmt.Errorf("encoding spec: %w", err)
+	}
+	if len(text) > maxSpec {
+		return refuse(protocol.CodeInvalid, "spec has %d bytes, the maximum is %d: shorten its node selectors, affinity or tolerations", len(text), maxSpec)
+	}
+	if spec.RequestedResources != nil {
+		if err := validateAmounts("spec.requestedResources", *spec.RequestedResources); err != nil {
+			return err
+		}
+	}
+	for i, set := range spec.PodSets {
+		if err := validateAmounts(fmt.Sprintf("spec.podSets[%d].requests", i), set.Requests); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func validateAdvertisement(spec *broker.ClusterAdvertisementSpec) error {
+	amounts := map[string]broker.ResourceQuantities{
+		"resources.capacity":    spec.Resources.Capacity,
+		"resources.allocatable": spec.Resources.Allocatable,
+		"resources.allocated":   spec.Resources.Allocated,
+	}
+	nodes := int64(0)
+	for i, class := range spec.NodeClasses {
+		for j, shape := range class.FreeShapes {
+			field := fmt.Sprintf("nodeClasses[%d].freeShapes[%d]", i, j)
+			if shape.Nodes < 0 || shape.Pods < 0 {
+				return refuse(protocol.CodeInvalid, "%s: nodes and pods must not be negative", field)
+			}
+			nodes += int64(shape.Nodes)
+			amounts[field+".free"] = shape.Free
+		}
+	}
+	if nodes > maxNodes {
+		return refuse(protocol.CodeInvalid, "nodeClasses have %d nodes in total, the maximum is %d", nodes, maxNodes)
+	}
+	for i, hold := range spec.ObservedHolds {
+		amounts[fmt.Sprintf("observedHolds[%d].used", i)] = hold.Used
+	}
+	for field, amount := range amounts {
+		if err := validateAmounts(field, amount); err != nil {
+			return err
+		}
+	}
+	return nil
+}
