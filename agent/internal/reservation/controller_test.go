@@ -177,8 +177,9 @@ func (w world) instruction(id, cluster string, change func(*broker.ReservationIn
 
 func is(kind string) func(*broker.ReservationInstruction) {
 	return func(in *broker.ReservationInstruction) {
+		in.Status.ObservedAttempt, in.Status.ObservedGeneration = in.Spec.Attempt, in.Generation
 		meta.SetStatusCondition(&in.Status.Conditions, metav1.Condition{
-			Type: kind, Status: metav1.ConditionTrue, Reason: "Done", Message: "done", ObservedGeneration: in.Spec.Attempt,
+			Type: kind, Status: metav1.ConditionTrue, Reason: "Done", Message: "done", ObservedGeneration: in.Generation,
 		})
 	}
 }
@@ -249,11 +250,11 @@ func theLifeOfOne(w world) {
 	puts := len(w.broker.Calls("PutReservation", id))
 	w.expect(r, "the count is lowered", func() error {
 		r.Spec.PodSets[0].Count = 2
-		r.Annotations = map[string]string{broker.AnnotationKeep: `{"paris":2}`}
+		r.Spec.Retained = []broker.RetainedPods{{Cluster: "paris", Count: 2}}
 		return w.c.Update(w.Context(), r)
 	})
 	w.eventually("the broker is asked for less", w.called("PutReservation", id, puts+1))
-	if put := w.broker.Calls("PutReservation", id)[puts].Argument.(protocol.ReservationRequest); put.Spec.PodSets[0].Count != 2 || put.Allocations["paris"] != 2 {
+	if put := w.broker.Calls("PutReservation", id)[puts].Argument.(protocol.ReservationRequest); put.Spec.PodSets[0].Count != 2 || put.Spec.RetainedCount() != 2 {
 		w.Fatalf("put %+v", put)
 	}
 

@@ -36,8 +36,9 @@ func TestUsableWhileResized(t *testing.T) {
 				in.Status.Carried = &broker.HeldCapacity{PodSets: pods(tc.carried)}
 			}
 			if tc.ready {
+				in.Status.ObservedAttempt = 7
 				meta.SetStatusCondition(&in.Status.Conditions, metav1.Condition{
-					Type: broker.ConditionVirtualNodeReady, Status: metav1.ConditionTrue, Reason: "Ready", ObservedGeneration: 7})
+					Type: broker.ConditionVirtualNodeReady, Status: metav1.ConditionTrue, Reason: "Ready"})
 			}
 			view := &protocol.ConsumerView{ID: "rome-1", Status: broker.ReservationStatus{
 				Allocations: []broker.Allocation{{Cluster: "paris", PodSets: pods(tc.granted), Accepted: tc.accepted}}}}
