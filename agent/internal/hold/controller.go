@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -221,8 +222,8 @@ func (r *Reconciler) judge(consumer string, all []broker.ProviderInstruction, cl
 	var mine []*broker.ProviderInstruction
 	for i := range all {
 		in := &all[i]
-		if in.Status.Held != nil {
-			held[in.UID] = *in.Status.Held
+		if had := instruction.Held(in); had != nil {
+			held[in.UID] = *had
 		}
 		if in.Spec.RequesterClusterID == consumer {
 			mine = append(mine, in)
@@ -301,14 +302,14 @@ func (v verdict) status(granted peering.Progress, fits bool, using string) broke
 		// Not told yet, but the grant may be there already: what was held before
 		// and what is to be are both kept from others by the larger of the two.
 		if v.smaller {
-			hold = in.Status.Held
+			hold = instruction.Held(in)
 		}
 	case v.refused != "":
 		condition.Reason, condition.Message = v.refused, v.message
 	case v.smaller && !fits:
 		condition.Status, condition.Reason, final = metav1.ConditionUnknown, ReasonGuestsStill, false
 		condition.Message = fmt.Sprintf("waiting for guests to end: %s of cluster %s, which keeps %s", using, in.Spec.RequesterClusterID, describe(v.held))
-		hold = in.Status.Held
+		hold = instruction.Held(in)
 	case in.Spec.Releasing:
 		condition.Reason, condition.Message = broker.ReasonReleased, "nothing is set aside for this reservation any more"
 	default:
