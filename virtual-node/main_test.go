@@ -42,7 +42,7 @@ import (
 
 const (
 	system   = "spillway-system"
-	links    = "spillway-links"
+	links    = "spillway-virtual-nodes"
 	shop     = "shop"
 	guests   = "spillway-guests-rome"
 	paris    = "paris"
