@@ -44,7 +44,7 @@ func addDriverToScheme(scheme *runtime.Scheme, o options) error {
 // driverCache is what the chosen driver has the manager's cache keep.
 func driverCache(o options) (map[client.Object]cache.ByObject, error) {
 	if o.driver == driverDirect {
-		return direct.CacheByObject(o.linkNamespace)
+		return direct.CacheByObject(o.virtualNodeNamespace)
 	}
 	return map[client.Object]cache.ByObject{}, nil
 }
@@ -82,9 +82,9 @@ func newDriver(o options, g ground) (chosenDriver, error) {
 	if o.driver == driverDirect {
 		options := direct.Options{
 			Client: g.client, ClusterID: g.clusterID, ServiceAccount: account, Log: ctrl.Log.WithName("direct"),
-			Messenger: g.messenger, LinkNamespace: o.linkNamespace,
+			Messenger: g.messenger, LinkNamespace: o.virtualNodeNamespace,
 			Endpoint: o.apiServerEndpoint, CA: func() ([]byte, error) { return apiServerCA(o.apiServerCAFile, g.config) },
-			AgentRole: o.guestAgentRole, TokenTTL: o.guestTokenTTL,
+			AgentRole: o.directAgentRole, TokenTTL: o.directTokenTTL,
 			UnreachableAfter: min(o.providerLostAfter, 3*time.Minute),
 			AllowIngressFrom: o.allowIngressFrom, AllowEgressTo: o.allowEgressTo,
 		}

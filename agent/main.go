@@ -1,7 +1,7 @@
-// Command spillway-agent runs in each cluster. It says what the cluster can lend,
-// takes the cluster's Reservations to the broker and brings the answers back,
-// sets aside what is lent, and links up with providers so that pods can run on
-// what is borrowed. This file is wiring.
+// Command spillway-agent runs in each cluster. It advertises the cluster's
+// capacity, synchronizes its Reservations with the broker, sets capacity aside for
+// consumers, and peers with providers so that pods can run on virtual nodes. This
+// file is wiring.
 package main
 
 import (
@@ -18,9 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -36,10 +38,11 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/transport/mtls"
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// leaseName is the lease that agents of one cluster lead by.
+// leaseName is the Lease for the leader election of a cluster's agents.
 const leaseName = "spillway-agent"
 
 func main() {
@@ -52,35 +55,35 @@ func main() {
 		os.Exit(2)
 	}
 	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&o.zap)))
-	config, err := ctrl.GetConfig()
+	restConfig, err := ctrl.GetConfig()
 	if err == nil {
-		err = run(ctrl.SetupSignalHandler(), config, o)
+		err = run(ctrl.SetupSignalHandler(), restConfig, o)
 	}
 	if err != nil {
-		ctrl.Log.Error(err, "The agent ended")
+		ctrl.Log.Error(err, "Running the agent failed")
 		os.Exit(1)
 	}
 }
 
-// run is the agent until ctx ends.
-func run(ctx context.Context, config *rest.Config, o options) error {
-	config.QPS, config.Burst = 200, 400
-	mgr, err := newManager(config, o)
+// run runs the agent until ctx ends.
+func run(ctx context.Context, restConfig *rest.Config, o options) error {
+	restConfig.QPS, restConfig.Burst = 200, 400
+	mgr, err := newManager(restConfig, o)
 	if err != nil {
 		return err
 	}
 	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
-		return fmt.Errorf("setting up the probes: %w", err)
+		return fmt.Errorf("adding the liveness probe: %w", err)
 	}
 	if o.transport == "" {
-		ctrl.Log.Info("No --broker-transport is given: nothing is advertised, asked for or lent")
+		ctrl.Log.Info("The agent is idle: --broker-transport is not set")
 	} else if err := setup(ctx, mgr, o); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
 }
 
-func newManager(config *rest.Config, o options) (ctrl.Manager, error) {
+func newManager(restConfig *rest.Config, o options) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme), addDriverToScheme(scheme, o)); err != nil {
 		return nil, err
@@ -92,32 +95,39 @@ func newManager(config *rest.Config, o options) (ctrl.Manager, error) {
 	instructions := cache.ByObject{Namespaces: map[string]cache.Config{o.instructionNamespace: {}}}
 	maps.Copy(byObject, inventory.CacheByObject())
 	byObject[&broker.ReservationInstruction{}], byObject[&broker.ProviderInstruction{}] = instructions, instructions
-	mgr, err := ctrl.NewManager(config, ctrl.Options{
+	mgr, err := ctrl.NewManager(restConfig, ctrl.Options{
 		Scheme: scheme,
 		Cache: cache.Options{
 			ByObject:         byObject,
 			DefaultTransform: cache.TransformStripManagedFields(),
 		},
-		Metrics:                       metricsserver.Options{BindAddress: o.metrics},
-		HealthProbeBindAddress:        o.probes,
+		Metrics:                metricsserver.Options{BindAddress: o.metrics},
+		HealthProbeBindAddress: o.probes,
+		// The priority queue of controller-runtime v0.23 can deadlock when a manager
+		// stops ("failed waiting for all runnables to end within grace period of 30s").
+		Controller:                    config.Controller{UsePriorityQueue: ptr.To(false)},
 		LeaderElection:                o.leaderElect,
 		LeaderElectionID:              leaseName,
 		LeaderElectionNamespace:       o.namespace,
 		LeaderElectionReleaseOnCancel: true,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("setting up the manager: %w", err)
+		return nil, fmt.Errorf("creating the manager: %w", err)
 	}
 	return mgr, nil
 }
 
+// controller is a part of the agent that sets itself up with a manager.
+type controller interface {
+	SetupWithManager(mgr ctrl.Manager) error
+}
+
 // setup adds every part of the agent to the manager.
 func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
-	// Keys, pins and what a driver's steps depend on are read from the API server
-	// itself.
+	// Keys, pins and the state that a driver depends on are read without a cache.
 	live, err := client.New(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme()})
 	if err != nil {
-		return fmt.Errorf("making a client: %w", err)
+		return fmt.Errorf("creating a client: %w", err)
 	}
 	clusterID, err := findClusterID(ctx, live, o)
 	if err != nil {
@@ -131,23 +141,21 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	if err != nil {
 		return err
 	}
-	ctrl.Log.Info("Starting", "clusterID", clusterID, "namespace", o.namespace, "peerFingerprint", fingerprint)
+	ctrl.Log.Info("Starting the agent", "clusterID", clusterID, "namespace", o.namespace, "peerFingerprint", fingerprint)
 
-	// The broker: who we are to it, how it is reached, what it says.
 	keeper := identity.New(identity.Options{
 		ClusterID: clusterID, CertPath: o.certPath,
 		Client: live, Namespace: o.namespace, BrokerURL: o.url, CAHash: o.caHash, TokenFile: o.tokenFile,
-		Tell: warnings(mgr, "Secret", o.namespace, identity.Secret, "NoIdentity", "Join"), Log: ctrl.Log.WithName("identity"),
+		Report: warningRecorder(mgr, "Secret", o.namespace, identity.Secret, "IdentityUnavailable", "Join"), Log: ctrl.Log.WithName("identity"),
 	})
-	communicator := mtls.New(o.url, keeper, ctrl.Log.WithName("transport"))
-	consumers, providers := transport.NewConsumerMirror(communicator), transport.NewProviderMirror(communicator)
+	brokerClient := mtls.New(o.url, keeper, ctrl.Log.WithName("transport"))
+	consumers, providers := transport.NewConsumerMirror(brokerClient), transport.NewProviderMirror(brokerClient)
 
-	// Peers: sealed messages, and the driver whose messages they are.
 	pins := sealing.NewPins(live, o.namespace, o.fingerprints)
 	if err := pins.Prepare(ctx); err != nil {
 		return err
 	}
-	messenger := sealing.NewMessenger(clusterID, key, pins, communicator)
+	messenger := sealing.NewMessenger(clusterID, key, pins, brokerClient)
 	var consumer *virtualnode.Reconciler
 	var provider *hold.Reconciler
 	driver, err := newDriver(o, ground{
@@ -166,14 +174,14 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
 		Recognizer: recognizer,
 	})
-	refused := warnings(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
+	refused := warningRecorder(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
 	dispatcher := sealing.NewDispatcher(messenger, sealing.DispatcherOptions{
 		Provider: driver.lender, Receiver: driver.receiver,
-		Consumer: instruction.Holder(mgr.GetClient(), o.instructionNamespace),
+		Consumer: instruction.ConsumerPeerKey(mgr.GetClient(), o.instructionNamespace),
 		Refused:  func(_ string, err error) { refused(err) },
 		Log:      ctrl.Log.WithName("sealing"),
 	})
-	advertiser := advertise.New(communicator, advertise.Options{
+	advertiser := advertise.New(brokerClient, advertise.Options{
 		Terms: inventory.Terms{
 			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
 			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,
@@ -181,26 +189,25 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		Interval: o.advertisementInterval, Recognizer: recognizer,
 		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
 	})
-	requests := reservation.New(mgr, reservation.Options{
-		ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Broker: communicator, Mirror: consumers,
-	})
-
-	return errors.Join(
-		mgr.AddReadyzCheck("identity", keeper.Check),
-		instruction.SetupIndex(ctx, mgr),
+	err = errors.Join(
+		mgr.AddReadyzCheck("identity", keeper.Check), instruction.SetupIndex(ctx, mgr),
 		mgr.Add(keeper), mgr.Add(consumers), mgr.Add(providers), mgr.Add(dispatcher),
-		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers).SetupWithManager(mgr),
-		instruction.NewProvider(mgr.GetClient(), o.instructionNamespace, communicator, providers).SetupWithManager(mgr),
-		requests.SetupWithManager(mgr),
-		advertiser.SetupWithManager(mgr),
-		driver.SetupWithManager(mgr),
-		consumer.SetupWithManager(mgr),
-		provider.SetupWithManager(mgr),
 	)
+	for _, c := range []controller{
+		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers),
+		instruction.NewProvider(mgr.GetClient(), o.instructionNamespace, brokerClient, providers),
+		reservation.New(mgr, reservation.Options{
+			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Broker: brokerClient, Mirror: consumers,
+		}),
+		advertiser, driver, consumer, provider,
+	} {
+		err = errors.Join(err, c.SetupWithManager(mgr))
+	}
+	return err
 }
 
-// findClusterID is the ID given, or that of the certificate given, or that which
-// every cluster has by itself.
+// findClusterID returns the ID from --cluster-id, or else the one in the certificate
+// of --broker-cert-path, or else the UID of namespace kube-system.
 func findClusterID(ctx context.Context, live client.Client, o options) (string, error) {
 	id := o.clusterID
 	if id == "" && o.certPath != "" {
@@ -212,22 +219,22 @@ func findClusterID(ctx context.Context, live client.Client, o options) (string, 
 	if id == "" {
 		var system corev1.Namespace
 		if err := live.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, &system); err != nil {
-			return "", fmt.Errorf("looking for the cluster's ID (--cluster-id is not given): %w", err)
+			return "", fmt.Errorf("determining the cluster ID (--cluster-id is not set): %w", err)
 		}
 		id = string(system.UID)
 	}
 	if !protocol.ValidClusterID(id) {
-		return "", fmt.Errorf("%q is no cluster ID: it must be at most %d lower-case letters, digits and dashes, with no dash at either end", id, protocol.MaxClusterID)
+		return "", fmt.Errorf("cluster ID %q is not valid: use at most %d lower-case letters, digits and dashes, and no dash at the start or end", id, protocol.MaxClusterID)
 	}
 	return id, nil
 }
 
-// warnings makes Events about an object of the agent's namespace, so that people
-// need not read logs to learn why nothing happens.
-func warnings(mgr ctrl.Manager, kind, namespace, name, reason, action string) func(error) {
-	recorder := mgr.GetEventRecorder("spillway-agent")
+// warningRecorder returns a function that records an error as a warning event about
+// an object in the agent's namespace.
+func warningRecorder(mgr ctrl.Manager, kind, namespace, name, reason, action string) func(error) {
+	recorder := events.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
 	about := &corev1.ObjectReference{APIVersion: "v1", Kind: kind, Namespace: namespace, Name: name}
 	return func(err error) {
-		recorder.Eventf(about, nil, corev1.EventTypeWarning, reason, action, "%.1000s", err)
+		recorder.Eventf(about, nil, corev1.EventTypeWarning, reason, action, "%s", err)
 	}
 }

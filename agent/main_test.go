@@ -23,122 +23,100 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 func TestFlags(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "agents")
 	o, err := parse(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if o.transport != "" || o.advertisementName != "cluster-advertisement" || o.advertisementNamespace != "default" || o.instructionNamespace != "default" ||
 		o.advertisementInterval != 30*time.Second || o.namespace != "agents" || o.driver != "liqo" || o.leaderElect || o.metrics != ":8080" || o.probes != ":8081" ||
 		!o.lending.Enabled || o.cost != nil || o.releaseGrace != 30*time.Second || o.peeringIdleTime != 10*time.Minute || o.finishedPodRetention != 5*time.Minute {
-		t.Errorf("defaults: %+v", o)
+		t.Errorf("the defaults are %+v", o)
 	}
 	o, err = parse([]string{
 		"--broker-transport=http", "--broker-url=https://hub:8443", "--lend-headroom=cpu=500m, memory=1Gi", "--lend-consumers=rome,oslo",
 		"--cost-cpu=0.02", "--advertisement-namespace=here", "--peer-fingerprints=paris=sha256:" + strings.Repeat("ab", 32),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if cpu := o.headroom[corev1.ResourceCPU]; cpu.String() != "500m" || len(o.headroom) != 2 || !slices.Equal(o.lending.Consumers, []string{"rome", "oslo"}) ||
 		o.cost == nil || o.cost.CPUCost != "0.02" || o.cost.Currency != "EUR" || o.instructionNamespace != "here" || o.fingerprints["paris"] == "" {
 		t.Errorf("got %+v", o)
 	}
-	for _, wrong := range [][]string{
-		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--driver=magic"}, {"--driver=direct", "--guest-token-ttl=1m"}, {"--cluster-id=Rome"},
+	for _, invalid := range [][]string{
+		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--driver=magic"}, {"--driver=direct", "--direct-token-ttl=1m"}, {"--cluster-id=Rome"},
 		{"--lend-headroom=cpu"}, {"--lend-headroom=cpu=much"}, {"--lend-headroom=cpu=-1"}, {"--cost-cpu=-1"}, {"--cost-cpu=1", "--cost-currency=euro"},
 		{"--peer-fingerprints=paris"}, {"--advertisement-requeue-interval=0s"}, {"something"},
 	} {
-		if _, err := parse(wrong); err == nil {
-			t.Errorf("%v was taken", wrong)
+		if _, err := parse(invalid); err == nil {
+			t.Errorf("%v was accepted", invalid)
 		}
 	}
 }
 
-// TestRun starts the whole agent as main does, with a broker that does not
-// answer, and stops it.
+// newReservation creates a Reservation for pods that each request half a CPU.
+func newReservation(t *testing.T, c client.Client, pods int32) *broker.Reservation {
+	t.Helper()
+	reservation := &broker.Reservation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "capacity"},
+		Spec:       broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "pods", Count: pods, Requests: broker.FromList(expect.Resources("cpu", "500m"))}}},
+	}
+	expect.NoError(t, c.Create(t.Context(), reservation))
+	return reservation
+}
+
+func writeToken(t *testing.T, token []byte) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "token")
+	expect.NoError(t, os.WriteFile(path, token, 0o600))
+	return path
+}
+
+// TestRun runs the agent in this process, as main does, with a broker that is
+// unreachable and without one, and stops it.
 func TestRun(t *testing.T) {
-	config := controlplane.Start(t, liqoCRDs(t))
-	c := newClient(t, config)
-	wish := &broker.Reservation{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "wish"},
-		Spec:       broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "pods", Count: 1}}},
-	}
-	if err := c.Create(t.Context(), wish); err != nil {
-		t.Fatal(err)
-	}
-	token := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(token, []byte("token"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	restConfig := controlplane.Start(t, liqoCRDs(t))
+	c := newClient(t, restConfig)
+	reservation := newReservation(t, c, 1)
+	token := writeToken(t, []byte("token"))
 	probes := freeAddress(t)
-	for name, arguments := range map[string][]string{
-		"with a broker": {"--broker-transport=http", "--broker-url=https://127.0.0.1:1", "--broker-ca-hash=sha256:00", "--join-token-file=" + token, "--leader-elect"},
-		"without":       nil,
-	} {
-		t.Run(name, func(t *testing.T) {
-			o, err := parse(append(arguments, "--namespace=default", "--metrics-bind-address=0", "--health-probe-bind-address="+probes))
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			ended := make(chan error, 1)
-			go func() { ended <- run(ctx, config, o) }()
-			eventually(t, ended, "it lives", func() error { return probe("http://" + probes + "/healthz") })
-			if o.transport != "" {
-				eventually(t, ended, "it keeps its keys", func() error {
-					for _, name := range []string{identity.Secret, sealing.KeySecret} {
-						if err := c.Get(ctx, client.ObjectKey{Namespace: "default", Name: name}, &corev1.Secret{}); err != nil {
-							return err
-						}
-					}
-					return nil
-				})
-				eventually(t, ended, "it says why it is not ready", func() error {
-					var events eventsv1.EventList
-					if err := c.List(ctx, &events); err != nil {
-						return err
-					}
-					if !slices.ContainsFunc(events.Items, func(e eventsv1.Event) bool {
-						return e.Reason == "NoIdentity" && strings.Contains(e.Note, "joining the broker at https://127.0.0.1:1")
-					}) {
-						return errors.New("no event")
-					}
-					return nil
-				})
-				eventually(t, ended, "its controllers run", func() error {
-					if err := c.Get(ctx, client.ObjectKeyFromObject(wish), wish); err != nil {
-						return err
-					}
-					reported := meta.FindStatusCondition(wish.Status.Conditions, broker.ConditionReported)
-					if reported == nil || reported.Status != metav1.ConditionFalse || !strings.Contains(reported.Message, "no identity for the broker yet") {
-						return fmt.Errorf("have %+v", reported)
-					}
-					return nil
-				})
+	for name, tc := range map[string]struct {
+		arguments []string
+		check     func(t *testing.T, ended <-chan error)
+	}{
+		"unreachable broker": {
+			arguments: []string{"--broker-transport=http", "--broker-url=https://127.0.0.1:1", "--broker-ca-hash=sha256:00", "--join-token-file=" + token, "--leader-elect"},
+			check: func(t *testing.T, ended <-chan error) {
+				checkUnreachableBroker(t, ended, c, reservation)
 				if err := probe("http://" + probes + "/readyz"); err == nil {
 					t.Error("ready without an identity")
 				}
-			}
+			},
+		},
+		"no broker": {check: func(*testing.T, <-chan error) {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, err := parse(append(tc.arguments, "--namespace=default", "--metrics-bind-address=0", "--health-probe-bind-address="+probes))
+			expect.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended := make(chan error, 1)
+			go func() { ended <- run(ctx, restConfig, o) }()
+			eventually(t, ended, "the liveness probe", func() error { return probe("http://" + probes + "/healthz") })
+			tc.check(t, ended)
 			cancel()
 			select {
 			case err := <-ended:
-				if err != nil {
-					t.Fatalf("it ended with: %v", err)
-				}
-			case <-time.After(30 * time.Second):
-				t.Fatal("it did not end")
+				expect.NoError(t, err)
+			case <-time.After(expect.Deadline):
+				t.Fatal("the agent did not stop")
 			}
 		})
 	}
 	t.Run("the cluster's ID", func(t *testing.T) {
-		if err := c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem}}); client.IgnoreAlreadyExists(err) != nil {
-			t.Fatal(err)
-		}
+		err := c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem}})
+		expect.NoError(t, client.IgnoreAlreadyExists(err))
 		if id, err := findClusterID(t.Context(), c, options{}); err != nil || len(id) != 36 {
 			t.Errorf("have %q, %v", id, err)
 		}
@@ -148,55 +126,77 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestDirectNeedsNoLiqo starts the agent in a cluster that knows nothing of Liqo.
-func TestDirectNeedsNoLiqo(t *testing.T) {
-	config := controlplane.Start(t)
-	c := newClient(t, config)
-	token := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(token, []byte("token"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	wish := &broker.Reservation{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "wish"},
-		Spec:       broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "pods", Count: 1}}},
-	}
-	if err := c.Create(t.Context(), wish); err != nil {
-		t.Fatal(err)
-	}
-	probes := freeAddress(t)
-	ended := start(t, build(t, "agent"), config,
-		"--broker-transport=http", "--broker-url=https://127.0.0.1:1", "--broker-ca-hash=sha256:00", "--join-token-file="+token, "--cluster-id=rome",
-		"--driver=direct", "--link-namespace=links", "--guest-allow-egress-to=10.0.0.0/8", "--health-probe-bind-address="+probes)
-	eventually(t, ended, "it lives", func() error { return probe("http://" + probes + "/healthz") })
-	eventually(t, ended, "its controllers run", func() error {
-		if err := c.Get(t.Context(), client.ObjectKeyFromObject(wish), wish); err != nil {
+// checkUnreachableBroker checks what an agent does before it has joined: it stores
+// its keys, reports why it has no identity, and runs its controllers.
+func checkUnreachableBroker(t *testing.T, ended <-chan error, c client.Client, reservation *broker.Reservation) {
+	t.Helper()
+	ctx := t.Context()
+	eventually(t, ended, "the agent's keys", func() error {
+		for _, name := range []string{identity.Secret, sealing.KeySecret} {
+			if err := c.Get(ctx, client.ObjectKey{Namespace: "default", Name: name}, &corev1.Secret{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	eventually(t, ended, "an event about the missing identity", func() error {
+		var events eventsv1.EventList
+		if err := c.List(ctx, &events); err != nil {
 			return err
 		}
-		if meta.FindStatusCondition(wish.Status.Conditions, broker.ConditionReported) == nil {
-			return errors.New("nobody looked at the reservation yet")
+		if !slices.ContainsFunc(events.Items, func(e eventsv1.Event) bool {
+			return e.Reason == "IdentityUnavailable" && strings.Contains(e.Note, "joining the broker at https://127.0.0.1:1")
+		}) {
+			return errors.New("no event")
+		}
+		return nil
+	})
+	eventually(t, ended, "the controllers to run", func() error {
+		if err := c.Get(ctx, client.ObjectKeyFromObject(reservation), reservation); err != nil {
+			return err
+		}
+		reported := meta.FindStatusCondition(reservation.Status.Conditions, broker.ConditionReported)
+		if reported == nil || reported.Status != metav1.ConditionFalse || !strings.Contains(reported.Message, "no identity for the broker yet") {
+			return fmt.Errorf("have %+v", reported)
 		}
 		return nil
 	})
 }
 
-func eventually(t *testing.T, ended <-chan error, what string, ok func() error) {
+// TestDirectNeedsNoLiqo runs the agent in a cluster without Liqo's types.
+func TestDirectNeedsNoLiqo(t *testing.T) {
+	restConfig := controlplane.Start(t)
+	c := newClient(t, restConfig)
+	reservation := newReservation(t, c, 1)
+	probes := freeAddress(t)
+	ended := start(t, build(t, "agent"), restConfig,
+		"--broker-transport=http", "--broker-url=https://127.0.0.1:1", "--broker-ca-hash=sha256:00", "--join-token-file="+writeToken(t, []byte("token")), "--cluster-id=rome",
+		"--driver=direct", "--virtual-node-namespace=virtual-nodes", "--direct-allow-egress-to=10.0.0.0/8", "--health-probe-bind-address="+probes)
+	eventually(t, ended, "the liveness probe", func() error { return probe("http://" + probes + "/healthz") })
+	eventually(t, ended, "the controllers to run", func() error {
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(reservation), reservation); err != nil {
+			return err
+		}
+		if meta.FindStatusCondition(reservation.Status.Conditions, broker.ConditionReported) == nil {
+			return errors.New("no condition Reported")
+		}
+		return nil
+	})
+}
+
+// eventually waits until check returns nil, or ends the test when the program
+// ends before.
+func eventually(t *testing.T, ended <-chan error, what string, check func() error) {
 	t.Helper()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(2 * time.Minute)
-	for {
-		err := ok()
-		if err == nil {
-			return
-		}
+	expect.EventuallyWithin(t, 2*time.Minute, what, func() (bool, string) {
 		select {
-		case <-tick.C:
 		case err := <-ended:
-			t.Fatalf("it ended before this: %s: %v", what, err)
-		case <-deadline:
-			t.Fatalf("%s: %v", what, err)
+			t.Fatalf("the program ended before %s: %v", what, err)
+		default:
 		}
-	}
+		err := check()
+		return err == nil, fmt.Sprint(err)
+	})
 }
 
 func probe(url string) error {
@@ -211,13 +211,11 @@ func probe(url string) error {
 	return nil
 }
 
-// freeAddress is one that nobody listened on a moment ago.
+// freeAddress returns a local address with a port that was free a moment ago.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer l.Close()
 	return l.Addr().String()
 }

@@ -42,12 +42,12 @@ type options struct {
 	podCIDRs       list
 	fingerprints   map[string]string
 
-	linkNamespace    string
-	guestAgentRole   string
-	guestTokenTTL    time.Duration
-	allowIngressFrom list
-	allowEgressTo    list
-	apiServerCAFile  string
+	virtualNodeNamespace string
+	directAgentRole      string
+	directTokenTTL       time.Duration
+	allowIngressFrom     list
+	allowEgressTo        list
+	apiServerCAFile      string
 
 	releaseGrace         time.Duration
 	peeringIdleTime      time.Duration
@@ -59,7 +59,8 @@ type options struct {
 	zap             zap.Options
 }
 
-// list is a flag that takes several values, with commas or repeated.
+// list is a flag with several values, separated by commas or given by repeating the
+// flag.
 type list []string
 
 func (l *list) String() string { return strings.Join(*l, ",") }
@@ -79,31 +80,32 @@ func parse(arguments []string) (options, error) {
 	var cost broker.Cost
 	flags := flag.NewFlagSet("spillway-agent", flag.ContinueOnError)
 
-	flags.StringVar(&o.transport, "broker-transport", "", `How the broker is reached: "http", or nothing, and the agent stands idle.`)
-	flags.StringVar(&o.url, "broker-url", "", "The broker's URL, https://<host>[:<port>].")
-	flags.StringVar(&o.certPath, "broker-cert-path", "", "Directory with tls.crt, tls.key and ca.crt that somebody else keeps current. The agent joins by itself where it is not given.")
-	flags.StringVar(&o.caHash, "broker-ca-hash", "", "What to know the broker by when joining: sha256:<hex>, the hash of its CA's public key.")
-	flags.StringVar(&o.tokenFile, "join-token-file", "", "File with the token for joining.")
+	flags.StringVar(&o.transport, "broker-transport", "", `Transport to the broker: "http", or empty to leave the agent idle.`)
+	flags.StringVar(&o.url, "broker-url", "", "URL of the broker, https://<host>[:<port>].")
+	flags.StringVar(&o.certPath, "broker-cert-path", "", "Directory with tls.crt, tls.key and ca.crt, kept current by another program. If empty, the agent joins the broker by itself.")
+	flags.StringVar(&o.caHash, "broker-ca-hash", "", "Hash of the public key of the broker's CA, sha256:<hex>. Required for joining.")
+	flags.StringVar(&o.tokenFile, "join-token-file", "", "File with the join token. Required for joining.")
 
-	flags.StringVar(&o.clusterID, "cluster-id", "", "This cluster's ID. By default the common name of the certificate in --broker-cert-path, or else the UID of namespace kube-system.")
-	flags.StringVar(&o.clusterName, "cluster-name", "", "A name for people; the cluster ID by default.")
-	flags.StringVar(&o.namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), ownNamespace(), broker.SystemNamespace), "Namespace for the agent's Secrets and its lease. By default $POD_NAMESPACE, or the one the agent runs in.")
-	flags.StringVar(&o.instructionNamespace, "instruction-namespace", "", "Namespace for ReservationInstructions and ProviderInstructions; that of the advertisement by default.")
-	flags.StringVar(&o.advertisementName, "advertisement-name", "cluster-advertisement", "Name of the copy of the advertisement that is kept here for people; none where empty.")
-	flags.StringVar(&o.advertisementNamespace, "advertisement-namespace", "default", "Namespace of that copy.")
-	flags.DurationVar(&o.advertisementInterval, "advertisement-requeue-interval", 30*time.Second, "How often the cluster advertises when nothing changes.")
+	flags.StringVar(&o.clusterID, "cluster-id", "", "ID of this cluster. Defaults to the common name of the certificate in --broker-cert-path, or else to the UID of namespace kube-system.")
+	flags.StringVar(&o.clusterName, "cluster-name", "", "Display name of this cluster. Defaults to the cluster ID.")
+	flags.StringVar(&o.namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), ownNamespace(), broker.SystemNamespace), "Namespace of the agent's Secrets and Lease. Defaults to $POD_NAMESPACE, or else to the namespace of the agent's pod.")
+	flags.StringVar(&o.instructionNamespace, "instruction-namespace", "", "Namespace of ReservationInstructions and ProviderInstructions. Defaults to --advertisement-namespace.")
+	flags.StringVar(&o.advertisementName, "advertisement-name", "cluster-advertisement", "Name of the local copy of the advertisement. If empty, no copy is kept.")
+	flags.StringVar(&o.advertisementNamespace, "advertisement-namespace", "default", "Namespace of the local copy of the advertisement.")
+	flags.DurationVar(&o.advertisementInterval, "advertisement-requeue-interval", 30*time.Second, "Interval between advertisements when nothing changes.")
 
-	flags.StringVar(&o.apiServerEndpoint, "api-server-endpoint", "", "Where consumers reach this cluster's API server, https://<host>:<port>. Needed for lending.")
-	flags.StringVar(&o.region, "region", "", "Where the cluster stands; by default what its nodes' labels agree on.")
-	flags.StringVar(&o.zone, "zone", "", "The same, more closely.")
-	flags.BoolVar(&o.lending.Enabled, "lend-enabled", true, "Lend what is free.")
-	flags.Var(&consumers, "lend-consumers", "Cluster IDs that may borrow, with commas; everybody by default.")
-	flags.Func("lend-headroom", "What is kept free for this cluster's own pods, as cpu=500m,memory=1Gi.", func(text string) (err error) {
+	flags.StringVar(&o.apiServerEndpoint, "api-server-endpoint", "", "Address at which consumers reach this cluster's API server, https://<host>:<port>. Required to lend with driver direct.")
+	flags.StringVar(&o.apiServerCAFile, "api-server-ca-file", "", "Driver direct: file with the CA (PEM) of --api-server-endpoint. Defaults to the cluster's own CA.")
+	flags.StringVar(&o.region, "region", "", "Region of this cluster. Defaults to the label that its nodes agree on.")
+	flags.StringVar(&o.zone, "zone", "", "Zone of this cluster. Defaults to the label that its nodes agree on.")
+	flags.BoolVar(&o.lending.Enabled, "lend-enabled", true, "Offer free capacity to other clusters.")
+	flags.Var(&consumers, "lend-consumers", "Cluster IDs that may use this cluster's capacity, separated by commas. Empty means all.")
+	flags.Func("lend-headroom", "Capacity that is never lent, such as cpu=500m,memory=1Gi. Empty means none.", func(text string) (err error) {
 		o.headroom, err = parseResources(text)
 		return err
 	})
 	price := func(target *string, name, unit string) {
-		flags.Func("cost-"+name, "Price of "+unit+" for an hour, a decimal number; unknown by default.", func(text string) error {
+		flags.Func("cost-"+name, "Price of "+unit+" per hour, a decimal number. Unknown if empty.", func(text string) error {
 			if !decimal.MatchString(text) {
 				return errors.New("not a decimal number")
 			}
@@ -111,37 +113,35 @@ func parse(arguments []string) (options, error) {
 			return nil
 		})
 	}
-	price(&cost.CPUCost, "cpu", "a core")
+	price(&cost.CPUCost, "cpu", "a CPU core")
 	price(&cost.MemoryCost, "memory", "a GiB of memory")
 	price(&cost.GPUCost, "gpu", "a GPU")
 	price(&cost.StorageCost, "storage", "a GiB of ephemeral storage")
 	flags.StringVar(&cost.Currency, "cost-currency", "EUR", "Currency of the prices, an ISO 4217 code.")
 
-	flags.StringVar(&o.driver, "driver", driverLiqo, "How clusters are linked and virtual nodes made: liqo, or direct, which needs nothing else in the cluster.")
-	flags.StringVar(&o.liqoNamespace, "liqo-namespace", "liqo", "Where Liqo is installed.")
-	flags.StringVar(&o.liqoTenantRole, "liqo-tenant-role", "spillway-agent-tenant", "ClusterRole that the agent binds to itself in the namespace of each peer; none where empty.")
-	flags.StringVar(&o.linkNamespace, "link-namespace", "", "With driver direct, the namespace for the Secrets that spillway-virtual-node reads; the agent's own by default.")
-	flags.StringVar(&o.guestAgentRole, "guest-agent-role", "spillway-agent-guests", "With driver direct, the ClusterRole that the agent binds to itself in the namespaces for guests; none where empty.")
-	flags.DurationVar(&o.guestTokenTTL, "guest-token-ttl", time.Hour, "With driver direct, how long a token is good for that a consumer gets; at least 10m. It is renewed when half of that is over.")
-	flags.Var(&o.allowIngressFrom, "guest-allow-ingress-from", "With driver direct, networks that may talk to guests, with commas; none by default.")
-	flags.Var(&o.allowEgressTo, "guest-allow-egress-to", "With driver direct, networks that guests may talk to, with commas; none by default.")
-	flags.StringVar(&o.apiServerCAFile, "api-server-ca-file", "", "With driver direct, file with the CA (PEM) that consumers check --api-server-endpoint with; the cluster's own by default.")
-	flags.StringVar(&o.serviceAccount, "service-account", "spillway-agent", "The agent's own ServiceAccount, in its own namespace.")
-	flags.Var(&o.podCIDRs, "pod-cidrs", "This cluster's pod networks, with commas. Where given, a NetworkPolicy keeps pods away from the virtual kubelets.")
-	flags.Func("peer-fingerprints", "Keys that certain peers must have, as <cluster ID>=sha256:<hex>, with commas. Others are pinned at first contact.", func(text string) (err error) {
+	flags.StringVar(&o.driver, "driver", driverLiqo, "Driver of peerings and virtual nodes: liqo, or direct, which requires no other software.")
+	flags.StringVar(&o.serviceAccount, "service-account", "spillway-agent", "ServiceAccount of the agent, in its own namespace.")
+	flags.Func("peer-fingerprints", "Expected key fingerprints of peers, as <cluster ID>=sha256:<hex>, separated by commas. Other keys are pinned at first contact.", func(text string) (err error) {
 		o.fingerprints, err = sealing.ParseFingerprints(text)
 		return err
 	})
+	flags.StringVar(&o.liqoNamespace, "liqo-namespace", "liqo", "Driver liqo: namespace that Liqo is installed in.")
+	flags.StringVar(&o.liqoTenantRole, "liqo-tenant-role", "spillway-agent-tenant", "Driver liqo: ClusterRole that the agent binds to itself in each peer's namespace. If empty, it binds none.")
+	flags.Var(&o.podCIDRs, "liqo-pod-cidrs", "Driver liqo: pod networks of this cluster, separated by commas. If set, a NetworkPolicy closes Liqo's virtual kubelets to them.")
+	flags.StringVar(&o.directAgentRole, "direct-agent-role", "spillway-agent-guests", "Driver direct: ClusterRole that the agent binds to itself in the namespaces of guests. If empty, it binds none.")
+	flags.DurationVar(&o.directTokenTTL, "direct-token-ttl", time.Hour, fmt.Sprintf("Driver direct: lifetime of a consumer's token, at least %s. It is renewed after half of that.", direct.MinTokenTTL))
+	flags.Var(&o.allowIngressFrom, "direct-allow-ingress-from", "Driver direct: networks that may connect to guests, separated by commas. Empty means none.")
+	flags.Var(&o.allowEgressTo, "direct-allow-egress-to", "Driver direct: networks that guests may connect to, separated by commas. Empty means none.")
+	flags.StringVar(&o.virtualNodeNamespace, "virtual-node-namespace", "", "Driver direct: namespace of the Secrets that spillway-virtual-node reads. Defaults to --namespace.")
 
-	flags.DurationVar(&o.releaseGrace, "release-grace", 30*time.Second, "How long capacity must have been unneeded before it is given back.")
-	flags.DurationVar(&o.peeringIdleTime, "peering-idle-time", 10*time.Minute, "How long the link to a provider is kept without a grant there.")
-	flags.DurationVar(&o.finishedPodRetention, "finished-pod-retention", 5*time.Minute, "How long finished pods keep the link to their provider, for their logs.")
+	flags.DurationVar(&o.releaseGrace, "release-grace", 30*time.Second, "Time for which capacity must be unused before it is released.")
+	flags.DurationVar(&o.peeringIdleTime, "peering-idle-time", 10*time.Minute, "Time for which a peering is kept without a grant.")
+	flags.DurationVar(&o.finishedPodRetention, "peering-finished-pod-retention", 5*time.Minute, "Time for which a finished pod keeps the peering, so that its logs remain available.")
+	flags.DurationVar(&o.providerLostAfter, "peering-provider-lost-after", 10*time.Minute, "Time for which a provider must be unreachable before terminating pods on its virtual node are force-deleted.")
 
-	flags.DurationVar(&o.providerLostAfter, "provider-lost-after", 10*time.Minute, "How long a provider must have been out of reach before pods that are to end there are given up.")
-
-	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Address of the metrics; 0 turns them off.")
-	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Address of the probes.")
-	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Let one of several replicas lead. Needed with more than one.")
+	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Address of the metrics endpoint. 0 disables it.")
+	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Address of the health probes.")
+	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Enable leader election; required with more than one replica.")
 	o.zap.BindFlags(flags)
 
 	if err := flags.Parse(arguments); err != nil {
@@ -152,7 +152,7 @@ func parse(arguments []string) (options, error) {
 		o.cost = &cost
 	}
 	o.instructionNamespace = cmp.Or(o.instructionNamespace, o.advertisementNamespace)
-	o.linkNamespace = cmp.Or(o.linkNamespace, o.namespace)
+	o.virtualNodeNamespace = cmp.Or(o.virtualNodeNamespace, o.namespace)
 	return o, o.validate(flags.Args())
 }
 
@@ -161,21 +161,21 @@ func (o *options) validate(rest []string) error {
 	case len(rest) > 0:
 		return fmt.Errorf("unexpected argument %q", rest[0])
 	case o.transport == "kubernetes":
-		return errors.New("--broker-transport=kubernetes is not in this release: use http")
+		return errors.New("--broker-transport=kubernetes is not supported: use http")
 	case o.transport != "" && o.transport != "http":
-		return fmt.Errorf("--broker-transport=%s is not known: it is http, or empty", o.transport)
+		return fmt.Errorf("--broker-transport=%s is unknown: use http or leave it empty", o.transport)
 	case o.transport == "http" && o.url == "":
-		return errors.New("--broker-transport=http needs --broker-url")
+		return errors.New("--broker-transport=http requires --broker-url")
 	case o.driver != driverLiqo && o.driver != driverDirect:
-		return fmt.Errorf("--driver=%s is not known: it is liqo or direct", o.driver)
-	case o.driver == driverDirect && o.guestTokenTTL < direct.MinTokenTTL:
-		return fmt.Errorf("--guest-token-ttl=%s is too short: at least %s", o.guestTokenTTL, direct.MinTokenTTL)
+		return fmt.Errorf("--driver=%s is unknown: use liqo or direct", o.driver)
+	case o.driver == driverDirect && o.directTokenTTL < direct.MinTokenTTL:
+		return fmt.Errorf("--direct-token-ttl=%s is too short: use at least %s", o.directTokenTTL, direct.MinTokenTTL)
 	case o.clusterID != "" && !protocol.ValidClusterID(o.clusterID):
-		return fmt.Errorf("--cluster-id=%q must be at most %d lower-case letters, digits and dashes, with no dash at either end", o.clusterID, protocol.MaxClusterID)
+		return fmt.Errorf("--cluster-id=%q is not valid: use at most %d lower-case letters, digits and dashes, and no dash at the start or end", o.clusterID, protocol.MaxClusterID)
 	case o.cost != nil && !currency.MatchString(o.cost.Currency):
 		return fmt.Errorf("--cost-currency=%q is not an ISO 4217 code, such as EUR", o.cost.Currency)
 	case o.advertisementInterval <= 0:
-		return errors.New("--advertisement-requeue-interval must be more than 0")
+		return errors.New("--advertisement-requeue-interval must be greater than 0")
 	}
 	return nil
 }
@@ -185,7 +185,7 @@ var (
 	currency = regexp.MustCompile(`^[A-Z]{3}$`)
 )
 
-// parseResources reads "cpu=500m,memory=1Gi".
+// parseResources parses resources such as "cpu=500m,memory=1Gi".
 func parseResources(text string) (corev1.ResourceList, error) {
 	out := corev1.ResourceList{}
 	for item := range strings.SplitSeq(text, ",") {
@@ -198,7 +198,7 @@ func parseResources(text string) (corev1.ResourceList, error) {
 		}
 		quantity, err := resource.ParseQuantity(amount)
 		if err != nil {
-			return nil, fmt.Errorf("the amount of %s: %w", name, err)
+			return nil, fmt.Errorf("parsing the amount of %s: %w", name, err)
 		}
 		if quantity.Sign() < 0 {
 			return nil, fmt.Errorf("the amount of %s is negative", name)
@@ -208,7 +208,8 @@ func parseResources(text string) (corev1.ResourceList, error) {
 	return out, nil
 }
 
-// ownNamespace is the one of the pod that this program runs in.
+// ownNamespace returns the namespace of the pod that the agent runs in, "" outside
+// of a cluster.
 func ownNamespace() string {
 	text, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 	if err != nil {

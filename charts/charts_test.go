@@ -1,6 +1,5 @@
-// Package charts_test renders both charts with Helm and holds them to what they
-// promise: schemas that refuse mistakes, restricted pods, narrow roles, and
-// flags that the programs know.
+// Package charts_test renders both charts with Helm and checks the result: schemas
+// that reject mistakes, restricted pods, minimal roles, and flags that exist.
 package charts_test
 
 import (
@@ -18,6 +17,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,12 +34,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
+	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
 const namespace = "spillway-system"
 
-// needed is the least that the agent's chart wants to know.
+// needed are the required values of the agent's chart.
 var needed = []string{
 	"clusterID=rome",
 	"broker.url=https://broker.example.org:8443",
@@ -47,7 +48,7 @@ var needed = []string{
 	"join.token=secret",
 }
 
-// everything sets every value that adds an object or a flag.
+// everything sets all values that add an object or a flag, by chart.
 var everything = map[string][]string{
 	"broker": {
 		"replicas=2", "service.type=NodePort", "service.nodePort=30443", "tls.sans={192.0.2.1,broker.example.org}",
@@ -60,18 +61,18 @@ var everything = map[string][]string{
 		"cost.cpu=0.04", "cost.memory=0", "cost.gpu=1", "cost.storage=0.001", "cost.currency=EUR",
 		"peers.paris.fingerprint=sha256:"+strings.Repeat("0", 64),
 		"replicas=2", "scheduler.replicas=2", "scheduler.overflow=BeforePreemption", "scheduler.priorityClassName=system-cluster-critical",
-		"imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "networkPolicy.podCIDRs={10.1.0.0/16}", "logLevel=1",
+		"imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "liqo.podCIDRs={10.1.0.0/16}", "logLevel=1",
 	),
 }
 
-// withDirect sets every value that counts with driver direct.
+// withDirect sets all values of the agent's chart for driver direct.
 var withDirect = append(slices.Clone(everything["agent"]),
 	"driver=direct", "direct.allowIngressFrom={10.1.0.0/16}", "direct.allowEgressTo={10.1.0.0/16,fd00::/8}", "direct.tokenTTL=20m",
 	"virtualNode.clusterDNS={10.96.0.10}", "virtualNode.clusterDomain=rome.local", "virtualNode.kubeletPort=11250", "virtualNode.priorityClassName=system-cluster-critical",
 	"apiServer.ca=-----BEGIN CERTIFICATE-----",
 )
 
-// source is where each container's program lives.
+// source is the directory of each container's program.
 var source = map[string]string{"broker": "broker", "agent": "agent", "scheduler": "scheduler-plugin", "virtual-node": "virtual-node"}
 
 var helmPath = sync.OnceValues(func() (string, error) {
@@ -80,13 +81,11 @@ var helmPath = sync.OnceValues(func() (string, error) {
 	return binaries.Program(ctx, "helm", nil)
 })
 
-// helm runs Helm and returns its output, or what it says against it.
+// helm runs Helm and returns its output, or an error with its error output.
 func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	program, err := helmPath()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, append(args, "--namespace", namespace)...)
@@ -100,13 +99,13 @@ func helm(t *testing.T, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// template has Helm render a chart.
+// template renders a chart.
 func template(t *testing.T, chart string, values []string) (string, error) {
 	t.Helper()
 	return helm(t, append([]string{"template", "spillway-" + chart, chart}, set(values)...)...)
 }
 
-// set makes arguments of values.
+// set returns Helm's arguments for values.
 func set(values []string) []string {
 	var args []string
 	for _, value := range values {
@@ -126,7 +125,7 @@ func render(t *testing.T, chart string, values []string) []unstructured.Unstruct
 	for document := range strings.SplitSeq("\n"+text, "\n---") {
 		var object unstructured.Unstructured
 		if err := yaml.UnmarshalStrict([]byte(document), &object.Object); err != nil {
-			t.Fatalf("%s renders what is not YAML: %v\n%s", chart, err, document)
+			t.Fatalf("%s renders invalid YAML: %v\n%s", chart, err, document)
 		}
 		if len(object.Object) > 0 {
 			objects = append(objects, object)
@@ -138,8 +137,8 @@ func render(t *testing.T, chart string, values []string) []unstructured.Unstruct
 	return objects
 }
 
-// only returns the objects of one kind as that type. A field that the type does
-// not have is an error.
+// only returns the objects of one kind as type T. A field that T does not have is an
+// error.
 func only[T any](t *testing.T, objects []unstructured.Unstructured, kind string) []T {
 	t.Helper()
 	var out []T
@@ -156,17 +155,17 @@ func only[T any](t *testing.T, objects []unstructured.Unstructured, kind string)
 	return out
 }
 
-// eachChart runs a test on both charts, with the least and with every value.
+// eachChart runs a test on both charts, with the required and with all values.
 func eachChart(t *testing.T, test func(t *testing.T, objects []unstructured.Unstructured)) {
 	for _, variant := range []struct {
 		chart, name string
 		values      []string
 	}{
-		{"broker", "least", nil},
+		{"broker", "minimal", nil},
 		{"broker", "everything", everything["broker"]},
-		{"agent", "least", needed},
+		{"agent", "minimal", needed},
 		{"agent", "everything", everything["agent"]},
-		{"agent", "direct/least", append(slices.Clone(needed), "driver=direct")},
+		{"agent", "direct/minimal", append(slices.Clone(needed), "driver=direct")},
 		{"agent", "direct/everything", withDirect},
 		{"agent", "direct/lends only", append(slices.Clone(needed), "driver=direct", "scheduler.mode=none")},
 	} {
@@ -174,43 +173,43 @@ func eachChart(t *testing.T, test func(t *testing.T, objects []unstructured.Unst
 	}
 }
 
-func TestMistakesAreRefused(t *testing.T) {
+func TestMistakesAreRejected(t *testing.T) {
 	for name, c := range map[string]struct {
 		chart  string
 		values []string
 		want   string
 	}{
-		"unknown key, broker":        {"broker", []string{"sans=x"}, "sans"},
-		"unknown nested key, broker": {"broker", []string{"tls.san=x"}, "san"},
-		"a service of no type":       {"broker", []string{"service.type=ExternalName"}, "/service/type"},
-		"a node port nowhere":        {"broker", []string{"service.nodePort=30443"}, "service.nodePort needs"},
-		"half the weights":           {"broker", []string{"config.weights.cost=40"}, "set both"},
-		"weights beyond 100":         {"broker", []string{"config.weights.cost=40", "config.weights.resources=70"}, "must add up to 100"},
-		"a duration without unit":    {"broker", []string{"config.staleAfter=x"}, "/config/staleAfter"},
-		"unknown key, agent":         {"agent", append(slices.Clone(needed), "clusterId=rome"), "clusterId"},
-		"unknown nested key, agent":  {"agent", append(slices.Clone(needed), "lend.headrom.cpu=1"), "headrom"},
-		"no cluster ID":              {"agent", needed[1:], "clusterID is required"},
-		"a cluster ID in capitals":   {"agent", append(slices.Clone(needed), "clusterID=Rome"), "/clusterID"},
-		"no broker":                  {"agent", append(slices.Clone(needed), "broker.url="), "broker.url is required"},
-		"a broker without TLS":       {"agent", append(slices.Clone(needed), "broker.url=http://broker:8443"), "/broker/url"},
-		"no CA hash":                 {"agent", append(slices.Clone(needed), "broker.caHash="), "broker.caHash is required"},
-		"CA hash taken out":          {"agent", append(slices.Clone(needed), "broker.caHash=null"), "caHash"},
-		"half a CA hash":             {"agent", append(slices.Clone(needed), "broker.caHash=sha256:00"), "/broker/caHash"},
-		"no token":                   {"agent", needed[:3], "join.token"},
-		"two tokens":                 {"agent", append(slices.Clone(needed), "join.existingSecret=mine"), "give one of them"},
-		"another driver":             {"agent", append(slices.Clone(needed), "driver=magic"), "/driver"},
-		"a mistake in direct":        {"agent", append(slices.Clone(needed), "driver=direct", "direct.allowEgress={10.0.0.0/8}"), "allowEgress"},
-		"a network that is none":     {"agent", append(slices.Clone(needed), "driver=direct", "direct.allowEgressTo={everything}"), "/direct/allowEgressTo"},
-		"a kubelet port too high":    {"agent", append(slices.Clone(needed), "driver=direct", "virtualNode.kubeletPort=65530"), "/virtualNode/kubeletPort"},
-		"a CA that is none":          {"agent", append(slices.Clone(needed), "driver=direct", "apiServer.ca=ca.crt"), "/apiServer/ca"},
-		"another mode":               {"agent", append(slices.Clone(needed), "scheduler.mode=magic"), "/scheduler/mode"},
-		"its own peer":               {"agent", append(slices.Clone(needed), "peers.rome.fingerprint=sha256:"+strings.Repeat("0", 64)), "not its own peer"},
-		"a price in words":           {"agent", append(slices.Clone(needed), "cost.cpu=cheap"), "/cost/cpu"},
+		"unknown key, broker":          {"broker", []string{"sans=x"}, "sans"},
+		"unknown nested key, broker":   {"broker", []string{"tls.san=x"}, "san"},
+		"an unknown service type":      {"broker", []string{"service.type=ExternalName"}, "/service/type"},
+		"a node port of a ClusterIP":   {"broker", []string{"service.nodePort=30443"}, "service.nodePort requires"},
+		"one of two weights":           {"broker", []string{"config.weights.cost=40"}, "set both"},
+		"weights above 100":            {"broker", []string{"config.weights.cost=40", "config.weights.resources=70"}, "must add up to 100"},
+		"a duration without unit":      {"broker", []string{"config.staleAfter=x"}, "/config/staleAfter"},
+		"unknown key, agent":           {"agent", append(slices.Clone(needed), "clusterId=rome"), "clusterId"},
+		"unknown nested key, agent":    {"agent", append(slices.Clone(needed), "lend.headrom.cpu=1"), "headrom"},
+		"no cluster ID":                {"agent", needed[1:], "clusterID is required"},
+		"upper-case letters in the ID": {"agent", append(slices.Clone(needed), "clusterID=Rome"), "/clusterID"},
+		"no broker URL":                {"agent", append(slices.Clone(needed), "broker.url="), "broker.url is required"},
+		"a broker without TLS":         {"agent", append(slices.Clone(needed), "broker.url=http://broker:8443"), "/broker/url"},
+		"no CA hash":                   {"agent", append(slices.Clone(needed), "broker.caHash="), "broker.caHash is required"},
+		"CA hash set to null":          {"agent", append(slices.Clone(needed), "broker.caHash=null"), "caHash"},
+		"a CA hash that is too short":  {"agent", append(slices.Clone(needed), "broker.caHash=sha256:00"), "/broker/caHash"},
+		"no token":                     {"agent", needed[:3], "join.token"},
+		"two tokens":                   {"agent", append(slices.Clone(needed), "join.existingSecret=mine"), "set one of them"},
+		"an unknown driver":            {"agent", append(slices.Clone(needed), "driver=magic"), "/driver"},
+		"unknown key in direct":        {"agent", append(slices.Clone(needed), "driver=direct", "direct.allowEgress={10.0.0.0/8}"), "allowEgress"},
+		"an invalid network":           {"agent", append(slices.Clone(needed), "driver=direct", "direct.allowEgressTo={everything}"), "/direct/allowEgressTo"},
+		"a kubelet port too high":      {"agent", append(slices.Clone(needed), "driver=direct", "virtualNode.kubeletPort=65530"), "/virtualNode/kubeletPort"},
+		"an invalid CA":                {"agent", append(slices.Clone(needed), "driver=direct", "apiServer.ca=ca.crt"), "/apiServer/ca"},
+		"an unknown mode":              {"agent", append(slices.Clone(needed), "scheduler.mode=magic"), "/scheduler/mode"},
+		"the cluster's own ID as peer": {"agent", append(slices.Clone(needed), "peers.rome.fingerprint=sha256:"+strings.Repeat("0", 64)), "remove this cluster's own ID"},
+		"an invalid price":             {"agent", append(slices.Clone(needed), "cost.cpu=cheap"), "/cost/cpu"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := template(t, c.chart, c.values)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("want a refusal that says %q, got %v", c.want, err)
+				t.Errorf("want an error with %q, got %v", c.want, err)
 			}
 		})
 	}
@@ -225,11 +224,11 @@ func TestPodsAreRestricted(t *testing.T) {
 					t.Errorf("Deployment %s: %s", deployment.Name, what)
 				}
 			}
-			check(!pod.HostNetwork && !pod.HostPID && !pod.HostIPC, "shares a namespace with its node")
+			check(!pod.HostNetwork && !pod.HostPID && !pod.HostIPC, "uses a namespace of its node")
 			check(pod.EnableServiceLinks != nil && !*pod.EnableServiceLinks, "has service links")
 			context := pod.SecurityContext
 			check(context != nil && context.RunAsNonRoot != nil && *context.RunAsNonRoot, "may run as root")
-			check(context != nil && context.RunAsUser != nil && *context.RunAsUser != 0, "names no user")
+			check(context != nil && context.RunAsUser != nil && *context.RunAsUser != 0, "has no user")
 			check(context != nil && context.SeccompProfile != nil && context.SeccompProfile.Type == corev1.SeccompProfileTypeRuntimeDefault, "has no seccomp profile")
 			for _, volume := range pod.Volumes {
 				check(volume.HostPath == nil, "mounts "+volume.Name+" from its node")
@@ -241,17 +240,17 @@ func TestPodsAreRestricted(t *testing.T) {
 					continue
 				}
 				check(context.RunAsNonRoot != nil && *context.RunAsNonRoot, container.Name+" may run as root")
-				check(context.ReadOnlyRootFilesystem != nil && *context.ReadOnlyRootFilesystem, container.Name+" may write to its root")
-				check(context.AllowPrivilegeEscalation != nil && !*context.AllowPrivilegeEscalation, container.Name+" may escalate")
-				check(context.Capabilities != nil && slices.Equal(context.Capabilities.Drop, []corev1.Capability{"ALL"}) && len(context.Capabilities.Add) == 0, container.Name+" keeps capabilities")
+				check(context.ReadOnlyRootFilesystem != nil && *context.ReadOnlyRootFilesystem, container.Name+" may write to its root filesystem")
+				check(context.AllowPrivilegeEscalation != nil && !*context.AllowPrivilegeEscalation, container.Name+" may escalate privileges")
+				check(context.Capabilities != nil && slices.Equal(context.Capabilities.Drop, []corev1.Capability{"ALL"}) && len(context.Capabilities.Add) == 0, container.Name+" has capabilities")
 				check(container.LivenessProbe != nil && container.ReadinessProbe != nil, container.Name+" lacks a probe")
-				check(len(container.Resources.Requests) > 0, container.Name+" requests nothing")
+				check(len(container.Resources.Requests) > 0, container.Name+" has no resource requests")
 			}
 		}
 	})
 }
 
-func TestRolesAreNarrow(t *testing.T) {
+func TestRolesAreMinimal(t *testing.T) {
 	eachChart(t, func(t *testing.T, objects []unstructured.Unstructured) {
 		rules := map[string][]rbacv1.PolicyRule{}
 		for _, role := range only[rbacv1.ClusterRole](t, objects, "ClusterRole") {
@@ -260,14 +259,14 @@ func TestRolesAreNarrow(t *testing.T) {
 		for _, role := range only[rbacv1.Role](t, objects, "Role") {
 			rules["Role "+role.Namespace+"/"+role.Name] = role.Rules
 		}
-		// Bound in namespaces that are for one peer or whose pods overflow, or in the
-		// one that holds nothing but links.
-		secretive := []string{
+		// Bound in the namespaces of a peer and of overflowed pods, or in the one with the
+		// configuration of virtual nodes only.
+		readSecrets := []string{
 			"ClusterRole spillway-agent-tenant", "ClusterRole spillway-direct-guest", "ClusterRole spillway-virtual-node-namespace",
-			"Role spillway-links/spillway-agent", "Role spillway-links/spillway-virtual-node",
+			"Role spillway-virtual-nodes/spillway-agent", "Role spillway-virtual-nodes/spillway-virtual-node",
 		}
 		for _, binding := range only[rbacv1.ClusterRoleBinding](t, objects, "ClusterRoleBinding") {
-			if slices.Contains(secretive, "ClusterRole "+binding.RoleRef.Name) {
+			if slices.Contains(readSecrets, "ClusterRole "+binding.RoleRef.Name) {
 				t.Errorf("%s is bound in the whole cluster", binding.RoleRef.Name)
 			}
 		}
@@ -284,8 +283,8 @@ func TestRolesAreNarrow(t *testing.T) {
 						t.Errorf("%s may %s: %v", role, verb, rule)
 					}
 				}
-				if !slices.Contains(secretive, role) && slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) == 0 {
-					t.Errorf("%s reads or changes Secrets that it does not name: %v", role, rule)
+				if !slices.Contains(readSecrets, role) && slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) == 0 {
+					t.Errorf("%s permits access to Secrets without naming them: %v", role, rule)
 				}
 			}
 		}
@@ -295,8 +294,8 @@ func TestRolesAreNarrow(t *testing.T) {
 func TestNamesInTheContract(t *testing.T) {
 	eachChart(t, func(t *testing.T, objects []unstructured.Unstructured) {
 		for _, object := range objects {
-			if !slices.Contains([]string{"", namespace, "kube-system", "kube-node-lease", "liqo", "spillway-links"}, object.GetNamespace()) {
-				t.Errorf("%s %s stands in namespace %s", object.GetKind(), object.GetName(), object.GetNamespace())
+			if !slices.Contains([]string{"", namespace, "kube-system", "kube-node-lease", "liqo", "spillway-virtual-nodes"}, object.GetNamespace()) {
+				t.Errorf("%s %s is in namespace %s", object.GetKind(), object.GetName(), object.GetNamespace())
 			}
 			for _, label := range []string{"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "helm.sh/chart"} {
 				if object.GetLabels()[label] == "" {
@@ -305,7 +304,7 @@ func TestNamesInTheContract(t *testing.T) {
 			}
 			for annotation := range object.GetAnnotations() {
 				if strings.HasPrefix(annotation, "helm.sh/") {
-					t.Errorf("%s %s has %s: helm uninstall would leave it", object.GetKind(), object.GetName(), annotation)
+					t.Errorf("%s %s has %s: helm uninstall would not delete it", object.GetKind(), object.GetName(), annotation)
 				}
 			}
 		}
@@ -318,14 +317,11 @@ func TestNamesInTheContract(t *testing.T) {
 	})
 }
 
-// A flag that a template passes and a program does not know would keep the
-// program from starting.
-func TestProgramsKnowTheirFlags(t *testing.T) {
+// A program does not start with a flag that it does not define.
+func TestFlagsExist(t *testing.T) {
 	root, err := binaries.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Of kube-scheduler and of controller-runtime's logger.
+	expect.NoError(t, err)
+	// Flags of kube-scheduler and of controller-runtime's logger.
 	inherited := map[string][]string{
 		"scheduler":    {"config", "v"},
 		"broker":       {"zap-log-level"},
@@ -345,7 +341,7 @@ func TestProgramsKnowTheirFlags(t *testing.T) {
 						ok, _ := path.Match(pattern, name)
 						return ok
 					}) {
-						t.Errorf("%s is passed --%s, which is not found in %s/", container.Name, name, source[container.Name])
+						t.Errorf("%s is passed --%s, which %s/ does not define", container.Name, name, source[container.Name])
 					}
 				}
 			}
@@ -353,10 +349,105 @@ func TestProgramsKnowTheirFlags(t *testing.T) {
 	})
 }
 
-// flagsIn finds the names of the flags that the Go sources below a directory
+// valuePattern is a reference to a value in a template.
+var valuePattern = regexp.MustCompile(`\.Values\.([A-Za-z.]+)`)
+
+// templates returns the lines of a chart's templates.
+func templates(t *testing.T, chart string) (lines []string) {
+	t.Helper()
+	paths, err := filepath.Glob(chart + "/templates/*")
+	expect.NoError(t, err)
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		expect.NoError(t, err)
+		lines = append(lines, strings.Split(string(text), "\n")...)
+	}
+	return lines
+}
+
+// leaves returns the paths of all values that have no further values in them.
+func leaves(values map[string]any, prefix string) (paths []string) {
+	for name, value := range values {
+		if nested, ok := value.(map[string]any); ok && len(nested) > 0 {
+			paths = append(paths, leaves(nested, prefix+name+".")...)
+		} else {
+			paths = append(paths, prefix+name)
+		}
+	}
+	return paths
+}
+
+// A value without a use would be accepted and ignored.
+func TestValuesAreUsed(t *testing.T) {
+	for _, chart := range []string{"broker", "agent"} {
+		text, err := os.ReadFile(chart + "/values.yaml")
+		expect.NoError(t, err)
+		var values map[string]any
+		expect.NoError(t, yaml.UnmarshalStrict(text, &values))
+		used := map[string]bool{}
+		for _, match := range valuePattern.FindAllStringSubmatch(strings.Join(templates(t, chart), "\n"), -1) {
+			used[strings.Trim(match[1], ".")] = true
+		}
+		for _, leaf := range leaves(values, "") {
+			path, found := leaf, used[leaf]
+			// A template may use the object that a value is part of.
+			for strings.Contains(path, ".") && !found {
+				path = path[:strings.LastIndex(path, ".")]
+				found = used[path]
+			}
+			if !found {
+				t.Errorf("no template of chart %s uses value %s", chart, leaf)
+			}
+		}
+	}
+}
+
+// A flag has the name of the value that it is set from: --direct-token-ttl is
+// direct.tokenTTL.
+func TestFlagsAreNamedAsTheirValues(t *testing.T) {
+	// Flags of kube-scheduler and of controller-runtime's logger.
+	inherited := []string{"v", "zap-log-level"}
+	// The values of other programs begin with the program's name.
+	programs := []string{"virtual-node-", "scheduler-"}
+	flag := regexp.MustCompile(`^\s*- --([a-z-]+)=\{\{`)
+	wordStart := regexp.MustCompile(`([a-z])([A-Z])`)
+	checked := 0
+	with := ""
+	for _, line := range templates(t, "agent") {
+		value := ""
+		if reference := valuePattern.FindStringSubmatch(line); reference != nil {
+			value = reference[1]
+		}
+		if strings.Contains(line, "{{- with ") {
+			with = value
+		}
+		match := flag.FindStringSubmatch(line)
+		if match == nil || slices.Contains(inherited, match[1]) {
+			continue
+		}
+		if strings.Contains(line, "{{ . }}") || strings.Contains(line, `join "," .`) {
+			value = with
+		}
+		if value == "" {
+			continue
+		}
+		want := strings.ToLower(strings.ReplaceAll(wordStart.ReplaceAllString(value, "$1-$2"), ".", "-"))
+		for _, program := range programs {
+			want = strings.TrimPrefix(want, program)
+		}
+		checked++
+		if match[1] != want {
+			t.Errorf("--%s is set from value %s: name it --%s", match[1], value, want)
+		}
+	}
+	if checked < 20 {
+		t.Errorf("found %d flags only", checked)
+	}
+}
+
+// flagsIn returns the names of the flags that the Go sources below a directory
 // define: string literals among the first two arguments of calls such as
-// StringVar(&v, "name", …). One that is put together ("cost-"+kind) becomes a
-// pattern.
+// StringVar(&v, "name", …). A concatenated name ("cost-"+kind) becomes a pattern.
 func flagsIn(t *testing.T, dir string) []string {
 	t.Helper()
 	var names []string
@@ -393,7 +484,7 @@ func flagsIn(t *testing.T, dir string) []string {
 		return nil
 	})
 	if err != nil {
-		t.Fatalf("looking for flags: %v", err)
+		t.Fatalf("finding flags: %v", err)
 	}
 	return names
 }
@@ -411,16 +502,14 @@ func TestSchedulerIsOptional(t *testing.T) {
 	}
 }
 
-// A cluster has the one driver or the other, and nothing of the other one.
-func TestDriversAreApart(t *testing.T) {
-	for driver, others := range map[string][]string{"direct": {"liqo"}, "liqo": {"driver=direct", "spillway-direct", "spillway-virtual-node-namespace", "guests-of: ", "--guest-", "spillway-links"}} {
+// A cluster has the objects and flags of one driver only.
+func TestDriversAreSeparate(t *testing.T) {
+	for driver, others := range map[string][]string{"direct": {"liqo"}, "liqo": {"driver=direct", "spillway-direct", "spillway-virtual-node-namespace", "guests-of: ", "--direct-", "spillway-virtual-nodes"}} {
 		text, err := template(t, "agent", append(slices.Clone(needed), "driver="+driver))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		for line := range strings.SplitSeq(text, "\n") {
 			for _, other := range others {
-				// Guests tolerate no virtual node, whoever made it.
+				// Guests must not tolerate the virtual nodes of either driver.
 				if strings.Contains(line, other) && !strings.Contains(line, "virtual-node.liqo.io/not-allowed") && !strings.HasPrefix(strings.TrimSpace(line), "#") {
 					t.Errorf("driver %s renders %q", driver, line)
 				}
@@ -431,12 +520,12 @@ func TestDriversAreApart(t *testing.T) {
 		objects := render(t, "agent", append(slices.Clone(needed), "driver=direct", "scheduler.mode="+mode))
 		deployments := only[appsv1.Deployment](t, objects, "Deployment")
 		if got := slices.ContainsFunc(deployments, func(d appsv1.Deployment) bool { return d.Name == "spillway-virtual-node" }); got != want {
-			t.Errorf("mode %s: virtual-node is there: %t", mode, got)
+			t.Errorf("mode %s: virtual-node is deployed: %t", mode, got)
 		}
 	}
 }
 
-func TestSteeringCannotHarm(t *testing.T) {
+func TestSteeringIsSafe(t *testing.T) {
 	objects := render(t, "agent", needed)
 	webhooks := only[admissionv1.MutatingWebhookConfiguration](t, objects, "MutatingWebhookConfiguration")
 	if len(webhooks) != 1 || len(webhooks[0].Webhooks) != 1 {
@@ -444,15 +533,15 @@ func TestSteeringCannotHarm(t *testing.T) {
 	}
 	webhook := webhooks[0].Webhooks[0]
 	if *webhook.FailurePolicy != admissionv1.Ignore || *webhook.TimeoutSeconds > 2 || *webhook.SideEffects != admissionv1.SideEffectClassNone {
-		t.Error("a steering webhook that does not answer would hold pods up")
+		t.Error("a steering webhook that does not respond would delay or deny pods")
 	}
 	if webhook.NamespaceSelector.MatchLabels["broker.fluidos.eu/overflow"] != "enabled" {
-		t.Error("it steers namespaces that have not opted in")
+		t.Error("the webhook steers pods of namespaces that have not opted in")
 	}
 	if !slices.ContainsFunc(webhook.NamespaceSelector.MatchExpressions, func(r metav1.LabelSelectorRequirement) bool {
 		return r.Key == "broker.fluidos.eu/guests-of" && r.Operator == metav1.LabelSelectorOpDoesNotExist
 	}) {
-		t.Error("it sends other clusters' guests on")
+		t.Error("the webhook steers guests of other clusters")
 	}
 	service := webhook.ClientConfig.Service
 	for _, secret := range only[corev1.Secret](t, objects, "Secret") {
@@ -466,44 +555,36 @@ func TestSteeringCannotHarm(t *testing.T) {
 		roots := x509.NewCertPool()
 		roots.AppendCertsFromPEM(webhook.ClientConfig.CABundle)
 		leaf, err := x509.ParseCertificate(pair.Certificate[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: service.Name + "." + service.Namespace + ".svc"}); err != nil {
-			t.Errorf("the API server would refuse the webhook's certificate: %v", err)
+			t.Errorf("the API server would reject the webhook's certificate: %v", err)
 		}
 		return
 	}
 	t.Error("no serving certificate")
 }
 
-func TestDefinitionsAreTheSame(t *testing.T) {
+func TestCRDsAreIdentical(t *testing.T) {
 	copies, err := filepath.Glob("agent/crds/*.yaml")
 	if err != nil || len(copies) == 0 {
-		t.Fatalf("no definitions in agent/crds: %v", err)
+		t.Fatalf("no CRDs in agent/crds: %v", err)
 	}
 	for _, path := range copies {
-		mine, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		copied, err := os.ReadFile(path)
+		expect.NoError(t, err)
 		original, err := os.ReadFile(filepath.Join("broker/crds", filepath.Base(path)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(mine, original) {
-			t.Errorf("%s differs from the broker's: make generate", path)
+		expect.NoError(t, err)
+		if !bytes.Equal(copied, original) {
+			t.Errorf("%s differs from the broker's: run make generate", path)
 		}
 	}
 }
 
-// The join token goes into its Secret and nowhere else.
+// The join token is in its Secret only.
 func TestTokenStaysSecret(t *testing.T) {
 	text, err := template(t, "agent", append(slices.Clone(needed), "join.token=very-secret-token"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if strings.Contains(text, "very-secret-token") || strings.Count(text, base64.StdEncoding.EncodeToString([]byte("very-secret-token"))) != 1 {
-		t.Error("the token is shown outside its Secret")
+		t.Error("the token is rendered outside of its Secret")
 	}
 }

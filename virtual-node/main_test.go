@@ -47,7 +47,7 @@ const (
 	systemNamespace = "spillway-system"
 	// configNamespace is where the chart lets the agent and this program share
 	// Secrets.
-	configNamespace = "spillway-links"
+	configNamespace = "spillway-virtual-nodes"
 	podNamespace    = "shop"
 	guestNamespace  = "spillway-guests-rome"
 	providerID      = "paris"

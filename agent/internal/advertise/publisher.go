@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
-	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
@@ -40,12 +39,18 @@ type Options struct {
 	Clock clock.Clock
 }
 
+// Broker receives the advertisement.
+type Broker interface {
+	// PublishAdvertisement replaces this cluster's advertisement at the broker.
+	PublishAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error
+}
+
 // Publisher measures and publishes as long as it is the leader.
 type Publisher struct {
 	Options
 	cached client.Client
 	live   client.Reader
-	broker transport.BrokerCommunicator
+	broker Broker
 	dirty  chan struct{}
 
 	// published is the last advertisement that the broker accepted, retryAfter the
@@ -56,7 +61,7 @@ type Publisher struct {
 }
 
 // New makes a Publisher.
-func New(communicator transport.BrokerCommunicator, options Options) *Publisher {
+func New(communicator Broker, options Options) *Publisher {
 	if options.Debounce == 0 {
 		options.Debounce = 500 * time.Millisecond
 	}

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -43,6 +44,9 @@ type verdict struct {
 	smaller bool
 }
 
+// heldBy returns the capacity that an instruction holds so far, nil for none.
+var heldBy = instruction.Held
+
 // judge decides on each instruction of the consumer. What is wanted beyond what is
 // held already must fit the nodes, besides all that is promised to any consumer and
 // not used yet. A refusal stands until the broker makes another attempt.
@@ -51,8 +55,8 @@ func judge(in input) []verdict {
 	var own []*broker.ProviderInstruction
 	for i := range in.instructions {
 		instruction := &in.instructions[i]
-		if instruction.Status.Held != nil {
-			held[instruction.UID] = *instruction.Status.Held
+		if old := heldBy(instruction); old != nil {
+			held[instruction.UID] = *old
 		}
 		if instruction.Spec.RequesterClusterID == in.consumer {
 			own = append(own, instruction)

@@ -38,14 +38,14 @@ func (v verdict) status(granted peering.Progress, within bool, using string) bro
 		// The grant may be in effect already: the larger of the old and the new hold
 		// is kept from others.
 		if v.smaller {
-			held = instruction.Status.Held
+			held = heldBy(instruction)
 		}
 	case v.refused != nil:
 		enforced.Reason, enforced.Message = v.refused.Reason, v.refused.Message
 	case v.smaller && !within:
 		enforced.Status, enforced.Reason, final = metav1.ConditionUnknown, ReasonGuestsRemain, false
 		enforced.Message = fmt.Sprintf("Waiting for guests of consumer %s to end: %s are running, the hold is reduced to %s.", consumer, using, describe(v.held))
-		held = instruction.Status.Held
+		held = heldBy(instruction)
 	case instruction.Spec.Releasing:
 		enforced.Reason, enforced.Message = broker.ReasonReleased, "No capacity is held for this Reservation."
 	default:

@@ -1,10 +1,10 @@
-// Package identity keeps the certificate by which the broker knows this cluster:
-// one that somebody else puts into a directory (cert-manager, say), or one that
-// the agent asks the broker for with a join token.
+// Package identity keeps the client certificate that identifies this cluster to
+// the broker: one that another program (such as cert-manager) keeps in a
+// directory, or one that the agent requests from the broker with a join token.
 //
-// When joining, the private key is made here, kept in a Secret before anything
-// is sent, and never leaves the cluster. A broken-off attempt, a restart or a
-// second replica goes on with the same key.
+// To join, the agent generates a private key and stores it in a Secret before it
+// sends the certificate request; the key never leaves the cluster. An interrupted
+// attempt, a restart or a second replica continues with the same key.
 package identity
 
 import (
@@ -39,7 +39,8 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// Secret holds the key and certificate of an agent that has joined.
+// Secret is the name of the Secret with the key and certificate of an agent that
+// has joined.
 const Secret = "spillway-agent-tls"
 
 // The files of a certificate directory, and the keys of the Secret.
@@ -50,39 +51,39 @@ const (
 )
 
 const (
-	// beat is how often the directory or the Secret is read again.
-	beat = 10 * time.Second
-	// callTimeout bounds one round of reading and joining.
+	// refreshInterval is how often the directory or the Secret is read.
+	refreshInterval = 10 * time.Second
+	// callTimeout bounds one attempt to read the identity and to join.
 	callTimeout = 30 * time.Second
-	// renewAgain is how long a failed attempt to join again, with a certificate
-	// that still serves, is not repeated.
-	renewAgain = 10 * time.Minute
+	// renewalRetryAfter is when to retry a failed renewal while the certificate is
+	// still valid.
+	renewalRetryAfter = 10 * time.Minute
 )
 
 // Options of a Keeper.
 type Options struct {
-	// ClusterID that the certificate must be for.
+	// ClusterID is the required common name of the certificate.
 	ClusterID string
-	// CertPath is a directory with tls.crt, tls.key and ca.crt. Nothing below is
-	// used where it is given.
+	// CertPath is a directory with tls.crt, tls.key and ca.crt. If it is set, the
+	// agent does not join, and the options for that are not used.
 	CertPath string
 
 	// Client reads and writes the Secret, without a cache.
 	Client    client.Client
 	Namespace string
-	// BrokerURL, CAHash and TokenFile are what joining takes.
+	// BrokerURL, CAHash and TokenFile are used to join.
 	BrokerURL, CAHash, TokenFile string
 
-	// Tell is told of each new reason why there is no identity; may be nil. (A
-	// readiness probe does not pass reasons on.)
-	Tell func(reason error)
+	// Report, if set, is called with each new reason why there is no identity; a
+	// readiness probe does not show it.
+	Report func(reason error)
 
-	// Clock is the real one where nil.
+	// Clock defaults to the real clock.
 	Clock clock.Clock
 	Log   logr.Logger
 }
 
-// Keeper holds the current identity. Its methods may be called at any time.
+// Keeper holds the current identity. It is safe for concurrent use.
 type Keeper struct {
 	options Options
 
@@ -90,7 +91,7 @@ type Keeper struct {
 	current *credentials
 	problem error
 	changed chan struct{}
-	// renewal is when joining again was last tried.
+	// renewal is the time of the last attempt to renew.
 	renewal time.Time
 }
 
@@ -99,43 +100,43 @@ type credentials struct {
 	pair                 tls.Certificate
 }
 
-// New makes a Keeper that has nothing until it is started.
+// New returns a Keeper without an identity; Start obtains one.
 func New(options Options) *Keeper {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
-	return &Keeper{options: options, problem: errors.New("the agent has only just started"), changed: make(chan struct{})}
+	return &Keeper{options: options, problem: errors.New("the agent is starting"), changed: make(chan struct{})}
 }
 
-// CommonName reads the cluster ID from the certificate in a directory.
+// CommonName returns the cluster ID in the certificate of a directory.
 func CommonName(certPath string) (string, error) {
-	found, err := readDirectory(certPath)
+	read, err := readDirectory(certPath)
 	if err != nil {
 		return "", err
 	}
-	return found.pair.Leaf.Subject.CommonName, nil
+	return read.pair.Leaf.Subject.CommonName, nil
 }
 
-// NeedLeaderElection lets standby replicas have their identity ready.
+// NeedLeaderElection makes the manager start a Keeper on standby replicas, too.
 func (k *Keeper) NeedLeaderElection() bool { return false }
 
-// Start obtains the identity and keeps it current until ctx ends.
+// Start obtains the identity and refreshes it until ctx ends.
 func (k *Keeper) Start(ctx context.Context) error {
 	backoff := newBackoff()
 	for {
-		pause := beat
-		round, cancel := context.WithTimeout(ctx, callTimeout)
-		found, err := k.obtain(round)
+		pause := refreshInterval
+		attempt, cancel := context.WithTimeout(ctx, callTimeout)
+		obtained, err := k.obtain(attempt)
 		cancel()
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err != nil {
-			pause = min(backoff.Step(), beat)
+			pause = min(backoff.Step(), refreshInterval)
 		} else {
 			backoff = newBackoff()
 		}
-		k.set(found, err)
+		k.set(obtained, err)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -148,33 +149,33 @@ func newBackoff() wait.Backoff {
 	return wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 10}
 }
 
-// set takes in the outcome of a round. What was there stays in use when a round
-// fails: it may well be better than nothing.
-func (k *Keeper) set(found *credentials, err error) {
+// set records the outcome of an attempt. An identity obtained earlier remains in
+// use when an attempt fails.
+func (k *Keeper) set(obtained *credentials, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err != nil {
 		if k.problem == nil || k.problem.Error() != err.Error() {
-			k.options.Log.Error(err, "No identity for the broker", "kept", k.current != nil)
-			if k.options.Tell != nil {
-				k.options.Tell(err)
+			k.options.Log.Error(err, "Obtaining an identity for the broker failed", "hasIdentity", k.current != nil)
+			if k.options.Report != nil {
+				k.options.Report(err)
 			}
 		}
 		k.problem = err
 		return
 	}
 	k.problem = nil
-	if k.current != nil && bytes.Equal(k.current.certificate, found.certificate) &&
-		bytes.Equal(k.current.key, found.key) && bytes.Equal(k.current.ca, found.ca) {
+	if k.current != nil && bytes.Equal(k.current.certificate, obtained.certificate) &&
+		bytes.Equal(k.current.key, obtained.key) && bytes.Equal(k.current.ca, obtained.ca) {
 		return
 	}
-	k.options.Log.Info("The agent has an identity for the broker", "clusterID", k.options.ClusterID, "notAfter", found.pair.Leaf.NotAfter)
-	k.current = found
+	k.options.Log.Info("Obtained an identity for the broker", "clusterID", k.options.ClusterID, "notAfter", obtained.pair.Leaf.NotAfter)
+	k.current = obtained
 	close(k.changed)
 	k.changed = make(chan struct{})
 }
 
-// Certificate is the current client certificate.
+// Certificate returns the current client certificate.
 func (k *Keeper) Certificate() (*tls.Certificate, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -184,7 +185,7 @@ func (k *Keeper) Certificate() (*tls.Certificate, error) {
 	return &k.current.pair, nil
 }
 
-// CA is the broker's certificate authority in PEM. The channel is closed when
+// CA returns the broker's certificate authority in PEM. The channel is closed when
 // the identity changes.
 func (k *Keeper) CA() (pem []byte, changed <-chan struct{}, err error) {
 	k.mu.Lock()
@@ -195,7 +196,7 @@ func (k *Keeper) CA() (pem []byte, changed <-chan struct{}, err error) {
 	return k.current.ca, k.changed, nil
 }
 
-// Check is a readiness check: the error says why there is no identity.
+// Check is a readiness check; its error is the reason why there is no valid identity.
 func (k *Keeper) Check(*http.Request) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -203,7 +204,7 @@ func (k *Keeper) Check(*http.Request) error {
 		return fmt.Errorf("no identity for the broker: %w", k.problem)
 	}
 	if k.options.Clock.Now().After(k.current.pair.Leaf.NotAfter) {
-		return fmt.Errorf("the certificate ended on %s: %w", k.current.pair.Leaf.NotAfter.Format(time.RFC3339), k.problem)
+		return fmt.Errorf("the certificate expired at %s: %w", k.current.pair.Leaf.NotAfter.Format(time.RFC3339), k.problem)
 	}
 	return nil
 }
@@ -212,14 +213,14 @@ func (k *Keeper) obtain(ctx context.Context) (*credentials, error) {
 	if k.options.CertPath == "" {
 		return k.join(ctx)
 	}
-	found, err := readDirectory(k.options.CertPath)
+	read, err := readDirectory(k.options.CertPath)
 	if err != nil {
 		return nil, err
 	}
-	if reason := k.unfit(found); reason != "" {
+	if reason := k.invalidReason(read); reason != "" {
 		return nil, fmt.Errorf("the certificate in %s %s", k.options.CertPath, reason)
 	}
-	return found, nil
+	return read, nil
 }
 
 func readDirectory(dir string) (*credentials, error) {
@@ -230,11 +231,11 @@ func readDirectory(dir string) (*credentials, error) {
 			return nil, fmt.Errorf("reading --broker-cert-path: %w", err)
 		}
 	}
-	found, err := parse(files[0], files[1], files[2])
+	read, err := parse(files[0], files[1], files[2])
 	if err != nil {
 		return nil, fmt.Errorf("reading --broker-cert-path %s: %w", dir, err)
 	}
-	return found, nil
+	return read, nil
 }
 
 func parse(key, certificate, ca []byte) (*credentials, error) {
@@ -260,68 +261,65 @@ func parseCA(text []byte) (*x509.Certificate, error) {
 	return ca, nil
 }
 
-// unfit says why a certificate cannot be used, or nothing.
-func (k *Keeper) unfit(c *credentials) string {
+// invalidReason returns why a certificate cannot be used, "" if it can.
+func (k *Keeper) invalidReason(c *credentials) string {
 	leaf := c.pair.Leaf
 	switch {
 	case leaf.Subject.CommonName != k.options.ClusterID:
-		return fmt.Sprintf("is for %q, not for cluster %q: give the one a certificate of its own or correct --cluster-id", leaf.Subject.CommonName, k.options.ClusterID)
+		return fmt.Sprintf("is for %q, not for cluster %q: give this cluster a certificate of its own or correct --cluster-id", leaf.Subject.CommonName, k.options.ClusterID)
 	case k.options.Clock.Now().After(leaf.NotAfter):
-		return "ended on " + leaf.NotAfter.Format(time.RFC3339) + ": renew it"
+		return "expired at " + leaf.NotAfter.Format(time.RFC3339) + ": renew it"
 	}
 	return ""
 }
 
-// join returns the identity kept in the Secret, joining first, or again, where
-// that is needed.
+// join returns the identity stored in the Secret and joins the broker if there is
+// none or if it is due for renewal.
 func (k *Keeper) join(ctx context.Context) (*credentials, error) {
 	secret, err := k.ensureKey(ctx)
 	if err != nil {
 		return nil, err
 	}
-	found, reason := k.kept(secret)
-	if found != nil && reason == "" {
-		return found, nil
-	}
-	if found != nil && k.options.Clock.Since(k.renewal) < renewAgain {
-		return found, nil
+	stored, reason := k.stored(secret)
+	if stored != nil && (reason == "" || k.options.Clock.Since(k.renewal) < renewalRetryAfter) {
+		return stored, nil
 	}
 	k.renewal = k.options.Clock.Now()
-	k.options.Log.V(1).Info("Joining the broker", "url", k.options.BrokerURL, "clusterID", k.options.ClusterID, "because", reason)
-	joined, err := k.joinWith(ctx, secret)
-	if err != nil && found != nil {
-		k.options.Log.Error(err, "The certificate is past two thirds of its life and joining again failed; it is used as long as it lasts. Give the agent a valid join token before that",
-			"notAfter", found.pair.Leaf.NotAfter)
-		return found, nil
+	k.options.Log.V(1).Info("Joining the broker", "url", k.options.BrokerURL, "clusterID", k.options.ClusterID, "reason", reason)
+	joined, err := k.requestCertificate(ctx, secret)
+	if err != nil && stored != nil {
+		k.options.Log.Error(err, "Renewing the certificate failed; it is used until it expires. Give the agent a valid join token before that",
+			"notAfter", stored.pair.Leaf.NotAfter)
+		return stored, nil
 	}
 	return joined, err
 }
 
-// kept reads what a Secret holds. Reason says why to join: nothing usable is
-// there, or, where something is returned, it should be replaced soon.
-func (k *Keeper) kept(secret *corev1.Secret) (found *credentials, reason string) {
+// stored returns the identity in a Secret. Reason is why to join: the Secret has
+// no usable identity (nil), or the one it has is due for renewal.
+func (k *Keeper) stored(secret *corev1.Secret) (stored *credentials, reason string) {
 	if len(secret.Data[fileCertificate]) == 0 {
 		return nil, "there is no certificate yet"
 	}
-	found, err := parse(secret.Data[filePrivateKey], secret.Data[fileCertificate], secret.Data[fileCA])
+	stored, err := parse(secret.Data[filePrivateKey], secret.Data[fileCertificate], secret.Data[fileCA])
 	if err != nil {
 		return nil, "the certificate cannot be used: " + err.Error()
 	}
-	if reason := k.unfit(found); reason != "" {
+	if reason := k.invalidReason(stored); reason != "" {
 		return nil, "the certificate " + reason
 	}
-	ca, err := parseCA(found.ca)
+	ca, err := parseCA(stored.ca)
 	if err != nil || (k.options.CAHash != "" && protocol.CAHash(ca) != k.options.CAHash) {
-		return nil, "the certificate is from another broker than --broker-ca-hash names"
+		return nil, "the certificate is from another broker than --broker-ca-hash identifies"
 	}
-	leaf := found.pair.Leaf
+	leaf := stored.pair.Leaf
 	if due := leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 3 * 2); k.options.Clock.Now().After(due) {
-		return found, "the certificate is past two thirds of its life"
+		return stored, "two thirds of the certificate's lifetime have passed"
 	}
-	return found, ""
+	return stored, ""
 }
 
-// ensureKey returns the Secret, with a private key in it.
+// ensureKey returns the Secret and generates the private key in it if needed.
 func (k *Keeper) ensureKey(ctx context.Context) (*corev1.Secret, error) {
 	name := types.NamespacedName{Namespace: k.options.Namespace, Name: Secret}
 	secret := &corev1.Secret{}
@@ -351,12 +349,12 @@ func (k *Keeper) ensureKey(ctx context.Context) (*corev1.Secret, error) {
 			Data: map[string][]byte{filePrivateKey: key},
 		}
 		if err = k.options.Client.Create(ctx, secret); apierrors.IsAlreadyExists(err) {
-			// Another replica was quicker: its key is the one.
+			// Another replica has created it: its key counts.
 			err = k.options.Client.Get(ctx, name, secret)
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("keeping a private key in Secret %s: %w", name, err)
+		return nil, fmt.Errorf("storing a private key in Secret %s: %w", name, err)
 	}
 	return secret, nil
 }
@@ -364,7 +362,7 @@ func (k *Keeper) ensureKey(ctx context.Context) (*corev1.Secret, error) {
 func newKey() ([]byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("making a private key: %w", err)
+		return nil, fmt.Errorf("generating a private key: %w", err)
 	}
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
@@ -373,37 +371,38 @@ func newKey() ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// joinWith asks the broker for a certificate of the Secret's key, and keeps it.
-func (k *Keeper) joinWith(ctx context.Context, secret *corev1.Secret) (*credentials, error) {
+// requestCertificate joins the broker with the Secret's key and stores the
+// certificate in the Secret.
+func (k *Keeper) requestCertificate(ctx context.Context, secret *corev1.Secret) (*credentials, error) {
 	if k.options.CAHash == "" {
-		return nil, errors.New("joining needs --broker-ca-hash (chart value broker.caHash), the hash of the broker's CA: the hub's ConfigMap spillway-broker-ca has it")
+		return nil, errors.New("joining requires --broker-ca-hash (chart value broker.caHash): read it from ConfigMap spillway-broker-ca in the hub")
 	}
 	token, err := os.ReadFile(k.options.TokenFile)
 	if err != nil {
-		return nil, fmt.Errorf("joining needs a token (chart value join.token): %w", err)
+		return nil, fmt.Errorf("joining requires a token (chart value join.token): %w", err)
 	}
-	csr, err := request(secret.Data[filePrivateKey], k.options.ClusterID)
+	csr, err := certificateRequest(secret.Data[filePrivateKey], k.options.ClusterID)
 	if err != nil {
-		return nil, fmt.Errorf("the private key in Secret %s/%s cannot be used (%w): delete the Secret, and this cluster's ClusterRegistration in the hub", secret.Namespace, secret.Name, err)
+		return nil, fmt.Errorf("the private key in Secret %s/%s cannot be used (%w): delete the Secret and, in the hub, this cluster's ClusterRegistration", secret.Namespace, secret.Name, err)
 	}
-	answer, err := protocol.Join(ctx, k.options.BrokerURL, k.options.CAHash, k.options.ClusterID, strings.TrimSpace(string(token)), csr)
+	response, err := protocol.Join(ctx, k.options.BrokerURL, k.options.CAHash, k.options.ClusterID, strings.TrimSpace(string(token)), csr)
 	if err != nil {
 		return nil, fmt.Errorf("joining the broker at %s: %w", k.options.BrokerURL, err)
 	}
-	joined, err := parse(secret.Data[filePrivateKey], []byte(answer.Certificate), []byte(answer.CA))
+	joined, err := parse(secret.Data[filePrivateKey], []byte(response.Certificate), []byte(response.CA))
 	if err != nil {
-		return nil, fmt.Errorf("joining the broker at %s: what it answered cannot be used: %w", k.options.BrokerURL, err)
+		return nil, fmt.Errorf("joining the broker at %s: reading its response: %w", k.options.BrokerURL, err)
 	}
 	secret.Data[fileCertificate], secret.Data[fileCA] = joined.certificate, joined.ca
 	if err := k.options.Client.Update(ctx, secret); err != nil && !apierrors.IsConflict(err) {
-		return nil, fmt.Errorf("keeping the certificate in Secret %s/%s: %w", secret.Namespace, secret.Name, err)
+		return nil, fmt.Errorf("storing the certificate in Secret %s/%s: %w", secret.Namespace, secret.Name, err)
 	}
-	// A conflict means that another replica has joined with the same key: this
-	// certificate is as good, and theirs is read at the next beat.
+	// On a conflict another replica has joined with the same key: both certificates
+	// are valid, and the next attempt reads the stored one.
 	return joined, nil
 }
 
-func request(key []byte, clusterID string) ([]byte, error) {
+func certificateRequest(key []byte, clusterID string) ([]byte, error) {
 	block, _ := pem.Decode(key)
 	if block == nil {
 		return nil, errors.New("not PEM")

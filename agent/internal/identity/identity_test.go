@@ -11,7 +11,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -34,13 +33,14 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/transport/mtls"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 var _ mtls.Credentials = (*Keeper)(nil)
 
 const token = "a-token"
 
-// authority is a broker as far as joining goes.
+// authority serves the join endpoint of a broker.
 type authority struct {
 	t           testing.TB
 	certificate *x509.Certificate
@@ -55,25 +55,19 @@ func newAuthority(t testing.TB) *authority {
 	t.Helper()
 	a := &authority{t: t}
 	var err error
-	if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
-		t.Fatal(err)
-	}
+	a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	expect.NoError(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test CA"}, IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageCertSign, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &a.key.PublicKey, a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if a.certificate, err = x509.ParseCertificate(der); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
+	a.certificate, err = x509.ParseCertificate(der)
+	expect.NoError(t, err)
 	a.server = httptest.NewUnstartedServer(http.HandlerFunc(a.serve))
 	serving, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	a.server.TLS = &tls.Config{Certificates: []tls.Certificate{{
 		Certificate: [][]byte{a.sign("broker", &serving.PublicKey, time.Hour).Raw, der}, PrivateKey: serving,
 	}}}
@@ -110,7 +104,7 @@ func (a *authority) hash() string { return protocol.CAHash(a.certificate) }
 
 func (a *authority) serve(w http.ResponseWriter, r *http.Request) {
 	var request protocol.JoinRequest
-	answer := func(status int, body any) {
+	respond := func(status int, body any) {
 		w.WriteHeader(status)
 		if err := json.NewEncoder(w).Encode(body); err != nil {
 			a.t.Error(err)
@@ -120,7 +114,7 @@ func (a *authority) serve(w http.ResponseWriter, r *http.Request) {
 		a.t.Errorf("%s %s: %v", r.Method, r.URL, err)
 	}
 	if request.Token != token {
-		answer(http.StatusUnauthorized, protocol.Error{Code: protocol.CodeUnauthorized, Message: "this token is not the broker's: look at Secret join-token"})
+		respond(http.StatusUnauthorized, protocol.Error{Code: protocol.CodeUnauthorized, Message: "the token is not valid: read it from Secret join-token"})
 		return
 	}
 	block, _ := pem.Decode([]byte(request.CSR))
@@ -132,7 +126,7 @@ func (a *authority) serve(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	a.joined = append(a.joined, csr.PublicKey)
 	a.mu.Unlock()
-	answer(http.StatusOK, protocol.JoinResponse{
+	respond(http.StatusOK, protocol.JoinResponse{
 		Certificate: string(pemOf(a.sign(csr.Subject.CommonName, csr.PublicKey, time.Hour))), CA: string(pemOf(a.certificate)),
 	})
 }
@@ -141,21 +135,6 @@ func (a *authority) keys() []crypto.PublicKey {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.joined
-}
-
-func eventually(t *testing.T, what string, ok func() error) {
-	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		err := ok()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
 }
 
 // run starts a Keeper and returns a function that stops it.
@@ -172,165 +151,178 @@ func run(t *testing.T, k *Keeper) (stop func()) {
 	})
 }
 
-func ready(k *Keeper) func() error { return func() error { return k.Check(nil) } }
+func eventuallyReady(t *testing.T, k *Keeper) {
+	t.Helper()
+	expect.Eventually(t, "an identity", func() (bool, string) {
+		err := k.Check(nil)
+		return err == nil, fmt.Sprint(err)
+	})
+}
 
-// says waits until a Keeper is not ready for a certain reason.
-func says(k *Keeper, text string) func() error {
-	return func() error {
-		if err := k.Check(nil); err == nil || !strings.Contains(err.Error(), text) {
-			return fmt.Errorf("want %q, have %v", text, err)
-		}
-		return nil
+// eventuallyNotReady waits until a Keeper has no identity for a reason.
+func eventuallyNotReady(t *testing.T, k *Keeper, reason string) {
+	t.Helper()
+	expect.Eventually(t, "the reason "+reason, func() (bool, string) {
+		err := k.Check(nil)
+		return err != nil && strings.Contains(err.Error(), reason), fmt.Sprint(err)
+	})
+}
+
+// joining makes Keepers that join an authority, each with a namespace of its own.
+type joining struct {
+	c          client.Client
+	authority  *authority
+	namespaces int
+}
+
+func (j *joining) options(t *testing.T) Options {
+	t.Helper()
+	j.namespaces++
+	name := fmt.Sprintf("agent-%d", j.namespaces)
+	expect.NoError(t, j.c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	return Options{
+		ClusterID: "rome", Client: j.c, Namespace: name, BrokerURL: j.authority.server.URL, CAHash: j.authority.hash(),
+		TokenFile: tokenFile(t, token+"\n"), Log: testr.New(t),
 	}
+}
+
+func (j *joining) secret(t *testing.T, o Options) *corev1.Secret {
+	t.Helper()
+	s := &corev1.Secret{}
+	expect.NoError(t, j.c.Get(t.Context(), types.NamespacedName{Namespace: o.Namespace, Name: Secret}, s))
+	return s
+}
+
+func tokenFile(t *testing.T, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "token")
+	expect.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+	return path
 }
 
 func TestJoining(t *testing.T) {
 	c, err := client.New(controlplane.Start(t), client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := newAuthority(t)
-	file := func(t *testing.T, content string) string {
-		path := filepath.Join(t.TempDir(), "token")
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	namespaces := 0
-	options := func(t *testing.T) Options {
-		namespaces++
-		name := fmt.Sprintf("agent-%d", namespaces)
-		if err := c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
-			t.Fatal(err)
-		}
-		return Options{
-			ClusterID: "rome", Client: c, Namespace: name, BrokerURL: a.server.URL, CAHash: a.hash(),
-			TokenFile: file(t, token+"\n"), Log: testr.New(t),
-		}
-	}
-	secret := func(t *testing.T, o Options) *corev1.Secret {
-		s := &corev1.Secret{}
-		if err := c.Get(t.Context(), types.NamespacedName{Namespace: o.Namespace, Name: Secret}, s); err != nil {
-			t.Fatal(err)
-		}
-		return s
-	}
-
-	t.Run("replicas agree on one key, and a restart asks for nothing", func(t *testing.T) {
-		o, before := options(t), len(a.keys())
-		var keepers []*Keeper
-		for range 3 {
-			k := New(o)
-			defer run(t, k)()
-			keepers = append(keepers, k)
-		}
-		for _, k := range keepers {
-			eventually(t, "a replica has an identity", ready(k))
-		}
-		if kept := secret(t, o); len(kept.Data) != 3 {
-			t.Fatalf("have %d entries", len(kept.Data))
-		}
-		joined := a.keys()[before:]
-		for _, key := range joined {
-			if !key.(*ecdsa.PublicKey).Equal(joined[0]) {
-				t.Fatal("replicas joined with different keys")
-			}
-		}
-		before = len(a.keys())
-		o.TokenFile = "/nowhere"
-		again := New(o)
-		defer run(t, again)()
-		eventually(t, "a restarted agent has an identity", ready(again))
-		if certificate, err := again.Certificate(); err != nil || certificate.Leaf.Subject.CommonName != "rome" {
-			t.Fatalf("have %v, %v", certificate, err)
-		}
-		if n := len(a.keys()); n != before {
-			t.Errorf("%d more joined", n-before)
-		}
-	})
-
-	t.Run("the key is kept before anything is sent", func(t *testing.T) {
-		o := options(t)
-		o.BrokerURL = "https://127.0.0.1:1"
-		k := New(o)
-		stop := run(t, k)
-		eventually(t, "the problem shows", says(k, "joining the broker at https://127.0.0.1:1"))
-		stop()
-		key := string(secret(t, o).Data[filePrivateKey])
-		o.BrokerURL = a.server.URL
-		k = New(o)
-		defer run(t, k)()
-		eventually(t, "it joins", ready(k))
-		if got := string(secret(t, o).Data[filePrivateKey]); key == "" || got != key {
-			t.Fatal("another key was made")
-		}
-	})
-
+	expect.NoError(t, err)
+	j := &joining{c: c, authority: newAuthority(t)}
+	t.Run("replicas share one key, and a restart does not join again", j.testReplicas)
+	t.Run("the key is stored before anything is sent", j.testKeyIsStored)
 	for name, tc := range map[string]struct {
 		change func(*Options)
 		want   string
 	}{
 		"wrong hash":   {func(o *Options) { o.CAHash = "sha256:00" }, "check broker.caHash"},
 		"no hash":      {func(o *Options) { o.CAHash = "" }, "broker.caHash"},
-		"wrong token":  {func(o *Options) { o.TokenFile = file(t, "guess") }, "look at Secret join-token"},
+		"wrong token":  {func(o *Options) { o.TokenFile = tokenFile(t, "guess") }, "read it from Secret join-token"},
 		"no token":     {func(o *Options) { o.TokenFile = "/nowhere" }, "join.token"},
 		"not a broker": {func(o *Options) { o.BrokerURL = "http://127.0.0.1:1" }, "https://"},
 	} {
-		t.Run(name+" is said", func(t *testing.T) {
-			o := options(t)
+		t.Run(name+" is reported", func(t *testing.T) {
+			o := j.options(t)
 			tc.change(&o)
+			reported := make(chan error, 10)
+			o.Report = func(reason error) { reported <- reason }
 			k := New(o)
 			defer run(t, k)()
-			eventually(t, "the problem shows", says(k, tc.want))
+			eventuallyNotReady(t, k, tc.want)
+			if reason := <-reported; !strings.Contains(reason.Error(), tc.want) {
+				t.Errorf("reported %v", reason)
+			}
 		})
 	}
+	t.Run("a certificate is renewed after two thirds of its lifetime", j.testRenewal)
+	t.Run("a certificate of another broker or cluster is replaced", j.testReplacement)
+}
 
-	t.Run("past two thirds of its life it joins again, and goes on if it cannot", func(t *testing.T) {
-		o := options(t)
-		clock := clocktesting.NewFakeClock(time.Now())
-		o.Clock = clock
+func (j *joining) testReplicas(t *testing.T) {
+	o, before := j.options(t), len(j.authority.keys())
+	var keepers []*Keeper
+	for range 3 {
 		k := New(o)
-		first, err := k.join(t.Context())
-		if err != nil {
-			t.Fatal(err)
+		defer run(t, k)()
+		keepers = append(keepers, k)
+	}
+	for _, k := range keepers {
+		eventuallyReady(t, k)
+	}
+	if stored := j.secret(t, o); len(stored.Data) != 3 {
+		t.Fatalf("the Secret has %d entries", len(stored.Data))
+	}
+	joined := j.authority.keys()[before:]
+	for _, key := range joined {
+		if !key.(*ecdsa.PublicKey).Equal(joined[0]) {
+			t.Fatal("replicas joined with different keys")
 		}
-		if same, err := k.join(t.Context()); err != nil || string(same.certificate) != string(first.certificate) {
-			t.Fatalf("a fresh certificate was replaced: %v", err)
-		}
-		clock.Step(50 * time.Minute)
-		o.TokenFile = "/nowhere"
-		if kept, err := New(o).join(t.Context()); err != nil || string(kept.certificate) != string(first.certificate) {
-			t.Fatalf("without a token: %v", err)
-		}
-		second, err := k.join(t.Context())
-		if err != nil || string(second.certificate) == string(first.certificate) || string(second.key) != string(first.key) {
-			t.Fatalf("want a new certificate for the same key: %v", err)
-		}
-		clock.Step(time.Hour)
-		if _, err := New(o).join(t.Context()); err == nil {
-			t.Fatal("an expired certificate was used")
-		}
-	})
+	}
+	before = len(j.authority.keys())
+	o.TokenFile = "/nowhere"
+	restarted := New(o)
+	defer run(t, restarted)()
+	eventuallyReady(t, restarted)
+	if certificate, err := restarted.Certificate(); err != nil || certificate.Leaf.Subject.CommonName != "rome" {
+		t.Fatalf("have %v, %v", certificate, err)
+	}
+	if n := len(j.authority.keys()); n != before {
+		t.Errorf("joined %d more times", n-before)
+	}
+}
 
-	t.Run("a certificate of another broker or cluster is replaced", func(t *testing.T) {
-		o := options(t)
-		first, err := New(o).join(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		other := newAuthority(t)
-		o.BrokerURL, o.CAHash = other.server.URL, other.hash()
-		second, err := New(o).join(t.Context())
-		if err != nil || string(second.ca) == string(first.ca) {
-			t.Fatalf("still the other broker's: %v", err)
-		}
-		o.ClusterID = "roma"
-		third, err := New(o).join(t.Context())
-		if err != nil || third.pair.Leaf.Subject.CommonName != "roma" {
-			t.Fatalf("have %v, %v", third, err)
-		}
-	})
+func (j *joining) testKeyIsStored(t *testing.T) {
+	o := j.options(t)
+	o.BrokerURL = "https://127.0.0.1:1"
+	k := New(o)
+	stop := run(t, k)
+	eventuallyNotReady(t, k, "joining the broker at https://127.0.0.1:1")
+	stop()
+	key := string(j.secret(t, o).Data[filePrivateKey])
+	o.BrokerURL = j.authority.server.URL
+	k = New(o)
+	defer run(t, k)()
+	eventuallyReady(t, k)
+	if got := string(j.secret(t, o).Data[filePrivateKey]); key == "" || got != key {
+		t.Fatal("another key was generated")
+	}
+}
+
+func (j *joining) testRenewal(t *testing.T) {
+	o := j.options(t)
+	clock := clocktesting.NewFakeClock(time.Now())
+	o.Clock = clock
+	k := New(o)
+	first, err := k.join(t.Context())
+	expect.NoError(t, err)
+	if same, err := k.join(t.Context()); err != nil || string(same.certificate) != string(first.certificate) {
+		t.Fatalf("a fresh certificate was replaced: %v", err)
+	}
+	clock.Step(50 * time.Minute)
+	o.TokenFile = "/nowhere"
+	if stored, err := New(o).join(t.Context()); err != nil || string(stored.certificate) != string(first.certificate) {
+		t.Fatalf("without a token: %v", err)
+	}
+	second, err := k.join(t.Context())
+	if err != nil || string(second.certificate) == string(first.certificate) || string(second.key) != string(first.key) {
+		t.Fatalf("want a new certificate for the same key: %v", err)
+	}
+	clock.Step(time.Hour)
+	if _, err := New(o).join(t.Context()); err == nil {
+		t.Fatal("an expired certificate was used")
+	}
+}
+
+func (j *joining) testReplacement(t *testing.T) {
+	o := j.options(t)
+	first, err := New(o).join(t.Context())
+	expect.NoError(t, err)
+	other := newAuthority(t)
+	o.BrokerURL, o.CAHash = other.server.URL, other.hash()
+	second, err := New(o).join(t.Context())
+	if err != nil || string(second.ca) == string(first.ca) {
+		t.Fatalf("still the former broker's: %v", err)
+	}
+	o.ClusterID = "roma"
+	third, err := New(o).join(t.Context())
+	if err != nil || third.pair.Leaf.Subject.CommonName != "roma" {
+		t.Fatalf("have %v, %v", third, err)
+	}
 }
 
 func TestCertificateDirectory(t *testing.T) {
@@ -339,76 +331,59 @@ func TestCertificateDirectory(t *testing.T) {
 	write := func(name string) {
 		t.Helper()
 		text, err := newKey()
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		block, _ := pem.Decode(text)
 		private, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		for file, content := range map[string][]byte{
 			fileCA: pemOf(a.certificate), filePrivateKey: text,
 			fileCertificate: pemOf(a.sign(name, private.(*ecdsa.PrivateKey).Public(), time.Hour)),
 		} {
-			if err := os.WriteFile(filepath.Join(dir, file), content, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, os.WriteFile(filepath.Join(dir, file), content, 0o600))
 		}
 	}
 	clock := clocktesting.NewFakeClock(time.Now())
 	k := New(Options{ClusterID: "rome", CertPath: dir, Clock: clock, Log: testr.New(t)})
-	// step lets one beat pass for the Keeper, which waits on the clock.
+	// step makes the Keeper, which waits on the clock, read the directory again.
 	step := func() {
 		t.Helper()
-		eventually(t, "the Keeper waits", func() error {
-			if !clock.HasWaiters() {
-				return errors.New("busy")
-			}
-			return nil
-		})
-		clock.Step(beat)
+		expect.Eventually(t, "the Keeper to wait", func() (bool, string) { return clock.HasWaiters(), "busy" })
+		clock.Step(refreshInterval)
 	}
 	defer run(t, k)()
-	eventually(t, "missing files are said", says(k, "tls.key"))
+	eventuallyNotReady(t, k, "tls.key")
 	write("berlin")
 	step()
-	eventually(t, "another's certificate is said", says(k, `is for "berlin", not for cluster "rome"`))
+	eventuallyNotReady(t, k, `is for "berlin", not for cluster "rome"`)
 	write("rome")
 	_, changed, err := k.CA()
 	if err == nil {
-		t.Fatal("a CA from nowhere")
+		t.Fatal("a CA without an identity")
 	}
 	step()
-	eventually(t, "the identity is there", ready(k))
+	eventuallyReady(t, k)
 	<-changed
 	if name, err := CommonName(dir); err != nil || name != "rome" {
 		t.Fatalf("have %q, %v", name, err)
 	}
 	first, err := k.Certificate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	write("rome")
 	_, changed, err = k.CA()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	step()
 	<-changed
 	if second, err := k.Certificate(); err != nil || second.Leaf.Equal(first.Leaf) {
 		t.Fatalf("a renewed certificate was not read: %v", err)
 	}
-	if err := os.Remove(filepath.Join(dir, fileCertificate)); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Remove(filepath.Join(dir, fileCertificate)))
 	step()
 	step()
 	if err := k.Check(nil); err != nil {
-		t.Fatalf("what was read is forgotten: %v", err)
+		t.Fatalf("the identity is lost with the file: %v", err)
 	}
 	clock.Step(2 * time.Hour)
 	if err := k.Check(nil); err == nil {
-		t.Fatal("ready with a certificate that has ended")
+		t.Fatal("ready with an expired certificate")
 	}
 }

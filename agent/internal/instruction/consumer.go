@@ -8,8 +8,6 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -23,39 +21,43 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// ReservationInstructionName is the name of the instruction for one provider of
-// a reservation.
+// ReservationInstructionName returns the name of the instruction for one provider
+// of a reservation.
 func ReservationInstructionName(reservationID, cluster string) string {
-	const longest = 253
+	const maxLength = 253
 	name := reservationID + "-" + cluster
-	if len(name) <= longest {
+	if len(name) <= maxLength {
 		return name
 	}
 	sum := sha256.Sum256([]byte(name))
-	return name[:longest-17] + "-" + hex.EncodeToString(sum[:8])
+	return name[:maxLength-17] + "-" + hex.EncodeToString(sum[:8])
 }
 
-// Carries reports whether an instruction says the same as an allocation.
-func Carries(instruction *broker.ReservationInstruction, allocation *broker.Allocation) bool {
+// Matches reports whether an instruction is for the provider and the amount of an
+// allocation.
+func Matches(instruction *broker.ReservationInstruction, allocation *broker.Allocation) bool {
 	return instruction.Spec.TargetClusterID == allocation.Cluster &&
 		equality.Semantic.DeepEqual(instruction.Spec.RequestedResources, allocation.Resources) &&
 		equality.Semantic.DeepEqual(instruction.Spec.PodSets, allocation.PodSets)
 }
 
-// Consumer keeps the ReservationInstructions.
+// Consumer reconciles the ReservationInstructions of each reservation.
 type Consumer struct {
 	client    client.Client
 	namespace string
 	mirror    *transport.Mirror[protocol.ConsumerView]
-	feed      feed
+	source    *transport.Source[protocol.ConsumerView]
 }
 
-// NewConsumer keeps instructions in namespace as the mirror says.
+// NewConsumer returns a Consumer that keeps the instructions in namespace equal to
+// the views in mirror.
 func NewConsumer(c client.Client, namespace string, mirror *transport.Mirror[protocol.ConsumerView]) *Consumer {
-	return &Consumer{client: c, namespace: namespace, mirror: mirror}
+	return &Consumer{client: c, namespace: namespace, mirror: mirror, source: &transport.Source[protocol.ConsumerView]{
+		Mirror: mirror, Key: func(v protocol.ConsumerView) types.NamespacedName { return types.NamespacedName{Name: v.ID} },
+	}}
 }
 
-// SetupWithManager adds the controller. SetupIndex comes before.
+// SetupWithManager adds the controller. SetupIndex must be called before.
 func (c *Consumer) SetupWithManager(mgr manager.Manager) error {
 	return builder.ControllerManagedBy(mgr).Named("reservation-instructions").
 		Watches(&broker.ReservationInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
@@ -64,62 +66,98 @@ func (c *Consumer) SetupWithManager(mgr manager.Manager) error {
 			}
 			return nil
 		})).
-		WatchesRawSource(follow(&c.feed, c.mirror, func(v protocol.ConsumerView) string { return v.ID })).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 4}).
+		WatchesRawSource(c.source).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
 		Complete(c)
 }
 
-// Reconcile makes the instructions of one reservation what the broker says.
+// Reconcile creates, updates and deletes the instructions of one reservation, of
+// which the request's name is the ID.
 func (c *Consumer) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
-	if request == everything {
-		var all broker.ReservationInstructionList
-		if err := c.client.List(ctx, &all, client.InNamespace(c.namespace)); err != nil {
-			return reconcile.Result{}, fmt.Errorf("listing ReservationInstructions: %w", err)
-		}
-		for _, have := range all.Items {
-			c.feed.add(have.Spec.ReservationName)
-		}
-		return reconcile.Result{}, nil
+	if request == transport.ResyncAll {
+		return reconcile.Result{}, c.enqueueAll(ctx)
 	}
 	if !c.mirror.Synced() {
-		// The Relist to come queues everything again.
+		// The first Relist enqueues every reservation.
 		return reconcile.Result{}, nil
 	}
 	id := request.Name
-	var have broker.ReservationInstructionList
-	if err := c.client.List(ctx, &have, client.InNamespace(c.namespace), client.MatchingFields{IndexReservation: id}); err != nil {
+	var list broker.ReservationInstructionList
+	if err := c.client.List(ctx, &list, client.InNamespace(c.namespace), client.MatchingFields{IndexReservation: id}); err != nil {
 		return reconcile.Result{}, fmt.Errorf("listing the ReservationInstructions of %s: %w", id, err)
 	}
-	existing := map[string]*broker.ReservationInstruction{}
-	for i := range have.Items {
-		existing[have.Items[i].Name] = &have.Items[i]
+	obsolete := map[string]*broker.ReservationInstruction{}
+	for i := range list.Items {
+		obsolete[list.Items[i].Name] = &list.Items[i]
 	}
 	var errs []error
 	if view, ok := c.mirror.Get(id); ok {
 		for i := range view.Status.Allocations {
 			allocation := &view.Status.Allocations[i]
 			name := ReservationInstructionName(id, allocation.Cluster)
+			existing := obsolete[name]
+			delete(obsolete, name)
 			if !allocation.Accepted {
-				// The first is written when the provider has agreed. An older one
-				// stays in force while the provider thinks about a change.
-				delete(existing, name)
+				// The first instruction is created when the provider has accepted. An
+				// earlier one remains in force until the provider decides on the change.
 				continue
 			}
-			errs = append(errs, c.ensure(ctx, name, existing[name], &view, allocation))
-			delete(existing, name)
+			errs = append(errs, c.ensure(ctx, name, existing, &view, allocation))
 		}
 	}
-	for _, gone := range existing {
-		err := c.client.Delete(ctx, gone, client.Preconditions{UID: &gone.UID})
-		if client.IgnoreNotFound(err) != nil {
-			errs = append(errs, fmt.Errorf("deleting ReservationInstruction %s: %w", gone.Name, err))
-		}
+	for _, instruction := range obsolete {
+		errs = append(errs, remove(ctx, c.client, instruction))
 	}
 	return reconcile.Result{}, errors.Join(errs...)
 }
 
-func (c *Consumer) ensure(ctx context.Context, name string, have *broker.ReservationInstruction, view *protocol.ConsumerView, allocation *broker.Allocation) error {
-	spec := broker.ReservationInstructionSpec{
+func (c *Consumer) enqueueAll(ctx context.Context) error {
+	var list broker.ReservationInstructionList
+	if err := c.client.List(ctx, &list, client.InNamespace(c.namespace)); err != nil {
+		return fmt.Errorf("listing ReservationInstructions: %w", err)
+	}
+	for i := range list.Items {
+		c.source.Enqueue(types.NamespacedName{Name: list.Items[i].Spec.ReservationName})
+	}
+	return nil
+}
+
+// ensure creates or updates the instruction for one allocation. An instruction of
+// another Reservation with the same name is deleted, so that its status does not
+// count for this one; its deletion enqueues the reservation again.
+func (c *Consumer) ensure(ctx context.Context, name string, existing *broker.ReservationInstruction, view *protocol.ConsumerView, allocation *broker.Allocation) error {
+	spec := reservationInstructionSpec(view, allocation)
+	if existing == nil {
+		created := &broker.ReservationInstruction{ObjectMeta: objectMeta(c.namespace, name), Spec: spec}
+		if err := c.client.Create(ctx, created); err != nil {
+			return fmt.Errorf("creating ReservationInstruction %s: %w", name, err)
+		}
+		return nil
+	}
+	if existing.Spec.ReservationUID != spec.ReservationUID {
+		return remove(ctx, c.client, existing)
+	}
+	// The reservation's attempts also count changes at other providers. The
+	// instruction's attempt changes with its own amount only; otherwise every change
+	// at another provider would close a virtual node that carries its full grant.
+	if Matches(existing, allocation) {
+		spec.Attempt = existing.Spec.Attempt
+	} else {
+		spec.Attempt = max(spec.Attempt, existing.Spec.Attempt+1)
+	}
+	if equality.Semantic.DeepEqual(existing.Spec, spec) {
+		return nil
+	}
+	changed := existing.DeepCopy()
+	changed.Spec = spec
+	if err := c.client.Patch(ctx, changed, client.MergeFromWithOptions(existing, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("updating ReservationInstruction %s: %w", name, err)
+	}
+	return nil
+}
+
+func reservationInstructionSpec(view *protocol.ConsumerView, allocation *broker.Allocation) broker.ReservationInstructionSpec {
+	return broker.ReservationInstructionSpec{
 		ReservationName:    view.ID,
 		ReservationUID:     view.UID,
 		SourceNamespace:    view.SourceNamespace,
@@ -137,46 +175,4 @@ func (c *Consumer) ensure(ctx context.Context, name string, have *broker.Reserva
 		ExpiresAt:          view.Status.ExpiresAt,
 		Attempt:            view.Status.Attempt.Number,
 	}
-	if have == nil {
-		made := &broker.ReservationInstruction{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: c.namespace, Name: name,
-				Labels: map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway},
-			},
-			Spec: spec,
-		}
-		if err := c.client.Create(ctx, made); err != nil {
-			return fmt.Errorf("creating ReservationInstruction %s: %w", name, err)
-		}
-		return nil
-	}
-	if have.Spec.ReservationUID != spec.ReservationUID {
-		// Another Reservation of the same name: no status of the former one may
-		// answer for it. The deletion enqueues it again.
-		return client.IgnoreNotFound(c.client.Delete(ctx, have, client.Preconditions{UID: &have.UID}))
-	}
-	// The reservation's attempts also count what happens at other providers. This
-	// instruction's attempt moves when its own amount does, or else every change
-	// elsewhere would close a virtual node that already carries its grant.
-	if Carries(have, allocation) {
-		spec.Attempt = have.Spec.Attempt
-	} else {
-		spec.Attempt = max(spec.Attempt, have.Spec.Attempt+1)
-	}
-	if equality.Semantic.DeepEqual(have.Spec, spec) {
-		return nil
-	}
-	changed := have.DeepCopy()
-	changed.Spec = spec
-	if err := c.client.Patch(ctx, changed, client.MergeFromWithOptions(have, client.MergeFromWithOptimisticLock{})); err != nil {
-		return fmt.Errorf("updating ReservationInstruction %s: %w", name, err)
-	}
-	return nil
-}
-
-func orZero(q *resource.Quantity) resource.Quantity {
-	if q == nil {
-		return resource.Quantity{}
-	}
-	return q.DeepCopy()
 }

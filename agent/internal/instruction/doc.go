@@ -1,33 +1,33 @@
-// Package instruction turns what the broker says into objects of this cluster: a
-// ReservationInstruction for each provider that holds something for one of our
-// Reservations, a ProviderInstruction for each hold here. Other parts of the
-// agent act on these objects and write their status; the decision about a hold
-// goes back to the broker from here.
+// Package instruction writes what the broker has decided as objects of this
+// cluster: a ReservationInstruction for each provider that granted capacity to
+// one of its Reservations, and a ProviderInstruction for each hold at it. Other
+// controllers act on these objects and write their status; the decision about a
+// hold is acknowledged to the broker from here.
 //
-// Objects follow the broker's last word, whoever changes or deletes them, and
-// only its word makes them go: while it cannot be heard, everything stays.
+// The objects follow the broker's latest view. A change or deletion by another
+// client is reverted, and only the broker removes an object: while it is
+// unreachable, everything remains.
 package instruction
 
 import (
 	"context"
 	"fmt"
-	"sync"
 
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
+
+// workers is the number of instructions that a controller reconciles at a time.
+const workers = 4
 
 // IndexReservation finds ReservationInstructions by spec.reservationName.
 const IndexReservation = "spec.reservationName"
 
-// SetupIndex makes IndexReservation usable with the manager's client.
+// SetupIndex adds IndexReservation to the manager's cache.
 func SetupIndex(ctx context.Context, mgr manager.Manager) error {
 	err := mgr.GetFieldIndexer().IndexField(ctx, &broker.ReservationInstruction{}, IndexReservation, func(o client.Object) []string {
 		return []string{o.(*broker.ReservationInstruction).Spec.ReservationName}
@@ -38,40 +38,25 @@ func SetupIndex(ctx context.Context, mgr manager.Manager) error {
 	return nil
 }
 
-type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-
-// everything is the request to look at every object that exists: after a Relist
-// also those must be looked at that the broker knows nothing of.
-var everything = reconcile.Request{}
-
-// feed queues the reservations that a stream speaks of.
-type feed struct {
-	mu    sync.Mutex
-	queue queue
-}
-
-func (f *feed) add(id string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if id != "" {
-		f.queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: id}})
+func objectMeta(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: namespace, Name: name,
+		Labels: map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway},
 	}
 }
 
-// follow makes a source that queues by reservation ID.
-func follow[View any](f *feed, mirror *transport.Mirror[View], id func(View) string) source.Source {
-	return source.Func(func(_ context.Context, q queue) error {
-		f.mu.Lock()
-		f.queue = q
-		f.mu.Unlock()
-		mirror.Subscribe(func(change transport.Change[View]) {
-			for _, view := range change.Views {
-				f.add(id(view))
-			}
-			if change.Relisted {
-				q.Add(everything)
-			}
-		})
-		return nil
-	})
+// remove deletes an object unless it was replaced by another one of its name.
+func remove(ctx context.Context, c client.Client, object client.Object) error {
+	uid := object.GetUID()
+	if err := client.IgnoreNotFound(c.Delete(ctx, object, client.Preconditions{UID: &uid})); err != nil {
+		return fmt.Errorf("deleting %T %s: %w", object, object.GetName(), err)
+	}
+	return nil
+}
+
+func orZero(q *resource.Quantity) resource.Quantity {
+	if q == nil {
+		return resource.Quantity{}
+	}
+	return q.DeepCopy()
 }

@@ -17,7 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -27,42 +29,39 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-type world struct {
+// fixture runs both controllers with a real API server and a broker in memory.
+type fixture struct {
 	*testing.T
 	c      client.Client
 	broker *transporttest.Broker
 	clock  *clocktesting.FakeClock
-	// provider is reconciled by its controller, and by tests of time directly.
+	// provider is reconciled by the manager and, where time matters, by the test.
 	provider *Provider
 }
 
-func start(t *testing.T) world {
-	config := controlplane.Start(t)
+func start(t *testing.T) fixture {
+	restConfig := controlplane.Start(t)
 	scheme := runtime.NewScheme()
-	if err := broker.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
-	c, err := client.New(config, client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	mgr, err := manager.New(config, manager.Options{Scheme: scheme, Logger: testr.New(t), Metrics: server.Options{BindAddress: "0"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, broker.AddToScheme(scheme))
+	c, err := client.New(restConfig, client.Options{Scheme: scheme})
+	expect.NoError(t, err)
+	mgr, err := manager.New(restConfig, manager.Options{
+		Scheme: scheme, Logger: testr.New(t), Metrics: server.Options{BindAddress: "0"},
+		Controller: config.Controller{UsePriorityQueue: ptr.To(false)},
+	})
+	expect.NoError(t, err)
 	b := transporttest.New("rome")
 	b.Down()
 	consumers, providers := transport.NewConsumerMirror(b), transport.NewProviderMirror(b)
-	w := world{T: t, c: c, broker: b, clock: clocktesting.NewFakeClock(time.Now()), provider: NewProvider(mgr.GetClient(), "default", b, providers)}
-	w.provider.clock = w.clock
-	if err := errors.Join(
+	f := fixture{T: t, c: c, broker: b, clock: clocktesting.NewFakeClock(time.Now()), provider: NewProvider(mgr.GetClient(), "default", b, providers)}
+	f.provider.clock = f.clock
+	expect.NoError(t, errors.Join(
 		SetupIndex(t.Context(), mgr), mgr.Add(consumers), mgr.Add(providers),
-		NewConsumer(mgr.GetClient(), "default", consumers).SetupWithManager(mgr), w.provider.SetupWithManager(mgr),
-	); err != nil {
-		t.Fatal(err)
-	}
+		NewConsumer(mgr.GetClient(), "default", consumers).SetupWithManager(mgr), f.provider.SetupWithManager(mgr),
+	))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- mgr.Start(ctx) }()
@@ -72,45 +71,47 @@ func start(t *testing.T) world {
 			t.Errorf("running the manager: %v", err)
 		}
 	})
-	return w
+	return f
 }
 
-func (w world) in(t *testing.T) world { w.T = t; return w }
+func (f fixture) in(t *testing.T) fixture { f.T = t; return f }
 
-func (w world) eventually(what string, ok func() error) {
-	w.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		err := ok()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			w.Fatalf("%s: %v", what, err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+func (f fixture) eventually(what string, check func() error) {
+	f.Helper()
+	expect.Eventually(f.T, what, func() (bool, string) {
+		err := check()
+		return err == nil, fmt.Sprint(err)
+	})
 }
 
-// get reads an object until it is as wanted.
-func get[T client.Object](w world, object T, name, what string, ok func(T) error) T {
-	w.Helper()
-	w.eventually(what, func() error {
-		if err := w.c.Get(w.Context(), types.NamespacedName{Namespace: "default", Name: name}, object); err != nil {
+// get reads an object until check returns nil.
+func get[T client.Object](f fixture, object T, name, what string, check func(T) error) T {
+	f.Helper()
+	f.eventually(what, func() error {
+		if err := f.c.Get(f.Context(), types.NamespacedName{Namespace: "default", Name: name}, object); err != nil {
 			return err
 		}
-		return ok(object)
+		return check(object)
 	})
 	return object
 }
 
-func (w world) gone(object client.Object, name, what string) {
-	w.Helper()
-	w.eventually(what, func() error {
-		if err := w.c.Get(w.Context(), types.NamespacedName{Namespace: "default", Name: name}, object); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("still there: %v", err)
+func (f fixture) deleted(object client.Object, name, what string) {
+	f.Helper()
+	f.eventually(what, func() error {
+		if err := f.c.Get(f.Context(), types.NamespacedName{Namespace: "default", Name: name}, object); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%s still exists: %v", name, err)
 		}
 		return nil
+	})
+}
+
+// view waits until the provider mirror satisfies check.
+func (f fixture) view(id, what string, check func(protocol.ProviderView) bool) {
+	f.Helper()
+	expect.Eventually(f.T, what, func() (bool, string) {
+		view, _ := f.provider.mirror.Get(id)
+		return check(view), fmt.Sprintf("%+v", view)
 	})
 }
 
@@ -129,40 +130,37 @@ func allocation(cluster string, count int32, accepted bool) broker.Allocation {
 }
 
 func TestInstructions(t *testing.T) {
-	w := start(t)
+	f := start(t)
 	stale := &broker.ReservationInstruction{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "stale-paris"},
 		Spec:       broker.ReservationInstructionSpec{ReservationName: "stale", TargetClusterID: "paris", Attempt: 1},
 	}
-	if err := w.c.Create(t.Context(), stale); err != nil {
-		t.Fatal(err)
-	}
-	w.broker.Update("rome-1", func(v *protocol.ConsumerView) {
+	expect.NoError(t, f.c.Create(t.Context(), stale))
+	f.broker.Update("rome-1", func(v *protocol.ConsumerView) {
 		v.SourceNamespace, v.SourceName = "shop", "web"
 		v.PeerKeys = map[string]string{"paris": "key"}
 		v.Status.Attempt.Number = 1
 		v.Status.Allocations = []broker.Allocation{allocation("paris", 2, true), allocation("berlin", 1, false)}
 	})
-	w.broker.UpdateHold("oslo-1", func(v *protocol.ProviderView) {
+	f.broker.UpdateHold("oslo-1", func(v *protocol.ProviderView) {
 		v.Requester, v.RequesterPeerKey = "oslo", "key"
 		v.Hold = broker.Hold{Attempt: 1, Promised: pods(2)}
 	})
-	t.Run("nothing is believed to be gone before the broker has said so", func(t *testing.T) {
-		if err := w.c.Get(t.Context(), client.ObjectKeyFromObject(stale), stale); err != nil {
-			t.Fatal(err)
-		}
-		w.broker.Up(false)
-		w.in(t).gone(stale, stale.Name, "what the broker does not know goes with its Relist")
+	t.Run("nothing is deleted before the first Relist", func(t *testing.T) {
+		expect.NoError(t, f.c.Get(t.Context(), client.ObjectKeyFromObject(stale), stale))
+		f.broker.Up()
+		f.in(t).deleted(stale, stale.Name, "deletion of an instruction without a view")
 	})
-	t.Run("for the consumer", func(t *testing.T) { forTheConsumer(w.in(t)) })
-	t.Run("for the provider", func(t *testing.T) { forTheProvider(w.in(t)) })
-	t.Run("an empty broker", func(t *testing.T) { emptyBroker(w.in(t)) })
+	t.Run("allocations become instructions", func(t *testing.T) { testAllocations(f.in(t)) })
+	t.Run("manual changes are reverted", func(t *testing.T) { testManualChanges(f.in(t)) })
+	t.Run("holds become instructions and are acknowledged", func(t *testing.T) { testHold(f.in(t)) })
+	t.Run("another Reservation of the same name", func(t *testing.T) { testAnotherReservation(f.in(t)) })
+	// This one breaks the streams.
+	t.Run("a broker that lost everything", func(t *testing.T) { testEmptyBroker(f.in(t)) })
 }
 
-func forTheConsumer(w world) {
-	in := &broker.ReservationInstruction{}
-	const name = "rome-1-paris"
-	get(w, in, name, "an accepted allocation becomes an instruction", func(in *broker.ReservationInstruction) error {
+func testAllocations(f fixture) {
+	in := get(f, &broker.ReservationInstruction{}, "rome-1-paris", "instruction for an accepted allocation", func(in *broker.ReservationInstruction) error {
 		s := in.Spec
 		if s.ReservationName != "rome-1" || s.SourceNamespace != "shop" || s.SourceName != "web" || s.TargetClusterID != "paris" || s.RequestedCPU.String() != "600m" ||
 			s.PodSets[0].Count != 2 || s.Endpoint != "https://paris:6443" || s.PeerKey != "key" || s.Attempt != 1 || in.Labels[broker.LabelManagedBy] != broker.ManagedBySpillway {
@@ -170,105 +168,95 @@ func forTheConsumer(w world) {
 		}
 		return nil
 	})
-	if err := w.c.Get(w.Context(), types.NamespacedName{Namespace: "default", Name: "rome-1-berlin"}, &broker.ReservationInstruction{}); !apierrors.IsNotFound(err) {
-		w.Errorf("an allocation that the provider has not accepted became an instruction: %v", err)
+	if err := f.c.Get(f.Context(), types.NamespacedName{Namespace: "default", Name: "rome-1-berlin"}, &broker.ReservationInstruction{}); !apierrors.IsNotFound(err) {
+		f.Errorf("an allocation that the provider has not accepted has an instruction: %v", err)
+	}
+	// amounts waits for the attempt and count of the instruction for berlin.
+	amounts := func(what string, attempt int64, count int32) {
+		f.Helper()
+		get(f, &broker.ReservationInstruction{}, "rome-1-berlin", what, func(in *broker.ReservationInstruction) error {
+			if in.Spec.Attempt != attempt || in.Spec.PodSets[0].Count != count {
+				return fmt.Errorf("have %+v", in.Spec)
+			}
+			return nil
+		})
 	}
 
-	w.broker.Update("rome-1", func(v *protocol.ConsumerView) {
+	f.broker.Update("rome-1", func(v *protocol.ConsumerView) {
 		v.Status.Attempt.Number = 2
 		v.Status.Allocations[1].Accepted = true
 	})
-	get(w, &broker.ReservationInstruction{}, "rome-1-berlin", "the second provider accepts", func(in *broker.ReservationInstruction) error {
-		if in.Spec.Attempt != 2 {
-			return fmt.Errorf("have %+v", in.Spec)
-		}
-		return nil
-	})
-	w.broker.Update("rome-1", func(v *protocol.ConsumerView) {
+	amounts("instruction for the second provider", 2, 1)
+	f.broker.Update("rome-1", func(v *protocol.ConsumerView) {
 		v.Status.Attempt.Number = 5
 		v.Status.Allocations[1] = allocation("berlin", 3, true)
 		v.Status.Allocations[0].Endpoint = "https://paris.example:6443"
 	})
-	get(w, &broker.ReservationInstruction{}, "rome-1-berlin", "a larger grant has a new generation", func(in *broker.ReservationInstruction) error {
-		if in.Spec.Attempt != 5 || in.Spec.PodSets[0].Count != 3 {
-			return fmt.Errorf("have %+v", in.Spec)
-		}
-		return nil
-	})
-	get(w, in, name, "an unchanged amount has none", func(in *broker.ReservationInstruction) error {
+	amounts("a new attempt for a larger grant", 5, 3)
+	get(f, in, in.Name, "the former attempt for an unchanged amount", func(in *broker.ReservationInstruction) error {
 		if in.Spec.Endpoint != "https://paris.example:6443" || in.Spec.Attempt != 1 {
 			return fmt.Errorf("have %+v", in.Spec)
 		}
 		return nil
 	})
-	w.broker.Update("rome-1", func(v *protocol.ConsumerView) { v.Status.Allocations[1] = allocation("berlin", 1, true) })
-	get(w, &broker.ReservationInstruction{}, "rome-1-berlin", "generations only grow", func(in *broker.ReservationInstruction) error {
-		if in.Spec.Attempt != 6 || in.Spec.PodSets[0].Count != 1 {
-			return fmt.Errorf("have %+v", in.Spec)
-		}
-		return nil
-	})
-	w.broker.Update("rome-1", func(v *protocol.ConsumerView) { v.Status.Allocations[1] = allocation("berlin", 4, false) })
-	w.broker.Update("rome-1", func(v *protocol.ConsumerView) { v.Status.Summary = "seen" })
-	get(w, in, name, "the last event is taken in", func(in *broker.ReservationInstruction) error {
+	f.broker.Update("rome-1", func(v *protocol.ConsumerView) { v.Status.Allocations[1] = allocation("berlin", 1, true) })
+	amounts("a higher attempt for a smaller grant", 6, 1)
+	f.broker.Update("rome-1", func(v *protocol.ConsumerView) { v.Status.Allocations[1] = allocation("berlin", 4, false) })
+	f.broker.Update("rome-1", func(v *protocol.ConsumerView) { v.Status.Summary = "seen" })
+	get(f, in, in.Name, "the last event to be observed", func(in *broker.ReservationInstruction) error {
 		if in.Spec.Message != "seen" {
-			return errors.New("not yet")
+			return fmt.Errorf("message %q", in.Spec.Message)
 		}
 		return nil
 	})
-	get(w, &broker.ReservationInstruction{}, "rome-1-berlin", "what is in force stays while a change is considered", func(in *broker.ReservationInstruction) error {
-		if in.Spec.PodSets[0].Count != 1 {
-			return fmt.Errorf("have %+v", in.Spec)
-		}
-		return nil
-	})
+	amounts("the former grant while the provider decides", 6, 1)
 
+	f.broker.Update("rome-1", func(v *protocol.ConsumerView) { v.Status.Allocations = v.Status.Allocations[:1] })
+	f.deleted(&broker.ReservationInstruction{}, "rome-1-berlin", "deletion with the allocation")
+}
+
+func testManualChanges(f fixture) {
+	in := get(f, &broker.ReservationInstruction{}, "rome-1-paris", "an instruction", func(*broker.ReservationInstruction) error { return nil })
 	before := in.UID
-	if err := w.c.Delete(w.Context(), in); err != nil {
-		w.Fatal(err)
-	}
-	get(w, in, name, "one deleted by hand comes back", func(in *broker.ReservationInstruction) error {
+	expect.NoError(f, f.c.Delete(f.Context(), in))
+	get(f, in, in.Name, "creation of a deleted instruction", func(in *broker.ReservationInstruction) error {
 		if in.UID == before {
-			return errors.New("still the old one")
+			return errors.New("still the former object")
 		}
 		return nil
 	})
 	in.Spec.TargetClusterID = "moscow"
-	if err := w.c.Update(w.Context(), in); err != nil {
-		w.Fatal(err)
-	}
-	get(w, in, name, "one changed by hand is put right", func(in *broker.ReservationInstruction) error {
+	expect.NoError(f, f.c.Update(f.Context(), in))
+	get(f, in, in.Name, "correction of a changed instruction", func(in *broker.ReservationInstruction) error {
 		if in.Spec.TargetClusterID != "paris" {
-			return errors.New("not yet")
+			return fmt.Errorf("target %s", in.Spec.TargetClusterID)
 		}
 		return nil
 	})
-
-	w.broker.Update("rome-1", func(v *protocol.ConsumerView) { v.Status.Allocations = v.Status.Allocations[:1] })
-	w.gone(&broker.ReservationInstruction{}, "rome-1-berlin", "an allocation that is gone takes its instruction along")
-	w.broker.Forget("rome-1")
-	w.gone(in, name, "so does a reservation")
+	f.broker.Remove("rome-1")
+	f.deleted(in, in.Name, "deletion with the reservation")
 }
 
-// decide plays the provider's side.
-func (w world) decide(name string, enforced bool, status metav1.ConditionStatus, reason, message string) {
-	w.Helper()
-	w.eventually("deciding about "+name, func() error {
+// decide writes the status of an instruction, as the hold controller does.
+func (f fixture) decide(name string, enforced bool, status metav1.ConditionStatus, reason, message string) {
+	f.Helper()
+	f.eventually("the decision about "+name, func() error {
 		in := &broker.ProviderInstruction{}
-		if err := w.c.Get(w.Context(), types.NamespacedName{Namespace: "default", Name: name}, in); err != nil {
+		if err := f.c.Get(f.Context(), types.NamespacedName{Namespace: "default", Name: name}, in); err != nil {
 			return err
 		}
-		in.Status.Enforced, in.Status.ObservedAttempt = enforced, in.Spec.Attempt
-		meta.SetStatusCondition(&in.Status.Conditions, metav1.Condition{Type: broker.ConditionEnforced, Status: status, Reason: reason, Message: message, ObservedGeneration: in.Spec.Attempt})
-		return w.c.Status().Update(w.Context(), in)
+		in.Status.Enforced, in.Status.ObservedAttempt, in.Status.ObservedGeneration = enforced, in.Spec.Attempt, in.Generation
+		meta.SetStatusCondition(&in.Status.Conditions, metav1.Condition{Type: broker.ConditionEnforced, Status: status, Reason: reason, Message: message, ObservedGeneration: in.Generation})
+		return f.c.Status().Update(f.Context(), in)
 	})
 }
 
-func (w world) answered(id string, want ...protocol.ProviderAck) {
-	w.Helper()
-	w.eventually("the broker is answered", func() error {
+// acknowledged waits until the broker has received exactly these acknowledgements.
+func (f fixture) acknowledged(id string, want ...protocol.ProviderAck) {
+	f.Helper()
+	f.eventually("acknowledgements of "+id, func() error {
 		var got []protocol.ProviderAck
-		for _, call := range w.broker.Calls("Ack", id) {
+		for _, call := range f.broker.Calls("AckProvider", id) {
 			got = append(got, call.Argument.(protocol.ProviderAck))
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -278,9 +266,9 @@ func (w world) answered(id string, want ...protocol.ProviderAck) {
 	})
 }
 
-func forTheProvider(w world) {
+func testHold(f fixture) {
 	const name = "oslo-1"
-	in := get(w, &broker.ProviderInstruction{}, name, "a hold becomes an instruction", func(in *broker.ProviderInstruction) error {
+	in := get(f, &broker.ProviderInstruction{}, name, "instruction for a hold", func(in *broker.ProviderInstruction) error {
 		s := in.Spec
 		if s.RequesterClusterID != "oslo" || s.RequesterPeerKey != "key" || s.RequestedCPU.String() != "600m" || s.PodSets[0].Count != 2 || s.Releasing || s.Attempt != 1 {
 			return fmt.Errorf("have %+v", s)
@@ -288,100 +276,123 @@ func forTheProvider(w world) {
 		return nil
 	})
 	yes := protocol.ProviderAck{Attempt: 1, Accepted: true, Message: "set aside"}
-	w.decide(name, true, metav1.ConditionTrue, "SetAside", "set aside")
-	w.answered(name, yes)
+	f.decide(name, true, metav1.ConditionTrue, "SetAside", "set aside")
+	f.acknowledged(name, yes)
 
-	// The answer got lost: it is sent again after a while, and no sooner.
-	again := func() {
-		if _, err := w.provider.Reconcile(w.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}); err != nil {
-			w.Fatal(err)
-		}
+	// A lost acknowledgement is sent again after ResendAfter, and not before.
+	reconcileNow := func() {
+		f.Helper()
+		_, err := f.provider.Reconcile(f.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: name}})
+		expect.NoError(f, err)
 	}
-	again()
-	w.answered(name, yes)
-	w.clock.Step(ackAgain)
-	again()
-	w.answered(name, yes, yes)
-	w.broker.UpdateHold(name, func(v *protocol.ProviderView) { v.Hold.AcceptedAttempt = 1 })
-	w.eventually("the view shows the answer", func() error {
-		if v, _ := w.provider.mirror.Get(name); v.Hold.AcceptedAttempt != 1 {
-			return errors.New("not yet")
-		}
-		return nil
-	})
-	w.clock.Step(ackAgain)
-	again()
-	w.answered(name, yes, yes)
+	reconcileNow()
+	f.acknowledged(name, yes)
+	f.clock.Step(transport.ResendAfter)
+	reconcileNow()
+	f.acknowledged(name, yes, yes)
+	f.broker.UpdateHold(name, func(v *protocol.ProviderView) { v.Hold.AcceptedAttempt = 1 })
+	f.view(name, "the acknowledgement in the view", func(v protocol.ProviderView) bool { return v.Hold.AcceptedAttempt == 1 })
+	f.clock.Step(transport.ResendAfter)
+	reconcileNow()
+	f.acknowledged(name, yes, yes)
 
-	w.broker.UpdateHold(name, func(v *protocol.ProviderView) { v.Hold.Attempt, v.Hold.Promised = 2, pods(9) })
-	get(w, in, name, "a larger hold shows", func(in *broker.ProviderInstruction) error {
+	f.broker.UpdateHold(name, func(v *protocol.ProviderView) { v.Hold.Attempt, v.Hold.Promised = 2, pods(9) })
+	get(f, in, name, "a larger hold", func(in *broker.ProviderInstruction) error {
 		if in.Spec.Attempt != 2 || in.Spec.PodSets[0].Count != 9 {
 			return fmt.Errorf("have %+v", in.Spec)
 		}
 		return nil
 	})
-	w.decide(name, false, metav1.ConditionFalse, "NoRoom", "6 of 9 pods fit")
+	f.decide(name, false, metav1.ConditionFalse, "InsufficientCapacity", "6 of 9 pods fit")
 	no := protocol.ProviderAck{Attempt: 2, Message: "6 of 9 pods fit"}
-	w.answered(name, yes, yes, no)
+	f.acknowledged(name, yes, yes, no)
 
-	granted := pods(2)
-	w.broker.UpdateHold(name, func(v *protocol.ProviderView) { v.Hold.Granted = &granted })
-	w.eventually("the view shows what was granted", func() error {
-		if v, _ := w.provider.mirror.Get(name); v.Hold.Granted == nil {
-			return errors.New("not yet")
-		}
-		return nil
-	})
+	f.broker.UpdateHold(name, func(v *protocol.ProviderView) { v.Hold.Granted = ptr.To(pods(2)) })
+	f.view(name, "the grant in the view", func(v protocol.ProviderView) bool { return v.Hold.Granted != nil })
 	before := in.UID
-	if err := w.c.Delete(w.Context(), in); err != nil {
-		w.Fatal(err)
-	}
-	get(w, in, name, "one deleted by hand comes back and knows what was agreed to", func(in *broker.ProviderInstruction) error {
-		if in.UID == before || in.Status.Held == nil || in.Status.Held.Pods() != 2 {
-			return fmt.Errorf("have %+v", in.Status)
+	expect.NoError(f, f.c.Delete(f.Context(), in))
+	get(f, in, name, "creation of a deleted instruction with what is held", func(in *broker.ProviderInstruction) error {
+		if held := Held(in); in.UID == before || held == nil || held.Pods() != 2 {
+			return fmt.Errorf("have %+v", in)
 		}
 		return nil
 	})
 
-	w.broker.UpdateHold(name, func(v *protocol.ProviderView) { v.Hold.Attempt, v.Hold.Promised = 3, broker.HeldCapacity{} })
-	get(w, in, name, "a hold to be released shows", func(in *broker.ProviderInstruction) error {
+	f.broker.UpdateHold(name, func(v *protocol.ProviderView) { v.Hold.Attempt, v.Hold.Promised = 3, broker.HeldCapacity{} })
+	get(f, in, name, "a hold to release", func(in *broker.ProviderInstruction) error {
 		if in.Spec.Attempt != 3 || !in.Spec.Releasing {
 			return fmt.Errorf("have %+v", in.Spec)
 		}
 		return nil
 	})
-	w.decide(name, false, metav1.ConditionUnknown, "GuestsRemain", "waiting for guests")
-	again()
-	w.answered(name, yes, yes, no)
-	w.decide(name, false, metav1.ConditionFalse, broker.ReasonReleased, "all gone")
-	w.answered(name, yes, yes, no, protocol.ProviderAck{Attempt: 3, Accepted: true, Message: "all gone"})
-	w.broker.Forget(name)
-	w.gone(in, name, "the hold is gone")
+	f.decide(name, false, metav1.ConditionUnknown, "GuestsRemain", "waiting for guests")
+	reconcileNow()
+	f.acknowledged(name, yes, yes, no)
+	f.decide(name, false, metav1.ConditionFalse, broker.ReasonReleased, "all gone")
+	f.acknowledged(name, yes, yes, no, protocol.ProviderAck{Attempt: 3, Accepted: true, Message: "all gone"})
+	f.broker.Remove(name)
+	f.deleted(in, name, "deletion with the hold")
 }
 
-func emptyBroker(w world) {
-	w.broker.Update("rome-2", func(v *protocol.ConsumerView) {
+// A Reservation that is deleted and created again at the broker has the same name
+// and another UID. The status of the former one must not count for it.
+func testAnotherReservation(f fixture) {
+	f.broker.Update("rome-3", func(v *protocol.ConsumerView) {
+		v.UID, v.Status.Attempt.Number, v.Status.Allocations = "first", 4, []broker.Allocation{allocation("paris", 1, true)}
+	})
+	f.broker.UpdateHold("oslo-3", func(v *protocol.ProviderView) {
+		v.Hold = broker.Hold{ReservationUID: "first", Attempt: 1, Promised: pods(1)}
+	})
+	reservation := get(f, &broker.ReservationInstruction{}, "rome-3-paris", "the consumer's instruction", func(*broker.ReservationInstruction) error { return nil })
+	hold := get(f, &broker.ProviderInstruction{}, "oslo-3", "the provider's instruction", func(*broker.ProviderInstruction) error { return nil })
+	f.decide("oslo-3", true, metav1.ConditionTrue, "SetAside", "set aside")
+	yes := protocol.ProviderAck{ReservationUID: "first", Attempt: 1, Accepted: true, Message: "set aside"}
+	f.acknowledged("oslo-3", yes)
+
+	f.broker.Update("rome-3", func(v *protocol.ConsumerView) { v.UID, v.Status.Attempt.Number = "second", 1 })
+	f.broker.UpdateHold("oslo-3", func(v *protocol.ProviderView) { v.Hold.ReservationUID = "second" })
+	former, formerHold := reservation.UID, hold.UID
+	get(f, reservation, reservation.Name, "a new instruction for the consumer", func(in *broker.ReservationInstruction) error {
+		if in.UID == former || in.Spec.ReservationUID != "second" || in.Spec.Attempt != 1 {
+			return fmt.Errorf("have %+v", in)
+		}
+		return nil
+	})
+	get(f, hold, hold.Name, "a new instruction for the provider", func(in *broker.ProviderInstruction) error {
+		if in.UID == formerHold || in.Spec.ReservationUID != "second" || in.Status.Enforced {
+			return fmt.Errorf("have %+v", in)
+		}
+		return nil
+	})
+	f.acknowledged("oslo-3", yes)
+	f.broker.Remove("rome-3")
+	f.broker.Remove("oslo-3")
+	f.deleted(reservation, reservation.Name, "deletion with the reservation")
+	f.deleted(hold, hold.Name, "deletion with the hold")
+}
+
+func testEmptyBroker(f fixture) {
+	f.broker.Update("rome-2", func(v *protocol.ConsumerView) {
 		v.Status.Attempt.Number, v.Status.Allocations = 1, []broker.Allocation{allocation("paris", 1, true)}
 	})
-	w.broker.UpdateHold("oslo-2", func(v *protocol.ProviderView) { v.Hold = broker.Hold{Attempt: 1, Promised: pods(1)} })
+	f.broker.UpdateHold("oslo-2", func(v *protocol.ProviderView) { v.Hold = broker.Hold{Attempt: 1, Promised: pods(1)} })
 	r, p := &broker.ReservationInstruction{}, &broker.ProviderInstruction{}
-	get(w, r, "rome-2-paris", "an instruction", func(*broker.ReservationInstruction) error { return nil })
-	get(w, p, "oslo-2", "an instruction", func(*broker.ProviderInstruction) error { return nil })
-	w.broker.Down()
-	// An object that is written while the stream is down gets looked at.
+	get(f, r, "rome-2-paris", "an instruction", func(*broker.ReservationInstruction) error { return nil })
+	get(f, p, "oslo-2", "an instruction", func(*broker.ProviderInstruction) error { return nil })
+	f.broker.Down()
+	// A write enqueues the object while the stream is down.
 	r.Annotations = map[string]string{"touched": "true"}
-	if err := w.c.Update(w.Context(), r); err != nil {
-		w.Fatal(err)
+	expect.NoError(f, f.c.Update(f.Context(), r))
+	if !f.provider.mirror.Synced() {
+		f.Error("a broken stream cleared the mirror")
 	}
-	if !w.provider.mirror.Synced() {
-		w.Error("a broken stream forgot what it had told")
+	if err := f.c.Get(f.Context(), client.ObjectKeyFromObject(r), r); err != nil {
+		f.Errorf("a broken stream deleted an instruction: %v", err)
 	}
-	if err := w.c.Get(w.Context(), client.ObjectKeyFromObject(r), r); err != nil {
-		w.Errorf("gone with a broken stream: %v", err)
-	}
-	w.broker.Up(true)
-	w.gone(r, r.Name, "an empty broker has said so itself")
-	w.gone(p, p.Name, "an empty broker has said so itself")
+	f.broker.Empty()
+	f.broker.Up()
+	f.deleted(r, r.Name, "deletion after the Relist of an empty broker")
+	f.deleted(p, p.Name, "deletion after the Relist of an empty broker")
 }
 
 func TestDecision(t *testing.T) {
@@ -395,14 +406,14 @@ func TestDecision(t *testing.T) {
 		want      protocol.ProviderAck
 		decided   bool
 	}{
-		"nothing yet":          {reason: "no status is no decision"},
-		"earlier generation":   {reason: "that was another amount", status: broker.ProviderInstructionStatus{Enforced: true, ObservedAttempt: 1, Conditions: condition("True", "SetAside", 1)}},
-		"set aside":            {status: broker.ProviderInstructionStatus{Enforced: true, ObservedAttempt: 2, Conditions: condition("True", "SetAside", 2)}, want: protocol.ProviderAck{Attempt: 2, Accepted: true, Message: "why"}, decided: true},
-		"refused":              {status: broker.ProviderInstructionStatus{ObservedAttempt: 2, Conditions: condition("False", "NoRoom", 2)}, want: protocol.ProviderAck{Attempt: 2, Message: "why"}, decided: true},
-		"in doubt again":       {reason: "a grant that is being repaired is no refusal", status: broker.ProviderInstructionStatus{ObservedAttempt: 2, Conditions: condition("Unknown", "Granting", 2)}},
-		"releasing, in use":    {releasing: true, status: broker.ProviderInstructionStatus{ObservedAttempt: 2, Conditions: condition("False", "NoRoom", 2)}, want: protocol.ProviderAck{Attempt: 2, Message: "why"}},
-		"releasing, all gone":  {releasing: true, status: broker.ProviderInstructionStatus{ObservedAttempt: 2, Conditions: condition("False", broker.ReasonReleased, 2)}, want: protocol.ProviderAck{Attempt: 2, Accepted: true, Message: "why"}, decided: true},
-		"old condition, alone": {reason: "both must be of this generation", status: broker.ProviderInstructionStatus{ObservedAttempt: 2, Conditions: condition("True", "SetAside", 1)}},
+		"no status yet":     {reason: "no status is no decision"},
+		"earlier attempt":   {reason: "the former attempt was for another amount", status: broker.ProviderInstructionStatus{Enforced: true, ObservedAttempt: 1, ObservedGeneration: 1, Conditions: condition("True", "SetAside", 1)}},
+		"set aside":         {status: broker.ProviderInstructionStatus{Enforced: true, ObservedAttempt: 2, ObservedGeneration: 2, Conditions: condition("True", "SetAside", 2)}, want: protocol.ProviderAck{Attempt: 2, Accepted: true, Message: "why"}, decided: true},
+		"refused":           {status: broker.ProviderInstructionStatus{ObservedAttempt: 2, ObservedGeneration: 2, Conditions: condition("False", "InsufficientCapacity", 2)}, want: protocol.ProviderAck{Attempt: 2, Message: "why"}, decided: true},
+		"being repaired":    {reason: "a grant that is being repaired is not a refusal", status: broker.ProviderInstructionStatus{ObservedAttempt: 2, ObservedGeneration: 2, Conditions: condition("Unknown", "Granting", 2)}},
+		"releasing, in use": {releasing: true, status: broker.ProviderInstructionStatus{ObservedAttempt: 2, ObservedGeneration: 2, Conditions: condition("False", "InsufficientCapacity", 2)}, want: protocol.ProviderAck{Attempt: 2, Message: "why"}},
+		"released":          {releasing: true, status: broker.ProviderInstructionStatus{ObservedAttempt: 2, ObservedGeneration: 2, Conditions: condition("False", broker.ReasonReleased, 2)}, want: protocol.ProviderAck{Attempt: 2, Accepted: true, Message: "why"}, decided: true},
+		"former condition":  {reason: "status and condition must be of the same generation", status: broker.ProviderInstructionStatus{ObservedAttempt: 2, ObservedGeneration: 2, Conditions: condition("True", "SetAside", 1)}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -2,8 +2,8 @@ package instruction
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -24,35 +24,33 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// ackAgain is how long an answer may take to show in the broker's view before it
-// is sent again.
-const ackAgain = 10 * time.Second
+// Broker receives the decisions about holds.
+type Broker interface {
+	// AckProvider reports the decision about the hold of a reservation.
+	AckProvider(ctx context.Context, id string, ack protocol.ProviderAck) error
+}
 
-// Provider keeps the ProviderInstructions and answers the broker.
+// Provider reconciles the ProviderInstruction of each hold at this cluster and
+// acknowledges what was decided about it.
 type Provider struct {
 	client    client.Client
 	namespace string
-	broker    transport.BrokerCommunicator
+	broker    Broker
 	mirror    *transport.Mirror[protocol.ProviderView]
-	clock     clock.Clock
-	feed      feed
-
-	mu   sync.Mutex
-	sent map[string]sentAck
+	source    *transport.Source[protocol.ProviderView]
+	clock     clock.PassiveClock
+	acks      transport.Resend[protocol.ProviderAck]
 }
 
-type sentAck struct {
-	ack protocol.ProviderAck
-	at  time.Time
-}
-
-// NewProvider keeps instructions in namespace as the mirror says, and answers
-// through the communicator.
-func NewProvider(c client.Client, namespace string, communicator transport.BrokerCommunicator, mirror *transport.Mirror[protocol.ProviderView]) *Provider {
-	return &Provider{
-		client: c, namespace: namespace, broker: communicator, mirror: mirror,
-		clock: clock.RealClock{}, sent: map[string]sentAck{},
+// NewProvider returns a Provider that keeps the instructions in namespace equal to
+// the views in mirror.
+func NewProvider(c client.Client, namespace string, b Broker, mirror *transport.Mirror[protocol.ProviderView]) *Provider {
+	p := &Provider{client: c, namespace: namespace, broker: b, mirror: mirror, clock: clock.RealClock{}}
+	p.source = &transport.Source[protocol.ProviderView]{
+		Mirror: mirror, Key: func(v protocol.ProviderView) types.NamespacedName { return types.NamespacedName{Name: v.ID} },
+		Relisted: p.acks.Reset,
 	}
+	return p
 }
 
 // SetupWithManager adds the controller.
@@ -61,59 +59,92 @@ func (p *Provider) SetupWithManager(mgr manager.Manager) error {
 		Watches(&broker.ProviderInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 			return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: o.GetName()}}}
 		})).
-		WatchesRawSource(follow(&p.feed, p.mirror, func(v protocol.ProviderView) string { return v.ID })).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 4}).
+		WatchesRawSource(p.source).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
 		Complete(p)
 }
 
-// Reconcile makes the instruction for one hold what the broker says, and tells
-// the broker what was decided about it.
+// Reconcile creates, updates or deletes the instruction for one hold, of which the
+// request's name is the reservation's ID, and acknowledges the decision about it.
 func (p *Provider) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
-	if request == everything {
-		var all broker.ProviderInstructionList
-		if err := p.client.List(ctx, &all, client.InNamespace(p.namespace)); err != nil {
-			return reconcile.Result{}, fmt.Errorf("listing ProviderInstructions: %w", err)
-		}
-		for _, have := range all.Items {
-			p.feed.add(have.Name)
-		}
-		return reconcile.Result{}, nil
+	if request == transport.ResyncAll {
+		return reconcile.Result{}, p.enqueueAll(ctx)
 	}
 	if !p.mirror.Synced() {
-		// The Relist to come queues everything again.
+		// The first Relist enqueues every hold.
 		return reconcile.Result{}, nil
 	}
 	id := request.Name
-	view, wanted := p.mirror.Get(id)
-	instruction := &broker.ProviderInstruction{}
-	err := p.client.Get(ctx, types.NamespacedName{Namespace: p.namespace, Name: id}, instruction)
+	existing := &broker.ProviderInstruction{}
+	err := p.client.Get(ctx, types.NamespacedName{Namespace: p.namespace, Name: id}, existing)
 	if client.IgnoreNotFound(err) != nil {
 		return reconcile.Result{}, fmt.Errorf("reading ProviderInstruction %s: %w", id, err)
 	}
-	exists := err == nil
-	if !wanted {
-		p.forget(id)
-		if !exists {
-			return reconcile.Result{}, nil
-		}
-		err := p.client.Delete(ctx, instruction, client.Preconditions{UID: &instruction.UID})
-		if client.IgnoreNotFound(err) != nil {
-			return reconcile.Result{}, fmt.Errorf("deleting ProviderInstruction %s: %w", id, err)
-		}
-		return reconcile.Result{}, nil
+	if err != nil {
+		existing = nil
 	}
-	if err := p.ensure(ctx, instruction, exists, &view); err != nil {
-		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-			return reconcile.Result{RequeueAfter: time.Second}, nil
-		}
+	view, held := p.mirror.Get(id)
+	switch {
+	case !held && existing == nil:
+		return reconcile.Result{}, nil
+	case !held:
+		return reconcile.Result{}, remove(ctx, p.client, existing)
+	}
+	instruction, err := p.ensure(ctx, existing, &view)
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+		// The cache is behind.
+		return reconcile.Result{RequeueAfter: time.Second}, nil
+	}
+	if err != nil || instruction == nil {
 		return reconcile.Result{}, err
 	}
-	return p.answer(ctx, instruction, &view)
+	return p.acknowledge(ctx, instruction, &view)
 }
 
-func (p *Provider) ensure(ctx context.Context, instruction *broker.ProviderInstruction, exists bool, view *protocol.ProviderView) error {
+func (p *Provider) enqueueAll(ctx context.Context) error {
+	var list broker.ProviderInstructionList
+	if err := p.client.List(ctx, &list, client.InNamespace(p.namespace)); err != nil {
+		return fmt.Errorf("listing ProviderInstructions: %w", err)
+	}
+	for i := range list.Items {
+		p.source.Enqueue(types.NamespacedName{Name: list.Items[i].Name})
+	}
+	return nil
+}
+
+// ensure creates or updates the instruction for a hold and returns it. An
+// instruction of another Reservation with the same name is deleted, so that its
+// status does not count for this one, and nil is returned; its deletion enqueues
+// the hold again.
+func (p *Provider) ensure(ctx context.Context, existing *broker.ProviderInstruction, view *protocol.ProviderView) (*broker.ProviderInstruction, error) {
+	spec := providerInstructionSpec(view)
+	if existing == nil {
+		created := &broker.ProviderInstruction{ObjectMeta: objectMeta(p.namespace, view.ID), Spec: spec}
+		if err := annotateHeld(created, &view.Hold); err != nil {
+			return nil, err
+		}
+		if err := p.client.Create(ctx, created); err != nil {
+			return nil, fmt.Errorf("creating ProviderInstruction %s: %w", view.ID, err)
+		}
+		return created, nil
+	}
+	if existing.Spec.ReservationUID != spec.ReservationUID {
+		return nil, remove(ctx, p.client, existing)
+	}
+	if equality.Semantic.DeepEqual(existing.Spec, spec) {
+		return existing, nil
+	}
+	changed := existing.DeepCopy()
+	changed.Spec = spec
+	if err := p.client.Patch(ctx, changed, client.MergeFromWithOptions(existing, client.MergeFromWithOptimisticLock{})); err != nil {
+		return nil, fmt.Errorf("updating ProviderInstruction %s: %w", view.ID, err)
+	}
+	return changed, nil
+}
+
+func providerInstructionSpec(view *protocol.ProviderView) broker.ProviderInstructionSpec {
 	promised := view.Hold.Promised
-	spec := broker.ProviderInstructionSpec{
+	return broker.ProviderInstructionSpec{
 		ReservationName:    view.ID,
 		ReservationUID:     view.Hold.ReservationUID,
 		RequesterClusterID: view.Requester,
@@ -125,96 +156,83 @@ func (p *Provider) ensure(ctx context.Context, instruction *broker.ProviderInstr
 		Releasing:          view.Releasing(),
 		Attempt:            view.Hold.Attempt,
 	}
-	if !exists {
-		*instruction = broker.ProviderInstruction{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: p.namespace, Name: view.ID,
-				Labels: map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway},
-			},
-			Spec: spec,
-		}
-		if err := p.client.Create(ctx, instruction); err != nil {
-			return fmt.Errorf("creating ProviderInstruction %s: %w", view.ID, err)
-		}
-		// What this cluster has agreed to before stays agreed to, also when
-		// somebody deleted the object that said so.
-		held := view.Hold.Unconfirmed
-		if held == nil {
-			held = view.Hold.Granted
-		}
-		if held == nil {
-			return nil
-		}
-		before := instruction.DeepCopy()
-		instruction.Status.Held = held.DeepCopy()
-		if err := p.client.Status().Patch(ctx, instruction, client.MergeFrom(before)); err != nil {
-			return fmt.Errorf("noting what is held in ProviderInstruction %s: %w", view.ID, err)
-		}
-		return nil
-	}
-	if instruction.Spec.ReservationUID != spec.ReservationUID {
-		// Another Reservation of the same name: no status of the former one may
-		// answer for it. The deletion enqueues it again.
-		err := p.client.Delete(ctx, instruction, client.Preconditions{UID: &instruction.UID})
-		return client.IgnoreNotFound(err)
-	}
-	if equality.Semantic.DeepEqual(instruction.Spec, spec) {
-		return nil
-	}
-	before := instruction.DeepCopy()
-	instruction.Spec = spec
-	if err := p.client.Patch(ctx, instruction, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-		return fmt.Errorf("updating ProviderInstruction %s: %w", view.ID, err)
-	}
-	return nil
 }
 
-// answer sends what was decided about the hold as the broker has it now, until
-// the broker's view shows it.
-func (p *Provider) answer(ctx context.Context, instruction *broker.ProviderInstruction, view *protocol.ProviderView) (reconcile.Result, error) {
+// acknowledge reports the decision about the hold's current attempt until the
+// broker's view shows it.
+func (p *Provider) acknowledge(ctx context.Context, instruction *broker.ProviderInstruction, view *protocol.ProviderView) (reconcile.Result, error) {
 	ack, decided := Decision(instruction)
-	if !decided || ack.ReservationUID != view.Hold.ReservationUID || ack.Attempt != view.Hold.Attempt || shows(view, ack) {
+	if !decided || ack.ReservationUID != view.Hold.ReservationUID || ack.Attempt != view.Hold.Attempt || acknowledged(view, ack) {
 		return reconcile.Result{}, nil
 	}
-	p.mu.Lock()
-	last := p.sent[view.ID]
-	p.mu.Unlock()
 	now := p.clock.Now()
-	if due := last.at.Add(ackAgain); last.ack == ack && now.Before(due) {
-		return reconcile.Result{RequeueAfter: due.Sub(now)}, nil
+	if wait := p.acks.Wait(view.ID, ack, now); wait > 0 {
+		return reconcile.Result{RequeueAfter: wait}, nil
 	}
-	if err := p.broker.Ack(ctx, view.ID, &ack, nil); err != nil {
-		return reconcile.Result{}, fmt.Errorf("answering the broker about hold %s: %w", view.ID, err)
+	if err := p.broker.AckProvider(ctx, view.ID, ack); err != nil {
+		return reconcile.Result{}, fmt.Errorf("acknowledging hold %s: %w", view.ID, err)
 	}
-	p.mu.Lock()
-	p.sent[view.ID] = sentAck{ack: ack, at: now}
-	p.mu.Unlock()
-	return reconcile.Result{RequeueAfter: ackAgain}, nil
+	return reconcile.Result{RequeueAfter: p.acks.Sent(view.ID, ack, now)}, nil
 }
 
-func (p *Provider) forget(id string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.sent, id)
-}
-
-// Decision reads from an instruction's status what is to be answered. decided is
-// false while the provider's side still works on it.
+// Decision returns the acknowledgement that an instruction's status amounts to;
+// decided is false until there is a decision about the current attempt.
 func Decision(instruction *broker.ProviderInstruction) (ack protocol.ProviderAck, decided bool) {
-	enforced := meta.FindStatusCondition(instruction.Status.Conditions, broker.ConditionEnforced)
-	if instruction.Status.ObservedAttempt != instruction.Spec.Attempt || enforced == nil || enforced.Status == metav1.ConditionUnknown {
+	spec, status := &instruction.Spec, &instruction.Status
+	enforced := meta.FindStatusCondition(status.Conditions, broker.ConditionEnforced)
+	if status.ObservedAttempt != spec.Attempt || enforced == nil || enforced.ObservedGeneration != status.ObservedGeneration ||
+		enforced.Status == metav1.ConditionUnknown {
 		return protocol.ProviderAck{}, false
 	}
-	ack = protocol.ProviderAck{ReservationUID: instruction.Spec.ReservationUID, Attempt: instruction.Spec.Attempt, Accepted: instruction.Status.Enforced, Message: enforced.Message}
-	if instruction.Spec.Releasing {
+	ack = protocol.ProviderAck{ReservationUID: spec.ReservationUID, Attempt: spec.Attempt, Accepted: status.Enforced, Message: enforced.Message}
+	if spec.Releasing {
 		ack.Accepted = enforced.Status == metav1.ConditionFalse && enforced.Reason == broker.ReasonReleased
 		return ack, ack.Accepted
 	}
 	return ack, true
 }
 
-// shows reports whether the broker's view already reflects an answer. What is
-// refused or released shows by the hold's next attempt, or its end.
-func shows(view *protocol.ProviderView, ack protocol.ProviderAck) bool {
+// acknowledged reports whether the broker's view already shows an
+// acknowledgement. A refusal or release shows as the next attempt or the end of
+// the hold.
+func acknowledged(view *protocol.ProviderView, ack protocol.ProviderAck) bool {
 	return ack.Accepted && !view.Releasing() && view.Hold.AcceptedAttempt == ack.Attempt && view.Hold.Unconfirmed == nil
+}
+
+// annotationHeld is what this cluster held for a hold when its instruction was
+// created again, as JSON.
+const annotationHeld = broker.Group + "/held"
+
+// annotateHeld records on a new instruction what this cluster already holds
+// according to the broker, so that a decision about it is never made without:
+// status cannot be written in the request that creates an object, and a later
+// write may fail or come after the decision.
+func annotateHeld(instruction *broker.ProviderInstruction, hold *broker.Hold) error {
+	held := hold.Unconfirmed
+	if held == nil {
+		held = hold.Granted
+	}
+	if held == nil {
+		return nil
+	}
+	text, err := json.Marshal(held)
+	if err != nil {
+		return fmt.Errorf("encoding what is held for %s: %w", instruction.Name, err)
+	}
+	instruction.Annotations = map[string]string{annotationHeld: string(text)}
+	return nil
+}
+
+// Held returns the capacity that is set aside for an instruction, nil if none:
+// status.held or, until a status is written, what was held before the instruction
+// was created.
+func Held(instruction *broker.ProviderInstruction) *broker.HeldCapacity {
+	if instruction.Status.ObservedGeneration > 0 {
+		return instruction.Status.Held
+	}
+	var held broker.HeldCapacity
+	if text := instruction.Annotations[annotationHeld]; text == "" || json.Unmarshal([]byte(text), &held) != nil {
+		return nil
+	}
+	return &held
 }

@@ -1,10 +1,10 @@
-// Package reservation takes the Reservations of this cluster to the broker and
-// brings back what became of them.
+// Package reservation synchronizes the Reservations of this cluster with the
+// broker's copies.
 //
-// It works from what is, not from what happened: a Reservation whose generation
-// the broker has not acknowledged is put (again), the broker's status is copied
-// into the local one whenever they differ, and a deleted Reservation is let go
-// of at the broker once nothing here uses it. The finalizer keeps it until the
-// broker has forgotten it. A reservation at the broker without a Reservation
-// here, left by a break at the wrong moment, is let go of the same way.
+// The controller is level-triggered: it sends a Reservation whose generation the
+// broker has not observed, copies the broker's status into the local one when they
+// differ, and deletes the broker's copy of a deleted Reservation once no virtual
+// node uses it. A finalizer keeps the Reservation until the broker has released
+// its copy. A copy without a Reservation here, left by an interruption, is deleted
+// in the same way.
 package reservation

@@ -11,39 +11,40 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// While a virtual node is resized, pods may use what it carries, and never more
-// than is granted.
+// While a virtual node is resized, pods may use the capacity that it carries, and
+// never more than is granted.
 func TestUsableWhileResized(t *testing.T) {
 	pods := func(n int32) []broker.PodSet { return []broker.PodSet{{Name: "pods", Count: n}} }
 	for name, tc := range map[string]struct {
-		granted  int32
-		accepted bool
-		asked    int32 // what the instruction says
-		ready    bool
-		carried  int32
-		usable   int32
+		granted    int32
+		accepted   bool
+		instructed int32
+		ready      bool
+		carried    int32
+		usable     int32
 	}{
-		"nothing carried yet":            {granted: 5, accepted: true, asked: 5},
-		"all of it":                      {granted: 5, accepted: true, asked: 5, ready: true, carried: 5, usable: 5},
-		"it grows":                       {granted: 5, accepted: true, asked: 5, carried: 3, usable: 3},
-		"the instruction is yet to grow": {granted: 5, accepted: true, asked: 3, ready: true, carried: 3, usable: 3},
-		"promised anew":                  {granted: 5, asked: 10, ready: true, carried: 10},
-		"it shrinks":                     {granted: 2, accepted: true, asked: 5, ready: true, carried: 5, usable: 2},
+		"no virtual node yet":        {granted: 5, accepted: true, instructed: 5},
+		"resized":                    {granted: 5, accepted: true, instructed: 5, ready: true, carried: 5, usable: 5},
+		"growing":                    {granted: 5, accepted: true, instructed: 5, carried: 3, usable: 3},
+		"instruction is not updated": {granted: 5, accepted: true, instructed: 3, ready: true, carried: 3, usable: 3},
+		"growth is not accepted":     {granted: 5, instructed: 10, ready: true, carried: 10},
+		"shrinking":                  {granted: 2, accepted: true, instructed: 5, ready: true, carried: 5, usable: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in := broker.ReservationInstruction{Spec: broker.ReservationInstructionSpec{TargetClusterID: "paris", PodSets: pods(tc.asked), Attempt: 7}}
+			in := broker.ReservationInstruction{Spec: broker.ReservationInstructionSpec{TargetClusterID: "paris", PodSets: pods(tc.instructed), Attempt: 7}}
 			if tc.carried > 0 {
 				in.Status.Carried = &broker.HeldCapacity{PodSets: pods(tc.carried)}
 			}
 			if tc.ready {
+				in.Status.ObservedAttempt = 7
 				meta.SetStatusCondition(&in.Status.Conditions, metav1.Condition{
-					Type: broker.ConditionVirtualNodeReady, Status: metav1.ConditionTrue, Reason: "Ready", ObservedGeneration: 7})
+					Type: broker.ConditionVirtualNodeReady, Status: metav1.ConditionTrue, Reason: "Ready"})
 			}
 			view := &protocol.ConsumerView{ID: "rome-1", Status: broker.ReservationStatus{
 				Allocations: []broker.Allocation{{Cluster: "paris", PodSets: pods(tc.granted), Accepted: tc.accepted}}}}
-			status := compute(input{local: &broker.Reservation{}, view: view, instructions: []broker.ReservationInstruction{in}, now: time.Unix(1000, 0)})
+			status := computeStatus(&state{local: &broker.Reservation{}, view: view, instructions: []broker.ReservationInstruction{in}, now: time.Unix(1000, 0)})
 			if got := status.Allocations[0].Usable(); got != tc.usable {
-				t.Errorf("%d pods may use it, want %d: %+v", got, tc.usable, status.Allocations[0])
+				t.Errorf("%d pods may use the capacity, want %d: %+v", got, tc.usable, status.Allocations[0])
 			}
 		})
 	}

@@ -7,131 +7,139 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// Mirror keeps what a role's stream has told last, so that controllers can work
-// from what is, not from what happened. A broken stream changes nothing: only
-// the broker's own word (a Relist or a Delete) makes a view disappear.
+// Watcher streams events from the broker.
+type Watcher interface {
+	// Watch streams the reservations of a role, or relayed messages for role "",
+	// and blocks until ctx ends. It reconnects by itself; each connection begins
+	// with a Relist. Calls of handle do not overlap.
+	Watch(ctx context.Context, role protocol.Role, handle func(protocol.Event))
+}
+
+// Mirror is a local copy of the views that the broker streams for one role, so
+// that controllers reconcile against state instead of events. A broken stream
+// leaves it unchanged: a view is removed only by a Relist or Delete event.
 type Mirror[View any] struct {
-	broker BrokerCommunicator
-	role   protocol.Role
-	views  func(protocol.Event) []View
-	id     func(View) string
+	watcher Watcher
+	role    protocol.Role
+	views   func(protocol.Event) []View
+	id      func(View) string
 
 	mu          sync.Mutex
 	synced      bool
-	known       map[string]View
+	byID        map[string]View
 	subscribers []func(Change[View])
 }
 
-// Change is what one event of a stream changed.
+// Change is the effect of one event on a Mirror.
 type Change[View any] struct {
-	// Views that were put or are gone: their last known state.
+	// Views that were added, updated or removed, in their last known state.
 	Views []View
-	// Relisted says that what is not in the mirror now is not at the broker
-	// either, whoever remembers it.
+	// Relisted is set when the mirror was replaced as a whole: a reservation that
+	// is not in it does not exist at the broker.
 	Relisted bool
 }
 
 // NewConsumerMirror mirrors the reservations of this cluster.
-func NewConsumerMirror(broker BrokerCommunicator) *Mirror[protocol.ConsumerView] {
+func NewConsumerMirror(watcher Watcher) *Mirror[protocol.ConsumerView] {
 	return &Mirror[protocol.ConsumerView]{
-		broker: broker, role: protocol.RoleRequester,
+		watcher: watcher, role: protocol.RoleRequester,
 		views: func(e protocol.Event) []protocol.ConsumerView { return e.Consumer },
 		id:    func(v protocol.ConsumerView) string { return v.ID },
-		known: map[string]protocol.ConsumerView{},
+		byID:  map[string]protocol.ConsumerView{},
 	}
 }
 
-// NewProviderMirror mirrors the holds in this cluster.
-func NewProviderMirror(broker BrokerCommunicator) *Mirror[protocol.ProviderView] {
+// NewProviderMirror mirrors the holds at this cluster.
+func NewProviderMirror(watcher Watcher) *Mirror[protocol.ProviderView] {
 	return &Mirror[protocol.ProviderView]{
-		broker: broker, role: protocol.RoleProvider,
+		watcher: watcher, role: protocol.RoleProvider,
 		views: func(e protocol.Event) []protocol.ProviderView { return e.Provider },
 		id:    func(v protocol.ProviderView) string { return v.ID },
-		known: map[string]protocol.ProviderView{},
+		byID:  map[string]protocol.ProviderView{},
 	}
 }
 
-// Start follows the stream until ctx ends.
+// Start watches the broker until ctx ends.
 func (m *Mirror[View]) Start(ctx context.Context) error {
-	m.broker.Watch(ctx, m.role, m.take)
+	m.watcher.Watch(ctx, m.role, m.handle)
 	return nil
 }
 
-// NeedLeaderElection keeps the streams with the leader.
+// NeedLeaderElection makes the manager start a Mirror on the leader only.
 func (m *Mirror[View]) NeedLeaderElection() bool { return true }
 
-// Synced reports whether the broker has told everything once. Before that, an
-// absent view means nothing.
+// Synced reports whether the first Relist was received. Until then the absence
+// of a view has no meaning.
 func (m *Mirror[View]) Synced() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.synced
 }
 
-// Get returns the view with a broker's ID.
+// Get returns the view with the ID of a reservation at the broker.
 func (m *Mirror[View]) Get(id string) (View, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	view, ok := m.known[id]
+	view, ok := m.byID[id]
 	return view, ok
 }
 
-// Select returns the views that match, in no order.
+// Select returns the views that match, in random order.
 func (m *Mirror[View]) Select(match func(View) bool) []View {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var out []View
-	for _, view := range m.known {
+	var selected []View
+	for _, view := range m.byID {
 		if match(view) {
-			out = append(out, view)
+			selected = append(selected, view)
 		}
 	}
-	return out
+	return selected
 }
 
-// Subscribe has changed called after every event, and once at the beginning if
-// there is something to tell. It must not block and must not call the mirror.
+// Subscribe calls changed after each event; if the mirror is synced already, it
+// first calls changed with all views. Changed must not block or call the mirror.
 func (m *Mirror[View]) Subscribe(changed func(Change[View])) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.subscribers = append(m.subscribers, changed)
 	if m.synced {
 		change := Change[View]{Relisted: true}
-		for _, view := range m.known {
+		for _, view := range m.byID {
 			change.Views = append(change.Views, view)
 		}
 		changed(change)
 	}
 }
 
-func (m *Mirror[View]) take(event protocol.Event) {
+func (m *Mirror[View]) handle(event protocol.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var change Change[View]
 	switch event.Type {
 	case protocol.EventRelist:
-		before := m.known
-		m.known, m.synced, change.Relisted = map[string]View{}, true, true
+		before := m.byID
+		m.byID, m.synced, change.Relisted = map[string]View{}, true, true
 		for _, view := range m.views(event) {
-			m.known[m.id(view)] = view
+			m.byID[m.id(view)] = view
 			change.Views = append(change.Views, view)
 		}
 		for id, view := range before {
-			if _, still := m.known[id]; !still {
+			if _, exists := m.byID[id]; !exists {
 				change.Views = append(change.Views, view)
 			}
 		}
 	case protocol.EventPut:
 		for _, view := range m.views(event) {
-			m.known[m.id(view)] = view
+			m.byID[m.id(view)] = view
 			change.Views = append(change.Views, view)
 		}
 	case protocol.EventDelete:
-		view, ok := m.known[event.ID]
+		view, ok := m.byID[event.ID]
 		if !ok {
 			return
 		}
-		delete(m.known, event.ID)
+		delete(m.byID, event.ID)
 		change.Views = append(change.Views, view)
 	default:
 		return

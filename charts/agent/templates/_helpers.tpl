@@ -1,9 +1,9 @@
-{{/* The names are fixed: policies, other programs and people look for them, and one agent stands in a cluster. */}}
+{{/* The names are fixed: policies, other programs and users rely on them, and a cluster has one agent. */}}
 {{- define "spillway-agent.name" -}}spillway-agent{{- end }}
 {{- define "spillway-agent.schedulerName" -}}spillway-scheduler{{- end }}
 {{- define "spillway-agent.virtualNodeName" -}}spillway-virtual-node{{- end }}
-{{/* For the Secrets by which the agent tells virtual-node of providers, and nothing else: roles cannot tell one Secret of a namespace from another by its label. */}}
-{{- define "spillway-agent.linkNamespace" -}}spillway-links{{- end }}
+{{/* Namespace for the agent's Secrets that configure virtual-node, and nothing else: a role cannot select Secrets by label. */}}
+{{- define "spillway-agent.virtualNodeNamespace" -}}spillway-virtual-nodes{{- end }}
 
 {{- define "spillway-agent.commonLabels" -}}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -46,17 +46,17 @@ app.kubernetes.io/component: virtual-node
 {{ include "spillway-agent.commonLabels" . }}
 {{- end }}
 
-{{/* Whether virtual-node runs here: with driver direct, where anything can overflow. */}}
+{{/* Whether virtual-node runs in this cluster: with driver direct, if pods can overflow. */}}
 {{- define "spillway-agent.hasVirtualNode" -}}
 {{- if and (eq .Values.driver "direct") (ne .Values.scheduler.mode "none") }}true{{ end }}
 {{- end }}
 
-{{/* The Secret that the join token is in. */}}
+{{/* Name of the Secret with the join token. */}}
 {{- define "spillway-agent.joinSecret" -}}
 {{- .Values.join.existingSecret | default "spillway-agent-join" }}
 {{- end }}
 
-{{/* What a pod and its only container may do: next to nothing. */}}
+{{/* Security contexts of a pod and its container, as the Pod Security Standard restricted requires. */}}
 {{- define "spillway-agent.podSecurityContext" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -72,12 +72,12 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* A number as people write it: large and small ones would show an exponent. */}}
+{{/* A number without an exponent. */}}
 {{- define "spillway-agent.number" -}}
 {{- if kindIs "float64" . }}{{ printf "%.6f" . }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 
-{{/* An image's name, of a list of its values and the chart. A tag of digits only is a number in YAML. */}}
+{{/* Reference of an image, from a list of its values and the chart. A tag that consists of digits is a number in YAML. */}}
 {{- define "spillway-agent.image" -}}
 {{- $image := index . 0 }}
 {{- $tag := $image.tag | default (index . 1).AppVersion }}

@@ -1,4 +1,4 @@
-{{/* The broker's name. It is fixed: agents, outside checks and people look for it, and one broker stands in a namespace. */}}
+{{/* The name is fixed: agents and users rely on it, and a namespace has one broker. */}}
 {{- define "spillway-broker.name" -}}spillway-broker{{- end }}
 
 {{- define "spillway-broker.selectorLabels" -}}
@@ -15,7 +15,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* An image's name, of a list of its values and the chart. A tag of digits only is a number in YAML. */}}
+{{/* Reference of an image, from a list of its values and the chart. A tag that consists of digits is a number in YAML. */}}
 {{- define "spillway-broker.image" -}}
 {{- $image := index . 0 }}
 {{- $tag := $image.tag | default (index . 1).AppVersion }}

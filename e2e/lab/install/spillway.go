@@ -74,7 +74,7 @@ func (i *installer) spillway(ctx context.Context) error {
 			"image.tag=" + i.tags["spillway-agent"], "scheduler.image.tag=" + i.tags["spillway-scheduler"], "driver=" + i.driver,
 			"clusterID=" + c.Name, "broker.url=https://" + address + ":" + brokerPort, "broker.caHash=" + caHash,
 			"@join.token=" + tokenFile.Name(), "apiServer.endpoint=https://" + endpoint + ":6443",
-			"release.grace=5s", "peering.idleTime=20s", "advertisement.interval=10s",
+			"release.grace=5s", "peering.idleTime=20s", "advertisement.requeueInterval=10s",
 		}
 		if i.driver == "direct" {
 			values = append(values, "virtualNode.image.tag="+i.tags["spillway-virtual-node"])

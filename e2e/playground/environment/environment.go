@@ -59,7 +59,7 @@ type NodeGroup struct {
 // shortTimings are chart values that shorten timeouts and grace periods to seconds.
 var (
 	impatientBroker = []string{"config.staleAfter=15s", "config.freshFor=12s"}
-	impatientAgent  = []string{"advertisement.interval=2s", "release.grace=3s", "peering.idleTime=10s", "peering.finishedPodRetention=5s", "peering.providerLostAfter=15s"}
+	impatientAgent  = []string{"advertisement.requeueInterval=2s", "release.grace=3s", "peering.idleTime=10s", "peering.finishedPodRetention=5s", "peering.providerLostAfter=15s"}
 )
 
 // Playground is a hub and its members, running.

@@ -22,7 +22,7 @@ import (
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 )
 
-const linkNamespace = "spillway-links"
+const linkNamespace = "spillway-virtual-nodes"
 
 // world is two clusters with API servers of their own: rome consumes, paris
 // lends.

@@ -185,7 +185,7 @@ func TestPolicies(t *testing.T) {
 			s := read(&world{t: t}, admin, "liqo-tenant-rome", "a", &authv1beta1.ResourceSlice{})
 			s.Status.Resources = list("cpu", "9")
 			return rome.Status().Update(ctx, s)
-		}, "for the provider to say"},
+		}, "only the provider may write the status"},
 		{"the provider's grant", func() error {
 			s := read(&world{t: t}, admin, "liqo-tenant-rome", "a", &authv1beta1.ResourceSlice{})
 			s.Status.Resources = list("cpu", "9")

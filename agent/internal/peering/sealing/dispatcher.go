@@ -27,18 +27,25 @@ const (
 	handleTimeout = 30 * time.Second
 )
 
+// Broker relays messages between clusters.
+type Broker interface {
+	transport.Watcher
+	// Relay sends a sealed message to another cluster. Delivery is not guaranteed.
+	Relay(ctx context.Context, message protocol.RelayMessage) error
+}
+
 // Messenger seals drivers' requests and hands them to the broker.
 type Messenger struct {
 	self   string
 	key    *Key
 	pins   *Pins
-	broker transport.BrokerCommunicator
+	broker Broker
 }
 
 var _ peering.Messenger = (*Messenger)(nil)
 
 // NewMessenger sends as the cluster self.
-func NewMessenger(self string, key *Key, pins *Pins, broker transport.BrokerCommunicator) *Messenger {
+func NewMessenger(self string, key *Key, pins *Pins, broker Broker) *Messenger {
 	return &Messenger{self: self, key: key, pins: pins, broker: broker}
 }
 

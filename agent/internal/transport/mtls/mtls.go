@@ -1,35 +1,35 @@
-// Package mtls reaches the broker over its REST interface with mutual TLS.
+// Package mtls is the agent's client of the broker: its REST interface over
+// mutual TLS, with an identity that may become available late or be replaced at
+// any time.
 package mtls
 
 import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"sync"
 
 	"github.com/go-logr/logr"
 
-	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// Credentials are what the agent proves itself with. They may appear late and
-// change at any time.
+// Credentials authenticate the agent to the broker and the broker to the agent.
 type Credentials interface {
-	// Certificate is the current client certificate, or an error that says why
-	// there is none.
+	// Certificate returns the current client certificate, or the reason why there
+	// is none.
 	Certificate() (*tls.Certificate, error)
-	// CA is the broker's certificate authority in PEM, or an error that says why
-	// it is not known. The channel is closed when asking again may give another
-	// answer.
+	// CA returns the broker's certificate authority in PEM, or the reason why it
+	// is not known. The channel is closed when the result may have changed.
 	CA() (pem []byte, changed <-chan struct{}, err error)
 }
 
-// Communicator is the BrokerCommunicator over HTTP.
-type Communicator struct {
+// Client calls the broker. Every call may be repeated. An error that wraps a
+// *protocol.Error is the broker's response; any other error means that the
+// broker was not reached.
+type Client struct {
 	url         string
 	credentials Credentials
 	log         logr.Logger
@@ -39,15 +39,13 @@ type Communicator struct {
 	client *protocol.Client
 }
 
-var _ transport.BrokerCommunicator = (*Communicator)(nil)
-
-// New makes a Communicator for the broker at url. It connects when first used.
-func New(url string, credentials Credentials, log logr.Logger) *Communicator {
-	return &Communicator{url: url, credentials: credentials, log: log}
+// New returns a Client of the broker at url. It connects on first use.
+func New(url string, credentials Credentials, log logr.Logger) *Client {
+	return &Client{url: url, credentials: credentials, log: log}
 }
 
-// current returns a client that trusts the CA of now.
-func (c *Communicator) current() (*protocol.Client, <-chan struct{}, error) {
+// current returns a client that trusts the current CA.
+func (c *Client) current() (*protocol.Client, <-chan struct{}, error) {
 	ca, changed, err := c.credentials.CA()
 	if err != nil {
 		return nil, changed, fmt.Errorf("no identity for the broker yet: %w", err)
@@ -72,8 +70,8 @@ func (c *Communicator) current() (*protocol.Client, <-chan struct{}, error) {
 	return client, changed, nil
 }
 
-// PublishAdvertisement implements transport.BrokerCommunicator.
-func (c *Communicator) PublishAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
+// PublishAdvertisement replaces this cluster's advertisement at the broker.
+func (c *Client) PublishAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
 	client, _, err := c.current()
 	if err != nil {
 		return err
@@ -82,8 +80,8 @@ func (c *Communicator) PublishAdvertisement(ctx context.Context, spec broker.Clu
 	return err
 }
 
-// PutReservation implements transport.BrokerCommunicator.
-func (c *Communicator) PutReservation(ctx context.Context, request protocol.ReservationRequest) (protocol.ConsumerView, error) {
+// PutReservation creates or updates a reservation at the broker.
+func (c *Client) PutReservation(ctx context.Context, request protocol.ReservationRequest) (protocol.ConsumerView, error) {
 	client, _, err := c.current()
 	if err != nil {
 		return protocol.ConsumerView{}, err
@@ -91,8 +89,9 @@ func (c *Communicator) PutReservation(ctx context.Context, request protocol.Rese
 	return client.PutReservation(ctx, request)
 }
 
-// DeleteReservation implements transport.BrokerCommunicator.
-func (c *Communicator) DeleteReservation(ctx context.Context, id string) error {
+// DeleteReservation releases a reservation at the broker; it succeeds if there is
+// none with this ID.
+func (c *Client) DeleteReservation(ctx context.Context, id string) error {
 	client, _, err := c.current()
 	if err != nil {
 		return err
@@ -100,22 +99,26 @@ func (c *Communicator) DeleteReservation(ctx context.Context, id string) error {
 	return client.DeleteReservation(ctx, id)
 }
 
-// Ack implements transport.BrokerCommunicator.
-func (c *Communicator) Ack(ctx context.Context, id string, provider *protocol.ProviderAck, requester *protocol.RequesterAck) error {
+// AckProvider reports the provider's decision about a hold.
+func (c *Client) AckProvider(ctx context.Context, id string, ack protocol.ProviderAck) error {
 	client, _, err := c.current()
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case (provider == nil) == (requester == nil):
-		return errors.New("an acknowledgement is either a provider's or a requester's")
-	case provider != nil:
-		return client.AckProvider(ctx, id, *provider)
 	}
-	return client.AckRequester(ctx, id, *requester)
+	return client.AckProvider(ctx, id, ack)
 }
 
-// Relay implements transport.BrokerCommunicator.
-func (c *Communicator) Relay(ctx context.Context, message protocol.RelayMessage) error {
+// AckRequester reports the consumer's progress on a reservation.
+func (c *Client) AckRequester(ctx context.Context, id string, ack protocol.RequesterAck) error {
+	client, _, err := c.current()
+	if err != nil {
+		return err
+	}
+	return client.AckRequester(ctx, id, ack)
+}
+
+// Relay sends a sealed message to another cluster. Delivery is not guaranteed.
+func (c *Client) Relay(ctx context.Context, message protocol.RelayMessage) error {
 	client, _, err := c.current()
 	if err != nil {
 		return err
@@ -123,9 +126,9 @@ func (c *Communicator) Relay(ctx context.Context, message protocol.RelayMessage)
 	return client.Relay(ctx, message)
 }
 
-// Watch implements transport.BrokerCommunicator. It waits for an identity first,
-// and connects anew when the broker's CA is another.
-func (c *Communicator) Watch(ctx context.Context, role protocol.Role, handle func(protocol.Event)) {
+// Watch implements transport.Watcher. It waits for an identity and reconnects
+// when the broker's CA changes.
+func (c *Client) Watch(ctx context.Context, role protocol.Role, handle func(protocol.Event)) {
 	for ctx.Err() == nil {
 		client, changed, err := c.current()
 		if err != nil {
@@ -135,32 +138,23 @@ func (c *Communicator) Watch(ctx context.Context, role protocol.Role, handle fun
 			}
 			continue
 		}
-		following, cancel := context.WithCancel(ctx)
+		watchCtx, cancel := context.WithCancel(ctx)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			client.Watch(following, role, handle)
+			client.Watch(watchCtx, role, handle)
 		}()
-		for trusted := true; trusted; {
+		for watching := true; watching; {
 			select {
 			case <-done:
-				trusted = false
+				watching = false
 			case <-changed:
-				var now *protocol.Client
-				now, changed, err = c.current()
-				trusted = err != nil || now == client
+				var latest *protocol.Client
+				latest, changed, err = c.current()
+				watching = err != nil || latest == client
 			}
 		}
 		cancel()
 		<-done
 	}
-}
-
-// Ping implements transport.BrokerCommunicator.
-func (c *Communicator) Ping(ctx context.Context) error {
-	client, _, err := c.current()
-	if err != nil {
-		return err
-	}
-	return client.Ping(ctx)
 }

@@ -23,27 +23,24 @@ import (
 	"github.com/go-logr/logr/testr"
 
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// selfSigned is a certificate that is its own authority.
+// selfSigned returns a certificate that is its own authority, and the same in PEM.
 func selfSigned(t *testing.T) (tls.Certificate, []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// credentials can be replaced.
+// credentials of which the CA can be replaced.
 type credentials struct {
 	mu      sync.Mutex
 	ca      []byte
@@ -69,15 +66,14 @@ func (c *credentials) set(ca []byte) {
 	c.changed = make(chan struct{})
 }
 
-// TestWatchFollowsTheIdentity checks that streams wait for an identity, and that
-// they and calls trust the CA of the day.
-func TestWatchFollowsTheIdentity(t *testing.T) {
+// Streams wait for an identity, and both streams and calls trust the current CA.
+func TestClientFollowsTheIdentity(t *testing.T) {
 	first, firstCA := selfSigned(t)
 	second, secondCA := selfSigned(t)
 	var serving atomic.Pointer[tls.Certificate]
 	serving.Store(&first)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasPrefix(r.URL.Path, protocol.PathReadyz) {
+		if r.Method == http.MethodDelete {
 			return
 		}
 		if err := json.NewEncoder(w).Encode(protocol.Event{Type: protocol.EventRelist}); err != nil {
@@ -95,8 +91,8 @@ func TestWatchFollowsTheIdentity(t *testing.T) {
 
 	identity := &credentials{changed: make(chan struct{})}
 	c := New(server.URL, identity, testr.New(t))
-	if err := c.Ping(t.Context()); err == nil || !strings.Contains(err.Error(), "not joined") {
-		t.Fatalf("got %v", err)
+	if err := c.DeleteReservation(t.Context(), "rome-1"); err == nil || !strings.Contains(err.Error(), "not joined") {
+		t.Fatalf("a call without an identity: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	relists, done := make(chan struct{}, 10), make(chan struct{})
@@ -104,31 +100,23 @@ func TestWatchFollowsTheIdentity(t *testing.T) {
 		defer close(done)
 		c.Watch(ctx, protocol.RoleRequester, func(protocol.Event) { relists <- struct{}{} })
 	}()
-	relisted := func(what string) {
+	receive := func(what string, from <-chan struct{}) {
 		t.Helper()
 		select {
-		case <-relists:
-		case <-time.After(20 * time.Second):
-			t.Fatalf("no stream %s", what)
+		case <-from:
+		case <-time.After(expect.Deadline):
+			t.Fatalf("timed out waiting for %s", what)
 		}
 	}
 	identity.set(firstCA)
-	relisted("with the first CA")
-	if err := c.Ping(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	// The same CA again is no reason to connect anew.
+	receive("a stream with the first CA", relists)
+	expect.NoError(t, c.DeleteReservation(t.Context(), "rome-1"))
+	// Setting the same CA again does not reconnect.
 	identity.set(firstCA)
 	serving.Store(&second)
 	identity.set(secondCA)
-	relisted("with the second CA")
-	if err := c.Ping(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	receive("a stream with the second CA", relists)
+	expect.NoError(t, c.DeleteReservation(t.Context(), "rome-1"))
 	cancel()
-	select {
-	case <-done:
-	case <-time.After(20 * time.Second):
-		t.Fatal("the stream did not end")
-	}
+	receive("the end of the stream", done)
 }

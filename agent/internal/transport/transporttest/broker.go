@@ -1,29 +1,27 @@
-// Package transporttest is a broker in memory for tests of the agent: it takes
-// what the agent says, keeps a log of it, and streams what the test puts in.
+// Package transporttest is a broker in memory for tests of the agent: it records
+// the agent's calls and streams the views that the test sets.
 package transporttest
 
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"sync"
 
-	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// Call is one thing that the agent asked for.
+// Call is one recorded call.
 type Call struct {
-	// Method of BrokerCommunicator.
+	// Method of Broker.
 	Method string
 	// ID of the reservation, or the receiver of a relayed message.
 	ID string
-	// Argument is what was sent along, nil for a deletion.
+	// Argument of the call besides the ID; nil for a deletion.
 	Argument any
 }
 
-// Broker is a broker as one cluster sees it.
+// Broker is the broker as one cluster sees it.
 type Broker struct {
 	clusterID string
 
@@ -43,9 +41,7 @@ type stream struct {
 	events chan protocol.Event
 }
 
-var _ transport.BrokerCommunicator = (*Broker)(nil)
-
-// New makes a broker for the cluster that is to be tested.
+// New returns an empty broker for the cluster under test.
 func New(clusterID string) *Broker {
 	return &Broker{
 		clusterID: clusterID, failures: map[string]error{}, up: true, changed: make(chan struct{}),
@@ -53,22 +49,21 @@ func New(clusterID string) *Broker {
 	}
 }
 
-// Fail has every call of a method fail; a nil error ends that.
+// Fail makes every call of a method return err; nil ends that.
 func (b *Broker) Fail(method string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.failures[method] = err
 }
 
-// SlowDelete has deleted reservations stay, as released, until they are
-// forgotten.
+// SlowDelete makes deleted reservations remain with phase Released until Remove.
 func (b *Broker) SlowDelete(slow bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.slowDelete = slow
 }
 
-// Calls returns those of a method about an ID ("" for all), oldest first.
+// Calls returns the calls of a method with an ID ("" for any), oldest first.
 func (b *Broker) Calls(method, id string) []Call {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -103,14 +98,14 @@ func (b *Broker) UpdateHold(id string, change func(*protocol.ProviderView)) {
 	b.send(protocol.RoleProvider, protocol.Event{Type: protocol.EventPut, Provider: []protocol.ProviderView{view}})
 }
 
-// Forget ends a reservation and a hold, and streams that.
-func (b *Broker) Forget(id string) {
+// Remove deletes a reservation and a hold and streams the deletion.
+func (b *Broker) Remove(id string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.forget(id)
+	b.remove(id)
 }
 
-func (b *Broker) forget(id string) {
+func (b *Broker) remove(id string) {
 	if _, ok := b.consumer[id]; ok {
 		delete(b.consumer, id)
 		b.send(protocol.RoleRequester, protocol.Event{Type: protocol.EventDelete, ID: id})
@@ -136,16 +131,21 @@ func (b *Broker) Down() {
 	b.reconnect()
 }
 
-// Up lets streams connect again. With amnesia the broker comes back empty.
-func (b *Broker) Up(amnesia bool) {
+// Up lets streams reconnect.
+func (b *Broker) Up() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.up = true
-	if amnesia {
-		clear(b.consumer)
-		clear(b.provider)
-	}
 	b.reconnect()
+}
+
+// Empty removes every reservation and hold without an event; the next Relist
+// shows it.
+func (b *Broker) Empty() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	clear(b.consumer)
+	clear(b.provider)
 }
 
 func (b *Broker) reconnect() {
@@ -165,13 +165,13 @@ func (b *Broker) send(role protocol.Role, event protocol.Event) {
 	}
 }
 
-// call notes a call and says how it ends.
+// call records a call and returns its result.
 func (b *Broker) call(method, id string, argument any) error {
 	b.calls = append(b.calls, Call{Method: method, ID: id, Argument: argument})
 	return b.failures[method]
 }
 
-// PublishAdvertisement implements transport.BrokerCommunicator.
+// PublishAdvertisement records the advertisement.
 func (b *Broker) PublishAdvertisement(_ context.Context, spec broker.ClusterAdvertisementSpec) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -186,8 +186,8 @@ func (b *Broker) PutReservation(_ context.Context, request protocol.ReservationR
 	if err := b.call("PutReservation", id, request); err != nil {
 		return protocol.ConsumerView{}, err
 	}
-	view, known := b.consumer[id]
-	if !known {
+	view, exists := b.consumer[id]
+	if !exists {
 		view.Status.Phase = broker.ReservationPending
 	}
 	view.ID, view.SourceUID, view.SourceNamespace, view.SourceName = id, request.SourceUID, request.SourceNamespace, request.SourceName
@@ -197,19 +197,19 @@ func (b *Broker) PutReservation(_ context.Context, request protocol.ReservationR
 	return copied(view), nil
 }
 
-// DeleteReservation implements transport.BrokerCommunicator.
+// DeleteReservation removes the reservation, or releases it with SlowDelete.
 func (b *Broker) DeleteReservation(_ context.Context, id string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.call("DeleteReservation", id, nil); err != nil {
 		return err
 	}
-	view, known := b.consumer[id]
-	if !known {
+	view, exists := b.consumer[id]
+	if !exists {
 		return nil
 	}
 	if !b.slowDelete {
-		b.forget(id)
+		b.remove(id)
 		return nil
 	}
 	view.Status.Phase, view.Status.Allocations = broker.ReservationReleased, nil
@@ -218,34 +218,28 @@ func (b *Broker) DeleteReservation(_ context.Context, id string) error {
 	return nil
 }
 
-// Ack implements transport.BrokerCommunicator.
-func (b *Broker) Ack(_ context.Context, id string, provider *protocol.ProviderAck, requester *protocol.RequesterAck) error {
+// AckProvider records the ack.
+func (b *Broker) AckProvider(_ context.Context, id string, ack protocol.ProviderAck) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch {
-	case (provider == nil) == (requester == nil):
-		return fmt.Errorf("want one acknowledgement, got %v and %v", provider, requester)
-	case provider != nil:
-		return b.call("Ack", id, *provider)
-	}
-	return b.call("Ack", id, *requester)
+	return b.call("AckProvider", id, ack)
 }
 
-// Relay implements transport.BrokerCommunicator.
+// AckRequester records the ack.
+func (b *Broker) AckRequester(_ context.Context, id string, ack protocol.RequesterAck) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.call("AckRequester", id, ack)
+}
+
+// Relay records the message; Deliver delivers one.
 func (b *Broker) Relay(_ context.Context, message protocol.RelayMessage) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.call("Relay", message.To, message)
 }
 
-// Ping implements transport.BrokerCommunicator.
-func (b *Broker) Ping(context.Context) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.call("Ping", "", nil)
-}
-
-// Watch implements transport.BrokerCommunicator.
+// Watch implements transport.Watcher.
 func (b *Broker) Watch(ctx context.Context, role protocol.Role, handle func(protocol.Event)) {
 	for ctx.Err() == nil {
 		b.mu.Lock()
@@ -297,8 +291,7 @@ func (b *Broker) follow(ctx context.Context, s *stream, handle func(protocol.Eve
 	}
 }
 
-// copied sends a value through JSON, as the wire does: neither side keeps what
-// is the other's.
+// copied returns a deep copy by way of JSON, as the wire does.
 func copied[T any](value T) T {
 	text, err := json.Marshal(value)
 	if err != nil {

@@ -1,0 +1,160 @@
+package charts_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// step is a request that must be admitted or denied.
+type step struct {
+	what    string
+	do      func() error
+	allowed bool
+}
+
+// runSteps makes requests in order. One that is allowed is retried, because a
+// RoleBinding takes effect a moment after its creation.
+func runSteps(t *testing.T, steps []step) {
+	t.Helper()
+	for _, step := range steps {
+		if step.allowed {
+			eventually(t, step.what, step.do)
+		} else if err := step.do(); !apierrors.IsForbidden(err) {
+			t.Errorf("%s: want Forbidden, got %v", step.what, err)
+		}
+	}
+}
+
+func eventually(t *testing.T, what string, do func() error) {
+	t.Helper()
+	expect.Eventually(t, what, func() (bool, string) {
+		err := do()
+		return err == nil, fmt.Sprint(err)
+	})
+}
+
+// eventuallyForbidden waits until a request is denied, for a policy takes effect a
+// moment after its creation.
+func eventuallyForbidden(t *testing.T, what string, do func() error) {
+	t.Helper()
+	expect.Eventually(t, what+" to be denied", func() (bool, string) {
+		err := do()
+		return apierrors.IsForbidden(err), fmt.Sprint(err)
+	})
+}
+
+// as returns a client of a ServiceAccount in the charts' namespace, or of the admin
+// for "".
+func as(t *testing.T, config *rest.Config, account string) client.Client {
+	t.Helper()
+	config = rest.CopyConfig(config)
+	if account != "" {
+		config.Impersonate = rest.ImpersonationConfig{
+			UserName: "system:serviceaccount:" + namespace + ":" + account,
+			Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+		}
+	}
+	c, err := client.New(config, client.Options{Scheme: scheme.Scheme})
+	expect.NoError(t, err)
+	return c
+}
+
+func named(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
+
+func within(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name}
+}
+
+func podOn(node, name string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: within("default", name),
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "pause"}}},
+	}
+}
+
+func roleBinding(namespace, name, role, accountNamespace, account string) *rbacv1.RoleBinding {
+	return &rbacv1.RoleBinding{
+		ObjectMeta: within(namespace, name),
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: accountNamespace, Name: account}},
+	}
+}
+
+// bindPod returns a request that binds a pod of namespace default to a node.
+func bindPod(t *testing.T, c client.Client, pod, node string) func() error {
+	return func() error {
+		return c.SubResource("binding").Create(t.Context(), podOn("", pod), &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: node}})
+	}
+}
+
+// readSecret returns a request that reads a Secret, whether or not it exists.
+func readSecret(t *testing.T, c client.Client, namespace, name string) func() error {
+	return func() error {
+		return client.IgnoreNotFound(c.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: name}, &corev1.Secret{}))
+	}
+}
+
+// kubeconfig writes a kubeconfig and returns Helm's argument for it.
+func kubeconfig(t *testing.T, config *rest.Config) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	expect.NoError(t, clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: config.Host, CertificateAuthorityData: config.CAData}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {ClientCertificateData: config.CertData, ClientKeyData: config.KeyData}},
+		Contexts:       map[string]*clientcmdapi.Context{"c": {Cluster: "c", AuthInfo: "u"}},
+		CurrentContext: "c",
+	}, path))
+	return "--kubeconfig=" + path
+}
+
+// install installs or, with "upgrade", upgrades a chart.
+func install(t *testing.T, command, chart, access string, values []string) {
+	t.Helper()
+	_, err := helm(t, append([]string{command, "spillway-" + chart, chart, access, "--create-namespace"}, set(values)...)...)
+	expect.NoError(t, err)
+}
+
+// uninstall uninstalls a chart and checks that none of its objects remains.
+func uninstall(t *testing.T, admin client.Client, chart, access string, values []string) {
+	t.Helper()
+	objects := render(t, chart, values)
+	_, err := helm(t, "uninstall", "spillway-"+chart, access)
+	expect.NoError(t, err)
+	for _, object := range objects {
+		remaining := &unstructured.Unstructured{Object: object.Object}
+		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(remaining), remaining); !apierrors.IsNotFound(err) && remaining.GetDeletionTimestamp() == nil {
+			t.Errorf("%s %s still exists (%v)", object.GetKind(), object.GetName(), err)
+		}
+	}
+}
+
+// createWorkload creates what a cluster has before Spillway comes: a real and a
+// virtual node, a pod on the real one, two pending pods, and a user's Secret in
+// namespaces default and that of the charts.
+func createWorkload(t *testing.T, admin client.Client) {
+	t.Helper()
+	for _, object := range []client.Object{
+		&corev1.Node{ObjectMeta: named("worker")}, &corev1.Node{ObjectMeta: named("spillway-paris")},
+		// Pods require their namespace's ServiceAccount, which no controller creates here.
+		&corev1.ServiceAccount{ObjectMeta: within("default", "default")},
+		podOn("worker", "local"), podOn("", "overflowed"), podOn("", "pending"),
+		&corev1.Secret{ObjectMeta: within("default", "private")}, &corev1.Secret{ObjectMeta: within(namespace, "private")},
+	} {
+		expect.NoError(t, admin.Create(t.Context(), object))
+	}
+}
