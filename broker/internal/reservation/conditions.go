@@ -75,14 +75,15 @@ func setConditions(in snapshot, p plan, status *broker.ReservationStatus) {
 		return
 	}
 	meta.RemoveStatusCondition(c.list, broker.ConditionProviderReleased)
-	var placed []string
+	var parts []string
 	for _, h := range in.holds() {
 		if !h.Promised.Empty() {
-			placed = append(placed, fmt.Sprintf("%s in %s", amount(h.Promised), h.cluster))
+			parts = append(parts, fmt.Sprintf("%s in %s", amount(h.Promised), h.cluster))
 		}
 	}
-	c.setPlaced(in, p, status, strings.Join(placed, " and "))
-	c.setProviderAccepted(in, status, strings.Join(placed, " and "))
+	placed := strings.Join(parts, " and ")
+	c.setPlaced(in, p, status, placed)
+	c.setProviderAccepted(in, status, placed)
 	c.setVirtualNodeReady(in, status)
 	c.setReady(status)
 }
