@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,6 +32,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
+	"github.com/spillway-dev/spillway/agent/internal/pods"
 	"github.com/spillway-dev/spillway/agent/internal/reservation"
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	"github.com/spillway-dev/spillway/agent/internal/transport/mtls"
@@ -159,8 +161,12 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		return err
 	}
 	consumer = virtualnode.New(driver.driver, virtualnode.Options{
-		InstructionNamespace: o.instructionNamespace, ReleaseGrace: o.releaseGrace,
-		PeeringIdleTime: o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention, ProviderLostAfter: o.providerLostAfter,
+		InstructionNamespace: o.instructionNamespace,
+		PeeringIdleTime:      o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention,
+		ReadyTimeout: 2 * time.Minute, ShrinkDelay: 2 * time.Second,
+	})
+	consumerPods := pods.New(consumer, driver.driver, pods.Options{
+		ReleaseGrace: o.releaseGrace, StartTimeout: time.Minute, ProviderLostAfter: o.providerLostAfter,
 	})
 	provider = hold.New(driver.lender, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
@@ -194,6 +200,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		advertiser.SetupWithManager(mgr),
 		driver.SetupWithManager(mgr),
 		consumer.SetupWithManager(mgr),
+		consumerPods.SetupWithManager(mgr),
 		provider.SetupWithManager(mgr),
 	)
 }

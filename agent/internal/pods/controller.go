@@ -1,0 +1,207 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// Options of a Reconciler. All fields but Clock are required.
+type Options struct {
+	// ReleaseGrace is how long capacity must have been unneeded before it is
+	// released.
+	ReleaseGrace time.Duration
+	// StartTimeout is how long a pod may wait on a virtual node for a provider that
+	// rejects it, or that starts neither it nor, meanwhile, another pod.
+	StartTimeout time.Duration
+	// ProviderLostAfter is how long a provider must have been unreachable before
+	// deleted pods there are force-deleted.
+	ProviderLostAfter time.Duration
+	// Clock; the real one if nil.
+	Clock clock.PassiveClock
+}
+
+const (
+	// conflictRetry is the delay after a write conflict, releaseRetry that between
+	// two looks at a release in progress.
+	conflictRetry, releaseRetry = time.Second, time.Second
+	// resyncPeriod is the interval at which a Reservation is reconciled without a
+	// change.
+	resyncPeriod = 30 * time.Second
+	// reconcileTimeout bounds one reconcile.
+	reconcileTimeout = time.Minute
+	// workers is the number of objects that each controller reconciles at a time.
+	workers = 4
+)
+
+// Reconciler is both controllers.
+type Reconciler struct {
+	Options
+	nodes    *virtualnode.Reconciler
+	driver   peering.Driver
+	client   client.Client
+	recorder events.EventRecorder
+
+	mu       sync.Mutex
+	tracked  map[types.NamespacedName]*tracked
+	progress map[string]*startProgress
+}
+
+// tracked is what is remembered of one Reservation.
+type tracked struct {
+	uid types.UID
+	Surplus
+}
+
+// New returns a Reconciler for the pods on the virtual nodes that nodes keeps.
+func New(nodes *virtualnode.Reconciler, driver peering.Driver, options Options) *Reconciler {
+	if options.Clock == nil {
+		options.Clock = clock.RealClock{}
+	}
+	return &Reconciler{
+		Options: options, nodes: nodes, driver: driver,
+		tracked: map[types.NamespacedName]*tracked{}, progress: map[string]*startProgress{},
+	}
+}
+
+// SetupWithManager adds both controllers. They use an index that virtualnode adds.
+func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
+	r.client, r.recorder = mgr.GetClient(), mgr.GetEventRecorder("spillway-agent")
+	err := ctrl.NewControllerManagedBy(mgr).Named("reservation-pods").
+		Watches(&broker.Reservation{}, &handler.EnqueueRequestForObject{}).
+		Watches(&broker.ReservationInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
+			spec := o.(*broker.ReservationInstruction).Spec
+			return requestFor(spec.SourceNamespace, spec.SourceName)
+		})).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.reservationOf)).
+		WatchesRawSource(source.Channel(r.nodes.CapacityChanges(), &handler.EnqueueRequestForObject{})).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
+		Complete(reconcile.Func(r.reconcileReservation))
+	if err != nil {
+		return fmt.Errorf("setting up the pod controller by Reservation: %w", err)
+	}
+	err = ctrl.NewControllerManagedBy(mgr).Named("provider-pods").
+		Watches(&corev1.Pod{}, virtualnode.EnqueueProvider).
+		Watches(&corev1.Node{}, virtualnode.EnqueueProvider, builder.WithPredicates(virtualnode.NodeChanged)).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
+		Complete(reconcile.Func(r.reconcileProvider))
+	if err != nil {
+		return fmt.Errorf("setting up the pod controller by provider: %w", err)
+	}
+	return nil
+}
+
+// reservationOf maps a pod that may use a Reservation to a request for it.
+func (r *Reconciler) reservationOf(ctx context.Context, o client.Object) []reconcile.Request {
+	pod := o.(*corev1.Pod)
+	admitted := slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return t.Key == broker.TaintOverflow })
+	if pod.Spec.NodeName != "" && virtualnode.ProviderOf(pod.Spec.NodeName) == "" && !admitted {
+		return nil
+	}
+	key, owner, _, ok := demand.KeyOf(pod, virtualnode.ResolveOwners(ctx, r.client))
+	if !ok {
+		return nil
+	}
+	return requestFor(pod.Namespace, key.Name(owner.Name))
+}
+
+func requestFor(namespace, name string) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}}}
+}
+
+// reconcileReservation admits the pods of one Reservation to virtual nodes, and
+// releases capacity that they do not need.
+func (r *Reconciler) reconcileReservation(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
+	defer cancel()
+	reservation := &broker.Reservation{}
+	err := r.client.Get(ctx, request.NamespacedName, reservation)
+	if client.IgnoreNotFound(err) != nil {
+		return reconcile.Result{}, err
+	}
+	if err != nil || reservation.DeletionTimestamp != nil {
+		r.untrack(request.NamespacedName)
+		return reconcile.Result{}, nil
+	}
+	key, ok := demand.KeyOfReservation(reservation)
+	if !ok || reservation.Labels[broker.LabelRequester] != "" {
+		// It serves no pods, or is the broker's own, in a hub that is also a consumer.
+		return reconcile.Result{}, nil
+	}
+	var requeueAfter time.Duration
+	need, err := r.need(ctx, reservation, key)
+	if err == nil {
+		err = r.admit(ctx, reservation, need)
+	}
+	if err == nil && reservation.Labels[broker.LabelManagedBy] == broker.ManagedBySpillway && len(reservation.Spec.PodSets) == 1 {
+		if reservation.Status.Phase == broker.ReservationReleased {
+			// It has expired at the broker. The scheduler creates another if pods still
+			// need it.
+			err = client.IgnoreNotFound(r.client.Delete(ctx, reservation, client.Preconditions{UID: &reservation.UID}))
+		} else {
+			requeueAfter, err = r.release(ctx, reservation, need)
+		}
+	}
+	if apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: conflictRetry}, nil
+	}
+	return reconcile.Result{RequeueAfter: requeueAfter}, err
+}
+
+// need reads the pods of a Reservation.
+func (r *Reconciler) need(ctx context.Context, reservation *broker.Reservation, key demand.Key) (Need, error) {
+	var namespace corev1.Namespace
+	if err := r.client.Get(ctx, client.ObjectKey{Name: reservation.Namespace}, &namespace); err != nil {
+		return Need{}, fmt.Errorf("reading namespace %s: %w", reservation.Namespace, err)
+	}
+	var pods corev1.PodList
+	if err := r.client.List(ctx, &pods, client.InNamespace(reservation.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+		return Need{}, fmt.Errorf("listing pods of namespace %s: %w", reservation.Namespace, err)
+	}
+	optedIn := namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled
+	return needOf(pods.Items, reservation, key, virtualnode.ResolveOwners(ctx, r.client), optedIn), nil
+}
+
+// track returns what is remembered of a Reservation.
+func (r *Reconciler) track(reservation *broker.Reservation) *tracked {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	name := client.ObjectKeyFromObject(reservation)
+	t := r.tracked[name]
+	if t == nil || t.uid != reservation.UID {
+		t = &tracked{uid: reservation.UID}
+		r.tracked[name] = t
+	}
+	return t
+}
+
+// untrack removes what is remembered of a Reservation that is gone.
+func (r *Reconciler) untrack(name types.NamespacedName) {
+	r.mu.Lock()
+	t := r.tracked[name]
+	delete(r.tracked, name)
+	r.mu.Unlock()
+	if t != nil {
+		r.nodes.SetRelease(t.uid, nil)
+	}
+}
