@@ -2,6 +2,7 @@ package pods
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -87,7 +88,7 @@ func New(nodes *virtualnode.Reconciler, driver peering.Driver, options Options) 
 // SetupWithManager adds both controllers. They use an index that virtualnode adds.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	r.client, r.recorder = mgr.GetClient(), mgr.GetEventRecorder("spillway-agent")
-	err := ctrl.NewControllerManagedBy(mgr).Named("reservation-pods").
+	byReservation := ctrl.NewControllerManagedBy(mgr).Named("reservation-pods").
 		Watches(&broker.Reservation{}, &handler.EnqueueRequestForObject{}).
 		Watches(&broker.ReservationInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 			spec := o.(*broker.ReservationInstruction).Spec
@@ -95,18 +96,14 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		})).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.reservationOf)).
 		WatchesRawSource(source.Channel(r.nodes.CapacityChanges(), &handler.EnqueueRequestForObject{})).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
-		Complete(reconcile.Func(r.reconcileReservation))
-	if err != nil {
-		return fmt.Errorf("setting up the pod controller by Reservation: %w", err)
-	}
-	err = ctrl.NewControllerManagedBy(mgr).Named("provider-pods").
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
+	byProvider := ctrl.NewControllerManagedBy(mgr).Named("provider-pods").
 		Watches(&corev1.Pod{}, virtualnode.EnqueueProvider).
 		Watches(&corev1.Node{}, virtualnode.EnqueueProvider, builder.WithPredicates(virtualnode.NodeChanged)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
-		Complete(reconcile.Func(r.reconcileProvider))
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
+	err := errors.Join(byReservation.Complete(reconcile.Func(r.reconcileReservation)), byProvider.Complete(reconcile.Func(r.reconcileProvider)))
 	if err != nil {
-		return fmt.Errorf("setting up the pod controller by provider: %w", err)
+		return fmt.Errorf("setting up the pod controllers: %w", err)
 	}
 	return nil
 }
@@ -148,19 +145,13 @@ func (r *Reconciler) reconcileReservation(ctx context.Context, request reconcile
 		// It serves no pods, or is the broker's own, in a hub that is also a consumer.
 		return reconcile.Result{}, nil
 	}
-	var requeueAfter time.Duration
 	need, err := r.need(ctx, reservation, key)
 	if err == nil {
 		err = r.admit(ctx, reservation, need)
 	}
+	var requeueAfter time.Duration
 	if err == nil && reservation.Labels[broker.LabelManagedBy] == broker.ManagedBySpillway && len(reservation.Spec.PodSets) == 1 {
-		if reservation.Status.Phase == broker.ReservationReleased {
-			// It has expired at the broker. The scheduler creates another if pods still
-			// need it.
-			err = client.IgnoreNotFound(r.client.Delete(ctx, reservation, client.Preconditions{UID: &reservation.UID}))
-		} else {
-			requeueAfter, err = r.release(ctx, reservation, need)
-		}
+		requeueAfter, err = r.release(ctx, reservation, need)
 	}
 	if apierrors.IsConflict(err) {
 		return reconcile.Result{RequeueAfter: conflictRetry}, nil

@@ -32,7 +32,7 @@ func start(t *testing.T) *virtualnodetest.Cluster {
 	return virtualnodetest.Start(t, func(mgr ctrl.Manager, driver *fake.Driver) error {
 		nodes := virtualnode.New(driver, virtualnode.Options{
 			InstructionNamespace: virtualnodetest.InstructionNamespace, PeeringIdleTime: time.Hour, FinishedPodRetention: time.Hour,
-			ReadyTimeout: 2 * time.Second, ShrinkDelay: 200 * time.Millisecond,
+			ReadyTimeout: 2 * time.Second, ShrinkDelay: 500 * time.Millisecond,
 		})
 		if err := nodes.SetupWithManager(mgr); err != nil {
 			return err

@@ -1,8 +1,6 @@
 package pods
 
-import (
-	corev1 "k8s.io/api/core/v1"
-)
+import corev1 "k8s.io/api/core/v1"
 
 // Reasons of the events on pods that are bound to a virtual node.
 const (
@@ -15,13 +13,9 @@ const (
 	reasonForceDeleted = "ForceDeleted"
 )
 
-// reportNotStarted records once why a pod that is not started stays on the virtual
-// node.
-func (r *Reconciler) reportNotStarted(progress *startProgress, pod *corev1.Pod, provider, cause, next string) {
-	if progress.reported[pod.UID] {
-		return
-	}
-	progress.reported[pod.UID] = true
+// reportNotStarted records why a pod that is not started stays on the virtual node.
+// The recorder counts repetitions in one event.
+func (r *Reconciler) reportNotStarted(pod *corev1.Pod, provider, cause, next string) {
 	r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, reasonNotStarted, "Evict",
 		"Pod is waiting on the virtual node for provider %s: %s. %s", provider, cause, next)
 }

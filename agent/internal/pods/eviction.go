@@ -9,9 +9,11 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 )
 
 const (
@@ -21,37 +23,6 @@ const (
 	// budgetRetry is the delay after a PodDisruptionBudget has blocked an eviction.
 	budgetRetry = 10 * time.Second
 )
-
-// startProgress is what is remembered of the pods on one virtual node. Only the
-// worker that reconciles the provider uses it.
-type startProgress struct {
-	// started is the number of started pods at the last look, -1 before the first;
-	// lastStart is when it rose last, by this cluster's clock.
-	started   int
-	lastStart time.Time
-	// reported are the pods with an event that they cannot be evicted.
-	reported map[types.UID]bool
-}
-
-// observe records how many of the pods have started, and forgets those that are
-// gone.
-func (p *startProgress) observe(pods []*corev1.Pod, now time.Time) {
-	var started int
-	reported := map[types.UID]bool{}
-	for _, pod := range pods {
-		if pod.Status.StartTime != nil {
-			started++
-		}
-		if p.reported[pod.UID] {
-			reported[pod.UID] = true
-		}
-	}
-	p.reported = reported
-	if p.started >= 0 && started > p.started {
-		p.lastStart = now
-	}
-	p.started = started
-}
 
 // startDeadline is when a pod that has not been started is to be evicted, and the
 // cause for the event; ok is false for a pod that is not to be. refusal is the
@@ -88,8 +59,8 @@ func startDeadline(pod *corev1.Pod, refusal string, lastStart time.Time, timeout
 
 // evictNotStarted evicts a pod that the provider has not started in time, and
 // returns when to look at it again.
-func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provider string, progress *startProgress) (requeueAfter time.Duration, err error) {
-	deadline, cause, ok := startDeadline(pod, r.driver.RefusedReason(pod), progress.lastStart, r.StartTimeout)
+func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provider string, lastStart time.Time) (requeueAfter time.Duration, err error) {
+	deadline, cause, ok := startDeadline(pod, r.driver.RefusedReason(pod), lastStart, r.StartTimeout)
 	if !ok {
 		return 0, nil
 	}
@@ -97,7 +68,7 @@ func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provi
 		return left, nil
 	}
 	if metav1.GetControllerOfNoCopy(pod) == nil {
-		r.reportNotStarted(progress, pod, provider, cause, "No controller would replace it: delete the pod and create it again.")
+		r.reportNotStarted(pod, provider, cause, "No controller would replace it: delete the pod and create it again.")
 		return resyncPeriod, nil
 	}
 	eviction := &policyv1.Eviction{
@@ -107,7 +78,7 @@ func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provi
 	err = r.client.SubResource("eviction").Create(ctx, pod, eviction)
 	switch {
 	case apierrors.IsTooManyRequests(err):
-		r.reportNotStarted(progress, pod, provider, cause, "A PodDisruptionBudget blocks its eviction, which is retried.")
+		r.reportNotStarted(pod, provider, cause, "A PodDisruptionBudget blocks its eviction, which is retried.")
 		return budgetRetry, nil
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
 		return 0, nil
@@ -116,5 +87,49 @@ func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provi
 	}
 	r.reportEvicted(pod, provider, cause)
 	log.FromContext(ctx).Info("Evicted a pod that the provider did not start", "pod", client.ObjectKeyFromObject(pod), "provider", provider, "cause", cause)
+	return 0, nil
+}
+
+// forceDeleteAt is when a deleted pod is to be removed without confirmation, since
+// its provider has been unreachable for lostAfter; ok is false if it is not to be.
+//
+// Pods of StatefulSets stay: the provider may only be cut off and still run them,
+// and their successors have the same names. So do pods without a controller.
+func forceDeleteAt(node *corev1.Node, pod *corev1.Pod, lostAfter time.Duration) (at time.Time, ok bool) {
+	if owner := metav1.GetControllerOfNoCopy(pod); node == nil || owner == nil || owner.Kind == "StatefulSet" {
+		return time.Time{}, false
+	}
+	ready := virtualnode.ReadyCondition(node)
+	if ready == nil || ready.Status == corev1.ConditionTrue {
+		return time.Time{}, false
+	}
+	// The deletion timestamp is the end of the grace period.
+	grace := time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second
+	since := pod.DeletionTimestamp.Add(-grace)
+	if unreachable := ready.LastTransitionTime.Time; unreachable.After(since) {
+		since = unreachable
+	}
+	return since.Add(lostAfter), true
+}
+
+// forceDeleteLost removes a deleted pod whose provider is lost, and returns when to
+// look at it again.
+func (r *Reconciler) forceDeleteLost(ctx context.Context, node *corev1.Node, pod *corev1.Pod, provider string) (requeueAfter time.Duration, err error) {
+	at, ok := forceDeleteAt(node, pod, r.ProviderLostAfter)
+	if !ok {
+		return 0, nil
+	}
+	if left := at.Sub(r.Clock.Now()); left > 0 {
+		return left, nil
+	}
+	err = r.client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID}, client.GracePeriodSeconds(0))
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("force-deleting pod %s/%s of unreachable provider %s: %w", pod.Namespace, pod.Name, provider, err)
+	}
+	r.reportForceDeleted(pod, provider)
+	log.FromContext(ctx).Info("Force-deleted a pod of an unreachable provider", "pod", client.ObjectKeyFromObject(pod), "provider", provider)
 	return 0, nil
 }

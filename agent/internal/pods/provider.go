@@ -6,12 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
@@ -41,7 +36,7 @@ func (r *Reconciler) reconcileProvider(ctx context.Context, request reconcile.Re
 		if pod.DeletionTimestamp != nil {
 			requeueAfter, err = r.forceDeleteLost(ctx, node, pod, provider)
 		} else {
-			requeueAfter, err = r.evictNotStarted(ctx, pod, provider, progress)
+			requeueAfter, err = r.evictNotStarted(ctx, pod, provider, progress.lastStart)
 		}
 		if err != nil {
 			return reconcile.Result{}, err
@@ -76,7 +71,7 @@ func (r *Reconciler) progressOf(provider string, gone bool) *startProgress {
 	defer r.mu.Unlock()
 	p := r.progress[provider]
 	if p == nil {
-		p = &startProgress{started: -1, reported: map[types.UID]bool{}}
+		p = &startProgress{started: -1}
 		r.progress[provider] = p
 	}
 	if gone {
@@ -85,46 +80,25 @@ func (r *Reconciler) progressOf(provider string, gone bool) *startProgress {
 	return p
 }
 
-// forceDeleteAt is when a deleted pod is to be removed without confirmation, since
-// its provider has been unreachable for lostAfter; ok is false if it is not to be.
-//
-// Pods of StatefulSets stay: the provider may only be cut off and still run them,
-// and their successors have the same names. So do pods without a controller.
-func forceDeleteAt(node *corev1.Node, pod *corev1.Pod, lostAfter time.Duration) (at time.Time, ok bool) {
-	if owner := metav1.GetControllerOfNoCopy(pod); node == nil || owner == nil || owner.Kind == "StatefulSet" {
-		return time.Time{}, false
-	}
-	ready := virtualnode.ReadyCondition(node)
-	if ready == nil || ready.Status == corev1.ConditionTrue {
-		return time.Time{}, false
-	}
-	// The deletion timestamp is the end of the grace period.
-	grace := time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second
-	since := pod.DeletionTimestamp.Add(-grace)
-	if unreachable := ready.LastTransitionTime.Time; unreachable.After(since) {
-		since = unreachable
-	}
-	return since.Add(lostAfter), true
+// startProgress is what is remembered of the pods on one virtual node. Only the
+// worker that reconciles the provider uses it.
+type startProgress struct {
+	// started is the number of started pods at the last look, -1 before the first;
+	// lastStart is when it rose last, by this cluster's clock.
+	started   int
+	lastStart time.Time
 }
 
-// forceDeleteLost removes a deleted pod whose provider is lost, and returns when to
-// look at it again.
-func (r *Reconciler) forceDeleteLost(ctx context.Context, node *corev1.Node, pod *corev1.Pod, provider string) (requeueAfter time.Duration, err error) {
-	at, ok := forceDeleteAt(node, pod, r.ProviderLostAfter)
-	if !ok {
-		return 0, nil
+// observe records how many of the pods have started.
+func (p *startProgress) observe(pods []*corev1.Pod, now time.Time) {
+	var started int
+	for _, pod := range pods {
+		if pod.Status.StartTime != nil {
+			started++
+		}
 	}
-	if left := at.Sub(r.Clock.Now()); left > 0 {
-		return left, nil
+	if p.started >= 0 && started > p.started {
+		p.lastStart = now
 	}
-	err = r.client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID}, client.GracePeriodSeconds(0))
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("force-deleting pod %s/%s of unreachable provider %s: %w", pod.Namespace, pod.Name, provider, err)
-	}
-	r.reportForceDeleted(pod, provider)
-	log.FromContext(ctx).Info("Force-deleted a pod of an unreachable provider", "pod", client.ObjectKeyFromObject(pod), "provider", provider)
-	return 0, nil
+	p.started = started
 }

@@ -73,6 +73,11 @@ func requestedPods(reservation *broker.Reservation) int32 {
 // virtual nodes shrink, the pods there are read from the API server, then the count
 // is lowered, or the Reservation deleted if no pod is left.
 func (r *Reconciler) release(ctx context.Context, reservation *broker.Reservation, need Need) (requeueAfter time.Duration, err error) {
+	if reservation.Status.Phase == broker.ReservationReleased {
+		// It has expired at the broker. The scheduler creates another if pods still
+		// need it.
+		return 0, client.IgnoreNotFound(r.client.Delete(ctx, reservation, client.Preconditions{UID: &reservation.UID}))
+	}
 	target, wait, due := r.track(reservation).Observe(r.Clock.Now(), need.Pods(), requestedPods(reservation), r.ReleaseGrace)
 	if !due {
 		// Also once the count has been lowered: the release is complete.

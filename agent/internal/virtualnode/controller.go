@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -123,20 +124,13 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	if err != nil {
 		return fmt.Errorf("setting up the virtual node controller: %w", err)
 	}
-	return mgr.Add(leaderRunnable{r.resync})
+	return mgr.Add(manager.RunnableFunc(r.resync))
 }
-
-// leaderRunnable runs in the leader only.
-type leaderRunnable struct{ manager.RunnableFunc }
-
-func (leaderRunnable) NeedLeaderElection() bool { return true }
 
 // resync enqueues every peering that exists, at intervals, so that one without an
 // instruction is found after a restart.
 func (r *Reconciler) resync(ctx context.Context) error {
-	ticker := time.NewTicker(resyncPeriod)
-	defer ticker.Stop()
-	for {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		peerings, err := r.driver.Observe(ctx)
 		if err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "Failed to list peerings")
@@ -144,12 +138,8 @@ func (r *Reconciler) resync(ctx context.Context) error {
 		for _, p := range peerings {
 			r.Enqueue(p.ClusterID)
 		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return nil
-		}
-	}
+	}, resyncPeriod)
+	return nil
 }
 
 // EnqueueProvider maps a virtual node, or a pod bound to one, to a request with

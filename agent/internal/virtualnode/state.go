@@ -2,6 +2,7 @@ package virtualnode
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -127,10 +128,8 @@ func (r *Reconciler) SetRelease(reservation types.UID, retained []broker.Retaine
 	if equality.Semantic.DeepEqual(before, retained) {
 		return
 	}
-	for _, list := range [][]broker.RetainedPods{before, retained} {
-		for _, at := range list {
-			r.Enqueue(at.Cluster)
-		}
+	for _, at := range slices.Concat(before, retained) {
+		r.Enqueue(at.Cluster)
 	}
 }
 
