@@ -41,6 +41,19 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
+// Durations that have no flag.
+const (
+	// virtualNodeReadyTimeout is how long a virtual node may take to become ready
+	// before an event reports it.
+	virtualNodeReadyTimeout = 2 * time.Minute
+	// shrinkDelay is the time after which no pod can be on its way any more to
+	// capacity that a virtual node has lost.
+	shrinkDelay = 2 * time.Second
+	// podStartTimeout is how long a provider may take to start a pod, or another one
+	// meanwhile, before the pod is evicted.
+	podStartTimeout = time.Minute
+)
+
 // leaseName is the lease that agents of one cluster lead by.
 const leaseName = "spillway-agent"
 
@@ -163,10 +176,10 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	consumer = virtualnode.New(driver.driver, virtualnode.Options{
 		InstructionNamespace: o.instructionNamespace,
 		PeeringIdleTime:      o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention,
-		ReadyTimeout: 2 * time.Minute, ShrinkDelay: 2 * time.Second,
+		ReadyTimeout: virtualNodeReadyTimeout, ShrinkDelay: shrinkDelay,
 	})
 	consumerPods := pods.New(consumer, driver.driver, pods.Options{
-		ReleaseGrace: o.releaseGrace, StartTimeout: time.Minute, ProviderLostAfter: o.providerLostAfter,
+		ReleaseGrace: o.releaseGrace, StartTimeout: podStartTimeout, ProviderLostAfter: o.providerLostAfter,
 	})
 	provider = hold.New(driver.lender, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,

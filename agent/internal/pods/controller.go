@@ -12,11 +12,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -27,7 +25,7 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// Options of a Reconciler. All fields but Clock are required.
+// Options of a Reconciler. All fields are required.
 type Options struct {
 	// ReleaseGrace is how long capacity must have been unneeded before it is
 	// released.
@@ -38,22 +36,11 @@ type Options struct {
 	// ProviderLostAfter is how long a provider must have been unreachable before
 	// deleted pods there are force-deleted.
 	ProviderLostAfter time.Duration
-	// Clock; the real one if nil.
-	Clock clock.PassiveClock
 }
 
-const (
-	// conflictRetry is the delay after a write conflict, releaseRetry that between
-	// two looks at a release in progress.
-	conflictRetry, releaseRetry = time.Second, time.Second
-	// resyncPeriod is the interval at which a Reservation is reconciled without a
-	// change.
-	resyncPeriod = 30 * time.Second
-	// reconcileTimeout bounds one reconcile.
-	reconcileTimeout = time.Minute
-	// workers is the number of objects that each controller reconciles at a time.
-	workers = 4
-)
+// retryDelay is the delay after a write conflict, and between two looks at a
+// release in progress.
+const retryDelay = time.Second
 
 // Reconciler is both controllers.
 type Reconciler struct {
@@ -63,25 +50,17 @@ type Reconciler struct {
 	client   client.Client
 	recorder events.EventRecorder
 
-	mu       sync.Mutex
-	tracked  map[types.NamespacedName]*tracked
-	progress map[string]*startProgress
+	mu        sync.Mutex
+	surpluses map[types.NamespacedName]*trackedSurplus
+	providers map[string]*providerState
 }
 
-// tracked is what is remembered of one Reservation.
-type tracked struct {
-	uid types.UID
-	Surplus
-}
-
-// New returns a Reconciler for the pods on the virtual nodes that nodes keeps.
+// New returns a Reconciler for the pods on the virtual nodes that nodes keeps. It
+// uses their clock.
 func New(nodes *virtualnode.Reconciler, driver peering.Driver, options Options) *Reconciler {
-	if options.Clock == nil {
-		options.Clock = clock.RealClock{}
-	}
 	return &Reconciler{
 		Options: options, nodes: nodes, driver: driver,
-		tracked: map[types.NamespacedName]*tracked{}, progress: map[string]*startProgress{},
+		surpluses: map[types.NamespacedName]*trackedSurplus{}, providers: map[string]*providerState{},
 	}
 }
 
@@ -96,11 +75,11 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		})).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.reservationOf)).
 		WatchesRawSource(source.Channel(r.nodes.CapacityChanges(), &handler.EnqueueRequestForObject{})).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
+		WithOptions(virtualnode.ControllerOptions)
 	byProvider := ctrl.NewControllerManagedBy(mgr).Named("provider-pods").
 		Watches(&corev1.Pod{}, virtualnode.EnqueueProvider).
 		Watches(&corev1.Node{}, virtualnode.EnqueueProvider, builder.WithPredicates(virtualnode.NodeChanged)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
+		WithOptions(virtualnode.ControllerOptions)
 	err := errors.Join(byReservation.Complete(reconcile.Func(r.reconcileReservation)), byProvider.Complete(reconcile.Func(r.reconcileProvider)))
 	if err != nil {
 		return fmt.Errorf("setting up the pod controllers: %w", err)
@@ -129,8 +108,6 @@ func requestFor(namespace, name string) []reconcile.Request {
 // reconcileReservation admits the pods of one Reservation to virtual nodes, and
 // releases capacity that they do not need.
 func (r *Reconciler) reconcileReservation(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
-	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
-	defer cancel()
 	reservation := &broker.Reservation{}
 	err := r.client.Get(ctx, request.NamespacedName, reservation)
 	if client.IgnoreNotFound(err) != nil {
@@ -154,45 +131,7 @@ func (r *Reconciler) reconcileReservation(ctx context.Context, request reconcile
 		requeueAfter, err = r.release(ctx, reservation, need)
 	}
 	if apierrors.IsConflict(err) {
-		return reconcile.Result{RequeueAfter: conflictRetry}, nil
+		requeueAfter, err = retryDelay, nil
 	}
 	return reconcile.Result{RequeueAfter: requeueAfter}, err
-}
-
-// need reads the pods of a Reservation.
-func (r *Reconciler) need(ctx context.Context, reservation *broker.Reservation, key demand.Key) (Need, error) {
-	var namespace corev1.Namespace
-	if err := r.client.Get(ctx, client.ObjectKey{Name: reservation.Namespace}, &namespace); err != nil {
-		return Need{}, fmt.Errorf("reading namespace %s: %w", reservation.Namespace, err)
-	}
-	var pods corev1.PodList
-	if err := r.client.List(ctx, &pods, client.InNamespace(reservation.Namespace), client.UnsafeDisableDeepCopy); err != nil {
-		return Need{}, fmt.Errorf("listing pods of namespace %s: %w", reservation.Namespace, err)
-	}
-	optedIn := namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled
-	return needOf(pods.Items, reservation, key, virtualnode.ResolveOwners(ctx, r.client), optedIn), nil
-}
-
-// track returns what is remembered of a Reservation.
-func (r *Reconciler) track(reservation *broker.Reservation) *tracked {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	name := client.ObjectKeyFromObject(reservation)
-	t := r.tracked[name]
-	if t == nil || t.uid != reservation.UID {
-		t = &tracked{uid: reservation.UID}
-		r.tracked[name] = t
-	}
-	return t
-}
-
-// untrack removes what is remembered of a Reservation that is gone.
-func (r *Reconciler) untrack(name types.NamespacedName) {
-	r.mu.Lock()
-	t := r.tracked[name]
-	delete(r.tracked, name)
-	r.mu.Unlock()
-	if t != nil {
-		r.nodes.SetRelease(t.uid, nil)
-	}
 }

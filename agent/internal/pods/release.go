@@ -7,9 +7,11 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
@@ -50,23 +52,40 @@ func Retain(target int32, instructions []broker.ReservationInstruction, bound ma
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(bound[retained[b].Cluster], bound[retained[a].Cluster]) })
 	for _, i := range order {
-		retained[i].Count = min(grantedPods(&instructions[i]), bound[retained[i].Cluster], target)
+		retained[i].Count = min(virtualnode.PodsOf(instructions[i].Spec.PodSets), bound[retained[i].Cluster], target)
 		target -= retained[i].Count
 	}
 	for _, i := range order {
-		more := min(grantedPods(&instructions[i])-retained[i].Count, target)
+		more := min(virtualnode.PodsOf(instructions[i].Spec.PodSets)-retained[i].Count, target)
 		retained[i].Count += more
 		target -= more
 	}
 	return retained
 }
 
-func grantedPods(in *broker.ReservationInstruction) int32 {
-	return broker.HeldCapacity{PodSets: in.Spec.PodSets}.Pods()
+// trackedSurplus is the surplus of the Reservation with the UID.
+type trackedSurplus struct {
+	uid types.UID
+	Surplus
 }
 
-func requestedPods(reservation *broker.Reservation) int32 {
-	return broker.HeldCapacity{PodSets: reservation.Spec.PodSets}.Pods()
+// surplusOf returns what is remembered of a Reservation.
+func (r *Reconciler) surplusOf(reservation *broker.Reservation) *trackedSurplus {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	name := client.ObjectKeyFromObject(reservation)
+	if s := r.surpluses[name]; s == nil || s.uid != reservation.UID {
+		r.surpluses[name] = &trackedSurplus{uid: reservation.UID}
+	}
+	return r.surpluses[name]
+}
+
+// untrack removes what is remembered of a Reservation that is gone.
+func (r *Reconciler) untrack(name types.NamespacedName) {
+	r.mu.Lock()
+	delete(r.surpluses, name)
+	r.mu.Unlock()
+	r.nodes.SetRelease(name, "", nil)
 }
 
 // release returns capacity that has not been needed for the grace period: the
@@ -78,63 +97,35 @@ func (r *Reconciler) release(ctx context.Context, reservation *broker.Reservatio
 		// need it.
 		return 0, client.IgnoreNotFound(r.client.Delete(ctx, reservation, client.Preconditions{UID: &reservation.UID}))
 	}
-	target, wait, due := r.track(reservation).Observe(r.Clock.Now(), need.Pods(), requestedPods(reservation), r.ReleaseGrace)
+	name, requested := client.ObjectKeyFromObject(reservation), virtualnode.PodsOf(reservation.Spec.PodSets)
+	target, wait, due := r.surplusOf(reservation).Observe(r.nodes.Clock.Now(), need.Pods(), requested, r.ReleaseGrace)
 	if !due {
 		// Also once the count has been lowered: the release is complete.
-		r.nodes.SetRelease(reservation.UID, nil)
-		if wait > 0 {
-			return min(wait, resyncPeriod), nil
-		}
-		return resyncPeriod, nil
+		r.nodes.SetRelease(name, reservation.UID, nil)
+		return min(cmp.Or(wait, virtualnode.ResyncPeriod), virtualnode.ResyncPeriod), nil
 	}
 	instructions, err := r.nodes.Instructions(ctx, reservation)
 	if err != nil {
 		return 0, err
 	}
 	retained := Retain(target, instructions, need.Bound)
-	r.nodes.SetRelease(reservation.UID, retained)
-	shrunk, err := r.shrunk(ctx, instructions, retained)
+	r.nodes.SetRelease(name, reservation.UID, retained)
+	shrunk, err := r.nodes.Shrunk(ctx, instructions, retained)
 	switch {
 	case err != nil:
 		return 0, err
 	case !shrunk:
-		return releaseRetry, nil
+		return retryDelay, nil
 	case target == 0:
-		log.FromContext(ctx).Info("Deleting a Reservation that no pod needs", "requested", requestedPods(reservation))
+		log.FromContext(ctx).Info("Deleting a Reservation that no pod needs", "requested", requested)
 		err := r.client.Delete(ctx, reservation, client.Preconditions{UID: &reservation.UID, ResourceVersion: &reservation.ResourceVersion})
 		return 0, client.IgnoreNotFound(err)
 	}
-	return releaseRetry, r.lowerCount(ctx, reservation, target, retained)
-}
-
-// shrunk reports whether the virtual nodes have shrunk to the retained pods, and no
-// more pods are bound to them.
-func (r *Reconciler) shrunk(ctx context.Context, instructions []broker.ReservationInstruction, retained []broker.RetainedPods) (bool, error) {
-	for i := range instructions {
-		if in := &instructions[i]; retained[i].Count < grantedPods(in) && !r.nodes.Shrunk(in, retained[i].Count) {
-			return false, nil
-		}
-	}
-	// No pod can be on its way to the released slots any more, but the cache may not
-	// show the latest one yet.
-	for i := range instructions {
-		in := &instructions[i]
-		if retained[i].Count == grantedPods(in) {
-			continue
-		}
-		if bound, err := r.nodes.BoundPods(ctx, in); err != nil || bound > retained[i].Count {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
-func (r *Reconciler) lowerCount(ctx context.Context, reservation *broker.Reservation, target int32, retained []broker.RetainedPods) error {
-	log.FromContext(ctx).Info("Lowering a Reservation to the pods that need it", "requested", requestedPods(reservation), "needed", target, "retained", retained)
+	log.FromContext(ctx).Info("Lowering a Reservation to the pods that need it", "requested", requested, "needed", target, "retained", retained)
 	changed := reservation.DeepCopy()
 	changed.Spec.PodSets[0].Count, changed.Spec.Retained = target, retained
 	if err := r.client.Patch(ctx, changed, client.MergeFromWithOptions(reservation, client.MergeFromWithOptimisticLock{})); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("lowering Reservation %s/%s: %w", reservation.Namespace, reservation.Name, err)
+		return 0, fmt.Errorf("lowering Reservation %s/%s: %w", reservation.Namespace, reservation.Name, err)
 	}
-	return nil
+	return retryDelay, nil
 }

@@ -52,13 +52,12 @@ type Options struct {
 const (
 	// minRetry and maxRetry bound the delay between two tries of a driver's step.
 	minRetry, maxRetry = time.Second, 5 * time.Second
-	// resyncPeriod is the interval at which every peering is reconciled.
-	resyncPeriod = 30 * time.Second
-	// reconcileTimeout bounds one reconcile.
-	reconcileTimeout = time.Minute
-	// workers is the number of providers reconciled at a time.
-	workers = 4
+	// ResyncPeriod is the interval at which every peering is reconciled.
+	ResyncPeriod = 30 * time.Second
 )
+
+// ControllerOptions are those of this controller and of package pods.
+var ControllerOptions = controller.Options{MaxConcurrentReconciles: 4, ReconciliationTimeout: time.Minute}
 
 // Reconciler keeps the virtual node of each provider.
 type Reconciler struct {
@@ -67,15 +66,14 @@ type Reconciler struct {
 	client   client.Client
 	live     client.Reader
 	recorder events.EventRecorder
-	// providers and reservations are queues of this package's and of other
-	// packages' controllers.
+	// providers are enqueued here, reservations in package pods.
 	providers, reservations chan event.GenericEvent
 
 	mu       sync.Mutex
 	peerings map[string]*peeringState
-	// carried is by provider and instruction, releases by Reservation.
+	// carried is by provider and instruction.
 	carried  map[string]map[types.UID]carriedPods
-	releases map[types.UID][]broker.RetainedPods
+	releases map[types.NamespacedName]release
 }
 
 // New returns a Reconciler.
@@ -86,15 +84,7 @@ func New(driver peering.Driver, options Options) *Reconciler {
 	return &Reconciler{
 		Options: options, driver: driver,
 		providers: make(chan event.GenericEvent, 64), reservations: make(chan event.GenericEvent, 64),
-		peerings: map[string]*peeringState{}, carried: map[string]map[types.UID]carriedPods{}, releases: map[types.UID][]broker.RetainedPods{},
-	}
-}
-
-func enqueue(queue chan<- event.GenericEvent, name types.NamespacedName) {
-	object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
-	select {
-	case queue <- event.GenericEvent{Object: object}:
-	default:
+		peerings: map[string]*peeringState{}, carried: map[string]map[types.UID]carriedPods{}, releases: map[types.NamespacedName]release{},
 	}
 }
 
@@ -119,7 +109,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&corev1.Node{}, EnqueueProvider, builder.WithPredicates(NodeChanged)).
 		Watches(&broker.Reservation{}, handler.EnqueueRequestsFromMapFunc(r.providersOf), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WatchesRawSource(source.Channel(r.providers, &handler.EnqueueRequestForObject{})).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
+		WithOptions(ControllerOptions).
 		Complete(r)
 	if err != nil {
 		return fmt.Errorf("setting up the virtual node controller: %w", err)
@@ -138,8 +128,25 @@ func (r *Reconciler) resync(ctx context.Context) error {
 		for _, p := range peerings {
 			r.Enqueue(p.ClusterID)
 		}
-	}, resyncPeriod)
+	}, ResyncPeriod)
 	return nil
+}
+
+// Enqueue enqueues a provider without blocking. If the queue is full, the provider
+// is reconciled within the resync period.
+func (r *Reconciler) Enqueue(provider string) {
+	enqueue(r.providers, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: provider}})
+}
+
+// CapacityChanges sends a Reservation when the capacity that a virtual node carries
+// for it has changed.
+func (r *Reconciler) CapacityChanges() <-chan event.GenericEvent { return r.reservations }
+
+func enqueue(queue chan<- event.GenericEvent, o client.Object) {
+	select {
+	case queue <- event.GenericEvent{Object: o}:
+	default:
+	}
 }
 
 // EnqueueProvider maps a virtual node, or a pod bound to one, to a request with

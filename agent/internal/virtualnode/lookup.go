@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,20 +28,20 @@ const (
 // ProviderOf is the provider whose capacity a node carries; empty for a node of
 // this cluster.
 func ProviderOf(nodeName string) string {
-	provider, ok := strings.CutPrefix(nodeName, broker.VirtualNodePrefix)
-	if !ok {
-		return ""
+	if provider, ok := strings.CutPrefix(nodeName, broker.VirtualNodePrefix); ok {
+		return provider
 	}
-	return provider
+	return ""
 }
 
 // ReadNode reads a provider's virtual node; nil if there is none.
 func ReadNode(ctx context.Context, reader client.Reader, provider string) (*corev1.Node, error) {
-	node := &corev1.Node{}
-	if err := reader.Get(ctx, client.ObjectKey{Name: broker.VirtualNodeName(provider)}, node); client.IgnoreNotFound(err) != nil {
-		return nil, fmt.Errorf("reading node %s: %w", broker.VirtualNodeName(provider), err)
-	} else if err != nil {
+	node, name := &corev1.Node{}, broker.VirtualNodeName(provider)
+	switch err := reader.Get(ctx, client.ObjectKey{Name: name}, node); {
+	case apierrors.IsNotFound(err):
 		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading node %s: %w", name, err)
 	}
 	return node, nil
 }
@@ -77,12 +78,13 @@ func RunsOnEveryNode(pod *corev1.Pod) bool {
 // nodeOfDaemonPod lists the nodes that a pending pod of a DaemonSet is for: one.
 func nodeOfDaemonPod(o client.Object) []string {
 	pod := o.(*corev1.Pod)
-	if pod.Spec.NodeName != "" || !RunsOnEveryNode(pod) || pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil ||
-		pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+	affinity := pod.Spec.Affinity
+	if pod.Spec.NodeName != "" || !RunsOnEveryNode(pod) || affinity == nil || affinity.NodeAffinity == nil ||
+		affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 		return nil
 	}
 	var nodes []string
-	for _, term := range pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
 		for _, field := range term.MatchFields {
 			if field.Key == metav1.ObjectNameField {
 				nodes = append(nodes, field.Values...)
@@ -92,25 +94,22 @@ func nodeOfDaemonPod(o client.Object) []string {
 	return nodes
 }
 
-var replicaSetKind = schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "ReplicaSet"}
-
 // ResolveOwners looks up the controllers of ReplicaSets with the reader, each once.
 func ResolveOwners(ctx context.Context, reader client.Reader) demand.Resolve {
-	type answer struct {
-		controller *metav1.OwnerReference
-		found      bool
-	}
-	answers := map[types.UID]answer{}
+	sets := map[types.UID]*metav1.PartialObjectMetadata{}
 	return func(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
-		a, known := answers[ref.UID]
+		set, known := sets[ref.UID]
 		if !known {
-			set := &metav1.PartialObjectMetadata{}
-			set.SetGroupVersionKind(replicaSetKind)
-			if err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, set); err == nil && set.UID == ref.UID {
-				a = answer{metav1.GetControllerOf(set), true}
+			set = &metav1.PartialObjectMetadata{}
+			set.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "ReplicaSet"})
+			if err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, set); err != nil || set.UID != ref.UID {
+				set = nil
 			}
-			answers[ref.UID] = a
+			sets[ref.UID] = set
 		}
-		return a.controller, a.found
+		if set == nil {
+			return nil, false
+		}
+		return metav1.GetControllerOf(set), true
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
 // Grant is one ReservationInstruction and its use.
@@ -54,7 +55,7 @@ func (g Grant) granted() broker.HeldCapacity {
 
 // resources is what Pods() pods need; never below what the bound pods request.
 func (g Grant) resources() corev1.ResourceList {
-	var need corev1.ResourceList
+	need := corev1.ResourceList{}
 	switch granted := g.granted(); {
 	case g.Releasing():
 	case len(granted.PodSets) > 0:
@@ -67,7 +68,7 @@ func (g Grant) resources() corev1.ResourceList {
 	default:
 		need = granted.Totals.List()
 	}
-	return maximum(need, requests(g.Bound))
+	return capacity.Larger(need, requests(g.Bound))
 }
 
 // NodePlan is the capacity that the virtual node is to carry: every grant, and
@@ -110,6 +111,9 @@ func NodePlan(s *Snapshot) peering.Capacity {
 	return capacity
 }
 
+// PodsOf is the number of pods of pod sets.
+func PodsOf(sets []broker.PodSet) int32 { return broker.HeldCapacity{PodSets: sets}.Pods() }
+
 // requests sums what pods request.
 func requests(pods []*corev1.Pod) corev1.ResourceList {
 	var total corev1.ResourceList
@@ -117,16 +121,4 @@ func requests(pods []*corev1.Pod) corev1.ResourceList {
 		total = broker.AddTo(total, inventory.Requests(pod))
 	}
 	return total
-}
-
-// maximum is the larger amount of each resource.
-func maximum(a, b corev1.ResourceList) corev1.ResourceList {
-	out := corev1.ResourceList{}
-	maps.Copy(out, a)
-	for name, amount := range b {
-		if have, ok := out[name]; !ok || have.Cmp(amount) < 0 {
-			out[name] = amount
-		}
-	}
-	return out
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,8 +21,6 @@ import (
 // Reconcile brings one provider's peering and virtual node in line with its
 // grants.
 func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
-	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
-	defer cancel()
 	state := r.state(request.Name)
 	s, err := r.gather(ctx, r.client, request.Name)
 	if err != nil {
@@ -43,16 +42,22 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 // is.
 func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s *Snapshot) (requeueAfter time.Duration, err error) {
 	now := r.Clock.Now()
-	state.lastGrant, state.peer = now, peerOf(s)
+	state.lastGrant, state.peer = now, peering.Peer{ClusterID: s.Provider}
+	for _, g := range s.Grants {
+		state.peer.PeerKey = cmp.Or(g.Instruction.Spec.PeerKey, state.peer.PeerKey)
+		state.peer.Endpoint = cmp.Or(g.Instruction.Spec.Endpoint, state.peer.Endpoint)
+	}
+	// Before the driver is called, since the node may grow at once.
+	r.recordCarried(s, progress{})
 	p := state.observe(r.ensure(ctx, state, s), now, r.ReadyTimeout)
-	requeueAfter = resyncPeriod
+	r.recordCarried(s, p)
+	requeueAfter = ResyncPeriod
 	if !p.ready() {
 		requeueAfter = state.backOff()
 	}
 	if p.err != nil {
 		log.FromContext(ctx).Error(p.err, "Failed to set up the virtual node", "provider", s.Provider, "retryAfter", requeueAfter)
 	}
-	r.recordCarried(s, p)
 	released, retryAfter, err := r.findReleased(ctx, s, p.overdue)
 	if err != nil {
 		return 0, err
@@ -60,32 +65,21 @@ func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s
 	if err := r.writeStatuses(ctx, s, p, released); err != nil {
 		return 0, err
 	}
-	if p.overdue && peeringForgotten(s, p) {
+	if p.overdue && p.peered.Done && p.node.Reason == peering.ReasonGrantPending && len(s.active()) == 0 {
+		// The provider has ended the peering or lost it, and nothing depends on it: it
+		// is removed here too, and made again.
 		state.terminating = true
 	}
 	if p.overdue && !state.reported {
 		state.reported = true
-		r.reportNotReady(s, p)
+		for _, g := range s.Grants {
+			if !g.Releasing() {
+				r.recorder.Eventf(g.Reservation, nil, corev1.EventTypeWarning, "VirtualNodeNotReady", "Peer",
+					"Virtual node for provider %s is not ready after %s, retrying: %s", s.Provider, p.waited.Round(time.Second), p.blocking().Message)
+			}
+		}
 	}
-	return earlier(requeueAfter, retryAfter), nil
-}
-
-// earlier is the shorter of two delays, of which 0 means none.
-func earlier(a, b time.Duration) time.Duration {
-	if a == 0 || b == 0 {
-		return max(a, b)
-	}
-	return min(a, b)
-}
-
-// peerOf is the provider as its instructions describe it.
-func peerOf(s *Snapshot) peering.Peer {
-	peer := peering.Peer{ClusterID: s.Provider}
-	for _, g := range s.Grants {
-		peer.PeerKey = cmp.Or(g.Instruction.Spec.PeerKey, peer.PeerKey)
-		peer.Endpoint = cmp.Or(g.Instruction.Spec.Endpoint, peer.Endpoint)
-	}
-	return peer
+	return min(requeueAfter, retryAfter), nil
 }
 
 // progress is how far a provider's peering and virtual node are.
@@ -142,39 +136,16 @@ func (r *Reconciler) ensure(ctx context.Context, state *peeringState, s *Snapsho
 	return progress{peered: peered, node: node}
 }
 
-// recordCarried records what the virtual node carries, and enqueues the
-// Reservations if that has changed. While the node is being resized, what was
-// recorded before stays.
-func (r *Reconciler) recordCarried(s *Snapshot, p progress) {
-	if !p.ready() && s.Node != nil {
-		return
-	}
-	carried := map[types.UID]int32{}
-	for _, g := range s.Grants {
-		carried[g.Instruction.UID] = 0
-		if p.ready() {
-			carried[g.Instruction.UID] = g.Pods()
-		}
-	}
-	if !r.setCarried(s.Provider, carried) {
-		return
-	}
-	for _, g := range s.Grants {
-		if !g.Releasing() {
-			r.enqueueReservation(g.Reservation)
-		}
-	}
-}
-
 // findReleased returns the instructions whose grant no pod can use any more: the
 // node has shrunk, or is overdue to, and the API server shows no pod. retryAfter
-// is when a node that is shrinking is to be looked at again.
+// is when to look again at a node that is shrinking.
 func (r *Reconciler) findReleased(ctx context.Context, s *Snapshot, overdue bool) (released map[types.UID]bool, retryAfter time.Duration, err error) {
+	retryAfter = ResyncPeriod
 	var unused []types.UID
 	for _, g := range s.Grants {
 		switch in := g.Instruction; {
 		case !g.Releasing() || len(g.Bound) > 0 || meta.IsStatusConditionTrue(in.Status.Conditions, broker.ConditionRequesterReleased):
-		case overdue || r.Shrunk(in, 0):
+		case overdue || r.carriesAtMost(in, 0):
 			unused = append(unused, in.UID)
 		default:
 			retryAfter = r.ShrinkDelay
@@ -194,9 +165,84 @@ func (r *Reconciler) findReleased(ctx context.Context, s *Snapshot, overdue bool
 	return released, retryAfter, nil
 }
 
-// peeringForgotten reports whether the peering exists on this side only, because
-// the provider has ended it or lost it: nothing depends on it, so that it can be
-// removed and made again.
-func peeringForgotten(s *Snapshot, p progress) bool {
-	return p.peered.Done && p.node.Reason == peering.ReasonGrantPending && len(s.active()) == 0
+// reconcileIdle parks the virtual node of a provider without grants, and removes
+// the peering once it has been idle for long enough.
+func (r *Reconciler) reconcileIdle(ctx context.Context, state *peeringState, s *Snapshot) (requeueAfter time.Duration, err error) {
+	r.recordCarried(s, progress{})
+	peerings, err := r.driver.Observe(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("listing peerings: %w", err)
+	}
+	i := slices.IndexFunc(peerings, func(o peering.Observed) bool { return o.ClusterID == s.Provider })
+	if i < 0 && !state.terminating {
+		r.deleteState(s.Provider)
+		return 0, nil
+	}
+	if !state.terminating {
+		now := r.Clock.Now()
+		if keep := keepPeering(s, state.lastGrant, now, r.PeeringIdleTime, r.FinishedPodRetention); keep > 0 {
+			if peerings[i].Node == nil && s.Node == nil {
+				return keep, nil
+			}
+			parked, err := r.driver.EnsureCapacity(ctx, state.peer, NodePlan(s))
+			if err != nil {
+				return 0, fmt.Errorf("parking the virtual node of %s: %w", s.Provider, err)
+			}
+			if !parked.Done {
+				keep = min(keep, maxRetry)
+			}
+			return keep, nil
+		}
+		// The cache may not show the latest grant or pod yet.
+		live, err := r.gather(ctx, r.live, s.Provider)
+		if err != nil {
+			return 0, err
+		}
+		if len(live.Grants) > 0 || len(live.Ungranted) > 0 {
+			return minRetry, nil
+		}
+		log.FromContext(ctx).Info("Removing an idle peering", "provider", s.Provider, "idleFor", now.Sub(state.lastGrant).Round(time.Second).String())
+		state.terminating = true
+	}
+	return r.teardown(ctx, state, s.Provider)
+}
+
+// keepPeering is how long to keep a peering without grants before looking again,
+// at most the resync period; 0 if it is to be removed now.
+func keepPeering(s *Snapshot, lastGrant, now time.Time, idleTime, retention time.Duration) time.Duration {
+	keep := lastGrant.Add(idleTime).Sub(now)
+	for _, pod := range s.Finished {
+		keep = max(keep, finishedAt(pod).Add(retention).Sub(now))
+	}
+	if len(s.Ungranted) > 0 {
+		keep = ResyncPeriod
+	}
+	return min(max(keep, 0), ResyncPeriod)
+}
+
+// finishedAt is about when a pod ended: the last transition of its conditions.
+func finishedAt(pod *corev1.Pod) time.Time {
+	at := pod.CreationTimestamp.Time
+	for _, c := range pod.Status.Conditions {
+		if c.LastTransitionTime.After(at) {
+			at = c.LastTransitionTime.Time
+		}
+	}
+	return at
+}
+
+// teardown takes the next step of removing a peering.
+func (r *Reconciler) teardown(ctx context.Context, state *peeringState, provider string) (requeueAfter time.Duration, err error) {
+	logger := log.FromContext(ctx).WithValues("provider", provider)
+	gone, err := r.driver.Teardown(ctx, state.peer)
+	if err != nil {
+		return 0, fmt.Errorf("removing the peering with %s: %w", provider, err)
+	}
+	if !gone.Done {
+		logger.V(1).Info("Waiting for the peering to be removed", "reason", gone.Message)
+		return state.backOff(), nil
+	}
+	logger.Info("Removed the peering")
+	r.deleteState(provider)
+	return 0, nil
 }

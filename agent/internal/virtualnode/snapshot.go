@@ -55,11 +55,10 @@ func (s *Snapshot) boundPods(instruction types.UID) int32 {
 func (s *Snapshot) grantOf(pod *corev1.Pod, resolve demand.Resolve) *Grant {
 	if key, _, _, ok := demand.KeyOf(pod, resolve); ok {
 		for i := range s.Grants {
-			if s.Grants[i].Reservation == nil {
-				continue
-			}
-			if k, keyed := demand.KeyOfReservation(s.Grants[i].Reservation); keyed && k == key {
-				return &s.Grants[i]
+			if reservation := s.Grants[i].Reservation; reservation != nil {
+				if k, keyed := demand.KeyOfReservation(reservation); keyed && k == key {
+					return &s.Grants[i]
+				}
 			}
 		}
 	}
@@ -113,48 +112,39 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 
 // grants reads a provider's instructions and the Reservations that they are for.
 func (r *Reconciler) grants(ctx context.Context, reader client.Reader, provider string) ([]Grant, error) {
-	var instructions broker.ReservationInstructionList
-	if err := reader.List(ctx, &instructions, client.InNamespace(r.InstructionNamespace)); err != nil {
-		return nil, fmt.Errorf("listing ReservationInstructions: %w", err)
-	}
+	instructions, err := r.instructions(ctx, reader, func(spec broker.ReservationInstructionSpec) bool { return spec.TargetClusterID == provider })
 	var grants []Grant
-	for i := range instructions.Items {
-		in := &instructions.Items[i]
-		if in.Spec.TargetClusterID != provider {
-			continue
-		}
-		reservation, err := r.reservationOf(ctx, in)
-		if err != nil {
+	for i := range instructions {
+		g := Grant{Instruction: &instructions[i], Limit: -1}
+		if g.Reservation, err = r.reservationOf(ctx, g.Instruction); err != nil {
 			return nil, err
 		}
-		g := Grant{Instruction: in, Reservation: reservation, Limit: -1}
-		if reservation != nil {
-			g.Limit = podLimit(&reservation.Spec, in, r.releaseOf(reservation.UID))
+		if g.Reservation != nil {
+			g.Limit = podLimit(&g.Reservation.Spec, g.Instruction, r.releaseOf(g.Reservation))
 		}
 		grants = append(grants, g)
 	}
-	slices.SortFunc(grants, func(a, b Grant) int { return cmp.Compare(a.Instruction.Name, b.Instruction.Name) })
-	return grants, nil
+	return grants, err
 }
 
 // podLimit is the number of pods to keep capacity for under an instruction;
-// negative for no limit. A release in progress decides it, or else the
-// Reservation's retained pods: they limit the attempts that were in force when the
-// count was lowered, not later ones, and none once the count is raised again.
+// negative for no limit. A release in progress, nil if there is none, limits every
+// instruction, so that no node grows before the release has taken account of it.
+// Otherwise the Reservation's retained pods limit the attempts that were in force
+// when the count was lowered, not later ones, and none once the count is raised.
 func podLimit(spec *broker.ReservationSpec, in *broker.ReservationInstruction, release []broker.RetainedPods) int32 {
-	retained := release
-	if release == nil {
-		if (broker.HeldCapacity{PodSets: spec.PodSets}).Pods() > spec.RetainedCount() {
-			return -1
+	isProvider := func(at broker.RetainedPods) bool { return at.Cluster == in.Spec.TargetClusterID }
+	if release != nil {
+		if i := slices.IndexFunc(release, isProvider); i >= 0 {
+			return release[i].Count
 		}
-		retained = spec.Retained
+		return 0
 	}
-	for _, at := range retained {
-		if at.Cluster == in.Spec.TargetClusterID && in.Spec.Attempt <= at.Attempt {
-			return at.Count
-		}
+	i := slices.IndexFunc(spec.Retained, isProvider)
+	if i < 0 || in.Spec.Attempt > spec.Retained[i].Attempt || PodsOf(spec.PodSets) > spec.RetainedCount() {
+		return -1
 	}
-	return -1
+	return spec.Retained[i].Count
 }
 
 // reservationOf is the Reservation that an instruction is for; nil once that one
@@ -171,15 +161,17 @@ func (r *Reconciler) reservationOf(ctx context.Context, in *broker.ReservationIn
 	return reservation, nil
 }
 
-// Instructions lists the ReservationInstructions for a Reservation, by provider.
+// Instructions lists the ReservationInstructions for a Reservation, by name.
 func (r *Reconciler) Instructions(ctx context.Context, reservation *broker.Reservation) ([]broker.ReservationInstruction, error) {
+	return r.instructions(ctx, r.client, func(spec broker.ReservationInstructionSpec) bool { return spec.SourceUID == reservation.UID })
+}
+
+func (r *Reconciler) instructions(ctx context.Context, reader client.Reader, match func(broker.ReservationInstructionSpec) bool) ([]broker.ReservationInstruction, error) {
 	var all broker.ReservationInstructionList
-	if err := r.client.List(ctx, &all, client.InNamespace(r.InstructionNamespace)); err != nil {
+	if err := reader.List(ctx, &all, client.InNamespace(r.InstructionNamespace)); err != nil {
 		return nil, fmt.Errorf("listing ReservationInstructions: %w", err)
 	}
-	own := slices.DeleteFunc(all.Items, func(in broker.ReservationInstruction) bool { return in.Spec.SourceUID != reservation.UID })
-	slices.SortFunc(own, func(a, b broker.ReservationInstruction) int {
-		return cmp.Compare(a.Spec.TargetClusterID, b.Spec.TargetClusterID)
-	})
-	return own, nil
+	matching := slices.DeleteFunc(all.Items, func(in broker.ReservationInstruction) bool { return !match(in.Spec) })
+	slices.SortFunc(matching, func(a, b broker.ReservationInstruction) int { return cmp.Compare(a.Name, b.Name) })
+	return matching, nil
 }

@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -57,6 +56,12 @@ type carriedPods struct {
 	since time.Time
 }
 
+// release is a release of capacity in progress, of the Reservation with the UID.
+type release struct {
+	uid      types.UID
+	retained []broker.RetainedPods
+}
+
 // state returns what is remembered of a provider. The idle time of a peering that
 // is found without a grant starts then.
 func (r *Reconciler) state(provider string) *peeringState {
@@ -77,52 +82,81 @@ func (r *Reconciler) deleteState(provider string) {
 	delete(r.carried, provider)
 }
 
-// setCarried records the number of pods that a virtual node carries capacity for
-// by instruction, and reports whether one of them is new or has changed.
-func (r *Reconciler) setCarried(provider string, pods map[types.UID]int32) (changed bool) {
+// recordCarried records the number of pods that the virtual node carries capacity
+// for by instruction, and enqueues the Reservations if one is new or has changed.
+// While the node is being resized, the number only grows.
+func (r *Reconciler) recordCarried(s *Snapshot, p progress) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	before, after := r.carried[provider], map[types.UID]carriedPods{}
-	for instruction, n := range pods {
-		after[instruction] = carriedPods{pods: n, since: r.Clock.Now()}
-		if was, ok := before[instruction]; ok && was.pods == n {
-			after[instruction] = was
+	before, after, changed := r.carried[s.Provider], map[types.UID]carriedPods{}, false
+	for _, g := range s.Grants {
+		was, known := before[g.Instruction.UID]
+		is := carriedPods{since: r.Clock.Now()}
+		switch {
+		case p.ready():
+			is.pods = g.Pods()
+		case s.Node == nil:
+		case !known:
+			continue
+		default:
+			is.pods = max(was.pods, g.Pods())
+		}
+		if known && was.pods == is.pods {
+			is = was
 		} else {
 			changed = true
 		}
+		after[g.Instruction.UID] = is
 	}
-	r.carried[provider] = after
-	return changed
+	r.carried[s.Provider] = after
+	r.mu.Unlock()
+	for _, g := range s.Grants {
+		if changed && !g.Releasing() {
+			enqueue(r.reservations, g.Reservation)
+		}
+	}
 }
 
-// Shrunk reports whether the virtual node has carried capacity for at most so many
-// pods of an instruction for long enough that no pod is being bound to more.
-func (r *Reconciler) Shrunk(in *broker.ReservationInstruction, pods int32) bool {
+// carriesAtMost reports whether the virtual node has carried capacity for at most
+// so many pods of an instruction for long enough that no pod is being bound to more.
+func (r *Reconciler) carriesAtMost(in *broker.ReservationInstruction, pods int32) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c, ok := r.carried[in.Spec.TargetClusterID][in.UID]
 	return ok && c.pods <= pods && !r.Clock.Now().Before(c.since.Add(r.ShrinkDelay))
 }
 
-// BoundPods is the number of pods that use an instruction's grant, by a read from
-// the API server.
-func (r *Reconciler) BoundPods(ctx context.Context, in *broker.ReservationInstruction) (int32, error) {
-	s, err := r.gather(ctx, r.live, in.Spec.TargetClusterID)
-	if err != nil {
-		return 0, err
+// Shrunk reports whether the virtual nodes have shrunk to the retained pods, given
+// in the order of the instructions, and no more pods are bound to them.
+func (r *Reconciler) Shrunk(ctx context.Context, instructions []broker.ReservationInstruction, retained []broker.RetainedPods) (bool, error) {
+	var shrunk []int
+	for i := range instructions {
+		if in := &instructions[i]; retained[i].Count < PodsOf(in.Spec.PodSets) {
+			if !r.carriesAtMost(in, retained[i].Count) {
+				return false, nil
+			}
+			shrunk = append(shrunk, i)
+		}
 	}
-	return s.boundPods(in.UID), nil
+	// No pod can be on its way to the released capacity any more, but the cache may
+	// not show the latest one yet.
+	for _, i := range shrunk {
+		live, err := r.gather(ctx, r.live, instructions[i].Spec.TargetClusterID)
+		if err != nil || live.boundPods(instructions[i].UID) > retained[i].Count {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // SetRelease limits a Reservation to the retained pods while a release is in
 // progress, and enqueues the providers; nil ends that.
-func (r *Reconciler) SetRelease(reservation types.UID, retained []broker.RetainedPods) {
+func (r *Reconciler) SetRelease(name types.NamespacedName, uid types.UID, retained []broker.RetainedPods) {
 	r.mu.Lock()
-	before := r.releases[reservation]
+	before := r.releases[name].retained
 	if retained == nil {
-		delete(r.releases, reservation)
+		delete(r.releases, name)
 	} else {
-		r.releases[reservation] = retained
+		r.releases[name] = release{uid, retained}
 	}
 	r.mu.Unlock()
 	if equality.Semantic.DeepEqual(before, retained) {
@@ -133,23 +167,13 @@ func (r *Reconciler) SetRelease(reservation types.UID, retained []broker.Retaine
 	}
 }
 
-// releaseOf is the release in progress of a Reservation, nil if there is none.
-func (r *Reconciler) releaseOf(reservation types.UID) []broker.RetainedPods {
+// releaseOf returns what the release in progress of a Reservation retains, nil if
+// there is none.
+func (r *Reconciler) releaseOf(reservation *broker.Reservation) []broker.RetainedPods {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.releases[reservation]
-}
-
-// CapacityChanges sends the namespace and name of a Reservation when the capacity
-// that a virtual node carries for it has changed.
-func (r *Reconciler) CapacityChanges() <-chan event.GenericEvent { return r.reservations }
-
-// Enqueue enqueues a provider without blocking. If the queue is full, the provider
-// is reconciled within the resync period.
-func (r *Reconciler) Enqueue(provider string) {
-	enqueue(r.providers, types.NamespacedName{Name: provider})
-}
-
-func (r *Reconciler) enqueueReservation(reservation *broker.Reservation) {
-	enqueue(r.reservations, client.ObjectKeyFromObject(reservation))
+	if release := r.releases[client.ObjectKeyFromObject(reservation)]; release.uid == reservation.UID {
+		return release.retained
+	}
+	return nil
 }

@@ -64,13 +64,16 @@ func TestPodLimit(t *testing.T) {
 		retained, release []broker.RetainedPods
 		want              int32
 	}{
-		"nothing retained":   {reason: "no limit", requested: 3, want: -1},
-		"count lowered":      {reason: "limited until the broker has answered", requested: 2, retained: paris(2, 5), want: 2},
-		"later attempt":      {reason: "in force in full", requested: 2, retained: paris(2, 4), want: -1},
-		"count raised again": {reason: "what is retained counts no more", requested: 3, retained: paris(2, 5), want: -1},
-		"another provider":   {reason: "not limited", requested: 2, retained: []broker.RetainedPods{{Cluster: "berlin", Count: 2, Attempt: 5}}, want: -1},
-		"release under way":  {reason: "limited before the count is lowered", requested: 3, release: paris(1, 5), want: 1},
-		"release of more":    {reason: "the release is later than the retained pods", requested: 2, retained: paris(2, 5), release: paris(0, 5), want: 0},
+		"nothing retained":        {reason: "no limit", requested: 3, want: -1},
+		"count lowered":           {reason: "limited until the broker has answered", requested: 2, retained: paris(2, 5), want: 2},
+		"later attempt":           {reason: "in force in full", requested: 2, retained: paris(2, 4), want: -1},
+		"count raised again":      {reason: "what is retained counts no more", requested: 3, retained: paris(2, 5), want: -1},
+		"another provider":        {reason: "not limited", requested: 2, retained: []broker.RetainedPods{{Cluster: "berlin", Count: 2, Attempt: 5}}, want: -1},
+		"release under way":       {reason: "limited before the count is lowered", requested: 3, release: paris(1, 5), want: 1},
+		"later attempt meanwhile": {reason: "limited until the release is computed for it", requested: 3, release: paris(1, 4), want: 1},
+		"new provider meanwhile":  {reason: "gets none until the release is computed for it", requested: 3, release: []broker.RetainedPods{{Cluster: "berlin", Count: 1, Attempt: 5}}, want: 0},
+		"release without grants":  {reason: "gets none until the release is computed for it", requested: 3, release: []broker.RetainedPods{}, want: 0},
+		"release of more":         {reason: "the release is later than the retained pods", requested: 2, retained: paris(2, 5), release: paris(0, 5), want: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := &broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "pods", Count: tc.requested}}, Retained: tc.retained}
@@ -92,11 +95,11 @@ func TestKeepPeering(t *testing.T) {
 		lastGrant time.Time
 		want      time.Duration
 	}{
-		"just idle":      {reason: "looked at again at the next resync", lastGrant: now, want: resyncPeriod},
+		"just idle":      {reason: "looked at again at the next resync", lastGrant: now, want: ResyncPeriod},
 		"nearly over":    {reason: "looked at again when it is", lastGrant: ago(55 * time.Second), want: 5 * time.Second},
 		"idle for long":  {reason: "removed", lastGrant: ago(time.Minute), want: 0},
 		"finished pod":   {reason: "kept for its logs", snapshot: Snapshot{Finished: []*corev1.Pod{finished}}, lastGrant: ago(time.Hour), want: 20 * time.Second},
-		"ungranted pods": {reason: "kept while they run", snapshot: Snapshot{Ungranted: []*corev1.Pod{{}}}, lastGrant: ago(time.Hour), want: resyncPeriod},
+		"ungranted pods": {reason: "kept while they run", snapshot: Snapshot{Ungranted: []*corev1.Pod{{}}}, lastGrant: ago(time.Hour), want: ResyncPeriod},
 	} {
 		if got := keepPeering(&tc.snapshot, tc.lastGrant, now, time.Minute, 30*time.Second); got != tc.want {
 			t.Errorf("%s: %s: got %s, want %s", name, tc.reason, got, tc.want)
