@@ -27,18 +27,17 @@ import (
 
 // Options of a Reconciler. All fields are required.
 type Options struct {
-	// ReleaseGrace is how long capacity must have been unneeded before it is
-	// released.
+	// ReleaseGrace is how long capacity must have been unneeded before its release.
 	ReleaseGrace time.Duration
-	// StartTimeout is how long a pod may wait on a virtual node for a provider that
-	// rejects it, or that starts neither it nor, meanwhile, another pod.
+	// StartTimeout is how long a pod may wait on a virtual node that rejects it, or
+	// whose provider starts neither it nor, meanwhile, another pod.
 	StartTimeout time.Duration
 	// ProviderLostAfter is how long a provider must have been unreachable before
 	// deleted pods there are force-deleted.
 	ProviderLostAfter time.Duration
 }
 
-// retryDelay is the delay after a write conflict, and between two looks at a
+// retryDelay is the delay after a write conflict, and between two checks of a
 // release in progress.
 const retryDelay = time.Second
 
@@ -51,7 +50,7 @@ type Reconciler struct {
 	recorder events.EventRecorder
 
 	mu        sync.Mutex
-	surpluses map[types.NamespacedName]*trackedSurplus
+	surpluses map[types.NamespacedName]*Surplus
 	providers map[string]*providerState
 }
 
@@ -60,7 +59,7 @@ type Reconciler struct {
 func New(nodes *virtualnode.Reconciler, driver peering.Driver, options Options) *Reconciler {
 	return &Reconciler{
 		Options: options, nodes: nodes, driver: driver,
-		surpluses: map[types.NamespacedName]*trackedSurplus{}, providers: map[string]*providerState{},
+		surpluses: map[types.NamespacedName]*Surplus{}, providers: map[string]*providerState{},
 	}
 }
 
@@ -71,7 +70,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&broker.Reservation{}, &handler.EnqueueRequestForObject{}).
 		Watches(&broker.ReservationInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 			spec := o.(*broker.ReservationInstruction).Spec
-			return requestFor(spec.SourceNamespace, spec.SourceName)
+			return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: spec.SourceNamespace, Name: spec.SourceName}}}
 		})).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.reservationOf)).
 		WatchesRawSource(source.Channel(r.nodes.CapacityChanges(), &handler.EnqueueRequestForObject{})).
@@ -98,11 +97,7 @@ func (r *Reconciler) reservationOf(ctx context.Context, o client.Object) []recon
 	if !ok {
 		return nil
 	}
-	return requestFor(pod.Namespace, key.Name(owner.Name))
-}
-
-func requestFor(namespace, name string) []reconcile.Request {
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}}}
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: key.Name(owner.Name)}}}
 }
 
 // reconcileReservation admits the pods of one Reservation to virtual nodes, and

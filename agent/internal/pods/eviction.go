@@ -1,7 +1,6 @@
 package pods
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -93,22 +92,24 @@ func (r *Reconciler) reconcileProvider(ctx context.Context, request reconcile.Re
 	}
 	state := r.state(provider, node == nil && len(pods) == 0)
 	state.observe(pods, r.nodes.Clock.Now())
+	if len(pods) == 0 {
+		return reconcile.Result{}, nil
+	}
 	var errs []error
-	var result reconcile.Result
+	requeueAfter := virtualnode.ResyncPeriod
 	for _, pod := range pods {
-		var retryAfter time.Duration
+		var after time.Duration
 		if pod.DeletionTimestamp != nil {
-			retryAfter, err = r.forceDeleteLost(ctx, node, pod, provider)
+			after, err = r.forceDeleteLost(ctx, node, pod, provider)
 		} else {
-			retryAfter, err = r.evictNotStarted(ctx, pod, provider, state)
+			after, err = r.evictNotStarted(ctx, pod, provider, state)
 		}
-		errs = append(errs, err)
-		result.RequeueAfter = min(cmp.Or(result.RequeueAfter, virtualnode.ResyncPeriod), cmp.Or(retryAfter, virtualnode.ResyncPeriod))
+		errs, requeueAfter = append(errs, err), min(requeueAfter, after)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return reconcile.Result{}, err
 	}
-	return result, nil
+	return reconcile.Result{RequeueAfter: requeueAfter}, nil
 }
 
 // startDeadline is when a pod that has not been started is to be evicted, and the
@@ -145,12 +146,12 @@ func startDeadline(pod *corev1.Pod, refusal string, lastStart time.Time, timeout
 }
 
 // evictNotStarted evicts a pod that the provider has not started in time, and
-// returns when to retry; 0 if that is at the next resync.
-func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provider string, state *providerState) (retryAfter time.Duration, err error) {
+// returns when to look at it again.
+func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provider string, state *providerState) (requeueAfter time.Duration, err error) {
 	deadline, cause, ok := startDeadline(pod, r.driver.RefusedReason(pod), state.lastStart, r.StartTimeout)
 	if !ok {
 		state.reported.Delete(pod.UID)
-		return 0, nil
+		return virtualnode.ResyncPeriod, nil
 	}
 	if left := deadline.Sub(r.nodes.Clock.Now()); left > 0 {
 		return left, nil
@@ -164,7 +165,7 @@ func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provi
 	}
 	if metav1.GetControllerOfNoCopy(pod) == nil {
 		report("No controller would replace it: delete the pod and create it again.")
-		return 0, nil
+		return virtualnode.ResyncPeriod, nil
 	}
 	eviction := &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
@@ -176,14 +177,14 @@ func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provi
 		report("A PodDisruptionBudget blocks its eviction, which is retried.")
 		return budgetRetry, nil
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		return 0, nil
+		return virtualnode.ResyncPeriod, nil
 	case err != nil:
 		return 0, fmt.Errorf("evicting pod %s/%s from the virtual node of %s: %w", pod.Namespace, pod.Name, provider, err)
 	}
 	r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "EvictedFromVirtualNode", "Evict",
 		"Evicted from the virtual node for provider %s: %s. Its replacement is scheduled again.", provider, cause)
 	log.FromContext(ctx).Info("Evicted a pod that the provider did not start", "pod", client.ObjectKeyFromObject(pod), "provider", provider, "cause", cause)
-	return 0, nil
+	return virtualnode.ResyncPeriod, nil
 }
 
 // forceDeleteAt is when a deleted pod is to be removed without confirmation, since
@@ -192,7 +193,7 @@ func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provi
 // Pods of StatefulSets stay: the provider may only be cut off and still run them,
 // and their successors have the same names. So do pods without a controller.
 func forceDeleteAt(node *corev1.Node, pod *corev1.Pod, lostAfter time.Duration) (at time.Time, ok bool) {
-	if owner := metav1.GetControllerOfNoCopy(pod); node == nil || owner == nil || owner.Kind == "StatefulSet" {
+	if owner := metav1.GetControllerOfNoCopy(pod); owner == nil || owner.Kind == "StatefulSet" {
 		return time.Time{}, false
 	}
 	ready := virtualnode.ReadyCondition(node)
@@ -209,18 +210,18 @@ func forceDeleteAt(node *corev1.Node, pod *corev1.Pod, lostAfter time.Duration) 
 }
 
 // forceDeleteLost removes a deleted pod whose provider is lost, and returns when to
-// retry; 0 if that is at the next resync.
-func (r *Reconciler) forceDeleteLost(ctx context.Context, node *corev1.Node, pod *corev1.Pod, provider string) (retryAfter time.Duration, err error) {
+// look at it again.
+func (r *Reconciler) forceDeleteLost(ctx context.Context, node *corev1.Node, pod *corev1.Pod, provider string) (requeueAfter time.Duration, err error) {
 	at, ok := forceDeleteAt(node, pod, r.ProviderLostAfter)
 	if !ok {
-		return 0, nil
+		return virtualnode.ResyncPeriod, nil
 	}
 	if left := at.Sub(r.nodes.Clock.Now()); left > 0 {
 		return left, nil
 	}
 	err = r.client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID}, client.GracePeriodSeconds(0))
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return 0, nil
+		return virtualnode.ResyncPeriod, nil
 	}
 	if err != nil {
 		return 0, fmt.Errorf("force-deleting pod %s/%s of unreachable provider %s: %w", pod.Namespace, pod.Name, provider, err)
@@ -228,5 +229,5 @@ func (r *Reconciler) forceDeleteLost(ctx context.Context, node *corev1.Node, pod
 	r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "ForceDeleted", "Delete",
 		"Force-deleted: provider %s has been unreachable for more than %s and may still run the pod.", provider, r.ProviderLostAfter)
 	log.FromContext(ctx).Info("Force-deleted a pod of an unreachable provider", "pod", client.ObjectKeyFromObject(pod), "provider", provider)
-	return 0, nil
+	return virtualnode.ResyncPeriod, nil
 }

@@ -18,6 +18,8 @@ import (
 // Surplus tracks a Reservation that requests more pods than are needed. The zero
 // value has seen none.
 type Surplus struct {
+	reservation types.UID
+
 	since time.Time
 	peak  int32
 }
@@ -27,12 +29,12 @@ type Surplus struct {
 // that time. Before, wait is the rest of the period; zero without a surplus.
 func (s *Surplus) Observe(now time.Time, need, requested int32, grace time.Duration) (target int32, wait time.Duration, due bool) {
 	if need >= requested {
-		*s = Surplus{}
+		s.since, s.peak = time.Time{}, 0
 		return requested, 0, false
 	}
 	if s.since.IsZero() || s.peak >= requested {
 		// The first observation, also since the count was lowered to the peak.
-		*s = Surplus{since: now, peak: need}
+		s.since, s.peak = now, need
 	}
 	s.peak = max(s.peak, need)
 	if left := s.since.Add(grace).Sub(now); left > 0 {
@@ -63,19 +65,13 @@ func Retain(target int32, instructions []broker.ReservationInstruction, bound ma
 	return retained
 }
 
-// trackedSurplus is the surplus of the Reservation with the UID.
-type trackedSurplus struct {
-	uid types.UID
-	Surplus
-}
-
 // surplusOf returns what is remembered of a Reservation.
-func (r *Reconciler) surplusOf(reservation *broker.Reservation) *trackedSurplus {
+func (r *Reconciler) surplusOf(reservation *broker.Reservation) *Surplus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	name := client.ObjectKeyFromObject(reservation)
-	if s := r.surpluses[name]; s == nil || s.uid != reservation.UID {
-		r.surpluses[name] = &trackedSurplus{uid: reservation.UID}
+	if s := r.surpluses[name]; s == nil || s.reservation != reservation.UID {
+		r.surpluses[name] = &Surplus{reservation: reservation.UID}
 	}
 	return r.surpluses[name]
 }

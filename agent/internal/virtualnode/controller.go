@@ -36,14 +36,11 @@ type Options struct {
 	InstructionNamespace string
 	// PeeringIdleTime is how long a peering is kept without a grant.
 	PeeringIdleTime time.Duration
-	// FinishedPodRetention is how long a finished pod keeps the peering, for its
-	// logs.
+	// FinishedPodRetention is how long a finished pod keeps the peering, for its logs.
 	FinishedPodRetention time.Duration
-	// ReadyTimeout is how long a virtual node may take to become ready before that
-	// is reported.
+	// ReadyTimeout is how long a virtual node may take before an event reports it.
 	ReadyTimeout time.Duration
-	// ShrinkDelay is the time after which a node that has shrunk gets no more pods
-	// that were scheduled before.
+	// ShrinkDelay is how long pods may still be bound to capacity after its removal.
 	ShrinkDelay time.Duration
 	// Clock; the real one if nil.
 	Clock clock.PassiveClock

@@ -91,9 +91,9 @@ func TestVirtualNode(t *testing.T) {
 func releaseVirtualNode(c *virtualnodetest.Cluster, r *broker.Reservation, w1, w2 *corev1.Pod) {
 	c.Helper()
 	c.Remove(r)
-	c.ExpectCondition(r, "paris", broker.ConditionRequesterReleased, metav1.ConditionFalse, 2, "2 pods still run in paris: shop/w1, shop/w2")
+	c.ExpectCondition(r, "paris", broker.ConditionRequesterReleased, metav1.ConditionFalse, 2, "pods still running in paris: 2 (shop/w1, shop/w2)")
 	c.Remove(w2)
-	c.ExpectCondition(r, "paris", broker.ConditionRequesterReleased, metav1.ConditionFalse, 2, "1 pods still run")
+	c.ExpectCondition(r, "paris", broker.ConditionRequesterReleased, metav1.ConditionFalse, 2, "pods still running in paris: 1 (shop/w1)")
 	c.ExpectCapacity("paris", "cpu 300m, memory 64Mi, 1 pods, [shop]")
 	c.SetPhase(w1, corev1.PodSucceeded)
 	c.ExpectCondition(r, "paris", broker.ConditionRequesterReleased, metav1.ConditionTrue, 2, "no pod")

@@ -47,8 +47,10 @@ func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s
 		state.peer.PeerKey = cmp.Or(g.Instruction.Spec.PeerKey, state.peer.PeerKey)
 		state.peer.Endpoint = cmp.Or(g.Instruction.Spec.Endpoint, state.peer.Endpoint)
 	}
-	// Before the driver is called, since the node may grow at once.
-	r.recordCarried(s, progress{})
+	if s.Node != nil {
+		// Before the driver is called, since the node may grow at once.
+		r.recordCarried(s, progress{})
+	}
 	p := state.observe(r.ensure(ctx, state, s), now, r.ReadyTimeout)
 	r.recordCarried(s, p)
 	requeueAfter = ResyncPeriod
@@ -65,9 +67,9 @@ func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s
 	if err := r.writeStatuses(ctx, s, p, released); err != nil {
 		return 0, err
 	}
-	if p.overdue && p.peered.Done && p.node.Reason == peering.ReasonGrantPending && len(s.active()) == 0 {
-		// The provider has ended the peering or lost it, and nothing depends on it: it
-		// is removed here too, and made again.
+	if p.overdue && p.peered.Done && p.node.Reason == peering.ReasonGrantPending && !s.inUse() {
+		// The provider has ended or lost the peering: it is removed here too, and made
+		// again.
 		state.terminating = true
 	}
 	if p.overdue && !state.reported {
@@ -117,7 +119,7 @@ func (r *Reconciler) ensure(ctx context.Context, state *peeringState, s *Snapsho
 		}
 		state.terminating = false
 	}
-	if s.Node == nil && len(s.active()) == 0 && !slices.ContainsFunc(s.Grants, func(g Grant) bool { return !g.Releasing() }) {
+	if s.Node == nil && !s.inUse() && !slices.ContainsFunc(s.Grants, func(g Grant) bool { return !g.Releasing() }) {
 		// All grants are being released and none ever had a node.
 		releasing := peering.Waiting(reasonReleasing, messageReleasing)
 		return progress{peered: releasing, node: releasing}

@@ -5,9 +5,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -31,23 +34,18 @@ type Snapshot struct {
 	Node *corev1.Node
 }
 
-// active are all pods on the virtual node that have not finished.
-func (s *Snapshot) active() []*corev1.Pod {
-	pods := slices.Clone(s.Ungranted)
-	for _, g := range s.Grants {
-		pods = append(pods, g.Bound...)
-	}
-	return pods
+// inUse reports whether pods on the virtual node have not finished.
+func (s *Snapshot) inUse() bool {
+	return len(s.Ungranted) > 0 || slices.ContainsFunc(s.Grants, func(g Grant) bool { return len(g.Bound) > 0 })
 }
 
 // boundPods is the number of pods that use an instruction's grant.
 func (s *Snapshot) boundPods(instruction types.UID) int32 {
-	for _, g := range s.Grants {
-		if g.Instruction.UID == instruction {
-			return int32(len(g.Bound))
-		}
+	i := slices.IndexFunc(s.Grants, func(g Grant) bool { return g.Instruction.UID == instruction })
+	if i < 0 {
+		return 0
 	}
-	return 0
+	return int32(len(s.Grants[i].Bound))
 }
 
 // grantOf finds the grant that a pod uses. The hold label counts only for a pod
@@ -174,4 +172,102 @@ func (r *Reconciler) instructions(ctx context.Context, reader client.Reader, mat
 	matching := slices.DeleteFunc(all.Items, func(in broker.ReservationInstruction) bool { return !match(in.Spec) })
 	slices.SortFunc(matching, func(a, b broker.ReservationInstruction) int { return cmp.Compare(a.Name, b.Name) })
 	return matching, nil
+}
+
+const (
+	// IndexNode is the index of pods by the node they are bound to. It is also a
+	// field selector of the API server.
+	IndexNode = "spec.nodeName"
+	// indexDaemonNode is the index of DaemonSets' pods without a node by the node
+	// that they were created for.
+	indexDaemonNode = "spillway.daemonNode"
+)
+
+// ProviderOf is the provider whose capacity a node carries; empty for a node of
+// this cluster.
+func ProviderOf(nodeName string) string {
+	if provider, ok := strings.CutPrefix(nodeName, broker.VirtualNodePrefix); ok {
+		return provider
+	}
+	return ""
+}
+
+// ReadNode reads a provider's virtual node; nil if there is none.
+func ReadNode(ctx context.Context, reader client.Reader, provider string) (*corev1.Node, error) {
+	node, name := &corev1.Node{}, broker.VirtualNodeName(provider)
+	switch err := reader.Get(ctx, client.ObjectKey{Name: name}, node); {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading node %s: %w", name, err)
+	}
+	return node, nil
+}
+
+// ReadyCondition is the condition Ready of a node; nil if it has none, or if there is
+// no node.
+func ReadyCondition(node *corev1.Node) *corev1.NodeCondition {
+	if node == nil {
+		return nil
+	}
+	for i := range node.Status.Conditions {
+		if node.Status.Conditions[i].Type == corev1.NodeReady {
+			return &node.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+func nodeReady(node *corev1.Node) bool {
+	ready := ReadyCondition(node)
+	return ready != nil && ready.Status == corev1.ConditionTrue
+}
+
+// RunsOnEveryNode reports whether a pod comes with each node, as those of
+// DaemonSets do, and uses no grant.
+func RunsOnEveryNode(pod *corev1.Pod) bool {
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		return true
+	}
+	owner := metav1.GetControllerOfNoCopy(pod)
+	return owner != nil && (owner.Kind == "DaemonSet" || owner.Kind == "Node")
+}
+
+// nodeOfDaemonPod lists the nodes that a pending pod of a DaemonSet is for: one.
+func nodeOfDaemonPod(o client.Object) []string {
+	pod := o.(*corev1.Pod)
+	affinity := pod.Spec.Affinity
+	if pod.Spec.NodeName != "" || !RunsOnEveryNode(pod) || affinity == nil || affinity.NodeAffinity == nil ||
+		affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return nil
+	}
+	var nodes []string
+	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			if field.Key == metav1.ObjectNameField {
+				nodes = append(nodes, field.Values...)
+			}
+		}
+	}
+	return nodes
+}
+
+// ResolveOwners looks up the controllers of ReplicaSets with the reader, each once.
+func ResolveOwners(ctx context.Context, reader client.Reader) demand.Resolve {
+	sets := map[types.UID]*metav1.PartialObjectMetadata{}
+	return func(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
+		set, known := sets[ref.UID]
+		if !known {
+			set = &metav1.PartialObjectMetadata{}
+			set.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "ReplicaSet"})
+			if err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, set); err != nil || set.UID != ref.UID {
+				set = nil
+			}
+			sets[ref.UID] = set
+		}
+		if set == nil {
+			return nil, false
+		}
+		return metav1.GetControllerOf(set), true
+	}
 }

@@ -117,7 +117,7 @@ func (r *Reconciler) recordCarried(s *Snapshot, p progress) {
 }
 
 // carriesAtMost reports whether the virtual node has carried capacity for at most
-// so many pods of an instruction for long enough that no pod is being bound to more.
+// the given pods of an instruction throughout Options.ShrinkDelay.
 func (r *Reconciler) carriesAtMost(in *broker.ReservationInstruction, pods int32) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -137,8 +137,8 @@ func (r *Reconciler) Shrunk(ctx context.Context, instructions []broker.Reservati
 			shrunk = append(shrunk, i)
 		}
 	}
-	// No pod can be on its way to the released capacity any more, but the cache may
-	// not show the latest one yet.
+	// No pod can be bound to the released capacity any more, but the cache may not
+	// show the latest binding yet.
 	for _, i := range shrunk {
 		live, err := r.gather(ctx, r.live, instructions[i].Spec.TargetClusterID)
 		if err != nil || live.boundPods(instructions[i].UID) > retained[i].Count {
@@ -148,8 +148,8 @@ func (r *Reconciler) Shrunk(ctx context.Context, instructions []broker.Reservati
 	return true, nil
 }
 
-// SetRelease limits a Reservation to the retained pods while a release is in
-// progress, and enqueues the providers; nil ends that.
+// SetRelease limits the Reservation with this name and UID to the retained pods
+// while a release is in progress, and enqueues the providers; nil ends the release.
 func (r *Reconciler) SetRelease(name types.NamespacedName, uid types.UID, retained []broker.RetainedPods) {
 	r.mu.Lock()
 	before := r.releases[name].retained

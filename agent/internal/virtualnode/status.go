@@ -20,7 +20,7 @@ import (
 
 const (
 	reasonReleasing  = "Releasing"
-	messageReleasing = "the reservation is being released"
+	messageReleasing = "the Reservation is being released"
 )
 
 // writeStatuses writes the status of every instruction that has changed.
@@ -89,7 +89,7 @@ func releaseProgress(g Grant, provider string, p progress, released bool) (reaso
 	case released:
 		return "Released", "no pod of this cluster uses the capacity"
 	case len(g.Bound) > 0:
-		return "PodsRunning", fmt.Sprintf("%d pods still run in %s: %s", len(g.Bound), provider, podNames(g.Bound))
+		return "PodsRunning", fmt.Sprintf("pods still running in %s: %d (%s)", provider, len(g.Bound), podNames(g.Bound))
 	default:
 		return "Shrinking", "waiting for the virtual node to shrink: " + p.message(p.node)
 	}
