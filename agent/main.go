@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,6 +34,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
+	"github.com/spillway-dev/spillway/agent/internal/pods"
 	"github.com/spillway-dev/spillway/agent/internal/reservation"
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	"github.com/spillway-dev/spillway/agent/internal/transport/mtls"
@@ -40,6 +42,19 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
+)
+
+// Durations that have no flag.
+const (
+	// virtualNodeReadyTimeout is how long a virtual node may take to become ready
+	// before an event reports it.
+	virtualNodeReadyTimeout = 2 * time.Minute
+	// shrinkDelay is the time after which no pod can be on its way any more to
+	// capacity that a virtual node has lost.
+	shrinkDelay = 2 * time.Second
+	// podStartTimeout is how long a provider may take to start a pod, or another one
+	// meanwhile, before the pod is evicted.
+	podStartTimeout = time.Minute
 )
 
 // leaseName is the Lease for the leader election of a cluster's agents.
@@ -167,8 +182,12 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		return err
 	}
 	consumer = virtualnode.New(driver.driver, virtualnode.Options{
-		InstructionNamespace: o.instructionNamespace, ReleaseGrace: o.releaseGrace,
-		PeeringIdleTime: o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention, ProviderLostAfter: o.providerLostAfter,
+		InstructionNamespace: o.instructionNamespace,
+		PeeringIdleTime:      o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention,
+		ReadyTimeout: virtualNodeReadyTimeout, ShrinkDelay: shrinkDelay,
+	})
+	consumerPods := pods.New(consumer, driver.driver, pods.Options{
+		ReleaseGrace: o.releaseGrace, StartTimeout: podStartTimeout, ProviderLostAfter: o.providerLostAfter,
 	})
 	provider = hold.New(driver.lender, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
@@ -199,7 +218,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		reservation.New(mgr, reservation.Options{
 			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Broker: brokerClient, Mirror: consumers,
 		}),
-		advertiser, driver, consumer, provider,
+		advertiser, driver, consumer, consumerPods, provider,
 	} {
 		err = errors.Join(err, c.SetupWithManager(mgr))
 	}

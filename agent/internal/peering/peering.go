@@ -87,6 +87,10 @@ type Driver interface {
 	Observe(ctx context.Context) ([]Observed, error)
 	// Tolerations a pod needs for the provider's virtual node.
 	Tolerations(clusterID string) []corev1.Toleration
+	// RefusedReason returns why the virtual node rejects a pod that is bound to it,
+	// as a CamelCase reason; empty unless the pod's status shows a rejection that
+	// waiting does not end. It reads the pod only, without I/O.
+	RefusedReason(pod *corev1.Pod) string
 }
 
 // Provider is the provider's side of a driver.

@@ -1,22 +1,20 @@
-// Package virtualnode is the borrower's side of a grant: it has a provider's virtual
-// node carry exactly what was granted, lets the pods that own a grant go there,
-// and gives back what is no longer needed.
+// Package virtualnode is the consumer side of a grant: it keeps the peering with
+// each provider, sizes the provider's virtual node to exactly what was granted,
+// and reports on every ReservationInstruction how far that is.
 //
-// Two controllers share the work, each recomputing everything from what it sees:
+// One controller, by provider, recomputes everything from what it observes:
 //
-//	by provider     ReservationInstructions, Reservations, pods on the node
-//	                 └ gather ─► NodePlan (pure) ─► Driver ─► conditions
-//	                   idle: parked, then torn down
-//	by Reservation  its pods, waiting or running elsewhere
-//	                 └ Need (pure) ─► tolerations for those with a place
-//	                                ─► Slack, Keep (pure) ─► release
+//	ReservationInstructions, Reservations, pods on the node
+//	 └ gather ─► Snapshot ─► NodePlan (pure) ─► Driver ─► instruction statuses
+//	   no grant: the node is parked, later the peering is removed
 //
-// Order is what keeps promises. A virtual node grows before its condition says
-// so, and only then may pods go there. To release, the node shrinks first, then
-// the pods on it are looked at live, and only then is the count lowered or the
-// Reservation deleted; nothing shrinks below what running pods use.
+// The order of the steps keeps grants safe. A virtual node grows before its
+// condition says so, and only then does package pods admit pods to it. For a
+// release the node shrinks first, then the pods on it are read from the API
+// server, and only then is the count lowered or the instruction released. A node
+// never shrinks below what running pods use.
 //
-// What is remembered between two rounds (since when nothing is needed, since
-// when a node carries less) only ever delays an action; losing it in a restart
-// makes the agent wait once more.
+// What is remembered between two reconciles (since when there is no grant, since
+// when a node carries less) only delays an action; after a restart the agent waits
+// once more.
 package virtualnode

@@ -1,0 +1,132 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// Options of a Reconciler. All fields are required.
+type Options struct {
+	// ReleaseGrace is how long capacity must have been unneeded before its release.
+	ReleaseGrace time.Duration
+	// StartTimeout is how long a pod may wait on a virtual node that rejects it, or
+	// whose provider starts neither it nor, meanwhile, another pod.
+	StartTimeout time.Duration
+	// ProviderLostAfter is how long a provider must have been unreachable before
+	// deleted pods there are force-deleted.
+	ProviderLostAfter time.Duration
+}
+
+// retryDelay is the delay after a write conflict, and between two checks of a
+// release in progress.
+const retryDelay = time.Second
+
+// Reconciler is both controllers.
+type Reconciler struct {
+	Options
+	nodes    *virtualnode.Reconciler
+	driver   peering.Driver
+	client   client.Client
+	recorder events.EventRecorder
+
+	mu        sync.Mutex
+	surpluses map[types.NamespacedName]*Surplus
+	providers map[string]*providerState
+}
+
+// New returns a Reconciler for the pods on the virtual nodes that nodes keeps. It
+// uses their clock.
+func New(nodes *virtualnode.Reconciler, driver peering.Driver, options Options) *Reconciler {
+	return &Reconciler{
+		Options: options, nodes: nodes, driver: driver,
+		surpluses: map[types.NamespacedName]*Surplus{}, providers: map[string]*providerState{},
+	}
+}
+
+// SetupWithManager adds both controllers. They use an index that virtualnode adds.
+func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
+	r.client, r.recorder = mgr.GetClient(), mgr.GetEventRecorder("spillway-agent")
+	byReservation := ctrl.NewControllerManagedBy(mgr).Named("reservation-pods").
+		Watches(&broker.Reservation{}, &handler.EnqueueRequestForObject{}).
+		Watches(&broker.ReservationInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
+			spec := o.(*broker.ReservationInstruction).Spec
+			return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: spec.SourceNamespace, Name: spec.SourceName}}}
+		})).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.reservationOf)).
+		WatchesRawSource(source.Channel(r.nodes.CapacityChanges(), &handler.EnqueueRequestForObject{})).
+		WithOptions(virtualnode.ControllerOptions)
+	byProvider := ctrl.NewControllerManagedBy(mgr).Named("provider-pods").
+		Watches(&corev1.Pod{}, virtualnode.EnqueueProvider).
+		Watches(&corev1.Node{}, virtualnode.EnqueueProvider, builder.WithPredicates(virtualnode.NodeChanged)).
+		WithOptions(virtualnode.ControllerOptions)
+	err := errors.Join(byReservation.Complete(reconcile.Func(r.reconcileReservation)), byProvider.Complete(reconcile.Func(r.reconcileProvider)))
+	if err != nil {
+		return fmt.Errorf("setting up the pod controllers: %w", err)
+	}
+	return nil
+}
+
+// reservationOf maps a pod that may use a Reservation to a request for it.
+func (r *Reconciler) reservationOf(ctx context.Context, o client.Object) []reconcile.Request {
+	pod := o.(*corev1.Pod)
+	admitted := slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return t.Key == broker.TaintOverflow })
+	if pod.Spec.NodeName != "" && virtualnode.ProviderOf(pod.Spec.NodeName) == "" && !admitted {
+		return nil
+	}
+	key, owner, _, ok := demand.KeyOf(pod, virtualnode.ResolveOwners(ctx, r.client))
+	if !ok {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: key.Name(owner.Name)}}}
+}
+
+// reconcileReservation admits the pods of one Reservation to virtual nodes, and
+// releases capacity that they do not need.
+func (r *Reconciler) reconcileReservation(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	reservation := &broker.Reservation{}
+	err := r.client.Get(ctx, request.NamespacedName, reservation)
+	if client.IgnoreNotFound(err) != nil {
+		return reconcile.Result{}, err
+	}
+	if err != nil || reservation.DeletionTimestamp != nil {
+		r.untrack(request.NamespacedName)
+		return reconcile.Result{}, nil
+	}
+	key, ok := demand.KeyOfReservation(reservation)
+	if !ok || reservation.Labels[broker.LabelRequester] != "" {
+		// It serves no pods, or is the broker's own, in a hub that is also a consumer.
+		return reconcile.Result{}, nil
+	}
+	need, err := r.need(ctx, reservation, key)
+	if err == nil {
+		err = r.admit(ctx, reservation, need)
+	}
+	var requeueAfter time.Duration
+	if err == nil && reservation.Labels[broker.LabelManagedBy] == broker.ManagedBySpillway && len(reservation.Spec.PodSets) == 1 {
+		requeueAfter, err = r.release(ctx, reservation, need)
+	}
+	if apierrors.IsConflict(err) {
+		requeueAfter, err = retryDelay, nil
+	}
+	return reconcile.Result{RequeueAfter: requeueAfter}, err
+}

@@ -1,0 +1,217 @@
+package pods_test
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
+	"github.com/spillway-dev/spillway/agent/internal/pods"
+	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
+	"github.com/spillway-dev/spillway/agent/internal/virtualnode/virtualnodetest"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(zap.New(zap.WriteTo(io.Discard)))
+	m.Run()
+}
+
+func start(t *testing.T) *virtualnodetest.Cluster {
+	t.Helper()
+	return virtualnodetest.Start(t, func(mgr ctrl.Manager, driver *fake.Driver) error {
+		nodes := virtualnode.New(driver, virtualnode.Options{
+			InstructionNamespace: virtualnodetest.InstructionNamespace, PeeringIdleTime: time.Hour, FinishedPodRetention: time.Hour,
+			ReadyTimeout: 2 * time.Second, ShrinkDelay: 500 * time.Millisecond,
+		})
+		if err := nodes.SetupWithManager(mgr); err != nil {
+			return err
+		}
+		return pods.New(nodes, driver, pods.Options{
+			ReleaseGrace: 1500 * time.Millisecond, StartTimeout: 8 * time.Second, ProviderLostAfter: time.Second,
+		}).SetupWithManager(mgr)
+	})
+}
+
+// admitted returns the names of the pods that tolerate the virtual node of paris, by
+// both Spillway's and the driver's toleration.
+func admitted(c *virtualnodetest.Cluster, all ...*corev1.Pod) (names []string) {
+	c.Helper()
+	required := append([]corev1.Toleration{
+		{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: "paris", Effect: corev1.TaintEffectNoSchedule},
+	}, c.Driver.Tolerations("paris")...)
+	for _, p := range all {
+		c.Refresh(p)
+		if !slices.ContainsFunc(required, func(t corev1.Toleration) bool { return !slices.Contains(p.Spec.Tolerations, t) }) {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
+
+// TestAdmitAndRelease: as many pods are admitted as the Reservation has usable
+// capacity, and capacity that is not needed is released, the virtual node first.
+func TestAdmitAndRelease(t *testing.T) {
+	c := start(t)
+	optedOut := c.Pod("a-out", func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled} })
+	w1, w2, w3 := c.Pod("w1"), c.Pod("w2"), c.Pod("w3")
+	all := []*corev1.Pod{w1, w2, w3, optedOut}
+	r := c.Reservation(w1, 3)
+	c.Instruct(r, "paris", 1, 3)
+	c.ExpectCondition(r, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 1, "")
+
+	// No pod may go there before the Reservation says so; then as many as there are
+	// slots, none that opted out.
+	if names := admitted(c, all...); len(names) > 0 {
+		t.Fatalf("%v tolerate a virtual node before it may be used", names)
+	}
+	c.SetUsable(r, "paris", 2)
+	expect.Eventually(t, "two pods to be admitted", func() (bool, string) {
+		names := admitted(c, all...)
+		return len(names) == 2 && !slices.Contains(names, optedOut.Name), fmt.Sprint(names)
+	})
+	c.SetUsable(r, "paris", 3)
+	expect.Eventually(t, "all three to be admitted", func() (bool, string) {
+		names := admitted(c, all...)
+		return len(names) == 3 && !slices.Contains(names, optedOut.Name), fmt.Sprint(names)
+	})
+	extra := c.Pod("w4")
+	for _, p := range []*corev1.Pod{w1, w2, w3} {
+		c.Bind(p, "paris")
+		c.SetPhase(p, corev1.PodRunning)
+	}
+	if names := admitted(c, extra); len(names) > 0 {
+		t.Error("a fourth pod is admitted to three slots")
+	}
+
+	// The virtual node shrinks before the count is lowered.
+	c.Remove(extra)
+	c.Remove(w3)
+	c.ExpectCapacity("paris", "cpu 600m, memory 128Mi, 2 pods, [shop]")
+	c.Refresh(r)
+	if n := r.Spec.PodSets[0].Count; n != 3 {
+		t.Errorf("the count was lowered to %d before the virtual node was observed to shrink", n)
+	}
+	expect.Eventually(t, "the count to be lowered", func() (bool, string) {
+		c.Refresh(r)
+		return r.Spec.PodSets[0].Count == 2 && slices.Equal(r.Spec.Retained, []broker.RetainedPods{{Cluster: "paris", Count: 2, Attempt: 1}}), fmt.Sprintf("%+v", r.Spec)
+	})
+	c.Instruct(r, "paris", 2, 2)
+	c.ExpectCondition(r, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 2, "cpu 600m")
+
+	// More is needed again: a later instruction is in force in full, until the need
+	// is gone.
+	w5, w6 := c.Pod("w5"), c.Pod("w6")
+	c.UpdateReservation(r, func(r *broker.Reservation) { r.Spec.PodSets[0].Count = 4 })
+	c.Instruct(r, "paris", 3, 4)
+	c.ExpectCondition(r, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 3, "cpu 1200m")
+	c.ExpectCapacity("paris", "cpu 1200m, memory 256Mi, 4 pods, [shop]")
+	c.Remove(w5)
+	c.Remove(w6)
+	c.ExpectCapacity("paris", "cpu 600m, memory 128Mi, 2 pods, [shop]")
+}
+
+// TestUnneededReservation: a Reservation that no pod needs is deleted, with and
+// without a grant, and one that a person wrote is kept.
+func TestUnneededReservation(t *testing.T) {
+	c := start(t)
+	p := c.Pod("p")
+	pending := c.Reservation(p, 1)
+	q := c.Pod("q", func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests = expect.Resources("cpu", "1") })
+	granted := c.Reservation(q, 2)
+	byHand := &broker.Reservation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: virtualnodetest.Namespace, Name: "by-hand"},
+		Spec:       broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "pods", Count: 1, Requests: broker.FromList(expect.Resources("cpu", "1"))}}},
+	}
+	c.Make(byHand)
+	c.Instruct(granted, "paris", 1, 2)
+	c.ExpectCondition(granted, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 1, "")
+	c.Remove(p)
+	c.Remove(q)
+	for _, r := range []*broker.Reservation{pending, granted} {
+		expect.Eventually(t, "it to be deleted", func() (bool, string) {
+			c.Refresh(r)
+			return r.DeletionTimestamp != nil, fmt.Sprintf("%+v", r.Spec)
+		})
+	}
+	c.ExpectCondition(granted, "paris", broker.ConditionRequesterReleased, metav1.ConditionTrue, 1, "")
+	c.Refresh(byHand)
+	if byHand.DeletionTimestamp != nil {
+		t.Error("a Reservation that a person wrote was deleted")
+	}
+}
+
+func expectGone(c *virtualnodetest.Cluster, pod *corev1.Pod) {
+	c.Helper()
+	expect.Eventually(c, "pod "+pod.Name+" to be gone", func() (bool, string) { return !c.Exists(pod), "" })
+}
+
+// TestEvictNotStarted: a pod that the provider does not start is evicted, so that
+// its replacement is scheduled again.
+func TestEvictNotStarted(t *testing.T) {
+	c := start(t)
+	notStarted := c.Pod("not-started")
+	bare := c.Pod("bare", func(p *corev1.Pod) { p.OwnerReferences = nil })
+	running := c.Pod("running")
+	refused := c.Pod("refused")
+	daemon := c.Pod("daemon", func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "DaemonSet" })
+	for _, p := range []*corev1.Pod{notStarted, bare, running, refused, daemon} {
+		c.Bind(p, "paris")
+	}
+	c.SetPhase(running, corev1.PodRunning)
+	c.SetPhase(refused, corev1.PodPending)
+	before := refused.DeepCopy()
+	refused.Status.Reason = fake.ReasonRefused
+	expect.NoError(t, c.Status().Patch(t.Context(), refused, client.MergeFrom(before)))
+
+	for _, p := range []*corev1.Pod{notStarted, refused} {
+		expectGone(c, p)
+		c.ExpectEvent(p, "EvictedFromVirtualNode")
+	}
+	c.ExpectEvent(bare, "PodNotStarted")
+	for _, p := range []*corev1.Pod{bare, running, daemon} {
+		if !c.Exists(p) {
+			t.Errorf("%s is gone", p.Name)
+		}
+	}
+}
+
+// TestForceDelete: pods that are deleted while their provider is unreachable are
+// removed without its confirmation, except those of StatefulSets.
+func TestForceDelete(t *testing.T) {
+	c := start(t)
+	slow := func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](3600) }
+	lost, kept := c.Pod("lost", slow), c.Pod("kept", slow)
+	named := c.Pod("named", slow, func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "StatefulSet" })
+	reachable := c.Pod("reachable", slow)
+	for p, provider := range map[*corev1.Pod]string{lost: "paris", named: "paris", kept: "paris", reachable: "berlin"} {
+		c.Bind(p, provider)
+		c.SetPhase(p, corev1.PodRunning)
+	}
+	for provider, ready := range map[string]corev1.ConditionStatus{"paris": corev1.ConditionUnknown, "berlin": corev1.ConditionTrue} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(provider)}}
+		c.Make(node)
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready, LastTransitionTime: metav1.Now()}}
+		expect.NoError(t, c.Status().Update(t.Context(), node))
+	}
+	for _, p := range []*corev1.Pod{reachable, named, lost} {
+		c.Remove(p)
+	}
+	expectGone(c, lost)
+	c.ExpectEvent(lost, "ForceDeleted")
+	for _, p := range []*corev1.Pod{named, kept, reachable} {
+		if !c.Exists(p) {
+			t.Errorf("%s is gone", p.Name)
+		}
+	}
+}

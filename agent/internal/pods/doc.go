@@ -1,0 +1,14 @@
+// Package pods moves the consumer's pods onto virtual nodes and off them.
+//
+// Two controllers share the work:
+//
+//	by Reservation  its pods, pending or on virtual nodes
+//	                 └ Need (pure) ─► Admissions (pure) ─► tolerations for pending pods
+//	                                ─► Surplus, Retain (pure) ─► lower count
+//	by provider     the pods bound to its virtual node
+//	                 └ not started in time ─► eviction
+//	                   deleted, but the provider is unreachable ─► force-deletion
+//
+// Package virtualnode, which sizes the nodes, is asked to shrink them before a
+// count is lowered, and reports when they have.
+package pods

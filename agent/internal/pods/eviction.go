@@ -1,0 +1,233 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+const (
+	// maxStartTimeouts is how many times Options.StartTimeout a pod may wait on a
+	// virtual node while the provider starts others.
+	maxStartTimeouts = 5
+	// budgetRetry is the delay after a PodDisruptionBudget has blocked an eviction.
+	budgetRetry = 10 * time.Second
+)
+
+// providerState is what is remembered of the pods on one virtual node. Only the
+// worker that reconciles the provider uses it.
+type providerState struct {
+	// started is the number of started pods at the last reconcile, -1 before the
+	// first; lastStart is when it rose last, by this cluster's clock.
+	started   int
+	lastStart time.Time
+	// reported are the pods of which an event says that they are not started.
+	reported sets.Set[types.UID]
+}
+
+// state returns what is remembered of a provider, and removes it once the provider
+// has neither node nor pods.
+func (r *Reconciler) state(provider string, gone bool) *providerState {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	state := r.providers[provider]
+	if state == nil {
+		state = &providerState{started: -1, reported: sets.New[types.UID]()}
+		r.providers[provider] = state
+	}
+	if gone {
+		delete(r.providers, provider)
+	}
+	return state
+}
+
+// observe records how many of the pods have started, and drops reports of others.
+func (s *providerState) observe(pods []*corev1.Pod, now time.Time) {
+	started, present := 0, sets.New[types.UID]()
+	for _, pod := range pods {
+		present.Insert(pod.UID)
+		if pod.Status.StartTime != nil {
+			started++
+		}
+	}
+	if s.started >= 0 && started > s.started {
+		s.lastStart = now
+	}
+	s.started, s.reported = started, s.reported.Intersection(present)
+}
+
+// reconcileProvider removes pods from a virtual node that the provider does not
+// start, or whose end it cannot confirm.
+func (r *Reconciler) reconcileProvider(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	provider := request.Name
+	node, err := virtualnode.ReadNode(ctx, r.client, provider)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	var bound corev1.PodList
+	if err := r.client.List(ctx, &bound, client.MatchingFields{virtualnode.IndexNode: broker.VirtualNodeName(provider)}); err != nil {
+		return reconcile.Result{}, fmt.Errorf("listing pods on the virtual node of %s: %w", provider, err)
+	}
+	var pods []*corev1.Pod
+	for i := range bound.Items {
+		if pod := &bound.Items[i]; !virtualnode.RunsOnEveryNode(pod) && !inventory.Finished(pod) {
+			pods = append(pods, pod)
+		}
+	}
+	state := r.state(provider, node == nil && len(pods) == 0)
+	state.observe(pods, r.nodes.Clock.Now())
+	if len(pods) == 0 {
+		return reconcile.Result{}, nil
+	}
+	var errs []error
+	requeueAfter := virtualnode.ResyncPeriod
+	for _, pod := range pods {
+		var after time.Duration
+		if pod.DeletionTimestamp != nil {
+			after, err = r.forceDeleteLost(ctx, node, pod, provider)
+		} else {
+			after, err = r.evictNotStarted(ctx, pod, provider, state)
+		}
+		errs, requeueAfter = append(errs, err), min(requeueAfter, after)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return reconcile.Result{}, err
+	}
+	return reconcile.Result{RequeueAfter: requeueAfter}, nil
+}
+
+// startDeadline is when a pod that has not been started is to be evicted, and the
+// cause for the event; ok is false for a pod that is not to be. refusal is the
+// reason why the virtual node rejects the pod, if it does. Otherwise the timeout
+// begins again with each start of another pod, up to maxStartTimeouts in all.
+func startDeadline(pod *corev1.Pod, refusal string, lastStart time.Time, timeout time.Duration) (deadline time.Time, cause string, ok bool) {
+	if pod.Status.Phase != corev1.PodPending {
+		return time.Time{}, "", false
+	}
+	since := pod.CreationTimestamp.Time
+	untouched := pod.Status.StartTime == nil
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled {
+			since = c.LastTransitionTime.Time
+		} else {
+			untouched = false
+		}
+	}
+	switch {
+	case refusal != "":
+		return since.Add(timeout), "the virtual node rejects it (" + refusal + ")", true
+	case !untouched:
+		return time.Time{}, "", false
+	}
+	deadline = since.Add(timeout)
+	if lastStart.After(since) {
+		deadline = lastStart.Add(timeout)
+	}
+	if last := since.Add(maxStartTimeouts * timeout); deadline.After(last) {
+		deadline = last
+	}
+	return deadline, "the provider has not started it", true
+}
+
+// evictNotStarted evicts a pod that the provider has not started in time, and
+// returns when to look at it again.
+func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provider string, state *providerState) (requeueAfter time.Duration, err error) {
+	deadline, cause, ok := startDeadline(pod, r.driver.RefusedReason(pod), state.lastStart, r.StartTimeout)
+	if !ok {
+		state.reported.Delete(pod.UID)
+		return virtualnode.ResyncPeriod, nil
+	}
+	if left := deadline.Sub(r.nodes.Clock.Now()); left > 0 {
+		return left, nil
+	}
+	report := func(next string) {
+		if !state.reported.Has(pod.UID) {
+			state.reported.Insert(pod.UID)
+			r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "PodNotStarted", "Evict",
+				"Pod is waiting on the virtual node for provider %s: %s. %s", provider, cause, next)
+		}
+	}
+	if metav1.GetControllerOfNoCopy(pod) == nil {
+		report("No controller would replace it: delete the pod and create it again.")
+		return virtualnode.ResyncPeriod, nil
+	}
+	eviction := &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}},
+	}
+	err = r.client.SubResource("eviction").Create(ctx, pod, eviction)
+	switch {
+	case apierrors.IsTooManyRequests(err):
+		report("A PodDisruptionBudget blocks its eviction, which is retried.")
+		return budgetRetry, nil
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+		return virtualnode.ResyncPeriod, nil
+	case err != nil:
+		return 0, fmt.Errorf("evicting pod %s/%s from the virtual node of %s: %w", pod.Namespace, pod.Name, provider, err)
+	}
+	r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "EvictedFromVirtualNode", "Evict",
+		"Evicted from the virtual node for provider %s: %s. Its replacement is scheduled again.", provider, cause)
+	log.FromContext(ctx).Info("Evicted a pod that the provider did not start", "pod", client.ObjectKeyFromObject(pod), "provider", provider, "cause", cause)
+	return virtualnode.ResyncPeriod, nil
+}
+
+// forceDeleteAt is when a deleted pod is to be removed without confirmation, since
+// its provider has been unreachable for lostAfter; ok is false if it is not to be.
+//
+// Pods of StatefulSets stay: the provider may only be cut off and still run them,
+// and their successors have the same names. So do pods without a controller.
+func forceDeleteAt(node *corev1.Node, pod *corev1.Pod, lostAfter time.Duration) (at time.Time, ok bool) {
+	if owner := metav1.GetControllerOfNoCopy(pod); owner == nil || owner.Kind == "StatefulSet" {
+		return time.Time{}, false
+	}
+	ready := virtualnode.ReadyCondition(node)
+	if ready == nil || ready.Status == corev1.ConditionTrue {
+		return time.Time{}, false
+	}
+	// The deletion timestamp is the end of the grace period.
+	grace := time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second
+	since := pod.DeletionTimestamp.Add(-grace)
+	if unreachable := ready.LastTransitionTime.Time; unreachable.After(since) {
+		since = unreachable
+	}
+	return since.Add(lostAfter), true
+}
+
+// forceDeleteLost removes a deleted pod whose provider is lost, and returns when to
+// look at it again.
+func (r *Reconciler) forceDeleteLost(ctx context.Context, node *corev1.Node, pod *corev1.Pod, provider string) (requeueAfter time.Duration, err error) {
+	at, ok := forceDeleteAt(node, pod, r.ProviderLostAfter)
+	if !ok {
+		return virtualnode.ResyncPeriod, nil
+	}
+	if left := at.Sub(r.nodes.Clock.Now()); left > 0 {
+		return left, nil
+	}
+	err = r.client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID}, client.GracePeriodSeconds(0))
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return virtualnode.ResyncPeriod, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("force-deleting pod %s/%s of unreachable provider %s: %w", pod.Namespace, pod.Name, provider, err)
+	}
+	r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "ForceDeleted", "Delete",
+		"Force-deleted: provider %s has been unreachable for more than %s and may still run the pod.", provider, r.ProviderLostAfter)
+	log.FromContext(ctx).Info("Force-deleted a pod of an unreachable provider", "pod", client.ObjectKeyFromObject(pod), "provider", provider)
+	return virtualnode.ResyncPeriod, nil
+}

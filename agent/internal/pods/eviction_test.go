@@ -1,0 +1,112 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	testclock "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	fakeclient "sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
+	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// evictions is a Reconciler of pods that have not been started on the virtual node
+// of paris for an hour; evict answers the evictions.
+func evictions(evict func(pod string) error, names ...string) (*Reconciler, *events.FakeRecorder) {
+	now := time.Now()
+	builder := fakeclient.NewClientBuilder().WithIndex(&corev1.Pod{}, virtualnode.IndexNode, func(o client.Object) []string {
+		return []string{o.(*corev1.Pod).Spec.NodeName}
+	})
+	for _, name := range names {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", UID: types.UID(name)}}
+		if name != "bare" {
+			pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Controller: ptr.To(true)}}
+		}
+		pod.Spec.NodeName = broker.VirtualNodeName("paris")
+		pod.Status.Phase = corev1.PodPending
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, LastTransitionTime: metav1.NewTime(now.Add(-time.Hour))}}
+		builder.WithObjects(pod)
+	}
+	builder.WithInterceptorFuncs(interceptor.Funcs{
+		SubResourceCreate: func(_ context.Context, _ client.Client, _ string, pod client.Object, _ client.Object, _ ...client.SubResourceCreateOption) error {
+			return evict(pod.GetName())
+		},
+	})
+	driver, recorder := fake.NewDriver(), events.NewFakeRecorder(100)
+	clock := testclock.NewFakePassiveClock(now)
+	r := New(virtualnode.New(driver, virtualnode.Options{Clock: clock}), driver, Options{StartTimeout: time.Minute, ProviderLostAfter: time.Minute})
+	r.client, r.recorder = builder.Build(), recorder
+	return r, recorder
+}
+
+var paris = reconcile.Request{NamespacedName: types.NamespacedName{Name: "paris"}}
+
+// A pod that stays although it was not started is reported once, not at each
+// reconcile.
+func TestNotStartedReportedOnce(t *testing.T) {
+	for name, evict := range map[string]func(string) error{
+		"bare":    func(string) error { return errors.New("a bare pod is evicted") },
+		"blocked": func(string) error { return apierrors.NewTooManyRequests("disruption budget", 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, recorder := evictions(evict, name)
+			for range 3 {
+				result, err := r.reconcileProvider(t.Context(), paris)
+				expect.NoError(t, err)
+				if result.RequeueAfter == 0 {
+					t.Error("not retried")
+				}
+			}
+			if n := len(recorder.Events); n != 1 {
+				t.Errorf("%d events, want 1", n)
+			}
+		})
+	}
+}
+
+// A pod that cannot be evicted does not keep another from being evicted.
+func TestEvictionErrorBlocksNoOtherPod(t *testing.T) {
+	evicted := map[string]bool{}
+	r, _ := evictions(func(pod string) error {
+		evicted[pod] = true
+		if pod == "a" {
+			return errors.New("two PodDisruptionBudgets match")
+		}
+		return nil
+	}, "a", "b")
+	if _, err := r.reconcileProvider(t.Context(), paris); err == nil {
+		t.Error("the error is not returned")
+	}
+	if !evicted["b"] {
+		t.Error("b was not evicted")
+	}
+}
+
+// A deleted pod is looked at again although nothing that is watched changes: the
+// Ready condition of its node may turn from absent to Unknown.
+func TestDeletedPodIsResynced(t *testing.T) {
+	r, _ := evictions(nil)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "deleted", Namespace: "shop", Finalizers: []string{"test/keep"}}}
+	pod.Spec.NodeName = broker.VirtualNodeName("paris")
+	expect.NoError(t, r.client.Create(t.Context(), pod))
+	expect.NoError(t, r.client.Delete(t.Context(), pod))
+	result, err := r.reconcileProvider(t.Context(), paris)
+	expect.NoError(t, err)
+	if result.RequeueAfter == 0 {
+		t.Error("not requeued")
+	}
+}

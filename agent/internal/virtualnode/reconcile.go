@@ -1,0 +1,250 @@
+package virtualnode
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// Reconcile brings one provider's peering and virtual node in line with its
+// grants.
+func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	state := r.state(request.Name)
+	s, err := r.gather(ctx, r.client, request.Name)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	var requeueAfter time.Duration
+	if len(s.Grants) > 0 {
+		requeueAfter, err = r.reconcileGrants(ctx, state, s)
+	} else {
+		requeueAfter, err = r.reconcileIdle(ctx, state, s)
+	}
+	if apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: minRetry}, nil
+	}
+	return reconcile.Result{RequeueAfter: requeueAfter}, err
+}
+
+// reconcileGrants has the virtual node carry the grants and reports how far that
+// is.
+func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s *Snapshot) (requeueAfter time.Duration, err error) {
+	now := r.Clock.Now()
+	state.lastGrant, state.peer = now, peering.Peer{ClusterID: s.Provider}
+	for _, g := range s.Grants {
+		state.peer.PeerKey = cmp.Or(g.Instruction.Spec.PeerKey, state.peer.PeerKey)
+		state.peer.Endpoint = cmp.Or(g.Instruction.Spec.Endpoint, state.peer.Endpoint)
+	}
+	if s.Node != nil {
+		// Before the driver is called, since the node may grow at once.
+		r.recordCarried(s, progress{})
+	}
+	p := state.observe(r.ensure(ctx, state, s), now, r.ReadyTimeout)
+	r.recordCarried(s, p)
+	requeueAfter = ResyncPeriod
+	if !p.ready() {
+		requeueAfter = state.backOff()
+	}
+	if p.err != nil {
+		log.FromContext(ctx).Error(p.err, "Failed to set up the virtual node", "provider", s.Provider, "retryAfter", requeueAfter)
+	}
+	released, retryAfter, err := r.findReleased(ctx, s, p.overdue)
+	if err != nil {
+		return 0, err
+	}
+	if err := r.writeStatuses(ctx, s, p, released); err != nil {
+		return 0, err
+	}
+	if p.overdue && p.peered.Done && p.node.Reason == peering.ReasonGrantPending && !s.inUse() {
+		// The provider has ended or lost the peering: it is removed here too, and made
+		// again.
+		state.terminating = true
+	}
+	if p.overdue && !state.reported {
+		state.reported = true
+		for _, g := range s.Grants {
+			if !g.Releasing() {
+				r.recorder.Eventf(g.Reservation, nil, corev1.EventTypeWarning, "VirtualNodeNotReady", "Peer",
+					"Virtual node for provider %s is not ready after %s, retrying: %s", s.Provider, p.waited.Round(time.Second), p.blocking().Message)
+			}
+		}
+	}
+	return min(requeueAfter, retryAfter), nil
+}
+
+// progress is how far a provider's peering and virtual node are.
+type progress struct {
+	peered, node peering.Progress
+	// err of the driver's step that was tried last.
+	err error
+	// waited is for how long they have not been ready, overdue whether that is
+	// longer than Options.ReadyTimeout.
+	waited  time.Duration
+	overdue bool
+}
+
+func (p progress) ready() bool { return p.err == nil && p.peered.Done && p.node.Done }
+
+// blocking is the first step that is not done.
+func (p progress) blocking() peering.Progress {
+	if !p.peered.Done {
+		return p.peered
+	}
+	return p.node
+}
+
+// ensure takes the driver's next step.
+func (r *Reconciler) ensure(ctx context.Context, state *peeringState, s *Snapshot) progress {
+	unpeered := peering.Waiting("WaitingForPeering", "waiting for the peering with "+s.Provider)
+	if state.terminating {
+		gone, err := r.driver.Teardown(ctx, state.peer)
+		if err != nil {
+			return progress{peered: unpeered, node: unpeered, err: fmt.Errorf("removing the previous peering with %s: %w", s.Provider, err)}
+		}
+		if !gone.Done {
+			waiting := peering.Waiting("TearingDown", "waiting for the previous peering to be removed: "+gone.Message)
+			return progress{peered: waiting, node: waiting}
+		}
+		state.terminating = false
+	}
+	if s.Node == nil && !s.inUse() && !slices.ContainsFunc(s.Grants, func(g Grant) bool { return !g.Releasing() }) {
+		// All grants are being released and none ever had a node.
+		releasing := peering.Waiting(reasonReleasing, messageReleasing)
+		return progress{peered: releasing, node: releasing}
+	}
+	peered, err := r.driver.EnsurePeering(ctx, state.peer)
+	if err != nil {
+		return progress{peered: unpeered, node: unpeered, err: fmt.Errorf("peering with %s: %w", s.Provider, err)}
+	}
+	if !peered.Done {
+		return progress{peered: peered, node: unpeered}
+	}
+	node, err := r.driver.EnsureCapacity(ctx, state.peer, NodePlan(s))
+	if err != nil {
+		return progress{peered: peered, node: peering.Waiting("WaitingForNode", "waiting for the virtual node"), err: fmt.Errorf("sizing the virtual node of %s: %w", s.Provider, err)}
+	}
+	return progress{peered: peered, node: node}
+}
+
+// findReleased returns the instructions whose grant no pod can use any more: the
+// node has shrunk, or is overdue to, and the API server shows no pod. retryAfter
+// is when to look again at a node that is shrinking.
+func (r *Reconciler) findReleased(ctx context.Context, s *Snapshot, overdue bool) (released map[types.UID]bool, retryAfter time.Duration, err error) {
+	retryAfter = ResyncPeriod
+	var unused []types.UID
+	for _, g := range s.Grants {
+		switch in := g.Instruction; {
+		case !g.Releasing() || len(g.Bound) > 0 || meta.IsStatusConditionTrue(in.Status.Conditions, broker.ConditionRequesterReleased):
+		case overdue || r.carriesAtMost(in, 0):
+			unused = append(unused, in.UID)
+		default:
+			retryAfter = r.ShrinkDelay
+		}
+	}
+	if len(unused) == 0 {
+		return nil, retryAfter, nil
+	}
+	live, err := r.gather(ctx, r.live, s.Provider)
+	if err != nil {
+		return nil, 0, err
+	}
+	released = map[types.UID]bool{}
+	for _, uid := range unused {
+		released[uid] = live.boundPods(uid) == 0
+	}
+	return released, retryAfter, nil
+}
+
+// reconcileIdle parks the virtual node of a provider without grants, and removes
+// the peering once it has been idle for long enough.
+func (r *Reconciler) reconcileIdle(ctx context.Context, state *peeringState, s *Snapshot) (requeueAfter time.Duration, err error) {
+	r.recordCarried(s, progress{})
+	peerings, err := r.driver.Observe(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("listing peerings: %w", err)
+	}
+	i := slices.IndexFunc(peerings, func(o peering.Observed) bool { return o.ClusterID == s.Provider })
+	if i < 0 && !state.terminating {
+		r.deleteState(s.Provider)
+		return 0, nil
+	}
+	if !state.terminating {
+		now := r.Clock.Now()
+		if keep := keepPeering(s, state.lastGrant, now, r.PeeringIdleTime, r.FinishedPodRetention); keep > 0 {
+			if peerings[i].Node == nil && s.Node == nil {
+				return keep, nil
+			}
+			parked, err := r.driver.EnsureCapacity(ctx, state.peer, NodePlan(s))
+			if err != nil {
+				return 0, fmt.Errorf("parking the virtual node of %s: %w", s.Provider, err)
+			}
+			if !parked.Done {
+				keep = min(keep, maxRetry)
+			}
+			return keep, nil
+		}
+		// The cache may not show the latest grant or pod yet.
+		live, err := r.gather(ctx, r.live, s.Provider)
+		if err != nil {
+			return 0, err
+		}
+		if len(live.Grants) > 0 || len(live.Ungranted) > 0 {
+			return minRetry, nil
+		}
+		log.FromContext(ctx).Info("Removing an idle peering", "provider", s.Provider, "idleFor", now.Sub(state.lastGrant).Round(time.Second).String())
+		state.terminating = true
+	}
+	return r.teardown(ctx, state, s.Provider)
+}
+
+// keepPeering is how long to keep a peering without grants before looking again,
+// at most the resync period; 0 if it is to be removed now.
+func keepPeering(s *Snapshot, lastGrant, now time.Time, idleTime, retention time.Duration) time.Duration {
+	keep := lastGrant.Add(idleTime).Sub(now)
+	for _, pod := range s.Finished {
+		keep = max(keep, finishedAt(pod).Add(retention).Sub(now))
+	}
+	if len(s.Ungranted) > 0 {
+		keep = ResyncPeriod
+	}
+	return min(max(keep, 0), ResyncPeriod)
+}
+
+// finishedAt is about when a pod ended: the last transition of its conditions.
+func finishedAt(pod *corev1.Pod) time.Time {
+	at := pod.CreationTimestamp.Time
+	for _, c := range pod.Status.Conditions {
+		if c.LastTransitionTime.After(at) {
+			at = c.LastTransitionTime.Time
+		}
+	}
+	return at
+}
+
+// teardown takes the next step of removing a peering.
+func (r *Reconciler) teardown(ctx context.Context, state *peeringState, provider string) (requeueAfter time.Duration, err error) {
+	logger := log.FromContext(ctx).WithValues("provider", provider)
+	gone, err := r.driver.Teardown(ctx, state.peer)
+	if err != nil {
+		return 0, fmt.Errorf("removing the peering with %s: %w", provider, err)
+	}
+	if !gone.Done {
+		logger.V(1).Info("Waiting for the peering to be removed", "reason", gone.Message)
+		return state.backOff(), nil
+	}
+	logger.Info("Removed the peering")
+	r.deleteState(provider)
+	return 0, nil
+}

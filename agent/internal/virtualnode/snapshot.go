@@ -1,0 +1,273 @@
+package virtualnode
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// Snapshot is the observed state of one provider's virtual node.
+type Snapshot struct {
+	Provider string
+	// Grants by the name of their instruction.
+	Grants []Grant
+	// Ungranted pods run on the virtual node without a grant, Finished ones have
+	// ended there. Neither includes pods of DaemonSets.
+	Ungranted, Finished []*corev1.Pod
+	// DaemonPods is the number of DaemonSets' pods that are on the node or wait for
+	// it.
+	DaemonPods int32
+	// Node is nil if there is none.
+	Node *corev1.Node
+}
+
+// inUse reports whether pods on the virtual node have not finished.
+func (s *Snapshot) inUse() bool {
+	return len(s.Ungranted) > 0 || slices.ContainsFunc(s.Grants, func(g Grant) bool { return len(g.Bound) > 0 })
+}
+
+// boundPods is the number of pods that use an instruction's grant.
+func (s *Snapshot) boundPods(instruction types.UID) int32 {
+	i := slices.IndexFunc(s.Grants, func(g Grant) bool { return g.Instruction.UID == instruction })
+	if i < 0 {
+		return 0
+	}
+	return int32(len(s.Grants[i].Bound))
+}
+
+// grantOf finds the grant that a pod uses. The hold label counts only for a pod
+// whose key matches no grant, since users can write it.
+func (s *Snapshot) grantOf(pod *corev1.Pod, resolve demand.Resolve) *Grant {
+	if key, _, _, ok := demand.KeyOf(pod, resolve); ok {
+		for i := range s.Grants {
+			if reservation := s.Grants[i].Reservation; reservation != nil {
+				if k, keyed := demand.KeyOfReservation(reservation); keyed && k == key {
+					return &s.Grants[i]
+				}
+			}
+		}
+	}
+	hold := pod.Labels[broker.LabelHold]
+	for i := range s.Grants {
+		in := s.Grants[i].Instruction
+		if hold != "" && hold == demand.HoldLabel(in.Spec.ReservationName) && in.Spec.SourceNamespace == pod.Namespace {
+			return &s.Grants[i]
+		}
+	}
+	return nil
+}
+
+// gather reads a Snapshot. Instructions and bound pods come from the given
+// reader: the cache, or the API server if something irreversible depends on them.
+func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider string) (*Snapshot, error) {
+	grants, err := r.grants(ctx, reader, provider)
+	if err != nil {
+		return nil, err
+	}
+	s := &Snapshot{Provider: provider, Grants: grants}
+	nodeName := broker.VirtualNodeName(provider)
+	var bound corev1.PodList
+	if err := reader.List(ctx, &bound, client.MatchingFields{IndexNode: nodeName}); err != nil {
+		return nil, fmt.Errorf("listing pods on node %s: %w", nodeName, err)
+	}
+	resolve := ResolveOwners(ctx, r.client)
+	for i := range bound.Items {
+		pod := &bound.Items[i]
+		switch {
+		case RunsOnEveryNode(pod):
+			s.DaemonPods++
+		case inventory.Finished(pod):
+			s.Finished = append(s.Finished, pod)
+		default:
+			if g := s.grantOf(pod, resolve); g != nil {
+				g.Bound = append(g.Bound, pod)
+			} else {
+				s.Ungranted = append(s.Ungranted, pod)
+			}
+		}
+	}
+	var pending corev1.PodList
+	if err := r.client.List(ctx, &pending, client.MatchingFields{indexDaemonNode: nodeName}); err != nil {
+		return nil, fmt.Errorf("listing DaemonSet pods for node %s: %w", nodeName, err)
+	}
+	s.DaemonPods += int32(len(pending.Items))
+	s.Node, err = ReadNode(ctx, r.client, provider)
+	return s, err
+}
+
+// grants reads a provider's instructions and the Reservations that they are for.
+func (r *Reconciler) grants(ctx context.Context, reader client.Reader, provider string) ([]Grant, error) {
+	instructions, err := r.instructions(ctx, reader, func(spec broker.ReservationInstructionSpec) bool { return spec.TargetClusterID == provider })
+	var grants []Grant
+	for i := range instructions {
+		g := Grant{Instruction: &instructions[i], Limit: -1}
+		if g.Reservation, err = r.reservationOf(ctx, g.Instruction); err != nil {
+			return nil, err
+		}
+		if g.Reservation != nil {
+			g.Limit = podLimit(&g.Reservation.Spec, g.Instruction, r.releaseOf(g.Reservation))
+		}
+		grants = append(grants, g)
+	}
+	return grants, err
+}
+
+// podLimit is the number of pods to keep capacity for under an instruction;
+// negative for no limit. A release in progress, nil if there is none, limits every
+// instruction, so that no node grows before the release has taken account of it.
+// Otherwise the Reservation's retained pods limit the attempts that were in force
+// when the count was lowered, not later ones, and none once the count is raised.
+func podLimit(spec *broker.ReservationSpec, in *broker.ReservationInstruction, release []broker.RetainedPods) int32 {
+	isProvider := func(at broker.RetainedPods) bool { return at.Cluster == in.Spec.TargetClusterID }
+	if release != nil {
+		if i := slices.IndexFunc(release, isProvider); i >= 0 {
+			return release[i].Count
+		}
+		return 0
+	}
+	i := slices.IndexFunc(spec.Retained, isProvider)
+	if i < 0 || in.Spec.Attempt > spec.Retained[i].Attempt || PodsOf(spec.PodSets) > spec.RetainedCount() {
+		return -1
+	}
+	return spec.Retained[i].Count
+}
+
+// reservationOf is the Reservation that an instruction is for; nil once that one
+// is gone, even if another has its name.
+func (r *Reconciler) reservationOf(ctx context.Context, in *broker.ReservationInstruction) (*broker.Reservation, error) {
+	reservation := &broker.Reservation{}
+	err := r.client.Get(ctx, client.ObjectKey{Namespace: in.Spec.SourceNamespace, Name: in.Spec.SourceName}, reservation)
+	if apierrors.IsNotFound(err) || err == nil && in.Spec.SourceUID != reservation.UID {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading Reservation %s/%s: %w", in.Spec.SourceNamespace, in.Spec.SourceName, err)
+	}
+	return reservation, nil
+}
+
+// Instructions lists the ReservationInstructions for a Reservation, by name.
+func (r *Reconciler) Instructions(ctx context.Context, reservation *broker.Reservation) ([]broker.ReservationInstruction, error) {
+	return r.instructions(ctx, r.client, func(spec broker.ReservationInstructionSpec) bool { return spec.SourceUID == reservation.UID })
+}
+
+func (r *Reconciler) instructions(ctx context.Context, reader client.Reader, match func(broker.ReservationInstructionSpec) bool) ([]broker.ReservationInstruction, error) {
+	var all broker.ReservationInstructionList
+	if err := reader.List(ctx, &all, client.InNamespace(r.InstructionNamespace)); err != nil {
+		return nil, fmt.Errorf("listing ReservationInstructions: %w", err)
+	}
+	matching := slices.DeleteFunc(all.Items, func(in broker.ReservationInstruction) bool { return !match(in.Spec) })
+	slices.SortFunc(matching, func(a, b broker.ReservationInstruction) int { return cmp.Compare(a.Name, b.Name) })
+	return matching, nil
+}
+
+const (
+	// IndexNode is the index of pods by the node they are bound to. It is also a
+	// field selector of the API server.
+	IndexNode = "spec.nodeName"
+	// indexDaemonNode is the index of DaemonSets' pods without a node by the node
+	// that they were created for.
+	indexDaemonNode = "spillway.daemonNode"
+)
+
+// ProviderOf is the provider whose capacity a node carries; empty for a node of
+// this cluster.
+func ProviderOf(nodeName string) string {
+	if provider, ok := strings.CutPrefix(nodeName, broker.VirtualNodePrefix); ok {
+		return provider
+	}
+	return ""
+}
+
+// ReadNode reads a provider's virtual node; nil if there is none.
+func ReadNode(ctx context.Context, reader client.Reader, provider string) (*corev1.Node, error) {
+	node, name := &corev1.Node{}, broker.VirtualNodeName(provider)
+	switch err := reader.Get(ctx, client.ObjectKey{Name: name}, node); {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading node %s: %w", name, err)
+	}
+	return node, nil
+}
+
+// ReadyCondition is the condition Ready of a node; nil if it has none, or if there is
+// no node.
+func ReadyCondition(node *corev1.Node) *corev1.NodeCondition {
+	if node == nil {
+		return nil
+	}
+	for i := range node.Status.Conditions {
+		if node.Status.Conditions[i].Type == corev1.NodeReady {
+			return &node.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+func nodeReady(node *corev1.Node) bool {
+	ready := ReadyCondition(node)
+	return ready != nil && ready.Status == corev1.ConditionTrue
+}
+
+// RunsOnEveryNode reports whether a pod comes with each node, as those of
+// DaemonSets do, and uses no grant.
+func RunsOnEveryNode(pod *corev1.Pod) bool {
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		return true
+	}
+	owner := metav1.GetControllerOfNoCopy(pod)
+	return owner != nil && (owner.Kind == "DaemonSet" || owner.Kind == "Node")
+}
+
+// nodeOfDaemonPod lists the nodes that a pending pod of a DaemonSet is for: one.
+func nodeOfDaemonPod(o client.Object) []string {
+	pod := o.(*corev1.Pod)
+	affinity := pod.Spec.Affinity
+	if pod.Spec.NodeName != "" || !RunsOnEveryNode(pod) || affinity == nil || affinity.NodeAffinity == nil ||
+		affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return nil
+	}
+	var nodes []string
+	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			if field.Key == metav1.ObjectNameField {
+				nodes = append(nodes, field.Values...)
+			}
+		}
+	}
+	return nodes
+}
+
+// ResolveOwners looks up the controllers of ReplicaSets with the reader, each once.
+func ResolveOwners(ctx context.Context, reader client.Reader) demand.Resolve {
+	sets := map[types.UID]*metav1.PartialObjectMetadata{}
+	return func(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
+		set, known := sets[ref.UID]
+		if !known {
+			set = &metav1.PartialObjectMetadata{}
+			set.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "ReplicaSet"})
+			if err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, set); err != nil || set.UID != ref.UID {
+				set = nil
+			}
+			sets[ref.UID] = set
+		}
+		if set == nil {
+			return nil, false
+		}
+		return metav1.GetControllerOf(set), true
+	}
+}

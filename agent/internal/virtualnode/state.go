@@ -1,0 +1,179 @@
+package virtualnode
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// peeringState is what is remembered of the peering with one provider. Only the
+// worker that reconciles the provider uses it.
+type peeringState struct {
+	peer peering.Peer
+	// lastGrant is when a grant was observed last.
+	lastGrant time.Time
+	// terminating is set from the first call of Teardown until it is done.
+	terminating bool
+	// notReadySince is zero while peering and virtual node are ready; reported is
+	// set once an event says that they are late.
+	notReadySince time.Time
+	reported      bool
+	retryAfter    time.Duration
+}
+
+// backOff returns the delay before the driver's step is tried again.
+func (s *peeringState) backOff() time.Duration {
+	s.retryAfter = min(max(2*s.retryAfter, minRetry), maxRetry)
+	return s.retryAfter
+}
+
+// observe records since when the virtual node is not ready, and returns the progress
+// with the time waited.
+func (s *peeringState) observe(p progress, now time.Time, timeout time.Duration) progress {
+	if p.ready() {
+		s.notReadySince, s.reported, s.retryAfter = time.Time{}, false, 0
+		return p
+	}
+	if s.notReadySince.IsZero() {
+		s.notReadySince = now
+	}
+	p.waited = now.Sub(s.notReadySince)
+	p.overdue = p.waited >= timeout
+	return p
+}
+
+// carriedPods is the number of pods that a virtual node carries capacity for on
+// behalf of one instruction, and since when.
+type carriedPods struct {
+	pods  int32
+	since time.Time
+}
+
+// release is a release of capacity in progress, of the Reservation with the UID.
+type release struct {
+	uid      types.UID
+	retained []broker.RetainedPods
+}
+
+// state returns what is remembered of a provider. The idle time of a peering that
+// is found without a grant starts then.
+func (r *Reconciler) state(provider string) *peeringState {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	state := r.peerings[provider]
+	if state == nil {
+		state = &peeringState{peer: peering.Peer{ClusterID: provider}, lastGrant: r.Clock.Now()}
+		r.peerings[provider] = state
+	}
+	return state
+}
+
+func (r *Reconciler) deleteState(provider string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.peerings, provider)
+	delete(r.carried, provider)
+}
+
+// recordCarried records the number of pods that the virtual node carries capacity
+// for by instruction, and enqueues the Reservations if one is new or has changed.
+// While the node is being resized, the number only grows.
+func (r *Reconciler) recordCarried(s *Snapshot, p progress) {
+	r.mu.Lock()
+	before, after, changed := r.carried[s.Provider], map[types.UID]carriedPods{}, false
+	for _, g := range s.Grants {
+		was, known := before[g.Instruction.UID]
+		is := carriedPods{since: r.Clock.Now()}
+		switch {
+		case p.ready():
+			is.pods = g.Pods()
+		case s.Node == nil:
+		case !known:
+			continue
+		default:
+			is.pods = max(was.pods, g.Pods())
+		}
+		if known && was.pods == is.pods {
+			is = was
+		} else {
+			changed = true
+		}
+		after[g.Instruction.UID] = is
+	}
+	r.carried[s.Provider] = after
+	r.mu.Unlock()
+	for _, g := range s.Grants {
+		if changed && !g.Releasing() {
+			enqueue(r.reservations, g.Reservation)
+		}
+	}
+}
+
+// carriesAtMost reports whether the virtual node has carried capacity for at most
+// the given pods of an instruction throughout Options.ShrinkDelay.
+func (r *Reconciler) carriesAtMost(in *broker.ReservationInstruction, pods int32) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c, ok := r.carried[in.Spec.TargetClusterID][in.UID]
+	return ok && c.pods <= pods && !r.Clock.Now().Before(c.since.Add(r.ShrinkDelay))
+}
+
+// Shrunk reports whether the virtual nodes have shrunk to the retained pods, given
+// in the order of the instructions, and no more pods are bound to them.
+func (r *Reconciler) Shrunk(ctx context.Context, instructions []broker.ReservationInstruction, retained []broker.RetainedPods) (bool, error) {
+	var shrunk []int
+	for i := range instructions {
+		if in := &instructions[i]; retained[i].Count < PodsOf(in.Spec.PodSets) {
+			if !r.carriesAtMost(in, retained[i].Count) {
+				return false, nil
+			}
+			shrunk = append(shrunk, i)
+		}
+	}
+	// No pod can be bound to the released capacity any more, but the cache may not
+	// show the latest binding yet.
+	for _, i := range shrunk {
+		live, err := r.gather(ctx, r.live, instructions[i].Spec.TargetClusterID)
+		if err != nil || live.boundPods(instructions[i].UID) > retained[i].Count {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// SetRelease limits the Reservation with this name and UID to the retained pods
+// while a release is in progress, and enqueues the providers; nil ends the release.
+func (r *Reconciler) SetRelease(name types.NamespacedName, uid types.UID, retained []broker.RetainedPods) {
+	r.mu.Lock()
+	before := r.releases[name].retained
+	if retained == nil {
+		delete(r.releases, name)
+	} else {
+		r.releases[name] = release{uid, retained}
+	}
+	r.mu.Unlock()
+	if equality.Semantic.DeepEqual(before, retained) {
+		return
+	}
+	for _, at := range slices.Concat(before, retained) {
+		r.Enqueue(at.Cluster)
+	}
+}
+
+// releaseOf returns what the release in progress of a Reservation retains, nil if
+// there is none.
+func (r *Reconciler) releaseOf(reservation *broker.Reservation) []broker.RetainedPods {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if release := r.releases[client.ObjectKeyFromObject(reservation)]; release.uid == reservation.UID {
+		return release.retained
+	}
+	return nil
+}
