@@ -77,7 +77,7 @@ func (w *world) teardown() (peering.Progress, error) {
 func (w *world) grant(total corev1.ResourceList, pods int32) {
 	w.t.Helper()
 	w.eventually("the grant", func() string {
-		progress, err := w.Provider().EnsureGrant(w.t.Context(), "rome", total, pods)
+		progress, err := w.ProviderSide().EnsureGrant(w.t.Context(), "rome", total, pods)
 		if err != nil {
 			return err.Error()
 		}
@@ -217,7 +217,7 @@ func TestAGrant(t *testing.T) {
 
 	// Revoking takes the rights at once, whatever the token says.
 	w.eventually("the lender's teardown", func() string {
-		progress, err := w.Provider().Teardown(ctx, "rome")
+		progress, err := w.ProviderSide().Teardown(ctx, "rome")
 		if err != nil {
 			return err.Error()
 		}
@@ -229,7 +229,7 @@ func TestAGrant(t *testing.T) {
 		}
 		return ""
 	})
-	if borrowers, err := w.Provider().Consumers(ctx); err != nil || len(borrowers) > 0 {
+	if borrowers, err := w.ProviderSide().Consumers(ctx); err != nil || len(borrowers) > 0 {
 		t.Errorf("borrowers: %v, %v", borrowers, err)
 	}
 
@@ -336,7 +336,7 @@ func TestReplayedMessages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		reply, err := w.Provider().Handle(ctx, peering.Peer{ClusterID: "rome", Holds: true}, raw)
+		reply, err := w.ProviderSide().Handle(ctx, peering.Peer{ClusterID: "rome", Holds: true}, raw)
 		if err != nil || reply == nil {
 			t.Fatalf("answering %+v: %q, %v", m, reply, err)
 		}
@@ -400,7 +400,7 @@ func TestReplayedMessages(t *testing.T) {
 func TestOtherDrivers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	reply, err := w.Provider().Handle(t.Context(), peering.Peer{ClusterID: "rome", Holds: true}, []byte(`{"kind":"Hello","session":7}`))
+	reply, err := w.ProviderSide().Handle(t.Context(), peering.Peer{ClusterID: "rome", Holds: true}, []byte(`{"kind":"Hello","session":7}`))
 	if other, ok := peering.ReadsOnly(reply); err != nil || !ok || other != "direct" {
 		t.Errorf("the provider answers %q, %v", reply, err)
 	}
