@@ -157,7 +157,7 @@ func playVirtualNode(ctx context.Context, home client.Client) error {
 	var secret corev1.Secret
 	err := home.Get(ctx, client.ObjectKey{Namespace: "default", Name: nodeconfig.SecretName("paris")}, &secret)
 	l, unreadable := nodeconfig.FromSecret(&secret)
-	if apierrors.IsNotFound(err) || err == nil && (unreadable != nil || l.Ending) {
+	if apierrors.IsNotFound(err) || err == nil && (unreadable != nil || l.Terminating) {
 		return client.IgnoreNotFound(home.Delete(ctx, node))
 	}
 	if err != nil {

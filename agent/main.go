@@ -150,7 +150,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	messenger := sealing.NewMessenger(clusterID, key, pins, communicator)
 	var consumer *virtualnode.Reconciler
 	var provider *hold.Reconciler
-	driver, err := newDriver(o, ground{
+	driver, err := newDriver(o, driverOptions{
 		client: live, config: mgr.GetConfig(), clusterID: clusterID, messenger: messenger,
 		enqueueConsumer: func(cluster string) { consumer.Enqueue(cluster) },
 		enqueueProvider: func(cluster string) { provider.Enqueue(cluster) },
@@ -162,12 +162,12 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		InstructionNamespace: o.instructionNamespace, ReleaseGrace: o.releaseGrace,
 		PeeringIdleTime: o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention, ProviderLostAfter: o.providerLostAfter,
 	})
-	provider = hold.New(driver.lender, hold.Options{
+	provider = hold.New(driver.provider, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
 	})
 	refused := warnings(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
 	dispatcher := sealing.NewDispatcher(messenger, sealing.DispatcherOptions{
-		Provider: driver.lender, Receiver: driver.receiver,
+		Provider: driver.provider, Receiver: driver.driver,
 		Consumer: instruction.Holder(mgr.GetClient(), o.instructionNamespace),
 		Refused:  func(_ string, err error) { refused(err) },
 		Log:      ctrl.Log.WithName("sealing"),

@@ -693,7 +693,7 @@ func taken(w *world) {
 func ends(w *world) {
 	node, err := w.node()
 	w.must(node, err)
-	w.write(func(l *nodeconfig.Config) { l.Ending = true })
+	w.write(func(l *nodeconfig.Config) { l.Terminating = true })
 	late := w.pod("late")
 	w.within(60*time.Second, "the guests are asked to end", func() error {
 		list, err := w.paris.CoreV1().Pods(guests).List(w.Context(), metav1.ListOptions{})

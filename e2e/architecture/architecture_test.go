@@ -89,7 +89,7 @@ func TestWallsBetweenRooms(t *testing.T) {
 			switch {
 			case strings.HasPrefix(dep, "k8s.io/kubernetes") && !strings.HasPrefix(p.ImportPath, "scheduler-plugin"):
 				t.Errorf("%s imports %s: only the scheduler plugin builds on Kubernetes itself", p.ImportPath, dep)
-			case strings.HasPrefix(dep, driver) && dep != driver+"sealing" && dep != driver+"fake" &&
+			case strings.HasPrefix(dep, driver) && dep != driver+"sealing" && dep != driver+"session" && dep != driver+"fake" &&
 				p.ImportPath != "agent" && !strings.HasPrefix(module+p.ImportPath, dep):
 				t.Errorf("%s imports %s: drivers are reached through the port only", p.ImportPath, dep)
 			case strings.HasPrefix(dep, "github.com/liqotech/liqo") && !strings.HasPrefix(p.ImportPath, "agent/internal/peering/liqo") && !strings.HasPrefix(p.ImportPath, "e2e"):

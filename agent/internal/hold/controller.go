@@ -182,7 +182,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	total, pods := grant(held)
 	most := pods
 	if most > 0 {
-		most += peering.PodsBeside
+		most += peering.DaemonSetPodsAllowance
 	}
 	granted, err := r.lender.EnsureGrant(ctx, consumer, total, most)
 	if err != nil {
@@ -440,7 +440,7 @@ func grant(held []broker.HeldCapacity) (total corev1.ResourceList, pods int32) {
 		case len(h.PodSets) > 0:
 			pods += h.Pods()
 		case !h.Empty():
-			pods += peering.PodsOfTotal
+			pods += peering.DefaultPodsOfTotal
 		}
 	}
 	return total, pods

@@ -142,7 +142,7 @@ func (w *world) answered(name string, generation int64, reason, message string) 
 func (w *world) granted(consumer, resources string, pods int32) {
 	w.Helper()
 	if pods > 0 {
-		pods += peering.PodsBeside
+		pods += peering.DaemonSetPodsAllowance
 	}
 	w.eventually(consumer+" is granted "+resources, func() (bool, string) {
 		g := w.lender.Granted(consumer)

@@ -42,7 +42,7 @@ func (g Grant) Places() int32 {
 			places = min(places, g.Limit)
 		}
 	case !held.Empty():
-		places = peering.PodsOfTotal
+		places = peering.DefaultPodsOfTotal
 	}
 	return max(places, int32(len(g.Bound)))
 }
@@ -105,7 +105,7 @@ func NodePlan(grants []Grant, strangers, finished []*corev1.Pod, daemons int32) 
 		}
 	}
 	if capacity.Pods > 0 {
-		capacity.Pods += min(daemons, peering.PodsBeside)
+		capacity.Pods += min(daemons, peering.DaemonSetPodsAllowance)
 	}
 	return capacity
 }

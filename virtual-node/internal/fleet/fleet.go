@@ -151,7 +151,7 @@ func (f *Fleet) reconcile(ctx context.Context, request reconcile.Request) (recon
 		s = nil
 	}
 	if s == nil {
-		if l.Ending && !f.stands(ctx, l.Provider) {
+		if l.Terminating && !f.stands(ctx, l.Provider) {
 			return reconcile.Result{}, nil
 		}
 		if s, err = f.launch(ctx, l); err != nil {
@@ -163,7 +163,7 @@ func (f *Fleet) reconcile(ctx context.Context, request reconcile.Request) (recon
 		f.mu.Unlock()
 	}
 	s.steer(l)
-	if !l.Ending {
+	if !l.Terminating {
 		return reconcile.Result{}, nil
 	}
 	done, err := s.end(ctx)

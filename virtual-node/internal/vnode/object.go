@@ -72,7 +72,7 @@ func Object(l nodeconfig.Config, health Health, at Address) *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, Annotations: map[string]string{}},
 		Spec: corev1.NodeSpec{
-			Unschedulable: l.Capacity.Parked || l.Ending,
+			Unschedulable: l.Capacity.Parked || l.Terminating,
 			Taints:        []corev1.Taint{{Key: broker.TaintOverflow, Value: l.Provider, Effect: corev1.TaintEffectNoSchedule}},
 		},
 		Status: corev1.NodeStatus{
