@@ -17,20 +17,21 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
-// TestDirectWithTheBroker has two agents with driver direct lend and borrow
-// through the real broker, with sealed messages: from the wish to a virtual node
-// with a token that works, and back to nothing. The controllers of a cluster and
-// virtual-node are played.
-func TestDirectWithTheBroker(t *testing.T) {
+// TestDirectWithBroker runs two agents with driver direct and the real broker: from a
+// Reservation to a virtual node with a valid token, and back to nothing. The
+// virtual-node program and the clusters' controllers are simulated.
+func TestDirectWithBroker(t *testing.T) {
 	ctx := t.Context()
 	hubConfig, romeConfig, parisConfig := controlplane.Start(t), controlplane.Start(t), controlplane.Start(t)
 	hub, rome, paris := newClient(t, hubConfig), newClient(t, romeConfig), newClient(t, parisConfig)
@@ -43,82 +44,61 @@ func TestDirectWithTheBroker(t *testing.T) {
 			hub.Get(ctx, client.ObjectKey{Namespace: "default", Name: "spillway-join-token"}, &token))
 	})
 	tokenFile := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(tokenFile, token.Data["token"], 0o600); err != nil {
-		t.Fatal(err)
-	}
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	room := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi"), corev1.ResourcePods: resource.MustParse("110")}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "big", Labels: map[string]string{corev1.LabelArchStable: "amd64", corev1.LabelOSStable: "linux"}}}
-	must(paris.Create(ctx, node))
-	node.Status = corev1.NodeStatus{Capacity: room, Allocatable: room, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}
-	must(paris.Status().Update(ctx, node))
-	// New nodes are tainted until a controller, which is not here, has seen them.
-	node.Spec.Taints = nil
-	must(paris.Update(ctx, node))
-	// What the chart brings.
-	must(paris.Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "spillway-direct-guest"}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "create"}},
-	}}))
-
-	playing, stop := context.WithCancel(context.Background())
-	var played sync.WaitGroup
-	played.Go(func() { playCluster(playing, t, rome, paris) })
-	t.Cleanup(func() { stop(); played.Wait() })
+	expect.NoError(t, os.WriteFile(tokenFile, token.Data["token"], 0o600))
+	prepareProvider(t, paris)
+	simulating, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { simulateControllers(simulating, t, rome, paris) })
+	t.Cleanup(func() { stop(); running.Wait() })
 
 	program := build(t, "agent")
-	agent := func(config *rest.Config, id string, lend bool) {
+	agent := func(config *rest.Config, id string, lending bool) {
 		start(t, program, config, "--broker-transport=http", "--broker-url=https://"+address, "--broker-ca-hash="+ca.Data["caHash"], "--join-token-file="+tokenFile,
-			"--cluster-id="+id, "--health-probe-bind-address="+freeAddress(t), "--api-server-endpoint="+config.Host, fmt.Sprintf("--lend-enabled=%t", lend),
+			"--cluster-id="+id, "--health-probe-bind-address="+freeAddress(t), "--api-server-endpoint="+config.Host, fmt.Sprintf("--lend-enabled=%t", lending),
 			"--driver=direct", "--peering-idle-time=2s", "--advertisement-requeue-interval=1s")
 	}
 	agent(romeConfig, "rome", false)
 	agent(parisConfig, "paris", true)
-	wish := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "wish"}, Spec: broker.ReservationSpec{
-		PodSets: []broker.PodSet{{Name: "pods", Count: 2, Requests: broker.FromList(corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("500m")})}},
+	reservation := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "ahead"}, Spec: broker.ReservationSpec{
+		PodSets: []broker.PodSet{{Name: "pods", Count: 2, Requests: broker.FromList(expect.Resources("cpu", "500m"))}},
 	}}
-	must(rome.Create(ctx, wish))
+	expect.NoError(t, rome.Create(ctx, reservation))
 	begun := time.Now()
-	eventually(t, ended, "rome has what it wished for", func() error {
-		if err := rome.Get(ctx, client.ObjectKeyFromObject(wish), wish); err != nil {
+	eventually(t, ended, "the reservation is ready", func() error {
+		if err := rome.Get(ctx, client.ObjectKeyFromObject(reservation), reservation); err != nil {
 			return err
 		}
-		if !meta.IsStatusConditionTrue(wish.Status.Conditions, broker.ConditionVirtualNodeReady) {
-			return fmt.Errorf("have %+v", wish.Status.Conditions)
+		if !meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionVirtualNodeReady) {
+			return fmt.Errorf("have %+v", reservation.Status.Conditions)
 		}
 		return nil
 	})
-	t.Logf("wish to virtual node, cold: %s", time.Since(begun).Round(time.Millisecond))
+	t.Logf("reservation to virtual node, cold: %s", time.Since(begun).Round(time.Millisecond))
 
 	var quota corev1.ResourceQuota
-	must(paris.Get(ctx, client.ObjectKey{Namespace: "spillway-guests-rome", Name: "spillway-guests"}, &quota))
+	expect.NoError(t, paris.Get(ctx, client.ObjectKey{Namespace: "spillway-guests-rome", Name: "spillway-guests"}, &quota))
 	if cpu := quota.Status.Hard[corev1.ResourceRequestsCPU]; cpu.String() != "1" {
-		t.Errorf("the guests of rome may use %v", quota.Status.Hard)
+		t.Errorf("the quota of rome's guests is %v", quota.Status.Hard)
 	}
 	var secret corev1.Secret
-	must(rome.Get(ctx, client.ObjectKey{Namespace: "default", Name: nodeconfig.SecretName("paris")}, &secret))
+	expect.NoError(t, rome.Get(ctx, client.ObjectKey{Namespace: "default", Name: nodeconfig.SecretName("paris")}, &secret))
 	connection, err := nodeconfig.FromSecret(&secret)
-	must(err)
+	expect.NoError(t, err)
 	access := &rest.Config{Host: connection.Connection.Endpoint, BearerToken: connection.Connection.Token, TLSClientConfig: rest.TLSClientConfig{CAData: connection.Connection.CA}}
 	guests := newClient(t, access)
-	must(guests.List(ctx, &corev1.PodList{}, client.InNamespace(connection.Connection.Namespace)))
+	expect.NoError(t, guests.List(ctx, &corev1.PodList{}, client.InNamespace(connection.Connection.Namespace)))
 
-	// The need is gone, and with it everything.
-	must(rome.Delete(ctx, wish))
-	id := protocol.ReservationID("rome", wish.UID)
-	eventually(t, ended, "nothing is left", func() error {
+	expect.NoError(t, rome.Delete(ctx, reservation))
+	id := protocol.ReservationID("rome", reservation.UID)
+	eventually(t, ended, "everything is removed", func() error {
 		var left []string
 		for what, get := range map[string]error{
-			"reservation":     rome.Get(ctx, client.ObjectKeyFromObject(wish), &broker.Reservation{}),
-			"link":            rome.Get(ctx, client.ObjectKeyFromObject(&secret), &corev1.Secret{}),
-			"virtual node":    rome.Get(ctx, client.ObjectKey{Name: "spillway-paris"}, &corev1.Node{}),
-			"open namespace":  rome.Get(ctx, client.ObjectKey{Namespace: "default", Name: "spillway-virtual-node"}, &rbacv1.RoleBinding{}),
-			"guest namespace": paris.Get(ctx, client.ObjectKey{Name: "spillway-guests-rome"}, &corev1.Namespace{}),
-			"hold":            paris.Get(ctx, client.ObjectKey{Namespace: "default", Name: id}, &broker.ProviderInstruction{}),
+			"reservation":      rome.Get(ctx, client.ObjectKeyFromObject(reservation), &broker.Reservation{}),
+			"peering":          rome.Get(ctx, client.ObjectKeyFromObject(&secret), &corev1.Secret{}),
+			"virtual node":     rome.Get(ctx, client.ObjectKey{Name: "spillway-paris"}, &corev1.Node{}),
+			"namespace access": rome.Get(ctx, client.ObjectKey{Namespace: "default", Name: "spillway-virtual-node"}, &rbacv1.RoleBinding{}),
+			"guest namespace":  paris.Get(ctx, client.ObjectKey{Name: "spillway-guests-rome"}, &corev1.Namespace{}),
+			"hold":             paris.Get(ctx, client.ObjectKey{Namespace: "default", Name: id}, &broker.ProviderInstruction{}),
 		} {
 			if !apierrors.IsNotFound(get) {
 				left = append(left, fmt.Sprintf("%s (%v)", what, get))
@@ -132,58 +112,68 @@ func TestDirectWithTheBroker(t *testing.T) {
 	})
 }
 
-// playCluster plays virtual-node in one cluster, and in the other the
-// controllers that count quotas and empty namespaces.
-func playCluster(ctx context.Context, t *testing.T, home, away client.Client) {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := errors.Join(playVirtualNode(ctx, home), playQuotas(ctx, away), playNamespaces(ctx, away))
-		if err != nil && ctx.Err() == nil {
-			t.Logf("playing: %v", err)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+// prepareProvider creates a node with free capacity and the chart's role for guests.
+func prepareProvider(t *testing.T, paris client.Client) {
+	t.Helper()
+	ctx := t.Context()
+	capacity := expect.Resources("cpu", "4", "memory", "8Gi", "pods", "110")
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "big", Labels: map[string]string{corev1.LabelArchStable: "amd64", corev1.LabelOSStable: "linux"}}}
+	expect.NoError(t, paris.Create(ctx, node))
+	node.Status = corev1.NodeStatus{Capacity: capacity, Allocatable: capacity, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}
+	expect.NoError(t, paris.Status().Update(ctx, node))
+	// New nodes are tainted until the node lifecycle controller, which does not run.
+	node.Spec.Taints = nil
+	expect.NoError(t, paris.Update(ctx, node))
+	expect.NoError(t, paris.Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "spillway-direct-guest"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "create"}},
+	}}))
 }
 
-func playVirtualNode(ctx context.Context, home client.Client) error {
+// simulateControllers simulates virtual-node in the consumer's cluster, and the quota
+// and namespace controllers in the provider's.
+func simulateControllers(ctx context.Context, t *testing.T, rome, paris client.Client) {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		err := errors.Join(simulateVirtualNode(ctx, rome), simulateQuotas(ctx, paris), simulateNamespaces(ctx, paris))
+		if err != nil && ctx.Err() == nil {
+			t.Logf("simulating: %v", err)
+		}
+	}, 50*time.Millisecond)
+}
+
+func simulateVirtualNode(ctx context.Context, rome client.Client) error {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "spillway-paris", Labels: map[string]string{
 		broker.LabelProvider: "paris", broker.LabelNodeType: broker.NodeTypeVirtual, broker.LabelManagedBy: broker.ManagedBySpillway,
 	}}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: broker.TaintOverflow, Value: "paris", Effect: corev1.TaintEffectNoSchedule}}}}
 	var secret corev1.Secret
-	err := home.Get(ctx, client.ObjectKey{Namespace: "default", Name: nodeconfig.SecretName("paris")}, &secret)
-	l, unreadable := nodeconfig.FromSecret(&secret)
-	if apierrors.IsNotFound(err) || err == nil && (unreadable != nil || l.Ending) {
-		return client.IgnoreNotFound(home.Delete(ctx, node))
+	err := rome.Get(ctx, client.ObjectKey{Namespace: "default", Name: nodeconfig.SecretName("paris")}, &secret)
+	config, unreadable := nodeconfig.FromSecret(&secret)
+	if apierrors.IsNotFound(err) || err == nil && (unreadable != nil || config.Terminating) {
+		return client.IgnoreNotFound(rome.Delete(ctx, node))
 	}
 	if err != nil {
 		return err
 	}
-	if err := home.Get(ctx, client.ObjectKeyFromObject(node), node); apierrors.IsNotFound(err) {
-		err = home.Create(ctx, node)
+	if err := rome.Get(ctx, client.ObjectKeyFromObject(node), node); apierrors.IsNotFound(err) {
+		err = rome.Create(ctx, node)
 		if err != nil {
 			return err
 		}
 	} else if err != nil {
 		return err
 	}
-	node.Spec.Unschedulable = l.Capacity.Parked
+	node.Spec.Unschedulable = config.Capacity.Parked
 	node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return taint.Key != broker.TaintOverflow })
-	if err := home.Update(ctx, node); err != nil {
+	if err := rome.Update(ctx, node); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	node.Status.Capacity, node.Status.Allocatable = l.Capacity.Resources, l.Capacity.Resources
+	node.Status.Capacity, node.Status.Allocatable = config.Capacity.Resources, config.Capacity.Resources
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-	return client.IgnoreNotFound(home.Status().Update(ctx, node))
+	return client.IgnoreNotFound(rome.Status().Update(ctx, node))
 }
 
-func playQuotas(ctx context.Context, away client.Client) error {
+func simulateQuotas(ctx context.Context, paris client.Client) error {
 	var quotas corev1.ResourceQuotaList
-	if err := away.List(ctx, &quotas); err != nil {
+	if err := paris.List(ctx, &quotas); err != nil {
 		return err
 	}
 	for i := range quotas.Items {
@@ -192,16 +182,16 @@ func playQuotas(ctx context.Context, away client.Client) error {
 		for name := range quota.Spec.Hard {
 			quota.Status.Used[name] = resource.MustParse("0")
 		}
-		if err := away.Status().Update(ctx, quota); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+		if err := paris.Status().Update(ctx, quota); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return err
 		}
 	}
 	return nil
 }
 
-func playNamespaces(ctx context.Context, away client.Client) error {
+func simulateNamespaces(ctx context.Context, paris client.Client) error {
 	var namespaces corev1.NamespaceList
-	if err := away.List(ctx, &namespaces); err != nil {
+	if err := paris.List(ctx, &namespaces); err != nil {
 		return err
 	}
 	for i := range namespaces.Items {
@@ -209,7 +199,7 @@ func playNamespaces(ctx context.Context, away client.Client) error {
 			continue
 		}
 		namespaces.Items[i].Spec.Finalizers = nil
-		if err := away.SubResource("finalize").Update(ctx, &namespaces.Items[i]); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+		if err := paris.SubResource("finalize").Update(ctx, &namespaces.Items[i]); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return err
 		}
 	}

@@ -17,9 +17,10 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/direct"
 	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 )
 
-// What --driver may say.
+// Values of --driver.
 const (
 	driverLiqo   = "liqo"
 	driverDirect = "direct"
@@ -32,8 +33,8 @@ var recognizer = inventory.Recognizer{
 	VirtualNode: liqo.RecognizeVirtualNode,
 }
 
-// addDriverToScheme adds the types of the chosen driver: Liqo's are unknown in a
-// cluster without it.
+// addDriverToScheme adds the types of the driver: Liqo's do not exist in a cluster
+// without it.
 func addDriverToScheme(scheme *runtime.Scheme, o options) error {
 	if o.driver == driverLiqo {
 		return liqo.AddToScheme(scheme)
@@ -41,7 +42,7 @@ func addDriverToScheme(scheme *runtime.Scheme, o options) error {
 	return nil
 }
 
-// driverCache is what the chosen driver has the manager's cache keep.
+// driverCache is what the driver limits the manager's cache to.
 func driverCache(o options) (map[client.Object]cache.ByObject, error) {
 	if o.driver == driverDirect {
 		return direct.CacheByObject(o.virtualNodeNamespace)
@@ -49,78 +50,71 @@ func driverCache(o options) (map[client.Object]cache.ByObject, error) {
 	return map[client.Object]cache.ByObject{}, nil
 }
 
-// ground is what any driver stands on.
-type ground struct {
-	// client reads and writes at the API server itself.
+// driverOptions are what every driver needs.
+type driverOptions struct {
+	// client reads from and writes to the API server, not a cache.
 	client    client.Client
 	config    *rest.Config
 	clusterID string
 	messenger peering.Messenger
-	// enqueueConsumer and enqueueProvider are told of which cluster there is news.
+	// enqueueConsumer and enqueueProvider reconcile a cluster's peering with this one
+	// as the consumer and as the provider.
 	enqueueConsumer, enqueueProvider func(clusterID string)
 }
 
 // chosenDriver is both sides of the driver that --driver names.
 type chosenDriver struct {
-	driver   peering.Driver
-	receiver peering.Receiver
-	lender   peering.Provider
-	setup    []func(ctrl.Manager) error
-}
-
-// SetupWithManager adds what the driver watches.
-func (c chosenDriver) SetupWithManager(mgr ctrl.Manager) error {
-	var failed error
-	for _, setup := range c.setup {
-		failed = errors.Join(failed, setup(mgr))
+	driver interface {
+		peering.Driver
+		peering.Receiver
+		SetupWithManager(ctrl.Manager) error
 	}
-	return failed
+	provider interface {
+		peering.Provider
+		SetupWithManager(ctrl.Manager) error
+	}
 }
 
-func newDriver(o options, g ground) (chosenDriver, error) {
-	account := types.NamespacedName{Namespace: o.namespace, Name: o.serviceAccount}
+// SetupWithManager adds the driver's watches.
+func (c chosenDriver) SetupWithManager(mgr ctrl.Manager) error {
+	return errors.Join(c.driver.SetupWithManager(mgr), c.provider.SetupWithManager(mgr))
+}
+
+func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
+	consumer := session.Options{
+		Client: d.client, ClusterID: d.clusterID, Messenger: d.messenger, Enqueue: d.enqueueConsumer,
+		ServiceAccount: types.NamespacedName{Namespace: o.namespace, Name: o.serviceAccount}, Log: ctrl.Log.WithName(o.driver),
+	}
+	if o.driver == driverDirect {
+		consumer.UnreachableAfter = min(o.providerLostAfter, 3*time.Minute)
+	}
+	provider := consumer
+	provider.Enqueue = d.enqueueProvider
 	if o.driver == driverDirect {
 		options := direct.Options{
-			Client: g.client, ClusterID: g.clusterID, ServiceAccount: account, Log: ctrl.Log.WithName("direct"),
-			Messenger: g.messenger, LinkNamespace: o.virtualNodeNamespace,
-			Endpoint: o.apiServerEndpoint, CA: func() ([]byte, error) { return apiServerCA(o.apiServerCAFile, g.config) },
-			AgentRole: o.directAgentRole, TokenTTL: o.directTokenTTL,
-			UnreachableAfter: min(o.providerLostAfter, 3*time.Minute),
-			AllowIngressFrom: o.allowIngressFrom, AllowEgressTo: o.allowEgressTo,
+			Options: consumer, VirtualNodeNamespace: o.virtualNodeNamespace,
+			Endpoint: o.apiServerEndpoint, CA: func() ([]byte, error) { return apiServerCA(o.apiServerCAFile, d.config) },
+			AgentRole: o.directAgentRole, TokenTTL: o.directTokenTTL, AllowIngressFrom: o.allowIngressFrom, AllowEgressTo: o.allowEgressTo,
 		}
-		options.Enqueue = g.enqueueConsumer
-		driver, err := direct.NewDriver(options)
-		if err != nil {
+		if chosen.driver, err = direct.NewDriver(options); err != nil {
 			return chosenDriver{}, err
 		}
-		options.Enqueue = g.enqueueProvider
-		lender, err := direct.NewProvider(options)
-		if err != nil {
-			return chosenDriver{}, err
-		}
-		return chosenDriver{driver, driver, lender, []func(ctrl.Manager) error{driver.SetupWithManager, lender.SetupWithManager}}, nil
+		options.Options = provider
+		chosen.provider, err = direct.NewProvider(options)
+		return chosen, err
 	}
-	options := liqo.Options{
-		Client: g.client, ClusterID: g.clusterID, Messenger: g.messenger,
-		LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs,
-		TenantRole: o.liqoTenantRole, ServiceAccount: account, Log: ctrl.Log.WithName("liqo"),
-	}
-	options.Enqueue = g.enqueueConsumer
-	driver, err := liqo.NewDriver(options)
-	if err != nil {
+	options := liqo.Options{Options: consumer, LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs, TenantRole: o.liqoTenantRole}
+	if chosen.driver, err = liqo.NewDriver(options); err != nil {
 		return chosenDriver{}, err
 	}
-	options.Enqueue = g.enqueueProvider
-	lender, err := liqo.NewProvider(options)
-	if err != nil {
-		return chosenDriver{}, err
-	}
-	return chosenDriver{driver, driver, lender, []func(ctrl.Manager) error{driver.SetupWithManager, lender.SetupWithManager}}, nil
+	options.Options = provider
+	chosen.provider, err = liqo.NewProvider(options)
+	return chosen, err
 }
 
-// apiServerCA is what consumers check this cluster's API server with: the file's,
-// or else that by which this agent knows it. Read anew each time, since it may
-// be renewed.
+// apiServerCA is the CA that consumers verify this cluster's API server with: the
+// file's, or else that of the agent's own configuration. It is read each time,
+// because it may be renewed.
 func apiServerCA(file string, config *rest.Config) ([]byte, error) {
 	if file == "" && len(config.CAData) > 0 {
 		return config.CAData, nil
@@ -129,7 +123,7 @@ func apiServerCA(file string, config *rest.Config) ([]byte, error) {
 		file = config.CAFile
 	}
 	if file == "" {
-		return nil, errors.New("this agent's own configuration has no CA: give --api-server-ca-file")
+		return nil, errors.New("the agent's own configuration has no CA; set --api-server-ca-file")
 	}
 	ca, err := os.ReadFile(file)
 	if err != nil {

@@ -173,7 +173,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	messenger := sealing.NewMessenger(clusterID, key, pins, brokerClient)
 	var consumer *virtualnode.Reconciler
 	var provider *hold.Reconciler
-	driver, err := newDriver(o, ground{
+	driver, err := newDriver(o, driverOptions{
 		client: live, config: mgr.GetConfig(), clusterID: clusterID, messenger: messenger,
 		enqueueConsumer: func(cluster string) { consumer.Enqueue(cluster) },
 		enqueueProvider: func(cluster string) { provider.Enqueue(cluster) },
@@ -189,13 +189,13 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	consumerPods := pods.New(consumer, driver.driver, pods.Options{
 		ReleaseGrace: o.releaseGrace, StartTimeout: podStartTimeout, ProviderLostAfter: o.providerLostAfter,
 	})
-	provider = hold.New(driver.lender, hold.Options{
+	provider = hold.New(driver.provider, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
 		Recognizer: recognizer,
 	})
 	refused := warningRecorder(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
 	dispatcher := sealing.NewDispatcher(messenger, sealing.DispatcherOptions{
-		Provider: driver.lender, Receiver: driver.receiver,
+		Provider: driver.provider, Receiver: driver.driver,
 		Consumer: instruction.ConsumerPeerKey(mgr.GetClient(), o.instructionNamespace),
 		Refused:  func(_ string, err error) { refused(err) },
 		Log:      ctrl.Log.WithName("sealing"),

@@ -641,7 +641,7 @@ func (e *environment) testUnmanagedNode(t *testing.T) {
 }
 
 func (e *environment) testDrain(t *testing.T) {
-	e.writeConfig(t, func(c *nodeconfig.Config) { c.Ending = true })
+	e.writeConfig(t, func(c *nodeconfig.Config) { c.Terminating = true })
 	late := e.createPod(t, "late")
 	var guests *corev1.PodList
 	expect.Eventually(t, "the deletion of the guests", func() (bool, string) {

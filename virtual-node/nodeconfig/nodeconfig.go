@@ -1,7 +1,7 @@
-// Package nodeconfig is what the agent tells the virtual-node program: one Secret for
-// each provider that is linked with the direct driver. The agent owns and writes
-// the Secret; virtual-node reads it, keeps the Node, and answers through the Node
-// alone.
+// Package nodeconfig is the configuration of the virtual-node program: one Secret
+// for each provider that is peered with the direct driver. The agent owns and
+// writes the Secret; virtual-node reads it, keeps the Node, and reports through
+// the Node only.
 package nodeconfig
 
 import (
@@ -20,7 +20,7 @@ import (
 const (
 	// Component is the value of label app.kubernetes.io/component on the Secrets,
 	// by which virtual-node finds them in its namespace.
-	Component = "direct-link"
+	Component = "virtual-node-config"
 	// LabelComponent is the key of that label.
 	LabelComponent = "app.kubernetes.io/component"
 
@@ -28,16 +28,15 @@ const (
 	keyCapacity   = "capacity.json"
 )
 
-// Config is all that virtual-node knows of one provider.
+// Config is all that virtual-node knows about one provider.
 type Config struct {
 	// Provider is the provider's cluster ID.
 	Provider   string
 	Connection Connection
 	Capacity   Capacity
-	// Ending asks virtual-node to let go: no pod is begun any more, those still
-	// there are deleted, and then the Node. The agent deletes the Secret when the
-	// Node is gone.
-	Ending bool
+	// Terminating makes virtual-node start no more pods, delete those that exist,
+	// and then the Node. The agent deletes the Secret when the Node is gone.
+	Terminating bool
 }
 
 // Connection is how the provider is reached, and as whom.
@@ -46,12 +45,12 @@ type Connection struct {
 	Endpoint string `json:"endpoint"`
 	// CA that its certificate is checked with, PEM.
 	CA []byte `json:"ca"`
-	// Namespace for the guests, the only one the token is good for.
+	// Namespace for the guests, the only one that the token is valid for.
 	Namespace string `json:"namespace"`
 	// Token of a ServiceAccount there. Never logged.
 	Token string `json:"token"`
-	// Expires is when the token ends, by the provider's clock. The agent writes a
-	// new one well before.
+	// Expires is when the token expires, by the provider's clock. The agent writes
+	// a new one well before.
 	Expires time.Time `json:"expires"`
 }
 
@@ -59,12 +58,12 @@ type Connection struct {
 type Capacity struct {
 	// Resources is the Node's exact capacity and allocatable, "pods" included.
 	Resources corev1.ResourceList `json:"resources"`
-	// Parked cordons the node: it is kept for a while, and takes no pod.
+	// Parked cordons the Node.
 	Parked bool `json:"parked,omitempty"`
 	// Labels of the Node beside those that every virtual node has.
 	Labels map[string]string `json:"labels,omitempty"`
-	// Namespaces whose pods may run there; the agent has allowed virtual-node to
-	// read the ConfigMaps and Secrets of these and no others.
+	// Namespaces whose pods may run there; virtual-node may read the ConfigMaps and
+	// Secrets of these and no others.
 	Namespaces []string `json:"namespaces,omitempty"`
 }
 
@@ -73,53 +72,52 @@ func SecretName(provider string) string { return secretPrefix + provider }
 
 const secretPrefix = "spillway-direct-"
 
-// annotationEnding is Config.Ending.
-const annotationEnding = broker.Group + "/ending"
+// annotationTerminating is Config.Terminating.
+const annotationTerminating = broker.Group + "/terminating"
 
-// Secret is the link as it is stored in namespace, the one of the agent and
-// virtual-node.
-func (l Config) Secret(namespace string) (*corev1.Secret, error) {
-	connection, err := json.Marshal(l.Connection)
+// Secret is the Secret that stores the configuration in a namespace.
+func (c Config) Secret(namespace string) (*corev1.Secret, error) {
+	connection, err := json.Marshal(c.Connection)
 	if err != nil {
-		return nil, fmt.Errorf("encoding the connection to %s: %w", l.Provider, err)
+		return nil, fmt.Errorf("encoding the connection to %s: %w", c.Provider, err)
 	}
-	capacity, err := json.Marshal(l.Capacity)
+	capacity, err := json.Marshal(c.Capacity)
 	if err != nil {
-		return nil, fmt.Errorf("encoding the capacity of %s: %w", l.Provider, err)
+		return nil, fmt.Errorf("encoding the capacity of %s: %w", c.Provider, err)
 	}
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: SecretName(l.Provider),
+			Namespace: namespace, Name: SecretName(c.Provider),
 			Labels: map[string]string{
 				LabelComponent:        Component,
-				broker.LabelProvider:  l.Provider,
+				broker.LabelProvider:  c.Provider,
 				broker.LabelManagedBy: broker.ManagedBySpillway,
 			},
 		},
 		Data: map[string][]byte{keyConnection: connection, keyCapacity: capacity},
 	}
-	if l.Ending {
-		secret.Annotations = map[string]string{annotationEnding: "true"}
+	if c.Terminating {
+		secret.Annotations = map[string]string{annotationTerminating: "true"}
 	}
 	return secret, nil
 }
 
-// FromSecret reads a link. The error never carries what the Secret holds.
+// FromSecret reads a configuration. The error never contains values of the Secret.
 func FromSecret(secret *corev1.Secret) (Config, error) {
-	l := Config{Provider: secret.Labels[broker.LabelProvider], Ending: secret.Annotations[annotationEnding] == "true"}
-	if l.Provider == "" || secret.Name != SecretName(l.Provider) || secret.Labels[LabelComponent] != Component {
-		return Config{}, fmt.Errorf("Secret %s is not a link: its name and labels do not agree", secret.Name)
+	c := Config{Provider: secret.Labels[broker.LabelProvider], Terminating: secret.Annotations[annotationTerminating] == "true"}
+	if c.Provider == "" || secret.Name != SecretName(c.Provider) || secret.Labels[LabelComponent] != Component {
+		return Config{}, fmt.Errorf("Secret %s is not a virtual node configuration: its name and labels do not match", secret.Name)
 	}
-	for key, target := range map[string]any{keyConnection: &l.Connection, keyCapacity: &l.Capacity} {
+	for key, target := range map[string]any{keyConnection: &c.Connection, keyCapacity: &c.Capacity} {
 		if json.Unmarshal(secret.Data[key], target) != nil {
 			return Config{}, fmt.Errorf("Secret %s has no readable %s", secret.Name, key)
 		}
 	}
-	if u, err := url.Parse(l.Connection.Endpoint); err != nil || u.Scheme != "https" || u.Host == "" {
+	if u, err := url.Parse(c.Connection.Endpoint); err != nil || u.Scheme != "https" || u.Host == "" {
 		return Config{}, fmt.Errorf("Secret %s: the endpoint is not https://host:port", secret.Name)
 	}
-	return l, nil
+	return c, nil
 }
 
-// ProviderOf is the provider that a Secret of that name is for.
+// ProviderOf is the inverse of SecretName.
 func ProviderOf(secretName string) string { return strings.TrimPrefix(secretName, secretPrefix) }

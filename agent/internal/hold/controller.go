@@ -174,7 +174,7 @@ func (r *Reconciler) read(ctx context.Context, consumer string) (input, error) {
 // DaemonSets that its virtual node runs besides.
 func (r *Reconciler) ensureGrant(ctx context.Context, consumer string, total corev1.ResourceList, pods int32) (peering.Progress, error) {
 	if pods > 0 {
-		pods += peering.PodsBeside
+		pods += peering.DaemonSetPodsAllowance
 	}
 	granted, err := r.provider.EnsureGrant(ctx, consumer, total, pods)
 	if err != nil {

@@ -133,7 +133,7 @@ func (e *env) decided(name string, attempt int64, reason, message string, pods i
 func (e *env) granted(consumer, resources string, pods int32) {
 	e.Helper()
 	if pods > 0 {
-		pods += peering.PodsBeside
+		pods += peering.DaemonSetPodsAllowance
 	}
 	expect.Eventually(e, consumer+" is granted "+resources, func() (bool, string) {
 		g := e.provider.Granted(consumer)

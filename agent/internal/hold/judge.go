@@ -132,7 +132,7 @@ func grant(verdicts []verdict) (total corev1.ResourceList, pods int32) {
 		case len(v.held.PodSets) > 0:
 			pods += v.held.Pods()
 		case !v.held.Empty():
-			pods += peering.PodsOfTotal
+			pods += peering.DefaultPodsOfTotal
 		}
 	}
 	return total, pods

@@ -1,11 +1,11 @@
-// Package peering is the port through which the agent links two clusters and
-// makes virtual nodes. Drivers (liqo, …) stand behind it and do not know each
-// other; the rest of the agent knows no driver.
+// Package peering is the port through which the agent peers clusters and makes
+// virtual nodes. The drivers behind it (liqo, direct) do not import each other, and
+// the rest of the agent imports no driver.
 //
-// Every method is level-triggered: it does the next thing that can be done,
-// recomputes its state from what it observes, may be called again at any time
-// and after a break at any point, and never waits: where something must happen
-// elsewhere first it returns Waiting with a sentence, and is called again.
+// Every method is level-triggered and idempotent: it takes the next step that is
+// possible, derives its result from what it observes, may be called again at any
+// time and after a crash at any point, and never blocks on another component: it
+// returns Waiting with a reason and is called again.
 package peering
 
 import (
@@ -14,78 +14,81 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Peer is the other cluster of a link.
+// Peer is the other cluster of a peering.
 type Peer struct {
 	// ClusterID of the other cluster.
 	ClusterID string
-	// PeerKey is its public key as the broker says; a pinned one goes first.
+	// PeerKey is its public key in base64 as published by the broker; a pinned key
+	// takes precedence.
 	PeerKey string
-	// Endpoint of its API server, where it is a provider.
+	// Endpoint of its API server, if it is a provider.
 	Endpoint string
-	// Holds is whether a consumer holds capacity here now.
+	// Holds is whether it holds capacity here, if it is a consumer.
 	Holds bool
 }
 
-// Progress says how far a step is.
+// Progress is the state of a step.
 type Progress struct {
-	// Done is true when what was asked for is observed to be so.
+	// Done is true if the desired state is observed.
 	Done bool
-	// Reason is one CamelCase word, Message a sentence: what is waited for, or
-	// what is there.
+	// Reason is a CamelCase word and Message a sentence, as in a condition: what is
+	// observed or waited for.
 	Reason, Message string
 }
 
-// ReasonGrantPending is a driver's reason while the provider has not answered to
-// the capacity that is asked for.
+// ReasonGrantPending is the Reason of EnsureCapacity while the provider has not
+// answered the request for capacity.
 const ReasonGrantPending = "GrantPending"
 
-// Waiting is Progress that is not done yet.
+// Waiting is Progress that is not done.
 func Waiting(reason, message string) Progress { return Progress{Reason: reason, Message: message} }
 
-// Done is Progress that is.
+// Done is Progress that is done.
 func Done(reason, message string) Progress {
 	return Progress{Done: true, Reason: reason, Message: message}
 }
 
-// Capacity is what a virtual node is to carry.
+// Capacity is the desired state of a virtual node.
 type Capacity struct {
 	// Resources is the node's exact allocatable, without "pods". Empty parks the
-	// node: it stays Ready with next to nothing, and takes no pod.
+	// node: it stays Ready with minimal allocatable, cordoned.
 	Resources corev1.ResourceList
-	// Pods is how many pods it may run; 0 with empty Resources.
+	// Pods is the node's allocatable "pods"; 0 with empty Resources.
 	Pods int32
-	// Namespaces whose pods may run there. Only ever those that hold a grant or
-	// a pod on the node.
+	// Namespaces whose pods may run there: those with a grant or a pod on the node.
 	Namespaces []string
 }
 
 // Parked reports whether the capacity is that of a parked node.
 func (c Capacity) Parked() bool { return len(c.Resources) == 0 }
 
-// Observed is the state of one link, for people, metrics and decisions.
+// Observed is the observed state of one peering.
 type Observed struct {
+	// ClusterID of the provider.
 	ClusterID string
-	// Peered is whether the link stands.
+	// Peered is whether the handshake is complete and its credentials are valid.
 	Peered bool
-	// Node is the virtual node, nil where there is none.
+	// Node is the virtual node, nil if it does not exist.
 	Node *corev1.Node
 }
 
-// Driver makes links and virtual nodes, seen from the consumer.
+// Driver is the consumer's side of a peering technology.
 type Driver interface {
-	// EnsurePeering links this cluster to a provider.
+	// EnsurePeering peers this cluster with a provider and keeps the credentials
+	// valid.
 	EnsurePeering(ctx context.Context, peer Peer) (Progress, error)
-	// EnsureCapacity makes the provider's virtual node carry exactly capacity,
-	// growing, shrinking or parking it in place. Done only when the Node itself
-	// shows it. The caller shrinks only what no pod uses.
+	// EnsureCapacity makes the provider's virtual node carry exactly capacity by
+	// growing, shrinking or parking it in place. It is done only when the Node shows
+	// the capacity. The caller shrinks only what no pod uses.
 	EnsureCapacity(ctx context.Context, peer Peer, capacity Capacity) (Progress, error)
-	// Teardown removes the virtual node, the link and everything made for them,
-	// here and, through the relay, at the provider. Done when all of it is gone.
+	// Teardown removes the virtual node, the peering and everything made for them,
+	// here and, through the relay, at the provider. It is done when nothing is left,
+	// or when an unreachable provider is no longer waited for.
 	Teardown(ctx context.Context, peer Peer) (Progress, error)
-	// Observe lists the links that exist in any state, so that none is forgotten
-	// after a restart.
+	// Observe lists the peerings that exist in any state, so that a restarted agent
+	// finds all of them.
 	Observe(ctx context.Context) ([]Observed, error)
-	// Tolerations a pod needs for the provider's virtual node.
+	// Tolerations are those that a pod needs for the provider's virtual node.
 	Tolerations(clusterID string) []corev1.Toleration
 	// RefusedReason returns why the virtual node rejects a pod that is bound to it,
 	// as a CamelCase reason; empty unless the pod's status shows a rejection that
@@ -93,39 +96,39 @@ type Driver interface {
 	RefusedReason(pod *corev1.Pod) string
 }
 
-// Provider is the provider's side of a driver.
+// Provider is the provider's side of a peering technology.
 type Provider interface {
-	// Handle answers one opened message of a consumer: the reply is sealed and
-	// sent back, none where nil. Only called for consumers that hold something,
-	// or for a teardown.
+	// Handle answers one opened message of a consumer. The caller seals the reply
+	// and sends it; nil is no reply. It is called only for consumers that hold
+	// capacity here or did so before.
 	Handle(ctx context.Context, consumer Peer, message []byte) (reply []byte, err error)
-	// EnsureGrant lets a consumer use up to total and pods, and no more. Zero
-	// ends its right to start guests.
+	// EnsureGrant lets a consumer use up to total and pods, and no more. It is done
+	// when the limits are enforced. With zero no guest can start.
 	EnsureGrant(ctx context.Context, consumer string, total corev1.ResourceList, pods int32) (Progress, error)
 	// Teardown removes everything that was made for a consumer here.
 	Teardown(ctx context.Context, consumer string) (Progress, error)
-	// Consumers lists the consumers for which anything exists here.
+	// Consumers lists the consumers for which anything exists here, sorted.
 	Consumers(ctx context.Context) ([]string, error)
 }
 
-// Messenger carries a driver's messages to a peer, sealed and relayed.
+// Messenger sends a driver's messages to a peer, sealed and relayed by the broker.
 type Messenger interface {
-	// Send seals a message and hands it to the broker. The answer, if any,
-	// reaches the driver's Receive later.
+	// Send seals a message and hands it to the broker. It returns before the message
+	// is delivered; a reply arrives at the Receiver.
 	Send(ctx context.Context, peer Peer, message []byte) error
 }
 
-// Receiver takes answers of providers; a driver whose links need messages
-// implements it.
+// Receiver takes replies of providers. A Driver that sends messages implements it.
 type Receiver interface {
 	// Receive takes one opened message from a provider. It must not block.
 	Receive(provider string, message []byte)
 }
 
-// PodsOfTotal is how many pods may run on a divisible total, for which nobody
-// said a number: the kubelet's default for one node.
-const PodsOfTotal = 110
+// DefaultPodsOfTotal is how many pods may run on a divisible total that has no
+// number of pods: the kubelet's default for one node.
+const DefaultPodsOfTotal = 110
 
-// PodsBeside is how many pods of DaemonSets may sit on a virtual node beside
-// those it is for. They never reach the provider, but the scheduler counts them.
-const PodsBeside = 32
+// DaemonSetPodsAllowance is how many pods of DaemonSets a virtual node takes in
+// addition to overflowed pods. They never reach the provider, but the scheduler
+// counts them.
+const DaemonSetPodsAllowance = 32

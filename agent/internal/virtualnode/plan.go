@@ -44,7 +44,7 @@ func (g Grant) Pods() int32 {
 			pods = min(pods, g.Limit)
 		}
 	case !granted.Empty():
-		pods = peering.PodsOfTotal
+		pods = peering.DefaultPodsOfTotal
 	}
 	return max(pods, int32(len(g.Bound)))
 }
@@ -107,7 +107,7 @@ func NodePlan(s *Snapshot) peering.Capacity {
 			corev1.ResourceMemory: resource.MustParse("1Mi"),
 		}
 	}
-	capacity.Pods += min(s.DaemonPods, peering.PodsBeside)
+	capacity.Pods += min(s.DaemonPods, peering.DaemonSetPodsAllowance)
 	return capacity
 }
 

@@ -156,7 +156,7 @@ func (c *Controller) reconcile(ctx context.Context, request reconcile.Request) (
 		n = nil
 	}
 	if n == nil {
-		if config.Ending && !c.nodeExists(ctx, config.Provider) {
+		if config.Terminating && !c.nodeExists(ctx, config.Provider) {
 			return reconcile.Result{}, nil
 		}
 		if n, err = c.start(ctx, config); err != nil {
@@ -167,7 +167,7 @@ func (c *Controller) reconcile(ctx context.Context, request reconcile.Request) (
 		c.nodes[config.Provider] = n
 		c.mu.Unlock()
 	}
-	if !config.Ending {
+	if !config.Terminating {
 		return reconcile.Result{}, nil
 	}
 	if drained, err := n.drain(ctx); err != nil || !drained {

@@ -82,7 +82,7 @@ func Desired(c nodeconfig.Config, health Health, address Address) *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, Annotations: map[string]string{}},
 		Spec: corev1.NodeSpec{
-			Unschedulable: c.Capacity.Parked || c.Ending,
+			Unschedulable: c.Capacity.Parked || c.Terminating,
 			Taints:        []corev1.Taint{{Key: broker.TaintOverflow, Value: c.Provider, Effect: corev1.TaintEffectNoSchedule}},
 		},
 		Status: corev1.NodeStatus{

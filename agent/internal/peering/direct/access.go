@@ -4,36 +4,39 @@ import (
 	"context"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
-// labels of the RoleBindings that open a namespace to virtual-node.
+// accessLabels are those of the RoleBindings that let virtual-node read a
+// namespace.
 func accessLabels() map[string]string {
 	return map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, nodeconfig.LabelComponent: "direct-access"}
 }
 
-// allowNamespaces lets virtual-node read the ConfigMaps and Secrets of
-// namespaces whose pods it is to run.
+// allowNamespaces lets virtual-node read the ConfigMaps and Secrets of namespaces
+// whose pods it is to run.
 func (d *Driver) allowNamespaces(ctx context.Context, namespaces []string) error {
 	if len(namespaces) == 0 {
 		return nil
 	}
-	open, err := d.openNamespaces(ctx)
+	bindings, err := d.accessBindings(ctx)
 	if err != nil {
 		return err
 	}
-	there := map[string]bool{}
-	for i := range open {
-		there[open[i].Namespace] = true
+	allowed := map[string]bool{}
+	for i := range bindings {
+		allowed[bindings[i].Namespace] = true
 	}
 	for _, namespace := range namespaces {
-		if there[namespace] {
+		if allowed[namespace] {
 			continue
 		}
 		err := d.Client.Create(ctx, &rbacv1.RoleBinding{
@@ -41,19 +44,19 @@ func (d *Driver) allowNamespaces(ctx context.Context, namespaces []string) error
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: VirtualNodeNamespaceRole},
 			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: d.ServiceAccount.Namespace, Name: VirtualNodeAccount}},
 		})
-		// A namespace that is gone or going needs it no more.
-		if err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, namespaceTerminating) {
-			return fmt.Errorf("letting %s read what pods of namespace %s mount: %w", VirtualNodeAccount, namespace, err)
+		// No pod can start in a namespace that is gone or being deleted.
+		if err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			return fmt.Errorf("allowing %s to read namespace %s: %w", VirtualNodeAccount, namespace, err)
 		}
 	}
 	return nil
 }
 
-// closeNamespaces takes that away where no link names the namespace any more,
-// neither as stored nor as last asked for.
-func (d *Driver) closeNamespaces(ctx context.Context) error {
-	open, err := d.openNamespaces(ctx)
-	if err != nil || len(open) == 0 {
+// revokeNamespaces undoes allowNamespaces for namespaces that no peering lists any
+// more, neither as stored nor as last requested.
+func (d *Driver) revokeNamespaces(ctx context.Context) error {
+	bindings, err := d.accessBindings(ctx)
+	if err != nil || len(bindings) == 0 {
 		return err
 	}
 	records, err := d.records(ctx)
@@ -62,7 +65,7 @@ func (d *Driver) closeNamespaces(ctx context.Context) error {
 	}
 	used := map[string]bool{}
 	for _, r := range records {
-		if r.state != stateLinked {
+		if r.state != stateActive {
 			continue
 		}
 		for _, namespace := range r.Capacity.Namespaces {
@@ -76,21 +79,21 @@ func (d *Driver) closeNamespaces(ctx context.Context) error {
 		}
 	}
 	d.mu.Unlock()
-	for i := range open {
-		if used[open[i].Namespace] {
+	for i := range bindings {
+		if used[bindings[i].Namespace] {
 			continue
 		}
-		if err := remove(ctx, d.Client, &open[i]); err != nil {
-			return fmt.Errorf("closing namespace %s to %s: %w", open[i].Namespace, VirtualNodeAccount, err)
+		if err := session.Delete(ctx, d.Client, &bindings[i]); err != nil {
+			return fmt.Errorf("revoking access of %s to namespace %s: %w", VirtualNodeAccount, bindings[i].Namespace, err)
 		}
 	}
 	return nil
 }
 
-func (d *Driver) openNamespaces(ctx context.Context) ([]rbacv1.RoleBinding, error) {
+func (d *Driver) accessBindings(ctx context.Context) ([]rbacv1.RoleBinding, error) {
 	var bindings rbacv1.RoleBindingList
 	if err := d.Client.List(ctx, &bindings, client.MatchingLabels(accessLabels())); err != nil {
-		return nil, fmt.Errorf("listing the namespaces that %s reads: %w", VirtualNodeAccount, err)
+		return nil, fmt.Errorf("listing role bindings of %s: %w", VirtualNodeAccount, err)
 	}
 	return bindings.Items, nil
 }

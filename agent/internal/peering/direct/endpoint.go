@@ -11,27 +11,27 @@ import (
 	"time"
 )
 
-// probeTimeout ends the look at this cluster's own endpoint.
+// probeTimeout bounds the connection to this cluster's own endpoint.
 const probeTimeout = 2 * time.Second
 
-// verify checks that the endpoint's certificate goes with the CA, as consumers
-// will. An endpoint that cannot be reached from here is left to them: it may
-// well be reached from elsewhere only.
-func (l *Provider) verify(ctx context.Context, ca []byte) error {
+// verifyEndpoint checks that the endpoint's certificate is valid for the CA, as
+// consumers will. An endpoint that cannot be reached from here is not an error: it
+// may be reachable from other clusters only.
+func (p *Provider) verifyEndpoint(ctx context.Context, ca []byte) error {
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(ca) {
-		return errors.New("the CA is not PEM with certificates")
+		return errors.New("the CA contains no PEM certificate")
 	}
-	key := l.Endpoint + "\n" + string(ca)
-	l.mu.Lock()
-	known := l.verified == key
-	l.mu.Unlock()
+	key := p.Endpoint + "\n" + string(ca)
+	p.mu.Lock()
+	known := p.verified == key
+	p.mu.Unlock()
 	if known {
 		return nil
 	}
-	endpoint, err := url.Parse(l.Endpoint)
+	endpoint, err := url.Parse(p.Endpoint)
 	if err != nil {
-		return fmt.Errorf("%q is no address: %w", l.Endpoint, err)
+		return fmt.Errorf("endpoint %q is not a URL: %w", p.Endpoint, err)
 	}
 	port := endpoint.Port()
 	if port == "" {
@@ -46,14 +46,14 @@ func (l *Provider) verify(ctx context.Context, ca []byte) error {
 	case errors.As(err, &refused):
 		return refused
 	case err != nil:
-		l.Log.V(1).Info("This cluster's own endpoint is not reached from here", "endpoint", l.Endpoint, "reason", err.Error())
+		p.Log.V(1).Info("This cluster's endpoint is not reachable from here; skipping its verification", "endpoint", p.Endpoint, "reason", err.Error())
 		return nil
 	}
 	if err := conn.Close(); err != nil {
-		l.Log.V(1).Info("Closing a probe", "reason", err.Error())
+		p.Log.V(1).Info("Closing the connection to this cluster's endpoint", "reason", err.Error())
 	}
-	l.mu.Lock()
-	l.verified = key
-	l.mu.Unlock()
+	p.mu.Lock()
+	p.verified = key
+	p.mu.Unlock()
 	return nil
 }

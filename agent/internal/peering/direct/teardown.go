@@ -12,196 +12,175 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
-const namespaceTerminating = corev1.NamespaceTerminatingCause
+// Waits of a teardown.
+const (
+	waitPods     = "Pods"
+	waitProvider = "Provider"
+)
 
-// Teardown removes the virtual node, the link and everything made for them. The
-// order strands nothing: pods leave while virtual-node and its token still work,
-// and the link is remembered until the provider has said that nothing is left.
-func (d *Driver) Teardown(ctx context.Context, peer peering.Peer) (peering.Progress, error) {
+// Teardown removes the virtual node, the peering and everything made for them. The
+// order leaves nothing behind: pods leave while virtual-node and its token still
+// work, and the Secret stays until the provider has confirmed that nothing is
+// left.
+func (d *Driver) Teardown(ctx context.Context, peer peering.Peer) (progress peering.Progress, err error) {
 	provider := peer.ClusterID
-	if err := validateClusterID(provider); err != nil {
+	if err := session.ValidateClusterID(provider); err != nil {
 		return peering.Progress{}, err
 	}
-	fail := func(err error) (peering.Progress, error) {
-		return peering.Progress{}, fmt.Errorf("tearing down the link to %s: %w", provider, err)
-	}
+	defer func() {
+		if err != nil {
+			progress, err = peering.Progress{}, fmt.Errorf("tearing down the peering with %s: %w", provider, err)
+		}
+	}()
 	d.mu.Lock()
 	delete(d.wanted, provider)
-	d.conversation(provider) // answers are welcome
 	d.mu.Unlock()
 	r, _, err := d.load(ctx, provider)
 	if err != nil {
-		return fail(err)
+		return progress, err
 	}
-	node, err := d.ourNode(ctx, provider)
+	node, err := session.Node(ctx, d.Client, provider)
 	if err != nil {
-		return fail(err)
+		return progress, err
+	}
+	if node != nil && (!session.IsManaged(node) || node.Labels[broker.LabelProvider] != provider) {
+		node = nil
 	}
 	switch {
 	case r == nil && node == nil:
 		d.forget(provider)
-		return peering.Done("Gone", "nothing is left of the link to "+provider), nil
-	case r != nil && r.state == stateBegun:
-		// virtual-node never heard of it.
-		return d.over(ctx, peer, r)
-	case r != nil && r.state == stateLinked && !r.Ending:
-		r.Ending = true
-		if err := d.store(ctx, r); err != nil {
-			return fail(err)
-		}
-		return peering.Waiting("NodeGoing", "waiting for the pods of node "+broker.VirtualNodeName(provider)+" to end, and for the node"), nil
+		return removed(provider), nil
+	case r != nil && r.state == statePending:
+		return d.endSession(ctx, peer, r) // virtual-node never saw it
+	case r != nil && r.state == stateActive && !r.Terminating:
+		r.Terminating = true
+		return nodeTerminating(provider), d.store(ctx, r)
 	case node != nil:
-		progress, err := d.awaitNode(ctx, r, node)
-		if err != nil {
-			return fail(err)
-		}
-		return progress, nil
+		return nodeTerminating(provider), d.ensureNodeReleased(ctx, r, node)
 	}
-	return d.over(ctx, peer, r)
+	return d.endSession(ctx, peer, r)
 }
 
-// ourNode is a provider's Node, nil where there is none that is Spillway's.
-func (d *Driver) ourNode(ctx context.Context, provider string) (*corev1.Node, error) {
-	name := broker.VirtualNodeName(provider)
-	node, found, err := get(ctx, d.Client, "", name, &corev1.Node{})
-	if err != nil {
-		return nil, fmt.Errorf("reading node %s: %w", name, err)
-	}
-	if !found || !isOurs(node) || node.Labels[broker.LabelProvider] != provider {
-		return nil, nil
-	}
-	return node, nil
+func removed(provider string) peering.Progress {
+	return peering.Done("Removed", "the peering with "+provider+" is removed")
 }
 
-// awaitNode waits until virtual-node has let go of a Node. Where it is gone
-// itself, its Node is removed for it; where the pods do not end because the
-// provider does not answer, they are given up here, and ended by the provider
-// with all that is there.
-func (d *Driver) awaitNode(ctx context.Context, r *record, node *corev1.Node) (peering.Progress, error) {
+func nodeTerminating(provider string) peering.Progress {
+	return peering.Waiting("NodeTerminating", "waiting for node "+broker.VirtualNodeName(provider)+" and its pods to terminate")
+}
+
+// ensureNodeReleased makes sure that a Node and its pods terminate. If the
+// virtual-node program is gone, the Node is deleted in its place. If the provider
+// is unreachable, the pods are force-deleted here after UnreachableAfter, and the
+// provider ends them with everything else.
+func (d *Driver) ensureNodeReleased(ctx context.Context, r *record, node *corev1.Node) error {
 	provider := node.Labels[broker.LabelProvider]
-	waiting := peering.Waiting("NodeGoing", "waiting for the pods of node "+node.Name+" to end, and for the node")
-	stale, err := d.leaseStands(ctx, node.Name)
+	stale, err := d.leaseStale(ctx, node.Name)
 	switch {
 	case err != nil:
-		return waiting, err
+		return err
 	case stale:
-		d.Log.Info("Removing a node that nobody keeps any more", "node", node.Name, "leaseUnchangedFor", d.StaleAfter.String())
-		if err := d.abandonPods(ctx, node.Name); err != nil {
-			return waiting, err
+		d.Log.Info("Deleting a node whose lease is no longer renewed", "node", node.Name, "staleAfter", d.StaleAfter.String())
+		if err := d.forceDeletePods(ctx, node.Name); err != nil {
+			return err
 		}
-		return waiting, d.removeNode(ctx, node)
-	case r == nil || r.state != stateLinked || d.waitedFor(provider, "Ending") < d.UnreachableAfter || readiness(node).Status == corev1.ConditionTrue:
-		return waiting, nil
+		if err := session.Delete(ctx, d.Client, node, client.GracePeriodSeconds(0)); err != nil {
+			return fmt.Errorf("deleting node %s: %w", node.Name, err)
+		}
+		return nil
+	case r == nil || r.state != stateActive || d.handshake.Waited(provider, waitPods) < d.UnreachableAfter || session.Ready(node).Status == corev1.ConditionTrue:
+		return nil
 	}
-	if err := d.abandonPods(ctx, node.Name); err != nil {
-		return waiting, err
+	if err := d.forceDeletePods(ctx, node.Name); err != nil {
+		return err
 	}
-	// virtual-node sees the link no more, stops and deletes the Node.
-	return waiting, d.erase(ctx, r)
+	// virtual-node no longer sees the Secret, stops and deletes the Node.
+	return d.storeEnded(ctx, r)
 }
 
-// abandonPods forgets the pods of a node that nobody ends there: its keeper is
-// gone, or the provider does not answer.
-func (d *Driver) abandonPods(ctx context.Context, node string) error {
+// forceDeletePods deletes the pods of a node that cannot end them: virtual-node is
+// gone, or the provider is unreachable.
+func (d *Driver) forceDeletePods(ctx context.Context, node string) error {
 	var pods corev1.PodList
 	if err := d.Client.List(ctx, &pods, client.MatchingFields{"spec.nodeName": node}); err != nil {
-		return fmt.Errorf("listing the pods of node %s: %w", node, err)
+		return fmt.Errorf("listing pods of node %s: %w", node, err)
 	}
 	var failed error
 	for i := range pods.Items {
-		d.Log.Info("Forgetting a pod that nobody ends any more", "node", node, "namespace", pods.Items[i].Namespace, "pod", pods.Items[i].Name)
-		failed = errors.Join(failed, remove(ctx, d.Client, &pods.Items[i], client.GracePeriodSeconds(0)))
+		d.Log.Info("Force-deleting a pod that its node cannot end", "node", node, "namespace", pods.Items[i].Namespace, "pod", pods.Items[i].Name)
+		failed = errors.Join(failed, session.Delete(ctx, d.Client, &pods.Items[i], client.GracePeriodSeconds(0)))
 	}
 	return failed
 }
 
-// erase takes a link out of virtual-node's sight, and its token out of the world.
-func (d *Driver) erase(ctx context.Context, r *record) error {
-	r.state, r.Config = stateOver, nodeconfig.Config{Provider: r.Provider}
+// storeEnded hides the Secret from virtual-node and erases the token.
+func (d *Driver) storeEnded(ctx context.Context, r *record) error {
+	r.state, r.Config = stateEnded, nodeconfig.Config{Provider: r.Provider}
 	r.granted, r.renew, r.expires = time.Time{}, time.Time{}, time.Time{}
 	return d.store(ctx, r)
 }
 
-// over ends a link of which no Node is left: the provider is told until it has
-// confirmed, or has been silent for long.
-func (d *Driver) over(ctx context.Context, peer peering.Peer, r *record) (peering.Progress, error) {
+// endSession ends a peering whose Node is gone: Teardown is sent until the
+// provider has confirmed it or has not answered for UnreachableAfter.
+func (d *Driver) endSession(ctx context.Context, peer peering.Peer, r *record) (peering.Progress, error) {
 	provider := peer.ClusterID
-	fail := func(err error) (peering.Progress, error) {
-		return peering.Progress{}, fmt.Errorf("tearing down the link to %s: %w", provider, err)
-	}
-	if r.state != stateOver {
-		if err := d.erase(ctx, r); err != nil {
-			return fail(err)
+	if r.state != stateEnded {
+		if err := d.storeEnded(ctx, r); err != nil {
+			return peering.Progress{}, err
 		}
 	}
-	if err := d.closeNamespaces(ctx); err != nil {
-		return fail(err)
+	if err := d.revokeNamespaces(ctx); err != nil {
+		return peering.Progress{}, err
 	}
-	waited := d.waitedFor(provider, "Provider")
-	now := d.Clock.Now()
-	d.mu.Lock()
-	c := d.conversation(provider)
-	// A provider with another driver has nothing of this one.
-	confirmed := c.gone == r.session || c.otherDriver != ""
-	due := c.ended.IsZero() || now.Sub(c.ended) >= d.ResendAfter
-	if due {
-		c.ended = now
-	}
-	d.mu.Unlock()
-	var sendErr error
-	if !confirmed && due {
-		if sendErr = d.send(ctx, peer, message{Kind: kindTeardown, Session: r.session}); sendErr != nil {
-			d.mu.Lock()
-			d.conversation(provider).ended = time.Time{}
-			d.mu.Unlock()
+	waited, exchange := d.handshake.Waited(provider, waitProvider), d.handshake.Exchange(provider)
+	if !exchange.Removed(r.session) {
+		var err error
+		if exchange.Due(session.Teardown, d.Clock.Now(), d.ResendAfter) {
+			err = d.handshake.Send(ctx, peer, &message{Header: session.Header{Kind: session.Teardown, Session: r.session}})
 		}
-	}
-	if !confirmed && waited < d.UnreachableAfter {
-		if sendErr != nil {
-			return fail(sendErr)
+		if waited < d.UnreachableAfter {
+			return peering.Waiting("ProviderTerminating", "waiting for provider "+provider+" to remove its part of the peering"), err
 		}
-		return peering.Waiting("ProviderGoing", "waiting for "+provider+" to confirm that nothing is left there"), nil
+		d.Log.Info("Provider did not confirm the teardown; its agent cleans up when it is reachable again", "provider", provider)
 	}
-	if !confirmed {
-		d.Log.Info("The provider did not say that nothing is left there; its agent clears up when it is back", "provider", provider)
-	}
-	if err := remove(ctx, d.Client, r.secret); err != nil {
-		return fail(fmt.Errorf("deleting Secret %s/%s: %w", r.secret.Namespace, r.secret.Name, err))
+	if err := session.Delete(ctx, d.Client, r.secret); err != nil {
+		return peering.Progress{}, fmt.Errorf("deleting Secret %s/%s: %w", r.secret.Namespace, r.secret.Name, err)
 	}
 	d.forget(provider)
-	return peering.Done("Gone", "nothing is left of the link to "+provider), nil
+	return removed(provider), nil
 }
 
-// sighting is when a lease was first seen as it is.
-type sighting struct {
-	renewed metav1.MicroTime
-	since   time.Time
+// leaseRenewal is a lease's renew time and when it was first observed.
+type leaseRenewal struct {
+	renewed  metav1.MicroTime
+	observed time.Time
 }
 
-// leaseStands reports whether a Node's lease has not moved for long, watched by
+// leaseStale reports whether a Node's lease has not been renewed for StaleAfter, by
 // this cluster's clock alone.
-func (d *Driver) leaseStands(ctx context.Context, node string) (bool, error) {
-	lease, found, err := get(ctx, d.Client, corev1.NamespaceNodeLease, node, &coordinationv1.Lease{})
+func (d *Driver) leaseStale(ctx context.Context, node string) (bool, error) {
+	lease, err := session.Find(ctx, d.Client, corev1.NamespaceNodeLease, node, &coordinationv1.Lease{})
 	if err != nil {
 		return false, fmt.Errorf("reading the lease of node %s: %w", node, err)
 	}
 	var renewed metav1.MicroTime
-	if found && lease.Spec.RenewTime != nil {
+	if lease != nil && lease.Spec.RenewTime != nil {
 		renewed = *lease.Spec.RenewTime
 	}
 	now := d.Clock.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	seen, known := d.leases[node]
-	if !known || !seen.renewed.Equal(&renewed) {
-		d.leases[node] = sighting{renewed: renewed, since: now}
+	last, known := d.leases[node]
+	if !known || !last.renewed.Equal(&renewed) {
+		d.leases[node] = leaseRenewal{renewed: renewed, observed: now}
 		return false, nil
 	}
-	if now.Sub(seen.since) < d.StaleAfter {
+	if now.Sub(last.observed) < d.StaleAfter {
 		return false, nil
 	}
 	delete(d.leases, node)

@@ -8,25 +8,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// CacheByObject keeps in the manager's cache only the Secrets that are links and
-// the quotas of guests.
-func CacheByObject(linkNamespace string) (map[client.Object]cache.ByObject, error) {
-	link, err := labels.NewRequirement(broker.LabelProvider, selection.Exists, nil)
+// CacheByObject limits the manager's cache to the Secrets of peerings, without
+// their data, and the quotas of guests.
+func CacheByObject(virtualNodeNamespace string) (map[client.Object]cache.ByObject, error) {
+	peerings, err := labels.NewRequirement(broker.LabelProvider, selection.Exists, nil)
 	if err != nil {
-		return nil, fmt.Errorf("selecting links: %w", err)
+		return nil, fmt.Errorf("selecting peerings: %w", err)
 	}
 	guests, err := labels.NewRequirement(broker.LabelGuestsOf, selection.Exists, nil)
 	if err != nil {
@@ -34,9 +30,7 @@ func CacheByObject(linkNamespace string) (map[client.Object]cache.ByObject, erro
 	}
 	return map[client.Object]cache.ByObject{
 		&corev1.Secret{}: {
-			Namespaces: map[string]cache.Config{linkNamespace: {LabelSelector: labels.NewSelector().Add(*link)}},
-			// What a Secret holds is read from the API server itself when it is
-			// needed.
+			Namespaces: map[string]cache.Config{virtualNodeNamespace: {LabelSelector: labels.NewSelector().Add(*peerings)}},
 			Transform: func(object any) (any, error) {
 				if secret, ok := object.(*corev1.Secret); ok {
 					secret.Data, secret.ManagedFields = nil, nil
@@ -48,59 +42,51 @@ func CacheByObject(linkNamespace string) (map[client.Object]cache.ByObject, erro
 	}, nil
 }
 
-// wakeOn has wake told of every change of objects that about names a cluster
-// for.
-func wakeOn(mgr ctrl.Manager, name string, wake func(string), about func(client.Object) string, objects ...client.Object) error {
-	enqueue := handler.EnqueueRequestsFromMapFunc(func(_ context.Context, object client.Object) []reconcile.Request {
-		if id := about(object); id != "" {
-			return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: id}}}
-		}
-		return nil
-	})
-	concerns := builder.WithPredicates(predicate.NewPredicateFuncs(func(object client.Object) bool { return about(object) != "" }))
-	b := ctrl.NewControllerManagedBy(mgr).Named(name)
-	for _, object := range objects {
-		b = b.Watches(object, enqueue, concerns)
-	}
-	return b.Complete(reconcile.Func(func(_ context.Context, request reconcile.Request) (reconcile.Result, error) {
-		wake(request.Name)
-		return reconcile.Result{}, nil
-	}))
-}
-
-// SetupWithManager has Enqueue told of every change of a link or its Node, and in
-// time of every token that is to be renewed.
-func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
-	about := func(object client.Object) string {
-		if !isOurs(object) {
+// clusterLabel returns a function for session.Watch that reads the cluster ID of
+// managed objects from a label.
+func clusterLabel(label string) func(client.Object) string {
+	return func(object client.Object) string {
+		if !session.IsManaged(object) {
 			return ""
 		}
-		return object.GetLabels()[broker.LabelProvider]
+		return object.GetLabels()[label]
 	}
-	if err := wakeOn(mgr, "direct-driver", d.Enqueue, about, &corev1.Secret{}, &corev1.Node{}); err != nil {
-		return fmt.Errorf("watching links: %w", err)
-	}
-	return mgr.Add(renewing{func(ctx context.Context) error { return d.renew(ctx, mgr.GetClient()) }})
 }
 
-// renewing is a manager.Runnable for the leader only.
-type renewing struct{ manager.RunnableFunc }
+// SetupWithManager enqueues providers whose Secret or Node changes, and those whose
+// token is to be renewed.
+func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
+	changed := func(_ context.Context, provider string) error { d.Enqueue(provider); return nil }
+	if err := session.Watch(mgr, "direct-consumer", clusterLabel(broker.LabelProvider), changed, &corev1.Secret{}, &corev1.Node{}); err != nil {
+		return err
+	}
+	return mgr.Add(leaderRunnable{func(ctx context.Context) error { return d.renewTokens(ctx, mgr.GetClient()) }})
+}
 
-func (renewing) NeedLeaderElection() bool { return true }
+// SetupWithManager enqueues consumers whose namespace or quota changes.
+func (p *Provider) SetupWithManager(mgr ctrl.Manager) error {
+	changed := func(_ context.Context, consumer string) error { p.Enqueue(consumer); return nil }
+	return session.Watch(mgr, "direct-provider", clusterLabel(broker.LabelGuestsOf), changed, &corev1.Namespace{}, &corev1.ResourceQuota{})
+}
 
-// renewEvery is how often tokens are looked at: often enough for the shortest.
-const renewEvery = MinTokenTTL / 60
+// leaderRunnable is a manager.Runnable for the leader only.
+type leaderRunnable struct{ manager.RunnableFunc }
 
-// renew wakes the links whose token is due, whatever else goes on.
-func (d *Driver) renew(ctx context.Context, reader client.Reader) error {
-	ticker := time.NewTicker(renewEvery)
+func (leaderRunnable) NeedLeaderElection() bool { return true }
+
+// renewInterval is how often tokens are checked: often enough for the shortest.
+const renewInterval = MinTokenTTL / 60
+
+// renewTokens enqueues the providers whose token is to be renewed, until ctx ends.
+func (d *Driver) renewTokens(ctx context.Context, reader client.Reader) error {
+	ticker := time.NewTicker(renewInterval)
 	defer ticker.Stop()
 	for {
 		var secrets corev1.SecretList
-		if err := reader.List(ctx, &secrets, client.InNamespace(d.LinkNamespace)); err != nil && ctx.Err() == nil {
-			d.Log.Error(err, "Looking for tokens to renew")
+		if err := reader.List(ctx, &secrets, client.InNamespace(d.VirtualNodeNamespace)); err != nil && ctx.Err() == nil {
+			d.Log.Error(err, "Listing tokens to renew")
 		}
-		for _, provider := range due(secrets.Items, d.Clock.Now()) {
+		for _, provider := range renewable(secrets.Items, d.Clock.Now()) {
 			d.Enqueue(provider)
 		}
 		select {
@@ -111,28 +97,16 @@ func (d *Driver) renew(ctx context.Context, reader client.Reader) error {
 	}
 }
 
-// due lists the providers whose token is to be renewed by now.
-func due(secrets []corev1.Secret, now time.Time) []string {
+// renewable lists the providers whose token is to be renewed by now.
+func renewable(secrets []corev1.Secret, now time.Time) []string {
 	var providers []string
 	for i := range secrets {
-		if r := parse(&secrets[i]); isOurs(&secrets[i]) && !r.renew.IsZero() && !now.Before(r.renew) {
+		if !isRecord(&secrets[i]) {
+			continue
+		}
+		if r := parse(&secrets[i]); !r.renew.IsZero() && !now.Before(r.renew) {
 			providers = append(providers, r.Provider)
 		}
 	}
 	return providers
-}
-
-// SetupWithManager has Enqueue told of every change of a namespace for guests, and
-// of what bounds them.
-func (l *Provider) SetupWithManager(mgr ctrl.Manager) error {
-	about := func(object client.Object) string {
-		if !isOurs(object) {
-			return ""
-		}
-		return object.GetLabels()[broker.LabelGuestsOf]
-	}
-	if err := wakeOn(mgr, "direct-lender", l.Enqueue, about, &corev1.Namespace{}, &corev1.ResourceQuota{}); err != nil {
-		return fmt.Errorf("watching namespaces for guests: %w", err)
-	}
-	return nil
 }

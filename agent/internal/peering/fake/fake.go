@@ -1,5 +1,5 @@
-// Package fake is a driver for tests: links and virtual nodes are entries in
-// memory, every call is logged, and the next answer can be set.
+// Package fake is a driver for tests: peerings and virtual nodes are entries in
+// memory, every call is recorded, and the next result can be set.
 package fake
 
 import (
@@ -20,7 +20,7 @@ import (
 type Call struct {
 	Method  string
 	Cluster string
-	// Capacity of EnsureCapacity; of EnsureGrant resources and pods only.
+	// Capacity of EnsureCapacity; resources and pods of EnsureGrant.
 	Capacity peering.Capacity
 	// Message of Handle.
 	Message []byte
@@ -31,20 +31,21 @@ func (c Call) String() string {
 	return fmt.Sprintf("%s(%s) %s, %d pods, %v", c.Method, c.Cluster, broker.FromList(c.Capacity.Resources), c.Capacity.Pods, c.Capacity.Namespaces)
 }
 
-// log is what Driver and Provider have in common. Safe for concurrent use.
-type log struct {
+// recorder is what Driver and Provider have in common. It is safe for concurrent
+// use.
+type recorder struct {
 	mu      sync.Mutex
 	calls   []Call
 	errs    map[string]error
 	waiting map[string]peering.Progress
 }
 
-// Calls returns what was called so far, of one method or of all where empty.
-func (l *log) Calls(method string) []Call {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// Calls returns the calls so far, of one method or of all if empty.
+func (r *recorder) Calls(method string) []Call {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var out []Call
-	for _, c := range l.calls {
+	for _, c := range r.calls {
 		if method == "" || c.Method == method {
 			out = append(out, c)
 		}
@@ -53,36 +54,35 @@ func (l *log) Calls(method string) []Call {
 }
 
 // FailNext makes the next call of a method return err.
-func (l *log) FailNext(method string, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.errs[method] = err
+func (r *recorder) FailNext(method string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.errs[method] = err
 }
 
-// Hold makes a method answer with progress, without doing anything, until Free
-// is called.
-func (l *log) Hold(method string, progress peering.Progress) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.waiting[method] = progress
+// Hold makes a method return progress without doing anything until Free is called.
+func (r *recorder) Hold(method string, progress peering.Progress) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiting[method] = progress
 }
 
 // Free ends Hold.
-func (l *log) Free(method string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.waiting, method)
+func (r *recorder) Free(method string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.waiting, method)
 }
 
-// enter logs a call. proceed is false where the answer was set beforehand. The
-// lock is held.
-func (l *log) enter(c Call) (progress peering.Progress, err error, proceed bool) {
-	l.calls = append(l.calls, c)
-	if err := l.errs[c.Method]; err != nil {
-		delete(l.errs, c.Method)
+// enter records a call. proceed is false if its result was set by FailNext or Hold.
+// The caller holds the lock.
+func (r *recorder) enter(c Call) (progress peering.Progress, err error, proceed bool) {
+	r.calls = append(r.calls, c)
+	if err := r.errs[c.Method]; err != nil {
+		delete(r.errs, c.Method)
 		return peering.Progress{}, err, false
 	}
-	if progress, ok := l.waiting[c.Method]; ok {
+	if progress, ok := r.waiting[c.Method]; ok {
 		return progress, nil, false
 	}
 	return peering.Progress{}, nil, true
@@ -90,19 +90,19 @@ func (l *log) enter(c Call) (progress peering.Progress, err error, proceed bool)
 
 // Driver is a peering.Driver.
 type Driver struct {
-	log
-	links map[string]peering.Capacity
-	nodes map[string]bool
-	// Changed, where set before use, is told what a virtual node carries after
-	// every change, nil when it is gone: a test makes a Node of it.
+	recorder
+	peerings map[string]peering.Capacity
+	nodes    map[string]bool
+	// Changed, if set before use, is called with what a virtual node carries after
+	// every change, nil after its removal: a test makes a Node of it.
 	Changed func(clusterID string, capacity *peering.Capacity) error
 }
 
 var _ peering.Driver = &Driver{}
 
-// NewDriver makes a Driver without links.
+// NewDriver returns a Driver without peerings.
 func NewDriver() *Driver {
-	return &Driver{log: log{errs: map[string]error{}, waiting: map[string]peering.Progress{}}, links: map[string]peering.Capacity{}, nodes: map[string]bool{}}
+	return &Driver{recorder: recorder{errs: map[string]error{}, waiting: map[string]peering.Progress{}}, peerings: map[string]peering.Capacity{}, nodes: map[string]bool{}}
 }
 
 // EnsurePeering implements peering.Driver.
@@ -112,10 +112,10 @@ func (d *Driver) EnsurePeering(_ context.Context, peer peering.Peer) (peering.Pr
 	if progress, err, proceed := d.enter(Call{Method: "EnsurePeering", Cluster: peer.ClusterID}); !proceed {
 		return progress, err
 	}
-	if _, ok := d.links[peer.ClusterID]; !ok {
-		d.links[peer.ClusterID] = peering.Capacity{}
+	if _, ok := d.peerings[peer.ClusterID]; !ok {
+		d.peerings[peer.ClusterID] = peering.Capacity{}
 	}
-	return peering.Done("Peered", "linked to "+peer.ClusterID), nil
+	return peering.Done("Peered", "peered with "+peer.ClusterID), nil
 }
 
 // EnsureCapacity implements peering.Driver.
@@ -125,16 +125,16 @@ func (d *Driver) EnsureCapacity(_ context.Context, peer peering.Peer, capacity p
 	if progress, err, proceed := d.enter(Call{Method: "EnsureCapacity", Cluster: peer.ClusterID, Capacity: capacity}); !proceed {
 		return progress, err
 	}
-	if _, ok := d.links[peer.ClusterID]; !ok {
-		return peering.Waiting("NotPeered", "not linked to "+peer.ClusterID), nil
+	if _, ok := d.peerings[peer.ClusterID]; !ok {
+		return peering.Waiting("NotPeered", "not peered with "+peer.ClusterID), nil
 	}
-	d.links[peer.ClusterID], d.nodes[peer.ClusterID] = capacity, true
+	d.peerings[peer.ClusterID], d.nodes[peer.ClusterID] = capacity, true
 	if d.Changed != nil {
 		if err := d.Changed(peer.ClusterID, &capacity); err != nil {
 			return peering.Progress{}, err
 		}
 	}
-	return peering.Done("Carried", "the virtual node carries it"), nil
+	return peering.Done("Ready", "the virtual node carries the capacity"), nil
 }
 
 // Teardown implements peering.Driver.
@@ -144,14 +144,14 @@ func (d *Driver) Teardown(_ context.Context, peer peering.Peer) (peering.Progres
 	if progress, err, proceed := d.enter(Call{Method: "Teardown", Cluster: peer.ClusterID}); !proceed {
 		return progress, err
 	}
-	delete(d.links, peer.ClusterID)
+	delete(d.peerings, peer.ClusterID)
 	delete(d.nodes, peer.ClusterID)
 	if d.Changed != nil {
 		if err := d.Changed(peer.ClusterID, nil); err != nil {
 			return peering.Progress{}, err
 		}
 	}
-	return peering.Done("Gone", "nothing is left"), nil
+	return peering.Done("Removed", "the peering is removed"), nil
 }
 
 // Observe implements peering.Driver.
@@ -162,7 +162,7 @@ func (d *Driver) Observe(context.Context) ([]peering.Observed, error) {
 		return nil, err
 	}
 	var out []peering.Observed
-	for _, id := range slices.Sorted(maps.Keys(d.links)) {
+	for _, id := range slices.Sorted(maps.Keys(d.peerings)) {
 		o := peering.Observed{ClusterID: id, Peered: true}
 		if d.nodes[id] {
 			o.Node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(id)}}
@@ -179,63 +179,63 @@ func (d *Driver) Tolerations(string) []corev1.Toleration {
 
 // Provider is a peering.Provider.
 type Provider struct {
-	log
+	recorder
 	grants map[string]peering.Capacity
 }
 
 var _ peering.Provider = &Provider{}
 
-// NewProvider makes a Provider without borrowers.
+// NewProvider returns a Provider without consumers.
 func NewProvider() *Provider {
-	return &Provider{log: log{errs: map[string]error{}, waiting: map[string]peering.Progress{}}, grants: map[string]peering.Capacity{}}
+	return &Provider{recorder: recorder{errs: map[string]error{}, waiting: map[string]peering.Progress{}}, grants: map[string]peering.Capacity{}}
 }
 
-// Handle implements peering.Provider; it answers with the message itself.
-func (l *Provider) Handle(_ context.Context, consumer peering.Peer, message []byte) ([]byte, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if _, err, proceed := l.enter(Call{Method: "Handle", Cluster: consumer.ClusterID, Message: message}); !proceed {
+// Handle implements peering.Provider; the reply is the message itself.
+func (p *Provider) Handle(_ context.Context, consumer peering.Peer, message []byte) ([]byte, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, err, proceed := p.enter(Call{Method: "Handle", Cluster: consumer.ClusterID, Message: message}); !proceed {
 		return nil, err
 	}
 	return message, nil
 }
 
 // EnsureGrant implements peering.Provider.
-func (l *Provider) EnsureGrant(_ context.Context, consumer string, total corev1.ResourceList, pods int32) (peering.Progress, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (p *Provider) EnsureGrant(_ context.Context, consumer string, total corev1.ResourceList, pods int32) (peering.Progress, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	capacity := peering.Capacity{Resources: total, Pods: pods}
-	if progress, err, proceed := l.enter(Call{Method: "EnsureGrant", Cluster: consumer, Capacity: capacity}); !proceed {
+	if progress, err, proceed := p.enter(Call{Method: "EnsureGrant", Cluster: consumer, Capacity: capacity}); !proceed {
 		return progress, err
 	}
-	l.grants[consumer] = capacity
+	p.grants[consumer] = capacity
 	return peering.Done("Granted", "granted"), nil
 }
 
 // Granted is what a consumer may use.
-func (l *Provider) Granted(consumer string) peering.Capacity {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.grants[consumer]
+func (p *Provider) Granted(consumer string) peering.Capacity {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.grants[consumer]
 }
 
 // Teardown implements peering.Provider.
-func (l *Provider) Teardown(_ context.Context, consumer string) (peering.Progress, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if progress, err, proceed := l.enter(Call{Method: "Teardown", Cluster: consumer}); !proceed {
+func (p *Provider) Teardown(_ context.Context, consumer string) (peering.Progress, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if progress, err, proceed := p.enter(Call{Method: "Teardown", Cluster: consumer}); !proceed {
 		return progress, err
 	}
-	delete(l.grants, consumer)
-	return peering.Done("Gone", "nothing is left"), nil
+	delete(p.grants, consumer)
+	return peering.Done("Removed", "the peering is removed"), nil
 }
 
 // Consumers implements peering.Provider.
-func (l *Provider) Consumers(context.Context) ([]string, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if _, err, proceed := l.enter(Call{Method: "Consumers"}); !proceed {
+func (p *Provider) Consumers(context.Context) ([]string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, err, proceed := p.enter(Call{Method: "Consumers"}); !proceed {
 		return nil, err
 	}
-	return slices.Sorted(maps.Keys(l.grants)), nil
+	return slices.Sorted(maps.Keys(p.grants)), nil
 }

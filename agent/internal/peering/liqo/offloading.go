@@ -15,25 +15,26 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
 // remoteNamespace is a namespace's name at every provider.
 func (d *Driver) remoteNamespace(namespace string) string { return namespace + "-" + d.ClusterID }
 
-// createOffloadings has namespaces mapped at every provider, without touching
-// how their pods are scheduled. A selector of providers would have Liqo delete
-// remote namespaces while it is being changed, so there is none.
+// createOffloadings maps namespaces to every provider, without changing how their
+// pods are scheduled. With a selector of providers Liqo would delete remote
+// namespaces while the selector is changed, so there is none.
 func (d *Driver) createOffloadings(ctx context.Context, namespaces []string) error {
 	for _, namespace := range namespaces {
 		if len(d.remoteNamespace(namespace)) > validation.DNS1123LabelMaxLength {
-			continue // unmapped says so
+			continue // reported by namespacesPending
 		}
-		_, found, err := get(ctx, d.Client, namespace, consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
+		existing, err := session.Find(ctx, d.Client, namespace, consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
 		if err != nil {
 			return fmt.Errorf("reading the offloading of namespace %s: %w", namespace, err)
 		}
-		if found {
+		if existing != nil {
 			continue
 		}
 		offloading := &offloadingv1beta1.NamespaceOffloading{
@@ -49,7 +50,7 @@ func (d *Driver) createOffloadings(ctx context.Context, namespaces []string) err
 		}
 		err = d.Client.Create(ctx, offloading)
 		if apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-			continue // no pod can start there anyway
+			continue // no pod can start there
 		}
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("offloading namespace %s: %w", namespace, err)
@@ -58,8 +59,8 @@ func (d *Driver) createOffloadings(ctx context.Context, namespaces []string) err
 	return nil
 }
 
-// maps lists the NamespaceMaps towards a provider.
-func (d *Driver) maps(ctx context.Context, provider string) ([]offloadingv1beta1.NamespaceMap, error) {
+// namespaceMaps lists the NamespaceMaps for a provider.
+func (d *Driver) namespaceMaps(ctx context.Context, provider string) ([]offloadingv1beta1.NamespaceMap, error) {
 	var maps offloadingv1beta1.NamespaceMapList
 	if err := d.Client.List(ctx, &maps, client.MatchingLabels{consts.ReplicationDestinationLabel: provider, consts.ReplicationRequestedLabel: consts.ReplicationRequestedLabelValue}); err != nil {
 		return nil, fmt.Errorf("listing namespace maps: %w", err)
@@ -67,10 +68,10 @@ func (d *Driver) maps(ctx context.Context, provider string) ([]offloadingv1beta1
 	return maps.Items, nil
 }
 
-// unmapped says which namespace is not there at the provider, and why; nil where
-// all are.
-func (d *Driver) unmapped(ctx context.Context, provider string, namespaces []string) (*peering.Progress, error) {
-	maps, err := d.maps(ctx, provider)
+// namespacesPending reports the first namespace that does not exist at the provider
+// and why, nil if all exist.
+func (d *Driver) namespacesPending(ctx context.Context, provider string, namespaces []string) (*peering.Progress, error) {
+	maps, err := d.namespaceMaps(ctx, provider)
 	if err != nil {
 		return nil, err
 	}
@@ -79,31 +80,32 @@ func (d *Driver) unmapped(ctx context.Context, provider string, namespaces []str
 		case phase == offloadingv1beta1.MappingAccepted:
 			continue
 		case phase == offloadingv1beta1.MappingCreationLoopBackOff:
-			return ptr.To(peering.Waiting("NamespaceRefused", fmt.Sprintf("%s cannot create namespace %s: it may exist there already", provider, d.remoteNamespace(namespace)))), nil
+			return ptr.To(peering.Waiting("NamespaceRejected", fmt.Sprintf("provider %s cannot create namespace %s; check whether it already exists there", provider, d.remoteNamespace(namespace)))), nil
 		}
 		if remote := d.remoteNamespace(namespace); len(remote) > validation.DNS1123LabelMaxLength {
-			return ptr.To(peering.Waiting("NamespaceNameTooLong", fmt.Sprintf("namespace %s would be %s at %s, longer than %d characters: use a shorter name", namespace, remote, provider, validation.DNS1123LabelMaxLength))), nil
+			return ptr.To(peering.Waiting("NamespaceNameTooLong", fmt.Sprintf("namespace %s would be %s at provider %s, longer than %d characters; use a shorter name", namespace, remote, provider, validation.DNS1123LabelMaxLength))), nil
 		}
-		local, found, err := get(ctx, d.Client, "", namespace, &corev1.Namespace{})
+		local, err := session.Find(ctx, d.Client, "", namespace, &corev1.Namespace{})
 		if err != nil {
 			return nil, fmt.Errorf("reading namespace %s: %w", namespace, err)
 		}
-		if !found || !local.DeletionTimestamp.IsZero() {
-			continue // no pod can start there anyway
+		if local == nil || !local.DeletionTimestamp.IsZero() {
+			continue // no pod can start there
 		}
-		offloading, found, err := get(ctx, d.Client, namespace, consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
+		offloading, err := session.Find(ctx, d.Client, namespace, consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
 		if err != nil {
 			return nil, fmt.Errorf("reading the offloading of namespace %s: %w", namespace, err)
 		}
-		if found && !isOurs(offloading) {
-			return ptr.To(peering.Waiting("NamespaceOffloadedByOthers", fmt.Sprintf("namespace %s has a NamespaceOffloading of its own that does not reach %s, and Spillway does not change it: delete it or let it select that cluster", namespace, provider))), nil
+		if offloading != nil && !session.IsManaged(offloading) {
+			return ptr.To(peering.Waiting("NamespaceOffloadingConflict", fmt.Sprintf("NamespaceOffloading of namespace %s is not managed by Spillway and does not select provider %s; delete it or let it select that cluster", namespace, provider))), nil
 		}
-		return ptr.To(peering.Waiting("NamespacePending", fmt.Sprintf("waiting for namespace %s at %s", d.remoteNamespace(namespace), provider))), nil
+		return ptr.To(peering.Waiting("NamespacePending", fmt.Sprintf("waiting for namespace %s at provider %s", d.remoteNamespace(namespace), provider))), nil
 	}
 	return nil, nil
 }
 
-// mapping is the state of a namespace at the provider of maps.
+// mapping is the phase of a namespace's mapping in a provider's NamespaceMaps, "" if
+// it is not mapped.
 func mapping(maps []offloadingv1beta1.NamespaceMap, namespace string) offloadingv1beta1.MappingPhase {
 	for i := range maps {
 		if _, desired := maps[i].Spec.DesiredMapping[namespace]; desired && maps[i].DeletionTimestamp.IsZero() {
@@ -113,35 +115,25 @@ func mapping(maps []offloadingv1beta1.NamespaceMap, namespace string) offloading
 	return ""
 }
 
-// pruneOffloadings ends the mapping of namespaces that no provider needs any
-// more, which deletes them there. It does nothing until every provider with a
-// virtual node has said once what it needs.
+// pruneOffloadings unmaps namespaces that are wanted at no provider any more, which
+// deletes them there. It does nothing until EnsureCapacity was called for every
+// provider with a virtual node.
 func (d *Driver) pruneOffloadings(ctx context.Context) error {
 	var virtualNodes offloadingv1beta1.VirtualNodeList
-	if err := d.Client.List(ctx, &virtualNodes, client.MatchingLabels{broker.LabelManagedBy: broker.ManagedBySpillway}); err != nil {
+	if err := d.Client.List(ctx, &virtualNodes, session.Managed); err != nil {
 		return fmt.Errorf("listing virtual nodes: %w", err)
 	}
-	d.mu.Lock()
-	var needed []string
-	known := true
-	for i := range virtualNodes.Items {
-		_, ok := d.wanted[string(virtualNodes.Items[i].Spec.ClusterID)]
-		known = known && ok
-	}
-	for _, namespaces := range d.wanted {
-		needed = append(needed, namespaces...)
-	}
-	d.mu.Unlock()
-	if !known {
+	wanted, complete := d.wantedNamespaces(virtualNodes.Items)
+	if !complete {
 		return nil
 	}
 	var offloadings offloadingv1beta1.NamespaceOffloadingList
-	if err := d.Client.List(ctx, &offloadings, client.MatchingLabels{broker.LabelManagedBy: broker.ManagedBySpillway}); err != nil {
-		return fmt.Errorf("listing offloadings: %w", err)
+	if err := d.Client.List(ctx, &offloadings, session.Managed); err != nil {
+		return fmt.Errorf("listing namespace offloadings: %w", err)
 	}
 	for i := range offloadings.Items {
 		offloading := &offloadings.Items[i]
-		if slices.Contains(needed, offloading.Namespace) || !offloading.DeletionTimestamp.IsZero() {
+		if slices.Contains(wanted, offloading.Namespace) || !offloading.DeletionTimestamp.IsZero() {
 			continue
 		}
 		var pods corev1.PodList
@@ -153,10 +145,26 @@ func (d *Driver) pruneOffloadings(ctx context.Context) error {
 		}) {
 			continue
 		}
-		if err := remove(ctx, d.Client, offloading); err != nil {
-			return fmt.Errorf("ending the offloading of namespace %s: %w", offloading.Namespace, err)
+		if err := session.Delete(ctx, d.Client, offloading); err != nil {
+			return fmt.Errorf("deleting the offloading of namespace %s: %w", offloading.Namespace, err)
 		}
-		d.Log.Info("namespace is no longer mapped", "namespace", offloading.Namespace)
+		d.Log.Info("Unmapped a namespace that no provider needs", "namespace", offloading.Namespace)
 	}
 	return nil
+}
+
+// wantedNamespaces are the namespaces wanted at any provider. They are complete if
+// the providers of all virtual nodes are known.
+func (d *Driver) wantedNamespaces(virtualNodes []offloadingv1beta1.VirtualNode) (wanted []string, complete bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range virtualNodes {
+		if _, known := d.wanted[string(virtualNodes[i].Spec.ClusterID)]; !known {
+			return nil, false
+		}
+	}
+	for _, namespaces := range d.wanted {
+		wanted = append(wanted, namespaces...)
+	}
+	return wanted, true
 }

@@ -19,18 +19,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// stage of a teardown: what must be gone next. The order strands nothing: pods
+// stage of a teardown: what is removed next. The order leaves nothing behind: pods
 // leave while the virtual kubelet and its credentials still work, and the
-// credentials stay until crd-replicator has ended every copy at the provider.
+// credentials stay until crd-replicator has removed every copy at the provider.
 //
-// Pods and kubelet are ended here, before the VirtualNode is, although Liqo would
-// do it: it does one VirtualNode after another, waiting without end for each
-// pod, and where a kubelet is still ending it tries again only after a time that
-// doubles, up to a quarter of an hour. Tries that are left over then drain and
-// delete the node of the next VirtualNode of the same name.
+// Pods and kubelet are ended here before the VirtualNode is deleted, although Liqo
+// would do it: Liqo drains one VirtualNode after another and waits for each pod
+// without a deadline; while a kubelet is still ending it retries with a backoff of
+// up to a quarter of an hour. Retries that are left over then drain and delete the
+// node of the next VirtualNode of the same name.
 type stage string
 
 const (
@@ -45,42 +46,41 @@ const (
 	stageProvider       stage = "Provider"
 	stageNamespace      stage = "Namespace"
 	stageForeignCluster stage = "ForeignCluster"
-	stageNothing        stage = "Nothing"
+	stageDone           stage = ""
 )
 
-// remains is what exists of a link in which this cluster consumes.
-type remains struct {
+// remaining is what exists of a peering in which this cluster is the consumer.
+type remaining struct {
 	virtualNode *offloadingv1beta1.VirtualNode
-	// pods on the node, but those of DaemonSets; and the virtual kubelet's own.
+	// pods on the node except those of DaemonSets; kubelets are the virtual
+	// kubelet's own pods.
 	pods, kubelets []corev1.Pod
 	node           *corev1.Node
 	slice          *authv1beta1.ResourceSlice
 	maps           []offloadingv1beta1.NamespaceMap
-	// offloadings of ours, where this is the last link.
+	// offloadings that Spillway made, if this is the last peering.
 	offloadings []offloadingv1beta1.NamespaceOffloading
-	// credentials are the identities, the Secrets made of them, and what Liqo
-	// keeps to renew them.
+	// credentials are the identities, the Secrets made of them, and Liqo's Renews.
 	credentials []client.Object
-	// namespace is nil too where it is not ours.
+	// namespace is nil also if Spillway did not make it.
 	namespace      *corev1.Namespace
 	foreignCluster *liqov1beta1.ForeignCluster
-	// session of the link, 0 where none is noted.
+	// session of the peering, 0 if none is recorded.
 	session int64
-	// released is whether the provider said that nothing is left there, or is
-	// waited for no longer, in which case it is unconfirmed.
+	// released is whether the provider confirmed that nothing is left there or is
+	// not waited for any longer; in the latter case it is unconfirmed.
 	released, unconfirmed bool
-	// shared is whether the namespace and the ForeignCluster serve something
-	// else, too.
+	// shared is whether something else uses the namespace and the ForeignCluster.
 	shared bool
 }
 
 // next is the first stage with anything left.
-func (r remains) next() stage {
-	living := r.virtualNode != nil && r.virtualNode.DeletionTimestamp.IsZero()
+func (r remaining) next() stage {
+	running := r.virtualNode != nil && r.virtualNode.DeletionTimestamp.IsZero()
 	switch {
-	case living && len(r.pods) > 0:
+	case running && len(r.pods) > 0:
 		return stagePods
-	case living && (len(r.kubelets) > 0 || !isStopped(r.virtualNode)):
+	case running && (len(r.kubelets) > 0 || !isScaledDown(r.virtualNode)):
 		return stageKubelet
 	case r.virtualNode != nil:
 		return stageVirtualNode
@@ -101,195 +101,162 @@ func (r remains) next() stage {
 	case r.foreignCluster != nil && !r.shared:
 		return stageForeignCluster
 	}
-	return stageNothing
+	return stageDone
 }
 
-// Teardown removes the virtual node, the link and everything made for them.
+// Teardown removes the virtual node, the peering and everything made for them.
 func (d *Driver) Teardown(ctx context.Context, peer peering.Peer) (peering.Progress, error) {
 	provider := peer.ClusterID
-	if err := validateClusterID(provider); err != nil {
+	if err := session.ValidateClusterID(provider); err != nil {
 		return peering.Progress{}, err
 	}
 	d.mu.Lock()
 	delete(d.wanted, provider)
-	d.conversation(provider) // answers are welcome
 	d.mu.Unlock()
-	left, err := d.remains(ctx, provider)
+	left, err := d.remaining(ctx, provider)
 	if err != nil {
-		return peering.Progress{}, err
+		return peering.Progress{}, fmt.Errorf("reading what is left of the peering with %s: %w", provider, err)
 	}
 	stage := left.next()
-	waited := d.waitedFor(provider, string(stage))
-	waiting := func(message string) (peering.Progress, error) {
-		return peering.Waiting(string(stage)+"Going", message), nil
+	if stage == stageDone {
+		d.handshake.Forget(provider)
+		return peering.Done("Removed", "the peering with "+provider+" is removed"), nil
 	}
-	fail := func(err error) (peering.Progress, error) {
-		return peering.Progress{}, fmt.Errorf("tearing down the link to %s: %s: %w", provider, stage, err)
+	waitingFor, err := d.removeStage(ctx, peer, stage, left)
+	if err != nil {
+		return peering.Progress{}, fmt.Errorf("tearing down the peering with %s: %s: %w", provider, stage, err)
 	}
+	return peering.Waiting(string(stage)+"Terminating", "waiting for "+waitingFor), nil
+}
 
+// removeStage removes what is left of one stage and describes what it waits for.
+func (d *Driver) removeStage(ctx context.Context, peer peering.Peer, stage stage, left remaining) (waitingFor string, err error) {
+	provider := peer.ClusterID
+	waited := d.handshake.Waited(provider, string(stage))
+	stuck := waited > d.StuckAfter
 	switch stage {
 	case stagePods, stageKubelet, stageVirtualNode:
-		if err := d.endVirtualNode(ctx, provider, left, waited > d.UnreachableAfter); err != nil {
-			return fail(err)
-		}
-		return waiting("waiting for node " + left.virtualNode.Name + " to be drained and removed")
+		return "node " + left.virtualNode.Name + " to be drained and removed", d.removeVirtualNode(ctx, provider, left, waited > d.UnreachableAfter)
 	case stageNode:
-		if err := remove(ctx, d.Client, left.node); err != nil {
-			return fail(err)
-		}
-		return waiting("waiting for node " + left.node.Name + " to go")
+		return "node " + left.node.Name + " to be deleted", session.Delete(ctx, d.Client, left.node)
 	case stageSlice:
-		if err := d.end(ctx, left.slice, waited > d.StuckAfter); err != nil {
-			return fail(err)
-		}
-		return waiting("waiting for Liqo to end the slice at " + provider)
+		return "Liqo to delete the resource slice at provider " + provider, d.deleteReplicated(ctx, left.slice, stuck)
 	case stageMaps:
 		for i := range left.maps {
-			if err := d.end(ctx, &left.maps[i], waited > d.StuckAfter); err != nil {
-				return fail(err)
-			}
+			err = errors.Join(err, d.deleteReplicated(ctx, &left.maps[i], stuck))
 		}
-		return waiting("waiting for Liqo to remove the namespaces at " + provider)
+		return "Liqo to delete the namespaces at provider " + provider, err
 	case stageOffloadings:
 		for i := range left.offloadings {
-			if err := remove(ctx, d.Client, &left.offloadings[i]); err != nil {
-				return fail(err)
-			}
+			err = errors.Join(err, session.Delete(ctx, d.Client, &left.offloadings[i]))
 		}
-		return waiting("waiting for Liqo to end the mapping of namespaces")
+		return "Liqo to unmap the namespaces", err
 	case stageIdentity:
 		for _, object := range left.credentials {
-			if err := d.end(ctx, object, waited > d.StuckAfter); err != nil {
-				return fail(err)
-			}
+			err = errors.Join(err, d.deleteReplicated(ctx, object, stuck))
 		}
-		return waiting("waiting for Liqo to let go of the credentials for " + provider)
+		return "Liqo to release the credentials for provider " + provider, err
 	case stageProvider:
-		d.mu.Lock()
-		said, ever := d.conversation(provider).said[kindTeardown]
-		d.mu.Unlock()
-		if !ever || d.Clock.Now().Sub(said) >= d.ResendAfter {
-			if err := d.send(ctx, peer, message{Kind: kindTeardown, Session: left.session}); err != nil {
-				return fail(err)
-			}
+		if d.handshake.Exchange(provider).Due(session.Teardown, d.Clock.Now(), d.ResendAfter) {
+			err = d.handshake.Send(ctx, peer, &message{Header: session.Header{Kind: session.Teardown, Session: left.session}})
 		}
-		return waiting("waiting for " + provider + " to confirm that nothing is left there")
+		return "provider " + provider + " to remove its part of the peering", err
 	case stageNamespace:
 		if left.unconfirmed {
-			d.Log.Info("the provider did not say that nothing is left there; its agent clears up when it is back", "provider", provider)
+			d.Log.Info("Provider did not confirm the teardown; its agent cleans up when it is reachable again", "provider", provider)
 		}
 		if left.shared {
 			err = setSession(ctx, d.Client, left.namespace, annotationSession, 0)
 		} else {
-			err = remove(ctx, d.Client, left.namespace)
+			err = session.Delete(ctx, d.Client, left.namespace)
 		}
-		if err != nil {
-			return fail(err)
-		}
-		return waiting("waiting for namespace " + left.namespace.Name + " to go")
-	case stageForeignCluster:
-		if err := remove(ctx, d.Client, left.foreignCluster); err != nil {
-			return fail(err)
-		}
-		return waiting("waiting for ForeignCluster " + left.foreignCluster.Name + " to go")
+		return "namespace " + left.namespace.Name + " to be deleted", err
+	default: // stageForeignCluster
+		return "ForeignCluster " + left.foreignCluster.Name + " to be deleted", session.Delete(ctx, d.Client, left.foreignCluster)
 	}
-	d.forget(provider)
-	return peering.Done("Gone", "nothing is left of the link to "+provider), nil
 }
 
-// remains gathers what is left of a link.
-func (d *Driver) remains(ctx context.Context, provider string) (remains, error) {
-	var r remains
-	name, namespaceName := sliceName(provider), tenantNamespace(provider)
-	fail := func(err error) (remains, error) {
-		return remains{}, fmt.Errorf("looking for what is left of the link to %s: %w", provider, err)
-	}
-	namespace, found, err := get(ctx, d.Client, "", namespaceName, &corev1.Namespace{})
+// remaining reads what is left of a peering.
+func (d *Driver) remaining(ctx context.Context, provider string) (r remaining, err error) {
+	namespace, err := session.Find(ctx, d.Client, "", tenantNamespace(provider), &corev1.Namespace{})
 	if err != nil {
-		return fail(err)
+		return r, err
 	}
-	if found && !isOurs(namespace) {
-		// Somebody else's peering, which this program never entered.
-		return remains{}, nil
+	if namespace != nil && !session.IsManaged(namespace) {
+		return r, nil // a peering made manually
 	}
-	if node, found, err := get(ctx, d.Client, "", name, &corev1.Node{}); err != nil {
-		return fail(err)
-	} else if found && node.Labels[broker.LabelProvider] == provider {
+	node, err := session.Node(ctx, d.Client, provider)
+	if err != nil {
+		return r, err
+	}
+	if node != nil && node.Labels[broker.LabelProvider] == provider {
 		r.node = node
 	}
-	if r.foreignCluster, r.shared, err = d.foreignCluster(ctx, provider); err != nil {
-		return fail(err)
+	if r.foreignCluster, r.shared, err = d.foreignCluster(ctx, provider); err != nil || namespace == nil {
+		return r, err
 	}
-	if !found {
-		return r, nil
-	}
-	r.namespace, r.session = namespace, sessionOf(namespace, annotationSession)
-	r.shared = r.shared || sessionOf(namespace, annotationLentSession) != 0
+	r.namespace, r.session = namespace, session.Number(namespace, annotationSession)
+	r.shared = r.shared || session.Number(namespace, annotationProviderSession) != 0
 	if !namespace.DeletionTimestamp.IsZero() {
-		// Asked for once all else was gone.
+		// It is deleted after everything else.
 		r.released, r.shared = true, false
 		return r, nil
 	}
-	if object, found, err := get(ctx, d.Client, namespaceName, name, &offloadingv1beta1.VirtualNode{}); err != nil {
-		return fail(err)
-	} else if found {
-		r.virtualNode = object
-		if r.pods, r.kubelets, err = d.podsOf(ctx, object); err != nil {
-			return fail(err)
-		}
+	if err := d.remainingIn(ctx, provider, &r); err != nil {
+		return r, err
 	}
-	if object, found, err := get(ctx, d.Client, namespaceName, name, &authv1beta1.ResourceSlice{}); err != nil {
-		return fail(err)
-	} else if found {
-		r.slice = object
-	}
-	if r.maps, err = d.maps(ctx, provider); err != nil {
-		return fail(err)
-	}
-	if r.offloadings, err = d.lastOffloadings(ctx, provider); err != nil {
-		return fail(err)
-	}
-	if r.credentials, err = d.credentials(ctx, provider); err != nil {
-		return fail(err)
-	}
-	d.mu.Lock()
-	c := d.conversation(provider)
-	gone, heard := c.heard[kindGone]
-	since, asking := c.since[string(stageProvider)]
-	// A provider with another driver has nothing of this one.
-	confirmed := heard && gone.Session == r.session || c.otherDriver != ""
-	r.unconfirmed = !confirmed && asking && d.Clock.Now().Sub(since) > d.UnreachableAfter
+	confirmed := d.handshake.Exchange(provider).Removed(r.session)
+	r.unconfirmed = !confirmed && d.handshake.Waiting(provider, string(stageProvider)) > d.UnreachableAfter
 	r.released = confirmed || r.unconfirmed
-	d.mu.Unlock()
 	return r, nil
 }
 
-// foreignCluster is Liqo's summary of a peer, and whether somebody has joined
-// the networks of the two clusters, which is not ours to undo.
-func (o *Options) foreignCluster(ctx context.Context, peer string) (*liqov1beta1.ForeignCluster, bool, error) {
-	foreign, found, err := get(ctx, o.Client, "", peer, &liqov1beta1.ForeignCluster{})
-	if err != nil || !found {
-		return nil, false, err
+// remainingIn reads what is left in a provider's tenant namespace and on its node.
+func (d *Driver) remainingIn(ctx context.Context, provider string, r *remaining) (err error) {
+	namespace, name := tenantNamespace(provider), sliceName(provider)
+	if r.virtualNode, err = session.Find(ctx, d.Client, namespace, name, &offloadingv1beta1.VirtualNode{}); err != nil {
+		return err
 	}
-	return foreign, foreign.Status.Modules.Networking.Enabled, nil
+	if r.virtualNode != nil {
+		if r.pods, r.kubelets, err = d.podsOf(ctx, r.virtualNode); err != nil {
+			return err
+		}
+	}
+	if r.slice, err = session.Find(ctx, d.Client, namespace, name, &authv1beta1.ResourceSlice{}); err != nil {
+		return err
+	}
+	if r.maps, err = d.namespaceMaps(ctx, provider); err != nil {
+		return err
+	}
+	if r.offloadings, err = d.lastOffloadings(ctx, provider); err != nil {
+		return err
+	}
+	r.credentials, err = d.credentials(ctx, provider)
+	return err
 }
 
-// credentials are the identities for a provider and what Liqo makes of them.
-// Names tell the consumer's from the provider's in a namespace that both use.
+// foreignCluster is Liqo's summary of a peer, nil if it does not exist, and whether
+// the networks of the two clusters are connected, which Spillway does not undo.
+func (o *Options) foreignCluster(ctx context.Context, peer string) (*liqov1beta1.ForeignCluster, bool, error) {
+	foreign, err := session.Find(ctx, o.Client, "", peer, &liqov1beta1.ForeignCluster{})
+	return foreign, foreign != nil && foreign.Status.Modules.Networking.Enabled, err
+}
+
+// credentials are the identities for a provider and what Liqo makes of them. Their
+// names are different from those of the other direction in the same namespace.
 func (d *Driver) credentials(ctx context.Context, provider string) ([]client.Object, error) {
 	var found []client.Object
-	namespace := tenantNamespace(provider)
 	for _, identity := range []string{controlPlaneIdentity(provider), sliceIdentity(provider)} {
-		for _, object := range []client.Object{&authv1beta1.Identity{}, &authv1beta1.Renew{}, &corev1.Secret{}} {
+		for _, into := range []client.Object{&authv1beta1.Identity{}, &authv1beta1.Renew{}, &corev1.Secret{}} {
 			name := identity
-			if _, secret := object.(*corev1.Secret); secret {
+			if _, secret := into.(*corev1.Secret); secret {
 				name = "kubeconfig-" + identity
 			}
-			object, ok, err := get(ctx, d.Client, namespace, name, object)
+			object, err := session.Find(ctx, d.Client, tenantNamespace(provider), name, into)
 			if err != nil {
 				return nil, err
 			}
-			if ok {
+			if object != nil {
 				found = append(found, object)
 			}
 		}
@@ -297,27 +264,24 @@ func (d *Driver) credentials(ctx context.Context, provider string) ([]client.Obj
 	return found, nil
 }
 
-// lastOffloadings are ours, if no other provider's link stands.
+// lastOffloadings are those that Spillway made, if there is no other peering.
 func (d *Driver) lastOffloadings(ctx context.Context, provider string) ([]offloadingv1beta1.NamespaceOffloading, error) {
-	links, err := d.Observe(ctx)
-	if err != nil {
+	peerings, err := d.Observe(ctx)
+	if err != nil || slices.ContainsFunc(peerings, func(o peering.Observed) bool { return o.ClusterID != provider }) {
 		return nil, err
 	}
-	if slices.ContainsFunc(links, func(link peering.Observed) bool { return link.ClusterID != provider }) {
-		return nil, nil
-	}
 	var offloadings offloadingv1beta1.NamespaceOffloadingList
-	err = d.Client.List(ctx, &offloadings, client.MatchingLabels{broker.LabelManagedBy: broker.ManagedBySpillway})
+	err = d.Client.List(ctx, &offloadings, session.Managed)
 	return offloadings.Items, err
 }
 
-// end deletes an object that crd-replicator copies, or copies with. Where that
-// does not let go in time its finalizer is taken away: it loses hold of copies
-// when its credentials end too early, or when the provider is gone, and never
-// finds it again. Nothing is lost by it: the provider is asked afterwards, and
-// removes every copy before it says that none is left.
-func (d *Driver) end(ctx context.Context, object client.Object, stuck bool) error {
-	if err := remove(ctx, d.Client, object); err != nil || !stuck || object.GetDeletionTimestamp().IsZero() {
+// deleteReplicated deletes an object that crd-replicator copies, or copies with. If
+// it is stuck, crd-replicator's finalizer is removed: it loses track of copies when
+// its credentials end too early or the provider is gone, and never recovers.
+// Nothing is left behind: the provider is asked afterwards, and removes every copy
+// before it confirms.
+func (d *Driver) deleteReplicated(ctx context.Context, object client.Object, stuck bool) error {
+	if err := session.Delete(ctx, d.Client, object); err != nil || !stuck || object.GetDeletionTimestamp().IsZero() {
 		return err
 	}
 	before := object.DeepCopyObject().(client.Object)
@@ -325,108 +289,116 @@ func (d *Driver) end(ctx context.Context, object client.Object, stuck bool) erro
 	if !controllerutil.RemoveFinalizer(object, replicatorSecretFinalizer) && !held {
 		return nil
 	}
-	d.Log.Info("taking crd-replicator's finalizer away, it has lost hold of the object",
+	d.Log.Info("Removing crd-replicator's finalizer from an object that it lost track of",
 		"kind", fmt.Sprintf("%T", object), "namespace", object.GetNamespace(), "name", object.GetName())
 	err := d.Client.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsConflict(err) {
-		return nil // somebody is still at it
+		return nil // it is still being processed
 	}
 	return client.IgnoreNotFound(err)
 }
 
-// isStopped reports whether a VirtualNode's kubelet is to stop.
-func isStopped(virtualNode *offloadingv1beta1.VirtualNode) bool {
+// isScaledDown reports whether a VirtualNode's kubelet has no replicas.
+func isScaledDown(virtualNode *offloadingv1beta1.VirtualNode) bool {
 	template := virtualNode.Spec.Template
 	return virtualNode.Labels[labelWebhookSkip] == "true" && (template == nil || template.Spec.Replicas != nil && *template.Spec.Replicas == 0)
 }
 
-// podsOf lists the pods on a virtual node that have to leave it, and those that
-// its kubelet consists of.
-func (d *Driver) podsOf(ctx context.Context, virtualNode *offloadingv1beta1.VirtualNode) (guests, kubelets []corev1.Pod, err error) {
+// podsOf lists the pods on a virtual node that have to leave it, and those of its
+// kubelet.
+func (d *Driver) podsOf(ctx context.Context, virtualNode *offloadingv1beta1.VirtualNode) (pods, kubelets []corev1.Pod, err error) {
 	var on, of corev1.PodList
 	if err := d.Client.List(ctx, &on, client.MatchingFields{"spec.nodeName": virtualNode.Name}); err != nil {
-		return nil, nil, fmt.Errorf("listing the pods of node %s: %w", virtualNode.Name, err)
+		return nil, nil, fmt.Errorf("listing pods of node %s: %w", virtualNode.Name, err)
 	}
 	if err := d.Client.List(ctx, &of, client.InNamespace(virtualNode.Namespace), client.MatchingLabels{
 		consts.OffloadingComponentKey: consts.VirtualKubeletComponentValue, consts.VirtualNodeLabel: virtualNode.Name,
 	}); err != nil {
 		return nil, nil, fmt.Errorf("listing the virtual kubelet's pods: %w", err)
 	}
-	guests = slices.DeleteFunc(on.Items, func(pod corev1.Pod) bool {
+	pods = slices.DeleteFunc(on.Items, func(pod corev1.Pod) bool {
 		owner := metav1.GetControllerOf(&pod)
 		return owner != nil && owner.Kind == "DaemonSet"
 	})
-	return guests, of.Items, nil
+	return pods, of.Items, nil
 }
 
-// endVirtualNode takes the end of a virtual node one step further.
-func (d *Driver) endVirtualNode(ctx context.Context, provider string, left remains, unreachable bool) error {
+// removeVirtualNode takes the removal of a virtual node one stage further.
+func (d *Driver) removeVirtualNode(ctx context.Context, provider string, left remaining, unreachable bool) error {
+	var err error
 	switch left.next() {
 	case stagePods:
-		if left.node != nil && !left.node.Spec.Unschedulable {
-			before := left.node.DeepCopy()
-			left.node.Spec.Unschedulable = true
-			if err := d.Client.Patch(ctx, left.node, client.MergeFrom(before)); err != nil {
-				return fmt.Errorf("cordoning node %s: %w", left.node.Name, err)
-			}
-		}
-		for i := range left.pods {
-			if !left.pods[i].DeletionTimestamp.IsZero() {
-				continue
-			}
-			err := d.Client.SubResource("eviction").Create(ctx, &left.pods[i], &policyv1.Eviction{})
-			// A disruption budget may want it to wait; a namespace that is going
-			// takes the pod with it.
-			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsTooManyRequests(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-				return fmt.Errorf("evicting pod %s/%s: %w", left.pods[i].Namespace, left.pods[i].Name, err)
-			}
-		}
+		err = d.drain(ctx, left)
 	case stageKubelet:
-		// Liqo's webhook would put the number of replicas right again, so it is
-		// kept away first.
-		virtualNode := left.virtualNode
-		if virtualNode.Labels[labelWebhookSkip] != "true" {
-			before := virtualNode.DeepCopy()
-			virtualNode.Labels[labelWebhookSkip] = "true"
-			if err := d.Client.Patch(ctx, virtualNode, client.MergeFrom(before)); err != nil {
-				return fmt.Errorf("stopping the virtual kubelet: %w", err)
-			}
-		}
-		if !isStopped(virtualNode) {
-			before := virtualNode.DeepCopy()
-			virtualNode.Spec.Template.Spec.Replicas = ptr.To[int32](0)
-			if err := d.Client.Patch(ctx, virtualNode, client.MergeFrom(before)); err != nil {
-				return fmt.Errorf("stopping the virtual kubelet: %w", err)
-			}
-		}
+		err = d.scaleDownKubelet(ctx, left.virtualNode)
 	case stageVirtualNode:
 		d.mu.Lock()
 		d.ended[provider] = d.Clock.Now()
 		d.mu.Unlock()
-		if err := remove(ctx, d.Client, left.virtualNode); err != nil {
-			return err
+		err = session.Delete(ctx, d.Client, left.virtualNode)
+	}
+	if err != nil || !unreachable {
+		return err
+	}
+	return d.forceDeletePods(ctx, provider, left)
+}
+
+// drain cordons the node and evicts its pods.
+func (d *Driver) drain(ctx context.Context, left remaining) error {
+	if left.node != nil && !left.node.Spec.Unschedulable {
+		before := left.node.DeepCopy()
+		left.node.Spec.Unschedulable = true
+		if err := d.Client.Patch(ctx, left.node, client.MergeFrom(before)); err != nil {
+			return fmt.Errorf("cordoning node %s: %w", left.node.Name, err)
 		}
 	}
-	if unreachable {
-		return d.abandonPods(ctx, provider, left)
+	for i := range left.pods {
+		if !left.pods[i].DeletionTimestamp.IsZero() {
+			continue
+		}
+		err := d.Client.SubResource("eviction").Create(ctx, &left.pods[i], &policyv1.Eviction{})
+		// A disruption budget may delay it; the deletion of the namespace deletes the
+		// pod as well.
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsTooManyRequests(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			return fmt.Errorf("evicting pod %s/%s: %w", left.pods[i].Namespace, left.pods[i].Name, err)
+		}
 	}
 	return nil
 }
 
-// abandonPods unblocks the draining of a node whose provider does not answer:
-// its pods cannot be stopped there, so they are only forgotten here.
-func (d *Driver) abandonPods(ctx context.Context, provider string, left remains) error {
-	if left.node == nil || isReady(left.node) {
+// scaleDownKubelet sets the virtual kubelet's replicas to 0. Liqo's webhook would
+// reset them, so it is skipped first.
+func (d *Driver) scaleDownKubelet(ctx context.Context, virtualNode *offloadingv1beta1.VirtualNode) error {
+	patch := func(change func()) error {
+		before := virtualNode.DeepCopy()
+		change()
+		if err := d.Client.Patch(ctx, virtualNode, client.MergeFrom(before)); err != nil {
+			return fmt.Errorf("scaling down the virtual kubelet: %w", err)
+		}
+		return nil
+	}
+	if virtualNode.Labels[labelWebhookSkip] != "true" {
+		if err := patch(func() { virtualNode.Labels[labelWebhookSkip] = "true" }); err != nil {
+			return err
+		}
+	}
+	if isScaledDown(virtualNode) {
+		return nil
+	}
+	return patch(func() { virtualNode.Spec.Template.Spec.Replicas = ptr.To[int32](0) })
+}
+
+// forceDeletePods unblocks the drain of a node whose provider is unreachable: pods
+// that are being deleted cannot be ended there, so they are deleted only here.
+func (d *Driver) forceDeletePods(ctx context.Context, provider string, left remaining) error {
+	if left.node == nil || session.Ready(left.node).Status == corev1.ConditionTrue {
 		return nil
 	}
 	if foreign := left.foreignCluster; foreign != nil && foreign.Annotations[consts.ForeignClusterPermanentlyUnreachableAnnotationKey] != "true" {
 		before := foreign.DeepCopy()
-		if foreign.Annotations == nil {
-			foreign.Annotations = map[string]string{}
-		}
-		foreign.Annotations[consts.ForeignClusterPermanentlyUnreachableAnnotationKey] = "true"
+		metav1.SetMetaDataAnnotation(&foreign.ObjectMeta, consts.ForeignClusterPermanentlyUnreachableAnnotationKey, "true")
 		if err := d.Client.Patch(ctx, foreign, client.MergeFrom(before)); err != nil {
-			return fmt.Errorf("marking ForeignCluster %s unreachable: %w", foreign.Name, err)
+			return fmt.Errorf("annotating ForeignCluster %s as unreachable: %w", foreign.Name, err)
 		}
 	}
 	var failed error
@@ -434,8 +406,8 @@ func (d *Driver) abandonPods(ctx context.Context, provider string, left remains)
 		if left.pods[i].DeletionTimestamp.IsZero() {
 			continue
 		}
-		d.Log.Info("forgetting a pod whose provider does not answer", "provider", provider, "namespace", left.pods[i].Namespace, "pod", left.pods[i].Name)
-		failed = errors.Join(failed, remove(ctx, d.Client, &left.pods[i], client.GracePeriodSeconds(0)))
+		d.Log.Info("Force-deleting a pod whose provider is unreachable", "provider", provider, "namespace", left.pods[i].Namespace, "pod", left.pods[i].Name)
+		failed = errors.Join(failed, session.Delete(ctx, d.Client, &left.pods[i], client.GracePeriodSeconds(0)))
 	}
 	return failed
 }

@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// rememberedIDs is how many IDs are kept to tell repetitions.
+	// rememberedIDs is how many message IDs are kept to detect repetitions.
 	rememberedIDs = 4096
-	// queuedPerPeer and queuedPeers bound what waits to be handled; whoever
-	// waits for an answer sends again.
+	// queuedPerPeer and queuedPeers bound the queues; messages that are dropped are
+	// sent again.
 	queuedPerPeer = 16
 	queuedPeers   = 256
-	// handlers is how many peers are served at a time.
+	// handlers is how many peers' messages are handled concurrently.
 	handlers = 4
-	// handleTimeout ends the handling of one message.
+	// handleTimeout is the timeout for handling one message.
 	handleTimeout = 30 * time.Second
 )
 
@@ -34,7 +34,7 @@ type Broker interface {
 	Relay(ctx context.Context, message protocol.RelayMessage) error
 }
 
-// Messenger seals drivers' requests and hands them to the broker.
+// Messenger seals drivers' requests and sends them to the broker.
 type Messenger struct {
 	self   string
 	key    *Key
@@ -44,13 +44,13 @@ type Messenger struct {
 
 var _ peering.Messenger = (*Messenger)(nil)
 
-// NewMessenger sends as the cluster self.
+// NewMessenger returns a Messenger that sends as the cluster self.
 func NewMessenger(self string, key *Key, pins *Pins, broker Broker) *Messenger {
 	return &Messenger{self: self, key: key, pins: pins, broker: broker}
 }
 
-// Send seals a request for a peer and hands it to the broker, pinning the peer's
-// key at first contact.
+// Send seals a request for a peer and sends it to the broker. It pins the peer's key
+// at first contact.
 func (m *Messenger) Send(ctx context.Context, peer peering.Peer, message []byte) error {
 	key, err := m.pins.Resolve(ctx, peer.ClusterID, peer.PeerKey)
 	if err != nil {
@@ -65,13 +65,13 @@ func (m *Messenger) send(ctx context.Context, to, key string, kind Kind, payload
 		return err
 	}
 	if err := m.broker.Relay(ctx, message); err != nil {
-		return fmt.Errorf("handing a message for %s to the broker: %w", to, err)
+		return fmt.Errorf("sending a message for %s to the broker: %w", to, err)
 	}
 	return nil
 }
 
-// Dispatcher takes in what the broker relays and gives it to the driver's side
-// that it is for.
+// Dispatcher passes the messages that the broker relays to the driver's side that
+// they are for.
 type Dispatcher struct {
 	messenger *Messenger
 	options   DispatcherOptions
@@ -85,20 +85,20 @@ type Dispatcher struct {
 
 // DispatcherOptions are a Dispatcher's collaborators.
 type DispatcherOptions struct {
-	// Provider answers consumers' requests; those are dropped where it is nil.
+	// Provider answers consumers' requests; they are dropped if it is nil.
 	Provider peering.Provider
-	// Receiver takes providers' replies; those are dropped where it is nil.
+	// Receiver takes providers' replies; they are dropped if it is nil.
 	Receiver peering.Receiver
-	// Consumer tells the public key, as the broker says, of a cluster that holds
-	// something here. A cluster that neither holds anything nor was ever pinned
-	// is not listened to.
+	// Consumer returns the public key, according to the broker, of a cluster that
+	// holds capacity here. Messages of clusters that neither hold capacity nor are
+	// pinned are refused.
 	Consumer func(ctx context.Context, clusterID string) (peerKey string, holds bool, err error)
-	// Refused is told of every peer whose key is not the pinned one; may be nil.
+	// Refused is called for every peer whose key or message is refused; may be nil.
 	Refused func(peer string, err error)
 	Log     logr.Logger
 }
 
-// NewDispatcher answers through messenger.
+// NewDispatcher returns a Dispatcher that replies through messenger.
 func NewDispatcher(messenger *Messenger, options DispatcherOptions) *Dispatcher {
 	return &Dispatcher{
 		messenger: messenger, options: options,
@@ -106,11 +106,10 @@ func NewDispatcher(messenger *Messenger, options DispatcherOptions) *Dispatcher 
 	}
 }
 
-// NeedLeaderElection keeps the relay with the leader.
+// NeedLeaderElection makes only the leader handle messages.
 func (d *Dispatcher) NeedLeaderElection() bool { return true }
 
-// Start takes messages until ctx ends, and returns when none is being handled
-// any more.
+// Start handles messages until ctx ends, and returns after the last of them.
 func (d *Dispatcher) Start(ctx context.Context) error {
 	d.messenger.broker.Watch(ctx, "", func(event protocol.Event) {
 		for _, message := range event.Relay {
@@ -121,14 +120,14 @@ func (d *Dispatcher) Start(ctx context.Context) error {
 	return nil
 }
 
-// enqueue puts a message behind the others of its peer: one peer's messages are
-// handled one after another, and never in the stream's goroutine.
+// enqueue adds a message to its peer's queue: messages of one peer are handled one
+// after another, and never in the stream's goroutine.
 func (d *Dispatcher) enqueue(ctx context.Context, message protocol.RelayMessage) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	queue, busy := d.queues[message.From]
 	if len(queue) >= queuedPerPeer || (!busy && len(d.queues) >= queuedPeers) {
-		d.options.Log.Info("dropping a relayed message, too many wait", "peer", message.From)
+		d.options.Log.Info("Dropping a relayed message, the queue is full", "peer", message.From)
 		return
 	}
 	d.queues[message.From] = append(queue, message)
@@ -137,7 +136,7 @@ func (d *Dispatcher) enqueue(ctx context.Context, message protocol.RelayMessage)
 	}
 }
 
-// serve handles a peer's messages until none is left.
+// serve handles a peer's messages until its queue is empty.
 func (d *Dispatcher) serve(ctx context.Context, peer string) {
 	select {
 	case d.slots <- struct{}{}:
@@ -155,7 +154,7 @@ func (d *Dispatcher) serve(ctx context.Context, peer string) {
 		d.queues[peer] = queue[1:]
 		d.mu.Unlock()
 		if err := d.handle(ctx, queue[0]); err != nil {
-			d.options.Log.Error(err, "handling a relayed message", "peer", peer, "id", queue[0].ID)
+			d.options.Log.Error(err, "Handling a relayed message", "peer", peer, "id", queue[0].ID)
 			if d.options.Refused != nil && (errors.Is(err, ErrKeyRefused) || errors.Is(err, ErrMessageRefused)) {
 				d.options.Refused(peer, err)
 			}
@@ -163,7 +162,7 @@ func (d *Dispatcher) serve(ctx context.Context, peer string) {
 	}
 }
 
-// handle opens one message and gives it to the side that it is for.
+// handle opens one message and passes it to the side that it is for.
 func (d *Dispatcher) handle(ctx context.Context, message protocol.RelayMessage) error {
 	ctx, cancel := context.WithTimeout(ctx, handleTimeout)
 	defer cancel()
@@ -196,12 +195,12 @@ func (d *Dispatcher) handle(ctx context.Context, message protocol.RelayMessage) 
 	return nil
 }
 
-// peerKey finds the key to open a peer's messages with: the pinned one, or at
-// first contact that of a consumer with a hold here.
+// peerKey returns the key to open a peer's messages with: the pinned one, or at first
+// contact that of a consumer with a hold here.
 func (d *Dispatcher) peerKey(ctx context.Context, peer string) (key string, holds bool, err error) {
 	announced, holds, err := d.options.Consumer(ctx, peer)
 	if err != nil {
-		return "", false, fmt.Errorf("looking for holds of %s: %w", peer, err)
+		return "", false, fmt.Errorf("reading holds of %s: %w", peer, err)
 	}
 	if !holds {
 		_, pinned, err := d.messenger.pins.Lookup(ctx, peer)
@@ -209,7 +208,7 @@ func (d *Dispatcher) peerKey(ctx context.Context, peer string) (key string, hold
 			return "", false, err
 		}
 		if !pinned {
-			return "", false, fmt.Errorf("%w: %s holds nothing here and never did", ErrMessageRefused, peer)
+			return "", false, fmt.Errorf("%w: %s holds no capacity here and is not pinned", ErrMessageRefused, peer)
 		}
 		announced = ""
 	}

@@ -17,15 +17,15 @@ import (
 type Kind string
 
 const (
-	// KindRequest goes from a consumer to a provider's Provider.
+	// KindRequest is sent by a consumer's Driver to a provider's Provider.
 	KindRequest Kind = "request"
-	// KindReply goes back.
+	// KindReply is the Provider's reply.
 	KindReply Kind = "reply"
 )
 
-// Envelope is what is sealed. The names in it bind the payload to its way: a
-// box can be opened with either side's key, so without them a broker could hand
-// a message back to its sender as if the other side had written it.
+// Envelope is what is sealed. It names sender and receiver because a box can be opened
+// with either side's key: without them a broker could return a message to its sender
+// as if the other side had written it.
 type Envelope struct {
 	From    string `json:"from"`
 	To      string `json:"to"`
@@ -36,14 +36,14 @@ type Envelope struct {
 
 const nonceSize = 24
 
-// ErrMessageRefused marks a relayed message that is not what it says it is.
+// ErrMessageRefused marks a relayed message that is not authentic.
 var ErrMessageRefused = errors.New("relayed message refused")
 
-// Seal makes a message for the owner of peerKey, with an ID of its own.
+// Seal returns a message for the owner of peerKey, with a new ID.
 func (k *Key) Seal(from, to, peerKey string, kind Kind, payload []byte) (protocol.RelayMessage, error) {
 	peer, err := decode(peerKey)
 	if err != nil {
-		return protocol.RelayMessage{}, fmt.Errorf("sealing a message for %s: its key is %w", to, err)
+		return protocol.RelayMessage{}, fmt.Errorf("sealing a message for %s: key: %w", to, err)
 	}
 	envelope := Envelope{From: from, To: to, ID: rand.Text(), Kind: kind, Payload: payload}
 	plain, err := json.Marshal(envelope)
@@ -56,17 +56,17 @@ func (k *Key) Seal(from, to, peerKey string, kind Kind, payload []byte) (protoco
 	}
 	sealed := box.Seal(nonce[:], plain, &nonce, &peer, &k.private)
 	if len(sealed) > protocol.MaxSealed {
-		return protocol.RelayMessage{}, fmt.Errorf("sealing a message for %s: %d bytes are more than the %d that the broker relays", to, len(sealed), protocol.MaxSealed)
+		return protocol.RelayMessage{}, fmt.Errorf("sealing a message for %s: %d bytes exceed the limit of %d", to, len(sealed), protocol.MaxSealed)
 	}
 	return protocol.RelayMessage{From: from, To: to, ID: envelope.ID, Sealed: sealed}, nil
 }
 
-// Open opens a message to self from the owner of peerKey. What it returns was
-// written by that owner, for self, as this very message.
+// Open opens a message to self from the owner of peerKey. The result was written by
+// that owner, for self, as exactly this message.
 func (k *Key) Open(self, peerKey string, message protocol.RelayMessage) (Envelope, error) {
 	peer, err := decode(peerKey)
 	if err != nil {
-		return Envelope{}, fmt.Errorf("%w: the key of %s is %w", ErrMessageRefused, message.From, err)
+		return Envelope{}, fmt.Errorf("%w: key of %s: %w", ErrMessageRefused, message.From, err)
 	}
 	if len(message.Sealed) < nonceSize || len(message.Sealed) > protocol.MaxSealed {
 		return Envelope{}, fmt.Errorf("%w: %d bytes", ErrMessageRefused, len(message.Sealed))
@@ -74,7 +74,7 @@ func (k *Key) Open(self, peerKey string, message protocol.RelayMessage) (Envelop
 	nonce := [nonceSize]byte(message.Sealed[:nonceSize])
 	plain, ok := box.Open(nil, message.Sealed[nonceSize:], &nonce, &peer, &k.private)
 	if !ok {
-		return Envelope{}, fmt.Errorf("%w: it was not sealed for this cluster with the key pinned for %s: either side has a new key or it was tampered with", ErrMessageRefused, message.From)
+		return Envelope{}, fmt.Errorf("%w: not sealed for this cluster with the key pinned for %s: either side has a new key, or the message was modified", ErrMessageRefused, message.From)
 	}
 	var envelope Envelope
 	decoder := json.NewDecoder(bytes.NewReader(plain))
@@ -83,21 +83,20 @@ func (k *Key) Open(self, peerKey string, message protocol.RelayMessage) (Envelop
 		return Envelope{}, fmt.Errorf("%w: malformed: %w", ErrMessageRefused, err)
 	}
 	if _, err := decoder.Token(); err != io.EOF {
-		return Envelope{}, fmt.Errorf("%w: malformed: something follows it", ErrMessageRefused)
+		return Envelope{}, fmt.Errorf("%w: malformed: data after the envelope", ErrMessageRefused)
 	}
 	switch {
 	case envelope.From != message.From || envelope.To != self || envelope.From == self:
 		return Envelope{}, fmt.Errorf("%w: sealed from %q to %q, relayed from %q to %q", ErrMessageRefused, envelope.From, envelope.To, message.From, self)
 	case envelope.ID == "" || envelope.ID != message.ID:
-		return Envelope{}, fmt.Errorf("%w: its ID was changed on the way", ErrMessageRefused)
+		return Envelope{}, fmt.Errorf("%w: the ID was modified", ErrMessageRefused)
 	case envelope.Kind != KindRequest && envelope.Kind != KindReply:
-		return Envelope{}, fmt.Errorf("%w: kind %q is not known here", ErrMessageRefused, envelope.Kind)
+		return Envelope{}, fmt.Errorf("%w: unknown kind %q", ErrMessageRefused, envelope.Kind)
 	}
 	return envelope, nil
 }
 
-// seen remembers the last IDs that came in, so that a repeated message is
-// handled once.
+// seen has the last message IDs, so that a repeated message is handled once.
 type seen struct {
 	limit int
 	order []string

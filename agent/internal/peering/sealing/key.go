@@ -19,8 +19,8 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// KeySecret holds this cluster's key pair. Losing it makes every peer that has
-// pinned the public key refuse this cluster.
+// KeySecret holds this cluster's key pair. If it is lost, peers that have pinned the
+// public key refuse this cluster.
 const KeySecret = "spillway-agent-peer-key"
 
 const (
@@ -31,21 +31,21 @@ const (
 // Key is this cluster's X25519 key pair.
 type Key struct{ private, public [32]byte }
 
-// NewKey makes a key pair.
+// NewKey generates a key pair.
 func NewKey() (*Key, error) {
 	public, private, err := box.GenerateKey(rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("making a peer key: %w", err)
+		return nil, fmt.Errorf("generating a peer key: %w", err)
 	}
 	return &Key{private: *private, public: *public}, nil
 }
 
-// Public is the public key in base64, as it stands in advertisements.
+// Public is the public key in base64, as in advertisements.
 func (k *Key) Public() string { return base64.StdEncoding.EncodeToString(k.public[:]) }
 
-// LoadKey reads the key pair from its Secret, which is made first where it is
-// absent; of several replicas that try, one wins and all use its key. The client
-// must read from the API server, not from a cache.
+// LoadKey reads the key pair from its Secret, creating it if it does not exist. Of
+// several replicas that create it, one succeeds and all use its key. The client must
+// read from the API server, not from a cache.
 func LoadKey(ctx context.Context, c client.Client, namespace string) (*Key, error) {
 	name := types.NamespacedName{Namespace: namespace, Name: KeySecret}
 	var secret corev1.Secret
@@ -70,14 +70,14 @@ func LoadKey(ctx context.Context, c client.Client, namespace string) (*Key, erro
 			err = c.Get(ctx, name, &secret)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("keeping the peer key in Secret %s: %w", name, err)
+			return nil, fmt.Errorf("storing the peer key in Secret %s: %w", name, err)
 		}
 	} else if err != nil {
 		return nil, fmt.Errorf("reading the peer key from Secret %s: %w", name, err)
 	}
 	private, err := decode(string(secret.Data[dataPrivate]))
 	if err != nil {
-		return nil, fmt.Errorf("the peer key in Secret %s cannot be used (%w): delete the Secret to have another made; every peer must then remove its pin of this cluster", name, err)
+		return nil, fmt.Errorf("the peer key in Secret %s is not valid (%w); delete the Secret to generate another key, then remove the pin of this cluster from every peer", name, err)
 	}
 	public, err := curve25519.X25519(private[:], curve25519.Basepoint)
 	if err != nil {

@@ -16,38 +16,38 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// PinsConfigMap holds the public key of every peer that was ever met, by cluster
-// ID. Public keys are no secret; who may write it decides whom to trust.
+// PinsConfigMap holds the public key of every known peer, by cluster ID. The keys are
+// not secret; write access to it decides which keys are trusted.
 const PinsConfigMap = "spillway-peer-pins"
 
 // ErrKeyRefused marks a peer's key that is not the expected one.
 var ErrKeyRefused = errors.New("peer key refused")
 
-// Pins remembers peers' keys.
+// Pins stores peers' keys.
 type Pins struct {
 	client    client.Client
 	namespace string
 	expected  map[string]string
 }
 
-// NewPins keeps pins in a namespace. Expected maps cluster IDs to fingerprints
-// that only a certain key has. The client must read from the API server, so that
-// a pin that a person removes is gone at once.
+// NewPins returns the Pins in a namespace. Expected maps cluster IDs to the required
+// fingerprints. The client must read from the API server, so that the removal of a
+// pin takes effect at once.
 func NewPins(c client.Client, namespace string, expected map[string]string) *Pins {
 	return &Pins{client: c, namespace: namespace, expected: expected}
 }
 
-// Prepare makes the empty record where there is none, so that meeting a first
-// peer adds an entry and no object. It may be called by several replicas.
+// Prepare creates the empty ConfigMap if it does not exist, so that the first peer
+// adds an entry and no object. Several replicas may call it.
 func (p *Pins) Prepare(ctx context.Context) error {
-	err := p.client.Create(ctx, p.record(nil))
+	err := p.client.Create(ctx, p.configMap(nil))
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("making ConfigMap %s for peers' keys: %w", p.name(), err)
+		return fmt.Errorf("creating ConfigMap %s: %w", p.name(), err)
 	}
 	return nil
 }
 
-func (p *Pins) record(keys map[string]string) *corev1.ConfigMap {
+func (p *Pins) configMap(keys map[string]string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: p.namespace, Name: PinsConfigMap,
@@ -57,7 +57,7 @@ func (p *Pins) record(keys map[string]string) *corev1.ConfigMap {
 	}
 }
 
-// ParseFingerprints reads "paris=sha256:<hex>,berlin=sha256:<hex>".
+// ParseFingerprints parses "paris=sha256:<hex>,berlin=sha256:<hex>".
 func ParseFingerprints(text string) (map[string]string, error) {
 	out := map[string]string{}
 	for entry := range strings.SplitSeq(text, ",") {
@@ -88,13 +88,13 @@ func (p *Pins) Lookup(ctx context.Context, peer string) (key string, ok bool, er
 	return key, ok, nil
 }
 
-// Resolve returns the key to use for a peer. Announced is its key as the broker
-// says; at first contact it is pinned, later it must be the pinned one. Empty
-// means that the broker says nothing: then there must be a pin.
+// Resolve returns the key to use for a peer. Announced is its key according to the
+// broker: at first contact it is pinned, later it must be the pinned one. If it is
+// empty, there must be a pin.
 func (p *Pins) Resolve(ctx context.Context, peer, announced string) (string, error) {
 	if want, ok := p.expected[peer]; ok && announced != "" {
 		if got, err := Fingerprint(announced); err != nil || got != want {
-			return "", fmt.Errorf("%w: the broker says that %s has a key with fingerprint %s, but --peer-fingerprints wants %s: compare with the agent's log in %s, and distrust the broker if they differ", ErrKeyRefused, peer, got, want, peer)
+			return "", fmt.Errorf("%w: according to the broker the key of %s has fingerprint %s, but --peer-fingerprints requires %s; compare with the agent's log in %s, and do not trust the broker if they differ", ErrKeyRefused, peer, got, want, peer)
 		}
 	}
 	var key string
@@ -104,7 +104,7 @@ func (p *Pins) Resolve(ctx context.Context, peer, announced string) (string, err
 		case err != nil:
 			return err
 		case !ok && announced == "":
-			return fmt.Errorf("no key of %s is known: its agent has not advertised one yet", peer)
+			return fmt.Errorf("no key of %s is known; its agent has not advertised one yet", peer)
 		case !ok:
 			key = announced
 			return p.pin(ctx, peer, announced)
@@ -118,14 +118,14 @@ func (p *Pins) Resolve(ctx context.Context, peer, announced string) (string, err
 	return key, nil
 }
 
-// check compares what is pinned with what is announced and expected.
+// check compares the pinned key with the announced and the expected one.
 func (p *Pins) check(peer, pinned, announced string) error {
 	got, err := Fingerprint(pinned)
 	if err != nil {
-		return fmt.Errorf("%w: the key pinned for %s in ConfigMap %s is %w: delete that entry", ErrKeyRefused, peer, p.name(), err)
+		return fmt.Errorf("%w: key pinned for %s in ConfigMap %s: %w; delete that entry", ErrKeyRefused, peer, p.name(), err)
 	}
 	if want, ok := p.expected[peer]; ok && got != want {
-		return fmt.Errorf("%w: the key pinned for %s in ConfigMap %s has fingerprint %s, but --peer-fingerprints wants %s: delete that entry", ErrKeyRefused, peer, p.name(), got, want)
+		return fmt.Errorf("%w: the key pinned for %s in ConfigMap %s has fingerprint %s, but --peer-fingerprints requires %s; delete that entry", ErrKeyRefused, peer, p.name(), got, want)
 	}
 	if announced == "" || announced == pinned {
 		return nil
@@ -134,33 +134,30 @@ func (p *Pins) check(peer, pinned, announced string) error {
 	if err != nil {
 		now = "unknown (" + err.Error() + ")"
 	}
-	return fmt.Errorf("%w: %s now shows a key with fingerprint %s, pinned is %s: if the agent in %s really has a new key (it logs the fingerprint when it starts), delete the entry %q from ConfigMap %s; otherwise distrust the broker",
+	return fmt.Errorf("%w: the key of %s now has fingerprint %s, pinned is %s; if the agent in %s has a new key (it logs the fingerprint at startup), delete the entry %q from ConfigMap %s; otherwise do not trust the broker",
 		ErrKeyRefused, peer, now, got, peer, peer, p.name())
 }
 
 func (p *Pins) pin(ctx context.Context, peer, key string) error {
 	if _, err := Fingerprint(key); err != nil {
-		return fmt.Errorf("%w: the key that %s advertises is %w", ErrKeyRefused, peer, err)
+		return fmt.Errorf("%w: key advertised by %s: %w", ErrKeyRefused, peer, err)
 	}
 	var pins corev1.ConfigMap
 	err := p.client.Get(ctx, p.name(), &pins)
-	if apierrors.IsNotFound(err) {
-		if err := p.client.Create(ctx, p.record(map[string]string{peer: key})); err != nil {
-			return fmt.Errorf("pinning the key of %s: %w", peer, err)
+	pinned, exists := pins.Data[peer]
+	switch {
+	case apierrors.IsNotFound(err):
+		err = p.client.Create(ctx, p.configMap(map[string]string{peer: key}))
+	case err == nil && exists:
+		return p.check(peer, pinned, key)
+	case err == nil:
+		if pins.Data == nil {
+			pins.Data = map[string]string{}
 		}
-		return nil
+		pins.Data[peer] = key
+		err = p.client.Update(ctx, &pins)
 	}
 	if err != nil {
-		return fmt.Errorf("pinning the key of %s: %w", peer, err)
-	}
-	if have, ok := pins.Data[peer]; ok {
-		return p.check(peer, have, key)
-	}
-	if pins.Data == nil {
-		pins.Data = map[string]string{}
-	}
-	pins.Data[peer] = key
-	if err := p.client.Update(ctx, &pins); err != nil {
 		return fmt.Errorf("pinning the key of %s: %w", peer, err)
 	}
 	return nil
@@ -170,5 +167,5 @@ func (p *Pins) name() types.NamespacedName {
 	return types.NamespacedName{Namespace: p.namespace, Name: PinsConfigMap}
 }
 
-// raced reports whether another writer of the pins came first.
+// raced reports whether another replica wrote the ConfigMap first.
 func raced(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }

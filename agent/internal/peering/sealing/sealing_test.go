@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/go-logr/logr/testr"
 	"golang.org/x/crypto/nacl/box"
@@ -22,23 +21,20 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/transport/transporttest"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 func newKey(t testing.TB) *Key {
 	t.Helper()
 	key, err := NewKey()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return key
 }
 
 func seal(t testing.TB, key *Key, from, to, peerKey string, payload string) protocol.RelayMessage {
 	t.Helper()
 	message, err := key.Seal(from, to, peerKey, KindRequest, []byte(payload))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return message
 }
 
@@ -65,19 +61,19 @@ func TestOpen(t *testing.T) {
 		"good":           {"what rome sealed for paris opens in paris", good, "paris", rome.Public(), true},
 		"tampered":       {"one flipped bit is noticed", with(func(m *protocol.RelayMessage) { m.Sealed[len(m.Sealed)-1] ^= 1 }), "paris", rome.Public(), false},
 		"nonce tampered": {"the nonce is authenticated too", with(func(m *protocol.RelayMessage) { m.Sealed[0] ^= 1 }), "paris", rome.Public(), false},
-		"wrong sender":   {"rome's message is not taken for berlin's", with(func(m *protocol.RelayMessage) { m.From = "berlin" }), "paris", berlin.Public(), false},
-		"renamed sender": {"a broker cannot say that another sent it, even one with the same key", with(func(m *protocol.RelayMessage) { m.From = "berlin" }), "paris", rome.Public(), false},
+		"wrong sender":   {"a message of rome is not accepted from berlin", with(func(m *protocol.RelayMessage) { m.From = "berlin" }), "paris", berlin.Public(), false},
+		"renamed sender": {"a broker cannot change the sender, even to one with the same key", with(func(m *protocol.RelayMessage) { m.From = "berlin" }), "paris", rome.Public(), false},
 		"wrong receiver": {"a message for paris is not for berlin, even with the same key", good, "berlin", rome.Public(), false},
 		"reflected":      {"a box opens with either key: our own message is not the peer's", protocol.RelayMessage{From: "paris", To: "rome", ID: good.ID, Sealed: good.Sealed}, "rome", paris.Public(), false},
-		"other ID":       {"the ID by which repetitions are told is sealed", with(func(m *protocol.RelayMessage) { m.ID = "other" }), "paris", rome.Public(), false},
-		"empty":          {"nothing is not a message", with(func(m *protocol.RelayMessage) { m.Sealed = nil }), "paris", rome.Public(), false},
+		"other ID":       {"the ID, which detects repetitions, is sealed", with(func(m *protocol.RelayMessage) { m.ID = "other" }), "paris", rome.Public(), false},
+		"empty":          {"an empty message", with(func(m *protocol.RelayMessage) { m.Sealed = nil }), "paris", rome.Public(), false},
 		"too large":      {"size is bounded", with(func(m *protocol.RelayMessage) { m.Sealed = make([]byte, protocol.MaxSealed+1) }), "paris", rome.Public(), false},
-		"bad key":        {"a key that is none opens nothing", good, "paris", "!", false},
+		"bad key":        {"an invalid key opens nothing", good, "paris", "!", false},
 		"not JSON":       {"malformed", raw("hello"), "paris", rome.Public(), false},
-		"unknown kind":   {"a kind that is not known", raw(`{"from":"rome","to":"paris","id":"1","kind":"order"}`), "paris", rome.Public(), false},
-		"unknown field":  {"fields are known", raw(`{"from":"rome","to":"paris","id":"1","kind":"reply","sudo":true}`), "paris", rome.Public(), false},
-		"two values":     {"one value", raw(`{"from":"rome","to":"paris","id":"1","kind":"reply"}{}`), "paris", rome.Public(), false},
-		"by hand":        {"the same without any of these faults", raw(`{"from":"rome","to":"paris","id":"1","kind":"reply"}`), "paris", rome.Public(), true},
+		"unknown kind":   {"unknown kinds are refused", raw(`{"from":"rome","to":"paris","id":"1","kind":"order"}`), "paris", rome.Public(), false},
+		"unknown field":  {"unknown fields are refused", raw(`{"from":"rome","to":"paris","id":"1","kind":"reply","sudo":true}`), "paris", rome.Public(), false},
+		"two values":     {"exactly one value", raw(`{"from":"rome","to":"paris","id":"1","kind":"reply"}{}`), "paris", rome.Public(), false},
+		"by hand":        {"the same without any of these errors", raw(`{"from":"rome","to":"paris","id":"1","kind":"reply"}`), "paris", rome.Public(), true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -90,7 +86,7 @@ func TestOpen(t *testing.T) {
 				t.Fatalf("%s: got %+v, %v", tc.reason, envelope, err)
 			}
 			if err != nil && !errors.Is(err, ErrMessageRefused) {
-				t.Fatalf("%s: not marked as refused: %v", tc.reason, err)
+				t.Fatalf("%s: not ErrMessageRefused: %v", tc.reason, err)
 			}
 		})
 	}
@@ -99,7 +95,7 @@ func TestOpen(t *testing.T) {
 func TestSealBoundsTheSize(t *testing.T) {
 	rome, paris := newKey(t), newKey(t)
 	if _, err := rome.Seal("rome", "paris", paris.Public(), KindRequest, make([]byte, protocol.MaxSealed)); err == nil {
-		t.Fatal("sealed more than the broker relays")
+		t.Fatal("sealed a message that exceeds the limit")
 	}
 }
 
@@ -111,7 +107,7 @@ func TestSeenIsBounded(t *testing.T) {
 		}
 	}
 	if s.add("c") || s.add("b") || !s.add("a") || len(s.ids) != 2 {
-		t.Fatalf("want the last two remembered, have %v", s.order)
+		t.Fatalf("want the last two IDs, have %v", s.order)
 	}
 }
 
@@ -123,14 +119,14 @@ func TestParseFingerprints(t *testing.T) {
 	}
 	for _, bad := range []string{"paris", "paris=" + digits, "paris=sha256:12", "=sha256:" + digits, "paris=sha256:" + strings.Repeat("zz", 32)} {
 		if _, err := ParseFingerprints(bad); err == nil {
-			t.Errorf("%q was taken", bad)
+			t.Errorf("%q was accepted", bad)
 		}
 	}
 }
 
-// FuzzOpen checks that whatever a broker relays is either refused or exactly what
-// the peer sealed. It sees the bytes in two ways: as a message, and sealed by the
-// peer as an envelope.
+// FuzzOpen checks that whatever a broker relays is either refused or exactly what the
+// peer sealed. The input is used as a message, and as an envelope that the peer
+// seals.
 func FuzzOpen(f *testing.F) {
 	rome, paris := newKey(f), newKey(f)
 	good := seal(f, rome, "rome", "paris", paris.Public(), "hello")
@@ -141,7 +137,7 @@ func FuzzOpen(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, id string) {
 		if envelope, err := paris.Open("paris", rome.Public(), protocol.RelayMessage{From: "rome", To: "paris", ID: id, Sealed: data}); err == nil &&
 			!(bytes.Equal(data, good.Sealed) && string(envelope.Payload) == "hello") {
-			t.Fatalf("opened what rome never sealed: %+v", envelope)
+			t.Fatalf("opened a message that rome did not seal: %+v", envelope)
 		}
 		var nonce [nonceSize]byte
 		sealed := box.Seal(nonce[:], data, &nonce, &paris.public, &rome.private)
@@ -151,204 +147,198 @@ func FuzzOpen(f *testing.F) {
 		}
 		var plain map[string]any
 		if json.Unmarshal(data, &plain) != nil || envelope.From != "rome" || envelope.To != "paris" || envelope.ID != id || id == "" {
-			t.Fatalf("took %q for %+v", data, envelope)
+			t.Fatalf("opened %q as %+v", data, envelope)
 		}
 	})
 }
 
-// lender answers "ping" with "pong", and notes who asked.
-type lender struct {
+// ponger is a Provider that replies "pong" and records the requests.
+type ponger struct {
 	peering.Provider
-	mu    sync.Mutex
-	asked []string
+	mu       sync.Mutex
+	requests []string
 }
 
-func (l *lender) Handle(_ context.Context, consumer peering.Peer, message []byte) ([]byte, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.asked = append(l.asked, consumer.ClusterID+":"+string(message))
+func (p *ponger) Handle(_ context.Context, consumer peering.Peer, message []byte) ([]byte, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.requests = append(p.requests, consumer.ClusterID+":"+string(message))
 	return []byte("pong"), nil
 }
 
-func (l *lender) questions() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.asked)
+func (p *ponger) received() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.requests)
 }
 
 type receiver chan string
 
 func (r receiver) Receive(provider string, message []byte) { r <- provider + ":" + string(message) }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("did not happen: %s", what)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+// exchange is two agents with brokers in memory, and keys and pins on a real API
+// server: rome sends requests, paris replies.
+type exchange struct {
+	t                       *testing.T
+	client                  client.Client
+	romeKey, parisKey       *Key
+	romePins                *Pins
+	romeBroker, parisBroker *transporttest.Broker
+	rome                    *Messenger
+	provider                *ponger
+	replies                 receiver
+	refused                 chan error
 }
 
-// TestPeersTalk has two agents exchange messages through brokers in memory, with
-// keys and pins kept on a real API server.
-func TestPeersTalk(t *testing.T) {
-	c, err := client.New(controlplane.Start(t), client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx := t.Context()
-	for _, name := range []string{"rome", "paris"} {
-		if err := c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-
-	// Many replicas agree on one key.
+// loadKey loads rome's key in several replicas, which must agree on it.
+func (e *exchange) loadKey() *Key {
 	keys := make([]*Key, 5)
 	var wait sync.WaitGroup
 	for i := range keys {
 		wait.Go(func() {
-			key, err := LoadKey(ctx, c, "rome")
-			if err != nil {
-				t.Error(err)
+			var err error
+			if keys[i], err = LoadKey(e.t.Context(), e.client, "rome"); err != nil {
+				e.t.Error(err)
 			}
-			keys[i] = key
 		})
 	}
 	wait.Wait()
-	if t.Failed() {
-		return
-	}
-	t.Cleanup(wait.Wait)
 	for _, key := range keys {
-		if key.Public() != keys[0].Public() {
-			t.Fatal("replicas made different keys")
+		if key == nil || key.Public() != keys[0].Public() {
+			e.t.Fatal("replicas have different keys")
 		}
 	}
-	romeKey := keys[0]
-	parisKey, err := LoadKey(ctx, c, "paris")
-	if err != nil {
-		t.Fatal(err)
-	}
+	return keys[0]
+}
 
-	romeBroker, parisBroker := transporttest.New("rome"), transporttest.New("paris")
-	romePins, parisPins := NewPins(c, "rome", nil), NewPins(c, "paris", nil)
+func newExchange(t *testing.T) *exchange {
+	c, err := client.New(controlplane.Start(t), client.Options{})
+	expect.NoError(t, err)
+	ctx := t.Context()
+	for _, name := range []string{"rome", "paris"} {
+		expect.NoError(t, c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	}
+	e := &exchange{
+		t: t, client: c, romePins: NewPins(c, "rome", nil), romeBroker: transporttest.New("rome"), parisBroker: transporttest.New("paris"),
+		provider: &ponger{}, replies: make(receiver, 10), refused: make(chan error, 10),
+	}
+	e.romeKey = e.loadKey()
+	e.parisKey, err = LoadKey(ctx, c, "paris")
+	expect.NoError(t, err)
 	for range 2 { // two replicas
-		if err := romePins.Prepare(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, e.romePins.Prepare(ctx))
 	}
-	var record corev1.ConfigMap
-	if err := c.Get(t.Context(), romePins.name(), &record); err != nil {
-		t.Fatal(err)
-	}
-	asked, replies := &lender{}, make(receiver, 10)
-	holds := func(_ context.Context, cluster string) (string, bool, error) {
-		return romeKey.Public(), cluster == "rome", nil
-	}
-	nobody := func(context.Context, string) (string, bool, error) { return "", false, nil }
-	rome := NewMessenger("rome", romeKey, romePins, romeBroker)
-	start := func(d *Dispatcher) {
-		wait.Go(func() {
-			if err := d.Start(ctx); err != nil {
+	expect.NoError(t, c.Get(ctx, e.romePins.name(), &corev1.ConfigMap{}))
+
+	e.rome = NewMessenger("rome", e.romeKey, e.romePins, e.romeBroker)
+	paris := NewMessenger("paris", e.parisKey, NewPins(c, "paris", nil), e.parisBroker)
+	var running sync.WaitGroup
+	t.Cleanup(running.Wait)
+	for messenger, options := range map[*Messenger]DispatcherOptions{
+		e.rome: {Receiver: e.replies, Consumer: func(context.Context, string) (string, bool, error) { return "", false, nil }},
+		paris: {
+			Provider: e.provider, Refused: func(_ string, err error) { e.refused <- err },
+			Consumer: func(_ context.Context, cluster string) (string, bool, error) {
+				return e.romeKey.Public(), cluster == "rome", nil
+			},
+		},
+	} {
+		options.Log = testr.New(t)
+		running.Go(func() {
+			if err := NewDispatcher(messenger, options).Start(ctx); err != nil {
 				t.Error(err)
 			}
 		})
 	}
-	refused := make(chan error, 10)
-	start(NewDispatcher(rome, DispatcherOptions{Receiver: replies, Consumer: nobody, Log: testr.New(t)}))
-	start(NewDispatcher(NewMessenger("paris", parisKey, parisPins, parisBroker), DispatcherOptions{
-		Provider: asked, Consumer: holds, Log: testr.New(t), Refused: func(_ string, err error) { refused <- err },
-	}))
-	// relay hands on what one side sent last, like the broker does. A stream that
-	// is not connected yet loses it, so it is offered until it shows.
-	relay := func(from, to *transporttest.Broker) protocol.RelayMessage {
-		t.Helper()
-		var sent []transporttest.Call
-		eventually(t, "a message is handed to the broker", func() bool { sent = from.Calls("Relay", ""); return len(sent) > 0 })
-		message := sent[len(sent)-1].Argument.(protocol.RelayMessage)
-		to.Deliver(message)
-		return message
-	}
+	return e
+}
 
-	peer := peering.Peer{ClusterID: "paris", PeerKey: parisKey.Public()}
-	if err := rome.Send(ctx, peer, []byte("ping")); err != nil {
-		t.Fatal(err)
+// relay delivers what one side sent last, as the broker does. A stream that is not
+// connected yet loses it, so it is repeated until done.
+func (e *exchange) relay(what string, from, to *transporttest.Broker, done func() bool) (message protocol.RelayMessage) {
+	e.t.Helper()
+	expect.Eventually(e.t, what, func() (bool, string) {
+		sent := from.Calls("Relay", "")
+		if len(sent) == 0 {
+			return false, "nothing was sent"
+		}
+		message = sent[len(sent)-1].Argument.(protocol.RelayMessage)
+		to.Deliver(message)
+		return done(), "sent"
+	})
+	return message
+}
+
+// TestExchange sends messages between two agents through their brokers.
+func TestExchange(t *testing.T) {
+	e := newExchange(t)
+	ctx := t.Context()
+	expect.NoError(t, e.rome.Send(ctx, peering.Peer{ClusterID: "paris", PeerKey: e.parisKey.Public()}, []byte("ping")))
+	ping := e.relay("the request arrives", e.romeBroker, e.parisBroker, func() bool { return len(e.provider.received()) > 0 })
+	if got := e.provider.received(); got[0] != "rome:ping" {
+		t.Fatalf("paris received %q", got)
 	}
-	var ping protocol.RelayMessage
-	eventually(t, "paris is asked", func() bool { ping = relay(romeBroker, parisBroker); return len(asked.questions()) > 0 })
-	if got := asked.questions(); got[0] != "rome:ping" {
-		t.Fatalf("paris was asked %q", got)
-	}
-	eventually(t, "rome gets the answer", func() bool { relay(parisBroker, romeBroker); return len(replies) > 0 })
-	if got := <-replies; got != "paris:pong" {
-		t.Fatalf("rome got %q", got)
+	e.relay("the reply arrives", e.parisBroker, e.romeBroker, func() bool { return len(e.replies) > 0 })
+	if got := <-e.replies; got != "paris:pong" {
+		t.Fatalf("rome received %q", got)
 	}
 
 	t.Run("a repeated message is handled once", func(t *testing.T) {
-		before := len(asked.questions())
-		parisBroker.Deliver(ping)
-		next := seal(t, romeKey, "rome", "paris", parisKey.Public(), "again")
-		parisBroker.Deliver(next)
-		eventually(t, "the next message is handled", func() bool { return len(asked.questions()) > before })
-		if got := asked.questions(); len(got) != before+1 || got[before] != "rome:again" {
-			t.Fatalf("paris was asked %q", got)
+		before := len(e.provider.received())
+		e.parisBroker.Deliver(ping)
+		e.parisBroker.Deliver(seal(t, e.romeKey, "rome", "paris", e.parisKey.Public(), "again"))
+		expect.Eventually(t, "the next message", func() (bool, string) {
+			return len(e.provider.received()) > before, strings.Join(e.provider.received(), " ")
+		})
+		if got := e.provider.received(); len(got) != before+1 || got[before] != "rome:again" {
+			t.Fatalf("paris received %q", got)
 		}
 	})
-	t.Run("a stranger is not listened to", func(t *testing.T) {
-		before, moscow := len(asked.questions()), newKey(t)
-		parisBroker.Deliver(seal(t, moscow, "moscow", "paris", parisKey.Public(), "ping"))
-		if err := <-refused; !errors.Is(err, ErrMessageRefused) || len(asked.questions()) != before {
+	t.Run("an unknown cluster is refused", func(t *testing.T) {
+		before := len(e.provider.received())
+		e.parisBroker.Deliver(seal(t, newKey(t), "moscow", "paris", e.parisKey.Public(), "ping"))
+		if err := <-e.refused; !errors.Is(err, ErrMessageRefused) || len(e.provider.received()) != before {
 			t.Fatalf("got %v", err)
 		}
 	})
-	t.Run("another key than the pinned one is refused, and the message says what to do", func(t *testing.T) {
+	t.Run("another key than the pinned one is refused until the pin is removed", func(t *testing.T) {
 		other := newKey(t)
-		parisBroker.Deliver(seal(t, other, "rome", "paris", parisKey.Public(), "ping"))
-		if err := <-refused; !errors.Is(err, ErrMessageRefused) {
+		e.parisBroker.Deliver(seal(t, other, "rome", "paris", e.parisKey.Public(), "ping"))
+		if err := <-e.refused; !errors.Is(err, ErrMessageRefused) {
 			t.Fatalf("got %v", err)
 		}
-		err := rome.Send(ctx, peering.Peer{ClusterID: "paris", PeerKey: other.Public()}, []byte("ping"))
+		peer := peering.Peer{ClusterID: "paris", PeerKey: other.Public()}
+		err := e.rome.Send(ctx, peer, []byte("ping"))
 		if !errors.Is(err, ErrKeyRefused) || !strings.Contains(err.Error(), `delete the entry "paris" from ConfigMap rome/`+PinsConfigMap) {
 			t.Fatalf("got %v", err)
 		}
 		var pins corev1.ConfigMap
-		if err := c.Get(ctx, romePins.name(), &pins); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, e.client.Get(ctx, e.romePins.name(), &pins))
 		delete(pins.Data, "paris")
-		if err := c.Update(ctx, &pins); err != nil {
-			t.Fatal(err)
-		}
-		if err := rome.Send(ctx, peering.Peer{ClusterID: "paris", PeerKey: other.Public()}, []byte("ping")); err != nil {
-			t.Fatalf("refused after a person had removed the pin: %v", err)
-		}
+		expect.NoError(t, e.client.Update(ctx, &pins))
+		expect.NoError(t, e.rome.Send(ctx, peer, []byte("ping")))
 	})
-	t.Run("a fingerprint given beforehand refuses the first key", func(t *testing.T) {
-		right, wrong := newKey(t), newKey(t)
-		fingerprint, err := Fingerprint(right.Public())
-		if err != nil {
-			t.Fatal(err)
+	t.Run("pins", func(t *testing.T) { testPins(t, e) })
+}
+
+func testPins(t *testing.T, e *exchange) {
+	ctx := t.Context()
+	right, wrong := newKey(t), newKey(t)
+	fingerprint, err := Fingerprint(right.Public())
+	expect.NoError(t, err)
+	pins := NewPins(e.client, "rome", map[string]string{"berlin": fingerprint})
+	if _, err := pins.Resolve(ctx, "berlin", wrong.Public()); !errors.Is(err, ErrKeyRefused) {
+		t.Fatalf("a first key without the expected fingerprint: %v", err)
+	}
+	if _, err := pins.Resolve(ctx, "berlin", ""); err == nil {
+		t.Fatal("a key although none is known")
+	}
+	for _, announced := range []string{right.Public(), ""} {
+		if got, err := pins.Resolve(ctx, "berlin", announced); err != nil || got != right.Public() {
+			t.Fatalf("announced %q: got %v, %v", announced, got, err)
 		}
-		pins := NewPins(c, "rome", map[string]string{"berlin": fingerprint})
-		if _, err := pins.Resolve(ctx, "berlin", wrong.Public()); !errors.Is(err, ErrKeyRefused) {
-			t.Fatalf("got %v", err)
-		}
-		if _, err := pins.Resolve(ctx, "berlin", ""); err == nil {
-			t.Fatal("a key from nowhere")
-		}
-		if got, err := pins.Resolve(ctx, "berlin", right.Public()); err != nil || got != right.Public() {
-			t.Fatalf("got %v, %v", got, err)
-		}
-		if got, err := pins.Resolve(ctx, "berlin", ""); err != nil || got != right.Public() {
-			t.Fatalf("not pinned: %v, %v", got, err)
-		}
-	})
-	t.Run("what is no key is not pinned", func(t *testing.T) {
-		if _, err := romePins.Resolve(ctx, "oslo", base64.StdEncoding.EncodeToString([]byte("short"))); !errors.Is(err, ErrKeyRefused) {
-			t.Fatalf("got %v", err)
-		}
-	})
+	}
+	if _, err := e.romePins.Resolve(ctx, "oslo", base64.StdEncoding.EncodeToString([]byte("short"))); !errors.Is(err, ErrKeyRefused) {
+		t.Fatalf("an invalid key: %v", err)
+	}
 }

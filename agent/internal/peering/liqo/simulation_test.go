@@ -18,52 +18,51 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 )
 
-// played is what the test plays on two real API servers: the effects, as far as
-// they can be seen from here, of Liqo's controllers, its crd-replicator and its
-// virtual kubelet, and of Kubernetes' garbage collector, namespace and node
-// controllers. None of that runs here; the real ones run in the lab.
-type played struct {
+// simulation has the observable effects, on two real API servers, of Liqo's
+// controllers, its crd-replicator and its virtual kubelet, and of Kubernetes' garbage
+// collector, namespace and node controllers. The real ones run in the lab.
+type simulation struct {
 	t           *testing.T
 	rome, paris client.Client
-	// lost is whether crd-replicator has lost hold of what it copied.
+	// lost is whether crd-replicator has lost track of its copies.
 	lost atomic.Bool
 }
 
 const (
-	playedTenantFinalizer = "played/tenant"
-	playedNodeFinalizer   = "played/virtual-node"
-	playedMapFinalizer    = "played/namespace-map"
-	playedNSOFinalizer    = "played/offloading"
+	tenantFinalizer      = "simulated/tenant"
+	virtualNodeFinalizer = "simulated/virtual-node"
+	mapFinalizer         = "simulated/namespace-map"
+	offloadingFinalizer  = "simulated/offloading"
 )
 
-// run plays until ctx ends. Whatever collides with the code under test is tried
-// again in the next round, as controllers do.
-func (p *played) run(ctx context.Context) {
-	for ctx.Err() == nil {
-		for _, play := range []func(context.Context) error{
-			p.identities, p.virtualNodes, p.offloadings, p.replicate, p.credentials,
-			p.tenants, p.answers, p.namespaceMaps,
-			func(ctx context.Context) error { return p.namespaces(ctx, p.rome) },
-			func(ctx context.Context) error { return p.namespaces(ctx, p.paris) },
+// run simulates until ctx ends. Conflicts with the code under test are retried in the
+// next round.
+func (s *simulation) run(ctx context.Context) {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		for _, step := range []func(context.Context) error{
+			s.identities, s.virtualNodes, s.offloadings, s.replicate, s.credentials,
+			s.tenants, s.resourceSlices, s.namespaceMaps,
+			func(ctx context.Context) error { return s.namespaces(ctx, s.rome) },
+			func(ctx context.Context) error { return s.namespaces(ctx, s.paris) },
 		} {
-			err := play(ctx)
+			err := step(ctx)
 			if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsAlreadyExists(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-				p.t.Errorf("playing Liqo: %v", err)
+				s.t.Errorf("simulating Liqo: %v", err)
 				return
 			}
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
+	}, 20*time.Millisecond)
 }
 
+// all lists the objects of a kind.
 func all[T any, L interface {
 	client.ObjectList
 	*T
@@ -72,7 +71,7 @@ func all[T any, L interface {
 	return list, c.List(ctx, list, options...)
 }
 
-// change writes an object if change changed it.
+// change patches an object with what change does to it.
 func change[T client.Object](ctx context.Context, c client.Client, object T, change func(T)) error {
 	before := object.DeepCopyObject().(T)
 	change(object)
@@ -86,10 +85,10 @@ func finalize[T client.Object](ctx context.Context, c client.Client, object T, f
 	return change(ctx, c, object, func(o T) { controllerutil.RemoveFinalizer(o, finalizer) })
 }
 
-// foreign makes the ForeignCluster that follows whatever concerns a peer.
+// foreign creates the ForeignCluster that Liqo has for every peer.
 func foreign(ctx context.Context, c client.Client, peer string) error {
-	_, found, err := get(ctx, c, "", peer, &liqov1beta1.ForeignCluster{})
-	if err != nil || found {
+	existing, err := session.Find(ctx, c, "", peer, &liqov1beta1.ForeignCluster{})
+	if err != nil || existing != nil {
 		return err
 	}
 	return c.Create(ctx, &liqov1beta1.ForeignCluster{
@@ -99,8 +98,8 @@ func foreign(ctx context.Context, c client.Client, peer string) error {
 }
 
 // identities get a Secret and, for the control plane, a Renew.
-func (p *played) identities(ctx context.Context) error {
-	list, err := all[authv1beta1.IdentityList](ctx, p.rome)
+func (s *simulation) identities(ctx context.Context) error {
+	list, err := all[authv1beta1.IdentityList](ctx, s.rome)
 	if err != nil {
 		return err
 	}
@@ -109,7 +108,7 @@ func (p *played) identities(ctx context.Context) error {
 		if identity.Status.KubeconfigSecretRef != nil || !identity.DeletionTimestamp.IsZero() {
 			continue
 		}
-		if err := foreign(ctx, p.rome, "paris"); err != nil {
+		if err := foreign(ctx, s.rome, "paris"); err != nil {
 			return err
 		}
 		meta := metav1.ObjectMeta{Namespace: identity.Namespace, Labels: map[string]string{
@@ -123,15 +122,15 @@ func (p *played) identities(ctx context.Context) error {
 			renew := &authv1beta1.Renew{ObjectMeta: meta}
 			renew.Name = identity.Name
 			renew.Finalizers = []string{replicatorFinalizer}
-			if err := p.rome.Create(ctx, renew); err != nil && !apierrors.IsAlreadyExists(err) {
+			if err := s.rome.Create(ctx, renew); err != nil && !apierrors.IsAlreadyExists(err) {
 				return err
 			}
 		}
-		if err := p.rome.Create(ctx, secret); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := s.rome.Create(ctx, secret); err != nil && !apierrors.IsAlreadyExists(err) {
 			return err
 		}
 		identity.Status.KubeconfigSecretRef = &corev1.LocalObjectReference{Name: secret.Name}
-		if err := p.rome.Status().Update(ctx, identity); err != nil {
+		if err := s.rome.Status().Update(ctx, identity); err != nil {
 			return err
 		}
 	}
@@ -139,8 +138,8 @@ func (p *played) identities(ctx context.Context) error {
 }
 
 // virtualNodes get a kubelet, a Node and a NamespaceMap.
-func (p *played) virtualNodes(ctx context.Context) error {
-	list, err := all[offloadingv1beta1.VirtualNodeList](ctx, p.rome)
+func (s *simulation) virtualNodes(ctx context.Context) error {
+	list, err := all[offloadingv1beta1.VirtualNodeList](ctx, s.rome)
 	if err != nil {
 		return err
 	}
@@ -149,11 +148,12 @@ func (p *played) virtualNodes(ctx context.Context) error {
 		kubelet := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: vn.Namespace, Name: "vk-" + vn.Name, Labels: map[string]string{
 			consts.OffloadingComponentKey: consts.VirtualKubeletComponentValue, consts.VirtualNodeLabel: vn.Name,
 		}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
-		_, running, err := get(ctx, p.rome, kubelet.Namespace, kubelet.Name, &corev1.Pod{})
+		pod, err := session.Find(ctx, s.rome, kubelet.Namespace, kubelet.Name, &corev1.Pod{})
 		if err != nil {
 			return err
 		}
-		node, nodeFound, err := get(ctx, p.rome, "", vn.Name, &corev1.Node{})
+		running := pod != nil
+		node, err := session.Find(ctx, s.rome, "", vn.Name, &corev1.Node{})
 		if err != nil {
 			return err
 		}
@@ -163,23 +163,23 @@ func (p *played) virtualNodes(ctx context.Context) error {
 		switch {
 		case !vn.DeletionTimestamp.IsZero():
 			if running {
-				p.t.Errorf("the virtual node was deleted before its kubelet had ended")
+				s.t.Errorf("the virtual node was deleted before its kubelet terminated")
 			}
-			if nodeFound {
-				if err := p.rome.Delete(ctx, node); err != nil {
+			if node != nil {
+				if err := s.rome.Delete(ctx, node); err != nil {
 					return err
 				}
 			}
-			if err := client.IgnoreNotFound(p.rome.Delete(ctx, nm)); err != nil {
+			if err := client.IgnoreNotFound(s.rome.Delete(ctx, nm)); err != nil {
 				return err
 			}
-			if err := finalize(ctx, p.rome, vn, playedNodeFinalizer); err != nil {
+			if err := finalize(ctx, s.rome, vn, virtualNodeFinalizer); err != nil {
 				return err
 			}
 			continue
 		case vn.Spec.Template == nil:
-			if err := change(ctx, p.rome, vn, func(vn *offloadingv1beta1.VirtualNode) {
-				controllerutil.AddFinalizer(vn, playedNodeFinalizer)
+			if err := change(ctx, s.rome, vn, func(vn *offloadingv1beta1.VirtualNode) {
+				controllerutil.AddFinalizer(vn, virtualNodeFinalizer)
 				vn.Spec.Template = &offloadingv1beta1.DeploymentTemplate{Spec: appsv1.DeploymentSpec{
 					Replicas: ptr.To[int32](1), Selector: &metav1.LabelSelector{}, Template: corev1.PodTemplateSpec{Spec: kubelet.Spec},
 				}}
@@ -188,43 +188,43 @@ func (p *played) virtualNodes(ctx context.Context) error {
 			}
 		case *vn.Spec.Template.Spec.Replicas == 0:
 			if running {
-				if err := p.rome.Delete(ctx, kubelet, client.GracePeriodSeconds(0)); err != nil {
+				if err := s.rome.Delete(ctx, kubelet, client.GracePeriodSeconds(0)); err != nil {
 					return err
 				}
 			}
 			continue
 		case !running:
-			if err := p.rome.Create(ctx, kubelet); err != nil {
+			if err := s.rome.Create(ctx, kubelet); err != nil {
 				return err
 			}
 		}
-		if err := p.rome.Create(ctx, nm); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := s.rome.Create(ctx, nm); err != nil && !apierrors.IsAlreadyExists(err) {
 			return err
 		}
-		if !nodeFound {
+		if node == nil {
 			node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: vn.Name, Labels: vn.Spec.Labels}}
 			node.Spec.Taints = append(slices.Clone(vn.Spec.Taints), corev1.Taint{Key: consts.VirtualNodeTolerationKey, Value: "true", Effect: corev1.TaintEffectNoExecute})
-			if err := p.rome.Create(ctx, node); err != nil {
+			if err := s.rome.Create(ctx, node); err != nil {
 				return err
 			}
 		}
-		// The node controller's part: taints by condition.
+		// The node lifecycle controller taints by condition.
 		taints := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return strings.HasPrefix(t.Key, "node.kubernetes.io/") })
 		if node.Spec.Unschedulable {
 			taints = append(taints, corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule})
 		}
 		if !slices.Equal(taints, node.Spec.Taints) {
-			if err := change(ctx, p.rome, node, func(n *corev1.Node) { n.Spec.Taints = taints }); err != nil {
+			if err := change(ctx, s.rome, node, func(n *corev1.Node) { n.Spec.Taints = taints }); err != nil {
 				return err
 			}
 		}
 		allocatable := corev1.ResourceList{}
 		maps.Copy(allocatable, node.Status.Allocatable)
 		maps.Copy(allocatable, vn.Spec.ResourceQuota.Hard)
-		if !same(allocatable, node.Status.Allocatable) || !isReady(node) {
+		if !session.Equal(allocatable, node.Status.Allocatable) || session.Ready(node).Status != corev1.ConditionTrue {
 			node.Status.Allocatable, node.Status.Capacity = allocatable, allocatable
 			node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-			if err := p.rome.Status().Update(ctx, node); err != nil {
+			if err := s.rome.Status().Update(ctx, node); err != nil {
 				return err
 			}
 		}
@@ -233,12 +233,12 @@ func (p *played) virtualNodes(ctx context.Context) error {
 }
 
 // offloadings fill the NamespaceMaps.
-func (p *played) offloadings(ctx context.Context) error {
-	list, err := all[offloadingv1beta1.NamespaceOffloadingList](ctx, p.rome)
+func (s *simulation) offloadings(ctx context.Context) error {
+	list, err := all[offloadingv1beta1.NamespaceOffloadingList](ctx, s.rome)
 	if err != nil {
 		return err
 	}
-	nms, err := all[offloadingv1beta1.NamespaceMapList](ctx, p.rome)
+	nms, err := all[offloadingv1beta1.NamespaceMapList](ctx, s.rome)
 	if err != nil {
 		return err
 	}
@@ -255,7 +255,7 @@ func (p *played) offloadings(ctx context.Context) error {
 			if desired == selected || !nm.DeletionTimestamp.IsZero() {
 				continue
 			}
-			if err := change(ctx, p.rome, nm, func(nm *offloadingv1beta1.NamespaceMap) {
+			if err := change(ctx, s.rome, nm, func(nm *offloadingv1beta1.NamespaceMap) {
 				if !selected {
 					delete(nm.Spec.DesiredMapping, nso.Namespace)
 					return
@@ -268,13 +268,13 @@ func (p *played) offloadings(ctx context.Context) error {
 				return err
 			}
 		}
-		if nso.DeletionTimestamp.IsZero() && !controllerutil.ContainsFinalizer(nso, playedNSOFinalizer) {
-			if err := change(ctx, p.rome, nso, func(o *offloadingv1beta1.NamespaceOffloading) { controllerutil.AddFinalizer(o, playedNSOFinalizer) }); err != nil {
+		if nso.DeletionTimestamp.IsZero() && !controllerutil.ContainsFinalizer(nso, offloadingFinalizer) {
+			if err := change(ctx, s.rome, nso, func(o *offloadingv1beta1.NamespaceOffloading) { controllerutil.AddFinalizer(o, offloadingFinalizer) }); err != nil {
 				return err
 			}
 		}
 		if !nso.DeletionTimestamp.IsZero() && !mapped {
-			if err := finalize(ctx, p.rome, nso, playedNSOFinalizer); err != nil {
+			if err := finalize(ctx, s.rome, nso, offloadingFinalizer); err != nil {
 				return err
 			}
 		}
@@ -282,13 +282,13 @@ func (p *played) offloadings(ctx context.Context) error {
 	return nil
 }
 
-// replicate is crd-replicator: specs go there, statuses come back, and what is
-// deleted here is deleted there first.
-func (p *played) replicate(ctx context.Context) error {
-	if p.lost.Load() {
+// replicate is crd-replicator: it copies specs to the provider and statuses back,
+// and deletes the copy before the original.
+func (s *simulation) replicate(ctx context.Context) error {
+	if s.lost.Load() {
 		return nil
 	}
-	far := func(o client.Object) client.Object {
+	copyOf := func(o client.Object) client.Object {
 		o.SetNamespace("liqo-tenant-rome")
 		o.SetResourceVersion("")
 		o.SetUID("")
@@ -301,52 +301,52 @@ func (p *played) replicate(ctx context.Context) error {
 	}
 	end := func(local, remote client.Object, found bool) error {
 		if found {
-			return client.IgnoreNotFound(p.paris.Delete(ctx, remote))
+			return client.IgnoreNotFound(s.paris.Delete(ctx, remote))
 		}
-		return finalize(ctx, p.rome, local, replicatorFinalizer)
+		return finalize(ctx, s.rome, local, replicatorFinalizer)
 	}
 	requested := client.MatchingLabels{consts.ReplicationRequestedLabel: "true"}
-	slicesHere, err := all[authv1beta1.ResourceSliceList](ctx, p.rome, requested)
+	slicesInRome, err := all[authv1beta1.ResourceSliceList](ctx, s.rome, requested)
 	if err != nil {
 		return err
 	}
-	for i := range slicesHere.Items {
-		local := &slicesHere.Items[i]
-		remote, found, err := get(ctx, p.paris, "liqo-tenant-rome", local.Name, &authv1beta1.ResourceSlice{})
+	for i := range slicesInRome.Items {
+		local := &slicesInRome.Items[i]
+		remote, err := session.Find(ctx, s.paris, "liqo-tenant-rome", local.Name, &authv1beta1.ResourceSlice{})
 		switch {
 		case err != nil:
 			return err
 		case !local.DeletionTimestamp.IsZero():
-			if err := end(local, remote, found); err != nil {
+			if err := end(local, remote, remote != nil); err != nil {
 				return err
 			}
 			continue
 		case len(local.Spec.CSR) == 0:
-			if err := change(ctx, p.rome, local, func(s *authv1beta1.ResourceSlice) {
-				s.Spec.CSR, s.Spec.ConsumerClusterID = []byte("csr"), ptr.To(liqov1beta1.ClusterID("rome"))
-				controllerutil.AddFinalizer(s, replicatorFinalizer)
+			if err := change(ctx, s.rome, local, func(o *authv1beta1.ResourceSlice) {
+				o.Spec.CSR, o.Spec.ConsumerClusterID = []byte("csr"), ptr.To(liqov1beta1.ClusterID("rome"))
+				controllerutil.AddFinalizer(o, replicatorFinalizer)
 			}); err != nil {
 				return err
 			}
 			continue
-		case !found:
-			if err := p.paris.Create(ctx, far(local.DeepCopy())); err != nil {
+		case remote == nil:
+			if err := s.paris.Create(ctx, copyOf(local.DeepCopy())); err != nil {
 				return err
 			}
 			continue
-		case !same(local.Spec.Resources, remote.Spec.Resources):
-			if err := change(ctx, p.paris, remote, func(s *authv1beta1.ResourceSlice) { s.Spec = local.Spec }); err != nil {
+		case !session.Equal(local.Spec.Resources, remote.Spec.Resources):
+			if err := change(ctx, s.paris, remote, func(o *authv1beta1.ResourceSlice) { o.Spec = local.Spec }); err != nil {
 				return err
 			}
 		}
 		if fmt.Sprint(local.Status) != fmt.Sprint(remote.Status) {
 			local.Status = remote.Status
-			if err := p.rome.Status().Update(ctx, local); err != nil {
+			if err := s.rome.Status().Update(ctx, local); err != nil {
 				return err
 			}
 		}
 		if conditionOf(local, authv1beta1.ResourceSliceConditionTypeAuthentication).Status == authv1beta1.ResourceSliceConditionAccepted {
-			err := p.rome.Create(ctx, &authv1beta1.Identity{
+			err := s.rome.Create(ctx, &authv1beta1.Identity{
 				ObjectMeta: metav1.ObjectMeta{Namespace: local.Namespace, Name: "resourceslice-" + local.Name, Labels: map[string]string{consts.RemoteClusterID: "paris"}},
 				Spec:       authv1beta1.IdentitySpec{ClusterID: "paris", Type: authv1beta1.ResourceSliceIdentityType},
 			})
@@ -355,34 +355,34 @@ func (p *played) replicate(ctx context.Context) error {
 			}
 		}
 	}
-	mapsHere, err := all[offloadingv1beta1.NamespaceMapList](ctx, p.rome, requested)
+	mapsInRome, err := all[offloadingv1beta1.NamespaceMapList](ctx, s.rome, requested)
 	if err != nil {
 		return err
 	}
-	for i := range mapsHere.Items {
-		local := &mapsHere.Items[i]
-		remote, found, err := get(ctx, p.paris, "liqo-tenant-rome", local.Name, &offloadingv1beta1.NamespaceMap{})
+	for i := range mapsInRome.Items {
+		local := &mapsInRome.Items[i]
+		remote, err := session.Find(ctx, s.paris, "liqo-tenant-rome", local.Name, &offloadingv1beta1.NamespaceMap{})
 		switch {
 		case err != nil:
 			return err
 		case !local.DeletionTimestamp.IsZero():
-			if err := end(local, remote, found); err != nil {
+			if err := end(local, remote, remote != nil); err != nil {
 				return err
 			}
 			continue
-		case !found:
-			if err := p.paris.Create(ctx, far(local.DeepCopy())); err != nil {
+		case remote == nil:
+			if err := s.paris.Create(ctx, copyOf(local.DeepCopy())); err != nil {
 				return err
 			}
 			continue
 		case !maps.Equal(local.Spec.DesiredMapping, remote.Spec.DesiredMapping):
-			if err := change(ctx, p.paris, remote, func(m *offloadingv1beta1.NamespaceMap) { m.Spec = local.Spec }); err != nil {
+			if err := change(ctx, s.paris, remote, func(m *offloadingv1beta1.NamespaceMap) { m.Spec = local.Spec }); err != nil {
 				return err
 			}
 		}
 		if !maps.Equal(local.Status.CurrentMapping, remote.Status.CurrentMapping) {
 			local.Status = remote.Status
-			if err := p.rome.Status().Update(ctx, local); err != nil {
+			if err := s.rome.Status().Update(ctx, local); err != nil {
 				return err
 			}
 		}
@@ -390,9 +390,9 @@ func (p *played) replicate(ctx context.Context) error {
 	return nil
 }
 
-// credentials go with their identity, and that of a slice with the slice.
-func (p *played) credentials(ctx context.Context) error {
-	identities, err := all[authv1beta1.IdentityList](ctx, p.rome)
+// credentials are deleted with their identity, and that of a slice with the slice.
+func (s *simulation) credentials(ctx context.Context) error {
+	identities, err := all[authv1beta1.IdentityList](ctx, s.rome)
 	if err != nil {
 		return err
 	}
@@ -400,10 +400,10 @@ func (p *played) credentials(ctx context.Context) error {
 	for i := range identities.Items {
 		identity := &identities.Items[i]
 		if name, ok := strings.CutPrefix(identity.Name, "resourceslice-"); ok {
-			if _, found, err := get(ctx, p.rome, identity.Namespace, name, &authv1beta1.ResourceSlice{}); err != nil {
+			if slice, err := session.Find(ctx, s.rome, identity.Namespace, name, &authv1beta1.ResourceSlice{}); err != nil {
 				return err
-			} else if !found {
-				if err := p.rome.Delete(ctx, identity); err != nil {
+			} else if slice == nil {
+				if err := s.rome.Delete(ctx, identity); err != nil {
 					return err
 				}
 				continue
@@ -411,7 +411,7 @@ func (p *played) credentials(ctx context.Context) error {
 		}
 		alive[identity.Name] = true
 	}
-	renews, err := all[authv1beta1.RenewList](ctx, p.rome)
+	renews, err := all[authv1beta1.RenewList](ctx, s.rome)
 	if err != nil {
 		return err
 	}
@@ -419,16 +419,16 @@ func (p *played) credentials(ctx context.Context) error {
 		if alive[renews.Items[i].Name] {
 			continue
 		}
-		if err := p.rome.Delete(ctx, &renews.Items[i]); err != nil {
+		if err := s.rome.Delete(ctx, &renews.Items[i]); err != nil {
 			return err
 		}
-		if !p.lost.Load() {
-			if err := finalize(ctx, p.rome, &renews.Items[i], replicatorFinalizer); err != nil {
+		if !s.lost.Load() {
+			if err := finalize(ctx, s.rome, &renews.Items[i], replicatorFinalizer); err != nil {
 				return err
 			}
 		}
 	}
-	secrets, err := all[corev1.SecretList](ctx, p.rome, client.HasLabels{consts.IdentityTypeLabelKey})
+	secrets, err := all[corev1.SecretList](ctx, s.rome, client.HasLabels{consts.IdentityTypeLabelKey})
 	if err != nil {
 		return err
 	}
@@ -436,11 +436,11 @@ func (p *played) credentials(ctx context.Context) error {
 		if alive[strings.TrimPrefix(secrets.Items[i].Name, "kubeconfig-")] {
 			continue
 		}
-		if err := p.rome.Delete(ctx, &secrets.Items[i]); err != nil {
+		if err := s.rome.Delete(ctx, &secrets.Items[i]); err != nil {
 			return err
 		}
-		if !p.lost.Load() && len(renews.Items) == 0 {
-			if err := finalize(ctx, p.rome, &secrets.Items[i], replicatorSecretFinalizer); err != nil {
+		if !s.lost.Load() && len(renews.Items) == 0 {
+			if err := finalize(ctx, s.rome, &secrets.Items[i], replicatorSecretFinalizer); err != nil {
 				return err
 			}
 		}
@@ -449,8 +449,8 @@ func (p *played) credentials(ctx context.Context) error {
 }
 
 // tenants get a certificate.
-func (p *played) tenants(ctx context.Context) error {
-	list, err := all[authv1beta1.TenantList](ctx, p.paris)
+func (s *simulation) tenants(ctx context.Context) error {
+	list, err := all[authv1beta1.TenantList](ctx, s.paris)
 	if err != nil {
 		return err
 	}
@@ -458,15 +458,15 @@ func (p *played) tenants(ctx context.Context) error {
 		tenant := &list.Items[i]
 		switch {
 		case !tenant.DeletionTimestamp.IsZero():
-			err = finalize(ctx, p.paris, tenant, playedTenantFinalizer)
-		case !controllerutil.ContainsFinalizer(tenant, playedTenantFinalizer):
-			err = change(ctx, p.paris, tenant, func(t *authv1beta1.Tenant) { controllerutil.AddFinalizer(t, playedTenantFinalizer) })
+			err = finalize(ctx, s.paris, tenant, tenantFinalizer)
+		case !controllerutil.ContainsFinalizer(tenant, tenantFinalizer):
+			err = change(ctx, s.paris, tenant, func(t *authv1beta1.Tenant) { controllerutil.AddFinalizer(t, tenantFinalizer) })
 		case tenant.Status.AuthParams == nil:
-			if err := foreign(ctx, p.paris, "rome"); err != nil {
+			if err := foreign(ctx, s.paris, "rome"); err != nil {
 				return err
 			}
 			tenant.Status = authv1beta1.TenantStatus{TenantNamespace: tenant.Namespace, AuthParams: &authv1beta1.AuthParams{SignedCRT: []byte("certificate"), CA: []byte("ca"), APIServer: "https://192.0.2.1:6443"}}
-			err = p.paris.Status().Update(ctx, tenant)
+			err = s.paris.Status().Update(ctx, tenant)
 		}
 		if err != nil {
 			return err
@@ -475,10 +475,9 @@ func (p *played) tenants(ctx context.Context) error {
 	return nil
 }
 
-// answers are Liqo's part of a slice's: its certificate, and the Quota of an
-// accepted one.
-func (p *played) answers(ctx context.Context) error {
-	list, err := all[authv1beta1.ResourceSliceList](ctx, p.paris)
+// resourceSlices get a certificate, and accepted ones a Quota.
+func (s *simulation) resourceSlices(ctx context.Context) error {
+	list, err := all[authv1beta1.ResourceSliceList](ctx, s.paris)
 	if err != nil {
 		return err
 	}
@@ -488,7 +487,7 @@ func (p *played) answers(ctx context.Context) error {
 		users[userOf(slice.Name, "rome")] = true
 		if conditionOf(slice, authv1beta1.ResourceSliceConditionTypeAuthentication).Status == "" {
 			slice.Status.Conditions = append(slice.Status.Conditions, authv1beta1.ResourceSliceCondition{Type: authv1beta1.ResourceSliceConditionTypeAuthentication, Status: authv1beta1.ResourceSliceConditionAccepted})
-			if err := p.paris.Status().Update(ctx, slice); err != nil {
+			if err := s.paris.Status().Update(ctx, slice); err != nil {
 				return err
 			}
 		}
@@ -496,7 +495,7 @@ func (p *played) answers(ctx context.Context) error {
 			continue
 		}
 		user := userOf(slice.Name, "rome")
-		quota, found, err := get(ctx, p.paris, slice.Namespace, user, &offloadingv1beta1.Quota{})
+		quota, err := session.Find(ctx, s.paris, slice.Namespace, user, &offloadingv1beta1.Quota{})
 		if err != nil {
 			return err
 		}
@@ -505,25 +504,23 @@ func (p *played) answers(ctx context.Context) error {
 			want.Cordoned = ptr.To(true)
 		}
 		switch {
-		case !found:
-			quota.ObjectMeta = metav1.ObjectMeta{Namespace: slice.Namespace, Name: user}
+		case quota == nil:
+			err = s.paris.Create(ctx, &offloadingv1beta1.Quota{ObjectMeta: metav1.ObjectMeta{Namespace: slice.Namespace, Name: user}, Spec: want})
+		case !session.Equal(quota.Spec.Resources, want.Resources) || ptr.Deref(quota.Spec.Cordoned, false) != ptr.Deref(want.Cordoned, false):
 			quota.Spec = want
-			err = p.paris.Create(ctx, quota)
-		case !same(quota.Spec.Resources, want.Resources) || ptr.Deref(quota.Spec.Cordoned, false) != ptr.Deref(want.Cordoned, false):
-			quota.Spec = want
-			err = p.paris.Update(ctx, quota)
+			err = s.paris.Update(ctx, quota)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	quotas, err := all[offloadingv1beta1.QuotaList](ctx, p.paris)
+	quotas, err := all[offloadingv1beta1.QuotaList](ctx, s.paris)
 	if err != nil {
 		return err
 	}
 	for i := range quotas.Items {
 		if !users[quotas.Items[i].Name] {
-			if err := p.paris.Delete(ctx, &quotas.Items[i]); err != nil {
+			if err := s.paris.Delete(ctx, &quotas.Items[i]); err != nil {
 				return err
 			}
 		}
@@ -531,23 +528,23 @@ func (p *played) answers(ctx context.Context) error {
 	return nil
 }
 
-// namespaceMaps make and end namespaces at the provider.
-func (p *played) namespaceMaps(ctx context.Context) error {
-	list, err := all[offloadingv1beta1.NamespaceMapList](ctx, p.paris)
+// namespaceMaps create and delete namespaces at the provider.
+func (s *simulation) namespaceMaps(ctx context.Context) error {
+	list, err := all[offloadingv1beta1.NamespaceMapList](ctx, s.paris)
 	if err != nil {
 		return err
 	}
 	for i := range list.Items {
 		nm := &list.Items[i]
-		if nm.DeletionTimestamp.IsZero() && !controllerutil.ContainsFinalizer(nm, playedMapFinalizer) {
-			return change(ctx, p.paris, nm, func(m *offloadingv1beta1.NamespaceMap) { controllerutil.AddFinalizer(m, playedMapFinalizer) })
+		if nm.DeletionTimestamp.IsZero() && !controllerutil.ContainsFinalizer(nm, mapFinalizer) {
+			return change(ctx, s.paris, nm, func(m *offloadingv1beta1.NamespaceMap) { controllerutil.AddFinalizer(m, mapFinalizer) })
 		}
 		current := map[string]offloadingv1beta1.RemoteNamespaceStatus{}
 		for local, remote := range nm.Spec.DesiredMapping {
 			if !nm.DeletionTimestamp.IsZero() {
 				break
 			}
-			if err := p.paris.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: remote, Labels: map[string]string{consts.RemoteClusterID: "rome"}}}); err != nil && !apierrors.IsAlreadyExists(err) {
+			if err := s.paris.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: remote, Labels: map[string]string{consts.RemoteClusterID: "rome"}}}); err != nil && !apierrors.IsAlreadyExists(err) {
 				return err
 			}
 			current[local] = offloadingv1beta1.RemoteNamespaceStatus{RemoteNamespace: remote, Phase: offloadingv1beta1.MappingAccepted}
@@ -556,12 +553,12 @@ func (p *played) namespaceMaps(ctx context.Context) error {
 			if _, ok := current[local]; ok {
 				continue
 			}
-			namespace, found, err := get(ctx, p.paris, "", status.RemoteNamespace, &corev1.Namespace{})
+			namespace, err := session.Find(ctx, s.paris, "", status.RemoteNamespace, &corev1.Namespace{})
 			if err != nil {
 				return err
 			}
-			if found {
-				if err := remove(ctx, p.paris, namespace); err != nil {
+			if namespace != nil {
+				if err := session.Delete(ctx, s.paris, namespace); err != nil {
 					return err
 				}
 				current[local] = offloadingv1beta1.RemoteNamespaceStatus{RemoteNamespace: status.RemoteNamespace, Phase: offloadingv1beta1.MappingTerminating}
@@ -569,12 +566,12 @@ func (p *played) namespaceMaps(ctx context.Context) error {
 		}
 		if !maps.Equal(current, nm.Status.CurrentMapping) {
 			nm.Status.CurrentMapping = current
-			if err := p.paris.Status().Update(ctx, nm); err != nil {
+			if err := s.paris.Status().Update(ctx, nm); err != nil {
 				return err
 			}
 		}
 		if !nm.DeletionTimestamp.IsZero() && len(current) == 0 {
-			if err := finalize(ctx, p.paris, nm, playedMapFinalizer); err != nil {
+			if err := finalize(ctx, s.paris, nm, mapFinalizer); err != nil {
 				return err
 			}
 		}
@@ -582,8 +579,8 @@ func (p *played) namespaceMaps(ctx context.Context) error {
 	return nil
 }
 
-// namespaces that are going go once nothing with a finalizer is left in them.
-func (p *played) namespaces(ctx context.Context, c client.Client) error {
+// namespaces that are being deleted are emptied and finalized.
+func (s *simulation) namespaces(ctx context.Context, c client.Client) error {
 	list, err := all[corev1.NamespaceList](ctx, c)
 	if err != nil {
 		return err

@@ -1,0 +1,228 @@
+package direct
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/contract"
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
+)
+
+const virtualNodeNamespace = "spillway-virtual-nodes"
+
+var paris = peering.Peer{ClusterID: "paris"}
+
+// environment is two clusters with API servers of their own: rome is the consumer,
+// paris the provider.
+type environment struct {
+	t                       *testing.T
+	rome, paris             client.Client
+	romeConfig, parisConfig *rest.Config
+	simulated               *simulation
+	options                 Options
+	clock                   *adjustableClock
+
+	disconnected, dropEverySecond, holdsNot atomic.Bool
+	sent                                    atomic.Int64
+	handling                                sync.WaitGroup
+
+	mu       sync.Mutex
+	driver   *Driver
+	provider *Provider
+}
+
+var _ contract.Environment = (*environment)(nil)
+
+func (e *environment) Consumer() string              { return "rome" }
+func (e *environment) Provider() peering.Peer        { return paris }
+func (e *environment) DropEverySecond(drop bool)     { e.dropEverySecond.Store(drop) }
+func (e *environment) Disconnect(disconnect bool)    { e.disconnected.Store(disconnect) }
+func (e *environment) ConsumerClient() client.Client { return e.rome }
+func (e *environment) Namespaces() [2]string         { return [2]string{"shop", "tools"} }
+
+func (e *environment) Driver() peering.Driver         { d, _ := e.sides(); return d }
+func (e *environment) ProviderSide() peering.Provider { _, p := e.sides(); return p }
+
+func (e *environment) sides() (*Driver, *Provider) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.driver, e.provider
+}
+
+// Send relays a message and its reply, or loses them.
+func (e *environment) Send(ctx context.Context, peer peering.Peer, raw []byte) error {
+	n := e.sent.Add(1)
+	if e.disconnected.Load() || e.dropEverySecond.Load() && n%2 == 1 {
+		return nil
+	}
+	e.handling.Go(func() {
+		reply, err := e.ProviderSide().Handle(context.WithoutCancel(ctx), peering.Peer{ClusterID: "rome", Holds: !e.holdsNot.Load()}, raw)
+		if err != nil {
+			e.t.Logf("handling a message: %v", err)
+		}
+		if reply != nil {
+			e.receive(reply)
+		}
+	})
+	return nil
+}
+
+// receive delivers a message of paris to rome.
+func (e *environment) receive(raw []byte) {
+	driver, _ := e.sides()
+	driver.Receive("paris", raw)
+}
+
+func (e *environment) Restart() {
+	e.t.Helper()
+	e.handling.Wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	options := e.options
+	var err error
+	options.Client, options.ClusterID = e.rome, "rome"
+	e.driver, err = NewDriver(options)
+	expect.NoError(e.t, err)
+	options.Client, options.ClusterID = e.paris, "paris"
+	e.provider, err = NewProvider(options)
+	expect.NoError(e.t, err)
+}
+
+func (e *environment) ExpectNothingLeft() {
+	e.t.Helper()
+	for cluster, c := range map[string]client.Client{"rome": e.rome, "paris": e.paris} {
+		left, err := managedObjects(e.t.Context(), c)
+		expect.NoError(e.t, err)
+		if len(left) > 0 {
+			e.t.Errorf("left in %s: %s", cluster, strings.Join(left, ", "))
+		}
+	}
+}
+
+func newClient(t testing.TB, config *rest.Config) client.Client {
+	t.Helper()
+	c, err := client.New(config, client.Options{Scheme: clientgoscheme.Scheme})
+	expect.NoError(t, err)
+	return c
+}
+
+func newEnvironment(t *testing.T) *environment {
+	e := &environment{t: t, clock: &adjustableClock{}, romeConfig: controlplane.StartBare(t), parisConfig: controlplane.StartBare(t)}
+	e.rome, e.paris = newClient(t, e.romeConfig), newClient(t, e.parisConfig)
+	e.options = Options{
+		Options: session.Options{
+			Messenger: e, Clock: e.clock, Log: testr.New(t), ServiceAccount: types.NamespacedName{Namespace: "spillway-system", Name: "spillway-agent"},
+			ResendAfter: 100 * time.Millisecond, UnreachableAfter: 10 * time.Second,
+		},
+		VirtualNodeNamespace: virtualNodeNamespace, AgentRole: "spillway-agent-guests", StaleAfter: 10 * time.Second,
+		Endpoint: e.parisConfig.Host, CA: func() ([]byte, error) { return e.parisConfig.CAData, nil },
+		AllowEgressTo: []string{"10.0.0.0/8"},
+	}
+	e.Restart()
+	for _, name := range []string{"shop", "tools", virtualNodeNamespace} {
+		e.create(e.rome, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	e.simulated = &simulation{t: t, rome: e.rome, paris: e.paris}
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { e.simulated.run(ctx) })
+	t.Cleanup(func() { stop(); running.Wait(); e.handling.Wait() })
+	return e
+}
+
+func (e *environment) create(c client.Client, object client.Object) {
+	e.t.Helper()
+	expect.NoError(e.t, c.Create(e.t.Context(), object))
+}
+
+// until repeats a step until its progress has the reason.
+func (e *environment) until(reason string, step func() (peering.Progress, error)) (progress peering.Progress) {
+	e.t.Helper()
+	expect.Eventually(e.t, reason, func() (bool, string) {
+		var err error
+		if progress, err = step(); err != nil {
+			return false, err.Error()
+		}
+		return progress.Reason == reason, progress.Reason + ": " + progress.Message
+	})
+	return progress
+}
+
+func (e *environment) peering() (peering.Progress, error) {
+	return e.Driver().EnsurePeering(e.t.Context(), paris)
+}
+
+func (e *environment) capacity(capacity peering.Capacity) func() (peering.Progress, error) {
+	return func() (peering.Progress, error) { return e.Driver().EnsureCapacity(e.t.Context(), paris, capacity) }
+}
+
+func (e *environment) teardown() (peering.Progress, error) {
+	return e.Driver().Teardown(e.t.Context(), paris)
+}
+
+func (e *environment) grant(total corev1.ResourceList, pods int32) {
+	e.t.Helper()
+	expect.Eventually(e.t, "the grant", func() (bool, string) {
+		progress, err := e.ProviderSide().EnsureGrant(e.t.Context(), "rome", total, pods)
+		expect.NoError(e.t, err)
+		return progress.Done, progress.Message
+	})
+}
+
+// stored is the peering as virtual-node reads it.
+func (e *environment) stored() nodeconfig.Config {
+	e.t.Helper()
+	var secret corev1.Secret
+	expect.NoError(e.t, e.rome.Get(e.t.Context(), client.ObjectKey{Namespace: virtualNodeNamespace, Name: nodeconfig.SecretName("paris")}, &secret))
+	config, err := nodeconfig.FromSecret(&secret)
+	expect.NoError(e.t, err)
+	return config
+}
+
+// as is a client of the provider with a peering's token.
+func (e *environment) as(connection nodeconfig.Connection) client.Client {
+	e.t.Helper()
+	return newClient(e.t, &rest.Config{Host: connection.Endpoint, BearerToken: connection.Token, TLSClientConfig: rest.TLSClientConfig{CAData: connection.CA}})
+}
+
+// adjustableClock is the real clock with an offset.
+type adjustableClock struct {
+	mu     sync.Mutex
+	offset time.Duration
+}
+
+func (c *adjustableClock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Now().Add(c.offset)
+}
+
+func (c *adjustableClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+func (c *adjustableClock) advance(by time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.offset += by
+}
+
+// TestContract runs the contract of all drivers on two real API servers.
+func TestContract(t *testing.T) {
+	t.Parallel()
+	contract.Test(t, newEnvironment(t))
+}

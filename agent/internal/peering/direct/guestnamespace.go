@@ -1,0 +1,272 @@
+package direct
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// guestLabels are those of everything made for a consumer.
+func guestLabels(consumer string) map[string]string {
+	return map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelGuestsOf: consumer}
+}
+
+// podSecurity holds guests to the Pod Security Standard "baseline".
+var podSecurity = map[string]string{
+	"pod-security.kubernetes.io/enforce": "baseline",
+	"pod-security.kubernetes.io/audit":   "baseline",
+	"pod-security.kubernetes.io/warn":    "baseline",
+}
+
+// readNamespace reads the namespace for a consumer's guests, nil if it does not
+// exist.
+func (p *Provider) readNamespace(ctx context.Context, consumer string) (*corev1.Namespace, error) {
+	name := broker.GuestNamespace(consumer)
+	namespace, err := session.Find(ctx, p.Client, "", name, &corev1.Namespace{})
+	if err != nil {
+		return nil, fmt.Errorf("reading namespace %s: %w", name, err)
+	}
+	return namespace, nil
+}
+
+// isGuestNamespace reports whether a namespace is the one that Spillway made for a
+// consumer's guests.
+func isGuestNamespace(namespace *corev1.Namespace, consumer string) bool {
+	return session.IsManaged(namespace) && consumer != "" && namespace.Labels[broker.LabelGuestsOf] == consumer && namespace.Name == broker.GuestNamespace(consumer)
+}
+
+// ensureNamespace creates or corrects the namespace for a consumer's guests. The
+// message is a Refusal if the namespace cannot be used.
+func (p *Provider) ensureNamespace(ctx context.Context, consumer string, number int64) (*corev1.Namespace, *message, error) {
+	namespace, err := p.readNamespace(ctx, consumer)
+	if err != nil {
+		return nil, nil, err
+	}
+	if namespace == nil {
+		namespace = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+			Name: broker.GuestNamespace(consumer), Labels: guestLabels(consumer),
+			Annotations: map[string]string{annotationSession: session.FormatNumber(number)},
+		}}
+		maps.Copy(namespace.Labels, podSecurity)
+		if err := p.Client.Create(ctx, namespace); err != nil {
+			return nil, nil, fmt.Errorf("creating namespace %s: %w", namespace.Name, err)
+		}
+		return namespace, nil, nil
+	}
+	switch {
+	case !isGuestNamespace(namespace, consumer):
+		refusal, err := refuse("NamespaceTaken", "namespace "+namespace.Name+" already exists there and is not managed by Spillway")
+		return nil, refusal, err
+	case !namespace.DeletionTimestamp.IsZero():
+		refusal, err := refuse(session.ReasonTerminating, "the previous peering is still being removed")
+		return nil, refusal, err
+	}
+	before := namespace.DeepCopy()
+	maps.Copy(namespace.Labels, podSecurity)
+	// With this label the namespace's guests would overflow to a third cluster.
+	delete(namespace.Labels, broker.LabelOverflow)
+	metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, annotationSession, session.FormatNumber(number))
+	if !equality.Semantic.DeepEqual(before, namespace) {
+		if err := p.Client.Patch(ctx, namespace, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+			return nil, nil, fmt.Errorf("updating namespace %s: %w", namespace.Name, err)
+		}
+	}
+	return namespace, nil, nil
+}
+
+// ensureAgentAccess gives this agent its permissions in a namespace for guests.
+func (p *Provider) ensureAgentAccess(ctx context.Context, namespace *corev1.Namespace) error {
+	if p.AgentRole == "" {
+		return nil
+	}
+	binding := &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: "spillway-agent", Labels: guestLabels(namespace.Labels[broker.LabelGuestsOf])},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: p.AgentRole},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: p.ServiceAccount.Namespace, Name: p.ServiceAccount.Name}},
+	}
+	if err := p.Client.Create(ctx, binding); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("binding role %s in namespace %s: %w", p.AgentRole, namespace.Name, err)
+	}
+	return nil
+}
+
+// baseSources and sourcesPerPod bound how many ConfigMaps, and how many Secrets, a
+// consumer may keep for its guests.
+const baseSources, sourcesPerPod = 20, 20
+
+// hardLimits is a consumer's total as the hard limits of a quota. CPU, memory and
+// ephemeral storage are always listed, other resources only if granted: the
+// chart's policy spillway-guest-pods rejects every resource that the quota does
+// not list, including those that the cluster gets later. ConfigMaps and Secrets of
+// guests take up the provider's etcd, so their number is bounded per pod.
+func hardLimits(total corev1.ResourceList) corev1.ResourceList {
+	hard := corev1.ResourceList{}
+	for _, name := range []corev1.ResourceName{"count/configmaps", "count/secrets"} {
+		hard[name] = *resource.NewQuantity(baseSources+sourcesPerPod*total.Pods().Value(), resource.DecimalSI)
+	}
+	for _, name := range []corev1.ResourceName{corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage} {
+		hard[name] = resource.Quantity{Format: resource.DecimalSI}
+	}
+	for name, amount := range total {
+		if name != corev1.ResourcePods {
+			name = corev1.DefaultResourceRequestsPrefix + name
+		}
+		hard[name] = amount.DeepCopy()
+	}
+	return hard
+}
+
+// identical reports whether two lists name the same resources with equal amounts.
+func identical(a, b corev1.ResourceList) bool { return len(a) == len(b) && session.Equal(a, b) }
+
+// ensureQuotaOrWait is ensureQuota, waiting while this agent has no permissions in
+// the namespace yet. No guest can start in it before that.
+func (p *Provider) ensureQuotaOrWait(ctx context.Context, consumer string) (peering.Progress, error) {
+	progress, err := p.ensureQuota(ctx, consumer)
+	if apierrors.IsForbidden(err) {
+		return peering.Waiting("AccessPending", "waiting for this agent's permissions in namespace "+broker.GuestNamespace(consumer)), nil
+	}
+	return progress, err
+}
+
+// ensureQuota limits a consumer's guests to its total. It is done when the status
+// shows the limits, because the API server enforces those.
+func (p *Provider) ensureQuota(ctx context.Context, consumer string) (peering.Progress, error) {
+	var progress peering.Progress
+	namespace := broker.GuestNamespace(consumer)
+	conflict := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+	err := retry.OnError(retry.DefaultBackoff, conflict, func() error {
+		quota, err := session.Find(ctx, p.Client, namespace, quotaName, &corev1.ResourceQuota{})
+		if err != nil {
+			return err
+		}
+		// Read after the quota: whoever sets another total later also writes later,
+		// and a write computed from an older total is then a conflict.
+		total, known := p.grants.Get(consumer)
+		if !known {
+			progress = peering.Waiting("HoldsUnknown", "the holds of "+consumer+" are not known yet")
+			return nil
+		}
+		hard := hardLimits(total)
+		switch {
+		case quota == nil:
+			quota = &corev1.ResourceQuota{
+				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: quotaName, Labels: guestLabels(consumer)},
+				Spec:       corev1.ResourceQuotaSpec{Hard: hard},
+			}
+			err = p.Client.Create(ctx, quota)
+		case !identical(quota.Spec.Hard, hard) || len(quota.Spec.Scopes) > 0 || quota.Spec.ScopeSelector != nil:
+			quota.Spec = corev1.ResourceQuotaSpec{Hard: hard}
+			err = p.Client.Update(ctx, quota)
+		}
+		if err != nil {
+			return err
+		}
+		if !identical(quota.Status.Hard, hard) {
+			progress = peering.Waiting("QuotaPending", "waiting for the quota of namespace "+namespace+" to take effect")
+			return nil
+		}
+		progress = peering.Done("Granted", fmt.Sprintf("granted %s and %d pods", broker.FromList(total), total.Pods().Value()))
+		return nil
+	})
+	if err != nil {
+		return peering.Progress{}, fmt.Errorf("setting the quota of namespace %s: %w", namespace, err)
+	}
+	return progress, nil
+}
+
+// ensureNetworkPolicies denies guests all traffic but that with the networks of the
+// options.
+func (p *Provider) ensureNetworkPolicies(ctx context.Context, namespace *corev1.Namespace) error {
+	both := []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
+	policies := map[string]networkingv1.NetworkPolicySpec{"spillway-deny": {PolicyTypes: both}}
+	allowed := networkingv1.NetworkPolicySpec{}
+	if from := ipBlocks(p.AllowIngressFrom); len(from) > 0 {
+		allowed.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: from}}
+		allowed.PolicyTypes = append(allowed.PolicyTypes, networkingv1.PolicyTypeIngress)
+	}
+	if to := ipBlocks(p.AllowEgressTo); len(to) > 0 {
+		allowed.Egress = []networkingv1.NetworkPolicyEgressRule{{To: to}}
+		allowed.PolicyTypes = append(allowed.PolicyTypes, networkingv1.PolicyTypeEgress)
+	}
+	if len(allowed.PolicyTypes) == 0 {
+		// It may have allowed networks before; now it denies the same as the other.
+		allowed.PolicyTypes = both
+	}
+	policies["spillway-allow"] = allowed
+	for name, spec := range policies {
+		policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: name}}
+		if err := p.ensure(ctx, policy, namespace, func() { policy.Spec = spec }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ensureAccount creates the ServiceAccount of a consumer's tokens.
+func (p *Provider) ensureAccount(ctx context.Context, namespace *corev1.Namespace) error {
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: guestAccount}}
+	return p.ensure(ctx, account, namespace, func() { account.AutomountServiceAccountToken = ptr.To(false) })
+}
+
+// ensureGuestAccess lets that ServiceAccount run pods.
+func (p *Provider) ensureGuestAccess(ctx context.Context, namespace *corev1.Namespace) error {
+	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: guestAccount}}
+	return p.ensure(ctx, binding, namespace, func() {
+		binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: GuestRole}
+		binding.Subjects = []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace.Name, Name: guestAccount}}
+	})
+}
+
+// ensure creates or corrects an object in a namespace for guests.
+func (p *Provider) ensure(ctx context.Context, object client.Object, namespace *corev1.Namespace, mutate func()) error {
+	_, err := controllerutil.CreateOrUpdate(ctx, p.Client, object, func() error {
+		labels := map[string]string{}
+		maps.Copy(labels, object.GetLabels())
+		maps.Copy(labels, guestLabels(namespace.Labels[broker.LabelGuestsOf]))
+		object.SetLabels(labels)
+		mutate()
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("ensuring %T %s/%s: %w", object, namespace.Name, object.GetName(), err)
+	}
+	return nil
+}
+
+func ipBlocks(cidrs []string) []networkingv1.NetworkPolicyPeer {
+	var peers []networkingv1.NetworkPolicyPeer
+	for _, cidr := range cidrs {
+		peers = append(peers, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: cidr}})
+	}
+	return peers
+}
+
+func validateCIDR(cidr string) error {
+	prefix, err := netip.ParsePrefix(strings.TrimSpace(cidr))
+	if err != nil {
+		return fmt.Errorf("%q is not a network such as 10.0.0.0/8: %w", cidr, err)
+	}
+	if prefix.Masked() != prefix {
+		return fmt.Errorf("%q has bits set beyond its prefix length; use %s", cidr, prefix.Masked())
+	}
+	return nil
+}

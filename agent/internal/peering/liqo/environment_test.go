@@ -1,0 +1,274 @@
+package liqo
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	authv1beta1 "github.com/liqotech/liqo/apis/authentication/v1beta1"
+	liqov1beta1 "github.com/liqotech/liqo/apis/core/v1beta1"
+	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
+	"github.com/liqotech/liqo/pkg/consts"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/contract"
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// liqoCRDs is the folder of Liqo's CRDs in the module cache.
+func liqoCRDs(t testing.TB) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/liqotech/liqo").Output()
+	expect.NoError(t, err)
+	return filepath.Join(strings.TrimSpace(string(out)), "deployments/liqo/charts/liqo-crds/crds")
+}
+
+func newClient(t testing.TB, config *rest.Config) client.Client {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	expect.NoError(t, AddToScheme(scheme))
+	c, err := client.New(config, client.Options{Scheme: scheme})
+	expect.NoError(t, err)
+	return c
+}
+
+var paris = peering.Peer{ClusterID: "paris"}
+
+// environment is two clusters with API servers of their own and a simulated Liqo:
+// rome is the consumer, paris the provider.
+type environment struct {
+	t           *testing.T
+	rome, paris client.Client
+	simulated   *simulation
+
+	disconnected, dropEverySecond atomic.Bool
+	sent                          atomic.Int64
+	handling                      sync.WaitGroup
+
+	mu       sync.Mutex
+	driver   *Driver
+	provider *Provider
+}
+
+var _ contract.Environment = (*environment)(nil)
+
+func (e *environment) Consumer() string              { return "rome" }
+func (e *environment) Provider() peering.Peer        { return paris }
+func (e *environment) DropEverySecond(drop bool)     { e.dropEverySecond.Store(drop) }
+func (e *environment) Disconnect(disconnect bool)    { e.disconnected.Store(disconnect) }
+func (e *environment) ConsumerClient() client.Client { return e.rome }
+func (e *environment) Namespaces() [2]string         { return [2]string{"shop", "tools"} }
+
+func (e *environment) Driver() peering.Driver         { d, _ := e.sides(); return d }
+func (e *environment) ProviderSide() peering.Provider { _, p := e.sides(); return p }
+
+func (e *environment) sides() (*Driver, *Provider) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.driver, e.provider
+}
+
+// Send relays a message and its reply, or loses them.
+func (e *environment) Send(ctx context.Context, peer peering.Peer, raw []byte) error {
+	n := e.sent.Add(1)
+	if e.disconnected.Load() || e.dropEverySecond.Load() && n%2 == 1 {
+		return nil
+	}
+	e.handling.Go(func() {
+		reply, err := e.ProviderSide().Handle(context.WithoutCancel(ctx), peering.Peer{ClusterID: "rome", Holds: true}, raw)
+		if err != nil {
+			e.t.Logf("handling a message: %v", err)
+		}
+		if driver, _ := e.sides(); reply != nil {
+			driver.Receive(peer.ClusterID, reply)
+		}
+	})
+	return nil
+}
+
+// start runs both sides with the given options, without any memory.
+func (e *environment) start(consumer, provider Options) {
+	e.t.Helper()
+	e.handling.Wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var err error
+	e.driver, err = NewDriver(consumer)
+	expect.NoError(e.t, err)
+	e.provider, err = NewProvider(provider)
+	expect.NoError(e.t, err)
+}
+
+func (e *environment) Restart() {
+	e.t.Helper()
+	driver, provider := e.sides()
+	e.start(driver.Options, provider.Options)
+}
+
+func newEnvironment(t *testing.T) *environment {
+	crds := liqoCRDs(t)
+	e := &environment{t: t, rome: newClient(t, controlplane.Start(t, crds)), paris: newClient(t, controlplane.Start(t, crds))}
+	consumer := Options{
+		Options: session.Options{
+			Client: e.rome, ClusterID: "rome", Messenger: e, Log: testr.New(t),
+			ServiceAccount: types.NamespacedName{Namespace: "spillway-system", Name: "spillway-agent"},
+			ResendAfter:    100 * time.Millisecond, UnreachableAfter: 5 * time.Second,
+		},
+		PodCIDRs: []string{"10.0.0.0/16", "fd00::/64"}, TenantRole: "spillway-liqo-tenant", StuckAfter: time.Second,
+	}
+	provider := consumer
+	provider.Client, provider.ClusterID = e.paris, "paris"
+	e.start(consumer, provider)
+
+	for _, name := range []string{"liqo", "shop", "tools", "own"} {
+		e.create(e.rome, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	e.create(e.rome, keySecret(t, newEd25519(t)))
+
+	e.simulated = &simulation{t: t, rome: e.rome, paris: e.paris}
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { e.simulated.run(ctx) })
+	t.Cleanup(func() { stop(); running.Wait(); e.handling.Wait() })
+	return e
+}
+
+// watch answers ResourceSlices as the watch of SetupWithManager does.
+func (e *environment) watch() {
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		wait.UntilWithContext(ctx, func(ctx context.Context) {
+			_, provider := e.sides()
+			if _, err := provider.answerSlices(ctx, "rome"); err != nil && ctx.Err() == nil {
+				e.t.Logf("answering resource slices: %v", err)
+			}
+		}, 20*time.Millisecond)
+	})
+	e.t.Cleanup(func() { stop(); running.Wait() })
+}
+
+func (e *environment) create(c client.Client, object client.Object) {
+	e.t.Helper()
+	expect.NoError(e.t, c.Create(e.t.Context(), object))
+}
+
+// until repeats a step until its progress has the reason.
+func (e *environment) until(reason string, step func() (peering.Progress, error)) (progress peering.Progress) {
+	e.t.Helper()
+	expect.Eventually(e.t, reason, func() (bool, string) {
+		var err error
+		if progress, err = step(); err != nil {
+			return false, err.Error()
+		}
+		return progress.Reason == reason, progress.Reason + ": " + progress.Message
+	})
+	return progress
+}
+
+func (e *environment) peering() (peering.Progress, error) {
+	return e.Driver().EnsurePeering(e.t.Context(), paris)
+}
+
+func (e *environment) capacity(reason string, capacity peering.Capacity) {
+	e.t.Helper()
+	e.until(reason, func() (peering.Progress, error) { return e.Driver().EnsureCapacity(e.t.Context(), paris, capacity) })
+}
+
+func (e *environment) grant(pods int32, total corev1.ResourceList) {
+	e.t.Helper()
+	expect.Eventually(e.t, "the grant", func() (bool, string) {
+		progress, err := e.ProviderSide().EnsureGrant(e.t.Context(), "rome", total, pods)
+		expect.NoError(e.t, err)
+		return progress.Done, progress.Message
+	})
+}
+
+func (e *environment) teardown() {
+	e.t.Helper()
+	e.until("Removed", func() (peering.Progress, error) { return e.Driver().Teardown(e.t.Context(), paris) })
+}
+
+func (e *environment) ExpectNothingLeft() {
+	e.t.Helper()
+	e.expectNothingLeft(e.rome, "rome")
+	e.expectNothingLeft(e.paris, "paris")
+}
+
+// expectNothingLeft fails the test if a cluster has anything of a peering.
+func (e *environment) expectNothingLeft(c client.Client, cluster string) {
+	e.t.Helper()
+	var left []string
+	for list, selector := range map[client.ObjectList]client.ListOption{
+		&authv1beta1.IdentityList{}: nil, &authv1beta1.ResourceSliceList{}: nil, &authv1beta1.TenantList{}: nil, &authv1beta1.RenewList{}: nil,
+		&offloadingv1beta1.VirtualNodeList{}: nil, &offloadingv1beta1.NamespaceMapList{}: nil, &offloadingv1beta1.QuotaList{}: nil,
+		&liqov1beta1.ForeignClusterList{}: nil, &corev1.NodeList{}: nil,
+		&corev1.NamespaceList{}:                      client.HasLabels{consts.RemoteClusterID},
+		&corev1.SecretList{}:                         client.HasLabels{consts.RemoteClusterID},
+		&offloadingv1beta1.NamespaceOffloadingList{}: session.Managed,
+	} {
+		options := &client.ListOptions{}
+		if selector != nil {
+			selector.ApplyToList(options)
+		}
+		expect.NoError(e.t, c.List(e.t.Context(), list, options))
+		expect.NoError(e.t, meta.EachListItem(list, func(item runtime.Object) error {
+			left = append(left, fmt.Sprintf("%T %s", item, item.(client.Object).GetName()))
+			return nil
+		}))
+	}
+	if len(left) > 0 {
+		slices.Sort(left)
+		e.t.Errorf("left in %s: %s", cluster, strings.Join(left, ", "))
+	}
+}
+
+// read returns an object that must exist.
+func read[T client.Object](t testing.TB, c client.Client, namespace, name string, into T) T {
+	t.Helper()
+	if err := c.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, into); err != nil {
+		t.Fatalf("%T %s/%s: %v", into, namespace, name, err)
+	}
+	return into
+}
+
+// TestContract runs the contract of all drivers, and then lets both sides meet a
+// cluster with another driver.
+func TestContract(t *testing.T) {
+	t.Parallel()
+	e := newEnvironment(t)
+	e.watch()
+	contract.Test(t, e)
+
+	reply, err := e.ProviderSide().Handle(t.Context(), peering.Peer{ClusterID: "rome", Holds: true}, []byte(`{"driver":"direct","kind":"Hello","session":7,"ask":1}`))
+	if other, ok := session.ReadsOnly(reply); err != nil || !ok || other != "liqo" {
+		t.Errorf("the provider replies %q, %v", reply, err)
+	}
+	e.Disconnect(true)
+	_, err = e.peering()
+	expect.NoError(t, err)
+	driver, _ := e.sides()
+	driver.Receive("paris", session.Unreadable("direct"))
+	progress := e.until("DriverMismatch", e.peering)
+	if !strings.HasPrefix(progress.Message, "provider paris uses driver direct, this cluster uses liqo") {
+		t.Errorf("the consumer reports %q", progress.Message)
+	}
+}

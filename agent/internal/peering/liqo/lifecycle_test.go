@@ -1,0 +1,229 @@
+package liqo
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr/testr"
+	authv1beta1 "github.com/liqotech/liqo/apis/authentication/v1beta1"
+	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
+	"github.com/liqotech/liqo/pkg/consts"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// lifecycle is an environment with the capacities of TestLifecycle.
+type lifecycle struct {
+	*environment
+	half, full corev1.ResourceList
+	// first is the number of the first session.
+	first int64
+}
+
+// TestLifecycle goes from nothing to a virtual node and back, twice, with Liqo
+// simulated on the objects of two real API servers.
+func TestLifecycle(t *testing.T) {
+	t.Parallel()
+	l := &lifecycle{environment: newEnvironment(t), half: expect.Resources("cpu", "500m", "memory", "512Mi"), full: expect.Resources("cpu", "1333m", "memory", "1234567891", "nvidia.com/gpu", "1")}
+	l.peerWithLostMessages()
+	l.watch()
+	l.expectNode()
+	l.growWithinGrant()
+	l.expectFinishedGuestsGranted()
+	l.expectNamespaceConflicts()
+	l.shrink()
+	l.park()
+
+	// Using the parked node, then removing everything that Spillway made.
+	l.grant(2, l.half)
+	l.capacity("Ready", peering.Capacity{Resources: l.half, Pods: 2, Namespaces: []string{"shop"}})
+	l.teardown()
+	l.ExpectNothingLeft()
+	read(t, l.rome, "own", consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
+
+	l.expectLaterSession()
+	l.restartSession()
+	l.teardown()
+	l.ExpectNothingLeft()
+}
+
+// sessionOfRome is the session recorded in the consumer's tenant namespace.
+func (l *lifecycle) sessionOfRome() int64 {
+	l.t.Helper()
+	return session.Number(read(l.t, l.rome, "", "liqo-tenant-paris", &corev1.Namespace{}), annotationSession)
+}
+
+func (l *lifecycle) node() *corev1.Node {
+	l.t.Helper()
+	return read(l.t, l.rome, "", "spillway-paris", &corev1.Node{})
+}
+
+func (l *lifecycle) expectQuota(want corev1.ResourceList, cordoned bool) {
+	l.t.Helper()
+	expect.Eventually(l.t, "the quota", func() (bool, string) {
+		quota := read(l.t, l.paris, "liqo-tenant-rome", userOf("spillway-paris", "rome"), &offloadingv1beta1.Quota{})
+		return session.Equal(quota.Spec.Resources, want) && ptr.Deref(quota.Spec.Cordoned, false) == cordoned, fmt.Sprint(quota.Spec)
+	})
+}
+
+// peerWithLostMessages peers the clusters although every second message is lost.
+func (l *lifecycle) peerWithLostMessages() {
+	l.t.Helper()
+	l.DropEverySecond(true)
+	l.grant(2, l.half)
+	l.until("Peered", l.peering)
+	l.DropEverySecond(false)
+	if sent := l.sent.Load(); sent < 3 {
+		l.t.Errorf("%d messages were enough with every second one lost", sent)
+	}
+	l.first = l.sessionOfRome()
+	if number := session.Number(read(l.t, l.paris, "", "liqo-tenant-rome", &corev1.Namespace{}), annotationProviderSession); number != l.first {
+		l.t.Errorf("rome is in session %d, paris in %d", l.first, number)
+	}
+}
+
+// expectNode checks that the node carries exactly what is granted.
+func (l *lifecycle) expectNode() {
+	l.t.Helper()
+	l.capacity("Ready", peering.Capacity{Resources: l.half, Pods: 2, Namespaces: []string{"shop", "tools"}})
+	node := l.node()
+	if !session.Equal(node.Status.Allocatable, expect.Resources("cpu", "500m", "memory", "512Mi", "pods", "2")) || node.Labels["type"] != "virtual-kubelet" || node.Spec.Unschedulable {
+		l.t.Errorf("the node has %v and labels %v", node.Status.Allocatable, node.Labels)
+	}
+	for _, toleration := range l.Driver().Tolerations("paris") {
+		if !slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return toleration.ToleratesTaint(testr.New(l.t), &taint, false) }) {
+			l.t.Errorf("no taint for toleration %v", toleration)
+		}
+	}
+	l.expectQuota(expect.Resources("cpu", "500m", "memory", "512Mi", "pods", "2"), false)
+	read(l.t, l.paris, "", "shop-rome", &corev1.Namespace{})
+}
+
+// growWithinGrant checks that the node does not grow before the grant.
+func (l *lifecycle) growWithinGrant() {
+	l.t.Helper()
+	l.capacity("GrantInsufficient", peering.Capacity{Resources: l.full, Pods: 3, Namespaces: []string{"shop", "tools"}})
+	if cpu := l.node().Status.Allocatable.Cpu(); cpu.String() != "500m" {
+		l.t.Errorf("the node has more than the grant: cpu %s", cpu)
+	}
+	l.grant(3, l.full)
+	l.capacity("Ready", peering.Capacity{Resources: l.full, Pods: 3, Namespaces: []string{"shop", "tools"}})
+}
+
+// expectFinishedGuestsGranted checks that what finished guests hold of the Quota is
+// granted on top.
+func (l *lifecycle) expectFinishedGuestsGranted() {
+	l.t.Helper()
+	guest := &offloadingv1beta1.ShadowPod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop-rome", Name: "done", Labels: map[string]string{consts.CreatorLabelKey: userOf("spillway-paris", "rome"), labelOrigin: "rome"}},
+		Spec:       offloadingv1beta1.ShadowPodSpec{Pod: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "100m")}}}}},
+	}
+	l.create(l.paris, guest)
+	guest.Status.Phase = corev1.PodSucceeded
+	expect.NoError(l.t, l.paris.Status().Update(l.t.Context(), guest))
+	l.expectQuota(expect.Resources("cpu", "1433m", "memory", "1234567891", "nvidia.com/gpu", "1", "pods", "3"), false)
+	expect.NoError(l.t, l.paris.Delete(l.t.Context(), guest))
+	l.expectQuota(expect.Resources("cpu", "1333m", "memory", "1234567891", "nvidia.com/gpu", "1", "pods", "3"), false)
+}
+
+// expectNamespaceConflicts checks that namespaces that cannot be mapped are reported,
+// and that an owner's NamespaceOffloading is not changed.
+func (l *lifecycle) expectNamespaceConflicts() {
+	l.t.Helper()
+	l.create(l.rome, &offloadingv1beta1.NamespaceOffloading{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "own", Name: consts.DefaultNamespaceOffloadingName},
+		Spec: offloadingv1beta1.NamespaceOffloadingSpec{
+			NamespaceMappingStrategy: offloadingv1beta1.DefaultNameMappingStrategyType,
+			PodOffloadingStrategy:    offloadingv1beta1.RemotePodOffloadingStrategyType,
+			ClusterSelector: corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "elsewhere", Operator: corev1.NodeSelectorOpExists}},
+			}}},
+		},
+	})
+	l.capacity("NamespaceOffloadingConflict", peering.Capacity{Resources: l.full, Pods: 3, Namespaces: []string{"shop", "own"}})
+	long := strings.Repeat("n", 60)
+	l.create(l.rome, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: long}})
+	l.capacity("NamespaceNameTooLong", peering.Capacity{Resources: l.full, Pods: 3, Namespaces: []string{"shop", long}})
+}
+
+// shrink checks that a removed resource is zero and that a namespace that is no
+// longer needed is unmapped.
+func (l *lifecycle) shrink() {
+	l.t.Helper()
+	l.capacity("Ready", peering.Capacity{Resources: l.half, Pods: 1, Namespaces: []string{"shop"}})
+	node := l.node()
+	if gpu := node.Status.Allocatable["nvidia.com/gpu"]; !gpu.IsZero() || node.Status.Allocatable.Pods().Value() != 1 {
+		l.t.Errorf("the node has %v", node.Status.Allocatable)
+	}
+	expect.Eventually(l.t, "namespace tools is unmapped", func() (bool, string) {
+		namespace, err := session.Find(l.t.Context(), l.paris, "", "tools-rome", &corev1.Namespace{})
+		expect.NoError(l.t, err)
+		offloading, err := session.Find(l.t.Context(), l.rome, "tools", consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
+		expect.NoError(l.t, err)
+		return namespace == nil && offloading == nil, fmt.Sprintf("namespace %v, offloading %v", namespace, offloading)
+	})
+}
+
+// park parks the node without any hold; no guest may start.
+func (l *lifecycle) park() {
+	l.t.Helper()
+	l.capacity("Ready", peering.Capacity{})
+	l.grant(0, nil)
+	node := l.node()
+	if !node.Spec.Unschedulable || !session.Equal(node.Status.Allocatable, expect.Resources("cpu", "1m", "memory", "1Mi")) {
+		l.t.Errorf("the node is not parked: unschedulable %t, %v", node.Spec.Unschedulable, node.Status.Allocatable)
+	}
+	l.expectQuota(expect.Resources("cpu", "1m", "memory", "1Mi"), true)
+	peerings, err := l.Driver().Observe(l.t.Context())
+	if err != nil || len(peerings) != 1 || peerings[0].ClusterID != "paris" || !peerings[0].Peered || peerings[0].Node == nil {
+		l.t.Errorf("peerings: %+v, %v", peerings, err)
+	}
+	if consumers, err := l.ProviderSide().Consumers(l.t.Context()); err != nil || !slices.Equal(consumers, []string{"rome"}) {
+		l.t.Errorf("consumers: %v, %v", consumers, err)
+	}
+}
+
+// expectLaterSession checks that messages of the first session do not affect the
+// second.
+func (l *lifecycle) expectLaterSession() {
+	l.t.Helper()
+	l.until("Peered", l.peering)
+	l.capacity("Ready", peering.Capacity{Resources: l.half, Pods: 2, Namespaces: []string{"shop"}})
+	if second := l.sessionOfRome(); second <= l.first {
+		l.t.Errorf("session %d follows %d", second, l.first)
+	}
+	for kind, want := range map[session.Kind]session.Kind{session.Teardown: session.Gone, session.Hello: session.Refusal} {
+		late, err := codec.Encode(&message{Header: session.Header{Kind: kind, Session: l.first}})
+		expect.NoError(l.t, err)
+		reply, err := l.ProviderSide().Handle(l.t.Context(), peering.Peer{ClusterID: "rome", Holds: true}, late)
+		expect.NoError(l.t, err)
+		if m, err := codec.Decode(reply, session.Gone, session.Refusal); err != nil || m.Kind != want || m.Session != l.first {
+			l.t.Errorf("reply to a late %s: %+v, %v", kind, m, err)
+		}
+	}
+	if tenant := read(l.t, l.paris, "liqo-tenant-rome", "rome", &authv1beta1.Tenant{}); !tenant.DeletionTimestamp.IsZero() {
+		l.t.Error("a late message ended a later session")
+	}
+}
+
+// restartSession checks that both sides begin again after the consumer has lost its
+// session.
+func (l *lifecycle) restartSession() {
+	l.t.Helper()
+	second := l.sessionOfRome()
+	expect.NoError(l.t, change(l.t.Context(), l.rome, read(l.t, l.rome, "", "liqo-tenant-paris", &corev1.Namespace{}), func(n *corev1.Namespace) { n.Annotations[annotationSession] = "1" }))
+	expect.NoError(l.t, l.rome.Delete(l.t.Context(), read(l.t, l.rome, "liqo-tenant-paris", "controlplane-paris", &authv1beta1.Identity{})))
+	driver, _ := l.sides()
+	driver.handshake.Forget("paris")
+	l.until("Peered", l.peering)
+	if third := l.sessionOfRome(); third <= second {
+		l.t.Errorf("session %d follows %d", third, second)
+	}
+}

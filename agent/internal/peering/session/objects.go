@@ -1,0 +1,134 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// Find reads an object into "into" and returns it, nil if it does not exist.
+func Find[T client.Object](ctx context.Context, c client.Reader, namespace, name string, into T) (T, error) {
+	if err := c.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, into); err != nil {
+		var none T
+		return none, client.IgnoreNotFound(err)
+	}
+	return into, nil
+}
+
+// Delete deletes exactly the object that was read, by its UID. An object that is
+// gone is no error; one that is being deleted is left alone unless there are
+// options.
+func Delete(ctx context.Context, c client.Client, object client.Object, options ...client.DeleteOption) error {
+	if !object.GetDeletionTimestamp().IsZero() && len(options) == 0 {
+		return nil
+	}
+	uid := object.GetUID()
+	return client.IgnoreNotFound(c.Delete(ctx, object, append(options, client.Preconditions{UID: &uid})...))
+}
+
+// IsManaged reports whether Spillway made an object.
+func IsManaged(object metav1.Object) bool {
+	return object.GetLabels()[broker.LabelManagedBy] == broker.ManagedBySpillway
+}
+
+// Managed selects the objects that Spillway made.
+var Managed = client.MatchingLabels{broker.LabelManagedBy: broker.ManagedBySpillway}
+
+// Node reads the Node for a provider's capacity, nil if it does not exist. The
+// caller checks whose it is.
+func Node(ctx context.Context, c client.Reader, provider string) (*corev1.Node, error) {
+	node, err := Find(ctx, c, "", broker.VirtualNodeName(provider), &corev1.Node{})
+	if err != nil {
+		return nil, fmt.Errorf("reading node %s: %w", broker.VirtualNodeName(provider), err)
+	}
+	return node, nil
+}
+
+// NodeNameTaken is the Progress where another node has the virtual node's name.
+func NodeNameTaken(provider string) peering.Progress {
+	return peering.Waiting("NodeNameTaken", "node "+broker.VirtualNodeName(provider)+" already exists and is not managed by Spillway; rename or delete it")
+}
+
+// Ready is a node's condition Ready, Unknown if it has none.
+func Ready(node *corev1.Node) corev1.NodeCondition {
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			return condition
+		}
+	}
+	return corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}
+}
+
+// ParkedResources is what a parked node shows with every driver, without "pods".
+func ParkedResources() corev1.ResourceList {
+	return corev1.ResourceList{
+		corev1.ResourceCPU:    *resource.NewMilliQuantity(1, resource.DecimalSI),
+		corev1.ResourceMemory: *resource.NewQuantity(1<<20, resource.BinarySI),
+	}
+}
+
+// Equal reports whether two lists have equal amounts, where absent is zero.
+func Equal(a, b corev1.ResourceList) bool {
+	for name, amount := range a {
+		if other := b[name]; amount.Cmp(other) != 0 {
+			return false
+		}
+	}
+	for name, amount := range b {
+		if _, ok := a[name]; !ok && !amount.IsZero() {
+			return false
+		}
+	}
+	return true
+}
+
+// NodePending describes why a provider's node, nil if it does not exist, is not yet
+// Ready with exactly the allocatable resources, cordoned if parked; "" if it is.
+func NodePending(node *corev1.Node, provider string, allocatable corev1.ResourceList, parked bool) string {
+	if node == nil {
+		return "does not exist yet"
+	}
+	tainted := slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
+		return taint.Key == broker.TaintOverflow && taint.Value == provider && taint.Effect == corev1.TaintEffectNoSchedule
+	})
+	ready := Ready(node)
+	switch {
+	case !node.DeletionTimestamp.IsZero():
+		return "is being deleted"
+	case !tainted || node.Labels[broker.LabelProvider] != provider || node.Labels[broker.LabelNodeType] != broker.NodeTypeVirtual:
+		return "does not have Spillway's taint and labels yet"
+	case ready.Status != corev1.ConditionTrue && ready.Message != "":
+		return "is not Ready: " + ready.Message
+	case ready.Status != corev1.ConditionTrue:
+		return "is not Ready yet"
+	case !Equal(node.Status.Allocatable, allocatable):
+		return "does not show the capacity yet"
+	case parked && !node.Spec.Unschedulable:
+		return "is not cordoned yet"
+	case parked:
+		return ""
+	case node.Spec.Unschedulable:
+		return "is still cordoned"
+	}
+	for _, taint := range node.Spec.Taints {
+		if strings.HasPrefix(taint.Key, "node.kubernetes.io/") {
+			return "still has taint " + taint.Key
+		}
+	}
+	return ""
+}
+
+// Toleration is that of the taint that every virtual node of a provider has.
+func Toleration(provider string) corev1.Toleration {
+	return corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: provider, Effect: corev1.TaintEffectNoSchedule}
+}
