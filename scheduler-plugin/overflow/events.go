@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -134,21 +135,5 @@ func (c *demandController) record(uid types.UID, e event) {
 		related = &corev1.ObjectReference{APIVersion: broker.GroupVersion.String(), Kind: "Reservation",
 			Namespace: r.Namespace, Name: r.Name, UID: r.UID, ResourceVersion: r.ResourceVersion}
 	}
-	c.recorder.Eventf(pod, related, e.eventType, e.reason, eventAction, "%s", truncate(e.message))
-}
-
-// maxMessage is the longest message of an event, in bytes; the API server accepts
-// 1024.
-const maxMessage = 1000
-
-// truncate shortens a message to maxMessage, between words.
-func truncate(message string) string {
-	if len(message) <= maxMessage {
-		return message
-	}
-	message = message[:maxMessage-len(" …")]
-	if i := strings.LastIndexByte(message, ' '); i > 0 {
-		message = message[:i]
-	}
-	return message + " …"
+	c.recorder.Eventf(pod, related, e.eventType, e.reason, eventAction, "%s", events.Truncate(e.message))
 }

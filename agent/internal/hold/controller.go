@@ -26,6 +26,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	spillwayevents "github.com/spillway-dev/spillway/broker/events"
 )
 
 // requeueAfter is how soon a step is repeated that waits for something no event
@@ -81,7 +82,7 @@ func (r *Reconciler) Enqueue(consumer string) {
 
 // SetupWithManager adds the controller and the periodic resync of all consumers.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.client, r.live, r.recorder = mgr.GetClient(), mgr.GetAPIReader(), mgr.GetEventRecorder("spillway-agent")
+	r.client, r.live, r.recorder = mgr.GetClient(), mgr.GetAPIReader(), spillwayevents.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
 	err := ctrl.NewControllerManagedBy(mgr).Named("provide").
 		Watches(&broker.ProviderInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 			return requestFor(o.(*broker.ProviderInstruction).Spec.RequesterClusterID)

@@ -1,5 +1,5 @@
 // Package peering is the port through which the agent peers clusters and makes
-// virtual nodes. The drivers behind it (liqo, direct) do not import each other, and
+// virtual nodes. The drivers behind it do not import each other, and
 // the rest of the agent imports no driver.
 //
 // Every method is level-triggered and idempotent: it takes the next step that is

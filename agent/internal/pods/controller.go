@@ -22,6 +22,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	spillwayevents "github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -65,7 +66,7 @@ func New(nodes *virtualnode.Reconciler, driver peering.Driver, options Options) 
 
 // SetupWithManager adds both controllers. They use an index that virtualnode adds.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.client, r.recorder = mgr.GetClient(), mgr.GetEventRecorder("spillway-agent")
+	r.client, r.recorder = mgr.GetClient(), spillwayevents.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
 	byReservation := ctrl.NewControllerManagedBy(mgr).Named("reservation-pods").
 		Watches(&broker.Reservation{}, &handler.EnqueueRequestForObject{}).
 		Watches(&broker.ReservationInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {

@@ -28,6 +28,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	spillwayevents "github.com/spillway-dev/spillway/broker/events"
 )
 
 // Options of a Reconciler. All fields but Clock are required.
@@ -87,7 +88,7 @@ func New(driver peering.Driver, options Options) *Reconciler {
 
 // SetupWithManager adds the controller and the indexes that it needs.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.client, r.live, r.recorder = mgr.GetClient(), mgr.GetAPIReader(), mgr.GetEventRecorder("spillway-agent")
+	r.client, r.live, r.recorder = mgr.GetClient(), mgr.GetAPIReader(), spillwayevents.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
 	indexer := mgr.GetFieldIndexer()
 	err := errors.Join(
 		indexer.IndexField(context.Background(), &corev1.Pod{}, IndexNode, func(o client.Object) []string {

@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	spillwayevents "github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/virtual-node/internal/node"
 	"github.com/spillway-dev/spillway/virtual-node/internal/translate"
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
@@ -77,7 +78,7 @@ type Controller struct {
 
 // New returns a controller without virtual nodes.
 func New(o Options) *Controller {
-	o.Recorder = truncatingRecorder{o.Recorder}
+	o.Recorder = spillwayevents.NewRecorder(o.Recorder)
 	return &Controller{Options: o, queue: make(chan event.GenericEvent, 64), nodes: map[string]*virtualNode{}}
 }
 

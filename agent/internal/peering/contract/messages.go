@@ -52,7 +52,7 @@ func FuzzMessages[M session.Message](f *testing.F, codec *session.Codec[M], samp
 		kinds = append(kinds, kind)
 	}
 	f.Add([]byte(`{"kind":"Hello","session":1e3}`))
-	f.Add(session.Unreadable("liqo"))
+	f.Add(session.Unreadable("other"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		m, err := codec.Decode(raw, kinds...)
 		if err != nil {

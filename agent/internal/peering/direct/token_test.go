@@ -151,14 +151,14 @@ func TestDriverMismatch(t *testing.T) {
 	e.Disconnect(true)
 	_, err = e.peering()
 	expect.NoError(t, err)
-	e.receive(session.Unreadable("liqo"))
+	e.receive(session.Unreadable("other"))
 	progress := e.until("DriverMismatch", e.peering)
-	if !strings.HasPrefix(progress.Message, "provider paris uses driver liqo, this cluster uses direct") {
+	if !strings.HasPrefix(progress.Message, "provider paris uses driver other, this cluster uses direct") {
 		t.Errorf("the consumer reports %q", progress.Message)
 	}
 	e.until("Removed", func() (peering.Progress, error) {
 		progress, err := e.teardown()
-		e.receive(session.Unreadable("liqo"))
+		e.receive(session.Unreadable("other"))
 		return progress, err
 	})
 	e.ExpectNothingLeft()

@@ -174,7 +174,7 @@ func (d *Driver) Observe(context.Context) ([]peering.Observed, error) {
 
 // Tolerations implements peering.Driver.
 func (d *Driver) Tolerations(string) []corev1.Toleration {
-	return []corev1.Toleration{{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}}
+	return []corev1.Toleration{{Key: "driver.example.com/not-allowed", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}}
 }
 
 // Provider is a peering.Provider.

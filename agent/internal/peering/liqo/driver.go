@@ -73,7 +73,7 @@ func (d *Driver) EnsurePeering(ctx context.Context, peer peering.Peer) (peering.
 		return peering.Progress{}, fmt.Errorf("reading the identity for %s: %w", provider, err)
 	case identity == nil:
 		if _, ended := d.handshake.Exchange(provider).Sent[session.Teardown]; ended {
-			// The provider was told that this session is over.
+			// The provider has received the end of this session.
 			if err := d.nextSession(ctx, provider, namespace, 0); err != nil {
 				return peering.Progress{}, err
 			}

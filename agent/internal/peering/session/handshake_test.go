@@ -154,7 +154,7 @@ func TestClient(t *testing.T) {
 	due(true, "without a reply")
 
 	id := client.RequestID("paris")
-	receive(&testMessage{Header: Header{Kind: Grant, Session: 7, RequestID: id + 1}, Token: "told"})
+	receive(&testMessage{Header: Header{Kind: Grant, Session: 7, RequestID: id + 1}, Token: "late"})
 	if _, ok := client.Exchange("paris").Reply(Grant, 7); ok {
 		t.Error("a reply to another request is accepted")
 	}
@@ -178,7 +178,7 @@ func TestClient(t *testing.T) {
 		t.Error("still refused after a Grant")
 	}
 
-	client.Receive("paris", Unreadable("liqo"))
+	client.Receive("paris", Unreadable("other"))
 	if refused := client.Exchange("paris").Refused(7, "paris", "test"); refused == nil || refused.Reason != "DriverMismatch" || !client.Exchange("paris").Removed(7) {
 		t.Errorf("another driver: %+v", refused)
 	}

@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"slices"
 	"unicode/utf8"
+
+	"github.com/spillway-dev/spillway/broker/events"
 )
 
 // Kind of a message.
@@ -69,10 +71,7 @@ func (h *Header) Head() *Header { return h }
 
 // Refuse is the Header of a Refusal; text is truncated to what a message carries.
 func Refuse(reason, text string) Header {
-	for len(text) > maxText || !utf8.ValidString(text) {
-		text = text[:min(len(text)-1, maxText)]
-	}
-	return Header{Kind: Refusal, Reason: reason, Text: text}
+	return Header{Kind: Refusal, Reason: reason, Text: events.TruncateTo(text, maxText)}
 }
 
 // transient reports whether a Refusal's reason passes without anybody's action.
