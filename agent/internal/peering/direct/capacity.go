@@ -23,7 +23,7 @@ const (
 	nodeTimeout = 5 * time.Second
 )
 
-// configCapacity is what virtual-node's configuration says for a capacity.
+// configCapacity is a capacity as it is configured for virtual-node.
 func configCapacity(capacity peering.Capacity) nodeconfig.Capacity {
 	resources, pods := corev1.ResourceList{}, int64(capacity.Pods)
 	for name, amount := range capacity.Resources {

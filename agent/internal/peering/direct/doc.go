@@ -23,6 +23,6 @@
 // (record.go has their states), the provider from its namespaces. Objects that
 // Spillway did not make are reported and never changed.
 //
-// Clocks of two clusters are never compared: a grant says for how many seconds
-// its token is valid, and the consumer counts them with its own clock.
+// Clocks of two clusters are never compared: a Grant has the
+// token's lifetime in seconds, which the consumer counts with its own clock.
 package direct

@@ -51,9 +51,9 @@ func NewDriver(options Options) (*Driver, error) {
 // Receive implements peering.Receiver.
 func (d *Driver) Receive(provider string, raw []byte) { d.handshake.Receive(provider, raw) }
 
-// forget drops what is kept in memory for a provider's peering.
-func (d *Driver) forget(provider string) {
-	d.handshake.Forget(provider)
+// resetMemory drops what is kept in memory for a provider's peering.
+func (d *Driver) resetMemory(provider string) {
+	d.handshake.Reset(provider)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.leases, broker.VirtualNodeName(provider))
@@ -85,7 +85,7 @@ func (d *Driver) ensurePeering(ctx context.Context, peer peering.Peer) (*record,
 	}
 	if r == nil {
 		r = &record{Config: nodeconfig.Config{Provider: provider}, state: statePending, session: session.FirstNumber(d.Clock.Now())}
-		d.forget(provider)
+		d.resetMemory(provider)
 		if err := d.store(ctx, r); err != nil {
 			return nil, peering.Progress{}, err
 		}
@@ -116,7 +116,7 @@ func (d *Driver) ensureToken(ctx context.Context, peer peering.Peer, r *record) 
 	}
 	switch {
 	case state == tokenRenewable && err != nil:
-		// The old token is valid for as long again, so the peering stands.
+		// The old token is valid for as long again, so the peering remains.
 		d.Log.Error(err, "Cannot renew a token; the old one is still valid", "provider", provider, "expires", r.expires)
 		return peered, nil
 	case state == tokenRenewable && refused != nil:
@@ -135,7 +135,7 @@ func (d *Driver) ensureToken(ctx context.Context, peer peering.Peer, r *record) 
 	return peering.Waiting("ResponsePending", "waiting for provider "+provider+" to respond"), nil
 }
 
-// tokenState is whether a provider has to be asked for a token.
+// tokenState is whether a token has to be requested from a provider.
 type tokenState int
 
 const (
@@ -181,7 +181,7 @@ func (d *Driver) storeReply(ctx context.Context, r *record) error {
 	exchange := d.handshake.Exchange(r.Provider)
 	if refusal, ok := exchange.Reply(session.Refusal, r.session); ok && refusal.Reason == session.ReasonStale {
 		r.session = session.Next(r.session, refusal.Current)
-		d.forget(r.Provider)
+		d.resetMemory(r.Provider)
 		return d.store(ctx, r)
 	}
 	grant, ok := exchange.Reply(session.Grant, r.session)
@@ -194,7 +194,7 @@ func (d *Driver) storeReply(ctx context.Context, r *record) error {
 	if err := d.store(ctx, r); err != nil {
 		return err
 	}
-	d.forget(r.Provider)
+	d.resetMemory(r.Provider)
 	d.Log.Info("Provider granted a token", "provider", r.Provider, "seconds", grant.Seconds, "endpoint", grant.Endpoint)
 	return nil
 }

@@ -1,10 +1,8 @@
 package direct
 
 import (
-	"context"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,82 +24,32 @@ import (
 
 const virtualNodeNamespace = "spillway-virtual-nodes"
 
-var paris = peering.Peer{ClusterID: "paris"}
-
 // environment is two clusters with API servers of their own: rome is the consumer,
 // paris the provider.
 type environment struct {
+	contract.Relay[*Driver, *Provider]
 	t                       *testing.T
 	rome, paris             client.Client
 	romeConfig, parisConfig *rest.Config
 	simulated               *simulation
 	options                 Options
 	clock                   *adjustableClock
-
-	disconnected, dropEverySecond, holdsNot atomic.Bool
-	sent                                    atomic.Int64
-	handling                                sync.WaitGroup
-
-	mu       sync.Mutex
-	driver   *Driver
-	provider *Provider
 }
 
 var _ contract.Environment = (*environment)(nil)
 
-func (e *environment) Consumer() string              { return "rome" }
-func (e *environment) Provider() peering.Peer        { return paris }
-func (e *environment) DropEverySecond(drop bool)     { e.dropEverySecond.Store(drop) }
-func (e *environment) Disconnect(disconnect bool)    { e.disconnected.Store(disconnect) }
 func (e *environment) ConsumerClient() client.Client { return e.rome }
-func (e *environment) Namespaces() [2]string         { return [2]string{"shop", "tools"} }
-
-func (e *environment) Driver() peering.Driver         { d, _ := e.sides(); return d }
-func (e *environment) ProviderSide() peering.Provider { _, p := e.sides(); return p }
-
-func (e *environment) sides() (*Driver, *Provider) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.driver, e.provider
-}
-
-// Send relays a message and its reply, or loses them.
-func (e *environment) Send(ctx context.Context, peer peering.Peer, raw []byte) error {
-	n := e.sent.Add(1)
-	if e.disconnected.Load() || e.dropEverySecond.Load() && n%2 == 1 {
-		return nil
-	}
-	e.handling.Go(func() {
-		reply, err := e.ProviderSide().Handle(context.WithoutCancel(ctx), peering.Peer{ClusterID: "rome", Holds: !e.holdsNot.Load()}, raw)
-		if err != nil {
-			e.t.Logf("handling a message: %v", err)
-		}
-		if reply != nil {
-			e.receive(reply)
-		}
-	})
-	return nil
-}
-
-// receive delivers a message of paris to rome.
-func (e *environment) receive(raw []byte) {
-	driver, _ := e.sides()
-	driver.Receive("paris", raw)
-}
 
 func (e *environment) Restart() {
 	e.t.Helper()
-	e.handling.Wait()
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	options := e.options
-	var err error
 	options.Client, options.ClusterID = e.rome, "rome"
-	e.driver, err = NewDriver(options)
+	driver, err := NewDriver(options)
 	expect.NoError(e.t, err)
 	options.Client, options.ClusterID = e.paris, "paris"
-	e.provider, err = NewProvider(options)
+	provider, err := NewProvider(options)
 	expect.NoError(e.t, err)
+	e.Start(e.t, driver, provider)
 }
 
 func (e *environment) ExpectNothingLeft() {
@@ -139,10 +87,7 @@ func newEnvironment(t *testing.T) *environment {
 		e.create(e.rome, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	e.simulated = &simulation{t: t, rome: e.rome, paris: e.paris}
-	ctx, stop := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() { e.simulated.run(ctx) })
-	t.Cleanup(func() { stop(); running.Wait(); e.handling.Wait() })
+	e.Repeat(t, e.simulated.step)
 	return e
 }
 
@@ -151,29 +96,23 @@ func (e *environment) create(c client.Client, object client.Object) {
 	expect.NoError(e.t, c.Create(e.t.Context(), object))
 }
 
-// until repeats a step until its progress has the reason.
-func (e *environment) until(reason string, step func() (peering.Progress, error)) (progress peering.Progress) {
+func (e *environment) until(reason string, step func() (peering.Progress, error)) peering.Progress {
 	e.t.Helper()
-	expect.Eventually(e.t, reason, func() (bool, string) {
-		var err error
-		if progress, err = step(); err != nil {
-			return false, err.Error()
-		}
-		return progress.Reason == reason, progress.Reason + ": " + progress.Message
-	})
-	return progress
+	return contract.Until(e.t, reason, step)
 }
 
 func (e *environment) peering() (peering.Progress, error) {
-	return e.Driver().EnsurePeering(e.t.Context(), paris)
+	return e.Driver().EnsurePeering(e.t.Context(), contract.Paris)
 }
 
 func (e *environment) capacity(capacity peering.Capacity) func() (peering.Progress, error) {
-	return func() (peering.Progress, error) { return e.Driver().EnsureCapacity(e.t.Context(), paris, capacity) }
+	return func() (peering.Progress, error) {
+		return e.Driver().EnsureCapacity(e.t.Context(), contract.Paris, capacity)
+	}
 }
 
 func (e *environment) teardown() (peering.Progress, error) {
-	return e.Driver().Teardown(e.t.Context(), paris)
+	return e.Driver().Teardown(e.t.Context(), contract.Paris)
 }
 
 func (e *environment) grant(total corev1.ResourceList, pods int32) {

@@ -158,8 +158,8 @@ func (p *Provider) ensureQuota(ctx context.Context, consumer string) (peering.Pr
 		if err != nil {
 			return err
 		}
-		// Read after the quota: whoever sets another total later also writes later,
-		// and a write computed from an older total is then a conflict.
+		// Read after the quota: a total that is set later is also written later, and a
+		// write computed from the older total is then a conflict.
 		total, known := p.grants.Get(consumer)
 		if !known {
 			progress = peering.Waiting("HoldsUnknown", "the holds of "+consumer+" are not known yet")

@@ -70,7 +70,7 @@ func isRecord(secret *corev1.Secret) bool {
 }
 
 // parse reads a record from its Secret. Content that cannot be decoded counts as
-// not granted, so that the provider is asked again.
+// not granted, so that a token is requested again.
 func parse(secret *corev1.Secret) *record {
 	r := &record{secret: secret, state: secret.Labels[nodeconfig.LabelComponent], session: session.Number(secret, annotationSession)}
 	active := secret.DeepCopy()

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -17,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -45,16 +43,14 @@ func (s *simulation) set(change func(*simulation)) {
 	change(s)
 }
 
-// run simulates until ctx ends.
-func (s *simulation) run(ctx context.Context) {
-	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		for what, step := range map[string]func(context.Context) error{"virtual-node": s.virtualNode, "quotas": s.quotas, "namespaces": s.namespaces} {
-			err := step(ctx)
-			if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsAlreadyExists(err) {
-				s.t.Logf("simulating %s: %v", what, err)
-			}
+// step simulates one round; conflicts are retried in the next.
+func (s *simulation) step(ctx context.Context) {
+	for what, step := range map[string]func(context.Context) error{"virtual-node": s.virtualNode, "quotas": s.quotas, "namespaces": s.namespaces} {
+		err := step(ctx)
+		if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsAlreadyExists(err) {
+			s.t.Logf("simulating %s: %v", what, err)
 		}
-	}, 20*time.Millisecond)
+	}
 }
 
 // virtualNode keeps a Node for each Secret that it can see.

@@ -53,7 +53,7 @@ func (d *Driver) Teardown(ctx context.Context, peer peering.Peer) (progress peer
 	}
 	switch {
 	case r == nil && node == nil:
-		d.forget(provider)
+		d.resetMemory(provider)
 		return removed(provider), nil
 	case r != nil && r.state == statePending:
 		return d.endSession(ctx, peer, r) // virtual-node never saw it
@@ -151,7 +151,7 @@ func (d *Driver) endSession(ctx context.Context, peer peering.Peer, r *record) (
 	if err := session.Delete(ctx, d.Client, r.secret); err != nil {
 		return peering.Progress{}, fmt.Errorf("deleting Secret %s/%s: %w", r.secret.Namespace, r.secret.Name, err)
 	}
-	d.forget(provider)
+	d.resetMemory(provider)
 	return removed(provider), nil
 }
 

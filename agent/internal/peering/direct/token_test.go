@@ -29,10 +29,10 @@ func TestRenewal(t *testing.T) {
 		expect.NoError(t, e.rome.List(t.Context(), &found, client.InNamespace(virtualNodeNamespace)))
 		return renewable(found.Items, e.clock.Now())
 	}
-	first, sent := token(), e.sent.Load()
+	first, sent := token(), e.Sent()
 	e.clock.advance(29 * time.Minute)
 	e.until("Ready", parked)
-	if e.sent.Load() != sent || len(due()) > 0 {
+	if e.Sent() != sent || len(due()) > 0 {
 		t.Error("a token was renewed before half of its lifetime")
 	}
 
@@ -58,7 +58,7 @@ func TestRenewal(t *testing.T) {
 	})
 
 	// A refusal changes nothing while the token is valid, and is reported afterwards.
-	e.holdsNot.Store(true)
+	e.SetHolds(false)
 	e.clock.advance(31 * time.Minute)
 	expect.Eventually(t, "the refusal is reported", func() (bool, string) {
 		progress, err := e.peering()
@@ -74,7 +74,7 @@ func TestRenewal(t *testing.T) {
 	if peerings, err := e.Driver().Observe(t.Context()); err != nil || len(peerings) != 1 || peerings[0].Peered {
 		t.Errorf("peerings: %+v, %v", peerings, err)
 	}
-	e.holdsNot.Store(false)
+	e.SetHolds(true)
 	e.until("Peered", e.peering)
 }
 
@@ -98,7 +98,7 @@ func TestReplayedMessages(t *testing.T) {
 	e.grant(expect.Resources("cpu", "1"), 1)
 	e.until("Peered", e.peering)
 	e.until("Ready", e.capacity(peering.Capacity{}))
-	driver, _ := e.sides()
+	driver, _ := e.Sides()
 	r, _, err := driver.load(ctx, "paris")
 	expect.NoError(t, err)
 	number, token := r.session, r.Connection.Token
@@ -118,12 +118,12 @@ func TestReplayedMessages(t *testing.T) {
 	// At the consumer: a Grant that was not requested, and one of an old request.
 	raw, err := codec.Encode(e.handle(session.Header{Kind: session.Hello, Session: number, RequestID: 1}))
 	expect.NoError(t, err)
-	e.receive(raw)
+	e.Reply(raw)
 	e.Disconnect(true)
 	e.clock.advance(31 * time.Minute)
 	e.until("Peered", e.peering) // sends Hello
-	e.receive(raw)
-	e.receive([]byte(`{"driver":"direct","kind":"Grant"`))
+	e.Reply(raw)
+	e.Reply([]byte(`{"driver":"direct","kind":"Grant"`))
 	e.until("Peered", e.peering)
 	if e.stored().Connection.Token != token {
 		t.Error("an old Grant replaced a newer one")
@@ -151,14 +151,14 @@ func TestDriverMismatch(t *testing.T) {
 	e.Disconnect(true)
 	_, err = e.peering()
 	expect.NoError(t, err)
-	e.receive(session.Unreadable("other"))
+	e.Reply(session.Unreadable("other"))
 	progress := e.until("DriverMismatch", e.peering)
 	if !strings.HasPrefix(progress.Message, "provider paris uses driver other, this cluster uses direct") {
 		t.Errorf("the consumer reports %q", progress.Message)
 	}
 	e.until("Removed", func() (peering.Progress, error) {
 		progress, err := e.teardown()
-		e.receive(session.Unreadable("other"))
+		e.Reply(session.Unreadable("other"))
 		return progress, err
 	})
 	e.ExpectNothingLeft()

@@ -61,8 +61,8 @@ func atMost(list, limit corev1.ResourceList) corev1.ResourceList {
 }
 
 // answerPrefix begins the message of a Provider's answer to a request. Answers are
-// replicated asynchronously and may be to an older request; the prefix tells them
-// apart. Both sides compute it, so it must not change.
+// replicated asynchronously and may be to an older request; the prefix identifies
+// the request. Both sides compute it, so it must not change.
 func answerPrefix(requested corev1.ResourceList) string {
 	hash := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(requested)) {

@@ -91,7 +91,7 @@ func (d *Driver) EnsurePeering(ctx context.Context, peer peering.Peer) (peering.
 
 // nextSession replaces a session by one that is later than the provider's.
 func (d *Driver) nextSession(ctx context.Context, provider string, namespace *corev1.Namespace, providers int64) error {
-	d.handshake.Forget(provider)
+	d.handshake.Reset(provider)
 	return setSession(ctx, d.Client, namespace, annotationSession, session.Next(session.Number(namespace, annotationSession), providers))
 }
 
@@ -144,7 +144,7 @@ func (d *Driver) advanceHandshake(ctx context.Context, peer peering.Peer, namesp
 		}
 		return d.advanceHandshake(ctx, peer, namespace)
 	case next.reply.Kind == session.Refusal && next.send != "":
-		d.handshake.Forget(provider)
+		d.handshake.Reset(provider)
 	}
 	if next.send == session.Request {
 		keys, err := session.Find(ctx, d.Client, d.LiqoNamespace, consts.AuthKeysSecretName, &corev1.Secret{})

@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,7 +20,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -50,76 +47,32 @@ func newClient(t testing.TB, config *rest.Config) client.Client {
 	return c
 }
 
-var paris = peering.Peer{ClusterID: "paris"}
-
 // environment is two clusters with API servers of their own and a simulated Liqo:
 // rome is the consumer, paris the provider.
 type environment struct {
+	contract.Relay[*Driver, *Provider]
 	t           *testing.T
 	rome, paris client.Client
 	simulated   *simulation
-
-	disconnected, dropEverySecond atomic.Bool
-	sent                          atomic.Int64
-	handling                      sync.WaitGroup
-
-	mu       sync.Mutex
-	driver   *Driver
-	provider *Provider
 }
 
 var _ contract.Environment = (*environment)(nil)
 
-func (e *environment) Consumer() string              { return "rome" }
-func (e *environment) Provider() peering.Peer        { return paris }
-func (e *environment) DropEverySecond(drop bool)     { e.dropEverySecond.Store(drop) }
-func (e *environment) Disconnect(disconnect bool)    { e.disconnected.Store(disconnect) }
 func (e *environment) ConsumerClient() client.Client { return e.rome }
-func (e *environment) Namespaces() [2]string         { return [2]string{"shop", "tools"} }
-
-func (e *environment) Driver() peering.Driver         { d, _ := e.sides(); return d }
-func (e *environment) ProviderSide() peering.Provider { _, p := e.sides(); return p }
-
-func (e *environment) sides() (*Driver, *Provider) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.driver, e.provider
-}
-
-// Send relays a message and its reply, or loses them.
-func (e *environment) Send(ctx context.Context, peer peering.Peer, raw []byte) error {
-	n := e.sent.Add(1)
-	if e.disconnected.Load() || e.dropEverySecond.Load() && n%2 == 1 {
-		return nil
-	}
-	e.handling.Go(func() {
-		reply, err := e.ProviderSide().Handle(context.WithoutCancel(ctx), peering.Peer{ClusterID: "rome", Holds: true}, raw)
-		if err != nil {
-			e.t.Logf("handling a message: %v", err)
-		}
-		if driver, _ := e.sides(); reply != nil {
-			driver.Receive(peer.ClusterID, reply)
-		}
-	})
-	return nil
-}
 
 // start runs both sides with the given options, without any memory.
 func (e *environment) start(consumer, provider Options) {
 	e.t.Helper()
-	e.handling.Wait()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	var err error
-	e.driver, err = NewDriver(consumer)
+	driver, err := NewDriver(consumer)
 	expect.NoError(e.t, err)
-	e.provider, err = NewProvider(provider)
+	p, err := NewProvider(provider)
 	expect.NoError(e.t, err)
+	e.Start(e.t, driver, p)
 }
 
 func (e *environment) Restart() {
 	e.t.Helper()
-	driver, provider := e.sides()
+	driver, provider := e.Sides()
 	e.start(driver.Options, provider.Options)
 }
 
@@ -144,26 +97,19 @@ func newEnvironment(t *testing.T) *environment {
 	e.create(e.rome, keySecret(t, newEd25519(t)))
 
 	e.simulated = &simulation{t: t, rome: e.rome, paris: e.paris}
-	ctx, stop := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() { e.simulated.run(ctx) })
-	t.Cleanup(func() { stop(); running.Wait(); e.handling.Wait() })
+	e.Repeat(t, e.simulated.step)
 	return e
 }
 
 // watch answers ResourceSlices as the watch of SetupWithManager does.
 func (e *environment) watch() {
-	ctx, stop := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() {
-		wait.UntilWithContext(ctx, func(ctx context.Context) {
-			_, provider := e.sides()
-			if _, err := provider.answerSlices(ctx, "rome"); err != nil && ctx.Err() == nil {
-				e.t.Logf("answering resource slices: %v", err)
-			}
-		}, 20*time.Millisecond)
+	t := e.t
+	e.Repeat(t, func(ctx context.Context) {
+		_, provider := e.Sides()
+		if _, err := provider.answerSlices(ctx, "rome"); err != nil && ctx.Err() == nil {
+			t.Logf("answering resource slices: %v", err)
+		}
 	})
-	e.t.Cleanup(func() { stop(); running.Wait() })
 }
 
 func (e *environment) create(c client.Client, object client.Object) {
@@ -171,26 +117,20 @@ func (e *environment) create(c client.Client, object client.Object) {
 	expect.NoError(e.t, c.Create(e.t.Context(), object))
 }
 
-// until repeats a step until its progress has the reason.
-func (e *environment) until(reason string, step func() (peering.Progress, error)) (progress peering.Progress) {
+func (e *environment) until(reason string, step func() (peering.Progress, error)) peering.Progress {
 	e.t.Helper()
-	expect.Eventually(e.t, reason, func() (bool, string) {
-		var err error
-		if progress, err = step(); err != nil {
-			return false, err.Error()
-		}
-		return progress.Reason == reason, progress.Reason + ": " + progress.Message
-	})
-	return progress
+	return contract.Until(e.t, reason, step)
 }
 
 func (e *environment) peering() (peering.Progress, error) {
-	return e.Driver().EnsurePeering(e.t.Context(), paris)
+	return e.Driver().EnsurePeering(e.t.Context(), contract.Paris)
 }
 
 func (e *environment) capacity(reason string, capacity peering.Capacity) {
 	e.t.Helper()
-	e.until(reason, func() (peering.Progress, error) { return e.Driver().EnsureCapacity(e.t.Context(), paris, capacity) })
+	e.until(reason, func() (peering.Progress, error) {
+		return e.Driver().EnsureCapacity(e.t.Context(), contract.Paris, capacity)
+	})
 }
 
 func (e *environment) grant(pods int32, total corev1.ResourceList) {
@@ -204,7 +144,7 @@ func (e *environment) grant(pods int32, total corev1.ResourceList) {
 
 func (e *environment) teardown() {
 	e.t.Helper()
-	e.until("Removed", func() (peering.Progress, error) { return e.Driver().Teardown(e.t.Context(), paris) })
+	e.until("Removed", func() (peering.Progress, error) { return e.Driver().Teardown(e.t.Context(), contract.Paris) })
 }
 
 func (e *environment) ExpectNothingLeft() {
@@ -265,8 +205,7 @@ func TestContract(t *testing.T) {
 	e.Disconnect(true)
 	_, err = e.peering()
 	expect.NoError(t, err)
-	driver, _ := e.sides()
-	driver.Receive("paris", session.Unreadable("direct"))
+	e.Reply(session.Unreadable("direct"))
 	progress := e.until("DriverMismatch", e.peering)
 	if !strings.HasPrefix(progress.Message, "provider paris uses driver direct, this cluster uses liqo") {
 		t.Errorf("the consumer reports %q", progress.Message)

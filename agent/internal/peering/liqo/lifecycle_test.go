@@ -80,7 +80,7 @@ func (l *lifecycle) peerWithLostMessages() {
 	l.grant(2, l.half)
 	l.until("Peered", l.peering)
 	l.DropEverySecond(false)
-	if sent := l.sent.Load(); sent < 3 {
+	if sent := l.Sent(); sent < 3 {
 		l.t.Errorf("%d messages were enough with every second one lost", sent)
 	}
 	l.first = l.sessionOfRome()
@@ -220,8 +220,8 @@ func (l *lifecycle) restartSession() {
 	second := l.sessionOfRome()
 	expect.NoError(l.t, change(l.t.Context(), l.rome, read(l.t, l.rome, "", "liqo-tenant-paris", &corev1.Namespace{}), func(n *corev1.Namespace) { n.Annotations[annotationSession] = "1" }))
 	expect.NoError(l.t, l.rome.Delete(l.t.Context(), read(l.t, l.rome, "liqo-tenant-paris", "controlplane-paris", &authv1beta1.Identity{})))
-	driver, _ := l.sides()
-	driver.handshake.Forget("paris")
+	driver, _ := l.Sides()
+	driver.handshake.Reset("paris")
 	l.until("Peered", l.peering)
 	if third := l.sessionOfRome(); third <= second {
 		l.t.Errorf("session %d follows %d", third, second)

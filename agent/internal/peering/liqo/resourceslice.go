@@ -56,15 +56,15 @@ func (p *Provider) answerSlices(ctx context.Context, consumer string) (peering.P
 	return progress, nil
 }
 
-// answerSlice answers one slice: its status says what is granted, and Liqo's Quota,
-// which limits guests, says the same.
+// answerSlice answers one slice: its status shows what is granted, and Liqo's Quota
+// limits guests to the same.
 func (p *Provider) answerSlice(ctx context.Context, consumer, name string) (peering.Progress, error) {
 	slice, err := session.Find(ctx, p.Client, tenantNamespace(consumer), name, &authv1beta1.ResourceSlice{})
 	if err != nil || slice == nil {
 		return peering.Done("NoResourceSlice", consumer+" requests no capacity"), err
 	}
-	// Read after the slice: whoever sets another total later also answers later, and
-	// an answer computed from an older total is then a conflict.
+	// Read after the slice: a total that is set later is also answered later, and an
+	// answer computed from the older total is then a conflict.
 	total, known := p.grants.Get(consumer)
 	if !known {
 		return peering.Waiting("HoldsUnknown", "the holds of "+consumer+" are not known yet"), nil

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	authv1beta1 "github.com/liqotech/liqo/apis/authentication/v1beta1"
 	liqov1beta1 "github.com/liqotech/liqo/apis/core/v1beta1"
@@ -18,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -43,23 +41,21 @@ const (
 	offloadingFinalizer  = "simulated/offloading"
 )
 
-// run simulates until ctx ends. Conflicts with the code under test are retried in the
-// next round.
-func (s *simulation) run(ctx context.Context) {
-	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		for _, step := range []func(context.Context) error{
-			s.identities, s.virtualNodes, s.offloadings, s.replicate, s.credentials,
-			s.tenants, s.resourceSlices, s.namespaceMaps,
-			func(ctx context.Context) error { return s.namespaces(ctx, s.rome) },
-			func(ctx context.Context) error { return s.namespaces(ctx, s.paris) },
-		} {
-			err := step(ctx)
-			if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsAlreadyExists(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-				s.t.Errorf("simulating Liqo: %v", err)
-				return
-			}
+// step simulates one round. Conflicts with the code under test are retried in the
+// next.
+func (s *simulation) step(ctx context.Context) {
+	for _, step := range []func(context.Context) error{
+		s.identities, s.virtualNodes, s.offloadings, s.replicate, s.credentials,
+		s.tenants, s.resourceSlices, s.namespaceMaps,
+		func(ctx context.Context) error { return s.namespaces(ctx, s.rome) },
+		func(ctx context.Context) error { return s.namespaces(ctx, s.paris) },
+	} {
+		err := step(ctx)
+		if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsAlreadyExists(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			s.t.Errorf("simulating Liqo: %v", err)
+			return
 		}
-	}, 20*time.Millisecond)
+	}
 }
 
 // all lists the objects of a kind.

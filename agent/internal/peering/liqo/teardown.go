@@ -119,7 +119,7 @@ func (d *Driver) Teardown(ctx context.Context, peer peering.Peer) (peering.Progr
 	}
 	stage := left.next()
 	if stage == stageDone {
-		d.handshake.Forget(provider)
+		d.handshake.Reset(provider)
 		return peering.Done("Removed", "the peering with "+provider+" is removed"), nil
 	}
 	waitingFor, err := d.removeStage(ctx, peer, stage, left)
@@ -278,7 +278,7 @@ func (d *Driver) lastOffloadings(ctx context.Context, provider string) ([]offloa
 // deleteReplicated deletes an object that crd-replicator copies, or copies with. If
 // it is stuck, crd-replicator's finalizer is removed: it loses track of copies when
 // its credentials end too early or the provider is gone, and never recovers.
-// Nothing is left behind: the provider is asked afterwards, and removes every copy
+// Nothing is left behind: the provider receives Teardown afterwards, and removes every copy
 // before it confirms.
 func (d *Driver) deleteReplicated(ctx context.Context, object client.Object, stuck bool) error {
 	if err := session.Delete(ctx, d.Client, object); err != nil || !stuck || object.GetDeletionTimestamp().IsZero() {

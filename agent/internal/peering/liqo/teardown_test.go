@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/contract"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -26,7 +27,7 @@ func TestTeardown(t *testing.T) {
 		e.grant(2, half)
 		e.capacity("Ready", peering.Capacity{Resources: half, Pods: 2, Namespaces: []string{"shop"}})
 	}
-	tearingDown := func() (peering.Progress, error) { return e.Driver().Teardown(ctx, paris) }
+	tearingDown := func() (peering.Progress, error) { return e.Driver().Teardown(ctx, contract.Paris) }
 
 	for _, tc := range []struct {
 		name string

@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// Kind says which side of a driver a message is for.
+// Kind is which side of a driver a message is for.
 type Kind string
 
 const (

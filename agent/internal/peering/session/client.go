@@ -49,8 +49,8 @@ func (e Exchange[M]) Reply(kind Kind, session int64) (M, bool) {
 	return m, ok && m.Head().Session == session
 }
 
-// Removed reports whether nothing of the session is left at the provider: it said
-// so, or it uses another driver and never had anything.
+// Removed reports whether nothing of the session is left at the provider: it
+// replied Gone, or it uses another driver and never had anything.
 func (e Exchange[M]) Removed(session int64) bool {
 	_, gone := e.Reply(Gone, session)
 	return gone || e.OtherDriver != ""
@@ -62,8 +62,8 @@ func (e Exchange[M]) Due(kind Kind, now time.Time, interval time.Duration) bool 
 	return !ok || now.Sub(sent) >= interval
 }
 
-// HelloDue is Due for the Hello of a session. A provider that refused is asked less
-// often, since somebody has to act first.
+// HelloDue is Due for the Hello of a session. After a refusal that
+// does not pass by itself the interval is longer.
 func (e Exchange[M]) HelloDue(session int64, now time.Time, interval time.Duration) bool {
 	if refusal, ok := e.Reply(Refusal, session); e.OtherDriver != "" || ok && !refusal.Head().transient() {
 		interval *= refusedFactor
@@ -106,15 +106,15 @@ func (c *Client[M]) Exchange(provider string) Exchange[M] {
 	return Exchange[M]{Received: maps.Clone(e.Received), Sent: maps.Clone(e.Sent), OtherDriver: e.OtherDriver}
 }
 
-// Forget drops a provider's exchange; later replies are ignored.
-func (c *Client[M]) Forget(provider string) {
+// Reset drops a provider's exchange; later replies are ignored.
+func (c *Client[M]) Reset(provider string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.exchanges, provider)
 }
 
 // RequestID is the number of the Hello that has no reply yet. It stays the same
-// until Forget.
+// until Reset.
 func (c *Client[M]) RequestID(provider string) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -154,7 +154,7 @@ func TestClient(t *testing.T) {
 	due(true, "without a reply")
 
 	id := client.RequestID("paris")
-	receive(&testMessage{Header: Header{Kind: Grant, Session: 7, RequestID: id + 1}, Token: "late"})
+	receive(&testMessage{Header: Header{Kind: Grant, Session: 7, RequestID: id + 1}, Token: "tx"})
 	if _, ok := client.Exchange("paris").Reply(Grant, 7); ok {
 		t.Error("a reply to another request is accepted")
 	}
@@ -199,9 +199,9 @@ func TestClient(t *testing.T) {
 	if waiting := client.Waiting("paris", "Node"); waiting != 0 {
 		t.Errorf("still waiting, for %s", waiting)
 	}
-	client.Forget("paris")
+	client.Reset("paris")
 	if client.RequestID("paris") == id || len(client.Exchange("paris").Received) > 0 {
-		t.Error("an exchange outlives Forget")
+		t.Error("an exchange outlives Reset")
 	}
 }
 

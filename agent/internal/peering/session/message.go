@@ -34,7 +34,7 @@ const (
 )
 
 // Reasons of a Refusal that the consumer acts on: ReasonStale by beginning a
-// later session, the others by asking again soon, because they pass.
+// later session, the others by sending Hello again soon, because they pass.
 const (
 	ReasonStale       = "StaleSession"
 	ReasonNoHold      = "NoHold"

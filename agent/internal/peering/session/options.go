@@ -22,7 +22,7 @@ import (
 // ClusterID are required, for a Driver also Messenger.
 type Options struct {
 	// Client reads from and writes to the API server, not a cache: a step is done
-	// only when the API server says so.
+	// only when the API server shows it.
 	Client client.Client
 	// ClusterID of this cluster.
 	ClusterID string

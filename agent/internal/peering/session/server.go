@@ -12,7 +12,7 @@ import (
 )
 
 // replyTimeout is how long a reply waits for the cluster's controllers. A reply is
-// the only way to reach the consumer, and being asked again takes longer.
+// the only way to reach the consumer, and its next message takes longer to arrive.
 const replyTimeout = 8 * time.Second
 
 // ErrNoReply is returned by Server.Answer where there is no reply yet; the
