@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -123,6 +124,25 @@ func (ch chart) apply(ctx context.Context, api client.Client) error {
 		})
 		if err != nil {
 			return fmt.Errorf("applying %s %s: %w", object.GetKind(), object.GetName(), err)
+		}
+	}
+	return awaitKinds(ctx, api, objects)
+}
+
+// awaitKinds waits until the API server serves the kinds of all CRDs: programs that
+// start before end with an error.
+func awaitKinds(ctx context.Context, api client.Client, objects []*unstructured.Unstructured) error {
+	for _, object := range objects {
+		if object.GetKind() != "CustomResourceDefinition" {
+			continue
+		}
+		group, _, _ := unstructured.NestedString(object.Object, "spec", "group")
+		kind, _, _ := unstructured.NestedString(object.Object, "spec", "names", "kind")
+		if err := retry(ctx, meta.IsNoMatchError, func() error {
+			_, err := api.RESTMapper().RESTMapping(schema.GroupKind{Group: group, Kind: kind})
+			return err
+		}); err != nil {
+			return fmt.Errorf("waiting for kind %s: %w", kind, err)
 		}
 	}
 	return nil
