@@ -114,34 +114,40 @@ func (c *Codec[M]) Encode(m M) ([]byte, error) {
 	return raw, nil
 }
 
-// Decode reads one message of the given kinds and nothing else.
+// Decode reads one message of the given kinds and nothing else. Empty fields are the
+// same as absent ones.
 func (c *Codec[M]) Decode(raw []byte, kinds ...Kind) (M, error) {
 	m := c.New()
-	if err := c.decode(raw, m, kinds); err != nil {
+	canonical, err := c.canonical(raw, kinds)
+	if err == nil {
+		err = json.Unmarshal(canonical, m)
+	}
+	if err != nil {
 		var none M
 		return none, err
 	}
 	return m, nil
 }
 
-func (c *Codec[M]) decode(raw []byte, m M, kinds []Kind) error {
+// canonical checks a message and returns it without empty fields.
+func (c *Codec[M]) canonical(raw []byte, kinds []Kind) ([]byte, error) {
 	if len(raw) > c.MaxSize {
-		return fmt.Errorf("%w: %d bytes exceed the limit of %d", ErrMalformed, len(raw), c.MaxSize)
+		return nil, fmt.Errorf("%w: %d bytes exceed the limit of %d", ErrMalformed, len(raw), c.MaxSize)
 	}
+	m := c.New()
 	if !decodeStrict(raw, m) {
-		return fmt.Errorf("%w: not a single JSON object with the expected fields", ErrMalformed)
+		return nil, fmt.Errorf("%w: not a single JSON object with the expected fields", ErrMalformed)
 	}
 	if !slices.Contains(kinds, m.Head().Kind) {
-		return fmt.Errorf("%w: kind %.32q is not expected here", ErrMalformed, m.Head().Kind)
+		return nil, fmt.Errorf("%w: kind %.32q is not expected here", ErrMalformed, m.Head().Kind)
 	}
-	_, err := c.marshal(m)
-	return err
+	return c.marshal(m)
 }
 
 var reasonPattern = regexp.MustCompile(`^[A-Z][A-Za-z]{0,63}$`)
 
 // marshal returns a message's bytes after checking that it carries what its kind
-// needs, and no more. Empty fields are the same as absent ones.
+// needs, and no more.
 func (c *Codec[M]) marshal(m M) ([]byte, error) {
 	head := m.Head()
 	invalid := func(field string) error { return fmt.Errorf("%w: invalid %s in %.32q", ErrMalformed, field, head.Kind) }

@@ -10,10 +10,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// testMessage has one field of its own, in a Grant.
+// testMessage has two fields of its own, in a Grant.
 type testMessage struct {
 	Header
 	Token string `json:"token,omitempty"`
+	CA    []byte `json:"ca,omitempty"`
 }
 
 func (m *testMessage) InvalidField() string {
@@ -26,7 +27,7 @@ func (m *testMessage) InvalidField() string {
 func testCodec(named bool) *Codec[*testMessage] {
 	return &Codec[*testMessage]{
 		Driver: "test", Named: named, MaxSize: 1024, New: func() *testMessage { return &testMessage{} },
-		Fields: map[Kind][]string{Hello: {"ask"}, Teardown: nil, Gone: nil, Grant: {"ask", "token"}, Refusal: {"ask"}},
+		Fields: map[Kind][]string{Hello: {"ask"}, Teardown: nil, Gone: nil, Grant: {"ask", "token", "ca"}, Refusal: {"ask"}},
 	}
 }
 
@@ -40,7 +41,7 @@ func TestCodec(t *testing.T) {
 		want   *testMessage
 	}{
 		"minimal":           {raw: `{"kind":"Gone","session":7}`, want: &testMessage{Header: Header{Kind: Gone, Session: 7}}},
-		"empty field":       {reason: "empty is the same as absent", raw: `{"kind":"Gone","session":7,"token":""}`, want: &testMessage{Header: Header{Kind: Gone, Session: 7}}},
+		"empty field":       {reason: "empty is the same as absent", raw: `{"kind":"Gone","session":7,"token":"","ca":""}`, want: &testMessage{Header: Header{Kind: Gone, Session: 7}}},
 		"driver's field":    {raw: `{"kind":"Grant","session":7,"ask":3,"token":"t"}`, want: &testMessage{Header: Header{Kind: Grant, Session: 7, RequestID: 3}, Token: "t"}},
 		"refusal":           {raw: `{"kind":"Refusal","session":7,"ask":3,"reason":"No","text":"no","current":9}`, want: &testMessage{Header: Header{Kind: Refusal, Session: 7, RequestID: 3, Reason: "No", Text: "no", Current: 9}}},
 		"named":             {raw: `{"driver":"test","kind":"Gone","session":7}`, named: true, want: &testMessage{Header: Header{Driver: "test", Kind: Gone, Session: 7}}},
