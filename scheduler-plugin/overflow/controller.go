@@ -235,7 +235,7 @@ func (c *demandController) syncPods(key demand.Key, changed bool, activate map[s
 	}
 }
 
-// virtualNodes returns the nodes that carry capacity of other clusters.
+// virtualNodes returns the nodes that provide capacity of other clusters.
 func (c *demandController) virtualNodes() []*corev1.Node {
 	nodes, err := c.nodes.List(labels.Everything())
 	if err != nil {

@@ -136,7 +136,7 @@ func (r *Reconciler) Enqueue(provider string) {
 	enqueue(r.providers, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: provider}})
 }
 
-// CapacityChanges sends a Reservation when the capacity that a virtual node carries
+// CapacityChanges sends a Reservation when the capacity that a virtual node provides
 // for it has changed.
 func (r *Reconciler) CapacityChanges() <-chan event.GenericEvent { return r.reservations }
 

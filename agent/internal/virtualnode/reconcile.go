@@ -38,8 +38,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	return reconcile.Result{RequeueAfter: requeueAfter}, err
 }
 
-// reconcileGrants has the virtual node carry the grants and reports how far that
-// is.
+// reconcileGrants makes the virtual node provide the grants and reports the progress.
 func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s *Snapshot) (requeueAfter time.Duration, err error) {
 	now := r.Clock.Now()
 	state.lastGrant, state.peer = now, peering.Peer{ClusterID: s.Provider}
@@ -68,8 +67,8 @@ func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s
 		return 0, err
 	}
 	if p.overdue && p.peered.Done && p.node.Reason == peering.ReasonGrantPending && !s.inUse() {
-		// The provider has ended or lost the peering: it is removed here too, and made
-		// again.
+		// The provider has ended or lost the peering: it is removed here too, and
+		// established again.
 		state.terminating = true
 	}
 	if p.overdue && !state.reported {
@@ -84,7 +83,7 @@ func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s
 	return min(requeueAfter, retryAfter), nil
 }
 
-// progress is how far a provider's peering and virtual node are.
+// progress is the state of a provider's peering and virtual node.
 type progress struct {
 	peered, node peering.Progress
 	// err of the driver's step that was tried last.

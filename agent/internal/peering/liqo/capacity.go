@@ -124,7 +124,7 @@ func (o capacityObjects) allocatableFor(wanted peering.Capacity) corev1.Resource
 	return allocatableFor(wanted, known...)
 }
 
-// EnsureCapacity makes the provider's virtual node carry exactly the wanted
+// EnsureCapacity makes the provider's virtual node provide exactly the wanted
 // capacity. Requests to Liqo and to the provider that do not depend on each other
 // are made in the same call.
 func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, wanted peering.Capacity) (peering.Progress, error) {
@@ -164,7 +164,7 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, wanted p
 	if waiting, err := d.namespacesPending(ctx, provider, wanted.Namespaces); err != nil || waiting != nil {
 		return ptr.Deref(waiting, peering.Progress{}), err
 	}
-	return peering.Done("Ready", fmt.Sprintf("node %s carries %s", sliceName(provider), broker.FromList(wanted.Resources))), nil
+	return peering.Done("Ready", fmt.Sprintf("node %s provides %s", sliceName(provider), broker.FromList(wanted.Resources))), nil
 }
 
 // ensureSlice requests resources from the provider. The progress is nil if the
