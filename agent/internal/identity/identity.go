@@ -156,7 +156,7 @@ func (k *Keeper) set(obtained *credentials, err error) {
 	defer k.mu.Unlock()
 	if err != nil {
 		if k.problem == nil || k.problem.Error() != err.Error() {
-			k.options.Log.Error(err, "Obtaining an identity for the broker failed", "hasIdentity", k.current != nil)
+			k.options.Log.Error(err, "Failed to obtain a certificate from the broker", "hasIdentity", k.current != nil)
 			if k.options.Report != nil {
 				k.options.Report(err)
 			}
@@ -169,7 +169,7 @@ func (k *Keeper) set(obtained *credentials, err error) {
 		bytes.Equal(k.current.key, obtained.key) && bytes.Equal(k.current.ca, obtained.ca) {
 		return
 	}
-	k.options.Log.Info("Obtained an identity for the broker", "clusterID", k.options.ClusterID, "notAfter", obtained.pair.Leaf.NotAfter)
+	k.options.Log.Info("Obtained a certificate from the broker", "clusterID", k.options.ClusterID, "notAfter", obtained.pair.Leaf.NotAfter)
 	k.current = obtained
 	close(k.changed)
 	k.changed = make(chan struct{})
@@ -288,7 +288,7 @@ func (k *Keeper) join(ctx context.Context) (*credentials, error) {
 	k.options.Log.V(1).Info("Joining the broker", "url", k.options.BrokerURL, "clusterID", k.options.ClusterID, "reason", reason)
 	joined, err := k.requestCertificate(ctx, secret)
 	if err != nil && stored != nil {
-		k.options.Log.Error(err, "Renewing the certificate failed; it is used until it expires. Give the agent a valid join token before that",
+		k.options.Log.Error(err, "Failed to renew the certificate, which is used until it expires; give the agent a valid join token before",
 			"notAfter", stored.pair.Leaf.NotAfter)
 		return stored, nil
 	}

@@ -168,7 +168,7 @@ var NodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 func (r *Reconciler) providersOf(ctx context.Context, o client.Object) []reconcile.Request {
 	instructions, err := r.Instructions(ctx, o.(*broker.Reservation))
 	if err != nil {
-		log.FromContext(ctx).Error(err, "Failed to find the providers of a Reservation")
+		log.FromContext(ctx).Error(err, "Failed to list the ReservationInstructions of a Reservation")
 	}
 	var out []reconcile.Request
 	for _, in := range instructions {

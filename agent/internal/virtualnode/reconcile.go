@@ -139,7 +139,7 @@ func (r *Reconciler) ensure(ctx context.Context, state *peeringState, s *Snapsho
 
 // findReleased returns the instructions whose grant no pod can use any more: the
 // node has shrunk, or is overdue to, and the API server shows no pod. retryAfter
-// is when to look again at a node that is shrinking.
+// is when to check a node that is shrinking.
 func (r *Reconciler) findReleased(ctx context.Context, s *Snapshot, overdue bool) (released map[types.UID]bool, retryAfter time.Duration, err error) {
 	retryAfter = ResyncPeriod
 	var unused []types.UID
@@ -208,7 +208,7 @@ func (r *Reconciler) reconcileIdle(ctx context.Context, state *peeringState, s *
 	return r.teardown(ctx, state, s.Provider)
 }
 
-// keepPeering is how long to keep a peering without grants before looking again,
+// keepPeering returns how long to keep a peering without grants until the next check,
 // at most the resync period; 0 if it is to be removed now.
 func keepPeering(s *Snapshot, lastGrant, now time.Time, idleTime, retention time.Duration) time.Duration {
 	keep := lastGrant.Add(idleTime).Sub(now)

@@ -148,7 +148,7 @@ func (c *Controller) reconcile(ctx context.Context, request reconcile.Request) (
 	if err != nil {
 		// A retry would not help: the next change of the Secret enqueues it.
 		c.recordFailure(provider, err)
-		c.Log.Error(err, "Invalid configuration of a virtual node", "provider", provider)
+		c.Log.Error(err, "Failed to read the configuration of a virtual node", "provider", provider)
 		return reconcile.Result{}, nil
 	}
 	n := c.running(config.Provider)
