@@ -99,7 +99,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	if err != nil {
 		return fmt.Errorf("indexing pods by node: %w", err)
 	}
-	err = ctrl.NewControllerManagedBy(mgr).Named("virtualnode").
+	err = ctrl.NewControllerManagedBy(mgr).Named("virtual-nodes").
 		Watches(&broker.ReservationInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 			return requestFor(o.(*broker.ReservationInstruction).Spec.TargetClusterID)
 		})).

@@ -86,7 +86,7 @@ func New(o Options) *Controller {
 // Secrets.
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.secrets = mgr.GetClient()
-	err := ctrl.NewControllerManagedBy(mgr).Named("virtual-node").
+	err := ctrl.NewControllerManagedBy(mgr).Named("virtual-nodes").
 		For(&corev1.Secret{}).
 		WatchesRawSource(source.Channel(c.queue, &handler.EnqueueRequestForObject{})).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4}).
