@@ -75,7 +75,7 @@ func main() {
 		err = run(ctrl.SetupSignalHandler(), restConfig, o)
 	}
 	if err != nil {
-		ctrl.Log.Error(err, "Running the agent failed")
+		ctrl.Log.Error(err, "Failed to run the agent")
 		os.Exit(1)
 	}
 }

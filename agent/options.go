@@ -82,7 +82,7 @@ func parse(arguments []string) (options, error) {
 
 	flags.StringVar(&o.transport, "broker-transport", "", `Transport to the broker: "http", or empty to leave the agent idle.`)
 	flags.StringVar(&o.url, "broker-url", "", "URL of the broker, https://<host>[:<port>].")
-	flags.StringVar(&o.certPath, "broker-cert-path", "", "Directory with tls.crt, tls.key and ca.crt, kept current by another program. If empty, the agent joins the broker by itself.")
+	flags.StringVar(&o.certPath, "broker-cert-path", "", "Directory with tls.crt, tls.key and ca.crt, which another program creates and renews. If empty, the agent joins the broker and renews its certificate itself.")
 	flags.StringVar(&o.caHash, "broker-ca-hash", "", "Hash of the public key of the broker's CA, sha256:<hex>. Required for joining.")
 	flags.StringVar(&o.tokenFile, "join-token-file", "", "File with the join token. Required for joining.")
 
@@ -94,13 +94,13 @@ func parse(arguments []string) (options, error) {
 	flags.StringVar(&o.advertisementNamespace, "advertisement-namespace", "default", "Namespace of the local copy of the advertisement.")
 	flags.DurationVar(&o.advertisementInterval, "advertisement-requeue-interval", 30*time.Second, "Interval between advertisements when nothing changes.")
 
-	flags.StringVar(&o.apiServerEndpoint, "api-server-endpoint", "", "Address at which consumers reach this cluster's API server, https://<host>:<port>. Required to lend with driver direct.")
+	flags.StringVar(&o.apiServerEndpoint, "api-server-endpoint", "", "Address at which consumers reach this cluster's API server, https://<host>:<port>. Required for a provider with driver direct.")
 	flags.StringVar(&o.apiServerCAFile, "api-server-ca-file", "", "Driver direct: file with the CA (PEM) of --api-server-endpoint. Defaults to the cluster's own CA.")
-	flags.StringVar(&o.region, "region", "", "Region of this cluster. Defaults to the label that its nodes agree on.")
-	flags.StringVar(&o.zone, "zone", "", "Zone of this cluster. Defaults to the label that its nodes agree on.")
+	flags.StringVar(&o.region, "region", "", "Region of this cluster. Defaults to the value of label topology.kubernetes.io/region if all nodes have the same.")
+	flags.StringVar(&o.zone, "zone", "", "Zone of this cluster. Defaults to the value of label topology.kubernetes.io/zone if all nodes have the same.")
 	flags.BoolVar(&o.lending.Enabled, "lend-enabled", true, "Offer free capacity to other clusters.")
-	flags.Var(&consumers, "lend-consumers", "Cluster IDs that may use this cluster's capacity, separated by commas. Empty means all.")
-	flags.Func("lend-headroom", "Capacity that is never lent, such as cpu=500m,memory=1Gi. Empty means none.", func(text string) (err error) {
+	flags.Var(&consumers, "lend-consumers", "IDs of the consumers that may use this cluster's capacity. Comma-separated; can be repeated. Empty means all.")
+	flags.Func("lend-headroom", "Capacity that is never offered to other clusters, such as cpu=500m,memory=1Gi. Empty means none.", func(text string) (err error) {
 		o.headroom, err = parseResources(text)
 		return err
 	})
@@ -121,17 +121,17 @@ func parse(arguments []string) (options, error) {
 
 	flags.StringVar(&o.driver, "driver", driverLiqo, "Driver of peerings and virtual nodes: liqo, or direct, which requires no other software.")
 	flags.StringVar(&o.serviceAccount, "service-account", "spillway-agent", "ServiceAccount of the agent, in its own namespace.")
-	flags.Func("peer-fingerprints", "Expected key fingerprints of peers, as <cluster ID>=sha256:<hex>, separated by commas. Other keys are pinned at first contact.", func(text string) (err error) {
+	flags.Func("peer-fingerprints", "Expected key fingerprints of peers, as <cluster ID>=sha256:<hex>. Comma-separated. The keys of other peers are pinned at first contact.", func(text string) (err error) {
 		o.fingerprints, err = sealing.ParseFingerprints(text)
 		return err
 	})
-	flags.StringVar(&o.liqoNamespace, "liqo-namespace", "liqo", "Driver liqo: namespace that Liqo is installed in.")
+	flags.StringVar(&o.liqoNamespace, "liqo-namespace", "liqo", "Driver liqo: namespace of the Liqo installation.")
 	flags.StringVar(&o.liqoTenantRole, "liqo-tenant-role", "spillway-agent-tenant", "Driver liqo: ClusterRole that the agent binds to itself in each peer's namespace. If empty, it binds none.")
-	flags.Var(&o.podCIDRs, "liqo-pod-cidrs", "Driver liqo: pod networks of this cluster, separated by commas. If set, a NetworkPolicy closes Liqo's virtual kubelets to them.")
+	flags.Var(&o.podCIDRs, "liqo-pod-cidrs", "Driver liqo: pod networks (CIDR) of this cluster. Comma-separated; can be repeated. If set, a NetworkPolicy denies connections from them to Liqo's virtual kubelets.")
 	flags.StringVar(&o.directAgentRole, "direct-agent-role", "spillway-agent-guests", "Driver direct: ClusterRole that the agent binds to itself in the namespaces of guests. If empty, it binds none.")
 	flags.DurationVar(&o.directTokenTTL, "direct-token-ttl", time.Hour, fmt.Sprintf("Driver direct: lifetime of a consumer's token, at least %s. It is renewed after half of that.", direct.MinTokenTTL))
-	flags.Var(&o.allowIngressFrom, "direct-allow-ingress-from", "Driver direct: networks that may connect to guests, separated by commas. Empty means none.")
-	flags.Var(&o.allowEgressTo, "direct-allow-egress-to", "Driver direct: networks that guests may connect to, separated by commas. Empty means none.")
+	flags.Var(&o.allowIngressFrom, "direct-allow-ingress-from", "Driver direct: networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
+	flags.Var(&o.allowEgressTo, "direct-allow-egress-to", "Driver direct: networks (CIDR) that guests may connect to. Comma-separated; can be repeated. Empty means none.")
 	flags.StringVar(&o.virtualNodeNamespace, "virtual-node-namespace", "", "Driver direct: namespace of the Secrets that spillway-virtual-node reads. Defaults to --namespace.")
 
 	flags.DurationVar(&o.releaseGrace, "release-grace", 30*time.Second, "Time for which capacity must be unused before it is released.")
@@ -139,8 +139,8 @@ func parse(arguments []string) (options, error) {
 	flags.DurationVar(&o.finishedPodRetention, "peering-finished-pod-retention", 5*time.Minute, "Time for which a finished pod keeps the peering, so that its logs remain available.")
 	flags.DurationVar(&o.providerLostAfter, "peering-provider-lost-after", 10*time.Minute, "Time for which a provider must be unreachable before terminating pods on its virtual node are force-deleted.")
 
-	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Address of the metrics endpoint. 0 disables it.")
-	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Address of the health probes.")
+	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
+	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint. 0 disables it.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Enable leader election; required with more than one replica.")
 	o.zap.BindFlags(flags)
 

@@ -67,12 +67,12 @@ func parse(arguments []string) (options, error) {
 		namespace = broker.SystemNamespace
 	}
 	flags.StringVar(&o.namespace, "namespace", namespace, "Namespace of the broker's objects. Defaults to $POD_NAMESPACE if set.")
-	flags.StringVar(&o.listen, "listen", ":8443", "Bind address of the REST interface for agents.")
-	flags.Var(&o.names, "tls-san", "Additional DNS names or IP addresses of the broker in its serving certificate, besides those of its Service. Comma-separated; can be repeated.")
-	flags.StringVar(&o.transport, "broker-interface", "http", "Interface for agents. This release supports http only.")
+	flags.StringVar(&o.listen, "listen", ":8443", "Bind address of the REST API for agents.")
+	flags.Var(&o.names, "tls-san", "DNS names and IP addresses to add to the serving certificate, which has those of the Service already. Comma-separated; can be repeated.")
+	flags.StringVar(&o.transport, "broker-interface", "http", "Interface for agents. Only http is supported.")
 	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
-	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint.")
-	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Enable leader election. Required with more than one replica.")
+	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint. 0 disables it.")
+	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Enable leader election; required with more than one replica.")
 	o.zap.BindFlags(flags)
 	if err := flags.Parse(arguments); err != nil {
 		return o, err
@@ -101,7 +101,7 @@ func main() {
 		err = run(ctrl.SetupSignalHandler(), config, o)
 	}
 	if err != nil {
-		ctrl.Log.Error(err, "Broker failed")
+		ctrl.Log.Error(err, "Failed to run the broker")
 		os.Exit(1)
 	}
 }
@@ -153,7 +153,7 @@ func addControllers(ctx context.Context, mgr ctrl.Manager, o options) error {
 	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("leader", https.Ready)); err != nil {
 		return fmt.Errorf("setting up the probes: %w", err)
 	}
-	ctrl.Log.Info("Starting", "namespace", o.namespace, "caHash", authority.CAHash())
+	ctrl.Log.Info("Starting the broker", "namespace", o.namespace, "caHash", authority.CAHash())
 	return nil
 }
 

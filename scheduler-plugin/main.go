@@ -29,10 +29,10 @@ func main() {
 func newCommand() *cobra.Command {
 	cmd := app.NewSchedulerCommand(app.WithPlugin(overflow.Name, overflow.New))
 	cmd.Use = "spillway-scheduler"
-	cmd.Long = "kube-scheduler with Spillway's plugin " + overflow.Name + ": pods that do not fit in this cluster get capacity in another.\n"
+	cmd.Long = "kube-scheduler with Spillway's plugin " + overflow.Name + ": it requests capacity in other clusters for pods that do not fit in this one.\n"
 
 	flags := pflag.NewFlagSet("steering", pflag.ContinueOnError)
-	address := flags.String("steering-listen", ":9443", "Address of the admission webhook that assigns the pods of opted-in namespaces to this scheduler. Empty disables it.")
+	address := flags.String("steering-listen", ":9443", "Bind address of the admission webhook that assigns the pods of opted-in namespaces to this scheduler. Empty disables it.")
 	certDir := flags.String("steering-cert-dir", "/etc/spillway/steering", "Directory with tls.crt and tls.key of the steering webhook, reloaded when they change.")
 	cmd.Flags().AddFlagSet(flags)
 	help := cmd.HelpFunc()

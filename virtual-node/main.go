@@ -58,7 +58,7 @@ func main() {
 		err = run(ctrl.SetupSignalHandler(), config, o)
 	}
 	if err != nil {
-		ctrl.Log.Error(err, "Exiting")
+		ctrl.Log.Error(err, "Failed to run the virtual kubelet")
 		os.Exit(1)
 	}
 }
@@ -69,14 +69,14 @@ func parse(arguments []string) (options, error) {
 	if kubeconfig := flag.Lookup("kubeconfig"); kubeconfig != nil {
 		flags.Var(kubeconfig.Value, kubeconfig.Name, kubeconfig.Usage)
 	}
-	flags.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "Namespace of the Secrets with the agent's configuration of virtual nodes. Default: $POD_NAMESPACE.")
-	flags.StringVar(&o.address, "kubelet-address", os.Getenv("POD_IP"), "IP address at which the API server reaches the kubelet APIs. Default: $POD_IP.")
-	flags.IntVar(&o.port, "kubelet-port", 10250, "First port for kubelet APIs; each virtual node uses the next free port. 0 for any port.")
-	flags.StringVar(&o.certDir, "tls-cert-dir", "", "Directory with tls.crt and tls.key for the kubelet APIs, for API servers with --kubelet-certificate-authority. Default: self-signed certificates.")
-	flags.Func("cluster-dns", "Comma-separated IP addresses of this cluster's DNS, if guests can reach it. Otherwise guests use the provider's DNS, and names of this cluster's Services do not resolve.", o.parseClusterDNS)
+	flags.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "Namespace of the Secrets in which the agent configures virtual nodes. Defaults to $POD_NAMESPACE.")
+	flags.StringVar(&o.address, "kubelet-address", os.Getenv("POD_IP"), "IP address at which the API server reaches the kubelet APIs. Defaults to $POD_IP.")
+	flags.IntVar(&o.port, "kubelet-port", 10250, "First port for kubelet APIs; each further virtual node uses the next free port. 0 chooses any free port.")
+	flags.StringVar(&o.certDir, "tls-cert-dir", "", "Directory with tls.crt and tls.key for the kubelet APIs, for API servers with --kubelet-certificate-authority. Defaults to self-signed certificates.")
+	flags.Func("cluster-dns", "IP addresses of this cluster's DNS servers, if guests can reach them. Comma-separated. If empty, guests use the provider's DNS and cannot resolve this cluster's Services.", o.parseClusterDNS)
 	flags.StringVar(&o.dns.ClusterDomain, "cluster-domain", "cluster.local", "DNS domain of this cluster.")
-	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Address of the metrics endpoint; 0 disables it.")
-	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Address of the health probe endpoint; 0 disables it.")
+	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
+	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint. 0 disables it.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Enable leader election; required with more than one replica.")
 	o.zap.BindFlags(flags)
 	if err := flags.Parse(arguments); err != nil {

@@ -549,7 +549,7 @@ func (e *environment) testRefusedToken(t *testing.T) {
 	valid := e.connection
 	e.connection.Token = "not.a.token"
 	e.writeConfig(t, nil)
-	e.expectReady(t, corev1.ConditionFalse, "ProviderRefused")
+	e.expectReady(t, corev1.ConditionFalse, "ProviderAccessDenied")
 	for _, name := range []string{"kept", "created", "after-renewal"} {
 		current, err := e.pods().Get(t.Context(), name, metav1.GetOptions{})
 		expect.NoError(t, err)

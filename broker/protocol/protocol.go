@@ -196,7 +196,7 @@ type Event struct {
 type Error struct {
 	// Code is a CamelCase word for programs.
 	Code string `json:"code"`
-	// Message tells people what is wrong and what to do.
+	// Message explains what is wrong and what to do.
 	Message string `json:"message"`
 }
 

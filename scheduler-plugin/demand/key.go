@@ -147,9 +147,9 @@ func ownTolerations(all []corev1.Toleration) []corev1.Toleration {
 // Name returns the name of the Reservation for a key: a prefix of the owner's
 // name and a hash of the key.
 func (k Key) Name(ownerName string) string {
-	const longest = 50
-	if len(ownerName) > longest {
-		ownerName = strings.TrimRight(ownerName[:longest], "-.")
+	const maxLength = 50
+	if len(ownerName) > maxLength {
+		ownerName = strings.TrimRight(ownerName[:maxLength], "-.")
 	}
 	return ownerName + "-" + digest(string(k.OwnerUID) + "/" + k.Shape)[:8]
 }
@@ -157,11 +157,11 @@ func (k Key) Name(ownerName string) string {
 // HoldLabel returns the value of label broker.LabelHold for a reservation ID: the
 // ID itself, or a prefix and a hash of one that is too long for a label.
 func HoldLabel(id string) string {
-	const longest = 63
-	if len(id) <= longest {
+	const maxLength = 63
+	if len(id) <= maxLength {
 		return id
 	}
-	return strings.TrimRight(id[:longest-17], "-.") + "-" + digest(id)[:16]
+	return strings.TrimRight(id[:maxLength-17], "-.") + "-" + digest(id)[:16]
 }
 
 func digest(s string) string {

@@ -31,7 +31,7 @@ const (
 	conflictRetryAfter = 200 * time.Millisecond
 	// retryAfter is the delay after a failure, or while something is pending.
 	retryAfter = 2 * time.Second
-	// blockedRetryAfter is the delay if somebody else has to change something first.
+	// blockedRetryAfter is the delay if another object has to change first.
 	blockedRetryAfter = 15 * time.Second
 	// decisionTimeout is how long a count is not raised again while the last request
 	// is undecided: pods that arrive one by one would otherwise restart the
@@ -196,7 +196,7 @@ func (c *demandController) recordStatus(key demand.Key, pods ...types.UID) {
 	}
 	all, err := c.reservations.byKey(key)
 	if err != nil {
-		c.log.Error(err, "Recording the status of Reservations failed")
+		c.log.Error(err, "Failed to read the status of Reservations")
 		return
 	}
 	for _, r := range all {
@@ -235,11 +235,11 @@ func (c *demandController) syncPods(key demand.Key, changed bool, activate map[s
 	}
 }
 
-// virtualNodes returns the nodes that carry capacity of other clusters.
+// virtualNodes returns the nodes that provide capacity of other clusters.
 func (c *demandController) virtualNodes() []*corev1.Node {
 	nodes, err := c.nodes.List(labels.Everything())
 	if err != nil {
-		c.log.Error(err, "Listing nodes failed")
+		c.log.Error(err, "Failed to list nodes")
 	}
 	return slices.DeleteFunc(nodes, func(n *corev1.Node) bool { return providerOf(n) == "" })
 }
@@ -279,7 +279,7 @@ func (c *demandController) otherPods() map[demand.Key]int32 {
 	// Of all namespaces: the scheduler's cache of pods has no index by namespace.
 	pods, err := c.pods.List(labels.Everything())
 	if err != nil {
-		c.log.Error(err, "Listing pods failed")
+		c.log.Error(err, "Failed to list pods")
 	}
 	counts := map[demand.Key]int32{}
 	for _, pod := range pods {
@@ -318,7 +318,7 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	current := c.reservations.get(request.Key.Namespace, name)
 	if current != nil {
 		if key, _ := demand.KeyOfReservation(current); key != request.Key {
-			c.recordAll(request, failed(name, fmt.Sprintf("Reservation %s already exists for another owner.", name), current))
+			c.recordAll(request, failed(name, fmt.Sprintf("Reservation %s already exists for another owner. Delete it to request capacity for this pod.", name), current))
 			return 0
 		}
 		if current.DeletionTimestamp != nil {
@@ -335,8 +335,8 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	maps.DeleteFunc(c.requestedAt, func(_ demand.Key, at time.Time) bool { return c.clock.Since(at) > decisionTimeout })
 	policy, allowed, short, err := c.applyPolicy(request, name)
 	if err != nil {
-		log.Error(err, "Evaluating OverflowPolicies failed")
-		c.recordAll(request, failed(err.Error(), fmt.Sprintf("Cannot request capacity: %v.", err), nil))
+		log.Error(err, "Failed to evaluate OverflowPolicies; retrying")
+		c.recordAll(request, failed(err.Error(), fmt.Sprintf("Failed to request capacity, retrying: %v.", err), nil))
 		return retryAfter
 	}
 	limited := allowed < request.PodSet.Count
@@ -362,13 +362,13 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		return conflictRetryAfter
 	case apierrors.IsInvalid(err):
 		log.Error(err, "The API server rejected the Reservation")
-		c.recordAll(request, failed("invalid", fmt.Sprintf("Cannot request capacity: %v.", err), nil))
+		c.recordAll(request, failed("invalid", fmt.Sprintf("Failed to request capacity: %v.", err), nil))
 		return 0
 	case apierrors.IsNotFound(err) || apierrors.IsForbidden(err):
-		log.Error(err, "Cannot write Reservations; retrying")
+		log.Error(err, "Failed to write a Reservation; retrying. Check that the agent's chart has installed the CRDs and the RBAC rules of the scheduler")
 		return blockedRetryAfter
 	default:
-		log.Error(err, "Requesting capacity failed; retrying")
+		log.Error(err, "Failed to write a Reservation; retrying")
 		return retryAfter
 	}
 }

@@ -43,7 +43,7 @@ func requested(request demand.Request, r *broker.Reservation) event {
 
 // capped: the namespace's OverflowPolicy allows only part of the request.
 func capped(policy string, request demand.Request, allowed int32, short corev1.ResourceName, r *broker.Reservation) event {
-	message := fmt.Sprintf("OverflowPolicy %s limits %s of namespace %s: capacity is requested for %d of %d pods.",
+	message := fmt.Sprintf("OverflowPolicy %s limits %s of namespace %s: capacity is requested for %d of %d pods. The others wait until the policy or other Reservations of the namespace allow more.",
 		policy, short, request.Key.Namespace, allowed, request.PodSet.Count)
 	return event{corev1.EventTypeWarning, "OverflowCapped", message, message, r}
 }
@@ -83,7 +83,7 @@ func statusEvents(r *broker.Reservation) []event {
 		all = append(all, queued(r, c.Message))
 	}
 	if r.Status.Phase == broker.ReservationFailed {
-		reason := "no cluster can ever grant it as it is specified"
+		reason := "no cluster can grant it as specified"
 		if ready := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionReady); ready != nil && ready.Message != "" {
 			reason = ready.Message
 		}

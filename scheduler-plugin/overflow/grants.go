@@ -32,7 +32,7 @@ type reservationState struct {
 	slots map[string]int32
 	// queued: capacity for (the rest of) it is insufficient.
 	queued bool
-	// failed: it can never be granted as it is specified.
+	// failed: it can never be granted as specified.
 	failed bool
 }
 

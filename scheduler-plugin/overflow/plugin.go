@@ -359,7 +359,7 @@ func (p *Plugin) PreBind(ctx context.Context, state framework.CycleState, pod *c
 	return nil
 }
 
-// providerOf returns the cluster whose capacity a node carries; empty for a node
+// providerOf returns the cluster whose capacity a node provides; empty for a node
 // of this cluster.
 func providerOf(node *corev1.Node) string {
 	if node == nil {

@@ -106,7 +106,7 @@ func (q *workQueue) take() work {
 	return taken
 }
 
-// signal wakes the controller.
+// signal notifies the controller.
 func (q *workQueue) signal() {
 	select {
 	case q.ready <- struct{}{}:

@@ -54,7 +54,7 @@ type Connection struct {
 	Expires time.Time `json:"expires"`
 }
 
-// Capacity is what the Node is to carry.
+// Capacity is what the Node is to provide.
 type Capacity struct {
 	// Resources is the Node's exact capacity and allocatable, "pods" included.
 	Resources corev1.ResourceList `json:"resources"`

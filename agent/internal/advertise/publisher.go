@@ -138,7 +138,7 @@ func (p *Publisher) Start(ctx context.Context) error {
 		}
 		if err != nil {
 			p.retryAfter = min(max(2*p.retryAfter, 500*time.Millisecond), 10*time.Second)
-			logger.Error(err, "Publishing the advertisement failed", "retryAfter", p.retryAfter)
+			logger.Error(err, "Failed to publish the advertisement", "retryAfter", p.retryAfter)
 		}
 	}
 }
@@ -195,7 +195,7 @@ func (p *Publisher) step(ctx context.Context, onBeat bool) error {
 	logger.V(1).Info("Published the advertisement", "sequence", spec.Sequence,
 		"allocatable", spec.Resources.Allocatable.String(), "allocated", spec.Resources.Allocated.String())
 	if err := p.writeCopy(ctx, spec); err != nil && ctx.Err() == nil {
-		logger.Error(err, "Writing the copy of the advertisement failed")
+		logger.Error(err, "Failed to write the local copy of the advertisement")
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ type leaderRunnable struct{ manager.RunnableFunc }
 
 func (leaderRunnable) NeedLeaderElection() bool { return true }
 
-// resync enqueues every consumer for which something exists here, so that one is
+// resync enqueues every consumer for which anything exists here, so that it is
 // cleaned up even if the deletion of its instruction was missed.
 func (r *Reconciler) resync(ctx context.Context) error {
 	ticker := time.NewTicker(resyncInterval)
@@ -27,7 +27,7 @@ func (r *Reconciler) resync(ctx context.Context) error {
 	for {
 		consumers, err := r.provider.Consumers(ctx)
 		if err != nil && ctx.Err() == nil {
-			log.FromContext(ctx).Error(err, "Listing consumers failed")
+			log.FromContext(ctx).Error(err, "Failed to list consumers")
 		}
 		for _, consumer := range consumers {
 			r.Enqueue(consumer)
@@ -40,8 +40,8 @@ func (r *Reconciler) resync(ctx context.Context) error {
 	}
 }
 
-// cleanUp ends the right of a consumer without instructions to start guests, and
-// removes what remains of it once it has been idle for long.
+// cleanUp reduces the grant of a consumer without instructions to zero, so that it
+// cannot start guests, and removes its peering once it has been idle for long.
 func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests guestSet) (reconcile.Result, error) {
 	consumers, err := r.provider.Consumers(ctx)
 	if err != nil {
@@ -52,7 +52,7 @@ func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests guestS
 		return reconcile.Result{}, nil
 	}
 	if _, err := r.provider.EnsureGrant(ctx, consumer, nil, 0); err != nil {
-		return reconcile.Result{}, fmt.Errorf("ending the grant of %s: %w", consumer, err)
+		return reconcile.Result{}, fmt.Errorf("reducing the grant of %s to zero: %w", consumer, err)
 	}
 	now := r.Clock.Now()
 	since, known := r.unusedSince[consumer]
@@ -60,15 +60,14 @@ func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests guestS
 		since = now
 		r.unusedSince[consumer] = now
 	}
-	// A consumer tears an idle peering down itself; this is for one that no longer
-	// can.
+	// A consumer removes an idle peering itself; this is for one that no longer can.
 	if left := since.Add(2*r.PeeringIdleTime + 5*time.Minute).Sub(now); left > 0 {
 		return reconcile.Result{RequeueAfter: min(left, resyncInterval)}, nil
 	}
-	log.FromContext(ctx).Info("Removing what remains of a consumer", "consumer", consumer, "unusedFor", now.Sub(since).String())
+	log.FromContext(ctx).Info("Removing the peering of an idle consumer", "consumer", consumer, "unusedFor", now.Sub(since).String())
 	progress, err := r.provider.Teardown(ctx, consumer)
 	if err != nil {
-		return reconcile.Result{}, fmt.Errorf("removing what remains of %s: %w", consumer, err)
+		return reconcile.Result{}, fmt.Errorf("removing the peering of %s: %w", consumer, err)
 	}
 	if !progress.Done {
 		return reconcile.Result{RequeueAfter: requeueAfter}, nil

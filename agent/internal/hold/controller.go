@@ -29,8 +29,8 @@ import (
 	spillwayevents "github.com/spillway-dev/spillway/broker/events"
 )
 
-// requeueAfter is how soon a step is repeated that waits for something no event
-// reports.
+// requeueAfter is the delay before a step is repeated that waits for a change
+// without an event.
 const requeueAfter = 2 * time.Second
 
 // Options of a Reconciler.
@@ -42,8 +42,8 @@ type Options struct {
 	Headroom corev1.ResourceList
 	// Recognizer of guests and virtual nodes.
 	Recognizer inventory.Recognizer
-	// PeeringIdleTime is how long consumers keep an idle peering. What remains of a
-	// consumer is removed after twice that and five minutes.
+	// PeeringIdleTime is how long consumers keep an idle peering. The provider removes
+	// it after twice that and five minutes.
 	PeeringIdleTime time.Duration
 	// Clock; the real one where nil.
 	Clock clock.PassiveClock
@@ -83,7 +83,7 @@ func (r *Reconciler) Enqueue(consumer string) {
 // SetupWithManager adds the controller and the periodic resync of all consumers.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	r.client, r.live, r.recorder = mgr.GetClient(), mgr.GetAPIReader(), spillwayevents.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
-	err := ctrl.NewControllerManagedBy(mgr).Named("provide").
+	err := ctrl.NewControllerManagedBy(mgr).Named("holds").
 		Watches(&broker.ProviderInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 			return requestFor(o.(*broker.ProviderInstruction).Spec.RequesterClusterID)
 		})).
@@ -132,30 +132,29 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	}
 	delete(r.unusedSince, consumer)
 
-	verdicts := judge(in)
-	total, pods := grant(verdicts)
+	decisions := decide(in)
+	total, pods := grant(decisions)
 	granted, err := r.ensureGrant(ctx, consumer, total, pods)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	using, within := in.guests[consumer].within(total, pods)
 	var result reconcile.Result
-	for _, v := range verdicts {
-		status := v.status(granted, within, using)
-		if status.ObservedAttempt != v.instruction.Spec.Attempt {
+	for _, d := range decisions {
+		status := d.status(granted, within, using)
+		if status.ObservedAttempt != d.instruction.Spec.Attempt {
 			result.RequeueAfter = requeueAfter
 		}
-		if err := r.writeStatus(ctx, v.instruction, status); err != nil {
+		if err := r.writeStatus(ctx, d.instruction, status); err != nil {
 			return reconcile.Result{}, err
 		}
 	}
 	return result, nil
 }
 
-// read gathers what the instructions of a consumer are judged by.
+// read gathers what the instructions of a consumer are decided on.
 func (r *Reconciler) read(ctx context.Context, consumer string) (input, error) {
-	// Live, because what was promised to another consumer just before must not be
-	// missing.
+	// Live, because the cache may not show what was just promised to another consumer.
 	var instructions broker.ProviderInstructionList
 	if err := r.live.List(ctx, &instructions, client.InNamespace(r.Namespace)); err != nil {
 		return input{}, fmt.Errorf("listing provider instructions: %w", err)
@@ -204,7 +203,7 @@ func (r *Reconciler) writeStatus(ctx context.Context, instruction *broker.Provid
 		kind = corev1.EventTypeWarning
 	}
 	r.recorder.Eventf(instruction, nil, kind, enforced.Reason, "Enforce", "%s", enforced.Message)
-	log.FromContext(ctx).Info("Decided on a hold", "reservation", instruction.Spec.ReservationName, "consumer", instruction.Spec.RequesterClusterID,
+	log.FromContext(ctx).Info("Decided on a ProviderInstruction", "reservation", instruction.Spec.ReservationName, "consumer", instruction.Spec.RequesterClusterID,
 		"attempt", instruction.Spec.Attempt, "reason", enforced.Reason, "message", enforced.Message)
 	return nil
 }

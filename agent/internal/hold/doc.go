@@ -2,10 +2,10 @@
 // promised fits this cluster's own nodes now, accepts or refuses it, and grants
 // each consumer the right to use exactly what is held for it.
 //
-//	ProviderInstruction ─► judge (pure) ─► Provider.EnsureGrant ─► status
+//	ProviderInstruction ─► decide (pure) ─► Provider.EnsureGrant ─► status
 //
 // A hold is accounting: what one consumer was promised and does not use yet counts
-// as used when the next one is judged. Consumers are reconciled one at a time, from
+// as used when the next one is decided on. Consumers are reconciled one at a time, from
 // a live list of instructions, so that the same capacity is never held for two of
 // them. A grant is raised before the broker learns that a hold is accepted, and
 // lowered before it learns that a hold is gone.

@@ -11,9 +11,8 @@ import (
 
 // Fit checks that a wanted capacity fits into slots besides what is promised and
 // not used yet (promised: pod sets without the guests that run already, and
-// divisible totals less what they use). The rejection is nil if it does. A cleverer
-// packing may exist where the packer finds none; the capacity is rejected all the
-// same.
+// divisible totals less what they use). The rejection is nil if it does. The packer
+// is a heuristic: it may reject a capacity that another packing would fit.
 func Fit(slots []capacity.Slot, promised []broker.HeldCapacity, wanted broker.HeldCapacity) *capacity.Rejection {
 	var sets []broker.PodSet
 	total := capacity.Vector{}

@@ -22,36 +22,36 @@ const (
 	ReasonGuestsRemain         = "GuestsRemain"
 )
 
-// status computes the status that reports a verdict. within is whether the guests
+// status returns the status that shows a decision. within is whether the guests
 // keep to the grant, using what they use. observedAttempt becomes the instruction's
 // only if the decision is final.
-func (v verdict) status(granted peering.Progress, within bool, using string) broker.ProviderInstructionStatus {
-	instruction := v.instruction
+func (d decision) status(granted peering.Progress, within bool, using string) broker.ProviderInstructionStatus {
+	instruction := d.instruction
 	consumer := instruction.Spec.RequesterClusterID
 	status := *instruction.Status.DeepCopy()
 	status.Enforced, status.ObservedGeneration = false, instruction.Generation
 	enforced := metav1.Condition{Type: broker.ConditionEnforced, Status: metav1.ConditionFalse, ObservedGeneration: instruction.Generation}
-	final, held := true, v.held.DeepCopy()
+	final, held := true, d.held.DeepCopy()
 	switch {
 	case !granted.Done:
 		enforced.Status, enforced.Reason, enforced.Message, final = metav1.ConditionUnknown, ReasonGrantPending, granted.Message, false
 		// The grant may be in effect already: the larger of the old and the new hold
 		// is kept from others.
-		if v.smaller {
+		if d.smaller {
 			held = heldBy(instruction)
 		}
-	case v.refused != nil:
-		enforced.Reason, enforced.Message = v.refused.Reason, v.refused.Message
-	case v.smaller && !within:
+	case d.refused != nil:
+		enforced.Reason, enforced.Message = d.refused.Reason, d.refused.Message
+	case d.smaller && !within:
 		enforced.Status, enforced.Reason, final = metav1.ConditionUnknown, ReasonGuestsRemain, false
-		enforced.Message = fmt.Sprintf("Waiting for guests of consumer %s to end: %s are running, the hold is reduced to %s.", consumer, using, describe(v.held))
+		enforced.Message = fmt.Sprintf("Waiting for guests of consumer %s to terminate: %s are running, the hold is reduced to %s.", consumer, using, describe(d.held))
 		held = heldBy(instruction)
 	case instruction.Spec.Releasing:
 		enforced.Reason, enforced.Message = broker.ReasonReleased, "No capacity is held for this Reservation."
 	default:
 		status.Enforced = true
 		enforced.Status, enforced.Reason = metav1.ConditionTrue, ReasonAccepted
-		enforced.Message = fmt.Sprintf("Holding %s for consumer %s.", describe(v.held), consumer)
+		enforced.Message = fmt.Sprintf("Holding %s for consumer %s.", describe(d.held), consumer)
 	}
 	status.Held = held
 	if held != nil && held.Empty() {

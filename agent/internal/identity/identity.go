@@ -89,7 +89,7 @@ type Keeper struct {
 
 	mu      sync.Mutex
 	current *credentials
-	problem error
+	lastErr error
 	changed chan struct{}
 	// renewal is the time of the last attempt to renew.
 	renewal time.Time
@@ -105,7 +105,7 @@ func New(options Options) *Keeper {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
-	return &Keeper{options: options, problem: errors.New("the agent is starting"), changed: make(chan struct{})}
+	return &Keeper{options: options, lastErr: errors.New("the agent is starting"), changed: make(chan struct{})}
 }
 
 // CommonName returns the cluster ID in the certificate of a directory.
@@ -155,21 +155,21 @@ func (k *Keeper) set(obtained *credentials, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err != nil {
-		if k.problem == nil || k.problem.Error() != err.Error() {
-			k.options.Log.Error(err, "Obtaining an identity for the broker failed", "hasIdentity", k.current != nil)
+		if k.lastErr == nil || k.lastErr.Error() != err.Error() {
+			k.options.Log.Error(err, "Failed to obtain a certificate from the broker", "hasIdentity", k.current != nil)
 			if k.options.Report != nil {
 				k.options.Report(err)
 			}
 		}
-		k.problem = err
+		k.lastErr = err
 		return
 	}
-	k.problem = nil
+	k.lastErr = nil
 	if k.current != nil && bytes.Equal(k.current.certificate, obtained.certificate) &&
 		bytes.Equal(k.current.key, obtained.key) && bytes.Equal(k.current.ca, obtained.ca) {
 		return
 	}
-	k.options.Log.Info("Obtained an identity for the broker", "clusterID", k.options.ClusterID, "notAfter", obtained.pair.Leaf.NotAfter)
+	k.options.Log.Info("Obtained a certificate from the broker", "clusterID", k.options.ClusterID, "notAfter", obtained.pair.Leaf.NotAfter)
 	k.current = obtained
 	close(k.changed)
 	k.changed = make(chan struct{})
@@ -180,7 +180,7 @@ func (k *Keeper) Certificate() (*tls.Certificate, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.current == nil {
-		return nil, k.problem
+		return nil, k.lastErr
 	}
 	return &k.current.pair, nil
 }
@@ -191,7 +191,7 @@ func (k *Keeper) CA() (pem []byte, changed <-chan struct{}, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.current == nil {
-		return nil, k.changed, k.problem
+		return nil, k.changed, k.lastErr
 	}
 	return k.current.ca, k.changed, nil
 }
@@ -201,10 +201,10 @@ func (k *Keeper) Check(*http.Request) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.current == nil {
-		return fmt.Errorf("no identity for the broker: %w", k.problem)
+		return fmt.Errorf("no identity for the broker: %w", k.lastErr)
 	}
 	if k.options.Clock.Now().After(k.current.pair.Leaf.NotAfter) {
-		return fmt.Errorf("the certificate expired at %s: %w", k.current.pair.Leaf.NotAfter.Format(time.RFC3339), k.problem)
+		return fmt.Errorf("the certificate expired at %s: %w", k.current.pair.Leaf.NotAfter.Format(time.RFC3339), k.lastErr)
 	}
 	return nil
 }
@@ -288,7 +288,7 @@ func (k *Keeper) join(ctx context.Context) (*credentials, error) {
 	k.options.Log.V(1).Info("Joining the broker", "url", k.options.BrokerURL, "clusterID", k.options.ClusterID, "reason", reason)
 	joined, err := k.requestCertificate(ctx, secret)
 	if err != nil && stored != nil {
-		k.options.Log.Error(err, "Renewing the certificate failed; it is used until it expires. Give the agent a valid join token before that",
+		k.options.Log.Error(err, "Failed to renew the certificate, which is used until it expires; give the agent a valid join token before then",
 			"notAfter", stored.pair.Leaf.NotAfter)
 		return stored, nil
 	}

@@ -139,7 +139,7 @@ func (c *Consumer) ensure(ctx context.Context, name string, existing *broker.Res
 	}
 	// The reservation's attempts also count changes at other providers. The
 	// instruction's attempt changes with its own amount only; otherwise every change
-	// at another provider would close a virtual node that carries its full grant.
+	// at another provider would close a virtual node that provides its full grant.
 	if Matches(existing, allocation) {
 		spec.Attempt = existing.Spec.Attempt
 	} else {

@@ -8,7 +8,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Recognizer tells what the drivers created apart from the cluster's own nodes
+// Recognizer distinguishes what the drivers created from the cluster's own nodes
 // and pods.
 type Recognizer struct {
 	Guest GuestRecognizer

@@ -77,7 +77,7 @@ type Driver interface {
 	// EnsurePeering peers this cluster with a provider and keeps the credentials
 	// valid.
 	EnsurePeering(ctx context.Context, peer Peer) (Progress, error)
-	// EnsureCapacity makes the provider's virtual node carry exactly capacity by
+	// EnsureCapacity makes the provider's virtual node provide exactly capacity by
 	// growing, shrinking or parking it in place. It is done only when the Node shows
 	// the capacity. The caller shrinks only what no pod uses.
 	EnsureCapacity(ctx context.Context, peer Peer, capacity Capacity) (Progress, error)

@@ -9,6 +9,6 @@
 //	                 └ not started in time ─► eviction
 //	                   deleted, but the provider is unreachable ─► force-deletion
 //
-// Package virtualnode, which sizes the nodes, is asked to shrink them before a
-// count is lowered, and reports when they have.
+// Before a count is lowered, package virtualnode, which sizes the nodes, shrinks
+// them and reports when they have shrunk.
 package pods

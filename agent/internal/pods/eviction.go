@@ -72,8 +72,8 @@ func (s *providerState) observe(pods []*corev1.Pod, now time.Time) {
 	s.started, s.reported = started, s.reported.Intersection(present)
 }
 
-// reconcileProvider removes pods from a virtual node that the provider does not
-// start, or whose end it cannot confirm.
+// reconcileProvider evicts pods that the provider does not start, and force-deletes
+// those whose termination an unreachable provider cannot confirm.
 func (r *Reconciler) reconcileProvider(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	provider := request.Name
 	node, err := virtualnode.ReadNode(ctx, r.client, provider)
@@ -146,7 +146,7 @@ func startDeadline(pod *corev1.Pod, refusal string, lastStart time.Time, timeout
 }
 
 // evictNotStarted evicts a pod that the provider has not started in time, and
-// returns when to look at it again.
+// returns when to requeue it.
 func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provider string, state *providerState) (requeueAfter time.Duration, err error) {
 	deadline, cause, ok := startDeadline(pod, r.driver.RefusedReason(pod), state.lastStart, r.StartTimeout)
 	if !ok {
@@ -182,7 +182,7 @@ func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provi
 		return 0, fmt.Errorf("evicting pod %s/%s from the virtual node of %s: %w", pod.Namespace, pod.Name, provider, err)
 	}
 	r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "EvictedFromVirtualNode", "Evict",
-		"Evicted from the virtual node for provider %s: %s. Its replacement is scheduled again.", provider, cause)
+		"Evicted from the virtual node for provider %s: %s. The scheduler places its replacement.", provider, cause)
 	log.FromContext(ctx).Info("Evicted a pod that the provider did not start", "pod", client.ObjectKeyFromObject(pod), "provider", provider, "cause", cause)
 	return virtualnode.ResyncPeriod, nil
 }
@@ -209,8 +209,8 @@ func forceDeleteAt(node *corev1.Node, pod *corev1.Pod, lostAfter time.Duration) 
 	return since.Add(lostAfter), true
 }
 
-// forceDeleteLost removes a deleted pod whose provider is lost, and returns when to
-// look at it again.
+// forceDeleteLost force-deletes a pod whose provider is lost, and returns when to
+// requeue it.
 func (r *Reconciler) forceDeleteLost(ctx context.Context, node *corev1.Node, pod *corev1.Pod, provider string) (requeueAfter time.Duration, err error) {
 	at, ok := forceDeleteAt(node, pod, r.ProviderLostAfter)
 	if !ok {
@@ -227,7 +227,7 @@ func (r *Reconciler) forceDeleteLost(ctx context.Context, node *corev1.Node, pod
 		return 0, fmt.Errorf("force-deleting pod %s/%s of unreachable provider %s: %w", pod.Namespace, pod.Name, provider, err)
 	}
 	r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "ForceDeleted", "Delete",
-		"Force-deleted: provider %s has been unreachable for more than %s and may still run the pod.", provider, r.ProviderLostAfter)
+		"Force-deleted the pod because provider %s has been unreachable for more than %s. The guest may still be running there.", provider, r.ProviderLostAfter)
 	log.FromContext(ctx).Info("Force-deleted a pod of an unreachable provider", "pod", client.ObjectKeyFromObject(pod), "provider", provider)
 	return virtualnode.ResyncPeriod, nil
 }

@@ -34,7 +34,7 @@ const (
 	reasonReleased     = "Released"
 )
 
-var reported = metav1.Condition{Type: broker.ConditionReported, Status: metav1.ConditionTrue, Reason: reasonReported, Message: "The broker has this Reservation."}
+var reported = metav1.Condition{Type: broker.ConditionReported, Status: metav1.ConditionTrue, Reason: reasonReported, Message: "The broker has a copy of this Reservation."}
 
 func notReported(reason, message string) metav1.Condition {
 	return metav1.Condition{Type: broker.ConditionReported, Status: metav1.ConditionFalse, Reason: reason, Message: message}
@@ -57,16 +57,24 @@ func allTrue(status *broker.ReservationStatus, instructions []broker.Reservation
 		}
 		return metav1.Condition{Type: condition, Status: metav1.ConditionFalse, Reason: reason, Message: progress(allocation, instruction, condition)}
 	}
-	return metav1.Condition{Type: condition, Status: metav1.ConditionTrue, Reason: condition, Message: "in " + clusters(status)}
+	return metav1.Condition{Type: condition, Status: metav1.ConditionTrue, Reason: condition, Message: trueMessage(condition, status)}
+}
+
+// trueMessage returns the message of a condition that is true for all allocations.
+func trueMessage(condition string, status *broker.ReservationStatus) string {
+	if condition == broker.ConditionPeered {
+		return fmt.Sprintf("Peered with %s.", clusters(status))
+	}
+	return fmt.Sprintf("The virtual nodes for %s are ready.", clusters(status))
 }
 
 // progress says what an allocation waits for.
 func progress(allocation *broker.Allocation, instruction *broker.ReservationInstruction, condition string) string {
 	switch {
 	case !allocation.Accepted:
-		return allocation.Cluster + ": waiting for the provider to set the capacity aside"
+		return allocation.Cluster + ": waiting for the provider to accept the hold"
 	case instruction == nil:
-		return allocation.Cluster + ": waiting for the instruction to use the capacity"
+		return allocation.Cluster + ": waiting for the ReservationInstruction"
 	}
 	c := meta.FindStatusCondition(instruction.Status.Conditions, condition)
 	if c == nil || c.Message == "" || instruction.Status.ObservedAttempt != instruction.Spec.Attempt {
@@ -88,15 +96,15 @@ func ready(local *broker.Reservation, status *broker.ReservationStatus, instruct
 		return notReady(reasonReleasing, releasing(instructions, reported))
 	case len(status.Allocations) > 0:
 	case reported.Status == metav1.ConditionFalse:
-		return notReady(reasonNotReported, "The broker does not have this Reservation: "+reported.Message)
+		return notReady(reasonNotReported, "The broker has no copy of this Reservation: "+reported.Message)
 	case status.Phase == broker.ReservationFailed:
 		return notReady(reasonFailed, insufficiency(status))
 	case status.Phase == broker.ReservationReleased:
-		return notReady(reasonReleased, "the capacity is released")
+		return notReady(reasonReleased, "The Reservation has been released.")
 	case meta.IsStatusConditionTrue(status.Conditions, broker.ConditionQueued):
 		return notReady(reasonQueued, insufficiency(status))
 	default:
-		return notReady(reasonPending, "waiting for the broker to choose a provider")
+		return notReady(reasonPending, "Waiting for the broker to choose a provider.")
 	}
 	var granted, requested int32
 	for i := range status.Allocations {
@@ -111,11 +119,11 @@ func ready(local *broker.Reservation, status *broker.ReservationStatus, instruct
 	}
 	switch {
 	case granted < requested:
-		return notReady(reasonPartialReady, fmt.Sprintf("%d of %d pods may run in %s. %s", granted, requested, clusters(status), insufficiency(status)))
+		return notReady(reasonPartialReady, fmt.Sprintf("%d of %d pods can run in %s. %s", granted, requested, clusters(status), insufficiency(status)))
 	case requested == 0:
-		return condition(metav1.ConditionTrue, reasonReady, "capacity in "+clusters(status)+" is available")
+		return condition(metav1.ConditionTrue, reasonReady, fmt.Sprintf("The capacity in %s can be used.", clusters(status)))
 	}
-	return condition(metav1.ConditionTrue, reasonReady, fmt.Sprintf("%d of %d pods may run in %s", requested, requested, clusters(status)))
+	return condition(metav1.ConditionTrue, reasonReady, fmt.Sprintf("%d of %d pods can run in %s.", requested, requested, clusters(status)))
 }
 
 // releasing says what a Reservation that is being deleted waits for.
@@ -129,7 +137,7 @@ func releasing(instructions []broker.ReservationInstruction, reported metav1.Con
 	if reported.Status == metav1.ConditionFalse {
 		return reported.Message
 	}
-	return "waiting for the broker to release the capacity"
+	return "Waiting for the broker to release the capacity."
 }
 
 // insufficiency says why not all requested capacity is granted, provider by
@@ -142,7 +150,7 @@ func insufficiency(status *broker.ReservationStatus) string {
 		return c.Message
 	}
 	if status.Decision == nil || len(status.Decision.Rejections) == 0 {
-		return "No provider is known to the broker."
+		return "No other cluster has sent an advertisement. Check that the agents of the providers are running."
 	}
 	var rejections []string
 	for _, r := range status.Decision.Rejections {

@@ -230,7 +230,7 @@ func (r *Reconciler) claim(ctx context.Context, s *state) (reconcile.Result, err
 	err := r.client.Patch(ctx, local, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsInvalid(err) {
 		before.DeepCopyInto(local)
-		s.reported = notReported(protocol.CodeInvalid, "The Reservation is not valid for this cluster, correct it: "+err.Error())
+		s.reported = notReported(protocol.CodeInvalid, "The Reservation is invalid in this cluster; correct it: "+err.Error())
 		return reconcile.Result{}, nil
 	}
 	if err != nil {
@@ -322,7 +322,7 @@ func (r *Reconciler) updateStatus(ctx context.Context, s *state) (reconcile.Resu
 	return reconcile.Result{}, nil
 }
 
-// acknowledge reports which virtual nodes carry their allocation until the
+// acknowledge reports which virtual nodes provide their allocation until the
 // broker's view shows it.
 func (r *Reconciler) acknowledge(ctx context.Context, s *state) (reconcile.Result, error) {
 	if s.view == nil || acknowledged(s.view, &s.local.Status) {

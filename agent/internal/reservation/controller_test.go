@@ -216,7 +216,7 @@ func testLifecycle(f fixture) {
 		if !r.Status.Allocations[0].VirtualNodeReady {
 			return errors.New("not ready")
 		}
-		return condition(r, broker.ConditionReady, metav1.ConditionTrue, "3 of 3 pods may run in paris")
+		return condition(r, broker.ConditionReady, metav1.ConditionTrue, "3 of 3 pods can run in paris")
 	})
 	f.eventually("an event about the Reservation being ready", f.event("web", "ReservationReady", "3 of 3"))
 	f.eventually("the acknowledgement", func() error {
@@ -287,7 +287,7 @@ func testGrowth(f fixture) {
 	})
 	f.instruction(id, "paris", is(broker.ConditionVirtualNodeReady))
 	f.get(r, "a partial grant to be usable", func() error {
-		return condition(r, broker.ConditionReady, metav1.ConditionFalse, "3 of 5 pods may run in paris")
+		return condition(r, broker.ConditionReady, metav1.ConditionFalse, "3 of 5 pods can run in paris")
 	})
 
 	f.broker.Update(id, func(v *protocol.ConsumerView) {
@@ -302,7 +302,7 @@ func testGrowth(f fixture) {
 	})
 	f.instruction(id, "berlin", is(broker.ConditionVirtualNodeReady))
 	f.get(r, "both grants to be usable", func() error {
-		return condition(r, broker.ConditionReady, metav1.ConditionTrue, "5 of 5 pods may run in berlin, paris")
+		return condition(r, broker.ConditionReady, metav1.ConditionTrue, "5 of 5 pods can run in berlin, paris")
 	})
 
 	f.broker.Update(id, func(v *protocol.ConsumerView) {
@@ -387,7 +387,7 @@ func testUnreachableBroker(f fixture) {
 	r, id := f.create("patient")
 	f.get(r, "the failure in the conditions", func() error {
 		return errors.Join(condition(r, broker.ConditionReported, metav1.ConditionFalse, "connection refused"),
-			condition(r, broker.ConditionReady, metav1.ConditionFalse, "The broker does not have this Reservation"))
+			condition(r, broker.ConditionReady, metav1.ConditionFalse, "The broker has no copy of this Reservation"))
 	})
 	f.eventually("retries", f.called("PutReservation", id, 3))
 	f.broker.Fail("PutReservation", nil)

@@ -82,7 +82,7 @@ func (r *Reconciler) deleteOrphans(ctx context.Context, key types.NamespacedName
 	})
 	var result reconcile.Result
 	for _, view := range orphans {
-		// The cache may be behind, so the API server is asked.
+		// The cache may be stale: read from the API server.
 		current := &broker.Reservation{}
 		err := r.live.Get(ctx, key, current)
 		if client.IgnoreNotFound(err) != nil {

@@ -99,7 +99,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	if err != nil {
 		return fmt.Errorf("indexing pods by node: %w", err)
 	}
-	err = ctrl.NewControllerManagedBy(mgr).Named("virtualnode").
+	err = ctrl.NewControllerManagedBy(mgr).Named("virtual-nodes").
 		Watches(&broker.ReservationInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 			return requestFor(o.(*broker.ReservationInstruction).Spec.TargetClusterID)
 		})).
@@ -136,7 +136,7 @@ func (r *Reconciler) Enqueue(provider string) {
 	enqueue(r.providers, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: provider}})
 }
 
-// CapacityChanges sends a Reservation when the capacity that a virtual node carries
+// CapacityChanges sends a Reservation when the capacity that a virtual node provides
 // for it has changed.
 func (r *Reconciler) CapacityChanges() <-chan event.GenericEvent { return r.reservations }
 
@@ -168,7 +168,7 @@ var NodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 func (r *Reconciler) providersOf(ctx context.Context, o client.Object) []reconcile.Request {
 	instructions, err := r.Instructions(ctx, o.(*broker.Reservation))
 	if err != nil {
-		log.FromContext(ctx).Error(err, "Failed to find the providers of a Reservation")
+		log.FromContext(ctx).Error(err, "Failed to list the ReservationInstructions of a Reservation")
 	}
 	var out []reconcile.Request
 	for _, in := range instructions {

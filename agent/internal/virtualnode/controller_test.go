@@ -55,7 +55,7 @@ func TestVirtualNode(t *testing.T) {
 	}
 	c.Driver.FailNext("EnsureCapacity", errors.New("the API server is overloaded"))
 	c.Driver.Free("EnsurePeering")
-	c.ExpectCondition(r, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 1, "node spillway-paris carries cpu 900m, memory 192Mi")
+	c.ExpectCondition(r, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 1, "node spillway-paris provides cpu 900m, memory 192Mi")
 	c.ExpectCondition(r, "paris", broker.ConditionReady, metav1.ConditionTrue, 1, "")
 	c.ExpectCapacity("paris", "cpu 900m, memory 192Mi, 3 pods, [shop]")
 

@@ -1,6 +1,6 @@
 // Package virtualnode is the consumer side of a grant: it keeps the peering with
 // each provider, sizes the provider's virtual node to exactly what was granted,
-// and reports on every ReservationInstruction how far that is.
+// and reports the progress on every ReservationInstruction.
 //
 // One controller, by provider, recomputes everything from what it observes:
 //
@@ -15,6 +15,6 @@
 // never shrinks below what running pods use.
 //
 // What is remembered between two reconciles (since when there is no grant, since
-// when a node carries less) only delays an action; after a restart the agent waits
+// when a node has less capacity) only delays an action; after a restart the agent waits
 // once more.
 package virtualnode

@@ -71,7 +71,7 @@ func (g Grant) resources() corev1.ResourceList {
 	return capacity.Larger(need, requests(g.Bound))
 }
 
-// NodePlan is the capacity that the virtual node is to carry: every grant, and
+// NodePlan is the capacity that the virtual node is to provide: every grant, and
 // the other pods that run there. Finished pods need no capacity, but their
 // namespaces stay mapped so that their logs can be read. Pods of DaemonSets take
 // a pod slot each and no resources.

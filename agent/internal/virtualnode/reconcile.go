@@ -38,8 +38,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	return reconcile.Result{RequeueAfter: requeueAfter}, err
 }
 
-// reconcileGrants has the virtual node carry the grants and reports how far that
-// is.
+// reconcileGrants makes the virtual node provide the grants and reports the progress.
 func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s *Snapshot) (requeueAfter time.Duration, err error) {
 	now := r.Clock.Now()
 	state.lastGrant, state.peer = now, peering.Peer{ClusterID: s.Provider}
@@ -68,8 +67,8 @@ func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s
 		return 0, err
 	}
 	if p.overdue && p.peered.Done && p.node.Reason == peering.ReasonGrantPending && !s.inUse() {
-		// The provider has ended or lost the peering: it is removed here too, and made
-		// again.
+		// The provider has ended or lost the peering: it is removed here too, and
+		// established again.
 		state.terminating = true
 	}
 	if p.overdue && !state.reported {
@@ -84,7 +83,7 @@ func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s
 	return min(requeueAfter, retryAfter), nil
 }
 
-// progress is how far a provider's peering and virtual node are.
+// progress is the state of a provider's peering and virtual node.
 type progress struct {
 	peered, node peering.Progress
 	// err of the driver's step that was tried last.
@@ -140,7 +139,7 @@ func (r *Reconciler) ensure(ctx context.Context, state *peeringState, s *Snapsho
 
 // findReleased returns the instructions whose grant no pod can use any more: the
 // node has shrunk, or is overdue to, and the API server shows no pod. retryAfter
-// is when to look again at a node that is shrinking.
+// is when to check a node that is shrinking.
 func (r *Reconciler) findReleased(ctx context.Context, s *Snapshot, overdue bool) (released map[types.UID]bool, retryAfter time.Duration, err error) {
 	retryAfter = ResyncPeriod
 	var unused []types.UID
@@ -209,7 +208,7 @@ func (r *Reconciler) reconcileIdle(ctx context.Context, state *peeringState, s *
 	return r.teardown(ctx, state, s.Provider)
 }
 
-// keepPeering is how long to keep a peering without grants before looking again,
+// keepPeering returns how long to keep a peering without grants until the next check,
 // at most the resync period; 0 if it is to be removed now.
 func keepPeering(s *Snapshot, lastGrant, now time.Time, idleTime, retention time.Duration) time.Duration {
 	keep := lastGrant.Add(idleTime).Sub(now)

@@ -183,7 +183,7 @@ const (
 	indexDaemonNode = "spillway.daemonNode"
 )
 
-// ProviderOf is the provider whose capacity a node carries; empty for a node of
+// ProviderOf is the provider whose capacity a node provides; empty for a node of
 // this cluster.
 func ProviderOf(nodeName string) string {
 	if provider, ok := strings.CutPrefix(nodeName, broker.VirtualNodePrefix); ok {

@@ -49,7 +49,7 @@ func (s *peeringState) observe(p progress, now time.Time, timeout time.Duration)
 	return p
 }
 
-// carriedPods is the number of pods that a virtual node carries capacity for on
+// carriedPods is the number of pods that a virtual node has capacity for on
 // behalf of one instruction, and since when.
 type carriedPods struct {
 	pods  int32
@@ -82,7 +82,7 @@ func (r *Reconciler) deleteState(provider string) {
 	delete(r.carried, provider)
 }
 
-// recordCarried records the number of pods that the virtual node carries capacity
+// recordCarried records the number of pods that the virtual node has capacity
 // for by instruction, and enqueues the Reservations if one is new or has changed.
 // While the node is being resized, the number only grows.
 func (r *Reconciler) recordCarried(s *Snapshot, p progress) {
@@ -116,7 +116,7 @@ func (r *Reconciler) recordCarried(s *Snapshot, p progress) {
 	}
 }
 
-// carriesAtMost reports whether the virtual node has carried capacity for at most
+// carriesAtMost reports whether the virtual node has had capacity for at most
 // the given pods of an instruction throughout Options.ShrinkDelay.
 func (r *Reconciler) carriesAtMost(in *broker.ReservationInstruction, pods int32) bool {
 	r.mu.Lock()

@@ -67,12 +67,12 @@ func instructionStatus(g Grant, s *Snapshot, p progress, released bool) broker.R
 	set(broker.ConditionPeered, p.peered.Done, reasonOf(p.peered), p.message(p.peered))
 	switch {
 	case p.ready():
-		message := fmt.Sprintf("node %s carries %s", broker.VirtualNodeName(s.Provider), in.Spec.RequestedResources)
+		message := fmt.Sprintf("node %s provides %s", broker.VirtualNodeName(s.Provider), in.Spec.RequestedResources)
 		set(broker.ConditionVirtualNodeReady, true, reasonOf(p.node), message)
 		set(broker.ConditionReady, true, "Ready", message)
 		status.Carried = &broker.HeldCapacity{Totals: in.Spec.RequestedResources, PodSets: in.Spec.PodSets}
 	case nodeReady(s.Node) && in.Status.ObservedAttempt == in.Spec.Attempt && meta.IsStatusConditionTrue(in.Status.Conditions, broker.ConditionVirtualNodeReady):
-		// The node is being resized for another grant and still carries this one.
+		// The node is being resized for another grant and still provides this one.
 	default:
 		set(broker.ConditionVirtualNodeReady, false, reasonOf(p.node), p.message(p.node))
 		set(broker.ConditionReady, false, reasonOf(p.node), p.message(p.blocking()))

@@ -20,8 +20,8 @@ type BrokerConfigSpec struct {
 	// +optional
 	// +kubebuilder:default="90s"
 	FreshFor *metav1.Duration `json:"freshFor,omitempty"`
-	// maxDuration is the maximum duration of a Reservation. A Reservation that asks
-	// for more, or for no duration, gets this one. No maximum if unset.
+	// maxDuration is the maximum duration of a Reservation. A Reservation that
+	// requests more, or states none, gets this one. No maximum if unset.
 	// +optional
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
 }

@@ -154,7 +154,7 @@ func rejectionsMessage(requester string, decision *broker.Decision) string {
 		}
 	}
 	if len(reasons) == 0 {
-		return fmt.Sprintf("No cluster except %s has sent an advertisement.", requester)
+		return fmt.Sprintf("No cluster except %s has sent an advertisement. Check that the agents of the providers are running.", requester)
 	}
 	if more > 0 {
 		reasons = append(reasons, fmt.Sprintf("And %d more, see status.decision.", more))

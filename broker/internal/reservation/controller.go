@@ -102,7 +102,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		return r.unplaced(ctx)
 	})
 	err := ctrl.NewControllerManagedBy(mgr).
-		Named("reservation").
+		Named("reservations").
 		For(&broker.Reservation{}).
 		Watches(&broker.ClusterAdvertisement{}, r.enqueueByAdvertisement()).
 		Watches(&broker.BrokerConfig{}, enqueueUnplaced).
@@ -114,7 +114,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		return fmt.Errorf("adding the reservation controller: %w", err)
 	}
 	err = ctrl.NewControllerManagedBy(mgr).
-		Named("advertisement").
+		Named("advertisements").
 		For(&broker.ClusterAdvertisement{}).
 		Watches(&broker.Reservation{}, handler.Funcs{DeleteFunc: r.enqueueHolders}).
 		Watches(&broker.BrokerConfig{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request {

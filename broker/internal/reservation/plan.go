@@ -168,7 +168,7 @@ func firstPods(from broker.HeldCapacity, n int32) broker.HeldCapacity {
 
 // place chooses clusters until nothing is missing or no cluster takes any more.
 func (p *plan) place(in snapshot) {
-	if p.blockedBy = in.holderOfNamesake(); p.blockedBy != "" {
+	if p.blockedBy = in.holderOfEarlier(); p.blockedBy != "" {
 		return
 	}
 	request, clusters := in.placement()
@@ -213,8 +213,8 @@ func (p *plan) place(in snapshot) {
 	}
 }
 
-// holderOfNamesake is a cluster with a hold of an earlier Reservation of the same name.
-func (in snapshot) holderOfNamesake() string {
+// holderOfEarlier returns a cluster with a hold of an earlier Reservation of the same name.
+func (in snapshot) holderOfEarlier() string {
 	for i := range in.advertisements {
 		for _, hold := range in.advertisements[i].Status.Holds {
 			if hold.ReservationName == in.reservation.Name && hold.ReservationUID != in.reservation.UID {

@@ -42,7 +42,7 @@ func (r *Reconciler) reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	return in.requeue(), nil
 }
 
-// commit computes a plan and carries it out.
+// commit computes a plan and writes its changes.
 func (r *Reconciler) commit(ctx context.Context, in snapshot) error {
 	if err := r.addFinalizer(ctx, in.reservation); err != nil {
 		return err
@@ -149,7 +149,8 @@ func (r *Reconciler) writeStatus(ctx context.Context, in snapshot, p plan) error
 	return nil
 }
 
-// removeFinalizer lets a deleted Reservation go once no provider holds anything for it.
+// removeFinalizer removes the finalizer of a deleted Reservation once no provider holds
+// anything for it.
 func (r *Reconciler) removeFinalizer(ctx context.Context, in snapshot) error {
 	reservation := in.reservation
 	if reservation.DeletionTimestamp.IsZero() || len(in.holds()) > 0 || !controllerutil.RemoveFinalizer(reservation, broker.FinalizerLedger) {
@@ -161,7 +162,7 @@ func (r *Reconciler) removeFinalizer(ctx context.Context, in snapshot) error {
 	return nil
 }
 
-// requeueOnConflict requeues soon if another writer was first.
+// requeueOnConflict requeues after a short delay if another writer was first.
 func requeueOnConflict(ctx context.Context, err error) (ctrl.Result, error) {
 	if !isConflict(err) {
 		return ctrl.Result{}, err
@@ -173,8 +174,8 @@ func requeueOnConflict(ctx context.Context, err error) (ctrl.Result, error) {
 
 // isConflict reports whether a compare-and-swap failed because of a concurrent write.
 func isConflict(err error) bool {
-	var full *ledger.InsufficientError
-	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.As(err, &full)
+	var insufficient *ledger.InsufficientError
+	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.As(err, &insufficient)
 }
 
 // retryOnConflict retries a read and its compare-and-swap. Unlike the function of

@@ -13,7 +13,7 @@ import (
 )
 
 // nextStatus is the Reservation's status for the holds in the snapshot and the plan
-// that was carried out. It depends on its arguments only.
+// that was written. It depends on its arguments only.
 func nextStatus(in snapshot, p plan, committed bool) broker.ReservationStatus {
 	status := *in.reservation.Status.DeepCopy()
 	status.ObservedGeneration = in.reservation.Generation

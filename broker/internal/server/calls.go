@@ -41,7 +41,7 @@ func (s *Server) serve(route route) http.Handler {
 		}
 		refusal := refusalOf(err)
 		if refusal.Code == protocol.CodeInternal {
-			s.Log.Error(err, "Call failed", "method", r.Method, "path", short(r.URL.Path))
+			s.Log.Error(err, "Failed to serve a call", "method", r.Method, "path", short(r.URL.Path))
 		} else {
 			s.Log.V(1).Info("Refused call", "method", r.Method, "path", short(r.URL.Path), "code", refusal.Code, "reason", err.Error())
 		}

@@ -36,7 +36,7 @@ func changes(before, now snapshot) []string {
 		case is.parked && !was.parked:
 			log("%s is parked: no capacity of %s is in use", name, provider)
 		case !is.parked && (is.cores != was.cores || is.gpus != was.gpus || was.parked):
-			log("%s now carries %s", name, is.carrying(""))
+			log("%s now provides %s", name, is.carrying(""))
 		}
 		if seen && was.ready && !is.ready {
 			log("%s is NotReady: its provider is unreachable", name)

@@ -86,7 +86,7 @@ func New(o Options) *Controller {
 // Secrets.
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.secrets = mgr.GetClient()
-	err := ctrl.NewControllerManagedBy(mgr).Named("virtual-node").
+	err := ctrl.NewControllerManagedBy(mgr).Named("virtual-nodes").
 		For(&corev1.Secret{}).
 		WatchesRawSource(source.Channel(c.queue, &handler.EnqueueRequestForObject{})).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4}).
@@ -148,7 +148,7 @@ func (c *Controller) reconcile(ctx context.Context, request reconcile.Request) (
 	if err != nil {
 		// A retry would not help: the next change of the Secret enqueues it.
 		c.recordFailure(provider, err)
-		c.Log.Error(err, "Invalid configuration of a virtual node", "provider", provider)
+		c.Log.Error(err, "Failed to read the configuration of a virtual node", "provider", provider)
 		return reconcile.Result{}, nil
 	}
 	n := c.running(config.Provider)

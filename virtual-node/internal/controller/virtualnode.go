@@ -155,7 +155,7 @@ func (n *virtualNode) runNode(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			n.log.Error(err, "Node controller stopped; will restart", "node", n.name)
+			n.log.Error(err, "Node controller stopped; restarting", "node", n.name)
 			if errors.Is(err, node.ErrNotManaged) {
 				n.controller.recordFailure(n.providerID, err)
 			}
@@ -170,7 +170,7 @@ func (n *virtualNode) runNode(ctx context.Context) {
 
 // fail makes the next reconcile start the virtual node again.
 func (n *virtualNode) fail(err error) {
-	n.log.Error(err, "Virtual node failed; will restart", "node", n.name)
+	n.log.Error(err, "Virtual node failed; restarting", "node", n.name)
 	n.mu.Lock()
 	n.failed = true
 	n.mu.Unlock()
@@ -222,7 +222,7 @@ func (n *virtualNode) drain(ctx context.Context) (drained bool, err error) {
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return false, fmt.Errorf("draining %s: deleting pod %s/%s: %w", n.name, pod.Namespace, pod.Name, err)
 		}
-		n.controller.Recorder.Eventf(pod, nil, corev1.EventTypeNormal, reasonTerminating, "Drain", "Deleted: virtual node %s is terminating", n.name)
+		n.controller.Recorder.Eventf(pod, nil, corev1.EventTypeNormal, reasonTerminating, "Drain", "Deleted the pod because virtual node %s is terminating.", n.name)
 	}
 	// The guests at an unreachable provider are not waited for.
 	return len(remaining) == 0 && (n.pods.HasNoGuests() || !n.node.Health().Ready), nil

@@ -90,6 +90,6 @@ func (a *api) pods(w http.ResponseWriter, _ *http.Request) {
 func writeJSON(w http.ResponseWriter, log logr.Logger, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(value); err != nil {
-		log.V(1).Info("Failed to write a response", "error", err.Error())
+		log.V(1).Info("Failed to write a response", "reason", err.Error())
 	}
 }

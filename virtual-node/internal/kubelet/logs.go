@@ -51,7 +51,7 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) {
 	// The header is sent before the first line: a container may log nothing for long.
 	_ = out.control.Flush()
 	if _, err := io.Copy(out, stream); err != nil && r.Context().Err() == nil {
-		a.log.Info("Log stream from the provider was interrupted", "namespace", g.podNamespace, "pod", g.podName, "error", err.Error())
+		a.log.Info("Log stream from the provider was interrupted", "namespace", g.podNamespace, "pod", g.podName, "reason", err.Error())
 		// The header was sent: only a broken connection shows that the log is incomplete.
 		panic(http.ErrAbortHandler)
 	}

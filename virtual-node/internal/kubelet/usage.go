@@ -191,10 +191,10 @@ func (u *usage) podMetrics(ctx context.Context, namespaces map[string]bool) (met
 		list, err := client.MetricsV1beta1().PodMetricses(namespace).List(ctx, metav1.ListOptions{})
 		switch {
 		case apierrors.IsNotFound(err) || apierrors.IsServiceUnavailable(err):
-			u.log.V(1).Info("Provider serves no pod metrics; listing pods without usage", "error", err.Error())
+			u.log.V(1).Info("Provider serves no pod metrics; listing pods without usage", "reason", err.Error())
 			continue
 		case apierrors.IsForbidden(err):
-			u.log.Info("Provider denied access to pod metrics; listing pods without usage", "error", err.Error())
+			u.log.Info("Provider denied access to pod metrics; listing pods without usage", "reason", err.Error())
 			complete = false
 			continue
 		case err != nil:

@@ -153,7 +153,7 @@ func (c *Controller) Run(ctx context.Context) error {
 				return fmt.Errorf("node %s was deleted: %w", desired.Name, err)
 			}
 			if ctx.Err() == nil {
-				c.log.Error(err, "Failed to update the node; will retry", "node", desired.Name)
+				c.log.Error(err, "Failed to update the node; retrying", "node", desired.Name)
 			}
 		}
 		select {

@@ -75,7 +75,7 @@ func (p *Prober) probe(ctx context.Context) Health {
 	case err == nil:
 		return Health{Ready: true, Reason: reasonProviderReachable, Message: fmt.Sprintf("Provider %s is reachable and authorizes this cluster.", p.Provider)}
 	case apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err):
-		return Health{Reason: reasonProviderRefused, Message: fmt.Sprintf("Provider %s no longer authorizes this cluster: %v", p.Provider, err)}
+		return Health{Reason: reasonAccessDenied, Message: fmt.Sprintf("Provider %s no longer authorizes this cluster: %v", p.Provider, err)}
 	default:
 		return Health{Reason: reasonProviderUnreachable, Message: fmt.Sprintf("Provider %s is unreachable; its guests may still be running: %v", p.Provider, err)}
 	}

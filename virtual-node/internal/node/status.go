@@ -25,7 +25,7 @@ const (
 	// ReasonConnecting is the reason of condition Ready before the first probe.
 	ReasonConnecting          = "Connecting"
 	reasonProviderReachable   = "ProviderReachable"
-	reasonProviderRefused     = "ProviderRefused"
+	reasonAccessDenied        = "ProviderAccessDenied"
 	reasonProviderUnreachable = "ProviderUnreachable"
 	reasonLimitedByQuota      = "LimitedByResourceQuota"
 	reasonProviderNetwork     = "ProviderNetwork"

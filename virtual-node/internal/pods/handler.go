@@ -262,7 +262,7 @@ func (h *Handler) processNext(ctx context.Context) bool {
 		return false
 	case err != nil:
 		syncErrors.WithLabelValues(h.Provider).Inc()
-		h.Log.Error(err, "Failed to reconcile; will retry", "pod", key)
+		h.Log.Error(err, "Failed to reconcile; retrying", "pod", key)
 		h.queue.AddRateLimited(key)
 	case requeueAfter > 0:
 		h.queue.Forget(key)

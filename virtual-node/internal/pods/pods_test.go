@@ -420,10 +420,10 @@ func (e *environment) testExceededQuota(t *testing.T) {
 	_, err = quotas.UpdateStatus(t.Context(), quota, metav1.UpdateOptions{})
 	expect.NoError(t, err)
 	pod := e.createPod(t, "refused", neverRestart)
-	e.expectStatus(t, pod, "ProviderRefused", func(s *corev1.PodStatus) bool {
-		return s.Phase == corev1.PodPending && s.Reason == "ProviderRefused" && strings.Contains(s.Message, "exceeded quota") && s.StartTime == nil
+	e.expectStatus(t, pod, "GuestRefused", func(s *corev1.PodStatus) bool {
+		return s.Phase == corev1.PodPending && s.Reason == "GuestRefused" && strings.Contains(s.Message, "exceeded quota") && s.StartTime == nil
 	})
-	e.expectEvent(t, "ProviderRefused", "exceeded quota")
+	e.expectEvent(t, "GuestRefused", "exceeded quota")
 	expect.NoError(t, quotas.Delete(t.Context(), "none", metav1.DeleteOptions{}))
 	e.deletePod(t, pod, e.run(t, pod))
 }

@@ -10,11 +10,11 @@ import (
 const (
 	// reasonConfigMissing is a kubelet's reason for a container that waits for a
 	// ConfigMap or Secret.
-	reasonConfigMissing       = "CreateContainerConfigError"
-	reasonGuestDiffers        = "GuestDiffers"
-	reasonGuestLost           = "GuestLost"
-	reasonProviderRefused     = "ProviderRefused"
-	reasonWaitingForReference = "WaitingForConfiguration"
+	reasonConfigMissing    = "CreateContainerConfigError"
+	reasonGuestDiffers     = "GuestDiffers"
+	reasonGuestLost        = "GuestLost"
+	reasonGuestRefused     = "GuestRefused"
+	reasonWaitingForConfig = "WaitingForConfiguration"
 )
 
 // exitCodeUnknown is the exit code of a container whose own is not known: that of

@@ -159,7 +159,7 @@ func (h *Handler) terminate(ctx context.Context, pod, guest *corev1.Pod) (requeu
 	return 0, h.deleteGuest(ctx, guest, gracePeriod)
 }
 
-// guestExists asks the provider's API server, since the cache may be stale.
+// guestExists reads from the provider's API server, since the cache may be stale.
 func (h *Handler) guestExists(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	_, err := h.ProviderClient.CoreV1().Pods(h.GuestNamespace).Get(ctx, translate.GuestName(pod), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -220,11 +220,11 @@ func (h *Handler) create(ctx context.Context, pod *corev1.Pod) (requeueAfter tim
 func (h *Handler) waitForReference(pod *corev1.Pod, missing string) (requeueAfter time.Duration) {
 	requeueAfter = cacheDelay
 	if h.sources.get(pod.Namespace).synced() {
-		h.event(pod, corev1.EventTypeWarning, reasonWaitingForReference, missing)
+		h.event(pod, corev1.EventTypeWarning, reasonWaitingForConfig, missing)
 		requeueAfter = retryPeriod
 	}
 	status := waitingStatus(pod, reasonConfigMissing, missing)
-	// The condition tells the agent that the pod waits for this cluster, not for the
+	// The condition shows the agent that the pod waits for this cluster, not for the
 	// provider: it does not reschedule the pod.
 	status.Conditions = setCondition(status.Conditions, corev1.PodCondition{
 		Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: reasonConfigMissing, Message: missing, LastTransitionTime: metav1.Time{Time: h.Clock.Now()}})
@@ -239,8 +239,8 @@ func (h *Handler) createFailed(pod *corev1.Pod, err error) (requeueAfter time.Du
 		return 0, err
 	}
 	message := fmt.Sprintf("provider %s refused the guest: %v", h.Provider, err)
-	h.event(pod, corev1.EventTypeWarning, reasonProviderRefused, message)
-	h.report(pod, waitingStatus(pod, reasonProviderRefused, message))
+	h.event(pod, corev1.EventTypeWarning, reasonGuestRefused, message)
+	h.report(pod, waitingStatus(pod, reasonGuestRefused, message))
 	return retryPeriod, nil
 }
 
@@ -316,7 +316,7 @@ func (h *Handler) updateFailed(pod *corev1.Pod, err error) (requeueAfter time.Du
 	if !isRefusal(err) {
 		return 0, err
 	}
-	h.event(pod, corev1.EventTypeWarning, reasonProviderRefused, fmt.Sprintf("provider %s refused a change to the guest: %v", h.Provider, err))
+	h.event(pod, corev1.EventTypeWarning, reasonGuestRefused, fmt.Sprintf("provider %s refused a change to the guest: %v", h.Provider, err))
 	return retryPeriod, nil
 }
 

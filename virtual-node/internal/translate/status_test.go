@@ -28,7 +28,7 @@ func overflowed(conditions ...corev1.PodCondition) *corev1.Pod {
 			Containers:     []corev1.Container{{Name: "main"}},
 		},
 		Status: corev1.PodStatus{
-			Phase: corev1.PodPending, QOSClass: corev1.PodQOSBurstable, Reason: "ProviderRefused", Message: "full",
+			Phase: corev1.PodPending, QOSClass: corev1.PodQOSBurstable, Reason: "GuestRefused", Message: "full",
 			Conditions: append([]corev1.PodCondition{condition(corev1.PodScheduled, corev1.ConditionTrue)}, conditions...),
 		},
 	}

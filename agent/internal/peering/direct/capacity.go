@@ -42,7 +42,7 @@ func equalCapacity(a, b nodeconfig.Capacity) bool {
 	return session.Equal(a.Resources, b.Resources) && a.Parked == b.Parked && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Namespaces, b.Namespaces)
 }
 
-// EnsureCapacity makes the provider's virtual node carry exactly capacity.
+// EnsureCapacity makes the provider's virtual node provide exactly capacity.
 func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, capacity peering.Capacity) (peering.Progress, error) {
 	provider := peer.ClusterID
 	if err := session.ValidateClusterID(provider); err != nil {
@@ -80,7 +80,7 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, capacity
 }
 
 // nodeProgress compares a Node, nil if it does not exist, with its configuration.
-func (d *Driver) nodeProgress(provider string, node *corev1.Node, want nodeconfig.Capacity, carried broker.ResourceQuantities) peering.Progress {
+func (d *Driver) nodeProgress(provider string, node *corev1.Node, want nodeconfig.Capacity, granted broker.ResourceQuantities) peering.Progress {
 	name := broker.VirtualNodeName(provider)
 	pending := session.NodePending(node, provider, want.Resources, want.Parked)
 	for key, value := range want.Labels {
@@ -90,7 +90,7 @@ func (d *Driver) nodeProgress(provider string, node *corev1.Node, want nodeconfi
 	}
 	if pending == "" {
 		d.handshake.StopWaiting(provider, waitNode)
-		return peering.Done("Ready", fmt.Sprintf("node %s carries %s", name, carried))
+		return peering.Done("Ready", fmt.Sprintf("node %s provides %s", name, granted))
 	}
 	message := "node " + name + " " + pending
 	if (node == nil || session.Ready(node).Status == corev1.ConditionUnknown) && d.handshake.Waited(provider, waitNode) >= nodeTimeout {

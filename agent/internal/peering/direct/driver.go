@@ -117,7 +117,7 @@ func (d *Driver) ensureToken(ctx context.Context, peer peering.Peer, r *record) 
 	switch {
 	case state == tokenRenewable && err != nil:
 		// The old token is valid for as long again, so the peering remains.
-		d.Log.Error(err, "Cannot renew a token; the old one is still valid", "provider", provider, "expires", r.expires)
+		d.Log.Error(err, "Failed to renew a token; the old one is still valid", "provider", provider, "expires", r.expires)
 		return peered, nil
 	case state == tokenRenewable && refused != nil:
 		return peering.Done("Peered", "peered with "+provider+"; the token is not renewed yet: "+refused.Message), nil
@@ -146,9 +146,9 @@ const (
 	tokenRejected
 )
 
-// reasonProviderRefused is the reason that virtual-node gives the Node's condition
+// reasonAccessDenied is the reason that virtual-node gives the Node's condition
 // Ready if the provider rejects the token.
-const reasonProviderRefused = "ProviderRefused"
+const reasonAccessDenied = "ProviderAccessDenied"
 
 // tokenGrace is how long a new token has to take effect at the Node.
 const tokenGrace = 20 * time.Second
@@ -166,7 +166,7 @@ func (d *Driver) tokenState(ctx context.Context, r *record) (tokenState, error) 
 		return 0, err
 	}
 	if node != nil && node.Labels[broker.LabelProvider] == r.Provider && now.Sub(r.granted) >= tokenGrace {
-		if ready := session.Ready(node); ready.Status != corev1.ConditionTrue && ready.Reason == reasonProviderRefused {
+		if ready := session.Ready(node); ready.Status != corev1.ConditionTrue && ready.Reason == reasonAccessDenied {
 			return tokenRejected, nil
 		}
 	}

@@ -184,12 +184,12 @@ func (g *grantTest) revoke() {
 // expectNewToken checks that a token that the node reports as refused is replaced.
 func (g *grantTest) expectNewToken() {
 	g.t.Helper()
-	g.simulated.set(func(s *simulation) { s.unreachable = reasonProviderRefused })
+	g.simulated.set(func(s *simulation) { s.unreachable = reasonAccessDenied })
 	expect.Eventually(g.t, "the node reports the refusal", func() (bool, string) {
 		node, err := session.Node(g.t.Context(), g.rome, "paris")
 		expect.NoError(g.t, err)
 		reason := session.Ready(node).Reason
-		return reason == reasonProviderRefused, reason
+		return reason == reasonAccessDenied, reason
 	})
 	g.clock.advance(tokenGrace)
 	before := g.stored().Connection.Token
@@ -222,7 +222,7 @@ func TestRefusals(t *testing.T) {
 		{func(o *Options) { o.Endpoint = "" }, "NoEndpoint: paris has no API server endpoint for consumers"},
 		{func(o *Options) { o.CA = func() ([]byte, error) { return nil, errors.New("lost") } }, "NoCA"},
 		{func(o *Options) { o.CA = func() ([]byte, error) { return e.romeConfig.CAData, nil } }, "CertificateInvalid"},
-		{func(*Options) {}, "NamespaceTaken: namespace spillway-guests-rome already exists there and is not managed by Spillway"},
+		{func(*Options) {}, "NamespaceTaken: namespace spillway-guests-rome already exists at the provider and is not managed by Spillway; rename or delete it there"},
 	} {
 		kept := e.options
 		tc.change(&e.options)

@@ -73,7 +73,7 @@ func (p *Provider) ensureNamespace(ctx context.Context, consumer string, number 
 	}
 	switch {
 	case !isGuestNamespace(namespace, consumer):
-		refusal, err := refuse("NamespaceTaken", "namespace "+namespace.Name+" already exists there and is not managed by Spillway")
+		refusal, err := refuse("NamespaceTaken", "namespace "+namespace.Name+" already exists at the provider and is not managed by Spillway; rename or delete it there")
 		return nil, refusal, err
 	case !namespace.DeletionTimestamp.IsZero():
 		refusal, err := refuse(session.ReasonTerminating, "the previous peering is still being removed")
@@ -92,7 +92,7 @@ func (p *Provider) ensureNamespace(ctx context.Context, consumer string, number 
 	return namespace, nil, nil
 }
 
-// ensureAgentAccess gives this agent its permissions in a namespace for guests.
+// ensureAgentAccess binds this agent's role in a namespace for guests.
 func (p *Provider) ensureAgentAccess(ctx context.Context, namespace *corev1.Namespace) error {
 	if p.AgentRole == "" {
 		return nil

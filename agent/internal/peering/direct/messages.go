@@ -11,7 +11,7 @@ import (
 const (
 	maxToken = 8 << 10
 	maxCA    = 24 << 10
-	// maxSeconds is the longest lifetime of a token that is accepted, a day.
+	// maxSeconds is the maximum accepted lifetime of a token: one day.
 	maxSeconds = 24 * 60 * 60
 )
 

@@ -128,11 +128,11 @@ func (p *Provider) endpointCA(ctx context.Context) ([]byte, *message) {
 		err = errors.New("the CA is empty")
 	}
 	if err != nil {
-		p.Log.Error(err, "Reading the CA of this cluster's API server")
+		p.Log.Error(err, "Failed to read the CA of this cluster's API server")
 		return no("NoCA", p.ClusterID+" does not know the CA of its API server; set apiServer.ca there")
 	}
 	if err := p.verifyEndpoint(ctx, ca); err != nil {
-		p.Log.Error(err, "Verifying this cluster's API server endpoint", "endpoint", p.Endpoint)
+		p.Log.Error(err, "Failed to verify this cluster's API server endpoint", "endpoint", p.Endpoint)
 		return no("CertificateInvalid", fmt.Sprintf("the certificate of %s does not match its CA: %v", p.Endpoint, err))
 	}
 	return ca, nil
@@ -213,8 +213,8 @@ func (p *Provider) Teardown(ctx context.Context, consumer string) (progress peer
 		for _, object := range []client.Object{&rbacv1.RoleBinding{}, &corev1.ServiceAccount{}} {
 			object, err := session.Find(ctx, p.Client, namespace.Name, guestAccount, object)
 			if apierrors.IsForbidden(err) {
-				// The agent gives itself permissions there before it gives the consumer
-				// any: neither has them yet.
+				// The agent binds its own role there before the consumer's: neither is
+				// bound yet.
 				continue
 			}
 			if err == nil && object != nil {

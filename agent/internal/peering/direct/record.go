@@ -63,7 +63,7 @@ func (r *record) connected() bool { return r.Connection.Token != "" }
 // ending reports whether the peering's teardown has begun.
 func (r *record) ending() bool { return r.Terminating || r.state == stateEnded }
 
-// isRecord reports whether Spillway made a Secret for a peering.
+// isRecord reports whether a Secret is the one that Spillway created for a peering.
 func isRecord(secret *corev1.Secret) bool {
 	provider := secret.Labels[broker.LabelProvider]
 	return session.IsManaged(secret) && provider != "" && secret.Name == nodeconfig.SecretName(provider)
@@ -88,7 +88,7 @@ func parse(secret *corev1.Secret) *record {
 }
 
 // load reads the peering with a provider. The record is nil if there is none, and
-// taken is true if a Secret that Spillway did not make has its name.
+// taken is true if another Secret has its name.
 func (d *Driver) load(ctx context.Context, provider string) (r *record, taken bool, err error) {
 	secret, err := session.Find(ctx, d.Client, d.VirtualNodeNamespace, nodeconfig.SecretName(provider), &corev1.Secret{})
 	switch {
@@ -119,14 +119,14 @@ func (d *Driver) store(ctx context.Context, r *record) error {
 	if r.secret == nil {
 		err = d.Client.Create(ctx, secret)
 	} else {
-		made := secret
+		desired := secret
 		secret = r.secret.DeepCopy()
-		secret.Data = made.Data
-		maps.Copy(secret.Labels, made.Labels)
+		secret.Data = desired.Data
+		maps.Copy(secret.Labels, desired.Labels)
 		for annotation := range r.times() {
 			delete(secret.Annotations, annotation)
 		}
-		for annotation, value := range made.Annotations {
+		for annotation, value := range desired.Annotations {
 			metav1.SetMetaDataAnnotation(&secret.ObjectMeta, annotation, value)
 		}
 		err = d.Client.Update(ctx, secret)

@@ -77,7 +77,7 @@ func nodeTerminating(provider string) peering.Progress {
 // ensureNodeReleased makes sure that a Node and its pods terminate. If the
 // virtual-node program is gone, the Node is deleted in its place. If the provider
 // is unreachable, the pods are force-deleted here after UnreachableAfter, and the
-// provider ends them with everything else.
+// provider deletes their guests with everything else.
 func (d *Driver) ensureNodeReleased(ctx context.Context, r *record, node *corev1.Node) error {
 	provider := node.Labels[broker.LabelProvider]
 	stale, err := d.leaseStale(ctx, node.Name)
@@ -103,7 +103,7 @@ func (d *Driver) ensureNodeReleased(ctx context.Context, r *record, node *corev1
 	return d.storeEnded(ctx, r)
 }
 
-// forceDeletePods deletes the pods of a node that cannot end them: virtual-node is
+// forceDeletePods force-deletes the pods of a node that cannot terminate them: virtual-node is
 // gone, or the provider is unreachable.
 func (d *Driver) forceDeletePods(ctx context.Context, node string) error {
 	var pods corev1.PodList
@@ -112,7 +112,7 @@ func (d *Driver) forceDeletePods(ctx context.Context, node string) error {
 	}
 	var failed error
 	for i := range pods.Items {
-		d.Log.Info("Force-deleting a pod that its node cannot end", "node", node, "namespace", pods.Items[i].Namespace, "pod", pods.Items[i].Name)
+		d.Log.Info("Force-deleting a pod whose virtual node cannot terminate it", "node", node, "namespace", pods.Items[i].Namespace, "pod", pods.Items[i].Name)
 		failed = errors.Join(failed, session.Delete(ctx, d.Client, &pods.Items[i], client.GracePeriodSeconds(0)))
 	}
 	return failed

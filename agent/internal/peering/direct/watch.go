@@ -84,7 +84,7 @@ func (d *Driver) renewTokens(ctx context.Context, reader client.Reader) error {
 	for {
 		var secrets corev1.SecretList
 		if err := reader.List(ctx, &secrets, client.InNamespace(d.VirtualNodeNamespace)); err != nil && ctx.Err() == nil {
-			d.Log.Error(err, "Listing tokens to renew")
+			d.Log.Error(err, "Failed to list tokens to renew")
 		}
 		for _, provider := range renewable(secrets.Items, d.Clock.Now()) {
 			d.Enqueue(provider)

@@ -93,7 +93,7 @@ type Driver struct {
 	recorder
 	peerings map[string]peering.Capacity
 	nodes    map[string]bool
-	// Changed, if set before use, is called with what a virtual node carries after
+	// Changed, if set before use, is called with what a virtual node provides after
 	// every change, nil after its removal: a test makes a Node of it.
 	Changed func(clusterID string, capacity *peering.Capacity) error
 }
@@ -134,7 +134,7 @@ func (d *Driver) EnsureCapacity(_ context.Context, peer peering.Peer, capacity p
 			return peering.Progress{}, err
 		}
 	}
-	return peering.Done("Ready", "the virtual node carries the capacity"), nil
+	return peering.Done("Ready", "the virtual node provides the capacity"), nil
 }
 
 // Teardown implements peering.Driver.

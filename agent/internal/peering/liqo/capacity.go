@@ -124,7 +124,7 @@ func (o capacityObjects) allocatableFor(wanted peering.Capacity) corev1.Resource
 	return allocatableFor(wanted, known...)
 }
 
-// EnsureCapacity makes the provider's virtual node carry exactly the wanted
+// EnsureCapacity makes the provider's virtual node provide exactly the wanted
 // capacity. Requests to Liqo and to the provider that do not depend on each other
 // are made in the same call.
 func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, wanted peering.Capacity) (peering.Progress, error) {
@@ -164,7 +164,7 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, wanted p
 	if waiting, err := d.namespacesPending(ctx, provider, wanted.Namespaces); err != nil || waiting != nil {
 		return ptr.Deref(waiting, peering.Progress{}), err
 	}
-	return peering.Done("Ready", fmt.Sprintf("node %s carries %s", sliceName(provider), broker.FromList(wanted.Resources))), nil
+	return peering.Done("Ready", fmt.Sprintf("node %s provides %s", sliceName(provider), broker.FromList(wanted.Resources))), nil
 }
 
 // ensureSlice requests resources from the provider. The progress is nil if the
@@ -174,7 +174,7 @@ func (d *Driver) ensureSlice(ctx context.Context, provider string, slice *authv1
 	case slice == nil:
 		return nil, d.createSlice(ctx, provider, want)
 	case !session.IsManaged(slice) || slice.Spec.Class != SliceClass:
-		return ptr.To(peering.Waiting(reasonConflict, "ResourceSlice "+slice.Name+" is not managed by Spillway")), nil
+		return ptr.To(peering.Waiting(reasonConflict, "ResourceSlice "+slice.Name+" already exists and is not managed by Spillway; rename or delete it")), nil
 	case !slice.DeletionTimestamp.IsZero():
 		return ptr.To(peering.Waiting(session.ReasonTerminating, "the resource slice of the previous peering is still being deleted")), nil
 	case session.Equal(slice.Spec.Resources, want):
@@ -240,7 +240,7 @@ func (d *Driver) ensureVirtualNode(ctx context.Context, provider string, objects
 		waiting, err := d.createVirtualNode(ctx, provider, objects.node, atMost(want, limit))
 		return &waiting, err
 	case !session.IsManaged(virtualNode):
-		return ptr.To(peering.Waiting(reasonConflict, "VirtualNode "+virtualNode.Name+" is not managed by Spillway")), nil
+		return ptr.To(peering.Waiting(reasonConflict, "VirtualNode "+virtualNode.Name+" already exists and is not managed by Spillway; rename or delete it")), nil
 	case !virtualNode.DeletionTimestamp.IsZero() || virtualNode.Labels[labelWebhookSkip] == "true":
 		// A teardown that has begun is completed before the node is made again.
 		left, err := d.remaining(ctx, provider)

@@ -80,7 +80,7 @@ func (d *Driver) EnsurePeering(ctx context.Context, peer peering.Peer) (peering.
 		}
 		return d.advanceHandshake(ctx, peer, namespace)
 	case !session.IsManaged(identity):
-		return peering.Waiting(reasonConflict, "Identity "+identity.Name+" is not managed by Spillway: "+provider+" was peered manually"), nil
+		return peering.Waiting(reasonConflict, "Identity "+identity.Name+" is not managed by Spillway: "+provider+" was peered manually; unpeer it with liqoctl to let Spillway peer it"), nil
 	case !identity.DeletionTimestamp.IsZero():
 		return peering.Waiting(session.ReasonTerminating, "the identity of the previous peering is still being deleted"), nil
 	case identity.Status.KubeconfigSecretRef == nil:

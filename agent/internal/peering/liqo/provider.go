@@ -143,7 +143,7 @@ func (p *Provider) grant(ctx context.Context, consumer string, request *message)
 			return nil, fmt.Errorf("creating tenant %s: %w", consumer, err)
 		}
 	case !session.IsManaged(tenant):
-		return refuse(reasonConflict, "Tenant "+consumer+" already exists and is not managed by Spillway")
+		return refuse(reasonConflict, "Tenant "+consumer+" already exists at the provider and is not managed by Spillway; delete it there")
 	case !tenant.DeletionTimestamp.IsZero():
 		return nil, session.ErrNoReply
 	case !bytes.Equal(tenant.Spec.PublicKey, request.PublicKey):

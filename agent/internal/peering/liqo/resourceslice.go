@@ -98,8 +98,8 @@ func (p *Provider) setCordon(ctx context.Context, slice *authv1beta1.ResourceSli
 	return p.Client.Patch(ctx, slice, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 }
 
-// setAnswer writes a verdict to a slice's status.
-func (p *Provider) setAnswer(ctx context.Context, consumer string, slice *authv1beta1.ResourceSlice, v verdict) error {
+// setAnswer writes an answer to a slice's status.
+func (p *Provider) setAnswer(ctx context.Context, consumer string, slice *authv1beta1.ResourceSlice, v answer) error {
 	condition := authv1beta1.ResourceSliceCondition{
 		Type: authv1beta1.ResourceSliceConditionTypeResources, Status: v.status, Reason: v.reason,
 		Message: answerPrefix(slice.Spec.Resources) + v.message,
@@ -124,8 +124,8 @@ func (p *Provider) setAnswer(ctx context.Context, consumer string, slice *authv1
 	return nil
 }
 
-// verdict is the answer to a slice.
-type verdict struct {
+// answer to a slice.
+type answer struct {
 	// resources are those granted, and what finished guests still hold of the Quota.
 	resources       corev1.ResourceList
 	status          authv1beta1.ResourceSliceConditionStatus
@@ -135,14 +135,14 @@ type verdict struct {
 
 // decide answers a request: all of it if the total allows, else as much as it does.
 // A parked slice is always granted. Only one slice of a consumer uses its total.
-func decide(requested, total, finished corev1.ResourceList, only bool) verdict {
+func decide(requested, total, finished corev1.ResourceList, only bool) answer {
 	limit, cordoned := session.ParkedResources(), true
 	if only {
 		limit = capacity.Larger(limit, total)
 		cordoned = session.Equal(total, nil)
 	}
 	granted := atMost(requested, limit)
-	v := verdict{
+	v := answer{
 		resources: granted, status: authv1beta1.ResourceSliceConditionAccepted, reason: "Granted", cordoned: cordoned,
 		message: fmt.Sprintf("granted %s and %d pods", broker.FromList(granted), granted.Pods().Value()),
 	}
@@ -162,9 +162,9 @@ func decide(requested, total, finished corev1.ResourceList, only bool) verdict {
 	return v
 }
 
-// ensureQuota makes the Quota match a verdict. Liqo creates it for an accepted slice
+// ensureQuota makes the Quota match an answer. Liqo creates it for an accepted slice
 // and never lowers it, so a lower answer is applied here.
-func (p *Provider) ensureQuota(ctx context.Context, namespace, user string, v verdict) (peering.Progress, error) {
+func (p *Provider) ensureQuota(ctx context.Context, namespace, user string, v answer) (peering.Progress, error) {
 	quota, err := session.Find(ctx, p.Client, namespace, user, &offloadingv1beta1.Quota{})
 	switch {
 	case err != nil:

@@ -127,7 +127,7 @@ func (d *Dispatcher) enqueue(ctx context.Context, message protocol.RelayMessage)
 	defer d.mu.Unlock()
 	queue, busy := d.queues[message.From]
 	if len(queue) >= queuedPerPeer || (!busy && len(d.queues) >= queuedPeers) {
-		d.options.Log.Info("Dropping a relayed message, the queue is full", "peer", message.From)
+		d.options.Log.Info("Dropping a relayed message because the queue is full", "peer", message.From)
 		return
 	}
 	d.queues[message.From] = append(queue, message)
@@ -154,7 +154,7 @@ func (d *Dispatcher) serve(ctx context.Context, peer string) {
 		d.queues[peer] = queue[1:]
 		d.mu.Unlock()
 		if err := d.handle(ctx, queue[0]); err != nil {
-			d.options.Log.Error(err, "Handling a relayed message", "peer", peer, "id", queue[0].ID)
+			d.options.Log.Error(err, "Failed to handle a relayed message", "peer", peer, "id", queue[0].ID)
 			if d.options.Refused != nil && (errors.Is(err, ErrKeyRefused) || errors.Is(err, ErrMessageRefused)) {
 				d.options.Refused(peer, err)
 			}

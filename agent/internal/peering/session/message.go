@@ -17,24 +17,30 @@ import (
 // Kind of a message.
 type Kind string
 
+// Kinds that the consumer sends.
 const (
-	// Hello, Request and Teardown come from the consumer: it wants a peering with
-	// this session (or a new token for it), completes the handshake, ends the
-	// session.
-	Hello    Kind = "Hello"
-	Request  Kind = "Request"
+	// Hello requests a peering in this session or, once it is granted, another token.
+	Hello Kind = "Hello"
+	// Request completes the handshake.
+	Request Kind = "Request"
+	// Teardown ends the session.
 	Teardown Kind = "Teardown"
-	// Offer, Grant, Gone and Refusal come from the provider: the handshake's next
-	// input, the credentials, nothing is left of the session, the request is
-	// refused.
-	Offer   Kind = "Offer"
-	Grant   Kind = "Grant"
-	Gone    Kind = "Gone"
+)
+
+// Kinds that the provider sends.
+const (
+	// Offer has the input of the consumer's Request.
+	Offer Kind = "Offer"
+	// Grant has the credentials.
+	Grant Kind = "Grant"
+	// Gone confirms that nothing is left of the session.
+	Gone Kind = "Gone"
+	// Refusal refuses a request, with a reason.
 	Refusal Kind = "Refusal"
 )
 
 // Reasons of a Refusal that the consumer acts on: ReasonStale by beginning a
-// later session, the others by sending Hello again soon, because they pass.
+// later session, the others by sending Hello again, because they are transient.
 const (
 	ReasonStale       = "StaleSession"
 	ReasonNoHold      = "NoHold"
@@ -69,12 +75,12 @@ type Header struct {
 // Head implements Message for every struct that embeds Header.
 func (h *Header) Head() *Header { return h }
 
-// Refuse is the Header of a Refusal; text is truncated to what a message carries.
+// Refuse returns the Header of a Refusal; text is truncated to maxText.
 func Refuse(reason, text string) Header {
 	return Header{Kind: Refusal, Reason: reason, Text: events.TruncateTo(text, maxText)}
 }
 
-// transient reports whether a Refusal's reason passes without anybody's action.
+// transient reports whether a Refusal's reason ends without user intervention.
 func (h *Header) transient() bool {
 	return h.Reason == ReasonNoHold || h.Reason == ReasonTerminating || h.Reason == ReasonNotReady
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
-// input is what the instructions of one consumer are judged by.
+// input is what the instructions of one consumer are decided on.
 type input struct {
 	consumer string
 	// instructions of all consumers.
@@ -33,8 +33,8 @@ func (in input) hasInstruction() bool {
 	return slices.ContainsFunc(in.instructions, func(i broker.ProviderInstruction) bool { return i.Spec.RequesterClusterID == in.consumer })
 }
 
-// verdict is the decision on one instruction.
-type verdict struct {
+// decision on one instruction.
+type decision struct {
 	instruction *broker.ProviderInstruction
 	// held is the capacity to hold from now on.
 	held broker.HeldCapacity
@@ -47,10 +47,10 @@ type verdict struct {
 // heldBy returns the capacity that an instruction holds so far, nil for none.
 var heldBy = instruction.Held
 
-// judge decides on each instruction of the consumer. What is wanted beyond what is
+// decide decides on each instruction of the consumer. What is wanted beyond what is
 // held already must fit the nodes, besides all that is promised to any consumer and
 // not used yet. A refusal stands until the broker makes another attempt.
-func judge(in input) []verdict {
+func decide(in input) []decision {
 	held := map[types.UID]broker.HeldCapacity{}
 	var own []*broker.ProviderInstruction
 	for i := range in.instructions {
@@ -65,26 +65,26 @@ func judge(in input) []verdict {
 	slices.SortFunc(own, func(a, b *broker.ProviderInstruction) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
-	var verdicts []verdict
+	var decisions []decision
 	for _, instruction := range own {
 		have, want := held[instruction.UID], wanted(instruction)
-		v := verdict{instruction: instruction, held: have}
+		d := decision{instruction: instruction, held: have}
 		if Covers(have, want) {
-			v.held, v.smaller = want, !Covers(want, have) || instruction.Spec.Releasing
-		} else if v.refused = in.refuse(instruction, want, held); v.refused == nil {
-			v.held = want
+			d.held, d.smaller = want, !Covers(want, have) || instruction.Spec.Releasing
+		} else if d.refused = in.refuse(instruction, want, held); d.refused == nil {
+			d.held = want
 		}
-		held[instruction.UID] = v.held
-		verdicts = append(verdicts, v)
+		held[instruction.UID] = d.held
+		decisions = append(decisions, d)
 	}
-	return verdicts
+	return decisions
 }
 
 // refuse explains why the wanted capacity cannot be held, nil if it can.
 func (in input) refuse(instruction *broker.ProviderInstruction, want broker.HeldCapacity, held map[types.UID]broker.HeldCapacity) *capacity.Rejection {
-	standing := meta.FindStatusCondition(instruction.Status.Conditions, broker.ConditionEnforced)
-	if instruction.Status.ObservedAttempt == instruction.Spec.Attempt && standing != nil && standing.Status == metav1.ConditionFalse {
-		return &capacity.Rejection{Reason: standing.Reason, Message: standing.Message}
+	previous := meta.FindStatusCondition(instruction.Status.Conditions, broker.ConditionEnforced)
+	if instruction.Status.ObservedAttempt == instruction.Spec.Attempt && previous != nil && previous.Status == metav1.ConditionFalse {
+		return &capacity.Rejection{Reason: previous.Reason, Message: previous.Message}
 	}
 	if rejection := capacity.Admit(in.lending, in.consumer); rejection != nil {
 		return rejection
@@ -124,14 +124,14 @@ func wanted(instruction *broker.ProviderInstruction) broker.HeldCapacity {
 }
 
 // grant is the amount that lets a consumer use all that is held.
-func grant(verdicts []verdict) (total corev1.ResourceList, pods int32) {
+func grant(decisions []decision) (total corev1.ResourceList, pods int32) {
 	total = corev1.ResourceList{}
-	for _, v := range verdicts {
-		broker.AddTo(total, v.held.Totals.List())
+	for _, d := range decisions {
+		broker.AddTo(total, d.held.Totals.List())
 		switch {
-		case len(v.held.PodSets) > 0:
-			pods += v.held.Pods()
-		case !v.held.Empty():
+		case len(d.held.PodSets) > 0:
+			pods += d.held.Pods()
+		case !d.held.Empty():
 			pods += peering.DefaultPodsOfTotal
 		}
 	}
