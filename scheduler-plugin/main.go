@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -44,6 +45,15 @@ func newCommand() *cobra.Command {
 	schedule := cmd.RunE
 	cmd.RunE = func(c *cobra.Command, args []string) error {
 		if *address != "" {
+			// An address that is invalid or in use ends the program: without steering,
+			// pods would stay with the cluster's scheduler and never overflow.
+			listener, err := net.Listen("tcp", *address)
+			if err != nil {
+				return fmt.Errorf("listening for the steering webhook: %w", err)
+			}
+			if err := listener.Close(); err != nil {
+				return fmt.Errorf("listening for the steering webhook: %w", err)
+			}
 			go serveSteering(*address, *certDir)
 		}
 		return schedule(c, args)

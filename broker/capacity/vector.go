@@ -107,7 +107,7 @@ var scarcest = []corev1.ResourceName{broker.ResourceGPU, corev1.ResourceCPU, cor
 
 // Compare orders amounts by their kinds, in the order of Kinds.
 func Compare(a, b Vector) int {
-	if c := compareBy(scarcest, a, b); c != 0 {
+	if c := compareBy(scarcest, a, b); c != 0 || maps.Equal(a, b) {
 		return c
 	}
 	both := maps.Clone(a)
@@ -127,9 +127,19 @@ func compareBy(kinds []corev1.ResourceName, a, b Vector) int {
 // Decreasing orders pod sets by what one pod requests, the largest first, then
 // by name.
 func Decreasing(sets []broker.PodSet) []broker.PodSet {
-	return slices.SortedStableFunc(slices.Values(sets), func(a, b broker.PodSet) int {
-		return cmp.Or(Compare(Ceil(b.Requests.List()), Ceil(a.Requests.List())), cmp.Compare(a.Name, b.Name))
+	// Converting the requests costs more than sorting does: once for each set.
+	requests, order := make([]Vector, len(sets)), make([]int, len(sets))
+	for i := range sets {
+		requests[i], order[i] = Ceil(sets[i].Requests.List()), i
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Or(Compare(requests[b], requests[a]), cmp.Compare(sets[a].Name, sets[b].Name))
 	})
+	sorted := make([]broker.PodSet, len(sets))
+	for i, at := range order {
+		sorted[i] = sets[at]
+	}
+	return sorted
 }
 
 // List is v as a Kubernetes resource list.

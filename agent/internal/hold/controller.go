@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -145,7 +146,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 		if status.ObservedAttempt != d.instruction.Spec.Attempt {
 			result.RequeueAfter = requeueAfter
 		}
-		if err := r.writeStatus(ctx, d.instruction, status); err != nil {
+		err := r.writeStatus(ctx, d.instruction, status)
+		if apierrors.IsConflict(err) {
+			result.RequeueAfter = requeueAfter
+		} else if err != nil {
 			return reconcile.Result{}, err
 		}
 	}
@@ -183,14 +187,16 @@ func (r *Reconciler) ensureGrant(ctx context.Context, consumer string, total cor
 	return granted, nil
 }
 
-// writeStatus patches the status, and records an event if the condition changed.
+// writeStatus patches the status, and records an event if the condition changed. It
+// returns a conflict if the instruction was changed, or replaced by another one of
+// its name, since it was judged.
 func (r *Reconciler) writeStatus(ctx context.Context, instruction *broker.ProviderInstruction, status broker.ProviderInstructionStatus) error {
 	if equality.Semantic.DeepEqual(instruction.Status, status) {
 		return nil
 	}
 	before := instruction.DeepCopy()
 	instruction.Status = status
-	if err := r.client.Status().Patch(ctx, instruction, client.MergeFrom(before)); err != nil {
+	if err := r.client.Status().Patch(ctx, instruction, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("writing the status of provider instruction %s: %w", instruction.Name, err))
 	}
 	old := meta.FindStatusCondition(before.Status.Conditions, broker.ConditionEnforced)

@@ -1,10 +1,12 @@
 package hold_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,6 +42,24 @@ type env struct {
 	provider   *fake.Provider
 	reconciler *hold.Reconciler
 	clock      *clocktesting.FakePassiveClock
+	// beforeGrant is called once, by the next EnsureGrant for berlin.
+	beforeGrant *atomic.Pointer[func()]
+}
+
+// hookedProvider calls a function between the decision about berlin's instructions
+// and the write of their statuses.
+type hookedProvider struct {
+	*fake.Provider
+	beforeGrant *atomic.Pointer[func()]
+}
+
+func (p hookedProvider) EnsureGrant(ctx context.Context, consumer string, total corev1.ResourceList, pods int32) (peering.Progress, error) {
+	if consumer == "berlin" {
+		if hook := p.beforeGrant.Swap(nil); hook != nil {
+			(*hook)()
+		}
+	}
+	return p.Provider.EnsureGrant(ctx, consumer, total, pods)
 }
 
 // guestOf knows guests by their namespace's label.
@@ -62,8 +82,8 @@ func start(t *testing.T) *env {
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Cache: cache.Options{ByObject: inventory.CacheByObject()},
 	})
 	expect.NoError(t, err)
-	e := &env{T: t, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now())}
-	e.reconciler = hold.New(e.provider, hold.Options{
+	e := &env{T: t, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now()), beforeGrant: &atomic.Pointer[func()]{}}
+	e.reconciler = hold.New(hookedProvider{e.provider, e.beforeGrant}, hold.Options{
 		Namespace: namespace, Lending: broker.Lending{Enabled: true, Consumers: []string{"rome", "berlin"}},
 		Headroom: expect.Resources("cpu", "500m"), PeeringIdleTime: time.Hour, Clock: e.clock, Recognizer: inventory.Recognizer{Guest: guestOf},
 	})
@@ -172,6 +192,7 @@ func TestProvide(t *testing.T) {
 		{"promised capacity is not available", promisedIsNotAvailable},
 		{"guests are not counted twice", guestsAreNotCountedTwice},
 		{"shrink and release wait for guests", shrinkWaitsForGuests},
+		{"a replaced instruction is decided itself", replacedInstruction},
 		{"totals and terms", totalsAndTerms},
 		{"cleanup", cleanup},
 	} {
@@ -267,6 +288,18 @@ func totalsAndTerms(e *env) {
 	// The provider's terms hold even if the broker ignores them.
 	e.hold("o1", "oslo", 1, pods(set("pods", 1, expect.Resources("cpu", "1m"))))
 	e.decided("o1", 1, capacity.ReasonConsumerNotAdmitted, "does not offer capacity to oslo", 0)
+}
+
+// The decision about an instruction is not written to another one of its name that
+// has replaced it meanwhile.
+func replacedInstruction(e *env) {
+	replace := func() {
+		expect.NoError(e, e.Delete(e.Context(), &broker.ProviderInstruction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "b2"}}))
+		e.hold("b2", "berlin", 1, pods(set("pods", 100, half())))
+	}
+	e.beforeGrant.Store(&replace)
+	e.hold("b2", "berlin", 1, pods(set("pods", 1, expect.Resources("cpu", "1m"))))
+	e.decided("b2", 1, hold.ReasonInsufficientCapacity, "of 100 pods", 0)
 }
 
 // A consumer without an instruction loses its grant at once, and what remains of it

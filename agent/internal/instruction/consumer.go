@@ -96,6 +96,11 @@ func (c *Consumer) Reconcile(ctx context.Context, request reconcile.Request) (re
 			allocation := &view.Status.Allocations[i]
 			name := ReservationInstructionName(id, allocation.Cluster)
 			existing := obsolete[name]
+			if existing != nil && existing.Spec.ReservationUID != view.UID {
+				// It is of an earlier Reservation of this name: neither its amount nor its
+				// status counts for this one. Its deletion enqueues the reservation again.
+				continue
+			}
 			delete(obsolete, name)
 			if !allocation.Accepted {
 				// The first instruction is created when the provider has accepted. An
@@ -122,9 +127,7 @@ func (c *Consumer) enqueueAll(ctx context.Context) error {
 	return nil
 }
 
-// ensure creates or updates the instruction for one allocation. An instruction of
-// another Reservation with the same name is deleted, so that its status does not
-// count for this one; its deletion enqueues the reservation again.
+// ensure creates or updates the instruction for one allocation.
 func (c *Consumer) ensure(ctx context.Context, name string, existing *broker.ReservationInstruction, view *protocol.ConsumerView, allocation *broker.Allocation) error {
 	spec := reservationInstructionSpec(view, allocation)
 	if existing == nil {
@@ -133,9 +136,6 @@ func (c *Consumer) ensure(ctx context.Context, name string, existing *broker.Res
 			return fmt.Errorf("creating ReservationInstruction %s: %w", name, err)
 		}
 		return nil
-	}
-	if existing.Spec.ReservationUID != spec.ReservationUID {
-		return remove(ctx, c.client, existing)
 	}
 	// The reservation's attempts also count changes at other providers. The
 	// instruction's attempt changes with its own amount only; otherwise every change

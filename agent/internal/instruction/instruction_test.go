@@ -365,9 +365,13 @@ func testAnotherReservation(f fixture) {
 		return nil
 	})
 	f.acknowledged("oslo-3", yes)
+	// Nothing is granted to the third yet, not even what was to the second.
+	f.broker.Update("rome-3", func(v *protocol.ConsumerView) {
+		v.UID, v.Status.Allocations = "third", []broker.Allocation{allocation("paris", 1, false)}
+	})
+	f.deleted(reservation, reservation.Name, "deletion with the former reservation")
 	f.broker.Remove("rome-3")
 	f.broker.Remove("oslo-3")
-	f.deleted(reservation, reservation.Name, "deletion with the reservation")
 	f.deleted(hold, hold.Name, "deletion with the hold")
 }
 

@@ -63,8 +63,8 @@ func validateAmounts(field string, amounts broker.ResourceQuantities) error {
 }
 
 const (
-	// maxSpec is the maximum size of a Reservation's spec in bytes of JSON: it becomes
-	// part of the provider's ledger, which is one object.
+	// maxSpec is the maximum size of a Reservation's spec without retained in bytes of
+	// JSON: it becomes part of the provider's ledger, which is one object.
 	maxSpec = 16 << 10
 	// maxNodes is the maximum number of nodes in an advertisement.
 	maxNodes = 20_000
@@ -98,7 +98,9 @@ func validateRequest(request *protocol.ReservationRequest, caller string) error 
 }
 
 func validateSpec(spec *broker.ReservationSpec) error {
-	text, err := json.Marshal(spec)
+	held := *spec
+	held.Retained = nil // limited on its own
+	text, err := json.Marshal(held)
 	if err != nil {
 		return fmt.Errorf("encoding spec: %w", err)
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -33,6 +34,14 @@ func TestBoundsOfBodies(t *testing.T) {
 	}}}
 	if err := validateSpec(&spec); err == nil || !strings.Contains(err.Error(), "bytes") {
 		t.Errorf("a spec of more than %d bytes: %v", maxSpec, err)
+	}
+	// A count that was accepted can be lowered, whatever is retained.
+	spec.PodSets[0].NodeSelector["long"] = strings.Repeat("x", maxSpec-256)
+	for i := range maxRetained {
+		spec.Retained = append(spec.Retained, broker.RetainedPods{Cluster: fmt.Sprint("cluster-", i), Count: 1, Attempt: 1})
+	}
+	if err := validateSpec(&spec); err != nil {
+		t.Errorf("a spec of almost %d bytes that retains pods in %d clusters: %v", maxSpec, maxRetained, err)
 	}
 	advertisement := broker.ClusterAdvertisementSpec{NodeClasses: []broker.NodeClass{{Name: "a", FreeShapes: []broker.FreeShape{{Nodes: 2147483647}, {Nodes: 2147483647}}}}}
 	if err := validateAdvertisement(&advertisement); err == nil || !strings.Contains(err.Error(), "nodes") {
