@@ -79,7 +79,7 @@ func (s *deploymentScenario) createDeployment(ctx context.Context, t *testing.T,
 func (s *deploymentScenario) staysHome(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 	s.home, s.away = allReady(ctx, t, s.ns, webApp, s.small, time.Minute)
 	if len(s.away) > 0 {
-		t.Fatalf("%d pods overflowed though rome has room", len(s.away))
+		t.Fatalf("%d pods overflowed though rome has free capacity", len(s.away))
 	}
 	for _, p := range s.home {
 		s.first = append(s.first, p.UID)

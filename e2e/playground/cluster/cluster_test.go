@@ -62,8 +62,8 @@ func TestCompleteControlPlane(t *testing.T) {
 		}
 	})
 	t.Logf("timing: the API server was ready after %s", time.Since(start))
-	room := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi")}
-	if err := c.AddNodes(ctx, "node", 2, room, nil); err != nil {
+	capacity := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi")}
+	if err := c.AddNodes(ctx, "node", 2, capacity, nil); err != nil {
 		t.Fatal(err)
 	}
 
