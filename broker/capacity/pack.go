@@ -59,7 +59,9 @@ type Packer struct {
 
 // NewPacker makes a Packer. It does not change the slots.
 func NewPacker(slots []Slot) *Packer {
-	return &Packer{slots: slices.SortedStableFunc(slices.Values(slots), compareSlots)}
+	slots = slices.Clone(slots)
+	slices.SortStableFunc(slots, compareSlots)
+	return &Packer{slots: slots}
 }
 
 func compareSlots(a, b Slot) int {
@@ -68,6 +70,9 @@ func compareSlots(a, b Slot) int {
 
 // Place places up to count pods of a set and returns how many fit.
 func (p *Packer) Place(set broker.PodSet, count int64) (placed int64) {
+	if count <= 0 {
+		return 0
+	}
 	request, mismatch := Ceil(set.Requests.List()), matcher(set)
 	kept, changed := make([]Slot, 0, len(p.slots)), []Slot(nil)
 	for i, slot := range p.slots {
@@ -101,6 +106,9 @@ func (p *Packer) Place(set broker.PodSet, count int64) (placed int64) {
 // spread takes a divisible total from the nodes that accept any pod, the fullest
 // first, as far as it is there.
 func (p *Packer) spread(total Vector) {
+	if total.IsZero() {
+		return
+	}
 	left, mismatch := maps.Clone(total), matcher(broker.PodSet{})
 	var kept, changed []Slot
 	for _, slot := range p.slots {
@@ -129,6 +137,9 @@ func (p *Packer) spread(total Vector) {
 
 // merge sorts changed slots into those that are kept, which are sorted.
 func merge(kept, changed []Slot) []Slot {
+	if len(changed) == 0 {
+		return kept
+	}
 	slices.SortStableFunc(changed, compareSlots)
 	out := make([]Slot, 0, len(kept)+len(changed))
 	for _, slot := range changed {

@@ -75,6 +75,23 @@ func TestPack(t *testing.T) {
 // TestPackerProperties: equal nodes as one slot or as several give the same
 // result, in any order of the slots; no more is used than is free; and what is
 // missing afterwards is exactly what was placed.
+// A rejection becomes part of a status, and each node may differ from the pods in
+// another way.
+func TestRejectionIsBounded(t *testing.T) {
+	var slots []capacity.Slot
+	for i := range 2000 {
+		s := slot("a", 1, 9, "cpu", "4")
+		s.Class.Taints = []corev1.Taint{{Key: "tenant", Value: fmt.Sprintf("t%04d", i), Effect: corev1.TaintEffectNoSchedule}}
+		slots = append(slots, s)
+	}
+	_, rejection := capacity.NewPacker(slots).Pack(broker.HeldCapacity{PodSets: []broker.PodSet{set("web", 1, "cpu", "1")}}, nil)
+	const want = `0 of 1 pods of pod set "web" fit. No node matches: taint tenant=t0000:NoSchedule is not tolerated, ` +
+		`taint tenant=t0001:NoSchedule is not tolerated, taint tenant=t0002:NoSchedule is not tolerated, and 1997 other reasons.`
+	if rejection == nil || rejection.Reason != capacity.ReasonNoMatchingNodes || rejection.Message != want {
+		t.Errorf("got %.500v, want %s", rejection, want)
+	}
+}
+
 func TestPackerProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(label string, most int64) corev1.ResourceList {

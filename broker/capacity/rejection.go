@@ -78,6 +78,10 @@ func (p *Packer) rejectTotal(total Vector, account *Account) *Rejection {
 	return nil
 }
 
+// maxMismatches is how many reasons why nodes do not match a message lists: there may
+// be as many as nodes.
+const maxMismatches = 3
+
 // shortage explains why not all pods of a set fit.
 type shortage struct{ reason, message string }
 
@@ -98,6 +102,9 @@ func (p *Packer) shortage(set broker.PodSet, fit int64, account *Account) shorta
 	switch {
 	case largest == nil && len(mismatches) > 0:
 		slices.Sort(mismatches)
+		if more := len(mismatches) - maxMismatches; more > 0 {
+			mismatches = append(mismatches[:maxMismatches], fmt.Sprintf("and %d other reasons", more))
+		}
 		reason, why = ReasonNoMatchingNodes, "No node matches: "+strings.Join(mismatches, ", ")+"."
 	case account != nil && request.FitsIn(account.Available) == 0:
 		why = account.insufficient(request, account.Available, "")
