@@ -253,7 +253,7 @@ func (c *Cluster) Kill() {
 	}
 }
 
-// Stop asks the programs beside the control plane to end, and then ends the
+// Stop sends SIGTERM to the programs beside the control plane, and then ends the
 // control plane.
 func (c *Cluster) Stop(grace time.Duration) {
 	var stopping sync.WaitGroup

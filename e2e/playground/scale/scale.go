@@ -153,11 +153,11 @@ func simulate(ctx context.Context, group *errgroup.Group, p *environment.Playgro
 			return nil, err
 		}
 		all = append(all, s)
-		ask := int32(requestEach)
+		count := int32(requestEach)
 		if count < 2 {
-			ask = 0
+			count = 0
 		}
-		group.Go(func() error { return s.run(ctx, ask) })
+		group.Go(func() error { return s.run(ctx, count) })
 	}
 	return all, nil
 }

@@ -83,7 +83,7 @@ func joinSimulated(ctx context.Context, url, caHash, token, id string, peers []s
 }
 
 // run advertises, accepts holds, and requests capacity once, until ctx ends.
-func (s *simulated) run(ctx context.Context, ask int32) error {
+func (s *simulated) run(ctx context.Context, count int32) error {
 	if err := s.advertise(ctx, 1); err != nil {
 		return err
 	}
@@ -92,10 +92,10 @@ func (s *simulated) run(ctx context.Context, ask int32) error {
 	working.Go(func() { s.client.Watch(ctx, protocol.RoleRequester, func(e protocol.Event) { s.use(ctx, e) }) })
 	defer working.Wait()
 	defer s.client.Close()
-	if ask > 0 {
+	if count > 0 {
 		_, err := s.client.PutReservation(ctx, protocol.ReservationRequest{
 			SourceUID: uuid.NewUUID(), SourceNamespace: "default", SourceName: "pods", SourceGeneration: 1,
-			Spec: broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "pods", Count: ask, Requests: broker.FromList(cores(1))}}},
+			Spec: broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "pods", Count: count, Requests: broker.FromList(cores(1))}}},
 		})
 		if err != nil {
 			return fmt.Errorf("%s requests capacity: %w", s.id, err)

@@ -34,8 +34,8 @@ type message struct {
 var codec = &session.Codec[*message]{
 	Driver: "direct", Named: true, MaxSize: 48 << 10, New: func() *message { return &message{} },
 	Fields: map[session.Kind][]string{
-		session.Hello: {"ask"}, session.Teardown: nil, session.Gone: nil, session.Refusal: {"ask"},
-		session.Grant: {"ask", "namespace", "token", "seconds", "expires", "endpoint", "ca"},
+		session.Hello: {"requestID"}, session.Teardown: nil, session.Gone: nil, session.Refusal: {"requestID"},
+		session.Grant: {"requestID", "namespace", "token", "seconds", "expires", "endpoint", "ca"},
 	},
 }
 

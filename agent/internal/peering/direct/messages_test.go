@@ -40,10 +40,10 @@ func TestMessages(t *testing.T) {
 		return strings.Replace(string(raw), old, new, 1)
 	}
 	contract.Messages(t, codec, samples(), map[string]string{
-		"message of another driver":  `{"kind":"Hello","session":7,"ask":3}`,
+		"message of another driver":  `{"kind":"Hello","session":7,"requestID":3}`,
 		"no request ID":              `{"driver":"direct","kind":"Hello","session":7}`,
-		"request ID where none is":   `{"driver":"direct","kind":"Gone","session":7,"ask":3}`,
-		"field of another kind":      `{"driver":"direct","kind":"Hello","session":7,"ask":3,"token":"x"}`,
+		"request ID where none is":   `{"driver":"direct","kind":"Gone","session":7,"requestID":3}`,
+		"field of another kind":      `{"driver":"direct","kind":"Hello","session":7,"requestID":3,"token":"x"}`,
 		"namespace is a path":        grant("spillway-guests-rome", "../kube-system"),
 		"endpoint without TLS":       grant("https://", "http://"),
 		"endpoint with a path":       grant(":6443", ":6443/api"),

@@ -198,7 +198,7 @@ func TestContract(t *testing.T) {
 	e.watch()
 	contract.Test(t, e)
 
-	reply, err := e.ProviderSide().Handle(t.Context(), peering.Peer{ClusterID: "rome", Holds: true}, []byte(`{"driver":"direct","kind":"Hello","session":7,"ask":1}`))
+	reply, err := e.ProviderSide().Handle(t.Context(), peering.Peer{ClusterID: "rome", Holds: true}, []byte(`{"driver":"direct","kind":"Hello","session":7,"requestID":1}`))
 	if other, ok := session.ReadsOnly(reply); err != nil || !ok || other != "liqo" {
 		t.Errorf("the provider replies %q, %v", reply, err)
 	}

@@ -25,8 +25,8 @@ func samples() map[session.Kind]*message {
 
 func TestMessages(t *testing.T) {
 	contract.Messages(t, codec, samples(), map[string]string{
-		"message of another driver":  `{"driver":"direct","kind":"Hello","session":7,"ask":1}`,
-		"request ID":                 `{"kind":"Hello","session":7,"ask":1}`,
+		"message of another driver":  `{"driver":"direct","kind":"Hello","session":7,"requestID":1}`,
+		"request ID":                 `{"kind":"Hello","session":7,"requestID":1}`,
 		"field of another kind":      `{"kind":"Hello","session":7,"nonce":"bm9uY2U="}`,
 		"short nonce":                `{"kind":"Offer","session":7,"nonce":"bm9uY2U=","tenantNamespace":"liqo-tenant-rome"}`,
 		"namespace is a path":        `{"kind":"Offer","session":7,"nonce":"bm9uY2Vub25jZW5vbmNlbm9uY2U=","tenantNamespace":"../kube-system"}`,

@@ -62,8 +62,8 @@ type Header struct {
 	Kind    Kind   `json:"kind"`
 	Session int64  `json:"session"`
 	// RequestID is the number of a Hello, repeated by the reply to it. Only
-	// drivers that list the field "ask" use it.
-	RequestID int64 `json:"ask,omitempty"`
+	// drivers that list the field "requestID" use it.
+	RequestID int64 `json:"requestID,omitempty"`
 
 	// Reason (CamelCase), Text (a sentence) and Current (the session that the
 	// provider knows) belong to a Refusal.
@@ -165,8 +165,8 @@ func (c *Codec[M]) marshal(m M) ([]byte, error) {
 		return nil, invalid("driver")
 	case head.Session <= 0 || head.Session > MaxNumber:
 		return nil, invalid("session")
-	case slices.Contains(fields, "ask") && head.RequestID <= 0:
-		return nil, invalid("ask")
+	case slices.Contains(fields, "requestID") && head.RequestID <= 0:
+		return nil, invalid("requestID")
 	case head.Kind == Refusal && (!reasonPattern.MatchString(head.Reason) || len(head.Text) > maxText || !utf8.ValidString(head.Text)):
 		return nil, invalid("reason or text")
 	case head.Current < 0 || head.Current >= MaxNumber:

@@ -27,7 +27,7 @@ func (m *testMessage) InvalidField() string {
 func testCodec(named bool) *Codec[*testMessage] {
 	return &Codec[*testMessage]{
 		Driver: "test", Named: named, MaxSize: 1024, New: func() *testMessage { return &testMessage{} },
-		Fields: map[Kind][]string{Hello: {"ask"}, Teardown: nil, Gone: nil, Grant: {"ask", "token", "ca"}, Refusal: {"ask"}},
+		Fields: map[Kind][]string{Hello: {"requestID"}, Teardown: nil, Gone: nil, Grant: {"requestID", "token", "ca"}, Refusal: {"requestID"}},
 	}
 }
 
@@ -42,8 +42,8 @@ func TestCodec(t *testing.T) {
 	}{
 		"minimal":           {raw: `{"kind":"Gone","session":7}`, want: &testMessage{Header: Header{Kind: Gone, Session: 7}}},
 		"empty field":       {reason: "empty is the same as absent", raw: `{"kind":"Gone","session":7,"token":"","ca":""}`, want: &testMessage{Header: Header{Kind: Gone, Session: 7}}},
-		"driver's field":    {raw: `{"kind":"Grant","session":7,"ask":3,"token":"t"}`, want: &testMessage{Header: Header{Kind: Grant, Session: 7, RequestID: 3}, Token: "t"}},
-		"refusal":           {raw: `{"kind":"Refusal","session":7,"ask":3,"reason":"No","text":"no","current":9}`, want: &testMessage{Header: Header{Kind: Refusal, Session: 7, RequestID: 3, Reason: "No", Text: "no", Current: 9}}},
+		"driver's field":    {raw: `{"kind":"Grant","session":7,"requestID":3,"token":"t"}`, want: &testMessage{Header: Header{Kind: Grant, Session: 7, RequestID: 3}, Token: "t"}},
+		"refusal":           {raw: `{"kind":"Refusal","session":7,"requestID":3,"reason":"No","text":"no","current":9}`, want: &testMessage{Header: Header{Kind: Refusal, Session: 7, RequestID: 3, Reason: "No", Text: "no", Current: 9}}},
 		"named":             {raw: `{"driver":"test","kind":"Gone","session":7}`, named: true, want: &testMessage{Header: Header{Driver: "test", Kind: Gone, Session: 7}}},
 		"last session":      {raw: session(MaxNumber), want: &testMessage{Header: Header{Kind: Gone, Session: MaxNumber}}},
 		"nothing":           {},
@@ -56,18 +56,18 @@ func TestCodec(t *testing.T) {
 		"no session":        {raw: `{"kind":"Gone"}`},
 		"negative session":  {raw: session(-1)},
 		"session overflow":  {reason: "Next must not overflow", raw: session(math.MaxInt64)},
-		"current overflow":  {reason: "Next must not overflow", raw: fmt.Sprintf(`{"kind":"Refusal","session":7,"ask":3,"reason":"StaleSession","current":%d}`, int64(math.MaxInt64))},
+		"current overflow":  {reason: "Next must not overflow", raw: fmt.Sprintf(`{"kind":"Refusal","session":7,"requestID":3,"reason":"StaleSession","current":%d}`, int64(math.MaxInt64))},
 		"no request ID":     {raw: `{"kind":"Hello","session":7}`},
-		"request ID":        {reason: "Gone answers no request", raw: `{"kind":"Gone","session":7,"ask":3}`},
-		"other kind's":      {reason: "only a Grant has a token", raw: `{"kind":"Hello","session":7,"ask":3,"token":"t"}`},
+		"request ID":        {reason: "Gone answers no request", raw: `{"kind":"Gone","session":7,"requestID":3}`},
+		"other kind's":      {reason: "only a Grant has a token", raw: `{"kind":"Hello","session":7,"requestID":3,"token":"t"}`},
 		"reason in a Gone":  {raw: `{"kind":"Gone","session":7,"reason":"No"}`},
-		"invalid field":     {raw: `{"kind":"Grant","session":7,"ask":3,"token":"x"}`},
+		"invalid field":     {raw: `{"kind":"Grant","session":7,"requestID":3,"token":"x"}`},
 		"unnamed":           {raw: `{"kind":"Gone","session":7}`, named: true},
 		"named otherwise":   {raw: `{"driver":"other","kind":"Gone","session":7}`, named: true},
 		"name not expected": {raw: `{"driver":"test","kind":"Gone","session":7}`},
-		"no reason":         {raw: `{"kind":"Refusal","session":7,"ask":3}`},
-		"reason in words":   {raw: `{"kind":"Refusal","session":7,"ask":3,"reason":"no way"}`},
-		"long text":         {raw: `{"kind":"Refusal","session":7,"ask":3,"reason":"No","text":"` + strings.Repeat("x", maxText+1) + `"}`},
+		"no reason":         {raw: `{"kind":"Refusal","session":7,"requestID":3}`},
+		"reason in words":   {raw: `{"kind":"Refusal","session":7,"requestID":3,"reason":"no way"}`},
+		"long text":         {raw: `{"kind":"Refusal","session":7,"requestID":3,"reason":"No","text":"` + strings.Repeat("x", maxText+1) + `"}`},
 		"too large":         {raw: session(7) + strings.Repeat(" ", 1024)},
 	}
 	for name, tc := range cases {
