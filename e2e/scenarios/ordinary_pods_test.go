@@ -205,14 +205,14 @@ func (s *ordinaryScenario) metricsAndAuthentication(ctx context.Context, t *test
 	})
 	t.Logf("kubectl top pod: %s", last)
 	raw, err := rome.set.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", s.pod.Spec.NodeName, "proxy", "metrics", "resource").DoRaw(ctx)
-	if err != nil || !strings.Contains(string(raw), fmt.Sprintf(`s.pod=%q`, ordinaryApp)) {
+	if err != nil || !strings.Contains(string(raw), fmt.Sprintf(`pod=%q`, ordinaryApp)) {
 		t.Errorf("the node's /metrics/resource (%v): %s", err, raw)
 	}
 	var node corev1.Node
 	if err := rome.Get(ctx, client.ObjectKey{Name: s.pod.Spec.NodeName}, &node); err != nil {
 		t.Fatal(err)
 	}
-	// Only pods and nodes reach it: the one that fills rome is a s.pod as any.
+	// Only pods and nodes reach it: the filler pod of rome serves as a client.
 	filler := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "filler-" + rome.ControlPlane()}}
 	base := fmt.Sprintf("https://%s:%d", node.Status.Addresses[0].Address, node.Status.DaemonEndpoints.KubeletEndpoint.Port)
 	for _, path := range []string{"/metrics/resource", "/stats/summary", "/containerLogs/" + s.ns + "/" + ordinaryApp + "/main"} {
