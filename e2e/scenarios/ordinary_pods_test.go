@@ -84,7 +84,7 @@ func (s *ordinaryScenario) createPod(ctx context.Context, t *testing.T, _ *envco
 }
 
 func (s *ordinaryScenario) hasItsEnvironment(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	// Liqo lets a s.pod see the namespace it has at the provider.
+	// With Liqo, a pod sees the namespace it has at the provider.
 	seen := s.ns
 	if driver(ctx, t) == "liqo" {
 		seen += "-" + rome.Name
