@@ -399,7 +399,9 @@ func oneReservation(c *testCluster) {
 		c.t.Errorf("pod set %+v", set)
 	}
 	for _, p := range c.pods("shop", "web")[""] {
-		c.expectEvent("shop", p.Name, "OverflowRequested", "Requested capacity for 3 pods of Deployment web", c.web.Name)
+		// On a slow machine the first request is made before all pods were tried: the
+		// number in a pod's event is that of its request, and may be below 3.
+		c.expectEvent("shop", p.Name, "OverflowRequested", "Requested capacity for ", "pods of Deployment web", c.web.Name)
 	}
 }
 
