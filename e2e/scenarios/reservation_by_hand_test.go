@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/e2e-framework/pkg/envconf"
@@ -57,11 +58,9 @@ func TestReservationByHand(t *testing.T) {
 		}
 		carries("the node has the size of the Reservation", "666m", "200000002", 2)
 		timing(t, "a Reservation by hand, written to node", time.Since(start))
-		if err := rome.Get(ctx, client.ObjectKeyFromObject(r), r); err != nil {
-			t.Fatal(err)
-		}
-		r.Spec.PodSets[0].Count = 3
-		if err := rome.Update(ctx, r); err != nil {
+		// The agent writes the status meanwhile: a patch cannot conflict with it.
+		raise := client.RawPatch(types.JSONPatchType, []byte(`[{"op":"replace","path":"/spec/podSets/0/count","value":3}]`))
+		if err := rome.Patch(ctx, r, raise); err != nil {
 			t.Fatal(err)
 		}
 		carries("the node has grown in place", "999m", "300000003", 3)
