@@ -262,7 +262,8 @@ func (c *testCluster) expectReservation(namespace, owner string, count int32) *b
 	return found
 }
 
-// expectEvent waits for an event of a reason on a pod whose message has all parts.
+// expectEvent waits for an event of a reason on a pod (any, if pod is "") whose message
+// has all parts.
 func (c *testCluster) expectEvent(namespace, pod, reason string, parts ...string) {
 	c.t.Helper()
 	expect.Eventually(c.t, "event "+reason+" on "+pod, func() (bool, string) {
@@ -270,7 +271,7 @@ func (c *testCluster) expectEvent(namespace, pod, reason string, parts ...string
 		expect.NoError(c.t, c.List(c.t.Context(), &list, client.InNamespace(namespace)))
 		var messages []string
 		for _, e := range list.Items {
-			if e.Regarding.Name != pod || e.Reason != reason {
+			if pod != "" && e.Regarding.Name != pod || e.Reason != reason {
 				continue
 			}
 			if !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(e.Note, part) }) {
@@ -403,6 +404,7 @@ func oneReservation(c *testCluster) {
 		// number in a pod's event is that of its request, and may be below 3.
 		c.expectEvent("shop", p.Name, "OverflowRequested", "Requested capacity for ", "pods of Deployment web", c.web.Name)
 	}
+	c.expectEvent("shop", "", "OverflowRequested", "Requested capacity for 3 pods of Deployment web", c.web.Name)
 }
 
 func refusal(c *testCluster) {
