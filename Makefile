@@ -15,8 +15,8 @@ PACKAGES := ./...
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '%s\n' '' 'The first run on a machine compiles Kubernetes from source. On two cores, make demo' \
-	  'takes about 8 minutes (160 MB of downloads, 5 GB in the caches of Go and Spillway), and' \
-	  'make lab after it another 6 (150 MB, 3 GB). Later, make demo starts in seconds.'
+	  'takes about 8 minutes, and make lab after it another 6; both together use 8 GB in the' \
+	  'caches of Go and Spillway. Later, make demo starts in seconds.'
 
 .PHONY: generate
 generate: ## Generate deepcopy code, CRDs and the OpenAPI document from the API types
