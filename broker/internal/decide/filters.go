@@ -18,7 +18,7 @@ var filters = []func(*Request, *Cluster) *capacity.Rejection{
 	isFresh,
 	isPinned,
 	matchesPlacement,
-	hasNotRefused,
+	isNotRejected,
 	isWithinBudget,
 }
 
@@ -84,12 +84,9 @@ func matchesPlacement(request *Request, cluster *Cluster) *capacity.Rejection {
 	return nil
 }
 
-func hasNotRefused(request *Request, cluster *Cluster) *capacity.Rejection {
-	for _, refusal := range request.Refused {
-		if refusal.Cluster == cluster.Spec.ClusterID && refusal.Sequence >= cluster.Spec.Sequence {
-			return reject(ReasonRefused, "The provider refused: %s. The cluster is considered again with its next advertisement.",
-				strings.TrimRight(refusal.Message, ". "))
-		}
+func isNotRejected(request *Request, cluster *Cluster) *capacity.Rejection {
+	if rejection, rejected := request.Rejected[cluster.Spec.ClusterID]; rejected {
+		return &rejection
 	}
 	return nil
 }

@@ -19,6 +19,9 @@ import (
 // returns NotFound (apierrors.IsNotFound) if the provider has no hold of that name. It
 // is idempotent.
 func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error {
+	if r.answers.Answered(cluster) {
+		r.retryQueued()
+	}
 	return r.retryOnConflict(ctx, func() error {
 		var ad broker.ClusterAdvertisement
 		if err := r.live.Get(ctx, r.key(cluster), &ad); err != nil {
@@ -35,15 +38,11 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 			return nil
 		}
 		hold := *ad.Status.Holds[at].DeepCopy()
-		if !ledger.Confirm(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Accepted) {
+		if !ledger.Confirm(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Accepted, ack.Held) {
 			return nil
 		}
-		if !ack.Accepted {
-			// The refusal is recorded before the refused capacity is released: the
-			// provider is not chosen again for the same.
-			if err := r.recordRefusal(ctx, hold, &ad.Spec, ack.Message); err != nil {
-				return err
-			}
+		if err := r.rememberAnswer(ctx, cluster, hold, ack); err != nil {
+			return err
 		}
 		ledger.Settle(&ad.Spec, &ad.Status)
 		if err := r.client.Status().Update(ctx, &ad); err != nil {
@@ -53,30 +52,32 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 	})
 }
 
-// recordRefusal adds a provider's refusal of its hold to the Reservation's status.
-func (r *Reconciler) recordRefusal(ctx context.Context, hold broker.Hold, spec *broker.ClusterAdvertisementSpec, message string) error {
-	var reservation broker.Reservation
-	err := r.live.Get(ctx, r.key(hold.ReservationName), &reservation)
-	if apierrors.IsNotFound(err) || err == nil && reservation.UID != hold.ReservationUID {
+// rememberAnswer remembers a provider's answer to a hold. A refusal is remembered before
+// the refused capacity is released: the provider is not chosen again for the same.
+func (r *Reconciler) rememberAnswer(ctx context.Context, cluster string, hold broker.Hold, ack protocol.ProviderAck) error {
+	asked := ledger.Pending(hold)
+	if ack.Accepted {
+		if r.answers.Accepted(cluster, asked) {
+			r.retryQueued()
+		}
 		return nil
-	} else if err != nil {
-		return fmt.Errorf("reading the reservation that %s refuses: %w", spec.ClusterID, err)
 	}
+	config, err := r.config(ctx)
+	if err != nil {
+		return err
+	}
+	message := ack.Message
 	if message == "" {
 		message = "no reason given"
 	}
-	refusal := broker.Refusal{Cluster: spec.ClusterID, Sequence: spec.Sequence, Message: message}
-	refused := reservation.Status.Refused
-	if slices.Contains(refused, refusal) {
+	if !r.answers.Refused(cluster, asked, message, config.retryAfter, r.clock.Now()) {
 		return nil
 	}
-	refused = slices.DeleteFunc(refused, func(old broker.Refusal) bool { return old.Cluster == spec.ClusterID })
-	reservation.Status.Refused = append(refused, refusal)
-	if err := r.client.Status().Update(ctx, &reservation); err != nil {
-		return fmt.Errorf("recording the refusal of %s: %w", spec.ClusterID, err)
+	var reservation broker.Reservation
+	if err := r.client.Get(ctx, r.key(hold.ReservationName), &reservation); err == nil && reservation.UID == hold.ReservationUID {
+		r.recordRefused(&reservation, cluster, message, asked)
 	}
-	r.recordRefused(&reservation, refusal, ledger.Pending(hold))
-	return nil
+	return client.IgnoreNotFound(err)
 }
 
 // ApplyRequesterAck applies a consumer's report on its Reservation of the given name.

@@ -26,7 +26,10 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/broker/internal/answers"
+	"github.com/spillway-dev/spillway/broker/internal/lease"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/queue"
 )
 
 // Freshness reports when this broker process last received a cluster's advertisement,
@@ -66,7 +69,14 @@ type Reconciler struct {
 	// change that a watch would see.
 	becameFresh chan event.GenericEvent
 
+	// book, answers and queue are what this process remembers; see remember.
+	book    *lease.Book
+	answers *answers.Memory
+	queue   *queue.Queue
+
 	mu sync.Mutex
+	// priceChanges are the prices that events have reported, by UID and cluster.
+	priceChanges map[string]string
 	// storedAt is when the advertisement of each cluster was last stored.
 	storedAt map[string]time.Time
 }
@@ -110,6 +120,11 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		workers:     options.Workers,
 		startedAt:   sync.OnceValue(options.Clock.Now),
 		becameFresh: make(chan event.GenericEvent, 1),
+		book:        lease.NewBook(),
+		answers:     answers.New(),
+		queue:       queue.New(),
+
+		priceChanges: map[string]string{},
 		storedAt:    map[string]time.Time{},
 	}
 }

@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"fmt"
+	"maps"
 	"math/big"
 	"slices"
 
@@ -15,7 +16,8 @@ import (
 type plan struct {
 	// attempt that commits the changes.
 	attempt broker.Attempt
-	// shrink or grow, never both: what is too much is released first.
+	// shrink releases what is too much, before anything grows; grow is what other clusters
+	// get. Both only if providers did not answer: what they lose is placed elsewhere.
 	shrink, grow []change
 	// missing is the requested capacity that is neither held nor about to be.
 	missing broker.HeldCapacity
@@ -24,6 +26,11 @@ type plan struct {
 	// blockedBy is the cluster that must first release an earlier Reservation of the
 	// same name; "" if none.
 	blockedBy string
+	// gaveUp is whether the deadline of the Reservation has passed, so that what is missing
+	// is not placed any more.
+	gaveUp bool
+	// score is the score of each chosen cluster, and price what its growth costs.
+	score, price map[string]string
 }
 
 // change is the capacity that one cluster's hold shrinks to, or grows by.
@@ -45,14 +52,30 @@ func newPlan(in snapshot) plan {
 	}
 	p := plan{attempt: broker.Attempt{Number: number + 1}}
 	if p.shrink = shrink(in, holds, requested); p.shrink == nil {
+		p.shrink = unanswered(in, holds)
 		if p.missing = capacity.Sub(requested, reliable); !p.missing.Empty() {
-			p.place(in)
+			if p.gaveUp = in.deadlineExceeded(); !p.gaveUp {
+				p.place(in)
+			}
+			p.allOrNothing(in, holds)
 		}
 	}
 	for _, c := range slices.Concat(p.shrink, p.grow) {
 		p.attempt.Clusters = append(p.attempt.Clusters, c.cluster)
 	}
 	return p
+}
+
+// unanswered takes back what providers have neither accepted nor refused before the
+// deadline.
+func unanswered(in snapshot, holds []clusterHold) []change {
+	var changes []change
+	for _, h := range holds {
+		if in.overdue(h) {
+			changes = append(changes, change{h.cluster, capacity.Sub(h.Promised, ledger.Pending(h.Hold))})
+		}
+	}
+	return changes
 }
 
 // shrink releases what the Reservation does not need any more. What an inactive
@@ -172,15 +195,28 @@ func (p *plan) place(in snapshot) {
 		return
 	}
 	request, clusters := in.placement()
-	commit := func(cluster *decide.Cluster, amount broker.HeldCapacity) {
-		if price, _, known := decide.Price(cluster.Spec.Cost, amount.Totals); known {
-			request.Committed.Add(request.Committed, price)
+	request.Rejected, _ = in.rejections(p.missing)
+	for _, c := range p.shrink {
+		if _, rejected := request.Rejected[c.cluster]; !rejected {
+			request.Rejected = maps.Clone(request.Rejected)
+			if request.Rejected == nil {
+				request.Rejected = map[string]capacity.Rejection{}
+			}
+			request.Rejected[c.cluster] = capacity.Rejection{Reason: decide.ReasonNotAnswering, Message: "The provider has not answered in time."}
 		}
+	}
+	commit := func(cost *broker.Cost, amount broker.HeldCapacity) (pricePerHour string) {
+		price, currency, known := decide.Price(cost, amount.Totals)
+		if !known {
+			return ""
+		}
+		request.Committed.Add(request.Committed, price)
+		return decide.PriceString(price, currency)
 	}
 	for i := range clusters {
 		status := broker.ClusterAdvertisementStatus{Holds: clusters[i].Holds}
-		if hold := ledger.Find(&status, in.reservation.UID); hold != nil {
-			commit(&clusters[i], hold.Promised)
+		if hold := ledger.Find(&status, in.reservation.UID); hold != nil && request.Rejected[clusters[i].Spec.ClusterID].Reason != decide.ReasonNotAnswering {
+			commit(hold.Cost, hold.Promised)
 		}
 	}
 	p.decision = &broker.Decision{}
@@ -199,7 +235,8 @@ func (p *plan) place(in snapshot) {
 			break
 		}
 		chosen.Holds = status.Holds
-		commit(chosen, answer.Placement)
+		p.score[answer.Cluster] = answer.score()
+		p.price[answer.Cluster] = commit(chosen.Spec.Cost, answer.Placement)
 		p.grow = append(p.grow, change{answer.Cluster, answer.Placement})
 		if p.missing = capacity.Sub(p.missing, answer.Placement); p.missing.Empty() {
 			break
@@ -235,7 +272,6 @@ func (in snapshot) placement() (decide.Request, []decide.Cluster) {
 		Budget:    spec.Budget,
 		Committed: new(big.Rat),
 		Weights:   in.config.weights,
-		Refused:   in.currentRefusals(),
 	}
 	clusters := make([]decide.Cluster, len(in.advertisements))
 	for i := range in.advertisements {
@@ -247,6 +283,7 @@ func (in snapshot) placement() (decide.Request, []decide.Cluster) {
 			Fresh:  in.fresh[ad.Spec.ClusterID],
 		}
 	}
+	in.keepFree(clusters)
 	return request, clusters
 }
 

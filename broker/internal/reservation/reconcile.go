@@ -27,6 +27,9 @@ const conflictRetryAfter = 20 * time.Millisecond
 // something to do: all writes are based on live reads.
 func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, error) {
 	in, err := r.snapshot(ctx, r.client, name)
+	if apierrors.IsNotFound(err) {
+		r.forget(name)
+	}
 	if err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -44,24 +47,29 @@ func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, e
 
 // commit computes a plan and writes its changes.
 func (r *Reconciler) commit(ctx context.Context, in snapshot) error {
-	if err := r.addFinalizer(ctx, in.reservation); err != nil {
+	if err := r.addFinalizer(ctx, in); err != nil {
 		return err
 	}
 	p := newPlan(in)
 	if err := r.writeAttempt(ctx, in, p); err != nil {
 		return err
 	}
+	for _, c := range p.grow {
+		r.answers.Asked(c.cluster, in.reservation.UID, c.capacity, in.now)
+	}
 	if err := r.writeHolds(ctx, in, p); err != nil {
 		return err
 	}
+	r.audit(ctx, in, p)
 	if err := r.writeStatus(ctx, in, p); err != nil {
 		return err
 	}
 	return r.removeFinalizer(ctx, in)
 }
 
-func (r *Reconciler) addFinalizer(ctx context.Context, reservation *broker.Reservation) error {
-	if !reservation.DeletionTimestamp.IsZero() || !controllerutil.AddFinalizer(reservation, broker.FinalizerLedger) {
+func (r *Reconciler) addFinalizer(ctx context.Context, in snapshot) error {
+	reservation := in.reservation
+	if !in.needsFinalizer() || !reservation.DeletionTimestamp.IsZero() || !controllerutil.AddFinalizer(reservation, broker.FinalizerLedger) {
 		return nil
 	}
 	if err := r.client.Update(ctx, reservation); err != nil {
@@ -136,6 +144,7 @@ func (r *Reconciler) writeStatus(ctx context.Context, in snapshot, p plan) error
 		if err := r.client.Status().Update(ctx, reservation); err != nil {
 			return fmt.Errorf("writing the status: %w", err)
 		}
+		r.book.Written(reservation.Name, reservation.UID, r.clock.Now())
 		r.recordChanges(reservation, &before)
 		observeScores(reservation.Status.Decision)
 		if status := &reservation.Status; status.Phase != before.Phase {
@@ -149,11 +158,11 @@ func (r *Reconciler) writeStatus(ctx context.Context, in snapshot, p plan) error
 	return nil
 }
 
-// removeFinalizer removes the finalizer of a deleted Reservation once no provider holds
-// anything for it.
+// removeFinalizer removes the finalizer of a Reservation that has ended, once there is
+// nothing to wait for.
 func (r *Reconciler) removeFinalizer(ctx context.Context, in snapshot) error {
 	reservation := in.reservation
-	if reservation.DeletionTimestamp.IsZero() || len(in.holds()) > 0 || !controllerutil.RemoveFinalizer(reservation, broker.FinalizerLedger) {
+	if in.needsFinalizer() || !controllerutil.RemoveFinalizer(reservation, broker.FinalizerLedger) {
 		return nil
 	}
 	if err := r.client.Update(ctx, reservation); err != nil {
