@@ -56,7 +56,7 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:XValidation:rule="!has(self.memory) || quantity(string(self.memory)).compareTo(quantity('0')) >= 0",message="memory must not be negative"
 	// +kubebuilder:validation:XValidation:rule="!has(self.gpu) || quantity(string(self.gpu)).compareTo(quantity('0')) >= 0",message="gpu must not be negative"
 	// +kubebuilder:validation:XValidation:rule="!has(self.storage) || quantity(string(self.storage)).compareTo(quantity('0')) >= 0",message="storage must not be negative"
-	// +kubebuilder:validation:XValidation:rule="!has(self.extended) || self.extended.all(k, quantity(string(self.extended[k])).compareTo(quantity('0')) >= 0)",message="extended amounts must not be negative"
+	// +kubebuilder:validation:XValidation:rule="!has(self.extended) || self.extended.all(k, !string(self.extended[k]).startsWith('-'))",message="extended amounts must not be negative"
 	RequestedResources *ResourceQuantities `json:"requestedResources,omitempty"`
 	// podSets are the requested pods. Each pod needs its requests on a single node.
 	// +optional
@@ -68,7 +68,7 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.memory) || quantity(string(s.requests.memory)).compareTo(quantity('0')) >= 0)",message="requests.memory must not be negative"
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.gpu) || quantity(string(s.requests.gpu)).compareTo(quantity('0')) >= 0)",message="requests.gpu must not be negative"
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.storage) || quantity(string(s.requests.storage)).compareTo(quantity('0')) >= 0)",message="requests.storage must not be negative"
-	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.extended) || s.requests.extended.all(k, quantity(string(s.requests.extended[k])).compareTo(quantity('0')) >= 0))",message="extended amounts must not be negative"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.extended) || s.requests.extended.all(k, !string(s.requests.extended[k]).startsWith('-')))",message="extended amounts must not be negative"
 	// +kubebuilder:validation:items:XValidation:rule="self.requests == oldSelf.requests && has(self.nodeSelector) == has(oldSelf.nodeSelector) && (!has(self.nodeSelector) || self.nodeSelector == oldSelf.nodeSelector) && has(self.nodeAffinity) == has(oldSelf.nodeAffinity) && (!has(self.nodeAffinity) || self.nodeAffinity == oldSelf.nodeAffinity) && has(self.tolerations) == has(oldSelf.tolerations) && (!has(self.tolerations) || self.tolerations == oldSelf.tolerations)",message="the shape of a pod set (requests, nodeSelector, nodeAffinity, tolerations) is immutable: change its count, or create another Reservation for another shape"
 	PodSets []PodSet `json:"podSets,omitempty"`
 	// minAvailable is the number of pods below which the capacity is of no use: the
@@ -239,14 +239,31 @@ func (a *Allocation) Usable() int32 {
 	return min(a.CarriedPods, pods)
 }
 
-// Decision explains the last placement.
+// Decision explains the last placement, for the most relevant clusters. The broker
+// reports all clusters on request.
 type Decision struct {
-	// scores of the clusters that were compared.
+	// scores of the best of the clusters that were compared, at most 20.
 	// +optional
 	Scores []ClusterScore `json:"scores,omitempty"`
-	// rejections of the clusters that were not chosen.
+	// rejections of the clusters that were not chosen: of the 20 that came closest.
 	// +optional
 	Rejections []ClusterRejection `json:"rejections,omitempty"`
+	// rejectionCounts is the number of all other clusters that were not chosen, by
+	// reason.
+	// +optional
+	// +listType=map
+	// +listMapKey=reason
+	RejectionCounts []RejectionCount `json:"rejectionCounts,omitempty"`
+}
+
+// Unlisted is the number of clusters that were not chosen besides those in
+// rejections.
+func (d *Decision) Unlisted() int {
+	var n int
+	for _, c := range d.RejectionCounts {
+		n += int(c.Count)
+	}
+	return n
 }
 
 // ClusterScore is the score of one cluster.
@@ -265,6 +282,14 @@ type ClusterRejection struct {
 	Reason string `json:"reason"`
 	// message explains the reason, with figures.
 	Message string `json:"message"`
+}
+
+// RejectionCount is the number of clusters that were rejected for one reason.
+type RejectionCount struct {
+	// reason is a CamelCase word.
+	Reason string `json:"reason"`
+	// count of clusters.
+	Count int32 `json:"count"`
 }
 
 // ReservationStatus is the outcome of a Reservation. The broker writes it. In the

@@ -25,7 +25,9 @@ func lock(locked *broker.Cost, held broker.HeldCapacity, present *broker.Cost, g
 		return locked.DeepCopy()
 	}
 	before, more := held.Totals.List(), growth.Totals.List()
-	mean := func(name corev1.ResourceName, was, is string) string { return meanPrice(was, before[name], is, more[name]) }
+	mean := func(name corev1.ResourceName, was, is string) string {
+		return meanPrice(was, before[name], is, more[name])
+	}
 	return &broker.Cost{
 		Currency:    locked.Currency,
 		CPUCost:     mean(corev1.ResourceCPU, locked.CPUCost, present.CPUCost),

@@ -125,16 +125,16 @@ func (q *Queue) First(n int, match func(*Entry) bool) []*Entry {
 // another one, as holds. What a cluster could take if it were empty is kept free there;
 // it does not matter that it has less now. eligible reports whether a cluster may be
 // chosen for an entry at all.
-func Claims(ahead []*Entry, cluster *decide.Cluster, eligible func(*Entry, *decide.Cluster) bool) []broker.Hold {
+func Claims(ahead []*Entry, spec *broker.ClusterAdvertisementSpec, eligible func(*Entry, *broker.ClusterAdvertisementSpec) bool) []broker.Hold {
 	var claims []broker.Hold
 	for _, entry := range ahead {
 		if len(claims) == maxClaims {
 			break
 		}
-		if !eligible(entry, cluster) {
+		if !eligible(entry, spec) {
 			continue
 		}
-		if claim := CouldTake(entry.Request.Want, &cluster.Spec); !claim.Empty() {
+		if claim := CouldTake(entry.Request.Want, spec); !claim.Empty() {
 			claims = append(claims, broker.Hold{
 				ReservationUID:  "queued:" + entry.UID,
 				ReservationName: entry.Name,

@@ -27,7 +27,7 @@ func (r *Reconciler) audit(ctx context.Context, in snapshot, p plan) {
 		"attempt", p.attempt.Number)
 	for _, c := range p.grow {
 		logger.Info("Promised capacity", "cluster", c.cluster, "capacity", amount(c.capacity),
-			"score", p.score[c.cluster], "pricePerHour", p.price[c.cluster], "until", in.auditUntil())
+			"score", p.scoreOf(c.cluster), "pricePerHour", in.priceOf(c), "until", in.auditUntil())
 	}
 	for _, c := range p.shrink {
 		left := "nothing"
@@ -36,6 +36,28 @@ func (r *Reconciler) audit(ctx context.Context, in snapshot, p plan) {
 		}
 		logger.Info("Released capacity", "cluster", c.cluster, "left", left, "reason", in.auditReason(p, c.cluster))
 	}
+}
+
+// scoreOf is the score that a cluster was chosen with.
+func (p plan) scoreOf(cluster string) string {
+	for _, s := range p.decision.Scores {
+		if s.Cluster == cluster {
+			return s.Score
+		}
+	}
+	return ""
+}
+
+// priceOf is the price per hour of a growth; "" if the provider states none.
+func (in snapshot) priceOf(c change) string {
+	for i := range in.advertisements {
+		if spec := &in.advertisements[i].Spec; spec.ClusterID == c.cluster {
+			if price, currency, known := decide.Price(spec.Cost, c.capacity.Totals); known {
+				return decide.PriceString(price, currency)
+			}
+		}
+	}
+	return ""
 }
 
 // auditUntil is when the lease ends unless it is renewed; "" if it has no fixed length.

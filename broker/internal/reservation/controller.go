@@ -8,7 +8,6 @@ import (
 	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoevents "k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -125,7 +124,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		queue:       queue.New(),
 
 		priceChanges: map[string]string{},
-		storedAt:    map[string]time.Time{},
+		storedAt:     map[string]time.Time{},
 	}
 }
 
@@ -133,8 +132,8 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	inNamespace := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetNamespace() == r.namespace })
 	options := controller.Options{MaxConcurrentReconciles: r.workers}
-	enqueueUnplaced := handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request {
-		return r.unplaced(ctx)
+	enqueueUnplaced := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+		return r.requests(r.retriable(nil))
 	})
 	err := ctrl.NewControllerManagedBy(mgr).
 		Named("reservations").
@@ -173,19 +172,20 @@ func byName(f func(ctx context.Context, name string) (ctrl.Result, error)) recon
 // capacity may have appeared, those that are not placed in full.
 func (r *Reconciler) enqueueByAdvertisement() handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-	enqueue := func(ctx context.Context, q queue, holds []broker.Hold) {
+	enqueue := func(ad *broker.ClusterAdvertisement, q queue, holds []broker.Hold) {
 		for _, hold := range holds {
 			q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: r.namespace, Name: hold.ReservationName}})
 		}
-		for _, request := range r.unplaced(ctx) {
+		for _, request := range r.requests(r.retriable(ad)) {
 			q.Add(request)
 		}
 	}
 	return handler.Funcs{
-		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
-			enqueue(ctx, q, e.Object.(*broker.ClusterAdvertisement).Status.Holds)
+		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) {
+			ad := e.Object.(*broker.ClusterAdvertisement)
+			enqueue(ad, q, ad.Status.Holds)
 		},
-		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
+		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) {
 			before, after := e.ObjectOld.(*broker.ClusterAdvertisement), e.ObjectNew.(*broker.ClusterAdvertisement)
 			changed := changedHolds(before.Status.Holds, after.Status.Holds)
 			activityChanged := before.Status.Active != after.Status.Active
@@ -194,11 +194,12 @@ func (r *Reconciler) enqueueByAdvertisement() handler.EventHandler {
 				changed = after.Status.Holds
 			}
 			if len(changed) > 0 || before.Generation != after.Generation || activityChanged {
-				enqueue(ctx, q, changed)
+				enqueue(after, q, changed)
 			}
 		},
-		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
-			enqueue(ctx, q, e.Object.(*broker.ClusterAdvertisement).Status.Holds)
+		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) {
+			ad := e.Object.(*broker.ClusterAdvertisement)
+			enqueue(nil, q, ad.Status.Holds)
 		},
 	}
 }
@@ -213,19 +214,11 @@ func changedHolds(before, after []broker.Hold) []broker.Hold {
 	return append(without(after, before), without(before, after)...)
 }
 
-// unplaced lists the Reservations that are not placed in full.
-func (r *Reconciler) unplaced(ctx context.Context) []reconcile.Request {
-	var list broker.ReservationList
-	if err := r.client.List(ctx, &list, client.InNamespace(r.namespace)); err != nil {
-		log.FromContext(ctx).Error(err, "Failed to list the Reservations to enqueue")
-		return nil
-	}
-	var requests []reconcile.Request
-	for i := range list.Items {
-		status := &list.Items[i].Status
-		if status.Phase == "" || meta.IsStatusConditionTrue(status.Conditions, broker.ConditionQueued) {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
-		}
+// requests are those for the objects of these names.
+func (r *Reconciler) requests(names []string) []reconcile.Request {
+	requests := make([]reconcile.Request, len(names))
+	for i, name := range names {
+		requests[i].NamespacedName = types.NamespacedName{Namespace: r.namespace, Name: name}
 	}
 	return requests
 }

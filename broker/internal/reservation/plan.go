@@ -29,8 +29,6 @@ type plan struct {
 	// gaveUp is whether the deadline of the Reservation has passed, so that what is missing
 	// is not placed any more.
 	gaveUp bool
-	// score is the score of each chosen cluster, and price what its growth costs.
-	score, price map[string]string
 }
 
 // change is the capacity that one cluster's hold shrinks to, or grows by.
@@ -194,60 +192,42 @@ func (p *plan) place(in snapshot) {
 	if p.blockedBy = in.holderOfEarlier(); p.blockedBy != "" {
 		return
 	}
-	request, clusters := in.placement()
-	request.Rejected, _ = in.rejections(p.missing)
+	request, snapshot := in.placement()
+	request.Rejected = in.rejected(p)
+	for _, h := range in.holds() {
+		if in.overdue(h) {
+			h.Promised = capacity.Sub(h.Promised, ledger.Pending(h.Hold))
+		}
+		if price, _, known := decide.Price(h.Cost, h.Promised.Totals); known {
+			request.Committed.Add(request.Committed, price)
+		}
+	}
+	request.Want = p.missing
+	parts, missing, decision := decide.Split(request, snapshot, func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, bool) {
+		status := broker.ClusterAdvertisementStatus{Holds: slices.Clone(holds)}
+		changed, err := ledger.Place(spec, &status, growth(in.reservation, p.attempt.Number, amount))
+		return status.Holds, err == nil && changed
+	})
+	p.missing, p.decision = missing, &decision
+	for _, part := range parts {
+		p.grow = append(p.grow, change{part.Cluster, part.Capacity})
+	}
+}
+
+// rejected are the clusters that must not be chosen because of their answers so far, or
+// because they have just lost their attempt.
+func (in snapshot) rejected(p *plan) map[string]capacity.Rejection {
+	rejected, _ := in.rejections(p.missing)
 	for _, c := range p.shrink {
-		if _, rejected := request.Rejected[c.cluster]; !rejected {
-			request.Rejected = maps.Clone(request.Rejected)
-			if request.Rejected == nil {
-				request.Rejected = map[string]capacity.Rejection{}
+		if _, known := rejected[c.cluster]; !known {
+			rejected = maps.Clone(rejected)
+			if rejected == nil {
+				rejected = map[string]capacity.Rejection{}
 			}
-			request.Rejected[c.cluster] = capacity.Rejection{Reason: decide.ReasonNotAnswering, Message: "The provider has not answered in time."}
+			rejected[c.cluster] = capacity.Rejection{Reason: decide.ReasonNotAnswering, Message: "The provider has not answered in time."}
 		}
 	}
-	commit := func(cost *broker.Cost, amount broker.HeldCapacity) (pricePerHour string) {
-		price, currency, known := decide.Price(cost, amount.Totals)
-		if !known {
-			return ""
-		}
-		request.Committed.Add(request.Committed, price)
-		return decide.PriceString(price, currency)
-	}
-	for i := range clusters {
-		status := broker.ClusterAdvertisementStatus{Holds: clusters[i].Holds}
-		if hold := ledger.Find(&status, in.reservation.UID); hold != nil && request.Rejected[clusters[i].Spec.ClusterID].Reason != decide.ReasonNotAnswering {
-			commit(hold.Cost, hold.Promised)
-		}
-	}
-	p.decision = &broker.Decision{}
-	for range clusters {
-		request.Want = p.missing
-		answer := decide.Choose(request, decide.Snapshot{Clusters: clusters})
-		p.decision.Rejections = answer.Rejections
-		p.decision.Scores = mergeScores(p.decision.Scores, answer.Scores)
-		at := slices.IndexFunc(clusters, func(c decide.Cluster) bool { return c.Spec.ClusterID == answer.Cluster })
-		if at < 0 {
-			break
-		}
-		chosen := &clusters[at]
-		status := broker.ClusterAdvertisementStatus{Holds: chosen.Holds}
-		if changed, err := ledger.Place(&chosen.Spec, &status, growth(in.reservation, p.attempt.Number, answer.Placement)); err != nil || !changed {
-			break
-		}
-		chosen.Holds = status.Holds
-		p.score[answer.Cluster] = answer.score()
-		p.price[answer.Cluster] = commit(chosen.Spec.Cost, answer.Placement)
-		p.grow = append(p.grow, change{answer.Cluster, answer.Placement})
-		if p.missing = capacity.Sub(p.missing, answer.Placement); p.missing.Empty() {
-			break
-		}
-	}
-	if p.missing.Empty() {
-		// A cluster that was chosen for one part is not rejected for the next.
-		p.decision.Rejections = slices.DeleteFunc(p.decision.Rejections, func(rejection broker.ClusterRejection) bool {
-			return slices.ContainsFunc(p.grow, func(c change) bool { return c.cluster == rejection.Cluster })
-		})
-	}
+	return rejected
 }
 
 // holderOfEarlier returns a cluster with a hold of an earlier Reservation of the same name.
@@ -263,7 +243,7 @@ func (in snapshot) holderOfEarlier() string {
 }
 
 // placement is the input for decide, but for what is missing and what is committed.
-func (in snapshot) placement() (decide.Request, []decide.Cluster) {
+func (in snapshot) placement() (decide.Request, decide.Snapshot) {
 	spec := &in.reservation.Spec
 	request := decide.Request{
 		Requester: spec.RequesterID,
@@ -273,28 +253,11 @@ func (in snapshot) placement() (decide.Request, []decide.Cluster) {
 		Committed: new(big.Rat),
 		Weights:   in.config.weights,
 	}
-	clusters := make([]decide.Cluster, len(in.advertisements))
+	var store decide.Store
 	for i := range in.advertisements {
-		ad := &in.advertisements[i]
-		clusters[i] = decide.Cluster{
-			Spec:   ad.Spec,
-			Holds:  slices.Clone(ad.Status.Holds),
-			Active: in.active[ad.Spec.ClusterID],
-			Fresh:  in.fresh[ad.Spec.ClusterID],
-		}
+		store.Upsert(&in.advertisements[i].Spec, in.advertisements[i].Status.Holds)
 	}
-	in.keepFree(clusters)
-	return request, clusters
-}
-
-// mergeScores adds the scores of a later choice. The first score of a cluster stays.
-func mergeScores(scores, later []broker.ClusterScore) []broker.ClusterScore {
-	for _, s := range later {
-		if !slices.ContainsFunc(scores, func(have broker.ClusterScore) bool { return have.Cluster == s.Cluster }) {
-			scores = append(scores, s)
-		}
-	}
-	return scores
+	return request, in.keepFree(store.Snapshot(func(cluster string) (active, fresh bool) { return in.active[cluster], in.fresh[cluster] }))
 }
 
 func growth(r *broker.Reservation, attempt int64, capacity broker.HeldCapacity) ledger.Growth {

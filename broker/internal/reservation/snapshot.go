@@ -92,7 +92,7 @@ type snapshot struct {
 	// position; eligible reports whether a cluster may be chosen for one of them.
 	ahead    []*queue.Entry
 	position int32
-	eligible func(*queue.Entry, *decide.Cluster) bool
+	eligible func(*queue.Entry, *broker.ClusterAdvertisementSpec) bool
 }
 
 // snapshot reads everything that a plan depends on. The Reservation is read first: if

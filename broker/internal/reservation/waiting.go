@@ -1,6 +1,8 @@
 package reservation
 
 import (
+	"slices"
+
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -54,23 +56,28 @@ func (r *Reconciler) observeQueue(in *snapshot) {
 	in.ahead = r.queue.Ahead(entry)
 	in.position = int32(len(in.ahead)) + 1
 	now, answerIn := in.now, in.config.proofDeadline
-	in.eligible = func(e *queue.Entry, cluster *decide.Cluster) bool {
-		if rejection, _ := r.answers.Rejection(cluster.Spec.ClusterID, e.UID, e.Request.Want, answerIn, now); rejection != nil {
+	active, fresh := in.active, in.fresh
+	in.eligible = func(e *queue.Entry, spec *broker.ClusterAdvertisementSpec) bool {
+		if rejection, _ := r.answers.Rejection(spec.ClusterID, e.UID, e.Request.Want, answerIn, now); rejection != nil {
 			return false
 		}
-		return decide.Eligible(&e.Request, cluster)
+		return decide.Eligible(&e.Request, spec, active[spec.ClusterID], fresh[spec.ClusterID])
 	}
 }
 
 // keepFree adds to the holds of each cluster what those ahead in the queue wait for
 // there.
-func (in snapshot) keepFree(clusters []decide.Cluster) {
+func (in snapshot) keepFree(known decide.Snapshot) decide.Snapshot {
 	if len(in.ahead) == 0 {
-		return
+		return known
 	}
-	for i := range clusters {
-		clusters[i].Holds = append(clusters[i].Holds, queue.Claims(in.ahead, &clusters[i], in.eligible)...)
+	for i := range in.advertisements {
+		spec, holds := known.Cluster(in.advertisements[i].Spec.ClusterID)
+		if claims := queue.Claims(in.ahead, spec, in.eligible); len(claims) > 0 {
+			known = known.With(spec, slices.Concat(holds, claims))
+		}
 	}
+	return known
 }
 
 // retryQueued enqueues the first queued Reservations: one of them may have its turn, or a
@@ -87,10 +94,9 @@ func (r *Reconciler) retryQueued() {
 func (r *Reconciler) retriable(ad *broker.ClusterAdvertisement) []string {
 	match := func(*queue.Entry) bool { return true }
 	if ad != nil {
-		cluster := decide.Cluster{Spec: ad.Spec, Active: true, Fresh: true}
 		available := capacity.Floor(ad.Status.Available.List())
 		match = func(e *queue.Entry) bool {
-			return queue.Profits(e.Request.Want, available) && decide.Eligible(&e.Request, &cluster)
+			return queue.Profits(e.Request.Want, available) && decide.Eligible(&e.Request, &ad.Spec, true, true)
 		}
 	}
 	entries := r.queue.First(maxRetried, match)
