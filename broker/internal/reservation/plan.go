@@ -215,11 +215,12 @@ func (p *plan) place(in snapshot) {
 
 // holderOfEarlier returns a cluster with a hold of an earlier Reservation of the same name.
 func (in snapshot) holderOfEarlier() string {
-	for i := range in.advertisements {
-		for _, hold := range in.advertisements[i].Status.Holds {
-			if hold.ReservationName == in.reservation.Name && hold.ReservationUID != in.reservation.UID {
-				return in.advertisements[i].Spec.ClusterID
-			}
+	for _, cluster := range in.holders {
+		ad := in.advertisement(cluster)
+		if ad != nil && slices.ContainsFunc(ad.Status.Holds, func(h broker.Hold) bool {
+			return h.ReservationName == in.reservation.Name && h.ReservationUID != in.reservation.UID
+		}) {
+			return cluster
 		}
 	}
 	return ""
@@ -238,8 +239,7 @@ func (in snapshot) placement() (decide.Request, []decide.Cluster) {
 		Refused:   in.currentRefusals(),
 	}
 	clusters := make([]decide.Cluster, len(in.advertisements))
-	for i := range in.advertisements {
-		ad := &in.advertisements[i]
+	for i, ad := range in.advertisements {
 		clusters[i] = decide.Cluster{
 			Spec:   ad.Spec,
 			Holds:  slices.Clone(ad.Status.Holds),
