@@ -70,10 +70,11 @@ type snapshot struct {
 	holders []string
 	config  config
 	now     time.Time
-	// active are the clusters whose last advertisement is not stale; fresh those whose
-	// last advertisement is recent enough to place pods.
-	active, fresh map[string]bool
-	// answerDeadline is until when a cluster's answer to a hold is expected.
+	// clusters are what a placement is decided on.
+	clusters decide.Snapshot
+	// active are the holders whose last advertisement is not stale.
+	active map[string]bool
+	// answerDeadline is until when a holder's answer to a hold is expected.
 	answerDeadline map[string]time.Time
 }
 
@@ -99,7 +100,7 @@ func (r *Reconciler) snapshot(ctx context.Context, name string) (snapshot, error
 func (r *Reconciler) snapshotOf(reservation *broker.Reservation, config config) snapshot {
 	in := snapshot{
 		reservation: reservation, config: config, now: r.clock.Now(),
-		active: map[string]bool{}, fresh: map[string]bool{}, answerDeadline: map[string]time.Time{},
+		active: map[string]bool{}, answerDeadline: map[string]time.Time{},
 	}
 	r.readLedgers(&in)
 	return in
@@ -107,12 +108,13 @@ func (r *Reconciler) snapshotOf(reservation *broker.Reservation, config config) 
 
 // readLedgers takes the advertisements and their activity from the store.
 func (r *Reconciler) readLedgers(in *snapshot) {
+	config := in.config
 	in.advertisements = r.store.allAdvertisements()
+	in.clusters = r.store.clusters.Snapshot(func(cluster string) (active, fresh bool) { return r.activity(cluster, config) })
 	in.holders = r.store.holdersOf(in.reservation.Name)
-	for _, ad := range in.advertisements {
-		id := ad.Spec.ClusterID
-		in.active[id], in.fresh[id] = r.activity(id, in.config)
-		in.answerDeadline[id] = r.lastAdvertised(id).Add(in.config.freshFor)
+	for _, cluster := range in.holders {
+		in.active[cluster], _ = r.activity(cluster, config)
+		in.answerDeadline[cluster] = r.lastAdvertised(cluster).Add(config.freshFor)
 	}
 }
 

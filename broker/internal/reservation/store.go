@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
 )
 
 // store is what this broker knows of the ClusterAdvertisements and Reservations: from
@@ -22,6 +23,8 @@ type store struct {
 	// sorted are all advertisements by name; nil if it must be made anew. Readers may
 	// keep it: it is never changed.
 	sorted []*broker.ClusterAdvertisement
+	// clusters are the same for decisions.
+	clusters decide.Store
 	// holders are the clusters that have a hold of a Reservation, by its name: also
 	// those with a hold of an earlier one of the same name.
 	holders      map[string]map[string]bool
@@ -60,6 +63,7 @@ func (s *store) putAdvertisement(ad *broker.ClusterAdvertisement) {
 		return
 	}
 	s.advertisements[ad.Name], s.sorted = ad, nil
+	s.clusters.Upsert(&ad.Spec, ad.Status.Holds)
 	s.indexHolds(ad.Name, known, ad)
 }
 
@@ -70,6 +74,7 @@ func (s *store) removeAdvertisement(ad *broker.ClusterAdvertisement) {
 	if known := s.advertisements[ad.Name]; known != nil && known.UID == ad.UID {
 		delete(s.advertisements, ad.Name)
 		s.sorted = nil
+		s.clusters.Remove(ad.Name)
 		s.indexHolds(ad.Name, known, nil)
 	}
 }
