@@ -28,6 +28,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/transport/transporttest"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -58,7 +59,7 @@ func start(t *testing.T) fixture {
 		instruction.SetupIndex(t.Context(), mgr),
 		mgr.Add(mirror),
 		instruction.NewConsumer(mgr.GetClient(), "default", mirror).SetupWithManager(mgr),
-		reservation.New(mgr, reservation.Options{ClusterID: "rome", InstructionNamespace: "default", Broker: b, Mirror: mirror}).SetupWithManager(mgr),
+		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), reservation.Options{ClusterID: "rome", InstructionNamespace: "default", Broker: b, Mirror: mirror}).SetupWithManager(mgr),
 	))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

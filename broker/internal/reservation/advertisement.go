@@ -114,11 +114,11 @@ func (r *Reconciler) writeAccount(ctx context.Context, ad *broker.ClusterAdverti
 	return nil
 }
 
-// reconcileAdvertisement releases the holds of deleted Reservations and updates the
+// ReconcileAdvertisement releases the holds of deleted Reservations and updates the
 // account and the activity.
-func (r *Reconciler) reconcileAdvertisement(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+func (r *Reconciler) ReconcileAdvertisement(ctx context.Context, name string) (ctrl.Result, error) {
 	var ad broker.ClusterAdvertisement
-	if err := r.client.Get(ctx, request.NamespacedName, &ad); err != nil {
+	if err := r.client.Get(ctx, r.key(name), &ad); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	config, err := r.config(ctx)

@@ -71,9 +71,29 @@ type Reconciler struct {
 	storedAt map[string]time.Time
 }
 
+// Clients are what a Reconciler reads and writes with.
+type Clients struct {
+	// Client writes to the API server. Its reads may lag behind.
+	Client client.Client
+	// Live reads from the API server.
+	Live client.Reader
+	// Recorder of events.
+	Recorder clientgoevents.EventRecorder
+}
+
 // New returns a Reconciler that uses the manager's clients. Their cache must include
 // the broker's namespace.
 func New(mgr manager.Manager, options Options) *Reconciler {
+	return NewWithClients(Clients{
+		Client:   mgr.GetClient(),
+		Live:     mgr.GetAPIReader(),
+		Recorder: events.NewRecorder(mgr.GetEventRecorder("spillway-broker")),
+	}, options)
+}
+
+// NewWithClients returns a Reconciler without a manager: its caller calls Reconcile and
+// ReconcileAdvertisement when the controllers of SetupWithManager would.
+func NewWithClients(clients Clients, options Options) *Reconciler {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
@@ -81,9 +101,9 @@ func New(mgr manager.Manager, options Options) *Reconciler {
 		options.Workers = 4
 	}
 	return &Reconciler{
-		client:      mgr.GetClient(),
-		live:        mgr.GetAPIReader(),
-		recorder:    events.NewRecorder(mgr.GetEventRecorder("spillway-broker")),
+		client:      clients.Client,
+		live:        clients.Live,
+		recorder:    clients.Recorder,
 		namespace:   options.Namespace,
 		freshness:   options.Freshness,
 		clock:       options.Clock,
@@ -109,7 +129,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		WatchesRawSource(source.Channel(r.becameFresh, enqueueUnplaced)).
 		WithEventFilter(inNamespace).
 		WithOptions(options).
-		Complete(reconcile.Func(r.reconcile))
+		Complete(byName(r.Reconcile))
 	if err != nil {
 		return fmt.Errorf("adding the reservation controller: %w", err)
 	}
@@ -122,11 +142,16 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		})).
 		WithEventFilter(inNamespace).
 		WithOptions(options).
-		Complete(reconcile.Func(r.reconcileAdvertisement))
+		Complete(byName(r.ReconcileAdvertisement))
 	if err != nil {
 		return fmt.Errorf("adding the advertisement controller: %w", err)
 	}
 	return nil
+}
+
+// byName adapts a function that reconciles the object of one name.
+func byName(f func(ctx context.Context, name string) (ctrl.Result, error)) reconcile.Func {
+	return func(ctx context.Context, request ctrl.Request) (ctrl.Result, error) { return f(ctx, request.Name) }
 }
 
 // enqueueByAdvertisement enqueues the Reservations whose holds changed and, since

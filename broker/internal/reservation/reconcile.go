@@ -23,17 +23,17 @@ import (
 // conflictRetryAfter is the delay before a reconcile is retried after a conflict.
 const conflictRetryAfter = 20 * time.Millisecond
 
-// reconcile brings one Reservation up to date. The cache only shows whether there is
+// Reconcile brings one Reservation up to date. The cache only shows whether there is
 // something to do: all writes are based on live reads.
-func (r *Reconciler) reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
-	in, err := r.snapshot(ctx, r.client, request.Name)
+func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, error) {
+	in, err := r.snapshot(ctx, r.client, name)
 	if err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if in.upToDate() {
 		return in.requeue(), nil
 	}
-	if in, err = r.snapshot(ctx, r.live, request.Name); err != nil {
+	if in, err = r.snapshot(ctx, r.live, name); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if err := r.commit(ctx, in); err != nil {

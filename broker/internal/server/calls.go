@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -52,6 +53,9 @@ func (s *Server) serve(route route) http.Handler {
 }
 
 func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) error {
+	if err := negotiate(w, r); err != nil {
+		return err
+	}
 	if !route.anyReplica {
 		if err := s.Ready(r); err != nil {
 			return refuse(protocol.CodeUnavailable, "%v: retry, the request may reach another replica", err)
@@ -73,6 +77,21 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) e
 		r = r.WithContext(ctx)
 	}
 	return route.call(w, r, caller)
+}
+
+// negotiate states in the response which version of the protocol applies.
+func negotiate(w http.ResponseWriter, r *http.Request) error {
+	w.Header().Set(protocol.HeaderVersion, strconv.Itoa(protocol.Version))
+	peer, err := protocol.ParseVersions(r.Header.Get(protocol.HeaderVersion))
+	if err != nil {
+		return err
+	}
+	version, err := protocol.Versions.Negotiate(peer)
+	if err != nil {
+		return err
+	}
+	w.Header().Set(protocol.HeaderVersion, strconv.Itoa(version))
+	return nil
 }
 
 // refusalOf converts an error for the caller. It discloses internals of the broker only
@@ -115,18 +134,24 @@ func respond(w http.ResponseWriter, status int, response any) error {
 	return nil
 }
 
-// decode reads a request's body: one JSON value of limited size without unknown fields.
+// decode reads a request's body: one JSON value of limited size. Fields that are not in
+// the schema are ignored if the caller states its version, because it may be newer than
+// this broker. The body of another caller is written by hand, where such a field is a
+// mistake.
 func decode(w http.ResponseWriter, r *http.Request, into any) error {
-	return decodeJSON(http.MaxBytesReader(w, r.Body, protocol.MaxBody), into)
+	strict := r.Header.Get(protocol.HeaderVersion) == ""
+	return decodeJSON(http.MaxBytesReader(w, r.Body, protocol.MaxBody), into, strict)
 }
 
-func decodeJSON(body io.Reader, into any) error {
+func decodeJSON(body io.Reader, into any, strict bool) error {
 	raw, err := io.ReadAll(body)
 	if err == nil {
 		err = validateExponents(raw)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(raw))
-	decoder.DisallowUnknownFields()
+	if strict {
+		decoder.DisallowUnknownFields()
+	}
 	if err == nil {
 		err = decoder.Decode(into)
 	}

@@ -35,6 +35,7 @@ func (s *Server) routes() []route {
 		{method: http.MethodGet, path: protocol.PathReservations + id, call: s.getReservation},
 		{method: http.MethodDelete, path: protocol.PathReservations + id, call: s.deleteReservation},
 		{method: http.MethodPost, path: protocol.PathReservations + id + "/ack", call: s.ack},
+		{method: http.MethodPost, path: protocol.PathReservations + id + "/renew", call: s.renew},
 		{method: http.MethodPost, path: protocol.PathRelay, call: s.postRelay},
 		{method: http.MethodGet, path: protocol.PathRelay, call: s.watchRelay},
 	}
