@@ -9,6 +9,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -173,6 +174,34 @@ func TestStaleAnswersChangeNothing(t *testing.T) {
 		if stale() {
 			t.Fatalf("a stale call changed the hold to %+v", figuresOf(&s, "a"))
 		}
+	}
+}
+
+// TestRefusalSaysWhatIsHeld: the answer that accepted 2 pods is lost, and a growth is
+// refused. The provider holds the 2 pods, so they stay granted.
+func TestRefusalSaysWhatIsHeld(t *testing.T) {
+	spec := paris(1000, 0)
+	for name, tc := range map[string]struct {
+		held *broker.HeldCapacity
+		want *figures
+	}{
+		"what it accepted before":       {ptr.To(pods(2)), &figures{2, -1, 2}},
+		"less than that":                {ptr.To(pods(1)), &figures{1, -1, 1}},
+		"more than was ever promised":   {ptr.To(pods(9)), &figures{3, -1, 3}},
+		"nothing":                       {ptr.To(pods(0)), nil},
+		"it does not say what it holds": {nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var s broker.ClusterAdvertisementStatus
+			place(t, spec, &s, grow("a", 1, 2))
+			place(t, spec, &s, grow("a", 2, 1))
+			if !ledger.Confirm(&s, "a", 2, false, tc.held) {
+				t.Fatal("the refusal changed nothing")
+			}
+			if diff := cmp.Diff(tc.want, figuresOf(&s, "a")); diff != "" {
+				t.Errorf("the hold (-want +got)\n%s", diff)
+			}
+		})
 	}
 }
 

@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -19,65 +20,61 @@ import (
 // returns NotFound (apierrors.IsNotFound) if the provider has no hold of that name. It
 // is idempotent.
 func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error {
-	if r.answers.Answered(cluster) {
-		r.retryQueued()
-	}
-	return r.retryOnConflict(ctx, func() error {
-		var ad broker.ClusterAdvertisement
-		if err := r.live.Get(ctx, r.key(cluster), &ad); err != nil {
-			return fmt.Errorf("reading the ledger of %s: %w", cluster, err)
-		}
-		named := func(h broker.Hold) bool { return h.ReservationName == name }
-		if !slices.ContainsFunc(ad.Status.Holds, named) {
-			return fmt.Errorf("%s has no hold for it: %w", cluster, notFound(name))
-		}
-		at := slices.IndexFunc(ad.Status.Holds, func(h broker.Hold) bool {
-			return named(h) && h.ReservationUID == ack.ReservationUID && h.Attempt == ack.Attempt
-		})
-		if at < 0 {
-			return nil
-		}
-		hold := *ad.Status.Holds[at].DeepCopy()
-		if !ledger.Confirm(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Accepted, ack.Held) {
-			return nil
-		}
-		if err := r.rememberAnswer(ctx, cluster, hold, ack); err != nil {
-			return err
-		}
-		ledger.Settle(&ad.Spec, &ad.Status)
-		if err := r.client.Status().Update(ctx, &ad); err != nil {
-			return fmt.Errorf("writing the ledger of %s: %w", cluster, err)
-		}
-		return nil
-	})
-}
-
-// rememberAnswer remembers a provider's answer to a hold. A refusal is remembered before
-// the refused capacity is released: the provider is not chosen again for the same.
-func (r *Reconciler) rememberAnswer(ctx context.Context, cluster string, hold broker.Hold, ack protocol.ProviderAck) error {
-	asked := ledger.Pending(hold)
-	if ack.Accepted {
-		if r.answers.Accepted(cluster, asked) {
-			r.retryQueued()
-		}
-		return nil
-	}
 	config, err := r.config(ctx)
 	if err != nil {
 		return err
 	}
-	message := ack.Message
-	if message == "" {
-		message = "no reason given"
+	if r.answers.Answered(cluster) {
+		r.retryQueued()
 	}
-	if !r.answers.Refused(cluster, asked, message, config.retryAfter, r.clock.Now()) {
-		return nil
+	var asked broker.HeldCapacity
+	var news bool
+	_, err = r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
+		hold, err := answered(ad, name, ack)
+		if hold == nil || err != nil {
+			return edited{}, err
+		}
+		asked = ledger.Pending(*hold.DeepCopy())
+		changed := ledger.Confirm(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Accepted, ack.Held)
+		if changed && !ack.Accepted {
+			// It is remembered before the refused capacity is released: the provider is
+			// not chosen again for the same.
+			news = r.answers.Refused(cluster, asked, reasonOf(ack), config.retryAfter, r.clock.Now()) || news
+		}
+		return edited{status: changed}, nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case news:
+		if reservation := r.store.reservation(name); reservation != nil && reservation.UID == ack.ReservationUID {
+			r.recordRefused(reservation, cluster, reasonOf(ack), asked)
+		}
+	case ack.Accepted && r.answers.Accepted(cluster, asked):
+		r.retryQueued()
 	}
-	var reservation broker.Reservation
-	if err := r.client.Get(ctx, r.key(hold.ReservationName), &reservation); err == nil && reservation.UID == hold.ReservationUID {
-		r.recordRefused(&reservation, cluster, message, asked)
+	return nil
+}
+
+func reasonOf(ack protocol.ProviderAck) string { return cmp.Or(ack.Message, "no reason given") }
+
+// answered is the hold that an ack answers; nil if it answers an earlier attempt.
+func answered(ad *broker.ClusterAdvertisement, name string, ack protocol.ProviderAck) (*broker.Hold, error) {
+	named := false
+	for i := range ad.Status.Holds {
+		hold := &ad.Status.Holds[i]
+		if hold.ReservationName != name {
+			continue
+		}
+		named = true
+		if hold.ReservationUID == ack.ReservationUID && hold.Attempt == ack.Attempt {
+			return hold, nil
+		}
 	}
-	return client.IgnoreNotFound(err)
+	if !named {
+		return nil, fmt.Errorf("%s has no hold for it: %w", ad.Name, notFound(name))
+	}
+	return nil, nil
 }
 
 // ApplyRequesterAck applies a consumer's report on its Reservation of the given name.
@@ -85,33 +82,36 @@ func (r *Reconciler) rememberAnswer(ctx context.Context, cluster string, hold br
 // NotFound (apierrors.IsNotFound) if there is none of that name, or if it belongs to
 // another cluster. It is idempotent.
 func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name string, ack protocol.RequesterAck) error {
-	return r.retryOnConflict(ctx, func() error {
-		var reservation broker.Reservation
-		if err := r.live.Get(ctx, r.key(name), &reservation); err != nil {
-			return fmt.Errorf("reading the reservation: %w", err)
-		}
+	config, err := r.config(ctx)
+	if err != nil {
+		return err
+	}
+	err = r.editStatus(ctx, name, func(reservation *broker.Reservation) (changed bool, err error) {
 		if reservation.Spec.RequesterID != requester {
-			return fmt.Errorf("%s has no such reservation: %w", requester, notFound(name))
+			return false, fmt.Errorf("%s has no such reservation: %w", requester, notFound(name))
 		}
 		if reservation.UID != ack.ReservationUID || reservation.Status.Attempt.Number != ack.Attempt {
-			return nil
+			return false, nil
 		}
-		var changed bool
 		for i := range reservation.Status.Allocations {
 			allocation := &reservation.Status.Allocations[i]
 			ready := allocation.Accepted && slices.Contains(ack.Ready, allocation.Cluster)
 			changed = changed || allocation.VirtualNodeReady != ready
 			allocation.VirtualNodeReady = ready
 		}
-		if !changed {
-			return nil
+		if changed && !unplaced(reservation) {
+			// What follows from it is written at once, unless there is more to do.
+			in := r.snapshotOf(reservation, config)
+			if p := newPlan(in); p.empty() {
+				reservation.Status = nextStatus(in, p, false)
+			}
 		}
-		// The reconciler updates phase and conditions.
-		if err := r.client.Status().Update(ctx, &reservation); err != nil {
-			return fmt.Errorf("recording the report of %s: %w", requester, err)
-		}
-		return nil
+		return changed, nil
 	})
+	if err != nil {
+		return fmt.Errorf("recording the report of %s: %w", requester, err)
+	}
+	return nil
 }
 
 func (r *Reconciler) key(name string) client.ObjectKey {

@@ -50,11 +50,9 @@ func (p plan) scoreOf(cluster string) string {
 
 // priceOf is the price per hour of a growth; "" if the provider states none.
 func (in snapshot) priceOf(c change) string {
-	for i := range in.advertisements {
-		if spec := &in.advertisements[i].Spec; spec.ClusterID == c.cluster {
-			if price, currency, known := decide.Price(spec.Cost, c.capacity.Totals); known {
-				return decide.PriceString(price, currency)
-			}
+	if ad := in.advertisement(c.cluster); ad != nil {
+		if price, currency, known := decide.Price(ad.Spec.Cost, c.capacity.Totals); known {
+			return decide.PriceString(price, currency)
 		}
 	}
 	return ""

@@ -232,11 +232,12 @@ func (in snapshot) rejected(p *plan) map[string]capacity.Rejection {
 
 // holderOfEarlier returns a cluster with a hold of an earlier Reservation of the same name.
 func (in snapshot) holderOfEarlier() string {
-	for i := range in.advertisements {
-		for _, hold := range in.advertisements[i].Status.Holds {
-			if hold.ReservationName == in.reservation.Name && hold.ReservationUID != in.reservation.UID {
-				return in.advertisements[i].Spec.ClusterID
-			}
+	for _, cluster := range in.holders {
+		ad := in.advertisement(cluster)
+		if ad != nil && slices.ContainsFunc(ad.Status.Holds, func(h broker.Hold) bool {
+			return h.ReservationName == in.reservation.Name && h.ReservationUID != in.reservation.UID
+		}) {
+			return cluster
 		}
 	}
 	return ""
@@ -253,11 +254,7 @@ func (in snapshot) placement() (decide.Request, decide.Snapshot) {
 		Committed: new(big.Rat),
 		Weights:   in.config.weights,
 	}
-	var store decide.Store
-	for i := range in.advertisements {
-		store.Upsert(&in.advertisements[i].Spec, in.advertisements[i].Status.Holds)
-	}
-	return request, in.keepFree(store.Snapshot(func(cluster string) (active, fresh bool) { return in.active[cluster], in.fresh[cluster] }))
+	return request, in.keepFree(in.clusters)
 }
 
 func growth(r *broker.Reservation, attempt int64, capacity broker.HeldCapacity) ledger.Growth {

@@ -91,10 +91,8 @@ func allocations(in snapshot) (out []broker.Allocation, resized bool) {
 		if price, currency, known := decide.Price(h.Cost, held.Totals); known {
 			allocation.PricePerHour = decide.PriceString(price, currency)
 		}
-		for i := range in.advertisements {
-			if spec := &in.advertisements[i].Spec; spec.ClusterID == h.cluster {
-				allocation.Endpoint = spec.EndpointURL
-			}
+		if ad := in.advertisement(h.cluster); ad != nil {
+			allocation.Endpoint = ad.Spec.EndpointURL
 		}
 		for _, before := range in.reservation.Status.Allocations {
 			if before.Cluster != h.cluster || !before.Accepted {

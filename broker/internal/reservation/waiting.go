@@ -55,13 +55,13 @@ func (r *Reconciler) observeQueue(in *snapshot) {
 	}
 	in.ahead = r.queue.Ahead(entry)
 	in.position = int32(len(in.ahead)) + 1
-	now, answerIn := in.now, in.config.proofDeadline
-	active, fresh := in.active, in.fresh
+	now, config := in.now, in.config
 	in.eligible = func(e *queue.Entry, spec *broker.ClusterAdvertisementSpec) bool {
-		if rejection, _ := r.answers.Rejection(spec.ClusterID, e.UID, e.Request.Want, answerIn, now); rejection != nil {
+		if rejection, _ := r.answers.Rejection(spec.ClusterID, e.UID, e.Request.Want, config.proofDeadline, now); rejection != nil {
 			return false
 		}
-		return decide.Eligible(&e.Request, spec, active[spec.ClusterID], fresh[spec.ClusterID])
+		active, fresh := r.activity(spec.ClusterID, config)
+		return decide.Eligible(&e.Request, spec, active, fresh)
 	}
 }
 
@@ -71,8 +71,11 @@ func (in snapshot) keepFree(known decide.Snapshot) decide.Snapshot {
 	if len(in.ahead) == 0 {
 		return known
 	}
-	for i := range in.advertisements {
-		spec, holds := known.Cluster(in.advertisements[i].Spec.ClusterID)
+	for _, ad := range in.advertisements {
+		spec, holds := known.Cluster(ad.Spec.ClusterID)
+		if spec == nil {
+			continue
+		}
 		if claims := queue.Claims(in.ahead, spec, in.eligible); len(claims) > 0 {
 			known = known.With(spec, slices.Concat(holds, claims))
 		}
