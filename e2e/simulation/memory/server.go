@@ -6,6 +6,7 @@ package memory
 
 import (
 	"fmt"
+	"hash/fnv"
 	"reflect"
 	"slices"
 	"strconv"
@@ -210,7 +211,7 @@ func (s *Server) create(object client.Object) error {
 		status.Set(reflect.Zero(status.Type()))
 	}
 	s.uids++
-	stored.SetUID(types.UID(fmt.Sprintf("%s-%d", s.name, s.uids)))
+	stored.SetUID(s.uid())
 	stored.SetCreationTimestamp(metav1.NewTime(s.now()))
 	stored.SetGeneration(1)
 	stored.SetDeletionTimestamp(nil)
@@ -218,6 +219,13 @@ func (s *Server) create(object client.Object) error {
 	s.put(k, key, Change{Type: watch.Added, New: stored})
 	assign(object, stored)
 	return nil
+}
+
+// uid is the next UID of the server.
+func (s *Server) uid() types.UID {
+	h := fnv.New32a()
+	h.Write([]byte(s.name))
+	return types.UID(fmt.Sprintf("%08x-0000-4000-8000-%012x", h.Sum32(), s.uids))
 }
 
 // put records a change with the next resource version.
