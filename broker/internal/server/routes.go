@@ -43,8 +43,8 @@ func (s *Server) routes() []route {
 	}
 }
 
-// Handler serves the REST interface.
-func (s *Server) Handler() http.Handler {
+// handler serves the REST interface.
+func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	for _, route := range s.routes() {
 		mux.Handle(route.method+" "+route.path, s.serve(route))
