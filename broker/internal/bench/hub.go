@@ -4,16 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -51,6 +52,32 @@ type hub struct {
 	writes  writes
 
 	stopBroker func() error
+}
+
+// onHub is a bench that needs a hub.
+func onHub(measure func(ctx context.Context, h *hub) error) func() error {
+	return func() (err error) {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
+		defer cancel()
+		h, err := startHub(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() {
+			if err != nil {
+				fmt.Fprintln(os.Stderr, h.logs())
+			}
+			err = errors.Join(err, h.stop())
+		}()
+		finish, err := profile()
+		if err != nil {
+			return err
+		}
+		defer finish()
+		return measure(ctx, h)
+	}
 }
 
 func startHub(ctx context.Context) (_ *hub, err error) {
@@ -179,17 +206,17 @@ type roundTripper func(*http.Request) (*http.Response, error)
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // print prints the counts, and how many there are for each of n reservations.
-func (w *writes) print(out io.Writer, n int) {
+func (w *writes) print(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	sum := 0
 	for _, what := range slices.Sorted(maps.Keys(w.by)) {
-		fmt.Fprintf(out, "%6d %s\n", w.by[what], what)
+		fmt.Printf("%6d %s\n", w.by[what], what)
 		if !strings.Contains(what, "/events") {
 			sum += w.by[what]
 		}
 	}
-	fmt.Fprintf(out, "%.1f writes of the broker for each reservation, without events\n", float64(sum)/float64(n))
+	fmt.Printf("%.1f writes of the broker for each reservation, without events\n", float64(sum)/float64(n))
 }
 
 // stop ends what was started.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"sync"
 	"time"
@@ -22,6 +21,15 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
+
+func init() {
+	for n, aim := range map[int]string{10: "none", 100: "1.5", 1000: "15"} {
+		name := fmt.Sprintf("concurrent_reservations_%d", n)
+		benches[name] = onHub(func(ctx context.Context, h *hub) error { return concurrent(ctx, h, name, n, aim) })
+	}
+	benches["reservation_ms"] = onHub(alone)
+	benches["durable_reservations_ratio"] = onHub(durable)
+}
 
 // observer sees on the API server when Reservations reach a phase.
 type observer struct {
@@ -125,62 +133,60 @@ const perConsumer = 100
 
 // concurrent makes n reservations at once at one provider, waits until all are Active,
 // and deletes them.
-func concurrent(n int, aim string) bench {
-	return func(ctx context.Context, h *hub, out io.Writer) error {
-		consumers := max(1, n/perConsumer)
-		all, err := h.startAgents(ctx, consumers, 1, true)
-		if err != nil {
-			return err
-		}
-		observer, err := h.observe(ctx)
-		if err != nil {
-			return err
-		}
-		ids := make([]string, n)
-		own, server := h.cpu()
-		start := time.Now()
-		put := func(do func(ctx context.Context, a *agent, i int) error) error {
-			group, ctx := errgroup.WithContext(ctx)
-			group.SetLimit(16 * consumers)
-			for i := range n {
-				group.Go(func() error { return do(ctx, all.consumers[i%consumers], i) })
-			}
-			return group.Wait()
-		}
-		if err := put(func(ctx context.Context, a *agent, i int) (err error) { ids[i], err = request(ctx, a); return err }); err != nil {
-			return err
-		}
-		made := time.Since(start)
-		reserved, err := observer.await(ctx, broker.ReservationReserved, n)
-		if err != nil {
-			return err
-		}
-		active, err := observer.await(ctx, broker.ReservationActive, n)
-		if err != nil {
-			return err
-		}
-		size, err := h.ledgerSize(ctx, all.providers[0].id)
-		if err != nil {
-			return err
-		}
-		deleted := time.Now()
-		if err := put(func(ctx context.Context, a *agent, i int) error {
-			return retry(ctx, func(ctx context.Context) error { return a.client.DeleteReservation(ctx, ids[i]) })
-		}); err != nil {
-			return err
-		}
-		end, err := observer.await(ctx, gone, n)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(out, "%d reservations of %d consumers at 1 provider: requested in %.2f s, Reserved after %.2f s, Active after %.2f s, gone %.2f s after the first deletion; the ledger had %d bytes\n",
-			n, consumers, made.Seconds(), reserved.Sub(start).Seconds(), active.Sub(start).Seconds(), end.Sub(deleted).Seconds(), size)
-		ownAfter, serverAfter := h.cpu()
-		fmt.Fprintf(out, "CPU: broker and agents %.1f s, API server and etcd %.1f s\n", ownAfter-own, serverAfter-server)
-		h.writes.print(out, n)
-		line(out, fmt.Sprintf("concurrent_reservations_%d", n), reserved.Sub(start).Seconds(), 2, "s", aim)
-		return all.stop()
+func concurrent(ctx context.Context, h *hub, name string, n int, aim string) error {
+	consumers := max(1, n/perConsumer)
+	all, err := h.startAgents(ctx, consumers, 1, true)
+	if err != nil {
+		return err
 	}
+	observer, err := h.observe(ctx)
+	if err != nil {
+		return err
+	}
+	ids := make([]string, n)
+	own, server := h.cpu()
+	start := time.Now()
+	put := func(do func(ctx context.Context, a *agent, i int) error) error {
+		group, ctx := errgroup.WithContext(ctx)
+		group.SetLimit(16 * consumers)
+		for i := range n {
+			group.Go(func() error { return do(ctx, all.consumers[i%consumers], i) })
+		}
+		return group.Wait()
+	}
+	if err := put(func(ctx context.Context, a *agent, i int) (err error) { ids[i], err = request(ctx, a); return err }); err != nil {
+		return err
+	}
+	made := time.Since(start)
+	reserved, err := observer.await(ctx, broker.ReservationReserved, n)
+	if err != nil {
+		return err
+	}
+	active, err := observer.await(ctx, broker.ReservationActive, n)
+	if err != nil {
+		return err
+	}
+	size, err := h.ledgerSize(ctx, all.providers[0].id)
+	if err != nil {
+		return err
+	}
+	deleted := time.Now()
+	if err := put(func(ctx context.Context, a *agent, i int) error {
+		return retry(ctx, func(ctx context.Context) error { return a.client.DeleteReservation(ctx, ids[i]) })
+	}); err != nil {
+		return err
+	}
+	end, err := observer.await(ctx, gone, n)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%d reservations of %d consumers at 1 provider: requested in %.2f s, Reserved after %.2f s, Active after %.2f s, gone %.2f s after the first deletion; the ledger had %d bytes\n",
+		n, consumers, made.Seconds(), reserved.Sub(start).Seconds(), active.Sub(start).Seconds(), end.Sub(deleted).Seconds(), size)
+	ownAfter, serverAfter := h.cpu()
+	fmt.Printf("CPU: broker and agents %.1f s, API server and etcd %.1f s\n", ownAfter-own, serverAfter-server)
+	h.writes.print(n)
+	report(name, reserved.Sub(start).Seconds(), "s", aim)
+	return all.stop()
 }
 
 // ledgerSize is the size of a provider's object.
@@ -194,7 +200,7 @@ func (h *hub) ledgerSize(ctx context.Context, cluster string) (int, error) {
 }
 
 // alone makes one reservation after the other, and measures each.
-func alone(ctx context.Context, h *hub, out io.Writer) error {
+func alone(ctx context.Context, h *hub) error {
 	const n = 30
 	all, err := h.startAgents(ctx, 1, 1, true)
 	if err != nil {
@@ -236,14 +242,14 @@ func alone(ctx context.Context, h *hub, out io.Writer) error {
 		slices.Sort(d)
 		return float64(d[len(d)/2].Microseconds()) / 1000
 	}
-	fmt.Fprintf(out, "medians of %d, one after the other: Reserved after %.1f ms, both views delivered after %.1f ms (aim 80), Active after %.1f ms\n", n, ms(reserved), ms(delivered), ms(active))
-	line(out, "reservation_ms", ms(reserved), 1, "ms", "40")
+	fmt.Printf("medians of %d, one after the other: Reserved after %.1f ms, both views delivered after %.1f ms (aim 80), Active after %.1f ms\n", n, ms(reserved), ms(delivered), ms(active))
+	report("reservation_ms", ms(reserved), "ms", "40")
 	return all.stop()
 }
 
 // durable compares the rate at which reservations become Reserved with the rate at which
 // the bare API server stores objects of the same size.
-func durable(ctx context.Context, h *hub, out io.Writer) error {
+func durable(ctx context.Context, h *hub) error {
 	const n = 300
 	bare := time.Now()
 	group, writing := errgroup.WithContext(ctx)
@@ -282,7 +288,7 @@ func durable(ctx context.Context, h *hub, out io.Writer) error {
 		return err
 	}
 	rate := float64(n) / last.Sub(start).Seconds()
-	fmt.Fprintf(out, "the bare API server stored %.0f objects a second, the broker made %.0f reservations a second Reserved, with 16 callers each\n", writes, rate)
-	line(out, "durable_reservations_ratio", rate/writes, 2, "ratio", "none")
+	fmt.Printf("the bare API server stored %.0f objects a second, the broker made %.0f reservations a second Reserved, with 16 callers each\n", writes, rate)
+	report("durable_reservations_ratio", rate/writes, "ratio", "none")
 	return all.stop()
 }
