@@ -176,10 +176,10 @@ type ClusterAdvertisementStatus struct {
 	// below zero.
 	// +optional
 	Available ResourceQuantities `json:"available,omitempty"`
-	// holds is the capacity promised to Reservations: the authoritative record.
+	// holds is the capacity promised to Reservations, one hold for each reservationUID:
+	// the authoritative record.
 	// +optional
-	// +listType=map
-	// +listMapKey=reservationUID
+	// +listType=atomic
 	Holds []Hold `json:"holds,omitempty"`
 	// score is the percentage of the cluster's allocatable resources that is available,
 	// from 0 to 100 with two decimals, computed as the resources part of the score of a

@@ -43,7 +43,8 @@ type Options struct {
 	Freshness Freshness
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
-	// Workers is the number of concurrent reconciles of each controller. Default 4.
+	// Workers is the number of concurrent reconciles of each controller. Default 32:
+	// a reconcile waits for the API server most of its time.
 	Workers int
 }
 
@@ -113,7 +114,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		options.Clock = clock.RealClock{}
 	}
 	if options.Workers == 0 {
-		options.Workers = 4
+		options.Workers = 32
 	}
 	return &Reconciler{
 		client:      clients.Client,
