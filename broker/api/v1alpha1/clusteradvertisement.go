@@ -220,6 +220,11 @@ type Hold struct {
 	// acceptedAttempt is the last attempt that the provider accepted, or 0.
 	// +optional
 	AcceptedAttempt int64 `json:"acceptedAttempt,omitempty"`
+	// cost is what the provider charges for the promise: its prices when the capacity was
+	// promised. Later prices do not change it. If parts were promised at different prices,
+	// it is their mean. Unset if the provider stated no price.
+	// +optional
+	Cost *Cost `json:"cost,omitempty"`
 }
 
 // HeldCapacity is an amount of resources and the pods that it is for.
