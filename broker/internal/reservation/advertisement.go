@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -25,7 +24,7 @@ const rewriteAfter = 5 * time.Minute
 
 // StoreAdvertisement creates or updates the ClusterAdvertisement named spec.ClusterID
 // and its account (reserved, available, active). An advertisement without changes is
-// not written. The caller has verified that the spec is the cluster's own, and has
+// not written, and not read live. The caller has verified that the spec is the cluster's own, and has
 // recorded its receipt in Freshness: a cluster that is fresh again may be chosen for
 // queued Reservations at once.
 func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
@@ -33,27 +32,24 @@ func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.Cluster
 	if err != nil {
 		return err
 	}
-	err = r.retryOnConflict(ctx, func() error {
-		ad, err := r.storeSpec(ctx, spec)
-		if err != nil {
-			return err
-		}
-		return r.writeAccount(ctx, ad, true)
-	})
+	upToDate, err := r.upToDate(ctx, &spec)
 	if err != nil {
 		return err
 	}
-	r.mu.Lock()
-	now := r.clock.Now()
-	last, stored := r.storedAt[spec.ClusterID]
-	r.storedAt[spec.ClusterID] = now
-	r.mu.Unlock()
-	if !stored || now.Sub(last) > config.freshFor {
-		select {
-		case r.becameFresh <- event.GenericEvent{Object: &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: spec.ClusterID}}}:
-		default: // a pending event enqueues the same Reservations
+	if !upToDate {
+		err = r.retryOnConflict(ctx, func() error {
+			ad, err := r.storeSpec(ctx, spec)
+			if err != nil {
+				return err
+			}
+			r.noteStored(ad)
+			return r.writeAccount(ctx, ad, true)
+		})
+		if err != nil {
+			return err
 		}
 	}
+	r.noteReceived(spec.ClusterID, config)
 	return nil
 }
 

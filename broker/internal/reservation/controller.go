@@ -69,6 +69,8 @@ type Reconciler struct {
 	mu sync.Mutex
 	// storedAt is when the advertisement of each cluster was last stored.
 	storedAt map[string]time.Time
+	// versions is what was stored then.
+	versions map[string]version
 }
 
 // Clients are what a Reconciler reads and writes with.
@@ -111,6 +113,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		startedAt:   sync.OnceValue(options.Clock.Now),
 		becameFresh: make(chan event.GenericEvent, 1),
 		storedAt:    map[string]time.Time{},
+		versions:    map[string]version{},
 	}
 }
 
