@@ -193,11 +193,12 @@ func (p *plan) place(in snapshot) {
 
 // holderOfEarlier returns a cluster with a hold of an earlier Reservation of the same name.
 func (in snapshot) holderOfEarlier() string {
-	for i := range in.advertisements {
-		for _, hold := range in.advertisements[i].Status.Holds {
-			if hold.ReservationName == in.reservation.Name && hold.ReservationUID != in.reservation.UID {
-				return in.advertisements[i].Spec.ClusterID
-			}
+	for _, cluster := range in.holders {
+		ad := in.advertisement(cluster)
+		if ad != nil && slices.ContainsFunc(ad.Status.Holds, func(h broker.Hold) bool {
+			return h.ReservationName == in.reservation.Name && h.ReservationUID != in.reservation.UID
+		}) {
+			return cluster
 		}
 	}
 	return ""
@@ -215,11 +216,7 @@ func (in snapshot) placement() (decide.Request, decide.Snapshot) {
 		Weights:   in.config.weights,
 		Refused:   in.currentRefusals(),
 	}
-	var store decide.Store
-	for i := range in.advertisements {
-		store.Upsert(&in.advertisements[i].Spec, in.advertisements[i].Status.Holds)
-	}
-	return request, store.Snapshot(func(cluster string) (active, fresh bool) { return in.active[cluster], in.fresh[cluster] })
+	return request, in.clusters
 }
 
 func growth(r *broker.Reservation, attempt int64, capacity broker.HeldCapacity) ledger.Growth {

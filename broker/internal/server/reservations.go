@@ -72,6 +72,8 @@ func newReservation(namespace, caller string, request protocol.ReservationReques
 			Name:        protocol.ReservationID(caller, request.SourceUID),
 			Labels:      labels,
 			Annotations: annotations,
+			// With it, the reconciler needs no write of its own to set it.
+			Finalizers: []string{broker.FinalizerLedger},
 		},
 		Spec: request.Spec,
 	}

@@ -44,7 +44,7 @@ type Identity interface {
 	TLSConfig() *tls.Config
 	// Certified returns the cluster ID and the key's fingerprint in a verified client
 	// certificate, which may be revoked. It reads nothing.
-	Certified(state *tls.ConnectionState) (clusterID, fingerprint string, err error)
+	Certified(ctx context.Context, state *tls.ConnectionState) (clusterID, fingerprint string, err error)
 	Join(ctx context.Context, request protocol.JoinRequest) (protocol.JoinResponse, error)
 	Authenticate(ctx context.Context, state *tls.ConnectionState) (clusterID string, err error)
 	Known(ctx context.Context, clusterID string) (bool, error)
