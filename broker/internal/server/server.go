@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -37,6 +38,7 @@ type Reconciler interface {
 	StoreAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error
 	ApplyProviderAck(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error
 	ApplyRequesterAck(ctx context.Context, requester, name string, ack protocol.RequesterAck) error
+	Renew(ctx context.Context, requester, name string, uid types.UID) error
 }
 
 // Identity authenticates clusters. Refusals are or wrap *protocol.Error.
