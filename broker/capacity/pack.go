@@ -205,6 +205,12 @@ func (p *Packer) divisible() Vector {
 	return sum
 }
 
+// Matches reports whether the nodes of a class can run pods of a set if they have the
+// capacity.
+func Matches(class *broker.NodeClass, set broker.PodSet) bool {
+	return matcher(set)(&Slot{Class: class}) == ""
+}
+
 // matcher returns a function that reports why the nodes of a slot cannot run pods
 // of a set, "" if they can. Each class is matched once.
 func matcher(set broker.PodSet) func(*Slot) string {

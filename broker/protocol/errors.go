@@ -24,6 +24,8 @@ const (
 	// CodeUnavailable: the replica is not the leader, or cannot reach its API server.
 	// The same request may succeed later.
 	CodeUnavailable = "Unavailable"
+	// CodeUnsupported: the two sides have no version of the protocol in common.
+	CodeUnsupported = "Unsupported"
 	// CodeInternal: the broker failed.
 	CodeInternal = "Internal"
 )
@@ -37,6 +39,7 @@ var statuses = map[string]int{
 	CodeTooLarge:     http.StatusRequestEntityTooLarge,
 	CodeTooMany:      http.StatusTooManyRequests,
 	CodeUnavailable:  http.StatusServiceUnavailable,
+	CodeUnsupported:  http.StatusBadRequest,
 	CodeInternal:     http.StatusInternalServerError,
 }
 
