@@ -57,6 +57,9 @@ func TestReservations(t *testing.T) {
 		"Renewal":               renewal,
 		"ForgottenCluster":      forgottenCluster,
 		"Validation":            validation,
+		"Writes":                writes,
+		"GroupCommit":           groupCommit,
+		"WrittenByAnother":      writtenByAnother,
 	} {
 		t.Run(name, func(t *testing.T) { test(newEnv(t, config)) })
 	}
