@@ -34,19 +34,19 @@ type demandFigures struct {
 	total []int64
 }
 
-// NewDemand prepares a capacity.
-func NewDemand(want broker.HeldCapacity) *Demand {
+// NewDemand prepares a capacity. The catalog is that of the rooms.
+func NewDemand(catalog *Catalog, want broker.HeldCapacity) *Demand {
 	d := &Demand{exact: true}
 	sets := Decreasing(want.PodSets)
 	for i := range sets {
-		d.shapes = append(d.shapes, newShape(&sets[i]))
+		d.shapes = append(d.shapes, newShape(catalog, &sets[i]))
 		for name, amount := range sets[i].Requests.List() {
 			milli := d.shapes[i].request[name]
 			d.exact = d.exact && milli < math.MaxInt64 && resource.NewMilliQuantity(milli, amount.Format).Cmp(amount) == 0
 		}
 	}
 	if len(sets) == 0 {
-		d.anyPod = newShape(&broker.PodSet{})
+		d.anyPod = newShape(catalog, &broker.PodSet{})
 	}
 	d.wanted = make([]int64, len(sets))
 	d.Want(want)
@@ -64,6 +64,16 @@ func (d *Demand) Want(want broker.HeldCapacity) {
 		total = OfPodSets(want.PodSets).Totals
 	}
 	d.total = Ceil(total.List())
+}
+
+// Learn tells the catalog which classes of nodes match, for other demands.
+func (d *Demand) Learn(catalog *Catalog) {
+	for _, s := range d.shapes {
+		s.learn(catalog)
+	}
+	if d.anyPod != nil {
+		d.anyPod.learn(catalog)
+	}
 }
 
 // Shapes is how many shapes of pods there are, 0 for a divisible total.
@@ -138,12 +148,15 @@ func (p *Packer) Fit(d *Demand, room *Room, available, pods []int64) Outcome {
 		return p.fitTotal(d, room, available)
 	}
 	p.Reset(room)
+	p.changed = p.changed[:0]
 	p.available = append(p.available[:0], available...)
 	figures, complete, some := d.in(room.layout), true, false
 	for i, s := range d.shapes {
 		request := figures.requests[i]
 		pods[i] = 0
-		if request != nil {
+		if request != nil && d.wanted[i] > 0 {
+			// What the shape before has changed.
+			p.merge()
 			pods[i] = p.place(s, request, min(d.wanted[i], times(request, p.available)))
 			for k, amount := range request {
 				p.available[k] -= pods[i] * amount

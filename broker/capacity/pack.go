@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/bits"
 	"slices"
+	"sort"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -48,6 +49,8 @@ func Slots(classes []broker.NodeClass) []Slot {
 // nodes. The same slots and calls give the same answer whether equal nodes are
 // one slot or several. The zero value can be used after Reset.
 type Packer struct {
+	// catalog of the room, nil for none.
+	catalog *Catalog
 	layout  *layout
 	classes []*nodeClass
 	// slots as in a Room. A slot without nodes counts for nothing.
@@ -67,13 +70,13 @@ func NewPacker(slots []Slot) *Packer {
 		maps.Copy(kinds, slots[i].Free)
 	}
 	var p Packer
-	p.Reset(newRoom(&layout{kinds: kinds.Kinds()}, slots, classes))
+	p.Reset(newRoom(nil, &layout{kinds: kinds.Kinds()}, slots, classes))
 	return &p
 }
 
 // Reset gives the packer the free capacity of a room.
 func (p *Packer) Reset(r *Room) {
-	p.layout, p.classes, p.slots = r.layout, r.classes, append(p.slots[:0], r.slots...)
+	p.catalog, p.layout, p.classes, p.slots = r.catalog, r.layout, r.classes, append(p.slots[:0], r.slots...)
 }
 
 // width of a slot's row.
@@ -81,14 +84,18 @@ func (p *Packer) width() int { return len(p.layout.kinds) + rowFigures }
 
 // Place places up to count pods of a set and returns how many fit.
 func (p *Packer) Place(set broker.PodSet, count int64) (placed int64) {
-	s := newShape(&set)
+	s := newShape(p.catalog, &set)
 	if !p.layout.has(s.request) {
 		return 0
 	}
-	return p.place(s, p.layout.write(s.request), count)
+	placed = p.place(s, p.layout.write(s.request), count)
+	p.merge()
+	s.learn(p.catalog)
+	return placed
 }
 
-// place places up to count pods that request amounts in the packer's layout.
+// place places up to count pods that request amounts in the packer's layout. The
+// changed slots are not merged yet.
 func (p *Packer) place(s *shape, request []int64, count int64) (placed int64) {
 	kinds, width := len(request), p.width()
 	changed := p.changed[:0]
@@ -122,7 +129,6 @@ slots:
 		}
 	}
 	p.changed = changed
-	p.merge()
 	return placed
 }
 
@@ -148,7 +154,7 @@ func (p *Packer) spread(total Vector) {
 	if total.IsZero() {
 		return
 	}
-	left, any := p.layout.write(total), newShape(&broker.PodSet{})
+	left, any := p.layout.write(total), newShape(nil, &broker.PodSet{})
 	kinds, width := len(left), p.width()
 	p.changed = p.changed[:0]
 	taken := make([]int64, kinds)
@@ -184,16 +190,7 @@ func (p *Packer) merge() {
 		return
 	}
 	width := p.width()
-	kept := 0
-	for at := 0; at < len(p.slots); at += width {
-		if p.slots[at+width-rowFigures+rowNodes] <= 0 {
-			continue
-		}
-		if kept < at {
-			copy(p.slots[kept:kept+width], p.slots[at:at+width])
-		}
-		kept += width
-	}
+	kept := p.dropEmpty()
 	changed := p.changed
 	for at := width; at < len(changed); at += width {
 		for i := at; i > 0 && less(changed[i:i+width], changed[i-width:i]); i -= width {
@@ -208,15 +205,34 @@ func (p *Packer) merge() {
 	to := size
 	for last := len(changed); last > 0; last -= width {
 		slot := changed[last-width : last]
-		at := kept
-		for at > 0 && less(slot, p.slots[at-width:at]) {
-			at -= width
-		}
+		// Behind those that are equal.
+		at := width * sort.Search(kept/width, func(i int) bool { return less(slot, p.slots[i*width:(i+1)*width]) })
 		copy(p.slots[to-(kept-at):to], p.slots[at:kept])
 		to -= kept - at + width
 		copy(p.slots[to:to+width], slot)
 		kept = at
 	}
+}
+
+// dropEmpty moves the slots that have nodes to the front, and returns where they end.
+func (p *Packer) dropEmpty() (kept int) {
+	width := p.width()
+	run := 0
+	move := func(end int) {
+		if kept < run {
+			copy(p.slots[kept:], p.slots[run:end])
+		}
+		kept += end - run
+	}
+	for nodes := width - rowFigures + rowNodes; nodes < len(p.slots); nodes += width {
+		if p.slots[nodes] <= 0 {
+			at := nodes + rowFigures - rowNodes - width
+			move(at)
+			run = at + width
+		}
+	}
+	move(len(p.slots))
+	return kept
 }
 
 // less orders slots: by what is free, by pods, by the class's name.
@@ -274,7 +290,7 @@ func (p *Packer) Pack(want broker.HeldCapacity, account *Account) (placed broker
 // divisible is what the nodes that accept any pod have free together.
 func (p *Packer) divisible() Vector {
 	sum := make([]int64, len(p.layout.kinds))
-	p.addDivisible(sum, newShape(&broker.PodSet{}))
+	p.addDivisible(sum, newShape(nil, &broker.PodSet{}))
 	return p.layout.vector(sum)
 }
 

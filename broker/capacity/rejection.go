@@ -98,7 +98,7 @@ type shortage struct{ reason, message string }
 // shortage explains why not one more pod of a set fits.
 func (p *Packer) shortage(set broker.PodSet, fit int64, account *Account) shortage {
 	reason, why := ReasonInsufficientCapacity, "No node is available."
-	shape := newShape(&set)
+	shape := newShape(p.catalog, &set)
 	request := shape.request
 	// kinds are the columns of the requested resources, the scarcest first.
 	var kinds []int

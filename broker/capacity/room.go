@@ -64,13 +64,18 @@ func newNodeClass(id int, class *broker.NodeClass, node string) *nodeClass {
 	return c
 }
 
-// Catalog numbers the node classes of many clusters, so that each Demand is compared
-// only once with classes that are equal. It is safe for concurrent use.
+// Catalog numbers the node classes of many clusters, so that pods of one shape are
+// compared only once with classes that are equal. It is safe for concurrent use.
 type Catalog struct {
 	mu      sync.Mutex
 	classes map[string]*nodeClass
 	layouts map[string]*layout
+	// matches of shapes, by their key. A slice does not change any more.
+	matches map[string][]match
 }
+
+// maxShapes is how many shapes a Catalog remembers.
+const maxShapes = 512
 
 // Len is how many different node classes the catalog has seen.
 func (c *Catalog) Len() int {
@@ -132,7 +137,8 @@ func (c *Catalog) layout(kinds []corev1.ResourceName) *layout {
 // Room is the free capacity of a cluster's nodes in the form that packing is quick
 // with. It is immutable.
 type Room struct {
-	layout *layout
+	catalog *Catalog
+	layout  *layout
 	// classes of the slots.
 	classes []*nodeClass
 	// slots, the fullest first, one row for each: what one node has free in the order
@@ -167,11 +173,11 @@ func (c *Catalog) Room(classes []broker.NodeClass, also ...Vector) *Room {
 	for i := range slots {
 		maps.Copy(kinds, slots[i].Free)
 	}
-	return newRoom(c.layout(kinds.Kinds()), slots, known)
+	return newRoom(c, c.layout(kinds.Kinds()), slots, known)
 }
 
-func newRoom(l *layout, slots []Slot, classes map[*broker.NodeClass]*nodeClass) *Room {
-	r := &Room{layout: l, slots: make([]int64, 0, len(slots)*(len(l.kinds)+rowFigures))}
+func newRoom(catalog *Catalog, l *layout, slots []Slot, classes map[*broker.NodeClass]*nodeClass) *Room {
+	r := &Room{catalog: catalog, layout: l, slots: make([]int64, 0, len(slots)*(len(l.kinds)+rowFigures))}
 	order := map[string]int64{}
 	for _, slot := range slots {
 		order[slot.Class.Name] = 0
@@ -206,5 +212,5 @@ func (r *Room) Less(sets []broker.PodSet, total Vector) *Room {
 	var p Packer
 	p.Reset(r)
 	p.Reserve(sets, total)
-	return &Room{layout: r.layout, classes: r.classes, slots: p.slots}
+	return &Room{catalog: r.catalog, layout: r.layout, classes: r.classes, slots: p.slots}
 }

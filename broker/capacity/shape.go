@@ -1,6 +1,7 @@
 package capacity
 
 import (
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -20,8 +21,11 @@ type shape struct {
 	set      *broker.PodSet
 	request  Vector
 	affinity *nodeaffinity.LazyErrorNodeSelector
-	// matches of classes, by id.
+	// key of the shape in a Catalog.
+	key string
+	// matches of classes, by id. They are the Catalog's until they are own.
 	matches []match
+	own     bool
 }
 
 type match byte
@@ -32,12 +36,69 @@ const (
 	matchNo
 )
 
-func newShape(set *broker.PodSet) *shape {
+// newShape returns a shape that knows what the catalog (nil for none) knows of it.
+func newShape(catalog *Catalog, set *broker.PodSet) *shape {
 	s := &shape{set: set, request: Ceil(set.Requests.List())}
-	if set.NodeAffinity != nil {
-		s.affinity = nodeaffinity.NewLazyErrorNodeSelector(set.NodeAffinity)
+	if catalog != nil {
+		s.key = shapeKey(set)
+		catalog.mu.Lock()
+		s.matches = catalog.matches[s.key]
+		catalog.mu.Unlock()
 	}
 	return s
+}
+
+// learn tells the catalog (nil for none) what the shape found out.
+func (s *shape) learn(catalog *Catalog) {
+	if catalog == nil || !s.own {
+		return
+	}
+	s.own = false
+	catalog.mu.Lock()
+	defer catalog.mu.Unlock()
+	if len(catalog.matches) >= maxShapes || catalog.matches == nil {
+		catalog.matches = map[string][]match{}
+	}
+	catalog.matches[s.key] = s.matches
+}
+
+// shapeKey has all that decides on which nodes pods may run.
+func shapeKey(set *broker.PodSet) string {
+	key := binary.AppendUvarint(nil, uint64(len(set.NodeSelector)))
+	add := func(text string) {
+		key = append(binary.AppendUvarint(key, uint64(len(text))), text...)
+	}
+	for _, name := range slices.Sorted(maps.Keys(set.NodeSelector)) {
+		add(name)
+		add(set.NodeSelector[name])
+	}
+	key = binary.AppendUvarint(key, uint64(len(set.Tolerations)))
+	for i := range set.Tolerations {
+		t := &set.Tolerations[i]
+		add(t.Key)
+		add(string(t.Operator))
+		add(t.Value)
+		add(string(t.Effect))
+	}
+	if set.NodeAffinity == nil {
+		return string(key)
+	}
+	terms := set.NodeAffinity.NodeSelectorTerms
+	key = binary.AppendUvarint(key, uint64(len(terms)))
+	for i := range terms {
+		for _, requirements := range [][]corev1.NodeSelectorRequirement{terms[i].MatchExpressions, terms[i].MatchFields} {
+			key = binary.AppendUvarint(key, uint64(len(requirements)))
+			for j := range requirements {
+				add(requirements[j].Key)
+				add(string(requirements[j].Operator))
+				key = binary.AppendUvarint(key, uint64(len(requirements[j].Values)))
+				for _, value := range requirements[j].Values {
+					add(value)
+				}
+			}
+		}
+	}
+	return string(key)
 }
 
 // fits reports whether the pods may run on the nodes of a class. row is the class as
@@ -51,6 +112,9 @@ func (s *shape) fits(classes []*nodeClass, row int64) bool {
 }
 
 func (s *shape) compare(class *nodeClass) bool {
+	if !s.own {
+		s.matches, s.own = slices.Clone(s.matches), true
+	}
 	if more := class.id + 1 - len(s.matches); more > 0 {
 		s.matches = append(s.matches, make([]match, more)...)
 	}
@@ -77,7 +141,10 @@ func (s *shape) mismatch(class *nodeClass) string {
 			return fmt.Sprintf("label %s=%s is missing", key, s.set.NodeSelector[key])
 		}
 	}
-	if s.affinity != nil {
+	if s.set.NodeAffinity != nil {
+		if s.affinity == nil {
+			s.affinity = nodeaffinity.NewLazyErrorNodeSelector(s.set.NodeAffinity)
+		}
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: class.node, Labels: class.labels}}
 		if match, err := s.affinity.Match(node); err != nil {
 			return "the node affinity is invalid: " + err.Error()

@@ -156,6 +156,9 @@ func insufficiency(status *broker.ReservationStatus) string {
 	for _, r := range status.Decision.Rejections {
 		rejections = append(rejections, r.Cluster+": "+cmp.Or(r.Message, r.Reason))
 	}
+	if n := status.Decision.Unlisted(); n > 0 {
+		rejections = append(rejections, fmt.Sprintf("and %d more clusters, see status.decision", n))
+	}
 	return "No provider has sufficient capacity. " + strings.Join(rejections, "; ")
 }
 

@@ -57,7 +57,7 @@ var searches = sync.Pool{New: func() any { return &search{} }}
 func newSearch(request Request, snapshot Snapshot) *search {
 	s := searches.Get().(*search)
 	s.request, s.catalog, s.activity, s.entries, s.own = request, snapshot.catalog, snapshot.activity, snapshot.entries, false
-	s.demand = capacity.NewDemand(request.Want)
+	s.demand = capacity.NewDemand(s.catalog, request.Want)
 	s.units = unitsOf(request.Want.Totals)
 	s.prepareBudget()
 	s.refused = nil
@@ -75,6 +75,7 @@ func newSearch(request Request, snapshot Snapshot) *search {
 
 // free gives the memory back. It keeps nothing of the request or the snapshot.
 func (s *search) free() {
+	s.demand.Learn(s.catalog)
 	s.request, s.entries, s.activity, s.demand, s.refused, s.catalog = Request{}, nil, nil, nil, nil, nil
 	searches.Put(s)
 }
