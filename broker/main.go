@@ -108,7 +108,8 @@ func main() {
 
 // run runs the broker until ctx ends.
 func run(ctx context.Context, config *rest.Config, o options) error {
-	config.QPS, config.Burst = 200, 400
+	// The API server limits its clients by itself (API priority and fairness).
+	config.QPS = -1
 	mgr, err := newManager(config, o)
 	if err != nil {
 		return err

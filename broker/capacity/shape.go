@@ -62,6 +62,12 @@ func (s *shape) learn(catalog *Catalog) {
 	catalog.matches[s.key] = s.matches
 }
 
+// Matches reports whether the nodes of a class can run pods of a set if they have the
+// capacity.
+func Matches(class *broker.NodeClass, set broker.PodSet) bool {
+	return newShape(nil, &set).mismatch(newNodeClass(0, class, "")) == ""
+}
+
 // shapeKey has all that decides on which nodes pods may run.
 func shapeKey(set *broker.PodSet) string {
 	key := binary.AppendUvarint(nil, uint64(len(set.NodeSelector)))

@@ -38,21 +38,10 @@ func (s *search) filter(e *entry) (reason string) {
 			return ReasonOtherZone
 		}
 	}
-	if s.refusal(e) != "" {
-		return ReasonRefused
+	if rejection, rejected := request.Rejected[spec.ClusterID]; rejected {
+		return rejection.Reason
 	}
 	return s.overBudget(e)
-}
-
-// refusal is the message with which the provider refused since its advertisement, ""
-// if it did not.
-func (s *search) refusal(e *entry) string {
-	for _, refusal := range s.refused[e.spec.ClusterID] {
-		if refusal.Sequence >= e.spec.Sequence {
-			return strings.TrimRight(refusal.Message, ". ") + "."
-		}
-	}
-	return ""
 }
 
 // budget is a limit on the price.
@@ -87,7 +76,6 @@ func (s *search) overBudget(e *entry) (reason string) {
 	if s.budget.limit == nil {
 		return ReasonOverBudget
 	}
-	e.prepare()
 	price, known, ok := e.rates.price(&s.units)
 	var above bool
 	if ok {
@@ -110,6 +98,9 @@ func (s *search) overBudget(e *entry) (reason string) {
 // filtered explains the reason of filter.
 func (s *search) filtered(e *entry, reason string) (message string) {
 	request, spec := &s.request, e.spec
+	if rejection, rejected := request.Rejected[spec.ClusterID]; rejected && rejection.Reason == reason {
+		return rejection.Message
+	}
 	switch reason {
 	case ReasonRequesterItself:
 		return "The cluster is the requester itself."
@@ -125,8 +116,6 @@ func (s *search) filtered(e *entry, reason string) (message string) {
 		return fmt.Sprintf("The region is %q; the placement allows %s.", spec.Region, strings.Join(request.Placement.Regions, ", "))
 	case ReasonOtherZone:
 		return fmt.Sprintf("The zone is %q; the placement allows %s.", spec.Zone, strings.Join(request.Placement.Zones, ", "))
-	case ReasonRefused:
-		return fmt.Sprintf("The provider refused: %s The cluster is considered again with its next advertisement.", s.refusal(e))
 	case ReasonPriceUnknown, ReasonOverBudget:
 		return s.priced(spec.Cost)
 	}

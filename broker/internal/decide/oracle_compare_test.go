@@ -120,7 +120,7 @@ func (w world) request() decide.Request {
 		request.Committed = big.NewRat(rapid.Int64Range(0, 3).Draw(w.T, "committed"), 30)
 	}
 	if w.of("refused", "no", "no", "yes") == "yes" {
-		request.Refused = []broker.Refusal{{Cluster: "c00", Sequence: 5, Message: "old."}, {Cluster: "c00", Sequence: 6, Message: "full. "}, {Cluster: "c03", Sequence: 7, Message: "gone"}}
+		request.Rejected = map[string]capacity.Rejection{"c00": {Reason: decide.ReasonRefused, Message: "full."}, "c03": {Reason: decide.ReasonNotAnswering, Message: "No answer."}}
 	}
 	if rapid.Bool().Draw(w.T, "weighted") {
 		request.Weights = broker.ScoreWeights{Resources: 33, Cost: 67}

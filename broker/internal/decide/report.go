@@ -25,7 +25,7 @@ var relevance = func() map[string]int {
 	order := map[string]int{}
 	for i, reason := range []string{
 		ReasonNotPreferred, capacity.ReasonPartialCapacity,
-		ReasonRefused, ReasonOverBudget, ReasonPriceUnknown,
+		ReasonRefused, ReasonNotAnswering, ReasonOverBudget, ReasonPriceUnknown,
 		capacity.ReasonInsufficientCapacity, capacity.ReasonNoMatchingNodes,
 		ReasonAdvertisementStale, ReasonClusterInactive,
 		ReasonExcluded, ReasonOtherZone, ReasonOtherRegion,
@@ -84,7 +84,8 @@ func (s *search) report(parts []Part) broker.Decision {
 		}
 		reason := s.reason(i)
 		counts[reason]++
-		if ranks[i] = relevance[reason]; s.id(i) == s.request.Pin {
+		ranks[i] = cmp.Or(relevance[reason], relevance[ReasonRefused])
+		if s.id(i) == s.request.Pin {
 			ranks[i] = 0
 		}
 		listed = insert(listed, i, maxListed, func(a, b int) int {

@@ -18,10 +18,9 @@ type search struct {
 	// own is whether the entries are not those of the snapshot any more.
 	own bool
 
-	demand  *capacity.Demand
-	units   units
-	budget  budget
-	refused map[string][]broker.Refusal
+	demand *capacity.Demand
+	units  units
+	budget budget
 
 	packer capacity.Packer
 	// offers of the entries, and how many pods of each shape each of them takes.
@@ -60,13 +59,6 @@ func newSearch(request Request, snapshot Snapshot) *search {
 	s.demand = capacity.NewDemand(s.catalog, request.Want)
 	s.units = unitsOf(request.Want.Totals)
 	s.prepareBudget()
-	s.refused = nil
-	for _, refusal := range request.Refused {
-		if s.refused == nil {
-			s.refused = map[string][]broker.Refusal{}
-		}
-		s.refused[refusal.Cluster] = append(s.refused[refusal.Cluster], refusal)
-	}
 	n := len(s.entries)
 	s.offers = slices.Grow(s.offers[:0], n)[:n]
 	s.pods = slices.Grow(s.pods[:0], n*s.demand.Shapes())[:n*s.demand.Shapes()]
@@ -76,7 +68,7 @@ func newSearch(request Request, snapshot Snapshot) *search {
 // free gives the memory back. It keeps nothing of the request or the snapshot.
 func (s *search) free() {
 	s.demand.Learn(s.catalog)
-	s.request, s.entries, s.activity, s.demand, s.refused, s.catalog = Request{}, nil, nil, nil, nil, nil
+	s.request, s.entries, s.activity, s.demand, s.catalog = Request{}, nil, nil, nil, nil
 	searches.Put(s)
 }
 

@@ -108,6 +108,7 @@ type entry struct {
 	spec    *broker.ClusterAdvertisementSpec
 	holds   []broker.Hold
 	catalog *capacity.Catalog
+	rates   rates
 
 	prepared atomic.Bool
 	once     sync.Once
@@ -116,11 +117,10 @@ type entry struct {
 	account capacity.Account
 	// allocatable and available are those of the account, as amounts of the room.
 	allocatable, available []int64
-	rates                  rates
 }
 
 func newEntry(catalog *capacity.Catalog, spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) *entry {
-	return &entry{spec: spec, holds: holds, catalog: catalog}
+	return &entry{spec: spec, holds: holds, catalog: catalog, rates: ratesOf(spec.Cost)}
 }
 
 // prepare computes what decisions need of the cluster, the first time.
@@ -139,7 +139,6 @@ func (e *entry) prepare() {
 		free := e.catalog.Room(e.spec.NodeClasses, e.account.Allocatable, e.account.Available)
 		e.room = free.Less(unused(e.spec, e.holds))
 		e.allocatable, e.available = e.room.Amounts(e.account.Allocatable), e.room.Amounts(e.account.Available)
-		e.rates = ratesOf(e.spec.Cost)
 		e.prepared.Store(true)
 	})
 }
