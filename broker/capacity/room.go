@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -202,6 +203,32 @@ func newRoom(catalog *Catalog, l *layout, slots []Slot, classes map[*broker.Node
 		r.slots = append(r.slots, slot.Pods, order[slot.Class.Name]<<32|int64(class.id), slot.Nodes)
 	}
 	return r
+}
+
+// Covers reports whether amounts can be compared with the room.
+func (r *Room) Covers(amounts ...Vector) bool {
+	return !slices.ContainsFunc(amounts, func(v Vector) bool { return !r.layout.has(v) })
+}
+
+// SameClasses reports whether node classes are the same, so that one Room is for both.
+// It costs less than to make a Room.
+func SameClasses(a, b []broker.NodeClass) bool {
+	if len(a) > 0 && len(b) > 0 && &a[0] == &b[0] {
+		return len(a) == len(b)
+	}
+	return slices.EqualFunc(a, b, func(a, b broker.NodeClass) bool {
+		return a.Name == b.Name && a.Arch == b.Arch && maps.Equal(a.Labels, b.Labels) &&
+			slices.EqualFunc(a.Taints, b.Taints, func(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }) &&
+			slices.EqualFunc(a.FreeShapes, b.FreeShapes, func(a, b broker.FreeShape) bool {
+				return a.Nodes == b.Nodes && a.Pods == b.Pods && sameAmounts(&a.Free, &b.Free)
+			})
+	})
+}
+
+func sameAmounts(a, b *broker.ResourceQuantities) bool {
+	same := func(a, b *resource.Quantity) bool { return a == b || a != nil && b != nil && a.Cmp(*b) == 0 }
+	return same(a.CPU, b.CPU) && same(a.Memory, b.Memory) && same(a.GPU, b.GPU) && same(a.Storage, b.Storage) &&
+		maps.EqualFunc(a.Extended, b.Extended, func(a, b resource.Quantity) bool { return a.Cmp(b) == 0 })
 }
 
 // Amounts are written in the order of the room's resources.

@@ -107,7 +107,7 @@ func (s *search) take(holds []broker.Hold, amount broker.HeldCapacity) {
 	if !s.own {
 		s.entries, s.own = slices.Clone(s.entries), true
 	}
-	s.entries[s.best] = newEntry(s.catalog, s.entries[s.best].spec, holds)
+	s.entries[s.best] = s.entries[s.best].next(s.entries[s.best].spec, holds)
 	if s.request.Want = capacity.Sub(s.request.Want, amount); s.request.Want.Empty() {
 		return
 	}

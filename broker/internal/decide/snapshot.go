@@ -35,7 +35,7 @@ func (s *Store) Upsert(spec *broker.ClusterAdvertisementSpec, holds []broker.Hol
 	defer s.mu.Unlock()
 	s.unshare()
 	s.boundCatalog()
-	s.entries = upsert(s.entries, newEntry(s.catalog, spec, holds))
+	s.entries = upsert(s.entries, s.catalog, spec, holds)
 }
 
 // Remove removes a cluster, if it is there.
@@ -98,7 +98,7 @@ func (s Snapshot) With(spec *broker.ClusterAdvertisementSpec, holds []broker.Hol
 	if s.catalog == nil {
 		s.catalog = &capacity.Catalog{}
 	}
-	s.entries = upsert(slices.Clone(s.entries), newEntry(s.catalog, spec, holds))
+	s.entries = upsert(slices.Clone(s.entries), s.catalog, spec, holds)
 	return s
 }
 
@@ -110,8 +110,12 @@ type entry struct {
 	catalog *capacity.Catalog
 	rates   rates
 
+	// before is what an earlier version of the cluster had free, nil if not known.
+	before *free
+
 	prepared atomic.Bool
 	once     sync.Once
+	free     *free
 	// room is what the nodes have free after all that holds may still claim there.
 	room    *capacity.Room
 	account capacity.Account
@@ -121,6 +125,22 @@ type entry struct {
 
 func newEntry(catalog *capacity.Catalog, spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) *entry {
 	return &entry{spec: spec, holds: holds, catalog: catalog, rates: ratesOf(spec.Cost)}
+}
+
+// free is what node classes have free. Most changes of a cluster are about its holds
+// and leave it as it is.
+type free struct {
+	classes []broker.NodeClass
+	room    *capacity.Room
+}
+
+// next is the entry for another version of the cluster.
+func (e *entry) next(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) *entry {
+	n := newEntry(e.catalog, spec, holds)
+	if n.before = e.before; e.prepared.Load() {
+		n.before = e.free
+	}
+	return n
 }
 
 // prepare computes what decisions need of the cluster, the first time.
@@ -136,8 +156,11 @@ func (e *entry) prepare() {
 			Reserved:    capacity.Ceil(reserved.List()),
 			Available:   capacity.Floor(available.List()),
 		}
-		free := e.catalog.Room(e.spec.NodeClasses, e.account.Allocatable, e.account.Available)
-		e.room = free.Less(unused(e.spec, e.holds))
+		e.free = e.before
+		if e.free == nil || !capacity.SameClasses(e.free.classes, e.spec.NodeClasses) || !e.free.room.Covers(e.account.Allocatable, e.account.Available) {
+			e.free = &free{e.spec.NodeClasses, e.catalog.Room(e.spec.NodeClasses, e.account.Allocatable, e.account.Available)}
+		}
+		e.room = e.free.room.Less(unused(e.spec, e.holds))
 		e.allocatable, e.available = e.room.Amounts(e.account.Allocatable), e.room.Amounts(e.account.Available)
 		e.prepared.Store(true)
 	})
@@ -148,13 +171,13 @@ func find(entries []*entry, cluster string) (at int, found bool) {
 }
 
 // upsert changes entries in place.
-func upsert(entries []*entry, e *entry) []*entry {
-	at, found := find(entries, e.spec.ClusterID)
+func upsert(entries []*entry, catalog *capacity.Catalog, spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) []*entry {
+	at, found := find(entries, spec.ClusterID)
 	if found {
-		entries[at] = e
+		entries[at] = entries[at].next(spec, holds)
 		return entries
 	}
-	return slices.Insert(entries, at, e)
+	return slices.Insert(entries, at, newEntry(catalog, spec, holds))
 }
 
 // unused is what holds are charged for and guests do not use yet: what guests
