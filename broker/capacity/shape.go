@@ -13,6 +13,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
 )
 
 // shape is what the pods of a set request and where they may run. It compares itself
@@ -158,7 +159,14 @@ func (s *shape) mismatch(class *nodeClass) string {
 			return "the node affinity does not match"
 		}
 	}
-	taint, untolerated := scheduling.FindMatchingUntoleratedTaint(logr.Discard(), class.taints, s.set.Tolerations, func(t *corev1.Taint) bool {
+	// The guest requires both, whether or not its pod selects them.
+	if arch, ok := class.labels[corev1.LabelArchStable]; ok && arch != guest.Arch {
+		return fmt.Sprintf("the architecture is %s, and only %s pods can overflow", arch, guest.Arch)
+	}
+	if system, ok := class.labels[corev1.LabelOSStable]; ok && system != guest.OS {
+		return fmt.Sprintf("the operating system is %s, and only %s pods can overflow", system, guest.OS)
+	}
+	taint, untolerated := scheduling.FindMatchingUntoleratedTaint(logr.Discard(), class.taints, guest.Tolerations(s.set.Tolerations), func(t *corev1.Taint) bool {
 		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 	}, false)
 	if untolerated {
