@@ -179,6 +179,7 @@ type stream struct {
 	cancel  context.CancelFunc
 	closed  <-chan struct{}
 	events  chan protocol.Event
+	loses   func(protocol.Event) bool
 
 	mu     sync.Mutex
 	header http.Header
@@ -211,7 +212,7 @@ func (c *connection) follow(ctx context.Context, b *brokerProcess, role protocol
 	handler := b.handler
 	s := &stream{
 		cluster: c.cluster, program: c.program, name: c.program.Name + " stream " + string(role),
-		cancel: cancel, closed: serving.Done(), events: make(chan protocol.Event, 1), header: http.Header{}, heard: time.Now(),
+		cancel: cancel, closed: serving.Done(), events: make(chan protocol.Event, 1), header: http.Header{}, heard: time.Now(), loses: c.world.plant.loses,
 	}
 	c.world.openStream(s)
 	defer c.world.closeStream(s)
@@ -289,7 +290,9 @@ func (s *stream) step() *stepwise.Step {
 		if err := json.Unmarshal(line, &event); err != nil {
 			panic(fmt.Sprintf("%s: %v in %s", s.name, err, line))
 		}
-		s.events <- event
+		if lost := s.loses; lost == nil || !lost(event) {
+			s.events <- event
+		}
 	}}
 }
 
