@@ -37,7 +37,7 @@ func (identity) Authenticate(_ context.Context, state *tls.ConnectionState) (str
 	return state.ServerName, nil
 }
 
-func (identity) Certified(state *tls.ConnectionState) (clusterID, fingerprint string, err error) {
+func (identity) Certified(_ context.Context, state *tls.ConnectionState) (clusterID, fingerprint string, err error) {
 	return state.ServerName, state.ServerName, nil
 }
 

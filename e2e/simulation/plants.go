@@ -6,8 +6,10 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -74,12 +76,13 @@ var plants = []plant{
 		}
 		return holds
 	})},
-	{name: "refusals are forgotten", brokerWrites: onStatus(func(_ *world, object client.Object) bool {
-		if r, ok := object.(*broker.Reservation); ok {
-			r.Status.Refused = nil
+	{name: "refusals are forgotten", setUp: configured(broker.BrokerConfigSpec{RetryAfter: &metav1.Duration{Duration: time.Millisecond}})},
+	{name: "a silent provider is waited for", setUp: configured(broker.BrokerConfigSpec{ProofDeadline: &metav1.Duration{Duration: 1000 * time.Hour}})},
+	{name: "leases end by the wall clock", setUp: func(w *world) {
+		for _, b := range w.brokers {
+			b.clock.OnlyWall = true
 		}
-		return true
-	})},
+	}},
 	{name: "orphans are swept without a live read", brokerLive: fromCache(func(object any) bool { _, ok := object.(*broker.Reservation); return ok })},
 	{name: "an answer counts for any Reservation of its name", request: onAck(func(hold *broker.Hold, ack *protocol.ProviderAck) {
 		ack.ReservationUID = hold.ReservationUID
@@ -123,6 +126,13 @@ var plants = []plant{
 	}},
 	{name: "streams lose deletions", loses: func(e protocol.Event) bool { return e.Type == protocol.EventDelete }},
 	{name: "the broker does not notice new capacity", stalls: "broker-a watch ClusterAdvertisement"},
+}
+
+// configured creates the BrokerConfig.
+func configured(spec broker.BrokerConfigSpec) func(*world) {
+	return func(w *world) {
+		must(w.client.Create(context.Background(), &broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}, Spec: spec}))
+	}
 }
 
 // onStatus returns a wrapper whose status writes pass through a function. It returns
