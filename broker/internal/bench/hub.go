@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
@@ -268,7 +269,13 @@ func (h *hub) logs() string {
 
 // join gives an agent its client.
 func (h *hub) join(ctx context.Context, id string) (*protocol.Client, error) {
-	pair, ca, err := issue(ctx, h.url, h.caHash, h.token, id)
+	var pair func() (*tls.Certificate, error)
+	var ca []byte
+	// The broker may not be ready yet.
+	err := retry(ctx, func(ctx context.Context) (err error) {
+		pair, ca, err = issue(ctx, h.url, h.caHash, h.token, id)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("joining as %s: %w", id, err)
 	}

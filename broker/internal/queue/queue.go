@@ -123,12 +123,13 @@ func (q *Queue) First(n int, match func(*Entry) bool) []*Entry {
 
 // Claims is the capacity of a cluster that must stay free for entries that are ahead of
 // another one, as holds. What a cluster could take if it were empty is kept free there;
-// it does not matter that it has less now. eligible reports whether a cluster may be
-// chosen for an entry at all.
-func Claims(ahead []*Entry, spec *broker.ClusterAdvertisementSpec, eligible func(*Entry, *broker.ClusterAdvertisementSpec) bool) []broker.Hold {
+// it does not matter that it has less now. The claims end when no part of want, which is
+// behind them all, fits into what is available any more. eligible reports whether the
+// cluster may be chosen for an entry at all.
+func Claims(ahead []*Entry, spec *broker.ClusterAdvertisementSpec, available capacity.Vector, want broker.HeldCapacity, eligible func(*Entry, *broker.ClusterAdvertisementSpec) bool) []broker.Hold {
 	var claims []broker.Hold
 	for _, entry := range ahead {
-		if len(claims) == maxClaims {
+		if len(claims) == maxClaims || !Profits(want, available) {
 			break
 		}
 		if !eligible(entry, spec) {
@@ -141,6 +142,7 @@ func Claims(ahead []*Entry, spec *broker.ClusterAdvertisementSpec, eligible func
 				Requester:       entry.Request.Requester,
 				Promised:        claim,
 			})
+			available = available.Minus(capacity.Ceil(claim.Totals.List()), 1)
 		}
 	}
 	return claims

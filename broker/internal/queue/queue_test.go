@@ -117,7 +117,7 @@ func TestClaims(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			head := entry("head", 0, 9, tc.want)
-			claims := queue.Claims([]*queue.Entry{&head}, cluster("16"), func(*queue.Entry, *broker.ClusterAdvertisementSpec) bool { return tc.eligible })
+			claims := queue.Claims([]*queue.Entry{&head}, cluster("16"), capacity.Floor(expect.Resources("cpu", "4")), pods(1, "100m"), func(*queue.Entry, *broker.ClusterAdvertisementSpec) bool { return tc.eligible })
 			var got int32
 			for _, claim := range claims {
 				got += claim.Promised.Pods()
@@ -126,6 +126,20 @@ func TestClaims(t *testing.T) {
 				t.Errorf("%d pods are kept free, want %d", got, tc.claimed)
 			}
 		})
+	}
+}
+
+func TestClaimsEnd(t *testing.T) {
+	var ahead []*queue.Entry
+	for i := range 9 {
+		e := entry(fmt.Sprint(i), 0, 9-i, pods(1, "1"))
+		ahead = append(ahead, &e)
+	}
+	all := func(*queue.Entry, *broker.ClusterAdvertisementSpec) bool { return true }
+	for available, want := range map[string]int{"0": 0, "50m": 0, "4": 4, "16": 9} {
+		if got := len(queue.Claims(ahead, cluster("16"), capacity.Floor(expect.Resources("cpu", available)), pods(1, "100m"), all)); got != want {
+			t.Errorf("%d claims on %s, want %d", got, available, want)
+		}
 	}
 }
 

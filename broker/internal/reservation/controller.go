@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoevents "k8s.io/client-go/tools/events"
@@ -73,6 +74,8 @@ type Reconciler struct {
 	book    *lease.Book
 	answers *answers.Memory
 	queue   *queue.Queue
+	// figures limits the writes of statuses that differ in figures only.
+	figures *rate.Limiter
 
 	mu sync.Mutex
 	// priceChanges are the prices that events have reported, by UID and cluster.
@@ -128,6 +131,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		book:        lease.NewBook(),
 		answers:     answers.New(),
 		queue:       queue.New(),
+		figures:     rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
 
 		priceChanges: map[string]string{},
 		storedAt:     map[string]time.Time{},

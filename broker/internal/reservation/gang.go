@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
 // leastPods is the number of pods below which the capacity is of no use; 0 if any number
@@ -34,10 +33,7 @@ func (p *plan) allOrNothing(in snapshot, holds []clusterHold) {
 	if least == 0 || have >= least || inUse(in.reservation) {
 		return
 	}
-	for _, c := range p.grow {
-		p.missing = capacity.Add(p.missing, c.capacity)
-	}
-	p.grow, p.shrink = nil, nil
+	p.grow, p.shrink, p.missing = nil, nil, in.requested()
 	for _, h := range holds {
 		if !h.Promised.Empty() {
 			p.shrink = append(p.shrink, change{h.cluster, broker.HeldCapacity{}})

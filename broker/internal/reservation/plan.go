@@ -192,7 +192,7 @@ func (p *plan) place(in snapshot) {
 	if p.blockedBy = in.holderOfEarlier(); p.blockedBy != "" {
 		return
 	}
-	request, snapshot := in.placement()
+	request, snapshot := in.placement(p.missing)
 	request.Rejected = in.rejected(p)
 	for _, h := range in.holds() {
 		if in.overdue(h) {
@@ -244,7 +244,7 @@ func (in snapshot) holderOfEarlier() string {
 }
 
 // placement is the input for decide, but for what is missing and what is committed.
-func (in snapshot) placement() (decide.Request, decide.Snapshot) {
+func (in snapshot) placement(missing broker.HeldCapacity) (decide.Request, decide.Snapshot) {
 	spec := &in.reservation.Spec
 	request := decide.Request{
 		Requester: spec.RequesterID,
@@ -254,7 +254,7 @@ func (in snapshot) placement() (decide.Request, decide.Snapshot) {
 		Committed: new(big.Rat),
 		Weights:   in.config.weights,
 	}
-	return request, in.keepFree(in.clusters)
+	return request, in.keepFree(in.clusters, missing)
 }
 
 func growth(r *broker.Reservation, attempt int64, capacity broker.HeldCapacity) ledger.Growth {

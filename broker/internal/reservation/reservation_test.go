@@ -49,6 +49,9 @@ func TestReservations(t *testing.T) {
 		"NoAnswerToGrowth":     noAnswerToGrowth,
 		"StoreUnchanged":       storeUnchanged,
 		"HoldOfAnotherAttempt": holdOfAnotherAttempt,
+		"Writes":               writes,
+		"GroupCommit":          groupCommit,
+		"WrittenByAnother":     writtenByAnother,
 	} {
 		t.Run(name, func(t *testing.T) { test(newEnv(t, config)) })
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/time/rate"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -88,6 +89,8 @@ type snapshot struct {
 	active map[string]bool
 	// times are since when this process has seen the Reservation's state.
 	times lease.Times
+	// figures limits the writes of statuses that differ in figures only.
+	figures *rate.Limiter
 	// heard is when the consumer last advertised, or when this process became the leader.
 	heard time.Time
 	// rejections are the clusters that must not be chosen for a capacity because of
@@ -207,12 +210,13 @@ func (in snapshot) upToDate(p plan) bool {
 		return false
 	}
 	next := nextStatus(in, p, false)
-	return apiequality.Semantic.DeepEqual(r.Status, next) || !in.figuresDue() && differInFiguresOnly(r.Status, next)
+	return apiequality.Semantic.DeepEqual(r.Status, next) || differInFiguresOnly(r.Status, next) && !in.figuresDue()
 }
 
-// figuresDue reports whether a status may be written that differs in figures only.
+// figuresDue reports whether a status may be written that differs in figures only. A
+// positive answer counts as a write.
 func (in snapshot) figuresDue() bool {
-	return !in.now.Before(lease.Later(in.times.FirstSeen, in.times.Written).Add(figuresAfter))
+	return !in.now.Before(lease.Later(in.times.FirstSeen, in.times.Written).Add(figuresAfter)) && in.figures.AllowN(in.now, 1)
 }
 
 // needsFinalizer reports whether the Reservation must be kept: until it has ended and the
@@ -256,9 +260,6 @@ func (in snapshot) requeue() ctrl.Result {
 				since = in.now
 			}
 			at(since.Add(deadline.Duration))
-		}
-		if !in.figuresDue() {
-			at(in.now.Add(figuresAfter))
 		}
 	}
 	return result

@@ -20,6 +20,10 @@ const (
 	// figuresAfter is the minimum time between two writes of a status that differ in
 	// figures only.
 	figuresAfter = 10 * time.Second
+	// figuresEvery is the time between such writes of all Reservations together, after
+	// figuresBurst of them.
+	figuresEvery = time.Second
+	figuresBurst = 5
 )
 
 // remember adds to a snapshot what this process knows and no object says: since when
@@ -37,6 +41,7 @@ func (r *Reconciler) remember(in *snapshot) {
 		seen.Waiting = reservation.Generation
 	}
 	in.times = r.book.Observe(reservation.Name, reservation.UID, seen, in.now)
+	in.figures = r.figures
 	in.heard = r.lastAdvertised(reservation.Spec.RequesterID)
 	for _, h := range in.holds() {
 		if in.overdue(h) {

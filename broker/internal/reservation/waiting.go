@@ -67,7 +67,7 @@ func (r *Reconciler) observeQueue(in *snapshot) {
 
 // keepFree adds to the holds of each cluster what those ahead in the queue wait for
 // there.
-func (in snapshot) keepFree(known decide.Snapshot) decide.Snapshot {
+func (in snapshot) keepFree(known decide.Snapshot, want broker.HeldCapacity) decide.Snapshot {
 	if len(in.ahead) == 0 {
 		return known
 	}
@@ -76,7 +76,7 @@ func (in snapshot) keepFree(known decide.Snapshot) decide.Snapshot {
 		if spec == nil {
 			continue
 		}
-		if claims := queue.Claims(in.ahead, spec, in.eligible); len(claims) > 0 {
+		if claims := queue.Claims(in.ahead, spec, capacity.Floor(ad.Status.Available.List()), want, in.eligible); len(claims) > 0 {
 			known = known.With(spec, slices.Concat(holds, claims))
 		}
 	}
