@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -181,7 +182,8 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	if err != nil {
 		return err
 	}
-	consumer = virtualnode.New(driver.driver, virtualnode.Options{
+	recorder := events.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
+	consumer = virtualnode.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, driver.driver, virtualnode.Options{
 		InstructionNamespace: o.instructionNamespace,
 		PeeringIdleTime:      o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention,
 		ReadyTimeout: virtualNodeReadyTimeout, ShrinkDelay: shrinkDelay,
@@ -189,9 +191,9 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	consumerPods := pods.New(consumer, driver.driver, pods.Options{
 		ReleaseGrace: o.releaseGrace, StartTimeout: podStartTimeout, ProviderLostAfter: o.providerLostAfter,
 	})
-	provider = hold.New(driver.provider, hold.Options{
+	provider = hold.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, driver.provider, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
-		Recognizer: recognizer,
+		Recognizer: recognizerOf(o),
 	})
 	refused := warningRecorder(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
 	dispatcher := sealing.NewDispatcher(messenger, sealing.DispatcherOptions{
@@ -205,7 +207,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
 			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,
 		},
-		Interval: o.advertisementInterval, Recognizer: recognizer,
+		Interval: o.advertisementInterval, Recognizer: recognizerOf(o),
 		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
 	})
 	err = errors.Join(
@@ -214,8 +216,8 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	)
 	for _, c := range []controller{
 		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers),
-		instruction.NewProvider(mgr.GetClient(), o.instructionNamespace, brokerClient, providers),
-		reservation.New(mgr, reservation.Options{
+		instruction.NewProvider(mgr.GetClient(), o.instructionNamespace, brokerClient, providers, clock.RealClock{}),
+		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
 			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Broker: brokerClient, Mirror: consumers,
 		}),
 		advertiser, driver, consumer, consumerPods, provider,

@@ -15,9 +15,11 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -42,6 +44,8 @@ type Client struct {
 	log       logr.Logger
 	heartbeat time.Duration
 	backoff   time.Duration
+	// version is the protocol version in the broker's last response, 0 before the first.
+	version atomic.Int64
 }
 
 // NewClient returns a client of the broker at baseURL (https://host:port). config has
@@ -174,6 +178,20 @@ func (c *Client) AckRequester(ctx context.Context, id string, ack RequesterAck) 
 	return c.call(ctx, http.MethodPost, item(PathReservations, id)+"/ack", RoleRequester.query(), ack, nil)
 }
 
+// Renew renews the lease of one of this cluster's reservations. It does nothing at a
+// broker of version 1, which has no leases.
+func (c *Client) Renew(ctx context.Context, id string, reservationUID types.UID) error {
+	err := c.call(ctx, http.MethodPost, item(PathReservations, id)+"/renew", RoleRequester.query(), Renewal{ReservationUID: reservationUID}, nil)
+	if HasCode(err, CodeNotFound) && c.Version() == 1 {
+		return nil
+	}
+	return err
+}
+
+// Version is the version of the protocol that the broker chose in its last response, 0
+// if there was none.
+func (c *Client) Version() int { return int(c.version.Load()) }
+
 // Relay sends a sealed message to another cluster. Delivery is not guaranteed: a
 // sender that expects a reply must send again.
 func (c *Client) Relay(ctx context.Context, message RelayMessage) error {
@@ -264,10 +282,12 @@ func (c *Client) send(ctx context.Context, method, path string, query url.Values
 	if body != nil {
 		request.Header.Set("Content-Type", "application/json")
 	}
+	request.Header.Set(HeaderVersion, Versions.String())
 	response, err := c.calls.Do(request)
 	if err != nil {
 		return nil, fmt.Errorf("calling the broker: %w", err)
 	}
+	c.version.Store(int64(stated(response.Header)))
 	if response.StatusCode/100 != 2 {
 		defer response.Body.Close()
 		return nil, readError(response)
@@ -294,21 +314,27 @@ func readError(response *http.Response) error {
 // ends. handle is called from one goroutine, and not for heartbeats.
 func (c *Client) Watch(ctx context.Context, role Role, handle func(Event)) {
 	log := c.log.WithValues("stream", streamName(role))
-	backoff := c.backoff
+	lostAt := time.Now()
 	for {
 		listed, err := c.stream(ctx, role, handle)
 		if ctx.Err() != nil {
 			return
 		}
 		if listed {
-			backoff = c.backoff
+			lostAt = time.Now()
 		}
 		log.Info("Watch stream ended; reconnecting", "reason", err.Error())
-		if !sleep(ctx, jitter(backoff)) {
+		if !sleep(ctx, jitter(c.reconnectAfter(time.Since(lostAt)))) {
 			return
 		}
-		backoff = min(2*backoff, maxBackoff)
 	}
+}
+
+// reconnectAfter is the backoff of a stream that was lost for a time: in proportion to
+// it, so that a short outage, such as the fail-over to another broker, ends soon for the
+// agent too.
+func (c *Client) reconnectAfter(lost time.Duration) time.Duration {
+	return min(max(c.backoff, lost/4), maxBackoff)
 }
 
 func streamName(role Role) string {
@@ -349,6 +375,9 @@ func (c *Client) stream(ctx context.Context, role Role, handle func(Event)) (lis
 		case event.Type == EventRelist:
 			listed = true
 			handle(event)
+		case event.Type != EventPut && event.Type != EventDelete:
+			// Of a newer version.
+			c.log.V(1).Info("Ignoring an event of an unknown type", "type", event.Type)
 		case !listed:
 			return false, fmt.Errorf("the stream began with a %s instead of a Relist", event.Type)
 		default:

@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 )
 
@@ -24,6 +25,8 @@ const (
 	// CodeUnavailable: the replica is not the leader, or cannot reach its API server.
 	// The same request may succeed later.
 	CodeUnavailable = "Unavailable"
+	// CodeUnsupported: the two sides have no version of the protocol in common.
+	CodeUnsupported = "Unsupported"
 	// CodeInternal: the broker failed.
 	CodeInternal = "Internal"
 )
@@ -37,6 +40,7 @@ var statuses = map[string]int{
 	CodeTooLarge:     http.StatusRequestEntityTooLarge,
 	CodeTooMany:      http.StatusTooManyRequests,
 	CodeUnavailable:  http.StatusServiceUnavailable,
+	CodeUnsupported:  http.StatusBadRequest,
 	CodeInternal:     http.StatusInternalServerError,
 }
 
@@ -52,4 +56,15 @@ func (e *Error) Status() int {
 func HasCode(err error, code string) bool {
 	var refusal *Error
 	return errors.As(err, &refusal) && refusal.Code == code
+}
+
+// OutdatedError means that the broker has a later advertisement of the cluster than the
+// one that was sent, which it ignored.
+type OutdatedError struct {
+	// Latest is the sequence of the later one. The next measurement needs a higher one.
+	Latest int64
+}
+
+func (e *OutdatedError) Error() string {
+	return fmt.Sprintf("the broker has a later advertisement, with sequence %d", e.Latest)
 }

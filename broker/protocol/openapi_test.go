@@ -54,6 +54,8 @@ var operations = []operation{
 	{method: http.MethodDelete, path: PathReservations + "/{id}", summary: "Release one of the caller's reservations. It is deleted when all providers have confirmed."},
 	{method: http.MethodPost, path: PathReservations + "/{id}/ack", query: []string{"role!"}, summary: "Accept or refuse a hold (as provider), or report the virtual nodes that are ready (as requester). An ack with another reservationUID or attempt than the current one changes nothing.",
 		body: []any{ProviderAck{}, RequesterAck{}}},
+	{method: http.MethodPost, path: PathReservations + "/{id}/renew", query: []string{"role!"}, summary: "Renew the lease of one of the caller's reservations (as requester) that is in use. A renewal with another reservationUID than the current one changes nothing.",
+		body: []any{Renewal{}}},
 	{method: http.MethodPost, path: PathRelay, summary: "Send a sealed message to another cluster. It is kept in memory for a limited time; delivery is not guaranteed.",
 		body: []any{RelayMessage{}}, accepted: true, refusals: map[int]string{http.StatusTooManyRequests: "The receiver's mailbox is full, or the caller exceeds its rate."}},
 	{method: http.MethodGet, path: PathRelay, query: []string{"watch!"}, summary: "Stream (application/x-ndjson) the messages to the caller as Event, one per line.", response: []any{Event{}}},
@@ -90,7 +92,7 @@ func document() object {
 		"info": object{
 			"title":       "Spillway broker",
 			"version":     "v1",
-			"description": "REST interface between the agents and the broker. The caller is identified by its client certificate. A request body has at most 1 MiB and no field that is not in this document. All requests are idempotent.",
+			"description": "REST interface between the agents and the broker. The caller is identified by its client certificate. A request body has at most 1 MiB. All requests are idempotent. A client states the versions of the protocol that it speaks in header " + HeaderVersion + ", such as " + Versions.String() + "; the response has the version that applies. Fields and event types that a side does not know are ignored; only in the body of a client that states no version an unknown field is an error.",
 		},
 		"paths": paths,
 		"components": object{

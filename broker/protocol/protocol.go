@@ -21,8 +21,9 @@ const (
 	// PathReservations: POST ReservationRequest → ConsumerView; GET
 	// ?role=requester|provider → ConsumerList or ProviderList, with &watch=true a
 	// stream of Events; GET /{id}?role= → ConsumerView or ProviderView; DELETE /{id};
-	// POST /{id}/ack?role= takes a ProviderAck or RequesterAck, which applies only to
-	// the Reservation of its reservationUID.
+	// POST /{id}/ack?role= takes a ProviderAck or RequesterAck, and POST
+	// /{id}/renew?role=requester a Renewal, which apply only to the Reservation of their
+	// reservationUID.
 	PathReservations = "/api/v1/reservations"
 	// PathRelay: POST RelayMessage sends a sealed message to another cluster; GET
 	// ?watch=true streams the messages to the caller.
@@ -75,7 +76,8 @@ type JoinResponse struct {
 
 // AdvertisementResponse acknowledges an advertisement.
 type AdvertisementResponse struct {
-	// Sequence of the received advertisement.
+	// Sequence of the latest advertisement: if it is not the one that was sent, that one is
+	// outdated and was ignored.
 	Sequence int64 `json:"sequence"`
 }
 
@@ -139,6 +141,17 @@ type ProviderAck struct {
 	Accepted bool `json:"accepted"`
 	// Message is the reason of a refusal, with figures.
 	Message string `json:"message,omitempty"`
+	// Held is the capacity that the provider still holds for the reservation when it
+	// refuses, from attempts that it accepted before. Unset if it holds nothing, or if the
+	// provider speaks version 1.
+	Held *broker.HeldCapacity `json:"held,omitempty"`
+}
+
+// Renewal renews the lease of a reservation that is in use. It changes nothing if the
+// reservation is another one.
+type Renewal struct {
+	// ReservationUID is the UID of the broker's Reservation.
+	ReservationUID types.UID `json:"reservationUID"`
 }
 
 // RequesterAck reports on which virtual nodes a reservation can be used. It changes

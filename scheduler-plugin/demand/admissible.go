@@ -8,10 +8,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
 )
 
 // virtualNodeLabels are the architecture and operating system of virtual nodes.
-var virtualNodeLabels = map[string]string{corev1.LabelArchStable: "amd64", corev1.LabelOSStable: "linux"}
+var virtualNodeLabels = map[string]string{corev1.LabelArchStable: guest.Arch, corev1.LabelOSStable: guest.OS}
 
 // Admissible reports whether a pod can overflow. If not, reason is a clause that
 // completes "the pod cannot overflow: …"; it is empty for pods that need no event
@@ -44,9 +45,6 @@ func Admissible(pod *corev1.Pod) (ok bool, reason string) {
 			return false, fmt.Sprintf("volume %q is storage that only this cluster can mount", v.Name)
 		}
 	}
-	if name := spec.RuntimeClassName; name != nil && *name != "" {
-		return false, fmt.Sprintf("its runtimeClassName is %s, and RuntimeClasses of two clusters may differ", *name)
-	}
 	if spec.WorkloadRef != nil {
 		return false, "it belongs to a Workload, whose pods are scheduled as a group"
 	}
@@ -68,6 +66,9 @@ func Admissible(pod *corev1.Pod) (ok bool, reason string) {
 				return false, fmt.Sprintf("container %q uses hostPort %d", c.Name, port.HostPort)
 			}
 		}
+	}
+	if reason := guest.Refused(spec); reason != "" {
+		return false, reason
 	}
 	for _, c := range spec.TopologySpreadConstraints {
 		if c.WhenUnsatisfiable == corev1.DoNotSchedule {

@@ -27,7 +27,6 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
-	spillwayevents "github.com/spillway-dev/spillway/broker/events"
 )
 
 // requeueAfter is the delay before a step is repeated that waits for a change
@@ -64,12 +63,16 @@ type Reconciler struct {
 	unusedSince map[string]time.Time
 }
 
-// New makes a Reconciler.
-func New(provider peering.Provider, options Options) *Reconciler {
+// New makes a Reconciler that reads with c, which may be behind the API server, and
+// with live, which is not.
+func New(c client.Client, live client.Reader, recorder events.EventRecorder, provider peering.Provider, options Options) *Reconciler {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
-	return &Reconciler{Options: options, provider: provider, enqueue: make(chan event.GenericEvent, 64), unusedSince: map[string]time.Time{}}
+	return &Reconciler{
+		Options: options, provider: provider, client: c, live: live, recorder: recorder,
+		enqueue: make(chan event.GenericEvent, 64), unusedSince: map[string]time.Time{},
+	}
 }
 
 // Enqueue enqueues a consumer. It does not block: if the queue is full, the
@@ -83,7 +86,6 @@ func (r *Reconciler) Enqueue(consumer string) {
 
 // SetupWithManager adds the controller and the periodic resync of all consumers.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.client, r.live, r.recorder = mgr.GetClient(), mgr.GetAPIReader(), spillwayevents.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
 	err := ctrl.NewControllerManagedBy(mgr).Named("holds").
 		Watches(&broker.ProviderInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 			return requestFor(o.(*broker.ProviderInstruction).Spec.RequesterClusterID)

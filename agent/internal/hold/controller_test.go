@@ -30,6 +30,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -83,7 +84,7 @@ func start(t *testing.T) *env {
 	})
 	expect.NoError(t, err)
 	e := &env{T: t, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now()), beforeGrant: &atomic.Pointer[func()]{}}
-	e.reconciler = hold.New(hookedProvider{e.provider, e.beforeGrant}, hold.Options{
+	e.reconciler = hold.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), hookedProvider{e.provider, e.beforeGrant}, hold.Options{
 		Namespace: namespace, Lending: broker.Lending{Enabled: true, Consumers: []string{"rome", "berlin"}},
 		Headroom: expect.Resources("cpu", "500m"), PeeringIdleTime: time.Hour, Clock: e.clock, Recognizer: inventory.Recognizer{Guest: guestOf},
 	})

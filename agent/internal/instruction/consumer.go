@@ -57,6 +57,9 @@ func NewConsumer(c client.Client, namespace string, mirror *transport.Mirror[pro
 	}}
 }
 
+// Source enqueues the reservations of which the broker's view has changed.
+func (c *Consumer) Source() *transport.Source[protocol.ConsumerView] { return c.source }
+
 // SetupWithManager adds the controller. SetupIndex must be called before.
 func (c *Consumer) SetupWithManager(mgr manager.Manager) error {
 	return builder.ControllerManagedBy(mgr).Named("reservation-instructions").
@@ -168,6 +171,7 @@ func reservationInstructionSpec(view *protocol.ConsumerView, allocation *broker.
 		RequestedMemory:    orZero(allocation.Resources.Memory),
 		RequestedResources: allocation.Resources,
 		PodSets:            allocation.PodSets,
+		NodeLabels:         allocation.NodeLabels,
 		Endpoint:           allocation.Endpoint,
 		PeerKey:            view.PeerKeys[allocation.Cluster],
 		PricePerHour:       allocation.PricePerHour,

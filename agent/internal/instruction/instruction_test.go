@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -56,7 +57,7 @@ func start(t *testing.T) fixture {
 	b := transporttest.New("rome")
 	b.Down()
 	consumers, providers := transport.NewConsumerMirror(b), transport.NewProviderMirror(b)
-	f := fixture{T: t, c: c, broker: b, clock: clocktesting.NewFakeClock(time.Now()), provider: NewProvider(mgr.GetClient(), "default", b, providers)}
+	f := fixture{T: t, c: c, broker: b, clock: clocktesting.NewFakeClock(time.Now()), provider: NewProvider(mgr.GetClient(), "default", b, providers, clock.RealClock{})}
 	f.provider.clock = f.clock
 	expect.NoError(t, errors.Join(
 		SetupIndex(t.Context(), mgr), mgr.Add(consumers), mgr.Add(providers),

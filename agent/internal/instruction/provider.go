@@ -44,14 +44,17 @@ type Provider struct {
 
 // NewProvider returns a Provider that keeps the instructions in namespace equal to
 // the views in mirror.
-func NewProvider(c client.Client, namespace string, b Broker, mirror *transport.Mirror[protocol.ProviderView]) *Provider {
-	p := &Provider{client: c, namespace: namespace, broker: b, mirror: mirror, clock: clock.RealClock{}}
+func NewProvider(c client.Client, namespace string, b Broker, mirror *transport.Mirror[protocol.ProviderView], clk clock.PassiveClock) *Provider {
+	p := &Provider{client: c, namespace: namespace, broker: b, mirror: mirror, clock: clk}
 	p.source = &transport.Source[protocol.ProviderView]{
 		Mirror: mirror, Key: func(v protocol.ProviderView) types.NamespacedName { return types.NamespacedName{Name: v.ID} },
 		Relisted: p.acks.Reset,
 	}
 	return p
 }
+
+// Source enqueues the holds of which the broker's view has changed.
+func (p *Provider) Source() *transport.Source[protocol.ProviderView] { return p.source }
 
 // SetupWithManager adds the controller.
 func (p *Provider) SetupWithManager(mgr manager.Manager) error {

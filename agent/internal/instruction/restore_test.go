@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,6 +27,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/transport/transporttest"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -53,9 +55,9 @@ func TestDeletedInstructionKeepsWhatIsHeld(t *testing.T) {
 	})
 	mirror := transport.NewProviderMirror(b)
 	// There are no nodes: no pod fits.
-	holds := hold.New(fake.NewProvider(), hold.Options{Namespace: "default", Lending: broker.Lending{Enabled: true}, PeeringIdleTime: time.Hour})
+	holds := hold.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), fake.NewProvider(), hold.Options{Namespace: "default", Lending: broker.Lending{Enabled: true}, PeeringIdleTime: time.Hour})
 	expect.NoError(t, errors.Join(
-		mgr.Add(mirror), holds.SetupWithManager(mgr), instruction.NewProvider(mgr.GetClient(), "default", b, mirror).SetupWithManager(mgr),
+		mgr.Add(mirror), holds.SetupWithManager(mgr), instruction.NewProvider(mgr.GetClient(), "default", b, mirror, clock.RealClock{}).SetupWithManager(mgr),
 	))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

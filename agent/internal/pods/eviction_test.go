@@ -48,7 +48,7 @@ func evictions(evict func(pod string) error, names ...string) (*Reconciler, *eve
 	})
 	driver, recorder := fake.NewDriver(), events.NewFakeRecorder(100)
 	clock := testclock.NewFakePassiveClock(now)
-	r := New(virtualnode.New(driver, virtualnode.Options{Clock: clock}), driver, Options{StartTimeout: time.Minute, ProviderLostAfter: time.Minute})
+	r := New(virtualnode.New(nil, nil, nil, driver, virtualnode.Options{Clock: clock}), driver, Options{StartTimeout: time.Minute, ProviderLostAfter: time.Minute})
 	r.client, r.recorder = builder.Build(), recorder
 	return r, recorder
 }

@@ -29,7 +29,6 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -86,14 +85,14 @@ type report struct {
 	view *protocol.ConsumerView
 }
 
-// New returns a Reconciler that uses the manager's clients.
-func New(mgr manager.Manager, options Options) *Reconciler {
+// New returns a Reconciler that reads with c, which may be behind the API server,
+// and with live, which is not.
+func New(c client.Client, live client.Reader, recorder clientevents.EventRecorder, options Options) *Reconciler {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
 	r := &Reconciler{
-		Options: options,
-		client:  mgr.GetClient(), live: mgr.GetAPIReader(), recorder: events.NewRecorder(mgr.GetEventRecorder("spillway-agent")),
+		Options: options, client: c, live: live, recorder: recorder,
 		reports: map[string]report{},
 	}
 	r.source = &transport.Source[protocol.ConsumerView]{
@@ -112,6 +111,9 @@ func New(mgr manager.Manager, options Options) *Reconciler {
 	}
 	return r
 }
+
+// Source enqueues the Reservations of which the broker's copy has changed.
+func (r *Reconciler) Source() *transport.Source[protocol.ConsumerView] { return r.source }
 
 // SetupWithManager adds the controller. instruction.SetupIndex must be called
 // before.

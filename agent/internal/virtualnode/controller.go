@@ -28,7 +28,6 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	spillwayevents "github.com/spillway-dev/spillway/broker/events"
 )
 
 // Options of a Reconciler. All fields but Clock are required.
@@ -74,13 +73,14 @@ type Reconciler struct {
 	releases map[types.NamespacedName]release
 }
 
-// New returns a Reconciler.
-func New(driver peering.Driver, options Options) *Reconciler {
+// New returns a Reconciler that reads with c, which may be behind the API server,
+// and with live, which is not.
+func New(c client.Client, live client.Reader, recorder events.EventRecorder, driver peering.Driver, options Options) *Reconciler {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
 	return &Reconciler{
-		Options: options, driver: driver,
+		Options: options, driver: driver, client: c, live: live, recorder: recorder,
 		providers: make(chan event.GenericEvent, 64), reservations: make(chan event.GenericEvent, 64),
 		peerings: map[string]*peeringState{}, carried: map[string]map[types.UID]carriedPods{}, releases: map[types.NamespacedName]release{},
 	}
@@ -88,7 +88,6 @@ func New(driver peering.Driver, options Options) *Reconciler {
 
 // SetupWithManager adds the controller and the indexes that it needs.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.client, r.live, r.recorder = mgr.GetClient(), mgr.GetAPIReader(), spillwayevents.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
 	indexer := mgr.GetFieldIndexer()
 	err := errors.Join(
 		indexer.IndexField(context.Background(), &corev1.Pod{}, IndexNode, func(o client.Object) []string {

@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode/virtualnodetest"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 func start(t *testing.T) *virtualnodetest.Cluster {
 	t.Helper()
 	return virtualnodetest.Start(t, func(mgr ctrl.Manager, driver *fake.Driver) error {
-		return virtualnode.New(driver, virtualnode.Options{
+		return virtualnode.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), driver, virtualnode.Options{
 			InstructionNamespace: virtualnodetest.InstructionNamespace,
 			PeeringIdleTime:      4 * time.Second, FinishedPodRetention: 2 * time.Second,
 			ReadyTimeout: 2 * time.Second, ShrinkDelay: 200 * time.Millisecond,

@@ -41,7 +41,7 @@ func TestCarriesAtMost(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			clock := testclock.NewFakePassiveClock(time.Unix(1000, 0))
-			r := New(nil, Options{ShrinkDelay: delay, Clock: clock})
+			r := New(nil, nil, nil, nil, Options{ShrinkDelay: delay, Clock: clock})
 			in := &broker.ReservationInstruction{ObjectMeta: metav1.ObjectMeta{UID: "in"}, Spec: broker.ReservationInstructionSpec{TargetClusterID: "paris"}}
 			for _, s := range tc.steps {
 				clock.SetTime(clock.Now().Add(time.Hour))
@@ -62,7 +62,7 @@ func TestCarriesAtMost(t *testing.T) {
 
 // A release ends with its Reservation, also if another has taken its name.
 func TestReleaseOfReplacedReservation(t *testing.T) {
-	r := New(nil, Options{})
+	r := New(nil, nil, nil, nil, Options{})
 	name := types.NamespacedName{Namespace: "shop", Name: "web"}
 	of := func(uid types.UID) *broker.Reservation {
 		return &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: uid}}

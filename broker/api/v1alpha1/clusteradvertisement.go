@@ -176,10 +176,10 @@ type ClusterAdvertisementStatus struct {
 	// below zero.
 	// +optional
 	Available ResourceQuantities `json:"available,omitempty"`
-	// holds is the capacity promised to Reservations: the authoritative record.
+	// holds is the capacity promised to Reservations, one hold for each reservationUID:
+	// the authoritative record.
 	// +optional
-	// +listType=map
-	// +listMapKey=reservationUID
+	// +listType=atomic
 	Holds []Hold `json:"holds,omitempty"`
 	// score is the percentage of the cluster's allocatable resources that is available,
 	// from 0 to 100 with two decimals, computed as the resources part of the score of a
@@ -220,6 +220,11 @@ type Hold struct {
 	// acceptedAttempt is the last attempt that the provider accepted, or 0.
 	// +optional
 	AcceptedAttempt int64 `json:"acceptedAttempt,omitempty"`
+	// cost is what the provider charges for the promise: its prices when the capacity was
+	// promised. Later prices do not change it. If parts were promised at different prices,
+	// it is their mean. Unset if the provider stated no price.
+	// +optional
+	Cost *Cost `json:"cost,omitempty"`
 }
 
 // HeldCapacity is an amount of resources and the pods that it is for.
@@ -245,7 +250,9 @@ func (c HeldCapacity) Pods() int32 {
 
 // ClusterAdvertisement is the capacity that a cluster offers (spec) and the broker's
 // ledger of what is promised of it (status). It is in the broker's namespace, named
-// as the cluster ID. The agent keeps a copy of the spec in its own cluster.
+// as the cluster ID. The agent keeps a copy of the spec in its own cluster. Deleting it
+// makes the broker forget what the cluster holds: do so only for a cluster that is gone.
+// One that still advertises gets a new ledger, in which its guests count as used.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=cadv

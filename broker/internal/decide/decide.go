@@ -4,18 +4,18 @@
 // are listed.
 //
 // A cluster passes a chain of filters (filters.go). Its free capacity is packed,
-// first with what holds may still claim there and then with the request (fit.go).
-// The clusters where the pods fit are scored (score.go). Every cluster that is not
-// chosen gets a reason, and a message with the figures.
+// first with what holds may still claim there (snapshot.go) and then with the request
+// (search.go). The clusters where the pods fit are scored (score.go). Every cluster
+// that is not chosen has a reason; the messages with the figures are made for those
+// that are asked for (report.go).
 package decide
 
 import (
-	"cmp"
 	"math/big"
-	"slices"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/answers"
 )
 
 // Request is the capacity to place, and the limits on its provider.
@@ -35,26 +35,13 @@ type Request struct {
 	Committed *big.Rat
 	// Weights of the score. The zero value stands for the defaults.
 	Weights broker.ScoreWeights
-	// Refused are the providers that refused the Reservation.
-	Refused []broker.Refusal
+	// Rejected are the providers that must not be chosen now, and why: they refused such
+	// a request, or do not answer.
+	Rejected map[string]capacity.Rejection
 }
 
 // DefaultWeights of the score, in percent.
 var DefaultWeights = broker.ScoreWeights{Resources: 70, Cost: 30}
-
-// Cluster is what is known of one cluster.
-type Cluster struct {
-	Spec  broker.ClusterAdvertisementSpec
-	Holds []broker.Hold
-	// Active is whether it advertises; Fresh whether its last advertisement is
-	// recent enough for a new placement.
-	Active, Fresh bool
-}
-
-// Snapshot is what is known of all clusters.
-type Snapshot struct {
-	Clusters []Cluster
-}
 
 // Decision is the outcome of a request.
 type Decision struct {
@@ -63,10 +50,8 @@ type Decision struct {
 	// Placement is what fits there; Complete whether that is all of the request.
 	Placement broker.HeldCapacity
 	Complete  bool
-	// Scores of the clusters that were compared, best first.
-	Scores []broker.ClusterScore
-	// Rejections of all clusters but the chosen one, by cluster ID.
-	Rejections []broker.ClusterRejection
+	// Decision explains the choice.
+	broker.Decision
 }
 
 // Reasons of rejections, besides those of package capacity.
@@ -78,11 +63,19 @@ const (
 	ReasonExcluded           = "Excluded"
 	ReasonOtherRegion        = "OtherRegion"
 	ReasonOtherZone          = "OtherZone"
-	ReasonRefused            = "Refused"
+	ReasonRefused            = answers.ReasonRefused
+	ReasonNotAnswering       = answers.ReasonNotAnswering
 	ReasonPriceUnknown       = "PriceUnknown"
 	ReasonOverBudget         = "OverBudget"
 	ReasonNotPreferred       = "NotPreferred"
 )
+
+// Eligible reports whether a cluster may be chosen for a request if it has the capacity.
+func Eligible(request *Request, spec *broker.ClusterAdvertisementSpec, active, fresh bool) bool {
+	s := search{request: *request, activity: func(string) (bool, bool) { return active, fresh }, units: unitsOf(request.Want.Totals)}
+	s.prepareBudget()
+	return s.filter(newEntry(nil, spec, nil)) == ""
+}
 
 // Choose picks the cluster with the best score among those where all of the
 // request fits, or, if there is none, the one where most pods fit. Ties go to the
@@ -91,59 +84,86 @@ func Choose(request Request, snapshot Snapshot) Decision {
 	if request.Want.Empty() {
 		return Decision{}
 	}
-	clusters := slices.SortedFunc(slices.Values(snapshot.Clusters), func(a, b Cluster) int { return cmp.Compare(a.Spec.ClusterID, b.Spec.ClusterID) })
-	var decision Decision
-	var offers []*offer
-	for i := range clusters {
-		cluster := &clusters[i]
-		if rejection := filter(&request, cluster); rejection != nil {
-			decision.reject(cluster, rejection)
-		} else if offer := fit(&request, cluster); offer.placed.Empty() {
-			decision.reject(cluster, offer.rejection)
-		} else {
-			offers = append(offers, offer)
-		}
+	s := newSearch(request, snapshot)
+	defer s.free()
+	s.evaluate()
+	s.compare()
+	decision := Decision{Decision: s.report(nil)}
+	if s.best >= 0 {
+		decision.Cluster, decision.Placement, decision.Complete = s.id(s.best), s.placement(), s.complete
 	}
-
-	candidates := slices.DeleteFunc(slices.Clone(offers), func(o *offer) bool { return !o.complete() })
-	if len(candidates) == 0 {
-		candidates = offers
-	}
-	score(&request, candidates)
-	slices.SortStableFunc(candidates, func(a, b *offer) int {
-		return cmp.Or(
-			cmp.Compare(b.placed.Pods(), a.placed.Pods()),
-			cmp.Compare(b.score, a.score),
-			cmp.Compare(a.cluster.Spec.ClusterID, b.cluster.Spec.ClusterID),
-		)
-	})
-	if len(candidates) > 0 {
-		best := candidates[0]
-		decision.Cluster, decision.Placement, decision.Complete = best.cluster.Spec.ClusterID, best.placed, best.complete()
-		for _, o := range candidates {
-			decision.Scores = append(decision.Scores, broker.ClusterScore{Cluster: o.cluster.Spec.ClusterID, Score: o.score.String()})
-		}
-		for _, o := range offers {
-			if o != best {
-				decision.reject(o.cluster, compare(o, best))
-			}
-		}
-	}
-	slices.SortFunc(decision.Rejections, func(a, b broker.ClusterRejection) int { return cmp.Compare(a.Cluster, b.Cluster) })
 	return decision
 }
 
-func (d *Decision) reject(cluster *Cluster, r *capacity.Rejection) {
-	d.Rejections = append(d.Rejections, broker.ClusterRejection{Cluster: cluster.Spec.ClusterID, Reason: r.Reason, Message: r.Message})
+// Explain reports why each cluster is not chosen, by cluster ID.
+func Explain(request Request, snapshot Snapshot) []broker.ClusterRejection {
+	if request.Want.Empty() {
+		return nil
+	}
+	s := newSearch(request, snapshot)
+	defer s.free()
+	s.evaluate()
+	s.compare()
+	var rejections []broker.ClusterRejection
+	for i := range s.entries {
+		if i != s.best {
+			rejections = append(rejections, s.rejection(i))
+		}
+	}
+	return rejections
 }
 
-// compare explains why best was chosen and not o.
-func compare(o, best *offer) *capacity.Rejection {
-	switch chosen := best.cluster.Spec.ClusterID; {
-	case o.complete():
-		return reject(ReasonNotPreferred, "The request fits with score %s; %s was chosen with score %s.", o.score, chosen, best.score)
-	case o.placed.Pods() == best.placed.Pods() && !best.complete():
-		return reject(ReasonNotPreferred, "As many pods fit as in %s, which was chosen with score %s against %s. %s", chosen, best.score, o.score, o.rejection.Message)
+// Part is what one cluster takes of a request.
+type Part struct {
+	Cluster  string
+	Capacity broker.HeldCapacity
+}
+
+// Place adds a part to a cluster's holds. It returns the holds after that, or false
+// if the part cannot be added: then the request is not split any further. It must not
+// change the holds that it is given.
+type Place func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) (after []broker.Hold, ok bool)
+
+// Split chooses clusters, one after the other, until all of the request is placed or
+// no cluster takes any more. A cluster that takes a part is not rejected if all of
+// the request is placed. Only the first choice packs the request in every cluster.
+func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missing broker.HeldCapacity, decision broker.Decision) {
+	if request.Want.Empty() {
+		return nil, request.Want, decision
 	}
-	return o.rejection
+	committed := new(big.Rat)
+	if request.Committed != nil {
+		committed.Set(request.Committed)
+	}
+	request.Committed = committed
+	s := newSearch(request, snapshot)
+	defer s.free()
+	s.evaluate()
+	var scores []broker.ClusterScore
+	for range s.entries {
+		s.compare()
+		scores = s.addScores(scores)
+		if s.best < 0 || s.complete || len(parts)+1 == len(s.entries) {
+			// The last choice: it is explained as it was made.
+			decision = s.report(parts)
+		}
+		if s.best < 0 {
+			break
+		}
+		chosen, amount := s.entries[s.best], s.placement()
+		after, ok := place(chosen.spec, chosen.holds, amount)
+		if !ok {
+			decision = s.report(parts)
+			break
+		}
+		parts = append(parts, Part{chosen.spec.ClusterID, amount})
+		if price, _, known := Price(chosen.spec.Cost, amount.Totals); known {
+			committed.Add(committed, price)
+		}
+		if s.take(after, amount); s.request.Want.Empty() {
+			break
+		}
+	}
+	decision.Scores = scores
+	return parts, s.request.Want, decision
 }

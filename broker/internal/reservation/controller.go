@@ -3,12 +3,11 @@ package reservation
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoevents "k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -18,7 +17,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -26,7 +24,9 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
-	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/answers"
+	"github.com/spillway-dev/spillway/broker/internal/lease"
+	"github.com/spillway-dev/spillway/broker/internal/queue"
 )
 
 // Freshness reports when this broker process last received a cluster's advertisement,
@@ -43,7 +43,8 @@ type Options struct {
 	Freshness Freshness
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
-	// Workers is the number of concurrent reconciles of each controller. Default 4.
+	// Workers is the number of concurrent reconciles of each controller. Default 32:
+	// a reconcile waits for the API server most of its time.
 	Workers int
 }
 
@@ -66,151 +67,255 @@ type Reconciler struct {
 	// change that a watch would see.
 	becameFresh chan event.GenericEvent
 
+	store     *store
+	committer *committer
+
+	// book, answers and queue are what this process remembers; see remember.
+	book    *lease.Book
+	answers *answers.Memory
+	queue   *queue.Queue
+	// figures limits the writes of statuses that differ in figures only.
+	figures *rate.Limiter
+
 	mu sync.Mutex
+	// priceChanges are the prices that events have reported, by the name of the
+	// Reservation and the cluster.
+	priceChanges map[string]map[string]string
 	// storedAt is when the advertisement of each cluster was last stored.
 	storedAt map[string]time.Time
+	// latest is the highest sequence of the advertisements of each cluster that were
+	// received, including those that were not written.
+	latest map[string]int64
+}
+
+// Clients are what a Reconciler reads and writes with.
+type Clients struct {
+	// Client writes to the API server. Its reads may lag behind.
+	Client client.Client
+	// Live reads from the API server.
+	Live client.Reader
+	// Recorder of events.
+	Recorder clientgoevents.EventRecorder
 }
 
 // New returns a Reconciler that uses the manager's clients. Their cache must include
 // the broker's namespace.
 func New(mgr manager.Manager, options Options) *Reconciler {
+	return NewWithClients(Clients{
+		Client:   mgr.GetClient(),
+		Live:     mgr.GetAPIReader(),
+		Recorder: events.NewRecorder(mgr.GetEventRecorder("spillway-broker")),
+	}, options)
+}
+
+// NewWithClients returns a Reconciler without a manager. In place of the controllers of
+// SetupWithManager, its caller reports every event of the watches to AdvertisementChanged
+// and ReservationChanged, and calls Reconcile and ReconcileAdvertisement.
+func NewWithClients(clients Clients, options Options) *Reconciler {
+	known := newStore()
+	key := func(name string) client.ObjectKey { return client.ObjectKey{Namespace: options.Namespace, Name: name} }
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
 	if options.Workers == 0 {
-		options.Workers = 4
+		options.Workers = 32
 	}
 	return &Reconciler{
-		client:      mgr.GetClient(),
-		live:        mgr.GetAPIReader(),
-		recorder:    events.NewRecorder(mgr.GetEventRecorder("spillway-broker")),
+		client:      clients.Client,
+		live:        clients.Live,
+		recorder:    clients.Recorder,
 		namespace:   options.Namespace,
 		freshness:   options.Freshness,
 		clock:       options.Clock,
 		workers:     options.Workers,
 		startedAt:   sync.OnceValue(options.Clock.Now),
 		becameFresh: make(chan event.GenericEvent, 1),
-		storedAt:    map[string]time.Time{},
+		store:       known,
+		committer:   newCommitter(clients, known, key, options.Clock),
+		book:        lease.NewBook(),
+		answers:     answers.New(),
+		queue:       queue.New(),
+		figures:     rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
+
+		priceChanges: map[string]map[string]string{},
+		storedAt:     map[string]time.Time{},
+		latest:       map[string]int64{},
 	}
 }
 
-// SetupWithManager adds the controllers for Reservations and ClusterAdvertisements.
+// SetupWithManager adds the controllers for Reservations, ClusterAdvertisements and
+// ClusterRegistrations.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	inNamespace := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetNamespace() == r.namespace })
 	options := controller.Options{MaxConcurrentReconciles: r.workers}
-	enqueueUnplaced := handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request {
-		return r.unplaced(ctx)
+	enqueueUnplaced := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+		return r.requests(r.retriable(nil))
 	})
 	err := ctrl.NewControllerManagedBy(mgr).
 		Named("reservations").
-		For(&broker.Reservation{}).
-		Watches(&broker.ClusterAdvertisement{}, r.enqueueByAdvertisement()).
+		Watches(&broker.Reservation{}, onEvents(func(_ context.Context, before, after *broker.Reservation, enqueue func(...string)) {
+			r.ReservationChanged(before, after)
+			if after != nil {
+				enqueue(after.Name)
+			}
+		})).
+		Watches(&broker.ClusterAdvertisement{}, onEvents(func(_ context.Context, before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
+			enqueue(r.AdvertisementChanged(before, after)...)
+		})).
 		Watches(&broker.BrokerConfig{}, enqueueUnplaced).
 		WatchesRawSource(source.Channel(r.becameFresh, enqueueUnplaced)).
 		WithEventFilter(inNamespace).
 		WithOptions(options).
-		Complete(reconcile.Func(r.reconcile))
+		Complete(byName(r.Reconcile))
 	if err != nil {
 		return fmt.Errorf("adding the reservation controller: %w", err)
 	}
 	err = ctrl.NewControllerManagedBy(mgr).
 		Named("advertisements").
-		For(&broker.ClusterAdvertisement{}).
-		Watches(&broker.Reservation{}, handler.Funcs{DeleteFunc: r.enqueueHolders}).
-		Watches(&broker.BrokerConfig{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request {
-			return r.matchingAdvertisements(ctx, func(*broker.ClusterAdvertisement) bool { return true })
+		Watches(&broker.ClusterAdvertisement{}, onEvents(func(_ context.Context, before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
+			// The events of another controller may come later.
+			r.AdvertisementChanged(before, after)
+			if after != nil {
+				enqueue(after.Name)
+			}
+		})).
+		Watches(&broker.Reservation{}, onEvents(func(_ context.Context, before, after *broker.Reservation, enqueue func(...string)) {
+			enqueue(r.ReservationChanged(before, after)...)
+		})).
+		Watches(&broker.BrokerConfig{}, handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+			var names []string
+			for _, ad := range r.store.allAdvertisements() {
+				names = append(names, ad.Name)
+			}
+			return r.requests(names)
 		})).
 		WithEventFilter(inNamespace).
 		WithOptions(options).
-		Complete(reconcile.Func(r.reconcileAdvertisement))
+		Complete(byName(r.ReconcileAdvertisement))
 	if err != nil {
 		return fmt.Errorf("adding the advertisement controller: %w", err)
+	}
+	err = ctrl.NewControllerManagedBy(mgr).
+		Named("registrations").
+		For(&broker.ClusterRegistration{}).
+		WithEventFilter(inNamespace).
+		Complete(byName(r.ReconcileRegistration))
+	if err != nil {
+		return fmt.Errorf("adding the registration controller: %w", err)
 	}
 	return nil
 }
 
-// enqueueByAdvertisement enqueues the Reservations whose holds changed and, since
-// capacity may have appeared, those that are not placed in full.
-func (r *Reconciler) enqueueByAdvertisement() handler.EventHandler {
-	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-	enqueue := func(ctx context.Context, q queue, holds []broker.Hold) {
-		for _, hold := range holds {
-			q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: r.namespace, Name: hold.ReservationName}})
-		}
-		for _, request := range r.unplaced(ctx) {
-			q.Add(request)
-		}
-	}
-	return handler.Funcs{
-		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
-			enqueue(ctx, q, e.Object.(*broker.ClusterAdvertisement).Status.Holds)
-		},
-		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
-			before, after := e.ObjectOld.(*broker.ClusterAdvertisement), e.ObjectNew.(*broker.ClusterAdvertisement)
-			changed := changedHolds(before.Status.Holds, after.Status.Holds)
-			activityChanged := before.Status.Active != after.Status.Active
-			if activityChanged {
-				// The holds of an inactive cluster do not count.
-				changed = after.Status.Holds
-			}
-			if len(changed) > 0 || before.Generation != after.Generation || activityChanged {
-				enqueue(ctx, q, changed)
-			}
-		},
-		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
-			enqueue(ctx, q, e.Object.(*broker.ClusterAdvertisement).Status.Holds)
-		},
-	}
+// byName adapts a function that reconciles the object of one name.
+func byName(f func(ctx context.Context, name string) (ctrl.Result, error)) reconcile.Func {
+	return func(ctx context.Context, request ctrl.Request) (ctrl.Result, error) { return f(ctx, request.Name) }
 }
 
-// changedHolds lists the holds that differ between before and after.
-func changedHolds(before, after []broker.Hold) []broker.Hold {
-	without := func(list, others []broker.Hold) []broker.Hold {
-		return slices.DeleteFunc(slices.Clone(list), func(hold broker.Hold) bool {
-			return slices.ContainsFunc(others, func(h broker.Hold) bool { return apiequality.Semantic.DeepEqual(h, hold) })
+// requests are those for the objects of these names.
+func (r *Reconciler) requests(names []string) []reconcile.Request {
+	requests := make([]reconcile.Request, len(names))
+	for i, name := range names {
+		requests[i].NamespacedName = types.NamespacedName{Namespace: r.namespace, Name: name}
+	}
+	return requests
+}
+
+// onEvents calls a function with the versions before and after each event, nil for none.
+func onEvents[T client.Object](changed func(ctx context.Context, before, after T, enqueue func(names ...string))) handler.EventHandler {
+	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+	handle := func(ctx context.Context, before, after T, namespace string, q queue) {
+		changed(ctx, before, after, func(names ...string) {
+			for _, name := range names {
+				q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}})
+			}
 		})
 	}
-	return append(without(after, before), without(before, after)...)
+	var none T
+	return handler.Funcs{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
+			handle(ctx, none, e.Object.(T), e.Object.GetNamespace(), q)
+		},
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
+			handle(ctx, e.ObjectOld.(T), e.ObjectNew.(T), e.ObjectNew.GetNamespace(), q)
+		},
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
+			handle(ctx, e.Object.(T), none, e.Object.GetNamespace(), q)
+		},
+	}
 }
 
-// unplaced lists the Reservations that are not placed in full.
-func (r *Reconciler) unplaced(ctx context.Context) []reconcile.Request {
-	var list broker.ReservationList
-	if err := r.client.List(ctx, &list, client.InNamespace(r.namespace)); err != nil {
-		log.FromContext(ctx).Error(err, "Failed to list the Reservations to enqueue")
-		return nil
+// AdvertisementChanged takes note of an event of the watch: the versions before and
+// after it, nil for none. It returns the Reservations to reconcile: those whose holds
+// changed and, if capacity may have appeared, the first of the queue that could use it.
+// The objects are not changed any more.
+func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertisement) (reservations []string) {
+	var old, now broker.ClusterAdvertisementStatus
+	if before != nil {
+		old = before.Status
 	}
-	var requests []reconcile.Request
-	for i := range list.Items {
-		status := &list.Items[i].Status
-		if status.Phase == "" || meta.IsStatusConditionTrue(status.Conditions, broker.ConditionQueued) {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+	if after != nil {
+		now = after.Status
+		r.store.putAdvertisement(after)
+	} else {
+		r.store.removeAdvertisement(before)
+		r.forgetCluster(before.Name)
+	}
+	changed := changedHolds(old.Holds, now.Holds, old.Active != now.Active)
+	if before == nil || after == nil || before.Generation != after.Generation || old.Active != now.Active || grew(old.Available, now.Available) {
+		changed = append(changed, r.retriable(after)...)
+	}
+	return changed
+}
+
+// changedHolds are the names of the Reservations whose holds differ between before and
+// after; of all if all is set, since the holds of an inactive cluster do not count.
+func changedHolds(before, after []broker.Hold, all bool) []string {
+	old := make(map[types.UID]*broker.Hold, len(before))
+	for i := range before {
+		old[before[i].ReservationUID] = &before[i]
+	}
+	var names []string
+	for i := range after {
+		hold := &after[i]
+		was := old[hold.ReservationUID]
+		delete(old, hold.ReservationUID)
+		if all || was == nil || !sameHold(was, hold) {
+			names = append(names, hold.ReservationName)
 		}
 	}
-	return requests
-}
-
-// enqueueHolders enqueues the advertisements that hold capacity for a deleted
-// Reservation.
-func (r *Reconciler) enqueueHolders(ctx context.Context, e event.DeleteEvent, q workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-	for _, request := range r.matchingAdvertisements(ctx, func(ad *broker.ClusterAdvertisement) bool {
-		return ledger.Find(&ad.Status, e.Object.GetUID()) != nil
-	}) {
-		q.Add(request)
-	}
-}
-
-func (r *Reconciler) matchingAdvertisements(ctx context.Context, match func(*broker.ClusterAdvertisement) bool) []reconcile.Request {
-	var list broker.ClusterAdvertisementList
-	if err := r.client.List(ctx, &list, client.InNamespace(r.namespace)); err != nil {
-		log.FromContext(ctx).Error(err, "Failed to list the ClusterAdvertisements to enqueue")
-		return nil
-	}
-	var requests []reconcile.Request
-	for i := range list.Items {
-		if match(&list.Items[i]) {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+	for i := range before {
+		if old[before[i].ReservationUID] != nil {
+			names = append(names, before[i].ReservationName)
 		}
 	}
-	return requests
+	return names
+}
+
+func sameHold(a, b *broker.Hold) bool {
+	return a.Attempt == b.Attempt && a.AcceptedAttempt == b.AcceptedAttempt && apiequality.Semantic.DeepEqual(a, b)
+}
+
+// grew reports whether there is more of any resource.
+func grew(before, after broker.ResourceQuantities) bool {
+	had := before.List()
+	for name, amount := range after.List() {
+		if have := had[name]; amount.Cmp(have) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// ReservationChanged takes note of an event of the watch: the versions before and after
+// it, nil for none. It returns the advertisements to reconcile: those that hold capacity
+// for a deleted Reservation. The Reservation itself is to be reconciled, too. The objects
+// are not changed any more.
+func (r *Reconciler) ReservationChanged(before, after *broker.Reservation) (advertisements []string) {
+	if after != nil {
+		r.store.putReservation(after)
+		return nil
+	}
+	r.store.removeReservation(before)
+	r.forget(before.Name)
+	return r.store.holdersOf(before.Name)
 }

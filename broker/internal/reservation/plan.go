@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"fmt"
+	"maps"
 	"math/big"
 	"slices"
 
@@ -15,7 +16,8 @@ import (
 type plan struct {
 	// attempt that commits the changes.
 	attempt broker.Attempt
-	// shrink or grow, never both: what is too much is released first.
+	// shrink releases what is too much, before anything grows; grow is what other clusters
+	// get. Both only if providers did not answer: what they lose is placed elsewhere.
 	shrink, grow []change
 	// missing is the requested capacity that is neither held nor about to be.
 	missing broker.HeldCapacity
@@ -24,6 +26,9 @@ type plan struct {
 	// blockedBy is the cluster that must first release an earlier Reservation of the
 	// same name; "" if none.
 	blockedBy string
+	// gaveUp is whether the deadline of the Reservation has passed, so that what is missing
+	// is not placed any more.
+	gaveUp bool
 }
 
 // change is the capacity that one cluster's hold shrinks to, or grows by.
@@ -45,14 +50,30 @@ func newPlan(in snapshot) plan {
 	}
 	p := plan{attempt: broker.Attempt{Number: number + 1}}
 	if p.shrink = shrink(in, holds, requested); p.shrink == nil {
+		p.shrink = unanswered(in, holds)
 		if p.missing = capacity.Sub(requested, reliable); !p.missing.Empty() {
-			p.place(in)
+			if p.gaveUp = in.deadlineExceeded(); !p.gaveUp {
+				p.place(in)
+			}
+			p.allOrNothing(in, holds)
 		}
 	}
 	for _, c := range slices.Concat(p.shrink, p.grow) {
 		p.attempt.Clusters = append(p.attempt.Clusters, c.cluster)
 	}
 	return p
+}
+
+// unanswered takes back what providers have neither accepted nor refused before the
+// deadline.
+func unanswered(in snapshot, holds []clusterHold) []change {
+	var changes []change
+	for _, h := range holds {
+		if in.overdue(h) {
+			changes = append(changes, change{h.cluster, capacity.Sub(h.Promised, ledger.Pending(h.Hold))})
+		}
+	}
+	return changes
 }
 
 // shrink releases what the Reservation does not need any more. What an inactive
@@ -171,62 +192,59 @@ func (p *plan) place(in snapshot) {
 	if p.blockedBy = in.holderOfEarlier(); p.blockedBy != "" {
 		return
 	}
-	request, clusters := in.placement()
-	commit := func(cluster *decide.Cluster, amount broker.HeldCapacity) {
-		if price, _, known := decide.Price(cluster.Spec.Cost, amount.Totals); known {
+	request, snapshot := in.placement(p.missing)
+	request.Rejected = in.rejected(p)
+	for _, h := range in.holds() {
+		if in.overdue(h) {
+			h.Promised = capacity.Sub(h.Promised, ledger.Pending(h.Hold))
+		}
+		if price, _, known := decide.Price(h.Cost, h.Promised.Totals); known {
 			request.Committed.Add(request.Committed, price)
 		}
 	}
-	for i := range clusters {
-		status := broker.ClusterAdvertisementStatus{Holds: clusters[i].Holds}
-		if hold := ledger.Find(&status, in.reservation.UID); hold != nil {
-			commit(&clusters[i], hold.Promised)
+	request.Want = p.missing
+	parts, missing, decision := decide.Split(request, snapshot, func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, bool) {
+		status := broker.ClusterAdvertisementStatus{Holds: slices.Clone(holds)}
+		changed, err := ledger.Place(spec, &status, growth(in.reservation, p.attempt.Number, amount))
+		return status.Holds, err == nil && changed
+	})
+	p.missing, p.decision = missing, &decision
+	for _, part := range parts {
+		p.grow = append(p.grow, change{part.Cluster, part.Capacity})
+	}
+}
+
+// rejected are the clusters that must not be chosen because of their answers so far, or
+// because they have just lost their attempt.
+func (in snapshot) rejected(p *plan) map[string]capacity.Rejection {
+	rejected, _ := in.rejections(p.missing)
+	for _, c := range p.shrink {
+		if _, known := rejected[c.cluster]; !known {
+			rejected = maps.Clone(rejected)
+			if rejected == nil {
+				rejected = map[string]capacity.Rejection{}
+			}
+			rejected[c.cluster] = capacity.Rejection{Reason: decide.ReasonNotAnswering, Message: "The provider has not answered in time."}
 		}
 	}
-	p.decision = &broker.Decision{}
-	for range clusters {
-		request.Want = p.missing
-		answer := decide.Choose(request, decide.Snapshot{Clusters: clusters})
-		p.decision.Rejections = answer.Rejections
-		p.decision.Scores = mergeScores(p.decision.Scores, answer.Scores)
-		at := slices.IndexFunc(clusters, func(c decide.Cluster) bool { return c.Spec.ClusterID == answer.Cluster })
-		if at < 0 {
-			break
-		}
-		chosen := &clusters[at]
-		status := broker.ClusterAdvertisementStatus{Holds: chosen.Holds}
-		if changed, err := ledger.Place(&chosen.Spec, &status, growth(in.reservation, p.attempt.Number, answer.Placement)); err != nil || !changed {
-			break
-		}
-		chosen.Holds = status.Holds
-		commit(chosen, answer.Placement)
-		p.grow = append(p.grow, change{answer.Cluster, answer.Placement})
-		if p.missing = capacity.Sub(p.missing, answer.Placement); p.missing.Empty() {
-			break
-		}
-	}
-	if p.missing.Empty() {
-		// A cluster that was chosen for one part is not rejected for the next.
-		p.decision.Rejections = slices.DeleteFunc(p.decision.Rejections, func(rejection broker.ClusterRejection) bool {
-			return slices.ContainsFunc(p.grow, func(c change) bool { return c.cluster == rejection.Cluster })
-		})
-	}
+	return rejected
 }
 
 // holderOfEarlier returns a cluster with a hold of an earlier Reservation of the same name.
 func (in snapshot) holderOfEarlier() string {
-	for i := range in.advertisements {
-		for _, hold := range in.advertisements[i].Status.Holds {
-			if hold.ReservationName == in.reservation.Name && hold.ReservationUID != in.reservation.UID {
-				return in.advertisements[i].Spec.ClusterID
-			}
+	for _, cluster := range in.holders {
+		ad := in.advertisement(cluster)
+		if ad != nil && slices.ContainsFunc(ad.Status.Holds, func(h broker.Hold) bool {
+			return h.ReservationName == in.reservation.Name && h.ReservationUID != in.reservation.UID
+		}) {
+			return cluster
 		}
 	}
 	return ""
 }
 
 // placement is the input for decide, but for what is missing and what is committed.
-func (in snapshot) placement() (decide.Request, []decide.Cluster) {
+func (in snapshot) placement(missing broker.HeldCapacity) (decide.Request, decide.Snapshot) {
 	spec := &in.reservation.Spec
 	request := decide.Request{
 		Requester: spec.RequesterID,
@@ -235,29 +253,8 @@ func (in snapshot) placement() (decide.Request, []decide.Cluster) {
 		Budget:    spec.Budget,
 		Committed: new(big.Rat),
 		Weights:   in.config.weights,
-		Refused:   in.currentRefusals(),
 	}
-	clusters := make([]decide.Cluster, len(in.advertisements))
-	for i := range in.advertisements {
-		ad := &in.advertisements[i]
-		clusters[i] = decide.Cluster{
-			Spec:   ad.Spec,
-			Holds:  slices.Clone(ad.Status.Holds),
-			Active: in.active[ad.Spec.ClusterID],
-			Fresh:  in.fresh[ad.Spec.ClusterID],
-		}
-	}
-	return request, clusters
-}
-
-// mergeScores adds the scores of a later choice. The first score of a cluster stays.
-func mergeScores(scores, later []broker.ClusterScore) []broker.ClusterScore {
-	for _, s := range later {
-		if !slices.ContainsFunc(scores, func(have broker.ClusterScore) bool { return have.Cluster == s.Cluster }) {
-			scores = append(scores, s)
-		}
-	}
-	return scores
+	return request, in.keepFree(in.clusters, missing)
 }
 
 func growth(r *broker.Reservation, attempt int64, capacity broker.HeldCapacity) ledger.Growth {

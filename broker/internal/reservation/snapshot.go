@@ -7,7 +7,10 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/time/rate"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -17,7 +20,9 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/lease"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/queue"
 )
 
 // configName is the name of the BrokerConfig that is used.
@@ -28,9 +33,13 @@ type config struct {
 	weights              broker.ScoreWeights
 	staleAfter, freshFor time.Duration
 	maxDuration          time.Duration
+	defaultLease         time.Duration
+	proofDeadline        time.Duration
+	retryAfter           time.Duration
+	queueing             broker.Queueing
 }
 
-// duration is how long a Reservation lasts; 0 for no limit.
+// duration is the length of a Reservation's lease; 0 if only silence ends it.
 func (c config) duration(requested *metav1.Duration) time.Duration {
 	switch {
 	case requested == nil:
@@ -56,52 +65,121 @@ func (r *Reconciler) config(ctx context.Context) (config, error) {
 		staleAfter:  duration(object.Spec.StaleAfter, 10*time.Minute),
 		freshFor:    duration(object.Spec.FreshFor, 90*time.Second),
 		maxDuration: duration(object.Spec.MaxDuration, 0),
+
+		defaultLease:  duration(object.Spec.DefaultLease, time.Hour),
+		proofDeadline: duration(object.Spec.ProofDeadline, 30*time.Second),
+		retryAfter:    duration(object.Spec.RetryAfter, 30*time.Second),
+		queueing:      object.Spec.Queueing,
 	}, nil
 }
 
 // snapshot is everything that the plan for one Reservation depends on.
 type snapshot struct {
 	reservation *broker.Reservation
-	// advertisements sorted by cluster ID.
-	advertisements []broker.ClusterAdvertisement
-	config         config
-	now            time.Time
-	// active are the clusters whose last advertisement is not stale; fresh those whose
-	// last advertisement is recent enough to place pods.
-	active, fresh map[string]bool
-	// answerDeadline is until when a cluster's answer to a hold is expected.
-	answerDeadline map[string]time.Time
+	// advertisements sorted by cluster ID. They are shared: read-only.
+	advertisements []*broker.ClusterAdvertisement
+	// holders are the clusters with a hold of the Reservation, or of an earlier one of
+	// the same name.
+	holders []string
+	config  config
+	now     time.Time
+	// clusters are what a placement is decided on.
+	clusters decide.Snapshot
+	// active are the holders whose last advertisement is not stale.
+	active map[string]bool
+	// times are since when this process has seen the Reservation's state.
+	times lease.Times
+	// figures limits the writes of statuses that differ in figures only.
+	figures *rate.Limiter
+	// heard is when the consumer last advertised, or when this process became the leader.
+	heard time.Time
+	// rejections are the clusters that must not be chosen for a capacity because of
+	// their answers so far, and when the first of them may be.
+	rejections func(broker.HeldCapacity) (map[string]capacity.Rejection, time.Time)
+	// ahead are those before the Reservation in the queue, where it would have that
+	// position; eligible reports whether a cluster may be chosen for one of them.
+	ahead    []*queue.Entry
+	position int32
+	eligible func(*queue.Entry, *broker.ClusterAdvertisementSpec) bool
 }
 
-// snapshot reads everything that a plan depends on. The Reservation is read first: if
-// it is unchanged when the attempt is written, no other broker committed anything for
-// it between the two reads.
-func (r *Reconciler) snapshot(ctx context.Context, from client.Reader, name string) (snapshot, error) {
-	in := snapshot{now: r.clock.Now(), active: map[string]bool{}, fresh: map[string]bool{}, answerDeadline: map[string]time.Time{}}
-	var err error
-	if in.config, err = r.config(ctx); err != nil {
-		return in, err
+// snapshot is what the store knows. What is outdated in it does no harm: the writes of
+// the Reservation fail if it has changed, those of holds if the holds of this
+// Reservation have. It returns NotFound if the Reservation does not exist.
+func (r *Reconciler) snapshot(ctx context.Context, name string) (snapshot, error) {
+	config, err := r.config(ctx)
+	if err != nil {
+		return snapshot{}, err
 	}
-	in.reservation = &broker.Reservation{}
-	if err := from.Get(ctx, r.key(name), in.reservation); err != nil {
-		return in, err
+	reservation := r.store.reservation(name).DeepCopy()
+	if reservation == nil {
+		reservation = &broker.Reservation{}
+		if err := r.client.Get(ctx, r.key(name), reservation); err != nil {
+			return snapshot{}, err
+		}
 	}
-	var list broker.ClusterAdvertisementList
-	if err := from.List(ctx, &list, client.InNamespace(r.namespace)); err != nil {
-		return in, fmt.Errorf("listing advertisements: %w", err)
+	return r.snapshotOf(reservation, config), nil
+}
+
+// snapshotOf is what the store knows that concerns this version of a Reservation.
+func (r *Reconciler) snapshotOf(reservation *broker.Reservation, config config) snapshot {
+	in := snapshot{
+		reservation: reservation, config: config, now: r.clock.Now(),
+		active: map[string]bool{},
 	}
-	// An agent in the hub keeps a copy of its advertisement in the same namespace, under
-	// another name: it is not a second offer.
-	in.advertisements = slices.DeleteFunc(list.Items, func(a broker.ClusterAdvertisement) bool { return a.Name != a.Spec.ClusterID })
-	slices.SortFunc(in.advertisements, func(a, b broker.ClusterAdvertisement) int {
-		return cmp.Compare(a.Spec.ClusterID, b.Spec.ClusterID)
+	r.readLedgers(&in)
+	return in
+}
+
+// readLedgers takes the advertisements and their activity from the store.
+func (r *Reconciler) readLedgers(in *snapshot) {
+	config := in.config
+	in.advertisements = r.store.allAdvertisements()
+	in.clusters = r.store.clusters.Snapshot(func(cluster string) (active, fresh bool) { return r.activity(cluster, config) })
+	in.holders = r.store.holdersOf(in.reservation.Name)
+	for _, cluster := range in.holders {
+		in.active[cluster], _ = r.activity(cluster, config)
+	}
+	r.remember(in)
+}
+
+// readAttempt reads the clusters of the Reservation's last attempt that do not show its
+// holds in the store: another broker may have written them before it stopped, and the
+// watch may not have repeated them yet. It reports whether anything was read.
+func (r *Reconciler) readAttempt(ctx context.Context, in snapshot) (read bool, err error) {
+	attempt := in.reservation.Status.Attempt
+	for _, cluster := range attempt.Clusters {
+		ad := in.advertisement(cluster)
+		if ad != nil {
+			if hold := ledger.Find(&ad.Status, in.reservation.UID); hold != nil && hold.Attempt >= attempt.Number {
+				continue
+			}
+		}
+		live := &broker.ClusterAdvertisement{}
+		if err := r.live.Get(ctx, r.key(cluster), live); apierrors.IsNotFound(err) {
+			continue
+		} else if err != nil {
+			return read, fmt.Errorf("reading the ledger of %s: %w", cluster, err)
+		}
+		r.store.putAdvertisement(live)
+		read = true
+	}
+	return read, nil
+}
+
+// advertisement is that of a cluster; nil if there is none.
+func (in snapshot) advertisement(cluster string) *broker.ClusterAdvertisement {
+	at, found := in.find(cluster)
+	if !found {
+		return nil
+	}
+	return in.advertisements[at]
+}
+
+func (in snapshot) find(cluster string) (at int, found bool) {
+	return slices.BinarySearchFunc(in.advertisements, cluster, func(ad *broker.ClusterAdvertisement, cluster string) int {
+		return cmp.Compare(ad.Spec.ClusterID, cluster)
 	})
-	for i := range in.advertisements {
-		id := in.advertisements[i].Spec.ClusterID
-		in.active[id], in.fresh[id] = r.activity(id, in.config)
-		in.answerDeadline[id] = r.lastAdvertised(id).Add(in.config.freshFor)
-	}
-	return in, nil
 }
 
 // activity reports whether a cluster is active, and whether its last advertisement is
@@ -123,14 +201,32 @@ func (r *Reconciler) lastAdvertised(cluster string) time.Time {
 }
 
 // upToDate reports whether there is nothing to write.
-func (in snapshot) upToDate() bool {
+func (in snapshot) upToDate(p plan) bool {
 	r := in.reservation
 	if !r.DeletionTimestamp.IsZero() {
 		return !controllerutil.ContainsFinalizer(r, broker.FinalizerLedger)
 	}
-	p := newPlan(in)
-	return controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) && p.empty() &&
-		apiequality.Semantic.DeepEqual(r.Status, nextStatus(in, p, false))
+	if controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) != in.needsFinalizer() || !p.empty() {
+		return false
+	}
+	next := nextStatus(in, p, false)
+	return apiequality.Semantic.DeepEqual(r.Status, next) || differInFiguresOnly(r.Status, next) && !in.figuresDue()
+}
+
+// figuresDue reports whether a status may be written that differs in figures only. A
+// positive answer counts as a write.
+func (in snapshot) figuresDue() bool {
+	return !in.now.Before(lease.Later(in.times.FirstSeen, in.times.Written).Add(figuresAfter)) && in.figures.AllowN(in.now, 1)
+}
+
+// needsFinalizer reports whether the Reservation must be kept: until it has ended and the
+// providers have released its holds. Those that do not advertise any more are not
+// waited for: what they hold stays charged without the Reservation.
+func (in snapshot) needsFinalizer() bool {
+	if !in.ended() {
+		return true
+	}
+	return slices.ContainsFunc(in.holds(), func(h clusterHold) bool { return !h.Promised.Empty() || in.active[h.cluster] })
 }
 
 // requeue requeues the Reservation for the time of its expiration, or when a
@@ -145,12 +241,25 @@ func (in snapshot) requeue() ctrl.Result {
 	if in.ended() {
 		return result
 	}
-	if expires := in.reservation.Status.ExpiresAt; expires != nil {
-		at(expires.Time)
+	if end, _, exists := in.leaseEnd(); exists {
+		at(end)
 	}
 	for _, h := range in.holds() {
-		if due := in.answerDeadline[h.cluster]; in.now.Before(due) && !ledger.Pending(h.Hold).Empty() {
-			at(due)
+		if asked, pending := in.askedAt(h); pending {
+			at(asked.Add(in.config.proofDeadline))
+		}
+	}
+	if meta.IsStatusConditionTrue(in.reservation.Status.Conditions, broker.ConditionQueued) {
+		at(in.now.Add(queuedRetryAfter))
+		if _, until := in.rejections(in.requested()); !until.IsZero() {
+			at(until)
+		}
+		if deadline := in.reservation.Spec.Deadline; deadline != nil {
+			since := in.times.Waiting
+			if since.IsZero() {
+				since = in.now
+			}
+			at(since.Add(deadline.Duration))
 		}
 	}
 	return result
@@ -166,9 +275,11 @@ type clusterHold struct {
 func (in snapshot) holds() []clusterHold {
 	r := in.reservation
 	var holds []clusterHold
-	for i := range in.advertisements {
-		if hold := ledger.Find(&in.advertisements[i].Status, r.UID); hold != nil {
-			holds = append(holds, clusterHold{*hold, in.advertisements[i].Spec.ClusterID})
+	for _, cluster := range in.holders {
+		if ad := in.advertisement(cluster); ad != nil {
+			if hold := ledger.Find(&ad.Status, r.UID); hold != nil {
+				holds = append(holds, clusterHold{*hold, cluster})
+			}
 		}
 	}
 	order := func(h clusterHold) int {
@@ -190,18 +301,18 @@ func (in snapshot) reliable(h clusterHold) broker.HeldCapacity {
 	switch {
 	case !in.active[h.cluster]:
 		return broker.HeldCapacity{}
-	case in.now.Before(in.answerDeadline[h.cluster]):
-		return h.Promised
-	default:
+	case in.overdue(h):
 		return capacity.Sub(h.Promised, ledger.Pending(h.Hold))
+	default:
+		return h.Promised
 	}
 }
 
-// ended reports whether the Reservation has been deleted, released, or has expired.
+// ended reports whether the Reservation has been deleted, released, or its lease has
+// ended.
 func (in snapshot) ended() bool {
 	r := in.reservation
-	return !r.DeletionTimestamp.IsZero() || r.Status.Phase == broker.ReservationReleased ||
-		r.Status.ExpiresAt != nil && !in.now.Before(r.Status.ExpiresAt.Time)
+	return !r.DeletionTimestamp.IsZero() || r.Status.Phase == broker.ReservationReleased || in.leaseEnded()
 }
 
 // requested is the capacity that the Reservation requests now: none once it has ended.
@@ -229,17 +340,4 @@ func invalidReason(spec *broker.ReservationSpec) string {
 		return "duration must be positive."
 	}
 	return ""
-}
-
-// currentRefusals are the refusals made since the providers' current advertisements.
-func (in snapshot) currentRefusals() []broker.Refusal {
-	var current []broker.Refusal
-	for _, refusal := range in.reservation.Status.Refused {
-		for i := range in.advertisements {
-			if spec := &in.advertisements[i].Spec; spec.ClusterID == refusal.Cluster && spec.Sequence == refusal.Sequence {
-				current = append(current, refusal)
-			}
-		}
-	}
-	return current
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -12,6 +13,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -122,42 +125,27 @@ func TestJoining(t *testing.T) {
 func TestCalls(t *testing.T) {
 	c := &clusters{hub: startHub(t)}
 	c.rome, c.paris, c.berlin = c.hub.join(t, "rome"), c.hub.join(t, "paris"), c.hub.join(t, "berlin")
-	t.Run("bodies are strict and limited", c.testBodies)
+	t.Run("bad input", c.testBadInput)
 	t.Run("advertisements", c.testAdvertisements)
 	t.Run("a reservation is visible to its requester and its provider only", c.testReservationIsPrivate)
 	t.Run("an older request changes nothing", c.testOlderRequest)
+	t.Run("a quota of Reservations", c.testQuota)
 	t.Run("relay", c.testRelay)
+	t.Run("metrics", c.testMetrics)
 }
 
 // clusters are a hub and three clusters that have joined it.
 type clusters struct {
 	hub                 *testHub
 	rome, paris, berlin *cluster
-}
-
-func (c *clusters) testBodies(t *testing.T) {
-	post := func(path, body string) answer {
-		return c.hub.call(t, c.rome.tls, http.MethodPost, path, []byte(body))
-	}
-	post(protocol.PathAdvertisements, `{"clusterID":"rome","resources":{"reserved":{}}}`).expect(t, 400, `unknown field "reserved"`)
-	post(protocol.PathAdvertisements, `{"clusterID":"rome"} {}`).expect(t, 400, "unexpected data after")
-	post(protocol.PathAdvertisements, `[]`).expect(t, 400, "does not match the schema")
-	post(protocol.PathRelay, `{"to":"`+strings.Repeat("x", protocol.MaxBody)+`"}`).expect(t, 413, "bytes")
-	post(protocol.PathAdvertisements, `{"clusterID":"paris"}`).expect(t, 403, "set clusterID to rome")
-	request := newRequest("home")
-	request.Spec.RequesterID = "paris"
-	post(protocol.PathReservations, encode(t, request)).expect(t, 403, "must be empty or its own")
-	request = newRequest("home")
-	request.SourceUID = "../x"
-	post(protocol.PathReservations, encode(t, request)).expect(t, 400, "sourceUID")
-	request = newRequest("home")
-	request.Spec.PodSets[0].Requests.CPU = quantity("-1")
-	post(protocol.PathReservations, encode(t, request)).expect(t, 400, "must not be negative")
-	post("/api/v2/reservations", `{}`).expect(t, 404, "there is no POST")
+	// placed is a Reservation of rome in paris.
+	placed protocol.ConsumerView
 }
 
 func (c *clusters) testAdvertisements(t *testing.T) {
 	spec := newAdvertisement("berlin")
+	spec.Cost = &broker.Cost{CPUCost: "0.1", Currency: "EUR"}
+	spec.Lending.Consumers = []string{"rome", "madrid"}
 	got, err := c.berlin.client.PublishAdvertisement(t.Context(), spec)
 	expect.NoError(t, err)
 	if got.Sequence != spec.Sequence {
@@ -167,8 +155,11 @@ func (c *clusters) testAdvertisements(t *testing.T) {
 	var before, after broker.ClusterAdvertisement
 	eventually(t, "others to see it", func() error {
 		view, err := c.rome.client.Advertisement(t.Context(), "berlin")
-		if err == nil && view.Spec.EndpointURL != spec.EndpointURL {
+		if err == nil && view.Spec.Cost == nil {
 			return fmt.Errorf("got %+v", view)
+		}
+		if text := encode(t, view); err == nil && (strings.Contains(text, "berlin.test") || strings.Contains(text, "key-of") || strings.Contains(text, "nodeClasses") || strings.Contains(text, "consumers")) {
+			t.Fatalf("rome sees what it does not need: %s", text)
 		}
 		return err
 	})
@@ -179,12 +170,37 @@ func (c *clusters) testAdvertisements(t *testing.T) {
 		}
 		return nil
 	})
-	spec.Sequence++
-	_, err = c.berlin.client.PublishAdvertisement(t.Context(), spec)
+	_, err = c.paris.client.Advertisement(t.Context(), "berlin")
+	expectCode(t, err, protocol.CodeNotFound)
+	list, err := c.paris.client.Advertisements(t.Context())
 	expect.NoError(t, err)
+	if slices.ContainsFunc(list, func(view protocol.AdvertisementView) bool { return view.Spec.ClusterID == "berlin" }) {
+		t.Fatal("paris, to which berlin does not lend, sees its advertisement in the list")
+	}
+	eventually(t, "an unchanged advertisement to cost no call of the API server", func() error {
+		spec.Sequence++
+		before := c.hub.requests.to("clusteradvertisements/berlin")
+		_, err = c.berlin.client.PublishAdvertisement(t.Context(), spec)
+		expect.NoError(t, err)
+		if calls := c.hub.requests.to("clusteradvertisements/berlin") - before; calls != 0 {
+			return fmt.Errorf("it cost %d", calls)
+		}
+		return nil
+	})
 	expect.NoError(t, c.hub.api.Get(t.Context(), key, &after))
 	if before.ResourceVersion != after.ResourceVersion {
 		t.Fatal("an unchanged advertisement was written")
+	}
+	// Whatever the cache has: what was advertised last is what is stored.
+	for i := range 10 {
+		spec.Sequence++
+		spec.EndpointURL = fmt.Sprintf("https://berlin-%d.test", i%2)
+		_, err = c.berlin.client.PublishAdvertisement(t.Context(), spec)
+		expect.NoError(t, err)
+		expect.NoError(t, c.hub.api.Get(t.Context(), key, &after))
+		if after.Spec.EndpointURL != spec.EndpointURL {
+			t.Fatalf("advertisement %d was not stored: the endpoint is %s", i, after.Spec.EndpointURL)
+		}
 	}
 }
 
@@ -253,6 +269,8 @@ func (c *clusters) testReservationIsPrivate(t *testing.T) {
 		return err
 	})
 
+	expect.NoError(t, c.rome.client.AckRequester(t.Context(), view.ID, protocol.RequesterAck{ReservationUID: view.UID, Attempt: hold.Hold.Attempt, Ready: []string{"paris"}}))
+	c.placed = view
 	request.Spec.PodSets[0].NodeSelector = map[string]string{"another": "shape"}
 	request.SourceGeneration++
 	_, err = c.rome.client.PutReservation(t.Context(), request)
@@ -279,6 +297,57 @@ func (c *clusters) testOlderRequest(t *testing.T) {
 	}
 }
 
+// testQuota creates as many Reservations as the quota allows, in parallel.
+func (c *clusters) testQuota(t *testing.T) {
+	config := &broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: configName}}
+	config.Spec.Quotas = &broker.Quotas{ReservationsPerCluster: new(int32(5)), ReservationBytes: new(int32(1024))}
+	expect.NoError(t, c.hub.api.Create(t.Context(), config))
+	defer func() { expect.NoError(t, c.hub.api.Delete(context.Background(), config)) }()
+	large := newRequest("large")
+	large.Spec.PodSets[0].NodeSelector = map[string]string{"long": strings.Repeat("x", 1024)}
+	eventually(t, "the quota of bytes to apply", func() error {
+		_, err := c.berlin.client.PutReservation(t.Context(), large)
+		if !protocol.HasCode(err, protocol.CodeTooLarge) || !strings.Contains(err.Error(), "raise spec.quotas.reservationBytes") {
+			return fmt.Errorf("got %v", err)
+		}
+		return nil
+	})
+	var group sync.WaitGroup
+	refusals := make(chan error, 20)
+	var created atomic.Int32
+	for i := range 20 {
+		group.Go(func() {
+			answer := c.hub.call(t, c.berlin.tls, http.MethodPost, protocol.PathReservations, []byte(encode(t, newRequest(fmt.Sprint("quota-", i)))))
+			if answer.status == http.StatusOK {
+				created.Add(1)
+			} else {
+				refusals <- answer.refusal()
+			}
+		})
+	}
+	group.Wait()
+	close(refusals)
+	for refusal := range refusals {
+		if !protocol.HasCode(refusal, protocol.CodeTooMany) || !strings.Contains(refusal.Error(), "has 5 Reservations") || !strings.Contains(refusal.Error(), "raise spec.quotas.reservationsPerCluster") {
+			t.Fatalf("got %v", refusal)
+		}
+	}
+	if created.Load() != 5 {
+		t.Fatalf("%d Reservations were created", created.Load())
+	}
+	// Room appears when one is gone.
+	list, err := c.berlin.client.ConsumerReservations(t.Context())
+	expect.NoError(t, err)
+	expect.NoError(t, c.berlin.client.DeleteReservation(t.Context(), list[0].ID))
+	eventually(t, "another to be created", func() error {
+		answer := c.hub.call(t, c.berlin.tls, http.MethodPost, protocol.PathReservations, []byte(encode(t, newRequest("another"))))
+		if answer.status != http.StatusOK {
+			return answer.refusal()
+		}
+		return nil
+	})
+}
+
 func (c *clusters) testRelay(t *testing.T) {
 	received := watch(t, c.paris, "")
 	expectEvent(t, received, "a Relist", func(event protocol.Event) bool {
@@ -297,14 +366,14 @@ func (c *clusters) testRelay(t *testing.T) {
 		expectCode(t, c.rome.client.Relay(t.Context(), message), reason)
 	}
 	message := []byte(encode(t, protocol.RelayMessage{To: "berlin", ID: "1", Sealed: []byte("x")}))
-	for range maxMessages {
+	for range maxMessagesFrom {
 		if got := c.hub.call(t, c.rome.tls, http.MethodPost, protocol.PathRelay, message); got.status != http.StatusAccepted {
 			t.Fatalf("got %d: %s", got.status, got.body)
 		}
 	}
 	c.hub.call(t, c.rome.tls, http.MethodPost, protocol.PathRelay, message).expect(t, http.StatusTooManyRequests, "mailbox of cluster berlin is full")
 	expectEvent(t, watch(t, c.berlin, ""), "the messages in the mailbox", func(event protocol.Event) bool {
-		return event.Type == protocol.EventRelist && len(event.Relay) == maxMessages
+		return event.Type == protocol.EventRelist && len(event.Relay) == maxMessagesFrom
 	})
 }
 

@@ -21,7 +21,7 @@ func TestBoundsOfBodies(t *testing.T) {
 			var into struct {
 				Spec broker.ReservationSpec `json:"spec"`
 			}
-			err := decodeJSON(strings.NewReader(tc.body), &into)
+			err := decodeJSON(strings.NewReader(tc.body), &into, true)
 			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 				t.Fatalf("got %v, want %q", err, tc.want)
 			}

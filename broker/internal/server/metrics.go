@@ -1,0 +1,93 @@
+package server
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
+)
+
+var (
+	callsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "broker_calls_total",
+		Help: "Number of REST calls that ended, by route and code: OK, or the code of the refusal.",
+	}, []string{"route", "code"})
+	streams = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "broker_streams",
+		Help: "Number of open watch streams, by role.",
+	}, []string{"role"})
+	streamEvents = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "broker_stream_events_total",
+		Help: "Number of events that were sent to watch streams, by type.",
+	}, []string{"type"})
+	advertisements = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "broker_advertisements_total",
+		Help: "Number of advertisements that were received.",
+	})
+	clusterCertificateExpiry = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "broker_cluster_certificate_expiry_timestamp_seconds",
+		Help: "Expiration time of a cluster's newest client certificate as a Unix time.",
+	}, []string{"cluster"})
+	reservations = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "broker_reservations",
+		Help: "Number of Reservations, by phase.",
+	}, []string{"phase"})
+	queueLength = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "broker_queue_length",
+		Help: "Number of Reservations that wait for capacity.",
+	})
+	leaseRenewals = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "broker_lease_renewals_total",
+		Help: "Number of renewals of leases that were received from consumers.",
+	})
+	relayMessages = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "broker_relay_messages",
+		Help: "Number of relayed messages in the mailboxes.",
+	})
+	relayBytes = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "broker_relay_bytes",
+		Help: "Size of the relayed messages in the mailboxes in bytes.",
+	})
+	relayExpired = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "broker_relay_expired_total",
+		Help: "Number of relayed messages that expired before the receiver took them.",
+	})
+	relayRefused = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "broker_relay_refused_total",
+		Help: "Number of relayed messages that were refused because a mailbox was full.",
+	})
+)
+
+func init() {
+	metrics.Registry.MustRegister(callsTotal, streams, streamEvents, advertisements, reservations, queueLength, leaseRenewals, clusterCertificateExpiry, relayMessages, relayBytes, relayExpired, relayRefused)
+	// So that they are there before the first call and stream.
+	callsTotal.WithLabelValues("GET "+protocol.PathReadyz, codeOK)
+	streamEvents.WithLabelValues(string(protocol.EventRelist))
+	for _, role := range []protocol.Role{protocol.RoleRequester, protocol.RoleProvider, ""} {
+		streams.WithLabelValues(streamLabel(role))
+	}
+}
+
+func streamLabel(role protocol.Role) string {
+	if role == "" {
+		return "relay"
+	}
+	return string(role)
+}
+
+// countReservation updates the gauges of Reservations with a change, 1 or -1.
+func countReservation(reservation *broker.Reservation, change float64) {
+	if reservation == nil {
+		return
+	}
+	phase := reservation.Status.Phase
+	if phase == "" {
+		phase = broker.ReservationPending
+	}
+	reservations.WithLabelValues(string(phase)).Add(change)
+	if meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) {
+		queueLength.Add(change)
+	}
+}

@@ -1,0 +1,196 @@
+//go:build e2e
+
+package scenarios
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/e2e-framework/pkg/envconf"
+	"sigs.k8s.io/e2e-framework/pkg/features"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/lab/engine"
+)
+
+// brokerLease is the lease that the broker's replicas compete for.
+const brokerLease = "spillway-broker"
+
+// TestBrokerFailover kills the leading broker (SIGKILL) after it has reserved capacity
+// and before the pods are bound. The other one completes the overflow, and at no time
+// is more granted than the ledger holds.
+func TestBrokerFailover(t *testing.T) {
+	feature := features.New("the leading broker is killed between grant and placement")
+	feature.Assess("the other broker completes the overflow, and no grant exceeds its hold", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+		expectIdle(ctx, t)
+		ns := namespace(ctx, t, "scenario-failover", true)
+		fill(ctx, t, rome, rome.ControlPlane(), "10m")
+		ledger := sampleLedger(ctx, t)
+		for round, app := range []string{"first", "second"} {
+			if err := rome.Create(ctx, deployment(ns, app, 2, requests("cpu", "250m", "memory", "16Mi"))); err != nil {
+				t.Fatal(err)
+			}
+			waitForGrant(ctx, t, round+1)
+			leader := killLeader(ctx, t)
+			start := time.Now()
+			_, away := allReady(ctx, t, ns, app, 2, 3*time.Minute)
+			if len(away) != 2 {
+				t.Errorf("%d of 2 pods of %s overflowed", len(away), app)
+			}
+			timing(t, "leading broker "+leader+" killed to all pods ready", time.Since(start))
+		}
+		samples, violations := ledger.stop()
+		if samples == 0 || len(violations) > 0 {
+			t.Errorf("%d samples of the ledger, violations: %s", samples, strings.Join(violations, "; "))
+		}
+		t.Logf("%d samples of the ledger, no grant exceeded its hold", samples)
+		return ctx
+	})
+	testenv.Test(t, feature.Feature())
+}
+
+// waitForGrant waits until the hub has the given number of Reservations with capacity.
+func waitForGrant(ctx context.Context, t *testing.T, count int) {
+	t.Helper()
+	deadline := time.Now().Add(deadlineFactor * time.Minute)
+	// Checked more often than other conditions: a grant soon leads to a bound pod.
+	for ; ; time.Sleep(10 * time.Millisecond) {
+		var reservations broker.ReservationList
+		if err := hub.List(ctx, &reservations); err != nil {
+			t.Fatal(err)
+		}
+		granted := slices.DeleteFunc(reservations.Items, func(r broker.Reservation) bool { return len(r.Status.Allocations) == 0 })
+		if len(granted) >= count {
+			return
+		}
+		if time.Now().After(deadline) {
+			dump(t)
+			t.Fatalf("%d of %d Reservations have a grant", len(granted), count)
+		}
+	}
+}
+
+// killLeader kills the leading broker's process, without any chance to clean up, and
+// returns the name of its pod.
+func killLeader(ctx context.Context, t *testing.T) string {
+	t.Helper()
+	var lease coordinationv1.Lease
+	if err := hub.Get(ctx, client.ObjectKey{Namespace: broker.SystemNamespace, Name: brokerLease}, &lease); err != nil {
+		t.Fatal(err)
+	}
+	if lease.Spec.HolderIdentity == nil {
+		t.Fatal("no broker leads")
+	}
+	name, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
+	var pod corev1.Pod
+	if err := hub.Get(ctx, client.ObjectKey{Namespace: broker.SystemNamespace, Name: name}, &pod); err != nil {
+		t.Fatal(err)
+	}
+	if len(pod.Status.ContainerStatuses) == 0 {
+		t.Fatalf("pod %s has no container", name)
+	}
+	_, id, _ := strings.Cut(pod.Status.ContainerStatuses[0].ContainerID, "://")
+	if _, err := engine.Docker(ctx, "exec", pod.Spec.NodeName, "ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", id); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// ledgerSampler compares, again and again, what is granted with what the ledger holds.
+type ledgerSampler struct {
+	cancel     context.CancelFunc
+	done       sync.WaitGroup
+	samples    int
+	violations []string
+}
+
+func sampleLedger(ctx context.Context, t *testing.T) *ledgerSampler {
+	ctx, cancel := context.WithCancel(ctx)
+	s := &ledgerSampler{cancel: cancel}
+	t.Cleanup(cancel)
+	s.done.Go(func() {
+		for ctx.Err() == nil {
+			// The grant is read between two reads of the ledger, so that a hold that is
+			// made or released meanwhile is in one of them.
+			before, overcommitted, err1 := chargedCPU(ctx)
+			granted, err2 := grantedCPU(ctx)
+			after, _, err3 := chargedCPU(ctx)
+			if err1 == nil && err2 == nil && err3 == nil {
+				s.samples++
+				s.violations = append(s.violations, overcommitted...)
+				for provider, amount := range granted {
+					if held := max(before[provider], after[provider]); amount > held {
+						s.violations = append(s.violations, fmt.Sprintf("%s has granted %dm CPU, its ledger holds %dm", provider, amount, held))
+					}
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	})
+	return s
+}
+
+func (s *ledgerSampler) stop() (samples int, violations []string) {
+	s.cancel()
+	s.done.Wait()
+	return s.samples, s.violations
+}
+
+// chargedCPU is what the ledger of each provider is charged for, in millicores, and
+// the providers whose ledger holds more than they have.
+func chargedCPU(ctx context.Context) (charged map[string]int64, overcommitted []string, err error) {
+	var list broker.ClusterAdvertisementList
+	if err := hub.List(ctx, &list, client.InNamespace(broker.SystemNamespace)); err != nil {
+		return nil, nil, err
+	}
+	charged = map[string]int64{}
+	for _, ad := range list.Items {
+		reserved := ad.Status.Reserved.List()[corev1.ResourceCPU]
+		charged[ad.Spec.ClusterID] = reserved.MilliValue()
+		unallocated := ad.Spec.Resources.Allocatable.List()[corev1.ResourceCPU]
+		unallocated.Sub(ad.Spec.Resources.Allocated.List()[corev1.ResourceCPU])
+		if len(ad.Status.Holds) > 0 && reserved.Cmp(unallocated) > 0 {
+			overcommitted = append(overcommitted, fmt.Sprintf("the ledger of %s holds %s CPU of %s", ad.Spec.ClusterID, reserved.String(), unallocated.String()))
+		}
+	}
+	return charged, overcommitted, nil
+}
+
+// grantedCPU is what each provider lets rome use, in millicores: the larger of what its
+// instructions hold and of what the virtual node provides.
+func grantedCPU(ctx context.Context) (map[string]int64, error) {
+	granted := map[string]int64{}
+	for _, provider := range []*remote{paris, berlin} {
+		var instructions broker.ProviderInstructionList
+		if err := provider.List(ctx, &instructions); err != nil {
+			return nil, err
+		}
+		for _, instruction := range instructions.Items {
+			if held := instruction.Status.Held; held != nil && instruction.DeletionTimestamp == nil {
+				cpu := held.Totals.List()[corev1.ResourceCPU]
+				granted[provider.Name] += cpu.MilliValue()
+			}
+		}
+	}
+	nodes, err := virtualNodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range nodes {
+		if provider := n.Labels[broker.LabelProvider]; !n.Spec.Unschedulable {
+			granted[provider] = max(granted[provider], n.Status.Allocatable.Cpu().MilliValue())
+		}
+	}
+	return granted, nil
+}
