@@ -103,6 +103,9 @@ func rejections(r *broker.Reservation) (key, text string) {
 		reasons = append(reasons, rejection.Cluster+"="+rejection.Reason)
 		messages = append(messages, rejection.Cluster+": "+strings.TrimSuffix(rejection.Message, "."))
 	}
+	if n := r.Status.Decision.Unlisted(); n > 0 {
+		messages = append(messages, fmt.Sprintf("%d other clusters were rejected", n))
+	}
 	return strings.Join(reasons, ","), strings.Join(messages, "; ") + "."
 }
 
