@@ -64,6 +64,7 @@ func (a *Authority) Join(ctx context.Context, request protocol.JoinRequest) (pro
 		return protocol.JoinResponse{}, fmt.Errorf("issuing a certificate for %s: %w", request.ClusterID, err)
 	}
 	a.misses.forget(request.ClusterID)
+	certificatesIssued.Inc()
 	if err := a.recordCertificate(ctx, registration, leaf); err != nil {
 		return protocol.JoinResponse{}, fmt.Errorf("recording the certificate of %s: %w", request.ClusterID, err)
 	}
