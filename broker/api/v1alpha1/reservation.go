@@ -204,6 +204,9 @@ type Allocation struct {
 	// podSets are the pods that the total is for. Empty for a divisible total.
 	// +optional
 	PodSets []PodSet `json:"podSets,omitempty"`
+	// nodeLabels are the labels of the provider's nodes by which the pods select nodes.
+	// +optional
+	NodeLabels map[string]string `json:"nodeLabels,omitempty"`
 	// pricePerHour of the allocation, such as "0.25 EUR". Empty if the provider states
 	// no price.
 	// +optional

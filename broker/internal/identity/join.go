@@ -137,6 +137,8 @@ func (a *Authority) claim(ctx context.Context, clusterID, fingerprint string) (*
 		switch {
 		case err != nil:
 			return err
+		case !registration.DeletionTimestamp.IsZero():
+			return refuse(protocol.CodeUnavailable, "the broker is forgetting an earlier cluster %s: join again", clusterID)
 		case registration.Spec.ClusterID != clusterID:
 			return refuse(protocol.CodeConflict, "ClusterRegistration %s/%s is for cluster %s: delete it in the hub", a.Namespace, clusterID, registration.Spec.ClusterID)
 		case registration.Status.KeyFingerprint == fingerprint:
@@ -239,7 +241,8 @@ func (a *Authority) registered(ctx context.Context, clusterID, key string, match
 		if client.IgnoreNotFound(err) != nil {
 			return false, fmt.Errorf("reading the registration of %s: %w", clusterID, err)
 		}
-		return err == nil && registration.Spec.ClusterID == clusterID && match(registration.Status), nil
+		forgotten := !registration.DeletionTimestamp.IsZero()
+		return err == nil && !forgotten && registration.Spec.ClusterID == clusterID && match(registration.Status), nil
 	}
 	if known, err := matches(a.Cache); known || err != nil {
 		return known, err
