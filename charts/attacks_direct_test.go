@@ -208,6 +208,10 @@ func (h *hostileConsumer) podAttacks() []attack {
 				ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"},
 			}}}})(s)
 		}), pods, "volumes of type"},
+		{"tolerating virtual nodes", h.spec(toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})), pods, "tolerate"},
+		{"tolerating the virtual node of a third cluster", h.spec(toleration(corev1.Toleration{
+			Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpEqual, Value: "berlin",
+		})), pods, "tolerate"},
 		{"tolerating virtual nodes later", h.update(func(p *corev1.Pod) {
 			p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})
 		}), []string{"spillway-guest-tolerations"}, "tolerate"},
