@@ -22,7 +22,12 @@ func explained(status broker.ReservationStatus) bool {
 }
 
 func withoutFigures(status broker.ReservationStatus) broker.ReservationStatus {
+	// Whether there is any explanation is more than a figure.
+	explained := status.Decision != nil && len(status.Decision.Rejections) > 0
 	status.QueuePosition, status.Decision = 0, nil
+	if explained {
+		status.Decision = &broker.Decision{}
+	}
 	status.Conditions = slices.Clone(status.Conditions)
 	for i := range status.Conditions {
 		c := &status.Conditions[i]
