@@ -37,6 +37,7 @@ func TestReservations(t *testing.T) {
 		"Split":                split,
 		"ShrinkKeeps":          shrinkKeeps,
 		"Queue":                queue,
+		"Explain":              explain,
 		"Restart":              restart,
 		"Sweep":                sweep,
 		"Expiry":               expiry,
