@@ -102,6 +102,23 @@ func (s Snapshot) With(spec *broker.ClusterAdvertisementSpec, holds []broker.Hol
 	return s
 }
 
+// WithHolds is a snapshot in which clusters have other holds, where change says so.
+func (s Snapshot) WithHolds(change func(*broker.ClusterAdvertisementSpec, []broker.Hold) (after []broker.Hold, changed bool)) Snapshot {
+	var changed []*entry
+	for i, e := range s.entries {
+		if holds, differ := change(e.spec, e.holds); differ {
+			if changed == nil {
+				changed = slices.Clone(s.entries)
+			}
+			changed[i] = e.next(e.spec, holds)
+		}
+	}
+	if changed != nil {
+		s.entries = changed
+	}
+	return s
+}
+
 // entry is what is known of one cluster. What is computed from it does not change any
 // more.
 type entry struct {
