@@ -193,7 +193,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	})
 	provider = hold.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, driver.provider, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
-		Recognizer: recognizer,
+		Recognizer: recognizerOf(o),
 	})
 	refused := warningRecorder(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
 	dispatcher := sealing.NewDispatcher(messenger, sealing.DispatcherOptions{
@@ -207,7 +207,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
 			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,
 		},
-		Interval: o.advertisementInterval, Recognizer: recognizer,
+		Interval: o.advertisementInterval, Recognizer: recognizerOf(o),
 		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
 	})
 	err = errors.Join(

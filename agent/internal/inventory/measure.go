@@ -53,7 +53,7 @@ func Measure(cluster *Cluster, terms Terms, now time.Time, sequence int64) broke
 			Allocatable: broker.FromList(capacity.Subtract(allocatable, terms.Headroom)),
 			Allocated:   broker.FromList(allocated),
 		},
-		NodeClasses:   nodeClasses(nodes),
+		NodeClasses:   nodeClasses(nodes, !cluster.Recognizer.DropsSelection),
 		ObservedHolds: observedHolds(used, guests),
 		Cost:          terms.Cost,
 		Region:        cmp.Or(terms.Region, commonLabel(nodes, corev1.LabelTopologyRegion)),

@@ -62,13 +62,13 @@ func benchDecide(name string, clusters, aim int) error {
 		return nil
 	}
 	run := func(d time.Duration) (n int, cpu time.Duration, err error) {
-		start, used := time.Now(), cpuTime()
+		start, used := time.Now(), processCPU()
 		for ; n < 3 || time.Since(start) < d; n++ {
 			if err := one(n); err != nil {
 				return 0, 0, err
 			}
 		}
-		return n, cpuTime() - used, nil
+		return n, processCPU() - used, nil
 	}
 	if _, _, err := run(decideWarmUp); err != nil {
 		return err
@@ -91,8 +91,8 @@ func benchDecide(name string, clusters, aim int) error {
 	return nil
 }
 
-// cpuTime is what this process has used.
-func cpuTime() time.Duration {
+// processCPU is the CPU time that this process has used.
+func processCPU() time.Duration {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
 		panic(err)
@@ -117,7 +117,7 @@ func benchSplit() error {
 		}, nil)
 	}
 	want := capacity.OfPodSets([]broker.PodSet{{Name: "web", Count: 400, Requests: amount(800, 1)}})
-	start := cpuTime()
+	start := processCPU()
 	parts, missing, _ := decide.Split(decide.Request{Requester: "consumer-1", Want: want}, store.Snapshot(func(string) (bool, bool) { return true, true }),
 		func(_ *broker.ClusterAdvertisementSpec, holds []broker.Hold, part broker.HeldCapacity) ([]broker.Hold, bool) {
 			return append(holds, broker.Hold{ReservationUID: "new", ReservationName: "new", Requester: "consumer-1", Promised: part}), true
@@ -125,7 +125,7 @@ func benchSplit() error {
 	if len(parts) != 400 || !missing.Empty() {
 		return fmt.Errorf("%d parts, %d pods missing", len(parts), missing.Pods())
 	}
-	report("split_400", float64((cpuTime()-start).Microseconds())/1000, "ms", "200")
+	report("split_400", float64((processCPU()-start).Microseconds())/1000, "ms", "200")
 	return nil
 }
 
