@@ -210,6 +210,11 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		Interval: o.advertisementInterval, Recognizer: recognizer,
 		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
 	})
+	providers.Subscribe(func(change transport.Change[protocol.ProviderView]) {
+		if change.Relisted {
+			advertiser.Connected()
+		}
+	})
 	err = errors.Join(
 		mgr.AddReadyzCheck("identity", keeper.Check), instruction.SetupIndex(ctx, mgr),
 		mgr.Add(keeper), mgr.Add(consumers), mgr.Add(providers), mgr.Add(dispatcher),
@@ -218,7 +223,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers),
 		instruction.NewProvider(mgr.GetClient(), o.instructionNamespace, brokerClient, providers, clock.RealClock{}),
 		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
-			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Broker: brokerClient, Mirror: consumers,
+			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Broker: brokerClient, Mirror: consumers, InUse: consumer.InUse,
 		}),
 		advertiser, driver, consumer, consumerPods, provider,
 	} {

@@ -179,15 +179,18 @@ func (p *Provider) acknowledge(ctx context.Context, instruction *broker.Provider
 }
 
 // Decision returns the acknowledgement that an instruction's status amounts to;
-// decided is false until there is a decision about the current attempt.
+// decided is false until there is a decision about the current attempt and content.
 func Decision(instruction *broker.ProviderInstruction) (ack protocol.ProviderAck, decided bool) {
 	spec, status := &instruction.Spec, &instruction.Status
 	enforced := meta.FindStatusCondition(status.Conditions, broker.ConditionEnforced)
-	if status.ObservedAttempt != spec.Attempt || enforced == nil || enforced.ObservedGeneration != status.ObservedGeneration ||
-		enforced.Status == metav1.ConditionUnknown {
+	if status.ObservedAttempt != spec.Attempt || status.ObservedGeneration != instruction.Generation || enforced == nil ||
+		enforced.ObservedGeneration != status.ObservedGeneration || enforced.Status == metav1.ConditionUnknown {
 		return protocol.ProviderAck{}, false
 	}
 	ack = protocol.ProviderAck{ReservationUID: spec.ReservationUID, Attempt: spec.Attempt, Accepted: status.Enforced, Message: enforced.Message}
+	if !ack.Accepted {
+		ack.Held = status.Held
+	}
 	if spec.Releasing {
 		ack.Accepted = enforced.Status == metav1.ConditionFalse && enforced.Reason == broker.ReasonReleased
 		return ack, ack.Accepted

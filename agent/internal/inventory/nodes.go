@@ -125,10 +125,13 @@ func keepBack(nodes []node, name corev1.ResourceName, amount resource.Quantity) 
 func (r Recognizer) Eligible(n *corev1.Node) bool {
 	virtual := n.Labels[broker.LabelNodeType] == broker.NodeTypeVirtual || n.Labels[broker.LabelProvider] != "" ||
 		r.VirtualNode != nil && r.VirtualNode(n)
-	return !virtual && !n.Spec.Unschedulable && n.DeletionTimestamp == nil &&
-		slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-		})
+	return !virtual && !n.Spec.Unschedulable && n.DeletionTimestamp == nil && ready(n)
+}
+
+func ready(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 // Finished reports whether a pod has ended and uses nothing of its node.
@@ -136,7 +139,8 @@ func Finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// Requests is what a pod uses of its node, as the scheduler counts it.
+// Requests is what a pod uses of its node, as the scheduler counts it: while a resize
+// is in progress, the larger of what is requested, allocated and in use.
 func Requests(pod *corev1.Pod) corev1.ResourceList {
-	return podresource.PodRequests(pod, podresource.PodResourcesOptions{})
+	return podresource.PodRequests(pod, podresource.PodResourcesOptions{UseStatusResources: true})
 }
