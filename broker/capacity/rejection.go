@@ -24,14 +24,13 @@ const (
 type Rejection struct{ Reason, Message string }
 
 // Admit checks a consumer against a provider's terms. It returns nil if they admit
-// the consumer.
+// the consumer. The rejection does not disclose whom else they admit.
 func Admit(terms broker.Lending, consumer string) *Rejection {
 	switch {
 	case !terms.Enabled:
 		return &Rejection{ReasonLendingDisabled, "The cluster offers no capacity (lend.enabled is false)."}
 	case len(terms.Consumers) > 0 && !slices.Contains(terms.Consumers, consumer):
-		return &Rejection{ReasonConsumerNotAdmitted, fmt.Sprintf("The cluster does not offer capacity to %s (lend.consumers: %s).",
-			consumer, strings.Join(terms.Consumers, ", "))}
+		return &Rejection{ReasonConsumerNotAdmitted, fmt.Sprintf("The cluster does not offer capacity to %s (lend.consumers does not list it).", consumer)}
 	}
 	return nil
 }

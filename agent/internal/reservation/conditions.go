@@ -1,7 +1,6 @@
 package reservation
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 
@@ -140,23 +139,17 @@ func releasing(instructions []broker.ReservationInstruction, reported metav1.Con
 	return "Waiting for the broker to release the capacity."
 }
 
-// insufficiency says why not all requested capacity is granted, provider by
-// provider: with the broker's message if it has one.
+// insufficiency says why not all requested capacity is granted, in the words of the
+// broker, which knows the providers.
 func insufficiency(status *broker.ReservationStatus) string {
-	if c := meta.FindStatusCondition(status.Conditions, broker.ConditionLocked); c != nil && c.Message != "" && status.Phase == broker.ReservationFailed {
+	kind := broker.ConditionQueued
+	if status.Phase == broker.ReservationFailed {
+		kind = broker.ConditionLocked
+	}
+	if c := meta.FindStatusCondition(status.Conditions, kind); c != nil && c.Message != "" {
 		return c.Message
 	}
-	if c := meta.FindStatusCondition(status.Conditions, broker.ConditionQueued); c != nil && c.Message != "" && c.Status == metav1.ConditionTrue {
-		return c.Message
-	}
-	if status.Decision == nil || len(status.Decision.Rejections) == 0 {
-		return "No other cluster has sent an advertisement. Check that the agents of the providers are running."
-	}
-	var rejections []string
-	for _, r := range status.Decision.Rejections {
-		rejections = append(rejections, r.Cluster+": "+cmp.Or(r.Message, r.Reason))
-	}
-	return "No provider has sufficient capacity. " + strings.Join(rejections, "; ")
+	return "Waiting for the broker to choose a provider."
 }
 
 func clusters(status *broker.ReservationStatus) string {

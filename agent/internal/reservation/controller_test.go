@@ -321,17 +321,20 @@ func testGrowth(f fixture) {
 func testQueued(f fixture) {
 	r, id := f.create("queued")
 	f.eventually("the report", f.called("PutReservation", id, 1))
+	// The broker words the reasons, because it knows the providers.
+	const reasons = "3 pods are waiting for capacity. paris: the largest free slot has cpu 200m, a pod needs 300m."
+	because := func(kind string, status metav1.ConditionStatus) metav1.Condition {
+		return metav1.Condition{Type: kind, Status: status, Reason: "InsufficientCapacity", Message: reasons, LastTransitionTime: metav1.Now()}
+	}
 	f.broker.Update(id, func(v *protocol.ConsumerView) {
-		v.Status.Conditions = []metav1.Condition{{Type: broker.ConditionQueued, Status: metav1.ConditionTrue, Reason: "InsufficientCapacity", LastTransitionTime: metav1.Now()}}
-		v.Status.Decision = &broker.Decision{Rejections: []broker.ClusterRejection{
-			{Cluster: "berlin", Reason: "Inactive", Message: "has not advertised for 5m"},
-			{Cluster: "paris", Reason: "InsufficientCPU", Message: "the largest free slot has cpu 200m, a pod needs 300m"},
-		}}
+		v.Status.Conditions = []metav1.Condition{because(broker.ConditionQueued, metav1.ConditionTrue)}
 	})
-	const reasons = "berlin: has not advertised for 5m; paris: the largest free slot has cpu 200m, a pod needs 300m"
 	f.get(r, "the reasons in the condition", func() error { return condition(r, broker.ConditionReady, metav1.ConditionFalse, reasons) })
 	f.eventually("an event with the reasons", f.event("queued", "ReservationQueued", reasons))
-	f.broker.Update(id, func(v *protocol.ConsumerView) { v.Status.Phase = broker.ReservationFailed })
+	f.broker.Update(id, func(v *protocol.ConsumerView) {
+		v.Status.Phase = broker.ReservationFailed
+		v.Status.Conditions = []metav1.Condition{because(broker.ConditionLocked, metav1.ConditionFalse)}
+	})
 	f.eventually("an event about the failure", f.event("queued", "ReservationFailed", reasons))
 }
 

@@ -10,6 +10,9 @@ type BrokerConfigSpec struct {
 	// weights of the scoring rules. Defaults to 70 for resources and 30 for cost.
 	// +optional
 	Weights *ScoreWeights `json:"weights,omitempty"`
+	// quotas limit what one cluster uses of the broker.
+	// +optional
+	Quotas *Quotas `json:"quotas,omitempty"`
 	// staleAfter is the time since a cluster's last advertisement after which the
 	// cluster is inactive.
 	// +optional

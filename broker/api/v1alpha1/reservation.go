@@ -211,14 +211,31 @@ func (a *Allocation) Usable() int32 {
 	return min(a.CarriedPods, pods)
 }
 
-// Decision explains the last placement.
+// Decision explains the last placement, for the most relevant clusters. The broker
+// reports all clusters on request.
 type Decision struct {
-	// scores of the clusters that were compared.
+	// scores of the best of the clusters that were compared, at most 20.
 	// +optional
 	Scores []ClusterScore `json:"scores,omitempty"`
-	// rejections of the clusters that were not chosen.
+	// rejections of the clusters that were not chosen: of the 20 that came closest.
 	// +optional
 	Rejections []ClusterRejection `json:"rejections,omitempty"`
+	// rejectionCounts is the number of all other clusters that were not chosen, by
+	// reason.
+	// +optional
+	// +listType=map
+	// +listMapKey=reason
+	RejectionCounts []RejectionCount `json:"rejectionCounts,omitempty"`
+}
+
+// Unlisted is the number of clusters that were not chosen besides those in
+// rejections.
+func (d *Decision) Unlisted() int {
+	var n int
+	for _, c := range d.RejectionCounts {
+		n += int(c.Count)
+	}
+	return n
 }
 
 // ClusterScore is the score of one cluster.
@@ -237,6 +254,14 @@ type ClusterRejection struct {
 	Reason string `json:"reason"`
 	// message explains the reason, with figures.
 	Message string `json:"message"`
+}
+
+// RejectionCount is the number of clusters that were rejected for one reason.
+type RejectionCount struct {
+	// reason is a CamelCase word.
+	Reason string `json:"reason"`
+	// count of clusters.
+	Count int32 `json:"count"`
 }
 
 // ReservationStatus is the outcome of a Reservation. The broker writes it. In the

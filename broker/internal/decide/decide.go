@@ -11,6 +11,7 @@ package decide
 
 import (
 	"cmp"
+	"maps"
 	"math/big"
 	"slices"
 
@@ -42,20 +43,6 @@ type Request struct {
 // DefaultWeights of the score, in percent.
 var DefaultWeights = broker.ScoreWeights{Resources: 70, Cost: 30}
 
-// Cluster is what is known of one cluster.
-type Cluster struct {
-	Spec  broker.ClusterAdvertisementSpec
-	Holds []broker.Hold
-	// Active is whether it advertises; Fresh whether its last advertisement is
-	// recent enough for a new placement.
-	Active, Fresh bool
-}
-
-// Snapshot is what is known of all clusters.
-type Snapshot struct {
-	Clusters []Cluster
-}
-
 // Decision is the outcome of a request.
 type Decision struct {
 	// Cluster that was chosen; "" if not even one pod fits anywhere.
@@ -63,10 +50,8 @@ type Decision struct {
 	// Placement is what fits there; Complete whether that is all of the request.
 	Placement broker.HeldCapacity
 	Complete  bool
-	// Scores of the clusters that were compared, best first.
-	Scores []broker.ClusterScore
-	// Rejections of all clusters but the chosen one, by cluster ID.
-	Rejections []broker.ClusterRejection
+	// Decision explains the choice.
+	broker.Decision
 }
 
 // Reasons of rejections, besides those of package capacity.
@@ -88,14 +73,109 @@ const (
 // request fits, or, if there is none, the one where most pods fit. Ties go to the
 // better score, then to the first by cluster ID. An empty request chooses none.
 func Choose(request Request, snapshot Snapshot) Decision {
-	if request.Want.Empty() {
-		return Decision{}
+	answer := choose(request, snapshot)
+	return Decision{Cluster: answer.cluster, Placement: answer.placement, Complete: answer.complete, Decision: answer.report(nil)}
+}
+
+// Explain reports why each cluster is not chosen, by cluster ID.
+func Explain(request Request, snapshot Snapshot) []broker.ClusterRejection {
+	return choose(request, snapshot).rejections
+}
+
+// Part is what one cluster takes of a request.
+type Part struct {
+	Cluster  string
+	Capacity broker.HeldCapacity
+}
+
+// Place adds a part to a cluster's holds. It returns the holds after that, or false
+// if the part cannot be added: then the request is not split any further.
+type Place func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) (after []broker.Hold, ok bool)
+
+// Split chooses clusters, one after the other, until all of the request is placed or
+// no cluster takes any more. A cluster that takes a part is not rejected if all of
+// the request is placed.
+func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missing broker.HeldCapacity, decision broker.Decision) {
+	committed := new(big.Rat)
+	if request.Committed != nil {
+		committed.Set(request.Committed)
 	}
-	clusters := slices.SortedFunc(slices.Values(snapshot.Clusters), func(a, b Cluster) int { return cmp.Compare(a.Spec.ClusterID, b.Spec.ClusterID) })
-	var decision Decision
+	request.Committed = committed
+	for range snapshot.entries {
+		answer := choose(request, snapshot)
+		scores := decision.Scores
+		decision = answer.report(parts)
+		decision.Scores = mergeScores(scores, decision.Scores)
+		spec, holds := snapshot.Cluster(answer.cluster)
+		if spec == nil {
+			break
+		}
+		after, ok := place(spec, holds, answer.placement)
+		if !ok {
+			break
+		}
+		snapshot = snapshot.With(spec, after)
+		if price, _, known := Price(spec.Cost, answer.placement.Totals); known {
+			committed.Add(committed, price)
+		}
+		parts = append(parts, Part{answer.cluster, answer.placement})
+		if request.Want = capacity.Sub(request.Want, answer.placement); request.Want.Empty() {
+			break
+		}
+	}
+	return parts, request.Want, decision
+}
+
+// mergeScores adds the scores of a later choice. The first score of a cluster stays.
+func mergeScores(scores, later []broker.ClusterScore) []broker.ClusterScore {
+	for _, s := range later {
+		if len(scores) < maxListed && !slices.ContainsFunc(scores, func(have broker.ClusterScore) bool { return have.Cluster == s.Cluster }) {
+			scores = append(scores, s)
+		}
+	}
+	return scores
+}
+
+// maxListed is how many clusters a decision lists.
+const maxListed = 20
+
+// answer is a choice with all that explains it.
+type answer struct {
+	cluster    string
+	placement  broker.HeldCapacity
+	complete   bool
+	scores     []broker.ClusterScore
+	rejections []broker.ClusterRejection
+}
+
+// report explains an answer for the most relevant clusters. If it is complete, the
+// clusters that took other parts are not rejected.
+func (a *answer) report(parts []Part) broker.Decision {
+	decision := broker.Decision{Scores: a.scores[:min(len(a.scores), maxListed)]}
+	counts := map[string]int32{}
+	for _, r := range a.rejections {
+		switch {
+		case a.complete && slices.ContainsFunc(parts, func(p Part) bool { return p.Cluster == r.Cluster }):
+		case len(decision.Rejections) < maxListed:
+			decision.Rejections = append(decision.Rejections, r)
+		default:
+			counts[r.Reason]++
+		}
+	}
+	for _, reason := range slices.Sorted(maps.Keys(counts)) {
+		decision.RejectionCounts = append(decision.RejectionCounts, broker.RejectionCount{Reason: reason, Count: counts[reason]})
+	}
+	return decision
+}
+
+func choose(request Request, snapshot Snapshot) (decision answer) {
+	if request.Want.Empty() {
+		return decision
+	}
 	var offers []*offer
-	for i := range clusters {
-		cluster := &clusters[i]
+	for _, entry := range snapshot.entries {
+		cluster := &cluster{Spec: entry.spec, Holds: entry.holds}
+		cluster.Active, cluster.Fresh = snapshot.activity(entry.spec.ClusterID)
 		if rejection := filter(&request, cluster); rejection != nil {
 			decision.reject(cluster, rejection)
 		} else if offer := fit(&request, cluster); offer.placed.Empty() {
@@ -119,9 +199,9 @@ func Choose(request Request, snapshot Snapshot) Decision {
 	})
 	if len(candidates) > 0 {
 		best := candidates[0]
-		decision.Cluster, decision.Placement, decision.Complete = best.cluster.Spec.ClusterID, best.placed, best.complete()
+		decision.cluster, decision.placement, decision.complete = best.cluster.Spec.ClusterID, best.placed, best.complete()
 		for _, o := range candidates {
-			decision.Scores = append(decision.Scores, broker.ClusterScore{Cluster: o.cluster.Spec.ClusterID, Score: o.score.String()})
+			decision.scores = append(decision.scores, broker.ClusterScore{Cluster: o.cluster.Spec.ClusterID, Score: o.score.String()})
 		}
 		for _, o := range offers {
 			if o != best {
@@ -129,12 +209,12 @@ func Choose(request Request, snapshot Snapshot) Decision {
 			}
 		}
 	}
-	slices.SortFunc(decision.Rejections, func(a, b broker.ClusterRejection) int { return cmp.Compare(a.Cluster, b.Cluster) })
+	slices.SortFunc(decision.rejections, func(a, b broker.ClusterRejection) int { return cmp.Compare(a.Cluster, b.Cluster) })
 	return decision
 }
 
-func (d *Decision) reject(cluster *Cluster, r *capacity.Rejection) {
-	d.Rejections = append(d.Rejections, broker.ClusterRejection{Cluster: cluster.Spec.ClusterID, Reason: r.Reason, Message: r.Message})
+func (d *answer) reject(cluster *cluster, r *capacity.Rejection) {
+	d.rejections = append(d.rejections, broker.ClusterRejection{Cluster: cluster.Spec.ClusterID, Reason: r.Reason, Message: r.Message})
 }
 
 // compare explains why best was chosen and not o.

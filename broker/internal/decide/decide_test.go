@@ -26,12 +26,23 @@ func amounts(text string) broker.ResourceQuantities {
 	return broker.FromList(list)
 }
 
+func snapshotOf(clusters []oracleCluster) decide.Snapshot {
+	var store decide.Store
+	activity := map[string][2]bool{}
+	for i := range clusters {
+		c := &clusters[i]
+		store.Upsert(&c.Spec, c.Holds)
+		activity[c.Spec.ClusterID] = [2]bool{c.Active, c.Fresh}
+	}
+	return store.Snapshot(func(cluster string) (active, fresh bool) { return activity[cluster][0], activity[cluster][1] })
+}
+
 // clusterOption changes a cluster made by cluster.
-type clusterOption func(*decide.Cluster)
+type clusterOption func(*oracleCluster)
 
 // cluster has one class "std" with one free node of cpu 2, memory 4Gi.
-func cluster(id string, options ...clusterOption) decide.Cluster {
-	c := decide.Cluster{Active: true, Fresh: true, Spec: broker.ClusterAdvertisementSpec{
+func cluster(id string, options ...clusterOption) oracleCluster {
+	c := oracleCluster{Active: true, Fresh: true, Spec: broker.ClusterAdvertisementSpec{
 		ClusterID: id,
 		Lending:   broker.Lending{Enabled: true},
 		Resources: broker.AdvertisedResources{Allocatable: amounts("cpu=2 memory=4Gi")},
@@ -47,36 +58,36 @@ func cluster(id string, options ...clusterOption) decide.Cluster {
 }
 
 func totals(allocatable, allocated string) clusterOption {
-	return func(c *decide.Cluster) {
+	return func(c *oracleCluster) {
 		c.Spec.Resources.Allocatable, c.Spec.Resources.Allocated = amounts(allocatable), amounts(allocated)
 	}
 }
 
 func shapes(nodes int32, free string, pods int32) clusterOption {
-	return func(c *decide.Cluster) {
+	return func(c *oracleCluster) {
 		c.Spec.NodeClasses[0].FreeShapes = []broker.FreeShape{{Nodes: nodes, Free: amounts(free), Pods: pods}}
 	}
 }
 
 func class(change func(*broker.NodeClass)) clusterOption {
-	return func(c *decide.Cluster) { change(&c.Spec.NodeClasses[0]) }
+	return func(c *oracleCluster) { change(&c.Spec.NodeClasses[0]) }
 }
 
 func priced(cpu, currency string) clusterOption {
-	return func(c *decide.Cluster) {
+	return func(c *oracleCluster) {
 		c.Spec.Cost = &broker.Cost{CPUCost: cpu, MemoryCost: "0", Currency: currency}
 	}
 }
 
 func holds(requester string, count int32, requests string) clusterOption {
-	return func(c *decide.Cluster) {
+	return func(c *oracleCluster) {
 		c.Holds = append(c.Holds, broker.Hold{ReservationName: "other", Requester: requester,
 			Promised: capacity.OfPodSets([]broker.PodSet{{Name: "web", Count: count, Requests: amounts(requests)}})})
 	}
 }
 
 func guests(requester string, count int32, used string) clusterOption {
-	return func(c *decide.Cluster) {
+	return func(c *oracleCluster) {
 		c.Spec.ObservedHolds = append(c.Spec.ObservedHolds, broker.ObservedHold{Requester: requester, Pods: count, Used: amounts(used)})
 	}
 }
@@ -96,7 +107,7 @@ type byCluster map[string]string
 type chooseCase struct {
 	reason   string
 	request  decide.Request
-	clusters []decide.Cluster
+	clusters []oracleCluster
 	want     string
 	pods     int32
 	// rejected is the reason of each rejection, messages a part of its message.
@@ -106,7 +117,7 @@ type chooseCase struct {
 func runChoose(t *testing.T, cases map[string]chooseCase) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got := decide.Choose(tc.request, decide.Snapshot{Clusters: tc.clusters})
+			got := decide.Choose(tc.request, snapshotOf(tc.clusters))
 			if got.Cluster != tc.want || got.Placement.Pods() != tc.pods {
 				t.Errorf("%s: chose %q for %d pods, want %q for %d\n%v", tc.reason, got.Cluster, got.Placement.Pods(), tc.want, tc.pods, got.Rejections)
 			}
@@ -133,17 +144,17 @@ func TestFilters(t *testing.T) {
 				a.Placement = &broker.Placement{Regions: []string{"eu"}, Zones: []string{"a"}, ExcludeClusters: []string{"x"}}
 				a.Refused = []broker.Refusal{{Cluster: "no", Sequence: 7, Message: "a node went away"}, {Cluster: "paris", Sequence: 6, Message: "that was before"}}
 			}),
-			clusters: []decide.Cluster{
+			clusters: []oracleCluster{
 				cluster("rome"),
-				cluster("offline", func(c *decide.Cluster) { c.Spec.Lending.Enabled = false }),
-				cluster("picky", func(c *decide.Cluster) { c.Spec.Lending.Consumers = []string{"oslo"} }),
-				cluster("gone", func(c *decide.Cluster) { c.Active, c.Fresh = false, false }),
-				cluster("old", func(c *decide.Cluster) { c.Fresh = false }),
+				cluster("offline", func(c *oracleCluster) { c.Spec.Lending.Enabled = false }),
+				cluster("picky", func(c *oracleCluster) { c.Spec.Lending.Consumers = []string{"oslo"} }),
+				cluster("gone", func(c *oracleCluster) { c.Active, c.Fresh = false, false }),
+				cluster("old", func(c *oracleCluster) { c.Fresh = false }),
 				cluster("x"),
-				cluster("far", func(c *decide.Cluster) { c.Spec.Region = "us" }),
-				cluster("beside", func(c *decide.Cluster) { c.Spec.Region, c.Spec.Zone = "eu", "b" }),
-				cluster("no", func(c *decide.Cluster) { c.Spec.Region, c.Spec.Zone = "eu", "a" }),
-				cluster("paris", func(c *decide.Cluster) { c.Spec.Region, c.Spec.Zone = "eu", "a" }),
+				cluster("far", func(c *oracleCluster) { c.Spec.Region = "us" }),
+				cluster("beside", func(c *oracleCluster) { c.Spec.Region, c.Spec.Zone = "eu", "b" }),
+				cluster("no", func(c *oracleCluster) { c.Spec.Region, c.Spec.Zone = "eu", "a" }),
+				cluster("paris", func(c *oracleCluster) { c.Spec.Region, c.Spec.Zone = "eu", "a" }),
 			},
 			want: "paris", pods: 1,
 			rejected: byCluster{
@@ -155,7 +166,7 @@ func TestFilters(t *testing.T) {
 		"pinned": {
 			reason:   "a pin leaves every other check in force",
 			request:  with(pods(1, "cpu=5"), func(a *decide.Request) { a.Pin = "paris" }),
-			clusters: []decide.Cluster{cluster("berlin"), cluster("paris", totals("cpu=2", "cpu=800m"), shapes(1, "cpu=1200m memory=900Mi", 9))},
+			clusters: []oracleCluster{cluster("berlin"), cluster("paris", totals("cpu=2", "cpu=800m"), shapes(1, "cpu=1200m memory=900Mi", 9))},
 			rejected: byCluster{"berlin": "PinnedElsewhere", "paris": "InsufficientCapacity"},
 			messages: byCluster{"paris": "0 of 1 pods of pod set \"pods\" fit. Insufficient cpu: requested 5, available 1200m (allocatable 2, allocated 800m, reserved 0)."},
 		},
@@ -164,7 +175,7 @@ func TestFilters(t *testing.T) {
 			request: with(pods(2, "cpu=1"), func(a *decide.Request) {
 				a.Budget = &broker.Budget{MaxPricePerHour: "0.30", Currency: "EUR"}
 			}),
-			clusters: []decide.Cluster{cluster("unknown"), cluster("dollar", priced("0.01", "USD")), cluster("dear", priced("0.16", "EUR")), cluster("paris", priced("0.15", "EUR"))},
+			clusters: []oracleCluster{cluster("unknown"), cluster("dollar", priced("0.01", "USD")), cluster("dear", priced("0.16", "EUR")), cluster("paris", priced("0.15", "EUR"))},
 			want:     "paris", pods: 2,
 			rejected: byCluster{"unknown": "PriceUnknown", "dollar": "PriceUnknown", "dear": "OverBudget"},
 			messages: byCluster{"dear": "The price is 0.32 EUR per hour; the budget is 0.30 EUR."},
@@ -178,14 +189,14 @@ func TestFit(t *testing.T) {
 		"sums are not trusted": {
 			reason:   "ten free cores on ten nodes do not fit a pod of eight",
 			request:  pods(1, "cpu=8 memory=64Mi"),
-			clusters: []decide.Cluster{cluster("paris", totals("cpu=20 memory=20Gi", "cpu=10"), shapes(10, "cpu=1 memory=900Mi", 9))},
+			clusters: []oracleCluster{cluster("paris", totals("cpu=20 memory=20Gi", "cpu=10"), shapes(10, "cpu=1 memory=900Mi", 9))},
 			rejected: byCluster{"paris": "InsufficientCapacity"},
 			messages: byCluster{"paris": "Insufficient cpu: requested 8, available 1 on one node (allocatable 20, allocated 10, reserved 0)."},
 		},
 		"a divisible total may be spread": {
 			reason:  "that is what divisible means",
 			request: decide.Request{Requester: "rome", Want: broker.HeldCapacity{Totals: amounts("cpu=8 memory=1Gi")}},
-			clusters: []decide.Cluster{
+			clusters: []oracleCluster{
 				cluster("paris", totals("cpu=20 memory=20Gi", "cpu=10"), shapes(10, "cpu=1 memory=900Mi", 9)),
 				cluster("berlin", totals("cpu=20 memory=20Gi", "cpu=10"), shapes(7, "cpu=1 memory=900Mi", 9)),
 			},
@@ -196,19 +207,19 @@ func TestFit(t *testing.T) {
 		"available by the ledger": {
 			reason:   "free shapes do not help where the provider keeps headroom",
 			request:  pods(3, "cpu=500m"),
-			clusters: []decide.Cluster{cluster("paris", totals("cpu=1200m", ""))},
+			clusters: []oracleCluster{cluster("paris", totals("cpu=1200m", ""))},
 			want:     "paris", pods: 2,
 		},
 		"claims of others": {
 			reason:   "what others hold and do not use yet comes first: 2 of 4 held pods run, 2 more will",
 			request:  pods(3, "cpu=500m"),
-			clusters: []decide.Cluster{cluster("paris", totals("cpu=4", ""), shapes(2, "cpu=1", 9), holds("oslo", 4, "cpu=500m"), guests("oslo", 2, "cpu=1"))},
+			clusters: []oracleCluster{cluster("paris", totals("cpu=4", ""), shapes(2, "cpu=1", 9), holds("oslo", 4, "cpu=500m"), guests("oslo", 2, "cpu=1"))},
 			want:     "paris", pods: 2,
 		},
 		"unknown guests count for the smaller pods": {
 			reason:  "a large claim stays as long as it is not certain that it is used",
 			request: pods(1, "cpu=900m"),
-			clusters: []decide.Cluster{cluster("paris", totals("cpu=9", ""), shapes(1, "cpu=1", 9),
+			clusters: []oracleCluster{cluster("paris", totals("cpu=9", ""), shapes(1, "cpu=1", 9),
 				holds("oslo", 1, "cpu=800m"), holds("oslo", 1, "cpu=100m"), guests("oslo", 1, "cpu=150m"))},
 			rejected: byCluster{"paris": "InsufficientCapacity"},
 			messages: byCluster{"paris": "Insufficient cpu: requested 900m, available 200m on one node"},
@@ -216,26 +227,26 @@ func TestFit(t *testing.T) {
 		"known guests free nothing twice": {
 			reason:  "a guest with exactly the used amount is subtracted from the claims",
 			request: pods(1, "cpu=900m"),
-			clusters: []decide.Cluster{cluster("paris", totals("cpu=9", ""), shapes(1, "cpu=1", 9),
+			clusters: []oracleCluster{cluster("paris", totals("cpu=9", ""), shapes(1, "cpu=1", 9),
 				holds("oslo", 1, "cpu=800m"), holds("oslo", 1, "cpu=100m"), guests("oslo", 1, "cpu=800m"))},
 			want: "paris", pods: 1,
 		},
 		"pods per node": {
 			reason:   "a node runs no more pods than it may",
 			request:  pods(5, "cpu=1m"),
-			clusters: []decide.Cluster{cluster("paris", shapes(2, "cpu=1", 2))},
+			clusters: []oracleCluster{cluster("paris", shapes(2, "cpu=1", 2))},
 			want:     "paris", pods: 4,
 		},
 		"pods without requests": {
 			reason:   "they count towards the limit of the node all the same",
 			request:  pods(5, ""),
-			clusters: []decide.Cluster{cluster("paris", shapes(2, "cpu=1", 2))},
+			clusters: []oracleCluster{cluster("paris", shapes(2, "cpu=1", 2))},
 			want:     "paris", pods: 4,
 		},
 		"devices": {
 			reason:   "a GPU counts like any other resource",
 			request:  pods(2, "nvidia.com/gpu=1"),
-			clusters: []decide.Cluster{cluster("berlin"), cluster("paris", totals("nvidia.com/gpu=2", ""), shapes(1, "nvidia.com/gpu=2", 9))},
+			clusters: []oracleCluster{cluster("berlin"), cluster("paris", totals("nvidia.com/gpu=2", ""), shapes(1, "nvidia.com/gpu=2", 9))},
 			want:     "paris", pods: 2,
 			rejected: byCluster{"berlin": "InsufficientCapacity"},
 			messages: byCluster{"berlin": "Insufficient nvidia.com/gpu: requested 1, available 0 (allocatable 0, allocated 0, reserved 0)."},
@@ -248,7 +259,7 @@ func TestFit(t *testing.T) {
 					{Key: corev1.LabelArchStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"amd64"}}}}}},
 				Tolerations: []corev1.Toleration{{Key: "gpu", Operator: corev1.TolerationOpExists}},
 			}})},
-			clusters: []decide.Cluster{
+			clusters: []oracleCluster{
 				cluster("bare"),
 				cluster("arm", class(func(c *broker.NodeClass) { c.Labels, c.Arch = map[string]string{"disk": "ssd"}, "arm64" })),
 				cluster("tainted", class(func(c *broker.NodeClass) {
@@ -273,7 +284,7 @@ func TestPreference(t *testing.T) {
 		"cheaper": {
 			reason:   "with the same capacity the cheapest is preferred",
 			request:  pods(1, "cpu=1"),
-			clusters: []decide.Cluster{cluster("berlin", priced("0.2", "EUR")), cluster("paris", priced("0.1", "EUR"))},
+			clusters: []oracleCluster{cluster("berlin", priced("0.2", "EUR")), cluster("paris", priced("0.1", "EUR"))},
 			want:     "paris", pods: 1,
 			rejected: byCluster{"berlin": "NotPreferred"},
 			messages: byCluster{"berlin": "The request fits with score 35.00; paris was chosen with score 65.00."},
@@ -281,19 +292,19 @@ func TestPreference(t *testing.T) {
 		"more available": {
 			reason:   "with the same price the one with more available is preferred",
 			request:  pods(1, "cpu=1"),
-			clusters: []decide.Cluster{cluster("berlin"), cluster("paris", totals("cpu=8", ""), shapes(4, "cpu=2", 9))},
+			clusters: []oracleCluster{cluster("berlin"), cluster("paris", totals("cpu=8", ""), shapes(4, "cpu=2", 9))},
 			want:     "paris", pods: 1,
 		},
 		"tie": {
 			reason:   "equal scores go by cluster ID",
 			request:  pods(1, "cpu=1"),
-			clusters: []decide.Cluster{cluster("paris"), cluster("berlin")},
+			clusters: []oracleCluster{cluster("paris"), cluster("berlin")},
 			want:     "berlin", pods: 1,
 		},
 		"completeness before score": {
 			reason:  "a cluster where all pods fit is better than a cheaper one where they do not",
 			request: pods(3, "cpu=1"),
-			clusters: []decide.Cluster{
+			clusters: []oracleCluster{
 				cluster("berlin", priced("0.01", "EUR"), totals("cpu=90", "")),
 				cluster("paris", priced("0.9", "EUR"), totals("cpu=3", ""), shapes(3, "cpu=1", 9)),
 			},
@@ -304,7 +315,7 @@ func TestPreference(t *testing.T) {
 		"most pods": {
 			reason:  "if all pods fit nowhere, the one where most fit",
 			request: pods(9, "cpu=1"),
-			clusters: []decide.Cluster{
+			clusters: []oracleCluster{
 				cluster("berlin", totals("cpu=90", "")),
 				cluster("oslo", totals("cpu=9", ""), shapes(3, "cpu=1", 9)),
 				cluster("paris", totals("cpu=90", ""), shapes(3, "cpu=1", 9)),
@@ -334,7 +345,7 @@ func TestChooseProperties(t *testing.T) {
 		})
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		var clusters []decide.Cluster
+		var clusters []oracleCluster
 		for i := range rapid.IntRange(0, 5).Draw(t, "clusters") {
 			c := cluster(string(rune('a' + i)))
 			c.Spec.Resources.Allocatable, c.Spec.Resources.Allocated = quantity(t, "allocatable", 9000), quantity(t, "allocated", 2000)
@@ -351,7 +362,7 @@ func TestChooseProperties(t *testing.T) {
 			{Name: "x", Count: rapid.Int32Range(1, 9).Draw(t, "x"), Requests: quantity(t, "request x", 900)},
 			{Name: "y", Count: rapid.Int32Range(0, 9).Draw(t, "y"), Requests: quantity(t, "request y", 900)},
 		})}
-		got := decide.Choose(request, decide.Snapshot{Clusters: clusters})
+		got := decide.Choose(request, snapshotOf(clusters))
 
 		seen := map[string]int{}
 		if got.Cluster != "" {
@@ -376,14 +387,14 @@ func TestChooseProperties(t *testing.T) {
 		}
 
 		shuffled := rapid.Permutation(clusters).Draw(t, "order")
-		if diff := cmp.Diff(got, decide.Choose(request, decide.Snapshot{Clusters: shuffled})); diff != "" {
+		if diff := cmp.Diff(got, decide.Choose(request, snapshotOf(shuffled))); diff != "" {
 			t.Fatalf("the order of the snapshot changed the answer:\n%s", diff)
 		}
 
 		if got.Cluster == "" {
 			return
 		}
-		at := slices.IndexFunc(clusters, func(c decide.Cluster) bool { return c.Spec.ClusterID == got.Cluster })
+		at := slices.IndexFunc(clusters, func(c oracleCluster) bool { return c.Spec.ClusterID == got.Cluster })
 		chosen := clusters[at]
 		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
 			_, available := ledger.Account(&chosen.Spec, &broker.ClusterAdvertisementStatus{})
@@ -399,7 +410,7 @@ func TestChooseProperties(t *testing.T) {
 
 // packs reports whether some assignment of the pods to nodes fits, by trying
 // all that matter.
-func packs(c decide.Cluster, sets []broker.PodSet) bool {
+func packs(c oracleCluster, sets []broker.PodSet) bool {
 	type node struct{ cpu, memory, pods int64 }
 	var nodes []node
 	for _, s := range c.Spec.NodeClasses[0].FreeShapes {

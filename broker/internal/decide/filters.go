@@ -11,7 +11,7 @@ import (
 
 // filters reject a cluster for what has nothing to do with its free capacity.
 // The first rejection counts.
-var filters = []func(*Request, *Cluster) *capacity.Rejection{
+var filters = []func(*Request, *cluster) *capacity.Rejection{
 	notRequester,
 	admitsConsumer,
 	isActive,
@@ -22,7 +22,7 @@ var filters = []func(*Request, *Cluster) *capacity.Rejection{
 	isWithinBudget,
 }
 
-func filter(request *Request, cluster *Cluster) *capacity.Rejection {
+func filter(request *Request, cluster *cluster) *capacity.Rejection {
 	for _, f := range filters {
 		if rejection := f(request, cluster); rejection != nil {
 			return rejection
@@ -35,39 +35,39 @@ func reject(reason, format string, args ...any) *capacity.Rejection {
 	return &capacity.Rejection{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-func notRequester(request *Request, cluster *Cluster) *capacity.Rejection {
+func notRequester(request *Request, cluster *cluster) *capacity.Rejection {
 	if cluster.Spec.ClusterID == request.Requester {
 		return reject(ReasonRequesterItself, "The cluster is the requester itself.")
 	}
 	return nil
 }
 
-func admitsConsumer(request *Request, cluster *Cluster) *capacity.Rejection {
+func admitsConsumer(request *Request, cluster *cluster) *capacity.Rejection {
 	return capacity.Admit(cluster.Spec.Lending, request.Requester)
 }
 
-func isActive(_ *Request, cluster *Cluster) *capacity.Rejection {
+func isActive(_ *Request, cluster *cluster) *capacity.Rejection {
 	if !cluster.Active {
 		return reject(ReasonClusterInactive, "The cluster has stopped advertising. Check that its agent runs and reaches the broker.")
 	}
 	return nil
 }
 
-func isFresh(_ *Request, cluster *Cluster) *capacity.Rejection {
+func isFresh(_ *Request, cluster *cluster) *capacity.Rejection {
 	if !cluster.Fresh {
 		return reject(ReasonAdvertisementStale, "The last advertisement is too old for a placement. The cluster is considered again with its next advertisement.")
 	}
 	return nil
 }
 
-func isPinned(request *Request, cluster *Cluster) *capacity.Rejection {
+func isPinned(request *Request, cluster *cluster) *capacity.Rejection {
 	if request.Pin != "" && request.Pin != cluster.Spec.ClusterID {
 		return reject(ReasonPinnedElsewhere, "The Reservation is pinned to %s (targetClusterID).", request.Pin)
 	}
 	return nil
 }
 
-func matchesPlacement(request *Request, cluster *Cluster) *capacity.Rejection {
+func matchesPlacement(request *Request, cluster *cluster) *capacity.Rejection {
 	placement := request.Placement
 	if placement == nil {
 		return nil
@@ -84,7 +84,7 @@ func matchesPlacement(request *Request, cluster *Cluster) *capacity.Rejection {
 	return nil
 }
 
-func hasNotRefused(request *Request, cluster *Cluster) *capacity.Rejection {
+func hasNotRefused(request *Request, cluster *cluster) *capacity.Rejection {
 	for _, refusal := range request.Refused {
 		if refusal.Cluster == cluster.Spec.ClusterID && refusal.Sequence >= cluster.Spec.Sequence {
 			return reject(ReasonRefused, "The provider refused: %s. The cluster is considered again with its next advertisement.",
@@ -94,7 +94,7 @@ func hasNotRefused(request *Request, cluster *Cluster) *capacity.Rejection {
 	return nil
 }
 
-func isWithinBudget(request *Request, cluster *Cluster) *capacity.Rejection {
+func isWithinBudget(request *Request, cluster *cluster) *capacity.Rejection {
 	if request.Budget == nil {
 		return nil
 	}

@@ -11,7 +11,7 @@ import (
 
 // offer is the part of a request that fits in one cluster.
 type offer struct {
-	cluster *Cluster
+	cluster *cluster
 	account capacity.Account
 	placed  broker.HeldCapacity
 	// rejection explains why not all of the request fits, nil if all does.
@@ -23,8 +23,8 @@ func (o *offer) complete() bool { return o.rejection == nil }
 
 // fit packs a request into a cluster's free capacity, after all that its holds
 // may still claim there.
-func fit(request *Request, cluster *Cluster) *offer {
-	reserved, available := ledger.Account(&cluster.Spec, &broker.ClusterAdvertisementStatus{Holds: cluster.Holds})
+func fit(request *Request, cluster *cluster) *offer {
+	reserved, available := ledger.Account(cluster.Spec, &broker.ClusterAdvertisementStatus{Holds: cluster.Holds})
 	o := &offer{cluster: cluster, account: capacity.Account{
 		Allocatable: capacity.Floor(cluster.Spec.Resources.Allocatable.List()),
 		Allocated:   capacity.Ceil(cluster.Spec.Resources.Allocated.List()),
@@ -39,7 +39,7 @@ func fit(request *Request, cluster *Cluster) *offer {
 
 // unused is what holds are charged for and guests do not use yet: what guests
 // use is not advertised as free.
-func unused(cluster *Cluster) (sets []broker.PodSet, total capacity.Vector) {
+func unused(cluster *cluster) (sets []broker.PodSet, total capacity.Vector) {
 	holds := slices.SortedStableFunc(slices.Values(cluster.Holds), func(a, b broker.Hold) int {
 		return cmp.Or(cmp.Compare(a.Requester, b.Requester), cmp.Compare(a.ReservationName, b.ReservationName))
 	})
@@ -69,7 +69,7 @@ func unused(cluster *Cluster) (sets []broker.PodSet, total capacity.Vector) {
 // consumer's guests, of which only the number and the sum are known, and how
 // much of what they use belongs to no set. If no attribution is exact, the guests
 // are attributed to the smaller pods, so that the larger claims stay.
-func attribute(sets []broker.PodSet, cluster *Cluster, requester string) (running []int64, rest capacity.Vector) {
+func attribute(sets []broker.PodSet, cluster *cluster, requester string) (running []int64, rest capacity.Vector) {
 	used, guests := capacity.Vector{}, int64(0)
 	for _, hold := range cluster.Spec.ObservedHolds {
 		if hold.Requester == requester {

@@ -70,6 +70,8 @@ type Authority struct {
 	ca  *x509.Certificate
 	key crypto.Signer
 
+	misses misses
+
 	mutex   sync.Mutex
 	serving *tls.Certificate
 }

@@ -37,6 +37,7 @@ func TestAuthority(t *testing.T) {
 	t.Run("serving certificate", f.testServingCertificate)
 	t.Run("a certificate has the cluster ID and nothing else", f.testClientCertificate)
 	t.Run("one of many concurrent keys joins", f.testConcurrentKeys)
+	t.Run("an unknown cluster costs one read", f.testMisses)
 	t.Run("a changed token applies at once", f.testChangedToken)
 	t.Run("an empty token admits no cluster", f.testEmptyToken)
 }

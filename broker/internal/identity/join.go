@@ -63,6 +63,7 @@ func (a *Authority) Join(ctx context.Context, request protocol.JoinRequest) (pro
 	if err != nil {
 		return protocol.JoinResponse{}, fmt.Errorf("issuing a certificate for %s: %w", request.ClusterID, err)
 	}
+	a.misses.forget(request.ClusterID)
 	if err := a.recordCertificate(ctx, registration, leaf); err != nil {
 		return protocol.JoinResponse{}, fmt.Errorf("recording the certificate of %s: %w", request.ClusterID, err)
 	}
@@ -169,23 +170,33 @@ func clusterURI(clusterID string) *url.URL {
 	return &url.URL{Scheme: "spiffe", Host: "spillway", Path: "/cluster/" + clusterID}
 }
 
-// Authenticate returns the cluster ID in the client certificate of a connection, if the
-// cluster is registered with the certificate's key. Refusals are *protocol.Error.
-func (a *Authority) Authenticate(ctx context.Context, state *tls.ConnectionState) (string, error) {
+// Certified returns the cluster ID and the fingerprint of the key in the client
+// certificate of a connection. The cluster may be revoked: Certified reads nothing.
+// Refusals are *protocol.Error.
+func (a *Authority) Certified(state *tls.ConnectionState) (clusterID, fingerprint string, err error) {
 	if state == nil || len(state.VerifiedChains) == 0 {
-		return "", refuse(protocol.CodeUnauthorized, "a client certificate is required: join with %s to get one", protocol.PathJoin)
+		return "", "", refuse(protocol.CodeUnauthorized, "a client certificate is required: join with %s to get one", protocol.PathJoin)
 	}
 	leaf := state.PeerCertificates[0]
-	clusterID, err := certifiedID(leaf)
+	clusterID, err = certifiedID(leaf)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	// The certificate may have expired since the handshake.
 	if a.Clock.Now().After(leaf.NotAfter) {
-		return "", refuse(protocol.CodeUnauthorized, "the certificate of %s expired at %s: join again with the same key", clusterID, leaf.NotAfter.Format(time.RFC3339))
+		return "", "", refuse(protocol.CodeUnauthorized, "the certificate of %s expired at %s: join again with the same key", clusterID, leaf.NotAfter.Format(time.RFC3339))
 	}
-	fingerprint := protocol.KeyFingerprint(leaf.RawSubjectPublicKeyInfo)
-	known, err := a.registered(ctx, clusterID, func(status broker.ClusterRegistrationStatus) bool {
+	return clusterID, protocol.KeyFingerprint(leaf.RawSubjectPublicKeyInfo), nil
+}
+
+// Authenticate returns the cluster ID in the client certificate of a connection, if the
+// cluster is registered with the certificate's key. Refusals are *protocol.Error.
+func (a *Authority) Authenticate(ctx context.Context, state *tls.ConnectionState) (string, error) {
+	clusterID, fingerprint, err := a.Certified(state)
+	if err != nil {
+		return "", err
+	}
+	known, err := a.registered(ctx, clusterID, fingerprint, func(status broker.ClusterRegistrationStatus) bool {
 		return status.Phase == broker.RegistrationApproved && status.KeyFingerprint == fingerprint
 	})
 	if err != nil {
@@ -211,23 +222,34 @@ func (a *Authority) Known(ctx context.Context, clusterID string) (bool, error) {
 	if !protocol.ValidClusterID(clusterID) {
 		return false, nil
 	}
-	return a.registered(ctx, clusterID, func(status broker.ClusterRegistrationStatus) bool {
+	return a.registered(ctx, clusterID, "", func(status broker.ClusterRegistrationStatus) bool {
 		return status.Phase == broker.RegistrationApproved
 	})
 }
 
-// registered reports whether a cluster's registration matches. A registration that does
-// not match in the cache is read live: the cluster may have joined just now.
-func (a *Authority) registered(ctx context.Context, clusterID string, match func(broker.ClusterRegistrationStatus) bool) (bool, error) {
-	for _, reader := range []client.Reader{a.Cache, a.Client} {
+// registered reports whether a cluster's registration, with a key if one is given,
+// matches. A registration that does not match in the cache is read live, because the
+// cluster may have joined just now; if it does not match there either, it is not read
+// live again for missPeriod, or until the cluster joins at this replica.
+func (a *Authority) registered(ctx context.Context, clusterID, key string, match func(broker.ClusterRegistrationStatus) bool) (bool, error) {
+	matches := func(reader client.Reader) (bool, error) {
 		registration := &broker.ClusterRegistration{}
 		err := reader.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: clusterID}, registration)
-		switch {
-		case err == nil && registration.Spec.ClusterID == clusterID && match(registration.Status):
-			return true, nil
-		case client.IgnoreNotFound(err) != nil:
+		if client.IgnoreNotFound(err) != nil {
 			return false, fmt.Errorf("reading the registration of %s: %w", clusterID, err)
 		}
+		return err == nil && registration.Spec.ClusterID == clusterID && match(registration.Status), nil
 	}
-	return false, nil
+	if known, err := matches(a.Cache); known || err != nil {
+		return known, err
+	}
+	miss := miss{clusterID, key}
+	if a.misses.recent(miss, a.Clock.Now()) {
+		return false, nil
+	}
+	known, err := matches(a.Client)
+	if err == nil && !known {
+		a.misses.add(miss, a.Clock.Now())
+	}
+	return known, err
 }

@@ -3,6 +3,7 @@ package reservation
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -33,14 +34,7 @@ func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.Cluster
 	if err != nil {
 		return err
 	}
-	err = r.retryOnConflict(ctx, func() error {
-		ad, err := r.storeSpec(ctx, spec)
-		if err != nil {
-			return err
-		}
-		return r.writeAccount(ctx, ad, true)
-	})
-	if err != nil {
+	if err := r.storeSpec(ctx, spec); err != nil {
 		return err
 	}
 	r.mu.Lock()
@@ -57,31 +51,41 @@ func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.Cluster
 	return nil
 }
 
-// storeSpec returns the stored advertisement, created or updated if necessary.
-func (r *Reconciler) storeSpec(ctx context.Context, spec broker.ClusterAdvertisementSpec) (*broker.ClusterAdvertisement, error) {
-	ad := &broker.ClusterAdvertisement{}
-	err := r.live.Get(ctx, r.key(spec.ClusterID), ad)
-	switch {
-	case apierrors.IsNotFound(err):
-		ad = &broker.ClusterAdvertisement{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: r.namespace, Name: spec.ClusterID,
-				Labels: map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway},
-			},
-			Spec: spec,
+// storeSpec creates or updates the stored advertisement if necessary.
+func (r *Reconciler) storeSpec(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
+	edit := func(ad *broker.ClusterAdvertisement) (edited, error) {
+		changes := edited{spec: needsUpdate(ad.Spec, spec)}
+		if changes.spec {
+			ad.Spec = spec
 		}
-		if err := r.client.Create(ctx, ad); err != nil {
-			return nil, fmt.Errorf("creating the advertisement of %s: %w", spec.ClusterID, err)
-		}
-	case err != nil:
-		return nil, fmt.Errorf("reading the advertisement of %s: %w", spec.ClusterID, err)
-	case needsUpdate(ad.Spec, spec):
-		ad.Spec = spec
-		if err := r.client.Update(ctx, ad); err != nil {
-			return nil, fmt.Errorf("updating the advertisement of %s: %w", spec.ClusterID, err)
+		changes.status = r.account(ad, true)
+		return changes, nil
+	}
+	if known := r.store.advertisement(spec.ClusterID); known != nil {
+		if changes, _ := edit(draft(known)); !changes.spec && !changes.status {
+			return nil
 		}
 	}
-	return ad, nil
+	_, err := r.committer.commit(ctx, spec.ClusterID, edit)
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	ad := &broker.ClusterAdvertisement{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: r.namespace, Name: spec.ClusterID,
+			Labels: map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway},
+		},
+		Spec: spec,
+	}
+	if err := r.client.Create(ctx, ad); apierrors.IsAlreadyExists(err) {
+		lockConflicts.Inc()
+	} else if err != nil {
+		return fmt.Errorf("creating the advertisement of %s: %w", spec.ClusterID, err)
+	} else {
+		r.store.putAdvertisement(ad)
+	}
+	_, err = r.committer.commit(ctx, spec.ClusterID, edit)
+	return err
 }
 
 // needsUpdate reports whether an advertisement has changed in more than time and
@@ -94,10 +98,19 @@ func needsUpdate(stored, received broker.ClusterAdvertisementSpec) bool {
 	return !apiequality.Semantic.DeepEqual(stored, received)
 }
 
-// writeAccount writes the account and the activity to an advertisement's status, unless
-// they are up to date.
-func (r *Reconciler) writeAccount(ctx context.Context, ad *broker.ClusterAdvertisement, active bool) error {
-	before := ad.Status.DeepCopy()
+// draft is a version for an edit whose outcome is not written: it shares the rest.
+func draft(ad *broker.ClusterAdvertisement) *broker.ClusterAdvertisement {
+	copied := *ad
+	copied.Status.Holds = slices.Clone(ad.Status.Holds)
+	copied.Status.Conditions = slices.Clone(ad.Status.Conditions)
+	return &copied
+}
+
+// account brings the account and the activity in an advertisement's status up to date,
+// and reports whether they were not.
+func (r *Reconciler) account(ad *broker.ClusterAdvertisement, active bool) (changed bool) {
+	before := ad.Status
+	before.Conditions = slices.Clone(before.Conditions)
 	ledger.Settle(&ad.Spec, &ad.Status)
 	ad.Status.Active, ad.Status.Phase = active, broker.AdvertisementActive
 	if !active {
@@ -105,76 +118,61 @@ func (r *Reconciler) writeAccount(ctx context.Context, ad *broker.ClusterAdverti
 	}
 	ad.Status.ObservedGeneration = ad.Generation
 	conditions{&ad.Status.Conditions, ad.Generation, r.clock.Now()}.setActive(active)
-	if apiequality.Semantic.DeepEqual(*before, ad.Status) {
-		return nil
-	}
-	if err := r.client.Status().Update(ctx, ad); err != nil {
-		return fmt.Errorf("writing the account of %s: %w", ad.Spec.ClusterID, err)
-	}
-	return nil
+	after := ad.Status
+	before.Holds, after.Holds = nil, nil
+	return !apiequality.Semantic.DeepEqual(before, after)
 }
 
 // ReconcileAdvertisement releases the holds of deleted Reservations and updates the
 // account and the activity.
 func (r *Reconciler) ReconcileAdvertisement(ctx context.Context, name string) (ctrl.Result, error) {
-	var ad broker.ClusterAdvertisement
-	if err := r.client.Get(ctx, r.key(name), &ad); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+	ad := r.store.advertisement(name)
+	if ad == nil {
+		return ctrl.Result{}, nil
 	}
 	config, err := r.config(ctx)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := r.releaseOrphans(ctx, &ad); err != nil {
-		return requeueOnConflict(ctx, err)
+	orphans, err := r.orphans(ctx, ad)
+	if err != nil {
+		return ctrl.Result{}, err
 	}
-	active, _ := r.activity(ad.Spec.ClusterID, config)
-	if err := r.writeAccount(ctx, &ad, active); err != nil {
-		return requeueOnConflict(ctx, err)
+	active, _ := r.activity(name, config)
+	edit := func(ad *broker.ClusterAdvertisement) (edited, error) {
+		swept := ledger.Sweep(&ad.Status, orphans...)
+		return edited{status: r.account(ad, active) || swept}, nil
+	}
+	if changes, _ := edit(draft(ad)); changes.status {
+		if len(orphans) > 0 {
+			log.FromContext(ctx).Info("Releasing holds whose Reservation does not exist", "provider", name, "reservationUIDs", orphans)
+		}
+		if _, err := r.committer.commit(ctx, name, edit); err != nil {
+			return requeueOnConflict(ctx, err)
+		}
 	}
 	if !active {
 		return ctrl.Result{}, nil
 	}
-	return ctrl.Result{RequeueAfter: max(config.staleAfter-r.clock.Since(r.lastAdvertised(ad.Spec.ClusterID)), time.Second)}, nil
+	return ctrl.Result{RequeueAfter: max(config.staleAfter-r.clock.Since(r.lastAdvertised(name)), time.Second)}, nil
 }
 
-// releaseOrphans releases the holds whose Reservation does not exist any more.
-func (r *Reconciler) releaseOrphans(ctx context.Context, ad *broker.ClusterAdvertisement) error {
+// orphans are the holds whose Reservation does not exist any more.
+func (r *Reconciler) orphans(ctx context.Context, ad *broker.ClusterAdvertisement) ([]types.UID, error) {
 	var orphans []types.UID
-	for _, hold := range ad.Status.Holds {
-		if hold.Promised.Empty() {
+	for i := range ad.Status.Holds {
+		hold := &ad.Status.Holds[i]
+		if hold.Promised.Empty() || r.store.exists(hold.ReservationName, hold.ReservationUID) {
 			continue
 		}
-		exists, err := r.reservationExists(ctx, hold)
-		if err != nil {
-			return err
+		var reservation broker.Reservation
+		err := r.live.Get(ctx, r.key(hold.ReservationName), &reservation)
+		if client.IgnoreNotFound(err) != nil {
+			return nil, fmt.Errorf("reading the reservation of a hold: %w", err)
 		}
-		if !exists {
+		if err != nil || reservation.UID != hold.ReservationUID {
 			orphans = append(orphans, hold.ReservationUID)
 		}
 	}
-	if !ledger.Sweep(&ad.Status, orphans...) {
-		return nil
-	}
-	log.FromContext(ctx).Info("Releasing holds whose Reservation does not exist", "provider", ad.Spec.ClusterID, "reservationUIDs", orphans)
-	ledger.Settle(&ad.Spec, &ad.Status)
-	if err := r.client.Status().Update(ctx, ad); err != nil {
-		return fmt.Errorf("releasing holds in the ledger of %s: %w", ad.Spec.ClusterID, err)
-	}
-	return nil
-}
-
-// reservationExists reads live what the cache does not have.
-func (r *Reconciler) reservationExists(ctx context.Context, hold broker.Hold) (bool, error) {
-	for _, from := range []client.Reader{r.client, r.live} {
-		var reservation broker.Reservation
-		err := from.Get(ctx, r.key(hold.ReservationName), &reservation)
-		if client.IgnoreNotFound(err) != nil {
-			return false, fmt.Errorf("reading the reservation of a hold: %w", err)
-		}
-		if err == nil && reservation.UID == hold.ReservationUID {
-			return true, nil
-		}
-	}
-	return false, nil
+	return orphans, nil
 }

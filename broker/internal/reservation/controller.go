@@ -3,12 +3,10 @@ package reservation
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoevents "k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -18,7 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -26,7 +23,6 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
-	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
 // Freshness reports when this broker process last received a cluster's advertisement,
@@ -66,6 +62,9 @@ type Reconciler struct {
 	// change that a watch would see.
 	becameFresh chan event.GenericEvent
 
+	store     *store
+	committer *committer
+
 	mu sync.Mutex
 	// storedAt is when the advertisement of each cluster was last stored.
 	storedAt map[string]time.Time
@@ -91,9 +90,12 @@ func New(mgr manager.Manager, options Options) *Reconciler {
 	}, options)
 }
 
-// NewWithClients returns a Reconciler without a manager: its caller calls Reconcile and
-// ReconcileAdvertisement when the controllers of SetupWithManager would.
+// NewWithClients returns a Reconciler without a manager. In place of the controllers of
+// SetupWithManager, its caller reports every event of the watches to AdvertisementChanged
+// and ReservationChanged, and calls Reconcile and ReconcileAdvertisement.
 func NewWithClients(clients Clients, options Options) *Reconciler {
+	known := newStore()
+	key := func(name string) client.ObjectKey { return client.ObjectKey{Namespace: options.Namespace, Name: name} }
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
@@ -110,6 +112,8 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		workers:     options.Workers,
 		startedAt:   sync.OnceValue(options.Clock.Now),
 		becameFresh: make(chan event.GenericEvent, 1),
+		store:       known,
+		committer:   newCommitter(clients, known, key, options.Clock),
 		storedAt:    map[string]time.Time{},
 	}
 }
@@ -118,13 +122,20 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	inNamespace := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetNamespace() == r.namespace })
 	options := controller.Options{MaxConcurrentReconciles: r.workers}
-	enqueueUnplaced := handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request {
-		return r.unplaced(ctx)
+	enqueueUnplaced := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+		return r.requests(r.store.unplacedReservations())
 	})
 	err := ctrl.NewControllerManagedBy(mgr).
 		Named("reservations").
-		For(&broker.Reservation{}).
-		Watches(&broker.ClusterAdvertisement{}, r.enqueueByAdvertisement()).
+		Watches(&broker.Reservation{}, onEvents(func(_ context.Context, before, after *broker.Reservation, enqueue func(...string)) {
+			r.ReservationChanged(before, after)
+			if after != nil {
+				enqueue(after.Name)
+			}
+		})).
+		Watches(&broker.ClusterAdvertisement{}, onEvents(func(_ context.Context, before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
+			enqueue(r.AdvertisementChanged(before, after)...)
+		})).
 		Watches(&broker.BrokerConfig{}, enqueueUnplaced).
 		WatchesRawSource(source.Channel(r.becameFresh, enqueueUnplaced)).
 		WithEventFilter(inNamespace).
@@ -135,10 +146,22 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	}
 	err = ctrl.NewControllerManagedBy(mgr).
 		Named("advertisements").
-		For(&broker.ClusterAdvertisement{}).
-		Watches(&broker.Reservation{}, handler.Funcs{DeleteFunc: r.enqueueHolders}).
-		Watches(&broker.BrokerConfig{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request {
-			return r.matchingAdvertisements(ctx, func(*broker.ClusterAdvertisement) bool { return true })
+		Watches(&broker.ClusterAdvertisement{}, onEvents(func(_ context.Context, before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
+			// The events of another controller may come later.
+			r.AdvertisementChanged(before, after)
+			if after != nil {
+				enqueue(after.Name)
+			}
+		})).
+		Watches(&broker.Reservation{}, onEvents(func(_ context.Context, before, after *broker.Reservation, enqueue func(...string)) {
+			enqueue(r.ReservationChanged(before, after)...)
+		})).
+		Watches(&broker.BrokerConfig{}, handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+			var names []string
+			for _, ad := range r.store.allAdvertisements() {
+				names = append(names, ad.Name)
+			}
+			return r.requests(names)
 		})).
 		WithEventFilter(inNamespace).
 		WithOptions(options).
@@ -154,88 +177,109 @@ func byName(f func(ctx context.Context, name string) (ctrl.Result, error)) recon
 	return func(ctx context.Context, request ctrl.Request) (ctrl.Result, error) { return f(ctx, request.Name) }
 }
 
-// enqueueByAdvertisement enqueues the Reservations whose holds changed and, since
-// capacity may have appeared, those that are not placed in full.
-func (r *Reconciler) enqueueByAdvertisement() handler.EventHandler {
-	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-	enqueue := func(ctx context.Context, q queue, holds []broker.Hold) {
-		for _, hold := range holds {
-			q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: r.namespace, Name: hold.ReservationName}})
-		}
-		for _, request := range r.unplaced(ctx) {
-			q.Add(request)
-		}
+// requests are those for the objects of these names.
+func (r *Reconciler) requests(names []string) []reconcile.Request {
+	requests := make([]reconcile.Request, len(names))
+	for i, name := range names {
+		requests[i].NamespacedName = types.NamespacedName{Namespace: r.namespace, Name: name}
 	}
-	return handler.Funcs{
-		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
-			enqueue(ctx, q, e.Object.(*broker.ClusterAdvertisement).Status.Holds)
-		},
-		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
-			before, after := e.ObjectOld.(*broker.ClusterAdvertisement), e.ObjectNew.(*broker.ClusterAdvertisement)
-			changed := changedHolds(before.Status.Holds, after.Status.Holds)
-			activityChanged := before.Status.Active != after.Status.Active
-			if activityChanged {
-				// The holds of an inactive cluster do not count.
-				changed = after.Status.Holds
-			}
-			if len(changed) > 0 || before.Generation != after.Generation || activityChanged {
-				enqueue(ctx, q, changed)
-			}
-		},
-		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
-			enqueue(ctx, q, e.Object.(*broker.ClusterAdvertisement).Status.Holds)
-		},
-	}
+	return requests
 }
 
-// changedHolds lists the holds that differ between before and after.
-func changedHolds(before, after []broker.Hold) []broker.Hold {
-	without := func(list, others []broker.Hold) []broker.Hold {
-		return slices.DeleteFunc(slices.Clone(list), func(hold broker.Hold) bool {
-			return slices.ContainsFunc(others, func(h broker.Hold) bool { return apiequality.Semantic.DeepEqual(h, hold) })
+// onEvents calls a function with the versions before and after each event, nil for none.
+func onEvents[T client.Object](changed func(ctx context.Context, before, after T, enqueue func(names ...string))) handler.EventHandler {
+	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+	handle := func(ctx context.Context, before, after T, namespace string, q queue) {
+		changed(ctx, before, after, func(names ...string) {
+			for _, name := range names {
+				q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}})
+			}
 		})
 	}
-	return append(without(after, before), without(before, after)...)
+	var none T
+	return handler.Funcs{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
+			handle(ctx, none, e.Object.(T), e.Object.GetNamespace(), q)
+		},
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
+			handle(ctx, e.ObjectOld.(T), e.ObjectNew.(T), e.ObjectNew.GetNamespace(), q)
+		},
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
+			handle(ctx, e.Object.(T), none, e.Object.GetNamespace(), q)
+		},
+	}
 }
 
-// unplaced lists the Reservations that are not placed in full.
-func (r *Reconciler) unplaced(ctx context.Context) []reconcile.Request {
-	var list broker.ReservationList
-	if err := r.client.List(ctx, &list, client.InNamespace(r.namespace)); err != nil {
-		log.FromContext(ctx).Error(err, "Failed to list the Reservations to enqueue")
-		return nil
+// AdvertisementChanged takes note of an event of the watch: the versions before and
+// after it, nil for none. It returns the Reservations to reconcile: those whose holds
+// changed and, if capacity may have appeared, those that are not placed in full. The
+// objects are not changed any more.
+func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertisement) (reservations []string) {
+	var old, now broker.ClusterAdvertisementStatus
+	if before != nil {
+		old = before.Status
 	}
-	var requests []reconcile.Request
-	for i := range list.Items {
-		status := &list.Items[i].Status
-		if status.Phase == "" || meta.IsStatusConditionTrue(status.Conditions, broker.ConditionQueued) {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+	if after != nil {
+		now = after.Status
+		r.store.putAdvertisement(after)
+	} else {
+		r.store.removeAdvertisement(before)
+	}
+	changed := changedHolds(old.Holds, now.Holds, old.Active != now.Active)
+	if before == nil || after == nil || before.Generation != after.Generation || old.Active != now.Active || grew(old.Available, now.Available) {
+		changed = append(changed, r.store.unplacedReservations()...)
+	}
+	return changed
+}
+
+// changedHolds are the names of the Reservations whose holds differ between before and
+// after; of all if all is set, since the holds of an inactive cluster do not count.
+func changedHolds(before, after []broker.Hold, all bool) []string {
+	old := make(map[types.UID]*broker.Hold, len(before))
+	for i := range before {
+		old[before[i].ReservationUID] = &before[i]
+	}
+	var names []string
+	for i := range after {
+		hold := &after[i]
+		was := old[hold.ReservationUID]
+		delete(old, hold.ReservationUID)
+		if all || was == nil || !sameHold(was, hold) {
+			names = append(names, hold.ReservationName)
 		}
 	}
-	return requests
-}
-
-// enqueueHolders enqueues the advertisements that hold capacity for a deleted
-// Reservation.
-func (r *Reconciler) enqueueHolders(ctx context.Context, e event.DeleteEvent, q workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-	for _, request := range r.matchingAdvertisements(ctx, func(ad *broker.ClusterAdvertisement) bool {
-		return ledger.Find(&ad.Status, e.Object.GetUID()) != nil
-	}) {
-		q.Add(request)
-	}
-}
-
-func (r *Reconciler) matchingAdvertisements(ctx context.Context, match func(*broker.ClusterAdvertisement) bool) []reconcile.Request {
-	var list broker.ClusterAdvertisementList
-	if err := r.client.List(ctx, &list, client.InNamespace(r.namespace)); err != nil {
-		log.FromContext(ctx).Error(err, "Failed to list the ClusterAdvertisements to enqueue")
-		return nil
-	}
-	var requests []reconcile.Request
-	for i := range list.Items {
-		if match(&list.Items[i]) {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+	for i := range before {
+		if old[before[i].ReservationUID] != nil {
+			names = append(names, before[i].ReservationName)
 		}
 	}
-	return requests
+	return names
+}
+
+func sameHold(a, b *broker.Hold) bool {
+	return a.Attempt == b.Attempt && a.AcceptedAttempt == b.AcceptedAttempt && apiequality.Semantic.DeepEqual(a, b)
+}
+
+// grew reports whether there is more of any resource.
+func grew(before, after broker.ResourceQuantities) bool {
+	had := before.List()
+	for name, amount := range after.List() {
+		if have := had[name]; amount.Cmp(have) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// ReservationChanged takes note of an event of the watch: the versions before and after
+// it, nil for none. It returns the advertisements to reconcile: those that hold capacity
+// for a deleted Reservation. The Reservation itself is to be reconciled, too. The objects
+// are not changed any more.
+func (r *Reconciler) ReservationChanged(before, after *broker.Reservation) (advertisements []string) {
+	if after != nil {
+		r.store.putReservation(after)
+		return nil
+	}
+	r.store.removeReservation(before)
+	return r.store.holdersOf(before.Name)
 }

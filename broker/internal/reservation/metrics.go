@@ -28,6 +28,16 @@ var (
 		Name: "broker_resource_lock_conflicts_total",
 		Help: "Number of writes to the ledger or to a Reservation that failed because of a concurrent write.",
 	})
+	commitBatchSize = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "broker_ledger_commit_batch_size",
+		Help:    "Number of changes to one provider's ledger that were written together.",
+		Buckets: prometheus.ExponentialBuckets(1, 2, 9),
+	})
+	commitLatency = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "broker_ledger_commit_latency_seconds",
+		Help:    "Time in seconds to write a provider's ledger, including retries.",
+		Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
+	})
 	clusterScore = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "broker_cluster_score",
 		Help: "Score of a cluster in the last placement that compared it, from 0 to 100.",
@@ -35,7 +45,7 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(reservationsTotal, decisionLatency, reservationDuration, lockConflicts, clusterScore)
+	metrics.Registry.MustRegister(reservationsTotal, decisionLatency, reservationDuration, lockConflicts, commitBatchSize, commitLatency, clusterScore)
 }
 
 // observePhase counts a Reservation that entered its phase.

@@ -171,62 +171,41 @@ func (p *plan) place(in snapshot) {
 	if p.blockedBy = in.holderOfEarlier(); p.blockedBy != "" {
 		return
 	}
-	request, clusters := in.placement()
-	commit := func(cluster *decide.Cluster, amount broker.HeldCapacity) {
-		if price, _, known := decide.Price(cluster.Spec.Cost, amount.Totals); known {
-			request.Committed.Add(request.Committed, price)
+	request, snapshot := in.placement()
+	for _, h := range in.holds() {
+		if spec, _ := snapshot.Cluster(h.cluster); spec != nil {
+			if price, _, known := decide.Price(spec.Cost, h.Promised.Totals); known {
+				request.Committed.Add(request.Committed, price)
+			}
 		}
 	}
-	for i := range clusters {
-		status := broker.ClusterAdvertisementStatus{Holds: clusters[i].Holds}
-		if hold := ledger.Find(&status, in.reservation.UID); hold != nil {
-			commit(&clusters[i], hold.Promised)
-		}
-	}
-	p.decision = &broker.Decision{}
-	for range clusters {
-		request.Want = p.missing
-		answer := decide.Choose(request, decide.Snapshot{Clusters: clusters})
-		p.decision.Rejections = answer.Rejections
-		p.decision.Scores = mergeScores(p.decision.Scores, answer.Scores)
-		at := slices.IndexFunc(clusters, func(c decide.Cluster) bool { return c.Spec.ClusterID == answer.Cluster })
-		if at < 0 {
-			break
-		}
-		chosen := &clusters[at]
-		status := broker.ClusterAdvertisementStatus{Holds: chosen.Holds}
-		if changed, err := ledger.Place(&chosen.Spec, &status, growth(in.reservation, p.attempt.Number, answer.Placement)); err != nil || !changed {
-			break
-		}
-		chosen.Holds = status.Holds
-		commit(chosen, answer.Placement)
-		p.grow = append(p.grow, change{answer.Cluster, answer.Placement})
-		if p.missing = capacity.Sub(p.missing, answer.Placement); p.missing.Empty() {
-			break
-		}
-	}
-	if p.missing.Empty() {
-		// A cluster that was chosen for one part is not rejected for the next.
-		p.decision.Rejections = slices.DeleteFunc(p.decision.Rejections, func(rejection broker.ClusterRejection) bool {
-			return slices.ContainsFunc(p.grow, func(c change) bool { return c.cluster == rejection.Cluster })
-		})
+	request.Want = p.missing
+	parts, missing, decision := decide.Split(request, snapshot, func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, bool) {
+		status := broker.ClusterAdvertisementStatus{Holds: slices.Clone(holds)}
+		changed, err := ledger.Place(spec, &status, growth(in.reservation, p.attempt.Number, amount))
+		return status.Holds, err == nil && changed
+	})
+	p.missing, p.decision = missing, &decision
+	for _, part := range parts {
+		p.grow = append(p.grow, change{part.Cluster, part.Capacity})
 	}
 }
 
 // holderOfEarlier returns a cluster with a hold of an earlier Reservation of the same name.
 func (in snapshot) holderOfEarlier() string {
-	for i := range in.advertisements {
-		for _, hold := range in.advertisements[i].Status.Holds {
-			if hold.ReservationName == in.reservation.Name && hold.ReservationUID != in.reservation.UID {
-				return in.advertisements[i].Spec.ClusterID
-			}
+	for _, cluster := range in.holders {
+		ad := in.advertisement(cluster)
+		if ad != nil && slices.ContainsFunc(ad.Status.Holds, func(h broker.Hold) bool {
+			return h.ReservationName == in.reservation.Name && h.ReservationUID != in.reservation.UID
+		}) {
+			return cluster
 		}
 	}
 	return ""
 }
 
 // placement is the input for decide, but for what is missing and what is committed.
-func (in snapshot) placement() (decide.Request, []decide.Cluster) {
+func (in snapshot) placement() (decide.Request, decide.Snapshot) {
 	spec := &in.reservation.Spec
 	request := decide.Request{
 		Requester: spec.RequesterID,
@@ -237,27 +216,7 @@ func (in snapshot) placement() (decide.Request, []decide.Cluster) {
 		Weights:   in.config.weights,
 		Refused:   in.currentRefusals(),
 	}
-	clusters := make([]decide.Cluster, len(in.advertisements))
-	for i := range in.advertisements {
-		ad := &in.advertisements[i]
-		clusters[i] = decide.Cluster{
-			Spec:   ad.Spec,
-			Holds:  slices.Clone(ad.Status.Holds),
-			Active: in.active[ad.Spec.ClusterID],
-			Fresh:  in.fresh[ad.Spec.ClusterID],
-		}
-	}
-	return request, clusters
-}
-
-// mergeScores adds the scores of a later choice. The first score of a cluster stays.
-func mergeScores(scores, later []broker.ClusterScore) []broker.ClusterScore {
-	for _, s := range later {
-		if !slices.ContainsFunc(scores, func(have broker.ClusterScore) bool { return have.Cluster == s.Cluster }) {
-			scores = append(scores, s)
-		}
-	}
-	return scores
+	return request, in.clusters
 }
 
 func growth(r *broker.Reservation, attempt int64, capacity broker.HeldCapacity) ledger.Growth {

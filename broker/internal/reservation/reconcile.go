@@ -9,8 +9,7 @@ import (
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/util/retry"
+	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -23,35 +22,42 @@ import (
 // conflictRetryAfter is the delay before a reconcile is retried after a conflict.
 const conflictRetryAfter = 20 * time.Millisecond
 
-// Reconcile brings one Reservation up to date. The cache only shows whether there is
-// something to do: all writes are based on live reads.
+// Reconcile brings one Reservation up to date. All writes are compare-and-swaps on the
+// versions that the plan was computed from.
 func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, error) {
-	in, err := r.snapshot(ctx, r.client, name)
+	in, err := r.snapshot(ctx, name)
 	if err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if in.upToDate() {
+	p := newPlan(in)
+	if in.upToDate(p) {
 		return in.requeue(), nil
 	}
-	if in, err = r.snapshot(ctx, r.live, name); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+	if !p.empty() {
+		read, err := r.readAttempt(ctx, in)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		if read {
+			r.readLedgers(&in)
+			p = newPlan(in)
+		}
 	}
-	if err := r.commit(ctx, in); err != nil {
+	if err := r.commit(ctx, in, p); err != nil {
 		return requeueOnConflict(ctx, err)
 	}
 	return in.requeue(), nil
 }
 
-// commit computes a plan and writes its changes.
-func (r *Reconciler) commit(ctx context.Context, in snapshot) error {
+// commit writes the changes of a plan.
+func (r *Reconciler) commit(ctx context.Context, in snapshot, p plan) error {
 	if err := r.addFinalizer(ctx, in.reservation); err != nil {
 		return err
 	}
-	p := newPlan(in)
 	if err := r.writeAttempt(ctx, in, p); err != nil {
 		return err
 	}
-	if err := r.writeHolds(ctx, in, p); err != nil {
+	if err := r.writeHolds(ctx, &in, p); err != nil {
 		return err
 	}
 	if err := r.writeStatus(ctx, in, p); err != nil {
@@ -67,84 +73,120 @@ func (r *Reconciler) addFinalizer(ctx context.Context, reservation *broker.Reser
 	if err := r.client.Update(ctx, reservation); err != nil {
 		return fmt.Errorf("adding the finalizer: %w", err)
 	}
+	r.store.putReservation(reservation.DeepCopy())
 	return nil
 }
 
-// writeAttempt is write (a): it records the attempt before any hold has its number.
+// writeAttempt is write (a): it records the attempt before any hold has its number. What
+// is released cannot fail: its status is written at once.
 func (r *Reconciler) writeAttempt(ctx context.Context, in snapshot, p plan) error {
 	if p.empty() {
 		return nil
 	}
 	reservation := in.reservation
-	created := reservation.Status.Phase == ""
-	if created {
+	before := reservation.Status
+	reservation.Status.Attempt = p.attempt
+	if len(p.grow) == 0 {
+		reservation.Status = nextStatus(in.shrunk(p), p, true)
+	} else if before.Phase == "" {
 		reservation.Status.Phase = broker.ReservationPending
 	}
-	reservation.Status.Attempt = p.attempt
-	if err := r.client.Status().Update(ctx, reservation); err != nil {
+	if err := r.putStatus(ctx, reservation, &before); err != nil {
 		return fmt.Errorf("recording attempt %d: %w", p.attempt.Number, err)
-	}
-	if created {
-		r.observePhase(reservation)
 	}
 	return nil
 }
 
-// writeHolds is write (b): it changes the holds in the ledgers of the advertisements
-// that the plan was computed from.
-func (r *Reconciler) writeHolds(ctx context.Context, in snapshot, p plan) error {
-	uid, attempt := in.reservation.UID, p.attempt.Number
+// shrunk is the snapshot after the plan's releases.
+func (in snapshot) shrunk(p plan) snapshot {
+	in.advertisements = slices.Clone(in.advertisements)
 	for _, c := range p.shrink {
-		if err := r.writeHold(ctx, in, c.cluster, func(ad *broker.ClusterAdvertisement) error {
-			ledger.Shrink(&ad.Status, uid, attempt, c.capacity)
-			return nil
+		at, found := in.find(c.cluster)
+		if !found {
+			continue
+		}
+		ad := draft(in.advertisements[at])
+		ledger.Shrink(&ad.Status, in.reservation.UID, p.attempt.Number, c.capacity)
+		in.advertisements[at] = ad
+	}
+	return in
+}
+
+// writeHolds is write (b): it changes the holds, if they are still those that the plan
+// was computed from. The snapshot then has the written ledgers.
+func (r *Reconciler) writeHolds(ctx context.Context, in *snapshot, p plan) error {
+	uid, attempt := in.reservation.UID, p.attempt.Number
+	before := map[string]*broker.Hold{}
+	for _, h := range in.holds() {
+		before[h.cluster] = &h.Hold
+	}
+	for _, c := range p.shrink {
+		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
+			return ledger.Shrink(&ad.Status, uid, attempt, c.capacity), nil
 		}); err != nil {
 			return err
 		}
 	}
 	for _, c := range p.grow {
-		if err := r.writeHold(ctx, in, c.cluster, func(ad *broker.ClusterAdvertisement) error {
-			_, err := ledger.Place(&ad.Spec, &ad.Status, growth(in.reservation, attempt, c.capacity))
-			return err
+		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
+			return ledger.Place(&ad.Spec, &ad.Status, growth(in.reservation, attempt, c.capacity))
 		}); err != nil {
 			return err
 		}
 	}
+	if !p.empty() {
+		r.readLedgers(in)
+	}
 	return nil
 }
 
-func (r *Reconciler) writeHold(ctx context.Context, in snapshot, cluster string, change func(*broker.ClusterAdvertisement) error) error {
-	at := slices.IndexFunc(in.advertisements, func(ad broker.ClusterAdvertisement) bool { return ad.Spec.ClusterID == cluster })
-	ad := in.advertisements[at].DeepCopy()
-	if err := change(ad); err != nil {
+// writeHold changes a hold that is still as it was before, nil for none.
+func (r *Reconciler) writeHold(ctx context.Context, cluster string, uid types.UID, before *broker.Hold, change func(*broker.ClusterAdvertisement) (bool, error)) error {
+	_, err := r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
+		now := ledger.Find(&ad.Status, uid)
+		if (now == nil) != (before == nil) || now != nil && !sameHold(now, before) {
+			return edited{}, errOutdated
+		}
+		changed, err := change(ad)
+		return edited{status: changed}, err
+	})
+	if err != nil {
 		return fmt.Errorf("changing the hold in %s: %w", cluster, err)
 	}
-	ledger.Settle(&ad.Spec, &ad.Status)
-	if err := r.client.Status().Update(ctx, ad); err != nil {
-		return fmt.Errorf("writing the ledger of %s: %w", cluster, err)
-	}
-	in.advertisements[at] = *ad
 	return nil
 }
 
-// writeStatus is write (c): the Reservation's status follows the ledger.
+// writeStatus is write (c): the Reservation's status follows the ledger. A Reservation
+// that is about to be removed has no use for it.
 func (r *Reconciler) writeStatus(ctx context.Context, in snapshot, p plan) error {
 	reservation := in.reservation
 	before := reservation.Status
-	reservation.Status = nextStatus(in, p, !p.empty())
+	removed := !reservation.DeletionTimestamp.IsZero() && before.Phase == broker.ReservationReleased && len(in.holds()) == 0
+	if !removed {
+		reservation.Status = nextStatus(in, p, !p.empty())
+	}
 	if !apiequality.Semantic.DeepEqual(before, reservation.Status) {
-		if err := r.client.Status().Update(ctx, reservation); err != nil {
+		if err := r.putStatus(ctx, reservation, &before); err != nil {
 			return fmt.Errorf("writing the status: %w", err)
 		}
-		r.recordChanges(reservation, &before)
 		observeScores(reservation.Status.Decision)
-		if status := &reservation.Status; status.Phase != before.Phase {
-			r.observePhase(reservation)
-			log.FromContext(ctx).Info("Reservation entered a phase", "phase", status.Phase, "summary", status.Summary, "attempt", status.Attempt.Number)
-		}
 	}
 	if len(p.grow) > 0 {
 		decisionLatency.Observe(r.clock.Since(in.now).Seconds())
+	}
+	return nil
+}
+
+// putStatus writes a Reservation's status, and reports what has changed since before.
+func (r *Reconciler) putStatus(ctx context.Context, reservation *broker.Reservation, before *broker.ReservationStatus) error {
+	if err := r.client.Status().Update(ctx, reservation); err != nil {
+		return err
+	}
+	r.store.putReservation(reservation.DeepCopy())
+	r.recordChanges(reservation, before)
+	if status := &reservation.Status; status.Phase != before.Phase {
+		r.observePhase(reservation)
+		log.FromContext(ctx).Info("Reservation entered a phase", "phase", status.Phase, "summary", status.Summary, "attempt", status.Attempt.Number)
 	}
 	return nil
 }
@@ -159,6 +201,7 @@ func (r *Reconciler) removeFinalizer(ctx context.Context, in snapshot) error {
 	if err := r.client.Update(ctx, reservation); err != nil {
 		return fmt.Errorf("removing the finalizer: %w", err)
 	}
+	r.store.removeReservation(reservation)
 	return nil
 }
 
@@ -175,19 +218,36 @@ func requeueOnConflict(ctx context.Context, err error) (ctrl.Result, error) {
 // isConflict reports whether a compare-and-swap failed because of a concurrent write.
 func isConflict(err error) bool {
 	var insufficient *ledger.InsufficientError
-	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.As(err, &insufficient)
+	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errOutdated) || errors.As(err, &insufficient)
 }
 
-// retryOnConflict retries a read and its compare-and-swap. Unlike the function of
-// client-go's retry, it also retries a Create that another writer preceded, stops with
-// ctx, and counts the conflicts.
-func (r *Reconciler) retryOnConflict(ctx context.Context, write func() error) error {
-	backoff := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.5, Jitter: 0.5, Steps: 10}
-	return retry.OnError(backoff, func(err error) bool {
-		retriable := ctx.Err() == nil && (apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err))
-		if retriable {
+// editStatus changes a Reservation's status. It starts from what the store knows, and
+// reads live if another writer was first or if there is nothing to change. The edit may
+// be called again. If it returns an error, nothing is written.
+func (r *Reconciler) editStatus(ctx context.Context, name string, edit func(*broker.Reservation) (changed bool, err error)) error {
+	known := r.store.reservation(name)
+	live := known == nil
+	for try := 1; ; try++ {
+		if live {
+			known = &broker.Reservation{}
+			if err := r.live.Get(ctx, r.key(name), known); err != nil {
+				return fmt.Errorf("reading the reservation: %w", err)
+			}
+		}
+		reservation := known.DeepCopy()
+		changed, err := edit(reservation)
+		if (err != nil || !changed) && live {
+			return err
+		}
+		if err == nil && changed {
+			if err = r.putStatus(ctx, reservation, &known.Status); err == nil {
+				return nil
+			}
+			if !apierrors.IsConflict(err) || try == maxCommitTries || ctx.Err() != nil {
+				return err
+			}
 			lockConflicts.Inc()
 		}
-		return retriable
-	}, write)
+		live = true
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -62,46 +63,98 @@ func (r *Reconciler) config(ctx context.Context) (config, error) {
 // snapshot is everything that the plan for one Reservation depends on.
 type snapshot struct {
 	reservation *broker.Reservation
-	// advertisements sorted by cluster ID.
-	advertisements []broker.ClusterAdvertisement
-	config         config
-	now            time.Time
-	// active are the clusters whose last advertisement is not stale; fresh those whose
-	// last advertisement is recent enough to place pods.
-	active, fresh map[string]bool
-	// answerDeadline is until when a cluster's answer to a hold is expected.
+	// advertisements sorted by cluster ID. They are shared: read-only.
+	advertisements []*broker.ClusterAdvertisement
+	// holders are the clusters with a hold of the Reservation, or of an earlier one of
+	// the same name.
+	holders []string
+	config  config
+	now     time.Time
+	// clusters are what a placement is decided on.
+	clusters decide.Snapshot
+	// active are the holders whose last advertisement is not stale.
+	active map[string]bool
+	// answerDeadline is until when a holder's answer to a hold is expected.
 	answerDeadline map[string]time.Time
 }
 
-// snapshot reads everything that a plan depends on. The Reservation is read first: if
-// it is unchanged when the attempt is written, no other broker committed anything for
-// it between the two reads.
-func (r *Reconciler) snapshot(ctx context.Context, from client.Reader, name string) (snapshot, error) {
-	in := snapshot{now: r.clock.Now(), active: map[string]bool{}, fresh: map[string]bool{}, answerDeadline: map[string]time.Time{}}
-	var err error
-	if in.config, err = r.config(ctx); err != nil {
-		return in, err
+// snapshot is what the store knows. What is outdated in it does no harm: the writes of
+// the Reservation fail if it has changed, those of holds if the holds of this
+// Reservation have. It returns NotFound if the Reservation does not exist.
+func (r *Reconciler) snapshot(ctx context.Context, name string) (snapshot, error) {
+	config, err := r.config(ctx)
+	if err != nil {
+		return snapshot{}, err
 	}
-	in.reservation = &broker.Reservation{}
-	if err := from.Get(ctx, r.key(name), in.reservation); err != nil {
-		return in, err
+	reservation := r.store.reservation(name).DeepCopy()
+	if reservation == nil {
+		reservation = &broker.Reservation{}
+		if err := r.client.Get(ctx, r.key(name), reservation); err != nil {
+			return snapshot{}, err
+		}
 	}
-	var list broker.ClusterAdvertisementList
-	if err := from.List(ctx, &list, client.InNamespace(r.namespace)); err != nil {
-		return in, fmt.Errorf("listing advertisements: %w", err)
+	return r.snapshotOf(reservation, config), nil
+}
+
+// snapshotOf is what the store knows that concerns this version of a Reservation.
+func (r *Reconciler) snapshotOf(reservation *broker.Reservation, config config) snapshot {
+	in := snapshot{
+		reservation: reservation, config: config, now: r.clock.Now(),
+		active: map[string]bool{}, answerDeadline: map[string]time.Time{},
 	}
-	// An agent in the hub keeps a copy of its advertisement in the same namespace, under
-	// another name: it is not a second offer.
-	in.advertisements = slices.DeleteFunc(list.Items, func(a broker.ClusterAdvertisement) bool { return a.Name != a.Spec.ClusterID })
-	slices.SortFunc(in.advertisements, func(a, b broker.ClusterAdvertisement) int {
-		return cmp.Compare(a.Spec.ClusterID, b.Spec.ClusterID)
+	r.readLedgers(&in)
+	return in
+}
+
+// readLedgers takes the advertisements and their activity from the store.
+func (r *Reconciler) readLedgers(in *snapshot) {
+	config := in.config
+	in.advertisements = r.store.allAdvertisements()
+	in.clusters = r.store.clusters.Snapshot(func(cluster string) (active, fresh bool) { return r.activity(cluster, config) })
+	in.holders = r.store.holdersOf(in.reservation.Name)
+	for _, cluster := range in.holders {
+		in.active[cluster], _ = r.activity(cluster, config)
+		in.answerDeadline[cluster] = r.lastAdvertised(cluster).Add(config.freshFor)
+	}
+}
+
+// readAttempt reads the clusters of the Reservation's last attempt that do not show its
+// holds in the store: another broker may have written them before it stopped, and the
+// watch may not have repeated them yet. It reports whether anything was read.
+func (r *Reconciler) readAttempt(ctx context.Context, in snapshot) (read bool, err error) {
+	attempt := in.reservation.Status.Attempt
+	for _, cluster := range attempt.Clusters {
+		ad := in.advertisement(cluster)
+		if ad != nil {
+			if hold := ledger.Find(&ad.Status, in.reservation.UID); hold != nil && hold.Attempt >= attempt.Number {
+				continue
+			}
+		}
+		live := &broker.ClusterAdvertisement{}
+		if err := r.live.Get(ctx, r.key(cluster), live); apierrors.IsNotFound(err) {
+			continue
+		} else if err != nil {
+			return read, fmt.Errorf("reading the ledger of %s: %w", cluster, err)
+		}
+		r.store.putAdvertisement(live)
+		read = true
+	}
+	return read, nil
+}
+
+// advertisement is that of a cluster; nil if there is none.
+func (in snapshot) advertisement(cluster string) *broker.ClusterAdvertisement {
+	at, found := in.find(cluster)
+	if !found {
+		return nil
+	}
+	return in.advertisements[at]
+}
+
+func (in snapshot) find(cluster string) (at int, found bool) {
+	return slices.BinarySearchFunc(in.advertisements, cluster, func(ad *broker.ClusterAdvertisement, cluster string) int {
+		return cmp.Compare(ad.Spec.ClusterID, cluster)
 	})
-	for i := range in.advertisements {
-		id := in.advertisements[i].Spec.ClusterID
-		in.active[id], in.fresh[id] = r.activity(id, in.config)
-		in.answerDeadline[id] = r.lastAdvertised(id).Add(in.config.freshFor)
-	}
-	return in, nil
 }
 
 // activity reports whether a cluster is active, and whether its last advertisement is
@@ -123,12 +176,11 @@ func (r *Reconciler) lastAdvertised(cluster string) time.Time {
 }
 
 // upToDate reports whether there is nothing to write.
-func (in snapshot) upToDate() bool {
+func (in snapshot) upToDate(p plan) bool {
 	r := in.reservation
 	if !r.DeletionTimestamp.IsZero() {
 		return !controllerutil.ContainsFinalizer(r, broker.FinalizerLedger)
 	}
-	p := newPlan(in)
 	return controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) && p.empty() &&
 		apiequality.Semantic.DeepEqual(r.Status, nextStatus(in, p, false))
 }
@@ -166,9 +218,11 @@ type clusterHold struct {
 func (in snapshot) holds() []clusterHold {
 	r := in.reservation
 	var holds []clusterHold
-	for i := range in.advertisements {
-		if hold := ledger.Find(&in.advertisements[i].Status, r.UID); hold != nil {
-			holds = append(holds, clusterHold{*hold, in.advertisements[i].Spec.ClusterID})
+	for _, cluster := range in.holders {
+		if ad := in.advertisement(cluster); ad != nil {
+			if hold := ledger.Find(&ad.Status, r.UID); hold != nil {
+				holds = append(holds, clusterHold{*hold, cluster})
+			}
 		}
 	}
 	order := func(h clusterHold) int {
@@ -235,10 +289,8 @@ func invalidReason(spec *broker.ReservationSpec) string {
 func (in snapshot) currentRefusals() []broker.Refusal {
 	var current []broker.Refusal
 	for _, refusal := range in.reservation.Status.Refused {
-		for i := range in.advertisements {
-			if spec := &in.advertisements[i].Spec; spec.ClusterID == refusal.Cluster && spec.Sequence == refusal.Sequence {
-				current = append(current, refusal)
-			}
+		if ad := in.advertisement(refusal.Cluster); ad != nil && ad.Spec.Sequence == refusal.Sequence {
+			current = append(current, refusal)
 		}
 	}
 	return current

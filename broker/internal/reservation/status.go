@@ -57,12 +57,10 @@ func allocations(in snapshot) (out []broker.Allocation, resized bool) {
 			PodSets:   held.PodSets,
 			Accepted:  h.Granted != nil,
 		}
-		for i := range in.advertisements {
-			if spec := &in.advertisements[i].Spec; spec.ClusterID == h.cluster {
-				allocation.Endpoint = spec.EndpointURL
-				if price, currency, known := decide.Price(spec.Cost, held.Totals); known {
-					allocation.PricePerHour = decide.PriceString(price, currency)
-				}
+		if ad := in.advertisement(h.cluster); ad != nil {
+			allocation.Endpoint = ad.Spec.EndpointURL
+			if price, currency, known := decide.Price(ad.Spec.Cost, held.Totals); known {
+				allocation.PricePerHour = decide.PriceString(price, currency)
 			}
 		}
 		for _, before := range in.reservation.Status.Allocations {

@@ -3,7 +3,6 @@ package server
 import (
 	"fmt"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -65,9 +64,13 @@ func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, calle
 	if spec.ClusterID != caller {
 		return refuse(protocol.CodeForbidden, "cluster %s cannot advertise for cluster %q: set clusterID to %s", caller, short(spec.ClusterID), caller)
 	}
+	if !s.advertisers.allow(caller) {
+		return refuse(protocol.CodeTooMany, "cluster %s advertises too often: advertise changes at most every 500 ms", caller)
+	}
 	if err := validateAdvertisement(&spec); err != nil {
 		return err
 	}
+	advertisements.Inc()
 	// Before it is stored, because storing enqueues Reservations, for which the cluster
 	// must be fresh.
 	undo := s.Receipts.record(caller)
@@ -78,35 +81,22 @@ func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, calle
 	return respond(w, http.StatusOK, protocol.AdvertisementResponse{Sequence: spec.Sequence})
 }
 
-func (s *Server) listAdvertisements(w http.ResponseWriter, r *http.Request, caller string) error {
-	var list broker.ClusterAdvertisementList
-	if err := s.client.List(r.Context(), &list, client.InNamespace(s.Namespace)); err != nil {
-		return fmt.Errorf("listing advertisements: %w", err)
-	}
+func (s *Server) listAdvertisements(w http.ResponseWriter, _ *http.Request, caller string) error {
 	response := protocol.AdvertisementList{Items: []protocol.AdvertisementView{}}
-	for i := range list.Items {
-		response.Items = append(response.Items, advertisementView(&list.Items[i], caller))
+	for _, advertisement := range s.index.allAdvertisements() {
+		if view, visible := advertisementView(advertisement, caller); visible {
+			response.Items = append(response.Items, view)
+		}
 	}
 	return respond(w, http.StatusOK, response)
 }
 
 func (s *Server) getAdvertisement(w http.ResponseWriter, r *http.Request, caller string) error {
-	var advertisement broker.ClusterAdvertisement
-	if err := s.client.Get(r.Context(), s.key(r.PathValue("id")), &advertisement); err != nil {
-		return fmt.Errorf("reading advertisement: %w", err)
+	view, visible := advertisementView(s.index.advertisement(r.PathValue("id")), caller)
+	if !visible {
+		return refuse(protocol.CodeNotFound, "there is no advertisement of that cluster, or it does not lend to cluster %s", caller)
 	}
-	return respond(w, http.StatusOK, advertisementView(&advertisement, caller))
-}
-
-// advertisementView removes the holds and guests of clusters other than the caller, in
-// place, unless the advertisement is the caller's own.
-func advertisementView(advertisement *broker.ClusterAdvertisement, caller string) protocol.AdvertisementView {
-	view := protocol.AdvertisementView{Spec: advertisement.Spec, Status: advertisement.Status}
-	if advertisement.Spec.ClusterID != caller {
-		view.Spec.ObservedHolds = slices.DeleteFunc(view.Spec.ObservedHolds, func(hold broker.ObservedHold) bool { return hold.Requester != caller })
-		view.Status.Holds = slices.DeleteFunc(view.Status.Holds, func(hold broker.Hold) bool { return hold.Requester != caller })
-	}
-	return view
+	return respond(w, http.StatusOK, view)
 }
 
 func (s *Server) key(name string) client.ObjectKey {

@@ -1,23 +1,15 @@
 package server
 
 import (
-	"context"
-	"fmt"
 	"slices"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/api/equality"
-	toolscache "k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// maxStreams is the maximum number of open streams of a cluster. One more ends the
-// oldest, which may be a connection whose loss was not detected.
-const maxStreams = 16
+// maxDirty is the maximum number of changed views that a stream keeps by ID. With more,
+// the stream compares all its views.
+const maxDirty = 1024
 
 // broadcaster notifies the open streams of changes.
 type broadcaster struct {
@@ -28,36 +20,50 @@ type broadcaster struct {
 
 // subscription is one open stream.
 type subscription struct {
-	cluster string
-	role    protocol.Role
-	// changed has a token if objects may have changed.
+	stream
+	// changed has a token if there may be something to send.
 	changed chan struct{}
 	// dropped is closed to end the stream.
 	dropped chan struct{}
+
+	mutex sync.Mutex
+	// dirty are the IDs of the views that may have changed since they were last sent;
+	// overflowed is true if they are more than maxDirty. So a stream that is not read
+	// needs no more memory, and gets only the newest state of each view.
+	dirty      map[string]struct{}
+	overflowed bool
 }
 
 func newBroadcaster() *broadcaster { return &broadcaster{subscriptions: map[string][]*subscription{}} }
 
-func (b *broadcaster) subscribe(cluster string, role protocol.Role) *subscription {
-	added := &subscription{cluster: cluster, role: role, changed: make(chan struct{}, 1), dropped: make(chan struct{})}
+// subscribe opens a stream. If a cluster has more than limit, its oldest one ends, which
+// may be a connection whose loss was not detected.
+func (b *broadcaster) subscribe(cluster string, role protocol.Role, limit int) *subscription {
+	added := &subscription{stream: stream{cluster, role}, changed: make(chan struct{}, 1), dropped: make(chan struct{})}
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	open := append(b.subscriptions[cluster], added)
-	if len(open) > maxStreams {
+	for len(open) > max(limit, 1) {
 		close(open[0].dropped)
+		streams.WithLabelValues(streamLabel(open[0].role)).Dec()
 		open = open[1:]
 	}
 	b.subscriptions[cluster] = open
+	streams.WithLabelValues(streamLabel(role)).Inc()
 	return added
 }
 
 func (b *broadcaster) unsubscribe(closed *subscription) {
 	b.mutex.Lock()
+	before := len(b.subscriptions[closed.cluster])
 	left := slices.DeleteFunc(b.subscriptions[closed.cluster], func(s *subscription) bool { return s == closed })
 	if len(left) == 0 {
 		delete(b.subscriptions, closed.cluster)
 	} else {
 		b.subscriptions[closed.cluster] = left
+	}
+	if len(left) < before {
+		streams.WithLabelValues(streamLabel(closed.role)).Dec()
 	}
 	b.mutex.Unlock()
 	// Another stream is the newest now.
@@ -76,87 +82,49 @@ func (b *broadcaster) newest(of *subscription) bool {
 	return false
 }
 
-// notify notifies the streams of a cluster and role.
-func (b *broadcaster) notify(cluster string, role protocol.Role) {
+// notify notifies the streams of a cluster and role that views may have changed.
+func (b *broadcaster) notify(cluster string, role protocol.Role, ids ...string) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	for _, open := range b.subscriptions[cluster] {
 		if open.role == role {
-			open.notify()
+			open.notify(ids)
 		}
 	}
 }
 
-func (b *broadcaster) notifyAll() {
-	b.mutex.Lock()
-	defer b.mutex.Unlock()
-	for _, streams := range b.subscriptions {
-		for _, open := range streams {
-			open.notify()
-		}
+func (b *broadcaster) notifyAll(changed changes) {
+	for to, ids := range changed {
+		b.notify(to.cluster, to.role, ids...)
 	}
 }
 
-func (s *subscription) notify() {
+func (s *subscription) notify(ids []string) {
+	s.mutex.Lock()
+	for _, id := range ids {
+		if s.overflowed {
+			break
+		}
+		if s.dirty == nil {
+			s.dirty = map[string]struct{}{}
+		}
+		if s.dirty[id] = struct{}{}; len(s.dirty) > maxDirty {
+			s.dirty, s.overflowed = nil, true
+		}
+	}
+	s.mutex.Unlock()
 	select {
 	case s.changed <- struct{}{}:
 	default:
 	}
 }
 
-// watch notifies the streams of the changes in the cache.
-func (b *broadcaster) watch(informers cache.Cache) error {
-	add := func(object client.Object, handler toolscache.ResourceEventHandler) error {
-		informer, err := informers.GetInformer(context.Background(), object, cache.BlockUntilSynced(false))
-		if err != nil {
-			return fmt.Errorf("watching %T: %w", object, err)
-		}
-		if _, err := informer.AddEventHandler(handler); err != nil {
-			return fmt.Errorf("watching %T: %w", object, err)
-		}
-		return nil
-	}
-	onReservation := func(object any) {
-		if reservation, ok := eventObject[*broker.Reservation](object); ok {
-			b.notify(reservation.Spec.RequesterID, protocol.RoleRequester)
-		}
-	}
-	// A cluster's endpoint and key are in the views of other clusters, its holds in its
-	// own.
-	onAdvertisement := func(object any) {
-		if _, ok := eventObject[*broker.ClusterAdvertisement](object); ok {
-			b.notifyAll()
-		}
-	}
-	onAdvertisementUpdate := func(before, after any) {
-		old, _ := eventObject[*broker.ClusterAdvertisement](before)
-		now, ok := eventObject[*broker.ClusterAdvertisement](after)
-		switch {
-		case !ok:
-		case old == nil, old.Spec.PeerKey != now.Spec.PeerKey, old.Spec.EndpointURL != now.Spec.EndpointURL:
-			b.notifyAll()
-		case !equality.Semantic.DeepEqual(old.Status.Holds, now.Status.Holds):
-			b.notify(now.Name, protocol.RoleProvider)
-		}
-	}
-	if err := add(&broker.Reservation{}, toolscache.ResourceEventHandlerFuncs{AddFunc: onReservation, DeleteFunc: onReservation, UpdateFunc: func(before, after any) {
-		onReservation(before)
-		onReservation(after)
-	}}); err != nil {
-		return err
-	}
-	if err := add(&broker.ClusterAdvertisement{}, toolscache.ResourceEventHandlerFuncs{AddFunc: onAdvertisement, DeleteFunc: onAdvertisement, UpdateFunc: onAdvertisementUpdate}); err != nil {
-		return err
-	}
-	// Authentication reads registrations from the cache: it is synced before the first call.
-	return add(&broker.ClusterRegistration{}, toolscache.ResourceEventHandlerFuncs{})
-}
-
-// eventObject is the object of an informer's event, which may be a missed deletion.
-func eventObject[T any](object any) (T, bool) {
-	if missed, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-		object = missed.Obj
-	}
-	typed, ok := object.(T)
-	return typed, ok
+// take returns and forgets which views may have changed: those with the IDs, or any of
+// them.
+func (s *subscription) take() (ids []string, all bool) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	ids, all = sortedKeys(s.dirty), s.overflowed
+	s.dirty, s.overflowed = nil, false
+	return ids, all
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,19 +29,30 @@ func refuse(code, format string, args ...any) *protocol.Error {
 }
 
 // serve adds to a call what all calls have: deadlines, leadership, authentication, rate
-// limits and error responses.
+// limits, error responses, metrics and the audit log.
 func (s *Server) serve(route route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		control := http.NewResponseController(w)
-		deadline := time.Now().Add(callTimeout)
-		err := errors.Join(control.SetReadDeadline(deadline), control.SetWriteDeadline(deadline))
+		deadline := s.Clock.Now().Add(callTimeout)
+		err := errors.Join(supported(control.SetReadDeadline(deadline)), supported(control.SetWriteDeadline(deadline)))
+		r, details := withAudit(r)
+		caller := ""
 		if err == nil {
-			err = s.dispatch(w, r, route)
+			caller, err = s.dispatch(w, r, route)
 		}
-		if err == nil {
+		var refusal *protocol.Error
+		code := codeOK
+		if err != nil {
+			refusal = refusalOf(err)
+			code = refusal.Code
+		}
+		callsTotal.WithLabelValues(strings.TrimSpace(route.method+" "+route.path), code).Inc()
+		if route.audited {
+			s.auditCall(route, r, caller, *details, refusal)
+		}
+		if refusal == nil {
 			return
 		}
-		refusal := refusalOf(err)
 		if refusal.Code == protocol.CodeInternal {
 			s.Log.Error(err, "Failed to serve a call", "method", r.Method, "path", short(r.URL.Path))
 		} else {
@@ -52,23 +64,27 @@ func (s *Server) serve(route route) http.Handler {
 	})
 }
 
-func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) error {
+// dispatch makes the call and returns its caller as far as it is known. What is cheap to
+// refuse is refused first: a caller that is over its limit, revoked or not, costs no read.
+func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (caller string, err error) {
 	if err := negotiate(w, r); err != nil {
-		return err
+		return "", err
 	}
 	if !route.anyReplica {
 		if err := s.Ready(r); err != nil {
-			return refuse(protocol.CodeUnavailable, "%v: retry, the request may reach another replica", err)
+			return "", refuse(protocol.CodeUnavailable, "%v: retry, the request may reach another replica", err)
 		}
 	}
-	caller := ""
 	if !route.open {
-		var err error
-		if caller, err = s.Identity.Authenticate(r.Context(), r.TLS); err != nil {
-			return err
+		cluster, fingerprint, err := s.Identity.Certified(r.TLS)
+		if err != nil {
+			return "", err
 		}
-		if !s.callers.allow(caller) {
-			return refuse(protocol.CodeTooMany, "cluster %s exceeds its rate limit: retry after a second", caller)
+		if !s.callers.allow(fingerprint) {
+			return cluster, refuse(protocol.CodeTooMany, "cluster %s exceeds its rate limit: retry after a second", cluster)
+		}
+		if caller, err = s.Identity.Authenticate(r.Context(), r.TLS); err != nil {
+			return cluster, err
 		}
 	}
 	if !watching(r) {
@@ -76,7 +92,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) e
 		defer cancel()
 		r = r.WithContext(ctx)
 	}
-	return route.call(w, r, caller)
+	return caller, route.call(w, r, caller)
 }
 
 // negotiate states in the response which version of the protocol applies.
@@ -181,8 +197,13 @@ func remoteIP(r *http.Request) string {
 	return host
 }
 
-// maxLimiters is the maximum number of callers with a rate limiter of their own.
-const maxLimiters = 4096
+const (
+	// maxLimiters is the maximum number of callers with a rate limiter of their own.
+	maxLimiters = 1 << 16
+	// cleanupPeriod is the minimum time between two searches for limiters that are not
+	// needed any more.
+	cleanupPeriod = time.Second
+)
 
 // limiters limit the rate of each caller.
 type limiters struct {
@@ -190,8 +211,9 @@ type limiters struct {
 	limit rate.Limit
 	burst int
 
-	mutex sync.Mutex
-	byKey map[string]*rate.Limiter
+	mutex     sync.Mutex
+	byKey     map[string]*rate.Limiter
+	cleanedAt time.Time
 }
 
 func newLimiters(clock clock.PassiveClock, limit rate.Limit, burst int) *limiters {
@@ -204,7 +226,7 @@ func (l *limiters) allow(key string) bool {
 	now := l.clock.Now()
 	limiter, known := l.byKey[key]
 	if !known {
-		if len(l.byKey) >= maxLimiters {
+		if len(l.byKey) >= maxLimiters && now.Sub(l.cleanedAt) >= cleanupPeriod {
 			l.cleanup(now)
 		}
 		if len(l.byKey) >= maxLimiters {
@@ -222,6 +244,7 @@ func (l *limiters) allow(key string) bool {
 
 // cleanup deletes the limiters that are full again: a new one is the same.
 func (l *limiters) cleanup(now time.Time) {
+	l.cleanedAt = now
 	for key, limiter := range l.byKey {
 		if limiter.TokensAt(now) >= float64(l.burst) {
 			delete(l.byKey, key)

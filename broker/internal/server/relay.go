@@ -1,7 +1,7 @@
 package server
 
 import (
-	"context"
+	"container/list"
 	"net/http"
 	"sync"
 	"time"
@@ -12,10 +12,15 @@ import (
 )
 
 const (
-	// maxMessages is the maximum number of messages in a cluster's mailbox.
-	maxMessages = 64
+	// maxMessages is the maximum number of messages in a cluster's mailbox, and
+	// maxMessagesFrom that of one sender.
+	maxMessages, maxMessagesFrom = 64, 32
+	// maxMail is the maximum size of all messages in bytes.
+	maxMail = 64 << 20
 	// messageTTL is the time after which a message in a mailbox expires.
 	messageTTL = 2 * time.Minute
+	// messageOverhead is added to the size of a message, for what it takes in memory.
+	messageOverhead = 256
 	// maxMessageID is the maximum length of a message's ID in bytes.
 	maxMessageID = 128
 )
@@ -25,7 +30,12 @@ const (
 type mailboxes struct {
 	clock clock.PassiveClock
 	mutex sync.Mutex
-	boxes map[string][]mail
+	// all messages, oldest first, and the messages of each receiver.
+	all   *list.List
+	boxes map[string][]*list.Element
+	// sizes of all messages, of those to a receiver, and of those from a sender.
+	size     int
+	to, from map[string]int
 }
 
 type mail struct {
@@ -33,41 +43,96 @@ type mail struct {
 	receivedAt time.Time
 }
 
+func (m *mail) size() int { return len(m.message.Sealed) + len(m.message.ID) + messageOverhead }
+
 func newMailboxes(clock clock.PassiveClock) *mailboxes {
-	return &mailboxes{clock: clock, boxes: map[string][]mail{}}
+	return &mailboxes{clock: clock, all: list.New(), boxes: map[string][]*list.Element{}, to: map[string]int{}, from: map[string]int{}}
 }
 
-// post adds a message to its receiver's mailbox. It returns false if the mailbox is full.
-func (m *mailboxes) post(message protocol.RelayMessage) bool {
+// post adds a message to its receiver's mailbox, unless a limit refuses it. perCluster is
+// the limit in bytes of what one cluster has sent, and of what is for one cluster.
+func (m *mailboxes) post(message protocol.RelayMessage, perCluster int) error {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	now := m.clock.Now()
-	box := m.boxes[message.To]
-	// The expired messages are at the beginning.
-	for len(box) > 0 && now.Sub(box[0].receivedAt) >= messageTTL {
-		box = box[1:]
+	m.expireLocked()
+	added := &mail{message: message, receivedAt: m.clock.Now()}
+	sameSender := 0
+	for _, element := range m.boxes[message.To] {
+		if element.Value.(*mail).message.From == message.From {
+			sameSender++
+		}
 	}
-	full := len(box) >= maxMessages
-	if !full {
-		box = append(box, mail{message: message, receivedAt: now})
+	var full string
+	switch size := added.size(); {
+	case len(m.boxes[message.To]) >= maxMessages, sameSender >= maxMessagesFrom, m.to[message.To]+size > perCluster:
+		relayRefused.Inc()
+		return refuse(protocol.CodeTooMany, "the mailbox of cluster %s is full (%d messages, %d of them from %s, %d bytes): check that its agent is running, and retry in %s",
+			message.To, len(m.boxes[message.To]), sameSender, message.From, m.to[message.To], messageTTL)
+	case m.from[message.From]+size > perCluster:
+		full = "cluster " + message.From + " has too many messages in the mailboxes of others"
+	case m.size+size > maxMail:
+		full = "the mailboxes of the broker are full"
 	}
-	m.boxes[message.To] = box
-	return !full
+	if full != "" {
+		relayRefused.Inc()
+		return refuse(protocol.CodeTooMany, "%s: retry in %s", full, messageTTL)
+	}
+	m.boxes[message.To] = append(m.boxes[message.To], m.all.PushBack(added))
+	m.account(added, added.size())
+	return nil
 }
 
 // take removes and returns the messages in a cluster's mailbox.
 func (m *mailboxes) take(cluster string) []protocol.RelayMessage {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	now := m.clock.Now()
+	m.expireLocked()
 	var messages []protocol.RelayMessage
-	for _, mail := range m.boxes[cluster] {
-		if now.Sub(mail.receivedAt) < messageTTL {
-			messages = append(messages, mail.message)
-		}
+	for _, element := range m.boxes[cluster] {
+		taken := m.all.Remove(element).(*mail)
+		m.account(taken, -taken.size())
+		messages = append(messages, taken.message)
 	}
 	delete(m.boxes, cluster)
 	return messages
+}
+
+// expire removes the messages that are older than messageTTL.
+func (m *mailboxes) expire() {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	m.expireLocked()
+}
+
+func (m *mailboxes) expireLocked() {
+	now := m.clock.Now()
+	for oldest := m.all.Front(); oldest != nil; oldest = m.all.Front() {
+		expired := oldest.Value.(*mail)
+		if now.Sub(expired.receivedAt) < messageTTL {
+			return
+		}
+		m.all.Remove(oldest)
+		m.account(expired, -expired.size())
+		relayExpired.Inc()
+		// The oldest of all is the oldest of its mailbox.
+		to := expired.message.To
+		if m.boxes[to] = m.boxes[to][1:]; len(m.boxes[to]) == 0 {
+			delete(m.boxes, to)
+		}
+	}
+}
+
+// account adds a message's size, or removes a negative one.
+func (m *mailboxes) account(of *mail, size int) {
+	m.size += size
+	if m.to[of.message.To] += size; m.to[of.message.To] == 0 {
+		delete(m.to, of.message.To)
+	}
+	if m.from[of.message.From] += size; m.from[of.message.From] == 0 {
+		delete(m.from, of.message.From)
+	}
+	relayMessages.Set(float64(m.all.Len()))
+	relayBytes.Set(float64(m.size))
 }
 
 func (s *Server) postRelay(w http.ResponseWriter, r *http.Request, caller string) error {
@@ -75,6 +140,7 @@ func (s *Server) postRelay(w http.ResponseWriter, r *http.Request, caller string
 	if err := decode(w, r, &message); err != nil {
 		return err
 	}
+	audit(r, "to", short(message.To), "bytes", len(message.Sealed))
 	switch {
 	case message.From != "" && message.From != caller:
 		return refuse(protocol.CodeForbidden, "cluster %s cannot send as cluster %q: leave from empty", caller, short(message.From))
@@ -95,8 +161,8 @@ func (s *Server) postRelay(w http.ResponseWriter, r *http.Request, caller string
 		return refuse(protocol.CodeNotFound, "cluster %s has not joined this broker: check the cluster ID", message.To)
 	}
 	message.From = caller
-	if !s.mailboxes.post(message) {
-		return refuse(protocol.CodeTooMany, "the mailbox of cluster %s is full (%d messages): check that its agent is running, and retry later", message.To, maxMessages)
+	if err := s.mailboxes.post(message, s.quotas().mailBytes); err != nil {
+		return err
 	}
 	s.broadcaster.notify(message.To, "")
 	return respond(w, http.StatusAccepted, nil)
@@ -116,7 +182,7 @@ type mailSource struct {
 	listed bool
 }
 
-func (m *mailSource) events(_ context.Context, subscription *subscription) ([]protocol.Event, error) {
+func (m *mailSource) events(subscription *subscription) ([]protocol.Event, error) {
 	var messages []protocol.RelayMessage
 	if m.server.broadcaster.newest(subscription) {
 		messages = m.server.mailboxes.take(subscription.cluster)

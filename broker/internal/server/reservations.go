@@ -41,15 +41,13 @@ func (s *Server) postReservation(w http.ResponseWriter, r *http.Request, caller 
 	if err := validateRequest(&request, caller); err != nil {
 		return err
 	}
+	audit(r, "sourceNamespace", request.SourceNamespace, "sourceName", request.SourceName, "generation", request.SourceGeneration,
+		"pods", broker.HeldCapacity{PodSets: request.Spec.PodSets}.Pods(), "target", request.Spec.TargetClusterID)
 	reservation, err := s.put(r.Context(), newReservation(s.Namespace, caller, request))
 	if err != nil {
 		return err
 	}
-	view, err := s.consumerView(r.Context(), reservation, advertisementCache{})
-	if err != nil {
-		return err
-	}
-	return respond(w, http.StatusOK, view)
+	return respond(w, http.StatusOK, s.consumerView(reservation))
 }
 
 // newReservation is the broker's Reservation for a request.
@@ -74,6 +72,8 @@ func newReservation(namespace, caller string, request protocol.ReservationReques
 			Name:        protocol.ReservationID(caller, request.SourceUID),
 			Labels:      labels,
 			Annotations: annotations,
+			// With it, the reconciler needs no write of its own to set it.
+			Finalizers: []string{broker.FinalizerLedger},
 		},
 		Spec: request.Spec,
 	}
@@ -93,7 +93,7 @@ func (s *Server) put(ctx context.Context, want *broker.Reservation) (*broker.Res
 		reader = s.live
 		if apierrors.IsNotFound(err) {
 			stored = want.DeepCopy()
-			return s.client.Create(ctx, stored)
+			return s.create(ctx, stored)
 		} else if err != nil {
 			return err
 		}
@@ -106,6 +106,27 @@ func (s *Server) put(ctx context.Context, want *broker.Reservation) (*broker.Res
 		return nil, fmt.Errorf("storing reservation %s: %w", want.Name, err)
 	}
 	return stored, nil
+}
+
+// create creates a Reservation within the quotas of its requester.
+func (s *Server) create(ctx context.Context, reservation *broker.Reservation) error {
+	limits := s.quotas()
+	size, err := specSize(&reservation.Spec)
+	if err != nil {
+		return err
+	}
+	requester := reservation.Spec.RequesterID
+	if size > limits.reservationBytes {
+		return refuse(protocol.CodeTooLarge, "spec has %d bytes, the quota of the broker is %d: shorten its node selectors, affinity or tolerations, or raise spec.quotas.reservationBytes of the BrokerConfig in the hub", size, limits.reservationBytes)
+	}
+	if !s.index.admit(requester, reservation.Name, limits.reservations) {
+		return refuse(protocol.CodeTooMany, "cluster %s has %d Reservations at the broker, its quota: delete those that are not needed, or raise spec.quotas.reservationsPerCluster of the BrokerConfig in the hub", requester, limits.reservations)
+	}
+	if err := s.client.Create(ctx, reservation); err != nil {
+		s.index.unadmit(requester, reservation.Name)
+		return err
+	}
+	return nil
 }
 
 // update applies the changes of a request to the stored Reservation, as far as they are
@@ -166,28 +187,27 @@ func (s *Server) listReservations(w http.ResponseWriter, r *http.Request, caller
 	switch {
 	case role == protocol.RoleRequester && watching(r):
 		return s.stream(w, r, caller, role, &tracker[protocol.ConsumerView]{
-			list: func(ctx context.Context) ([]protocol.ConsumerView, error) { return s.consumerViews(ctx, caller) },
+			list: func() []protocol.ConsumerView { return s.consumerViews(caller) },
+			get: func(id string) []protocol.ConsumerView {
+				if reservation := s.index.reservation(caller, id); reservation != nil {
+					return []protocol.ConsumerView{s.consumerView(reservation)}
+				}
+				return nil
+			},
 			id:   func(view protocol.ConsumerView) string { return view.ID },
 			wrap: func(views []protocol.ConsumerView) protocol.Event { return protocol.Event{Consumer: views} },
 		})
 	case role == protocol.RoleProvider && watching(r):
 		return s.stream(w, r, caller, role, &tracker[protocol.ProviderView]{
-			list: func(ctx context.Context) ([]protocol.ProviderView, error) { return s.providerViews(ctx, caller) },
+			list: func() []protocol.ProviderView { return s.providerViews(caller, "") },
+			get:  func(id string) []protocol.ProviderView { return s.providerViews(caller, id) },
 			id:   func(view protocol.ProviderView) string { return view.ID },
 			wrap: func(views []protocol.ProviderView) protocol.Event { return protocol.Event{Provider: views} },
 		})
 	case role == protocol.RoleRequester:
-		views, err := s.consumerViews(r.Context(), caller)
-		if err != nil {
-			return err
-		}
-		return respond(w, http.StatusOK, protocol.ConsumerList{Items: views})
+		return respond(w, http.StatusOK, protocol.ConsumerList{Items: s.consumerViews(caller)})
 	case role == protocol.RoleProvider:
-		views, err := s.providerViews(r.Context(), caller)
-		if err != nil {
-			return err
-		}
-		return respond(w, http.StatusOK, protocol.ProviderList{Items: views})
+		return respond(w, http.StatusOK, protocol.ProviderList{Items: s.providerViews(caller, "")})
 	}
 	return invalidRole()
 }
@@ -200,27 +220,13 @@ func (s *Server) getReservation(w http.ResponseWriter, r *http.Request, caller s
 	id := r.PathValue("id")
 	switch protocol.Role(r.URL.Query().Get("role")) {
 	case protocol.RoleRequester:
-		reservation := &broker.Reservation{}
-		if err := s.client.Get(r.Context(), s.key(id), reservation); err != nil {
-			return fmt.Errorf("reading reservation: %w", err)
+		if reservation := s.index.reservation(caller, id); reservation != nil {
+			return respond(w, http.StatusOK, s.consumerView(reservation))
 		}
-		if reservation.Spec.RequesterID != caller {
-			return notFound()
-		}
-		view, err := s.consumerView(r.Context(), reservation, advertisementCache{})
-		if err != nil {
-			return err
-		}
-		return respond(w, http.StatusOK, view)
+		return notFound()
 	case protocol.RoleProvider:
-		views, err := s.providerViews(r.Context(), caller)
-		if err != nil {
-			return err
-		}
-		for _, view := range views {
-			if view.ID == id {
-				return respond(w, http.StatusOK, view)
-			}
+		if views := s.providerViews(caller, id); len(views) > 0 {
+			return respond(w, http.StatusOK, views[0])
 		}
 		return notFound()
 	}
@@ -259,11 +265,13 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 		var ack protocol.ProviderAck
 		if err = decode(w, r, &ack); err == nil {
 			ack.Message = events.TruncateTo(ack.Message, maxAckMessage)
+			audit(r, "attempt", ack.Attempt, "accepted", ack.Accepted, "message", ack.Message)
 			err = s.Reconciler.ApplyProviderAck(r.Context(), caller, id, ack)
 		}
 	case protocol.RoleRequester:
 		var ack protocol.RequesterAck
 		if err = decode(w, r, &ack); err == nil {
+			audit(r, "attempt", ack.Attempt, "ready", len(ack.Ready))
 			err = s.Reconciler.ApplyRequesterAck(r.Context(), caller, id, ack)
 		}
 	default:

@@ -17,7 +17,9 @@ type route struct {
 	open bool
 	// anyReplica paths are also served by replicas that are not the leader.
 	anyReplica bool
-	call       call
+	// audited calls change something. frequent ones are logged only if refused.
+	audited, frequent bool
+	call              call
 }
 
 func (s *Server) routes() []route {
@@ -26,22 +28,23 @@ func (s *Server) routes() []route {
 		{method: http.MethodGet, path: protocol.PathHealthz, open: true, anyReplica: true, call: s.healthz},
 		{method: http.MethodGet, path: protocol.PathReadyz, open: true, anyReplica: true, call: s.readyz},
 		{method: http.MethodGet, path: protocol.PathOpenAPI, open: true, anyReplica: true, call: s.openAPI},
-		{method: http.MethodPost, path: protocol.PathJoin, open: true, call: s.join},
-		{method: http.MethodPost, path: protocol.PathAdvertisements, call: s.postAdvertisement},
+		{method: http.MethodPost, path: protocol.PathJoin, open: true, audited: true, call: s.join},
+		{method: http.MethodPost, path: protocol.PathAdvertisements, audited: true, frequent: true, call: s.postAdvertisement},
 		{method: http.MethodGet, path: protocol.PathAdvertisements, call: s.listAdvertisements},
 		{method: http.MethodGet, path: protocol.PathAdvertisements + id, call: s.getAdvertisement},
-		{method: http.MethodPost, path: protocol.PathReservations, call: s.postReservation},
+		{method: http.MethodPost, path: protocol.PathReservations, audited: true, call: s.postReservation},
 		{method: http.MethodGet, path: protocol.PathReservations, call: s.listReservations},
 		{method: http.MethodGet, path: protocol.PathReservations + id, call: s.getReservation},
-		{method: http.MethodDelete, path: protocol.PathReservations + id, call: s.deleteReservation},
-		{method: http.MethodPost, path: protocol.PathReservations + id + "/ack", call: s.ack},
-		{method: http.MethodPost, path: protocol.PathReservations + id + "/renew", call: s.renew},
-		{method: http.MethodPost, path: protocol.PathRelay, call: s.postRelay},
+		{method: http.MethodDelete, path: protocol.PathReservations + id, audited: true, call: s.deleteReservation},
+		{method: http.MethodPost, path: protocol.PathReservations + id + "/ack", audited: true, call: s.ack},
+		{method: http.MethodPost, path: protocol.PathReservations + id + "/renew", audited: true, frequent: true, call: s.renew},
+		{method: http.MethodPost, path: protocol.PathRelay, audited: true, frequent: true, call: s.postRelay},
 		{method: http.MethodGet, path: protocol.PathRelay, call: s.watchRelay},
 	}
 }
 
-func (s *Server) handler() http.Handler {
+// Handler serves the REST interface.
+func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	for _, route := range s.routes() {
 		mux.Handle(route.method+" "+route.path, s.serve(route))
@@ -77,11 +80,10 @@ func (s *Server) join(w http.ResponseWriter, r *http.Request, _ string) error {
 	if err := decode(w, r, &request); err != nil {
 		return err
 	}
+	audit(r, "clusterID", short(request.ClusterID), "remote", remoteIP(r))
 	response, err := s.Identity.Join(r.Context(), request)
 	if err != nil {
-		s.Log.Info("Refused join request", "cluster", short(request.ClusterID), "remote", remoteIP(r), "reason", err.Error())
 		return err
 	}
-	s.Log.Info("Cluster joined", "cluster", request.ClusterID, "remote", remoteIP(r))
 	return respond(w, http.StatusOK, response)
 }

@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -40,14 +42,27 @@ type Reconciler interface {
 // Identity authenticates clusters. Refusals are or wrap *protocol.Error.
 type Identity interface {
 	TLSConfig() *tls.Config
+	// Certified returns the cluster ID and the key's fingerprint in a verified client
+	// certificate, which may be revoked. It reads nothing.
+	Certified(state *tls.ConnectionState) (clusterID, fingerprint string, err error)
 	Join(ctx context.Context, request protocol.JoinRequest) (protocol.JoinResponse, error)
 	Authenticate(ctx context.Context, state *tls.ConnectionState) (clusterID string, err error)
 	Known(ctx context.Context, clusterID string) (bool, error)
 }
 
+// Clients are what a Server reads and writes with.
+type Clients struct {
+	// Client writes to the API server. Its reads may lag behind.
+	Client client.Client
+	// Live reads from the API server.
+	Live client.Reader
+	// Elected is closed once this replica is the leader.
+	Elected <-chan struct{}
+}
+
 // Options of a Server. All fields except Clock are required.
 type Options struct {
-	// Listener without TLS. The server closes it.
+	// Listener without TLS. The server closes it. Only Start needs it.
 	Listener net.Listener
 	// Namespace of the broker's objects.
 	Namespace  string
@@ -57,7 +72,7 @@ type Options struct {
 	Receipts *Receipts
 	Log      logr.Logger
 	// Clock defaults to the real one.
-	Clock clock.PassiveClock
+	Clock clock.WithTicker
 }
 
 // Server is the REST interface, a manager.Runnable. All replicas listen; those that are
@@ -67,54 +82,128 @@ type Server struct {
 	client  client.Client
 	live    client.Reader
 	elected <-chan struct{}
-	// synced is true once the manager's caches are synced.
+	// watches report whether the index has what the caches had at first.
+	watches []toolscache.InformerSynced
+	// synced is true once the index has the content of the caches.
 	synced atomic.Bool
 	// stopping is closed to end the streams.
 	stopping chan struct{}
 
+	index *index
+	// config is the BrokerConfig in use, if there is one.
+	config      atomic.Pointer[broker.BrokerConfig]
 	broadcaster *broadcaster
 	mailboxes   *mailboxes
-	callers     *limiters
-	joiners     *limiters
-	heartbeat   time.Duration
+	// callers limits by key, because a revoked key must not exhaust the limit of the
+	// cluster's new one. advertisers limits by cluster, joiners by address.
+	callers, advertisers, joiners *limiters
+	heartbeat                     time.Duration
 }
 
 // New returns a server that uses the manager's clients, and adds it to the manager.
 func New(mgr manager.Manager, options Options) (*Server, error) {
-	if options.Clock == nil {
-		options.Clock = clock.RealClock{}
-	}
-	s := &Server{
-		Options:     options,
-		client:      mgr.GetClient(),
-		live:        mgr.GetAPIReader(),
-		elected:     mgr.Elected(),
-		stopping:    make(chan struct{}),
-		broadcaster: newBroadcaster(),
-		mailboxes:   newMailboxes(options.Clock),
-		callers:     newLimiters(options.Clock, 100, 200),
-		joiners:     newLimiters(options.Clock, 5, 10),
-		heartbeat:   protocol.HeartbeatSeconds * time.Second,
-	}
-	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &broker.Reservation{}, requesterField, requesterOf); err != nil {
-		return nil, fmt.Errorf("indexing Reservations by requester: %w", err)
-	}
-	if err := s.broadcaster.watch(mgr.GetCache()); err != nil {
+	s := NewWithClients(Clients{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Elected: mgr.Elected()}, options)
+	if err := s.watch(mgr.GetCache()); err != nil {
 		return nil, err
 	}
 	return s, mgr.Add(s)
 }
+
+// NewWithClients returns a server without a manager. Its caller calls Observe for each
+// event of a watch, Synced once the first ones are observed, and serves Handler.
+func NewWithClients(clients Clients, options Options) *Server {
+	if options.Clock == nil {
+		options.Clock = clock.RealClock{}
+	}
+	return &Server{
+		Options:     options,
+		client:      clients.Client,
+		live:        clients.Live,
+		elected:     clients.Elected,
+		stopping:    make(chan struct{}),
+		index:       newIndex(options.Clock),
+		broadcaster: newBroadcaster(),
+		mailboxes:   newMailboxes(options.Clock),
+		callers:     newLimiters(options.Clock, 100, 200),
+		advertisers: newLimiters(options.Clock, 2, 20),
+		joiners:     newLimiters(options.Clock, 5, 10),
+		heartbeat:   protocol.HeartbeatSeconds * time.Second,
+	}
+}
+
+// watch observes the objects of the cache.
+func (s *Server) watch(informers cache.Cache) error {
+	// Authentication reads registrations from the cache: they are synced before the first
+	// call.
+	for _, object := range []client.Object{&broker.Reservation{}, &broker.ClusterAdvertisement{}, &broker.ClusterRegistration{}, &broker.BrokerConfig{}} {
+		informer, err := informers.GetInformer(context.Background(), object, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watching %T: %w", object, err)
+		}
+		registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc:    func(now any) { s.Observe(now.(client.Object), false) },
+			UpdateFunc: func(_, now any) { s.Observe(now.(client.Object), false) },
+			DeleteFunc: func(last any) {
+				if missed, ok := last.(toolscache.DeletedFinalStateUnknown); ok {
+					last = missed.Obj
+				}
+				s.Observe(last.(client.Object), true)
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("watching %T: %w", object, err)
+		}
+		s.watches = append(s.watches, registration.HasSynced)
+	}
+	return nil
+}
+
+// Observe updates what the server reads with an object that was added, updated or
+// deleted, and wakes the streams whose views may have changed. The server keeps the
+// object, which must not be changed any more.
+func (s *Server) Observe(object client.Object, deleted bool) {
+	if object.GetNamespace() != s.Namespace {
+		return
+	}
+	switch o := object.(type) {
+	case *broker.Reservation:
+		now := unless(deleted, o)
+		before, changed := s.index.putReservation(o.Name, now)
+		s.auditPhase(before, now)
+		s.broadcaster.notifyAll(changed)
+	case *broker.ClusterAdvertisement:
+		s.broadcaster.notifyAll(s.index.putAdvertisement(o.Name, unless(deleted, o)))
+	case *broker.BrokerConfig:
+		if o.Name == configName {
+			s.config.Store(unless(deleted, o))
+		}
+	}
+}
+
+func unless[T any](deleted bool, object *T) *T {
+	if deleted {
+		return nil
+	}
+	return object
+}
+
+// Synced states that Observe was called for all objects that existed at first.
+func (s *Server) Synced() { s.synced.Store(true) }
 
 // NeedLeaderElection is false: all replicas listen.
 func (s *Server) NeedLeaderElection() bool { return false }
 
 // Start serves until ctx ends. The manager calls it once its caches are synced.
 func (s *Server) Start(ctx context.Context) error {
-	s.synced.Store(true)
+	if !toolscache.WaitForCacheSync(ctx.Done(), s.watches...) {
+		return nil
+	}
+	s.Synced()
+	go s.expireMail(ctx)
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	server := &http.Server{
-		Handler:           s.handler(),
+		Handler:           s.Handler(),
 		TLSConfig:         s.Identity.TLSConfig(),
 		Protocols:         &protocols,
 		ReadHeaderTimeout: 10 * time.Second,
@@ -140,6 +229,20 @@ func (s *Server) Start(ctx context.Context) error {
 		return server.Close()
 	}
 	return nil
+}
+
+// expireMail removes expired messages until ctx ends.
+func (s *Server) expireMail(ctx context.Context) {
+	ticker := s.Clock.NewTicker(messageTTL / 4)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C():
+			s.mailboxes.expire()
+		}
+	}
 }
 
 // Ready returns nil on the leader once its caches are synced. It is a healthz.Checker.

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -12,6 +13,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -126,6 +129,7 @@ func TestCalls(t *testing.T) {
 	t.Run("advertisements", c.testAdvertisements)
 	t.Run("a reservation is visible to its requester and its provider only", c.testReservationIsPrivate)
 	t.Run("an older request changes nothing", c.testOlderRequest)
+	t.Run("a quota of Reservations", c.testQuota)
 	t.Run("relay", c.testRelay)
 }
 
@@ -158,6 +162,8 @@ func (c *clusters) testBodies(t *testing.T) {
 
 func (c *clusters) testAdvertisements(t *testing.T) {
 	spec := newAdvertisement("berlin")
+	spec.Cost = &broker.Cost{CPUCost: "0.1", Currency: "EUR"}
+	spec.Lending.Consumers = []string{"rome", "madrid"}
 	got, err := c.berlin.client.PublishAdvertisement(t.Context(), spec)
 	expect.NoError(t, err)
 	if got.Sequence != spec.Sequence {
@@ -167,8 +173,11 @@ func (c *clusters) testAdvertisements(t *testing.T) {
 	var before, after broker.ClusterAdvertisement
 	eventually(t, "others to see it", func() error {
 		view, err := c.rome.client.Advertisement(t.Context(), "berlin")
-		if err == nil && view.Spec.EndpointURL != spec.EndpointURL {
+		if err == nil && view.Spec.Cost == nil {
 			return fmt.Errorf("got %+v", view)
+		}
+		if text := encode(t, view); err == nil && (strings.Contains(text, "berlin.test") || strings.Contains(text, "key-of") || strings.Contains(text, "nodeClasses") || strings.Contains(text, "consumers")) {
+			t.Fatalf("rome sees what it does not need: %s", text)
 		}
 		return err
 	})
@@ -179,6 +188,13 @@ func (c *clusters) testAdvertisements(t *testing.T) {
 		}
 		return nil
 	})
+	_, err = c.paris.client.Advertisement(t.Context(), "berlin")
+	expectCode(t, err, protocol.CodeNotFound)
+	list, err := c.paris.client.Advertisements(t.Context())
+	expect.NoError(t, err)
+	if slices.ContainsFunc(list, func(view protocol.AdvertisementView) bool { return view.Spec.ClusterID == "berlin" }) {
+		t.Fatal("paris, to which berlin does not lend, sees its advertisement in the list")
+	}
 	spec.Sequence++
 	_, err = c.berlin.client.PublishAdvertisement(t.Context(), spec)
 	expect.NoError(t, err)
@@ -279,6 +295,57 @@ func (c *clusters) testOlderRequest(t *testing.T) {
 	}
 }
 
+// testQuota creates as many Reservations as the quota allows, in parallel.
+func (c *clusters) testQuota(t *testing.T) {
+	config := &broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: configName}}
+	config.Spec.Quotas = &broker.Quotas{ReservationsPerCluster: new(int32(5)), ReservationBytes: new(int32(1024))}
+	expect.NoError(t, c.hub.api.Create(t.Context(), config))
+	defer func() { expect.NoError(t, c.hub.api.Delete(context.Background(), config)) }()
+	large := newRequest("large")
+	large.Spec.PodSets[0].NodeSelector = map[string]string{"long": strings.Repeat("x", 1024)}
+	eventually(t, "the quota of bytes to apply", func() error {
+		_, err := c.berlin.client.PutReservation(t.Context(), large)
+		if !protocol.HasCode(err, protocol.CodeTooLarge) || !strings.Contains(err.Error(), "raise spec.quotas.reservationBytes") {
+			return fmt.Errorf("got %v", err)
+		}
+		return nil
+	})
+	var group sync.WaitGroup
+	refusals := make(chan error, 20)
+	var created atomic.Int32
+	for i := range 20 {
+		group.Go(func() {
+			answer := c.hub.call(t, c.berlin.tls, http.MethodPost, protocol.PathReservations, []byte(encode(t, newRequest(fmt.Sprint("quota-", i)))))
+			if answer.status == http.StatusOK {
+				created.Add(1)
+			} else {
+				refusals <- answer.refusal()
+			}
+		})
+	}
+	group.Wait()
+	close(refusals)
+	for refusal := range refusals {
+		if !protocol.HasCode(refusal, protocol.CodeTooMany) || !strings.Contains(refusal.Error(), "has 5 Reservations") || !strings.Contains(refusal.Error(), "raise spec.quotas.reservationsPerCluster") {
+			t.Fatalf("got %v", refusal)
+		}
+	}
+	if created.Load() != 5 {
+		t.Fatalf("%d Reservations were created", created.Load())
+	}
+	// Room appears when one is gone.
+	list, err := c.berlin.client.ConsumerReservations(t.Context())
+	expect.NoError(t, err)
+	expect.NoError(t, c.berlin.client.DeleteReservation(t.Context(), list[0].ID))
+	eventually(t, "another to be created", func() error {
+		answer := c.hub.call(t, c.berlin.tls, http.MethodPost, protocol.PathReservations, []byte(encode(t, newRequest("another"))))
+		if answer.status != http.StatusOK {
+			return answer.refusal()
+		}
+		return nil
+	})
+}
+
 func (c *clusters) testRelay(t *testing.T) {
 	received := watch(t, c.paris, "")
 	expectEvent(t, received, "a Relist", func(event protocol.Event) bool {
@@ -297,14 +364,14 @@ func (c *clusters) testRelay(t *testing.T) {
 		expectCode(t, c.rome.client.Relay(t.Context(), message), reason)
 	}
 	message := []byte(encode(t, protocol.RelayMessage{To: "berlin", ID: "1", Sealed: []byte("x")}))
-	for range maxMessages {
+	for range maxMessagesFrom {
 		if got := c.hub.call(t, c.rome.tls, http.MethodPost, protocol.PathRelay, message); got.status != http.StatusAccepted {
 			t.Fatalf("got %d: %s", got.status, got.body)
 		}
 	}
 	c.hub.call(t, c.rome.tls, http.MethodPost, protocol.PathRelay, message).expect(t, http.StatusTooManyRequests, "mailbox of cluster berlin is full")
 	expectEvent(t, watch(t, c.berlin, ""), "the messages in the mailbox", func(event protocol.Event) bool {
-		return event.Type == protocol.EventRelist && len(event.Relay) == maxMessages
+		return event.Type == protocol.EventRelist && len(event.Relay) == maxMessagesFrom
 	})
 }
 

@@ -2,10 +2,12 @@ package server
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"hash/maphash"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -14,9 +16,11 @@ import (
 const (
 	// writeTimeout is the timeout of a write to a subscriber.
 	writeTimeout = 10 * time.Second
-	// coalesceDelay is the delay from a change to listing the views, which then include
-	// further changes.
-	coalesceDelay = 20 * time.Millisecond
+	// coalescePeriod is the minimum time between two reads of the changed views. A change
+	// after a quiet period is sent at once.
+	coalescePeriod = 20 * time.Millisecond
+	// maxPut is the maximum number of views in one Put.
+	maxPut = 100
 )
 
 func watching(r *http.Request) bool { return r.URL.Query().Get("watch") == "true" }
@@ -24,20 +28,20 @@ func watching(r *http.Request) bool { return r.URL.Query().Get("watch") == "true
 // source is the content of a stream: its first call of events returns a Relist, each
 // further call the changes since the last.
 type source interface {
-	events(ctx context.Context, subscription *subscription) ([]protocol.Event, error)
+	events(subscription *subscription) ([]protocol.Event, error)
 }
 
 // stream serves a source until the caller or the broker ends it.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, caller string, role protocol.Role, source source) error {
 	// Before the first list, so that no change is missed between the two.
-	subscription := s.broadcaster.subscribe(caller, role)
+	subscription := s.broadcaster.subscribe(caller, role, s.quotas().streams)
 	defer s.broadcaster.unsubscribe(subscription)
-	events, err := source.events(r.Context(), subscription)
+	events, err := source.events(subscription)
 	if err != nil {
 		return err
 	}
 	control := http.NewResponseController(w)
-	if err := control.SetReadDeadline(time.Time{}); err != nil {
+	if err := supported(control.SetReadDeadline(time.Time{})); err != nil {
 		return fmt.Errorf("opening stream: %w", err)
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
@@ -57,31 +61,32 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, caller string, r
 // disconnects, the server stops, or the caller is not authorized any more.
 func (s *Server) writeEvents(w http.ResponseWriter, r *http.Request, subscription *subscription, source source, events []protocol.Event) error {
 	ctx := r.Context()
-	heartbeat := time.NewTicker(s.heartbeat)
+	heartbeat := s.Clock.NewTicker(s.heartbeat)
 	defer heartbeat.Stop()
 	for {
-		if err := write(w, events); err != nil {
+		if err := s.write(w, events); err != nil {
 			return err
 		}
+		readAt := s.Clock.Now()
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-s.stopping:
 			return http.ErrServerClosed
 		case <-subscription.dropped:
-			return fmt.Errorf("the cluster has opened more than %d streams", maxStreams)
-		case <-heartbeat.C:
+			return errors.New("the cluster has opened more streams than its quota")
+		case <-heartbeat.C():
 			// The registration may have been deleted.
 			if _, err := s.Identity.Authenticate(ctx, r.TLS); err != nil {
 				return err
 			}
 			events = []protocol.Event{{Type: protocol.EventHeartbeat}}
 		case <-subscription.changed:
-			if err := sleep(ctx, coalesceDelay); err != nil {
+			if err := s.sleep(ctx, coalescePeriod-s.Clock.Since(readAt)); err != nil {
 				return err
 			}
 			var err error
-			if events, err = source.events(ctx, subscription); err != nil {
+			if events, err = source.events(subscription); err != nil {
 				return err
 			}
 		}
@@ -89,12 +94,12 @@ func (s *Server) writeEvents(w http.ResponseWriter, r *http.Request, subscriptio
 }
 
 // write writes events, one per line, within writeTimeout.
-func write(w http.ResponseWriter, events []protocol.Event) error {
+func (s *Server) write(w http.ResponseWriter, events []protocol.Event) error {
 	if len(events) == 0 {
 		return nil
 	}
 	control := http.NewResponseController(w)
-	if err := control.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+	if err := supported(control.SetWriteDeadline(s.Clock.Now().Add(writeTimeout))); err != nil {
 		return fmt.Errorf("setting the write deadline: %w", err)
 	}
 	encoder := json.NewEncoder(w)
@@ -102,6 +107,7 @@ func write(w http.ResponseWriter, events []protocol.Event) error {
 		if err := encoder.Encode(event); err != nil {
 			return fmt.Errorf("writing event: %w", err)
 		}
+		streamEvents.WithLabelValues(string(event.Type)).Inc()
 	}
 	if err := control.Flush(); err != nil {
 		return fmt.Errorf("writing event: %w", err)
@@ -109,58 +115,96 @@ func write(w http.ResponseWriter, events []protocol.Event) error {
 	return nil
 }
 
-func sleep(ctx context.Context, duration time.Duration) error {
-	timer := time.NewTimer(duration)
+// supported ignores that a response writer in memory has no deadlines.
+func supported(err error) error {
+	if errors.Is(err, http.ErrNotSupported) {
+		return nil
+	}
+	return err
+}
+
+func (s *Server) sleep(ctx context.Context, duration time.Duration) error {
+	if duration <= 0 {
+		return nil
+	}
+	timer := s.Clock.NewTimer(duration)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-timer.C:
+	case <-timer.C():
 		return nil
 	}
 }
 
 // tracker is a source of views. It keeps a hash of each view that it has returned.
 type tracker[V any] struct {
-	list func(ctx context.Context) ([]V, error)
+	// list returns all views, get those with an ID.
+	list func() []V
+	get  func(id string) []V
 	id   func(V) string
 	wrap func([]V) protocol.Event
 
-	sent map[string][sha256.Size]byte
+	seed maphash.Seed
+	sent map[string]uint64
 }
 
-func (t *tracker[V]) events(ctx context.Context, _ *subscription) ([]protocol.Event, error) {
-	views, err := t.list(ctx)
-	if err != nil {
-		return nil, err
+func (t *tracker[V]) events(subscription *subscription) ([]protocol.Event, error) {
+	ids, all := subscription.take()
+	relist := t.sent == nil
+	if relist {
+		t.seed, t.sent = maphash.MakeSeed(), map[string]uint64{}
 	}
-	current := make(map[string][sha256.Size]byte, len(views))
+	views := map[string][]V{}
+	if all || relist {
+		ids = sortedKeys(t.sent)
+		for _, view := range t.list() {
+			views[t.id(view)] = append(views[t.id(view)], view)
+		}
+		for id := range views {
+			if _, known := t.sent[id]; !known {
+				ids = append(ids, id)
+			}
+		}
+		slices.Sort(ids)
+	} else {
+		for _, id := range ids {
+			views[id] = t.get(id)
+		}
+	}
+	return t.compare(ids, views, relist)
+}
+
+// compare returns the events for the views of ids, as far as they differ from what was
+// sent.
+func (t *tracker[V]) compare(ids []string, views map[string][]V, relist bool) ([]protocol.Event, error) {
+	var events []protocol.Event
 	var changed []V
-	for _, view := range views {
-		encoded, err := json.Marshal(view)
+	for _, id := range ids {
+		before, known := t.sent[id]
+		if len(views[id]) == 0 {
+			if known {
+				delete(t.sent, id)
+				events = append(events, protocol.Event{Type: protocol.EventDelete, ID: id})
+			}
+			continue
+		}
+		encoded, err := json.Marshal(views[id])
 		if err != nil {
 			return nil, fmt.Errorf("encoding view: %w", err)
 		}
-		id, hash := t.id(view), sha256.Sum256(encoded)
-		current[id] = hash
-		if before, known := t.sent[id]; !known || before != hash {
-			changed = append(changed, view)
+		if hash := maphash.Bytes(t.seed, encoded); !known || hash != before {
+			t.sent[id] = hash
+			changed = append(changed, views[id]...)
 		}
 	}
-	before := t.sent
-	t.sent = current
-	event := t.wrap(changed)
-	if before == nil {
+	if relist {
+		event := t.wrap(changed)
 		event.Type = protocol.EventRelist
 		return []protocol.Event{event}, nil
 	}
-	var events []protocol.Event
-	for id := range before {
-		if _, exists := current[id]; !exists {
-			events = append(events, protocol.Event{Type: protocol.EventDelete, ID: id})
-		}
-	}
-	if len(changed) > 0 {
+	for some := range slices.Chunk(changed, maxPut) {
+		event := t.wrap(some)
 		event.Type = protocol.EventPut
 		events = append(events, event)
 	}

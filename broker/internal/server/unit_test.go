@@ -19,31 +19,6 @@ import (
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-func TestMessagesExpire(t *testing.T) {
-	clock := clocktesting.NewFakePassiveClock(start)
-	boxes := newMailboxes(clock)
-	post := func(id string) bool { return boxes.post(protocol.RelayMessage{To: "paris", ID: id}) }
-	for i := range maxMessages {
-		if !post(fmt.Sprint(i)) {
-			t.Fatalf("message %d was refused", i)
-		}
-	}
-	if post("more") {
-		t.Fatal("a full mailbox accepted a message")
-	}
-	clock.SetTime(start.Add(messageTTL))
-	if !post("later") {
-		t.Fatal("expired messages still count")
-	}
-	got := boxes.take("paris")
-	if len(got) != 1 || got[0].ID != "later" {
-		t.Fatalf("want the message that has not expired, got %v", got)
-	}
-	if got := boxes.take("paris"); got != nil {
-		t.Fatalf("messages were delivered twice: %v", got)
-	}
-}
-
 func TestRateLimitsPerCaller(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(start)
 	limits := newLimiters(clock, 1, 2)
@@ -59,7 +34,7 @@ func TestRateLimitsPerCaller(t *testing.T) {
 	if !limits.allow("rome") {
 		t.Fatal("rome is still limited after a second")
 	}
-	for i := range 2 * maxLimiters {
+	for i := range maxLimiters + 10 {
 		limits.allow(fmt.Sprint(i))
 	}
 	if len(limits.byKey) > maxLimiters+1 {
@@ -92,10 +67,10 @@ func TestReceipts(t *testing.T) {
 
 func TestOldestStreamEnds(t *testing.T) {
 	h := newBroadcaster()
-	oldest := h.subscribe("rome", "")
+	oldest := h.subscribe("rome", "", 16)
 	youngest := oldest
-	for range maxStreams {
-		youngest = h.subscribe("rome", "")
+	for range 16 {
+		youngest = h.subscribe("rome", "", 16)
 	}
 	select {
 	case <-oldest.dropped:
@@ -103,7 +78,7 @@ func TestOldestStreamEnds(t *testing.T) {
 		t.Fatal("the oldest stream has not ended")
 	}
 	h.unsubscribe(oldest)
-	if h.newest(oldest) || !h.newest(youngest) || len(h.subscriptions["rome"]) != maxStreams {
+	if h.newest(oldest) || !h.newest(youngest) || len(h.subscriptions["rome"]) != 16 {
 		t.Fatal("the youngest stream is not the newest")
 	}
 }

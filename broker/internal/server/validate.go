@@ -97,15 +97,25 @@ func validateRequest(request *protocol.ReservationRequest, caller string) error 
 	return validateSpec(&request.Spec)
 }
 
-func validateSpec(spec *broker.ReservationSpec) error {
+// specSize is the size of a spec in bytes of JSON, without retained, which is limited on
+// its own.
+func specSize(spec *broker.ReservationSpec) (int, error) {
 	held := *spec
-	held.Retained = nil // limited on its own
+	held.Retained = nil
 	text, err := json.Marshal(held)
 	if err != nil {
-		return fmt.Errorf("encoding spec: %w", err)
+		return 0, fmt.Errorf("encoding spec: %w", err)
 	}
-	if len(text) > maxSpec {
-		return refuse(protocol.CodeInvalid, "spec has %d bytes, the maximum is %d: shorten its node selectors, affinity or tolerations", len(text), maxSpec)
+	return len(text), nil
+}
+
+func validateSpec(spec *broker.ReservationSpec) error {
+	size, err := specSize(spec)
+	if err != nil {
+		return err
+	}
+	if size > maxSpec {
+		return refuse(protocol.CodeInvalid, "spec has %d bytes, the maximum is %d: shorten its node selectors, affinity or tolerations", size, maxSpec)
 	}
 	if spec.RequestedResources != nil {
 		if err := validateAmounts("spec.requestedResources", *spec.RequestedResources); err != nil {

@@ -1,62 +1,26 @@
 package server
 
 import (
-	"context"
-	"fmt"
+	"cmp"
 	"slices"
-	"strings"
-
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// requesterField indexes Reservations in the cache by requester.
-const requesterField = "server.requester"
-
-func requesterOf(object client.Object) []string {
-	return []string{object.(*broker.Reservation).Spec.RequesterID}
-}
-
-// advertisementCache has the advertisements that were read for one list.
-type advertisementCache map[string]*broker.ClusterAdvertisement
-
-// advertisement returns a cluster's advertisement; an empty one if there is none.
-func (s *Server) advertisement(ctx context.Context, cached advertisementCache, cluster string) (*broker.ClusterAdvertisement, error) {
-	if found, ok := cached[cluster]; ok {
-		return found, nil
-	}
-	found := &broker.ClusterAdvertisement{}
-	if err := s.client.Get(ctx, s.key(cluster), found); client.IgnoreNotFound(err) != nil {
-		return nil, fmt.Errorf("reading the advertisement of %s: %w", cluster, err)
-	}
-	cached[cluster] = found
-	return found, nil
-}
-
 // consumerViews lists the reservations of a requester, sorted by ID.
-func (s *Server) consumerViews(ctx context.Context, requester string) ([]protocol.ConsumerView, error) {
-	var list broker.ReservationList
-	if err := s.client.List(ctx, &list, client.InNamespace(s.Namespace), client.MatchingFields{requesterField: requester}); err != nil {
-		return nil, fmt.Errorf("listing the reservations of %s: %w", requester, err)
+func (s *Server) consumerViews(requester string) []protocol.ConsumerView {
+	reservations := s.index.reservationsOf(requester)
+	views := make([]protocol.ConsumerView, 0, len(reservations))
+	for _, reservation := range reservations {
+		views = append(views, s.consumerView(reservation))
 	}
-	cached := advertisementCache{}
-	views := make([]protocol.ConsumerView, 0, len(list.Items))
-	for i := range list.Items {
-		view, err := s.consumerView(ctx, &list.Items[i], cached)
-		if err != nil {
-			return nil, err
-		}
-		views = append(views, view)
-	}
-	slices.SortFunc(views, func(a, b protocol.ConsumerView) int { return strings.Compare(a.ID, b.ID) })
-	return views, nil
+	return views
 }
 
-// consumerView is a reservation as its requester sees it. It takes ownership of the
+// consumerView is a reservation as its requester sees it. It shares its content with the
 // reservation.
-func (s *Server) consumerView(ctx context.Context, reservation *broker.Reservation, cached advertisementCache) (protocol.ConsumerView, error) {
+func (s *Server) consumerView(reservation *broker.Reservation) protocol.ConsumerView {
 	view := protocol.ConsumerView{
 		ID:               reservation.Name,
 		UID:              reservation.UID,
@@ -67,12 +31,10 @@ func (s *Server) consumerView(ctx context.Context, reservation *broker.Reservati
 		Spec:             reservation.Spec,
 		Status:           reservation.Status,
 	}
+	view.Status.Allocations = slices.Clone(view.Status.Allocations)
 	for i := range view.Status.Allocations {
 		allocation := &view.Status.Allocations[i]
-		provider, err := s.advertisement(ctx, cached, allocation.Cluster)
-		if err != nil {
-			return view, err
-		}
+		provider := s.index.advertisement(allocation.Cluster)
 		allocation.Endpoint = provider.Spec.EndpointURL
 		if provider.Spec.PeerKey != "" {
 			if view.PeerKeys == nil {
@@ -81,24 +43,54 @@ func (s *Server) consumerView(ctx context.Context, reservation *broker.Reservati
 			view.PeerKeys[allocation.Cluster] = provider.Spec.PeerKey
 		}
 	}
-	return view, nil
+	return view
 }
 
-// providerViews lists the holds on a provider, sorted by reservation ID.
-func (s *Server) providerViews(ctx context.Context, provider string) ([]protocol.ProviderView, error) {
-	cached := advertisementCache{}
-	own, err := s.advertisement(ctx, cached, provider)
-	if err != nil {
-		return nil, err
-	}
-	views := make([]protocol.ProviderView, 0, len(own.Status.Holds))
-	for _, hold := range own.Status.Holds {
-		requester, err := s.advertisement(ctx, cached, hold.Requester)
-		if err != nil {
-			return nil, err
+// providerViews lists the holds on a provider, sorted by reservation ID; with an id, only
+// those of that reservation.
+func (s *Server) providerViews(provider, id string) []protocol.ProviderView {
+	own := s.index.advertisement(provider)
+	views := []protocol.ProviderView{}
+	for i := range own.Status.Holds {
+		hold := &own.Status.Holds[i]
+		if id == "" || hold.ReservationName == id {
+			key := s.index.advertisement(hold.Requester).Spec.PeerKey
+			views = append(views, protocol.ProviderView{ID: hold.ReservationName, Requester: hold.Requester, RequesterPeerKey: key, Hold: *hold})
 		}
-		views = append(views, protocol.ProviderView{ID: hold.ReservationName, Requester: hold.Requester, RequesterPeerKey: requester.Spec.PeerKey, Hold: hold})
 	}
-	slices.SortFunc(views, func(a, b protocol.ProviderView) int { return strings.Compare(a.ID, b.ID) })
-	return views, nil
+	slices.SortStableFunc(views, func(a, b protocol.ProviderView) int { return cmp.Compare(a.ID, b.ID) })
+	return views
+}
+
+// advertisementView is an advertisement as the caller sees it: its own in full. Of
+// another cluster, which must lend to the caller or hold capacity for it, the caller sees
+// what it needs to choose a target: terms, location, and whether there is capacity. The
+// rest, such as its nodes, its other consumers, its endpoint and its key, is for the
+// broker, or comes with a reservation.
+func advertisementView(advertisement *broker.ClusterAdvertisement, caller string) (view protocol.AdvertisementView, visible bool) {
+	spec, status := &advertisement.Spec, &advertisement.Status
+	if spec.ClusterID == caller {
+		return protocol.AdvertisementView{Spec: *spec, Status: *status}, true
+	}
+	for _, hold := range status.Holds {
+		if hold.Requester == caller {
+			view.Status.Holds = append(view.Status.Holds, hold)
+		}
+	}
+	for _, hold := range spec.ObservedHolds {
+		if hold.Requester == caller {
+			view.Spec.ObservedHolds = append(view.Spec.ObservedHolds, hold)
+		}
+	}
+	lends := spec.Lending.Enabled && (len(spec.Lending.Consumers) == 0 || slices.Contains(spec.Lending.Consumers, caller))
+	if !lends && view.Status.Holds == nil && view.Spec.ObservedHolds == nil {
+		return view, false
+	}
+	view.Spec.ClusterID, view.Spec.ClusterName = spec.ClusterID, spec.ClusterName
+	view.Spec.Region, view.Spec.Zone, view.Spec.Cost = spec.Region, spec.Zone, spec.Cost
+	view.Spec.Lending.Enabled = lends
+	view.Spec.Timestamp, view.Spec.Sequence = spec.Timestamp, spec.Sequence
+	view.Status.Active, view.Status.Phase = status.Active, status.Phase
+	view.Status.Available, view.Status.Score = status.Available, status.Score
+	return view, true
 }

@@ -1,0 +1,100 @@
+// Package simulated builds the parts of the agent that talk with the broker for the
+// simulation: the production controllers over any manager and any connection.
+package simulated
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/spillway-dev/spillway/agent/internal/advertise"
+	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/instruction"
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
+	"github.com/spillway-dev/spillway/agent/internal/reservation"
+	"github.com/spillway-dev/spillway/agent/internal/transport"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// LabelConsumer marks a guest in the simulation with its consumer.
+const LabelConsumer = "simulation.example.com/consumer"
+
+// Connection is the agent's connection to the broker.
+type Connection interface {
+	transport.Watcher
+	reservation.Broker
+	instruction.Broker
+	advertise.Broker
+}
+
+// Grants is what a provider lets its consumers use. It outlives the agent.
+type Grants struct{ provider *fake.Provider }
+
+// NewGrants returns the grants of a provider without consumers.
+func NewGrants() *Grants { return &Grants{fake.NewProvider()} }
+
+// Of returns the number of pods that a consumer may run.
+func (g *Grants) Of(consumer string) (resources corev1.ResourceList, pods int32) {
+	capacity := g.provider.Granted(consumer)
+	return capacity.Resources, capacity.Pods
+}
+
+// Options of an agent.
+type Options struct {
+	ClusterID, Namespace string
+	Connection           Connection
+	Grants               *Grants
+	Clock                clock.WithTicker
+	// Interval of the advertisements.
+	Interval time.Duration
+	Lending  bool
+	// IgnoreGuests makes the agent recognize no guest: a planted fault.
+	IgnoreGuests bool
+	// Deaf makes the agent advertise and never decide on a hold.
+	Deaf bool
+}
+
+// Add adds the agent's controllers to a manager.
+func Add(ctx context.Context, mgr manager.Manager, o Options) error {
+	recognizer := inventory.Recognizer{Guest: func(pod *corev1.Pod, _ func(string) map[string]string) (string, bool) {
+		consumer, ok := pod.Labels[LabelConsumer]
+		return consumer, ok && !o.IgnoreGuests
+	}}
+	lending := broker.Lending{Enabled: o.Lending}
+	consumers, providers := transport.NewConsumerMirror(o.Connection), transport.NewProviderMirror(o.Connection)
+	err := errors.Join(instruction.SetupIndex(ctx, mgr), mgr.Add(consumers), mgr.Add(providers))
+	controllers := []interface {
+		SetupWithManager(mgr manager.Manager) error
+	}{
+		instruction.NewConsumer(mgr.GetClient(), o.Namespace, consumers),
+		reservation.New(mgr, reservation.Options{
+			ClusterID: o.ClusterID, InstructionNamespace: o.Namespace, Broker: o.Connection, Mirror: consumers, Clock: o.Clock,
+		}),
+		advertise.New(o.Connection, advertise.Options{
+			Terms:    inventory.Terms{ClusterID: o.ClusterID, ClusterName: o.ClusterID, EndpointURL: "https://" + o.ClusterID + ":6443", Lending: lending},
+			Interval: o.Interval, Recognizer: recognizer, Clock: o.Clock,
+		}),
+	}
+	if !o.Deaf {
+		controllers = append(controllers,
+			instruction.NewProvider(mgr.GetClient(), o.Namespace, o.Connection, providers),
+			hold.New(o.Grants.provider, hold.Options{
+				Namespace: o.Namespace, Lending: lending, Recognizer: recognizer, PeeringIdleTime: time.Minute, Clock: o.Clock,
+			}))
+	}
+	for _, c := range controllers {
+		if err = errors.Join(err, c.SetupWithManager(mgr)); err != nil {
+			return fmt.Errorf("setting up the agent: %w", err)
+		}
+	}
+	return nil
+}
+
+// Held returns what a provider has set aside for an instruction, nil for nothing.
+func Held(of *broker.ProviderInstruction) *broker.HeldCapacity { return instruction.Held(of) }

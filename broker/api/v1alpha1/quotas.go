@@ -1,0 +1,32 @@
+package v1alpha1
+
+// Quotas limit what one cluster uses of the broker.
+type Quotas struct {
+	// reservationsPerCluster is the maximum number of Reservations of one consumer.
+	// +optional
+	// +kubebuilder:default=1000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100000
+	ReservationsPerCluster *int32 `json:"reservationsPerCluster,omitempty"`
+	// reservationBytes is the maximum size of the spec of a new Reservation in bytes of
+	// JSON.
+	// +optional
+	// +kubebuilder:default=8192
+	// +kubebuilder:validation:Minimum=1024
+	// +kubebuilder:validation:Maximum=16384
+	ReservationBytes *int32 `json:"reservationBytes,omitempty"`
+	// mailBytesPerCluster is the maximum size in bytes of the relayed messages that wait
+	// for one cluster, and of those that wait for others and were sent by it.
+	// +optional
+	// +kubebuilder:default=2097152
+	// +kubebuilder:validation:Minimum=131072
+	// +kubebuilder:validation:Maximum=33554432
+	MailBytesPerCluster *int32 `json:"mailBytesPerCluster,omitempty"`
+	// streamsPerCluster is the maximum number of open watch streams of one cluster. One
+	// more ends the oldest.
+	// +optional
+	// +kubebuilder:default=16
+	// +kubebuilder:validation:Minimum=4
+	// +kubebuilder:validation:Maximum=256
+	StreamsPerCluster *int32 `json:"streamsPerCluster,omitempty"`
+}

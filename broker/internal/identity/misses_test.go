@@ -1,0 +1,70 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// testMisses counts what the calls of a cluster cost that is not registered.
+func (f *fixture) testMisses(t *testing.T) {
+	clock := clocktesting.NewFakePassiveClock(f.now)
+	counted := &countingClient{Client: f.api}
+	a := &Authority{Options: Options{Client: counted, Cache: f.api, Namespace: namespace, Clock: clock}, ca: f.ca, key: f.key}
+	known := func() bool {
+		t.Helper()
+		known, err := a.Known(t.Context(), "madrid")
+		expect.NoError(t, err)
+		return known
+	}
+	for range 100 {
+		if known() {
+			t.Fatal("a cluster that has not joined is known")
+		}
+	}
+	if counted.reads != 1 {
+		t.Fatalf("100 calls cost %d reads", counted.reads)
+	}
+	clock.SetTime(f.now.Add(missPeriod))
+	if known() || counted.reads != 2 {
+		t.Fatalf("want another read after %s, got %d", missPeriod, counted.reads)
+	}
+	// At the replica at which it joins, a cluster is known at once.
+	_, err := a.Join(t.Context(), protocol.JoinRequest{ClusterID: "madrid", Token: f.token, CSR: newCSR(t, newKey(t), named("madrid"))})
+	expect.NoError(t, err)
+	if !known() {
+		t.Fatal("a cluster that has just joined is not known")
+	}
+}
+
+// countingClient counts the reads of registrations.
+type countingClient struct {
+	client.Client
+	reads int
+}
+
+func (c *countingClient) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+	if _, registration := into.(*broker.ClusterRegistration); registration {
+		c.reads++
+	}
+	return c.Client.Get(ctx, key, into, options...)
+}
+
+func TestMissesAreBounded(t *testing.T) {
+	var m misses
+	now := time.Unix(0, 0)
+	for i := range 2*maxMisses + 1 {
+		m.add(miss{fmt.Sprint(i), ""}, now)
+	}
+	if len(m.at) > maxMisses {
+		t.Fatalf("%d misses are kept", len(m.at))
+	}
+}

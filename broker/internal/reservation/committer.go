@@ -1,0 +1,213 @@
+package reservation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
+)
+
+const (
+	// commitTimeout is how long the caller of a change waits for its outcome, and how
+	// long the write of a batch may take.
+	commitTimeout = 30 * time.Second
+	// maxBatch is the maximum number of changes in one write.
+	maxBatch = 256
+	// maxCommitTries is the number of tries of a write if another broker is first.
+	maxCommitTries = 10
+)
+
+// errOutdated means that a change was computed from a hold that has changed since.
+var errOutdated = errors.New("the hold has changed since it was read")
+
+// edit changes a provider's object in place and reports what it has changed. If it
+// returns an error, it has changed nothing. It may be called again for a newer version.
+type edit func(ad *broker.ClusterAdvertisement) (edited, error)
+
+// edited are the parts of an object that an edit has changed.
+type edited struct{ spec, status bool }
+
+// committer writes the ledgers. The changes to one provider's ledger queue in front of
+// it, and all that wait are written together: one compare-and-swap, on the last version
+// that this broker knows. It is read live only if another broker was first, or if the
+// outcome is that nothing is to be written. Different providers do not wait for each
+// other.
+type committer struct {
+	client client.Client
+	live   client.Reader
+	store  *store
+	key    func(name string) client.ObjectKey
+	clock  clock.PassiveClock
+
+	mu     sync.Mutex
+	queues map[string]*commitQueue
+}
+
+// commitQueue are the changes to one provider's ledger that wait.
+type commitQueue struct {
+	waiting []*commit
+}
+
+// commit is one change and its outcome.
+type commit struct {
+	edit edit
+	// done is closed when the outcome is known: the written version, or an error.
+	done chan struct{}
+	ad   *broker.ClusterAdvertisement
+	err  error
+}
+
+func newCommitter(clients Clients, known *store, key func(string) client.ObjectKey, clock clock.PassiveClock) *committer {
+	return &committer{client: clients.Client, live: clients.Live, store: known, key: key, clock: clock, queues: map[string]*commitQueue{}}
+}
+
+// commit makes one change to a provider's object and returns the version that includes
+// it, which is read-only. An edit that fails fails only for its own caller. If the
+// caller's time is up, the outcome is unknown. The first caller writes for those that
+// come while it writes; there is no other goroutine while nobody else waits.
+func (c *committer) commit(ctx context.Context, cluster string, edit edit) (*broker.ClusterAdvertisement, error) {
+	mine := &commit{edit: edit, done: make(chan struct{})}
+	c.mu.Lock()
+	queue, busy := c.queues[cluster]
+	if !busy {
+		queue = &commitQueue{}
+		c.queues[cluster] = queue
+	}
+	queue.waiting = append(queue.waiting, mine)
+	c.mu.Unlock()
+	if !busy {
+		// A caller that gives up must not fail the others.
+		if c.writeNext(context.WithoutCancel(ctx), cluster, queue) {
+			go func() {
+				for c.writeNext(context.WithoutCancel(ctx), cluster, queue) {
+				}
+			}()
+		}
+	}
+	timeout := time.NewTimer(commitTimeout)
+	defer timeout.Stop()
+	select {
+	case <-mine.done:
+		return mine.ad, mine.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for the ledger of %s: %w", cluster, ctx.Err())
+	case <-timeout.C:
+		return nil, fmt.Errorf("the ledger of %s was not written within %s", cluster, commitTimeout)
+	}
+}
+
+// writeNext writes what waits, and reports whether more waits now. If nothing does, the
+// queue is gone.
+func (c *committer) writeNext(ctx context.Context, cluster string, queue *commitQueue) (more bool) {
+	c.mu.Lock()
+	n := min(len(queue.waiting), maxBatch)
+	batch := queue.waiting[:n:n]
+	queue.waiting = queue.waiting[n:]
+	c.mu.Unlock()
+
+	start := c.clock.Now()
+	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
+	defer cancel()
+	ad, err := c.write(ctx, cluster, batch)
+	commitBatchSize.Observe(float64(len(batch)))
+	commitLatency.Observe(c.clock.Since(start).Seconds())
+	for _, commit := range batch {
+		if commit.ad = ad; err != nil {
+			commit.err = err
+		}
+		close(commit.done)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(queue.waiting) == 0 {
+		delete(c.queues, cluster)
+		return false
+	}
+	return true
+}
+
+// write applies a batch to a ledger and writes it. Each commit gets the error of its own
+// edit; the error is one that all of them have.
+func (c *committer) write(ctx context.Context, cluster string, batch []*commit) (*broker.ClusterAdvertisement, error) {
+	known := c.store.advertisement(cluster)
+	confirmed := known == nil
+	for try := 1; ; try++ {
+		if confirmed {
+			read := &broker.ClusterAdvertisement{}
+			if err := c.live.Get(ctx, c.key(cluster), read); err != nil {
+				return nil, fmt.Errorf("reading the ledger of %s: %w", cluster, err)
+			}
+			c.store.putAdvertisement(read)
+			known = read
+		}
+		ad := known.DeepCopy()
+		changes := apply(ad, batch)
+		if !changes.spec && !changes.status {
+			if confirmed {
+				return known, nil
+			}
+			// Nothing that the compare-and-swap would confirm.
+			confirmed = true
+			continue
+		}
+		err := c.update(ctx, ad, changes)
+		if err == nil {
+			return ad, nil
+		}
+		if !apierrors.IsConflict(err) || try == maxCommitTries || ctx.Err() != nil {
+			return nil, err
+		}
+		lockConflicts.Inc()
+		confirmed = true
+	}
+}
+
+// apply applies the edits of a batch, in its order.
+func apply(ad *broker.ClusterAdvertisement, batch []*commit) (changes edited) {
+	for _, commit := range batch {
+		var one edited
+		one, commit.err = commit.edit(ad)
+		changes.spec, changes.status = changes.spec || one.spec, changes.status || one.status
+	}
+	// The account depends on the spec.
+	changes.status = changes.status || changes.spec
+	if changes.status {
+		ledger.Settle(&ad.Spec, &ad.Status)
+	}
+	return changes
+}
+
+// update writes an object and adds it to the store.
+func (c *committer) update(ctx context.Context, ad *broker.ClusterAdvertisement, changes edited) error {
+	if changes.spec {
+		// The answer has the status that is stored.
+		status := ad.Status.DeepCopy()
+		if err := c.client.Update(ctx, ad); err != nil {
+			return fmt.Errorf("updating the advertisement of %s: %w", ad.Name, err)
+		}
+		c.store.putAdvertisement(ad.DeepCopy())
+		ad.Status = *status
+	}
+	observe(ad)
+	if err := c.client.Status().Update(ctx, ad); err != nil {
+		return fmt.Errorf("writing the ledger of %s: %w", ad.Name, err)
+	}
+	c.store.putAdvertisement(ad)
+	return nil
+}
+
+// observe sets the generation that the status was computed for.
+func observe(ad *broker.ClusterAdvertisement) {
+	ad.Status.ObservedGeneration = ad.Generation
+	for i := range ad.Status.Conditions {
+		ad.Status.Conditions[i].ObservedGeneration = ad.Generation
+	}
+}

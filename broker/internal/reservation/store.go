@@ -1,0 +1,195 @@
+package reservation
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
+)
+
+// store is what this broker knows of the ClusterAdvertisements and Reservations: from
+// the watch, and from its own writes before the watch repeats them. Its indexes find
+// what a change concerns without a list. The objects in it are shared and read-only.
+type store struct {
+	mu             sync.Mutex
+	advertisements map[string]*broker.ClusterAdvertisement
+	// sorted are all advertisements by name; nil if it must be made anew. Readers may
+	// keep it: it is never changed.
+	sorted []*broker.ClusterAdvertisement
+	// clusters are the same for decisions.
+	clusters decide.Store
+	// holders are the clusters that have a hold of a Reservation, by its name: also
+	// those with a hold of an earlier one of the same name.
+	holders      map[string]map[string]bool
+	reservations map[string]*broker.Reservation
+	// queued are the Reservations that are not placed in full.
+	queued map[string]bool
+}
+
+func newStore() *store {
+	return &store{
+		advertisements: map[string]*broker.ClusterAdvertisement{},
+		holders:        map[string]map[string]bool{},
+		reservations:   map[string]*broker.Reservation{},
+		queued:         map[string]bool{},
+	}
+}
+
+// older reports whether an object is an older version than another one, or the same.
+func older(object, than client.Object) bool {
+	order, err := resourceversion.CompareResourceVersion(object.GetResourceVersion(), than.GetResourceVersion())
+	return err == nil && order <= 0
+}
+
+// putAdvertisement adds a version of an advertisement, unless it knows a newer one. The
+// caller does not change it any more.
+func (s *store) putAdvertisement(ad *broker.ClusterAdvertisement) {
+	// An agent in the hub keeps a copy of its advertisement in the same namespace, under
+	// another name: it is not a second offer.
+	if ad.Name != ad.Spec.ClusterID {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := s.advertisements[ad.Name]
+	if known != nil && older(ad, known) {
+		return
+	}
+	s.advertisements[ad.Name], s.sorted = ad, nil
+	s.clusters.Upsert(&ad.Spec, ad.Status.Holds)
+	s.indexHolds(ad.Name, known, ad)
+}
+
+// removeAdvertisement forgets a deleted advertisement, and no newer one of its name.
+func (s *store) removeAdvertisement(ad *broker.ClusterAdvertisement) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.advertisements[ad.Name]; known != nil && known.UID == ad.UID {
+		delete(s.advertisements, ad.Name)
+		s.sorted = nil
+		s.clusters.Remove(ad.Name)
+		s.indexHolds(ad.Name, known, nil)
+	}
+}
+
+// indexHolds replaces the holds of a cluster's last version in the index.
+func (s *store) indexHolds(cluster string, before, after *broker.ClusterAdvertisement) {
+	now := map[string]bool{}
+	if after != nil {
+		for i := range after.Status.Holds {
+			name := after.Status.Holds[i].ReservationName
+			now[name] = true
+			if s.holders[name] == nil {
+				s.holders[name] = map[string]bool{}
+			}
+			s.holders[name][cluster] = true
+		}
+	}
+	if before == nil {
+		return
+	}
+	for i := range before.Status.Holds {
+		if name := before.Status.Holds[i].ReservationName; !now[name] {
+			delete(s.holders[name], cluster)
+			if len(s.holders[name]) == 0 {
+				delete(s.holders, name)
+			}
+		}
+	}
+}
+
+// advertisement is nil if the store knows none of that name.
+func (s *store) advertisement(name string) *broker.ClusterAdvertisement {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.advertisements[name]
+}
+
+// allAdvertisements are sorted by cluster ID.
+func (s *store) allAdvertisements() []*broker.ClusterAdvertisement {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sorted == nil {
+		s.sorted = make([]*broker.ClusterAdvertisement, 0, len(s.advertisements))
+		for _, ad := range s.advertisements {
+			s.sorted = append(s.sorted, ad)
+		}
+		slices.SortFunc(s.sorted, func(a, b *broker.ClusterAdvertisement) int { return cmp.Compare(a.Name, b.Name) })
+	}
+	return s.sorted
+}
+
+// holdersOf are the clusters with a hold of a Reservation of that name, sorted.
+func (s *store) holdersOf(reservation string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var clusters []string
+	for cluster := range s.holders[reservation] {
+		clusters = append(clusters, cluster)
+	}
+	slices.Sort(clusters)
+	return clusters
+}
+
+// putReservation adds a version of a Reservation, unless it knows a newer one. The
+// caller does not change it any more.
+func (s *store) putReservation(r *broker.Reservation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.reservations[r.Name]; known != nil && older(r, known) {
+		return
+	}
+	s.reservations[r.Name] = r
+	if unplaced(r) {
+		s.queued[r.Name] = true
+	} else {
+		delete(s.queued, r.Name)
+	}
+}
+
+// removeReservation forgets a deleted Reservation, and no newer one of its name.
+func (s *store) removeReservation(r *broker.Reservation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.reservations[r.Name]; known != nil && known.UID == r.UID {
+		delete(s.reservations, r.Name)
+		delete(s.queued, r.Name)
+	}
+}
+
+// reservation is nil if the store knows none of that name.
+func (s *store) reservation(name string) *broker.Reservation {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reservations[name]
+}
+
+// exists reports whether the store knows the Reservation with that name and UID.
+func (s *store) exists(name string, uid types.UID) bool {
+	r := s.reservation(name)
+	return r != nil && r.UID == uid
+}
+
+// unplacedReservations are those that are not placed in full, sorted by name.
+func (s *store) unplacedReservations() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names := make([]string, 0, len(s.queued))
+	for name := range s.queued {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// unplaced reports whether a Reservation waits for capacity.
+func unplaced(r *broker.Reservation) bool {
+	return r.Status.Phase == "" || meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued)
+}

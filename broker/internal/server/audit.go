@@ -1,0 +1,82 @@
+package server
+
+import (
+	"context"
+	"net/http"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
+)
+
+// codeOK is the outcome of a call without refusal, in logs and metrics.
+const codeOK = "OK"
+
+// auditKey is the key of a call's details in its context.
+type auditKey struct{}
+
+// withAudit returns the request with room for details of the audit log.
+func withAudit(r *http.Request) (*http.Request, *[]any) {
+	details := &[]any{}
+	return r.WithContext(context.WithValue(r.Context(), auditKey{}, details)), details
+}
+
+// audit adds keys and values to the audit log's line of a call.
+func audit(r *http.Request, keysAndValues ...any) {
+	if details, ok := r.Context().Value(auditKey{}).(*[]any); ok {
+		*details = append(*details, keysAndValues...)
+	}
+}
+
+// auditCall logs who called and the outcome. Calls that a cluster repeats at a high rate
+// are logged only when they are refused, and those over the rate limit with low priority.
+func (s *Server) auditCall(route route, r *http.Request, caller string, details []any, refusal *protocol.Error) {
+	log := s.Log.WithName("audit").WithValues("cluster", caller, "call", route.method+" "+route.path)
+	if id := r.PathValue("id"); id != "" {
+		log = log.WithValues("id", short(id))
+	}
+	if role := r.URL.Query().Get("role"); role != "" {
+		log = log.WithValues("role", short(role))
+	}
+	log = log.WithValues(details...)
+	switch {
+	case refusal == nil && route.frequent:
+		log.V(1).Info("Call", "outcome", codeOK)
+	case refusal == nil:
+		log.Info("Call", "outcome", codeOK)
+	case refusal.Code == protocol.CodeTooMany, refusal.Code == protocol.CodeUnavailable:
+		log.V(1).Info("Call", "outcome", refusal.Code, "reason", refusal.Message)
+	default:
+		log.Info("Call", "outcome", refusal.Code, "reason", refusal.Message)
+	}
+}
+
+// auditPhase logs on the leader that a Reservation entered a phase: who asked, where it
+// is placed, why, at what price, and until when.
+func (s *Server) auditPhase(before, now *broker.Reservation) {
+	if now == nil || before != nil && before.Status.Phase == now.Status.Phase || now.Status.Phase == "" || s.Ready(nil) != nil {
+		return
+	}
+	log := s.Log.WithName("audit").WithValues("cluster", now.Spec.RequesterID, "id", now.Name, "phase", now.Status.Phase)
+	if name := now.Annotations[annotationSourceName]; name != "" {
+		log = log.WithValues("sourceNamespace", now.Annotations[annotationSourceNamespace], "sourceName", name)
+	}
+	type placement struct {
+		Provider     string `json:"provider"`
+		Pods         int32  `json:"pods"`
+		PricePerHour string `json:"pricePerHour,omitempty"`
+	}
+	var placements []placement
+	for _, allocation := range now.Status.Allocations {
+		placements = append(placements, placement{allocation.Cluster, broker.HeldCapacity{PodSets: allocation.PodSets}.Pods(), allocation.PricePerHour})
+	}
+	log = log.WithValues("placements", placements)
+	if ready := meta.FindStatusCondition(now.Status.Conditions, broker.ConditionReady); ready != nil {
+		log = log.WithValues("reason", ready.Reason, "message", ready.Message)
+	}
+	if now.Status.ExpiresAt != nil {
+		log = log.WithValues("expiresAt", now.Status.ExpiresAt)
+	}
+	log.Info("Reservation")
+}

@@ -1,0 +1,106 @@
+package server
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+
+	"github.com/spillway-dev/spillway/broker/protocol"
+)
+
+// TestRevokedCallersAreLimited calls with a revoked certificate without pause: the rate
+// limit comes before what reads.
+func TestRevokedCallersAreLimited(t *testing.T) {
+	m := newMemory(t, logr.Discard())
+	m.callers.revoked = true
+	const calls = 2000
+	refused := map[int]int{}
+	for range calls {
+		refused[m.call(http.MethodGet, protocol.PathAdvertisements, "", "rome").status]++
+	}
+	if refused[http.StatusUnauthorized]+refused[http.StatusTooManyRequests] != calls || refused[http.StatusTooManyRequests] < calls/2 {
+		t.Fatalf("got %v", refused)
+	}
+	if m.callers.reads != refused[http.StatusUnauthorized] {
+		t.Fatalf("%d calls cost %d reads", refused[http.StatusUnauthorized], m.callers.reads)
+	}
+}
+
+// TestNewerAgent calls as an agent of a newer version, and as one without a version.
+func TestNewerAgent(t *testing.T) {
+	m := newMemory(t, logr.Discard())
+	call := func(versions, method, path, body string) (answer, string) {
+		recorder := httptest.NewRecorder()
+		request := m.request(method, path, body, "rome")
+		if versions != "" {
+			request.Header.Set(protocol.HeaderVersion, versions)
+		}
+		m.Handler().ServeHTTP(recorder, request)
+		return answer{status: recorder.Code, body: recorder.Body.Bytes()}, recorder.Header().Get(protocol.HeaderVersion)
+	}
+	const path = protocol.PathReservations + "/some/ack?role=provider"
+	newer := `{"reservationUID":"x","attempt":3,"accepted":false,"newer":{"field":1},"held":{"totals":{"cpu":"2"},"newer":true}}`
+	got, version := call("1-9", http.MethodPost, path, newer)
+	if got.status != http.StatusNoContent || version != "2" || len(m.agents.acks) != 1 || m.agents.acks[0].Held == nil || m.agents.acks[0].Held.Totals.CPU.String() != "2" {
+		t.Fatalf("a newer agent got %d %s, version %q: %+v", got.status, got.body, version, m.agents.acks)
+	}
+	got, version = call("", http.MethodPost, path, `{"reservationUID":"x","attempt":3,"accepted":true}`)
+	if got.status != http.StatusNoContent || version != "1" {
+		t.Fatalf("an older agent got %d %s, version %q", got.status, got.body, version)
+	}
+	got, _ = call("", http.MethodPost, path, newer)
+	got.expect(t, http.StatusBadRequest, `unknown field "newer"`)
+	got, _ = call("1-9", http.MethodPost, path, `{"attempt":"three","newer":1}`)
+	got.expect(t, http.StatusBadRequest, "does not match the schema")
+	got, _ = call("7-9", http.MethodGet, protocol.PathAdvertisements, "")
+	got.expect(t, http.StatusBadRequest, "upgrade the broker")
+	got, _ = call("1-9", http.MethodPost, protocol.PathReservations+"/some/renew?role=requester", `{"reservationUID":"u"}`)
+	if got.status != http.StatusNoContent || len(m.agents.renewals) != 1 || m.agents.renewals[0] != "u" {
+		t.Fatalf("a renewal got %d %s: %v", got.status, got.body, m.agents.renewals)
+	}
+}
+
+// TestAuditLog reads the log of calls and of a Reservation's phases.
+func TestAuditLog(t *testing.T) {
+	var mutex sync.Mutex
+	var lines []string
+	m := newMemory(t, funcr.New(func(prefix, args string) {
+		mutex.Lock()
+		defer mutex.Unlock()
+		if prefix == "audit" {
+			lines = append(lines, args)
+		}
+	}, funcr.Options{}))
+	expectLine := func(parts ...string) {
+		t.Helper()
+		for _, line := range lines {
+			missing := false
+			for _, part := range parts {
+				missing = missing || !strings.Contains(line, part)
+			}
+			if !missing {
+				return
+			}
+		}
+		t.Errorf("no line has %q:\n%s", parts, strings.Join(lines, "\n"))
+	}
+	m.call(http.MethodPost, protocol.PathReservations+"/some/ack?role=provider", `{"attempt":7,"accepted":false,"message":"no room"}`, "paris")
+	expectLine(`"cluster"="paris"`, `"id"="some"`, `"role"="provider"`, `"attempt"=7`, `"accepted"=false`, `"message"="no room"`, `"outcome"="OK"`)
+	m.call(http.MethodPost, protocol.PathAdvertisements, `{"clusterID":"rome"}`, "paris")
+	expectLine(`"cluster"="paris"`, `"call"="POST /api/v1/advertisements"`, `"outcome"="Forbidden"`, "set clusterID to paris")
+	lines = nil
+	m.call(http.MethodPost, protocol.PathAdvertisements, encode(t, newAdvertisement("paris")), "paris")
+	m.call(http.MethodGet, protocol.PathAdvertisements, "", "paris")
+	if len(lines) > 0 {
+		t.Errorf("calls that change nothing, or only beat, are logged: %v", lines)
+	}
+	placed := stored("one", "paris")
+	placed.Status.Phase, placed.Status.Allocations[0].PricePerHour = "Reserved", "0.25 EUR"
+	m.Observe(placed, false)
+	expectLine(`"cluster"="rome"`, `"phase"="Reserved"`, `"sourceName"="one"`, `"provider"="paris" "pods"=2 "pricePerHour"="0.25 EUR"`)
+}

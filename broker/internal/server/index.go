@@ -1,0 +1,264 @@
+package server
+
+import (
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
+)
+
+// admissionTTL is the time after which a creation that the watch has not shown does not
+// count any more: the object was deleted before the watch saw it.
+const admissionTTL = time.Minute
+
+// index has the Reservations and ClusterAdvertisements of the cache by the keys that
+// views and quotas need, so that no call and no event lists them all. The objects are
+// shared with the cache and must not be changed.
+type index struct {
+	clock          clock.PassiveClock
+	mutex          sync.RWMutex
+	reservations   map[string]*broker.Reservation
+	advertisements map[string]*broker.ClusterAdvertisement
+	// byRequester and byProvider have the names of Reservations.
+	byRequester, byProvider names
+	// admitted has, by requester, the Reservations that are being created and that the
+	// watch has not shown yet.
+	admitted map[string]map[string]time.Time
+}
+
+// names are sets of names by key.
+type names map[string]map[string]struct{}
+
+func (n names) add(key, name string) {
+	if n[key] == nil {
+		n[key] = map[string]struct{}{}
+	}
+	n[key][name] = struct{}{}
+}
+
+func (n names) remove(key, name string) {
+	if delete(n[key], name); len(n[key]) == 0 {
+		delete(n, key)
+	}
+}
+
+func newIndex(clock clock.PassiveClock) *index {
+	return &index{
+		clock:          clock,
+		reservations:   map[string]*broker.Reservation{},
+		advertisements: map[string]*broker.ClusterAdvertisement{},
+		byRequester:    names{},
+		byProvider:     names{},
+		admitted:       map[string]map[string]time.Time{},
+	}
+}
+
+// stream identifies the streams of a cluster in a role.
+type stream struct {
+	cluster string
+	role    protocol.Role
+}
+
+// changes are the IDs of the views that may have changed, by stream.
+type changes map[stream][]string
+
+func (c changes) add(cluster string, role protocol.Role, ids ...string) {
+	if cluster != "" && len(ids) > 0 {
+		key := stream{cluster, role}
+		c[key] = append(c[key], ids...)
+	}
+}
+
+// putReservation stores the current object of a name, nil if it was deleted, and returns
+// the one before and what changed.
+func (x *index) putReservation(name string, now *broker.Reservation) (before *broker.Reservation, changed changes) {
+	x.mutex.Lock()
+	defer x.mutex.Unlock()
+	changed = changes{}
+	before = x.reservations[name]
+	if before != nil {
+		x.byRequester.remove(before.Spec.RequesterID, name)
+		for _, provider := range providersOf(before) {
+			x.byProvider.remove(provider, name)
+		}
+		changed.add(before.Spec.RequesterID, protocol.RoleRequester, name)
+	}
+	if now == nil {
+		delete(x.reservations, name)
+		return before, changed
+	}
+	x.reservations[name] = now
+	x.byRequester.add(now.Spec.RequesterID, name)
+	for _, provider := range providersOf(now) {
+		x.byProvider.add(provider, name)
+	}
+	if before == nil || before.Spec.RequesterID != now.Spec.RequesterID {
+		changed.add(now.Spec.RequesterID, protocol.RoleRequester, name)
+	}
+	x.unadmitLocked(now.Spec.RequesterID, name)
+	return before, changed
+}
+
+// providersOf are the clusters that hold or may hold capacity for a Reservation.
+func providersOf(reservation *broker.Reservation) []string {
+	clusters := slices.Clone(reservation.Status.Attempt.Clusters)
+	for _, allocation := range reservation.Status.Allocations {
+		if !slices.Contains(clusters, allocation.Cluster) {
+			clusters = append(clusters, allocation.Cluster)
+		}
+	}
+	return clusters
+}
+
+// putAdvertisement stores the current advertisement of a cluster, nil if it was deleted,
+// and returns what changed. A cluster's endpoint and key are in the views of the
+// Reservations that it provides for, its key in the views of the providers that hold
+// capacity for it, and its holds in its own.
+func (x *index) putAdvertisement(cluster string, now *broker.ClusterAdvertisement) changes {
+	x.mutex.Lock()
+	defer x.mutex.Unlock()
+	changed := changes{}
+	before := orEmpty(x.advertisements[cluster])
+	if now == nil {
+		delete(x.advertisements, cluster)
+	} else {
+		x.advertisements[cluster] = now
+	}
+	after := orEmpty(now)
+	if before.Spec.EndpointURL != after.Spec.EndpointURL || before.Spec.PeerKey != after.Spec.PeerKey {
+		for name := range x.byProvider[cluster] {
+			changed.add(x.reservations[name].Spec.RequesterID, protocol.RoleRequester, name)
+		}
+	}
+	if before.Spec.PeerKey != after.Spec.PeerKey {
+		for name := range x.byRequester[cluster] {
+			for _, provider := range providersOf(x.reservations[name]) {
+				changed.add(provider, protocol.RoleProvider, name)
+			}
+		}
+	}
+	changed.add(cluster, protocol.RoleProvider, changedHolds(before.Status.Holds, after.Status.Holds)...)
+	return changed
+}
+
+func orEmpty(advertisement *broker.ClusterAdvertisement) *broker.ClusterAdvertisement {
+	if advertisement == nil {
+		return &broker.ClusterAdvertisement{}
+	}
+	return advertisement
+}
+
+// changedHolds are the Reservations of the holds that differ. Equal quantities that are
+// written in different ways count as different, which is harmless and quick to compare.
+func changedHolds(before, after []broker.Hold) []string {
+	var changed []string
+	old := make(map[string]*broker.Hold, len(before))
+	for i := range before {
+		if i < len(after) && reflect.DeepEqual(before[i], after[i]) {
+			continue
+		}
+		old[before[i].ReservationName+"/"+string(before[i].ReservationUID)] = &before[i]
+	}
+	for i := range after {
+		if i < len(before) && reflect.DeepEqual(before[i], after[i]) {
+			continue
+		}
+		key := after[i].ReservationName + "/" + string(after[i].ReservationUID)
+		if then, was := old[key]; !was || !reflect.DeepEqual(*then, after[i]) {
+			changed = append(changed, after[i].ReservationName)
+		}
+		delete(old, key)
+	}
+	for _, gone := range old {
+		changed = append(changed, gone.ReservationName)
+	}
+	return changed
+}
+
+// advertisement is a cluster's advertisement, an empty one if there is none.
+func (x *index) advertisement(cluster string) *broker.ClusterAdvertisement {
+	x.mutex.RLock()
+	defer x.mutex.RUnlock()
+	return orEmpty(x.advertisements[cluster])
+}
+
+// allAdvertisements are sorted by cluster ID.
+func (x *index) allAdvertisements() []*broker.ClusterAdvertisement {
+	x.mutex.RLock()
+	defer x.mutex.RUnlock()
+	all := make([]*broker.ClusterAdvertisement, 0, len(x.advertisements))
+	for _, name := range sortedKeys(x.advertisements) {
+		all = append(all, x.advertisements[name])
+	}
+	return all
+}
+
+// reservation is the Reservation of a name and requester, nil if there is none.
+func (x *index) reservation(requester, name string) *broker.Reservation {
+	x.mutex.RLock()
+	defer x.mutex.RUnlock()
+	if found := x.reservations[name]; found != nil && found.Spec.RequesterID == requester {
+		return found
+	}
+	return nil
+}
+
+// reservationsOf are the Reservations of a requester, sorted by name.
+func (x *index) reservationsOf(requester string) []*broker.Reservation {
+	x.mutex.RLock()
+	defer x.mutex.RUnlock()
+	all := make([]*broker.Reservation, 0, len(x.byRequester[requester]))
+	for _, name := range sortedKeys(x.byRequester[requester]) {
+		all = append(all, x.reservations[name])
+	}
+	return all
+}
+
+// admit reserves a requester's place for a new Reservation, which unadmit gives back if
+// it is not created. It returns false if the requester has as many as allowed.
+func (x *index) admit(requester, name string, limit int) bool {
+	x.mutex.Lock()
+	defer x.mutex.Unlock()
+	now := x.clock.Now()
+	admitted := x.admitted[requester]
+	for other, at := range admitted {
+		if now.Sub(at) >= admissionTTL {
+			delete(admitted, other)
+		}
+	}
+	if _, again := admitted[name]; !again && len(x.byRequester[requester])+len(admitted) >= limit {
+		return false
+	}
+	if admitted == nil {
+		admitted = map[string]time.Time{}
+		x.admitted[requester] = admitted
+	}
+	admitted[name] = now
+	return true
+}
+
+func (x *index) unadmit(requester, name string) {
+	x.mutex.Lock()
+	defer x.mutex.Unlock()
+	x.unadmitLocked(requester, name)
+}
+
+func (x *index) unadmitLocked(requester, name string) {
+	if delete(x.admitted[requester], name); len(x.admitted[requester]) == 0 {
+		delete(x.admitted, requester)
+	}
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for key := range m {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return keys
+}

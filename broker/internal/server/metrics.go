@@ -1,0 +1,60 @@
+package server
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/spillway-dev/spillway/broker/protocol"
+)
+
+var (
+	callsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "broker_calls_total",
+		Help: "Number of REST calls that ended, by route and code: OK, or the code of the refusal.",
+	}, []string{"route", "code"})
+	streams = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "broker_streams",
+		Help: "Number of open watch streams, by role.",
+	}, []string{"role"})
+	streamEvents = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "broker_stream_events_total",
+		Help: "Number of events that were sent to watch streams, by type.",
+	}, []string{"type"})
+	advertisements = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "broker_advertisements_total",
+		Help: "Number of advertisements that were received.",
+	})
+	relayMessages = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "broker_relay_messages",
+		Help: "Number of relayed messages in the mailboxes.",
+	})
+	relayBytes = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "broker_relay_bytes",
+		Help: "Size of the relayed messages in the mailboxes in bytes.",
+	})
+	relayExpired = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "broker_relay_expired_total",
+		Help: "Number of relayed messages that expired before the receiver took them.",
+	})
+	relayRefused = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "broker_relay_refused_total",
+		Help: "Number of relayed messages that were refused because a mailbox was full.",
+	})
+)
+
+func init() {
+	metrics.Registry.MustRegister(callsTotal, streams, streamEvents, advertisements, relayMessages, relayBytes, relayExpired, relayRefused)
+	// So that they are there before the first call and stream.
+	callsTotal.WithLabelValues("GET "+protocol.PathReadyz, codeOK)
+	streamEvents.WithLabelValues(string(protocol.EventRelist))
+	for _, role := range []protocol.Role{protocol.RoleRequester, protocol.RoleProvider, ""} {
+		streams.WithLabelValues(streamLabel(role))
+	}
+}
+
+func streamLabel(role protocol.Role) string {
+	if role == "" {
+		return "relay"
+	}
+	return string(role)
+}

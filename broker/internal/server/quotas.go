@@ -1,0 +1,37 @@
+package server
+
+import (
+	"k8s.io/utils/ptr"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// configName is the name of the BrokerConfig in use.
+const configName = "default"
+
+// quotas limit what one cluster uses of the broker.
+type quotas struct {
+	// reservations is the number of a consumer's Reservations, reservationBytes the size
+	// of a new one's spec.
+	reservations, reservationBytes int
+	// mailBytes is the size of the messages that wait for a cluster, and of those that it
+	// has sent.
+	mailBytes int
+	// streams is the number of a cluster's open streams.
+	streams int
+}
+
+// quotas are those of the BrokerConfig, or the defaults.
+func (s *Server) quotas() quotas {
+	// Without the object, the API server has not filled in the defaults.
+	var set broker.Quotas
+	if config := s.config.Load(); config != nil {
+		set = ptr.Deref(config.Spec.Quotas, set)
+	}
+	return quotas{
+		reservations:     int(ptr.Deref(set.ReservationsPerCluster, 1000)),
+		reservationBytes: int(ptr.Deref(set.ReservationBytes, 8<<10)),
+		mailBytes:        int(ptr.Deref(set.MailBytesPerCluster, 2<<20)),
+		streams:          int(ptr.Deref(set.StreamsPerCluster, 16)),
+	}
+}

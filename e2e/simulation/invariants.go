@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agent "github.com/spillway-dev/spillway/agent/simulated"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// Names of the invariants.
+const (
+	invariantCapacity = "capacity is promised once"
+	invariantGrant    = "what is granted is held at the provider"
+	invariantAnswer   = "a request is granted, or waits with a reason"
+	invariantEnd      = "a hold ends with its Reservation"
+	invariantWrites   = "the number of writes is bounded"
+	invariantSettle   = "the programs come to rest"
+)
+
+// violation of an invariant.
+type violation struct {
+	invariant, message string
+}
+
+// invariants are checked after every step.
+type invariants struct {
+	versions [4]int64
+	found    *violation
+}
+
+// fail records the first violation.
+func (i *invariants) fail(invariant, format string, args ...any) {
+	if i.found == nil {
+		i.found = &violation{invariant, fmt.Sprintf(format, args...)}
+	}
+}
+
+// check checks what must hold at any time, if anything has changed.
+func (i *invariants) check(w *world) {
+	versions := [4]int64{w.hub.Version()}
+	for n, c := range w.clusters {
+		versions[n+1] = c.server.Version()
+	}
+	if versions == i.versions || i.found != nil {
+		return
+	}
+	i.versions = versions
+	for _, c := range w.clusters {
+		i.checkProvider(w, c)
+	}
+}
+
+// account is what a provider's capacity is taken for, by consumer and Reservation.
+type account struct {
+	charged, granted, held map[types.UID]int64
+	consumer               map[types.UID]string
+	used                   map[string]int64
+}
+
+// cpus is an amount in CPUs.
+func cpus(c *broker.HeldCapacity) int64 {
+	if c == nil || c.Totals.CPU == nil {
+		return 0
+	}
+	return c.Totals.CPU.Value()
+}
+
+func (w *world) account(c *cluster) account {
+	a := account{charged: map[types.UID]int64{}, granted: map[types.UID]int64{}, held: map[types.UID]int64{}, consumer: map[types.UID]string{}, used: map[string]int64{}}
+	var ad broker.ClusterAdvertisement
+	must(client.IgnoreNotFound(w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: c.id}, &ad)))
+	for n := range ad.Status.Holds {
+		hold := &ad.Status.Holds[n]
+		a.consumer[hold.ReservationUID] = hold.Requester
+		a.charged[hold.ReservationUID] = max(cpus(&hold.Promised), cpus(hold.Unconfirmed))
+		a.granted[hold.ReservationUID] = cpus(hold.Granted)
+	}
+	var list broker.ProviderInstructionList
+	must(c.client.List(context.Background(), &list, client.UnsafeDisableDeepCopy))
+	for n := range list.Items {
+		spec := &list.Items[n].Spec
+		a.consumer[spec.ReservationUID] = spec.RequesterClusterID
+		a.held[spec.ReservationUID] += cpus(agent.Held(&list.Items[n]))
+	}
+	for _, pod := range c.podList() {
+		if consumer := pod.Labels[agent.LabelConsumer]; consumer != "" {
+			a.used[consumer]++
+		}
+	}
+	return a
+}
+
+func (i *invariants) checkProvider(w *world, c *cluster) {
+	a := w.account(c)
+	taken := map[string]int64{}
+	var parts []string
+	for _, uid := range slices.Sorted(maps.Keys(a.consumer)) {
+		charged := a.charged[uid]
+		if w.restored {
+			// The restored ledger has holds that ended since: they are nowhere else.
+			charged = 0
+		}
+		taken[a.consumer[uid]] += max(charged, a.held[uid])
+		parts = append(parts, fmt.Sprintf("%s of %s: charged %d, held %d", uid, a.consumer[uid], a.charged[uid], a.held[uid]))
+		if a.granted[uid] > a.held[uid] && !w.restored {
+			i.fail(invariantGrant, "%s: %d CPUs are granted to %s of %s, but %d are held", c.id, a.granted[uid], uid, a.consumer[uid], a.held[uid])
+		}
+	}
+	var sum int64
+	for _, consumer := range slices.Sorted(maps.Keys(a.used)) {
+		taken[consumer] = max(taken[consumer], a.used[consumer])
+		parts = append(parts, fmt.Sprintf("guests of %s: %d", consumer, a.used[consumer]))
+	}
+	for _, n := range taken {
+		sum += n
+	}
+	if sum > c.capacity {
+		i.fail(invariantCapacity, "%s has %d CPUs, and %d are taken: %s", c.id, c.capacity, sum, strings.Join(parts, "; "))
+	}
+}
+
+// checkAnswers checks that every request has its grant, or waits with a reason.
+func (w *world) checkAnswers() {
+	for _, c := range w.clusters {
+		var list broker.ReservationList
+		must(c.client.List(context.Background(), &list, client.InNamespace(workloads)))
+		for i := range list.Items {
+			r := &list.Items[i]
+			if why := unanswered(r); why != "" && r.DeletionTimestamp == nil {
+				w.checks.fail(invariantAnswer, "Reservation %s of %s: %s; %q, conditions %s", r.Name, c.id, why, r.Status.Summary, conditions(r))
+			}
+		}
+	}
+}
+
+// unanswered explains what a Reservation lacks; "" if nothing.
+func unanswered(r *broker.Reservation) string {
+	requested := broker.HeldCapacity{PodSets: r.Spec.PodSets}.Pods()
+	var granted int32
+	for _, allocation := range r.Status.Allocations {
+		if allocation.Accepted {
+			granted += broker.HeldCapacity{PodSets: allocation.PodSets}.Pods()
+		}
+	}
+	queued := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionQueued)
+	switch {
+	case r.Status.Phase == broker.ReservationReleased, r.Status.Phase == broker.ReservationFailed:
+		return ""
+	case granted == requested:
+		return ""
+	case granted > requested:
+		return fmt.Sprintf("%d pods are granted instead of %d", granted, requested)
+	case queued == nil || queued.Status != metav1.ConditionTrue || queued.Message == "":
+		return fmt.Sprintf("%d of %d pods are granted, and it is not queued", granted, requested)
+	}
+	return ""
+}
+
+func conditions(r *broker.Reservation) string {
+	var out []string
+	for _, c := range r.Status.Conditions {
+		out = append(out, fmt.Sprintf("%s=%s (%s)", c.Type, c.Status, c.Message))
+	}
+	return strings.Join(out, "; ")
+}
+
+// checkEnds checks that nothing is left once all Reservations are deleted.
+func (w *world) checkEnds() {
+	silent := ""
+	for _, c := range w.clusters {
+		if c.deaf {
+			silent = c.id
+		}
+	}
+	ctx := context.Background()
+	var ads broker.ClusterAdvertisementList
+	must(w.client.List(ctx, &ads))
+	waiting := map[string]bool{}
+	for _, ad := range ads.Items {
+		for _, hold := range ad.Status.Holds {
+			if ad.Name == silent {
+				// Its release waits for the provider's answer.
+				waiting[hold.ReservationName] = true
+				continue
+			}
+			w.checks.fail(invariantEnd, "%s still holds %d CPUs for %s (%s)", ad.Name, cpus(&hold.Promised), hold.ReservationName, hold.ReservationUID)
+		}
+	}
+	var inHub broker.ReservationList
+	must(w.client.List(ctx, &inHub))
+	for _, r := range inHub.Items {
+		if !waiting[r.Name] {
+			w.checks.fail(invariantEnd, "Reservation %s is left in the hub: %s", r.Name, conditions(&r))
+		}
+	}
+	for _, c := range w.clusters {
+		for _, list := range []client.ObjectList{&broker.ReservationList{}, &broker.ReservationInstructionList{}, &broker.ProviderInstructionList{}} {
+			must(c.client.List(ctx, list))
+			if n := meta.LenList(list); n > 0 && c.id != silent {
+				w.checks.fail(invariantEnd, "%s has %d objects left: %T", c.id, n, list)
+			}
+		}
+	}
+}

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"testing/synctest"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+const (
+	// answerWithin is how long after the last fault every request must have its answer,
+	// endWithin how long after its deletion everything must be gone.
+	answerWithin = 12 * time.Minute
+	endWithin    = 12 * time.Minute
+	// restSteps is how many steps may pass in that time.
+	restSteps = 6000
+	// quietFor is how long the writes are counted that no event has caused, maxQuiet
+	// how many there may be: each advertisement is written again every five minutes, and
+	// what waits is tried again then.
+	quietFor = 5 * time.Minute
+	maxQuiet = 60
+)
+
+// result of one schedule.
+type result struct {
+	violation *violation
+	steps     int
+	// digest is the same for the same sequence of steps.
+	digest uint64
+}
+
+// run runs a schedule in a bubble of testing/synctest.
+func run(s schedule, p plant, verbose func(string)) (r result) {
+	w := newWorld(s.seed, p, s.lending)
+	w.verbose = verbose
+	defer func() {
+		r = result{violation: w.checks.found, steps: w.steps, digest: w.digest}
+		w.stop()
+		synctest.Wait()
+	}()
+	if s.deaf >= 0 {
+		w.clusters[s.deaf].deaf = true
+	}
+	for _, b := range w.brokers {
+		w.startBroker(b)
+	}
+	w.brokers[0].program.Lead()
+	for _, c := range w.clusters {
+		w.startAgent(c)
+	}
+	events := slices.Clone(s.events)
+	for len(events) > 0 && w.checks.found == nil {
+		w.step()
+		for len(events) > 0 && events[0].step <= w.steps {
+			w.apply(events[0])
+			events = events[1:]
+		}
+	}
+	for range 40 {
+		w.step()
+	}
+	w.rest(s)
+	return r
+}
+
+// settle waits until all programs wait.
+func (w *world) settle() { synctest.Wait() }
+
+// rest ends all faults and checks what must then come true.
+func (w *world) rest(s schedule) {
+	w.record("faults end")
+	w.armed, w.frozen = nil, map[string]int{}
+	w.fail(w.brokers[1])
+	for n, c := range w.clusters {
+		c.cut = false
+		if c.program == nil || c.deaf && n != s.deaf {
+			c.deaf = n == s.deaf
+			w.stopAgent(c)
+			w.startAgent(c)
+		}
+	}
+	w.until(answerWithin - quietFor)
+	before := total(w.hub.Writes())
+	w.until(quietFor)
+	if w.checks.found != nil {
+		return
+	}
+	if writes := total(w.hub.Writes()) - before; writes > maxQuiet {
+		w.checks.fail(invariantWrites, "%d writes in %s without an event: %v", writes, quietFor, w.hub.Writes())
+	}
+	w.checkAnswers()
+	w.deleteAll()
+	w.until(endWithin)
+	w.checkEnds()
+}
+
+func total(writes map[string]int) (n int) {
+	for _, key := range slices.Sorted(maps.Keys(writes)) {
+		n += writes[key]
+	}
+	return n
+}
+
+// until runs for a time, or until an invariant is violated.
+func (w *world) until(duration time.Duration) {
+	end := time.Now().Add(duration)
+	limit := w.steps + restSteps
+	for time.Now().Before(end) && w.checks.found == nil {
+		if w.steps > limit {
+			w.checks.fail(invariantSettle, "%d steps in %s", restSteps, duration-time.Until(end))
+		}
+		w.step()
+	}
+}
+
+func (w *world) deleteAll() {
+	w.record("all Reservations are deleted")
+	for _, c := range w.clusters {
+		var list broker.ReservationList
+		must(c.client.List(context.Background(), &list, client.InNamespace(workloads)))
+		for i := range list.Items {
+			must(client.IgnoreNotFound(c.client.Delete(context.Background(), &list.Items[i])))
+		}
+	}
+	var list broker.ReservationList
+	must(w.client.List(context.Background(), &list))
+}
+
+// shrink leaves out the events without which a schedule still violates the same
+// invariant.
+func shrink(s schedule, violates func(schedule) bool) schedule {
+	for size := max(len(s.events)/2, 1); size > 0; size /= 2 {
+		for at := 0; at+size <= len(s.events); {
+			smaller := s
+			smaller.events = slices.Concat(s.events[:at], s.events[at+size:])
+			if violates(smaller) {
+				s = smaller
+			} else {
+				at += size
+			}
+		}
+	}
+	return s
+}
+
+func (s schedule) String() string {
+	text := fmt.Sprintf("seed %d, lending %v, deaf %d", s.seed, s.lending, s.deaf)
+	for _, e := range s.events {
+		text += "\n  " + e.String()
+	}
+	return text
+}

@@ -1,0 +1,354 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"sync"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agent "github.com/spillway-dev/spillway/agent/simulated"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	hub "github.com/spillway-dev/spillway/broker/simulated"
+	"github.com/spillway-dev/spillway/e2e/simulation/memory"
+	"github.com/spillway-dev/spillway/e2e/simulation/stepwise"
+)
+
+const (
+	namespace = "spillway-system"
+	// workloads is the namespace of the consumers' Reservations.
+	workloads = "default"
+	// beat is the interval of the advertisements.
+	beat = 30 * time.Second
+	// cpuPerNode is what one node has.
+	cpuPerNode = 2
+)
+
+// scheme has the kinds of all programs.
+var scheme = func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, broker.AddToScheme} {
+		if err := add(s); err != nil {
+			panic(err)
+		}
+	}
+	return s
+}()
+
+// brokerProcess is one of the two brokers.
+type brokerProcess struct {
+	name    string
+	clock   *stepwise.Clock
+	program *stepwise.Program
+	handler http.Handler
+}
+
+// cluster is a member: its API server, its agent, and its nodes.
+type cluster struct {
+	id     string
+	server *memory.Server
+	client client.Client
+	grants *agent.Grants
+	clock  *stepwise.Clock
+	// program is the agent, nil while it is down.
+	program *stepwise.Program
+	// cut is set while the cluster cannot reach the hub; deaf while its agent does not
+	// decide on holds.
+	cut, deaf bool
+	capacity  int64
+	pods      int
+	model     modelCache
+}
+
+// world is everything that one schedule runs.
+type world struct {
+	rng      *rand.Rand
+	gate     *stepwise.Gate
+	hub      *memory.Server
+	client   client.Client
+	brokers  []*brokerProcess
+	clusters []*cluster
+	plant    plant
+	started  time.Time
+	// flip selects among several leaders.
+	flip int
+	// restored is set once the hub was restored from a backup.
+	restored bool
+	backup   *memory.Backup
+	names    int
+	// frozen are the steps that do not happen for now, by the beginning of their name.
+	frozen map[string]int
+	armed  []armed
+
+	mu      sync.Mutex
+	streams []*stream
+	sent    []message
+
+	checks  invariants
+	steps   int
+	digest  uint64
+	verbose func(string)
+}
+
+// armed is a fault that waits for the next call of a program.
+type armed struct {
+	program string
+	writes  bool
+	action  callFault
+}
+
+func newWorld(seed uint64, p plant, lending []int64) *world {
+	w := &world{
+		rng: rand.New(rand.NewPCG(seed, 1)), gate: &stepwise.Gate{}, plant: p, started: time.Now(), frozen: map[string]int{},
+	}
+	w.hub = newServer("hub", &broker.Reservation{}, &broker.ClusterAdvertisement{}, &broker.BrokerConfig{}, &broker.ClusterRegistration{})
+	w.client = w.hub.Client()
+	for i, id := range []string{"rome", "paris", "berlin"} {
+		c := &cluster{
+			id: id, grants: agent.NewGrants(), clock: &stepwise.Clock{}, capacity: lending[i],
+			server: newServer(id, &broker.Reservation{}, &broker.ReservationInstruction{}, &broker.ProviderInstruction{}, &broker.ClusterAdvertisement{},
+				&broker.OverflowPolicy{}, &corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}),
+		}
+		c.client = c.server.Client()
+		for n := range lending[i] / cpuPerNode {
+			c.addNode(fmt.Sprintf("%s-%d", id, n))
+		}
+		w.clusters = append(w.clusters, c)
+	}
+	for _, name := range []string{"broker-a", "broker-b"} {
+		w.brokers = append(w.brokers, &brokerProcess{name: name, clock: &stepwise.Clock{}})
+	}
+	if p.setUp != nil {
+		p.setUp(w)
+	}
+	return w
+}
+
+func newServer(name string, kinds ...client.Object) *memory.Server {
+	s, err := memory.NewServer(name, scheme, time.Now, kinds...)
+	must(err)
+	return s
+}
+
+// must panics on errors that the simulation itself must not make.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+func (c *cluster) addNode(name string) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}}}
+	must(c.client.Create(context.Background(), node))
+	node.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(cpuPerNode, resource.DecimalSI), corev1.ResourcePods: resource.MustParse("110")}
+	node.Status.Capacity = node.Status.Allocatable
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	must(c.client.Status().Update(context.Background(), node))
+}
+
+// startBroker starts a broker as a standby.
+func (w *world) startBroker(b *brokerProcess) {
+	b.program = stepwise.NewProgram(stepwise.Options{
+		Name: b.name, Server: w.hub, Scheme: scheme, Gate: w.gate, Writes: wrap(w, w.plant.brokerWrites), Live: w.plant.brokerLive,
+	})
+	handler, err := hub.Add(b.program, namespace, identity{}, b.clock)
+	must(err)
+	b.handler = handler
+	b.program.Run()
+}
+
+func wrap(w *world, plant func(*world, client.Client) client.Client) func(client.Client) client.Client {
+	if plant == nil {
+		return nil
+	}
+	return func(c client.Client) client.Client { return plant(w, c) }
+}
+
+func (w *world) stopBroker(b *brokerProcess) {
+	if b.program != nil {
+		b.program.Kill()
+		b.program, b.handler = nil, nil
+	}
+}
+
+func (w *world) startAgent(c *cluster) {
+	c.program = stepwise.NewProgram(stepwise.Options{
+		Name: "agent-" + c.id, Server: c.server, Scheme: scheme, Gate: w.gate, Writes: wrap(w, w.plant.agentWrites), Live: w.plant.agentLive,
+	})
+	must(agent.Add(context.Background(), c.program, agent.Options{
+		ClusterID: c.id, Namespace: namespace, Connection: &connection{world: w, cluster: c, program: c.program}, Grants: c.grants,
+		Clock: c.clock, Interval: beat, Lending: c.capacity > 0, Deaf: c.deaf, IgnoreGuests: w.plant.ignoreGuests,
+	}))
+	c.program.Run()
+	c.program.Lead()
+}
+
+func (w *world) stopAgent(c *cluster) {
+	if c.program != nil {
+		c.program.Kill()
+		c.program = nil
+	}
+}
+
+// leaders are the brokers that lead: two while a former leader has not noticed yet.
+func (w *world) leaders() (out []*brokerProcess) {
+	for _, b := range w.brokers {
+		if b.program != nil && b.program.Leads() {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+// reachable is the leading broker that a cluster's next connection reaches, or nil.
+func (w *world) reachable(id string) *brokerProcess {
+	leaders := w.leaders()
+	c := w.cluster(id)
+	if len(leaders) == 0 || c.cut {
+		return nil
+	}
+	return leaders[(slices.Index(w.clusters, c)+w.flip)%len(leaders)]
+}
+
+func (w *world) cluster(id string) *cluster {
+	return w.clusters[slices.IndexFunc(w.clusters, func(c *cluster) bool { return c.id == id })]
+}
+
+// remember keeps the last requests, so that they can arrive again.
+func (w *world) remember(m message) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.sent = append(w.sent, m); len(w.sent) > 64 {
+		w.sent = w.sent[1:]
+	}
+}
+
+func (w *world) openStream(s *stream) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.streams = append(w.streams, s)
+}
+
+func (w *world) closeStream(s *stream) {
+	s.cancel()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.streams = slices.DeleteFunc(w.streams, func(other *stream) bool { return other == s })
+}
+
+// programs lists what runs.
+func (w *world) programs() (out []*stepwise.Program) {
+	for _, b := range w.brokers {
+		if b.program != nil {
+			out = append(out, b.program)
+		}
+	}
+	for _, c := range w.clusters {
+		if c.program != nil {
+			out = append(out, c.program)
+		}
+	}
+	return out
+}
+
+// possible lists the steps that may happen next, in an order that depends on them only.
+func (w *world) possible() []stepwise.Step {
+	var steps []stepwise.Step
+	for _, p := range w.programs() {
+		steps = append(steps, p.Steps()...)
+	}
+	for _, call := range w.gate.Waiting() {
+		steps = append(steps, stepwise.Step{Name: call.Program + " calls " + call.What, Do: func() { w.decide(call) }})
+	}
+	w.mu.Lock()
+	for _, s := range w.streams {
+		if step := s.step(); step != nil {
+			steps = append(steps, *step)
+		}
+	}
+	w.mu.Unlock()
+	for _, c := range w.clusters {
+		steps = append(steps, w.modelSteps(c)...)
+	}
+	if len(w.frozen) > 0 {
+		steps = slices.DeleteFunc(steps, func(s stepwise.Step) bool { return w.isFrozen(s.Name) })
+	}
+	slices.SortStableFunc(steps, func(a, b stepwise.Step) int { return cmp.Compare(a.Name, b.Name) })
+	return steps
+}
+
+func (w *world) isFrozen(step string) bool {
+	for prefix, until := range w.frozen {
+		if w.steps < until && len(step) >= len(prefix) && step[:len(prefix)] == prefix {
+			return true
+		}
+	}
+	return false
+}
+
+// step lets one thing happen, or time pass.
+func (w *world) step() {
+	synctest.Wait()
+	w.steps++
+	steps := w.possible()
+	name := ""
+	if len(steps) == 0 || w.rng.IntN(16) == 0 {
+		seconds := 1
+		if len(steps) == 0 {
+			seconds = []int{1, 1, 2, 5, 10}[w.rng.IntN(5)]
+		}
+		name = fmt.Sprintf("%d s pass", seconds)
+		w.record(name)
+		w.pass(time.Duration(seconds) * time.Second)
+	} else {
+		chosen := steps[w.rng.IntN(len(steps))]
+		w.record(chosen.Name)
+		chosen.Do()
+	}
+	synctest.Wait()
+	w.checks.check(w)
+}
+
+// pass lets time pass and closes the streams that agents give up.
+func (w *world) pass(duration time.Duration) {
+	time.Sleep(duration)
+	synctest.Wait()
+	w.mu.Lock()
+	streams := slices.Clone(w.streams)
+	w.mu.Unlock()
+	for _, s := range streams {
+		if s.late() {
+			s.cancel()
+		}
+	}
+}
+
+func (w *world) record(what string) {
+	h := fnv.New64a()
+	h.Write([]byte(what))
+	w.digest = w.digest*1099511628211 ^ h.Sum64()
+	if w.verbose != nil {
+		w.verbose(fmt.Sprintf("%5d %6.0fs %s", w.steps, time.Since(w.started).Seconds(), what))
+	}
+}
+
+// stop ends all programs, so that the bubble can end.
+func (w *world) stop() {
+	for _, b := range w.brokers {
+		w.stopBroker(b)
+	}
+	for _, c := range w.clusters {
+		w.stopAgent(c)
+	}
+}
