@@ -191,9 +191,12 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	consumerPods := pods.New(consumer, driver.driver, pods.Options{
 		ReleaseGrace: o.releaseGrace, StartTimeout: podStartTimeout, ProviderLostAfter: o.providerLostAfter,
 	})
+	tracker := inventory.NewTracker(recognizer)
+	tracker.GuestEnded = func(consumer string) { provider.Enqueue(consumer) }
 	provider = hold.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, driver.provider, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
 		Recognizer: recognizer,
+		Observe:    func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) },
 	})
 	refused := warningRecorder(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
 	dispatcher := sealing.NewDispatcher(messenger, sealing.DispatcherOptions{
@@ -202,12 +205,13 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		Refused:  func(_ string, err error) { refused(err) },
 		Log:      ctrl.Log.WithName("sealing"),
 	})
+	provided := instruction.NewProvider(mgr.GetClient(), o.instructionNamespace, brokerClient, providers, clock.RealClock{})
 	advertiser := advertise.New(brokerClient, advertise.Options{
 		Terms: inventory.Terms{
 			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
 			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,
 		},
-		Interval: o.advertisementInterval, Recognizer: recognizer,
+		Interval: o.advertisementInterval, Recognizer: recognizer, Inventory: tracker, Unlisted: provided.Unlisted,
 		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
 	})
 	providers.Subscribe(func(change transport.Change[protocol.ProviderView]) {
@@ -221,11 +225,11 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	)
 	for _, c := range []controller{
 		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers),
-		instruction.NewProvider(mgr.GetClient(), o.instructionNamespace, brokerClient, providers, clock.RealClock{}),
+		provided,
 		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
 			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Broker: brokerClient, Mirror: consumers, InUse: consumer.InUse,
 		}),
-		advertiser, driver, consumer, consumerPods, provider,
+		tracker, advertiser, driver, consumer, consumerPods, provider,
 	} {
 		err = errors.Join(err, c.SetupWithManager(mgr))
 	}

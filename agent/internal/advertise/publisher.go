@@ -35,6 +35,10 @@ type Options struct {
 	// CopyName and CopyNamespace name the ClusterAdvertisement in this cluster that
 	// users can read; there is none where CopyName is empty.
 	CopyName, CopyNamespace string
+	// Inventory has nodes and pods; where nil, they are listed for each measurement.
+	Inventory *inventory.Tracker
+	// Unlisted returns the holds that the broker does not list; none where nil.
+	Unlisted func(ctx context.Context) ([]broker.UnlistedHold, error)
 	// Clock; the real one where nil.
 	Clock clock.Clock
 }
@@ -188,14 +192,13 @@ func (p *Publisher) wait(ctx context.Context) (onBeat bool, err error) {
 
 // step measures, and publishes on a beat or if something has changed.
 func (p *Publisher) step(ctx context.Context, onBeat bool) error {
-	cluster, err := inventory.Read(ctx, p.cached, p.Recognizer)
-	if err != nil {
-		return fmt.Errorf("measuring: %w", err)
-	}
 	// Sequences must grow across restarts too, so they begin at the clock; if the
 	// clock is set back, the broker accepts the first larger one.
 	p.sequence = max(p.sequence+1, p.Clock.Now().UnixMilli())
-	spec := inventory.Measure(cluster, p.Terms, p.Clock.Now(), p.sequence)
+	spec, err := p.measure(ctx)
+	if err != nil {
+		return fmt.Errorf("measuring: %w", err)
+	}
 	if !onBeat && p.published != nil && unchanged(*p.published, spec) {
 		return nil
 	}
@@ -210,6 +213,25 @@ func (p *Publisher) step(ctx context.Context, onBeat bool) error {
 		logger.Error(err, "Failed to write the local copy of the advertisement")
 	}
 	return nil
+}
+
+func (p *Publisher) measure(ctx context.Context) (spec broker.ClusterAdvertisementSpec, err error) {
+	if p.Inventory != nil {
+		if err := p.Inventory.WaitSynced(ctx); err != nil {
+			return spec, err
+		}
+		spec = p.Inventory.Measure(p.Terms, p.Clock.Now(), p.sequence)
+	} else {
+		cluster, err := inventory.Read(ctx, p.cached, p.Recognizer)
+		if err != nil {
+			return spec, err
+		}
+		spec = inventory.Measure(cluster, p.Terms, p.Clock.Now(), p.sequence)
+	}
+	if p.Unlisted != nil {
+		spec.UnlistedHolds, err = p.Unlisted(ctx)
+	}
+	return spec, err
 }
 
 // NextBeat is the next time after now at which a cluster advertises: a multiple

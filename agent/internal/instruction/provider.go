@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -40,6 +41,9 @@ type Provider struct {
 	source    *transport.Source[protocol.ProviderView]
 	clock     clock.PassiveClock
 	acks      transport.Resend[protocol.ProviderAck]
+	// unlisted has the time.Time since when an instruction of a UID holds capacity that
+	// the broker does not list.
+	unlisted sync.Map
 }
 
 // NewProvider returns a Provider that keeps the instructions in namespace equal to
@@ -91,7 +95,10 @@ func (p *Provider) Reconcile(ctx context.Context, request reconcile.Request) (re
 	case !held && existing == nil:
 		return reconcile.Result{}, nil
 	case !held:
-		return reconcile.Result{}, remove(ctx, p.client, existing)
+		return p.removeUnlisted(ctx, existing)
+	}
+	if existing != nil {
+		p.unlisted.Delete(existing.UID)
 	}
 	instruction, err := p.ensure(ctx, existing, &view)
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {

@@ -218,12 +218,20 @@ func unallocated(spec *broker.ClusterAdvertisementSpec) corev1.ResourceList {
 	return capacity.Subtract(spec.Resources.Allocatable.List(), spec.Resources.Allocated.List())
 }
 
-// charges are what each consumer is charged for. Guests are part of what their
-// consumer holds, and count only where they use more than that.
+// charges are what each consumer is charged for. What the provider holds for a
+// Reservation without a hold in the ledger, by UID and name, is charged as well. Guests
+// are part of what their consumer holds, and count only where they use more than that.
 func charges(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus) map[string]corev1.ResourceList {
 	out := map[string]corev1.ResourceList{}
 	for _, hold := range status.Holds {
 		out[hold.Requester] = broker.AddTo(out[hold.Requester], Charged(hold).Totals.List())
+	}
+	for _, unlisted := range spec.UnlistedHolds {
+		if !slices.ContainsFunc(status.Holds, func(h broker.Hold) bool {
+			return h.ReservationUID == unlisted.ReservationUID || h.Requester == unlisted.Requester && h.ReservationName == unlisted.ReservationName
+		}) {
+			out[unlisted.Requester] = broker.AddTo(out[unlisted.Requester], unlisted.Held.List())
+		}
 	}
 	used := map[string]corev1.ResourceList{}
 	for _, observed := range spec.ObservedHolds {
