@@ -95,6 +95,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 			Options: consumer, VirtualNodeNamespace: o.virtualNodeNamespace,
 			Endpoint: o.apiServerEndpoint, CA: func() ([]byte, error) { return apiServerCA(o.apiServerCAFile, d.config) },
 			AgentRole: o.directAgentRole, TokenTTL: o.directTokenTTL, AllowIngressFrom: o.allowIngressFrom, AllowEgressTo: o.allowEgressTo,
+			PodSecurity: o.guestsPodSecurity,
 		}
 		if chosen.driver, err = direct.NewDriver(options); err != nil {
 			return chosenDriver{}, err

@@ -43,6 +43,7 @@ type options struct {
 	fingerprints   map[string]string
 
 	virtualNodeNamespace string
+	guestsPodSecurity    string
 	directAgentRole      string
 	directTokenTTL       time.Duration
 	allowIngressFrom     list
@@ -132,6 +133,7 @@ func parse(arguments []string) (options, error) {
 	flags.DurationVar(&o.directTokenTTL, "direct-token-ttl", time.Hour, fmt.Sprintf("Driver direct: lifetime of a consumer's token, at least %s. It is renewed after half of that.", direct.MinTokenTTL))
 	flags.Var(&o.allowIngressFrom, "direct-allow-ingress-from", "Driver direct: networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
 	flags.Var(&o.allowEgressTo, "direct-allow-egress-to", "Driver direct: networks (CIDR) that guests may connect to. Comma-separated; can be repeated. Empty means none.")
+	flags.StringVar(&o.guestsPodSecurity, "guests-pod-security", direct.DefaultPodSecurity, "Driver direct: Pod Security Standard that guests must comply with, restricted or baseline.")
 	flags.StringVar(&o.virtualNodeNamespace, "virtual-node-namespace", "", "Driver direct: namespace of the Secrets that spillway-virtual-node reads. Defaults to --namespace.")
 
 	flags.DurationVar(&o.releaseGrace, "release-grace", 30*time.Second, "Time for which capacity must be unused before it is released.")

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -31,8 +32,14 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/server"
 )
 
-// leaseName is the name of the leader election lease.
-const leaseName = "spillway-broker"
+const (
+	// leaseName is the name of the leader election lease.
+	leaseName = "spillway-broker"
+	// A leader that does not renew its lease is replaced after leaseDuration; one that
+	// cannot renew it for renewDeadline exits before. The lease is renewed, and a free one
+	// is sought, every retryPeriod.
+	leaseDuration, renewDeadline, retryPeriod = 4 * time.Second, 3 * time.Second, 500 * time.Millisecond
+)
 
 type options struct {
 	namespace   string
@@ -108,7 +115,8 @@ func main() {
 
 // run runs the broker until ctx ends.
 func run(ctx context.Context, config *rest.Config, o options) error {
-	config.QPS, config.Burst = 200, 400
+	// The API server limits its clients by itself (API priority and fairness).
+	config.QPS = -1
 	mgr, err := newManager(config, o)
 	if err != nil {
 		return err
@@ -163,14 +171,21 @@ func newManager(config *rest.Config, o options) (ctrl.Manager, error) {
 		return nil, err
 	}
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme:                        scheme,
-		Cache:                         cache.Options{DefaultNamespaces: map[string]cache.Config{o.namespace: {}}},
+		Scheme: scheme,
+		Cache: cache.Options{
+			DefaultNamespaces: map[string]cache.Config{o.namespace: {}},
+			// Nothing reads them, and they are larger than many of the objects.
+			DefaultTransform: cache.TransformStripManagedFields(),
+		},
 		Metrics:                       metricsserver.Options{BindAddress: o.metrics},
 		HealthProbeBindAddress:        o.probes,
 		LeaderElection:                o.leaderElect,
 		LeaderElectionID:              leaseName,
 		LeaderElectionNamespace:       o.namespace,
 		LeaderElectionReleaseOnCancel: true,
+		LeaseDuration:                 ptr.To(leaseDuration),
+		RenewDeadline:                 ptr.To(renewDeadline),
+		RetryPeriod:                   ptr.To(retryPeriod),
 		// The priority queue of controller-runtime v0.23 can deadlock when a manager stops.
 		Controller: ctrlconfig.Controller{UsePriorityQueue: ptr.To(false)},
 	})

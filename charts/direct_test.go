@@ -1,22 +1,14 @@
 package charts_test
 
 import (
-	"errors"
-	"slices"
-	"strings"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	schedulingv1 "k8s.io/api/scheduling/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/e2e/controlplane"
@@ -31,9 +23,8 @@ const (
 // directFixture is a cluster with the agent's chart for driver direct, and the
 // clients of those that the chart limits.
 type directFixture struct {
-	config                                         *rest.Config
-	admin, agent, scheduler, virtualNode, consumer client.Client
-	quota                                          *corev1.ResourceQuota
+	admin, agent, scheduler, virtualNode client.Client
+	quota                                *corev1.ResourceQuota
 }
 
 // With driver direct the chart limits the agent, virtual-node and consumers to what
@@ -41,7 +32,7 @@ type directFixture struct {
 func TestDirectOnARealAPIServer(t *testing.T) {
 	config := controlplane.Start(t)
 	f := &directFixture{
-		config: config, admin: as(t, config, ""), agent: as(t, config, "spillway-agent"),
+		admin: as(t, config, ""), agent: as(t, config, "spillway-agent"),
 		scheduler: as(t, config, "spillway-scheduler"), virtualNode: as(t, config, "spillway-virtual-node"),
 		quota: &corev1.ResourceQuota{ObjectMeta: within(guests, "spillway-guests"), Spec: corev1.ResourceQuotaSpec{Hard: expect.Resources(
 			"requests.cpu", "2", "requests.memory", "1Gi", "requests.ephemeral-storage", "0", "requests.example.com/fpga", "1", "pods", "9",
@@ -59,9 +50,6 @@ func TestDirectOnARealAPIServer(t *testing.T) {
 
 	t.Run("agent", f.testAgent)
 	t.Run("virtual-node", f.testVirtualNode)
-	f.startConsumer(t)
-	t.Run("consumer", f.testConsumer)
-	t.Run("the cluster's default priority class is admitted", f.testDefaultPriority)
 	t.Run("deletion takes effect at once", f.testDeletion)
 	t.Run("uninstalling removes everything", func(t *testing.T) { uninstall(t, f.admin, "agent", access, withDirect) })
 }
@@ -98,7 +86,7 @@ func (f *directFixture) testAgent(t *testing.T) {
 		{"creating a namespace for guests", func() error {
 			meta := named(guests)
 			meta.Labels = map[string]string{
-				"app.kubernetes.io/managed-by": "spillway", "broker.fluidos.eu/guests-of": "rome", "pod-security.kubernetes.io/enforce": "baseline",
+				"app.kubernetes.io/managed-by": "spillway", "broker.fluidos.eu/guests-of": "rome", "pod-security.kubernetes.io/enforce": "restricted",
 			}
 			return agent.Create(ctx, &corev1.Namespace{ObjectMeta: meta})
 		}, true},
@@ -110,6 +98,9 @@ func (f *directFixture) testAgent(t *testing.T) {
 			return agent.Create(ctx, roleBinding(guests, "spillway-agent", "spillway-agent-guests", namespace, "spillway-agent"))
 		}, true},
 		{"creating a quota", func() error { return agent.Create(ctx, f.quota.DeepCopy()) }, true},
+		{"creating a LimitRange", func() error {
+			return agent.Create(ctx, &corev1.LimitRange{ObjectMeta: within(guests, "spillway-guests")})
+		}, true},
 		{"creating a NetworkPolicy", func() error {
 			return agent.Create(ctx, &networkingv1.NetworkPolicy{ObjectMeta: within(guests, "spillway-deny")})
 		}, true},
@@ -183,142 +174,9 @@ func (f *directFixture) testVirtualNode(t *testing.T) {
 	})
 }
 
-// startConsumer makes f.consumer use a token as the agent issues it, and creates what
-// the controllers of a real cluster create in the namespace of guests.
-func (f *directFixture) startConsumer(t *testing.T) {
-	t.Helper()
-	ctx := t.Context()
-	request := &authenticationv1.TokenRequest{}
-	eventually(t, "a token for the consumer", func() error {
-		return f.agent.SubResource("token").Create(ctx, &corev1.ServiceAccount{ObjectMeta: within(guests, "spillway-virtual-node")}, request)
-	})
-	var err error
-	f.consumer, err = client.New(&rest.Config{
-		Host: f.config.Host, BearerToken: request.Status.Token, TLSClientConfig: rest.TLSClientConfig{CAData: f.config.CAData},
-	}, client.Options{Scheme: scheme.Scheme})
-	expect.NoError(t, err)
-	expect.NoError(t, f.admin.Create(ctx, &corev1.ServiceAccount{ObjectMeta: within(guests, "default")}))
-	expect.NoError(t, f.admin.Get(ctx, client.ObjectKeyFromObject(f.quota), f.quota))
-	f.quota.Status = corev1.ResourceQuotaStatus{Hard: f.quota.Spec.Hard, Used: corev1.ResourceList{}}
-	for name := range f.quota.Spec.Hard {
-		f.quota.Status.Used[name] = resource.MustParse("0")
-	}
-	expect.NoError(t, f.admin.Status().Update(ctx, f.quota))
-	expect.NoError(t, f.admin.Create(ctx, &schedulingv1.PriorityClass{ObjectMeta: named("precious"), Value: 1000}))
-	eventually(t, "an ordinary guest", f.guest(t, ordinary))
-	eventuallyForbidden(t, "a guest with a priority class", f.guest(t, func(p *corev1.Pod) { p.Spec.PriorityClassName = "precious" }))
-}
-
-// guest returns a request by which the consumer creates a guest.
-func (f *directFixture) guest(t *testing.T, change func(*corev1.Pod)) func() error {
-	return func() error {
-		pod := &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Namespace: guests, GenerateName: "guest-"},
-			Spec: corev1.PodSpec{
-				AutomountServiceAccountToken: ptr.To(false),
-				Containers: []corev1.Container{{Name: "c", Image: "pause", Resources: corev1.ResourceRequirements{
-					Requests: expect.Resources("cpu", "100m", "memory", "0", "ephemeral-storage", "0"),
-				}}},
-			},
-		}
-		change(pod)
-		return f.consumer.Create(t.Context(), pod)
-	}
-}
-
-func ordinary(*corev1.Pod) {}
-
-func requests(name corev1.ResourceName, amount string) func(*corev1.Pod) {
-	return func(p *corev1.Pod) {
-		r := &p.Spec.Containers[0].Resources
-		r.Requests[name] = resource.MustParse(amount)
-		if strings.Contains(string(name), "/") {
-			r.Limits = corev1.ResourceList{name: resource.MustParse(amount)}
-		}
-	}
-}
-
-func tolerates(toleration corev1.Toleration) func(*corev1.Pod) {
-	return func(p *corev1.Pod) { p.Spec.Tolerations = append(p.Spec.Tolerations, toleration) }
-}
-
-func mounts(source corev1.VolumeSource) func(*corev1.Pod) {
-	return func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: source}} }
-}
-
-func projects(p *corev1.Pod) {
-	p.Spec.ServiceAccountName = "default" // as the ServiceAccount admission plugin sets it
-	mounts(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{
-		ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"},
-	}}}})(p)
-}
-
-func (f *directFixture) testConsumer(t *testing.T) {
-	ctx := t.Context()
-	runSteps(t, []step{
-		{"requesting a granted resource", f.guest(t, requests("example.com/fpga", "1")), true},
-		{"requesting more than is granted", f.guest(t, requests("cpu", "3")), false},
-		{"requesting another resource", f.guest(t, requests("nvidia.com/gpu", "1")), false},
-		{"requesting storage that is not granted", f.guest(t, requests("ephemeral-storage", "1Mi")), false},
-		{"requesting nothing", f.guest(t, func(p *corev1.Pod) { p.Spec.Containers[0].Resources = corev1.ResourceRequirements{} }), false},
-		{"choosing a node", f.guest(t, func(p *corev1.Pod) { p.Spec.NodeName = "worker" }), false},
-		{"using a system priority class", f.guest(t, func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-node-critical" }), false},
-		{"tolerating a GPU node", f.guest(t, tolerates(corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})), true},
-		{"tolerating all taints", f.guest(t, tolerates(corev1.Toleration{Operator: corev1.TolerationOpExists})), false},
-		{"tolerating virtual nodes", f.guest(t, tolerates(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})), false},
-		{"tolerating the control plane", f.guest(t, tolerates(corev1.Toleration{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists})), false},
-		{"adding a toleration of virtual nodes", func() error {
-			var pods corev1.PodList
-			if err := f.consumer.List(ctx, &pods, client.InNamespace(guests)); err != nil || len(pods.Items) == 0 {
-				return errors.Join(err, errors.New("there is no guest"))
-			}
-			pod := pods.Items[0].DeepCopy()
-			pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})
-			return f.consumer.Patch(ctx, pod, client.MergeFrom(&pods.Items[0]))
-		}, false},
-		{"mounting a token", f.guest(t, func(p *corev1.Pod) { p.Spec.AutomountServiceAccountToken = nil }), false},
-		{"projecting a token", f.guest(t, projects), false},
-		{"using another ServiceAccount", f.guest(t, func(p *corev1.Pod) { p.Spec.ServiceAccountName = "spillway-virtual-node" }), false},
-		{"mounting a ConfigMap", f.guest(t, mounts(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "x"}}})), true},
-		{"mounting a directory of its node", f.guest(t, mounts(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}})), false},
-		{"mounting a PersistentVolumeClaim", f.guest(t, mounts(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}})), false},
-		{"running privileged", f.guest(t, func(p *corev1.Pod) {
-			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)}
-		}), false},
-		{"creating a ConfigMap", func() error { return f.consumer.Create(ctx, &corev1.ConfigMap{ObjectMeta: within(guests, "x")}) }, true},
-		{"creating a Secret", func() error { return f.consumer.Create(ctx, &corev1.Secret{ObjectMeta: within(guests, "x")}) }, true},
-		{"changing its quota", func() error { return f.consumer.Update(ctx, f.quota.DeepCopy()) }, false},
-		{"deleting the NetworkPolicy", func() error {
-			return f.consumer.Delete(ctx, &networkingv1.NetworkPolicy{ObjectMeta: within(guests, "spillway-deny")})
-		}, false},
-		{"creating a Service", func() error { return f.consumer.Create(ctx, &corev1.Service{ObjectMeta: within(guests, "x")}) }, false},
-		{"listing pods of another namespace", func() error { return f.consumer.List(ctx, &corev1.PodList{}, client.InNamespace("default")) }, false},
-		{"listing nodes", func() error { return f.consumer.List(ctx, &corev1.NodeList{}) }, false},
-	})
-}
-
-func (f *directFixture) testDefaultPriority(t *testing.T) {
-	ctx := t.Context()
-	expect.NoError(t, f.admin.Create(ctx, &schedulingv1.PriorityClass{ObjectMeta: named("usual"), Value: 10, GlobalDefault: true}))
-	eventually(t, "a guest with the default priority class", func() error {
-		if err := f.guest(t, ordinary)(); err != nil {
-			return err
-		}
-		var pods corev1.PodList
-		if err := f.admin.List(ctx, &pods, client.InNamespace(guests)); err != nil {
-			return err
-		}
-		if !slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.PriorityClassName == "usual" }) {
-			return errors.New("no guest has the default priority class yet")
-		}
-		return f.admin.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(guests), client.GracePeriodSeconds(0))
-	})
-}
-
 func (f *directFixture) testDeletion(t *testing.T) {
 	ctx := t.Context()
 	expect.NoError(t, f.agent.Delete(ctx, roleBinding(guests, "spillway-virtual-node", "", "", "")))
-	eventuallyForbidden(t, "a guest without a RoleBinding", f.guest(t, ordinary))
 	expect.NoError(t, f.agent.Delete(ctx, &corev1.ServiceAccount{ObjectMeta: within(guests, "spillway-virtual-node")}))
 	expect.NoError(t, f.agent.Delete(ctx, &corev1.Namespace{ObjectMeta: named(guests)}))
 	expect.NoError(t, f.agent.Delete(ctx, roleBinding("shop", "spillway-virtual-node", "", "", "")))

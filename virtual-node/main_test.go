@@ -141,12 +141,12 @@ func bindRole(t *testing.T, client kubernetes.Interface, namespace, role, accoun
 
 func createQuota(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
-	hard := expect.Resources("requests.cpu", "4", "requests.memory", "4Gi", "requests.ephemeral-storage", "0", "pods", "20")
+	hard := expect.Resources("requests.cpu", "4", "requests.memory", "4Gi", "requests.ephemeral-storage", "0", "pods", "20", "limits.memory", "16Gi")
 	quotas := client.CoreV1().ResourceQuotas(guestNamespace)
 	quota, err := quotas.Create(t.Context(), &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "spillway-guests"}, Spec: corev1.ResourceQuotaSpec{Hard: hard}}, metav1.CreateOptions{})
 	expect.NoError(t, err)
 	// No controller of quotas is running.
-	quota.Status.Hard, quota.Status.Used = hard, expect.Resources("requests.cpu", "0", "requests.memory", "0", "requests.ephemeral-storage", "0", "pods", "0")
+	quota.Status.Hard, quota.Status.Used = hard, expect.Resources("requests.cpu", "0", "requests.memory", "0", "requests.ephemeral-storage", "0", "pods", "0", "limits.memory", "0")
 	_, err = quotas.UpdateStatus(t.Context(), quota, metav1.UpdateOptions{})
 	expect.NoError(t, err)
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
 )
 
 // Slot is a number of nodes that have the same free capacity each.
@@ -204,6 +205,12 @@ func (p *Packer) divisible() Vector {
 	return sum
 }
 
+// Matches reports whether the nodes of a class can run pods of a set if they have the
+// capacity.
+func Matches(class *broker.NodeClass, set broker.PodSet) bool {
+	return matcher(set)(&Slot{Class: class}) == ""
+}
+
 // matcher returns a function that reports why the nodes of a slot cannot run pods
 // of a set, "" if they can. Each class is matched once.
 func matcher(set broker.PodSet) func(*Slot) string {
@@ -241,7 +248,14 @@ func mismatch(slot *Slot, set broker.PodSet, affinity *nodeaffinity.LazyErrorNod
 			return "the node affinity does not match"
 		}
 	}
-	taint, untolerated := scheduling.FindMatchingUntoleratedTaint(logr.Discard(), slot.Class.Taints, set.Tolerations, func(t *corev1.Taint) bool {
+	// The guest requires both, whether or not its pod selects them.
+	if arch, ok := labels[corev1.LabelArchStable]; ok && arch != guest.Arch {
+		return fmt.Sprintf("the architecture is %s, and only %s pods can overflow", arch, guest.Arch)
+	}
+	if system, ok := labels[corev1.LabelOSStable]; ok && system != guest.OS {
+		return fmt.Sprintf("the operating system is %s, and only %s pods can overflow", system, guest.OS)
+	}
+	taint, untolerated := scheduling.FindMatchingUntoleratedTaint(logr.Discard(), slot.Class.Taints, guest.Tolerations(set.Tolerations), func(t *corev1.Taint) bool {
 		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 	}, false)
 	if untolerated {

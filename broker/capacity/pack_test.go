@@ -77,6 +77,33 @@ func TestPack(t *testing.T) {
 // missing afterwards is exactly what was placed.
 // A rejection becomes part of a status, and each node may differ from the pods in
 // another way.
+// A guest is an amd64 pod, whether or not its pod says so, and tolerates what providers
+// admit.
+func TestNodesThatRunNoGuest(t *testing.T) {
+	want := broker.HeldCapacity{PodSets: []broker.PodSet{set("web", 1, "cpu", "1")}}
+	everything := *want.DeepCopy()
+	everything.PodSets[0].Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	control := corev1.Taint{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}
+	for name, c := range map[string]struct {
+		class broker.NodeClass
+		want  broker.HeldCapacity
+		fits  bool
+	}{
+		"amd64":                             {broker.NodeClass{Arch: "amd64"}, want, true},
+		"arm64":                             {broker.NodeClass{Arch: "arm64"}, want, false},
+		"arm64 by label":                    {broker.NodeClass{Labels: map[string]string{corev1.LabelArchStable: "arm64"}}, want, false},
+		"Windows":                           {broker.NodeClass{Labels: map[string]string{corev1.LabelOSStable: "windows"}}, want, false},
+		"a control plane, tolerated by all": {broker.NodeClass{Taints: []corev1.Taint{control}}, everything, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			packer := capacity.NewPacker([]capacity.Slot{{Class: &c.class, Nodes: 1, Free: capacity.Floor(expect.Resources("cpu", "4")), Pods: 9}})
+			if placed, rejection := packer.Pack(c.want, nil); (rejection == nil) != c.fits {
+				t.Errorf("placed %v, rejection %v", placed, rejection)
+			}
+		})
+	}
+}
+
 func TestRejectionIsBounded(t *testing.T) {
 	var slots []capacity.Slot
 	for i := range 2000 {

@@ -314,21 +314,27 @@ func readError(response *http.Response) error {
 // ends. handle is called from one goroutine, and not for heartbeats.
 func (c *Client) Watch(ctx context.Context, role Role, handle func(Event)) {
 	log := c.log.WithValues("stream", streamName(role))
-	backoff := c.backoff
+	lostAt := time.Now()
 	for {
 		listed, err := c.stream(ctx, role, handle)
 		if ctx.Err() != nil {
 			return
 		}
 		if listed {
-			backoff = c.backoff
+			lostAt = time.Now()
 		}
 		log.Info("Watch stream ended; reconnecting", "reason", err.Error())
-		if !sleep(ctx, jitter(backoff)) {
+		if !sleep(ctx, jitter(c.reconnectAfter(time.Since(lostAt)))) {
 			return
 		}
-		backoff = min(2*backoff, maxBackoff)
 	}
+}
+
+// reconnectAfter is the backoff of a stream that was lost for a time: in proportion to
+// it, so that a short outage, such as the fail-over to another broker, ends soon for the
+// agent too.
+func (c *Client) reconnectAfter(lost time.Duration) time.Duration {
+	return min(max(c.backoff, lost/4), maxBackoff)
 }
 
 func streamName(role Role) string {

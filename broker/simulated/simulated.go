@@ -31,6 +31,7 @@ func Add(mgr manager.Manager, namespace string, identity Identity, clock clock.W
 	if err != nil {
 		return nil, fmt.Errorf("setting up the server: %w", err)
 	}
+	rest.Synced()
 	return rest.Handler(), nil
 }
 

@@ -66,7 +66,7 @@ func projectRoot(t *testing.T) string {
 // pure packages decide and account. They import no client, no HTTP and no wall
 // clock, so that their invariants can be proven with properties.
 var pure = []string{
-	"broker/capacity", "broker/internal/decide", "broker/internal/ledger",
+	"broker/capacity", "broker/guest", "broker/internal/decide", "broker/internal/ledger",
 	"scheduler-plugin/demand", "virtual-node/internal/translate",
 }
 

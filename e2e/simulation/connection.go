@@ -35,6 +35,11 @@ func (identity) Join(context.Context, protocol.JoinRequest) (protocol.JoinRespon
 	return protocol.JoinResponse{}, errors.New("clusters do not join in the simulation")
 }
 
+func (identity) Certified(ctx context.Context, _ *tls.ConnectionState) (clusterID, fingerprint string, err error) {
+	caller := ctx.Value(callerKey{}).(string)
+	return caller, caller, nil
+}
+
 func (identity) Authenticate(ctx context.Context, _ *tls.ConnectionState) (string, error) {
 	return ctx.Value(callerKey{}).(string), nil
 }

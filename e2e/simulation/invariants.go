@@ -128,22 +128,24 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 	}
 }
 
-// checkAnswers checks that every request has its grant, or waits with a reason.
-func (w *world) checkAnswers() {
+// unanswered describes a request that has neither its grant nor a reason to wait; "" if
+// there is none.
+func (w *world) unanswered() string {
 	for _, c := range w.clusters {
 		var list broker.ReservationList
 		must(c.client.List(context.Background(), &list, client.InNamespace(workloads)))
 		for i := range list.Items {
 			r := &list.Items[i]
-			if why := unanswered(r); why != "" && r.DeletionTimestamp == nil {
-				w.checks.fail(invariantAnswer, "Reservation %s of %s: %s; %q, conditions %s", r.Name, c.id, why, r.Status.Summary, conditions(r))
+			if why := lacks(r); why != "" && r.DeletionTimestamp == nil {
+				return fmt.Sprintf("Reservation %s of %s: %s; %q, conditions %s", r.Name, c.id, why, r.Status.Summary, conditions(r))
 			}
 		}
 	}
+	return ""
 }
 
-// unanswered explains what a Reservation lacks; "" if nothing.
-func unanswered(r *broker.Reservation) string {
+// lacks explains what a Reservation lacks; "" if nothing.
+func lacks(r *broker.Reservation) string {
 	requested := broker.HeldCapacity{PodSets: r.Spec.PodSets}.Pods()
 	var granted int32
 	for _, allocation := range r.Status.Allocations {
@@ -173,8 +175,9 @@ func conditions(r *broker.Reservation) string {
 	return strings.Join(out, "; ")
 }
 
-// checkEnds checks that nothing is left once all Reservations are deleted.
-func (w *world) checkEnds() {
+// left describes something that is left although all Reservations are deleted; "" if
+// there is nothing.
+func (w *world) left() string {
 	silent := ""
 	for _, c := range w.clusters {
 		if c.deaf {
@@ -192,22 +195,23 @@ func (w *world) checkEnds() {
 				waiting[hold.ReservationName] = true
 				continue
 			}
-			w.checks.fail(invariantEnd, "%s still holds %d CPUs for %s (%s)", ad.Name, cpus(&hold.Promised), hold.ReservationName, hold.ReservationUID)
+			return fmt.Sprintf("%s still holds %d CPUs for %s (%s)", ad.Name, cpus(&hold.Promised), hold.ReservationName, hold.ReservationUID)
 		}
 	}
 	var inHub broker.ReservationList
 	must(w.client.List(ctx, &inHub))
 	for _, r := range inHub.Items {
 		if !waiting[r.Name] {
-			w.checks.fail(invariantEnd, "Reservation %s is left in the hub: %s", r.Name, conditions(&r))
+			return fmt.Sprintf("Reservation %s is left in the hub: %s", r.Name, conditions(&r))
 		}
 	}
 	for _, c := range w.clusters {
 		for _, list := range []client.ObjectList{&broker.ReservationList{}, &broker.ReservationInstructionList{}, &broker.ProviderInstructionList{}} {
 			must(c.client.List(ctx, list))
 			if n := meta.LenList(list); n > 0 && c.id != silent {
-				w.checks.fail(invariantEnd, "%s has %d objects left: %T", c.id, n, list)
+				return fmt.Sprintf("%s has %d objects left: %T", c.id, n, list)
 			}
 		}
 	}
+	return ""
 }

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"testing"
@@ -23,6 +24,7 @@ const tooLong = time.Minute
 func main() {
 	// Bubbles need a testing.T, so the schedules run as the test of a testing program.
 	testing.Init()
+	debug.SetGCPercent(400)
 	schedules := flag.Int("schedules", 10000, "number of schedules without planted faults, and the maximum for each planted fault")
 	seed := flag.Uint64("seed", 0, "run only this seed, and print its steps")
 	fault := flag.String("plant", "", "run only this planted fault, or with -seed the seed with it")
@@ -71,7 +73,7 @@ func simulate(t *testing.T, schedules int, only string) bool {
 			if r.violation != nil {
 				violations++
 				kinds[r.violation.invariant]++
-				if violations <= maxReported {
+				if kinds[r.violation.invariant] <= maxReported {
 					describe(t, s, plant{}, r.violation)
 				}
 			}
@@ -96,8 +98,8 @@ func simulate(t *testing.T, schedules int, only string) bool {
 	return violations == 0 && caught == planted
 }
 
-// maxReported is how many violations are shrunk and printed.
-const maxReported = 5
+// maxReported is how many violations of each invariant are shrunk and printed.
+const maxReported = 2
 
 // report serializes what workers print and count.
 var report sync.Mutex

@@ -103,7 +103,7 @@ func newSchedule(seed uint64) schedule {
 	add := func(step int, a action) {
 		s.events = append(s.events, event{step: step, action: a, a: rng.IntN(1 << 16), b: rng.IntN(1 << 16), c: rng.IntN(1 << 16)})
 	}
-	step := 60
+	step := 40
 	for range 8 + rng.IntN(16) {
 		pick := rng.IntN(total)
 		for _, w := range weights {
@@ -112,7 +112,7 @@ func newSchedule(seed uint64) schedule {
 				break
 			}
 		}
-		step += rng.IntN(50)
+		step += rng.IntN(36)
 	}
 	if rng.IntN(12) == 0 {
 		add(step/2, actBackup)

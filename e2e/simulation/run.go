@@ -20,11 +20,10 @@ const (
 	endWithin    = 12 * time.Minute
 	// restSteps is how many steps may pass in that time.
 	restSteps = 6000
-	// quietFor is how long the writes are counted that no event has caused, maxQuiet
-	// how many there may be: each advertisement is written again every five minutes, and
-	// what waits is tried again then.
-	quietFor = 5 * time.Minute
-	maxQuiet = 60
+	// quietFor is how long the writes are counted once all is answered, maxQuiet how many
+	// there may be.
+	quietFor = time.Minute
+	maxQuiet = 20
 )
 
 // result of one schedule.
@@ -85,19 +84,26 @@ func (w *world) rest(s schedule) {
 			w.startAgent(c)
 		}
 	}
-	w.until(answerWithin - quietFor)
+	// At once, the agents have what the broker has not said yet.
+	w.until(15*time.Second, nil)
+	w.until(answerWithin, func() bool { return w.unanswered() == "" })
+	w.until(quietFor, nil)
 	before := total(w.hub.Writes())
-	w.until(quietFor)
+	w.until(quietFor, nil)
 	if w.checks.found != nil {
 		return
 	}
 	if writes := total(w.hub.Writes()) - before; writes > maxQuiet {
 		w.checks.fail(invariantWrites, "%d writes in %s without an event: %v", writes, quietFor, w.hub.Writes())
 	}
-	w.checkAnswers()
+	if why := w.unanswered(); why != "" {
+		w.checks.fail(invariantAnswer, "%s", why)
+	}
 	w.deleteAll()
-	w.until(endWithin)
-	w.checkEnds()
+	w.until(endWithin, func() bool { return w.left() == "" })
+	if what := w.left(); what != "" {
+		w.checks.fail(invariantEnd, "%s", what)
+	}
 }
 
 func total(writes map[string]int) (n int) {
@@ -107,15 +113,20 @@ func total(writes map[string]int) (n int) {
 	return n
 }
 
-// until runs for a time, or until an invariant is violated.
-func (w *world) until(duration time.Duration) {
+// until runs until something is true, a time has passed, or an invariant is violated.
+func (w *world) until(duration time.Duration, is func() bool) {
 	end := time.Now().Add(duration)
 	limit := w.steps + restSteps
-	for time.Now().Before(end) && w.checks.found == nil {
+	for now := time.Now(); now.Before(end) && w.checks.found == nil; {
 		if w.steps > limit {
 			w.checks.fail(invariantSettle, "%d steps in %s", restSteps, duration-time.Until(end))
 		}
 		w.step()
+		if later := time.Now(); later.After(now) {
+			if now = later; is != nil && is() {
+				return
+			}
+		}
 	}
 }
 
@@ -128,8 +139,6 @@ func (w *world) deleteAll() {
 			must(client.IgnoreNotFound(c.client.Delete(context.Background(), &list.Items[i])))
 		}
 	}
-	var list broker.ReservationList
-	must(w.client.List(context.Background(), &list))
 }
 
 // shrink leaves out the events without which a schedule still violates the same

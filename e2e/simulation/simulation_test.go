@@ -1,13 +1,12 @@
 package main
 
-import (
-	"testing"
-	"testing/synctest"
-)
+import "testing"
 
-func TestOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := run(newSchedule(1), plant{}, func(s string) { t.Log(s) })
-		t.Logf("%+v %+v", r, r.violation)
-	})
+func TestMany(t *testing.T) {
+	steps := 0
+	for seed := range uint64(60) {
+		r := inBubble(t, newSchedule(seed+1), plant{}, nil)
+		steps += r.steps
+	}
+	t.Log(steps)
 }

@@ -30,7 +30,7 @@ const (
 	// workloads is the namespace of the consumers' Reservations.
 	workloads = "default"
 	// beat is the interval of the advertisements.
-	beat = 30 * time.Second
+	beat = 60 * time.Second
 	// cpuPerNode is what one node has.
 	cpuPerNode = 2
 )

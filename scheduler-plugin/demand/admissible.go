@@ -8,10 +8,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
 )
 
 // virtualNodeLabels are the architecture and operating system of virtual nodes.
-var virtualNodeLabels = map[string]string{corev1.LabelArchStable: "amd64", corev1.LabelOSStable: "linux"}
+var virtualNodeLabels = map[string]string{corev1.LabelArchStable: guest.Arch, corev1.LabelOSStable: guest.OS}
 
 // Admissible reports whether a pod can overflow. If not, reason is a clause that
 // completes "the pod cannot overflow: …"; it is empty for pods that need no event
@@ -60,6 +61,9 @@ func Admissible(pod *corev1.Pod) (ok bool, reason string) {
 				return false, fmt.Sprintf("container %q uses hostPort %d", c.Name, port.HostPort)
 			}
 		}
+	}
+	if reason := guest.Refused(spec); reason != "" {
+		return false, reason
 	}
 	for _, c := range spec.TopologySpreadConstraints {
 		if c.WhenUnsatisfiable == corev1.DoNotSchedule {

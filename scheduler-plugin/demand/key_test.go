@@ -230,7 +230,18 @@ func TestAdmissible(t *testing.T) {
 		change func(*corev1.Pod)
 		want   string
 	}{
-		"an ordinary pod":       {func(*corev1.Pod) {}, admissible},
+		"an ordinary pod": {func(*corev1.Pod) {}, admissible},
+		"capabilities of the default": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"NET_BIND_SERVICE"}}}
+		}, admissible},
+		"a capability": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_ADMIN"}}}
+		}, "adds capability SYS_ADMIN"},
+		"a runtime class":    {func(p *corev1.Pod) { p.Spec.RuntimeClassName = ptr.To("kata") }, `runtimeClassName "kata"`},
+		"a day to terminate": {func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](86400) }, "terminate within 3600"},
+		"an unsafe sysctl": {func(p *corev1.Pod) {
+			p.Spec.SecurityContext = &corev1.PodSecurityContext{Sysctls: []corev1.Sysctl{{Name: "kernel.msgmax", Value: "1"}}}
+		}, "sysctl kernel.msgmax"},
 		"a config volume":       {volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}), admissible},
 		"amd64 by selector":     {selector(corev1.LabelArchStable, "amd64"), admissible},
 		"any other selector":    {selector("disk", "ssd"), admissible},

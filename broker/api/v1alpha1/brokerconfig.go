@@ -23,11 +23,44 @@ type BrokerConfigSpec struct {
 	// +optional
 	// +kubebuilder:default="90s"
 	FreshFor *metav1.Duration `json:"freshFor,omitempty"`
-	// maxDuration is the maximum duration of a Reservation. A Reservation that
-	// requests more, or states none, gets this one. No maximum if unset.
+	// maxDuration is the maximum lease of a Reservation: a longer spec.duration counts as
+	// this one. No maximum if unset.
 	// +optional
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
+	// defaultLease is how long a Reservation without spec.duration outlives the last sign
+	// of life of its consumer: an advertisement or a renewal.
+	// +optional
+	// +kubebuilder:default="1h"
+	DefaultLease *metav1.Duration `json:"defaultLease,omitempty"`
+	// proofDeadline is how long a provider may take to accept or refuse an attempt. After
+	// that, the Reservation is placed elsewhere, and the provider gets no other requests
+	// for the time of retryAfter unless it answers.
+	// +optional
+	// +kubebuilder:default="30s"
+	ProofDeadline *metav1.Duration `json:"proofDeadline,omitempty"`
+	// retryAfter is the time after which a provider that has refused a shape, or has not
+	// answered, is asked again. Each further refusal doubles it, up to 16 times.
+	// +optional
+	// +kubebuilder:default="30s"
+	RetryAfter *metav1.Duration `json:"retryAfter,omitempty"`
+	// queueing decides whether a Reservation may pass those before it in the queue.
+	// Conservative: only if the capacity that those wait for stays free. None: the queue
+	// only orders who is tried first, and a large request may wait indefinitely.
+	// +optional
+	// +kubebuilder:default=Conservative
+	Queueing Queueing `json:"queueing,omitempty"`
 }
+
+// Queueing is how the queue protects large requests from small ones.
+// +kubebuilder:validation:Enum=Conservative;None
+type Queueing string
+
+const (
+	// QueueingConservative keeps free what earlier Reservations in the queue wait for.
+	QueueingConservative Queueing = "Conservative"
+	// QueueingNone lets every Reservation take what is available.
+	QueueingNone Queueing = "None"
+)
 
 // ScoreWeights are the weights of the scoring rules in percent.
 // +kubebuilder:validation:XValidation:rule="self.resources + self.cost == 100",message="resources and cost must add up to 100"

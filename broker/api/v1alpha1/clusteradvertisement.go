@@ -196,10 +196,10 @@ type ClusterAdvertisementStatus struct {
 	// below zero.
 	// +optional
 	Available ResourceQuantities `json:"available,omitempty"`
-	// holds is the capacity promised to Reservations: the authoritative record.
+	// holds is the capacity promised to Reservations, one hold for each reservationUID:
+	// the authoritative record.
 	// +optional
-	// +listType=map
-	// +listMapKey=reservationUID
+	// +listType=atomic
 	Holds []Hold `json:"holds,omitempty"`
 	// score is the percentage of the cluster's allocatable resources that is available,
 	// from 0 to 100 with two decimals, computed as the resources part of the score of a
@@ -240,6 +240,11 @@ type Hold struct {
 	// acceptedAttempt is the last attempt that the provider accepted, or 0.
 	// +optional
 	AcceptedAttempt int64 `json:"acceptedAttempt,omitempty"`
+	// cost is what the provider charges for the promise: its prices when the capacity was
+	// promised. Later prices do not change it. If parts were promised at different prices,
+	// it is their mean. Unset if the provider stated no price.
+	// +optional
+	Cost *Cost `json:"cost,omitempty"`
 }
 
 // HeldCapacity is an amount of resources and the pods that it is for.

@@ -32,10 +32,11 @@ type PodSet struct {
 
 // ReservationSpec is the requested capacity: either a divisible total or pod sets.
 // Users or the scheduler plugin write it; the consumer's agent sets requesterID,
-// reduces counts and sets retained. Once created, only amounts can change.
+// reduces counts and sets retained. Once created, only amounts can change: the shape of
+// a pod set (requests, nodeSelector, nodeAffinity and tolerations) is immutable.
 // +kubebuilder:validation:XValidation:rule="has(self.requestedResources) != has(self.podSets)",message="set exactly one of requestedResources (a divisible total) and podSets"
 // +kubebuilder:validation:XValidation:rule="!has(self.targetClusterID) || !has(self.requesterID) || self.targetClusterID != self.requesterID",message="targetClusterID must not be the requester itself: set another cluster ID, or remove targetClusterID to let the broker choose"
-// +kubebuilder:validation:XValidation:rule="!has(self.podSets) || !has(oldSelf.podSets) || self.podSets.all(n, oldSelf.podSets.all(o, o.name != n.name || (o.requests == n.requests)))",message="the requests of a pod set are immutable: change its count, or create another Reservation for another shape"
+// +kubebuilder:validation:XValidation:rule="!has(self.minAvailable) || self.minAvailable == 0 || has(self.podSets)",message="minAvailable is the number of pods: set podSets, or remove minAvailable"
 type ReservationSpec struct {
 	// requesterID is the cluster ID of the consumer. Leave it empty in the consumer's
 	// cluster: the agent sets it from its certificate.
@@ -55,6 +56,7 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:XValidation:rule="!has(self.memory) || quantity(string(self.memory)).compareTo(quantity('0')) >= 0",message="memory must not be negative"
 	// +kubebuilder:validation:XValidation:rule="!has(self.gpu) || quantity(string(self.gpu)).compareTo(quantity('0')) >= 0",message="gpu must not be negative"
 	// +kubebuilder:validation:XValidation:rule="!has(self.storage) || quantity(string(self.storage)).compareTo(quantity('0')) >= 0",message="storage must not be negative"
+	// +kubebuilder:validation:XValidation:rule="!has(self.extended) || self.extended.all(k, !string(self.extended[k]).startsWith('-'))",message="extended amounts must not be negative"
 	RequestedResources *ResourceQuantities `json:"requestedResources,omitempty"`
 	// podSets are the requested pods. Each pod needs its requests on a single node.
 	// +optional
@@ -66,10 +68,35 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.memory) || quantity(string(s.requests.memory)).compareTo(quantity('0')) >= 0)",message="requests.memory must not be negative"
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.gpu) || quantity(string(s.requests.gpu)).compareTo(quantity('0')) >= 0)",message="requests.gpu must not be negative"
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.storage) || quantity(string(s.requests.storage)).compareTo(quantity('0')) >= 0)",message="requests.storage must not be negative"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.extended) || s.requests.extended.all(k, !string(s.requests.extended[k]).startsWith('-')))",message="extended amounts must not be negative"
+	// +kubebuilder:validation:items:XValidation:rule="self.requests == oldSelf.requests && has(self.nodeSelector) == has(oldSelf.nodeSelector) && (!has(self.nodeSelector) || self.nodeSelector == oldSelf.nodeSelector) && has(self.nodeAffinity) == has(oldSelf.nodeAffinity) && (!has(self.nodeAffinity) || self.nodeAffinity == oldSelf.nodeAffinity) && has(self.tolerations) == has(oldSelf.tolerations) && (!has(self.tolerations) || self.tolerations == oldSelf.tolerations)",message="the shape of a pod set (requests, nodeSelector, nodeAffinity, tolerations) is immutable: change its count, or create another Reservation for another shape"
 	PodSets []PodSet `json:"podSets,omitempty"`
-	// duration from the first hold after which the Reservation expires and its capacity
-	// is released. If unset, it lasts until it is deleted, or for the BrokerConfig's
-	// maxDuration.
+	// minAvailable is the number of pods below which the capacity is of no use: the
+	// broker holds capacity for at least as many pods, or for none, and no pod may use
+	// it before the providers have accepted as many. It counts the pods of all pod sets,
+	// and is limited to their number. Not for a divisible total.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MinAvailable int32 `json:"minAvailable,omitempty"`
+	// priority in the queue: Reservations of a higher priority are placed first, those
+	// of the same priority by age. It never takes capacity that another one holds.
+	// +optional
+	// +kubebuilder:validation:Minimum=-1000000000
+	// +kubebuilder:validation:Maximum=1000000000
+	Priority int32 `json:"priority,omitempty"`
+	// deadline is how long the Reservation may be queued. After that, the broker does not
+	// look for the missing capacity any more; what is held stays held. The broker measures
+	// it by its own clock: it starts again when another replica becomes the leader, and
+	// when the spec changes. If unset, the Reservation is queued until it is deleted.
+	// +optional
+	Deadline *metav1.Duration `json:"deadline,omitempty"`
+	// duration is the length of the Reservation's lease. The lease starts with the first
+	// hold and starts again whenever the consumer's agent renews it, which it does while
+	// pods use the capacity. When it ends, the capacity is released. It is limited by the
+	// BrokerConfig's maxDuration. If unset, the Reservation lasts as long as the consumer
+	// advertises or renews it, and ends after the BrokerConfig's defaultLease of silence.
+	// The broker measures leases by its own clock: they start again when another replica
+	// becomes the leader.
 	// +optional
 	Duration *metav1.Duration `json:"duration,omitempty"`
 	// retained is the number of pods that the Reservation keeps at each provider after
@@ -79,7 +106,7 @@ type ReservationSpec struct {
 	// +optional
 	// +listType=map
 	// +listMapKey=cluster
-	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:MaxItems=2048
 	Retained []RetainedPods `json:"retained,omitempty"`
 	// placement limits the providers by location.
 	// +optional
@@ -151,7 +178,8 @@ const (
 	ReservationReserved ReservationPhase = "Reserved"
 	// ReservationActive means that a virtual node provides capacity, or has done so.
 	ReservationActive ReservationPhase = "Active"
-	// ReservationFailed means that the spec cannot be satisfied by any provider.
+	// ReservationFailed means that the spec cannot be satisfied by any provider, or that
+	// none had the capacity before the deadline.
 	ReservationFailed ReservationPhase = "Failed"
 	// ReservationReleased means that the Reservation has ended.
 	// Condition ProviderReleased is True once the providers have confirmed.
@@ -285,14 +313,17 @@ type ReservationStatus struct {
 	// decision explains the last placement.
 	// +optional
 	Decision *Decision `json:"decision,omitempty"`
-	// refused lists the providers that have refused an attempt since their current
-	// advertisement.
+	// queuePosition is the position in the queue of all Reservations that wait for
+	// capacity: 1 is the first. 0 if this one does not wait. The broker updates it from
+	// time to time only.
 	// +optional
-	Refused []Refusal `json:"refused,omitempty"`
-	// reservedAt is the time of the first hold.
+	QueuePosition int32 `json:"queuePosition,omitempty"`
+	// reservedAt is the time of the first of the current holds. Unset without holds.
 	// +optional
 	ReservedAt *metav1.Time `json:"reservedAt,omitempty"`
-	// expiresAt is the time at which the Reservation expires. Unset if it does not.
+	// expiresAt is about when the lease ends unless it is renewed. It is for information:
+	// the broker decides by durations, and updates this field only when it is wrong by
+	// more than a quarter of the lease.
 	// +optional
 	ExpiresAt *metav1.Time `json:"expiresAt,omitempty"`
 	// summary of the allocations, such as "3 of 5 pods in paris".
@@ -307,17 +338,6 @@ type ReservationStatus struct {
 	// observedGeneration is the metadata.generation that the status was computed for.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-}
-
-// Refusal is a provider's refusal of one attempt.
-type Refusal struct {
-	// cluster is the cluster ID of the provider.
-	Cluster string `json:"cluster"`
-	// sequence of the provider's advertisement at the time of the refusal. The broker
-	// considers the provider again after its next advertisement.
-	Sequence int64 `json:"sequence"`
-	// message is the provider's reason.
-	Message string `json:"message"`
 }
 
 // Reservation requests capacity in other clusters. Conditions are positive except

@@ -17,6 +17,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/answers"
 )
 
 // Request is the capacity to place, and the limits on its provider.
@@ -36,8 +37,9 @@ type Request struct {
 	Committed *big.Rat
 	// Weights of the score. The zero value stands for the defaults.
 	Weights broker.ScoreWeights
-	// Refused are the providers that refused the Reservation.
-	Refused []broker.Refusal
+	// Rejected are the providers that must not be chosen now, and why: they refused such
+	// a request, or do not answer.
+	Rejected map[string]capacity.Rejection
 }
 
 // DefaultWeights of the score, in percent.
@@ -63,11 +65,17 @@ const (
 	ReasonExcluded           = "Excluded"
 	ReasonOtherRegion        = "OtherRegion"
 	ReasonOtherZone          = "OtherZone"
-	ReasonRefused            = "Refused"
+	ReasonRefused            = answers.ReasonRefused
+	ReasonNotAnswering       = answers.ReasonNotAnswering
 	ReasonPriceUnknown       = "PriceUnknown"
 	ReasonOverBudget         = "OverBudget"
 	ReasonNotPreferred       = "NotPreferred"
 )
+
+// Eligible reports whether a cluster may be chosen for a request if it has the capacity.
+func Eligible(request *Request, spec *broker.ClusterAdvertisementSpec, active, fresh bool) bool {
+	return filter(request, &cluster{Spec: spec, Active: active, Fresh: fresh}) == nil
+}
 
 // Choose picks the cluster with the best score among those where all of the
 // request fits, or, if there is none, the one where most pods fit. Ties go to the

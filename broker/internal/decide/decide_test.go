@@ -142,7 +142,7 @@ func TestFilters(t *testing.T) {
 			reason: "every cluster that is filtered out has a reason",
 			request: with(pods(1, "cpu=1"), func(a *decide.Request) {
 				a.Placement = &broker.Placement{Regions: []string{"eu"}, Zones: []string{"a"}, ExcludeClusters: []string{"x"}}
-				a.Refused = []broker.Refusal{{Cluster: "no", Sequence: 7, Message: "a node went away"}, {Cluster: "paris", Sequence: 6, Message: "that was before"}}
+				a.Rejected = map[string]capacity.Rejection{"no": {Reason: decide.ReasonRefused, Message: "The provider refused: a node went away."}}
 			}),
 			clusters: []oracleCluster{
 				cluster("rome"),
@@ -161,7 +161,7 @@ func TestFilters(t *testing.T) {
 				"rome": "RequesterItself", "offline": "LendingDisabled", "picky": "ConsumerNotAdmitted", "gone": "ClusterInactive", "old": "AdvertisementStale",
 				"x": "Excluded", "far": "OtherRegion", "beside": "OtherZone", "no": "Refused",
 			},
-			messages: byCluster{"no": "The provider refused: a node went away. "},
+			messages: byCluster{"no": "The provider refused: a node went away."},
 		},
 		"pinned": {
 			reason:   "a pin leaves every other check in force",

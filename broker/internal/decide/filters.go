@@ -18,7 +18,7 @@ var filters = []func(*Request, *cluster) *capacity.Rejection{
 	isFresh,
 	isPinned,
 	matchesPlacement,
-	hasNotRefused,
+	isNotRejected,
 	isWithinBudget,
 }
 
@@ -84,12 +84,9 @@ func matchesPlacement(request *Request, cluster *cluster) *capacity.Rejection {
 	return nil
 }
 
-func hasNotRefused(request *Request, cluster *cluster) *capacity.Rejection {
-	for _, refusal := range request.Refused {
-		if refusal.Cluster == cluster.Spec.ClusterID && refusal.Sequence >= cluster.Spec.Sequence {
-			return reject(ReasonRefused, "The provider refused: %s. The cluster is considered again with its next advertisement.",
-				strings.TrimRight(refusal.Message, ". "))
-		}
+func isNotRejected(request *Request, cluster *cluster) *capacity.Rejection {
+	if rejection, rejected := request.Rejected[cluster.Spec.ClusterID]; rejected {
+		return &rejection
 	}
 	return nil
 }

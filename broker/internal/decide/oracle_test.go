@@ -124,7 +124,7 @@ var filters = []func(*decide.Request, *oracleCluster) *capacity.Rejection{
 	isFresh,
 	isPinned,
 	matchesPlacement,
-	hasNotRefused,
+	isNotRejected,
 	isWithinBudget,
 }
 
@@ -190,12 +190,9 @@ func matchesPlacement(request *decide.Request, cluster *oracleCluster) *capacity
 	return nil
 }
 
-func hasNotRefused(request *decide.Request, cluster *oracleCluster) *capacity.Rejection {
-	for _, refusal := range request.Refused {
-		if refusal.Cluster == cluster.Spec.ClusterID && refusal.Sequence >= cluster.Spec.Sequence {
-			return reject(decide.ReasonRefused, "The provider refused: %s. The cluster is considered again with its next advertisement.",
-				strings.TrimRight(refusal.Message, ". "))
-		}
+func isNotRejected(request *decide.Request, cluster *oracleCluster) *capacity.Rejection {
+	if rejection, rejected := request.Rejected[cluster.Spec.ClusterID]; rejected {
+		return &rejection
 	}
 	return nil
 }

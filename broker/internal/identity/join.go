@@ -173,7 +173,7 @@ func clusterURI(clusterID string) *url.URL {
 // Certified returns the cluster ID and the fingerprint of the key in the client
 // certificate of a connection. The cluster may be revoked: Certified reads nothing.
 // Refusals are *protocol.Error.
-func (a *Authority) Certified(state *tls.ConnectionState) (clusterID, fingerprint string, err error) {
+func (a *Authority) Certified(_ context.Context, state *tls.ConnectionState) (clusterID, fingerprint string, err error) {
 	if state == nil || len(state.VerifiedChains) == 0 {
 		return "", "", refuse(protocol.CodeUnauthorized, "a client certificate is required: join with %s to get one", protocol.PathJoin)
 	}
@@ -192,7 +192,7 @@ func (a *Authority) Certified(state *tls.ConnectionState) (clusterID, fingerprin
 // Authenticate returns the cluster ID in the client certificate of a connection, if the
 // cluster is registered with the certificate's key. Refusals are *protocol.Error.
 func (a *Authority) Authenticate(ctx context.Context, state *tls.ConnectionState) (string, error) {
-	clusterID, fingerprint, err := a.Certified(state)
+	clusterID, fingerprint, err := a.Certified(ctx, state)
 	if err != nil {
 		return "", err
 	}

@@ -74,6 +74,7 @@ func Place(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertis
 	if held != nil {
 		hold = *held.DeepCopy()
 	}
+	hold.Cost = lock(hold.Cost, hold.Promised, spec.Cost, growth.Capacity)
 	hold.Promised = capacity.Add(hold.Promised, growth.Capacity)
 	hold.Attempt = growth.Attempt
 
@@ -123,9 +124,11 @@ func Release(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt i
 
 // Confirm records the provider's answer to one attempt. Accepted: what is promised
 // is granted, and nothing else of the hold is charged any more. Refused: the
-// promise falls back to what was granted before; what was unconfirmed stays so. A
-// provider cannot refuse what it has accepted, nor a release.
-func Confirm(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64, accepted bool) (changed bool) {
+// promise falls back to what was granted before, or to what the provider says that it
+// still holds (nil for nothing) if that is more: it may have accepted an attempt whose
+// answer was lost. What was unconfirmed stays so. A provider cannot refuse what it has
+// accepted, nor a release.
+func Confirm(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64, accepted bool, held *broker.HeldCapacity) (changed bool) {
 	hold := Find(status, uid)
 	if hold == nil || hold.Attempt != attempt || hold.AcceptedAttempt == attempt {
 		return false
@@ -137,10 +140,15 @@ func Confirm(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt i
 		hold.Granted = orNil(hold.Promised)
 	case Pending(*hold).Empty():
 		return false
-	case hold.Granted != nil:
-		hold.Promised = *hold.Granted.DeepCopy()
 	default:
-		hold.Promised = broker.HeldCapacity{}
+		kept := broker.HeldCapacity{}
+		if held != nil {
+			kept = capacity.Min(hold.Promised, *held)
+		}
+		if hold.Granted != nil {
+			kept = capacity.Max(kept, *hold.Granted)
+		}
+		hold.Promised, hold.Granted = kept, orNil(kept)
 	}
 	if !accepted {
 		// What remains needs an answer of its own: a late acceptance of what was

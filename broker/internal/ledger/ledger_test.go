@@ -9,6 +9,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -69,7 +70,7 @@ func TestHoldLife(t *testing.T) {
 		return func(s *status) bool { return ledger.Shrink(s, "a", attempt, pods(n)) }
 	}
 	answer := func(attempt int64, yes bool) func(*status) bool {
-		return func(s *status) bool { return ledger.Confirm(s, "a", attempt, yes) }
+		return func(s *status) bool { return ledger.Confirm(s, "a", attempt, yes, nil) }
 	}
 	cases := map[string]struct {
 		reason    string
@@ -160,13 +161,13 @@ func TestStaleAnswersChangeNothing(t *testing.T) {
 	spec := paris(1000, 0)
 	var s broker.ClusterAdvertisementStatus
 	place(t, spec, &s, grow("a", 1, 5))
-	ledger.Confirm(&s, "a", 1, true)
+	ledger.Confirm(&s, "a", 1, true, nil)
 	ledger.Release(&s, "a", 2)
 	for _, stale := range []func() bool{
-		func() bool { return ledger.Confirm(&s, "a", 1, true) },
-		func() bool { return ledger.Confirm(&s, "a", 1, false) },
-		func() bool { return ledger.Confirm(&s, "a", 3, true) },
-		func() bool { return ledger.Confirm(&s, "a", 2, false) },
+		func() bool { return ledger.Confirm(&s, "a", 1, true, nil) },
+		func() bool { return ledger.Confirm(&s, "a", 1, false, nil) },
+		func() bool { return ledger.Confirm(&s, "a", 3, true, nil) },
+		func() bool { return ledger.Confirm(&s, "a", 2, false, nil) },
 		func() bool { return ledger.Shrink(&s, "a", 1, pods(1)) },
 		func() bool { changed, _ := ledger.Place(spec, &s, grow("a", 2, 1)); return changed },
 	} {
@@ -176,17 +177,45 @@ func TestStaleAnswersChangeNothing(t *testing.T) {
 	}
 }
 
+// TestRefusalSaysWhatIsHeld: the answer that accepted 2 pods is lost, and a growth is
+// refused. The provider holds the 2 pods, so they stay granted.
+func TestRefusalSaysWhatIsHeld(t *testing.T) {
+	spec := paris(1000, 0)
+	for name, tc := range map[string]struct {
+		held *broker.HeldCapacity
+		want *figures
+	}{
+		"what it accepted before":       {ptr.To(pods(2)), &figures{2, -1, 2}},
+		"less than that":                {ptr.To(pods(1)), &figures{1, -1, 1}},
+		"more than was ever promised":   {ptr.To(pods(9)), &figures{3, -1, 3}},
+		"nothing":                       {ptr.To(pods(0)), nil},
+		"it does not say what it holds": {nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var s broker.ClusterAdvertisementStatus
+			place(t, spec, &s, grow("a", 1, 2))
+			place(t, spec, &s, grow("a", 2, 1))
+			if !ledger.Confirm(&s, "a", 2, false, tc.held) {
+				t.Fatal("the refusal changed nothing")
+			}
+			if diff := cmp.Diff(tc.want, figuresOf(&s, "a")); diff != "" {
+				t.Errorf("the hold (-want +got)\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestLateAcceptanceOfARefusedGrowth(t *testing.T) {
 	spec := paris(1000, 0)
 	var s broker.ClusterAdvertisementStatus
 	place(t, spec, &s, grow("a", 1, 3))
-	ledger.Confirm(&s, "a", 1, true)
+	ledger.Confirm(&s, "a", 1, true, nil)
 	place(t, spec, &s, grow("a", 2, 2))
-	ledger.Confirm(&s, "a", 2, false)
-	if ledger.Confirm(&s, "a", 2, true) {
+	ledger.Confirm(&s, "a", 2, false, nil)
+	if ledger.Confirm(&s, "a", 2, true, nil) {
 		t.Error("an acceptance of what was refused before changed the hold")
 	}
-	if !ledger.Confirm(&s, "a", 3, true) || ledger.Find(&s, "a").AcceptedAttempt != 3 {
+	if !ledger.Confirm(&s, "a", 3, true, nil) || ledger.Find(&s, "a").AcceptedAttempt != 3 {
 		t.Error("what remains is not answered by its own attempt")
 	}
 }
@@ -278,7 +307,7 @@ func TestSweep(t *testing.T) {
 	if diff := cmp.Diff(&figures{0, 5, 0}, figuresOf(&s, "a")); diff != "" {
 		t.Errorf("what was swept stays charged until confirmed: %s", diff)
 	}
-	if !ledger.Confirm(&s, "a", 4, true) || ledger.Find(&s, "a") != nil || ledger.Find(&s, "b") == nil {
+	if !ledger.Confirm(&s, "a", 4, true, nil) || ledger.Find(&s, "a") != nil || ledger.Find(&s, "b") == nil {
 		t.Error("the confirmed sweep must leave the other hold only")
 	}
 }
@@ -288,7 +317,7 @@ func TestDivisibleTotal(t *testing.T) {
 	total := func(milli int64) broker.HeldCapacity { return broker.HeldCapacity{Totals: cpu(milli)} }
 	var s broker.ClusterAdvertisementStatus
 	place(t, spec, &s, ledger.Growth{ReservationUID: "a", Requester: "rome", Attempt: 1, Capacity: total(700)})
-	ledger.Confirm(&s, "a", 1, true)
+	ledger.Confirm(&s, "a", 1, true, nil)
 	ledger.Shrink(&s, "a", 2, total(300))
 	if got := ledger.Find(&s, "a"); got.Promised.Totals.CPU.String() != "300m" || got.Unconfirmed.Totals.CPU.String() != "700m" {
 		t.Errorf("want 300m promised and 700m unconfirmed, got %s and %s", got.Promised.Totals, got.Unconfirmed.Totals)
@@ -335,7 +364,7 @@ func TestLedgerProperties(t *testing.T) {
 				},
 				"shrink":    func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Shrink(s, uid, attempt, pods(n)) },
 				"release":   func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Release(s, uid, attempt) },
-				"confirm":   func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Confirm(s, uid, attempt, yes) },
+				"confirm":   func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Confirm(s, uid, attempt, yes, nil) },
 				"sweep":     func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Sweep(s, uid) },
 				"advertise": func(*broker.ClusterAdvertisementStatus) bool { spec = advertise(); return false },
 			}[kind]

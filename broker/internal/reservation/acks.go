@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -19,22 +20,43 @@ import (
 // returns NotFound (apierrors.IsNotFound) if the provider has no hold of that name. It
 // is idempotent.
 func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error {
-	if !ack.Accepted {
-		// The refusal is recorded before the refused capacity is released: the provider
-		// is not chosen again for the same.
-		if err := r.refuse(ctx, cluster, name, ack); err != nil {
-			return err
-		}
+	config, err := r.config(ctx)
+	if err != nil {
+		return err
 	}
-	_, err := r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
+	if r.answers.Answered(cluster) {
+		r.retryQueued()
+	}
+	var asked broker.HeldCapacity
+	var news bool
+	_, err = r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
 		hold, err := answered(ad, name, ack)
 		if hold == nil || err != nil {
 			return edited{}, err
 		}
-		return edited{status: ledger.Confirm(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Accepted)}, nil
+		asked = ledger.Pending(*hold.DeepCopy())
+		changed := ledger.Confirm(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Accepted, ack.Held)
+		if changed && !ack.Accepted {
+			// It is remembered before the refused capacity is released: the provider is
+			// not chosen again for the same.
+			news = r.answers.Refused(cluster, asked, reasonOf(ack), config.retryAfter, r.clock.Now()) || news
+		}
+		return edited{status: changed}, nil
 	})
-	return err
+	switch {
+	case err != nil:
+		return err
+	case news:
+		if reservation := r.store.reservation(name); reservation != nil && reservation.UID == ack.ReservationUID {
+			r.recordRefused(reservation, cluster, reasonOf(ack), asked)
+		}
+	case ack.Accepted && r.answers.Accepted(cluster, asked):
+		r.retryQueued()
+	}
+	return nil
 }
+
+func reasonOf(ack protocol.ProviderAck) string { return cmp.Or(ack.Message, "no reason given") }
 
 // answered is the hold that an ack answers; nil if it answers an earlier attempt.
 func answered(ad *broker.ClusterAdvertisement, name string, ack protocol.ProviderAck) (*broker.Hold, error) {
@@ -53,58 +75,6 @@ func answered(ad *broker.ClusterAdvertisement, name string, ack protocol.Provide
 		return nil, fmt.Errorf("%s has no hold for it: %w", ad.Name, notFound(name))
 	}
 	return nil, nil
-}
-
-// refuse records a provider's refusal in the Reservation's status, if it answers the
-// hold.
-func (r *Reconciler) refuse(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error {
-	ad := r.store.advertisement(cluster)
-	var hold *broker.Hold
-	if ad != nil {
-		hold, _ = answered(ad, name, ack)
-	}
-	if hold == nil {
-		ad = &broker.ClusterAdvertisement{}
-		if err := r.live.Get(ctx, r.key(cluster), ad); err != nil {
-			return fmt.Errorf("reading the ledger of %s: %w", cluster, err)
-		}
-		var err error
-		if hold, err = answered(ad, name, ack); hold == nil || err != nil {
-			return err
-		}
-	}
-	after := broker.ClusterAdvertisementStatus{Holds: []broker.Hold{*hold.DeepCopy()}}
-	if !ledger.Confirm(&after, hold.ReservationUID, ack.Attempt, false) {
-		return nil
-	}
-	return r.recordRefusal(ctx, *hold, &ad.Spec, ack.Message)
-}
-
-// recordRefusal adds a provider's refusal of its hold to the Reservation's status.
-func (r *Reconciler) recordRefusal(ctx context.Context, hold broker.Hold, spec *broker.ClusterAdvertisementSpec, message string) error {
-	if message == "" {
-		message = "no reason given"
-	}
-	refusal := broker.Refusal{Cluster: spec.ClusterID, Sequence: spec.Sequence, Message: message}
-	var recorded *broker.Reservation
-	err := r.editStatus(ctx, hold.ReservationName, func(reservation *broker.Reservation) (changed bool, err error) {
-		recorded = nil
-		refused := reservation.Status.Refused
-		if reservation.UID != hold.ReservationUID || slices.Contains(refused, refusal) {
-			return false, nil
-		}
-		refused = slices.DeleteFunc(refused, func(old broker.Refusal) bool { return old.Cluster == spec.ClusterID })
-		reservation.Status.Refused = append(refused, refusal)
-		recorded = reservation
-		return true, nil
-	})
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("recording the refusal of %s: %w", spec.ClusterID, err)
-	}
-	if recorded != nil && err == nil {
-		r.recordRefused(recorded, refusal, ledger.Pending(hold))
-	}
-	return nil
 }
 
 // ApplyRequesterAck applies a consumer's report on its Reservation of the given name.

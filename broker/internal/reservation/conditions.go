@@ -24,13 +24,14 @@ const (
 	reasonInsufficientCapacity  = "InsufficientCapacity"
 	reasonWaitingForRelease     = "WaitingForRelease"
 	reasonAccepted              = "Accepted"
-	reasonRefused               = "Refused"
+	reasonDeadlineExceeded      = "DeadlineExceeded"
 	reasonWaitingForProvider    = "WaitingForProvider"
 	reasonVirtualNodeReady      = "VirtualNodeReady"
 	reasonWaitingForVirtualNode = "WaitingForVirtualNode"
 	reasonNothingRequested      = "NothingRequested"
 	reasonInvalidSpec           = "InvalidSpec"
 	reasonExpired               = "Expired"
+	reasonConsumerSilent        = "ConsumerSilent"
 	reasonReleased              = "Released"
 	reasonConfirmed             = "Confirmed"
 )
@@ -83,22 +84,14 @@ func setConditions(in snapshot, p plan, status *broker.ReservationStatus) {
 	}
 	placed := strings.Join(parts, " and ")
 	c.setPlaced(in, p, status, placed)
-	c.setProviderAccepted(in, status, placed)
+	c.setProviderAccepted(in, placed)
 	c.setVirtualNodeReady(in, status)
-	c.setReady(status)
+	c.setReady(p, status)
 }
 
 // setEnded sets the conditions of a Reservation that requests nothing any more.
 func (c conditions) setEnded(in snapshot, status *broker.ReservationStatus) {
-	reason, message := reasonNothingRequested, "The Reservation requests no capacity."
-	switch invalid := invalidReason(&in.reservation.Spec); {
-	case in.ended() && in.reservation.DeletionTimestamp.IsZero() && status.ExpiresAt != nil:
-		reason, message = reasonExpired, fmt.Sprintf("The Reservation expired at %s.", status.ExpiresAt.UTC().Format(time.RFC3339))
-	case in.ended():
-		reason, message = reasonReleased, "The Reservation has been released."
-	case invalid != "":
-		reason, message = reasonInvalidSpec, invalid
-	}
+	reason, message := in.endedReason()
 	for _, kind := range []string{broker.ConditionLocked, broker.ConditionQueued, broker.ConditionProviderAccepted, broker.ConditionVirtualNodeReady, broker.ConditionReady} {
 		c.set(kind, false, reason, message)
 	}
@@ -115,9 +108,33 @@ func (c conditions) setEnded(in snapshot, status *broker.ReservationStatus) {
 	}
 }
 
+// endedReason explains why the Reservation requests nothing any more. Why a lease ended
+// is known only when it ends: then the status says so.
+func (in snapshot) endedReason() (reason, message string) {
+	r := in.reservation
+	before := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionReady)
+	invalid := invalidReason(&r.Spec)
+	_, length, _ := in.leaseEnd()
+	switch {
+	case !r.DeletionTimestamp.IsZero():
+		return reasonReleased, "The Reservation has been released."
+	case r.Status.Phase == broker.ReservationReleased && before != nil:
+		return before.Reason, before.Message
+	case in.leaseEnded() && in.config.duration(r.Spec.Duration) > 0:
+		return reasonExpired, fmt.Sprintf("The lease of %s has ended without a renewal. Create another Reservation for more time.", length)
+	case in.leaseEnded():
+		return reasonConsumerSilent, fmt.Sprintf("The broker has not heard from %s for %s. Check that its agent runs and can reach the broker.", r.Spec.RequesterID, length)
+	case in.ended():
+		return reasonReleased, "The Reservation has been released."
+	case invalid != "":
+		return reasonInvalidSpec, invalid
+	}
+	return reasonNothingRequested, "The Reservation requests no capacity."
+}
+
 // setPlaced sets Locked and Queued.
 func (c conditions) setPlaced(in snapshot, p plan, status *broker.ReservationStatus, placed string) {
-	if len(p.shrink) > 0 || p.missing.Empty() {
+	if p.missing.Empty() {
 		c.set(broker.ConditionLocked, true, reasonHoldCreated, fmt.Sprintf("The ledger holds %s.", placed))
 		c.set(broker.ConditionQueued, false, reasonPlaced, "All requested capacity has been placed.")
 		return
@@ -131,11 +148,22 @@ func (c conditions) setPlaced(in snapshot, p plan, status *broker.ReservationSta
 	} else {
 		c.set(broker.ConditionLocked, false, reasonPartiallyHeld, fmt.Sprintf("The ledger holds %s; %s for capacity.", placed, waiting))
 	}
-	if p.blockedBy != "" {
+	if p.gaveUp {
+		c.set(broker.ConditionQueued, false, reasonDeadlineExceeded, fmt.Sprintf("%s not placed within the deadline of %s. Create another Reservation for the rest.",
+			strings.TrimSuffix(waiting, " waiting"), in.reservation.Spec.Deadline.Duration))
+	} else if p.blockedBy != "" {
 		c.set(broker.ConditionQueued, true, reasonWaitingForRelease, fmt.Sprintf("%s: %s must first release an earlier Reservation of the same name.", waiting, p.blockedBy))
 	} else {
-		c.set(broker.ConditionQueued, true, reasonInsufficientCapacity, fmt.Sprintf("%s for capacity. %s", waiting, rejectionsMessage(in.reservation.Spec.RequesterID, status.Decision)))
+		c.set(broker.ConditionQueued, true, reasonInsufficientCapacity, fmt.Sprintf("%s for capacity. %s%s", waiting, rejectionsMessage(in.reservation.Spec.RequesterID, status.Decision), in.aheadMessage()))
 	}
+}
+
+// aheadMessage says who must be placed first.
+func (in snapshot) aheadMessage() string {
+	if len(in.ahead) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" It is number %d in the queue: what those before it wait for stays free for them.", in.position)
 }
 
 // rejectionsMessage lists the providers and why each of them was not chosen.
@@ -162,21 +190,18 @@ func rejectionsMessage(requester string, decision *broker.Decision) string {
 	return strings.Join(reasons, " ")
 }
 
-func (c conditions) setProviderAccepted(in snapshot, status *broker.ReservationStatus, placed string) {
+func (c conditions) setProviderAccepted(in snapshot, placed string) {
 	var pending []string
 	for _, h := range in.holds() {
 		if waiting := ledger.Pending(h.Hold); !waiting.Empty() {
 			pending = append(pending, fmt.Sprintf("%s to accept %s", h.cluster, amount(waiting)))
 		}
 	}
-	switch refused := status.Refused; {
+	switch {
 	case len(pending) > 0:
 		c.set(broker.ConditionProviderAccepted, false, reasonWaitingForProvider, fmt.Sprintf("Waiting for %s.", strings.Join(pending, " and ")))
 	case placed != "":
 		c.set(broker.ConditionProviderAccepted, true, reasonAccepted, fmt.Sprintf("The providers have accepted %s.", placed))
-	case len(refused) > 0:
-		last := refused[len(refused)-1]
-		c.set(broker.ConditionProviderAccepted, false, reasonRefused, fmt.Sprintf("%s refused: %s", last.Cluster, last.Message))
 	default:
 		c.set(broker.ConditionProviderAccepted, false, reasonNoHold, "No provider holds capacity yet.")
 	}
@@ -201,7 +226,12 @@ func (c conditions) setVirtualNodeReady(in snapshot, status *broker.ReservationS
 
 // setReady summarizes the other conditions: the first that is not as desired is the
 // reason for which the Reservation is not ready.
-func (c conditions) setReady(status *broker.ReservationStatus) {
+func (c conditions) setReady(p plan, status *broker.ReservationStatus) {
+	if p.gaveUp {
+		queued := meta.FindStatusCondition(*c.list, broker.ConditionQueued)
+		c.set(broker.ConditionReady, false, queued.Reason, queued.Message)
+		return
+	}
 	for _, kind := range []string{broker.ConditionQueued, broker.ConditionProviderAccepted, broker.ConditionVirtualNodeReady} {
 		condition := meta.FindStatusCondition(*c.list, kind)
 		if bad := kind == broker.ConditionQueued; (condition.Status == metav1.ConditionTrue) == bad {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoevents "k8s.io/client-go/tools/events"
@@ -23,6 +24,9 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/broker/internal/answers"
+	"github.com/spillway-dev/spillway/broker/internal/lease"
+	"github.com/spillway-dev/spillway/broker/internal/queue"
 )
 
 // Freshness reports when this broker process last received a cluster's advertisement,
@@ -39,7 +43,8 @@ type Options struct {
 	Freshness Freshness
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
-	// Workers is the number of concurrent reconciles of each controller. Default 4.
+	// Workers is the number of concurrent reconciles of each controller. Default 32:
+	// a reconcile waits for the API server most of its time.
 	Workers int
 }
 
@@ -65,7 +70,16 @@ type Reconciler struct {
 	store     *store
 	committer *committer
 
+	// book, answers and queue are what this process remembers; see remember.
+	book    *lease.Book
+	answers *answers.Memory
+	queue   *queue.Queue
+	// figures limits the writes of statuses that differ in figures only.
+	figures *rate.Limiter
+
 	mu sync.Mutex
+	// priceChanges are the prices that events have reported, by UID and cluster.
+	priceChanges map[string]string
 	// storedAt is when the advertisement of each cluster was last stored.
 	storedAt map[string]time.Time
 }
@@ -100,7 +114,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		options.Clock = clock.RealClock{}
 	}
 	if options.Workers == 0 {
-		options.Workers = 4
+		options.Workers = 32
 	}
 	return &Reconciler{
 		client:      clients.Client,
@@ -114,7 +128,13 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		becameFresh: make(chan event.GenericEvent, 1),
 		store:       known,
 		committer:   newCommitter(clients, known, key, options.Clock),
-		storedAt:    map[string]time.Time{},
+		book:        lease.NewBook(),
+		answers:     answers.New(),
+		queue:       queue.New(),
+		figures:     rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
+
+		priceChanges: map[string]string{},
+		storedAt:     map[string]time.Time{},
 	}
 }
 
@@ -123,7 +143,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	inNamespace := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetNamespace() == r.namespace })
 	options := controller.Options{MaxConcurrentReconciles: r.workers}
 	enqueueUnplaced := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
-		return r.requests(r.store.unplacedReservations())
+		return r.requests(r.retriable(nil))
 	})
 	err := ctrl.NewControllerManagedBy(mgr).
 		Named("reservations").
@@ -212,8 +232,8 @@ func onEvents[T client.Object](changed func(ctx context.Context, before, after T
 
 // AdvertisementChanged takes note of an event of the watch: the versions before and
 // after it, nil for none. It returns the Reservations to reconcile: those whose holds
-// changed and, if capacity may have appeared, those that are not placed in full. The
-// objects are not changed any more.
+// changed and, if capacity may have appeared, the first of the queue that could use it.
+// The objects are not changed any more.
 func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertisement) (reservations []string) {
 	var old, now broker.ClusterAdvertisementStatus
 	if before != nil {
@@ -227,7 +247,7 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 	}
 	changed := changedHolds(old.Holds, now.Holds, old.Active != now.Active)
 	if before == nil || after == nil || before.Generation != after.Generation || old.Active != now.Active || grew(old.Available, now.Available) {
-		changed = append(changed, r.store.unplacedReservations()...)
+		changed = append(changed, r.retriable(after)...)
 	}
 	return changed
 }
@@ -281,5 +301,6 @@ func (r *Reconciler) ReservationChanged(before, after *broker.Reservation) (adve
 		return nil
 	}
 	r.store.removeReservation(before)
+	r.forget(before.Name)
 	return r.store.holdersOf(before.Name)
 }

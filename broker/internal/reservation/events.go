@@ -17,12 +17,14 @@ const (
 	eventRefused  = "ProviderRefused"
 	eventReleased = "ReservationReleased"
 	eventFailed   = "ReservationFailed"
+	eventPrice    = "PriceIncreased"
 )
 
 // Actions of these events.
 const (
 	actionPlace   = "Place"
 	actionRelease = "Release"
+	actionRenew   = "Renew"
 )
 
 // recordChanges records events for a change of the Reservation's status.
@@ -52,7 +54,13 @@ func (r *Reconciler) recordChanges(reservation *broker.Reservation, before *brok
 }
 
 // recordRefused records an event for a provider's refusal of capacity.
-func (r *Reconciler) recordRefused(reservation *broker.Reservation, refusal broker.Refusal, refused broker.HeldCapacity) {
+func (r *Reconciler) recordRefused(reservation *broker.Reservation, cluster, message string, refused broker.HeldCapacity) {
 	r.recorder.Eventf(reservation, nil, corev1.EventTypeWarning, eventRefused, actionPlace, "%s refused %s: %s. Choosing another provider.",
-		refusal.Cluster, amount(refused), strings.TrimRight(refusal.Message, ". "))
+		cluster, amount(refused), strings.TrimRight(message, ". "))
+}
+
+// recordPrice records an event for a provider that has become more expensive.
+func (r *Reconciler) recordPrice(reservation *broker.Reservation, cluster, locked, present string) {
+	r.recorder.Eventf(reservation, nil, corev1.EventTypeWarning, eventPrice, actionRenew,
+		"The lease was renewed at %s per hour in %s. At its present prices, the same capacity would cost %s.", locked, cluster, present)
 }

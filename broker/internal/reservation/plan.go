@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"fmt"
+	"maps"
 	"math/big"
 	"slices"
 
@@ -15,7 +16,8 @@ import (
 type plan struct {
 	// attempt that commits the changes.
 	attempt broker.Attempt
-	// shrink or grow, never both: what is too much is released first.
+	// shrink releases what is too much, before anything grows; grow is what other clusters
+	// get. Both only if providers did not answer: what they lose is placed elsewhere.
 	shrink, grow []change
 	// missing is the requested capacity that is neither held nor about to be.
 	missing broker.HeldCapacity
@@ -24,6 +26,9 @@ type plan struct {
 	// blockedBy is the cluster that must first release an earlier Reservation of the
 	// same name; "" if none.
 	blockedBy string
+	// gaveUp is whether the deadline of the Reservation has passed, so that what is missing
+	// is not placed any more.
+	gaveUp bool
 }
 
 // change is the capacity that one cluster's hold shrinks to, or grows by.
@@ -45,14 +50,30 @@ func newPlan(in snapshot) plan {
 	}
 	p := plan{attempt: broker.Attempt{Number: number + 1}}
 	if p.shrink = shrink(in, holds, requested); p.shrink == nil {
+		p.shrink = unanswered(in, holds)
 		if p.missing = capacity.Sub(requested, reliable); !p.missing.Empty() {
-			p.place(in)
+			if p.gaveUp = in.deadlineExceeded(); !p.gaveUp {
+				p.place(in)
+			}
+			p.allOrNothing(in, holds)
 		}
 	}
 	for _, c := range slices.Concat(p.shrink, p.grow) {
 		p.attempt.Clusters = append(p.attempt.Clusters, c.cluster)
 	}
 	return p
+}
+
+// unanswered takes back what providers have neither accepted nor refused before the
+// deadline.
+func unanswered(in snapshot, holds []clusterHold) []change {
+	var changes []change
+	for _, h := range holds {
+		if in.overdue(h) {
+			changes = append(changes, change{h.cluster, capacity.Sub(h.Promised, ledger.Pending(h.Hold))})
+		}
+	}
+	return changes
 }
 
 // shrink releases what the Reservation does not need any more. What an inactive
@@ -171,12 +192,14 @@ func (p *plan) place(in snapshot) {
 	if p.blockedBy = in.holderOfEarlier(); p.blockedBy != "" {
 		return
 	}
-	request, snapshot := in.placement()
+	request, snapshot := in.placement(p.missing)
+	request.Rejected = in.rejected(p)
 	for _, h := range in.holds() {
-		if spec, _ := snapshot.Cluster(h.cluster); spec != nil {
-			if price, _, known := decide.Price(spec.Cost, h.Promised.Totals); known {
-				request.Committed.Add(request.Committed, price)
-			}
+		if in.overdue(h) {
+			h.Promised = capacity.Sub(h.Promised, ledger.Pending(h.Hold))
+		}
+		if price, _, known := decide.Price(h.Cost, h.Promised.Totals); known {
+			request.Committed.Add(request.Committed, price)
 		}
 	}
 	request.Want = p.missing
@@ -189,6 +212,22 @@ func (p *plan) place(in snapshot) {
 	for _, part := range parts {
 		p.grow = append(p.grow, change{part.Cluster, part.Capacity})
 	}
+}
+
+// rejected are the clusters that must not be chosen because of their answers so far, or
+// because they have just lost their attempt.
+func (in snapshot) rejected(p *plan) map[string]capacity.Rejection {
+	rejected, _ := in.rejections(p.missing)
+	for _, c := range p.shrink {
+		if _, known := rejected[c.cluster]; !known {
+			rejected = maps.Clone(rejected)
+			if rejected == nil {
+				rejected = map[string]capacity.Rejection{}
+			}
+			rejected[c.cluster] = capacity.Rejection{Reason: decide.ReasonNotAnswering, Message: "The provider has not answered in time."}
+		}
+	}
+	return rejected
 }
 
 // holderOfEarlier returns a cluster with a hold of an earlier Reservation of the same name.
@@ -205,7 +244,7 @@ func (in snapshot) holderOfEarlier() string {
 }
 
 // placement is the input for decide, but for what is missing and what is committed.
-func (in snapshot) placement() (decide.Request, decide.Snapshot) {
+func (in snapshot) placement(missing broker.HeldCapacity) (decide.Request, decide.Snapshot) {
 	spec := &in.reservation.Spec
 	request := decide.Request{
 		Requester: spec.RequesterID,
@@ -214,9 +253,8 @@ func (in snapshot) placement() (decide.Request, decide.Snapshot) {
 		Budget:    spec.Budget,
 		Committed: new(big.Rat),
 		Weights:   in.config.weights,
-		Refused:   in.currentRefusals(),
 	}
-	return request, in.clusters
+	return request, in.keepFree(in.clusters, missing)
 }
 
 func growth(r *broker.Reservation, attempt int64, capacity broker.HeldCapacity) ledger.Growth {

@@ -26,6 +26,9 @@ const conflictRetryAfter = 20 * time.Millisecond
 // versions that the plan was computed from.
 func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, error) {
 	in, err := r.snapshot(ctx, name)
+	if apierrors.IsNotFound(err) {
+		r.forget(name)
+	}
 	if err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -51,23 +54,29 @@ func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, e
 
 // commit writes the changes of a plan.
 func (r *Reconciler) commit(ctx context.Context, in snapshot, p plan) error {
-	if err := r.addFinalizer(ctx, in.reservation); err != nil {
+	if err := r.addFinalizer(ctx, in); err != nil {
 		return err
 	}
 	if err := r.writeAttempt(ctx, in, p); err != nil {
 		return err
 	}
+	for _, c := range p.grow {
+		r.answers.Asked(c.cluster, in.reservation.UID, c.capacity, in.now)
+	}
+	before := in
 	if err := r.writeHolds(ctx, &in, p); err != nil {
 		return err
 	}
+	r.audit(ctx, before, p)
 	if err := r.writeStatus(ctx, in, p); err != nil {
 		return err
 	}
 	return r.removeFinalizer(ctx, in)
 }
 
-func (r *Reconciler) addFinalizer(ctx context.Context, reservation *broker.Reservation) error {
-	if !reservation.DeletionTimestamp.IsZero() || !controllerutil.AddFinalizer(reservation, broker.FinalizerLedger) {
+func (r *Reconciler) addFinalizer(ctx context.Context, in snapshot) error {
+	reservation := in.reservation
+	if !in.needsFinalizer() || !reservation.DeletionTimestamp.IsZero() || !controllerutil.AddFinalizer(reservation, broker.FinalizerLedger) {
 		return nil
 	}
 	if err := r.client.Update(ctx, reservation); err != nil {
@@ -183,6 +192,7 @@ func (r *Reconciler) putStatus(ctx context.Context, reservation *broker.Reservat
 		return err
 	}
 	r.store.putReservation(reservation.DeepCopy())
+	r.book.Written(reservation.Name, reservation.UID, r.clock.Now())
 	r.recordChanges(reservation, before)
 	if status := &reservation.Status; status.Phase != before.Phase {
 		r.observePhase(reservation)
@@ -191,17 +201,21 @@ func (r *Reconciler) putStatus(ctx context.Context, reservation *broker.Reservat
 	return nil
 }
 
-// removeFinalizer removes the finalizer of a deleted Reservation once no provider holds
-// anything for it.
+// removeFinalizer removes the finalizer of a Reservation that has ended, once there is
+// nothing to wait for.
 func (r *Reconciler) removeFinalizer(ctx context.Context, in snapshot) error {
 	reservation := in.reservation
-	if reservation.DeletionTimestamp.IsZero() || len(in.holds()) > 0 || !controllerutil.RemoveFinalizer(reservation, broker.FinalizerLedger) {
+	if in.needsFinalizer() || !controllerutil.RemoveFinalizer(reservation, broker.FinalizerLedger) {
 		return nil
 	}
 	if err := r.client.Update(ctx, reservation); err != nil {
 		return fmt.Errorf("removing the finalizer: %w", err)
 	}
-	r.store.removeReservation(reservation)
+	if reservation.DeletionTimestamp.IsZero() {
+		r.store.putReservation(reservation.DeepCopy())
+	} else {
+		r.store.removeReservation(reservation)
+	}
 	return nil
 }
 

@@ -7,8 +7,10 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/time/rate"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -18,7 +20,9 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/lease"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/queue"
 )
 
 // configName is the name of the BrokerConfig that is used.
@@ -29,9 +33,13 @@ type config struct {
 	weights              broker.ScoreWeights
 	staleAfter, freshFor time.Duration
 	maxDuration          time.Duration
+	defaultLease         time.Duration
+	proofDeadline        time.Duration
+	retryAfter           time.Duration
+	queueing             broker.Queueing
 }
 
-// duration is how long a Reservation lasts; 0 for no limit.
+// duration is the length of a Reservation's lease; 0 if only silence ends it.
 func (c config) duration(requested *metav1.Duration) time.Duration {
 	switch {
 	case requested == nil:
@@ -57,6 +65,11 @@ func (r *Reconciler) config(ctx context.Context) (config, error) {
 		staleAfter:  duration(object.Spec.StaleAfter, 10*time.Minute),
 		freshFor:    duration(object.Spec.FreshFor, 90*time.Second),
 		maxDuration: duration(object.Spec.MaxDuration, 0),
+
+		defaultLease:  duration(object.Spec.DefaultLease, time.Hour),
+		proofDeadline: duration(object.Spec.ProofDeadline, 30*time.Second),
+		retryAfter:    duration(object.Spec.RetryAfter, 30*time.Second),
+		queueing:      object.Spec.Queueing,
 	}, nil
 }
 
@@ -74,8 +87,20 @@ type snapshot struct {
 	clusters decide.Snapshot
 	// active are the holders whose last advertisement is not stale.
 	active map[string]bool
-	// answerDeadline is until when a holder's answer to a hold is expected.
-	answerDeadline map[string]time.Time
+	// times are since when this process has seen the Reservation's state.
+	times lease.Times
+	// figures limits the writes of statuses that differ in figures only.
+	figures *rate.Limiter
+	// heard is when the consumer last advertised, or when this process became the leader.
+	heard time.Time
+	// rejections are the clusters that must not be chosen for a capacity because of
+	// their answers so far, and when the first of them may be.
+	rejections func(broker.HeldCapacity) (map[string]capacity.Rejection, time.Time)
+	// ahead are those before the Reservation in the queue, where it would have that
+	// position; eligible reports whether a cluster may be chosen for one of them.
+	ahead    []*queue.Entry
+	position int32
+	eligible func(*queue.Entry, *broker.ClusterAdvertisementSpec) bool
 }
 
 // snapshot is what the store knows. What is outdated in it does no harm: the writes of
@@ -100,7 +125,7 @@ func (r *Reconciler) snapshot(ctx context.Context, name string) (snapshot, error
 func (r *Reconciler) snapshotOf(reservation *broker.Reservation, config config) snapshot {
 	in := snapshot{
 		reservation: reservation, config: config, now: r.clock.Now(),
-		active: map[string]bool{}, answerDeadline: map[string]time.Time{},
+		active: map[string]bool{},
 	}
 	r.readLedgers(&in)
 	return in
@@ -114,8 +139,8 @@ func (r *Reconciler) readLedgers(in *snapshot) {
 	in.holders = r.store.holdersOf(in.reservation.Name)
 	for _, cluster := range in.holders {
 		in.active[cluster], _ = r.activity(cluster, config)
-		in.answerDeadline[cluster] = r.lastAdvertised(cluster).Add(config.freshFor)
 	}
+	r.remember(in)
 }
 
 // readAttempt reads the clusters of the Reservation's last attempt that do not show its
@@ -181,8 +206,27 @@ func (in snapshot) upToDate(p plan) bool {
 	if !r.DeletionTimestamp.IsZero() {
 		return !controllerutil.ContainsFinalizer(r, broker.FinalizerLedger)
 	}
-	return controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) && p.empty() &&
-		apiequality.Semantic.DeepEqual(r.Status, nextStatus(in, p, false))
+	if controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) != in.needsFinalizer() || !p.empty() {
+		return false
+	}
+	next := nextStatus(in, p, false)
+	return apiequality.Semantic.DeepEqual(r.Status, next) || differInFiguresOnly(r.Status, next) && !in.figuresDue()
+}
+
+// figuresDue reports whether a status may be written that differs in figures only. A
+// positive answer counts as a write.
+func (in snapshot) figuresDue() bool {
+	return !in.now.Before(lease.Later(in.times.FirstSeen, in.times.Written).Add(figuresAfter)) && in.figures.AllowN(in.now, 1)
+}
+
+// needsFinalizer reports whether the Reservation must be kept: until it has ended and the
+// providers have released its holds. Those that do not advertise any more are not
+// waited for: what they hold stays charged without the Reservation.
+func (in snapshot) needsFinalizer() bool {
+	if !in.ended() {
+		return true
+	}
+	return slices.ContainsFunc(in.holds(), func(h clusterHold) bool { return !h.Promised.Empty() || in.active[h.cluster] })
 }
 
 // requeue requeues the Reservation for the time of its expiration, or when a
@@ -197,12 +241,25 @@ func (in snapshot) requeue() ctrl.Result {
 	if in.ended() {
 		return result
 	}
-	if expires := in.reservation.Status.ExpiresAt; expires != nil {
-		at(expires.Time)
+	if end, _, exists := in.leaseEnd(); exists {
+		at(end)
 	}
 	for _, h := range in.holds() {
-		if due := in.answerDeadline[h.cluster]; in.now.Before(due) && !ledger.Pending(h.Hold).Empty() {
-			at(due)
+		if asked, pending := in.askedAt(h); pending {
+			at(asked.Add(in.config.proofDeadline))
+		}
+	}
+	if meta.IsStatusConditionTrue(in.reservation.Status.Conditions, broker.ConditionQueued) {
+		at(in.now.Add(queuedRetryAfter))
+		if _, until := in.rejections(in.requested()); !until.IsZero() {
+			at(until)
+		}
+		if deadline := in.reservation.Spec.Deadline; deadline != nil {
+			since := in.times.Waiting
+			if since.IsZero() {
+				since = in.now
+			}
+			at(since.Add(deadline.Duration))
 		}
 	}
 	return result
@@ -244,18 +301,18 @@ func (in snapshot) reliable(h clusterHold) broker.HeldCapacity {
 	switch {
 	case !in.active[h.cluster]:
 		return broker.HeldCapacity{}
-	case in.now.Before(in.answerDeadline[h.cluster]):
-		return h.Promised
-	default:
+	case in.overdue(h):
 		return capacity.Sub(h.Promised, ledger.Pending(h.Hold))
+	default:
+		return h.Promised
 	}
 }
 
-// ended reports whether the Reservation has been deleted, released, or has expired.
+// ended reports whether the Reservation has been deleted, released, or its lease has
+// ended.
 func (in snapshot) ended() bool {
 	r := in.reservation
-	return !r.DeletionTimestamp.IsZero() || r.Status.Phase == broker.ReservationReleased ||
-		r.Status.ExpiresAt != nil && !in.now.Before(r.Status.ExpiresAt.Time)
+	return !r.DeletionTimestamp.IsZero() || r.Status.Phase == broker.ReservationReleased || in.leaseEnded()
 }
 
 // requested is the capacity that the Reservation requests now: none once it has ended.
@@ -283,15 +340,4 @@ func invalidReason(spec *broker.ReservationSpec) string {
 		return "duration must be positive."
 	}
 	return ""
-}
-
-// currentRefusals are the refusals made since the providers' current advertisements.
-func (in snapshot) currentRefusals() []broker.Refusal {
-	var current []broker.Refusal
-	for _, refusal := range in.reservation.Status.Refused {
-		if ad := in.advertisement(refusal.Cluster); ad != nil && ad.Spec.Sequence == refusal.Sequence {
-			current = append(current, refusal)
-		}
-	}
-	return current
 }

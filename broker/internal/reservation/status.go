@@ -17,7 +17,6 @@ import (
 func nextStatus(in snapshot, p plan, committed bool) broker.ReservationStatus {
 	status := *in.reservation.Status.DeepCopy()
 	status.ObservedGeneration = in.reservation.Generation
-	status.Refused = in.currentRefusals()
 	if p.decision != nil {
 		status.Decision = p.decision
 	}
@@ -27,22 +26,54 @@ func nextStatus(in snapshot, p plan, committed bool) broker.ReservationStatus {
 		// The consumer's reports so far are about other amounts.
 		status.Attempt = broker.Attempt{Number: p.attempt.Number}
 	}
-	if len(status.Allocations) > 0 && status.ReservedAt == nil {
-		status.ReservedAt = &metav1.Time{Time: in.now}
-		if duration := in.config.duration(in.reservation.Spec.Duration); duration > 0 {
-			status.ExpiresAt = &metav1.Time{Time: in.now.Add(duration)}
-		}
+	in.setTimes(&status)
+	status.QueuePosition = 0
+	if in.queued(p) {
+		status.QueuePosition = in.position
 	}
-	status.Phase = phase(in, &status)
+	status.Phase = phase(in, p, &status)
 	status.Summary = summary(in, &status)
 	setConditions(in, p, &status)
 	return status
+}
+
+// queued reports whether the Reservation waits for capacity.
+func (in snapshot) queued(p plan) bool {
+	return !p.missing.Empty() && !p.gaveUp && !in.requested().Empty()
+}
+
+// setTimes sets when the current holds began and, if the spec has a duration, when the
+// lease ends. An end that is about right stays.
+func (in snapshot) setTimes(status *broker.ReservationStatus) {
+	switch {
+	case in.ended():
+		return
+	case len(status.Allocations) == 0:
+		status.ReservedAt, status.ExpiresAt = nil, nil
+		return
+	case status.ReservedAt == nil || len(in.reservation.Status.Allocations) == 0:
+		status.ReservedAt = &metav1.Time{Time: in.now}
+		status.ExpiresAt = nil
+	}
+	length := in.config.duration(in.reservation.Spec.Duration)
+	if length <= 0 {
+		status.ExpiresAt = nil
+		return
+	}
+	end, _, exists := in.leaseEnd()
+	if !exists {
+		end = in.now.Add(length)
+	}
+	if status.ExpiresAt == nil || status.ExpiresAt.Sub(end).Abs() > length/4 {
+		status.ExpiresAt = &metav1.Time{Time: end}
+	}
 }
 
 // allocations are the capacity of each hold: what is granted or, before the provider's
 // first answer, what is promised. resized reports whether an accepted one has changed
 // its size.
 func allocations(in snapshot) (out []broker.Allocation, resized bool) {
+	usable := in.usable()
 	for _, h := range in.holds() {
 		held := h.Promised
 		if h.Granted != nil {
@@ -55,13 +86,13 @@ func allocations(in snapshot) (out []broker.Allocation, resized bool) {
 			Cluster:   h.cluster,
 			Resources: held.Totals,
 			PodSets:   held.PodSets,
-			Accepted:  h.Granted != nil,
+			Accepted:  h.Granted != nil && usable,
+		}
+		if price, currency, known := decide.Price(h.Cost, held.Totals); known {
+			allocation.PricePerHour = decide.PriceString(price, currency)
 		}
 		if ad := in.advertisement(h.cluster); ad != nil {
 			allocation.Endpoint = ad.Spec.EndpointURL
-			if price, currency, known := decide.Price(ad.Spec.Cost, held.Totals); known {
-				allocation.PricePerHour = decide.PriceString(price, currency)
-			}
 		}
 		for _, before := range in.reservation.Status.Allocations {
 			if before.Cluster != h.cluster || !before.Accepted {
@@ -78,12 +109,14 @@ func allocations(in snapshot) (out []broker.Allocation, resized bool) {
 	return out, resized
 }
 
-func phase(in snapshot, status *broker.ReservationStatus) broker.ReservationPhase {
+func phase(in snapshot, p plan, status *broker.ReservationStatus) broker.ReservationPhase {
 	ready := slices.ContainsFunc(status.Allocations, func(a broker.Allocation) bool { return a.VirtualNodeReady })
 	switch {
 	case in.ended():
 		return broker.ReservationReleased
 	case invalidReason(&in.reservation.Spec) != "":
+		return broker.ReservationFailed
+	case len(status.Allocations) == 0 && p.gaveUp:
 		return broker.ReservationFailed
 	case len(status.Allocations) == 0:
 		return broker.ReservationPending

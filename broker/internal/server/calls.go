@@ -76,7 +76,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 		}
 	}
 	if !route.open {
-		cluster, fingerprint, err := s.Identity.Certified(r.TLS)
+		cluster, fingerprint, err := s.Identity.Certified(r.Context(), r.TLS)
 		if err != nil {
 			return "", err
 		}

@@ -56,6 +56,40 @@ type testHub struct {
 	url       string
 	token     string
 	stop      func()
+	// requests counts the broker's calls of the API server, by path.
+	requests *requestCounter
+}
+
+// requestCounter counts the requests to each path.
+type requestCounter struct {
+	mutex sync.Mutex
+	paths map[string]int
+}
+
+// countedRoundTripper counts the requests of one of the broker's clients.
+type countedRoundTripper struct {
+	*requestCounter
+	next http.RoundTripper
+}
+
+func (c *countedRoundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
+	c.mutex.Lock()
+	c.paths[r.URL.Path]++
+	c.mutex.Unlock()
+	return c.next.RoundTrip(r)
+}
+
+// to counts the requests to paths that contain part.
+func (c *requestCounter) to(part string) int {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	total := 0
+	for path, count := range c.paths {
+		if strings.Contains(path, part) {
+			total += count
+		}
+	}
+	return total
 }
 
 func startHub(t *testing.T) *testHub {
@@ -67,6 +101,10 @@ func startHub(t *testing.T) *testHub {
 	api, err := client.New(config, client.Options{Scheme: all})
 	expect.NoError(t, err)
 	config = limited(t, api, config)
+	requests := &requestCounter{paths: map[string]int{}}
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &countedRoundTripper{requests, next}
+	})
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:  all,
 		Cache:   cache.Options{DefaultNamespaces: map[string]cache.Config{namespace: {}}},
@@ -92,7 +130,7 @@ func startHub(t *testing.T) *testHub {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
-	hub := &testHub{api: api, authority: authority, url: "https://" + listener.Addr().String(), token: string(secret.Data[identity.TokenKey])}
+	hub := &testHub{api: api, authority: authority, url: "https://" + listener.Addr().String(), token: string(secret.Data[identity.TokenKey]), requests: requests}
 	hub.stop = sync.OnceFunc(func() {
 		cancel()
 		select {

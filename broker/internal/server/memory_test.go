@@ -109,7 +109,7 @@ func (c *callers) Join(context.Context, protocol.JoinRequest) (protocol.JoinResp
 	return protocol.JoinResponse{}, refuse(protocol.CodeUnauthorized, "no")
 }
 
-func (c *callers) Certified(state *tls.ConnectionState) (string, string, error) {
+func (c *callers) Certified(_ context.Context, state *tls.ConnectionState) (string, string, error) {
 	name := state.PeerCertificates[0].Subject.CommonName
 	return name, "key of " + name, nil
 }

@@ -283,12 +283,6 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 	return respond(w, http.StatusNoContent, nil)
 }
 
-// renewer renews leases. Like Reconciler's methods, Renew is idempotent and returns
-// NotFound if the requester has no such reservation.
-type renewer interface {
-	Renew(ctx context.Context, requester, name string, uid types.UID) error
-}
-
 func (s *Server) renew(w http.ResponseWriter, r *http.Request, caller string) error {
 	if protocol.Role(r.URL.Query().Get("role")) != protocol.RoleRequester {
 		return refuse(protocol.CodeInvalid, "role is invalid: add ?role=%s", protocol.RoleRequester)
@@ -297,10 +291,8 @@ func (s *Server) renew(w http.ResponseWriter, r *http.Request, caller string) er
 	if err := decode(w, r, &renewal); err != nil {
 		return err
 	}
-	if leases, ok := s.Reconciler.(renewer); ok {
-		if err := leases.Renew(r.Context(), caller, r.PathValue("id"), renewal.ReservationUID); err != nil {
-			return fmt.Errorf("renewing the lease of a reservation of %s: %w", caller, err)
-		}
+	if err := s.Reconciler.Renew(r.Context(), caller, r.PathValue("id"), renewal.ReservationUID); err != nil {
+		return fmt.Errorf("renewing the lease of a reservation of %s: %w", caller, err)
 	}
 	return respond(w, http.StatusNoContent, nil)
 }

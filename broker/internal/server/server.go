@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -37,6 +38,7 @@ type Reconciler interface {
 	StoreAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error
 	ApplyProviderAck(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error
 	ApplyRequesterAck(ctx context.Context, requester, name string, ack protocol.RequesterAck) error
+	Renew(ctx context.Context, requester, name string, uid types.UID) error
 }
 
 // Identity authenticates clusters. Refusals are or wrap *protocol.Error.
@@ -44,7 +46,7 @@ type Identity interface {
 	TLSConfig() *tls.Config
 	// Certified returns the cluster ID and the key's fingerprint in a verified client
 	// certificate, which may be revoked. It reads nothing.
-	Certified(state *tls.ConnectionState) (clusterID, fingerprint string, err error)
+	Certified(ctx context.Context, state *tls.ConnectionState) (clusterID, fingerprint string, err error)
 	Join(ctx context.Context, request protocol.JoinRequest) (protocol.JoinResponse, error)
 	Authenticate(ctx context.Context, state *tls.ConnectionState) (clusterID string, err error)
 	Known(ctx context.Context, clusterID string) (bool, error)

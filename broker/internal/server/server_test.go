@@ -195,12 +195,30 @@ func (c *clusters) testAdvertisements(t *testing.T) {
 	if slices.ContainsFunc(list, func(view protocol.AdvertisementView) bool { return view.Spec.ClusterID == "berlin" }) {
 		t.Fatal("paris, to which berlin does not lend, sees its advertisement in the list")
 	}
-	spec.Sequence++
-	_, err = c.berlin.client.PublishAdvertisement(t.Context(), spec)
-	expect.NoError(t, err)
+	eventually(t, "an unchanged advertisement to cost no call of the API server", func() error {
+		spec.Sequence++
+		before := c.hub.requests.to("clusteradvertisements/berlin")
+		_, err = c.berlin.client.PublishAdvertisement(t.Context(), spec)
+		expect.NoError(t, err)
+		if calls := c.hub.requests.to("clusteradvertisements/berlin") - before; calls != 0 {
+			return fmt.Errorf("it cost %d", calls)
+		}
+		return nil
+	})
 	expect.NoError(t, c.hub.api.Get(t.Context(), key, &after))
 	if before.ResourceVersion != after.ResourceVersion {
 		t.Fatal("an unchanged advertisement was written")
+	}
+	// Whatever the cache has: what was advertised last is what is stored.
+	for i := range 10 {
+		spec.Sequence++
+		spec.EndpointURL = fmt.Sprintf("https://berlin-%d.test", i%2)
+		_, err = c.berlin.client.PublishAdvertisement(t.Context(), spec)
+		expect.NoError(t, err)
+		expect.NoError(t, c.hub.api.Get(t.Context(), key, &after))
+		if after.Spec.EndpointURL != spec.EndpointURL {
+			t.Fatalf("advertisement %d was not stored: the endpoint is %s", i, after.Spec.EndpointURL)
+		}
 	}
 }
 

@@ -5,6 +5,9 @@
 {{/* Namespace for the agent's Secrets that configure virtual-node, and nothing else: a role cannot select Secrets by label. */}}
 {{- define "spillway-agent.virtualNodeNamespace" -}}spillway-virtual-nodes{{- end }}
 
+{{/* PriorityClass of guests with driver direct. */}}
+{{- define "spillway-agent.guestPriorityClass" -}}spillway-guest{{- end }}
+
 {{- define "spillway-agent.commonLabels" -}}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/part-of: spillway

@@ -89,6 +89,9 @@ type Handler struct {
 	uids map[string]types.UID
 	// unreachable is whether the provider is unreachable.
 	unreachable bool
+	// owner is the owner of new guests, read at ownerRead.
+	owner     metav1.OwnerReference
+	ownerRead time.Time
 }
 
 // podState is what the handler remembers of a pod.

@@ -15,6 +15,7 @@ import (
 	"github.com/go-logr/logr/testr"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -44,6 +45,7 @@ const (
 type environment struct {
 	suite              *testing.T
 	consumer, provider kubernetes.Interface
+	guestNamespaceUID  types.UID
 	// providerConfig is the handler's: its connections can be cut.
 	providerConfig *rest.Config
 	connections    *connrotation.Dialer
@@ -59,11 +61,18 @@ func newEnvironment(t *testing.T) *environment {
 		providerConfig: rest.CopyConfig(providerConfig),
 	}
 	for name, client := range map[string]kubernetes.Interface{namespace: e.consumer, guestNamespace: e.provider} {
-		_, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		created, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		expect.NoError(t, err)
+		if name == guestNamespace {
+			e.guestNamespaceUID = created.UID
+		}
 		_, err = client.CoreV1().ServiceAccounts(name).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
 		expect.NoError(t, err)
 	}
+	_, err := e.provider.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{
+		ObjectMeta: metav1.ObjectMeta{Name: "spillway-guest"}, PreemptionPolicy: ptr.To(corev1.PreemptNever),
+	}, metav1.CreateOptions{})
+	expect.NoError(t, err)
 	e.connections = connrotation.NewDialer(func(ctx context.Context, network, address string) (net.Conn, error) {
 		if e.cut.Load() {
 			return nil, errors.New("connection refused by the test")
@@ -135,6 +144,13 @@ func (e *environment) awaitGuest(t *testing.T, pod *corev1.Pod) (guest *corev1.P
 		guest, err = e.guests().Get(t.Context(), translate.GuestName(pod), metav1.GetOptions{})
 		return err == nil, fmt.Sprint(err)
 	})
+	// kubectl drain refuses a pod without a controller.
+	if owner := metav1.GetControllerOf(guest); owner == nil || owner.Kind != "Namespace" || owner.Name != guestNamespace || owner.UID != e.guestNamespaceUID {
+		t.Errorf("the controller of guest %s is %+v, want its namespace", guest.Name, owner)
+	}
+	if never := guest.Spec.PreemptionPolicy; never == nil || *never != corev1.PreemptNever {
+		t.Errorf("guest %s may preempt pods of the provider", guest.Name)
+	}
 	return guest
 }
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	placement "github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/virtual-node/internal/translate"
 )
 
@@ -25,6 +26,8 @@ const (
 	retryPeriod = 5 * time.Second
 	// cacheDelay is the retry delay while a cache is behind the API server.
 	cacheDelay = 300 * time.Millisecond
+	// ownerTTL is how long the owner of guests is used without being read again.
+	ownerTTL = time.Minute
 )
 
 // sync reconciles one pod with its guest. It is retried after requeueAfter, if
@@ -209,11 +212,36 @@ func (h *Handler) create(ctx context.Context, pod *corev1.Pod) (requeueAfter tim
 			return cacheDelay, nil
 		}
 	}
+	owner, err := h.guestOwner(ctx)
+	if err != nil {
+		return h.createFailed(pod, err)
+	}
+	guest.OwnerReferences = []metav1.OwnerReference{owner}
 	_, err = h.ProviderClient.CoreV1().Pods(h.GuestNamespace).Create(ctx, guest, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return h.createFailed(pod, err)
 	}
 	return 0, nil
+}
+
+// guestOwner returns the owner of new guests. It is read again after ownerTTL: with the
+// UID of a namespace that was replaced, the provider would delete its guests.
+func (h *Handler) guestOwner(ctx context.Context) (metav1.OwnerReference, error) {
+	h.mu.Lock()
+	owner, age := h.owner, h.Clock.Since(h.ownerRead)
+	h.mu.Unlock()
+	if owner.UID != "" && age < ownerTTL {
+		return owner, nil
+	}
+	namespace, err := h.ProviderClient.CoreV1().Namespaces().Get(ctx, h.GuestNamespace, metav1.GetOptions{})
+	if err != nil {
+		return owner, fmt.Errorf("reading namespace %s at %s: %w", h.GuestNamespace, h.Provider, err)
+	}
+	owner = placement.Controller(namespace)
+	h.mu.Lock()
+	h.owner, h.ownerRead = owner, h.Clock.Now()
+	h.mu.Unlock()
+	return owner, nil
 }
 
 // waitForReference reports that a pod waits for a ConfigMap or Secret.

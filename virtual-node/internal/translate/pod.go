@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	placement "github.com/spillway-dev/spillway/broker/guest"
 )
 
 // Options are the consumer's DNS, where guests can reach it.
@@ -43,6 +45,14 @@ type References struct {
 // Limits of the API on a pod's DNS configuration.
 const maxNameservers, maxSearches = 3, 32
 
+// annotationSafeToEvict tells the provider's autoscaler whether it may evict the guest to
+// remove its node. A consumer has no say in that.
+const annotationSafeToEvict = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+
+// A container without a memory limit may use memoryOvercommit times its request and an
+// equal share of memoryPerPod. The provider's ResourceQuota allows for that.
+const memoryOvercommit, memoryPerPod = 2, 256 << 20
+
 // apiAccessPrefix begins the name of the volume that admission adds for access
 // to the cluster's API server.
 const apiAccessPrefix = "kube-api-access-"
@@ -70,18 +80,26 @@ func Pod(pod *corev1.Pod, namespace string, o Options) (guest *corev1.Pod, refs 
 	}
 	delete(guest.Labels, broker.LabelOverflow)
 	maps.Copy(guest.Labels, map[string]string{LabelUID: string(pod.UID), broker.LabelManagedBy: broker.ManagedBySpillway})
-	maps.Copy(guest.Annotations, map[string]string{AnnotationNamespace: pod.Namespace, AnnotationName: pod.Name})
+	if guest.Annotations[annotationSafeToEvict] == "false" {
+		t.note("The provider may evict the guest, as any, to remove its node: annotation %s is not carried.", annotationSafeToEvict)
+	}
+	maps.Copy(guest.Annotations, map[string]string{AnnotationNamespace: pod.Namespace, AnnotationName: pod.Name, annotationSafeToEvict: "true"})
 
 	spec := &guest.Spec
 	spec.Hostname = hostname(pod)
-	// The provider's scheduler decides, and priorities of the consumer do not
-	// apply there.
-	spec.NodeName, spec.NodeSelector, spec.Affinity, spec.Tolerations, spec.TopologySpreadConstraints = "", nil, nil, nil, nil
+	// The provider's scheduler decides, by what the grant was judged on; priorities of
+	// the consumer do not apply there.
+	var affinity *corev1.NodeSelector
+	if a := spec.Affinity; a != nil && a.NodeAffinity != nil {
+		affinity = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	}
+	spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: placement.NodeAffinity(affinity)}}
+	spec.NodeName, spec.Tolerations, spec.TopologySpreadConstraints = "", placement.Tolerations(spec.Tolerations), nil
 	if len(spec.ResourceClaims) > 0 {
 		t.note("Resource claims are not supported at providers: the guest runs without their devices.")
 	}
 	spec.SchedulerName, spec.SchedulingGates, spec.ResourceClaims = "", nil, nil
-	spec.Priority, spec.PriorityClassName, spec.PreemptionPolicy, spec.Overhead = nil, "", nil, nil
+	spec.Priority, spec.PriorityClassName, spec.PreemptionPolicy, spec.Overhead = nil, placement.PriorityClass, nil, nil
 	// ServiceAccounts and Services of the consumer do not exist there.
 	spec.ServiceAccountName, spec.DeprecatedServiceAccount, spec.AutomountServiceAccountToken = "", "", ptr.To(false)
 	spec.EnableServiceLinks, spec.Subdomain, spec.SetHostnameAsFQDN = ptr.To(false), "", nil
@@ -95,6 +113,7 @@ func Pod(pod *corev1.Pod, namespace string, o Options) (guest *corev1.Pod, refs 
 			t.container(&containers[i])
 		}
 	}
+	t.memory(spec)
 	// The API server accepts empty names here and ignores them.
 	spec.ImagePullSecrets = slices.DeleteFunc(spec.ImagePullSecrets, func(s corev1.LocalObjectReference) bool { return s.Name == "" })
 	for i := range spec.ImagePullSecrets {
@@ -370,4 +389,31 @@ func (t *translation) container(c *corev1.Container) {
 		}
 	}
 	c.Resources.Claims = nil
+}
+
+// memory bounds what the guest may use of its node's memory: the provider's quota
+// rejects a container without a limit, and the policy for guests an unbounded
+// emptyDir in memory.
+func (t *translation) memory(spec *corev1.PodSpec) {
+	podLimit := spec.Resources != nil && !spec.Resources.Limits.Memory().IsZero()
+	var usable int64
+	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+		for i := range containers {
+			r := &containers[i].Resources
+			if r.Limits.Memory().IsZero() && !podLimit {
+				if r.Limits == nil {
+					r.Limits = corev1.ResourceList{}
+				}
+				share := int64(memoryPerPod) / int64(len(spec.InitContainers)+len(spec.Containers))
+				r.Limits[corev1.ResourceMemory] = *resource.NewQuantity(memoryOvercommit*r.Requests.Memory().Value()+share, resource.BinarySI)
+				t.note("Containers without a memory limit may use twice their request and a share of %s.", resource.NewQuantity(memoryPerPod, resource.BinarySI))
+			}
+			usable += cmp.Or(r.Limits.Memory().Value(), r.Requests.Memory().Value())
+		}
+	}
+	for i := range spec.Volumes {
+		if v := spec.Volumes[i].EmptyDir; v != nil && v.Medium != corev1.StorageMediumDefault && v.SizeLimit == nil {
+			v.SizeLimit = resource.NewQuantity(usable, resource.BinarySI)
+		}
+	}
 }

@@ -24,7 +24,7 @@ func shopPod(with ...func(*corev1.Pod)) *corev1.Pod {
 			Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"note": "costs 5$"}},
 		Spec: corev1.PodSpec{
 			NodeName: "spillway-paris", ServiceAccountName: "seller", DNSPolicy: corev1.DNSClusterFirst,
-			Containers: []corev1.Container{{Name: "main", Image: "web:1"}},
+			Containers: []corev1.Container{{Name: "main", Image: "web:1", Resources: corev1.ResourceRequirements{Limits: expect.Resources("memory", "1Gi")}}},
 		},
 	}
 	for _, f := range with {
@@ -41,14 +41,120 @@ func env(name, path string) corev1.EnvVar {
 	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}}}
 }
 
+// guestAffinity is the required node affinity of a guest, in addition to the pod's own.
+func guestAffinity(own ...corev1.NodeSelectorRequirement) *corev1.Affinity {
+	return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: append(own,
+			corev1.NodeSelectorRequirement{Key: "kubernetes.io/os", Operator: corev1.NodeSelectorOpIn, Values: []string{"linux"}},
+			corev1.NodeSelectorRequirement{Key: "kubernetes.io/arch", Operator: corev1.NodeSelectorOpIn, Values: []string{"amd64"}},
+			corev1.NodeSelectorRequirement{Key: "type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"virtual-kubelet"}},
+		)}},
+	}}}
+}
+
+// The provider judged the pod's node selector, required node affinity and tolerations:
+// a guest without them would run elsewhere, or nowhere.
+func TestGuestCarriesWhatWasJudged(t *testing.T) {
+	zone := corev1.NodeSelectorRequirement{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"a", "b"}}
+	gpu := corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
+	exists := func(key string) corev1.Toleration {
+		return corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists}
+	}
+	pod := shopPod(func(p *corev1.Pod) {
+		p.Spec.NodeSelector = map[string]string{"disk": "ssd"}
+		p.Spec.Affinity = &corev1.Affinity{
+			NodeAffinity: &corev1.NodeAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+					{MatchExpressions: []corev1.NodeSelectorRequirement{zone}},
+				}},
+				PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 1}},
+			},
+			PodAntiAffinity: &corev1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{Weight: 1}}},
+		}
+		p.Spec.Tolerations = []corev1.Toleration{
+			gpu, exists(""), exists("node-role.kubernetes.io/control-plane"), exists("node.kubernetes.io/not-ready"),
+			{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: "paris"}, exists("added-for-the-virtual-node"),
+		}
+	})
+	guest, _, _ := Pod(pod, guestNamespace, Options{})
+	if diff := cmp.Diff(map[string]string{"disk": "ssd"}, guest.Spec.NodeSelector); diff != "" {
+		t.Errorf("node selector (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(guestAffinity(zone), guest.Spec.Affinity); diff != "" {
+		t.Errorf("affinity (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]corev1.Toleration{gpu}, guest.Spec.Tolerations); diff != "" {
+		t.Errorf("tolerations (-want +got):\n%s", diff)
+	}
+}
+
+// A term without requirements matches no node, and must not match any with those that
+// every guest has.
+func TestTermThatMatchesNothing(t *testing.T) {
+	none := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}}
+	guest, _, _ := Pod(shopPod(func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: none}}
+	}), guestNamespace, Options{})
+	if diff := cmp.Diff(none, guest.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution); diff != "" {
+		t.Errorf("affinity (-want +got):\n%s", diff)
+	}
+}
+
+// What a guest uses of its node's memory is bounded.
+func TestMemoryIsBounded(t *testing.T) {
+	list := expect.Resources
+	memory := func(limit string) *corev1.EmptyDirVolumeSource {
+		v := &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}
+		if limit != "" {
+			v.SizeLimit = ptr.To(resource.MustParse(limit))
+		}
+		return v
+	}
+	for name, c := range map[string]struct {
+		reason        string
+		first, second corev1.ResourceRequirements
+		volume        *corev1.EmptyDirVolumeSource
+		limits        [2]string
+		size          string
+	}{
+		"no requests": {"each may use a share", corev1.ResourceRequirements{}, corev1.ResourceRequirements{}, memory(""), [2]string{"128Mi", "128Mi"}, "256Mi"},
+		"requests":    {"each may use twice its request and a share", corev1.ResourceRequirements{Requests: list("memory", "1Gi")}, corev1.ResourceRequirements{}, memory(""), [2]string{"2176Mi", "128Mi"}, "2304Mi"},
+		"limits": {"limits are kept", corev1.ResourceRequirements{Limits: list("memory", "1Gi")}, corev1.ResourceRequirements{Requests: list("memory", "64Mi"), Limits: list("memory", "1Gi")},
+			memory("1Mi"), [2]string{"1Gi", "1Gi"}, "1Mi"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			guest, _, _ := Pod(shopPod(func(p *corev1.Pod) {
+				p.Spec.Containers[0].Resources = c.first
+				p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "second", Image: "i", Resources: c.second})
+				p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: c.volume.DeepCopy()}}}
+			}), guestNamespace, Options{})
+			for i, want := range c.limits {
+				if got := guest.Spec.Containers[i].Resources.Limits.Memory(); got.Cmp(resource.MustParse(want)) != 0 {
+					t.Errorf("%s: want a limit of %s, got %s", c.reason, want, got)
+				}
+			}
+			if got := guest.Spec.Volumes[0].EmptyDir.SizeLimit; got == nil || got.Cmp(resource.MustParse(c.size)) != 0 {
+				t.Errorf("%s: want a volume of at most %s, got %v", c.reason, c.size, got)
+			}
+		})
+	}
+}
+
+// A guest does not keep its node from being removed, whatever its pod says.
+func TestGuestMayBeEvicted(t *testing.T) {
+	const key = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+	guest, _, notes := Pod(shopPod(func(p *corev1.Pod) { p.Annotations[key] = "false" }), guestNamespace, Options{})
+	if guest.Annotations[key] != "true" || !slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, key) }) {
+		t.Errorf("the annotation is %q, notes %q", guest.Annotations[key], notes)
+	}
+}
+
 func TestGuestHasNoSchedulingOfTheConsumer(t *testing.T) {
 	pod := shopPod(func(p *corev1.Pod) {
 		p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web", UID: "1"}}
 		p.Finalizers = []string{"example.com/keep"}
 		p.GenerateName, p.ResourceVersion = "web-", "12"
 		s := &p.Spec
-		s.NodeSelector = map[string]string{"zone": "a"}
-		s.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{}}
 		s.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: "paris"}}
 		s.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{TopologyKey: "zone"}}
 		s.SchedulerName, s.SchedulingGates = broker.SchedulerName, []corev1.PodSchedulingGate{{Name: "g"}}
@@ -65,11 +171,13 @@ func TestGuestHasNoSchedulingOfTheConsumer(t *testing.T) {
 	guest, refs, notes := Pod(pod, guestNamespace, Options{})
 	zero := resource.MustParse("0")
 	want := corev1.PodSpec{
+		Affinity: guestAffinity(), PriorityClassName: "spillway-guest",
 		Hostname: "web-0", DNSPolicy: corev1.DNSDefault,
 		AutomountServiceAccountToken: ptr.To(false), EnableServiceLinks: ptr.To(false),
-		Containers: []corev1.Container{{Name: "main", Image: "web:1", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
-			corev1.ResourceCPU: zero, corev1.ResourceMemory: zero, corev1.ResourceEphemeralStorage: zero,
-		}}}},
+		Containers: []corev1.Container{{Name: "main", Image: "web:1", Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceCPU: zero, corev1.ResourceMemory: resource.MustParse("1Gi"), corev1.ResourceEphemeralStorage: zero},
+			Limits:   expect.Resources("memory", "1Gi"),
+		}}},
 	}
 	if diff := cmp.Diff(want, guest.Spec); diff != "" {
 		t.Errorf("spec (-want +got):\n%s", diff)
@@ -94,7 +202,7 @@ func TestGuestKeepsTheRestOfTheSpec(t *testing.T) {
 		HostAliases:     []corev1.HostAlias{{IP: "10.0.0.1", Hostnames: []string{"db"}}},
 		SecurityContext: &corev1.PodSecurityContext{RunAsUser: ptr.To[int64](1000)},
 		DNSPolicy:       corev1.DNSNone, DNSConfig: &corev1.PodDNSConfig{Nameservers: []string{"9.9.9.9"}},
-		Resources: &corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("3")}},
+		Resources: &corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("3")}, Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")}},
 		Volumes: []corev1.Volume{
 			{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: ptr.To(resource.MustParse("1Gi"))}}},
 			{Name: "model", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "model:1"}}},
@@ -117,6 +225,7 @@ func TestGuestKeepsTheRestOfTheSpec(t *testing.T) {
 		t.Errorf("got notes %q, want none", notes)
 	}
 	spec.Hostname, spec.AutomountServiceAccountToken, spec.EnableServiceLinks = "web-0", ptr.To(false), ptr.To(false)
+	spec.Affinity, spec.PriorityClassName = guestAffinity(), "spillway-guest"
 	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers, guest.Spec.InitContainers, guest.Spec.Containers} {
 		for i := range containers {
 			containers[i].Resources = corev1.ResourceRequirements{} // TestRequests
@@ -149,7 +258,7 @@ func TestLabelsAndAnnotations(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"app": "web", broker.LabelHold: "r-1", broker.LabelManagedBy: broker.ManagedBySpillway, LabelUID: "7f0c"}, guest.Labels); diff != "" {
 		t.Errorf("labels (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]string{"note": "n", AnnotationNamespace: "shop", AnnotationName: "web-0"}, guest.Annotations); diff != "" {
+	if diff := cmp.Diff(map[string]string{"note": "n", AnnotationNamespace: "shop", AnnotationName: "web-0", "cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}, guest.Annotations); diff != "" {
 		t.Errorf("annotations (-want +got):\n%s", diff)
 	}
 }
@@ -294,6 +403,7 @@ func TestTokensAreNotCopied(t *testing.T) {
 	if diff := cmp.Diff([]Reference{{"words", false}}, refs.ConfigMaps); diff != "" {
 		t.Errorf("kube-root-ca.crt is the consumer's and must not be copied (-want +got):\n%s", diff)
 	}
+	notes = slices.DeleteFunc(notes, func(n string) bool { return !strings.Contains(n, "lacks its tokens") })
 	if len(notes) != 2 || !strings.Contains(notes[0], `"own"`) || !strings.Contains(notes[1], `"only"`) {
 		t.Errorf("want a note for each volume without its tokens; got %q", notes)
 	}
@@ -416,8 +526,10 @@ func TestRequests(t *testing.T) {
 				if diff := cmp.Diff(c.want, container.Resources.Requests); diff != "" {
 					t.Errorf("%s: requests of %s (-want +got):\n%s", c.reason, container.Name, diff)
 				}
-				if diff := cmp.Diff(c.limits, container.Resources.Limits); diff != "" {
-					t.Errorf("%s: limits of %s (-want +got):\n%s", c.reason, container.Name, diff)
+				for name, want := range c.limits {
+					if got := container.Resources.Limits[name]; got.Cmp(want) != 0 {
+						t.Errorf("%s: want a limit of %s for %s, got %s", c.reason, &want, name, &got)
+					}
 				}
 			}
 		})

@@ -271,9 +271,11 @@ func TestPodProperties(t *testing.T) {
 		}
 
 		s := guest.Spec
-		if s.NodeName+s.ServiceAccountName+s.DeprecatedServiceAccount+s.SchedulerName+s.PriorityClassName+s.Subdomain != "" || s.Priority != nil ||
-			s.NodeSelector != nil || s.Affinity != nil || s.Tolerations != nil || s.TopologySpreadConstraints != nil || ptr.Deref(s.AutomountServiceAccountToken, true) {
+		if s.NodeName+s.ServiceAccountName+s.DeprecatedServiceAccount+s.SchedulerName+s.Subdomain != "" || s.Priority != nil || s.TopologySpreadConstraints != nil || ptr.Deref(s.AutomountServiceAccountToken, true) {
 			t.Errorf("the guest has fields of the consumer: %+v", s)
+		}
+		if !maps.Equal(s.NodeSelector, pod.Spec.NodeSelector) || !slices.Equal(s.Tolerations, pod.Spec.Tolerations) {
+			t.Errorf("the guest's placement differs from what was judged: %+v", s)
 		}
 		checkReferences(t, pod, guest, refs)
 		checkContainers(t, pod, guest)
@@ -360,6 +362,9 @@ func checkContainers(t *rapid.T, pod, guest *corev1.Pod) {
 			if _, ok := after[i].Resources.Requests[kind]; !ok {
 				t.Errorf("container %s has no request of %s", before[i].Name, kind)
 			}
+		}
+		if after[i].Resources.Limits.Memory().IsZero() {
+			t.Errorf("the memory of container %s is not bounded", before[i].Name)
 		}
 	}
 }

@@ -80,7 +80,7 @@ func newEnvironment(t *testing.T) *environment {
 		},
 		VirtualNodeNamespace: virtualNodeNamespace, AgentRole: "spillway-agent-guests", StaleAfter: 10 * time.Second,
 		Endpoint: e.parisConfig.Host, CA: func() ([]byte, error) { return e.parisConfig.CAData, nil },
-		AllowEgressTo: []string{"10.0.0.0/8"},
+		AllowEgressTo: []string{"10.0.0.0/8"}, PodSecurity: "restricted",
 	}
 	e.Restart()
 	for _, name := range []string{"shop", "tools", virtualNodeNamespace} {

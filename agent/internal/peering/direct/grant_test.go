@@ -39,7 +39,12 @@ type grantTest struct {
 func guest(name, cpu string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: guestNamespace, Name: name}, Spec: corev1.PodSpec{
 		AutomountServiceAccountToken: ptr.To(false),
-		Containers:                   []corev1.Container{{Name: "c", Image: "pause", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", cpu, "memory", "0")}}},
+		SecurityContext:              &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+		Containers: []corev1.Container{{
+			Name: "c", Image: "pause",
+			Resources:       corev1.ResourceRequirements{Requests: expect.Resources("cpu", cpu, "memory", "0"), Limits: expect.Resources("memory", "64Mi")},
+			SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
+		}},
 	}}
 }
 
@@ -79,7 +84,8 @@ func (g *grantTest) expectConnection() {
 // hard are the limits for the capacity of the test.
 func (g *grantTest) hard() corev1.ResourceList {
 	return expect.Resources("requests.cpu", "500m", "requests.memory", "512Mi", "requests.ephemeral-storage", "0", "requests.example.com/fpga", "1", "pods", "2",
-		"count/configmaps", "60", "count/secrets", "60")
+		"count/configmaps", "60", "count/secrets", "60", "limits.memory", "1536Mi", "count/services", "0", "services.nodeports", "0", "services.loadbalancers", "0",
+		"count/persistentvolumeclaims", "0")
 }
 
 func (g *grantTest) expectGuestNamespace() {
@@ -93,7 +99,7 @@ func (g *grantTest) expectGuestNamespace() {
 		g.paris.Get(ctx, inGuestNamespace("spillway-deny"), &deny), g.paris.Get(ctx, inGuestNamespace("spillway-allow"), &allow), g.paris.Get(ctx, inGuestNamespace("spillway-virtual-node"), &account)))
 	for key, want := range map[string]string{
 		broker.LabelManagedBy: "spillway", broker.LabelGuestsOf: "rome",
-		"pod-security.kubernetes.io/enforce": "baseline", "pod-security.kubernetes.io/audit": "baseline", "pod-security.kubernetes.io/warn": "baseline",
+		"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/audit": "restricted", "pod-security.kubernetes.io/warn": "restricted",
 	} {
 		if namespace.Labels[key] != want {
 			g.t.Errorf("label %s is %q", key, namespace.Labels[key])

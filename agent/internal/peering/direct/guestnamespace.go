@@ -29,11 +29,13 @@ func guestLabels(consumer string) map[string]string {
 	return map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelGuestsOf: consumer}
 }
 
-// podSecurity holds guests to the Pod Security Standard "baseline".
-var podSecurity = map[string]string{
-	"pod-security.kubernetes.io/enforce": "baseline",
-	"pod-security.kubernetes.io/audit":   "baseline",
-	"pod-security.kubernetes.io/warn":    "baseline",
+// podSecurityLabels hold guests to the Pod Security Standard of the options.
+func (p *Provider) podSecurityLabels() map[string]string {
+	labels := map[string]string{}
+	for _, mode := range []string{"enforce", "audit", "warn"} {
+		labels["pod-security.kubernetes.io/"+mode] = p.PodSecurity
+	}
+	return labels
 }
 
 // readNamespace reads the namespace for a consumer's guests, nil if it does not
@@ -65,7 +67,7 @@ func (p *Provider) ensureNamespace(ctx context.Context, consumer string, number 
 			Name: broker.GuestNamespace(consumer), Labels: guestLabels(consumer),
 			Annotations: map[string]string{annotationSession: session.FormatNumber(number)},
 		}}
-		maps.Copy(namespace.Labels, podSecurity)
+		maps.Copy(namespace.Labels, p.podSecurityLabels())
 		if err := p.Client.Create(ctx, namespace); err != nil {
 			return nil, nil, fmt.Errorf("creating namespace %s: %w", namespace.Name, err)
 		}
@@ -80,7 +82,7 @@ func (p *Provider) ensureNamespace(ctx context.Context, consumer string, number 
 		return nil, refusal, err
 	}
 	before := namespace.DeepCopy()
-	maps.Copy(namespace.Labels, podSecurity)
+	maps.Copy(namespace.Labels, p.podSecurityLabels())
 	// With this label the namespace's guests would overflow to a third cluster.
 	delete(namespace.Labels, broker.LabelOverflow)
 	metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, annotationSession, session.FormatNumber(number))
@@ -112,6 +114,16 @@ func (p *Provider) ensureAgentAccess(ctx context.Context, namespace *corev1.Name
 // consumer may keep for its guests.
 const baseSources, sourcesPerPod = 20, 20
 
+// memoryOvercommit and memoryPerPod bound what the memory limits of a consumer's
+// guests add up to: a guest may use somewhat more than it requests, as pods do that
+// have no limit, but not the whole of its node.
+const memoryOvercommit, memoryPerPod = 2, 256 << 20
+
+// noObjects are the kinds that a consumer has no use for at a provider.
+var noObjects = []corev1.ResourceName{
+	"count/services", "services.nodeports", "services.loadbalancers", "count/persistentvolumeclaims",
+}
+
 // hardLimits is a consumer's total as the hard limits of a quota. CPU, memory and
 // ephemeral storage are always listed, other resources only if granted: the
 // chart's policy spillway-guest-pods rejects every resource that the quota does
@@ -122,6 +134,10 @@ func hardLimits(total corev1.ResourceList) corev1.ResourceList {
 	for _, name := range []corev1.ResourceName{"count/configmaps", "count/secrets"} {
 		hard[name] = *resource.NewQuantity(baseSources+sourcesPerPod*total.Pods().Value(), resource.DecimalSI)
 	}
+	for _, name := range noObjects {
+		hard[name] = resource.Quantity{Format: resource.DecimalSI}
+	}
+	hard[corev1.ResourceLimitsMemory] = *resource.NewQuantity(memoryOvercommit*total.Memory().Value()+memoryPerPod*total.Pods().Value(), resource.BinarySI)
 	for _, name := range []corev1.ResourceName{corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage} {
 		hard[name] = resource.Quantity{Format: resource.DecimalSI}
 	}
@@ -219,6 +235,20 @@ func (p *Provider) ensureNetworkPolicies(ctx context.Context, namespace *corev1.
 		}
 	}
 	return nil
+}
+
+// ensureLimits gives a container that another admission plugin of this cluster adds to
+// a guest what the quota requires of each: requests and a memory limit.
+func (p *Provider) ensureLimits(ctx context.Context, namespace *corev1.Namespace) error {
+	limits := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: quotaName}}
+	zero := resource.Quantity{Format: resource.DecimalSI}
+	return p.ensure(ctx, limits, namespace, func() {
+		limits.Spec.Limits = []corev1.LimitRangeItem{{
+			Type:           corev1.LimitTypeContainer,
+			Default:        corev1.ResourceList{corev1.ResourceMemory: *resource.NewQuantity(memoryPerPod, resource.BinarySI)},
+			DefaultRequest: corev1.ResourceList{corev1.ResourceCPU: zero, corev1.ResourceMemory: zero, corev1.ResourceEphemeralStorage: zero},
+		}}
+	})
 }
 
 // ensureAccount creates the ServiceAccount of a consumer's tokens.

@@ -54,7 +54,17 @@ type Options struct {
 	// AllowIngressFrom and AllowEgressTo are the networks (CIDR) that guests may
 	// exchange traffic with; none by default.
 	AllowIngressFrom, AllowEgressTo []string
+	// PodSecurity is the Pod Security Standard that guests must comply with,
+	// restricted or baseline; DefaultPodSecurity if empty.
+	PodSecurity string
 }
+
+// DefaultPodSecurity is the Pod Security Standard for guests by default.
+//
+// Most images run as root, and few pods say that theirs does not: with restricted they
+// would be refused at every provider, and not overflow. Baseline keeps them from their
+// node.
+const DefaultPodSecurity = "baseline"
 
 // MinTokenTTL is the shortest lifetime of a token that an API server grants.
 const MinTokenTTL = 10 * time.Minute
@@ -69,5 +79,9 @@ func (o *Options) complete() error {
 	o.VirtualNodeNamespace = cmp.Or(o.VirtualNodeNamespace, o.ServiceAccount.Namespace)
 	o.StaleAfter = cmp.Or(o.StaleAfter, time.Minute)
 	o.TokenTTL = cmp.Or(o.TokenTTL, time.Hour)
+	o.PodSecurity = cmp.Or(o.PodSecurity, DefaultPodSecurity)
+	if o.PodSecurity != "restricted" && o.PodSecurity != "baseline" {
+		return fmt.Errorf("direct: Pod Security Standard %q is neither restricted nor baseline", o.PodSecurity)
+	}
 	return nil
 }

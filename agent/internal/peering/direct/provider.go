@@ -106,7 +106,7 @@ func (p *Provider) answer(ctx context.Context, consumer string, _ int64, hello *
 	if !done {
 		return refuse(session.ReasonNotReady, quota.Message)
 	}
-	for _, ensure := range []func(context.Context, *corev1.Namespace) error{p.ensureNetworkPolicies, p.ensureAccount, p.ensureGuestAccess} {
+	for _, ensure := range []func(context.Context, *corev1.Namespace) error{p.ensureNetworkPolicies, p.ensureLimits, p.ensureAccount, p.ensureGuestAccess} {
 		if err := ensure(ctx, namespace); err != nil {
 			return nil, err
 		}

@@ -1,0 +1,85 @@
+package guest_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"pgregory.net/rapid"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
+)
+
+// requirement draws a requirement that may match a node.
+func requirement(t *rapid.T) corev1.NodeSelectorRequirement {
+	r := corev1.NodeSelectorRequirement{
+		Key:      rapid.SampledFrom([]string{"zone", "type", corev1.LabelArchStable}).Draw(t, "key"),
+		Operator: rapid.SampledFrom([]corev1.NodeSelectorOperator{corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn, corev1.NodeSelectorOpExists, corev1.NodeSelectorOpDoesNotExist}).Draw(t, "operator"),
+	}
+	if r.Operator == corev1.NodeSelectorOpIn || r.Operator == corev1.NodeSelectorOpNotIn {
+		r.Values = []string{rapid.SampledFrom([]string{"a", "b", guest.Arch, broker.NodeTypeVirtual}).Draw(t, "value")}
+	}
+	return r
+}
+
+// A guest runs on those of its pod's nodes that run guests, and on no others.
+func TestNodeAffinityNarrows(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var own *corev1.NodeSelector
+		if rapid.Bool().Draw(t, "own") {
+			own = &corev1.NodeSelector{}
+			for range rapid.IntRange(1, 3).Draw(t, "terms") {
+				term := corev1.NodeSelectorTerm{}
+				for range rapid.IntRange(0, 2).Draw(t, "requirements") {
+					term.MatchExpressions = append(term.MatchExpressions, requirement(t))
+				}
+				own.NodeSelectorTerms = append(own.NodeSelectorTerms, term)
+			}
+		}
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{}}}
+		for key, values := range map[string][]string{
+			"zone": {"", "a", "b"}, broker.LabelNodeType: {"", "a", broker.NodeTypeVirtual},
+			corev1.LabelArchStable: {guest.Arch, "arm64"}, corev1.LabelOSStable: {guest.OS, "windows"},
+		} {
+			if value := rapid.SampledFrom(values).Draw(t, key); value != "" {
+				node.Labels[key] = value
+			}
+		}
+		before := own.DeepCopy()
+		got := matches(t, guest.NodeAffinity(own), node)
+		if diff := cmp.Diff(before, own); diff != "" {
+			t.Fatalf("the argument has changed (-before +after):\n%s", diff)
+		}
+		runsGuests := node.Labels[corev1.LabelArchStable] == guest.Arch && node.Labels[corev1.LabelOSStable] == guest.OS && node.Labels[broker.LabelNodeType] != broker.NodeTypeVirtual
+		if want := runsGuests && (own == nil || matches(t, own, node)); got != want {
+			t.Errorf("node %v: the guest matches: %t, want %t (own: %v)", node.Labels, got, want, own)
+		}
+	})
+}
+
+func matches(t *rapid.T, selector *corev1.NodeSelector, node *corev1.Node) bool {
+	match, err := nodeaffinity.NewLazyErrorNodeSelector(selector).Match(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return match
+}
+
+// What was judged is what is carried: tolerations taken from a pod set, which has those
+// of the author, are those taken from the pod.
+func TestTolerationsOfAPodSet(t *testing.T) {
+	exists := func(key string) corev1.Toleration {
+		return corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists}
+	}
+	pod := []corev1.Toleration{exists("gpu"), exists(""), exists(corev1.TaintNodeUnschedulable), exists("node-role.kubernetes.io/control-plane"), exists(corev1.TaintNodeNotReady), exists(broker.TaintOverflow), exists("late")}
+	carried := guest.Tolerations(pod)
+	if diff := cmp.Diff([]corev1.Toleration{exists("gpu")}, carried); diff != "" {
+		t.Errorf("tolerations of the pod (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(carried, guest.Tolerations(pod[:5])); diff != "" {
+		t.Errorf("tolerations of the pod set differ (-pod +set):\n%s", diff)
+	}
+}

@@ -1,0 +1,239 @@
+// Package answers remembers which providers have refused a shape of pods, or have not
+// answered at all, so that further requests do not go there at once. After a while one
+// Reservation may ask again; the others wait for its answer. It is pure: the caller
+// passes the time. What one process remembers, another one does not know.
+package answers
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+)
+
+// Reasons of rejections.
+const (
+	ReasonRefused      = "Refused"
+	ReasonNotAnswering = "NotAnswering"
+)
+
+// maxFactor limits how much longer a provider is left alone after repeated refusals.
+const maxFactor = 16
+
+// Memory remembers refusals and missed deadlines. It is safe for concurrent use.
+type Memory struct {
+	mutex   sync.Mutex
+	entries map[string]map[string]*entry // by cluster and shape
+}
+
+// anyShape is the key of a provider that has not answered.
+const anyShape = ""
+
+type entry struct {
+	reason, message string
+	// pods is the smallest number of pods that was refused, 0 for a divisible total.
+	pods int32
+	// until is when the provider may be asked again.
+	until time.Time
+	wait  time.Duration
+	// prober is the Reservation that asks again, since probedAt.
+	prober   types.UID
+	probedAt time.Time
+}
+
+// New returns an empty Memory.
+func New() *Memory { return &Memory{entries: map[string]map[string]*entry{}} }
+
+// Missed records that a provider has not answered in time. It reports whether that is
+// news.
+func (m *Memory) Missed(cluster string, wait time.Duration, now time.Time) (news bool) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	return m.entry(cluster, anyShape).set(ReasonNotAnswering,
+		"The provider has not answered an earlier request in time. Check its agent. It is asked again later, or when it answers.", 0, wait, now)
+}
+
+// Refused records that a provider has refused a capacity. It reports whether that is
+// news: several refusals of one shape at about the same time are one.
+func (m *Memory) Refused(cluster string, refused broker.HeldCapacity, message string, wait time.Duration, now time.Time) (news bool) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	for _, shape := range shapes(refused) {
+		text := fmt.Sprintf("The provider refused: %s. It is asked again later.", strings.TrimRight(message, ". "))
+		news = m.entry(cluster, shape.key).set(ReasonRefused, text, shape.pods, wait, now) || news
+	}
+	return news
+}
+
+func (m *Memory) entry(cluster, shape string) *entry {
+	if m.entries[cluster] == nil {
+		m.entries[cluster] = map[string]*entry{}
+	}
+	e := m.entries[cluster][shape]
+	if e == nil {
+		e = &entry{}
+		m.entries[cluster][shape] = e
+	}
+	return e
+}
+
+// set makes the entry count from now on, unless it does already: longer each time.
+func (e *entry) set(reason, message string, pods int32, wait time.Duration, now time.Time) (news bool) {
+	if now.Before(e.until) {
+		e.pods = min(e.pods, pods)
+		return false
+	}
+	if e.until.IsZero() {
+		e.pods, e.wait = pods, wait
+	} else {
+		e.pods, e.wait = min(e.pods, pods), min(2*e.wait, maxFactor*wait)
+	}
+	e.reason, e.message, e.until, e.prober = reason, message, now.Add(e.wait), ""
+	return true
+}
+
+// Answered ends the memory that a provider did not answer. It reports whether there was
+// any.
+func (m *Memory) Answered(cluster string) bool {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	_, known := m.entries[cluster][anyShape]
+	m.delete(cluster, anyShape)
+	return known
+}
+
+// Accepted ends the memory that a provider refused these shapes. It reports whether
+// there was any.
+func (m *Memory) Accepted(cluster string, accepted broker.HeldCapacity) (known bool) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	for _, shape := range shapes(accepted) {
+		_, refused := m.entries[cluster][shape.key]
+		known = known || refused
+		m.delete(cluster, shape.key)
+	}
+	return known
+}
+
+func (m *Memory) delete(cluster, shape string) {
+	delete(m.entries[cluster], shape)
+	if len(m.entries[cluster]) == 0 {
+		delete(m.entries, cluster)
+	}
+}
+
+// Forget drops all that is remembered of a provider.
+func (m *Memory) Forget(cluster string) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	delete(m.entries, cluster)
+}
+
+// Asked records that a Reservation asks a provider for a capacity.
+func (m *Memory) Asked(cluster string, uid types.UID, capacity broker.HeldCapacity, now time.Time) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	for _, e := range m.relevant(cluster, capacity) {
+		e.prober, e.probedAt = uid, now
+	}
+}
+
+// Rejection is why a Reservation must not ask a provider for a capacity now, nil if it
+// may, and when it may at the earliest. Of the Reservations that wait for that time, the
+// first one asks, and the others wait for as long as its answer may take.
+func (m *Memory) Rejection(cluster string, uid types.UID, want broker.HeldCapacity, answerIn time.Duration, now time.Time) (rejection *capacity.Rejection, until time.Time) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	for _, e := range m.relevant(cluster, want) {
+		end := e.until
+		if e.prober != "" && e.prober != uid {
+			if probed := e.probedAt.Add(answerIn); probed.After(end) {
+				end = probed
+			}
+		}
+		if now.Before(end) && end.After(until) {
+			rejection, until = &capacity.Rejection{Reason: e.reason, Message: e.message}, end
+		}
+	}
+	return rejection, until
+}
+
+// Rejections are the rejections of all providers for a capacity, and when the first of
+// them ends; zero if there are none.
+func (m *Memory) Rejections(uid types.UID, want broker.HeldCapacity, answerIn time.Duration, now time.Time) (rejections map[string]capacity.Rejection, until time.Time) {
+	m.mutex.Lock()
+	clusters := slices.Sorted(maps.Keys(m.entries))
+	m.mutex.Unlock()
+	for _, cluster := range clusters {
+		rejection, end := m.Rejection(cluster, uid, want, answerIn, now)
+		if rejection == nil {
+			continue
+		}
+		if rejections == nil {
+			rejections = map[string]capacity.Rejection{}
+		}
+		rejections[cluster] = *rejection
+		if until.IsZero() || end.Before(until) {
+			until = end
+		}
+	}
+	return rejections, until
+}
+
+// relevant are the entries of a provider that concern a capacity.
+func (m *Memory) relevant(cluster string, want broker.HeldCapacity) []*entry {
+	known := m.entries[cluster]
+	if len(known) == 0 {
+		return nil
+	}
+	var relevant []*entry
+	if e := known[anyShape]; e != nil {
+		relevant = append(relevant, e)
+	}
+	for _, shape := range shapes(want) {
+		if e := known[shape.key]; e != nil && shape.pods >= e.pods {
+			relevant = append(relevant, e)
+		}
+	}
+	return relevant
+}
+
+type shape struct {
+	key  string
+	pods int32
+}
+
+// shapes of a capacity: what a provider judges a pod by, without names and counts.
+func shapes(c broker.HeldCapacity) []shape {
+	if len(c.PodSets) == 0 {
+		return []shape{{hash(c.Totals), 0}}
+	}
+	var out []shape
+	for _, set := range c.PodSets {
+		if set.Count <= 0 {
+			continue
+		}
+		pods := set.Count
+		set.Name, set.Count = "", 0
+		out = append(out, shape{hash(set), pods})
+	}
+	slices.SortFunc(out, func(a, b shape) int { return cmp.Compare(a.key, b.key) })
+	return out
+}
+
+func hash(of any) string {
+	// The types of the API always encode, with the keys of maps in order.
+	encoded, _ := json.Marshal(of)
+	sum := sha256.Sum256(encoded)
+	return string(sum[:])
+}

@@ -1,0 +1,134 @@
+package answers_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/answers"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+const wait, answerIn = 30 * time.Second, 30 * time.Second
+
+var start = time.Unix(1_000_000, 0)
+
+func at(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
+
+func pods(count int32, name, cpu string) broker.HeldCapacity {
+	return capacity.OfPodSets([]broker.PodSet{{Name: name, Count: count, Requests: broker.FromList(expect.Resources("cpu", cpu))}})
+}
+
+func TestMemory(t *testing.T) {
+	type check struct {
+		uid      types.UID
+		cluster  string
+		want     broker.HeldCapacity
+		at       time.Time
+		rejected string
+	}
+	for name, tc := range map[string]struct {
+		happened func(*answers.Memory)
+		checks   []check
+	}{
+		"a refusal is remembered for the shape, whoever asks": {
+			func(m *answers.Memory) { m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0)) },
+			[]check{
+				{"r", "paris", pods(2, "other-name", "1"), at(1), answers.ReasonRefused},
+				{"s", "paris", pods(5, "a", "1"), at(29), answers.ReasonRefused},
+				{"s", "paris", pods(1, "a", "1"), at(1), ""},
+				{"s", "paris", pods(2, "a", "2"), at(1), ""},
+				{"s", "berlin", pods(2, "a", "1"), at(1), ""},
+				{"s", "paris", pods(2, "a", "1"), at(30), ""},
+			},
+		},
+		"a provider that does not answer is asked for nothing": {
+			func(m *answers.Memory) { m.Missed("paris", wait, at(0)) },
+			[]check{
+				{"r", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering},
+				{"r", "paris", broker.HeldCapacity{Totals: broker.FromList(expect.Resources("cpu", "1"))}, at(1), answers.ReasonNotAnswering},
+				{"r", "paris", pods(1, "a", "1"), at(30), ""},
+			},
+		},
+		"its next answer ends that": {
+			func(m *answers.Memory) { m.Missed("paris", wait, at(0)); m.Answered("paris") },
+			[]check{{"r", "paris", pods(1, "a", "1"), at(1), ""}},
+		},
+		"an acceptance of the shape ends the memory of its refusal": {
+			func(m *answers.Memory) {
+				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
+				m.Accepted("paris", pods(1, "b", "1"))
+			},
+			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
+		},
+		"one asks again, the others wait for the answer": {
+			func(m *answers.Memory) {
+				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
+				m.Asked("paris", "r", pods(2, "a", "1"), at(31))
+			},
+			[]check{
+				{"r", "paris", pods(2, "a", "1"), at(32), ""},
+				{"s", "paris", pods(2, "a", "1"), at(32), answers.ReasonRefused},
+				{"s", "paris", pods(2, "a", "1"), at(61), ""},
+			},
+		},
+		"each further refusal counts for longer": {
+			func(m *answers.Memory) {
+				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
+				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(30))
+			},
+			[]check{{"r", "paris", pods(2, "a", "1"), at(89), answers.ReasonRefused}, {"r", "paris", pods(2, "a", "1"), at(90), ""}},
+		},
+		"a cluster that is forgotten is like a new one": {
+			func(m *answers.Memory) { m.Missed("paris", wait, at(0)); m.Forget("paris") },
+			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := answers.New()
+			tc.happened(m)
+			for i, c := range tc.checks {
+				rejection, until := m.Rejection(c.cluster, c.uid, c.want, answerIn, c.at)
+				got := ""
+				if rejection != nil {
+					got = rejection.Reason
+				}
+				if got != c.rejected || (rejection != nil) != until.After(c.at) {
+					t.Errorf("check %d: rejected with %q until %s, want %q", i, got, until, c.rejected)
+				}
+				all, _ := m.Rejections(c.uid, c.want, answerIn, c.at)
+				if all[c.cluster].Reason != c.rejected {
+					t.Errorf("check %d: all rejections are %v", i, all)
+				}
+			}
+		})
+	}
+}
+
+// TestRounds: a provider that refuses everything costs few rounds, however many
+// Reservations of the shape there are.
+func TestRounds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := answers.New()
+		reservations, seconds := rapid.IntRange(1, 100).Draw(t, "reservations"), 100
+		rounds := 0
+		for second := range seconds {
+			for i := range reservations {
+				uid := types.UID(fmt.Sprint(i))
+				if rejection, _ := m.Rejection("paris", uid, pods(1, "a", "1"), answerIn, at(second)); rejection == nil {
+					rounds++
+					m.Asked("paris", uid, pods(1, "a", "1"), at(second))
+					m.Refused("paris", pods(1, "a", "1"), "full", wait, at(second))
+				}
+			}
+		}
+		if rounds > 3 {
+			t.Fatalf("%d rounds in %d s", rounds, seconds)
+		}
+	})
+}

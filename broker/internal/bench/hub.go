@@ -1,0 +1,287 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/identity"
+	"github.com/spillway-dev/spillway/broker/internal/reservation"
+	"github.com/spillway-dev/spillway/broker/internal/server"
+	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
+	"github.com/spillway-dev/spillway/e2e/playground/cluster"
+)
+
+const namespace = broker.SystemNamespace
+
+// hub is an API server with a broker.
+type hub struct {
+	cluster *cluster.Cluster
+	dir     string
+	api     client.Client
+	url     string
+	caHash  string
+	token   string
+	writes  writes
+
+	stopBroker func() error
+}
+
+// onHub is a bench that needs a hub.
+func onHub(measure func(ctx context.Context, h *hub) error) func() error {
+	return func() (err error) {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
+		defer cancel()
+		h, err := startHub(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() {
+			if err != nil {
+				fmt.Fprintln(os.Stderr, h.logs())
+			}
+			err = errors.Join(err, h.stop())
+		}()
+		finish, err := profile()
+		if err != nil {
+			return err
+		}
+		defer finish()
+		return measure(ctx, h)
+	}
+}
+
+func startHub(ctx context.Context) (_ *hub, err error) {
+	ctrl.SetLogger(logr.Discard())
+	h := &hub{stopBroker: func() error { return nil }}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.stop())
+		}
+	}()
+	if h.dir, err = os.MkdirTemp("", "spillway-bench-"); err != nil {
+		return h, err
+	}
+	programs, err := binaries.Programs(ctx, func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }, "etcd", "kube-apiserver")
+	if err != nil {
+		return h, err
+	}
+	h.cluster, err = cluster.Start(ctx, cluster.Options{
+		Name: "hub", Dir: h.dir, APIOnly: true, Programs: cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]},
+	})
+	if err != nil {
+		return h, err
+	}
+	root, err := binaries.Root()
+	if err != nil {
+		return h, err
+	}
+	crds := []string{filepath.Join(root, "charts/broker/crds")}
+	if _, err := envtest.InstallCRDs(h.cluster.Admin, envtest.CRDInstallOptions{Paths: crds, ErrorIfPathMissing: true}); err != nil {
+		return h, fmt.Errorf("installing the CRDs: %w", err)
+	}
+	unlimited := rest.CopyConfig(h.cluster.Admin)
+	unlimited.QPS = -1
+	if h.api, err = client.New(unlimited, client.Options{Scheme: h.cluster.Client.Scheme()}); err != nil {
+		return h, err
+	}
+	if err := h.api.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}); err != nil {
+		return h, err
+	}
+	return h, h.startBroker(ctx)
+}
+
+// startBroker runs what the broker's main function runs.
+func (h *hub) startBroker(ctx context.Context) error {
+	config := rest.CopyConfig(h.cluster.Admin)
+	config.QPS = -1
+	config.Wrap(h.writes.count)
+	mgr, err := ctrl.NewManager(config, ctrl.Options{
+		Scheme:     h.cluster.Client.Scheme(),
+		Cache:      cache.Options{DefaultNamespaces: map[string]cache.Config{namespace: {}}},
+		Metrics:    metricsserver.Options{BindAddress: "0"},
+		Controller: ctrlconfig.Controller{UsePriorityQueue: ptr.To(false)},
+	})
+	if err != nil {
+		return err
+	}
+	authority, err := identity.New(ctx, identity.Options{Client: h.api, Cache: mgr.GetClient(), Namespace: namespace})
+	if err != nil {
+		return err
+	}
+	receipts := server.NewReceipts(clock.RealClock{})
+	reservations := reservation.New(mgr, reservation.Options{Namespace: namespace, Freshness: receipts})
+	if err := reservations.SetupWithManager(mgr); err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	_, err = server.New(mgr, server.Options{
+		Listener: listener, Namespace: namespace, Identity: authority, Reconciler: reservations, Receipts: receipts, Log: logr.Discard(),
+	})
+	if err != nil {
+		return err
+	}
+	secret := &corev1.Secret{}
+	if err := h.api.Get(ctx, client.ObjectKey{Namespace: namespace, Name: identity.TokenName}, secret); err != nil {
+		return err
+	}
+	h.url, h.caHash, h.token = "https://"+listener.Addr().String(), authority.CAHash(), string(secret.Data[identity.TokenKey])
+	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(running) }()
+	h.stopBroker = sync.OnceValue(func() error {
+		cancel()
+		return <-ended
+	})
+	if !mgr.GetCache().WaitForCacheSync(running) {
+		return errors.New("the broker's cache did not sync")
+	}
+	return nil
+}
+
+// writes counts the broker's writes to the API server, by verb and resource.
+type writes struct {
+	mu sync.Mutex
+	by map[string]int
+}
+
+func (w *writes) count(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r.Method != http.MethodGet {
+			what := r.Method + " " + r.URL.Path[strings.Index(r.URL.Path, "/namespaces/"+namespace)+len("/namespaces/"+namespace):]
+			if parts := strings.Split(what, "/"); len(parts) > 2 {
+				parts[2] = "*"
+				what = strings.Join(parts, "/")
+			}
+			response, err := next.RoundTrip(r)
+			if err == nil {
+				what += " " + strconv.Itoa(response.StatusCode)
+			}
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.by == nil {
+				w.by = map[string]int{}
+			}
+			w.by[what]++
+			return response, err
+		}
+		return next.RoundTrip(r)
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// print prints the counts, and how many there are for each of n reservations.
+func (w *writes) print(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sum := 0
+	for _, what := range slices.Sorted(maps.Keys(w.by)) {
+		fmt.Printf("%6d %s\n", w.by[what], what)
+		if !strings.Contains(what, "/events") {
+			sum += w.by[what]
+		}
+	}
+	fmt.Printf("%.1f writes of the broker for each reservation, without events\n", float64(sum)/float64(n))
+}
+
+// stop ends what was started.
+func (h *hub) stop() error {
+	err := h.stopBroker()
+	if h.cluster != nil {
+		h.cluster.Stop(10 * time.Second)
+	}
+	return errors.Join(err, os.RemoveAll(h.dir))
+}
+
+// cpu is the CPU time that this process has used, and that of the API server and etcd, in
+// seconds. Unlike a duration, it does not depend on what else the machine does.
+func (h *hub) cpu() (own, server float64) {
+	own = ticks(os.Getpid())
+	for _, p := range h.cluster.Processes() {
+		server += ticks(p.Pid())
+	}
+	return own, server
+}
+
+// ticks is the CPU time of a process; 0 if it is gone.
+func ticks(pid int) float64 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	// The name, in parentheses, may have spaces: what follows begins with field 3.
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	var sum float64
+	for _, field := range fields[11:13] {
+		n, err := strconv.ParseFloat(field, 64)
+		if err != nil {
+			return 0
+		}
+		sum += n / 100
+	}
+	return sum
+}
+
+// logs are the last lines of the API server's processes.
+func (h *hub) logs() string {
+	var logs []string
+	for _, p := range h.cluster.Processes() {
+		logs = append(logs, p.Name()+":\n"+p.Tail(20))
+	}
+	return strings.Join(logs, "\n")
+}
+
+// join gives an agent its client.
+func (h *hub) join(ctx context.Context, id string) (*protocol.Client, error) {
+	var pair func() (*tls.Certificate, error)
+	var ca []byte
+	// The broker may not be ready yet.
+	err := retry(ctx, func(ctx context.Context) (err error) {
+		pair, ca, err = issue(ctx, h.url, h.caHash, h.token, id)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("joining as %s: %w", id, err)
+	}
+	config, err := protocol.TLSConfig(ca, pair)
+	if err != nil {
+		return nil, err
+	}
+	return protocol.NewClient(h.url, config, logr.Discard())
+}

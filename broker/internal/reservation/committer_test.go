@@ -1,0 +1,182 @@
+package reservation_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// counter counts a broker's writes.
+type counter struct {
+	mu     sync.Mutex
+	writes []string
+}
+
+// add counts a write before it is made.
+func (c *counter) add(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.writes = append(c.writes, what)
+}
+
+// take returns the writes since the last call.
+func (c *counter) take() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	writes := c.writes
+	c.writes = nil
+	return writes
+}
+
+func (c *counter) funcs() *interceptor.Funcs {
+	return &interceptor.Funcs{
+		Create: func(ctx context.Context, api client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			c.add(fmt.Sprintf("create %T", o))
+			return api.Create(ctx, o, opts...)
+		},
+		Update: func(ctx context.Context, api client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
+			c.add(fmt.Sprintf("update %T", o))
+			return api.Update(ctx, o, opts...)
+		},
+		Patch: func(ctx context.Context, api client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+			c.add(fmt.Sprintf("patch %T", o))
+			return api.Patch(ctx, o, p, opts...)
+		},
+		SubResourceUpdate: func(ctx context.Context, api client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+			c.add(fmt.Sprintf("update %T/%s", o, sub))
+			return api.SubResource(sub).Update(ctx, o, opts...)
+		},
+	}
+}
+
+// A reservation that the server has created costs three writes until it is Reserved, and
+// ten until it is gone.
+func writes(e *env) {
+	count := &counter{}
+	p := e.start(count.funcs())
+	p.advertise(e.spec("paris", "1"))
+	count.take()
+	expectWrites := func(during string, want ...string) {
+		e.Helper()
+		if got := count.take(); strings.Join(got, ", ") != strings.Join(want, ", ") {
+			e.Errorf("%s took %d writes instead of %d: %s", during, len(got), len(want), strings.Join(got, ", "))
+		}
+	}
+	const ledger, status = "update *v1alpha1.ClusterAdvertisement/status", "update *v1alpha1.Reservation/status"
+	e.request("r", 2, func(r *broker.Reservation) { r.Finalizers = []string{broker.FinalizerLedger} })
+	e.expect("r", broker.ReservationReserved, "2 of 2 pods in paris")
+	expectWrites("placing", status, ledger, status)
+	p.answer("paris", "r", true, "")
+	e.expectCondition("r", broker.ConditionProviderAccepted, true, "")
+	expectWrites("the provider's answer", ledger, status)
+	p.use("r", "paris")
+	e.expect("r", broker.ReservationActive, "2 of 2 pods in paris")
+	e.expectCondition("r", broker.ConditionReady, true, "")
+	expectWrites("the consumer's report", status)
+	expect.NoError(e, e.client.Delete(e.Context(), e.get("r")))
+	e.expect("r", broker.ReservationReleased, "released")
+	e.expectPods("paris", "r", 0, 2, 0)
+	p.answer("paris", "r", true, "")
+	e.expectDeleted("r")
+	expectWrites("the release", status, ledger, ledger, "update *v1alpha1.Reservation")
+}
+
+// What comes while a ledger is written is written together. What does not fit fails alone.
+func groupCommit(e *env) {
+	const fit, requests = 20, 25
+	var ledgerWrites, blocked atomic.Int32
+	release := make(chan struct{})
+	p := e.start(&interceptor.Funcs{
+		SubResourceUpdate: func(ctx context.Context, api client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+			if ad, ok := o.(*broker.ClusterAdvertisement); ok && len(ad.Status.Holds) > 0 {
+				ledgerWrites.Add(1)
+				blocked.Add(1)
+				<-release
+			}
+			return api.SubResource(sub).Update(ctx, o, opts...)
+		},
+	})
+	p.advertise(e.spec("paris", fmt.Sprintf("%dm", 100*fit)))
+	for i := range requests {
+		e.request(fmt.Sprint("r", i), 1)
+	}
+	e.eventually("all attempts to be recorded and the first write to wait", func() error {
+		attempted := 0
+		for i := range requests {
+			attempted += int(e.get(fmt.Sprint("r", i)).Status.Attempt.Number)
+		}
+		if attempted != requests || blocked.Load() != 1 {
+			return fmt.Errorf("%d attempts, %d writes", attempted, blocked.Load())
+		}
+		return nil
+	})
+	close(release)
+	e.eventually("every Reservation to be placed or queued", func() error {
+		placed := 0
+		for i := range requests {
+			r := e.get(fmt.Sprint("r", i))
+			switch {
+			case r.Status.Phase == broker.ReservationReserved:
+				placed++
+			case message(r, broker.ConditionQueued) == "":
+				return fmt.Errorf("%s is %s", r.Name, r.Status.Phase)
+			}
+		}
+		if placed != fit {
+			return fmt.Errorf("%d are placed", placed)
+		}
+		return nil
+	})
+	if n := len(e.ad("paris").Status.Holds); n != fit {
+		e.Errorf("paris has %d holds", n)
+	}
+	// The first one, and then all others at once.
+	if n := ledgerWrites.Load(); n > 3 {
+		e.Errorf("%d holds took %d writes of the ledger", fit, n)
+	}
+}
+
+// Another broker writes the ledger first: the change is applied to what it wrote.
+func writtenByAnother(e *env) {
+	p := e.start(nil)
+	p.advertise(e.spec("paris", "1"))
+	e.request("mine", 2)
+	e.expect("mine", broker.ReservationReserved, "2 of 2 pods in paris")
+	var once sync.Once
+	second := e.start(&interceptor.Funcs{
+		SubResourceUpdate: func(ctx context.Context, api client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+			if _, ok := o.(*broker.ClusterAdvertisement); ok {
+				once.Do(func() {
+					e.eventually("the other write", func() error {
+						ad := e.ad("paris")
+						ad.Status.Holds = append(ad.Status.Holds, broker.Hold{
+							ReservationUID: "other", ReservationName: "other", Requester: "oslo", Attempt: 1,
+							Unconfirmed: &broker.HeldCapacity{Totals: cpu("300m")},
+						})
+						return e.client.Status().Update(ctx, ad)
+					})
+				})
+			}
+			return api.SubResource(sub).Update(ctx, o, opts...)
+		},
+	})
+	hold := e.hold("paris", "mine")
+	expect.NoError(e, second.ApplyProviderAck(e.Context(), "paris", "mine", protocol.ProviderAck{ReservationUID: hold.ReservationUID, Attempt: hold.Attempt, Accepted: true}))
+	e.expectPods("paris", "mine", 2, 0, 2)
+	e.eventually("both changes in the account", func() error {
+		if ad := e.ad("paris"); ad.Status.Reserved.CPU.String() != "500m" || len(ad.Status.Holds) != 2 {
+			return errors.New("reserved is " + ad.Status.Reserved.CPU.String())
+		}
+		return nil
+	})
+}

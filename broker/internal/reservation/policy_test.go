@@ -1,0 +1,598 @@
+package reservation
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	testclock "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// hub is a broker without an API server: what a plan would write is applied to the
+// objects in memory.
+type hub struct {
+	*testing.T
+	*Reconciler
+	clock        *testclock.FakeClock
+	heard        map[string]time.Time
+	reservations map[string]*broker.Reservation
+	versions     int
+	config       config
+	// writes counts the statuses that were written.
+	writes int
+}
+
+func (h *hub) ReceivedAt(cluster string) (time.Time, bool) { at, ok := h.heard[cluster]; return at, ok }
+
+func newHub(t *testing.T) *hub {
+	h := &hub{T: t, clock: testclock.NewFakeClock(time.Unix(1_000_000, 0)), heard: map[string]time.Time{}, reservations: map[string]*broker.Reservation{}}
+	h.config = config{
+		weights: decide.DefaultWeights, staleAfter: 10 * time.Minute, freshFor: 90 * time.Second,
+		defaultLease: time.Hour, proofDeadline: 30 * time.Second, retryAfter: 30 * time.Second,
+	}
+	h.failOver()
+	return h
+}
+
+// failOver replaces the broker's process: nothing that it remembers is left.
+func (h *hub) failOver() {
+	before := h.Reconciler
+	h.Reconciler = NewWithClients(Clients{}, Options{Namespace: "broker", Freshness: h, Clock: h.clock})
+	h.startedAt()
+	if before != nil {
+		for _, ad := range before.store.allAdvertisements() {
+			h.store.putAdvertisement(ad)
+		}
+	}
+}
+
+func cpus(quantity string) broker.ResourceQuantities {
+	return broker.FromList(expect.Resources("cpu", quantity))
+}
+
+// advertise adds a cluster with one node, or hears from it again.
+func (h *hub) advertise(id, cpu string) {
+	h.heard[id] = h.clock.Now()
+	if h.store.advertisement(id) != nil {
+		return
+	}
+	h.put(&broker.ClusterAdvertisement{
+		ObjectMeta: metav1.ObjectMeta{Name: id, UID: types.UID(id)},
+		Spec: broker.ClusterAdvertisementSpec{
+			ClusterID: id, Lending: broker.Lending{Enabled: true},
+			Resources:   broker.AdvertisedResources{Allocatable: cpus(cpu)},
+			NodeClasses: []broker.NodeClass{{Name: "std", FreeShapes: []broker.FreeShape{{Nodes: 1, Free: cpus(cpu), Pods: 1000}}}},
+		},
+	})
+}
+
+func (h *hub) put(ad *broker.ClusterAdvertisement) {
+	h.versions++
+	ad.ResourceVersion = fmt.Sprint(h.versions)
+	ledger.Settle(&ad.Spec, &ad.Status)
+	h.store.putAdvertisement(ad)
+}
+
+// ask adds a Reservation of rome for pods of one size. Each is a second younger.
+func (h *hub) ask(name string, count int32, cpu string, change ...func(*broker.ReservationSpec)) {
+	h.clock.Step(time.Second)
+	r := &broker.Reservation{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Generation: 1, CreationTimestamp: metav1.Time{Time: h.clock.Now()}},
+		Spec:       broker.ReservationSpec{RequesterID: "rome", PodSets: []broker.PodSet{{Name: "pods", Count: count, Requests: cpus(cpu)}}},
+	}
+	for _, f := range change {
+		f(&r.Spec)
+	}
+	h.reservations[name] = r
+	h.reconcile(name)
+}
+
+// reconcile applies plans of a Reservation until there is nothing to do.
+func (h *hub) reconcile(name string) snapshot {
+	h.Helper()
+	for range 10 {
+		r := h.reservations[name]
+		in := h.snapshotOf(r.DeepCopy(), h.config)
+		p := newPlan(in)
+		if len(r.Finalizers) == 0 && in.needsFinalizer() {
+			r.Finalizers = []string{broker.FinalizerLedger}
+			continue
+		}
+		if in.upToDate(p) {
+			return in
+		}
+		before := r.DeepCopy()
+		released := len(p.grow) == 0 && !p.empty()
+		if released {
+			in.reservation.Status.Attempt = p.attempt
+			in.reservation.Status = nextStatus(in.shrunk(p), p, true)
+			r.Status = *in.reservation.Status.DeepCopy()
+		}
+		for _, c := range p.grow {
+			h.answers.Asked(c.cluster, r.UID, c.capacity, in.now)
+		}
+		for _, c := range p.shrink {
+			h.change(c.cluster, func(ad *broker.ClusterAdvertisement) { ledger.Shrink(&ad.Status, r.UID, p.attempt.Number, c.capacity) })
+		}
+		for _, c := range p.grow {
+			h.change(c.cluster, func(ad *broker.ClusterAdvertisement) {
+				if _, err := ledger.Place(&ad.Spec, &ad.Status, growth(r, p.attempt.Number, c.capacity)); err != nil {
+					h.Fatal(err)
+				}
+			})
+		}
+		if !p.empty() {
+			in.reservation.Status.Attempt = p.attempt
+			h.readLedgers(&in)
+		}
+		r.Status = nextStatus(in, p, !p.empty())
+		if !in.needsFinalizer() {
+			r.Finalizers = nil
+		}
+		if p.empty() && apiequality.Semantic.DeepEqual(before, r) {
+			return in
+		}
+		h.book.Written(r.Name, r.UID, h.clock.Now())
+		h.writes++
+	}
+	h.Fatalf("%s is written indefinitely: %+v", name, h.reservations[name].Status)
+	panic("unreachable")
+}
+
+func (h *hub) change(cluster string, f func(*broker.ClusterAdvertisement)) {
+	ad := h.store.advertisement(cluster).DeepCopy()
+	f(ad)
+	h.put(ad)
+}
+
+// answer answers a hold as its provider, as ApplyProviderAck does.
+func (h *hub) answer(cluster, name string, accepted bool) {
+	h.Helper()
+	h.answers.Answered(cluster)
+	h.change(cluster, func(ad *broker.ClusterAdvertisement) {
+		hold := ledger.Find(&ad.Status, types.UID(name))
+		if hold == nil {
+			h.Fatalf("%s has no hold for %s", cluster, name)
+		}
+		asked := ledger.Pending(*hold.DeepCopy())
+		ledger.Confirm(&ad.Status, hold.ReservationUID, hold.Attempt, accepted, nil)
+		if accepted {
+			h.answers.Accepted(cluster, asked)
+		} else {
+			h.answers.Refused(cluster, asked, "full", h.config.retryAfter, h.clock.Now())
+		}
+	})
+	h.reconcile(name)
+}
+
+// use reports the consumer's virtual nodes as ready.
+func (h *hub) use(name string) {
+	h.Helper()
+	for i := range h.reservations[name].Status.Allocations {
+		h.reservations[name].Status.Allocations[i].VirtualNodeReady = true
+	}
+	h.reconcile(name)
+}
+
+// expectPods expects the promised and unconfirmed pods of a hold.
+func (h *hub) expectPods(cluster, name string, promised, unconfirmed int32) {
+	h.Helper()
+	var gotPromised, gotUnconfirmed int32
+	if ad := h.store.advertisement(cluster); ad != nil {
+		if hold := ledger.Find(&ad.Status, types.UID(name)); hold != nil {
+			gotPromised = hold.Promised.Pods()
+			if hold.Unconfirmed != nil {
+				gotUnconfirmed = hold.Unconfirmed.Pods()
+			}
+		}
+	}
+	if gotPromised != promised || gotUnconfirmed != unconfirmed {
+		h.Errorf("%s holds %d pods for %s and %d unconfirmed, want %d and %d", cluster, gotPromised, name, gotUnconfirmed, promised, unconfirmed)
+	}
+}
+
+// expectCondition expects a condition's reason and a part of its message.
+func (h *hub) expectCondition(name, kind, reason, part string) {
+	h.Helper()
+	c := meta.FindStatusCondition(h.reservations[name].Status.Conditions, kind)
+	if c == nil || c.Reason != reason || !strings.Contains(c.Message, part) {
+		h.Errorf("%s of %s is %+v, want %s with %q", kind, name, c, reason, part)
+	}
+}
+
+// A provider that never answers costs one deadline, although it advertises all the time.
+func TestNoAnswerCostsOneDeadline(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "10")
+	h.advertise("berlin", "8") // paris has the better score
+	h.ask("r", 2, "1")
+	h.expectPods("paris", "r", 2, 0)
+	h.clock.Step(29 * time.Second)
+	h.advertise("paris", "10")
+	h.advertise("berlin", "8")
+	h.reconcile("r")
+	h.expectPods("paris", "r", 2, 0)
+	h.clock.Step(time.Second)
+	h.reconcile("r")
+	h.expectPods("paris", "r", 0, 2)
+	h.expectPods("berlin", "r", 2, 0)
+
+	h.ask("s", 1, "1")
+	h.expectPods("paris", "s", 0, 0)
+	h.expectPods("berlin", "s", 1, 0)
+	// Its answer ends the memory, and what was unconfirmed.
+	h.answer("paris", "r", true)
+	h.expectPods("paris", "r", 0, 0)
+	h.ask("t", 1, "1")
+	h.expectPods("paris", "t", 1, 0)
+}
+
+func TestNoAnswerToGrowthKeepsTheGrant(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "10")
+	h.ask("r", 2, "1")
+	h.answer("paris", "r", true)
+	h.reservations["r"].Spec.PodSets[0].Count = 3
+	h.reconcile("r")
+	h.expectPods("paris", "r", 3, 0)
+	h.advertise("berlin", "8")
+	h.clock.Step(31 * time.Second)
+	h.reconcile("r")
+	h.expectPods("paris", "r", 2, 3)
+	h.expectPods("berlin", "r", 1, 0)
+}
+
+func TestLease(t *testing.T) {
+	hour := func(s *broker.ReservationSpec) { s.Duration = &metav1.Duration{Duration: time.Hour} }
+	for name, tc := range map[string]struct {
+		spec     func(*broker.ReservationSpec)
+		then     func(*hub)
+		released bool
+		reason   string
+	}{
+		"it ends after its duration":           {hour, func(h *hub) { h.clock.Step(time.Hour) }, true, reasonExpired},
+		"not before":                           {hour, func(h *hub) { h.clock.Step(59 * time.Minute) }, false, ""},
+		"use renews it":                        {hour, func(h *hub) { h.clock.Step(50 * time.Minute); h.renew("r"); h.clock.Step(50 * time.Minute) }, false, ""},
+		"a renewal lasts as long as the lease": {hour, func(h *hub) { h.clock.Step(50 * time.Minute); h.renew("r"); h.clock.Step(time.Hour) }, true, reasonExpired},
+		"another leader starts it again": {hour, func(h *hub) {
+			h.clock.Step(50 * time.Minute)
+			h.failOver()
+			h.reconcile("r")
+			h.clock.Step(50 * time.Minute)
+		}, false, ""},
+		"a leader whose clock is ahead starts it": {hour, func(h *hub) { h.clock.Step(2 * time.Hour); h.failOver() }, false, ""},
+		"a silent consumer's ends":                {nil, func(h *hub) { h.clock.Step(time.Hour) }, true, reasonConsumerSilent},
+		"that of a consumer that advertises stays": {nil, func(h *hub) {
+			h.clock.Step(50 * time.Minute)
+			h.heard["rome"] = h.clock.Now()
+			h.clock.Step(50 * time.Minute)
+		}, false, ""},
+		"that of a consumer that renews stays": {nil, func(h *hub) { h.clock.Step(50 * time.Minute); h.renew("r"); h.clock.Step(50 * time.Minute) }, false, ""},
+		"the advertisements of a user do not renew": {hour, func(h *hub) {
+			h.clock.Step(50 * time.Minute)
+			h.heard["rome"] = h.clock.Now()
+			h.clock.Step(10 * time.Minute)
+		}, true, reasonExpired},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHub(t)
+			h.advertise("paris", "10")
+			if tc.spec == nil {
+				tc.spec = func(*broker.ReservationSpec) {}
+			}
+			h.ask("r", 2, "1", tc.spec)
+			h.answer("paris", "r", true)
+			tc.then(h)
+			h.reconcile("r")
+			if got := h.reservations["r"].Status.Phase == broker.ReservationReleased; got != tc.released {
+				t.Fatalf("released is %t: %+v", got, h.reservations["r"].Status)
+			}
+			if tc.released {
+				h.expectCondition("r", broker.ConditionReady, tc.reason, "")
+				h.expectPods("paris", "r", 0, 2)
+			}
+		})
+	}
+}
+
+func (h *hub) renew(name string) { h.book.Renew(name, types.UID(name), h.clock.Now()) }
+
+// The lease and reservedAt start again when the Reservation is placed again.
+func TestPlacedAgain(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "10")
+	h.ask("r", 2, "1", func(s *broker.ReservationSpec) { s.Duration = &metav1.Duration{Duration: time.Hour} })
+	first := h.reservations["r"].Status.ReservedAt.Time
+	h.clock.Step(50 * time.Minute)
+	h.reconcile("r") // paris has not answered
+	if got := h.reservations["r"].Status; got.ReservedAt != nil || got.ExpiresAt != nil {
+		t.Errorf("without a hold it was reserved at %s until %s", got.ReservedAt, got.ExpiresAt)
+	}
+	h.advertise("berlin", "10")
+	h.reconcile("r")
+	h.answer("berlin", "r", true)
+	got := h.reservations["r"].Status
+	if !got.ReservedAt.After(first) || got.ExpiresAt.Sub(got.ReservedAt.Time) != time.Hour {
+		t.Errorf("reserved at %s until %s", got.ReservedAt, got.ExpiresAt)
+	}
+	h.clock.Step(50 * time.Minute)
+	h.reconcile("r")
+	h.expectPods("berlin", "r", 2, 0)
+}
+
+// The finalizer of an ended Reservation does not wait for a provider that is gone.
+func TestFinalizers(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "10")
+	h.ask("r", 2, "1")
+	h.answer("paris", "r", true)
+	h.clock.Step(time.Hour) // rome is silent, and so is paris
+	h.heard["paris"] = h.clock.Now()
+	h.reconcile("r")
+	if got := h.reservations["r"]; got.Status.Phase != broker.ReservationReleased || len(got.Finalizers) == 0 {
+		t.Errorf("paris has not confirmed: %s, finalizers %v", got.Status.Phase, got.Finalizers)
+	}
+	h.clock.Step(11 * time.Minute)
+	h.reconcile("r")
+	if got := h.reservations["r"].Finalizers; len(got) > 0 {
+		t.Errorf("paris is gone, but the finalizers are %v", got)
+	}
+	h.expectPods("paris", "r", 0, 2)
+}
+
+// A large request that waits is not overtaken: 100 small ones come later.
+func TestLargeRequestIsNotOvertaken(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "10")
+	h.ask("before", 4, "1")
+	h.answer("paris", "before", true)
+	h.ask("large", 1, "8")
+	h.expectCondition("large", broker.ConditionQueued, reasonInsufficientCapacity, "1 pod is waiting")
+	overtook := 0
+	for i := range 100 {
+		name := fmt.Sprintf("small-%d", i)
+		h.ask(name, 1, "100m")
+		h.advertise("paris", "10")
+		if len(h.reservations[name].Status.Allocations) > 0 {
+			overtook++
+		}
+	}
+	if overtook > 0 {
+		t.Errorf("%d of 100 later requests passed it", overtook)
+	}
+	if got := h.reservations["small-9"].Status.QueuePosition; got != 11 {
+		t.Errorf("the tenth small one is number %d", got)
+	}
+	// It may pass where the large one does not fit anyway.
+	h.advertise("oslo", "4")
+	h.reconcile("small-0")
+	h.expectPods("oslo", "small-0", 1, 0)
+	// The large one gets its turn.
+	h.reservations["before"].DeletionTimestamp = &metav1.Time{Time: h.clock.Now()}
+	h.reconcile("before")
+	h.answer("paris", "before", true)
+	h.reconcile("large")
+	h.expectPods("paris", "large", 1, 0)
+	h.advertise("paris", "10")
+	h.reconcile("small-1")
+	if got := h.reservations["small-1"].Status.Allocations; len(got) != 1 {
+		t.Errorf("the small one waits although nobody is before it: %+v", h.reservations["small-1"].Status)
+	}
+}
+
+func TestPriority(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "1")
+	h.ask("old", 1, "2")
+	h.ask("waiting", 1, "2")
+	h.ask("urgent", 1, "900m", func(s *broker.ReservationSpec) { s.Priority = 10 })
+	h.expectPods("paris", "urgent", 1, 0)
+	h.ask("urgent-large", 1, "2", func(s *broker.ReservationSpec) { s.Priority = 5 })
+	if got := h.reservations["urgent-large"].Status.QueuePosition; got != 1 {
+		t.Errorf("the one of the highest priority is number %d", got)
+	}
+}
+
+// Two gangs that each need more than a half of the capacity do not block each other.
+func TestGangs(t *testing.T) {
+	gang := func(s *broker.ReservationSpec) { s.MinAvailable = 6 }
+	h := newHub(t)
+	h.advertise("paris", "5")
+	h.advertise("berlin", "5")
+	h.ask("a", 6, "1", gang)
+	h.expectPods("paris", "a", 1, 0)
+	h.expectPods("berlin", "a", 5, 0)
+	h.ask("b", 6, "1", gang)
+	h.expectPods("paris", "b", 0, 0)
+	h.expectPods("berlin", "b", 0, 0)
+	// No pod may use what is granted before the gang is complete.
+	h.answer("berlin", "a", true)
+	if got := h.reservations["a"].Status.Allocations; got[0].Accepted || got[1].Accepted {
+		t.Errorf("a part of the gang may be used: %+v", got)
+	}
+	// One provider refuses: the gang gives back all that it holds.
+	h.answer("paris", "a", false)
+	h.expectPods("paris", "a", 0, 0)
+	h.expectPods("berlin", "a", 0, 5)
+	h.expectCondition("a", broker.ConditionQueued, reasonInsufficientCapacity, "6 pods are waiting")
+	h.answer("berlin", "a", true)
+	h.expectPods("berlin", "a", 0, 0)
+}
+
+// A gang whose pods run keeps its capacity when a provider is lost.
+func TestRunningGangKeepsItsCapacity(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "3")
+	h.advertise("berlin", "3")
+	h.ask("a", 6, "1", func(s *broker.ReservationSpec) { s.MinAvailable = 6 })
+	h.answer("paris", "a", true)
+	h.answer("berlin", "a", true)
+	h.use("a")
+	h.clock.Step(11 * time.Minute)
+	h.heard["berlin"] = h.clock.Now()
+	h.reconcile("a")
+	h.expectPods("berlin", "a", 3, 0)
+	h.expectPods("paris", "a", 3, 0)
+}
+
+func TestDeadline(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "2")
+	h.ask("r", 3, "1", func(s *broker.ReservationSpec) { s.Deadline = &metav1.Duration{Duration: 10 * time.Minute} })
+	h.ask("none", 1, "4", func(s *broker.ReservationSpec) { s.Deadline = &metav1.Duration{Duration: 10 * time.Minute} })
+	h.answer("paris", "r", true)
+	h.clock.Step(9 * time.Minute)
+	h.reconcile("r")
+	h.expectCondition("r", broker.ConditionQueued, reasonInsufficientCapacity, "1 pod is waiting")
+	h.clock.Step(time.Minute)
+	h.advertise("paris", "2")
+	for _, name := range []string{"r", "none"} {
+		h.reconcile(name)
+		h.expectCondition(name, broker.ConditionQueued, reasonDeadlineExceeded, "1 pod is not placed within the deadline of 10m0s")
+		h.expectCondition(name, broker.ConditionReady, reasonDeadlineExceeded, "")
+		if got := h.reservations[name].Status.QueuePosition; got != 0 {
+			t.Errorf("%s is number %d in the queue", name, got)
+		}
+	}
+	if r, none := h.reservations["r"].Status.Phase, h.reservations["none"].Status.Phase; r != broker.ReservationReserved || none != broker.ReservationFailed {
+		t.Errorf("the phases are %s and %s", r, none)
+	}
+	// It stays so when another broker leads and capacity appears, until the spec changes.
+	h.failOver()
+	h.advertise("berlin", "8")
+	h.reconcile("none")
+	h.expectPods("berlin", "none", 0, 0)
+	h.reservations["none"].Generation++
+	h.reconcile("none")
+	h.expectPods("berlin", "none", 1, 0)
+}
+
+// One change with 100 that wait writes few statuses: those that get something, and those
+// whose figures have not been updated for long.
+func TestWritesOfOneChange(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "1")
+	h.ask("first", 10, "100m")
+	for i := range 100 {
+		h.ask(fmt.Sprintf("r%d", i), 1, "100m")
+		h.advertise("paris", "1")
+	}
+	h.writes = 0
+	for _, name := range h.retriable(h.store.advertisement("paris")) {
+		h.reconcile(name)
+	}
+	if h.writes > 0 {
+		t.Errorf("%d writes without a change", h.writes)
+	}
+	h.change("paris", func(ad *broker.ClusterAdvertisement) {
+		ad.Spec.Resources.Allocatable = cpus("1050m")
+		ad.Spec.NodeClasses[0].FreeShapes[0].Free = cpus("1050m")
+	})
+	if names := h.retriable(h.store.advertisement("paris")); len(names) > 0 {
+		t.Errorf("50m more is of use to %d that need 100m", len(names))
+	}
+	h.change("paris", func(ad *broker.ClusterAdvertisement) {
+		ad.Spec.Resources.Allocatable = cpus("1200m")
+		ad.Spec.NodeClasses[0].FreeShapes[0].Free = cpus("1200m")
+	})
+	names := h.retriable(h.store.advertisement("paris"))
+	for _, name := range names {
+		h.reconcile(name)
+	}
+	if len(names) == 0 || h.writes < 2 || h.writes > 12 {
+		t.Errorf("%d were tried with %d writes, want one or two for each of the 2 that got capacity", len(names), h.writes)
+	}
+	h.expectPods("paris", "r0", 1, 0)
+	h.expectPods("paris", "r1", 1, 0)
+	h.expectPods("paris", "r2", 0, 0)
+}
+
+// One provider that refuses everything, 100 Reservations of one shape, 100 s.
+func TestWritesOfARefusingProvider(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "100")
+	refusals := 0
+	var names []string
+	for second := range 100 {
+		name := fmt.Sprintf("r%d", second)
+		h.ask(name, 1, "100m")
+		names = append(names, name)
+		h.advertise("paris", "100")
+		for _, name := range names {
+			h.reconcile(name)
+			if hold := ledger.Find(&h.store.advertisement("paris").Status, types.UID(name)); hold != nil && !ledger.Pending(*hold).Empty() {
+				h.answer("paris", name, false)
+				refusals++
+			}
+		}
+	}
+	if refusals > 4 {
+		t.Errorf("%d refusals in 100 s", refusals)
+	}
+	t.Logf("%d refusals and %d writes of 100 Reservations in 100 s", refusals, h.writes)
+	h.expectCondition("r0", broker.ConditionQueued, reasonInsufficientCapacity, "The provider refused: full.")
+}
+
+// The price is what was agreed, also for the budget.
+func TestPriceIsLocked(t *testing.T) {
+	price := func(cpu string) func(*broker.ClusterAdvertisement) {
+		return func(ad *broker.ClusterAdvertisement) { ad.Spec.Cost = &broker.Cost{CPUCost: cpu, Currency: "EUR"} }
+	}
+	h := newHub(t)
+	h.advertise("paris", "10")
+	h.change("paris", price("0.10"))
+	h.ask("r", 2, "1", func(s *broker.ReservationSpec) {
+		s.Budget = &broker.Budget{MaxPricePerHour: "0.45", Currency: "EUR"}
+	})
+	h.answer("paris", "r", true)
+	h.change("paris", price("50.00"))
+	h.clock.Step(time.Minute)
+	h.reconcile("r")
+	if got := h.reservations["r"].Status.Allocations[0].PricePerHour; got != "0.20 EUR" {
+		t.Errorf("the price is %s", got)
+	}
+	// A growth is judged by the present price and the locked one of what is held.
+	h.advertise("berlin", "10")
+	h.change("berlin", price("0.20"))
+	h.reservations["r"].Spec.PodSets[0].Count = 3
+	h.reconcile("r")
+	h.expectPods("paris", "r", 2, 0)
+	h.expectPods("berlin", "r", 1, 0)
+}
+
+func TestFiguresAreNotNews(t *testing.T) {
+	status := broker.ReservationStatus{
+		Phase: broker.ReservationPending, QueuePosition: 3,
+		Conditions: []metav1.Condition{{Type: broker.ConditionQueued, Status: metav1.ConditionTrue, Reason: "InsufficientCapacity", Message: "available 3"}},
+	}
+	for name, tc := range map[string]struct {
+		change func(*broker.ReservationStatus)
+		want   bool
+	}{
+		"the position":          {func(s *broker.ReservationStatus) { s.QueuePosition = 2 }, true},
+		"a message":             {func(s *broker.ReservationStatus) { s.Conditions[0].Message = "available 2" }, true},
+		"the decision":          {func(s *broker.ReservationStatus) { s.Decision = &broker.Decision{} }, true},
+		"a reason":              {func(s *broker.ReservationStatus) { s.Conditions[0].Reason = "WaitingForRelease" }, false},
+		"a condition":           {func(s *broker.ReservationStatus) { s.Conditions[0].Status = metav1.ConditionFalse }, false},
+		"the phase":             {func(s *broker.ReservationStatus) { s.Phase = broker.ReservationReserved }, false},
+		"the end of the lease":  {func(s *broker.ReservationStatus) { s.ExpiresAt = ptr.To(metav1.Now()) }, false},
+		"the allocated amounts": {func(s *broker.ReservationStatus) { s.Allocations = []broker.Allocation{{Cluster: "paris"}} }, false},
+	} {
+		after := *status.DeepCopy()
+		tc.change(&after)
+		if got := differInFiguresOnly(status, after); got != tc.want {
+			t.Errorf("%s: figures only is %t", name, got)
+		}
+	}
+}

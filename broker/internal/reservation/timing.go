@@ -1,0 +1,132 @@
+package reservation
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/lease"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
+)
+
+const (
+	// queuedRetryAfter is how often a queued Reservation is tried without any event.
+	queuedRetryAfter = time.Minute
+	// figuresAfter is the minimum time between two writes of a status that differ in
+	// figures only.
+	figuresAfter = 10 * time.Second
+	// figuresEvery is the time between such writes of all Reservations together, after
+	// figuresBurst of them.
+	figuresEvery = time.Second
+	figuresBurst = 5
+)
+
+// remember adds to a snapshot what this process knows and no object says: since when
+// it has seen the Reservation's state, what the providers have answered, and the queue.
+func (r *Reconciler) remember(in *snapshot) {
+	reservation := in.reservation
+	seen := lease.Seen{Asked: map[string]int64{}}
+	for _, h := range in.holds() {
+		seen.Held = seen.Held || !h.Promised.Empty()
+		if !ledger.Pending(h.Hold).Empty() {
+			seen.Asked[h.cluster] = h.Attempt
+		}
+	}
+	if meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) {
+		seen.Waiting = reservation.Generation
+	}
+	in.times = r.book.Observe(reservation.Name, reservation.UID, seen, in.now)
+	in.figures = r.figures
+	in.heard = r.lastAdvertised(reservation.Spec.RequesterID)
+	for _, h := range in.holds() {
+		if in.overdue(h) {
+			r.answers.Missed(h.cluster, in.config.retryAfter, in.now)
+		}
+	}
+	in.rejections = func(want broker.HeldCapacity) (map[string]capacity.Rejection, time.Time) {
+		return r.answers.Rejections(reservation.UID, want, in.config.proofDeadline, in.now)
+	}
+	r.observeQueue(in)
+}
+
+// forget drops what is remembered of a Reservation that does not exist any more.
+func (r *Reconciler) forget(name string) {
+	r.book.Forget(name)
+	if r.queue.Remove(name) {
+		r.retryQueued()
+	}
+}
+
+// Renew renews the lease of a consumer's Reservation: it starts again now. It writes
+// nothing, and changes nothing if the Reservation has another UID. It returns NotFound
+// (apierrors.IsNotFound) if there is none of that name, or if it belongs to another
+// cluster.
+func (r *Reconciler) Renew(ctx context.Context, requester, name string, uid types.UID) error {
+	var reservation broker.Reservation
+	if err := r.client.Get(ctx, r.key(name), &reservation); client.IgnoreNotFound(err) != nil {
+		return err
+	} else if err != nil || reservation.Spec.RequesterID != requester {
+		return notFound(name)
+	}
+	if reservation.UID == uid && reservation.DeletionTimestamp.IsZero() && r.book.Renew(name, uid, r.clock.Now()) {
+		r.recordPriceChange(ctx, &reservation)
+	}
+	return nil
+}
+
+// askedAt is when the pending attempt of a hold was first seen.
+func (in snapshot) askedAt(h clusterHold) (at time.Time, pending bool) {
+	if ledger.Pending(h.Hold).Empty() {
+		return at, false
+	}
+	at, known := in.times.Asked[h.cluster]
+	if !known {
+		// It was placed after the snapshot.
+		at = in.now
+	}
+	return at, true
+}
+
+// overdue reports whether the provider has not answered to a hold before the deadline.
+func (in snapshot) overdue(h clusterHold) bool {
+	at, pending := in.askedAt(h)
+	return pending && !in.now.Before(at.Add(in.config.proofDeadline))
+}
+
+// leaseEnd is when the lease ends unless it is renewed, and its length. There is none if
+// the spec has a duration and nothing is held yet.
+func (in snapshot) leaseEnd() (end time.Time, length time.Duration, exists bool) {
+	if length = in.config.duration(in.reservation.Spec.Duration); length > 0 {
+		start := in.times.Start()
+		return start.Add(length), length, !start.IsZero()
+	}
+	length = in.config.defaultLease
+	start := lease.Later(lease.Later(in.times.FirstSeen, in.times.Renewed), in.heard)
+	return start.Add(length), length, length > 0
+}
+
+// leaseEnded reports whether the lease has ended.
+func (in snapshot) leaseEnded() bool {
+	end, _, exists := in.leaseEnd()
+	return exists && !in.now.Before(end)
+}
+
+// deadlineExceeded reports whether the Reservation has been queued for longer than its
+// deadline. Once the status says so, that holds until the spec changes.
+func (in snapshot) deadlineExceeded() bool {
+	deadline := in.reservation.Spec.Deadline
+	if deadline == nil {
+		return false
+	}
+	queued := meta.FindStatusCondition(in.reservation.Status.Conditions, broker.ConditionQueued)
+	if queued != nil && queued.Reason == reasonDeadlineExceeded && queued.ObservedGeneration == in.reservation.Generation {
+		return true
+	}
+	waiting := in.times.Waiting
+	return !waiting.IsZero() && !in.now.Before(waiting.Add(deadline.Duration))
+}

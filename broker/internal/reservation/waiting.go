@@ -1,0 +1,111 @@
+package reservation
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/queue"
+)
+
+// maxRetried is the maximum number of queued Reservations that one event retries. The
+// others follow as capacity is left, or after queuedRetryAfter.
+const maxRetried = 64
+
+// entry is the Reservation's entry in the queue, for all that its status does not show as
+// allocated.
+func (in snapshot) entry() queue.Entry {
+	r := in.reservation
+	var allocated broker.HeldCapacity
+	for _, a := range r.Status.Allocations {
+		allocated = capacity.Add(allocated, broker.HeldCapacity{Totals: a.Resources, PodSets: a.PodSets})
+	}
+	return queue.Entry{
+		Name:     r.Name,
+		UID:      r.UID,
+		Priority: r.Spec.Priority,
+		Created:  r.CreationTimestamp.Time,
+		Request: decide.Request{
+			Requester: r.Spec.RequesterID,
+			Pin:       r.Spec.TargetClusterID,
+			Placement: r.Spec.Placement,
+			Budget:    r.Spec.Budget,
+			Want:      capacity.Sub(in.requested(), allocated),
+		},
+	}
+}
+
+// observeQueue keeps the Reservation's entry in the queue up to date, and notes who is
+// ahead of it.
+func (r *Reconciler) observeQueue(in *snapshot) {
+	reservation, entry := in.reservation, in.entry()
+	waits := meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) && !entry.Request.Want.Empty()
+	if waits {
+		r.queue.Set(entry)
+	} else if r.queue.Remove(reservation.Name) {
+		r.retryQueued()
+	}
+	if in.config.queueing == broker.QueueingNone {
+		return
+	}
+	in.ahead = r.queue.Ahead(entry)
+	in.position = int32(len(in.ahead)) + 1
+	now, config := in.now, in.config
+	in.eligible = func(e *queue.Entry, spec *broker.ClusterAdvertisementSpec) bool {
+		if rejection, _ := r.answers.Rejection(spec.ClusterID, e.UID, e.Request.Want, config.proofDeadline, now); rejection != nil {
+			return false
+		}
+		active, fresh := r.activity(spec.ClusterID, config)
+		return decide.Eligible(&e.Request, spec, active, fresh)
+	}
+}
+
+// keepFree adds to the holds of each cluster what those ahead in the queue wait for
+// there.
+func (in snapshot) keepFree(known decide.Snapshot, want broker.HeldCapacity) decide.Snapshot {
+	if len(in.ahead) == 0 {
+		return known
+	}
+	for _, ad := range in.advertisements {
+		spec, holds := known.Cluster(ad.Spec.ClusterID)
+		if spec == nil {
+			continue
+		}
+		if claims := queue.Claims(in.ahead, spec, capacity.Floor(ad.Status.Available.List()), want, in.eligible); len(claims) > 0 {
+			known = known.With(spec, slices.Concat(holds, claims))
+		}
+	}
+	return known
+}
+
+// retryQueued enqueues the first queued Reservations: one of them may have its turn, or a
+// provider may be asked again.
+func (r *Reconciler) retryQueued() {
+	select {
+	case r.becameFresh <- event.GenericEvent{Object: &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace}}}:
+	default: // a pending event enqueues the same Reservations
+	}
+}
+
+// retriable lists queued Reservations, in order, that could use what a cluster has
+// available; any if the advertisement is nil.
+func (r *Reconciler) retriable(ad *broker.ClusterAdvertisement) []string {
+	match := func(*queue.Entry) bool { return true }
+	if ad != nil {
+		available := capacity.Floor(ad.Status.Available.List())
+		match = func(e *queue.Entry) bool {
+			return queue.Profits(e.Request.Want, available) && decide.Eligible(&e.Request, &ad.Spec, true, true)
+		}
+	}
+	entries := r.queue.First(maxRetried, match)
+	names := make([]string, len(entries))
+	for i, entry := range entries {
+		names[i] = entry.Name
+	}
+	return names
+}

@@ -1,0 +1,270 @@
+package charts_test
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// liqoDir is the folder of Liqo's deployment files in the module cache.
+func liqoDir(t *testing.T) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/liqotech/liqo").Output()
+	expect.NoError(t, err)
+	return filepath.Join(strings.TrimSpace(string(out)), "deployments/liqo")
+}
+
+// liqoFixture is a provider with Liqo's objects for the consumer rome, and clients
+// with the identities that Liqo issues.
+type liqoFixture struct {
+	t      *testing.T
+	config *rest.Config
+	admin  client.Client
+	// slice is the identity of the consumer's virtual kubelet: its user is the
+	// ResourceSlice's name with a hash of the consumer's ID, its group that ID.
+	// controlPlane is the one of its crd-replicator: its user is the consumer's ID.
+	slice, controlPlane client.Client
+}
+
+func newLiqoFixture(t *testing.T) *liqoFixture {
+	dir := liqoDir(t)
+	config := controlplane.Start(t, filepath.Join(dir, "charts/liqo-crds/crds"))
+	f := &liqoFixture{t: t, config: config, admin: as(t, config, "")}
+	f.slice = impersonating(t, config, fmt.Sprintf("spillway-paris-%x", sha256.Sum256([]byte("rome")))[:len("spillway-paris-")+12], "rome")
+	f.controlPlane = impersonating(t, config, "rome", "liqo.io")
+	for _, object := range []client.Object{
+		&corev1.Namespace{ObjectMeta: named("liqo")},
+		// As the agent creates it.
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-rome", Labels: map[string]string{
+			"liqo.io/remote-cluster-id": "rome", "liqo.io/tenant-namespace": "true", "app.kubernetes.io/managed-by": "spillway",
+		}}},
+		// As Liqo creates it for a NamespaceMap.
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{"liqo.io/remote-cluster-id": "rome"}}},
+		// A peering that a user made.
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo", "liqo.io/tenant-namespace": "true"}}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo"}}},
+		&corev1.ServiceAccount{ObjectMeta: within("shop-rome", "default")},
+	} {
+		expect.NoError(t, f.admin.Create(t.Context(), object))
+	}
+	f.bindRole(dir, "liqo-virtual-kubelet-remote", "shop-rome", rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"})
+	f.bindRole(dir, "liqo-remote-controlplane", "liqo-tenant-rome", rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "rome"})
+	return f
+}
+
+// bindRole creates a ClusterRole of Liqo's chart and binds it as Liqo does.
+func (f *liqoFixture) bindRole(dir, name, namespace string, subject rbacv1.Subject) {
+	f.t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "files", name+"-ClusterRole.yaml"))
+	expect.NoError(f.t, err)
+	role := &rbacv1.ClusterRole{}
+	expect.NoError(f.t, yaml.Unmarshal(text, role))
+	role.Name = name
+	expect.NoError(f.t, f.admin.Create(f.t.Context(), role))
+	expect.NoError(f.t, f.admin.Create(f.t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: within(namespace, name), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}, Subjects: []rbacv1.Subject{subject},
+	}))
+}
+
+// liqoObject is an object of one of Liqo's types.
+func liqoObject(group, kind, namespace, name string, spec map[string]any) *unstructured.Unstructured {
+	object := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+	object.SetAPIVersion(group + ".liqo.io/v1beta1")
+	object.SetKind(kind)
+	object.SetNamespace(namespace)
+	object.SetName(name)
+	return object
+}
+
+// create returns a request that creates an object without storing it.
+func (f *liqoFixture) create(c client.Client, object func() client.Object) func() error {
+	return func() error { return c.Create(f.t.Context(), object(), client.DryRunAll) }
+}
+
+// shadowPod is an ordinary guest with a change.
+func (f *liqoFixture) shadowPod(namespace, name string, change func(*corev1.PodSpec)) *unstructured.Unstructured {
+	f.t.Helper()
+	spec := guestSpec()
+	change(&spec)
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&spec)
+	expect.NoError(f.t, err)
+	return liqoObject("offloading", "ShadowPod", namespace, name, map[string]any{"pod": content})
+}
+
+func (f *liqoFixture) guest(c client.Client, namespace string, change func(*corev1.PodSpec)) func() error {
+	return f.create(c, func() client.Object { return f.shadowPod(namespace, "another", change) })
+}
+
+func resourceSlice(namespace, class string) *unstructured.Unstructured {
+	return liqoObject("authentication", "ResourceSlice", namespace, "spillway-paris", map[string]any{
+		"class": class, "consumerClusterID": "rome", "providerClusterID": "paris", "resources": map[string]any{"cpu": "1"},
+	})
+}
+
+func namespaceMap(mapping map[string]any) func() client.Object {
+	return func() client.Object {
+		return liqoObject("offloading", "NamespaceMap", "liqo-tenant-rome", "paris", map[string]any{"desiredMapping": mapping})
+	}
+}
+
+// With driver liqo a consumer gets nothing that its grant does not say.
+func TestAttacksWithLiqo(t *testing.T) {
+	f := newLiqoFixture(t)
+	install(t, "install", "agent", kubeconfig(t, f.config), slices.Concat(needed, []string{"clusterID=paris", "guests.podSecurity=restricted", "liqo.otherPeers={oslo}"}))
+	stored := resourceSlice("liqo-tenant-rome", "spillway")
+	eventually(t, "a ResourceSlice of class spillway", func() error { return f.controlPlane.Create(t.Context(), stored) })
+	expect.NoError(t, f.admin.Create(t.Context(), f.shadowPod("shop-rome", "stored", func(*corev1.PodSpec) {})))
+
+	for name, do := range f.allowed(stored) {
+		t.Run("allowed/"+name, func(t *testing.T) {
+			expect.EventuallyWithin(t, 20*time.Second, name, func() (bool, string) {
+				err := do()
+				return err == nil, fmt.Sprint(err)
+			})
+		})
+	}
+	var guards []guard
+	for _, name := range []string{"spillway-slice-class", "spillway-slice-status", "spillway-namespace-map", "spillway-guests", "spillway-guest-objects"} {
+		guards = append(guards, policyGuard(t, f.admin, name))
+	}
+	guards = append(guards, permissionGuard(t, f.admin, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"}))
+	attacks := slices.Concat(f.replicationAttacks(stored), f.objectAttacks())
+	for _, a := range slices.Concat(everyPodAttack, podSecurityAttacks, f.podAttacks()) {
+		attacks = append(attacks, attack{a.name, f.guest(f.slice, "shop-rome", a.change), []string{"spillway-guests"}, a.want})
+	}
+	runAttacks(t, guards, attacks)
+}
+
+// allowed are the requests of an honest consumer, and those on which Liqo and the
+// agent rely.
+func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func() error {
+	liqo := impersonating(f.t, f.config, "system:serviceaccount:liqo:liqo-controller-manager", "system:masters", "system:serviceaccounts", "system:serviceaccounts:liqo")
+	agent := impersonating(f.t, f.config, "system:serviceaccount:"+namespace+":spillway-agent", "system:masters", "system:serviceaccounts")
+	status := func(c client.Client) func() error { return f.writeStatus(c, stored) }
+	return map[string]func() error{
+		"an ordinary guest":              f.guest(f.slice, "shop-rome", func(*corev1.PodSpec) {}),
+		"a guest with its tolerations":   f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpEqual, Value: "paris"})),
+		"a guest with a GPU's taint":     f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})),
+		"a guest with Liqo's spreading":  f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
+		"a guest of a peering by hand":   f.guest(f.admin, "shop-oslo", func(s *corev1.PodSpec) { s.HostPID = true }),
+		"labelling a guest":              f.labelGuest,
+		"a namespace of its own":         f.create(f.controlPlane, namespaceMap(map[string]any{"shop": "shop-rome"})),
+		"no namespace":                   f.create(f.controlPlane, namespaceMap(nil)),
+		"a slice of a peering by hand":   f.create(f.admin, func() client.Object { return resourceSlice("liqo-tenant-oslo", "default") }),
+		"the status by Liqo":             status(liqo),
+		"the status by the agent":        status(agent),
+		"other resources of the slice":   f.patch(f.controlPlane, stored, `{"spec":{"resources":{"cpu":"9"}}}`),
+		"a Service of type ClusterIP":    f.create(f.slice, func() client.Object { return service(corev1.ServiceTypeClusterIP) }),
+		"a Secret":                       f.create(f.slice, func() client.Object { return &corev1.Secret{ObjectMeta: within("shop-rome", "key")} }),
+		"the agent's mapping of its own": f.create(liqo, namespaceMap(map[string]any{"shop": "shop-paris"})),
+	}
+}
+
+func (f *liqoFixture) labelGuest() error {
+	return f.patch(f.slice, f.shadowPod("shop-rome", "stored", func(*corev1.PodSpec) {}), `{"metadata":{"labels":{"app":"web"}}}`)()
+}
+
+func (f *liqoFixture) patch(c client.Client, object client.Object, patch string) func() error {
+	return func() error {
+		return c.Patch(f.t.Context(), object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(patch)), client.DryRunAll)
+	}
+}
+
+func (f *liqoFixture) writeStatus(c client.Client, object client.Object) func() error {
+	return func() error {
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"status":{"resources":{"cpu":"999"}}}`))
+		return c.Status().Patch(f.t.Context(), object.DeepCopyObject().(client.Object), patch, client.DryRunAll)
+	}
+}
+
+func service(kind corev1.ServiceType) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: within("shop-rome", "web"), Spec: corev1.ServiceSpec{Type: kind, Ports: []corev1.ServicePort{{Port: 80}}}}
+	if kind == corev1.ServiceTypeExternalName {
+		s.Spec = corev1.ServiceSpec{Type: kind, ExternalName: "example.org"}
+	}
+	return s
+}
+
+// replicationAttacks are those of a consumer's crd-replicator.
+func (f *liqoFixture) replicationAttacks(stored *unstructured.Unstructured) []attack {
+	another := func(class string) func() error {
+		return f.create(f.controlPlane, func() client.Object {
+			s := resourceSlice("liqo-tenant-rome", class)
+			s.SetName("another")
+			return s
+		})
+	}
+	return []attack{
+		{"a slice of Liqo's default class", another("default"), []string{"spillway-slice-class"}, "class spillway"},
+		{"a slice of no class", another(""), []string{"spillway-slice-class"}, "class spillway"},
+		{"another class in an update", f.patch(f.controlPlane, stored, `{"spec":{"class":"default"}}`), []string{"spillway-slice-class"}, "class spillway"},
+		{"granting itself capacity", f.writeStatus(f.controlPlane, stored), []string{"spillway-slice-status"}, "only Liqo and Spillway"},
+		{"mapping onto a namespace of others", f.create(f.controlPlane, namespaceMap(map[string]any{"shop": "production"})), []string{"spillway-namespace-map"}, "-rome"},
+		{"mapping onto kube-system", f.create(f.controlPlane, namespaceMap(map[string]any{"kube": "kube-system"})), []string{"spillway-namespace-map"}, "-rome"},
+	}
+}
+
+// objectAttacks are objects beside guests, in the namespace of guests and elsewhere.
+func (f *liqoFixture) objectAttacks() []attack {
+	objects := []string{"spillway-guest-objects"}
+	token := func() client.Object {
+		meta := within("shop-rome", "token")
+		meta.Annotations = map[string]string{corev1.ServiceAccountNameKey: "default"}
+		return &corev1.Secret{ObjectMeta: meta, Type: corev1.SecretTypeServiceAccountToken}
+	}
+	external := func() client.Object {
+		s := service(corev1.ServiceTypeClusterIP)
+		s.Spec.ExternalIPs = []string{"192.0.2.1"}
+		return s
+	}
+	claim := func() client.Object {
+		return &corev1.PersistentVolumeClaim{ObjectMeta: within("shop-rome", "data"), Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Resources: corev1.VolumeResourceRequirements{Requests: expect.Resources("storage", "1Ti")},
+		}}
+	}
+	read := func(namespace string) func() error { return readSecret(f.t, f.slice, namespace, "private") }
+	exec := func() error { return execInto(f.t, f.config, "spillway-paris", "rome") }
+	return []attack{
+		{"a Service of type NodePort", f.create(f.slice, func() client.Object { return service(corev1.ServiceTypeNodePort) }), objects, "NodePort"},
+		{"a Service of type LoadBalancer", f.create(f.slice, func() client.Object { return service(corev1.ServiceTypeLoadBalancer) }), objects, "LoadBalancer"},
+		{"a Service of type ExternalName", f.create(f.slice, func() client.Object { return service(corev1.ServiceTypeExternalName) }), objects, "ExternalName"},
+		{"a Service with an external IP", f.create(f.slice, external), objects, "externalIPs"},
+		{"a ServiceAccount token", f.create(f.slice, token), objects, "service-account-token"},
+		{"a PersistentVolumeClaim", f.create(f.slice, claim), objects, "PersistentVolumeClaim"},
+		{"the provider's Secrets", read("default"), []string{"RBAC"}, "cannot get resource"},
+		{"a Secret of the peering", read("liqo-tenant-rome"), []string{"RBAC"}, "cannot get resource"},
+		{"exec into a pod of the provider", exec, []string{"RBAC"}, "cannot create resource"},
+		{"a guest in another namespace", f.guest(f.slice, "default", func(*corev1.PodSpec) {}), []string{"RBAC"}, "cannot create resource"},
+	}
+}
+
+// podAttacks are those that a ShadowPod alone allows.
+func (f *liqoFixture) podAttacks() []podAttack {
+	return []podAttack{
+		{"a priority class", func(s *corev1.PodSpec) { s.PriorityClassName = "system-node-critical" }, "priority class"},
+		{"a priority", func(s *corev1.PodSpec) { p := int32(1000); s.Priority = &p }, "priority"},
+		{"a ServiceAccount", func(s *corev1.PodSpec) { s.ServiceAccountName = "admin" }, "ServiceAccount"},
+		{"a token", func(s *corev1.PodSpec) { s.AutomountServiceAccountToken = nil }, "token"},
+		{"a projected token", volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{
+			ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"},
+		}}}}), "volumes of type"},
+	}
+}

@@ -1,0 +1,234 @@
+package charts_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// attack is a request of a hostile consumer. It is a dry run, so that it can be
+// repeated.
+type attack struct {
+	name string
+	do   func() error
+	// guards refuse it: it succeeds once all of them are removed, and not before.
+	guards []string
+	// want is part of the refusal.
+	want string
+}
+
+// guard is one of the provisions that refuse attacks.
+type guard struct {
+	name   string
+	remove func() error
+}
+
+// policyGuard is a ValidatingAdmissionPolicy of the chart, removed with its binding.
+func policyGuard(t *testing.T, admin client.Client, policy string) guard {
+	return guard{policy, func() error {
+		return admin.Delete(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: named(policy)})
+	}}
+}
+
+// permissionGuard is RBAC, removed by a binding of cluster-admin.
+func permissionGuard(t *testing.T, admin client.Client, subject rbacv1.Subject) guard {
+	return guard{"RBAC", func() error {
+		return admin.Create(t.Context(), &rbacv1.ClusterRoleBinding{
+			ObjectMeta: named("attacker"), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"}, Subjects: []rbacv1.Subject{subject},
+		})
+	}}
+}
+
+// refused describes how an attack went, and whether it was refused as expected.
+func (a *attack) refused() (bool, string) {
+	err := a.do()
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), a.want), fmt.Sprintf("want a refusal with %q, got %v", a.want, err)
+}
+
+// runAttacks runs each attack with all guards and again without its own: an attack
+// that is refused without its guards shows nothing about them.
+func runAttacks(t *testing.T, guards []guard, attacks []attack) {
+	t.Helper()
+	active, removed := map[string]bool{}, map[string]bool{}
+	for _, a := range attacks {
+		t.Run("refused/"+a.name, func(t *testing.T) {
+			// A guard takes effect a moment after its creation.
+			if name := a.guards[0]; !active[name] {
+				active[name] = true
+				expect.Eventually(t, "guard "+name+" is in force", a.refused)
+			}
+			if ok, got := a.refused(); !ok {
+				t.Error(got)
+			}
+		})
+	}
+	for _, g := range guards {
+		expect.NoError(t, g.remove())
+		removed[g.name] = true
+		waited := false
+		for _, a := range attacks {
+			if !slices.Contains(a.guards, g.name) || slices.ContainsFunc(a.guards, func(name string) bool { return !removed[name] }) {
+				continue
+			}
+			t.Run("without "+g.name+"/"+a.name, func(t *testing.T) {
+				if !waited {
+					waited = true
+					expect.Eventually(t, "guard "+g.name+" is no longer in force", func() (bool, string) {
+						err := a.do()
+						return err == nil, fmt.Sprint(err)
+					})
+				}
+				if err := a.do(); err != nil {
+					t.Errorf("the attack fails without its guard: %v", err)
+				}
+			})
+		}
+	}
+	for _, a := range attacks {
+		for _, name := range a.guards {
+			if !removed[name] {
+				t.Errorf("%s: there is no guard %s", a.name, name)
+			}
+		}
+	}
+}
+
+// impersonating returns a client of a user.
+func impersonating(t *testing.T, config *rest.Config, user string, groups ...string) client.Client {
+	t.Helper()
+	config = rest.CopyConfig(config)
+	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: append(groups, "system:authenticated")}
+	c, err := client.New(config, client.Options{Scheme: scheme.Scheme})
+	expect.NoError(t, err)
+	return c
+}
+
+// execInto asks whether a user may run commands in a pod of namespace default, and
+// returns the refusal. There is no kubelet that could run one.
+func execInto(t *testing.T, config *rest.Config, user string, groups ...string) error {
+	t.Helper()
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: user, Groups: append(groups, "system:authenticated"),
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: "default", Verb: "create", Resource: "pods", Subresource: "exec", Name: "local"},
+	}}
+	expect.NoError(t, as(t, config, "").Create(t.Context(), review))
+	if review.Status.Allowed {
+		return nil
+	}
+	return apierrors.NewForbidden(corev1.Resource("pods"), "local", errors.New("cannot create resource pods/exec"))
+}
+
+// guestSpec is the spec of an ordinary guest, which complies with the Pod Security
+// Standard restricted.
+func guestSpec() corev1.PodSpec {
+	return corev1.PodSpec{
+		AutomountServiceAccountToken: ptr.To(false),
+		SecurityContext:              &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+		Containers: []corev1.Container{{
+			Name: "c", Image: "pause",
+			Resources: corev1.ResourceRequirements{
+				Requests: expect.Resources("cpu", "100m", "memory", "16Mi", "ephemeral-storage", "0"), Limits: expect.Resources("memory", "64Mi"),
+			},
+			SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
+		}},
+	}
+}
+
+// podAttack is a change to an ordinary guest, and what its refusal says.
+type podAttack struct {
+	name   string
+	change func(*corev1.PodSpec)
+	want   string
+}
+
+func volume(source corev1.VolumeSource) func(*corev1.PodSpec) {
+	return func(s *corev1.PodSpec) { s.Volumes = []corev1.Volume{{Name: "v", VolumeSource: source}} }
+}
+
+func toleration(t corev1.Toleration) func(*corev1.PodSpec) {
+	return func(s *corev1.PodSpec) { s.Tolerations = []corev1.Toleration{t} }
+}
+
+func podAntiAffinity(term corev1.PodAffinityTerm) func(*corev1.PodSpec) {
+	return func(s *corev1.PodSpec) {
+		s.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}}
+	}
+}
+
+func capability(name corev1.Capability) func(*corev1.PodSpec) {
+	return func(s *corev1.PodSpec) {
+		s.Containers[0].SecurityContext.Capabilities.Add = []corev1.Capability{name}
+	}
+}
+
+// everyPodAttack are those on the cluster that runs a guest, whatever the driver. The
+// refusals are those of the policy for guests.
+var everyPodAttack = []podAttack{
+	{"choosing a node", func(s *corev1.PodSpec) { s.NodeName = "worker" }, "choose its node"},
+	{"choosing a scheduler", func(s *corev1.PodSpec) { s.SchedulerName = "own" }, "scheduler"},
+	{"repelling every pod from the cluster", podAntiAffinity(corev1.PodAffinityTerm{
+		TopologyKey: "kubernetes.io/os", NamespaceSelector: &metav1.LabelSelector{}, LabelSelector: &metav1.LabelSelector{},
+	}), "affinity"},
+	{"repelling pods of a namespace", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, Namespaces: []string{"default"}, LabelSelector: &metav1.LabelSelector{}}), "affinity"},
+	{"an unbounded emptyDir in memory", volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}), "sizeLimit"},
+	{"an emptyDir in memory beyond its limits", volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{
+		Medium: corev1.StorageMediumMemory, SizeLimit: ptr.To(resource.MustParse("1Gi")),
+	}}), "sizeLimit"},
+	{"using a PersistentVolumeClaim", volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}), "volumes of type"},
+	{"using a resource claim", func(s *corev1.PodSpec) {
+		s.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("x")}}
+	}, "resource claims"},
+	{"choosing a runtime class", func(s *corev1.PodSpec) { s.RuntimeClassName = ptr.To("kata") }, "runtime class"},
+	{"terminating after a day", func(s *corev1.PodSpec) { s.TerminationGracePeriodSeconds = ptr.To[int64](86400) }, "terminate within an hour"},
+	{"tolerating all taints", toleration(corev1.Toleration{Operator: corev1.TolerationOpExists}), "tolerate"},
+	{"tolerating virtual nodes", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists}), "tolerate"},
+	{"tolerating the virtual node of a third cluster", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpEqual, Value: "berlin"}), "tolerate"},
+	{"tolerating the control plane", toleration(corev1.Toleration{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists}), "tolerate"},
+}
+
+// podSecurityAttacks violate the Pod Security Standards.
+var podSecurityAttacks = []podAttack{
+	{"privileged", func(s *corev1.PodSpec) {
+		*s.Containers[0].SecurityContext = corev1.SecurityContext{Privileged: ptr.To(true)}
+	}, "privileged"},
+	{"a privileged init container", func(s *corev1.PodSpec) {
+		s.InitContainers = []corev1.Container{*s.Containers[0].DeepCopy()}
+		s.InitContainers[0].Name, s.InitContainers[0].SecurityContext = "i", &corev1.SecurityContext{Privileged: ptr.To(true)}
+	}, "privileged"},
+	{"hostPath", volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
+	{"hostNetwork", func(s *corev1.PodSpec) { s.HostNetwork = true }, "hostNetwork"},
+	{"hostPID", func(s *corev1.PodSpec) { s.HostPID = true }, "hostPID"},
+	{"hostIPC", func(s *corev1.PodSpec) { s.HostIPC = true }, "hostIPC"},
+	{"hostPort", func(s *corev1.PodSpec) {
+		s.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80}}
+	}, "hostPort"},
+	{"a capability", capability("SYS_ADMIN"), "apabilities"},
+	{"an unsafe sysctl", func(s *corev1.PodSpec) {
+		s.SecurityContext.Sysctls = []corev1.Sysctl{{Name: "kernel.msgmax", Value: "1"}}
+	}, "sysctl"},
+	{"an unmasked /proc", func(s *corev1.PodSpec) {
+		s.Containers[0].SecurityContext.ProcMount, s.HostUsers = ptr.To(corev1.UnmaskedProcMount), ptr.To(false)
+	}, "procMount"},
+	{"no seccomp", func(s *corev1.PodSpec) {
+		s.SecurityContext.SeccompProfile.Type = corev1.SeccompProfileTypeUnconfined
+	}, "seccompProfile"},
+	{"running as root", func(s *corev1.PodSpec) { s.SecurityContext.RunAsNonRoot = nil }, "runAsNonRoot"},
+	{"escalating privileges", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.AllowPrivilegeEscalation = nil }, "allowPrivilegeEscalation"},
+	{"keeping the default capabilities", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.Capabilities = nil }, "apabilities"},
+}
