@@ -126,11 +126,12 @@ func Release(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt i
 // is granted, and nothing else of the hold is charged any more. Refused: the
 // promise falls back to what was granted before, or to what the provider says that it
 // still holds (nil for nothing) if that is more: it may have accepted an attempt whose
-// answer was lost. What was unconfirmed stays so. A provider cannot refuse what it has
-// accepted, nor a release.
+// answer was lost. What was unconfirmed stays so. If nothing is pending, the provider
+// gives up what it had accepted, except for what it still holds. It cannot refuse a
+// release.
 func Confirm(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64, accepted bool, held *broker.HeldCapacity) (changed bool) {
 	hold := Find(status, uid)
-	if hold == nil || hold.Attempt != attempt || hold.AcceptedAttempt == attempt {
+	if hold == nil || hold.Attempt != attempt || accepted && hold.AcceptedAttempt == attempt {
 		return false
 	}
 	switch {
@@ -139,7 +140,14 @@ func Confirm(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt i
 		hold.Unconfirmed = nil
 		hold.Granted = orNil(hold.Promised)
 	case Pending(*hold).Empty():
-		return false
+		kept := broker.HeldCapacity{}
+		if held != nil {
+			kept = capacity.Min(hold.Promised, *held)
+		}
+		if capacity.Equal(kept, hold.Promised) {
+			return false
+		}
+		hold.Promised, hold.Granted = kept, orNil(kept)
 	default:
 		kept := broker.HeldCapacity{}
 		if held != nil {
