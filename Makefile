@@ -44,6 +44,11 @@ demo: ## Show pods overflow between four clusters that run as local processes (w
 bench: ## Run a benchmark (NAME=playground_scale: 1,000 nodes and 10,000 pods)
 	@go run ./e2e/playground bench -name=$(or $(NAME),playground_scale)
 
+SCHEDULES ?= 10000
+.PHONY: sim
+sim: ## Simulate faults in broker and agents: SCHEDULES runs, and planted faults that must be found (without docker)
+	@go run ./e2e/simulation -schedules=$(SCHEDULES)
+
 .PHONY: images
 images: ## Build the container images as archives and print their paths
 	@$(LAB) images

@@ -33,6 +33,14 @@ var recognizer = inventory.Recognizer{
 	VirtualNode: liqo.RecognizeVirtualNode,
 }
 
+// recognizerOf is recognizer with what depends on the driver: Liqo does not copy node
+// selectors and affinities to guests.
+func recognizerOf(o options) inventory.Recognizer {
+	r := recognizer
+	r.DropsSelection = o.driver == driverLiqo
+	return r
+}
+
 // addDriverToScheme adds the types of the driver: Liqo's do not exist in a cluster
 // without it.
 func addDriverToScheme(scheme *runtime.Scheme, o options) error {

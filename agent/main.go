@@ -191,11 +191,11 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	consumerPods := pods.New(consumer, driver.driver, pods.Options{
 		ReleaseGrace: o.releaseGrace, StartTimeout: podStartTimeout, ProviderLostAfter: o.providerLostAfter,
 	})
-	tracker := inventory.NewTracker(recognizer)
+	tracker := inventory.NewTracker(recognizerOf(o))
 	tracker.GuestEnded = func(consumer string) { provider.Enqueue(consumer) }
 	provider = hold.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, driver.provider, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
-		Recognizer: recognizer,
+		Recognizer: recognizerOf(o),
 		Observe:    func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) },
 	})
 	refused := warningRecorder(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
@@ -211,7 +211,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
 			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,
 		},
-		Interval: o.advertisementInterval, Recognizer: recognizer, Inventory: tracker, Unlisted: provided.Unlisted,
+		Interval: o.advertisementInterval, Recognizer: recognizerOf(o), Inventory: tracker, Unlisted: provided.Unlisted,
 		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
 	})
 	providers.Subscribe(func(change transport.Change[protocol.ProviderView]) {

@@ -528,13 +528,18 @@ func TestDriversAreSeparate(t *testing.T) {
 func TestSteeringIsSafe(t *testing.T) {
 	objects := render(t, "agent", needed)
 	webhooks := only[admissionv1.MutatingWebhookConfiguration](t, objects, "MutatingWebhookConfiguration")
-	if len(webhooks) != 1 || len(webhooks[0].Webhooks) != 1 {
-		t.Fatalf("want one webhook, got %v", webhooks)
+	if len(webhooks) != 1 || len(webhooks[0].Webhooks) != 2 {
+		t.Fatalf("want two webhooks, got %v", webhooks)
+	}
+	for _, webhook := range webhooks[0].Webhooks {
+		if *webhook.FailurePolicy != admissionv1.Ignore || *webhook.TimeoutSeconds > 2 || *webhook.SideEffects != admissionv1.SideEffectClassNone {
+			t.Errorf("webhook %s, if it does not respond, would delay or deny pods", webhook.Name)
+		}
+		if len(webhook.MatchConditions) == 0 {
+			t.Errorf("webhook %s is called for every pod", webhook.Name)
+		}
 	}
 	webhook := webhooks[0].Webhooks[0]
-	if *webhook.FailurePolicy != admissionv1.Ignore || *webhook.TimeoutSeconds > 2 || *webhook.SideEffects != admissionv1.SideEffectClassNone {
-		t.Error("a steering webhook that does not respond would delay or deny pods")
-	}
 	if webhook.NamespaceSelector.MatchLabels["broker.fluidos.eu/overflow"] != "enabled" {
 		t.Error("the webhook steers pods of namespaces that have not opted in")
 	}

@@ -103,6 +103,9 @@ func testLiqoAgent(t *testing.T, agent client.Client, cordon client.Patch) {
 func testVirtualNodePolicies(t *testing.T, admin client.Client, config *rest.Config) {
 	ctx := t.Context()
 	agent, scheduler := as(t, config, "spillway-agent"), as(t, config, "spillway-scheduler")
+	config = rest.CopyConfig(config)
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:kube-scheduler", Groups: []string{"system:authenticated"}}
+	clusterScheduler := as(t, config, "")
 	daemonSetPod := podOn("", "kube-proxy")
 	daemonSetPod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "kube-proxy", UID: "1"}}
 	daemonSetPod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
@@ -116,6 +119,18 @@ func testVirtualNodePolicies(t *testing.T, admin client.Client, config *rest.Con
 		{"creating a pod on a virtual node", func() error { return admin.Create(ctx, podOn("spillway-paris", "pinned")) }, false},
 		{"creating a DaemonSet's pod for a virtual node", func() error { return admin.Create(ctx, daemonSetPod) }, false},
 		{"binding to a virtual node by the scheduler", bindPod(t, scheduler, "overflowed", "spillway-paris"), true},
+		{"preempting a pod on a real node by the cluster's scheduler", func() error {
+			return clusterScheduler.Delete(ctx, podOn("worker", "pending"), client.DryRunAll)
+		}, true},
+		{"preempting a guest by the cluster's scheduler", func() error {
+			return clusterScheduler.Delete(ctx, podOn("spillway-paris", "overflowed"))
+		}, false},
+		{"preempting a guest by Spillway's scheduler", func() error { return scheduler.Delete(ctx, podOn("spillway-paris", "overflowed")) }, false},
+		{"creating a pod that tolerates everything", func() error {
+			operator := podOn("", "operator")
+			operator.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+			return admin.Create(ctx, operator, client.DryRunAll)
+		}, true},
 		{"deleting a pod on a virtual node by the agent", func() error { return agent.Delete(ctx, podOn("spillway-paris", "overflowed")) }, true},
 		{"reading a user's Secret by the scheduler", readSecret(t, scheduler, "default", "private"), false},
 	})

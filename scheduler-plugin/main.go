@@ -8,15 +8,21 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"          // --logging-format=json
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of the API client
 	_ "k8s.io/component-base/metrics/prometheus/version"  // the build's version as a metric
 	"k8s.io/klog/v2"
+	framework "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+	"k8s.io/utils/clock"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/spillway-dev/spillway/scheduler-plugin/overflow"
@@ -28,13 +34,24 @@ func main() {
 }
 
 func newCommand() *cobra.Command {
-	cmd := app.NewSchedulerCommand(app.WithPlugin(overflow.Name, overflow.New))
+	leader := steering.NewLeader(clock.RealClock{})
+	var lease types.NamespacedName
+	cmd := app.NewSchedulerCommand(app.WithPlugin(overflow.Name, func(ctx context.Context, args runtime.Object, handle framework.Handle) (framework.Plugin, error) {
+		if lease.Name != "" {
+			// The plugin has the only client of the process. A second profile starts a
+			// second watch, which is harmless.
+			go leader.Watch(ctx, handle.ClientSet(), lease.Namespace, lease.Name)
+		}
+		return overflow.New(ctx, args, handle)
+	}))
 	cmd.Use = "spillway-scheduler"
 	cmd.Long = "kube-scheduler with Spillway's plugin " + overflow.Name + ": it requests capacity in other clusters for pods that do not fit in this one.\n"
 
 	flags := pflag.NewFlagSet("steering", pflag.ContinueOnError)
 	address := flags.String("steering-listen", ":9443", "Bind address of the admission webhook that assigns the pods of opted-in namespaces to this scheduler. Empty disables it.")
 	certDir := flags.String("steering-cert-dir", "/etc/spillway/steering", "Directory with tls.crt and tls.key of the steering webhook, reloaded when they change.")
+	leaseName := flags.String("steering-lease", "", "Lease of this scheduler, as namespace/name. While no replica holds it, pods are left to the cluster's own scheduler. Empty disables the check.")
+	tolerations := flags.StringArray("steering-toleration", nil, "Toleration, as key=value:effect, that pods need on virtual nodes beside the one for Spillway's taint. Can be repeated.")
 	cmd.Flags().AddFlagSet(flags)
 	help := cmd.HelpFunc()
 	cmd.SetHelpFunc(func(c *cobra.Command, args []string) {
@@ -44,6 +61,17 @@ func newCommand() *cobra.Command {
 
 	schedule := cmd.RunE
 	cmd.RunE = func(c *cobra.Command, args []string) error {
+		options, err := steeringOptions(*tolerations)
+		if err != nil {
+			return err
+		}
+		if *leaseName != "" {
+			namespace, name, ok := strings.Cut(*leaseName, "/")
+			if !ok || namespace == "" || name == "" {
+				return fmt.Errorf("--steering-lease: want namespace/name, got %q", *leaseName)
+			}
+			lease, options.Leads = types.NamespacedName{Namespace: namespace, Name: name}, leader.Leads
+		}
 		if *address != "" {
 			// An address that is invalid or in use ends the program: without steering,
 			// pods would stay with the cluster's scheduler and never overflow.
@@ -54,19 +82,33 @@ func newCommand() *cobra.Command {
 			if err := listener.Close(); err != nil {
 				return fmt.Errorf("listening for the steering webhook: %w", err)
 			}
-			go serveSteering(*address, *certDir)
+			go serveSteering(*address, *certDir, options)
 		}
 		return schedule(c, args)
 	}
 	return cmd
 }
 
+// steeringOptions parses the tolerations of the webhook's options.
+func steeringOptions(tolerations []string) (options steering.Options, err error) {
+	for _, text := range tolerations {
+		key, rest, ok := strings.Cut(text, "=")
+		value, effect, also := strings.Cut(rest, ":")
+		if !ok || !also || key == "" || effect == "" {
+			return options, fmt.Errorf("--steering-toleration: want key=value:effect, got %q", text)
+		}
+		options.Tolerations = append(options.Tolerations, corev1.Toleration{
+			Key: key, Operator: corev1.TolerationOpEqual, Value: value, Effect: corev1.TaintEffect(effect)})
+	}
+	return options, nil
+}
+
 // serveSteering serves the steering webhook until the process exits, in standby
 // replicas too. Scheduling does not depend on it.
-func serveSteering(address, certDir string) {
+func serveSteering(address, certDir string, options steering.Options) {
 	log := klog.Background().WithName("steering")
 	ctrllog.SetLogger(log)
-	if err := steering.Serve(context.Background(), address, certDir); err != nil {
+	if err := steering.Serve(context.Background(), address, certDir, options); err != nil {
 		log.Error(err, "Steering webhook stopped")
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/reservation"
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/events"
 )
 
 // LabelConsumer marks a guest in the simulation with its consumer.
@@ -66,6 +67,7 @@ func Add(ctx context.Context, mgr manager.Manager, o Options) error {
 		consumer, ok := pod.Labels[LabelConsumer]
 		return consumer, ok && !o.IgnoreGuests
 	}}
+	recorder := events.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
 	lending := broker.Lending{Enabled: o.Lending}
 	consumers, providers := transport.NewConsumerMirror(o.Connection), transport.NewProviderMirror(o.Connection)
 	err := errors.Join(instruction.SetupIndex(ctx, mgr), mgr.Add(consumers), mgr.Add(providers))
@@ -73,7 +75,7 @@ func Add(ctx context.Context, mgr manager.Manager, o Options) error {
 		SetupWithManager(mgr manager.Manager) error
 	}{
 		instruction.NewConsumer(mgr.GetClient(), o.Namespace, consumers),
-		reservation.New(mgr, reservation.Options{
+		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
 			ClusterID: o.ClusterID, InstructionNamespace: o.Namespace, Broker: o.Connection, Mirror: consumers, Clock: o.Clock,
 		}),
 		advertise.New(o.Connection, advertise.Options{
@@ -83,8 +85,8 @@ func Add(ctx context.Context, mgr manager.Manager, o Options) error {
 	}
 	if !o.Deaf {
 		controllers = append(controllers,
-			instruction.NewProvider(mgr.GetClient(), o.Namespace, o.Connection, providers),
-			hold.New(o.Grants.provider, hold.Options{
+			instruction.NewProvider(mgr.GetClient(), o.Namespace, o.Connection, providers, o.Clock),
+			hold.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, o.Grants.provider, hold.Options{
 				Namespace: o.Namespace, Lending: lending, Recognizer: recognizer, PeeringIdleTime: time.Minute, Clock: o.Clock,
 			}))
 	}

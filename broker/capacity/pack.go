@@ -2,18 +2,13 @@ package capacity
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
+	"math"
+	"math/bits"
 	"slices"
-
-	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	scheduling "k8s.io/component-helpers/scheduling/corev1"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"sort"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/guest"
 )
 
 // Slot is a number of nodes that have the same free capacity each.
@@ -52,56 +47,105 @@ func Slots(classes []broker.NodeClass) []Slot {
 // ties by class. What is placed is taken from the free capacity. Equal nodes
 // stay together, so that the cost grows with the number of slots and not of
 // nodes. The same slots and calls give the same answer whether equal nodes are
-// one slot or several.
+// one slot or several. The zero value can be used after Reset.
 type Packer struct {
-	// slots, the fullest first.
-	slots []Slot
+	// catalog of the room, nil for none.
+	catalog *Catalog
+	layout  *layout
+	classes []*nodeClass
+	// slots as in a Room. A slot without nodes counts for nothing.
+	slots []int64
+	// changed are slots while a set is placed; available is what an account has left
+	// while a Demand is placed.
+	changed, available []int64
 }
 
 // NewPacker makes a Packer. It does not change the slots.
 func NewPacker(slots []Slot) *Packer {
-	slots = slices.Clone(slots)
-	slices.SortStableFunc(slots, compareSlots)
-	return &Packer{slots: slots}
+	classes, kinds := make(map[*broker.NodeClass]*nodeClass, len(slots)), Vector{}
+	for i := range slots {
+		if class := slots[i].Class; classes[class] == nil {
+			classes[class] = newNodeClass(len(classes), class, slots[i].Node)
+		}
+		maps.Copy(kinds, slots[i].Free)
+	}
+	var p Packer
+	p.Reset(newRoom(nil, &layout{kinds: kinds.Kinds()}, slots, classes))
+	return &p
 }
 
-func compareSlots(a, b Slot) int {
-	return cmp.Or(Compare(a.Free, b.Free), cmp.Compare(a.Pods, b.Pods), cmp.Compare(a.Class.Name, b.Class.Name))
+// Reset gives the packer the free capacity of a room.
+func (p *Packer) Reset(r *Room) {
+	p.catalog, p.layout, p.classes, p.slots = r.catalog, r.layout, r.classes, append(p.slots[:0], r.slots...)
 }
+
+// width of a slot's row.
+func (p *Packer) width() int { return len(p.layout.kinds) + rowFigures }
 
 // Place places up to count pods of a set and returns how many fit.
 func (p *Packer) Place(set broker.PodSet, count int64) (placed int64) {
-	if count <= 0 {
+	s := newShape(p.catalog, &set)
+	if !p.layout.has(s.request) {
 		return 0
 	}
-	request, mismatch := Ceil(set.Requests.List()), matcher(set)
-	kept, changed := make([]Slot, 0, len(p.slots)), []Slot(nil)
-	for i, slot := range p.slots {
-		if placed == count {
-			kept = append(kept, p.slots[i:]...)
-			break
-		}
-		each := min(slot.Pods, request.FitsIn(slot.Free))
-		n := min(count-placed, each*slot.Nodes)
-		if n <= 0 || mismatch(&slot) != "" {
-			kept = append(kept, slot)
-			continue
-		}
-		placed += n
-		add := func(to *[]Slot, nodes, pods int64) {
-			if nodes > 0 {
-				part := slot
-				part.Nodes, part.Free, part.Pods = nodes, slot.Free.Minus(request, pods), slot.Pods-pods
-				*to = append(*to, part)
+	placed = p.place(s, p.layout.write(s.request), count)
+	p.merge()
+	s.learn(p.catalog)
+	return placed
+}
+
+// place places up to count pods that request amounts in the packer's layout. The
+// changed slots are not merged yet.
+func (p *Packer) place(s *shape, request []int64, count int64) (placed int64) {
+	kinds, width := len(request), p.width()
+	changed := p.changed[:0]
+slots:
+	for at := 0; at < len(p.slots) && placed < count; at += width {
+		slot := p.slots[at : at+width : at+width]
+		free, figures := slot[:kinds:kinds], slot[kinds:]
+		for i, amount := range request {
+			if amount > free[i] {
+				continue slots
 			}
 		}
-		full, partly := n/each, min(n%each, 1)
-		add(&changed, full, each)
-		add(&changed, partly, n%each)
-		add(&kept, slot.Nodes-full-partly, 0)
+		if figures[rowPods] <= 0 || figures[rowNodes] <= 0 || !s.fits(p.classes, figures[rowClass]) {
+			continue
+		}
+		each := figures[rowPods]
+		for i, amount := range request {
+			// A division costs more than all else here.
+			if high, low := bits.Mul64(uint64(each), uint64(amount)); high > 0 || low > uint64(free[i]) {
+				each = free[i] / amount
+			}
+		}
+		n := min(count-placed, each*figures[rowNodes])
+		placed += n
+		full, rest := n/each, n%each
+		changed = appendTaken(changed, slot, request, full, each)
+		figures[rowNodes] -= full
+		if rest > 0 {
+			changed = appendTaken(changed, slot, request, 1, rest)
+			figures[rowNodes]--
+		}
 	}
-	p.slots = merge(kept, changed)
+	p.changed = changed
 	return placed
+}
+
+// appendTaken appends a number of nodes of a slot without n times the request.
+func appendTaken(to, slot, request []int64, nodes, n int64) []int64 {
+	if nodes == 0 {
+		return to
+	}
+	at := len(to)
+	to = append(to, slot...)
+	for i, amount := range request {
+		to[at+i] -= n * amount
+	}
+	figures := to[at+len(request):]
+	figures[rowPods] -= n
+	figures[rowNodes] = nodes
+	return to
 }
 
 // spread takes a divisible total from the nodes that accept any pod, the fullest
@@ -110,47 +154,96 @@ func (p *Packer) spread(total Vector) {
 	if total.IsZero() {
 		return
 	}
-	left, mismatch := maps.Clone(total), matcher(broker.PodSet{})
-	var kept, changed []Slot
-	for _, slot := range p.slots {
-		for slot.Nodes > 0 && slot.Pods > 0 && mismatch(&slot) == "" {
-			taken, nodes := Vector{}, slot.Nodes
-			for name, amount := range left {
-				if part := min(amount, slot.Free[name]); part > 0 {
-					taken[name], nodes = part, min(nodes, amount/part)
+	left, any := p.layout.write(total), newShape(nil, &broker.PodSet{})
+	kinds, width := len(left), p.width()
+	p.changed = p.changed[:0]
+	taken := make([]int64, kinds)
+	for at := 0; at < len(p.slots); at += width {
+		slot := p.slots[at : at+width]
+		figures := slot[kinds:]
+		for figures[rowNodes] > 0 && figures[rowPods] > 0 && any.fits(p.classes, figures[rowClass]) {
+			nodes, some := figures[rowNodes], false
+			for i, amount := range left {
+				if taken[i] = min(amount, slot[i]); taken[i] > 0 {
+					some, nodes = true, min(nodes, amount/taken[i])
 				}
 			}
-			if len(taken) == 0 {
+			if !some {
 				break
 			}
-			left = left.Minus(taken, nodes)
-			part := slot
-			part.Nodes, part.Free = nodes, slot.Free.Minus(taken, 1)
-			changed = append(changed, part)
-			slot.Nodes -= nodes
-		}
-		if slot.Nodes > 0 {
-			kept = append(kept, slot)
+			p.changed = append(p.changed, slot...)
+			part := p.changed[len(p.changed)-width:]
+			for i := range left {
+				left[i] -= nodes * taken[i]
+				part[i] -= taken[i]
+			}
+			part[kinds+rowNodes] = nodes
+			figures[rowNodes] -= nodes
 		}
 	}
-	p.slots = merge(kept, changed)
+	p.merge()
 }
 
-// merge sorts changed slots into those that are kept, which are sorted.
-func merge(kept, changed []Slot) []Slot {
-	if len(changed) == 0 {
-		return kept
+// merge sorts the changed slots into the others.
+func (p *Packer) merge() {
+	if len(p.changed) == 0 {
+		return
 	}
-	slices.SortStableFunc(changed, compareSlots)
-	out := make([]Slot, 0, len(kept)+len(changed))
-	for _, slot := range changed {
-		n := slices.IndexFunc(kept, func(k Slot) bool { return compareSlots(k, slot) > 0 })
-		if n < 0 {
-			n = len(kept)
+	width := p.width()
+	kept := p.dropEmpty()
+	changed := p.changed
+	for at := width; at < len(changed); at += width {
+		for i := at; i > 0 && less(changed[i:i+width], changed[i-width:i]); i -= width {
+			for j := i; j < i+width; j++ {
+				changed[j], changed[j-width] = changed[j-width], changed[j]
+			}
 		}
-		out, kept = append(append(out, kept[:n]...), slot), kept[n:]
 	}
-	return append(out, kept...)
+	// From the end, so that each slot moves once.
+	size := kept + len(changed)
+	p.slots = slices.Grow(p.slots[:kept], len(changed))[:size]
+	to := size
+	for last := len(changed); last > 0; last -= width {
+		slot := changed[last-width : last]
+		// Behind those that are equal.
+		at := width * sort.Search(kept/width, func(i int) bool { return less(slot, p.slots[i*width:(i+1)*width]) })
+		copy(p.slots[to-(kept-at):to], p.slots[at:kept])
+		to -= kept - at + width
+		copy(p.slots[to:to+width], slot)
+		kept = at
+	}
+}
+
+// dropEmpty moves the slots that have nodes to the front, and returns where they end.
+func (p *Packer) dropEmpty() (kept int) {
+	width := p.width()
+	run := 0
+	move := func(end int) {
+		if kept < run {
+			copy(p.slots[kept:], p.slots[run:end])
+		}
+		kept += end - run
+	}
+	for nodes := width - rowFigures + rowNodes; nodes < len(p.slots); nodes += width {
+		if p.slots[nodes] <= 0 {
+			at := nodes + rowFigures - rowNodes - width
+			move(at)
+			run = at + width
+		}
+	}
+	move(len(p.slots))
+	return kept
+}
+
+// less orders slots: by what is free, by pods, by the class's name.
+func less(a, b []int64) bool {
+	figures := len(a) - rowFigures
+	for i, amount := range a[:figures+rowPods+1] {
+		if other := b[i]; amount != other {
+			return amount < other
+		}
+	}
+	return a[figures+rowClass]>>32 < b[figures+rowClass]>>32
 }
 
 // Reserve takes promised capacity from what is free, as far as it is there: pod
@@ -196,70 +289,26 @@ func (p *Packer) Pack(want broker.HeldCapacity, account *Account) (placed broker
 
 // divisible is what the nodes that accept any pod have free together.
 func (p *Packer) divisible() Vector {
-	sum, mismatch := Vector{}, matcher(broker.PodSet{})
-	for _, slot := range p.slots {
-		if slot.Pods > 0 && mismatch(&slot) == "" {
-			sum.Add(slot.Free, slot.Nodes)
-		}
-	}
-	return sum
+	sum := make([]int64, len(p.layout.kinds))
+	p.addDivisible(sum, newShape(nil, &broker.PodSet{}))
+	return p.layout.vector(sum)
 }
 
-// Matches reports whether the nodes of a class can run pods of a set if they have the
-// capacity.
-func Matches(class *broker.NodeClass, set broker.PodSet) bool {
-	return matcher(set)(&Slot{Class: class}) == ""
-}
-
-// matcher returns a function that reports why the nodes of a slot cannot run pods
-// of a set, "" if they can. Each class is matched once.
-func matcher(set broker.PodSet) func(*Slot) string {
-	var affinity *nodeaffinity.LazyErrorNodeSelector
-	if set.NodeAffinity != nil {
-		affinity = nodeaffinity.NewLazyErrorNodeSelector(set.NodeAffinity)
-	}
-	known := map[*broker.NodeClass]string{}
-	return func(slot *Slot) string {
-		why, ok := known[slot.Class]
-		if !ok {
-			why = mismatch(slot, set, affinity)
-			known[slot.Class] = why
+func (p *Packer) addDivisible(sum []int64, any *shape) {
+	for at := 0; at < len(p.slots); at += p.width() {
+		slot := p.slots[at : at+p.width()]
+		if figures := slot[len(sum):]; figures[rowPods] > 0 && figures[rowNodes] > 0 && any.fits(p.classes, figures[rowClass]) {
+			for i := range sum {
+				sum[i] = addTimes(sum[i], slot[i], figures[rowNodes])
+			}
 		}
-		return why
 	}
 }
 
-func mismatch(slot *Slot, set broker.PodSet, affinity *nodeaffinity.LazyErrorNodeSelector) string {
-	labels := slot.Class.Labels
-	if _, ok := labels[corev1.LabelArchStable]; !ok && slot.Class.Arch != "" {
-		labels = map[string]string{corev1.LabelArchStable: slot.Class.Arch}
-		maps.Copy(labels, slot.Class.Labels)
+// addTimes is sum plus n times amount, at most math.MaxInt64.
+func addTimes(sum, amount, n int64) int64 {
+	if amount > 0 && n > (math.MaxInt64-sum)/amount {
+		return math.MaxInt64
 	}
-	for _, key := range slices.Sorted(maps.Keys(set.NodeSelector)) {
-		if have, ok := labels[key]; !ok || have != set.NodeSelector[key] {
-			return fmt.Sprintf("label %s=%s is missing", key, set.NodeSelector[key])
-		}
-	}
-	if affinity != nil {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: slot.Node, Labels: labels}}
-		if match, err := affinity.Match(node); err != nil {
-			return "the node affinity is invalid: " + err.Error()
-		} else if !match {
-			return "the node affinity does not match"
-		}
-	}
-	// The guest requires both, whether or not its pod selects them.
-	if arch, ok := labels[corev1.LabelArchStable]; ok && arch != guest.Arch {
-		return fmt.Sprintf("the architecture is %s, and only %s pods can overflow", arch, guest.Arch)
-	}
-	if system, ok := labels[corev1.LabelOSStable]; ok && system != guest.OS {
-		return fmt.Sprintf("the operating system is %s, and only %s pods can overflow", system, guest.OS)
-	}
-	taint, untolerated := scheduling.FindMatchingUntoleratedTaint(logr.Discard(), slot.Class.Taints, guest.Tolerations(set.Tolerations), func(t *corev1.Taint) bool {
-		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
-	}, false)
-	if untolerated {
-		return "taint " + taint.ToString() + " is not tolerated"
-	}
-	return ""
+	return sum + n*amount
 }

@@ -26,13 +26,24 @@ type Rejection struct{ Reason, Message string }
 // Admit checks a consumer against a provider's terms. It returns nil if they admit
 // the consumer. The rejection does not disclose whom else they admit.
 func Admit(terms broker.Lending, consumer string) *Rejection {
-	switch {
-	case !terms.Enabled:
-		return &Rejection{ReasonLendingDisabled, "The cluster offers no capacity (lend.enabled is false)."}
-	case len(terms.Consumers) > 0 && !slices.Contains(terms.Consumers, consumer):
-		return &Rejection{ReasonConsumerNotAdmitted, fmt.Sprintf("The cluster does not offer capacity to %s (lend.consumers does not list it).", consumer)}
+	switch reason := AdmitReason(terms, consumer); reason {
+	case ReasonLendingDisabled:
+		return &Rejection{reason, "The cluster offers no capacity (lend.enabled is false)."}
+	case ReasonConsumerNotAdmitted:
+		return &Rejection{reason, fmt.Sprintf("The cluster does not offer capacity to %s (lend.consumers does not list it).", consumer)}
 	}
 	return nil
+}
+
+// AdmitReason is the reason of Admit, "" if the terms admit the consumer.
+func AdmitReason(terms broker.Lending, consumer string) string {
+	switch {
+	case !terms.Enabled:
+		return ReasonLendingDisabled
+	case len(terms.Consumers) > 0 && !slices.Contains(terms.Consumers, consumer):
+		return ReasonConsumerNotAdmitted
+	}
+	return ""
 }
 
 // Account is the ledger's account of a cluster.
@@ -87,15 +98,29 @@ type shortage struct{ reason, message string }
 // shortage explains why not one more pod of a set fits.
 func (p *Packer) shortage(set broker.PodSet, fit int64, account *Account) shortage {
 	reason, why := ReasonInsufficientCapacity, "No node is available."
-	request, mismatch := Ceil(set.Requests.List()), matcher(set)
-	var largest *Slot
-	var mismatches []string
-	for i := range p.slots {
-		slot := &p.slots[i]
-		if m := mismatch(slot); m == "" && (largest == nil || request.larger(slot, largest)) {
+	shape := newShape(p.catalog, &set)
+	request := shape.request
+	// kinds are the columns of the requested resources, the scarcest first.
+	var kinds []int
+	for i, name := range p.layout.kinds {
+		if _, ok := request[name]; ok {
+			kinds = append(kinds, i)
+		}
+	}
+	figures := len(p.layout.kinds)
+	var largest []int64
+	for at := 0; at < len(p.slots); at += p.width() {
+		slot := p.slots[at : at+p.width()]
+		if slot[figures+rowNodes] > 0 && shape.fits(p.classes, slot[figures+rowClass]) && (largest == nil || larger(slot, largest, kinds)) {
 			largest = slot
-		} else if m != "" && !slices.Contains(mismatches, m) {
-			mismatches = append(mismatches, m)
+		}
+	}
+	var mismatches []string
+	if largest == nil {
+		for _, class := range p.classes {
+			if m := shape.mismatch(class); m != "" && !slices.Contains(mismatches, m) {
+				mismatches = append(mismatches, m)
+			}
 		}
 	}
 	switch {
@@ -107,21 +132,27 @@ func (p *Packer) shortage(set broker.PodSet, fit int64, account *Account) shorta
 		reason, why = ReasonNoMatchingNodes, "No node matches: "+strings.Join(mismatches, ", ")+"."
 	case account != nil && request.FitsIn(account.Available) == 0:
 		why = account.insufficient(request, account.Available, "")
-	case largest != nil && largest.Pods == 0:
+	case largest != nil && largest[figures+rowPods] == 0:
 		why = "Too many pods: every matching node runs its maximum number of pods."
 	case largest != nil:
-		why = account.insufficient(request, largest.Free, " on one node")
+		why = account.insufficient(request, p.layout.vector(largest), " on one node")
 	}
 	return shortage{reason, fmt.Sprintf("%d of %d pods of pod set %q fit. %s", fit, set.Count, set.Name, why)}
 }
 
-// larger reports whether a has more free than b of what v requests. A node that
-// may run no more pods is smaller than any other.
-func (v Vector) larger(a, b *Slot) bool {
-	if (a.Pods > 0) != (b.Pods > 0) {
-		return a.Pods > 0
+// larger reports whether slot a has more free than b in some columns. A node that may
+// run no more pods is smaller than any other.
+func larger(a, b []int64, columns []int) bool {
+	pods := len(a) - rowFigures + rowPods
+	if (a[pods] > 0) != (b[pods] > 0) {
+		return a[pods] > 0
 	}
-	return compareBy(v.Kinds(), a.Free, b.Free) > 0
+	for _, i := range columns {
+		if a[i] != b[i] {
+			return a[i] > b[i]
+		}
+	}
+	return false
 }
 
 // rejectPods sums up shortages, nil if there are none.

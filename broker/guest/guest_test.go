@@ -83,3 +83,46 @@ func TestTolerationsOfAPodSet(t *testing.T) {
 		t.Errorf("tolerations of the pod set differ (-pod +set):\n%s", diff)
 	}
 }
+
+// A virtual node has those labels by which its provider's nodes can be selected
+// without doubt.
+func TestLabels(t *testing.T) {
+	classes := func() []broker.NodeClass {
+		return []broker.NodeClass{
+			{Labels: map[string]string{"region": "it", "zone": "a", "gpu": "a100", corev1.LabelArchStable: "amd64"}},
+			{Labels: map[string]string{"region": "it", "zone": "b", corev1.LabelArchStable: "arm64"}},
+		}
+	}
+	in := func(key string) *corev1.NodeSelector {
+		return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpExists}}}}}
+	}
+	sets := []broker.PodSet{{NodeSelector: map[string]string{"zone": "a", "gpu": "a100", corev1.LabelArchStable: "amd64"}}, {NodeAffinity: in("region")}}
+	for name, c := range map[string]struct {
+		carried       bool
+		first, second map[string]string
+		node          map[string]string
+	}{
+		"guests carry their selection": {
+			true, map[string]string{"region": "it", "gpu": "a100", corev1.LabelArchStable: "amd64"}, map[string]string{"region": "it", corev1.LabelArchStable: "arm64"},
+			map[string]string{"region": "it", "gpu": "a100"},
+		},
+		"guests do not": {
+			false, map[string]string{"region": "it", corev1.LabelArchStable: "amd64"}, map[string]string{"region": "it", corev1.LabelArchStable: "arm64"},
+			map[string]string{"region": "it"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := classes()
+			guest.Selectable(got, c.carried)
+			if diff := cmp.Diff([]map[string]string{c.first, c.second}, []map[string]string{got[0].Labels, got[1].Labels}); diff != "" {
+				t.Errorf("labels of the classes (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(c.node, guest.NodeLabels(got, sets)); diff != "" {
+				t.Errorf("labels of the virtual node (-want +got):\n%s", diff)
+			}
+			if labels := guest.NodeLabels(got, []broker.PodSet{{}}); labels != nil {
+				t.Errorf("labels that no pod selects: %v", labels)
+			}
+		})
+	}
+}

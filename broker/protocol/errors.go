@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 )
 
@@ -55,4 +56,15 @@ func (e *Error) Status() int {
 func HasCode(err error, code string) bool {
 	var refusal *Error
 	return errors.As(err, &refusal) && refusal.Code == code
+}
+
+// OutdatedError means that the broker has a later advertisement of the cluster than the
+// one that was sent, which it ignored.
+type OutdatedError struct {
+	// Latest is the sequence of the later one. The next measurement needs a higher one.
+	Latest int64
+}
+
+func (e *OutdatedError) Error() string {
+	return fmt.Sprintf("the broker has a later advertisement, with sequence %d", e.Latest)
 }

@@ -76,7 +76,8 @@ type JoinResponse struct {
 
 // AdvertisementResponse acknowledges an advertisement.
 type AdvertisementResponse struct {
-	// Sequence of the received advertisement.
+	// Sequence of the latest advertisement: if it is not the one that was sent, that one is
+	// outdated and was ignored.
 	Sequence int64 `json:"sequence"`
 }
 

@@ -24,10 +24,8 @@ var errDisconnected = errors.New("the broker cannot be reached")
 // streamTimeout is how long a stream may be silent before the agent opens another one.
 const streamTimeout = 3 * protocol.HeartbeatSeconds * time.Second
 
-// identity authenticates a call by its context.
+// identity authenticates a call by the server name of its connection, which request sets.
 type identity struct{}
-
-type callerKey struct{}
 
 func (identity) TLSConfig() *tls.Config { return nil }
 
@@ -35,13 +33,12 @@ func (identity) Join(context.Context, protocol.JoinRequest) (protocol.JoinRespon
 	return protocol.JoinResponse{}, errors.New("clusters do not join in the simulation")
 }
 
-func (identity) Certified(ctx context.Context, _ *tls.ConnectionState) (clusterID, fingerprint string, err error) {
-	caller := ctx.Value(callerKey{}).(string)
-	return caller, caller, nil
+func (identity) Authenticate(_ context.Context, state *tls.ConnectionState) (string, error) {
+	return state.ServerName, nil
 }
 
-func (identity) Authenticate(ctx context.Context, _ *tls.ConnectionState) (string, error) {
-	return ctx.Value(callerKey{}).(string), nil
+func (identity) Certified(_ context.Context, state *tls.ConnectionState) (clusterID, fingerprint string, err error) {
+	return state.ServerName, state.ServerName, nil
 }
 
 func (identity) Known(context.Context, string) (bool, error) { return true, nil }
@@ -105,7 +102,7 @@ func (w *world) deliver(m message) (*response, error) {
 	}
 	r := &response{header: http.Header{}, status: http.StatusOK}
 	lives, handler := b.program.Context(), b.handler
-	handler.ServeHTTP(r, request(context.WithValue(lives, callerKey{}, m.caller), m))
+	handler.ServeHTTP(r, request(lives, m))
 	if lives.Err() != nil {
 		return nil, errDisconnected
 	}
@@ -117,20 +114,15 @@ func request(ctx context.Context, m message) *http.Request {
 	if err != nil {
 		panic(err)
 	}
-	r := &http.Request{Method: m.method, URL: target, Header: http.Header{}, Body: http.NoBody, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
+	r := &http.Request{Method: m.method, URL: target, Header: http.Header{}, Body: http.NoBody, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, TLS: &tls.ConnectionState{ServerName: m.caller}}
 	if m.body != nil {
 		r.Body = body{bytes.NewReader(m.body)}
 		r.ContentLength = int64(len(m.body))
 		r.Header.Set("Content-Type", "application/json")
 	}
-	for name, values := range requestHeader() {
-		r.Header[name] = values
-	}
+	r.Header.Set(protocol.HeaderVersion, protocol.Versions.String())
 	return r.WithContext(ctx)
 }
-
-// requestHeader is what every request of an agent says about itself.
-func requestHeader() http.Header { return http.Header{} }
 
 type body struct{ *bytes.Reader }
 
@@ -187,6 +179,7 @@ type stream struct {
 	cancel  context.CancelFunc
 	closed  <-chan struct{}
 	events  chan protocol.Event
+	loses   func(protocol.Event) bool
 
 	mu     sync.Mutex
 	header http.Header
@@ -219,15 +212,14 @@ func (c *connection) follow(ctx context.Context, b *brokerProcess, role protocol
 	handler := b.handler
 	s := &stream{
 		cluster: c.cluster, program: c.program, name: c.program.Name + " stream " + string(role),
-		cancel: cancel, closed: serving.Done(), events: make(chan protocol.Event, 1), header: http.Header{}, heard: time.Now(),
+		cancel: cancel, closed: serving.Done(), events: make(chan protocol.Event, 1), header: http.Header{}, heard: time.Now(), loses: c.world.plant.loses,
 	}
 	c.world.openStream(s)
 	defer c.world.closeStream(s)
 	go func() {
 		defer cancel()
 		target := protocol.PathReservations + "?role=" + string(role) + "&watch=true"
-		ctx := context.WithValue(serving, callerKey{}, c.cluster.id)
-		handler.ServeHTTP(s, request(ctx, message{method: http.MethodGet, target: target}))
+		handler.ServeHTTP(s, request(serving, message{caller: c.cluster.id, method: http.MethodGet, target: target}))
 	}()
 	for {
 		select {
@@ -298,7 +290,9 @@ func (s *stream) step() *stepwise.Step {
 		if err := json.Unmarshal(line, &event); err != nil {
 			panic(fmt.Sprintf("%s: %v in %s", s.name, err, line))
 		}
-		s.events <- event
+		if lost := s.loses; lost == nil || !lost(event) {
+			s.events <- event
+		}
 	}}
 }
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,6 +23,8 @@ const (
 	invariantGrant    = "what is granted is held at the provider"
 	invariantAnswer   = "a request is granted, or waits with a reason"
 	invariantEnd      = "a hold ends with its Reservation"
+	invariantNews     = "older news does not replace newer"
+	invariantLease    = "a lease lasts for its duration"
 	invariantWrites   = "the number of writes is bounded"
 	invariantSettle   = "the programs come to rest"
 )
@@ -35,6 +38,10 @@ type violation struct {
 type invariants struct {
 	versions [4]int64
 	found    *violation
+	// made is when each cluster's stored advertisement was made, reserved when each
+	// Reservation with a duration was first seen with a hold.
+	made     map[string]time.Time
+	reserved map[types.UID]time.Time
 }
 
 // fail records the first violation.
@@ -53,9 +60,51 @@ func (i *invariants) check(w *world) {
 	if versions == i.versions || i.found != nil {
 		return
 	}
+	before := i.versions
 	i.versions = versions
 	for _, c := range w.clusters {
 		i.checkProvider(w, c)
+	}
+	if versions[0] != before[0] {
+		i.checkNews(w)
+		i.checkLeases(w)
+	}
+}
+
+// checkNews checks that the stored advertisements follow the order in which they were
+// made. Once a clock was set, their times do not show it.
+func (i *invariants) checkNews(w *world) {
+	if w.clocksSet || w.restored {
+		return
+	}
+	var ads broker.ClusterAdvertisementList
+	must(w.client.List(context.Background(), &ads, client.UnsafeDisableDeepCopy))
+	for n := range ads.Items {
+		spec := &ads.Items[n].Spec
+		if last, ok := i.made[spec.ClusterID]; ok && spec.Timestamp.Time.Before(last) {
+			i.fail(invariantNews, "the advertisement of %s of %s replaced that of %s", spec.ClusterID, spec.Timestamp.UTC(), last.UTC())
+		}
+		i.made[spec.ClusterID] = spec.Timestamp.Time
+	}
+}
+
+// checkLeases checks that no Reservation expires before its duration has passed.
+func (i *invariants) checkLeases(w *world) {
+	var list broker.ReservationList
+	must(w.client.List(context.Background(), &list, client.UnsafeDisableDeepCopy))
+	for n := range list.Items {
+		r := &list.Items[n]
+		if r.Spec.Duration == nil {
+			continue
+		}
+		since, known := i.reserved[r.UID]
+		if !known && len(r.Status.Allocations) > 0 {
+			i.reserved[r.UID] = time.Now()
+		}
+		ready := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionReady)
+		if lasted := time.Since(since); known && ready != nil && ready.Reason == "Expired" && lasted < r.Spec.Duration.Duration-time.Minute {
+			i.fail(invariantLease, "the lease of %s ended after %s instead of %s", r.Name, lasted.Round(time.Second), r.Spec.Duration.Duration)
+		}
 	}
 }
 

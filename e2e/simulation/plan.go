@@ -165,6 +165,7 @@ func (w *world) apply(e event) {
 		ahead := time.Duration(e.c%5-2) * time.Hour
 		if e.b%3 == 0 {
 			c.clock.Set(ahead)
+			w.clocksSet = true
 		} else {
 			b.clock.Set(ahead)
 		}

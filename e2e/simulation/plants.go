@@ -1,7 +1,20 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
 // plant is a fault that is put at a seam on purpose, to see that the invariants find it.
@@ -13,10 +26,242 @@ type plant struct {
 	brokerWrites, agentWrites func(*world, client.Client) client.Client
 	// brokerLive and agentLive replace the reader of a program's live reads.
 	brokerLive, agentLive func(live, cached client.Reader) client.Reader
-	// request changes a request on its way to the broker.
+	// request changes a request on its way to the broker; nil drops it.
 	request func(*world, message) message
+	// loses reports whether an event of a stream is lost.
+	loses func(protocol.Event) bool
+	// stalls is the beginning of the name of steps that never happen.
+	stalls string
 	// ignoreGuests makes the agents recognize no guest.
 	ignoreGuests bool
 }
 
-var plants []plant
+// plants are the planted faults. Each must be found.
+var plants = []plant{
+	{name: "the ledger is written without compare-and-swap", brokerWrites: onStatus(func(_ *world, object client.Object) bool {
+		if _, ok := object.(*broker.ClusterAdvertisement); ok {
+			object.SetResourceVersion("")
+		}
+		return true
+	})},
+	{name: "nothing in the hub is written with compare-and-swap", brokerWrites: onStatus(func(_ *world, object client.Object) bool {
+		object.SetResourceVersion("")
+		return true
+	})},
+	{name: "the attempt is not recorded before the hold", brokerWrites: onStatus(func(w *world, object client.Object) bool {
+		return !w.changesOnlyAttempt(object)
+	})},
+	{name: "a hold is dropped before the provider confirms", brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
+		return slices.DeleteFunc(holds, func(h broker.Hold) bool { return h.Promised.Empty() })
+	})},
+	{name: "only what is promised is charged", brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
+		for i := range holds {
+			holds[i].Unconfirmed = nil
+		}
+		return holds
+	})},
+	{name: "what is promised counts as granted", brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
+		for i := range holds {
+			if !holds[i].Promised.Empty() {
+				holds[i].Granted = holds[i].Promised.DeepCopy()
+			}
+		}
+		return holds
+	})},
+	{name: "holds are never released", brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
+		for i := range holds {
+			if holds[i].Promised.Empty() && holds[i].Unconfirmed != nil {
+				holds[i].Promised = *holds[i].Unconfirmed.DeepCopy()
+			}
+		}
+		return holds
+	})},
+	{name: "refusals are forgotten", setUp: configured(broker.BrokerConfigSpec{RetryAfter: &metav1.Duration{Duration: time.Millisecond}})},
+	{name: "a silent provider is waited for", setUp: configured(broker.BrokerConfigSpec{ProofDeadline: &metav1.Duration{Duration: 1000 * time.Hour}})},
+	{name: "leases end by the wall clock", setUp: func(w *world) {
+		for _, b := range w.brokers {
+			b.clock.OnlyWall = true
+		}
+	}},
+	{name: "orphans are swept without a live read", brokerLive: fromCache(func(object any) bool { _, ok := object.(*broker.Reservation); return ok })},
+	{name: "an answer counts for any Reservation of its name", request: onAck(func(hold *broker.Hold, ack *protocol.ProviderAck) {
+		ack.ReservationUID = hold.ReservationUID
+	})},
+	{name: "an answer counts for any attempt", request: onAck(func(hold *broker.Hold, ack *protocol.ProviderAck) {
+		if ack.ReservationUID == hold.ReservationUID {
+			ack.Attempt = hold.Attempt
+		}
+	})},
+	{name: "an answer counts for whatever is held now", request: onAck(func(hold *broker.Hold, ack *protocol.ProviderAck) {
+		ack.ReservationUID, ack.Attempt = hold.ReservationUID, hold.Attempt
+	})},
+	{name: "a refusal counts as a yes", request: onAck(func(_ *broker.Hold, ack *protocol.ProviderAck) { ack.Accepted = true })},
+	{name: "a refusal does not say what is still held", request: onAck(func(_ *broker.Hold, ack *protocol.ProviderAck) { ack.Held = nil })},
+	{name: "a release is confirmed while guests run", ignoreGuests: true},
+	{name: "a provider accepts without holding", agentWrites: onStatus(func(_ *world, object client.Object) bool {
+		if i, ok := object.(*broker.ProviderInstruction); ok {
+			i.Status.Held = nil
+		}
+		return true
+	})},
+	{name: "a provider advertises twice what it has", request: onAdvertisement(func(_ *world, spec *broker.ClusterAdvertisementSpec) {
+		double(&spec.Resources.Allocatable)
+		for i := range spec.NodeClasses {
+			for j := range spec.NodeClasses[i].FreeShapes {
+				spec.NodeClasses[i].FreeShapes[j].Nodes *= 2
+			}
+		}
+	})},
+	{name: "an older advertisement replaces a newer one", request: onAdvertisement(func(w *world, spec *broker.ClusterAdvertisementSpec) {
+		var stored broker.ClusterAdvertisement
+		if w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: spec.ClusterID}, &stored) == nil {
+			spec.Sequence = max(spec.Sequence, stored.Spec.Sequence+1)
+		}
+	})},
+	{name: "a deletion is lost", request: func(_ *world, m message) message {
+		if m.method == http.MethodDelete {
+			m.method, m.target = http.MethodGet, protocol.PathAdvertisements
+		}
+		return m
+	}},
+	{name: "streams lose deletions", loses: func(e protocol.Event) bool { return e.Type == protocol.EventDelete }},
+	{name: "the broker does not notice new capacity", stalls: "broker-a watch ClusterAdvertisement"},
+}
+
+// configured creates the BrokerConfig.
+func configured(spec broker.BrokerConfigSpec) func(*world) {
+	return func(w *world) {
+		must(w.client.Create(context.Background(), &broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}, Spec: spec}))
+	}
+}
+
+// onStatus returns a wrapper whose status writes pass through a function. It returns
+// false for a write that is dropped.
+func onStatus(change func(*world, client.Object) bool) func(*world, client.Client) client.Client {
+	return func(w *world, c client.Client) client.Client {
+		return &plantedClient{Client: c, change: func(o client.Object) bool { return change(w, o) }}
+	}
+}
+
+// onHolds returns a wrapper that changes the holds in each write of a ledger.
+func onHolds(change func([]broker.Hold) []broker.Hold) func(*world, client.Client) client.Client {
+	return onStatus(func(_ *world, object client.Object) bool {
+		if ad, ok := object.(*broker.ClusterAdvertisement); ok {
+			ad.Status.Holds = change(ad.Status.Holds)
+		}
+		return true
+	})
+}
+
+type plantedClient struct {
+	client.Client
+	change func(client.Object) bool
+}
+
+func (c *plantedClient) Status() client.SubResourceWriter {
+	return &plantedStatus{SubResourceWriter: c.Client.Status(), change: c.change}
+}
+
+type plantedStatus struct {
+	client.SubResourceWriter
+	change func(client.Object) bool
+}
+
+func (s *plantedStatus) Update(ctx context.Context, object client.Object, options ...client.SubResourceUpdateOption) error {
+	if !s.change(object) {
+		return nil
+	}
+	return s.SubResourceWriter.Update(ctx, object, options...)
+}
+
+func (s *plantedStatus) Patch(ctx context.Context, object client.Object, patch client.Patch, options ...client.SubResourcePatchOption) error {
+	if !s.change(object) {
+		return nil
+	}
+	return s.SubResourceWriter.Patch(ctx, object, patch, options...)
+}
+
+// changesOnlyAttempt reports whether a status write changes a Reservation's attempt, but
+// not its allocations.
+func (w *world) changesOnlyAttempt(object client.Object) bool {
+	r, ok := object.(*broker.Reservation)
+	if !ok {
+		return false
+	}
+	var stored broker.Reservation
+	if w.client.Get(context.Background(), client.ObjectKeyFromObject(r), &stored) != nil {
+		return false
+	}
+	return r.Status.Attempt.Number > stored.Status.Attempt.Number && equality.Semantic.DeepEqual(r.Status.Allocations, stored.Status.Allocations)
+}
+
+// fromCache returns a reader that reads some objects from the cache.
+func fromCache(which func(object any) bool) func(live, cached client.Reader) client.Reader {
+	return func(live, cached client.Reader) client.Reader { return &splitReader{live, cached, which} }
+}
+
+type splitReader struct {
+	live, cached client.Reader
+	fromCache    func(object any) bool
+}
+
+func (r *splitReader) Get(ctx context.Context, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
+	if r.fromCache(object) {
+		return r.cached.Get(ctx, key, object, options...)
+	}
+	return r.live.Get(ctx, key, object, options...)
+}
+
+func (r *splitReader) List(ctx context.Context, list client.ObjectList, options ...client.ListOption) error {
+	if r.fromCache(list) {
+		return r.cached.List(ctx, list, options...)
+	}
+	return r.live.List(ctx, list, options...)
+}
+
+// onAck returns a hook that changes the providers' answers. hold is the one that the
+// provider has for a Reservation of that name now.
+func onAck(change func(hold *broker.Hold, ack *protocol.ProviderAck)) func(*world, message) message {
+	return func(w *world, m message) message {
+		name, isAck := strings.CutSuffix(strings.TrimPrefix(m.target, protocol.PathReservations+"/"), "/ack?role=provider")
+		if !isAck {
+			return m
+		}
+		var ad broker.ClusterAdvertisement
+		if w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: m.caller}, &ad) != nil {
+			return m
+		}
+		at := slices.IndexFunc(ad.Status.Holds, func(h broker.Hold) bool { return h.ReservationName == name })
+		if at < 0 {
+			return m
+		}
+		return changed(m, func(ack *protocol.ProviderAck) { change(&ad.Status.Holds[at], ack) })
+	}
+}
+
+// onAdvertisement returns a hook that changes the advertisements.
+func onAdvertisement(change func(*world, *broker.ClusterAdvertisementSpec)) func(*world, message) message {
+	return func(w *world, m message) message {
+		if m.method != http.MethodPost || m.target != protocol.PathAdvertisements {
+			return m
+		}
+		return changed(m, func(spec *broker.ClusterAdvertisementSpec) { change(w, spec) })
+	}
+}
+
+// changed decodes a body, changes it, and encodes it again.
+func changed[T any](m message, change func(*T)) message {
+	var content T
+	must(json.Unmarshal(m.body, &content))
+	change(&content)
+	encoded, err := json.Marshal(content)
+	must(err)
+	m.body = encoded
+	return m
+}
+
+func double(q *broker.ResourceQuantities) {
+	if q.CPU != nil {
+		q.CPU.Add(q.CPU.DeepCopy())
+	}
+}

@@ -96,6 +96,8 @@ func (w *world) rest(s schedule) {
 	if writes := total(w.hub.Writes()) - before; writes > maxQuiet {
 		w.checks.fail(invariantWrites, "%d writes in %s without an event: %v", writes, quietFor, w.hub.Writes())
 	}
+	// A provider that does not answer may just be asked again.
+	w.until(answerWithin/4, func() bool { return w.unanswered() == "" })
 	if why := w.unanswered(); why != "" {
 		w.checks.fail(invariantAnswer, "%s", why)
 	}

@@ -1,12 +1,55 @@
 package main
 
-import "testing"
+import (
+	"testing"
+)
 
-func TestMany(t *testing.T) {
-	steps := 0
-	for seed := range uint64(60) {
-		r := inBubble(t, newSchedule(seed+1), plant{}, nil)
-		steps += r.steps
+// schedules is how many of the schedules of make sim a test runs.
+const schedules = 120
+
+// TestSchedules runs the first schedules of make sim.
+func TestSchedules(t *testing.T) {
+	each(t, schedules, func(seed uint64) bool {
+		if r := inBubble(t, newSchedule(seed), plant{}, nil); r.violation != nil {
+			t.Errorf("seed %d violates %q: %s", seed, r.violation.invariant, r.violation.message)
+		}
+		return true
+	})
+}
+
+// TestPlantedFaults checks that the invariants find faults that are there.
+func TestPlantedFaults(t *testing.T) {
+	for _, name := range []string{"a hold is dropped before the provider confirms", "a provider accepts without holding", "a deletion is lost"} {
+		p := plantNamed(name)
+		if p.name == "" || !find(t, schedules, p) {
+			t.Errorf("the planted fault %q was not found", name)
+		}
 	}
-	t.Log(steps)
+}
+
+// TestSameSeedSameRun checks that a seed determines every step.
+func TestSameSeedSameRun(t *testing.T) {
+	for seed := range uint64(6) {
+		first := inBubble(t, newSchedule(seed+1), plant{}, nil)
+		if again := inBubble(t, newSchedule(seed+1), plant{}, nil); again.digest != first.digest || again.steps != first.steps {
+			t.Errorf("seed %d: %d steps with digest %x, and then %d with %x", seed+1, first.steps, first.digest, again.steps, again.digest)
+		}
+	}
+}
+
+// TestShrink checks that a schedule that is shrunk keeps what matters.
+func TestShrink(t *testing.T) {
+	s := newSchedule(3)
+	needed := s.events[len(s.events)/2]
+	shrunk := shrink(s, func(candidate schedule) bool {
+		for _, e := range candidate.events {
+			if e == needed {
+				return true
+			}
+		}
+		return false
+	})
+	if len(shrunk.events) != 1 || shrunk.events[0] != needed {
+		t.Errorf("shrunk to %v, want only %v", shrunk.events, needed)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing/synctest"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agent "github.com/spillway-dev/spillway/agent/simulated"
@@ -87,6 +89,8 @@ type world struct {
 	restored bool
 	backup   *memory.Backup
 	names    int
+	// clocksSet is set once an agent's clock was set.
+	clocksSet bool
 	// frozen are the steps that do not happen for now, by the beginning of their name.
 	frozen map[string]int
 	armed  []armed
@@ -111,6 +115,7 @@ type armed struct {
 func newWorld(seed uint64, p plant, lending []int64) *world {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 1)), gate: &stepwise.Gate{}, plant: p, started: time.Now(), frozen: map[string]int{},
+		checks: invariants{made: map[string]time.Time{}, reserved: map[types.UID]time.Time{}},
 	}
 	w.hub = newServer("hub", &broker.Reservation{}, &broker.ClusterAdvertisement{}, &broker.BrokerConfig{}, &broker.ClusterRegistration{})
 	w.client = w.hub.Client()
@@ -281,7 +286,7 @@ func (w *world) possible() []stepwise.Step {
 	for _, c := range w.clusters {
 		steps = append(steps, w.modelSteps(c)...)
 	}
-	if len(w.frozen) > 0 {
+	if len(w.frozen) > 0 || w.plant.stalls != "" {
 		steps = slices.DeleteFunc(steps, func(s stepwise.Step) bool { return w.isFrozen(s.Name) })
 	}
 	slices.SortStableFunc(steps, func(a, b stepwise.Step) int { return cmp.Compare(a.Name, b.Name) })
@@ -290,11 +295,11 @@ func (w *world) possible() []stepwise.Step {
 
 func (w *world) isFrozen(step string) bool {
 	for prefix, until := range w.frozen {
-		if w.steps < until && len(step) >= len(prefix) && step[:len(prefix)] == prefix {
+		if w.steps < until && strings.HasPrefix(step, prefix) {
 			return true
 		}
 	}
-	return false
+	return w.plant.stalls != "" && strings.HasPrefix(step, w.plant.stalls)
 }
 
 // step lets one thing happen, or time pass.

@@ -41,7 +41,12 @@ func Admissible(pod *corev1.Pod) (ok bool, reason string) {
 			return false, fmt.Sprintf("volume %q is a hostPath of this cluster's nodes", v.Name)
 		case v.PersistentVolumeClaim != nil || v.Ephemeral != nil:
 			return false, fmt.Sprintf("volume %q is a PersistentVolumeClaim, which only this cluster can mount", v.Name)
+		case !portable(v.VolumeSource):
+			return false, fmt.Sprintf("volume %q is storage that only this cluster can mount", v.Name)
 		}
+	}
+	if spec.WorkloadRef != nil {
+		return false, "it belongs to a Workload, whose pods are scheduled as a group"
 	}
 	if len(spec.ResourceClaims) > 0 {
 		return false, "it uses ResourceClaims, which only this cluster can allocate"
@@ -82,6 +87,28 @@ func Admissible(pod *corev1.Pod) (ok bool, reason string) {
 		return false, fmt.Sprintf("its operating system is %s, and only %s pods can overflow", spec.OS.Name, want)
 	}
 	return nodeSelection(pod)
+}
+
+// portable reports whether every cluster can provide a volume: what Kubernetes
+// itself makes on the pod's node.
+func portable(v corev1.VolumeSource) bool {
+	return v.EmptyDir != nil || v.ConfigMap != nil || v.Secret != nil || v.Projected != nil || v.DownwardAPI != nil || v.Image != nil ||
+		v == corev1.VolumeSource{} // the API server defaults it to an emptyDir
+}
+
+// Steerable reports whether Spillway's scheduler may take over a new pod: it names no
+// other scheduler, is not bound, has not opted out, and is not a DaemonSet's.
+func Steerable(pod *corev1.Pod) bool {
+	switch pod.Spec.SchedulerName {
+	case "", corev1.DefaultSchedulerName, broker.SchedulerName:
+	default:
+		return false
+	}
+	if pod.Spec.NodeName != "" || pod.Labels[broker.LabelOverflow] == broker.OverflowDisabled {
+		return false
+	}
+	controller := metav1.GetControllerOfNoCopy(pod)
+	return controller == nil || controller.Kind != "DaemonSet"
 }
 
 // nodeSelection evaluates the node selector and the required node affinity.

@@ -131,9 +131,10 @@ func (b *Batcher) Pending(key Key) []types.UID {
 	return nil
 }
 
-// Due returns the requests that are due, each once. others counts the pods of a
-// key that need capacity beside the pending ones; it must not call the Batcher.
-func (b *Batcher) Due(others func(Key) int32) []Request {
+// Due returns the requests that are due, each once. Pods that are not valid for their
+// key any more are dropped from it. others counts the pods of a key that need capacity
+// beside the pending ones. Neither must call the Batcher.
+func (b *Batcher) Due(valid func(types.UID, Key) bool, others func(Key) int32) []Request {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.clock.Now()
@@ -143,6 +144,14 @@ func (b *Batcher) Due(others func(Key) int32) []Request {
 			continue
 		}
 		g.due, g.deadline = time.Time{}, time.Time{}
+		for pod := range g.pods {
+			if !valid(pod, key) {
+				b.remove(pod)
+			}
+		}
+		if len(g.pods) == 0 {
+			continue
+		}
 		request := Request{Key: key, Owner: g.owner, PodSet: g.set, Pending: slices.Sorted(maps.Keys(g.pods))}
 		request.PodSet.Count = int32(len(g.pods)) + others(key)
 		requests = append(requests, request)

@@ -18,6 +18,8 @@ var windows = demand.Windows{Quiet: 200 * time.Millisecond, Longest: time.Second
 
 func noOthers(demand.Key) int32 { return 0 }
 
+func allValid(types.UID, demand.Key) bool { return true }
+
 func TestBatcherMakesOneRequestOfABurst(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
 	b := demand.NewBatcher(clock, windows)
@@ -28,13 +30,13 @@ func TestBatcherMakesOneRequestOfABurst(t *testing.T) {
 	at := func(ms int) { clock.SetTime(time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond)) }
 	expectNone := func() {
 		t.Helper()
-		if requests := b.Due(noOthers); len(requests) > 0 {
+		if requests := b.Due(allValid, noOthers); len(requests) > 0 {
 			t.Fatalf("requested too early: %+v", requests)
 		}
 	}
 	expect := func(bound, count int32) {
 		t.Helper()
-		requests := b.Due(func(demand.Key) int32 { return bound })
+		requests := b.Due(allValid, func(demand.Key) int32 { return bound })
 		if len(requests) != 1 || requests[0].Key != key || requests[0].PodSet.Count != count || requests[0].Owner.Name != "web" {
 			t.Fatalf("want one request for %d pods, got %+v", count, requests)
 		}
@@ -118,7 +120,7 @@ func TestBatcherCounts(t *testing.T) {
 				clock.SetTime(clock.Now().Add(time.Duration(rapid.IntRange(1, 600).Draw(t, "ms")) * time.Millisecond))
 			},
 			"request": func(t *rapid.T) {
-				for _, request := range b.Due(others) {
+				for _, request := range b.Due(allValid, others) {
 					if want := count(request.Key) + others(request.Key); request.PodSet.Count != want || count(request.Key) == 0 {
 						t.Fatalf("%s: requested %d, want %d", request.Key, request.PodSet.Count, want)
 					}
@@ -137,4 +139,25 @@ func TestBatcherCounts(t *testing.T) {
 			},
 		})
 	})
+}
+
+// Pods that do not need the capacity any more are not requested for, nor their key
+// without others.
+func TestBatcherDropsInvalidPods(t *testing.T) {
+	clock := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
+	b := demand.NewBatcher(clock, windows)
+	key := demand.Key{Namespace: "shop", OwnerUID: "web", Shape: "s"}
+	for _, pod := range []types.UID{"a", "b"} {
+		b.Add(pod, key, metav1.OwnerReference{Name: "web"}, broker.PodSet{})
+	}
+	due := func(valid func(types.UID, demand.Key) bool) []demand.Request {
+		b.RequeueAfter(key, 0)
+		return b.Due(valid, noOthers)
+	}
+	if requests := due(func(pod types.UID, _ demand.Key) bool { return pod == "a" }); len(requests) != 1 || requests[0].PodSet.Count != 1 {
+		t.Errorf("one of two is valid: got %+v", requests)
+	}
+	if requests := due(func(types.UID, demand.Key) bool { return false }); len(requests) != 0 || len(b.Pending(key)) != 0 {
+		t.Errorf("none is valid: got %+v, pending %v", requests, b.Pending(key))
+	}
 }

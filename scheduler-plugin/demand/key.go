@@ -85,7 +85,9 @@ func OwnerOf(pod *corev1.Pod, resolve Resolve) (owner metav1.OwnerReference, ok 
 
 // ShapeOf returns the scheduling requirements of one pod and their hash: 16
 // hexadecimal digits, valid as a label value. The tolerations that Kubernetes and
-// the agent add to pods are left out, so that the shape of a pod never changes.
+// Spillway add to pods are left out, and a bound pod keeps the shape that it was bound
+// with (label broker.LabelShape), so that the shape of a pod never changes: neither
+// when it gets a grant nor when it is resized in place.
 func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 	set = broker.PodSet{
 		Name:         PodSetName,
@@ -115,13 +117,15 @@ func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 		// Strings, numbers and maps of them cannot fail to marshal.
 		panic(err)
 	}
+	if bound := pod.Labels[broker.LabelShape]; bound != "" && pod.Spec.NodeName != "" {
+		return bound, set
+	}
 	return digest(string(raw))[:16], set
 }
 
 // ownTolerations returns the tolerations of the pod's author, sorted. Tolerations
-// are only ever appended to a pod: the agent appends the one for
-// broker.TaintOverflow and then those of its driver, so everything from there on
-// is not the author's.
+// are only ever appended to a pod: Spillway appends the one for broker.TaintOverflow
+// and then those of the driver, so everything from there on is not the author's.
 func ownTolerations(all []corev1.Toleration) []corev1.Toleration {
 	var own []corev1.Toleration
 	for _, t := range all {

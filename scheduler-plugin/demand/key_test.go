@@ -52,6 +52,13 @@ func expression(key string, op corev1.NodeSelectorOperator, values ...string) co
 	return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: op, Values: values}}}
 }
 
+// boundAs is a pod that was bound with a shape.
+func boundAs(shape, cpu string) *corev1.Pod {
+	return podWith(request("cpu", cpu), func(p *corev1.Pod) {
+		p.Spec.NodeName, p.Labels = broker.VirtualNodeName("paris"), map[string]string{broker.LabelShape: shape}
+	})
+}
+
 func TestShapeOf(t *testing.T) {
 	base, set := demand.ShapeOf(podWith())
 	if set.Name != demand.PodSetName || set.Count != 0 || set.Requests.String() != "cpu 300m, memory 64Mi" {
@@ -115,6 +122,16 @@ func TestShapeOf(t *testing.T) {
 		"another resource": {
 			reason: "it needs different capacity",
 			pods:   [2]*corev1.Pod{podWith(), podWith(request("nvidia.com/gpu", "1"))},
+		},
+		"a guest that is resized": {
+			reason: "its grant is for the shape that it was bound with",
+			pods:   [2]*corev1.Pod{boundAs("1", "300m"), boundAs("1", "500m")},
+			same:   true,
+		},
+		"a pending pod that claims a shape": {
+			reason: "anybody can write the label of a pending pod",
+			pods: [2]*corev1.Pod{podWith(request("cpu", "1"), func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelShape: "claimed"} }),
+				podWith(request("cpu", "2"), func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelShape: "claimed"} })},
 		},
 		"another node selector": {
 			reason: "it needs a different node",
@@ -230,6 +247,7 @@ func TestAdmissible(t *testing.T) {
 		change func(*corev1.Pod)
 		want   string
 	}{
+		"an image volume": {volume(corev1.VolumeSource{Image: &corev1.ImageVolumeSource{}}), admissible},
 		"an ordinary pod": {func(*corev1.Pod) {}, admissible},
 		"capabilities of the default": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"NET_BIND_SERVICE"}}}
@@ -267,6 +285,9 @@ func TestAdmissible(t *testing.T) {
 		"a host path":     {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/x"}}), `volume "data"`},
 		"a claim":         {volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}}), `volume "data"`},
 		"its own claim":   {volume(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}), `volume "data"`},
+		"a CSI volume":    {volume(corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "secrets"}}), `volume "data"`},
+		"an NFS volume":   {volume(corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "nas"}}), `volume "data"`},
+		"a group's":       {func(p *corev1.Pod) { p.Spec.WorkloadRef = &corev1.WorkloadReference{Name: "gang"} }, "Workload"},
 		"a device claim":  {func(p *corev1.Pod) { p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}} }, "ResourceClaims"},
 		"host network":    {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, "hostNetwork"},
 		"a node by name":  {selector(corev1.LabelHostname, "home-1"), "nodeSelector selects a node"},

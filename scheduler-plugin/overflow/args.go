@@ -33,6 +33,9 @@ type OverflowArgs struct {
 	// BatchLongest is how long the first of them waits at most. Default: 1s, or
 	// BatchQuiet if that is longer.
 	BatchLongest *metav1.Duration `json:"batchLongest,omitempty"`
+	// DecisionTimeout is how long preemption waits at most for a decision about
+	// capacity in other clusters, if Overflow is BeforePreemption. Default: 10s.
+	DecisionTimeout *metav1.Duration `json:"decisionTimeout,omitempty"`
 }
 
 // ArgsKind is the kind of OverflowArgs; its group and version are
@@ -67,6 +70,9 @@ func parseArgs(obj runtime.Object) (*OverflowArgs, error) {
 	if args.BatchLongest == nil {
 		args.BatchLongest = &metav1.Duration{Duration: max(time.Second, args.BatchQuiet.Duration)}
 	}
+	if args.DecisionTimeout == nil {
+		args.DecisionTimeout = &metav1.Duration{Duration: 10 * time.Second}
+	}
 	return args, args.validate()
 }
 
@@ -79,6 +85,9 @@ func (a *OverflowArgs) validate() error {
 	}
 	if longest := a.BatchLongest.Duration; longest < a.BatchQuiet.Duration || longest > time.Minute {
 		return fmt.Errorf("batchLongest: want batchQuiet (%s) to 1m, got %s", a.BatchQuiet.Duration, longest)
+	}
+	if timeout := a.DecisionTimeout.Duration; timeout < time.Second || timeout > 10*time.Minute {
+		return fmt.Errorf("decisionTimeout: want 1s to 10m, got %s", timeout)
 	}
 	return nil
 }

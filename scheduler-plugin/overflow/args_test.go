@@ -24,6 +24,7 @@ func TestArgs(t *testing.T) {
 		"unknown order":   {head + "overflow: Never", "error: want AfterPreemption or BeforePreemption"},
 		"negative":        {head + "batchQuiet: -1s", "error: batchQuiet"},
 		"longest < quiet": {head + "batchQuiet: 1s\nbatchLongest: 500ms", "error: batchLongest"},
+		"no timeout":      {head + "decisionTimeout: 0s", "error: decisionTimeout"},
 		"no version":      {"overflow: BeforePreemption", "error: want arguments with apiVersion broker.fluidos.eu/v1alpha1"},
 		"another version": {"apiVersion: broker.fluidos.eu/v9\nkind: OverflowArgs", "error: want arguments with apiVersion"},
 	}

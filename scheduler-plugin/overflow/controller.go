@@ -3,20 +3,19 @@ package overflow
 import (
 	"context"
 	"fmt"
+	"hash/maphash"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/clock"
@@ -33,59 +32,73 @@ const (
 	retryAfter = 2 * time.Second
 	// blockedRetryAfter is the delay if another object has to change first.
 	blockedRetryAfter = 15 * time.Second
-	// decisionTimeout is how long a count is not raised again while the last request
-	// is undecided: pods that arrive one by one would otherwise restart the
-	// processing in the broker and the agents each time.
-	decisionTimeout = 3 * time.Second
+	// raiseAfter is how long a count is not raised again while the last request is
+	// undecided: pods that arrive one by one would otherwise restart the processing
+	// in the broker and the agents each time.
+	raiseAfter = 3 * time.Second
+	// resyncPeriod is how often retries that are due are looked for.
+	resyncPeriod = time.Second
+	// writers is how many Reservations are written at the same time.
+	writers = 8
 )
 
-// demandController creates Reservations for unschedulable pods, records their
-// progress in events on the pods, and activates the pods when they may be
-// schedulable. It recomputes the capacity to request from what it observes, and
-// only raises counts: the agent lowers them. It runs in one goroutine, which takes
-// its work from the queue.
+// demandController requests capacity for unschedulable pods, records the progress in
+// events on the pods, and wakes the pods when they may be schedulable. It recomputes
+// the capacity to request from what it observes, and only raises counts: the agent
+// lowers them. One goroutine takes the work from the queue and wakes pods; it never
+// waits for a write. Others write the Reservations, one for each key at a time.
 type demandController struct {
 	log          klog.Logger
 	clock        clock.WithTicker
 	queue        *workQueue
 	batcher      *demand.Batcher
 	grants       *grantCache
+	gate         *gate
+	placements   *placements
+	waker        *waker
 	keys         *keyCache
+	untried      *untriedPods
 	pods         corelisters.PodLister
-	nodes        corelisters.NodeLister
 	namespaces   corelisters.NamespaceLister
 	reservations *reservationStore
 	policies     cache.Store
-	// synced reports whether the caches of Reservations and policies are complete.
-	synced func() bool
+	// synced reports whether the caches of Reservations and policies are complete, and
+	// counted, whether placements is.
+	synced, counted func() bool
 	// active reports whether this replica has to write requests and events.
 	active   func() bool
-	activate func(map[string]*corev1.Pod)
 	recorder events.EventRecorder
-	// profile is the name of the scheduler whose pods count, and assumed has the
-	// UIDs of those that are being bound.
-	profile string
-	assumed *sync.Map
 
-	pending map[types.UID]*pendingPod
-	// requestedAt is when a key's count was raised last, for decisionTimeout.
-	requestedAt map[demand.Key]time.Time
+	// pending pods; only those that can overflow are in the batcher.
+	pending *pendingPods
 	// unresolved pods have an owner that no cache shows yet.
 	unresolved map[types.UID]types.NamespacedName
+	// recounted is true once the grants were applied to the complete placements.
+	recounted bool
+
+	writeQueue workqueue.TypedInterface[demand.Key]
+	mu         sync.Mutex
+	requests   map[demand.Key]demand.Request
+	// requestedAt is when a key's count was raised last, for raiseAfter.
+	requestedAt map[demand.Key]time.Time
+	// capped serializes the writes of namespaces whose policy limits the sum of their
+	// Reservations.
+	capped [16]sync.Mutex
 }
 
-// pendingPod is a pod that PostFilter reported and that is not bound yet.
-type pendingPod struct {
-	name types.NamespacedName
-	// events has the key of the last event by reason.
-	events map[string]string
-}
+// hashSeed distributes namespaces over demandController.capped.
+var hashSeed = maphash.MakeSeed()
 
 // run processes the queue until ctx ends.
 func (c *demandController) run(ctx context.Context) {
-	c.pending, c.unresolved, c.requestedAt = map[types.UID]*pendingPod{}, map[types.UID]types.NamespacedName{}, map[demand.Key]time.Time{}
+	c.unresolved, c.requests, c.requestedAt = map[types.UID]types.NamespacedName{}, map[demand.Key]demand.Request{}, map[demand.Key]time.Time{}
+	c.writeQueue = workqueue.NewTyped[demand.Key]()
+	defer c.writeQueue.ShutDown()
+	for range writers {
+		go c.write(ctx)
+	}
 	for {
-		c.sync(ctx)
+		c.sync()
 		var timer <-chan time.Time
 		if at, ok := c.nextSync(); ok {
 			timer = c.clock.After(max(0, at.Sub(c.clock.Now())))
@@ -105,67 +118,121 @@ func (c *demandController) nextSync() (time.Time, bool) {
 		return time.Time{}, false
 	}
 	at, ok := c.batcher.Next()
-	if retry := c.clock.Now().Add(retryAfter); len(c.unresolved) > 0 && (!ok || retry.Before(at)) {
-		return retry, true
+	wait := resyncPeriod
+	if len(c.unresolved) > 0 && c.gate.len() == 0 {
+		wait = retryAfter
+	}
+	if later := c.clock.Now().Add(wait); (len(c.unresolved) > 0 || c.gate.len() > 0 || !c.recounted) && (!ok || later.Before(at)) {
+		return later, true
 	}
 	return at, ok
 }
 
-// sync processes the queue and the requests that are due.
-func (c *demandController) sync(ctx context.Context) {
+// sync processes the queue, and hands the requests that are due to the writers.
+func (c *demandController) sync() {
 	work := c.queue.take()
+	if !c.recounted && c.counted() {
+		// Pods were refused until now, whatever their grants.
+		c.recounted, work.allKeys, c.waker.countedAt = true, true, c.clock.Now()
+	}
 	for uid := range work.removed {
-		c.batcher.Remove(uid)
-		delete(c.pending, uid)
-		delete(c.unresolved, uid)
+		c.removePod(uid, &work)
 	}
 	for uid, name := range c.unresolved {
 		if _, queued := work.unschedulable[uid]; !queued {
 			work.unschedulable[uid] = name
 		}
 	}
+	for namespace := range work.namespaces {
+		c.pending.in(namespace, func(uid types.UID, name types.NamespacedName) { work.unschedulable[uid] = name })
+	}
+	earliest := c.clock.Now()
 	for uid, name := range work.unschedulable {
-		c.addPod(uid, name)
+		c.addPod(uid, name, &work)
+		earliest = c.gate.triedBefore(uid, earliest)
 	}
-	activate := map[string]*corev1.Pod{}
-	for uid, name := range work.activate {
-		if pod := c.getPending(uid, name); pod != nil {
-			activate[name.String()] = pod
-		}
+	for uid, name := range work.notSteered {
+		c.recordOnce(uid, name, notSteered())
 	}
-	for key, forPods := range work.reservations {
+	for key := range work.reservations {
 		c.reservations.dropDeleted(key)
-		c.syncPods(key, forPods, activate)
+		c.recordStatus(key, c.batcher.Pending(key)...)
 		// The agent may have lowered a count, or a Reservation may be deleted, while
 		// pods are pending.
 		c.batcher.RequeueAfter(key, conflictRetryAfter)
 	}
-	if len(activate) > 0 {
-		c.activate(activate)
+	if len(work.unschedulable) > 0 {
+		c.placements.changedSince(earliest.Add(-snapshotLag), work.nodes)
 	}
+	c.waker.wake(c.waker.changedKeys(work), work.nodes)
 	if !c.active() {
 		return
 	}
-	for _, request := range c.batcher.Due(c.otherPodsCounter()) {
-		if delay := c.reconcile(ctx, request); delay > 0 {
-			c.batcher.RequeueAfter(request.Key, delay)
+	var changed []*corev1.Pod
+	requests := c.batcher.Due(c.validator(&changed), c.otherPodsCounter())
+	for _, pod := range changed {
+		c.queue.addUnschedulable(pod)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, request := range requests {
+		c.requests[request.Key] = request
+		c.writeQueue.Add(request.Key)
+	}
+}
+
+// write makes Reservations of requests until the queue is shut down.
+func (c *demandController) write(ctx context.Context) {
+	for {
+		key, shutdown := c.writeQueue.Get()
+		if shutdown {
+			return
+		}
+		c.mu.Lock()
+		request, ok := c.requests[key]
+		delete(c.requests, key)
+		c.mu.Unlock()
+		if ok {
+			if delay := c.reconcile(ctx, request); delay > 0 {
+				c.batcher.RequeueAfter(key, delay)
+				c.queue.signal()
+			}
+		}
+		c.writeQueue.Done(key)
+	}
+}
+
+// removePod drops a pod that is no longer pending. The place that it was woken for may
+// be another pod's.
+func (c *demandController) removePod(uid types.UID, work *work) {
+	c.batcher.Remove(uid)
+	c.pending.remove(uid)
+	delete(c.unresolved, uid)
+	if was := c.gate.drop(uid); was != nil {
+		work.keys[was.key] = true
+		if was.forNode != "" {
+			work.nodes[was.forNode] = true
 		}
 	}
 }
 
 // addPod adds an unschedulable pod to the request of its key, or records why it
-// cannot overflow.
-func (c *demandController) addPod(uid types.UID, name types.NamespacedName) {
+// cannot overflow. It may be called again for the same pod.
+func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work *work) {
 	delete(c.unresolved, uid)
 	pod := c.getPending(uid, name)
 	if pod == nil {
+		c.removePod(uid, work)
 		c.queue.untrack(uid)
 		return
 	}
-	if c.pending[uid] == nil {
-		c.pending[uid] = &pendingPod{name: name, events: map[string]string{}}
+	c.pending.add(uid, name)
+	if !optedIn(c.namespaces, pod.Namespace) {
+		c.release(pod)
+		return
 	}
 	if ok, reason := demand.Admissible(pod); !ok {
+		c.release(pod)
 		if reason != "" {
 			c.record(uid, notPossible(reason))
 		}
@@ -177,13 +244,44 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName) {
 		return
 	}
 	c.batcher.Add(uid, key.key, key.owner, key.set)
+	c.gate.track(pod, key.key)
+	work.keys[key.key] = true
 	c.recordStatus(key.key, uid)
+}
+
+// release stops requesting capacity for a pod, and lets it pass the gate.
+func (c *demandController) release(pod *corev1.Pod) {
+	c.batcher.Remove(pod.UID)
+	if c.gate.drop(pod.UID) != nil {
+		c.waker.activate(map[string]*corev1.Pod{nameOf(pod).String(): pod})
+	}
+}
+
+// validator reports whether a pod still needs the capacity that is requested for a
+// key. Pods that need it no longer, or for another key, are added to changed.
+func (c *demandController) validator(changed *[]*corev1.Pod) func(types.UID, demand.Key) bool {
+	return func(uid types.UID, key demand.Key) bool {
+		name, known := c.pending.name(uid)
+		if !known {
+			return false
+		}
+		pod := c.getPending(uid, name)
+		if pod == nil {
+			return false
+		}
+		current, resolved := c.keys.get(pod)
+		if ok, _ := demand.Admissible(pod); ok && optedIn(c.namespaces, pod.Namespace) && resolved && current.key == key {
+			return true
+		}
+		*changed = append(*changed, pod)
+		return false
+	}
 }
 
 // getPending returns a pod from the cache; nil unless it is pending.
 func (c *demandController) getPending(uid types.UID, name types.NamespacedName) *corev1.Pod {
 	pod, err := c.pods.Pods(name.Namespace).Get(name.Name)
-	if err != nil || pod.UID != uid || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
+	if err != nil || pod.UID != uid || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || podutil.IsPodTerminal(pod) {
 		return nil
 	}
 	return pod
@@ -208,103 +306,21 @@ func (c *demandController) recordStatus(key demand.Key, pods ...types.UID) {
 	}
 }
 
-// syncPods records the status of a key's Reservations on its pending pods. If
-// changed, it adds the pods to activate that may be schedulable: those that
-// tolerate a virtual node with granted slots, because the agent lets as many pods
-// tolerate it as there are slots; and all if capacity was refused, because
-// preemption may be possible now.
-func (c *demandController) syncPods(key demand.Key, changed bool, activate map[string]*corev1.Pod) {
-	pods := c.batcher.Pending(key)
-	c.recordStatus(key, pods...)
-	if !changed {
-		return
-	}
-	nodes, all := c.grantedNodes(key), c.grants.refused(key)
-	if len(nodes) == 0 && !all {
-		return
-	}
-	for _, uid := range pods {
-		pending := c.pending[uid]
-		if pending == nil {
-			continue
-		}
-		pod := c.getPending(uid, pending.name)
-		if pod != nil && (all || slices.ContainsFunc(nodes, func(n *corev1.Node) bool { return c.toleratesProvider(pod, n) })) {
-			activate[pending.name.String()] = pod
-		}
-	}
-}
-
-// virtualNodes returns the nodes that provide capacity of other clusters.
-func (c *demandController) virtualNodes() []*corev1.Node {
-	nodes, err := c.nodes.List(labels.Everything())
-	if err != nil {
-		c.log.Error(err, "Failed to list nodes")
-	}
-	return slices.DeleteFunc(nodes, func(n *corev1.Node) bool { return providerOf(n) == "" })
-}
-
-// grantedNodes returns the virtual nodes on which a key has slots.
-func (c *demandController) grantedNodes(key demand.Key) []*corev1.Node {
-	g := c.grants.get(key)
-	if g == nil {
-		return nil
-	}
-	return slices.DeleteFunc(c.virtualNodes(), func(n *corev1.Node) bool { return g.slotsAt(providerOf(n)) == 0 })
-}
-
-// toleratesProvider reports whether a pod tolerates the overflow taint of a node.
-// Other taints may be removed before the pod is scheduled.
-func (c *demandController) toleratesProvider(pod *corev1.Pod, node *corev1.Node) bool {
-	_, untolerated := corev1helpers.FindMatchingUntoleratedTaint(c.log, node.Spec.Taints, pod.Spec.Tolerations,
-		func(t *corev1.Taint) bool { return t.Key == broker.TaintOverflow }, false)
-	return !untolerated
-}
-
-// otherPodsCounter counts otherPods of a key; it computes all counts on first use.
+// otherPodsCounter counts, for a key, the pods that run in other clusters, and those
+// that the scheduler has not tried yet: if one pod of a key does not fit, the others
+// will not either, and are better requested with it. Terminating pods do not count:
+// their replacements use their slots.
 func (c *demandController) otherPodsCounter() func(demand.Key) int32 {
-	counts := sync.OnceValue(c.otherPods)
-	return func(key demand.Key) int32 { return counts()[key] }
-}
-
-// otherPods counts, by key, the pods that run in other clusters, and those that
-// the scheduler has not tried yet: if one pod of a key does not fit, the others
-// will not either, and are better requested with it. Terminating pods do not
-// count: their replacements use their slots.
-func (c *demandController) otherPods() map[demand.Key]int32 {
-	virtual := map[string]bool{}
-	for _, n := range c.virtualNodes() {
-		virtual[n.Name] = true
-	}
-	// Of all namespaces: the scheduler's cache of pods has no index by namespace.
-	pods, err := c.pods.List(labels.Everything())
-	if err != nil {
-		c.log.Error(err, "Failed to list pods")
-	}
-	counts := map[demand.Key]int32{}
-	for _, pod := range pods {
-		// Pending pods are in the batcher, even if they were bound since.
-		if pod.DeletionTimestamp != nil || podutil.IsPodTerminal(pod) || c.pending[pod.UID] != nil ||
-			!virtual[pod.Spec.NodeName] && !c.untried(pod) {
-			continue
-		}
-		if key, ok := c.keys.get(pod); ok {
-			counts[key.key]++
-		}
-	}
-	return counts
-}
-
-// untried reports whether a pod can overflow and the scheduler has not tried it.
-func (c *demandController) untried(pod *corev1.Pod) bool {
-	if _, assumed := c.assumed.Load(pod.UID); assumed || pod.Spec.NodeName != "" || pod.Spec.SchedulerName != c.profile || !optedIn(c.namespaces, pod.Namespace) {
-		return false
-	}
-	if _, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled); tried != nil {
-		return false
-	}
-	ok, _ := demand.Admissible(pod)
-	return ok
+	untried := sync.OnceValue(func() map[demand.Key]int32 {
+		return c.untried.count(func(pod *corev1.Pod) (demand.Key, bool) {
+			// Pending pods are in the batcher.
+			if ok, _ := demand.Admissible(pod); !ok || c.pending.has(pod.UID) || c.placements.has(pod.UID) || !optedIn(c.namespaces, pod.Namespace) {
+				return demand.Key{}, false
+			}
+			return c.keys.keyOf(pod)
+		})
+	})
+	return func(key demand.Key) int32 { return c.placements.livingOf(key) + untried()[key] }
 }
 
 // reconcile makes a Reservation request at least what is needed. It returns when
@@ -318,6 +334,7 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	current := c.reservations.get(request.Key.Namespace, name)
 	if current != nil {
 		if key, _ := demand.KeyOfReservation(current); key != request.Key {
+			c.setUnasked(request.Key, true)
 			c.recordAll(request, failed(name, fmt.Sprintf("Reservation %s already exists for another owner. Delete it to request capacity for this pod.", name), current))
 			return 0
 		}
@@ -326,20 +343,28 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 			return retryAfter
 		}
 		if requestedPods(current) >= request.PodSet.Count {
+			c.setUnasked(request.Key, false)
 			return 0
 		}
-		if wait := decisionTimeout - c.clock.Since(c.requestedAt[request.Key]); wait > 0 && !decided(current) {
+		if wait := c.raiseIn(request.Key); wait > 0 && !decided(current) {
 			return wait
 		}
 	}
-	maps.DeleteFunc(c.requestedAt, func(_ demand.Key, at time.Time) bool { return c.clock.Since(at) > decisionTimeout })
+	turn := &c.capped[maphash.String(hashSeed, request.Key.Namespace)%uint64(len(c.capped))]
+	turn.Lock()
 	policy, allowed, short, err := c.applyPolicy(request, name)
+	if err != nil || policy == nil || policy.Spec.MaxResources == nil {
+		turn.Unlock() // no limit that another write could exceed
+	} else {
+		defer turn.Unlock()
+	}
 	if err != nil {
 		log.Error(err, "Failed to evaluate OverflowPolicies; retrying")
 		c.recordAll(request, failed(err.Error(), fmt.Sprintf("Failed to request capacity, retrying: %v.", err), nil))
 		return retryAfter
 	}
 	limited := allowed < request.PodSet.Count
+	c.setUnasked(request.Key, limited)
 	if limited {
 		c.recordAll(request, capped(policy.Name, request, allowed, short, current))
 		request.PodSet.Count = allowed
@@ -351,7 +376,7 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	applied, err := c.reservations.apply(ctx, request, policy, current)
 	switch {
 	case err == nil:
-		c.requestedAt[request.Key] = c.clock.Now()
+		c.raised(request.Key)
 		log.Info("Requested capacity in other clusters", "reservation", name, "pods", request.PodSet.Count)
 		c.recordAll(request, requested(request, applied))
 		if limited {
@@ -362,6 +387,7 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		return conflictRetryAfter
 	case apierrors.IsInvalid(err):
 		log.Error(err, "The API server rejected the Reservation")
+		c.setUnasked(request.Key, true)
 		c.recordAll(request, failed("invalid", fmt.Sprintf("Failed to request capacity: %v.", err), nil))
 		return 0
 	case apierrors.IsNotFound(err) || apierrors.IsForbidden(err):
@@ -371,6 +397,30 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		log.Error(err, "Failed to write a Reservation; retrying")
 		return retryAfter
 	}
+}
+
+// setUnasked records whether not all of the capacity for a key is requested, and wakes
+// the pods that wait for the decision.
+func (c *demandController) setUnasked(key demand.Key, unasked bool) {
+	if c.grants.isUnasked(key) != unasked {
+		c.grants.setUnasked(key, unasked)
+		c.queue.addKey(key)
+	}
+}
+
+// raiseIn returns how long the count of a key is not to be raised again.
+func (c *demandController) raiseIn(key demand.Key) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return raiseAfter - c.clock.Since(c.requestedAt[key])
+}
+
+// raised records that the count of a key was raised.
+func (c *demandController) raised(key demand.Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.requestedAt, func(_ demand.Key, at time.Time) bool { return c.clock.Since(at) > raiseAfter })
+	c.requestedAt[key] = c.clock.Now()
 }
 
 // decided reports whether the current generation of a Reservation is granted,

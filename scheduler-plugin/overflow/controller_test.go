@@ -7,7 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	corelisters "k8s.io/client-go/listers/core/v1"
+	framework "k8s.io/kube-scheduler/framework"
+	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -17,11 +18,13 @@ import (
 // that the scheduler has not tried yet.
 func TestOtherPods(t *testing.T) {
 	p := testPlugin(OverflowArgs{}, nodeWith("").Node(), nodeWith("paris").Node())
-	pods := newIndexer()
-	c := &demandController{keys: p.keys, namespaces: p.namespaces, pods: corelisters.NewPodLister(pods), nodes: p.nodes,
-		profile: broker.SchedulerName, assumed: p.assumed, pending: map[types.UID]*pendingPod{"pending": {}}}
+	p.handle = profile{}
+	untried := newUntriedPods()
+	handler := p.podHandler(func() bool { return false }, untried)
+	c := &demandController{keys: p.keys, namespaces: p.namespaces, untried: untried, placements: p.placements, pending: newPendingPods()}
+	c.pending.add("pending", types.NamespacedName{})
 	key, _ := p.keys.get(jobPod("crunch", "x", "1"))
-	count := func() int32 { return c.otherPods()[key.key] }
+	count := func() int32 { return c.otherPodsCounter()(key.key) }
 	for _, tc := range []struct {
 		name   string
 		change func(*corev1.Pod)
@@ -44,13 +47,13 @@ func TestOtherPods(t *testing.T) {
 		pod := jobPod("crunch", tc.name, "1")
 		pod.Spec.SchedulerName = broker.SchedulerName
 		tc.change(pod)
-		expect.NoError(t, pods.Add(pod))
+		handler.OnAdd(pod, false)
 		if got := count() > before; got != tc.counts {
 			t.Errorf("%s: counted %t, want %t", tc.name, got, tc.counts)
 		}
 	}
 	before := count()
-	p.Reserve(t.Context(), nil, jobPod("crunch", "untried", "1"), "home")
+	p.Reserve(t.Context(), scheduler.NewCycleState(), jobPod("crunch", "untried", "1"), "home")
 	if count() != before-1 {
 		t.Error("an assumed pod is counted")
 	}
@@ -59,6 +62,11 @@ func TestOtherPods(t *testing.T) {
 		t.Error("a pod that is no longer assumed is not counted")
 	}
 }
+
+// profile is the part of the scheduler that the handlers of informers need.
+type profile struct{ framework.Handle }
+
+func (profile) ProfileName() string { return broker.SchedulerName }
 
 func TestDecided(t *testing.T) {
 	r := func(generation, observed int64, phase broker.ReservationPhase, conditions ...string) *broker.Reservation {

@@ -4,23 +4,33 @@
 // # The life of a pod
 //
 //	no node fits ─► PostFilter ─► workQueue ─► demandController: pods of one owner and
-//	                                           shape become one Reservation (server-side apply)
+//	               closes the gate             shape become one Reservation (server-side apply)
 //	                                                │ broker, agents
-//	Activate ◄─ grantCache ◄─ informer ◄────────────┘ status.allocations[].virtualNodeReady
+//	Activate ◄─ waker ◄─ grantCache ◄─ informer ◄───┘ status.allocations[].virtualNodeReady
 //	   │
-//	PreFilter looks up the pod's grants
-//	Filter    admits it to a virtual node only within them
-//	Score     prefers the nodes of this cluster
-//	PreBind   labels the pod with its hold
+//	PreEnqueue holds the pods that no place has become free for
+//	PreFilter  looks up the pod's grants
+//	Filter     admits it to a virtual node only within them
+//	Score      prefers the nodes of this cluster
+//	Reserve    counts it, and chooses the hold to charge
+//	Bind       labels the pod with its hold and shape, with the binding
 //
 // When one pod of an owner and shape does not fit, the request includes those
 // that the scheduler has not tried yet, and the count is raised only after the
-// last request was decided: many pods result in few requests. Only pods that the
-// agent lets tolerate a virtual node are activated.
+// last request was decided: many pods result in few requests.
 //
-// The used part of a grant is counted in the scheduler's own snapshot of the
-// node, which includes assumed pods: there is no second record that could
-// diverge.
+// The gate opens for as many pods as there are places, by priority, then age: for room
+// on a node of this cluster, for a free slot of a grant, after a change of the pod's
+// spec, and at the latest when its retry is due. Only pods that can overflow are held.
+// What is free on each node, and how many pods use each grant, is counted from the
+// events of the informers and from the pods that the scheduler assumes (placements).
+//
+// With overflow: BeforePreemption, preemption waits until the broker has refused, a
+// policy allows no more, the API server rejects the request, or decisionTimeout has
+// passed. Pods on virtual nodes are never preempted.
+//
+// What is requested is validated again each time: a pod or a namespace that opts out
+// is dropped, a pod that was resized counts for its new shape.
 //
 // A Reservation serves the pods that its labels select (root owner and shape, see
 // package demand). One that was created by hand without these labels holds
@@ -45,6 +55,8 @@
 //	      enabled:
 //	      - name: Overflow
 //	        weight: 20
+//	    filter: {enabled: [{name: Overflow}]}
+//	    bind: {enabled: [{name: Overflow}]}
 //	  pluginConfig:
 //	  - name: Overflow
 //	    args:
@@ -53,16 +65,11 @@
 //	      overflow: AfterPreemption
 //	      batchQuiet: 200ms
 //	      batchLongest: 1s
+//	      decisionTimeout: 10s
 //
 // The weight puts the nodes of this cluster before any virtual node: it exceeds
-// the sum of the default plugins' weights, 12. For overflow: BeforePreemption the
-// plugin must also be enabled before DefaultPreemption, because PostFilter plugins
-// run in that order:
-//
-//	plugins:
-//	  multiPoint: {enabled: [{name: Overflow, weight: 20}]}
-//	  postFilter: {enabled: [{name: Overflow}]}
-//
-// Then no pod is preempted until the broker has found that no cluster has enough
-// capacity.
+// the sum of the default plugins' weights, 12. Filter must run before
+// NodeResourcesFit, or a full virtual node is a candidate for preemption, and Bind
+// before DefaultBinder. For overflow: BeforePreemption the plugin must also be enabled
+// before DefaultPreemption (postFilter), because PostFilter plugins run in that order.
 package overflow

@@ -35,6 +35,12 @@ func notPossible(reason string) event {
 	return event{corev1.EventTypeWarning, "OverflowNotPossible", reason, fmt.Sprintf("The pod cannot overflow: %s.", reason), nil}
 }
 
+// notSteered: another scheduler schedules the pod.
+func notSteered() event {
+	return notPossible("its scheduler is " + corev1.DefaultSchedulerName + ", because it was created before its namespace opted in, or while no " +
+		broker.SchedulerName + " was available. Delete it, so that its controller creates another one")
+}
+
 // requested: the Reservation was created, or its count raised.
 func requested(request demand.Request, r *broker.Reservation) event {
 	return event{corev1.EventTypeNormal, "OverflowRequested", r.Name, fmt.Sprintf("Requested capacity for %d pods of %s %s in other clusters (Reservation %s).",
@@ -103,6 +109,9 @@ func rejections(r *broker.Reservation) (key, text string) {
 		reasons = append(reasons, rejection.Cluster+"="+rejection.Reason)
 		messages = append(messages, rejection.Cluster+": "+strings.TrimSuffix(rejection.Message, "."))
 	}
+	if n := r.Status.Decision.Unlisted(); n > 0 {
+		messages = append(messages, fmt.Sprintf("%d other clusters were rejected", n))
+	}
 	return strings.Join(reasons, ","), strings.Join(messages, "; ") + "."
 }
 
@@ -116,18 +125,24 @@ func (c *demandController) recordAll(request demand.Request, e event) {
 // record records an event on a pending pod, unless it repeats the last one of its
 // reason.
 func (c *demandController) record(uid types.UID, e event) {
-	pending := c.pending[uid]
-	if pending == nil || !c.active() {
+	if !c.active() {
 		return
 	}
-	if last, known := pending.events[e.reason]; known && last == e.key {
+	if name, ok := c.pending.announce(uid, e); ok {
+		c.recordOnce(uid, name, e)
+	}
+}
+
+// recordOnce records an event on a pod without a node.
+func (c *demandController) recordOnce(uid types.UID, name types.NamespacedName, e event) {
+	if !c.active() {
+		c.queue.untrack(uid) // its next change reports it again
 		return
 	}
-	pod, err := c.pods.Pods(pending.name.Namespace).Get(pending.name.Name)
-	if err != nil || pod.UID != uid {
+	pod := c.getPending(uid, name)
+	if pod == nil {
 		return
 	}
-	pending.events[e.reason] = e.key
 	var related runtime.Object
 	if r := e.reservation; r != nil {
 		// The resource version keeps events with different messages from being

@@ -5,9 +5,10 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	framework "k8s.io/kube-scheduler/framework"
+	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -16,12 +17,17 @@ import (
 // grantCache has the capacity that Reservations grant, by key: the scheduling
 // cycle reads it instead of Reservations. Safe for concurrent use.
 type grantCache struct {
+	clock clock.PassiveClock
+
 	mu sync.RWMutex
 	// states by key and Reservation name.
 	states map[demand.Key]map[string]reservationState
 	// namespaces counts the keys of each namespace, to answer for most pods
 	// without computing their key.
 	namespaces map[string]int
+	// unasked has the keys for which no capacity, or not all, is requested: a policy
+	// allows no more, or the API server rejects the Reservation.
+	unasked map[demand.Key]bool
 }
 
 // reservationState is the part of a Reservation that concerns its pods.
@@ -34,6 +40,8 @@ type reservationState struct {
 	queued bool
 	// failed: it can never be granted as specified.
 	failed bool
+	// changedAt is when one of the above last changed.
+	changedAt time.Time
 }
 
 // grants is the capacity granted to the pods of one key. It is not changed once
@@ -42,12 +50,18 @@ type grants struct {
 	key demand.Key
 	// slots by provider.
 	slots map[string]int32
-	// holds has the ID of the Reservation to charge, by provider.
-	holds map[string]string
+	// charges has the Reservations to charge, by provider, in the order of their names.
+	charges map[string][]charge
+	// changedAt is when the grants last changed.
+	changedAt time.Time
 }
 
-// Clone implements framework.StateData.
-func (g *grants) Clone() framework.StateData { return g }
+// charge is the part of a grant that one Reservation has.
+type charge struct {
+	// label is the value of the hold label of the pods that use it.
+	label string
+	slots int32
+}
 
 // slotsAt returns the slots at a provider; 0 for nil grants.
 func (g *grants) slotsAt(provider string) int32 {
@@ -57,8 +71,8 @@ func (g *grants) slotsAt(provider string) int32 {
 	return g.slots[provider]
 }
 
-func newGrantCache() *grantCache {
-	return &grantCache{states: map[demand.Key]map[string]reservationState{}, namespaces: map[string]int{}}
+func newGrantCache(clock clock.PassiveClock) *grantCache {
+	return &grantCache{clock: clock, states: map[demand.Key]map[string]reservationState{}, namespaces: map[string]int{}, unasked: map[demand.Key]bool{}}
 }
 
 // stateOf reads a Reservation. One that is being deleted has no slots.
@@ -108,8 +122,13 @@ func (c *grantCache) set(r *broker.Reservation) (key demand.Key, changed bool) {
 		c.namespaces[key.Namespace]++
 	}
 	before, known := byName[r.Name]
+	state.changedAt = before.changedAt
+	if known && reflect.DeepEqual(before, state) {
+		return key, false
+	}
+	state.changedAt = c.clock.Now()
 	byName[r.Name] = state
-	return key, !known || !reflect.DeepEqual(before, state)
+	return key, true
 }
 
 // delete removes a Reservation, with the results of set.
@@ -150,15 +169,34 @@ func (c *grantCache) get(key demand.Key) *grants {
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
 		for cluster, n := range byName[name].slots {
 			if g == nil {
-				g = &grants{key: key, slots: map[string]int32{}, holds: map[string]string{}}
+				g = &grants{key: key, slots: map[string]int32{}, charges: map[string][]charge{}}
 			}
 			g.slots[cluster] += n
-			if g.holds[cluster] == "" {
-				g.holds[cluster] = byName[name].id
+			g.charges[cluster] = append(g.charges[cluster], charge{demand.HoldLabel(byName[name].id), n})
+			if at := byName[name].changedAt; at.After(g.changedAt) {
+				g.changedAt = at
 			}
 		}
 	}
 	return g
+}
+
+// setUnasked records whether capacity for a key is not, or not entirely, requested.
+func (c *grantCache) setUnasked(key demand.Key, unasked bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if unasked {
+		c.unasked[key] = true
+	} else {
+		delete(c.unasked, key)
+	}
+}
+
+// isUnasked reports what setUnasked recorded.
+func (c *grantCache) isUnasked(key demand.Key) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.unasked[key]
 }
 
 // refused reports whether a key has Reservations and all of them are queued or

@@ -1,16 +1,18 @@
 package overflow
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
 func TestGrantCache(t *testing.T) {
-	c := newGrantCache()
+	c := newGrantCache(clock.RealClock{})
 	pod := jobPod("crunch", "crunch-0", "1")
 	r := reservationFor(pod, map[string]int32{"paris": 2, "berlin": 1})
 	key, changed := c.set(r)
@@ -18,7 +20,7 @@ func TestGrantCache(t *testing.T) {
 		t.Fatal("a new Reservation is not reported, or in the wrong namespace")
 	}
 	want := map[string]int32{"paris": 2, "berlin": 1}
-	if g := c.get(key); g == nil || g.key != key || cmp.Diff(want, g.slots) != "" || g.holds["paris"] != "rome-crunch" {
+	if g := c.get(key); g == nil || g.key != key || cmp.Diff(want, g.slots) != "" || !slices.Equal(g.charges["paris"], []charge{{"rome-crunch", 2}}) {
 		t.Fatalf("got %+v", g)
 	}
 	r = r.DeepCopy()

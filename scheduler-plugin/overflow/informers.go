@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -24,7 +23,7 @@ import (
 )
 
 // requestsPerSecond limits the requests for Reservations to the API server.
-const requestsPerSecond = 50
+const requestsPerSecond = 200
 
 // start starts the informers and the demand controller. It does not wait for them.
 func (p *Plugin) start(ctx context.Context) error {
@@ -47,46 +46,103 @@ func (p *Plugin) start(ctx context.Context) error {
 	}
 	p.synced = reservationEvents.HasSynced
 
-	core := p.handle.SharedInformerFactory().Core().V1()
-	var nodes atomic.Int64
-	nodeEvents, err := core.Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { nodes.Add(1) },
-		DeleteFunc: func(any) { nodes.Add(-1) },
-	})
+	untried := newUntriedPods()
+	noNodes, err := p.watch(untried)
 	if err != nil {
-		return fmt.Errorf("watching nodes: %w", err)
+		return err
 	}
-	// In a cluster without nodes, scheduling cycles end before any plugin runs, and
-	// so do not show which replica leads. All replicas are active then: they apply
-	// the same totals, which results in one write.
-	noNodes := func() bool { return nodeEvents.HasSynced() && nodes.Load() == 0 }
-	if _, err := core.Pods().Informer().AddEventHandler(p.podHandler(noNodes)); err != nil {
-		return fmt.Errorf("watching pods: %w", err)
-	}
-
+	core := p.handle.SharedInformerFactory().Core().V1()
 	controller := &demandController{
-		log:          log,
-		clock:        clock.RealClock{},
-		queue:        p.queue,
-		batcher:      demand.NewBatcher(clock.RealClock{}, p.args.windows()),
-		grants:       p.grants,
+		log:        log,
+		clock:      clock.RealClock{},
+		queue:      p.queue,
+		batcher:    demand.NewBatcher(clock.RealClock{}, p.args.windows()),
+		grants:     p.grants,
+		gate:       p.gate,
+		placements: p.placements,
+		waker: &waker{
+			gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled,
+			activate: func(pods map[string]*corev1.Pod) { p.handle.Activate(log, pods) },
+		},
 		keys:         p.keys,
+		untried:      untried,
+		pending:      newPendingPods(),
 		pods:         core.Pods().Lister(),
-		nodes:        p.nodes,
 		namespaces:   p.namespaces,
 		reservations: newReservationStore(client, reservations.GetIndexer(), clock.RealClock{}),
 		policies:     policies.GetIndexer(),
 		synced:       func() bool { return p.synced() && policies.HasSynced() },
+		counted:      p.counted,
 		active:       func() bool { return p.scheduling.Load() || noNodes() },
-		activate:     func(pods map[string]*corev1.Pod) { p.handle.Activate(log, pods) },
 		recorder:     p.handle.EventRecorder(),
-		profile:      p.handle.ProfileName(),
-		assumed:      p.assumed,
 	}
 	go reservations.RunWithContext(ctx)
 	go policies.RunWithContext(ctx)
 	go controller.run(ctx)
 	return nil
+}
+
+// watch adds the handlers for the objects of the scheduler's own informers. noNodes
+// reports whether the cluster has no node.
+//
+// In a cluster without nodes, scheduling cycles end before any plugin runs, and so do
+// not show which replica leads. All replicas are active then: they apply the same
+// totals, which results in one write.
+func (p *Plugin) watch(untried *untriedPods) (noNodes func() bool, err error) {
+	informers := p.handle.SharedInformerFactory()
+	core := informers.Core().V1()
+	var nodes atomic.Int64
+	nodeEvents, err := core.Nodes().Informer().AddEventHandler(p.nodeHandler(&nodes))
+	if err != nil {
+		return nil, fmt.Errorf("watching nodes: %w", err)
+	}
+	noNodes = func() bool { return nodeEvents.HasSynced() && nodes.Load() == 0 }
+	podEvents, err := core.Pods().Informer().AddEventHandler(p.podHandler(noNodes, untried))
+	if err != nil {
+		return nil, fmt.Errorf("watching pods: %w", err)
+	}
+	p.counted = func() bool { return podEvents.HasSynced() && nodeEvents.HasSynced() }
+	_, err = informers.Apps().V1().ReplicaSets().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { p.placements.retryUnresolved() },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watching ReplicaSets: %w", err)
+	}
+	_, err = core.Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(old, obj any) {
+			before, _ := old.(*corev1.Namespace)
+			after, ok := obj.(*corev1.Namespace)
+			if ok && before != nil && before.Labels[broker.LabelOverflow] != after.Labels[broker.LabelOverflow] {
+				p.queue.addNamespace(after.Name)
+			}
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watching namespaces: %w", err)
+	}
+	return noNodes, nil
+}
+
+// nodeHandler keeps the nodes of placements, and their number.
+func (p *Plugin) nodeHandler(count *atomic.Int64) cache.ResourceEventHandler {
+	set := func(obj any) {
+		if node, ok := obj.(*corev1.Node); ok && p.placements.setNode(node) {
+			p.queue.addNode(node.Name)
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) {
+			count.Add(1)
+			set(obj)
+		},
+		UpdateFunc: func(_, obj any) { set(obj) },
+		DeleteFunc: func(obj any) {
+			count.Add(-1)
+			if node, ok := objectOf[*corev1.Node](obj); ok {
+				p.placements.deleteNode(node.Name)
+			}
+		},
+	}
 }
 
 // objectOf returns the object of an informer's event, also of a deletion that the
@@ -115,37 +171,42 @@ func (p *Plugin) reservationHandler() cache.ResourceEventHandler {
 	}
 }
 
-// podHandler removes pods that are no longer pending from the queue, and adds those
-// that are unschedulable because there is no node.
-func (p *Plugin) podHandler(noNodes func() bool) cache.ResourceEventHandler {
-	remove := func(uid types.UID) {
-		p.assumed.Delete(uid)
-		p.queue.remove(uid)
-	}
+// podHandler keeps the pods of placements and the untried ones. It removes pods that
+// are no longer pending from the queue, and adds those that are unschedulable because
+// there is no node or because they were not steered.
+func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.ResourceEventHandler {
 	update := func(obj any) {
 		pod, ok := obj.(*corev1.Pod)
-		if !ok || pod.Spec.SchedulerName != p.handle.ProfileName() {
+		if !ok {
 			return
 		}
-		switch {
-		case pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || podutil.IsPodTerminal(pod):
-			remove(pod.UID)
-		case unschedulable(pod) && noNodes() && optedIn(p.namespaces, pod.Namespace):
-			p.queue.addUnschedulable(pod)
+		p.queue.addFreed(p.placements.setPod(pod))
+		done := pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || podutil.IsPodTerminal(pod)
+		if done {
+			p.queue.remove(pod.UID)
+		}
+		if pod.Spec.SchedulerName == p.handle.ProfileName() {
+			_, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
+			untried.set(pod, !done && tried == nil)
+			if !done && unschedulable(pod) && noNodes() && optedIn(p.namespaces, pod.Namespace) {
+				p.queue.addUnschedulable(pod)
+			}
+			return
+		}
+		if !done && pod.Spec.SchedulerName == corev1.DefaultSchedulerName && unschedulable(pod) &&
+			optedIn(p.namespaces, pod.Namespace) && demand.Steerable(pod) {
+			p.queue.addNotSteered(pod)
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc: update,
-		UpdateFunc: func(old, obj any) {
-			update(obj)
-			before, _ := old.(*corev1.Pod)
-			if pod, ok := obj.(*corev1.Pod); ok && before != nil && len(pod.Spec.Tolerations) > len(before.Spec.Tolerations) {
-				p.queue.addActivate(pod)
-			}
-		},
+		AddFunc:    update,
+		UpdateFunc: func(_, obj any) { update(obj) },
 		DeleteFunc: func(obj any) {
 			if pod, ok := objectOf[*corev1.Pod](obj); ok {
-				remove(pod.UID)
+				p.queue.addFreed(p.placements.removePod(pod.UID))
+				p.queue.remove(pod.UID)
+				untried.set(pod, false)
+				p.keys.forget(pod.UID)
 			}
 		},
 	}

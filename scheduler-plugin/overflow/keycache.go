@@ -1,20 +1,24 @@
 package overflow
 
 import (
+	"sync"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	appslisters "k8s.io/client-go/listers/apps/v1"
-	"k8s.io/utils/lru"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// keyCache computes the keys of pods and caches them, because every cycle looks
-// at the same pods. Safe for concurrent use.
+// keyCache computes the keys of pods and keeps them until the pod is deleted, however
+// many pods there are. Safe for concurrent use.
 type keyCache struct {
 	replicaSets appslisters.ReplicaSetLister
-	cache       *lru.Cache
+
+	mu   sync.RWMutex
+	keys map[types.UID]*podKey
 }
 
 // podKey is a pod's key and the results of demand.KeyOf beside it.
@@ -25,27 +29,43 @@ type podKey struct {
 	generation int64
 }
 
-// keyCacheSize limits the memory of a keyCache to about 20 MB.
-const keyCacheSize = 20_000
-
 func newKeyCache(replicaSets appslisters.ReplicaSetLister) *keyCache {
-	return &keyCache{replicaSets: replicaSets, cache: lru.New(keyCacheSize)}
+	return &keyCache{replicaSets: replicaSets, keys: map[types.UID]*podKey{}}
 }
 
 // get returns a pod's key; ok is false if its root owner cannot be resolved (yet).
 func (c *keyCache) get(pod *corev1.Pod) (key *podKey, ok bool) {
-	if cached, hit := c.cache.Get(pod.UID); hit {
-		// A resize changes the shape, and the generation with it.
-		if key := cached.(*podKey); key.generation == pod.Generation {
-			return key, true
-		}
+	c.mu.RLock()
+	key = c.keys[pod.UID]
+	c.mu.RUnlock()
+	// A resize changes the shape, and the generation with it.
+	if key != nil && key.generation == pod.Generation {
+		return key, true
 	}
 	key = &podKey{generation: pod.Generation}
 	if key.key, key.owner, key.set, ok = demand.KeyOf(pod, c.resolve); !ok {
 		return nil, false
 	}
-	c.cache.Add(pod.UID, key)
+	c.mu.Lock()
+	c.keys[pod.UID] = key
+	c.mu.Unlock()
 	return key, true
+}
+
+// keyOf is get without what is beside the key.
+func (c *keyCache) keyOf(pod *corev1.Pod) (demand.Key, bool) {
+	key, ok := c.get(pod)
+	if !ok {
+		return demand.Key{}, false
+	}
+	return key.key, true
+}
+
+// forget drops the key of a deleted pod.
+func (c *keyCache) forget(pod types.UID) {
+	c.mu.Lock()
+	delete(c.keys, pod)
+	c.mu.Unlock()
 }
 
 // resolve implements demand.Resolve.

@@ -2,11 +2,10 @@ package overflow
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"reflect"
-	"sync"
+	"maps"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,7 +15,7 @@ import (
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
-	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -34,10 +33,13 @@ const (
 	errCannotOverflow  = "the pod cannot overflow: %s"
 	errNotSynced       = "cannot overflow: Reservations are not synced"
 	errRefused         = "insufficient capacity in other clusters"
+	errNotRequested    = "capacity in other clusters cannot be requested"
+	errUndecided       = "no decision about capacity in other clusters in time"
 	errWaiting         = "waiting for capacity in another cluster"
+	errVictim          = "pods in other clusters are not preempted (provider %s)"
 )
 
-// stateKey is where PreFilter stores a pod's grants for the rest of its cycle.
+// stateKey is where PreFilter stores the cycleState of a pod.
 const stateKey framework.StateKey = "PreFilter" + Name
 
 // signKey is the fragment that keeps pods with different grants from being
@@ -52,28 +54,46 @@ type Plugin struct {
 	namespaces corelisters.NamespaceLister
 	keys       *keyCache
 	grants     *grantCache
+	placements *placements
+	gate       *gate
 	queue      *workQueue
-	// assumed has the UIDs of the pods for which a node was found, until the
-	// informer shows them bound.
-	assumed *sync.Map
-	// synced reports whether grants is complete.
-	synced func() bool
+	clock      clock.PassiveClock
+	// synced reports whether grants is complete, and counted, whether placements is.
+	synced, counted func() bool
 	// scheduling is set by the first scheduling cycle: only the leader has any.
 	scheduling atomic.Bool
 }
 
 var (
+	_ framework.PreEnqueuePlugin  = &Plugin{}
 	_ framework.PreFilterPlugin   = &Plugin{}
 	_ framework.FilterPlugin      = &Plugin{}
 	_ framework.PostFilterPlugin  = &Plugin{}
 	_ framework.PreScorePlugin    = &Plugin{}
 	_ framework.ScorePlugin       = &Plugin{}
 	_ framework.ReservePlugin     = &Plugin{}
-	_ framework.PreBindPlugin     = &Plugin{}
+	_ framework.BindPlugin        = &Plugin{}
 	_ framework.SignPlugin        = &Plugin{}
 	_ framework.EnqueueExtensions = &Plugin{}
-	_ framework.StateData         = &grants{}
+	_ framework.StateData         = &cycleState{}
 )
+
+// cycleState is what a scheduling cycle of a pod knows.
+type cycleState struct {
+	// grants of the pod; nil if it has none. They are not changed.
+	grants *grants
+	// since is when the cycle began.
+	since time.Time
+	// removed has the guests that a dry run of preemption has removed.
+	removed map[types.UID]bool
+}
+
+// Clone implements framework.StateData.
+func (s *cycleState) Clone() framework.StateData {
+	clone := *s
+	clone.removed = maps.Clone(s.removed)
+	return &clone
+}
 
 // New returns the plugin and starts its informers and its controller in the
 // background, until ctx ends. It runs in standby replicas too.
@@ -89,10 +109,12 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 		nodes:      core.Nodes().Lister(),
 		namespaces: core.Namespaces().Lister(),
 		keys:       newKeyCache(handle.SharedInformerFactory().Apps().V1().ReplicaSets().Lister()),
-		grants:     newGrantCache(),
+		grants:     newGrantCache(clock.RealClock{}),
+		gate:       newGate(clock.RealClock{}),
 		queue:      newWorkQueue(),
-		assumed:    &sync.Map{},
+		clock:      clock.RealClock{},
 	}
+	p.placements = newPlacements(p.clock, p.keys.keyOf)
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
@@ -102,21 +124,27 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 // Name implements framework.Plugin.
 func (p *Plugin) Name() string { return Name }
 
+// PreEnqueue holds pods for which an attempt would be futile.
+func (p *Plugin) PreEnqueue(_ context.Context, pod *corev1.Pod) *framework.Status {
+	if p.gate.passes(pod) {
+		return nil
+	}
+	return framework.NewStatus(framework.UnschedulableAndUnresolvable, errWaiting)
+}
+
 // PreFilter looks up the pod's grants.
 func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ []framework.NodeInfo) (*framework.PreFilterResult, *framework.Status) {
 	if !p.scheduling.Load() {
 		p.scheduling.Store(true)
 		p.queue.signal()
 	}
-	if g := p.grantsOf(pod); g != nil {
-		state.Write(stateKey, g)
-	}
+	state.Write(stateKey, &cycleState{grants: p.grantsOf(pod), since: p.clock.Now(), removed: map[types.UID]bool{}})
 	return nil, nil
 }
 
 // grantsOf returns what the pod may use in other clusters; nil if nothing.
 func (p *Plugin) grantsOf(pod *corev1.Pod) *grants {
-	if !p.grants.hasNamespace(pod.Namespace) || pod.Labels[broker.LabelOverflow] == broker.OverflowDisabled {
+	if !p.counted() || !p.grants.hasNamespace(pod.Namespace) || pod.Labels[broker.LabelOverflow] == broker.OverflowDisabled {
 		return nil
 	}
 	key, ok := p.keys.get(pod)
@@ -126,54 +154,53 @@ func (p *Plugin) grantsOf(pod *corev1.Pod) *grants {
 	return p.grants.get(key.key)
 }
 
-// grantsIn returns the grants that PreFilter stored; nil if there are none.
-func grantsIn(state framework.CycleState) *grants {
+// stateIn returns what PreFilter stored; an empty one if it did not run.
+func stateIn(state framework.CycleState) *cycleState {
 	if data, err := state.Read(stateKey); err == nil {
-		return data.(*grants)
+		return data.(*cycleState)
+	}
+	return &cycleState{}
+}
+
+// PreFilterExtensions implements framework.PreFilterPlugin.
+func (p *Plugin) PreFilterExtensions() framework.PreFilterExtensions { return p }
+
+// RemovePod marks the dry runs of preemption that take a guest away.
+func (p *Plugin) RemovePod(_ context.Context, state framework.CycleState, _ *corev1.Pod, victim framework.PodInfo, nodeInfo framework.NodeInfo) *framework.Status {
+	if s := stateIn(state); s.removed != nil && providerOf(nodeInfo.Node()) != "" {
+		s.removed[victim.GetPod().UID] = true
 	}
 	return nil
 }
 
-// PreFilterExtensions implements framework.PreFilterPlugin: grants do not depend
-// on the pods of a node.
-func (p *Plugin) PreFilterExtensions() framework.PreFilterExtensions { return nil }
+// AddPod reverts RemovePod.
+func (p *Plugin) AddPod(_ context.Context, state framework.CycleState, _ *corev1.Pod, pod framework.PodInfo, _ framework.NodeInfo) *framework.Status {
+	delete(stateIn(state).removed, pod.GetPod().UID)
+	return nil
+}
 
 // Filter admits a pod to a virtual node only within a grant of its owner and
 // shape. It returns UnschedulableAndUnresolvable, because otherwise the guests
-// there would be candidates for preemption.
-func (p *Plugin) Filter(_ context.Context, state framework.CycleState, pod *corev1.Pod, nodeInfo framework.NodeInfo) *framework.Status {
-	provider := providerOf(nodeInfo.Node())
+// there would be candidates for preemption; and it must run before the plugins that
+// return Unschedulable for a full node. A dry run of preemption that has removed a
+// guest finds no node.
+func (p *Plugin) Filter(_ context.Context, state framework.CycleState, _ *corev1.Pod, nodeInfo framework.NodeInfo) *framework.Status {
+	node := nodeInfo.Node()
+	provider := providerOf(node)
 	if provider == "" {
 		return nil
 	}
-	g := grantsIn(state)
-	slots := g.slotsAt(provider)
-	if slots == 0 {
+	s := stateIn(state)
+	granted := s.grants.slotsAt(provider)
+	switch {
+	case granted == 0:
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errNoReservation, provider))
-	}
-	if p.used(g, provider, pod, nodeInfo) >= slots {
+	case len(s.removed) > 0:
+		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errVictim, provider))
+	case p.placements.usedOf(s.grants.key, node.Name, s.grants.charges[provider]) >= granted:
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errReservationFull, provider))
 	}
 	return nil
-}
-
-// used counts the pods on a node that use a grant, including assumed ones.
-func (p *Plugin) used(g *grants, provider string, self *corev1.Pod, nodeInfo framework.NodeInfo) int32 {
-	var n int32
-	hold := demand.HoldLabel(g.holds[provider])
-	for _, info := range nodeInfo.GetPods() {
-		other := info.GetPod()
-		if other.Namespace != g.key.Namespace || other.UID == self.UID || podutil.IsPodTerminal(other) {
-			continue
-		}
-		// Users can write the label: it counts only for pods whose ReplicaSet is
-		// deleted.
-		key, ok := p.keys.get(other)
-		if ok && key.key == g.key || !ok && other.Labels[broker.LabelHold] == hold {
-			n++
-		}
-	}
-	return n
 }
 
 // PreScore skips scoring unless there are both local and virtual nodes.
@@ -219,11 +246,12 @@ func (p *Plugin) EventsToRegister(context.Context) ([]framework.ClusterEventWith
 	return []framework.ClusterEventWithHint{
 		{Event: framework.ClusterEvent{Resource: framework.Pod, ActionType: framework.Delete}, QueueingHintFn: p.isSchedulableAfterPodDeleted},
 		{Event: framework.ClusterEvent{Resource: framework.Node, ActionType: framework.Add}, QueueingHintFn: p.isSchedulableAfterNodeAdded},
+		{Event: framework.ClusterEvent{Resource: framework.Pod, ActionType: framework.UpdatePodToleration}, QueueingHintFn: isSchedulableAfterPodUpdated},
 	}, nil
 }
 
 // isSchedulableAfterPodDeleted queues the pod if a pod of its namespace left a
-// virtual node.
+// virtual node on which it has a grant.
 func (p *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *corev1.Pod, deleted, _ any) (framework.QueueingHint, error) {
 	other, ok := deleted.(*corev1.Pod)
 	if !ok {
@@ -232,7 +260,16 @@ func (p *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *corev1.Pod, de
 	if other.Namespace != pod.Namespace {
 		return framework.QueueSkip, nil
 	}
-	if node, err := p.nodes.Get(other.Spec.NodeName); err == nil && providerOf(node) == "" {
+	node, err := p.nodes.Get(other.Spec.NodeName)
+	if err == nil && p.grantsOf(pod).slotsAt(providerOf(node)) == 0 {
+		return framework.QueueSkip, nil
+	}
+	return framework.Queue, nil
+}
+
+// isSchedulableAfterPodUpdated queues the pod if it was itself updated.
+func isSchedulableAfterPodUpdated(_ klog.Logger, pod *corev1.Pod, _, updated any) (framework.QueueingHint, error) {
+	if other, ok := updated.(*corev1.Pod); ok && other.UID != pod.UID {
 		return framework.QueueSkip, nil
 	}
 	return framework.Queue, nil
@@ -251,36 +288,62 @@ func (p *Plugin) isSchedulableAfterNodeAdded(_ klog.Logger, pod *corev1.Pod, _, 
 // PostFilter adds the pod to the controller's queue, in memory.
 func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
 	if !optedIn(p.namespaces, pod.Namespace) {
+		p.gate.drop(pod.UID)
 		return nil, framework.NewStatus(framework.Unschedulable)
 	}
 	if p.victimsTerminating(pod) {
+		p.queue.remove(pod.UID)
 		return nil, framework.NewStatus(framework.Unschedulable, errPreempting)
 	}
+	code, message := p.wait(state, pod)
 	p.queue.addUnschedulable(pod)
-	if !reflect.DeepEqual(p.grantsOf(pod), grantsIn(state)) {
-		// The grants changed during the cycle, when this pod was not known to be
-		// pending and so was not activated.
-		p.queue.addActivate(pod)
-	}
+	return nil, framework.NewStatus(code, message)
+}
+
+// wait closes the gate for a pod that waits for capacity in another cluster. It
+// returns the result of its cycle.
+func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Code, string) {
 	if ok, reason := demand.Admissible(pod); !ok {
+		p.gate.drop(pod.UID)
 		if reason == "" {
-			return nil, framework.NewStatus(framework.Unschedulable)
+			return framework.Unschedulable, ""
 		}
-		return nil, framework.NewStatus(framework.Unschedulable, fmt.Sprintf(errCannotOverflow, reason))
+		return framework.Unschedulable, fmt.Sprintf(errCannotOverflow, reason)
 	}
 	if !p.synced() {
-		return nil, framework.NewStatus(framework.Unschedulable, errNotSynced)
+		return framework.Unschedulable, errNotSynced
 	}
-	if key, ok := p.keys.get(pod); ok && p.grants.refused(key.key) {
-		return nil, framework.NewStatus(framework.Unschedulable, errRefused)
+	key, ok := p.keys.get(pod)
+	if !ok {
+		return framework.Unschedulable, errWaiting
 	}
-	code := framework.Unschedulable
-	if p.args.Overflow == BeforePreemption {
+	deadline := p.gate.since(pod.UID).Add(p.args.DecisionTimeout.Duration)
+	code, message := framework.Unschedulable, errWaiting
+	switch {
+	case p.grants.refused(key.key):
+		message = errRefused
+	case p.grants.isUnasked(key.key):
+		message = errNotRequested
+	case p.args.Overflow == BeforePreemption && p.clock.Now().Before(deadline):
 		// No PostFilter plugin after this one runs: no preemption while the request
 		// is undecided.
 		code = framework.UnschedulableAndUnresolvable
+	case p.args.Overflow == BeforePreemption:
+		message = errUndecided
 	}
-	return nil, framework.NewStatus(code, errWaiting)
+	if code == framework.Unschedulable {
+		deadline = time.Time{}
+	}
+	if node := p.gate.close(pod, key.key, stateIn(state).since, deadline); node != "" {
+		p.queue.addNode(node) // it may fit another pod
+	}
+	return code, message
+}
+
+// settled reports whether preemption no longer waits for capacity for a key in other
+// clusters.
+func (p *Plugin) settled(key demand.Key) bool {
+	return p.grants.refused(key) || p.grants.isUnasked(key)
 }
 
 func optedIn(namespaces corelisters.NamespaceLister, name string) bool {
@@ -306,55 +369,53 @@ func (p *Plugin) victimsTerminating(pod *corev1.Pod) bool {
 	return false
 }
 
-// Reserve records that a node was found for the pod.
-func (p *Plugin) Reserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) *framework.Status {
-	p.assumed.Store(pod.UID, nil)
+// Reserve counts the pod on its node, and chooses the hold that it is charged to.
+func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, nodeName string) *framework.Status {
+	var hold string
+	if isVirtual(nodeName) {
+		if node, err := p.nodes.Get(nodeName); err == nil {
+			if g := stateIn(state).grants; g != nil {
+				hold = p.placements.chargedTo(pod.Namespace, nodeName, g.charges[providerOf(node)])
+			}
+		}
+	}
+	p.placements.assume(pod, nodeName, hold)
+	p.gate.assumed(pod.UID)
 	return nil
 }
 
 // Unreserve reverts Reserve.
 func (p *Plugin) Unreserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) {
-	p.assumed.Delete(pod.UID)
+	p.queue.addFreed(p.placements.forget(pod.UID))
 }
 
-// PreBindPreFlight skips PreBind for the nodes of this cluster.
-func (p *Plugin) PreBindPreFlight(_ context.Context, _ framework.CycleState, _ *corev1.Pod, nodeName string) *framework.Status {
-	if node, err := p.nodes.Get(nodeName); err == nil && providerOf(node) == "" {
-		return framework.NewStatus(framework.Skip)
-	}
-	return nil
-}
-
-// PreBind labels the pod with the hold that it uses and, unless it has a deletion
-// cost already, makes it the first to be deleted when its owner scales down.
-func (p *Plugin) PreBind(ctx context.Context, state framework.CycleState, pod *corev1.Pod, nodeName string) *framework.Status {
+// Bind binds a pod to a virtual node, and with the same request labels it with its
+// shape and the hold that it uses and, unless it has a deletion cost already, makes it
+// the first to be deleted when its owner scales down. The pod is changed only if it is
+// bound. Other nodes are left to the next plugin.
+func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *corev1.Pod, nodeName string) *framework.Status {
 	node, err := p.nodes.Get(nodeName)
 	if err != nil {
 		return framework.AsStatus(fmt.Errorf("getting node %s: %w", nodeName, err))
 	}
 	provider := providerOf(node)
 	if provider == "" {
-		return nil
+		return framework.NewStatus(framework.Skip)
 	}
-	g := grantsIn(state)
-	if g == nil || g.holds[provider] == "" {
+	g, hold := stateIn(state).grants, p.placements.holdOf(pod.UID)
+	if g == nil || hold == "" {
 		return framework.AsStatus(fmt.Errorf("pod has no hold at provider %s", provider))
 	}
-	hold := demand.HoldLabel(g.holds[provider])
-	if pod.Labels[broker.LabelHold] == hold {
-		return nil
+	binding := &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
+			Labels: map[string]string{broker.LabelHold: hold, broker.LabelShape: g.key.Shape}},
+		Target: corev1.ObjectReference{Kind: "Node", Name: nodeName},
 	}
-	metadata := map[string]any{"uid": pod.UID, "labels": map[string]string{broker.LabelHold: hold}}
 	if _, own := pod.Annotations[corev1.PodDeletionCost]; !own {
-		metadata["annotations"] = map[string]string{corev1.PodDeletionCost: broker.OverflowedDeletionCost}
+		binding.Annotations = map[string]string{corev1.PodDeletionCost: broker.OverflowedDeletionCost}
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": metadata})
-	if err != nil {
-		return framework.AsStatus(err)
-	}
-	_, err = p.handle.ClientSet().CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
-	if err != nil {
-		return framework.AsStatus(fmt.Errorf("labelling the pod with its hold: %w", err))
+	if err := p.handle.ClientSet().CoreV1().Pods(pod.Namespace).Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
+		return framework.AsStatus(fmt.Errorf("binding the pod to %s: %w", nodeName, err))
 	}
 	return nil
 }

@@ -1,7 +1,8 @@
 package overflow
 
 import (
-	"sync"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
+	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -34,16 +36,22 @@ func newIndexer(objects ...any) cache.Indexer {
 // opted-in namespace.
 func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}}
-	return &Plugin{
+	now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
+	args.DecisionTimeout = &metav1.Duration{Duration: 10 * time.Second}
+	p := &Plugin{
 		args:       &args,
 		namespaces: corelisters.NewNamespaceLister(newIndexer(shop)),
 		nodes:      corelisters.NewNodeLister(newIndexer(nodes...)),
 		keys:       newKeyCache(appslisters.NewReplicaSetLister(newIndexer())),
-		grants:     newGrantCache(),
+		grants:     newGrantCache(now),
+		gate:       newGate(now),
 		queue:      newWorkQueue(),
-		assumed:    &sync.Map{},
+		clock:      now,
 		synced:     func() bool { return true },
+		counted:    func() bool { return true },
 	}
+	p.placements = newPlacements(now, p.keys.keyOf)
+	return p
 }
 
 // jobPod returns a pod of a Job that requests CPU.
@@ -232,6 +240,11 @@ func runFilter(t *testing.T, cases map[string]filterCase) {
 			if tc.optedOut {
 				pod.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled}
 			}
+			for _, info := range tc.node.GetPods() {
+				guest := info.GetPod().DeepCopy()
+				guest.Spec.NodeName = tc.node.Node().Name
+				p.placements.setPod(guest)
+			}
 			state := scheduler.NewCycleState()
 			if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
 				t.Fatalf("PreFilter must let Filter run for every pod, got %v", status)
@@ -328,6 +341,23 @@ func TestPostFilter(t *testing.T) {
 			change: func(_ *Plugin, pod *corev1.Pod) { pod.Spec.HostNetwork = true },
 			code:   framework.Unschedulable, message: "the pod cannot overflow: it uses hostNetwork", queued: true,
 		},
+		"a policy allows no more": {
+			reason: "preemption may help", order: BeforePreemption,
+			change: func(p *Plugin, pod *corev1.Pod) {
+				key, _ := p.keys.get(pod)
+				p.grants.setUnasked(key.key, true)
+			},
+			code: framework.Unschedulable, message: "capacity in other clusters cannot be requested", queued: true,
+		},
+		"no decision in time": {
+			reason: "preemption may help", order: BeforePreemption,
+			change: func(p *Plugin, pod *corev1.Pod) {
+				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+				now := p.clock.(*clocktesting.FakePassiveClock)
+				now.SetTime(now.Now().Add(10 * time.Second))
+			},
+			code: framework.Unschedulable, message: "no decision about capacity in other clusters in time", queued: true,
+		},
 		"not opted in": {
 			reason: "its namespace did not enable overflow", order: BeforePreemption,
 			change: func(_ *Plugin, pod *corev1.Pod) { pod.Namespace = "bank" },
@@ -351,33 +381,81 @@ func TestPostFilter(t *testing.T) {
 	}
 }
 
-// A grant that arrives during the cycle of a pod that is not known to be pending
-// activates the pod at the end of the cycle.
+// A grant that arrives during the cycle of a pod that is not known to be pending wakes
+// the pod at the end of the cycle; the same grant does so only once.
 func TestGrantDuringTheCycle(t *testing.T) {
-	p := testPlugin(OverflowArgs{})
+	paris := nodeWith("paris").Node()
+	p := testPlugin(OverflowArgs{}, paris)
+	now := p.clock.(*clocktesting.FakePassiveClock)
+	p.placements.setNode(paris)
+	now.SetTime(now.Now().Add(time.Hour))
+	var woken []string
+	w := &waker{gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled,
+		activate: func(pods map[string]*corev1.Pod) { woken = append(woken, slices.Collect(maps.Keys(pods))...) }}
 	pod := jobPod("crunch", "crunch-0", "1")
-	state := scheduler.NewCycleState()
-	reject := func() work {
+	pod.Spec.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}
+	key, _ := p.keys.get(pod)
+	cycle := func(during func()) int {
+		t.Helper()
+		woken = nil
+		state := scheduler.NewCycleState()
+		if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
+			t.Fatal(status)
+		}
+		now.SetTime(now.Now().Add(time.Second))
+		during()
 		if _, status := p.PostFilter(t.Context(), state, pod, nil); status.IsSuccess() {
 			t.Fatal("PostFilter must not succeed")
 		}
-		return p.queue.take()
+		if !p.PreEnqueue(t.Context(), pod).IsRejected() {
+			t.Error("the gate is open after a failed cycle")
+		}
+		w.wake(map[demand.Key]bool{key.key: true}, nil)
+		if len(woken) > 0 && !p.PreEnqueue(t.Context(), pod).IsSuccess() {
+			t.Error("a pod was activated that cannot pass the gate")
+		}
+		return len(woken)
 	}
+	if n := cycle(func() {}); n != 0 {
+		t.Errorf("without a grant: woken %v", woken)
+	}
+	if n := cycle(func() { p.grants.set(reservationFor(pod, map[string]int32{"paris": 1})) }); n != 1 {
+		t.Error("with a new grant: not woken")
+	}
+	now.SetTime(now.Now().Add(time.Second))
+	if n := cycle(func() {}); n != 0 {
+		t.Errorf("with the same grant: woken %v", woken)
+	}
+}
+
+// A dry run of preemption that has removed a guest finds no place on a virtual node,
+// whatever the grants say; the state of others is not changed by it.
+func TestGuestsAreNoVictims(t *testing.T) {
+	guest := jobPod("other", "guest", "1")
+	paris := nodeWith("paris", guest)
+	p := testPlugin(OverflowArgs{}, paris.Node())
+	pod := jobPod("crunch", "crunch-0", "1")
+	p.grants.set(reservationFor(pod, map[string]int32{"paris": 5}))
+	state := scheduler.NewCycleState()
 	if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
 		t.Fatal(status)
 	}
-	if w := reject(); len(w.unschedulable) != 1 || len(w.activate) != 0 {
-		t.Errorf("without a new grant: %+v", w)
-	}
-	p.grants.set(reservationFor(pod, map[string]int32{"paris": 1}))
-	if w := reject(); len(w.activate) != 1 {
-		t.Errorf("with a new grant: %+v", w)
-	}
-	if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
+	victim := paris.GetPods()[0]
+	dryRun := state.Clone()
+	if status := p.PreFilterExtensions().RemovePod(t.Context(), dryRun, pod, victim, paris); !status.IsSuccess() {
 		t.Fatal(status)
 	}
-	if w := reject(); len(w.activate) != 0 {
-		t.Errorf("with the same grant: %+v", w)
+	if got := p.Filter(t.Context(), dryRun, pod, paris).Code(); got != framework.UnschedulableAndUnresolvable {
+		t.Errorf("without the guest: got %v", got)
+	}
+	if status := p.Filter(t.Context(), state, pod, paris); !status.IsSuccess() {
+		t.Errorf("outside of the dry run: got %v", status)
+	}
+	if status := p.PreFilterExtensions().AddPod(t.Context(), dryRun, pod, victim, paris); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	if status := p.Filter(t.Context(), dryRun, pod, paris); !status.IsSuccess() {
+		t.Errorf("with the guest again: got %v", status)
 	}
 }
 
@@ -389,7 +467,7 @@ func TestQueueingHints(t *testing.T) {
 		node, namespace string
 		want            framework.QueueingHint
 	}{
-		{paris.Name, "shop", framework.Queue},
+		{paris.Name, "shop", framework.QueueSkip}, // no grant there
 		{"deleted-node", "shop", framework.Queue},
 		{home.Name, "shop", framework.QueueSkip},
 		{paris.Name, "bank", framework.QueueSkip},
@@ -407,5 +485,9 @@ func TestQueueingHints(t *testing.T) {
 	p.grants.set(reservationFor(pending, map[string]int32{"paris": 1}))
 	if got, err := p.isSchedulableAfterNodeAdded(klog.Background(), pending, nil, paris); err != nil || got != framework.Queue {
 		t.Errorf("a node with a grant of the pod: got %v %v", got, err)
+	}
+	deleted.Spec.NodeName, deleted.Namespace = paris.Name, "shop"
+	if got, err := p.isSchedulableAfterPodDeleted(klog.Background(), pending, deleted, nil); err != nil || got != framework.Queue {
+		t.Errorf("a pod left a node with a grant of the pod: got %v %v", got, err)
 	}
 }

@@ -26,21 +26,30 @@ type workQueue struct {
 type work struct {
 	// unschedulable pods, to request capacity for.
 	unschedulable map[types.UID]types.NamespacedName
-	// activate are pending pods that may use more nodes than in their last cycle.
-	activate map[types.UID]types.NamespacedName
-	// removed pods are no longer pending.
+	// removed pods are no longer pending, or no longer need capacity elsewhere.
 	removed map[types.UID]bool
 	// reservations are the keys whose Reservations changed; true if the change
 	// concerns their pods.
 	reservations map[demand.Key]bool
+	// nodes have more room than before, and keys more free slots. allKeys: any may.
+	nodes   map[string]bool
+	keys    map[demand.Key]bool
+	allKeys bool
+	// namespaces were changed.
+	namespaces map[string]bool
+	// notSteered pods wait for another scheduler, in opted-in namespaces.
+	notSteered map[types.UID]types.NamespacedName
 }
 
 func newWork() work {
 	return work{
 		unschedulable: map[types.UID]types.NamespacedName{},
-		activate:      map[types.UID]types.NamespacedName{},
 		removed:       map[types.UID]bool{},
 		reservations:  map[demand.Key]bool{},
+		nodes:         map[string]bool{},
+		keys:          map[demand.Key]bool{},
+		namespaces:    map[string]bool{},
+		notSteered:    map[types.UID]types.NamespacedName{},
 	}
 }
 
@@ -52,18 +61,19 @@ func newWorkQueue() *workQueue {
 func (q *workQueue) addUnschedulable(pod *corev1.Pod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.work.unschedulable[pod.UID] = types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+	q.work.unschedulable[pod.UID] = nameOf(pod)
 	delete(q.work.removed, pod.UID)
 	q.tracked[pod.UID] = true
 	q.signal()
 }
 
-// addActivate adds a pod that may use more nodes than before, if it is tracked.
-func (q *workQueue) addActivate(pod *corev1.Pod) {
+// addNotSteered adds a pod that waits for another scheduler.
+func (q *workQueue) addNotSteered(pod *corev1.Pod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.tracked[pod.UID] {
-		q.work.activate[pod.UID] = types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+	if !q.tracked[pod.UID] {
+		q.tracked[pod.UID] = true
+		q.work.notSteered[pod.UID] = nameOf(pod)
 		q.signal()
 	}
 }
@@ -75,7 +85,7 @@ func (q *workQueue) remove(pod types.UID) {
 	if q.tracked[pod] {
 		delete(q.tracked, pod)
 		delete(q.work.unschedulable, pod)
-		delete(q.work.activate, pod)
+		delete(q.work.notSteered, pod)
 		q.work.removed[pod] = true
 		q.signal()
 	}
@@ -97,6 +107,52 @@ func (q *workQueue) addReservation(key demand.Key, forPods bool) {
 	q.signal()
 }
 
+// addNode reports that a node has more room: for any grant, if it is a virtual one.
+func (q *workQueue) addNode(name string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if isVirtual(name) {
+		q.work.allKeys = true
+	} else {
+		q.work.nodes[name] = true
+	}
+	q.signal()
+}
+
+// addFreed reports the results of placements.setPod and its like.
+func (q *workQueue) addFreed(node string, key demand.Key) {
+	if node == "" {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case !isVirtual(node):
+		q.work.nodes[node] = true
+	case key != demand.Key{}:
+		q.work.keys[key] = true
+	default:
+		q.work.allKeys = true
+	}
+	q.signal()
+}
+
+// addKey reports that pods of a key may have to be woken.
+func (q *workQueue) addKey(key demand.Key) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.work.keys[key] = true
+	q.signal()
+}
+
+// addNamespace reports that a namespace changed.
+func (q *workQueue) addNamespace(name string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.work.namespaces[name] = true
+	q.signal()
+}
+
 // take empties the queue.
 func (q *workQueue) take() work {
 	q.mu.Lock()
@@ -112,4 +168,8 @@ func (q *workQueue) signal() {
 	case q.ready <- struct{}{}:
 	default:
 	}
+}
+
+func nameOf(pod *corev1.Pod) types.NamespacedName {
+	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }

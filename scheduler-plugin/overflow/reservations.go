@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,12 +29,16 @@ const (
 )
 
 // reservationStore reads Reservations from an informer's cache, overlaid with own
-// writes that the cache does not show yet, and writes them. For one goroutine.
+// writes that the cache does not show yet, and writes them. Safe for concurrent use.
 type reservationStore struct {
-	client  rest.Interface
-	cache   cache.Indexer
-	clock   clock.PassiveClock
+	client rest.Interface
+	cache  cache.Indexer
+	clock  clock.PassiveClock
+
+	mu      sync.Mutex
 	written map[types.NamespacedName]written
+	// names of the own writes by key.
+	names map[demand.Key]types.NamespacedName
 }
 
 // written is a Reservation as the API server returned it to a write.
@@ -43,11 +48,17 @@ type written struct {
 }
 
 func newReservationStore(client rest.Interface, indexer cache.Indexer, clock clock.PassiveClock) *reservationStore {
-	return &reservationStore{client: client, cache: indexer, clock: clock, written: map[types.NamespacedName]written{}}
+	return &reservationStore{client: client, cache: indexer, clock: clock, written: map[types.NamespacedName]written{}, names: map[demand.Key]types.NamespacedName{}}
 }
 
 // get returns a Reservation, or nil.
 func (s *reservationStore) get(namespace, name string) *broker.Reservation {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.read(namespace, name)
+}
+
+func (s *reservationStore) read(namespace, name string) *broker.Reservation {
 	nn := types.NamespacedName{Namespace: namespace, Name: name}
 	own, wrote := s.written[nn]
 	if wrote && s.clock.Since(own.at) > maxCacheLag {
@@ -73,6 +84,8 @@ func (s *reservationStore) get(namespace, name string) *broker.Reservation {
 
 // list returns the Reservations of a namespace.
 func (s *reservationStore) list(namespace string) ([]*broker.Reservation, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	names := map[string]bool{}
 	objs, err := s.cache.ByIndex(cache.NamespaceIndex, namespace)
 	if err != nil {
@@ -88,7 +101,7 @@ func (s *reservationStore) list(namespace string) ([]*broker.Reservation, error)
 	}
 	var all []*broker.Reservation
 	for name := range names {
-		if res := s.get(namespace, name); res != nil {
+		if res := s.read(namespace, name); res != nil {
 			all = append(all, res)
 		}
 	}
@@ -120,15 +133,18 @@ func (s *reservationStore) byKey(key demand.Key) ([]*broker.Reservation, error) 
 	return all, nil
 }
 
-// dropDeleted drops own writes to the Reservations of a key that the cache shows
-// as deleted.
+// dropDeleted drops the own write to the Reservation of a key that the cache shows as
+// deleted.
 func (s *reservationStore) dropDeleted(key demand.Key) {
-	for nn, own := range s.written {
-		if k, _ := demand.KeyOfReservation(own.Reservation); k == key {
-			if _, exists, _ := s.cache.GetByKey(nn.String()); !exists {
-				delete(s.written, nn)
-			}
-		}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name, wrote := s.names[key]
+	if !wrote {
+		return
+	}
+	if _, exists, _ := s.cache.GetByKey(name.String()); !exists {
+		delete(s.written, name)
+		delete(s.names, key)
 	}
 }
 
@@ -156,7 +172,10 @@ func (s *reservationStore) apply(ctx context.Context, request demand.Request, po
 	if err != nil {
 		return nil, fmt.Errorf("applying Reservation %s/%s: %w", desired.Namespace, desired.Name, err)
 	}
-	s.written[types.NamespacedName{Namespace: applied.Namespace, Name: applied.Name}] = written{applied, s.clock.Now()}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := types.NamespacedName{Namespace: applied.Namespace, Name: applied.Name}
+	s.written[name], s.names[request.Key] = written{applied, s.clock.Now()}, name
 	return applied, nil
 }
 

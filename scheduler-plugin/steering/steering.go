@@ -1,9 +1,13 @@
-// Package steering is the admission webhook of scheduler mode "beside": it
-// assigns the pods of opted-in namespaces to Spillway's scheduler.
+// Package steering is the admission webhook of scheduler mode "beside". At Path it
+// assigns the pods of opted-in namespaces to Spillway's scheduler and lets them
+// tolerate virtual nodes: that scheduler admits them there only within a grant. At
+// AvoidPath it keeps pods of other schedulers that tolerate all taints away from
+// virtual nodes.
 //
 // The webhook configuration selects the namespaces. Pods that name another
 // scheduler keep it, and so do pods that never overflow. The webhook admits
-// every pod: one that it cannot read or that is not eligible keeps its scheduler.
+// every pod: one that it cannot read or that is not eligible stays as it is. While no
+// replica of the scheduler leads, no pod is assigned to it.
 package steering
 
 import (
@@ -14,6 +18,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -28,15 +33,28 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// Path that the webhook configuration names.
-const Path = "/steer"
+// Paths that the webhook configuration names.
+const (
+	Path      = "/steer"
+	AvoidPath = "/avoid"
+)
+
+// Options of the webhook.
+type Options struct {
+	// Leads reports whether a replica of the scheduler leads; nil means always.
+	Leads func() bool
+	// Tolerations that pods need on virtual nodes beside the one for
+	// broker.TaintOverflow.
+	Tolerations []corev1.Toleration
+}
 
 // Serve serves the webhook and /healthz on address until ctx ends. The
 // certificate and key are tls.crt and tls.key in certDir, reloaded when they
 // change; the server starts as soon as they exist.
-func Serve(ctx context.Context, address, certDir string) error {
+func Serve(ctx context.Context, address, certDir string, options Options) error {
 	host, portText, err := net.SplitHostPort(address)
 	if err != nil {
 		return fmt.Errorf("parsing the address of the steering webhook: %w", err)
@@ -54,7 +72,8 @@ func Serve(ctx context.Context, address, certDir string) error {
 		return nil // ctx has ended
 	}
 	server := webhook.NewServer(webhook.Options{Host: host, Port: port, CertDir: certDir})
-	server.Register(Path, Handler())
+	server.Register(Path, Handler(options))
+	server.Register(AvoidPath, AvoidHandler())
 	server.WebhookMux().Handle("/healthz", healthz.CheckHandler{Checker: healthz.Ping})
 	if err := server.Start(ctx); err != nil {
 		return fmt.Errorf("serving the steering webhook: %w", err)
@@ -62,17 +81,35 @@ func Serve(ctx context.Context, address, certDir string) error {
 	return nil
 }
 
-// Handler answers AdmissionReviews. What is not one gets a response without UID,
-// and a panic closes the connection: both count as failed calls, which the
+// Handler answers AdmissionReviews at Path. What is not one gets a response without
+// UID, and a panic closes the connection: both count as failed calls, which the
 // webhook's failurePolicy Ignore turns into an admission.
-func Handler() http.Handler {
-	return (&webhook.Admission{Handler: admission.HandlerFunc(handle)}).WithRecoverPanic(false)
+func Handler(options Options) http.Handler {
+	return newHandler(func(pod *corev1.Pod) []operation {
+		if !demand.Steerable(pod) || options.Leads != nil && !options.Leads() {
+			return nil
+		}
+		return steer(pod, options.Tolerations)
+	})
 }
 
-// patch assigns a pod to Spillway's scheduler. On an object, "add" replaces too.
-var patch = fmt.Appendf(nil, `[{"op":"add","path":"/spec/schedulerName","value":%q}]`, broker.SchedulerName)
+// AvoidHandler answers AdmissionReviews at AvoidPath, as Handler does.
+func AvoidHandler() http.Handler { return newHandler(avoid) }
 
-func handle(ctx context.Context, request admission.Request) admission.Response {
+func newHandler(change func(*corev1.Pod) []operation) http.Handler {
+	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
+		return handle(ctx, request, change)
+	})}).WithRecoverPanic(false)
+}
+
+// operation of a JSON patch. On an object, "add" replaces too.
+type operation struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value"`
+}
+
+func handle(ctx context.Context, request admission.Request, change func(*corev1.Pod) []operation) admission.Response {
 	response := admission.Allowed("")
 	if request.Operation != admissionv1.Create || request.SubResource != "" ||
 		request.Resource != (metav1.GroupVersionResource{Version: "v1", Resource: "pods"}) {
@@ -80,23 +117,84 @@ func handle(ctx context.Context, request admission.Request) admission.Response {
 	}
 	var pod corev1.Pod
 	if err := json.Unmarshal(request.Object.Raw, &pod); err != nil {
-		log.FromContext(ctx).Info("Cannot decode pod; it keeps its scheduler", "reason", err.Error())
+		log.FromContext(ctx).Info("Cannot decode pod; it stays as it is", "reason", err.Error())
 		return response
 	}
-	if eligible(&pod) {
-		response.Patch, response.PatchType = patch, ptr.To(admissionv1.PatchTypeJSONPatch)
+	operations := change(&pod)
+	if len(operations) == 0 {
+		return response
 	}
+	patch, err := json.Marshal(operations)
+	if err != nil {
+		log.FromContext(ctx).Info("Cannot encode the change of a pod; it stays as it is", "reason", err.Error())
+		return response
+	}
+	response.Patch, response.PatchType = patch, ptr.To(admissionv1.PatchTypeJSONPatch)
 	return response
 }
 
-// eligible reports whether a new pod is assigned to Spillway's scheduler.
-func eligible(pod *corev1.Pod) bool {
-	if name := pod.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
-		return false
+// steer assigns a pod to Spillway's scheduler. The tolerations come after those of the
+// author: package demand relies on it.
+func steer(pod *corev1.Pod, driver []corev1.Toleration) []operation {
+	operations := []operation{{"add", "/spec/schedulerName", broker.SchedulerName}}
+	overflow := corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
+	tolerations := slices.Clone(pod.Spec.Tolerations)
+	for _, t := range append([]corev1.Toleration{overflow}, driver...) {
+		if !slices.Contains(tolerations, t) {
+			tolerations = append(tolerations, t)
+		}
 	}
-	if pod.Spec.NodeName != "" || pod.Labels[broker.LabelOverflow] == broker.OverflowDisabled {
-		return false
+	if len(tolerations) > len(pod.Spec.Tolerations) {
+		operations = append(operations, operation{"add", "/spec/tolerations", tolerations})
 	}
+	return operations
+}
+
+// avoid requires nodes that are not virtual for a pod that would otherwise prefer an
+// empty virtual node to which its scheduler cannot bind it: one that tolerates their
+// taint, is not Spillway's, and is not a DaemonSet's.
+func avoid(pod *corev1.Pod) []operation {
 	controller := metav1.GetControllerOfNoCopy(pod)
-	return controller == nil || controller.Kind != "DaemonSet"
+	if pod.Spec.SchedulerName == broker.SchedulerName || pod.Spec.NodeName != "" || controller != nil && controller.Kind == "DaemonSet" || !toleratesOverflow(pod) {
+		return nil
+	}
+	affinity := pod.Spec.Affinity.DeepCopy()
+	if affinity == nil {
+		affinity = &corev1.Affinity{}
+	}
+	if affinity.NodeAffinity == nil {
+		affinity.NodeAffinity = &corev1.NodeAffinity{}
+	}
+	required := affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	if required == nil {
+		required = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}}
+		affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = required
+	} else {
+		// An empty term matches no node, and must not match some now.
+		required.NodeSelectorTerms = slices.DeleteFunc(required.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool {
+			return len(t.MatchExpressions) == 0 && len(t.MatchFields) == 0
+		})
+	}
+	notVirtual := corev1.NodeSelectorRequirement{Key: broker.LabelProvider, Operator: corev1.NodeSelectorOpDoesNotExist}
+	changed := false
+	for i := range required.NodeSelectorTerms {
+		term := &required.NodeSelectorTerms[i]
+		if !slices.ContainsFunc(term.MatchExpressions, func(r corev1.NodeSelectorRequirement) bool {
+			return r.Key == notVirtual.Key && r.Operator == notVirtual.Operator
+		}) {
+			term.MatchExpressions, changed = append(term.MatchExpressions, notVirtual), true
+		}
+	}
+	if !changed {
+		return nil
+	}
+	return []operation{{"add", "/spec/affinity", affinity}}
+}
+
+// toleratesOverflow reports whether a pod tolerates the taint of some virtual node.
+func toleratesOverflow(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool {
+		return (t.Key == "" && t.Operator == corev1.TolerationOpExists || t.Key == broker.TaintOverflow) &&
+			(t.Effect == "" || t.Effect == corev1.TaintEffectNoSchedule)
+	})
 }

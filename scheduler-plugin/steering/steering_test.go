@@ -21,13 +21,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admission/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/steering"
 )
 
@@ -58,7 +64,7 @@ func serve(t *testing.T, method, contentType string, body []byte) admissionv1.Ad
 	r := httptest.NewRequest(method, steering.Path, bytes.NewReader(body))
 	r.Header.Set("Content-Type", contentType)
 	w := httptest.NewRecorder()
-	steering.Handler().ServeHTTP(w, r)
+	steering.Handler(steering.Options{}).ServeHTTP(w, r)
 	var answer admissionv1.AdmissionReview
 	expect.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
 	if answer.Response == nil {
@@ -87,6 +93,7 @@ func TestEligiblePods(t *testing.T) {
 		"the default scheduler's":   {review(t, pod()), true},
 		"no scheduler":              {review(t, pod(func(p *corev1.Pod) { p.Spec.SchedulerName = "" })), true},
 		"a ReplicaSet's":            {review(t, pod(controlled("ReplicaSet"))), true},
+		"Spillway's by its author":  {review(t, pod(func(p *corev1.Pod) { p.Spec.SchedulerName = broker.SchedulerName })), true},
 		"another scheduler's":       {review(t, pod(func(p *corev1.Pod) { p.Spec.SchedulerName = "volcano" })), false},
 		"opted out":                 {review(t, pod(func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled} })), false},
 		"bound":                     {review(t, pod(func(p *corev1.Pod) { p.Spec.NodeName = "home" })), false},
@@ -103,7 +110,8 @@ func TestEligiblePods(t *testing.T) {
 			if answer.Kind != "AdmissionReview" || answer.Response.UID != "review-1" || !answer.Response.Allowed {
 				t.Fatalf("not admitted: %+v", answer.Response)
 			}
-			const patch = `[{"op":"add","path":"/spec/schedulerName","value":"spillway-scheduler"}]`
+			const patch = `[{"op":"add","path":"/spec/schedulerName","value":"spillway-scheduler"},` +
+				`{"op":"add","path":"/spec/tolerations","value":[{"key":"broker.fluidos.eu/overflow","operator":"Exists","effect":"NoSchedule"}]}]`
 			if got := string(answer.Response.Patch); (got == patch) != tc.steered || got != "" && got != patch {
 				t.Errorf("patch %q, want steered %t", got, tc.steered)
 			}
@@ -141,7 +149,7 @@ func TestCertificateReload(t *testing.T) {
 	expect.NoError(t, listener.Close())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- steering.Serve(ctx, address, dir) }()
+	go func() { ended <- steering.Serve(ctx, address, dir, steering.Options{}) }()
 
 	serial := func() int64 {
 		conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true})
@@ -200,5 +208,135 @@ func writeCertificate(t *testing.T, dir string, serial int64) {
 		corev1.TLSPrivateKeyKey: {Type: "PRIVATE KEY", Bytes: keyDER},
 	} {
 		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600))
+	}
+}
+
+// patched returns a pod as the API server gets it from a handler.
+func patched(t *testing.T, handler http.Handler, pod *corev1.Pod) *corev1.Pod {
+	t.Helper()
+	r := httptest.NewRequest(http.MethodPost, "/", bytes.NewReader(review(t, pod)))
+	r.Header.Set("Content-Type", "application/json")
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, r)
+	var answer admissionv1.AdmissionReview
+	expect.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+	if answer.Response.Patch == nil {
+		return pod
+	}
+	var operations []struct {
+		Op, Path string
+		Value    any
+	}
+	expect.NoError(t, json.Unmarshal(answer.Response.Patch, &operations))
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(pod)
+	expect.NoError(t, err)
+	for _, o := range operations {
+		if o.Op != "add" {
+			t.Fatalf("operation %q", o.Op)
+		}
+		expect.NoError(t, unstructured.SetNestedField(object, o.Value, strings.Split(o.Path, "/")[1:]...))
+	}
+	after, err := json.Marshal(object)
+	expect.NoError(t, err)
+	result := &corev1.Pod{}
+	expect.NoError(t, json.Unmarshal(after, result))
+	return result
+}
+
+// A steered pod keeps its shape, tolerates virtual nodes and what the driver needs,
+// and is not changed by a second call.
+func TestTolerations(t *testing.T) {
+	gpu := corev1.Toleration{Key: "gpu", Operator: corev1.TolerationOpExists}
+	driver := corev1.Toleration{Key: "driver.example.com/no", Operator: corev1.TolerationOpEqual, Value: "true", Effect: corev1.TaintEffectNoExecute}
+	pod := &corev1.Pod{Spec: corev1.PodSpec{Tolerations: []corev1.Toleration{gpu}}}
+	handler := steering.Handler(steering.Options{Tolerations: []corev1.Toleration{driver}})
+	once := patched(t, handler, pod)
+	want := []corev1.Toleration{gpu, {Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}, driver}
+	if diff := cmp.Diff(want, once.Spec.Tolerations); diff != "" {
+		t.Errorf("tolerations (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(once, patched(t, handler, once)); diff != "" {
+		t.Errorf("a second call (-first +second):\n%s", diff)
+	}
+	before, _ := demand.ShapeOf(pod)
+	if after, _ := demand.ShapeOf(once); after != before {
+		t.Errorf("shape %s, want that of the author's pod %s", after, before)
+	}
+}
+
+// While no replica of the scheduler leads, pods stay with the cluster's scheduler.
+func TestNoLeader(t *testing.T) {
+	now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
+	leader := steering.NewLeader(now)
+	pod := &corev1.Pod{Spec: corev1.PodSpec{SchedulerName: corev1.DefaultSchedulerName}}
+	lease := func(version string) *coordinationv1.Lease {
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{ResourceVersion: version},
+			Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](10), RenewTime: &metav1.MicroTime{Time: time.Unix(9e9, 0)}}}
+	}
+	for _, step := range []struct {
+		reason  string
+		after   time.Duration
+		lease   *coordinationv1.Lease
+		steered bool
+	}{
+		{"at start a leader is being elected", 0, nil, true},
+		{"none was elected", 16 * time.Second, nil, false},
+		{"one is elected", time.Second, lease("1"), true},
+		{"it renews its lease", 9 * time.Second, lease("2"), true},
+		{"another may acquire the lease", 9 * time.Second, lease("2"), true},
+		{"the lease has expired, whatever its times say", 2 * time.Second, lease("2"), false},
+		{"the Lease was deleted", time.Second, nil, false},
+		{"another one leads", time.Second, lease("3"), true},
+	} {
+		now.SetTime(now.Now().Add(step.after))
+		leader.Observe(step.lease)
+		got := patched(t, steering.Handler(steering.Options{Leads: leader.Leads}), pod).Spec.SchedulerName == broker.SchedulerName
+		if got != step.steered {
+			t.Errorf("%s: steered %t, want %t", step.reason, got, step.steered)
+		}
+	}
+}
+
+// Pods of other schedulers that tolerate every taint require nodes that are not
+// virtual, and keep what they required before.
+func TestAvoidVirtualNodes(t *testing.T) {
+	all := []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	ssd := corev1.NodeSelectorRequirement{Key: "disk", Operator: corev1.NodeSelectorOpIn, Values: []string{"ssd"}}
+	hdd := corev1.NodeSelectorRequirement{Key: "disk", Operator: corev1.NodeSelectorOpIn, Values: []string{"hdd"}}
+	real := corev1.NodeSelectorRequirement{Key: broker.LabelProvider, Operator: corev1.NodeSelectorOpDoesNotExist}
+	requires := func(terms ...[]corev1.NodeSelectorRequirement) *corev1.Affinity {
+		selector := &corev1.NodeSelector{}
+		for _, t := range terms {
+			selector.NodeSelectorTerms = append(selector.NodeSelectorTerms, corev1.NodeSelectorTerm{MatchExpressions: t})
+		}
+		return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: selector}}
+	}
+	type terms = []corev1.NodeSelectorRequirement
+	cases := map[string]struct {
+		pod  corev1.PodSpec
+		kind string
+		want *corev1.Affinity
+	}{
+		"an ordinary pod":         {pod: corev1.PodSpec{}},
+		"an operator":             {pod: corev1.PodSpec{Tolerations: all}, want: requires(terms{real})},
+		"with requirements":       {pod: corev1.PodSpec{Tolerations: all, Affinity: requires(terms{ssd}, terms{hdd})}, want: requires(terms{ssd, real}, terms{hdd, real})},
+		"an empty term":           {pod: corev1.PodSpec{Tolerations: all, Affinity: requires(terms{}, terms{hdd})}, want: requires(terms{hdd, real})},
+		"virtual nodes, by key":   {pod: corev1.PodSpec{Tolerations: []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}}, want: requires(terms{real})},
+		"NoExecute only":          {pod: corev1.PodSpec{Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}}}},
+		"bound":                   {pod: corev1.PodSpec{Tolerations: all, NodeName: "home"}},
+		"Spillway's":              {pod: corev1.PodSpec{Tolerations: all, SchedulerName: broker.SchedulerName}},
+		"a DaemonSet's":           {pod: corev1.PodSpec{Tolerations: all}, kind: "DaemonSet"},
+		"it avoids them already":  {pod: corev1.PodSpec{Tolerations: all, Affinity: requires(terms{real})}, want: requires(terms{real})},
+		"of a custom controller":  {pod: corev1.PodSpec{Tolerations: all}, kind: "Database", want: requires(terms{real})},
+		"another scheduler's pod": {pod: corev1.PodSpec{Tolerations: all, SchedulerName: "volcano"}, want: requires(terms{real})},
+	}
+	for name, tc := range cases {
+		pod := &corev1.Pod{Spec: tc.pod}
+		if tc.kind != "" {
+			pod.OwnerReferences = []metav1.OwnerReference{{Kind: tc.kind, Controller: ptr.To(true)}}
+		}
+		if diff := cmp.Diff(tc.want, patched(t, steering.AvoidHandler(), pod).Spec.Affinity); diff != "" {
+			t.Errorf("%s: affinity (-want +got):\n%s", name, diff)
+		}
 	}
 }

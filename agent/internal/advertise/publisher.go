@@ -2,6 +2,7 @@ package advertise
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
 // Options of a Publisher.
@@ -192,8 +194,8 @@ func (p *Publisher) wait(ctx context.Context) (onBeat bool, err error) {
 
 // step measures, and publishes on a beat or if something has changed.
 func (p *Publisher) step(ctx context.Context, onBeat bool) error {
-	// Sequences must grow across restarts too, so they begin at the clock; if the
-	// clock is set back, the broker accepts the first larger one.
+	// Sequences must grow across restarts and replicas too, so they begin at the clock. If
+	// it was set back, the broker says which sequence is the latest.
 	p.sequence = max(p.sequence+1, p.Clock.Now().UnixMilli())
 	spec, err := p.measure(ctx)
 	if err != nil {
@@ -203,6 +205,10 @@ func (p *Publisher) step(ctx context.Context, onBeat bool) error {
 		return nil
 	}
 	if err := p.publish(ctx, spec); err != nil {
+		if outdated := (*protocol.OutdatedError)(nil); errors.As(err, &outdated) {
+			// The next measurement is later than the latest one.
+			p.sequence = max(p.sequence, outdated.Latest)
+		}
 		return fmt.Errorf("sending: %w", err)
 	}
 	p.published, p.retryAfter = &spec, 0

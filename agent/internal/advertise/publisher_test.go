@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/transport/transporttest"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -110,6 +111,21 @@ func TestPublisher(t *testing.T) {
 	})
 	hub.Fail("PublishAdvertisement", nil)
 	published("the cordon, when the broker is available again,", func(s broker.ClusterAdvertisementSpec) bool { return s.Resources.Allocatable.CPU == nil })
+
+	// The clock was set back since the process before this one.
+	future := last.Sequence + 1_000_000_000
+	hub.Fail("PublishAdvertisement", &protocol.OutdatedError{Latest: future})
+	before = len(hub.Calls("PublishAdvertisement", ""))
+	expect.NoError(t, c.Get(ctx, client.ObjectKey{Name: "w1"}, n))
+	n.Spec.Unschedulable = false
+	expect.NoError(t, c.Update(ctx, n))
+	expect.Eventually(t, "an attempt to publish what the broker knows better", func() (bool, string) {
+		return len(hub.Calls("PublishAdvertisement", "")) > before, "no call"
+	})
+	hub.Fail("PublishAdvertisement", nil)
+	published("a sequence after the latest", func(s broker.ClusterAdvertisementSpec) bool {
+		return s.Sequence > future && s.Resources.Allocatable.CPU != nil
+	})
 
 	own := &broker.ClusterAdvertisement{}
 	expect.Eventually(t, "the copy in the cluster", func() (bool, string) {

@@ -171,6 +171,7 @@ func reservationInstructionSpec(view *protocol.ConsumerView, allocation *broker.
 		RequestedMemory:    orZero(allocation.Resources.Memory),
 		RequestedResources: allocation.Resources,
 		PodSets:            allocation.PodSets,
+		NodeLabels:         allocation.NodeLabels,
 		Endpoint:           allocation.Endpoint,
 		PeerKey:            view.PeerKeys[allocation.Cluster],
 		PricePerHour:       allocation.PricePerHour,

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
 )
 
 // Bounds of an advertisement: those of the CRD, and one on the sum of all shapes
@@ -27,9 +28,10 @@ type class struct {
 	nodes []node
 }
 
-// nodeClasses are the classes to advertise, with their free shapes. If there are
-// too many, the smallest classes are left out: their capacity is not offered.
-func nodeClasses(nodes []node) []broker.NodeClass {
+// nodeClasses are the classes to advertise, with their free shapes and the labels by
+// which pods of other clusters can select them. If there are too many, the smallest
+// classes are left out: their capacity is not offered.
+func nodeClasses(nodes []node, selectionCarried bool) []broker.NodeClass {
 	classes := classify(nodes)
 	classes = classes[:min(len(classes), maxClasses)]
 	var out []broker.NodeClass
@@ -37,6 +39,7 @@ func nodeClasses(nodes []node) []broker.NodeClass {
 		c.FreeShapes = freeShapes(c.nodes, min(maxShapes, maxTotalShapes/len(classes)))
 		out = append(out, c.NodeClass)
 	}
+	guest.Selectable(out, selectionCarried)
 	return out
 }
 

@@ -17,6 +17,9 @@ type Recognizer struct {
 	// VirtualNode reports whether a node is a driver's virtual node. Nodes with
 	// Spillway's own labels are virtual in any case.
 	VirtualNode func(*corev1.Node) bool
+	// DropsSelection is whether guests lose the node selector and node affinity of their
+	// pods, and so may run on any node whose taints they tolerate.
+	DropsSelection bool
 }
 
 // Cluster is the state of this cluster's nodes and pods, as cached.

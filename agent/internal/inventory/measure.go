@@ -28,11 +28,12 @@ type Terms struct {
 // Measure computes the cluster's advertisement.
 func Measure(cluster *Cluster, terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {
 	eligible, used := cluster.usage()
-	return measure(eligible, used, terms, now, sequence)
+	return measure(eligible, used, !cluster.Recognizer.DropsSelection, terms, now, sequence)
 }
 
 // measure computes the advertisement of eligible nodes and what uses them.
-func measure(eligible []*corev1.Node, usageOf func(node string) *usage, terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {
+// selectionCarried is whether guests keep the node selector of their pods.
+func measure(eligible []*corev1.Node, usageOf func(node string) *usage, selectionCarried bool, terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {
 	nodes := freeNodes(eligible, usageOf, terms.Headroom)
 	total, allocatable, allocated := corev1.ResourceList{}, corev1.ResourceList{}, corev1.ResourceList{}
 	used, guests := map[string]corev1.ResourceList{}, map[string]int32{}
@@ -58,7 +59,7 @@ func measure(eligible []*corev1.Node, usageOf func(node string) *usage, terms Te
 			Allocatable: broker.FromList(capacity.Subtract(allocatable, terms.Headroom)),
 			Allocated:   broker.FromList(allocated),
 		},
-		NodeClasses:   nodeClasses(nodes),
+		NodeClasses:   nodeClasses(nodes, selectionCarried),
 		ObservedHolds: observedHolds(used, guests),
 		Cost:          terms.Cost,
 		Region:        cmp.Or(terms.Region, commonLabel(nodes, corev1.LabelTopologyRegion)),

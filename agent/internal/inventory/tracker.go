@@ -218,7 +218,7 @@ func (t *Tracker) usageOf(node string) *usage { return t.used[node] }
 func (t *Tracker) Measure(terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return measure(t.eligible(), t.usageOf, terms, now, sequence)
+	return measure(t.eligible(), t.usageOf, !t.recognizer.DropsSelection, terms, now, sequence)
 }
 
 // Slots are as those of a Cluster.

@@ -55,6 +55,9 @@ type Capacity struct {
 	Resources corev1.ResourceList
 	// Pods is the node's allocatable "pods"; 0 with empty Resources.
 	Pods int32
+	// Labels of the provider's nodes by which the pods select nodes; the node has them
+	// too.
+	Labels map[string]string
 	// Namespaces whose pods may run there: those with a grant or a pod on the node.
 	Namespaces []string
 }

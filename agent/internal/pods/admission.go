@@ -91,8 +91,9 @@ type Admission struct {
 }
 
 // Admissions chooses the pending pods that get the free slots of each provider,
-// the oldest first. Pods that tolerate a node with a free slot already take it.
-func Admissions(pending []*corev1.Pod, free map[string]int32) []Admission {
+// the oldest first. Pods that have all tolerations for a node with a free slot, as
+// steered ones do from the beginning, already take it.
+func Admissions(pending []*corev1.Pod, free map[string]int32, required func(provider string) []corev1.Toleration) []Admission {
 	pending = slices.Clone(pending)
 	slices.SortFunc(pending, func(a, b *corev1.Pod) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
@@ -108,7 +109,7 @@ func Admissions(pending []*corev1.Pod, free map[string]int32) []Admission {
 		return providers[i], true
 	}
 	pending = slices.DeleteFunc(pending, func(pod *corev1.Pod) bool {
-		_, admitted := take(func(provider string) bool { return slices.Contains(pod.Spec.Tolerations, overflowToleration(provider)) })
+		_, admitted := take(func(provider string) bool { return len(missing(pod, required(provider))) == 0 })
 		return admitted
 	})
 	var out []Admission
@@ -122,12 +123,30 @@ func Admissions(pending []*corev1.Pod, free map[string]int32) []Admission {
 	return out
 }
 
-// overflowToleration has operator Equal, never Exists: it admits to one provider.
-func overflowToleration(provider string) corev1.Toleration {
-	return corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: provider, Effect: corev1.TaintEffectNoSchedule}
+// missing returns the tolerations of which a pod has neither the same nor one that
+// tolerates every value of the same taint.
+func missing(pod *corev1.Pod, required []corev1.Toleration) []corev1.Toleration {
+	var out []corev1.Toleration
+	for _, t := range required {
+		if !slices.ContainsFunc(pod.Spec.Tolerations, func(own corev1.Toleration) bool {
+			return own == t || own.Key == t.Key && own.Operator == corev1.TolerationOpExists && own.Effect == t.Effect && own.TolerationSeconds == nil
+		}) {
+			out = append(out, t)
+		}
+	}
+	return out
 }
 
-// admit adds the tolerations for virtual nodes with free slots to pending pods.
+// required returns the tolerations for a provider's virtual node: that of the overflow
+// taint, with operator Equal, because it admits to one provider, and the driver's.
+func (r *Reconciler) required(provider string) []corev1.Toleration {
+	overflow := corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: provider, Effect: corev1.TaintEffectNoSchedule}
+	return append([]corev1.Toleration{overflow}, slices.DeleteFunc(r.driver.Tolerations(provider), func(t corev1.Toleration) bool { return t == overflow })...)
+}
+
+// admit adds the tolerations for virtual nodes with free slots to pending pods that
+// the webhook has not steered: those that were created while it was not available, or
+// that name Spillway's scheduler themselves in a namespace that it does not see.
 func (r *Reconciler) admit(ctx context.Context, reservation *broker.Reservation, need Need) error {
 	free := map[string]int32{}
 	for _, a := range reservation.Status.Allocations {
@@ -135,13 +154,9 @@ func (r *Reconciler) admit(ctx context.Context, reservation *broker.Reservation,
 			free[a.Cluster] = min(usable, virtualnode.PodsOf(reservation.Spec.PodSets)) - need.Bound[a.Cluster]
 		}
 	}
-	for _, a := range Admissions(need.Pending, free) {
+	for _, a := range Admissions(need.Pending, free, r.required) {
 		changed := a.Pod.DeepCopy()
-		for _, t := range append([]corev1.Toleration{overflowToleration(a.Provider)}, r.driver.Tolerations(a.Provider)...) {
-			if !slices.Contains(changed.Spec.Tolerations, t) {
-				changed.Spec.Tolerations = append(changed.Spec.Tolerations, t)
-			}
-		}
+		changed.Spec.Tolerations = append(changed.Spec.Tolerations, missing(a.Pod, r.required(a.Provider))...)
 		err := r.client.Patch(ctx, changed, client.MergeFromWithOptions(a.Pod, client.MergeFromWithOptimisticLock{}))
 		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 			// The event of that change enqueues the Reservation again.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -90,8 +89,8 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 // reservationOf maps a pod that may use a Reservation to a request for it.
 func (r *Reconciler) reservationOf(ctx context.Context, o client.Object) []reconcile.Request {
 	pod := o.(*corev1.Pod)
-	admitted := slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return t.Key == broker.TaintOverflow })
-	if pod.Spec.NodeName != "" && virtualnode.ProviderOf(pod.Spec.NodeName) == "" && !admitted {
+	if pod.Spec.NodeName != "" && virtualnode.ProviderOf(pod.Spec.NodeName) == "" {
+		// The event that bound it is mapped by what the pod was before, too.
 		return nil
 	}
 	key, owner, _, ok := demand.KeyOf(pod, virtualnode.ResolveOwners(ctx, r.client))

@@ -90,6 +90,16 @@ func TestAdmissions(t *testing.T) {
 		for _, c := range tolerated {
 			p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: c, Effect: corev1.TaintEffectNoSchedule})
 		}
+		if len(tolerated) > 0 {
+			p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: "driver.example.com/no", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute})
+		}
+		return p
+	}
+	driver := corev1.Toleration{Key: "driver.example.com/no", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}
+	required := func(provider string) []corev1.Toleration { return at("", 0, provider).Spec.Tolerations }
+	steered := func(name string, age int, driver ...corev1.Toleration) *corev1.Pod {
+		p := at(name, age)
+		p.Spec.Tolerations = append(driver, corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})
 		return p
 	}
 	type m = map[string]int32
@@ -99,15 +109,17 @@ func TestAdmissions(t *testing.T) {
 		free    m
 		want    string
 	}{
-		"as many as slots":  {"the oldest first", []*corev1.Pod{at("young", 1), at("old", 3), at("middle", 2)}, m{"paris": 2}, "old→paris middle→paris"},
-		"some are admitted": {"they count", []*corev1.Pod{at("a", 3), at("b", 2, "paris"), at("c", 1)}, m{"paris": 2}, "a→paris"},
-		"no free slot":      {"none", []*corev1.Pod{at("a", 1)}, m{"paris": 0, "berlin": -1}, ""},
-		"two providers":     {"one slot each", []*corev1.Pod{at("a", 2), at("b", 1)}, m{"paris": 1, "berlin": 1}, "a→berlin b→paris"},
-		"another provider":  {"a pod that tolerates a full provider is admitted to another", []*corev1.Pod{at("a", 2, "paris")}, m{"paris": 0, "berlin": 1}, "a→berlin"},
+		"steered":              {"nothing is to be added", []*corev1.Pod{steered("a", 1, driver)}, m{"paris": 1}, ""},
+		"without the driver's": {"the node has another taint", []*corev1.Pod{steered("a", 1)}, m{"paris": 1}, "a→paris"},
+		"as many as slots":     {"the oldest first", []*corev1.Pod{at("young", 1), at("old", 3), at("middle", 2)}, m{"paris": 2}, "old→paris middle→paris"},
+		"some are admitted":    {"they count", []*corev1.Pod{at("a", 3), at("b", 2, "paris"), at("c", 1)}, m{"paris": 2}, "a→paris"},
+		"no free slot":         {"none", []*corev1.Pod{at("a", 1)}, m{"paris": 0, "berlin": -1}, ""},
+		"two providers":        {"one slot each", []*corev1.Pod{at("a", 2), at("b", 1)}, m{"paris": 1, "berlin": 1}, "a→berlin b→paris"},
+		"another provider":     {"a pod that tolerates a full provider is admitted to another", []*corev1.Pod{at("a", 2, "paris")}, m{"paris": 0, "berlin": 1}, "a→berlin"},
 	}
 	for name, tc := range cases {
 		var got []string
-		for _, a := range Admissions(tc.pending, tc.free) {
+		for _, a := range Admissions(tc.pending, tc.free, required) {
 			got = append(got, a.Pod.Name+"→"+a.Provider)
 		}
 		if s := strings.Join(got, " "); s != tc.want {

@@ -86,6 +86,12 @@ func NodePlan(s *Snapshot) peering.Capacity {
 	for _, g := range s.Grants {
 		capacity.Resources = broker.AddTo(capacity.Resources, g.resources())
 		capacity.Pods += g.Pods()
+		for key, value := range g.Instruction.Spec.NodeLabels {
+			if capacity.Labels == nil {
+				capacity.Labels = map[string]string{}
+			}
+			capacity.Labels[key] = value
+		}
 		if ns := g.Instruction.Spec.SourceNamespace; ns != "" {
 			namespaces[ns] = true
 		}

@@ -23,8 +23,8 @@ type BrokerConfigSpec struct {
 	// +optional
 	// +kubebuilder:default="90s"
 	FreshFor *metav1.Duration `json:"freshFor,omitempty"`
-	// maxDuration is the maximum lease of a Reservation: a longer spec.duration counts as
-	// this one. No maximum if unset.
+	// maxDuration is the maximum lease of a Reservation. A Reservation whose spec.duration
+	// is longer, or unset, gets this one. No maximum if unset.
 	// +optional
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
 	// defaultLease is how long a Reservation without spec.duration outlives the last sign

@@ -38,8 +38,10 @@ type ClusterRegistrationStatus struct {
 	NotAfter *metav1.Time `json:"notAfter,omitempty"`
 }
 
-// ClusterRegistration is the identity of a cluster at the broker. Deleting it
-// revokes the cluster's access and frees its cluster ID for another key.
+// ClusterRegistration is the identity of a cluster at the broker. Deleting it makes the
+// broker forget the cluster: its access is revoked at once, its Reservations end, its
+// ClusterAdvertisement is deleted with the ledger of what it holds for others, whose
+// Reservations are placed elsewhere, and its cluster ID is free for another key.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=creg

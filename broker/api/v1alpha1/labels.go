@@ -57,6 +57,9 @@ const (
 	// FinalizerLedger keeps the broker's Reservation until all providers have confirmed
 	// the release of their holds.
 	FinalizerLedger = Group + "/ledger"
+	// FinalizerCluster keeps a ClusterRegistration until the broker has forgotten the
+	// cluster.
+	FinalizerCluster = Group + "/cluster"
 
 	// LabelGuestsOf of a namespace is the cluster ID of the consumer whose guests run
 	// there, with the direct driver. The provider's agent sets it; consumers cannot.

@@ -56,7 +56,7 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:XValidation:rule="!has(self.memory) || quantity(string(self.memory)).compareTo(quantity('0')) >= 0",message="memory must not be negative"
 	// +kubebuilder:validation:XValidation:rule="!has(self.gpu) || quantity(string(self.gpu)).compareTo(quantity('0')) >= 0",message="gpu must not be negative"
 	// +kubebuilder:validation:XValidation:rule="!has(self.storage) || quantity(string(self.storage)).compareTo(quantity('0')) >= 0",message="storage must not be negative"
-	// +kubebuilder:validation:XValidation:rule="!has(self.extended) || self.extended.all(k, !string(self.extended[k]).startsWith('-'))",message="extended amounts must not be negative"
+	// +kubebuilder:validation:XValidation:rule="!has(self.extended) || self.extended.all(k, type(self.extended[k]) == int ? self.extended[k] >= 0 : (self.extended[k] < '-' || self.extended[k] >= '.'))",message="extended amounts must not be negative"
 	RequestedResources *ResourceQuantities `json:"requestedResources,omitempty"`
 	// podSets are the requested pods. Each pod needs its requests on a single node.
 	// +optional
@@ -68,7 +68,7 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.memory) || quantity(string(s.requests.memory)).compareTo(quantity('0')) >= 0)",message="requests.memory must not be negative"
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.gpu) || quantity(string(s.requests.gpu)).compareTo(quantity('0')) >= 0)",message="requests.gpu must not be negative"
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.storage) || quantity(string(s.requests.storage)).compareTo(quantity('0')) >= 0)",message="requests.storage must not be negative"
-	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.extended) || s.requests.extended.all(k, !string(s.requests.extended[k]).startsWith('-')))",message="extended amounts must not be negative"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.extended) || s.requests.extended.all(k, type(s.requests.extended[k]) == int ? s.requests.extended[k] >= 0 : (s.requests.extended[k] < '-' || s.requests.extended[k] >= '.')))",message="extended amounts must not be negative"
 	// +kubebuilder:validation:items:XValidation:rule="self.requests == oldSelf.requests && has(self.nodeSelector) == has(oldSelf.nodeSelector) && (!has(self.nodeSelector) || self.nodeSelector == oldSelf.nodeSelector) && has(self.nodeAffinity) == has(oldSelf.nodeAffinity) && (!has(self.nodeAffinity) || self.nodeAffinity == oldSelf.nodeAffinity) && has(self.tolerations) == has(oldSelf.tolerations) && (!has(self.tolerations) || self.tolerations == oldSelf.tolerations)",message="the shape of a pod set (requests, nodeSelector, nodeAffinity, tolerations) is immutable: change its count, or create another Reservation for another shape"
 	PodSets []PodSet `json:"podSets,omitempty"`
 	// minAvailable is the number of pods below which the capacity is of no use: the
@@ -204,6 +204,9 @@ type Allocation struct {
 	// podSets are the pods that the total is for. Empty for a divisible total.
 	// +optional
 	PodSets []PodSet `json:"podSets,omitempty"`
+	// nodeLabels are the labels of the provider's nodes by which the pods select nodes.
+	// +optional
+	NodeLabels map[string]string `json:"nodeLabels,omitempty"`
 	// pricePerHour of the allocation, such as "0.25 EUR". Empty if the provider states
 	// no price.
 	// +optional

@@ -33,6 +33,10 @@ type ReservationInstructionSpec struct {
 	// podSets are the pods that the total is for. Empty for a divisible total.
 	// +optional
 	PodSets []PodSet `json:"podSets,omitempty"`
+	// nodeLabels are the labels of the provider's nodes by which the pods select nodes.
+	// The virtual node gets them.
+	// +optional
+	NodeLabels map[string]string `json:"nodeLabels,omitempty"`
 	// endpoint is the URL of the provider's API server.
 	// +optional
 	Endpoint string `json:"endpoint,omitempty"`

@@ -4,16 +4,14 @@
 // are listed.
 //
 // A cluster passes a chain of filters (filters.go). Its free capacity is packed,
-// first with what holds may still claim there and then with the request (fit.go).
-// The clusters where the pods fit are scored (score.go). Every cluster that is not
-// chosen gets a reason, and a message with the figures.
+// first with what holds may still claim there (snapshot.go) and then with the request
+// (search.go). The clusters where the pods fit are scored (score.go). Every cluster
+// that is not chosen has a reason; the messages with the figures are made for those
+// that are asked for (report.go).
 package decide
 
 import (
-	"cmp"
-	"maps"
 	"math/big"
-	"slices"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -74,20 +72,45 @@ const (
 
 // Eligible reports whether a cluster may be chosen for a request if it has the capacity.
 func Eligible(request *Request, spec *broker.ClusterAdvertisementSpec, active, fresh bool) bool {
-	return filter(request, &cluster{Spec: spec, Active: active, Fresh: fresh}) == nil
+	s := search{request: *request, activity: func(string) (bool, bool) { return active, fresh }, units: unitsOf(request.Want.Totals)}
+	s.prepareBudget()
+	return s.filter(newEntry(nil, spec, nil)) == ""
 }
 
 // Choose picks the cluster with the best score among those where all of the
 // request fits, or, if there is none, the one where most pods fit. Ties go to the
 // better score, then to the first by cluster ID. An empty request chooses none.
 func Choose(request Request, snapshot Snapshot) Decision {
-	answer := choose(request, snapshot)
-	return Decision{Cluster: answer.cluster, Placement: answer.placement, Complete: answer.complete, Decision: answer.report(nil)}
+	if request.Want.Empty() {
+		return Decision{}
+	}
+	s := newSearch(request, snapshot)
+	defer s.free()
+	s.evaluate()
+	s.compare()
+	decision := Decision{Decision: s.report(nil)}
+	if s.best >= 0 {
+		decision.Cluster, decision.Placement, decision.Complete = s.id(s.best), s.placement(), s.complete
+	}
+	return decision
 }
 
 // Explain reports why each cluster is not chosen, by cluster ID.
 func Explain(request Request, snapshot Snapshot) []broker.ClusterRejection {
-	return choose(request, snapshot).rejections
+	if request.Want.Empty() {
+		return nil
+	}
+	s := newSearch(request, snapshot)
+	defer s.free()
+	s.evaluate()
+	s.compare()
+	var rejections []broker.ClusterRejection
+	for i := range s.entries {
+		if i != s.best {
+			rejections = append(rejections, s.rejection(i))
+		}
+	}
+	return rejections
 }
 
 // Part is what one cluster takes of a request.
@@ -97,141 +120,50 @@ type Part struct {
 }
 
 // Place adds a part to a cluster's holds. It returns the holds after that, or false
-// if the part cannot be added: then the request is not split any further.
+// if the part cannot be added: then the request is not split any further. It must not
+// change the holds that it is given.
 type Place func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) (after []broker.Hold, ok bool)
 
 // Split chooses clusters, one after the other, until all of the request is placed or
 // no cluster takes any more. A cluster that takes a part is not rejected if all of
-// the request is placed.
+// the request is placed. Only the first choice packs the request in every cluster.
 func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missing broker.HeldCapacity, decision broker.Decision) {
+	if request.Want.Empty() {
+		return nil, request.Want, decision
+	}
 	committed := new(big.Rat)
 	if request.Committed != nil {
 		committed.Set(request.Committed)
 	}
 	request.Committed = committed
-	for range snapshot.entries {
-		answer := choose(request, snapshot)
-		scores := decision.Scores
-		decision = answer.report(parts)
-		decision.Scores = mergeScores(scores, decision.Scores)
-		spec, holds := snapshot.Cluster(answer.cluster)
-		if spec == nil {
+	s := newSearch(request, snapshot)
+	defer s.free()
+	s.evaluate()
+	var scores []broker.ClusterScore
+	for range s.entries {
+		s.compare()
+		scores = s.addScores(scores)
+		if s.best < 0 || s.complete || len(parts)+1 == len(s.entries) {
+			// The last choice: it is explained as it was made.
+			decision = s.report(parts)
+		}
+		if s.best < 0 {
 			break
 		}
-		after, ok := place(spec, holds, answer.placement)
+		chosen, amount := s.entries[s.best], s.placement()
+		after, ok := place(chosen.spec, chosen.holds, amount)
 		if !ok {
+			decision = s.report(parts)
 			break
 		}
-		snapshot = snapshot.With(spec, after)
-		if price, _, known := Price(spec.Cost, answer.placement.Totals); known {
+		parts = append(parts, Part{chosen.spec.ClusterID, amount})
+		if price, _, known := Price(chosen.spec.Cost, amount.Totals); known {
 			committed.Add(committed, price)
 		}
-		parts = append(parts, Part{answer.cluster, answer.placement})
-		if request.Want = capacity.Sub(request.Want, answer.placement); request.Want.Empty() {
+		if s.take(after, amount); s.request.Want.Empty() {
 			break
 		}
 	}
-	return parts, request.Want, decision
-}
-
-// mergeScores adds the scores of a later choice. The first score of a cluster stays.
-func mergeScores(scores, later []broker.ClusterScore) []broker.ClusterScore {
-	for _, s := range later {
-		if len(scores) < maxListed && !slices.ContainsFunc(scores, func(have broker.ClusterScore) bool { return have.Cluster == s.Cluster }) {
-			scores = append(scores, s)
-		}
-	}
-	return scores
-}
-
-// maxListed is how many clusters a decision lists.
-const maxListed = 20
-
-// answer is a choice with all that explains it.
-type answer struct {
-	cluster    string
-	placement  broker.HeldCapacity
-	complete   bool
-	scores     []broker.ClusterScore
-	rejections []broker.ClusterRejection
-}
-
-// report explains an answer for the most relevant clusters. If it is complete, the
-// clusters that took other parts are not rejected.
-func (a *answer) report(parts []Part) broker.Decision {
-	decision := broker.Decision{Scores: a.scores[:min(len(a.scores), maxListed)]}
-	counts := map[string]int32{}
-	for _, r := range a.rejections {
-		switch {
-		case a.complete && slices.ContainsFunc(parts, func(p Part) bool { return p.Cluster == r.Cluster }):
-		case len(decision.Rejections) < maxListed:
-			decision.Rejections = append(decision.Rejections, r)
-		default:
-			counts[r.Reason]++
-		}
-	}
-	for _, reason := range slices.Sorted(maps.Keys(counts)) {
-		decision.RejectionCounts = append(decision.RejectionCounts, broker.RejectionCount{Reason: reason, Count: counts[reason]})
-	}
-	return decision
-}
-
-func choose(request Request, snapshot Snapshot) (decision answer) {
-	if request.Want.Empty() {
-		return decision
-	}
-	var offers []*offer
-	for _, entry := range snapshot.entries {
-		cluster := &cluster{Spec: entry.spec, Holds: entry.holds}
-		cluster.Active, cluster.Fresh = snapshot.activity(entry.spec.ClusterID)
-		if rejection := filter(&request, cluster); rejection != nil {
-			decision.reject(cluster, rejection)
-		} else if offer := fit(&request, cluster); offer.placed.Empty() {
-			decision.reject(cluster, offer.rejection)
-		} else {
-			offers = append(offers, offer)
-		}
-	}
-
-	candidates := slices.DeleteFunc(slices.Clone(offers), func(o *offer) bool { return !o.complete() })
-	if len(candidates) == 0 {
-		candidates = offers
-	}
-	score(&request, candidates)
-	slices.SortStableFunc(candidates, func(a, b *offer) int {
-		return cmp.Or(
-			cmp.Compare(b.placed.Pods(), a.placed.Pods()),
-			cmp.Compare(b.score, a.score),
-			cmp.Compare(a.cluster.Spec.ClusterID, b.cluster.Spec.ClusterID),
-		)
-	})
-	if len(candidates) > 0 {
-		best := candidates[0]
-		decision.cluster, decision.placement, decision.complete = best.cluster.Spec.ClusterID, best.placed, best.complete()
-		for _, o := range candidates {
-			decision.scores = append(decision.scores, broker.ClusterScore{Cluster: o.cluster.Spec.ClusterID, Score: o.score.String()})
-		}
-		for _, o := range offers {
-			if o != best {
-				decision.reject(o.cluster, compare(o, best))
-			}
-		}
-	}
-	slices.SortFunc(decision.rejections, func(a, b broker.ClusterRejection) int { return cmp.Compare(a.Cluster, b.Cluster) })
-	return decision
-}
-
-func (d *answer) reject(cluster *cluster, r *capacity.Rejection) {
-	d.rejections = append(d.rejections, broker.ClusterRejection{Cluster: cluster.Spec.ClusterID, Reason: r.Reason, Message: r.Message})
-}
-
-// compare explains why best was chosen and not o.
-func compare(o, best *offer) *capacity.Rejection {
-	switch chosen := best.cluster.Spec.ClusterID; {
-	case o.complete():
-		return reject(ReasonNotPreferred, "The request fits with score %s; %s was chosen with score %s.", o.score, chosen, best.score)
-	case o.placed.Pods() == best.placed.Pods() && !best.complete():
-		return reject(ReasonNotPreferred, "As many pods fit as in %s, which was chosen with score %s against %s. %s", chosen, best.score, o.score, o.rejection.Message)
-	}
-	return o.rejection
+	decision.Scores = scores
+	return parts, s.request.Want, decision
 }

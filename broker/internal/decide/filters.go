@@ -9,109 +9,118 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
-// filters reject a cluster for what has nothing to do with its free capacity.
-// The first rejection counts.
-var filters = []func(*Request, *cluster) *capacity.Rejection{
-	notRequester,
-	admitsConsumer,
-	isActive,
-	isFresh,
-	isPinned,
-	matchesPlacement,
-	isNotRejected,
-	isWithinBudget,
-}
-
-func filter(request *Request, cluster *cluster) *capacity.Rejection {
-	for _, f := range filters {
-		if rejection := f(request, cluster); rejection != nil {
-			return rejection
+// filter returns the reason to reject a cluster for what has nothing to do with its
+// free capacity, "" for none. The first one counts.
+func (s *search) filter(e *entry) (reason string) {
+	request, spec := &s.request, e.spec
+	if spec.ClusterID == request.Requester {
+		return ReasonRequesterItself
+	}
+	if reason := capacity.AdmitReason(spec.Lending, request.Requester); reason != "" {
+		return reason
+	}
+	switch active, fresh := s.activity(spec.ClusterID); {
+	case !active:
+		return ReasonClusterInactive
+	case !fresh:
+		return ReasonAdvertisementStale
+	case request.Pin != "" && request.Pin != spec.ClusterID:
+		return ReasonPinnedElsewhere
+	}
+	if placement := request.Placement; placement != nil {
+		outside := func(allowed []string, where string) bool { return len(allowed) > 0 && !slices.Contains(allowed, where) }
+		switch {
+		case slices.Contains(placement.ExcludeClusters, spec.ClusterID):
+			return ReasonExcluded
+		case outside(placement.Regions, spec.Region):
+			return ReasonOtherRegion
+		case outside(placement.Zones, spec.Zone):
+			return ReasonOtherZone
 		}
 	}
-	return nil
-}
-
-func reject(reason, format string, args ...any) *capacity.Rejection {
-	return &capacity.Rejection{Reason: reason, Message: fmt.Sprintf(format, args...)}
-}
-
-func notRequester(request *Request, cluster *cluster) *capacity.Rejection {
-	if cluster.Spec.ClusterID == request.Requester {
-		return reject(ReasonRequesterItself, "The cluster is the requester itself.")
+	if rejection, rejected := request.Rejected[spec.ClusterID]; rejected {
+		return rejection.Reason
 	}
-	return nil
+	return s.overBudget(e)
 }
 
-func admitsConsumer(request *Request, cluster *cluster) *capacity.Rejection {
-	return capacity.Admit(cluster.Spec.Lending, request.Requester)
+// budget is a limit on the price.
+type budget struct {
+	// limit without what is committed; nil if it is not a number.
+	limit *big.Rat
+	// most is the highest price within the limit, in the search's units.
+	most int64
 }
 
-func isActive(_ *Request, cluster *cluster) *capacity.Rejection {
-	if !cluster.Active {
-		return reject(ReasonClusterInactive, "The cluster has stopped advertising. Check that its agent runs and reaches the broker.")
+func (s *search) prepareBudget() {
+	if s.request.Budget == nil {
+		return
 	}
-	return nil
+	s.budget = budget{}
+	if limit, ok := new(big.Rat).SetString(s.request.Budget.MaxPricePerHour); ok {
+		s.budget.limit = limit
+		if s.request.Committed != nil {
+			limit.Sub(limit, s.request.Committed)
+		}
+		if s.units.whole {
+			s.budget.most = s.units.atMost(limit)
+		}
+	}
 }
 
-func isFresh(_ *Request, cluster *cluster) *capacity.Rejection {
-	if !cluster.Fresh {
-		return reject(ReasonAdvertisementStale, "The last advertisement is too old for a placement. The cluster is considered again with its next advertisement.")
+// overBudget returns the reason to reject a cluster for its price, "" for none.
+func (s *search) overBudget(e *entry) (reason string) {
+	if s.request.Budget == nil {
+		return ""
 	}
-	return nil
-}
-
-func isPinned(request *Request, cluster *cluster) *capacity.Rejection {
-	if request.Pin != "" && request.Pin != cluster.Spec.ClusterID {
-		return reject(ReasonPinnedElsewhere, "The Reservation is pinned to %s (targetClusterID).", request.Pin)
+	if s.budget.limit == nil {
+		return ReasonOverBudget
 	}
-	return nil
-}
-
-func matchesPlacement(request *Request, cluster *cluster) *capacity.Rejection {
-	placement := request.Placement
-	if placement == nil {
-		return nil
+	price, known, ok := e.rates.price(&s.units)
+	var above bool
+	if ok {
+		above = price > s.budget.most
+	} else {
+		var exact *big.Rat
+		if exact, _, known = Price(e.spec.Cost, s.request.Want.Totals); known {
+			above = exact.Cmp(s.budget.limit) > 0
+		}
 	}
-	outside := func(allowed []string, where string) bool { return len(allowed) > 0 && !slices.Contains(allowed, where) }
 	switch {
-	case slices.Contains(placement.ExcludeClusters, cluster.Spec.ClusterID):
-		return reject(ReasonExcluded, "The placement excludes the cluster (excludeClusters).")
-	case outside(placement.Regions, cluster.Spec.Region):
-		return reject(ReasonOtherRegion, "The region is %q; the placement allows %s.", cluster.Spec.Region, strings.Join(placement.Regions, ", "))
-	case outside(placement.Zones, cluster.Spec.Zone):
-		return reject(ReasonOtherZone, "The zone is %q; the placement allows %s.", cluster.Spec.Zone, strings.Join(placement.Zones, ", "))
+	case !known, e.spec.Cost.Currency != s.request.Budget.Currency:
+		return ReasonPriceUnknown
+	case above:
+		return ReasonOverBudget
 	}
-	return nil
+	return ""
 }
 
-func isNotRejected(request *Request, cluster *cluster) *capacity.Rejection {
-	if rejection, rejected := request.Rejected[cluster.Spec.ClusterID]; rejected {
-		return &rejection
+// filtered explains the reason of filter.
+func (s *search) filtered(e *entry, reason string) (message string) {
+	request, spec := &s.request, e.spec
+	if rejection, rejected := request.Rejected[spec.ClusterID]; rejected && rejection.Reason == reason {
+		return rejection.Message
 	}
-	return nil
-}
-
-func isWithinBudget(request *Request, cluster *cluster) *capacity.Rejection {
-	if request.Budget == nil {
-		return nil
+	switch reason {
+	case ReasonRequesterItself:
+		return "The cluster is the requester itself."
+	case ReasonClusterInactive:
+		return "The cluster has stopped advertising. Check that its agent runs and reaches the broker."
+	case ReasonAdvertisementStale:
+		return "The last advertisement is too old for a placement. The cluster is considered again with its next advertisement."
+	case ReasonPinnedElsewhere:
+		return fmt.Sprintf("The Reservation is pinned to %s (targetClusterID).", request.Pin)
+	case ReasonExcluded:
+		return "The placement excludes the cluster (excludeClusters)."
+	case ReasonOtherRegion:
+		return fmt.Sprintf("The region is %q; the placement allows %s.", spec.Region, strings.Join(request.Placement.Regions, ", "))
+	case ReasonOtherZone:
+		return fmt.Sprintf("The zone is %q; the placement allows %s.", spec.Zone, strings.Join(request.Placement.Zones, ", "))
+	case ReasonPriceUnknown, ReasonOverBudget:
+		return s.priced(spec.Cost)
 	}
-	limit, ok := new(big.Rat).SetString(request.Budget.MaxPricePerHour)
-	if !ok {
-		return reject(ReasonOverBudget, "The budget's maxPricePerHour %q is not a decimal number.", request.Budget.MaxPricePerHour)
+	if admitted := capacity.Admit(spec.Lending, request.Requester); admitted != nil {
+		return admitted.Message
 	}
-	price, currency, known := Price(cluster.Spec.Cost, request.Want.Totals)
-	switch {
-	case !known:
-		return reject(ReasonPriceUnknown, "The cluster advertises no price for some of the requested resources, and the request has a budget.")
-	case currency != request.Budget.Currency:
-		return reject(ReasonPriceUnknown, "The price is in %s, the budget in %s.", currency, request.Budget.Currency)
-	}
-	if request.Committed != nil {
-		price = new(big.Rat).Add(price, request.Committed)
-	}
-	if price.Cmp(limit) > 0 {
-		return reject(ReasonOverBudget, "The price is %s per hour; the budget is %s.",
-			PriceString(price, currency), PriceString(limit, request.Budget.Currency))
-	}
-	return nil
+	return ""
 }

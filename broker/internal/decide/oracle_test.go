@@ -16,6 +16,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
@@ -593,7 +594,14 @@ func mismatch(slot *oracleSlot, set broker.PodSet, affinity *nodeaffinity.LazyEr
 			return "the node affinity does not match"
 		}
 	}
-	taint, untolerated := scheduling.FindMatchingUntoleratedTaint(logr.Discard(), slot.Class.Taints, set.Tolerations, func(t *corev1.Taint) bool {
+	// The guest requires both, whether or not its pod selects them.
+	if arch, ok := labels[corev1.LabelArchStable]; ok && arch != guest.Arch {
+		return fmt.Sprintf("the architecture is %s, and only %s pods can overflow", arch, guest.Arch)
+	}
+	if system, ok := labels[corev1.LabelOSStable]; ok && system != guest.OS {
+		return fmt.Sprintf("the operating system is %s, and only %s pods can overflow", system, guest.OS)
+	}
+	taint, untolerated := scheduling.FindMatchingUntoleratedTaint(logr.Discard(), slot.Class.Taints, guest.Tolerations(set.Tolerations), func(t *corev1.Taint) bool {
 		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 	}, false)
 	if untolerated {

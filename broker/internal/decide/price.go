@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"fmt"
 	"math/big"
 	"strings"
 
@@ -65,4 +66,23 @@ func exact(q resource.Quantity) *big.Rat {
 		return new(big.Rat).SetInt(scale.Mul(scale, dec.UnscaledBig()))
 	}
 	return new(big.Rat).SetFrac(dec.UnscaledBig(), scale)
+}
+
+// priced explains why a cost does not fit the request's budget.
+func (s *search) priced(cost *broker.Cost) (message string) {
+	limit := s.request.Budget
+	price, currency, known := Price(cost, s.request.Want.Totals)
+	switch {
+	case s.budget.limit == nil:
+		return fmt.Sprintf("The budget's maxPricePerHour %q is not a decimal number.", limit.MaxPricePerHour)
+	case !known:
+		return "The cluster advertises no price for some of the requested resources, and the request has a budget."
+	case currency != limit.Currency:
+		return fmt.Sprintf("The price is in %s, the budget in %s.", currency, limit.Currency)
+	}
+	most := s.budget.limit
+	if s.request.Committed != nil {
+		price, most = price.Add(price, s.request.Committed), new(big.Rat).Add(most, s.request.Committed)
+	}
+	return fmt.Sprintf("The price is %s per hour; the budget is %s.", PriceString(price, currency), PriceString(most, limit.Currency))
 }

@@ -1,11 +1,15 @@
 package decide
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
 // Activity reports whether a cluster advertises (active), and whether its last
@@ -13,10 +17,11 @@ import (
 type Activity func(cluster string) (active, fresh bool)
 
 // Store keeps what is known of all clusters ready for decisions. What depends on one
-// cluster only is computed once for each change of that cluster. The zero value is
-// an empty store. It is safe for concurrent use.
+// cluster only is computed once for each change of that cluster, by the first decision
+// that needs it. The zero value is an empty store. It is safe for concurrent use.
 type Store struct {
-	mu sync.Mutex
+	mu      sync.Mutex
+	catalog *capacity.Catalog
 	// entries by cluster ID. Once shared with a Snapshot, they are copied before they
 	// change.
 	entries []*entry
@@ -29,14 +34,15 @@ func (s *Store) Upsert(spec *broker.ClusterAdvertisementSpec, holds []broker.Hol
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.unshare()
-	s.entries = upsert(s.entries, newEntry(spec, holds))
+	s.boundCatalog()
+	s.entries = upsert(s.entries, s.catalog, spec, holds)
 }
 
 // Remove removes a cluster, if it is there.
 func (s *Store) Remove(cluster string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if at, found := search(s.entries, cluster); found {
+	if at, found := find(s.entries, cluster); found {
 		s.unshare()
 		s.entries = slices.Delete(s.entries, at, at+1)
 	}
@@ -48,17 +54,31 @@ func (s *Store) unshare() {
 	}
 }
 
+// boundCatalog begins a new catalog when most node classes of the old one are of
+// earlier advertisements.
+func (s *Store) boundCatalog() {
+	// The API allows 64 classes for each cluster.
+	if s.catalog != nil && s.catalog.Len() < 4096+128*len(s.entries) {
+		return
+	}
+	s.catalog = &capacity.Catalog{}
+	for i, e := range s.entries {
+		s.entries[i] = newEntry(s.catalog, e.spec, e.holds)
+	}
+}
+
 // Snapshot is what is known now. It does not change any more.
 func (s *Store) Snapshot(activity Activity) Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shared = true
-	return Snapshot{entries: s.entries, activity: activity}
+	return Snapshot{catalog: s.catalog, entries: s.entries, activity: activity}
 }
 
 // Snapshot is what is known of all clusters at one time. It is immutable; the answer
 // to activity may change.
 type Snapshot struct {
+	catalog *capacity.Catalog
 	// entries by cluster ID.
 	entries  []*entry
 	activity Activity
@@ -66,7 +86,7 @@ type Snapshot struct {
 
 // Cluster returns what is known of a cluster; nil if it is unknown.
 func (s Snapshot) Cluster(id string) (*broker.ClusterAdvertisementSpec, []broker.Hold) {
-	at, found := search(s.entries, id)
+	at, found := find(s.entries, id)
 	if !found {
 		return nil, nil
 	}
@@ -75,37 +95,149 @@ func (s Snapshot) Cluster(id string) (*broker.ClusterAdvertisementSpec, []broker
 
 // With is a snapshot in which one cluster is added or replaced.
 func (s Snapshot) With(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) Snapshot {
-	s.entries = upsert(slices.Clone(s.entries), newEntry(spec, holds))
+	if s.catalog == nil {
+		s.catalog = &capacity.Catalog{}
+	}
+	s.entries = upsert(slices.Clone(s.entries), s.catalog, spec, holds)
 	return s
 }
 
-// entry is what is known of one cluster. It is immutable.
+// entry is what is known of one cluster. What is computed from it does not change any
+// more.
 type entry struct {
-	spec  *broker.ClusterAdvertisementSpec
-	holds []broker.Hold
+	spec    *broker.ClusterAdvertisementSpec
+	holds   []broker.Hold
+	catalog *capacity.Catalog
+	rates   rates
+
+	// before is what an earlier version of the cluster had free, nil if not known.
+	before *free
+
+	prepared atomic.Bool
+	once     sync.Once
+	free     *free
+	// room is what the nodes have free after all that holds may still claim there.
+	room    *capacity.Room
+	account capacity.Account
+	// allocatable and available are those of the account, as amounts of the room.
+	allocatable, available []int64
 }
 
-func newEntry(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) *entry {
-	return &entry{spec: spec, holds: holds}
+func newEntry(catalog *capacity.Catalog, spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) *entry {
+	return &entry{spec: spec, holds: holds, catalog: catalog, rates: ratesOf(spec.Cost)}
 }
 
-func search(entries []*entry, cluster string) (at int, found bool) {
+// free is what node classes have free. Most changes of a cluster are about its holds
+// and leave it as it is.
+type free struct {
+	classes []broker.NodeClass
+	room    *capacity.Room
+}
+
+// next is the entry for another version of the cluster.
+func (e *entry) next(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) *entry {
+	n := newEntry(e.catalog, spec, holds)
+	if n.before = e.before; e.prepared.Load() {
+		n.before = e.free
+	}
+	return n
+}
+
+// prepare computes what decisions need of the cluster, the first time.
+func (e *entry) prepare() {
+	if e.prepared.Load() {
+		return
+	}
+	e.once.Do(func() {
+		reserved, available := ledger.Account(e.spec, &broker.ClusterAdvertisementStatus{Holds: e.holds})
+		e.account = capacity.Account{
+			Allocatable: capacity.Floor(e.spec.Resources.Allocatable.List()),
+			Allocated:   capacity.Ceil(e.spec.Resources.Allocated.List()),
+			Reserved:    capacity.Ceil(reserved.List()),
+			Available:   capacity.Floor(available.List()),
+		}
+		e.free = e.before
+		if e.free == nil || !capacity.SameClasses(e.free.classes, e.spec.NodeClasses) || !e.free.room.Covers(e.account.Allocatable, e.account.Available) {
+			e.free = &free{e.spec.NodeClasses, e.catalog.Room(e.spec.NodeClasses, e.account.Allocatable, e.account.Available)}
+		}
+		e.room = e.free.room.Less(unused(e.spec, e.holds))
+		e.allocatable, e.available = e.room.Amounts(e.account.Allocatable), e.room.Amounts(e.account.Available)
+		e.prepared.Store(true)
+	})
+}
+
+func find(entries []*entry, cluster string) (at int, found bool) {
 	return slices.BinarySearchFunc(entries, cluster, func(e *entry, id string) int { return strings.Compare(e.spec.ClusterID, id) })
 }
 
 // upsert changes entries in place.
-func upsert(entries []*entry, e *entry) []*entry {
-	at, found := search(entries, e.spec.ClusterID)
+func upsert(entries []*entry, catalog *capacity.Catalog, spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) []*entry {
+	at, found := find(entries, spec.ClusterID)
 	if found {
-		entries[at] = e
+		entries[at] = entries[at].next(spec, holds)
 		return entries
 	}
-	return slices.Insert(entries, at, e)
+	return slices.Insert(entries, at, newEntry(catalog, spec, holds))
 }
 
-// cluster is what is known of one cluster now.
-type cluster struct {
-	Spec          *broker.ClusterAdvertisementSpec
-	Holds         []broker.Hold
-	Active, Fresh bool
+// unused is what holds are charged for and guests do not use yet: what guests
+// use is not advertised as free.
+func unused(spec *broker.ClusterAdvertisementSpec, all []broker.Hold) (sets []broker.PodSet, total capacity.Vector) {
+	holds := slices.SortedStableFunc(slices.Values(all), func(a, b broker.Hold) int {
+		return cmp.Or(cmp.Compare(a.Requester, b.Requester), cmp.Compare(a.ReservationName, b.ReservationName))
+	})
+	total = capacity.Vector{}
+	for len(holds) > 0 {
+		requester := holds[0].Requester
+		var held []broker.PodSet
+		divisible := capacity.Vector{}
+		for ; len(holds) > 0 && holds[0].Requester == requester; holds = holds[1:] {
+			charged := ledger.Charged(holds[0])
+			if held = append(held, charged.PodSets...); len(charged.PodSets) == 0 {
+				divisible.Add(capacity.Ceil(charged.Totals.List()), 1)
+			}
+		}
+		held = capacity.Decreasing(held)
+		running, unattributed := attribute(held, spec.ObservedHolds, requester)
+		for i := range held {
+			held[i].Count -= int32(running[i])
+		}
+		sets = append(sets, held...)
+		total.Add(divisible.Minus(unattributed, 1), 1)
+	}
+	return sets, total
+}
+
+// attribute reports how many pods of each set (in decreasing order) are among a
+// consumer's guests, of which only the number and the sum are known, and how
+// much of what they use belongs to no set. If no attribution is exact, the guests
+// are attributed to the smaller pods, so that the larger claims stay.
+func attribute(sets []broker.PodSet, observed []broker.ObservedHold, requester string) (running []int64, rest capacity.Vector) {
+	used, guests := capacity.Vector{}, int64(0)
+	for _, hold := range observed {
+		if hold.Requester == requester {
+			guests += int64(hold.Pods)
+			used.Add(capacity.Floor(hold.Used.List()), 1)
+		}
+	}
+	try := func(order []int) (running []int64, rest capacity.Vector, exact bool) {
+		running, rest = make([]int64, len(sets)), used
+		left := guests
+		for _, i := range order {
+			request := capacity.Ceil(sets[i].Requests.List())
+			n := min(left, int64(sets[i].Count), request.FitsIn(rest))
+			running[i], rest, left = n, rest.Minus(request, n), left-n
+		}
+		return running, rest, left == 0 && rest.IsZero()
+	}
+	order := make([]int, len(sets))
+	for i := range order {
+		order[i] = i
+	}
+	if running, rest, exact := try(order); exact {
+		return running, rest
+	}
+	slices.Reverse(order)
+	running, rest, _ = try(order)
+	return running, rest
 }

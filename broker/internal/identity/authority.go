@@ -171,6 +171,7 @@ func (a *Authority) ensureCA(ctx context.Context) error {
 		return fmt.Errorf("the certificate expired on %s: delete the Secret, restart the broker, and upgrade the agents with the new broker.caHash and a join.token", pair.Leaf.NotAfter.Format(time.DateOnly))
 	}
 	a.ca, a.key = pair.Leaf, signer
+	certificateExpiry.WithLabelValues("ca").Set(float64(pair.Leaf.NotAfter.Unix()))
 	return nil
 }
 
@@ -257,6 +258,7 @@ func (a *Authority) servingCertificate(*tls.ClientHelloInfo) (*tls.Certificate, 
 	}
 	// A joining agent knows the authority by its hash: the chain must include it.
 	a.serving = &tls.Certificate{Certificate: [][]byte{leaf.Raw, a.ca.Raw}, PrivateKey: key, Leaf: leaf}
+	certificateExpiry.WithLabelValues("serving").Set(float64(leaf.NotAfter.Unix()))
 	return a.serving, nil
 }
 

@@ -64,6 +64,7 @@ func (a *Authority) Join(ctx context.Context, request protocol.JoinRequest) (pro
 		return protocol.JoinResponse{}, fmt.Errorf("issuing a certificate for %s: %w", request.ClusterID, err)
 	}
 	a.misses.forget(request.ClusterID)
+	certificatesIssued.Inc()
 	if err := a.recordCertificate(ctx, registration, leaf); err != nil {
 		return protocol.JoinResponse{}, fmt.Errorf("recording the certificate of %s: %w", request.ClusterID, err)
 	}
@@ -136,6 +137,8 @@ func (a *Authority) claim(ctx context.Context, clusterID, fingerprint string) (*
 		switch {
 		case err != nil:
 			return err
+		case !registration.DeletionTimestamp.IsZero():
+			return refuse(protocol.CodeUnavailable, "the broker is forgetting an earlier cluster %s: join again", clusterID)
 		case registration.Spec.ClusterID != clusterID:
 			return refuse(protocol.CodeConflict, "ClusterRegistration %s/%s is for cluster %s: delete it in the hub", a.Namespace, clusterID, registration.Spec.ClusterID)
 		case registration.Status.KeyFingerprint == fingerprint:
@@ -238,7 +241,8 @@ func (a *Authority) registered(ctx context.Context, clusterID, key string, match
 		if client.IgnoreNotFound(err) != nil {
 			return false, fmt.Errorf("reading the registration of %s: %w", clusterID, err)
 		}
-		return err == nil && registration.Spec.ClusterID == clusterID && match(registration.Status), nil
+		forgotten := !registration.DeletionTimestamp.IsZero()
+		return err == nil && !forgotten && registration.Spec.ClusterID == clusterID && match(registration.Status), nil
 	}
 	if known, err := matches(a.Cache); known || err != nil {
 		return known, err

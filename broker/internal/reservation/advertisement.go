@@ -17,6 +17,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
 // rewriteAfter is the age, by the agent's clock, at which a stored advertisement is
@@ -28,7 +29,8 @@ const rewriteAfter = 5 * time.Minute
 // and its account (reserved, available, active). An advertisement without changes is
 // not written. The caller has verified that the spec is the cluster's own, and has
 // recorded its receipt in Freshness: a cluster that is fresh again may be chosen for
-// queued Reservations at once.
+// queued Reservations at once. An advertisement that is older than one received before
+// is ignored: the error is a *protocol.OutdatedError.
 func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
 	config, err := r.config(ctx)
 	if err != nil {
@@ -39,6 +41,7 @@ func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.Cluster
 	}
 	r.mu.Lock()
 	now := r.clock.Now()
+	r.latest[spec.ClusterID] = max(r.latest[spec.ClusterID], spec.Sequence)
 	last, stored := r.storedAt[spec.ClusterID]
 	r.storedAt[spec.ClusterID] = now
 	r.mu.Unlock()
@@ -53,7 +56,13 @@ func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.Cluster
 
 // storeSpec creates or updates the stored advertisement if necessary.
 func (r *Reconciler) storeSpec(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
+	r.mu.Lock()
+	latest := r.latest[spec.ClusterID]
+	r.mu.Unlock()
 	edit := func(ad *broker.ClusterAdvertisement) (edited, error) {
+		if latest := max(latest, ad.Spec.Sequence); latest > spec.Sequence {
+			return edited{}, &protocol.OutdatedError{Latest: latest}
+		}
 		changes := edited{spec: needsUpdate(ad.Spec, spec)}
 		if changes.spec {
 			ad.Spec = spec
@@ -62,8 +71,8 @@ func (r *Reconciler) storeSpec(ctx context.Context, spec broker.ClusterAdvertise
 		return changes, nil
 	}
 	if known := r.store.advertisement(spec.ClusterID); known != nil {
-		if changes, _ := edit(draft(known)); !changes.spec && !changes.status {
-			return nil
+		if changes, err := edit(draft(known)); err != nil || !changes.spec && !changes.status {
+			return err
 		}
 	}
 	_, err := r.committer.commit(ctx, spec.ClusterID, edit)

@@ -106,14 +106,22 @@ func (r *Reconciler) recordPriceChange(ctx context.Context, reservation *broker.
 			if !known || !knownNow || currency != presentCurrency || present.Cmp(locked) <= 0 {
 				continue
 			}
-			price, key := decide.PriceString(present, currency), string(reservation.UID)+"/"+allocation.Cluster
-			r.mu.Lock()
-			reported := r.priceChanges[key] == price
-			r.priceChanges[key] = price
-			r.mu.Unlock()
-			if !reported {
+			price := decide.PriceString(present, currency)
+			if r.reportsPrice(reservation.Name, allocation.Cluster, price) {
 				r.recordPrice(reservation, allocation.Cluster, decide.PriceString(locked, currency), price)
 			}
 		}
 	}
+}
+
+// reportsPrice notes that a price is reported. It reports false if it was before.
+func (r *Reconciler) reportsPrice(reservation, cluster, price string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.priceChanges[reservation] == nil {
+		r.priceChanges[reservation] = map[string]string{}
+	}
+	before := r.priceChanges[reservation][cluster]
+	r.priceChanges[reservation][cluster] = price
+	return before != price
 }

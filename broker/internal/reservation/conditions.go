@@ -10,6 +10,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
@@ -178,6 +179,11 @@ func rejectionsMessage(requester string, decision *broker.Decision) string {
 				more++
 			default:
 				reasons = append(reasons, fmt.Sprintf("%s: %s", rejection.Cluster, rejection.Message))
+			}
+		}
+		for _, unlisted := range decision.RejectionCounts {
+			if unlisted.Reason != decide.ReasonRequesterItself {
+				more += int(unlisted.Count)
 			}
 		}
 	}

@@ -78,10 +78,14 @@ type Reconciler struct {
 	figures *rate.Limiter
 
 	mu sync.Mutex
-	// priceChanges are the prices that events have reported, by UID and cluster.
-	priceChanges map[string]string
+	// priceChanges are the prices that events have reported, by the name of the
+	// Reservation and the cluster.
+	priceChanges map[string]map[string]string
 	// storedAt is when the advertisement of each cluster was last stored.
 	storedAt map[string]time.Time
+	// latest is the highest sequence of the advertisements of each cluster that were
+	// received, including those that were not written.
+	latest map[string]int64
 }
 
 // Clients are what a Reconciler reads and writes with.
@@ -133,12 +137,14 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		queue:       queue.New(),
 		figures:     rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
 
-		priceChanges: map[string]string{},
+		priceChanges: map[string]map[string]string{},
 		storedAt:     map[string]time.Time{},
+		latest:       map[string]int64{},
 	}
 }
 
-// SetupWithManager adds the controllers for Reservations and ClusterAdvertisements.
+// SetupWithManager adds the controllers for Reservations, ClusterAdvertisements and
+// ClusterRegistrations.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	inNamespace := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetNamespace() == r.namespace })
 	options := controller.Options{MaxConcurrentReconciles: r.workers}
@@ -188,6 +194,14 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		Complete(byName(r.ReconcileAdvertisement))
 	if err != nil {
 		return fmt.Errorf("adding the advertisement controller: %w", err)
+	}
+	err = ctrl.NewControllerManagedBy(mgr).
+		Named("registrations").
+		For(&broker.ClusterRegistration{}).
+		WithEventFilter(inNamespace).
+		Complete(byName(r.ReconcileRegistration))
+	if err != nil {
+		return fmt.Errorf("adding the registration controller: %w", err)
 	}
 	return nil
 }
@@ -244,6 +258,7 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 		r.store.putAdvertisement(after)
 	} else {
 		r.store.removeAdvertisement(before)
+		r.forgetCluster(before.Name)
 	}
 	changed := changedHolds(old.Holds, now.Holds, old.Active != now.Active)
 	if before == nil || after == nil || before.Generation != after.Generation || old.Active != now.Active || grew(old.Available, now.Available) {

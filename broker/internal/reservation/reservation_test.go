@@ -10,9 +10,13 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -28,30 +32,34 @@ func TestReservations(t *testing.T) {
 	ctrl.SetLogger(logr.Discard())
 	config := controlplane.Start(t)
 	for name, test := range map[string]func(*env){
-		"LastCapacity":         lastCapacity,
-		"Crash":                crash,
-		"Refusal":              refusal,
-		"Release":              release,
-		"GrowAndShrink":        growAndShrink,
-		"RefusedGrowth":        refusedGrowth,
-		"Split":                split,
-		"ShrinkKeeps":          shrinkKeeps,
-		"Queue":                queue,
-		"Restart":              restart,
-		"Sweep":                sweep,
-		"Expiry":               expiry,
-		"Impossible":           impossible,
-		"StaleAcks":            staleAcks,
-		"AcksOfNamesake":       acksOfNamesake,
-		"SilentProvider":       silentProvider,
-		"LostProvider":         lostProvider,
-		"NoAnswer":             noAnswer,
-		"NoAnswerToGrowth":     noAnswerToGrowth,
-		"StoreUnchanged":       storeUnchanged,
-		"HoldOfAnotherAttempt": holdOfAnotherAttempt,
-		"Writes":               writes,
-		"GroupCommit":          groupCommit,
-		"WrittenByAnother":     writtenByAnother,
+		"LastCapacity":          lastCapacity,
+		"Crash":                 crash,
+		"Refusal":               refusal,
+		"Release":               release,
+		"GrowAndShrink":         growAndShrink,
+		"RefusedGrowth":         refusedGrowth,
+		"Split":                 split,
+		"ShrinkKeeps":           shrinkKeeps,
+		"Queue":                 queue,
+		"Restart":               restart,
+		"Sweep":                 sweep,
+		"Expiry":                expiry,
+		"Impossible":            impossible,
+		"StaleAcks":             staleAcks,
+		"AcksOfNamesake":        acksOfNamesake,
+		"SilentProvider":        silentProvider,
+		"LostProvider":          lostProvider,
+		"NoAnswer":              noAnswer,
+		"NoAnswerToGrowth":      noAnswerToGrowth,
+		"StoreUnchanged":        storeUnchanged,
+		"HoldOfAnotherAttempt":  holdOfAnotherAttempt,
+		"OutdatedAdvertisement": outdatedAdvertisement,
+		"Renewal":               renewal,
+		"ForgottenCluster":      forgottenCluster,
+		"Validation":            validation,
+		"Writes":                writes,
+		"GroupCommit":           groupCommit,
+		"WrittenByAnother":      writtenByAnother,
 	} {
 		t.Run(name, func(t *testing.T) { test(newEnv(t, config)) })
 	}
@@ -144,8 +152,12 @@ func refusal(e *env) {
 	}
 	p.answer("paris", "r", false, "no memory left")
 	e.expectRejection("r", "paris", decide.ReasonRefused, "no memory left")
+	// An advertisement alone changes nothing: each is asked again after a while.
 	p.advertise(e.spec("paris", "1100m"))
-	e.expect("r", broker.ReservationReserved, "3 of 3 pods in paris")
+	e.expectRejection("r", "paris", decide.ReasonRefused, "no memory left")
+	e.clock.Step(31 * time.Second)
+	e.touch("r")
+	e.expect("r", broker.ReservationReserved, "3 of 3 pods in berlin")
 }
 
 func release(e *env) {
@@ -476,28 +488,37 @@ func lostProvider(e *env) {
 	e.expectPods("berlin", "r", 2, 0, 2)
 }
 
-// A provider becomes inactive before it has answered: another one is chosen.
+// A provider advertises, but does not answer before the deadline: another one is chosen.
 func noAnswer(e *env) {
 	p := e.start(nil)
 	p.advertise(e.spec("paris", "1"))
 	e.request("r", 2)
 	e.expect("r", broker.ReservationReserved, "2 of 2 pods in paris")
-	e.clock.Step(time.Minute)
+	e.clock.Step(29 * time.Second)
+	p.advertise(e.spec("paris", "1"))
 	p.advertise(e.spec("berlin", "1"))
 	e.request("other", 1)
 	e.expect("other", broker.ReservationReserved, "1 of 1 pods in berlin")
 	e.expectPods("berlin", "r", 0, 0, 0)
-	e.clock.Step(time.Minute)
-	p.advertise(e.spec("berlin", "900m"))
+	e.clock.Step(time.Second)
 	e.touch("r")
 	e.expectPods("berlin", "r", 2, 0, 0)
-	e.expectPods("paris", "r", 2, 0, 0)
-	p.answer("berlin", "r", true, "")
 	e.expectPods("paris", "r", 0, 2, 0)
+	p.answer("berlin", "r", true, "")
 	e.expect("r", broker.ReservationReserved, "2 of 2 pods in berlin")
+	p.answer("berlin", "other", true, "")
+
+	// Nothing else goes there until it answers, although it advertises more than berlin.
+	p.advertise(e.spec("paris", "9"))
+	e.request("later", 1)
+	e.expect("later", broker.ReservationReserved, "1 of 1 pods in berlin")
+	p.answer("paris", "r", true, "")
+	e.expectPods("paris", "r", 0, 0, 0)
+	e.request("last", 1)
+	e.expect("last", broker.ReservationReserved, "1 of 1 pods in paris")
 }
 
-// A provider becomes inactive before it has answered to a growth: what it granted still
+// A provider does not answer to a growth before the deadline: what it granted still
 // counts, the rest is placed elsewhere, and stays there.
 func noAnswerToGrowth(e *env) {
 	p := e.start(nil)
@@ -512,9 +533,10 @@ func noAnswerToGrowth(e *env) {
 	p.advertise(e.spec("berlin", "1"))
 	e.touch("r")
 	e.expectPods("berlin", "r", 1, 0, 0)
+	e.expectPods("paris", "r", 2, 3, 2)
 	p.answer("berlin", "r", true, "")
 	e.expectPods("berlin", "r", 1, 0, 1)
-	e.expectPods("paris", "r", 3, 0, 2)
+	e.expectPods("paris", "r", 2, 3, 2)
 	attempt := e.get("r").Status.Attempt.Number
 	e.touch("r")
 	e.request("control", 1)
@@ -553,6 +575,178 @@ func storeUnchanged(e *env) {
 	p.advertise(e.spec("paris", "1"))
 	if after := e.ad("paris"); after.Spec.Sequence == before.Spec.Sequence || after.Status.Available.CPU.String() != "800m" || !after.Status.Active {
 		e.Errorf("the advertisement is %d, available %s", after.Spec.Sequence, after.Status.Available)
+	}
+}
+
+// A late or repeated advertisement does not replace a newer one, nor do its holds follow.
+func outdatedAdvertisement(e *env) {
+	p := e.start(nil)
+	large, small := e.spec("paris", "10"), e.spec("paris", "100m")
+	p.advertise(small)
+	var outdated *protocol.OutdatedError
+	if err := p.StoreAdvertisement(e.Context(), large); !errors.As(err, &outdated) || outdated.Latest != small.Sequence {
+		e.Errorf("an older advertisement was accepted: %v", err)
+	}
+	e.request("r", 50)
+	e.expect("r", broker.ReservationReserved, "1 of 50 pods in paris")
+	// An unchanged one is not written, but counts.
+	again := e.spec("paris", "100m")
+	p.advertise(again)
+	between := large
+	between.Sequence = again.Sequence - 1
+	if between.Sequence <= small.Sequence {
+		between.Sequence = small.Sequence
+	}
+	if err := p.StoreAdvertisement(e.Context(), between); !errors.As(err, &outdated) || outdated.Latest != again.Sequence {
+		e.Errorf("an older advertisement was accepted: %v", err)
+	}
+}
+
+// The lease is renewed by its own consumer, in memory.
+func renewal(e *env) {
+	p := e.start(nil)
+	spec := e.spec("paris", "1")
+	p.advertise(spec)
+	e.request("r", 1, func(r *broker.Reservation) { r.Spec.Duration = &metav1.Duration{Duration: time.Hour} })
+	e.expect("r", broker.ReservationReserved, "1 of 1 pods in paris")
+	p.answer("paris", "r", true, "")
+	e.expectCondition("r", broker.ConditionProviderAccepted, true, "")
+	r := e.get("r")
+	if got := r.Status.Allocations[0].PricePerHour; got != "0.01 EUR" {
+		e.Errorf("the price is %q", got)
+	}
+	for _, tc := range []struct{ requester, name string }{{"oslo", "r"}, {"rome", "unknown"}} {
+		if err := p.Renew(e.Context(), tc.requester, tc.name, r.UID); !apierrors.IsNotFound(err) {
+			e.Errorf("renewal of %s by %s: %v", tc.name, tc.requester, err)
+		}
+	}
+	dearer := e.spec("paris", "1")
+	dearer.Cost = &broker.Cost{CPUCost: "50", Currency: "EUR"}
+	p.advertise(dearer)
+	e.clock.Step(50 * time.Minute)
+	e.eventually("the event about the price", func() error {
+		expect.NoError(e, p.Renew(e.Context(), "rome", "r", r.UID))
+		var events eventsv1.EventList
+		expect.NoError(e, e.client.List(e.Context(), &events, client.InNamespace(e.namespace)))
+		for i := range events.Items {
+			if events.Items[i].Reason == "PriceIncreased" && strings.Contains(events.Items[i].Note, "renewed at 0.01 EUR per hour in paris. At its present prices, the same capacity would cost 5.00 EUR") {
+				return nil
+			}
+		}
+		return fmt.Errorf("there are %d others", len(events.Items))
+	})
+	e.clock.Step(50 * time.Minute)
+	e.touch("r")
+	e.request("control", 1)
+	e.expectRejection("control", "paris", decide.ReasonClusterInactive, "")
+	if got := e.get("r").Status; got.Phase != broker.ReservationReserved || got.Allocations[0].PricePerHour != "0.01 EUR" {
+		e.Errorf("a renewed Reservation is %s: %+v", got.Phase, got.Allocations)
+	}
+	e.clock.Step(10 * time.Minute)
+	e.touch("r")
+	e.expect("r", broker.ReservationReleased, "released")
+}
+
+// Deleting a ClusterRegistration ends what the cluster has asked for, and frees those
+// that wait for it.
+func forgottenCluster(e *env) {
+	p := e.start(nil)
+	registrations := []string{"rome", "paris"}
+	for _, id := range registrations {
+		expect.NoError(e, e.client.Create(e.Context(), &broker.ClusterRegistration{
+			ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: id}, Spec: broker.ClusterRegistrationSpec{ClusterID: id},
+		}))
+		e.eventually("the finalizer", func() error {
+			var registration broker.ClusterRegistration
+			if err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: id}, &registration); err != nil {
+				return err
+			}
+			if len(registration.Finalizers) == 0 {
+				return errors.New("there is none")
+			}
+			return nil
+		})
+	}
+	forget := func(id string) {
+		registration := &broker.ClusterRegistration{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: id}}
+		expect.NoError(e, e.client.Delete(e.Context(), registration))
+		e.eventually(id+" to be forgotten", func() error {
+			if err := e.client.Get(e.Context(), client.ObjectKeyFromObject(registration), registration); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("its registration exists: %v", err)
+			}
+			return nil
+		})
+	}
+	p.advertise(e.spec("paris", "1"))
+	e.request("r", 2)
+	e.expect("r", broker.ReservationReserved, "2 of 2 pods in paris")
+	p.answer("paris", "r", true, "")
+	e.expectCondition("r", broker.ConditionProviderAccepted, true, "")
+	e.request("of-oslo", 1, func(r *broker.Reservation) { r.Spec.RequesterID = "oslo" })
+	e.expect("of-oslo", broker.ReservationReserved, "1 of 1 pods in paris")
+
+	// The consumer: its hold is released. paris, which does not answer, is forgotten, too:
+	// nothing waits for it any more.
+	forget("rome")
+	e.expectPods("paris", "r", 0, 2, 0)
+	p.advertise(e.spec("berlin", "1"))
+	forget("paris")
+	e.expectDeleted("r")
+	e.expect("of-oslo", broker.ReservationReserved, "1 of 1 pods in berlin")
+	if err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: "paris"}, &broker.ClusterAdvertisement{}); !apierrors.IsNotFound(err) {
+		e.Errorf("the ledger of paris: %v", err)
+	}
+}
+
+// What the API server accepts of changes and amounts.
+func validation(e *env) {
+	shape := func(s *broker.PodSet) {
+		s.NodeSelector = map[string]string{"disk": "ssd"}
+		s.NodeAffinity = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a", Operator: corev1.NodeSelectorOpIn, Values: []string{"b"}}}}}}
+		s.Tolerations = []corev1.Toleration{{Key: "gpu"}}
+	}
+	e.request("r", 3, func(r *broker.Reservation) { shape(&r.Spec.PodSets[0]) })
+	for what, tc := range map[string]struct {
+		change func(*broker.ReservationSpec)
+		part   string
+	}{
+		"a count": {func(s *broker.ReservationSpec) { s.PodSets[0].Count = 5 }, ""},
+		"another set": {func(s *broker.ReservationSpec) {
+			s.PodSets = append(s.PodSets, broker.PodSet{Name: "more", Count: 1, Requests: cpu("1")})
+		}, ""},
+		"requests":    {func(s *broker.ReservationSpec) { s.PodSets[0].Requests = cpu("2") }, "immutable"},
+		"a selector":  {func(s *broker.ReservationSpec) { s.PodSets[0].NodeSelector["disk"] = "hdd" }, "immutable"},
+		"no selector": {func(s *broker.ReservationSpec) { s.PodSets[0].NodeSelector = nil }, "immutable"},
+		"an affinity": {func(s *broker.ReservationSpec) {
+			s.PodSets[0].NodeAffinity.NodeSelectorTerms[0].MatchExpressions[0].Values[0] = "c"
+		}, "immutable"},
+		"no affinity":    {func(s *broker.ReservationSpec) { s.PodSets[0].NodeAffinity = nil }, "immutable"},
+		"tolerations":    {func(s *broker.ReservationSpec) { s.PodSets[0].Tolerations[0].Key = "x" }, "immutable"},
+		"no tolerations": {func(s *broker.ReservationSpec) { s.PodSets[0].Tolerations = nil }, "immutable"},
+		"a negative amount": {func(s *broker.ReservationSpec) {
+			s.PodSets = append(s.PodSets, broker.PodSet{Name: "more", Count: 1, Requests: broker.ResourceQuantities{Extended: map[corev1.ResourceName]resource.Quantity{"example.com/fpga": resource.MustParse("-1")}}})
+		}, "must not be negative"},
+		"many to retain": {func(s *broker.ReservationSpec) {
+			for i := range 1000 {
+				s.Retained = append(s.Retained, broker.RetainedPods{Cluster: fmt.Sprintf("cluster-%d", i), Count: 1})
+			}
+		}, ""},
+	} {
+		r := e.get("r")
+		tc.change(&r.Spec)
+		err := e.client.Update(e.Context(), r, client.DryRunAll)
+		if (err == nil) != (tc.part == "") || err != nil && !strings.Contains(err.Error(), tc.part) {
+			e.Errorf("changing %s: %v", what, err)
+		}
+	}
+	for what, spec := range map[string]broker.ReservationSpec{
+		"must not be negative":       {RequestedResources: &broker.ResourceQuantities{Extended: map[corev1.ResourceName]resource.Quantity{"example.com/fpga": resource.MustParse("-1")}}},
+		"minAvailable is the number": {RequestedResources: ptr.To(cpu("1")), MinAvailable: 1},
+	} {
+		r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: "invalid"}, Spec: spec}
+		if err := e.client.Create(e.Context(), r, client.DryRunAll); err == nil || !strings.Contains(err.Error(), what) {
+			e.Errorf("%s: %v", what, err)
+		}
 	}
 }
 

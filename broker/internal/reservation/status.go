@@ -9,6 +9,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 )
 
@@ -93,6 +94,7 @@ func allocations(in snapshot) (out []broker.Allocation, resized bool) {
 		}
 		if ad := in.advertisement(h.cluster); ad != nil {
 			allocation.Endpoint = ad.Spec.EndpointURL
+			allocation.NodeLabels = guest.NodeLabels(ad.Spec.NodeClasses, held.PodSets)
 		}
 		for _, before := range in.reservation.Status.Allocations {
 			if before.Cluster != h.cluster || !before.Accepted {

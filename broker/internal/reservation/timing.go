@@ -57,9 +57,21 @@ func (r *Reconciler) remember(in *snapshot) {
 // forget drops what is remembered of a Reservation that does not exist any more.
 func (r *Reconciler) forget(name string) {
 	r.book.Forget(name)
+	r.mu.Lock()
+	delete(r.priceChanges, name)
+	r.mu.Unlock()
 	if r.queue.Remove(name) {
 		r.retryQueued()
 	}
+}
+
+// forgetCluster drops what is remembered of a cluster whose advertisement was deleted.
+func (r *Reconciler) forgetCluster(cluster string) {
+	r.answers.Forget(cluster)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.latest, cluster)
+	delete(r.storedAt, cluster)
 }
 
 // Renew renews the lease of a consumer's Reservation: it starts again now. It writes

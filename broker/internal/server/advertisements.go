@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -74,7 +75,11 @@ func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, calle
 	// Before it is stored, because storing enqueues Reservations, for which the cluster
 	// must be fresh.
 	undo := s.Receipts.record(caller)
-	if err := s.Reconciler.StoreAdvertisement(r.Context(), spec); err != nil {
+	err := s.Reconciler.StoreAdvertisement(r.Context(), spec)
+	if outdated := (*protocol.OutdatedError)(nil); errors.As(err, &outdated) {
+		undo()
+		return respond(w, http.StatusOK, protocol.AdvertisementResponse{Sequence: outdated.Latest})
+	} else if err != nil {
 		undo()
 		return fmt.Errorf("storing the advertisement of %s: %w", caller, err)
 	}

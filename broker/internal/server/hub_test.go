@@ -54,8 +54,10 @@ type testHub struct {
 	api       client.Client
 	authority *identity.Authority
 	url       string
-	token     string
-	stop      func()
+	// metrics is the URL of the broker's metrics.
+	metrics string
+	token   string
+	stop    func()
 	// requests counts the broker's calls of the API server, by path.
 	requests *requestCounter
 }
@@ -105,10 +107,14 @@ func startHub(t *testing.T) *testHub {
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return &countedRoundTripper{requests, next}
 	})
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	expect.NoError(t, err)
+	metrics := free.Addr().String()
+	expect.NoError(t, free.Close())
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:  all,
 		Cache:   cache.Options{DefaultNamespaces: map[string]cache.Config{namespace: {}}},
-		Metrics: metricsserver.Options{BindAddress: "0"},
+		Metrics: metricsserver.Options{BindAddress: metrics},
 		// Several tests start a manager in one process.
 		Controller: ctrlconfig.Controller{SkipNameValidation: new(true), UsePriorityQueue: new(false)},
 	})
@@ -130,7 +136,7 @@ func startHub(t *testing.T) *testHub {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
-	hub := &testHub{api: api, authority: authority, url: "https://" + listener.Addr().String(), token: string(secret.Data[identity.TokenKey]), requests: requests}
+	hub := &testHub{api: api, authority: authority, url: "https://" + listener.Addr().String(), token: string(secret.Data[identity.TokenKey]), requests: requests, metrics: "http://" + metrics + "/metrics"}
 	hub.stop = sync.OnceFunc(func() {
 		cancel()
 		select {
@@ -239,6 +245,11 @@ func (h *testHub) call(t *testing.T, config *tls.Config, method, path string, bo
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(t.Context(), method, h.url+path, bytes.NewReader(body))
 	expect.NoError(t, err)
+	return h.send(t, transport, request)
+}
+
+func (h *testHub) send(t *testing.T, transport http.RoundTripper, request *http.Request) answer {
+	t.Helper()
 	response, err := (&http.Client{Transport: transport, Timeout: expect.Deadline}).Do(request)
 	if err != nil {
 		return answer{err: err}

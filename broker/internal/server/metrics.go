@@ -2,8 +2,10 @@ package server
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -24,6 +26,22 @@ var (
 		Name: "broker_advertisements_total",
 		Help: "Number of advertisements that were received.",
 	})
+	clusterCertificateExpiry = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "broker_cluster_certificate_expiry_timestamp_seconds",
+		Help: "Expiration time of a cluster's newest client certificate as a Unix time.",
+	}, []string{"cluster"})
+	reservations = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "broker_reservations",
+		Help: "Number of Reservations, by phase.",
+	}, []string{"phase"})
+	queueLength = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "broker_queue_length",
+		Help: "Number of Reservations that wait for capacity.",
+	})
+	leaseRenewals = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "broker_lease_renewals_total",
+		Help: "Number of renewals of leases that were received from consumers.",
+	})
 	relayMessages = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "broker_relay_messages",
 		Help: "Number of relayed messages in the mailboxes.",
@@ -43,7 +61,7 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(callsTotal, streams, streamEvents, advertisements, relayMessages, relayBytes, relayExpired, relayRefused)
+	metrics.Registry.MustRegister(callsTotal, streams, streamEvents, advertisements, reservations, queueLength, leaseRenewals, clusterCertificateExpiry, relayMessages, relayBytes, relayExpired, relayRefused)
 	// So that they are there before the first call and stream.
 	callsTotal.WithLabelValues("GET "+protocol.PathReadyz, codeOK)
 	streamEvents.WithLabelValues(string(protocol.EventRelist))
@@ -57,4 +75,19 @@ func streamLabel(role protocol.Role) string {
 		return "relay"
 	}
 	return string(role)
+}
+
+// countReservation updates the gauges of Reservations with a change, 1 or -1.
+func countReservation(reservation *broker.Reservation, change float64) {
+	if reservation == nil {
+		return
+	}
+	phase := reservation.Status.Phase
+	if phase == "" {
+		phase = broker.ReservationPending
+	}
+	reservations.WithLabelValues(string(phase)).Add(change)
+	if meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) {
+		queueLength.Add(change)
+	}
 }

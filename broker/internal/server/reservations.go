@@ -294,5 +294,6 @@ func (s *Server) renew(w http.ResponseWriter, r *http.Request, caller string) er
 	if err := s.Reconciler.Renew(r.Context(), caller, r.PathValue("id"), renewal.ReservationUID); err != nil {
 		return fmt.Errorf("renewing the lease of a reservation of %s: %w", caller, err)
 	}
+	leaseRenewals.Inc()
 	return respond(w, http.StatusNoContent, nil)
 }

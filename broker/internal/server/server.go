@@ -171,10 +171,17 @@ func (s *Server) Observe(object client.Object, deleted bool) {
 	case *broker.Reservation:
 		now := unless(deleted, o)
 		before, changed := s.index.putReservation(o.Name, now)
+		countReservation(before, -1)
+		countReservation(now, 1)
 		s.auditPhase(before, now)
 		s.broadcaster.notifyAll(changed)
 	case *broker.ClusterAdvertisement:
 		s.broadcaster.notifyAll(s.index.putAdvertisement(o.Name, unless(deleted, o)))
+	case *broker.ClusterRegistration:
+		clusterCertificateExpiry.DeleteLabelValues(o.Name)
+		if notAfter := o.Status.NotAfter; notAfter != nil && !deleted {
+			clusterCertificateExpiry.WithLabelValues(o.Name).Set(float64(notAfter.Unix()))
+		}
 	case *broker.BrokerConfig:
 		if o.Name == configName {
 			s.config.Store(unless(deleted, o))

@@ -125,39 +125,21 @@ func TestJoining(t *testing.T) {
 func TestCalls(t *testing.T) {
 	c := &clusters{hub: startHub(t)}
 	c.rome, c.paris, c.berlin = c.hub.join(t, "rome"), c.hub.join(t, "paris"), c.hub.join(t, "berlin")
-	t.Run("bodies are strict and limited", c.testBodies)
+	t.Run("bad input", c.testBadInput)
 	t.Run("advertisements", c.testAdvertisements)
 	t.Run("a reservation is visible to its requester and its provider only", c.testReservationIsPrivate)
 	t.Run("an older request changes nothing", c.testOlderRequest)
 	t.Run("a quota of Reservations", c.testQuota)
 	t.Run("relay", c.testRelay)
+	t.Run("metrics", c.testMetrics)
 }
 
 // clusters are a hub and three clusters that have joined it.
 type clusters struct {
 	hub                 *testHub
 	rome, paris, berlin *cluster
-}
-
-func (c *clusters) testBodies(t *testing.T) {
-	post := func(path, body string) answer {
-		return c.hub.call(t, c.rome.tls, http.MethodPost, path, []byte(body))
-	}
-	post(protocol.PathAdvertisements, `{"clusterID":"rome","resources":{"reserved":{}}}`).expect(t, 400, `unknown field "reserved"`)
-	post(protocol.PathAdvertisements, `{"clusterID":"rome"} {}`).expect(t, 400, "unexpected data after")
-	post(protocol.PathAdvertisements, `[]`).expect(t, 400, "does not match the schema")
-	post(protocol.PathRelay, `{"to":"`+strings.Repeat("x", protocol.MaxBody)+`"}`).expect(t, 413, "bytes")
-	post(protocol.PathAdvertisements, `{"clusterID":"paris"}`).expect(t, 403, "set clusterID to rome")
-	request := newRequest("home")
-	request.Spec.RequesterID = "paris"
-	post(protocol.PathReservations, encode(t, request)).expect(t, 403, "must be empty or its own")
-	request = newRequest("home")
-	request.SourceUID = "../x"
-	post(protocol.PathReservations, encode(t, request)).expect(t, 400, "sourceUID")
-	request = newRequest("home")
-	request.Spec.PodSets[0].Requests.CPU = quantity("-1")
-	post(protocol.PathReservations, encode(t, request)).expect(t, 400, "must not be negative")
-	post("/api/v2/reservations", `{}`).expect(t, 404, "there is no POST")
+	// placed is a Reservation of rome in paris.
+	placed protocol.ConsumerView
 }
 
 func (c *clusters) testAdvertisements(t *testing.T) {
@@ -287,6 +269,8 @@ func (c *clusters) testReservationIsPrivate(t *testing.T) {
 		return err
 	})
 
+	expect.NoError(t, c.rome.client.AckRequester(t.Context(), view.ID, protocol.RequesterAck{ReservationUID: view.UID, Attempt: hold.Hold.Attempt, Ready: []string{"paris"}}))
+	c.placed = view
 	request.Spec.PodSets[0].NodeSelector = map[string]string{"another": "shape"}
 	request.SourceGeneration++
 	_, err = c.rome.client.PutReservation(t.Context(), request)

@@ -127,8 +127,13 @@ func (ch chart) useLocalWebhook(c *cluster.Cluster) (string, error) {
 		return "", fmt.Errorf("reading the steering webhook: %w", err)
 	}
 	for _, h := range hooks {
-		h.(map[string]any)["clientConfig"] = map[string]any{
-			"url":      "https://" + cluster.Address(port) + "/steer",
+		config := h.(map[string]any)
+		path, _, err := unstructured.NestedString(config, "clientConfig", "service", "path")
+		if err != nil {
+			return "", fmt.Errorf("reading the steering webhook: %w", err)
+		}
+		config["clientConfig"] = map[string]any{
+			"url":      "https://" + cluster.Address(port) + path,
 			"caBundle": data["ca.crt"],
 		}
 	}

@@ -11,7 +11,9 @@ import (
 // Clock is the clock of one machine: its wall time can be set, its durations are true.
 type Clock struct {
 	clock.RealClock
-	offset atomic.Int64
+	// OnlyWall makes durations follow the wall time, as a planted fault.
+	OnlyWall bool
+	offset   atomic.Int64
 }
 
 var _ clock.WithTicker = &Clock{}
@@ -20,7 +22,13 @@ var _ clock.WithTicker = &Clock{}
 func (c *Clock) Set(ahead time.Duration) { c.offset.Store(int64(ahead / time.Second)) }
 
 // Now implements clock.PassiveClock.
-func (c *Clock) Now() time.Time { return shift(time.Now(), c.offset.Load()) }
+func (c *Clock) Now() time.Time {
+	now := shift(time.Now(), c.offset.Load())
+	if c.OnlyWall {
+		return now.Round(0)
+	}
+	return now
+}
 
 // Since implements clock.PassiveClock.
 func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }

@@ -35,7 +35,7 @@ func configCapacity(capacity peering.Capacity) nodeconfig.Capacity {
 	resources[corev1.ResourcePods] = *resource.NewQuantity(pods, resource.DecimalSI)
 	namespaces := slices.Clone(capacity.Namespaces)
 	slices.Sort(namespaces)
-	return nodeconfig.Capacity{Resources: resources, Parked: capacity.Parked(), Namespaces: slices.Compact(namespaces)}
+	return nodeconfig.Capacity{Resources: resources, Parked: capacity.Parked(), Labels: maps.Clone(capacity.Labels), Namespaces: slices.Compact(namespaces)}
 }
 
 func equalCapacity(a, b nodeconfig.Capacity) bool {

@@ -155,11 +155,16 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, wanted p
 	if err := d.ensureCordon(ctx, provider, objects.node, wanted.Parked()); err != nil {
 		return peering.Progress{}, err
 	}
-	if waiting, err := d.ensureVirtualNode(ctx, provider, objects, want); err != nil || waiting != nil {
+	if waiting, err := d.ensureVirtualNode(ctx, provider, objects, want, wanted.Labels); err != nil || waiting != nil {
 		return ptr.Deref(waiting, peering.Progress{}), err
 	}
 	if pending := session.NodePending(objects.node, provider, want, wanted.Parked()); pending != "" {
 		return peering.Waiting("NodePending", "node "+sliceName(provider)+" "+pending), nil
+	}
+	for key, value := range wanted.Labels {
+		if objects.node.Labels[key] != value {
+			return peering.Waiting("NodePending", "node "+sliceName(provider)+" does not have label "+key+" yet"), nil
+		}
 	}
 	if waiting, err := d.namespacesPending(ctx, provider, wanted.Namespaces); err != nil || waiting != nil {
 		return ptr.Deref(waiting, peering.Progress{}), err
@@ -224,7 +229,7 @@ func (d *Driver) ensureCordon(ctx context.Context, provider string, node *corev1
 
 // ensureVirtualNode creates or resizes the VirtualNode within what the provider
 // granted. The progress is nil if it has the wanted size.
-func (d *Driver) ensureVirtualNode(ctx context.Context, provider string, objects capacityObjects, want corev1.ResourceList) (*peering.Progress, error) {
+func (d *Driver) ensureVirtualNode(ctx context.Context, provider string, objects capacityObjects, want corev1.ResourceList, labels map[string]string) (*peering.Progress, error) {
 	grantPending := ptr.To(peering.Waiting(peering.ReasonGrantPending, "waiting for provider "+provider+" to answer the resource slice"))
 	if objects.slice == nil {
 		return grantPending, nil
@@ -237,7 +242,7 @@ func (d *Driver) ensureVirtualNode(ctx context.Context, provider string, objects
 	case virtualNode == nil && !answered:
 		return grantPending, nil
 	case virtualNode == nil:
-		waiting, err := d.createVirtualNode(ctx, provider, objects.node, atMost(want, limit))
+		waiting, err := d.createVirtualNode(ctx, provider, objects.node, atMost(want, limit), labels)
 		return &waiting, err
 	case !session.IsManaged(virtualNode):
 		return ptr.To(peering.Waiting(reasonConflict, "VirtualNode "+virtualNode.Name+" already exists and is not managed by Spillway; rename or delete it")), nil
@@ -253,8 +258,14 @@ func (d *Driver) ensureVirtualNode(ctx context.Context, provider string, objects
 		limit = virtualNode.Spec.ResourceQuota.Hard
 	}
 	hard := atMost(want, limit)
-	if !session.Equal(hard, virtualNode.Spec.ResourceQuota.Hard) {
-		before := virtualNode.DeepCopy()
+	before := virtualNode.DeepCopy()
+	for key, value := range labels {
+		if virtualNode.Spec.Labels == nil {
+			virtualNode.Spec.Labels = map[string]string{}
+		}
+		virtualNode.Spec.Labels[key] = value
+	}
+	if !session.Equal(hard, virtualNode.Spec.ResourceQuota.Hard) || !maps.Equal(before.Spec.Labels, virtualNode.Spec.Labels) {
 		virtualNode.Spec.ResourceQuota.Hard = hard
 		if err := d.Client.Patch(ctx, virtualNode, client.MergeFrom(before)); err != nil {
 			return nil, fmt.Errorf("resizing virtual node %s: %w", virtualNode.Name, err)
@@ -271,7 +282,7 @@ func (d *Driver) ensureVirtualNode(ctx context.Context, provider string, objects
 
 // createVirtualNode creates the VirtualNode once Liqo has credentials for it. The
 // Node has its labels and taints from the beginning.
-func (d *Driver) createVirtualNode(ctx context.Context, provider string, stale *corev1.Node, hard corev1.ResourceList) (peering.Progress, error) {
+func (d *Driver) createVirtualNode(ctx context.Context, provider string, stale *corev1.Node, hard corev1.ResourceList, labels map[string]string) (peering.Progress, error) {
 	name, namespace := sliceName(provider), tenantNamespace(provider)
 	if stale != nil {
 		// Liqo rejects a VirtualNode whose Node exists.
@@ -314,6 +325,11 @@ func (d *Driver) createVirtualNode(ctx context.Context, provider string, stale *
 			},
 			Taints: []corev1.Taint{{Key: broker.TaintOverflow, Value: provider, Effect: corev1.TaintEffectNoSchedule}},
 		},
+	}
+	for key, value := range labels {
+		if _, own := virtualNode.Spec.Labels[key]; !own {
+			virtualNode.Spec.Labels[key] = value
+		}
 	}
 	if err := d.Client.Create(ctx, virtualNode); err != nil {
 		return peering.Progress{}, fmt.Errorf("creating virtual node %s: %w", name, err)

@@ -71,13 +71,17 @@ func (c *Client) current() (*protocol.Client, <-chan struct{}, error) {
 	return client, changed, nil
 }
 
-// PublishAdvertisement replaces this cluster's advertisement at the broker.
+// PublishAdvertisement replaces this cluster's advertisement at the broker. It returns a
+// *protocol.OutdatedError if the broker has a later one.
 func (c *Client) PublishAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
 	client, _, err := c.current()
 	if err != nil {
 		return err
 	}
-	_, err = client.PublishAdvertisement(ctx, spec)
+	response, err := client.PublishAdvertisement(ctx, spec)
+	if err == nil && response.Sequence > spec.Sequence {
+		return &protocol.OutdatedError{Latest: response.Sequence}
+	}
 	return err
 }
 

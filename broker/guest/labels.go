@@ -1,0 +1,80 @@
+package guest
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// Selectable removes from node classes those labels by which no pod can select them from
+// another cluster. One virtual node stands for all classes, so it has a label only if
+// every class with that label has the same value. If guests do not carry their node
+// selection (carried is false), every class must have it, because a guest may run on
+// any of them. A pod that selects nodes by another label is refused before it is
+// granted, instead of staying pending.
+func Selectable(classes []broker.NodeClass, carried bool) {
+	values, count := map[string]map[string]bool{}, map[string]int{}
+	for _, class := range classes {
+		for key, value := range class.Labels {
+			if values[key] == nil {
+				values[key] = map[string]bool{}
+			}
+			values[key][value] = true
+			count[key]++
+		}
+	}
+	for i := range classes {
+		labels := map[string]string{}
+		for key, value := range classes[i].Labels {
+			// The packer evaluates these two for every pod.
+			always := key == corev1.LabelArchStable || key == corev1.LabelOSStable
+			if always || len(values[key]) == 1 && (carried || count[key] == len(classes)) {
+				labels[key] = value
+			}
+		}
+		classes[i].Labels = labels
+	}
+}
+
+// NodeLabels returns the labels of node classes, as Selectable left them, by which pod
+// sets select nodes: those that the virtual node needs for these pods.
+func NodeLabels(classes []broker.NodeClass, sets []broker.PodSet) map[string]string {
+	selected := map[string]bool{}
+	for _, set := range sets {
+		for key := range set.NodeSelector {
+			selected[key] = true
+		}
+		if set.NodeAffinity == nil {
+			continue
+		}
+		for _, term := range set.NodeAffinity.NodeSelectorTerms {
+			for _, requirement := range term.MatchExpressions {
+				selected[requirement.Key] = true
+			}
+		}
+	}
+	var labels map[string]string
+	for _, class := range classes {
+		for key := range selected {
+			value, ok := class.Labels[key]
+			if !ok || key == corev1.LabelArchStable || key == corev1.LabelOSStable || reserved(key) {
+				continue
+			}
+			if labels == nil {
+				labels = map[string]string{}
+			}
+			labels[key] = value
+		}
+	}
+	return labels
+}
+
+// reserved reports whether a label of a virtual node is Spillway's own, or identifies the
+// node.
+func reserved(key string) bool {
+	switch key {
+	case broker.LabelNodeType, broker.LabelProvider, broker.LabelManagedBy, corev1.LabelHostname:
+		return true
+	}
+	return false
+}

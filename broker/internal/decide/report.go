@@ -1,0 +1,148 @@
+package decide
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+)
+
+// What a decision tells of many clusters is bounded: it is part of a status.
+const (
+	// maxListed is how many clusters a decision lists.
+	maxListed = 20
+	// maxMessage is the size of the message of a rejection, in bytes.
+	maxMessage = 512
+)
+
+// relevance of the reasons, the most relevant first: how close a cluster came to
+// being chosen.
+var relevance = func() map[string]int {
+	order := map[string]int{}
+	for i, reason := range []string{
+		ReasonNotPreferred, capacity.ReasonPartialCapacity,
+		ReasonRefused, ReasonNotAnswering, ReasonOverBudget, ReasonPriceUnknown,
+		capacity.ReasonInsufficientCapacity, capacity.ReasonNoMatchingNodes,
+		ReasonAdvertisementStale, ReasonClusterInactive,
+		ReasonExcluded, ReasonOtherZone, ReasonOtherRegion,
+		capacity.ReasonConsumerNotAdmitted, capacity.ReasonLendingDisabled, ReasonPinnedElsewhere, ReasonRequesterItself,
+	} {
+		order[reason] = i + 1
+	}
+	return order
+}()
+
+// reason why an entry was not chosen.
+func (s *search) reason(i int) string {
+	switch o := &s.offers[i]; {
+	case o.outcome == capacity.FitsAll, o.outcome == capacity.FitsPartly && !s.complete && o.pods == s.offers[s.best].pods:
+		return ReasonNotPreferred
+	default:
+		return o.reason
+	}
+}
+
+// rejection explains why an entry was not chosen.
+func (s *search) rejection(i int) broker.ClusterRejection {
+	o, e := &s.offers[i], s.entries[i]
+	rejection := broker.ClusterRejection{Cluster: s.id(i), Reason: s.reason(i)}
+	shortage := func() string {
+		s.packer.Reset(e.room)
+		_, why := s.packer.Pack(s.request.Want, &e.account)
+		return why.Message
+	}
+	switch {
+	case !o.packed:
+		rejection.Message = s.filtered(e, o.reason)
+	case o.outcome == capacity.FitsAll:
+		rejection.Message = fmt.Sprintf("The request fits with score %s; %s was chosen with score %s.", o.score, s.id(s.best), s.offers[s.best].score)
+	case rejection.Reason == ReasonNotPreferred:
+		rejection.Message = fmt.Sprintf("As many pods fit as in %s, which was chosen with score %s against %s. %s", s.id(s.best), s.offers[s.best].score, o.score, shortage())
+	default:
+		rejection.Message = shortage()
+	}
+	return rejection
+}
+
+// report explains the choice for the most relevant clusters. Those that have taken
+// parts are not rejected if the choice is complete.
+func (s *search) report(parts []Part) broker.Decision {
+	decision := broker.Decision{Scores: s.addScores(nil)}
+	took := map[string]bool{}
+	for _, part := range parts {
+		took[part.Cluster] = s.complete
+	}
+	var listed []int
+	ranks, counts := make([]int, len(s.entries)), map[string]int32{}
+	for i := range s.entries {
+		if i == s.best || len(took) > 0 && took[s.id(i)] {
+			continue
+		}
+		reason := s.reason(i)
+		counts[reason]++
+		ranks[i] = cmp.Or(relevance[reason], relevance[ReasonRefused])
+		if s.id(i) == s.request.Pin {
+			ranks[i] = 0
+		}
+		listed = insert(listed, i, maxListed, func(a, b int) int {
+			return cmp.Or(cmp.Compare(ranks[a], ranks[b]), s.prefer(a, b))
+		})
+	}
+	slices.Sort(listed)
+	for _, i := range listed {
+		rejection := s.rejection(i)
+		counts[rejection.Reason]--
+		rejection.Message = truncate(rejection.Message)
+		decision.Rejections = append(decision.Rejections, rejection)
+	}
+	for _, reason := range slices.Sorted(maps.Keys(counts)) {
+		if count := counts[reason]; count > 0 {
+			decision.RejectionCounts = append(decision.RejectionCounts, broker.RejectionCount{Reason: reason, Count: count})
+		}
+	}
+	return decision
+}
+
+// addScores adds the scores of the best candidates. The first score of a cluster
+// stays.
+func (s *search) addScores(scores []broker.ClusterScore) []broker.ClusterScore {
+	missing := maxListed - len(scores)
+	if missing == 0 {
+		return scores
+	}
+	var best []int
+	for _, i := range s.candidates {
+		if !slices.ContainsFunc(scores, func(have broker.ClusterScore) bool { return have.Cluster == s.id(i) }) {
+			best = insert(best, i, missing, s.prefer)
+		}
+	}
+	for _, i := range best {
+		scores = append(scores, broker.ClusterScore{Cluster: s.id(i), Score: s.offers[i].score.String()})
+	}
+	return scores
+}
+
+// insert inserts an entry into a list of at most limit entries in order.
+func insert(list []int, entry, limit int, order func(a, b int) int) []int {
+	if len(list) == limit {
+		if order(list[limit-1], entry) <= 0 {
+			return list
+		}
+		list = list[:limit-1]
+	}
+	at, _ := slices.BinarySearchFunc(list, entry, order)
+	return slices.Insert(list, at, entry)
+}
+
+// truncate shortens a message for a status.
+func truncate(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	const ellipsis = "…"
+	return strings.ToValidUTF8(message[:maxMessage-len(ellipsis)], "") + ellipsis
+}

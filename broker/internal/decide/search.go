@@ -1,0 +1,139 @@
+package decide
+
+import (
+	"slices"
+	"sync"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+)
+
+// search is a request that is compared with all clusters. Its memory is used again by
+// later ones.
+type search struct {
+	request  Request
+	catalog  *capacity.Catalog
+	activity Activity
+	entries  []*entry
+	// own is whether the entries are not those of the snapshot any more.
+	own bool
+
+	demand *capacity.Demand
+	units  units
+	budget budget
+
+	packer capacity.Packer
+	// offers of the entries, and how many pods of each shape each of them takes.
+	offers []offer
+	pods   []int64
+
+	// candidates are the offers that are compared: those that are complete or, if there
+	// is none, all. best is the index of the best entry, -1 if nothing fits anywhere.
+	candidates []int
+	complete   bool
+	best       int
+	cheapness  []float64
+	prices     []int64
+}
+
+// offer is the part of a request that fits in one cluster.
+type offer struct {
+	// reason why not all of the request fits, "" if all does.
+	reason string
+	// packed is whether the cluster passed the filters, and so the rest is about the
+	// request.
+	packed  bool
+	outcome capacity.Outcome
+	pods    int64
+	// share of the cluster that is available after the placement, where known.
+	share      float64
+	shareKnown bool
+	score      capacity.Score
+}
+
+var searches = sync.Pool{New: func() any { return &search{} }}
+
+func newSearch(request Request, snapshot Snapshot) *search {
+	s := searches.Get().(*search)
+	s.request, s.catalog, s.activity, s.entries, s.own = request, snapshot.catalog, snapshot.activity, snapshot.entries, false
+	s.demand = capacity.NewDemand(s.catalog, request.Want)
+	s.units = unitsOf(request.Want.Totals)
+	s.prepareBudget()
+	n := len(s.entries)
+	s.offers = slices.Grow(s.offers[:0], n)[:n]
+	s.pods = slices.Grow(s.pods[:0], n*s.demand.Shapes())[:n*s.demand.Shapes()]
+	return s
+}
+
+// free gives the memory back. It keeps nothing of the request or the snapshot.
+func (s *search) free() {
+	s.demand.Learn(s.catalog)
+	s.request, s.entries, s.activity, s.demand, s.catalog = Request{}, nil, nil, nil, nil
+	searches.Put(s)
+}
+
+func (s *search) id(i int) string { return s.entries[i].spec.ClusterID }
+
+// podsOf is how many pods of each shape an entry takes.
+func (s *search) podsOf(i int) []int64 {
+	shapes := s.demand.Shapes()
+	return s.pods[i*shapes : (i+1)*shapes]
+}
+
+// evaluate packs the request in each cluster.
+func (s *search) evaluate() {
+	for i, e := range s.entries {
+		s.offers[i] = offer{reason: s.filter(e)}
+		if s.offers[i].reason == "" {
+			s.pack(i)
+		}
+	}
+}
+
+func (s *search) pack(i int) {
+	e, pods := s.entries[i], s.podsOf(i)
+	e.prepare()
+	o := offer{packed: true, outcome: s.packer.Fit(s.demand, e.room, e.available, pods)}
+	o.reason = o.outcome.Reason()
+	for _, n := range pods {
+		o.pods += n
+	}
+	s.offers[i] = o
+}
+
+// take takes what the best cluster holds now from what is wanted. Only that cluster,
+// and those whose offer is too large now, are packed again.
+func (s *search) take(holds []broker.Hold, amount broker.HeldCapacity) {
+	if !s.own {
+		s.entries, s.own = slices.Clone(s.entries), true
+	}
+	s.entries[s.best] = s.entries[s.best].next(s.entries[s.best].spec, holds)
+	if s.request.Want = capacity.Sub(s.request.Want, amount); s.request.Want.Empty() {
+		return
+	}
+	shapes := s.demand.Wanted()
+	s.demand.Want(s.request.Want)
+	// A shape that is not wanted any more cannot be the reason that no node matches.
+	fewer := s.demand.Wanted() < shapes
+	s.units = unitsOf(s.request.Want.Totals)
+	s.prepareBudget()
+	for i, e := range s.entries {
+		o := &s.offers[i]
+		switch reason := s.filter(e); {
+		case reason != "":
+			*o = offer{reason: reason}
+		case i == s.best, !o.packed, !s.demand.Within(s.podsOf(i)), fewer && o.pods == 0:
+			s.pack(i)
+		case s.demand.Equals(s.podsOf(i)):
+			o.outcome, o.reason = capacity.FitsAll, ""
+		}
+	}
+}
+
+// placement is what the best cluster takes.
+func (s *search) placement() broker.HeldCapacity {
+	e := s.entries[s.best]
+	s.packer.Reset(e.room)
+	placed, _ := s.packer.Pack(s.request.Want, &e.account)
+	return placed
+}

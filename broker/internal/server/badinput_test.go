@@ -1,0 +1,135 @@
+package server
+
+import (
+	"crypto/tls"
+	"net/http"
+	"strings"
+	"testing"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// badInput is a request that the broker must refuse, with a message that says why.
+type badInput struct {
+	// route is the method and path as in routes.
+	route string
+	// id replaces {id} in the path, query is added to it.
+	id, query string
+	body      string
+	// versions of the protocol that the caller states.
+	versions string
+	status   int
+	want     string
+}
+
+func badInputs(t *testing.T) []badInput {
+	t.Helper()
+	request := func(spoil func(*protocol.ReservationRequest)) string {
+		request := newRequest("home")
+		spoil(&request)
+		return encode(t, request)
+	}
+	advertisement := func(spoil func(*broker.ClusterAdvertisementSpec)) string {
+		spec := newAdvertisement("rome")
+		spoil(&spec)
+		return encode(t, spec)
+	}
+	const (
+		ads, ad            = protocol.PathAdvertisements, protocol.PathAdvertisements + "/{id}"
+		reservations, item = protocol.PathReservations, protocol.PathReservations + "/{id}"
+		relay              = protocol.PathRelay
+	)
+	huge := `{"to":"` + strings.Repeat("x", protocol.MaxBody) + `"}`
+	return []badInput{
+		{route: "GET " + protocol.PathHealthz, versions: "none", status: 400, want: "must be a range of versions"},
+		{route: "GET " + protocol.PathReadyz, versions: "7-9", status: 400, want: "upgrade the broker"},
+		{route: "GET " + protocol.PathOpenAPI, versions: "3-2", status: 400, want: "must be a range of versions"},
+		{route: "POST " + protocol.PathJoin, body: `{"token":1}`, status: 400, want: "does not match the schema"},
+		{route: "POST " + protocol.PathJoin, body: `{}`, status: 401, want: "the join token is wrong"},
+
+		{route: "POST " + ads, body: `{"clusterID":"rome","resources":{"reserved":{}}}`, status: 400, want: `unknown field "reserved"`},
+		{route: "POST " + ads, body: `{"clusterID":"rome"} {}`, status: 400, want: "unexpected data after"},
+		{route: "POST " + ads, body: `[]`, versions: "1-9", status: 400, want: "does not match the schema"},
+		{route: "POST " + ads, body: ``, status: 400, want: "does not match the schema"},
+		{route: "POST " + ads, body: huge, status: 413, want: "bytes"},
+		{route: "POST " + ads, body: `{"clusterID":"paris"}`, status: 403, want: "set clusterID to rome"},
+		{route: "POST " + ads, body: `{"clusterID":"rome","resources":{"capacity":{"cpu":"1e-2147483648"}}}`, status: 400, want: "exponent"},
+		{route: "POST " + ads, body: advertisement(func(s *broker.ClusterAdvertisementSpec) { s.Resources.Allocatable.CPU = quantity("-1") }), status: 400, want: "must not be negative"},
+		{route: "POST " + ads, body: advertisement(func(s *broker.ClusterAdvertisementSpec) { s.NodeClasses[0].FreeShapes[0].Nodes = maxNodes + 1 }), status: 400, want: "the maximum is"},
+		{route: "GET " + ads, versions: "0", status: 400, want: "must be a range of versions"},
+		{route: "GET " + ad, id: "nowhere", status: 404, want: "no advertisement of that cluster"},
+		{route: "GET " + ad, id: "..%2Fx", status: 404, want: "no advertisement of that cluster"},
+
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.Spec.RequesterID = "paris" }), status: 403, want: "must be empty or its own"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.SourceUID = "../x" }), status: 400, want: "sourceUID"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.SourceNamespace = "A" }), status: 400, want: "sourceNamespace"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.SourceName = "" }), status: 400, want: "sourceName"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.SourceGeneration = 0 }), status: 400, want: "sourceGeneration"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.Spec.PodSets[0].Requests.CPU = quantity("-1") }), status: 400, want: "must not be negative"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.Spec.PodSets[0].Count = -1 }), status: 400, want: "podSets"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.Spec.PodSets = nil }), status: 400, want: "set exactly one of"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.Spec.TargetClusterID = "rome" }), status: 400, want: "must not be the requester itself"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) {
+			r.Spec.PodSets[0].NodeSelector = map[string]string{"long": strings.Repeat("x", maxSpec)}
+		}), status: 400, want: "shorten its node selectors"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) {
+			r.Spec.PodSets[0].NodeSelector = map[string]string{"long": strings.Repeat("x", maxSpec-1024)}
+		}), status: 413, want: "raise spec.quotas.reservationBytes"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.Spec.Retained = make([]broker.RetainedPods, maxRetained+1) }), status: 400, want: "spec.retained"},
+		{route: "GET " + reservations, status: 400, want: "add ?role="},
+		{route: "GET " + reservations, query: "?role=owner&watch=true", status: 400, want: "role is invalid"},
+		{route: "GET " + item, id: "some", status: 400, want: "role is invalid"},
+		{route: "GET " + item, id: "some", query: "?role=provider", status: 404, want: "does not exist"},
+		{route: "DELETE " + item, id: "some", status: 404, want: "does not exist"},
+		{route: "DELETE " + item, id: "a%2Fb", status: 404, want: "does not exist"},
+		{route: "POST " + item + "/ack", id: "some", body: `{}`, status: 400, want: "role is invalid"},
+		{route: "POST " + item + "/ack", id: "some", query: "?role=provider", body: `{"attempt":"1"}`, status: 400, want: "does not match the schema"},
+		{route: "POST " + item + "/ack", id: "some", query: "?role=provider", body: `{"attempt":1}`, status: 404, want: "does not exist"},
+		{route: "POST " + item + "/ack", id: "some", query: "?role=requester", body: `{"ready":{}}`, status: 400, want: "does not match the schema"},
+		{route: "POST " + item + "/renew", id: "some", query: "?role=provider", body: `{}`, status: 400, want: "role is invalid"},
+		{route: "POST " + item + "/renew", id: "some", query: "?role=requester", body: `{"reservationUID":7}`, status: 400, want: "does not match the schema"},
+		{route: "POST " + item + "/renew", id: "some", query: "?role=requester", body: `{"reservationUID":"u"}`, status: 404, want: "does not exist"},
+
+		{route: "POST " + relay, body: huge, status: 413, want: "bytes"},
+		{route: "POST " + relay, body: `{"from":"paris","to":"berlin","id":"1","sealed":"eA=="}`, status: 403, want: "leave from empty"},
+		{route: "POST " + relay, body: `{"to":"rome","id":"1","sealed":"eA=="}`, status: 400, want: "another cluster"},
+		{route: "POST " + relay, body: `{"to":"paris","id":"","sealed":"eA=="}`, status: 400, want: "id must have"},
+		{route: "POST " + relay, body: `{"to":"paris","id":"1"}`, status: 400, want: "sealed must not be empty"},
+		{route: "POST " + relay, body: `{"to":"paris","id":"1","sealed":"?"}`, status: 400, want: "does not match the schema"},
+		{route: "POST " + relay, body: `{"to":"nowhere","id":"1","sealed":"eA=="}`, status: 404, want: "has not joined"},
+		{route: "GET " + relay, status: 400, want: "add ?watch=true"},
+		{route: "POST /api/v2/reservations", body: `{}`, status: 404, want: "there is no POST"},
+	}
+}
+
+// testBadInput sends bad input to each endpoint, and fails for an endpoint without any.
+func (c *clusters) testBadInput(t *testing.T) {
+	covered := map[string]bool{}
+	for _, bad := range badInputs(t) {
+		covered[bad.route] = true
+		method, path, _ := strings.Cut(bad.route, " ")
+		path = strings.ReplaceAll(path, "{id}", bad.id) + bad.query
+		c.hub.callAs(t, c.rome.tls, bad.versions, method, path, []byte(bad.body)).expect(t, bad.status, bad.want)
+	}
+	for _, route := range (&Server{}).routes() {
+		if !covered[route.method+" "+route.path] {
+			t.Errorf("%s %s has no row in the table of bad input", route.method, route.path)
+		}
+	}
+}
+
+// callAs sends a request of a caller that states its versions.
+func (h *testHub) callAs(t *testing.T, config *tls.Config, versions, method, path string, body []byte) answer {
+	t.Helper()
+	if versions == "" {
+		return h.call(t, config, method, path, body)
+	}
+	transport := &http.Transport{TLSClientConfig: config}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(t.Context(), method, h.url+path, strings.NewReader(string(body)))
+	expect.NoError(t, err)
+	request.Header.Set(protocol.HeaderVersion, versions)
+	return h.send(t, transport, request)
+}

@@ -1,0 +1,51 @@
+package server
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// testMetrics scrapes the broker after calls, streams and a placement, and compares with
+// the table in ARCHITECTURE.md, both ways.
+func (c *clusters) testMetrics(t *testing.T) {
+	expect.NoError(t, c.rome.client.Renew(t.Context(), c.placed.ID, c.placed.UID))
+	text, err := os.ReadFile("../../../ARCHITECTURE.md")
+	expect.NoError(t, err)
+	var documented []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `(broker_[a-z_]+)").FindAllStringSubmatch(string(text), -1) {
+		documented = append(documented, row[1])
+	}
+	if len(documented) < 10 {
+		t.Fatalf("only %d metrics are documented: %v", len(documented), documented)
+	}
+	sample := regexp.MustCompile(`(?m)^# TYPE (broker_[a-z_]+) `)
+	eventually(t, "each documented metric to be there", func() error {
+		response, err := http.Get(c.hub.metrics)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		scraped, err := io.ReadAll(response.Body)
+		expect.NoError(t, err)
+		var served []string
+		for _, found := range sample.FindAllStringSubmatch(string(scraped), -1) {
+			served = append(served, found[1])
+			if !slices.Contains(documented, found[1]) {
+				t.Fatalf("metric %s is not in the table in ARCHITECTURE.md", found[1])
+			}
+		}
+		for _, name := range documented {
+			if !slices.Contains(served, name) {
+				return fmt.Errorf("%s is missing", name)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,273 @@
+package overflow_test
+
+import (
+	"fmt"
+	"maps"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// TestRules runs one rule of the plugin after another against a real scheduler.
+// Each has a namespace, and nodes that only its pods select.
+func TestRules(t *testing.T) {
+	c := startTestCluster(t)
+	controlplane.InstallCRDs(t, c.config)
+	c.create(&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000})
+	c.startScheduler()
+	for _, rule := range []struct {
+		name string
+		run  func(*testCluster, string)
+	}{
+		{"guests are never preemption victims", guestsAreNoVictims},
+		{"a namespace that opts out requests no more", optOut},
+		{"a cap of zero permits preemption", cappedPreempts},
+		{"a silent broker permits preemption", silentPreempts},
+		{"pods are retried only for capacity of their own", noFutileAttempts},
+		{"a resized guest keeps its grant", resizedGuest},
+		{"each of two Reservations is charged", twoReservations},
+		{"a failed binding leaves nothing on the pod", failedBinding},
+	} {
+		t.Run(rule.name, func(t *testing.T) {
+			of := *c
+			of.t = t
+			namespace := fmt.Sprintf("rule-%d", time.Now().UnixNano())
+			of.namespace(namespace, optIn)
+			rule.run(&of, namespace)
+		})
+	}
+}
+
+// inPool makes a pod select the nodes of a pool.
+func inPool(pool string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"pool": pool} }
+}
+
+func high(p *corev1.Pod) { p.Spec.PriorityClassName = "high" }
+
+// poolNode creates a node of this cluster in a pool, and virtualPoolNode one of a
+// provider.
+func (c *testCluster) poolNode(pool, cpu string) string {
+	c.t.Helper()
+	c.node("home-"+pool, cpu, map[string]string{"pool": pool})
+	return "home-" + pool
+}
+
+func (c *testCluster) virtualPoolNode(pool, cpu string) string {
+	c.t.Helper()
+	c.node(broker.VirtualNodeName(pool), cpu, map[string]string{broker.LabelProvider: pool, broker.LabelNodeType: broker.NodeTypeVirtual, "pool": pool},
+		corev1.Taint{Key: broker.TaintOverflow, Value: pool, Effect: corev1.TaintEffectNoSchedule})
+	return broker.VirtualNodeName(pool)
+}
+
+// app creates pods of a Deployment of its own that select and tolerate a pool.
+func (c *testCluster) app(namespace, name, cpu string, pods int, change ...func(*corev1.Pod)) func(pods int) {
+	c.t.Helper()
+	_, of := c.deployment(namespace, name)
+	made := 0
+	more := func(pods int) {
+		for range pods {
+			c.create(schedulerPod(namespace, fmt.Sprint(name, "-", made), cpu, append(change, of, inPool(namespace), tolerating(namespace))...))
+			made++
+		}
+	}
+	more(pods)
+	return more
+}
+
+func (c *testCluster) getPod(namespace, name string) *corev1.Pod {
+	c.t.Helper()
+	pod := &corev1.Pod{}
+	expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, pod))
+	return pod
+}
+
+func guestsAreNoVictims(c *testCluster, ns string) {
+	node := c.virtualPoolNode(ns, "1")
+	c.app(ns, "guest", "1", 1)
+	r := c.expectReservation(ns, "guest", 1)
+	c.setStatus(r, grantedIn(r, ns, 1))
+	c.expectPods(ns, "guest", map[string]int{node: 1})
+	// Its grant exceeds what the node has, as after a grant that is not lowered yet.
+	c.app(ns, "important", "1", 1, high)
+	r = c.expectReservation(ns, "important", 1)
+	c.setStatus(r, grantedIn(r, ns, 1))
+	c.expectMessage(ns, "important-0", "Insufficient cpu")
+	expect.Consistently(c.t, 2*time.Second, "the guest to stay", func() (bool, string) {
+		pods := c.pods(ns, "guest")[node]
+		return len(pods) == 1 && pods[0].DeletionTimestamp == nil, fmt.Sprint(pods)
+	})
+	if nominated := c.getPod(ns, "important-0").Status.NominatedNodeName; nominated != "" {
+		c.t.Errorf("nominated to %s", nominated)
+	}
+}
+
+func optOut(c *testCluster, ns string) {
+	c.app(ns, "web", "1", 2)
+	r := c.expectReservation(ns, "web", 2)
+	set := func(value string) {
+		c.t.Helper()
+		var namespace corev1.Namespace
+		expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKey{Name: ns}, &namespace))
+		namespace.Labels[broker.LabelOverflow] = value
+		expect.NoError(c.t, c.Update(c.t.Context(), &namespace))
+	}
+	set("disabled")
+	expect.NoError(c.t, c.Delete(c.t.Context(), r)) // as the agent does after its grace period
+	expect.Consistently(c.t, 3*time.Second, "no Reservation", func() (bool, string) {
+		var list broker.ReservationList
+		expect.NoError(c.t, c.List(c.t.Context(), &list, client.InNamespace(ns)))
+		return len(list.Items) == 0, fmt.Sprint(list.Items)
+	})
+	set("enabled")
+	c.expectReservation(ns, "web", 2)
+}
+
+// fullOfLow fills the one node of a pool with a pod of low priority, and creates one
+// of high priority that requests overflow before preemption.
+func (c *testCluster) fullOfLow(ns string) {
+	c.t.Helper()
+	node := c.poolNode(ns, "1")
+	c.create(schedulerPod(ns, "low", "1", inPool(ns)))
+	c.expectPods(ns, "low", map[string]int{node: 1})
+	c.app(ns, "important", "1", 1, high, func(p *corev1.Pod) { p.Spec.SchedulerName = "spillway-before" })
+}
+
+func cappedPreempts(c *testCluster, ns string) {
+	c.create(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: ns}, Spec: broker.OverflowPolicySpec{
+		NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: ns}},
+		MaxResources:      &broker.ResourceQuantities{CPU: ptr.To(resource.MustParse("0"))},
+	}})
+	c.fullOfLow(ns)
+	c.expectPods(ns, "important", map[string]int{"home-" + ns: 1})
+}
+
+func silentPreempts(c *testCluster, ns string) {
+	c.fullOfLow(ns)
+	c.expectReservation(ns, "important", 1)
+	if len(c.pods(ns, "low")["home-"+ns]) != 1 {
+		c.t.Error("preempted before another cluster was asked")
+	}
+	c.expectPods(ns, "important", map[string]int{"home-" + ns: 1})
+}
+
+// attempts is how often the scheduler of this process tried a pod.
+func attempts(t *testing.T) int {
+	t.Helper()
+	families, err := legacyregistry.DefaultGatherer.Gather()
+	expect.NoError(t, err)
+	n := 0
+	for _, family := range families {
+		if family.GetName() == "scheduler_schedule_attempts_total" {
+			for _, m := range family.Metric {
+				n += int(m.GetCounter().GetValue())
+			}
+		}
+	}
+	return n
+}
+
+func noFutileAttempts(c *testCluster, ns string) {
+	home, virtual := c.poolNode(ns, "1"), c.virtualPoolNode(ns, "1")
+	c.create(schedulerPod(ns, "busy", "1", inPool(ns)))
+	c.expectPods(ns, "busy", map[string]int{home: 1})
+	c.app(ns, "web", "1", 20)
+	r := c.expectReservation(ns, "web", 20)
+	before := attempts(c.t)
+	grow := func(cpu string) {
+		c.t.Helper()
+		var node corev1.Node
+		expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKey{Name: virtual}, &node))
+		node.Status.Allocatable[corev1.ResourceCPU] = resource.MustParse(cpu)
+		expect.NoError(c.t, c.Status().Update(c.t.Context(), &node))
+	}
+	for i := range 5 {
+		grow(fmt.Sprint(i + 2))
+	}
+	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "busy", "1")))
+	c.expectPods(ns, "web", map[string]int{home: 1, "": 19})
+	c.setStatus(r, grantedIn(r, ns, 3))
+	c.expectPods(ns, "web", map[string]int{home: 1, virtual: 3, "": 16})
+	if n := attempts(c.t) - before; n > 8 {
+		c.t.Errorf("%d attempts to schedule 4 pods", n)
+	}
+}
+
+func resizedGuest(c *testCluster, ns string) {
+	node := c.virtualPoolNode(ns, "10")
+	more := c.app(ns, "web", "1", 1)
+	r := c.expectReservation(ns, "web", 1)
+	c.setStatus(r, grantedIn(r, ns, 1))
+	c.expectPods(ns, "web", map[string]int{node: 1})
+	guest := c.getPod(ns, "web-0")
+	guest.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU] = resource.MustParse("500m")
+	expect.NoError(c.t, c.SubResource("resize").Update(c.t.Context(), guest))
+	more(1)
+	c.expectReservation(ns, "web", 2)
+	c.expectMessage(ns, "web-1", "had no reserved capacity left")
+}
+
+func twoReservations(c *testCluster, ns string) {
+	node := c.virtualPoolNode(ns, "10")
+	more := c.app(ns, "web", "1", 1)
+	r := c.expectReservation(ns, "web", 1)
+	byHand := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "by-hand", Labels: maps.Clone(r.Labels)}, Spec: *r.Spec.DeepCopy()}
+	c.create(byHand)
+	c.setStatus(byHand, grantedIn(byHand, ns, 1))
+	c.expectPods(ns, "web", map[string]int{node: 1})
+	c.setStatus(r, grantedIn(r, ns, 1))
+	more(1)
+	c.expectPods(ns, "web", map[string]int{node: 2})
+	holds := map[string]int{}
+	for _, p := range c.pods(ns, "web")[node] {
+		holds[p.Labels[broker.LabelHold]]++
+	}
+	if want := map[string]int{r.Status.ID: 1, byHand.Status.ID: 1}; !maps.Equal(holds, want) {
+		c.t.Errorf("pods by hold %v, want %v", holds, want)
+	}
+}
+
+func failedBinding(c *testCluster, ns string) {
+	c.virtualPoolNode(ns, "10")
+	c.create(&admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: ns}, Spec: admissionv1.ValidatingAdmissionPolicySpec{
+		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+			Operations: []admissionv1.OperationType{admissionv1.Create},
+			Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/binding"}},
+		}}}},
+		Validations: []admissionv1.Validation{{Expression: "object.target.name != '" + broker.VirtualNodeName(ns) + "'", Message: "not here"}},
+	}})
+	c.create(&admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: ns}, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+		PolicyName: ns, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}})
+	expect.Eventually(c.t, "the policy to be in force", func() (bool, string) {
+		probe := schedulerPod(ns, "probe", "1", func(p *corev1.Pod) { p.Spec.SchedulerName = "none" })
+		if err := c.Create(c.t.Context(), probe); err != nil && !apierrors.IsAlreadyExists(err) {
+			return false, err.Error()
+		}
+		err := c.SubResource("binding").Create(c.t.Context(), probe, &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: broker.VirtualNodeName(ns)}})
+		if err == nil {
+			expect.NoError(c.t, c.Delete(c.t.Context(), probe))
+		}
+		return apierrors.IsInvalid(err) || apierrors.IsForbidden(err), fmt.Sprint(err)
+	})
+	c.app(ns, "web", "1", 1)
+	r := c.expectReservation(ns, "web", 1)
+	c.setStatus(r, grantedIn(r, ns, 1))
+	c.expectEvent(ns, "web-0", "FailedScheduling", "not here")
+	pod := c.getPod(ns, "web-0")
+	if pod.Labels[broker.LabelHold] != "" || pod.Annotations[corev1.PodDeletionCost] != "" {
+		c.t.Errorf("the pod has labels %v and annotations %v", pod.Labels, pod.Annotations)
+	}
+}

@@ -1,0 +1,349 @@
+package overflow
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+const (
+	// minRetry and maxRetry limit how long the gate holds a pod that nothing wakes. It
+	// doubles with each attempt.
+	minRetry, maxRetry = time.Minute, 5 * time.Minute
+	// snapshotLag is how much older than the start of a scheduling cycle the state may
+	// be that the cycle has seen.
+	snapshotLag = 250 * time.Millisecond
+)
+
+// gate keeps pods that do not fit and wait for capacity in other clusters out of the
+// scheduling queue, until an attempt may succeed: a node of this cluster has room for
+// them, a grant of theirs has a free slot, or the time for a retry has come. It opens
+// for as many pods as there are places, by priority, then age. A pod that the gate
+// does not know passes. Safe for concurrent use.
+type gate struct {
+	clock clock.PassiveClock
+
+	mu    sync.Mutex
+	pods  map[types.UID]*waitingPod
+	byKey map[demand.Key]map[types.UID]*waitingPod
+}
+
+// waitingPod is a pod that did not fit in its last scheduling cycle.
+type waitingPod struct {
+	pod *corev1.Pod
+	key demand.Key
+	// since is when it did not fit first, triedAt the start of the last cycle.
+	since, triedAt time.Time
+	// retryAt is when the gate opens at the latest; retries doubles it.
+	retryAt time.Time
+	retries int
+	// undecided: in its last cycle, preemption waited for the decision of the broker.
+	undecided bool
+	open      bool
+	// tracked: the gate was never closed for it, but it is woken as the others are.
+	tracked bool
+	// forGrant and forNode are the place that the gate was opened for, until the pod is
+	// assumed to have it.
+	forGrant bool
+	forNode  string
+}
+
+func newGate(clock clock.PassiveClock) *gate {
+	return &gate{clock: clock, pods: map[types.UID]*waitingPod{}, byKey: map[demand.Key]map[types.UID]*waitingPod{}}
+}
+
+// since returns when a pod did not fit first: now, if the gate does not know it.
+func (g *gate) since(uid types.UID) time.Time {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if w := g.pods[uid]; w != nil {
+		return w.since
+	}
+	return g.clock.Now()
+}
+
+// close closes the gate for a pod that did not fit in a cycle that began at triedAt.
+// If decision is not zero, preemption waits for a decision until then. The result is
+// the node that the gate was opened for, "" if there is none.
+func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Time) (node string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := g.clock.Now()
+	w := &waitingPod{since: now}
+	if before := g.remove(pod.UID); before != nil {
+		w.since, w.retries, node = before.since, before.retries+1, before.forNode
+	}
+	w.pod, w.key, w.triedAt = pod, key, triedAt
+	w.retryAt = now.Add(min(minRetry<<min(w.retries, 8), maxRetry))
+	if w.undecided = !decision.IsZero(); w.undecided && decision.Before(w.retryAt) {
+		w.retryAt = decision
+	}
+	g.insert(w)
+	return node
+}
+
+func (g *gate) insert(w *waitingPod) {
+	g.pods[w.pod.UID] = w
+	if g.byKey[w.key] == nil {
+		g.byKey[w.key] = map[types.UID]*waitingPod{}
+	}
+	g.byKey[w.key][w.pod.UID] = w
+}
+
+// track records a pod that waits, without closing the gate for it: its last cycle could
+// not tell its key, or whether there are grants. It has no effect on a known pod.
+func (g *gate) track(pod *corev1.Pod, key demand.Key) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.pods[pod.UID] != nil {
+		return
+	}
+	now := g.clock.Now()
+	g.insert(&waitingPod{pod: pod, key: key, since: now, retryAt: now.Add(minRetry), open: true, tracked: true})
+}
+
+// waits reports whether a pod may be woken.
+func (w *waitingPod) waits() bool { return !w.open || w.tracked }
+
+// wake opens the gate for a pod.
+func (w *waitingPod) wake() { w.open, w.tracked = true, false }
+
+// passes reports whether a pod may be scheduled. A pod whose spec has changed since
+// its last cycle may.
+func (g *gate) passes(pod *corev1.Pod) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	w := g.pods[pod.UID]
+	return w == nil || w.open || w.pod.Generation != pod.Generation
+}
+
+// drop removes a pod that no longer waits: it passes. It returns what was known of
+// it, or nil.
+func (g *gate) drop(uid types.UID) *waitingPod {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.remove(uid)
+}
+
+func (g *gate) remove(uid types.UID) *waitingPod {
+	w := g.pods[uid]
+	if w == nil {
+		return nil
+	}
+	delete(g.pods, uid)
+	if delete(g.byKey[w.key], uid); len(g.byKey[w.key]) == 0 {
+		delete(g.byKey, w.key)
+	}
+	return w
+}
+
+// assumed records that a pod has got a place, which is counted as taken from now on.
+func (g *gate) assumed(uid types.UID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if w := g.pods[uid]; w != nil {
+		w.forGrant, w.forNode = false, ""
+	}
+}
+
+// triedBefore returns the start of a pod's last cycle if it is before at, else at.
+func (g *gate) triedBefore(uid types.UID, at time.Time) time.Time {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if w := g.pods[uid]; w != nil && w.triedAt.Before(at) {
+		return w.triedAt
+	}
+	return at
+}
+
+// keys returns the keys of the waiting pods.
+func (g *gate) keys() []demand.Key {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	keys := make([]demand.Key, 0, len(g.byKey))
+	for key := range g.byKey {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// len returns how many pods the gate knows.
+func (g *gate) len() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.pods)
+}
+
+// openDue opens the gate for pods whose retry is due.
+func (g *gate) openDue() []*corev1.Pod {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := g.clock.Now()
+	var pods []*corev1.Pod
+	for _, w := range g.pods {
+		if w.waits() && !w.retryAt.After(now) {
+			w.wake()
+			pods = append(pods, w.pod)
+		}
+	}
+	return pods
+}
+
+// openDecided opens the gate for the pods of a key that wait for a decision.
+func (g *gate) openDecided(key demand.Key) []*corev1.Pod {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var pods []*corev1.Pod
+	for _, w := range g.byKey[key] {
+		if w.waits() && w.undecided {
+			w.wake()
+			pods = append(pods, w.pod)
+		}
+	}
+	return pods
+}
+
+// slots are the places that a grant has on one virtual node.
+type slots struct {
+	node *corev1.Node
+	free int32
+	// changedAt is when the grant or the node last changed.
+	changedAt time.Time
+}
+
+// openForSlots opens the gate for as many pods of a key as have a free slot, the most
+// important first. A pod that was tried since the slots changed is not tried again.
+func (g *gate) openForSlots(key demand.Key, all []slots) []*corev1.Pod {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var free int32
+	for _, s := range all {
+		free += max(0, s.free)
+	}
+	for _, w := range g.byKey[key] {
+		if w.open && w.forGrant {
+			free--
+		}
+	}
+	var pods []*corev1.Pod
+	if free <= 0 {
+		return nil
+	}
+	for _, w := range sorted(g.byKey[key]) {
+		if free == 0 {
+			break
+		}
+		if !w.waits() || !slices.ContainsFunc(all, func(s slots) bool {
+			return s.free > 0 && s.changedAt.After(w.triedAt.Add(-snapshotLag)) && toleratesOverflow(w.pod, s.node)
+		}) {
+			continue
+		}
+		w.wake()
+		w.forGrant = true
+		pods = append(pods, w.pod)
+		free--
+	}
+	return pods
+}
+
+// openForRoom opens the gate for as many pods as have room on these nodes of this
+// cluster, the most important first. A pod that was tried since a node changed is not
+// tried again for it. The free amounts of the rooms are changed.
+func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	byNode := map[string]int{}
+	for i, r := range rooms {
+		byNode[r.node.Name] = i
+	}
+	for _, w := range g.pods {
+		if i, ok := byNode[w.forNode]; ok && w.open {
+			rooms[i].free.add(podAmounts(w.pod), -1)
+		}
+	}
+	// Pods of one key are alike. Once one does not fit a node, none does.
+	type pair struct {
+		key  demand.Key
+		node string
+	}
+	unfit := map[pair]bool{}
+	needs := map[demand.Key]amounts{}
+	var pods []*corev1.Pod
+	for _, w := range sorted(g.pods) {
+		if !w.waits() {
+			continue
+		}
+		need := needs[w.key]
+		if need == nil {
+			need = podAmounts(w.pod)
+			needs[w.key] = need
+		}
+		for i := range rooms {
+			r := &rooms[i]
+			if !r.changedAt.After(w.triedAt.Add(-snapshotLag)) || unfit[pair{w.key, r.node.Name}] {
+				continue
+			}
+			if !r.free.fits(need) || !nodeAdmits(r.node, w.pod) {
+				unfit[pair{w.key, r.node.Name}] = true
+				continue
+			}
+			r.free.add(need, -1)
+			w.wake()
+			w.forNode = r.node.Name
+			pods = append(pods, w.pod)
+			break
+		}
+	}
+	return pods
+}
+
+// sorted returns pods by priority, then age.
+func sorted(pods map[types.UID]*waitingPod) []*waitingPod {
+	all := make([]*waitingPod, 0, len(pods))
+	for _, w := range pods {
+		all = append(all, w)
+	}
+	slices.SortFunc(all, func(a, b *waitingPod) int {
+		return cmp.Or(
+			cmp.Compare(corev1helpers.PodPriority(b.pod), corev1helpers.PodPriority(a.pod)),
+			a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time),
+			cmp.Compare(a.pod.Name, b.pod.Name),
+		)
+	})
+	return all
+}
+
+// nodeAdmits reports whether a pod may run on a node of this cluster by its taints and
+// labels.
+func nodeAdmits(node *corev1.Node, pod *corev1.Pod) bool {
+	if node.Spec.Unschedulable {
+		return false
+	}
+	_, untolerated := corev1helpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, pod.Spec.Tolerations,
+		func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }, false)
+	if untolerated {
+		return false
+	}
+	// An invalid selector is tried: the scheduler reports it.
+	match, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)
+	return match || err != nil
+}
+
+// toleratesOverflow reports whether a pod tolerates the overflow taint of a node. Other
+// taints may be removed before the pod is scheduled.
+func toleratesOverflow(pod *corev1.Pod, node *corev1.Node) bool {
+	_, untolerated := corev1helpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, pod.Spec.Tolerations,
+		func(t *corev1.Taint) bool { return t.Key == broker.TaintOverflow }, false)
+	return !untolerated
+}

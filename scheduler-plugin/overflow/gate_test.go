@@ -1,0 +1,211 @@
+package overflow
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+	"pgregory.net/rapid"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// TestGateOpensForPlaces: as many pods pass as there are places, the most important
+// first, and a pod that was tried since a place became free is not tried again for it.
+func TestGateOpensForPlaces(t *testing.T) {
+	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
+	g := newGate(now)
+	key := demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
+	pods := map[string]*corev1.Pod{}
+	for i, priority := range []int32{0, 0, 10} {
+		pod := jobPod("crunch", fmt.Sprint("p", i), "1")
+		pod.CreationTimestamp = metav1.NewTime(time.Unix(int64(1000-i), 0))
+		pod.Spec.Priority = ptr.To(priority)
+		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		pods[pod.Name] = pod
+		g.close(pod, key, now.Now(), time.Time{})
+	}
+	passing := func() (names string) {
+		for _, name := range []string{"p0", "p1", "p2"} {
+			if g.passes(pods[name]) {
+				names += name + " "
+			}
+		}
+		return names
+	}
+	expectPassing := func(what, want string) {
+		t.Helper()
+		if got := passing(); got != want {
+			t.Errorf("%s: got %q, want %q", what, got, want)
+		}
+	}
+	paris := nodeWith("paris").Node()
+	home := nodeWith("").Node()
+	home.Status.Allocatable = expect.Resources("cpu", "4", "pods", "10")
+	later := func() time.Time {
+		now.SetTime(now.Now().Add(time.Second))
+		return now.Now()
+	}
+	expectPassing("at first", "")
+	g.openForSlots(key, []slots{{node: paris, free: 1, changedAt: now.Now().Add(-time.Minute)}})
+	expectPassing("a slot that was there before", "")
+	granted := []slots{{node: paris, free: 1, changedAt: later()}}
+	g.openForSlots(key, granted)
+	expectPassing("one slot", "p2 ")
+	g.openForSlots(key, granted)
+	expectPassing("the same slot", "p2 ")
+	// One CPU of room is free beside what the woken pod may still need elsewhere.
+	room1 := func() []room {
+		return []room{{node: home, free: amounts{corev1.ResourceCPU: 1500, corev1.ResourcePods: 5}, changedAt: later()}}
+	}
+	g.openForRoom(room1())
+	expectPassing("room for one at home: the oldest", "p1 p2 ")
+	g.openForRoom(room1())
+	expectPassing("the same room", "p1 p2 ")
+	if node := g.close(pods["p1"], key, later(), time.Time{}); node != "home" {
+		t.Errorf("the place of a pod that did not fit: got %q", node)
+	}
+	tainted := room1()
+	tainted[0].node = home.DeepCopy()
+	tainted[0].node.Spec.Taints = []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoSchedule}}
+	pods["p0"].Spec.Tolerations, pods["p1"].Spec.Tolerations = nil, nil
+	g.openForRoom(tainted)
+	expectPassing("a taint", "p2 ")
+	changed := pods["p0"].DeepCopy()
+	if changed.Generation++; !g.passes(changed) {
+		t.Error("a pod whose spec has changed does not pass")
+	}
+}
+
+// TestGateNeverKeepsAPod: whatever happens, a pod passes at the latest maxRetry after
+// its last cycle, and one that waits for a decision as soon as that is due.
+func TestGateNeverKeepsAPod(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
+		g := newGate(now)
+		pods := map[types.UID]*corev1.Pod{}
+		latest := map[types.UID]time.Time{}
+		for i := range 3 {
+			pod := jobPod("crunch", fmt.Sprint("p", i), "1")
+			pods[pod.UID] = pod
+		}
+		any := rapid.SampledFrom([]types.UID{"p0", "p1", "p2"})
+		key := demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
+		t.Repeat(map[string]func(*rapid.T){
+			"close": func(t *rapid.T) {
+				uid, decision := any.Draw(t, "pod"), time.Time{}
+				latest[uid] = now.Now().Add(maxRetry)
+				if rapid.Bool().Draw(t, "undecided") {
+					decision = now.Now().Add(10 * time.Second)
+					latest[uid] = decision
+				}
+				g.close(pods[uid], key, now.Now(), decision)
+			},
+			"track":   func(t *rapid.T) { g.track(pods[any.Draw(t, "pod")], key) },
+			"drop":    func(t *rapid.T) { g.drop(any.Draw(t, "pod")) },
+			"assumed": func(t *rapid.T) { g.assumed(any.Draw(t, "pod")) },
+			"slots": func(t *rapid.T) {
+				g.openForSlots(key, []slots{{node: nodeWith("paris").Node(), free: int32(rapid.IntRange(-1, 3).Draw(t, "free")), changedAt: now.Now()}})
+			},
+			"decided": func(*rapid.T) { g.openDecided(key) },
+			"time passes": func(t *rapid.T) {
+				now.SetTime(now.Now().Add(time.Duration(rapid.IntRange(1, 100).Draw(t, "seconds")) * time.Second))
+				g.openDue()
+			},
+			"": func(t *rapid.T) {
+				for uid, at := range latest {
+					if !now.Now().Before(at) && !g.passes(pods[uid]) {
+						t.Fatalf("%s does not pass at %s, due at %s", uid, now.Now(), at)
+					}
+				}
+			},
+		})
+	})
+}
+
+// TestPlacements: after any events, the counts are those of a recount of the pods.
+func TestPlacements(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := testPlugin(OverflowArgs{}, nodeWith("").Node(), nodeWith("paris").Node()).placements
+		truth := map[types.UID]*corev1.Pod{} // as placed
+		uid := rapid.SampledFrom([]string{"a", "b", "c", "d"})
+		node := rapid.SampledFrom([]string{"home", broker.VirtualNodeName("paris"), broker.VirtualNodeName("berlin")})
+		pod := func(t *rapid.T, node string) *corev1.Pod {
+			pod := jobPod("crunch", uid.Draw(t, "pod"), rapid.SampledFrom([]string{"1", "2"}).Draw(t, "cpu"))
+			pod.Spec.NodeName = node
+			pod.Labels = map[string]string{broker.LabelHold: rapid.SampledFrom([]string{"h1", "h2"}).Draw(t, "hold"), broker.LabelShape: "s"}
+			return pod
+		}
+		bound := map[types.UID]bool{}
+		t.Repeat(map[string]func(*rapid.T){
+			"bound": func(t *rapid.T) {
+				b := pod(t, node.Draw(t, "node"))
+				if rapid.Bool().Draw(t, "terminating") {
+					b.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+				}
+				if before := truth[b.UID]; before != nil && bound[b.UID] {
+					b.Spec.NodeName = before.Spec.NodeName // it never changes
+				}
+				p.setPod(b)
+				truth[b.UID], bound[b.UID] = b, true
+			},
+			"assumed": func(t *rapid.T) {
+				b := pod(t, "")
+				if bound[b.UID] {
+					return
+				}
+				b.Spec.NodeName = node.Draw(t, "node")
+				p.assume(b, b.Spec.NodeName, b.Labels[broker.LabelHold])
+				truth[b.UID] = b
+			},
+			"forgotten": func(t *rapid.T) {
+				id := types.UID(uid.Draw(t, "pod"))
+				p.forget(id)
+				if !bound[id] {
+					delete(truth, id)
+				}
+			},
+			"ended": func(t *rapid.T) {
+				b := pod(t, "home")
+				if b.Status.Phase = corev1.PodSucceeded; rapid.Bool().Draw(t, "deleted") {
+					p.removePod(b.UID)
+				} else {
+					p.setPod(b)
+				}
+				delete(truth, b.UID)
+				delete(bound, b.UID)
+			},
+			"": func(t *rapid.T) { recount(t, p, truth) },
+		})
+	})
+}
+
+// recount compares placements with the pods that they are made of.
+func recount(t *rapid.T, p *placements, truth map[types.UID]*corev1.Pod) {
+	fresh := newPlacements(p.clock, p.keyOf)
+	for _, pod := range truth {
+		fresh.setPod(pod)
+	}
+	for name, of := range map[string][2]any{
+		"used": {p.used, fresh.used}, "charged": {p.charged, fresh.charged}, "living": {p.living, fresh.living}, "unresolved": {p.unresolved, fresh.unresolved},
+	} {
+		if got, want := fmt.Sprint(of[0]), fmt.Sprint(of[1]); got != want {
+			t.Fatalf("%s: got %s, want %s", name, got, want)
+		}
+	}
+	for node, n := range fresh.nodes {
+		if got := p.nodes[node]; got == nil || fmt.Sprint(got.used) != fmt.Sprint(n.used) {
+			t.Fatalf("used on %s: got %v, want %v", node, got, n.used)
+		}
+	}
+	if len(p.nodes) != len(fresh.nodes) || len(p.pods) != len(truth) {
+		t.Fatalf("%d nodes with pods, want %d; %d pods, want %d", len(p.nodes), len(fresh.nodes), len(p.pods), len(truth))
+	}
+}

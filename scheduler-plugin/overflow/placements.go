@@ -1,0 +1,414 @@
+package overflow
+
+import (
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/resource"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+	"k8s.io/utils/clock"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// placements is where the pods of the cluster are: how much of each node is free, and
+// how many pods use each grant. It is kept from the events of nodes and pods, and from
+// the pods that the scheduler assumes; each event costs the same however many pods
+// there are. Safe for concurrent use.
+type placements struct {
+	clock clock.PassiveClock
+	// keyOf computes the key of a pod; ok is false if its owner is unknown (yet).
+	keyOf func(*corev1.Pod) (demand.Key, bool)
+
+	mu    sync.Mutex
+	pods  map[types.UID]*placement
+	nodes map[string]*nodeState
+	// used counts the pods on each virtual node by key, and unresolved, by hold, those
+	// whose owner is unknown.
+	used       map[usedBy]int32
+	unresolved map[heldBy]int32
+	// charged counts the pods on each virtual node by hold.
+	charged map[heldBy]int32
+	// living counts the pods on virtual nodes by key that are not terminating.
+	living map[demand.Key]int32
+}
+
+type usedBy struct {
+	key  demand.Key
+	node string
+}
+
+type heldBy struct{ namespace, hold, node string }
+
+// placement is one pod on a node.
+type placement struct {
+	node string
+	// amounts that it takes from the node, the slot of one pod included.
+	amounts amounts
+	// bound is false while the pod is only assumed to be on the node.
+	bound, terminating bool
+	// virtual nodes only: the pod as counted.
+	virtual  bool
+	key      demand.Key
+	resolved bool
+	hold     heldBy
+	// pod is kept while its owner is unknown.
+	pod *corev1.Pod
+}
+
+// nodeState is a node and what is free on it.
+type nodeState struct {
+	node *corev1.Node // nil if unknown yet
+	used amounts
+	// changedAt is when the node last became able to run more pods than before.
+	changedAt time.Time
+}
+
+// amounts are resources in their smallest unit; CPU in millicores.
+type amounts map[corev1.ResourceName]int64
+
+func amountsOf(list corev1.ResourceList) amounts {
+	a := make(amounts, len(list)+1)
+	for name, quantity := range list {
+		if name == corev1.ResourceCPU {
+			a[name] = quantity.MilliValue()
+		} else {
+			a[name] = quantity.Value()
+		}
+	}
+	return a
+}
+
+// podAmounts is what a pod takes from a node.
+func podAmounts(pod *corev1.Pod) amounts {
+	a := amountsOf(resource.PodRequests(pod, resource.PodResourcesOptions{UseStatusResources: true}))
+	a[corev1.ResourcePods] = 1
+	return a
+}
+
+func (a amounts) add(b amounts, times int64) {
+	for name, n := range b {
+		a[name] += times * n
+	}
+}
+
+// fits reports whether need fits into what is free.
+func (a amounts) fits(need amounts) bool {
+	for name, n := range need {
+		if n > 0 && a[name] < n {
+			return false
+		}
+	}
+	return true
+}
+
+func newPlacements(clock clock.PassiveClock, keyOf func(*corev1.Pod) (demand.Key, bool)) *placements {
+	return &placements{
+		clock: clock, keyOf: keyOf,
+		pods: map[types.UID]*placement{}, nodes: map[string]*nodeState{},
+		used: map[usedBy]int32{}, unresolved: map[heldBy]int32{}, charged: map[heldBy]int32{}, living: map[demand.Key]int32{},
+	}
+}
+
+func isVirtual(nodeName string) bool { return strings.HasPrefix(nodeName, broker.VirtualNodePrefix) }
+
+// setPod records a pod that an informer shows. freed is the node that has more room
+// than before, "" if none has; key is that of a pod that left a virtual node.
+func (p *placements) setPod(pod *corev1.Pod) (freed string, key demand.Key) {
+	if pod.Spec.NodeName == "" {
+		return "", demand.Key{}
+	}
+	if podutil.IsPodTerminal(pod) {
+		return p.removePod(pod.UID)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.pods[pod.UID]
+	hold := pod.Labels[broker.LabelHold]
+	if before != nil && before.node != pod.Spec.NodeName {
+		freed, key = before.node, before.key // it was assumed to be on another node
+		p.remove(pod.UID, before)
+		before = nil
+	}
+	after := p.newPlacement(pod, pod.Spec.NodeName, hold)
+	after.bound, after.terminating = true, pod.DeletionTimestamp != nil
+	if before != nil {
+		if before.virtual && before.resolved {
+			// The key that the pod was counted with: its owner may be gone by now.
+			after.key, after.resolved, after.pod = before.key, true, nil
+		}
+		p.remove(pod.UID, before)
+		for name, n := range after.amounts {
+			if n < before.amounts[name] {
+				freed = after.node // it was resized
+			}
+		}
+	}
+	p.insert(pod.UID, after)
+	if freed != "" {
+		p.touch(freed)
+	}
+	return freed, key
+}
+
+// removePod removes a pod that is deleted or has ended, with the results of setPod.
+func (p *placements) removePod(uid types.UID) (freed string, key demand.Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.pods[uid]
+	if before == nil {
+		return "", demand.Key{}
+	}
+	p.remove(uid, before)
+	p.touch(before.node)
+	return before.node, before.key
+}
+
+// assume records that a node was found for a pod; hold is the one that it is charged
+// to, on a virtual node.
+func (p *placements) assume(pod *corev1.Pod, node, hold string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if before := p.pods[pod.UID]; before != nil {
+		p.remove(pod.UID, before)
+	}
+	p.insert(pod.UID, p.newPlacement(pod, node, hold))
+}
+
+// forget reverts assume, unless the pod has been bound meanwhile.
+func (p *placements) forget(uid types.UID) (freed string, key demand.Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.pods[uid]
+	if before == nil || before.bound {
+		return "", demand.Key{}
+	}
+	p.remove(uid, before)
+	p.touch(before.node)
+	return before.node, before.key
+}
+
+func (p *placements) newPlacement(pod *corev1.Pod, node, hold string) *placement {
+	pl := &placement{node: node, amounts: podAmounts(pod), virtual: isVirtual(node)}
+	if pl.virtual {
+		pl.hold = heldBy{namespace: pod.Namespace, hold: hold, node: node}
+		if pl.key, pl.resolved = p.keyOf(pod); !pl.resolved {
+			pl.pod = pod
+		}
+	}
+	return pl
+}
+
+func (p *placements) insert(uid types.UID, pl *placement) {
+	p.pods[uid] = pl
+	p.count(pl, 1)
+}
+
+func (p *placements) remove(uid types.UID, pl *placement) {
+	delete(p.pods, uid)
+	p.count(pl, -1)
+}
+
+func (p *placements) count(pl *placement, n int32) {
+	node := p.state(pl.node)
+	node.used.add(pl.amounts, int64(n))
+	if node.node == nil && node.used[corev1.ResourcePods] == 0 {
+		delete(p.nodes, pl.node)
+	}
+	if !pl.virtual {
+		return
+	}
+	add(p.charged, pl.hold, n)
+	if !pl.resolved {
+		add(p.unresolved, pl.hold, n)
+		return
+	}
+	add(p.used, usedBy{pl.key, pl.node}, n)
+	if !pl.terminating {
+		add(p.living, pl.key, n)
+	}
+}
+
+// add adds to a count and drops it at zero.
+func add[K comparable](counts map[K]int32, key K, n int32) {
+	if counts[key] += n; counts[key] == 0 {
+		delete(counts, key)
+	}
+}
+
+func (p *placements) state(name string) *nodeState {
+	n := p.nodes[name]
+	if n == nil {
+		n = &nodeState{used: amounts{}}
+		p.nodes[name] = n
+	}
+	return n
+}
+
+func (p *placements) touch(node string) {
+	if n := p.nodes[node]; n != nil {
+		n.changedAt = p.clock.Now()
+	}
+}
+
+// setNode records a node. grown is true if it may run pods that it could not run
+// before.
+func (p *placements) setNode(node *corev1.Node) (grown bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.state(node.Name)
+	grown = n.node == nil || moreRoom(n.node, node)
+	n.node = node
+	if grown {
+		n.changedAt = p.clock.Now()
+	}
+	return grown
+}
+
+func (p *placements) deleteNode(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.nodes[name]
+	if n == nil {
+		return
+	}
+	if n.node = nil; n.used[corev1.ResourcePods] == 0 {
+		delete(p.nodes, name)
+	}
+}
+
+// usedOf returns how many pods use a grant on a virtual node: those of its key, and
+// those of unknown owners with the label of one of its holds.
+func (p *placements) usedOf(key demand.Key, node string, holds []charge) int32 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.used[usedBy{key, node}]
+	for _, hold := range holds {
+		n += p.unresolved[heldBy{key.Namespace, hold.label, node}]
+	}
+	return n
+}
+
+// chargedTo returns the first hold with a free slot on a virtual node, the last one if
+// there is none.
+func (p *placements) chargedTo(namespace, node string, holds []charge) (label string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, hold := range holds {
+		label = hold.label
+		if p.charged[heldBy{namespace, label, node}] < hold.slots {
+			break
+		}
+	}
+	return label
+}
+
+// livingOf returns how many pods of a key run, or are about to, on virtual nodes.
+func (p *placements) livingOf(key demand.Key) int32 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.living[key]
+}
+
+// holdOf returns the hold that an assumed pod is charged to.
+func (p *placements) holdOf(uid types.UID) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if pl := p.pods[uid]; pl != nil {
+		return pl.hold.hold
+	}
+	return ""
+}
+
+// changedAt returns when a node last became able to run more pods.
+func (p *placements) changedAt(node string) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := p.nodes[node]; n != nil {
+		return n.changedAt
+	}
+	return time.Time{}
+}
+
+// changedSince adds the nodes of this cluster that have been able to run more pods
+// since a time.
+func (p *placements) changedSince(since time.Time, names map[string]bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name, n := range p.nodes {
+		if !isVirtual(name) && n.changedAt.After(since) {
+			names[name] = true
+		}
+	}
+}
+
+// has reports whether a pod has a node.
+func (p *placements) has(uid types.UID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pods[uid] != nil
+}
+
+// room is what is free on one node, and since when.
+type room struct {
+	node      *corev1.Node
+	free      amounts
+	changedAt time.Time
+}
+
+// roomOn returns the room on nodes of this cluster; unknown ones are left out.
+func (p *placements) roomOn(names map[string]bool) []room {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var rooms []room
+	for name := range names {
+		n := p.nodes[name]
+		if n == nil || n.node == nil || providerOf(n.node) != "" {
+			continue
+		}
+		free := amountsOf(n.node.Status.Allocatable)
+		free.add(n.used, -1)
+		rooms = append(rooms, room{node: n.node, free: free, changedAt: n.changedAt})
+	}
+	return rooms
+}
+
+// retryUnresolved computes the keys of pods again whose owner was unknown.
+func (p *placements) retryUnresolved() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.unresolved) == 0 {
+		return
+	}
+	for _, pl := range p.pods {
+		if pl.pod == nil {
+			continue
+		}
+		if key, ok := p.keyOf(pl.pod); ok {
+			p.count(pl, -1)
+			pl.key, pl.resolved, pl.pod = key, true, nil
+			p.count(pl, 1)
+		}
+	}
+}
+
+// moreRoom reports whether a node may run pods after a change that it could not run
+// before.
+func moreRoom(before, after *corev1.Node) bool {
+	if before.Spec.Unschedulable && !after.Spec.Unschedulable ||
+		!maps.Equal(before.Labels, after.Labels) || !equality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) {
+		return true
+	}
+	for name, quantity := range after.Status.Allocatable {
+		if earlier := before.Status.Allocatable[name]; quantity.Cmp(earlier) > 0 {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,100 @@
+package overflow
+
+import (
+	"maps"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	corelisters "k8s.io/client-go/listers/core/v1"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// waker opens the gate for the pods that an attempt may succeed for, and activates
+// them. It reads what has changed, and needs no state: to run it again is harmless.
+type waker struct {
+	gate       *gate
+	grants     *grantCache
+	placements *placements
+	nodes      corelisters.NodeLister
+	// settled reports whether preemption no longer waits for capacity for a key.
+	settled  func(demand.Key) bool
+	activate func(map[string]*corev1.Pod)
+	// countedAt is when placements became complete.
+	countedAt time.Time
+}
+
+// wake opens the gate for the keys and the nodes of this cluster that have changed,
+// and for pods whose retry is due.
+func (w *waker) wake(keys map[demand.Key]bool, nodes map[string]bool) {
+	if w.gate.len() == 0 {
+		return
+	}
+	pods := w.gate.openDue()
+	for key := range keys {
+		if w.settled(key) {
+			pods = append(pods, w.gate.openDecided(key)...)
+		}
+		if g := w.grants.get(key); g != nil {
+			pods = append(pods, w.gate.openForSlots(key, w.slots(g))...)
+		}
+	}
+	if len(nodes) > 0 {
+		pods = append(pods, w.gate.openForRoom(w.placements.roomOn(nodes))...)
+	}
+	if len(pods) == 0 {
+		return
+	}
+	byName := make(map[string]*corev1.Pod, len(pods))
+	for _, pod := range pods {
+		byName[nameOf(pod).String()] = pod
+	}
+	w.activate(byName)
+}
+
+// slots returns the places that grants have on the virtual nodes.
+func (w *waker) slots(g *grants) []slots {
+	var all []slots
+	for provider, granted := range g.slots {
+		node := w.nodeOf(provider)
+		if node == nil {
+			continue
+		}
+		changedAt := g.changedAt
+		for _, at := range []time.Time{w.placements.changedAt(node.Name), w.countedAt} {
+			if at.After(changedAt) {
+				changedAt = at
+			}
+		}
+		all = append(all, slots{node: node, free: granted - w.placements.usedOf(g.key, node.Name, g.charges[provider]), changedAt: changedAt})
+	}
+	return all
+}
+
+// nodeOf returns the virtual node of a provider, or nil.
+func (w *waker) nodeOf(provider string) *corev1.Node {
+	if node, err := w.nodes.Get(broker.VirtualNodeName(provider)); err == nil && providerOf(node) == provider {
+		return node
+	}
+	nodes, err := w.nodes.List(labels.SelectorFromSet(labels.Set{broker.LabelProvider: provider}))
+	if err != nil || len(nodes) == 0 {
+		return nil
+	}
+	return nodes[0]
+}
+
+// changedKeys returns the keys whose pods may have to be woken.
+func (w *waker) changedKeys(work work) map[demand.Key]bool {
+	keys := maps.Clone(work.keys)
+	for key := range work.reservations {
+		keys[key] = true
+	}
+	if work.allKeys {
+		for _, key := range w.gate.keys() {
+			keys[key] = true
+		}
+	}
+	return keys
+}

@@ -1,0 +1,78 @@
+package steering
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	// leasePeriod is how often the Lease is read.
+	leasePeriod = 2 * time.Second
+	// defaultLeaseDuration is that of a Lease that states none.
+	defaultLeaseDuration = 15 * time.Second
+)
+
+// Leader observes the Lease of the scheduler. A replica leads while the Lease changes:
+// its times are not compared with this machine's clock. A Lease that was released
+// counts for its duration, in which another replica acquires it. Safe for concurrent
+// use.
+type Leader struct {
+	clock clock.PassiveClock
+
+	mu sync.Mutex
+	// resourceVersion and duration are those of the Lease when it was last seen to
+	// change, at seenAt.
+	resourceVersion string
+	duration        time.Duration
+	seenAt          time.Time
+}
+
+// NewLeader returns a Leader that has not observed the Lease: until then, and for
+// the duration of a Lease, a replica is taken to lead.
+func NewLeader(clock clock.PassiveClock) *Leader {
+	return &Leader{clock: clock, duration: defaultLeaseDuration, seenAt: clock.Now()}
+}
+
+// Observe records the Lease as just read; nil if there is none.
+func (l *Leader) Observe(lease *coordinationv1.Lease) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if lease == nil || lease.ResourceVersion == l.resourceVersion {
+		return
+	}
+	l.resourceVersion, l.seenAt, l.duration = lease.ResourceVersion, l.clock.Now(), defaultLeaseDuration
+	if seconds := ptr.Deref(lease.Spec.LeaseDurationSeconds, 0); seconds > 0 {
+		l.duration = time.Duration(seconds) * time.Second
+	}
+}
+
+// Leads reports whether the Lease has changed within its duration.
+func (l *Leader) Leads() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.clock.Since(l.seenAt) <= l.duration
+}
+
+// Watch reads a Lease until ctx ends. A Lease that cannot be read says nothing.
+func (l *Leader) Watch(ctx context.Context, client kubernetes.Interface, namespace, name string) {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, 5*leasePeriod)
+		defer cancel()
+		lease, err := client.CoordinationV1().Leases(namespace).Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case err == nil:
+			l.Observe(lease)
+		case apierrors.IsNotFound(err):
+			l.Observe(nil)
+		}
+	}, leasePeriod)
+}
