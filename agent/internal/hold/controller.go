@@ -52,6 +52,8 @@ type Options struct {
 	// Observe returns the state of nodes and pods; where nil, they are listed with the
 	// client each time.
 	Observe func(ctx context.Context) (Observed, error)
+	// Writers is the number of statuses that are written at a time; 8 where 0.
+	Writers int
 	// Debounce is how long changes of nodes and pods are collected before the holds are
 	// judged again; 1 s where 0.
 	Debounce time.Duration
@@ -100,6 +102,9 @@ type Reconciler struct {
 func New(c client.Client, live client.Reader, recorder events.EventRecorder, provider peering.Provider, options Options) *Reconciler {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
+	}
+	if options.Writers == 0 {
+		options.Writers = 8
 	}
 	if options.Debounce == 0 {
 		options.Debounce = time.Second

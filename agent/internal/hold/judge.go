@@ -3,6 +3,8 @@ package hold
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -81,7 +83,7 @@ func (r *Reconciler) judgeStanding(ctx context.Context) error {
 		}
 	}
 	var errs []error
-	for consumer := range consumers {
+	for _, consumer := range slices.Sorted(maps.Keys(consumers)) {
 		_, err := r.reconcileConsumer(ctx, consumer)
 		errs = append(errs, err)
 	}

@@ -31,7 +31,11 @@ func losses(in input) map[types.UID]loss {
 	sortByAge(standing)
 	now := in.nodes()
 	unused := unusedOf(standing, now)
-	if fitTogether(reserved(now, nil), unused) {
+	var all []broker.HeldCapacity
+	for _, instruction := range standing {
+		all = append(all, unused[instruction.UID])
+	}
+	if fitTogether(reserved(now, nil), all) {
 		return nil
 	}
 	out := map[types.UID]loss{}
@@ -73,7 +77,7 @@ func unusedOf(standing []*broker.ProviderInstruction, now nodes) map[types.UID]b
 }
 
 // fitTogether reports whether all capacities fit beside what is reserved.
-func fitTogether(packer *capacity.Packer, all map[types.UID]broker.HeldCapacity) bool {
+func fitTogether(packer *capacity.Packer, all []broker.HeldCapacity) bool {
 	var sets []broker.PodSet
 	total := capacity.Vector{}
 	for _, held := range all {

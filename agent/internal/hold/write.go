@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -14,14 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
-
-// writers is the number of statuses that are written at a time.
-const writers = 8
 
 // write is a status to write.
 type write struct {
@@ -32,18 +29,16 @@ type write struct {
 // writeAll writes statuses, and updates the instructions to what was written. The error
 // is a conflict only if all errors are.
 func (r *Reconciler) writeAll(ctx context.Context, writes []write) error {
-	slots := make(chan struct{}, writers)
 	errs := make([]error, len(writes))
 	after := make([]*broker.ProviderInstruction, len(writes))
-	var running sync.WaitGroup
-	for i, w := range writes {
-		slots <- struct{}{}
-		running.Go(func() {
-			defer func() { <-slots }()
-			after[i], errs[i] = r.writeStatus(ctx, w.instruction, w.status)
-		})
+	at := func(i int) { after[i], errs[i] = r.writeStatus(ctx, writes[i].instruction, writes[i].status) }
+	if r.Writers == 1 {
+		for i := range writes {
+			at(i)
+		}
+	} else {
+		workqueue.ParallelizeUntil(context.WithoutCancel(ctx), r.Writers, len(writes), at)
 	}
-	running.Wait()
 	var conflict error
 	var others []error
 	for i, err := range errs {
