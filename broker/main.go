@@ -38,7 +38,7 @@ const (
 	// A leader that does not renew its lease is replaced after leaseDuration; one that
 	// cannot renew it for renewDeadline exits before. The lease is renewed, and a free one
 	// is sought, every retryPeriod.
-	leaseDuration, renewDeadline, retryPeriod = 4 * time.Second, 3 * time.Second, 500 * time.Millisecond
+	leaseDuration, renewDeadline, retryPeriod = 3 * time.Second, 2500 * time.Millisecond, 500 * time.Millisecond
 )
 
 type options struct {

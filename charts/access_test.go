@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -87,6 +88,17 @@ func podOn(node, name string) *corev1.Pod {
 	}
 }
 
+// overflowedPod is a pod that tolerates the virtual node of paris.
+func overflowedPod(name string) *corev1.Pod {
+	pod := podOn("", name)
+	pod.Spec.Tolerations = []corev1.Toleration{{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpEqual, Value: "paris", Effect: corev1.TaintEffectNoSchedule}}
+	return pod
+}
+
+func virtual(name, provider string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"broker.fluidos.eu/provider": provider}}}
+}
+
 func roleBinding(namespace, name, role, accountNamespace, account string) *rbacv1.RoleBinding {
 	return &rbacv1.RoleBinding{
 		ObjectMeta: within(namespace, name),
@@ -148,11 +160,16 @@ func uninstall(t *testing.T, admin client.Client, chart, access string, values [
 // namespaces default and that of the charts.
 func createWorkload(t *testing.T, admin client.Client) {
 	t.Helper()
+	system := podOn("", "system")
+	system.Namespace, system.Spec.AutomountServiceAccountToken = "kube-system", ptr.To(false)
 	for _, object := range []client.Object{
-		&corev1.Node{ObjectMeta: named("worker")}, &corev1.Node{ObjectMeta: named("spillway-paris")},
+		&corev1.Node{ObjectMeta: named("worker")}, virtual("spillway-paris", "paris"),
+		// A real node may have the name of a virtual one.
+		&corev1.Node{ObjectMeta: named("spillway-worker")},
+		&corev1.ServiceAccount{ObjectMeta: within("kube-system", "default")}, system,
 		// Pods require their namespace's ServiceAccount, which no controller creates here.
 		&corev1.ServiceAccount{ObjectMeta: within("default", "default")},
-		podOn("worker", "local"), podOn("", "overflowed"), podOn("", "pending"),
+		podOn("worker", "local"), overflowedPod("overflowed"), podOn("", "pending"),
 		&corev1.Secret{ObjectMeta: within("default", "private")}, &corev1.Secret{ObjectMeta: within(namespace, "private")},
 	} {
 		expect.NoError(t, admin.Create(t.Context(), object))

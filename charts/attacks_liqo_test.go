@@ -161,7 +161,7 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func
 	status := func(c client.Client) func() error { return f.writeStatus(c, stored) }
 	return map[string]func() error{
 		"an ordinary guest":              f.guest(f.slice, "shop-rome", func(*corev1.PodSpec) {}),
-		"a guest with its tolerations":   f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpEqual, Value: "paris"})),
+		"a guest with its tolerations":   f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})),
 		"a guest with a GPU's taint":     f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})),
 		"a guest with Liqo's spreading":  f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
 		"a guest of a peering by hand":   f.guest(f.admin, "shop-oslo", func(s *corev1.PodSpec) { s.HostPID = true }),

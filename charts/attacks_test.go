@@ -197,8 +197,7 @@ var everyPodAttack = []podAttack{
 	{"choosing a runtime class", func(s *corev1.PodSpec) { s.RuntimeClassName = ptr.To("kata") }, "runtime class"},
 	{"terminating after a day", func(s *corev1.PodSpec) { s.TerminationGracePeriodSeconds = ptr.To[int64](86400) }, "terminate within an hour"},
 	{"tolerating all taints", toleration(corev1.Toleration{Operator: corev1.TolerationOpExists}), "tolerate"},
-	{"tolerating virtual nodes", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists}), "tolerate"},
-	{"tolerating the virtual node of a third cluster", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpEqual, Value: "berlin"}), "tolerate"},
+	{"tolerating Liqo's virtual nodes", toleration(corev1.Toleration{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpExists}), "tolerate"},
 	{"tolerating the control plane", toleration(corev1.Toleration{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists}), "tolerate"},
 }
 

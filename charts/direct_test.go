@@ -132,7 +132,9 @@ func (f *directFixture) testVirtualNode(t *testing.T) {
 			return virtualNode.List(ctx, &corev1.SecretList{}, client.InNamespace("shop"))
 		}, true},
 		{"reading a Secret of another namespace", readSecret(t, virtualNode, "default", "private"), false},
-		{"creating a virtual node", func() error { return virtualNode.Create(ctx, &corev1.Node{ObjectMeta: named("spillway-berlin")}) }, true},
+		{"creating a virtual node", func() error { return virtualNode.Create(ctx, virtual("spillway-berlin", "berlin")) }, true},
+		{"creating a node without a provider", func() error { return virtualNode.Create(ctx, &corev1.Node{ObjectMeta: named("spillway-oslo")}) }, false},
+		{"deleting a real node with the name of a virtual one", func() error { return virtualNode.Delete(ctx, &corev1.Node{ObjectMeta: named("spillway-worker")}) }, false},
 		{"updating its status", func() error {
 			node := &corev1.Node{}
 			if err := virtualNode.Get(ctx, types.NamespacedName{Name: "spillway-berlin"}, node); err != nil {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -72,6 +73,35 @@ func testLiqoAgent(t *testing.T, agent client.Client, cordon client.Patch) {
 	}
 	runSteps(t, []step{
 		{"cordoning a virtual node", func() error { return agent.Patch(ctx, &corev1.Node{ObjectMeta: named("spillway-paris")}, cordon) }, true},
+		{"cordoning a real node with the name of a virtual one", func() error { return agent.Patch(ctx, &corev1.Node{ObjectMeta: named("spillway-worker")}, cordon) }, false},
+		{"adding a toleration to a pod", func() error {
+			return agent.Patch(ctx, podOn("", "pending"), client.RawPatch(types.JSONPatchType, []byte(`[{"op":"add","path":"/spec/tolerations/-","value":{"key":"broker.fluidos.eu/overflow","operator":"Equal","value":"paris","effect":"NoSchedule"}}]`)))
+		}, true},
+		{"annotating a pod with its own key", func() error {
+			return agent.Patch(ctx, podOn("", "pending"), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"broker.fluidos.eu/note":"x"}}}`)))
+		}, true},
+		{"adding another toleration to a pod", func() error {
+			return agent.Patch(ctx, podOn("", "pending"), client.RawPatch(types.JSONPatchType, []byte(`[{"op":"add","path":"/spec/tolerations/-","value":{"operator":"Exists"}}]`)))
+		}, false},
+		{"changing a pod's image", func() error {
+			return agent.Patch(ctx, podOn("", "pending"), client.RawPatch(types.JSONPatchType, []byte(`[{"op":"replace","path":"/spec/containers/0/image","value":"evil"}]`)))
+		}, false},
+		{"annotating a pod with another key", func() error {
+			return agent.Patch(ctx, podOn("", "pending"), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"example.com/note":"x"}}}`)))
+		}, false},
+		{"labelling a pod", func() error {
+			return agent.Patch(ctx, podOn("", "pending"), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"app":"x"}}}`)))
+		}, false},
+		{"changing a pod of kube-system", func() error {
+			pod := podOn("", "system")
+			pod.Namespace = "kube-system"
+			return agent.Patch(ctx, pod, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"broker.fluidos.eu/note":"x"}}}`)))
+		}, false},
+		{"evicting a pod of kube-system", func() error {
+			pod := podOn("", "system")
+			pod.Namespace = "kube-system"
+			return agent.SubResource("eviction").Create(ctx, pod, &policyv1.Eviction{})
+		}, false},
 		{"deleting a real node", func() error { return agent.Delete(ctx, &corev1.Node{ObjectMeta: named("worker")}) }, false},
 		{"creating a peer's namespace", func() error {
 			return agent.Create(ctx, &corev1.Namespace{ObjectMeta: named("liqo-tenant-paris")})

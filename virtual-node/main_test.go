@@ -315,7 +315,9 @@ func (e *environment) expectNodeDeleted(t *testing.T) {
 func (e *environment) createPod(t *testing.T, name string, policy ...corev1.RestartPolicy) *corev1.Pod {
 	t.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: podNamespace, Name: name}, Spec: corev1.PodSpec{
-		RestartPolicy: cmp.Or(append(policy, corev1.RestartPolicyAlways)...), Containers: []corev1.Container{{Name: "main", Image: "image"}},
+		RestartPolicy: cmp.Or(append(policy, corev1.RestartPolicyAlways)...),
+		Tolerations:   []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: providerID, Effect: corev1.TaintEffectNoSchedule}},
+		Containers:    []corev1.Container{{Name: "main", Image: "image"}},
 	}}
 	created, err := e.pods().Create(t.Context(), pod, metav1.CreateOptions{})
 	expect.NoError(t, err)

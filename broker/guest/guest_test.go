@@ -91,6 +91,8 @@ func TestLabels(t *testing.T) {
 		return []broker.NodeClass{
 			{Labels: map[string]string{"region": "it", "zone": "a", "gpu": "a100", corev1.LabelArchStable: "amd64"}},
 			{Labels: map[string]string{"region": "it", "zone": "b", corev1.LabelArchStable: "arm64"}},
+			// Not one that guests can run on.
+			{Labels: map[string]string{"zone": "c"}, Taints: []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}},
 		}
 	}
 	in := func(key string) *corev1.NodeSelector {

@@ -1,6 +1,8 @@
 package guest
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -13,8 +15,12 @@ import (
 // any of them. A pod that selects nodes by another label is refused before it is
 // granted, instead of staying pending.
 func Selectable(classes []broker.NodeClass, carried bool) {
-	values, count := map[string]map[string]bool{}, map[string]int{}
+	values, count, used := map[string]map[string]bool{}, map[string]int{}, 0
 	for _, class := range classes {
+		if !runsGuests(class) {
+			continue
+		}
+		used++
 		for key, value := range class.Labels {
 			if values[key] == nil {
 				values[key] = map[string]bool{}
@@ -28,12 +34,20 @@ func Selectable(classes []broker.NodeClass, carried bool) {
 		for key, value := range classes[i].Labels {
 			// The packer evaluates these two for every pod.
 			always := key == corev1.LabelArchStable || key == corev1.LabelOSStable
-			if always || len(values[key]) == 1 && (carried || count[key] == len(classes)) {
+			if always || len(values[key]) == 1 && (carried || count[key] == used) {
 				labels[key] = value
 			}
 		}
 		classes[i].Labels = labels
 	}
+}
+
+// runsGuests reports whether guests can run on the nodes of a class, as far as taints are
+// concerned.
+func runsGuests(class broker.NodeClass) bool {
+	return !slices.ContainsFunc(class.Taints, func(t corev1.Taint) bool {
+		return t.Effect != corev1.TaintEffectPreferNoSchedule && slices.Contains(forbiddenTaints, t.Key)
+	})
 }
 
 // NodeLabels returns the labels of node classes, as Selectable left them, by which pod

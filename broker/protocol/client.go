@@ -334,7 +334,7 @@ func (c *Client) Watch(ctx context.Context, role Role, handle func(Event)) {
 // it, so that a short outage, such as the fail-over to another broker, ends soon for the
 // agent too.
 func (c *Client) reconnectAfter(lost time.Duration) time.Duration {
-	return min(max(c.backoff, lost/4), maxBackoff)
+	return min(max(c.backoff, lost/8), maxBackoff)
 }
 
 func streamName(role Role) string {

@@ -64,6 +64,8 @@ func start(t testing.TB, crds []string) *rest.Config {
 	env.ControlPlane.KubectlPath = paths["kubectl"]
 	config, err := env.Start()
 	if err != nil {
+		// What has started already would outlive the test.
+		_ = env.Stop()
 		t.Fatalf("starting an API server: %v", err)
 	}
 	t.Cleanup(func() {

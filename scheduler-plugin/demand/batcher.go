@@ -31,6 +31,8 @@ type Request struct {
 	// PodSet with the total count: unschedulable pods, pods that the scheduler has
 	// not tried yet, and pods that run in other clusters already.
 	PodSet broker.PodSet
+	// Priority is the highest of the pending pods'; whoever makes the request sets it.
+	Priority int32
 	// Pending pods, by UID.
 	Pending []types.UID
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/clock"
@@ -176,9 +177,26 @@ func (c *demandController) sync() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, request := range requests {
+		request.Priority = c.priorityOf(request.Pending)
 		c.requests[request.Key] = request
 		c.writeQueue.Add(request.Key)
 	}
+}
+
+// maxPriority is that of a Reservation, which is below those of Kubernetes' own pods.
+const maxPriority = 1_000_000_000
+
+// priorityOf returns the highest priority of pending pods.
+func (c *demandController) priorityOf(pods []types.UID) int32 {
+	highest := int32(-maxPriority)
+	for _, uid := range pods {
+		if name, ok := c.pending.name(uid); ok {
+			if pod := c.getPending(uid, name); pod != nil {
+				highest = max(highest, corev1helpers.PodPriority(pod))
+			}
+		}
+	}
+	return min(highest, maxPriority)
 }
 
 // write makes Reservations of requests until the queue is shut down.

@@ -104,6 +104,9 @@ func guestsAreNoVictims(c *testCluster, ns string) {
 	// Its grant exceeds what the node has, as after a grant that is not lowered yet.
 	c.app(ns, "important", "1", 1, high)
 	r = c.expectReservation(ns, "important", 1)
+	if r.Spec.Priority != 1000 {
+		c.t.Errorf("the Reservation has priority %d, want that of its pods", r.Spec.Priority)
+	}
 	c.setStatus(r, grantedIn(r, ns, 1))
 	c.expectMessage(ns, "important-0", "Insufficient cpu")
 	expect.Consistently(c.t, 2*time.Second, "the guest to stay", func() (bool, string) {

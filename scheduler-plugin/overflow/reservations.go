@@ -195,7 +195,7 @@ func desiredReservation(request demand.Request, policy *broker.OverflowPolicy, c
 			},
 			OwnerReferences: []metav1.OwnerReference{owner},
 		},
-		Spec: broker.ReservationSpec{PodSets: []broker.PodSet{request.PodSet}},
+		Spec: broker.ReservationSpec{PodSets: []broker.PodSet{request.PodSet}, Priority: request.Priority},
 	}
 	switch {
 	case current != nil:

@@ -265,8 +265,14 @@ func TestNodeClasses(t *testing.T) {
 	if len(spec.NodeClasses) != 3 {
 		t.Fatalf("want the two alike in one class, and a class each for the other two, got %d: %+v", len(spec.NodeClasses), spec.NodeClasses)
 	}
-	if first := spec.NodeClasses[0]; first.FreeShapes[0].Nodes != 2 || first.Labels["machine"] != "" || first.Labels[corev1.LabelHostname] != "" || first.Labels["disk"] != "ssd" || first.Arch != "amd64" {
+	if first := spec.NodeClasses[0]; first.FreeShapes[0].Nodes != 2 || first.Labels["machine"] != "" || first.Labels[corev1.LabelHostname] != "" || first.Labels[corev1.LabelTopologyRegion] != "eu" || first.Arch != "amd64" {
 		t.Errorf("the largest class is first, without what names one node: %+v", first)
+	}
+	for _, c := range spec.NodeClasses {
+		// One virtual node stands for all of them.
+		if c.Labels["disk"]+c.Labels[corev1.LabelTopologyZone] != "" {
+			t.Errorf("%s has labels of which the nodes have different values: %v", c.Name, c.Labels)
+		}
 	}
 	var models, taints int
 	for _, c := range spec.NodeClasses {

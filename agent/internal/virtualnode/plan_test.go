@@ -2,6 +2,7 @@ package virtualnode_test
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -90,6 +91,18 @@ func TestNodePlan(t *testing.T) {
 				t.Errorf("%s: parked is %v", tc.reason, got.Parked())
 			}
 		})
+	}
+}
+
+// The virtual node has the labels of the provider's nodes that any of its pods selects.
+func TestNodePlanHasSelectedLabels(t *testing.T) {
+	labelled := func(labels map[string]string) func(*virtualnode.Grant) {
+		return func(g *virtualnode.Grant) { g.Instruction.Spec.NodeLabels = labels }
+	}
+	small := expect.Resources("cpu", "300m")
+	snapshot := of(grant(1, small, labelled(map[string]string{"zone": "a"})), grant(1, small), grant(1, small, labelled(map[string]string{"gpu": "a100"})))
+	if got, want := virtualnode.NodePlan(&snapshot).Labels, map[string]string{"zone": "a", "gpu": "a100"}; !maps.Equal(got, want) {
+		t.Errorf("labels %v, want %v", got, want)
 	}
 }
 

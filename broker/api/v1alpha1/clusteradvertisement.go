@@ -90,7 +90,9 @@ type NodeClass struct {
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
 	// labels that all nodes of the class have. Labels that name a single node, such as
-	// kubernetes.io/hostname, are omitted.
+	// kubernetes.io/hostname, are omitted, and so are those by which no pod can select the
+	// class from another cluster, because the one virtual node that stands for all classes
+	// cannot have two values of a label.
 	// +optional
 	Labels map[string]string `json:"labels,omitempty"`
 	// taints of the nodes.

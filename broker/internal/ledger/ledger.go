@@ -59,8 +59,8 @@ func Find(status *broker.ClusterAdvertisementStatus, uid types.UID) *broker.Hold
 }
 
 // Place promises a growth, if the charges then still fit in the unallocated
-// resources of the cluster; otherwise it returns an *InsufficientError and changes
-// nothing.
+// resources of the cluster and the ledger has room for it; otherwise it returns an
+// *InsufficientError or a *FullError and changes nothing.
 func Place(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus, growth Growth) (changed bool, err error) {
 	held := Find(status, growth.ReservationUID)
 	if held != nil && held.Attempt >= growth.Attempt || growth.Capacity.Empty() {
@@ -79,6 +79,10 @@ func Place(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertis
 	hold.Attempt = growth.Attempt
 
 	after := broker.ClusterAdvertisementStatus{Holds: slices.Clone(status.Holds)}
+	drop(&after, hold.ReservationUID)
+	if err := SizeOf(after.Holds).Room(hold.Promised); err != nil {
+		return false, err
+	}
 	put(&after, hold)
 	unallocated := unallocated(spec)
 	charged := total(charges(spec, &after))
@@ -240,7 +244,11 @@ func unallocated(spec *broker.ClusterAdvertisementSpec) corev1.ResourceList {
 func charges(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus) map[string]corev1.ResourceList {
 	out := map[string]corev1.ResourceList{}
 	for _, hold := range status.Holds {
-		out[hold.Requester] = broker.AddTo(out[hold.Requester], Charged(hold).Totals.List())
+		if out[hold.Requester] == nil {
+			out[hold.Requester] = corev1.ResourceList{}
+		}
+		charged := Charged(hold)
+		addTo(out[hold.Requester], &charged.Totals)
 	}
 	for _, unlisted := range spec.UnlistedHolds {
 		if !slices.ContainsFunc(status.Holds, func(h broker.Hold) bool {
@@ -260,6 +268,25 @@ func charges(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvert
 		capacity.Larger(out[requester], list)
 	}
 	return out
+}
+
+// addTo adds amounts to a sum in place. A change of a ledger adds up all of its holds:
+// nothing is copied.
+func addTo(sum corev1.ResourceList, q *broker.ResourceQuantities) {
+	add := func(name corev1.ResourceName, amount *resource.Quantity) {
+		if amount != nil && !amount.IsZero() {
+			have := sum[name]
+			have.Add(*amount)
+			sum[name] = have
+		}
+	}
+	add(corev1.ResourceCPU, q.CPU)
+	add(corev1.ResourceMemory, q.Memory)
+	add(broker.ResourceGPU, q.GPU)
+	add(corev1.ResourceEphemeralStorage, q.Storage)
+	for name, amount := range q.Extended {
+		add(name, &amount)
+	}
 }
 
 func total(lists map[string]corev1.ResourceList) corev1.ResourceList {

@@ -214,10 +214,19 @@ func (p *plan) place(in snapshot) {
 	}
 }
 
-// rejected are the clusters that must not be chosen because of their answers so far, or
-// because they have just lost their attempt.
+// rejected are the clusters that must not be chosen because their ledger is full, because
+// of their answers so far, or because they have just lost their attempt.
 func (in snapshot) rejected(p *plan) map[string]capacity.Rejection {
 	rejected, _ := in.rejections(p.missing)
+	for cluster, rejection := range in.full(p.missing) {
+		if _, known := rejected[cluster]; !known && !slices.Contains(in.holders, cluster) {
+			rejected = maps.Clone(rejected)
+			if rejected == nil {
+				rejected = map[string]capacity.Rejection{}
+			}
+			rejected[cluster] = rejection
+		}
+	}
 	for _, c := range p.shrink {
 		if _, known := rejected[c.cluster]; !known {
 			rejected = maps.Clone(rejected)

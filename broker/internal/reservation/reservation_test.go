@@ -59,6 +59,7 @@ func TestReservations(t *testing.T) {
 		"Validation":            validation,
 		"Writes":                writes,
 		"GroupCommit":           groupCommit,
+		"FullLedger":            fullLedger,
 		"WrittenByAnother":      writtenByAnother,
 	} {
 		t.Run(name, func(t *testing.T) { test(newEnv(t, config)) })

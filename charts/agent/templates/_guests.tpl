@@ -1,7 +1,7 @@
 {{/*
 Validations of the pod of a guest, whatever the driver. The policy defines the variables
 pod (its spec), containers (with init containers) and memory (what its containers may
-use, in bytes). Arguments: a list of the driver and the cluster's own ID.
+use, in bytes). The argument is the driver.
 */}}
 {{- define "spillway-agent.guestRules" -}}
 - expression: "!has(variables.pod.nodeName) || variables.pod.nodeName == ''"
@@ -70,15 +70,13 @@ use, in bytes). Arguments: a list of the driver and the cluster's own ID.
 
 {{/*
 Tolerations of a guest: none for virtual nodes, so that it is not lent to a third
-cluster. Liqo copies the toleration of the consumer's virtual node, which has this
-cluster's own ID and so matches no node here.
+cluster. Liqo copies the toleration of Spillway's virtual nodes, but not the one of its
+own, whose taint all virtual nodes have with driver liqo.
 */}}
 {{- define "spillway-agent.guestTolerations" -}}
 - expression: >-
     !has(variables.pod.tolerations) || variables.pod.tolerations.all(t, has(t.key) && t.key != '' &&
-    {{- if eq (index . 0) "liqo" }}
-    (t.key != 'broker.fluidos.eu/overflow' || (has(t.value) && t.value == '{{ index . 1 }}')) &&
-    {{- else }}
+    {{- if ne . "liqo" }}
     t.key != 'broker.fluidos.eu/overflow' &&
     {{- end }}
     !(t.key in ['virtual-node.liqo.io/not-allowed', 'virtual-kubelet.io/provider',

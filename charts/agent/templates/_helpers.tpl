@@ -86,3 +86,22 @@ capabilities:
 {{- $tag := $image.tag | default (index . 1).AppVersion }}
 {{- printf "%s:%s" $image.repository (kindIs "string" $tag | ternary $tag (toString (int64 $tag))) | quote }}
 {{- end }}
+
+{{/*
+CEL: whether a Node is a virtual one, by name and label, because a real node may have the
+name. The argument is the Node, which may be null.
+*/}}
+{{- define "spillway-agent.isVirtualNode" -}}
+({{ . }} != null && {{ . }}.metadata.name.startsWith('spillway-') && has({{ . }}.metadata.labels) && 'broker.fluidos.eu/provider' in {{ . }}.metadata.labels &&
+'spillway-' + {{ . }}.metadata.labels['broker.fluidos.eu/provider'] == {{ . }}.metadata.name)
+{{- end }}
+
+{{/*
+CEL: whether oldObject is a pod on a virtual node: by the node's name, and because it
+tolerates that node's taint.
+*/}}
+{{- define "spillway-agent.onVirtualNode" -}}
+(oldObject != null && has(oldObject.spec.nodeName) && oldObject.spec.nodeName.startsWith('spillway-') && has(oldObject.spec.tolerations) &&
+oldObject.spec.tolerations.exists(t, !has(t.key) || t.key == '' ||
+(t.key == 'broker.fluidos.eu/overflow' && (!has(t.value) || t.value == '' || 'spillway-' + t.value == oldObject.spec.nodeName))))
+{{- end }}

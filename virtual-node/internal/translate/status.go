@@ -2,6 +2,7 @@ package translate
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -22,9 +23,11 @@ var mirroredConditions = []corev1.PodConditionType{
 func Status(pod, guest *corev1.Pod) corev1.PodStatus {
 	from := guest.Status.DeepCopy()
 	status := *pod.Status.DeepCopy()
+	bound(from)
 	status.Phase, status.Reason, status.Message = from.Phase, from.Reason, from.Message
 	status.StartTime = from.StartTime
-	status.PodIP, status.PodIPs, status.HostIP, status.HostIPs = from.PodIP, from.PodIPs, from.HostIP, from.HostIPs
+	status.PodIP, status.PodIPs = addresses(from.PodIP, from.PodIPs, func(p corev1.PodIP) string { return p.IP }, func(ip string) corev1.PodIP { return corev1.PodIP{IP: ip} })
+	status.HostIP, status.HostIPs = addresses(from.HostIP, from.HostIPs, func(h corev1.HostIP) string { return h.IP }, func(ip string) corev1.HostIP { return corev1.HostIP{IP: ip} })
 	status.ContainerStatuses = specifiedOnly(from.ContainerStatuses, pod.Spec.Containers)
 	status.InitContainerStatuses = specifiedOnly(from.InitContainerStatuses, pod.Spec.InitContainers)
 	if status.QOSClass == "" { // immutable once set
@@ -39,6 +42,8 @@ func Status(pod, guest *corev1.Pod) corev1.PodStatus {
 	}
 	for _, c := range from.Conditions {
 		switch {
+		case slices.Contains(mirroredConditions, c.Type) && hasCondition(conditions, c.Type) && c.Type != corev1.DisruptionTarget:
+			// A provider that repeats a condition does not make the pod's status grow.
 		case slices.Contains(mirroredConditions, c.Type):
 			c.ObservedGeneration = 0 // the guest's, not the pod's
 			if c.Type == corev1.PodReady {
@@ -54,6 +59,62 @@ func Status(pod, guest *corev1.Pod) corev1.PodStatus {
 		status.Phase = corev1.PodPending
 	}
 	return status
+}
+
+// maxText is the longest reason or message that is taken from a provider: that of a
+// container's termination message.
+const maxText = 4096
+
+// bound shortens the texts of a guest's status: its provider is not trusted, and a pod
+// that is too large for the API server could not be updated any more.
+func bound(status *corev1.PodStatus) {
+	cut := func(texts ...*string) {
+		for _, text := range texts {
+			if len(*text) > maxText {
+				*text = strings.ToValidUTF8((*text)[:maxText], "")
+			}
+		}
+	}
+	cut(&status.Reason, &status.Message)
+	for i := range status.Conditions {
+		cut(&status.Conditions[i].Reason, &status.Conditions[i].Message)
+	}
+	for _, containers := range [][]corev1.ContainerStatus{status.InitContainerStatuses, status.ContainerStatuses} {
+		for i := range containers {
+			cut(&containers[i].Image, &containers[i].ImageID, &containers[i].ContainerID)
+			for _, state := range []*corev1.ContainerState{&containers[i].State, &containers[i].LastTerminationState} {
+				if state.Waiting != nil {
+					cut(&state.Waiting.Reason, &state.Waiting.Message)
+				}
+				if state.Terminated != nil {
+					cut(&state.Terminated.Reason, &state.Terminated.Message)
+				}
+			}
+		}
+	}
+}
+
+// addresses returns the first address of each IP family that can be one of a pod or node.
+// Services of the consumer send traffic to a pod's addresses: a provider cannot direct
+// it to the consumer's own nodes by an address that means another host on each.
+func addresses[T any](first string, all []T, text func(T) string, of func(string) T) (string, []T) {
+	if len(all) == 0 && first != "" {
+		all = []T{of(first)}
+	}
+	var out []T
+	families := map[bool]bool{}
+	for _, a := range all {
+		ip, err := netip.ParseAddr(text(a))
+		if err != nil || ip.Zone() != "" || ip.Is4In6() || !ip.IsGlobalUnicast() || families[ip.Is4()] {
+			continue
+		}
+		families[ip.Is4()] = true
+		out = append(out, of(ip.String()))
+	}
+	if len(out) == 0 {
+		return "", nil
+	}
+	return text(out[0]), out
 }
 
 // withReadinessGates returns the guest's condition Ready combined with the
@@ -86,8 +147,11 @@ func withReadinessGates(pod *corev1.Pod, ready corev1.PodCondition) corev1.PodCo
 // specifiedOnly drops the statuses of containers that are not in the pod's spec:
 // the provider's admission may have added containers to the guest.
 func specifiedOnly(statuses []corev1.ContainerStatus, containers []corev1.Container) []corev1.ContainerStatus {
+	seen := map[string]bool{}
 	return slices.DeleteFunc(statuses, func(s corev1.ContainerStatus) bool {
-		return !slices.ContainsFunc(containers, func(c corev1.Container) bool { return c.Name == s.Name })
+		repeated := seen[s.Name]
+		seen[s.Name] = true
+		return repeated || !slices.ContainsFunc(containers, func(c corev1.Container) bool { return c.Name == s.Name })
 	})
 }
 

@@ -183,3 +183,32 @@ func TestReadinessGatesAreEvaluatedInTheConsumer(t *testing.T) {
 		})
 	}
 }
+
+// What a hostile provider reports is bounded, and cannot lead traffic astray.
+func TestHostileStatus(t *testing.T) {
+	long := strings.Repeat("x", 1<<20)
+	guest := &corev1.Pod{Status: corev1.PodStatus{
+		Phase: corev1.PodRunning, Message: long, PodIP: "127.0.0.1",
+		PodIPs: []corev1.PodIP{{IP: "127.0.0.1"}, {IP: "169.254.169.254"}, {IP: "0.0.0.0"}, {IP: "nonsense"}, {IP: "224.0.0.1"}, {IP: "fe80::1%eth0"}, {IP: "::ffff:10.0.0.1"}, {IP: "10.1.2.3"}, {IP: "10.1.2.4"}, {IP: "fd00::1"}},
+		HostIP: "::1",
+	}}
+	for range 1000 {
+		guest.Status.Conditions = append(guest.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue, Message: long})
+		guest.Status.ContainerStatuses = append(guest.Status.ContainerStatuses, corev1.ContainerStatus{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Message: long}}})
+	}
+	status := Status(shopPod(), guest)
+	if diff := cmp.Diff([]corev1.PodIP{{IP: "10.1.2.3"}, {IP: "fd00::1"}}, status.PodIPs); diff != "" || status.PodIP != "10.1.2.3" {
+		t.Errorf("pod IP %q, pod IPs (-want +got):\n%s", status.PodIP, diff)
+	}
+	if status.HostIP != "" || len(status.HostIPs) > 0 {
+		t.Errorf("host IPs %q, %v", status.HostIP, status.HostIPs)
+	}
+	if len(status.Conditions) != 1 || len(status.ContainerStatuses) != 1 {
+		t.Fatalf("%d conditions and %d container statuses, want 1 of each", len(status.Conditions), len(status.ContainerStatuses))
+	}
+	for what, text := range map[string]string{"message": status.Message, "condition": status.Conditions[0].Message, "container": status.ContainerStatuses[0].State.Waiting.Message} {
+		if len(text) != 4096 {
+			t.Errorf("the %s has %d characters, want 4096", what, len(text))
+		}
+	}
+}

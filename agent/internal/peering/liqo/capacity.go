@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/guest"
 )
 
 // recreateDelay is how long a virtual node's name is not reused after its deletion:
@@ -318,6 +319,10 @@ func (d *Driver) createVirtualNode(ctx context.Context, provider string, stale *
 			DisableNetworkCheck: ptr.To(true),
 			KubeconfigSecretRef: identity.Status.KubeconfigSecretRef,
 			ResourceQuota:       corev1.ResourceQuotaSpec{Hard: hard},
+			// Liqo drops the node selection of a pod, but adds this one to every guest.
+			OffloadingPatch: &offloadingv1beta1.OffloadingPatch{Affinity: &offloadingv1beta1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: guest.NodeAffinity(nil),
+			}}},
 			Labels: map[string]string{
 				consts.RemoteClusterID: provider,
 				broker.LabelProvider:   provider,

@@ -11,11 +11,13 @@ import (
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -35,6 +37,7 @@ func TestLifecycle(t *testing.T) {
 	l.peerWithLostMessages()
 	l.watch()
 	l.expectNode()
+	l.expectGuestAffinity()
 	l.growWithinGrant()
 	l.expectFinishedGuestsGranted()
 	l.expectNamespaceConflicts()
@@ -58,6 +61,17 @@ func TestLifecycle(t *testing.T) {
 func (l *lifecycle) sessionOfRome() int64 {
 	l.t.Helper()
 	return session.Number(read(l.t, l.rome, "", "liqo-tenant-paris", &corev1.Namespace{}), annotationSession)
+}
+
+// expectGuestAffinity checks that Liqo is asked to keep guests on nodes that run guests,
+// since it drops what the pods themselves select.
+func (l *lifecycle) expectGuestAffinity() {
+	l.t.Helper()
+	virtualNode := read(l.t, l.rome, "liqo-tenant-paris", "spillway-paris", &offloadingv1beta1.VirtualNode{})
+	patch := virtualNode.Spec.OffloadingPatch
+	if patch == nil || patch.Affinity == nil || !equality.Semantic.DeepEqual(patch.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution, guest.NodeAffinity(nil)) {
+		l.t.Errorf("the offloading patch is %+v", patch)
+	}
 }
 
 func (l *lifecycle) node() *corev1.Node {

@@ -99,6 +99,18 @@ func (p *Provider) nonce(ctx context.Context, consumer string) (*corev1.Secret, 
 
 // offer prepares a consumer's namespace and returns a nonce to sign.
 func (p *Provider) offer(ctx context.Context, consumer string, number int64) (*message, error) {
+	// Once there is a Tenant, Liqo's own bindings are for these names.
+	if tenant, err := p.tenant(ctx, consumer); err != nil {
+		return nil, err
+	} else if tenant == nil {
+		binding, err := p.identityTaken(ctx, consumer)
+		if err != nil {
+			return nil, err
+		}
+		if binding != "" {
+			return refuse("IdentityTaken", fmt.Sprintf("a user or group %s already has permissions in this cluster (%s), which the consumer would get; use another cluster ID", consumer, binding))
+		}
+	}
 	namespace, waiting, err := p.ensureTenantNamespace(ctx, consumer, annotationProviderSession, number)
 	switch {
 	case err != nil:

@@ -1,0 +1,115 @@
+package protocol
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"net/http"
+	"testing"
+
+	"github.com/go-logr/logr"
+
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// responses is a broker that responds to everything with one body.
+type responses struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+func (r responses) RoundTrip(request *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: r.status, Status: http.StatusText(r.status), Header: r.header, Body: io.NopCloser(bytes.NewReader(r.body)), Request: request}, nil
+}
+
+func receiving(t *testing.T, r responses) *Client {
+	t.Helper()
+	client, err := NewClient("https://hub.test", &tls.Config{}, logr.Discard())
+	expect.NoError(t, err)
+	client.calls = &http.Client{Transport: r}
+	return client
+}
+
+// FuzzResponses reads arbitrary responses, refusals and streams.
+func FuzzResponses(f *testing.F) {
+	for _, seed := range []string{
+		``, `null`, `{}`, `[`, `{"code":"NotFound","message":"no"}`, `{"items":[{"id":"a","status":{"allocations":[{"cluster":"paris"}]}}]}`,
+		"{\"type\":\"Relist\",\"consumer\":[{\"id\":\"a\"}]}\n{\"type\":\"Put\"}\n{\"type\":\"Delete\",\"id\":\"a\"}\n", "{\"type\":\"Put\"}\n", "{\"type\":\"Newer\"}\n\n",
+	} {
+		f.Add([]byte(seed), "1-2")
+	}
+	f.Add([]byte(`{}`), "9-1")
+	f.Fuzz(func(t *testing.T, body []byte, versions string) {
+		header := http.Header{HeaderVersion: {versions}}
+		ok, refused := receiving(t, responses{http.StatusOK, header, body}), receiving(t, responses{http.StatusForbidden, header, body})
+		// Any outcome but a panic, or a success that is none.
+		_, _ = do[ConsumerList](t.Context(), ok, http.MethodGet, PathReservations, nil, nil)
+		_, _ = do[AdvertisementResponse](t.Context(), ok, http.MethodPost, PathAdvertisements, nil, nil)
+		if err := refused.once(t.Context(), http.MethodGet, PathReservations, nil, nil, nil); err == nil {
+			t.Fatal("a refusal is a success")
+		}
+		if version := ok.Version(); version < 1 {
+			t.Fatalf("the broker has version %d", version)
+		}
+		listed := false
+		_, err := ok.stream(t.Context(), RoleRequester, func(event Event) {
+			switch event.Type {
+			case EventRelist:
+				listed = true
+			case EventPut, EventDelete:
+				if !listed {
+					t.Fatalf("a %s came before a Relist", event.Type)
+				}
+			default:
+				t.Fatalf("an event of type %q was handled", event.Type)
+			}
+		})
+		if err == nil {
+			t.Fatal("a stream that has ended returned no error")
+		}
+	})
+}
+
+// FuzzVersions parses arbitrary headers.
+func FuzzVersions(f *testing.F) {
+	for _, seed := range []string{"", "1", "1-2", "2-1", "-", "1-99999999999999999999", "0-0", "1-2-3"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		versions, err := ParseVersions(text)
+		var refusal *Error
+		if err != nil {
+			if !errors.As(err, &refusal) {
+				t.Fatalf("not a refusal: %v", err)
+			}
+			return
+		}
+		if versions.Oldest < 1 || versions.Newest < versions.Oldest {
+			t.Fatalf("%q is %v", text, versions)
+		}
+		if version, err := Versions.Negotiate(versions); err == nil && (version < versions.Oldest || version > versions.Newest || version > Version) {
+			t.Fatalf("%q is negotiated to %d", text, version)
+		}
+	})
+}
+
+// FuzzJoin sends arbitrary certificate requests, and reads arbitrary certificates.
+func FuzzJoin(f *testing.F) {
+	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\nAA==\n-----END CERTIFICATE REQUEST-----\n"), []byte("x"))
+	f.Add([]byte(""), []byte("-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"))
+	f.Fuzz(func(t *testing.T, csr, certificate []byte) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel() // no broker is called
+		if _, err := Join(ctx, "https://hub.test", "sha256:x", "rome", "token", csr); err == nil {
+			t.Fatal("it joined without a broker")
+		}
+		response := JoinResponse{Certificate: string(certificate), CA: string(certificate)}
+		if err := verifyIssued(response, "sha256:x", "rome", &x509.CertificateRequest{}); err == nil {
+			t.Fatal("a certificate of another authority was accepted")
+		}
+	})
+}
