@@ -49,7 +49,7 @@ type options struct {
 	leaderElect bool
 	// lease, renewDeadline and retryPeriod are of the leader election.
 	lease, renewDeadline, retryPeriod time.Duration
-	zap         zap.Options
+	zap                               zap.Options
 }
 
 // list is a flag that can be repeated and has comma-separated values.
