@@ -191,9 +191,12 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	consumerPods := pods.New(consumer, driver.driver, pods.Options{
 		ReleaseGrace: o.releaseGrace, StartTimeout: podStartTimeout, ProviderLostAfter: o.providerLostAfter,
 	})
+	tracker := inventory.NewTracker(recognizerOf(o))
+	tracker.GuestEnded = func(consumer string) { provider.Enqueue(consumer) }
 	provider = hold.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, driver.provider, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
 		Recognizer: recognizerOf(o),
+		Observe:    func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) },
 	})
 	refused := warningRecorder(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
 	dispatcher := sealing.NewDispatcher(messenger, sealing.DispatcherOptions{
@@ -202,13 +205,19 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		Refused:  func(_ string, err error) { refused(err) },
 		Log:      ctrl.Log.WithName("sealing"),
 	})
+	provided := instruction.NewProvider(mgr.GetClient(), o.instructionNamespace, brokerClient, providers, clock.RealClock{})
 	advertiser := advertise.New(brokerClient, advertise.Options{
 		Terms: inventory.Terms{
 			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
 			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,
 		},
-		Interval: o.advertisementInterval, Recognizer: recognizerOf(o),
+		Interval: o.advertisementInterval, Recognizer: recognizerOf(o), Inventory: tracker, Unlisted: provided.Unlisted,
 		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
+	})
+	providers.Subscribe(func(change transport.Change[protocol.ProviderView]) {
+		if change.Relisted {
+			advertiser.Connected()
+		}
 	})
 	err = errors.Join(
 		mgr.AddReadyzCheck("identity", keeper.Check), instruction.SetupIndex(ctx, mgr),
@@ -216,11 +225,11 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	)
 	for _, c := range []controller{
 		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers),
-		instruction.NewProvider(mgr.GetClient(), o.instructionNamespace, brokerClient, providers, clock.RealClock{}),
+		provided,
 		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
-			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Broker: brokerClient, Mirror: consumers,
+			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Broker: brokerClient, Mirror: consumers, InUse: consumer.InUse,
 		}),
-		advertiser, driver, consumer, consumerPods, provider,
+		tracker, advertiser, driver, consumer, consumerPods, provider,
 	} {
 		err = errors.Join(err, c.SetupWithManager(mgr))
 	}

@@ -2,7 +2,9 @@ package charts_test
 
 import (
 	"fmt"
+	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,6 +22,7 @@ import (
 
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
 // hostileConsumer is a provider's cluster with the namespace of a consumer's guests,
@@ -37,8 +40,10 @@ type hostileConsumer struct {
 func TestAttacksWithDirect(t *testing.T) {
 	config := controlplane.Start(t)
 	h := &hostileConsumer{t: t, config: config, admin: as(t, config, "")}
-	install(t, "install", "agent", kubeconfig(t, config), slices.Concat(needed, []string{"clusterID=paris", "driver=direct", "guests.podSecurity=restricted"}))
+	access := kubeconfig(t, config)
+	install(t, "install", "agent", access, slices.Concat(needed, []string{"clusterID=paris", "driver=direct", "guests.podSecurity=restricted"}))
 	h.prepare()
+	t.Run("kubectl drain", func(t *testing.T) { h.testDrain(t, access) })
 	for name, do := range h.allowed() {
 		t.Run("allowed/"+name, func(t *testing.T) {
 			expect.EventuallyWithin(t, 20*time.Second, name, func() (bool, string) {
@@ -101,6 +106,36 @@ func (h *hostileConsumer) prepare() {
 		h.running = h.pod()
 		return h.consumer.Create(ctx, h.running)
 	})
+}
+
+// testDrain checks that kubectl drain accepts a node with a guest, and refuses one with a
+// guest that has no owner.
+func (h *hostileConsumer) testDrain(t *testing.T, access string) {
+	ctx := t.Context()
+	expect.NoError(t, h.admin.Create(ctx, &corev1.Node{ObjectMeta: named("drained")}))
+	kubectl, err := binaries.Program(ctx, "kubectl", t.Logf)
+	expect.NoError(t, err)
+	drain := func() (string, error) {
+		out, err := exec.CommandContext(ctx, kubectl, access, "drain", "drained", "--dry-run=server").CombinedOutput()
+		return string(out), err
+	}
+	run := func(guest *corev1.Pod) {
+		expect.NoError(t, h.admin.SubResource("binding").Create(ctx, guest, &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: "drained"}}))
+	}
+	guest := h.pod()
+	expect.NoError(t, h.consumer.Create(ctx, guest))
+	run(guest)
+	if out, err := drain(); err != nil || !strings.Contains(out, "evicting pod "+guests+"/"+guest.Name) {
+		t.Errorf("a node with a guest: %v\n%s", err, out)
+	}
+	bare := h.pod()
+	bare.OwnerReferences = nil
+	expect.NoError(t, h.admin.Create(ctx, bare))
+	run(bare)
+	if out, err := drain(); err == nil || !strings.Contains(out, "cannot delete") {
+		t.Errorf("a node with a guest without an owner: %v\n%s", err, out)
+	}
+	expect.NoError(t, h.admin.Delete(ctx, bare, client.GracePeriodSeconds(0)))
 }
 
 // setQuota sets the quota of guests, and its status as the quota controller does.

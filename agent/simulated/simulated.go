@@ -88,6 +88,8 @@ func Add(ctx context.Context, mgr manager.Manager, o Options) error {
 			instruction.NewProvider(mgr.GetClient(), o.Namespace, o.Connection, providers, o.Clock),
 			hold.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, o.Grants.provider, hold.Options{
 				Namespace: o.Namespace, Lending: lending, Recognizer: recognizer, PeeringIdleTime: time.Minute, Clock: o.Clock,
+				// Without goroutines of its own, the schedule decides the order of all calls.
+				Writers: 1,
 			}))
 	}
 	for _, c := range controllers {

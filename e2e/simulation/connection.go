@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/simulation/stepwise"
@@ -169,6 +171,11 @@ func (c *connection) AckProvider(ctx context.Context, id string, ack protocol.Pr
 // AckRequester implements simulated.Connection.
 func (c *connection) AckRequester(ctx context.Context, id string, ack protocol.RequesterAck) error {
 	return c.call(ctx, http.MethodPost, protocol.PathReservations+"/"+id+"/ack?role=requester", ack, nil)
+}
+
+// Renew implements simulated.Connection.
+func (c *connection) Renew(ctx context.Context, id string, uid types.UID) error {
+	return c.call(ctx, http.MethodPost, protocol.PathReservations+"/"+id+"/renew?role=requester", protocol.Renewal{ReservationUID: uid}, nil)
 }
 
 // stream is an open watch stream. The broker writes lines, the scheduler delivers them.

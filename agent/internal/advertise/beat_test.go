@@ -1,6 +1,7 @@
 package advertise_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -10,8 +11,11 @@ import (
 func TestNextBeat(t *testing.T) {
 	const interval = 30 * time.Second
 	start := time.Unix(1_700_000_000, 0)
-	offsets := map[time.Duration]bool{}
-	for _, id := range []string{"rome", "paris", "berlin", "oslo"} {
+	// By tenths of the interval.
+	beats := map[int]int{}
+	const clusters = 1000
+	for i := range clusters {
+		id := fmt.Sprintf("cluster-%d", i)
 		first := advertise.NextBeat(start, interval, id)
 		if wait := first.Sub(start); wait <= 0 || wait > interval {
 			t.Errorf("%s waits %s", id, wait)
@@ -19,13 +23,11 @@ func TestNextBeat(t *testing.T) {
 		if second := advertise.NextBeat(first, interval, id); second.Sub(first) != interval {
 			t.Errorf("%s beats after %s", id, second.Sub(first))
 		}
-		offset := first.Sub(first.Truncate(interval))
-		if offset >= interval/10 {
-			t.Errorf("%s is %s off the beat", id, offset)
-		}
-		offsets[offset] = true
+		beats[int(10*first.Sub(first.Truncate(interval))/interval)]++
 	}
-	if len(offsets) < 3 {
-		t.Errorf("clusters advertise at once: %v", offsets)
+	for tenth := range 10 {
+		if n := beats[tenth]; n > clusters/5 {
+			t.Errorf("%d of %d clusters advertise in one tenth of the interval: %v", n, clusters, beats)
+		}
 	}
 }

@@ -37,6 +37,10 @@ type Options struct {
 	// CopyName and CopyNamespace name the ClusterAdvertisement in this cluster that
 	// users can read; there is none where CopyName is empty.
 	CopyName, CopyNamespace string
+	// Inventory has nodes and pods; where nil, they are listed for each measurement.
+	Inventory *inventory.Tracker
+	// Unlisted returns the holds that the broker does not list; none where nil.
+	Unlisted func(ctx context.Context) ([]broker.UnlistedHold, error)
 	// Clock; the real one where nil.
 	Clock clock.Clock
 }
@@ -53,7 +57,9 @@ type Publisher struct {
 	cached client.Client
 	live   client.Reader
 	broker Broker
-	dirty  chan struct{}
+	// dirty is written to when something has changed, due when an advertisement is to be
+	// sent at once.
+	dirty, due chan struct{}
 
 	// published is the last advertisement that the broker accepted, retryAfter the
 	// delay after a failure. Only Start uses them.
@@ -70,7 +76,7 @@ func New(communicator Broker, options Options) *Publisher {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
-	return &Publisher{Options: options, broker: communicator, dirty: make(chan struct{}, 1)}
+	return &Publisher{Options: options, broker: communicator, dirty: make(chan struct{}, 1), due: make(chan struct{}, 1)}
 }
 
 // SetupWithManager adds the Publisher to the manager and watches nodes, pods and
@@ -97,9 +103,15 @@ func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
 // NeedLeaderElection makes only the leader of several replicas advertise.
 func (p *Publisher) NeedLeaderElection() bool { return true }
 
-func (p *Publisher) mark() {
+func (p *Publisher) mark() { signal(p.dirty) }
+
+// Connected makes the Publisher advertise at once, because the broker may be one that
+// has not heard of this cluster. It does not block.
+func (p *Publisher) Connected() { signal(p.due) }
+
+func signal(to chan<- struct{}) {
 	select {
-	case p.dirty <- struct{}{}:
+	case to <- struct{}{}:
 	default:
 	}
 }
@@ -145,8 +157,8 @@ func (p *Publisher) Start(ctx context.Context) error {
 	}
 }
 
-// wait returns on the next beat, or after a failure on the next retry (onBeat),
-// or earlier when something has changed.
+// wait returns on the next beat, when the broker is connected, or after a failure on
+// the next retry (onBeat), or earlier when something has changed.
 func (p *Publisher) wait(ctx context.Context) (onBeat bool, err error) {
 	now := p.Clock.Now()
 	due := NextBeat(now, p.Interval, p.Terms.ClusterID).Sub(now)
@@ -160,6 +172,8 @@ func (p *Publisher) wait(ctx context.Context) (onBeat bool, err error) {
 		return false, ctx.Err()
 	case <-timer.C():
 		return true, nil
+	case <-p.due:
+		return true, nil
 	case <-p.dirty:
 	}
 	debounce := p.Clock.NewTimer(p.Debounce)
@@ -168,6 +182,8 @@ func (p *Publisher) wait(ctx context.Context) (onBeat bool, err error) {
 	case <-ctx.Done():
 		return false, ctx.Err()
 	case <-debounce.C():
+	case <-p.due:
+		return true, nil
 	}
 	select {
 	case <-p.dirty:
@@ -178,14 +194,13 @@ func (p *Publisher) wait(ctx context.Context) (onBeat bool, err error) {
 
 // step measures, and publishes on a beat or if something has changed.
 func (p *Publisher) step(ctx context.Context, onBeat bool) error {
-	cluster, err := inventory.Read(ctx, p.cached, p.Recognizer)
-	if err != nil {
-		return fmt.Errorf("measuring: %w", err)
-	}
 	// Sequences must grow across restarts and replicas too, so they begin at the clock. If
 	// it was set back, the broker says which sequence is the latest.
 	p.sequence = max(p.sequence+1, p.Clock.Now().UnixMilli())
-	spec := inventory.Measure(cluster, p.Terms, p.Clock.Now(), p.sequence)
+	spec, err := p.measure(ctx)
+	if err != nil {
+		return fmt.Errorf("measuring: %w", err)
+	}
 	if !onBeat && p.published != nil && unchanged(*p.published, spec) {
 		return nil
 	}
@@ -206,18 +221,33 @@ func (p *Publisher) step(ctx context.Context, onBeat bool) error {
 	return nil
 }
 
+func (p *Publisher) measure(ctx context.Context) (spec broker.ClusterAdvertisementSpec, err error) {
+	if p.Inventory != nil {
+		if err := p.Inventory.WaitSynced(ctx); err != nil {
+			return spec, err
+		}
+		spec = p.Inventory.Measure(p.Terms, p.Clock.Now(), p.sequence)
+	} else {
+		cluster, err := inventory.Read(ctx, p.cached, p.Recognizer)
+		if err != nil {
+			return spec, err
+		}
+		spec = inventory.Measure(cluster, p.Terms, p.Clock.Now(), p.sequence)
+	}
+	if p.Unlisted != nil {
+		spec.UnlistedHolds, err = p.Unlisted(ctx)
+	}
+	return spec, err
+}
+
 // NextBeat is the next time after now at which a cluster advertises: a multiple
-// of interval on the wall clock, plus an offset of up to a tenth of it, so that
-// clusters do not all advertise at once.
+// of interval on the wall clock, plus an offset of its own within the interval, so
+// that the beats of all clusters are spread evenly.
 func NextBeat(now time.Time, interval time.Duration, clusterID string) time.Time {
 	hash := fnv.New64a()
 	hash.Write([]byte(clusterID))
-	offset := time.Duration(hash.Sum64() % uint64(max(interval/10, 1)))
-	beat := now.Truncate(interval).Add(offset)
-	if !beat.After(now) {
-		beat = beat.Add(interval)
-	}
-	return beat
+	offset := time.Duration(hash.Sum64() % uint64(max(interval, 1)))
+	return now.Add(-offset).Truncate(interval).Add(interval + offset)
 }
 
 func unchanged(a, b broker.ClusterAdvertisementSpec) bool {

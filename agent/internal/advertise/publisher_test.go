@@ -93,6 +93,13 @@ func TestPublisher(t *testing.T) {
 		t.Errorf("sequence went from %d to %d", first, last.Sequence)
 	}
 
+	// A broker that connects may not know the cluster yet.
+	sent := len(hub.Calls("PublishAdvertisement", ""))
+	publisher.Connected()
+	expect.Eventually(t, "an unchanged advertisement for a broker that connects", func() (bool, string) {
+		return len(hub.Calls("PublishAdvertisement", "")) > sent, "no call"
+	})
+
 	hub.Fail("PublishAdvertisement", errors.New("the broker is unavailable"))
 	before := len(hub.Calls("PublishAdvertisement", ""))
 	n := &corev1.Node{}

@@ -6,9 +6,13 @@ import (
 	"slices"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
 )
 
 // resyncInterval is how often all consumers are enqueued.
@@ -20,7 +24,7 @@ type leaderRunnable struct{ manager.RunnableFunc }
 func (leaderRunnable) NeedLeaderElection() bool { return true }
 
 // resync enqueues every consumer for which anything exists here, so that it is
-// cleaned up even if the deletion of its instruction was missed.
+// cleaned up even if the deletion of its instruction was missed, and JudgeAll.
 func (r *Reconciler) resync(ctx context.Context) error {
 	ticker := time.NewTicker(resyncInterval)
 	defer ticker.Stop()
@@ -32,6 +36,7 @@ func (r *Reconciler) resync(ctx context.Context) error {
 		for _, consumer := range consumers {
 			r.Enqueue(consumer)
 		}
+		r.send(event.GenericEvent{Object: &metav1.PartialObjectMetadata{}})
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
@@ -42,7 +47,7 @@ func (r *Reconciler) resync(ctx context.Context) error {
 
 // cleanUp reduces the grant of a consumer without instructions to zero, so that it
 // cannot start guests, and removes its peering once it has been idle for long.
-func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests guestSet) (reconcile.Result, error) {
+func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests inventory.Guests) (reconcile.Result, error) {
 	consumers, err := r.provider.Consumers(ctx)
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("listing consumers: %w", err)
@@ -56,7 +61,7 @@ func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests guestS
 	}
 	now := r.Clock.Now()
 	since, known := r.unusedSince[consumer]
-	if !known || len(guests.active) > 0 {
+	if !known || len(guests.Active) > 0 {
 		since = now
 		r.unusedSince[consumer] = now
 	}

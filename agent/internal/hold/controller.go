@@ -3,23 +3,24 @@ package hold
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -33,6 +34,9 @@ import (
 // without an event.
 const requeueAfter = 2 * time.Second
 
+// conflictRetryAfter is the delay after an instruction was changed while it was judged.
+const conflictRetryAfter = 100 * time.Millisecond
+
 // Options of a Reconciler.
 type Options struct {
 	// Namespace of the ProviderInstructions.
@@ -45,8 +49,26 @@ type Options struct {
 	// PeeringIdleTime is how long consumers keep an idle peering. The provider removes
 	// it after twice that and five minutes.
 	PeeringIdleTime time.Duration
+	// Observe returns the state of nodes and pods; where nil, they are listed with the
+	// client each time.
+	Observe func(ctx context.Context) (Observed, error)
+	// Writers is the number of statuses that are written at a time; 8 where 0.
+	Writers int
+	// Debounce is how long changes of nodes and pods are collected before the holds are
+	// judged again; 1 s where 0.
+	Debounce time.Duration
 	// Clock; the real one where nil.
 	Clock clock.PassiveClock
+}
+
+// Observed is the state of nodes and pods.
+type Observed interface {
+	// Slots are what the nodes have free, less a headroom.
+	Slots(headroom corev1.ResourceList) []capacity.Slot
+	// Guests are what the guests of each consumer request.
+	Guests() map[string]inventory.Guests
+	// Pending are the cluster's own pods with at least a priority that wait for a node.
+	Pending(priority int32) []broker.PodSet
 }
 
 // Reconciler decides ProviderInstructions, consumer by consumer.
@@ -58,9 +80,21 @@ type Reconciler struct {
 	recorder events.EventRecorder
 	enqueue  chan event.GenericEvent
 
-	// unusedSince is when a consumer was first seen with neither an instruction
-	// nor a guest. Only the one worker uses it.
+	// Only the one worker uses these. unusedSince is when a consumer was first seen
+	// with neither an instruction nor a guest; grants is what each consumer was granted
+	// last, waiting since when a grant is not in effect. By the instruction's UID: unverified is what was held before a larger hold
+	// that is recorded and not verified yet, lost what does not fit any more and is not
+	// in the status yet, written the instruction as last written.
 	unusedSince map[string]time.Time
+	grants      map[string]inEffect
+	waiting     map[string]time.Time
+	unverified  map[types.UID]broker.HeldCapacity
+	lost        map[types.UID]loss
+	written     written
+
+	mu sync.Mutex
+	// changed are the consumers of which the driver has observed a change.
+	changed map[string]bool
 }
 
 // New makes a Reconciler that reads with c, which may be behind the API server, and
@@ -69,17 +103,35 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, pro
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
+	if options.Writers == 0 {
+		options.Writers = 8
+	}
+	if options.Debounce == 0 {
+		options.Debounce = time.Second
+	}
+	if options.Observe == nil {
+		options.Observe = func(ctx context.Context) (Observed, error) { return inventory.Read(ctx, c, options.Recognizer) }
+	}
 	return &Reconciler{
 		Options: options, provider: provider, client: c, live: live, recorder: recorder,
-		enqueue: make(chan event.GenericEvent, 64), unusedSince: map[string]time.Time{},
+		enqueue: make(chan event.GenericEvent, 64), changed: map[string]bool{},
+		unusedSince: map[string]time.Time{}, grants: map[string]inEffect{}, waiting: map[string]time.Time{},
+		unverified: map[types.UID]broker.HeldCapacity{}, lost: map[types.UID]loss{}, written: written{},
 	}
 }
 
-// Enqueue enqueues a consumer. It does not block: if the queue is full, the
-// consumer is reconciled with the next resync.
+// Enqueue enqueues a consumer for which the driver has observed a change. It does not
+// block: if the queue is full, the consumer is reconciled with the next resync.
 func (r *Reconciler) Enqueue(consumer string) {
+	r.mu.Lock()
+	r.changed[consumer] = true
+	r.mu.Unlock()
+	r.send(event.GenericEvent{Object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: consumer}}})
+}
+
+func (r *Reconciler) send(e event.GenericEvent) {
 	select {
-	case r.enqueue <- event.GenericEvent{Object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: consumer}}}:
+	case r.enqueue <- e:
 	default:
 	}
 }
@@ -89,8 +141,10 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	err := ctrl.NewControllerManagedBy(mgr).Named("holds").
 		Watches(&broker.ProviderInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 			return requestFor(o.(*broker.ProviderInstruction).Spec.RequesterClusterID)
-		})).
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.consumerOf)).
+		}), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.consumerOf), builder.WithPredicates(guestEnded)).
+		Watches(&corev1.Pod{}, r.judgeOnPods()).
+		Watches(&corev1.Node{}, r.judgeOnNodes()).
 		WatchesRawSource(source.Channel(r.enqueue, &handler.EnqueueRequestForObject{})).
 		// One at a time: the same capacity must not be promised to two consumers.
 		WithOptions(controller.Options{MaxConcurrentReconciles: 1}).
@@ -102,116 +156,242 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 }
 
 func requestFor(consumer string) []reconcile.Request {
+	if consumer == "" {
+		return nil
+	}
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: consumer}}}
+}
+
+// guestEnded lets only those events of pods pass after which a pod uses less.
+var guestEnded = predicate.Funcs{
+	CreateFunc:  func(event.CreateEvent) bool { return false },
+	GenericFunc: func(event.GenericEvent) bool { return false },
+	UpdateFunc: func(e event.UpdateEvent) bool {
+		return !inventory.Finished(e.ObjectOld.(*corev1.Pod)) && inventory.Finished(e.ObjectNew.(*corev1.Pod))
+	},
 }
 
 // consumerOf maps a guest to its consumer.
 func (r *Reconciler) consumerOf(ctx context.Context, o client.Object) []reconcile.Request {
-	consumer, ok := r.Recognizer.Guest(o.(*corev1.Pod), func(name string) map[string]string {
-		var namespace corev1.Namespace
-		if r.client.Get(ctx, client.ObjectKey{Name: name}, &namespace) != nil {
-			return nil
-		}
-		return namespace.Labels
-	})
+	consumer, ok := r.guestOf(ctx, o.(*corev1.Pod))
 	if !ok {
 		return nil
 	}
 	return requestFor(consumer)
 }
 
-// Reconcile decides all instructions of one consumer, makes the grant match what
-// is held, and writes the statuses.
+func (r *Reconciler) guestOf(ctx context.Context, pod *corev1.Pod) (consumer string, ok bool) {
+	return r.Recognizer.Guest(pod, func(name string) map[string]string {
+		var namespace corev1.Namespace
+		if r.client.Get(ctx, client.ObjectKey{Name: name}, &namespace) != nil {
+			return nil
+		}
+		return namespace.Labels
+	})
+}
+
+// Reconcile decides the instructions of one consumer that are not decided yet, makes
+// the grant match what is held, and writes the statuses. JudgeAll judges the holds of
+// all consumers again.
 func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	consumer := request.Name
-	in, err := r.read(ctx, consumer)
+	if request == JudgeAll {
+		return reconcile.Result{}, r.judgeStanding(ctx)
+	}
+	return r.reconcileConsumer(ctx, request.Name)
+}
+
+func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (result reconcile.Result, err error) {
+	in, err := r.read(ctx, consumer, 0)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	if !in.hasInstruction() {
-		return r.cleanUp(ctx, consumer, in.guests[consumer])
+		delete(r.grants, consumer)
+		delete(r.waiting, consumer)
+		return r.cleanUp(ctx, consumer, in.nodes().guests[consumer])
 	}
 	delete(r.unusedSince, consumer)
-
 	decisions := decide(in)
-	total, pods := grant(decisions)
-	granted, err := r.ensureGrant(ctx, consumer, total, pods)
-	if err != nil {
-		return reconcile.Result{}, err
-	}
-	using, within := in.guests[consumer].within(total, pods)
-	var result reconcile.Result
-	for _, d := range decisions {
-		status := d.status(granted, within, using)
-		if status.ObservedAttempt != d.instruction.Spec.Attempt {
-			result.RequeueAfter = requeueAfter
+	deferred := r.deferGrowth(consumer, decisions)
+	if decisions, err = r.record(ctx, &in, decisions); err == nil {
+		var granted peering.Progress
+		total, pods := grant(decisions)
+		if granted, err = r.ensureGrant(ctx, consumer, total, pods); err == nil {
+			result, err = r.writeStatuses(ctx, in, decisions, granted)
 		}
-		err := r.writeStatus(ctx, d.instruction, status)
-		if apierrors.IsConflict(err) {
-			result.RequeueAfter = requeueAfter
-		} else if err != nil {
-			return reconcile.Result{}, err
+		if err == nil && granted.Done && deferred {
+			return r.reconcileConsumer(ctx, consumer)
 		}
 	}
-	return result, nil
+	if apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: conflictRetryAfter}, nil
+	}
+	return result, err
 }
 
-// read gathers what the instructions of a consumer are decided on.
-func (r *Reconciler) read(ctx context.Context, consumer string) (input, error) {
-	// Live, because the cache may not show what was just promised to another consumer.
-	var instructions broker.ProviderInstructionList
-	if err := r.live.List(ctx, &instructions, client.InNamespace(r.Namespace)); err != nil {
+// deferGrowth leaves new holds alone for a while if an earlier grant of the consumer is
+// not in effect yet: otherwise holds that come one after the other would all wait for
+// the last one.
+func (r *Reconciler) deferGrowth(consumer string, decisions []decision) (deferred bool) {
+	since, waiting := r.waiting[consumer]
+	if !waiting || !r.Clock.Now().Before(since.Add(requeueAfter)) {
+		return false
+	}
+	for i := range decisions {
+		if d := &decisions[i]; d.grows() {
+			d.settled, d.held, deferred = true, d.before, true
+		}
+	}
+	return deferred
+}
+
+// writeStatuses writes the statuses of the decisions that are not settled.
+func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []decision, granted peering.Progress) (result reconcile.Result, err error) {
+	total, pods := grant(decisions)
+	fits, using := true, ""
+	if slices.ContainsFunc(decisions, func(d decision) bool { return d.smaller && !d.settled }) {
+		using, fits = within(in.nodes().guests[in.consumer], total, pods)
+	}
+	since, waiting := r.waiting[in.consumer]
+	brief := waiting && r.Clock.Now().Before(since.Add(requeueAfter))
+	var writes []write
+	for _, d := range decisions {
+		if d.settled {
+			continue
+		}
+		if !granted.Done || d.smaller && !fits {
+			result.RequeueAfter = requeueAfter
+		}
+		if !granted.Done && brief && d.refused == nil && !d.smaller {
+			// Its status says already that the grant is not in effect.
+			continue
+		}
+		writes = append(writes, write{d.instruction, d.status(granted, fits, using, r.Clock.Now())})
+	}
+	err = r.writeAll(ctx, writes)
+	if err == nil && granted.Done {
+		for _, w := range writes {
+			delete(r.lost, w.instruction.UID)
+			delete(r.unverified, w.instruction.UID)
+		}
+	}
+	return result, err
+}
+
+// record writes what the decisions hold in addition before anything is granted, and
+// then reads all instructions from the API server: of two agents that hold the same
+// capacity at once, at least one reads what the other has written. It decides again
+// if the instructions are not what the decisions assumed.
+func (r *Reconciler) record(ctx context.Context, in *input, decisions []decision) ([]decision, error) {
+	assumed := map[types.UID]broker.HeldCapacity{}
+	for _, instruction := range in.instructions {
+		assumed[instruction.UID] = deref(heldBy(instruction))
+	}
+	var writes []write
+	for _, d := range decisions {
+		if d.grows() {
+			uid := d.instruction.UID
+			r.unverified[uid], assumed[uid] = d.before, d.held
+			writes = append(writes, write{d.instruction, d.status(recording, true, "", r.Clock.Now())})
+		}
+	}
+	if len(writes) == 0 {
+		return decisions, nil
+	}
+	if err := r.writeAll(ctx, writes); err != nil {
+		return nil, err
+	}
+	var live broker.ProviderInstructionList
+	if err := r.live.List(ctx, &live, client.InNamespace(r.Namespace)); err != nil {
+		return nil, fmt.Errorf("listing provider instructions: %w", err)
+	}
+	for i := range live.Items {
+		if !capacity.Equal(deref(heldBy(&live.Items[i])), assumed[live.Items[i].UID]) {
+			in.instructions = pointers(live.Items)
+			return decide(*in), nil
+		}
+	}
+	for _, w := range writes {
+		delete(r.unverified, w.instruction.UID)
+	}
+	return decisions, nil
+}
+
+func deref(held *broker.HeldCapacity) broker.HeldCapacity {
+	if held == nil {
+		return broker.HeldCapacity{}
+	}
+	return *held
+}
+
+func pointers(items []broker.ProviderInstruction) []*broker.ProviderInstruction {
+	out := make([]*broker.ProviderInstruction, len(items))
+	for i := range items {
+		out[i] = &items[i]
+	}
+	return out
+}
+
+// read gathers what the instructions of a consumer are decided on. The instructions
+// may be behind the API server, but not behind what this Reconciler has written.
+// pending is the lowest priority of the pending pods that count.
+func (r *Reconciler) read(ctx context.Context, consumer string, pending int32) (input, error) {
+	var list broker.ProviderInstructionList
+	if err := r.client.List(ctx, &list, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy); err != nil {
 		return input{}, fmt.Errorf("listing provider instructions: %w", err)
 	}
-	cluster, err := inventory.Read(ctx, r.client, r.Recognizer)
+	observed, err := r.Observe(ctx)
 	if err != nil {
 		return input{}, err
 	}
 	return input{
-		consumer: consumer, instructions: instructions.Items, lending: r.Lending,
-		slots:  sync.OnceValue(func() []capacity.Slot { return cluster.Slots(r.Headroom) }),
-		guests: guestsByConsumer(cluster),
+		consumer: consumer, instructions: r.written.merge(pointers(list.Items)), lending: r.Lending, before: r.unverified, lost: r.lost,
+		nodes: sync.OnceValue(func() nodes {
+			return nodes{slots: observed.Slots(r.Headroom), guests: observed.Guests(), pending: observed.Pending(pending)}
+		}),
 	}, nil
 }
 
 // ensureGrant lets a consumer use a total and a number of pods, and those of
-// DaemonSets that its virtual node runs besides.
+// DaemonSets that its virtual node runs besides. The driver is not called while the
+// same grant is in effect and nothing that it watches has changed.
 func (r *Reconciler) ensureGrant(ctx context.Context, consumer string, total corev1.ResourceList, pods int32) (peering.Progress, error) {
 	if pods > 0 {
 		pods += peering.DaemonSetPodsAllowance
 	}
+	changed := r.takeChanged(consumer)
+	if last, ok := r.grants[consumer]; ok && !changed && last.pods == pods && equality.Semantic.DeepEqual(last.total, total) {
+		return last.progress, nil
+	}
+	delete(r.grants, consumer)
 	granted, err := r.provider.EnsureGrant(ctx, consumer, total, pods)
 	if err != nil {
 		return granted, fmt.Errorf("granting %s to %s: %w", broker.FromList(total), consumer, err)
 	}
+	if granted.Done {
+		r.grants[consumer] = inEffect{total, pods, granted}
+		delete(r.waiting, consumer)
+	} else if _, waiting := r.waiting[consumer]; !waiting {
+		r.waiting[consumer] = r.Clock.Now()
+	}
 	return granted, nil
 }
 
-// writeStatus patches the status, and records an event if the condition changed. It
-// returns a conflict if the instruction was changed, or replaced by another one of
-// its name, since it was judged.
-func (r *Reconciler) writeStatus(ctx context.Context, instruction *broker.ProviderInstruction, status broker.ProviderInstructionStatus) error {
-	if equality.Semantic.DeepEqual(instruction.Status, status) {
-		return nil
-	}
-	before := instruction.DeepCopy()
-	instruction.Status = status
-	if err := r.client.Status().Patch(ctx, instruction, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-		return client.IgnoreNotFound(fmt.Errorf("writing the status of provider instruction %s: %w", instruction.Name, err))
-	}
-	old := meta.FindStatusCondition(before.Status.Conditions, broker.ConditionEnforced)
-	enforced := meta.FindStatusCondition(status.Conditions, broker.ConditionEnforced)
-	if old != nil && old.Reason == enforced.Reason && old.Message == enforced.Message {
-		return nil
-	}
-	kind := corev1.EventTypeNormal
-	if enforced.Status == metav1.ConditionFalse && enforced.Reason != broker.ReasonReleased {
-		kind = corev1.EventTypeWarning
-	}
-	r.recorder.Eventf(instruction, nil, kind, enforced.Reason, "Enforce", "%s", enforced.Message)
-	log.FromContext(ctx).Info("Decided on a ProviderInstruction", "reservation", instruction.Spec.ReservationName, "consumer", instruction.Spec.RequesterClusterID,
-		"attempt", instruction.Spec.Attempt, "reason", enforced.Reason, "message", enforced.Message)
-	return nil
+// takeChanged reports whether the driver has observed a change for a consumer since the
+// last call.
+func (r *Reconciler) takeChanged(consumer string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	changed := r.changed[consumer]
+	delete(r.changed, consumer)
+	return changed
+}
+
+// inEffect is a grant that the driver enforces.
+type inEffect struct {
+	total    corev1.ResourceList
+	pods     int32
+	progress peering.Progress
 }

@@ -16,11 +16,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -45,6 +47,28 @@ type env struct {
 	clock      *clocktesting.FakePassiveClock
 	// beforeGrant is called once, by the next EnsureGrant for berlin.
 	beforeGrant *atomic.Pointer[func()]
+	patches     *atomic.Int64
+	config      *rest.Config
+}
+
+// countingClient counts the patches of statuses.
+type countingClient struct {
+	client.Client
+	patches *atomic.Int64
+}
+
+func (c countingClient) Status() client.SubResourceWriter {
+	return countingWriter{c.Client.Status(), c.patches}
+}
+
+type countingWriter struct {
+	client.SubResourceWriter
+	patches *atomic.Int64
+}
+
+func (w countingWriter) Patch(ctx context.Context, o client.Object, patch client.Patch, options ...client.SubResourcePatchOption) error {
+	w.patches.Add(1)
+	return w.SubResourceWriter.Patch(ctx, o, patch, options...)
 }
 
 // hookedProvider calls a function between the decision about berlin's instructions
@@ -74,17 +98,22 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-func start(t *testing.T) *env {
+func start(t *testing.T, wrap ...func(*env, peering.Provider) peering.Provider) *env {
 	t.Helper()
-	config := controlplane.Start(t)
+	restConfig := controlplane.Start(t)
 	scheme := runtime.NewScheme()
 	expect.NoError(t, errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)))
-	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Cache: cache.Options{ByObject: inventory.CacheByObject()},
+	mgr, err := ctrl.NewManager(restConfig, ctrl.Options{
+		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)}, Cache: cache.Options{ByObject: inventory.CacheByObject()},
 	})
 	expect.NoError(t, err)
-	e := &env{T: t, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now()), beforeGrant: &atomic.Pointer[func()]{}}
-	e.reconciler = hold.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), hookedProvider{e.provider, e.beforeGrant}, hold.Options{
+	e := &env{T: t, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now()), beforeGrant: &atomic.Pointer[func()]{}, patches: &atomic.Int64{}, config: restConfig}
+	var provider peering.Provider = hookedProvider{e.provider, e.beforeGrant}
+	for _, w := range wrap {
+		provider = w(e, provider)
+	}
+	recorder := events.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
+	e.reconciler = hold.New(countingClient{mgr.GetClient(), e.patches}, mgr.GetAPIReader(), recorder, provider, hold.Options{
 		Namespace: namespace, Lending: broker.Lending{Enabled: true, Consumers: []string{"rome", "berlin"}},
 		Headroom: expect.Resources("cpu", "500m"), PeeringIdleTime: time.Hour, Clock: e.clock, Recognizer: inventory.Recognizer{Guest: guestOf},
 	})
@@ -92,7 +121,7 @@ func start(t *testing.T) *env {
 	stopped := make(chan error, 1)
 	go func() { stopped <- mgr.Start(t.Context()) }()
 	t.Cleanup(func() { <-stopped })
-	e.Client, err = client.New(config, client.Options{Scheme: scheme})
+	e.Client, err = client.New(restConfig, client.Options{Scheme: scheme})
 	expect.NoError(t, err)
 	return e
 }
@@ -128,7 +157,7 @@ func (e *env) hold(name, consumer string, attempt int64, want broker.HeldCapacit
 func (e *env) get(name string) (*broker.ProviderInstruction, metav1.Condition) {
 	e.Helper()
 	in := &broker.ProviderInstruction{}
-	expect.NoError(e, e.Get(e.Context(), client.ObjectKey{Namespace: namespace, Name: name}, in))
+	expect.NoError(e, client.IgnoreNotFound(e.Get(e.Context(), client.ObjectKey{Namespace: namespace, Name: name}, in)))
 	if c := meta.FindStatusCondition(in.Status.Conditions, broker.ConditionEnforced); c != nil {
 		return in, *c
 	}
@@ -212,7 +241,12 @@ func half() corev1.ResourceList { return expect.Resources("cpu", "500m", "memory
 func grantBeforeAcceptance(e *env) {
 	e.provider.Hold("EnsureGrant", peering.Waiting("QuotaPending", "waiting for the quota"))
 	e.hold("r1", "rome", 1, pods(set("pods", 2, half())))
-	expect.Eventually(e, "the condition to be GrantPending", func() (bool, string) {
+	expect.Eventually(e, "the hold to be recorded", func() (bool, string) {
+		in, c := e.get("r1")
+		return c.Reason == hold.ReasonGrantPending && in.Status.Held.Pods() == 2, fmt.Sprint(in.Status)
+	})
+	e.clock.SetTime(e.clock.Now().Add(5 * time.Second))
+	expect.Eventually(e, "the condition to have the driver's message", func() (bool, string) {
 		in, c := e.get("r1")
 		return c.Reason == hold.ReasonGrantPending && c.Message == "waiting for the quota", fmt.Sprint(in.Status)
 	})

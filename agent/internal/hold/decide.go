@@ -7,8 +7,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
@@ -22,57 +20,92 @@ import (
 type input struct {
 	consumer string
 	// instructions of all consumers.
-	instructions []broker.ProviderInstruction
+	instructions []*broker.ProviderInstruction
 	lending      broker.Lending
-	// slots returns what the nodes have free.
-	slots  func() []capacity.Slot
-	guests map[string]guestSet
+	// before is what was held, by the instruction's UID, where its status shows a
+	// larger hold that is being decided on.
+	before map[types.UID]broker.HeldCapacity
+	// lost is what no longer fits of holds, by the instruction's UID.
+	lost map[types.UID]loss
+	// nodes returns what the nodes have free and what uses them.
+	nodes func() nodes
+}
+
+// nodes are the observed nodes and pods.
+type nodes struct {
+	slots  []capacity.Slot
+	guests map[string]inventory.Guests
+	// pending are the cluster's own pods that wait for a node.
+	pending []broker.PodSet
 }
 
 func (in input) hasInstruction() bool {
-	return slices.ContainsFunc(in.instructions, func(i broker.ProviderInstruction) bool { return i.Spec.RequesterClusterID == in.consumer })
+	return slices.ContainsFunc(in.instructions, func(i *broker.ProviderInstruction) bool { return i.Spec.RequesterClusterID == in.consumer })
 }
 
 // decision on one instruction.
 type decision struct {
 	instruction *broker.ProviderInstruction
-	// held is the capacity to hold from now on.
-	held broker.HeldCapacity
+	// held is the capacity to hold from now on, before what was held.
+	held, before broker.HeldCapacity
 	// refused explains why the wanted capacity is not held; nil if it is.
 	refused *capacity.Rejection
 	// smaller is set if less is held than before.
 	smaller bool
+	// settled is set if the status shows the decision already.
+	settled bool
+}
+
+// grows reports whether more is to be held than before.
+func (d decision) grows() bool {
+	return !d.settled && !d.smaller && d.refused == nil && !Covers(d.before, d.held)
 }
 
 // heldBy returns the capacity that an instruction holds so far, nil for none.
 var heldBy = instruction.Held
 
-// decide decides on each instruction of the consumer. What is wanted beyond what is
-// held already must fit the nodes, besides all that is promised to any consumer and
-// not used yet. A refusal stands until the broker makes another attempt.
+// settled reports whether an instruction's status is the decision about what it says
+// now: about this attempt and this content.
+func settled(in *broker.ProviderInstruction) bool {
+	_, decided := instruction.Decision(in)
+	return decided
+}
+
+// decide decides on each instruction of the consumer that is not settled. What is
+// wanted beyond what is held already must fit the nodes, besides all that is promised
+// to any consumer and not used yet. A refusal stands until the broker makes another
+// attempt.
 func decide(in input) []decision {
 	held := map[types.UID]broker.HeldCapacity{}
 	var own []*broker.ProviderInstruction
-	for i := range in.instructions {
-		instruction := &in.instructions[i]
-		if old := heldBy(instruction); old != nil {
+	for _, instruction := range in.instructions {
+		if old := in.heldBefore(instruction); old != nil {
 			held[instruction.UID] = *old
 		}
 		if instruction.Spec.RequesterClusterID == in.consumer {
 			own = append(own, instruction)
 		}
 	}
-	slices.SortFunc(own, func(a, b *broker.ProviderInstruction) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
-	})
+	sortByAge(own)
 	var decisions []decision
+	judge := judge{input: in, held: held}
 	for _, instruction := range own {
-		have, want := held[instruction.UID], wanted(instruction)
-		d := decision{instruction: instruction, held: have}
-		if Covers(have, want) {
-			d.held, d.smaller = want, !Covers(want, have) || instruction.Spec.Releasing
-		} else if d.refused = in.refuse(instruction, want, held); d.refused == nil {
-			d.held = want
+		d := decision{instruction: instruction, before: held[instruction.UID]}
+		d.held = d.before
+		want := wanted(instruction)
+		lost, isLost := in.lost[instruction.UID]
+		switch {
+		case isLost && settled(instruction):
+			d.held = capacity.Min(d.before, lost.held)
+			d.refused = &capacity.Rejection{Reason: ReasonCapacityLost, Message: lost.why}
+		case settled(instruction):
+			d.settled = true
+		case Covers(d.before, want):
+			d.held, d.smaller = want, !Covers(want, d.before) || instruction.Spec.Releasing
+		default:
+			if d.refused = judge.refuse(instruction, want); d.refused == nil {
+				d.held = want
+			}
 		}
 		held[instruction.UID] = d.held
 		decisions = append(decisions, d)
@@ -80,34 +113,70 @@ func decide(in input) []decision {
 	return decisions
 }
 
-// refuse explains why the wanted capacity cannot be held, nil if it can.
-func (in input) refuse(instruction *broker.ProviderInstruction, want broker.HeldCapacity, held map[types.UID]broker.HeldCapacity) *capacity.Rejection {
-	previous := meta.FindStatusCondition(instruction.Status.Conditions, broker.ConditionEnforced)
-	if instruction.Status.ObservedAttempt == instruction.Spec.Attempt && previous != nil && previous.Status == metav1.ConditionFalse {
-		return &capacity.Rejection{Reason: previous.Reason, Message: previous.Message}
+func sortByAge(instructions []*broker.ProviderInstruction) {
+	slices.SortFunc(instructions, func(a, b *broker.ProviderInstruction) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+}
+
+func (in input) heldBefore(instruction *broker.ProviderInstruction) *broker.HeldCapacity {
+	if before, ok := in.before[instruction.UID]; ok {
+		return &before
 	}
-	if rejection := capacity.Admit(in.lending, in.consumer); rejection != nil {
+	return heldBy(instruction)
+}
+
+// judge decides whether more capacity can be held, for one instruction after the
+// other. What it has accepted counts as held.
+type judge struct {
+	input
+	held map[types.UID]broker.HeldCapacity
+	// packer has the nodes with all that is promised in place; nil until it is needed,
+	// and after a refusal.
+	packer *capacity.Packer
+}
+
+// refuse explains why the wanted capacity cannot be held, nil if it can.
+func (j *judge) refuse(instruction *broker.ProviderInstruction, want broker.HeldCapacity) *capacity.Rejection {
+	if rejection := capacity.Admit(j.lending, j.consumer); rejection != nil {
 		return rejection
 	}
-	missing, promised := in.unused(instruction, want, held)
-	return Fit(in.slots(), promised, missing)
+	if j.packer != nil {
+		// Nothing of it is held: it is placed beside what is in place.
+		if before := j.held[instruction.UID]; before.Empty() {
+			packer := *j.packer
+			if place(&packer, want) == nil {
+				j.packer = &packer
+				return nil
+			}
+		}
+	}
+	missing, promised := j.unused(instruction, want)
+	packer := reserved(j.nodes(), promised)
+	if rejection := place(packer, missing); rejection != nil {
+		j.packer = nil
+		return rejection
+	}
+	j.packer = packer
+	return nil
 }
 
 // unused is the part of the wanted capacity that no guest uses yet (missing), and
 // that of all other promises.
-func (in input) unused(instruction *broker.ProviderInstruction, want broker.HeldCapacity, held map[types.UID]broker.HeldCapacity) (missing broker.HeldCapacity, promised []broker.HeldCapacity) {
+func (j *judge) unused(instruction *broker.ProviderInstruction, want broker.HeldCapacity) (missing broker.HeldCapacity, promised []broker.HeldCapacity) {
 	byConsumer := map[string][]broker.HeldCapacity{}
-	for i := range in.instructions {
-		if other := &in.instructions[i]; other.UID != instruction.UID {
-			byConsumer[other.Spec.RequesterClusterID] = append(byConsumer[other.Spec.RequesterClusterID], held[other.UID])
+	for _, other := range j.instructions {
+		if other.UID != instruction.UID {
+			byConsumer[other.Spec.RequesterClusterID] = append(byConsumer[other.Spec.RequesterClusterID], j.held[other.UID])
 		}
 	}
 	// Last, so that guests count for the consumer's other promises first, and as
 	// much as possible of this one must fit.
-	byConsumer[in.consumer] = append(byConsumer[in.consumer], want)
+	byConsumer[j.consumer] = append(byConsumer[j.consumer], want)
+	guests := j.nodes().guests
 	for _, consumer := range slices.Sorted(maps.Keys(byConsumer)) {
-		unused := Unused(byConsumer[consumer], in.guests[consumer].bound)
-		if consumer == in.consumer {
+		unused := Unused(byConsumer[consumer], guests[consumer].Bound)
+		if consumer == j.consumer {
 			missing, unused = unused[len(unused)-1], unused[:len(unused)-1]
 		}
 		promised = append(promised, unused...)
@@ -138,35 +207,12 @@ func grant(decisions []decision) (total corev1.ResourceList, pods int32) {
 	return total, pods
 }
 
-// guestSet is the requests of one consumer's guests that have not finished.
-type guestSet struct {
-	// bound are the guests on a node, active those and the pending ones.
-	bound, active []corev1.ResourceList
-}
-
-func guestsByConsumer(cluster *inventory.Cluster) map[string]guestSet {
-	out := map[string]guestSet{}
-	for _, pod := range cluster.Pods {
-		consumer, ok := cluster.GuestOf(pod)
-		if !ok || inventory.Finished(pod) {
-			continue
-		}
-		set, requests := out[consumer], inventory.Requests(pod)
-		set.active = append(set.active, requests)
-		if pod.Spec.NodeName != "" {
-			set.bound = append(set.bound, requests)
-		}
-		out[consumer] = set
-	}
-	return out
-}
-
-// within reports whether the guests use no more than an amount, and what they use.
-func (g guestSet) within(total corev1.ResourceList, pods int32) (using string, ok bool) {
+// within reports whether guests use no more than an amount, and what they use.
+func within(guests inventory.Guests, total corev1.ResourceList, pods int32) (using string, ok bool) {
 	var used corev1.ResourceList
-	for _, requests := range g.active {
+	for _, requests := range guests.Active {
 		used = broker.AddTo(used, requests)
 	}
-	using = fmt.Sprintf("%d pods with %s", len(g.active), broker.FromList(used))
-	return using, len(g.active) <= int(pods) && covers(total, used)
+	using = fmt.Sprintf("%d pods with %s", len(guests.Active), broker.FromList(used))
+	return using, len(guests.Active) <= int(pods) && covers(total, used)
 }

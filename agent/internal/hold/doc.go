@@ -5,8 +5,13 @@
 //	ProviderInstruction ─► decide (pure) ─► Provider.EnsureGrant ─► status
 //
 // A hold is accounting: what one consumer was promised and does not use yet counts
-// as used when the next one is decided on. Consumers are reconciled one at a time, from
-// a live list of instructions, so that the same capacity is never held for two of
-// them. A grant is raised before the broker learns that a hold is accepted, and
-// lowered before it learns that a hold is gone.
+// as used when the next one is decided on. Consumers are reconciled one at a time. A
+// larger hold is first recorded in the status; then the instructions are read from the
+// API server, so that of two agents at most one accepts the same capacity; then the
+// grant is raised, and only when it is in effect the broker learns that the hold is
+// accepted. A grant is lowered before the broker learns that a hold is gone. Holds that
+// are decided are left alone while others change.
+//
+// When nodes or pods change so that less capacity may be free, all holds are judged
+// again: what no longer fits is given up, and the acknowledgement says what is left.
 package hold

@@ -14,19 +14,33 @@ import (
 // divisible totals less what they use). The rejection is nil if it does. The packer
 // is a heuristic: it may reject a capacity that another packing would fit.
 func Fit(slots []capacity.Slot, promised []broker.HeldCapacity, wanted broker.HeldCapacity) *capacity.Rejection {
-	var sets []broker.PodSet
-	total := capacity.Vector{}
+	return place(reserved(nodes{slots: slots}, promised), wanted)
+}
+
+// reserved returns a packer of the nodes on which what is promised, and the pods that
+// wait for a node, have their place.
+func reserved(n nodes, promised []broker.HeldCapacity) *capacity.Packer {
+	sets, total := slices.Clone(n.pending), capacity.Vector{}
 	for _, p := range promised {
 		if sets = append(sets, p.PodSets...); len(p.PodSets) == 0 {
 			total.Add(capacity.Ceil(p.Totals.List()), 1)
 		}
 	}
-	packer := capacity.NewPacker(slots)
+	packer := capacity.NewPacker(n.slots)
 	packer.Reserve(sets, total)
+	return packer
+}
+
+// place takes a capacity from what is free, or returns why it does not fit: then the
+// packer must not be used any more.
+func place(packer *capacity.Packer, wanted broker.HeldCapacity) *capacity.Rejection {
 	_, rejection := packer.Pack(wanted, nil)
-	if rejection != nil {
+	switch {
+	case rejection != nil:
 		// A hold is accepted completely or not at all.
 		rejection.Reason = ReasonInsufficientCapacity
+	case len(wanted.PodSets) == 0:
+		packer.Reserve(nil, capacity.Ceil(wanted.Totals.List()))
 	}
 	return rejection
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,32 +21,37 @@ const (
 	ReasonInsufficientCapacity = capacity.ReasonInsufficientCapacity
 	ReasonGrantPending         = peering.ReasonGrantPending
 	ReasonGuestsRemain         = "GuestsRemain"
+	// ReasonCapacityLost: a part of an accepted hold no longer fits the nodes.
+	ReasonCapacityLost = "CapacityLost"
 )
 
 // status returns the status that shows a decision. within is whether the guests
 // keep to the grant, using what they use. observedAttempt becomes the instruction's
 // only if the decision is final.
-func (d decision) status(granted peering.Progress, within bool, using string) broker.ProviderInstructionStatus {
+func (d decision) status(granted peering.Progress, within bool, using string, now time.Time) broker.ProviderInstructionStatus {
 	instruction := d.instruction
 	consumer := instruction.Spec.RequesterClusterID
 	status := *instruction.Status.DeepCopy()
 	status.Enforced, status.ObservedGeneration = false, instruction.Generation
-	enforced := metav1.Condition{Type: broker.ConditionEnforced, Status: metav1.ConditionFalse, ObservedGeneration: instruction.Generation}
-	final, held := true, d.held.DeepCopy()
+	enforced := metav1.Condition{Type: broker.ConditionEnforced, Status: metav1.ConditionFalse, ObservedGeneration: instruction.Generation, LastTransitionTime: metav1.NewTime(now)}
+	final, held := true, d.held
 	switch {
 	case !granted.Done:
 		enforced.Status, enforced.Reason, enforced.Message, final = metav1.ConditionUnknown, ReasonGrantPending, granted.Message, false
 		// The grant may be in effect already: the larger of the old and the new hold
 		// is kept from others.
-		if d.smaller {
-			held = heldBy(instruction)
+		if d.smaller || d.refused != nil {
+			held = d.before
 		}
 	case d.refused != nil:
 		enforced.Reason, enforced.Message = d.refused.Reason, d.refused.Message
+		if !d.held.Empty() {
+			enforced.Message = fmt.Sprintf("Holding only %s for consumer %s: %s", describe(d.held), consumer, d.refused.Message)
+		}
 	case d.smaller && !within:
 		enforced.Status, enforced.Reason, final = metav1.ConditionUnknown, ReasonGuestsRemain, false
 		enforced.Message = fmt.Sprintf("Waiting for guests of consumer %s to terminate: %s are running, the hold is reduced to %s.", consumer, using, describe(d.held))
-		held = heldBy(instruction)
+		held = d.before
 	case instruction.Spec.Releasing:
 		enforced.Reason, enforced.Message = broker.ReasonReleased, "No capacity is held for this Reservation."
 	default:
@@ -53,9 +59,9 @@ func (d decision) status(granted peering.Progress, within bool, using string) br
 		enforced.Status, enforced.Reason = metav1.ConditionTrue, ReasonAccepted
 		enforced.Message = fmt.Sprintf("Holding %s for consumer %s.", describe(d.held), consumer)
 	}
-	status.Held = held
-	if held != nil && held.Empty() {
-		status.Held = nil
+	status.Held = nil
+	if !held.Empty() {
+		status.Held = held.DeepCopy()
 	}
 	if final {
 		status.ObservedAttempt = instruction.Spec.Attempt
@@ -63,6 +69,9 @@ func (d decision) status(granted peering.Progress, within bool, using string) br
 	meta.SetStatusCondition(&status.Conditions, enforced)
 	return status
 }
+
+// recording is the progress of a grant while its hold is only recorded.
+var recording = peering.Waiting(ReasonGrantPending, "Waiting for the grant to be in effect.")
 
 // describe prints a capacity as "2 pods of cpu 500m, memory 64Mi".
 func describe(c broker.HeldCapacity) string {

@@ -404,6 +404,7 @@ func TestDecision(t *testing.T) {
 	condition := func(status metav1.ConditionStatus, reason string, generation int64) []metav1.Condition {
 		return []metav1.Condition{{Type: broker.ConditionEnforced, Status: status, Reason: reason, Message: "why", ObservedGeneration: generation}}
 	}
+	two := pods(2)
 	cases := map[string]struct {
 		reason    string
 		releasing bool
@@ -414,6 +415,8 @@ func TestDecision(t *testing.T) {
 		"no status yet":     {reason: "no status is no decision"},
 		"earlier attempt":   {reason: "the former attempt was for another amount", status: broker.ProviderInstructionStatus{Enforced: true, ObservedAttempt: 1, ObservedGeneration: 1, Conditions: condition("True", "SetAside", 1)}},
 		"set aside":         {status: broker.ProviderInstructionStatus{Enforced: true, ObservedAttempt: 2, ObservedGeneration: 2, Conditions: condition("True", "SetAside", 2)}, want: protocol.ProviderAck{Attempt: 2, Accepted: true, Message: "why"}, decided: true},
+		"other content":     {reason: "a status of former content is no answer, whatever the attempt", status: broker.ProviderInstructionStatus{Enforced: true, ObservedAttempt: 2, ObservedGeneration: 1, Conditions: condition("True", "SetAside", 1)}},
+		"refused growth":    {reason: "a refusal says what is still held", status: broker.ProviderInstructionStatus{ObservedAttempt: 2, ObservedGeneration: 2, Held: &two, Conditions: condition("False", "InsufficientCapacity", 2)}, want: protocol.ProviderAck{Attempt: 2, Message: "why", Held: &two}, decided: true},
 		"refused":           {status: broker.ProviderInstructionStatus{ObservedAttempt: 2, ObservedGeneration: 2, Conditions: condition("False", "InsufficientCapacity", 2)}, want: protocol.ProviderAck{Attempt: 2, Message: "why"}, decided: true},
 		"being repaired":    {reason: "a grant that is being repaired is not a refusal", status: broker.ProviderInstructionStatus{ObservedAttempt: 2, ObservedGeneration: 2, Conditions: condition("Unknown", "Granting", 2)}},
 		"releasing, in use": {releasing: true, status: broker.ProviderInstructionStatus{ObservedAttempt: 2, ObservedGeneration: 2, Conditions: condition("False", "InsufficientCapacity", 2)}, want: protocol.ProviderAck{Attempt: 2, Message: "why"}},
@@ -422,7 +425,7 @@ func TestDecision(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, decided := Decision(&broker.ProviderInstruction{Spec: broker.ProviderInstructionSpec{Attempt: 2, Releasing: tc.releasing}, Status: tc.status})
+			got, decided := Decision(&broker.ProviderInstruction{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Spec: broker.ProviderInstructionSpec{Attempt: 2, Releasing: tc.releasing}, Status: tc.status})
 			if decided != tc.decided || (decided && got != tc.want) {
 				t.Fatalf("%s: got %+v, %v", tc.reason, got, decided)
 			}

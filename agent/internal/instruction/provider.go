@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -40,6 +41,9 @@ type Provider struct {
 	source    *transport.Source[protocol.ProviderView]
 	clock     clock.PassiveClock
 	acks      transport.Resend[protocol.ProviderAck]
+	// unlisted has the time.Time since when an instruction of a UID holds capacity that
+	// the broker does not list.
+	unlisted sync.Map
 }
 
 // NewProvider returns a Provider that keeps the instructions in namespace equal to
@@ -91,7 +95,10 @@ func (p *Provider) Reconcile(ctx context.Context, request reconcile.Request) (re
 	case !held && existing == nil:
 		return reconcile.Result{}, nil
 	case !held:
-		return reconcile.Result{}, remove(ctx, p.client, existing)
+		return p.removeUnlisted(ctx, existing)
+	}
+	if existing != nil {
+		p.unlisted.Delete(existing.UID)
 	}
 	instruction, err := p.ensure(ctx, existing, &view)
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
@@ -179,15 +186,18 @@ func (p *Provider) acknowledge(ctx context.Context, instruction *broker.Provider
 }
 
 // Decision returns the acknowledgement that an instruction's status amounts to;
-// decided is false until there is a decision about the current attempt.
+// decided is false until there is a decision about the current attempt and content.
 func Decision(instruction *broker.ProviderInstruction) (ack protocol.ProviderAck, decided bool) {
 	spec, status := &instruction.Spec, &instruction.Status
 	enforced := meta.FindStatusCondition(status.Conditions, broker.ConditionEnforced)
-	if status.ObservedAttempt != spec.Attempt || enforced == nil || enforced.ObservedGeneration != status.ObservedGeneration ||
-		enforced.Status == metav1.ConditionUnknown {
+	if status.ObservedAttempt != spec.Attempt || status.ObservedGeneration != instruction.Generation || enforced == nil ||
+		enforced.ObservedGeneration != status.ObservedGeneration || enforced.Status == metav1.ConditionUnknown {
 		return protocol.ProviderAck{}, false
 	}
 	ack = protocol.ProviderAck{ReservationUID: spec.ReservationUID, Attempt: spec.Attempt, Accepted: status.Enforced, Message: enforced.Message}
+	if !ack.Accepted {
+		ack.Held = status.Held
+	}
 	if spec.Releasing {
 		ack.Accepted = enforced.Status == metav1.ConditionFalse && enforced.Reason == broker.ReasonReleased
 		return ack, ack.Accepted

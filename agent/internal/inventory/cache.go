@@ -16,7 +16,7 @@ func CacheByObject() map[client.Object]cache.ByObject {
 }
 
 // TrimPod removes what no part of the agent reads: what the containers run, and
-// their individual statuses.
+// their individual statuses but for resources.
 func TrimPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
@@ -33,6 +33,7 @@ func TrimPod(object any) (any, error) {
 		RuntimeClassName: pod.Spec.RuntimeClassName,
 		Overhead:         pod.Spec.Overhead,
 		Resources:        pod.Spec.Resources,
+		Priority:         pod.Spec.Priority,
 		InitContainers:   trimContainers(pod.Spec.InitContainers),
 		Containers:       trimContainers(pod.Spec.Containers),
 	}
@@ -42,8 +43,22 @@ func TrimPod(object any) (any, error) {
 		Message:    pod.Status.Message,
 		Conditions: pod.Status.Conditions,
 		StartTime:  pod.Status.StartTime,
+
+		ContainerStatuses:     trimStatuses(pod.Status.ContainerStatuses),
+		InitContainerStatuses: trimStatuses(pod.Status.InitContainerStatuses),
 	}
 	return pod, nil
+}
+
+// trimStatuses keeps the resources of containers.
+func trimStatuses(statuses []corev1.ContainerStatus) []corev1.ContainerStatus {
+	var out []corev1.ContainerStatus
+	for _, s := range statuses {
+		if s.Resources != nil || s.AllocatedResources != nil {
+			out = append(out, corev1.ContainerStatus{Name: s.Name, Resources: s.Resources, AllocatedResources: s.AllocatedResources})
+		}
+	}
+	return out
 }
 
 func trimContainers(containers []corev1.Container) []corev1.Container {

@@ -6,6 +6,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
 // Recognizer distinguishes what the drivers created from the cluster's own nodes
@@ -32,6 +34,30 @@ type Cluster struct {
 // GuestOf returns the consumer that a pod runs for.
 func (c *Cluster) GuestOf(pod *corev1.Pod) (consumer string, ok bool) {
 	return c.Recognizer.Guest(pod, func(namespace string) map[string]string { return c.NamespaceLabels[namespace] })
+}
+
+// usage returns the eligible nodes and what the pods bound to them use.
+func (c *Cluster) usage() (eligible []*corev1.Node, used func(node string) *usage) {
+	byNode := map[string]*usage{}
+	for _, n := range c.Nodes {
+		if c.Recognizer.Eligible(n) {
+			eligible, byNode[n.Name] = append(eligible, n), &usage{}
+		}
+	}
+	for _, pod := range c.Pods {
+		if u := byNode[pod.Spec.NodeName]; u != nil && !Finished(pod) {
+			consumer, _ := c.GuestOf(pod)
+			u.add(consumer, Requests(pod), 1)
+		}
+	}
+	return eligible, func(node string) *usage { return byNode[node] }
+}
+
+// Slots are the eligible nodes, sorted by name, each a slot of its own with the
+// name of the node class that it is advertised in.
+func (c *Cluster) Slots(headroom corev1.ResourceList) []capacity.Slot {
+	eligible, used := c.usage()
+	return slots(freeNodes(eligible, used, headroom))
 }
 
 // Read lists nodes, pods and namespaces. The objects are the cache's own and

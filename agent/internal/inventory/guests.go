@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -34,4 +35,62 @@ func observedHolds(used map[string]corev1.ResourceList, guests map[string]int32)
 		out = append(out, broker.ObservedHold{Requester: consumer, Used: broker.FromList(used[consumer]), Pods: guests[consumer]})
 	}
 	return out
+}
+
+// Guests is what the guests of one consumer request that have not finished, guest by
+// guest.
+type Guests struct {
+	// Bound are those on a node that runs them, Active all.
+	Bound, Active []corev1.ResourceList
+}
+
+// Guests returns the guests of each consumer. Those on a node that is gone or not
+// Ready do not count as bound: they do not run there.
+func (c *Cluster) Guests() map[string]Guests {
+	running := map[string]bool{}
+	for _, n := range c.Nodes {
+		running[n.Name] = ready(n)
+	}
+	out := map[string]Guests{}
+	for _, pod := range c.Pods {
+		consumer, ok := c.GuestOf(pod)
+		if !ok || Finished(pod) {
+			continue
+		}
+		guests, requests := out[consumer], Requests(pod)
+		guests.Active = append(guests.Active, requests)
+		if running[pod.Spec.NodeName] {
+			guests.Bound = append(guests.Bound, requests)
+		}
+		out[consumer] = guests
+	}
+	return out
+}
+
+// Pending returns the cluster's own pods with at least a priority that wait for a
+// node, as the capacity that they need.
+func (c *Cluster) Pending(priority int32) []broker.PodSet {
+	var out []broker.PodSet
+	for _, pod := range c.Pods {
+		if _, guest := c.GuestOf(pod); !guest && waits(pod) && ptr.Deref(pod.Spec.Priority, 0) >= priority {
+			out = append(out, claimOf(pod))
+		}
+	}
+	return out
+}
+
+// waits reports whether a pod waits for a node.
+func waits(pod *corev1.Pod) bool {
+	return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && !Finished(pod) && len(pod.Spec.SchedulingGates) == 0
+}
+
+// claimOf is a pending pod as the capacity that it needs.
+func claimOf(pod *corev1.Pod) broker.PodSet {
+	set := broker.PodSet{
+		Count: 1, Requests: broker.FromList(Requests(pod)), NodeSelector: pod.Spec.NodeSelector, Tolerations: pod.Spec.Tolerations,
+	}
+	if affinity := pod.Spec.Affinity; affinity != nil && affinity.NodeAffinity != nil {
+		set.NodeAffinity = affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	}
+	return set
 }

@@ -27,19 +27,25 @@ type Terms struct {
 
 // Measure computes the cluster's advertisement.
 func Measure(cluster *Cluster, terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {
-	nodes, pods := cluster.nodes(terms.Headroom)
+	eligible, used := cluster.usage()
+	return measure(eligible, used, !cluster.Recognizer.DropsSelection, terms, now, sequence)
+}
+
+// measure computes the advertisement of eligible nodes and what uses them.
+// selectionCarried is whether guests keep the node selector of their pods.
+func measure(eligible []*corev1.Node, usageOf func(node string) *usage, selectionCarried bool, terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {
+	nodes := freeNodes(eligible, usageOf, terms.Headroom)
 	total, allocatable, allocated := corev1.ResourceList{}, corev1.ResourceList{}, corev1.ResourceList{}
+	used, guests := map[string]corev1.ResourceList{}, map[string]int32{}
 	for _, n := range nodes {
 		broker.AddTo(total, n.Status.Capacity)
 		broker.AddTo(allocatable, n.Status.Allocatable)
-	}
-	used, guests := map[string]corev1.ResourceList{}, map[string]int32{}
-	for _, pod := range pods {
-		if consumer, ok := cluster.GuestOf(pod.Pod); ok {
-			used[consumer] = broker.AddTo(used[consumer], pod.requests)
-			guests[consumer]++
-		} else {
-			broker.AddTo(allocated, pod.requests)
+		if u := usageOf(n.Name); u != nil {
+			broker.AddTo(allocated, u.local.requests)
+			for consumer, share := range u.guests {
+				used[consumer] = broker.AddTo(used[consumer], share.requests)
+				guests[consumer] += share.pods
+			}
 		}
 	}
 	return broker.ClusterAdvertisementSpec{
@@ -53,7 +59,7 @@ func Measure(cluster *Cluster, terms Terms, now time.Time, sequence int64) broke
 			Allocatable: broker.FromList(capacity.Subtract(allocatable, terms.Headroom)),
 			Allocated:   broker.FromList(allocated),
 		},
-		NodeClasses:   nodeClasses(nodes, !cluster.Recognizer.DropsSelection),
+		NodeClasses:   nodeClasses(nodes, selectionCarried),
 		ObservedHolds: observedHolds(used, guests),
 		Cost:          terms.Cost,
 		Region:        cmp.Or(terms.Region, commonLabel(nodes, corev1.LabelTopologyRegion)),

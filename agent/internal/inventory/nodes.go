@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,16 +23,57 @@ type node struct {
 	freePods int32
 }
 
-// boundPod is a pod that uses one of the eligible nodes.
-type boundPod struct {
-	*corev1.Pod
-	requests corev1.ResourceList
+// usage is what the pods bound to one node use.
+type usage struct {
+	// local are the cluster's own pods.
+	local share
+	// guests by consumer.
+	guests map[string]share
 }
 
-// Slots are the eligible nodes, sorted by name, each a slot of its own with the
+// share is a number of pods and what they request. Resources of which nothing is
+// requested are left out.
+type share struct {
+	requests corev1.ResourceList
+	pods     int32
+}
+
+// plus returns the share with one pod more, or one less where sign is negative.
+func (s share) plus(requests corev1.ResourceList, sign int) share {
+	out := share{requests: corev1.ResourceList{}, pods: s.pods + int32(sign)}
+	maps.Copy(out.requests, s.requests)
+	for name, amount := range requests {
+		sum := out.requests[name].DeepCopy()
+		if sign < 0 {
+			sum.Sub(amount)
+		} else {
+			sum.Add(amount)
+		}
+		if out.requests[name] = sum; sum.IsZero() {
+			delete(out.requests, name)
+		}
+	}
+	return out
+}
+
+// add adds a pod of a consumer, or of the cluster itself where it is empty; a negative
+// sign removes it.
+func (u *usage) add(consumer string, requests corev1.ResourceList, sign int) {
+	if consumer == "" {
+		u.local = u.local.plus(requests, sign)
+		return
+	}
+	if u.guests == nil {
+		u.guests = map[string]share{}
+	}
+	if u.guests[consumer] = u.guests[consumer].plus(requests, sign); u.guests[consumer].pods == 0 {
+		delete(u.guests, consumer)
+	}
+}
+
+// slots are the eligible nodes, sorted by name, each a slot of its own with the
 // name of the node class that it is advertised in.
-func (c *Cluster) Slots(headroom corev1.ResourceList) []capacity.Slot {
-	nodes, _ := c.nodes(headroom)
+func slots(nodes []node) []capacity.Slot {
 	var slots []capacity.Slot
 	for _, class := range classify(nodes) {
 		for _, n := range class.nodes {
@@ -45,52 +87,46 @@ func (c *Cluster) Slots(headroom corev1.ResourceList) []capacity.Slot {
 	return slots
 }
 
-// nodes are the eligible nodes, sorted by name, and the pods bound to them. The
-// headroom is taken from the nodes with most free capacity, so that no shape
-// contains it; from nodes with a NoSchedule or NoExecute taint only if the others
-// do not have it.
-func (c *Cluster) nodes(headroom corev1.ResourceList) (nodes []node, pods []boundPod) {
-	for _, n := range c.Nodes {
-		if c.Recognizer.Eligible(n) {
-			nodes = append(nodes, node{Node: n, free: corev1.ResourceList{}, freePods: int32(n.Status.Allocatable.Pods().Value())})
-		}
-	}
-	slices.SortFunc(nodes, func(a, b node) int { return cmp.Compare(a.Name, b.Name) })
-	index := map[string]int{}
-	for i, n := range nodes {
-		index[n.Name] = i
+// freeNodes are eligible nodes with what is free, sorted by name. The headroom is taken
+// from the nodes with most free capacity, so that no shape contains it; from nodes with
+// a NoSchedule or NoExecute taint only if the others do not have it.
+func freeNodes(eligible []*corev1.Node, used func(name string) *usage, headroom corev1.ResourceList) []node {
+	nodes := make([]node, 0, len(eligible))
+	for _, n := range eligible {
+		free := corev1.ResourceList{}
+		pods := n.Status.Allocatable.Pods().Value()
 		for name, amount := range n.Status.Allocatable {
 			if name != corev1.ResourcePods {
-				n.free[name] = amount.DeepCopy()
+				free[name] = amount.DeepCopy()
 			}
 		}
-	}
-	for _, pod := range c.Pods {
-		i, ok := index[pod.Spec.NodeName]
-		if !ok || Finished(pod) {
-			continue
-		}
-		requests := Requests(pod)
-		pods = append(pods, boundPod{pod, requests})
-		nodes[i].freePods--
-		for name, amount := range requests {
-			free := nodes[i].free[name]
-			free.Sub(amount)
-			nodes[i].free[name] = free
-		}
-	}
-	for i := range nodes {
-		nodes[i].freePods = max(nodes[i].freePods, 0)
-		for name, free := range nodes[i].free {
-			if free.Sign() < 0 {
-				nodes[i].free[name] = resource.Quantity{Format: free.Format}
+		u := used(n.Name)
+		take := func(s share) {
+			pods -= int64(s.pods)
+			for name, amount := range s.requests {
+				left := free[name]
+				left.Sub(amount)
+				free[name] = left
 			}
 		}
+		if u != nil {
+			take(u.local)
+			for _, guests := range u.guests {
+				take(guests)
+			}
+		}
+		for name, left := range free {
+			if left.Sign() < 0 {
+				free[name] = resource.Quantity{Format: left.Format}
+			}
+		}
+		nodes = append(nodes, node{Node: n, free: free, freePods: int32(max(pods, 0))})
 	}
+	slices.SortFunc(nodes, func(a, b node) int { return cmp.Compare(a.Name, b.Name) })
 	for name, amount := range headroom {
 		keepBack(nodes, name, amount.DeepCopy())
 	}
-	return nodes, pods
+	return nodes
 }
 
 // keepBack takes an amount of one resource from the nodes with most of it.
@@ -125,10 +161,13 @@ func keepBack(nodes []node, name corev1.ResourceName, amount resource.Quantity) 
 func (r Recognizer) Eligible(n *corev1.Node) bool {
 	virtual := n.Labels[broker.LabelNodeType] == broker.NodeTypeVirtual || n.Labels[broker.LabelProvider] != "" ||
 		r.VirtualNode != nil && r.VirtualNode(n)
-	return !virtual && !n.Spec.Unschedulable && n.DeletionTimestamp == nil &&
-		slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-		})
+	return !virtual && !n.Spec.Unschedulable && n.DeletionTimestamp == nil && ready(n)
+}
+
+func ready(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 // Finished reports whether a pod has ended and uses nothing of its node.
@@ -136,7 +175,8 @@ func Finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// Requests is what a pod uses of its node, as the scheduler counts it.
+// Requests is what a pod uses of its node, as the scheduler counts it: while a resize
+// is in progress, the larger of what is requested, allocated and in use.
 func Requests(pod *corev1.Pod) corev1.ResourceList {
-	return podresource.PodRequests(pod, podresource.PodResourcesOptions{})
+	return podresource.PodRequests(pod, podresource.PodResourcesOptions{UseStatusResources: true})
 }

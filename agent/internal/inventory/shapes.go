@@ -2,10 +2,10 @@ package inventory
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"math/bits"
 	"slices"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -18,46 +18,57 @@ import (
 // until the entries fit; if they do not fit even so, the smallest are left out.
 // So it never promises more than there is.
 func freeShapes(nodes []node, limit int) []broker.FreeShape {
+	frees := make([]capacity.Vector, len(nodes))
+	for i, n := range nodes {
+		frees[i] = capacity.Floor(n.free)
+	}
 	var shapes []broker.FreeShape
 	for _, precision := range []int{64, 8, 6, 5, 4, 3, 2, 1} {
-		shapes = roundedShapes(nodes, precision)
-		if len(shapes) <= limit {
-			break
+		rounded := roundedShapes(nodes, frees, precision)
+		if len(rounded) > limit && precision > 1 {
+			continue
 		}
+		for _, r := range rounded[:min(len(rounded), limit)] {
+			shapes = append(shapes, broker.FreeShape{Nodes: r.nodes, Free: broker.FromList(r.free.List()), Pods: r.pods})
+		}
+		break
 	}
-	return shapes[:min(len(shapes), limit)]
+	return shapes
 }
 
-func roundedShapes(nodes []node, precision int) []broker.FreeShape {
-	type rounded struct {
-		broker.FreeShape
-		free capacity.Vector
-	}
-	byAmount := map[string]*rounded{}
-	for _, n := range nodes {
+// roundedShape is a number of nodes with the same rounded amounts.
+type roundedShape struct {
+	nodes, pods int32
+	free        capacity.Vector
+}
+
+func roundedShapes(nodes []node, frees []capacity.Vector, precision int) []*roundedShape {
+	byAmount := map[string]*roundedShape{}
+	var key []byte
+	for i, n := range nodes {
 		if n.freePods == 0 {
 			continue
 		}
-		free := capacity.Floor(n.free)
-		for name, amount := range free {
+		free := make(capacity.Vector, len(frees[i]))
+		for name, amount := range frees[i] {
 			free[name] = roundDown(amount/unit(name), precision) * unit(name)
 		}
-		shape := broker.FreeShape{Nodes: 1, Free: broker.FromList(free.List()), Pods: int32(roundDown(int64(n.freePods), precision))}
-		key := fmt.Sprintf("%s, pods %d", shape.Free, shape.Pods)
-		if same := byAmount[key]; same != nil {
-			same.Nodes++
+		pods := int32(roundDown(int64(n.freePods), precision))
+		key = strconv.AppendInt(key[:0], int64(pods), 10)
+		for _, name := range free.Kinds() {
+			if free[name] != 0 {
+				key = strconv.AppendInt(append(append(key, ' '), name...), free[name], 10)
+			}
+		}
+		if same := byAmount[string(key)]; same != nil {
+			same.nodes++
 		} else {
-			byAmount[key] = &rounded{shape, free}
+			byAmount[string(key)] = &roundedShape{1, pods, free}
 		}
 	}
-	sorted := slices.SortedFunc(maps.Values(byAmount), func(a, b *rounded) int {
-		return cmp.Or(capacity.Compare(b.free, a.free), cmp.Compare(b.Pods, a.Pods))
+	return slices.SortedFunc(maps.Values(byAmount), func(a, b *roundedShape) int {
+		return cmp.Or(capacity.Compare(b.free, a.free), cmp.Compare(b.pods, a.pods))
 	})
-	var shapes []broker.FreeShape
-	for _, r := range sorted {
-		shapes = append(shapes, r.FreeShape)
-	}
-	return shapes
 }
 
 // unit is what amounts of a resource are rounded down to, in thousandths: whole

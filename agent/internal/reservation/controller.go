@@ -45,9 +45,11 @@ type Broker interface {
 	DeleteReservation(ctx context.Context, id string) error
 	// AckRequester reports which virtual nodes of a reservation are ready.
 	AckRequester(ctx context.Context, id string, ack protocol.RequesterAck) error
+	// Renew renews the lease of a reservation.
+	Renew(ctx context.Context, id string, uid types.UID) error
 }
 
-// Options of a Reconciler. All fields but Clock are required.
+// Options of a Reconciler. All fields but InUse and Clock are required.
 type Options struct {
 	// ClusterID of this cluster.
 	ClusterID string
@@ -55,6 +57,10 @@ type Options struct {
 	InstructionNamespace string
 	Broker               Broker
 	Mirror               *transport.Mirror[protocol.ConsumerView]
+	// InUse reports whether pods use the capacity of a Reservation, by its UID in this
+	// cluster; known is false until that has been observed. Where nil, no lease is
+	// renewed.
+	InUse func(uid types.UID) (inUse, known bool)
 	// Clock defaults to the real clock.
 	Clock clock.PassiveClock
 }
@@ -72,6 +78,8 @@ type Reconciler struct {
 
 	mu      sync.Mutex
 	reports map[string]report
+	// renewed is when the use of each reservation with a lease was last checked.
+	renewed map[string]time.Time
 }
 
 // report is the outcome of the last PutReservation of a reservation. It counts
@@ -93,7 +101,7 @@ func New(c client.Client, live client.Reader, recorder clientevents.EventRecorde
 	}
 	r := &Reconciler{
 		Options: options, client: c, live: live, recorder: recorder,
-		reports: map[string]report{},
+		reports: map[string]report{}, renewed: map[string]time.Time{},
 	}
 	r.source = &transport.Source[protocol.ConsumerView]{
 		Mirror: options.Mirror,
@@ -196,7 +204,7 @@ func (r *Reconciler) sync(ctx context.Context, local *broker.Reservation) (recon
 	}
 	var result reconcile.Result
 	for _, step := range []func(context.Context, *state) (reconcile.Result, error){
-		r.claim, r.report, r.updateStatus, r.acknowledge,
+		r.claim, r.report, r.updateStatus, r.acknowledge, r.renew,
 	} {
 		stepResult, err := step(ctx, s)
 		result = earlier(result, stepResult)

@@ -57,6 +57,7 @@ func (r *Reconciler) removeFinalizer(ctx context.Context, s *state) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.reports, s.id)
+	delete(r.renewed, s.id)
 	return nil
 }
 

@@ -71,6 +71,8 @@ type Reconciler struct {
 	// carried is by provider and instruction.
 	carried  map[string]map[types.UID]carriedPods
 	releases map[types.NamespacedName]release
+	// inUse is whether pods use a Reservation's capacity, by provider and by its UID.
+	inUse map[string]map[types.UID]bool
 }
 
 // New returns a Reconciler that reads with c, which may be behind the API server,
@@ -83,6 +85,7 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, dri
 		Options: options, driver: driver, client: c, live: live, recorder: recorder,
 		providers: make(chan event.GenericEvent, 64), reservations: make(chan event.GenericEvent, 64),
 		peerings: map[string]*peeringState{}, carried: map[string]map[types.UID]carriedPods{}, releases: map[types.NamespacedName]release{},
+		inUse: map[string]map[types.UID]bool{},
 	}
 }
 

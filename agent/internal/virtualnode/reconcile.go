@@ -26,6 +26,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if err != nil {
 		return reconcile.Result{}, err
 	}
+	r.recordUse(s)
 	var requeueAfter time.Duration
 	if len(s.Grants) > 0 {
 		requeueAfter, err = r.reconcileGrants(ctx, state, s)

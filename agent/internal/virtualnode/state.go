@@ -82,6 +82,33 @@ func (r *Reconciler) deleteState(provider string) {
 	delete(r.carried, provider)
 }
 
+// recordUse records which Reservations pods on the virtual node use.
+func (r *Reconciler) recordUse(s *Snapshot) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.inUse, s.Provider)
+	if len(s.Grants) == 0 {
+		return
+	}
+	use := map[types.UID]bool{}
+	for _, g := range s.Grants {
+		use[g.Instruction.Spec.SourceUID] = use[g.Instruction.Spec.SourceUID] || len(g.Bound) > 0
+	}
+	r.inUse[s.Provider] = use
+}
+
+// InUse reports whether pods use the capacity of the Reservation with a UID; known is
+// false until a virtual node for it has been observed.
+func (r *Reconciler) InUse(reservation types.UID) (inUse, known bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, use := range r.inUse {
+		used, granted := use[reservation]
+		inUse, known = inUse || used, known || granted
+	}
+	return inUse, known
+}
+
 // recordCarried records the number of pods that the virtual node has capacity
 // for by instruction, and enqueues the Reservations if one is new or has changed.
 // While the node is being resized, the number only grows.

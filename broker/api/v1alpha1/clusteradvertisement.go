@@ -38,6 +38,11 @@ type ClusterAdvertisementSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxItems=1024
 	ObservedHolds []ObservedHold `json:"observedHolds,omitempty"`
+	// unlistedHolds is the capacity that the cluster holds for Reservations of which the
+	// broker has not listed a hold, because the hub lost it. The broker charges it.
+	// +optional
+	// +kubebuilder:validation:MaxItems=1024
+	UnlistedHolds []UnlistedHold `json:"unlistedHolds,omitempty"`
 	// cost is the price of the cluster's resources. The price is unknown if unset.
 	// +optional
 	Cost *Cost `json:"cost,omitempty"`
@@ -122,6 +127,21 @@ type ObservedHold struct {
 	Used ResourceQuantities `json:"used"`
 	// pods is the number of guests.
 	Pods int32 `json:"pods"`
+}
+
+// UnlistedHold is capacity that a provider holds for a Reservation that the broker does
+// not list.
+type UnlistedHold struct {
+	// reservationUID is the UID of the broker's Reservation.
+	ReservationUID types.UID `json:"reservationUID"`
+	// reservationName is the name of the broker's Reservation. A Reservation that the
+	// consumer posts again has the same.
+	// +kubebuilder:validation:MaxLength=253
+	ReservationName string `json:"reservationName"`
+	// requester is the cluster ID of the consumer.
+	Requester string `json:"requester"`
+	// held is the total that the provider holds.
+	Held ResourceQuantities `json:"held"`
 }
 
 // Cost is the price per hour of a provider's resources.

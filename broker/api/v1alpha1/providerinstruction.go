@@ -66,6 +66,7 @@ type ProviderInstructionStatus struct {
 // +kubebuilder:printcolumn:name="Requester",type=string,JSONPath=`.spec.requesterClusterID`
 // +kubebuilder:printcolumn:name="CPU",type=string,JSONPath=`.spec.requestedCPU`
 // +kubebuilder:printcolumn:name="Memory",type=string,JSONPath=`.spec.requestedMemory`
+// +kubebuilder:printcolumn:name="Held CPU",type=string,JSONPath=`.status.held.totals.cpu`
 // +kubebuilder:printcolumn:name="Enforced",type=boolean,JSONPath=`.status.enforced`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Enforced")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`

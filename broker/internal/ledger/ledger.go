@@ -59,8 +59,8 @@ func Find(status *broker.ClusterAdvertisementStatus, uid types.UID) *broker.Hold
 }
 
 // Place promises a growth, if the charges then still fit in the unallocated
-// resources of the cluster; otherwise it returns an *InsufficientError and changes
-// nothing.
+// resources of the cluster and the ledger has room for it; otherwise it returns an
+// *InsufficientError or a *FullError and changes nothing.
 func Place(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus, growth Growth) (changed bool, err error) {
 	held := Find(status, growth.ReservationUID)
 	if held != nil && held.Attempt >= growth.Attempt || growth.Capacity.Empty() {
@@ -79,6 +79,10 @@ func Place(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertis
 	hold.Attempt = growth.Attempt
 
 	after := broker.ClusterAdvertisementStatus{Holds: slices.Clone(status.Holds)}
+	drop(&after, hold.ReservationUID)
+	if err := SizeOf(after.Holds).Room(hold.Promised); err != nil {
+		return false, err
+	}
 	put(&after, hold)
 	unallocated := unallocated(spec)
 	charged := total(charges(spec, &after))
@@ -126,11 +130,12 @@ func Release(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt i
 // is granted, and nothing else of the hold is charged any more. Refused: the
 // promise falls back to what was granted before, or to what the provider says that it
 // still holds (nil for nothing) if that is more: it may have accepted an attempt whose
-// answer was lost. What was unconfirmed stays so. A provider cannot refuse what it has
-// accepted, nor a release.
+// answer was lost. What was unconfirmed stays so. If nothing is pending, the provider
+// gives up what it had accepted, except for what it still holds. It cannot refuse a
+// release.
 func Confirm(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64, accepted bool, held *broker.HeldCapacity) (changed bool) {
 	hold := Find(status, uid)
-	if hold == nil || hold.Attempt != attempt || hold.AcceptedAttempt == attempt {
+	if hold == nil || hold.Attempt != attempt || accepted && hold.AcceptedAttempt == attempt {
 		return false
 	}
 	switch {
@@ -139,7 +144,14 @@ func Confirm(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt i
 		hold.Unconfirmed = nil
 		hold.Granted = orNil(hold.Promised)
 	case Pending(*hold).Empty():
-		return false
+		kept := broker.HeldCapacity{}
+		if held != nil {
+			kept = capacity.Min(hold.Promised, *held)
+		}
+		if capacity.Equal(kept, hold.Promised) {
+			return false
+		}
+		hold.Promised, hold.Granted = kept, orNil(kept)
 	default:
 		kept := broker.HeldCapacity{}
 		if held != nil {
@@ -226,12 +238,24 @@ func unallocated(spec *broker.ClusterAdvertisementSpec) corev1.ResourceList {
 	return capacity.Subtract(spec.Resources.Allocatable.List(), spec.Resources.Allocated.List())
 }
 
-// charges are what each consumer is charged for. Guests are part of what their
-// consumer holds, and count only where they use more than that.
+// charges are what each consumer is charged for. What the provider holds for a
+// Reservation without a hold in the ledger, by UID and name, is charged as well. Guests
+// are part of what their consumer holds, and count only where they use more than that.
 func charges(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus) map[string]corev1.ResourceList {
 	out := map[string]corev1.ResourceList{}
 	for _, hold := range status.Holds {
-		out[hold.Requester] = broker.AddTo(out[hold.Requester], Charged(hold).Totals.List())
+		if out[hold.Requester] == nil {
+			out[hold.Requester] = corev1.ResourceList{}
+		}
+		charged := Charged(hold)
+		addTo(out[hold.Requester], &charged.Totals)
+	}
+	for _, unlisted := range spec.UnlistedHolds {
+		if !slices.ContainsFunc(status.Holds, func(h broker.Hold) bool {
+			return h.ReservationUID == unlisted.ReservationUID || h.Requester == unlisted.Requester && h.ReservationName == unlisted.ReservationName
+		}) {
+			out[unlisted.Requester] = broker.AddTo(out[unlisted.Requester], unlisted.Held.List())
+		}
 	}
 	used := map[string]corev1.ResourceList{}
 	for _, observed := range spec.ObservedHolds {
@@ -244,6 +268,25 @@ func charges(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvert
 		capacity.Larger(out[requester], list)
 	}
 	return out
+}
+
+// addTo adds amounts to a sum in place. A change of a ledger adds up all of its holds:
+// nothing is copied.
+func addTo(sum corev1.ResourceList, q *broker.ResourceQuantities) {
+	add := func(name corev1.ResourceName, amount *resource.Quantity) {
+		if amount != nil && !amount.IsZero() {
+			have := sum[name]
+			have.Add(*amount)
+			sum[name] = have
+		}
+	}
+	add(corev1.ResourceCPU, q.CPU)
+	add(corev1.ResourceMemory, q.Memory)
+	add(broker.ResourceGPU, q.GPU)
+	add(corev1.ResourceEphemeralStorage, q.Storage)
+	for name, amount := range q.Extended {
+		add(name, &amount)
+	}
 }
 
 func total(lists map[string]corev1.ResourceList) corev1.ResourceList {

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
@@ -35,6 +36,13 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 			return edited{}, err
 		}
 		asked = ledger.Pending(*hold.DeepCopy())
+		if !ack.Accepted && asked.Empty() {
+			// The provider gives up what it had accepted, except for what it still holds.
+			asked = *hold.Promised.DeepCopy()
+			if ack.Held != nil {
+				asked = capacity.Sub(asked, *ack.Held)
+			}
+		}
 		changed := ledger.Confirm(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Accepted, ack.Held)
 		if changed && !ack.Accepted {
 			// It is remembered before the refused capacity is released: the provider is

@@ -8,10 +8,12 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -144,6 +146,33 @@ func groupCommit(e *env) {
 	if n := ledgerWrites.Load(); n > 3 {
 		e.Errorf("%d holds took %d writes of the ledger", fit, n)
 	}
+}
+
+// A ledger with the maximum of holds takes no other one, and says so.
+func fullLedger(e *env) {
+	p := e.start(nil)
+	p.advertise(e.spec("paris", "2"))
+	e.eventually("the ledger to be full", func() error {
+		ad := e.ad("paris")
+		ad.Status.Holds = nil
+		for i := range ledger.MaxHolds {
+			name := fmt.Sprint("other-", i)
+			ad.Status.Holds = append(ad.Status.Holds, broker.Hold{
+				ReservationUID: types.UID(name), ReservationName: name, Requester: "oslo", Attempt: 1,
+				Unconfirmed: &broker.HeldCapacity{Totals: cpu("1m")},
+			})
+		}
+		return e.client.Status().Update(e.Context(), ad)
+	})
+	e.request("r", 1)
+	e.expectRejection("r", "paris", "LedgerFull", "maximum of 1000 holds")
+	e.eventually("a hold to be dropped", func() error {
+		ad := e.ad("paris")
+		ad.Status.Holds = ad.Status.Holds[1:]
+		return e.client.Status().Update(e.Context(), ad)
+	})
+	p.advertise(e.spec("paris", "2100m"))
+	e.expect("r", broker.ReservationReserved, "1 of 1 pods in paris")
 }
 
 // Another broker writes the ledger first: the change is applied to what it wrote.

@@ -192,17 +192,7 @@ func (p *plan) place(in snapshot) {
 	if p.blockedBy = in.holderOfEarlier(); p.blockedBy != "" {
 		return
 	}
-	request, snapshot := in.placement(p.missing)
-	request.Rejected = in.rejected(p)
-	for _, h := range in.holds() {
-		if in.overdue(h) {
-			h.Promised = capacity.Sub(h.Promised, ledger.Pending(h.Hold))
-		}
-		if price, _, known := decide.Price(h.Cost, h.Promised.Totals); known {
-			request.Committed.Add(request.Committed, price)
-		}
-	}
-	request.Want = p.missing
+	request, snapshot := p.request(in)
 	parts, missing, decision := decide.Split(request, snapshot, func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, bool) {
 		status := broker.ClusterAdvertisementStatus{Holds: slices.Clone(holds)}
 		changed, err := ledger.Place(spec, &status, growth(in.reservation, p.attempt.Number, amount))
@@ -214,10 +204,35 @@ func (p *plan) place(in snapshot) {
 	}
 }
 
-// rejected are the clusters that must not be chosen because of their answers so far, or
-// because they have just lost their attempt.
+// request is what decides on what is missing.
+func (p *plan) request(in snapshot) (decide.Request, decide.Snapshot) {
+	request, snapshot := in.placement(p.missing)
+	request.Rejected = in.rejected(p)
+	for _, h := range in.holds() {
+		if in.overdue(h) {
+			h.Promised = capacity.Sub(h.Promised, ledger.Pending(h.Hold))
+		}
+		if price, _, known := decide.Price(h.Cost, h.Promised.Totals); known {
+			request.Committed.Add(request.Committed, price)
+		}
+	}
+	request.Want = p.missing
+	return request, snapshot
+}
+
+// rejected are the clusters that must not be chosen because their ledger is full, because
+// of their answers so far, or because they have just lost their attempt.
 func (in snapshot) rejected(p *plan) map[string]capacity.Rejection {
 	rejected, _ := in.rejections(p.missing)
+	for cluster, rejection := range in.full(p.missing) {
+		if _, known := rejected[cluster]; !known && !slices.Contains(in.holders, cluster) {
+			rejected = maps.Clone(rejected)
+			if rejected == nil {
+				rejected = map[string]capacity.Rejection{}
+			}
+			rejected[cluster] = rejection
+		}
+	}
 	for _, c := range p.shrink {
 		if _, known := rejected[c.cluster]; !known {
 			rejected = maps.Clone(rejected)

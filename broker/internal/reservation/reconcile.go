@@ -232,7 +232,8 @@ func requeueOnConflict(ctx context.Context, err error) (ctrl.Result, error) {
 // isConflict reports whether a compare-and-swap failed because of a concurrent write.
 func isConflict(err error) bool {
 	var insufficient *ledger.InsufficientError
-	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errOutdated) || errors.As(err, &insufficient)
+	var full *ledger.FullError
+	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errOutdated) || errors.As(err, &insufficient) || errors.As(err, &full)
 }
 
 // editStatus changes a Reservation's status. It starts from what the store knows, and

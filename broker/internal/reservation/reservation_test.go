@@ -32,6 +32,7 @@ func TestReservations(t *testing.T) {
 	ctrl.SetLogger(logr.Discard())
 	config := controlplane.Start(t)
 	for name, test := range map[string]func(*env){
+		"Explain":               explain,
 		"LastCapacity":          lastCapacity,
 		"Crash":                 crash,
 		"Refusal":               refusal,
@@ -59,6 +60,7 @@ func TestReservations(t *testing.T) {
 		"Validation":            validation,
 		"Writes":                writes,
 		"GroupCommit":           groupCommit,
+		"FullLedger":            fullLedger,
 		"WrittenByAnother":      writtenByAnother,
 	} {
 		t.Run(name, func(t *testing.T) { test(newEnv(t, config)) })

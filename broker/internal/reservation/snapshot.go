@@ -85,6 +85,8 @@ type snapshot struct {
 	now     time.Time
 	// clusters are what a placement is decided on.
 	clusters decide.Snapshot
+	// full are the clusters whose ledgers have no room for a hold of that capacity.
+	full func(broker.HeldCapacity) map[string]capacity.Rejection
 	// active are the holders whose last advertisement is not stale.
 	active map[string]bool
 	// times are since when this process has seen the Reservation's state.
@@ -136,6 +138,7 @@ func (r *Reconciler) readLedgers(in *snapshot) {
 	config := in.config
 	in.advertisements = r.store.allAdvertisements()
 	in.clusters = r.store.clusters.Snapshot(func(cluster string) (active, fresh bool) { return r.activity(cluster, config) })
+	in.full = r.store.full
 	in.holders = r.store.holdersOf(in.reservation.Name)
 	for _, cluster := range in.holders {
 		in.active[cluster], _ = r.activity(cluster, config)

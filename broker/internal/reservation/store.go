@@ -11,7 +11,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
 // store is what this broker knows of the ClusterAdvertisements and Reservations: from
@@ -20,27 +22,30 @@ import (
 type store struct {
 	mu             sync.Mutex
 	advertisements map[string]*broker.ClusterAdvertisement
-	// sorted are all advertisements by name; nil if it must be made anew. Readers may
+	// sorted are all advertisements by name; nil if it must be made again. Readers may
 	// keep it: it is never changed.
 	sorted []*broker.ClusterAdvertisement
 	// clusters are the same for decisions.
 	clusters decide.Store
+	// crowded are the ledgers in which a hold may find no room.
+	crowded map[string]ledger.Size
 	// holders are the clusters that have a hold of a Reservation, by its name: also
 	// those with a hold of an earlier one of the same name.
 	holders      map[string]map[string]bool
 	reservations map[string]*broker.Reservation
-	// queued are the Reservations that are not placed in full.
-	queued map[string]bool
 }
 
 func newStore() *store {
 	return &store{
 		advertisements: map[string]*broker.ClusterAdvertisement{},
+		crowded:        map[string]ledger.Size{},
 		holders:        map[string]map[string]bool{},
 		reservations:   map[string]*broker.Reservation{},
-		queued:         map[string]bool{},
 	}
 }
+
+// reasonLedgerFull is the reason of the rejection of a cluster whose ledger has no room.
+const reasonLedgerFull = "LedgerFull"
 
 // older reports whether an object is an older version than another one, or the same.
 func older(object, than client.Object) bool {
@@ -64,6 +69,10 @@ func (s *store) putAdvertisement(ad *broker.ClusterAdvertisement) {
 	}
 	s.advertisements[ad.Name], s.sorted = ad, nil
 	s.clusters.Upsert(&ad.Spec, ad.Status.Holds)
+	delete(s.crowded, ad.Name)
+	if size := ledger.SizeOf(ad.Status.Holds); size.Crowded() {
+		s.crowded[ad.Name] = size
+	}
 	s.indexHolds(ad.Name, known, ad)
 }
 
@@ -75,6 +84,7 @@ func (s *store) removeAdvertisement(ad *broker.ClusterAdvertisement) {
 		delete(s.advertisements, ad.Name)
 		s.sorted = nil
 		s.clusters.Remove(ad.Name)
+		delete(s.crowded, ad.Name)
 		s.indexHolds(ad.Name, known, nil)
 	}
 }
@@ -126,6 +136,19 @@ func (s *store) allAdvertisements() []*broker.ClusterAdvertisement {
 	return s.sorted
 }
 
+// full are the clusters whose ledgers have no room for a hold of that capacity, and why.
+func (s *store) full(want broker.HeldCapacity) map[string]capacity.Rejection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	full := map[string]capacity.Rejection{}
+	for cluster, size := range s.crowded {
+		if err := size.Room(want); err != nil {
+			full[cluster] = capacity.Rejection{Reason: reasonLedgerFull, Message: err.Error()}
+		}
+	}
+	return full
+}
+
 // holdersOf are the clusters with a hold of a Reservation of that name, sorted.
 func (s *store) holdersOf(reservation string) []string {
 	s.mu.Lock()
@@ -147,11 +170,6 @@ func (s *store) putReservation(r *broker.Reservation) {
 		return
 	}
 	s.reservations[r.Name] = r
-	if unplaced(r) {
-		s.queued[r.Name] = true
-	} else {
-		delete(s.queued, r.Name)
-	}
 }
 
 // removeReservation forgets a deleted Reservation, and no newer one of its name.
@@ -160,7 +178,6 @@ func (s *store) removeReservation(r *broker.Reservation) {
 	defer s.mu.Unlock()
 	if known := s.reservations[r.Name]; known != nil && known.UID == r.UID {
 		delete(s.reservations, r.Name)
-		delete(s.queued, r.Name)
 	}
 }
 
@@ -175,18 +192,6 @@ func (s *store) reservation(name string) *broker.Reservation {
 func (s *store) exists(name string, uid types.UID) bool {
 	r := s.reservation(name)
 	return r != nil && r.UID == uid
-}
-
-// unplacedReservations are those that are not placed in full, sorted by name.
-func (s *store) unplacedReservations() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	names := make([]string, 0, len(s.queued))
-	for name := range s.queued {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 // unplaced reports whether a Reservation waits for capacity.

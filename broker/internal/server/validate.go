@@ -153,6 +153,9 @@ func validateAdvertisement(spec *broker.ClusterAdvertisementSpec) error {
 	for i, hold := range spec.ObservedHolds {
 		amounts[fmt.Sprintf("observedHolds[%d].used", i)] = hold.Used
 	}
+	for i, hold := range spec.UnlistedHolds {
+		amounts[fmt.Sprintf("unlistedHolds[%d].held", i)] = hold.Held
+	}
 	for field, amount := range amounts {
 		if err := validateAmounts(field, amount); err != nil {
 			return err

@@ -34,10 +34,24 @@ func (c *Clock) Now() time.Time {
 func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
 // shift changes the wall time of a time, but not its monotonic reading, as a clock that
-// is set does. Package time has no function for it.
+// is set does. Package time has no function for it, and no monotonic reading in a bubble:
+// it is what has passed since the bubble's first second.
 func shift(t time.Time, seconds int64) time.Time {
-	const secondsShift = 30 // the lower bits of the first word are nanoseconds
-	wall := (*uint64)(unsafe.Pointer(&t))
-	*wall += uint64(seconds << secondsShift)
+	const (
+		hasMonotonic = 1 << 63
+		secondsShift = 30
+		// unixToWall is the number of seconds from 1885, where the encoding begins, to 1970.
+		unixToWall = 2682288000
+	)
+	type encoding struct {
+		wall uint64
+		ext  int64
+	}
+	monotonic := t.Sub(bubbleStart).Nanoseconds() + 1
+	words := (*encoding)(unsafe.Pointer(&t))
+	*words = encoding{hasMonotonic | uint64(t.Unix()+seconds+unixToWall)<<secondsShift | uint64(t.Nanosecond()), monotonic}
 	return t
 }
+
+// bubbleStart is the time at which bubbles begin.
+var bubbleStart = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 )
 
 // Bounds on what a provider can make this program read: a provider is not trusted, and
@@ -15,12 +16,44 @@ const (
 	maxBody = 64 << 20
 	// maxWatch is what one watch may send before it is closed and begun again.
 	maxWatch = 256 << 20
+	// maxPages is the number of pages of one list.
+	maxPages = 200
 )
 
 // bounded limits the size of a provider's answers.
-type bounded struct{ next http.RoundTripper }
+type bounded struct {
+	next http.RoundTripper
 
-func (b bounded) RoundTrip(request *http.Request) (*http.Response, error) {
+	mu sync.Mutex
+	// pages counts the pages of the last list of each path.
+	pages map[string]int
+}
+
+func newBounded(next http.RoundTripper) *bounded {
+	return &bounded{next: next, pages: map[string]int{}}
+}
+
+// countPage counts the pages of lists and reports whether one may go on.
+func (b *bounded) countPage(request *http.Request) bool {
+	query := request.URL.Query()
+	next, first := query.Has("continue"), query.Has("limit")
+	if !next && !first {
+		return true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !next {
+		delete(b.pages, request.URL.Path)
+		return true
+	}
+	b.pages[request.URL.Path]++
+	return b.pages[request.URL.Path] < maxPages
+}
+
+func (b *bounded) RoundTrip(request *http.Request) (*http.Response, error) {
+	if !b.countPage(request) {
+		return nil, fmt.Errorf("the provider's list of %s does not end after %d pages", request.URL.Path, maxPages)
+	}
 	response, err := b.next.RoundTrip(request)
 	if err != nil {
 		return nil, err

@@ -23,7 +23,7 @@ func endless(w http.ResponseWriter, _ *http.Request) {
 func TestEndlessListIsBounded(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(endless))
 	defer server.Close()
-	client := &http.Client{Transport: bounded{http.DefaultTransport}}
+	client := &http.Client{Transport: newBounded(http.DefaultTransport)}
 	response, err := client.Get(server.URL + "/api/v1/namespaces/spillway-guests-rome/pods")
 	expect.NoError(t, err)
 	defer response.Body.Close()
@@ -33,13 +33,35 @@ func TestEndlessListIsBounded(t *testing.T) {
 	}
 }
 
+// A list that always has another page ends as well.
+func TestEndlessPagesAreBounded(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer server.Close()
+	client := &http.Client{Transport: newBounded(http.DefaultTransport)}
+	pages := func() (n int) {
+		for url := server.URL + "/api/v1/namespaces/x/pods?limit=500"; n < 2*maxPages; n++ {
+			response, err := client.Get(url)
+			if err != nil {
+				break
+			}
+			response.Body.Close()
+			url = server.URL + "/api/v1/namespaces/x/pods?limit=500&continue=more"
+		}
+		return n
+	}
+	// The next list begins with its first page.
+	if first, second := pages(), pages(); first != maxPages || second != maxPages {
+		t.Errorf("lists of %d and %d pages, want %d", first, second, maxPages)
+	}
+}
+
 func TestDeclaredSizeIsBounded(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "99999999999")
 		w.WriteHeader(http.StatusOK)
 	}))
 	defer server.Close()
-	client := &http.Client{Transport: bounded{http.DefaultTransport}}
+	client := &http.Client{Transport: newBounded(http.DefaultTransport)}
 	if response, err := client.Get(server.URL + "/api/v1/namespaces/x/pods"); err == nil {
 		response.Body.Close()
 		t.Error("an answer of 100 GB is read")

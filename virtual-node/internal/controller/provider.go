@@ -25,7 +25,7 @@ func newProvider(c nodeconfig.Connection) (*provider, error) {
 	p.connection.Store(&c)
 	p.config = &rest.Config{
 		Host: c.Endpoint, TLSClientConfig: rest.TLSClientConfig{CAData: c.CA}, QPS: 100, Burst: 200, UserAgent: "spillway-virtual-node",
-		WrapTransport: func(next http.RoundTripper) http.RoundTripper { return authenticator{p, bounded{next}} },
+		WrapTransport: func(next http.RoundTripper) http.RoundTripper { return authenticator{p, newBounded(next)} },
 	}
 	var err error
 	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {

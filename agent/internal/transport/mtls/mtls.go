@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -119,6 +120,15 @@ func (c *Client) AckRequester(ctx context.Context, id string, ack protocol.Reque
 		return err
 	}
 	return client.AckRequester(ctx, id, ack)
+}
+
+// Renew renews the lease of a reservation.
+func (c *Client) Renew(ctx context.Context, id string, uid types.UID) error {
+	client, _, err := c.current()
+	if err != nil {
+		return err
+	}
+	return client.Renew(ctx, id, uid)
 }
 
 // Relay sends a sealed message to another cluster. Delivery is not guaranteed.

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
@@ -230,6 +232,13 @@ func (b *Broker) AckRequester(_ context.Context, id string, ack protocol.Request
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.call("AckRequester", id, ack)
+}
+
+// Renew records the renewal.
+func (b *Broker) Renew(_ context.Context, id string, uid types.UID) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.call("Renew", id, uid)
 }
 
 // Relay records the message; Deliver delivers one.

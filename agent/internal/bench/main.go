@@ -1,0 +1,27 @@
+// Command bench measures the agent: go run ./agent/internal/bench -name=measure_1000_nodes.
+// The line that counts reads "bench <name> <value> <unit> (aim <aim>)"; other lines
+// have details.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+)
+
+// benches by name.
+var benches = map[string]func(){"measure_1000_nodes": measure}
+
+func main() {
+	name := flag.String("name", "", "the bench to run")
+	flag.Parse()
+	run, known := benches[*name]
+	if !known {
+		fmt.Fprintf(os.Stderr, "unknown bench %q: -name is one of %s\n", *name, strings.Join(slices.Sorted(maps.Keys(benches)), ", "))
+		os.Exit(2)
+	}
+	run()
+}

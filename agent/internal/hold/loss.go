@@ -1,0 +1,94 @@
+package hold
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+)
+
+// loss is what remains of a hold of which a part no longer fits the nodes, and why.
+type loss struct {
+	held broker.HeldCapacity
+	why  string
+}
+
+// losses returns the holds of which the part that no guest uses no longer fits the
+// nodes. The oldest holds keep their place. Only holds that are decided count: the
+// others are about to be.
+func losses(in input) map[types.UID]loss {
+	var standing []*broker.ProviderInstruction
+	for _, instruction := range in.instructions {
+		if heldBy(instruction) != nil {
+			standing = append(standing, instruction)
+		}
+	}
+	if len(standing) == 0 {
+		return nil
+	}
+	sortByAge(standing)
+	now := in.nodes()
+	unused := unusedOf(standing, now)
+	var all []broker.HeldCapacity
+	for _, instruction := range standing {
+		all = append(all, unused[instruction.UID])
+	}
+	if fitTogether(reserved(now, nil), all) {
+		return nil
+	}
+	out := map[types.UID]loss{}
+	packer := reserved(now, nil)
+	for _, instruction := range standing {
+		left := unused[instruction.UID]
+		trial := *packer
+		rejection := place(&trial, left)
+		if rejection == nil {
+			packer = &trial
+			continue
+		}
+		fits, _ := packer.Pack(left, nil)
+		if settled(instruction) {
+			out[instruction.UID] = loss{held: capacity.Sub(*heldBy(instruction), capacity.Sub(left, fits)), why: rejection.Message}
+		}
+	}
+	return out
+}
+
+// unusedOf returns the part of each hold that no guest uses.
+func unusedOf(standing []*broker.ProviderInstruction, now nodes) map[types.UID]broker.HeldCapacity {
+	byConsumer := map[string][]*broker.ProviderInstruction{}
+	for _, instruction := range standing {
+		consumer := instruction.Spec.RequesterClusterID
+		byConsumer[consumer] = append(byConsumer[consumer], instruction)
+	}
+	out := map[types.UID]broker.HeldCapacity{}
+	for consumer, own := range byConsumer {
+		var held []broker.HeldCapacity
+		for _, instruction := range own {
+			held = append(held, *heldBy(instruction))
+		}
+		for i, left := range Unused(held, now.guests[consumer].Bound) {
+			out[own[i].UID] = left
+		}
+	}
+	return out
+}
+
+// fitTogether reports whether all capacities fit beside what is reserved.
+func fitTogether(packer *capacity.Packer, all []broker.HeldCapacity) bool {
+	var sets []broker.PodSet
+	total := capacity.Vector{}
+	for _, held := range all {
+		if sets = append(sets, held.PodSets...); len(held.PodSets) == 0 {
+			total.Add(capacity.Ceil(held.Totals.List()), 1)
+		}
+	}
+	if slices.ContainsFunc(capacity.Decreasing(sets), func(set broker.PodSet) bool {
+		return packer.Place(set, int64(set.Count)) < int64(set.Count)
+	}) {
+		return false
+	}
+	return place(packer, broker.HeldCapacity{Totals: broker.FromList(total.List())}) == nil
+}

@@ -1,0 +1,71 @@
+package hold_test
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/instruction"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// TestHoldIsJudgedAgain: what no longer fits of an accepted hold when a node is
+// cordoned, or when local pods take its place, is given up and reported.
+func TestHoldIsJudgedAgain(t *testing.T) {
+	e := start(t)
+	for _, name := range []string{"guests-of-rome", "home"} {
+		labels := map[string]string{}
+		if name != "home" {
+			labels[broker.LabelGuestsOf] = "rome"
+		}
+		expect.NoError(t, e.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}))
+		expect.NoError(t, e.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: name}}))
+	}
+	e.node("a", expect.Resources("cpu", "2500m", "memory", "8Gi"))
+	e.node("b", expect.Resources("cpu", "2", "memory", "8Gi"))
+	e.hold("r1", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1"))))
+	e.decided("r1", 1, hold.ReasonAccepted, "", 2)
+	e.hold("r2", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1"))))
+	e.decided("r2", 1, hold.ReasonAccepted, "", 2)
+	e.guest("g1", "rome", "b", expect.Resources("cpu", "1"))
+
+	// A guest on a cordoned node runs on; one more of r2 fitted there only.
+	node := &corev1.Node{}
+	expect.NoError(t, e.Get(t.Context(), client.ObjectKey{Name: "b"}, node))
+	node.Spec.Unschedulable = true
+	expect.NoError(t, e.Update(t.Context(), node))
+	e.lowered("r2", 1, 1, "Holding only 1 pods of cpu 1 for consumer rome: 1 of 2 pods of pod set \"pods\" fit. Insufficient cpu")
+	e.granted("rome", "cpu 3", 3)
+	if in, c := e.get("r1"); c.Reason != hold.ReasonAccepted || in.Status.Held.Pods() != 2 {
+		t.Errorf("the older hold keeps its place: %+v", in.Status)
+	}
+
+	// The broker lowers its promise to what is left; that is accepted.
+	e.hold("r2", "rome", 2, pods(set("pods", 1, expect.Resources("cpu", "1"))))
+	e.decided("r2", 2, hold.ReasonAccepted, "Holding 1 pods", 1)
+
+	// Local pods take the rest.
+	local := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "l1", Namespace: "home"},
+		Spec:       corev1.PodSpec{NodeName: "a", Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1")}}}},
+	}
+	expect.NoError(t, e.Create(t.Context(), local))
+	e.lowered("r2", 2, 0, "0 of 1 pods")
+	e.granted("rome", "cpu 2", 2)
+}
+
+// lowered waits until a decided hold is lowered to a number of pods, and its
+// acknowledgement says so.
+func (e *env) lowered(name string, attempt int64, count int32, message string) {
+	e.Helper()
+	e.decided(name, attempt, hold.ReasonCapacityLost, message, count)
+	in, _ := e.get(name)
+	ack, decided := instruction.Decision(in)
+	if !decided || ack.Accepted || ack.Held == nil != (count == 0) || count > 0 && ack.Held.Pods() != count {
+		e.Errorf("the broker does not learn that %d pods are held: %+v", count, ack)
+	}
+}

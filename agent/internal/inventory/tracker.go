@@ -1,0 +1,267 @@
+package inventory
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+)
+
+// Tracker keeps what the nodes have free and what uses them, so that the cost of a
+// change does not grow with the number of pods. It equals a Cluster of the same objects.
+// It is safe for concurrent use.
+type Tracker struct {
+	recognizer Recognizer
+	// synced report whether the objects that existed at the start have been set.
+	synced []toolscache.InformerSynced
+	// GuestEnded, if set, is called after a guest of a consumer has ended. It must not
+	// block or call the Tracker.
+	GuestEnded func(consumer string)
+
+	mu         sync.Mutex
+	nodes      map[string]*corev1.Node
+	namespaces map[string]map[string]string
+	pods       map[types.NamespacedName]trackedPod
+	// used by node, also of nodes that are not eligible or not known yet.
+	used map[string]*usage
+	// guests and pending are the pods that Guests and Pending return.
+	guests  map[string]map[types.NamespacedName]trackedPod
+	pending map[types.NamespacedName]trackedPod
+	// ofNamespace are the pods of each namespace: its labels decide whose they are.
+	ofNamespace map[string]map[types.NamespacedName]bool
+}
+
+// trackedPod is a pod that has not ended, and how it was counted.
+type trackedPod struct {
+	pod      *corev1.Pod
+	consumer string
+	requests corev1.ResourceList
+}
+
+// NewTracker returns a Tracker without nodes and pods.
+func NewTracker(recognizer Recognizer) *Tracker {
+	return &Tracker{
+		recognizer: recognizer,
+		nodes:      map[string]*corev1.Node{}, namespaces: map[string]map[string]string{},
+		pods: map[types.NamespacedName]trackedPod{}, used: map[string]*usage{},
+		guests: map[string]map[types.NamespacedName]trackedPod{}, pending: map[types.NamespacedName]trackedPod{},
+		ofNamespace: map[string]map[types.NamespacedName]bool{},
+	}
+}
+
+// SetupWithManager makes the Tracker follow the manager's cache.
+func (t *Tracker) SetupWithManager(mgr ctrl.Manager) error {
+	handler := toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { t.Set(o.(client.Object)) },
+		UpdateFunc: func(_, o any) { t.Set(o.(client.Object)) },
+		DeleteFunc: func(o any) {
+			if gone, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
+				o = gone.Obj
+			}
+			t.Delete(o.(client.Object))
+		},
+	}
+	for _, object := range []client.Object{&corev1.Namespace{}, &corev1.Node{}, &corev1.Pod{}} {
+		informer, err := mgr.GetCache().GetInformer(context.Background(), object, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watching %T for the inventory: %w", object, err)
+		}
+		registration, err := informer.AddEventHandler(handler)
+		if err != nil {
+			return fmt.Errorf("watching %T for the inventory: %w", object, err)
+		}
+		t.synced = append(t.synced, registration.HasSynced)
+	}
+	return nil
+}
+
+// WaitSynced waits until the Tracker has every object that existed when it was started.
+func (t *Tracker) WaitSynced(ctx context.Context) error {
+	if !toolscache.WaitForCacheSync(ctx.Done(), t.synced...) {
+		return fmt.Errorf("waiting for the inventory: %w", context.Cause(ctx))
+	}
+	return nil
+}
+
+// Set adds a Node, Pod or Namespace, or replaces it. The Tracker keeps the object: it
+// must not be changed.
+func (t *Tracker) Set(object client.Object) {
+	t.mu.Lock()
+	var ended []string
+	switch o := object.(type) {
+	case *corev1.Node:
+		t.nodes[o.Name] = o
+	case *corev1.Pod:
+		ended = t.setPod(o)
+	case *corev1.Namespace:
+		if before, known := t.namespaces[o.Name]; !known || !maps.Equal(before, o.Labels) {
+			t.namespaces[o.Name] = o.Labels
+			for _, key := range slices.Collect(maps.Keys(t.ofNamespace[o.Name])) {
+				t.setPod(t.pods[key].pod)
+			}
+		}
+	}
+	t.mu.Unlock()
+	t.report(ended)
+}
+
+// Delete removes a Node, Pod or Namespace.
+func (t *Tracker) Delete(object client.Object) {
+	t.mu.Lock()
+	var ended []string
+	switch o := object.(type) {
+	case *corev1.Node:
+		delete(t.nodes, o.Name)
+	case *corev1.Pod:
+		ended = t.removePod(client.ObjectKeyFromObject(o))
+	case *corev1.Namespace:
+		delete(t.namespaces, o.Name)
+	}
+	t.mu.Unlock()
+	t.report(ended)
+}
+
+func (t *Tracker) report(ended []string) {
+	if t.GuestEnded != nil {
+		for _, consumer := range ended {
+			t.GuestEnded(consumer)
+		}
+	}
+}
+
+// setPod counts a pod anew, and returns its consumer if it is a guest that has ended.
+func (t *Tracker) setPod(pod *corev1.Pod) (ended []string) {
+	key := client.ObjectKeyFromObject(pod)
+	ended = t.removePod(key)
+	if Finished(pod) {
+		return ended
+	}
+	tracked := trackedPod{pod: pod, requests: Requests(pod)}
+	tracked.consumer, _ = t.recognizer.Guest(pod, func(name string) map[string]string { return t.namespaces[name] })
+	t.pods[key] = tracked
+	if t.ofNamespace[pod.Namespace] == nil {
+		t.ofNamespace[pod.Namespace] = map[types.NamespacedName]bool{}
+	}
+	t.ofNamespace[pod.Namespace][key] = true
+	if node := pod.Spec.NodeName; node != "" {
+		if t.used[node] == nil {
+			t.used[node] = &usage{}
+		}
+		t.used[node].add(tracked.consumer, tracked.requests, 1)
+	}
+	switch {
+	case tracked.consumer != "":
+		if t.guests[tracked.consumer] == nil {
+			t.guests[tracked.consumer] = map[types.NamespacedName]trackedPod{}
+		}
+		t.guests[tracked.consumer][key] = tracked
+	case waits(pod):
+		t.pending[key] = tracked
+	}
+	return nil
+}
+
+// removePod removes what was counted of a pod, and returns its consumer if it was a
+// guest.
+func (t *Tracker) removePod(key types.NamespacedName) (guestOf []string) {
+	tracked, known := t.pods[key]
+	if !known {
+		return nil
+	}
+	delete(t.pods, key)
+	delete(t.pending, key)
+	if delete(t.ofNamespace[key.Namespace], key); len(t.ofNamespace[key.Namespace]) == 0 {
+		delete(t.ofNamespace, key.Namespace)
+	}
+	if node := tracked.pod.Spec.NodeName; node != "" {
+		u := t.used[node]
+		if u.add(tracked.consumer, tracked.requests, -1); u.local.pods == 0 && len(u.guests) == 0 {
+			delete(t.used, node)
+		}
+	}
+	if tracked.consumer == "" {
+		return nil
+	}
+	if delete(t.guests[tracked.consumer], key); len(t.guests[tracked.consumer]) == 0 {
+		delete(t.guests, tracked.consumer)
+	}
+	return []string{tracked.consumer}
+}
+
+func (t *Tracker) eligible() []*corev1.Node {
+	var out []*corev1.Node
+	for _, n := range t.nodes {
+		if t.recognizer.Eligible(n) {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+func (t *Tracker) usageOf(node string) *usage { return t.used[node] }
+
+// Measure computes the cluster's advertisement.
+func (t *Tracker) Measure(terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return measure(t.eligible(), t.usageOf, !t.recognizer.DropsSelection, terms, now, sequence)
+}
+
+// Slots are as those of a Cluster.
+func (t *Tracker) Slots(headroom corev1.ResourceList) []capacity.Slot {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slots(freeNodes(t.eligible(), t.usageOf, headroom))
+}
+
+// Guests are as those of a Cluster, sorted by the pods' names.
+func (t *Tracker) Guests() map[string]Guests {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := map[string]Guests{}
+	for consumer, pods := range t.guests {
+		var guests Guests
+		for _, key := range sortedKeys(pods) {
+			tracked := pods[key]
+			guests.Active = append(guests.Active, tracked.requests)
+			if n := t.nodes[tracked.pod.Spec.NodeName]; n != nil && ready(n) {
+				guests.Bound = append(guests.Bound, tracked.requests)
+			}
+		}
+		out[consumer] = guests
+	}
+	return out
+}
+
+// Pending are as those of a Cluster, sorted by the pods' names.
+func (t *Tracker) Pending(priority int32) []broker.PodSet {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []broker.PodSet
+	for _, key := range sortedKeys(t.pending) {
+		if pod := t.pending[key].pod; ptr.Deref(pod.Spec.Priority, 0) >= priority {
+			out = append(out, claimOf(pod))
+		}
+	}
+	return out
+}
+
+func sortedKeys(pods map[types.NamespacedName]trackedPod) []types.NamespacedName {
+	return slices.SortedFunc(maps.Keys(pods), func(a, b types.NamespacedName) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+}

@@ -1,0 +1,112 @@
+package inventory_test
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"pgregory.net/rapid"
+
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// TestTrackerEqualsRecount: after any changes, a Tracker gives what counting all
+// objects again does.
+func TestTrackerEqualsRecount(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		tracker := inventory.NewTracker(recognizer)
+		nodes, pods, namespaces := map[string]*corev1.Node{}, map[types.NamespacedName]*corev1.Pod{}, map[string]map[string]string{}
+		for range rapid.IntRange(1, 40).Draw(t, "changes") {
+			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")
+			switch rapid.IntRange(0, 9).Draw(t, "change") {
+			case 0:
+				tracker.Delete(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+				delete(nodes, name)
+			case 1, 2:
+				n := node(name, expect.Resources("cpu", rapid.SampledFrom([]string{"0", "2", "4"}).Draw(t, "cpu"), "memory", "4Gi"))
+				if rapid.Bool().Draw(t, "cordoned") {
+					cordoned(n)
+				}
+				if rapid.Bool().Draw(t, "not ready") {
+					notReady(n)
+				}
+				nodes[name] = n
+				tracker.Set(n)
+			case 3:
+				namespace := rapid.SampledFrom([]string{"guests-of-rome", "home"}).Draw(t, "namespace")
+				labels := map[string]string{"consumer": rapid.SampledFrom([]string{"", "rome", "berlin"}).Draw(t, "consumer")}
+				namespaces[namespace] = labels
+				tracker.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: labels}})
+			case 4, 5:
+				key := types.NamespacedName{Namespace: rapid.SampledFrom([]string{"guests-of-rome", "home"}).Draw(t, "of"), Name: name}
+				tracker.Delete(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: name}})
+				delete(pods, key)
+			default:
+				p := pod(rapid.SampledFrom([]string{"", "a", "b", "x"}).Draw(t, "on"), expect.Resources("cpu", rapid.SampledFrom([]string{"0", "300m", "1"}).Draw(t, "request")))
+				p.Name, p.Namespace = name, rapid.SampledFrom([]string{"guests-of-rome", "home"}).Draw(t, "in")
+				p.Status.Phase = rapid.SampledFrom([]corev1.PodPhase{corev1.PodRunning, corev1.PodRunning, corev1.PodSucceeded}).Draw(t, "phase")
+				p.Spec.Priority = ptr.To(rapid.Int32Range(-1, 1).Draw(t, "priority"))
+				pods[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = p
+				tracker.Set(p)
+			}
+		}
+		same(t, tracker, &inventory.Cluster{Nodes: sortedByName(nodes), Pods: sortedByName(pods), NamespaceLabels: namespaces, Recognizer: recognizer})
+	})
+}
+
+func sortedByName[K comparable, O metav1.Object](objects map[K]O) []O {
+	var out []O
+	for _, o := range objects {
+		out = append(out, o)
+	}
+	slices.SortFunc(out, func(a, b O) int {
+		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+	})
+	return out
+}
+
+func same(t *rapid.T, tracker *inventory.Tracker, cluster *inventory.Cluster) {
+	t.Helper()
+	headroom := expect.Resources("cpu", "500m")
+	compare := func(what string, got, want any) {
+		if !equality.Semantic.DeepEqual(got, want) {
+			t.Fatalf("%s: the Tracker has\n%+v\nwant\n%+v", what, got, want)
+		}
+	}
+	terms := inventory.Terms{ClusterID: "paris", Headroom: headroom}
+	compare("advertisement", tracker.Measure(terms, time.Unix(1, 0), 1), inventory.Measure(cluster, terms, time.Unix(1, 0), 1))
+	compare("guests", tracker.Guests(), cluster.Guests())
+	compare("pending", tracker.Pending(0), cluster.Pending(0))
+	describe := func(slots []capacity.Slot) (out []string) {
+		for _, s := range slots {
+			out = append(out, fmt.Sprint(s.Class.Name, s.Node, s.Free, s.Pods))
+		}
+		return out
+	}
+	compare("slots", describe(tracker.Slots(headroom)), describe(cluster.Slots(headroom)))
+}
+
+// TestResize: a pod that is being resized uses the larger of what it has and what it
+// requests.
+func TestResize(t *testing.T) {
+	resized := pod("a", expect.Resources("cpu", "500m"), func(p *corev1.Pod) {
+		p.Spec.Containers[0].Name = "c"
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{
+			Name: "c", AllocatedResources: expect.Resources("cpu", "1"), Resources: &corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1500m")},
+		}}
+	})
+	object, err := inventory.TrimPod(resized)
+	expect.NoError(t, err)
+	if got := measure([]*corev1.Node{node("a", two)}, []*corev1.Pod{object.(*corev1.Pod)}, nil).Resources.Allocated.String(); got != "cpu 1500m" {
+		t.Errorf("allocated is %s while the pod still has 1500m", got)
+	}
+}
