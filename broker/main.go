@@ -35,10 +35,8 @@ import (
 const (
 	// leaseName is the name of the leader election lease.
 	leaseName = "spillway-broker"
-	// A leader that does not renew its lease is replaced after leaseDuration; one that
-	// cannot renew it for renewDeadline exits before. The lease is renewed, and a free one
-	// is sought, every retryPeriod.
-	leaseDuration, renewDeadline, retryPeriod = 3 * time.Second, 2500 * time.Millisecond, 500 * time.Millisecond
+	// The defaults of the leader election: short, because nothing is placed meanwhile.
+	leaseDuration, renewDeadline, retryPeriod = 4 * time.Second, 3 * time.Second, 500 * time.Millisecond
 )
 
 type options struct {
@@ -49,7 +47,9 @@ type options struct {
 	metrics     string
 	probes      string
 	leaderElect bool
-	zap         zap.Options
+	// lease, renewDeadline and retryPeriod are of the leader election.
+	lease, renewDeadline, retryPeriod time.Duration
+	zap                               zap.Options
 }
 
 // list is a flag that can be repeated and has comma-separated values.
@@ -80,6 +80,9 @@ func parse(arguments []string) (options, error) {
 	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
 	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint. 0 disables it.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Enable leader election; required with more than one replica.")
+	flags.DurationVar(&o.lease, "leader-elect-lease-duration", leaseDuration, "Time after which a leader that does not renew its lease is replaced, in whole seconds.")
+	flags.DurationVar(&o.renewDeadline, "leader-elect-renew-deadline", renewDeadline, "Time after which a leader that cannot renew its lease exits.")
+	flags.DurationVar(&o.retryPeriod, "leader-elect-retry-period", retryPeriod, "Interval of renewing the lease, and of trying to get it.")
 	o.zap.BindFlags(flags)
 	if err := flags.Parse(arguments); err != nil {
 		return o, err
@@ -183,9 +186,9 @@ func newManager(config *rest.Config, o options) (ctrl.Manager, error) {
 		LeaderElectionID:              leaseName,
 		LeaderElectionNamespace:       o.namespace,
 		LeaderElectionReleaseOnCancel: true,
-		LeaseDuration:                 ptr.To(leaseDuration),
-		RenewDeadline:                 ptr.To(renewDeadline),
-		RetryPeriod:                   ptr.To(retryPeriod),
+		LeaseDuration:                 ptr.To(o.lease),
+		RenewDeadline:                 ptr.To(o.renewDeadline),
+		RetryPeriod:                   ptr.To(o.retryPeriod),
 		// The priority queue of controller-runtime v0.23 can deadlock when a manager stops.
 		Controller: ctrlconfig.Controller{UsePriorityQueue: ptr.To(false)},
 	})

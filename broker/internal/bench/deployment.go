@@ -100,7 +100,7 @@ func deploy(ctx context.Context) (_ *deployment, err error) {
 }
 
 // replica starts a broker, and waits until it serves, as the leader or not.
-func (d *deployment) replica(ctx context.Context, name string) (*replica, error) {
+func (d *deployment) replica(ctx context.Context, name string, flags ...string) (*replica, error) {
 	var addresses [2]string
 	for i := range addresses {
 		port, err := cluster.FreePort()
@@ -111,7 +111,7 @@ func (d *deployment) replica(ctx context.Context, name string) (*replica, error)
 	}
 	started, err := process.Start(process.Spec{
 		Name: name, Path: d.program, Dir: d.dir, LogDir: d.dir, Env: []string{"KUBECONFIG=" + d.cluster.Kubeconfig},
-		Args: []string{"--namespace=" + broker.SystemNamespace, "--listen=" + addresses[0], "--health-probe-bind-address=" + addresses[1], "--metrics-bind-address=0", "--leader-elect"},
+		Args: append([]string{"--namespace=" + broker.SystemNamespace, "--listen=" + addresses[0], "--health-probe-bind-address=" + addresses[1], "--metrics-bind-address=0"}, flags...),
 	})
 	if err != nil {
 		return nil, err

@@ -172,7 +172,7 @@ func newService() (*service, error) {
 }
 
 func (s *service) start(ctx context.Context, d *deployment, name string) error {
-	r, err := d.replica(ctx, name)
+	r, err := d.replica(ctx, name, "--leader-elect")
 	if err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func badInputs(t *testing.T) []badInput {
 		{route: "POST " + ads, body: advertisement(func(s *broker.ClusterAdvertisementSpec) { s.NodeClasses[0].FreeShapes[0].Nodes = maxNodes + 1 }), status: 400, want: "the maximum is"},
 		{route: "GET " + ads, versions: "0", status: 400, want: "must be a range of versions"},
 		{route: "GET " + ad, id: "nowhere", status: 404, want: "no advertisement of that cluster"},
-		{route: "GET " + ad, id: "..%2Fx", status: 404, want: "no advertisement of that cluster"},
+		{route: "GET " + ad, id: "..%2Fx", status: 404, want: "does not exist"},
 
 		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.Spec.RequesterID = "paris" }), status: 403, want: "must be empty or its own"},
 		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.SourceUID = "../x" }), status: 400, want: "sourceUID"},

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/clock"
 
 	"github.com/spillway-dev/spillway/broker/events"
@@ -86,6 +87,10 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 		if caller, err = s.Identity.Authenticate(r.Context(), r.TLS); err != nil {
 			return cluster, err
 		}
+	}
+	if id := r.PathValue("id"); id != "" && len(validation.IsDNS1123Subdomain(id)) > 0 {
+		// No object has such a name, and the API server would not understand the request.
+		return caller, notFound()
 	}
 	if !watching(r) {
 		ctx, cancel := context.WithTimeout(r.Context(), callTimeout)

@@ -235,7 +235,7 @@ func (s *Server) getReservation(w http.ResponseWriter, r *http.Request, caller s
 
 // notFound does not disclose whether the reservation exists in another cluster.
 func notFound() error {
-	return refuse(protocol.CodeNotFound, "the reservation does not exist, or belongs to another cluster")
+	return refuse(protocol.CodeNotFound, "the object does not exist, or belongs to another cluster")
 }
 
 // deleteReservation begins the release: the Reservation is deleted when its holds are.

@@ -317,7 +317,7 @@ func (c *clusters) testQuota(t *testing.T) {
 	var created atomic.Int32
 	for i := range 20 {
 		group.Go(func() {
-			answer := c.hub.call(t, c.berlin.tls, http.MethodPost, protocol.PathReservations, []byte(encode(t, newRequest(fmt.Sprint("quota-", i)))))
+			answer := c.hub.call(t, c.berlin.tls, http.MethodPost, protocol.PathReservations, []byte(encode(t, unplaceable(fmt.Sprint("quota-", i)))))
 			if answer.status == http.StatusOK {
 				created.Add(1)
 			} else {
@@ -340,12 +340,19 @@ func (c *clusters) testQuota(t *testing.T) {
 	expect.NoError(t, err)
 	expect.NoError(t, c.berlin.client.DeleteReservation(t.Context(), list[0].ID))
 	eventually(t, "another to be created", func() error {
-		answer := c.hub.call(t, c.berlin.tls, http.MethodPost, protocol.PathReservations, []byte(encode(t, newRequest("another"))))
+		answer := c.hub.call(t, c.berlin.tls, http.MethodPost, protocol.PathReservations, []byte(encode(t, unplaceable("another"))))
 		if answer.status != http.StatusOK {
 			return answer.refusal()
 		}
 		return nil
 	})
+}
+
+// unplaceable requests a provider that does not exist, so that no hold delays its end.
+func unplaceable(name string) protocol.ReservationRequest {
+	request := newRequest(name)
+	request.Spec.TargetClusterID = "nowhere"
+	return request
 }
 
 func (c *clusters) testRelay(t *testing.T) {

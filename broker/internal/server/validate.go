@@ -20,6 +20,9 @@ var longExponent = regexp.MustCompile(`^[+-]?[0-9.]+[eE][+-]?0*[0-9]{3,}$`)
 // validateExponents refuses quantities such as 1e-2147483648 before they are parsed:
 // parsing takes a step for each power of ten.
 func validateExponents(body []byte) error {
+	if !mayHaveExponent(body) {
+		return nil
+	}
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.UseNumber()
 	for {
@@ -38,6 +41,18 @@ func validateExponents(body []byte) error {
 			return refuse(protocol.CodeInvalid, "the quantity %s is invalid: its exponent must have at most two digits", short(text))
 		}
 	}
+}
+
+// mayHaveExponent is false for most bodies, which then need no second pass.
+func mayHaveExponent(body []byte) bool {
+	before := byte(0)
+	for _, c := range body {
+		if c == '\\' || (c == 'e' || c == 'E') && (before == '.' || '0' <= before && before <= '9') {
+			return true
+		}
+		before = c
+	}
+	return false
 }
 
 // validateAmounts refuses negative quantities: they would add capacity that does not
