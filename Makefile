@@ -41,8 +41,8 @@ demo: ## Show pods overflow between four clusters that run as local processes (w
 	@go run ./e2e/playground demo
 
 .PHONY: bench
-bench: ## Run a benchmark (NAME=playground_scale: 1,000 nodes and 10,000 pods)
-	@go run ./e2e/playground bench -name=$(or $(NAME),playground_scale)
+bench: ## Run all benchmarks, or NAME=<name> only (go run ./e2e/bench -list lists the names)
+	@go run ./e2e/bench -name=$(NAME)
 
 SCHEDULES ?= 10000
 .PHONY: sim

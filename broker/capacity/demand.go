@@ -12,7 +12,6 @@ import (
 // Demand is capacity to place, prepared for comparing it with the rooms of many
 // clusters of one Catalog. It is not safe for concurrent use.
 type Demand struct {
-	want broker.HeldCapacity
 	// shapes of the pod sets, the largest first, and how many pods of each are wanted.
 	shapes []*shape
 	wanted []int64
@@ -48,22 +47,28 @@ func NewDemand(catalog *Catalog, want broker.HeldCapacity) *Demand {
 	if len(sets) == 0 {
 		d.anyPod = newShape(catalog, &broker.PodSet{})
 	}
-	d.wanted = make([]int64, len(sets))
-	d.Want(want)
+	for i := range sets {
+		d.wanted = append(d.wanted, int64(sets[i].Count))
+	}
+	d.setWanted(want)
 	return d
 }
 
 // Want changes the amounts. The pod sets must be among those of NewDemand.
 func (d *Demand) Want(want broker.HeldCapacity) {
-	d.want, d.figures = want, nil
 	for i, s := range d.shapes {
 		d.wanted[i] = int64(Count(want, *s.set))
 	}
-	total := want.Totals
-	if len(d.shapes) > 0 {
-		total = OfPodSets(want.PodSets).Totals
+	d.setWanted(want)
+}
+
+func (d *Demand) setWanted(want broker.HeldCapacity) {
+	d.figures = nil
+	if len(d.shapes) == 0 {
+		d.total = ceilOf(&want.Totals)
+		return
 	}
-	d.total = Ceil(total.List())
+	d.total = d.totalOf(d.wanted)
 }
 
 // Learn tells the catalog which classes of nodes match, for other demands.

@@ -39,7 +39,7 @@ const (
 
 // newShape returns a shape that knows what the catalog (nil for none) knows of it.
 func newShape(catalog *Catalog, set *broker.PodSet) *shape {
-	s := &shape{set: set, request: Ceil(set.Requests.List())}
+	s := &shape{set: set, request: ceilOf(&set.Requests)}
 	if catalog != nil {
 		s.key = shapeKey(set)
 		catalog.mu.Lock()

@@ -24,6 +24,25 @@ func Floor(list corev1.ResourceList) Vector { return vectorOf(list, false) }
 // capacity.
 func Ceil(list corev1.ResourceList) Vector { return vectorOf(list, true) }
 
+// ceilOf is Ceil(q.List()) without the list, which costs more than all else of a small
+// amount.
+func ceilOf(q *broker.ResourceQuantities) Vector {
+	v := Vector{}
+	set := func(name corev1.ResourceName, amount *resource.Quantity) {
+		if amount != nil && !amount.IsZero() {
+			v[name] = milli(*amount, true)
+		}
+	}
+	set(corev1.ResourceCPU, q.CPU)
+	set(corev1.ResourceMemory, q.Memory)
+	set(broker.ResourceGPU, q.GPU)
+	set(corev1.ResourceEphemeralStorage, q.Storage)
+	for name, amount := range q.Extended {
+		set(name, &amount)
+	}
+	return v
+}
+
 func vectorOf(list corev1.ResourceList, up bool) Vector {
 	v := Vector{}
 	for name, quantity := range list {
@@ -130,7 +149,7 @@ func Decreasing(sets []broker.PodSet) []broker.PodSet {
 	// Converting the requests costs more than sorting does: once for each set.
 	requests, order := make([]Vector, len(sets)), make([]int, len(sets))
 	for i := range sets {
-		requests[i], order[i] = Ceil(sets[i].Requests.List()), i
+		requests[i], order[i] = ceilOf(&sets[i].Requests), i
 	}
 	slices.SortStableFunc(order, func(a, b int) int {
 		return cmp.Or(Compare(requests[b], requests[a]), cmp.Compare(sets[a].Name, sets[b].Name))

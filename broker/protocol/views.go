@@ -16,6 +16,12 @@ type AdvertisementList struct {
 	Items []AdvertisementView `json:"items"`
 }
 
+// DecisionView is the response to GET on the decision of a reservation: the clusters
+// that are not chosen.
+type DecisionView struct {
+	Rejections []broker.ClusterRejection `json:"rejections"`
+}
+
 // ConsumerList is the response to GET on PathReservations with role requester.
 type ConsumerList struct {
 	Items []ConsumerView `json:"items"`

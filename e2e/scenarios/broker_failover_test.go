@@ -60,20 +60,20 @@ func TestBrokerFailover(t *testing.T) {
 // waitForGrant waits until the hub has the given number of Reservations with capacity.
 func waitForGrant(ctx context.Context, t *testing.T, count int) {
 	t.Helper()
-	deadline := time.Now().Add(deadlineFactor * time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, deadlineFactor*time.Minute)
+	defer cancel()
 	// Checked more often than other conditions: a grant soon leads to a bound pod.
-	for ; ; time.Sleep(10 * time.Millisecond) {
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for range ticker.C {
 		var reservations broker.ReservationList
 		if err := hub.List(ctx, &reservations); err != nil {
-			t.Fatal(err)
+			dump(t)
+			t.Fatalf("waiting for %d Reservations with a grant: %v", count, err)
 		}
 		granted := slices.DeleteFunc(reservations.Items, func(r broker.Reservation) bool { return len(r.Status.Allocations) == 0 })
 		if len(granted) >= count {
 			return
-		}
-		if time.Now().After(deadline) {
-			dump(t)
-			t.Fatalf("%d of %d Reservations have a grant", len(granted), count)
 		}
 	}
 }

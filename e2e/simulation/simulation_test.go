@@ -5,7 +5,7 @@ import (
 )
 
 // schedules is how many of the schedules of make sim a test runs.
-const schedules = 120
+const schedules = 60
 
 // TestSchedules runs the first schedules of make sim.
 func TestSchedules(t *testing.T) {

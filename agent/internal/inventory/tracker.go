@@ -143,7 +143,7 @@ func (t *Tracker) report(ended []string) {
 	}
 }
 
-// setPod counts a pod again, and returns its consumer if it is a guest that has ended.
+// setPod replaces what is counted of a pod, and returns its consumer if it is a guest that has ended.
 func (t *Tracker) setPod(pod *corev1.Pod) (ended []string) {
 	key := client.ObjectKeyFromObject(pod)
 	ended = t.removePod(key)

@@ -182,8 +182,10 @@ func (d *deployment) register(ctx context.Context, id string) (member, error) {
 	if err := d.api.Create(ctx, registration); err != nil {
 		return member{}, err
 	}
+	before := registration.DeepCopy()
 	registration.Status = broker.ClusterRegistrationStatus{Phase: broker.RegistrationApproved, KeyFingerprint: protocol.KeyFingerprint(leaf.RawSubjectPublicKeyInfo)}
-	if err := d.api.Status().Update(ctx, registration); err != nil {
+	// A controller adds a finalizer meanwhile.
+	if err := d.api.Status().Patch(ctx, registration, client.MergeFrom(before)); err != nil {
 		return member{}, err
 	}
 	return member{ID: id, Cert: pemOf("CERTIFICATE", der), Key: pemOf("PRIVATE KEY", private)}, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -26,9 +27,13 @@ func init() {
 	benches["advertise_agents"] = advertiseAgents
 }
 
+// The two can be lowered together, which keeps the rate.
+var (
+	clusterCount = flag.Int("clusters", 10_000, "Number of clusters of advertise_ingest.")
+	beatInterval = flag.Duration("beat", 30*time.Second, "Interval of the advertisements of advertise_ingest.")
+)
+
 const (
-	ingestAgents  = 10_000
-	ingestBeat    = 30 * time.Second
 	agentsProcess = 4
 	// agentsFile names the file with the orders of a process of agents.
 	agentsFile = "SPILLWAY_BENCH_AGENTS"
@@ -64,6 +69,7 @@ func advertiseIngest() error {
 	if err := d.loadCA(ctx); err != nil {
 		return err
 	}
+	ingestAgents, ingestBeat := *clusterCount, *beatInterval
 	members := make([]member, ingestAgents)
 	group, registering := errgroup.WithContext(ctx)
 	group.SetLimit(32)

@@ -140,10 +140,11 @@ func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missi
 	defer s.free()
 	s.evaluate()
 	var scores []broker.ClusterScore
-	for range s.entries {
+	// Once more than there are clusters, to explain what is missing when each has its part.
+	for range len(s.entries) + 1 {
 		s.compare()
 		scores = s.addScores(scores)
-		if s.best < 0 || s.complete || len(parts)+1 == len(s.entries) {
+		if s.best < 0 || s.complete || len(parts) == len(s.entries) {
 			// The last choice: it is explained as it was made.
 			decision = s.report(parts)
 		}

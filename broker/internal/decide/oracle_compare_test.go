@@ -212,7 +212,7 @@ func TestSplitAsOracle(t *testing.T) {
 		}
 		var want []decide.Part
 		var last oracleDecision
-		for range clusters {
+		for range len(clusters) + 1 {
 			last = oracleChoose(left, oracleSnapshot{clusters})
 			at := slices.IndexFunc(clusters, func(c oracleCluster) bool { return c.Spec.ClusterID == last.Cluster })
 			if at < 0 || last.Cluster == refuses {

@@ -93,12 +93,17 @@ func (s Snapshot) Cluster(id string) (*broker.ClusterAdvertisementSpec, []broker
 	return s.entries[at].spec, s.entries[at].holds
 }
 
-// With is a snapshot in which one cluster is added or replaced.
-func (s Snapshot) With(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) Snapshot {
-	if s.catalog == nil {
-		s.catalog = &capacity.Catalog{}
+// WithClaims is a snapshot in which clusters have more holds, by cluster ID.
+func (s Snapshot) WithClaims(claims map[string][]broker.Hold) Snapshot {
+	if len(claims) > 0 {
+		s.entries = slices.Clone(s.entries)
 	}
-	s.entries = upsert(slices.Clone(s.entries), s.catalog, spec, holds)
+	for cluster, holds := range claims {
+		if at, found := find(s.entries, cluster); found {
+			e := s.entries[at]
+			s.entries[at] = e.next(e.spec, slices.Concat(e.holds, holds))
+		}
+	}
 	return s
 }
 

@@ -72,7 +72,7 @@ func newCommitter(clients Clients, known *store, key func(string) client.ObjectK
 // commit makes one change to a provider's object and returns the version that includes
 // it, which is read-only. An edit that fails fails only for its own caller. If the
 // caller's time is up, the outcome is unknown. The first caller writes for those that
-// come while it writes; there is no other goroutine while nobody else waits.
+// come while it writes; there is no other goroutine while no other caller waits.
 func (c *committer) commit(ctx context.Context, cluster string, edit edit) (*broker.ClusterAdvertisement, error) {
 	mine := &commit{edit: edit, done: make(chan struct{})}
 	c.mu.Lock()

@@ -10,6 +10,12 @@
 //	(b) ClusterAdvertisement.status.holds: the changed holds, tagged with the attempt
 //	(c) Reservation.status: phase, allocations and conditions, computed from the holds
 //
+// What the plan is computed from comes from the watch and from this broker's own writes
+// (store): a write that was based on something outdated fails. Only the clusters of the
+// last attempt are read live, if they do not show it. Each provider's ledger has one
+// committer: the changes that wait for it are written together, each with an outcome of
+// its own. What only releases has its status written with (a).
+//
 // The ledger is authoritative, the Reservation's status is derived from it. After an
 // interruption the next reconcile compares the holds with the requested capacity, and
 // adds what is missing or shrinks what is too much. A hold whose Reservation does not

@@ -10,14 +10,24 @@ import (
 )
 
 // differInFiguresOnly reports whether two statuses say the same but for the position in
-// the queue, the explanation of the decision and the text of conditions. Such a
-// difference is not worth a write at every event.
+// the queue, the explanation of the decision, if both have one, and the text of
+// conditions. Such a difference is not worth a write at every event.
 func differInFiguresOnly(a, b broker.ReservationStatus) bool {
-	return apiequality.Semantic.DeepEqual(withoutFigures(a), withoutFigures(b))
+	return explained(a) == explained(b) && apiequality.Semantic.DeepEqual(withoutFigures(a), withoutFigures(b))
+}
+
+// explained reports whether a status says why clusters were not chosen.
+func explained(status broker.ReservationStatus) bool {
+	return status.Decision != nil && len(status.Decision.Rejections) > 0
 }
 
 func withoutFigures(status broker.ReservationStatus) broker.ReservationStatus {
+	// Whether there is any explanation is more than a figure.
+	explained := status.Decision != nil && len(status.Decision.Rejections) > 0
 	status.QueuePosition, status.Decision = 0, nil
+	if explained {
+		status.Decision = &broker.Decision{}
+	}
 	status.Conditions = slices.Clone(status.Conditions)
 	for i := range status.Conditions {
 		c := &status.Conditions[i]

@@ -192,6 +192,20 @@ func (p *plan) place(in snapshot) {
 	if p.blockedBy = in.holderOfEarlier(); p.blockedBy != "" {
 		return
 	}
+	request, snapshot := p.request(in)
+	parts, missing, decision := decide.Split(request, snapshot, func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, bool) {
+		status := broker.ClusterAdvertisementStatus{Holds: slices.Clone(holds)}
+		changed, err := ledger.Place(spec, &status, growth(in.reservation, p.attempt.Number, amount))
+		return status.Holds, err == nil && changed
+	})
+	p.missing, p.decision = missing, &decision
+	for _, part := range parts {
+		p.grow = append(p.grow, change{part.Cluster, part.Capacity})
+	}
+}
+
+// request is what decides on what is missing.
+func (p *plan) request(in snapshot) (decide.Request, decide.Snapshot) {
 	request, snapshot := in.placement(p.missing)
 	request.Rejected = in.rejected(p)
 	for _, h := range in.holds() {
@@ -203,15 +217,7 @@ func (p *plan) place(in snapshot) {
 		}
 	}
 	request.Want = p.missing
-	parts, missing, decision := decide.Split(request, snapshot, func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, bool) {
-		status := broker.ClusterAdvertisementStatus{Holds: slices.Clone(holds)}
-		changed, err := ledger.Place(spec, &status, growth(in.reservation, p.attempt.Number, amount))
-		return status.Holds, err == nil && changed
-	})
-	p.missing, p.decision = missing, &decision
-	for _, part := range parts {
-		p.grow = append(p.grow, change{part.Cluster, part.Capacity})
-	}
+	return request, snapshot
 }
 
 // rejected are the clusters that must not be chosen because their ledger is full, because

@@ -387,7 +387,7 @@ func TestLargeRequestIsNotOvertaken(t *testing.T) {
 	h.advertise("paris", "10")
 	h.reconcile("small-1")
 	if got := h.reservations["small-1"].Status.Allocations; len(got) != 1 {
-		t.Errorf("the small one waits although nobody is before it: %+v", h.reservations["small-1"].Status)
+		t.Errorf("the small one waits although none is before it: %+v", h.reservations["small-1"].Status)
 	}
 }
 

@@ -32,6 +32,7 @@ func TestReservations(t *testing.T) {
 	ctrl.SetLogger(logr.Discard())
 	config := controlplane.Start(t)
 	for name, test := range map[string]func(*env){
+		"Explain":               explain,
 		"LastCapacity":          lastCapacity,
 		"Crash":                 crash,
 		"Refusal":               refusal,

@@ -22,7 +22,7 @@ import (
 type store struct {
 	mu             sync.Mutex
 	advertisements map[string]*broker.ClusterAdvertisement
-	// sorted are all advertisements by name; nil if it must be made anew. Readers may
+	// sorted are all advertisements by name; nil if it must be made again. Readers may
 	// keep it: it is never changed.
 	sorted []*broker.ClusterAdvertisement
 	// clusters are the same for decisions.

@@ -1,8 +1,6 @@
 package reservation
 
 import (
-	"slices"
-
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -71,16 +69,16 @@ func (in snapshot) keepFree(known decide.Snapshot, want broker.HeldCapacity) dec
 	if len(in.ahead) == 0 {
 		return known
 	}
+	claims := map[string][]broker.Hold{}
 	for _, ad := range in.advertisements {
-		spec, holds := known.Cluster(ad.Spec.ClusterID)
-		if spec == nil {
+		id := ad.Spec.ClusterID
+		if spec, _ := known.Cluster(id); spec == nil {
 			continue
-		}
-		if claims := queue.Claims(in.ahead, spec, capacity.Floor(ad.Status.Available.List()), want, in.eligible); len(claims) > 0 {
-			known = known.With(spec, slices.Concat(holds, claims))
+		} else if holds := queue.Claims(in.ahead, spec, capacity.Floor(ad.Status.Available.List()), want, in.eligible); len(holds) > 0 {
+			claims[id] = holds
 		}
 	}
-	return known
+	return known.WithClaims(claims)
 }
 
 // retryQueued enqueues the first queued Reservations: one of them may have its turn, or a

@@ -82,6 +82,7 @@ func badInputs(t *testing.T) []badInput {
 		{route: "GET " + reservations, query: "?role=owner&watch=true", status: 400, want: "role is invalid"},
 		{route: "GET " + item, id: "some", status: 400, want: "role is invalid"},
 		{route: "GET " + item, id: "some", query: "?role=provider", status: 404, want: "does not exist"},
+		{route: "GET " + item + "/decision", id: "some", status: 404, want: "does not exist"},
 		{route: "DELETE " + item, id: "some", status: 404, want: "does not exist"},
 		{route: "DELETE " + item, id: "a%2Fb", status: 404, want: "does not exist"},
 		{route: "POST " + item + "/ack", id: "some", body: `{}`, status: 400, want: "role is invalid"},

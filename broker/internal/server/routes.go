@@ -35,6 +35,7 @@ func (s *Server) routes() []route {
 		{method: http.MethodPost, path: protocol.PathReservations, audited: true, call: s.postReservation},
 		{method: http.MethodGet, path: protocol.PathReservations, call: s.listReservations},
 		{method: http.MethodGet, path: protocol.PathReservations + id, call: s.getReservation},
+		{method: http.MethodGet, path: protocol.PathReservations + id + "/decision", call: s.getDecision},
 		{method: http.MethodDelete, path: protocol.PathReservations + id, audited: true, call: s.deleteReservation},
 		{method: http.MethodPost, path: protocol.PathReservations + id + "/ack", audited: true, call: s.ack},
 		{method: http.MethodPost, path: protocol.PathReservations + id + "/renew", audited: true, frequent: true, call: s.renew},

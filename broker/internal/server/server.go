@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -39,6 +40,7 @@ type Reconciler interface {
 	ApplyProviderAck(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error
 	ApplyRequesterAck(ctx context.Context, requester, name string, ack protocol.RequesterAck) error
 	Renew(ctx context.Context, requester, name string, uid types.UID) error
+	Explain(ctx context.Context, requester, name string) ([]broker.ClusterRejection, error)
 }
 
 // Identity authenticates clusters. Refusals are or wrap *protocol.Error.
@@ -100,6 +102,8 @@ type Server struct {
 	// cluster's new one. advertisers limits by cluster, joiners by address.
 	callers, advertisers, joiners *limiters
 	heartbeat                     time.Duration
+	// explaining is locked while a decision is explained.
+	explaining sync.Mutex
 }
 
 // New returns a server that uses the manager's clients, and adds it to the manager.

@@ -1,0 +1,107 @@
+// The bench command runs benchmarks, each in the package that it measures:
+//
+//	go run ./e2e/bench -name=decide_1000
+//
+// Each benchmark prints one line "bench <name> <value> <unit> (aim <aim>)" and, before
+// it, the details. No benchmark fails because of a figure.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// bench is a benchmark and the go run arguments that run it, without -name.
+type bench struct {
+	name string
+	run  []string
+}
+
+// benches in the order in which they run.
+var benches = slices.Concat(
+	in("./broker/internal/bench",
+		"decide_100", "decide_1000", "decide_10000", "split_400",
+		"reservation_ms", "concurrent_reservations_10", "concurrent_reservations_100", "concurrent_reservations_1000",
+		"durable_reservations_ratio", "push_latency", "advertise_ingest", "failover_seconds"),
+	in("./agent/internal/bench", "measure_1000_nodes"),
+	[]bench{{"playground_scale", []string{"./e2e/playground", "bench"}}},
+)
+
+func in(pkg string, names ...string) (list []bench) {
+	for _, name := range names {
+		list = append(list, bench{name, []string{pkg}})
+	}
+	return list
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, arguments []string, out io.Writer) error {
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	name := flags.String("name", "", "Name of the benchmark. All of them if empty.")
+	list := flags.Bool("list", false, "List the names and exit.")
+	if err := flags.Parse(arguments); err != nil {
+		return err
+	}
+	if *list {
+		for _, b := range benches {
+			fmt.Fprintln(out, b.name)
+		}
+		return nil
+	}
+	selected, err := choose(*name)
+	if err != nil {
+		return err
+	}
+	var failed []string
+	for _, b := range selected {
+		command := exec.CommandContext(ctx, "go", slices.Concat([]string{"run"}, b.run, []string{"-name=" + b.name})...)
+		command.Stdout, command.Stderr = out, os.Stderr
+		// The benchmark stops its servers before it exits.
+		command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
+		command.WaitDelay = time.Minute
+		if err := command.Run(); err != nil {
+			failed = append(failed, b.name)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	if len(failed) > 0 {
+		return fmt.Errorf("failed: %s (see the messages above)", strings.Join(failed, ", "))
+	}
+	return nil
+}
+
+// choose returns the benchmark of a name, or all.
+func choose(name string) ([]bench, error) {
+	if name == "" {
+		return benches, nil
+	}
+	at := slices.IndexFunc(benches, func(b bench) bool { return b.name == name })
+	if at < 0 {
+		var names []string
+		for _, b := range benches {
+			names = append(names, b.name)
+		}
+		return nil, fmt.Errorf("unknown benchmark %q: use one of %s", name, strings.Join(names, ", "))
+	}
+	return benches[at : at+1], nil
+}
