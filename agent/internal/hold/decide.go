@@ -144,9 +144,7 @@ func (j *judge) refuse(instruction *broker.ProviderInstruction, want broker.Held
 	if j.packer != nil {
 		// Nothing of it is held: it is placed beside what is in place.
 		if before := j.held[instruction.UID]; before.Empty() {
-			packer := *j.packer
-			if place(&packer, want) == nil {
-				j.packer = &packer
+			if place(j.packer, want) == nil {
 				return nil
 			}
 		}

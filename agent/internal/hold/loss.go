@@ -42,14 +42,12 @@ func losses(in input) map[types.UID]loss {
 	packer := reserved(now, nil)
 	for _, instruction := range standing {
 		left := unused[instruction.UID]
-		trial := *packer
-		rejection := place(&trial, left)
-		if rejection == nil {
-			packer = &trial
-			continue
+		// What fits of it is placed, also if not all does.
+		fits, rejection := packer.Pack(left, nil)
+		if rejection == nil && len(left.PodSets) == 0 {
+			packer.Reserve(nil, capacity.Ceil(left.Totals.List()))
 		}
-		fits, _ := packer.Pack(left, nil)
-		if settled(instruction) {
+		if rejection != nil && settled(instruction) {
 			out[instruction.UID] = loss{held: capacity.Sub(*heldBy(instruction), capacity.Sub(left, fits)), why: rejection.Message}
 		}
 	}
