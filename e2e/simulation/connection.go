@@ -116,7 +116,7 @@ func request(ctx context.Context, m message) *http.Request {
 	if err != nil {
 		panic(err)
 	}
-	r := &http.Request{Method: m.method, URL: target, Header: http.Header{}, Body: http.NoBody, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, TLS: &tls.ConnectionState{ServerName: m.caller}}
+	r := &http.Request{Method: m.method, URL: target, Header: http.Header{}, Body: body{bytes.NewReader(nil)}, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, TLS: &tls.ConnectionState{ServerName: m.caller}}
 	if m.body != nil {
 		r.Body = body{bytes.NewReader(m.body)}
 		r.ContentLength = int64(len(m.body))
