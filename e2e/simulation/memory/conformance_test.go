@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -57,9 +58,9 @@ type transcript struct {
 }
 
 func (tr *transcript) say(what string, err error) {
-	reason := ""
+	reason := "done"
 	if err != nil {
-		reason = string(apierrors.ReasonForError(err))
+		reason = "failed " + string(apierrors.ReasonForError(err))
 	}
 	fmt.Fprintf(tr, "%s: %s\n", what, reason)
 }
@@ -69,9 +70,9 @@ func (tr *transcript) show(name string) {
 	var r broker.Reservation
 	err := tr.client.Get(context.Background(), client.ObjectKey{Namespace: "default", Name: name}, &r)
 	tr.say("get "+name, err)
-	fmt.Fprintf(tr, "  generation %d, finalizers %v, deleted %t, labels %v, target %s, pods %v, phase %s, summary %q, attempt %d, reserved %s, conditions %d\n",
+	fmt.Fprintf(tr, "  generation %d, finalizers %v, deleted %t, labels %v, target %s, pods %v, phase %s, summary %q, attempt %d, reserved %d, conditions %d\n",
 		r.Generation, r.Finalizers, r.DeletionTimestamp != nil, r.Labels, r.Spec.TargetClusterID, r.Spec.PodSets, r.Status.Phase, r.Status.Summary,
-		r.Status.Attempt.Number, r.Status.ReservedAt.UTC(), len(r.Status.Conditions))
+		r.Status.Attempt.Number, ptr.Deref(r.Status.ReservedAt, metav1.Time{}).UnixNano(), len(r.Status.Conditions))
 }
 
 func reservation(name string, finalizers ...string) *broker.Reservation {

@@ -5,6 +5,7 @@
 package memory
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"reflect"
@@ -200,7 +201,7 @@ func (s *Server) create(object client.Object) error {
 	k := s.kindOf(object)
 	key := client.ObjectKeyFromObject(object)
 	if object.GetResourceVersion() != "" {
-		return apierrors.NewBadRequest("resourceVersion should not be set on objects to be created")
+		return errors.New("resourceVersion should not be set on objects to be created")
 	}
 	if _, exists := k.objects[key]; exists {
 		return apierrors.NewAlreadyExists(k.resource, key.Name)
