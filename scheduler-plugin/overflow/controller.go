@@ -152,6 +152,15 @@ func (c *demandController) sync() {
 		c.addPod(uid, name, &work)
 		earliest = c.gate.triedBefore(uid, earliest)
 	}
+	changedPods := map[string]*corev1.Pod{}
+	for uid, name := range work.changed {
+		if pod := c.getPending(uid, name); pod != nil {
+			changedPods[name.String()] = pod
+		}
+	}
+	if len(changedPods) > 0 {
+		c.waker.activate(changedPods)
+	}
 	for uid, name := range work.notSteered {
 		c.recordOnce(uid, name, notSteered())
 	}

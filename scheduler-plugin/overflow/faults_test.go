@@ -39,6 +39,7 @@ func TestRules(t *testing.T) {
 		{"pods are retried only for capacity of their own", noFutileAttempts},
 		{"a resized guest keeps its grant", resizedGuest},
 		{"each of two Reservations is charged", twoReservations},
+		{"a pod is tried with its new spec", toleratedLater},
 		{"a failed binding leaves nothing on the pod", failedBinding},
 	} {
 		t.Run(rule.name, func(t *testing.T) {
@@ -241,6 +242,24 @@ func twoReservations(c *testCluster, ns string) {
 	if want := map[string]int{r.Status.ID: 1, byHand.Status.ID: 1}; !maps.Equal(holds, want) {
 		c.t.Errorf("pods by hold %v, want %v", holds, want)
 	}
+}
+
+// toleratedLater: the agent lets pods tolerate a virtual node that were not steered,
+// once there is a grant, and possibly before the virtual node exists.
+func toleratedLater(c *testCluster, ns string) {
+	_, of := c.deployment(ns, "web")
+	for i := range 10 {
+		c.create(schedulerPod(ns, fmt.Sprint("web-", i), "1", of, inPool(ns)))
+	}
+	r := c.expectReservation(ns, "web", 10)
+	c.setStatus(r, grantedIn(r, ns, 10))
+	node := c.virtualPoolNode(ns, "10")
+	for _, p := range c.pods(ns, "web")[""] {
+		before := p.DeepCopy()
+		tolerating(ns)(p)
+		expect.NoError(c.t, c.Patch(c.t.Context(), p, client.StrategicMergeFrom(before)))
+	}
+	c.expectPods(ns, "web", map[string]int{node: 10})
 }
 
 func failedBinding(c *testCluster, ns string) {

@@ -43,6 +43,8 @@ type gate struct {
 type waitingPod struct {
 	pod *corev1.Pod
 	key demand.Key
+	// latest is the pod as its informer showed it last, if its spec has changed since.
+	latest *corev1.Pod
 	// since is when it did not fit first, triedAt the start of the last cycle.
 	since, triedAt time.Time
 	// retryAt is when the gate opens at the latest; retries doubles it.
@@ -83,6 +85,10 @@ func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Tim
 	w := &waitingPod{since: now}
 	if before := g.remove(pod.UID); before != nil {
 		w.since, w.retries, node = before.since, before.retries+1, before.forNode
+		if before.latest != nil && before.latest.Generation > pod.Generation {
+			// The cycle was that of the former spec.
+			w.latest, w.open = before.latest, true
+		}
 	}
 	w.pod, w.key, w.triedAt = pod, key, triedAt
 	w.retryAt = now.Add(min(minRetry<<min(w.retries, 8), maxRetry))
@@ -118,6 +124,28 @@ func (w *waitingPod) waits() bool { return !w.open || w.tracked }
 
 // wake opens the gate for a pod.
 func (w *waitingPod) wake() { w.open, w.tracked = true, false }
+
+// observe records a pod as an informer shows it. It reports whether the gate is open
+// because the pod's spec has changed since its last cycle.
+func (g *gate) observe(pod *corev1.Pod) (changed bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	w := g.pods[pod.UID]
+	if w == nil || pod.Generation <= w.pod.Generation {
+		return false
+	}
+	w.latest = pod
+	w.wake()
+	return true
+}
+
+// stale reports whether the last cycle of a pod was that of a former spec.
+func (g *gate) stale(uid types.UID) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	w := g.pods[uid]
+	return w != nil && w.latest != nil
+}
 
 // passes reports whether a pod may be scheduled. A pod whose spec has changed since
 // its last cycle may.

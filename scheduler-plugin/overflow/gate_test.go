@@ -84,6 +84,31 @@ func TestGateOpensForPlaces(t *testing.T) {
 	}
 }
 
+// TestGateKnowsTheLatestSpec: a pod whose spec changes is tried with the new spec, also
+// if the queue of the scheduler has tried the former one again in between.
+func TestGateKnowsTheLatestSpec(t *testing.T) {
+	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
+	g, key := newGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
+	former := jobPod("crunch", "p0", "1")
+	tolerant := former.DeepCopy()
+	tolerant.Generation++
+	g.close(former, key, now.Now(), time.Time{})
+	if g.observe(former) || g.passes(former) {
+		t.Error("the same spec opens the gate")
+	}
+	if !g.observe(tolerant) || !g.passes(former) {
+		t.Error("another spec does not open the gate")
+	}
+	g.close(former, key, now.Now(), time.Time{})
+	if !g.stale(former.UID) || !g.passes(former) {
+		t.Error("a cycle of the former spec closes the gate for the new one")
+	}
+	g.close(tolerant, key, now.Now(), time.Time{})
+	if g.stale(former.UID) || g.passes(tolerant) {
+		t.Error("a cycle of the new spec does not close the gate")
+	}
+}
+
 // TestGateNeverKeepsAPod: whatever happens, a pod passes at the latest maxRetry after
 // its last cycle, and one that waits for a decision as soon as that is due.
 func TestGateNeverKeepsAPod(t *testing.T) {

@@ -184,6 +184,8 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 		done := pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || podutil.IsPodTerminal(pod)
 		if done {
 			p.queue.remove(pod.UID)
+		} else if p.gate.observe(pod) {
+			p.queue.addChanged(pod)
 		}
 		if pod.Spec.SchedulerName == p.handle.ProfileName() {
 			_, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)

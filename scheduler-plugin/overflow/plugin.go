@@ -337,6 +337,9 @@ func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Co
 	if node := p.gate.close(pod, key.key, stateIn(state).since, deadline); node != "" {
 		p.queue.addNode(node) // it may fit another pod
 	}
+	if p.gate.stale(pod.UID) {
+		p.queue.addChanged(pod)
+	}
 	return code, message
 }
 

@@ -35,6 +35,8 @@ type work struct {
 	nodes   map[string]bool
 	keys    map[demand.Key]bool
 	allKeys bool
+	// changed pods have another spec than in their last cycle.
+	changed map[types.UID]types.NamespacedName
 	// namespaces were changed.
 	namespaces map[string]bool
 	// notSteered pods wait for another scheduler, in opted-in namespaces.
@@ -48,6 +50,7 @@ func newWork() work {
 		reservations:  map[demand.Key]bool{},
 		nodes:         map[string]bool{},
 		keys:          map[demand.Key]bool{},
+		changed:       map[types.UID]types.NamespacedName{},
 		namespaces:    map[string]bool{},
 		notSteered:    map[types.UID]types.NamespacedName{},
 	}
@@ -64,6 +67,14 @@ func (q *workQueue) addUnschedulable(pod *corev1.Pod) {
 	q.work.unschedulable[pod.UID] = nameOf(pod)
 	delete(q.work.removed, pod.UID)
 	q.tracked[pod.UID] = true
+	q.signal()
+}
+
+// addChanged adds a pod whose spec is not that of its last cycle.
+func (q *workQueue) addChanged(pod *corev1.Pod) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.work.changed[pod.UID] = nameOf(pod)
 	q.signal()
 }
 
