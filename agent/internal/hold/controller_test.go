@@ -245,8 +245,9 @@ func grantBeforeAcceptance(e *env) {
 		in, c := e.get("r1")
 		return c.Reason == hold.ReasonGrantPending && in.Status.Held.Pods() == 2, fmt.Sprint(in.Status)
 	})
-	e.clock.SetTime(e.clock.Now().Add(5 * time.Second))
 	expect.Eventually(e, "the condition to have the driver's message", func() (bool, string) {
+		// The wait may begin only after the hold is recorded.
+		e.clock.SetTime(e.clock.Now().Add(5 * time.Second))
 		in, c := e.get("r1")
 		return c.Reason == hold.ReasonGrantPending && c.Message == "waiting for the quota", fmt.Sprint(in.Status)
 	})

@@ -73,6 +73,8 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 	}
 	if !route.anyReplica {
 		if err := s.Ready(r); err != nil {
+			// The caller's next connection may reach the leader, this one never does.
+			w.Header().Set("Connection", "close")
 			return "", refuse(protocol.CodeUnavailable, "%v: retry, the request may reach another replica", err)
 		}
 	}
