@@ -118,7 +118,9 @@ func amountsBytes(q *broker.ResourceQuantities) int {
 	bytes := 0
 	add := func(name string, amount *resource.Quantity) {
 		if amount != nil {
-			bytes += len(name) + len(amount.String()) + amountOverhead
+			// String keeps its result in the quantity, and others read this one.
+			unshared := *amount
+			bytes += len(name) + len(unshared.String()) + amountOverhead
 		}
 	}
 	add("cpu", q.CPU)
