@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -102,3 +103,10 @@ func Add(ctx context.Context, mgr manager.Manager, o Options) error {
 
 // Held returns what a provider has set aside for an instruction, nil for nothing.
 func Held(of *broker.ProviderInstruction) *broker.HeldCapacity { return instruction.Held(of) }
+
+// GaveUp reports whether the provider has given up a part of a hold that it had
+// accepted, because it no longer fits the nodes.
+func GaveUp(of *broker.ProviderInstruction) bool {
+	enforced := meta.FindStatusCondition(of.Status.Conditions, broker.ConditionEnforced)
+	return enforced != nil && enforced.Reason == hold.ReasonCapacityLost
+}

@@ -58,6 +58,8 @@ func run(s schedule, p plant, verbose func(string)) (r result) {
 		w.step()
 		for len(events) > 0 && events[0].step <= w.steps {
 			w.apply(events[0])
+			// What the event has begun must not depend on how quick the next one is.
+			w.settle()
 			events = events[1:]
 		}
 	}
@@ -88,6 +90,8 @@ func (w *world) rest(s schedule) {
 	w.until(15*time.Second, nil)
 	w.until(answerWithin, func() bool { return w.unanswered() == "" })
 	w.until(quietFor, nil)
+	// By now, the broker has learned what providers gave up.
+	w.resting = true
 	before := total(w.hub.Writes())
 	w.until(quietFor, nil)
 	if w.checks.found != nil {

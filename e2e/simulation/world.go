@@ -103,6 +103,8 @@ type world struct {
 	steps   int
 	digest  uint64
 	verbose func(string)
+	// resting is set when all programs have had time to answer after the last fault.
+	resting bool
 }
 
 // armed is a fault that waits for the next call of a program.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"slices"
+	"sync"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -39,11 +41,13 @@ type Program struct {
 	cache  *snapshots
 
 	runnables []manager.Runnable
-	queues    []*queue
-	elected   chan struct{}
-	leads     bool
-	ctx       context.Context
-	cancel    context.CancelFunc
+	// queues are added by the controllers' own goroutines.
+	mu      sync.Mutex
+	queues  []*queue
+	elected chan struct{}
+	leads   bool
+	ctx     context.Context
+	cancel  context.CancelFunc
 	// killed is guarded by the gate's lock.
 	killed bool
 }
@@ -120,8 +124,11 @@ func (p *Program) Kill() {
 // Steps lists what may happen next: a watch event arrives, or a controller takes a
 // request from its queue.
 func (p *Program) Steps() []Step {
+	p.mu.Lock()
+	queues := slices.Clone(p.queues)
+	p.mu.Unlock()
 	steps := p.cache.steps(nil)
-	for _, q := range p.queues {
+	for _, q := range queues {
 		steps = q.steps(steps)
 	}
 	return steps
@@ -133,6 +140,8 @@ func (p *Program) Add(runnable manager.Runnable) error {
 		if field := v.Elem().FieldByName("NewQueue"); field.IsValid() {
 			field.Set(reflect.ValueOf(func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) workqueue.TypedRateLimitingInterface[reconcile.Request] {
 				q := newQueue(p.Name+" "+name, limiter)
+				p.mu.Lock()
+				defer p.mu.Unlock()
 				p.queues = append(p.queues, q)
 				return q
 			}))
