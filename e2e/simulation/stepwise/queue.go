@@ -58,18 +58,6 @@ func (q *queue) steps(steps []Step) []Step {
 	return steps
 }
 
-// due is when the next request becomes ready; zero if none does.
-func (q *queue) due() (next time.Time) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for _, due := range q.later {
-		if next.IsZero() || due.Before(next) {
-			next = due
-		}
-	}
-	return next
-}
-
 func (q *queue) handOut(request reconcile.Request) {
 	q.mu.Lock()
 	q.ready = slices.DeleteFunc(q.ready, func(r reconcile.Request) bool { return r == request })
