@@ -17,6 +17,18 @@ func TestSchedules(t *testing.T) {
 	})
 }
 
+// TestSchedulesThatFailed runs schedules of more than the first ones that violated an
+// invariant once.
+func TestSchedulesThatFailed(t *testing.T) {
+	for _, seed := range []uint64{
+		1277, // a provider accepted a hold for an instruction that it had just deleted
+	} {
+		if r := inBubble(t, newSchedule(seed), plant{}, nil); r.violation != nil {
+			t.Errorf("seed %d violates %q: %s", seed, r.violation.invariant, r.violation.message)
+		}
+	}
+}
+
 // TestPlantedFaults checks that the invariants find faults that are there.
 func TestPlantedFaults(t *testing.T) {
 	for _, name := range []string{"a hold is dropped before the provider confirms", "a provider accepts without holding", "a deletion is lost"} {

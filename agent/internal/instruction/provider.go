@@ -44,6 +44,9 @@ type Provider struct {
 	// unlisted has the time.Time since when an instruction of a UID holds capacity that
 	// the broker does not list.
 	unlisted sync.Map
+	// deleted has, by name, the UID of the instruction that was deleted last. The cache
+	// may show it for a while, with a decision that is void.
+	deleted sync.Map
 }
 
 // NewProvider returns a Provider that keeps the instructions in namespace equal to
@@ -89,6 +92,9 @@ func (p *Provider) Reconcile(ctx context.Context, request reconcile.Request) (re
 	}
 	if err != nil {
 		existing = nil
+	}
+	if p.isDeleted(id, existing) {
+		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
 	view, held := p.mirror.Get(id)
 	switch {
@@ -139,7 +145,7 @@ func (p *Provider) ensure(ctx context.Context, existing *broker.ProviderInstruct
 		return created, nil
 	}
 	if existing.Spec.ReservationUID != spec.ReservationUID {
-		return nil, remove(ctx, p.client, existing)
+		return nil, p.remove(ctx, existing)
 	}
 	if equality.Semantic.DeepEqual(existing.Spec, spec) {
 		return existing, nil
@@ -150,6 +156,29 @@ func (p *Provider) ensure(ctx context.Context, existing *broker.ProviderInstruct
 		return nil, fmt.Errorf("updating ProviderInstruction %s: %w", view.ID, err)
 	}
 	return changed, nil
+}
+
+// remove deletes an instruction and remembers that.
+func (p *Provider) remove(ctx context.Context, instruction *broker.ProviderInstruction) error {
+	err := remove(ctx, p.client, instruction)
+	if err == nil {
+		p.deleted.Store(instruction.Name, instruction.UID)
+	}
+	return err
+}
+
+// isDeleted reports whether the instruction of a name, nil if the cache has none, is one
+// that was deleted.
+func (p *Provider) isDeleted(name string, instruction *broker.ProviderInstruction) bool {
+	uid, known := p.deleted.Load(name)
+	if !known {
+		return false
+	}
+	if instruction == nil || instruction.UID != uid {
+		p.deleted.Delete(name)
+		return false
+	}
+	return true
 }
 
 func providerInstructionSpec(view *protocol.ProviderView) broker.ProviderInstructionSpec {

@@ -37,7 +37,7 @@ func (p *Provider) removeUnlisted(ctx context.Context, instruction *broker.Provi
 		}
 	}
 	p.unlisted.Delete(instruction.UID)
-	return reconcile.Result{}, remove(ctx, p.client, instruction)
+	return reconcile.Result{}, p.remove(ctx, instruction)
 }
 
 // Unlisted returns the capacity that this cluster holds for Reservations of which the

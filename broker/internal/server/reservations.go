@@ -149,7 +149,7 @@ func update(stored, want *broker.Reservation) (changed bool, err error) {
 	if spec.RequestedResources != nil && want.Spec.RequestedResources != nil {
 		spec.RequestedResources = want.Spec.RequestedResources
 	}
-	spec.Retained = want.Spec.Retained
+	spec.Retained, spec.Priority = want.Spec.Retained, want.Spec.Priority
 	for i, set := range spec.PodSets {
 		for _, wantedSet := range want.Spec.PodSets {
 			if set.Name == wantedSet.Name {
@@ -158,7 +158,7 @@ func update(stored, want *broker.Reservation) (changed bool, err error) {
 		}
 	}
 	if !equality.Semantic.DeepEqual(*spec, want.Spec) {
-		return false, refuse(protocol.CodeConflict, "reservation %s is immutable except for its amounts: create another Reservation for another shape, placement, budget or duration", want.Name)
+		return false, refuse(protocol.CodeConflict, "reservation %s is immutable except for its amounts and priority: create another Reservation for another shape, placement, budget or duration", want.Name)
 	}
 	annotations := maps.Clone(stored.Annotations)
 	maps.Copy(annotations, want.Annotations)

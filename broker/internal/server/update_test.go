@@ -1,0 +1,48 @@
+package server
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// TestUpdate shows which changes of a Reservation the broker takes over.
+func TestUpdate(t *testing.T) {
+	cpu := resource.MustParse("1")
+	reservation := func(change func(*broker.ReservationSpec)) *broker.Reservation {
+		r := &broker.Reservation{Spec: broker.ReservationSpec{
+			RequesterID: "rome", Priority: 5,
+			PodSets: []broker.PodSet{{Name: "web", Count: 3, Requests: broker.ResourceQuantities{CPU: &cpu}}},
+		}}
+		change(&r.Spec)
+		return r
+	}
+	for _, tc := range []struct {
+		name    string
+		change  func(*broker.ReservationSpec)
+		changed bool
+		refused string
+	}{
+		{"nothing", func(*broker.ReservationSpec) {}, false, ""},
+		{"the count", func(s *broker.ReservationSpec) { s.PodSets[0].Count = 2 }, true, ""},
+		{"the priority, which follows the pending pods", func(s *broker.ReservationSpec) { s.Priority = 9 }, true, ""},
+		{"the shape", func(s *broker.ReservationSpec) { s.PodSets[0].NodeSelector = map[string]string{"zone": "a"} }, false, "immutable"},
+		{"the target", func(s *broker.ReservationSpec) { s.TargetClusterID = "paris" }, false, "immutable"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			stored, want := reservation(func(*broker.ReservationSpec) {}), reservation(tc.change)
+			changed, err := update(stored, want)
+			switch {
+			case tc.refused == "" && err != nil, tc.refused != "" && (err == nil || !strings.Contains(err.Error(), tc.refused)):
+				t.Fatalf("want refusal %q, got %v", tc.refused, err)
+			case changed != tc.changed:
+				t.Fatalf("changed is %v, want %v", changed, tc.changed)
+			case changed && (stored.Spec.Priority != want.Spec.Priority || stored.Spec.PodSets[0].Count != want.Spec.PodSets[0].Count):
+				t.Errorf("stored %+v", stored.Spec)
+			}
+		})
+	}
+}
