@@ -226,7 +226,14 @@ func SameClasses(a, b []broker.NodeClass) bool {
 }
 
 func sameAmounts(a, b *broker.ResourceQuantities) bool {
-	same := func(a, b *resource.Quantity) bool { return a == b || a != nil && b != nil && a.Cmp(*b) == 0 }
+	same := func(a, b *resource.Quantity) bool {
+		if a == nil || b == nil {
+			return a == b
+		}
+		// Cmp may write to its receiver, and others read this one.
+		unshared := *a
+		return unshared.Cmp(*b) == 0
+	}
 	return same(a.CPU, b.CPU) && same(a.Memory, b.Memory) && same(a.GPU, b.GPU) && same(a.Storage, b.Storage) &&
 		maps.EqualFunc(a.Extended, b.Extended, func(a, b resource.Quantity) bool { return a.Cmp(b) == 0 })
 }

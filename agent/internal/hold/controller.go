@@ -197,7 +197,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if request == JudgeAll {
-		return reconcile.Result{}, r.judgeStanding(ctx)
+		return r.judgeStanding(ctx)
 	}
 	return r.reconcileConsumer(ctx, request.Name)
 }

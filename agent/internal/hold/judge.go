@@ -69,11 +69,11 @@ func (r *Reconciler) judgeOnPods() handler.EventHandler {
 }
 
 // judgeStanding finds the holds of which a part no longer fits the nodes, and lowers
-// them.
-func (r *Reconciler) judgeStanding(ctx context.Context) error {
+// them. It is to be repeated if the status of one of them does not show that yet.
+func (r *Reconciler) judgeStanding(ctx context.Context) (result reconcile.Result, err error) {
 	in, err := r.read(ctx, "", preempts)
 	if err != nil {
-		return err
+		return result, err
 	}
 	r.lost = losses(in)
 	consumers := map[string]bool{}
@@ -84,8 +84,11 @@ func (r *Reconciler) judgeStanding(ctx context.Context) error {
 	}
 	var errs []error
 	for _, consumer := range slices.Sorted(maps.Keys(consumers)) {
-		_, err := r.reconcileConsumer(ctx, consumer)
+		lowered, err := r.reconcileConsumer(ctx, consumer)
 		errs = append(errs, err)
+		if result.RequeueAfter == 0 || 0 < lowered.RequeueAfter && lowered.RequeueAfter < result.RequeueAfter {
+			result.RequeueAfter = lowered.RequeueAfter
+		}
 	}
-	return errors.Join(errs...)
+	return result, errors.Join(errs...)
 }

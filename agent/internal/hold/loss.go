@@ -35,7 +35,7 @@ func losses(in input) map[types.UID]loss {
 	for _, instruction := range standing {
 		all = append(all, unused[instruction.UID])
 	}
-	if fitTogether(reserved(now, nil), all) {
+	if fitTogether(reserved(now, nil), all) || fitInAnotherOrder(now, all) {
 		return nil
 	}
 	out := map[types.UID]loss{}
@@ -52,6 +52,24 @@ func losses(in input) map[types.UID]loss {
 		}
 	}
 	return out
+}
+
+// maxOrders is the number of orders in which holds are packed before one of them is
+// given up.
+const maxOrders = 16
+
+// fitInAnotherOrder reports whether all capacities, oldest first, fit if one of the
+// newest is packed last, as it was when it was accepted. A packer does not find every
+// packing: what it once accepted must not be lost while the nodes are the same.
+func fitInAnotherOrder(now nodes, all []broker.HeldCapacity) bool {
+	for last := len(all) - 1; last >= max(0, len(all)-maxOrders); last-- {
+		packer := reserved(now, nil)
+		others := slices.Concat(all[:last], all[last+1:])
+		if fitTogether(packer, others) && place(packer, all[last]) == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // unusedOf returns the part of each hold that no guest uses.

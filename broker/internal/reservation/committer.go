@@ -113,25 +113,35 @@ func (c *committer) writeNext(ctx context.Context, cluster string, queue *commit
 	queue.waiting = queue.waiting[n:]
 	c.mu.Unlock()
 
+	// After a panic, which callers may recover from, the next change finds no queue without
+	// a writer.
+	var ad *broker.ClusterAdvertisement
+	err := errors.New("the write of the ledger did not end")
+	ended := false
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !ended {
+			batch, queue.waiting = append(batch, queue.waiting...), nil
+		}
+		for _, commit := range batch {
+			if commit.ad = ad; err != nil {
+				commit.err = err
+			}
+			close(commit.done)
+		}
+		if more = len(queue.waiting) > 0; !more {
+			delete(c.queues, cluster)
+		}
+	}()
 	start := c.clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
-	ad, err := c.write(ctx, cluster, batch)
+	ad, err = c.write(ctx, cluster, batch)
+	ended = true
 	commitBatchSize.Observe(float64(len(batch)))
 	commitLatency.Observe(c.clock.Since(start).Seconds())
-	for _, commit := range batch {
-		if commit.ad = ad; err != nil {
-			commit.err = err
-		}
-		close(commit.done)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(queue.waiting) == 0 {
-		delete(c.queues, cluster)
-		return false
-	}
-	return true
+	return more
 }
 
 // write applies a batch to a ledger and writes it. Each commit gets the error of its own
@@ -161,6 +171,10 @@ func (c *committer) write(ctx context.Context, cluster string, batch []*commit) 
 		err := c.update(ctx, ad, changes)
 		if err == nil {
 			return ad, nil
+		}
+		if apierrors.IsNotFound(err) {
+			// It was deleted, and the watch may have said so before it was added.
+			c.store.removeAdvertisement(known)
 		}
 		if !apierrors.IsConflict(err) || try == maxCommitTries || ctx.Err() != nil {
 			return nil, err
