@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
@@ -113,8 +115,9 @@ func (c *Consumer) Reconcile(ctx context.Context, request reconcile.Request) (re
 			errs = append(errs, c.ensure(ctx, name, existing, &view, allocation))
 		}
 	}
-	for _, instruction := range obsolete {
-		errs = append(errs, remove(ctx, c.client, instruction))
+	// In a fixed order, so that a run can be repeated.
+	for _, name := range slices.Sorted(maps.Keys(obsolete)) {
+		errs = append(errs, remove(ctx, c.client, obsolete[name]))
 	}
 	return reconcile.Result{}, errors.Join(errs...)
 }

@@ -51,6 +51,7 @@ const namespace = "default"
 // testHub is a broker with server, authority and reservation controllers on a real API
 // server.
 type testHub struct {
+	server    *Server
 	api       client.Client
 	authority *identity.Authority
 	url       string
@@ -128,7 +129,7 @@ func startHub(t *testing.T) *testHub {
 	expect.NoError(t, core.SetupWithManager(mgr))
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	expect.NoError(t, err)
-	_, err = New(mgr, Options{Listener: listener, Namespace: namespace, Identity: authority, Reconciler: core, Receipts: receipts, Log: logr.Discard()})
+	server, err := New(mgr, Options{Listener: listener, Namespace: namespace, Identity: authority, Reconciler: core, Receipts: receipts, Log: logr.Discard()})
 	expect.NoError(t, err)
 	secret := &corev1.Secret{}
 	expect.NoError(t, api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: identity.TokenName}, secret))
@@ -136,7 +137,7 @@ func startHub(t *testing.T) *testHub {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
-	hub := &testHub{api: api, authority: authority, url: "https://" + listener.Addr().String(), token: string(secret.Data[identity.TokenKey]), requests: requests, metrics: "http://" + metrics + "/metrics"}
+	hub := &testHub{server: server, api: api, authority: authority, url: "https://" + listener.Addr().String(), token: string(secret.Data[identity.TokenKey]), requests: requests, metrics: "http://" + metrics + "/metrics"}
 	hub.stop = sync.OnceFunc(func() {
 		cancel()
 		select {

@@ -303,15 +303,18 @@ func (c *clusters) testQuota(t *testing.T) {
 	config.Spec.Quotas = &broker.Quotas{ReservationsPerCluster: new(int32(5)), ReservationBytes: new(int32(1024))}
 	expect.NoError(t, c.hub.api.Create(t.Context(), config))
 	defer func() { expect.NoError(t, c.hub.api.Delete(context.Background(), config)) }()
-	large := newRequest("large")
-	large.Spec.PodSets[0].NodeSelector = map[string]string{"long": strings.Repeat("x", 1024)}
-	eventually(t, "the quota of bytes to apply", func() error {
-		_, err := c.berlin.client.PutReservation(t.Context(), large)
-		if !protocol.HasCode(err, protocol.CodeTooLarge) || !strings.Contains(err.Error(), "raise spec.quotas.reservationBytes") {
-			return fmt.Errorf("got %v", err)
+	eventually(t, "the quotas to apply", func() error {
+		if have := c.hub.server.quotas(); have.reservations != 5 || have.reservationBytes != 1024 {
+			return fmt.Errorf("have %+v", have)
 		}
 		return nil
 	})
+	large := newRequest("large")
+	large.Spec.PodSets[0].NodeSelector = map[string]string{"long": strings.Repeat("x", 1024)}
+	_, err := c.berlin.client.PutReservation(t.Context(), large)
+	if !protocol.HasCode(err, protocol.CodeTooLarge) || !strings.Contains(err.Error(), "raise spec.quotas.reservationBytes") {
+		t.Fatalf("got %v", err)
+	}
 	var group sync.WaitGroup
 	refusals := make(chan error, 20)
 	var created atomic.Int32
