@@ -59,7 +59,7 @@ func TestReservationRules(t *testing.T) {
 			t.Fatalf("a count could not change: %v", err)
 		}
 		r.Spec.PodSets[0].Requests.CPU = q("400m")
-		if err := c.Update(t.Context(), r); err == nil || !strings.Contains(err.Error(), "immutable") {
+		if err := c.Update(t.Context(), r); err == nil || !strings.Contains(err.Error(), "is immutable: change its count") {
 			t.Fatalf("want a refusal, got %v", err)
 		}
 	})
