@@ -100,6 +100,8 @@ func TestNoSleepInTests(t *testing.T) {
 // vocabulary maps words that the project does not use to the ones it does.
 var vocabulary = map[string]string{
 	`nobody`:                 "no cluster, no one, or say which",
+	`anybody`:                "any cluster, every user",
+	`whoever`:                "say which",
 	`anew`:                   "again",
 	`in vain`:                "without effect",
 	`(?:un)?told`:            "reported, recorded, sent",

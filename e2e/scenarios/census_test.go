@@ -17,7 +17,7 @@ import (
 // uncounted kinds change without any action of Spillway.
 var uncounted = map[string]string{
 	"events":         "a record of what happened, kept for an hour",
-	"leases":         "renewed and replaced by whoever leads",
+	"leases":         "renewed and replaced by the leader",
 	"endpointslices": "follow their Service's pods",
 	"endpoints":      "follow their Service's pods",
 	// The controller manager removes answered requests after an hour; Liqo's

@@ -31,7 +31,7 @@ type Request struct {
 	// PodSet with the total count: unschedulable pods, pods that the scheduler has
 	// not tried yet, and pods that run in other clusters already.
 	PodSet broker.PodSet
-	// Priority is the highest of the pending pods'; whoever makes the request sets it.
+	// Priority is the highest one of the pending pods. It is set when the request is made.
 	Priority int32
 	// Pending pods, by UID.
 	Pending []types.UID

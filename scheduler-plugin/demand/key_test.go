@@ -129,7 +129,7 @@ func TestShapeOf(t *testing.T) {
 			same:   true,
 		},
 		"a pending pod that claims a shape": {
-			reason: "anybody can write the label of a pending pod",
+			reason: "every user can write the label of a pending pod",
 			pods: [2]*corev1.Pod{podWith(request("cpu", "1"), func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelShape: "claimed"} }),
 				podWith(request("cpu", "2"), func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelShape: "claimed"} })},
 		},

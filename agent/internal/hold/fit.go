@@ -9,14 +9,6 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
-// Fit checks that a wanted capacity fits into slots besides what is promised and
-// not used yet (promised: pod sets without the guests that run already, and
-// divisible totals less what they use). The rejection is nil if it does. The packer
-// is a heuristic: it may reject a capacity that another packing would fit.
-func Fit(slots []capacity.Slot, promised []broker.HeldCapacity, wanted broker.HeldCapacity) *capacity.Rejection {
-	return place(reserved(nodes{slots: slots}, promised), wanted)
-}
-
 // reserved returns a packer of the nodes on which what is promised, and the pods that
 // wait for a node, have their place.
 func reserved(n nodes, promised []broker.HeldCapacity) *capacity.Packer {

@@ -15,13 +15,13 @@ type Quotas struct {
 	// +kubebuilder:validation:Minimum=1024
 	// +kubebuilder:validation:Maximum=16384
 	ReservationBytes *int32 `json:"reservationBytes,omitempty"`
-	// mailBytesPerCluster is the maximum size in bytes of the relayed messages that wait
+	// relayBytesPerCluster is the maximum size in bytes of the relayed messages that wait
 	// for one cluster, and of those that wait for others and were sent by it.
 	// +optional
 	// +kubebuilder:default=2097152
 	// +kubebuilder:validation:Minimum=131072
 	// +kubebuilder:validation:Maximum=33554432
-	MailBytesPerCluster *int32 `json:"mailBytesPerCluster,omitempty"`
+	RelayBytesPerCluster *int32 `json:"relayBytesPerCluster,omitempty"`
 	// streamsPerCluster is the maximum number of open watch streams of one cluster. One
 	// more ends the oldest.
 	// +optional

@@ -934,8 +934,8 @@ func (in *Quotas) DeepCopyInto(out *Quotas) {
 		*out = new(int32)
 		**out = **in
 	}
-	if in.MailBytesPerCluster != nil {
-		in, out := &in.MailBytesPerCluster, &out.MailBytesPerCluster
+	if in.RelayBytesPerCluster != nil {
+		in, out := &in.RelayBytesPerCluster, &out.RelayBytesPerCluster
 		*out = new(int32)
 		**out = **in
 	}

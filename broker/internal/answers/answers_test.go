@@ -36,7 +36,7 @@ func TestMemory(t *testing.T) {
 		happened func(*answers.Memory)
 		checks   []check
 	}{
-		"a refusal is remembered for the shape, whoever asks": {
+		"a refusal is remembered for the shape, for every Reservation": {
 			func(m *answers.Memory) { m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0)) },
 			[]check{
 				{"r", "paris", pods(2, "other-name", "1"), at(1), answers.ReasonRefused},

@@ -56,6 +56,28 @@ type replica struct {
 	url, probes string
 }
 
+// withBroker returns a benchmark of a broker that leads, a process of its own.
+func withBroker(timeout time.Duration, measure func(context.Context, *deployment, *replica) error) func() error {
+	return func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		d, err := deploy(ctx)
+		if err != nil {
+			return err
+		}
+		defer d.stop()
+		r, err := d.replica(ctx, "broker")
+		if err != nil {
+			return err
+		}
+		defer r.Kill()
+		if err := poll(ctx, "the broker to lead", r.leads); err != nil {
+			return err
+		}
+		return measure(ctx, d, r)
+	}
+}
+
 // deploy starts an API server.
 func deploy(ctx context.Context) (_ *deployment, err error) {
 	ctrl.SetLogger(logr.Discard())

@@ -23,7 +23,7 @@ import (
 )
 
 func init() {
-	benches["advertise_ingest"] = advertiseIngest
+	benches["advertise_ingest"] = withBroker(15*time.Minute, advertiseIngest)
 	benches["advertise_agents"] = advertiseAgents
 }
 
@@ -50,22 +50,7 @@ type orders struct {
 // advertiseIngest measures what 10,000 clusters cost that advertise every 30 s without
 // changes: cores used and memory of the broker's process. The agents are in processes of
 // their own, each with a connection.
-func advertiseIngest() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
-	defer cancel()
-	d, err := deploy(ctx)
-	if err != nil {
-		return err
-	}
-	defer d.stop()
-	r, err := d.replica(ctx, "broker")
-	if err != nil {
-		return err
-	}
-	defer r.Kill()
-	if err := poll(ctx, "the broker to lead", r.leads); err != nil {
-		return err
-	}
+func advertiseIngest(ctx context.Context, d *deployment, r *replica) error {
 	if err := d.loadCA(ctx); err != nil {
 		return err
 	}

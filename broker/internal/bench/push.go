@@ -17,27 +17,12 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-func init() { benches["push_latency"] = pushLatency }
+func init() { benches["push_latency"] = withBroker(10*time.Minute, pushLatency) }
 
 // pushLatency measures from the begin of a write of a Reservation until its consumer's
 // agent has it, for consumers with 1 and with 1,000 Reservations. The broker and the API
 // server are processes of their own.
-func pushLatency() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-	defer cancel()
-	d, err := deploy(ctx)
-	if err != nil {
-		return err
-	}
-	defer d.stop()
-	r, err := d.replica(ctx, "broker")
-	if err != nil {
-		return err
-	}
-	defer r.Kill()
-	if err := poll(ctx, "the broker to lead", r.leads); err != nil {
-		return err
-	}
+func pushLatency(ctx context.Context, d *deployment, r *replica) error {
 	worst := time.Duration(0)
 	for _, count := range []int{1, 1000} {
 		p99, err := d.push(ctx, r, "consumer-"+strconv.Itoa(count), count)

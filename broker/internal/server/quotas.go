@@ -14,9 +14,9 @@ type quotas struct {
 	// reservations is the number of a consumer's Reservations, reservationBytes the size
 	// of a new one's spec.
 	reservations, reservationBytes int
-	// mailBytes is the size of the messages that wait for a cluster, and of those that it
+	// relayBytes is the size of the messages that wait for a cluster, and of those that it
 	// has sent.
-	mailBytes int
+	relayBytes int
 	// streams is the number of a cluster's open streams.
 	streams int
 }
@@ -31,7 +31,7 @@ func (s *Server) quotas() quotas {
 	return quotas{
 		reservations:     int(ptr.Deref(set.ReservationsPerCluster, 1000)),
 		reservationBytes: int(ptr.Deref(set.ReservationBytes, 8<<10)),
-		mailBytes:        int(ptr.Deref(set.MailBytesPerCluster, 2<<20)),
+		relayBytes:       int(ptr.Deref(set.RelayBytesPerCluster, 2<<20)),
 		streams:          int(ptr.Deref(set.StreamsPerCluster, 16)),
 	}
 }

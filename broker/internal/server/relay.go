@@ -161,7 +161,7 @@ func (s *Server) postRelay(w http.ResponseWriter, r *http.Request, caller string
 		return refuse(protocol.CodeNotFound, "cluster %s has not joined this broker: check the cluster ID", message.To)
 	}
 	message.From = caller
-	if err := s.mailboxes.post(message, s.quotas().mailBytes); err != nil {
+	if err := s.mailboxes.post(message, s.quotas().relayBytes); err != nil {
 		return err
 	}
 	s.broadcaster.notify(message.To, "")
