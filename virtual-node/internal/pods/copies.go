@@ -17,55 +17,61 @@ import (
 	"github.com/spillway-dev/spillway/virtual-node/internal/translate"
 )
 
+// missingReference says why a pod waits for a ConfigMap or Secret: the reason and the
+// note of its event; the zero value if it does not wait. A note alone does not
+// distinguish two events of a pod: client-go records the second as a repetition of the
+// first.
+type missingReference struct{ reason, message string }
+
 // copyReferences creates and updates the provider's copies of the ConfigMaps and
-// Secrets that a pod refers to. missing names a required object that cannot be
-// copied; it is "" if there is none.
-func (h *Handler) copyReferences(ctx context.Context, pod *corev1.Pod, refs translate.References) (missing string, err error) {
+// Secrets that a pod refers to. missing is a required one that cannot be copied.
+func (h *Handler) copyReferences(ctx context.Context, pod *corev1.Pod, refs translate.References) (missing missingReference, err error) {
 	h.mu.Lock()
 	h.state(pod.UID).refs = &refs
 	h.mu.Unlock()
 	if refs.DownwardFiles != nil {
 		if err := h.configMaps.write(ctx, refs.DownwardFiles); err != nil {
-			return "", err
+			return missing, err
 		}
 	}
 	if len(refs.ConfigMaps)+len(refs.Secrets) == 0 {
-		return "", nil
+		return missing, nil
 	}
 	source := h.sources.get(pod.Namespace)
 	if !source.synced() {
-		return fmt.Sprintf("the ConfigMaps and Secrets of namespace %s cannot be read yet", pod.Namespace), nil
+		return missingReference{reasonWaitingForConfig, fmt.Sprintf("the ConfigMaps and Secrets of namespace %s cannot be read yet", pod.Namespace)}, nil
 	}
 	for _, ref := range refs.ConfigMaps {
 		object, found, err := source.configMaps.GetByKey(pod.Namespace + "/" + ref.Name)
 		switch {
 		case err != nil:
-			return "", err
+			return missing, err
 		case found:
 			from := object.(*corev1.ConfigMap)
 			if err := h.configMaps.write(ctx, &corev1.ConfigMap{ObjectMeta: h.copyMeta(from, "configmap"), Data: from.Data, BinaryData: from.BinaryData}); err != nil {
-				return "", err
+				return missing, err
 			}
 		case !ref.Optional:
-			missing = fmt.Sprintf("configmap %q not found", ref.Name)
+			missing = missingReference{reasonWaitingForConfig, fmt.Sprintf("configmap %q not found", ref.Name)}
 		}
 	}
 	for _, ref := range refs.Secrets {
 		object, found, err := source.secrets.GetByKey(pod.Namespace + "/" + ref.Name)
 		switch {
 		case err != nil:
-			return "", err
+			return missing, err
 		case found && object.(*corev1.Secret).Type == corev1.SecretTypeServiceAccountToken:
 			if !ref.Optional {
-				missing = fmt.Sprintf("secret %q is a ServiceAccount token of this cluster, which is not copied to other clusters", ref.Name)
+				missing = missingReference{reasonSecretNotCopied,
+					fmt.Sprintf("secret %q is a ServiceAccount token of this cluster, which is not copied to other clusters", ref.Name)}
 			}
 		case found:
 			from := object.(*corev1.Secret)
 			if err := h.secrets.write(ctx, &corev1.Secret{ObjectMeta: h.copyMeta(from, "secret"), Type: from.Type, Data: from.Data}); err != nil {
-				return "", err
+				return missing, err
 			}
 		case !ref.Optional:
-			missing = fmt.Sprintf("secret %q not found", ref.Name)
+			missing = missingReference{reasonWaitingForConfig, fmt.Sprintf("secret %q not found", ref.Name)}
 		}
 	}
 	return missing, nil

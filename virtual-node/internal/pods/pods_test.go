@@ -334,12 +334,13 @@ func (e *environment) testReferences(t *testing.T) {
 }
 
 func (e *environment) testServiceAccountToken(t *testing.T) {
+	pod := e.createPod(t, "token", withSecret("token"))
+	e.expectEvent(t, "WaitingForConfiguration", `secret "token" not found`)
 	e.createSecret(t, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "token", Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}},
 		Type:       corev1.SecretTypeServiceAccountToken, StringData: map[string]string{"token": "secret"},
 	})
-	pod := e.createPod(t, "token", withSecret("token"))
-	e.expectEvent(t, "WaitingForConfiguration", "not copied to other clusters")
+	e.expectEvent(t, "SecretNotCopied", "not copied to other clusters")
 	e.expectCopiedSecrets(t, 0)
 	expect.NoError(t, e.pods().Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
 	expectDeleted(t, e.pods(), pod.Name)

@@ -15,6 +15,7 @@ const (
 	reasonGuestLost        = "GuestLost"
 	reasonGuestRefused     = "GuestRefused"
 	reasonWaitingForConfig = "WaitingForConfiguration"
+	reasonSecretNotCopied  = "SecretNotCopied"
 )
 
 // exitCodeUnknown is the exit code of a container whose own is not known: that of

@@ -199,7 +199,7 @@ func (h *Handler) create(ctx context.Context, pod *corev1.Pod) (requeueAfter tim
 	if err != nil {
 		return h.createFailed(pod, err)
 	}
-	if missing != "" {
+	if missing != (missingReference{}) {
 		return h.waitForReference(pod, missing), nil
 	}
 	// The cache may not contain a guest that was just created. A second request
@@ -245,17 +245,17 @@ func (h *Handler) guestOwner(ctx context.Context) (metav1.OwnerReference, error)
 }
 
 // waitForReference reports that a pod waits for a ConfigMap or Secret.
-func (h *Handler) waitForReference(pod *corev1.Pod, missing string) (requeueAfter time.Duration) {
+func (h *Handler) waitForReference(pod *corev1.Pod, missing missingReference) (requeueAfter time.Duration) {
 	requeueAfter = cacheDelay
 	if h.sources.get(pod.Namespace).synced() {
-		h.event(pod, corev1.EventTypeWarning, reasonWaitingForConfig, missing)
+		h.event(pod, corev1.EventTypeWarning, missing.reason, missing.message)
 		requeueAfter = retryPeriod
 	}
-	status := waitingStatus(pod, reasonConfigMissing, missing)
+	status := waitingStatus(pod, reasonConfigMissing, missing.message)
 	// The condition shows the agent that the pod waits for this cluster, not for the
 	// provider: it does not reschedule the pod.
 	status.Conditions = setCondition(status.Conditions, corev1.PodCondition{
-		Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: reasonConfigMissing, Message: missing, LastTransitionTime: metav1.Time{Time: h.Clock.Now()}})
+		Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: reasonConfigMissing, Message: missing.message, LastTransitionTime: metav1.Time{Time: h.Clock.Now()}})
 	h.report(pod, status)
 	return requeueAfter
 }
