@@ -36,6 +36,9 @@ type OverflowArgs struct {
 	// DecisionTimeout is how long preemption waits at most for a decision about
 	// capacity in other clusters, if Overflow is BeforePreemption. Default: 10s.
 	DecisionTimeout *metav1.Duration `json:"decisionTimeout,omitempty"`
+	// InstructionNamespace is the namespace of the agent's ReservationInstructions, which
+	// say what can be used of Reservations made by hand. Default: spillway-system.
+	InstructionNamespace string `json:"instructionNamespace,omitempty"`
 }
 
 // ArgsKind is the kind of OverflowArgs; its group and version are
@@ -72,6 +75,9 @@ func parseArgs(obj runtime.Object) (*OverflowArgs, error) {
 	}
 	if args.DecisionTimeout == nil {
 		args.DecisionTimeout = &metav1.Duration{Duration: 10 * time.Second}
+	}
+	if args.InstructionNamespace == "" {
+		args.InstructionNamespace = broker.SystemNamespace
 	}
 	return args, args.validate()
 }
