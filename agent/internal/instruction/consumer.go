@@ -163,12 +163,18 @@ func (c *Consumer) ensure(ctx context.Context, name string, existing *broker.Res
 }
 
 func reservationInstructionSpec(view *protocol.ConsumerView, allocation *broker.Allocation) broker.ReservationInstructionSpec {
+	namespaces := view.Spec.Namespaces
+	if view.SourceName != "" {
+		namespaces = nil // it serves its own
+	}
 	return broker.ReservationInstructionSpec{
 		ReservationName:    view.ID,
 		ReservationUID:     view.UID,
 		SourceNamespace:    view.SourceNamespace,
 		SourceName:         view.SourceName,
 		SourceUID:          view.SourceUID,
+		PodSelector:        view.Spec.PodSelector,
+		Namespaces:         namespaces,
 		TargetClusterID:    allocation.Cluster,
 		RequestedCPU:       orZero(allocation.Resources.CPU),
 		RequestedMemory:    orZero(allocation.Resources.Memory),

@@ -23,6 +23,10 @@ func nextStatus(in snapshot, p plan, committed bool) broker.ReservationStatus {
 	}
 	var resized bool
 	status.Allocations, resized = allocations(in)
+	status.TargetClusterEndpoint = ""
+	if len(status.Allocations) > 0 {
+		status.TargetClusterEndpoint = status.Allocations[0].Endpoint
+	}
 	if resized && !committed {
 		// The consumer's reports so far are about other amounts.
 		status.Attempt = broker.Attempt{Number: p.attempt.Number}
