@@ -304,7 +304,7 @@ func (c *poolCache) poolOf(in *broker.ReservationInstruction) *pool {
 		reservation: spec.ReservationName, hold: demand.HoldLabel(spec.ReservationName), provider: spec.TargetClusterID,
 		namespaces: spec.Namespaces, fromHub: spec.FromHub(), selector: labels.Everything(),
 	}
-	usable := in.DeletionTimestamp == nil && in.Status.Carried != nil
+	usable := in.DeletionTimestamp == nil && !spec.Releasing && in.Status.Carried != nil
 	if !p.fromHub {
 		from := c.sources[types.NamespacedName{Namespace: spec.SourceNamespace, Name: spec.SourceName}]
 		if from.uid != spec.SourceUID {

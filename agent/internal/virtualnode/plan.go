@@ -28,11 +28,10 @@ type Grant struct {
 	Bound []*corev1.Pod
 }
 
-// Releasing reports whether capacity is kept for bound pods only. The instruction of a
-// Reservation in the hub exists as long as its capacity may be used.
+// Releasing reports whether capacity is kept for bound pods only.
 func (g Grant) Releasing() bool {
 	if g.Instruction.Spec.FromHub() {
-		return g.Instruction.DeletionTimestamp != nil
+		return g.Instruction.Spec.Releasing
 	}
 	return g.Reservation == nil || g.Reservation.DeletionTimestamp != nil
 }
@@ -65,6 +64,8 @@ func (g Grant) namespaces(optedIn []string) []string {
 	switch spec := &g.Instruction.Spec; {
 	case !spec.FromHub():
 		return []string{spec.SourceNamespace}
+	case spec.Releasing:
+		return nil // those of the bound pods remain
 	case len(spec.Namespaces) == 0:
 		return optedIn
 	default:

@@ -28,6 +28,10 @@ type ReservationInstructionSpec struct {
 	// namespaces are those of a Reservation that was created in the hub.
 	// +optional
 	Namespaces []string `json:"namespaces,omitempty"`
+	// releasing is true once a Reservation of the hub has ended: no new pod may use the
+	// grant, those that do may run on.
+	// +optional
+	Releasing bool `json:"releasing,omitempty"`
 	// targetClusterID is the cluster ID of the provider.
 	TargetClusterID string `json:"targetClusterID"`
 	// requestedCPU repeats requestedResources.cpu for older clients.
