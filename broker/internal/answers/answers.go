@@ -190,6 +190,17 @@ func (m *Memory) Rejections(uid types.UID, want broker.HeldCapacity, answerIn ti
 	return rejections, until
 }
 
+// Clusters are those of which anything is remembered.
+func (m *Memory) Clusters() map[string]bool {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	clusters := make(map[string]bool, len(m.entries))
+	for cluster := range m.entries {
+		clusters[cluster] = true
+	}
+	return clusters
+}
+
 // relevant are the entries of a provider that concern a capacity.
 func (m *Memory) relevant(cluster string, want broker.HeldCapacity) []*entry {
 	known := m.entries[cluster]

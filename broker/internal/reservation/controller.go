@@ -25,6 +25,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/internal/answers"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/lease"
 	"github.com/spillway-dev/spillway/broker/internal/queue"
 )
@@ -74,6 +75,8 @@ type Reconciler struct {
 	book    *lease.Book
 	answers *answers.Memory
 	queue   *queue.Queue
+	// claims are what stays free for those in the queue.
+	claims decide.Claims
 	// figures limits the writes of statuses that differ in figures only.
 	figures *rate.Limiter
 

@@ -22,7 +22,7 @@ import (
 // hub is a broker without an API server: what a plan would write is applied to the
 // objects in memory.
 type hub struct {
-	*testing.T
+	testing.TB
 	*Reconciler
 	clock        *testclock.FakeClock
 	heard        map[string]time.Time
@@ -35,8 +35,8 @@ type hub struct {
 
 func (h *hub) ReceivedAt(cluster string) (time.Time, bool) { at, ok := h.heard[cluster]; return at, ok }
 
-func newHub(t *testing.T) *hub {
-	h := &hub{T: t, clock: testclock.NewFakeClock(time.Unix(1_000_000, 0)), heard: map[string]time.Time{}, reservations: map[string]*broker.Reservation{}}
+func newHub(t testing.TB) *hub {
+	h := &hub{TB: t, clock: testclock.NewFakeClock(time.Unix(1_000_000, 0)), heard: map[string]time.Time{}, reservations: map[string]*broker.Reservation{}}
 	h.config = config{
 		weights: decide.DefaultWeights, staleAfter: 10 * time.Minute, freshFor: 90 * time.Second,
 		defaultLease: time.Hour, proofDeadline: 30 * time.Second, retryAfter: 30 * time.Second,

@@ -98,11 +98,13 @@ type snapshot struct {
 	// rejections are the clusters that must not be chosen for a capacity because of
 	// their answers so far, and when the first of them may be.
 	rejections func(broker.HeldCapacity) (map[string]capacity.Rejection, time.Time)
-	// ahead are those before the Reservation in the queue, where it would have that
-	// position; eligible reports whether a cluster may be chosen for one of them.
+	// ahead are those before the Reservation in the queue for which claims keep capacity
+	// free, where it would have that position; mayAsk reports whether one of them may be
+	// placed in a cluster at present.
 	ahead    []*queue.Entry
 	position int32
-	eligible func(*queue.Entry, *broker.ClusterAdvertisementSpec) bool
+	claims   *decide.Claims
+	mayAsk   func(ahead int, cluster string) bool
 }
 
 // snapshot is what the store knows. What is outdated in it does no harm: the writes of
