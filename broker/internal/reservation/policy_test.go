@@ -39,7 +39,7 @@ func newHub(t testing.TB) *hub {
 	h := &hub{TB: t, clock: testclock.NewFakeClock(time.Unix(1_000_000, 0)), heard: map[string]time.Time{}, reservations: map[string]*broker.Reservation{}}
 	h.config = config{
 		weights: decide.DefaultWeights, staleAfter: 10 * time.Minute, freshFor: 90 * time.Second,
-		defaultLease: time.Hour, proofDeadline: 30 * time.Second, retryAfter: 30 * time.Second,
+		defaultLease: time.Hour, proofDeadline: 30 * time.Second, retryAfter: 30 * time.Second, maxPriority: 1000,
 	}
 	h.failOver()
 	return h

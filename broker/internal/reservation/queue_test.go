@@ -109,3 +109,23 @@ func TestFullLedgerIsNotTheEnd(t *testing.T) {
 		})
 	}
 }
+
+// A priority above the maximum counts as the maximum: no consumer is always first.
+func TestMaxPriority(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "1")
+	priority := func(p int32) func(*broker.ReservationSpec) {
+		return func(s *broker.ReservationSpec) { s.Priority = p }
+	}
+	h.ask("at-most", 1, "2", priority(1000))
+	h.ask("above", 1, "2", priority(1_000_000))
+	h.ask("below", 1, "2", priority(999))
+	h.ask("last", 1, "2", priority(-1))
+	for name, want := range map[string]int32{"at-most": 1, "above": 2, "below": 3, "last": 4} {
+		h.reconcile(name)
+		if got := h.snapshotOf(h.reservations[name], h.config).position; got != want {
+			t.Errorf("%s is number %d, want %d", name, got, want)
+		}
+	}
+	h.expectCondition("above", broker.ConditionQueued, reasonInsufficientCapacity, "Its priority 1000000 counts as 1000, the maximum (quotas.maxPriority of the BrokerConfig).")
+}

@@ -37,6 +37,8 @@ type config struct {
 	proofDeadline        time.Duration
 	retryAfter           time.Duration
 	queueing             broker.Queueing
+	// maxPriority is the highest priority that counts.
+	maxPriority int32
 }
 
 // duration is the length of a Reservation's lease; 0 if only silence ends it.
@@ -60,6 +62,7 @@ func (r *Reconciler) config(ctx context.Context) (config, error) {
 		return ptr.Deref(d, metav1.Duration{Duration: fallback}).Duration
 	}
 	// Without the object, the API server has not filled in the defaults.
+	quotas := ptr.Deref(object.Spec.Quotas, broker.Quotas{})
 	return config{
 		weights:     ptr.Deref(object.Spec.Weights, decide.DefaultWeights),
 		staleAfter:  duration(object.Spec.StaleAfter, 10*time.Minute),
@@ -70,6 +73,7 @@ func (r *Reconciler) config(ctx context.Context) (config, error) {
 		proofDeadline: duration(object.Spec.ProofDeadline, 30*time.Second),
 		retryAfter:    duration(object.Spec.RetryAfter, 30*time.Second),
 		queueing:      object.Spec.Queueing,
+		maxPriority:   ptr.Deref(quotas.MaxPriority, 1000),
 	}, nil
 }
 

@@ -26,7 +26,7 @@ func (in snapshot) entry() queue.Entry {
 	return queue.Entry{
 		Name:     r.Name,
 		UID:      r.UID,
-		Priority: r.Spec.Priority,
+		Priority: min(r.Spec.Priority, in.config.maxPriority),
 		Created:  r.CreationTimestamp.Time,
 		Request: decide.Request{
 			Requester: r.Spec.RequesterID,
