@@ -159,14 +159,15 @@ func (h *hub) change(cluster string, f func(*broker.ClusterAdvertisement)) {
 // answer answers a hold as its provider, as ApplyProviderAck does.
 func (h *hub) answer(cluster, name string, accepted bool) {
 	h.Helper()
-	h.answers.Answered(cluster)
 	h.change(cluster, func(ad *broker.ClusterAdvertisement) {
 		hold := ledger.Find(&ad.Status, types.UID(name))
 		if hold == nil {
 			h.Fatalf("%s has no hold for %s", cluster, name)
 		}
 		asked := ledger.Pending(*hold.DeepCopy())
-		ledger.Confirm(&ad.Status, hold.ReservationUID, hold.Attempt, accepted, nil)
+		if ledger.Confirm(&ad.Status, hold.ReservationUID, hold.Attempt, accepted, nil) {
+			h.answers.Answered(cluster, types.UID(name), h.clock.Now())
+		}
 		if accepted {
 			h.answers.Accepted(cluster, asked)
 		} else {

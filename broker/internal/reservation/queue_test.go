@@ -3,6 +3,7 @@ package reservation
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -128,4 +129,25 @@ func TestMaxPriority(t *testing.T) {
 		}
 	}
 	h.expectCondition("above", broker.ConditionQueued, reasonInsufficientCapacity, "Its priority 1000000 counts as 1000, the maximum (quotas.maxPriority of the BrokerConfig).")
+}
+
+// A growth that waits for the consumer's own guests to end is not counted against the
+// provider for others.
+func TestWaitingForGuestsIsNotSilence(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "10")
+	h.ask("r", 5, "1")
+	h.answer("paris", "r", true)
+	h.reservations["r"].Spec.PodSets[0].Count = 2
+	h.reconcile("r")
+	// paris confirms no smaller hold while guests run, and so no growth after it.
+	h.reservations["r"].Spec.PodSets[0].Count = 4
+	h.reconcile("r")
+	h.expectPods("paris", "r", 4, 5)
+	h.clock.Step(31 * time.Second)
+	h.advertise("paris", "10")
+	h.reconcile("r")
+	h.expectPods("paris", "r", 2, 5)
+	h.ask("of-another", 1, "1", func(s *broker.ReservationSpec) { s.RequesterID = "oslo" })
+	h.expectPods("paris", "of-another", 1, 0)
 }

@@ -45,7 +45,9 @@ func (r *Reconciler) remember(in *snapshot) {
 	in.heard = r.lastAdvertised(reservation.Spec.RequesterID)
 	for _, h := range in.holds() {
 		if in.overdue(h) {
-			r.answers.Missed(h.cluster, in.config.retryAfter, in.now)
+			asked, _ := in.askedAt(h)
+			// What is not confirmed yet may wait for guests.
+			r.answers.Missed(h.cluster, reservation.UID, asked, h.Unconfirmed != nil, in.config.retryAfter, in.now)
 		}
 	}
 	in.rejections = func(want broker.HeldCapacity) (map[string]capacity.Rejection, time.Time) {
