@@ -75,6 +75,8 @@ type Reconciler struct {
 	book    *lease.Book
 	answers *answers.Memory
 	queue   *queue.Queue
+	// conflicts count how often a write of an object failed in a row.
+	conflicts workqueue.TypedRateLimiter[string]
 	// claims are what stays free for those in the queue.
 	claims decide.Claims
 	// figures limits the writes of statuses that differ in figures only.
@@ -138,6 +140,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		book:        lease.NewBook(),
 		answers:     answers.New(),
 		queue:       queue.New(),
+		conflicts:   workqueue.NewTypedItemExponentialFailureRateLimiter[string](conflictRetryAfter, maxConflictRetryAfter),
 		figures:     rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
 
 		priceChanges: map[string]map[string]string{},

@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 // nodes makes a cluster of several nodes of one size.
@@ -150,4 +152,27 @@ func TestWaitingForGuestsIsNotSilence(t *testing.T) {
 	h.expectPods("paris", "r", 2, 5)
 	h.ask("of-another", 1, "1", func(s *broker.ReservationSpec) { s.RequesterID = "oslo" })
 	h.expectPods("paris", "of-another", 1, 0)
+}
+
+// The delay after a conflict doubles, up to a maximum, until a reconcile has no conflict.
+func TestConflictBackoff(t *testing.T) {
+	h := newHub(t)
+	h.ask("r", 1, "1")
+	var delays []time.Duration
+	for range 10 {
+		result, err := h.requeueOnConflict(t.Context(), "reservation/r", errOutdated)
+		expect.NoError(t, err)
+		delays = append(delays, result.RequeueAfter)
+	}
+	if delays[0] != 20*time.Millisecond || delays[3] != 160*time.Millisecond || delays[9] != 5*time.Second {
+		t.Errorf("the delays are %v", delays)
+	}
+	h.forget("r")
+	if result, _ := h.requeueOnConflict(t.Context(), "reservation/r", errOutdated); result.RequeueAfter != 20*time.Millisecond {
+		t.Errorf("the first delay is %s", result.RequeueAfter)
+	}
+	failed := errors.New("the API server is down")
+	if result, err := h.requeueOnConflict(t.Context(), "reservation/r", failed); err == nil || result.RequeueAfter != 0 {
+		t.Errorf("another error is requeued after %s: %v", result.RequeueAfter, err)
+	}
 }

@@ -59,6 +59,7 @@ func (r *Reconciler) remember(in *snapshot) {
 // forget drops what is remembered of a Reservation that does not exist any more.
 func (r *Reconciler) forget(name string) {
 	r.book.Forget(name)
+	r.conflicts.Forget("reservation/" + name)
 	r.mu.Lock()
 	delete(r.priceChanges, name)
 	r.mu.Unlock()
@@ -70,6 +71,7 @@ func (r *Reconciler) forget(name string) {
 // forgetCluster drops what is remembered of a cluster whose advertisement was deleted.
 func (r *Reconciler) forgetCluster(cluster string) {
 	r.answers.Forget(cluster)
+	r.conflicts.Forget("advertisement/" + cluster)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.latest, cluster)
