@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -400,6 +401,10 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		// Other Reservations of the namespace may shrink.
 		return blockedRetryAfter
 	}
+	if request.Owner, err = c.objectOf(request.Owner); err != nil {
+		log.Error(err, "Failed to read the owner of a Reservation; retrying")
+		return retryAfter
+	}
 	applied, err := c.reservations.apply(ctx, request, policy, current)
 	switch {
 	case err == nil:
@@ -424,6 +429,18 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		log.Error(err, "Failed to write a Reservation; retrying")
 		return retryAfter
 	}
+}
+
+// objectOf returns a reference to the object that an owner is.
+func (c *demandController) objectOf(owner metav1.OwnerReference) (metav1.OwnerReference, error) {
+	if owner.UID == demand.SharedOwner {
+		namespace, err := c.namespaces.Get(owner.Name)
+		if err != nil {
+			return owner, fmt.Errorf("getting namespace %s: %w", owner.Name, err)
+		}
+		owner.UID = namespace.UID
+	}
+	return owner, nil
 }
 
 // setUnasked records whether not all of the capacity for a key is requested, and wakes

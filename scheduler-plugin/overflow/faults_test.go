@@ -41,6 +41,8 @@ func TestRules(t *testing.T) {
 		{"each of two Reservations is charged", twoReservations},
 		{"a pod is tried with its new spec", toleratedLater},
 		{"a failed binding leaves nothing on the pod", failedBinding},
+		{"bare pods and Jobs of one shape share a Reservation", sharedReservation},
+		{"the runs of a CronJob share a Reservation", cronJob},
 	} {
 		t.Run(rule.name, func(t *testing.T) {
 			of := *c

@@ -53,6 +53,7 @@ type Plugin struct {
 	nodes      corelisters.NodeLister
 	namespaces corelisters.NamespaceLister
 	keys       *keyCache
+	owners     *owners
 	grants     *grantCache
 	placements *placements
 	gate       *gate
@@ -102,13 +103,18 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
+	owners, err := newOwners(handle.KubeConfig(), handle)
+	if err != nil {
+		return nil, fmt.Errorf("plugin %s: %w", Name, err)
+	}
 	core := handle.SharedInformerFactory().Core().V1()
 	p := &Plugin{
 		handle:     handle,
 		args:       args,
 		nodes:      core.Nodes().Lister(),
 		namespaces: core.Namespaces().Lister(),
-		keys:       newKeyCache(handle.SharedInformerFactory().Apps().V1().ReplicaSets().Lister()),
+		keys:       newKeyCache(owners.resolve),
+		owners:     owners,
 		grants:     newGrantCache(clock.RealClock{}),
 		gate:       newGate(clock.RealClock{}),
 		queue:      newWorkQueue(),

@@ -41,12 +41,12 @@ func extended(pods int) load {
 }
 
 // pod returns pod i of a load, as the steering webhook leaves it. The scheduler does not
-// read its owner, a StatefulSet.
+// read its owner.
 func (l load) pod(i int) *corev1.Pod {
 	owner := fmt.Sprintf("%s-%d", l.name, i/l.podsOf)
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: l.namespace, Name: fmt.Sprintf("%s-%d", l.name, i), OwnerReferences: []metav1.OwnerReference{{
-			APIVersion: "apps/v1", Kind: "StatefulSet", Name: owner, UID: types.UID("uid-of-" + owner), Controller: ptr.To(true)}}},
+			APIVersion: "example.com/v1", Kind: "Batch", Name: owner, UID: types.UID("uid-of-" + owner), Controller: ptr.To(true)}}},
 		Spec: corev1.PodSpec{
 			SchedulerName:                broker.SchedulerName,
 			AutomountServiceAccountToken: ptr.To(false),
