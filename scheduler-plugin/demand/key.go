@@ -150,6 +150,18 @@ func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 	return digest(string(raw))[:16], set
 }
 
+// AddedTolerations returns the tolerations that a pod has for virtual nodes: neither its
+// author's nor those that Kubernetes adds to every pod.
+func AddedTolerations(all []corev1.Toleration) []corev1.Toleration {
+	i := slices.IndexFunc(all, func(t corev1.Toleration) bool { return t.Key == broker.TaintOverflow })
+	if i < 0 {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(all[i:]), func(t corev1.Toleration) bool {
+		return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
+	})
+}
+
 // ownTolerations returns the tolerations of the pod's author, sorted. Tolerations
 // are only ever appended to a pod: Spillway appends the one for broker.TaintOverflow
 // and then those of the driver, so everything from there on is not the author's.

@@ -67,6 +67,7 @@ func (p *Plugin) start(ctx context.Context) error {
 		keys:         p.keys,
 		untried:      untried,
 		pending:      newPendingPods(),
+		askAfter:     p.args.AskAfter.Duration,
 		pods:         core.Pods().Lister(),
 		namespaces:   p.namespaces,
 		reservations: newReservationStore(client, reservations.GetIndexer(), clock.RealClock{}),

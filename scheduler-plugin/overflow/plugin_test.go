@@ -36,7 +36,7 @@ func newIndexer(objects ...any) cache.Indexer {
 func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}}
 	now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
-	args.DecisionTimeout = &metav1.Duration{Duration: 10 * time.Second}
+	args.DecisionTimeout, args.AskAfter = &metav1.Duration{Duration: 10 * time.Second}, &metav1.Duration{}
 	p := &Plugin{
 		args:       &args,
 		namespaces: corelisters.NewNamespaceLister(newIndexer(shop)),

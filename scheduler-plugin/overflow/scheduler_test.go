@@ -78,6 +78,16 @@ profiles:
       overflow: BeforePreemption
       batchQuiet: 100ms
       decisionTimeout: 5s
+- schedulerName: spillway-later
+  plugins:
+    <<: *plugins
+  pluginConfig:
+  - name: Overflow
+    args:
+      apiVersion: broker.fluidos.eu/v1alpha1
+      kind: OverflowArgs
+      batchQuiet: 100ms
+      askAfter: 5s
 - schedulerName: default-scheduler
 `
 
