@@ -78,6 +78,7 @@ var recognizer = inventory.Recognizer{
 		},
 	),
 	VirtualNode: func(n *corev1.Node) bool { return n.Labels["driver"] == "virtual" },
+	Placeholder: func(p *corev1.Pod) (string, bool) { return "rome", p.Namespace == "holds" },
 }
 
 func cluster(nodes []*corev1.Node, pods []*corev1.Pod) *inventory.Cluster {
@@ -426,5 +427,16 @@ func BenchmarkMeasure1000Nodes(b *testing.B) {
 	b.ResetTimer()
 	for range b.N {
 		measure(nodes, pods, expect.Resources("cpu", "4"))
+	}
+}
+
+// The broker charges the hold: a placeholder is not counted besides.
+func TestPlaceholdersUseNothing(t *testing.T) {
+	placeholder := pod("a", expect.Resources("cpu", "1"))
+	placeholder.Namespace = "holds"
+	with := measure([]*corev1.Node{node("a", two)}, []*corev1.Pod{placeholder}, nil)
+	without := measure([]*corev1.Node{node("a", two)}, nil, nil)
+	if diff := cmp.Diff(without.NodeClasses, with.NodeClasses); diff != "" || with.Resources.Allocated.String() != "nothing" {
+		t.Errorf("a placeholder is counted: allocated %s, classes (-without +with):\n%s", with.Resources.Allocated, diff)
 	}
 }

@@ -87,11 +87,12 @@ func Make(in Input) Plan {
 }
 
 // keep splits the placeholders of one shape into at most count that are kept and those
-// that are removed: on nodes that are not usable, and too many. Of these, first those in
+// that are removed: on nodes that are not usable, ended, and too many. Of these, first those in
 // the way of expected guests, then those without a place.
 func (in Input) keep(pods []*corev1.Pod, count int, expected map[string]int) (keep, remove []*corev1.Pod) {
 	for _, pod := range pods {
-		if node := pod.Spec.NodeName; node != "" && !in.Usable(node) {
+		node := pod.Spec.NodeName
+		if node != "" && !in.Usable(node) || pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
 			remove = append(remove, pod)
 		} else {
 			keep = append(keep, pod)

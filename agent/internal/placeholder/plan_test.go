@@ -170,7 +170,7 @@ func TestChunks(t *testing.T) {
 }
 
 // A placeholder does not tolerate or select more than the guests whose place it holds, and
-// makes nobody buy a node.
+// makes no autoscaler add a node.
 func TestPod(t *testing.T) {
 	s := set(1, "cpu", "1", "nvidia.com/gpu", "2")
 	s.NodeSelector = map[string]string{"zone": "a"}
