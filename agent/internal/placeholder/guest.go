@@ -4,8 +4,11 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	scheduling "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -91,4 +94,16 @@ func attributed(before, after []Hold) (uid types.UID, key string, divisible, ok 
 		}
 	}
 	return "", "", false, false
+}
+
+// RunsOn reports whether a node matches a pod's node selector and required node affinity,
+// and the pod tolerates its taints.
+func RunsOn(pod *corev1.Pod, node *corev1.Node) bool {
+	if match, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); err != nil || !match {
+		return false
+	}
+	_, untolerated := scheduling.FindMatchingUntoleratedTaint(logr.Discard(), node.Spec.Taints, pod.Spec.Tolerations, func(t *corev1.Taint) bool {
+		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
+	}, false)
+	return !untolerated
 }
