@@ -39,6 +39,9 @@ type OverflowArgs struct {
 	// InstructionNamespace is the namespace of the agent's ReservationInstructions, which
 	// say what can be used of Reservations made by hand. Default: spillway-system.
 	InstructionNamespace string `json:"instructionNamespace,omitempty"`
+	// AskAfter is how long a pod must not have fit in this cluster before capacity is
+	// requested in others, so that an autoscaler can add a node first. Default: 0s.
+	AskAfter *metav1.Duration `json:"askAfter,omitempty"`
 }
 
 // ArgsKind is the kind of OverflowArgs; its group and version are
@@ -79,6 +82,9 @@ func parseArgs(obj runtime.Object) (*OverflowArgs, error) {
 	if args.InstructionNamespace == "" {
 		args.InstructionNamespace = broker.SystemNamespace
 	}
+	if args.AskAfter == nil {
+		args.AskAfter = &metav1.Duration{}
+	}
 	return args, args.validate()
 }
 
@@ -94,6 +100,9 @@ func (a *OverflowArgs) validate() error {
 	}
 	if timeout := a.DecisionTimeout.Duration; timeout < time.Second || timeout > 10*time.Minute {
 		return fmt.Errorf("decisionTimeout: want 1s to 10m, got %s", timeout)
+	}
+	if after := a.AskAfter.Duration; after < 0 || after > time.Hour {
+		return fmt.Errorf("askAfter: want 0s to 1h, got %s", after)
 	}
 	return nil
 }

@@ -45,7 +45,9 @@ func (r *Reconciler) remember(in *snapshot) {
 	in.heard = r.lastAdvertised(reservation.Spec.RequesterID)
 	for _, h := range in.holds() {
 		if in.overdue(h) {
-			r.answers.Missed(h.cluster, in.config.retryAfter, in.now)
+			asked, _ := in.askedAt(h)
+			// What is not confirmed yet may wait for guests.
+			r.answers.Missed(h.cluster, reservation.UID, asked, h.Unconfirmed != nil, in.config.retryAfter, in.now)
 		}
 	}
 	in.rejections = func(want broker.HeldCapacity) (map[string]capacity.Rejection, time.Time) {
@@ -58,6 +60,7 @@ func (r *Reconciler) remember(in *snapshot) {
 func (r *Reconciler) forget(name string) {
 	r.book.Forget(name)
 	r.rememberImpossible(name, false)
+	r.conflicts.Forget("reservation/" + name)
 	r.mu.Lock()
 	delete(r.priceChanges, name)
 	r.mu.Unlock()
@@ -69,6 +72,7 @@ func (r *Reconciler) forget(name string) {
 // forgetCluster drops what is remembered of a cluster whose advertisement was deleted.
 func (r *Reconciler) forgetCluster(cluster string) {
 	r.answers.Forget(cluster)
+	r.conflicts.Forget("advertisement/" + cluster)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.latest, cluster)
