@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -86,6 +87,8 @@ type demandController struct {
 	writeQueue workqueue.TypedInterface[demand.Key]
 	mu         sync.Mutex
 	requests   map[demand.Key]demand.Request
+	// wanted has the last request of each key that has pending pods.
+	wanted map[demand.Key]demand.Request
 	// requestedAt is when a key's count was raised last, for raiseAfter.
 	requestedAt map[demand.Key]time.Time
 	// capped serializes the writes of namespaces whose policy limits the sum of their
@@ -105,7 +108,7 @@ var hashSeed = maphash.MakeSeed()
 // run processes the queue until ctx ends.
 func (c *demandController) run(ctx context.Context) {
 	c.unresolved, c.requests, c.requestedAt = map[types.UID]types.NamespacedName{}, map[demand.Key]demand.Request{}, map[demand.Key]time.Time{}
-	c.delayed = map[types.UID]delayedPod{}
+	c.delayed, c.wanted = map[types.UID]delayedPod{}, map[demand.Key]demand.Request{}
 	c.writeQueue = workqueue.NewTyped[demand.Key]()
 	defer c.writeQueue.ShutDown()
 	for range writers {
@@ -206,7 +209,7 @@ func (c *demandController) sync() {
 	defer c.mu.Unlock()
 	for _, request := range requests {
 		request.Priority, request.MinAvailable = c.priorityOf(request.Pending), c.minAvailable(request)
-		c.requests[request.Key] = request
+		c.requests[request.Key], c.wanted[request.Key] = request, request
 		c.writeQueue.Add(request.Key)
 	}
 }
@@ -546,10 +549,46 @@ func (c *demandController) applyPolicy(request demand.Request, name string) (pol
 	if err != nil || policy == nil || policy.Spec.MaxResources == nil {
 		return policy, request.PodSet.Count, "", err
 	}
-	others, err := c.reservations.list(request.Key.Namespace)
+	existing, err := c.reservations.list(request.Key.Namespace)
 	if err != nil {
 		return nil, 0, "", err
 	}
-	allowed, short = maxPods(request.PodSet, *policy.Spec.MaxResources, requestedResources(others, name))
+	claims := c.claims(request, existing)
+	others := requestedResources(existing, claims)
+	shares := fairShares(*policy.Spec.MaxResources, others, slices.Collect(maps.Values(claims)))
+	for _, other := range claims {
+		if other.name != name {
+			broker.AddTo(others, broker.Times(other.each, shares[other.name]))
+		}
+	}
+	allowed, short = maxPods(request.PodSet, *policy.Spec.MaxResources, others)
 	return policy, allowed, short, nil
+}
+
+// claims returns what the keys of a request's namespace need that have pending pods, by
+// the name of the Reservation.
+func (c *demandController) claims(request demand.Request, existing []*broker.Reservation) map[string]claim {
+	c.mu.Lock()
+	maps.DeleteFunc(c.wanted, func(key demand.Key, _ demand.Request) bool {
+		return key != request.Key && len(c.batcher.Pending(key)) == 0
+	})
+	wanted := []demand.Request{request}
+	for key, other := range c.wanted {
+		if key.Namespace == request.Key.Namespace && key != request.Key {
+			wanted = append(wanted, other)
+		}
+	}
+	c.mu.Unlock()
+	claims := map[string]claim{}
+	for _, w := range wanted {
+		name := w.Key.Name(w.Owner.Name)
+		claims[name] = claim{name: name, each: w.PodSet.Requests.List(), want: w.PodSet.Count}
+	}
+	for _, r := range existing {
+		if own, ok := claims[r.Name]; ok {
+			own.has = requestedPods(r)
+			claims[r.Name] = own
+		}
+	}
+	return claims
 }
