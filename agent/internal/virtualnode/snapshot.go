@@ -182,13 +182,32 @@ const (
 	indexDaemonNode = "spillway.daemonNode"
 )
 
-// ProviderOf is the provider whose capacity a node provides; empty for a node of
-// this cluster.
+// ProviderOf is the provider whose capacity a node provides, by the node's name; empty
+// for a node of this cluster. A node of this cluster may have such a name: see IsVirtual.
 func ProviderOf(nodeName string) string {
 	if provider, ok := strings.CutPrefix(nodeName, broker.VirtualNodePrefix); ok {
 		return provider
 	}
 	return ""
+}
+
+// IsVirtual reports whether a node is the virtual node of a provider, and not one of this
+// cluster that has its name.
+func IsVirtual(node *corev1.Node, provider string) bool {
+	return node.Name == broker.VirtualNodeName(provider) && node.Labels[broker.LabelProvider] == provider
+}
+
+// BoundTo returns the provider whose virtual node has a name; empty for a node of this
+// cluster. A node that does not exist counts as virtual if it is named as one.
+func BoundTo(ctx context.Context, reader client.Reader, nodeName string) (provider string, err error) {
+	if provider = ProviderOf(nodeName); provider == "" {
+		return "", nil
+	}
+	node, err := ReadNode(ctx, reader, provider)
+	if err != nil || node != nil && !IsVirtual(node, provider) {
+		return "", err
+	}
+	return provider, nil
 }
 
 // ReadNode reads a provider's virtual node; nil if there is none.
