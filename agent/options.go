@@ -44,7 +44,7 @@ type options struct {
 
 	virtualNodeNamespace string
 	guestsPodSecurity    string
-	directAgentRole      string
+	guestsRole           string
 	directTokenTTL       time.Duration
 	allowIngressFrom     list
 	allowEgressTo        list
@@ -129,10 +129,10 @@ func parse(arguments []string) (options, error) {
 	flags.StringVar(&o.liqoNamespace, "liqo-namespace", "liqo", "Driver liqo: namespace of the Liqo installation.")
 	flags.StringVar(&o.liqoTenantRole, "liqo-tenant-role", "spillway-agent-tenant", "Driver liqo: ClusterRole that the agent binds to itself in each peer's namespace. If empty, it binds none.")
 	flags.Var(&o.podCIDRs, "liqo-pod-cidrs", "Driver liqo: pod networks (CIDR) of this cluster. Comma-separated; can be repeated. If set, a NetworkPolicy denies connections from them to Liqo's virtual kubelets.")
-	flags.StringVar(&o.directAgentRole, "direct-agent-role", "spillway-agent-guests", "Driver direct: ClusterRole that the agent binds to itself in the namespaces of guests. If empty, it binds none.")
+	flags.StringVar(&o.guestsRole, "guests-role", "spillway-agent-guests", "ClusterRole that the agent binds to itself in the namespaces of guests. If empty, it binds none.")
 	flags.DurationVar(&o.directTokenTTL, "direct-token-ttl", time.Hour, fmt.Sprintf("Driver direct: lifetime of a consumer's token, at least %s. It is renewed after half of that.", direct.MinTokenTTL))
-	flags.Var(&o.allowIngressFrom, "direct-allow-ingress-from", "Driver direct: networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
-	flags.Var(&o.allowEgressTo, "direct-allow-egress-to", "Driver direct: networks (CIDR) that guests may connect to. Comma-separated; can be repeated. Empty means none.")
+	flags.Var(&o.allowIngressFrom, "guests-allow-ingress-from", "Networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
+	flags.Var(&o.allowEgressTo, "guests-allow-egress-to", "Networks (CIDR) that guests may connect to. Comma-separated; can be repeated. Empty means none.")
 	flags.StringVar(&o.guestsPodSecurity, "guests-pod-security", direct.DefaultPodSecurity, "Driver direct: Pod Security Standard that guests must comply with, restricted or baseline.")
 	flags.StringVar(&o.virtualNodeNamespace, "virtual-node-namespace", "", "Driver direct: namespace of the Secrets that spillway-virtual-node reads. Defaults to --namespace.")
 
