@@ -57,11 +57,11 @@ var everything = map[string][]string{
 	},
 	"agent": append(slices.Clone(needed),
 		"clusterName=Rome", "apiServer.endpoint=https://192.0.2.2:6443", "region=it", "zone=it-1",
-		"lend.headroom.cpu=2", "lend.headroom.memory=4Gi", "lend.consumers={paris,berlin}",
+		"hold=placeholders", "lend.headroom.cpu=2", "lend.headroom.memory=4Gi", "lend.consumers={paris,berlin}",
 		"cost.cpu=0.04", "cost.memory=0", "cost.gpu=1", "cost.storage=0.001", "cost.currency=EUR", "cost.configMap=prices",
 		"guests.allowIngressFrom={10.1.0.0/16}", "guests.allowEgressTo={10.1.0.0/16,fd00::/8}",
 		"peers.paris.fingerprint=sha256:"+strings.Repeat("0", 64),
-		"replicas=2", "scheduler.replicas=2", "scheduler.overflow=BeforePreemption", "scheduler.priorityClassName=system-cluster-critical",
+		"replicas=2", "scheduler.replicas=2", "scheduler.overflow=BeforePreemption", "scheduler.askAfter=5m", "scheduler.priorityClassName=system-cluster-critical",
 		"imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "liqo.podCIDRs={10.1.0.0/16}", "logLevel=1",
 	),
 }
@@ -297,7 +297,7 @@ func TestNamesInTheContract(t *testing.T) {
 		for _, object := range objects {
 			// Where a cluster keeps the address of its API server.
 			ofAddress := object.GetName() == "spillway-agent-endpoint" && slices.Contains([]string{"default", "kube-public"}, object.GetNamespace())
-			if !ofAddress && !slices.Contains([]string{"", namespace, "kube-system", "kube-node-lease", "liqo", "spillway-virtual-nodes"}, object.GetNamespace()) {
+			if !ofAddress && !slices.Contains([]string{"", namespace, "kube-system", "kube-node-lease", "liqo", "spillway-virtual-nodes", "spillway-holds"}, object.GetNamespace()) {
 				t.Errorf("%s %s is in namespace %s", object.GetKind(), object.GetName(), object.GetNamespace())
 			}
 			for _, label := range []string{"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "helm.sh/chart"} {

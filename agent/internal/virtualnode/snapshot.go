@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -271,22 +270,23 @@ func nodeOfDaemonPod(o client.Object) []string {
 	return nodes
 }
 
-// ResolveOwners looks up the controllers of ReplicaSets with the reader, each once.
+// ResolveOwners looks up the controllers of owners with the reader, each once.
 func ResolveOwners(ctx context.Context, reader client.Reader) demand.Resolve {
-	sets := map[types.UID]*metav1.PartialObjectMetadata{}
+	owners := map[types.UID]*metav1.PartialObjectMetadata{}
 	return func(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
-		set, known := sets[ref.UID]
+		owner, known := owners[ref.UID]
 		if !known {
-			set = &metav1.PartialObjectMetadata{}
-			set.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "ReplicaSet"})
-			if err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, set); err != nil || set.UID != ref.UID {
-				set = nil
+			kind, _ := demand.Resolvable(ref)
+			owner = &metav1.PartialObjectMetadata{}
+			owner.SetGroupVersionKind(kind)
+			if err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, owner); err != nil || owner.UID != ref.UID {
+				owner = nil
 			}
-			sets[ref.UID] = set
+			owners[ref.UID] = owner
 		}
-		if set == nil {
+		if owner == nil {
 			return nil, false
 		}
-		return metav1.GetControllerOf(set), true
+		return metav1.GetControllerOf(owner), true
 	}
 }

@@ -8,6 +8,13 @@
 {{/* PriorityClass of guests with driver direct. */}}
 {{- define "spillway-agent.guestPriorityClass" -}}spillway-guest{{- end }}
 
+{{- define "spillway-agent.holdsNamespace" -}}spillway-holds{{- end }}
+
+{{/* Whether placeholders keep what this cluster lends. */}}
+{{- define "spillway-agent.placeholders" -}}
+{{- if and .Values.lend.enabled (eq .Values.hold "placeholders") }}true{{ end }}
+{{- end }}
+
 {{- define "spillway-agent.commonLabels" -}}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/part-of: spillway
