@@ -23,6 +23,15 @@ import (
 // EndpointSlice.
 const apiServerService = "kubernetes"
 
+// findEndpoint looks for the endpoint of this cluster's API server if none is set.
+func (o *options) findEndpoint(ctx context.Context, live client.Reader, config *rest.Config) {
+	if o.apiServerEndpoint == "" {
+		var source string
+		o.apiServerEndpoint, source = findEndpoint(ctx, live, config)
+		ctrl.Log.Info("Looked for this cluster's API server endpoint: --api-server-endpoint is not set", "endpoint", o.apiServerEndpoint, "source", source)
+	}
+}
+
 // findEndpoint returns an address at which other clusters may reach this cluster's API
 // server, and where it is from: that of the agent's kubeconfig, unless the agent runs in
 // the cluster; that of ConfigMap kube-public/cluster-info, which kubeadm writes; or that

@@ -164,11 +164,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	if err != nil {
 		return err
 	}
-	if o.apiServerEndpoint == "" {
-		var source string
-		o.apiServerEndpoint, source = findEndpoint(ctx, live, mgr.GetConfig())
-		ctrl.Log.Info("Looked for this cluster's API server endpoint: --api-server-endpoint is not set", "endpoint", o.apiServerEndpoint, "source", source)
-	}
+	o.findEndpoint(ctx, live, mgr.GetConfig())
 	ctrl.Log.Info("Starting the agent", "clusterID", clusterID, "namespace", o.namespace, "peerFingerprint", fingerprint)
 
 	keeper := identity.New(identity.Options{
