@@ -440,3 +440,19 @@ func TestPlaceholdersUseNothing(t *testing.T) {
 		t.Errorf("a placeholder is counted: allocated %s, classes (-without +with):\n%s", with.Resources.Allocated, diff)
 	}
 }
+
+// The largest node is what it is without guests, and with the cluster's own pods.
+func TestLargestNode(t *testing.T) {
+	nodes := []*corev1.Node{node("a", two), node("b", expect.Resources("cpu", "3", "memory", "1Gi")), node("c", expect.Resources("cpu", "9"), labelled("disk", "ssd"))}
+	spec := measure(nodes, []*corev1.Pod{
+		pod("a", expect.Resources("cpu", "500m"), guest("rome")), pod("a", expect.Resources("cpu", "200m"), guest("berlin")),
+		pod("b", expect.Resources("cpu", "1500m")), pod("b", expect.Resources("cpu", "500m"), guest("rome")),
+	}, nil)
+	var got []string
+	for _, class := range spec.NodeClasses {
+		got = append(got, class.LargestNode.String())
+	}
+	if diff := cmp.Diff([]string{"cpu 2, memory 4Gi", "cpu 9"}, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}

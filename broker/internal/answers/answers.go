@@ -34,10 +34,19 @@ const maxFactor = 16
 type Memory struct {
 	mutex   sync.Mutex
 	entries map[string]map[string]*entry // by cluster and shape
+	// answered is when each cluster last answered what it was asked.
+	answered map[string]time.Time
 }
 
-// anyShape is the key of a provider that has not answered.
-const anyShape = ""
+// anyShape is the key of a provider that has not answered anything, ofReservation the
+// beginning of the key of one that has not answered a Reservation.
+const (
+	anyShape      = ""
+	ofReservation = "reservation/"
+)
+
+// manyEntries is the number of entries of a cluster from which on old ones are dropped.
+const manyEntries = 256
 
 type entry struct {
 	reason, message string
@@ -52,14 +61,22 @@ type entry struct {
 }
 
 // New returns an empty Memory.
-func New() *Memory { return &Memory{entries: map[string]map[string]*entry{}} }
+func New() *Memory {
+	return &Memory{entries: map[string]map[string]*entry{}, answered: map[string]time.Time{}}
+}
 
-// Missed records that a provider has not answered in time. It reports whether that is
-// news.
-func (m *Memory) Missed(cluster string, wait time.Duration, now time.Time) (news bool) {
+// Missed records that a provider has not answered a Reservation in time, which it was
+// asked at that time. If it waits for the Reservation's own guests to end, or has answered
+// others since, it is not silent, and only that Reservation does not ask it.
+func (m *Memory) Missed(cluster string, uid types.UID, asked time.Time, waits bool, wait time.Duration, now time.Time) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	return m.entry(cluster, anyShape).set(ReasonNotAnswering,
+	if waits || m.answered[cluster].After(asked) {
+		m.entry(cluster, ofReservation+string(uid), now).set(ReasonNotAnswering,
+			"The provider has not answered the Reservation's earlier request in time. It is asked again later.", 0, wait, now)
+		return
+	}
+	m.entry(cluster, anyShape, now).set(ReasonNotAnswering,
 		"The provider has not answered an earlier request in time. Check its agent. It is asked again later, or when it answers.", 0, wait, now)
 }
 
@@ -70,14 +87,17 @@ func (m *Memory) Refused(cluster string, refused broker.HeldCapacity, message st
 	defer m.mutex.Unlock()
 	for _, shape := range shapes(refused) {
 		text := fmt.Sprintf("The provider refused: %s. It is asked again later.", strings.TrimRight(message, ". "))
-		news = m.entry(cluster, shape.key).set(ReasonRefused, text, shape.pods, wait, now) || news
+		news = m.entry(cluster, shape.key, now).set(ReasonRefused, text, shape.pods, wait, now) || news
 	}
 	return news
 }
 
-func (m *Memory) entry(cluster, shape string) *entry {
+func (m *Memory) entry(cluster, shape string, now time.Time) *entry {
 	if m.entries[cluster] == nil {
 		m.entries[cluster] = map[string]*entry{}
+	}
+	if len(m.entries[cluster]) >= manyEntries {
+		maps.DeleteFunc(m.entries[cluster], func(_ string, e *entry) bool { return now.After(e.until.Add(maxFactor * e.wait)) })
 	}
 	e := m.entries[cluster][shape]
 	if e == nil {
@@ -102,13 +122,17 @@ func (e *entry) set(reason, message string, pods int32, wait time.Duration, now 
 	return true
 }
 
-// Answered ends the memory that a provider did not answer. It reports whether there was
-// any.
-func (m *Memory) Answered(cluster string) bool {
+// Answered records that a provider has answered what it was asked for a Reservation: that
+// ends the memory that it did not. It reports whether there was any.
+func (m *Memory) Answered(cluster string, uid types.UID, now time.Time) (known bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	_, known := m.entries[cluster][anyShape]
-	m.delete(cluster, anyShape)
+	m.answered[cluster] = now
+	for _, key := range []string{anyShape, ofReservation + string(uid)} {
+		_, missed := m.entries[cluster][key]
+		known = known || missed
+		m.delete(cluster, key)
+	}
 	return known
 }
 
@@ -137,13 +161,14 @@ func (m *Memory) Forget(cluster string) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	delete(m.entries, cluster)
+	delete(m.answered, cluster)
 }
 
 // Asked records that a Reservation asks a provider for a capacity.
 func (m *Memory) Asked(cluster string, uid types.UID, capacity broker.HeldCapacity, now time.Time) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	for _, e := range m.relevant(cluster, capacity) {
+	for _, e := range m.relevant(cluster, uid, capacity) {
 		e.prober, e.probedAt = uid, now
 	}
 }
@@ -154,7 +179,7 @@ func (m *Memory) Asked(cluster string, uid types.UID, capacity broker.HeldCapaci
 func (m *Memory) Rejection(cluster string, uid types.UID, want broker.HeldCapacity, answerIn time.Duration, now time.Time) (rejection *capacity.Rejection, until time.Time) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	for _, e := range m.relevant(cluster, want) {
+	for _, e := range m.relevant(cluster, uid, want) {
 		end := e.until
 		if e.prober != "" && e.prober != uid {
 			if probed := e.probedAt.Add(answerIn); probed.After(end) {
@@ -190,15 +215,28 @@ func (m *Memory) Rejections(uid types.UID, want broker.HeldCapacity, answerIn ti
 	return rejections, until
 }
 
-// relevant are the entries of a provider that concern a capacity.
-func (m *Memory) relevant(cluster string, want broker.HeldCapacity) []*entry {
+// Clusters are those of which anything is remembered.
+func (m *Memory) Clusters() map[string]bool {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	clusters := make(map[string]bool, len(m.entries))
+	for cluster := range m.entries {
+		clusters[cluster] = true
+	}
+	return clusters
+}
+
+// relevant are the entries of a provider that concern a Reservation's capacity.
+func (m *Memory) relevant(cluster string, uid types.UID, want broker.HeldCapacity) []*entry {
 	known := m.entries[cluster]
 	if len(known) == 0 {
 		return nil
 	}
 	var relevant []*entry
-	if e := known[anyShape]; e != nil {
-		relevant = append(relevant, e)
+	for _, key := range []string{anyShape, ofReservation + string(uid)} {
+		if e := known[key]; e != nil {
+			relevant = append(relevant, e)
+		}
 	}
 	for _, shape := range shapes(want) {
 		if e := known[shape.key]; e != nil && shape.pods >= e.pods {

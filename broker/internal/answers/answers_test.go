@@ -48,7 +48,7 @@ func TestMemory(t *testing.T) {
 			},
 		},
 		"a provider that does not answer is asked for nothing": {
-			func(m *answers.Memory) { m.Missed("paris", wait, at(0)) },
+			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)) },
 			[]check{
 				{"r", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering},
 				{"r", "paris", broker.HeldCapacity{Totals: broker.FromList(expect.Resources("cpu", "1"))}, at(1), answers.ReasonNotAnswering},
@@ -56,8 +56,30 @@ func TestMemory(t *testing.T) {
 			},
 		},
 		"its next answer ends that": {
-			func(m *answers.Memory) { m.Missed("paris", wait, at(0)); m.Answered("paris") },
+			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)); m.Answered("paris", "s", at(1)) },
 			[]check{{"r", "paris", pods(1, "a", "1"), at(1), ""}},
+		},
+		"one that waits for a Reservation's guests is not silent for others": {
+			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), true, wait, at(0)) },
+			[]check{
+				{"r", "paris", pods(1, "a", "1"), at(29), answers.ReasonNotAnswering},
+				{"s", "paris", pods(1, "a", "1"), at(1), ""},
+				{"r", "paris", pods(1, "a", "1"), at(30), ""},
+			},
+		},
+		"nor is one that has answered others since": {
+			func(m *answers.Memory) {
+				m.Answered("paris", "s", at(-10))
+				m.Missed("paris", "r", at(-30), false, wait, at(0))
+			},
+			[]check{{"r", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering}, {"s", "paris", pods(1, "a", "1"), at(1), ""}},
+		},
+		"one that answered before is silent": {
+			func(m *answers.Memory) {
+				m.Answered("paris", "s", at(-40))
+				m.Missed("paris", "r", at(-30), false, wait, at(0))
+			},
+			[]check{{"s", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering}},
 		},
 		"an acceptance of the shape ends the memory of its refusal": {
 			func(m *answers.Memory) {
@@ -85,7 +107,7 @@ func TestMemory(t *testing.T) {
 			[]check{{"r", "paris", pods(2, "a", "1"), at(89), answers.ReasonRefused}, {"r", "paris", pods(2, "a", "1"), at(90), ""}},
 		},
 		"a cluster that is forgotten is like a new one": {
-			func(m *answers.Memory) { m.Missed("paris", wait, at(0)); m.Forget("paris") },
+			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)); m.Forget("paris") },
 			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
 		},
 	} {
