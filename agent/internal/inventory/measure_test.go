@@ -430,17 +430,6 @@ func BenchmarkMeasure1000Nodes(b *testing.B) {
 	}
 }
 
-// The broker charges the hold: a placeholder is not counted besides.
-func TestPlaceholdersUseNothing(t *testing.T) {
-	placeholder := pod("a", expect.Resources("cpu", "1"))
-	placeholder.Namespace = "holds"
-	with := measure([]*corev1.Node{node("a", two)}, []*corev1.Pod{placeholder}, nil)
-	without := measure([]*corev1.Node{node("a", two)}, nil, nil)
-	if diff := cmp.Diff(without.NodeClasses, with.NodeClasses); diff != "" || with.Resources.Allocated.String() != "nothing" {
-		t.Errorf("a placeholder is counted: allocated %s, classes (-without +with):\n%s", with.Resources.Allocated, diff)
-	}
-}
-
 // The largest node is what it is without guests, and with the cluster's own pods.
 func TestLargestNode(t *testing.T) {
 	nodes := []*corev1.Node{node("a", two), node("b", expect.Resources("cpu", "3", "memory", "1Gi")), node("c", expect.Resources("cpu", "9"), labelled("disk", "ssd"))}
@@ -454,5 +443,16 @@ func TestLargestNode(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"cpu 2, memory 4Gi", "cpu 9"}, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// The broker charges the hold: a placeholder is not counted besides.
+func TestPlaceholdersUseNothing(t *testing.T) {
+	placeholder := pod("a", expect.Resources("cpu", "1"))
+	placeholder.Namespace = "holds"
+	with := measure([]*corev1.Node{node("a", two)}, []*corev1.Pod{placeholder}, nil)
+	without := measure([]*corev1.Node{node("a", two)}, nil, nil)
+	if diff := cmp.Diff(without.NodeClasses, with.NodeClasses); diff != "" || with.Resources.Allocated.String() != "nothing" {
+		t.Errorf("a placeholder is counted: allocated %s, classes (-without +with):\n%s", with.Resources.Allocated, diff)
 	}
 }
