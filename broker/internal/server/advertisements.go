@@ -65,8 +65,8 @@ func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, calle
 	if spec.ClusterID != caller {
 		return refuse(protocol.CodeForbidden, "cluster %s cannot advertise for cluster %q: set clusterID to %s", caller, short(spec.ClusterID), caller)
 	}
-	if !s.advertisers.allow(caller) {
-		return refuse(protocol.CodeTooMany, "cluster %s advertises too often: advertise changes at most every 500 ms", caller)
+	if wait := s.advertisers.take(caller, 1); wait > 0 {
+		return slower(wait, "cluster %s advertises too often (at most every 500 ms)", caller)
 	}
 	if err := validateAdvertisement(&spec); err != nil {
 		return err

@@ -7,17 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
-	"time"
 
-	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/utils/clock"
 
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -59,6 +56,9 @@ func (s *Server) serve(route route) http.Handler {
 		} else {
 			s.Log.V(1).Info("Refused call", "method", r.Method, "path", short(r.URL.Path), "code", refusal.Code, "reason", err.Error())
 		}
+		if refusal.RetryAfter > 0 {
+			w.Header().Set("Retry-After", strconv.FormatInt(int64(math.Ceil(refusal.RetryAfter.Seconds())), 10))
+		}
 		if err := respond(w, refusal.Status(), refusal); err != nil {
 			s.Log.V(1).Info("Failed to write a response", "reason", err.Error())
 		}
@@ -83,8 +83,8 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 		if err != nil {
 			return "", err
 		}
-		if !s.callers.allow(fingerprint) {
-			return cluster, refuse(protocol.CodeTooMany, "cluster %s exceeds its rate limit: retry after a second", cluster)
+		if wait := s.callers.take(fingerprint, 1); wait > 0 {
+			return cluster, slower(wait, "cluster %s exceeds the rate limit of its calls", cluster)
 		}
 		if caller, err = s.Identity.Authenticate(r.Context(), r.TLS); err != nil {
 			return cluster, err
@@ -202,59 +202,4 @@ func remoteIP(r *http.Request) string {
 		return r.RemoteAddr
 	}
 	return host
-}
-
-const (
-	// maxLimiters is the maximum number of callers with a rate limiter of their own.
-	maxLimiters = 1 << 16
-	// cleanupPeriod is the minimum time between two searches for limiters that are not
-	// needed any more.
-	cleanupPeriod = time.Second
-)
-
-// limiters limit the rate of each caller.
-type limiters struct {
-	clock clock.PassiveClock
-	limit rate.Limit
-	burst int
-
-	mutex     sync.Mutex
-	byKey     map[string]*rate.Limiter
-	cleanedAt time.Time
-}
-
-func newLimiters(clock clock.PassiveClock, limit rate.Limit, burst int) *limiters {
-	return &limiters{clock: clock, limit: limit, burst: burst, byKey: map[string]*rate.Limiter{}}
-}
-
-func (l *limiters) allow(key string) bool {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	now := l.clock.Now()
-	limiter, known := l.byKey[key]
-	if !known {
-		if len(l.byKey) >= maxLimiters && now.Sub(l.cleanedAt) >= cleanupPeriod {
-			l.cleanup(now)
-		}
-		if len(l.byKey) >= maxLimiters {
-			// All further callers share one limiter.
-			key = ""
-			limiter, known = l.byKey[key]
-		}
-	}
-	if !known {
-		limiter = rate.NewLimiter(l.limit, l.burst)
-		l.byKey[key] = limiter
-	}
-	return limiter.AllowN(now, 1)
-}
-
-// cleanup deletes the limiters that are full again: a new one is the same.
-func (l *limiters) cleanup(now time.Time) {
-	l.cleanedAt = now
-	for key, limiter := range l.byKey {
-		if limiter.TokensAt(now) >= float64(l.burst) {
-			delete(l.byKey, key)
-		}
-	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -33,10 +34,15 @@ type memory struct {
 
 func newMemory(t testing.TB, log logr.Logger) *memory {
 	t.Helper()
+	return newMemoryAt(log, nil)
+}
+
+// newMemoryAt is newMemory with a clock, nil for the real one.
+func newMemoryAt(log logr.Logger, clock clock.WithTicker) *memory {
 	elected := make(chan struct{})
 	close(elected)
 	m := &memory{callers: &callers{}, agents: &agents{}}
-	m.Server = NewWithClients(Clients{Elected: elected}, Options{Namespace: namespace, Identity: m.callers, Reconciler: m.agents, Log: log})
+	m.Server = NewWithClients(Clients{Elected: elected}, Options{Namespace: namespace, Identity: m.callers, Reconciler: m.agents, Log: log, Clock: clock})
 	m.Receipts = NewReceipts(m.Clock)
 	m.Synced()
 	return m
@@ -51,7 +57,7 @@ func (m *memory) request(method, path, body, caller string) *http.Request {
 func (m *memory) call(method, path, body, caller string) answer {
 	recorder := httptest.NewRecorder()
 	m.Handler().ServeHTTP(recorder, m.request(method, path, body, caller))
-	return answer{status: recorder.Code, body: recorder.Body.Bytes()}
+	return answer{status: recorder.Code, body: recorder.Body.Bytes(), header: recorder.Header()}
 }
 
 // open opens a stream, and returns its events until the test ends.

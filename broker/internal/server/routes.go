@@ -75,8 +75,8 @@ func (s *Server) openAPI(w http.ResponseWriter, _ *http.Request, _ string) error
 }
 
 func (s *Server) join(w http.ResponseWriter, r *http.Request, _ string) error {
-	if !s.joiners.allow(remoteIP(r)) {
-		return refuse(protocol.CodeTooMany, "too many join requests from this address: retry after a second")
+	if wait := s.joiners.take(remoteIP(r), 1); wait > 0 {
+		return slower(wait, "too many join requests from this address")
 	}
 	var request protocol.JoinRequest
 	if err := decode(w, r, &request); err != nil {

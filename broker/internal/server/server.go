@@ -99,9 +99,9 @@ type Server struct {
 	broadcaster *broadcaster
 	mailboxes   *mailboxes
 	// callers limits by key, because a revoked key must not exhaust the limit of the
-	// cluster's new one. advertisers limits by cluster, joiners by address.
-	callers, advertisers, joiners *limiters
-	heartbeat                     time.Duration
+	// cluster's new one. writers and advertisers limit by cluster, joiners by address.
+	callers, writers, advertisers, joiners *limiters
+	heartbeat                              time.Duration
 	// explaining is locked while a decision is explained.
 	explaining sync.Mutex
 }
@@ -121,7 +121,7 @@ func NewWithClients(clients Clients, options Options) *Server {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
-	return &Server{
+	s := &Server{
 		Options:     options,
 		client:      clients.Client,
 		live:        clients.Live,
@@ -130,11 +130,16 @@ func NewWithClients(clients Clients, options Options) *Server {
 		index:       newIndex(options.Clock),
 		broadcaster: newBroadcaster(),
 		mailboxes:   newMailboxes(options.Clock),
-		callers:     newLimiters(options.Clock, 100, 200),
-		advertisers: newLimiters(options.Clock, 2, 20),
-		joiners:     newLimiters(options.Clock, 5, 10),
+		callers:     newLimiters(options.Clock, always(100, 200)),
+		advertisers: newLimiters(options.Clock, always(2, 20)),
+		joiners:     newLimiters(options.Clock, always(5, 10)),
 		heartbeat:   protocol.HeartbeatSeconds * time.Second,
 	}
+	s.writers = newLimiters(options.Clock, func() (float64, int) {
+		limits := s.quotas()
+		return float64(limits.writesPerSecond), limits.writeBurst
+	})
+	return s
 }
 
 // watch observes the objects of the cache.
