@@ -27,13 +27,20 @@ const (
 	ReasonNotAnswering = "NotAnswering"
 )
 
-// maxFactor limits how much longer a provider is left alone after repeated refusals.
-const maxFactor = 16
+const (
+	// maxFactor limits how much longer a provider is left alone after repeated refusals.
+	maxFactor = 16
+	// MaxShapes is the maximum number of shapes that are remembered of one provider: those
+	// that it refused last.
+	MaxShapes = 128
+)
 
 // Memory remembers refusals and missed deadlines. It is safe for concurrent use.
 type Memory struct {
 	mutex   sync.Mutex
 	entries map[string]map[string]*entry // by cluster and shape
+	// answers is the number of answers so far.
+	answers uint64
 }
 
 // anyShape is the key of a provider that has not answered.
@@ -43,9 +50,12 @@ type entry struct {
 	reason, message string
 	// pods is the smallest number of pods that was refused, 0 for a divisible total.
 	pods int32
-	// until is when the provider may be asked again.
-	until time.Time
-	wait  time.Duration
+	// until is when the provider may be asked again; quiet when the entry does not count
+	// any more, unless the provider is being asked.
+	until, quiet time.Time
+	wait         time.Duration
+	// answer is the number of the last answer.
+	answer uint64
 	// prober is the Reservation that asks again, since probedAt.
 	prober   types.UID
 	probedAt time.Time
@@ -59,7 +69,7 @@ func New() *Memory { return &Memory{entries: map[string]map[string]*entry{}} }
 func (m *Memory) Missed(cluster string, wait time.Duration, now time.Time) (news bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	return m.entry(cluster, anyShape).set(ReasonNotAnswering,
+	return m.entry(cluster, anyShape, now).set(ReasonNotAnswering,
 		"The provider has not answered an earlier request in time. Check its agent. It is asked again later, or when it answers.", 0, wait, now)
 }
 
@@ -70,24 +80,41 @@ func (m *Memory) Refused(cluster string, refused broker.HeldCapacity, message st
 	defer m.mutex.Unlock()
 	for _, shape := range shapes(refused) {
 		text := fmt.Sprintf("The provider refused: %s. It is asked again later.", strings.TrimRight(message, ". "))
-		news = m.entry(cluster, shape.key).set(ReasonRefused, text, shape.pods, wait, now) || news
+		news = m.entry(cluster, shape.key, now).set(ReasonRefused, text, shape.pods, wait, now) || news
 	}
 	return news
 }
 
-func (m *Memory) entry(cluster, shape string) *entry {
-	if m.entries[cluster] == nil {
-		m.entries[cluster] = map[string]*entry{}
+// entry returns the entry for a new answer. It deletes those that do not count any more
+// and, if there are too many, the one whose last answer is the oldest.
+func (m *Memory) entry(cluster, shape string, now time.Time) *entry {
+	known := m.entries[cluster]
+	if known == nil {
+		known = map[string]*entry{}
+		m.entries[cluster] = known
 	}
-	e := m.entries[cluster][shape]
+	maps.DeleteFunc(known, func(_ string, e *entry) bool { return !now.Before(e.quiet) && !now.Before(e.probedAt.Add(e.wait)) })
+	e := known[shape]
 	if e == nil {
+		oldest := ""
+		for key, other := range known {
+			if key != anyShape && (oldest == "" || other.answer < known[oldest].answer) {
+				oldest = key
+			}
+		}
+		if shape != anyShape && len(known) >= MaxShapes {
+			delete(known, oldest)
+		}
 		e = &entry{}
-		m.entries[cluster][shape] = e
+		known[shape] = e
 	}
+	m.answers++
+	e.answer = m.answers
 	return e
 }
 
-// set makes the entry count from now on, unless it does already: longer each time.
+// set makes the entry count from now on, unless it does already: longer each time, until
+// the provider accepts or is not asked for a while.
 func (e *entry) set(reason, message string, pods int32, wait time.Duration, now time.Time) (news bool) {
 	if now.Before(e.until) {
 		e.pods = min(e.pods, pods)
@@ -99,6 +126,7 @@ func (e *entry) set(reason, message string, pods int32, wait time.Duration, now 
 		e.pods, e.wait = min(e.pods, pods), min(2*e.wait, maxFactor*wait)
 	}
 	e.reason, e.message, e.until, e.prober = reason, message, now.Add(e.wait), ""
+	e.quiet = e.until.Add(maxFactor * wait)
 	return true
 }
 
@@ -132,6 +160,13 @@ func (m *Memory) delete(cluster, shape string) {
 	}
 }
 
+// Len is the number of entries that are kept of a provider.
+func (m *Memory) Len(cluster string) int {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	return len(m.entries[cluster])
+}
+
 // Forget drops all that is remembered of a provider.
 func (m *Memory) Forget(cluster string) {
 	m.mutex.Lock()
@@ -143,7 +178,10 @@ func (m *Memory) Forget(cluster string) {
 func (m *Memory) Asked(cluster string, uid types.UID, capacity broker.HeldCapacity, now time.Time) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	for _, e := range m.relevant(cluster, capacity) {
+	if len(m.entries[cluster]) == 0 {
+		return
+	}
+	for _, e := range m.relevant(cluster, shapes(capacity)) {
 		e.prober, e.probedAt = uid, now
 	}
 }
@@ -154,6 +192,10 @@ func (m *Memory) Asked(cluster string, uid types.UID, capacity broker.HeldCapaci
 func (m *Memory) Rejection(cluster string, uid types.UID, want broker.HeldCapacity, answerIn time.Duration, now time.Time) (rejection *capacity.Rejection, until time.Time) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+	return m.rejection(cluster, uid, shapes(want), answerIn, now)
+}
+
+func (m *Memory) rejection(cluster string, uid types.UID, want []shape, answerIn time.Duration, now time.Time) (rejection *capacity.Rejection, until time.Time) {
 	for _, e := range m.relevant(cluster, want) {
 		end := e.until
 		if e.prober != "" && e.prober != uid {
@@ -172,10 +214,13 @@ func (m *Memory) Rejection(cluster string, uid types.UID, want broker.HeldCapaci
 // them ends; zero if there are none.
 func (m *Memory) Rejections(uid types.UID, want broker.HeldCapacity, answerIn time.Duration, now time.Time) (rejections map[string]capacity.Rejection, until time.Time) {
 	m.mutex.Lock()
-	clusters := slices.Sorted(maps.Keys(m.entries))
-	m.mutex.Unlock()
-	for _, cluster := range clusters {
-		rejection, end := m.Rejection(cluster, uid, want, answerIn, now)
+	defer m.mutex.Unlock()
+	if len(m.entries) == 0 {
+		return nil, until
+	}
+	wanted := shapes(want)
+	for cluster := range m.entries {
+		rejection, end := m.rejection(cluster, uid, wanted, answerIn, now)
 		if rejection == nil {
 			continue
 		}
@@ -191,16 +236,13 @@ func (m *Memory) Rejections(uid types.UID, want broker.HeldCapacity, answerIn ti
 }
 
 // relevant are the entries of a provider that concern a capacity.
-func (m *Memory) relevant(cluster string, want broker.HeldCapacity) []*entry {
+func (m *Memory) relevant(cluster string, want []shape) []*entry {
 	known := m.entries[cluster]
-	if len(known) == 0 {
-		return nil
-	}
 	var relevant []*entry
 	if e := known[anyShape]; e != nil {
 		relevant = append(relevant, e)
 	}
-	for _, shape := range shapes(want) {
+	for _, shape := range want {
 		if e := known[shape.key]; e != nil && shape.pods >= e.pods {
 			relevant = append(relevant, e)
 		}
