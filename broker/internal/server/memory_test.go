@@ -138,6 +138,8 @@ type agents struct {
 	stored   []broker.ClusterAdvertisementSpec
 	acks     []protocol.ProviderAck
 	renewals []types.UID
+	// gates are closed to let the explanation of a requester end.
+	gates map[string]chan struct{}
 }
 
 func (a *agents) StoreAdvertisement(_ context.Context, spec broker.ClusterAdvertisementSpec) error {

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -102,8 +101,7 @@ type Server struct {
 	// cluster's new one. writers and advertisers limit by cluster, joiners by address.
 	callers, writers, advertisers, joiners *limiters
 	heartbeat                              time.Duration
-	// explaining is locked while a decision is explained.
-	explaining sync.Mutex
+	explaining                             *explanations
 }
 
 // New returns a server that uses the manager's clients, and adds it to the manager.
@@ -130,6 +128,7 @@ func NewWithClients(clients Clients, options Options) *Server {
 		index:       newIndex(options.Clock),
 		broadcaster: newBroadcaster(),
 		mailboxes:   newMailboxes(options.Clock),
+		explaining:  newExplanations(),
 		callers:     newLimiters(options.Clock, always(100, 200)),
 		advertisers: newLimiters(options.Clock, always(2, 20)),
 		joiners:     newLimiters(options.Clock, always(5, 10)),
