@@ -57,16 +57,29 @@ func (r *Receipts) record(cluster string) (undo func()) {
 	}
 }
 
+// advertisementTokens is what a call takes of the limit of advertisements: more for a
+// large one, which costs more to decode and to store.
+func advertisementTokens(r *http.Request) int {
+	const each = 16 << 10
+	switch {
+	case r.ContentLength > protocol.MaxBody:
+		return 1 // it is refused unread
+	case r.ContentLength < 0:
+		return protocol.MaxBody / each
+	}
+	return 1 + int(r.ContentLength/each)
+}
+
 func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, caller string) error {
+	if wait := s.advertisers.take(caller, advertisementTokens(r)); wait > 0 {
+		return slower(wait, "cluster %s advertises too often (at most every 500 ms, and less often the larger its advertisements are)", caller)
+	}
 	var spec broker.ClusterAdvertisementSpec
-	if err := decode(w, r, &spec); err != nil {
+	if err := decode(r, &spec); err != nil {
 		return err
 	}
 	if spec.ClusterID != caller {
 		return refuse(protocol.CodeForbidden, "cluster %s cannot advertise for cluster %q: set clusterID to %s", caller, short(spec.ClusterID), caller)
-	}
-	if wait := s.advertisers.take(caller, 1); wait > 0 {
-		return slower(wait, "cluster %s advertises too often (at most every 500 ms)", caller)
 	}
 	if err := validateAdvertisement(&spec); err != nil {
 		return err

@@ -15,18 +15,10 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// Explain knows the Reservation "placed" of rome and of paris, and waits while the test
-// holds the gate of the requester.
+// Explain knows the Reservation "placed" of every cluster but berlin.
 func (a *agents) Explain(ctx context.Context, requester, name string) ([]broker.ClusterRejection, error) {
-	a.mutex.Lock()
-	gate := a.gates[requester]
-	a.mutex.Unlock()
-	if gate != nil {
-		select {
-		case <-gate:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	if err := a.wait(ctx, requester); err != nil {
+		return nil, err
 	}
 	if requester == "berlin" || name != "placed" {
 		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "reservations"}, name)

@@ -98,3 +98,36 @@ func (s *Server) takeWrite(caller string) error {
 	}
 	return nil
 }
+
+// maxCalls is the maximum number of calls of one cluster that are in progress at the same
+// time. Each may need memory of the size of its body and its response until the cluster
+// has sent or read it.
+const maxCalls = 32
+
+// inProgress counts the calls of each caller that are in progress, without streams.
+type inProgress struct {
+	mutex sync.Mutex
+	calls map[string]int
+}
+
+// begin counts a call, unless there are too many.
+func (p *inProgress) begin(caller string) bool {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.calls == nil {
+		p.calls = map[string]int{}
+	}
+	if p.calls[caller] >= maxCalls {
+		return false
+	}
+	p.calls[caller]++
+	return true
+}
+
+func (p *inProgress) end(caller string) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.calls[caller]--; p.calls[caller] == 0 {
+		delete(p.calls, caller)
+	}
+}

@@ -55,8 +55,12 @@ func (m *memory) request(method, path, body, caller string) *http.Request {
 }
 
 func (m *memory) call(method, path, body, caller string) answer {
+	return m.serveRequest(m.request(method, path, body, caller))
+}
+
+func (m *memory) serveRequest(request *http.Request) answer {
 	recorder := httptest.NewRecorder()
-	m.Handler().ServeHTTP(recorder, m.request(method, path, body, caller))
+	m.Handler().ServeHTTP(recorder, request)
 	return answer{status: recorder.Code, body: recorder.Body.Bytes(), header: recorder.Header()}
 }
 
@@ -138,8 +142,24 @@ type agents struct {
 	stored   []broker.ClusterAdvertisementSpec
 	acks     []protocol.ProviderAck
 	renewals []types.UID
-	// gates are closed to let the explanation of a requester end.
+	// gates are closed to let the calls of a cluster end.
 	gates map[string]chan struct{}
+}
+
+// wait waits for the gate of a cluster, if there is one.
+func (a *agents) wait(ctx context.Context, cluster string) error {
+	a.mutex.Lock()
+	gate := a.gates[cluster]
+	a.mutex.Unlock()
+	if gate == nil {
+		return nil
+	}
+	select {
+	case <-gate:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (a *agents) StoreAdvertisement(_ context.Context, spec broker.ClusterAdvertisementSpec) error {
@@ -149,7 +169,10 @@ func (a *agents) StoreAdvertisement(_ context.Context, spec broker.ClusterAdvert
 	return nil
 }
 
-func (a *agents) ApplyProviderAck(_ context.Context, _, _ string, ack protocol.ProviderAck) error {
+func (a *agents) ApplyProviderAck(ctx context.Context, cluster, _ string, ack protocol.ProviderAck) error {
+	if err := a.wait(ctx, cluster); err != nil {
+		return err
+	}
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	a.acks = append(a.acks, ack)

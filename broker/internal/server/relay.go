@@ -140,7 +140,7 @@ func (s *Server) postRelay(w http.ResponseWriter, r *http.Request, caller string
 		return err
 	}
 	var message protocol.RelayMessage
-	if err := decode(w, r, &message); err != nil {
+	if err := decode(r, &message); err != nil {
 		return err
 	}
 	audit(r, "to", short(message.To), "bytes", len(message.Sealed))

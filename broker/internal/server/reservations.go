@@ -36,7 +36,7 @@ const maxAckMessage = 512
 
 func (s *Server) postReservation(w http.ResponseWriter, r *http.Request, caller string) error {
 	var request protocol.ReservationRequest
-	if err := decode(w, r, &request); err != nil {
+	if err := decode(r, &request); err != nil {
 		return err
 	}
 	if err := validateRequest(&request, caller); err != nil {
@@ -275,7 +275,7 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 	switch protocol.Role(r.URL.Query().Get("role")) {
 	case protocol.RoleProvider:
 		var ack protocol.ProviderAck
-		if err = decode(w, r, &ack); err == nil {
+		if err = decode(r, &ack); err == nil {
 			ack.Message = events.TruncateTo(ack.Message, maxAckMessage)
 			audit(r, "attempt", ack.Attempt, "accepted", ack.Accepted, "message", ack.Message)
 			err = s.Reconciler.ApplyProviderAck(r.Context(), caller, id, ack)
@@ -285,7 +285,7 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 			return err
 		}
 		var ack protocol.RequesterAck
-		if err = decode(w, r, &ack); err == nil {
+		if err = decode(r, &ack); err == nil {
 			audit(r, "attempt", ack.Attempt, "ready", len(ack.Ready))
 			err = s.Reconciler.ApplyRequesterAck(r.Context(), caller, id, ack)
 		}
@@ -303,7 +303,7 @@ func (s *Server) renew(w http.ResponseWriter, r *http.Request, caller string) er
 		return refuse(protocol.CodeInvalid, "role is invalid: add ?role=%s", protocol.RoleRequester)
 	}
 	var renewal protocol.Renewal
-	if err := decode(w, r, &renewal); err != nil {
+	if err := decode(r, &renewal); err != nil {
 		return err
 	}
 	if err := s.Reconciler.Renew(r.Context(), caller, r.PathValue("id"), renewal.ReservationUID); err != nil {

@@ -98,10 +98,13 @@ type Server struct {
 	broadcaster *broadcaster
 	mailboxes   *mailboxes
 	// callers limits by key, because a revoked key must not exhaust the limit of the
-	// cluster's new one. writers and advertisers limit by cluster, joiners by address.
-	callers, writers, advertisers, joiners *limiters
-	heartbeat                              time.Duration
-	explaining                             *explanations
+	// cluster's new one. listers, writers and advertisers limit by cluster, joiners by
+	// address.
+	callers, listers, writers, advertisers, joiners *limiters
+	inProgress                                      inProgress
+	connections                                     *connections
+	heartbeat                                       time.Duration
+	explaining                                      *explanations
 }
 
 // New returns a server that uses the manager's clients, and adds it to the manager.
@@ -130,6 +133,8 @@ func NewWithClients(clients Clients, options Options) *Server {
 		mailboxes:   newMailboxes(options.Clock),
 		explaining:  newExplanations(),
 		callers:     newLimiters(options.Clock, always(100, 200)),
+		listers:     newLimiters(options.Clock, always(5, 100)),
+		connections: newConnections(options.Clock),
 		advertisers: newLimiters(options.Clock, always(2, 20)),
 		joiners:     newLimiters(options.Clock, always(5, 10)),
 		heartbeat:   protocol.HeartbeatSeconds * time.Second,
@@ -226,6 +231,8 @@ func (s *Server) Start(ctx context.Context) error {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
+		ConnState:         s.connections.changed,
+		ConnContext:       withConnection,
 		// There are no timeouts for streams: each call and each write to a stream sets a
 		// deadline of its own.
 		ErrorLog: log.New(connectionLog{s.Log}, "", 0),
