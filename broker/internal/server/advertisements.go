@@ -1,8 +1,10 @@
 package server
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"sync"
 	"time"
@@ -74,29 +76,53 @@ func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, calle
 	if wait := s.advertisers.take(caller, advertisementTokens(r)); wait > 0 {
 		return slower(wait, "cluster %s advertises too often (at most every 500 ms, and less often the larger its advertisements are)", caller)
 	}
-	var spec broker.ClusterAdvertisementSpec
-	if err := decode(r, &spec); err != nil {
-		return err
-	}
-	if spec.ClusterID != caller {
-		return refuse(protocol.CodeForbidden, "cluster %s cannot advertise for cluster %q: set clusterID to %s", caller, short(spec.ClusterID), caller)
-	}
-	if err := validateAdvertisement(&spec); err != nil {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
 		return err
 	}
 	advertisements.Inc()
+	beat, isBeat := parseBeat(body, r.Header.Get(protocol.HeaderVersion))
 	// Before it is stored, because storing enqueues Reservations, for which the cluster
 	// must be fresh.
 	undo := s.Receipts.record(caller)
-	err := s.Reconciler.StoreAdvertisement(r.Context(), spec)
+	known, err := false, error(nil)
+	if isBeat {
+		known, err = s.Reconciler.RepeatAdvertisement(r.Context(), caller, beat.digest, beat.Sequence, beat.Timestamp)
+	}
+	if !known && err == nil {
+		var spec broker.ClusterAdvertisementSpec
+		if spec, err = s.storeAdvertisement(r, caller, body); err == nil && isBeat {
+			s.Reconciler.Remember(caller, spec, beat.digest)
+		}
+		beat.Sequence = spec.Sequence
+	}
 	if outdated := (*protocol.OutdatedError)(nil); errors.As(err, &outdated) {
 		undo()
 		return respond(w, http.StatusOK, protocol.AdvertisementResponse{Sequence: outdated.Latest})
 	} else if err != nil {
 		undo()
-		return fmt.Errorf("storing the advertisement of %s: %w", caller, err)
+		return err
 	}
-	return respond(w, http.StatusOK, protocol.AdvertisementResponse{Sequence: spec.Sequence})
+	return respond(w, http.StatusOK, protocol.AdvertisementResponse{Sequence: beat.Sequence})
+}
+
+// storeAdvertisement decodes and stores the advertisement in a body.
+func (s *Server) storeAdvertisement(r *http.Request, caller string, body []byte) (broker.ClusterAdvertisementSpec, error) {
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	var spec broker.ClusterAdvertisementSpec
+	if err := decode(r, &spec); err != nil {
+		return spec, err
+	}
+	if spec.ClusterID != caller {
+		return spec, refuse(protocol.CodeForbidden, "cluster %s cannot advertise for cluster %q: set clusterID to %s", caller, short(spec.ClusterID), caller)
+	}
+	if err := validateAdvertisement(&spec); err != nil {
+		return spec, err
+	}
+	if err := s.Reconciler.StoreAdvertisement(r.Context(), spec); err != nil {
+		return spec, fmt.Errorf("storing the advertisement of %s: %w", caller, err)
+	}
+	return spec, nil
 }
 
 func (s *Server) listAdvertisements(w http.ResponseWriter, _ *http.Request, caller string) error {
