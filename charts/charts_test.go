@@ -57,10 +57,10 @@ var everything = map[string][]string{
 	},
 	"agent": append(slices.Clone(needed),
 		"clusterName=Rome", "apiServer.endpoint=https://192.0.2.2:6443", "region=it", "zone=it-1",
-		"lend.headroom.cpu=2", "lend.headroom.memory=4Gi", "lend.consumers={paris,berlin}",
+		"hold=placeholders", "lend.headroom.cpu=2", "lend.headroom.memory=4Gi", "lend.consumers={paris,berlin}",
 		"cost.cpu=0.04", "cost.memory=0", "cost.gpu=1", "cost.storage=0.001", "cost.currency=EUR",
 		"peers.paris.fingerprint=sha256:"+strings.Repeat("0", 64),
-		"replicas=2", "scheduler.replicas=2", "scheduler.overflow=BeforePreemption", "scheduler.priorityClassName=system-cluster-critical",
+		"replicas=2", "scheduler.replicas=2", "scheduler.overflow=BeforePreemption", "scheduler.askAfter=5m", "scheduler.priorityClassName=system-cluster-critical",
 		"imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "liqo.podCIDRs={10.1.0.0/16}", "logLevel=1",
 	),
 }
@@ -294,7 +294,7 @@ func TestRolesAreMinimal(t *testing.T) {
 func TestNamesInTheContract(t *testing.T) {
 	eachChart(t, func(t *testing.T, objects []unstructured.Unstructured) {
 		for _, object := range objects {
-			if !slices.Contains([]string{"", namespace, "kube-system", "kube-node-lease", "liqo", "spillway-virtual-nodes"}, object.GetNamespace()) {
+			if !slices.Contains([]string{"", namespace, "kube-system", "kube-node-lease", "liqo", "spillway-virtual-nodes", "spillway-holds"}, object.GetNamespace()) {
 				t.Errorf("%s %s is in namespace %s", object.GetKind(), object.GetName(), object.GetNamespace())
 			}
 			for _, label := range []string{"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "helm.sh/chart"} {

@@ -36,6 +36,9 @@ type OverflowArgs struct {
 	// DecisionTimeout is how long preemption waits at most for a decision about
 	// capacity in other clusters, if Overflow is BeforePreemption. Default: 10s.
 	DecisionTimeout *metav1.Duration `json:"decisionTimeout,omitempty"`
+	// AskAfter is how long a pod must not have fit in this cluster before capacity is
+	// requested in others, so that an autoscaler can add a node first. Default: 0s.
+	AskAfter *metav1.Duration `json:"askAfter,omitempty"`
 }
 
 // ArgsKind is the kind of OverflowArgs; its group and version are
@@ -73,6 +76,9 @@ func parseArgs(obj runtime.Object) (*OverflowArgs, error) {
 	if args.DecisionTimeout == nil {
 		args.DecisionTimeout = &metav1.Duration{Duration: 10 * time.Second}
 	}
+	if args.AskAfter == nil {
+		args.AskAfter = &metav1.Duration{}
+	}
 	return args, args.validate()
 }
 
@@ -88,6 +94,9 @@ func (a *OverflowArgs) validate() error {
 	}
 	if timeout := a.DecisionTimeout.Duration; timeout < time.Second || timeout > 10*time.Minute {
 		return fmt.Errorf("decisionTimeout: want 1s to 10m, got %s", timeout)
+	}
+	if after := a.AskAfter.Duration; after < 0 || after > time.Hour {
+		return fmt.Errorf("askAfter: want 0s to 1h, got %s", after)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -74,6 +75,10 @@ type demandController struct {
 	pending *pendingPods
 	// unresolved pods have an owner that no cache shows yet.
 	unresolved map[types.UID]types.NamespacedName
+	// askAfter is how long a pod must not have fit, and delayed has the pods for which
+	// that time is not over.
+	askAfter time.Duration
+	delayed  map[types.UID]delayedPod
 	// recounted is true once the grants were applied to the complete placements.
 	recounted bool
 
@@ -87,12 +92,19 @@ type demandController struct {
 	capped [16]sync.Mutex
 }
 
+type delayedPod struct {
+	name types.NamespacedName
+	// until is when capacity is requested for it.
+	until time.Time
+}
+
 // hashSeed distributes namespaces over demandController.capped.
 var hashSeed = maphash.MakeSeed()
 
 // run processes the queue until ctx ends.
 func (c *demandController) run(ctx context.Context) {
 	c.unresolved, c.requests, c.requestedAt = map[types.UID]types.NamespacedName{}, map[demand.Key]demand.Request{}, map[demand.Key]time.Time{}
+	c.delayed = map[types.UID]delayedPod{}
 	c.writeQueue = workqueue.NewTyped[demand.Key]()
 	defer c.writeQueue.ShutDown()
 	for range writers {
@@ -142,6 +154,11 @@ func (c *demandController) sync() {
 	for uid, name := range c.unresolved {
 		if _, queued := work.unschedulable[uid]; !queued {
 			work.unschedulable[uid] = name
+		}
+	}
+	for uid, pod := range c.delayed {
+		if !pod.until.After(c.clock.Now()) {
+			work.unschedulable[uid] = pod.name
 		}
 	}
 	for namespace := range work.namespaces {
@@ -235,6 +252,7 @@ func (c *demandController) removePod(uid types.UID, work *work) {
 	c.batcher.Remove(uid)
 	c.pending.remove(uid)
 	delete(c.unresolved, uid)
+	delete(c.delayed, uid)
 	if was := c.gate.drop(uid); was != nil {
 		work.keys[was.key] = true
 		if was.forNode != "" {
@@ -247,6 +265,7 @@ func (c *demandController) removePod(uid types.UID, work *work) {
 // cannot overflow. It may be called again for the same pod.
 func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work *work) {
 	delete(c.unresolved, uid)
+	delete(c.delayed, uid)
 	pod := c.getPending(uid, name)
 	if pod == nil {
 		c.removePod(uid, work)
@@ -270,8 +289,13 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 		c.unresolved[uid] = name
 		return
 	}
-	c.batcher.Add(uid, key.key, key.owner, key.set)
 	c.gate.track(pod, key.key)
+	if until := c.gate.since(uid).Add(c.askAfter); until.After(c.clock.Now()) {
+		c.delayed[uid] = delayedPod{name, until}
+		c.record(uid, delayed(c.askAfter))
+	} else {
+		c.batcher.Add(uid, key.key, key.owner, key.set)
+	}
 	work.keys[key.key] = true
 	c.recordStatus(key.key, uid)
 }
@@ -341,7 +365,7 @@ func (c *demandController) otherPodsCounter() func(demand.Key) int32 {
 	untried := sync.OnceValue(func() map[demand.Key]int32 {
 		return c.untried.count(func(pod *corev1.Pod) (demand.Key, bool) {
 			// Pending pods are in the batcher.
-			if ok, _ := demand.Admissible(pod); !ok || c.pending.has(pod.UID) || c.placements.has(pod.UID) || !optedIn(c.namespaces, pod.Namespace) {
+			if ok, _ := demand.Admissible(pod); !ok || c.askAfter > 0 || c.pending.has(pod.UID) || c.placements.has(pod.UID) || !optedIn(c.namespaces, pod.Namespace) {
 				return demand.Key{}, false
 			}
 			return c.keys.keyOf(pod)
@@ -400,6 +424,10 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		// Other Reservations of the namespace may shrink.
 		return blockedRetryAfter
 	}
+	if request.Owner, err = c.objectOf(request.Owner); err != nil {
+		log.Error(err, "Failed to read the owner of a Reservation; retrying")
+		return retryAfter
+	}
 	applied, err := c.reservations.apply(ctx, request, policy, current)
 	switch {
 	case err == nil:
@@ -424,6 +452,18 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		log.Error(err, "Failed to write a Reservation; retrying")
 		return retryAfter
 	}
+}
+
+// objectOf returns a reference to the object that an owner is.
+func (c *demandController) objectOf(owner metav1.OwnerReference) (metav1.OwnerReference, error) {
+	if owner.UID == demand.SharedOwner {
+		namespace, err := c.namespaces.Get(owner.Name)
+		if err != nil {
+			return owner, fmt.Errorf("getting namespace %s: %w", owner.Name, err)
+		}
+		owner.UID = namespace.UID
+	}
+	return owner, nil
 }
 
 // setUnasked records whether not all of the capacity for a key is requested, and wakes

@@ -66,6 +66,7 @@
 //	      batchQuiet: 200ms
 //	      batchLongest: 1s
 //	      decisionTimeout: 10s
+//	      askAfter: 0s
 //
 // The weight puts the nodes of this cluster before any virtual node: it exceeds
 // the sum of the default plugins' weights, 12. Filter must run before

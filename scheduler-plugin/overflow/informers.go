@@ -67,6 +67,7 @@ func (p *Plugin) start(ctx context.Context) error {
 		keys:         p.keys,
 		untried:      untried,
 		pending:      newPendingPods(),
+		askAfter:     p.args.AskAfter.Duration,
 		pods:         core.Pods().Lister(),
 		namespaces:   p.namespaces,
 		reservations: newReservationStore(client, reservations.GetIndexer(), clock.RealClock{}),
@@ -76,6 +77,7 @@ func (p *Plugin) start(ctx context.Context) error {
 		active:       func() bool { return p.scheduling.Load() || noNodes() },
 		recorder:     p.handle.EventRecorder(),
 	}
+	go p.owners.run(ctx)
 	go reservations.RunWithContext(ctx)
 	go policies.RunWithContext(ctx)
 	go controller.run(ctx)
@@ -102,11 +104,8 @@ func (p *Plugin) watch(untried *untriedPods) (noNodes func() bool, err error) {
 		return nil, fmt.Errorf("watching pods: %w", err)
 	}
 	p.counted = func() bool { return podEvents.HasSynced() && nodeEvents.HasSynced() }
-	_, err = informers.Apps().V1().ReplicaSets().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { p.placements.retryUnresolved() },
-	})
-	if err != nil {
-		return nil, fmt.Errorf("watching ReplicaSets: %w", err)
+	if err := p.owners.watch(p.placements.retryUnresolved); err != nil {
+		return nil, err
 	}
 	_, err = core.Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(old, obj any) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -36,6 +37,7 @@ const (
 	errNotRequested    = "capacity in other clusters cannot be requested"
 	errUndecided       = "no decision about capacity in other clusters in time"
 	errWaiting         = "waiting for capacity in another cluster"
+	errOthersNode      = "node(s) had a taint {%s} that the pod tolerates only for virtual nodes of Spillway"
 	errVictim          = "pods in other clusters are not preempted (provider %s)"
 )
 
@@ -53,6 +55,7 @@ type Plugin struct {
 	nodes      corelisters.NodeLister
 	namespaces corelisters.NamespaceLister
 	keys       *keyCache
+	owners     *owners
 	grants     *grantCache
 	placements *placements
 	gate       *gate
@@ -84,6 +87,8 @@ type cycleState struct {
 	grants *grants
 	// since is when the cycle began.
 	since time.Time
+	// added are the pod's tolerations for virtual nodes.
+	added []corev1.Toleration
 	// removed has the guests that a dry run of preemption has removed.
 	removed map[types.UID]bool
 }
@@ -102,13 +107,18 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
+	owners, err := newOwners(handle.KubeConfig(), handle)
+	if err != nil {
+		return nil, fmt.Errorf("plugin %s: %w", Name, err)
+	}
 	core := handle.SharedInformerFactory().Core().V1()
 	p := &Plugin{
 		handle:     handle,
 		args:       args,
 		nodes:      core.Nodes().Lister(),
 		namespaces: core.Namespaces().Lister(),
-		keys:       newKeyCache(handle.SharedInformerFactory().Apps().V1().ReplicaSets().Lister()),
+		keys:       newKeyCache(owners.resolve),
+		owners:     owners,
 		grants:     newGrantCache(clock.RealClock{}),
 		gate:       newGate(clock.RealClock{}),
 		queue:      newWorkQueue(),
@@ -138,7 +148,7 @@ func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *c
 		p.scheduling.Store(true)
 		p.queue.signal()
 	}
-	state.Write(stateKey, &cycleState{grants: p.grantsOf(pod), since: p.clock.Now(), removed: map[types.UID]bool{}})
+	state.Write(stateKey, &cycleState{grants: p.grantsOf(pod), since: p.clock.Now(), added: demand.AddedTolerations(pod.Spec.Tolerations), removed: map[types.UID]bool{}})
 	return nil, nil
 }
 
@@ -184,13 +194,13 @@ func (p *Plugin) AddPod(_ context.Context, state framework.CycleState, _ *corev1
 // there would be candidates for preemption; and it must run before the plugins that
 // return Unschedulable for a full node. A dry run of preemption that has removed a
 // guest finds no node.
-func (p *Plugin) Filter(_ context.Context, state framework.CycleState, _ *corev1.Pod, nodeInfo framework.NodeInfo) *framework.Status {
+func (p *Plugin) Filter(_ context.Context, state framework.CycleState, pod *corev1.Pod, nodeInfo framework.NodeInfo) *framework.Status {
 	node := nodeInfo.Node()
 	provider := providerOf(node)
-	if provider == "" {
-		return nil
-	}
 	s := stateIn(state)
+	if provider == "" {
+		return othersNode(s, pod, node)
+	}
 	granted := s.grants.slotsAt(provider)
 	switch {
 	case granted == 0:
@@ -199,6 +209,34 @@ func (p *Plugin) Filter(_ context.Context, state framework.CycleState, _ *corev1
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errVictim, provider))
 	case p.placements.usedOf(s.grants.key, node.Name, s.grants.charges[provider]) >= granted:
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errReservationFull, provider))
+	}
+	return nil
+}
+
+// othersNode keeps a pod off a node of this cluster whose taint it tolerates only because
+// it may use Spillway's virtual nodes: those that the user has made with the same driver.
+func othersNode(s *cycleState, pod *corev1.Pod, node *corev1.Node) *framework.Status {
+	if len(node.Spec.Taints) == 0 || len(s.added) == 0 {
+		return nil
+	}
+	if taint := onlyFor(s.added, pod, node); taint != nil {
+		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errOthersNode, taint.ToString()))
+	}
+	return nil
+}
+
+// onlyFor returns the first taint of a node that a pod tolerates only by the added ones of
+// its tolerations, or nil.
+func onlyFor(added []corev1.Toleration, pod *corev1.Pod, node *corev1.Node) *corev1.Taint {
+	for i := range node.Spec.Taints {
+		taint := &node.Spec.Taints[i]
+		tolerates := func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Background(), taint, false) }
+		if taint.Effect == corev1.TaintEffectPreferNoSchedule || !slices.ContainsFunc(added, tolerates) {
+			continue
+		}
+		if !slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return tolerates(t) && !slices.Contains(added, t) }) {
+			return taint
+		}
 	}
 	return nil
 }
@@ -317,7 +355,7 @@ func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Co
 	if !ok {
 		return framework.Unschedulable, errWaiting
 	}
-	deadline := p.gate.since(pod.UID).Add(p.args.DecisionTimeout.Duration)
+	deadline := p.gate.since(pod.UID).Add(p.args.AskAfter.Duration + p.args.DecisionTimeout.Duration)
 	code, message := framework.Unschedulable, errWaiting
 	switch {
 	case p.grants.refused(key.key):

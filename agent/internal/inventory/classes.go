@@ -37,6 +37,7 @@ func nodeClasses(nodes []node, selectionCarried bool) []broker.NodeClass {
 	var out []broker.NodeClass
 	for _, c := range classes {
 		c.FreeShapes = freeShapes(c.nodes, min(maxShapes, maxTotalShapes/len(classes)))
+		c.LargestNode = largestNode(c.nodes)
 		out = append(out, c.NodeClass)
 	}
 	guest.Selectable(out, selectionCarried)

@@ -78,6 +78,7 @@ var recognizer = inventory.Recognizer{
 		},
 	),
 	VirtualNode: func(n *corev1.Node) bool { return n.Labels["driver"] == "virtual" },
+	Placeholder: func(p *corev1.Pod) (string, bool) { return "rome", p.Namespace == "holds" },
 }
 
 func cluster(nodes []*corev1.Node, pods []*corev1.Pod) *inventory.Cluster {
@@ -426,5 +427,32 @@ func BenchmarkMeasure1000Nodes(b *testing.B) {
 	b.ResetTimer()
 	for range b.N {
 		measure(nodes, pods, expect.Resources("cpu", "4"))
+	}
+}
+
+// The largest node is what it is without guests, and with the cluster's own pods.
+func TestLargestNode(t *testing.T) {
+	nodes := []*corev1.Node{node("a", two), node("b", expect.Resources("cpu", "3", "memory", "1Gi")), node("c", expect.Resources("cpu", "9"), labelled("disk", "ssd"))}
+	spec := measure(nodes, []*corev1.Pod{
+		pod("a", expect.Resources("cpu", "500m"), guest("rome")), pod("a", expect.Resources("cpu", "200m"), guest("berlin")),
+		pod("b", expect.Resources("cpu", "1500m")), pod("b", expect.Resources("cpu", "500m"), guest("rome")),
+	}, nil)
+	var got []string
+	for _, class := range spec.NodeClasses {
+		got = append(got, class.LargestNode.String())
+	}
+	if diff := cmp.Diff([]string{"cpu 2, memory 4Gi", "cpu 9"}, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// The broker charges the hold: a placeholder is not counted besides.
+func TestPlaceholdersUseNothing(t *testing.T) {
+	placeholder := pod("a", expect.Resources("cpu", "1"))
+	placeholder.Namespace = "holds"
+	with := measure([]*corev1.Node{node("a", two)}, []*corev1.Pod{placeholder}, nil)
+	without := measure([]*corev1.Node{node("a", two)}, nil, nil)
+	if diff := cmp.Diff(without.NodeClasses, with.NodeClasses); diff != "" || with.Resources.Allocated.String() != "nothing" {
+		t.Errorf("a placeholder is counted: allocated %s, classes (-without +with):\n%s", with.Resources.Allocated, diff)
 	}
 }

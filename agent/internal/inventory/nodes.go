@@ -21,6 +21,8 @@ type node struct {
 	free corev1.ResourceList
 	// freePods is how many more pods the node may run.
 	freePods int32
+	// guests is what guests request on it.
+	guests corev1.ResourceList
 }
 
 // usage is what the pods bound to one node use.
@@ -101,6 +103,7 @@ func freeNodes(eligible []*corev1.Node, used func(name string) *usage, headroom 
 			}
 		}
 		u := used(n.Name)
+		var guestRequests corev1.ResourceList
 		take := func(s share) {
 			pods -= int64(s.pods)
 			for name, amount := range s.requests {
@@ -113,6 +116,7 @@ func freeNodes(eligible []*corev1.Node, used func(name string) *usage, headroom 
 			take(u.local)
 			for _, guests := range u.guests {
 				take(guests)
+				guestRequests = broker.AddTo(guestRequests, guests.requests)
 			}
 		}
 		for name, left := range free {
@@ -120,7 +124,7 @@ func freeNodes(eligible []*corev1.Node, used func(name string) *usage, headroom 
 				free[name] = resource.Quantity{Format: left.Format}
 			}
 		}
-		nodes = append(nodes, node{Node: n, free: free, freePods: int32(max(pods, 0))})
+		nodes = append(nodes, node{Node: n, free: free, freePods: int32(max(pods, 0)), guests: guestRequests})
 	}
 	slices.SortFunc(nodes, func(a, b node) int { return cmp.Compare(a.Name, b.Name) })
 	for name, amount := range headroom {

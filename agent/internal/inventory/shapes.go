@@ -36,6 +36,25 @@ func freeShapes(nodes []node, limit int) []broker.FreeShape {
 	return shapes
 }
 
+// largestNode is the most of each resource that one of the nodes would have free without
+// guests.
+func largestNode(nodes []node) *broker.ResourceQuantities {
+	largest := corev1.ResourceList{}
+	for _, n := range nodes {
+		for name, amount := range n.free {
+			if guests, some := n.guests[name]; some {
+				amount = amount.DeepCopy()
+				amount.Add(guests)
+			}
+			if have, known := largest[name]; !known || amount.Cmp(have) > 0 {
+				largest[name] = amount
+			}
+		}
+	}
+	out := broker.FromList(largest)
+	return &out
+}
+
 // roundedShape is a number of nodes with the same rounded amounts.
 type roundedShape struct {
 	nodes, pods int32

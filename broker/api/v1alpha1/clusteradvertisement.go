@@ -106,6 +106,10 @@ type NodeClass struct {
 	// +optional
 	// +kubebuilder:validation:MaxItems=128
 	FreeShapes []FreeShape `json:"freeShapes,omitempty"`
+	// largestNode is the most of each resource that one of the nodes would have free if no
+	// guests ran there. A larger pod never fits.
+	// +optional
+	LargestNode *ResourceQuantities `json:"largestNode,omitempty"`
 }
 
 // FreeShape is a number of nodes with at least the same free capacity.

@@ -43,4 +43,12 @@ type Quotas struct {
 	// +kubebuilder:validation:Minimum=10
 	// +kubebuilder:validation:Maximum=10000
 	WriteBurst *int32 `json:"writeBurst,omitempty"`
+	// maxPriority is the highest priority that counts in the queue: a Reservation of a
+	// higher one is queued with this one, so that no cluster is always first. With 0, the
+	// age alone decides, except for Reservations of a negative priority.
+	// +optional
+	// +kubebuilder:default=1000
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000000000
+	MaxPriority *int32 `json:"maxPriority,omitempty"`
 }

@@ -79,7 +79,8 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	MinAvailable int32 `json:"minAvailable,omitempty"`
 	// priority in the queue: Reservations of a higher priority are placed first, those
-	// of the same priority by age. It never takes capacity that another one holds.
+	// of the same priority by age. It never takes capacity that another one holds. One that
+	// is higher than quotas.maxPriority of the BrokerConfig (1000) counts as that.
 	// +optional
 	// +kubebuilder:validation:Minimum=-1000000000
 	// +kubebuilder:validation:Maximum=1000000000

@@ -30,21 +30,27 @@ const (
 const (
 	// maxFactor limits how much longer a provider is left alone after repeated refusals.
 	maxFactor = 16
-	// MaxShapes is the maximum number of shapes that are remembered of one provider: those
-	// that it refused last.
-	MaxShapes = 128
+	// MaxEntries is the maximum number of shapes and Reservations that are remembered of one
+	// provider: the last ones.
+	MaxEntries = 128
 )
 
 // Memory remembers refusals and missed deadlines. It is safe for concurrent use.
 type Memory struct {
 	mutex   sync.Mutex
 	entries map[string]map[string]*entry // by cluster and shape
-	// answers is the number of answers so far.
-	answers uint64
+	// answered is when each cluster last answered what it was asked.
+	answered map[string]time.Time
+	// number is that of the last refusal or missed deadline.
+	number uint64
 }
 
-// anyShape is the key of a provider that has not answered.
-const anyShape = ""
+// anyShape is the key of a provider that has not answered anything, ofReservation the
+// beginning of the key of one that has not answered a Reservation.
+const (
+	anyShape      = ""
+	ofReservation = "reservation/"
+)
 
 type entry struct {
 	reason, message string
@@ -54,22 +60,30 @@ type entry struct {
 	// any more, unless the provider is being asked.
 	until, quiet time.Time
 	wait         time.Duration
-	// answer is the number of the last answer.
-	answer uint64
+	// number is that of its last refusal or missed deadline.
+	number uint64
 	// prober is the Reservation that asks again, since probedAt.
 	prober   types.UID
 	probedAt time.Time
 }
 
 // New returns an empty Memory.
-func New() *Memory { return &Memory{entries: map[string]map[string]*entry{}} }
+func New() *Memory {
+	return &Memory{entries: map[string]map[string]*entry{}, answered: map[string]time.Time{}}
+}
 
-// Missed records that a provider has not answered in time. It reports whether that is
-// news.
-func (m *Memory) Missed(cluster string, wait time.Duration, now time.Time) (news bool) {
+// Missed records that a provider has not answered a Reservation in time, which it was
+// asked at that time. If it waits for the Reservation's own guests to end, or has answered
+// others since, it is not silent, and only that Reservation does not ask it.
+func (m *Memory) Missed(cluster string, uid types.UID, asked time.Time, waits bool, wait time.Duration, now time.Time) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	return m.entry(cluster, anyShape, now).set(ReasonNotAnswering,
+	if waits || m.answered[cluster].After(asked) {
+		m.entry(cluster, ofReservation+string(uid), now).set(ReasonNotAnswering,
+			"The provider has not answered the Reservation's earlier request in time. It is asked again later.", 0, wait, now)
+		return
+	}
+	m.entry(cluster, anyShape, now).set(ReasonNotAnswering,
 		"The provider has not answered an earlier request in time. Check its agent. It is asked again later, or when it answers.", 0, wait, now)
 }
 
@@ -85,31 +99,31 @@ func (m *Memory) Refused(cluster string, refused broker.HeldCapacity, message st
 	return news
 }
 
-// entry returns the entry for a new answer. It deletes those that do not count any more
-// and, if there are too many, the one whose last answer is the oldest.
-func (m *Memory) entry(cluster, shape string, now time.Time) *entry {
+// entry returns the entry for a refusal or missed deadline. It deletes those that do not
+// count any more and, if there are too many, the oldest.
+func (m *Memory) entry(cluster, key string, now time.Time) *entry {
 	known := m.entries[cluster]
 	if known == nil {
 		known = map[string]*entry{}
 		m.entries[cluster] = known
 	}
 	maps.DeleteFunc(known, func(_ string, e *entry) bool { return !now.Before(e.quiet) && !now.Before(e.probedAt.Add(e.wait)) })
-	e := known[shape]
+	e := known[key]
 	if e == nil {
 		oldest := ""
-		for key, other := range known {
-			if key != anyShape && (oldest == "" || other.answer < known[oldest].answer) {
-				oldest = key
+		for other, e := range known {
+			if other != anyShape && (oldest == "" || e.number < known[oldest].number) {
+				oldest = other
 			}
 		}
-		if shape != anyShape && len(known) >= MaxShapes {
+		if key != anyShape && len(known) >= MaxEntries {
 			delete(known, oldest)
 		}
 		e = &entry{}
-		known[shape] = e
+		known[key] = e
 	}
-	m.answers++
-	e.answer = m.answers
+	m.number++
+	e.number = m.number
 	return e
 }
 
@@ -130,13 +144,17 @@ func (e *entry) set(reason, message string, pods int32, wait time.Duration, now 
 	return true
 }
 
-// Answered ends the memory that a provider did not answer. It reports whether there was
-// any.
-func (m *Memory) Answered(cluster string) bool {
+// Answered records that a provider has answered what it was asked for a Reservation: that
+// ends the memory that it did not. It reports whether there was any.
+func (m *Memory) Answered(cluster string, uid types.UID, now time.Time) (known bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	_, known := m.entries[cluster][anyShape]
-	m.delete(cluster, anyShape)
+	m.answered[cluster] = now
+	for _, key := range []string{anyShape, ofReservation + string(uid)} {
+		_, missed := m.entries[cluster][key]
+		known = known || missed
+		m.delete(cluster, key)
+	}
 	return known
 }
 
@@ -172,6 +190,7 @@ func (m *Memory) Forget(cluster string) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	delete(m.entries, cluster)
+	delete(m.answered, cluster)
 }
 
 // Asked records that a Reservation asks a provider for a capacity.
@@ -181,7 +200,7 @@ func (m *Memory) Asked(cluster string, uid types.UID, capacity broker.HeldCapaci
 	if len(m.entries[cluster]) == 0 {
 		return
 	}
-	for _, e := range m.relevant(cluster, shapes(capacity)) {
+	for _, e := range m.relevant(cluster, uid, shapes(capacity)) {
 		e.prober, e.probedAt = uid, now
 	}
 }
@@ -196,7 +215,7 @@ func (m *Memory) Rejection(cluster string, uid types.UID, want broker.HeldCapaci
 }
 
 func (m *Memory) rejection(cluster string, uid types.UID, want []shape, answerIn time.Duration, now time.Time) (rejection *capacity.Rejection, until time.Time) {
-	for _, e := range m.relevant(cluster, want) {
+	for _, e := range m.relevant(cluster, uid, want) {
 		end := e.until
 		if e.prober != "" && e.prober != uid {
 			if probed := e.probedAt.Add(answerIn); probed.After(end) {
@@ -235,12 +254,25 @@ func (m *Memory) Rejections(uid types.UID, want broker.HeldCapacity, answerIn ti
 	return rejections, until
 }
 
-// relevant are the entries of a provider that concern a capacity.
-func (m *Memory) relevant(cluster string, want []shape) []*entry {
+// Clusters are those of which anything is remembered.
+func (m *Memory) Clusters() map[string]bool {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	clusters := make(map[string]bool, len(m.entries))
+	for cluster := range m.entries {
+		clusters[cluster] = true
+	}
+	return clusters
+}
+
+// relevant are the entries of a provider that concern a Reservation's capacity.
+func (m *Memory) relevant(cluster string, uid types.UID, want []shape) []*entry {
 	known := m.entries[cluster]
 	var relevant []*entry
-	if e := known[anyShape]; e != nil {
-		relevant = append(relevant, e)
+	for _, key := range []string{anyShape, ofReservation + string(uid)} {
+		if e := known[key]; e != nil {
+			relevant = append(relevant, e)
+		}
 	}
 	for _, shape := range want {
 		if e := known[shape.key]; e != nil && shape.pods >= e.pods {

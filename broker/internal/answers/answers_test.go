@@ -48,7 +48,7 @@ func TestMemory(t *testing.T) {
 			},
 		},
 		"a provider that does not answer is asked for nothing": {
-			func(m *answers.Memory) { m.Missed("paris", wait, at(0)) },
+			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)) },
 			[]check{
 				{"r", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering},
 				{"r", "paris", broker.HeldCapacity{Totals: broker.FromList(expect.Resources("cpu", "1"))}, at(1), answers.ReasonNotAnswering},
@@ -56,8 +56,33 @@ func TestMemory(t *testing.T) {
 			},
 		},
 		"its next answer ends that": {
-			func(m *answers.Memory) { m.Missed("paris", wait, at(0)); m.Answered("paris") },
+			func(m *answers.Memory) {
+				m.Missed("paris", "r", at(-30), false, wait, at(0))
+				m.Answered("paris", "s", at(1))
+			},
 			[]check{{"r", "paris", pods(1, "a", "1"), at(1), ""}},
+		},
+		"one that waits for a Reservation's guests is not silent for others": {
+			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), true, wait, at(0)) },
+			[]check{
+				{"r", "paris", pods(1, "a", "1"), at(29), answers.ReasonNotAnswering},
+				{"s", "paris", pods(1, "a", "1"), at(1), ""},
+				{"r", "paris", pods(1, "a", "1"), at(30), ""},
+			},
+		},
+		"nor is one that has answered others since": {
+			func(m *answers.Memory) {
+				m.Answered("paris", "s", at(-10))
+				m.Missed("paris", "r", at(-30), false, wait, at(0))
+			},
+			[]check{{"r", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering}, {"s", "paris", pods(1, "a", "1"), at(1), ""}},
+		},
+		"one that answered before is silent": {
+			func(m *answers.Memory) {
+				m.Answered("paris", "s", at(-40))
+				m.Missed("paris", "r", at(-30), false, wait, at(0))
+			},
+			[]check{{"s", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering}},
 		},
 		"an acceptance of the shape ends the memory of its refusal": {
 			func(m *answers.Memory) {
@@ -98,14 +123,14 @@ func TestMemory(t *testing.T) {
 		},
 		"silence after a quiet period counts like the first": {
 			func(m *answers.Memory) {
-				m.Missed("paris", wait, at(0))
-				m.Missed("paris", wait, at(30))
-				m.Missed("paris", wait, at(10_000))
+				m.Missed("paris", "r", at(0-30), false, wait, at(0))
+				m.Missed("paris", "r", at(30-30), false, wait, at(30))
+				m.Missed("paris", "r", at(10_000-30), false, wait, at(10_000))
 			},
 			[]check{{"r", "paris", pods(1, "a", "1"), at(10_029), answers.ReasonNotAnswering}, {"r", "paris", pods(1, "a", "1"), at(10_030), ""}},
 		},
 		"a cluster that is forgotten is like a new one": {
-			func(m *answers.Memory) { m.Missed("paris", wait, at(0)); m.Forget("paris") },
+			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)); m.Forget("paris") },
 			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
 		},
 	} {
@@ -159,15 +184,15 @@ func TestRounds(t *testing.T) {
 func TestMemoryIsBounded(t *testing.T) {
 	m := answers.New()
 	const shapes = 10_000
-	m.Missed("paris", time.Hour, at(0))
+	m.Missed("paris", "r", at(-30), false, time.Hour, at(0))
 	for i := range shapes {
 		m.Refused("paris", pods(1, "a", fmt.Sprintf("%dm", i+1)), "full", time.Hour, at(0))
 	}
-	if n := m.Len("paris"); n > answers.MaxShapes+1 {
+	if n := m.Len("paris"); n > answers.MaxEntries+1 {
 		t.Fatalf("%d entries are kept", n)
 	}
-	m.Answered("paris")
-	for i, want := range map[int]string{0: "", shapes - 1: answers.ReasonRefused, shapes - answers.MaxShapes/2: answers.ReasonRefused} {
+	m.Answered("paris", "r", at(0))
+	for i, want := range map[int]string{0: "", shapes - 1: answers.ReasonRefused, shapes - answers.MaxEntries/2: answers.ReasonRefused} {
 		rejection, _ := m.Rejection("paris", "r", pods(1, "a", fmt.Sprintf("%dm", i+1)), answerIn, at(1))
 		if got := rejection != nil; got != (want != "") {
 			t.Errorf("shape %d: %+v", i, rejection)

@@ -119,8 +119,8 @@ func benchSplit() error {
 	want := capacity.OfPodSets([]broker.PodSet{{Name: "web", Count: 400, Requests: amount(800, 1)}})
 	start := processCPU()
 	parts, missing, _ := decide.Split(decide.Request{Requester: "consumer-1", Want: want}, store.Snapshot(func(string) (bool, bool) { return true, true }),
-		func(_ *broker.ClusterAdvertisementSpec, holds []broker.Hold, part broker.HeldCapacity) ([]broker.Hold, bool) {
-			return append(holds, broker.Hold{ReservationUID: "new", ReservationName: "new", Requester: "consumer-1", Promised: part}), true
+		func(_ *broker.ClusterAdvertisementSpec, holds []broker.Hold, part broker.HeldCapacity) ([]broker.Hold, *capacity.Rejection) {
+			return append(holds, broker.Hold{ReservationUID: "new", ReservationName: "new", Requester: "consumer-1", Promised: part}), nil
 		})
 	if len(parts) != 400 || !missing.Empty() {
 		return fmt.Errorf("%d parts, %d pods missing", len(parts), missing.Pods())

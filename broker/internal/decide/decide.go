@@ -11,6 +11,7 @@
 package decide
 
 import (
+	"maps"
 	"math/big"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -119,10 +120,10 @@ type Part struct {
 	Capacity broker.HeldCapacity
 }
 
-// Place adds a part to a cluster's holds. It returns the holds after that, or false
-// if the part cannot be added: then the request is not split any further. It must not
-// change the holds that it is given.
-type Place func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) (after []broker.Hold, ok bool)
+// Place adds a part to a cluster's holds, and returns the holds after that, or why the
+// part cannot be added: then the cluster is not chosen. It must not change the holds that
+// it is given, which do not include what is kept free for others.
+type Place func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) (after []broker.Hold, refused *capacity.Rejection)
 
 // Split chooses clusters, one after the other, until all of the request is placed or
 // no cluster takes any more. A cluster that takes a part is not rejected if all of
@@ -136,26 +137,27 @@ func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missi
 		committed.Set(request.Committed)
 	}
 	request.Committed = committed
+	request.Rejected = maps.Clone(request.Rejected)
 	s := newSearch(request, snapshot)
 	defer s.free()
 	s.evaluate()
 	var scores []broker.ClusterScore
 	// Once more than there are clusters, to explain what is missing when each has its part.
-	for range len(s.entries) + 1 {
+	for len(parts) <= len(s.entries) {
 		s.compare()
 		scores = s.addScores(scores)
 		if s.best < 0 || s.complete || len(parts) == len(s.entries) {
-			// The last choice: it is explained as it was made.
+			// The last choice, unless it is refused: it is explained as it was made.
 			decision = s.report(parts)
 		}
 		if s.best < 0 {
 			break
 		}
 		chosen, amount := s.entries[s.best], s.placement()
-		after, ok := place(chosen.spec, chosen.holds, amount)
-		if !ok {
-			decision = s.report(parts)
-			break
+		after, refused := place(chosen.spec, chosen.holds, amount)
+		if refused != nil {
+			s.reject(*refused)
+			continue
 		}
 		parts = append(parts, Part{chosen.spec.ClusterID, amount})
 		if price, _, known := Price(chosen.spec.Cost, amount.Totals); known {

@@ -3,6 +3,7 @@ package decide_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/big"
 	"slices"
 	"strings"
@@ -201,22 +202,34 @@ func TestSplitAsOracle(t *testing.T) {
 			request.Want = capacity.OfPodSets(request.Want.PodSets)
 		}
 		refuses := w.of("refuses", "none", "none", "c01", "c02")
-		parts, missing, decision := decide.Split(request, snapshotOf(clusters), func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, bool) {
-			return place(holds, amount), spec.ClusterID != refuses
+		full := capacity.Rejection{Reason: "LedgerFull", Message: "The ledger is full."}
+		parts, missing, decision := decide.Split(request, snapshotOf(clusters), func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, *capacity.Rejection) {
+			if spec.ClusterID == refuses {
+				return nil, &full
+			}
+			return place(holds, amount), nil
 		})
 
 		left := request
+		left.Rejected = maps.Clone(request.Rejected)
 		left.Committed = new(big.Rat)
 		if request.Committed != nil {
 			left.Committed.Set(request.Committed)
 		}
 		var want []decide.Part
 		var last oracleDecision
-		for range len(clusters) + 1 {
+		for len(want) <= len(clusters) {
 			last = oracleChoose(left, oracleSnapshot{clusters})
 			at := slices.IndexFunc(clusters, func(c oracleCluster) bool { return c.Spec.ClusterID == last.Cluster })
-			if at < 0 || last.Cluster == refuses {
+			if at < 0 {
 				break
+			}
+			if last.Cluster == refuses {
+				if left.Rejected == nil {
+					left.Rejected = map[string]capacity.Rejection{}
+				}
+				left.Rejected[refuses] = full
+				continue
 			}
 			clusters[at].Holds = place(clusters[at].Holds, last.Placement)
 			if price, _, known := decide.Price(clusters[at].Spec.Cost, last.Placement.Totals); known {

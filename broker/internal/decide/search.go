@@ -130,6 +130,15 @@ func (s *search) take(holds []broker.Hold, amount broker.HeldCapacity) {
 	}
 }
 
+// reject rejects the best cluster from now on.
+func (s *search) reject(rejection capacity.Rejection) {
+	if s.request.Rejected == nil {
+		s.request.Rejected = map[string]capacity.Rejection{}
+	}
+	s.request.Rejected[s.id(s.best)] = rejection
+	s.offers[s.best] = offer{reason: rejection.Reason}
+}
+
 // placement is what the best cluster takes.
 func (s *search) placement() broker.HeldCapacity {
 	e := s.entries[s.best]

@@ -2,6 +2,7 @@ package decide
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -93,20 +94,6 @@ func (s Snapshot) Cluster(id string) (*broker.ClusterAdvertisementSpec, []broker
 	return s.entries[at].spec, s.entries[at].holds
 }
 
-// WithClaims is a snapshot in which clusters have more holds, by cluster ID.
-func (s Snapshot) WithClaims(claims map[string][]broker.Hold) Snapshot {
-	if len(claims) > 0 {
-		s.entries = slices.Clone(s.entries)
-	}
-	for cluster, holds := range claims {
-		if at, found := find(s.entries, cluster); found {
-			e := s.entries[at]
-			s.entries[at] = e.next(e.spec, slices.Concat(e.holds, holds))
-		}
-	}
-	return s
-}
-
 // entry is what is known of one cluster. What is computed from it does not change any
 // more.
 type entry struct {
@@ -117,6 +104,10 @@ type entry struct {
 
 	// before is what an earlier version of the cluster had free, nil if not known.
 	before *free
+	// claims are kept free besides the holds. parent is the same without the last claim,
+	// nil if not known.
+	claims []broker.HeldCapacity
+	parent *entry
 
 	prepared atomic.Bool
 	once     sync.Once
@@ -142,9 +133,17 @@ type free struct {
 // next is the entry for another version of the cluster.
 func (e *entry) next(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) *entry {
 	n := newEntry(e.catalog, spec, holds)
+	n.claims = e.claims
 	if n.before = e.before; e.prepared.Load() {
 		n.before = e.free
 	}
+	return n
+}
+
+// claimed is the entry with one more claim.
+func (e *entry) claimed(claim broker.HeldCapacity) *entry {
+	n := newEntry(e.catalog, e.spec, e.holds)
+	n.claims, n.parent = append(slices.Clip(e.claims), claim), e
 	return n
 }
 
@@ -154,6 +153,14 @@ func (e *entry) prepare() {
 		return
 	}
 	e.once.Do(func() {
+		if e.parent != nil {
+			e.parent.prepare()
+			e.account, e.free, e.room = e.parent.account, e.parent.free, e.parent.room
+			e.keepFree(e.claims[len(e.claims)-1])
+			e.allocatable, e.available = e.parent.allocatable, e.room.Amounts(e.account.Available)
+			e.prepared.Store(true)
+			return
+		}
 		reserved, available := ledger.Account(e.spec, &broker.ClusterAdvertisementStatus{Holds: e.holds})
 		e.account = capacity.Account{
 			Allocatable: capacity.Floor(e.spec.Resources.Allocatable.List()),
@@ -166,9 +173,24 @@ func (e *entry) prepare() {
 			e.free = &free{e.spec.NodeClasses, e.catalog.Room(e.spec.NodeClasses, e.account.Allocatable, e.account.Available)}
 		}
 		e.room = e.free.room.Less(unused(e.spec, e.holds))
+		for _, claim := range e.claims {
+			e.keepFree(claim)
+		}
 		e.allocatable, e.available = e.room.Amounts(e.account.Allocatable), e.room.Amounts(e.account.Available)
 		e.prepared.Store(true)
 	})
+}
+
+// keepFree takes a claim from what is free.
+func (e *entry) keepFree(claim broker.HeldCapacity) {
+	total := capacity.Ceil(claim.Totals.List())
+	e.account.Reserved = maps.Clone(e.account.Reserved)
+	e.account.Reserved.Add(total, 1)
+	e.account.Available = e.account.Available.Minus(total, 1)
+	if len(claim.PodSets) > 0 {
+		total = capacity.Vector{}
+	}
+	e.room = e.room.Less(claim.PodSets, total)
 }
 
 func find(entries []*entry, cluster string) (at int, found bool) {

@@ -1,16 +1,17 @@
-// Package queue orders the Reservations that wait for capacity, by priority and then
-// by age, and decides who may pass whom: a later one must leave free what an earlier one
-// waits for, at every provider that could take it. It is pure.
+// Package queue orders the Reservations that wait for capacity, by priority and then by
+// age. A later one must leave free what an earlier one waits for, at every provider that
+// could take it one day: those that could be placed nowhere hold back no other. It is
+// pure.
 package queue
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -18,8 +19,8 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 )
 
-// maxClaims is the maximum number of earlier Reservations for which a provider's
-// capacity is kept free.
+// maxClaims is the maximum number of earlier Reservations for which capacity is kept
+// free.
 const maxClaims = 64
 
 // Entry is a Reservation and the capacity that it lacks.
@@ -31,6 +32,14 @@ type Entry struct {
 	Created time.Time
 	// Request is what it waits for.
 	Request decide.Request
+	// Placeable is whether the clusters could take it if they held nothing for others.
+	// Capacity is kept free only for what could be placed one day.
+	Placeable bool
+}
+
+func (e *Entry) same(as *Entry) bool {
+	return e.UID == as.UID && e.Priority == as.Priority && e.Created.Equal(as.Created) && e.Placeable == as.Placeable &&
+		apiequality.Semantic.DeepEqual(e.Request, as.Request)
 }
 
 // compare orders entries: the higher priority first, then the older.
@@ -40,23 +49,34 @@ func compare(a, b *Entry) int {
 
 // Queue holds the entries in order. It is safe for concurrent use.
 type Queue struct {
-	mutex  sync.RWMutex
-	sorted []*Entry
-	byName map[string]*Entry
+	mutex sync.RWMutex
+	// sorted are all entries, placeable those that could be placed.
+	sorted, placeable []*Entry
+	byName            map[string]*Entry
 }
 
 // New returns an empty Queue.
 func New() *Queue { return &Queue{byName: map[string]*Entry{}} }
 
-// Set adds an entry or replaces the one of the same name. The queue keeps the entry,
-// which must not be changed any more.
+// Set adds an entry or replaces the one of the same name, which stays if it is the same.
+// The queue keeps the entry, which must not be changed any more.
 func (q *Queue) Set(entry Entry) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
+	if known := q.byName[entry.Name]; known != nil && known.same(&entry) {
+		return
+	}
 	q.remove(entry.Name)
-	at, _ := slices.BinarySearchFunc(q.sorted, &entry, compare)
-	q.sorted = slices.Insert(q.sorted, at, &entry)
 	q.byName[entry.Name] = &entry
+	q.sorted = insert(q.sorted, &entry)
+	if entry.Placeable {
+		q.placeable = insert(q.placeable, &entry)
+	}
+}
+
+func insert(sorted []*Entry, entry *Entry) []*Entry {
+	at, _ := slices.BinarySearchFunc(sorted, entry, compare)
+	return slices.Insert(sorted, at, entry)
 }
 
 // Remove removes the entry of that name, and reports whether there was one.
@@ -72,11 +92,15 @@ func (q *Queue) remove(name string) bool {
 		return false
 	}
 	delete(q.byName, name)
-	at, found := slices.BinarySearchFunc(q.sorted, entry, compare)
-	if found {
-		q.sorted = slices.Delete(q.sorted, at, at+1)
-	}
+	q.sorted, q.placeable = without(q.sorted, entry), without(q.placeable, entry)
 	return true
+}
+
+func without(sorted []*Entry, entry *Entry) []*Entry {
+	if at, found := slices.BinarySearchFunc(sorted, entry, compare); found {
+		return slices.Delete(sorted, at, at+1)
+	}
+	return sorted
 }
 
 // Position is the place of an entry among the others: 1 is the first. The entry itself
@@ -95,13 +119,13 @@ func (q *Queue) Len() int {
 	return len(q.sorted)
 }
 
-// Ahead lists the entries before another one in order, up to the number of which
-// Claims considers.
+// Ahead lists the first of the entries before another one that could be placed, in
+// order: those for which capacity is kept free.
 func (q *Queue) Ahead(of Entry) []*Entry {
 	q.mutex.RLock()
 	defer q.mutex.RUnlock()
-	at, _ := slices.BinarySearchFunc(q.sorted, &of, compare)
-	return slices.Clone(q.sorted[:at])
+	at, _ := slices.BinarySearchFunc(q.placeable, &of, compare)
+	return slices.Clone(q.placeable[:min(at, maxClaims)])
 }
 
 // First lists up to n entries for which the function returns true, in order.
@@ -119,55 +143,6 @@ func (q *Queue) First(n int, match func(*Entry) bool) []*Entry {
 		}
 	}
 	return out
-}
-
-// Claims is the capacity of a cluster that must stay free for entries that are ahead of
-// another one, as holds. What a cluster could take if it were empty is kept free there;
-// it does not matter that it has less now. The claims end when no part of want, which is
-// behind them all, fits into what is available any more. eligible reports whether the
-// cluster may be chosen for an entry at all.
-func Claims(ahead []*Entry, spec *broker.ClusterAdvertisementSpec, available capacity.Vector, want broker.HeldCapacity, eligible func(*Entry, *broker.ClusterAdvertisementSpec) bool) []broker.Hold {
-	var claims []broker.Hold
-	for _, entry := range ahead {
-		if len(claims) == maxClaims || !Profits(want, available) {
-			break
-		}
-		if !eligible(entry, spec) {
-			continue
-		}
-		if claim := CouldTake(entry.Request.Want, spec); !claim.Empty() {
-			claims = append(claims, broker.Hold{
-				ReservationUID:  "queued:" + entry.UID,
-				ReservationName: entry.Name,
-				Requester:       entry.Request.Requester,
-				Promised:        claim,
-			})
-			available = available.Minus(capacity.Ceil(claim.Totals.List()), 1)
-		}
-	}
-	return claims
-}
-
-// CouldTake is the part of a capacity that a cluster could take if nothing ran there.
-func CouldTake(want broker.HeldCapacity, spec *broker.ClusterAdvertisementSpec) broker.HeldCapacity {
-	allocatable := capacity.Floor(spec.Resources.Allocatable.List())
-	matches := func(set broker.PodSet) bool {
-		return slices.ContainsFunc(spec.NodeClasses, func(class broker.NodeClass) bool { return capacity.Matches(&class, set) })
-	}
-	if len(want.PodSets) == 0 {
-		if capacity.Ceil(want.Totals.List()).FitsIn(allocatable) == 0 || !matches(broker.PodSet{}) {
-			return broker.HeldCapacity{}
-		}
-		return want
-	}
-	var sets []broker.PodSet
-	for _, set := range want.PodSets {
-		fits := min(capacity.Ceil(set.Requests.List()).FitsIn(allocatable), math.MaxInt32)
-		if set.Count = min(set.Count, int32(fits)); set.Count > 0 && matches(set) {
-			sets = append(sets, set)
-		}
-	}
-	return capacity.OfPodSets(sets)
 }
 
 // Profits reports whether an entry could get at least a part of what it waits for from

@@ -45,10 +45,11 @@ func any(*queue.Entry) bool { return true }
 
 func TestOrder(t *testing.T) {
 	q := queue.New()
-	q.Set(entry("young", 0, 1, pods(1, "1")))
-	q.Set(entry("old", 0, 9, pods(1, "1")))
-	q.Set(entry("urgent", 5, 0, pods(1, "1")))
-	q.Set(entry("low", -5, 99, pods(1, "1")))
+	set := func(e queue.Entry) { e.Placeable = true; q.Set(e) }
+	set(entry("young", 0, 1, pods(1, "1")))
+	set(entry("old", 0, 9, pods(1, "1")))
+	set(entry("urgent", 5, 0, pods(1, "1")))
+	set(entry("low", -5, 99, pods(1, "1")))
 	if got := names(q.First(9, any)); !slices.Equal(got, []string{"urgent", "old", "young", "low"}) {
 		t.Errorf("the order is %v", got)
 	}
@@ -59,7 +60,7 @@ func TestOrder(t *testing.T) {
 		t.Errorf("ahead of young: %v", got)
 	}
 	// A raised priority replaces the entry.
-	q.Set(entry("low", 9, 99, pods(1, "1")))
+	set(entry("low", 9, 99, pods(1, "1")))
 	if !q.Remove("urgent") || q.Remove("urgent") || q.Len() != 3 || q.First(1, any)[0].Name != "low" {
 		t.Errorf("after the changes: %v", names(q.First(9, any)))
 	}
@@ -77,6 +78,7 @@ func TestQueueIsSorted(t *testing.T) {
 				continue
 			}
 			e := entry(name, rapid.Int32Range(-1, 1).Draw(t, "priority"), rapid.IntRange(0, 2).Draw(t, "age"), pods(1, "1"))
+			e.Placeable = rapid.Bool().Draw(t, "placeable")
 			q.Set(e)
 			want[name] = e
 		}
@@ -84,62 +86,43 @@ func TestQueueIsSorted(t *testing.T) {
 		if len(got) != len(want) || q.Len() != len(want) {
 			t.Fatalf("%d entries, want %d", len(got), len(want))
 		}
+		placeable := 0
 		for i, e := range got {
-			if before := len(q.Ahead(*e)); before != i || q.Position(*e) != i+1 || want[e.Name].Priority != e.Priority {
+			before := len(q.Ahead(*e))
+			if before != placeable || q.Position(*e) != i+1 || want[e.Name].Priority != e.Priority {
 				t.Fatalf("%s is number %d with %d ahead", e.Name, i, before)
+			}
+			if e.Placeable {
+				placeable++
 			}
 		}
 	})
 }
 
-func cluster(cpu string) *broker.ClusterAdvertisementSpec {
-	return &broker.ClusterAdvertisementSpec{
-		ClusterID: "paris", Lending: broker.Lending{Enabled: true},
-		Resources:   broker.AdvertisedResources{Allocatable: broker.FromList(expect.Resources("cpu", cpu))},
-		NodeClasses: []broker.NodeClass{{Name: "std", Labels: map[string]string{"disk": "ssd"}}},
+// Only what could be placed one day is ahead of others, and no more than 64 entries.
+func TestAhead(t *testing.T) {
+	q := queue.New()
+	for i := range 200 {
+		e := entry(fmt.Sprintf("e%03d", i), 0, 200-i, pods(1, "1"))
+		e.Placeable = i%2 == 1
+		q.Set(e)
 	}
-}
-
-func TestClaims(t *testing.T) {
-	for name, tc := range map[string]struct {
-		want     broker.HeldCapacity
-		eligible bool
-		claimed  int32
-	}{
-		"what a large one waits for stays free":             {pods(1, "10"), true, 1},
-		"no more than the cluster could take":               {pods(9, "10"), true, 1},
-		"nothing if it is too large for the cluster":        {pods(1, "17"), true, 0},
-		"nothing if it may not go there":                    {pods(1, "10"), false, 0},
-		"nothing if no node matches":                        {pods(1, "10", func(s *broker.PodSet) { s.NodeSelector = map[string]string{"disk": "hdd"} }), true, 0},
-		"what matches stays free":                           {pods(1, "10", func(s *broker.PodSet) { s.NodeSelector = map[string]string{"disk": "ssd"} }), true, 1},
-		"of many pods as many as fit in the empty cluster":  {pods(100, "2"), true, 8},
-		"of pods that request nothing as many as there are": {pods(3, "0"), true, 3},
-	} {
-		t.Run(name, func(t *testing.T) {
-			head := entry("head", 0, 9, tc.want)
-			claims := queue.Claims([]*queue.Entry{&head}, cluster("16"), capacity.Floor(expect.Resources("cpu", "4")), pods(1, "100m"), func(*queue.Entry, *broker.ClusterAdvertisementSpec) bool { return tc.eligible })
-			var got int32
-			for _, claim := range claims {
-				got += claim.Promised.Pods()
-			}
-			if got != tc.claimed {
-				t.Errorf("%d pods are kept free, want %d", got, tc.claimed)
-			}
-		})
+	last := entry("last", 0, 0, pods(1, "1"))
+	ahead := q.Ahead(last)
+	if len(ahead) != 64 || ahead[0].Name != "e001" || ahead[63].Name != "e127" || q.Position(last) != 201 {
+		t.Errorf("%d are ahead of number %d: %v", len(ahead), q.Position(last), names(ahead))
 	}
-}
-
-func TestClaimsEnd(t *testing.T) {
-	var ahead []*queue.Entry
-	for i := range 9 {
-		e := entry(fmt.Sprint(i), 0, 9-i, pods(1, "1"))
-		ahead = append(ahead, &e)
+	// The same entry again is the same, so that what is known of it stays.
+	same := entry("e001", 0, 199, pods(1, "1"))
+	same.Placeable = true
+	q.Set(same)
+	if q.Ahead(last)[0] != ahead[0] {
+		t.Error("an entry without a change was replaced")
 	}
-	all := func(*queue.Entry, *broker.ClusterAdvertisementSpec) bool { return true }
-	for available, want := range map[string]int{"0": 0, "50m": 0, "4": 4, "16": 9} {
-		if got := len(queue.Claims(ahead, cluster("16"), capacity.Floor(expect.Resources("cpu", available)), pods(1, "100m"), all)); got != want {
-			t.Errorf("%d claims on %s, want %d", got, available, want)
-		}
+	same.Placeable = false
+	q.Set(same)
+	if got := q.Ahead(last)[0].Name; got != "e003" || q.Len() != 200 {
+		t.Errorf("the first is %s of %d", got, q.Len())
 	}
 }
 

@@ -25,12 +25,10 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 	if err != nil {
 		return err
 	}
-	if r.answers.Answered(cluster) {
-		r.retryQueued()
-	}
 	var asked broker.HeldCapacity
-	var news bool
+	var news, changed bool
 	_, err = r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
+		changed = false
 		hold, err := answered(ad, name, ack)
 		if hold == nil || err != nil {
 			return edited{}, err
@@ -43,7 +41,7 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 				asked = capacity.Sub(asked, *ack.Held)
 			}
 		}
-		changed := ledger.Confirm(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Accepted, ack.Held)
+		changed = ledger.Confirm(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Accepted, ack.Held)
 		if changed && !ack.Accepted {
 			// It is remembered before the refused capacity is released: the provider is
 			// not chosen again for the same.
@@ -51,9 +49,14 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 		}
 		return edited{status: changed}, nil
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
+	}
+	// An ack of anything but the attempt asked answers nothing.
+	if changed && r.answers.Answered(cluster, ack.ReservationUID, r.clock.Now()) {
+		r.retryQueued()
+	}
+	switch {
 	case news:
 		if reservation := r.store.reservation(name); reservation != nil && reservation.UID == ack.ReservationUID {
 			r.recordRefused(reservation, cluster, reasonOf(ack), asked)

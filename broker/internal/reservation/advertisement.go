@@ -162,9 +162,10 @@ func (r *Reconciler) ReconcileAdvertisement(ctx context.Context, name string) (c
 			log.FromContext(ctx).Info("Releasing holds whose Reservation does not exist", "provider", name, "reservationUIDs", orphans)
 		}
 		if _, err := r.committer.commit(ctx, name, edit); err != nil {
-			return requeueOnConflict(ctx, err)
+			return r.requeueOnConflict(ctx, "advertisement/"+name, err)
 		}
 	}
+	r.conflicts.Forget("advertisement/" + name)
 	if !active {
 		return ctrl.Result{}, nil
 	}

@@ -155,16 +155,20 @@ func (c conditions) setPlaced(in snapshot, p plan, status *broker.ReservationSta
 	} else if p.blockedBy != "" {
 		c.set(broker.ConditionQueued, true, reasonWaitingForRelease, fmt.Sprintf("%s: %s must first release an earlier Reservation of the same name.", waiting, p.blockedBy))
 	} else {
-		c.set(broker.ConditionQueued, true, reasonInsufficientCapacity, fmt.Sprintf("%s for capacity. %s%s", waiting, rejectionsMessage(in.reservation.Spec.RequesterID, status.Decision), in.aheadMessage()))
+		c.set(broker.ConditionQueued, true, reasonInsufficientCapacity, fmt.Sprintf("%s for capacity. %s%s", waiting, rejectionsMessage(in.reservation.Spec.RequesterID, status.Decision), in.queueMessage()))
 	}
 }
 
-// aheadMessage says who must be placed first.
-func (in snapshot) aheadMessage() string {
-	if len(in.ahead) == 0 {
-		return ""
+// queueMessage says who must be placed first, and whether the priority is too high.
+func (in snapshot) queueMessage() string {
+	var message string
+	if len(in.ahead) > 0 {
+		message = fmt.Sprintf(" It is number %d in the queue: what those before it wait for stays free for them.", in.position)
 	}
-	return fmt.Sprintf(" It is number %d in the queue: what those before it wait for stays free for them.", in.position)
+	if priority := in.reservation.Spec.Priority; priority > in.config.maxPriority {
+		message += fmt.Sprintf(" Its priority %d counts as %d, the maximum (quotas.maxPriority of the BrokerConfig).", priority, in.config.maxPriority)
+	}
+	return message
 }
 
 // rejectionsMessage lists the providers and why each of them was not chosen.

@@ -25,6 +25,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/internal/answers"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/lease"
 	"github.com/spillway-dev/spillway/broker/internal/queue"
 )
@@ -74,6 +75,10 @@ type Reconciler struct {
 	book    *lease.Book
 	answers *answers.Memory
 	queue   *queue.Queue
+	// conflicts count how often a write of an object failed in a row.
+	conflicts workqueue.TypedRateLimiter[string]
+	// claims are what stays free for those in the queue.
+	claims decide.Claims
 	// figures limits the writes of statuses that differ in figures only.
 	figures *rate.Limiter
 
@@ -137,6 +142,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		book:        lease.NewBook(),
 		answers:     answers.New(),
 		queue:       queue.New(),
+		conflicts:   workqueue.NewTypedItemExponentialFailureRateLimiter[string](conflictRetryAfter, maxConflictRetryAfter),
 		figures:     rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
 
 		priceChanges: map[string]map[string]string{},

@@ -12,6 +12,19 @@ func (in snapshot) leastPods() int32 {
 	return min(in.reservation.Spec.MinAvailable, in.requested().Pods())
 }
 
+// lacks is the number of pods that it needs besides those that its status shows as
+// allocated, before any of them may be used.
+func (in snapshot) lacks() int32 {
+	if inUse(in.reservation) {
+		return 0
+	}
+	least := in.leastPods()
+	for _, a := range in.reservation.Status.Allocations {
+		least -= broker.HeldCapacity{PodSets: a.PodSets}.Pods()
+	}
+	return max(least, 0)
+}
+
 // inUse reports whether a virtual node provides any of the capacity, so that pods may run
 // on it.
 func inUse(r *broker.Reservation) bool {

@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/big"
@@ -193,14 +194,28 @@ func (p *plan) place(in snapshot) {
 		return
 	}
 	request, snapshot := p.request(in)
-	parts, missing, decision := decide.Split(request, snapshot, func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, bool) {
+	parts, missing, decision := decide.Split(request, snapshot, func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, *capacity.Rejection) {
 		status := broker.ClusterAdvertisementStatus{Holds: slices.Clone(holds)}
-		changed, err := ledger.Place(spec, &status, growth(in.reservation, p.attempt.Number, amount))
-		return status.Holds, err == nil && changed
+		_, err := ledger.Place(spec, &status, growth(in.reservation, p.attempt.Number, amount))
+		return status.Holds, rejectionOf(err)
 	})
 	p.missing, p.decision = missing, &decision
 	for _, part := range parts {
 		p.grow = append(p.grow, change{part.Cluster, part.Capacity})
+	}
+}
+
+// rejectionOf is why a cluster is not chosen if its ledger refuses a growth, nil for no
+// error.
+func rejectionOf(err error) *capacity.Rejection {
+	var full *ledger.FullError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &full):
+		return &capacity.Rejection{Reason: reasonLedgerFull, Message: err.Error()}
+	default:
+		return &capacity.Rejection{Reason: capacity.ReasonInsufficientCapacity, Message: err.Error() + "."}
 	}
 }
 

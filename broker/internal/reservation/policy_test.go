@@ -22,7 +22,7 @@ import (
 // hub is a broker without an API server: what a plan would write is applied to the
 // objects in memory.
 type hub struct {
-	*testing.T
+	testing.TB
 	*Reconciler
 	clock        *testclock.FakeClock
 	heard        map[string]time.Time
@@ -35,11 +35,11 @@ type hub struct {
 
 func (h *hub) ReceivedAt(cluster string) (time.Time, bool) { at, ok := h.heard[cluster]; return at, ok }
 
-func newHub(t *testing.T) *hub {
-	h := &hub{T: t, clock: testclock.NewFakeClock(time.Unix(1_000_000, 0)), heard: map[string]time.Time{}, reservations: map[string]*broker.Reservation{}}
+func newHub(t testing.TB) *hub {
+	h := &hub{TB: t, clock: testclock.NewFakeClock(time.Unix(1_000_000, 0)), heard: map[string]time.Time{}, reservations: map[string]*broker.Reservation{}}
 	h.config = config{
 		weights: decide.DefaultWeights, staleAfter: 10 * time.Minute, freshFor: 90 * time.Second,
-		defaultLease: time.Hour, proofDeadline: 30 * time.Second, retryAfter: 30 * time.Second,
+		defaultLease: time.Hour, proofDeadline: 30 * time.Second, retryAfter: 30 * time.Second, maxPriority: 1000,
 	}
 	h.failOver()
 	return h
@@ -159,14 +159,15 @@ func (h *hub) change(cluster string, f func(*broker.ClusterAdvertisement)) {
 // answer answers a hold as its provider, as ApplyProviderAck does.
 func (h *hub) answer(cluster, name string, accepted bool) {
 	h.Helper()
-	h.answers.Answered(cluster)
 	h.change(cluster, func(ad *broker.ClusterAdvertisement) {
 		hold := ledger.Find(&ad.Status, types.UID(name))
 		if hold == nil {
 			h.Fatalf("%s has no hold for %s", cluster, name)
 		}
 		asked := ledger.Pending(*hold.DeepCopy())
-		ledger.Confirm(&ad.Status, hold.ReservationUID, hold.Attempt, accepted, nil)
+		if ledger.Confirm(&ad.Status, hold.ReservationUID, hold.Attempt, accepted, nil) {
+			h.answers.Answered(cluster, types.UID(name), h.clock.Now())
+		}
 		if accepted {
 			h.answers.Accepted(cluster, asked)
 		} else {

@@ -19,8 +19,11 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
-// conflictRetryAfter is the delay before a reconcile is retried after a conflict.
-const conflictRetryAfter = 20 * time.Millisecond
+// The delay before a reconcile is retried after a conflict doubles with each further one.
+const (
+	conflictRetryAfter    = 20 * time.Millisecond
+	maxConflictRetryAfter = 5 * time.Second
+)
 
 // Reconcile brings one Reservation up to date. All writes are compare-and-swaps on the
 // versions that the plan was computed from.
@@ -34,6 +37,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, e
 	}
 	p := newPlan(in)
 	if in.upToDate(p) {
+		r.conflicts.Forget("reservation/" + name)
 		return in.requeue(), nil
 	}
 	if !p.empty() {
@@ -47,8 +51,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, e
 		}
 	}
 	if err := r.commit(ctx, in, p); err != nil {
-		return requeueOnConflict(ctx, err)
+		return r.requeueOnConflict(ctx, "reservation/"+name, err)
 	}
+	r.conflicts.Forget("reservation/" + name)
 	return in.requeue(), nil
 }
 
@@ -219,14 +224,16 @@ func (r *Reconciler) removeFinalizer(ctx context.Context, in snapshot) error {
 	return nil
 }
 
-// requeueOnConflict requeues after a short delay if another writer was first.
-func requeueOnConflict(ctx context.Context, err error) (ctrl.Result, error) {
+// requeueOnConflict requeues an object if another writer was first: after a short delay,
+// which doubles each time until the caller forgets the object's conflicts.
+func (r *Reconciler) requeueOnConflict(ctx context.Context, object string, err error) (ctrl.Result, error) {
 	if !isConflict(err) {
 		return ctrl.Result{}, err
 	}
 	lockConflicts.Inc()
-	log.FromContext(ctx).V(1).Info("Requeueing because of a concurrent write", "reason", err.Error())
-	return ctrl.Result{RequeueAfter: conflictRetryAfter}, nil
+	retryAfter := r.conflicts.When(object)
+	log.FromContext(ctx).V(1).Info("Requeueing because of a concurrent write", "reason", err.Error(), "retryAfter", retryAfter.String())
+	return ctrl.Result{RequeueAfter: retryAfter}, nil
 }
 
 // isConflict reports whether a compare-and-swap failed because of a concurrent write.

@@ -18,14 +18,16 @@ import (
 func (r *Reconciler) ReconcileRegistration(ctx context.Context, name string) (ctrl.Result, error) {
 	var registration broker.ClusterRegistration
 	if err := r.client.Get(ctx, r.key(name), &registration); err != nil {
+		r.conflicts.Forget("registration/" + name)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if registration.DeletionTimestamp.IsZero() {
 		if !controllerutil.AddFinalizer(&registration, broker.FinalizerCluster) {
+			r.conflicts.Forget("registration/" + name)
 			return ctrl.Result{}, nil
 		}
 		if err := r.client.Update(ctx, &registration); err != nil {
-			return requeueOnConflict(ctx, fmt.Errorf("adding the finalizer: %w", err))
+			return r.requeueOnConflict(ctx, "registration/"+name, fmt.Errorf("adding the finalizer: %w", err))
 		}
 		return ctrl.Result{}, nil
 	}
@@ -37,7 +39,7 @@ func (r *Reconciler) ReconcileRegistration(ctx context.Context, name string) (ct
 	}
 	controllerutil.RemoveFinalizer(&registration, broker.FinalizerCluster)
 	if err := r.client.Update(ctx, &registration); err != nil {
-		return requeueOnConflict(ctx, fmt.Errorf("removing the finalizer: %w", err))
+		return r.requeueOnConflict(ctx, "registration/"+name, fmt.Errorf("removing the finalizer: %w", err))
 	}
 	return ctrl.Result{}, nil
 }

@@ -514,6 +514,12 @@ func noAnswer(e *env) {
 	p.advertise(e.spec("paris", "9"))
 	e.request("later", 1)
 	e.expect("later", broker.ReservationReserved, "1 of 1 pods in berlin")
+	// An ack that answers nothing is no answer: of an earlier attempt, or of another UID.
+	hold := e.hold("paris", "r")
+	expect.NoError(e, p.ApplyProviderAck(e.Context(), "paris", "r", protocol.ProviderAck{ReservationUID: hold.ReservationUID, Attempt: hold.Attempt - 1, Accepted: true}))
+	expect.NoError(e, p.ApplyProviderAck(e.Context(), "paris", "r", protocol.ProviderAck{ReservationUID: "another", Attempt: hold.Attempt, Accepted: true}))
+	e.request("later-too", 1)
+	e.expect("later-too", broker.ReservationReserved, "1 of 1 pods in berlin")
 	p.answer("paris", "r", true, "")
 	e.expectPods("paris", "r", 0, 0, 0)
 	e.request("last", 1)

@@ -37,6 +37,8 @@ type config struct {
 	proofDeadline        time.Duration
 	retryAfter           time.Duration
 	queueing             broker.Queueing
+	// maxPriority is the highest priority that counts.
+	maxPriority int32
 }
 
 // duration is the length of a Reservation's lease; 0 if only silence ends it.
@@ -60,6 +62,7 @@ func (r *Reconciler) config(ctx context.Context) (config, error) {
 		return ptr.Deref(d, metav1.Duration{Duration: fallback}).Duration
 	}
 	// Without the object, the API server has not filled in the defaults.
+	quotas := ptr.Deref(object.Spec.Quotas, broker.Quotas{})
 	return config{
 		weights:     ptr.Deref(object.Spec.Weights, decide.DefaultWeights),
 		staleAfter:  duration(object.Spec.StaleAfter, 10*time.Minute),
@@ -70,6 +73,7 @@ func (r *Reconciler) config(ctx context.Context) (config, error) {
 		proofDeadline: duration(object.Spec.ProofDeadline, 30*time.Second),
 		retryAfter:    duration(object.Spec.RetryAfter, 30*time.Second),
 		queueing:      object.Spec.Queueing,
+		maxPriority:   ptr.Deref(quotas.MaxPriority, 1000),
 	}, nil
 }
 
@@ -98,11 +102,13 @@ type snapshot struct {
 	// rejections are the clusters that must not be chosen for a capacity because of
 	// their answers so far, and when the first of them may be.
 	rejections func(broker.HeldCapacity) (map[string]capacity.Rejection, time.Time)
-	// ahead are those before the Reservation in the queue, where it would have that
-	// position; eligible reports whether a cluster may be chosen for one of them.
+	// ahead are those before the Reservation in the queue for which claims keep capacity
+	// free, where it would have that position; mayAsk reports whether one of them may be
+	// placed in a cluster at present.
 	ahead    []*queue.Entry
 	position int32
-	eligible func(*queue.Entry, *broker.ClusterAdvertisementSpec) bool
+	claims   *decide.Claims
+	mayAsk   func(ahead int, cluster string) bool
 }
 
 // snapshot is what the store knows. What is outdated in it does no harm: the writes of

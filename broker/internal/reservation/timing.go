@@ -45,7 +45,9 @@ func (r *Reconciler) remember(in *snapshot) {
 	in.heard = r.lastAdvertised(reservation.Spec.RequesterID)
 	for _, h := range in.holds() {
 		if in.overdue(h) {
-			r.answers.Missed(h.cluster, in.config.retryAfter, in.now)
+			asked, _ := in.askedAt(h)
+			// What is not confirmed yet may wait for guests.
+			r.answers.Missed(h.cluster, reservation.UID, asked, h.Unconfirmed != nil, in.config.retryAfter, in.now)
 		}
 	}
 	in.rejections = func(want broker.HeldCapacity) (map[string]capacity.Rejection, time.Time) {
@@ -57,6 +59,7 @@ func (r *Reconciler) remember(in *snapshot) {
 // forget drops what is remembered of a Reservation that does not exist any more.
 func (r *Reconciler) forget(name string) {
 	r.book.Forget(name)
+	r.conflicts.Forget("reservation/" + name)
 	r.mu.Lock()
 	delete(r.priceChanges, name)
 	r.mu.Unlock()
@@ -68,6 +71,7 @@ func (r *Reconciler) forget(name string) {
 // forgetCluster drops what is remembered of a cluster whose advertisement was deleted.
 func (r *Reconciler) forgetCluster(cluster string) {
 	r.answers.Forget(cluster)
+	r.conflicts.Forget("advertisement/" + cluster)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.latest, cluster)

@@ -26,7 +26,7 @@ func (in snapshot) entry() queue.Entry {
 	return queue.Entry{
 		Name:     r.Name,
 		UID:      r.UID,
-		Priority: r.Spec.Priority,
+		Priority: min(r.Spec.Priority, in.config.maxPriority),
 		Created:  r.CreationTimestamp.Time,
 		Request: decide.Request{
 			Requester: r.Spec.RequesterID,
@@ -44,6 +44,7 @@ func (r *Reconciler) observeQueue(in *snapshot) {
 	reservation, entry := in.reservation, in.entry()
 	waits := meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) && !entry.Request.Want.Empty()
 	if waits {
+		entry.Placeable = in.config.queueing != broker.QueueingNone && decide.CouldPlace(entry.Request, in.lacks(), in.clusters)
 		r.queue.Set(entry)
 	} else if r.queue.Remove(reservation.Name) {
 		r.retryQueued()
@@ -51,34 +52,33 @@ func (r *Reconciler) observeQueue(in *snapshot) {
 	if in.config.queueing == broker.QueueingNone {
 		return
 	}
+	in.position = int32(r.queue.Position(entry))
 	in.ahead = r.queue.Ahead(entry)
-	in.position = int32(len(in.ahead)) + 1
-	now, config := in.now, in.config
-	in.eligible = func(e *queue.Entry, spec *broker.ClusterAdvertisementSpec) bool {
-		if rejection, _ := r.answers.Rejection(spec.ClusterID, e.UID, e.Request.Want, config.proofDeadline, now); rejection != nil {
-			return false
+	in.claims = &r.claims
+	var remembered map[string]bool
+	now, config, ahead := in.now, in.config, in.ahead
+	in.mayAsk = func(i int, cluster string) bool {
+		if remembered == nil {
+			remembered = r.answers.Clusters()
 		}
-		active, fresh := r.activity(spec.ClusterID, config)
-		return decide.Eligible(&e.Request, spec, active, fresh)
+		if !remembered[cluster] {
+			return true
+		}
+		rejection, _ := r.answers.Rejection(cluster, ahead[i].UID, ahead[i].Request.Want, config.proofDeadline, now)
+		return rejection == nil
 	}
 }
 
-// keepFree adds to the holds of each cluster what those ahead in the queue wait for
-// there.
+// keepFree keeps free what those ahead in the queue wait for.
 func (in snapshot) keepFree(known decide.Snapshot, want broker.HeldCapacity) decide.Snapshot {
 	if len(in.ahead) == 0 {
 		return known
 	}
-	claims := map[string][]broker.Hold{}
-	for _, ad := range in.advertisements {
-		id := ad.Spec.ClusterID
-		if spec, _ := known.Cluster(id); spec == nil {
-			continue
-		} else if holds := queue.Claims(in.ahead, spec, capacity.Floor(ad.Status.Available.List()), want, in.eligible); len(holds) > 0 {
-			claims[id] = holds
-		}
+	ahead := make([]*decide.Request, len(in.ahead))
+	for i, entry := range in.ahead {
+		ahead[i] = &entry.Request
 	}
-	return known.WithClaims(claims)
+	return in.claims.KeepFree(known, ahead, want, in.mayAsk)
 }
 
 // retryQueued enqueues the first queued Reservations: one of them may have its turn, or a

@@ -153,6 +153,9 @@ func validateAdvertisement(spec *broker.ClusterAdvertisementSpec) error {
 	}
 	nodes := int64(0)
 	for i, class := range spec.NodeClasses {
+		if class.LargestNode != nil {
+			amounts[fmt.Sprintf("nodeClasses[%d].largestNode", i)] = *class.LargestNode
+		}
 		for j, shape := range class.FreeShapes {
 			field := fmt.Sprintf("nodeClasses[%d].freeShapes[%d]", i, j)
 			if shape.Nodes < 0 || shape.Pods < 0 {

@@ -1,0 +1,51 @@
+package reservation
+
+import (
+	"fmt"
+	"testing"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// BenchmarkDecisionBehindQueue measures a decision behind 1,000 Reservations of one
+// tenant that wait, in 50 clusters.
+func BenchmarkDecisionBehindQueue(b *testing.B) {
+	for name, cpu := range map[string]string{"larger than any node": "5", "no matching node": "1", "placeable": "4"} {
+		b.Run(name, func(b *testing.B) {
+			h := newHub(b)
+			for i := range 50 {
+				id := fmt.Sprintf("c%02d", i)
+				h.advertise(id, "16")
+				h.change(id, nodes(4, "4"))
+				h.change(id, func(ad *broker.ClusterAdvertisement) {
+					ad.Spec.NodeClasses[0].FreeShapes[0].Free = cpus("3")
+					ad.Spec.ObservedHolds = []broker.ObservedHold{{Requester: "oslo", Used: cpus("4"), Pods: 4}}
+					largest := cpus("4")
+					ad.Spec.NodeClasses[0].LargestNode = &largest
+				})
+			}
+			config := h.config
+			h.config.queueing = broker.QueueingNone
+			for i := range 1000 {
+				h.ask(fmt.Sprint("waiting-", i), 1, cpu, func(s *broker.ReservationSpec) {
+					if name == "no matching node" {
+						s.PodSets[0].NodeSelector = map[string]string{"disk": "none"}
+					}
+				})
+				for j := range 50 {
+					h.heard[fmt.Sprintf("c%02d", j)] = h.clock.Now()
+				}
+			}
+			h.config = config
+			for i := range 1000 {
+				h.snapshotOf(h.reservations[fmt.Sprint("waiting-", i)], h.config)
+			}
+			h.ask("r", 1, "100")
+			h.reservations["r"].Spec.PodSets[0].Requests = cpus("1")
+			b.ResetTimer()
+			for b.Loop() {
+				newPlan(h.snapshotOf(h.reservations["r"].DeepCopy(), h.config))
+			}
+		})
+	}
+}

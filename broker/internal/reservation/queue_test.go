@@ -1,0 +1,178 @@
+package reservation
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// nodes makes a cluster of several nodes of one size.
+func nodes(count int32, cpu string) func(*broker.ClusterAdvertisement) {
+	return func(ad *broker.ClusterAdvertisement) {
+		total := cpus(cpu)
+		total.CPU.Mul(int64(count))
+		ad.Spec.Resources.Allocatable = total
+		ad.Spec.NodeClasses[0].FreeShapes = []broker.FreeShape{{Nodes: count, Free: cpus(cpu), Pods: 100}}
+	}
+}
+
+// A request that could not be placed if everything reserved were free holds back no other.
+func TestUnplaceableHoldsBackNobody(t *testing.T) {
+	for name, ask := range map[string]func(h *hub){
+		"a pod that is larger than any node": func(h *hub) { h.ask("large", 1, "8") },
+		"a gang that is larger than all clusters": func(h *hub) {
+			h.ask("large", 9, "4", func(s *broker.ReservationSpec) { s.MinAvailable = 9 })
+		},
+		"a thousand of them": func(h *hub) {
+			for i := range 100 {
+				h.ask(fmt.Sprint("large-", i), 1, "8")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHub(t)
+			for _, id := range []string{"berlin", "paris"} {
+				h.advertise(id, "16")
+				h.change(id, nodes(4, "4"))
+			}
+			ask(h)
+			h.advertise("berlin", "16")
+			h.advertise("paris", "16")
+			h.ask("small", 8, "4")
+			if got := h.reservations["small"].Status.Summary; got != "8 of 8 pods: 4 in berlin, 4 in paris" {
+				t.Errorf("the small one has %s", got)
+			}
+		})
+	}
+}
+
+// What could be placed if guests ended still holds back those behind it.
+func TestGuestsDoNotMakeItUnplaceable(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "16")
+	h.change("paris", func(ad *broker.ClusterAdvertisement) {
+		ad.Spec.NodeClasses[0].FreeShapes[0].Free = cpus("6")
+		ad.Spec.ObservedHolds = []broker.ObservedHold{{Requester: "oslo", Used: cpus("10"), Pods: 1}}
+	})
+	h.ask("large", 1, "12")
+	h.ask("small", 1, "1")
+	h.expectPods("paris", "small", 0, 0)
+}
+
+// The ledger of the best cluster has no room for another hold: the next one is asked. What
+// is kept free for others does not count as holds.
+func TestFullLedgerIsNotTheEnd(t *testing.T) {
+	fill := func(ad *broker.ClusterAdvertisement, holds int) {
+		for i := range holds {
+			name := fmt.Sprint("held-", i)
+			ad.Status.Holds = append(ad.Status.Holds, broker.Hold{
+				ReservationUID: types.UID(name), ReservationName: name, Requester: "oslo", Attempt: 1,
+				Promised: capacity.OfPodSets([]broker.PodSet{{Name: "pods", Count: 1, Requests: cpus("1m")}}),
+			})
+		}
+	}
+	for name, tc := range map[string]struct {
+		holds, waiting int
+		want           string
+	}{
+		"others wait, the ledger has room": {ledger.MaxHolds - 5, 10, "1 of 1 pods in paris"},
+		"the ledger is full":               {ledger.MaxHolds, 0, "1 of 1 pods in berlin"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHub(t)
+			h.advertise("berlin", "8")
+			h.change("berlin", func(ad *broker.ClusterAdvertisement) { ad.Spec.Resources.Allocated = cpus("7") })
+			h.advertise("paris", "110") // the better score
+			h.change("paris", func(ad *broker.ClusterAdvertisement) {
+				fill(ad, tc.holds)
+				// A guest uses most of the only node with a large disk.
+				ad.Spec.ObservedHolds = []broker.ObservedHold{{Requester: "tokyo", Used: cpus("8"), Pods: 1}}
+				ad.Spec.NodeClasses = []broker.NodeClass{
+					{Name: "std", FreeShapes: []broker.FreeShape{{Nodes: 1, Free: cpus("100"), Pods: 2000}}},
+					{Name: "disk", Labels: map[string]string{"disk": "large"}, FreeShapes: []broker.FreeShape{{Nodes: 1, Free: cpus("2"), Pods: 100}}},
+				}
+			})
+			for i := range tc.waiting {
+				h.ask(fmt.Sprint("waiting-", i), 1, "3", func(s *broker.ReservationSpec) {
+					s.PodSets[0].NodeSelector = map[string]string{"disk": "large"}
+				})
+			}
+			h.ask("r", 1, "100m")
+			if got := h.reservations["r"].Status.Summary; got != tc.want {
+				t.Errorf("it has %s: %+v", got, h.reservations["r"].Status.Decision)
+			}
+		})
+	}
+}
+
+// A priority above the maximum counts as the maximum: no consumer is always first.
+func TestMaxPriority(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "1")
+	priority := func(p int32) func(*broker.ReservationSpec) {
+		return func(s *broker.ReservationSpec) { s.Priority = p }
+	}
+	h.ask("at-most", 1, "2", priority(1000))
+	h.ask("above", 1, "2", priority(1_000_000))
+	h.ask("below", 1, "2", priority(999))
+	h.ask("last", 1, "2", priority(-1))
+	for name, want := range map[string]int32{"at-most": 1, "above": 2, "below": 3, "last": 4} {
+		h.reconcile(name)
+		if got := h.snapshotOf(h.reservations[name], h.config).position; got != want {
+			t.Errorf("%s is number %d, want %d", name, got, want)
+		}
+	}
+	h.expectCondition("above", broker.ConditionQueued, reasonInsufficientCapacity, "Its priority 1000000 counts as 1000, the maximum (quotas.maxPriority of the BrokerConfig).")
+}
+
+// A growth that waits for the consumer's own guests to end is not counted against the
+// provider for others.
+func TestWaitingForGuestsIsNotSilence(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "10")
+	h.ask("r", 5, "1")
+	h.answer("paris", "r", true)
+	h.reservations["r"].Spec.PodSets[0].Count = 2
+	h.reconcile("r")
+	// paris confirms no smaller hold while guests run, and so no growth after it.
+	h.reservations["r"].Spec.PodSets[0].Count = 4
+	h.reconcile("r")
+	h.expectPods("paris", "r", 4, 5)
+	h.clock.Step(31 * time.Second)
+	h.advertise("paris", "10")
+	h.reconcile("r")
+	h.expectPods("paris", "r", 2, 5)
+	h.ask("of-another", 1, "1", func(s *broker.ReservationSpec) { s.RequesterID = "oslo" })
+	h.expectPods("paris", "of-another", 1, 0)
+}
+
+// The delay after a conflict doubles, up to a maximum, until a reconcile has no conflict.
+func TestConflictBackoff(t *testing.T) {
+	h := newHub(t)
+	h.ask("r", 1, "1")
+	var delays []time.Duration
+	for range 10 {
+		result, err := h.requeueOnConflict(t.Context(), "reservation/r", errOutdated)
+		expect.NoError(t, err)
+		delays = append(delays, result.RequeueAfter)
+	}
+	if delays[0] != 20*time.Millisecond || delays[3] != 160*time.Millisecond || delays[9] != 5*time.Second {
+		t.Errorf("the delays are %v", delays)
+	}
+	h.forget("r")
+	if result, _ := h.requeueOnConflict(t.Context(), "reservation/r", errOutdated); result.RequeueAfter != 20*time.Millisecond {
+		t.Errorf("the first delay is %s", result.RequeueAfter)
+	}
+	failed := errors.New("the API server is down")
+	if result, err := h.requeueOnConflict(t.Context(), "reservation/r", failed); err == nil || result.RequeueAfter != 0 {
+		t.Errorf("another error is requeued after %s: %v", result.RequeueAfter, err)
+	}
+}
