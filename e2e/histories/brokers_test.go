@@ -87,12 +87,14 @@ func (h *hub) awaitLeader(t *testing.T, than *replica) *replica {
 
 // replica is a broker that is started again whenever its process ends, as a kubelet does.
 type replica struct {
-	name, address, probes string
-	gateway               *gateway
-	spec                  process.Spec
+	name    string
+	gateway *gateway
+	spec    process.Spec
 
 	mu      sync.Mutex
 	process *process.Process
+	// address of the REST API, and probes the URL of the health probes.
+	address, probes string
 	// starts is how often it was started.
 	starts  int
 	stopped bool
@@ -101,35 +103,38 @@ type replica struct {
 
 func newReplica(t *testing.T, name, dir string, g *gateway) *replica {
 	t.Helper()
-	var addresses [2]string
-	for i := range addresses {
-		port, err := cluster.FreePort()
-		expect.NoError(t, err)
-		addresses[i] = cluster.Address(port)
-	}
 	kubeconfig := filepath.Join(dir, name+".kubeconfig")
 	access := clientcmdapi.NewConfig()
 	access.Clusters["hub"] = &clientcmdapi.Cluster{Server: g.url}
 	access.Contexts["hub"] = &clientcmdapi.Context{Cluster: "hub"}
 	access.CurrentContext = "hub"
 	expect.NoError(t, clientcmd.WriteToFile(*access, kubeconfig))
-	r := &replica{name: name, address: addresses[0], probes: "http://" + addresses[1], gateway: g, ended: make(chan struct{})}
-	r.spec = process.Spec{
-		Name: name, Path: filepath.Join(dir, "broker"), Dir: dir, LogDir: dir, Env: []string{"KUBECONFIG=" + kubeconfig},
-		Args: []string{"--namespace=" + broker.SystemNamespace, "--listen=" + addresses[0], "--health-probe-bind-address=" + addresses[1],
-			"--metrics-bind-address=0", "--leader-elect", "--zap-log-level=error"},
-	}
+	r := &replica{name: name, gateway: g, ended: make(chan struct{})}
+	r.spec = process.Spec{Name: name, Path: filepath.Join(dir, "broker"), Dir: dir, LogDir: dir, Env: []string{"KUBECONFIG=" + kubeconfig}}
 	expect.NoError(t, r.start())
 	go r.supervise(t)
 	return r
 }
 
+// start starts the broker on ports that are free: another program may have those of
+// before.
 func (r *replica) start() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stopped {
 		return nil
 	}
+	var addresses [2]string
+	for i := range addresses {
+		port, err := cluster.FreePort()
+		if err != nil {
+			return err
+		}
+		addresses[i] = cluster.Address(port)
+	}
+	r.address, r.probes = addresses[0], "http://"+addresses[1]
+	r.spec.Args = []string{"--namespace=" + broker.SystemNamespace, "--listen=" + addresses[0], "--health-probe-bind-address=" + addresses[1],
+		"--metrics-bind-address=0", "--leader-elect", "--zap-log-level=error"}
 	started, err := process.Start(r.spec)
 	if err == nil {
 		r.process = started
@@ -189,9 +194,16 @@ func (r *replica) stop(t *testing.T) {
 
 func (r *replica) tail() string { return process.Tail(r.spec.LogDir+"/"+r.name+".log", 15) }
 
+func (r *replica) addresses() (rest, probes string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.address, r.probes
+}
+
 // ready reports whether the broker says that it leads.
 func (r *replica) ready() bool {
-	response, err := (&http.Client{Timeout: time.Second}).Get(r.probes + "/readyz")
+	_, probes := r.addresses()
+	response, err := (&http.Client{Timeout: time.Second}).Get(probes + "/readyz")
 	if err != nil {
 		return false
 	}
@@ -289,7 +301,8 @@ func (s *service) forward(from net.Conn) {
 	if backend == nil {
 		return
 	}
-	to, err := net.Dial("tcp", backend.address)
+	address, _ := backend.addresses()
+	to, err := net.Dial("tcp", address)
 	if err != nil {
 		return
 	}
