@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -15,9 +17,11 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
 	"github.com/spillway-dev/spillway/agent/internal/peering/direct"
 	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 )
 
 // Values of --driver.
@@ -38,6 +42,10 @@ var recognizer = inventory.Recognizer{
 func recognizerOf(o options) inventory.Recognizer {
 	r := recognizer
 	r.DropsSelection = o.driver == driverLiqo
+	r.Placeholder = func(pod *corev1.Pod) (consumer string, ok bool) {
+		// Those that are left of a former setting hold no place either, and soon end.
+		return placeholder.ConsumerOf(pod, cmp.Or(o.placeholders.Namespace, placeholder.DefaultNamespace))
+	}
 	return r
 }
 
@@ -96,14 +104,15 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 	if o.driver == driverDirect {
 		consumer.UnreachableAfter = min(o.providerLostAfter, 3*time.Minute)
 	}
+	networks := confine.Networks{IngressFrom: o.allowIngressFrom, EgressTo: o.allowEgressTo}
 	provider := consumer
 	provider.Enqueue = d.enqueueProvider
 	if o.driver == driverDirect {
 		options := direct.Options{
 			Options: consumer, VirtualNodeNamespace: o.virtualNodeNamespace,
 			Endpoint: o.apiServerEndpoint, CA: func() ([]byte, error) { return apiServerCA(o.apiServerCAFile, d.config) },
-			AgentRole: o.directAgentRole, TokenTTL: o.directTokenTTL, AllowIngressFrom: o.allowIngressFrom, AllowEgressTo: o.allowEgressTo,
-			PodSecurity: o.guestsPodSecurity,
+			AgentRole: o.guestsRole, TokenTTL: o.directTokenTTL, Networks: networks,
+			PodSecurity: o.guestsPodSecurity, HandOver: o.hold == holdPlaceholders,
 		}
 		if chosen.driver, err = direct.NewDriver(options); err != nil {
 			return chosenDriver{}, err
@@ -112,7 +121,10 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 		chosen.provider, err = direct.NewProvider(options)
 		return chosen, err
 	}
-	options := liqo.Options{Options: consumer, LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs, TenantRole: o.liqoTenantRole}
+	options := liqo.Options{
+		Options:       consumer,
+		LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs, TenantRole: o.liqoTenantRole, GuestsRole: o.guestsRole, Networks: networks,
+	}
 	if chosen.driver, err = liqo.NewDriver(options); err != nil {
 		return chosenDriver{}, err
 	}

@@ -48,10 +48,8 @@ func NewProvider(options Options) (*Provider, error) {
 	if options.TokenTTL < MinTokenTTL {
 		return nil, fmt.Errorf("direct: token TTL %s is below the minimum of %s", options.TokenTTL, MinTokenTTL)
 	}
-	for _, cidr := range slices.Concat(options.AllowIngressFrom, options.AllowEgressTo) {
-		if err := validateCIDR(cidr); err != nil {
-			return nil, fmt.Errorf("direct: networks for guests: %w", err)
-		}
+	if err := options.Networks.Validate(); err != nil {
+		return nil, fmt.Errorf("direct: networks for guests: %w", err)
 	}
 	p := &Provider{Options: options}
 	p.server = session.Server[*message]{
@@ -169,6 +167,9 @@ func (p *Provider) EnsureGrant(ctx context.Context, consumer string, total corev
 		return peering.Done("NotPeered", consumer+" has no peering with this cluster yet"), nil
 	case !namespace.DeletionTimestamp.IsZero():
 		return peering.Done("NamespaceTerminating", "namespace "+namespace.Name+" is being deleted; no guest starts in it"), nil
+	}
+	if err := p.ensureHandOver(ctx, namespace); err != nil {
+		return peering.Progress{}, err
 	}
 	return p.ensureQuotaOrWait(ctx, consumer)
 }
