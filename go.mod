@@ -3,6 +3,7 @@ module github.com/spillway-dev/spillway
 go 1.26.0
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/go-logr/logr v1.4.3
 	github.com/google/go-cmp v0.7.0
 	github.com/gorilla/mux v1.8.1
