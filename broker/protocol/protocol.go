@@ -166,6 +166,9 @@ type RequesterAck struct {
 	// Ready lists the providers whose virtual node provides the allocation of the
 	// attempt.
 	Ready []string `json:"ready,omitempty"`
+	// Used is what pods use of a reservation that was created in the hub; unset for others,
+	// which show it in the consumer.
+	Used *broker.Use `json:"used,omitempty"`
 }
 
 // RelayMessage is a sealed message from one cluster to another. The broker cannot

@@ -36,7 +36,7 @@ var benches = slices.Concat(
 	in("./agent/internal/bench", "measure_1000_nodes"),
 	in("./scheduler-plugin/internal/bench",
 		"scheduler_tax", "scheduler_tax_under_overflow", "overflow_burst", "overflow_burst_ratio",
-		"writes_per_overflow_pod", "attempts_per_overflow_pod"),
+		"writes_per_overflow_pod", "attempts_per_overflow_pod", "overflow_reserved_seconds"),
 	[]bench{{"playground_scale", []string{"./e2e/playground", "bench"}}},
 )
 

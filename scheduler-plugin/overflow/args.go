@@ -36,9 +36,15 @@ type OverflowArgs struct {
 	// DecisionTimeout is how long preemption waits at most for a decision about
 	// capacity in other clusters, if Overflow is BeforePreemption. Default: 10s.
 	DecisionTimeout *metav1.Duration `json:"decisionTimeout,omitempty"`
+	// InstructionNamespace is the namespace of the agent's ReservationInstructions, which
+	// say what can be used of Reservations made by hand. Default: spillway-system.
+	InstructionNamespace string `json:"instructionNamespace,omitempty"`
 	// AskAfter is how long a pod must not have fit in this cluster before capacity is
 	// requested in others, so that an autoscaler can add a node first. Default: 0s.
 	AskAfter *metav1.Duration `json:"askAfter,omitempty"`
+	// GangTimeout is how long a pod of a gang keeps its place while others have none.
+	// Default: 1m.
+	GangTimeout *metav1.Duration `json:"gangTimeout,omitempty"`
 }
 
 // ArgsKind is the kind of OverflowArgs; its group and version are
@@ -76,8 +82,14 @@ func parseArgs(obj runtime.Object) (*OverflowArgs, error) {
 	if args.DecisionTimeout == nil {
 		args.DecisionTimeout = &metav1.Duration{Duration: 10 * time.Second}
 	}
+	if args.InstructionNamespace == "" {
+		args.InstructionNamespace = broker.SystemNamespace
+	}
 	if args.AskAfter == nil {
 		args.AskAfter = &metav1.Duration{}
+	}
+	if args.GangTimeout == nil {
+		args.GangTimeout = &metav1.Duration{Duration: time.Minute}
 	}
 	return args, args.validate()
 }
@@ -97,6 +109,10 @@ func (a *OverflowArgs) validate() error {
 	}
 	if after := a.AskAfter.Duration; after < 0 || after > time.Hour {
 		return fmt.Errorf("askAfter: want 0s to 1h, got %s", after)
+	}
+	// The framework limits it to 15 minutes.
+	if timeout := a.GangTimeout.Duration; timeout < time.Second || timeout > 15*time.Minute {
+		return fmt.Errorf("gangTimeout: want 1s to 15m, got %s", timeout)
 	}
 	return nil
 }

@@ -73,14 +73,17 @@ type Reconciler struct {
 	live     client.Reader
 	recorder clientevents.EventRecorder
 	source   *transport.Source[protocol.ConsumerView]
+	// fromHub is the source of the reservations that were created in the hub.
+	fromHub *transport.Source[protocol.ConsumerView]
 
 	acks      transport.Resend[protocol.RequesterAck]
 	deletions transport.Resend[struct{}]
 
 	mu      sync.Mutex
 	reports map[string]report
-	// renewed is when the use of each reservation with a lease was last checked.
-	renewed map[string]time.Time
+	// renewed is when the use of each reservation with a lease was last checked, and
+	// reportedUse when the broker was told what pods use of one that was created there.
+	renewed, reportedUse map[string]time.Time
 }
 
 // report is the outcome of the last PutReservation of a reservation. It counts
@@ -102,8 +105,9 @@ func New(c client.Client, live client.Reader, recorder clientevents.EventRecorde
 	}
 	r := &Reconciler{
 		Options: options, client: c, live: live, recorder: recorder,
-		reports: map[string]report{}, renewed: map[string]time.Time{},
+		reports: map[string]report{}, renewed: map[string]time.Time{}, reportedUse: map[string]time.Time{},
 	}
+	r.fromHub = &transport.Source[protocol.ConsumerView]{Mirror: options.Mirror, Key: hubKey}
 	r.source = &transport.Source[protocol.ConsumerView]{
 		Mirror: options.Mirror,
 		Key: func(v protocol.ConsumerView) types.NamespacedName {
@@ -127,6 +131,9 @@ func (r *Reconciler) Source() *transport.Source[protocol.ConsumerView] { return 
 // SetupWithManager adds the controller. instruction.SetupIndex must be called
 // before.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
+	if err := r.setupFromHub(mgr); err != nil {
+		return err
+	}
 	return builder.ControllerManagedBy(mgr).Named("reservations").
 		For(&broker.Reservation{}, builder.WithPredicates(predicate.Or[client.Object](
 			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, predicate.LabelChangedPredicate{}, finalizersChanged))).

@@ -93,6 +93,8 @@ type Reconciler struct {
 	// latest is the highest sequence of the advertisements of each cluster that were
 	// received, including those that were not written.
 	latest map[string]int64
+	// impossible are the Reservations to try again when the clusters change.
+	impossible map[string]bool
 }
 
 // Clients are what a Reconciler reads and writes with.
@@ -149,6 +151,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		storedAt:     map[string]time.Time{},
 		remembered:   map[string]remembered{},
 		latest:       map[string]int64{},
+		impossible:   map[string]bool{},
 	}
 }
 
@@ -272,6 +275,9 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 	changed := changedHolds(old.Holds, now.Holds, old.Active != now.Active)
 	if before == nil || after == nil || before.Generation != after.Generation || old.Active != now.Active || grew(old.Available, now.Available) {
 		changed = append(changed, r.retriable(after)...)
+		if before == nil || after == nil || before.Generation != after.Generation {
+			changed = append(changed, r.impossibleNames()...)
+		}
 	}
 	return changed
 }

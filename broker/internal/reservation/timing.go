@@ -59,6 +59,7 @@ func (r *Reconciler) remember(in *snapshot) {
 // forget drops what is remembered of a Reservation that does not exist any more.
 func (r *Reconciler) forget(name string) {
 	r.book.Forget(name)
+	r.rememberImpossible(name, false)
 	r.conflicts.Forget("reservation/" + name)
 	r.mu.Lock()
 	delete(r.priceChanges, name)

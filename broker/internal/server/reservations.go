@@ -158,7 +158,8 @@ func update(stored, want *broker.Reservation) (changed bool, err error) {
 	if spec.RequestedResources != nil && want.Spec.RequestedResources != nil {
 		spec.RequestedResources = want.Spec.RequestedResources
 	}
-	spec.Retained, spec.Priority = want.Spec.Retained, want.Spec.Priority
+	spec.Retained, spec.Priority, spec.PodSelector = want.Spec.Retained, want.Spec.Priority, want.Spec.PodSelector
+	spec.Deadline, spec.MinAvailable = want.Spec.Deadline, want.Spec.MinAvailable
 	for i, set := range spec.PodSets {
 		for _, wantedSet := range want.Spec.PodSets {
 			if set.Name == wantedSet.Name {
@@ -167,7 +168,7 @@ func update(stored, want *broker.Reservation) (changed bool, err error) {
 		}
 	}
 	if !equality.Semantic.DeepEqual(*spec, want.Spec) {
-		return false, refuse(protocol.CodeConflict, "reservation %s is immutable except for its amounts and priority: create another Reservation for another shape, placement, budget or duration", want.Name)
+		return false, refuse(protocol.CodeConflict, "reservation %s is immutable except for its amounts, minAvailable, priority, deadline and podSelector: create another Reservation for another shape, placement, budget or duration", want.Name)
 	}
 	annotations := maps.Clone(stored.Annotations)
 	maps.Copy(annotations, want.Annotations)
@@ -287,6 +288,9 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 		var ack protocol.RequesterAck
 		if err = decode(r, &ack); err == nil {
 			audit(r, "attempt", ack.Attempt, "ready", len(ack.Ready))
+			if err = validateUse(ack.Used); err != nil {
+				return err
+			}
 			err = s.Reconciler.ApplyRequesterAck(r.Context(), caller, id, ack)
 		}
 	default:
