@@ -123,9 +123,9 @@ func TestMemory(t *testing.T) {
 		},
 		"silence after a quiet period counts like the first": {
 			func(m *answers.Memory) {
-				m.Missed("paris", "r", at(0-30), false, wait, at(0))
-				m.Missed("paris", "r", at(30-30), false, wait, at(30))
-				m.Missed("paris", "r", at(10_000-30), false, wait, at(10_000))
+				m.Missed("paris", "r", at(-30), false, wait, at(0))
+				m.Missed("paris", "r", at(0), false, wait, at(30))
+				m.Missed("paris", "r", at(9_970), false, wait, at(10_000))
 			},
 			[]check{{"r", "paris", pods(1, "a", "1"), at(10_029), answers.ReasonNotAnswering}, {"r", "paris", pods(1, "a", "1"), at(10_030), ""}},
 		},
