@@ -24,7 +24,7 @@ const PodSetName = "pods"
 // Key identifies interchangeable pods.
 type Key struct {
 	Namespace string
-	// OwnerUID is the UID of the pods' root owner, or SharedOwner.
+	// OwnerUID is the UID of the pods' root owner, SharedOwner, or made from a gang's name.
 	OwnerUID types.UID
 	// Shape is the hash of the pods' scheduling requirements (ShapeOf).
 	Shape string
@@ -67,6 +67,18 @@ func KeyOfReservation(r *broker.Reservation) (key Key, ok bool) {
 // namespace and shape share a Reservation.
 const SharedOwner types.UID = "shared"
 
+// LabelPodGroup of a pod names the PodGroup of the coscheduling plugins that it belongs to.
+const LabelPodGroup = "scheduling.x-k8s.io/pod-group"
+
+// gangPrefix of the OwnerUID of a gang.
+const gangPrefix = "gang-"
+
+// GangOf returns the name of the PodGroup that a pod belongs to; "" if it belongs to none.
+func GangOf(pod *corev1.Pod) string { return pod.Labels[LabelPodGroup] }
+
+// IsGang reports whether a key is that of a gang's pods.
+func (k Key) IsGang() bool { return strings.HasPrefix(string(k.OwnerUID), gangPrefix) }
+
 // maxOwners limits the controllers that are looked up for one pod.
 const maxOwners = 8
 
@@ -84,9 +96,12 @@ func Resolvable(ref metav1.OwnerReference) (kind schema.GroupVersionKind, ok boo
 
 // OwnerOf returns the root owner of a pod: the last one of its controller, the controller
 // of that, and so on, as far as they are Resolvable. The owner of bare pods and of Jobs
-// without a controller is their namespace, with UID SharedOwner. ok is false if an owner
-// cannot be resolved.
+// without a controller is their namespace, with UID SharedOwner; that of a gang is its
+// PodGroup, with a UID made from its name. ok is false if an owner cannot be resolved.
 func OwnerOf(pod *corev1.Pod, resolve Resolve) (owner metav1.OwnerReference, ok bool) {
+	if gang := GangOf(pod); gang != "" {
+		return metav1.OwnerReference{APIVersion: "scheduling.x-k8s.io/v1alpha1", Kind: "PodGroup", Name: gang, UID: types.UID(gangPrefix + digest(gang)[:16])}, true
+	}
 	controller := metav1.GetControllerOfNoCopy(pod)
 	for range maxOwners {
 		if controller == nil {

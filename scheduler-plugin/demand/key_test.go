@@ -193,6 +193,7 @@ func TestOwnerOf(t *testing.T) {
 		"a CronJob, through its Job":           {pod: podWith(controlledBy("batch/v1", "Job", "nightly-1")), want: "batch/v1 CronJob nightly uid-of-nightly"},
 		"a JobSet, through its Job":            {pod: podWith(controlledBy("batch/v1", "Job", "train-workers-0")), want: "jobset.x-k8s.io/v1alpha2 JobSet train uid-of-train"},
 		"three controllers":                    {pod: podWith(controlledBy("apps/v1", "StatefulSet", "leader-0")), want: "apps/v1 Deployment web uid-of-web"},
+		"a gang":                               {pod: podWith(controlledBy("batch/v1", "Job", "new"), func(p *corev1.Pod) { p.Labels = map[string]string{demand.LabelPodGroup: "ring"} }), want: "scheduling.x-k8s.io/v1alpha1 PodGroup ring gang-16b974583155fdcb"},
 		"a circle ends":                        {pod: podWith(controlledBy("apps/v1", "StatefulSet", "circle")), want: "apps/v1 StatefulSet circle uid-of-circle"},
 		"ReplicaSet of another API group":      {pod: podWith(controlledBy("acme.io/v1", "ReplicaSet", "web-abc")), want: "acme.io/v1 ReplicaSet web-abc uid-of-web-abc"},
 	}

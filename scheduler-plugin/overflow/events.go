@@ -156,5 +156,6 @@ func (c *demandController) recordOnce(uid types.UID, name types.NamespacedName, 
 		related = &corev1.ObjectReference{APIVersion: broker.GroupVersion.String(), Kind: "Reservation",
 			Namespace: r.Namespace, Name: r.Name, UID: r.UID, ResourceVersion: r.ResourceVersion}
 	}
+	writesTotal.WithLabelValues(writesOfEvents).Inc()
 	c.recorder.Eventf(pod, related, e.eventType, e.reason, eventAction, "%s", events.Truncate(e.message))
 }

@@ -27,6 +27,7 @@ func TestRules(t *testing.T) {
 	c := startTestCluster(t)
 	controlplane.InstallCRDs(t, c.config)
 	c.create(&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000})
+	c.installPodGroups()
 	c.startScheduler()
 	for _, rule := range []struct {
 		name string
@@ -43,8 +44,11 @@ func TestRules(t *testing.T) {
 		{"a failed binding leaves nothing on the pod", failedBinding},
 		{"bare pods and Jobs of one shape share a Reservation", sharedReservation},
 		{"the runs of a CronJob share a Reservation", cronJob},
+		{"a gang of which only part fits leaves nothing", gangTooLarge},
+		{"a gang is bound when all have places", gangInBoth},
 		{"an autoscaler can add a node first", autoscalerFirst},
 		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
+		{"each metric is documented and counts", documentedMetrics},
 	} {
 		t.Run(rule.name, func(t *testing.T) {
 			of := *c

@@ -56,6 +56,7 @@ type Plugin struct {
 	namespaces corelisters.NamespaceLister
 	keys       *keyCache
 	owners     *owners
+	gangs      *gangs
 	grants     *grantCache
 	placements *placements
 	gate       *gate
@@ -75,6 +76,7 @@ var (
 	_ framework.PreScorePlugin    = &Plugin{}
 	_ framework.ScorePlugin       = &Plugin{}
 	_ framework.ReservePlugin     = &Plugin{}
+	_ framework.PermitPlugin      = &Plugin{}
 	_ framework.BindPlugin        = &Plugin{}
 	_ framework.SignPlugin        = &Plugin{}
 	_ framework.EnqueueExtensions = &Plugin{}
@@ -112,6 +114,10 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
 	core := handle.SharedInformerFactory().Core().V1()
+	gangs, err := newGangs(klog.FromContext(ctx).WithName("overflow"), handle.KubeConfig(), core.Pods().Informer())
+	if err != nil {
+		return nil, fmt.Errorf("plugin %s: %w", Name, err)
+	}
 	p := &Plugin{
 		handle:     handle,
 		args:       args,
@@ -119,6 +125,7 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 		namespaces: core.Namespaces().Lister(),
 		keys:       newKeyCache(owners.resolve),
 		owners:     owners,
+		gangs:      gangs,
 		grants:     newGrantCache(clock.RealClock{}),
 		gate:       newGate(clock.RealClock{}),
 		queue:      newWorkQueue(),
@@ -147,6 +154,9 @@ func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *c
 	if !p.scheduling.Load() {
 		p.scheduling.Store(true)
 		p.queue.signal()
+	}
+	if p.gangs.hold(pod) {
+		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable, errGangUnknown)
 	}
 	state.Write(stateKey, &cycleState{grants: p.grantsOf(pod), since: p.clock.Now(), added: demand.AddedTolerations(pod.Spec.Tolerations), removed: map[types.UID]bool{}})
 	return nil, nil
@@ -325,6 +335,9 @@ func (p *Plugin) isSchedulableAfterNodeAdded(_ klog.Logger, pod *corev1.Pod, _, 
 
 // PostFilter adds the pod to the controller's queue, in memory.
 func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
+	if p.gangs.hold(pod) {
+		return nil, framework.NewStatus(framework.Unschedulable)
+	}
 	if !optedIn(p.namespaces, pod.Namespace) {
 		p.gate.drop(pod.UID)
 		return nil, framework.NewStatus(framework.Unschedulable)
@@ -428,6 +441,7 @@ func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *cor
 // Unreserve reverts Reserve.
 func (p *Plugin) Unreserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) {
 	p.queue.addFreed(p.placements.forget(pod.UID))
+	p.unreserveGang(pod)
 }
 
 // Bind binds a pod to a virtual node, and with the same request labels it with its
@@ -455,6 +469,7 @@ func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *core
 	if _, own := pod.Annotations[corev1.PodDeletionCost]; !own {
 		binding.Annotations = map[string]string{corev1.PodDeletionCost: broker.OverflowedDeletionCost}
 	}
+	writesTotal.WithLabelValues(writesOfPod).Inc()
 	if err := p.handle.ClientSet().CoreV1().Pods(pod.Namespace).Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
 		return framework.AsStatus(fmt.Errorf("binding the pod to %s: %w", nodeName, err))
 	}

@@ -64,6 +64,7 @@ profiles:
       kind: OverflowArgs
       overflow: AfterPreemption
       batchQuiet: 100ms
+      gangTimeout: 3s
 - schedulerName: spillway-before
   plugins:
     <<: *plugins
@@ -153,6 +154,7 @@ func (c *testCluster) grantRoles() {
 			{APIGroups: []string{broker.Group}, Resources: []string{"reservations"}, Verbs: []string{"list", "watch", "create", "patch"}},
 			{APIGroups: []string{broker.Group}, Resources: []string{"overflowpolicies"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
+			{APIGroups: []string{"scheduling.x-k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"list", "watch"}},
 		},
 	})

@@ -1,6 +1,8 @@
 {{/* The names are fixed: policies, other programs and users rely on them, and a cluster has one agent. */}}
 {{- define "spillway-agent.name" -}}spillway-agent{{- end }}
 {{- define "spillway-agent.schedulerName" -}}spillway-scheduler{{- end }}
+{{/* Name by which pods choose the scheduler. */}}
+{{- define "spillway-agent.profileName" -}}{{ eq .Values.scheduler.mode "only" | ternary "default-scheduler" "spillway-scheduler" }}{{- end }}
 {{- define "spillway-agent.virtualNodeName" -}}spillway-virtual-node{{- end }}
 {{/* Namespace for the agent's Secrets that configure virtual-node, and nothing else: a role cannot select Secrets by label. */}}
 {{- define "spillway-agent.virtualNodeNamespace" -}}spillway-virtual-nodes{{- end }}
