@@ -176,3 +176,27 @@ func TestConflictBackoff(t *testing.T) {
 		t.Errorf("another error is requeued after %s: %v", result.RequeueAfter, err)
 	}
 }
+
+// A changed minAvailable counts from the next placement on, and takes nothing from pods
+// that may run.
+func TestMinAvailableChanges(t *testing.T) {
+	least := func(h *hub, n int32) {
+		h.reservations["r"].Spec.MinAvailable = n
+		h.reservations["r"].Generation++
+		h.reconcile("r")
+	}
+	h := newHub(t)
+	h.advertise("paris", "4")
+	h.ask("r", 9, "1", func(s *broker.ReservationSpec) { s.MinAvailable = 9 })
+	h.expectPods("paris", "r", 0, 0)
+	least(h, 4)
+	h.expectPods("paris", "r", 4, 0)
+	least(h, 5)
+	h.expectPods("paris", "r", 0, 4)
+	h.answer("paris", "r", true)
+	least(h, 4)
+	h.answer("paris", "r", true)
+	h.use("r")
+	least(h, 9)
+	h.expectPods("paris", "r", 4, 0)
+}

@@ -150,6 +150,7 @@ func update(stored, want *broker.Reservation) (changed bool, err error) {
 		spec.RequestedResources = want.Spec.RequestedResources
 	}
 	spec.Retained, spec.Priority = want.Spec.Retained, want.Spec.Priority
+	spec.Deadline, spec.MinAvailable = want.Spec.Deadline, want.Spec.MinAvailable
 	for i, set := range spec.PodSets {
 		for _, wantedSet := range want.Spec.PodSets {
 			if set.Name == wantedSet.Name {
@@ -158,7 +159,7 @@ func update(stored, want *broker.Reservation) (changed bool, err error) {
 		}
 	}
 	if !equality.Semantic.DeepEqual(*spec, want.Spec) {
-		return false, refuse(protocol.CodeConflict, "reservation %s is immutable except for its amounts and priority: create another Reservation for another shape, placement, budget or duration", want.Name)
+		return false, refuse(protocol.CodeConflict, "reservation %s is immutable except for its amounts, minAvailable, priority and deadline: create another Reservation for another shape, placement, budget or duration", want.Name)
 	}
 	annotations := maps.Clone(stored.Annotations)
 	maps.Copy(annotations, want.Annotations)

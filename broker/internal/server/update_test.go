@@ -3,8 +3,11 @@ package server
 import (
 	"strings"
 	"testing"
+	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -29,6 +32,9 @@ func TestUpdate(t *testing.T) {
 		{"nothing", func(*broker.ReservationSpec) {}, false, ""},
 		{"the count", func(s *broker.ReservationSpec) { s.PodSets[0].Count = 2 }, true, ""},
 		{"the priority, which follows the pending pods", func(s *broker.ReservationSpec) { s.Priority = 9 }, true, ""},
+		{"the deadline", func(s *broker.ReservationSpec) { s.Deadline = &metav1.Duration{Duration: time.Minute} }, true, ""},
+		{"the least number of pods", func(s *broker.ReservationSpec) { s.MinAvailable = 2 }, true, ""},
+		{"the duration", func(s *broker.ReservationSpec) { s.Duration = &metav1.Duration{Duration: time.Minute} }, false, "immutable"},
 		{"the shape", func(s *broker.ReservationSpec) { s.PodSets[0].NodeSelector = map[string]string{"zone": "a"} }, false, "immutable"},
 		{"the target", func(s *broker.ReservationSpec) { s.TargetClusterID = "paris" }, false, "immutable"},
 	} {
@@ -40,7 +46,7 @@ func TestUpdate(t *testing.T) {
 				t.Fatalf("want refusal %q, got %v", tc.refused, err)
 			case changed != tc.changed:
 				t.Fatalf("changed is %v, want %v", changed, tc.changed)
-			case changed && (stored.Spec.Priority != want.Spec.Priority || stored.Spec.PodSets[0].Count != want.Spec.PodSets[0].Count):
+			case changed && !equality.Semantic.DeepEqual(stored.Spec, want.Spec):
 				t.Errorf("stored %+v", stored.Spec)
 			}
 		})
