@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// maxRenewalInterval bounds the interval of renewals, because the broker may have
-	// shortened a long lease.
+	// maxRenewalInterval bounds the interval of renewals, because the broker may shorten a
+	// long lease.
 	maxRenewalInterval = 5 * time.Minute
 	// useUnknownRetryAfter is when to check again whether a Reservation is in use.
 	useUnknownRetryAfter = 5 * time.Second
 )
 
 // renewalInterval is how often a lease is renewed while it is used: three times in its
-// duration. 0 for a Reservation without one.
+// duration. 0 for a lease without one.
 func renewalInterval(duration *metav1.Duration) time.Duration {
 	if duration == nil || duration.Duration <= 0 {
 		return 0
@@ -29,8 +29,17 @@ func renewalInterval(duration *metav1.Duration) time.Duration {
 // renew renews the lease of a Reservation while pods use its capacity, with one call in
 // each interval.
 func (r *Reconciler) renew(ctx context.Context, s *state) (reconcile.Result, error) {
-	interval := renewalInterval(s.local.Spec.Duration)
-	if interval == 0 || r.InUse == nil || s.view == nil || len(s.view.Status.Allocations) == 0 {
+	if r.InUse == nil || s.view == nil || len(s.view.Status.Allocations) == 0 {
+		r.forgetRenewal(s.id)
+		return reconcile.Result{}, nil
+	}
+	duration := s.view.Status.LeaseDuration
+	if duration == nil {
+		// An earlier version of the broker does not say.
+		duration = s.local.Spec.Duration
+	}
+	interval := renewalInterval(duration)
+	if interval == 0 {
 		r.forgetRenewal(s.id)
 		return reconcile.Result{}, nil
 	}
