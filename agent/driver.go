@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -18,6 +20,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering/direct"
 	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 )
 
 // Values of --driver.
@@ -38,6 +41,10 @@ var recognizer = inventory.Recognizer{
 func recognizerOf(o options) inventory.Recognizer {
 	r := recognizer
 	r.DropsSelection = o.driver == driverLiqo
+	r.Placeholder = func(pod *corev1.Pod) (consumer string, ok bool) {
+		// Those that are left of a former setting hold no place either, and soon end.
+		return placeholder.ConsumerOf(pod, cmp.Or(o.placeholders.Namespace, placeholder.DefaultNamespace))
+	}
 	return r
 }
 
@@ -103,7 +110,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 			Options: consumer, VirtualNodeNamespace: o.virtualNodeNamespace,
 			Endpoint: o.apiServerEndpoint, CA: func() ([]byte, error) { return apiServerCA(o.apiServerCAFile, d.config) },
 			AgentRole: o.directAgentRole, TokenTTL: o.directTokenTTL, AllowIngressFrom: o.allowIngressFrom, AllowEgressTo: o.allowEgressTo,
-			PodSecurity: o.guestsPodSecurity,
+			PodSecurity: o.guestsPodSecurity, HandOver: o.hold == holdPlaceholders,
 		}
 		if chosen.driver, err = direct.NewDriver(options); err != nil {
 			return chosenDriver{}, err

@@ -195,8 +195,8 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	tracker.GuestEnded = func(consumer string) { provider.Enqueue(consumer) }
 	provider = hold.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, driver.provider, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
-		Recognizer: recognizerOf(o),
-		Observe:    func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) },
+		Recognizer: recognizerOf(o), Placeholders: o.placeholders, ProofTimeout: o.proofTimeout,
+		Observe: func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) },
 	})
 	refused := warningRecorder(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
 	dispatcher := sealing.NewDispatcher(messenger, sealing.DispatcherOptions{

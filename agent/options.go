@@ -16,8 +16,15 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/direct"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
+)
+
+// Values of --hold.
+const (
+	holdNone         = "none"
+	holdPlaceholders = "placeholders"
 )
 
 type options struct {
@@ -33,6 +40,9 @@ type options struct {
 	region, zone           string
 	lending                broker.Lending
 	headroom               corev1.ResourceList
+	hold                   string
+	placeholders           placeholder.Options
+	proofTimeout           time.Duration
 	cost                   *broker.Cost
 
 	driver         string
@@ -105,6 +115,10 @@ func parse(arguments []string) (options, error) {
 		o.headroom, err = parseResources(text)
 		return err
 	})
+	flags.StringVar(&o.hold, "hold", holdNone, "How promised capacity is held: none accounts for it, placeholders keeps its places with pods.")
+	flags.StringVar(&o.placeholders.Namespace, "placeholders-namespace", placeholder.DefaultNamespace, "Namespace of placeholders.")
+	flags.StringVar(&o.placeholders.Image, "placeholders-image", placeholder.DefaultImage, "Image of placeholders.")
+	flags.DurationVar(&o.proofTimeout, "placeholders-timeout", 20*time.Second, "Time in which the scheduler must find a place for each placeholder.")
 	price := func(target *string, name, unit string) {
 		flags.Func("cost-"+name, "Price of "+unit+" per hour, a decimal number. Unknown if empty.", func(text string) error {
 			if !decimal.MatchString(text) {
@@ -155,6 +169,9 @@ func parse(arguments []string) (options, error) {
 	}
 	o.instructionNamespace = cmp.Or(o.instructionNamespace, o.advertisementNamespace)
 	o.virtualNodeNamespace = cmp.Or(o.virtualNodeNamespace, o.namespace)
+	if o.hold == holdNone {
+		o.placeholders.Namespace = ""
+	}
 	return o, o.validate(flags.Args())
 }
 
@@ -176,6 +193,10 @@ func (o *options) validate(rest []string) error {
 		return fmt.Errorf("--cluster-id=%q is not valid: use at most %d lower-case letters, digits and dashes, and no dash at the start or end", o.clusterID, protocol.MaxClusterID)
 	case o.cost != nil && !currency.MatchString(o.cost.Currency):
 		return fmt.Errorf("--cost-currency=%q is not an ISO 4217 code, such as EUR", o.cost.Currency)
+	case o.hold != holdNone && o.hold != holdPlaceholders:
+		return fmt.Errorf("--hold=%s is unknown: use none or placeholders", o.hold)
+	case o.hold == holdPlaceholders && (o.placeholders.Namespace == "" || o.proofTimeout <= 0):
+		return errors.New("--hold=placeholders requires --placeholders-namespace, and --placeholders-timeout greater than 0")
 	case o.advertisementInterval <= 0:
 		return errors.New("--advertisement-requeue-interval must be greater than 0")
 	}

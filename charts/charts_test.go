@@ -57,10 +57,10 @@ var everything = map[string][]string{
 	},
 	"agent": append(slices.Clone(needed),
 		"clusterName=Rome", "apiServer.endpoint=https://192.0.2.2:6443", "region=it", "zone=it-1",
-		"lend.headroom.cpu=2", "lend.headroom.memory=4Gi", "lend.consumers={paris,berlin}",
+		"hold=placeholders", "lend.headroom.cpu=2", "lend.headroom.memory=4Gi", "lend.consumers={paris,berlin}",
 		"cost.cpu=0.04", "cost.memory=0", "cost.gpu=1", "cost.storage=0.001", "cost.currency=EUR",
 		"peers.paris.fingerprint=sha256:"+strings.Repeat("0", 64),
-		"replicas=2", "scheduler.replicas=2", "scheduler.overflow=BeforePreemption", "scheduler.priorityClassName=system-cluster-critical",
+		"replicas=2", "scheduler.replicas=2", "scheduler.overflow=BeforePreemption", "scheduler.askAfter=5m", "scheduler.gangTimeout=2m", "scheduler.priorityClassName=system-cluster-critical",
 		"imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "liqo.podCIDRs={10.1.0.0/16}", "logLevel=1",
 	),
 }
@@ -167,6 +167,7 @@ func eachChart(t *testing.T, test func(t *testing.T, objects []unstructured.Unst
 		{"agent", "everything", everything["agent"]},
 		{"agent", "direct/minimal", append(slices.Clone(needed), "driver=direct")},
 		{"agent", "direct/everything", withDirect},
+		{"agent", "the only scheduler", append(slices.Clone(needed), "scheduler.mode=only")},
 		{"agent", "direct/lends only", append(slices.Clone(needed), "driver=direct", "scheduler.mode=none")},
 	} {
 		t.Run(variant.chart+"/"+variant.name, func(t *testing.T) { test(t, render(t, variant.chart, variant.values)) })
@@ -294,7 +295,7 @@ func TestRolesAreMinimal(t *testing.T) {
 func TestNamesInTheContract(t *testing.T) {
 	eachChart(t, func(t *testing.T, objects []unstructured.Unstructured) {
 		for _, object := range objects {
-			if !slices.Contains([]string{"", namespace, "kube-system", "kube-node-lease", "liqo", "spillway-virtual-nodes"}, object.GetNamespace()) {
+			if !slices.Contains([]string{"", namespace, "kube-system", "kube-node-lease", "liqo", "spillway-virtual-nodes", "spillway-holds"}, object.GetNamespace()) {
 				t.Errorf("%s %s is in namespace %s", object.GetKind(), object.GetName(), object.GetNamespace())
 			}
 			for _, label := range []string{"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "helm.sh/chart"} {
@@ -502,6 +503,21 @@ func TestSchedulerIsOptional(t *testing.T) {
 	}
 }
 
+// The only scheduler has the name that pods have by default, and nothing of the chart
+// requires another name.
+func TestOnlyScheduler(t *testing.T) {
+	text, err := template(t, "agent", append(slices.Clone(needed), "scheduler.mode=only"))
+	expect.NoError(t, err)
+	for _, want := range []string{"- schedulerName: default-scheduler\n", "--steering-scheduler-name=default-scheduler\n", "object.spec.schedulerName != 'default-scheduler'", "set spec.schedulerName to default-scheduler"} {
+		if strings.Count(text, want) != 1 {
+			t.Errorf("%q stands %d times in the chart, want once", want, strings.Count(text, want))
+		}
+	}
+	if strings.Contains(text, "schedulerName: spillway-scheduler") {
+		t.Error("a profile or pod has the name spillway-scheduler")
+	}
+}
+
 // A cluster has the objects and flags of one driver only.
 func TestDriversAreSeparate(t *testing.T) {
 	for driver, others := range map[string][]string{"direct": {"liqo"}, "liqo": {"driver=direct", "spillway-direct", "spillway-virtual-node-namespace", "guests-of: ", "--direct-", "spillway-virtual-nodes"}} {
@@ -516,7 +532,7 @@ func TestDriversAreSeparate(t *testing.T) {
 			}
 		}
 	}
-	for mode, want := range map[string]bool{"beside": true, "none": false} {
+	for mode, want := range map[string]bool{"beside": true, "only": true, "none": false} {
 		objects := render(t, "agent", append(slices.Clone(needed), "driver=direct", "scheduler.mode="+mode))
 		deployments := only[appsv1.Deployment](t, objects, "Deployment")
 		if got := slices.ContainsFunc(deployments, func(d appsv1.Deployment) bool { return d.Name == "spillway-virtual-node" }); got != want {

@@ -1,6 +1,7 @@
 package charts_test
 
 import (
+	"context"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -110,6 +111,32 @@ func (f *directFixture) testAgent(t *testing.T) {
 		{"binding the consumer's role", func() error {
 			return agent.Create(ctx, roleBinding(guests, "spillway-virtual-node", "spillway-direct-guest", guests, "spillway-virtual-node"))
 		}, true},
+		{"creating a placeholder", func() error {
+			expect.NoError(t, client.IgnoreAlreadyExists(f.admin.Create(ctx, &corev1.ServiceAccount{ObjectMeta: within("spillway-holds", "default")})))
+			return agent.Create(ctx, placeholder("spillway-holds", "p"))
+		}, true},
+		{"creating a pod in another namespace", func() error { return agent.Create(ctx, placeholder("shop", "p")) }, false},
+		{"nominating a guest to a node", func() error {
+			for _, object := range []client.Object{&corev1.ServiceAccount{ObjectMeta: within(guests, "default")}, gatedGuest()} {
+				if err := client.IgnoreAlreadyExists(f.admin.Create(ctx, object)); err != nil {
+					return err
+				}
+			}
+			return patch(ctx, agent.Status(), guests, `{"status":{"nominatedNodeName":"worker"}}`)
+		}, true},
+		{"changing another part of a guest's status", func() error {
+			return patch(ctx, agent.Status(), guests, `{"status":{"phase":"Failed"}}`)
+		}, false},
+		{"nominating a pod of this cluster", func() error {
+			return agent.Status().Patch(ctx, podOn("worker", "local"), client.RawPatch(types.MergePatchType, []byte(`{"status":{"nominatedNodeName":"worker"}}`)))
+		}, false},
+		{"removing another's scheduling gate", func() error {
+			return patch(ctx, agent, guests, `{"spec":{"schedulingGates":[{"name":"broker.fluidos.eu/hand-over"}]}}`)
+		}, false},
+		{"removing its scheduling gate", func() error {
+			return patch(ctx, agent, guests, `{"spec":{"schedulingGates":[{"name":"example.com/other"}]}}`)
+		}, true},
+		{"deleting a placeholder", func() error { return agent.Delete(ctx, placeholder("spillway-holds", "p")) }, true},
 		{"reading a guest's Secret", readSecret(t, agent, guests, "private"), false},
 		{"creating a token in another namespace", func() error {
 			return agent.SubResource("token").Create(ctx, &corev1.ServiceAccount{ObjectMeta: within(namespace, "spillway-virtual-node")}, &authenticationv1.TokenRequest{})
@@ -182,4 +209,26 @@ func (f *directFixture) testDeletion(t *testing.T) {
 	expect.NoError(t, f.agent.Delete(ctx, &corev1.ServiceAccount{ObjectMeta: within(guests, "spillway-virtual-node")}))
 	expect.NoError(t, f.agent.Delete(ctx, &corev1.Namespace{ObjectMeta: named(guests)}))
 	expect.NoError(t, f.agent.Delete(ctx, roleBinding("shop", "spillway-virtual-node", "", "", "")))
+}
+
+// placeholder is a pod as the agent creates them to keep a place.
+func placeholder(namespace, name string) *corev1.Pod {
+	spec := guestSpec()
+	spec.PriorityClassName = "spillway-hold"
+	return &corev1.Pod{ObjectMeta: within(namespace, name), Spec: spec}
+}
+
+// gatedGuest waits for the agent, and for another program.
+func gatedGuest() *corev1.Pod {
+	guest := &corev1.Pod{ObjectMeta: within(guests, "gated"), Spec: guestSpec()}
+	guest.Spec.PriorityClassName = "spillway-guest"
+	guest.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "broker.fluidos.eu/hand-over"}, {Name: "example.com/other"}}
+	return guest
+}
+
+// patch merges a patch into gatedGuest.
+func patch[O any](ctx context.Context, writer interface {
+	Patch(ctx context.Context, o client.Object, patch client.Patch, options ...O) error
+}, namespace, patch string) error {
+	return writer.Patch(ctx, &corev1.Pod{ObjectMeta: within(namespace, "gated")}, client.RawPatch(types.MergePatchType, []byte(patch)))
 }

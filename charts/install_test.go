@@ -143,12 +143,27 @@ func testVirtualNodePolicies(t *testing.T, admin client.Client, config *rest.Con
 			Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"spillway-paris"},
 		}}}},
 	}}}
+	evict := func(name string) func() error {
+		return func() error {
+			return agent.SubResource("eviction").Create(ctx, podOn("", name), &policyv1.Eviction{DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}})
+		}
+	}
+	namedAsVirtual := daemonSetPod.DeepCopy()
+	namedAsVirtual.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values[0] = "spillway-worker"
 	runSteps(t, []step{
+		{"binding to a real node with the name of a virtual one by another scheduler", bindPod(t, admin, "second", "spillway-worker"), true},
+		{"creating a pod on a real node with the name of a virtual one", func() error { return admin.Create(ctx, podOn("spillway-worker", "pinned"), client.DryRunAll) }, true},
+		{"creating a DaemonSet's pod for it", func() error { return admin.Create(ctx, namedAsVirtual, client.DryRunAll) }, true},
+		{"preempting a pod there", func() error { return clusterScheduler.Delete(ctx, podOn("", "second"), client.DryRunAll) }, true},
+		{"deleting a pod there by the agent", func() error { return agent.Delete(ctx, podOn("", "second"), client.DryRunAll) }, false},
+		{"evicting a pod there by the agent", evict("second"), false},
+		{"evicting a pod of a real node by the agent", evict("local"), false},
 		{"binding to a real node by another scheduler", bindPod(t, admin, "pending", "worker"), true},
 		{"binding to a virtual node by another scheduler", bindPod(t, admin, "overflowed", "spillway-paris"), false},
 		{"creating a pod on a virtual node", func() error { return admin.Create(ctx, podOn("spillway-paris", "pinned")) }, false},
 		{"creating a DaemonSet's pod for a virtual node", func() error { return admin.Create(ctx, daemonSetPod) }, false},
 		{"binding to a virtual node by the scheduler", bindPod(t, scheduler, "overflowed", "spillway-paris"), true},
+		{"evicting a pod of a virtual node by the agent", evict("overflowed"), true},
 		{"preempting a pod on a real node by the cluster's scheduler", func() error {
 			return clusterScheduler.Delete(ctx, podOn("worker", "pending"), client.DryRunAll)
 		}, true},

@@ -25,6 +25,7 @@ import (
 	"k8s.io/utils/clock"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/overflow"
 	"github.com/spillway-dev/spillway/scheduler-plugin/steering"
 )
@@ -51,6 +52,7 @@ func newCommand() *cobra.Command {
 	address := flags.String("steering-listen", ":9443", "Bind address of the admission webhook that assigns the pods of opted-in namespaces to this scheduler. Empty disables it.")
 	certDir := flags.String("steering-cert-dir", "/etc/spillway/steering", "Directory with tls.crt and tls.key of the steering webhook, reloaded when they change.")
 	leaseName := flags.String("steering-lease", "", "Lease of this scheduler, as namespace/name. While no replica holds it, pods are left to the cluster's own scheduler. Empty disables the check.")
+	name := flags.String("steering-scheduler-name", broker.SchedulerName, "Profile of this scheduler that pods are assigned to.")
 	tolerations := flags.StringArray("steering-toleration", nil, "Toleration, as key=value:effect, that pods need on virtual nodes beside the one for Spillway's taint. Can be repeated.")
 	cmd.Flags().AddFlagSet(flags)
 	help := cmd.HelpFunc()
@@ -65,6 +67,7 @@ func newCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		options.SchedulerName = *name
 		if *leaseName != "" {
 			namespace, name, ok := strings.Cut(*leaseName, "/")
 			if !ok || namespace == "" || name == "" {

@@ -66,6 +66,7 @@ func projectRoot(t *testing.T) string {
 // pure packages decide and account. They import no client, no HTTP and no wall
 // clock, so that their invariants can be proven with properties.
 var pure = []string{
+	"agent/internal/placeholder",
 	"broker/capacity", "broker/guest", "broker/internal/answers", "broker/internal/decide", "broker/internal/lease", "broker/internal/ledger",
 	"broker/internal/queue",
 	"scheduler-plugin/demand", "virtual-node/internal/translate",

@@ -64,7 +64,7 @@ func TestDevicesAndJobsOverflow(t *testing.T) {
 				return false, err.Error()
 			}
 			for _, r := range list.Items {
-				if strings.HasPrefix(r.Name, "batch") {
+				if strings.HasPrefix(r.Name, ns+"-") {
 					return false, r.Name + " " + string(r.Status.Phase)
 				}
 			}

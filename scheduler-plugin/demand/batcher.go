@@ -33,6 +33,9 @@ type Request struct {
 	PodSet broker.PodSet
 	// Priority is the highest one of the pending pods. It is set when the request is made.
 	Priority int32
+	// MinAvailable is the number of pods below which the capacity is of no use; 0 unless
+	// the pods are a gang. It is set when the request is made.
+	MinAvailable int32
 	// Pending pods, by UID.
 	Pending []types.UID
 }
@@ -136,7 +139,7 @@ func (b *Batcher) Pending(key Key) []types.UID {
 // Due returns the requests that are due, each once. Pods that are not valid for their
 // key any more are dropped from it. others counts the pods of a key that need capacity
 // beside the pending ones. Neither must call the Batcher.
-func (b *Batcher) Due(valid func(types.UID, Key) bool, others func(Key) int32) []Request {
+func (b *Batcher) Due(valid func(types.UID, Key) bool, others func(Key, metav1.OwnerReference) int32) []Request {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.clock.Now()
@@ -155,7 +158,7 @@ func (b *Batcher) Due(valid func(types.UID, Key) bool, others func(Key) int32) [
 			continue
 		}
 		request := Request{Key: key, Owner: g.owner, PodSet: g.set, Pending: slices.Sorted(maps.Keys(g.pods))}
-		request.PodSet.Count = int32(len(g.pods)) + others(key)
+		request.PodSet.Count = int32(len(g.pods)) + others(key, g.owner)
 		requests = append(requests, request)
 	}
 	slices.SortFunc(requests, func(x, y Request) int { return x.Key.compare(y.Key) })

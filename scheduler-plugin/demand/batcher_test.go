@@ -16,7 +16,7 @@ import (
 
 var windows = demand.Windows{Quiet: 200 * time.Millisecond, Longest: time.Second}
 
-func noOthers(demand.Key) int32 { return 0 }
+func noOthers(demand.Key, metav1.OwnerReference) int32 { return 0 }
 
 func allValid(types.UID, demand.Key) bool { return true }
 
@@ -36,7 +36,7 @@ func TestBatcherMakesOneRequestOfABurst(t *testing.T) {
 	}
 	expect := func(bound, count int32) {
 		t.Helper()
-		requests := b.Due(allValid, func(demand.Key) int32 { return bound })
+		requests := b.Due(allValid, func(demand.Key, metav1.OwnerReference) int32 { return bound })
 		if len(requests) != 1 || requests[0].Key != key || requests[0].PodSet.Count != count || requests[0].Owner.Name != "web" {
 			t.Fatalf("want one request for %d pods, got %+v", count, requests)
 		}
@@ -83,7 +83,7 @@ func TestBatcherCounts(t *testing.T) {
 		keys := []demand.Key{{Namespace: "a", OwnerUID: "x", Shape: "1"}, {Namespace: "a", OwnerUID: "x", Shape: "2"}, {Namespace: "b", OwnerUID: "y", Shape: "1"}}
 		pending := map[types.UID]demand.Key{}
 		unrequested := map[demand.Key]time.Time{} // since when
-		others := func(k demand.Key) int32 { return int32(len(k.OwnerUID)) }
+		others := func(k demand.Key, _ metav1.OwnerReference) int32 { return int32(len(k.OwnerUID)) }
 		count := func(k demand.Key) (n int32) {
 			for _, key := range pending {
 				if key == k {
@@ -121,7 +121,7 @@ func TestBatcherCounts(t *testing.T) {
 			},
 			"request": func(t *rapid.T) {
 				for _, request := range b.Due(allValid, others) {
-					if want := count(request.Key) + others(request.Key); request.PodSet.Count != want || count(request.Key) == 0 {
+					if want := count(request.Key) + others(request.Key, metav1.OwnerReference{}); request.PodSet.Count != want || count(request.Key) == 0 {
 						t.Fatalf("%s: requested %d, want %d", request.Key, request.PodSet.Count, want)
 					}
 					delete(unrequested, request.Key)

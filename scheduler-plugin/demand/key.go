@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/resource"
 	"k8s.io/utils/ptr"
@@ -23,7 +24,7 @@ const PodSetName = "pods"
 // Key identifies interchangeable pods.
 type Key struct {
 	Namespace string
-	// OwnerUID is the UID of the pods' root owner; of the pod itself if it is bare.
+	// OwnerUID is the UID of the pods' root owner, SharedOwner, or made from a gang's name.
 	OwnerUID types.UID
 	// Shape is the hash of the pods' scheduling requirements (ShapeOf).
 	Shape string
@@ -62,23 +63,64 @@ func KeyOfReservation(r *broker.Reservation) (key Key, ok bool) {
 	return key, key.OwnerUID != "" && key.Shape != ""
 }
 
-// OwnerOf returns the root owner of a pod: its controller; the controller of its
-// ReplicaSet, if that has one; the pod itself if it is bare. A Job is a root
-// owner also if a CronJob created it: each run gets a Reservation of its own. ok
-// is false if the ReplicaSet cannot be resolved.
-func OwnerOf(pod *corev1.Pod, resolve Resolve) (owner metav1.OwnerReference, ok bool) {
-	controller := metav1.GetControllerOfNoCopy(pod)
-	if controller == nil {
-		return metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}, true
+// SharedOwner is the OwnerUID of bare pods and of Jobs without a controller: those of one
+// namespace and shape share a Reservation.
+const SharedOwner types.UID = "shared"
+
+// LabelPodGroup of a pod names the PodGroup of the coscheduling plugins that it belongs to.
+const LabelPodGroup = "scheduling.x-k8s.io/pod-group"
+
+// gangPrefix of the OwnerUID of a gang.
+const gangPrefix = "gang-"
+
+// GangOf returns the name of the PodGroup that a pod belongs to; "" if it belongs to none.
+func GangOf(pod *corev1.Pod) string { return pod.Labels[LabelPodGroup] }
+
+// IsGang reports whether a key is that of a gang's pods.
+func (k Key) IsGang() bool { return strings.HasPrefix(string(k.OwnerUID), gangPrefix) }
+
+// maxOwners limits the controllers that are looked up for one pod.
+const maxOwners = 8
+
+// Resolvable returns the kind of an owner whose own controller has to be looked up. Any
+// other owner is a root owner.
+func Resolvable(ref metav1.OwnerReference) (kind schema.GroupVersionKind, ok bool) {
+	kind = schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind)
+	switch kind.GroupKind() {
+	case schema.GroupKind{Group: "apps", Kind: "ReplicaSet"}, schema.GroupKind{Group: "apps", Kind: "StatefulSet"}, schema.GroupKind{Group: "batch", Kind: "Job"}:
+		kind.Version = "v1"
+		return kind, true
 	}
-	if controller.Kind == "ReplicaSet" && strings.HasPrefix(controller.APIVersion, "apps/") {
+	return kind, false
+}
+
+// OwnerOf returns the root owner of a pod: the last one of its controller, the controller
+// of that, and so on, as far as they are Resolvable. The owner of bare pods and of Jobs
+// without a controller is their namespace, with UID SharedOwner; that of a gang is its
+// PodGroup, with a UID made from its name. ok is false if an owner cannot be resolved.
+func OwnerOf(pod *corev1.Pod, resolve Resolve) (owner metav1.OwnerReference, ok bool) {
+	if gang := GangOf(pod); gang != "" {
+		return metav1.OwnerReference{APIVersion: "scheduling.x-k8s.io/v1alpha1", Kind: "PodGroup", Name: gang, UID: types.UID(gangPrefix + digest(gang)[:16])}, true
+	}
+	controller := metav1.GetControllerOfNoCopy(pod)
+	for range maxOwners {
+		if controller == nil {
+			break
+		}
+		if _, resolvable := Resolvable(*controller); !resolvable {
+			break
+		}
 		above, found := resolve(pod.Namespace, *controller)
 		if !found {
 			return metav1.OwnerReference{}, false
 		}
-		if above != nil {
-			controller = above
+		if above == nil {
+			break
 		}
+		controller = above
+	}
+	if controller == nil || controller.Kind == "Job" && strings.HasPrefix(controller.APIVersion, "batch/") {
+		return metav1.OwnerReference{APIVersion: "v1", Kind: "Namespace", Name: pod.Namespace, UID: SharedOwner}, true
 	}
 	return metav1.OwnerReference{APIVersion: controller.APIVersion, Kind: controller.Kind, Name: controller.Name, UID: controller.UID}, true
 }
@@ -121,6 +163,18 @@ func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 		return bound, set
 	}
 	return digest(string(raw))[:16], set
+}
+
+// AddedTolerations returns the tolerations that a pod has for virtual nodes: neither its
+// author's nor those that Kubernetes adds to every pod.
+func AddedTolerations(all []corev1.Toleration) []corev1.Toleration {
+	i := slices.IndexFunc(all, func(t corev1.Toleration) bool { return t.Key == broker.TaintOverflow })
+	if i < 0 {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(all[i:]), func(t corev1.Toleration) bool {
+		return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
+	})
 }
 
 // ownTolerations returns the tolerations of the pod's author, sorted. Tolerations

@@ -166,7 +166,15 @@ func TestOwnerOf(t *testing.T) {
 		switch ref.Name {
 		case "web-abc":
 			return &metav1.OwnerReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web", UID: "uid-of-web", Controller: ptr.To(true)}, true
-		case "bare":
+		case "nightly-1":
+			return &metav1.OwnerReference{APIVersion: "batch/v1", Kind: "CronJob", Name: "nightly", UID: "uid-of-nightly", Controller: ptr.To(true)}, true
+		case "train-workers-0":
+			return &metav1.OwnerReference{APIVersion: "jobset.x-k8s.io/v1alpha2", Kind: "JobSet", Name: "train", UID: "uid-of-train", Controller: ptr.To(true)}, true
+		case "leader-0":
+			return &metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-abc", UID: "uid-of-web-abc", Controller: ptr.To(true)}, true
+		case "circle":
+			return &ref, true
+		case "bare", "crunch":
 			return nil, true
 		}
 		return nil, false
@@ -176,11 +184,17 @@ func TestOwnerOf(t *testing.T) {
 		want   string
 		unsure bool
 	}{
-		"a bare pod is its own":                {pod: podWith(), want: "v1 Pod web-1 pod-1"},
+		"a bare pod shares":                    {pod: podWith(), want: "v1 Namespace shop shared"},
 		"a Deployment, through its ReplicaSet": {pod: podWith(controlledBy("apps/v1", "ReplicaSet", "web-abc")), want: "apps/v1 Deployment web uid-of-web"},
 		"a ReplicaSet without owner":           {pod: podWith(controlledBy("apps/v1", "ReplicaSet", "bare")), want: "apps/v1 ReplicaSet bare uid-of-bare"},
 		"a ReplicaSet that is not known yet":   {pod: podWith(controlledBy("apps/v1", "ReplicaSet", "new")), unsure: true},
-		"a Job":                                {pod: podWith(controlledBy("batch/v1", "Job", "crunch")), want: "batch/v1 Job crunch uid-of-crunch"},
+		"a Job without owner shares":           {pod: podWith(controlledBy("batch/v1", "Job", "crunch")), want: "v1 Namespace shop shared"},
+		"a Job that is not known yet":          {pod: podWith(controlledBy("batch/v1", "Job", "new")), unsure: true},
+		"a CronJob, through its Job":           {pod: podWith(controlledBy("batch/v1", "Job", "nightly-1")), want: "batch/v1 CronJob nightly uid-of-nightly"},
+		"a JobSet, through its Job":            {pod: podWith(controlledBy("batch/v1", "Job", "train-workers-0")), want: "jobset.x-k8s.io/v1alpha2 JobSet train uid-of-train"},
+		"three controllers":                    {pod: podWith(controlledBy("apps/v1", "StatefulSet", "leader-0")), want: "apps/v1 Deployment web uid-of-web"},
+		"a gang":                               {pod: podWith(controlledBy("batch/v1", "Job", "new"), func(p *corev1.Pod) { p.Labels = map[string]string{demand.LabelPodGroup: "ring"} }), want: "scheduling.x-k8s.io/v1alpha1 PodGroup ring gang-16b974583155fdcb"},
+		"a circle ends":                        {pod: podWith(controlledBy("apps/v1", "StatefulSet", "circle")), want: "apps/v1 StatefulSet circle uid-of-circle"},
 		"ReplicaSet of another API group":      {pod: podWith(controlledBy("acme.io/v1", "ReplicaSet", "web-abc")), want: "acme.io/v1 ReplicaSet web-abc uid-of-web-abc"},
 	}
 	for name, tc := range cases {

@@ -36,6 +36,12 @@ type OverflowArgs struct {
 	// DecisionTimeout is how long preemption waits at most for a decision about
 	// capacity in other clusters, if Overflow is BeforePreemption. Default: 10s.
 	DecisionTimeout *metav1.Duration `json:"decisionTimeout,omitempty"`
+	// AskAfter is how long a pod must not have fit in this cluster before capacity is
+	// requested in others, so that an autoscaler can add a node first. Default: 0s.
+	AskAfter *metav1.Duration `json:"askAfter,omitempty"`
+	// GangTimeout is how long a pod of a gang keeps its place while others have none.
+	// Default: 1m.
+	GangTimeout *metav1.Duration `json:"gangTimeout,omitempty"`
 }
 
 // ArgsKind is the kind of OverflowArgs; its group and version are
@@ -73,6 +79,12 @@ func parseArgs(obj runtime.Object) (*OverflowArgs, error) {
 	if args.DecisionTimeout == nil {
 		args.DecisionTimeout = &metav1.Duration{Duration: 10 * time.Second}
 	}
+	if args.AskAfter == nil {
+		args.AskAfter = &metav1.Duration{}
+	}
+	if args.GangTimeout == nil {
+		args.GangTimeout = &metav1.Duration{Duration: time.Minute}
+	}
 	return args, args.validate()
 }
 
@@ -88,6 +100,13 @@ func (a *OverflowArgs) validate() error {
 	}
 	if timeout := a.DecisionTimeout.Duration; timeout < time.Second || timeout > 10*time.Minute {
 		return fmt.Errorf("decisionTimeout: want 1s to 10m, got %s", timeout)
+	}
+	if after := a.AskAfter.Duration; after < 0 || after > time.Hour {
+		return fmt.Errorf("askAfter: want 0s to 1h, got %s", after)
+	}
+	// The framework limits it to 15 minutes.
+	if timeout := a.GangTimeout.Duration; timeout < time.Second || timeout > 15*time.Minute {
+		return fmt.Errorf("gangTimeout: want 1s to 15m, got %s", timeout)
 	}
 	return nil
 }

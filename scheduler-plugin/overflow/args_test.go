@@ -16,17 +16,18 @@ func TestArgs(t *testing.T) {
 		raw  string
 		want string // "order quiet longest", or part of an error after "error: "
 	}{
-		"none":            {"", "AfterPreemption 200ms 1s"},
-		"empty":           {head, "AfterPreemption 200ms 1s"},
-		"all":             {head + "overflow: BeforePreemption\nbatchQuiet: 1s\nbatchLongest: 3s", "BeforePreemption 1s 3s"},
-		"a longer quiet":  {head + "batchQuiet: 2s", "AfterPreemption 2s 2s"},
-		"unknown field":   {head + "overflw: BeforePreemption", `error: unknown field "overflw"`},
-		"unknown order":   {head + "overflow: Never", "error: want AfterPreemption or BeforePreemption"},
-		"negative":        {head + "batchQuiet: -1s", "error: batchQuiet"},
-		"longest < quiet": {head + "batchQuiet: 1s\nbatchLongest: 500ms", "error: batchLongest"},
-		"no timeout":      {head + "decisionTimeout: 0s", "error: decisionTimeout"},
-		"no version":      {"overflow: BeforePreemption", "error: want arguments with apiVersion broker.fluidos.eu/v1alpha1"},
-		"another version": {"apiVersion: broker.fluidos.eu/v9\nkind: OverflowArgs", "error: want arguments with apiVersion"},
+		"none":             {"", "AfterPreemption 200ms 1s"},
+		"empty":            {head, "AfterPreemption 200ms 1s"},
+		"all":              {head + "overflow: BeforePreemption\nbatchQuiet: 1s\nbatchLongest: 3s", "BeforePreemption 1s 3s"},
+		"a longer quiet":   {head + "batchQuiet: 2s", "AfterPreemption 2s 2s"},
+		"unknown field":    {head + "overflw: BeforePreemption", `error: unknown field "overflw"`},
+		"unknown order":    {head + "overflow: Never", "error: want AfterPreemption or BeforePreemption"},
+		"negative":         {head + "batchQuiet: -1s", "error: batchQuiet"},
+		"longest < quiet":  {head + "batchQuiet: 1s\nbatchLongest: 500ms", "error: batchLongest"},
+		"no timeout":       {head + "decisionTimeout: 0s", "error: decisionTimeout"},
+		"an hour too long": {head + "askAfter: 1h1s", "error: askAfter"},
+		"no version":       {"overflow: BeforePreemption", "error: want arguments with apiVersion broker.fluidos.eu/v1alpha1"},
+		"another version":  {"apiVersion: broker.fluidos.eu/v9\nkind: OverflowArgs", "error: want arguments with apiVersion"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"hash/maphash"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -58,6 +60,7 @@ type demandController struct {
 	placements   *placements
 	waker        *waker
 	keys         *keyCache
+	gangs        *gangs
 	untried      *untriedPods
 	pods         corelisters.PodLister
 	namespaces   corelisters.NamespaceLister
@@ -74,17 +77,29 @@ type demandController struct {
 	pending *pendingPods
 	// unresolved pods have an owner that no cache shows yet.
 	unresolved map[types.UID]types.NamespacedName
+	// askAfter is how long a pod must not have fit, and delayed has the pods for which
+	// that time is not over.
+	askAfter time.Duration
+	delayed  map[types.UID]delayedPod
 	// recounted is true once the grants were applied to the complete placements.
 	recounted bool
 
 	writeQueue workqueue.TypedInterface[demand.Key]
 	mu         sync.Mutex
 	requests   map[demand.Key]demand.Request
+	// wanted has the last request of each key that has pending pods.
+	wanted map[demand.Key]demand.Request
 	// requestedAt is when a key's count was raised last, for raiseAfter.
 	requestedAt map[demand.Key]time.Time
 	// capped serializes the writes of namespaces whose policy limits the sum of their
 	// Reservations.
 	capped [16]sync.Mutex
+}
+
+type delayedPod struct {
+	name types.NamespacedName
+	// until is when capacity is requested for it.
+	until time.Time
 }
 
 // hashSeed distributes namespaces over demandController.capped.
@@ -93,6 +108,7 @@ var hashSeed = maphash.MakeSeed()
 // run processes the queue until ctx ends.
 func (c *demandController) run(ctx context.Context) {
 	c.unresolved, c.requests, c.requestedAt = map[types.UID]types.NamespacedName{}, map[demand.Key]demand.Request{}, map[demand.Key]time.Time{}
+	c.delayed, c.wanted = map[types.UID]delayedPod{}, map[demand.Key]demand.Request{}
 	c.writeQueue = workqueue.NewTyped[demand.Key]()
 	defer c.writeQueue.ShutDown()
 	for range writers {
@@ -144,6 +160,11 @@ func (c *demandController) sync() {
 			work.unschedulable[uid] = name
 		}
 	}
+	for uid, pod := range c.delayed {
+		if !pod.until.After(c.clock.Now()) {
+			work.unschedulable[uid] = pod.name
+		}
+	}
 	for namespace := range work.namespaces {
 		c.pending.in(namespace, func(uid types.UID, name types.NamespacedName) { work.unschedulable[uid] = name })
 	}
@@ -159,6 +180,7 @@ func (c *demandController) sync() {
 		}
 	}
 	if len(changedPods) > 0 {
+		gateOpenings.WithLabelValues(openedForSpec).Add(float64(len(changedPods)))
 		c.waker.activate(changedPods)
 	}
 	for uid, name := range work.notSteered {
@@ -186,8 +208,8 @@ func (c *demandController) sync() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, request := range requests {
-		request.Priority = c.priorityOf(request.Pending)
-		c.requests[request.Key] = request
+		request.Priority, request.MinAvailable = c.priorityOf(request.Pending), c.minAvailable(request)
+		c.requests[request.Key], c.wanted[request.Key] = request, request
 		c.writeQueue.Add(request.Key)
 	}
 }
@@ -235,7 +257,13 @@ func (c *demandController) removePod(uid types.UID, work *work) {
 	c.batcher.Remove(uid)
 	c.pending.remove(uid)
 	delete(c.unresolved, uid)
+	delete(c.delayed, uid)
 	if was := c.gate.drop(uid); was != nil {
+		pod, err := c.pods.Pods(was.pod.Namespace).Get(was.pod.Name)
+		if err != nil {
+			pod = nil
+		}
+		was.observeEnd(pod, c.clock.Now())
 		work.keys[was.key] = true
 		if was.forNode != "" {
 			work.nodes[was.forNode] = true
@@ -247,6 +275,7 @@ func (c *demandController) removePod(uid types.UID, work *work) {
 // cannot overflow. It may be called again for the same pod.
 func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work *work) {
 	delete(c.unresolved, uid)
+	delete(c.delayed, uid)
 	pod := c.getPending(uid, name)
 	if pod == nil {
 		c.removePod(uid, work)
@@ -270,8 +299,13 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 		c.unresolved[uid] = name
 		return
 	}
-	c.batcher.Add(uid, key.key, key.owner, key.set)
 	c.gate.track(pod, key.key)
+	if until := c.gate.since(uid).Add(c.askAfter); until.After(c.clock.Now()) {
+		c.delayed[uid] = delayedPod{name, until}
+		c.record(uid, delayed(c.askAfter))
+	} else {
+		c.batcher.Add(uid, key.key, key.owner, key.set)
+	}
 	work.keys[key.key] = true
 	c.recordStatus(key.key, uid)
 }
@@ -337,17 +371,22 @@ func (c *demandController) recordStatus(key demand.Key, pods ...types.UID) {
 // that the scheduler has not tried yet: if one pod of a key does not fit, the others
 // will not either, and are better requested with it. Terminating pods do not count:
 // their replacements use their slots.
-func (c *demandController) otherPodsCounter() func(demand.Key) int32 {
+func (c *demandController) otherPodsCounter() func(demand.Key, metav1.OwnerReference) int32 {
 	untried := sync.OnceValue(func() map[demand.Key]int32 {
 		return c.untried.count(func(pod *corev1.Pod) (demand.Key, bool) {
 			// Pending pods are in the batcher.
-			if ok, _ := demand.Admissible(pod); !ok || c.pending.has(pod.UID) || c.placements.has(pod.UID) || !optedIn(c.namespaces, pod.Namespace) {
+			if ok, _ := demand.Admissible(pod); !ok || c.askAfter > 0 || c.pending.has(pod.UID) || c.placements.has(pod.UID) || !optedIn(c.namespaces, pod.Namespace) {
 				return demand.Key{}, false
 			}
 			return c.keys.keyOf(pod)
 		})
 	})
-	return func(key demand.Key) int32 { return c.placements.livingOf(key) + untried()[key] }
+	return func(key demand.Key, owner metav1.OwnerReference) int32 {
+		if key.IsGang() {
+			return c.gangCounter(key, owner.Name)
+		}
+		return c.placements.livingOf(key) + untried()[key]
+	}
 }
 
 // reconcile makes a Reservation request at least what is needed. It returns when
@@ -390,9 +429,13 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		c.recordAll(request, failed(err.Error(), fmt.Sprintf("Failed to request capacity, retrying: %v.", err), nil))
 		return retryAfter
 	}
+	if allowed < request.MinAvailable {
+		allowed = 0
+	}
 	limited := allowed < request.PodSet.Count
 	c.setUnasked(request.Key, limited)
 	if limited {
+		requestsTotal.WithLabelValues(resultCapped).Inc()
 		c.recordAll(request, capped(policy.Name, request, allowed, short, current))
 		request.PodSet.Count = allowed
 	}
@@ -400,9 +443,20 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		// Other Reservations of the namespace may shrink.
 		return blockedRetryAfter
 	}
-	applied, err := c.reservations.apply(ctx, request, policy, current)
+	object, err := c.objectOf(request.Key, request.Owner)
+	if err != nil {
+		log.Error(err, "Failed to read the owner of a Reservation; retrying")
+		return retryAfter
+	}
+	writesTotal.WithLabelValues(writesOfReservations).Inc()
+	applied, err := c.reservations.apply(ctx, request, object, policy, current)
+	if err != nil {
+		requestsTotal.WithLabelValues(resultFailed).Inc()
+	}
 	switch {
 	case err == nil:
+		requestsTotal.WithLabelValues(resultRequested).Inc()
+		requestPods.Observe(float64(len(request.Pending)))
 		c.raised(request.Key)
 		log.Info("Requested capacity in other clusters", "reservation", name, "pods", request.PodSet.Count)
 		c.recordAll(request, requested(request, applied))
@@ -424,6 +478,24 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		log.Error(err, "Failed to write a Reservation; retrying")
 		return retryAfter
 	}
+}
+
+// objectOf returns a reference to the object that the owner of a key is.
+func (c *demandController) objectOf(key demand.Key, owner metav1.OwnerReference) (metav1.OwnerReference, error) {
+	switch {
+	case key.IsGang():
+		if group := c.gangs.group(key.Namespace, owner.Name); group != nil {
+			owner.UID = group.GetUID()
+			return owner, nil
+		}
+	case owner.UID != demand.SharedOwner:
+		return owner, nil
+	}
+	namespace, err := c.namespaces.Get(key.Namespace)
+	if err != nil {
+		return owner, fmt.Errorf("getting namespace %s: %w", key.Namespace, err)
+	}
+	return metav1.OwnerReference{APIVersion: "v1", Kind: "Namespace", Name: namespace.Name, UID: namespace.UID}, nil
 }
 
 // setUnasked records whether not all of the capacity for a key is requested, and wakes
@@ -477,10 +549,46 @@ func (c *demandController) applyPolicy(request demand.Request, name string) (pol
 	if err != nil || policy == nil || policy.Spec.MaxResources == nil {
 		return policy, request.PodSet.Count, "", err
 	}
-	others, err := c.reservations.list(request.Key.Namespace)
+	existing, err := c.reservations.list(request.Key.Namespace)
 	if err != nil {
 		return nil, 0, "", err
 	}
-	allowed, short = maxPods(request.PodSet, *policy.Spec.MaxResources, requestedResources(others, name))
+	claims := c.claims(request, existing)
+	others := requestedResources(existing, claims)
+	shares := fairShares(*policy.Spec.MaxResources, others, slices.Collect(maps.Values(claims)))
+	for _, other := range claims {
+		if other.name != name {
+			broker.AddTo(others, broker.Times(other.each, shares[other.name]))
+		}
+	}
+	allowed, short = maxPods(request.PodSet, *policy.Spec.MaxResources, others)
 	return policy, allowed, short, nil
+}
+
+// claims returns what the keys of a request's namespace need that have pending pods, by
+// the name of the Reservation.
+func (c *demandController) claims(request demand.Request, existing []*broker.Reservation) map[string]claim {
+	c.mu.Lock()
+	maps.DeleteFunc(c.wanted, func(key demand.Key, _ demand.Request) bool {
+		return key != request.Key && len(c.batcher.Pending(key)) == 0
+	})
+	wanted := []demand.Request{request}
+	for key, other := range c.wanted {
+		if key.Namespace == request.Key.Namespace && key != request.Key {
+			wanted = append(wanted, other)
+		}
+	}
+	c.mu.Unlock()
+	claims := map[string]claim{}
+	for _, w := range wanted {
+		name := w.Key.Name(w.Owner.Name)
+		claims[name] = claim{name: name, each: w.PodSet.Requests.List(), want: w.PodSet.Count}
+	}
+	for _, r := range existing {
+		if own, ok := claims[r.Name]; ok {
+			own.has = requestedPods(r)
+			claims[r.Name] = own
+		}
+	}
+	return claims
 }

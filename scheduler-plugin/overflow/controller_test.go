@@ -24,7 +24,7 @@ func TestOtherPods(t *testing.T) {
 	c := &demandController{keys: p.keys, namespaces: p.namespaces, untried: untried, placements: p.placements, pending: newPendingPods()}
 	c.pending.add("pending", types.NamespacedName{})
 	key, _ := p.keys.get(jobPod("crunch", "x", "1"))
-	count := func() int32 { return c.otherPodsCounter()(key.key) }
+	count := func() int32 { return c.otherPodsCounter()(key.key, metav1.OwnerReference{}) }
 	for _, tc := range []struct {
 		name   string
 		change func(*corev1.Pod)

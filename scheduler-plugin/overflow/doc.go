@@ -13,6 +13,7 @@
 //	Filter     admits it to a virtual node only within them
 //	Score      prefers the nodes of this cluster
 //	Reserve    counts it, and chooses the hold to charge
+//	Permit     holds the pods of a gang until enough of them have places
 //	Bind       labels the pod with its hold and shape, with the binding
 //
 // When one pod of an owner and shape does not fit, the request includes those
@@ -66,6 +67,8 @@
 //	      batchQuiet: 200ms
 //	      batchLongest: 1s
 //	      decisionTimeout: 10s
+//	      askAfter: 0s
+//	      gangTimeout: 1m
 //
 // The weight puts the nodes of this cluster before any virtual node: it exceeds
 // the sum of the default plugins' weights, 12. Filter must run before

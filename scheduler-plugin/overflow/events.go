@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -39,6 +40,11 @@ func notPossible(reason string) event {
 func notSteered() event {
 	return notPossible("its scheduler is " + corev1.DefaultSchedulerName + ", because it was created before its namespace opted in, or while no " +
 		broker.SchedulerName + " was available. Delete it, so that its controller creates another one")
+}
+
+// delayed: an autoscaler may add a node first.
+func delayed(askAfter time.Duration) event {
+	return event{corev1.EventTypeNormal, "OverflowDelayed", "delayed", fmt.Sprintf("The pod fits no node of this cluster. If none is added within %s, capacity is requested in other clusters.", askAfter), nil}
 }
 
 // requested: the Reservation was created, or its count raised.
@@ -150,5 +156,6 @@ func (c *demandController) recordOnce(uid types.UID, name types.NamespacedName, 
 		related = &corev1.ObjectReference{APIVersion: broker.GroupVersion.String(), Kind: "Reservation",
 			Namespace: r.Namespace, Name: r.Name, UID: r.UID, ResourceVersion: r.ResourceVersion}
 	}
+	writesTotal.WithLabelValues(writesOfEvents).Inc()
 	c.recorder.Eventf(pod, related, e.eventType, e.reason, eventAction, "%s", events.Truncate(e.message))
 }

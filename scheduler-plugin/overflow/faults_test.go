@@ -27,6 +27,7 @@ func TestRules(t *testing.T) {
 	c := startTestCluster(t)
 	controlplane.InstallCRDs(t, c.config)
 	c.create(&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000})
+	c.installPodGroups()
 	c.startScheduler()
 	for _, rule := range []struct {
 		name string
@@ -41,6 +42,13 @@ func TestRules(t *testing.T) {
 		{"each of two Reservations is charged", twoReservations},
 		{"a pod is tried with its new spec", toleratedLater},
 		{"a failed binding leaves nothing on the pod", failedBinding},
+		{"bare pods and Jobs of one shape share a Reservation", sharedReservation},
+		{"the runs of a CronJob share a Reservation", cronJob},
+		{"a gang of which only part fits leaves nothing", gangTooLarge},
+		{"a gang is bound when all have places", gangInBoth},
+		{"an autoscaler can add a node first", autoscalerFirst},
+		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
+		{"each metric is documented and counts", documentedMetrics},
 	} {
 		t.Run(rule.name, func(t *testing.T) {
 			of := *c
@@ -291,5 +299,31 @@ func failedBinding(c *testCluster, ns string) {
 	pod := c.getPod(ns, "web-0")
 	if pod.Labels[broker.LabelHold] != "" || pod.Annotations[corev1.PodDeletionCost] != "" {
 		c.t.Errorf("the pod has labels %v and annotations %v", pod.Labels, pod.Annotations)
+	}
+}
+
+// othersNodes: the webhook adds the tolerations of the driver's virtual nodes. A cluster
+// may have nodes with the same taint that are not Spillway's.
+func othersNodes(c *testCluster, ns string) {
+	driver := corev1.Toleration{Key: "driver.example.com/virtual-node", Operator: corev1.TolerationOpEqual, Value: "true", Effect: corev1.TaintEffectNoExecute}
+	c.node("others-"+ns, "10", map[string]string{"pool": ns}, corev1.Taint{Key: driver.Key, Value: driver.Value, Effect: driver.Effect})
+	steered := corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
+	tolerate := func(all ...corev1.Toleration) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.Tolerations = append(p.Spec.Tolerations, all...) }
+	}
+	c.create(schedulerPod(ns, "steered", "1", inPool(ns), tolerate(steered, driver)))
+	c.expectMessage(ns, "steered", "tolerates only for virtual nodes of Spillway")
+	c.create(schedulerPod(ns, "author", "1", inPool(ns), tolerate(driver, steered)))
+	c.expectPods(ns, "author", map[string]int{"others-" + ns: 1})
+	c.expectPods(ns, "steered", map[string]int{"": 1})
+}
+
+func autoscalerFirst(c *testCluster, ns string) {
+	c.app(ns, "web", "1", 2, func(p *corev1.Pod) { p.Spec.SchedulerName = "spillway-later" })
+	c.expectEvent(ns, "web-0", "OverflowDelayed", "within 5s")
+	r := c.expectReservation(ns, "web", 2)
+	// Creation times are in whole seconds.
+	if after := r.CreationTimestamp.Sub(c.getPod(ns, "web-0").CreationTimestamp.Time); after < 4*time.Second {
+		c.t.Errorf("requested after %s", after)
 	}
 }

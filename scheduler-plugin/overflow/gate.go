@@ -360,7 +360,7 @@ func nodeAdmits(node *corev1.Node, pod *corev1.Pod) bool {
 	}
 	_, untolerated := corev1helpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, pod.Spec.Tolerations,
 		func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }, false)
-	if untolerated {
+	if untolerated || onlyFor(demand.AddedTolerations(pod.Spec.Tolerations), pod, node) != nil {
 		return false
 	}
 	// An invalid selector is tried: the scheduler reports it.

@@ -65,8 +65,10 @@ func (p *Plugin) start(ctx context.Context) error {
 			activate: func(pods map[string]*corev1.Pod) { p.handle.Activate(log, pods) },
 		},
 		keys:         p.keys,
+		gangs:        p.gangs,
 		untried:      untried,
 		pending:      newPendingPods(),
+		askAfter:     p.args.AskAfter.Duration,
 		pods:         core.Pods().Lister(),
 		namespaces:   p.namespaces,
 		reservations: newReservationStore(client, reservations.GetIndexer(), clock.RealClock{}),
@@ -76,6 +78,8 @@ func (p *Plugin) start(ctx context.Context) error {
 		active:       func() bool { return p.scheduling.Load() || noNodes() },
 		recorder:     p.handle.EventRecorder(),
 	}
+	go p.owners.run(ctx)
+	go p.gangs.run(ctx, controller.waker.activate)
 	go reservations.RunWithContext(ctx)
 	go policies.RunWithContext(ctx)
 	go controller.run(ctx)
@@ -102,11 +106,8 @@ func (p *Plugin) watch(untried *untriedPods) (noNodes func() bool, err error) {
 		return nil, fmt.Errorf("watching pods: %w", err)
 	}
 	p.counted = func() bool { return podEvents.HasSynced() && nodeEvents.HasSynced() }
-	_, err = informers.Apps().V1().ReplicaSets().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { p.placements.retryUnresolved() },
-	})
-	if err != nil {
-		return nil, fmt.Errorf("watching ReplicaSets: %w", err)
+	if err := p.owners.watch(p.placements.retryUnresolved); err != nil {
+		return nil, err
 	}
 	_, err = core.Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(old, obj any) {
@@ -247,25 +248,33 @@ func newInformer(log klog.Logger, client rest.Interface, resource string, exampl
 	if err := informer.SetTransform(stripManagedFields); err != nil {
 		return nil, fmt.Errorf("watching %s: %w", resource, err)
 	}
-	var lastLogged atomic.Int64
-	err := informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
-		switch {
-		case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
-			return
-		// A missing CRD or permission may last: log it once a minute.
-		case time.Now().Unix()-lastLogged.Load() < 60:
-			return
-		case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
-			log.Info("Spillway's CRDs are not installed; pods are scheduled in this cluster only", "resource", resource)
-		default:
-			log.Info("Watching failed; retrying", "resource", resource, "reason", err.Error())
-		}
-		lastLogged.Store(time.Now().Unix())
-	})
+	err := informer.SetWatchErrorHandlerWithContext(logWatchErrors(log, resource, "Spillway's CRDs are not installed; pods are scheduled in this cluster only"))
 	if err != nil {
 		return nil, fmt.Errorf("watching %s: %w", resource, err)
 	}
 	return informer, nil
+}
+
+// isMissing reports whether a kind does not exist.
+func isMissing(err error) bool { return apierrors.IsNotFound(err) || meta.IsNoMatchError(err) }
+
+// logWatchErrors logs the errors of an informer, and that its kind is missing, once a
+// minute: that may last.
+func logWatchErrors(log klog.Logger, resource, missing string) cache.WatchErrorHandlerWithContext {
+	var lastLogged atomic.Int64
+	return func(_ context.Context, _ *cache.Reflector, err error) {
+		switch {
+		case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
+			return
+		case time.Now().Unix()-lastLogged.Load() < 60:
+			return
+		case isMissing(err):
+			log.Info(missing, "resource", resource)
+		default:
+			log.Info("Watching failed; retrying", "resource", resource, "reason", err.Error())
+		}
+		lastLogged.Store(time.Now().Unix())
+	}
 }
 
 // stripManagedFields drops what the plugin does not read from the cache.

@@ -6,7 +6,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	appslisters "k8s.io/client-go/listers/apps/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -15,7 +14,7 @@ import (
 // keyCache computes the keys of pods and keeps them until the pod is deleted, however
 // many pods there are. Safe for concurrent use.
 type keyCache struct {
-	replicaSets appslisters.ReplicaSetLister
+	resolve demand.Resolve
 
 	mu   sync.RWMutex
 	keys map[types.UID]*podKey
@@ -29,8 +28,8 @@ type podKey struct {
 	generation int64
 }
 
-func newKeyCache(replicaSets appslisters.ReplicaSetLister) *keyCache {
-	return &keyCache{replicaSets: replicaSets, keys: map[types.UID]*podKey{}}
+func newKeyCache(resolve demand.Resolve) *keyCache {
+	return &keyCache{resolve: resolve, keys: map[types.UID]*podKey{}}
 }
 
 // get returns a pod's key; ok is false if its root owner cannot be resolved (yet).
@@ -66,13 +65,4 @@ func (c *keyCache) forget(pod types.UID) {
 	c.mu.Lock()
 	delete(c.keys, pod)
 	c.mu.Unlock()
-}
-
-// resolve implements demand.Resolve.
-func (c *keyCache) resolve(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
-	rs, err := c.replicaSets.ReplicaSets(namespace).Get(ref.Name)
-	if err != nil || rs.UID != ref.UID {
-		return nil, false
-	}
-	return metav1.GetControllerOfNoCopy(rs), true
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -36,6 +37,7 @@ const (
 	errNotRequested    = "capacity in other clusters cannot be requested"
 	errUndecided       = "no decision about capacity in other clusters in time"
 	errWaiting         = "waiting for capacity in another cluster"
+	errOthersNode      = "node(s) had a taint {%s} that the pod tolerates only for virtual nodes of Spillway"
 	errVictim          = "pods in other clusters are not preempted (provider %s)"
 )
 
@@ -53,6 +55,8 @@ type Plugin struct {
 	nodes      corelisters.NodeLister
 	namespaces corelisters.NamespaceLister
 	keys       *keyCache
+	owners     *owners
+	gangs      *gangs
 	grants     *grantCache
 	placements *placements
 	gate       *gate
@@ -72,6 +76,7 @@ var (
 	_ framework.PreScorePlugin    = &Plugin{}
 	_ framework.ScorePlugin       = &Plugin{}
 	_ framework.ReservePlugin     = &Plugin{}
+	_ framework.PermitPlugin      = &Plugin{}
 	_ framework.BindPlugin        = &Plugin{}
 	_ framework.SignPlugin        = &Plugin{}
 	_ framework.EnqueueExtensions = &Plugin{}
@@ -84,6 +89,8 @@ type cycleState struct {
 	grants *grants
 	// since is when the cycle began.
 	since time.Time
+	// added are the pod's tolerations for virtual nodes.
+	added []corev1.Toleration
 	// removed has the guests that a dry run of preemption has removed.
 	removed map[types.UID]bool
 }
@@ -102,13 +109,23 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
+	owners, err := newOwners(handle.KubeConfig(), handle)
+	if err != nil {
+		return nil, fmt.Errorf("plugin %s: %w", Name, err)
+	}
 	core := handle.SharedInformerFactory().Core().V1()
+	gangs, err := newGangs(klog.FromContext(ctx).WithName("overflow"), handle.KubeConfig(), core.Pods().Informer())
+	if err != nil {
+		return nil, fmt.Errorf("plugin %s: %w", Name, err)
+	}
 	p := &Plugin{
 		handle:     handle,
 		args:       args,
 		nodes:      core.Nodes().Lister(),
 		namespaces: core.Namespaces().Lister(),
-		keys:       newKeyCache(handle.SharedInformerFactory().Apps().V1().ReplicaSets().Lister()),
+		keys:       newKeyCache(owners.resolve),
+		owners:     owners,
+		gangs:      gangs,
 		grants:     newGrantCache(clock.RealClock{}),
 		gate:       newGate(clock.RealClock{}),
 		queue:      newWorkQueue(),
@@ -138,7 +155,10 @@ func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *c
 		p.scheduling.Store(true)
 		p.queue.signal()
 	}
-	state.Write(stateKey, &cycleState{grants: p.grantsOf(pod), since: p.clock.Now(), removed: map[types.UID]bool{}})
+	if p.gangs.hold(pod) {
+		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable, errGangUnknown)
+	}
+	state.Write(stateKey, &cycleState{grants: p.grantsOf(pod), since: p.clock.Now(), added: demand.AddedTolerations(pod.Spec.Tolerations), removed: map[types.UID]bool{}})
 	return nil, nil
 }
 
@@ -184,13 +204,13 @@ func (p *Plugin) AddPod(_ context.Context, state framework.CycleState, _ *corev1
 // there would be candidates for preemption; and it must run before the plugins that
 // return Unschedulable for a full node. A dry run of preemption that has removed a
 // guest finds no node.
-func (p *Plugin) Filter(_ context.Context, state framework.CycleState, _ *corev1.Pod, nodeInfo framework.NodeInfo) *framework.Status {
+func (p *Plugin) Filter(_ context.Context, state framework.CycleState, pod *corev1.Pod, nodeInfo framework.NodeInfo) *framework.Status {
 	node := nodeInfo.Node()
 	provider := providerOf(node)
-	if provider == "" {
-		return nil
-	}
 	s := stateIn(state)
+	if provider == "" {
+		return othersNode(s, pod, node)
+	}
 	granted := s.grants.slotsAt(provider)
 	switch {
 	case granted == 0:
@@ -199,6 +219,34 @@ func (p *Plugin) Filter(_ context.Context, state framework.CycleState, _ *corev1
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errVictim, provider))
 	case p.placements.usedOf(s.grants.key, node.Name, s.grants.charges[provider]) >= granted:
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errReservationFull, provider))
+	}
+	return nil
+}
+
+// othersNode keeps a pod off a node of this cluster whose taint it tolerates only because
+// it may use Spillway's virtual nodes: those that the user has made with the same driver.
+func othersNode(s *cycleState, pod *corev1.Pod, node *corev1.Node) *framework.Status {
+	if len(node.Spec.Taints) == 0 || len(s.added) == 0 {
+		return nil
+	}
+	if taint := onlyFor(s.added, pod, node); taint != nil {
+		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errOthersNode, taint.ToString()))
+	}
+	return nil
+}
+
+// onlyFor returns the first taint of a node that a pod tolerates only by the added ones of
+// its tolerations, or nil.
+func onlyFor(added []corev1.Toleration, pod *corev1.Pod, node *corev1.Node) *corev1.Taint {
+	for i := range node.Spec.Taints {
+		taint := &node.Spec.Taints[i]
+		tolerates := func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Background(), taint, false) }
+		if taint.Effect == corev1.TaintEffectPreferNoSchedule || !slices.ContainsFunc(added, tolerates) {
+			continue
+		}
+		if !slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return tolerates(t) && !slices.Contains(added, t) }) {
+			return taint
+		}
 	}
 	return nil
 }
@@ -287,6 +335,9 @@ func (p *Plugin) isSchedulableAfterNodeAdded(_ klog.Logger, pod *corev1.Pod, _, 
 
 // PostFilter adds the pod to the controller's queue, in memory.
 func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
+	if p.gangs.hold(pod) {
+		return nil, framework.NewStatus(framework.Unschedulable)
+	}
 	if !optedIn(p.namespaces, pod.Namespace) {
 		p.gate.drop(pod.UID)
 		return nil, framework.NewStatus(framework.Unschedulable)
@@ -317,7 +368,7 @@ func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Co
 	if !ok {
 		return framework.Unschedulable, errWaiting
 	}
-	deadline := p.gate.since(pod.UID).Add(p.args.DecisionTimeout.Duration)
+	deadline := p.gate.since(pod.UID).Add(p.args.AskAfter.Duration + p.args.DecisionTimeout.Duration)
 	code, message := framework.Unschedulable, errWaiting
 	switch {
 	case p.grants.refused(key.key):
@@ -390,6 +441,7 @@ func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *cor
 // Unreserve reverts Reserve.
 func (p *Plugin) Unreserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) {
 	p.queue.addFreed(p.placements.forget(pod.UID))
+	p.unreserveGang(pod)
 }
 
 // Bind binds a pod to a virtual node, and with the same request labels it with its
@@ -417,6 +469,7 @@ func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *core
 	if _, own := pod.Annotations[corev1.PodDeletionCost]; !own {
 		binding.Annotations = map[string]string{corev1.PodDeletionCost: broker.OverflowedDeletionCost}
 	}
+	writesTotal.WithLabelValues(writesOfPod).Inc()
 	if err := p.handle.ClientSet().CoreV1().Pods(pod.Namespace).Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
 		return framework.AsStatus(fmt.Errorf("binding the pod to %s: %w", nodeName, err))
 	}

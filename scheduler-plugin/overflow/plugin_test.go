@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -37,12 +36,12 @@ func newIndexer(objects ...any) cache.Indexer {
 func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}}
 	now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
-	args.DecisionTimeout = &metav1.Duration{Duration: 10 * time.Second}
+	args.DecisionTimeout, args.AskAfter = &metav1.Duration{Duration: 10 * time.Second}, &metav1.Duration{}
 	p := &Plugin{
 		args:       &args,
 		namespaces: corelisters.NewNamespaceLister(newIndexer(shop)),
 		nodes:      corelisters.NewNodeLister(newIndexer(nodes...)),
-		keys:       newKeyCache(appslisters.NewReplicaSetLister(newIndexer())),
+		keys:       newKeyCache(nil),
 		grants:     newGrantCache(now),
 		gate:       newGate(now),
 		queue:      newWorkQueue(),
@@ -58,7 +57,7 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 func jobPod(job, name, cpu string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name), OwnerReferences: []metav1.OwnerReference{
-			{APIVersion: "batch/v1", Kind: "Job", Name: job, UID: types.UID(job), Controller: ptr.To(true)},
+			{APIVersion: "example.com/v1", Kind: "Batch", Name: job, UID: types.UID(job), Controller: ptr.To(true)},
 		}},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", cpu)}}}},
 	}

@@ -102,6 +102,13 @@ func (q *workQueue) remove(pod types.UID) {
 	}
 }
 
+// track makes remove report a pod.
+func (q *workQueue) track(pod types.UID) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.tracked[pod] = true
+}
+
 // untrack is remove for the controller itself, which needs no report.
 func (q *workQueue) untrack(pod types.UID) {
 	q.mu.Lock()

@@ -149,12 +149,12 @@ func (s *reservationStore) dropDeleted(key demand.Key) {
 }
 
 // apply writes the Reservation of a request under a policy, which may be nil, by
-// server-side apply. current is the existing Reservation, or nil: a conflict is
+// server-side apply. owner is the object that owns it. current is the existing Reservation, or nil: a conflict is
 // returned if it has changed since.
-func (s *reservationStore) apply(ctx context.Context, request demand.Request, policy *broker.OverflowPolicy, current *broker.Reservation) (*broker.Reservation, error) {
+func (s *reservationStore) apply(ctx context.Context, request demand.Request, owner metav1.OwnerReference, policy *broker.OverflowPolicy, current *broker.Reservation) (*broker.Reservation, error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	desired := desiredReservation(request, policy, current)
+	desired := desiredReservation(request, owner, policy, current)
 	// Server-side apply owns all fields that it sends: leave out the empty status.
 	body, err := json.Marshal(struct {
 		metav1.TypeMeta   `json:",inline"`
@@ -180,8 +180,7 @@ func (s *reservationStore) apply(ctx context.Context, request demand.Request, po
 }
 
 // desiredReservation returns what apply writes.
-func desiredReservation(request demand.Request, policy *broker.OverflowPolicy, current *broker.Reservation) *broker.Reservation {
-	owner := request.Owner
+func desiredReservation(request demand.Request, owner metav1.OwnerReference, policy *broker.OverflowPolicy, current *broker.Reservation) *broker.Reservation {
 	owner.Controller, owner.BlockOwnerDeletion = ptr.To(false), ptr.To(false)
 	desired := &broker.Reservation{
 		TypeMeta: metav1.TypeMeta{APIVersion: broker.GroupVersion.String(), Kind: "Reservation"},
@@ -195,12 +194,14 @@ func desiredReservation(request demand.Request, policy *broker.OverflowPolicy, c
 			},
 			OwnerReferences: []metav1.OwnerReference{owner},
 		},
-		Spec: broker.ReservationSpec{PodSets: []broker.PodSet{request.PodSet}, Priority: request.Priority},
+		Spec: broker.ReservationSpec{PodSets: []broker.PodSet{request.PodSet}, Priority: request.Priority, MinAvailable: request.MinAvailable},
 	}
 	switch {
 	case current != nil:
 		desired.ResourceVersion = current.ResourceVersion
-		// A Reservation keeps the policy that it was created with: only counts change.
+		// A Reservation keeps the policy that it was created with: only counts and the
+		// priority change.
+		desired.Spec.MinAvailable = current.Spec.MinAvailable
 		desired.Spec.Placement, desired.Spec.Budget, desired.Spec.Duration = current.Spec.Placement, current.Spec.Budget, current.Spec.Duration
 	case policy != nil:
 		desired.Spec.Placement, desired.Spec.Budget, desired.Spec.Duration = policy.Spec.Placement, policy.Spec.Budget, policy.Spec.Duration

@@ -64,6 +64,7 @@ profiles:
       kind: OverflowArgs
       overflow: AfterPreemption
       batchQuiet: 100ms
+      gangTimeout: 3s
 - schedulerName: spillway-before
   plugins:
     <<: *plugins
@@ -78,6 +79,16 @@ profiles:
       overflow: BeforePreemption
       batchQuiet: 100ms
       decisionTimeout: 5s
+- schedulerName: spillway-later
+  plugins:
+    <<: *plugins
+  pluginConfig:
+  - name: Overflow
+    args:
+      apiVersion: broker.fluidos.eu/v1alpha1
+      kind: OverflowArgs
+      batchQuiet: 100ms
+      askAfter: 5s
 - schedulerName: default-scheduler
 `
 
@@ -143,6 +154,8 @@ func (c *testCluster) grantRoles() {
 			{APIGroups: []string{broker.Group}, Resources: []string{"reservations"}, Verbs: []string{"list", "watch", "create", "patch"}},
 			{APIGroups: []string{broker.Group}, Resources: []string{"overflowpolicies"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
+			{APIGroups: []string{"scheduling.x-k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"list", "watch"}},
+			{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"list", "watch"}},
 		},
 	})
 	for _, role := range []string{"system:kube-scheduler", "system:volume-scheduler", broker.SchedulerName} {
@@ -398,10 +411,12 @@ func withoutCRDs(c *testCluster) {
 	c.create(schedulerPod("shop", "early", "5"))
 	c.expectMessage("shop", "early", "Insufficient cpu")
 	controlplane.InstallCRDs(c.t, c.config)
-	r := c.expectReservation("shop", "early", 1)
-	if ref := r.OwnerReferences[0]; ref.Kind != "Pod" || ref.Name != "early" {
-		c.t.Errorf("owned by %+v, want the bare pod", ref)
+	r := c.expectReservation("shop", "shop", 1)
+	if ref := r.OwnerReferences[0]; ref.Kind != "Namespace" || ref.Name != "shop" || ref.UID == demand.SharedOwner {
+		c.t.Errorf("owned by %+v, want the namespace", ref)
 	}
+	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod("shop", "early", "5")))
+	expect.NoError(c.t, c.Delete(c.t.Context(), r)) // as the agent does
 }
 
 func oneReservation(c *testCluster) {
@@ -548,7 +563,7 @@ func noOthers(c *testCluster) {
 	expect.NoError(c.t, c.List(c.t.Context(), &list))
 	for _, r := range list.Items {
 		// The stranger did not fit either, before it was deleted.
-		if owner, _, _ := strings.Cut(r.Name, "-"); !slices.Contains([]string{"early", "web", "batch", "app", "stranger"}, owner) {
+		if owner, _, _ := strings.Cut(r.Name, "-"); !slices.Contains([]string{"shop", "web", "batch", "app"}, owner) {
 			c.t.Errorf("unexpected Reservation %s/%s", r.Namespace, r.Name)
 		}
 	}
@@ -561,6 +576,7 @@ func withoutNodes(c *testCluster) {
 		expect.NoError(c.t, c.List(c.t.Context(), &nodes))
 		return len(nodes.Items) == 0, fmt.Sprint(len(nodes.Items), " nodes")
 	})
-	c.create(schedulerPod("shop", "lonely", "1"))
-	c.expectReservation("shop", "lonely", 1)
+	c.namespace("empty", optIn)
+	c.create(schedulerPod("empty", "lonely", "1"))
+	c.expectReservation("empty", "empty", 1)
 }

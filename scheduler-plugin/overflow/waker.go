@@ -32,17 +32,22 @@ func (w *waker) wake(keys map[demand.Key]bool, nodes map[string]bool) {
 	if w.gate.len() == 0 {
 		return
 	}
-	pods := w.gate.openDue()
+	var pods []*corev1.Pod
+	opened := func(reason string, more []*corev1.Pod) {
+		gateOpenings.WithLabelValues(reason).Add(float64(len(more)))
+		pods = append(pods, more...)
+	}
+	opened(openedForRetry, w.gate.openDue())
 	for key := range keys {
 		if w.settled(key) {
-			pods = append(pods, w.gate.openDecided(key)...)
+			opened(openedForDecision, w.gate.openDecided(key))
 		}
 		if g := w.grants.get(key); g != nil {
-			pods = append(pods, w.gate.openForSlots(key, w.slots(g))...)
+			opened(openedForGrant, w.gate.openForSlots(key, w.slots(g)))
 		}
 	}
 	if len(nodes) > 0 {
-		pods = append(pods, w.gate.openForRoom(w.placements.roomOn(nodes))...)
+		opened(openedForRoom, w.gate.openForRoom(w.placements.roomOn(nodes)))
 	}
 	if len(pods) == 0 {
 		return

@@ -1,5 +1,4 @@
-// Package steering is the admission webhook of scheduler mode "beside". At Path it
-// assigns the pods of opted-in namespaces to Spillway's scheduler and lets them
+// Package steering is the admission webhook of the scheduler. At Path it assigns the pods of opted-in namespaces to Spillway's scheduler and lets them
 // tolerate virtual nodes: that scheduler admits them there only within a grant. At
 // AvoidPath it keeps pods of other schedulers that tolerate all taints away from
 // virtual nodes.
@@ -11,6 +10,7 @@
 package steering
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -46,10 +46,14 @@ const (
 type Options struct {
 	// Leads reports whether a replica of the scheduler leads; nil means always.
 	Leads func() bool
+	// SchedulerName that pods are assigned to. Default: broker.SchedulerName.
+	SchedulerName string
 	// Tolerations that pods need on virtual nodes beside the one for
 	// broker.TaintOverflow.
 	Tolerations []corev1.Toleration
 }
+
+func (o Options) schedulerName() string { return cmp.Or(o.SchedulerName, broker.SchedulerName) }
 
 // Serve serves the webhook and /healthz on address until ctx ends. The
 // certificate and key are tls.crt and tls.key in certDir, reloaded when they
@@ -73,7 +77,7 @@ func Serve(ctx context.Context, address, certDir string, options Options) error 
 	}
 	server := webhook.NewServer(webhook.Options{Host: host, Port: port, CertDir: certDir})
 	server.Register(Path, Handler(options))
-	server.Register(AvoidPath, AvoidHandler())
+	server.Register(AvoidPath, AvoidHandler(options))
 	server.WebhookMux().Handle("/healthz", healthz.CheckHandler{Checker: healthz.Ping})
 	if err := server.Start(ctx); err != nil {
 		return fmt.Errorf("serving the steering webhook: %w", err)
@@ -89,12 +93,19 @@ func Handler(options Options) http.Handler {
 		if !demand.Steerable(pod) || options.Leads != nil && !options.Leads() {
 			return nil
 		}
-		return steer(pod, options.Tolerations)
+		return steer(pod, options)
 	})
 }
 
 // AvoidHandler answers AdmissionReviews at AvoidPath, as Handler does.
-func AvoidHandler() http.Handler { return newHandler(avoid) }
+func AvoidHandler(options Options) http.Handler {
+	return newHandler(func(pod *corev1.Pod) []operation {
+		if cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName) == options.schedulerName() {
+			return nil
+		}
+		return avoid(pod)
+	})
+}
 
 func newHandler(change func(*corev1.Pod) []operation) http.Handler {
 	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
@@ -135,11 +146,11 @@ func handle(ctx context.Context, request admission.Request, change func(*corev1.
 
 // steer assigns a pod to Spillway's scheduler. The tolerations come after those of the
 // author: package demand relies on it.
-func steer(pod *corev1.Pod, driver []corev1.Toleration) []operation {
-	operations := []operation{{"add", "/spec/schedulerName", broker.SchedulerName}}
+func steer(pod *corev1.Pod, options Options) []operation {
+	operations := []operation{{"add", "/spec/schedulerName", options.schedulerName()}}
 	overflow := corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
 	tolerations := slices.Clone(pod.Spec.Tolerations)
-	for _, t := range append([]corev1.Toleration{overflow}, driver...) {
+	for _, t := range append([]corev1.Toleration{overflow}, options.Tolerations...) {
 		if !slices.Contains(tolerations, t) {
 			tolerations = append(tolerations, t)
 		}
@@ -155,7 +166,7 @@ func steer(pod *corev1.Pod, driver []corev1.Toleration) []operation {
 // taint, is not Spillway's, and is not a DaemonSet's.
 func avoid(pod *corev1.Pod) []operation {
 	controller := metav1.GetControllerOfNoCopy(pod)
-	if pod.Spec.SchedulerName == broker.SchedulerName || pod.Spec.NodeName != "" || controller != nil && controller.Kind == "DaemonSet" || !toleratesOverflow(pod) {
+	if pod.Spec.NodeName != "" || controller != nil && controller.Kind == "DaemonSet" || !toleratesOverflow(pod) {
 		return nil
 	}
 	affinity := pod.Spec.Affinity.DeepCopy()

@@ -335,8 +335,28 @@ func TestAvoidVirtualNodes(t *testing.T) {
 		if tc.kind != "" {
 			pod.OwnerReferences = []metav1.OwnerReference{{Kind: tc.kind, Controller: ptr.To(true)}}
 		}
-		if diff := cmp.Diff(tc.want, patched(t, steering.AvoidHandler(), pod).Spec.Affinity); diff != "" {
+		if diff := cmp.Diff(tc.want, patched(t, steering.AvoidHandler(steering.Options{}), pod).Spec.Affinity); diff != "" {
 			t.Errorf("%s: affinity (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// In mode "only", the cluster's one scheduler has the default name.
+func TestOnlyScheduler(t *testing.T) {
+	options := steering.Options{SchedulerName: corev1.DefaultSchedulerName}
+	everything := func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} }
+	for _, name := range []string{"", corev1.DefaultSchedulerName, broker.SchedulerName} {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{SchedulerName: name}}
+		steered := patched(t, steering.Handler(options), pod)
+		if got := steered.Spec.SchedulerName; got != corev1.DefaultSchedulerName || len(steered.Spec.Tolerations) != 1 {
+			t.Errorf("scheduler %q: got %q and tolerations %v", name, got, steered.Spec.Tolerations)
+		}
+	}
+	for name, avoids := range map[string]bool{"": false, corev1.DefaultSchedulerName: false, "other": true} {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{SchedulerName: name}}
+		everything(pod)
+		if got := patched(t, steering.AvoidHandler(options), pod).Spec.Affinity != nil; got != avoids {
+			t.Errorf("scheduler %q: the pod avoids virtual nodes: %t, want %t", name, got, avoids)
 		}
 	}
 }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
@@ -52,6 +53,12 @@ type Options struct {
 	// Observe returns the state of nodes and pods; where nil, they are listed with the
 	// client each time.
 	Observe func(ctx context.Context) (Observed, error)
+	// Placeholders of the holds; none if its namespace is empty: then a hold is only
+	// accounted for.
+	Placeholders placeholder.Options
+	// ProofTimeout is how long the scheduler may take to find a place for each placeholder,
+	// 20 s where 0. It is shorter than the broker's proofDeadline.
+	ProofTimeout time.Duration
 	// Writers is the number of statuses that are written at a time; 8 where 0.
 	Writers int
 	// Debounce is how long changes of nodes and pods are collected before the holds are
@@ -69,6 +76,10 @@ type Observed interface {
 	Guests() map[string]inventory.Guests
 	// Pending are the cluster's own pods with at least a priority that wait for a node.
 	Pending(priority int32) []broker.PodSet
+	// Places are the guests and placeholders of a consumer.
+	Places(consumer string) inventory.Places
+	// Node returns a node, nil if it does not exist.
+	Node(name string) *corev1.Node
 }
 
 // Reconciler decides ProviderInstructions, consumer by consumer.
@@ -91,6 +102,9 @@ type Reconciler struct {
 	unverified  map[types.UID]broker.HeldCapacity
 	lost        map[types.UID]loss
 	written     written
+	// unproven is what was held before a larger hold that is recorded and not proven yet.
+	unproven map[types.UID]broker.HeldCapacity
+	places   *places
 
 	mu sync.Mutex
 	// changed are the consumers of which the driver has observed a change.
@@ -106,6 +120,9 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, pro
 	if options.Writers == 0 {
 		options.Writers = 8
 	}
+	if options.ProofTimeout == 0 {
+		options.ProofTimeout = 20 * time.Second
+	}
 	if options.Debounce == 0 {
 		options.Debounce = time.Second
 	}
@@ -117,6 +134,7 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, pro
 		enqueue: make(chan event.GenericEvent, 64), changed: map[string]bool{},
 		unusedSince: map[string]time.Time{}, grants: map[string]inEffect{}, waiting: map[string]time.Time{},
 		unverified: map[types.UID]broker.HeldCapacity{}, lost: map[types.UID]loss{}, written: written{},
+		unproven: map[types.UID]broker.HeldCapacity{}, places: newPlaces(),
 	}
 }
 
@@ -144,6 +162,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		}), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.consumerOf), builder.WithPredicates(guestEnded)).
 		Watches(&corev1.Pod{}, r.judgeOnPods()).
+		Watches(&corev1.Pod{}, r.reconcileOnPlaces()).
 		Watches(&corev1.Node{}, r.judgeOnNodes()).
 		WatchesRawSource(source.Channel(r.enqueue, &handler.EnqueueRequestForObject{})).
 		// One at a time: the same capacity must not be promised to two consumers.
@@ -210,12 +229,18 @@ func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (re
 	if !in.hasInstruction() {
 		delete(r.grants, consumer)
 		delete(r.waiting, consumer)
+		if err := r.prove(ctx, in, nil); err != nil {
+			return reconcile.Result{}, err
+		}
 		return r.cleanUp(ctx, consumer, in.nodes().guests[consumer])
 	}
 	delete(r.unusedSince, consumer)
 	decisions := decide(in)
 	deferred := r.deferGrowth(consumer, decisions)
 	if decisions, err = r.record(ctx, &in, decisions); err == nil {
+		err = r.prove(ctx, in, decisions)
+	}
+	if err == nil {
 		var granted peering.Progress
 		total, pods := grant(decisions)
 		if granted, err = r.ensureGrant(ctx, consumer, total, pods); err == nil {
@@ -258,7 +283,16 @@ func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []de
 	brief := waiting && r.Clock.Now().Before(since.Add(requeueAfter))
 	var writes []write
 	for _, d := range decisions {
+		d.accounted = r.Placeholders.Namespace == ""
+		if d.proof == placeholder.Waiting && !d.accounted {
+			// The deadline passes without an event.
+			result.RequeueAfter = requeueAfter
+		}
 		if d.settled {
+			continue
+		}
+		if granted.Done && d.proving() && d.proofTakes < requeueAfter {
+			// Its status says already that it is being decided on.
 			continue
 		}
 		if !granted.Done || d.smaller && !fits {
@@ -275,6 +309,9 @@ func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []de
 		for _, w := range writes {
 			delete(r.lost, w.instruction.UID)
 			delete(r.unverified, w.instruction.UID)
+			if settled(w.instruction) {
+				delete(r.unproven, w.instruction.UID)
+			}
 		}
 	}
 	return result, err
@@ -294,7 +331,10 @@ func (r *Reconciler) record(ctx context.Context, in *input, decisions []decision
 		if d.grows() {
 			uid := d.instruction.UID
 			r.unverified[uid], assumed[uid] = d.before, d.held
-			writes = append(writes, write{d.instruction, d.status(recording, true, "", r.Clock.Now())})
+			if _, known := r.unproven[uid]; !known && r.Placeholders.Namespace != "" {
+				r.unproven[uid] = d.before
+			}
+			writes = append(writes, write{d.instruction, d.status(r.recording(), true, "", r.Clock.Now())})
 		}
 	}
 	if len(writes) == 0 {
@@ -347,7 +387,7 @@ func (r *Reconciler) read(ctx context.Context, consumer string, pending int32) (
 		return input{}, err
 	}
 	return input{
-		consumer: consumer, instructions: r.written.merge(pointers(list.Items)), lending: r.Lending, before: r.unverified, lost: r.lost,
+		observed: observed, consumer: consumer, instructions: r.written.merge(pointers(list.Items)), lending: r.Lending, before: r.unverified, lost: r.lost,
 		nodes: sync.OnceValue(func() nodes {
 			return nodes{slots: observed.Slots(r.Headroom), guests: observed.Guests(), pending: observed.Pending(pending)}
 		}),

@@ -100,7 +100,12 @@ func TestMain(m *testing.M) {
 
 func start(t *testing.T, wrap ...func(*env, peering.Provider) peering.Provider) *env {
 	t.Helper()
-	restConfig := controlplane.Start(t)
+	return startWith(t, controlplane.Start(t), func(*hold.Options) {}, wrap...)
+}
+
+// startWith starts a Reconciler with other options.
+func startWith(t *testing.T, restConfig *rest.Config, change func(*hold.Options), wrap ...func(*env, peering.Provider) peering.Provider) *env {
+	t.Helper()
 	scheme := runtime.NewScheme()
 	expect.NoError(t, errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)))
 	mgr, err := ctrl.NewManager(restConfig, ctrl.Options{
@@ -113,10 +118,12 @@ func start(t *testing.T, wrap ...func(*env, peering.Provider) peering.Provider) 
 		provider = w(e, provider)
 	}
 	recorder := events.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
-	e.reconciler = hold.New(countingClient{mgr.GetClient(), e.patches}, mgr.GetAPIReader(), recorder, provider, hold.Options{
+	options := hold.Options{
 		Namespace: namespace, Lending: broker.Lending{Enabled: true, Consumers: []string{"rome", "berlin"}},
 		Headroom: expect.Resources("cpu", "500m"), PeeringIdleTime: time.Hour, Clock: e.clock, Recognizer: inventory.Recognizer{Guest: guestOf},
-	})
+	}
+	change(&options)
+	e.reconciler = hold.New(countingClient{mgr.GetClient(), e.patches}, mgr.GetAPIReader(), recorder, provider, options)
 	expect.NoError(t, e.reconciler.SetupWithManager(mgr))
 	stopped := make(chan error, 1)
 	go func() { stopped <- mgr.Start(t.Context()) }()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -12,6 +13,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
@@ -27,8 +29,9 @@ type input struct {
 	before map[types.UID]broker.HeldCapacity
 	// lost is what no longer fits of holds, by the instruction's UID.
 	lost map[types.UID]loss
-	// nodes returns what the nodes have free and what uses them.
-	nodes func() nodes
+	// observed are nodes and pods, and nodes returns what the nodes have free and what uses them.
+	observed Observed
+	nodes    func() nodes
 }
 
 // nodes are the observed nodes and pods.
@@ -54,6 +57,17 @@ type decision struct {
 	smaller bool
 	// settled is set if the status shows the decision already.
 	settled bool
+	// proof is what the placeholders prove, and proofTakes since when they do not; with
+	// accounted there are none.
+	proof        placeholder.Verdict
+	proofMessage string
+	proofTakes   time.Duration
+	accounted    bool
+}
+
+// proving reports whether the decision waits for the scheduler.
+func (d decision) proving() bool {
+	return !d.accounted && !d.settled && !d.smaller && d.refused == nil && d.proof == placeholder.Waiting
 }
 
 // grows reports whether more is to be held than before.

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -47,7 +48,10 @@ func (r *Reconciler) judgeOnNodes() handler.EventHandler {
 // guest is gone whose place another pod may have taken, and when a pod waits that
 // preempts.
 func (r *Reconciler) judgeOnPods() handler.EventHandler {
-	uses := func(pod *corev1.Pod) bool { return pod.Spec.NodeName != "" && !inventory.Finished(pod) }
+	uses := func(pod *corev1.Pod) bool {
+		_, placeholder := r.Recognizer.PlaceholderFor(pod)
+		return pod.Spec.NodeName != "" && !inventory.Finished(pod) && !placeholder
+	}
 	return handler.Funcs{
 		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) {
 			if pod := e.Object.(*corev1.Pod); uses(pod) || ptr.Deref(pod.Spec.Priority, 0) >= preempts {
@@ -68,6 +72,38 @@ func (r *Reconciler) judgeOnPods() handler.EventHandler {
 	}
 }
 
+// reconcileOnPlaces enqueues the consumer of a placeholder that changes, and that of a
+// guest which waits for a place, takes one or leaves it.
+func (r *Reconciler) reconcileOnPlaces() handler.EventHandler {
+	if r.Placeholders.Namespace == "" {
+		return handler.Funcs{}
+	}
+	enqueue := func(ctx context.Context, pod *corev1.Pod, q queue, guests bool) {
+		consumer, ok := r.Recognizer.PlaceholderFor(pod)
+		if !ok && guests {
+			consumer, ok = r.guestOf(ctx, pod)
+		}
+		if ok && consumer != "" {
+			q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: consumer}})
+		}
+	}
+	return handler.Funcs{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
+			pod := e.Object.(*corev1.Pod)
+			enqueue(ctx, pod, q, !inventory.Finished(pod))
+		},
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { enqueue(ctx, e.Object.(*corev1.Pod), q, true) },
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
+			before, after := e.ObjectOld.(*corev1.Pod), e.ObjectNew.(*corev1.Pod)
+			moved := before.Spec.NodeName != after.Spec.NodeName || before.Status.Phase != after.Status.Phase ||
+				before.Status.NominatedNodeName != after.Status.NominatedNodeName || len(before.Spec.SchedulingGates) != len(after.Spec.SchedulingGates)
+			if moved || !equality.Semantic.DeepEqual(before.Status.Conditions, after.Status.Conditions) {
+				enqueue(ctx, after, q, moved)
+			}
+		},
+	}
+}
+
 // judgeStanding finds the holds of which a part no longer fits the nodes, and lowers
 // them. It is to be repeated if the status of one of them does not show that yet.
 func (r *Reconciler) judgeStanding(ctx context.Context) (result reconcile.Result, err error) {
@@ -78,7 +114,8 @@ func (r *Reconciler) judgeStanding(ctx context.Context) (result reconcile.Result
 	r.lost = losses(in)
 	consumers := map[string]bool{}
 	for _, instruction := range in.instructions {
-		if _, lost := r.lost[instruction.UID]; lost {
+		// Placeholders leave nodes that run no pods any more.
+		if _, lost := r.lost[instruction.UID]; lost || r.Placeholders.Namespace != "" {
 			consumers[instruction.Spec.RequesterClusterID] = true
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
@@ -21,6 +22,8 @@ const (
 	ReasonInsufficientCapacity = capacity.ReasonInsufficientCapacity
 	ReasonGrantPending         = peering.ReasonGrantPending
 	ReasonGuestsRemain         = "GuestsRemain"
+	// ReasonProofPending: the scheduler has not found a place for each placeholder yet.
+	ReasonProofPending = "ProofPending"
 	// ReasonCapacityLost: a part of an accepted hold no longer fits the nodes.
 	ReasonCapacityLost = "CapacityLost"
 )
@@ -48,6 +51,8 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 		if !d.held.Empty() {
 			enforced.Message = fmt.Sprintf("Holding only %s for consumer %s: %s", describe(d.held), consumer, d.refused.Message)
 		}
+	case d.proving():
+		enforced.Status, enforced.Reason, enforced.Message, final = metav1.ConditionUnknown, ReasonProofPending, d.proofMessage, false
 	case d.smaller && !within:
 		enforced.Status, enforced.Reason, final = metav1.ConditionUnknown, ReasonGuestsRemain, false
 		enforced.Message = fmt.Sprintf("Waiting for guests of consumer %s to terminate: %s are running, the hold is reduced to %s.", consumer, using, describe(d.held))
@@ -67,11 +72,42 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 		status.ObservedAttempt = instruction.Spec.Attempt
 	}
 	meta.SetStatusCondition(&status.Conditions, enforced)
+	if final {
+		d.setProven(&status, now)
+	}
 	return status
 }
 
+// Reasons of condition Proven.
+const (
+	ReasonPlacesFound = "PlacesFound"
+	ReasonNotProven   = "NotProven"
+)
+
+// setProven sets condition Proven of a decision that is final.
+func (d decision) setProven(status *broker.ProviderInstructionStatus, now time.Time) {
+	proven := metav1.Condition{Type: broker.ConditionProven, Status: metav1.ConditionFalse, Reason: ReasonNotProven, ObservedGeneration: d.instruction.Generation, LastTransitionTime: metav1.NewTime(now)}
+	switch {
+	case status.Held == nil:
+		meta.RemoveStatusCondition(&status.Conditions, broker.ConditionProven)
+		return
+	case d.accounted:
+		proven.Message = "The capacity is accounted for, and not kept from other pods: hold is none."
+	case d.proof == placeholder.Proven:
+		proven.Status, proven.Reason, proven.Message = metav1.ConditionTrue, ReasonPlacesFound, d.proofMessage
+	default:
+		proven.Message = d.proofMessage
+	}
+	meta.SetStatusCondition(&status.Conditions, proven)
+}
+
 // recording is the progress of a grant while its hold is only recorded.
-var recording = peering.Waiting(ReasonGrantPending, "Waiting for the grant to be in effect.")
+func (r *Reconciler) recording() peering.Progress {
+	if r.Placeholders.Namespace != "" {
+		return peering.Waiting(ReasonGrantPending, "Waiting for the grant to be in effect, and for the scheduler to find a place for each pod.")
+	}
+	return peering.Waiting(ReasonGrantPending, "Waiting for the grant to be in effect.")
+}
 
 // describe prints a capacity as "2 pods of cpu 500m, memory 64Mi".
 func describe(c broker.HeldCapacity) string {

@@ -44,6 +44,8 @@ func TrimPod(object any) (any, error) {
 		Conditions: pod.Status.Conditions,
 		StartTime:  pod.Status.StartTime,
 
+		NominatedNodeName: pod.Status.NominatedNodeName,
+
 		ContainerStatuses:     trimStatuses(pod.Status.ContainerStatuses),
 		InitContainerStatuses: trimStatuses(pod.Status.InitContainerStatuses),
 	}

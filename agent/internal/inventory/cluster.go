@@ -17,9 +17,20 @@ type Recognizer struct {
 	// VirtualNode reports whether a node is a driver's virtual node. Nodes with
 	// Spillway's own labels are virtual in any case.
 	VirtualNode func(*corev1.Node) bool
+	// Placeholder returns the consumer that a pod holds a place for; nil if there are none.
+	// Placeholders count as the hold, which the broker charges: not as pods.
+	Placeholder func(pod *corev1.Pod) (consumer string, ok bool)
 	// DropsSelection is whether guests lose the node selector and node affinity of their
 	// pods, and so may run on any node whose taints they tolerate.
 	DropsSelection bool
+}
+
+// PlaceholderFor returns the consumer that a pod holds a place for.
+func (r Recognizer) PlaceholderFor(pod *corev1.Pod) (consumer string, ok bool) {
+	if r.Placeholder == nil {
+		return "", false
+	}
+	return r.Placeholder(pod)
 }
 
 // Cluster is the state of this cluster's nodes and pods, as cached.
@@ -45,6 +56,9 @@ func (c *Cluster) usage() (eligible []*corev1.Node, used func(node string) *usag
 		}
 	}
 	for _, pod := range c.Pods {
+		if _, placeholder := c.Recognizer.PlaceholderFor(pod); placeholder {
+			continue
+		}
 		if u := byNode[pod.Spec.NodeName]; u != nil && !Finished(pod) {
 			consumer, _ := c.GuestOf(pod)
 			u.add(consumer, Requests(pod), 1)

@@ -53,6 +53,9 @@ func (c *Cluster) Guests() map[string]Guests {
 	}
 	out := map[string]Guests{}
 	for _, pod := range c.Pods {
+		if _, placeholder := c.Recognizer.PlaceholderFor(pod); placeholder {
+			continue
+		}
 		consumer, ok := c.GuestOf(pod)
 		if !ok || Finished(pod) {
 			continue
@@ -67,11 +70,46 @@ func (c *Cluster) Guests() map[string]Guests {
 	return out
 }
 
+// Places are the guests of one consumer that have not finished, and its placeholders.
+// The pods must not be changed.
+type Places struct{ Guests, Placeholders []*corev1.Pod }
+
+// Places returns those of a consumer.
+func (c *Cluster) Places(consumer string) Places {
+	var out Places
+	for _, pod := range c.Pods {
+		if of, placeholder := c.Recognizer.PlaceholderFor(pod); placeholder {
+			if of == consumer {
+				out.Placeholders = append(out.Placeholders, pod)
+			}
+		} else if of, guest := c.GuestOf(pod); guest && of == consumer && !Finished(pod) {
+			out.Guests = append(out.Guests, pod)
+		}
+	}
+	return out
+}
+
+// Node returns a node, nil if it does not exist.
+func (c *Cluster) Node(name string) *corev1.Node {
+	for _, n := range c.Nodes {
+		if n.Name == name {
+			return n
+		}
+	}
+	return nil
+}
+
+// Runs reports whether the pods that are bound to a node (nil for none) run there.
+func Runs(n *corev1.Node) bool { return n != nil && ready(n) }
+
 // Pending returns the cluster's own pods with at least a priority that wait for a
 // node, as the capacity that they need.
 func (c *Cluster) Pending(priority int32) []broker.PodSet {
 	var out []broker.PodSet
 	for _, pod := range c.Pods {
+		if _, placeholder := c.Recognizer.PlaceholderFor(pod); placeholder {
+			continue
+		}
 		if _, guest := c.GuestOf(pod); !guest && waits(pod) && ptr.Deref(pod.Spec.Priority, 0) >= priority {
 			out = append(out, claimOf(pod))
 		}

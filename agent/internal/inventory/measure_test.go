@@ -78,6 +78,7 @@ var recognizer = inventory.Recognizer{
 		},
 	),
 	VirtualNode: func(n *corev1.Node) bool { return n.Labels["driver"] == "virtual" },
+	Placeholder: func(p *corev1.Pod) (string, bool) { return "rome", p.Namespace == "holds" },
 }
 
 func cluster(nodes []*corev1.Node, pods []*corev1.Pod) *inventory.Cluster {
@@ -442,5 +443,16 @@ func TestLargestNode(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"cpu 2, memory 4Gi", "cpu 9"}, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// The broker charges the hold: a placeholder is not counted besides.
+func TestPlaceholdersUseNothing(t *testing.T) {
+	placeholder := pod("a", expect.Resources("cpu", "1"))
+	placeholder.Namespace = "holds"
+	with := measure([]*corev1.Node{node("a", two)}, []*corev1.Pod{placeholder}, nil)
+	without := measure([]*corev1.Node{node("a", two)}, nil, nil)
+	if diff := cmp.Diff(without.NodeClasses, with.NodeClasses); diff != "" || with.Resources.Allocated.String() != "nothing" {
+		t.Errorf("a placeholder is counted: allocated %s, classes (-without +with):\n%s", with.Resources.Allocated, diff)
 	}
 }

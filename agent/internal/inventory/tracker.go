@@ -41,15 +41,19 @@ type Tracker struct {
 	// guests and pending are the pods that Guests and Pending return.
 	guests  map[string]map[types.NamespacedName]trackedPod
 	pending map[types.NamespacedName]trackedPod
+	// placeholders by consumer. They use nothing.
+	placeholders map[string]map[types.NamespacedName]trackedPod
 	// ofNamespace are the pods of each namespace: its labels decide whose they are.
 	ofNamespace map[string]map[types.NamespacedName]bool
 }
 
-// trackedPod is a pod that has not ended, and how it was counted.
+// trackedPod is a pod that has not ended, or a placeholder, and how it was counted.
 type trackedPod struct {
 	pod      *corev1.Pod
 	consumer string
-	requests corev1.ResourceList
+	// placeholder is whether it holds a place for the consumer instead of being its guest.
+	placeholder bool
+	requests    corev1.ResourceList
 }
 
 // NewTracker returns a Tracker without nodes and pods.
@@ -59,7 +63,7 @@ func NewTracker(recognizer Recognizer) *Tracker {
 		nodes:      map[string]*corev1.Node{}, namespaces: map[string]map[string]string{},
 		pods: map[types.NamespacedName]trackedPod{}, used: map[string]*usage{},
 		guests: map[string]map[types.NamespacedName]trackedPod{}, pending: map[types.NamespacedName]trackedPod{},
-		ofNamespace: map[string]map[types.NamespacedName]bool{},
+		placeholders: map[string]map[types.NamespacedName]trackedPod{}, ofNamespace: map[string]map[types.NamespacedName]bool{},
 	}
 }
 
@@ -147,10 +151,20 @@ func (t *Tracker) report(ended []string) {
 func (t *Tracker) setPod(pod *corev1.Pod) (ended []string) {
 	key := client.ObjectKeyFromObject(pod)
 	ended = t.removePod(key)
-	if Finished(pod) {
+	tracked := trackedPod{pod: pod, requests: Requests(pod)}
+	consumer, placeholder := t.recognizer.PlaceholderFor(pod)
+	if Finished(pod) && !placeholder {
 		return ended
 	}
-	tracked := trackedPod{pod: pod, requests: Requests(pod)}
+	if placeholder {
+		tracked.consumer, tracked.placeholder = consumer, true
+		t.pods[key] = tracked
+		if t.placeholders[consumer] == nil {
+			t.placeholders[consumer] = map[types.NamespacedName]trackedPod{}
+		}
+		t.placeholders[consumer][key] = tracked
+		return nil
+	}
 	tracked.consumer, _ = t.recognizer.Guest(pod, func(name string) map[string]string { return t.namespaces[name] })
 	t.pods[key] = tracked
 	if t.ofNamespace[pod.Namespace] == nil {
@@ -183,6 +197,12 @@ func (t *Tracker) removePod(key types.NamespacedName) (guestOf []string) {
 		return nil
 	}
 	delete(t.pods, key)
+	if tracked.placeholder {
+		if delete(t.placeholders[tracked.consumer], key); len(t.placeholders[tracked.consumer]) == 0 {
+			delete(t.placeholders, tracked.consumer)
+		}
+		return nil
+	}
 	delete(t.pending, key)
 	if delete(t.ofNamespace[key.Namespace], key); len(t.ofNamespace[key.Namespace]) == 0 {
 		delete(t.ofNamespace, key.Namespace)
@@ -245,6 +265,26 @@ func (t *Tracker) Guests() map[string]Guests {
 		out[consumer] = guests
 	}
 	return out
+}
+
+// Places are as those of a Cluster, sorted by the pods' names.
+func (t *Tracker) Places(consumer string) Places {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	sorted := func(pods map[types.NamespacedName]trackedPod) (out []*corev1.Pod) {
+		for _, key := range sortedKeys(pods) {
+			out = append(out, pods[key].pod)
+		}
+		return out
+	}
+	return Places{Guests: sorted(t.guests[consumer]), Placeholders: sorted(t.placeholders[consumer])}
+}
+
+// Node returns a node, nil if it does not exist. It must not be changed.
+func (t *Tracker) Node(name string) *corev1.Node {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.nodes[name]
 }
 
 // Pending are as those of a Cluster, sorted by the pods' names.

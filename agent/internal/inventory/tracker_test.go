@@ -47,12 +47,12 @@ func TestTrackerEqualsRecount(t *testing.T) {
 				namespaces[namespace] = labels
 				tracker.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: labels}})
 			case 4, 5:
-				key := types.NamespacedName{Namespace: rapid.SampledFrom([]string{"guests-of-rome", "home"}).Draw(t, "of"), Name: name}
+				key := types.NamespacedName{Namespace: rapid.SampledFrom([]string{"guests-of-rome", "home", "holds"}).Draw(t, "of"), Name: name}
 				tracker.Delete(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: name}})
 				delete(pods, key)
 			default:
 				p := pod(rapid.SampledFrom([]string{"", "a", "b", "x"}).Draw(t, "on"), expect.Resources("cpu", rapid.SampledFrom([]string{"0", "300m", "1"}).Draw(t, "request")))
-				p.Name, p.Namespace = name, rapid.SampledFrom([]string{"guests-of-rome", "home"}).Draw(t, "in")
+				p.Name, p.Namespace = name, rapid.SampledFrom([]string{"guests-of-rome", "home", "holds"}).Draw(t, "in")
 				p.Status.Phase = rapid.SampledFrom([]corev1.PodPhase{corev1.PodRunning, corev1.PodRunning, corev1.PodSucceeded}).Draw(t, "phase")
 				p.Spec.Priority = ptr.To(rapid.Int32Range(-1, 1).Draw(t, "priority"))
 				pods[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = p
@@ -86,6 +86,7 @@ func same(t *rapid.T, tracker *inventory.Tracker, cluster *inventory.Cluster) {
 	compare("advertisement", tracker.Measure(terms, time.Unix(1, 0), 1), inventory.Measure(cluster, terms, time.Unix(1, 0), 1))
 	compare("guests", tracker.Guests(), cluster.Guests())
 	compare("pending", tracker.Pending(0), cluster.Pending(0))
+	compare("places", tracker.Places("rome"), cluster.Places("rome"))
 	describe := func(slots []capacity.Slot) (out []string) {
 		for _, s := range slots {
 			out = append(out, fmt.Sprint(s.Class.Name, s.Node, s.Free, s.Pods))

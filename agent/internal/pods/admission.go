@@ -51,7 +51,10 @@ func (r *Reconciler) need(ctx context.Context, reservation *broker.Reservation, 
 	optedIn, resolve := namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled, virtualnode.ResolveOwners(ctx, r.client)
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		provider := virtualnode.ProviderOf(pod.Spec.NodeName)
+		provider, err := virtualnode.BoundTo(ctx, r.client, pod.Spec.NodeName)
+		if err != nil {
+			return need, err
+		}
 		local := pod.Spec.NodeName != "" && provider == ""
 		if local || inventory.Finished(pod) || virtualnode.RunsOnEveryNode(pod) || !belongsTo(pod, reservation, key, resolve) {
 			continue

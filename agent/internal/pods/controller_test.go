@@ -161,6 +161,10 @@ func expectGone(c *virtualnodetest.Cluster, pod *corev1.Pod) {
 // its replacement is scheduled again.
 func TestEvictNotStarted(t *testing.T) {
 	c := start(t)
+	// A node of this cluster with the name of a virtual one.
+	c.Make(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName("worker")}})
+	real := c.Pod("real")
+	c.Bind(real, "worker")
 	notStarted := c.Pod("not-started")
 	bare := c.Pod("bare", func(p *corev1.Pod) { p.OwnerReferences = nil })
 	running := c.Pod("running")
@@ -180,7 +184,7 @@ func TestEvictNotStarted(t *testing.T) {
 		c.ExpectEvent(p, "EvictedFromVirtualNode")
 	}
 	c.ExpectEvent(bare, "PodNotStarted")
-	for _, p := range []*corev1.Pod{bare, running, daemon} {
+	for _, p := range []*corev1.Pod{bare, running, daemon, real} {
 		if !c.Exists(p) {
 			t.Errorf("%s is gone", p.Name)
 		}
@@ -195,22 +199,27 @@ func TestForceDelete(t *testing.T) {
 	lost, kept := c.Pod("lost", slow), c.Pod("kept", slow)
 	named := c.Pod("named", slow, func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "StatefulSet" })
 	reachable := c.Pod("reachable", slow)
-	for p, provider := range map[*corev1.Pod]string{lost: "paris", named: "paris", kept: "paris", reachable: "berlin"} {
+	// On a node of this cluster, which has the name of a virtual one.
+	real := c.Pod("real", slow)
+	for p, provider := range map[*corev1.Pod]string{lost: "paris", named: "paris", kept: "paris", reachable: "berlin", real: "worker"} {
 		c.Bind(p, provider)
 		c.SetPhase(p, corev1.PodRunning)
 	}
-	for provider, ready := range map[string]corev1.ConditionStatus{"paris": corev1.ConditionUnknown, "berlin": corev1.ConditionTrue} {
+	for provider, ready := range map[string]corev1.ConditionStatus{"paris": corev1.ConditionUnknown, "berlin": corev1.ConditionTrue, "worker": corev1.ConditionUnknown} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(provider)}}
+		if provider != "worker" {
+			node.Labels = map[string]string{broker.LabelProvider: provider}
+		}
 		c.Make(node)
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready, LastTransitionTime: metav1.Now()}}
 		expect.NoError(t, c.Status().Update(t.Context(), node))
 	}
-	for _, p := range []*corev1.Pod{reachable, named, lost} {
+	for _, p := range []*corev1.Pod{real, reachable, named, lost} {
 		c.Remove(p)
 	}
 	expectGone(c, lost)
 	c.ExpectEvent(lost, "ForceDeleted")
-	for _, p := range []*corev1.Pod{named, kept, reachable} {
+	for _, p := range []*corev1.Pod{named, kept, reachable, real} {
 		if !c.Exists(p) {
 			t.Errorf("%s is gone", p.Name)
 		}

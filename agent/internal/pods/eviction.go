@@ -77,7 +77,7 @@ func (s *providerState) observe(pods []*corev1.Pod, now time.Time) {
 func (r *Reconciler) reconcileProvider(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	provider := request.Name
 	node, err := virtualnode.ReadNode(ctx, r.client, provider)
-	if err != nil {
+	if err != nil || node != nil && !virtualnode.IsVirtual(node, provider) {
 		return reconcile.Result{}, err
 	}
 	var bound corev1.PodList

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -183,13 +182,32 @@ const (
 	indexDaemonNode = "spillway.daemonNode"
 )
 
-// ProviderOf is the provider whose capacity a node provides; empty for a node of
-// this cluster.
+// ProviderOf is the provider whose capacity a node provides, by the node's name; empty
+// for a node of this cluster. A node of this cluster may have such a name: see IsVirtual.
 func ProviderOf(nodeName string) string {
 	if provider, ok := strings.CutPrefix(nodeName, broker.VirtualNodePrefix); ok {
 		return provider
 	}
 	return ""
+}
+
+// IsVirtual reports whether a node is the virtual node of a provider, and not one of this
+// cluster that has its name.
+func IsVirtual(node *corev1.Node, provider string) bool {
+	return node.Name == broker.VirtualNodeName(provider) && node.Labels[broker.LabelProvider] == provider
+}
+
+// BoundTo returns the provider whose virtual node has a name; empty for a node of this
+// cluster. A node that does not exist counts as virtual if it is named as one.
+func BoundTo(ctx context.Context, reader client.Reader, nodeName string) (provider string, err error) {
+	if provider = ProviderOf(nodeName); provider == "" {
+		return "", nil
+	}
+	node, err := ReadNode(ctx, reader, provider)
+	if err != nil || node != nil && !IsVirtual(node, provider) {
+		return "", err
+	}
+	return provider, nil
 }
 
 // ReadNode reads a provider's virtual node; nil if there is none.
@@ -252,22 +270,23 @@ func nodeOfDaemonPod(o client.Object) []string {
 	return nodes
 }
 
-// ResolveOwners looks up the controllers of ReplicaSets with the reader, each once.
+// ResolveOwners looks up the controllers of owners with the reader, each once.
 func ResolveOwners(ctx context.Context, reader client.Reader) demand.Resolve {
-	sets := map[types.UID]*metav1.PartialObjectMetadata{}
+	owners := map[types.UID]*metav1.PartialObjectMetadata{}
 	return func(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
-		set, known := sets[ref.UID]
+		owner, known := owners[ref.UID]
 		if !known {
-			set = &metav1.PartialObjectMetadata{}
-			set.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "ReplicaSet"})
-			if err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, set); err != nil || set.UID != ref.UID {
-				set = nil
+			kind, _ := demand.Resolvable(ref)
+			owner = &metav1.PartialObjectMetadata{}
+			owner.SetGroupVersionKind(kind)
+			if err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, owner); err != nil || owner.UID != ref.UID {
+				owner = nil
 			}
-			sets[ref.UID] = set
+			owners[ref.UID] = owner
 		}
-		if set == nil {
+		if owner == nil {
 			return nil, false
 		}
-		return metav1.GetControllerOf(set), true
+		return metav1.GetControllerOf(owner), true
 	}
 }

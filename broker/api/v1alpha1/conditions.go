@@ -29,6 +29,9 @@ const (
 	ConditionProviderReleased = "ProviderReleased"
 	// ConditionEnforced of a ProviderInstruction: the provider holds the capacity.
 	ConditionEnforced = "Enforced"
+	// ConditionProven of a ProviderInstruction: the provider's scheduler has found a place
+	// for each pod of what is held, and placeholders keep it.
+	ConditionProven = "Proven"
 	// ConditionReported of a Reservation in the consumer: the broker has received it.
 	ConditionReported = "Reported"
 )

@@ -65,6 +65,16 @@ const (
 	// there, with the direct driver. The provider's agent sets it; consumers cannot.
 	LabelGuestsOf = Group + "/guests-of"
 
+	// GateHandOver is the scheduling gate of a guest that waits for the place that a
+	// placeholder holds for it. The provider's agent removes it, or else the consumer's
+	// spillway-virtual-node after some seconds.
+	GateHandOver = Group + "/hand-over"
+	// AnnotationHandOver with value "enabled" of a namespace of guests asks the consumer to
+	// create guests with GateHandOver. The provider's agent sets it.
+	AnnotationHandOver = Group + "/hand-over"
+	// HandOverEnabled is the value of AnnotationHandOver.
+	HandOverEnabled = "enabled"
+
 	// VirtualNodePrefix is the prefix of the names of virtual nodes.
 	VirtualNodePrefix = "spillway-"
 	// SystemNamespace is the namespace that the charts are installed in by default.

@@ -45,7 +45,7 @@ type ProviderInstructionStatus struct {
 	// this attempt is refused or undecided, of an earlier one.
 	// +optional
 	Held *HeldCapacity `json:"held,omitempty"`
-	// conditions of the instruction: Enforced.
+	// conditions of the instruction: Enforced and Proven.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

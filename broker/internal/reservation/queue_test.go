@@ -24,7 +24,7 @@ func nodes(count int32, cpu string) func(*broker.ClusterAdvertisement) {
 	}
 }
 
-// A request that could not be placed if everything reserved were free holds back nobody.
+// A request that could not be placed if everything reserved were free holds back no other.
 func TestUnplaceableHoldsBackNobody(t *testing.T) {
 	for name, ask := range map[string]func(h *hub){
 		"a pod that is larger than any node": func(h *hub) { h.ask("large", 1, "8") },

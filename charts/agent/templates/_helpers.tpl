@@ -1,12 +1,21 @@
 {{/* The names are fixed: policies, other programs and users rely on them, and a cluster has one agent. */}}
 {{- define "spillway-agent.name" -}}spillway-agent{{- end }}
 {{- define "spillway-agent.schedulerName" -}}spillway-scheduler{{- end }}
+{{/* Name by which pods choose the scheduler. */}}
+{{- define "spillway-agent.profileName" -}}{{ eq .Values.scheduler.mode "only" | ternary "default-scheduler" "spillway-scheduler" }}{{- end }}
 {{- define "spillway-agent.virtualNodeName" -}}spillway-virtual-node{{- end }}
 {{/* Namespace for the agent's Secrets that configure virtual-node, and nothing else: a role cannot select Secrets by label. */}}
 {{- define "spillway-agent.virtualNodeNamespace" -}}spillway-virtual-nodes{{- end }}
 
 {{/* PriorityClass of guests with driver direct. */}}
 {{- define "spillway-agent.guestPriorityClass" -}}spillway-guest{{- end }}
+
+{{- define "spillway-agent.holdsNamespace" -}}spillway-holds{{- end }}
+
+{{/* Whether placeholders keep what this cluster lends. */}}
+{{- define "spillway-agent.placeholders" -}}
+{{- if and .Values.lend.enabled (eq .Values.hold "placeholders") }}true{{ end }}
+{{- end }}
 
 {{- define "spillway-agent.commonLabels" -}}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -97,11 +106,23 @@ name. The argument is the Node, which may be null.
 {{- end }}
 
 {{/*
-CEL: whether oldObject is a pod on a virtual node: by the node's name, and because it
+CEL: whether the argument is a pod on a virtual node: by the node's name, and because it
 tolerates that node's taint.
 */}}
 {{- define "spillway-agent.onVirtualNode" -}}
-(oldObject != null && has(oldObject.spec.nodeName) && oldObject.spec.nodeName.startsWith('spillway-') && has(oldObject.spec.tolerations) &&
-oldObject.spec.tolerations.exists(t, !has(t.key) || t.key == '' ||
-(t.key == 'broker.fluidos.eu/overflow' && (!has(t.value) || t.value == '' || 'spillway-' + t.value == oldObject.spec.nodeName))))
+({{ . }} != null && has({{ . }}.spec.nodeName) && {{ . }}.spec.nodeName.startsWith('spillway-') && has({{ . }}.spec.tolerations) &&
+{{ . }}.spec.tolerations.exists(t, !has(t.key) || t.key == '' ||
+(t.key == 'broker.fluidos.eu/overflow' && (!has(t.value) || t.value == '' || 'spillway-' + t.value == {{ . }}.spec.nodeName))))
+{{- end }}
+
+{{/*
+Parameters of a policy about virtual nodes: their Nodes. The policy is evaluated for each,
+and there are few. The API server has all Nodes in its cache.
+*/}}
+{{- define "spillway-agent.virtualNodeParams" -}}
+paramRef:
+  selector:
+    matchExpressions:
+      - {key: broker.fluidos.eu/provider, operator: Exists}
+  parameterNotFoundAction: Allow
 {{- end }}

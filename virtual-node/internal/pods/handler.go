@@ -89,8 +89,10 @@ type Handler struct {
 	uids map[string]types.UID
 	// unreachable is whether the provider is unreachable.
 	unreachable bool
-	// owner is the owner of new guests, read at ownerRead.
+	// owner is the owner of new guests, and handsOver whether the provider hands places
+	// over to them, read at ownerRead.
 	owner     metav1.OwnerReference
+	handsOver bool
 	ownerRead time.Time
 }
 
@@ -100,6 +102,8 @@ type podState struct {
 	refs *translate.References
 	// created is whether a guest may have been created.
 	created bool
+	// gated is when the guest was first seen to wait for its place; zero if it was not.
+	gated time.Time
 	// reported is the status last reported, or nil.
 	reported *corev1.PodStatus
 	// events are the messages of the last Events, by reason.

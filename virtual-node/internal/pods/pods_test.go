@@ -28,6 +28,7 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/virtual-node/internal/pods"
@@ -303,6 +304,7 @@ func TestHandler(t *testing.T) {
 	t.Run("unreachable provider", e.testUnreachableProvider)
 	t.Run("restart", e.testRestart)
 	t.Run("exceeded quota", e.testExceededQuota)
+	t.Run("hand-over", e.testHandOver)
 }
 
 func (e *environment) testReferences(t *testing.T) {
@@ -443,4 +445,24 @@ func (e *environment) testExceededQuota(t *testing.T) {
 	e.expectEvent(t, "GuestRefused", "exceeded quota")
 	expect.NoError(t, quotas.Delete(t.Context(), "none", metav1.DeleteOptions{}))
 	e.deletePod(t, pod, e.run(t, pod))
+}
+
+// testHandOver: where the provider hands places over, a guest waits for it, but not for
+// ever.
+func (e *environment) testHandOver(t *testing.T) {
+	patch := `{"metadata":{"annotations":{"broker.fluidos.eu/hand-over":"enabled"}}}`
+	_, err := e.provider.CoreV1().Namespaces().Patch(t.Context(), guestNamespace, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	expect.NoError(t, err)
+	// It has read the namespace before.
+	e.stop()
+	e.start()
+	guest := e.awaitGuest(t, e.createPod(t, "waits"))
+	if gates := guest.Spec.SchedulingGates; len(gates) != 1 || gates[0].Name != broker.GateHandOver {
+		t.Fatalf("gates of the guest are %v", gates)
+	}
+	expect.Eventually(t, "the end of the wait", func() (bool, string) {
+		current, err := e.guests().Get(t.Context(), guest.Name, metav1.GetOptions{})
+		expect.NoError(t, err)
+		return len(current.Spec.SchedulingGates) == 0, fmt.Sprint(current.Spec.SchedulingGates)
+	})
 }

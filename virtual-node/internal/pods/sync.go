@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	placement "github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/virtual-node/internal/translate"
 )
@@ -212,11 +213,14 @@ func (h *Handler) create(ctx context.Context, pod *corev1.Pod) (requeueAfter tim
 			return cacheDelay, nil
 		}
 	}
-	owner, err := h.guestOwner(ctx)
+	owner, handsOver, err := h.guestOwner(ctx)
 	if err != nil {
 		return h.createFailed(pod, err)
 	}
 	guest.OwnerReferences = []metav1.OwnerReference{owner}
+	if handsOver {
+		guest.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
+	}
 	_, err = h.ProviderClient.CoreV1().Pods(h.GuestNamespace).Create(ctx, guest, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return h.createFailed(pod, err)
@@ -224,24 +228,50 @@ func (h *Handler) create(ctx context.Context, pod *corev1.Pod) (requeueAfter tim
 	return 0, nil
 }
 
-// guestOwner returns the owner of new guests. It is read again after ownerTTL: with the
+// guestOwner returns the owner of new guests, and whether they are to wait until the
+// provider hands a place over to them. Both are read again after ownerTTL: with the
 // UID of a namespace that was replaced, the provider would delete its guests.
-func (h *Handler) guestOwner(ctx context.Context) (metav1.OwnerReference, error) {
+func (h *Handler) guestOwner(ctx context.Context) (owner metav1.OwnerReference, handsOver bool, err error) {
 	h.mu.Lock()
-	owner, age := h.owner, h.Clock.Since(h.ownerRead)
+	owner, handsOver, age := h.owner, h.handsOver, h.Clock.Since(h.ownerRead)
 	h.mu.Unlock()
 	if owner.UID != "" && age < ownerTTL {
-		return owner, nil
+		return owner, handsOver, nil
 	}
 	namespace, err := h.ProviderClient.CoreV1().Namespaces().Get(ctx, h.GuestNamespace, metav1.GetOptions{})
 	if err != nil {
-		return owner, fmt.Errorf("reading namespace %s at %s: %w", h.GuestNamespace, h.Provider, err)
+		return owner, false, fmt.Errorf("reading namespace %s at %s: %w", h.GuestNamespace, h.Provider, err)
 	}
-	owner = placement.Controller(namespace)
+	owner, handsOver = placement.Controller(namespace), namespace.Annotations[broker.AnnotationHandOver] == broker.HandOverEnabled
 	h.mu.Lock()
-	h.owner, h.ownerRead = owner, h.Clock.Now()
+	h.owner, h.handsOver, h.ownerRead = owner, handsOver, h.Clock.Now()
 	h.mu.Unlock()
-	return owner, nil
+	return owner, handsOver, nil
+}
+
+// handOverTimeout is how long a guest waits for the provider's agent. Without it, the
+// provider's scheduler finds a place for the guest where there is one.
+const handOverTimeout = 5 * time.Second
+
+// waitForHandOver removes the scheduling gate from the desired guest once it has waited
+// for too long; before, it returns how long it still waits.
+func (h *Handler) waitForHandOver(pod *corev1.Pod, guest, desired *corev1.Pod) (left time.Duration) {
+	isGate := func(g corev1.PodSchedulingGate) bool { return g.Name == broker.GateHandOver }
+	if !slices.ContainsFunc(guest.Spec.SchedulingGates, isGate) {
+		return 0
+	}
+	h.mu.Lock()
+	state := h.state(pod.UID)
+	if state.gated.IsZero() {
+		state.gated = h.Clock.Now()
+	}
+	left = handOverTimeout - h.Clock.Since(state.gated)
+	h.mu.Unlock()
+	if left > 0 {
+		return left
+	}
+	desired.Spec.SchedulingGates = slices.DeleteFunc(desired.Spec.SchedulingGates, isGate)
+	return 0
 }
 
 // waitForReference reports that a pod waits for a ConfigMap or Secret.
@@ -288,8 +318,9 @@ func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod) (requeueAf
 		return h.updateFailed(pod, err)
 	}
 	changed := withChanges(guest, desired)
+	requeueAfter = h.waitForHandOver(pod, guest, changed)
 	if equality.Semantic.DeepEqual(guest, changed) {
-		return 0, nil
+		return requeueAfter, nil
 	}
 	patch := client.StrategicMergeFrom(guest)
 	data, err := patch.Data(changed)
@@ -299,7 +330,7 @@ func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod) (requeueAf
 	if _, err := h.ProviderClient.CoreV1().Pods(guest.Namespace).Patch(ctx, guest.Name, patch.Type(), data, metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return h.updateFailed(pod, err)
 	}
-	return 0, nil
+	return requeueAfter, nil
 }
 
 // withChanges returns the guest with the mutable fields of desired: labels,

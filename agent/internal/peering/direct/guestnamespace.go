@@ -68,6 +68,7 @@ func (p *Provider) ensureNamespace(ctx context.Context, consumer string, number 
 			Annotations: map[string]string{annotationSession: session.FormatNumber(number)},
 		}}
 		maps.Copy(namespace.Labels, p.podSecurityLabels())
+		p.setHandOver(namespace)
 		if err := p.Client.Create(ctx, namespace); err != nil {
 			return nil, nil, fmt.Errorf("creating namespace %s: %w", namespace.Name, err)
 		}
@@ -86,12 +87,34 @@ func (p *Provider) ensureNamespace(ctx context.Context, consumer string, number 
 	// With this label the namespace's guests would overflow to a third cluster.
 	delete(namespace.Labels, broker.LabelOverflow)
 	metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, annotationSession, session.FormatNumber(number))
+	p.setHandOver(namespace)
 	if !equality.Semantic.DeepEqual(before, namespace) {
 		if err := p.Client.Patch(ctx, namespace, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 			return nil, nil, fmt.Errorf("updating namespace %s: %w", namespace.Name, err)
 		}
 	}
 	return namespace, nil, nil
+}
+
+// setHandOver asks the consumer to create guests that wait for a place, or not to.
+func (p *Provider) setHandOver(namespace *corev1.Namespace) {
+	if p.HandOver {
+		metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, broker.AnnotationHandOver, broker.HandOverEnabled)
+	} else {
+		delete(namespace.Annotations, broker.AnnotationHandOver)
+	}
+}
+
+// ensureHandOver is setHandOver for a namespace of a former setting.
+func (p *Provider) ensureHandOver(ctx context.Context, namespace *corev1.Namespace) error {
+	before := namespace.DeepCopy()
+	if p.setHandOver(namespace); equality.Semantic.DeepEqual(before.Annotations, namespace.Annotations) {
+		return nil
+	}
+	if err := p.Client.Patch(ctx, namespace, client.MergeFrom(before)); err != nil {
+		return fmt.Errorf("updating namespace %s: %w", namespace.Name, err)
+	}
+	return nil
 }
 
 // ensureAgentAccess binds this agent's role in a namespace for guests.

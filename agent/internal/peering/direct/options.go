@@ -57,6 +57,9 @@ type Options struct {
 	// PodSecurity is the Pod Security Standard that guests must comply with,
 	// restricted or baseline; DefaultPodSecurity if empty.
 	PodSecurity string
+	// HandOver is whether placeholders keep the places of guests, which then wait for the
+	// agent to hand them over.
+	HandOver bool
 }
 
 // DefaultPodSecurity is the Pod Security Standard for guests by default.

@@ -165,7 +165,7 @@ func (d *Driver) Observe(context.Context) ([]peering.Observed, error) {
 	for _, id := range slices.Sorted(maps.Keys(d.peerings)) {
 		o := peering.Observed{ClusterID: id, Peered: true}
 		if d.nodes[id] {
-			o.Node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(id)}}
+			o.Node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(id), Labels: map[string]string{broker.LabelProvider: id}}}
 		}
 		out = append(out, o)
 	}

@@ -84,7 +84,7 @@ func Start(t *testing.T, setup func(ctrl.Manager, *fake.Driver) error) *Cluster 
 
 // applyNode makes a Ready Node of what the driver carries.
 func (c *Cluster) applyNode(clusterID string, capacity *peering.Capacity) error {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(clusterID)}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(clusterID), Labels: map[string]string{broker.LabelProvider: clusterID}}}
 	if capacity == nil {
 		return client.IgnoreNotFound(c.Client.Delete(c.Context(), node))
 	}

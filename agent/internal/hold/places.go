@@ -1,0 +1,402 @@
+package hold
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/guest"
+)
+
+// unseenFor is how long a write of a pod counts although the cache does not show it.
+const unseenFor = 10 * time.Second
+
+// places is what was written of placeholders and guests and is not in the cache yet.
+type places struct {
+	mu sync.Mutex
+	// missingSince is when a hold was first seen without a place for each placeholder.
+	missingSince map[types.UID]time.Time
+	// created are placeholders by name, deleted those by UID, nominated the nodes of
+	// guests by UID.
+	created   map[string]unseen[*corev1.Pod]
+	deleted   map[types.UID]unseen[struct{}]
+	nominated map[types.UID]unseen[string]
+}
+
+type unseen[T any] struct {
+	what  T
+	since time.Time
+}
+
+func newPlaces() *places {
+	return &places{
+		missingSince: map[types.UID]time.Time{}, created: map[string]unseen[*corev1.Pod]{},
+		deleted: map[types.UID]unseen[struct{}]{}, nominated: map[types.UID]unseen[string]{},
+	}
+}
+
+func expire[K comparable, T any](entries map[K]unseen[T], now time.Time) {
+	maps.DeleteFunc(entries, func(_ K, e unseen[T]) bool { return now.Sub(e.since) >= unseenFor })
+}
+
+// placeholders are the cached placeholders of a consumer with what was written since.
+func (p *places) placeholders(cached []*corev1.Pod, consumer string, now time.Time) []*corev1.Pod {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	expire(p.created, now)
+	expire(p.deleted, now)
+	expire(p.nominated, now)
+	var out []*corev1.Pod
+	for _, pod := range cached {
+		delete(p.created, pod.Name)
+		if _, deleted := p.deleted[pod.UID]; !deleted && pod.DeletionTimestamp == nil {
+			out = append(out, pod)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.created)) {
+		if pod := p.created[name].what; pod.Labels[broker.LabelRequester] == consumer {
+			out = append(out, pod)
+		}
+	}
+	return out
+}
+
+// holding is what an instruction is to hold.
+type holding struct {
+	instruction *broker.ProviderInstruction
+	held        broker.HeldCapacity
+}
+
+// situation is what the placeholders of one consumer are planned on.
+type situation struct {
+	consumer string
+	holdings []holding
+	// counted are what the guests request that have a place, or are nominated to one.
+	counted []corev1.ResourceList
+	// expected are the numbers of guests nominated to nodes.
+	expected map[string]int
+	pods     []*corev1.Pod
+	node     func(name string) *corev1.Node
+}
+
+// needs returns what needs placeholders beside some guests.
+func (s situation) needs(guests []corev1.ResourceList) []placeholder.Hold {
+	var held []broker.HeldCapacity
+	for _, h := range s.holdings {
+		held = append(held, h.held)
+	}
+	var out []placeholder.Hold
+	for i, unused := range Unused(held, guests) {
+		of := s.holdings[i].instruction
+		out = append(out, placeholder.Hold{UID: holdUID(of), Name: of.Spec.ReservationName, Consumer: s.consumer, Unused: unused})
+	}
+	return out
+}
+
+// holdUID is the Reservation's UID, which stays the same if the instruction is replaced.
+func holdUID(of *broker.ProviderInstruction) types.UID {
+	return cmp.Or(of.Spec.ReservationUID, of.UID)
+}
+
+// handOver is a guest that takes the place of placeholders.
+type handOver struct {
+	guest *corev1.Pod
+	placeholder.HandOver
+}
+
+// ensurePlaces hands places over to the guests that wait for one, and makes the
+// placeholders of a consumer those that its holds need. It returns the states of the
+// holds, by UID.
+func (r *Reconciler) ensurePlaces(ctx context.Context, in input, holdings []holding) (map[types.UID]placeholder.State, error) {
+	now := r.Clock.Now()
+	observed := in.observed.Places(in.consumer)
+	s := situation{
+		consumer: in.consumer, holdings: holdings, expected: map[string]int{}, node: in.observed.Node,
+		pods: r.places.placeholders(observed.Placeholders, in.consumer, now),
+	}
+	if len(holdings) == 0 && len(s.pods) == 0 {
+		return nil, nil
+	}
+	var namespace corev1.Namespace
+	if err := r.client.Get(ctx, client.ObjectKey{Name: r.Placeholders.Namespace}, &namespace); err != nil {
+		return nil, fmt.Errorf("reading the namespace of placeholders: %w", err)
+	}
+	options := r.Placeholders
+	options.Owner = guest.Controller(&namespace)
+	handOvers, ungate := r.match(&s, observed.Guests)
+	errs := []error{r.handOver(ctx, handOvers)}
+	plan := placeholder.Make(placeholder.Input{
+		Holds: s.needs(s.counted), Pods: s.pods, Expected: s.expected, Options: options,
+		Usable: func(name string) bool { n := s.node(name); return n != nil && r.Recognizer.Eligible(n) },
+		Fits:   func(set broker.PodSet) int32 { return r.fits(in, set) },
+	})
+	// What is removed may make room for what is created.
+	errs = append(errs, r.each(ctx, plan.Remove, r.removePlaceholder), r.each(ctx, ungate, r.ungate), r.each(ctx, plan.Create, r.createPlaceholder))
+	return plan.States, errors.Join(errs...)
+}
+
+// match finds a place for each guest that waits for one. The guests with a place count
+// as using their holds from then on. It returns the guests with a gate of their own that
+// wait for nothing.
+func (r *Reconciler) match(s *situation, guests []*corev1.Pod) (handOvers []handOver, ungate []*corev1.Pod) {
+	r.places.mu.Lock()
+	defer r.places.mu.Unlock()
+	var waiting []*corev1.Pod
+	for _, pod := range guests {
+		written, isWritten := r.places.nominated[pod.UID]
+		node := pod.Status.NominatedNodeName
+		if node == "" && isWritten {
+			node = written.what
+		}
+		switch {
+		case pod.Spec.NodeName != "":
+			delete(r.places.nominated, pod.UID)
+			if inventory.Runs(s.node(pod.Spec.NodeName)) {
+				s.counted = append(s.counted, inventory.Requests(pod))
+			}
+		case pod.DeletionTimestamp != nil:
+		case node != "":
+			s.counted = append(s.counted, inventory.Requests(pod))
+			s.expected[node]++
+			if gated(pod) && !isWritten {
+				// The agent was interrupted.
+				ungate = append(ungate, pod)
+			}
+		default:
+			waiting = append(waiting, pod)
+		}
+	}
+	slices.SortStableFunc(waiting, func(a, b *corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	for _, pod := range waiting {
+		requests := inventory.Requests(pod)
+		with := append(slices.Clone(s.counted), requests)
+		place, within, ok := placeholder.PlaceFor(requests, s.needs(s.counted), s.needs(with), s.pods, func(name string) bool { return r.suits(pod, s.node(name)) })
+		switch {
+		case ok:
+			handOvers = append(handOvers, handOver{pod, place})
+			s.counted = with
+			s.pods = slices.DeleteFunc(s.pods, func(pod *corev1.Pod) bool { return slices.Contains(place.Placeholders, pod) })
+		case !within && gated(pod):
+			ungate = append(ungate, pod)
+		}
+	}
+	return handOvers, ungate
+}
+
+// suits reports whether a guest may run on a node, nil for none.
+func (r *Reconciler) suits(pod *corev1.Pod, node *corev1.Node) bool {
+	return node != nil && r.Recognizer.Eligible(node) && placeholder.RunsOn(pod, node)
+}
+
+// fits returns how many pods of a set fit beside what all others are promised.
+func (r *Reconciler) fits(in input, set broker.PodSet) int32 {
+	var standing []*broker.ProviderInstruction
+	for _, instruction := range in.instructions {
+		if heldBy(instruction) != nil && instruction.Spec.RequesterClusterID != in.consumer {
+			standing = append(standing, instruction)
+		}
+	}
+	now := in.nodes()
+	packer := reserved(now, slices.Collect(maps.Values(unusedOf(standing, now))))
+	return int32(packer.Place(set, int64(set.Count)))
+}
+
+// each calls write for each pod, some at a time.
+func (r *Reconciler) each(ctx context.Context, pods []*corev1.Pod, write func(context.Context, *corev1.Pod) error) error {
+	return r.concurrently(ctx, len(pods), func(ctx context.Context, i int) error { return write(ctx, pods[i]) })
+}
+
+func (r *Reconciler) concurrently(ctx context.Context, n int, call func(ctx context.Context, i int) error) error {
+	errs := make([]error, n)
+	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), r.Writers, n, func(i int) { errs[i] = call(ctx, i) })
+	return errors.Join(errs...)
+}
+
+// handOver makes guests take the places of placeholders. No other pod of their priority
+// can take such a place: the guest is nominated to the node before the placeholder is
+// deleted, and competes for it only then.
+func (r *Reconciler) handOver(ctx context.Context, all []handOver) error {
+	return r.concurrently(ctx, len(all), func(ctx context.Context, i int) error {
+		h := all[i]
+		if err := r.nominate(ctx, h.guest, h.Node); err != nil {
+			return err
+		}
+		for _, pod := range h.Placeholders {
+			if err := r.removePlaceholder(ctx, pod); err != nil {
+				return err
+			}
+		}
+		log.FromContext(ctx).V(1).Info("Handed over a place to a guest", "guest", client.ObjectKeyFromObject(h.guest).String(), "node", h.Node)
+		return r.ungate(ctx, h.guest)
+	})
+}
+
+// nominate announces to the scheduler that a guest is going to run on a node.
+func (r *Reconciler) nominate(ctx context.Context, pod *corev1.Pod, node string) error {
+	err := patchPod(pod, map[string]any{"status": map[string]any{"nominatedNodeName": node}}, func(target *corev1.Pod, patch client.Patch) error {
+		return r.client.Status().Patch(ctx, target, patch)
+	})
+	if err != nil {
+		return fmt.Errorf("nominating guest %s/%s to node %s: %w", pod.Namespace, pod.Name, node, err)
+	}
+	r.places.mu.Lock()
+	r.places.nominated[pod.UID] = unseen[string]{node, r.Clock.Now()}
+	r.places.mu.Unlock()
+	return nil
+}
+
+// gated reports whether a guest waits for the agent.
+func gated(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == broker.GateHandOver })
+}
+
+// ungate lets the scheduler place a guest.
+func (r *Reconciler) ungate(ctx context.Context, pod *corev1.Pod) error {
+	if !gated(pod) {
+		return nil
+	}
+	others := []corev1.PodSchedulingGate{}
+	for _, g := range pod.Spec.SchedulingGates {
+		if g.Name != broker.GateHandOver {
+			others = append(others, g)
+		}
+	}
+	err := patchPod(pod, map[string]any{"spec": map[string]any{"schedulingGates": others}}, func(target *corev1.Pod, patch client.Patch) error {
+		return r.client.Patch(ctx, target, patch)
+	})
+	if err != nil {
+		return fmt.Errorf("removing the scheduling gate of guest %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return nil
+}
+
+// patchPod merges fields into a pod, unless it is gone or another one has its name.
+func patchPod(pod *corev1.Pod, fields map[string]any, write func(target *corev1.Pod, patch client.Patch) error) error {
+	fields["metadata"] = map[string]any{"uid": string(pod.UID)}
+	data, err := json.Marshal(fields)
+	if err != nil {
+		return fmt.Errorf("encoding a patch: %w", err)
+	}
+	target := &corev1.Pod{ObjectMeta: *pod.ObjectMeta.DeepCopy()}
+	if err = write(target, client.RawPatch(types.MergePatchType, data)); apierrors.IsConflict(err) {
+		return nil
+	}
+	return client.IgnoreNotFound(err)
+}
+
+func (r *Reconciler) createPlaceholder(ctx context.Context, pod *corev1.Pod) error {
+	switch err := r.client.Create(ctx, pod); {
+	case apierrors.IsAlreadyExists(err):
+		// It is not in the cache yet, or is being deleted.
+		return nil
+	case err != nil:
+		return fmt.Errorf("creating placeholder %s: %w", pod.Name, err)
+	}
+	r.places.mu.Lock()
+	r.places.created[pod.Name] = unseen[*corev1.Pod]{pod, r.Clock.Now()}
+	r.places.mu.Unlock()
+	return nil
+}
+
+func (r *Reconciler) removePlaceholder(ctx context.Context, pod *corev1.Pod) error {
+	err := r.client.Delete(ctx, pod, client.GracePeriodSeconds(0), client.Preconditions{UID: &pod.UID})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("deleting placeholder %s: %w", pod.Name, err)
+	}
+	r.places.mu.Lock()
+	delete(r.places.created, pod.Name)
+	r.places.deleted[pod.UID] = unseen[struct{}]{since: r.Clock.Now()}
+	r.places.mu.Unlock()
+	return nil
+}
+
+// deadlines of a proof. The broker gives the hold to another provider some seconds later.
+func (r *Reconciler) deadlines() placeholder.Deadlines {
+	return placeholder.Deadlines{Settle: min(settleFor, r.ProofTimeout), Timeout: r.ProofTimeout}
+}
+
+// settleFor is how long the scheduler may revise that a placeholder has no place: others
+// that are released at the same time make room for it.
+const settleFor = 3 * time.Second
+
+// prove makes the placeholders of a consumer those of what is decided, and turns the
+// decisions for which the scheduler has found no place into refusals.
+func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) error {
+	if r.Placeholders.Namespace == "" {
+		return nil
+	}
+	maps.DeleteFunc(r.unproven, func(uid types.UID, _ broker.HeldCapacity) bool {
+		return !slices.ContainsFunc(in.instructions, func(i *broker.ProviderInstruction) bool { return i.UID == uid })
+	})
+	refused := true
+	// What is refused is removed before the broker learns it.
+	for range 2 {
+		if !refused {
+			break
+		}
+		var holdings []holding
+		for _, d := range decisions {
+			holdings = append(holdings, holding{d.instruction, d.held})
+		}
+		states, err := r.ensurePlaces(ctx, in, holdings)
+		if err != nil {
+			return err
+		}
+		refused = false
+		for i := range decisions {
+			d := &decisions[i]
+			if r.verdict(d, states[holdUID(d.instruction)]) == placeholder.Refused {
+				refused = true
+			}
+		}
+	}
+	return nil
+}
+
+// verdict notes in a decision what the placeholders prove.
+func (r *Reconciler) verdict(d *decision, state placeholder.State) placeholder.Verdict {
+	uid, now := d.instruction.UID, r.Clock.Now()
+	if len(state.Missing) == 0 {
+		delete(r.places.missingSince, uid)
+	} else if _, known := r.places.missingSince[uid]; !known {
+		r.places.missingSince[uid] = now
+	}
+	elapsed := now.Sub(cmp.Or(r.places.missingSince[uid], now))
+	verdict := state.Judge(elapsed, r.deadlines())
+	d.proof, d.proofMessage, d.proofTakes = verdict, state.String(), elapsed
+	if verdict != placeholder.Refused || d.refused != nil || d.smaller {
+		return placeholder.Proven
+	}
+	delete(r.places.missingSince, uid)
+	switch before, known := r.unproven[uid]; {
+	case settled(d.instruction):
+		d.settled, d.held = false, capacity.Min(d.before, state.Without(d.held))
+		d.refused = &capacity.Rejection{Reason: ReasonCapacityLost, Message: state.String()}
+	case d.settled:
+		// Another hold of the consumer comes first.
+		return placeholder.Proven
+	case known:
+		d.held, d.refused = before, &capacity.Rejection{Reason: ReasonInsufficientCapacity, Message: state.String()}
+	default:
+		// The agent has restarted since the hold was recorded.
+		d.held, d.refused = state.Without(d.held), &capacity.Rejection{Reason: ReasonInsufficientCapacity, Message: state.String()}
+	}
+	return placeholder.Refused
+}

@@ -1,0 +1,257 @@
+package hold_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+const holds = placeholder.DefaultNamespace
+
+// startPlaces starts an API server, Kubernetes' own scheduler and an agent that holds
+// with placeholders, or without. The nodes have no kubelet.
+func startPlaces(t *testing.T, placeholders bool) *env {
+	t.Helper()
+	restConfig := controlplane.Start(t)
+	controlplane.StartScheduler(t, restConfig)
+	e := startWith(t, restConfig, func(o *hold.Options) {
+		o.Headroom, o.Clock, o.ProofTimeout, o.Debounce = nil, nil, 15*time.Second, 50*time.Millisecond
+		if placeholders {
+			o.Placeholders = placeholder.Options{Namespace: holds, Image: placeholder.DefaultImage}
+			o.Recognizer.Placeholder = func(pod *corev1.Pod) (string, bool) { return placeholder.ConsumerOf(pod, holds) }
+		}
+	})
+	for _, class := range []string{placeholder.PriorityClass, guest.PriorityClass} {
+		expect.NoError(t, e.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: class}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
+	}
+	for name, labels := range map[string]map[string]string{holds: {}, "guests-of-rome": {broker.LabelGuestsOf: "rome"}, namespace: nil} {
+		if labels != nil {
+			expect.NoError(t, e.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}))
+		}
+		expect.NoError(t, client.IgnoreAlreadyExists(e.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: name}})))
+	}
+	return e
+}
+
+// amd64 makes a node one that runs guests.
+func (e *env) amd64(name string, allocatable corev1.ResourceList) {
+	e.Helper()
+	e.node(name, allocatable)
+	n := &corev1.Node{}
+	expect.NoError(e, e.Get(e.Context(), client.ObjectKey{Name: name}, n))
+	n.Labels = map[string]string{corev1.LabelArchStable: guest.Arch, corev1.LabelOSStable: guest.OS, corev1.LabelHostname: name}
+	expect.NoError(e, e.Update(e.Context(), n))
+}
+
+// pod creates a pod that the scheduler is to place.
+func (e *env) pod(namespace, name, cpu string, change func(*corev1.PodSpec)) {
+	e.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		Spec: corev1.PodSpec{
+			AutomountServiceAccountToken: ptr.To(false), TerminationGracePeriodSeconds: ptr.To[int64](0),
+			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", cpu)}}},
+		},
+	}
+	change(&pod.Spec)
+	expect.NoError(e, e.Create(e.Context(), pod))
+}
+
+// bound returns how many pods of a namespace have a node, and how many there are.
+func (e *env) bound(namespace string) (bound, all int) {
+	e.Helper()
+	var list corev1.PodList
+	expect.NoError(e, e.List(e.Context(), &list, client.InNamespace(namespace)))
+	for _, pod := range list.Items {
+		if pod.Spec.NodeName != "" {
+			bound++
+		}
+	}
+	return bound, len(list.Items)
+}
+
+// eventuallyBound waits until a namespace has a number of pods, and all have a node.
+func (e *env) eventuallyBound(namespace string, want int) {
+	e.Helper()
+	expect.Eventually(e, fmt.Sprintf("%d pods of %s to have a node", want, namespace), func() (bool, string) {
+		bound, all := e.bound(namespace)
+		return bound == want && all == want, fmt.Sprintf("%d of %d", bound, all)
+	})
+}
+
+func TestPlaceholders(t *testing.T) {
+	e := startPlaces(t, true)
+	e.amd64("a", expect.Resources("cpu", "2", "memory", "8Gi"))
+	for _, step := range []struct {
+		name string
+		run  func(*env)
+	}{
+		{"all bound is the proof", placesAreProven},
+		{"guests that end give their place back", guestsGivePlacesBack},
+		{"shrinking removes placeholders", shrinkRemovesPlaceholders},
+		{"the scheduler refuses", schedulerRefuses},
+		{"release leaves none", releaseLeavesNone},
+		{"totals are held in chunks", totalsAreChunks},
+	} {
+		if !t.Run(step.name, func(t *testing.T) {
+			in := *e
+			in.T = t
+			step.run(&in)
+		}) {
+			return
+		}
+	}
+}
+
+func placesAreProven(e *env) {
+	e.hold("r1", "rome", 1, pods(set("pods", 3, expect.Resources("cpu", "500m"))))
+	e.decided("r1", 1, hold.ReasonAccepted, "Holding 3 pods of cpu 500m for consumer rome.", 3)
+	e.eventuallyBound(holds, 3)
+	in, _ := e.get("r1")
+	proven := meta.FindStatusCondition(in.Status.Conditions, broker.ConditionProven)
+	if proven == nil || proven.Status != metav1.ConditionTrue || proven.Message != "The scheduler has found a place for all of 3 placeholders." {
+		e.Errorf("condition Proven is %+v", proven)
+	}
+	// What is held is not available besides: one more of 500m fits, no two.
+	e.hold("b1", "berlin", 1, pods(set("pods", 2, expect.Resources("cpu", "500m"))))
+	e.decided("b1", 1, hold.ReasonInsufficientCapacity, "1 of 2 pods", 0)
+	e.eventuallyBound(holds, 3)
+}
+
+// A guest takes the place of a placeholder also if it did not wait for it.
+func guestsGivePlacesBack(e *env) {
+	e.pod(namespace, "local", "500m", func(*corev1.PodSpec) {})
+	e.eventuallyBound(namespace, 1)
+	e.pod("guests-of-rome", "g1", "500m", func(s *corev1.PodSpec) { s.PriorityClassName = guest.PriorityClass })
+	e.eventuallyBound("guests-of-rome", 1)
+	e.eventuallyBound(holds, 2)
+	expect.NoError(e, e.Delete(e.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "g1", Namespace: "guests-of-rome"}}))
+	e.eventuallyBound(holds, 3)
+}
+
+func shrinkRemovesPlaceholders(e *env) {
+	e.hold("r1", "rome", 2, pods(set("pods", 1, expect.Resources("cpu", "500m"))))
+	e.decided("r1", 2, hold.ReasonAccepted, "1 pods", 1)
+	e.eventuallyBound(holds, 1)
+}
+
+// What accounting does not see, the scheduler does: a local pod that wants no other pod
+// beside it. Its own words are the answer, and what was held stays.
+func schedulerRefuses(e *env) {
+	e.pod(namespace, "unsociable", "100m", func(s *corev1.PodSpec) {
+		s.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+			TopologyKey: corev1.LabelHostname, NamespaceSelector: &metav1.LabelSelector{},
+			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{broker.LabelRequester: "berlin"}},
+		}}}}
+	})
+	e.eventuallyBound(namespace, 2)
+	e.hold("b1", "berlin", 2, pods(set("pods", 1, expect.Resources("cpu", "500m"))))
+	e.decided("b1", 2, hold.ReasonInsufficientCapacity, "The scheduler found a place for 0 of 1 pods of cpu 500m: 0/1 nodes are available: 1 node(s) didn't satisfy existing pods anti-affinity rules", 0)
+	e.eventuallyBound(holds, 1)
+	in, _ := e.get("r1")
+	if !in.Status.Enforced || in.Status.Held.Pods() != 1 {
+		e.Errorf("the other hold is changed: %+v", in.Status)
+	}
+}
+
+func releaseLeavesNone(e *env) {
+	e.hold("r1", "rome", 3, broker.HeldCapacity{})
+	e.decided("r1", 3, broker.ReasonReleased, "", 0)
+	e.eventuallyBound(holds, 0)
+	e.hold("r2", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "200m"))))
+	e.decided("r2", 1, hold.ReasonAccepted, "", 1)
+	// As when the hold ended while the agent was away.
+	expect.NoError(e, e.DeleteAllOf(e.Context(), &broker.ProviderInstruction{}, client.InNamespace(namespace)))
+	e.reconciler.Enqueue("rome")
+	e.eventuallyBound(holds, 0)
+}
+
+func totalsAreChunks(e *env) {
+	e.amd64("b", expect.Resources("cpu", "1", "memory", "8Gi"))
+	e.hold("t1", "rome", 1, total(expect.Resources("cpu", "2")))
+	expect.Eventually(e, "the total to be held", func() (bool, string) {
+		in, c := e.get("t1")
+		return c.Reason == hold.ReasonAccepted, fmt.Sprint(in.Status)
+	})
+	// Of 1400m and 1000m, no node has room for 2 CPUs.
+	e.eventuallyBound(holds, 2)
+}
+
+// handOvers is how many guests take a held place in each of the two tests.
+const handOvers = 5
+
+// compete lets guests of a hold arrive while twice as many pods of the same shape, of
+// this cluster, wait for a place. It returns how many guests got one. proven is what
+// condition Proven says of the hold.
+func compete(t *testing.T, e *env, proven string, change func(*corev1.PodSpec)) int {
+	t.Helper()
+	e.amd64("a", expect.Resources("cpu", fmt.Sprintf("%dm", handOvers*400), "memory", "8Gi"))
+	e.hold("r1", "rome", 1, pods(set("pods", handOvers, expect.Resources("cpu", "400m"))))
+	e.decided("r1", 1, hold.ReasonAccepted, "", handOvers)
+	in, _ := e.get("r1")
+	if c := meta.FindStatusCondition(in.Status.Conditions, broker.ConditionProven); c == nil || c.Reason != proven {
+		t.Errorf("condition Proven is %+v, want %s", c, proven)
+	}
+	for i := range handOvers {
+		e.pod(namespace, fmt.Sprintf("early-%d", i), "400m", func(*corev1.PodSpec) {})
+	}
+	expect.Eventually(t, "the scheduler to have tried the pods of this cluster", func() (bool, string) {
+		var list corev1.PodList
+		expect.NoError(t, e.List(t.Context(), &list, client.InNamespace(namespace)))
+		tried := 0
+		for _, pod := range list.Items {
+			if len(pod.Status.Conditions) > 0 {
+				tried++
+			}
+		}
+		return tried == handOvers, fmt.Sprint(tried)
+	})
+	for i := range handOvers {
+		e.pod("guests-of-rome", fmt.Sprintf("g%d", i), "400m", change)
+		e.pod(namespace, fmt.Sprintf("late-%d", i), "400m", func(*corev1.PodSpec) {})
+	}
+	expect.Eventually(t, "all places to be taken", func() (bool, string) {
+		guests, _ := e.bound("guests-of-rome")
+		local, _ := e.bound(namespace)
+		return guests+local == handOvers, fmt.Sprintf("%d guests, %d local pods", guests, local)
+	})
+	guests, _ := e.bound("guests-of-rome")
+	return guests
+}
+
+// No pod of this cluster takes a place that is held for a guest.
+func TestHandOver(t *testing.T) {
+	e := startPlaces(t, true)
+	got := compete(t, e, hold.ReasonPlacesFound, func(s *corev1.PodSpec) {
+		s.PriorityClassName = guest.PriorityClass
+		s.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
+	})
+	if got != handOvers {
+		t.Errorf("%d of %d guests got the place that is held for them", got, handOvers)
+	}
+	if _, left := e.bound(holds); left != 0 {
+		t.Errorf("%d placeholders beside the guests that use all of the hold", left)
+	}
+}
+
+// With hold none the places are taken before the guests come.
+func TestWithoutPlaceholders(t *testing.T) {
+	e := startPlaces(t, false)
+	if got := compete(t, e, hold.ReasonNotProven, func(s *corev1.PodSpec) { s.PriorityClassName = guest.PriorityClass }); got == handOvers {
+		t.Error("no place was taken by another pod: the test with placeholders shows nothing")
+	}
+}

@@ -1,0 +1,126 @@
+package placeholder
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// State is for how many pods of a hold the scheduler has found a place.
+type State struct {
+	// Missing are the pod sets (or the part of a total, as a set of chunks) without a
+	// place: only Count and Requests of what is missing differ from the hold's.
+	Missing []Missing
+	// Pods is the number of placeholders.
+	Pods int32
+}
+
+// Missing is a shape of which not all pods have a place.
+type Missing struct {
+	// Set is the shape; its Count is the number without a place, of Wanted.
+	Set    broker.PodSet
+	Wanted int32
+	// Messages are what the scheduler says, and Tried the number of pods that it has
+	// tried to place.
+	Messages []string
+	Tried    int32
+}
+
+// add counts the placeholders of a shape.
+func (s *State) add(of shape, pods []*corev1.Pod) {
+	s.Pods += of.set.Count
+	m := Missing{Set: of.set, Wanted: of.set.Count}
+	for _, pod := range pods {
+		if pod.Spec.NodeName != "" {
+			m.Set.Count--
+		} else if message := unschedulable(pod); message != "" {
+			m.Tried++
+			if !slices.Contains(m.Messages, message) {
+				m.Messages = append(m.Messages, message)
+			}
+		}
+	}
+	if m.Set.Count > 0 {
+		slices.Sort(m.Messages)
+		s.Missing = append(s.Missing, m)
+	}
+}
+
+// Verdict is what a State proves.
+type Verdict int
+
+// Proven: each placeholder has a place. Refused: not all have one, and the scheduler will
+// not find it in time. Waiting: the scheduler may still find one.
+const (
+	Waiting Verdict = iota
+	Proven
+	Refused
+)
+
+// Deadlines of a proof. The scheduler tries again when a pod has gone, so its first
+// answer counts only after Settle; after Timeout the places that are missing count as
+// refused.
+type Deadlines struct{ Settle, Timeout time.Duration }
+
+// Judge returns the verdict at a time after the placeholders were wanted.
+func (s State) Judge(elapsed time.Duration, d Deadlines) Verdict {
+	switch {
+	case len(s.Missing) == 0:
+		return Proven
+	case elapsed >= d.Timeout:
+		return Refused
+	case elapsed >= d.Settle && !slices.ContainsFunc(s.Missing, func(m Missing) bool { return m.Tried < m.Set.Count }):
+		return Refused
+	}
+	return Waiting
+}
+
+// String says which shapes have found how many places, and why no more.
+func (s State) String() string {
+	if len(s.Missing) == 0 {
+		return fmt.Sprintf("The scheduler has found a place for all of %d placeholders.", s.Pods)
+	}
+	var sentences []string
+	for _, m := range s.Missing {
+		why := "the scheduler has not answered for the others; check that it runs"
+		if len(m.Messages) > 0 {
+			// One of them suffices to act on; they differ in the numbers of nodes only.
+			why = strings.TrimSuffix(m.Messages[0], ".")
+		}
+		sentences = append(sentences, fmt.Sprintf("The scheduler found a place for %d of %d pods of %s: %s.", m.Wanted-m.Set.Count, m.Wanted, m.Set.Requests, why))
+	}
+	return strings.Join(sentences, " ")
+}
+
+// Without returns what remains of a held capacity without the places that are missing.
+func (s State) Without(held broker.HeldCapacity) broker.HeldCapacity {
+	out := *held.DeepCopy()
+	left := out.Totals.List()
+	for _, m := range s.Missing {
+		gone := broker.Times(m.Set.Requests.List(), m.Set.Count)
+		for name, amount := range left {
+			if lost, ok := gone[name]; ok {
+				amount.Sub(lost)
+				if amount.Sign() < 0 {
+					amount.Set(0)
+				}
+				left[name] = amount
+			}
+		}
+		lost := m.Set.Count
+		for i := range out.PodSets {
+			if set := &out.PodSets[i]; lost > 0 && keyOf(*set) == keyOf(m.Set) {
+				n := min(set.Count, lost)
+				set.Count -= n
+				lost -= n
+			}
+		}
+	}
+	out.Totals = broker.FromList(left)
+	return out
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// tax compares the rates at which pods that fit in this cluster are bound, with and
+// without the plugin.
+func tax(ctx context.Context, h *home, o options) error {
+	if o.pods == 0 {
+		o.pods = 250
+	}
+	worst := 0.0
+	for i, l := range []load{basic(o.pods), extended(o.pods)} {
+		ratio, err := compare(ctx, h, l, o.pairs, nil)
+		if err != nil {
+			return err
+		}
+		if i == 0 || ratio < worst {
+			worst = ratio
+		}
+	}
+	report("scheduler_tax", worst, "ratio", ">= 0.98")
+	return nil
+}
+
+// perSecond is how many pods overflow while others are scheduled.
+const perSecond = 5
+
+// taxUnderOverflow does the same while some pods overflow. Without the plugin, as many
+// fit in this cluster.
+func taxUnderOverflow(ctx context.Context, h *home, o options) error {
+	if o.pods == 0 {
+		o.pods = 1000
+	}
+	ratio, err := compare(ctx, h, basic(o.pods), o.pairs, func(ctx context.Context, a arm) error {
+		steady := overflowing(1 << 20)
+		if !a.plugin {
+			steady.requests = basic(1).requests
+			return h.trickle(ctx, steady)
+		}
+		failed := make(chan error, 1)
+		go func() { failed <- h.play(ctx) }()
+		err := h.trickle(ctx, steady)
+		if played := <-failed; err == nil {
+			err = played
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	report("scheduler_tax_under_overflow", ratio, "ratio", ">= 0.95")
+	return nil
+}
+
+// overflowing is a load that does not fit on a node of this cluster.
+func overflowing(pods int) load {
+	return load{name: "overflowing", namespace: overflowPods, pods: pods, podsOf: 100,
+		requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"), corev1.ResourceMemory: resource.MustParse("500Mi")}}
+}
+
+// trickle creates pods of a load, perSecond, until ctx ends.
+func (h *home) trickle(ctx context.Context, l load) error {
+	ticker := time.NewTicker(time.Second / perSecond)
+	defer ticker.Stop()
+	for i := range l.pods {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		_, err := h.pods.CoreV1().Pods(l.namespace).Create(ctx, l.pod(i), metav1.CreateOptions{})
+		if err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compare binds a load in rounds of three arms: without the plugin, with it, and without
+// it again as the control. The order of the arms changes from round to round. It returns
+// the median of the ratios of the rates.
+func compare(ctx context.Context, h *home, l load, pairs int, during func(context.Context, arm) error) (float64, error) {
+	var ratios, controls []float64
+	arms := []arm{plain, withPlugin, plainAgain}
+	for round := range pairs {
+		rates := map[arm]float64{}
+		for i := range arms {
+			a := arms[(round+i)%len(arms)]
+			var beside func(context.Context) error
+			if during != nil {
+				beside = func(ctx context.Context) error { return during(ctx, a) }
+			}
+			if err := h.create(ctx, l); err != nil {
+				return 0, err
+			}
+			r, err := h.bind(ctx, a, l, beside)
+			h.stopScheduler()
+			if err != nil {
+				return 0, fmt.Errorf("%s: %w", a.name, err)
+			}
+			rates[a] = r.rate()
+			for _, namespace := range []string{homePods, overflowPods} {
+				if err := h.clear(ctx, namespace); err != nil {
+					return 0, err
+				}
+			}
+		}
+		ratios, controls = append(ratios, rates[withPlugin]/rates[plain]), append(controls, rates[plainAgain]/rates[plain])
+		fmt.Printf("%s %d: %.0f pods/s without the plugin, %.0f with it, %.0f without it again\n", l.name, round+1, rates[plain], rates[withPlugin], rates[plainAgain])
+	}
+	fmt.Printf("%s: ratio %s; control %s\n", l.name, quartiles(ratios), quartiles(controls))
+	return quantile(ratios, 0.5), nil
+}
+
+func quartiles(values []float64) string {
+	return fmt.Sprintf("%.3f (quartiles %.3f to %.3f)", quantile(values, 0.5), quantile(values, 0.25), quantile(values, 0.75))
+}
+
+// quantile interpolates between the two nearest values.
+func quantile(values []float64, q float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	at := q * float64(len(sorted)-1)
+	below := int(at)
+	above := min(below+1, len(sorted)-1)
+	return sorted[below] + (at-float64(below))*(sorted[above]-sorted[below])
+}

@@ -1,0 +1,80 @@
+package overflow
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+)
+
+// Values of the labels of the metrics.
+const (
+	resultRequested, resultCapped, resultFailed       = "requested", "capped", "failed"
+	outcomeHome, outcomeOverflowed, outcomeDeleted    = "home", "overflowed", "deleted"
+	openedForRoom, openedForGrant, openedForDecision  = "room", "grant", "decision"
+	openedForRetry, openedForSpec                     = "retry", "spec"
+	writesOfReservations, writesOfEvents, writesOfPod = "reservation", "event", "binding"
+)
+
+var (
+	requestsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "overflow_requests_total",
+		Help: "Number of requests for capacity in other clusters, by result: requested, capped by an OverflowPolicy, or failed.",
+	}, []string{"result"})
+	requestPods = metrics.NewHistogram(&metrics.HistogramOpts{
+		Name:    "overflow_request_pods",
+		Help:    "Number of pending pods of a request for capacity in other clusters.",
+		Buckets: metrics.ExponentialBuckets(1, 4, 8),
+	})
+	unschedulableDuration = metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Name:    "overflow_unschedulable_duration_seconds",
+		Help:    "Time from when a pod did not fit to its end, by outcome: bound at home, overflowed, or deleted.",
+		Buckets: metrics.ExponentialBuckets(0.25, 2, 14),
+	}, []string{"outcome"})
+	podAttempts = metrics.NewHistogram(&metrics.HistogramOpts{
+		Name:    "overflow_pod_attempts",
+		Help:    "Number of attempts to schedule a pod that overflowed.",
+		Buckets: []float64{1, 2, 3, 4, 6, 8, 12, 16, 32},
+	})
+	writesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "overflow_writes_total",
+		Help: "Number of writes to the API server for pods that may overflow, by kind: reservation, event or binding.",
+	}, []string{"kind"})
+	gateOpenings = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "overflow_gate_openings_total",
+		Help: "Number of waiting pods that were tried again, by reason: room at home, grant, decision, retry or changed spec.",
+	}, []string{"reason"})
+)
+
+func init() {
+	legacyregistry.MustRegister(requestsTotal, requestPods, unschedulableDuration, podAttempts, writesTotal, gateOpenings)
+	// So that they are there before the first pod waits.
+	for _, result := range []string{resultRequested, resultCapped, resultFailed} {
+		requestsTotal.WithLabelValues(result)
+	}
+	for _, outcome := range []string{outcomeHome, outcomeOverflowed, outcomeDeleted} {
+		unschedulableDuration.WithLabelValues(outcome)
+	}
+	for _, kind := range []string{writesOfReservations, writesOfEvents, writesOfPod} {
+		writesTotal.WithLabelValues(kind)
+	}
+	for _, reason := range []string{openedForRoom, openedForGrant, openedForDecision, openedForRetry, openedForSpec} {
+		gateOpenings.WithLabelValues(reason)
+	}
+}
+
+// observeEnd records how a pod that waited ended: pod is it as the cache shows it, or nil.
+func (w *waitingPod) observeEnd(pod *corev1.Pod, now time.Time) {
+	outcome := outcomeDeleted
+	switch {
+	case pod == nil || pod.UID != w.pod.UID || pod.Spec.NodeName == "":
+	case isVirtual(pod.Spec.NodeName):
+		outcome = outcomeOverflowed
+		// The attempts that closed the gate, and the last one.
+		podAttempts.Observe(float64(w.retries + 2))
+	default:
+		outcome = outcomeHome
+	}
+	unschedulableDuration.WithLabelValues(outcome).Observe(now.Sub(w.since).Seconds())
+}

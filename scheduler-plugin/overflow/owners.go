@@ -1,0 +1,78 @@
+package overflow
+
+import (
+	"context"
+	"fmt"
+
+	batchv1 "k8s.io/api/batch/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	framework "k8s.io/kube-scheduler/framework"
+
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// owners looks up the controllers of the kinds that demand.Resolvable names. ReplicaSets
+// and StatefulSets are the scheduler's own informers; of Jobs, which it does not watch,
+// only names, UIDs and owners are kept.
+type owners struct {
+	// informers by kind.
+	informers map[string]cache.SharedIndexInformer
+	jobs      cache.SharedIndexInformer
+}
+
+func newOwners(config *rest.Config, handle framework.Handle) (*owners, error) {
+	client, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("creating a client for metadata: %w", err)
+	}
+	jobs := metadatainformer.NewFilteredMetadataInformer(client, batchv1.SchemeGroupVersion.WithResource("jobs"), metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
+	if err := jobs.SetTransform(keepOwners); err != nil {
+		return nil, fmt.Errorf("watching Jobs: %w", err)
+	}
+	apps := handle.SharedInformerFactory().Apps().V1()
+	return &owners{jobs: jobs, informers: map[string]cache.SharedIndexInformer{
+		"ReplicaSet": apps.ReplicaSets().Informer(), "StatefulSet": apps.StatefulSets().Informer(), "Job": jobs,
+	}}, nil
+}
+
+// keepOwners drops what resolve does not read.
+func keepOwners(obj any) (any, error) {
+	if o, ok := obj.(*metav1.PartialObjectMetadata); ok {
+		o.ObjectMeta = metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion, OwnerReferences: o.OwnerReferences}
+	}
+	return obj, nil
+}
+
+// watch calls added for each new owner.
+func (o *owners) watch(added func()) error {
+	for kind, informer := range o.informers {
+		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(any) { added() }}); err != nil {
+			return fmt.Errorf("watching %ss: %w", kind, err)
+		}
+	}
+	return nil
+}
+
+// run runs the informer of Jobs until ctx ends.
+func (o *owners) run(ctx context.Context) { o.jobs.RunWithContext(ctx) }
+
+// resolve implements demand.Resolve.
+func (o *owners) resolve(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
+	kind, ok := demand.Resolvable(ref)
+	if !ok {
+		return nil, false
+	}
+	obj, exists, err := o.informers[kind.Kind].GetIndexer().GetByKey(namespace + "/" + ref.Name)
+	if err != nil || !exists {
+		return nil, false
+	}
+	owner, ok := obj.(metav1.Object)
+	if !ok || owner.GetUID() != ref.UID {
+		return nil, false
+	}
+	return metav1.GetControllerOfNoCopy(owner), true
+}

@@ -1,0 +1,64 @@
+package overflow_test
+
+import (
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// job creates a Job, and returns a function that makes a pod its.
+func (c *testCluster) job(namespace, name string, owner ...metav1.OwnerReference) func(*corev1.Pod) {
+	c.t.Helper()
+	template := corev1.PodTemplateSpec{Spec: schedulerPod(namespace, name, "1").Spec}
+	template.Spec.RestartPolicy = corev1.RestartPolicyNever
+	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, OwnerReferences: owner}, Spec: batchv1.JobSpec{Template: template}}
+	c.create(job)
+	return func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: job.Name, UID: job.UID, Controller: ptr.To(true)}}
+	}
+}
+
+func sharedReservation(c *testCluster, ns string) {
+	node := c.virtualPoolNode(ns, "10")
+	inThis := []func(*corev1.Pod){inPool(ns), tolerating(ns)}
+	c.create(schedulerPod(ns, "pod-0", "1", inThis...))
+	c.create(schedulerPod(ns, "pod-1", "1", inThis...))
+	c.create(schedulerPod(ns, "pod-2", "1", append(inThis, c.job(ns, "first"))...))
+	c.create(schedulerPod(ns, "pod-3", "1", append(inThis, c.job(ns, "second"))...))
+	r := c.expectReservation(ns, ns, 4)
+	if ref := r.OwnerReferences[0]; ref.Kind != "Namespace" || ref.Name != ns {
+		c.t.Errorf("owned by %+v, want the namespace", ref)
+	}
+	c.setStatus(r, grantedIn(r, ns, 4))
+	c.expectPods(ns, "pod", map[string]int{node: 4})
+}
+
+func cronJob(c *testCluster, ns string) {
+	node := c.virtualPoolNode(ns, "10")
+	cron := &batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "nightly"}, Spec: batchv1.CronJobSpec{Schedule: "0 0 * * *", JobTemplate: batchv1.JobTemplateSpec{
+		Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: schedulerPod(ns, "nightly", "1", func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }).Spec}}}}}
+	c.create(cron)
+	run := func(name string) {
+		ofRun := c.job(ns, name, metav1.OwnerReference{APIVersion: "batch/v1", Kind: "CronJob", Name: cron.Name, UID: cron.UID, Controller: ptr.To(true)})
+		c.create(schedulerPod(ns, name+"-pod", "1", ofRun, inPool(ns), tolerating(ns)))
+	}
+	run("nightly-1")
+	first := c.expectReservation(ns, "nightly", 1)
+	if ref := first.OwnerReferences[0]; ref.Kind != "CronJob" || ref.UID != cron.UID {
+		c.t.Errorf("owned by %+v, want the CronJob", ref)
+	}
+	c.setStatus(first, grantedIn(first, ns, 1))
+	c.expectPods(ns, "nightly-1", map[string]int{node: 1})
+	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "nightly-1-pod", "1")))
+	run("nightly-2")
+	// The second run uses the slot of the first.
+	c.expectPods(ns, "nightly-2", map[string]int{node: 1})
+	expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKeyFromObject(first), first))
+	if n := first.Spec.PodSets[0].Count; n != 1 {
+		c.t.Errorf("the Reservation requests %d pods, want 1", n)
+	}
+}
