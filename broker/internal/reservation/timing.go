@@ -42,7 +42,7 @@ func (r *Reconciler) remember(in *snapshot) {
 	}
 	in.times = r.book.Observe(reservation.Name, reservation.UID, seen, in.now)
 	if length := in.config.duration(reservation.Spec.Duration); seen.Held && length > 0 && !in.announced(length) {
-		// The consumer's agent has not been told yet how often to renew it.
+		// The consumer's agent cannot know yet how often to renew it.
 		r.book.Renew(reservation.Name, reservation.UID, in.now)
 		in.times.Renewed = in.now
 	}
