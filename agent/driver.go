@@ -17,6 +17,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
 	"github.com/spillway-dev/spillway/agent/internal/peering/direct"
 	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
@@ -103,13 +104,14 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 	if o.driver == driverDirect {
 		consumer.UnreachableAfter = min(o.providerLostAfter, 3*time.Minute)
 	}
+	networks := confine.Networks{IngressFrom: o.allowIngressFrom, EgressTo: o.allowEgressTo}
 	provider := consumer
 	provider.Enqueue = d.enqueueProvider
 	if o.driver == driverDirect {
 		options := direct.Options{
 			Options: consumer, VirtualNodeNamespace: o.virtualNodeNamespace,
 			Endpoint: o.apiServerEndpoint, CA: func() ([]byte, error) { return apiServerCA(o.apiServerCAFile, d.config) },
-			AgentRole: o.directAgentRole, TokenTTL: o.directTokenTTL, AllowIngressFrom: o.allowIngressFrom, AllowEgressTo: o.allowEgressTo,
+			AgentRole: o.guestsRole, TokenTTL: o.directTokenTTL, Networks: networks,
 			PodSecurity: o.guestsPodSecurity, HandOver: o.hold == holdPlaceholders,
 		}
 		if chosen.driver, err = direct.NewDriver(options); err != nil {
@@ -119,7 +121,10 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 		chosen.provider, err = direct.NewProvider(options)
 		return chosen, err
 	}
-	options := liqo.Options{Options: consumer, LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs, TenantRole: o.liqoTenantRole}
+	options := liqo.Options{
+		Options:       consumer,
+		LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs, TenantRole: o.liqoTenantRole, GuestsRole: o.guestsRole, Networks: networks,
+	}
 	if chosen.driver, err = liqo.NewDriver(options); err != nil {
 		return chosenDriver{}, err
 	}

@@ -16,7 +16,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
@@ -110,6 +112,11 @@ func newManager(restConfig *rest.Config, o options) (ctrl.Manager, error) {
 	}
 	instructions := cache.ByObject{Namespaces: map[string]cache.Config{o.instructionNamespace: {}}}
 	maps.Copy(byObject, inventory.CacheByObject())
+	if o.costConfigMap != "" {
+		byObject[&corev1.ConfigMap{}] = cache.ByObject{Namespaces: map[string]cache.Config{
+			o.namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, o.costConfigMap)},
+		}}
+	}
 	byObject[&broker.ReservationInstruction{}], byObject[&broker.ProviderInstruction{}] = instructions, instructions
 	mgr, err := ctrl.NewManager(restConfig, ctrl.Options{
 		Scheme: scheme,
@@ -157,6 +164,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	if err != nil {
 		return err
 	}
+	o.findEndpoint(ctx, live, mgr.GetConfig())
 	ctrl.Log.Info("Starting the agent", "clusterID", clusterID, "namespace", o.namespace, "peerFingerprint", fingerprint)
 
 	keeper := identity.New(identity.Options{
@@ -213,6 +221,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		},
 		Interval: o.advertisementInterval, Recognizer: recognizerOf(o), Inventory: tracker, Unlisted: provided.Unlisted,
 		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
+		Prices: types.NamespacedName{Namespace: o.namespace, Name: o.costConfigMap}, Currency: o.currency,
 	})
 	providers.Subscribe(func(change transport.Change[protocol.ProviderView]) {
 		if change.Relisted {

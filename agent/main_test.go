@@ -171,7 +171,7 @@ func TestDirectNeedsNoLiqo(t *testing.T) {
 	probes := freeAddress(t)
 	ended := start(t, build(t, "agent"), restConfig,
 		"--broker-transport=http", "--broker-url=https://127.0.0.1:1", "--broker-ca-hash=sha256:00", "--join-token-file="+writeToken(t, []byte("token")), "--cluster-id=rome",
-		"--driver=direct", "--virtual-node-namespace=virtual-nodes", "--direct-allow-egress-to=10.0.0.0/8", "--health-probe-bind-address="+probes)
+		"--driver=direct", "--virtual-node-namespace=virtual-nodes", "--guests-allow-egress-to=10.0.0.0/8", "--health-probe-bind-address="+probes)
 	eventually(t, ended, "the liveness probe", func() error { return probe("http://" + probes + "/healthz") })
 	eventually(t, ended, "the controllers to run", func() error {
 		if err := c.Get(t.Context(), client.ObjectKeyFromObject(reservation), reservation); err != nil {

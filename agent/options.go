@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"regexp"
 	"strings"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
+	"github.com/spillway-dev/spillway/agent/internal/advertise"
 	"github.com/spillway-dev/spillway/agent/internal/peering/direct"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
@@ -44,6 +44,8 @@ type options struct {
 	placeholders           placeholder.Options
 	proofTimeout           time.Duration
 	cost                   *broker.Cost
+	costConfigMap          string
+	currency               string
 
 	driver         string
 	liqoNamespace  string
@@ -54,7 +56,7 @@ type options struct {
 
 	virtualNodeNamespace string
 	guestsPodSecurity    string
-	directAgentRole      string
+	guestsRole           string
 	directTokenTTL       time.Duration
 	allowIngressFrom     list
 	allowEgressTo        list
@@ -105,7 +107,7 @@ func parse(arguments []string) (options, error) {
 	flags.StringVar(&o.advertisementNamespace, "advertisement-namespace", "default", "Namespace of the local copy of the advertisement.")
 	flags.DurationVar(&o.advertisementInterval, "advertisement-requeue-interval", 30*time.Second, "Interval between advertisements when nothing changes.")
 
-	flags.StringVar(&o.apiServerEndpoint, "api-server-endpoint", "", "Address at which consumers reach this cluster's API server, https://<host>:<port>. Required for a provider with driver direct.")
+	flags.StringVar(&o.apiServerEndpoint, "api-server-endpoint", "", "Address at which consumers reach this cluster's API server, https://<host>:<port>. If empty, the agent looks for it in its kubeconfig, ConfigMap kube-public/cluster-info and the API server's EndpointSlice.")
 	flags.StringVar(&o.apiServerCAFile, "api-server-ca-file", "", "Driver direct: file with the CA (PEM) of --api-server-endpoint. Defaults to the cluster's own CA.")
 	flags.StringVar(&o.region, "region", "", "Region of this cluster. Defaults to the value of label topology.kubernetes.io/region if all nodes have the same.")
 	flags.StringVar(&o.zone, "zone", "", "Zone of this cluster. Defaults to the value of label topology.kubernetes.io/zone if all nodes have the same.")
@@ -119,20 +121,20 @@ func parse(arguments []string) (options, error) {
 	flags.StringVar(&o.placeholders.Namespace, "placeholders-namespace", placeholder.DefaultNamespace, "Namespace of placeholders.")
 	flags.StringVar(&o.placeholders.Image, "placeholders-image", placeholder.DefaultImage, "Image of placeholders.")
 	flags.DurationVar(&o.proofTimeout, "placeholders-timeout", 20*time.Second, "Time in which the scheduler must find a place for each placeholder.")
-	price := func(target *string, name, unit string) {
+	price := func(name, unit string) {
 		flags.Func("cost-"+name, "Price of "+unit+" per hour, a decimal number. Unknown if empty.", func(text string) error {
-			if !decimal.MatchString(text) {
-				return errors.New("not a decimal number")
-			}
-			*target = text
-			return nil
+			return advertise.SetPrice(&cost, name, text)
 		})
 	}
-	price(&cost.CPUCost, "cpu", "a CPU core")
-	price(&cost.MemoryCost, "memory", "a GiB of memory")
-	price(&cost.GPUCost, "gpu", "a GPU")
-	price(&cost.StorageCost, "storage", "a GiB of ephemeral storage")
-	flags.StringVar(&cost.Currency, "cost-currency", "EUR", "Currency of the prices, an ISO 4217 code.")
+	price("cpu", "a CPU core")
+	price("memory", "a GiB of memory")
+	price("gpu", "a GPU")
+	price("storage", "a GiB of ephemeral storage")
+	cost.Currency = "EUR"
+	flags.Func("cost-currency", "Currency of the prices, an ISO 4217 code. Defaults to EUR.", func(text string) error {
+		return advertise.SetPrice(&cost, "currency", text)
+	})
+	flags.StringVar(&o.costConfigMap, "cost-config-map", "", "ConfigMap in --namespace with the prices, at keys cpu, memory, gpu, storage and currency. Changes take effect at once. While it exists, it replaces the other --cost flags.")
 
 	flags.StringVar(&o.driver, "driver", driverLiqo, "Driver of peerings and virtual nodes: liqo, or direct, which requires no other software.")
 	flags.StringVar(&o.serviceAccount, "service-account", "spillway-agent", "ServiceAccount of the agent, in its own namespace.")
@@ -143,10 +145,10 @@ func parse(arguments []string) (options, error) {
 	flags.StringVar(&o.liqoNamespace, "liqo-namespace", "liqo", "Driver liqo: namespace of the Liqo installation.")
 	flags.StringVar(&o.liqoTenantRole, "liqo-tenant-role", "spillway-agent-tenant", "Driver liqo: ClusterRole that the agent binds to itself in each peer's namespace. If empty, it binds none.")
 	flags.Var(&o.podCIDRs, "liqo-pod-cidrs", "Driver liqo: pod networks (CIDR) of this cluster. Comma-separated; can be repeated. If set, a NetworkPolicy denies connections from them to Liqo's virtual kubelets.")
-	flags.StringVar(&o.directAgentRole, "direct-agent-role", "spillway-agent-guests", "Driver direct: ClusterRole that the agent binds to itself in the namespaces of guests. If empty, it binds none.")
+	flags.StringVar(&o.guestsRole, "guests-role", "spillway-agent-guests", "ClusterRole that the agent binds to itself in the namespaces of guests. If empty, it binds none.")
 	flags.DurationVar(&o.directTokenTTL, "direct-token-ttl", time.Hour, fmt.Sprintf("Driver direct: lifetime of a consumer's token, at least %s. It is renewed after half of that.", direct.MinTokenTTL))
-	flags.Var(&o.allowIngressFrom, "direct-allow-ingress-from", "Driver direct: networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
-	flags.Var(&o.allowEgressTo, "direct-allow-egress-to", "Driver direct: networks (CIDR) that guests may connect to. Comma-separated; can be repeated. Empty means none.")
+	flags.Var(&o.allowIngressFrom, "guests-allow-ingress-from", "Networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
+	flags.Var(&o.allowEgressTo, "guests-allow-egress-to", "Networks (CIDR) that guests may connect to. Comma-separated; can be repeated. Empty means none.")
 	flags.StringVar(&o.guestsPodSecurity, "guests-pod-security", direct.DefaultPodSecurity, "Driver direct: Pod Security Standard that guests must comply with, restricted or baseline.")
 	flags.StringVar(&o.virtualNodeNamespace, "virtual-node-namespace", "", "Driver direct: namespace of the Secrets that spillway-virtual-node reads. Defaults to --namespace.")
 
@@ -163,7 +165,7 @@ func parse(arguments []string) (options, error) {
 	if err := flags.Parse(arguments); err != nil {
 		return o, err
 	}
-	o.lending.Consumers = consumers
+	o.lending.Consumers, o.currency = consumers, cost.Currency
 	if cost != (broker.Cost{Currency: cost.Currency}) {
 		o.cost = &cost
 	}
@@ -191,8 +193,6 @@ func (o *options) validate(rest []string) error {
 		return fmt.Errorf("--direct-token-ttl=%s is too short: use at least %s", o.directTokenTTL, direct.MinTokenTTL)
 	case o.clusterID != "" && !protocol.ValidClusterID(o.clusterID):
 		return fmt.Errorf("--cluster-id=%q is not valid: use at most %d lower-case letters, digits and dashes, and no dash at the start or end", o.clusterID, protocol.MaxClusterID)
-	case o.cost != nil && !currency.MatchString(o.cost.Currency):
-		return fmt.Errorf("--cost-currency=%q is not an ISO 4217 code, such as EUR", o.cost.Currency)
 	case o.hold != holdNone && o.hold != holdPlaceholders:
 		return fmt.Errorf("--hold=%s is unknown: use none or placeholders", o.hold)
 	case o.hold == holdPlaceholders && (o.placeholders.Namespace == "" || o.proofTimeout <= 0):
@@ -202,11 +202,6 @@ func (o *options) validate(rest []string) error {
 	}
 	return nil
 }
-
-var (
-	decimal  = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?$`)
-	currency = regexp.MustCompile(`^[A-Z]{3}$`)
-)
 
 // parseResources parses resources such as "cpu=500m,memory=1Gi".
 func parseResources(text string) (corev1.ResourceList, error) {

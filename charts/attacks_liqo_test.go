@@ -62,9 +62,18 @@ func newLiqoFixture(t *testing.T) *liqoFixture {
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo", "liqo.io/tenant-namespace": "true"}}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo"}}},
 		&corev1.ServiceAccount{ObjectMeta: within("shop-rome", "default")},
+		// As the agent creates it.
+		&corev1.ResourceQuota{ObjectMeta: within("shop-rome", "spillway-guests"), Spec: corev1.ResourceQuotaSpec{Hard: expect.Resources("count/secrets", "40")}},
+		// Not limited yet, and limited by others.
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "new-rome", Labels: map[string]string{"liqo.io/remote-cluster-id": "rome"}}},
+		&corev1.ResourceQuota{ObjectMeta: within("new-rome", "spillway-guests"), Spec: corev1.ResourceQuotaSpec{Hard: expect.Resources("pods", "40")}},
 	} {
 		expect.NoError(t, f.admin.Create(t.Context(), object))
 	}
+	expect.NoError(f.t, f.admin.Create(f.t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: within("new-rome", "liqo-virtual-kubelet-remote"), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "liqo-virtual-kubelet-remote"},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"}},
+	}))
 	f.bindRole(dir, "liqo-virtual-kubelet-remote", "shop-rome", rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"})
 	f.bindRole(dir, "liqo-remote-controlplane", "liqo-tenant-rome", rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "rome"})
 	return f
@@ -142,7 +151,7 @@ func TestAttacksWithLiqo(t *testing.T) {
 		})
 	}
 	var guards []guard
-	for _, name := range []string{"spillway-slice-class", "spillway-slice-status", "spillway-namespace-map", "spillway-guests", "spillway-guest-objects"} {
+	for _, name := range []string{"spillway-slice-class", "spillway-slice-status", "spillway-namespace-map", "spillway-guests", "spillway-guest-objects", "spillway-guests-confined"} {
 		guards = append(guards, policyGuard(t, f.admin, name))
 	}
 	guards = append(guards, permissionGuard(t, f.admin, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"}))
@@ -252,6 +261,7 @@ func (f *liqoFixture) objectAttacks() []attack {
 		{"the provider's Secrets", read("default"), []string{"RBAC"}, "cannot get resource"},
 		{"a Secret of the peering", read("liqo-tenant-rome"), []string{"RBAC"}, "cannot get resource"},
 		{"exec into a pod of the provider", exec, []string{"RBAC"}, "cannot create resource"},
+		{"a guest in a namespace without limits", f.guest(f.slice, "new-rome", func(*corev1.PodSpec) {}), []string{"spillway-guests-confined"}, "not limited"},
 		{"a guest in another namespace", f.guest(f.slice, "default", func(*corev1.PodSpec) {}), []string{"RBAC"}, "cannot create resource"},
 	}
 }

@@ -24,6 +24,7 @@ func TestInstalledOnARealAPIServer(t *testing.T) {
 	admin := as(t, config, "")
 	access := kubeconfig(t, config)
 	expect.NoError(t, admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: named("liqo")}))
+	expect.NoError(t, admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo"}}}))
 	for chart, values := range everything {
 		install(t, "install", chart, access, values)
 	}
@@ -111,6 +112,13 @@ func testLiqoAgent(t *testing.T, agent client.Client, cordon client.Patch) {
 		{"reading Secrets of a peer's namespace without a binding", readSecret(t, agent, "liqo-tenant-paris", "liqo-nonce"), false},
 		{"binding another role", binding("liqo-tenant-paris", "cluster-admin"), false},
 		{"binding its role in another namespace", binding("default", "spillway-agent-tenant"), false},
+		{"binding its role for guests in a user's namespace", binding("default", "spillway-agent-guests"), false},
+		{"binding its role for guests in a namespace of Liqo's guests", binding("shop-oslo", "spillway-agent-guests"), true},
+		{"binding another role there", binding("shop-oslo", "spillway-agent-tenant"), false},
+		{"limiting the guests there", func() error {
+			return agent.Create(ctx, &corev1.ResourceQuota{ObjectMeta: within("shop-oslo", "spillway-guests")})
+		}, true},
+		{"reading a guest's Secret", readSecret(t, agent, "shop-oslo", "private"), false},
 		{"binding its role in a peer's namespace", binding("liqo-tenant-paris", "spillway-agent-tenant"), true},
 		{"creating a Secret in a peer's namespace", func() error {
 			return agent.Create(ctx, &corev1.Secret{ObjectMeta: within("liqo-tenant-paris", "liqo-nonce")})

@@ -84,6 +84,52 @@ func TestTolerationsOfAPodSet(t *testing.T) {
 	}
 }
 
+// What a pod excludes is excluded at the provider, where its guest carries the exclusion.
+// A virtual node with such a label would get none of these pods: they would stay pending.
+func TestLabelsThatPodsExclude(t *testing.T) {
+	classes := []broker.NodeClass{{Labels: map[string]string{"gpu": "a100", "spot": "true"}}, {Labels: map[string]string{}}}
+	guest.Selectable(classes, true)
+	term := func(key string, operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorRequirement {
+		return corev1.NodeSelectorRequirement{Key: key, Operator: operator, Values: values}
+	}
+	for name, c := range map[string]struct {
+		requirements []corev1.NodeSelectorRequirement
+		want         map[string]string
+	}{
+		"DoesNotExist":         {requirements: []corev1.NodeSelectorRequirement{term("gpu", corev1.NodeSelectorOpDoesNotExist)}},
+		"NotIn":                {requirements: []corev1.NodeSelectorRequirement{term("gpu", corev1.NodeSelectorOpNotIn, "a100")}},
+		"In":                   {requirements: []corev1.NodeSelectorRequirement{term("gpu", corev1.NodeSelectorOpIn, "a100")}, want: map[string]string{"gpu": "a100"}},
+		"Exists":               {requirements: []corev1.NodeSelectorRequirement{term("gpu", corev1.NodeSelectorOpExists)}, want: map[string]string{"gpu": "a100"}},
+		"one of each":          {requirements: []corev1.NodeSelectorRequirement{term("gpu", corev1.NodeSelectorOpExists), term("spot", corev1.NodeSelectorOpDoesNotExist)}, want: map[string]string{"gpu": "a100"}},
+		"both of the same key": {requirements: []corev1.NodeSelectorRequirement{term("gpu", corev1.NodeSelectorOpExists), term("gpu", corev1.NodeSelectorOpNotIn, "h100")}, want: map[string]string{"gpu": "a100"}},
+		"a key that none has":  {requirements: []corev1.NodeSelectorRequirement{term("zone", corev1.NodeSelectorOpNotIn, "a")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			affinity := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: c.requirements}}}
+			labels := guest.NodeLabels(classes, []broker.PodSet{{NodeAffinity: affinity}})
+			if diff := cmp.Diff(c.want, labels); diff != "" {
+				t.Errorf("labels of the virtual node (-want +got):\n%s", diff)
+			}
+			// The guest runs on a node without them, if it excludes them.
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{corev1.LabelArchStable: guest.Arch, corev1.LabelOSStable: guest.OS}}}
+			for _, gpu := range []string{"", "a100"} {
+				node.Labels["gpu"] = gpu
+				if gpu == "" {
+					delete(node.Labels, "gpu")
+				}
+				own, err := nodeaffinity.NewLazyErrorNodeSelector(affinity).Match(node)
+				if err != nil {
+					t.Fatal(err)
+				}
+				carried, err := nodeaffinity.NewLazyErrorNodeSelector(guest.NodeAffinity(affinity)).Match(node)
+				if err != nil || carried != own {
+					t.Errorf("gpu %q: the guest matches: %t (%v), its pod: %t", gpu, carried, err, own)
+				}
+			}
+		})
+	}
+}
+
 // A virtual node has those labels by which its provider's nodes can be selected
 // without doubt.
 func TestLabels(t *testing.T) {

@@ -51,7 +51,9 @@ func runsGuests(class broker.NodeClass) bool {
 }
 
 // NodeLabels returns the labels of node classes, as Selectable left them, by which pod
-// sets select nodes: those that the virtual node needs for these pods.
+// sets select nodes: those that the virtual node needs for these pods. Labels by which they
+// exclude nodes are not among them: guests carry the exclusion to the provider, and on a
+// virtual node with such a label the pods could not be placed at all.
 func NodeLabels(classes []broker.NodeClass, sets []broker.PodSet) map[string]string {
 	selected := map[string]bool{}
 	for _, set := range sets {
@@ -63,7 +65,9 @@ func NodeLabels(classes []broker.NodeClass, sets []broker.PodSet) map[string]str
 		}
 		for _, term := range set.NodeAffinity.NodeSelectorTerms {
 			for _, requirement := range term.MatchExpressions {
-				selected[requirement.Key] = true
+				if requirement.Operator != corev1.NodeSelectorOpNotIn && requirement.Operator != corev1.NodeSelectorOpDoesNotExist {
+					selected[requirement.Key] = true
+				}
 			}
 		}
 	}

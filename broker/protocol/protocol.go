@@ -5,6 +5,8 @@
 package protocol
 
 import (
+	"time"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -164,6 +166,9 @@ type RequesterAck struct {
 	// Ready lists the providers whose virtual node provides the allocation of the
 	// attempt.
 	Ready []string `json:"ready,omitempty"`
+	// Used is what pods use of a reservation that was created in the hub; unset for others,
+	// which show it in the consumer.
+	Used *broker.Use `json:"used,omitempty"`
 }
 
 // RelayMessage is a sealed message from one cluster to another. The broker cannot
@@ -211,6 +216,9 @@ type Error struct {
 	Code string `json:"code"`
 	// Message explains what is wrong and what to do.
 	Message string `json:"message"`
+	// RetryAfter is when the same request may succeed, as in the header Retry-After, which
+	// has whole seconds; 0 if the broker does not know.
+	RetryAfter time.Duration `json:"-"`
 }
 
 // Error implements error.

@@ -36,6 +36,9 @@ type OverflowArgs struct {
 	// DecisionTimeout is how long preemption waits at most for a decision about
 	// capacity in other clusters, if Overflow is BeforePreemption. Default: 10s.
 	DecisionTimeout *metav1.Duration `json:"decisionTimeout,omitempty"`
+	// InstructionNamespace is the namespace of the agent's ReservationInstructions, which
+	// say what can be used of Reservations made by hand. Default: spillway-system.
+	InstructionNamespace string `json:"instructionNamespace,omitempty"`
 	// AskAfter is how long a pod must not have fit in this cluster before capacity is
 	// requested in others, so that an autoscaler can add a node first. Default: 0s.
 	AskAfter *metav1.Duration `json:"askAfter,omitempty"`
@@ -78,6 +81,9 @@ func parseArgs(obj runtime.Object) (*OverflowArgs, error) {
 	}
 	if args.DecisionTimeout == nil {
 		args.DecisionTimeout = &metav1.Duration{Duration: 10 * time.Second}
+	}
+	if args.InstructionNamespace == "" {
+		args.InstructionNamespace = broker.SystemNamespace
 	}
 	if args.AskAfter == nil {
 		args.AskAfter = &metav1.Duration{}

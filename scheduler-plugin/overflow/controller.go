@@ -150,6 +150,7 @@ func (c *demandController) sync() {
 	work := c.queue.take()
 	if !c.recounted && c.counted() {
 		// Pods were refused until now, whatever their grants.
+		work.pools = true
 		c.recounted, work.allKeys, c.waker.countedAt = true, true, c.clock.Now()
 	}
 	for uid := range work.removed {
@@ -194,9 +195,11 @@ func (c *demandController) sync() {
 		c.batcher.RequeueAfter(key, conflictRetryAfter)
 	}
 	if len(work.unschedulable) > 0 {
+		// What has changed since their cycles began.
+		work.pools = true
 		c.placements.changedSince(earliest.Add(-snapshotLag), work.nodes)
 	}
-	c.waker.wake(c.waker.changedKeys(work), work.nodes)
+	c.waker.wake(c.waker.changedKeys(work), work.nodes, work.pools)
 	if !c.active() {
 		return
 	}

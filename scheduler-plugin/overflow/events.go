@@ -80,6 +80,11 @@ func granted(r *broker.Reservation, slots map[string]int32) event {
 		strings.Join(pods, ", "), r.Name), r}
 }
 
+// pooledMessage: the pod uses capacity that was reserved in advance.
+func pooledMessage(p *pool) string {
+	return fmt.Sprintf("The pod uses capacity in %s that was reserved in advance (Reservation %s).", p.provider, p.reservation)
+}
+
 // failed: the capacity cannot be requested, or never be granted.
 func failed(key, message string, r *broker.Reservation) event {
 	return event{corev1.EventTypeWarning, "OverflowFailed", key, message, r}

@@ -286,18 +286,19 @@ func (g *gate) openForSlots(key demand.Key, all []slots) []*corev1.Pod {
 }
 
 // openForRoom opens the gate for as many pods as have room on these nodes of this
-// cluster, the most important first. A pod that was tried since a node changed is not
-// tried again for it. The free amounts of the rooms are changed.
+// cluster, or in these pools, the most important first. A pod that was tried since a
+// room changed is not tried again for it. The free amounts of the rooms are changed.
 func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	byNode := map[string]int{}
 	for i, r := range rooms {
-		byNode[r.node.Name] = i
+		byNode[r.name] = i
 	}
 	for _, w := range g.pods {
 		if i, ok := byNode[w.forNode]; ok && w.open {
-			rooms[i].free.add(podAmounts(w.pod), -1)
+			need, _ := rooms[i].need(w.pod)
+			rooms[i].free.add(need, -1)
 		}
 	}
 	// Pods of one key are alike. Once one does not fit a node, none does.
@@ -306,29 +307,24 @@ func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
 		node string
 	}
 	unfit := map[pair]bool{}
-	needs := map[demand.Key]amounts{}
 	var pods []*corev1.Pod
 	for _, w := range sorted(g.pods) {
 		if !w.waits() {
 			continue
 		}
-		need := needs[w.key]
-		if need == nil {
-			need = podAmounts(w.pod)
-			needs[w.key] = need
-		}
 		for i := range rooms {
 			r := &rooms[i]
-			if !r.changedAt.After(w.triedAt.Add(-snapshotLag)) || unfit[pair{w.key, r.node.Name}] {
+			if !r.changedAt.After(w.triedAt.Add(-snapshotLag)) || unfit[pair{w.key, r.name}] {
 				continue
 			}
-			if !r.free.fits(need) || !nodeAdmits(r.node, w.pod) {
-				unfit[pair{w.key, r.node.Name}] = true
+			need, ok := r.need(w.pod)
+			if !ok || !r.free.fits(need) {
+				unfit[pair{w.key, r.name}] = !r.selective
 				continue
 			}
 			r.free.add(need, -1)
 			w.wake()
-			w.forNode = r.node.Name
+			w.forNode = r.name
 			pods = append(pods, w.pod)
 			break
 		}

@@ -3,6 +3,7 @@ package overflow
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -32,13 +33,20 @@ func (p *Plugin) start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("creating a client for %s: %w", broker.GroupVersion, err)
 	}
-	reservations, err := newInformer(log, client, "reservations", &broker.Reservation{}, "!"+broker.LabelRequester)
+	reservations, err := newInformer(log, client, "reservations", metav1.NamespaceAll, &broker.Reservation{}, "!"+broker.LabelRequester)
 	if err != nil {
 		return err
 	}
-	policies, err := newInformer(log, client, "overflowpolicies", &broker.OverflowPolicy{}, "")
+	policies, err := newInformer(log, client, "overflowpolicies", metav1.NamespaceAll, &broker.OverflowPolicy{}, "")
 	if err != nil {
 		return err
+	}
+	instructions, err := newInformer(log, client, "reservationinstructions", p.args.InstructionNamespace, &broker.ReservationInstruction{}, "")
+	if err != nil {
+		return err
+	}
+	if _, err := instructions.AddEventHandler(p.instructionHandler()); err != nil {
+		return fmt.Errorf("watching ReservationInstructions: %w", err)
 	}
 	reservationEvents, err := reservations.AddEventHandler(p.reservationHandler())
 	if err != nil {
@@ -62,6 +70,7 @@ func (p *Plugin) start(ctx context.Context) error {
 		placements: p.placements,
 		waker: &waker{
 			gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled,
+			pools: p.pools, mayUse: func(pod *corev1.Pod, pool *pool) bool { return slices.Contains(p.poolsOf(pod), pool) },
 			activate: func(pods map[string]*corev1.Pod) { p.handle.Activate(log, pods) },
 		},
 		keys:         p.keys,
@@ -82,6 +91,7 @@ func (p *Plugin) start(ctx context.Context) error {
 	go p.gangs.run(ctx, controller.waker.activate)
 	go reservations.RunWithContext(ctx)
 	go policies.RunWithContext(ctx)
+	go instructions.RunWithContext(ctx)
 	go controller.run(ctx)
 	return nil
 }
@@ -156,19 +166,36 @@ func objectOf[T metav1.Object](obj any) (object T, ok bool) {
 	return object, ok
 }
 
-// reservationHandler updates the grant cache.
+// reservationHandler updates the grant cache and, for those made by hand, the pools.
 func (p *Plugin) reservationHandler() cache.ResourceEventHandler {
-	update := func(obj any, apply func(*broker.Reservation) (demand.Key, bool)) {
+	update := func(obj any, apply func(*broker.Reservation) (demand.Key, bool), applyPool func(*broker.Reservation) bool) {
 		if r, ok := objectOf[*broker.Reservation](obj); ok {
 			if key, changed := apply(r); key != (demand.Key{}) {
 				p.queue.addReservation(key, changed)
 			}
+			if applyPool(r) {
+				p.queue.addPools()
+			}
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { update(obj, p.grants.set) },
-		UpdateFunc: func(_, obj any) { update(obj, p.grants.set) },
-		DeleteFunc: func(obj any) { update(obj, p.grants.delete) },
+		AddFunc:    func(obj any) { update(obj, p.grants.set, p.pools.setReservation) },
+		UpdateFunc: func(_, obj any) { update(obj, p.grants.set, p.pools.setReservation) },
+		DeleteFunc: func(obj any) { update(obj, p.grants.delete, p.pools.deleteReservation) },
+	}
+}
+
+// instructionHandler updates the pools.
+func (p *Plugin) instructionHandler() cache.ResourceEventHandler {
+	update := func(obj any, apply func(*broker.ReservationInstruction) bool) {
+		if in, ok := objectOf[*broker.ReservationInstruction](obj); ok && apply(in) {
+			p.queue.addPools()
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { update(obj, p.pools.setInstruction) },
+		UpdateFunc: func(_, obj any) { update(obj, p.pools.setInstruction) },
+		DeleteFunc: func(obj any) { update(obj, p.pools.deleteInstruction) },
 	}
 }
 
@@ -237,10 +264,10 @@ func restClient(base *rest.Config) (rest.Interface, error) {
 	return rest.RESTClientFor(config)
 }
 
-// newInformer returns an informer for one kind of Spillway's objects in all
-// namespaces. If the kind does not exist, the informer retries with backoff.
-func newInformer(log klog.Logger, client rest.Interface, resource string, example runtime.Object, selector string) (cache.SharedIndexInformer, error) {
-	source := cache.NewFilteredListWatchFromClient(client, resource, metav1.NamespaceAll, func(o *metav1.ListOptions) { o.LabelSelector = selector })
+// newInformer returns an informer for one kind of Spillway's objects in a namespace, or
+// in all. If the kind does not exist, the informer retries with backoff.
+func newInformer(log klog.Logger, client rest.Interface, resource, namespace string, example runtime.Object, selector string) (cache.SharedIndexInformer, error) {
+	source := cache.NewFilteredListWatchFromClient(client, resource, namespace, func(o *metav1.ListOptions) { o.LabelSelector = selector })
 	informer := cache.NewSharedIndexInformer(source, example, 0, cache.Indexers{
 		cache.NamespaceIndex: cache.MetaNamespaceIndexFunc,
 		keyIndex:             indexByKey,

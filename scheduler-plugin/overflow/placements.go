@@ -29,15 +29,34 @@ type placements struct {
 	mu    sync.Mutex
 	pods  map[types.UID]*placement
 	nodes map[string]*nodeState
-	// used counts the pods on each virtual node by key, and unresolved, by hold, those
-	// whose owner is unknown.
-	used       map[usedBy]int32
+	// pooled reports whether a hold is that of a pool: its pods use no grant of their
+	// owner.
+	pooled func(hold string) bool
+	// used counts the pods on each virtual node by key and hold, and unresolved, by hold,
+	// those whose owner is unknown.
+	used       map[usedBy]map[string]int32
 	unresolved map[heldBy]int32
-	// charged counts the pods on each virtual node by hold.
-	charged map[heldBy]int32
-	// living counts the pods on virtual nodes by key that are not terminating.
-	living map[demand.Key]int32
+	// charged has what pods on each virtual node use, by hold and namespace.
+	charged map[heldAt]map[string]*use
+	// living counts the pods on virtual nodes by key and hold that are not terminating.
+	living map[demand.Key]map[string]int32
 }
+
+// use is what the pods of one namespace use of a hold.
+type use struct {
+	count   int32
+	amounts amounts
+	// shapes of the pods.
+	shapes map[string]*shapeUse
+}
+
+// shapeUse are pods of one shape.
+type shapeUse struct {
+	need *podNeed
+	pods int32
+}
+
+type heldAt struct{ hold, node string }
 
 type usedBy struct {
 	key  demand.Key
@@ -58,6 +77,9 @@ type placement struct {
 	key      demand.Key
 	resolved bool
 	hold     heldBy
+	need     *podNeed
+	// generation of the pod that need was computed for.
+	generation int64
 	// pod is kept while its owner is unknown.
 	pod *corev1.Pod
 }
@@ -112,7 +134,8 @@ func newPlacements(clock clock.PassiveClock, keyOf func(*corev1.Pod) (demand.Key
 	return &placements{
 		clock: clock, keyOf: keyOf,
 		pods: map[types.UID]*placement{}, nodes: map[string]*nodeState{},
-		used: map[usedBy]int32{}, unresolved: map[heldBy]int32{}, charged: map[heldBy]int32{}, living: map[demand.Key]int32{},
+		pooled: func(string) bool { return false },
+		used:   map[usedBy]map[string]int32{}, unresolved: map[heldBy]int32{}, charged: map[heldAt]map[string]*use{}, living: map[demand.Key]map[string]int32{},
 	}
 }
 
@@ -136,7 +159,10 @@ func (p *placements) setPod(pod *corev1.Pod) (freed string, key demand.Key) {
 		p.remove(pod.UID, before)
 		before = nil
 	}
-	after := p.newPlacement(pod, pod.Spec.NodeName, hold)
+	if before != nil && before.virtual {
+		hold = before.hold.hold // users can change the label
+	}
+	after := p.newPlacement(pod, pod.Spec.NodeName, hold, before)
 	after.bound, after.terminating = true, pod.DeletionTimestamp != nil
 	if before != nil {
 		if before.virtual && before.resolved {
@@ -178,7 +204,7 @@ func (p *placements) assume(pod *corev1.Pod, node, hold string) {
 	if before := p.pods[pod.UID]; before != nil {
 		p.remove(pod.UID, before)
 	}
-	p.insert(pod.UID, p.newPlacement(pod, node, hold))
+	p.insert(pod.UID, p.newPlacement(pod, node, hold, nil))
 }
 
 // forget reverts assume, unless the pod has been bound meanwhile.
@@ -194,10 +220,16 @@ func (p *placements) forget(uid types.UID) (freed string, key demand.Key) {
 	return before.node, before.key
 }
 
-func (p *placements) newPlacement(pod *corev1.Pod, node, hold string) *placement {
-	pl := &placement{node: node, amounts: podAmounts(pod), virtual: isVirtual(node)}
+// newPlacement is a pod on a node; before is what it was there so far, or nil.
+func (p *placements) newPlacement(pod *corev1.Pod, node, hold string, before *placement) *placement {
+	pl := &placement{node: node, amounts: podAmounts(pod), virtual: isVirtual(node), generation: pod.Generation}
 	if pl.virtual {
 		pl.hold = heldBy{namespace: pod.Namespace, hold: hold, node: node}
+		if before != nil && before.generation == pod.Generation {
+			pl.need = before.need
+		} else {
+			pl.need = needOf(pod)
+		}
 		if pl.key, pl.resolved = p.keyOf(pod); !pl.resolved {
 			pl.pod = pod
 		}
@@ -224,14 +256,55 @@ func (p *placements) count(pl *placement, n int32) {
 	if !pl.virtual {
 		return
 	}
-	add(p.charged, pl.hold, n)
+	p.charge(pl, n)
 	if !pl.resolved {
 		add(p.unresolved, pl.hold, n)
 		return
 	}
-	add(p.used, usedBy{pl.key, pl.node}, n)
+	addTo(p.used, usedBy{pl.key, pl.node}, pl.hold.hold, n)
 	if !pl.terminating {
-		add(p.living, pl.key, n)
+		addTo(p.living, pl.key, pl.hold.hold, n)
+	}
+}
+
+// charge counts a pod on a virtual node for its hold.
+func (p *placements) charge(pl *placement, n int32) {
+	at := heldAt{pl.hold.hold, pl.node}
+	byNamespace := p.charged[at]
+	if byNamespace == nil {
+		byNamespace = map[string]*use{}
+		p.charged[at] = byNamespace
+	}
+	u := byNamespace[pl.hold.namespace]
+	if u == nil {
+		u = &use{amounts: amounts{}, shapes: map[string]*shapeUse{}}
+		byNamespace[pl.hold.namespace] = u
+	}
+	u.count += n
+	u.amounts.add(pl.amounts, int64(n))
+	shape := u.shapes[pl.need.shape]
+	if shape == nil {
+		shape = &shapeUse{need: pl.need}
+		u.shapes[pl.need.shape] = shape
+	}
+	if shape.pods += n; shape.pods == 0 {
+		delete(u.shapes, pl.need.shape)
+	}
+	if u.count == 0 {
+		if delete(byNamespace, pl.hold.namespace); len(byNamespace) == 0 {
+			delete(p.charged, at)
+		}
+	}
+}
+
+// addTo is add for the counts of a key.
+func addTo[K comparable](counts map[K]map[string]int32, key K, name string, n int32) {
+	if counts[key] == nil {
+		counts[key] = map[string]int32{}
+	}
+	add(counts[key], name, n)
+	if len(counts[key]) == 0 {
+		delete(counts, key)
 	}
 }
 
@@ -283,16 +356,44 @@ func (p *placements) deleteNode(name string) {
 	}
 }
 
-// usedOf returns how many pods use a grant on a virtual node: those of its key, and
-// those of unknown owners with the label of one of its holds.
+// usedOf returns how many pods use a grant on a virtual node: those of its key that use
+// no pool, and those of unknown owners with the label of one of its holds.
 func (p *placements) usedOf(key demand.Key, node string, holds []charge) int32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.used[usedBy{key, node}]
+	n := p.withoutPools(p.used[usedBy{key, node}])
 	for _, hold := range holds {
 		n += p.unresolved[heldBy{key.Namespace, hold.label, node}]
 	}
 	return n
+}
+
+// withoutPools sums up counts by hold, but for those of pools.
+func (p *placements) withoutPools(byHold map[string]int32) (n int32) {
+	for hold, pods := range byHold {
+		if !p.pooled(hold) {
+			n += pods
+		}
+	}
+	return n
+}
+
+// inPool reports whether a pool has room for a pod on a virtual node.
+func (p *placements) inPool(pool *pool, node string, need *podNeed) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return pool.fits(need, p.usesOf(pool, node))
+}
+
+// usesOf are the uses of a pool on a virtual node. The label of a pod that may not use the
+// pool does not count.
+func (p *placements) usesOf(pool *pool, node string) (uses []*use) {
+	for namespace, u := range p.charged[heldAt{pool.hold, node}] {
+		if pool.serves(namespace) {
+			uses = append(uses, u)
+		}
+	}
+	return uses
 }
 
 // chargedTo returns the first hold with a free slot on a virtual node, the last one if
@@ -302,18 +403,19 @@ func (p *placements) chargedTo(namespace, node string, holds []charge) (label st
 	defer p.mu.Unlock()
 	for _, hold := range holds {
 		label = hold.label
-		if p.charged[heldBy{namespace, label, node}] < hold.slots {
+		if u := p.charged[heldAt{label, node}][namespace]; u == nil || u.count < hold.slots {
 			break
 		}
 	}
 	return label
 }
 
-// livingOf returns how many pods of a key run, or are about to, on virtual nodes.
+// livingOf returns how many pods of a key run, or are about to, on virtual nodes and use
+// no pool.
 func (p *placements) livingOf(key demand.Key) int32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.living[key]
+	return p.withoutPools(p.living[key])
 }
 
 // holdOf returns the hold that an assumed pod is charged to.
@@ -355,11 +457,15 @@ func (p *placements) has(uid types.UID) bool {
 	return p.pods[uid] != nil
 }
 
-// room is what is free on one node, and since when.
+// room is what is free on one node, or in one pool, and since when.
 type room struct {
-	node      *corev1.Node
+	name      string
 	free      amounts
 	changedAt time.Time
+	// need returns what a pod takes of it; ok is false if the pod may not run there.
+	need func(*corev1.Pod) (need amounts, ok bool)
+	// selective: pods of one key may differ in it.
+	selective bool
 }
 
 // roomOn returns the room on nodes of this cluster; unknown ones are left out.
@@ -372,11 +478,32 @@ func (p *placements) roomOn(names map[string]bool) []room {
 		if n == nil || n.node == nil || providerOf(n.node) != "" {
 			continue
 		}
-		free := amountsOf(n.node.Status.Allocatable)
+		free, node := amountsOf(n.node.Status.Allocatable), n.node
 		free.add(n.used, -1)
-		rooms = append(rooms, room{node: n.node, free: free, changedAt: n.changedAt})
+		rooms = append(rooms, room{name: name, free: free, changedAt: n.changedAt, need: func(pod *corev1.Pod) (amounts, bool) {
+			return podAmounts(pod), nodeAdmits(node, pod)
+		}})
 	}
 	return rooms
+}
+
+// roomIn returns the room that a pool has on a virtual node.
+func (p *placements) roomIn(pool *pool, node *corev1.Node) room {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	free := amounts{corev1.ResourcePods: int64(pool.pods())}
+	free.add(pool.totals, 1)
+	for _, u := range p.usesOf(pool, node.Name) {
+		free.add(amounts{corev1.ResourcePods: int64(u.count)}, -1)
+		for name := range pool.totals {
+			free[name] -= u.amounts[name]
+		}
+	}
+	r := room{name: node.Name + "/" + pool.hold, free: free, changedAt: pool.changedAt, selective: true}
+	if n := p.nodes[node.Name]; n != nil && n.changedAt.After(r.changedAt) {
+		r.changedAt = n.changedAt
+	}
+	return r
 }
 
 // retryUnresolved computes the keys of pods again whose owner was unknown.

@@ -58,6 +58,7 @@ type Plugin struct {
 	owners     *owners
 	gangs      *gangs
 	grants     *grantCache
+	pools      *poolCache
 	placements *placements
 	gate       *gate
 	queue      *workQueue
@@ -87,12 +88,25 @@ var (
 type cycleState struct {
 	// grants of the pod; nil if it has none. They are not changed.
 	grants *grants
+	// pools that the pod may use, and what it needs of them; none if it cannot overflow.
+	pools []*pool
+	need  *podNeed
+	// pool that Reserve has chosen, or nil.
+	pool *pool
 	// since is when the cycle began.
 	since time.Time
 	// added are the pod's tolerations for virtual nodes.
 	added []corev1.Toleration
 	// removed has the guests that a dry run of preemption has removed.
 	removed map[types.UID]bool
+}
+
+// shape of a pod that may use a virtual node.
+func (s *cycleState) shape() string {
+	if s.grants != nil {
+		return s.grants.key.Shape
+	}
+	return s.need.shape
 }
 
 // Clone implements framework.StateData.
@@ -127,11 +141,13 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 		owners:     owners,
 		gangs:      gangs,
 		grants:     newGrantCache(clock.RealClock{}),
+		pools:      newPoolCache(clock.RealClock{}),
 		gate:       newGate(clock.RealClock{}),
 		queue:      newWorkQueue(),
 		clock:      clock.RealClock{},
 	}
 	p.placements = newPlacements(p.clock, p.keys.keyOf)
+	p.placements.pooled = p.pools.has
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
@@ -158,7 +174,11 @@ func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *c
 	if p.gangs.hold(pod) {
 		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable, errGangUnknown)
 	}
-	state.Write(stateKey, &cycleState{grants: p.grantsOf(pod), since: p.clock.Now(), added: demand.AddedTolerations(pod.Spec.Tolerations), removed: map[types.UID]bool{}})
+	s := &cycleState{grants: p.grantsOf(pod), pools: p.poolsOf(pod), since: p.clock.Now(), added: demand.AddedTolerations(pod.Spec.Tolerations), removed: map[types.UID]bool{}}
+	if len(s.pools) > 0 {
+		s.need = needOf(pod)
+	}
+	state.Write(stateKey, s)
 	return nil, nil
 }
 
@@ -172,6 +192,37 @@ func (p *Plugin) grantsOf(pod *corev1.Pod) *grants {
 		return nil
 	}
 	return p.grants.get(key.key)
+}
+
+// poolsOf returns the pools that a pod may use, in the order in which it uses them.
+func (p *Plugin) poolsOf(pod *corev1.Pod) []*pool {
+	if !p.counted() || len(p.pools.all()) == 0 || !optedIn(p.namespaces, pod.Namespace) {
+		return nil
+	}
+	if ok, _ := demand.Admissible(pod); !ok {
+		return nil
+	}
+	return p.pools.of(pod)
+}
+
+// poolWithRoom returns the first pool that has room for the pod on a provider's virtual
+// node, or nil; any reports whether the pod may use one there at all.
+func (p *Plugin) poolWithRoom(s *cycleState, provider, node string) (first *pool, any bool) {
+	for _, pool := range s.pools {
+		if pool.provider != provider {
+			continue
+		}
+		if any = true; p.placements.inPool(pool, node, s.need) {
+			return pool, true
+		}
+	}
+	return nil, any
+}
+
+// ownSlot reports whether a grant of the pod's owner has a free slot on a virtual node.
+func (p *Plugin) ownSlot(s *cycleState, provider, node string) bool {
+	granted := s.grants.slotsAt(provider)
+	return granted > 0 && p.placements.usedOf(s.grants.key, node, s.grants.charges[provider]) < granted
 }
 
 // stateIn returns what PreFilter stored; an empty one if it did not run.
@@ -199,8 +250,8 @@ func (p *Plugin) AddPod(_ context.Context, state framework.CycleState, _ *corev1
 	return nil
 }
 
-// Filter admits a pod to a virtual node only within a grant of its owner and
-// shape. It returns UnschedulableAndUnresolvable, because otherwise the guests
+// Filter admits a pod to a virtual node only within a grant of its owner and shape, or
+// within a pool. It returns UnschedulableAndUnresolvable, because otherwise the guests
 // there would be candidates for preemption; and it must run before the plugins that
 // return Unschedulable for a full node. A dry run of preemption that has removed a
 // guest finds no node.
@@ -211,13 +262,17 @@ func (p *Plugin) Filter(_ context.Context, state framework.CycleState, pod *core
 	if provider == "" {
 		return othersNode(s, pod, node)
 	}
-	granted := s.grants.slotsAt(provider)
+	own := s.grants.slotsAt(provider) > 0
+	if own && len(s.removed) == 0 && p.ownSlot(s, provider, node.Name) {
+		return nil
+	}
+	pool, pooled := p.poolWithRoom(s, provider, node.Name)
 	switch {
-	case granted == 0:
+	case !own && !pooled:
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errNoReservation, provider))
 	case len(s.removed) > 0:
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errVictim, provider))
-	case p.placements.usedOf(s.grants.key, node.Name, s.grants.charges[provider]) >= granted:
+	case pool == nil:
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errReservationFull, provider))
 	}
 	return nil
@@ -278,11 +333,14 @@ func (p *Plugin) Score(_ context.Context, _ framework.CycleState, _ *corev1.Pod,
 // ScoreExtensions implements framework.ScorePlugin: scores are normalized.
 func (p *Plugin) ScoreExtensions() framework.ScoreExtensions { return nil }
 
-// SignPod permits batching of pods with the same grants; most have none.
+// SignPod permits batching of pods with the same grants and pools; most have none.
 func (p *Plugin) SignPod(_ context.Context, pod *corev1.Pod) ([]framework.SignFragment, *framework.Status) {
 	var value string
 	if g := p.grantsOf(pod); g != nil {
 		value = g.key.String()
+	}
+	for _, pool := range p.poolsOf(pod) {
+		value += "+" + pool.hold + "/" + pool.provider
 	}
 	return []framework.SignFragment{{Key: signKey, Value: value}}, nil
 }
@@ -298,21 +356,26 @@ func (p *Plugin) EventsToRegister(context.Context) ([]framework.ClusterEventWith
 	}, nil
 }
 
-// isSchedulableAfterPodDeleted queues the pod if a pod of its namespace left a
-// virtual node on which it has a grant.
+// isSchedulableAfterPodDeleted queues the pod if a pod left a virtual node on which it has
+// a pool or, if that was a pod of its namespace, a grant.
 func (p *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *corev1.Pod, deleted, _ any) (framework.QueueingHint, error) {
 	other, ok := deleted.(*corev1.Pod)
 	if !ok {
 		return framework.Queue, nil
 	}
-	if other.Namespace != pod.Namespace {
-		return framework.QueueSkip, nil
-	}
 	node, err := p.nodes.Get(other.Spec.NodeName)
-	if err == nil && p.grantsOf(pod).slotsAt(providerOf(node)) == 0 {
+	if err == nil && p.hasPoolAt(pod, providerOf(node)) {
+		return framework.Queue, nil
+	}
+	if other.Namespace != pod.Namespace || err == nil && p.grantsOf(pod).slotsAt(providerOf(node)) == 0 {
 		return framework.QueueSkip, nil
 	}
 	return framework.Queue, nil
+}
+
+// hasPoolAt reports whether a pod may use a pool at a provider.
+func (p *Plugin) hasPoolAt(pod *corev1.Pod, provider string) bool {
+	return provider != "" && slices.ContainsFunc(p.poolsOf(pod), func(pool *pool) bool { return pool.provider == provider })
 }
 
 // isSchedulableAfterPodUpdated queues the pod if it was itself updated.
@@ -324,10 +387,10 @@ func isSchedulableAfterPodUpdated(_ klog.Logger, pod *corev1.Pod, _, updated any
 }
 
 // isSchedulableAfterNodeAdded queues the pod for a local node, and for a virtual
-// node on which it has a grant already: the grant may arrive before the node.
+// node on which it has a grant or a pool already: the grant may arrive before the node.
 func (p *Plugin) isSchedulableAfterNodeAdded(_ klog.Logger, pod *corev1.Pod, _, added any) (framework.QueueingHint, error) {
 	node, ok := added.(*corev1.Node)
-	if !ok || providerOf(node) == "" || p.grantsOf(pod).slotsAt(providerOf(node)) > 0 {
+	if !ok || providerOf(node) == "" || p.grantsOf(pod).slotsAt(providerOf(node)) > 0 || p.hasPoolAt(pod, providerOf(node)) {
 		return framework.Queue, nil
 	}
 	return framework.QueueSkip, nil
@@ -423,13 +486,23 @@ func (p *Plugin) victimsTerminating(pod *corev1.Pod) bool {
 	return false
 }
 
-// Reserve counts the pod on its node, and chooses the hold that it is charged to.
+// Reserve counts the pod on its node, and chooses the hold that it is charged to: one of
+// its owner if that has a free slot, or else that of a pool. It fails if a pool that
+// Filter has seen has no room any more.
 func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, nodeName string) *framework.Status {
 	var hold string
 	if isVirtual(nodeName) {
 		if node, err := p.nodes.Get(nodeName); err == nil {
-			if g := stateIn(state).grants; g != nil {
-				hold = p.placements.chargedTo(pod.Namespace, nodeName, g.charges[providerOf(node)])
+			s, provider := stateIn(state), providerOf(node)
+			pool, pooled := p.poolWithRoom(s, provider, nodeName)
+			switch {
+			case pooled && !p.ownSlot(s, provider, nodeName):
+				if pool == nil {
+					return framework.NewStatus(framework.Unschedulable, fmt.Sprintf(errReservationFull, provider))
+				}
+				hold, s.pool = pool.hold, pool
+			case s.grants != nil:
+				hold = p.placements.chargedTo(pod.Namespace, nodeName, s.grants.charges[provider])
 			}
 		}
 	}
@@ -457,13 +530,14 @@ func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *core
 	if provider == "" {
 		return framework.NewStatus(framework.Skip)
 	}
-	g, hold := stateIn(state).grants, p.placements.holdOf(pod.UID)
-	if g == nil || hold == "" {
+	s, hold := stateIn(state), p.placements.holdOf(pod.UID)
+	if hold == "" {
 		return framework.AsStatus(fmt.Errorf("pod has no hold at provider %s", provider))
 	}
+	shape := s.shape()
 	binding := &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
-			Labels: map[string]string{broker.LabelHold: hold, broker.LabelShape: g.key.Shape}},
+			Labels: map[string]string{broker.LabelHold: hold, broker.LabelShape: shape}},
 		Target: corev1.ObjectReference{Kind: "Node", Name: nodeName},
 	}
 	if _, own := pod.Annotations[corev1.PodDeletionCost]; !own {
@@ -472,6 +546,9 @@ func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *core
 	writesTotal.WithLabelValues(writesOfPod).Inc()
 	if err := p.handle.ClientSet().CoreV1().Pods(pod.Namespace).Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
 		return framework.AsStatus(fmt.Errorf("binding the pod to %s: %w", nodeName, err))
+	}
+	if s.pool != nil {
+		p.handle.EventRecorder().Eventf(pod, nil, corev1.EventTypeNormal, "OverflowGranted", eventAction, "%s", pooledMessage(s.pool))
 	}
 	return nil
 }

@@ -43,6 +43,7 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		nodes:      corelisters.NewNodeLister(newIndexer(nodes...)),
 		keys:       newKeyCache(nil),
 		grants:     newGrantCache(now),
+		pools:      newPoolCache(now),
 		gate:       newGate(now),
 		queue:      newWorkQueue(),
 		clock:      now,
@@ -50,6 +51,7 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		counted:    func() bool { return true },
 	}
 	p.placements = newPlacements(now, p.keys.keyOf)
+	p.placements.pooled = p.pools.has
 	return p
 }
 
@@ -389,7 +391,7 @@ func TestGrantDuringTheCycle(t *testing.T) {
 	p.placements.setNode(paris)
 	now.SetTime(now.Now().Add(time.Hour))
 	var woken []string
-	w := &waker{gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled,
+	w := &waker{gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled, pools: p.pools,
 		activate: func(pods map[string]*corev1.Pod) { woken = append(woken, slices.Collect(maps.Keys(pods))...) }}
 	pod := jobPod("crunch", "crunch-0", "1")
 	pod.Spec.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}
@@ -409,7 +411,7 @@ func TestGrantDuringTheCycle(t *testing.T) {
 		if !p.PreEnqueue(t.Context(), pod).IsRejected() {
 			t.Error("the gate is open after a failed cycle")
 		}
-		w.wake(map[demand.Key]bool{key.key: true}, nil)
+		w.wake(map[demand.Key]bool{key.key: true}, nil, true)
 		if len(woken) > 0 && !p.PreEnqueue(t.Context(), pod).IsSuccess() {
 			t.Error("a pod was activated that cannot pass the gate")
 		}

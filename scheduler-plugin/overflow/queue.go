@@ -35,6 +35,8 @@ type work struct {
 	nodes   map[string]bool
 	keys    map[demand.Key]bool
 	allKeys bool
+	// pools: one may have more room.
+	pools bool
 	// changed pods have another spec than in their last cycle.
 	changed map[types.UID]types.NamespacedName
 	// namespaces were changed.
@@ -130,7 +132,7 @@ func (q *workQueue) addNode(name string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if isVirtual(name) {
-		q.work.allKeys = true
+		q.work.allKeys, q.work.pools = true, true
 	} else {
 		q.work.nodes[name] = true
 	}
@@ -148,10 +150,18 @@ func (q *workQueue) addFreed(node string, key demand.Key) {
 	case !isVirtual(node):
 		q.work.nodes[node] = true
 	case key != demand.Key{}:
-		q.work.keys[key] = true
+		q.work.keys[key], q.work.pools = true, true
 	default:
-		q.work.allKeys = true
+		q.work.allKeys, q.work.pools = true, true
 	}
+	q.signal()
+}
+
+// addPools reports that pools have changed.
+func (q *workQueue) addPools() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.work.pools = true
 	q.signal()
 }
 

@@ -152,7 +152,7 @@ func (c *testCluster) grantRoles() {
 		ObjectMeta: metav1.ObjectMeta{Name: broker.SchedulerName},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{broker.Group}, Resources: []string{"reservations"}, Verbs: []string{"list", "watch", "create", "patch"}},
-			{APIGroups: []string{broker.Group}, Resources: []string{"overflowpolicies"}, Verbs: []string{"list", "watch"}},
+			{APIGroups: []string{broker.Group}, Resources: []string{"overflowpolicies", "reservationinstructions"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
 			{APIGroups: []string{"scheduling.x-k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"list", "watch"}},

@@ -18,7 +18,10 @@ type waker struct {
 	gate       *gate
 	grants     *grantCache
 	placements *placements
-	nodes      corelisters.NodeLister
+	pools      *poolCache
+	// mayUse reports whether a pod may use a pool.
+	mayUse func(*corev1.Pod, *pool) bool
+	nodes  corelisters.NodeLister
 	// settled reports whether preemption no longer waits for capacity for a key.
 	settled  func(demand.Key) bool
 	activate func(map[string]*corev1.Pod)
@@ -26,9 +29,9 @@ type waker struct {
 	countedAt time.Time
 }
 
-// wake opens the gate for the keys and the nodes of this cluster that have changed,
-// and for pods whose retry is due.
-func (w *waker) wake(keys map[demand.Key]bool, nodes map[string]bool) {
+// wake opens the gate for the keys and the nodes of this cluster that have changed, for
+// the pools if any has, and for pods whose retry is due.
+func (w *waker) wake(keys map[demand.Key]bool, nodes map[string]bool, pools bool) {
 	if w.gate.len() == 0 {
 		return
 	}
@@ -46,8 +49,15 @@ func (w *waker) wake(keys map[demand.Key]bool, nodes map[string]bool) {
 			opened(openedForGrant, w.gate.openForSlots(key, w.slots(g)))
 		}
 	}
+	var rooms []room
 	if len(nodes) > 0 {
-		opened(openedForRoom, w.gate.openForRoom(w.placements.roomOn(nodes)))
+		rooms = w.placements.roomOn(nodes)
+	}
+	if pools {
+		rooms = append(rooms, w.poolRooms()...)
+	}
+	if len(rooms) > 0 {
+		opened(openedForRoom, w.gate.openForRoom(rooms))
 	}
 	if len(pods) == 0 {
 		return
@@ -57,6 +67,30 @@ func (w *waker) wake(keys map[demand.Key]bool, nodes map[string]bool) {
 		byName[nameOf(pod).String()] = pod
 	}
 	w.activate(byName)
+}
+
+// poolRooms returns the room in pools, in their order.
+func (w *waker) poolRooms() (rooms []room) {
+	for _, pool := range w.pools.all() {
+		node := w.nodeOf(pool.provider)
+		if node == nil {
+			continue
+		}
+		r := w.placements.roomIn(pool, node)
+		if w.countedAt.After(r.changedAt) {
+			r.changedAt = w.countedAt
+		}
+		r.need = func(pod *corev1.Pod) (amounts, bool) {
+			need := needOf(pod)
+			takes := amounts{corev1.ResourcePods: 1}
+			if len(pool.totals) > 0 {
+				takes.add(need.requests, 1)
+			}
+			return takes, w.mayUse(pod, pool) && toleratesOverflow(pod, node) && w.placements.inPool(pool, node.Name, need)
+		}
+		rooms = append(rooms, r)
+	}
+	return rooms
 }
 
 // slots returns the places that grants have on the virtual nodes.

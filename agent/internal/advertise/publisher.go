@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -29,6 +30,10 @@ type Options struct {
 	Terms inventory.Terms
 	// Recognizer of guests and virtual nodes.
 	Recognizer inventory.Recognizer
+	// Prices names a ConfigMap with the prices to advertise instead of those of the Terms,
+	// which need not exist; none where empty. Currency is theirs if it has none.
+	Prices   types.NamespacedName
+	Currency string
 	// Interval between two beats, above 0. An advertisement is sent on each,
 	// changed or not.
 	Interval time.Duration
@@ -61,9 +66,11 @@ type Publisher struct {
 	// sent at once.
 	dirty, due chan struct{}
 
-	// published is the last advertisement that the broker accepted, retryAfter the
+	// published is the last advertisement that the broker accepted, priced the last prices
+	// that were valid, retryAfter the
 	// delay after a failure. Only Start uses them.
 	published  *broker.ClusterAdvertisementSpec
+	priced     *broker.Cost
 	sequence   int64
 	retryAfter time.Duration
 }
@@ -76,11 +83,11 @@ func New(communicator Broker, options Options) *Publisher {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
-	return &Publisher{Options: options, broker: communicator, dirty: make(chan struct{}, 1), due: make(chan struct{}, 1)}
+	return &Publisher{Options: options, broker: communicator, priced: options.Terms.Cost, dirty: make(chan struct{}, 1), due: make(chan struct{}, 1)}
 }
 
-// SetupWithManager adds the Publisher to the manager and watches nodes, pods and
-// namespaces.
+// SetupWithManager adds the Publisher to the manager and watches nodes, pods, namespaces
+// and the prices.
 func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
 	p.cached, p.live = mgr.GetClient(), mgr.GetAPIReader()
 	mark := toolscache.ResourceEventHandlerFuncs{
@@ -88,7 +95,11 @@ func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
 		UpdateFunc: func(before, after any) { p.markIfChanged(before, after) },
 		DeleteFunc: func(any) { p.mark() },
 	}
-	for _, object := range []client.Object{&corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}} {
+	objects := []client.Object{&corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}}
+	if p.Prices.Name != "" {
+		objects = append(objects, &corev1.ConfigMap{})
+	}
+	for _, object := range objects {
 		informer, err := mgr.GetCache().GetInformer(context.Background(), object, cache.BlockUntilSynced(false))
 		if err != nil {
 			return fmt.Errorf("watching %T for the advertisement: %w", object, err)
@@ -233,6 +244,9 @@ func (p *Publisher) measure(ctx context.Context) (spec broker.ClusterAdvertiseme
 			return spec, err
 		}
 		spec = inventory.Measure(cluster, p.Terms, p.Clock.Now(), p.sequence)
+	}
+	if spec.Cost, err = p.cost(ctx); err != nil {
+		return spec, err
 	}
 	if p.Unlisted != nil {
 		spec.UnlistedHolds, err = p.Unlisted(ctx)

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -40,6 +41,7 @@ func TestPublisher(t *testing.T) {
 		// Longer than the test, so that only changes are published.
 		Interval: time.Hour, Debounce: 50 * time.Millisecond,
 		CopyName: "own", CopyNamespace: "default",
+		Prices: types.NamespacedName{Namespace: "default", Name: "prices"}, Currency: "EUR",
 	})
 	expect.NoError(t, publisher.SetupWithManager(mgr))
 	ctx := t.Context()
@@ -93,6 +95,8 @@ func TestPublisher(t *testing.T) {
 		t.Errorf("sequence went from %d to %d", first, last.Sequence)
 	}
 
+	testPrices(t, c, hub, published)
+
 	// A broker that connects may not know the cluster yet.
 	sent := len(hub.Calls("PublishAdvertisement", ""))
 	publisher.Connected()
@@ -135,4 +139,29 @@ func TestPublisher(t *testing.T) {
 	if len(own.Status.Holds) > 0 || own.Status.Active {
 		t.Errorf("the copy has a status: %+v", own.Status)
 	}
+}
+
+// testPrices: prices change without a restart; mistaken ones change nothing.
+func testPrices(t *testing.T, c client.Client, hub *transporttest.Broker, published func(string, func(broker.ClusterAdvertisementSpec) bool)) {
+	t.Helper()
+	prices := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "prices"}, Data: map[string]string{"cpu": "0.04"}}
+	priced := func(cpu, gpu string) func(broker.ClusterAdvertisementSpec) bool {
+		return func(s broker.ClusterAdvertisementSpec) bool {
+			return s.Cost != nil && *s.Cost == broker.Cost{CPUCost: cpu, GPUCost: gpu, Currency: "EUR"}
+		}
+	}
+	expect.NoError(t, c.Create(t.Context(), prices))
+	published("the new price", priced("0.04", ""))
+	prices.Data = map[string]string{"cpu": "free", "gpu": "1"}
+	expect.NoError(t, c.Update(t.Context(), prices))
+	prices.Data = map[string]string{"cpu": "0.05", "gpu": "1"}
+	expect.NoError(t, c.Update(t.Context(), prices))
+	published("the changed prices", priced("0.05", "1"))
+	for _, call := range hub.Calls("PublishAdvertisement", "") {
+		if cost := call.Argument.(broker.ClusterAdvertisementSpec).Cost; cost != nil && (cost.CPUCost == "free" || cost.CPUCost == "" || cost.CPUCost == "0.04" && cost.GPUCost != "") {
+			t.Errorf("prices that are not valid were published: %+v", cost)
+		}
+	}
+	expect.NoError(t, c.Delete(t.Context(), prices))
+	published("no prices", func(s broker.ClusterAdvertisementSpec) bool { return s.Cost == nil })
 }

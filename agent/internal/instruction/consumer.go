@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -96,7 +97,8 @@ func (c *Consumer) Reconcile(ctx context.Context, request reconcile.Request) (re
 		obsolete[list.Items[i].Name] = &list.Items[i]
 	}
 	var errs []error
-	if view, ok := c.mirror.Get(id); ok {
+	view, ok := c.mirror.Get(id)
+	if ok {
 		for i := range view.Status.Allocations {
 			allocation := &view.Status.Allocations[i]
 			name := ReservationInstructionName(id, allocation.Cluster)
@@ -117,6 +119,10 @@ func (c *Consumer) Reconcile(ctx context.Context, request reconcile.Request) (re
 	}
 	// In a fixed order, so that a run can be repeated.
 	for _, name := range slices.Sorted(maps.Keys(obsolete)) {
+		if in := obsolete[name]; ok && in.Spec.FromHub() && in.Spec.ReservationUID == view.UID && !meta.IsStatusConditionTrue(in.Status.Conditions, broker.ConditionRequesterReleased) {
+			errs = append(errs, c.release(ctx, in))
+			continue
+		}
 		errs = append(errs, remove(ctx, c.client, obsolete[name]))
 	}
 	return reconcile.Result{}, errors.Join(errs...)
@@ -129,6 +135,20 @@ func (c *Consumer) enqueueAll(ctx context.Context) error {
 	}
 	for i := range list.Items {
 		c.source.Enqueue(types.NamespacedName{Name: list.Items[i].Spec.ReservationName})
+	}
+	return nil
+}
+
+// release makes an instruction of the hub one that is being released: there is no local
+// Reservation that shows how many pods still use it.
+func (c *Consumer) release(ctx context.Context, in *broker.ReservationInstruction) error {
+	if in.Spec.Releasing {
+		return nil
+	}
+	changed := in.DeepCopy()
+	changed.Spec.Releasing = true
+	if err := c.client.Patch(ctx, changed, client.MergeFromWithOptions(in, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("releasing ReservationInstruction %s: %w", in.Name, err)
 	}
 	return nil
 }
@@ -163,12 +183,18 @@ func (c *Consumer) ensure(ctx context.Context, name string, existing *broker.Res
 }
 
 func reservationInstructionSpec(view *protocol.ConsumerView, allocation *broker.Allocation) broker.ReservationInstructionSpec {
+	namespaces := view.Spec.Namespaces
+	if view.SourceName != "" {
+		namespaces = nil // it serves its own
+	}
 	return broker.ReservationInstructionSpec{
 		ReservationName:    view.ID,
 		ReservationUID:     view.UID,
 		SourceNamespace:    view.SourceNamespace,
 		SourceName:         view.SourceName,
 		SourceUID:          view.SourceUID,
+		PodSelector:        view.Spec.PodSelector,
+		Namespaces:         namespaces,
 		TargetClusterID:    allocation.Cluster,
 		RequestedCPU:       orZero(allocation.Resources.CPU),
 		RequestedMemory:    orZero(allocation.Resources.Memory),

@@ -59,9 +59,18 @@ func (c *Cluster) usage() (eligible []*corev1.Node, used func(node string) *usag
 		if _, placeholder := c.Recognizer.PlaceholderFor(pod); placeholder {
 			continue
 		}
-		if u := byNode[pod.Spec.NodeName]; u != nil && !Finished(pod) {
-			consumer, _ := c.GuestOf(pod)
+		consumer, _ := c.GuestOf(pod)
+		if u := byNode[nodeOf(pod, consumer)]; u != nil && !Finished(pod) {
 			u.add(consumer, Requests(pod), 1)
+		}
+	}
+	for _, pod := range c.Pods {
+		if !repelsGuests(pod) || Finished(pod) {
+			continue
+		}
+		on := c.Node(pod.Spec.NodeName)
+		for _, n := range eligible {
+			byNode[n.Name].closed = byNode[n.Name].closed || repels(pod, on, n)
 		}
 	}
 	return eligible, func(node string) *usage { return byNode[node] }

@@ -110,7 +110,7 @@ func (c *Cluster) Pending(priority int32) []broker.PodSet {
 		if _, placeholder := c.Recognizer.PlaceholderFor(pod); placeholder {
 			continue
 		}
-		if _, guest := c.GuestOf(pod); !guest && waits(pod) && ptr.Deref(pod.Spec.Priority, 0) >= priority {
+		if _, guest := c.GuestOf(pod); !guest && waits(pod) && nodeOf(pod, "") == "" && ptr.Deref(pod.Spec.Priority, 0) >= priority {
 			out = append(out, claimOf(pod))
 		}
 	}

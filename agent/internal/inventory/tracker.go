@@ -41,6 +41,8 @@ type Tracker struct {
 	// guests and pending are the pods that Guests and Pending return.
 	guests  map[string]map[types.NamespacedName]trackedPod
 	pending map[types.NamespacedName]trackedPod
+	// repelling are the pods that keep guests off nodes.
+	repelling map[types.NamespacedName]trackedPod
 	// placeholders by consumer. They use nothing.
 	placeholders map[string]map[types.NamespacedName]trackedPod
 	// ofNamespace are the pods of each namespace: its labels decide whose they are.
@@ -54,6 +56,8 @@ type trackedPod struct {
 	// placeholder is whether it holds a place for the consumer instead of being its guest.
 	placeholder bool
 	requests    corev1.ResourceList
+	// node is the one that it uses, "" for none.
+	node string
 }
 
 // NewTracker returns a Tracker without nodes and pods.
@@ -62,7 +66,7 @@ func NewTracker(recognizer Recognizer) *Tracker {
 		recognizer: recognizer,
 		nodes:      map[string]*corev1.Node{}, namespaces: map[string]map[string]string{},
 		pods: map[types.NamespacedName]trackedPod{}, used: map[string]*usage{},
-		guests: map[string]map[types.NamespacedName]trackedPod{}, pending: map[types.NamespacedName]trackedPod{},
+		guests: map[string]map[types.NamespacedName]trackedPod{}, pending: map[types.NamespacedName]trackedPod{}, repelling: map[types.NamespacedName]trackedPod{},
 		placeholders: map[string]map[types.NamespacedName]trackedPod{}, ofNamespace: map[string]map[types.NamespacedName]bool{},
 	}
 }
@@ -166,12 +170,16 @@ func (t *Tracker) setPod(pod *corev1.Pod) (ended []string) {
 		return nil
 	}
 	tracked.consumer, _ = t.recognizer.Guest(pod, func(name string) map[string]string { return t.namespaces[name] })
+	tracked.node = nodeOf(pod, tracked.consumer)
 	t.pods[key] = tracked
+	if repelsGuests(pod) {
+		t.repelling[key] = tracked
+	}
 	if t.ofNamespace[pod.Namespace] == nil {
 		t.ofNamespace[pod.Namespace] = map[types.NamespacedName]bool{}
 	}
 	t.ofNamespace[pod.Namespace][key] = true
-	if node := pod.Spec.NodeName; node != "" {
+	if node := tracked.node; node != "" {
 		if t.used[node] == nil {
 			t.used[node] = &usage{}
 		}
@@ -183,7 +191,7 @@ func (t *Tracker) setPod(pod *corev1.Pod) (ended []string) {
 			t.guests[tracked.consumer] = map[types.NamespacedName]trackedPod{}
 		}
 		t.guests[tracked.consumer][key] = tracked
-	case waits(pod):
+	case waits(pod) && tracked.node == "":
 		t.pending[key] = tracked
 	}
 	return nil
@@ -204,10 +212,11 @@ func (t *Tracker) removePod(key types.NamespacedName) (guestOf []string) {
 		return nil
 	}
 	delete(t.pending, key)
+	delete(t.repelling, key)
 	if delete(t.ofNamespace[key.Namespace], key); len(t.ofNamespace[key.Namespace]) == 0 {
 		delete(t.ofNamespace, key.Namespace)
 	}
-	if node := tracked.pod.Spec.NodeName; node != "" {
+	if node := tracked.node; node != "" {
 		u := t.used[node]
 		if u.add(tracked.consumer, tracked.requests, -1); u.local.pods == 0 && len(u.guests) == 0 {
 			delete(t.used, node)
@@ -232,7 +241,19 @@ func (t *Tracker) eligible() []*corev1.Node {
 	return out
 }
 
-func (t *Tracker) usageOf(node string) *usage { return t.used[node] }
+func (t *Tracker) usageOf(node string) *usage {
+	u := t.used[node]
+	for _, tracked := range t.repelling {
+		if repels(tracked.pod, t.nodes[tracked.pod.Spec.NodeName], t.nodes[node]) {
+			closed := usage{closed: true}
+			if u != nil {
+				closed.local, closed.guests = u.local, u.guests
+			}
+			return &closed
+		}
+	}
+	return u
+}
 
 // Measure computes the cluster's advertisement.
 func (t *Tracker) Measure(terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {

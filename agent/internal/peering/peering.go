@@ -12,6 +12,8 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
 // Peer is the other cluster of a peering.
@@ -127,9 +129,8 @@ type Receiver interface {
 	Receive(provider string, message []byte)
 }
 
-// DefaultPodsOfTotal is how many pods may run on a divisible total that has no
-// number of pods: the kubelet's default for one node.
-const DefaultPodsOfTotal = 110
+// DefaultPodsOfTotal is how many pods may run on a divisible total.
+const DefaultPodsOfTotal = broker.PodsOfTotal
 
 // DaemonSetPodsAllowance is how many pods of DaemonSets a virtual node takes in
 // addition to overflowed pods. They never reach the provider, but the scheduler

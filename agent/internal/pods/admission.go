@@ -48,6 +48,10 @@ func (r *Reconciler) need(ctx context.Context, reservation *broker.Reservation, 
 	if err := r.client.List(ctx, &pods, client.InNamespace(reservation.Namespace), client.UnsafeDisableDeepCopy); err != nil {
 		return need, fmt.Errorf("listing pods of namespace %s: %w", reservation.Namespace, err)
 	}
+	byHand, err := r.nodes.ByHand(ctx)
+	if err != nil {
+		return need, err
+	}
 	optedIn, resolve := namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled, virtualnode.ResolveOwners(ctx, r.client)
 	for i := range pods.Items {
 		pod := &pods.Items[i]
@@ -56,6 +60,9 @@ func (r *Reconciler) need(ctx context.Context, reservation *broker.Reservation, 
 			return need, err
 		}
 		local := pod.Spec.NodeName != "" && provider == ""
+		if provider != "" && byHand[pod.Labels[broker.LabelHold]] {
+			continue // it uses a Reservation made by hand instead
+		}
 		if local || inventory.Finished(pod) || virtualnode.RunsOnEveryNode(pod) || !belongsTo(pod, reservation, key, resolve) {
 			continue
 		}

@@ -70,6 +70,9 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&broker.Reservation{}, &handler.EnqueueRequestForObject{}).
 		Watches(&broker.ReservationInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 			spec := o.(*broker.ReservationInstruction).Spec
+			if spec.FromHub() {
+				return nil
+			}
 			return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: spec.SourceNamespace, Name: spec.SourceName}}}
 		})).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.reservationOf)).

@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,14 +73,17 @@ type Reconciler struct {
 	live     client.Reader
 	recorder clientevents.EventRecorder
 	source   *transport.Source[protocol.ConsumerView]
+	// fromHub is the source of the reservations that were created in the hub.
+	fromHub *transport.Source[protocol.ConsumerView]
 
 	acks      transport.Resend[protocol.RequesterAck]
 	deletions transport.Resend[struct{}]
 
 	mu      sync.Mutex
 	reports map[string]report
-	// renewed is when the use of each reservation with a lease was last checked.
-	renewed map[string]time.Time
+	// renewed is when the use of each reservation with a lease was last checked, and
+	// reportedUse when the broker was told what pods use of one that was created there.
+	renewed, reportedUse map[string]time.Time
 }
 
 // report is the outcome of the last PutReservation of a reservation. It counts
@@ -101,8 +105,9 @@ func New(c client.Client, live client.Reader, recorder clientevents.EventRecorde
 	}
 	r := &Reconciler{
 		Options: options, client: c, live: live, recorder: recorder,
-		reports: map[string]report{}, renewed: map[string]time.Time{},
+		reports: map[string]report{}, renewed: map[string]time.Time{}, reportedUse: map[string]time.Time{},
 	}
+	r.fromHub = &transport.Source[protocol.ConsumerView]{Mirror: options.Mirror, Key: hubKey}
 	r.source = &transport.Source[protocol.ConsumerView]{
 		Mirror: options.Mirror,
 		Key: func(v protocol.ConsumerView) types.NamespacedName {
@@ -126,6 +131,9 @@ func (r *Reconciler) Source() *transport.Source[protocol.ConsumerView] { return 
 // SetupWithManager adds the controller. instruction.SetupIndex must be called
 // before.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
+	if err := r.setupFromHub(mgr); err != nil {
+		return err
+	}
 	return builder.ControllerManagedBy(mgr).Named("reservations").
 		For(&broker.Reservation{}, builder.WithPredicates(predicate.Or[client.Object](
 			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, predicate.LabelChangedPredicate{}, finalizersChanged))).
@@ -287,7 +295,7 @@ func (r *Reconciler) report(ctx context.Context, s *state) (reconcile.Result, er
 	var response *protocol.Error
 	switch {
 	case errors.As(err, &response) && response.Code != protocol.CodeUnavailable:
-		last = report{generation: local.Generation, due: s.now.Add(rejectedRetryAfter), condition: notReported(response.Code, response.Message)}
+		last = report{generation: local.Generation, due: s.now.Add(cmp.Or(response.RetryAfter, rejectedRetryAfter)), condition: notReported(response.Code, response.Message)}
 	case err != nil:
 		s.reported = notReported(reasonBrokerUnreachable, err.Error())
 		s.reportErr = fmt.Errorf("sending Reservation %s/%s to the broker: %w", local.Namespace, local.Name, err)

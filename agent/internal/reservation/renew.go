@@ -6,7 +6,10 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
 const (
@@ -26,41 +29,45 @@ func renewalInterval(duration *metav1.Duration) time.Duration {
 	return max(min(duration.Duration/3, maxRenewalInterval), time.Second)
 }
 
-// renew renews the lease of a Reservation while pods use its capacity, with one call in
-// each interval.
+// renew renews the lease of a Reservation while pods use its capacity.
 func (r *Reconciler) renew(ctx context.Context, s *state) (reconcile.Result, error) {
-	if r.InUse == nil || s.view == nil || len(s.view.Status.Allocations) == 0 {
-		r.forgetRenewal(s.id)
+	return r.renewLease(ctx, s.view, s.id, s.local.UID, s.local.Spec.Duration, s.now)
+}
+
+// renewLease renews the lease of a reservation while pods use the capacity of the
+// Reservation with a UID, with one call in each interval.
+func (r *Reconciler) renewLease(ctx context.Context, view *protocol.ConsumerView, id string, source types.UID, duration *metav1.Duration, now time.Time) (reconcile.Result, error) {
+	if r.InUse == nil || view == nil || len(view.Status.Allocations) == 0 {
+		r.forgetRenewal(id)
 		return reconcile.Result{}, nil
 	}
-	duration := s.view.Status.LeaseDuration
-	if duration == nil {
-		// An earlier version of the broker does not say.
-		duration = s.local.Spec.Duration
+	if limited := view.Status.LeaseDuration; limited != nil {
+		// An earlier version of the broker sends none.
+		duration = limited
 	}
 	interval := renewalInterval(duration)
 	if interval == 0 {
-		r.forgetRenewal(s.id)
+		r.forgetRenewal(id)
 		return reconcile.Result{}, nil
 	}
 	r.mu.Lock()
-	last, checked := r.renewed[s.id]
+	last, checked := r.renewed[id]
 	r.mu.Unlock()
-	if due := last.Add(interval); checked && s.now.Before(due) {
-		return reconcile.Result{RequeueAfter: due.Sub(s.now)}, nil
+	if due := last.Add(interval); checked && now.Before(due) {
+		return reconcile.Result{RequeueAfter: due.Sub(now)}, nil
 	}
-	inUse, known := r.InUse(s.local.UID)
+	inUse, known := r.InUse(source)
 	if !known {
 		return reconcile.Result{RequeueAfter: min(useUnknownRetryAfter, interval)}, nil
 	}
 	if inUse {
-		if err := r.Broker.Renew(ctx, s.id, s.view.UID); err != nil {
-			return reconcile.Result{}, fmt.Errorf("renewing the lease of reservation %s: %w", s.id, err)
+		if err := r.Broker.Renew(ctx, id, view.UID); err != nil {
+			return reconcile.Result{}, fmt.Errorf("renewing the lease of reservation %s: %w", id, err)
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.renewed[s.id] = s.now
+	r.renewed[id] = now
 	return reconcile.Result{RequeueAfter: interval}, nil
 }
 

@@ -76,6 +76,7 @@ func computeStatus(s *state) broker.ReservationStatus {
 		set(allTrue(&status, s.instructions, broker.ConditionVirtualNodeReady))
 	}
 	set(ready(s.local, &status, s.instructions, s.reported))
+	status.Used = used(&s.local.Spec, s.instructions)
 	return status
 }
 

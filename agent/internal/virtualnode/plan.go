@@ -11,13 +11,14 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 // Grant is one ReservationInstruction and its use.
 type Grant struct {
 	Instruction *broker.ReservationInstruction
-	// Reservation is the local one that the instruction is for; nil once it is
-	// gone.
+	// Reservation is the local one that the instruction is for; nil once it is gone, and
+	// for one that was created in the hub.
 	Reservation *broker.Reservation
 	// Limit is the number of pods to keep capacity for while the rest of the
 	// instruction is being released; negative for no limit.
@@ -29,7 +30,58 @@ type Grant struct {
 
 // Releasing reports whether capacity is kept for bound pods only.
 func (g Grant) Releasing() bool {
+	if g.Instruction.Spec.FromHub() {
+		return g.Instruction.Spec.Releasing
+	}
 	return g.Reservation == nil || g.Reservation.DeletionTimestamp != nil
+}
+
+// ByHand reports whether the grant is for a Reservation that was made by hand, in the hub
+// or in this cluster, and not for the pods of one owner.
+func (g Grant) ByHand() bool {
+	if g.Instruction.Spec.FromHub() {
+		return true
+	}
+	if g.Reservation == nil {
+		return false
+	}
+	_, keyed := demand.KeyOfReservation(g.Reservation)
+	return !keyed
+}
+
+// serves reports whether pods of a namespace may use a grant made by hand.
+func (g Grant) serves(namespace string) bool {
+	spec := &g.Instruction.Spec
+	if spec.FromHub() {
+		return len(spec.Namespaces) == 0 || slices.Contains(spec.Namespaces, namespace)
+	}
+	return spec.SourceNamespace == namespace
+}
+
+// namespaces whose pods may use the grant; optedIn are all that may use one that names
+// none.
+func (g Grant) namespaces(optedIn []string) []string {
+	switch spec := &g.Instruction.Spec; {
+	case !spec.FromHub():
+		return []string{spec.SourceNamespace}
+	case spec.Releasing:
+		return nil // those of the bound pods remain
+	case len(spec.Namespaces) == 0:
+		return optedIn
+	default:
+		return slices.DeleteFunc(slices.Clone(spec.Namespaces), func(name string) bool { return !slices.Contains(optedIn, name) })
+	}
+}
+
+// Use is what the bound pods use of the grant.
+func (g Grant) Use() *broker.Use {
+	used := &broker.Use{Count: int32(len(g.Bound)), Resources: broker.FromList(requests(g.Bound))}
+	for _, pod := range g.Bound {
+		used.Pods = append(used.Pods, pod.Namespace+"/"+pod.Name)
+	}
+	slices.Sort(used.Pods)
+	used.Pods = used.Pods[:min(len(used.Pods), broker.MaxUsePods)]
+	return used
 }
 
 // Pods is the number of pods that the virtual node is to have capacity for;
@@ -92,7 +144,7 @@ func NodePlan(s *Snapshot) peering.Capacity {
 			}
 			capacity.Labels[key] = value
 		}
-		if ns := g.Instruction.Spec.SourceNamespace; ns != "" {
+		for _, ns := range g.namespaces(s.OptedIn) {
 			namespaces[ns] = true
 		}
 		addNamespaces(g.Bound)

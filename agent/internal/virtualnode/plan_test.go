@@ -33,7 +33,7 @@ func bound(n int, requests corev1.ResourceList) (pods []*corev1.Pod) {
 func grant(count int32, requests corev1.ResourceList, change ...func(*virtualnode.Grant)) virtualnode.Grant {
 	g := virtualnode.Grant{
 		Instruction: &broker.ReservationInstruction{Spec: broker.ReservationInstructionSpec{
-			SourceNamespace: "shop", PodSets: podSet(count, requests), RequestedResources: broker.FromList(broker.Times(requests, count)),
+			SourceNamespace: "shop", SourceName: "web", PodSets: podSet(count, requests), RequestedResources: broker.FromList(broker.Times(requests, count)),
 		}},
 		Reservation: &broker.Reservation{}, Limit: -1,
 	}

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -76,7 +77,11 @@ func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s
 		state.reported = true
 		for _, g := range s.Grants {
 			if !g.Releasing() {
-				r.recorder.Eventf(g.Reservation, nil, corev1.EventTypeWarning, "VirtualNodeNotReady", "Peer",
+				var about runtime.Object = g.Instruction
+				if g.Reservation != nil {
+					about = g.Reservation
+				}
+				r.recorder.Eventf(about, nil, corev1.EventTypeWarning, "VirtualNodeNotReady", "Peer",
 					"Virtual node for provider %s is not ready after %s, retrying: %s", s.Provider, p.waited.Round(time.Second), p.blocking().Message)
 			}
 		}

@@ -29,6 +29,9 @@ type Snapshot struct {
 	// DaemonPods is the number of DaemonSets' pods that are on the node or wait for
 	// it.
 	DaemonPods int32
+	// OptedIn are the opted-in namespaces, sorted; only if there is a grant for a
+	// Reservation of the hub.
+	OptedIn []string
 	// Node is nil if there is none.
 	Node *corev1.Node
 }
@@ -47,9 +50,17 @@ func (s *Snapshot) boundPods(instruction types.UID) int32 {
 	return int32(len(s.Grants[i].Bound))
 }
 
-// grantOf finds the grant that a pod uses. The hold label counts only for a pod
-// whose key matches no grant, since users can write it.
+// grantOf finds the grant that a pod uses: the one made by hand that its hold label
+// names, or else that of its key. Otherwise the hold label counts only for a pod whose key
+// matches no grant, since users can write it.
 func (s *Snapshot) grantOf(pod *corev1.Pod, resolve demand.Resolve) *Grant {
+	hold := pod.Labels[broker.LabelHold]
+	named := func(g Grant) bool {
+		return hold != "" && hold == demand.HoldLabel(g.Instruction.Spec.ReservationName)
+	}
+	if i := slices.IndexFunc(s.Grants, func(g Grant) bool { return named(g) && g.ByHand() && g.serves(pod.Namespace) }); i >= 0 {
+		return &s.Grants[i]
+	}
 	if key, _, _, ok := demand.KeyOf(pod, resolve); ok {
 		for i := range s.Grants {
 			if reservation := s.Grants[i].Reservation; reservation != nil {
@@ -59,10 +70,8 @@ func (s *Snapshot) grantOf(pod *corev1.Pod, resolve demand.Resolve) *Grant {
 			}
 		}
 	}
-	hold := pod.Labels[broker.LabelHold]
 	for i := range s.Grants {
-		in := s.Grants[i].Instruction
-		if hold != "" && hold == demand.HoldLabel(in.Spec.ReservationName) && in.Spec.SourceNamespace == pod.Namespace {
+		if named(s.Grants[i]) && s.Grants[i].Instruction.Spec.SourceNamespace == pod.Namespace {
 			return &s.Grants[i]
 		}
 	}
@@ -77,6 +86,11 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 		return nil, err
 	}
 	s := &Snapshot{Provider: provider, Grants: grants}
+	if slices.ContainsFunc(grants, func(g Grant) bool { return g.Instruction.Spec.FromHub() }) {
+		if s.OptedIn, err = r.optedIn(ctx); err != nil {
+			return nil, err
+		}
+	}
 	nodeName := broker.VirtualNodeName(provider)
 	var bound corev1.PodList
 	if err := reader.List(ctx, &bound, client.MatchingFields{IndexNode: nodeName}); err != nil {
@@ -105,6 +119,40 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 	s.DaemonPods += int32(len(pending.Items))
 	s.Node, err = ReadNode(ctx, r.client, provider)
 	return s, err
+}
+
+// optedIn lists the opted-in namespaces, sorted.
+func (r *Reconciler) optedIn(ctx context.Context) (names []string, err error) {
+	var all corev1.NamespaceList
+	if err := r.client.List(ctx, &all, client.MatchingLabels{broker.LabelOverflow: broker.OverflowEnabled}); err != nil {
+		return nil, fmt.Errorf("listing opted-in namespaces: %w", err)
+	}
+	for i := range all.Items {
+		if all.Items[i].DeletionTimestamp == nil {
+			names = append(names, all.Items[i].Name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// ByHand returns the hold labels of pods that use a Reservation made by hand.
+func (r *Reconciler) ByHand(ctx context.Context) (holds map[string]bool, err error) {
+	instructions, err := r.instructions(ctx, r.client, func(broker.ReservationInstructionSpec) bool { return true })
+	if err != nil {
+		return nil, err
+	}
+	holds = map[string]bool{}
+	for i := range instructions {
+		g := Grant{Instruction: &instructions[i]}
+		if g.Reservation, err = r.reservationOf(ctx, g.Instruction); err != nil {
+			return nil, err
+		}
+		if g.ByHand() {
+			holds[demand.HoldLabel(g.Instruction.Spec.ReservationName)] = true
+		}
+	}
+	return holds, nil
 }
 
 // grants reads a provider's instructions and the Reservations that they are for.
@@ -147,6 +195,9 @@ func podLimit(spec *broker.ReservationSpec, in *broker.ReservationInstruction, r
 // reservationOf is the Reservation that an instruction is for; nil once that one
 // is gone, even if another has its name.
 func (r *Reconciler) reservationOf(ctx context.Context, in *broker.ReservationInstruction) (*broker.Reservation, error) {
+	if in.Spec.FromHub() {
+		return nil, nil
+	}
 	reservation := &broker.Reservation{}
 	err := r.client.Get(ctx, client.ObjectKey{Namespace: in.Spec.SourceNamespace, Name: in.Spec.SourceName}, reservation)
 	if apierrors.IsNotFound(err) || err == nil && in.Spec.SourceUID != reservation.UID {

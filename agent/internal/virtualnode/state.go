@@ -92,13 +92,23 @@ func (r *Reconciler) recordUse(s *Snapshot) {
 	}
 	use := map[types.UID]bool{}
 	for _, g := range s.Grants {
-		use[g.Instruction.Spec.SourceUID] = use[g.Instruction.Spec.SourceUID] || len(g.Bound) > 0
+		uid := sourceOf(&g.Instruction.Spec)
+		use[uid] = use[uid] || len(g.Bound) > 0
 	}
 	r.inUse[s.Provider] = use
 }
 
-// InUse reports whether pods use the capacity of the Reservation with a UID; known is
-// false until a virtual node for it has been observed.
+// sourceOf is the UID of the Reservation that an instruction is for: that in this cluster
+// or, if it was created there, that in the hub.
+func sourceOf(spec *broker.ReservationInstructionSpec) types.UID {
+	if spec.FromHub() {
+		return spec.ReservationUID
+	}
+	return spec.SourceUID
+}
+
+// InUse reports whether pods use the capacity of the Reservation with a UID, in the hub
+// for one that was created there; known is false until a virtual node for it has been observed.
 func (r *Reconciler) InUse(reservation types.UID) (inUse, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -137,7 +147,7 @@ func (r *Reconciler) recordCarried(s *Snapshot, p progress) {
 	r.carried[s.Provider] = after
 	r.mu.Unlock()
 	for _, g := range s.Grants {
-		if changed && !g.Releasing() {
+		if changed && !g.Releasing() && g.Reservation != nil {
 			enqueue(r.reservations, g.Reservation)
 		}
 	}

@@ -54,6 +54,9 @@ func instructionStatus(g Grant, s *Snapshot, p progress, released bool) broker.R
 		}
 		meta.SetStatusCondition(&status.Conditions, c)
 	}
+	if status.Used = nil; g.ByHand() {
+		status.Used = g.Use()
+	}
 	if g.Releasing() {
 		if !meta.IsStatusConditionTrue(status.Conditions, broker.ConditionRequesterReleased) {
 			reason, message := releaseProgress(g, s.Provider, p, released)

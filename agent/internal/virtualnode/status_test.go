@@ -37,7 +37,7 @@ func TestInstructionStatusCarried(t *testing.T) {
 		"the reservation is not there": {node: ready, releasing: true, progress: progress{peered: done, node: waiting}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in := &broker.ReservationInstruction{Spec: broker.ReservationInstructionSpec{Attempt: 2, PodSets: pods(5).PodSets}}
+			in := &broker.ReservationInstruction{Spec: broker.ReservationInstructionSpec{SourceName: "web", Attempt: 2, PodSets: pods(5).PodSets}}
 			in.Status.Carried = ptr.To(pods(2))
 			g := Grant{Instruction: in, Reservation: &broker.Reservation{}, Limit: -1}
 			if tc.releasing {

@@ -72,6 +72,20 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.extended) || s.requests.extended.all(k, type(s.requests.extended[k]) == int ? s.requests.extended[k] >= 0 : (s.requests.extended[k] < '-' || s.requests.extended[k] >= '.')))",message="extended amounts must not be negative"
 	// +kubebuilder:validation:items:XValidation:rule="self.requests == oldSelf.requests && has(self.nodeSelector) == has(oldSelf.nodeSelector) && (!has(self.nodeSelector) || self.nodeSelector == oldSelf.nodeSelector) && has(self.nodeAffinity) == has(oldSelf.nodeAffinity) && (!has(self.nodeAffinity) || self.nodeAffinity == oldSelf.nodeAffinity) && has(self.tolerations) == has(oldSelf.tolerations) && (!has(self.tolerations) || self.tolerations == oldSelf.tolerations)",message="the shape of a pod set (requests, nodeSelector, nodeAffinity, tolerations) is immutable: change its count, or create another Reservation for another shape"
 	PodSets []PodSet `json:"podSets,omitempty"`
+	// podSelector limits the pods that may use a Reservation made by hand to those with
+	// these labels. All pods of its namespaces if unset. Reservations of the scheduler
+	// plugin serve the pods of one owner, and ignore it.
+	// +optional
+	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
+	// namespaces of the consumer whose pods may use a Reservation that was created in the
+	// hub, as far as they are opted in; all that are if empty. A Reservation that was
+	// created in the consumer serves its own namespace only.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +kubebuilder:validation:items:MaxLength=63
+	Namespaces []string `json:"namespaces,omitempty"`
 	// minAvailable is the number of pods below which the capacity is of no use: the
 	// broker holds capacity for at least as many pods, or for none, and no pod may use
 	// it before the providers have accepted as many. It counts the pods of all pod sets,
@@ -91,6 +105,7 @@ type ReservationSpec struct {
 	// it by its own clock: it starts again when another replica becomes the leader, and
 	// when the spec changes. If unset, the Reservation is queued until it is deleted.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="deadline must be at least 1s"
 	Deadline *metav1.Duration `json:"deadline,omitempty"`
 	// duration is the length of the Reservation's lease. The lease starts with the first
 	// hold and starts again whenever the consumer's agent renews it, which it does while
@@ -100,6 +115,7 @@ type ReservationSpec struct {
 	// The broker measures leases by its own clock: they start again when another replica
 	// becomes the leader.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="duration must be at least 1s"
 	Duration *metav1.Duration `json:"duration,omitempty"`
 	// retained is the number of pods that the Reservation keeps at each provider after
 	// its counts were reduced; other capacity is released first. The consumer's agent
@@ -244,6 +260,25 @@ func (a *Allocation) Usable() int32 {
 	return min(a.CarriedPods, pods)
 }
 
+// Use is what pods use of the capacity of a Reservation.
+type Use struct {
+	// count is the number of pods.
+	Count int32 `json:"count"`
+	// resources that the pods request.
+	// +optional
+	Resources ResourceQuantities `json:"resources,omitempty"`
+	// pods are the first of them as namespace/name, at most 20.
+	// +optional
+	// +kubebuilder:validation:MaxItems=20
+	Pods []string `json:"pods,omitempty"`
+	// summary of the above for the print column, such as "2 pods, cpu 1500m of 4".
+	// +optional
+	Summary string `json:"summary,omitempty"`
+}
+
+// MaxUsePods is the maximum number of pods that a Use lists.
+const MaxUsePods = 20
+
 // Decision explains the last placement, for the most relevant clusters. The broker
 // reports all clusters on request.
 type Decision struct {
@@ -336,6 +371,13 @@ type ReservationStatus struct {
 	// the capacity. Unset if the Reservation lasts as long as its consumer advertises.
 	// +optional
 	LeaseDuration *metav1.Duration `json:"leaseDuration,omitempty"`
+	// targetClusterEndpoint repeats the endpoint of the first allocation. Its cluster ID is
+	// in allocations: spec.targetClusterID is only ever the author's.
+	// +optional
+	TargetClusterEndpoint string `json:"targetClusterEndpoint,omitempty"`
+	// used is the part of the capacity that pods use. Only of Reservations made by hand.
+	// +optional
+	Used *Use `json:"used,omitempty"`
 	// summary of the allocations, such as "3 of 5 pods in paris".
 	// +optional
 	Summary string `json:"summary,omitempty"`
@@ -358,6 +400,7 @@ type ReservationStatus struct {
 // +kubebuilder:printcolumn:name="Requester",type=string,JSONPath=`.spec.requesterID`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Granted",type=string,JSONPath=`.status.summary`
+// +kubebuilder:printcolumn:name="Used",type=string,JSONPath=`.status.used.summary`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`

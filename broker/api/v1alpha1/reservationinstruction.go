@@ -22,6 +22,16 @@ type ReservationInstructionSpec struct {
 	// sourceUID is the UID of the Reservation in the consumer's cluster.
 	// +optional
 	SourceUID types.UID `json:"sourceUID,omitempty"`
+	// podSelector is that of the Reservation: it limits the pods that may use the grant.
+	// +optional
+	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
+	// namespaces are those of a Reservation that was created in the hub.
+	// +optional
+	Namespaces []string `json:"namespaces,omitempty"`
+	// releasing is true once a Reservation of the hub has ended: no new pod may use the
+	// grant, those that do may run on.
+	// +optional
+	Releasing bool `json:"releasing,omitempty"`
 	// targetClusterID is the cluster ID of the provider.
 	TargetClusterID string `json:"targetClusterID"`
 	// requestedCPU repeats requestedResources.cpu for older clients.
@@ -58,6 +68,9 @@ type ReservationInstructionSpec struct {
 	Attempt int64 `json:"attempt"`
 }
 
+// FromHub reports whether the Reservation was created in the hub: the consumer has none.
+func (s *ReservationInstructionSpec) FromHub() bool { return s.SourceName == "" }
+
 // ReservationInstructionStatus is the observed state of the grant at the consumer.
 // The consumer's agent writes it.
 type ReservationInstructionStatus struct {
@@ -68,6 +81,9 @@ type ReservationInstructionStatus struct {
 	// of the current attempt or, while the node is resized, of an earlier one.
 	// +optional
 	Carried *HeldCapacity `json:"carried,omitempty"`
+	// used is the part of the grant that pods use. Only for Reservations made by hand.
+	// +optional
+	Used *Use `json:"used,omitempty"`
 	// conditions of the instruction: Peered, VirtualNodeReady, RequesterReleased and
 	// their summary Ready.
 	// +optional

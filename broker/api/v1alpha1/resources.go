@@ -12,6 +12,10 @@ import (
 // ResourceGPU is the name of the resource in the gpu field of ResourceQuantities.
 const ResourceGPU corev1.ResourceName = "nvidia.com/gpu"
 
+// PodsOfTotal is how many pods may run on a divisible total, which has no number of pods:
+// the kubelet's default for one node.
+const PodsOfTotal = 110
+
 // ResourceQuantities is an amount of resources. An unset field is zero.
 type ResourceQuantities struct {
 	// cpu in cores.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -109,6 +110,9 @@ func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name stri
 			ready := allocation.Accepted && slices.Contains(ack.Ready, allocation.Cluster)
 			changed = changed || allocation.VirtualNodeReady != ready
 			allocation.VirtualNodeReady = ready
+		}
+		if ack.Used != nil && !apiequality.Semantic.DeepEqual(reservation.Status.Used, ack.Used) {
+			reservation.Status.Used, changed = ack.Used, true
 		}
 		if changed && !unplaced(reservation) {
 			// What follows from it is written at once, unless there is more to do.

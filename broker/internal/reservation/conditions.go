@@ -30,6 +30,8 @@ const (
 	reasonVirtualNodeReady      = "VirtualNodeReady"
 	reasonWaitingForVirtualNode = "WaitingForVirtualNode"
 	reasonNothingRequested      = "NothingRequested"
+	reasonUnknownTarget         = "UnknownTarget"
+	reasonTooLarge              = "TooLarge"
 	reasonInvalidSpec           = "InvalidSpec"
 	reasonExpired               = "Expired"
 	reasonConsumerSilent        = "ConsumerSilent"
@@ -103,7 +105,11 @@ func (c conditions) setEnded(in snapshot, status *broker.ReservationStatus) {
 		}
 	}
 	if len(releasing) > 0 {
-		c.set(broker.ConditionProviderReleased, false, reasonWaitingForProvider, fmt.Sprintf("Waiting for %s to confirm the release.", strings.Join(releasing, ", ")))
+		message := fmt.Sprintf("Waiting for %s to confirm the release.", strings.Join(releasing, ", "))
+		if used := status.Used; used != nil && used.Count > 0 {
+			message += fmt.Sprintf(" Pods of %s that still run there: %d.", in.reservation.Spec.RequesterID, used.Count)
+		}
+		c.set(broker.ConditionProviderReleased, false, reasonWaitingForProvider, message)
 	} else if in.ended() {
 		c.set(broker.ConditionProviderReleased, true, reasonConfirmed, "No provider holds capacity for the Reservation.")
 	}
@@ -138,6 +144,11 @@ func (c conditions) setPlaced(in snapshot, p plan, status *broker.ReservationSta
 	if p.missing.Empty() {
 		c.set(broker.ConditionLocked, true, reasonHoldCreated, fmt.Sprintf("The ledger holds %s.", placed))
 		c.set(broker.ConditionQueued, false, reasonPlaced, "All requested capacity has been placed.")
+		return
+	}
+	if p.impossible.reason != "" {
+		c.set(broker.ConditionLocked, false, p.impossible.reason, p.impossible.message)
+		c.set(broker.ConditionQueued, false, p.impossible.reason, p.impossible.message)
 		return
 	}
 	waiting := amount(p.missing) + " are waiting"
@@ -237,7 +248,7 @@ func (c conditions) setVirtualNodeReady(in snapshot, status *broker.ReservationS
 // setReady summarizes the other conditions: the first that is not as desired is the
 // reason for which the Reservation is not ready.
 func (c conditions) setReady(p plan, status *broker.ReservationStatus) {
-	if p.gaveUp {
+	if p.gaveUp || p.impossible.reason != "" {
 		queued := meta.FindStatusCondition(*c.list, broker.ConditionQueued)
 		c.set(broker.ConditionReady, false, queued.Reason, queued.Message)
 		return

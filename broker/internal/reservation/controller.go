@@ -88,9 +88,13 @@ type Reconciler struct {
 	priceChanges map[string]map[string]string
 	// storedAt is when the advertisement of each cluster was last stored.
 	storedAt map[string]time.Time
+	// remembered has the digest of each cluster's stored advertisement.
+	remembered map[string]remembered
 	// latest is the highest sequence of the advertisements of each cluster that were
 	// received, including those that were not written.
 	latest map[string]int64
+	// impossible are the Reservations to try again when the clusters change.
+	impossible map[string]bool
 }
 
 // Clients are what a Reconciler reads and writes with.
@@ -145,7 +149,9 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 
 		priceChanges: map[string]map[string]string{},
 		storedAt:     map[string]time.Time{},
+		remembered:   map[string]remembered{},
 		latest:       map[string]int64{},
+		impossible:   map[string]bool{},
 	}
 }
 
@@ -269,6 +275,9 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 	changed := changedHolds(old.Holds, now.Holds, old.Active != now.Active)
 	if before == nil || after == nil || before.Generation != after.Generation || old.Active != now.Active || grew(old.Available, now.Available) {
 		changed = append(changed, r.retriable(after)...)
+		if before == nil || after == nil || before.Generation != after.Generation {
+			changed = append(changed, r.impossibleNames()...)
+		}
 	}
 	return changed
 }

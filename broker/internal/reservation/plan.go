@@ -30,6 +30,8 @@ type plan struct {
 	// gaveUp is whether the deadline of the Reservation has passed, so that what is missing
 	// is not placed any more.
 	gaveUp bool
+	// impossible is why nothing can be placed, unless the clusters change.
+	impossible impossibility
 }
 
 // change is the capacity that one cluster's hold shrinks to, or grows by.
@@ -54,7 +56,9 @@ func newPlan(in snapshot) plan {
 		p.shrink = unanswered(in, holds)
 		if p.missing = capacity.Sub(requested, reliable); !p.missing.Empty() {
 			if p.gaveUp = in.deadlineExceeded(); !p.gaveUp {
-				p.place(in)
+				if p.place(in); len(p.grow) == 0 && len(holds) == 0 {
+					p.impossible = in.impossible()
+				}
 			}
 			p.allOrNothing(in, holds)
 		}

@@ -88,8 +88,9 @@ func (h *hub) put(ad *broker.ClusterAdvertisement) {
 func (h *hub) ask(name string, count int32, cpu string, change ...func(*broker.ReservationSpec)) {
 	h.clock.Step(time.Second)
 	r := &broker.Reservation{
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Generation: 1, CreationTimestamp: metav1.Time{Time: h.clock.Now()}},
-		Spec:       broker.ReservationSpec{RequesterID: "rome", PodSets: []broker.PodSet{{Name: "pods", Count: count, Requests: cpus(cpu)}}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Generation: 1, CreationTimestamp: metav1.Time{Time: h.clock.Now()},
+			Labels: map[string]string{broker.LabelSourceNamespace: "shop"}},
+		Spec: broker.ReservationSpec{RequesterID: "rome", PodSets: []broker.PodSet{{Name: "pods", Count: count, Requests: cpus(cpu)}}},
 	}
 	for _, f := range change {
 		f(&r.Spec)

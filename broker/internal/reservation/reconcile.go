@@ -36,6 +36,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, e
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	p := newPlan(in)
+	r.rememberImpossible(name, p.impossible.reason != "")
 	if in.upToDate(p) {
 		r.conflicts.Forget("reservation/" + name)
 		return in.requeue(), nil

@@ -352,7 +352,7 @@ func expiry(e *env) {
 }
 
 func impossible(e *env) {
-	e.start(nil)
+	p := e.start(nil)
 	e.request("r", 1, func(r *broker.Reservation) {
 		r.Spec.TargetClusterID = "paris"
 		r.Spec.Placement = &broker.Placement{ExcludeClusters: []string{"paris"}}
@@ -360,7 +360,45 @@ func impossible(e *env) {
 	e.expect("r", broker.ReservationFailed, "none")
 	e.expectCondition("r", broker.ConditionReady, false, "targetClusterID is paris, which placement.excludeClusters excludes")
 	e.edit("r", func(r *broker.Reservation) { r.Spec.Placement = nil })
-	e.expect("r", broker.ReservationPending, "0 of 1 pods")
+	e.expectCondition("r", broker.ConditionReady, false, "No cluster paris has sent an advertisement")
+	e.expect("r", broker.ReservationFailed, "0 of 1 pods")
+
+	// What only the hub's author asks for is not queued if no provider could ever give it.
+	total := func(quantity string) func(*broker.Reservation) {
+		return func(r *broker.Reservation) { r.Spec.PodSets, r.Spec.RequestedResources = nil, ptr.To(cpu(quantity)) }
+	}
+	e.request("zero", 1, total("0"))
+	e.expectCondition("zero", broker.ConditionReady, false, "requestedResources is zero")
+	p.advertise(e.spec("berlin", "2"))
+	e.request("total", 1, total("5"))
+	e.expectCondition("total", broker.ConditionLocked, false, "It requests cpu 5, and all nodes of the providers together have 2")
+	e.request("pod", 1, func(r *broker.Reservation) { r.Spec.PodSets[0].Requests = cpu("3") })
+	e.expectCondition("pod", broker.ConditionReady, false, "A pod of set pods requests cpu 3, and no provider has as much")
+	for _, name := range []string{"zero", "total", "pod"} {
+		if phase := e.get(name).Status.Phase; phase != broker.ReservationFailed {
+			e.Errorf("%s is %s", name, phase)
+		}
+	}
+	e.request("later", 1, total("2"))
+	e.request("queued", 1, total("1"))
+	e.expectCondition("queued", broker.ConditionQueued, true, "berlin")
+
+	// They are considered again as clusters come.
+	p.advertise(e.spec("paris", "4"))
+	e.expect("r", broker.ReservationReserved, "1 of 1 pods in paris")
+	if got := e.get("r").Status; got.TargetClusterEndpoint != "https://paris:6443" {
+		e.Errorf("the endpoint of the target is %q", got.TargetClusterEndpoint)
+	}
+	e.eventually("the large ones to be placed or to wait for room", func() error {
+		for _, name := range []string{"total", "pod"} {
+			if r := e.get(name); r.Status.Phase == broker.ReservationFailed {
+				return fmt.Errorf("%s is still Failed", name)
+			}
+		}
+		return nil
+	})
+	e.edit("zero", total("100m"))
+	e.expect("zero", broker.ReservationPending, "none")
 }
 
 func staleAcks(e *env) {
@@ -748,6 +786,8 @@ func validation(e *env) {
 		}
 	}
 	for what, spec := range map[string]broker.ReservationSpec{
+		"duration must be at least":  {RequestedResources: ptr.To(cpu("1")), Duration: &metav1.Duration{}},
+		"deadline must be at least":  {RequestedResources: ptr.To(cpu("1")), Deadline: &metav1.Duration{Duration: -time.Second}},
 		"must not be negative":       {RequestedResources: &broker.ResourceQuantities{Extended: map[corev1.ResourceName]resource.Quantity{"example.com/fpga": resource.MustParse("-1")}}},
 		"minAvailable is the number": {RequestedResources: ptr.To(cpu("1")), MinAvailable: 1},
 	} {

@@ -258,6 +258,9 @@ func (in snapshot) requeue() ctrl.Result {
 			at(asked.Add(in.config.proofDeadline))
 		}
 	}
+	if in.reservation.Status.Phase == broker.ReservationFailed {
+		at(in.now.Add(queuedRetryAfter)) // it may have become possible
+	}
 	if meta.IsStatusConditionTrue(in.reservation.Status.Conditions, broker.ConditionQueued) {
 		at(in.now.Add(queuedRetryAfter))
 		if _, until := in.rejections(in.requested()); !until.IsZero() {
@@ -347,6 +350,8 @@ func invalidReason(spec *broker.ReservationSpec) string {
 		return fmt.Sprintf("targetClusterID is %s, which placement.excludeClusters excludes: change one of them.", spec.TargetClusterID)
 	case spec.Duration != nil && spec.Duration.Duration <= 0:
 		return "duration must be positive."
+	case spec.RequestedResources != nil && len(spec.RequestedResources.List()) == 0:
+		return "requestedResources is zero: set a positive amount."
 	}
 	return ""
 }

@@ -23,6 +23,10 @@ func nextStatus(in snapshot, p plan, committed bool) broker.ReservationStatus {
 	}
 	var resized bool
 	status.Allocations, resized = allocations(in)
+	status.TargetClusterEndpoint = ""
+	if len(status.Allocations) > 0 {
+		status.TargetClusterEndpoint = status.Allocations[0].Endpoint
+	}
 	if resized && !committed {
 		// The consumer's reports so far are about other amounts.
 		status.Attempt = broker.Attempt{Number: p.attempt.Number}
@@ -40,7 +44,7 @@ func nextStatus(in snapshot, p plan, committed bool) broker.ReservationStatus {
 
 // queued reports whether the Reservation waits for capacity.
 func (in snapshot) queued(p plan) bool {
-	return !p.missing.Empty() && !p.gaveUp && !in.requested().Empty()
+	return !p.missing.Empty() && !p.gaveUp && p.impossible.reason == "" && !in.requested().Empty()
 }
 
 // setTimes sets when the current holds began and, if the lease has a length, that and when
@@ -119,7 +123,7 @@ func phase(in snapshot, p plan, status *broker.ReservationStatus) broker.Reserva
 		return broker.ReservationReleased
 	case invalidReason(&in.reservation.Spec) != "":
 		return broker.ReservationFailed
-	case len(status.Allocations) == 0 && p.gaveUp:
+	case len(status.Allocations) == 0 && (p.gaveUp || p.impossible.reason != ""):
 		return broker.ReservationFailed
 	case len(status.Allocations) == 0:
 		return broker.ReservationPending

@@ -64,6 +64,7 @@ func (r *Reconciler) remember(in *snapshot) {
 // forget drops what is remembered of a Reservation that does not exist any more.
 func (r *Reconciler) forget(name string) {
 	r.book.Forget(name)
+	r.rememberImpossible(name, false)
 	r.conflicts.Forget("reservation/" + name)
 	r.mu.Lock()
 	delete(r.priceChanges, name)
@@ -81,6 +82,7 @@ func (r *Reconciler) forgetCluster(cluster string) {
 	defer r.mu.Unlock()
 	delete(r.latest, cluster)
 	delete(r.storedAt, cluster)
+	delete(r.remembered, cluster)
 }
 
 // Renew renews the lease of a consumer's Reservation: it starts again now. It writes

@@ -77,6 +77,21 @@ func validateAmounts(field string, amounts broker.ResourceQuantities) error {
 	return nil
 }
 
+// validateUse limits what becomes part of the Reservation's status.
+func validateUse(use *broker.Use) error {
+	if use == nil {
+		return nil
+	}
+	long := len(use.Summary) > maxAckMessage
+	for _, pod := range use.Pods {
+		long = long || len(pod) > 2*validation.DNS1123SubdomainMaxLength
+	}
+	if use.Count < 0 || len(use.Pods) > broker.MaxUsePods || long {
+		return refuse(protocol.CodeInvalid, "used must have a count that is not negative, at most %d pods, and no longer text than names", broker.MaxUsePods)
+	}
+	return validateAmounts("used.resources", use.Resources)
+}
+
 const (
 	// maxSpec is the maximum size of a Reservation's spec without retained in bytes of
 	// JSON: it becomes part of the provider's ledger, which is one object.

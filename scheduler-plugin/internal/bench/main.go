@@ -29,6 +29,7 @@ var benches = map[string]func(context.Context, *home, options) error{
 	"overflow_burst":               burst(func(f figures) { report("overflow_burst", f.overflow.rate(), "pods/s", "none") }),
 	"overflow_burst_ratio":         burst(func(f figures) { report("overflow_burst_ratio", f.overflow.rate()/f.home.rate(), "ratio", ">= 0.5") }),
 	"writes_per_overflow_pod":      burst(func(f figures) { report("writes_per_overflow_pod", f.overflow.writes, "writes", "<= 5") }),
+	"overflow_reserved_seconds":    reserved,
 	"attempts_per_overflow_pod":    burst(func(f figures) { report("attempts_per_overflow_pod", f.overflow.attempts, "attempts", "<= 2.2") }),
 }
 

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
 	"github.com/spillway-dev/spillway/agent/internal/peering/contract"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
@@ -80,7 +81,7 @@ func newEnvironment(t *testing.T) *environment {
 		},
 		VirtualNodeNamespace: virtualNodeNamespace, AgentRole: "spillway-agent-guests", StaleAfter: 10 * time.Second,
 		Endpoint: e.parisConfig.Host, CA: func() ([]byte, error) { return e.parisConfig.CAData, nil },
-		AllowEgressTo: []string{"10.0.0.0/8"}, PodSecurity: "restricted",
+		Networks: confine.Networks{EgressTo: []string{"10.0.0.0/8"}}, PodSecurity: "restricted",
 	}
 	e.Restart()
 	for _, name := range []string{"shop", "tools", virtualNodeNamespace} {

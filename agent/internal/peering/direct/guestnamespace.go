@@ -4,11 +4,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/netip"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,9 +14,9 @@ import (
 	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -142,24 +139,13 @@ const baseSources, sourcesPerPod = 20, 20
 // have no limit, but not the whole of its node.
 const memoryOvercommit, memoryPerPod = 2, 256 << 20
 
-// noObjects are the kinds that a consumer has no use for at a provider.
-var noObjects = []corev1.ResourceName{
-	"count/services", "services.nodeports", "services.loadbalancers", "count/persistentvolumeclaims",
-}
-
 // hardLimits is a consumer's total as the hard limits of a quota. CPU, memory and
 // ephemeral storage are always listed, other resources only if granted: the
 // chart's policy spillway-guest-pods rejects every resource that the quota does
 // not list, including those that the cluster gets later. ConfigMaps and Secrets of
 // guests take up the provider's etcd, so their number is bounded per pod.
 func hardLimits(total corev1.ResourceList) corev1.ResourceList {
-	hard := corev1.ResourceList{}
-	for _, name := range []corev1.ResourceName{"count/configmaps", "count/secrets"} {
-		hard[name] = *resource.NewQuantity(baseSources+sourcesPerPod*total.Pods().Value(), resource.DecimalSI)
-	}
-	for _, name := range noObjects {
-		hard[name] = resource.Quantity{Format: resource.DecimalSI}
-	}
+	hard := confine.Objects{Sources: baseSources + sourcesPerPod*total.Pods().Value()}.Hard()
 	hard[corev1.ResourceLimitsMemory] = *resource.NewQuantity(memoryOvercommit*total.Memory().Value()+memoryPerPod*total.Pods().Value(), resource.BinarySI)
 	for _, name := range []corev1.ResourceName{corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage} {
 		hard[name] = resource.Quantity{Format: resource.DecimalSI}
@@ -232,94 +218,34 @@ func (p *Provider) ensureQuota(ctx context.Context, consumer string) (peering.Pr
 	return progress, nil
 }
 
+// confined is a namespace for guests with what limits them in it.
+func (p *Provider) confined(namespace *corev1.Namespace) confine.Namespace {
+	return confine.Namespace{Client: p.Client, Name: namespace.Name, Labels: guestLabels(namespace.Labels[broker.LabelGuestsOf])}
+}
+
 // ensureNetworkPolicies denies guests all traffic but that with the networks of the
 // options.
 func (p *Provider) ensureNetworkPolicies(ctx context.Context, namespace *corev1.Namespace) error {
-	both := []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
-	policies := map[string]networkingv1.NetworkPolicySpec{"spillway-deny": {PolicyTypes: both}}
-	allowed := networkingv1.NetworkPolicySpec{}
-	if from := ipBlocks(p.AllowIngressFrom); len(from) > 0 {
-		allowed.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: from}}
-		allowed.PolicyTypes = append(allowed.PolicyTypes, networkingv1.PolicyTypeIngress)
-	}
-	if to := ipBlocks(p.AllowEgressTo); len(to) > 0 {
-		allowed.Egress = []networkingv1.NetworkPolicyEgressRule{{To: to}}
-		allowed.PolicyTypes = append(allowed.PolicyTypes, networkingv1.PolicyTypeEgress)
-	}
-	if len(allowed.PolicyTypes) == 0 {
-		// It may have allowed networks before; now it denies the same as the other.
-		allowed.PolicyTypes = both
-	}
-	policies["spillway-allow"] = allowed
-	for name, spec := range policies {
-		policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: name}}
-		if err := p.ensure(ctx, policy, namespace, func() { policy.Spec = spec }); err != nil {
-			return err
-		}
-	}
-	return nil
+	return p.confined(namespace).EnsureNetworkPolicies(ctx, p.Networks)
 }
 
 // ensureLimits gives a container that another admission plugin of this cluster adds to
 // a guest what the quota requires of each: requests and a memory limit.
 func (p *Provider) ensureLimits(ctx context.Context, namespace *corev1.Namespace) error {
-	limits := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: quotaName}}
-	zero := resource.Quantity{Format: resource.DecimalSI}
-	return p.ensure(ctx, limits, namespace, func() {
-		limits.Spec.Limits = []corev1.LimitRangeItem{{
-			Type:           corev1.LimitTypeContainer,
-			Default:        corev1.ResourceList{corev1.ResourceMemory: *resource.NewQuantity(memoryPerPod, resource.BinarySI)},
-			DefaultRequest: corev1.ResourceList{corev1.ResourceCPU: zero, corev1.ResourceMemory: zero, corev1.ResourceEphemeralStorage: zero},
-		}}
-	})
+	return p.confined(namespace).EnsureLimits(ctx, *resource.NewQuantity(memoryPerPod, resource.BinarySI))
 }
 
 // ensureAccount creates the ServiceAccount of a consumer's tokens.
 func (p *Provider) ensureAccount(ctx context.Context, namespace *corev1.Namespace) error {
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: guestAccount}}
-	return p.ensure(ctx, account, namespace, func() { account.AutomountServiceAccountToken = ptr.To(false) })
+	return p.confined(namespace).Ensure(ctx, account, func() { account.AutomountServiceAccountToken = ptr.To(false) })
 }
 
 // ensureGuestAccess lets that ServiceAccount run pods.
 func (p *Provider) ensureGuestAccess(ctx context.Context, namespace *corev1.Namespace) error {
 	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: guestAccount}}
-	return p.ensure(ctx, binding, namespace, func() {
+	return p.confined(namespace).Ensure(ctx, binding, func() {
 		binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: GuestRole}
 		binding.Subjects = []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace.Name, Name: guestAccount}}
 	})
-}
-
-// ensure creates or corrects an object in a namespace for guests.
-func (p *Provider) ensure(ctx context.Context, object client.Object, namespace *corev1.Namespace, mutate func()) error {
-	_, err := controllerutil.CreateOrUpdate(ctx, p.Client, object, func() error {
-		labels := map[string]string{}
-		maps.Copy(labels, object.GetLabels())
-		maps.Copy(labels, guestLabels(namespace.Labels[broker.LabelGuestsOf]))
-		object.SetLabels(labels)
-		mutate()
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("ensuring %T %s/%s: %w", object, namespace.Name, object.GetName(), err)
-	}
-	return nil
-}
-
-func ipBlocks(cidrs []string) []networkingv1.NetworkPolicyPeer {
-	var peers []networkingv1.NetworkPolicyPeer
-	for _, cidr := range cidrs {
-		peers = append(peers, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: cidr}})
-	}
-	return peers
-}
-
-func validateCIDR(cidr string) error {
-	prefix, err := netip.ParsePrefix(strings.TrimSpace(cidr))
-	if err != nil {
-		return fmt.Errorf("%q is not a network such as 10.0.0.0/8: %w", cidr, err)
-	}
-	if prefix.Masked() != prefix {
-		return fmt.Errorf("%q has bits set beyond its prefix length; use %s", cidr, prefix.Masked())
-	}
-	return nil
 }

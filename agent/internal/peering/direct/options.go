@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 )
 
@@ -23,7 +24,7 @@ const (
 	// guestAccount is the ServiceAccount in that namespace that tokens are for.
 	guestAccount = "spillway-virtual-node"
 	// quotaName is the ResourceQuota in that namespace.
-	quotaName = "spillway-guests"
+	quotaName = confine.Quota
 )
 
 // Options of a Driver and of a Provider. Required are ServiceAccount and what
@@ -51,9 +52,8 @@ type Options struct {
 	AgentRole string
 	// TokenTTL is the lifetime of a token; 1h if zero, at least MinTokenTTL.
 	TokenTTL time.Duration
-	// AllowIngressFrom and AllowEgressTo are the networks (CIDR) that guests may
-	// exchange traffic with; none by default.
-	AllowIngressFrom, AllowEgressTo []string
+	// Networks that guests may exchange traffic with; none by default.
+	Networks confine.Networks
 	// PodSecurity is the Pod Security Standard that guests must comply with,
 	// restricted or baseline; DefaultPodSecurity if empty.
 	PodSecurity string

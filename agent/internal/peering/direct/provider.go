@@ -48,10 +48,8 @@ func NewProvider(options Options) (*Provider, error) {
 	if options.TokenTTL < MinTokenTTL {
 		return nil, fmt.Errorf("direct: token TTL %s is below the minimum of %s", options.TokenTTL, MinTokenTTL)
 	}
-	for _, cidr := range slices.Concat(options.AllowIngressFrom, options.AllowEgressTo) {
-		if err := validateCIDR(cidr); err != nil {
-			return nil, fmt.Errorf("direct: networks for guests: %w", err)
-		}
+	if err := options.Networks.Validate(); err != nil {
+		return nil, fmt.Errorf("direct: networks for guests: %w", err)
 	}
 	p := &Provider{Options: options}
 	p.server = session.Server[*message]{

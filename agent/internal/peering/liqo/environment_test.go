@@ -85,7 +85,7 @@ func newEnvironment(t *testing.T) *environment {
 			ServiceAccount: types.NamespacedName{Namespace: "spillway-system", Name: "spillway-agent"},
 			ResendAfter:    100 * time.Millisecond, UnreachableAfter: 5 * time.Second,
 		},
-		PodCIDRs: []string{"10.0.0.0/16", "fd00::/64"}, TenantRole: "spillway-liqo-tenant", StuckAfter: time.Second,
+		PodCIDRs: []string{"10.0.0.0/16", "fd00::/64"}, TenantRole: "spillway-liqo-tenant", GuestsRole: "spillway-agent-guests", StuckAfter: time.Second,
 	}
 	provider := consumer
 	provider.Client, provider.ClusterID = e.paris, "paris"
@@ -106,8 +106,8 @@ func (e *environment) watch() {
 	t := e.t
 	e.Repeat(t, func(ctx context.Context) {
 		_, provider := e.Sides()
-		if _, err := provider.answerSlices(ctx, "rome"); err != nil && ctx.Err() == nil {
-			t.Logf("answering resource slices: %v", err)
+		if _, err := provider.apply(ctx, "rome"); err != nil && ctx.Err() == nil {
+			t.Logf("applying the grant: %v", err)
 		}
 	})
 }

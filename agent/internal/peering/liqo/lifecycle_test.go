@@ -11,6 +11,8 @@ import (
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -38,6 +40,7 @@ func TestLifecycle(t *testing.T) {
 	l.watch()
 	l.expectNode()
 	l.expectGuestAffinity()
+	l.expectGuestsConfined()
 	l.growWithinGrant()
 	l.expectFinishedGuestsGranted()
 	l.expectNamespaceConflicts()
@@ -72,6 +75,46 @@ func (l *lifecycle) expectGuestAffinity() {
 	if patch == nil || patch.Affinity == nil || !equality.Semantic.DeepEqual(patch.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution, guest.NodeAffinity(nil)) {
 		l.t.Errorf("the offloading patch is %+v", patch)
 	}
+}
+
+// expectGuestsConfined checks what limits guests in the namespace that Liqo has created for
+// them, and that a namespace of a peering by others is left alone.
+func (l *lifecycle) expectGuestsConfined() {
+	l.t.Helper()
+	l.create(l.paris, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: map[string]string{consts.RemoteClusterID: "oslo"}}})
+	expect.Eventually(l.t, "the quota of the guests", func() (bool, string) {
+		quota, err := session.Find(l.t.Context(), l.paris, "shop-rome", "spillway-guests", &corev1.ResourceQuota{})
+		return err == nil && quota != nil, fmt.Sprint(err)
+	})
+	hard := read(l.t, l.paris, "shop-rome", "spillway-guests", &corev1.ResourceQuota{}).Spec.Hard
+	for name, want := range map[corev1.ResourceName]int64{
+		"services.nodeports": 0, "services.loadbalancers": 0, "count/persistentvolumeclaims": 0, "count/secrets": 240, "count/configmaps": 240, "count/services": 200,
+	} {
+		if amount, ok := hard[name]; !ok || amount.Value() != want {
+			l.t.Errorf("the quota limits %s to %v (%t), want %d", name, amount.Value(), ok, want)
+		}
+	}
+	deny := read(l.t, l.paris, "shop-rome", "spillway-deny", &networkingv1.NetworkPolicy{})
+	if len(deny.Spec.PolicyTypes) != 2 || len(deny.Spec.Ingress)+len(deny.Spec.Egress) > 0 {
+		l.t.Errorf("the default policy does not deny everything: %+v", deny.Spec)
+	}
+	allow := read(l.t, l.paris, "shop-rome", "spillway-allow", &networkingv1.NetworkPolicy{})
+	if len(allow.Spec.Ingress) != 1 || allow.Spec.Ingress[0].From[0].NamespaceSelector.MatchLabels[consts.RemoteClusterID] != "rome" {
+		l.t.Errorf("ingress: %+v", allow.Spec.Ingress)
+	}
+	limits := read(l.t, l.paris, "shop-rome", "spillway-guests", &corev1.LimitRange{}).Spec.Limits
+	if len(limits) != 1 || len(limits[0].DefaultRequest) != 3 || len(limits[0].Default) > 0 {
+		l.t.Errorf("limits: %+v", limits)
+	}
+	if binding := read(l.t, l.paris, "shop-rome", "spillway-agent", &rbacv1.RoleBinding{}); binding.RoleRef.Name != "spillway-agent-guests" {
+		l.t.Errorf("the agent's role is %s", binding.RoleRef.Name)
+	}
+	quota, err := session.Find(l.t.Context(), l.paris, "shop-oslo", "spillway-guests", &corev1.ResourceQuota{})
+	expect.NoError(l.t, err)
+	if quota != nil {
+		l.t.Error("the namespace of a peering that a user made is limited")
+	}
+	expect.NoError(l.t, l.paris.Delete(l.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo"}}))
 }
 
 func (l *lifecycle) node() *corev1.Node {

@@ -17,6 +17,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -57,6 +58,12 @@ type Options struct {
 	// namespace, so that the agent needs no access to the Secrets of all
 	// namespaces. Empty: its permissions come from elsewhere.
 	TenantRole string
+	// GuestsRole names a ClusterRole that is bound to ServiceAccount in each namespace that
+	// Liqo creates for guests. Empty: its permissions come from elsewhere.
+	GuestsRole string
+	// Networks that guests may exchange traffic with, besides the other guests of their
+	// consumer and this cluster's DNS.
+	Networks confine.Networks
 	// StuckAfter is how long the deletion of an object may wait for crd-replicator
 	// before its finalizer is removed; 1m if zero.
 	StuckAfter time.Duration

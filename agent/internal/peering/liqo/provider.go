@@ -11,6 +11,7 @@ import (
 	liqov1beta1 "github.com/liqotech/liqo/apis/core/v1beta1"
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -40,6 +41,9 @@ var _ peering.Provider = (*Provider)(nil)
 func NewProvider(options Options) (*Provider, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
+	}
+	if err := options.Networks.Validate(); err != nil {
+		return nil, fmt.Errorf("liqo: networks for guests: %w", err)
 	}
 	p := &Provider{Options: options}
 	p.server = session.Server[*message]{
@@ -204,6 +208,16 @@ func (p *Provider) EnsureGrant(ctx context.Context, consumer string, total corev
 		return peering.Progress{}, err
 	}
 	p.grants.Set(consumer, total, pods)
+	return p.apply(ctx, consumer)
+}
+
+// apply makes what exists for a consumer match what it is granted.
+func (p *Provider) apply(ctx context.Context, consumer string) (peering.Progress, error) {
+	if err := p.confineGuests(ctx, consumer); apierrors.IsForbidden(err) {
+		return peering.Waiting("AccessPending", "waiting for this agent's permissions in the namespaces of "+consumer+"'s guests"), nil
+	} else if err != nil {
+		return peering.Progress{}, err
+	}
 	return p.answerSlices(ctx, consumer)
 }
 

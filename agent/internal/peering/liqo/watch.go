@@ -44,6 +44,11 @@ func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
 func consumerOf(object client.Object) string {
 	labels := object.GetLabels()
 	switch object := object.(type) {
+	case *corev1.Namespace:
+		if !isGuestNamespace(object) {
+			return ""
+		}
+		return labels[consts.RemoteClusterID]
 	case *authv1beta1.ResourceSlice:
 		if labels[consts.ReplicationStatusLabel] != "true" || object.Spec.Class != SliceClass {
 			return ""
@@ -61,18 +66,18 @@ func consumerOf(object client.Object) string {
 	return ""
 }
 
-// SetupWithManager answers consumers' ResourceSlices when they change, and enqueues
-// their consumers.
+// SetupWithManager answers consumers' ResourceSlices when they change, limits the guests of
+// new namespaces, and enqueues their consumers.
 func (p *Provider) SetupWithManager(mgr ctrl.Manager) error {
 	changed := func(ctx context.Context, consumer string) error {
 		if _, known := p.grants.Get(consumer); !known {
 			return nil
 		}
-		progress, err := p.answerSlices(ctx, consumer)
+		progress, err := p.apply(ctx, consumer)
 		if err == nil && progress.Done {
 			p.Enqueue(consumer)
 		}
 		return err
 	}
-	return session.Watch(mgr, "liqo-provider", consumerOf, changed, &authv1beta1.ResourceSlice{}, &offloadingv1beta1.Quota{}, &offloadingv1beta1.ShadowPod{})
+	return session.Watch(mgr, "liqo-provider", consumerOf, changed, &authv1beta1.ResourceSlice{}, &offloadingv1beta1.Quota{}, &offloadingv1beta1.ShadowPod{}, &corev1.Namespace{})
 }

@@ -254,6 +254,21 @@ func (c *Cluster) Instruct(r *broker.Reservation, provider string, attempt int64
 	})
 }
 
+// InstructFromHub writes the instruction for a Reservation of the hub: a divisible total
+// in a provider. It is returned without its status.
+func (c *Cluster) InstructFromHub(name, provider string, total corev1.ResourceList) *broker.ReservationInstruction {
+	c.Helper()
+	in := &broker.ReservationInstruction{
+		ObjectMeta: metav1.ObjectMeta{Namespace: InstructionNamespace, Name: name + "-" + provider},
+		Spec: broker.ReservationInstructionSpec{
+			ReservationName: name, ReservationUID: types.UID("hub-" + name), TargetClusterID: provider, PeerKey: "key",
+			RequestedResources: broker.FromList(total), Attempt: 1,
+		},
+	}
+	c.Make(in)
+	return in
+}
+
 // ExpectCondition waits for a condition of an instruction, and for the status to
 // answer the attempt.
 func (c *Cluster) ExpectCondition(r *broker.Reservation, provider, kind string, status metav1.ConditionStatus, attempt int64, message string) {

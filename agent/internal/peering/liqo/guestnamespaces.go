@@ -1,0 +1,113 @@
+package liqo
+
+import (
+	"context"
+	"fmt"
+	"math/bits"
+
+	"github.com/liqotech/liqo/pkg/consts"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+)
+
+// Liqo reflects all ConfigMaps, Secrets and Services of a mapped namespace, whether or not
+// guests use them: baseSources and baseServices allow for those, sourcesPerPod for the
+// ones of each guest.
+const baseSources, sourcesPerPod, baseServices = 200, 20, 200
+
+// isGuestNamespace reports whether Liqo created a namespace for the guests of a consumer.
+func isGuestNamespace(namespace *corev1.Namespace) bool {
+	_, tenant := namespace.Labels[consts.TenantNamespaceLabel]
+	return namespace.Labels[consts.RemoteClusterID] != "" && !tenant
+}
+
+// confineGuests limits what guests can do in the namespaces that Liqo has created for a
+// consumer with a peering that Spillway made. The quota is the last object: the chart's
+// policy refuses guests in a namespace without it.
+func (p *Provider) confineGuests(ctx context.Context, consumer string) error {
+	total, known := p.grants.Get(consumer)
+	if !known {
+		return nil
+	}
+	tenant, err := session.Find(ctx, p.Client, "", tenantNamespace(consumer), &corev1.Namespace{})
+	if err != nil || tenant == nil || !session.IsManaged(tenant) {
+		return err
+	}
+	var found corev1.NamespaceList
+	if err := p.Client.List(ctx, &found, client.MatchingLabels{consts.RemoteClusterID: consumer}); err != nil {
+		return fmt.Errorf("listing namespaces for guests of %s: %w", consumer, err)
+	}
+	for i := range found.Items {
+		if namespace := &found.Items[i]; isGuestNamespace(namespace) && namespace.DeletionTimestamp.IsZero() {
+			err := p.confine(ctx, namespace, consumer, total.Pods().Value())
+			// It may be deleted meanwhile.
+			if err != nil && !apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+				return fmt.Errorf("limiting the guests of namespace %s: %w", namespace.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// confine limits what guests can do in one namespace.
+func (p *Provider) confine(ctx context.Context, namespace *corev1.Namespace, consumer string, pods int64) error {
+	if err := p.ensureGuestRole(ctx, namespace.Name, consumer); err != nil {
+		return err
+	}
+	networks := p.Networks
+	// As at home, the pods of the consumer's namespaces reach each other; what Liqo
+	// connects is outside this cluster.
+	networks.Peers = []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{
+		MatchLabels:      map[string]string{consts.RemoteClusterID: consumer},
+		MatchExpressions: []metav1.LabelSelectorRequirement{{Key: consts.TenantNamespaceLabel, Operator: metav1.LabelSelectorOpDoesNotExist}},
+	}}}
+	networks.DNS = true
+	confined := confine.Namespace{Client: p.Client, Name: namespace.Name, Labels: managedLabels(consumer)}
+	if err := confined.EnsureNetworkPolicies(ctx, networks); err != nil {
+		return err
+	}
+	// Liqo copies pods as they are: a default memory limit would be below the requests of
+	// those that have none.
+	if err := confined.EnsureLimits(ctx, resource.Quantity{}); err != nil {
+		return err
+	}
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: confine.Quota}}
+	hard := confine.Objects{Sources: baseSources + sourcesPerPod*atLeast(pods), Services: baseServices}.Hard()
+	return confined.Ensure(ctx, quota, func() {
+		if !session.Equal(quota.Spec.Hard, hard) || len(quota.Spec.Hard) != len(hard) {
+			quota.Spec = corev1.ResourceQuotaSpec{Hard: hard}
+		}
+	})
+}
+
+// atLeast is the next power of two, so that few changes of a grant change the quota.
+func atLeast(pods int64) int64 {
+	if pods <= 1 {
+		return 1
+	}
+	return 1 << bits.Len64(uint64(pods-1))
+}
+
+// ensureGuestRole binds this agent's role in a namespace for guests.
+func (p *Provider) ensureGuestRole(ctx context.Context, namespace, consumer string) error {
+	if p.GuestsRole == "" {
+		return nil
+	}
+	binding := &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "spillway-agent", Labels: managedLabels(consumer)},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: p.GuestsRole},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: p.ServiceAccount.Namespace, Name: p.ServiceAccount.Name}},
+	}
+	if err := p.Client.Create(ctx, binding); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("binding role %s: %w", p.GuestsRole, err)
+	}
+	return nil
+}

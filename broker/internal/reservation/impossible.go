@@ -1,0 +1,91 @@
+package reservation
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
+)
+
+// impossibility is why a Reservation made by hand cannot be placed, however long it
+// waits, unless the clusters change; zero if it can.
+type impossibility struct{ reason, message string }
+
+// impossible looks for what no provider that may be chosen could ever give: the queue is
+// for what has no room now. The Reservations of the scheduler plugin always wait.
+func (in snapshot) impossible() impossibility {
+	spec, want := &in.reservation.Spec, in.requested()
+	if !madeByHand(in.reservation) || want.Empty() {
+		return impossibility{}
+	}
+	if pin := spec.TargetClusterID; pin != "" && in.advertisement(pin) == nil {
+		return impossibility{reasonUnknownTarget, fmt.Sprintf("No cluster %s has sent an advertisement: correct or remove targetClusterID. It is placed once %s advertises.", pin, pin)}
+	}
+	request := decide.Request{Requester: spec.RequesterID, Pin: spec.TargetClusterID, Placement: spec.Placement}
+	var allocatable []corev1.ResourceList
+	all := corev1.ResourceList{}
+	for _, ad := range in.advertisements {
+		if decide.Eligible(&request, &ad.Spec, true, true) {
+			list := ad.Spec.Resources.Allocatable.List()
+			allocatable = append(allocatable, list)
+			broker.AddTo(all, list)
+		}
+	}
+	if len(allocatable) == 0 {
+		return impossibility{} // the queue says why
+	}
+	if len(want.PodSets) == 0 {
+		if name, amount, ok := exceeding(want.Totals.List(), all); ok {
+			most := all[name]
+			return impossibility{reasonTooLarge, fmt.Sprintf("It requests %s %s, and all nodes of the providers together have %s. Request less.", name, amount.String(), most.String())}
+		}
+	}
+	for _, set := range want.PodSets {
+		fits := func(list corev1.ResourceList) bool { _, _, more := exceeding(set.Requests.List(), list); return !more }
+		if !slices.ContainsFunc(allocatable, fits) {
+			return impossibility{reasonTooLarge, fmt.Sprintf("A pod of set %s requests %s, and no provider has as much. Request less.", set.Name, set.Requests)}
+		}
+	}
+	return impossibility{}
+}
+
+// madeByHand reports whether a Reservation was created in the hub, or has what the
+// scheduler plugin never writes.
+func madeByHand(r *broker.Reservation) bool {
+	return r.Labels[broker.LabelSourceNamespace] == "" || r.Spec.RequestedResources != nil || r.Spec.TargetClusterID != ""
+}
+
+// exceeding returns the first resource, by name, of which more is wanted than there is.
+func exceeding(want, have corev1.ResourceList) (name corev1.ResourceName, amount resource.Quantity, ok bool) {
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		wanted, there := want[name], have[name]
+		if wanted.Cmp(there) > 0 {
+			return name, wanted, true
+		}
+	}
+	return "", resource.Quantity{}, false
+}
+
+// rememberImpossible records whether a Reservation is to be tried again when the
+// clusters change.
+func (r *Reconciler) rememberImpossible(name string, impossible bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if impossible {
+		r.impossible[name] = true
+	} else {
+		delete(r.impossible, name)
+	}
+}
+
+// impossibleNames lists the Reservations that rememberImpossible has recorded.
+func (r *Reconciler) impossibleNames() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(maps.Keys(r.impossible))
+}

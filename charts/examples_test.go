@@ -1,0 +1,43 @@
+package charts_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// TestExamples applies every example to a real API server, which rejects fields that do
+// not exist. There is one for each kind that users write.
+func TestExamples(t *testing.T) {
+	c, err := client.New(controlplane.Start(t), client.Options{})
+	expect.NoError(t, err)
+	expect.NoError(t, c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: broker.SystemNamespace}}))
+	files, err := filepath.Glob("*/examples/*.yaml")
+	expect.NoError(t, err)
+	kinds := map[string]int{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		expect.NoError(t, err)
+		object := &unstructured.Unstructured{}
+		expect.NoError(t, yaml.UnmarshalStrict(text, &object.Object))
+		if err := c.Create(t.Context(), object, client.FieldValidation(metav1.FieldValidationStrict)); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+		kinds[object.GetKind()]++
+	}
+	for kind, atLeast := range map[string]int{"Reservation": 5, "OverflowPolicy": 1, "BrokerConfig": 1} {
+		if kinds[kind] < atLeast {
+			t.Errorf("%d examples of kind %s, want %d", kinds[kind], kind, atLeast)
+		}
+	}
+}

@@ -1,0 +1,361 @@
+package overflow
+
+import (
+	"cmp"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// pool is the capacity that one provider provides for a Reservation made by hand. It is
+// not changed once made.
+type pool struct {
+	// reservation is the name for people: namespace/name, or that in the hub.
+	reservation string
+	// hold is the value of the hold label of the pods that use the pool.
+	hold     string
+	provider string
+	// namespaces whose pods may use it; all if empty, which only one from the hub has.
+	namespaces []string
+	fromHub    bool
+	selector   labels.Selector
+	// totals are a divisible total, places are for one pod each. Neither if no pod may
+	// be bound to the pool any more, or none yet.
+	totals amounts
+	places []place
+	// changedAt is when the pool last changed.
+	changedAt time.Time
+}
+
+// place is a pod set of a pool.
+type place struct {
+	podNeed
+	count int32
+}
+
+// podNeed is what a pod needs of a pool, or what a place is for.
+type podNeed struct {
+	shape    string
+	requests amounts
+	set      broker.PodSet
+}
+
+// needOf is what a pod needs of a pool.
+func needOf(pod *corev1.Pod) *podNeed {
+	shape, set := demand.ShapeOf(pod)
+	return &podNeed{shape: shape, requests: amountsOf(set.Requests.List()), set: set}
+}
+
+// serves reports whether pods of a namespace may use the pool.
+func (p *pool) serves(namespace string) bool {
+	return len(p.namespaces) == 0 || slices.Contains(p.namespaces, namespace)
+}
+
+// usable reports whether the pool has any capacity.
+func (p *pool) usable() bool { return len(p.totals) > 0 || len(p.places) > 0 }
+
+// pods is the number of pods that may use the pool, whatever they request.
+func (p *pool) pods() int32 {
+	if len(p.totals) > 0 {
+		return broker.PodsOfTotal
+	}
+	var n int32
+	for _, place := range p.places {
+		n += place.count
+	}
+	return n
+}
+
+// fits reports whether the pool has room for a pod beside those that use it.
+func (p *pool) fits(need *podNeed, used []*use) bool {
+	if len(p.places) > 0 {
+		return p.hasPlace(need, used)
+	}
+	if len(p.totals) == 0 || !unconstrained(&need.set) {
+		return false
+	}
+	free, pods := maps.Clone(p.totals), int32(1)
+	for _, u := range used {
+		free.add(u.amounts, -1)
+		pods += u.count
+	}
+	return pods <= broker.PodsOfTotal && free.fits(need.requests)
+}
+
+// unconstrained reports whether a pod may run on every node of a provider: a divisible
+// total may be on any of them.
+func unconstrained(set *broker.PodSet) bool {
+	return set.NodeAffinity == nil && matchesVirtualNode(set.NodeSelector)
+}
+
+// matchesVirtualNode reports whether a node selector has only what every virtual node has.
+func matchesVirtualNode(selector map[string]string) bool {
+	for key := range selector {
+		if key != corev1.LabelOSStable && key != corev1.LabelArchStable {
+			return false
+		}
+	}
+	return true
+}
+
+// admits reports whether a place is large enough for a pod, and on nodes that may run it.
+func (p *place) admits(need *podNeed) bool {
+	if !p.requests.fits(need.requests) || need.set.NodeAffinity != nil && !equality.Semantic.DeepEqual(p.set.NodeAffinity, need.set.NodeAffinity) {
+		return false
+	}
+	for key, value := range need.set.NodeSelector {
+		if p.set.NodeSelector[key] != value && !matchesVirtualNode(map[string]string{key: value}) {
+			return false
+		}
+	}
+	// The place may be on a node with a taint that the Reservation tolerates.
+	return !slices.ContainsFunc(p.set.Tolerations, func(t corev1.Toleration) bool {
+		return !slices.ContainsFunc(need.set.Tolerations, func(own corev1.Toleration) bool { return equality.Semantic.DeepEqual(own, t) })
+	})
+}
+
+// hasPlace reports whether a pod and those that use the pool all have a place: whatever
+// the sets of places, no more pods must need one of them than there are in them.
+func (p *pool) hasPlace(need *podNeed, used []*use) bool {
+	own := p.placesOf(need)
+	if own == 0 {
+		return false
+	}
+	pods := map[uint]int32{own: 1}
+	for _, u := range used {
+		for _, s := range u.shapes {
+			sets := p.placesOf(s.need)
+			if sets == 0 {
+				sets = 1<<len(p.places) - 1 // it has a place, although it fits none any more
+			}
+			pods[sets] += s.pods
+		}
+	}
+	for chosen := uint(1); chosen < 1<<len(p.places); chosen++ {
+		var there int32
+		for i, place := range p.places {
+			if chosen&(1<<i) != 0 {
+				there += place.count
+			}
+		}
+		for sets, n := range pods {
+			if sets&^chosen == 0 {
+				there -= n
+			}
+		}
+		if there < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// placesOf is the set of places, as bits, that admit a pod.
+func (p *pool) placesOf(need *podNeed) (sets uint) {
+	for i := range p.places {
+		if p.places[i].admits(need) {
+			sets |= 1 << i
+		}
+	}
+	return sets
+}
+
+// poolCache has the pools: ReservationInstructions of Reservations that were created in
+// the hub, or by hand in this cluster. Safe for concurrent use.
+type poolCache struct {
+	clock clock.PassiveClock
+
+	mu           sync.RWMutex
+	instructions map[types.NamespacedName]*broker.ReservationInstruction
+	// sources are this cluster's Reservations that were made by hand.
+	sources map[types.NamespacedName]source
+	pools   map[types.NamespacedName]*pool
+	// ordered are the usable pools in the order in which pods use them, and holds the
+	// hold labels of all.
+	ordered []*pool
+	holds   map[string]bool
+}
+
+// source is a Reservation that was made by hand.
+type source struct {
+	uid      types.UID
+	deleting bool
+}
+
+func newPoolCache(clock clock.PassiveClock) *poolCache {
+	return &poolCache{
+		clock: clock, instructions: map[types.NamespacedName]*broker.ReservationInstruction{},
+		sources: map[types.NamespacedName]source{}, pools: map[types.NamespacedName]*pool{}, holds: map[string]bool{},
+	}
+}
+
+// setInstruction records an instruction, and reports whether a pool has changed.
+func (c *poolCache) setInstruction(in *broker.ReservationInstruction) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	name := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}
+	c.instructions[name] = in
+	return c.refresh(name)
+}
+
+// deleteInstruction removes an instruction, with the result of setInstruction.
+func (c *poolCache) deleteInstruction(in *broker.ReservationInstruction) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	name := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}
+	delete(c.instructions, name)
+	return c.refresh(name)
+}
+
+// setReservation records a Reservation, with the result of setInstruction. Those of the
+// scheduler plugin are no pools.
+func (c *poolCache) setReservation(r *broker.Reservation) (changed bool) {
+	if _, keyed := demand.KeyOfReservation(r); keyed {
+		return c.deleteReservation(r)
+	}
+	return c.setSource(types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, source{r.UID, r.DeletionTimestamp != nil})
+}
+
+// deleteReservation removes a Reservation, with the result of setInstruction.
+func (c *poolCache) deleteReservation(r *broker.Reservation) (changed bool) {
+	return c.setSource(types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, source{})
+}
+
+func (c *poolCache) setSource(name types.NamespacedName, now source) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sources[name] == now {
+		return false
+	}
+	if c.sources[name] = now; now == (source{}) {
+		delete(c.sources, name)
+	}
+	for at, in := range c.instructions {
+		if in.Spec.SourceNamespace == name.Namespace && in.Spec.SourceName == name.Name {
+			changed = c.refresh(at) || changed
+		}
+	}
+	return changed
+}
+
+// refresh computes the pool of an instruction again.
+func (c *poolCache) refresh(name types.NamespacedName) (changed bool) {
+	before, after := c.pools[name], c.poolOf(c.instructions[name])
+	if before != nil && after != nil {
+		after.changedAt = before.changedAt
+	}
+	if reflect.DeepEqual(before, after) {
+		return false
+	}
+	if after == nil {
+		delete(c.pools, name)
+	} else {
+		after.changedAt = c.clock.Now()
+		c.pools[name] = after
+	}
+	c.ordered, c.holds = nil, map[string]bool{}
+	for _, p := range c.pools {
+		c.holds[p.hold] = true
+		if p.usable() {
+			c.ordered = append(c.ordered, p)
+		}
+	}
+	slices.SortFunc(c.ordered, comparePools)
+	return true
+}
+
+// comparePools orders the pools for pods: those that fewest pods may use are first.
+func comparePools(a, b *pool) int {
+	rank := func(p *pool) int {
+		n := 0
+		if p.selector.Empty() {
+			n++
+		}
+		if p.fromHub {
+			n += 2
+		}
+		return n
+	}
+	return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.reservation, b.reservation), cmp.Compare(a.hold, b.hold), cmp.Compare(a.provider, b.provider))
+}
+
+// poolOf is the pool of an instruction; nil if it is of the scheduler plugin. It has no
+// capacity while its Reservation is being deleted, and never more than both the grant
+// and the virtual node.
+func (c *poolCache) poolOf(in *broker.ReservationInstruction) *pool {
+	if in == nil {
+		return nil
+	}
+	spec := &in.Spec
+	p := &pool{
+		reservation: spec.ReservationName, hold: demand.HoldLabel(spec.ReservationName), provider: spec.TargetClusterID,
+		namespaces: spec.Namespaces, fromHub: spec.FromHub(), selector: labels.Everything(),
+	}
+	usable := in.DeletionTimestamp == nil && !spec.Releasing && in.Status.Carried != nil
+	if !p.fromHub {
+		from := c.sources[types.NamespacedName{Namespace: spec.SourceNamespace, Name: spec.SourceName}]
+		if from.uid != spec.SourceUID {
+			return nil
+		}
+		usable = usable && !from.deleting
+		p.reservation, p.namespaces = spec.SourceNamespace+"/"+spec.SourceName, []string{spec.SourceNamespace}
+	}
+	if spec.PodSelector != nil {
+		selector, err := metav1.LabelSelectorAsSelector(spec.PodSelector)
+		if err != nil {
+			return p // it selects no pod
+		}
+		p.selector = selector
+	}
+	if !usable {
+		return p
+	}
+	held := capacity.Min(broker.HeldCapacity{Totals: spec.RequestedResources, PodSets: spec.PodSets}, *in.Status.Carried)
+	if len(spec.PodSets) == 0 {
+		p.totals = amountsOf(held.Totals.List())
+		return p
+	}
+	for _, set := range held.PodSets {
+		p.places = append(p.places, place{podNeed{requests: amountsOf(set.Requests.List()), set: set}, set.Count})
+	}
+	return p
+}
+
+// of returns the usable pools for a pod of an opted-in namespace, in their order.
+func (c *poolCache) of(pod *corev1.Pod) (pools []*pool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for _, p := range c.ordered {
+		if p.serves(pod.Namespace) && p.selector.Matches(labels.Set(pod.Labels)) {
+			pools = append(pools, p)
+		}
+	}
+	return pools
+}
+
+// has reports whether a hold is that of a pool.
+func (c *poolCache) has(hold string) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.holds[hold]
+}
+
+// all returns the usable pools.
+func (c *poolCache) all() []*pool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.ordered
+}
