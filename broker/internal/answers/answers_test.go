@@ -24,18 +24,21 @@ func pods(count int32, name, cpu string) broker.HeldCapacity {
 	return capacity.OfPodSets([]broker.PodSet{{Name: name, Count: count, Requests: broker.FromList(expect.Resources("cpu", cpu))}})
 }
 
+type check struct {
+	uid      types.UID
+	cluster  string
+	want     broker.HeldCapacity
+	at       time.Time
+	rejected string
+}
+
+type memoryCase struct {
+	happened func(*answers.Memory)
+	checks   []check
+}
+
 func TestMemory(t *testing.T) {
-	type check struct {
-		uid      types.UID
-		cluster  string
-		want     broker.HeldCapacity
-		at       time.Time
-		rejected string
-	}
-	for name, tc := range map[string]struct {
-		happened func(*answers.Memory)
-		checks   []check
-	}{
+	runMemory(t, map[string]memoryCase{
 		"a refusal is remembered for the shape, for every Reservation": {
 			func(m *answers.Memory) { m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0)) },
 			[]check{
@@ -46,43 +49,6 @@ func TestMemory(t *testing.T) {
 				{"s", "berlin", pods(2, "a", "1"), at(1), ""},
 				{"s", "paris", pods(2, "a", "1"), at(30), ""},
 			},
-		},
-		"a provider that does not answer is asked for nothing": {
-			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)) },
-			[]check{
-				{"r", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering},
-				{"r", "paris", broker.HeldCapacity{Totals: broker.FromList(expect.Resources("cpu", "1"))}, at(1), answers.ReasonNotAnswering},
-				{"r", "paris", pods(1, "a", "1"), at(30), ""},
-			},
-		},
-		"its next answer ends that": {
-			func(m *answers.Memory) {
-				m.Missed("paris", "r", at(-30), false, wait, at(0))
-				m.Answered("paris", "s", at(1))
-			},
-			[]check{{"r", "paris", pods(1, "a", "1"), at(1), ""}},
-		},
-		"one that waits for a Reservation's guests is not silent for others": {
-			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), true, wait, at(0)) },
-			[]check{
-				{"r", "paris", pods(1, "a", "1"), at(29), answers.ReasonNotAnswering},
-				{"s", "paris", pods(1, "a", "1"), at(1), ""},
-				{"r", "paris", pods(1, "a", "1"), at(30), ""},
-			},
-		},
-		"nor is one that has answered others since": {
-			func(m *answers.Memory) {
-				m.Answered("paris", "s", at(-10))
-				m.Missed("paris", "r", at(-30), false, wait, at(0))
-			},
-			[]check{{"r", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering}, {"s", "paris", pods(1, "a", "1"), at(1), ""}},
-		},
-		"one that answered before is silent": {
-			func(m *answers.Memory) {
-				m.Answered("paris", "s", at(-40))
-				m.Missed("paris", "r", at(-30), false, wait, at(0))
-			},
-			[]check{{"s", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering}},
 		},
 		"an acceptance of the shape ends the memory of its refusal": {
 			func(m *answers.Memory) {
@@ -133,7 +99,53 @@ func TestMemory(t *testing.T) {
 			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)); m.Forget("paris") },
 			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
 		},
-	} {
+	})
+}
+
+func TestSilence(t *testing.T) {
+	runMemory(t, map[string]memoryCase{
+		"a provider that does not answer is asked for nothing": {
+			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)) },
+			[]check{
+				{"r", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering},
+				{"r", "paris", broker.HeldCapacity{Totals: broker.FromList(expect.Resources("cpu", "1"))}, at(1), answers.ReasonNotAnswering},
+				{"r", "paris", pods(1, "a", "1"), at(30), ""},
+			},
+		},
+		"its next answer ends that": {
+			func(m *answers.Memory) {
+				m.Missed("paris", "r", at(-30), false, wait, at(0))
+				m.Answered("paris", "s", at(1))
+			},
+			[]check{{"r", "paris", pods(1, "a", "1"), at(1), ""}},
+		},
+		"one that waits for a Reservation's guests is not silent for others": {
+			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), true, wait, at(0)) },
+			[]check{
+				{"r", "paris", pods(1, "a", "1"), at(29), answers.ReasonNotAnswering},
+				{"s", "paris", pods(1, "a", "1"), at(1), ""},
+				{"r", "paris", pods(1, "a", "1"), at(30), ""},
+			},
+		},
+		"nor is one that has answered others since": {
+			func(m *answers.Memory) {
+				m.Answered("paris", "s", at(-10))
+				m.Missed("paris", "r", at(-30), false, wait, at(0))
+			},
+			[]check{{"r", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering}, {"s", "paris", pods(1, "a", "1"), at(1), ""}},
+		},
+		"one that answered before is silent": {
+			func(m *answers.Memory) {
+				m.Answered("paris", "s", at(-40))
+				m.Missed("paris", "r", at(-30), false, wait, at(0))
+			},
+			[]check{{"s", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering}},
+		},
+	})
+}
+
+func runMemory(t *testing.T, cases map[string]memoryCase) {
+	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			m := answers.New()
 			tc.happened(m)
