@@ -25,6 +25,20 @@ func OfPodSets(sets []broker.PodSet) broker.HeldCapacity {
 	return c
 }
 
+// Requests are what one pod of each set requests that has pods, or a divisible total.
+func Requests(c broker.HeldCapacity) []Vector {
+	if len(c.PodSets) == 0 {
+		return []Vector{ceilOf(&c.Totals)}
+	}
+	var requests []Vector
+	for i := range c.PodSets {
+		if set := &c.PodSets[i]; set.Count > 0 {
+			requests = append(requests, ceilOf(&set.Requests))
+		}
+	}
+	return requests
+}
+
 // Add is the sum of a and b.
 func Add(a, b broker.HeldCapacity) broker.HeldCapacity {
 	out := a.DeepCopy()

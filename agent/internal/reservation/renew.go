@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// maxRenewalInterval bounds the interval of renewals, because the broker may have
-	// shortened a long lease.
+	// maxRenewalInterval bounds the interval of renewals, because the broker may shorten a
+	// long lease.
 	maxRenewalInterval = 5 * time.Minute
 	// useUnknownRetryAfter is when to check again whether a Reservation is in use.
 	useUnknownRetryAfter = 5 * time.Second
 )
 
 // renewalInterval is how often a lease is renewed while it is used: three times in its
-// duration. 0 for a Reservation without one.
+// duration. 0 for a lease without one.
 func renewalInterval(duration *metav1.Duration) time.Duration {
 	if duration == nil || duration.Duration <= 0 {
 		return 0
@@ -37,8 +37,16 @@ func (r *Reconciler) renew(ctx context.Context, s *state) (reconcile.Result, err
 // renewLease renews the lease of a reservation while pods use the capacity of the
 // Reservation with a UID, with one call in each interval.
 func (r *Reconciler) renewLease(ctx context.Context, view *protocol.ConsumerView, id string, source types.UID, duration *metav1.Duration, now time.Time) (reconcile.Result, error) {
+	if r.InUse == nil || view == nil || len(view.Status.Allocations) == 0 {
+		r.forgetRenewal(id)
+		return reconcile.Result{}, nil
+	}
+	if limited := view.Status.LeaseDuration; limited != nil {
+		// An earlier version of the broker sends none.
+		duration = limited
+	}
 	interval := renewalInterval(duration)
-	if interval == 0 || r.InUse == nil || view == nil || len(view.Status.Allocations) == 0 {
+	if interval == 0 {
 		r.forgetRenewal(id)
 		return reconcile.Result{}, nil
 	}

@@ -63,11 +63,20 @@ func TestRenew(t *testing.T) {
 		t.Errorf("renewed %v", uid)
 	}
 
+	// The broker limits the lease of one without a duration: it is renewed in each third of that.
+	local.Spec.Duration, view.Status.LeaseDuration = nil, &metav1.Duration{Duration: time.Minute}
+	step("the broker has limited the lease", 20*time.Second, 4)
+	step("reconciled again", 10*time.Second, 4)
+	step("the next third of it", 10*time.Second, 5)
+	// It also limits a longer one.
+	local.Spec.Duration = &metav1.Duration{Duration: time.Hour}
+	step("a longer duration", 20*time.Second, 6)
+
 	// Nothing is renewed that holds nothing.
 	view.Status.Allocations = nil
 	clock.SetTime(clock.Now().Add(time.Hour))
 	result, err := r.renew(t.Context(), &state{id: "r", local: local, view: view, now: clock.Now()})
-	if expect.NoError(t, err); result.RequeueAfter != 0 || len(b.Calls("Renew", "r")) != 3 {
+	if expect.NoError(t, err); result.RequeueAfter != 0 || len(b.Calls("Renew", "r")) != 6 {
 		t.Errorf("a Reservation without an allocation is renewed")
 	}
 }

@@ -32,8 +32,9 @@ type PodSet struct {
 
 // ReservationSpec is the requested capacity: either a divisible total or pod sets.
 // Users or the scheduler plugin write it; the consumer's agent sets requesterID,
-// reduces counts and sets retained. Once created, only amounts can change: the shape of
-// a pod set (requests, nodeSelector, nodeAffinity and tolerations) is immutable.
+// reduces counts and sets retained. Once created, only amounts, minAvailable, priority and
+// deadline can change: the shape of a pod set (requests, nodeSelector, nodeAffinity and
+// tolerations) is immutable.
 // +kubebuilder:validation:XValidation:rule="has(self.requestedResources) != has(self.podSets)",message="set exactly one of requestedResources (a divisible total) and podSets"
 // +kubebuilder:validation:XValidation:rule="!has(self.targetClusterID) || !has(self.requesterID) || self.targetClusterID != self.requesterID",message="targetClusterID must not be the requester itself: set another cluster ID, or remove targetClusterID to let the broker choose"
 // +kubebuilder:validation:XValidation:rule="!has(self.minAvailable) || self.minAvailable == 0 || has(self.podSets)",message="minAvailable is the number of pods: set podSets, or remove minAvailable"
@@ -365,6 +366,11 @@ type ReservationStatus struct {
 	// more than a quarter of the lease.
 	// +optional
 	ExpiresAt *metav1.Time `json:"expiresAt,omitempty"`
+	// leaseDuration is the length of the lease: spec.duration within the BrokerConfig's
+	// maxDuration. The consumer's agent renews the lease in each third of it while pods use
+	// the capacity. Unset if the Reservation lasts as long as its consumer advertises.
+	// +optional
+	LeaseDuration *metav1.Duration `json:"leaseDuration,omitempty"`
 	// targetClusterEndpoint repeats the endpoint of the first allocation. Its cluster ID is
 	// in allocations: spec.targetClusterID is only ever the author's.
 	// +optional

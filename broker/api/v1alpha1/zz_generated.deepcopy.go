@@ -1273,6 +1273,11 @@ func (in *ReservationStatus) DeepCopyInto(out *ReservationStatus) {
 		in, out := &in.ExpiresAt, &out.ExpiresAt
 		*out = (*in).DeepCopy()
 	}
+	if in.LeaseDuration != nil {
+		in, out := &in.LeaseDuration, &out.LeaseDuration
+		*out = new(v1.Duration)
+		**out = **in
+	}
 	if in.Used != nil {
 		in, out := &in.Used, &out.Used
 		*out = new(Use)

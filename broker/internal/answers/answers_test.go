@@ -24,18 +24,21 @@ func pods(count int32, name, cpu string) broker.HeldCapacity {
 	return capacity.OfPodSets([]broker.PodSet{{Name: name, Count: count, Requests: broker.FromList(expect.Resources("cpu", cpu))}})
 }
 
+type check struct {
+	uid      types.UID
+	cluster  string
+	want     broker.HeldCapacity
+	at       time.Time
+	rejected string
+}
+
+type memoryCase struct {
+	happened func(*answers.Memory)
+	checks   []check
+}
+
 func TestMemory(t *testing.T) {
-	type check struct {
-		uid      types.UID
-		cluster  string
-		want     broker.HeldCapacity
-		at       time.Time
-		rejected string
-	}
-	for name, tc := range map[string]struct {
-		happened func(*answers.Memory)
-		checks   []check
-	}{
+	runMemory(t, map[string]memoryCase{
 		"a refusal is remembered for the shape, for every Reservation": {
 			func(m *answers.Memory) { m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0)) },
 			[]check{
@@ -47,6 +50,40 @@ func TestMemory(t *testing.T) {
 				{"s", "paris", pods(2, "a", "1"), at(30), ""},
 			},
 		},
+		"an acceptance of the shape ends the memory of its refusal": {
+			func(m *answers.Memory) {
+				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
+				m.Accepted("paris", pods(1, "b", "1"))
+			},
+			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
+		},
+		"one asks again, the others wait for the answer": {
+			func(m *answers.Memory) {
+				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
+				m.Asked("paris", "r", pods(2, "a", "1"), at(31))
+			},
+			[]check{
+				{"r", "paris", pods(2, "a", "1"), at(32), ""},
+				{"s", "paris", pods(2, "a", "1"), at(32), answers.ReasonRefused},
+				{"s", "paris", pods(2, "a", "1"), at(61), ""},
+			},
+		},
+		"each further refusal counts for longer": {
+			func(m *answers.Memory) {
+				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
+				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(30))
+			},
+			[]check{{"r", "paris", pods(2, "a", "1"), at(89), answers.ReasonRefused}, {"r", "paris", pods(2, "a", "1"), at(90), ""}},
+		},
+		"a cluster that is forgotten is like a new one": {
+			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)); m.Forget("paris") },
+			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
+		},
+	})
+}
+
+func TestSilence(t *testing.T) {
+	runMemory(t, map[string]memoryCase{
 		"a provider that does not answer is asked for nothing": {
 			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)) },
 			[]check{
@@ -84,36 +121,11 @@ func TestMemory(t *testing.T) {
 			},
 			[]check{{"s", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering}},
 		},
-		"an acceptance of the shape ends the memory of its refusal": {
-			func(m *answers.Memory) {
-				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
-				m.Accepted("paris", pods(1, "b", "1"))
-			},
-			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
-		},
-		"one asks again, the others wait for the answer": {
-			func(m *answers.Memory) {
-				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
-				m.Asked("paris", "r", pods(2, "a", "1"), at(31))
-			},
-			[]check{
-				{"r", "paris", pods(2, "a", "1"), at(32), ""},
-				{"s", "paris", pods(2, "a", "1"), at(32), answers.ReasonRefused},
-				{"s", "paris", pods(2, "a", "1"), at(61), ""},
-			},
-		},
-		"each further refusal counts for longer": {
-			func(m *answers.Memory) {
-				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
-				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(30))
-			},
-			[]check{{"r", "paris", pods(2, "a", "1"), at(89), answers.ReasonRefused}, {"r", "paris", pods(2, "a", "1"), at(90), ""}},
-		},
-		"a cluster that is forgotten is like a new one": {
-			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)); m.Forget("paris") },
-			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
-		},
-	} {
+	})
+}
+
+func runMemory(t *testing.T, cases map[string]memoryCase) {
+	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			m := answers.New()
 			tc.happened(m)

@@ -50,7 +50,7 @@ func (c *Claims) KeepFree(s Snapshot, ahead []*Request, want broker.HeldCapacity
 	if c.chains == nil || c.links > maxLinks || len(c.chains) > 2*len(s.entries)+16 {
 		c.chains, c.links = map[string]*chain{}, 0
 	}
-	claimants, wanted := make([]*claimant, len(ahead)), requestsOf(want)
+	claimants, wanted := make([]*claimant, len(ahead)), capacity.Requests(want)
 	s.entries = slices.Clone(s.entries)
 	for at, e := range s.entries {
 		cluster := e.spec.ClusterID
@@ -216,18 +216,4 @@ func largestNode(class *broker.NodeClass, used capacity.Vector) capacity.Vector 
 	}
 	largest.Add(used, 1)
 	return largest
-}
-
-// requestsOf are what one pod of each set requests, or a divisible total.
-func requestsOf(want broker.HeldCapacity) []capacity.Vector {
-	if len(want.PodSets) == 0 {
-		return []capacity.Vector{capacity.Ceil(want.Totals.List())}
-	}
-	var requests []capacity.Vector
-	for i := range want.PodSets {
-		if set := &want.PodSets[i]; set.Count > 0 {
-			requests = append(requests, capacity.Ceil(set.Requests.List()))
-		}
-	}
-	return requests
 }

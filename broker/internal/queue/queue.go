@@ -14,7 +14,6 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 
-	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 )
@@ -35,6 +34,8 @@ type Entry struct {
 	// Placeable is whether the clusters could take it if they held nothing for others.
 	// Capacity is kept free only for what could be placed one day.
 	Placeable bool
+	// requests of its pods.
+	requests []capacity.Vector
 }
 
 func (e *Entry) same(as *Entry) bool {
@@ -53,6 +54,8 @@ type Queue struct {
 	// sorted are all entries, placeable those that could be placed.
 	sorted, placeable []*Entry
 	byName            map[string]*Entry
+	// last is the entry behind which Next goes on.
+	last *Entry
 }
 
 // New returns an empty Queue.
@@ -67,6 +70,7 @@ func (q *Queue) Set(entry Entry) {
 		return
 	}
 	q.remove(entry.Name)
+	entry.requests = capacity.Requests(entry.Request.Want)
 	q.byName[entry.Name] = &entry
 	q.sorted = insert(q.sorted, &entry)
 	if entry.Placeable {
@@ -128,30 +132,44 @@ func (q *Queue) Ahead(of Entry) []*Entry {
 	return slices.Clone(q.placeable[:min(at, maxClaims)])
 }
 
-// First lists up to n entries for which the function returns true, in order.
-func (q *Queue) First(n int, match func(*Entry) bool) []*Entry {
+// Next lists up to n entries for which the function returns true: one half from the first
+// on, in order. The other half goes on behind the last one that an earlier call has
+// listed, so that each gets its turn even if those before it get nothing.
+func (q *Queue) Next(n int, match func(*Entry) bool) []*Entry {
 	q.mutex.RLock()
-	sorted := slices.Clone(q.sorted)
+	sorted, last := slices.Clone(q.sorted), q.last
 	q.mutex.RUnlock()
 	var out []*Entry
-	for _, entry := range sorted {
-		if len(out) == n {
-			break
+	list := func(from, to, most int) (next int) {
+		for ; from < to && len(out) < most; from++ {
+			if match(sorted[from]) {
+				out = append(out, sorted[from])
+			}
 		}
-		if match(entry) {
-			out = append(out, entry)
+		return from
+	}
+	front := list(0, len(sorted), (n+1)/2)
+	turn := front
+	if last != nil {
+		at, found := slices.BinarySearchFunc(sorted, last, compare)
+		if found {
+			at++
 		}
+		turn = max(at, front)
+	}
+	inOrder := len(out)
+	list(turn, len(sorted), n)
+	list(front, turn, n)
+	if len(out) > inOrder {
+		q.mutex.Lock()
+		q.last = out[len(out)-1]
+		q.mutex.Unlock()
 	}
 	return out
 }
 
-// Profits reports whether an entry could get at least a part of what it waits for from
-// that much available capacity.
-func Profits(want broker.HeldCapacity, available capacity.Vector) bool {
-	if len(want.PodSets) == 0 {
-		return capacity.Ceil(want.Totals.List()).FitsIn(available) > 0
-	}
-	return slices.ContainsFunc(want.PodSets, func(set broker.PodSet) bool {
-		return set.Count > 0 && capacity.Ceil(set.Requests.List()).FitsIn(available) > 0
-	})
+// Profits reports whether the entry could get at least a part of what it waits for from
+// that much available capacity. The entry is one of a queue.
+func (e *Entry) Profits(available capacity.Vector) bool {
+	return slices.ContainsFunc(e.requests, func(request capacity.Vector) bool { return request.FitsIn(available) > 0 })
 }

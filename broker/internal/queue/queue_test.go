@@ -50,7 +50,7 @@ func TestOrder(t *testing.T) {
 	set(entry("old", 0, 9, pods(1, "1")))
 	set(entry("urgent", 5, 0, pods(1, "1")))
 	set(entry("low", -5, 99, pods(1, "1")))
-	if got := names(q.First(9, any)); !slices.Equal(got, []string{"urgent", "old", "young", "low"}) {
+	if got := names(q.Next(99, any)); !slices.Equal(got, []string{"urgent", "old", "young", "low"}) {
 		t.Errorf("the order is %v", got)
 	}
 	if got := q.Position(entry("new", 0, 0, pods(1, "1"))); got != 4 {
@@ -61,8 +61,8 @@ func TestOrder(t *testing.T) {
 	}
 	// A raised priority replaces the entry.
 	set(entry("low", 9, 99, pods(1, "1")))
-	if !q.Remove("urgent") || q.Remove("urgent") || q.Len() != 3 || q.First(1, any)[0].Name != "low" {
-		t.Errorf("after the changes: %v", names(q.First(9, any)))
+	if !q.Remove("urgent") || q.Remove("urgent") || q.Len() != 3 || q.Next(1, any)[0].Name != "low" {
+		t.Errorf("after the changes: %v", names(q.Next(99, any)))
 	}
 }
 
@@ -82,7 +82,7 @@ func TestQueueIsSorted(t *testing.T) {
 			q.Set(e)
 			want[name] = e
 		}
-		got := q.First(99, any)
+		got := q.Next(999, any)
 		if len(got) != len(want) || q.Len() != len(want) {
 			t.Fatalf("%d entries, want %d", len(got), len(want))
 		}
@@ -126,13 +126,63 @@ func TestAhead(t *testing.T) {
 	}
 }
 
+// The first ones are listed each time, and all others in turn, also while the queue
+// changes.
+func TestNext(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		q := queue.New()
+		waiting := rapid.IntRange(0, 60).Draw(t, "waiting")
+		for i := range waiting {
+			q.Set(entry(fmt.Sprintf("e%02d", i), 0, 99-i, pods(1, "1")))
+		}
+		odd := func(e *queue.Entry) bool { return e.Name[2]%2 == 1 }
+		matching := q.Next(1000, odd)
+		if len(matching) != waiting/2 {
+			t.Fatalf("%d of %d match", len(matching), waiting)
+		}
+		n := rapid.IntRange(2, 9).Draw(t, "n")
+		listed := map[string]int{}
+		calls := 2*waiting/n + 3
+		for range calls {
+			if waiting > 0 && rapid.Bool().Draw(t, "change") {
+				// An entry that does not match comes and goes.
+				q.Remove("e00")
+				q.Set(entry("e00", rapid.Int32Range(-1, 1).Draw(t, "priority"), 99, pods(1, "1")))
+			}
+			next := q.Next(n, odd)
+			if len(next) != min(n, len(matching)) {
+				t.Fatalf("%d are listed, want %d of %d", len(next), n, len(matching))
+			}
+			for i, e := range next {
+				listed[e.Name]++
+				if i < (n+1)/2 && e.Name != matching[i].Name {
+					t.Fatalf("number %d is %s, want %s", i, e.Name, matching[i].Name)
+				}
+			}
+		}
+		for _, e := range matching {
+			if listed[e.Name] == 0 {
+				t.Fatalf("%s is never listed in %d calls: %v", e.Name, calls, listed)
+			}
+		}
+	})
+}
+
 func TestProfits(t *testing.T) {
 	available := capacity.Floor(expect.Resources("cpu", "50m"))
-	if queue.Profits(pods(5, "100m"), available) || !queue.Profits(pods(5, "50m"), available) {
-		t.Error("want those that fit a pod in 50m, and only those")
-	}
 	total := broker.HeldCapacity{Totals: broker.FromList(expect.Resources("cpu", "60m"))}
-	if queue.Profits(total, available) {
-		t.Error("a divisible total is placed as a whole")
+	for name, tc := range map[string]struct {
+		want    broker.HeldCapacity
+		profits bool
+	}{
+		"a pod does not fit":            {pods(5, "100m"), false},
+		"a part fits":                   {pods(5, "50m"), true},
+		"a divisible total is one part": {total, false},
+	} {
+		q := queue.New()
+		q.Set(entry("e", 0, 1, tc.want))
+		if got := q.Next(1, any)[0].Profits(available); got != tc.profits {
+			t.Errorf("%s: profits is %t", name, got)
+		}
 	}
 }

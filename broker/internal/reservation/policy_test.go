@@ -281,6 +281,18 @@ func TestLease(t *testing.T) {
 			h.clock.Step(50 * time.Minute)
 		}, false, ""},
 		"that of a consumer that renews stays": {nil, func(h *hub) { h.clock.Step(50 * time.Minute); h.renew("r"); h.clock.Step(50 * time.Minute) }, false, ""},
+		"a limited one of a Reservation without a duration ends": {nil, func(h *hub) { h.limit(time.Hour); h.clock.Step(time.Hour) }, true, reasonExpired},
+		"one that is limited later ends after the limit": {nil, func(h *hub) {
+			h.clock.Step(50 * time.Minute)
+			h.limit(10 * time.Minute)
+			h.clock.Step(9 * time.Minute)
+		}, false, ""},
+		"use renews it, too": {nil, func(h *hub) {
+			h.limit(time.Hour)
+			h.clock.Step(50 * time.Minute)
+			h.renew("r")
+			h.clock.Step(50 * time.Minute)
+		}, false, ""},
 		"the advertisements of a user do not renew": {hour, func(h *hub) {
 			h.clock.Step(50 * time.Minute)
 			h.heard["rome"] = h.clock.Now()
@@ -305,6 +317,16 @@ func TestLease(t *testing.T) {
 				h.expectPods("paris", "r", 0, 2)
 			}
 		})
+	}
+}
+
+// limit sets the maximum lease, which the status then has for the agent to renew.
+func (h *hub) limit(most time.Duration) {
+	h.Helper()
+	h.config.maxDuration = most
+	h.reconcile("r")
+	if got := h.reservations["r"].Status.LeaseDuration; got == nil || got.Duration != most {
+		h.Errorf("the lease is %v, want %s", got, most)
 	}
 }
 

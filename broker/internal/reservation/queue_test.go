@@ -200,3 +200,27 @@ func TestMinAvailableChanges(t *testing.T) {
 	least(h, 9)
 	h.expectPods("paris", "r", 4, 0)
 }
+
+// Those behind the first of the queue get their turn even if the first ones get nothing.
+func TestEachOfTheQueueIsRetried(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "1")
+	h.ask("before", 10, "100m")
+	for i := range 200 {
+		h.ask(fmt.Sprint("waiting-", i), 1, "100m")
+		h.advertise("paris", "1")
+	}
+	retried := map[string]bool{}
+	for range 7 {
+		names := h.retriable(nil)
+		if len(names) > maxRetried || names[0] != "waiting-0" {
+			t.Fatalf("%d are retried, the first is %s", len(names), names[0])
+		}
+		for _, name := range names {
+			retried[name] = true
+		}
+	}
+	if len(retried) != 200 {
+		t.Errorf("%d of 200 are retried", len(retried))
+	}
+}

@@ -47,14 +47,14 @@ func (in snapshot) queued(p plan) bool {
 	return !p.missing.Empty() && !p.gaveUp && p.impossible.reason == "" && !in.requested().Empty()
 }
 
-// setTimes sets when the current holds began and, if the spec has a duration, when the
-// lease ends. An end that is about right stays.
+// setTimes sets when the current holds began and, if the lease has a length, that and when
+// it ends. An end that is about right stays.
 func (in snapshot) setTimes(status *broker.ReservationStatus) {
 	switch {
 	case in.ended():
 		return
 	case len(status.Allocations) == 0:
-		status.ReservedAt, status.ExpiresAt = nil, nil
+		status.ReservedAt, status.ExpiresAt, status.LeaseDuration = nil, nil, nil
 		return
 	case status.ReservedAt == nil || len(in.reservation.Status.Allocations) == 0:
 		status.ReservedAt = &metav1.Time{Time: in.now}
@@ -62,9 +62,10 @@ func (in snapshot) setTimes(status *broker.ReservationStatus) {
 	}
 	length := in.config.duration(in.reservation.Spec.Duration)
 	if length <= 0 {
-		status.ExpiresAt = nil
+		status.ExpiresAt, status.LeaseDuration = nil, nil
 		return
 	}
+	status.LeaseDuration = &metav1.Duration{Duration: length}
 	end, _, exists := in.leaseEnd()
 	if !exists {
 		end = in.now.Add(length)

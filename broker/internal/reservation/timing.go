@@ -41,6 +41,11 @@ func (r *Reconciler) remember(in *snapshot) {
 		seen.Waiting = reservation.Generation
 	}
 	in.times = r.book.Observe(reservation.Name, reservation.UID, seen, in.now)
+	if length := in.config.duration(reservation.Spec.Duration); seen.Held && length > 0 && !in.announced(length) {
+		// The consumer's agent cannot know yet how often to renew it.
+		r.book.Renew(reservation.Name, reservation.UID, in.now)
+		in.times.Renewed = in.now
+	}
 	in.figures = r.figures
 	in.heard = r.lastAdvertised(reservation.Spec.RequesterID)
 	for _, h := range in.holds() {
@@ -126,6 +131,12 @@ func (in snapshot) leaseEnd() (end time.Time, length time.Duration, exists bool)
 	length = in.config.defaultLease
 	start := lease.Later(lease.Later(in.times.FirstSeen, in.times.Renewed), in.heard)
 	return start.Add(length), length, length > 0
+}
+
+// announced reports whether the status says that the lease is as short as that.
+func (in snapshot) announced(length time.Duration) bool {
+	announced := in.reservation.Status.LeaseDuration
+	return announced != nil && announced.Duration <= length
 }
 
 // leaseEnded reports whether the lease has ended.

@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/queue"
 )
 
-// maxRetried is the maximum number of queued Reservations that one event retries. The
-// others follow as capacity is left, or after queuedRetryAfter.
+// maxRetried is the maximum number of queued Reservations that one event retries: the
+// first ones, and others in turn. All are retried after queuedRetryAfter.
 const maxRetried = 64
 
 // entry is the Reservation's entry in the queue, for all that its status does not show as
@@ -90,17 +90,17 @@ func (r *Reconciler) retryQueued() {
 	}
 }
 
-// retriable lists queued Reservations, in order, that could use what a cluster has
-// available; any if the advertisement is nil.
+// retriable lists queued Reservations that could use what a cluster has available; any if
+// the advertisement is nil.
 func (r *Reconciler) retriable(ad *broker.ClusterAdvertisement) []string {
 	match := func(*queue.Entry) bool { return true }
 	if ad != nil {
 		available := capacity.Floor(ad.Status.Available.List())
 		match = func(e *queue.Entry) bool {
-			return queue.Profits(e.Request.Want, available) && decide.Eligible(&e.Request, &ad.Spec, true, true)
+			return e.Profits(available) && decide.Eligible(&e.Request, &ad.Spec, true, true)
 		}
 	}
-	entries := r.queue.First(maxRetried, match)
+	entries := r.queue.Next(maxRetried, match)
 	names := make([]string, len(entries))
 	for i, entry := range entries {
 		names[i] = entry.Name
