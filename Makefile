@@ -49,6 +49,12 @@ SCHEDULES ?= 10000
 sim: ## Simulate faults in broker and agents: SCHEDULES runs, and planted faults that must be found (without docker)
 	@go run ./e2e/simulation -schedules=$(SCHEDULES)
 
+OPERATIONS ?= 2000
+KILLS ?= 20
+.PHONY: histories
+histories: ## Kill and stop real brokers KILLS times during OPERATIONS operations, and check what the clusters saw (without docker)
+	@$(RUN) -v -timeout 60m ./e2e/histories -operations=$(OPERATIONS) -kills=$(KILLS)
+
 .PHONY: images
 images: ## Build the container images as archives and print their paths
 	@$(LAB) images

@@ -122,6 +122,10 @@ func main() {
 func run(ctx context.Context, config *rest.Config, o options) error {
 	// The API server limits its clients by itself (API priority and fairness).
 	config.QPS = -1
+	if o.leaderElect {
+		config = rest.CopyConfig(config)
+		config.Wrap((&fence{lease: o.lease, clock: clock.RealClock{}}).wrap)
+	}
 	mgr, err := newManager(config, o)
 	if err != nil {
 		return err

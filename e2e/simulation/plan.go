@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -39,6 +41,12 @@ const (
 	actCallFault   action = "next call"
 	actBackup      action = "backup of the hub"
 	actRestore     action = "hub restored from the backup"
+	// These are made only by directed schedules.
+	actLate        action = "leader is stopped while it writes a ledger"
+	actStaleKind   action = "a broker hears of no Reservations"
+	actSlowGuests  action = "guests stop slowly"
+	actReplayAcks  action = "answers arrive again"
+	actLoseAck     action = "next answer is lost"
 )
 
 // callFault is what happens to a call.
@@ -118,6 +126,9 @@ func newSchedule(seed uint64) schedule {
 		add(step/2, actBackup)
 		add(step, actRestore)
 	}
+	if seed%directedEvery == 0 {
+		s.direct(rng, int(seed/directedEvery))
+	}
 	return s
 }
 
@@ -176,6 +187,18 @@ func (w *world) apply(e event) {
 		programs := w.programs()
 		faults := []callFault{faultRefuse, faultLoseReply, faultLoseReply, faultKillFirst, faultKillAfter, faultKillAfter}
 		w.armed = append(w.armed, armed{program: programs[e.a%len(programs)].Name, writes: e.b%4 > 0, action: faults[e.c%len(faults)]})
+	case actLate:
+		if leaders := w.leaders(); len(leaders) == 1 && w.late == nil {
+			w.late = &lateWrite{broker: leaders[0], steps: 60 + e.b%200}
+		}
+	case actStaleKind:
+		w.frozen[b.name+" watch Reservation"] = w.steps + 60 + e.b%100
+	case actSlowGuests:
+		w.frozen[c.id+" stops guest"] = w.steps + 100 + e.b%200
+	case actReplayAcks:
+		w.replayAcks()
+	case actLoseAck:
+		w.losesAck = c.id
 	case actBackup:
 		w.backup = w.hub.Backup()
 	case actRestore:
@@ -218,6 +241,22 @@ func (w *world) replay(which int) {
 	go func() { _, _ = w.deliver(m) }()
 }
 
+// replayAcks makes the providers' last answers arrive once more.
+func (w *world) replayAcks() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := 0
+	for _, m := range slices.Backward(w.sent) {
+		if isAck(m) && n < 4 {
+			n++
+			w.record("again: " + m.String())
+			go func() { _, _ = w.deliver(m) }()
+		}
+	}
+}
+
+func isAck(m message) bool { return strings.HasSuffix(m.target, "/ack?role=provider") }
+
 // restore returns the hub to its backup. Its programs start again, since their watches
 // end.
 func (w *world) restore() {
@@ -237,6 +276,16 @@ func (w *world) restore() {
 
 // decide lets a call go on, unless a fault waits for it.
 func (w *world) decide(call *stepwise.Call) {
+	if w.late.takes(call) {
+		w.delay(call)
+		return
+	}
+	if w.losesAck != "" && call.Program == "agent-"+w.losesAck && strings.HasSuffix(call.What, "/ack?role=provider") {
+		w.losesAck = ""
+		w.record("which is lost")
+		w.gate.Decide(call, stepwise.Refuse)
+		return
+	}
 	at := -1
 	for i, fault := range w.armed {
 		if fault.program == call.Program && (call.Write || !fault.writes) {

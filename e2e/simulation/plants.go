@@ -41,17 +41,17 @@ type plant struct {
 
 // plants are the planted faults. Each must be found, but for the rare ones.
 var plants = []plant{
-	{name: "the ledger is written without compare-and-swap", rare: true, brokerWrites: onStatus(func(_ *world, object client.Object) bool {
+	{name: "the ledger is written without compare-and-swap", brokerWrites: onStatus(func(_ *world, object client.Object) bool {
 		if _, ok := object.(*broker.ClusterAdvertisement); ok {
 			object.SetResourceVersion("")
 		}
 		return true
 	})},
-	{name: "nothing in the hub is written with compare-and-swap", rare: true, brokerWrites: onStatus(func(_ *world, object client.Object) bool {
+	{name: "nothing in the hub is written with compare-and-swap", brokerWrites: onStatus(func(_ *world, object client.Object) bool {
 		object.SetResourceVersion("")
 		return true
 	})},
-	{name: "the attempt is not recorded before the hold", rare: true, brokerWrites: onStatus(func(w *world, object client.Object) bool {
+	{name: "the attempt is not recorded before the hold", brokerWrites: onStatus(func(w *world, object client.Object) bool {
 		return !w.changesOnlyAttempt(object)
 	})},
 	{name: "a hold is dropped before the provider confirms", brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
@@ -81,13 +81,13 @@ var plants = []plant{
 	})},
 	{name: "refusals are forgotten", setUp: configured(broker.BrokerConfigSpec{RetryAfter: &metav1.Duration{Duration: time.Millisecond}})},
 	{name: "a silent provider is waited for", setUp: configured(broker.BrokerConfigSpec{ProofDeadline: &metav1.Duration{Duration: 1000 * time.Hour}})},
-	{name: "leases end by the wall clock", rare: true, setUp: func(w *world) {
+	{name: "leases end by the wall clock", setUp: func(w *world) {
 		for _, b := range w.brokers {
 			b.clock.OnlyWall = true
 		}
 	}},
-	{name: "orphans are swept without a live read", rare: true, brokerLive: fromCache(func(object any) bool { _, ok := object.(*broker.Reservation); return ok })},
-	{name: "an answer counts for any Reservation of its name", rare: true, request: onAck(func(hold *broker.Hold, ack *protocol.ProviderAck) {
+	{name: "orphans are swept without a live read", brokerLive: fromCache(func(object any) bool { _, ok := object.(*broker.Reservation); return ok })},
+	{name: "an answer counts for any Reservation of its name", request: onAck(func(hold *broker.Hold, ack *protocol.ProviderAck) {
 		ack.ReservationUID = hold.ReservationUID
 	})},
 	{name: "an answer counts for any attempt", request: onAck(func(hold *broker.Hold, ack *protocol.ProviderAck) {
@@ -99,8 +99,8 @@ var plants = []plant{
 		ack.ReservationUID, ack.Attempt = hold.ReservationUID, hold.Attempt
 	})},
 	{name: "a refusal counts as a yes", request: onAck(func(_ *broker.Hold, ack *protocol.ProviderAck) { ack.Accepted = true })},
-	{name: "a refusal does not say what is still held", rare: true, request: onAck(func(_ *broker.Hold, ack *protocol.ProviderAck) { ack.Held = nil })},
-	{name: "a release is confirmed while guests run", rare: true, ignoreGuests: true},
+	{name: "a refusal does not say what is still held", request: onAck(func(_ *broker.Hold, ack *protocol.ProviderAck) { ack.Held = nil })},
+	{name: "a release is confirmed while guests run", ignoreGuests: true},
 	{name: "a provider accepts without holding", agentWrites: onStatus(func(_ *world, object client.Object) bool {
 		if i, ok := object.(*broker.ProviderInstruction); ok {
 			i.Status.Held = nil

@@ -76,7 +76,8 @@ func (w *world) settle() { synctest.Wait() }
 // rest ends all faults and checks what must then come true.
 func (w *world) rest(s schedule) {
 	w.record("faults end")
-	w.armed, w.frozen = nil, map[string]int{}
+	w.armed, w.frozen, w.losesAck = nil, map[string]int{}, ""
+	w.endLate()
 	w.fail(w.brokers[1])
 	for n, c := range w.clusters {
 		c.cut = false

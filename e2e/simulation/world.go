@@ -94,6 +94,10 @@ type world struct {
 	// frozen are the steps that do not happen for now, by the beginning of their name.
 	frozen map[string]int
 	armed  []armed
+	// late is a write of a ledger that is to be delayed, nil if none.
+	late *lateWrite
+	// losesAck is the provider whose next answer is lost, "" if none.
+	losesAck string
 
 	mu      sync.Mutex
 	streams []*stream
@@ -183,6 +187,9 @@ func wrap(w *world, plant func(*world, client.Client) client.Client) func(client
 }
 
 func (w *world) stopBroker(b *brokerProcess) {
+	if w.late != nil && w.late.broker == b {
+		w.late = nil
+	}
 	if b.program != nil {
 		b.program.Kill()
 		b.program, b.handler = nil, nil
@@ -208,10 +215,11 @@ func (w *world) stopAgent(c *cluster) {
 	}
 }
 
-// leaders are the brokers that lead: two while a former leader has not noticed yet.
+// leaders are the brokers that lead and can be reached: two while a former leader has not
+// noticed yet.
 func (w *world) leaders() (out []*brokerProcess) {
 	for _, b := range w.brokers {
-		if b.program != nil && b.program.Leads() {
+		if b.program != nil && b.program.Leads() && (w.late == nil || w.late.call == nil || w.late.broker != b) {
 			out = append(out, b)
 		}
 	}
@@ -273,9 +281,14 @@ func (w *world) programs() (out []*stepwise.Program) {
 func (w *world) possible() []stepwise.Step {
 	var steps []stepwise.Step
 	for _, p := range w.programs() {
-		steps = append(steps, p.Steps()...)
+		if !w.late.stopped(p) {
+			steps = append(steps, p.Steps()...)
+		}
 	}
 	for _, call := range w.gate.Waiting() {
+		if w.late != nil && w.late.until > 0 && call.Program == w.late.broker.name {
+			continue
+		}
 		steps = append(steps, stepwise.Step{Name: call.Program + " calls " + call.What, Do: func() { w.decide(call) }})
 	}
 	w.mu.Lock()
@@ -308,6 +321,7 @@ func (w *world) isFrozen(step string) bool {
 func (w *world) step() {
 	synctest.Wait()
 	w.steps++
+	w.advance()
 	steps := w.possible()
 	name := ""
 	if len(steps) == 0 || w.rng.IntN(16) == 0 {

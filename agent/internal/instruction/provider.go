@@ -248,8 +248,13 @@ const annotationHeld = broker.Group + "/held"
 // annotateHeld records on a new instruction what this cluster already holds
 // according to the broker, so that a decision about it is never made without:
 // status cannot be written in the request that creates an object, and a later
-// write may fail or come after the decision.
+// write may fail or come after the decision. Of a hold that is to be released, nothing is
+// held without an instruction but what guests use: the view may be of a broker that has not
+// heard yet that it was released.
 func annotateHeld(instruction *broker.ProviderInstruction, hold *broker.Hold) error {
+	if hold.Promised.Empty() {
+		return nil
+	}
 	held := hold.Unconfirmed
 	if held == nil {
 		held = hold.Granted

@@ -155,14 +155,18 @@ func (r *Reconciler) writeHolds(ctx context.Context, in *snapshot, p plan) error
 	return nil
 }
 
-// writeHold changes a hold that is still as it was before, nil for none.
+// writeHold changes a hold that is still as it was before, nil for none. If another
+// writer is first, it fails: that the hold is the same does not show that the Reservation
+// is, and a plan of a former leader must not be carried out on a newer ledger.
 func (r *Reconciler) writeHold(ctx context.Context, cluster string, uid types.UID, before *broker.Hold, change func(*broker.ClusterAdvertisement) (bool, error)) error {
+	tried := false
 	_, err := r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
 		now := ledger.Find(&ad.Status, uid)
-		if (now == nil) != (before == nil) || now != nil && !sameHold(now, before) {
+		if tried || (now == nil) != (before == nil) || now != nil && !sameHold(now, before) {
 			return edited{}, errOutdated
 		}
 		changed, err := change(ad)
+		tried = changed
 		return edited{status: changed}, err
 	})
 	if err != nil {

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spillway-dev/spillway/e2e/simulation/stepwise"
+)
+
+// directedEvery is the share of schedules with a directed part: one of so many.
+const directedEvery = 4
+
+// scenario is a sequence of actions that makes a situation likely which random actions
+// seldom make.
+type scenario struct {
+	// actions, and the steps before each.
+	actions []directed
+}
+
+// directed is an action after a number of steps. With cluster set, it applies to that
+// one; c is the last argument of the event.
+type directed struct {
+	after   int
+	action  action
+	cluster int
+	b, c    int
+}
+
+// scenarios are the directed parts of schedules. All of them lend and borrow in the same
+// few clusters, so that what one loses another one gets.
+var scenarios = []scenario{
+	// A leader that is stopped while its write is on its way, and goes on when another one
+	// has promised the same capacity.
+	{[]directed{{20, actRequest, 0, 1, 1}, {30, actLate, 0, 100, 0}, {4, actRequest, 2, 1, 1}, {60, actRequest, 0, 1, 1}, {30, actRequest, 2, 1, 1}, {60, actRequest, 0, 1, 1}}},
+	// The same while what it wrote is taken back.
+	{[]directed{{20, actRequest, 0, 1, 1}, {60, actLate, 0, 60, 0}, {2, actResize, 0, 0, 1}, {40, actResize, 0, 0, 2}, {30, actRequest, 2, 1, 1}, {40, actResize, 0, 0, 1}, {30, actResize, 0, 0, 2}}},
+	// A lease, and the leader's clock is set.
+	{[]directed{{20, actRequest, 0, 0, 0}, {80, actClock, 0, 1, 4}, {2, actClock, 1, 1, 4}, {60, actLocalPod, 0, 0, 0}, {40, actClock, 0, 1, 3}, {2, actClock, 1, 1, 3}}},
+	// A new leader that does not know a Reservation yet of which there is a hold.
+	{[]directed{{20, actStaleKind, 1, 100, 0}, {4, actRequest, 0, 1, 1}, {60, actKillBroker, 0, 0, 0}, {60, actRequest, 2, 1, 1}}},
+	// A Reservation with the name of an earlier one, whose answers arrive again.
+	{[]directed{{20, actRequest, 0, 1, 1}, {60, actDeleteInHub, 0, 0, 0}, {40, actReplayAcks, 0, 0, 0}, {15, actReplayAcks, 0, 0, 0}, {15, actReplayAcks, 0, 0, 0}, {15, actReplayAcks, 0, 0, 0}}},
+	// Capacity is released while guests still use it, and requested again.
+	{[]directed{{20, actRequest, 0, 3, 1}, {120, actSlowGuests, 0, 100, 0}, {2, actDelete, 0, 0, 0}, {10, actRequest, 2, 3, 1}, {40, actRequest, 2, 3, 1}}},
+	// An acceptance is lost, and the request grows meanwhile beyond what there is.
+	{[]directed{{20, actLoseAck, 1, 0, 0}, {2, actRequest, 0, 1, 1}, {40, actLocalPod, 1, 0, 0}, {2, actResize, 0, 0, 4}, {40, actLocalPod, 1, 0, 0}, {40, actRequest, 2, 1, 1}}},
+}
+
+// direct replaces the first part of a schedule by a scenario. Only the second cluster
+// lends, so that all requests meet there.
+func (s *schedule) direct(rng *rand.Rand, number int) {
+	chosen := scenarios[number%len(scenarios)]
+	s.lending, s.deaf = []int64{0, []int64{2, 4}[rng.IntN(2)], 0}, -1
+	step := 20
+	var events []event
+	for _, d := range chosen.actions {
+		step += d.after + rng.IntN(1+d.after/2)
+		events = append(events, event{step: step, action: d.action, a: d.cluster, b: d.b, c: d.c})
+	}
+	for _, e := range s.events {
+		if e.step > step {
+			events = append(events, e)
+		}
+	}
+	s.events = events
+}
+
+// lateWrite is a write of a ledger that is delayed on its way while its broker is stopped
+// and another one leads.
+type lateWrite struct {
+	broker *brokerProcess
+	// steps is for how long.
+	steps int
+	// call is the write, nil before there is one. It goes on at the step until; the broker
+	// ends at the step end.
+	call       *stepwise.Call
+	until, end int
+}
+
+// takes reports whether a call is the write that waits to be delayed.
+func (l *lateWrite) takes(call *stepwise.Call) bool {
+	return l != nil && l.call == nil && call.Program == l.broker.name && strings.HasPrefix(call.What, "update status of ClusterAdvertisement ")
+}
+
+// stopped reports whether a program is stopped.
+func (l *lateWrite) stopped(program *stepwise.Program) bool {
+	return l != nil && l.call != nil && l.until > 0 && l.broker.program == program
+}
+
+// delay stops the broker that makes a call. The other one becomes the leader.
+func (w *world) delay(call *stepwise.Call) {
+	w.record("which is delayed, while " + call.Program + " is stopped")
+	l := w.late
+	l.call, l.until = call, w.steps+l.steps
+	for _, b := range w.brokers {
+		if b != l.broker {
+			b.program.Lead()
+		}
+	}
+	w.mu.Lock()
+	streams := slices.Clone(w.streams)
+	w.mu.Unlock()
+	for _, s := range streams {
+		s.cancel()
+	}
+	// The lease of the one that is stopped has ended.
+	time.Sleep(5 * time.Second)
+}
+
+// advance lets a delayed write go on in time, and ends its broker some steps later.
+func (w *world) advance() {
+	l := w.late
+	switch {
+	case l == nil || l.call == nil:
+	case l.until > 0 && w.steps >= l.until:
+		w.record("the delayed write goes on")
+		l.until, l.end = 0, w.steps+30
+		w.gate.Decide(l.call, stepwise.Proceed)
+		w.settle()
+	case l.until == 0 && w.steps >= l.end:
+		w.endLate()
+	}
+}
+
+// endLate ends a broker that is no leader any more.
+func (w *world) endLate() {
+	if l := w.late; l != nil {
+		w.late = nil
+		if l.call != nil {
+			w.record(l.broker.name + " notices that it does not lead")
+			w.fail(l.broker)
+		}
+	}
+}
