@@ -100,8 +100,10 @@ func TestGateAfterALostPlace(t *testing.T) {
 	g.close(younger, other, now.Now(), time.Time{})
 	wake := func() (names string) {
 		now.SetTime(now.Now().Add(time.Second))
-		fits := func(pod *corev1.Pod) (amounts, bool) { return podAmounts(pod), nodeAdmits(home, pod) }
-		for _, pod := range g.openForRoom([]room{{name: home.Name, free: amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, changedAt: now.Now(), need: fits}}) {
+		for _, pod := range g.openForRoom([]room{{
+			name: home.Name, free: amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, changedAt: now.Now(),
+			need: func(pod *corev1.Pod) (amounts, bool) { return podAmounts(pod), nodeAdmits(home, pod) },
+		}}) {
 			names += pod.Name
 		}
 		return names
