@@ -36,7 +36,9 @@ const (
 	// leaseName is the name of the leader election lease.
 	leaseName = "spillway-broker"
 	// The defaults of the leader election: short, because nothing is placed meanwhile.
-	leaseDuration, renewDeadline, retryPeriod = 4 * time.Second, 3 * time.Second, 500 * time.Millisecond
+	// A standby looks at the lease after 1 to 2.2 retry periods, which counts twice: the
+	// lease runs from when the standby has seen it renewed.
+	leaseDuration, renewDeadline, retryPeriod = 3 * time.Second, 2500 * time.Millisecond, 300 * time.Millisecond
 )
 
 type options struct {

@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,9 @@ const (
 	maxResponse = 64 << 20
 	// maxBackoff is the maximum backoff between two connections of a stream.
 	maxBackoff = 15 * time.Second
+	// maxRetryAfter is the maximum time that a call waits for another try. If the broker
+	// asks for more, the caller gets the error.
+	maxRetryAfter = 5 * time.Second
 )
 
 // Client makes calls to one broker as one cluster. It is safe for concurrent use and
@@ -232,17 +236,32 @@ func (c *Client) call(ctx context.Context, method, path string, query url.Values
 		if err == nil || try == callTries || ctx.Err() != nil || !retriable(err) {
 			return err
 		}
-		if !sleep(ctx, jitter(backoff)) {
+		if !sleep(ctx, retryAfter(err)+jitter(backoff)) {
 			return err
 		}
 		backoff *= 2
 	}
 }
 
-// retriable reports whether the same call may succeed later.
+// retriable reports whether the same call may succeed soon.
 func retriable(err error) bool {
 	var refusal *Error
-	return !errors.As(err, &refusal) || refusal.Code == CodeUnavailable || refusal.Code == CodeTooMany
+	switch {
+	case !errors.As(err, &refusal):
+		return true
+	case refusal.RetryAfter > maxRetryAfter:
+		return false
+	}
+	return refusal.Code == CodeUnavailable || refusal.Code == CodeTooMany && refusal.RetryAfter > 0
+}
+
+// retryAfter is the time that the broker has asked to wait for.
+func retryAfter(err error) time.Duration {
+	var refusal *Error
+	if errors.As(err, &refusal) {
+		return refusal.RetryAfter
+	}
+	return 0
 }
 
 func (c *Client) once(ctx context.Context, method, path string, query url.Values, body []byte, into any) error {
@@ -306,6 +325,9 @@ func readError(response *http.Response) error {
 	if json.Unmarshal(body, refusal) != nil || refusal.Code == "" {
 		return fmt.Errorf("the server at the broker's URL responded %s, and is not a broker: check the URL and the proxies on the way", response.Status)
 	}
+	if seconds, err := strconv.ParseUint(response.Header.Get("Retry-After"), 10, 16); err == nil {
+		refusal.RetryAfter = time.Duration(seconds) * time.Second
+	}
 	return refusal
 }
 
@@ -324,7 +346,7 @@ func (c *Client) Watch(ctx context.Context, role Role, handle func(Event)) {
 			lostAt = time.Now()
 		}
 		log.Info("Watch stream ended; reconnecting", "reason", err.Error())
-		if !sleep(ctx, jitter(c.reconnectAfter(time.Since(lostAt)))) {
+		if !sleep(ctx, min(retryAfter(err), maxBackoff)+jitter(c.reconnectAfter(time.Since(lostAt)))) {
 			return
 		}
 	}

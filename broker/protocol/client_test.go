@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -147,5 +148,43 @@ func TestReservationIDs(t *testing.T) {
 	got, other := ReservationID(long, uid), ReservationID(long[1:]+"s", uid)
 	if len(got) > 63 || got == other || !strings.HasSuffix(got, "-"+uid) {
 		t.Fatalf("got %s and %s", got, other)
+	}
+}
+
+// TestRetryAfter: a call that is over a limit is repeated no sooner than the broker says,
+// and not at all if that is long or not stated.
+func TestRetryAfter(t *testing.T) {
+	for name, tc := range map[string]struct {
+		header string
+		calls  int32
+		after  time.Duration
+	}{
+		"soon":       {"1", 2, time.Second},
+		"late":       {"3600", 1, time.Hour},
+		"not stated": {"", 1, 0},
+		"not a time": {"x", 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var calls atomic.Int32
+			var first time.Time
+			client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+				if calls.Add(1) == 1 {
+					first = time.Now()
+					w.Header().Set("Retry-After", tc.header)
+					w.WriteHeader(http.StatusTooManyRequests)
+					_, _ = io.WriteString(w, `{"code":"TooMany","message":"slower"}`)
+				} else if waited := time.Since(first); waited < tc.after {
+					t.Errorf("the call was repeated after %s", waited)
+				}
+			})
+			err := client.Renew(t.Context(), "some", "uid")
+			var refusal *Error
+			if tc.calls == 1 && (!errors.As(err, &refusal) || refusal.RetryAfter != tc.after) || tc.calls > 1 && err != nil {
+				t.Errorf("got %v", err)
+			}
+			if calls.Load() != tc.calls {
+				t.Errorf("%d calls, want %d", calls.Load(), tc.calls)
+			}
+		})
 	}
 }

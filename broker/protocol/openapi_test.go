@@ -100,7 +100,11 @@ func document() object {
 		"components": object{
 			"schemas":         schemas,
 			"securitySchemes": object{"certificate": object{"type": "mutualTLS", "description": "The client certificate that is issued when a cluster joins."}},
-			"responses":       object{"Error": object{"description": "An error with its reason and what to do.", "content": object{"application/json": object{"schema": refusal}}}},
+			"responses": object{"Error": object{
+				"description": "An error with its reason and what to do.",
+				"headers":     object{"Retry-After": object{"description": "With status 429: the seconds to wait, if the caller exceeds a rate.", "schema": object{"type": "integer"}}},
+				"content":     object{"application/json": object{"schema": refusal}},
+			}},
 		},
 	}
 }
@@ -216,6 +220,9 @@ func (s schemas) of(t reflect.Type) object {
 	for i := range t.NumField() {
 		field := t.Field(i)
 		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if name == "-" {
+			continue
+		}
 		if name == "" {
 			panic(t.String() + "." + field.Name + " has no JSON name")
 		}

@@ -5,6 +5,8 @@
 package protocol
 
 import (
+	"time"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -214,6 +216,9 @@ type Error struct {
 	Code string `json:"code"`
 	// Message explains what is wrong and what to do.
 	Message string `json:"message"`
+	// RetryAfter is when the same request may succeed, as in the header Retry-After, which
+	// has whole seconds; 0 if the broker does not know.
+	RetryAfter time.Duration `json:"-"`
 }
 
 // Error implements error.

@@ -32,7 +32,7 @@ var benches = slices.Concat(
 	in("./broker/internal/bench",
 		"decide_100", "decide_1000", "decide_10000", "split_400",
 		"reservation_ms", "concurrent_reservations_10", "concurrent_reservations_100", "concurrent_reservations_1000",
-		"durable_reservations_ratio", "push_latency", "advertise_ingest", "failover_seconds"),
+		"asks_1000_clusters", "durable_reservations_ratio", "push_latency", "advertise_ingest", "failover_seconds"),
 	in("./agent/internal/bench", "measure_1000_nodes"),
 	in("./scheduler-plugin/internal/bench",
 		"scheduler_tax", "scheduler_tax_under_overflow", "overflow_burst", "overflow_burst_ratio",

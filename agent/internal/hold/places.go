@@ -148,7 +148,20 @@ func (r *Reconciler) ensurePlaces(ctx context.Context, in input, holdings []hold
 		Fits:   func(set broker.PodSet) int32 { return r.fits(in, set) },
 	})
 	// What is removed may make room for what is created.
-	errs = append(errs, r.each(ctx, plan.Remove, r.removePlaceholder), r.each(ctx, ungate, r.ungate), r.each(ctx, plan.Create, r.createPlaceholder))
+	errs = append(errs, r.each(ctx, plan.Remove, r.removePlaceholder), r.each(ctx, ungate, r.ungate))
+	refusals := make([]error, len(plan.Create))
+	errs = append(errs, r.concurrently(ctx, len(plan.Create), func(ctx context.Context, i int) error {
+		err := r.createPlaceholder(ctx, plan.Create[i])
+		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
+			refusals[i], err = err, nil
+		}
+		return err
+	}))
+	for i, pod := range plan.Create {
+		if refusals[i] != nil {
+			plan.States[placeholder.HoldOf(pod)].Refuse(pod, refusals[i].Error())
+		}
+	}
 	return plan.States, errors.Join(errs...)
 }
 
@@ -307,7 +320,7 @@ func (r *Reconciler) createPlaceholder(ctx context.Context, pod *corev1.Pod) err
 		// It is not in the cache yet, or is being deleted.
 		return nil
 	case err != nil:
-		return fmt.Errorf("creating placeholder %s: %w", pod.Name, err)
+		return fmt.Errorf("creating a placeholder: %w", err)
 	}
 	r.places.mu.Lock()
 	r.places.created[pod.Name] = unseen[*corev1.Pod]{pod, r.Clock.Now()}

@@ -104,6 +104,7 @@ func TestPlaceholders(t *testing.T) {
 		{"guests that end give their place back", guestsGivePlacesBack},
 		{"shrinking removes placeholders", shrinkRemovesPlaceholders},
 		{"the scheduler refuses", schedulerRefuses},
+		{"the API server refuses", admissionRefuses},
 		{"release leaves none", releaseLeavesNone},
 		{"totals are held in chunks", totalsAreChunks},
 	} {
@@ -168,12 +169,30 @@ func schedulerRefuses(e *env) {
 	}
 }
 
+// A pod that the cluster does not admit is not promised.
+func admissionRefuses(e *env) {
+	limits := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Name: "small", Namespace: holds}, Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{{
+		Type: corev1.LimitTypeContainer, Min: expect.Resources("cpu", "10m"),
+	}}}}
+	expect.NoError(e, e.Create(e.Context(), limits))
+	expect.Eventually(e, "the limit to be in effect", func() (bool, string) {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: holds}, Spec: corev1.PodSpec{
+			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1m")}}},
+		}}
+		err := e.Create(e.Context(), pod, client.DryRunAll)
+		return err != nil, fmt.Sprint(err)
+	})
+	e.hold("r2", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "1m"))))
+	e.decided("r2", 1, hold.ReasonInsufficientCapacity, "minimum cpu usage per Container is 10m", 0)
+	expect.NoError(e, e.Delete(e.Context(), limits))
+}
+
 func releaseLeavesNone(e *env) {
 	e.hold("r1", "rome", 3, broker.HeldCapacity{})
 	e.decided("r1", 3, broker.ReasonReleased, "", 0)
 	e.eventuallyBound(holds, 0)
-	e.hold("r2", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "200m"))))
-	e.decided("r2", 1, hold.ReasonAccepted, "", 1)
+	e.hold("r3", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "200m"))))
+	e.decided("r3", 1, hold.ReasonAccepted, "", 1)
 	// As when the hold ended while the agent was away.
 	expect.NoError(e, e.DeleteAllOf(e.Context(), &broker.ProviderInstruction{}, client.InNamespace(namespace)))
 	e.reconciler.Enqueue("rome")

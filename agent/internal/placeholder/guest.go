@@ -39,7 +39,7 @@ func PlaceFor(requests corev1.ResourceList, before, after []Hold, pods []*corev1
 	}
 	need := capacity.Ceil(requests)
 	own := func(pod *corev1.Pod) bool {
-		return types.UID(pod.Labels[labelHold]) == uid && (divisible || pod.Labels[broker.LabelShape] == key)
+		return HoldOf(pod) == uid && (divisible || pod.Labels[broker.LabelShape] == key)
 	}
 	rank := func(pod *corev1.Pod) int {
 		if own(pod) {

@@ -51,7 +51,7 @@ func Make(in Input) Plan {
 	plan := Plan{States: map[types.UID]State{}}
 	byShape := map[types.UID]map[string][]*corev1.Pod{}
 	for _, pod := range in.Pods {
-		hold := types.UID(pod.Labels[labelHold])
+		hold := HoldOf(pod)
 		if byShape[hold] == nil {
 			byShape[hold] = map[string][]*corev1.Pod{}
 		}

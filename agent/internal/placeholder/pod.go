@@ -130,6 +130,9 @@ func requestsOf(pod *corev1.Pod) corev1.ResourceList {
 	return pod.Spec.Containers[0].Resources.Requests
 }
 
+// HoldOf returns the UID of the hold of a placeholder.
+func HoldOf(pod *corev1.Pod) types.UID { return types.UID(pod.Labels[labelHold]) }
+
 // unschedulable returns why the scheduler has found no place for a pod, "" if it has
 // not tried yet.
 func unschedulable(pod *corev1.Pod) string {

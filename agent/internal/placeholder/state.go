@@ -51,6 +51,18 @@ func (s *State) add(of shape, pods []*corev1.Pod) {
 	}
 }
 
+// Refuse counts a placeholder that the API server did not admit as tried.
+func (s State) Refuse(pod *corev1.Pod, message string) {
+	for i := range s.Missing {
+		if m := &s.Missing[i]; keyOf(m.Set) == pod.Labels[broker.LabelShape] {
+			m.Tried++
+			if !slices.Contains(m.Messages, message) {
+				m.Messages = append(m.Messages, message)
+			}
+		}
+	}
+}
+
 // Verdict is what a State proves.
 type Verdict int
 

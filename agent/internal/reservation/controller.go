@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -294,7 +295,7 @@ func (r *Reconciler) report(ctx context.Context, s *state) (reconcile.Result, er
 	var response *protocol.Error
 	switch {
 	case errors.As(err, &response) && response.Code != protocol.CodeUnavailable:
-		last = report{generation: local.Generation, due: s.now.Add(rejectedRetryAfter), condition: notReported(response.Code, response.Message)}
+		last = report{generation: local.Generation, due: s.now.Add(cmp.Or(response.RetryAfter, rejectedRetryAfter)), condition: notReported(response.Code, response.Message)}
 	case err != nil:
 		s.reported = notReported(reasonBrokerUnreachable, err.Error())
 		s.reportErr = fmt.Errorf("sending Reservation %s/%s to the broker: %w", local.Namespace, local.Name, err)

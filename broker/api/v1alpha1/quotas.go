@@ -29,6 +29,20 @@ type Quotas struct {
 	// +kubebuilder:validation:Minimum=4
 	// +kubebuilder:validation:Maximum=256
 	StreamsPerCluster *int32 `json:"streamsPerCluster,omitempty"`
+	// writesPerSecond is the rate of one cluster's calls that change a Reservation or send
+	// a relayed message. A provider's answers do not count: they are as many as its holds.
+	// +optional
+	// +kubebuilder:default=20
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	WritesPerSecond *int32 `json:"writesPerSecond,omitempty"`
+	// writeBurst is the number of such calls that a cluster may make at once after it has
+	// made none for some time.
+	// +optional
+	// +kubebuilder:default=200
+	// +kubebuilder:validation:Minimum=10
+	// +kubebuilder:validation:Maximum=10000
+	WriteBurst *int32 `json:"writeBurst,omitempty"`
 	// maxPriority is the highest priority that counts in the queue: a Reservation of a
 	// higher one is queued with this one, so that no cluster is always first. With 0, the
 	// age alone decides, except for Reservations of a negative priority.

@@ -949,6 +949,16 @@ func (in *Quotas) DeepCopyInto(out *Quotas) {
 		*out = new(int32)
 		**out = **in
 	}
+	if in.WritesPerSecond != nil {
+		in, out := &in.WritesPerSecond, &out.WritesPerSecond
+		*out = new(int32)
+		**out = **in
+	}
+	if in.WriteBurst != nil {
+		in, out := &in.WriteBurst, &out.WriteBurst
+		*out = new(int32)
+		**out = **in
+	}
 	if in.MaxPriority != nil {
 		in, out := &in.MaxPriority, &out.MaxPriority
 		*out = new(int32)

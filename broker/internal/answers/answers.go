@@ -27,8 +27,13 @@ const (
 	ReasonNotAnswering = "NotAnswering"
 )
 
-// maxFactor limits how much longer a provider is left alone after repeated refusals.
-const maxFactor = 16
+const (
+	// maxFactor limits how much longer a provider is left alone after repeated refusals.
+	maxFactor = 16
+	// MaxEntries is the maximum number of shapes and Reservations that are remembered of one
+	// provider: the last ones.
+	MaxEntries = 128
+)
 
 // Memory remembers refusals and missed deadlines. It is safe for concurrent use.
 type Memory struct {
@@ -36,6 +41,8 @@ type Memory struct {
 	entries map[string]map[string]*entry // by cluster and shape
 	// answered is when each cluster last answered what it was asked.
 	answered map[string]time.Time
+	// number is that of the last refusal or missed deadline.
+	number uint64
 }
 
 // anyShape is the key of a provider that has not answered anything, ofReservation the
@@ -45,16 +52,16 @@ const (
 	ofReservation = "reservation/"
 )
 
-// manyEntries is the number of entries of a cluster from which on old ones are dropped.
-const manyEntries = 256
-
 type entry struct {
 	reason, message string
 	// pods is the smallest number of pods that was refused, 0 for a divisible total.
 	pods int32
-	// until is when the provider may be asked again.
-	until time.Time
-	wait  time.Duration
+	// until is when the provider may be asked again; quiet when the entry does not count
+	// any more, unless the provider is being asked.
+	until, quiet time.Time
+	wait         time.Duration
+	// number is that of its last refusal or missed deadline.
+	number uint64
 	// prober is the Reservation that asks again, since probedAt.
 	prober   types.UID
 	probedAt time.Time
@@ -92,22 +99,36 @@ func (m *Memory) Refused(cluster string, refused broker.HeldCapacity, message st
 	return news
 }
 
-func (m *Memory) entry(cluster, shape string, now time.Time) *entry {
-	if m.entries[cluster] == nil {
-		m.entries[cluster] = map[string]*entry{}
+// entry returns the entry for a refusal or missed deadline. It deletes those that do not
+// count any more and, if there are too many, the oldest.
+func (m *Memory) entry(cluster, key string, now time.Time) *entry {
+	known := m.entries[cluster]
+	if known == nil {
+		known = map[string]*entry{}
+		m.entries[cluster] = known
 	}
-	if len(m.entries[cluster]) >= manyEntries {
-		maps.DeleteFunc(m.entries[cluster], func(_ string, e *entry) bool { return now.After(e.until.Add(maxFactor * e.wait)) })
-	}
-	e := m.entries[cluster][shape]
+	maps.DeleteFunc(known, func(_ string, e *entry) bool { return !now.Before(e.quiet) && !now.Before(e.probedAt.Add(e.wait)) })
+	e := known[key]
 	if e == nil {
+		oldest := ""
+		for other, e := range known {
+			if other != anyShape && (oldest == "" || e.number < known[oldest].number) {
+				oldest = other
+			}
+		}
+		if key != anyShape && len(known) >= MaxEntries {
+			delete(known, oldest)
+		}
 		e = &entry{}
-		m.entries[cluster][shape] = e
+		known[key] = e
 	}
+	m.number++
+	e.number = m.number
 	return e
 }
 
-// set makes the entry count from now on, unless it does already: longer each time.
+// set makes the entry count from now on, unless it does already: longer each time, until
+// the provider accepts or is not asked for a while.
 func (e *entry) set(reason, message string, pods int32, wait time.Duration, now time.Time) (news bool) {
 	if now.Before(e.until) {
 		e.pods = min(e.pods, pods)
@@ -119,6 +140,7 @@ func (e *entry) set(reason, message string, pods int32, wait time.Duration, now 
 		e.pods, e.wait = min(e.pods, pods), min(2*e.wait, maxFactor*wait)
 	}
 	e.reason, e.message, e.until, e.prober = reason, message, now.Add(e.wait), ""
+	e.quiet = e.until.Add(maxFactor * wait)
 	return true
 }
 
@@ -156,6 +178,13 @@ func (m *Memory) delete(cluster, shape string) {
 	}
 }
 
+// Len is the number of entries that are kept of a provider.
+func (m *Memory) Len(cluster string) int {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	return len(m.entries[cluster])
+}
+
 // Forget drops all that is remembered of a provider.
 func (m *Memory) Forget(cluster string) {
 	m.mutex.Lock()
@@ -168,7 +197,10 @@ func (m *Memory) Forget(cluster string) {
 func (m *Memory) Asked(cluster string, uid types.UID, capacity broker.HeldCapacity, now time.Time) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	for _, e := range m.relevant(cluster, uid, capacity) {
+	if len(m.entries[cluster]) == 0 {
+		return
+	}
+	for _, e := range m.relevant(cluster, uid, shapes(capacity)) {
 		e.prober, e.probedAt = uid, now
 	}
 }
@@ -179,6 +211,10 @@ func (m *Memory) Asked(cluster string, uid types.UID, capacity broker.HeldCapaci
 func (m *Memory) Rejection(cluster string, uid types.UID, want broker.HeldCapacity, answerIn time.Duration, now time.Time) (rejection *capacity.Rejection, until time.Time) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+	return m.rejection(cluster, uid, shapes(want), answerIn, now)
+}
+
+func (m *Memory) rejection(cluster string, uid types.UID, want []shape, answerIn time.Duration, now time.Time) (rejection *capacity.Rejection, until time.Time) {
 	for _, e := range m.relevant(cluster, uid, want) {
 		end := e.until
 		if e.prober != "" && e.prober != uid {
@@ -197,10 +233,13 @@ func (m *Memory) Rejection(cluster string, uid types.UID, want broker.HeldCapaci
 // them ends; zero if there are none.
 func (m *Memory) Rejections(uid types.UID, want broker.HeldCapacity, answerIn time.Duration, now time.Time) (rejections map[string]capacity.Rejection, until time.Time) {
 	m.mutex.Lock()
-	clusters := slices.Sorted(maps.Keys(m.entries))
-	m.mutex.Unlock()
-	for _, cluster := range clusters {
-		rejection, end := m.Rejection(cluster, uid, want, answerIn, now)
+	defer m.mutex.Unlock()
+	if len(m.entries) == 0 {
+		return nil, until
+	}
+	wanted := shapes(want)
+	for cluster := range m.entries {
+		rejection, end := m.rejection(cluster, uid, wanted, answerIn, now)
 		if rejection == nil {
 			continue
 		}
@@ -227,18 +266,15 @@ func (m *Memory) Clusters() map[string]bool {
 }
 
 // relevant are the entries of a provider that concern a Reservation's capacity.
-func (m *Memory) relevant(cluster string, uid types.UID, want broker.HeldCapacity) []*entry {
+func (m *Memory) relevant(cluster string, uid types.UID, want []shape) []*entry {
 	known := m.entries[cluster]
-	if len(known) == 0 {
-		return nil
-	}
 	var relevant []*entry
 	for _, key := range []string{anyShape, ofReservation + string(uid)} {
 		if e := known[key]; e != nil {
 			relevant = append(relevant, e)
 		}
 	}
-	for _, shape := range shapes(want) {
+	for _, shape := range want {
 		if e := known[shape.key]; e != nil && shape.pods >= e.pods {
 			relevant = append(relevant, e)
 		}

@@ -56,7 +56,10 @@ func TestMemory(t *testing.T) {
 			},
 		},
 		"its next answer ends that": {
-			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)); m.Answered("paris", "s", at(1)) },
+			func(m *answers.Memory) {
+				m.Missed("paris", "r", at(-30), false, wait, at(0))
+				m.Answered("paris", "s", at(1))
+			},
 			[]check{{"r", "paris", pods(1, "a", "1"), at(1), ""}},
 		},
 		"one that waits for a Reservation's guests is not silent for others": {
@@ -106,6 +109,26 @@ func TestMemory(t *testing.T) {
 			},
 			[]check{{"r", "paris", pods(2, "a", "1"), at(89), answers.ReasonRefused}, {"r", "paris", pods(2, "a", "1"), at(90), ""}},
 		},
+		"a refusal after a quiet period counts like the first": {
+			func(m *answers.Memory) {
+				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
+				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(30))
+				m.Refused("paris", pods(9, "a", "1"), "full", wait, at(10_000))
+			},
+			[]check{
+				{"r", "paris", pods(9, "a", "1"), at(10_029), answers.ReasonRefused},
+				{"r", "paris", pods(9, "a", "1"), at(10_030), ""},
+				{"r", "paris", pods(2, "a", "1"), at(10_001), ""},
+			},
+		},
+		"silence after a quiet period counts like the first": {
+			func(m *answers.Memory) {
+				m.Missed("paris", "r", at(-30), false, wait, at(0))
+				m.Missed("paris", "r", at(0), false, wait, at(30))
+				m.Missed("paris", "r", at(9_970), false, wait, at(10_000))
+			},
+			[]check{{"r", "paris", pods(1, "a", "1"), at(10_029), answers.ReasonNotAnswering}, {"r", "paris", pods(1, "a", "1"), at(10_030), ""}},
+		},
 		"a cluster that is forgotten is like a new one": {
 			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)); m.Forget("paris") },
 			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
@@ -153,4 +176,31 @@ func TestRounds(t *testing.T) {
 			t.Fatalf("%d rounds in %d s", rounds, seconds)
 		}
 	})
+}
+
+// TestMemoryIsBounded: a consumer that varies its shapes does not make the broker remember
+// all of them. The shapes that were refused last are kept, and what the provider does not
+// answer.
+func TestMemoryIsBounded(t *testing.T) {
+	m := answers.New()
+	const shapes = 10_000
+	m.Missed("paris", "r", at(-30), false, time.Hour, at(0))
+	for i := range shapes {
+		m.Refused("paris", pods(1, "a", fmt.Sprintf("%dm", i+1)), "full", time.Hour, at(0))
+	}
+	if n := m.Len("paris"); n > answers.MaxEntries+1 {
+		t.Fatalf("%d entries are kept", n)
+	}
+	m.Answered("paris", "r", at(0))
+	for i, want := range map[int]string{0: "", shapes - 1: answers.ReasonRefused, shapes - answers.MaxEntries/2: answers.ReasonRefused} {
+		rejection, _ := m.Rejection("paris", "r", pods(1, "a", fmt.Sprintf("%dm", i+1)), answerIn, at(1))
+		if got := rejection != nil; got != (want != "") {
+			t.Errorf("shape %d: %+v", i, rejection)
+		}
+	}
+	// What has ended long ago is not kept.
+	m.Refused("paris", pods(1, "a", "9999m"), "full", wait, at(1_000_000))
+	if n := m.Len("paris"); n != 1 {
+		t.Errorf("%d entries are kept", n)
+	}
 }

@@ -87,9 +87,11 @@ func (h *hub) startAgents(ctx context.Context, consumers, providers int, ack boo
 		}
 		if role == protocol.RoleProvider {
 			all.providers = append(all.providers, a)
-			if _, err := a.client.PublishAdvertisement(ctx, a.advertisement()); err != nil {
+			spec := a.advertisement()
+			if _, err := a.client.PublishAdvertisement(ctx, spec); err != nil {
 				return all, err
 			}
+			group.Go(func() error { return a.beat(running, spec) })
 		} else {
 			all.consumers = append(all.consumers, a)
 		}
@@ -102,6 +104,18 @@ func (h *hub) startAgents(ctx context.Context, consumers, providers int, ack boo
 		}
 	}
 	return all, nil
+}
+
+// beat repeats an advertisement until ctx ends.
+func (a *agent) beat(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
+	for wait(ctx, 30*time.Second) == nil {
+		spec.Sequence++
+		spec.Timestamp = metav1.Now()
+		if _, err := a.client.PublishAdvertisement(ctx, spec); err != nil && ctx.Err() == nil {
+			fmt.Println("advertising:", err)
+		}
+	}
+	return nil
 }
 
 // advertisement offers room for everything.

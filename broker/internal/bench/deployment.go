@@ -44,6 +44,8 @@ type deployment struct {
 	api     client.Client
 	dir     string
 	program string
+	// kubeconfig is what the brokers reach the API server with.
+	kubeconfig string
 
 	ca    *x509.Certificate
 	caPEM []byte
@@ -106,6 +108,7 @@ func deploy(ctx context.Context) (_ *deployment, err error) {
 	if err != nil {
 		return nil, err
 	}
+	d.kubeconfig = d.cluster.Kubeconfig
 	root, err := binaries.Root()
 	if err != nil {
 		return nil, err
@@ -132,7 +135,7 @@ func (d *deployment) replica(ctx context.Context, name string, flags ...string) 
 		addresses[i] = cluster.Address(port)
 	}
 	started, err := process.Start(process.Spec{
-		Name: name, Path: d.program, Dir: d.dir, LogDir: d.dir, Env: []string{"KUBECONFIG=" + d.cluster.Kubeconfig},
+		Name: name, Path: d.program, Dir: d.dir, LogDir: d.dir, Env: []string{"KUBECONFIG=" + d.kubeconfig},
 		Args: append([]string{"--namespace=" + broker.SystemNamespace, "--listen=" + addresses[0], "--health-probe-bind-address=" + addresses[1], "--metrics-bind-address=0"}, flags...),
 	})
 	if err != nil {

@@ -39,19 +39,24 @@ func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.Cluster
 	if err := r.storeSpec(ctx, spec); err != nil {
 		return err
 	}
+	r.received(config, spec.ClusterID, spec.Sequence)
+	return nil
+}
+
+// received records that an advertisement was received.
+func (r *Reconciler) received(config config, cluster string, sequence int64) {
 	r.mu.Lock()
 	now := r.clock.Now()
-	r.latest[spec.ClusterID] = max(r.latest[spec.ClusterID], spec.Sequence)
-	last, stored := r.storedAt[spec.ClusterID]
-	r.storedAt[spec.ClusterID] = now
+	r.latest[cluster] = max(r.latest[cluster], sequence)
+	last, stored := r.storedAt[cluster]
+	r.storedAt[cluster] = now
 	r.mu.Unlock()
 	if !stored || now.Sub(last) > config.freshFor {
 		select {
-		case r.becameFresh <- event.GenericEvent{Object: &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: spec.ClusterID}}}:
+		case r.becameFresh <- event.GenericEvent{Object: &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: cluster}}}:
 		default: // a pending event enqueues the same Reservations
 		}
 	}
-	return nil
 }
 
 // storeSpec creates or updates the stored advertisement if necessary.

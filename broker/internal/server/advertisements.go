@@ -1,8 +1,10 @@
 package server
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"sync"
 	"time"
@@ -57,33 +59,70 @@ func (r *Receipts) record(cluster string) (undo func()) {
 	}
 }
 
+// advertisementTokens is what a call takes of the limit of advertisements: more for a
+// large one, which costs more to decode and to store.
+func advertisementTokens(r *http.Request) int {
+	const each = 16 << 10
+	switch {
+	case r.ContentLength > protocol.MaxBody:
+		return 1 // it is refused unread
+	case r.ContentLength < 0:
+		return protocol.MaxBody / each
+	}
+	return 1 + int(r.ContentLength/each)
+}
+
 func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, caller string) error {
-	var spec broker.ClusterAdvertisementSpec
-	if err := decode(w, r, &spec); err != nil {
-		return err
+	if wait := s.advertisers.take(caller, advertisementTokens(r)); wait > 0 {
+		return slower(wait, "cluster %s advertises too often (at most every 500 ms, and less often the larger its advertisements are)", caller)
 	}
-	if spec.ClusterID != caller {
-		return refuse(protocol.CodeForbidden, "cluster %s cannot advertise for cluster %q: set clusterID to %s", caller, short(spec.ClusterID), caller)
-	}
-	if !s.advertisers.allow(caller) {
-		return refuse(protocol.CodeTooMany, "cluster %s advertises too often: advertise changes at most every 500 ms", caller)
-	}
-	if err := validateAdvertisement(&spec); err != nil {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
 		return err
 	}
 	advertisements.Inc()
+	beat, isBeat := parseBeat(body, r.Header.Get(protocol.HeaderVersion))
 	// Before it is stored, because storing enqueues Reservations, for which the cluster
 	// must be fresh.
 	undo := s.Receipts.record(caller)
-	err := s.Reconciler.StoreAdvertisement(r.Context(), spec)
+	known, err := false, error(nil)
+	if isBeat {
+		known, err = s.Reconciler.RepeatAdvertisement(r.Context(), caller, beat.digest, beat.Sequence, beat.Timestamp)
+	}
+	if !known && err == nil {
+		var spec broker.ClusterAdvertisementSpec
+		if spec, err = s.storeAdvertisement(r, caller, body); err == nil && isBeat {
+			s.Reconciler.Remember(caller, spec, beat.digest)
+		}
+		beat.Sequence = spec.Sequence
+	}
 	if outdated := (*protocol.OutdatedError)(nil); errors.As(err, &outdated) {
 		undo()
 		return respond(w, http.StatusOK, protocol.AdvertisementResponse{Sequence: outdated.Latest})
 	} else if err != nil {
 		undo()
-		return fmt.Errorf("storing the advertisement of %s: %w", caller, err)
+		return err
 	}
-	return respond(w, http.StatusOK, protocol.AdvertisementResponse{Sequence: spec.Sequence})
+	return respond(w, http.StatusOK, protocol.AdvertisementResponse{Sequence: beat.Sequence})
+}
+
+// storeAdvertisement decodes and stores the advertisement in a body.
+func (s *Server) storeAdvertisement(r *http.Request, caller string, body []byte) (broker.ClusterAdvertisementSpec, error) {
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	var spec broker.ClusterAdvertisementSpec
+	if err := decode(r, &spec); err != nil {
+		return spec, err
+	}
+	if spec.ClusterID != caller {
+		return spec, refuse(protocol.CodeForbidden, "cluster %s cannot advertise for cluster %q: set clusterID to %s", caller, short(spec.ClusterID), caller)
+	}
+	if err := validateAdvertisement(&spec); err != nil {
+		return spec, err
+	}
+	if err := s.Reconciler.StoreAdvertisement(r.Context(), spec); err != nil {
+		return spec, fmt.Errorf("storing the advertisement of %s: %w", caller, err)
+	}
+	return spec, nil
 }
 
 func (s *Server) listAdvertisements(w http.ResponseWriter, _ *http.Request, caller string) error {

@@ -7,17 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
+	"math"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/utils/clock"
 
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -59,6 +57,9 @@ func (s *Server) serve(route route) http.Handler {
 		} else {
 			s.Log.V(1).Info("Refused call", "method", r.Method, "path", short(r.URL.Path), "code", refusal.Code, "reason", err.Error())
 		}
+		if refusal.RetryAfter > 0 {
+			w.Header().Set("Retry-After", strconv.FormatInt(int64(math.Ceil(refusal.RetryAfter.Seconds())), 10))
+		}
 		if err := respond(w, refusal.Status(), refusal); err != nil {
 			s.Log.V(1).Info("Failed to write a response", "reason", err.Error())
 		}
@@ -68,13 +69,15 @@ func (s *Server) serve(route route) http.Handler {
 // dispatch makes the call and returns its caller as far as it is known. What is cheap to
 // refuse is refused first: a caller that is over its limit, revoked or not, costs no read.
 func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (caller string, err error) {
+	// A connection stays open only if its caller is known.
+	w.Header().Set("Connection", "close")
+	r.Body = http.MaxBytesReader(w, r.Body, route.maxBody)
 	if err := negotiate(w, r); err != nil {
 		return "", err
 	}
 	if !route.anyReplica {
 		if err := s.Ready(r); err != nil {
-			// The caller's next connection may reach the leader, this one never does.
-			w.Header().Set("Connection", "close")
+			// The connection closes: the caller's next one may reach the leader.
 			return "", refuse(protocol.CodeUnavailable, "%v: retry, the request may reach another replica", err)
 		}
 	}
@@ -83,18 +86,32 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 		if err != nil {
 			return "", err
 		}
-		if !s.callers.allow(fingerprint) {
-			return cluster, refuse(protocol.CodeTooMany, "cluster %s exceeds its rate limit: retry after a second", cluster)
+		if wait := s.callers.take(fingerprint, 1); wait > 0 {
+			return cluster, slower(wait, "cluster %s exceeds the rate limit of its calls", cluster)
+		}
+		if s.connections.claim(r.Context(), fingerprint) {
+			w.Header().Del("Connection")
+		}
+		if !route.streams(r) {
+			if !s.inProgress.begin(fingerprint) {
+				return cluster, slower(time.Second, "cluster %s has %d calls in progress, the maximum", cluster, maxCalls)
+			}
+			defer s.inProgress.end(fingerprint)
 		}
 		if caller, err = s.Identity.Authenticate(r.Context(), r.TLS); err != nil {
 			return cluster, err
+		}
+	}
+	if route.lists {
+		if wait := s.listers.take(caller, 1); wait > 0 {
+			return caller, slower(wait, "cluster %s exceeds the rate limit of its lists and streams", caller)
 		}
 	}
 	if id := r.PathValue("id"); id != "" && len(validation.IsDNS1123Subdomain(id)) > 0 {
 		// No object has such a name, and the API server would not understand the request.
 		return caller, notFound()
 	}
-	if !watching(r) {
+	if !route.streams(r) {
 		ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 		defer cancel()
 		r = r.WithContext(ctx)
@@ -161,9 +178,9 @@ func respond(w http.ResponseWriter, status int, response any) error {
 // the schema are ignored if the caller states its version, because it may be newer than
 // this broker. The body of another caller is written by hand, where such a field is a
 // mistake.
-func decode(w http.ResponseWriter, r *http.Request, into any) error {
+func decode(r *http.Request, into any) error {
 	strict := r.Header.Get(protocol.HeaderVersion) == ""
-	return decodeJSON(http.MaxBytesReader(w, r.Body, protocol.MaxBody), into, strict)
+	return decodeJSON(r.Body, into, strict)
 }
 
 func decodeJSON(body io.Reader, into any, strict bool) error {
@@ -196,65 +213,17 @@ func decodeJSON(body io.Reader, into any, strict bool) error {
 // short truncates a caller's input for logs and messages.
 func short(text string) string { return events.TruncateTo(text, 128) }
 
+// remoteIP is the caller's address; of IPv6, the network that one caller usually has.
 func remoteIP(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	address, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		return r.RemoteAddr
 	}
-	return host
-}
-
-const (
-	// maxLimiters is the maximum number of callers with a rate limiter of their own.
-	maxLimiters = 1 << 16
-	// cleanupPeriod is the minimum time between two searches for limiters that are not
-	// needed any more.
-	cleanupPeriod = time.Second
-)
-
-// limiters limit the rate of each caller.
-type limiters struct {
-	clock clock.PassiveClock
-	limit rate.Limit
-	burst int
-
-	mutex     sync.Mutex
-	byKey     map[string]*rate.Limiter
-	cleanedAt time.Time
-}
-
-func newLimiters(clock clock.PassiveClock, limit rate.Limit, burst int) *limiters {
-	return &limiters{clock: clock, limit: limit, burst: burst, byKey: map[string]*rate.Limiter{}}
-}
-
-func (l *limiters) allow(key string) bool {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	now := l.clock.Now()
-	limiter, known := l.byKey[key]
-	if !known {
-		if len(l.byKey) >= maxLimiters && now.Sub(l.cleanedAt) >= cleanupPeriod {
-			l.cleanup(now)
-		}
-		if len(l.byKey) >= maxLimiters {
-			// All further callers share one limiter.
-			key = ""
-			limiter, known = l.byKey[key]
+	ip := address.Addr().Unmap()
+	if ip.Is6() {
+		if network, err := ip.Prefix(64); err == nil {
+			return network.String()
 		}
 	}
-	if !known {
-		limiter = rate.NewLimiter(l.limit, l.burst)
-		l.byKey[key] = limiter
-	}
-	return limiter.AllowN(now, 1)
-}
-
-// cleanup deletes the limiters that are full again: a new one is the same.
-func (l *limiters) cleanup(now time.Time) {
-	l.cleanedAt = now
-	for key, limiter := range l.byKey {
-		if limiter.TokensAt(now) >= float64(l.burst) {
-			delete(l.byKey, key)
-		}
-	}
+	return ip.String()
 }

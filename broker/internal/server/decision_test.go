@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"testing"
 
@@ -11,31 +12,77 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// Explain knows the Reservation "placed" of rome.
-func (a *agents) Explain(_ context.Context, requester, name string) ([]broker.ClusterRejection, error) {
-	if requester != "rome" || name != "placed" {
+// Explain knows the Reservation "placed" of every cluster but berlin.
+func (a *agents) Explain(ctx context.Context, requester, name string) ([]broker.ClusterRejection, error) {
+	if err := a.wait(ctx, requester); err != nil {
+		return nil, err
+	}
+	if requester == "berlin" || name != "placed" {
 		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "reservations"}, name)
 	}
 	return []broker.ClusterRejection{{Cluster: "paris", Reason: "InsufficientCapacity", Message: "No."}}, nil
 }
 
-// TestDecision: only the requester reads the decision, and only one is explained at a
-// time.
+const decisionPath = protocol.PathReservations + "/placed/decision"
+
+// TestDecision: only the requester reads the decision.
 func TestDecision(t *testing.T) {
 	m := newMemory(t, logr.Discard())
-	const path = protocol.PathReservations + "/placed/decision"
 	const want = `{"rejections":[{"cluster":"paris","reason":"InsufficientCapacity","message":"No."}]}` + "\n"
-	if got := m.call(http.MethodGet, path, "", "rome"); got.status != http.StatusOK || string(got.body) != want {
+	if got := m.call(http.MethodGet, decisionPath, "", "rome"); got.status != http.StatusOK || string(got.body) != want {
 		t.Errorf("got %d %s", got.status, got.body)
 	}
-	m.call(http.MethodGet, path, "", "paris").expect(t, http.StatusNotFound, "belongs to another cluster")
+	m.call(http.MethodGet, decisionPath, "", "berlin").expect(t, http.StatusNotFound, "belongs to another cluster")
 	m.call(http.MethodGet, protocol.PathReservations+"/other/decision", "", "rome").expect(t, http.StatusNotFound, "belongs to another cluster")
-	m.explaining.Lock()
-	m.call(http.MethodGet, path, "", "rome").expect(t, http.StatusTooManyRequests, "retry")
-	m.explaining.Unlock()
-	if got := m.call(http.MethodGet, path, "", "rome"); got.status != http.StatusOK {
-		t.Errorf("got %d %s afterwards", got.status, got.body)
+}
+
+// TestDecisionsOfSeveral: a caller whose decision takes long is refused another one, and
+// others are not.
+func TestDecisionsOfSeveral(t *testing.T) {
+	m := newMemory(t, logr.Discard())
+	gate := make(chan struct{})
+	m.agents.gates = map[string]chan struct{}{"rome": gate}
+	slow := make(chan answer, 1)
+	go func() { slow <- m.call(http.MethodGet, decisionPath, "", "rome") }()
+	expect.Eventually(t, "the first call to be in progress", func() (bool, string) {
+		n := len(m.explaining.slots)
+		return n == 1, fmt.Sprint(n)
+	})
+	m.call(http.MethodGet, decisionPath, "", "rome").expect(t, http.StatusTooManyRequests, "another decision")
+	if got := m.call(http.MethodGet, decisionPath, "", "paris"); got.status != http.StatusOK {
+		t.Errorf("another caller got %d %s", got.status, got.body)
+	}
+	close(gate)
+	if got := <-slow; got.status != http.StatusOK {
+		t.Errorf("got %d %s", got.status, got.body)
+	}
+}
+
+// TestDecisionsAreBounded: of many callers at once, some wait, and none is refused.
+func TestDecisionsAreBounded(t *testing.T) {
+	m := newMemory(t, logr.Discard())
+	m.agents.gates = map[string]chan struct{}{}
+	const callers = 20
+	gate := make(chan struct{})
+	answers := make(chan answer, callers)
+	for i := range callers {
+		caller := fmt.Sprint("cluster-", i)
+		m.agents.gates[caller] = gate
+	}
+	for caller := range m.agents.gates {
+		go func() { answers <- m.call(http.MethodGet, decisionPath, "", caller) }()
+	}
+	expect.Eventually(t, "all places to be taken", func() (bool, string) {
+		n := len(m.explaining.slots)
+		return n == maxExplaining, fmt.Sprint(n)
+	})
+	close(gate)
+	for range callers {
+		if got := <-answers; got.status != http.StatusOK {
+			t.Errorf("got %d %s", got.status, got.body)
+		}
 	}
 }

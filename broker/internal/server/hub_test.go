@@ -223,6 +223,7 @@ func (h *testHub) through(t *testing.T, url, id string, certificate *tls.Certifi
 type answer struct {
 	status int
 	body   []byte
+	header http.Header
 	err    error
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -33,10 +34,15 @@ type memory struct {
 
 func newMemory(t testing.TB, log logr.Logger) *memory {
 	t.Helper()
+	return newMemoryAt(log, nil)
+}
+
+// newMemoryAt is newMemory with a clock, nil for the real one.
+func newMemoryAt(log logr.Logger, clock clock.WithTicker) *memory {
 	elected := make(chan struct{})
 	close(elected)
 	m := &memory{callers: &callers{}, agents: &agents{}}
-	m.Server = NewWithClients(Clients{Elected: elected}, Options{Namespace: namespace, Identity: m.callers, Reconciler: m.agents, Log: log})
+	m.Server = NewWithClients(Clients{Elected: elected}, Options{Namespace: namespace, Identity: m.callers, Reconciler: m.agents, Log: log, Clock: clock})
 	m.Receipts = NewReceipts(m.Clock)
 	m.Synced()
 	return m
@@ -49,9 +55,13 @@ func (m *memory) request(method, path, body, caller string) *http.Request {
 }
 
 func (m *memory) call(method, path, body, caller string) answer {
+	return m.serveRequest(m.request(method, path, body, caller))
+}
+
+func (m *memory) serveRequest(request *http.Request) answer {
 	recorder := httptest.NewRecorder()
-	m.Handler().ServeHTTP(recorder, m.request(method, path, body, caller))
-	return answer{status: recorder.Code, body: recorder.Body.Bytes()}
+	m.Handler().ServeHTTP(recorder, request)
+	return answer{status: recorder.Code, body: recorder.Body.Bytes(), header: recorder.Header()}
 }
 
 // open opens a stream, and returns its events until the test ends.
@@ -132,6 +142,28 @@ type agents struct {
 	stored   []broker.ClusterAdvertisementSpec
 	acks     []protocol.ProviderAck
 	renewals []types.UID
+	// digests of the stored advertisements, unless they are forgotten, and the last beat.
+	digests   map[string]uint64
+	forgotten bool
+	beat      beat
+	// gates are closed to let the calls of a cluster end.
+	gates map[string]chan struct{}
+}
+
+// wait waits for the gate of a cluster, if there is one.
+func (a *agents) wait(ctx context.Context, cluster string) error {
+	a.mutex.Lock()
+	gate := a.gates[cluster]
+	a.mutex.Unlock()
+	if gate == nil {
+		return nil
+	}
+	select {
+	case <-gate:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (a *agents) StoreAdvertisement(_ context.Context, spec broker.ClusterAdvertisementSpec) error {
@@ -141,7 +173,29 @@ func (a *agents) StoreAdvertisement(_ context.Context, spec broker.ClusterAdvert
 	return nil
 }
 
-func (a *agents) ApplyProviderAck(_ context.Context, _, _ string, ack protocol.ProviderAck) error {
+func (a *agents) Remember(cluster string, _ broker.ClusterAdvertisementSpec, digest uint64) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	if a.digests == nil {
+		a.digests = map[string]uint64{}
+	}
+	a.digests[cluster] = digest
+}
+
+func (a *agents) RepeatAdvertisement(_ context.Context, cluster string, digest uint64, sequence int64, timestamp metav1.Time) (bool, error) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	if known, is := a.digests[cluster]; !is || known != digest || a.forgotten {
+		return false, nil
+	}
+	a.beat = beat{Sequence: sequence, Timestamp: timestamp}
+	return true, nil
+}
+
+func (a *agents) ApplyProviderAck(ctx context.Context, cluster, _ string, ack protocol.ProviderAck) error {
+	if err := a.wait(ctx, cluster); err != nil {
+		return err
+	}
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	a.acks = append(a.acks, ack)

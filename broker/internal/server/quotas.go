@@ -19,6 +19,9 @@ type quotas struct {
 	relayBytes int
 	// streams is the number of a cluster's open streams.
 	streams int
+	// writesPerSecond is the rate of a cluster's writes, writeBurst how many it may make at
+	// once.
+	writesPerSecond, writeBurst int
 }
 
 // quotas are those of the BrokerConfig, or the defaults.
@@ -33,5 +36,7 @@ func (s *Server) quotas() quotas {
 		reservationBytes: int(ptr.Deref(set.ReservationBytes, 8<<10)),
 		relayBytes:       int(ptr.Deref(set.RelayBytesPerCluster, 2<<20)),
 		streams:          int(ptr.Deref(set.StreamsPerCluster, 16)),
+		writesPerSecond:  int(ptr.Deref(set.WritesPerSecond, 20)),
+		writeBurst:       int(ptr.Deref(set.WriteBurst, 200)),
 	}
 }

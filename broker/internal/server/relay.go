@@ -136,8 +136,11 @@ func (m *mailboxes) account(of *mail, size int) {
 }
 
 func (s *Server) postRelay(w http.ResponseWriter, r *http.Request, caller string) error {
+	if err := s.takeWrite(caller); err != nil {
+		return err
+	}
 	var message protocol.RelayMessage
-	if err := decode(w, r, &message); err != nil {
+	if err := decode(r, &message); err != nil {
 		return err
 	}
 	audit(r, "to", short(message.To), "bytes", len(message.Sealed))

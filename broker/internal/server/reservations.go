@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,7 +36,7 @@ const maxAckMessage = 512
 
 func (s *Server) postReservation(w http.ResponseWriter, r *http.Request, caller string) error {
 	var request protocol.ReservationRequest
-	if err := decode(w, r, &request); err != nil {
+	if err := decode(r, &request); err != nil {
 		return err
 	}
 	if err := validateRequest(&request, caller); err != nil {
@@ -43,7 +44,7 @@ func (s *Server) postReservation(w http.ResponseWriter, r *http.Request, caller 
 	}
 	audit(r, "sourceNamespace", request.SourceNamespace, "sourceName", request.SourceName, "generation", request.SourceGeneration,
 		"pods", broker.HeldCapacity{PodSets: request.Spec.PodSets}.Pods(), "target", request.Spec.TargetClusterID)
-	reservation, err := s.put(r.Context(), newReservation(s.Namespace, caller, request))
+	reservation, err := s.put(r.Context(), caller, newReservation(s.Namespace, caller, request))
 	if err != nil {
 		return err
 	}
@@ -80,9 +81,11 @@ func newReservation(namespace, caller string, request protocol.ReservationReques
 }
 
 // put creates or updates the stored Reservation and returns it. It reads the cache
-// first, so that a request without changes does not reach the API server. If the cache
-// is outdated, the write fails with a conflict and is retried on a live read.
-func (s *Server) put(ctx context.Context, want *broker.Reservation) (*broker.Reservation, error) {
+// first, so that a request without changes does not reach the API server, and is not a
+// write of the caller. If the cache is outdated, the write fails with a conflict and is
+// retried on a live read.
+func (s *Server) put(ctx context.Context, caller string, want *broker.Reservation) (*broker.Reservation, error) {
+	takeWrite := sync.OnceValue(func() error { return s.takeWrite(caller) })
 	var stored *broker.Reservation
 	var reader client.Reader = s.client
 	err := retry.OnError(retry.DefaultRetry, func(err error) bool {
@@ -92,12 +95,18 @@ func (s *Server) put(ctx context.Context, want *broker.Reservation) (*broker.Res
 		err := reader.Get(ctx, client.ObjectKeyFromObject(want), stored)
 		reader = s.live
 		if apierrors.IsNotFound(err) {
+			if err := takeWrite(); err != nil {
+				return err
+			}
 			stored = want.DeepCopy()
 			return s.create(ctx, stored)
 		} else if err != nil {
 			return err
 		}
 		if changed, err := update(stored, want); err != nil || !changed {
+			return err
+		}
+		if err := takeWrite(); err != nil {
 			return err
 		}
 		return s.client.Update(ctx, stored)
@@ -243,6 +252,9 @@ func notFound() error {
 // The read is live, because a Reservation that is not in the cache yet must not be
 // reported as deleted.
 func (s *Server) deleteReservation(w http.ResponseWriter, r *http.Request, caller string) error {
+	if err := s.takeWrite(caller); err != nil {
+		return err
+	}
 	reservation := &broker.Reservation{}
 	if err := s.live.Get(r.Context(), s.key(r.PathValue("id")), reservation); err != nil {
 		return fmt.Errorf("reading reservation: %w", err)
@@ -264,14 +276,17 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 	switch protocol.Role(r.URL.Query().Get("role")) {
 	case protocol.RoleProvider:
 		var ack protocol.ProviderAck
-		if err = decode(w, r, &ack); err == nil {
+		if err = decode(r, &ack); err == nil {
 			ack.Message = events.TruncateTo(ack.Message, maxAckMessage)
 			audit(r, "attempt", ack.Attempt, "accepted", ack.Accepted, "message", ack.Message)
 			err = s.Reconciler.ApplyProviderAck(r.Context(), caller, id, ack)
 		}
 	case protocol.RoleRequester:
+		if err := s.takeWrite(caller); err != nil {
+			return err
+		}
 		var ack protocol.RequesterAck
-		if err = decode(w, r, &ack); err == nil {
+		if err = decode(r, &ack); err == nil {
 			audit(r, "attempt", ack.Attempt, "ready", len(ack.Ready))
 			if err = validateUse(ack.Used); err != nil {
 				return err
@@ -292,7 +307,7 @@ func (s *Server) renew(w http.ResponseWriter, r *http.Request, caller string) er
 		return refuse(protocol.CodeInvalid, "role is invalid: add ?role=%s", protocol.RoleRequester)
 	}
 	var renewal protocol.Renewal
-	if err := decode(w, r, &renewal); err != nil {
+	if err := decode(r, &renewal); err != nil {
 		return err
 	}
 	if err := s.Reconciler.Renew(r.Context(), caller, r.PathValue("id"), renewal.ReservationUID); err != nil {

@@ -19,8 +19,25 @@ type route struct {
 	anyReplica bool
 	// audited calls change something. frequent ones are logged only if refused.
 	audited, frequent bool
-	call              call
+	// lists are calls whose response grows with the number of objects. With watch=true,
+	// those of streaming are streams.
+	lists, streaming bool
+	// maxBody is the maximum size of the body in bytes.
+	maxBody int64
+	call    call
 }
+
+// streams reports whether a request is for a stream.
+func (r route) streams(request *http.Request) bool { return r.streaming && watching(request) }
+
+// Sizes of bodies, with some room for fields of newer versions.
+const (
+	// maxSmall is for a join request, with a certificate request and a token, and a renewal.
+	maxSmall = 32 << 10
+	// maxMedium is for a Reservation, whose spec has at most maxSpec, a hold, and a relayed
+	// message in base64.
+	maxMedium = 128 << 10
+)
 
 func (s *Server) routes() []route {
 	const id = "/{id}"
@@ -28,19 +45,19 @@ func (s *Server) routes() []route {
 		{method: http.MethodGet, path: protocol.PathHealthz, open: true, anyReplica: true, call: s.healthz},
 		{method: http.MethodGet, path: protocol.PathReadyz, open: true, anyReplica: true, call: s.readyz},
 		{method: http.MethodGet, path: protocol.PathOpenAPI, open: true, anyReplica: true, call: s.openAPI},
-		{method: http.MethodPost, path: protocol.PathJoin, open: true, audited: true, call: s.join},
-		{method: http.MethodPost, path: protocol.PathAdvertisements, audited: true, frequent: true, call: s.postAdvertisement},
-		{method: http.MethodGet, path: protocol.PathAdvertisements, call: s.listAdvertisements},
+		{method: http.MethodPost, path: protocol.PathJoin, open: true, audited: true, maxBody: maxSmall, call: s.join},
+		{method: http.MethodPost, path: protocol.PathAdvertisements, audited: true, frequent: true, maxBody: protocol.MaxBody, call: s.postAdvertisement},
+		{method: http.MethodGet, path: protocol.PathAdvertisements, lists: true, call: s.listAdvertisements},
 		{method: http.MethodGet, path: protocol.PathAdvertisements + id, call: s.getAdvertisement},
-		{method: http.MethodPost, path: protocol.PathReservations, audited: true, call: s.postReservation},
-		{method: http.MethodGet, path: protocol.PathReservations, call: s.listReservations},
+		{method: http.MethodPost, path: protocol.PathReservations, audited: true, maxBody: maxMedium, call: s.postReservation},
+		{method: http.MethodGet, path: protocol.PathReservations, lists: true, streaming: true, call: s.listReservations},
 		{method: http.MethodGet, path: protocol.PathReservations + id, call: s.getReservation},
 		{method: http.MethodGet, path: protocol.PathReservations + id + "/decision", call: s.getDecision},
 		{method: http.MethodDelete, path: protocol.PathReservations + id, audited: true, call: s.deleteReservation},
-		{method: http.MethodPost, path: protocol.PathReservations + id + "/ack", audited: true, call: s.ack},
-		{method: http.MethodPost, path: protocol.PathReservations + id + "/renew", audited: true, frequent: true, call: s.renew},
-		{method: http.MethodPost, path: protocol.PathRelay, audited: true, frequent: true, call: s.postRelay},
-		{method: http.MethodGet, path: protocol.PathRelay, call: s.watchRelay},
+		{method: http.MethodPost, path: protocol.PathReservations + id + "/ack", audited: true, maxBody: maxMedium, call: s.ack},
+		{method: http.MethodPost, path: protocol.PathReservations + id + "/renew", audited: true, frequent: true, maxBody: maxSmall, call: s.renew},
+		{method: http.MethodPost, path: protocol.PathRelay, audited: true, frequent: true, maxBody: maxMedium, call: s.postRelay},
+		{method: http.MethodGet, path: protocol.PathRelay, lists: true, streaming: true, call: s.watchRelay},
 	}
 }
 
@@ -75,11 +92,11 @@ func (s *Server) openAPI(w http.ResponseWriter, _ *http.Request, _ string) error
 }
 
 func (s *Server) join(w http.ResponseWriter, r *http.Request, _ string) error {
-	if !s.joiners.allow(remoteIP(r)) {
-		return refuse(protocol.CodeTooMany, "too many join requests from this address: retry after a second")
+	if wait := s.joiners.take(remoteIP(r), 1); wait > 0 {
+		return slower(wait, "too many join requests from this address")
 	}
 	var request protocol.JoinRequest
-	if err := decode(w, r, &request); err != nil {
+	if err := decode(r, &request); err != nil {
 		return err
 	}
 	audit(r, "clusterID", short(request.ClusterID), "remote", remoteIP(r))

@@ -9,11 +9,11 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
@@ -37,6 +37,11 @@ const (
 // cluster.
 type Reconciler interface {
 	StoreAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error
+	// Remember records a digest of the advertisement that was stored last.
+	Remember(cluster string, spec broker.ClusterAdvertisementSpec, digest uint64)
+	// RepeatAdvertisement applies an advertisement with the content that was remembered with
+	// this digest. It reports false if the advertisement must be stored instead.
+	RepeatAdvertisement(ctx context.Context, cluster string, digest uint64, sequence int64, timestamp metav1.Time) (known bool, err error)
 	ApplyProviderAck(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error
 	ApplyRequesterAck(ctx context.Context, requester, name string, ack protocol.RequesterAck) error
 	Renew(ctx context.Context, requester, name string, uid types.UID) error
@@ -99,11 +104,13 @@ type Server struct {
 	broadcaster *broadcaster
 	mailboxes   *mailboxes
 	// callers limits by key, because a revoked key must not exhaust the limit of the
-	// cluster's new one. advertisers limits by cluster, joiners by address.
-	callers, advertisers, joiners *limiters
-	heartbeat                     time.Duration
-	// explaining is locked while a decision is explained.
-	explaining sync.Mutex
+	// cluster's new one. listers, writers and advertisers limit by cluster, joiners by
+	// address.
+	callers, listers, writers, advertisers, joiners *limiters
+	inProgress                                      inProgress
+	connections                                     *connections
+	heartbeat                                       time.Duration
+	explaining                                      *explanations
 }
 
 // New returns a server that uses the manager's clients, and adds it to the manager.
@@ -121,7 +128,7 @@ func NewWithClients(clients Clients, options Options) *Server {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
-	return &Server{
+	s := &Server{
 		Options:     options,
 		client:      clients.Client,
 		live:        clients.Live,
@@ -130,11 +137,19 @@ func NewWithClients(clients Clients, options Options) *Server {
 		index:       newIndex(options.Clock),
 		broadcaster: newBroadcaster(),
 		mailboxes:   newMailboxes(options.Clock),
-		callers:     newLimiters(options.Clock, 100, 200),
-		advertisers: newLimiters(options.Clock, 2, 20),
-		joiners:     newLimiters(options.Clock, 5, 10),
+		explaining:  newExplanations(),
+		callers:     newLimiters(options.Clock, always(100, 200)),
+		listers:     newLimiters(options.Clock, always(5, 100)),
+		connections: newConnections(options.Clock),
+		advertisers: newLimiters(options.Clock, always(2, 20)),
+		joiners:     newLimiters(options.Clock, always(5, 10)),
 		heartbeat:   protocol.HeartbeatSeconds * time.Second,
 	}
+	s.writers = newLimiters(options.Clock, func() (float64, int) {
+		limits := s.quotas()
+		return float64(limits.writesPerSecond), limits.writeBurst
+	})
+	return s
 }
 
 // watch observes the objects of the cache.
@@ -222,6 +237,8 @@ func (s *Server) Start(ctx context.Context) error {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
+		ConnState:         s.connections.changed,
+		ConnContext:       withConnection,
 		// There are no timeouts for streams: each call and each write to a stream sets a
 		// deadline of its own.
 		ErrorLog: log.New(connectionLog{s.Log}, "", 0),

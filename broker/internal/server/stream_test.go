@@ -115,8 +115,10 @@ func TestFlippedEndpointWakesWhomItConcerns(t *testing.T) {
 // TestAdvertisementsAreLimited advertises without pause.
 func TestAdvertisementsAreLimited(t *testing.T) {
 	m := newMemory(t, logr.Discard())
-	for range 100 {
-		m.call(http.MethodPost, protocol.PathAdvertisements, encode(t, newAdvertisement("paris")), "paris")
+	for i := range 100 {
+		spec := newAdvertisement("paris")
+		spec.PeerKey = fmt.Sprint("key-", i)
+		m.call(http.MethodPost, protocol.PathAdvertisements, encode(t, spec), "paris")
 	}
 	if stored := len(m.agents.stored); stored < 20 || stored > 40 {
 		t.Fatalf("%d of 100 advertisements were stored", stored)
