@@ -34,8 +34,8 @@ type directed struct {
 	b, c    int
 }
 
-// scenarios are the directed parts of schedules. All of them lend and borrow in the same
-// few clusters, so that what one loses another one gets.
+// scenarios are the directed parts of schedules. In most of them, one cluster provides for
+// the others, so that what one loses another one gets.
 var scenarios = []scenario{
 	// A leader that is stopped while its write is on its way, and goes on when another one
 	// has promised the same capacity.
