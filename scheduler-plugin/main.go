@@ -31,6 +31,10 @@ import (
 )
 
 func main() {
+	if err := overflow.OverrideFeatures(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	os.Exit(cli.Run(newCommand()))
 }
 

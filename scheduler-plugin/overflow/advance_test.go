@@ -100,7 +100,7 @@ func (c *testCluster) expectOnly(namespace string, want int) {
 func usesByHand(c *testCluster, ns string) {
 	// The pod waits for capacity of its own first: the Reservation by hand wakes it.
 	c.create(schedulerPod(ns, "early", "300m", tolerating("paris")))
-	c.expectReservation(ns, "early", 1)
+	c.expectReservation(ns, ns, 1) // of the bare pods of the namespace
 	_, in := c.byHand(ns, "warm", "600m")
 	c.expectPods(ns, "early", map[string]int{paris: 1})
 	c.create(schedulerPod(ns, "late", "300m", tolerating("paris")))
@@ -146,7 +146,7 @@ func fitsNeither(c *testCluster, ns string) {
 		c.t.Errorf("charged to %q and %q, want one each", one, other)
 	}
 	c.create(schedulerPod(ns, "neither", "600m", tolerating("paris")))
-	c.expectReservation(ns, "neither", 1)
+	c.expectReservation(ns, ns, 1)
 	c.expectPods(ns, "neither", map[string]int{"": 1})
 	c.removeAll(ns, a, b)
 }

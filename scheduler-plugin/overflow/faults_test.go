@@ -46,6 +46,8 @@ func TestRules(t *testing.T) {
 		{"the runs of a CronJob share a Reservation", cronJob},
 		{"a gang of which only part fits leaves nothing", gangTooLarge},
 		{"a gang is bound when all have places", gangInBoth},
+		{"a victim of preemption overflows", victimOverflows},
+		{"a Deployment keeps its Reservation", rolloutAndScale},
 		{"an autoscaler can add a node first", autoscalerFirst},
 		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
 		{"each metric is documented and counts", documentedMetrics},

@@ -231,13 +231,27 @@ func (p *Plugin) forWaiting(pod *corev1.Pod, f func(framework.WaitingPod)) {
 	})
 }
 
-// retry makes sure that a pod that had a place and lost it is woken as those that wait.
+// refuseGang frees the places of a gang when one of its pods has none and gets none in
+// other clusters.
+func (p *Plugin) refuseGang(pod *corev1.Pod) {
+	gang := demand.GangOf(pod)
+	if p.gangs.minMembers(pod.Namespace, gang) == 0 {
+		return
+	}
+	if key, ok := p.keys.keyOf(pod); ok && p.settled(key) {
+		p.forWaiting(pod, func(w framework.WaitingPod) { w.Reject(Name, fmt.Sprintf(errGangEnded, gang)) })
+	}
+}
+
+// retry makes sure that a pod that had a place and lost it is woken as those that wait, but
+// for some time not for room at home, which may then be another pod's.
 func (g *gate) retry(pod *corev1.Pod, key demand.Key) {
 	g.track(pod, key)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if w := g.pods[pod.UID]; w != nil && w.open {
-		w.tracked, w.triedAt, w.retryAt = true, g.clock.Now(), g.clock.Now().Add(minRetry)
+		now := g.clock.Now()
+		w.tracked, w.triedAt, w.retryAt, w.lostUntil = true, now, now.Add(minRetry), now.Add(minRetry)
 	}
 }
 

@@ -53,6 +53,9 @@ type waitingPod struct {
 	// undecided: in its last cycle, preemption waited for the decision of the broker.
 	undecided bool
 	open      bool
+	// lostUntil is when room at home opens the gate again for a pod of a gang that has lost
+	// its place there, because the others had none.
+	lostUntil time.Time
 	// tracked: the gate was never closed for it, but it is woken as the others are.
 	tracked bool
 	// forGrant and forNode are the place that the gate was opened for, until the pod is
@@ -84,7 +87,7 @@ func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Tim
 	now := g.clock.Now()
 	w := &waitingPod{since: now}
 	if before := g.remove(pod.UID); before != nil {
-		w.since, w.retries, node = before.since, before.retries+1, before.forNode
+		w.since, w.retries, node, w.lostUntil = before.since, before.retries+1, before.forNode, before.lostUntil
 		if before.latest != nil && before.latest.Generation > pod.Generation {
 			// The cycle was that of the former spec.
 			w.latest, w.open = before.latest, true
@@ -309,7 +312,7 @@ func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
 	unfit := map[pair]bool{}
 	var pods []*corev1.Pod
 	for _, w := range sorted(g.pods) {
-		if !w.waits() {
+		if !w.waits() || w.lostUntil.After(g.clock.Now()) {
 			continue
 		}
 		for i := range rooms {

@@ -86,6 +86,39 @@ func TestGateOpensForPlaces(t *testing.T) {
 	}
 }
 
+// TestGateAfterALostPlace: room at home that a pod of a gang had and lost is another
+// pod's for some time. The gang's pod is woken for a grant, and by its retry.
+func TestGateAfterALostPlace(t *testing.T) {
+	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
+	g, key, other := newGate(now), demand.Key{Namespace: "shop", OwnerUID: "gang-x", Shape: "s"}, demand.Key{Namespace: "shop", OwnerUID: "shared", Shape: "s"}
+	home := nodeWith("").Node()
+	home.Status.Allocatable = expect.Resources("cpu", "4", "pods", "10")
+	member, younger := jobPod("gang", "member", "1"), jobPod("crunch", "younger", "1")
+	member.CreationTimestamp, younger.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
+	member.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	g.retry(member, key)
+	g.close(younger, other, now.Now(), time.Time{})
+	wake := func() (names string) {
+		now.SetTime(now.Now().Add(time.Second))
+		for _, pod := range g.openForRoom([]room{{node: home, free: amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, changedAt: now.Now()}}) {
+			names += pod.Name
+		}
+		return names
+	}
+	if got := wake(); got != "younger" {
+		t.Errorf("room wakes %q, want the younger pod", got)
+	}
+	now.SetTime(now.Now().Add(time.Second))
+	if got := g.openForSlots(key, []slots{{node: nodeWith("paris").Node(), free: 1, changedAt: now.Now()}}); len(got) != 1 {
+		t.Errorf("a grant wakes %d pods, want the member", len(got))
+	}
+	g.retry(member, key)
+	now.SetTime(now.Now().Add(minRetry))
+	if got := g.openDue(); len(got) != 1 || got[0].Name != "member" {
+		t.Errorf("the retry wakes %d pods, want the member", len(got))
+	}
+}
+
 // TestGateKnowsTheLatestSpec: a pod whose spec changes is tried with the new spec, also
 // if the queue of the scheduler has tried the former one again in between.
 func TestGateKnowsTheLatestSpec(t *testing.T) {

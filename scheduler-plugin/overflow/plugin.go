@@ -411,6 +411,7 @@ func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *
 	}
 	code, message := p.wait(state, pod)
 	p.queue.addUnschedulable(pod)
+	p.refuseGang(pod)
 	return nil, framework.NewStatus(code, message)
 }
 

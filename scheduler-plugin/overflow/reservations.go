@@ -199,9 +199,8 @@ func desiredReservation(request demand.Request, owner metav1.OwnerReference, pol
 	switch {
 	case current != nil:
 		desired.ResourceVersion = current.ResourceVersion
-		// A Reservation keeps the policy that it was created with: only counts and the
-		// priority change.
-		desired.Spec.MinAvailable = current.Spec.MinAvailable
+		// A Reservation keeps the policy that it was created with: only counts, the
+		// priority and minAvailable change.
 		desired.Spec.Placement, desired.Spec.Budget, desired.Spec.Duration = current.Spec.Placement, current.Spec.Budget, current.Spec.Duration
 	case policy != nil:
 		desired.Spec.Placement, desired.Spec.Budget, desired.Spec.Duration = policy.Spec.Placement, policy.Spec.Budget, policy.Spec.Duration

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -112,6 +113,9 @@ func startTestCluster(t *testing.T) *testCluster {
 	return &testCluster{Client: c, t: t, config: config}
 }
 
+// overrideFeatures is what main does before it adds flags.
+var overrideFeatures = sync.OnceValue(overflow.OverrideFeatures)
+
 // startScheduler runs kube-scheduler with the plugin: one at a time in a process.
 func (c *testCluster) startScheduler() {
 	c.t.Helper()
@@ -126,6 +130,7 @@ func (c *testCluster) startScheduler() {
 	access.CurrentContext = "x"
 	expect.NoError(c.t, clientcmd.WriteToFile(*access, kubeconfig))
 	expect.NoError(c.t, os.WriteFile(configFile, fmt.Appendf(nil, schedulerConfig, kubeconfig), 0o600))
+	expect.NoError(c.t, overrideFeatures())
 	opts := options.NewOptions()
 	opts.ConfigFile = configFile
 	opts.SecureServing.BindPort = 0

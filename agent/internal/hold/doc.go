@@ -12,6 +12,11 @@
 // accepted. A grant is lowered before the broker learns that a hold is gone. Holds that
 // are decided are left alone while others change.
 //
+// With placeholders (package placeholder), a hold is accepted only when the scheduler has
+// found a place for a pod of each shape in it, and these pods keep the places: each
+// reconciliation hands places over to the guests that wait for one, and creates and
+// removes placeholders so that there is one for each pod that no guest uses.
+//
 // When nodes or pods change so that less capacity may be free, all holds are judged
 // again: what no longer fits is given up, and the acknowledgement says what is left.
 package hold

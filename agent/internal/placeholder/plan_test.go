@@ -180,6 +180,9 @@ func TestPod(t *testing.T) {
 	if gpus.String() != "2" || pod.Spec.NodeSelector["zone"] != "a" || len(pod.Spec.Tolerations) != 1 || pod.Spec.PriorityClassName != placeholder.PriorityClass {
 		t.Errorf("unexpected spec: %+v", pod.Spec)
 	}
+	if pod.Spec.NodeSelector["zone"] = "b"; s.NodeSelector["zone"] != "a" {
+		t.Error("the pod shares the node selector of its set")
+	}
 	if pod.Annotations["cluster-autoscaler.kubernetes.io/pod-scale-up-delay"] == "" || len(pod.OwnerReferences) != 1 {
 		t.Errorf("unexpected metadata: %+v", pod.ObjectMeta)
 	}

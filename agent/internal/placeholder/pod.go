@@ -91,7 +91,7 @@ func (o Options) pod(h Hold, s shape, ordinal int) *corev1.Pod {
 			limits[name] = amount.DeepCopy()
 		}
 	}
-	return &corev1.Pod{
+	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: o.Namespace, Name: podName(h, s, ordinal),
 			Labels:          map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelRequester: h.Consumer, labelHold: string(h.UID), broker.LabelShape: s.key},
@@ -116,6 +116,8 @@ func (o Options) pod(h Hold, s shape, ordinal int) *corev1.Pod {
 			}},
 		},
 	}
+	// Clients write what was created into the pod: no two share a map.
+	return pod.DeepCopy()
 }
 
 func podName(h Hold, s shape, ordinal int) string {

@@ -225,3 +225,25 @@ func TestForceDelete(t *testing.T) {
 		}
 	}
 }
+
+// TestPodsOnReservedCapacity: pods that use a Reservation made by hand need nothing of
+// their owner's own, which shrinks.
+func TestPodsOnReservedCapacity(t *testing.T) {
+	c := start(t)
+	c.InstructFromHub("from-hub", "paris", expect.Resources("cpu", "1", "memory", "1Gi"))
+	pooled := c.Pod("pooled", func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelHold: "from-hub"} })
+	own := c.Pod("own")
+	r := c.Reservation(own, 2)
+	c.Instruct(r, "paris", 1, 2)
+	c.ExpectCondition(r, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 1, "")
+	c.SetUsable(r, "paris", 2)
+	for _, p := range []*corev1.Pod{pooled, own} {
+		c.Bind(p, "paris")
+		c.SetPhase(p, corev1.PodRunning)
+	}
+	expect.Eventually(t, "the count to be lowered", func() (bool, string) {
+		c.Refresh(r)
+		return r.Spec.PodSets[0].Count == 1, fmt.Sprintf("%+v", r.Spec)
+	})
+	c.ExpectCapacity("paris", "cpu 1300m, memory 1088Mi, 111 pods, [shop]")
+}

@@ -82,7 +82,7 @@ type Reconciler struct {
 	mu      sync.Mutex
 	reports map[string]report
 	// renewed is when the use of each reservation with a lease was last checked, and
-	// reportedUse when the broker was told what pods use of one that was created there.
+	// reportedUse when their use of one that was created in the hub was last sent.
 	renewed, reportedUse map[string]time.Time
 }
 

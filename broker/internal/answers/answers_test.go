@@ -109,26 +109,6 @@ func TestMemory(t *testing.T) {
 			},
 			[]check{{"r", "paris", pods(2, "a", "1"), at(89), answers.ReasonRefused}, {"r", "paris", pods(2, "a", "1"), at(90), ""}},
 		},
-		"a refusal after a quiet period counts like the first": {
-			func(m *answers.Memory) {
-				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
-				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(30))
-				m.Refused("paris", pods(9, "a", "1"), "full", wait, at(10_000))
-			},
-			[]check{
-				{"r", "paris", pods(9, "a", "1"), at(10_029), answers.ReasonRefused},
-				{"r", "paris", pods(9, "a", "1"), at(10_030), ""},
-				{"r", "paris", pods(2, "a", "1"), at(10_001), ""},
-			},
-		},
-		"silence after a quiet period counts like the first": {
-			func(m *answers.Memory) {
-				m.Missed("paris", "r", at(-30), false, wait, at(0))
-				m.Missed("paris", "r", at(0), false, wait, at(30))
-				m.Missed("paris", "r", at(9_970), false, wait, at(10_000))
-			},
-			[]check{{"r", "paris", pods(1, "a", "1"), at(10_029), answers.ReasonNotAnswering}, {"r", "paris", pods(1, "a", "1"), at(10_030), ""}},
-		},
 		"a cluster that is forgotten is like a new one": {
 			func(m *answers.Memory) { m.Missed("paris", "r", at(-30), false, wait, at(0)); m.Forget("paris") },
 			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
@@ -202,5 +182,32 @@ func TestMemoryIsBounded(t *testing.T) {
 	m.Refused("paris", pods(1, "a", "9999m"), "full", wait, at(1_000_000))
 	if n := m.Len("paris"); n != 1 {
 		t.Errorf("%d entries are kept", n)
+	}
+}
+
+// TestQuietPeriod: what happens after a quiet period counts like the first.
+func TestQuietPeriod(t *testing.T) {
+	for name, happens := range map[string]func(m *answers.Memory, pods broker.HeldCapacity, second int){
+		"refusal": func(m *answers.Memory, pods broker.HeldCapacity, second int) {
+			m.Refused("paris", pods, "full", wait, at(second))
+		},
+		"silence": func(m *answers.Memory, _ broker.HeldCapacity, second int) {
+			m.Missed("paris", "r", at(second-30), false, wait, at(second))
+		},
+	} {
+		m := answers.New()
+		few, many := pods(2, "a", "1"), pods(9, "a", "1")
+		happens(m, few, 0)
+		happens(m, few, 30)
+		if rejection, until := m.Rejection("paris", "r", few, answerIn, at(31)); rejection == nil || !until.Equal(at(90)) {
+			t.Errorf("%s, the second time: until %s", name, until)
+		}
+		happens(m, many, 10_000)
+		if rejection, until := m.Rejection("paris", "r", many, answerIn, at(10_001)); rejection == nil || !until.Equal(at(10_030)) {
+			t.Errorf("%s, after a quiet period: until %s", name, until)
+		}
+		if rejection, _ := m.Rejection("paris", "r", few, answerIn, at(10_001)); name == "refusal" && rejection != nil {
+			t.Errorf("fewer pods than were refused after a quiet period are rejected: %+v", rejection)
+		}
 	}
 }

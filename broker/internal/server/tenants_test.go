@@ -115,7 +115,7 @@ func TestBodiesAreLimited(t *testing.T) {
 	}
 }
 
-// TestJoinersOfOneNetwork: whoever has many IPv6 addresses has not many limits.
+// TestJoinersOfOneNetwork: the addresses of one IPv6 network have one limit.
 func TestJoinersOfOneNetwork(t *testing.T) {
 	m := newMemory(t, logr.Discard())
 	refused := 0

@@ -63,6 +63,7 @@ func TestGrant(t *testing.T) {
 	e.until("Ready", e.capacity(g.half))
 	g.expectConnection()
 	g.expectGuestNamespace()
+	g.expectHandOver()
 	g.expectTokenBounded()
 	g.expectQuotaRestored()
 	g.revoke()
@@ -86,6 +87,22 @@ func (g *grantTest) hard() corev1.ResourceList {
 	return expect.Resources("requests.cpu", "500m", "requests.memory", "512Mi", "requests.ephemeral-storage", "0", "requests.example.com/fpga", "1", "pods", "2",
 		"count/configmaps", "60", "count/secrets", "60", "limits.memory", "1536Mi", "count/services", "0", "services.nodeports", "0", "services.loadbalancers", "0",
 		"count/persistentvolumeclaims", "0")
+}
+
+// expectHandOver: consumers learn whether their guests are to wait for a place, also if
+// that changes while the peering stands.
+func (g *grantTest) expectHandOver() {
+	g.t.Helper()
+	for _, want := range []string{broker.HandOverEnabled, ""} {
+		g.options.HandOver = want != ""
+		g.Restart()
+		g.grant(g.half.Resources, g.half.Pods)
+		var namespace corev1.Namespace
+		expect.NoError(g.t, g.paris.Get(g.t.Context(), client.ObjectKey{Name: guestNamespace}, &namespace))
+		if got := namespace.Annotations[broker.AnnotationHandOver]; got != want {
+			g.t.Errorf("annotation %s is %q, want %q", broker.AnnotationHandOver, got, want)
+		}
+	}
 }
 
 func (g *grantTest) expectGuestNamespace() {
