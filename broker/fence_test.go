@@ -2,7 +2,9 @@ package main
 
 import (
 	"errors"
+	"io"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,7 +23,7 @@ func TestFence(t *testing.T) {
 	status, took := http.StatusOK, time.Duration(0)
 	server := transport(func(*http.Request) (*http.Response, error) {
 		clock.SetTime(clock.Now().Add(took))
-		return &http.Response{StatusCode: status, Body: http.NoBody}, nil
+		return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(""))}, nil
 	})
 	f := &fence{lease: 4 * time.Second, clock: clock}
 	// As in a broker, the lease has a client of its own.

@@ -224,8 +224,13 @@ func TestHistories(t *testing.T) {
 	r.allow(*operations - allowed)
 	close(r.budget)
 	for range consumers {
-		if err := <-r.failed; err != nil {
-			t.Error(err)
+		select {
+		case err := <-r.failed:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(patience):
+			t.Fatal("a consumer did not delete its Reservations")
 		}
 	}
 	r.checkEnd(t)

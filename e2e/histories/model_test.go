@@ -21,7 +21,7 @@ const (
 	// holds: the provider began to hold exactly that amount for a Reservation. It must have
 	// room for it, and must not hold less than is granted.
 	holds kind = "holds"
-	// reads: the broker told a consumer that an amount is granted.
+	// reads: the broker answered to a consumer that an amount is granted.
 	reads kind = "reads"
 	// ledger: the ledger had these charges. They cover what is granted and what is held, and
 	// do not exceed the provider's room.

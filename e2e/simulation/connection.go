@@ -102,6 +102,7 @@ func (w *world) deliver(m message) (*response, error) {
 	if hook := w.plant.request; hook != nil {
 		m = hook(w, m)
 	}
+	m = w.refusing(m)
 	r := &response{header: http.Header{}, status: http.StatusOK}
 	lives, handler := b.program.Context(), b.handler
 	handler.ServeHTTP(r, request(lives, m))
@@ -144,7 +145,12 @@ func (r *response) SetWriteDeadline(time.Time) error { return nil }
 
 // PublishAdvertisement implements simulated.Connection.
 func (c *connection) PublishAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
-	return c.call(ctx, http.MethodPost, protocol.PathAdvertisements, spec, nil)
+	var response protocol.AdvertisementResponse
+	err := c.call(ctx, http.MethodPost, protocol.PathAdvertisements, spec, &response)
+	if err == nil && response.Sequence > spec.Sequence {
+		return &protocol.OutdatedError{Latest: response.Sequence}
+	}
+	return err
 }
 
 // PutReservation implements simulated.Connection.

@@ -6,15 +6,21 @@ import (
 	"strings"
 	"time"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/simulation/stepwise"
 )
 
 // directedEvery is the share of schedules with a directed part: one of so many.
-const directedEvery = 4
+const directedEvery = 2
 
 // scenario is a sequence of actions that makes a situation likely which random actions
 // seldom make.
 type scenario struct {
+	// lending is each cluster's capacity, only the second one's by default.
+	lending []int64
+	// alone leaves out the random actions that would follow.
+	alone bool
 	// actions, and the steps before each.
 	actions []directed
 }
@@ -28,31 +34,37 @@ type directed struct {
 	b, c    int
 }
 
-// scenarios are the directed parts of schedules. All of them lend and borrow in the same
-// few clusters, so that what one loses another one gets.
+// scenarios are the directed parts of schedules. In most of them, one cluster provides for
+// the others, so that what one loses another one gets.
 var scenarios = []scenario{
 	// A leader that is stopped while its write is on its way, and goes on when another one
 	// has promised the same capacity.
-	{[]directed{{20, actRequest, 0, 1, 1}, {30, actLate, 0, 100, 0}, {4, actRequest, 2, 1, 1}, {60, actRequest, 0, 1, 1}, {30, actRequest, 2, 1, 1}, {60, actRequest, 0, 1, 1}}},
+	{actions: []directed{{20, actRequest, 0, 1, 1}, {30, actLate, 0, 100, 0}, {4, actRequest, 2, 1, 1}, {60, actRequest, 0, 1, 1}, {30, actRequest, 2, 1, 1}, {60, actRequest, 0, 1, 1}}},
 	// The same while what it wrote is taken back.
-	{[]directed{{20, actRequest, 0, 1, 1}, {60, actLate, 0, 60, 0}, {2, actResize, 0, 0, 1}, {40, actResize, 0, 0, 2}, {30, actRequest, 2, 1, 1}, {40, actResize, 0, 0, 1}, {30, actResize, 0, 0, 2}}},
+	{actions: []directed{{20, actRequest, 0, 1, 1}, {60, actLate, 0, 60, 0}, {2, actResize, 0, 0, 1}, {40, actResize, 0, 0, 2}, {30, actRequest, 2, 1, 1}, {40, actResize, 0, 0, 1}, {30, actResize, 0, 0, 2}}},
 	// A lease, and the leader's clock is set.
-	{[]directed{{20, actRequest, 0, 0, 0}, {80, actClock, 0, 1, 4}, {2, actClock, 1, 1, 4}, {60, actLocalPod, 0, 0, 0}, {40, actClock, 0, 1, 3}, {2, actClock, 1, 1, 3}}},
+	{actions: []directed{{20, actRequest, 0, 0, 0}, {80, actClock, 0, 1, 4}, {2, actClock, 1, 1, 4}, {60, actLocalPod, 0, 0, 0}, {40, actClock, 0, 1, 3}, {2, actClock, 1, 1, 3}}},
 	// A new leader that does not know a Reservation yet of which there is a hold.
-	{[]directed{{20, actStaleKind, 1, 100, 0}, {4, actRequest, 0, 1, 1}, {60, actKillBroker, 0, 0, 0}, {60, actRequest, 2, 1, 1}}},
+	{actions: []directed{{20, actStaleKind, 1, 100, 0}, {4, actRequest, 0, 1, 1}, {60, actKillBroker, 0, 0, 0}, {60, actRequest, 2, 1, 1}}},
 	// A Reservation with the name of an earlier one, whose answers arrive again.
-	{[]directed{{20, actRequest, 0, 1, 1}, {60, actDeleteInHub, 0, 0, 0}, {40, actReplayAcks, 0, 0, 0}, {15, actReplayAcks, 0, 0, 0}, {15, actReplayAcks, 0, 0, 0}, {15, actReplayAcks, 0, 0, 0}}},
+	{actions: []directed{{20, actRequest, 0, 1, 1}, {60, actDeleteInHub, 0, 0, 0}, {40, actReplayAcks, 0, 0, 0}, {15, actReplayAcks, 0, 0, 0}, {15, actReplayAcks, 0, 0, 0}, {15, actReplayAcks, 0, 0, 0}}},
 	// Capacity is released while guests still use it, and requested again.
-	{[]directed{{20, actRequest, 0, 3, 1}, {120, actSlowGuests, 0, 100, 0}, {2, actDelete, 0, 0, 0}, {10, actRequest, 2, 3, 1}, {40, actRequest, 2, 3, 1}}},
+	{actions: []directed{{20, actRequest, 0, 3, 1}, {120, actSlowGuests, 0, 100, 0}, {2, actDelete, 0, 0, 0}, {10, actRequest, 2, 3, 1}, {40, actRequest, 2, 3, 1}}},
 	// An acceptance is lost, and the request grows meanwhile beyond what there is.
-	{[]directed{{20, actLoseAck, 1, 0, 0}, {2, actRequest, 0, 1, 1}, {40, actLocalPod, 1, 0, 0}, {2, actResize, 0, 0, 4}, {40, actLocalPod, 1, 0, 0}, {40, actRequest, 2, 1, 1}}},
+	{actions: []directed{{20, actLoseAck, 1, 0, 0}, {2, actRequest, 0, 1, 1}, {40, actLocalPod, 1, 0, 0}, {2, actResize, 0, 0, 4}, {40, actLocalPod, 1, 0, 0}, {40, actRequest, 2, 1, 1}}},
+	// A provider that advertises room and refuses whatever it is asked for.
+	{alone: true, actions: []directed{{40, actRefuse, 1, 0, 0}, {4, actRequest, 0, 1, 1}, {60, actLocalGone, 0, 0, 0}}},
+	// Two brokers that hear different clusters, for longer than it takes to give one up.
+	{alone: true, lending: []int64{0, 2, 2}, actions: []directed{{20, actRequest, 0, 1, 1}, {60, actSecond, 0, 0, 0}, {600, actResize, 0, 0, 1}, {600, actResize, 0, 0, 2}, {600, actCutStreams, 0, 0, 0}}},
 }
 
-// direct replaces the first part of a schedule by a scenario. Only the second cluster
-// lends, so that all requests meet there.
+// direct replaces the first part of a schedule by a scenario.
 func (s *schedule) direct(rng *rand.Rand, number int) {
 	chosen := scenarios[number%len(scenarios)]
 	s.lending, s.deaf = []int64{0, []int64{2, 4}[rng.IntN(2)], 0}, -1
+	if chosen.lending != nil {
+		s.lending = slices.Clone(chosen.lending)
+	}
 	step := 20
 	var events []event
 	for _, d := range chosen.actions {
@@ -60,11 +72,23 @@ func (s *schedule) direct(rng *rand.Rand, number int) {
 		events = append(events, event{step: step, action: d.action, a: d.cluster, b: d.b, c: d.c})
 	}
 	for _, e := range s.events {
-		if e.step > step {
+		if e.step > step && !chosen.alone {
 			events = append(events, e)
 		}
 	}
 	s.events = events
+}
+
+// refusing turns an acceptance of the provider that refuses into a refusal.
+func (w *world) refusing(m message) message {
+	if w.refuses != m.caller || !isAck(m) {
+		return m
+	}
+	return onAck(func(hold *broker.Hold, ack *protocol.ProviderAck) {
+		if !hold.Promised.Empty() {
+			ack.Accepted, ack.Message = false, "The provider refuses everything."
+		}
+	})(w, m)
 }
 
 // lateWrite is a write of a ledger that is delayed on its way while its broker is stopped

@@ -27,6 +27,8 @@ const (
 	invariantLease    = "a lease lasts for its duration"
 	invariantWrites   = "the number of writes is bounded"
 	invariantSettle   = "the programs come to rest"
+	invariantStays    = "a Reservation is not moved back and forth"
+	invariantProgress = "a request does not wait beside free capacity"
 )
 
 // violation of an invariant.
@@ -42,6 +44,9 @@ type invariants struct {
 	// Reservation with a duration was first seen with a hold.
 	made     map[string]time.Time
 	reserved map[types.UID]time.Time
+	// homes are, for each Reservation, the clusters that have held its capacity, one after
+	// the other.
+	homes map[types.UID][]string
 }
 
 // fail records the first violation.
@@ -67,6 +72,7 @@ func (i *invariants) check(w *world) {
 	}
 	if versions[0] != before[0] {
 		i.checkNews(w)
+		i.checkHomes(w)
 		i.checkLeases(w)
 	}
 }
@@ -85,6 +91,40 @@ func (i *invariants) checkNews(w *world) {
 			i.fail(invariantNews, "the advertisement of %s of %s replaced that of %s", spec.ClusterID, spec.Timestamp.UTC(), last.UTC())
 		}
 		i.made[spec.ClusterID] = spec.Timestamp.Time
+	}
+}
+
+// maxReturns is how often a Reservation may come back to clusters that it has left.
+const maxReturns = 3
+
+// checkHomes checks that Reservations do not keep moving between clusters.
+func (i *invariants) checkHomes(w *world) {
+	var ads broker.ClusterAdvertisementList
+	must(w.client.List(context.Background(), &ads, client.UnsafeDisableDeepCopy))
+	now := map[types.UID][]string{}
+	for n := range ads.Items {
+		for _, hold := range ads.Items[n].Status.Holds {
+			if !hold.Promised.Empty() {
+				now[hold.ReservationUID] = append(now[hold.ReservationUID], ads.Items[n].Name)
+			}
+		}
+	}
+	for uid, clusters := range now {
+		homes, home := i.homes[uid], strings.Join(clusters, " and ")
+		if len(clusters) > 1 || len(homes) > 0 && homes[len(homes)-1] == home {
+			// While it moves, it is in both.
+			continue
+		}
+		i.homes[uid] = append(homes, home)
+		returns := 0
+		for n, other := range homes {
+			if slices.Contains(homes[:n], other) {
+				returns++
+			}
+		}
+		if returns > maxReturns {
+			i.fail(invariantStays, "Reservation %s was held by %s, and is by %s", uid, strings.Join(homes, ", then "), home)
+		}
 	}
 }
 
@@ -136,8 +176,8 @@ func cpus(c *broker.HeldCapacity) int64 {
 	return c.Totals.CPU.Value()
 }
 
-func (w *world) account(c *cluster) account {
-	a := account{charged: pledges{}, granted: pledges{}, held: pledges{}, consumer: map[types.UID]string{}, used: map[string]int64{}, gaveUp: map[types.UID]bool{}}
+func (w *world) account(c *cluster) *account {
+	a := &account{charged: pledges{}, granted: pledges{}, held: pledges{}, consumer: map[types.UID]string{}, used: map[string]int64{}, gaveUp: map[types.UID]bool{}}
 	var ad broker.ClusterAdvertisement
 	must(client.IgnoreNotFound(w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: c.id}, &ad)))
 	for n := range ad.Status.Holds {
@@ -211,6 +251,48 @@ func (w *world) unanswered() string {
 	return ""
 }
 
+// idle describes capacity that is free while a request waits; "" if there is none.
+func (w *world) idle() string {
+	for _, c := range w.clusters {
+		var list broker.ReservationList
+		must(c.client.List(context.Background(), &list, client.InNamespace(workloads)))
+		for i := range list.Items {
+			r := &list.Items[i]
+			if !meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued) || r.DeletionTimestamp != nil || ended(r) {
+				continue
+			}
+			for _, provider := range w.clusters {
+				if provider == c || provider.deaf || provider.id == w.refuses {
+					continue
+				}
+				if room := provider.capacity - int64(len(provider.localPods())) - w.account(provider).taken(); room > 0 {
+					return fmt.Sprintf("Reservation %s of %s waits (%s), and %s has %d free CPUs", r.Name, c.id, conditions(r), provider.id, room)
+				}
+			}
+		}
+	}
+	return ""
+}
+
+func ended(r *broker.Reservation) bool {
+	return r.Status.Phase == broker.ReservationReleased || r.Status.Phase == broker.ReservationFailed
+}
+
+// taken is the sum of what the consumers are charged for, hold or use.
+func (a *account) taken() (sum int64) {
+	by := map[string]int64{}
+	for uid, consumer := range a.consumer {
+		by[consumer] += max(a.charged[uid], a.held[uid])
+	}
+	for consumer, used := range a.used {
+		by[consumer] = max(by[consumer], used)
+	}
+	for _, n := range by {
+		sum += n
+	}
+	return sum
+}
+
 // lacks explains what a Reservation lacks; "" if nothing.
 func lacks(r *broker.Reservation) string {
 	requested := broker.HeldCapacity{PodSets: r.Spec.PodSets}.Pods()
@@ -222,7 +304,7 @@ func lacks(r *broker.Reservation) string {
 	}
 	queued := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionQueued)
 	switch {
-	case r.Status.Phase == broker.ReservationReleased, r.Status.Phase == broker.ReservationFailed:
+	case ended(r):
 		return ""
 	case granted == requested:
 		return ""

@@ -42,11 +42,12 @@ const (
 	actBackup      action = "backup of the hub"
 	actRestore     action = "hub restored from the backup"
 	// These are made only by directed schedules.
-	actLate        action = "leader is stopped while it writes a ledger"
-	actStaleKind   action = "a broker hears of no Reservations"
-	actSlowGuests  action = "guests stop slowly"
-	actReplayAcks  action = "answers arrive again"
-	actLoseAck     action = "next answer is lost"
+	actLate       action = "leader is stopped while it writes a ledger"
+	actStaleKind  action = "a broker hears of no Reservations"
+	actSlowGuests action = "guests stop slowly"
+	actReplayAcks action = "answers arrive again"
+	actLoseAck    action = "next answer is lost"
+	actRefuse     action = "provider refuses from now on"
 )
 
 // callFault is what happens to a call.
@@ -197,6 +198,8 @@ func (w *world) apply(e event) {
 		w.frozen[c.id+" stops guest"] = w.steps + 100 + e.b%200
 	case actReplayAcks:
 		w.replayAcks()
+	case actRefuse:
+		w.refuses = c.id
 	case actLoseAck:
 		w.losesAck = c.id
 	case actBackup:

@@ -41,6 +41,8 @@ func run(s schedule, p plant, verbose func(string)) (r result) {
 	defer func() {
 		r = result{violation: w.checks.found, steps: w.steps, digest: w.digest}
 		w.stop()
+		// What sleeps between two tries of a call ends too.
+		time.Sleep(time.Minute)
 		synctest.Wait()
 	}()
 	if s.deaf >= 0 {
@@ -105,6 +107,12 @@ func (w *world) rest(s schedule) {
 	w.until(answerWithin/4, func() bool { return w.unanswered() == "" })
 	if why := w.unanswered(); why != "" {
 		w.checks.fail(invariantAnswer, "%s", why)
+	}
+	if !w.restored {
+		w.until(answerWithin, func() bool { return w.idle() == "" })
+		if what := w.idle(); what != "" {
+			w.checks.fail(invariantProgress, "%s", what)
+		}
 	}
 	w.deleteAll()
 	w.until(endWithin, func() bool { return w.left() == "" })

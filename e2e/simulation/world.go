@@ -98,6 +98,8 @@ type world struct {
 	late *lateWrite
 	// losesAck is the provider whose next answer is lost, "" if none.
 	losesAck string
+	// refuses is the provider whose answers are all refusals, "" if none.
+	refuses string
 
 	mu      sync.Mutex
 	streams []*stream
@@ -121,7 +123,7 @@ type armed struct {
 func newWorld(seed uint64, p plant, lending []int64) *world {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 1)), gate: &stepwise.Gate{}, plant: p, started: time.Now(), frozen: map[string]int{},
-		checks: invariants{made: map[string]time.Time{}, reserved: map[types.UID]time.Time{}},
+		checks: invariants{made: map[string]time.Time{}, reserved: map[types.UID]time.Time{}, homes: map[types.UID][]string{}},
 	}
 	w.hub = newServer("hub", &broker.Reservation{}, &broker.ClusterAdvertisement{}, &broker.BrokerConfig{}, &broker.ClusterRegistration{})
 	w.client = w.hub.Client()
