@@ -398,7 +398,8 @@ func impossible(e *env) {
 		return nil
 	})
 	e.edit("zero", total("100m"))
-	e.expect("zero", broker.ReservationPending, "none")
+	// total, which fits in no single cluster, holds it not back.
+	e.expect("zero", broker.ReservationReserved, "cpu 100m in paris")
 }
 
 func staleAcks(e *env) {
