@@ -280,7 +280,7 @@ func TestLease(t *testing.T) {
 			h.heard["rome"] = h.clock.Now()
 			h.clock.Step(50 * time.Minute)
 		}, false, ""},
-		"that of a consumer that renews stays": {nil, func(h *hub) { h.clock.Step(50 * time.Minute); h.renew("r"); h.clock.Step(50 * time.Minute) }, false, ""},
+		"that of a consumer that renews stays":                   {nil, func(h *hub) { h.clock.Step(50 * time.Minute); h.renew("r"); h.clock.Step(50 * time.Minute) }, false, ""},
 		"a limited one of a Reservation without a duration ends": {nil, func(h *hub) { h.limit(time.Hour); h.clock.Step(time.Hour) }, true, reasonExpired},
 		"one that is limited later ends after the limit": {nil, func(h *hub) {
 			h.clock.Step(50 * time.Minute)

@@ -380,6 +380,7 @@ func impossible(e *env) {
 		}
 	}
 	e.request("later", 1, total("2"))
+	e.expectCondition("later", broker.ConditionLocked, true, "")
 	e.request("queued", 1, total("1"))
 	e.expectCondition("queued", broker.ConditionQueued, true, "berlin")
 
