@@ -385,7 +385,7 @@ func impossible(e *env) {
 	e.expectCondition("queued", broker.ConditionQueued, true, "berlin")
 
 	// They are considered again as clusters come.
-	p.advertise(e.spec("paris", "4"))
+	p.advertise(e.spec("paris", "10"))
 	e.expect("r", broker.ReservationReserved, "1 of 1 pods in paris")
 	if got := e.get("r").Status; got.TargetClusterEndpoint != "https://paris:6443" {
 		e.Errorf("the endpoint of the target is %q", got.TargetClusterEndpoint)
