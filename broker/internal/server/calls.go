@@ -99,6 +99,9 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 			defer s.inProgress.end(fingerprint)
 		}
 		if caller, err = s.Identity.Authenticate(r.Context(), r.TLS); err != nil {
+			if protocol.HasCode(err, protocol.CodeUnauthorized) {
+				w.Header().Set("Connection", "close") // it has left, or joins again
+			}
 			return cluster, err
 		}
 	}

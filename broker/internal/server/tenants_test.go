@@ -168,7 +168,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 }
 
 // TestConnectionsOfACaller: of one caller's connections only so many stay open after a
-// call, and those without a certificate do not.
+// call, and those without a certificate, or with a revoked one, do not.
 func TestConnectionsOfACaller(t *testing.T) {
 	m := newMemory(t, logr.Discard())
 	serving := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -206,5 +206,11 @@ func TestConnectionsOfACaller(t *testing.T) {
 	}
 	if call(protocol.PathHealthz, "berlin") || call("/other", "berlin") {
 		t.Error("a connection stays open whose caller is not known")
+	}
+	m.callers.mutex.Lock()
+	m.callers.revoked = true
+	m.callers.mutex.Unlock()
+	if call(one, "paris") {
+		t.Error("a connection stays open whose caller is revoked")
 	}
 }
