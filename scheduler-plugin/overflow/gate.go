@@ -21,6 +21,14 @@ const (
 	// minRetry and maxRetry limit how long the gate holds a pod that nothing wakes. It
 	// doubles with each attempt.
 	minRetry, maxRetry = time.Minute, 5 * time.Minute
+	// missedRetry is how long the gate holds a pod that was woken for a place and did not
+	// get it: the scheduler may have seen the place later than the gate. It is four times
+	// as long with each attempt up to maxMissed; then minRetry applies.
+	missedRetry = time.Second
+	maxMissed   = 3
+	// rewakeAfter is when a woken pod that was not tried is woken again: another plugin may
+	// have kept it out of the queue.
+	rewakeAfter = 10 * time.Second
 	// snapshotLag is how much older than the start of a scheduling cycle the state may
 	// be that the cycle has seen.
 	snapshotLag = 250 * time.Millisecond
@@ -47,9 +55,13 @@ type waitingPod struct {
 	latest *corev1.Pod
 	// since is when it did not fit first, triedAt the start of the last cycle.
 	since, triedAt time.Time
-	// retryAt is when the gate opens at the latest; retries doubles it.
+	// retryAt is when the gate opens at the latest, or the pod is woken again; retries
+	// doubles the time until then.
 	retryAt time.Time
 	retries int
+	// missed is the number of cycles since the pod was woken for a place that it did not
+	// get; 0 if there is none.
+	missed int
 	// undecided: in its last cycle, preemption waited for the decision of the broker.
 	undecided bool
 	open      bool
@@ -88,6 +100,11 @@ func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Tim
 	w := &waitingPod{since: now}
 	if before := g.remove(pod.UID); before != nil {
 		w.since, w.retries, node, w.lostUntil = before.since, before.retries+1, before.forNode, before.lostUntil
+		if before.forGrant || before.forNode != "" {
+			w.missed = 1
+		} else if before.missed > 0 {
+			w.missed = before.missed + 1
+		}
 		if before.latest != nil && before.latest.Generation > pod.Generation {
 			// The cycle was that of the former spec.
 			w.latest, w.open = before.latest, true
@@ -95,6 +112,9 @@ func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Tim
 	}
 	w.pod, w.key, w.triedAt = pod, key, triedAt
 	w.retryAt = now.Add(min(minRetry<<min(w.retries, 8), maxRetry))
+	if w.missed > 0 && w.missed <= maxMissed {
+		w.retryAt = now.Add(missedRetry << (2 * (w.missed - 1)))
+	}
 	if w.undecided = !decision.IsZero(); w.undecided && decision.Before(w.retryAt) {
 		w.retryAt = decision
 	}
@@ -126,7 +146,9 @@ func (g *gate) track(pod *corev1.Pod, key demand.Key) {
 func (w *waitingPod) waits() bool { return !w.open || w.tracked }
 
 // wake opens the gate for a pod.
-func (w *waitingPod) wake() { w.open, w.tracked = true, false }
+func (w *waitingPod) wake(now time.Time) {
+	w.open, w.tracked, w.retryAt = true, false, now.Add(rewakeAfter)
+}
 
 // observe records a pod as an informer shows it. It reports whether the gate is open
 // because the pod's spec has changed since its last cycle.
@@ -138,7 +160,7 @@ func (g *gate) observe(pod *corev1.Pod) (changed bool) {
 		return false
 	}
 	w.latest = pod
-	w.wake()
+	w.wake(g.clock.Now())
 	return true
 }
 
@@ -185,6 +207,9 @@ func (g *gate) assumed(uid types.UID) {
 	defer g.mu.Unlock()
 	if w := g.pods[uid]; w != nil {
 		w.forGrant, w.forNode = false, ""
+		if w.open {
+			w.retryAt = g.clock.Now().Add(maxRetry) // its cycle goes on
+		}
 	}
 }
 
@@ -216,15 +241,15 @@ func (g *gate) len() int {
 	return len(g.pods)
 }
 
-// openDue opens the gate for pods whose retry is due.
+// openDue opens the gate for pods whose retry is due, or wakes them again.
 func (g *gate) openDue() []*corev1.Pod {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
 	var pods []*corev1.Pod
 	for _, w := range g.pods {
-		if w.waits() && !w.retryAt.After(now) {
-			w.wake()
+		if !w.retryAt.After(now) {
+			w.wake(now)
 			pods = append(pods, w.pod)
 		}
 	}
@@ -238,7 +263,7 @@ func (g *gate) openDecided(key demand.Key) []*corev1.Pod {
 	var pods []*corev1.Pod
 	for _, w := range g.byKey[key] {
 		if w.waits() && w.undecided {
-			w.wake()
+			w.wake(g.clock.Now())
 			pods = append(pods, w.pod)
 		}
 	}
@@ -280,7 +305,7 @@ func (g *gate) openForSlots(key demand.Key, all []slots) []*corev1.Pod {
 		}) {
 			continue
 		}
-		w.wake()
+		w.wake(g.clock.Now())
 		w.forGrant = true
 		pods = append(pods, w.pod)
 		free--
@@ -326,7 +351,7 @@ func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
 				continue
 			}
 			r.free.add(need, -1)
-			w.wake()
+			w.wake(g.clock.Now())
 			w.forNode = r.name
 			pods = append(pods, w.pod)
 			break

@@ -116,9 +116,77 @@ func TestGateAfterALostPlace(t *testing.T) {
 		t.Errorf("a grant wakes %d pods, want the member", len(got))
 	}
 	g.retry(member, key)
+	g.drop(younger.UID)
 	now.SetTime(now.Now().Add(minRetry))
 	if got := g.openDue(); len(got) != 1 || got[0].Name != "member" {
 		t.Errorf("the retry wakes %d pods, want the member", len(got))
+	}
+}
+
+// TestGateAfterAMissedPlace: a pod that was woken for a place and did not get it is tried
+// again soon, because the scheduler may have seen the place later than the gate: some
+// times, until it is woken for another place.
+func TestGateAfterAMissedPlace(t *testing.T) {
+	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
+	g, key := newGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
+	home := nodeWith("").Node()
+	home.Status.Allocatable = expect.Resources("cpu", "4", "pods", "10")
+	pod := jobPod("crunch", "p0", "1")
+	woken := func(after time.Duration) bool {
+		now.SetTime(now.Now().Add(after))
+		return len(g.openDue()) > 0
+	}
+	free := func(changedAt time.Time) []room {
+		return []room{{name: home.Name, free: amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, changedAt: changedAt, need: func(pod *corev1.Pod) (amounts, bool) {
+			return podAmounts(pod), nodeAdmits(home, pod)
+		}}}
+	}
+	g.close(pod, key, now.Now(), time.Time{})
+	for range 2 {
+		now.SetTime(now.Now().Add(2 * snapshotLag))
+		changedAt := now.Now()
+		if len(g.openForRoom(free(changedAt))) != 1 {
+			t.Fatal("room does not wake the pod")
+		}
+		now.SetTime(now.Now().Add(2 * snapshotLag))
+		g.close(pod, key, now.Now(), time.Time{})
+		if len(g.openForRoom(free(changedAt))) != 0 {
+			t.Fatal("the same room wakes the pod again at once")
+		}
+		for _, after := range []time.Duration{1, 4, 16} {
+			if woken(after*time.Second-1) || !woken(1) {
+				t.Fatalf("it is not woken %d s after the miss", after)
+			}
+			g.close(pod, key, now.Now(), time.Time{})
+		}
+		if woken(minRetry-1) || g.passes(pod) {
+			t.Fatal("it is woken soon for ever")
+		}
+	}
+}
+
+// TestGateWakesAgain: another plugin may keep a woken pod out of the queue, such as
+// preemption until its API calls have ended, and nothing else wakes it then.
+func TestGateWakesAgain(t *testing.T) {
+	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
+	g, key := newGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
+	g.close(jobPod("crunch", "p0", "1"), key, now.Now(), now.Now().Add(time.Hour))
+	if len(g.openDecided(key)) != 1 {
+		t.Fatal("a decision does not wake the pod")
+	}
+	for range 3 {
+		if len(g.openDue()) != 0 {
+			t.Fatal("it is woken again at once")
+		}
+		now.SetTime(now.Now().Add(rewakeAfter))
+		if len(g.openDue()) != 1 {
+			t.Fatal("it is not woken again")
+		}
+	}
+	g.assumed("p0")
+	now.SetTime(now.Now().Add(rewakeAfter))
+	if len(g.openDue()) != 0 {
+		t.Fatal("it is woken though it has a place")
 	}
 }
 
