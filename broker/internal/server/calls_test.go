@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
@@ -16,7 +17,7 @@ import (
 // TestRevokedCallersAreLimited calls with a revoked certificate without pause: the rate
 // limit comes before what reads.
 func TestRevokedCallersAreLimited(t *testing.T) {
-	m := newMemory(t, logr.Discard())
+	m := newMemoryAt(logr.Discard(), clocktesting.NewFakeClock(start))
 	m.callers.revoked = true
 	const calls = 2000
 	refused := map[int]int{}

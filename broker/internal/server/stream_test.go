@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -114,7 +115,7 @@ func TestFlippedEndpointWakesWhomItConcerns(t *testing.T) {
 
 // TestAdvertisementsAreLimited advertises without pause.
 func TestAdvertisementsAreLimited(t *testing.T) {
-	m := newMemory(t, logr.Discard())
+	m := newMemoryAt(logr.Discard(), clocktesting.NewFakeClock(start))
 	for i := range 100 {
 		spec := newAdvertisement("paris")
 		spec.PeerKey = fmt.Sprint("key-", i)

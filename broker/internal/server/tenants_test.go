@@ -117,7 +117,7 @@ func TestBodiesAreLimited(t *testing.T) {
 
 // TestJoinersOfOneNetwork: the addresses of one IPv6 network have one limit.
 func TestJoinersOfOneNetwork(t *testing.T) {
-	m := newMemory(t, logr.Discard())
+	m := newMemoryAt(logr.Discard(), clocktesting.NewFakeClock(start))
 	refused := 0
 	for i := range 100 {
 		request := m.request(http.MethodPost, protocol.PathJoin, `{}`, "rome")
