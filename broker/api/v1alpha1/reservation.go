@@ -108,13 +108,11 @@ type ReservationSpec struct {
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="deadline must be at least 1s"
 	Deadline *metav1.Duration `json:"deadline,omitempty"`
-	// duration is the length of the Reservation's lease. The lease starts with the first
-	// hold and starts again whenever the consumer's agent renews it, which it does while
-	// pods use the capacity. When it ends, the capacity is released. It is limited by the
-	// BrokerConfig's maxDuration. If unset, the Reservation lasts as long as the consumer
-	// advertises or renews it, and ends after the BrokerConfig's defaultLease of silence.
-	// The broker measures leases by its own clock: they start again when another replica
-	// becomes the leader.
+	// duration of the lease, limited by the BrokerConfig's maxDuration. The lease starts
+	// with the first hold, and again while pods use the capacity, and when another replica
+	// of the broker becomes the leader. When it ends, the capacity is released. If unset,
+	// the Reservation ends when its consumer has neither advertised nor renewed it for the
+	// BrokerConfig's defaultLease.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="duration must be at least 1s"
 	Duration *metav1.Duration `json:"duration,omitempty"`
