@@ -184,6 +184,32 @@ func TestOrderOfCapacity(t *testing.T) {
 	}
 }
 
+// TestPoolThatServesAnotherNamespaceNow: pods that use a pool count for it, although those
+// of their namespace may not use it any more, also after a restart of the scheduler.
+func TestPoolThatServesAnotherNamespaceNow(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		p := poolPlugin()
+		_, in := byHand("hub", total("cpu", "1"), fromHub("bank"))
+		p.pools.setInstruction(in)
+		pod := jobPod("crunch", "crunch-0", "1")
+		pod.Namespace = "bank"
+		hold, ok := schedule(t, p, pod)
+		if !ok {
+			t.Fatal("a pod of its namespace is not admitted")
+		}
+		if restarted {
+			p = poolPlugin()
+			pod.Spec.NodeName, pod.Labels = broker.VirtualNodeName("paris"), map[string]string{broker.LabelHold: hold}
+			p.placements.setPod(pod)
+		}
+		_, in = byHand("hub", total("cpu", "1"), fromHub("shop"))
+		p.pools.setInstruction(in)
+		if _, ok := schedule(t, p, jobPod("crunch", "crunch-1", "1")); ok {
+			t.Errorf("restarted %v: the pool has 1 CPU, and two pods of 1 CPU each", restarted)
+		}
+	}
+}
+
 // TestPoolsNeverExceeded: whatever the order of pods of mixed sizes, of their ends, and
 // of changes of two pools, a pod is admitted if and only if it fits beside those that
 // are there.
