@@ -64,7 +64,8 @@ func TestDevicesAndJobsOverflow(t *testing.T) {
 				return false, err.Error()
 			}
 			for _, r := range list.Items {
-				if strings.HasPrefix(r.Name, ns+"-") {
+				// The GPU pod has one of its own.
+				if gpu := r.Spec.PodSets[0].Requests.GPU; gpu == nil {
 					return false, r.Name + " " + string(r.Status.Phase)
 				}
 			}

@@ -50,7 +50,7 @@ func start(t *testing.T) fixture {
 	expect.NoError(t, err)
 	mgr, err := manager.New(restConfig, manager.Options{
 		Scheme: scheme, Logger: testr.New(t), Metrics: server.Options{BindAddress: "0"},
-		Controller: config.Controller{UsePriorityQueue: ptr.To(false)},
+		Controller: config.Controller{UsePriorityQueue: ptr.To(false), SkipNameValidation: ptr.To(true)},
 	})
 	expect.NoError(t, err)
 	b := transporttest.New("rome")
