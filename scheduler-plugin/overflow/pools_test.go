@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	framework "k8s.io/kube-scheduler/framework"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 	clocktesting "k8s.io/utils/clock/testing"
 	"pgregory.net/rapid"
@@ -181,6 +182,31 @@ func TestOrderOfCapacity(t *testing.T) {
 	p.placements.removePod("crunch-0")
 	if hold, _ := schedule(t, p, jobPod("crunch", "crunch-9", "1")); hold != "rome-crunch" {
 		t.Errorf("charged to %q, want the grant", hold)
+	}
+}
+
+// TestOrderOfVirtualNodes: the order holds across providers, too.
+func TestOrderOfVirtualNodes(t *testing.T) {
+	p := poolPlugin()
+	pod := jobPod("crunch", "crunch-0", "1")
+	p.grants.set(reservationFor(pod, map[string]int32{"own": 1}))
+	for name, change := range map[string][]func(*broker.ReservationInstruction){"local": nil, "hub": {fromHub()}} {
+		r, in := byHand(name, total("cpu", "1"), change...)
+		in.Spec.TargetClusterID = name
+		p.pools.setReservation(r)
+		p.pools.setInstruction(in)
+	}
+	state := scheduler.NewCycleState()
+	if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	last := int64(framework.MaxNodeScore)
+	for _, provider := range []string{"own", "local", "hub", "none"} {
+		score, _ := p.Score(t.Context(), state, pod, nodeWith(provider))
+		if score >= last {
+			t.Errorf("%s scores %d, and the one before it %d", provider, score, last)
+		}
+		last = score
 	}
 }
 
