@@ -348,7 +348,9 @@ func testRejected(f fixture) {
 		return condition(self, broker.ConditionReported, metav1.ConditionFalse, "must not be the requester itself")
 	})
 	copied, _ := f.create("rome-copy", func(r *broker.Reservation) { r.Labels = map[string]string{broker.LabelRequester: "rome"} })
-	placed, _ := f.create("placed-in-hub", func(r *broker.Reservation) { r.Spec.RequesterID, r.Finalizers = "berlin", []string{broker.FinalizerLedger} })
+	placed, _ := f.create("placed-in-hub", func(r *broker.Reservation) {
+		r.Spec.RequesterID, r.Finalizers = "berlin", []string{broker.FinalizerLedger}
+	})
 	f.broker.Fail("PutReservation", &protocol.Error{Code: protocol.CodeInvalid, Message: "no cluster has such a GPU"})
 	refused, id := f.create("refused")
 	f.get(refused, "the broker's rejection in the conditions", func() error {
