@@ -33,9 +33,9 @@
 // What is requested is validated again each time: a pod or a namespace that opts out
 // is dropped, a pod that was resized counts for its new shape.
 //
-// A Reservation serves the pods that its labels select (root owner and shape, see
-// package demand). One that was created by hand without these labels holds
-// capacity, but serves no pods.
+// A Reservation of the plugin serves the pods of its owner and shape (its labels, see
+// package demand). One that was made by hand, here or in the hub, is a pool of capacity
+// for each provider: the pods that it serves are bound to it without a request.
 //
 // Scheduling depends neither on the Reservation CRD nor on API calls in the
 // scheduling cycle: if the CRD is missing, pods are scheduled in this cluster and

@@ -275,10 +275,10 @@ func (c HeldCapacity) Pods() int32 {
 }
 
 // ClusterAdvertisement is the capacity that a cluster offers (spec) and the broker's
-// ledger of what is promised of it (status). It is in the broker's namespace, named
-// as the cluster ID. The agent keeps a copy of the spec in its own cluster. Deleting it
-// makes the broker forget what the cluster holds: do so only for a cluster that is gone.
-// One that still advertises gets a new ledger, in which its guests count as used.
+// ledger of what is promised of it (status), in the broker's namespace, named as the
+// cluster ID. The agent keeps a copy of the spec in its own cluster. Deleting it makes the
+// broker forget what the cluster holds: do so only for a cluster that is gone. One that
+// still advertises gets a new ledger with its guests.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=cadv

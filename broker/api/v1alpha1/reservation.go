@@ -39,8 +39,8 @@ type PodSet struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.targetClusterID) || !has(self.requesterID) || self.targetClusterID != self.requesterID",message="targetClusterID must not be the requester itself: set another cluster ID, or remove targetClusterID to let the broker choose"
 // +kubebuilder:validation:XValidation:rule="!has(self.minAvailable) || self.minAvailable == 0 || has(self.podSets)",message="minAvailable is the number of pods: set podSets, or remove minAvailable"
 type ReservationSpec struct {
-	// requesterID is the cluster ID of the consumer. Leave it empty in the consumer's
-	// cluster: the agent sets it from its certificate.
+	// requesterID is the cluster ID of the consumer. Required in the hub. Leave it empty in
+	// the consumer's cluster: the agent sets it from its certificate.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:MaxLength=40
@@ -51,7 +51,8 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:MaxLength=40
 	TargetClusterID string `json:"targetClusterID,omitempty"`
-	// requestedResources is a divisible total: it may be spread over nodes.
+	// requestedResources is a divisible total: it may be spread over nodes. Pods of any
+	// size use it, at most 110 at each provider, unless they select nodes.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="!has(self.cpu) || quantity(string(self.cpu)).compareTo(quantity('0')) >= 0",message="cpu must not be negative"
 	// +kubebuilder:validation:XValidation:rule="!has(self.memory) || quantity(string(self.memory)).compareTo(quantity('0')) >= 0",message="memory must not be negative"
@@ -107,13 +108,11 @@ type ReservationSpec struct {
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="deadline must be at least 1s"
 	Deadline *metav1.Duration `json:"deadline,omitempty"`
-	// duration is the length of the Reservation's lease. The lease starts with the first
-	// hold and starts again whenever the consumer's agent renews it, which it does while
-	// pods use the capacity. When it ends, the capacity is released. It is limited by the
-	// BrokerConfig's maxDuration. If unset, the Reservation lasts as long as the consumer
-	// advertises or renews it, and ends after the BrokerConfig's defaultLease of silence.
-	// The broker measures leases by its own clock: they start again when another replica
-	// becomes the leader.
+	// duration of the lease, limited by the BrokerConfig's maxDuration. The lease starts
+	// with the first hold, and again while pods use the capacity, and when another replica
+	// of the broker becomes the leader. When it ends, the capacity is released. If unset,
+	// the Reservation ends when its consumer has neither advertised nor renewed it for the
+	// BrokerConfig's defaultLease.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="duration must be at least 1s"
 	Duration *metav1.Duration `json:"duration,omitempty"`
@@ -333,8 +332,9 @@ type RejectionCount struct {
 }
 
 // ReservationStatus is the outcome of a Reservation. The broker writes it. In the
-// consumer's cluster the agent copies it and adds id and the conditions Reported,
-// Peered, VirtualNodeReady and Ready.
+// consumer's cluster the agent copies it and adds id, used, what the virtual nodes
+// provide of the allocations, and the conditions Reported, Peered, VirtualNodeReady and
+// Ready.
 type ReservationStatus struct {
 	// phase of the Reservation.
 	// +optional
