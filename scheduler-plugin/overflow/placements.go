@@ -2,6 +2,7 @@ package overflow
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -385,15 +386,10 @@ func (p *placements) inPool(pool *pool, node string, need *podNeed) bool {
 	return pool.fits(need, p.usesOf(pool, node))
 }
 
-// usesOf are the uses of a pool on a virtual node. The label of a pod that may not use the
-// pool does not count.
-func (p *placements) usesOf(pool *pool, node string) (uses []*use) {
-	for namespace, u := range p.charged[heldAt{pool.hold, node}] {
-		if pool.serves(namespace) {
-			uses = append(uses, u)
-		}
-	}
-	return uses
+// usesOf are the uses of a pool on a virtual node. Those of namespaces that it does not
+// serve count as well: it may have served them when their pods were bound.
+func (p *placements) usesOf(pool *pool, node string) []*use {
+	return slices.Collect(maps.Values(p.charged[heldAt{pool.hold, node}]))
 }
 
 // chargedTo returns the first hold with a free slot on a virtual node, the last one if

@@ -41,6 +41,10 @@ const (
 	errVictim          = "pods in other clusters are not preempted (provider %s)"
 )
 
+// scoreOfRank is the score of the best virtual node. What is left to that of this cluster's
+// nodes must, times the plugin's weight, exceed what all other plugins give.
+const scoreOfRank = 36
+
 // stateKey is where PreFilter stores the cycleState of a pod.
 const stateKey framework.StateKey = "PreFilter" + Name
 
@@ -306,26 +310,28 @@ func onlyFor(added []corev1.Toleration, pod *corev1.Pod, node *corev1.Node) *cor
 	return nil
 }
 
-// PreScore skips scoring unless there are both local and virtual nodes.
+// PreScore skips scoring unless there is a virtual node beside another node.
 func (p *Plugin) PreScore(_ context.Context, _ framework.CycleState, _ *corev1.Pod, nodes []framework.NodeInfo) *framework.Status {
-	var local, virtual bool
-	for _, n := range nodes {
-		if providerOf(n.Node()) == "" {
-			local = true
-		} else {
-			virtual = true
-		}
-	}
-	if local && virtual {
+	if len(nodes) > 1 && slices.ContainsFunc(nodes, func(n framework.NodeInfo) bool { return providerOf(n.Node()) != "" }) {
 		return nil
 	}
 	return framework.NewStatus(framework.Skip)
 }
 
-// Score prefers the nodes of this cluster.
-func (p *Plugin) Score(_ context.Context, _ framework.CycleState, _ *corev1.Pod, nodeInfo framework.NodeInfo) (int64, *framework.Status) {
-	if providerOf(nodeInfo.Node()) == "" {
+// Score prefers the nodes of this cluster, then the virtual nodes by what the pod would
+// use there: a grant of its owner, then pools in their order.
+func (p *Plugin) Score(_ context.Context, state framework.CycleState, _ *corev1.Pod, nodeInfo framework.NodeInfo) (int64, *framework.Status) {
+	node := nodeInfo.Node()
+	provider := providerOf(node)
+	if provider == "" {
 		return framework.MaxNodeScore, nil
+	}
+	s := stateIn(state)
+	if p.ownSlot(s, provider, node.Name) {
+		return scoreOfRank, nil
+	}
+	if pool, _ := p.poolWithRoom(s, provider, node.Name); pool != nil {
+		return scoreOfRank - (1+pool.rank())*scoreOfRank/(1+poolRanks), nil
 	}
 	return framework.MinNodeScore, nil
 }

@@ -265,8 +265,8 @@ func runFilter(t *testing.T, cases map[string]filterCase) {
 func TestScore(t *testing.T) {
 	p := testPlugin(OverflowArgs{})
 	home, paris := nodeWith(""), nodeWith("paris")
-	local, _ := p.Score(t.Context(), nil, nil, home)
-	virtual, _ := p.Score(t.Context(), nil, nil, paris)
+	local, _ := p.Score(t.Context(), scheduler.NewCycleState(), nil, home)
+	virtual, _ := p.Score(t.Context(), scheduler.NewCycleState(), nil, paris)
 	if local <= virtual {
 		t.Errorf("local node scores %d, virtual node %d", local, virtual)
 	}
@@ -277,6 +277,7 @@ func TestScore(t *testing.T) {
 		"local only":   {[]framework.NodeInfo{home}, true},
 		"virtual only": {[]framework.NodeInfo{paris}, true},
 		"both":         {[]framework.NodeInfo{home, paris}, false},
+		"two virtual":  {[]framework.NodeInfo{paris, nodeWith("berlin")}, false},
 	} {
 		if got := p.PreScore(t.Context(), nil, nil, tc.nodes).IsSkip(); got != tc.skip {
 			t.Errorf("%s: skipped %t, want %t", name, got, tc.skip)

@@ -277,19 +277,24 @@ func (c *poolCache) refresh(name types.NamespacedName) (changed bool) {
 	return true
 }
 
-// comparePools orders the pools for pods: those that fewest pods may use are first.
-func comparePools(a, b *pool) int {
-	rank := func(p *pool) int {
-		n := 0
-		if p.selector.Empty() {
-			n++
-		}
-		if p.fromHub {
-			n += 2
-		}
-		return n
+// poolRanks is the number of different ranks.
+const poolRanks = 4
+
+// rank is the pool's place in the order in which pods use pools, from 0: those that
+// fewest pods may use are first.
+func (p *pool) rank() (n int64) {
+	if p.selector.Empty() {
+		n++
 	}
-	return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.reservation, b.reservation), cmp.Compare(a.hold, b.hold), cmp.Compare(a.provider, b.provider))
+	if p.fromHub {
+		n += 2
+	}
+	return n
+}
+
+// comparePools orders the pools for pods.
+func comparePools(a, b *pool) int {
+	return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.reservation, b.reservation), cmp.Compare(a.hold, b.hold), cmp.Compare(a.provider, b.provider))
 }
 
 // poolOf is the pool of an instruction; nil if it is of the scheduler plugin. It has no

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	framework "k8s.io/kube-scheduler/framework"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 	clocktesting "k8s.io/utils/clock/testing"
 	"pgregory.net/rapid"
@@ -181,6 +182,57 @@ func TestOrderOfCapacity(t *testing.T) {
 	p.placements.removePod("crunch-0")
 	if hold, _ := schedule(t, p, jobPod("crunch", "crunch-9", "1")); hold != "rome-crunch" {
 		t.Errorf("charged to %q, want the grant", hold)
+	}
+}
+
+// TestOrderOfVirtualNodes: the order holds across providers, too.
+func TestOrderOfVirtualNodes(t *testing.T) {
+	p := poolPlugin()
+	pod := jobPod("crunch", "crunch-0", "1")
+	p.grants.set(reservationFor(pod, map[string]int32{"own": 1}))
+	for name, change := range map[string][]func(*broker.ReservationInstruction){"local": nil, "hub": {fromHub()}} {
+		r, in := byHand(name, total("cpu", "1"), change...)
+		in.Spec.TargetClusterID = name
+		p.pools.setReservation(r)
+		p.pools.setInstruction(in)
+	}
+	state := scheduler.NewCycleState()
+	if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	last := int64(framework.MaxNodeScore)
+	for _, provider := range []string{"own", "local", "hub", "none"} {
+		score, _ := p.Score(t.Context(), state, pod, nodeWith(provider))
+		if score >= last {
+			t.Errorf("%s scores %d, and the one before it %d", provider, score, last)
+		}
+		last = score
+	}
+}
+
+// TestPoolThatServesAnotherNamespaceNow: pods that use a pool count for it, although those
+// of their namespace may not use it any more, also after a restart of the scheduler.
+func TestPoolThatServesAnotherNamespaceNow(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		p := poolPlugin()
+		_, in := byHand("hub", total("cpu", "1"), fromHub("bank"))
+		p.pools.setInstruction(in)
+		pod := jobPod("crunch", "crunch-0", "1")
+		pod.Namespace = "bank"
+		hold, ok := schedule(t, p, pod)
+		if !ok {
+			t.Fatal("a pod of its namespace is not admitted")
+		}
+		if restarted {
+			p = poolPlugin()
+			pod.Spec.NodeName, pod.Labels = broker.VirtualNodeName("paris"), map[string]string{broker.LabelHold: hold}
+			p.placements.setPod(pod)
+		}
+		_, in = byHand("hub", total("cpu", "1"), fromHub("shop"))
+		p.pools.setInstruction(in)
+		if _, ok := schedule(t, p, jobPod("crunch", "crunch-1", "1")); ok {
+			t.Errorf("restarted %v: the pool has 1 CPU, and two pods of 1 CPU each", restarted)
+		}
 	}
 }
 

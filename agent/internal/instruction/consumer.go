@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -25,15 +26,16 @@ import (
 )
 
 // ReservationInstructionName returns the name of the instruction for one provider
-// of a reservation.
+// of a reservation. It has a hash if it is too long, or if the names alone do not tell
+// where the cluster ID begins: those of Reservations in the hub are anything.
 func ReservationInstructionName(reservationID, cluster string) string {
 	const maxLength = 253
 	name := reservationID + "-" + cluster
-	if len(name) <= maxLength {
+	if len(name) <= maxLength && !strings.Contains(cluster, "-") {
 		return name
 	}
-	sum := sha256.Sum256([]byte(name))
-	return name[:maxLength-17] + "-" + hex.EncodeToString(sum[:8])
+	sum := sha256.Sum256([]byte(reservationID + "/" + cluster))
+	return strings.TrimRight(name[:min(len(name), maxLength-17)], "-.") + "-" + hex.EncodeToString(sum[:8])
 }
 
 // Matches reports whether an instruction is for the provider and the amount of an

@@ -437,6 +437,10 @@ func TestReservationInstructionName(t *testing.T) {
 	if got := ReservationInstructionName("rome-1", "paris"); got != "rome-1-paris" {
 		t.Errorf("got %s", got)
 	}
+	// The names of Reservations in the hub are anything.
+	if a, b := ReservationInstructionName("for-rome", "paris"), ReservationInstructionName("for", "rome-paris"); a == b {
+		t.Errorf("both are %s", a)
+	}
 	long := strings.Repeat("x", 300)
 	a, b := ReservationInstructionName(long, "paris"), ReservationInstructionName(long, "berlin")
 	if len(a) != 253 || a == b {

@@ -170,8 +170,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 		local = nil
 	}
 	result, err := r.deleteOrphans(ctx, request.NamespacedName, local)
-	if err != nil || local == nil || local.Labels[broker.LabelRequester] != "" {
-		// The label marks the broker's own copy, in a hub that is also a consumer.
+	if err != nil || local == nil || ofBroker(local) {
 		return result, err
 	}
 	synced, err := r.sync(ctx, local)
@@ -180,6 +179,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
 	return earlier(result, synced), err
+}
+
+// ofBroker reports whether the broker keeps a Reservation, in a hub that is also a
+// consumer: its own copy of one, or one that was created in the hub. Their status is the
+// broker's. After the end of the latter, only its phase tells.
+func ofBroker(r *broker.Reservation) bool {
+	return r.Labels[broker.LabelRequester] != "" || controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) ||
+		r.Status.Phase == broker.ReservationReleased && !controllerutil.ContainsFinalizer(r, broker.FinalizerRequest)
 }
 
 func (r *Reconciler) enqueueAll(ctx context.Context) error {

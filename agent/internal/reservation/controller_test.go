@@ -348,6 +348,9 @@ func testRejected(f fixture) {
 		return condition(self, broker.ConditionReported, metav1.ConditionFalse, "must not be the requester itself")
 	})
 	copied, _ := f.create("rome-copy", func(r *broker.Reservation) { r.Labels = map[string]string{broker.LabelRequester: "rome"} })
+	placed, _ := f.create("placed-in-hub", func(r *broker.Reservation) {
+		r.Spec.RequesterID, r.Finalizers = "berlin", []string{broker.FinalizerLedger}
+	})
 	f.broker.Fail("PutReservation", &protocol.Error{Code: protocol.CodeInvalid, Message: "no cluster has such a GPU"})
 	refused, id := f.create("refused")
 	f.get(refused, "the broker's rejection in the conditions", func() error {
@@ -361,6 +364,9 @@ func testRejected(f fixture) {
 	f.broker.Fail("PutReservation", nil)
 	if err := f.c.Get(f.Context(), client.ObjectKeyFromObject(copied), copied); err != nil || len(copied.Finalizers) > 0 || len(copied.Status.Conditions) > 0 {
 		f.Errorf("the broker's own copy was changed: %+v, %v", copied, err)
+	}
+	if err := f.c.Get(f.Context(), client.ObjectKeyFromObject(placed), placed); err != nil || len(placed.Finalizers) != 1 || len(placed.Status.Conditions) > 0 {
+		f.Errorf("a Reservation that was created in the hub was changed: %+v, %v", placed, err)
 	}
 }
 

@@ -1,10 +1,13 @@
 package reservation
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -47,5 +50,17 @@ func TestUsableWhileResized(t *testing.T) {
 				t.Errorf("%d pods may use the capacity, want %d: %+v", got, tc.usable, status.Allocations[0])
 			}
 		})
+	}
+}
+
+// The broker refuses a report with a longer summary, and the Reservation would never be
+// Active.
+func TestSummaryOfManyResources(t *testing.T) {
+	spec := broker.ReservationSpec{RequestedResources: &broker.ResourceQuantities{Extended: map[corev1.ResourceName]resource.Quantity{}}}
+	for i := range 40 {
+		spec.RequestedResources.Extended[corev1.ResourceName(fmt.Sprintf("example.com/accelerator-%d", i))] = resource.MustParse("4")
+	}
+	if got := usedSummary(&spec, &broker.Use{}); len(got) > 512 || len(got) < 100 {
+		t.Errorf("%d bytes: %s", len(got), got)
 	}
 }

@@ -7,7 +7,11 @@ import (
 	"strings"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/events"
 )
+
+// maxSummary is the maximum size of a summary in bytes: the broker refuses more than 512.
+const maxSummary = 512
 
 // used sums up what pods use of a Reservation that was made by hand; nil for others, and
 // before the first virtual node.
@@ -49,5 +53,5 @@ func usedSummary(spec *broker.ReservationSpec, use *broker.Use) string {
 		of, amount := total[name], part[name]
 		parts = append(parts, fmt.Sprintf("%s %s of %s", name, amount.String(), of.String()))
 	}
-	return strings.Join(parts, ", ")
+	return events.TruncateTo(strings.Join(parts, ", "), maxSummary)
 }
