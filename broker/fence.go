@@ -1,17 +1,18 @@
 package main
 
 import (
-	"errors"
 	"net/http"
 	"strings"
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/clock"
 )
 
-// errFenced is the result of a write by a former leader.
-var errFenced = errors.New("this replica has not renewed its lease in time: another one may be the leader")
+// errFenced is the result of a write by a former leader. It tells agents to try again
+// soon, as while there is no leader.
+var errFenced = apierrors.NewServiceUnavailable("this replica has not renewed its lease in time: another one may be the leader")
 
 // fence refuses a leader's writes to the API server once its lease may have ended. A
 // process that was stopped for a while goes on where it was before it notices that it
@@ -41,7 +42,7 @@ func (t *fenced) RoundTrip(r *http.Request) (*http.Response, error) {
 	switch {
 	case r.Method == http.MethodGet:
 		return t.next.RoundTrip(r)
-	case !strings.Contains(r.URL.Path, "/leases"):
+	case !strings.Contains(r.URL.Path, "/apis/coordination.k8s.io/"):
 		if t.fence.ended() {
 			return nil, errFenced
 		}

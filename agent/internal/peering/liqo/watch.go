@@ -69,15 +69,22 @@ func consumerOf(object client.Object) string {
 // SetupWithManager answers consumers' ResourceSlices when they change, limits the guests of
 // new namespaces, and enqueues their consumers.
 func (p *Provider) SetupWithManager(mgr ctrl.Manager) error {
-	changed := func(ctx context.Context, consumer string) error {
-		if _, known := p.grants.Get(consumer); !known {
-			return nil
-		}
-		progress, err := p.apply(ctx, consumer)
-		if err == nil && progress.Done {
-			p.Enqueue(consumer)
-		}
+	return session.Watch(mgr, "liqo-provider", consumerOf, p.changed, &authv1beta1.ResourceSlice{}, &offloadingv1beta1.Quota{}, &offloadingv1beta1.ShadowPod{}, &corev1.Namespace{})
+}
+
+// changed applies the grant of a consumer after a change of its objects. Its errors are
+// retried soon, those of missing permissions too: no event tells when the role that the
+// agent has bound to itself in a new namespace is in effect.
+func (p *Provider) changed(ctx context.Context, consumer string) error {
+	if _, known := p.grants.Get(consumer); !known {
+		return nil
+	}
+	if err := p.confineGuests(ctx, consumer); err != nil {
 		return err
 	}
-	return session.Watch(mgr, "liqo-provider", consumerOf, changed, &authv1beta1.ResourceSlice{}, &offloadingv1beta1.Quota{}, &offloadingv1beta1.ShadowPod{}, &corev1.Namespace{})
+	progress, err := p.answerSlices(ctx, consumer)
+	if err == nil && progress.Done {
+		p.Enqueue(consumer)
+	}
+	return err
 }
