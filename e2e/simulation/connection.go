@@ -67,7 +67,12 @@ func (c *connection) call(ctx context.Context, method, target string, body, into
 			return err
 		}
 	}
-	outcome := c.world.gate.Enter(c.program, method+" "+target, true)
+	what := method + " " + target
+	if request, ok := body.(protocol.ReservationRequest); ok {
+		// The paths of the others differ; calls of one name would be in order of arrival.
+		what += " for " + request.SourceNamespace + "/" + request.SourceName
+	}
+	outcome := c.world.gate.Enter(c.program, what, true)
 	if outcome == stepwise.Refuse || ctx.Err() != nil {
 		return fmt.Errorf("%s %s: %w", method, target, stepwise.ErrUnavailable)
 	}

@@ -117,8 +117,9 @@ func (p *Program) start(leader bool) {
 // Kill ends the program as kill -9 does: what it has not done yet never happens.
 func (p *Program) Kill() {
 	p.cache.stop()
-	p.gate.kill(p)
+	// Before its calls are refused: what they return is not an answer of the program.
 	p.cancel()
+	p.gate.kill(p)
 }
 
 // Steps lists what may happen next: a watch event arrives, or a controller takes a
