@@ -153,7 +153,10 @@ func testVirtualNodePolicies(t *testing.T, admin client.Client, config *rest.Con
 	}}}
 	evict := func(name string) func() error {
 		return func() error {
-			return agent.SubResource("eviction").Create(ctx, podOn("", name), &policyv1.Eviction{DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}})
+			return agent.SubResource("eviction").Create(ctx, podOn("", name), &policyv1.Eviction{
+				ObjectMeta:    metav1.ObjectMeta{Labels: map[string]string{"app.kubernetes.io/managed-by": "spillway"}},
+				DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
+			})
 		}
 	}
 	namedAsVirtual := daemonSetPod.DeepCopy()

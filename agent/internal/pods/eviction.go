@@ -167,8 +167,10 @@ func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provi
 		report("No controller would replace it: delete the pod and create it again.")
 		return virtualnode.ResyncPeriod, nil
 	}
+	// The chart's policy for the agent's evictions goes by the label.
+	labels := map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway}
 	eviction := &policyv1.Eviction{
-		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Labels: labels},
 		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}},
 	}
 	err = r.client.SubResource("eviction").Create(ctx, pod, eviction)

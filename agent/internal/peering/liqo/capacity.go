@@ -156,7 +156,9 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, wanted p
 	if err := d.ensureCordon(ctx, provider, objects.node, wanted.Parked()); err != nil {
 		return peering.Progress{}, err
 	}
-	if waiting, err := d.ensureVirtualNode(ctx, provider, objects, want, wanted.Labels); err != nil || waiting != nil {
+	labels := mappingLabels(wanted.Namespaces)
+	maps.Copy(labels, wanted.Labels)
+	if waiting, err := d.ensureVirtualNode(ctx, provider, objects, want, labels); err != nil || waiting != nil {
 		return ptr.Deref(waiting, peering.Progress{}), err
 	}
 	if pending := session.NodePending(objects.node, provider, want, wanted.Parked()); pending != "" {
@@ -260,11 +262,12 @@ func (d *Driver) ensureVirtualNode(ctx context.Context, provider string, objects
 	}
 	hard := atMost(want, limit)
 	before := virtualNode.DeepCopy()
-	for key, value := range labels {
-		if virtualNode.Spec.Labels == nil {
-			virtualNode.Spec.Labels = map[string]string{}
-		}
-		virtualNode.Spec.Labels[key] = value
+	if virtualNode.Spec.Labels == nil {
+		virtualNode.Spec.Labels = map[string]string{}
+	}
+	maps.Copy(virtualNode.Spec.Labels, labels)
+	if err := d.unmapNamespaces(ctx, virtualNode, labels); err != nil {
+		return nil, err
 	}
 	if !session.Equal(hard, virtualNode.Spec.ResourceQuota.Hard) || !maps.Equal(before.Spec.Labels, virtualNode.Spec.Labels) {
 		virtualNode.Spec.ResourceQuota.Hard = hard

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
 	"github.com/liqotech/liqo/pkg/consts"
@@ -22,9 +23,42 @@ import (
 // remoteNamespace is a namespace's name at every provider.
 func (d *Driver) remoteNamespace(namespace string) string { return namespace + "-" + d.ClusterID }
 
-// createOffloadings maps namespaces to every provider, without changing how their
-// pods are scheduled. With a selector of providers Liqo would delete remote
-// namespaces while the selector is changed, so there is none.
+// labelMapping with the name of a namespace, on a virtual node, maps the namespace to
+// the node's provider.
+const labelMapping = "namespace." + broker.Group + "/"
+
+// mappingLabels are the labels of a virtual node that map namespaces to its provider.
+func mappingLabels(namespaces []string) map[string]string {
+	labels := map[string]string{}
+	for _, namespace := range namespaces {
+		labels[labelMapping+namespace] = "true"
+	}
+	return labels
+}
+
+// unmapNamespaces removes from a virtual node the labels of namespaces that are not
+// among the wanted labels and have no pod on the node. Liqo then deletes them at the
+// provider.
+func (d *Driver) unmapNamespaces(ctx context.Context, virtualNode *offloadingv1beta1.VirtualNode, wanted map[string]string) error {
+	for label := range virtualNode.Spec.Labels {
+		namespace, mapped := strings.CutPrefix(label, labelMapping)
+		if _, keep := wanted[label]; !mapped || keep {
+			continue
+		}
+		var pods corev1.PodList
+		if err := d.Client.List(ctx, &pods, client.InNamespace(namespace), client.MatchingFields{"spec.nodeName": virtualNode.Name}, client.Limit(1)); err != nil {
+			return fmt.Errorf("listing pods of namespace %s: %w", namespace, err)
+		}
+		if len(pods.Items) == 0 {
+			delete(virtualNode.Spec.Labels, label)
+		}
+	}
+	return nil
+}
+
+// createOffloadings lets namespaces be mapped to the providers whose virtual nodes have
+// the label for it, without changing how their pods are scheduled. Providers are not in
+// the selector: Liqo would delete remote namespaces while it is changed.
 func (d *Driver) createOffloadings(ctx context.Context, namespaces []string) error {
 	for _, namespace := range namespaces {
 		if len(d.remoteNamespace(namespace)) > validation.DNS1123LabelMaxLength {
@@ -45,7 +79,9 @@ func (d *Driver) createOffloadings(ctx context.Context, namespaces []string) err
 			Spec: offloadingv1beta1.NamespaceOffloadingSpec{
 				NamespaceMappingStrategy: offloadingv1beta1.DefaultNameMappingStrategyType,
 				PodOffloadingStrategy:    offloadingv1beta1.LocalPodOffloadingStrategyType,
-				ClusterSelector:          corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{}},
+				ClusterSelector: corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+					MatchExpressions: []corev1.NodeSelectorRequirement{{Key: labelMapping + namespace, Operator: corev1.NodeSelectorOpExists}},
+				}}},
 			},
 		}
 		err = d.Client.Create(ctx, offloading)

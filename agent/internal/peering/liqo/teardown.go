@@ -356,7 +356,9 @@ func (d *Driver) drain(ctx context.Context, left remaining) error {
 		if !left.pods[i].DeletionTimestamp.IsZero() {
 			continue
 		}
-		err := d.Client.SubResource("eviction").Create(ctx, &left.pods[i], &policyv1.Eviction{})
+		// The chart's policy for the agent's evictions goes by the label.
+		labels := map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway}
+		err := d.Client.SubResource("eviction").Create(ctx, &left.pods[i], &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Labels: labels}})
 		// A disruption budget may delay it; the deletion of the namespace deletes the
 		// pod as well.
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsTooManyRequests(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
