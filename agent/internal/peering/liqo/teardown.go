@@ -147,6 +147,7 @@ func (d *Driver) removeStage(ctx context.Context, peer peering.Peer, stage stage
 		}
 		return "Liqo to delete the namespaces at provider " + provider, err
 	case stageOffloadings:
+		err = d.unmark(ctx, func(string) bool { return false })
 		for i := range left.offloadings {
 			err = errors.Join(err, session.Delete(ctx, d.Client, &left.offloadings[i]))
 		}
