@@ -41,25 +41,38 @@ func (p *Provider) confineGuests(ctx context.Context, consumer string) error {
 	if err != nil || tenant == nil || !session.IsManaged(tenant) {
 		return err
 	}
-	var found corev1.NamespaceList
-	if err := p.Client.List(ctx, &found, client.MatchingLabels{consts.RemoteClusterID: consumer}); err != nil {
-		return fmt.Errorf("listing namespaces for guests of %s: %w", consumer, err)
+	namespaces, err := p.GuestNamespaces(ctx, consumer)
+	if err != nil {
+		return err
 	}
-	for i := range found.Items {
-		if namespace := &found.Items[i]; isGuestNamespace(namespace) && namespace.DeletionTimestamp.IsZero() {
-			err := p.confine(ctx, namespace, consumer, total.Pods().Value())
-			// It may be deleted meanwhile.
-			if err != nil && !apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-				return fmt.Errorf("limiting the guests of namespace %s: %w", namespace.Name, err)
-			}
+	for _, namespace := range namespaces {
+		err := p.confine(ctx, namespace, consumer, total.Pods().Value())
+		// It may be deleted meanwhile.
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			return fmt.Errorf("limiting the guests of namespace %s: %w", namespace, err)
 		}
 	}
 	return nil
 }
 
+// GuestNamespaces returns the namespaces that Liqo has created for the guests of a
+// consumer and that are not being deleted.
+func (p *Provider) GuestNamespaces(ctx context.Context, consumer string) (names []string, _ error) {
+	var found corev1.NamespaceList
+	if err := p.Client.List(ctx, &found, client.MatchingLabels{consts.RemoteClusterID: consumer}); err != nil {
+		return nil, fmt.Errorf("listing namespaces for guests of %s: %w", consumer, err)
+	}
+	for i := range found.Items {
+		if namespace := &found.Items[i]; isGuestNamespace(namespace) && namespace.DeletionTimestamp.IsZero() {
+			names = append(names, namespace.Name)
+		}
+	}
+	return names, nil
+}
+
 // confine limits what guests can do in one namespace.
-func (p *Provider) confine(ctx context.Context, namespace *corev1.Namespace, consumer string, pods int64) error {
-	if err := p.ensureGuestRole(ctx, namespace.Name, consumer); err != nil {
+func (p *Provider) confine(ctx context.Context, namespace, consumer string, pods int64) error {
+	if err := p.ensureGuestRole(ctx, namespace, consumer); err != nil {
 		return err
 	}
 	networks := p.Networks
@@ -70,7 +83,7 @@ func (p *Provider) confine(ctx context.Context, namespace *corev1.Namespace, con
 		MatchExpressions: []metav1.LabelSelectorRequirement{{Key: consts.TenantNamespaceLabel, Operator: metav1.LabelSelectorOpDoesNotExist}},
 	}}}
 	networks.DNS = true
-	confined := confine.Namespace{Client: p.Client, Name: namespace.Name, Labels: managedLabels(consumer)}
+	confined := confine.Namespace{Client: p.Client, Name: namespace, Labels: managedLabels(consumer)}
 	if err := confined.EnsureNetworkPolicies(ctx, networks); err != nil {
 		return err
 	}
@@ -79,7 +92,7 @@ func (p *Provider) confine(ctx context.Context, namespace *corev1.Namespace, con
 	if err := confined.EnsureLimits(ctx, resource.Quantity{}); err != nil {
 		return err
 	}
-	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: confine.Quota}}
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: confine.Quota}}
 	hard := confine.Objects{Sources: baseSources + sourcesPerPod*atLeast(pods), Services: baseServices}.Hard()
 	return confined.Ensure(ctx, quota, func() {
 		if !session.Equal(quota.Spec.Hard, hard) || len(quota.Spec.Hard) != len(hard) {
