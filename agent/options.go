@@ -27,6 +27,9 @@ const (
 	holdPlaceholders = "placeholders"
 )
 
+// guestsWebhookPort is where the webhook for guests is served.
+const guestsWebhookPort = 9443
+
 type options struct {
 	transport, url, certPath, caHash, tokenFile string
 
@@ -60,6 +63,7 @@ type options struct {
 
 	virtualNodeNamespace string
 	guestsPodSecurity    string
+	guestsWebhookCertDir string
 	guestsRole           string
 	directTokenTTL       time.Duration
 	allowIngressFrom     list
@@ -156,6 +160,7 @@ func parse(arguments []string) (options, error) {
 	flags.DurationVar(&o.directTokenTTL, "direct-token-ttl", time.Hour, fmt.Sprintf("Driver direct: lifetime of a consumer's token, at least %s. It is renewed after half of that.", direct.MinTokenTTL))
 	flags.Var(&o.allowIngressFrom, "guests-allow-ingress-from", "Networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
 	flags.Var(&o.allowEgressTo, "guests-allow-egress-to", "Networks (CIDR) that guests may connect to. Comma-separated; can be repeated. Empty means none.")
+	flags.StringVar(&o.guestsWebhookCertDir, "guests-webhook-cert-dir", "", fmt.Sprintf("Driver liqo: directory with tls.crt and tls.key of the webhook for guests, which is served at port %d. If empty, it is not served.", guestsWebhookPort))
 	flags.StringVar(&o.guestsPodSecurity, "guests-pod-security", direct.DefaultPodSecurity, "Driver direct: Pod Security Standard that guests must comply with, restricted or baseline.")
 	flags.StringVar(&o.virtualNodeNamespace, "virtual-node-namespace", "", "Driver direct: namespace of the Secrets that spillway-virtual-node reads. Defaults to --namespace.")
 
