@@ -21,18 +21,15 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// TestRules runs one rule of the plugin after another against a real scheduler.
-// Each has a namespace, and nodes that only its pods select.
+// TestRules runs one rule of the plugin after another against a real scheduler. Each has
+// nodes that only its pods select.
 func TestRules(t *testing.T) {
 	c := startTestCluster(t)
 	controlplane.InstallCRDs(t, c.config)
 	c.create(&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000})
 	c.installPodGroups()
 	c.startScheduler()
-	for _, rule := range []struct {
-		name string
-		run  func(*testCluster, string)
-	}{
+	c.runRules([]rule{
 		{"guests are never preemption victims", guestsAreNoVictims},
 		{"a namespace that opts out requests no more", optOut},
 		{"a cap of zero permits preemption", cappedPreempts},
@@ -51,15 +48,7 @@ func TestRules(t *testing.T) {
 		{"an autoscaler can add a node first", autoscalerFirst},
 		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
 		{"each metric is documented and counts", documentedMetrics},
-	} {
-		t.Run(rule.name, func(t *testing.T) {
-			of := *c
-			of.t = t
-			namespace := fmt.Sprintf("rule-%d", time.Now().UnixNano())
-			of.namespace(namespace, optIn)
-			rule.run(&of, namespace)
-		})
-	}
+	})
 }
 
 // inPool makes a pod select the nodes of a pool.

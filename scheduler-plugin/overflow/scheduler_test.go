@@ -172,6 +172,25 @@ func (c *testCluster) grantRoles() {
 	}
 }
 
+// rule is a test with an opted-in namespace of its own.
+type rule struct {
+	name string
+	run  func(c *testCluster, namespace string)
+}
+
+// runRules runs one rule after another.
+func (c *testCluster) runRules(rules []rule) {
+	for i, rule := range rules {
+		c.t.Run(rule.name, func(t *testing.T) {
+			of := *c
+			of.t = t
+			namespace := fmt.Sprint("rule-", i)
+			of.namespace(namespace, optIn)
+			rule.run(&of, namespace)
+		})
+	}
+}
+
 func (c *testCluster) create(obj client.Object) {
 	c.t.Helper()
 	expect.NoError(c.t, c.Create(c.t.Context(), obj))
