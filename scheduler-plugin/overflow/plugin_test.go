@@ -45,13 +45,13 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		grants:     newGrantCache(now),
 		pools:      newPoolCache(now),
 		gate:       newGate(now),
-		queue:      newWorkQueue(),
 		clock:      now,
 		synced:     func() bool { return true },
 		counted:    func() bool { return true },
 	}
 	p.placements = newPlacements(now, p.keys.keyOf)
 	p.placements.pooled = p.pools.has
+	p.queue = newWorkQueue(p.placements.isVirtual)
 	return p
 }
 
