@@ -28,6 +28,8 @@ func TestRules(t *testing.T) {
 	controlplane.InstallCRDs(t, c.config)
 	c.create(&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000})
 	c.installPodGroups()
+	c.installKind("batch.example.com", "v1", "Run", "runs")
+	c.installKind("batch.example.com", "v1", "Hidden", "hiddens")
 	c.startScheduler()
 	c.runRules([]rule{
 		{"guests are never preemption victims", guestsAreNoVictims},
@@ -41,6 +43,8 @@ func TestRules(t *testing.T) {
 		{"a failed binding leaves nothing on the pod", failedBinding},
 		{"bare pods and Jobs of one shape share a Reservation", sharedReservation},
 		{"the runs of a CronJob share a Reservation", cronJob},
+		{"the runs of a controller that a CRD defines share a Reservation", customChain},
+		{"an owner that must not be read is the root owner", unreadableOwner},
 		{"a gang of which only part fits leaves nothing", gangTooLarge},
 		{"a gang is bound when all have places", gangInBoth},
 		{"a victim of preemption overflows", victimOverflows},

@@ -59,7 +59,7 @@ type Plugin struct {
 	nodes      corelisters.NodeLister
 	namespaces corelisters.NamespaceLister
 	keys       *keyCache
-	owners     *owners
+	owners     *ownerCache
 	gangs      *gangs
 	grants     *grantCache
 	pools      *poolCache
@@ -127,12 +127,13 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
-	owners, err := newOwners(handle.KubeConfig(), handle)
+	log := klog.FromContext(ctx).WithName("overflow")
+	owners, err := newOwnerCache(log, handle.KubeConfig(), handle, args.OwnerKinds)
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
 	core := handle.SharedInformerFactory().Core().V1()
-	gangs, err := newGangs(klog.FromContext(ctx).WithName("overflow"), handle.KubeConfig(), core.Pods().Informer())
+	gangs, err := newGangs(log, handle.KubeConfig(), core.Pods().Informer())
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}

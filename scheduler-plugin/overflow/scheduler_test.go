@@ -66,6 +66,9 @@ profiles:
       overflow: AfterPreemption
       batchQuiet: 100ms
       gangTimeout: 3s
+      ownerKinds:
+      - {group: batch.example.com, kind: Run, resource: runs}
+      - {group: batch.example.com, kind: Hidden, resource: hiddens}
 - schedulerName: spillway-before
   plugins:
     <<: *plugins
@@ -161,6 +164,7 @@ func (c *testCluster) grantRoles() {
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
 			{APIGroups: []string{"scheduling.x-k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"list", "watch"}},
+			{APIGroups: []string{"batch.example.com"}, Resources: []string{"runs"}, Verbs: []string{"get"}},
 		},
 	})
 	for _, role := range []string{"system:kube-scheduler", "system:volume-scheduler", broker.SchedulerName} {
