@@ -87,7 +87,10 @@ func (p *Plugin) start(ctx context.Context) error {
 		active:       func() bool { return p.scheduling.Load() || noNodes() },
 		recorder:     p.handle.EventRecorder(),
 	}
-	go p.owners.run(ctx)
+	go p.owners.run(ctx, func() {
+		p.placements.retryUnresolved()
+		p.queue.signal()
+	})
 	go p.gangs.run(ctx, controller.waker.activate)
 	go reservations.RunWithContext(ctx)
 	go policies.RunWithContext(ctx)
