@@ -50,6 +50,9 @@ func TestRules(t *testing.T) {
 		{"a Deployment keeps its Reservation", rolloutAndScale},
 		{"an autoscaler can add a node first", autoscalerFirst},
 		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
+		{"an OverflowPolicy is validated", policyRules},
+		{"overflowed pods return home", returnsHome},
+		{"a pod whose replacement overflows again rests", overflowsAgain},
 		{"each metric is documented and counts", documentedMetrics},
 	} {
 		t.Run(rule.name, func(t *testing.T) {

@@ -47,6 +47,7 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		gate:       newGate(now),
 		queue:      newWorkQueue(),
 		clock:      now,
+		watched:    newWatchedPods(broker.SchedulerName),
 		synced:     func() bool { return true },
 		counted:    func() bool { return true },
 	}
