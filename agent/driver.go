@@ -124,6 +124,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 	options := liqo.Options{
 		Options:       consumer,
 		LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs, TenantRole: o.liqoTenantRole, GuestsRole: o.guestsRole, Networks: networks,
+		NamespaceRole: o.liqoNamespaceRole, ReflectAll: o.liqoReflectAll, ServiceAccountTokens: o.liqoServiceAccountTokens,
 	}
 	if chosen.driver, err = liqo.NewDriver(options); err != nil {
 		return chosenDriver{}, err

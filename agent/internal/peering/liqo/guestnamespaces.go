@@ -16,11 +16,15 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// Liqo reflects all ConfigMaps, Secrets and Services of a mapped namespace, whether or not
-// guests use them: baseSources and baseServices allow for those, sourcesPerPod for the
-// ones of each guest.
+// labelLimited marks a namespace whose guests are limited.
+const labelLimited = broker.Group + "/limited"
+
+// Liqo reflects all Services of a mapped namespace, and with a consumer's reflectAll all its
+// ConfigMaps and Secrets, whether or not guests use them: baseSources and baseServices allow
+// for those, sourcesPerPod for the ones of each guest.
 const baseSources, sourcesPerPod, baseServices = 200, 20, 200
 
 // isGuestNamespace reports whether Liqo created a namespace for the guests of a consumer.
@@ -30,8 +34,8 @@ func isGuestNamespace(namespace *corev1.Namespace) bool {
 }
 
 // confineGuests limits what guests can do in the namespaces that Liqo has created for a
-// consumer with a peering that Spillway made. The quota is the last object: the chart's
-// policy refuses guests in a namespace without it.
+// consumer with a peering that Spillway made. The label comes last: the chart's policy
+// refuses guests in a namespace without it.
 func (p *Provider) confineGuests(ctx context.Context, consumer string) error {
 	total, known := p.grants.Get(consumer)
 	if !known {
@@ -79,7 +83,20 @@ func (p *Provider) confine(ctx context.Context, namespace *corev1.Namespace, con
 	if err := confined.EnsureLimits(ctx, resource.Quantity{}); err != nil {
 		return err
 	}
-	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: confine.Quota}}
+	if err := p.ensureQuotaOfObjects(ctx, confined, pods); err != nil {
+		return err
+	}
+	if namespace.Labels[labelLimited] == "true" {
+		return nil
+	}
+	before := namespace.DeepCopy()
+	metav1.SetMetaDataLabel(&namespace.ObjectMeta, labelLimited, "true")
+	return p.Client.Patch(ctx, namespace, client.MergeFrom(before))
+}
+
+// ensureQuotaOfObjects limits what a consumer may keep in a namespace for guests.
+func (p *Provider) ensureQuotaOfObjects(ctx context.Context, confined confine.Namespace, pods int64) error {
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: confined.Name, Name: confine.Quota}}
 	hard := confine.Objects{Sources: baseSources + sourcesPerPod*atLeast(pods), Services: baseServices}.Hard()
 	return confined.Ensure(ctx, quota, func() {
 		if !session.Equal(quota.Spec.Hard, hard) || len(quota.Spec.Hard) != len(hard) {
