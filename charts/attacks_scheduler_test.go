@@ -54,7 +54,7 @@ func TestAttacksOnReturningHome(t *testing.T) {
 	runAttacks(t, []guard{policyGuard(t, admin, evictions), policyGuard(t, admin, own), permissionGuard(t, admin, user)}, []attack{
 		{"evicting a pod of a real node", evict(local.Name, labelled), []string{evictions}, "scheduler may only evict pods on virtual nodes"},
 		{"evicting a pod of a real node with the name of a virtual one", evict("second", labelled), []string{evictions}, "scheduler may only evict pods on virtual nodes"},
-		{"evicting a pod of a real node without the label", evict(local.Name, nil), []string{own, evictions}, "Spillway scheduler"},
+		{"evicting a pod of a real node without the label", evict(local.Name, nil), []string{own}, "labels its evictions"},
 		{"making an OverflowPolicy as an editor of a namespace", policy, []string{"RBAC"}, "cannot create resource"},
 	})
 }
