@@ -46,6 +46,7 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		pools:      newPoolCache(now),
 		gate:       newGate(now),
 		clock:      now,
+		watched:    newWatchedPods(broker.SchedulerName),
 		synced:     func() bool { return true },
 		counted:    func() bool { return true },
 	}
