@@ -128,6 +128,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 		Options:       consumer,
 		LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs, TenantRole: o.liqoTenantRole, GuestsRole: o.guestsRole, Networks: networks,
 		Webhook: o.guestsWebhookCertDir != "", HandOver: o.hold == holdPlaceholders,
+		NamespaceRole: o.liqoNamespaceRole, ReflectAll: o.liqoReflectAll, ServiceAccountTokens: o.liqoServiceAccountTokens,
 	}
 	if chosen.driver, err = liqo.NewDriver(options); err != nil {
 		return chosenDriver{}, err

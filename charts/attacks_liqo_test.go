@@ -58,16 +58,13 @@ func newLiqoFixture(t *testing.T) *liqoFixture {
 			"liqo.io/remote-cluster-id": "rome", "liqo.io/tenant-namespace": "true", "app.kubernetes.io/managed-by": "spillway",
 		}}},
 		// As Liqo creates it for a NamespaceMap.
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{"liqo.io/remote-cluster-id": "rome"}}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{"liqo.io/remote-cluster-id": "rome", "broker.fluidos.eu/limited": "true"}}},
 		// A peering that a user made.
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo", "liqo.io/tenant-namespace": "true"}}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo"}}},
 		&corev1.ServiceAccount{ObjectMeta: within("shop-rome", "default")},
-		// As the agent creates it.
-		&corev1.ResourceQuota{ObjectMeta: within("shop-rome", "spillway-guests"), Spec: corev1.ResourceQuotaSpec{Hard: expect.Resources("count/secrets", "40")}},
-		// Not limited yet, and limited by others.
+		// Not limited yet.
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "new-rome", Labels: map[string]string{"liqo.io/remote-cluster-id": "rome"}}},
-		&corev1.ResourceQuota{ObjectMeta: within("new-rome", "spillway-guests"), Spec: corev1.ResourceQuotaSpec{Hard: expect.Resources("pods", "40")}},
 	} {
 		expect.NoError(t, f.admin.Create(t.Context(), object))
 	}
@@ -265,7 +262,7 @@ func (f *liqoFixture) objectAttacks() []attack {
 		{"the provider's Secrets", read("default"), []string{"RBAC"}, "cannot get resource"},
 		{"a Secret of the peering", read("liqo-tenant-rome"), []string{"RBAC"}, "cannot get resource"},
 		{"exec into a pod of the provider", exec, []string{"RBAC"}, "cannot create resource"},
-		{"a guest in a namespace without limits", f.guest(f.slice, "new-rome", func(*corev1.PodSpec) {}), []string{"spillway-guests-confined"}, "not limited"},
+		{"a guest in a namespace without limits", f.guest(f.slice, "new-rome", func(*corev1.PodSpec) {}), []string{"spillway-guests-confined"}, "add that to the value liqo.otherPeers"},
 		{"a guest in another namespace", f.guest(f.slice, "default", func(*corev1.PodSpec) {}), []string{"RBAC"}, "cannot create resource"},
 	}
 }

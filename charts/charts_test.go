@@ -264,7 +264,7 @@ func TestRolesAreMinimal(t *testing.T) {
 		// Bound in the namespaces of a peer and of overflowed pods, or in the one with the
 		// configuration of virtual nodes only.
 		readSecrets := []string{
-			"ClusterRole spillway-agent-tenant", "ClusterRole spillway-direct-guest", "ClusterRole spillway-virtual-node-namespace",
+			"ClusterRole spillway-agent-tenant", "ClusterRole spillway-agent-namespace", "ClusterRole spillway-direct-guest", "ClusterRole spillway-virtual-node-namespace",
 			"Role spillway-virtual-nodes/spillway-agent", "Role spillway-virtual-nodes/spillway-virtual-node",
 		}
 		for _, binding := range only[rbacv1.ClusterRoleBinding](t, objects, "ClusterRoleBinding") {

@@ -61,6 +61,15 @@ type Options struct {
 	// GuestsRole names a ClusterRole that is bound to ServiceAccount in each namespace that
 	// Liqo creates for guests. Empty: its permissions come from elsewhere.
 	GuestsRole string
+	// NamespaceRole names a ClusterRole that is bound to ServiceAccount in each namespace
+	// with overflowed pods that refer to ConfigMaps or Secrets, for marking these. Empty:
+	// its permissions come from elsewhere, and marks of a former process stay.
+	NamespaceRole string
+	// ReflectAll lets Liqo copy all ConfigMaps and Secrets of a mapped namespace to the
+	// provider, not only those that overflowed pods refer to.
+	ReflectAll bool
+	// ServiceAccountTokens lets Liqo give guests tokens of this cluster.
+	ServiceAccountTokens bool
 	// Networks that guests may exchange traffic with, besides the other guests of their
 	// consumer and this cluster's DNS.
 	Networks confine.Networks
