@@ -54,6 +54,8 @@ type options struct {
 	driver         string
 	liqoNamespace  string
 	liqoTenantRole string
+	// liqoOpenKubelets leaves the port of Liqo's virtual kubelets open.
+	liqoOpenKubelets bool
 	// liqoNamespaceRole, liqoReflectAll and liqoServiceAccountTokens say what goes along
 	// with overflowed pods, and what the agent needs for it.
 	liqoNamespaceRole                        string
@@ -157,7 +159,8 @@ func parse(arguments []string) (options, error) {
 	flags.StringVar(&o.liqoNamespaceRole, "liqo-namespace-role", "spillway-agent-namespace", "Driver liqo: ClusterRole that the agent binds to itself in namespaces with overflowed pods, to mark the ConfigMaps and Secrets that they refer to. If empty, it binds none.")
 	flags.BoolVar(&o.liqoReflectAll, "liqo-reflect-all", false, "Driver liqo: copy all ConfigMaps and Secrets of a namespace with overflowed pods to their provider. If false, only those that the pods refer to, and those with annotation liqo.io/allow-reflection.")
 	flags.BoolVar(&o.liqoServiceAccountTokens, "liqo-service-account-tokens", false, "Driver liqo: give overflowed pods tokens of their ServiceAccounts in this cluster, which their provider can read.")
-	flags.Var(&o.podCIDRs, "liqo-pod-cidrs", "Driver liqo: pod networks (CIDR) of this cluster. Comma-separated; can be repeated. If set, a NetworkPolicy denies connections from them to Liqo's virtual kubelets.")
+	flags.Var(&o.podCIDRs, "liqo-pod-cidrs", "Driver liqo: pod networks (CIDR) of this cluster. Comma-separated; can be repeated. A NetworkPolicy denies connections from them to Liqo's virtual kubelets. If empty, they are those of the nodes (spec.podCIDRs).")
+	flags.BoolVar(&o.liqoOpenKubelets, "liqo-open-kubelets", false, "Driver liqo: make no such NetworkPolicy.")
 	flags.StringVar(&o.guestsRole, "guests-role", "spillway-agent-guests", "ClusterRole that the agent binds to itself in the namespaces of guests. If empty, it binds none.")
 	flags.DurationVar(&o.directTokenTTL, "direct-token-ttl", time.Hour, fmt.Sprintf("Driver direct: lifetime of a consumer's token, at least %s. It is renewed after half of that.", direct.MinTokenTTL))
 	flags.Var(&o.allowIngressFrom, "guests-allow-ingress-from", "Networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
