@@ -79,6 +79,14 @@ const (
 	// HandOverEnabled is the value of AnnotationHandOver.
 	HandOverEnabled = "enabled"
 
+	// AnnotationReturnHome of a pod decides whether it may be evicted from a virtual node
+	// when this cluster has room for it, where the namespace's OverflowPolicy has
+	// returnHome: "enabled" or "disabled". Users set it. If unset, pods of ReplicaSets and
+	// StatefulSets may, and others may not.
+	AnnotationReturnHome = Group + "/return-home"
+	// ReturnHomeEnabled and ReturnHomeDisabled are the values of AnnotationReturnHome.
+	ReturnHomeEnabled, ReturnHomeDisabled = "enabled", "disabled"
+
 	// VirtualNodePrefix is the prefix of the names of virtual nodes.
 	VirtualNodePrefix = "spillway-"
 	// SystemNamespace is the namespace that the charts are installed in by default.
