@@ -389,6 +389,16 @@ func TestDeadlineOfBusyProvider(t *testing.T) {
 	h.expectPods("paris", "silence", 0, 1)
 }
 
+// Writes of small ledgers do not wait for each other, those of large ones do.
+func TestPauseAfterWrite(t *testing.T) {
+	for holds, want := range map[int]time.Duration{0: 0, 10: 0, ledger.MaxHolds: 100 * time.Millisecond} {
+		ad := &broker.ClusterAdvertisement{Status: broker.ClusterAdvertisementStatus{Holds: make([]broker.Hold, holds)}}
+		if got := pauseAfter(ad); got != want {
+			t.Errorf("a pause of %s after a write of %d holds, want %s", got, holds, want)
+		}
+	}
+}
+
 // The finalizer of an ended Reservation does not wait for a provider that is gone.
 func TestFinalizers(t *testing.T) {
 	h := newHub(t)
