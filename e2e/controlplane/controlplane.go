@@ -5,6 +5,7 @@ package controlplane
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"k8s.io/client-go/rest"
@@ -21,10 +22,11 @@ func Start(t testing.TB, extraCRDs ...string) *rest.Config {
 	return start(t, append(crds(t), extraCRDs...))
 }
 
-// StartBare brings up an API server on which Spillway was never installed.
-func StartBare(t testing.TB) *rest.Config {
+// StartBare brings up an API server on which Spillway was never installed, with flags of
+// kube-apiserver such as "feature-gates=GenericWorkload=true".
+func StartBare(t testing.TB, flags ...string) *rest.Config {
 	t.Helper()
-	return start(t, nil)
+	return start(t, nil, flags...)
 }
 
 // InstallCRDs installs Spillway's CRDs on such a one.
@@ -45,7 +47,7 @@ func crds(t testing.TB) []string {
 	return []string{filepath.Join(root, "charts/broker/crds"), filepath.Join(root, "charts/agent/crds")}
 }
 
-func start(t testing.TB, crds []string) *rest.Config {
+func start(t testing.TB, crds []string, flags ...string) *rest.Config {
 	t.Helper()
 	var err error
 	paths := map[string]string{}
@@ -59,6 +61,10 @@ func start(t testing.TB, crds []string) *rest.Config {
 		ErrorIfCRDPathMissing: true,
 	}
 	env.ControlPlane.GetAPIServer().Path = paths["kube-apiserver"]
+	for _, f := range flags {
+		name, value, _ := strings.Cut(f, "=")
+		env.ControlPlane.GetAPIServer().Configure().Append(name, value)
+	}
 	env.ControlPlane.Etcd = &envtest.Etcd{Path: paths["etcd"]}
 	env.ControlPlane.Etcd.Configure().Append("unsafe-no-fsync", "true")
 	env.ControlPlane.KubectlPath = paths["kubectl"]

@@ -3,6 +3,7 @@ package overflow_test
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -24,14 +25,14 @@ import (
 // TestRules runs one rule of the plugin after another against a real scheduler. Each has
 // nodes that only its pods select.
 func TestRules(t *testing.T) {
-	c := startTestCluster(t)
+	c := startTestCluster(t, "feature-gates=GenericWorkload=true")
 	controlplane.InstallCRDs(t, c.config)
 	c.create(&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000})
 	c.installPodGroups()
 	c.installKind("batch.example.com", "v1", "Run", "runs")
 	c.installKind("batch.example.com", "v1", "Hidden", "hiddens")
 	c.startScheduler()
-	c.runRules([]rule{
+	c.runRules(slices.Concat(gangRules, []rule{
 		{"guests are never preemption victims", guestsAreNoVictims},
 		{"a namespace that opts out requests no more", optOut},
 		{"a cap of zero permits preemption", cappedPreempts},
@@ -45,15 +46,14 @@ func TestRules(t *testing.T) {
 		{"the runs of a CronJob share a Reservation", cronJob},
 		{"the runs of a controller that a CRD defines share a Reservation", customChain},
 		{"an owner that must not be read is the root owner", unreadableOwner},
-		{"a gang of which only part fits leaves nothing", gangTooLarge},
-		{"a gang is bound when all have places", gangInBoth},
+		{"a pod of a Workload that is not served does not overflow", workloadNotServed},
 		{"a victim of preemption overflows", victimOverflows},
 		{"a Deployment keeps its Reservation", rolloutAndScale},
 		{"an autoscaler can add a node first", autoscalerFirst},
 		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
 		{"a real node may be called as a virtual one", realNodeNamedVirtual},
 		{"each metric is documented and counts", documentedMetrics},
-	})
+	}))
 }
 
 // inPool makes a pod select the nodes of a pool.
