@@ -31,10 +31,15 @@ func TestAttacksByTheAgent(t *testing.T) {
 			return agent.Patch(t.Context(), pod.DeepCopy(), client.RawPatch(kind, []byte(text)), client.DryRunAll)
 		}
 	}
-	evict := func(pod *corev1.Pod) func() error {
+	evictLabelled := func(pod *corev1.Pod, labels map[string]string) func() error {
 		return func() error {
-			return agent.SubResource("eviction").Create(t.Context(), pod.DeepCopy(), &policyv1.Eviction{DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}})
+			return agent.SubResource("eviction").Create(t.Context(), pod.DeepCopy(), &policyv1.Eviction{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels}, DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
+			})
 		}
+	}
+	evict := func(pod *corev1.Pod) func() error {
+		return evictLabelled(pod, map[string]string{"app.kubernetes.io/managed-by": "spillway"})
 	}
 	remove := func(object client.Object) func() error {
 		return func() error {
@@ -56,6 +61,7 @@ func TestAttacksByTheAgent(t *testing.T) {
 		{"annotating for another program", patch(pending, types.MergePatchType, `{"metadata":{"annotations":{"example.com/note":"x"}}}`), []string{limits}, "its own annotations"},
 		{"changing a pod of kube-system", patch(system, types.MergePatchType, note), []string{limits}, "cluster's own namespaces"},
 		{"evicting a pod of kube-system", evict(system), []string{limits, evictions}, "Spillway agent may"},
+		{"evicting a pod of a real node without the label", evictLabelled(podOn("", "local"), nil), []string{limits}, "labels its evictions"},
 		{"evicting a pod of a real node", evict(podOn("", "local")), []string{evictions}, "only evict pods on virtual nodes"},
 		{"evicting a pod of a real node with the name of a virtual one", evict(podOn("", "second")), []string{evictions}, "only evict pods on virtual nodes"},
 		{"deleting a pod of a real node", remove(podOn("", "local")), []string{limits}, "pods on virtual nodes"},

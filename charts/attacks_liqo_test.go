@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -57,16 +58,13 @@ func newLiqoFixture(t *testing.T) *liqoFixture {
 			"liqo.io/remote-cluster-id": "rome", "liqo.io/tenant-namespace": "true", "app.kubernetes.io/managed-by": "spillway",
 		}}},
 		// As Liqo creates it for a NamespaceMap.
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{"liqo.io/remote-cluster-id": "rome"}}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{"liqo.io/remote-cluster-id": "rome", "broker.fluidos.eu/limited": "true"}}},
 		// A peering that a user made.
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo", "liqo.io/tenant-namespace": "true"}}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo"}}},
 		&corev1.ServiceAccount{ObjectMeta: within("shop-rome", "default")},
-		// As the agent creates it.
-		&corev1.ResourceQuota{ObjectMeta: within("shop-rome", "spillway-guests"), Spec: corev1.ResourceQuotaSpec{Hard: expect.Resources("count/secrets", "40")}},
-		// Not limited yet, and limited by others.
+		// Not limited yet.
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "new-rome", Labels: map[string]string{"liqo.io/remote-cluster-id": "rome"}}},
-		&corev1.ResourceQuota{ObjectMeta: within("new-rome", "spillway-guests"), Spec: corev1.ResourceQuotaSpec{Hard: expect.Resources("pods", "40")}},
 	} {
 		expect.NoError(t, f.admin.Create(t.Context(), object))
 	}
@@ -138,6 +136,8 @@ func namespaceMap(mapping map[string]any) func() client.Object {
 func TestAttacksWithLiqo(t *testing.T) {
 	f := newLiqoFixture(t)
 	install(t, "install", "agent", kubeconfig(t, f.config), slices.Concat(needed, []string{"clusterID=paris", "guests.podSecurity=restricted", "liqo.otherPeers={oslo}"}))
+	// Its server does not run here.
+	expect.NoError(t, f.admin.Delete(t.Context(), &admissionv1.MutatingWebhookConfiguration{ObjectMeta: named("spillway-agent-guests")}))
 	stored := resourceSlice("liqo-tenant-rome", "spillway")
 	eventually(t, "a ResourceSlice of class spillway", func() error { return f.controlPlane.Create(t.Context(), stored) })
 	expect.NoError(t, f.admin.Create(t.Context(), f.shadowPod("shop-rome", "stored", func(*corev1.PodSpec) {})))
@@ -172,6 +172,7 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func
 		"an ordinary guest":              f.guest(f.slice, "shop-rome", func(*corev1.PodSpec) {}),
 		"a guest with its tolerations":   f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})),
 		"a guest with a GPU's taint":     f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})),
+		"a guest with its priority":      f.guest(f.slice, "shop-rome", func(s *corev1.PodSpec) { s.PriorityClassName = "spillway-guest" }),
 		"a guest with Liqo's spreading":  f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
 		"a guest of a peering by hand":   f.guest(f.admin, "shop-oslo", func(s *corev1.PodSpec) { s.HostPID = true }),
 		"labelling a guest":              f.labelGuest,
@@ -261,7 +262,7 @@ func (f *liqoFixture) objectAttacks() []attack {
 		{"the provider's Secrets", read("default"), []string{"RBAC"}, "cannot get resource"},
 		{"a Secret of the peering", read("liqo-tenant-rome"), []string{"RBAC"}, "cannot get resource"},
 		{"exec into a pod of the provider", exec, []string{"RBAC"}, "cannot create resource"},
-		{"a guest in a namespace without limits", f.guest(f.slice, "new-rome", func(*corev1.PodSpec) {}), []string{"spillway-guests-confined"}, "not limited"},
+		{"a guest in a namespace without limits", f.guest(f.slice, "new-rome", func(*corev1.PodSpec) {}), []string{"spillway-guests-confined"}, "add that to the value liqo.otherPeers"},
 		{"a guest in another namespace", f.guest(f.slice, "default", func(*corev1.PodSpec) {}), []string{"RBAC"}, "cannot create resource"},
 	}
 }

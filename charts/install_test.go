@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -25,6 +26,10 @@ func TestInstalledOnARealAPIServer(t *testing.T) {
 	access := kubeconfig(t, config)
 	expect.NoError(t, admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: named("liqo")}))
 	expect.NoError(t, admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo"}}}))
+	expect.NoError(t, admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: named("shop")}))
+	owned := &corev1.Secret{ObjectMeta: within("shop", "private")}
+	owned.Annotations = map[string]string{"example.com/own": "x"}
+	expect.NoError(t, admin.Create(t.Context(), owned))
 	for chart, values := range everything {
 		install(t, "install", chart, access, values)
 	}
@@ -49,13 +54,17 @@ func TestInstalledOnARealAPIServer(t *testing.T) {
 		})
 	})
 	t.Run("an upgrade keeps the webhook's certificate", func(t *testing.T) {
-		name := types.NamespacedName{Namespace: namespace, Name: "spillway-scheduler-steering"}
-		var before, after corev1.Secret
-		expect.NoError(t, admin.Get(t.Context(), name, &before))
+		names := []string{"spillway-scheduler-steering", "spillway-agent-guests"}
+		var before, after [2]corev1.Secret
+		for i, name := range names {
+			expect.NoError(t, admin.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: name}, &before[i]))
+		}
 		install(t, "upgrade", "agent", access, needed)
-		expect.NoError(t, admin.Get(t.Context(), name, &after))
-		if !bytes.Equal(before.Data[corev1.TLSCertKey], after.Data[corev1.TLSCertKey]) {
-			t.Error("the certificate was replaced; the API server rejects the new one until every pod has loaded it")
+		for i, name := range names {
+			expect.NoError(t, admin.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: name}, &after[i]))
+			if !bytes.Equal(before[i].Data[corev1.TLSCertKey], after[i].Data[corev1.TLSCertKey]) {
+				t.Errorf("the certificate %s was replaced; the API server rejects the new one until every pod has loaded it", name)
+			}
 		}
 	})
 	t.Run("uninstalling removes everything", func(t *testing.T) {
@@ -70,6 +79,21 @@ func testLiqoAgent(t *testing.T, agent client.Client, cordon client.Patch) {
 	binding := func(namespace, role string) func() error {
 		return func() error {
 			return agent.Create(ctx, roleBinding(namespace, "spillway-agent", role, "spillway-system", "spillway-agent"))
+		}
+	}
+	labelNamespace := func(name, label string) func() error {
+		return func() error {
+			return agent.Patch(ctx, &corev1.Namespace{ObjectMeta: named(name)}, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"`+label+`":"true"}}}`)))
+		}
+	}
+	reflection := func(namespace, role string) func() error {
+		return func() error {
+			return agent.Create(ctx, roleBinding(namespace, "spillway-agent-reflection", role, "spillway-system", "spillway-agent"))
+		}
+	}
+	patchSecret := func(namespace, patch string) func() error {
+		return func() error {
+			return agent.Patch(ctx, &corev1.Secret{ObjectMeta: within(namespace, "private")}, client.RawPatch(types.MergePatchType, []byte(patch)))
 		}
 	}
 	runSteps(t, []step{
@@ -108,6 +132,9 @@ func testLiqoAgent(t *testing.T, agent client.Client, cordon client.Patch) {
 			return agent.Create(ctx, &corev1.Namespace{ObjectMeta: named("liqo-tenant-paris")})
 		}, true},
 		{"creating another namespace", func() error { return agent.Create(ctx, &corev1.Namespace{ObjectMeta: named("mine")}) }, false},
+		{"labelling a namespace of guests as limited", labelNamespace("shop-oslo", "broker.fluidos.eu/limited"), true},
+		{"labelling it otherwise", labelNamespace("shop-oslo", "pod-security.kubernetes.io/enforce"), false},
+		{"labelling a user's namespace", labelNamespace("shop", "broker.fluidos.eu/limited"), false},
 		{"deleting another namespace", func() error { return agent.Delete(ctx, &corev1.Namespace{ObjectMeta: named("default")}) }, false},
 		{"reading Secrets of a peer's namespace without a binding", readSecret(t, agent, "liqo-tenant-paris", "liqo-nonce"), false},
 		{"binding another role", binding("liqo-tenant-paris", "cluster-admin"), false},
@@ -115,6 +142,17 @@ func testLiqoAgent(t *testing.T, agent client.Client, cordon client.Patch) {
 		{"binding its role for guests in a user's namespace", binding("default", "spillway-agent-guests"), false},
 		{"binding its role for guests in a namespace of Liqo's guests", binding("shop-oslo", "spillway-agent-guests"), true},
 		{"binding another role there", binding("shop-oslo", "spillway-agent-tenant"), false},
+		{"binding its role for marking in kube-system", reflection("kube-system", "spillway-agent-namespace"), false},
+		{"binding another role for marking", reflection("shop", "spillway-agent-tenant"), false},
+		{"binding its role for marking in a user's namespace", reflection("shop", "spillway-agent-namespace"), true},
+		{"marking a Secret there", patchSecret("shop", `{"metadata":{"annotations":{"liqo.io/allow-reflection":"true"},"labels":{"broker.fluidos.eu/reflected":"true"}}}`), true},
+		{"changing a Secret there", patchSecret("shop", `{"data":{"key":"eA=="}}`), false},
+		{"annotating a Secret there otherwise", patchSecret("shop", `{"metadata":{"annotations":{"example.com/note":"x"}}}`), false},
+		{"removing an annotation of a Secret there", patchSecret("shop", `{"metadata":{"annotations":{"example.com/own":null}}}`), false},
+		{"marking a Secret elsewhere", patchSecret("default", `{"metadata":{"annotations":{"liqo.io/allow-reflection":"true"}}}`), false},
+		{"removing its binding", func() error {
+			return agent.Delete(ctx, &rbacv1.RoleBinding{ObjectMeta: within("shop", "spillway-agent-reflection")}, client.DryRunAll)
+		}, true},
 		{"limiting the guests there", func() error {
 			return agent.Create(ctx, &corev1.ResourceQuota{ObjectMeta: within("shop-oslo", "spillway-guests")})
 		}, true},
@@ -153,7 +191,10 @@ func testVirtualNodePolicies(t *testing.T, admin client.Client, config *rest.Con
 	}}}
 	evict := func(name string) func() error {
 		return func() error {
-			return agent.SubResource("eviction").Create(ctx, podOn("", name), &policyv1.Eviction{DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}})
+			return agent.SubResource("eviction").Create(ctx, podOn("", name), &policyv1.Eviction{
+				ObjectMeta:    metav1.ObjectMeta{Labels: map[string]string{"app.kubernetes.io/managed-by": "spillway"}},
+				DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
+			})
 		}
 	}
 	namedAsVirtual := daemonSetPod.DeepCopy()

@@ -42,6 +42,10 @@ type Progress struct {
 // answered the request for capacity.
 const ReasonGrantPending = "GrantPending"
 
+// ReasonSourceMissing is the Reason of Carry while something that a pod refers to does
+// not exist.
+const ReasonSourceMissing = "SourceMissing"
+
 // Waiting is Progress that is not done.
 func Waiting(reason, message string) Progress { return Progress{Reason: reason, Message: message} }
 
@@ -95,6 +99,10 @@ type Driver interface {
 	Observe(ctx context.Context) ([]Observed, error)
 	// Tolerations are those that a pod needs for the provider's virtual node.
 	Tolerations(clusterID string) []corev1.Toleration
+	// Carry makes what a pod refers to, such as ConfigMaps and Secrets, available to its
+	// guest. It is called for a pod on the virtual node that has not started, until it is
+	// done.
+	Carry(ctx context.Context, pod *corev1.Pod) (Progress, error)
 	// RefusedReason returns why the virtual node rejects a pod that is bound to it,
 	// as a CamelCase reason; empty unless the pod's status shows a rejection that
 	// waiting does not end. It reads the pod only, without I/O.

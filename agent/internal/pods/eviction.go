@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -28,6 +29,9 @@ const (
 	maxStartTimeouts = 5
 	// budgetRetry is the delay after a PodDisruptionBudget has blocked an eviction.
 	budgetRetry = 10 * time.Second
+	// missingRetry is the delay after a ConfigMap or Secret that a pod refers to was not
+	// found.
+	missingRetry = 10 * time.Second
 )
 
 // providerState is what is remembered of the pods on one virtual node. Only the
@@ -39,6 +43,8 @@ type providerState struct {
 	lastStart time.Time
 	// reported are the pods of which an event says that they are not started.
 	reported sets.Set[types.UID]
+	// carried are the pods for which the driver has done what their guests need.
+	carried sets.Set[types.UID]
 }
 
 // state returns what is remembered of a provider, and removes it once the provider
@@ -48,7 +54,7 @@ func (r *Reconciler) state(provider string, gone bool) *providerState {
 	defer r.mu.Unlock()
 	state := r.providers[provider]
 	if state == nil {
-		state = &providerState{started: -1, reported: sets.New[types.UID]()}
+		state = &providerState{started: -1, reported: sets.New[types.UID](), carried: sets.New[types.UID]()}
 		r.providers[provider] = state
 	}
 	if gone {
@@ -69,7 +75,7 @@ func (s *providerState) observe(pods []*corev1.Pod, now time.Time) {
 	if s.started >= 0 && started > s.started {
 		s.lastStart = now
 	}
-	s.started, s.reported = started, s.reported.Intersection(present)
+	s.started, s.reported, s.carried = started, s.reported.Intersection(present), s.carried.Intersection(present)
 }
 
 // reconcileProvider evicts pods that the provider does not start, and force-deletes
@@ -102,6 +108,9 @@ func (r *Reconciler) reconcileProvider(ctx context.Context, request reconcile.Re
 		if pod.DeletionTimestamp != nil {
 			after, err = r.forceDeleteLost(ctx, node, pod, provider)
 		} else {
+			var carry time.Duration
+			carry, err = r.carry(ctx, pod, state)
+			errs, requeueAfter = append(errs, err), min(requeueAfter, carry)
 			after, err = r.evictNotStarted(ctx, pod, provider, state)
 		}
 		errs, requeueAfter = append(errs, err), min(requeueAfter, after)
@@ -145,6 +154,26 @@ func startDeadline(pod *corev1.Pod, refusal string, lastStart time.Time, timeout
 	return deadline, "the provider has not started it", true
 }
 
+// carry makes the driver do what a pod's guest needs, and returns when to requeue the pod.
+func (r *Reconciler) carry(ctx context.Context, pod *corev1.Pod, state *providerState) (requeueAfter time.Duration, err error) {
+	if pod.Status.Phase != corev1.PodPending || state.carried.Has(pod.UID) {
+		return virtualnode.ResyncPeriod, nil
+	}
+	progress, err := r.driver.Carry(ctx, pod)
+	if err != nil {
+		return 0, fmt.Errorf("preparing the guest of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	if !progress.Done {
+		if progress.Reason == peering.ReasonSourceMissing {
+			return missingRetry, nil
+		}
+		log.FromContext(ctx).V(1).Info("A pod's guest has to wait", "pod", client.ObjectKeyFromObject(pod), "cause", progress.Message)
+		return retryDelay, nil
+	}
+	state.carried.Insert(pod.UID)
+	return virtualnode.ResyncPeriod, nil
+}
+
 // evictNotStarted evicts a pod that the provider has not started in time, and
 // returns when to requeue it.
 func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provider string, state *providerState) (requeueAfter time.Duration, err error) {
@@ -167,8 +196,10 @@ func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provi
 		report("No controller would replace it: delete the pod and create it again.")
 		return virtualnode.ResyncPeriod, nil
 	}
+	// The chart's policy for the agent's evictions goes by the label.
+	labels := map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway}
 	eviction := &policyv1.Eviction{
-		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Labels: labels},
 		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}},
 	}
 	err = r.client.SubResource("eviction").Create(ctx, pod, eviction)

@@ -1,6 +1,12 @@
 package fake
 
-import corev1 "k8s.io/api/core/v1"
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+)
 
 // ReasonRefused is the status reason by which a test marks a pod as rejected.
 const ReasonRefused = "Refused"
@@ -11,4 +17,9 @@ func (d *Driver) RefusedReason(pod *corev1.Pod) string {
 		return ReasonRefused
 	}
 	return ""
+}
+
+// Carry implements peering.Driver. A guest needs nothing.
+func (*Driver) Carry(context.Context, *corev1.Pod) (peering.Progress, error) {
+	return peering.Done("Carried", "nothing to do"), nil
 }

@@ -156,7 +156,12 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, wanted p
 	if err := d.ensureCordon(ctx, provider, objects.node, wanted.Parked()); err != nil {
 		return peering.Progress{}, err
 	}
-	if waiting, err := d.ensureVirtualNode(ctx, provider, objects, want, wanted.Labels); err != nil || waiting != nil {
+	labels, err := d.mappingLabels(ctx, provider, objects.virtualNode, wanted.Namespaces)
+	if err != nil {
+		return peering.Progress{}, err
+	}
+	maps.Copy(labels, wanted.Labels)
+	if waiting, err := d.ensureVirtualNode(ctx, provider, objects, want, labels); err != nil || waiting != nil {
 		return ptr.Deref(waiting, peering.Progress{}), err
 	}
 	if pending := session.NodePending(objects.node, provider, want, wanted.Parked()); pending != "" {
@@ -167,7 +172,7 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, wanted p
 			return peering.Waiting("NodePending", "node "+sliceName(provider)+" does not have label "+key+" yet"), nil
 		}
 	}
-	if waiting, err := d.namespacesPending(ctx, provider, wanted.Namespaces); err != nil || waiting != nil {
+	if waiting, err := d.namespacesPending(ctx, provider, wanted.Namespaces, labels); err != nil || waiting != nil {
 		return ptr.Deref(waiting, peering.Progress{}), err
 	}
 	return peering.Done("Ready", fmt.Sprintf("node %s provides %s", sliceName(provider), broker.FromList(wanted.Resources))), nil
@@ -260,11 +265,12 @@ func (d *Driver) ensureVirtualNode(ctx context.Context, provider string, objects
 	}
 	hard := atMost(want, limit)
 	before := virtualNode.DeepCopy()
-	for key, value := range labels {
-		if virtualNode.Spec.Labels == nil {
-			virtualNode.Spec.Labels = map[string]string{}
-		}
-		virtualNode.Spec.Labels[key] = value
+	if virtualNode.Spec.Labels == nil {
+		virtualNode.Spec.Labels = map[string]string{}
+	}
+	maps.Copy(virtualNode.Spec.Labels, labels)
+	if err := d.unmapNamespaces(ctx, virtualNode, labels); err != nil {
+		return nil, err
 	}
 	if !session.Equal(hard, virtualNode.Spec.ResourceQuota.Hard) || !maps.Equal(before.Spec.Labels, virtualNode.Spec.Labels) {
 		virtualNode.Spec.ResourceQuota.Hard = hard
@@ -308,17 +314,21 @@ func (d *Driver) createVirtualNode(ctx context.Context, provider string, stale *
 	if identity == nil || identity.Status.KubeconfigSecretRef == nil {
 		return peering.Waiting("CredentialsPending", "waiting for provider "+provider+" to sign the resource slice's certificate"), nil
 	}
+	if waiting, err := d.ensureKubeletOptions(ctx, provider); err != nil || waiting != nil {
+		return ptr.Deref(waiting, peering.Progress{}), err
+	}
 	virtualNode := &offloadingv1beta1.VirtualNode{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: name,
 			Labels: managedLabels(provider, map[string]string{consts.ResourceSliceNameLabelKey: name}),
 		},
 		Spec: offloadingv1beta1.VirtualNodeSpec{
-			ClusterID:           liqov1beta1.ClusterID(provider),
-			CreateNode:          ptr.To(true),
-			DisableNetworkCheck: ptr.To(true),
-			KubeconfigSecretRef: identity.Status.KubeconfigSecretRef,
-			ResourceQuota:       corev1.ResourceQuotaSpec{Hard: hard},
+			ClusterID:            liqov1beta1.ClusterID(provider),
+			CreateNode:           ptr.To(true),
+			DisableNetworkCheck:  ptr.To(true),
+			KubeconfigSecretRef:  identity.Status.KubeconfigSecretRef,
+			ResourceQuota:        corev1.ResourceQuotaSpec{Hard: hard},
+			VkOptionsTemplateRef: &corev1.ObjectReference{Namespace: namespace, Name: kubeletOptions},
 			// Liqo drops the node selection of a pod, but adds this one to every guest.
 			OffloadingPatch: &offloadingv1beta1.OffloadingPatch{Affinity: &offloadingv1beta1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 				RequiredDuringSchedulingIgnoredDuringExecution: guest.NodeAffinity(nil),

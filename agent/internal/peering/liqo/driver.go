@@ -32,6 +32,9 @@ type Driver struct {
 	wanted map[string][]string
 	// ended is when a provider's virtual node was last seen being deleted.
 	ended map[string]time.Time
+	// marked are the namespaces in which ConfigMaps and Secrets may be marked for
+	// reflection, nil before they are read.
+	marked map[string]bool
 }
 
 var (

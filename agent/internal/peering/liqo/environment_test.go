@@ -85,7 +85,7 @@ func newEnvironment(t *testing.T) *environment {
 			ServiceAccount: types.NamespacedName{Namespace: "spillway-system", Name: "spillway-agent"},
 			ResendAfter:    100 * time.Millisecond, UnreachableAfter: 5 * time.Second,
 		},
-		PodCIDRs: []string{"10.0.0.0/16", "fd00::/64"}, TenantRole: "spillway-liqo-tenant", GuestsRole: "spillway-agent-guests", StuckAfter: time.Second,
+		PodCIDRs: []string{"10.0.0.0/16", "fd00::/64"}, TenantRole: "spillway-liqo-tenant", GuestsRole: "spillway-agent-guests", NamespaceRole: "spillway-agent-namespace", StuckAfter: time.Second,
 	}
 	provider := consumer
 	provider.Client, provider.ClusterID = e.paris, "paris"
@@ -95,6 +95,13 @@ func newEnvironment(t *testing.T) *environment {
 		e.create(e.rome, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	e.create(e.rome, keySecret(t, newEd25519(t)))
+	e.create(e.rome, &offloadingv1beta1.VkOptionsTemplate{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "liqo", Name: defaultKubeletOptions},
+		Spec: offloadingv1beta1.VkOptionsTemplateSpec{
+			ContainerImage: "virtual-kubelet", ExtraArgs: []string{"--enable-apiserver-support=true", "--other"},
+			ReflectorsConfig: map[string]offloadingv1beta1.ReflectorConfig{"secret": {NumWorkers: 3, Type: offloadingv1beta1.DenyList}, "pod": {NumWorkers: 10}},
+		},
+	})
 
 	e.simulated = &simulation{t: t, rome: e.rome, paris: e.paris}
 	e.Repeat(t, e.simulated.step)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
@@ -16,11 +17,15 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// Liqo reflects all ConfigMaps, Secrets and Services of a mapped namespace, whether or not
-// guests use them: baseSources and baseServices allow for those, sourcesPerPod for the
-// ones of each guest.
+// labelLimited marks a namespace whose guests are limited.
+const labelLimited = broker.Group + "/limited"
+
+// Liqo reflects all Services of a mapped namespace, and with a consumer's reflectAll all its
+// ConfigMaps and Secrets, whether or not guests use them: baseSources and baseServices allow
+// for those, sourcesPerPod for the ones of each guest.
 const baseSources, sourcesPerPod, baseServices = 200, 20, 200
 
 // isGuestNamespace reports whether Liqo created a namespace for the guests of a consumer.
@@ -30,8 +35,8 @@ func isGuestNamespace(namespace *corev1.Namespace) bool {
 }
 
 // confineGuests limits what guests can do in the namespaces that Liqo has created for a
-// consumer with a peering that Spillway made. The quota is the last object: the chart's
-// policy refuses guests in a namespace without it.
+// consumer with a peering that Spillway made. The label comes last: the chart's policy
+// refuses guests in a namespace without it.
 func (p *Provider) confineGuests(ctx context.Context, consumer string) error {
 	total, known := p.grants.Get(consumer)
 	if !known {
@@ -41,20 +46,39 @@ func (p *Provider) confineGuests(ctx context.Context, consumer string) error {
 	if err != nil || tenant == nil || !session.IsManaged(tenant) {
 		return err
 	}
-	var found corev1.NamespaceList
-	if err := p.Client.List(ctx, &found, client.MatchingLabels{consts.RemoteClusterID: consumer}); err != nil {
-		return fmt.Errorf("listing namespaces for guests of %s: %w", consumer, err)
+	namespaces, err := p.guestNamespaces(ctx, consumer)
+	if err != nil {
+		return err
 	}
-	for i := range found.Items {
-		if namespace := &found.Items[i]; isGuestNamespace(namespace) && namespace.DeletionTimestamp.IsZero() {
-			err := p.confine(ctx, namespace, consumer, total.Pods().Value())
-			// It may be deleted meanwhile.
-			if err != nil && !apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-				return fmt.Errorf("limiting the guests of namespace %s: %w", namespace.Name, err)
-			}
+	for i := range namespaces {
+		namespace := &namespaces[i]
+		err := p.confine(ctx, namespace, consumer, total.Pods().Value())
+		// It may be deleted meanwhile.
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			return fmt.Errorf("limiting the guests of namespace %s: %w", namespace.Name, err)
 		}
 	}
 	return nil
+}
+
+// GuestNamespaces returns the names of the namespaces that Liqo has created for the guests
+// of a consumer and that are not being deleted.
+func (p *Provider) GuestNamespaces(ctx context.Context, consumer string) (names []string, _ error) {
+	namespaces, err := p.guestNamespaces(ctx, consumer)
+	for i := range namespaces {
+		names = append(names, namespaces[i].Name)
+	}
+	return names, err
+}
+
+func (p *Provider) guestNamespaces(ctx context.Context, consumer string) ([]corev1.Namespace, error) {
+	var found corev1.NamespaceList
+	if err := p.Client.List(ctx, &found, client.MatchingLabels{consts.RemoteClusterID: consumer}); err != nil {
+		return nil, fmt.Errorf("listing namespaces for guests of %s: %w", consumer, err)
+	}
+	return slices.DeleteFunc(found.Items, func(namespace corev1.Namespace) bool {
+		return !isGuestNamespace(&namespace) || !namespace.DeletionTimestamp.IsZero()
+	}), nil
 }
 
 // confine limits what guests can do in one namespace.
@@ -79,7 +103,20 @@ func (p *Provider) confine(ctx context.Context, namespace *corev1.Namespace, con
 	if err := confined.EnsureLimits(ctx, resource.Quantity{}); err != nil {
 		return err
 	}
-	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: confine.Quota}}
+	if err := p.ensureQuotaOfObjects(ctx, confined, pods); err != nil {
+		return err
+	}
+	if namespace.Labels[labelLimited] == "true" {
+		return nil
+	}
+	before := namespace.DeepCopy()
+	metav1.SetMetaDataLabel(&namespace.ObjectMeta, labelLimited, "true")
+	return p.Client.Patch(ctx, namespace, client.MergeFrom(before))
+}
+
+// ensureQuotaOfObjects limits what a consumer may keep in a namespace for guests.
+func (p *Provider) ensureQuotaOfObjects(ctx context.Context, confined confine.Namespace, pods int64) error {
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: confined.Name, Name: confine.Quota}}
 	hard := confine.Objects{Sources: baseSources + sourcesPerPod*atLeast(pods), Services: baseServices}.Hard()
 	return confined.Ensure(ctx, quota, func() {
 		if !session.Equal(quota.Spec.Hard, hard) || len(quota.Spec.Hard) != len(hard) {

@@ -71,6 +71,14 @@ func (l *lifecycle) sessionOfRome() int64 {
 func (l *lifecycle) expectGuestAffinity() {
 	l.t.Helper()
 	virtualNode := read(l.t, l.rome, "liqo-tenant-paris", "spillway-paris", &offloadingv1beta1.VirtualNode{})
+	// A namespace is mapped only to providers that grant it capacity.
+	if got := virtualNode.Spec.Labels; got[labelMapping+"shop"] != "true" || got[labelMapping+"tools"] != "true" || got[labelMapping+"own"] != "" {
+		l.t.Errorf("the virtual node has labels %v", got)
+	}
+	ref := virtualNode.Spec.VkOptionsTemplateRef
+	if ref == nil || read(l.t, l.rome, ref.Namespace, ref.Name, &offloadingv1beta1.VkOptionsTemplate{}).Spec.ReflectorsConfig["secret"].Type != offloadingv1beta1.AllowList {
+		l.t.Errorf("the virtual kubelet has options %v", ref)
+	}
 	patch := virtualNode.Spec.OffloadingPatch
 	if patch == nil || patch.Affinity == nil || !equality.Semantic.DeepEqual(patch.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution, guest.NodeAffinity(nil)) {
 		l.t.Errorf("the offloading patch is %+v", patch)
@@ -82,9 +90,9 @@ func (l *lifecycle) expectGuestAffinity() {
 func (l *lifecycle) expectGuestsConfined() {
 	l.t.Helper()
 	l.create(l.paris, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: map[string]string{consts.RemoteClusterID: "oslo"}}})
-	expect.Eventually(l.t, "the quota of the guests", func() (bool, string) {
-		quota, err := session.Find(l.t.Context(), l.paris, "shop-rome", "spillway-guests", &corev1.ResourceQuota{})
-		return err == nil && quota != nil, fmt.Sprint(err)
+	expect.Eventually(l.t, "the guests are limited", func() (bool, string) {
+		namespace, err := session.Find(l.t.Context(), l.paris, "", "shop-rome", &corev1.Namespace{})
+		return err == nil && namespace != nil && namespace.Labels[labelLimited] == "true", fmt.Sprint(namespace, err)
 	})
 	hard := read(l.t, l.paris, "shop-rome", "spillway-guests", &corev1.ResourceQuota{}).Spec.Hard
 	for name, want := range map[corev1.ResourceName]int64{

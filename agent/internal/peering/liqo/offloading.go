@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
 	"github.com/liqotech/liqo/pkg/consts"
@@ -22,9 +23,64 @@ import (
 // remoteNamespace is a namespace's name at every provider.
 func (d *Driver) remoteNamespace(namespace string) string { return namespace + "-" + d.ClusterID }
 
-// createOffloadings maps namespaces to every provider, without changing how their
-// pods are scheduled. With a selector of providers Liqo would delete remote
-// namespaces while the selector is changed, so there is none.
+// labelMapping with the name of a namespace, on a virtual node, maps the namespace to
+// the node's provider.
+const labelMapping = "namespace." + broker.Group + "/"
+
+// mappingLabels are the labels of a provider's virtual node that map namespaces to it.
+// One that was unmapped is mapped again only when it is gone there: Liqo accepts a
+// namespace that is still being deleted.
+func (d *Driver) mappingLabels(ctx context.Context, provider string, virtualNode *offloadingv1beta1.VirtualNode, namespaces []string) (map[string]string, error) {
+	found, err := d.namespaceMaps(ctx, provider)
+	if err != nil {
+		return nil, err
+	}
+	labels := map[string]string{}
+	for _, namespace := range namespaces {
+		label := labelMapping + namespace
+		mapped := virtualNode != nil && virtualNode.Spec.Labels[label] != ""
+		exists := slices.ContainsFunc(found, func(m offloadingv1beta1.NamespaceMap) bool {
+			_, current := m.Status.CurrentMapping[namespace]
+			return current
+		})
+		if exists && !mapped {
+			offloading, err := session.Find(ctx, d.Client, namespace, consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
+			if err != nil {
+				return nil, fmt.Errorf("reading the offloading of namespace %s: %w", namespace, err)
+			}
+			// That of a user does not go by the label.
+			if offloading == nil || session.IsManaged(offloading) {
+				continue
+			}
+		}
+		labels[label] = "true"
+	}
+	return labels, nil
+}
+
+// unmapNamespaces removes from a virtual node the labels of namespaces that are not
+// among the wanted labels and have no pod on the node. Liqo then deletes them at the
+// provider.
+func (d *Driver) unmapNamespaces(ctx context.Context, virtualNode *offloadingv1beta1.VirtualNode, wanted map[string]string) error {
+	for label := range virtualNode.Spec.Labels {
+		namespace, mapped := strings.CutPrefix(label, labelMapping)
+		if _, keep := wanted[label]; !mapped || keep {
+			continue
+		}
+		var pods corev1.PodList
+		if err := d.Client.List(ctx, &pods, client.InNamespace(namespace), client.MatchingFields{"spec.nodeName": virtualNode.Name}, client.Limit(1)); err != nil {
+			return fmt.Errorf("listing pods of namespace %s: %w", namespace, err)
+		}
+		if len(pods.Items) == 0 {
+			delete(virtualNode.Spec.Labels, label)
+		}
+	}
+	return nil
+}
+
+// createOffloadings lets namespaces be mapped to the providers whose virtual nodes have
+// the label for it, without changing how their pods are scheduled. Providers are not in
+// the selector: Liqo would delete remote namespaces while it is changed.
 func (d *Driver) createOffloadings(ctx context.Context, namespaces []string) error {
 	for _, namespace := range namespaces {
 		if len(d.remoteNamespace(namespace)) > validation.DNS1123LabelMaxLength {
@@ -45,7 +101,9 @@ func (d *Driver) createOffloadings(ctx context.Context, namespaces []string) err
 			Spec: offloadingv1beta1.NamespaceOffloadingSpec{
 				NamespaceMappingStrategy: offloadingv1beta1.DefaultNameMappingStrategyType,
 				PodOffloadingStrategy:    offloadingv1beta1.LocalPodOffloadingStrategyType,
-				ClusterSelector:          corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{}},
+				ClusterSelector: corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+					MatchExpressions: []corev1.NodeSelectorRequirement{{Key: labelMapping + namespace, Operator: corev1.NodeSelectorOpExists}},
+				}}},
 			},
 		}
 		err = d.Client.Create(ctx, offloading)
@@ -69,14 +127,17 @@ func (d *Driver) namespaceMaps(ctx context.Context, provider string) ([]offloadi
 }
 
 // namespacesPending reports the first namespace that does not exist at the provider
-// and why, nil if all exist.
-func (d *Driver) namespacesPending(ctx context.Context, provider string, namespaces []string) (*peering.Progress, error) {
+// and why, nil if all exist. labels are those of the virtual node.
+func (d *Driver) namespacesPending(ctx context.Context, provider string, namespaces []string, labels map[string]string) (*peering.Progress, error) {
 	maps, err := d.namespaceMaps(ctx, provider)
 	if err != nil {
 		return nil, err
 	}
 	for _, namespace := range namespaces {
+		_, labelled := labels[labelMapping+namespace]
 		switch phase := mapping(maps, namespace); {
+		case !labelled:
+			return ptr.To(peering.Waiting("NamespacePending", fmt.Sprintf("waiting for provider %s to delete namespace %s, which was used before", provider, d.remoteNamespace(namespace)))), nil
 		case phase == offloadingv1beta1.MappingAccepted:
 			continue
 		case phase == offloadingv1beta1.MappingCreationLoopBackOff:
@@ -131,9 +192,10 @@ func (d *Driver) pruneOffloadings(ctx context.Context) error {
 	if err := d.Client.List(ctx, &offloadings, session.Managed); err != nil {
 		return fmt.Errorf("listing namespace offloadings: %w", err)
 	}
+	used := func(namespace string) bool { return slices.Contains(wanted, namespace) }
 	for i := range offloadings.Items {
 		offloading := &offloadings.Items[i]
-		if slices.Contains(wanted, offloading.Namespace) || !offloading.DeletionTimestamp.IsZero() {
+		if used(offloading.Namespace) || !offloading.DeletionTimestamp.IsZero() {
 			continue
 		}
 		var pods corev1.PodList
@@ -143,6 +205,7 @@ func (d *Driver) pruneOffloadings(ctx context.Context) error {
 		if slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool {
 			return slices.ContainsFunc(virtualNodes.Items, func(vn offloadingv1beta1.VirtualNode) bool { return vn.Name == pod.Spec.NodeName })
 		}) {
+			wanted = append(wanted, offloading.Namespace)
 			continue
 		}
 		if err := session.Delete(ctx, d.Client, offloading); err != nil {
@@ -150,7 +213,7 @@ func (d *Driver) pruneOffloadings(ctx context.Context) error {
 		}
 		d.Log.Info("Unmapped a namespace that no provider needs", "namespace", offloading.Namespace)
 	}
-	return nil
+	return d.unmark(ctx, used)
 }
 
 // wantedNamespaces are the namespaces wanted at any provider. They are complete if

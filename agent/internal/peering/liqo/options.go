@@ -61,9 +61,21 @@ type Options struct {
 	// GuestsRole names a ClusterRole that is bound to ServiceAccount in each namespace that
 	// Liqo creates for guests. Empty: its permissions come from elsewhere.
 	GuestsRole string
+	// NamespaceRole names a ClusterRole that is bound to ServiceAccount in each namespace
+	// with overflowed pods that refer to ConfigMaps or Secrets, for marking these. Empty:
+	// its permissions come from elsewhere, and marks of a former process stay.
+	NamespaceRole string
+	// ReflectAll lets Liqo copy all ConfigMaps and Secrets of a mapped namespace to the
+	// provider, not only those that overflowed pods refer to.
+	ReflectAll bool
+	// ServiceAccountTokens lets Liqo give guests tokens of this cluster.
+	ServiceAccountTokens bool
 	// Networks that guests may exchange traffic with, besides the other guests of their
 	// consumer and this cluster's DNS.
 	Networks confine.Networks
+	// Webhook is whether the manager's webhook server serves GuestsPath, and HandOver whether
+	// guests wait there for the place of a placeholder.
+	Webhook, HandOver bool
 	// StuckAfter is how long the deletion of an object may wait for crd-replicator
 	// before its finalizer is removed; 1m if zero.
 	StuckAfter time.Duration

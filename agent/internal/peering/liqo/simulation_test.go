@@ -228,6 +228,18 @@ func (s *simulation) virtualNodes(ctx context.Context) error {
 	return nil
 }
 
+// selects reports whether a NamespaceOffloading maps its namespace to the provider of a
+// virtual node.
+func selects(nso *offloadingv1beta1.NamespaceOffloading, vn *offloadingv1beta1.VirtualNode) bool {
+	terms := nso.Spec.ClusterSelector.NodeSelectorTerms
+	return len(terms) == 0 || slices.ContainsFunc(terms, func(term corev1.NodeSelectorTerm) bool {
+		return !slices.ContainsFunc(term.MatchExpressions, func(r corev1.NodeSelectorRequirement) bool {
+			_, labelled := vn.Spec.Labels[r.Key]
+			return r.Operator != corev1.NodeSelectorOpExists || !labelled
+		})
+	})
+}
+
 // offloadings fill the NamespaceMaps.
 func (s *simulation) offloadings(ctx context.Context) error {
 	list, err := all[offloadingv1beta1.NamespaceOffloadingList](ctx, s.rome)
@@ -238,10 +250,13 @@ func (s *simulation) offloadings(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	nodes, err := all[offloadingv1beta1.VirtualNodeList](ctx, s.rome)
+	if err != nil {
+		return err
+	}
 	for i := range list.Items {
 		nso := &list.Items[i]
-		// A selector other than none at all selects nothing here.
-		selected := nso.DeletionTimestamp.IsZero() && len(nso.Spec.ClusterSelector.NodeSelectorTerms) == 0
+		selected := nso.DeletionTimestamp.IsZero() && slices.ContainsFunc(nodes.Items, func(vn offloadingv1beta1.VirtualNode) bool { return selects(nso, &vn) })
 		mapped := false
 		for j := range nms.Items {
 			nm := &nms.Items[j]

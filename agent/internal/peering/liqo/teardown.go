@@ -147,6 +147,7 @@ func (d *Driver) removeStage(ctx context.Context, peer peering.Peer, stage stage
 		}
 		return "Liqo to delete the namespaces at provider " + provider, err
 	case stageOffloadings:
+		err = d.unmark(ctx, func(string) bool { return false })
 		for i := range left.offloadings {
 			err = errors.Join(err, session.Delete(ctx, d.Client, &left.offloadings[i]))
 		}
@@ -356,7 +357,9 @@ func (d *Driver) drain(ctx context.Context, left remaining) error {
 		if !left.pods[i].DeletionTimestamp.IsZero() {
 			continue
 		}
-		err := d.Client.SubResource("eviction").Create(ctx, &left.pods[i], &policyv1.Eviction{})
+		// The chart's policy for the agent's evictions goes by the label.
+		labels := map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway}
+		err := d.Client.SubResource("eviction").Create(ctx, &left.pods[i], &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Labels: labels}})
 		// A disruption budget may delay it; the deletion of the namespace deletes the
 		// pod as well.
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsTooManyRequests(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {

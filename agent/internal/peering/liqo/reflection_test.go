@@ -1,0 +1,139 @@
+package liqo
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// referring is the spec of a pod that refers to ConfigMaps and Secrets in every way.
+func referring() corev1.PodSpec {
+	configMap := func(name string) corev1.LocalObjectReference { return corev1.LocalObjectReference{Name: name} }
+	return corev1.PodSpec{
+		ImagePullSecrets: []corev1.LocalObjectReference{configMap("pull")},
+		Volumes: []corev1.Volume{
+			{VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: configMap("words")}}},
+			{VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "key"}}},
+			{VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+				{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}},
+				{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: configMap("kube-root-ca.crt")}},
+				{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: configMap("projected")}},
+				{Secret: &corev1.SecretProjection{LocalObjectReference: configMap("projected")}},
+			}}}},
+		},
+		InitContainers: []corev1.Container{{
+			EnvFrom: []corev1.EnvFromSource{
+				{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: configMap("all")}},
+				{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: configMap("all"), Optional: ptr.To(true)}},
+			},
+		}},
+		Containers: []corev1.Container{{
+			Env: []corev1.EnvVar{
+				{Value: "x"},
+				{ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: configMap("one"), Optional: ptr.To(true)}}},
+				{ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: configMap("one")}}},
+				{ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: configMap("one"), Optional: ptr.To(true)}}},
+			},
+		}},
+	}
+}
+
+func TestSources(t *testing.T) {
+	spec := referring()
+	want := map[source]bool{
+		{"ConfigMap", "words"}: false, {"Secret", "key"}: false, {"ConfigMap", "projected"}: false, {"Secret", "projected"}: false,
+		{"ConfigMap", "all"}: false, {"Secret", "all"}: true, {"ConfigMap", "one"}: true, {"Secret", "one"}: false, {"Secret", "pull"}: true,
+	}
+	if got := sources(&spec); !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestRestrict(t *testing.T) {
+	defaults := offloadingv1beta1.VkOptionsTemplateSpec{
+		ExtraArgs:        []string{"--enable-apiserver-support=true", "--other"},
+		ReflectorsConfig: map[string]offloadingv1beta1.ReflectorConfig{"secret": {NumWorkers: 3, Type: offloadingv1beta1.DenyList}},
+	}
+	for _, test := range []struct {
+		all, tokens bool
+		wantSecrets offloadingv1beta1.ReflectionType
+		wantArgs    []string
+	}{
+		{false, false, offloadingv1beta1.AllowList, []string{"--other", "--enable-apiserver-support=false"}},
+		{true, false, offloadingv1beta1.DenyList, []string{"--other", "--enable-apiserver-support=false"}},
+		{false, true, offloadingv1beta1.AllowList, []string{"--enable-apiserver-support=true", "--other"}},
+	} {
+		d := &Driver{Options: Options{ReflectAll: test.all, ServiceAccountTokens: test.tokens}}
+		got := d.restrict(defaults)
+		if got.ReflectorsConfig["secret"] != (offloadingv1beta1.ReflectorConfig{NumWorkers: 3, Type: test.wantSecrets}) || !slices.Equal(got.ExtraArgs, test.wantArgs) {
+			t.Errorf("%+v: got %+v", test, got)
+		}
+		if want := map[bool]offloadingv1beta1.ReflectionType{false: offloadingv1beta1.AllowList}[test.all]; got.ReflectorsConfig["configmap"].Type != want {
+			t.Errorf("%+v: ConfigMaps are reflected by %q", test, got.ReflectorsConfig["configmap"].Type)
+		}
+	}
+	if defaults.ReflectorsConfig["secret"].Type != offloadingv1beta1.DenyList || defaults.ExtraArgs[0] != "--enable-apiserver-support=true" {
+		t.Error("the defaults have changed")
+	}
+}
+
+// What a pod refers to is marked for Liqo as long as its namespace is used; what else is
+// in the namespace, and what its owner has decided about, is left as it is.
+func TestReflection(t *testing.T) {
+	t.Parallel()
+	e := newEnvironment(t)
+	ctx := t.Context()
+	secret := func(name string, annotations map[string]string) {
+		e.create(e.rome, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Annotations: annotations}})
+	}
+	secret("key", nil)
+	secret("other", nil)
+	secret("projected", map[string]string{"liqo.io/allow-reflection": "false"})
+	for _, name := range []string{"words", "projected", "all"} {
+		e.create(e.rome, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}})
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p"}, Spec: referring()}
+	carry := func() (peering.Progress, error) { return e.Driver().Carry(ctx, pod) }
+	e.until(peering.ReasonSourceMissing, carry)
+	secret("one", nil)
+	e.until("Carried", carry)
+	expectMarks := func(want map[string]string) {
+		t.Helper()
+		for name, mark := range want {
+			s := read(t, e.rome, "shop", name, &corev1.Secret{})
+			_, labelled := s.Labels[labelReflected]
+			if s.Annotations["liqo.io/allow-reflection"] != mark || labelled != (mark == "true") {
+				t.Errorf("Secret %s has annotations %v and labels %v, want %q", name, s.Annotations, s.Labels, mark)
+			}
+		}
+	}
+	expectMarks(map[string]string{"key": "true", "one": "true", "other": "", "projected": "false"})
+	if words := read(t, e.rome, "shop", "words", &corev1.ConfigMap{}); words.Annotations["liqo.io/allow-reflection"] != "true" {
+		t.Errorf("ConfigMap words has annotations %v", words.Annotations)
+	}
+
+	unmark := func(used bool) {
+		t.Helper()
+		e.Restart()
+		driver, _ := e.Sides()
+		expect.NoError(t, driver.unmark(ctx, func(string) bool { return used }))
+	}
+	unmark(true)
+	expectMarks(map[string]string{"key": "true"})
+	unmark(false)
+	expectMarks(map[string]string{"key": "", "one": "", "other": "", "projected": "false"})
+	binding, err := session.Find(ctx, e.rome, "shop", reflectionBinding, &rbacv1.RoleBinding{})
+	if err != nil || binding != nil {
+		t.Errorf("the permission is left: %v, %v", binding, err)
+	}
+}

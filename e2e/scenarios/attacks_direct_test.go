@@ -1,0 +1,85 @@
+//go:build e2e
+
+package scenarios
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
+)
+
+// directAttacks are those with the token that the provider gave rome, as virtual-node's
+// configuration has it.
+func directAttacks(ctx context.Context, t *testing.T, identity *corev1.Secret) []attack {
+	t.Helper()
+	config, err := nodeconfig.FromSecret(identity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	guests := config.Connection.Namespace
+	attacker, err := client.New(&rest.Config{
+		Host: config.Connection.Endpoint, BearerToken: config.Connection.Token, TLSClientConfig: rest.TLSClientConfig{CAData: config.Connection.CA},
+	}, client.Options{Scheme: paris.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var namespace corev1.Namespace
+	if err := paris.Get(ctx, client.ObjectKey{Name: guests}, &namespace); err != nil {
+		t.Fatal(err)
+	}
+	rbac := permissionGuard(rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: guests, Name: "spillway-virtual-node"})
+	const label = "pod-security.kubernetes.io/enforce"
+	podSecurity := objectGuard("Pod Security", &namespace, `{"metadata":{"labels":{"`+label+`":"privileged"}}}`, `{"metadata":{"labels":{"`+label+`":"`+namespace.Labels[label]+`"}}}`)
+	var quota corev1.ResourceQuota
+	if err := paris.Get(ctx, client.ObjectKey{Namespace: guests, Name: "spillway-guests"}, &quota); err != nil {
+		t.Fatal(err)
+	}
+	cpu := quota.Spec.Hard["requests.cpu"]
+	limit := objectGuard("quota", &quota, `{"spec":{"hard":{"requests.cpu":"1000"}}}`, `{"spec":{"hard":{"requests.cpu":"`+cpu.String()+`"}}}`)
+	pods, remains := policyGuard(ctx, t, "spillway-guest-pods"), policyGuard(ctx, t, "spillway-guest-remains")
+
+	guest := func(in string, change func(*corev1.PodSpec)) func(context.Context) error {
+		return creating(attacker, func() client.Object {
+			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: in, Name: "attack"}, Spec: guestSpec()}
+			if in == guests {
+				p.Spec.PriorityClassName = "spillway-guest"
+				p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: guests, UID: namespace.UID, Controller: ptr.To(true)}}
+			}
+			change(&p.Spec)
+			return p
+		})
+	}
+	unchanged := func(*corev1.PodSpec) {}
+	if err := guest(guests, unchanged)(ctx); err != nil {
+		t.Fatalf("an ordinary guest is refused: %v", err)
+	}
+	var attacks []attack
+	for _, a := range specAttacks() {
+		if a.podSecurity != "" {
+			attacks = append(attacks, attack{a.name, guest(guests, a.change), []*attackGuard{podSecurity}, a.podSecurity})
+		} else if a.name != "a ServiceAccount" { // there is none but those that the agent made
+			attacks = append(attacks, attack{a.name, guest(guests, a.change), []*attackGuard{pods}, a.want})
+		}
+	}
+	account := func(s *corev1.PodSpec) { s.ServiceAccountName = "spillway-virtual-node" }
+	more := func(s *corev1.PodSpec) { s.Containers[0].Resources.Requests["cpu"] = *cpuPlusOne(cpu) }
+	return slices.Concat(attacks, foreignAttacks(attacker, rbac), []attack{
+		{"granting itself capacity", func(ctx context.Context) error {
+			return attacker.Patch(ctx, quota.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"hard":{"requests.cpu":"5000"}}}`)), client.DryRunAll)
+		}, []*attackGuard{rbac}, "cannot patch resource"},
+		{"more than the grant", guest(guests, more), []*attackGuard{limit}, "exceeded quota"},
+		{"a ServiceAccount", guest(guests, account), []*attackGuard{pods}, "ServiceAccount"},
+		{"a Service of type NodePort", creating(attacker, func() client.Object { return nodePort(guests) }), []*attackGuard{rbac, nodePorts(&quota)}, "cannot create resource"},
+		{"a ServiceAccount token", creating(attacker, func() client.Object { return tokenSecret(guests) }), []*attackGuard{remains}, "service-account-token"},
+		{"a guest in another namespace", guest("default", unchanged), []*attackGuard{rbac}, "cannot create resource"},
+	})
+}

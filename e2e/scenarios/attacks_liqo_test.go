@@ -1,0 +1,129 @@
+//go:build e2e
+
+package scenarios
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// liqoObject is an object of one of Liqo's types.
+func liqoObject(group, kind, namespace, name string, spec map[string]any) *unstructured.Unstructured {
+	object := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+	object.SetAPIVersion(group + ".liqo.io/v1beta1")
+	object.SetKind(kind)
+	object.SetNamespace(namespace)
+	object.SetName(name)
+	return object
+}
+
+// liqoIdentity is a client of paris with a kubeconfig that Liqo made for rome.
+func liqoIdentity(ctx context.Context, t *testing.T, name string) client.Client {
+	t.Helper()
+	var secret corev1.Secret
+	if err := rome.Get(ctx, client.ObjectKey{Namespace: "liqo-tenant-paris", Name: "kubeconfig-" + name}, &secret); err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.RESTConfigFromKubeConfig(secret.Data["kubeconfig"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	identity, err := client.New(config, client.Options{Scheme: paris.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return identity
+}
+
+// cpuPlusOne is more than a grant.
+func cpuPlusOne(granted resource.Quantity) *resource.Quantity {
+	more := granted.DeepCopy()
+	more.Add(resource.MustParse("1"))
+	return &more
+}
+
+// nodePorts is the quota of Services of type NodePort.
+func nodePorts(quota *corev1.ResourceQuota) *attackGuard {
+	return objectGuard("quota of NodePorts", quota, `{"spec":{"hard":{"services.nodeports":"9"}}}`, `{"spec":{"hard":{"services.nodeports":"0"}}}`)
+}
+
+// liqoAttacks are those with the identities of rome's virtual kubelet and of its
+// crd-replicator, in the namespace that Liqo made for rome's guests.
+func liqoAttacks(ctx context.Context, t *testing.T, guests string) []attack {
+	t.Helper()
+	const tenant = "liqo-tenant-rome"
+	slice, replicator := liqoIdentity(ctx, t, "resourceslice-spillway-paris"), liqoIdentity(ctx, t, "controlplane-paris")
+	guest := func(change func(*corev1.PodSpec)) func(context.Context) error {
+		return creating(slice, func() client.Object {
+			spec := guestSpec()
+			change(&spec)
+			pod := liqoObject("offloading", "ShadowPod", guests, "attack", map[string]any{"pod": asUnstructured(t, &spec)})
+			pod.SetLabels(map[string]string{"offloading.liqo.io/origin": "rome"})
+			return pod
+		})
+	}
+	eventually(ctx, t, "an ordinary guest is admitted", 20*time.Second, func(ctx context.Context) (bool, string) {
+		err := guest(func(*corev1.PodSpec) {})(ctx)
+		return err == nil, fmt.Sprint(err)
+	})
+	var quota corev1.ResourceQuota
+	if err := paris.Get(ctx, client.ObjectKey{Namespace: guests, Name: "spillway-guests"}, &quota); err != nil {
+		t.Fatal(err)
+	}
+	list := &unstructured.UnstructuredList{}
+	list.SetAPIVersion("offloading.liqo.io/v1beta1")
+	list.SetKind("QuotaList")
+	if err := paris.List(ctx, list, client.InNamespace(tenant)); err != nil || len(list.Items) != 1 {
+		t.Fatalf("%d quotas of rome: %v", len(list.Items), err)
+	}
+	granted := list.Items[0]
+	text, _, _ := unstructured.NestedString(granted.Object, "spec", "resources", "cpu")
+	limit := objectGuard("Liqo's quota", &granted, `{"spec":{"resources":{"cpu":"1000"}}}`, `{"spec":{"resources":{"cpu":"`+text+`"}}}`)
+	policy := func(name string) []*attackGuard { return []*attackGuard{policyGuard(ctx, t, name)} }
+	pods, objects := policy("spillway-guests"), policy("spillway-guest-objects")
+	rbac := permissionGuard(rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"})
+
+	another := func(class string) func(context.Context) error {
+		return creating(replicator, func() client.Object {
+			return liqoObject("authentication", "ResourceSlice", tenant, "attack", map[string]any{
+				"class": class, "consumerClusterID": "rome", "providerClusterID": "paris", "resources": map[string]any{"cpu": "1000"},
+			})
+		})
+	}
+	status := func(ctx context.Context) error {
+		own := liqoObject("authentication", "ResourceSlice", tenant, "spillway-paris", nil)
+		return replicator.Status().Patch(ctx, own, client.RawPatch("application/merge-patch+json", []byte(`{"status":{"resources":{"cpu":"999"}}}`)), client.DryRunAll)
+	}
+	mapping := creating(replicator, func() client.Object {
+		return liqoObject("offloading", "NamespaceMap", tenant, "attack", map[string]any{"desiredMapping": map[string]any{"x": "kube-system"}})
+	})
+	attacks := foreignAttacks(slice, rbac)
+	for _, a := range specAttacks() {
+		attacks = append(attacks, attack{a.name, guest(a.change), pods, a.want})
+	}
+	more := func(s *corev1.PodSpec) {
+		s.Containers[0].Resources.Requests["cpu"] = *cpuPlusOne(resource.MustParse(text))
+	}
+	return slices.Concat(attacks, []attack{
+		{"granting itself capacity", status, policy("spillway-slice-status"), "only Liqo and Spillway"},
+		{"a slice of Liqo's default class", another("default"), policy("spillway-slice-class"), "class spillway"},
+		{"mapping onto an existing namespace", mapping, policy("spillway-namespace-map"), "-rome"},
+		{"more than the grant", guest(more), []*attackGuard{limit}, "quota"},
+		{"a Service of type NodePort", creating(slice, func() client.Object { return nodePort(guests) }), append(objects, nodePorts(&quota)), "NodePort"},
+		{"a ServiceAccount token", creating(slice, func() client.Object { return tokenSecret(guests) }), objects, "service-account-token"},
+		{"a pod in another namespace", creating(slice, func() client.Object {
+			return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "attack"}, Spec: guestSpec()}
+		}), []*attackGuard{rbac}, "cannot create resource"},
+	})
+}

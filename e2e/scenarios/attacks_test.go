@@ -1,0 +1,283 @@
+//go:build e2e
+
+package scenarios
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/e2e-framework/pkg/envconf"
+	"sigs.k8s.io/e2e-framework/pkg/features"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// attack is what a hostile consumer attempts at its provider, with an identity that the
+// peering gave it. It is a dry run.
+type attack struct {
+	name string
+	do   func(ctx context.Context) error
+	// guards refuse it; without all of them it succeeds.
+	guards []*attackGuard
+	// want is part of the refusal.
+	want string
+}
+
+// attackGuard is a provision of the provider that refuses attacks.
+type attackGuard struct {
+	name string
+	// remove is repeated, because the agent restores what it keeps.
+	remove, restore func(ctx context.Context) error
+}
+
+// attackScenario is a provider with a grant for rome, and what rome may do there. What a
+// hostile provider does to a consumer is shown by unit tests: TestHostileStatus in
+// virtual-node/internal/translate for its pods' addresses, TestEndlessListIsBounded and
+// TestEndlessPagesAreBounded in virtual-node/internal/controller for its lists.
+type attackScenario struct {
+	ns          string
+	reservation *broker.Reservation
+	attacks     []attack
+}
+
+// TestAttacks attempts, as a hostile consumer, what its grant does not say. Each attempt
+// is refused, succeeds while its guard is removed, and is refused afterwards.
+func TestAttacks(t *testing.T) {
+	s := &attackScenario{}
+	feature := features.New("a hostile consumer").Setup(s.setup)
+	feature.Assess("every attack is refused", s.refused)
+	feature.Assess("each succeeds without its guard", s.succeedWithoutGuards)
+	feature.Assess("every attack is refused again", s.refused)
+	feature.Teardown(func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+		if err := client.IgnoreNotFound(rome.Delete(ctx, s.reservation)); err != nil {
+			t.Error(err)
+		}
+		expectIdle(ctx, t)
+		return ctx
+	})
+	testenv.Test(t, feature.Feature())
+}
+
+func (s *attackScenario) setup(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	expectIdle(ctx, t)
+	s.ns = namespace(ctx, t, "scenario-attacks", true)
+	s.reservation = &broker.Reservation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "grant"},
+		Spec: broker.ReservationSpec{TargetClusterID: "paris", PodSets: []broker.PodSet{{
+			Name: "pods", Count: 2,
+			Requests: broker.ResourceQuantities{CPU: ptr.To(resource.MustParse("200m")), Memory: ptr.To(resource.MustParse("64Mi"))},
+		}}},
+	}
+	if err := rome.Create(ctx, s.reservation); err != nil {
+		t.Fatal(err)
+	}
+	eventually(ctx, t, "the grant is usable", 2*time.Minute, func(ctx context.Context) (bool, string) {
+		var n corev1.Node
+		err := rome.Get(ctx, client.ObjectKey{Name: "spillway-paris"}, &n)
+		return err == nil && n.Status.Allocatable.Pods().Value() == 2 && !n.Spec.Unschedulable, fmt.Sprint(n.Status.Allocatable, err)
+	})
+	var identity corev1.Secret
+	err := rome.Get(ctx, client.ObjectKey{Namespace: "spillway-virtual-nodes", Name: "spillway-direct-paris"}, &identity)
+	switch {
+	case err == nil:
+		s.attacks = directAttacks(ctx, t, &identity)
+	case apierrors.IsNotFound(err):
+		s.attacks = liqoAttacks(ctx, t, s.ns+"-rome")
+	default:
+		t.Fatal(err)
+	}
+	return ctx
+}
+
+func (s *attackScenario) refused(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	for _, a := range s.attacks {
+		eventually(ctx, t, "attack is refused: "+a.name, 20*time.Second, func(ctx context.Context) (bool, string) {
+			err := a.do(ctx)
+			return apierrors.IsForbidden(err) && strings.Contains(err.Error(), a.want), fmt.Sprintf("want a refusal with %q, got %v", a.want, err)
+		})
+	}
+	return ctx
+}
+
+func (s *attackScenario) succeedWithoutGuards(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	for _, a := range s.attacks {
+		t.Run(a.name, func(t *testing.T) {
+			for _, g := range a.guards {
+				t.Cleanup(func() { restoreGuard(context.WithoutCancel(ctx), t, g) })
+			}
+			eventually(ctx, t, "attack succeeds: "+a.name, 20*time.Second, func(ctx context.Context) (bool, string) {
+				for _, g := range a.guards {
+					if err := g.remove(ctx); err != nil {
+						return false, fmt.Sprintf("removing %s: %v", g.name, err)
+					}
+				}
+				err := a.do(ctx)
+				return err == nil, fmt.Sprint(err)
+			})
+		})
+	}
+	return ctx
+}
+
+func restoreGuard(ctx context.Context, t *testing.T, g *attackGuard) {
+	eventually(ctx, t, "guard "+g.name+" is restored", 20*time.Second, func(ctx context.Context) (bool, string) {
+		err := g.restore(ctx)
+		return err == nil, fmt.Sprint(err)
+	})
+}
+
+// policyGuard is a ValidatingAdmissionPolicy of paris, removed with its binding.
+func policyGuard(ctx context.Context, t *testing.T, name string) *attackGuard {
+	t.Helper()
+	var saved admissionv1.ValidatingAdmissionPolicyBinding
+	if err := paris.Get(ctx, client.ObjectKey{Name: name}, &saved); err != nil {
+		t.Fatal(err)
+	}
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: saved.Labels, Annotations: saved.Annotations}, Spec: saved.Spec,
+	}
+	return &attackGuard{
+		name:   name,
+		remove: func(ctx context.Context) error { return client.IgnoreNotFound(paris.Delete(ctx, binding.DeepCopy())) },
+		restore: func(ctx context.Context) error {
+			return client.IgnoreAlreadyExists(paris.Create(ctx, binding.DeepCopy()))
+		},
+	}
+}
+
+// permissionGuard is RBAC in paris, removed by binding cluster-admin to the subjects.
+func permissionGuard(subjects ...rbacv1.Subject) *attackGuard {
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "scenario-attacker"}, Subjects: subjects,
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+	}
+	return &attackGuard{
+		name: "RBAC",
+		remove: func(ctx context.Context) error {
+			return client.IgnoreAlreadyExists(paris.Create(ctx, binding.DeepCopy()))
+		},
+		restore: func(ctx context.Context) error { return client.IgnoreNotFound(paris.Delete(ctx, binding.DeepCopy())) },
+	}
+}
+
+// objectGuard is a field of an object in paris, removed by one merge patch and restored
+// by another.
+func objectGuard(name string, object client.Object, without, with string) *attackGuard {
+	patch := func(text string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return paris.Patch(ctx, object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(text)))
+		}
+	}
+	return &attackGuard{name, patch(without), patch(with)}
+}
+
+// guestSpec is the spec of an ordinary guest that fits the grant.
+func guestSpec() corev1.PodSpec {
+	spec := podSpec(requests("cpu", "100m", "memory", "16Mi"), "serve")
+	spec.AutomountServiceAccountToken = ptr.To(false)
+	spec.Containers[0].Resources.Limits = requests("memory", "16Mi")
+	return spec
+}
+
+// specAttack is a change to an ordinary guest.
+type specAttack struct {
+	name   string
+	change func(*corev1.PodSpec)
+	// want is part of the refusal, and podSecurity that of Pod Security admission, where
+	// the cluster itself refuses it.
+	want, podSecurity string
+}
+
+func specAttacks() []specAttack {
+	volume := func(source corev1.VolumeSource) func(*corev1.PodSpec) {
+		return func(s *corev1.PodSpec) { s.Volumes = []corev1.Volume{{Name: "v", VolumeSource: source}} }
+	}
+	return []specAttack{
+		{"privileged", func(s *corev1.PodSpec) {
+			s.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)}
+		}, "privileged", "violates PodSecurity"},
+		{"hostPath", volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath", "violates PodSecurity"},
+		{"hostNetwork", func(s *corev1.PodSpec) { s.HostNetwork, s.Containers[0].Ports = true, nil }, "hostNetwork", "violates PodSecurity"},
+		{"anti-affinity to every pod", func(s *corev1.PodSpec) {
+			s.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+				TopologyKey: corev1.LabelOSStable, NamespaceSelector: &metav1.LabelSelector{}, LabelSelector: &metav1.LabelSelector{},
+			}}}}
+		}, "affinity", ""},
+		{"an unbounded emptyDir in memory", volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}), "sizeLimit", ""},
+		{"tolerating virtual nodes", func(s *corev1.PodSpec) {
+			s.Tolerations = []corev1.Toleration{{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpExists}}
+		}, "tolerate", ""},
+		{"a ServiceAccount", func(s *corev1.PodSpec) { s.ServiceAccountName = "admin" }, "ServiceAccount", ""},
+	}
+}
+
+// foreignAttacks are those of any identity at what is not the consumer's.
+func foreignAttacks(attacker client.Client, rbac *attackGuard) []attack {
+	list := func(object client.ObjectList, options ...client.ListOption) func(context.Context) error {
+		return func(ctx context.Context) error { return attacker.List(ctx, object, options...) }
+	}
+	guards := []*attackGuard{rbac}
+	return []attack{
+		{"pods of another namespace", list(&corev1.PodList{}, client.InNamespace("default")), guards, "cannot list resource"},
+		{"all namespaces", list(&corev1.NamespaceList{}), guards, "cannot list resource"},
+		{"the provider's Secrets", list(&corev1.SecretList{}, client.InNamespace(broker.SystemNamespace)), guards, "cannot list resource"},
+		{"the provider's nodes", list(&corev1.NodeList{}), guards, "cannot list resource"},
+		{"exec into a pod of the provider", func(ctx context.Context) error {
+			review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Namespace: broker.SystemNamespace, Verb: "create", Resource: "pods", Subresource: "exec",
+			}}}
+			if err := attacker.Create(ctx, review); err != nil {
+				return err
+			}
+			if !review.Status.Allowed {
+				return apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("cannot create resource pods/exec"))
+			}
+			return nil
+		}, guards, "cannot create resource"},
+	}
+}
+
+// creating returns an attempt to create an object.
+func creating(attacker client.Client, object func() client.Object) func(context.Context) error {
+	return func(ctx context.Context) error { return attacker.Create(ctx, object(), client.DryRunAll) }
+}
+
+// nodePort and tokenSecret are objects that open the provider's cluster.
+func nodePort(namespace string) client.Object {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "attack"},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 80}}},
+	}
+}
+
+func tokenSecret(namespace string) client.Object {
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "attack", Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}},
+		Type:       corev1.SecretTypeServiceAccountToken,
+	}
+}
+
+// asUnstructured is the content of a typed value for an object of a type that the
+// clients do not know.
+func asUnstructured(t *testing.T, value any) map[string]any {
+	t.Helper()
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
