@@ -54,6 +54,9 @@ func TestRules(t *testing.T) {
 		{"an autoscaler can add a node first", autoscalerFirst},
 		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
 		{"a real node may be called as a virtual one", realNodeNamedVirtual},
+		{"an OverflowPolicy is validated", policyRules},
+		{"overflowed pods return home", returnsHome},
+		{"a pod whose replacement overflows again rests", overflowsAgain},
 		{"each metric is documented and counts", documentedMetrics},
 	}))
 }

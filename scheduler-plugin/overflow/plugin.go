@@ -71,6 +71,10 @@ type Plugin struct {
 	synced, counted func() bool
 	// scheduling is set by the first scheduling cycle: only the leader has any.
 	scheduling atomic.Bool
+	// leads reports whether this replica is known to lead before its first cycle.
+	leads func() bool
+	// watched are the pods that the return of overflowed ones depends on.
+	watched *watchedPods
 }
 
 var (
@@ -120,9 +124,15 @@ func (s *cycleState) Clone() framework.StateData {
 	return &clone
 }
 
-// New returns the plugin and starts its informers and its controller in the
+// New returns the plugin and starts its informers and its controllers in the
 // background, until ctx ends. It runs in standby replicas too.
 func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (framework.Plugin, error) {
+	return NewWithLeader(ctx, obj, handle, func() bool { return false })
+}
+
+// NewWithLeader is New with a function that reports whether this replica is known to lead
+// before it schedules its first pod: pods then return home also while none is created.
+func NewWithLeader(ctx context.Context, obj runtime.Object, handle framework.Handle, leads func() bool) (framework.Plugin, error) {
 	args, err := parseArgs(obj)
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
@@ -149,10 +159,11 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 		pools:      newPoolCache(clock.RealClock{}),
 		gate:       newGate(clock.RealClock{}),
 		clock:      clock.RealClock{},
+		leads:      leads,
 	}
 	p.placements = newPlacements(p.clock, p.keys.keyOf)
 	p.placements.pooled = p.pools.has
-	p.queue = newWorkQueue(p.placements.isVirtual)
+	p.queue, p.watched = newWorkQueue(p.placements.isVirtual), newWatchedPods(handle.ProfileName(), p.placements.isVirtual)
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}

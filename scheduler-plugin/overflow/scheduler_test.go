@@ -164,6 +164,7 @@ func (c *testCluster) grantRoles() {
 			{APIGroups: []string{broker.Group}, Resources: []string{"reservations"}, Verbs: []string{"list", "watch", "create", "patch"}},
 			{APIGroups: []string{broker.Group}, Resources: []string{"overflowpolicies", "reservationinstructions"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
+			{APIGroups: []string{""}, Resources: []string{"pods/eviction"}, Verbs: []string{"create"}},
 			{APIGroups: []string{"scheduling.x-k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"scheduling.k8s.io"}, Resources: []string{"workloads"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"list", "watch"}},
