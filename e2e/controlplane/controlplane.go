@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -59,6 +60,8 @@ func start(t testing.TB, crds []string, flags ...string) *rest.Config {
 	env := &envtest.Environment{
 		CRDDirectoryPaths:     crds,
 		ErrorIfCRDPathMissing: true,
+		// On a busy machine it takes far longer than the default of 20 seconds.
+		ControlPlaneStartTimeout: 2 * time.Minute,
 	}
 	env.ControlPlane.GetAPIServer().Path = paths["kube-apiserver"]
 	for _, f := range flags {
