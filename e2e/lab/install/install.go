@@ -45,6 +45,9 @@ func Up(ctx context.Context, lab *cluster.Lab, driver string) error {
 	if err := i.load(ctx); err != nil {
 		return err
 	}
+	if err := i.restoreSchedulers(ctx); err != nil {
+		return fmt.Errorf("restoring kube-scheduler: %w", err)
+	}
 	if err := i.liqo(ctx); err != nil {
 		return fmt.Errorf("installing Liqo: %w", err)
 	}
