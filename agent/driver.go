@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -87,6 +88,8 @@ type chosenDriver struct {
 	}
 	provider interface {
 		peering.Provider
+		// GuestNamespaces returns the namespaces that exist for the guests of a consumer.
+		GuestNamespaces(ctx context.Context, consumer string) ([]string, error)
 		SetupWithManager(ctrl.Manager) error
 	}
 }
@@ -125,6 +128,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 		Options:       consumer,
 		LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs, TenantRole: o.liqoTenantRole, GuestsRole: o.guestsRole, Networks: networks,
 		NamespaceRole: o.liqoNamespaceRole, ReflectAll: o.liqoReflectAll, ServiceAccountTokens: o.liqoServiceAccountTokens,
+		Webhook: o.guestsWebhookCertDir != "", HandOver: o.hold == holdPlaceholders,
 	}
 	if chosen.driver, err = liqo.NewDriver(options); err != nil {
 		return chosenDriver{}, err

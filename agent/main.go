@@ -29,7 +29,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
 
 	"github.com/spillway-dev/spillway/agent/internal/advertise"
 	"github.com/spillway-dev/spillway/agent/internal/hold"
@@ -45,6 +47,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
 // Durations that have no flag.
@@ -126,6 +129,8 @@ func newManager(restConfig *rest.Config, o options) (ctrl.Manager, error) {
 		},
 		Metrics:                metricsserver.Options{BindAddress: o.metrics},
 		HealthProbeBindAddress: o.probes,
+		// It starts if the driver registers a webhook.
+		WebhookServer: webhook.NewServer(webhook.Options{Port: guestsWebhookPort, CertDir: o.guestsWebhookCertDir}),
 		// The priority queue of controller-runtime v0.23 can deadlock when a manager
 		// stops ("failed waiting for all runnables to end within grace period of 30s").
 		Controller:                    config.Controller{UsePriorityQueue: ptr.To(false)},
@@ -191,10 +196,14 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		return err
 	}
 	recorder := events.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
+	lookup, err := owners.New(ctrl.Log.WithName("owners"), mgr.GetConfig(), o.ownerKinds)
+	if err != nil {
+		return err
+	}
 	consumer = virtualnode.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, driver.driver, virtualnode.Options{
 		InstructionNamespace: o.instructionNamespace,
 		PeeringIdleTime:      o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention,
-		ReadyTimeout: virtualNodeReadyTimeout, ShrinkDelay: shrinkDelay,
+		ReadyTimeout: virtualNodeReadyTimeout, ShrinkDelay: shrinkDelay, Owners: lookup.Resolve,
 	})
 	consumerPods := pods.New(consumer, driver.driver, pods.Options{
 		ReleaseGrace: o.releaseGrace, StartTimeout: podStartTimeout, ProviderLostAfter: o.providerLostAfter,
@@ -203,7 +212,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	tracker.GuestEnded = func(consumer string) { provider.Enqueue(consumer) }
 	provider = hold.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, driver.provider, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
-		Recognizer: recognizerOf(o), Placeholders: o.placeholders, ProofTimeout: o.proofTimeout,
+		Recognizer: recognizerOf(o), Placeholders: o.placeholders, ProofTimeout: o.proofTimeout, GuestNamespaces: driver.provider.GuestNamespaces,
 		Observe: func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) },
 	})
 	refused := warningRecorder(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")
@@ -231,6 +240,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	err = errors.Join(
 		mgr.AddReadyzCheck("identity", keeper.Check), instruction.SetupIndex(ctx, mgr),
 		mgr.Add(keeper), mgr.Add(consumers), mgr.Add(providers), mgr.Add(dispatcher),
+		mgr.Add(manager.RunnableFunc(func(ctx context.Context) error { lookup.Run(ctx, func() {}); return nil })),
 	)
 	for _, c := range []controller{
 		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers),

@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
 // Values of --hold.
@@ -26,6 +27,9 @@ const (
 	holdNone         = "none"
 	holdPlaceholders = "placeholders"
 )
+
+// guestsWebhookPort is where the webhook for guests is served.
+const guestsWebhookPort = 9443
 
 type options struct {
 	transport, url, certPath, caHash, tokenFile string
@@ -60,6 +64,7 @@ type options struct {
 
 	virtualNodeNamespace string
 	guestsPodSecurity    string
+	guestsWebhookCertDir string
 	guestsRole           string
 	directTokenTTL       time.Duration
 	allowIngressFrom     list
@@ -70,6 +75,7 @@ type options struct {
 	peeringIdleTime      time.Duration
 	finishedPodRetention time.Duration
 	providerLostAfter    time.Duration
+	ownerKinds           []owners.Kind
 
 	metrics, probes string
 	leaderElect     bool
@@ -156,6 +162,7 @@ func parse(arguments []string) (options, error) {
 	flags.DurationVar(&o.directTokenTTL, "direct-token-ttl", time.Hour, fmt.Sprintf("Driver direct: lifetime of a consumer's token, at least %s. It is renewed after half of that.", direct.MinTokenTTL))
 	flags.Var(&o.allowIngressFrom, "guests-allow-ingress-from", "Networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
 	flags.Var(&o.allowEgressTo, "guests-allow-egress-to", "Networks (CIDR) that guests may connect to. Comma-separated; can be repeated. Empty means none.")
+	flags.StringVar(&o.guestsWebhookCertDir, "guests-webhook-cert-dir", "", fmt.Sprintf("Driver liqo: directory with tls.crt and tls.key of the webhook for guests, which is served at port %d. If empty, it is not served.", guestsWebhookPort))
 	flags.StringVar(&o.guestsPodSecurity, "guests-pod-security", direct.DefaultPodSecurity, "Driver direct: Pod Security Standard that guests must comply with, restricted or baseline.")
 	flags.StringVar(&o.virtualNodeNamespace, "virtual-node-namespace", "", "Driver direct: namespace of the Secrets that spillway-virtual-node reads. Defaults to --namespace.")
 
@@ -163,6 +170,17 @@ func parse(arguments []string) (options, error) {
 	flags.DurationVar(&o.peeringIdleTime, "peering-idle-time", 10*time.Minute, "Time for which a peering is kept without a grant.")
 	flags.DurationVar(&o.finishedPodRetention, "peering-finished-pod-retention", 5*time.Minute, "Time for which a finished pod keeps the peering, so that its logs remain available.")
 	flags.DurationVar(&o.providerLostAfter, "peering-provider-lost-after", 10*time.Minute, "Time for which a provider must be unreachable before terminating pods on its virtual node are force-deleted.")
+
+	flags.Func("owner-kinds", "Kinds of objects whose controllers are looked up to find the root owner of a pod, beside ReplicaSets, StatefulSets and Jobs, as <kind>=<resource>.<group>. Comma-separated; can be repeated. The scheduler needs the same.", func(text string) error {
+		for item := range strings.SplitSeq(text, ",") {
+			kind, err := owners.ParseKind(item)
+			if err != nil {
+				return err
+			}
+			o.ownerKinds = append(o.ownerKinds, kind)
+		}
+		return nil
+	})
 
 	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
 	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint. 0 disables it.")

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -135,6 +136,8 @@ func namespaceMap(mapping map[string]any) func() client.Object {
 func TestAttacksWithLiqo(t *testing.T) {
 	f := newLiqoFixture(t)
 	install(t, "install", "agent", kubeconfig(t, f.config), slices.Concat(needed, []string{"clusterID=paris", "guests.podSecurity=restricted", "liqo.otherPeers={oslo}"}))
+	// Its server does not run here.
+	expect.NoError(t, f.admin.Delete(t.Context(), &admissionv1.MutatingWebhookConfiguration{ObjectMeta: named("spillway-agent-guests")}))
 	stored := resourceSlice("liqo-tenant-rome", "spillway")
 	eventually(t, "a ResourceSlice of class spillway", func() error { return f.controlPlane.Create(t.Context(), stored) })
 	expect.NoError(t, f.admin.Create(t.Context(), f.shadowPod("shop-rome", "stored", func(*corev1.PodSpec) {})))
@@ -169,6 +172,7 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func
 		"an ordinary guest":              f.guest(f.slice, "shop-rome", func(*corev1.PodSpec) {}),
 		"a guest with its tolerations":   f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})),
 		"a guest with a GPU's taint":     f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})),
+		"a guest with its priority":      f.guest(f.slice, "shop-rome", func(s *corev1.PodSpec) { s.PriorityClassName = "spillway-guest" }),
 		"a guest with Liqo's spreading":  f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
 		"a guest of a peering by hand":   f.guest(f.admin, "shop-oslo", func(s *corev1.PodSpec) { s.HostPID = true }),
 		"labelling a guest":              f.labelGuest,

@@ -500,7 +500,7 @@ func definesFlag(function string) bool {
 
 func TestSchedulerIsOptional(t *testing.T) {
 	for _, object := range render(t, "agent", append(slices.Clone(needed), "scheduler.mode=none")) {
-		if strings.Contains(object.GetName(), "scheduler") || object.GetKind() == "MutatingWebhookConfiguration" {
+		if strings.Contains(object.GetName(), "scheduler") {
 			t.Errorf("mode none renders %s %s", object.GetKind(), object.GetName())
 		}
 	}
@@ -544,48 +544,78 @@ func TestDriversAreSeparate(t *testing.T) {
 	}
 }
 
-func TestSteeringIsSafe(t *testing.T) {
-	objects := render(t, "agent", needed)
-	webhooks := only[admissionv1.MutatingWebhookConfiguration](t, objects, "MutatingWebhookConfiguration")
-	if len(webhooks) != 1 || len(webhooks[0].Webhooks) != 2 {
-		t.Fatalf("want two webhooks, got %v", webhooks)
+// webhooksOf are the webhooks of one MutatingWebhookConfiguration that the chart renders.
+// None of them can keep pods from being created, and the API server trusts their servers.
+func webhooksOf(t *testing.T, objects []unstructured.Unstructured, name string) []admissionv1.MutatingWebhook {
+	t.Helper()
+	all := only[admissionv1.MutatingWebhookConfiguration](t, objects, "MutatingWebhookConfiguration")
+	i := slices.IndexFunc(all, func(c admissionv1.MutatingWebhookConfiguration) bool { return c.Name == name })
+	if i < 0 {
+		t.Fatalf("no webhooks %s", name)
 	}
-	for _, webhook := range webhooks[0].Webhooks {
+	for _, webhook := range all[i].Webhooks {
 		if *webhook.FailurePolicy != admissionv1.Ignore || *webhook.TimeoutSeconds > 2 || *webhook.SideEffects != admissionv1.SideEffectClassNone {
 			t.Errorf("webhook %s, if it does not respond, would delay or deny pods", webhook.Name)
 		}
+		service, trusted := webhook.ClientConfig.Service, false
+		roots := x509.NewCertPool()
+		roots.AppendCertsFromPEM(webhook.ClientConfig.CABundle)
+		for _, secret := range only[corev1.Secret](t, objects, "Secret") {
+			if secret.Type != corev1.SecretTypeTLS {
+				continue
+			}
+			pair, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
+			if err != nil {
+				t.Fatalf("the serving certificate %s: %v", secret.Name, err)
+			}
+			leaf, err := x509.ParseCertificate(pair.Certificate[0])
+			expect.NoError(t, err)
+			_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: service.Name + "." + service.Namespace + ".svc"})
+			trusted = trusted || err == nil
+		}
+		if !trusted {
+			t.Errorf("webhook %s has no serving certificate that the API server accepts", webhook.Name)
+		}
+	}
+	return all[i].Webhooks
+}
+
+func TestSteeringIsSafe(t *testing.T) {
+	webhooks := webhooksOf(t, render(t, "agent", needed), "spillway-scheduler")
+	if len(webhooks) != 2 {
+		t.Fatalf("want two webhooks, got %v", webhooks)
+	}
+	for _, webhook := range webhooks {
 		if len(webhook.MatchConditions) == 0 {
 			t.Errorf("webhook %s is called for every pod", webhook.Name)
 		}
 	}
-	webhook := webhooks[0].Webhooks[0]
-	if webhook.NamespaceSelector.MatchLabels["broker.fluidos.eu/overflow"] != "enabled" {
+	if webhooks[0].NamespaceSelector.MatchLabels["broker.fluidos.eu/overflow"] != "enabled" {
 		t.Error("the webhook steers pods of namespaces that have not opted in")
 	}
-	if !slices.ContainsFunc(webhook.NamespaceSelector.MatchExpressions, func(r metav1.LabelSelectorRequirement) bool {
+	if !slices.ContainsFunc(webhooks[0].NamespaceSelector.MatchExpressions, func(r metav1.LabelSelectorRequirement) bool {
 		return r.Key == "broker.fluidos.eu/guests-of" && r.Operator == metav1.LabelSelectorOpDoesNotExist
 	}) {
 		t.Error("the webhook steers guests of other clusters")
 	}
-	service := webhook.ClientConfig.Service
-	for _, secret := range only[corev1.Secret](t, objects, "Secret") {
-		if secret.Type != corev1.SecretTypeTLS {
-			continue
-		}
-		pair, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
-		if err != nil {
-			t.Fatalf("the serving certificate: %v", err)
-		}
-		roots := x509.NewCertPool()
-		roots.AppendCertsFromPEM(webhook.ClientConfig.CABundle)
-		leaf, err := x509.ParseCertificate(pair.Certificate[0])
-		expect.NoError(t, err)
-		if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: service.Name + "." + service.Namespace + ".svc"}); err != nil {
-			t.Errorf("the API server would reject the webhook's certificate: %v", err)
-		}
-		return
+}
+
+// With driver liqo the agent completes guests, if the cluster lends; with driver direct the
+// consumer must.
+func TestGuestsWebhook(t *testing.T) {
+	webhooks := webhooksOf(t, render(t, "agent", append(slices.Clone(needed), "liqo.otherPeers={oslo}")), "spillway-agent-guests")
+	if len(webhooks) != 1 || !slices.Equal(webhooks[0].Rules[0].Resources, []string{"shadowpods"}) || !slices.ContainsFunc(webhooks[0].NamespaceSelector.MatchExpressions, func(r metav1.LabelSelectorRequirement) bool {
+		return r.Operator == metav1.LabelSelectorOpNotIn && slices.Equal(r.Values, []string{"oslo"})
+	}) {
+		t.Errorf("want one webhook for the guests of Spillway's own peerings, got %+v", webhooks)
 	}
-	t.Error("no serving certificate")
+	for _, value := range []string{"driver=direct", "lend.enabled=false"} {
+		text, err := template(t, "agent", append(slices.Clone(needed), value))
+		expect.NoError(t, err)
+		if strings.Contains(text, "guests-webhook") || strings.Contains(text, "shadowpods\n        scope") {
+			t.Errorf("%s renders the webhook", value)
+		}
+	}
 }
 
 func TestCRDsAreIdentical(t *testing.T) {

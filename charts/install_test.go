@@ -54,13 +54,17 @@ func TestInstalledOnARealAPIServer(t *testing.T) {
 		})
 	})
 	t.Run("an upgrade keeps the webhook's certificate", func(t *testing.T) {
-		name := types.NamespacedName{Namespace: namespace, Name: "spillway-scheduler-steering"}
-		var before, after corev1.Secret
-		expect.NoError(t, admin.Get(t.Context(), name, &before))
+		names := []string{"spillway-scheduler-steering", "spillway-agent-guests"}
+		var before, after [2]corev1.Secret
+		for i, name := range names {
+			expect.NoError(t, admin.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: name}, &before[i]))
+		}
 		install(t, "upgrade", "agent", access, needed)
-		expect.NoError(t, admin.Get(t.Context(), name, &after))
-		if !bytes.Equal(before.Data[corev1.TLSCertKey], after.Data[corev1.TLSCertKey]) {
-			t.Error("the certificate was replaced; the API server rejects the new one until every pod has loaded it")
+		for i, name := range names {
+			expect.NoError(t, admin.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: name}, &after[i]))
+			if !bytes.Equal(before[i].Data[corev1.TLSCertKey], after[i].Data[corev1.TLSCertKey]) {
+				t.Errorf("the certificate %s was replaced; the API server rejects the new one until every pod has loaded it", name)
+			}
 		}
 	})
 	t.Run("uninstalling removes everything", func(t *testing.T) {

@@ -17,8 +17,7 @@ const (
 	// Arch and OS are the architecture and operating system of virtual nodes, and so of
 	// all guests.
 	Arch, OS = "amd64", "linux"
-	// PriorityClass is the PriorityClass of guests at a provider with driver direct. They
-	// preempt no pod.
+	// PriorityClass is the PriorityClass of guests at a provider. They preempt no pod.
 	PriorityClass = "spillway-guest"
 )
 

@@ -97,7 +97,10 @@ func (p *Plugin) start(ctx context.Context) error {
 		ready: func() bool { return (p.scheduling.Load() || p.leads()) && controller.synced() && p.counted() },
 	}
 	go returner.run(ctx)
-	go p.owners.run(ctx)
+	go p.owners.run(ctx, func() {
+		p.placements.retryUnresolved()
+		p.queue.signal()
+	})
 	go p.gangs.run(ctx, controller.waker.activate)
 	go reservations.RunWithContext(ctx)
 	go policies.RunWithContext(ctx)

@@ -75,7 +75,7 @@ func init() {
 }
 
 // observeEnd records how a pod that waited ended: pod is it as the cache shows it, or nil.
-func (w *waitingPod) observeEnd(pod *corev1.Pod, now time.Time) {
+func (w *waitingPod) observeEnd(pod *corev1.Pod, isVirtual func(node string) bool, now time.Time) {
 	outcome := outcomeDeleted
 	switch {
 	case pod == nil || pod.UID != w.pod.UID || pod.Spec.NodeName == "":

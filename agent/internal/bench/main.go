@@ -13,7 +13,11 @@ import (
 )
 
 // benches by name.
-var benches = map[string]func(){"measure_1000_nodes": measure}
+var benches = map[string]func(){
+	"measure_1000_nodes": measure,
+	"hold_warm_ms":       func() { withProviders(holdWarm) },
+	"soak":               func() { withProviders(soak) },
+}
 
 func main() {
 	name := flag.String("name", "", "the bench to run")

@@ -56,6 +56,9 @@ type Options struct {
 	// Placeholders of the holds; none if its namespace is empty: then a hold is only
 	// accounted for.
 	Placeholders placeholder.Options
+	// GuestNamespaces returns the namespaces that exist for the guests of a consumer. Where it
+	// is nil, no guest is tried there before a hold is accepted.
+	GuestNamespaces func(ctx context.Context, consumer string) ([]string, error)
 	// ProofTimeout is how long the scheduler may take to find a place for each placeholder,
 	// 20 s where 0. It is shorter than the broker's proofDeadline.
 	ProofTimeout time.Duration
@@ -238,12 +241,8 @@ func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (re
 	decisions := decide(in)
 	deferred := r.deferGrowth(consumer, decisions)
 	if decisions, err = r.record(ctx, &in, decisions); err == nil {
-		err = r.prove(ctx, in, decisions)
-	}
-	if err == nil {
 		var granted peering.Progress
-		total, pods := grant(decisions)
-		if granted, err = r.ensureGrant(ctx, consumer, total, pods); err == nil {
+		if granted, err = r.enforce(ctx, in, decisions); err == nil {
 			result, err = r.writeStatuses(ctx, in, decisions, granted)
 		}
 		if err == nil && granted.Done && deferred {
@@ -253,7 +252,26 @@ func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (re
 	if apierrors.IsConflict(err) {
 		return reconcile.Result{RequeueAfter: conflictRetryAfter}, nil
 	}
+	if result.RequeueAfter == 0 && r.guestsWait(consumer) {
+		result.RequeueAfter = requeueAfter
+	}
 	return result, err
+}
+
+// enforce makes places and the grant those of the decisions. What the scheduler or the API
+// server refuses is refused, and not held any more.
+func (r *Reconciler) enforce(ctx context.Context, in input, decisions []decision) (granted peering.Progress, err error) {
+	for refused := true; refused && err == nil; {
+		if err = r.prove(ctx, in, decisions); err != nil {
+			return granted, err
+		}
+		total, pods := grant(decisions)
+		if granted, err = r.ensureGrant(ctx, in.consumer, total, pods); err != nil || !granted.Done {
+			return granted, err
+		}
+		refused, err = r.admit(ctx, in.consumer, decisions)
+	}
+	return granted, err
 }
 
 // deferGrowth leaves new holds alone for a while if an earlier grant of the consumer is
@@ -283,7 +301,6 @@ func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []de
 	brief := waiting && r.Clock.Now().Before(since.Add(requeueAfter))
 	var writes []write
 	for _, d := range decisions {
-		d.accounted = r.Placeholders.Namespace == ""
 		if d.proof == placeholder.Waiting && !d.accounted {
 			// The deadline passes without an event.
 			result.RequeueAfter = requeueAfter
@@ -331,7 +348,7 @@ func (r *Reconciler) record(ctx context.Context, in *input, decisions []decision
 		if d.grows() {
 			uid := d.instruction.UID
 			r.unverified[uid], assumed[uid] = d.before, d.held
-			if _, known := r.unproven[uid]; !known && r.Placeholders.Namespace != "" {
+			if _, known := r.unproven[uid]; !known {
 				r.unproven[uid] = d.before
 			}
 			writes = append(writes, write{d.instruction, d.status(r.recording(), true, "", r.Clock.Now())})

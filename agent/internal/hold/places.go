@@ -28,6 +28,10 @@ import (
 // unseenFor is how long a write of a pod counts although the cache does not show it.
 const unseenFor = 10 * time.Second
 
+// handOverTimeout is how long a guest waits for a place that its hold has lost. Then the
+// scheduler finds one where there is one.
+const handOverTimeout = 5 * time.Second
+
 // places is what was written of placeholders and guests and is not in the cache yet.
 type places struct {
 	mu sync.Mutex
@@ -38,6 +42,8 @@ type places struct {
 	created   map[string]unseen[*corev1.Pod]
 	deleted   map[types.UID]unseen[struct{}]
 	nominated map[types.UID]unseen[string]
+	// gatedSince is when each guest of a consumer was first seen to wait for its place.
+	gatedSince map[string]map[types.UID]time.Time
 }
 
 type unseen[T any] struct {
@@ -49,6 +55,7 @@ func newPlaces() *places {
 	return &places{
 		missingSince: map[types.UID]time.Time{}, created: map[string]unseen[*corev1.Pod]{},
 		deleted: map[types.UID]unseen[struct{}]{}, nominated: map[types.UID]unseen[string]{},
+		gatedSince: map[string]map[types.UID]time.Time{},
 	}
 }
 
@@ -197,6 +204,8 @@ func (r *Reconciler) match(s *situation, guests []*corev1.Pod) (handOvers []hand
 		}
 	}
 	slices.SortStableFunc(waiting, func(a, b *corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	before, now := r.places.gatedSince[s.consumer], r.Clock.Now()
+	delete(r.places.gatedSince, s.consumer)
 	for _, pod := range waiting {
 		requests := inventory.Requests(pod)
 		with := append(slices.Clone(s.counted), requests)
@@ -206,8 +215,19 @@ func (r *Reconciler) match(s *situation, guests []*corev1.Pod) (handOvers []hand
 			handOvers = append(handOvers, handOver{pod, place})
 			s.counted = with
 			s.pods = slices.DeleteFunc(s.pods, func(pod *corev1.Pod) bool { return slices.Contains(place.Placeholders, pod) })
-		case !within && gated(pod):
-			ungate = append(ungate, pod)
+		case gated(pod):
+			since, known := before[pod.UID]
+			if !known {
+				since = now
+			}
+			if !within || now.Sub(since) >= handOverTimeout {
+				ungate = append(ungate, pod)
+				continue
+			}
+			if r.places.gatedSince[s.consumer] == nil {
+				r.places.gatedSince[s.consumer] = map[types.UID]time.Time{}
+			}
+			r.places.gatedSince[s.consumer][pod.UID] = since
 		}
 	}
 	return handOvers, ungate
@@ -229,6 +249,14 @@ func (r *Reconciler) fits(in input, set broker.PodSet) int32 {
 	now := in.nodes()
 	packer := reserved(now, slices.Collect(maps.Values(unusedOf(standing, now))))
 	return int32(packer.Place(set, int64(set.Count)))
+}
+
+// guestsWait reports whether guests of a consumer wait for a place that there is not: the
+// time for which they do passes without an event.
+func (r *Reconciler) guestsWait(consumer string) bool {
+	r.places.mu.Lock()
+	defer r.places.mu.Unlock()
+	return len(r.places.gatedSince[consumer]) > 0
 }
 
 // each calls write for each pod, some at a time.
@@ -352,12 +380,15 @@ const settleFor = 3 * time.Second
 // prove makes the placeholders of a consumer those of what is decided, and turns the
 // decisions for which the scheduler has found no place into refusals.
 func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) error {
-	if r.Placeholders.Namespace == "" {
-		return nil
-	}
 	maps.DeleteFunc(r.unproven, func(uid types.UID, _ broker.HeldCapacity) bool {
 		return !slices.ContainsFunc(in.instructions, func(i *broker.ProviderInstruction) bool { return i.UID == uid })
 	})
+	if r.Placeholders.Namespace == "" {
+		for i := range decisions {
+			decisions[i].accounted = true
+		}
+		return nil
+	}
 	refused := true
 	// What is refused is removed before the broker learns it.
 	for range 2 {

@@ -1,6 +1,7 @@
 package hold_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -30,6 +31,9 @@ func startPlaces(t *testing.T, placeholders bool) *env {
 	controlplane.StartScheduler(t, restConfig)
 	e := startWith(t, restConfig, func(o *hold.Options) {
 		o.Headroom, o.Clock, o.ProofTimeout, o.Debounce = nil, nil, 45*time.Second, 50*time.Millisecond
+		o.GuestNamespaces = func(_ context.Context, consumer string) ([]string, error) {
+			return map[string][]string{"rome": {"guests-of-rome"}}[consumer], nil
+		}
 		if placeholders {
 			o.Placeholders = placeholder.Options{Namespace: holds, Image: placeholder.DefaultImage}
 			o.Recognizer.Placeholder = func(pod *corev1.Pod) (string, bool) { return placeholder.ConsumerOf(pod, holds) }
@@ -169,22 +173,26 @@ func schedulerRefuses(e *env) {
 	}
 }
 
-// A pod that the cluster does not admit is not promised.
+// A pod that the cluster does not admit is not promised: neither as a placeholder nor, where
+// it will run, as a guest.
 func admissionRefuses(e *env) {
-	limits := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Name: "small", Namespace: holds}, Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{{
-		Type: corev1.LimitTypeContainer, Min: expect.Resources("cpu", "10m"),
-	}}}}
-	expect.NoError(e, e.Create(e.Context(), limits))
-	expect.Eventually(e, "the limit to be in effect", func() (bool, string) {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: holds}, Spec: corev1.PodSpec{
-			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1m")}}},
-		}}
-		err := e.Create(e.Context(), pod, client.DryRunAll)
-		return err != nil, fmt.Sprint(err)
-	})
-	e.hold("r2", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "1m"))))
-	e.decided("r2", 1, hold.ReasonInsufficientCapacity, "minimum cpu usage per Container is 10m", 0)
-	expect.NoError(e, e.Delete(e.Context(), limits))
+	for i, tc := range []struct{ namespace, reason string }{{holds, hold.ReasonInsufficientCapacity}, {"guests-of-rome", hold.ReasonGuestNotAdmitted}} {
+		limits := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Name: "small", Namespace: tc.namespace}, Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{{
+			Type: corev1.LimitTypeContainer, Min: expect.Resources("cpu", "10m"),
+		}}}}
+		expect.NoError(e, e.Create(e.Context(), limits))
+		expect.Eventually(e, "the limit to be in effect", func() (bool, string) {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: tc.namespace}, Spec: corev1.PodSpec{
+				Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1m")}}},
+			}}
+			err := e.Create(e.Context(), pod, client.DryRunAll)
+			return err != nil, fmt.Sprint(err)
+		})
+		e.hold("r2", "rome", int64(i+1), pods(set("pods", 1, expect.Resources("cpu", "1m"))))
+		e.decided("r2", int64(i+1), tc.reason, "minimum cpu usage per Container is 10m", 0)
+		e.eventuallyBound(holds, 1)
+		expect.NoError(e, e.Delete(e.Context(), limits))
+	}
 }
 
 func releaseLeavesNone(e *env) {

@@ -24,6 +24,8 @@ const (
 	ReasonGuestsRemain         = "GuestsRemain"
 	// ReasonProofPending: the scheduler has not found a place for each placeholder yet.
 	ReasonProofPending = "ProofPending"
+	// ReasonGuestNotAdmitted: the API server does not admit a guest of the shape.
+	ReasonGuestNotAdmitted = "GuestNotAdmitted"
 	// ReasonCapacityLost: a part of an accepted hold no longer fits the nodes.
 	ReasonCapacityLost = "CapacityLost"
 )

@@ -83,7 +83,34 @@ func hash(parts ...string) string {
 
 // pod returns a placeholder of a hold. It may run where the guests of the set may.
 func (o Options) pod(h Hold, s shape, ordinal int) *corev1.Pod {
-	requests := s.set.Requests.List()
+	pod := shaped(s.set, o.Image)
+	pod.ObjectMeta = metav1.ObjectMeta{
+		Namespace: o.Namespace, Name: podName(h, s, ordinal),
+		Labels:          map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelRequester: h.Consumer, labelHold: string(h.UID), broker.LabelShape: s.key},
+		Annotations:     map[string]string{broker.LabelHold: h.Name, annotationDelay: "24h", annotationEvict: "true"},
+		OwnerReferences: []metav1.OwnerReference{o.Owner},
+	}
+	pod.Spec.PriorityClassName = PriorityClass
+	return pod
+}
+
+// Guest returns a pod as the guests of a pod set are in a namespace: what decides about its
+// admission that is known before they come.
+func Guest(set broker.PodSet, namespace string) *corev1.Pod {
+	pod := shaped(set, DefaultImage)
+	pod.ObjectMeta = metav1.ObjectMeta{
+		Namespace: namespace, GenerateName: "hold-",
+		Labels:      map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway},
+		Annotations: map[string]string{annotationEvict: "true"},
+	}
+	pod.Spec.PriorityClassName = guest.PriorityClass
+	return pod
+}
+
+// shaped returns a pod that requests what those of a pod set do, and may run where their
+// guests may.
+func shaped(set broker.PodSet, image string) *corev1.Pod {
+	requests := set.Requests.List()
 	limits := corev1.ResourceList{}
 	for name, amount := range requests {
 		if name != corev1.ResourceCPU && name != corev1.ResourceMemory && name != corev1.ResourceEphemeralStorage {
@@ -92,23 +119,17 @@ func (o Options) pod(h Hold, s shape, ordinal int) *corev1.Pod {
 		}
 	}
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: o.Namespace, Name: podName(h, s, ordinal),
-			Labels:          map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelRequester: h.Consumer, labelHold: string(h.UID), broker.LabelShape: s.key},
-			Annotations:     map[string]string{broker.LabelHold: h.Name, annotationDelay: "24h", annotationEvict: "true"},
-			OwnerReferences: []metav1.OwnerReference{o.Owner},
-		},
 		Spec: corev1.PodSpec{
-			PriorityClassName: PriorityClass, TerminationGracePeriodSeconds: ptr.To[int64](0),
-			NodeSelector: s.set.NodeSelector, Tolerations: guest.Tolerations(s.set.Tolerations),
-			Affinity:                     &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: guest.NodeAffinity(s.set.NodeAffinity)}},
+			TerminationGracePeriodSeconds: ptr.To[int64](0),
+			NodeSelector:                  set.NodeSelector, Tolerations: guest.Tolerations(set.Tolerations),
+			Affinity:                     &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: guest.NodeAffinity(set.NodeAffinity)}},
 			AutomountServiceAccountToken: ptr.To(false), EnableServiceLinks: ptr.To(false),
 			SecurityContext: &corev1.PodSecurityContext{
 				RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To[int64](unprivileged), RunAsGroup: ptr.To[int64](unprivileged),
 				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			},
 			Containers: []corev1.Container{{
-				Name: "placeholder", Image: o.Image, Resources: corev1.ResourceRequirements{Requests: requests, Limits: limits},
+				Name: "placeholder", Image: image, Resources: corev1.ResourceRequirements{Requests: requests, Limits: limits},
 				SecurityContext: &corev1.SecurityContext{
 					AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true),
 					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},

@@ -96,7 +96,7 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 	if err := reader.List(ctx, &bound, client.MatchingFields{IndexNode: nodeName}); err != nil {
 		return nil, fmt.Errorf("listing pods on node %s: %w", nodeName, err)
 	}
-	resolve := ResolveOwners(ctx, r.client)
+	resolve := r.ResolveOwners(ctx)
 	for i := range bound.Items {
 		pod := &bound.Items[i]
 		switch {
@@ -321,16 +321,22 @@ func nodeOfDaemonPod(o client.Object) []string {
 	return nodes
 }
 
-// ResolveOwners looks up the controllers of owners with the reader, each once.
-func ResolveOwners(ctx context.Context, reader client.Reader) demand.Resolve {
+// ResolveOwners looks up the controllers of owners: those that demand.Resolvable names in the
+// cache, each once, and others with Options.Owners.
+func (r *Reconciler) ResolveOwners(ctx context.Context) demand.Resolve {
 	owners := map[types.UID]*metav1.PartialObjectMetadata{}
 	return func(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
+		kind, ok := demand.Resolvable(ref)
+		if !ok && r.Owners == nil {
+			return nil, true
+		} else if !ok {
+			return r.Owners(namespace, ref)
+		}
 		owner, known := owners[ref.UID]
 		if !known {
-			kind, _ := demand.Resolvable(ref)
 			owner = &metav1.PartialObjectMetadata{}
 			owner.SetGroupVersionKind(kind)
-			if err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, owner); err != nil || owner.UID != ref.UID {
+			if err := r.client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, owner); err != nil || owner.UID != ref.UID {
 				owner = nil
 			}
 			owners[ref.UID] = owner

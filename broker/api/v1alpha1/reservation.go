@@ -146,6 +146,9 @@ type RetainedPods struct {
 	Attempt int64 `json:"attempt,omitempty"`
 }
 
+// MaxRetained is the maximum number of providers in spec.retained: as in its marker.
+const MaxRetained = 2048
+
 // RetainedCount is the number of pods that the Reservation keeps at all providers.
 func (s *ReservationSpec) RetainedCount() int32 {
 	var n int32
@@ -275,7 +278,7 @@ type Use struct {
 	Summary string `json:"summary,omitempty"`
 }
 
-// MaxUsePods is the maximum number of pods that a Use lists.
+// MaxUsePods is the maximum number of pods that a Use lists: as in its marker.
 const MaxUsePods = 20
 
 // Decision explains the last placement, for the most relevant clusters. The broker

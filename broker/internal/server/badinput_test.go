@@ -77,7 +77,9 @@ func badInputs(t *testing.T) []badInput {
 		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) {
 			r.Spec.PodSets[0].NodeSelector = map[string]string{"long": strings.Repeat("x", maxSpec-1024)}
 		}), status: 413, want: "raise spec.quotas.reservationBytes"},
-		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.Spec.Retained = make([]broker.RetainedPods, maxRetained+1) }), status: 400, want: "spec.retained"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) {
+			r.Spec.Retained = make([]broker.RetainedPods, broker.MaxRetained+1)
+		}), status: 400, want: "spec.retained"},
 		{route: "GET " + reservations, status: 400, want: "add ?role="},
 		{route: "GET " + reservations, query: "?role=owner&watch=true", status: 400, want: "role is invalid"},
 		{route: "GET " + item, id: "some", status: 400, want: "role is invalid"},

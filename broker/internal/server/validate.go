@@ -98,8 +98,6 @@ const (
 	maxSpec = 16 << 10
 	// maxNodes is the maximum number of nodes in an advertisement.
 	maxNodes = 20_000
-	// maxRetained is the maximum of spec.retained in the CRD.
-	maxRetained = 64
 )
 
 // validateRequest validates what the CRD cannot, and sets the requester.
@@ -115,8 +113,8 @@ func validateRequest(request *protocol.ReservationRequest, caller string) error 
 		return refuse(protocol.CodeInvalid, "sourceName must be the name of the Reservation in the consumer's cluster")
 	case request.SourceGeneration < 1:
 		return refuse(protocol.CodeInvalid, "sourceGeneration must be the generation of the Reservation in the consumer's cluster, 1 or more")
-	case len(request.Spec.Retained) > maxRetained:
-		return refuse(protocol.CodeInvalid, "spec.retained has %d entries, the maximum is %d", len(request.Spec.Retained), maxRetained)
+	case len(request.Spec.Retained) > broker.MaxRetained:
+		return refuse(protocol.CodeInvalid, "spec.retained has %d entries, the maximum is %d", len(request.Spec.Retained), broker.MaxRetained)
 	}
 	for _, retained := range request.Spec.Retained {
 		if !protocol.ValidClusterID(retained.Cluster) || retained.Count < 0 {

@@ -7,8 +7,14 @@
 {{/* Namespace for the agent's Secrets that configure virtual-node, and nothing else: a role cannot select Secrets by label. */}}
 {{- define "spillway-agent.virtualNodeNamespace" -}}spillway-virtual-nodes{{- end }}
 
-{{/* PriorityClass of guests with driver direct. */}}
+{{/* PriorityClass of guests. */}}
 {{- define "spillway-agent.guestPriorityClass" -}}spillway-guest{{- end }}
+
+{{/* Whether the agent serves the webhook for guests: with driver liqo, if this cluster lends. */}}
+{{- define "spillway-agent.guestsWebhook" -}}
+{{- if and .Values.lend.enabled (eq .Values.driver "liqo") }}true{{ end }}
+{{- end }}
+{{- define "spillway-agent.guestsWebhookName" -}}spillway-agent-guests{{- end }}
 
 {{- define "spillway-agent.holdsNamespace" -}}spillway-holds{{- end }}
 
@@ -125,4 +131,15 @@ paramRef:
     matchExpressions:
       - {key: broker.fluidos.eu/provider, operator: Exists}
   parameterNotFoundAction: Allow
+{{- end }}
+
+{{/*
+Rules for the kinds whose objects are looked up to find root owners.
+*/}}
+{{- define "spillway-agent.ownerRules" }}
+{{- range .Values.scheduler.ownerKinds }}
+- apiGroups: [{{ .group }}]
+  resources: [{{ .resource }}]
+  verbs: [get]
+{{- end }}
 {{- end }}

@@ -46,6 +46,16 @@ func (p *Provider) readNamespace(ctx context.Context, consumer string) (*corev1.
 	return namespace, nil
 }
 
+// GuestNamespaces returns the namespace for a consumer's guests, if it exists and is not
+// being deleted.
+func (p *Provider) GuestNamespaces(ctx context.Context, consumer string) ([]string, error) {
+	namespace, err := p.readNamespace(ctx, consumer)
+	if err != nil || namespace == nil || !isGuestNamespace(namespace, consumer) || !namespace.DeletionTimestamp.IsZero() {
+		return nil, err
+	}
+	return []string{namespace.Name}, nil
+}
+
 // isGuestNamespace reports whether a namespace is the one that Spillway made for a
 // consumer's guests.
 func isGuestNamespace(namespace *corev1.Namespace, consumer string) bool {

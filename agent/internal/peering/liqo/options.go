@@ -73,6 +73,9 @@ type Options struct {
 	// Networks that guests may exchange traffic with, besides the other guests of their
 	// consumer and this cluster's DNS.
 	Networks confine.Networks
+	// Webhook is whether the manager's webhook server serves GuestsPath, and HandOver whether
+	// guests wait there for the place of a placeholder.
+	Webhook, HandOver bool
 	// StuckAfter is how long the deletion of an object may wait for crd-replicator
 	// before its finalizer is removed; 1m if zero.
 	StuckAfter time.Duration

@@ -67,8 +67,11 @@ func consumerOf(object client.Object) string {
 }
 
 // SetupWithManager answers consumers' ResourceSlices when they change, limits the guests of
-// new namespaces, and enqueues their consumers.
+// new namespaces, and enqueues their consumers. It serves the webhook for guests.
 func (p *Provider) SetupWithManager(mgr ctrl.Manager) error {
+	if p.Webhook {
+		mgr.GetWebhookServer().Register(GuestsPath, GuestsHandler(p.HandOver))
+	}
 	return session.Watch(mgr, "liqo-provider", consumerOf, p.changed, &authv1beta1.ResourceSlice{}, &offloadingv1beta1.Quota{}, &offloadingv1beta1.ShadowPod{}, &corev1.Namespace{})
 }
 

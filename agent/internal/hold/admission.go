@@ -1,0 +1,93 @@
+package hold
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+)
+
+// maxTried is the number of a consumer's namespaces in which a guest is tried, one after
+// the other, until one admits it: a hold does not say in which of them its guests run.
+const maxTried = 4
+
+// admit makes the API server admit a guest of each shape that is about to be accepted,
+// without storing it, and turns the decisions about what it does not admit into refusals.
+// Where the consumer has no namespace yet, nothing is tried: placeholders are pods under
+// the same Pod Security Standard. It reports whether it has refused any.
+func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []decision) (refused bool, err error) {
+	if r.GuestNamespaces == nil {
+		return false, nil
+	}
+	var namespaces []string
+	for i := range decisions {
+		d := &decisions[i]
+		if d.settled || d.smaller || d.refused != nil || d.proving() {
+			continue
+		}
+		for _, set := range d.held.PodSets {
+			if namespaces == nil {
+				if namespaces, err = r.GuestNamespaces(ctx, consumer); err != nil {
+					return refused, fmt.Errorf("listing the namespaces for guests of %s: %w", consumer, err)
+				}
+			}
+			message, err := r.tryGuest(ctx, set, namespaces[:min(len(namespaces), maxTried)])
+			if err != nil {
+				return refused, err
+			}
+			if message == "" {
+				continue
+			}
+			d.refused, refused = &capacity.Rejection{Reason: ReasonGuestNotAdmitted, Message: fmt.Sprintf("The API server does not admit pods of %s: %s.", set.Requests, message)}, true
+			if before, known := r.unproven[d.instruction.UID]; known {
+				d.held = before
+			}
+			break
+		}
+	}
+	return refused, nil
+}
+
+// tryGuest creates a guest of a pod set without storing it. It returns the API server's
+// words if none of the namespaces admits it.
+func (r *Reconciler) tryGuest(ctx context.Context, set broker.PodSet, namespaces []string) (message string, err error) {
+	for _, namespace := range namespaces {
+		err := r.client.Create(ctx, placeholder.Guest(set, namespace), client.DryRunAll)
+		switch {
+		case err == nil, overQuota(err), apierrors.IsNotFound(err):
+			return "", nil
+		case undecided(err):
+			log.FromContext(ctx).Info("Cannot try whether guests are admitted", "namespace", namespace, "reason", err.Error())
+			return "", nil
+		case !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err):
+			return "", fmt.Errorf("trying a guest in namespace %s: %w", namespace, err)
+		}
+		message = strings.TrimSuffix(err.Error(), ".")
+	}
+	return message, nil
+}
+
+// overQuota reports whether only the quota that limits guests to their grant refuses a
+// pod. Quotas are the last that the API server asks.
+func overQuota(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota: "+confine.Quota)
+}
+
+// undecided reports whether an error says nothing about the pod: the agent's role, the
+// quota or the ServiceAccount of the namespace does not exist yet, or it is being deleted.
+func undecided(err error) bool {
+	for _, reason := range []string{`cannot create resource "pods"`, "no params found", "error looking up service account", "because it is being terminated"} {
+		if strings.Contains(err.Error(), reason) {
+			return true
+		}
+	}
+	return false
+}
