@@ -246,7 +246,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers),
 		provided,
 		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
-			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Broker: brokerClient, Mirror: consumers, InUse: consumer.InUse,
+			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Namespace: o.namespace, Broker: brokerClient, Mirror: consumers, InUse: consumer.InUse,
 		}),
 		tracker, advertiser, driver, consumer, consumerPods, provider,
 	} {

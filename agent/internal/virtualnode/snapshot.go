@@ -51,14 +51,15 @@ func (s *Snapshot) boundPods(instruction types.UID) int32 {
 }
 
 // grantOf finds the grant that a pod uses: the one made by hand that its hold label
-// names, or else that of its key. Otherwise the hold label counts only for a pod whose key
-// matches no grant, since users can write it.
+// names, or else that of its key, or else the one of its namespace that the label names.
+// A pod uses what it was bound for, also when that serves its namespace or labels no more:
+// the scheduler plugin counts in the same way, and the label of a bound pod never changes.
 func (s *Snapshot) grantOf(pod *corev1.Pod, resolve demand.Resolve) *Grant {
 	hold := pod.Labels[broker.LabelHold]
 	named := func(g Grant) bool {
 		return hold != "" && hold == demand.HoldLabel(g.Instruction.Spec.ReservationName)
 	}
-	if i := slices.IndexFunc(s.Grants, func(g Grant) bool { return named(g) && g.ByHand() && g.serves(pod.Namespace) }); i >= 0 {
+	if i := slices.IndexFunc(s.Grants, func(g Grant) bool { return named(g) && g.ByHand() }); i >= 0 {
 		return &s.Grants[i]
 	}
 	if key, _, _, ok := demand.KeyOf(pod, resolve); ok {

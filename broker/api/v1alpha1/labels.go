@@ -38,6 +38,10 @@ const (
 	// consumer's cluster.
 	LabelSourceName = Group + "/source-name"
 
+	// LabelByHand with value "true" marks a broker's Reservation of which the one in the
+	// consumer's cluster was made by hand, and not by the scheduler plugin.
+	LabelByHand = Group + "/by-hand"
+
 	// LabelManagedBy with value ManagedBySpillway marks the objects that Spillway
 	// creates.
 	LabelManagedBy = "app.kubernetes.io/managed-by"

@@ -77,6 +77,7 @@ type ReservationSpec struct {
 	// these labels. All pods of its namespaces if unset. Reservations of the scheduler
 	// plugin serve the pods of one owner, and ignore it.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0))",message="matchExpressions must have operator In or NotIn with values, or Exists or DoesNotExist without"
 	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
 	// namespaces of the consumer whose pods may use a Reservation that was created in the
 	// hub, as far as they are opted in; all that are if empty. A Reservation that was

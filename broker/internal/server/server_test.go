@@ -211,7 +211,7 @@ func (c *clusters) testReservationIsPrivate(t *testing.T) {
 	_, err = c.rome.client.PublishAdvertisement(t.Context(), withoutLending(newAdvertisement("rome")))
 	expect.NoError(t, err)
 	request := newRequest("mine")
-	request.Spec.TargetClusterID = "paris"
+	request.Spec.TargetClusterID, request.ByHand = "paris", true
 	view, err := c.rome.client.PutReservation(t.Context(), request)
 	expect.NoError(t, err)
 	again, err := c.rome.client.PutReservation(t.Context(), request)
@@ -221,7 +221,7 @@ func (c *clusters) testReservationIsPrivate(t *testing.T) {
 	}
 	stored := &broker.Reservation{}
 	expect.NoError(t, c.hub.api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: view.ID}, stored))
-	for label, want := range map[string]string{broker.LabelRequester: "rome", broker.LabelSourceNamespace: "shop", broker.LabelSourceName: "mine"} {
+	for label, want := range map[string]string{broker.LabelRequester: "rome", broker.LabelSourceNamespace: "shop", broker.LabelSourceName: "mine", broker.LabelByHand: "true"} {
 		if stored.Labels[label] != want {
 			t.Errorf("label %s is %q, not %q", label, stored.Labels[label], want)
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -144,6 +145,9 @@ func validateSpec(spec *broker.ReservationSpec) error {
 	}
 	if size > maxSpec {
 		return refuse(protocol.CodeInvalid, "spec has %d bytes, the maximum is %d: shorten its node selectors, affinity or tolerations", size, maxSpec)
+	}
+	if _, err := metav1.LabelSelectorAsSelector(spec.PodSelector); err != nil {
+		return refuse(protocol.CodeInvalid, "spec.podSelector: %v", err)
 	}
 	if spec.RequestedResources != nil {
 		if err := validateAmounts("spec.requestedResources", *spec.RequestedResources); err != nil {
