@@ -74,19 +74,19 @@ func TestWithTheBroker(t *testing.T) {
 	})
 
 	expect.NoError(t, rome.Delete(ctx, reservation))
-	deleted := func(what string, c client.Client, object client.Object, name string) {
+	deleted := func(what string, c client.Client, object client.Object, namespace, name string) {
 		t.Helper()
 		eventually(t, ended, "deletion of "+what, func() error {
-			if err := c.Get(ctx, client.ObjectKey{Namespace: "default", Name: name}, object); client.IgnoreNotFound(err) != nil || err == nil {
+			if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, object); client.IgnoreNotFound(err) != nil || err == nil {
 				return fmt.Errorf("%s still exists: %+v, %v", name, object, err)
 			}
 			return nil
 		})
 	}
-	deleted("the Reservation", rome, reservation, reservation.Name)
-	deleted("rome's instruction", rome, &broker.ReservationInstruction{}, id+"-paris")
-	deleted("paris's instruction", paris, &broker.ProviderInstruction{}, id)
-	deleted("the broker's copy", hub, &broker.Reservation{}, id)
+	deleted("the Reservation", rome, reservation, reservation.Namespace, reservation.Name)
+	deleted("rome's instruction", rome, &broker.ReservationInstruction{}, "default", id+"-paris")
+	deleted("paris's instruction", paris, &broker.ProviderInstruction{}, "default", id)
+	deleted("the broker's copy", hub, &broker.Reservation{}, "default", id)
 }
 
 // createNode creates a node with 4 CPUs.

@@ -59,7 +59,8 @@ func TestDirectWithBroker(t *testing.T) {
 	}
 	agent(romeConfig, "rome", false)
 	agent(parisConfig, "paris", true)
-	reservation := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "ahead"}, Spec: broker.ReservationSpec{
+	expect.NoError(t, rome.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}))
+	reservation := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "ahead"}, Spec: broker.ReservationSpec{
 		PodSets: []broker.PodSet{{Name: "pods", Count: 2, Requests: broker.FromList(expect.Resources("cpu", "500m"))}},
 	}}
 	expect.NoError(t, rome.Create(ctx, reservation))
@@ -96,7 +97,7 @@ func TestDirectWithBroker(t *testing.T) {
 			"reservation":      rome.Get(ctx, client.ObjectKeyFromObject(reservation), &broker.Reservation{}),
 			"peering":          rome.Get(ctx, client.ObjectKeyFromObject(&secret), &corev1.Secret{}),
 			"virtual node":     rome.Get(ctx, client.ObjectKey{Name: "spillway-paris"}, &corev1.Node{}),
-			"namespace access": rome.Get(ctx, client.ObjectKey{Namespace: "default", Name: "spillway-virtual-node"}, &rbacv1.RoleBinding{}),
+			"namespace access": rome.Get(ctx, client.ObjectKey{Namespace: "shop", Name: "spillway-virtual-node"}, &rbacv1.RoleBinding{}),
 			"guest namespace":  paris.Get(ctx, client.ObjectKey{Name: "spillway-guests-rome"}, &corev1.Namespace{}),
 			"hold":             paris.Get(ctx, client.ObjectKey{Namespace: "default", Name: id}, &broker.ProviderInstruction{}),
 		} {

@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 
@@ -46,6 +47,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
 // Durations that have no flag.
@@ -194,10 +196,14 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		return err
 	}
 	recorder := events.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
+	lookup, err := owners.New(ctrl.Log.WithName("owners"), mgr.GetConfig(), o.ownerKinds)
+	if err != nil {
+		return err
+	}
 	consumer = virtualnode.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, driver.driver, virtualnode.Options{
 		InstructionNamespace: o.instructionNamespace,
 		PeeringIdleTime:      o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention,
-		ReadyTimeout: virtualNodeReadyTimeout, ShrinkDelay: shrinkDelay,
+		ReadyTimeout: virtualNodeReadyTimeout, ShrinkDelay: shrinkDelay, Owners: lookup.Resolve,
 	})
 	consumerPods := pods.New(consumer, driver.driver, pods.Options{
 		ReleaseGrace: o.releaseGrace, StartTimeout: podStartTimeout, ProviderLostAfter: o.providerLostAfter,
@@ -234,12 +240,13 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	err = errors.Join(
 		mgr.AddReadyzCheck("identity", keeper.Check), instruction.SetupIndex(ctx, mgr),
 		mgr.Add(keeper), mgr.Add(consumers), mgr.Add(providers), mgr.Add(dispatcher),
+		mgr.Add(manager.RunnableFunc(func(ctx context.Context) error { lookup.Run(ctx, func() {}); return nil })),
 	)
 	for _, c := range []controller{
 		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers),
 		provided,
 		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
-			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Broker: brokerClient, Mirror: consumers, InUse: consumer.InUse,
+			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Namespace: o.namespace, Broker: brokerClient, Mirror: consumers, InUse: consumer.InUse,
 		}),
 		tracker, advertiser, driver, consumer, consumerPods, provider,
 	} {

@@ -58,8 +58,10 @@ func TestFlags(t *testing.T) {
 // newReservation creates a Reservation for pods that each request half a CPU.
 func newReservation(t *testing.T, c client.Client, pods int32) *broker.Reservation {
 	t.Helper()
+	// The namespace of the programs is for the Reservations of a hub.
+	expect.NoError(t, c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}))
 	reservation := &broker.Reservation{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "capacity"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "capacity"},
 		Spec:       broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "pods", Count: pods, Requests: broker.FromList(expect.Resources("cpu", "500m"))}}},
 	}
 	expect.NoError(t, c.Create(t.Context(), reservation))

@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
 // Values of --hold.
@@ -74,6 +75,7 @@ type options struct {
 	peeringIdleTime      time.Duration
 	finishedPodRetention time.Duration
 	providerLostAfter    time.Duration
+	ownerKinds           []owners.Kind
 
 	metrics, probes string
 	leaderElect     bool
@@ -168,6 +170,17 @@ func parse(arguments []string) (options, error) {
 	flags.DurationVar(&o.peeringIdleTime, "peering-idle-time", 10*time.Minute, "Time for which a peering is kept without a grant.")
 	flags.DurationVar(&o.finishedPodRetention, "peering-finished-pod-retention", 5*time.Minute, "Time for which a finished pod keeps the peering, so that its logs remain available.")
 	flags.DurationVar(&o.providerLostAfter, "peering-provider-lost-after", 10*time.Minute, "Time for which a provider must be unreachable before terminating pods on its virtual node are force-deleted.")
+
+	flags.Func("owner-kinds", "Kinds of objects whose controllers are looked up to find the root owner of a pod, beside ReplicaSets, StatefulSets and Jobs, as <kind>=<resource>.<group>. Comma-separated; can be repeated. The scheduler needs the same.", func(text string) error {
+		for item := range strings.SplitSeq(text, ",") {
+			kind, err := owners.ParseKind(item)
+			if err != nil {
+				return err
+			}
+			o.ownerKinds = append(o.ownerKinds, kind)
+		}
+		return nil
+	})
 
 	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
 	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint. 0 disables it.")

@@ -28,6 +28,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/identity"
+	"github.com/spillway-dev/spillway/broker/internal/leadership"
 	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/broker/internal/server"
 )
@@ -49,9 +50,10 @@ type options struct {
 	metrics     string
 	probes      string
 	leaderElect bool
-	// lease, renewDeadline and retryPeriod are of the leader election.
-	lease, renewDeadline, retryPeriod time.Duration
-	zap                               zap.Options
+	// lease, renewDeadline and retryPeriod are of the leader election, catchUp is the
+	// deadline of a new leader's caches.
+	lease, renewDeadline, retryPeriod, catchUp time.Duration
+	zap                                        zap.Options
 }
 
 // list is a flag that can be repeated and has comma-separated values.
@@ -85,6 +87,7 @@ func parse(arguments []string) (options, error) {
 	flags.DurationVar(&o.lease, "leader-elect-lease-duration", leaseDuration, "Time after which a leader that does not renew its lease is replaced, in whole seconds.")
 	flags.DurationVar(&o.renewDeadline, "leader-elect-renew-deadline", renewDeadline, "Time after which a leader that cannot renew its lease exits.")
 	flags.DurationVar(&o.retryPeriod, "leader-elect-retry-period", retryPeriod, "Interval of renewing the lease, and of trying to get it.")
+	flags.DurationVar(&o.catchUp, "leader-elect-catch-up-deadline", leadership.DefaultDeadline, "Time after which a new leader exits whose caches are still older than the API server's state.")
 	o.zap.BindFlags(flags)
 	if err := flags.Parse(arguments); err != nil {
 		return o, err
@@ -147,21 +150,26 @@ func addControllers(ctx context.Context, mgr ctrl.Manager, o options) error {
 	if err != nil {
 		return err
 	}
+	leader, err := leadership.New(mgr, o.namespace, o.catchUp)
+	if err != nil {
+		return fmt.Errorf("setting up the leadership: %w", err)
+	}
 	receipts := server.NewReceipts(clock.RealClock{})
-	reservations := reservation.New(mgr, reservation.Options{Namespace: o.namespace, Freshness: receipts})
-	if err := reservations.SetupWithManager(mgr); err != nil {
+	reservations := reservation.New(leader, reservation.Options{Namespace: o.namespace, Freshness: receipts})
+	if err := reservations.SetupWithManager(leader); err != nil {
 		return fmt.Errorf("setting up the reservation controllers: %w", err)
 	}
 	listener, err := net.Listen("tcp", o.listen)
 	if err != nil {
 		return fmt.Errorf("listening for agents: %w", err)
 	}
-	https, err := server.New(mgr, server.Options{
+	https, err := server.New(leader, server.Options{
 		Listener:   listener,
 		Namespace:  o.namespace,
 		Identity:   authority,
 		Reconciler: reservations,
 		Receipts:   receipts,
+		Observed:   leader.Observe,
 		Log:        ctrl.Log.WithName("server"),
 	})
 	if err != nil {

@@ -1,5 +1,6 @@
 // Package simulated builds the parts of the agent that talk with the broker for the
-// simulation: the production controllers over any manager and any connection.
+// simulation, and for tests of the whole chain: the production controllers over any manager
+// and any connection.
 package simulated
 
 import (
@@ -10,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -58,6 +60,8 @@ type Options struct {
 	Lending  bool
 	// IgnoreGuests makes the agent recognize no guest: a planted fault.
 	IgnoreGuests bool
+	// InUse reports whether pods use a Reservation, by its UID. Where nil, no lease is renewed.
+	InUse func(uid types.UID) (inUse, known bool)
 	// Deaf makes the agent advertise and never decide on a hold.
 	Deaf bool
 }
@@ -77,7 +81,7 @@ func Add(ctx context.Context, mgr manager.Manager, o Options) error {
 	}{
 		instruction.NewConsumer(mgr.GetClient(), o.Namespace, consumers),
 		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
-			ClusterID: o.ClusterID, InstructionNamespace: o.Namespace, Broker: o.Connection, Mirror: consumers, Clock: o.Clock,
+			ClusterID: o.ClusterID, InstructionNamespace: o.Namespace, Namespace: o.Namespace, Broker: o.Connection, Mirror: consumers, InUse: o.InUse, Clock: o.Clock,
 		}),
 		advertise.New(o.Connection, advertise.Options{
 			Terms:    inventory.Terms{ClusterID: o.ClusterID, ClusterName: o.ClusterID, EndpointURL: "https://" + o.ClusterID + ":6443", Lending: lending},

@@ -95,6 +95,8 @@ type ReservationRequest struct {
 	// SourceGeneration is its metadata.generation. A request of an older generation
 	// than the broker has changes nothing.
 	SourceGeneration int64 `json:"sourceGeneration"`
+	// ByHand is true if it was made by hand, and not by the scheduler plugin.
+	ByHand bool `json:"byHand,omitempty"`
 	// Spec of that Reservation. Its requesterID must be empty or the caller's.
 	Spec broker.ReservationSpec `json:"spec"`
 }

@@ -69,7 +69,7 @@ var pure = []string{
 	"agent/internal/placeholder",
 	"broker/capacity", "broker/guest", "broker/internal/answers", "broker/internal/decide", "broker/internal/lease", "broker/internal/ledger",
 	"broker/internal/queue",
-	"scheduler-plugin/demand", "virtual-node/internal/translate",
+	"scheduler-plugin/demand", "scheduler-plugin/returnhome", "virtual-node/internal/translate",
 }
 
 func TestPurePackages(t *testing.T) {

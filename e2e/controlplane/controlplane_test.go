@@ -26,6 +26,11 @@ func TestReservationRules(t *testing.T) {
 	}
 	q := func(s string) *resource.Quantity { v := resource.MustParse(s); return &v }
 	pods := []broker.PodSet{{Name: "web", Count: 2, Requests: broker.ResourceQuantities{CPU: q("300m")}}}
+	selecting := func(operator metav1.LabelSelectorOperator, values ...string) broker.ReservationSpec {
+		return broker.ReservationSpec{PodSets: pods, PodSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+			{Key: "app", Operator: metav1.LabelSelectorOpExists}, {Key: "tier", Operator: operator, Values: values},
+		}}}
+	}
 	cases := map[string]struct {
 		spec broker.ReservationSpec
 		want string
@@ -36,6 +41,11 @@ func TestReservationRules(t *testing.T) {
 		"negative":           {spec: broker.ReservationSpec{RequestedResources: &broker.ResourceQuantities{CPU: q("-1")}}, want: "must not be negative"},
 		"pinned to itself":   {spec: broker.ReservationSpec{RequesterID: "rome", TargetClusterID: "rome", PodSets: pods}, want: "requester itself"},
 		"bad name of a set":  {spec: broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "Web!", Count: 1}}}, want: "podSets[0].name"},
+		"selects pods":       {spec: selecting(metav1.LabelSelectorOpNotIn, "web", "db")},
+		"In nothing":         {spec: selecting(metav1.LabelSelectorOpIn), want: "podSelector"},
+		"NotIn nothing":      {spec: selecting(metav1.LabelSelectorOpNotIn), want: "podSelector"},
+		"Exists with values": {spec: selecting(metav1.LabelSelectorOpExists, "web"), want: "podSelector"},
+		"unknown operator":   {spec: selecting("Near", "web"), want: "podSelector"},
 		"both of them given": {spec: broker.ReservationSpec{PodSets: pods, RequestedResources: &broker.ResourceQuantities{CPU: q("1")}}, want: "exactly one of"},
 	}
 	for name, tc := range cases {

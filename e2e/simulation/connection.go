@@ -212,19 +212,18 @@ func (c *connection) Watch(ctx context.Context, role protocol.Role, handle func(
 	for ctx.Err() == nil {
 		outcome := c.world.gate.Enter(c.program, "open stream "+string(role), false)
 		b := c.world.reachable(c.cluster.id)
-		if outcome != stepwise.Proceed || b == nil || ctx.Err() != nil {
-			select {
-			case <-ctx.Done():
-			case <-time.After(time.Second):
-			}
+		if outcome == stepwise.Proceed && b != nil && ctx.Err() == nil && c.follow(ctx, b, role, handle) {
 			continue
 		}
-		c.follow(ctx, b, role, handle)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
 	}
 }
 
-// follow reads one stream to its end.
-func (c *connection) follow(ctx context.Context, b *brokerProcess, role protocol.Role, handle func(protocol.Event)) {
+// follow reads one stream to its end, and reports whether the broker has served it.
+func (c *connection) follow(ctx context.Context, b *brokerProcess, role protocol.Role, handle func(protocol.Event)) (served bool) {
 	serving, cancel := context.WithCancel(b.program.Context())
 	handler := b.handler
 	s := &stream{
@@ -243,9 +242,9 @@ func (c *connection) follow(ctx context.Context, b *brokerProcess, role protocol
 		case event := <-s.events:
 			handle(event)
 		case <-s.closed:
-			return
+			return !s.refused()
 		case <-ctx.Done():
-			return
+			return true
 		}
 	}
 }
@@ -254,7 +253,11 @@ func (c *connection) follow(ctx context.Context, b *brokerProcess, role protocol
 func (s *stream) Header() http.Header { return s.header }
 
 // WriteHeader implements http.ResponseWriter.
-func (s *stream) WriteHeader(status int) { s.status = status }
+func (s *stream) WriteHeader(status int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status = status
+}
 
 // Write implements http.ResponseWriter.
 func (s *stream) Write(data []byte) (int, error) {
@@ -279,6 +282,13 @@ func (s *stream) Write(data []byte) (int, error) {
 		}
 		s.lines = append(s.lines, line)
 	}
+}
+
+// refused reports whether the broker has responded with an error.
+func (s *stream) refused() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status != 0 && s.status/100 != 2
 }
 
 // FlushError implements what http.ResponseController needs.

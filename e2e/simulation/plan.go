@@ -44,7 +44,10 @@ const (
 	// These are made only by directed schedules.
 	actLate       action = "leader is stopped while it writes a ledger"
 	actStaleKind  action = "a broker hears of no Reservations"
+	actLagging    action = "a broker's watches lag behind"
+	actSlow       action = "a broker reconciles no Reservations"
 	actSlowGuests action = "guests stop slowly"
+	actNoGuests   action = "guests do not start"
 	actReplayAcks action = "answers arrive again"
 	actLoseAck    action = "next answer is lost"
 	actRefuse     action = "provider refuses from now on"
@@ -194,8 +197,14 @@ func (w *world) apply(e event) {
 		}
 	case actStaleKind:
 		w.frozen[b.name+" watch Reservation"] = w.steps + 60 + e.b%100
+	case actLagging:
+		w.frozen[b.name+" watch "] = w.steps + 60 + e.b%200
+	case actSlow:
+		w.frozen[b.name+" reservations takes "] = w.steps + 60 + e.b%200
 	case actSlowGuests:
 		w.frozen[c.id+" stops guest"] = w.steps + 100 + e.b%200
+	case actNoGuests:
+		w.frozen[c.id+" starts a guest"] = w.steps + 1000
 	case actReplayAcks:
 		w.replayAcks()
 	case actRefuse:

@@ -34,6 +34,8 @@ type plant struct {
 	loses func(protocol.Event) bool
 	// stalls is the beginning of the name of steps that never happen.
 	stalls string
+	// anyLeader makes a new leader act with whatever its caches have.
+	anyLeader bool
 	// ignoreGuests makes the agents recognize no guest.
 	ignoreGuests bool
 }
@@ -127,6 +129,7 @@ var plants = []plant{
 		return m
 	}},
 	{name: "streams lose deletions", loses: func(e protocol.Event) bool { return e.Type == protocol.EventDelete }},
+	{name: "a new leader acts before its caches have caught up", anyLeader: true},
 	{name: "the broker does not notice new capacity", stalls: "broker-a watch ClusterAdvertisement"},
 }
 

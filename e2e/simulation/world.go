@@ -175,7 +175,7 @@ func (w *world) startBroker(b *brokerProcess) {
 	b.program = stepwise.NewProgram(stepwise.Options{
 		Name: b.name, Server: w.hub, Scheme: scheme, Gate: w.gate, Writes: wrap(w, w.plant.brokerWrites), Live: w.plant.brokerLive,
 	})
-	handler, err := hub.Add(b.program, namespace, identity{}, b.clock)
+	handler, err := hub.Add(b.program, namespace, identity{}, b.clock, w.plant.anyLeader)
 	must(err)
 	b.handler = handler
 	b.program.Run()
@@ -340,6 +340,13 @@ func (w *world) step() {
 		chosen.Do()
 	}
 	synctest.Wait()
+	for _, b := range w.brokers {
+		if b.program != nil && b.program.Failed() != nil {
+			w.record(b.name + " ends: " + b.program.Failed().Error())
+			w.fail(b)
+			synctest.Wait()
+		}
+	}
 	w.checks.check(w)
 }
 

@@ -42,7 +42,8 @@ func (k Key) compare(other Key) int {
 }
 
 // Resolve looks up the object of an owner reference and returns its controller,
-// nil if it has none. found is false if the object is not known (yet).
+// nil if it has none or its kind is not looked up. found is false if the object is not known
+// (yet). It is called for one pod after another, and must not block.
 type Resolve func(namespace string, ref metav1.OwnerReference) (controller *metav1.OwnerReference, found bool)
 
 // KeyOf returns a pod's key, its root owner and the pod set (of count 0) that
@@ -82,8 +83,8 @@ func (k Key) IsGang() bool { return strings.HasPrefix(string(k.OwnerUID), gangPr
 // maxOwners limits the controllers that are looked up for one pod.
 const maxOwners = 8
 
-// Resolvable returns the kind of an owner whose own controller has to be looked up. Any
-// other owner is a root owner.
+// Resolvable returns the kind of an owner whose own controller always has to be looked up:
+// one of those that Kubernetes' own controllers create.
 func Resolvable(ref metav1.OwnerReference) (kind schema.GroupVersionKind, ok bool) {
 	kind = schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind)
 	switch kind.GroupKind() {
@@ -95,7 +96,7 @@ func Resolvable(ref metav1.OwnerReference) (kind schema.GroupVersionKind, ok boo
 }
 
 // OwnerOf returns the root owner of a pod: the last one of its controller, the controller
-// of that, and so on, as far as they are Resolvable. The owner of bare pods and of Jobs
+// of that, and so on, as far as resolve knows them. The owner of bare pods and of Jobs
 // without a controller is their namespace, with UID SharedOwner; that of a gang is its
 // PodGroup, with a UID made from its name. ok is false if an owner cannot be resolved.
 func OwnerOf(pod *corev1.Pod, resolve Resolve) (owner metav1.OwnerReference, ok bool) {
@@ -105,9 +106,6 @@ func OwnerOf(pod *corev1.Pod, resolve Resolve) (owner metav1.OwnerReference, ok 
 	controller := metav1.GetControllerOfNoCopy(pod)
 	for range maxOwners {
 		if controller == nil {
-			break
-		}
-		if _, resolvable := Resolvable(*controller); !resolvable {
 			break
 		}
 		above, found := resolve(pod.Namespace, *controller)

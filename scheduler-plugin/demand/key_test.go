@@ -163,6 +163,9 @@ func TestOwnerOf(t *testing.T) {
 		}
 	}
 	resolve := func(_ string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
+		if _, known := demand.Resolvable(ref); !known && ref.Kind != "JobSet" {
+			return nil, true
+		}
 		switch ref.Name {
 		case "web-abc":
 			return &metav1.OwnerReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web", UID: "uid-of-web", Controller: ptr.To(true)}, true
@@ -172,6 +175,8 @@ func TestOwnerOf(t *testing.T) {
 			return &metav1.OwnerReference{APIVersion: "jobset.x-k8s.io/v1alpha2", Kind: "JobSet", Name: "train", UID: "uid-of-train", Controller: ptr.To(true)}, true
 		case "leader-0":
 			return &metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-abc", UID: "uid-of-web-abc", Controller: ptr.To(true)}, true
+		case "train":
+			return &metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Training", Name: "nightly", UID: "uid-of-training", Controller: ptr.To(true)}, true
 		case "circle":
 			return &ref, true
 		case "bare", "crunch":
@@ -191,7 +196,7 @@ func TestOwnerOf(t *testing.T) {
 		"a Job without owner shares":           {pod: podWith(controlledBy("batch/v1", "Job", "crunch")), want: "v1 Namespace shop shared"},
 		"a Job that is not known yet":          {pod: podWith(controlledBy("batch/v1", "Job", "new")), unsure: true},
 		"a CronJob, through its Job":           {pod: podWith(controlledBy("batch/v1", "Job", "nightly-1")), want: "batch/v1 CronJob nightly uid-of-nightly"},
-		"a JobSet, through its Job":            {pod: podWith(controlledBy("batch/v1", "Job", "train-workers-0")), want: "jobset.x-k8s.io/v1alpha2 JobSet train uid-of-train"},
+		"what controls a JobSet":               {pod: podWith(controlledBy("batch/v1", "Job", "train-workers-0")), want: "example.com/v1 Training nightly uid-of-training"},
 		"three controllers":                    {pod: podWith(controlledBy("apps/v1", "StatefulSet", "leader-0")), want: "apps/v1 Deployment web uid-of-web"},
 		"a gang":                               {pod: podWith(controlledBy("batch/v1", "Job", "new"), func(p *corev1.Pod) { p.Labels = map[string]string{demand.LabelPodGroup: "ring"} }), want: "scheduling.x-k8s.io/v1alpha1 PodGroup ring gang-16b974583155fdcb"},
 		"a circle ends":                        {pod: podWith(controlledBy("apps/v1", "StatefulSet", "circle")), want: "apps/v1 StatefulSet circle uid-of-circle"},

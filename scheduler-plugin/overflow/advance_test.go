@@ -28,24 +28,13 @@ func TestReservedInAdvance(t *testing.T) {
 	c.node("home", "10m", nil)
 	c.virtualNode("paris")
 	c.startScheduler()
-	for _, rule := range []struct {
-		name string
-		run  func(*testCluster, string)
-	}{
+	c.runRules([]rule{
 		{"a pod uses a Reservation made by hand, and none is requested", usesByHand},
 		{"a Reservation of the hub is used from every namespace", usesFromHub},
 		{"a pod that fits none of two requests capacity", fitsNeither},
 		{"a Reservation that is deleted takes no new pod", deletedByHand},
 		{"a total is never exceeded", neverExceeded},
-	} {
-		t.Run(rule.name, func(t *testing.T) {
-			of := *c
-			of.t = t
-			namespace := fmt.Sprintf("rule-%d", time.Now().UnixNano())
-			of.namespace(namespace, optIn)
-			rule.run(&of, namespace)
-		})
-	}
+	})
 }
 
 // byHand creates a Reservation of a total, and the instruction by which the agent says

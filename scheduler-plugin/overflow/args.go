@@ -10,6 +10,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
 // Order is the order of preemption and overflow for a pod that does not fit.
@@ -45,6 +46,9 @@ type OverflowArgs struct {
 	// GangTimeout is how long a pod of a gang keeps its place while others have none.
 	// Default: 1m.
 	GangTimeout *metav1.Duration `json:"gangTimeout,omitempty"`
+	// OwnerKinds are the kinds of objects whose controllers are looked up to find the root
+	// owner of a pod, beside ReplicaSets, StatefulSets and Jobs. The agent needs the same.
+	OwnerKinds []owners.Kind `json:"ownerKinds,omitempty"`
 }
 
 // ArgsKind is the kind of OverflowArgs; its group and version are
@@ -109,6 +113,11 @@ func (a *OverflowArgs) validate() error {
 	}
 	if after := a.AskAfter.Duration; after < 0 || after > time.Hour {
 		return fmt.Errorf("askAfter: want 0s to 1h, got %s", after)
+	}
+	for i, kind := range a.OwnerKinds {
+		if err := kind.Validate(); err != nil {
+			return fmt.Errorf("ownerKinds[%d]: %w", i, err)
+		}
 	}
 	// The framework limits it to 15 minutes.
 	if timeout := a.GangTimeout.Duration; timeout < time.Second || timeout > 15*time.Minute {

@@ -266,7 +266,7 @@ func (c *demandController) removePod(uid types.UID, work *work) {
 		if err != nil {
 			pod = nil
 		}
-		was.observeEnd(pod, c.clock.Now())
+		was.observeEnd(pod, c.placements.isVirtual, c.clock.Now())
 		work.keys[was.key] = true
 		if was.forNode != "" {
 			work.nodes[was.forNode] = true

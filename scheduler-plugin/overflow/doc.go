@@ -37,6 +37,10 @@
 // package demand). One that was made by hand, here or in the hub, is a pool of capacity
 // for each provider: the pods that it serves are bound to it without a request.
 //
+// Where an OverflowPolicy has returnHome, pods that have overflowed are evicted once a node
+// of this cluster has room for their replacements, which prefer it (package returnhome
+// decides). That happens outside of scheduling cycles, in the leader.
+//
 // Scheduling depends neither on the Reservation CRD nor on API calls in the
 // scheduling cycle: if the CRD is missing, pods are scheduled in this cluster and
 // the informers retry in the background. A standby replica only watches.

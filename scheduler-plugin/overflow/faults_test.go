@@ -21,18 +21,17 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// TestRules runs one rule of the plugin after another against a real scheduler.
-// Each has a namespace, and nodes that only its pods select.
+// TestRules runs one rule of the plugin after another against a real scheduler. Each has
+// nodes that only its pods select.
 func TestRules(t *testing.T) {
 	c := startTestCluster(t)
 	controlplane.InstallCRDs(t, c.config)
 	c.create(&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000})
 	c.installPodGroups()
+	c.installKind("batch.example.com", "v1", "Run", "runs")
+	c.installKind("batch.example.com", "v1", "Hidden", "hiddens")
 	c.startScheduler()
-	for _, rule := range []struct {
-		name string
-		run  func(*testCluster, string)
-	}{
+	c.runRules([]rule{
 		{"guests are never preemption victims", guestsAreNoVictims},
 		{"a namespace that opts out requests no more", optOut},
 		{"a cap of zero permits preemption", cappedPreempts},
@@ -44,22 +43,20 @@ func TestRules(t *testing.T) {
 		{"a failed binding leaves nothing on the pod", failedBinding},
 		{"bare pods and Jobs of one shape share a Reservation", sharedReservation},
 		{"the runs of a CronJob share a Reservation", cronJob},
+		{"the runs of a controller that a CRD defines share a Reservation", customChain},
+		{"an owner that must not be read is the root owner", unreadableOwner},
 		{"a gang of which only part fits leaves nothing", gangTooLarge},
 		{"a gang is bound when all have places", gangInBoth},
 		{"a victim of preemption overflows", victimOverflows},
 		{"a Deployment keeps its Reservation", rolloutAndScale},
 		{"an autoscaler can add a node first", autoscalerFirst},
 		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
+		{"a real node may be called as a virtual one", realNodeNamedVirtual},
+		{"an OverflowPolicy is validated", policyRules},
+		{"overflowed pods return home", returnsHome},
+		{"a pod whose replacement overflows again rests", overflowsAgain},
 		{"each metric is documented and counts", documentedMetrics},
-	} {
-		t.Run(rule.name, func(t *testing.T) {
-			of := *c
-			of.t = t
-			namespace := fmt.Sprintf("rule-%d", time.Now().UnixNano())
-			of.namespace(namespace, optIn)
-			rule.run(&of, namespace)
-		})
-	}
+	})
 }
 
 // inPool makes a pod select the nodes of a pool.
@@ -327,5 +324,34 @@ func autoscalerFirst(c *testCluster, ns string) {
 	// Creation times are in whole seconds.
 	if after := r.CreationTimestamp.Sub(c.getPod(ns, "web-0").CreationTimestamp.Time); after < 4*time.Second {
 		c.t.Errorf("requested after %s", after)
+	}
+}
+
+// realNodeNamedVirtual: a node is virtual by its label and name. One of this cluster may
+// have such a name: it has room for pods, and its pods need no capacity elsewhere.
+func realNodeNamedVirtual(c *testCluster, ns string) {
+	real := broker.VirtualNodeName("real-" + ns)
+	c.node(real, "2", map[string]string{"pool": ns})
+	virtual := c.virtualPoolNode(ns, "10")
+	c.app(ns, "web", "1", 3)
+	c.expectPods(ns, "web", map[string]int{real: 2, "": 1})
+	r := c.expectReservation(ns, "web", 1)
+	c.setStatus(r, refused("oslo"))
+	c.expectEvent(ns, "", "OverflowQueued", "oslo")
+	// The gate opens for room on it.
+	for _, p := range c.pods(ns, "web")[real] {
+		expect.NoError(c.t, c.Delete(c.t.Context(), p))
+		break
+	}
+	c.expectPods(ns, "web", map[string]int{real: 2})
+	if living := c.expectReservation(ns, "web", 1); living.UID != r.UID {
+		c.t.Error("the pods have got another Reservation")
+	}
+	// A label alone does not make a node virtual either.
+	c.node("labelled-"+ns, "2", map[string]string{"pool": ns + "-2", broker.LabelProvider: ns})
+	c.create(schedulerPod(ns, "other", "1", inPool(ns+"-2")))
+	c.expectPods(ns, "other", map[string]int{"labelled-" + ns: 1})
+	if n := len(c.pods(ns, "")[virtual]); n != 0 {
+		c.t.Errorf("%d pods are on the virtual node", n)
 	}
 }

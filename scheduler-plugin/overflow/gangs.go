@@ -260,7 +260,7 @@ func (g *gate) retry(pod *corev1.Pod, key demand.Key) {
 // keep it if the others find none.
 func (c *demandController) gangCounter(key demand.Key, name string) (n int32) {
 	for _, pod := range c.gangs.members(key.Namespace, name) {
-		if k, ok := c.keys.keyOf(pod); !ok || k != key || c.pending.has(pod.UID) || pod.Spec.NodeName != "" && !isVirtual(pod.Spec.NodeName) {
+		if k, ok := c.keys.keyOf(pod); !ok || k != key || c.pending.has(pod.UID) || pod.Spec.NodeName != "" && !c.placements.isVirtual(pod.Spec.NodeName) {
 			continue
 		}
 		if ok, _ := demand.Admissible(pod); ok || pod.Spec.NodeName != "" {
@@ -282,7 +282,7 @@ func (c *demandController) minAvailable(request demand.Request) int32 {
 		return 0
 	}
 	for _, pod := range c.gangs.members(request.Key.Namespace, name) {
-		if pod.Spec.NodeName != "" && !isVirtual(pod.Spec.NodeName) {
+		if pod.Spec.NodeName != "" && !c.placements.isVirtual(pod.Spec.NodeName) {
 			required--
 		}
 	}

@@ -20,12 +20,18 @@ import (
 // validation.
 func (c *testCluster) installPodGroups() {
 	c.t.Helper()
+	c.installKind("scheduling.x-k8s.io", "v1alpha1", "PodGroup", "podgroups")
+}
+
+// installKind installs a kind without validation.
+func (c *testCluster) installKind(group, version, kind, plural string) {
+	c.t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{
-		ObjectMeta: metav1.ObjectMeta{Name: "podgroups.scheduling.x-k8s.io", Annotations: map[string]string{"api-approved.kubernetes.io": "unapproved, for tests"}},
+		ObjectMeta: metav1.ObjectMeta{Name: plural + "." + group, Annotations: map[string]string{"api-approved.kubernetes.io": "unapproved, for tests"}},
 		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-			Group: "scheduling.x-k8s.io", Scope: apiextensionsv1.NamespaceScoped,
-			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "podgroups", Singular: "podgroup", Kind: "PodGroup", ListKind: "PodGroupList"},
-			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1alpha1", Served: true, Storage: true, Schema: &apiextensionsv1.CustomResourceValidation{
+			Group: group, Scope: apiextensionsv1.NamespaceScoped,
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: plural, Kind: kind},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: version, Served: true, Storage: true, Schema: &apiextensionsv1.CustomResourceValidation{
 				OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: ptr.To(true)}}}},
 		},
 	}

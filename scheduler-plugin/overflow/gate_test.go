@@ -285,7 +285,7 @@ func TestPlacements(t *testing.T) {
 				if before != nil && bound[b.UID] {
 					b.Spec.NodeName = before.Spec.NodeName // it never changes
 				}
-				if before != nil && before.Spec.NodeName == b.Spec.NodeName && isVirtual(b.Spec.NodeName) {
+				if before != nil && before.Spec.NodeName == b.Spec.NodeName && namedVirtual(b.Spec.NodeName) {
 					defer func() { truth[b.UID].Labels[broker.LabelHold] = before.Labels[broker.LabelHold] }() // the label may, the charge not
 				}
 				p.setPod(b)
@@ -317,10 +317,19 @@ func TestPlacements(t *testing.T) {
 				delete(truth, b.UID)
 				delete(bound, b.UID)
 			},
+			"node": func(t *rapid.T) {
+				n := nodeWith(rapid.SampledFrom([]string{"paris", "berlin"}).Draw(t, "cluster")).Node()
+				if rapid.Bool().Draw(t, "real") {
+					n.Labels = nil
+				}
+				p.setNode(n)
+			},
 			"": func(t *rapid.T) { recount(t, p, truth) },
 		})
 	})
 }
+
+func isZero(_ corev1.ResourceName, n int64) bool { return n == 0 }
 
 // charges are what is charged to holds, to be compared.
 func charges(p *placements) map[string]string {
@@ -331,7 +340,7 @@ func charges(p *placements) map[string]string {
 			for _, shape := range u.shapes {
 				pods += shape.pods
 			}
-			maps.DeleteFunc(u.amounts, func(_ corev1.ResourceName, n int64) bool { return n == 0 })
+			maps.DeleteFunc(u.amounts, isZero)
 			all[fmt.Sprint(at, namespace)] = fmt.Sprint(u.count, u.amounts, pods)
 		}
 	}
@@ -341,6 +350,11 @@ func charges(p *placements) map[string]string {
 // recount compares placements with the pods that they are made of.
 func recount(t *rapid.T, p *placements, truth map[types.UID]*corev1.Pod) {
 	fresh := newPlacements(p.clock, p.keyOf)
+	for _, n := range p.nodes {
+		if n.node != nil {
+			fresh.setNode(n.node)
+		}
+	}
 	for _, pod := range truth {
 		fresh.setPod(pod)
 	}
@@ -352,8 +366,14 @@ func recount(t *rapid.T, p *placements, truth map[types.UID]*corev1.Pod) {
 		}
 	}
 	for node, n := range fresh.nodes {
-		if got := p.nodes[node]; got == nil || fmt.Sprint(got.used) != fmt.Sprint(n.used) {
-			t.Fatalf("used on %s: got %v, want %v", node, got, n.used)
+		got := p.nodes[node]
+		if got == nil {
+			t.Fatalf("%s is not known", node)
+		}
+		maps.DeleteFunc(got.used, isZero)
+		maps.DeleteFunc(n.used, isZero)
+		if !maps.Equal(got.used, n.used) || got.virtual != n.virtual {
+			t.Fatalf("used on %s: got %v, want %v", node, got, n)
 		}
 	}
 	if len(p.nodes) != len(fresh.nodes) || len(p.pods) != len(truth) {

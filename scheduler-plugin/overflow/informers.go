@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -21,6 +22,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/returnhome"
 )
 
 // requestsPerSecond limits the requests for Reservations to the API server.
@@ -87,7 +89,18 @@ func (p *Plugin) start(ctx context.Context) error {
 		active:       func() bool { return p.scheduling.Load() || noNodes() },
 		recorder:     p.handle.EventRecorder(),
 	}
-	go p.owners.run(ctx)
+	returner := &returner{
+		log: log, clock: clock.RealClock{}, client: p.handle.ClientSet(), recorder: p.handle.EventRecorder(),
+		planner: returnhome.New(), watched: p.watched, placements: p.placements, keys: p.keys, pools: p.pools,
+		reservations: controller.reservations, policies: controller.policies,
+		nodes: p.nodes, namespaces: p.namespaces, pods: controller.pods, reported: map[types.UID]bool{},
+		ready: func() bool { return (p.scheduling.Load() || p.leads()) && controller.synced() && p.counted() },
+	}
+	go returner.run(ctx)
+	go p.owners.run(ctx, func() {
+		p.placements.retryUnresolved()
+		p.queue.signal()
+	})
 	go p.gangs.run(ctx, controller.waker.activate)
 	go reservations.RunWithContext(ctx)
 	go policies.RunWithContext(ctx)
@@ -208,6 +221,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 		if !ok {
 			return
 		}
+		p.watched.set(pod)
 		p.queue.addFreed(p.placements.setPod(pod))
 		done := pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || podutil.IsPodTerminal(pod)
 		if done {
@@ -233,6 +247,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 		UpdateFunc: func(_, obj any) { update(obj) },
 		DeleteFunc: func(obj any) {
 			if pod, ok := objectOf[*corev1.Pod](obj); ok {
+				p.watched.remove(pod.UID)
 				p.queue.addFreed(p.placements.removePod(pod.UID))
 				p.queue.remove(pod.UID)
 				untried.set(pod, false)

@@ -6,6 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/spillway-dev/spillway/scheduler-plugin/returnhome"
 )
 
 // Values of the labels of the metrics.
@@ -15,6 +17,7 @@ const (
 	openedForRoom, openedForGrant, openedForDecision  = "room", "grant", "decision"
 	openedForRetry, openedForSpec                     = "retry", "spec"
 	writesOfReservations, writesOfEvents, writesOfPod = "reservation", "event", "binding"
+	writesOfEvictions                                 = "eviction"
 )
 
 var (
@@ -39,16 +42,20 @@ var (
 	})
 	writesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "overflow_writes_total",
-		Help: "Number of writes to the API server for pods that may overflow, by kind: reservation, event or binding.",
+		Help: "Number of writes to the API server for pods that may overflow, by kind: reservation, event, binding or eviction.",
 	}, []string{"kind"})
 	gateOpenings = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "overflow_gate_openings_total",
 		Help: "Number of waiting pods that were tried again, by reason: room at home, grant, decision, retry or changed spec.",
 	}, []string{"reason"})
+	returnedHome = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "overflow_returned_home_total",
+		Help: "Number of overflowed pods that were to move back, by outcome: returned, overflowed again, not_bound, not_ready, or blocked.",
+	}, []string{"outcome"})
 )
 
 func init() {
-	legacyregistry.MustRegister(requestsTotal, requestPods, unschedulableDuration, podAttempts, writesTotal, gateOpenings)
+	legacyregistry.MustRegister(requestsTotal, requestPods, unschedulableDuration, podAttempts, writesTotal, gateOpenings, returnedHome)
 	// So that they are there before the first pod waits.
 	for _, result := range []string{resultRequested, resultCapped, resultFailed} {
 		requestsTotal.WithLabelValues(result)
@@ -56,16 +63,19 @@ func init() {
 	for _, outcome := range []string{outcomeHome, outcomeOverflowed, outcomeDeleted} {
 		unschedulableDuration.WithLabelValues(outcome)
 	}
-	for _, kind := range []string{writesOfReservations, writesOfEvents, writesOfPod} {
+	for _, kind := range []string{writesOfReservations, writesOfEvents, writesOfPod, writesOfEvictions} {
 		writesTotal.WithLabelValues(kind)
 	}
 	for _, reason := range []string{openedForRoom, openedForGrant, openedForDecision, openedForRetry, openedForSpec} {
 		gateOpenings.WithLabelValues(reason)
 	}
+	for _, outcome := range returnhome.Outcomes {
+		returnedHome.WithLabelValues(string(outcome))
+	}
 }
 
 // observeEnd records how a pod that waited ended: pod is it as the cache shows it, or nil.
-func (w *waitingPod) observeEnd(pod *corev1.Pod, now time.Time) {
+func (w *waitingPod) observeEnd(pod *corev1.Pod, isVirtual func(node string) bool, now time.Time) {
 	outcome := outcomeDeleted
 	switch {
 	case pod == nil || pod.UID != w.pod.UID || pod.Spec.NodeName == "":

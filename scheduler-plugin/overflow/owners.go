@@ -10,21 +10,28 @@ import (
 	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
 
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
-// owners looks up the controllers of the kinds that demand.Resolvable names. ReplicaSets
-// and StatefulSets are the scheduler's own informers; of Jobs, which it does not watch,
-// only names, UIDs and owners are kept.
-type owners struct {
+// ownerCache looks up the controllers of owners. ReplicaSets and StatefulSets are the
+// scheduler's own informers; of Jobs, which it does not watch, only names, UIDs and owners
+// are kept. Those of the argument ownerKinds are read one by one.
+type ownerCache struct {
 	// informers by kind.
 	informers map[string]cache.SharedIndexInformer
 	jobs      cache.SharedIndexInformer
+	others    *owners.Lookup
 }
 
-func newOwners(config *rest.Config, handle framework.Handle) (*owners, error) {
+func newOwnerCache(log klog.Logger, config *rest.Config, handle framework.Handle, kinds []owners.Kind) (*ownerCache, error) {
+	others, err := owners.New(log, config, kinds)
+	if err != nil {
+		return nil, err
+	}
 	client, err := metadata.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("creating a client for metadata: %w", err)
@@ -34,7 +41,7 @@ func newOwners(config *rest.Config, handle framework.Handle) (*owners, error) {
 		return nil, fmt.Errorf("watching Jobs: %w", err)
 	}
 	apps := handle.SharedInformerFactory().Apps().V1()
-	return &owners{jobs: jobs, informers: map[string]cache.SharedIndexInformer{
+	return &ownerCache{jobs: jobs, others: others, informers: map[string]cache.SharedIndexInformer{
 		"ReplicaSet": apps.ReplicaSets().Informer(), "StatefulSet": apps.StatefulSets().Informer(), "Job": jobs,
 	}}, nil
 }
@@ -48,7 +55,7 @@ func keepOwners(obj any) (any, error) {
 }
 
 // watch calls added for each new owner.
-func (o *owners) watch(added func()) error {
+func (o *ownerCache) watch(added func()) error {
 	for kind, informer := range o.informers {
 		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(any) { added() }}); err != nil {
 			return fmt.Errorf("watching %ss: %w", kind, err)
@@ -57,14 +64,18 @@ func (o *owners) watch(added func()) error {
 	return nil
 }
 
-// run runs the informer of Jobs until ctx ends.
-func (o *owners) run(ctx context.Context) { o.jobs.RunWithContext(ctx) }
+// run runs the informer of Jobs and the look-ups until ctx ends. resolved is called after
+// each of these.
+func (o *ownerCache) run(ctx context.Context, resolved func()) {
+	go o.others.Run(ctx, resolved)
+	o.jobs.RunWithContext(ctx)
+}
 
 // resolve implements demand.Resolve.
-func (o *owners) resolve(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
+func (o *ownerCache) resolve(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
 	kind, ok := demand.Resolvable(ref)
 	if !ok {
-		return nil, false
+		return o.others.Resolve(namespace, ref)
 	}
 	obj, exists, err := o.informers[kind.Kind].GetIndexer().GetByKey(namespace + "/" + ref.Name)
 	if err != nil || !exists {

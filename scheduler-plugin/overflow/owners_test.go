@@ -1,9 +1,12 @@
 package overflow_test
 
 import (
+	"fmt"
+
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -60,5 +63,47 @@ func cronJob(c *testCluster, ns string) {
 	expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKeyFromObject(first), first))
 	if n := first.Spec.PodSets[0].Count; n != 1 {
 		c.t.Errorf("the Reservation requests %d pods, want 1", n)
+	}
+}
+
+// customOwner creates an object of a kind that a CRD defines.
+func (c *testCluster) customOwner(ns, kind, name string, owner ...metav1.OwnerReference) metav1.OwnerReference {
+	c.t.Helper()
+	o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "batch.example.com/v1", "kind": kind}}
+	o.SetNamespace(ns)
+	o.SetName(name)
+	o.SetOwnerReferences(owner)
+	c.create(o)
+	return metav1.OwnerReference{APIVersion: "batch.example.com/v1", Kind: kind, Name: name, UID: o.GetUID(), Controller: ptr.To(true)}
+}
+
+// customChain: pods of Jobs, of Runs that a CRD defines, of a Schedule.
+func customChain(c *testCluster, ns string) {
+	node := c.virtualPoolNode(ns, "10")
+	schedule := metav1.OwnerReference{APIVersion: "batch.example.com/v1", Kind: "Schedule", Name: "nightly", UID: "uid-of-nightly", Controller: ptr.To(true)}
+	for i := range 3 {
+		run := c.customOwner(ns, "Run", fmt.Sprint("nightly-", i), schedule)
+		of := c.job(ns, run.Name, run)
+		if i == 2 { // a Run may create its pods itself
+			of = func(p *corev1.Pod) { p.OwnerReferences = []metav1.OwnerReference{run} }
+		}
+		c.create(schedulerPod(ns, run.Name+"-pod", "1", of, inPool(ns), tolerating(ns)))
+	}
+	r := c.expectReservation(ns, "nightly", 3)
+	if ref := r.OwnerReferences[0]; ref.Kind != "Schedule" || ref.UID != schedule.UID {
+		c.t.Errorf("owned by %+v, want the Schedule", ref)
+	}
+	c.setStatus(r, grantedIn(r, ns, 3))
+	c.expectPods(ns, "nightly", map[string]int{node: 3})
+}
+
+// unreadableOwner: the scheduler may not read an owner, so that is the root.
+func unreadableOwner(c *testCluster, ns string) {
+	above := metav1.OwnerReference{APIVersion: "batch.example.com/v1", Kind: "Schedule", Name: "above", UID: "uid-of-above", Controller: ptr.To(true)}
+	hidden := c.customOwner(ns, "Hidden", "hidden", above)
+	c.create(schedulerPod(ns, "hidden-pod", "1", func(p *corev1.Pod) { p.OwnerReferences = []metav1.OwnerReference{hidden} }, inPool(ns)))
+	r := c.expectReservation(ns, "hidden", 1)
+	if ref := r.OwnerReferences[0]; ref.Kind != "Hidden" || ref.UID != hidden.UID {
+		c.t.Errorf("owned by %+v, want the object that the pod names", ref)
 	}
 }

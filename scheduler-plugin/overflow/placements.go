@@ -73,8 +73,9 @@ type placement struct {
 	amounts amounts
 	// bound is false while the pod is only assumed to be on the node.
 	bound, terminating bool
-	// virtual nodes only: the pod as counted.
-	virtual  bool
+	// virtual: the node is, by what is known of it.
+	virtual bool
+	// nodes with the name of a virtual one only: the pod as counted if the node is virtual.
 	key      demand.Key
 	resolved bool
 	hold     heldBy
@@ -89,6 +90,8 @@ type placement struct {
 type nodeState struct {
 	node *corev1.Node // nil if unknown yet
 	used amounts
+	// virtual is kept if the node is deleted before its pods.
+	virtual bool
 	// changedAt is when the node last became able to run more pods than before.
 	changedAt time.Time
 }
@@ -140,7 +143,26 @@ func newPlacements(clock clock.PassiveClock, keyOf func(*corev1.Pod) (demand.Key
 	}
 }
 
-func isVirtual(nodeName string) bool { return strings.HasPrefix(nodeName, broker.VirtualNodePrefix) }
+// namedVirtual reports whether a node has the name of a virtual one. A node of this cluster
+// may.
+func namedVirtual(nodeName string) bool {
+	return strings.HasPrefix(nodeName, broker.VirtualNodePrefix)
+}
+
+// isVirtual reports whether a node is a virtual one. One that was never seen counts as what
+// its name says.
+func (p *placements) isVirtual(nodeName string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.virtual(nodeName)
+}
+
+func (p *placements) virtual(nodeName string) bool {
+	if n := p.nodes[nodeName]; n != nil {
+		return n.virtual
+	}
+	return namedVirtual(nodeName)
+}
 
 // setPod records a pod that an informer shows. freed is the node that has more room
 // than before, "" if none has; key is that of a pod that left a virtual node.
@@ -160,13 +182,13 @@ func (p *placements) setPod(pod *corev1.Pod) (freed string, key demand.Key) {
 		p.remove(pod.UID, before)
 		before = nil
 	}
-	if before != nil && before.virtual {
+	if before != nil && namedVirtual(before.node) {
 		hold = before.hold.hold // users can change the label
 	}
 	after := p.newPlacement(pod, pod.Spec.NodeName, hold, before)
 	after.bound, after.terminating = true, pod.DeletionTimestamp != nil
 	if before != nil {
-		if before.virtual && before.resolved {
+		if before.resolved {
 			// The key that the pod was counted with: its owner may be gone by now.
 			after.key, after.resolved, after.pod = before.key, true, nil
 		}
@@ -223,8 +245,8 @@ func (p *placements) forget(uid types.UID) (freed string, key demand.Key) {
 
 // newPlacement is a pod on a node; before is what it was there so far, or nil.
 func (p *placements) newPlacement(pod *corev1.Pod, node, hold string, before *placement) *placement {
-	pl := &placement{node: node, amounts: podAmounts(pod), virtual: isVirtual(node), generation: pod.Generation}
-	if pl.virtual {
+	pl := &placement{node: node, amounts: podAmounts(pod), virtual: p.virtual(node), generation: pod.Generation}
+	if namedVirtual(node) {
 		pl.hold = heldBy{namespace: pod.Namespace, hold: hold, node: node}
 		if before != nil && before.generation == pod.Generation {
 			pl.need = before.need
@@ -319,7 +341,7 @@ func add[K comparable](counts map[K]int32, key K, n int32) {
 func (p *placements) state(name string) *nodeState {
 	n := p.nodes[name]
 	if n == nil {
-		n = &nodeState{used: amounts{}}
+		n = &nodeState{used: amounts{}, virtual: namedVirtual(name)}
 		p.nodes[name] = n
 	}
 	return n
@@ -342,7 +364,22 @@ func (p *placements) setNode(node *corev1.Node) (grown bool) {
 	if grown {
 		n.changedAt = p.clock.Now()
 	}
+	if virtual := providerOf(node) != ""; virtual != n.virtual {
+		n.virtual = virtual
+		p.reclassify(node.Name)
+	}
 	return grown
+}
+
+// reclassify counts the pods of a node as what the node turned out to be.
+func (p *placements) reclassify(node string) {
+	for _, pl := range p.pods {
+		if pl.node == node {
+			p.count(pl, -1)
+			pl.virtual = p.virtual(node)
+			p.count(pl, 1)
+		}
+	}
 }
 
 func (p *placements) deleteNode(name string) {
@@ -440,7 +477,7 @@ func (p *placements) changedSince(since time.Time, names map[string]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, n := range p.nodes {
-		if !isVirtual(name) && n.changedAt.After(since) {
+		if !n.virtual && n.changedAt.After(since) {
 			names[name] = true
 		}
 	}
@@ -471,7 +508,7 @@ func (p *placements) roomOn(names map[string]bool) []room {
 	var rooms []room
 	for name := range names {
 		n := p.nodes[name]
-		if n == nil || n.node == nil || providerOf(n.node) != "" {
+		if n == nil || n.node == nil || n.virtual {
 			continue
 		}
 		free, node := amountsOf(n.node.Status.Allocatable), n.node

@@ -59,7 +59,7 @@ type Plugin struct {
 	nodes      corelisters.NodeLister
 	namespaces corelisters.NamespaceLister
 	keys       *keyCache
-	owners     *owners
+	owners     *ownerCache
 	gangs      *gangs
 	grants     *grantCache
 	pools      *poolCache
@@ -71,6 +71,10 @@ type Plugin struct {
 	synced, counted func() bool
 	// scheduling is set by the first scheduling cycle: only the leader has any.
 	scheduling atomic.Bool
+	// leads reports whether this replica is known to lead before its first cycle.
+	leads func() bool
+	// watched are the pods that the return of overflowed ones depends on.
+	watched *watchedPods
 }
 
 var (
@@ -120,19 +124,26 @@ func (s *cycleState) Clone() framework.StateData {
 	return &clone
 }
 
-// New returns the plugin and starts its informers and its controller in the
+// New returns the plugin and starts its informers and its controllers in the
 // background, until ctx ends. It runs in standby replicas too.
 func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (framework.Plugin, error) {
+	return NewWithLeader(ctx, obj, handle, func() bool { return false })
+}
+
+// NewWithLeader is New with a function that reports whether this replica is known to lead
+// before it schedules its first pod: pods then return home also while none is created.
+func NewWithLeader(ctx context.Context, obj runtime.Object, handle framework.Handle, leads func() bool) (framework.Plugin, error) {
 	args, err := parseArgs(obj)
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
-	owners, err := newOwners(handle.KubeConfig(), handle)
+	log := klog.FromContext(ctx).WithName("overflow")
+	owners, err := newOwnerCache(log, handle.KubeConfig(), handle, args.OwnerKinds)
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
 	core := handle.SharedInformerFactory().Core().V1()
-	gangs, err := newGangs(klog.FromContext(ctx).WithName("overflow"), handle.KubeConfig(), core.Pods().Informer())
+	gangs, err := newGangs(log, handle.KubeConfig(), core.Pods().Informer())
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
@@ -147,11 +158,13 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (fram
 		grants:     newGrantCache(clock.RealClock{}),
 		pools:      newPoolCache(clock.RealClock{}),
 		gate:       newGate(clock.RealClock{}),
-		queue:      newWorkQueue(),
 		clock:      clock.RealClock{},
+		leads:      leads,
+		watched:    newWatchedPods(handle.ProfileName()),
 	}
 	p.placements = newPlacements(p.clock, p.keys.keyOf)
 	p.placements.pooled = p.pools.has
+	p.queue = newWorkQueue(p.placements.isVirtual)
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
@@ -498,19 +511,18 @@ func (p *Plugin) victimsTerminating(pod *corev1.Pod) bool {
 // Filter has seen has no room any more.
 func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, nodeName string) *framework.Status {
 	var hold string
-	if isVirtual(nodeName) {
-		if node, err := p.nodes.Get(nodeName); err == nil {
-			s, provider := stateIn(state), providerOf(node)
-			pool, pooled := p.poolWithRoom(s, provider, nodeName)
-			switch {
-			case pooled && !p.ownSlot(s, provider, nodeName):
-				if pool == nil {
-					return framework.NewStatus(framework.Unschedulable, fmt.Sprintf(errReservationFull, provider))
-				}
-				hold, s.pool = pool.hold, pool
-			case s.grants != nil:
-				hold = p.placements.chargedTo(pod.Namespace, nodeName, s.grants.charges[provider])
+	node, err := p.nodes.Get(nodeName)
+	if provider := providerOf(node); err == nil && provider != "" {
+		s := stateIn(state)
+		pool, pooled := p.poolWithRoom(s, provider, nodeName)
+		switch {
+		case pooled && !p.ownSlot(s, provider, nodeName):
+			if pool == nil {
+				return framework.NewStatus(framework.Unschedulable, fmt.Sprintf(errReservationFull, provider))
 			}
+			hold, s.pool = pool.hold, pool
+		case s.grants != nil:
+			hold = p.placements.chargedTo(pod.Namespace, nodeName, s.grants.charges[provider])
 		}
 	}
 	p.placements.assume(pod, nodeName, hold)
@@ -560,11 +572,14 @@ func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *core
 	return nil
 }
 
-// providerOf returns the cluster whose capacity a node provides; empty for a node
-// of this cluster.
+// providerOf returns the cluster whose capacity a node provides, by its label and name;
+// empty for a node of this cluster, which may have such a name.
 func providerOf(node *corev1.Node) string {
 	if node == nil {
 		return ""
 	}
-	return node.Labels[broker.LabelProvider]
+	if provider := node.Labels[broker.LabelProvider]; provider != "" && node.Name == broker.VirtualNodeName(provider) {
+		return provider
+	}
+	return ""
 }

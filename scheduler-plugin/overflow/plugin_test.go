@@ -41,19 +41,23 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		args:       &args,
 		namespaces: corelisters.NewNamespaceLister(newIndexer(shop)),
 		nodes:      corelisters.NewNodeLister(newIndexer(nodes...)),
-		keys:       newKeyCache(nil),
+		keys:       newKeyCache(rootOwner),
 		grants:     newGrantCache(now),
 		pools:      newPoolCache(now),
 		gate:       newGate(now),
-		queue:      newWorkQueue(),
 		clock:      now,
+		watched:    newWatchedPods(broker.SchedulerName),
 		synced:     func() bool { return true },
 		counted:    func() bool { return true },
 	}
 	p.placements = newPlacements(now, p.keys.keyOf)
 	p.placements.pooled = p.pools.has
+	p.queue = newWorkQueue(p.placements.isVirtual)
 	return p
 }
+
+// rootOwner is the result for an owner without a controller.
+func rootOwner(string, metav1.OwnerReference) (*metav1.OwnerReference, bool) { return nil, true }
 
 // jobPod returns a pod of a Job that requests CPU.
 func jobPod(job, name, cpu string) *corev1.Pod {
@@ -68,7 +72,7 @@ func jobPod(job, name, cpu string) *corev1.Pod {
 // reservationFor returns a Reservation for the pods of this pod's key, with usable
 // slots by provider.
 func reservationFor(pod *corev1.Pod, slots map[string]int32) *broker.Reservation {
-	owner, _ := demand.OwnerOf(pod, nil)
+	owner, _ := demand.OwnerOf(pod, rootOwner)
 	shape, set := demand.ShapeOf(pod)
 	r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: owner.Name, Labels: map[string]string{
 		broker.LabelOwnerUID: string(owner.UID), broker.LabelShape: shape,

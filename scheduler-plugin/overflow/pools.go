@@ -298,8 +298,8 @@ func comparePools(a, b *pool) int {
 }
 
 // poolOf is the pool of an instruction; nil if it is of the scheduler plugin. It has no
-// capacity while its Reservation is being deleted, and never more than both the grant
-// and the virtual node.
+// capacity while its Reservation is being deleted or its provider has not accepted it
+// again, and never more than both the grant and the virtual node.
 func (c *poolCache) poolOf(in *broker.ReservationInstruction) *pool {
 	if in == nil {
 		return nil
@@ -309,7 +309,7 @@ func (c *poolCache) poolOf(in *broker.ReservationInstruction) *pool {
 		reservation: spec.ReservationName, hold: demand.HoldLabel(spec.ReservationName), provider: spec.TargetClusterID,
 		namespaces: spec.Namespaces, fromHub: spec.FromHub(), selector: labels.Everything(),
 	}
-	usable := in.DeletionTimestamp == nil && !spec.Releasing && in.Status.Carried != nil
+	usable := in.DeletionTimestamp == nil && !spec.Releasing && !spec.Suspended && in.Status.Carried != nil
 	if !p.fromHub {
 		from := c.sources[types.NamespacedName{Namespace: spec.SourceNamespace, Name: spec.SourceName}]
 		if from.uid != spec.SourceUID {

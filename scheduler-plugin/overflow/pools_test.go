@@ -115,6 +115,7 @@ func TestPoolAdmits(t *testing.T) {
 		"not carried":                {reason: "the virtual node does not provide it yet", held: total("cpu", "4"), change: instruction(func(in *broker.ReservationInstruction) { in.Status.Carried = nil })},
 		"carried in part":            {reason: "the node is growing", held: total("cpu", "4"), change: instruction(func(in *broker.ReservationInstruction) { *in.Status.Carried = total("cpu", "999m") })},
 		"granted in part":            {reason: "it is shrinking", held: total("cpu", "4"), change: instruction(func(in *broker.ReservationInstruction) { in.Spec.RequestedResources = total("cpu", "999m").Totals })},
+		"placed again":               {reason: "the provider has not accepted it yet", held: total("cpu", "4"), change: instruction(func(in *broker.ReservationInstruction) { in.Spec.Suspended = true })},
 		"deleted":                    {reason: "no new pod", held: total("cpu", "4"), change: func(r *broker.Reservation, _ *broker.ReservationInstruction) { r.DeletionTimestamp = &metav1.Time{} }},
 		"another namespace":          {reason: "a local one serves its own", held: total("cpu", "4"), pod: in("bank")},
 		"another one of this name":   {reason: "the instruction is of a former one", held: total("cpu", "4"), change: func(r *broker.Reservation, _ *broker.ReservationInstruction) { r.UID = "other" }},

@@ -20,6 +20,8 @@ type workQueue struct {
 	// tracked pods were added and not removed since; other pods do not concern the
 	// controller.
 	tracked map[types.UID]bool
+	// isVirtual reports whether a node is a virtual one.
+	isVirtual func(node string) bool
 }
 
 // work is what the demand controller has to process.
@@ -58,8 +60,8 @@ func newWork() work {
 	}
 }
 
-func newWorkQueue() *workQueue {
-	return &workQueue{ready: make(chan struct{}, 1), work: newWork(), tracked: map[types.UID]bool{}}
+func newWorkQueue(isVirtual func(node string) bool) *workQueue {
+	return &workQueue{isVirtual: isVirtual, ready: make(chan struct{}, 1), work: newWork(), tracked: map[types.UID]bool{}}
 }
 
 // addUnschedulable adds a pod that does not fit.
@@ -129,9 +131,10 @@ func (q *workQueue) addReservation(key demand.Key, forPods bool) {
 
 // addNode reports that a node has more room: for any grant, if it is a virtual one.
 func (q *workQueue) addNode(name string) {
+	virtual := q.isVirtual(name)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if isVirtual(name) {
+	if virtual {
 		q.work.allKeys, q.work.pools = true, true
 	} else {
 		q.work.nodes[name] = true
@@ -144,10 +147,11 @@ func (q *workQueue) addFreed(node string, key demand.Key) {
 	if node == "" {
 		return
 	}
+	virtual := q.isVirtual(node)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
-	case !isVirtual(node):
+	case !virtual:
 		q.work.nodes[node] = true
 	case key != demand.Key{}:
 		q.work.keys[key], q.work.pools = true, true

@@ -66,6 +66,9 @@ profiles:
       overflow: AfterPreemption
       batchQuiet: 100ms
       gangTimeout: 3s
+      ownerKinds:
+      - {group: batch.example.com, kind: Run, resource: runs}
+      - {group: batch.example.com, kind: Hidden, resource: hiddens}
 - schedulerName: spillway-before
   plugins:
     <<: *plugins
@@ -159,8 +162,10 @@ func (c *testCluster) grantRoles() {
 			{APIGroups: []string{broker.Group}, Resources: []string{"reservations"}, Verbs: []string{"list", "watch", "create", "patch"}},
 			{APIGroups: []string{broker.Group}, Resources: []string{"overflowpolicies", "reservationinstructions"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
+			{APIGroups: []string{""}, Resources: []string{"pods/eviction"}, Verbs: []string{"create"}},
 			{APIGroups: []string{"scheduling.x-k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"list", "watch"}},
+			{APIGroups: []string{"batch.example.com"}, Resources: []string{"runs"}, Verbs: []string{"get"}},
 		},
 	})
 	for _, role := range []string{"system:kube-scheduler", "system:volume-scheduler", broker.SchedulerName} {
@@ -168,6 +173,25 @@ func (c *testCluster) grantRoles() {
 			ObjectMeta: metav1.ObjectMeta{Name: "spillway:" + role},
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
 			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: broker.SchedulerName}},
+		})
+	}
+}
+
+// rule is a test with an opted-in namespace of its own.
+type rule struct {
+	name string
+	run  func(c *testCluster, namespace string)
+}
+
+// runRules runs one rule after another.
+func (c *testCluster) runRules(rules []rule) {
+	for i, rule := range rules {
+		c.t.Run(rule.name, func(t *testing.T) {
+			of := *c
+			of.t = t
+			namespace := fmt.Sprint("rule-", i)
+			of.namespace(namespace, optIn)
+			rule.run(&of, namespace)
 		})
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	corelisters "k8s.io/client-go/listers/core/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -117,11 +116,7 @@ func (w *waker) nodeOf(provider string) *corev1.Node {
 	if node, err := w.nodes.Get(broker.VirtualNodeName(provider)); err == nil && providerOf(node) == provider {
 		return node
 	}
-	nodes, err := w.nodes.List(labels.SelectorFromSet(labels.Set{broker.LabelProvider: provider}))
-	if err != nil || len(nodes) == 0 {
-		return nil
-	}
-	return nodes[0]
+	return nil
 }
 
 // changedKeys returns the keys whose pods may have to be woken.

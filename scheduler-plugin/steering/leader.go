@@ -2,6 +2,7 @@ package steering
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,6 +33,7 @@ type Leader struct {
 	// resourceVersion and duration are those of the Lease when it was last seen to
 	// change, at seenAt.
 	resourceVersion string
+	holder          string
 	duration        time.Duration
 	seenAt          time.Time
 }
@@ -50,6 +52,7 @@ func (l *Leader) Observe(lease *coordinationv1.Lease) {
 		return
 	}
 	l.resourceVersion, l.seenAt, l.duration = lease.ResourceVersion, l.clock.Now(), defaultLeaseDuration
+	l.holder = ptr.Deref(lease.Spec.HolderIdentity, "")
 	if seconds := ptr.Deref(lease.Spec.LeaseDurationSeconds, 0); seconds > 0 {
 		l.duration = time.Duration(seconds) * time.Second
 	}
@@ -60,6 +63,15 @@ func (l *Leader) Leads() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.clock.Since(l.seenAt) <= l.duration
+}
+
+// LeadsOn reports whether a replica leads whose identity begins with a host name, as
+// kube-scheduler makes it: in a pod, this replica.
+func (l *Leader) LeadsOn(host string) bool {
+	leads := l.Leads()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return leads && host != "" && strings.HasPrefix(l.holder, host+"_")
 }
 
 // Watch reads a Lease until ctx ends. A Lease that cannot be read says nothing.

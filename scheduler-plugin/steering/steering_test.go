@@ -297,6 +297,38 @@ func TestNoLeader(t *testing.T) {
 	}
 }
 
+// A replica knows that it leads by the host name in the Lease.
+func TestLeadsOn(t *testing.T) {
+	now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
+	leader := steering.NewLeader(now)
+	held := func(version, holder string) *coordinationv1.Lease {
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{ResourceVersion: version},
+			Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](10), HolderIdentity: &holder}}
+	}
+	for _, step := range []struct {
+		reason string
+		after  time.Duration
+		lease  *coordinationv1.Lease
+		want   bool
+	}{
+		{"none leads yet", 0, nil, false},
+		{"another leads, whose name begins alike", time.Second, held("1", "scheduler-12_x"), false},
+		{"it leads", time.Second, held("2", "scheduler-1_x"), true},
+		{"it renews its lease", 9 * time.Second, held("3", "scheduler-1_x"), true},
+		{"it has not renewed it", 11 * time.Second, nil, false},
+		{"it has released it", time.Second, held("4", ""), false},
+	} {
+		now.SetTime(now.Now().Add(step.after))
+		leader.Observe(step.lease)
+		if got := leader.LeadsOn("scheduler-1"); got != step.want {
+			t.Errorf("%s: got %t", step.reason, got)
+		}
+	}
+	if leader.Observe(held("5", "_x")); leader.LeadsOn("") {
+		t.Error("a host without a name leads")
+	}
+}
+
 // Pods of other schedulers that tolerate every taint require nodes that are not
 // virtual, and keep what they required before.
 func TestAvoidVirtualNodes(t *testing.T) {

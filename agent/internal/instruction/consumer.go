@@ -112,8 +112,12 @@ func (c *Consumer) Reconcile(ctx context.Context, request reconcile.Request) (re
 			}
 			delete(obsolete, name)
 			if !allocation.Accepted {
-				// The first instruction is created when the provider has accepted. An
-				// earlier one remains in force until the provider decides on the change.
+				// The first instruction is created when the provider has accepted. An earlier
+				// one stays for the pods that use it, and for no other: the provider may
+				// already have released what it was for.
+				if existing != nil {
+					errs = append(errs, c.mark(ctx, existing, func(spec *broker.ReservationInstructionSpec) *bool { return &spec.Suspended }))
+				}
 				continue
 			}
 			errs = append(errs, c.ensure(ctx, name, existing, &view, allocation))
@@ -122,7 +126,8 @@ func (c *Consumer) Reconcile(ctx context.Context, request reconcile.Request) (re
 	// In a fixed order, so that a run can be repeated.
 	for _, name := range slices.Sorted(maps.Keys(obsolete)) {
 		if in := obsolete[name]; ok && in.Spec.FromHub() && in.Spec.ReservationUID == view.UID && !meta.IsStatusConditionTrue(in.Status.Conditions, broker.ConditionRequesterReleased) {
-			errs = append(errs, c.release(ctx, in))
+			// There is no local Reservation that shows how many pods still use it.
+			errs = append(errs, c.mark(ctx, in, func(spec *broker.ReservationInstructionSpec) *bool { return &spec.Releasing }))
 			continue
 		}
 		errs = append(errs, remove(ctx, c.client, obsolete[name]))
@@ -141,16 +146,16 @@ func (c *Consumer) enqueueAll(ctx context.Context) error {
 	return nil
 }
 
-// release makes an instruction of the hub one that is being released: there is no local
-// Reservation that shows how many pods still use it.
-func (c *Consumer) release(ctx context.Context, in *broker.ReservationInstruction) error {
-	if in.Spec.Releasing {
+// mark sets a field of an instruction's spec that keeps new pods from using the grant.
+func (c *Consumer) mark(ctx context.Context, in *broker.ReservationInstruction, field func(*broker.ReservationInstructionSpec) *bool) error {
+	changed := in.DeepCopy()
+	mark := field(&changed.Spec)
+	if *mark {
 		return nil
 	}
-	changed := in.DeepCopy()
-	changed.Spec.Releasing = true
+	*mark = true
 	if err := c.client.Patch(ctx, changed, client.MergeFromWithOptions(in, client.MergeFromWithOptimisticLock{})); err != nil {
-		return fmt.Errorf("releasing ReservationInstruction %s: %w", in.Name, err)
+		return fmt.Errorf("closing ReservationInstruction %s to new pods: %w", in.Name, err)
 	}
 	return nil
 }

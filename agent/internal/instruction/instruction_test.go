@@ -172,11 +172,13 @@ func testAllocations(f fixture) {
 	if err := f.c.Get(f.Context(), types.NamespacedName{Namespace: "default", Name: "rome-1-berlin"}, &broker.ReservationInstruction{}); !apierrors.IsNotFound(err) {
 		f.Errorf("an allocation that the provider has not accepted has an instruction: %v", err)
 	}
-	// amounts waits for the attempt and count of the instruction for berlin.
+	// amounts waits for the attempt and count of the instruction for berlin, and for whether
+	// it is suspended.
+	suspended := false
 	amounts := func(what string, attempt int64, count int32) {
 		f.Helper()
 		get(f, &broker.ReservationInstruction{}, "rome-1-berlin", what, func(in *broker.ReservationInstruction) error {
-			if in.Spec.Attempt != attempt || in.Spec.PodSets[0].Count != count {
+			if in.Spec.Attempt != attempt || in.Spec.PodSets[0].Count != count || in.Spec.Suspended != suspended {
 				return fmt.Errorf("have %+v", in.Spec)
 			}
 			return nil
@@ -210,7 +212,11 @@ func testAllocations(f fixture) {
 		}
 		return nil
 	})
-	amounts("the former grant while the provider decides", 6, 1)
+	suspended = true
+	amounts("the former grant, suspended while the provider decides", 6, 1)
+	f.broker.Update("rome-1", func(v *protocol.ConsumerView) { v.Status.Allocations[1].Accepted = true })
+	suspended = false
+	amounts("the new grant once the provider has accepted it", 7, 4)
 
 	f.broker.Update("rome-1", func(v *protocol.ConsumerView) { v.Status.Allocations = v.Status.Allocations[:1] })
 	f.deleted(&broker.ReservationInstruction{}, "rome-1-berlin", "deletion with the allocation")

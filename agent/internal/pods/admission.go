@@ -52,7 +52,7 @@ func (r *Reconciler) need(ctx context.Context, reservation *broker.Reservation, 
 	if err != nil {
 		return need, err
 	}
-	optedIn, resolve := namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled, virtualnode.ResolveOwners(ctx, r.client)
+	optedIn, resolve := namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled, r.nodes.ResolveOwners(ctx)
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		provider, err := virtualnode.BoundTo(ctx, r.client, pod.Spec.NodeName)

@@ -96,7 +96,7 @@ func (r *Reconciler) reservationOf(ctx context.Context, o client.Object) []recon
 		// The event that bound it is mapped by what the pod was before, too.
 		return nil
 	}
-	key, owner, _, ok := demand.KeyOf(pod, virtualnode.ResolveOwners(ctx, r.client))
+	key, owner, _, ok := demand.KeyOf(pod, r.nodes.ResolveOwners(ctx))
 	if !ok {
 		return nil
 	}

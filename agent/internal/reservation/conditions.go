@@ -20,6 +20,7 @@ const (
 	reasonReported          = "Reported"
 	reasonBrokerUnreachable = "BrokerUnreachable"
 	reasonWrongRequester    = "WrongRequester"
+	reasonNamespaceOfBroker = "NamespaceOfBroker"
 
 	reasonWaiting      = "Waiting"
 	reasonPending      = "Pending"

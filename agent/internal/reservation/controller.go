@@ -31,11 +31,16 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 // rejectedRetryAfter is when a Reservation that the broker has rejected is sent
 // again: the reason may be gone although the Reservation is unchanged.
 const rejectedRetryAfter = 30 * time.Second
+
+// brokerTakesWithin is how long a broker may take to claim a Reservation beside it, before
+// its author learns that there is none.
+const brokerTakesWithin = 10 * time.Second
 
 // Broker keeps the copies of this cluster's Reservations.
 type Broker interface {
@@ -50,14 +55,17 @@ type Broker interface {
 	Renew(ctx context.Context, id string, uid types.UID) error
 }
 
-// Options of a Reconciler. All fields but InUse and Clock are required.
+// Options of a Reconciler. All fields but Namespace, InUse and Clock are required.
 type Options struct {
 	// ClusterID of this cluster.
 	ClusterID string
 	// InstructionNamespace is the namespace of the ReservationInstructions.
 	InstructionNamespace string
-	Broker               Broker
-	Mirror               *transport.Mirror[protocol.ConsumerView]
+	// Namespace of Spillway's programs. Reservations there are those of a broker in this
+	// cluster.
+	Namespace string
+	Broker    Broker
+	Mirror    *transport.Mirror[protocol.ConsumerView]
 	// InUse reports whether pods use the capacity of a Reservation, by its UID in this
 	// cluster; known is false until that has been observed. Where nil, no lease is
 	// renewed.
@@ -173,7 +181,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if err != nil || local == nil || ofBroker(local) {
 		return result, err
 	}
-	synced, err := r.sync(ctx, local)
+	step := r.sync
+	if local.Namespace == r.Namespace && !controllerutil.ContainsFinalizer(local, broker.FinalizerRequest) {
+		step = r.leaveToBroker
+	}
+	synced, err := step(ctx, local)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		// The cache is behind.
 		return reconcile.Result{RequeueAfter: time.Second}, nil
@@ -187,6 +199,18 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 func ofBroker(r *broker.Reservation) bool {
 	return r.Labels[broker.LabelRequester] != "" || controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) ||
 		r.Status.Phase == broker.ReservationReleased && !controllerutil.ContainsFinalizer(r, broker.FinalizerRequest)
+}
+
+// leaveToBroker claims no Reservation in the namespace of Spillway's programs, of which no
+// pods overflow: in a hub that is also a consumer, those there are the broker's, for any
+// requester. If no broker claims it, its status says where to create it.
+func (r *Reconciler) leaveToBroker(ctx context.Context, local *broker.Reservation) (reconcile.Result, error) {
+	s := &state{id: protocol.ReservationID(r.ClusterID, local.UID), local: local, now: r.Clock.Now()}
+	if wait := local.CreationTimestamp.Add(brokerTakesWithin).Sub(s.now); wait > 0 {
+		return reconcile.Result{RequeueAfter: wait}, nil
+	}
+	s.reported = notReported(reasonNamespaceOfBroker, fmt.Sprintf("Namespace %s is for Reservations of the hub, and no broker in this cluster has taken this one: create it in the namespace of its pods, or in the hub.", local.Namespace))
+	return r.updateStatus(ctx, s)
 }
 
 func (r *Reconciler) enqueueAll(ctx context.Context) error {
@@ -294,9 +318,10 @@ func (r *Reconciler) report(ctx context.Context, s *state) (reconcile.Result, er
 			return reconcile.Result{}, nil
 		}
 	}
+	_, keyed := demand.KeyOfReservation(local)
 	view, err := r.Broker.PutReservation(ctx, protocol.ReservationRequest{
 		SourceUID: local.UID, SourceNamespace: local.Namespace, SourceName: local.Name, SourceGeneration: local.Generation,
-		Spec: local.Spec,
+		ByHand: !keyed, Spec: local.Spec,
 	})
 	last = report{generation: local.Generation, due: s.now.Add(transport.ResendAfter), condition: reported, view: &view}
 	var response *protocol.Error

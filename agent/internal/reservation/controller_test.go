@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr/testr"
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -48,6 +49,7 @@ func start(t *testing.T) fixture {
 	expect.NoError(t, errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)))
 	c, err := client.New(restConfig, client.Options{Scheme: scheme})
 	expect.NoError(t, err)
+	expect.NoError(t, c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: broker.SystemNamespace}}))
 	mgr, err := manager.New(restConfig, manager.Options{
 		Scheme: scheme, Logger: testr.New(t), Metrics: server.Options{BindAddress: "0"},
 		Controller: config.Controller{UsePriorityQueue: ptr.To(false), SkipNameValidation: ptr.To(true)},
@@ -58,8 +60,8 @@ func start(t *testing.T) fixture {
 	expect.NoError(t, errors.Join(
 		instruction.SetupIndex(t.Context(), mgr),
 		mgr.Add(mirror),
-		instruction.NewConsumer(mgr.GetClient(), "default", mirror).SetupWithManager(mgr),
-		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), reservation.Options{ClusterID: "rome", InstructionNamespace: "default", Broker: b, Mirror: mirror}).SetupWithManager(mgr),
+		instruction.NewConsumer(mgr.GetClient(), broker.SystemNamespace, mirror).SetupWithManager(mgr),
+		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), reservation.Options{ClusterID: "rome", InstructionNamespace: broker.SystemNamespace, Namespace: broker.SystemNamespace, Broker: b, Mirror: mirror}).SetupWithManager(mgr),
 	))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -153,7 +155,7 @@ func (f fixture) instruction(id, cluster string, change func(*broker.Reservation
 	f.Helper()
 	f.eventually("changing the instruction for "+cluster, func() error {
 		in := &broker.ReservationInstruction{}
-		key := client.ObjectKey{Namespace: "default", Name: instruction.ReservationInstructionName(id, cluster)}
+		key := client.ObjectKey{Namespace: broker.SystemNamespace, Name: instruction.ReservationInstructionName(id, cluster)}
 		if err := f.c.Get(f.Context(), key, in); err != nil {
 			return err
 		}
@@ -177,11 +179,50 @@ func TestReservations(t *testing.T) {
 	t.Run("growth", func(t *testing.T) { testGrowth(f.in(t)) })
 	t.Run("insufficient capacity", func(t *testing.T) { testQueued(f.in(t)) })
 	t.Run("invalid Reservations", func(t *testing.T) { testRejected(f.in(t)) })
+	t.Run("who has made it", func(t *testing.T) { testByHand(f.in(t)) })
+	t.Run("beside the broker", func(t *testing.T) { testBesideBroker(f.in(t)) })
 	t.Run("deletion before the first report", func(t *testing.T) { testNeverReported(f.in(t)) })
 	t.Run("an orphan at the broker", func(t *testing.T) { testOrphan(f.in(t)) })
 	// These break the streams.
 	t.Run("an unreachable broker", func(t *testing.T) { testUnreachableBroker(f.in(t)) })
 	t.Run("a broker that lost everything", func(t *testing.T) { testEmptyBroker(f.in(t)) })
+}
+
+// testByHand: the broker learns which Reservations are not those of the scheduler plugin.
+func testByHand(f fixture) {
+	_, byHand := f.create("by-hand")
+	_, owned := f.create("owned", func(r *broker.Reservation) {
+		r.Labels = map[string]string{broker.LabelOwnerUID: "owner", broker.LabelShape: "shape"}
+	})
+	for id, want := range map[string]bool{byHand: true, owned: false} {
+		f.eventually("the Reservation to be reported", f.called("PutReservation", id, 1))
+		if put := f.broker.Calls("PutReservation", id)[0].Argument.(protocol.ReservationRequest); put.ByHand != want {
+			f.Errorf("%s is reported with byHand %v", put.SourceName, put.ByHand)
+		}
+	}
+}
+
+// testBesideBroker: in the namespace of Spillway's programs, Reservations are the broker's,
+// also those for the hub's own cluster. Where no broker takes one, it says so.
+func testBesideBroker(f fixture) {
+	beside := func(r *broker.Reservation) { r.Namespace, r.Spec.RequesterID = broker.SystemNamespace, "rome" }
+	taken, takenID := f.create("taken", beside)
+	before := taken.DeepCopy()
+	controllerutil.AddFinalizer(taken, broker.FinalizerLedger)
+	expect.NoError(f, f.c.Patch(f.Context(), taken, client.MergeFrom(before)))
+	alone, aloneID := f.create("alone", beside)
+	f.get(alone, "the Reservation to be refused", func() error {
+		return condition(alone, broker.ConditionReported, metav1.ConditionFalse, "create it in the namespace of its pods")
+	})
+	f.get(taken, "the Reservation", func() error { return nil })
+	if len(alone.Finalizers) != 0 || len(taken.Finalizers) != 1 || len(taken.Status.Conditions) != 0 {
+		f.Errorf("finalizers %v and %v, status %+v", alone.Finalizers, taken.Finalizers, taken.Status)
+	}
+	for _, id := range []string{takenID, aloneID} {
+		if calls := f.broker.Calls("PutReservation", id); len(calls) != 0 {
+			f.Errorf("the agent has reported a Reservation of the broker: %v", calls)
+		}
+	}
 }
 
 func testLifecycle(f fixture) {

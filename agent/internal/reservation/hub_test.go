@@ -26,7 +26,7 @@ func TestFromHub(t *testing.T) {
 			PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "batch"}}}
 		v.Status = broker.ReservationStatus{Attempt: broker.Attempt{Number: 1}, Allocations: []broker.Allocation{{Cluster: "paris", Resources: total, Accepted: true}}}
 	})
-	in := &broker.ReservationInstruction{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "for-rome-paris"}}
+	in := &broker.ReservationInstruction{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: "for-rome-paris"}}
 	read := func() error { return f.c.Get(f.Context(), client.ObjectKeyFromObject(in), in) }
 	f.eventually("the instruction", read)
 	if !in.Spec.FromHub() || !slices.Equal(in.Spec.Namespaces, []string{"shop"}) || in.Spec.PodSelector == nil || in.Spec.RequestedResources.CPU.String() != "4" {

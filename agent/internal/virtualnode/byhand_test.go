@@ -61,6 +61,76 @@ func TestReservationOfTheHub(t *testing.T) {
 	c.ExpectCapacity("paris", "cpu 300m, memory 64Mi, 1 pods, [shop]")
 }
 
+// TestReservationOfTheHubNarrowed: the pods that are charged to it count as its use, whether
+// or not it serves their namespace any more: so does the scheduler count them.
+func TestReservationOfTheHubNarrowed(t *testing.T) {
+	c := start(t)
+	c.Make(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "bank", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}})
+	c.Make(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "bank"}})
+	in := c.InstructFromHub("from-hub", "paris", expect.Resources("cpu", "2", "memory", "1Gi"))
+	c.ExpectCapacity("paris", "cpu 2, memory 1Gi, 110 pods, [bank shop]")
+	pod := c.Pod("pooled", labeled("from-hub"), func(p *corev1.Pod) { p.Namespace, p.OwnerReferences = "bank", nil })
+	c.Bind(pod, "paris")
+	c.SetPhase(pod, corev1.PodRunning)
+	used := func(want int32) func(broker.ReservationInstructionStatus) bool {
+		return func(status broker.ReservationInstructionStatus) bool {
+			return status.ObservedGeneration == in.Generation && status.Used != nil && status.Used.Count == want
+		}
+	}
+	expectUse(c, in, "one pod in use", used(1))
+	in.Spec.Namespaces = []string{"shop"}
+	in.Spec.PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "batch"}}
+	expect.NoError(t, c.Update(t.Context(), in))
+	expectUse(c, in, "one pod in use", used(1))
+	c.ExpectCapacity("paris", "cpu 2, memory 1Gi, 110 pods, [bank shop]")
+	c.Remove(pod)
+	expectUse(c, in, "none in use", used(0))
+	c.ExpectCapacity("paris", "cpu 2, memory 1Gi, 110 pods, [shop]")
+}
+
+// TestReservationOfTheHubReturns: one that is granted again while its release goes on is
+// not taken for released the next time.
+func TestReservationOfTheHubReturns(t *testing.T) {
+	c := start(t)
+	in := c.InstructFromHub("from-hub", "paris", expect.Resources("cpu", "2", "memory", "1Gi"))
+	release := func(releasing bool) {
+		t.Helper()
+		expect.Eventually(t, "the instruction to be changed", func() (bool, string) {
+			c.Refresh(in)
+			in.Spec.Releasing = releasing
+			err := c.Update(t.Context(), in)
+			return err == nil, fmt.Sprint(err)
+		})
+	}
+	released := func(status broker.ReservationInstructionStatus) *metav1.Condition {
+		return meta.FindStatusCondition(status.Conditions, broker.ConditionRequesterReleased)
+	}
+	c.ExpectCapacity("paris", "cpu 2, memory 1Gi, 110 pods, [shop]")
+	release(true)
+	expectUse(c, in, "released", func(status broker.ReservationInstructionStatus) bool {
+		return meta.IsStatusConditionTrue(status.Conditions, broker.ConditionRequesterReleased)
+	})
+	release(false)
+	expectUse(c, in, "carried again", func(status broker.ReservationInstructionStatus) bool {
+		return status.Carried != nil && meta.IsStatusConditionTrue(status.Conditions, broker.ConditionReady) && released(status) == nil
+	})
+	pod := c.Pod("pooled", labeled("from-hub"))
+	c.Bind(pod, "paris")
+	c.SetPhase(pod, corev1.PodRunning)
+	expectUse(c, in, "one pod in use", func(status broker.ReservationInstructionStatus) bool {
+		return status.Used != nil && status.Used.Count == 1
+	})
+	release(true)
+	expectUse(c, in, "one pod that remains", func(status broker.ReservationInstructionStatus) bool {
+		condition := released(status)
+		return condition != nil && condition.Status == metav1.ConditionFalse && condition.Message == "pods still running in paris: 1 (shop/pooled)"
+	})
+	c.Remove(pod)
+	expectUse(c, in, "released", func(status broker.ReservationInstructionStatus) bool {
+		return meta.IsStatusConditionTrue(status.Conditions, broker.ConditionRequesterReleased)
+	})
+}
+
 func expectUse(c *virtualnodetest.Cluster, in *broker.ReservationInstruction, what string, check func(broker.ReservationInstructionStatus) bool) {
 	c.Helper()
 	expect.Eventually(c, what, func() (bool, string) {

@@ -28,6 +28,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 // Options of a Reconciler. All fields but Clock are required.
@@ -42,6 +43,9 @@ type Options struct {
 	ReadyTimeout time.Duration
 	// ShrinkDelay is how long pods may still be bound to capacity after its removal.
 	ShrinkDelay time.Duration
+	// Owners looks up the controllers of other owners than ReplicaSets, StatefulSets and
+	// Jobs, which have none if it is nil.
+	Owners demand.Resolve
 	// Clock; the real one if nil.
 	Clock clock.PassiveClock
 }

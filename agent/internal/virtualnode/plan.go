@@ -49,15 +49,6 @@ func (g Grant) ByHand() bool {
 	return !keyed
 }
 
-// serves reports whether pods of a namespace may use a grant made by hand.
-func (g Grant) serves(namespace string) bool {
-	spec := &g.Instruction.Spec
-	if spec.FromHub() {
-		return len(spec.Namespaces) == 0 || slices.Contains(spec.Namespaces, namespace)
-	}
-	return spec.SourceNamespace == namespace
-}
-
 // namespaces whose pods may use the grant; optedIn are all that may use one that names
 // none.
 func (g Grant) namespaces(optedIn []string) []string {

@@ -51,14 +51,15 @@ func (s *Snapshot) boundPods(instruction types.UID) int32 {
 }
 
 // grantOf finds the grant that a pod uses: the one made by hand that its hold label
-// names, or else that of its key. Otherwise the hold label counts only for a pod whose key
-// matches no grant, since users can write it.
+// names, or else that of its key, or else the one of its namespace that the label names.
+// A pod uses what it was bound for, also when that serves its namespace or labels no more:
+// the scheduler plugin counts in the same way, and the label of a bound pod never changes.
 func (s *Snapshot) grantOf(pod *corev1.Pod, resolve demand.Resolve) *Grant {
 	hold := pod.Labels[broker.LabelHold]
 	named := func(g Grant) bool {
 		return hold != "" && hold == demand.HoldLabel(g.Instruction.Spec.ReservationName)
 	}
-	if i := slices.IndexFunc(s.Grants, func(g Grant) bool { return named(g) && g.ByHand() && g.serves(pod.Namespace) }); i >= 0 {
+	if i := slices.IndexFunc(s.Grants, func(g Grant) bool { return named(g) && g.ByHand() }); i >= 0 {
 		return &s.Grants[i]
 	}
 	if key, _, _, ok := demand.KeyOf(pod, resolve); ok {
@@ -96,7 +97,7 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 	if err := reader.List(ctx, &bound, client.MatchingFields{IndexNode: nodeName}); err != nil {
 		return nil, fmt.Errorf("listing pods on node %s: %w", nodeName, err)
 	}
-	resolve := ResolveOwners(ctx, r.client)
+	resolve := r.ResolveOwners(ctx)
 	for i := range bound.Items {
 		pod := &bound.Items[i]
 		switch {
@@ -321,16 +322,22 @@ func nodeOfDaemonPod(o client.Object) []string {
 	return nodes
 }
 
-// ResolveOwners looks up the controllers of owners with the reader, each once.
-func ResolveOwners(ctx context.Context, reader client.Reader) demand.Resolve {
+// ResolveOwners looks up the controllers of owners: those that demand.Resolvable names in the
+// cache, each once, and others with Options.Owners.
+func (r *Reconciler) ResolveOwners(ctx context.Context) demand.Resolve {
 	owners := map[types.UID]*metav1.PartialObjectMetadata{}
 	return func(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
+		kind, ok := demand.Resolvable(ref)
+		if !ok && r.Owners == nil {
+			return nil, true
+		} else if !ok {
+			return r.Owners(namespace, ref)
+		}
 		owner, known := owners[ref.UID]
 		if !known {
-			kind, _ := demand.Resolvable(ref)
 			owner = &metav1.PartialObjectMetadata{}
 			owner.SetGroupVersionKind(kind)
-			if err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, owner); err != nil || owner.UID != ref.UID {
+			if err := r.client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, owner); err != nil || owner.UID != ref.UID {
 				owner = nil
 			}
 			owners[ref.UID] = owner

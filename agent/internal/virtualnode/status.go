@@ -67,6 +67,8 @@ func instructionStatus(g Grant, s *Snapshot, p progress, released bool) broker.R
 		status.Carried = nil
 		return status
 	}
+	// It may be released once more.
+	meta.RemoveStatusCondition(&status.Conditions, broker.ConditionRequesterReleased)
 	set(broker.ConditionPeered, p.peered.Done, reasonOf(p.peered), p.message(p.peered))
 	switch {
 	case p.ready():

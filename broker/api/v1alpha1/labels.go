@@ -38,6 +38,10 @@ const (
 	// consumer's cluster.
 	LabelSourceName = Group + "/source-name"
 
+	// LabelByHand with value "true" marks a broker's Reservation of which the one in the
+	// consumer's cluster was made by hand, and not by the scheduler plugin.
+	LabelByHand = Group + "/by-hand"
+
 	// LabelManagedBy with value ManagedBySpillway marks the objects that Spillway
 	// creates.
 	LabelManagedBy = "app.kubernetes.io/managed-by"
@@ -74,6 +78,14 @@ const (
 	AnnotationHandOver = Group + "/hand-over"
 	// HandOverEnabled is the value of AnnotationHandOver.
 	HandOverEnabled = "enabled"
+
+	// AnnotationReturnHome of a pod decides whether it may be evicted from a virtual node
+	// when this cluster has room for it, where the namespace's OverflowPolicy has
+	// returnHome: "enabled" or "disabled". Users set it. If unset, pods of ReplicaSets and
+	// StatefulSets may, and others may not.
+	AnnotationReturnHome = Group + "/return-home"
+	// ReturnHomeEnabled and ReturnHomeDisabled are the values of AnnotationReturnHome.
+	ReturnHomeEnabled, ReturnHomeDisabled = "enabled", "disabled"
 
 	// VirtualNodePrefix is the prefix of the names of virtual nodes.
 	VirtualNodePrefix = "spillway-"

@@ -24,6 +24,26 @@ type OverflowPolicySpec struct {
 	// duration is copied into each new Reservation.
 	// +optional
 	Duration *metav1.Duration `json:"duration,omitempty"`
+	// returnHome moves overflowed pods back when this cluster has room for them: by eviction,
+	// one at a time, within PodDisruptionBudgets. It applies to pods of ReplicaSets and
+	// StatefulSets, and to others with a controller and annotation
+	// broker.fluidos.eu/return-home=enabled. Pods stay where they are if unset.
+	// +optional
+	ReturnHome *ReturnHome `json:"returnHome,omitempty"`
+}
+
+// ReturnHome says when overflowed pods move back.
+type ReturnHome struct {
+	// after is how long this cluster must have had room for a pod before it moves.
+	// +optional
+	// +kubebuilder:default="5m"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('24h')",message="after must be 1s to 24h"
+	After *metav1.Duration `json:"after,omitempty"`
+	// minimumStay is how long a pod runs on a virtual node before it moves.
+	// +optional
+	// +kubebuilder:default="10m"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('720h')",message="minimumStay must be 1s to 720h"
+	MinimumStay *metav1.Duration `json:"minimumStay,omitempty"`
 }
 
 // OverflowPolicy limits where the pods of the selected namespaces may overflow to,

@@ -77,6 +77,7 @@ type ReservationSpec struct {
 	// these labels. All pods of its namespaces if unset. Reservations of the scheduler
 	// plugin serve the pods of one owner, and ignore it.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0))",message="matchExpressions must have operator In or NotIn with values, or Exists or DoesNotExist without"
 	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
 	// namespaces of the consumer whose pods may use a Reservation that was created in the
 	// hub, as far as they are opted in; all that are if empty. A Reservation that was
@@ -145,6 +146,9 @@ type RetainedPods struct {
 	// +optional
 	Attempt int64 `json:"attempt,omitempty"`
 }
+
+// MaxRetained is the maximum number of providers in spec.retained: as in its marker.
+const MaxRetained = 2048
 
 // RetainedCount is the number of pods that the Reservation keeps at all providers.
 func (s *ReservationSpec) RetainedCount() int32 {
@@ -275,7 +279,7 @@ type Use struct {
 	Summary string `json:"summary,omitempty"`
 }
 
-// MaxUsePods is the maximum number of pods that a Use lists.
+// MaxUsePods is the maximum number of pods that a Use lists: as in its marker.
 const MaxUsePods = 20
 
 // Decision explains the last placement, for the most relevant clusters. The broker

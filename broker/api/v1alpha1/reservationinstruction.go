@@ -32,6 +32,11 @@ type ReservationInstructionSpec struct {
 	// grant, those that do may run on.
 	// +optional
 	Releasing bool `json:"releasing,omitempty"`
+	// suspended is true while the provider has not accepted what the broker has placed
+	// there again, after an earlier grant: no new pod may use the grant, those that do may
+	// run on.
+	// +optional
+	Suspended bool `json:"suspended,omitempty"`
 	// targetClusterID is the cluster ID of the provider.
 	TargetClusterID string `json:"targetClusterID"`
 	// requestedCPU repeats requestedResources.cpu for older clients.

@@ -121,6 +121,17 @@ func Shrink(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt in
 	return true
 }
 
+// Fence raises the attempt of a hold without changing it: a Place or Shrink with that
+// attempt, or with an earlier one, is void from now on.
+func Fence(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64) (changed bool) {
+	hold := Find(status, uid)
+	if hold == nil || hold.Attempt >= attempt {
+		return false
+	}
+	hold.Attempt = attempt
+	return true
+}
+
 // Release is a Shrink to nothing.
 func Release(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64) (changed bool) {
 	return Shrink(status, uid, attempt, broker.HeldCapacity{})

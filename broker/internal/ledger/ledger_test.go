@@ -118,6 +118,14 @@ func TestHoldLife(t *testing.T) {
 			steps:  []func(*status) bool{place(1, 5), shrink(2, 0)},
 			want:   &figures{0, 5, 0}, available: "300m",
 		},
+		"fenced": {
+			reason: "a shrink with the attempt that is fenced changes nothing any more",
+			steps: []func(*status) bool{place(1, 5), answer(1, true), func(s *status) bool {
+				fenced := ledger.Fence(s, "a", 2)
+				return fenced && !ledger.Shrink(s, "a", 2, pods(2))
+			}},
+			want: &figures{5, -1, 5}, available: "300m",
+		},
 		"release confirmed": {
 			reason: "the confirmed hold is removed",
 			steps:  []func(*status) bool{place(1, 5), shrink(2, 0), answer(2, true)},
@@ -405,7 +413,7 @@ func TestLedgerProperties(t *testing.T) {
 			}
 			n := rapid.Int32Range(0, 8).Draw(t, "pods")
 			yes := rapid.Bool().Draw(t, "yes")
-			kind := rapid.SampledFrom([]string{"place", "shrink", "release", "confirm", "sweep", "advertise"}).Draw(t, "kind")
+			kind := rapid.SampledFrom([]string{"place", "shrink", "release", "fence", "confirm", "sweep", "advertise"}).Draw(t, "kind")
 			op := map[string]func(*broker.ClusterAdvertisementStatus) bool{
 				"place": func(s *broker.ClusterAdvertisementStatus) bool {
 					changed, err := ledger.Place(spec, s, ledger.Growth{
@@ -414,6 +422,7 @@ func TestLedgerProperties(t *testing.T) {
 					return changed && err == nil
 				},
 				"shrink":    func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Shrink(s, uid, attempt, pods(n)) },
+				"fence":     func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Fence(s, uid, attempt) },
 				"release":   func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Release(s, uid, attempt) },
 				"confirm":   func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Confirm(s, uid, attempt, yes, nil) },
 				"sweep":     func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Sweep(s, uid) },

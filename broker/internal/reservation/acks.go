@@ -117,7 +117,7 @@ func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name stri
 		if changed && !unplaced(reservation) {
 			// What follows from it is written at once, unless there is more to do.
 			in := r.snapshotOf(reservation, config)
-			if p := newPlan(in); p.empty() {
+			if p := newPlan(in); !p.writes() {
 				reservation.Status = nextStatus(in, p, false)
 			}
 		}

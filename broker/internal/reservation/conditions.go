@@ -89,7 +89,7 @@ func setConditions(in snapshot, p plan, status *broker.ReservationStatus) {
 	c.setPlaced(in, p, status, placed)
 	c.setProviderAccepted(in, placed)
 	c.setVirtualNodeReady(in, status)
-	c.setReady(p, status)
+	c.setReady(in, p, status)
 }
 
 // setEnded sets the conditions of a Reservation that requests nothing any more.
@@ -247,7 +247,11 @@ func (c conditions) setVirtualNodeReady(in snapshot, status *broker.ReservationS
 
 // setReady summarizes the other conditions: the first that is not as desired is the
 // reason for which the Reservation is not ready.
-func (c conditions) setReady(p plan, status *broker.ReservationStatus) {
+func (c conditions) setReady(in snapshot, p plan, status *broker.ReservationStatus) {
+	if invalid := invalidSelector(&in.reservation.Spec); invalid.reason != "" {
+		c.set(broker.ConditionReady, false, invalid.reason, invalid.message)
+		return
+	}
 	if p.gaveUp || p.impossible.reason != "" {
 		queued := meta.FindStatusCondition(*c.list, broker.ConditionQueued)
 		c.set(broker.ConditionReady, false, queued.Reason, queued.Message)

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
@@ -54,10 +55,20 @@ func (in snapshot) impossible() impossibility {
 	return impossibility{}
 }
 
-// madeByHand reports whether a Reservation was created in the hub, or has what the
-// scheduler plugin never writes.
+// invalidSelector is why no pod can use a Reservation; zero if pods can. What is held stays
+// held, since the selector can be corrected.
+func invalidSelector(spec *broker.ReservationSpec) impossibility {
+	if _, err := metav1.LabelSelectorAsSelector(spec.PodSelector); err != nil {
+		return impossibility{reasonInvalidSpec, fmt.Sprintf("No pod can use it: podSelector: %v.", err)}
+	}
+	return impossibility{}
+}
+
+// madeByHand reports whether a Reservation was made by hand: in the hub, or in the
+// consumer, whose agent says so unless it is of an earlier version. The scheduler plugin
+// writes neither totals nor targets.
 func madeByHand(r *broker.Reservation) bool {
-	return r.Labels[broker.LabelSourceNamespace] == "" || r.Spec.RequestedResources != nil || r.Spec.TargetClusterID != ""
+	return r.Labels[broker.LabelSourceNamespace] == "" || r.Labels[broker.LabelByHand] == "true" || r.Spec.RequestedResources != nil || r.Spec.TargetClusterID != ""
 }
 
 // exceeding returns the first resource, by name, of which more is wanted than there is.

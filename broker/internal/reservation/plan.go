@@ -20,6 +20,9 @@ type plan struct {
 	// shrink releases what is too much, before anything grows; grow is what other clusters
 	// get. Both only if providers did not answer: what they lose is placed elsewhere.
 	shrink, grow []change
+	// fence are the clusters whose holds stay as they are, but for which an attempt was
+	// recorded that their ledgers do not show: another broker may still write it.
+	fence []string
 	// missing is the requested capacity that is neither held nor about to be.
 	missing broker.HeldCapacity
 	// decision explains the choice of clusters; nil if there was nothing to choose.
@@ -40,7 +43,11 @@ type change struct {
 	capacity broker.HeldCapacity
 }
 
+// empty reports whether no hold is to change its size.
 func (p plan) empty() bool { return len(p.shrink)+len(p.grow) == 0 }
+
+// writes reports whether any ledger is to be written.
+func (p plan) writes() bool { return !p.empty() || len(p.fence) > 0 }
 
 // newPlan compares the requested capacity with the holds.
 func newPlan(in snapshot) plan {
@@ -55,7 +62,8 @@ func newPlan(in snapshot) plan {
 	if p.shrink = shrink(in, holds, requested); p.shrink == nil {
 		p.shrink = unanswered(in, holds)
 		if p.missing = capacity.Sub(requested, reliable); !p.missing.Empty() {
-			if p.gaveUp = in.deadlineExceeded(); !p.gaveUp {
+			p.impossible = invalidSelector(&in.reservation.Spec)
+			if p.gaveUp = in.deadlineExceeded(); !p.gaveUp && p.impossible.reason == "" {
 				if p.place(in); len(p.grow) == 0 && len(holds) == 0 {
 					p.impossible = in.impossible()
 				}
@@ -66,7 +74,20 @@ func newPlan(in snapshot) plan {
 	for _, c := range slices.Concat(p.shrink, p.grow) {
 		p.attempt.Clusters = append(p.attempt.Clusters, c.cluster)
 	}
+	p.fence = p.inDoubt(in, holds)
 	return p
+}
+
+// inDoubt are the clusters of the last attempt whose holds do not show it and are not
+// changed by the plan.
+func (p plan) inDoubt(in snapshot, holds []clusterHold) (clusters []string) {
+	last := in.reservation.Status.Attempt
+	for _, h := range holds {
+		if h.Attempt < last.Number && !h.Promised.Empty() && slices.Contains(last.Clusters, h.cluster) && !slices.Contains(p.attempt.Clusters, h.cluster) {
+			clusters = append(clusters, h.cluster)
+		}
+	}
+	return clusters
 }
 
 // unanswered takes back what providers have neither accepted nor refused before the

@@ -41,7 +41,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, e
 		r.conflicts.Forget("reservation/" + name)
 		return in.requeue(), nil
 	}
-	if !p.empty() {
+	if p.writes() {
 		read, err := r.readAttempt(ctx, in)
 		if err != nil {
 			return ctrl.Result{}, err
@@ -135,6 +135,13 @@ func (r *Reconciler) writeHolds(ctx context.Context, in *snapshot, p plan) error
 	for _, h := range in.holds() {
 		before[h.cluster] = &h.Hold
 	}
+	for _, cluster := range p.fence {
+		if err := r.writeHold(ctx, cluster, uid, before[cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
+			return ledger.Fence(&ad.Status, uid, attempt-1), nil
+		}); err != nil {
+			return err
+		}
+	}
 	for _, c := range p.shrink {
 		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
 			return ledger.Shrink(&ad.Status, uid, attempt, c.capacity), nil
@@ -149,7 +156,7 @@ func (r *Reconciler) writeHolds(ctx context.Context, in *snapshot, p plan) error
 			return err
 		}
 	}
-	if !p.empty() {
+	if p.writes() {
 		r.readLedgers(in)
 	}
 	return nil

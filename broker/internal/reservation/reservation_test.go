@@ -359,6 +359,11 @@ func impossible(e *env) {
 	})
 	e.expect("r", broker.ReservationFailed, "none")
 	e.expectCondition("r", broker.ConditionReady, false, "targetClusterID is paris, which placement.excludeClusters excludes")
+	e.request("selector", 1, func(r *broker.Reservation) {
+		r.Spec.PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"not a key": "x"}}
+	})
+	e.expect("selector", broker.ReservationFailed, "0 of 1 pods")
+	e.expectCondition("selector", broker.ConditionReady, false, `podSelector: key: Invalid value: "not a key"`)
 	e.edit("r", func(r *broker.Reservation) { r.Spec.Placement = nil })
 	e.expectCondition("r", broker.ConditionReady, false, "No cluster paris has sent an advertisement")
 	e.expect("r", broker.ReservationFailed, "0 of 1 pods")
@@ -374,13 +379,35 @@ func impossible(e *env) {
 	e.expectCondition("total", broker.ConditionLocked, false, "It requests cpu 5, and all nodes of the providers together have 2")
 	e.request("pod", 1, func(r *broker.Reservation) { r.Spec.PodSets[0].Requests = cpu("3") })
 	e.expectCondition("pod", broker.ConditionReady, false, "A pod of set pods requests cpu 3, and no provider has as much")
-	for _, name := range []string{"zero", "total", "pod"} {
+	// In the consumer, the same holds for what was made by hand; what the scheduler plugin
+	// requests waits.
+	ofConsumer := func(byHand string) func(*broker.Reservation) {
+		return func(r *broker.Reservation) {
+			r.Labels = map[string]string{broker.LabelSourceNamespace: "shop", broker.LabelByHand: byHand}
+			r.Spec.PodSets[0].Requests = cpu("3")
+		}
+	}
+	e.request("local", 1, ofConsumer("true"))
+	e.expectCondition("local", broker.ConditionReady, false, "A pod of set pods requests cpu 3, and no provider has as much")
+	e.request("owned", 1, ofConsumer(""))
+	e.expectCondition("owned", broker.ConditionQueued, true, "berlin")
+	for _, name := range []string{"zero", "total", "pod", "local"} {
 		if phase := e.get(name).Status.Phase; phase != broker.ReservationFailed {
 			e.Errorf("%s is %s", name, phase)
 		}
 	}
 	e.request("later", 1, total("2"))
 	e.expectCondition("later", broker.ConditionLocked, true, "")
+	selector := func(value string) func(*broker.Reservation) {
+		return func(r *broker.Reservation) {
+			r.Spec.PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"tier": value}}
+		}
+	}
+	e.edit("later", selector("not a value"))
+	e.expectCondition("later", broker.ConditionReady, false, "No pod can use it: podSelector: ")
+	e.expectCondition("later", broker.ConditionLocked, true, "")
+	e.edit("later", selector("batch"))
+	e.expectCondition("later", broker.ConditionReady, false, "Waiting for berlin to accept")
 	e.request("queued", 1, total("1"))
 	e.expectCondition("queued", broker.ConditionQueued, true, "berlin")
 
@@ -392,7 +419,7 @@ func impossible(e *env) {
 	}
 	e.edit("zero", total("100m"))
 	e.eventually("the others to be placed or to wait for room", func() error {
-		for _, name := range []string{"total", "pod", "zero"} {
+		for _, name := range []string{"total", "pod", "zero", "local"} {
 			if r := e.get(name); r.Status.Phase == broker.ReservationFailed {
 				return fmt.Errorf("%s is still Failed", name)
 			}

@@ -215,7 +215,7 @@ func (in snapshot) upToDate(p plan) bool {
 	if !r.DeletionTimestamp.IsZero() {
 		return !controllerutil.ContainsFinalizer(r, broker.FinalizerLedger)
 	}
-	if controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) != in.needsFinalizer() || !p.empty() {
+	if controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) != in.needsFinalizer() || p.writes() {
 		return false
 	}
 	next := nextStatus(in, p, false)

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -67,6 +69,9 @@ func badInputs(t *testing.T) []badInput {
 		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.SourceNamespace = "A" }), status: 400, want: "sourceNamespace"},
 		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.SourceName = "" }), status: 400, want: "sourceName"},
 		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.SourceGeneration = 0 }), status: 400, want: "sourceGeneration"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) {
+			r.Spec.PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"not a key": "x"}}
+		}), status: 400, want: "spec.podSelector: key: Invalid value"},
 		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.Spec.PodSets[0].Requests.CPU = quantity("-1") }), status: 400, want: "must not be negative"},
 		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.Spec.PodSets[0].Count = -1 }), status: 400, want: "podSets"},
 		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.Spec.PodSets = nil }), status: 400, want: "set exactly one of"},
@@ -77,7 +82,9 @@ func badInputs(t *testing.T) []badInput {
 		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) {
 			r.Spec.PodSets[0].NodeSelector = map[string]string{"long": strings.Repeat("x", maxSpec-1024)}
 		}), status: 413, want: "raise spec.quotas.reservationBytes"},
-		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) { r.Spec.Retained = make([]broker.RetainedPods, maxRetained+1) }), status: 400, want: "spec.retained"},
+		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) {
+			r.Spec.Retained = make([]broker.RetainedPods, broker.MaxRetained+1)
+		}), status: 400, want: "spec.retained"},
 		{route: "GET " + reservations, status: 400, want: "add ?role="},
 		{route: "GET " + reservations, query: "?role=owner&watch=true", status: 400, want: "role is invalid"},
 		{route: "GET " + item, id: "some", status: 400, want: "role is invalid"},

@@ -61,6 +61,9 @@ func newReservation(namespace, caller string, request protocol.ReservationReques
 	if len(request.SourceName) <= validation.LabelValueMaxLength {
 		labels[broker.LabelSourceName] = request.SourceName
 	}
+	if request.ByHand {
+		labels[broker.LabelByHand] = "true"
+	}
 	annotations := map[string]string{
 		annotationSourceUID:        string(request.SourceUID),
 		annotationSourceNamespace:  request.SourceNamespace,

@@ -65,11 +65,11 @@ type Clients struct {
 	Client client.Client
 	// Live reads from the API server.
 	Live client.Reader
-	// Elected is closed once this replica is the leader.
+	// Elected is closed once this replica is the leader and may act as it.
 	Elected <-chan struct{}
 }
 
-// Options of a Server. All fields except Clock are required.
+// Options of a Server. All fields except Clock and Observed are required.
 type Options struct {
 	// Listener without TLS. The server closes it. Only Start needs it.
 	Listener net.Listener
@@ -82,6 +82,8 @@ type Options struct {
 	Log      logr.Logger
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
+	// Observed, if set, is called at the end of each Observe.
+	Observed func(object client.Object, deleted bool)
 }
 
 // Server is the REST interface, a manager.Runnable. All replicas listen; those that are
@@ -205,6 +207,9 @@ func (s *Server) Observe(object client.Object, deleted bool) {
 		if o.Name == configName {
 			s.config.Store(unless(deleted, o))
 		}
+	}
+	if s.Observed != nil {
+		s.Observed(object, deleted)
 	}
 }
 

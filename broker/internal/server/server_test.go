@@ -129,6 +129,7 @@ func TestCalls(t *testing.T) {
 	t.Run("advertisements", c.testAdvertisements)
 	t.Run("a reservation is visible to its requester and its provider only", c.testReservationIsPrivate)
 	t.Run("an older request changes nothing", c.testOlderRequest)
+	t.Run("a count is lowered that is kept at as many providers as allowed", c.testRetained)
 	t.Run("a quota of Reservations", c.testQuota)
 	t.Run("relay", c.testRelay)
 	t.Run("metrics", c.testMetrics)
@@ -210,7 +211,7 @@ func (c *clusters) testReservationIsPrivate(t *testing.T) {
 	_, err = c.rome.client.PublishAdvertisement(t.Context(), withoutLending(newAdvertisement("rome")))
 	expect.NoError(t, err)
 	request := newRequest("mine")
-	request.Spec.TargetClusterID = "paris"
+	request.Spec.TargetClusterID, request.ByHand = "paris", true
 	view, err := c.rome.client.PutReservation(t.Context(), request)
 	expect.NoError(t, err)
 	again, err := c.rome.client.PutReservation(t.Context(), request)
@@ -220,7 +221,7 @@ func (c *clusters) testReservationIsPrivate(t *testing.T) {
 	}
 	stored := &broker.Reservation{}
 	expect.NoError(t, c.hub.api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: view.ID}, stored))
-	for label, want := range map[string]string{broker.LabelRequester: "rome", broker.LabelSourceNamespace: "shop", broker.LabelSourceName: "mine"} {
+	for label, want := range map[string]string{broker.LabelRequester: "rome", broker.LabelSourceNamespace: "shop", broker.LabelSourceName: "mine", broker.LabelByHand: "true"} {
 		if stored.Labels[label] != want {
 			t.Errorf("label %s is %q, not %q", label, stored.Labels[label], want)
 		}
@@ -295,6 +296,29 @@ func (c *clusters) testOlderRequest(t *testing.T) {
 	if stored.Spec.PodSets[0].Count != 9 || len(stored.Spec.Retained) != 1 {
 		t.Fatalf("want the newer request, got %+v", stored)
 	}
+}
+
+// testRetained lowers a count with the largest list of what each provider keeps.
+func (c *clusters) testRetained(t *testing.T) {
+	request := newRequest("wide")
+	request.Spec.PodSets[0].Count = 3 * broker.MaxRetained
+	_, err := c.rome.client.PutReservation(t.Context(), request)
+	expect.NoError(t, err)
+	request.SourceGeneration++
+	request.Spec.PodSets = slices.Clone(request.Spec.PodSets)
+	request.Spec.PodSets[0].Count = broker.MaxRetained
+	for i := range broker.MaxRetained {
+		id := fmt.Sprintf("cluster-%0*d", protocol.MaxClusterID-len("cluster-"), i)
+		request.Spec.Retained = append(request.Spec.Retained, broker.RetainedPods{Cluster: id, Count: 1, Attempt: 1 << 40})
+	}
+	view, err := c.rome.client.PutReservation(t.Context(), request)
+	expect.NoError(t, err)
+	stored := &broker.Reservation{}
+	expect.NoError(t, c.hub.api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: view.ID}, stored))
+	if len(stored.Spec.Retained) != broker.MaxRetained {
+		t.Fatalf("%d of %d entries are stored", len(stored.Spec.Retained), broker.MaxRetained)
+	}
+	expect.NoError(t, c.rome.client.DeleteReservation(t.Context(), view.ID))
 }
 
 // testQuota creates as many Reservations as the quota allows, in parallel.

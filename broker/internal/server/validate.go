@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -98,8 +99,6 @@ const (
 	maxSpec = 16 << 10
 	// maxNodes is the maximum number of nodes in an advertisement.
 	maxNodes = 20_000
-	// maxRetained is the maximum of spec.retained in the CRD.
-	maxRetained = 64
 )
 
 // validateRequest validates what the CRD cannot, and sets the requester.
@@ -115,8 +114,8 @@ func validateRequest(request *protocol.ReservationRequest, caller string) error 
 		return refuse(protocol.CodeInvalid, "sourceName must be the name of the Reservation in the consumer's cluster")
 	case request.SourceGeneration < 1:
 		return refuse(protocol.CodeInvalid, "sourceGeneration must be the generation of the Reservation in the consumer's cluster, 1 or more")
-	case len(request.Spec.Retained) > maxRetained:
-		return refuse(protocol.CodeInvalid, "spec.retained has %d entries, the maximum is %d", len(request.Spec.Retained), maxRetained)
+	case len(request.Spec.Retained) > broker.MaxRetained:
+		return refuse(protocol.CodeInvalid, "spec.retained has %d entries, the maximum is %d", len(request.Spec.Retained), broker.MaxRetained)
 	}
 	for _, retained := range request.Spec.Retained {
 		if !protocol.ValidClusterID(retained.Cluster) || retained.Count < 0 {
@@ -146,6 +145,9 @@ func validateSpec(spec *broker.ReservationSpec) error {
 	}
 	if size > maxSpec {
 		return refuse(protocol.CodeInvalid, "spec has %d bytes, the maximum is %d: shorten its node selectors, affinity or tolerations", size, maxSpec)
+	}
+	if _, err := metav1.LabelSelectorAsSelector(spec.PodSelector); err != nil {
+		return refuse(protocol.CodeInvalid, "spec.podSelector: %v", err)
 	}
 	if spec.RequestedResources != nil {
 		if err := validateAmounts("spec.requestedResources", *spec.RequestedResources); err != nil {

@@ -2,12 +2,18 @@ package server
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"sigs.k8s.io/yaml"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 func TestBoundsOfBodies(t *testing.T) {
@@ -37,14 +43,59 @@ func TestBoundsOfBodies(t *testing.T) {
 	}
 	// A count that was accepted can be lowered, whatever is retained.
 	spec.PodSets[0].NodeSelector["long"] = strings.Repeat("x", maxSpec-256)
-	for i := range maxRetained {
+	for i := range broker.MaxRetained {
 		spec.Retained = append(spec.Retained, broker.RetainedPods{Cluster: fmt.Sprint("cluster-", i), Count: 1, Attempt: 1})
 	}
 	if err := validateSpec(&spec); err != nil {
-		t.Errorf("a spec of almost %d bytes that retains pods in %d clusters: %v", maxSpec, maxRetained, err)
+		t.Errorf("a spec of almost %d bytes that retains pods in %d clusters: %v", maxSpec, broker.MaxRetained, err)
 	}
 	advertisement := broker.ClusterAdvertisementSpec{NodeClasses: []broker.NodeClass{{Name: "a", FreeShapes: []broker.FreeShape{{Nodes: 2147483647}, {Nodes: 2147483647}}}}}
 	if err := validateAdvertisement(&advertisement); err == nil || !strings.Contains(err.Error(), "nodes") {
 		t.Errorf("an advertisement of billions of nodes: %v", err)
 	}
+}
+
+// TestBoundsOfCRDs compares the bounds that the broker checks before the API server does.
+func TestBoundsOfCRDs(t *testing.T) {
+	for _, tc := range []struct {
+		kind, field string
+		want        int64
+	}{
+		{"reservations", "spec.retained", broker.MaxRetained},
+		{"reservations", "spec.requesterID", protocol.MaxClusterID},
+		{"reservations", "spec.targetClusterID", protocol.MaxClusterID},
+		{"reservations", "status.used.pods", broker.MaxUsePods},
+		{"clusteradvertisements", "spec.clusterID", protocol.MaxClusterID},
+	} {
+		schema := fieldOf(t, tc.kind, tc.field)
+		bound := schema.MaxItems
+		if schema.Type == "string" {
+			bound = schema.MaxLength
+		}
+		if bound == nil || *bound != tc.want {
+			t.Errorf("%s of %s: the CRD allows %v, the broker %d", tc.field, tc.kind, bound, tc.want)
+		}
+	}
+}
+
+// fieldOf is the schema of a field in a CRD of the chart; of a list's items, the fields
+// follow its own name.
+func fieldOf(t *testing.T, kind, path string) apiextensionsv1.JSONSchemaProps {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../../../charts/broker/crds", broker.Group+"_"+kind+".yaml"))
+	expect.NoError(t, err)
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	expect.NoError(t, yaml.Unmarshal(text, crd))
+	schema := *crd.Spec.Versions[0].Schema.OpenAPIV3Schema
+	for name := range strings.SplitSeq(path, ".") {
+		if schema.Items != nil {
+			schema = *schema.Items.Schema
+		}
+		field, known := schema.Properties[name]
+		if !known {
+			t.Fatalf("%s has no field %s", kind, path)
+		}
+		schema = field
+	}
+	return schema
 }

@@ -132,3 +132,14 @@ paramRef:
       - {key: broker.fluidos.eu/provider, operator: Exists}
   parameterNotFoundAction: Allow
 {{- end }}
+
+{{/*
+Rules for the kinds whose objects are looked up to find root owners.
+*/}}
+{{- define "spillway-agent.ownerRules" }}
+{{- range .Values.scheduler.ownerKinds }}
+- apiGroups: [{{ .group }}]
+  resources: [{{ .resource }}]
+  verbs: [get]
+{{- end }}
+{{- end }}

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"strconv"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -44,12 +46,34 @@ func (d *direct) Get(_ context.Context, key client.ObjectKey, object client.Obje
 func (d *direct) List(_ context.Context, list client.ObjectList, options ...client.ListOption) error {
 	d.server.mu.Lock()
 	defer d.server.mu.Unlock()
-	k := d.server.kindOf(list)
+	list.SetResourceVersion(strconv.FormatInt(d.server.version, 10))
+	metadata, only := list.(*metav1.PartialObjectMetadataList)
+	if only {
+		return d.metadata(metadata, options...)
+	}
+	return Select(list, sortedObjects(d.server.kindOf(list)), nil, options...)
+}
+
+// metadata lists the metadata of the kind that the list is for.
+func (d *direct) metadata(list *metav1.PartialObjectMetadataList, options ...client.ListOption) error {
+	typed, err := d.server.scheme.New(list.GroupVersionKind())
+	if err != nil {
+		return err
+	}
 	var objects []client.Object
+	for _, object := range sortedObjects(d.server.kindOf(typed)) {
+		objects = append(objects, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+			Namespace: object.GetNamespace(), Name: object.GetName(), UID: object.GetUID(), ResourceVersion: object.GetResourceVersion(), Labels: object.GetLabels(),
+		}})
+	}
+	return Select(list, objects, nil, options...)
+}
+
+func sortedObjects(k *kind) (objects []client.Object) {
 	for _, key := range sortedKeys(k.objects) {
 		objects = append(objects, k.objects[key])
 	}
-	return Select(list, objects, nil, options...)
+	return objects
 }
 
 // Select copies the objects that match the options into a list. matches reports

@@ -23,7 +23,7 @@ func (g *gated) Get(ctx context.Context, key client.ObjectKey, object client.Obj
 }
 
 func (g *gated) List(ctx context.Context, list client.ObjectList, options ...client.ListOption) error {
-	return g.program.perform(ctx, what("list", list, ""), false, func() error { return g.Client.List(ctx, list, options...) })
+	return g.program.perform(ctx, what("list", list, list.GetObjectKind().GroupVersionKind().Kind), false, func() error { return g.Client.List(ctx, list, options...) })
 }
 
 func (g *gated) Create(ctx context.Context, object client.Object, options ...client.CreateOption) error {

@@ -2,6 +2,7 @@ package stepwise
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"reflect"
@@ -41,9 +42,10 @@ type Program struct {
 	cache  *snapshots
 
 	runnables []manager.Runnable
-	// queues are added by the controllers' own goroutines.
+	// queues are added by the controllers' own goroutines, and so is failed.
 	mu      sync.Mutex
 	queues  []*queue
+	failed  error
 	elected chan struct{}
 	leads   bool
 	ctx     context.Context
@@ -98,6 +100,13 @@ func (p *Program) Lead() {
 // Leads reports whether the program is the leader.
 func (p *Program) Leads() bool { return p.leads }
 
+// Failed is the error with which the program wants to end; nil if it goes on.
+func (p *Program) Failed() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.failed
+}
+
 // Context ends when the program is killed.
 func (p *Program) Context() context.Context { return p.ctx }
 
@@ -107,7 +116,9 @@ func (p *Program) start(leader bool) {
 		if (!ok || election.NeedLeaderElection()) == leader {
 			go func() {
 				if err := runnable.Start(p.ctx); err != nil && p.ctx.Err() == nil {
-					panic(fmt.Sprintf("%s: %T ended: %v", p.Name, runnable, err))
+					p.mu.Lock()
+					defer p.mu.Unlock()
+					p.failed = errors.Join(p.failed, fmt.Errorf("%T ended: %w", runnable, err))
 				}
 			}()
 		}
@@ -137,7 +148,11 @@ func (p *Program) Steps() []Step {
 
 // Add implements manager.Manager. Controllers get a queue that the scheduler controls.
 func (p *Program) Add(runnable manager.Runnable) error {
-	if v := reflect.ValueOf(runnable); v.Kind() == reflect.Pointer && v.Elem().Kind() == reflect.Struct {
+	inner := runnable
+	if wrapped, ok := runnable.(interface{ Unwrap() manager.Runnable }); ok {
+		inner = wrapped.Unwrap()
+	}
+	if v := reflect.ValueOf(inner); v.Kind() == reflect.Pointer && v.Elem().Kind() == reflect.Struct {
 		if field := v.Elem().FieldByName("NewQueue"); field.IsValid() {
 			field.Set(reflect.ValueOf(func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) workqueue.TypedRateLimitingInterface[reconcile.Request] {
 				q := newQueue(p.Name+" "+name, limiter)

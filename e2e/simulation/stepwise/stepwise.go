@@ -114,9 +114,11 @@ func (p *Program) perform(ctx context.Context, what string, write bool, do func(
 		}
 		return fmt.Errorf("%s: reply: %w", what, ErrUnavailable)
 	default:
-		if err := ctx.Err(); err != nil {
-			return err
+		// The server does not know that the caller has given up.
+		err := do()
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
-		return do()
+		return err
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
@@ -49,7 +50,8 @@ func (p *Provider) confineGuests(ctx context.Context, consumer string) error {
 	if err != nil {
 		return err
 	}
-	for _, namespace := range namespaces {
+	for i := range namespaces {
+		namespace := &namespaces[i]
 		err := p.confine(ctx, namespace, consumer, total.Pods().Value())
 		// It may be deleted meanwhile.
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
@@ -59,28 +61,24 @@ func (p *Provider) confineGuests(ctx context.Context, consumer string) error {
 	return nil
 }
 
-// guestNamespaces returns the namespaces that Liqo has created for the guests of a consumer
-// and that are not being deleted.
-func (p *Provider) guestNamespaces(ctx context.Context, consumer string) (namespaces []*corev1.Namespace, _ error) {
+// GuestNamespaces returns the names of the namespaces that Liqo has created for the guests
+// of a consumer and that are not being deleted.
+func (p *Provider) GuestNamespaces(ctx context.Context, consumer string) (names []string, _ error) {
+	namespaces, err := p.guestNamespaces(ctx, consumer)
+	for i := range namespaces {
+		names = append(names, namespaces[i].Name)
+	}
+	return names, err
+}
+
+func (p *Provider) guestNamespaces(ctx context.Context, consumer string) ([]corev1.Namespace, error) {
 	var found corev1.NamespaceList
 	if err := p.Client.List(ctx, &found, client.MatchingLabels{consts.RemoteClusterID: consumer}); err != nil {
 		return nil, fmt.Errorf("listing namespaces for guests of %s: %w", consumer, err)
 	}
-	for i := range found.Items {
-		if namespace := &found.Items[i]; isGuestNamespace(namespace) && namespace.DeletionTimestamp.IsZero() {
-			namespaces = append(namespaces, namespace)
-		}
-	}
-	return namespaces, nil
-}
-
-// GuestNamespaces returns the names of the namespaces that exist for a consumer's guests.
-func (p *Provider) GuestNamespaces(ctx context.Context, consumer string) (names []string, _ error) {
-	namespaces, err := p.guestNamespaces(ctx, consumer)
-	for _, namespace := range namespaces {
-		names = append(names, namespace.Name)
-	}
-	return names, err
+	return slices.DeleteFunc(found.Items, func(namespace corev1.Namespace) bool {
+		return !isGuestNamespace(&namespace) || !namespace.DeletionTimestamp.IsZero()
+	}), nil
 }
 
 // confine limits what guests can do in one namespace.

@@ -1,0 +1,208 @@
+package overflow
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	framework "k8s.io/kube-scheduler/framework"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+	schedulerframework "k8s.io/kubernetes/pkg/scheduler/framework"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// maxWaiting is the number of pods that wait for this cluster beyond which it is taken to
+// have no room for others.
+const maxWaiting = 200
+
+// watchedPods are the pods that the return of others depends on, kept from the events of
+// pods. Safe for concurrent use.
+type watchedPods struct {
+	// profile of the scheduler whose pods may return.
+	profile string
+
+	mu sync.Mutex
+	// guests are the pods on virtual nodes that have a hold.
+	guests map[types.UID]*corev1.Pod
+	// pending pods have no node, and nothing but a scheduler keeps them from one.
+	pending map[types.UID]*corev1.Pod
+	// repelling are the pods on other nodes with required anti-affinity.
+	repelling map[types.UID]framework.PodInfo
+}
+
+func newWatchedPods(profile string) *watchedPods {
+	return &watchedPods{profile: profile, guests: map[types.UID]*corev1.Pod{}, pending: map[types.UID]*corev1.Pod{}, repelling: map[types.UID]framework.PodInfo{}}
+}
+
+// set records a pod as an informer shows it.
+func (w *watchedPods) set(pod *corev1.Pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.guests, pod.UID)
+	delete(w.pending, pod.UID)
+	delete(w.repelling, pod.UID)
+	switch {
+	case podutil.IsPodTerminal(pod):
+	case pod.Spec.NodeName == "":
+		if pod.DeletionTimestamp == nil && len(pod.Spec.SchedulingGates) == 0 {
+			w.pending[pod.UID] = pod
+		}
+	case isVirtual(pod.Spec.NodeName):
+		if pod.DeletionTimestamp == nil && pod.Labels[broker.LabelHold] != "" && pod.Spec.SchedulerName == w.profile {
+			w.guests[pod.UID] = pod
+		}
+	case repels(pod):
+		if info, err := schedulerframework.NewPodInfo(pod); err == nil {
+			w.repelling[pod.UID] = info
+		}
+	}
+}
+
+func repels(pod *corev1.Pod) bool {
+	a := pod.Spec.Affinity
+	return a != nil && a.PodAntiAffinity != nil && len(a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0
+}
+
+// remove removes a deleted pod.
+func (w *watchedPods) remove(uid types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.guests, uid)
+	delete(w.pending, uid)
+	delete(w.repelling, uid)
+}
+
+func (w *watchedPods) guestsNow() []*corev1.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Collect(maps.Values(w.guests))
+}
+
+// hasUntried reports whether a scheduler may be about to place a pod: one that was
+// created since a time and that none has found unschedulable.
+func (w *watchedPods) hasUntried(since time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, pod := range w.pending {
+		if !unschedulable(pod) && pod.CreationTimestamp.After(since) {
+			return true
+		}
+	}
+	return false
+}
+
+// waiting returns the unschedulable pods.
+func (w *watchedPods) waiting() []*corev1.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var all []*corev1.Pod
+	for _, pod := range w.pending {
+		if unschedulable(pod) {
+			all = append(all, pod)
+		}
+	}
+	return all
+}
+
+// repelled reports whether a pod on a node of this cluster has required anti-affinity to
+// a pod, in whichever topology.
+func (w *watchedPods) repelled(pod *corev1.Pod, namespace labels.Set) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, info := range w.repelling {
+		for _, term := range info.GetRequiredAntiAffinityTerms() {
+			if term.Matches(pod, namespace) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// roomFinder tells for which pods the nodes of this cluster have room, at one time.
+//
+// It does not run the filters of the scheduler, whose snapshot only scheduling cycles may
+// use. What it leaves out are requirements that no pod has that could overflow
+// (demand.Admissible): volumes of this cluster, host ports, resource claims, required pod
+// affinity, strict topology spread. It is stricter in two ways. A node that a pod waits
+// for is no room for others: one that an unschedulable pod could run on if the node were
+// empty. And a pod that another repels from a part of the cluster has none anywhere.
+type roomFinder struct {
+	returner *returner
+	rooms    []room
+	nodes    map[string]*corev1.Node
+	waiting  []*corev1.Pod
+	// awaited has the nodes that a pod waits for, as far as computed, and found the
+	// results for pods that are alike.
+	awaited map[string]bool
+	found   map[alike]bool
+}
+
+// alike are pods of one controller and key.
+type alike struct {
+	controller types.UID
+	key        demand.Key
+}
+
+func (r *returner) newRoomFinder() *roomFinder {
+	return &roomFinder{returner: r, awaited: map[string]bool{}, found: map[alike]bool{}}
+}
+
+// has reports whether there is room for a pod with a controller.
+func (f *roomFinder) has(pod *corev1.Pod, key demand.Key) bool {
+	id := alike{metav1.GetControllerOfNoCopy(pod).UID, key}
+	found, known := f.found[id]
+	if !known {
+		found = f.find(pod)
+		f.found[id] = found
+	}
+	return found
+}
+
+func (f *roomFinder) find(pod *corev1.Pod) bool {
+	f.observe()
+	if len(f.waiting) > maxWaiting || !slices.ContainsFunc(f.rooms, func(r room) bool {
+		need, ok := r.need(pod)
+		return ok && r.free.fits(need) && !f.isAwaited(r.name)
+	}) {
+		return false
+	}
+	namespace, err := f.returner.namespaces.Get(pod.Namespace)
+	return err == nil && !f.returner.watched.repelled(pod, labels.Set(namespace.Labels))
+}
+
+// observe reads the nodes and the pods that wait, once.
+func (f *roomFinder) observe() {
+	if f.nodes != nil {
+		return
+	}
+	f.nodes = map[string]*corev1.Node{}
+	all, err := f.returner.nodes.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	names := map[string]bool{}
+	for _, node := range all {
+		f.nodes[node.Name], names[node.Name] = node, true
+	}
+	f.rooms, f.waiting = f.returner.placements.roomOn(names), f.returner.watched.waiting()
+}
+
+// isAwaited reports whether an unschedulable pod could run on a node if it were empty.
+func (f *roomFinder) isAwaited(name string) bool {
+	awaited, known := f.awaited[name]
+	if !known {
+		node := f.nodes[name]
+		size := amountsOf(node.Status.Allocatable)
+		awaited = slices.ContainsFunc(f.waiting, func(pod *corev1.Pod) bool { return size.fits(podAmounts(pod)) && nodeAdmits(node, pod) })
+		f.awaited[name] = awaited
+	}
+	return awaited
+}
