@@ -160,11 +160,11 @@ func NewWithLeader(ctx context.Context, obj runtime.Object, handle framework.Han
 		gate:       newGate(clock.RealClock{}),
 		clock:      clock.RealClock{},
 		leads:      leads,
-		watched:    newWatchedPods(handle.ProfileName()),
 	}
 	p.placements = newPlacements(p.clock, p.keys.keyOf)
 	p.placements.pooled = p.pools.has
 	p.queue = newWorkQueue(p.placements.isVirtual)
+	p.watched = newWatchedPods(handle.ProfileName(), p.placements.isVirtual)
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}

@@ -46,13 +46,13 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		pools:      newPoolCache(now),
 		gate:       newGate(now),
 		clock:      now,
-		watched:    newWatchedPods(broker.SchedulerName),
 		synced:     func() bool { return true },
 		counted:    func() bool { return true },
 	}
 	p.placements = newPlacements(now, p.keys.keyOf)
 	p.placements.pooled = p.pools.has
 	p.queue = newWorkQueue(p.placements.isVirtual)
+	p.watched = newWatchedPods(broker.SchedulerName, p.placements.isVirtual)
 	return p
 }
 

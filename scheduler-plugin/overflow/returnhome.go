@@ -303,7 +303,7 @@ func (r *returner) settle() {
 	}
 	var found *returnhome.Replacement
 	if first != nil {
-		found = &returnhome.Replacement{Bound: true, Abroad: isVirtual(first.Spec.NodeName), Ready: podutil.IsPodReady(first) || podutil.IsPodTerminal(first)}
+		found = &returnhome.Replacement{Bound: true, Abroad: r.placements.isVirtual(first.Spec.NodeName), Ready: podutil.IsPodReady(first) || podutil.IsPodTerminal(first)}
 	}
 	outcome, retryAt, ended := r.planner.Settle(r.clock.Now(), found)
 	if !ended {

@@ -27,6 +27,8 @@ const maxWaiting = 200
 type watchedPods struct {
 	// profile of the scheduler whose pods may return.
 	profile string
+	// isVirtual reports whether a node of a name is virtual.
+	isVirtual func(node string) bool
 
 	mu sync.Mutex
 	// guests are the pods on virtual nodes that have a hold.
@@ -37,8 +39,8 @@ type watchedPods struct {
 	repelling map[types.UID]framework.PodInfo
 }
 
-func newWatchedPods(profile string) *watchedPods {
-	return &watchedPods{profile: profile, guests: map[types.UID]*corev1.Pod{}, pending: map[types.UID]*corev1.Pod{}, repelling: map[types.UID]framework.PodInfo{}}
+func newWatchedPods(profile string, isVirtual func(node string) bool) *watchedPods {
+	return &watchedPods{profile: profile, isVirtual: isVirtual, guests: map[types.UID]*corev1.Pod{}, pending: map[types.UID]*corev1.Pod{}, repelling: map[types.UID]framework.PodInfo{}}
 }
 
 // set records a pod as an informer shows it.
@@ -54,7 +56,7 @@ func (w *watchedPods) set(pod *corev1.Pod) {
 		if pod.DeletionTimestamp == nil && len(pod.Spec.SchedulingGates) == 0 {
 			w.pending[pod.UID] = pod
 		}
-	case isVirtual(pod.Spec.NodeName):
+	case w.isVirtual(pod.Spec.NodeName):
 		if pod.DeletionTimestamp == nil && pod.Labels[broker.LabelHold] != "" && pod.Spec.SchedulerName == w.profile {
 			w.guests[pod.UID] = pod
 		}

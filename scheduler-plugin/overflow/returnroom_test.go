@@ -118,7 +118,7 @@ func TestMayReturn(t *testing.T) {
 }
 
 func TestWatchedPods(t *testing.T) {
-	w := newWatchedPods(broker.SchedulerName)
+	w := newWatchedPods(broker.SchedulerName, namedVirtual)
 	held := func(p *corev1.Pod) { p.Labels[broker.LabelHold] = "rome-1" }
 	created := func(at int64) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.CreationTimestamp = metav1.Unix(at, 0) }
