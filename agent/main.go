@@ -226,15 +226,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	provided := instruction.NewProvider(mgr.GetClient(), o.instructionNamespace, brokerClient, providers, clock.RealClock{})
 	var advertiser *advertise.Publisher
 	prober := reachability.New(mgr.GetClient(), o.instructionNamespace, clock.RealClock{}, func() { advertiser.Connected() })
-	advertiser = advertise.New(brokerClient, advertise.Options{
-		Terms: inventory.Terms{
-			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
-			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,
-		},
-		Interval: o.advertisementInterval, Recognizer: recognizerOf(o), Inventory: tracker, Unlisted: provided.Unlisted, Unreachable: prober.Unreachable,
-		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
-		Prices: types.NamespacedName{Namespace: o.namespace, Name: o.costConfigMap}, Currency: o.currency,
-	})
+	advertiser = newAdvertiser(o, clusterID, key, brokerClient, tracker, provided, prober)
 	providers.Subscribe(func(change transport.Change[protocol.ProviderView]) {
 		if change.Relisted {
 			advertiser.Connected()
@@ -256,6 +248,19 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		err = errors.Join(err, c.SetupWithManager(mgr))
 	}
 	return err
+}
+
+// newAdvertiser makes what advertises the tracked capacity on the provider's terms.
+func newAdvertiser(o options, clusterID string, key *sealing.Key, transport advertise.Broker, tracker *inventory.Tracker, provided *instruction.Provider, prober *reachability.Prober) *advertise.Publisher {
+	return advertise.New(transport, advertise.Options{
+		Terms: inventory.Terms{
+			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
+			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,
+		},
+		Interval: o.advertisementInterval, Recognizer: recognizerOf(o), Inventory: tracker, Unlisted: provided.Unlisted, Unreachable: prober.Unreachable,
+		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
+		Prices: types.NamespacedName{Namespace: o.namespace, Name: o.costConfigMap}, Currency: o.currency,
+	})
 }
 
 // findClusterID returns the ID from --cluster-id, or else the one in the certificate
