@@ -49,8 +49,9 @@ func documentedMetrics(c *testCluster, ns string) {
 	for name, values := range map[string][]string{
 		"overflow_requests_total":                 {"requested", "capped", "failed"},
 		"overflow_unschedulable_duration_seconds": {"home", "overflowed", "deleted"},
-		"overflow_writes_total":                   {"reservation", "event", "binding"},
+		"overflow_writes_total":                   {"reservation", "event", "binding", "eviction"},
 		"overflow_gate_openings_total":            {"room", "grant", "decision", "spec", "retry"},
+		"overflow_returned_home_total":            {"returned", "overflowed", "blocked"},
 	} {
 		for _, value := range values {
 			n, known := labelled[name+"/"+value]
