@@ -5,7 +5,9 @@ package controlplane
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -21,10 +23,11 @@ func Start(t testing.TB, extraCRDs ...string) *rest.Config {
 	return start(t, append(crds(t), extraCRDs...))
 }
 
-// StartBare brings up an API server on which Spillway was never installed.
-func StartBare(t testing.TB) *rest.Config {
+// StartBare brings up an API server on which Spillway was never installed, with flags of
+// kube-apiserver such as "feature-gates=GenericWorkload=true".
+func StartBare(t testing.TB, flags ...string) *rest.Config {
 	t.Helper()
-	return start(t, nil)
+	return start(t, nil, flags...)
 }
 
 // InstallCRDs installs Spillway's CRDs on such a one.
@@ -45,7 +48,7 @@ func crds(t testing.TB) []string {
 	return []string{filepath.Join(root, "charts/broker/crds"), filepath.Join(root, "charts/agent/crds")}
 }
 
-func start(t testing.TB, crds []string) *rest.Config {
+func start(t testing.TB, crds []string, flags ...string) *rest.Config {
 	t.Helper()
 	var err error
 	paths := map[string]string{}
@@ -57,8 +60,14 @@ func start(t testing.TB, crds []string) *rest.Config {
 	env := &envtest.Environment{
 		CRDDirectoryPaths:     crds,
 		ErrorIfCRDPathMissing: true,
+		// On a busy machine it takes far longer than the default of 20 seconds.
+		ControlPlaneStartTimeout: 2 * time.Minute,
 	}
 	env.ControlPlane.GetAPIServer().Path = paths["kube-apiserver"]
+	for _, f := range flags {
+		name, value, _ := strings.Cut(f, "=")
+		env.ControlPlane.GetAPIServer().Configure().Append(name, value)
+	}
 	env.ControlPlane.Etcd = &envtest.Etcd{Path: paths["etcd"]}
 	env.ControlPlane.Etcd.Configure().Append("unsafe-no-fsync", "true")
 	env.ControlPlane.KubectlPath = paths["kubectl"]

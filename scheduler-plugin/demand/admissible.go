@@ -45,9 +45,6 @@ func Admissible(pod *corev1.Pod) (ok bool, reason string) {
 			return false, fmt.Sprintf("volume %q is storage that only this cluster can mount", v.Name)
 		}
 	}
-	if spec.WorkloadRef != nil {
-		return false, "it belongs to a Workload, whose pods are scheduled as a group"
-	}
 	if len(spec.ResourceClaims) > 0 {
 		return false, "it uses ResourceClaims, which only this cluster can allocate"
 	}

@@ -74,8 +74,52 @@ const LabelPodGroup = "scheduling.x-k8s.io/pod-group"
 // gangPrefix of the OwnerUID of a gang.
 const gangPrefix = "gang-"
 
-// GangOf returns the name of the PodGroup that a pod belongs to; "" if it belongs to none.
-func GangOf(pod *corev1.Pod) string { return pod.Labels[LabelPodGroup] }
+// Gang identifies a group of pods of one namespace of which none is of use alone.
+type Gang struct {
+	// Workload is the name of the Workload that the pods refer to; PodGroup is one of its
+	// pod groups, of which Replica is a replica.
+	Workload, Replica string
+	// PodGroup is the name of a PodGroup of the coscheduling plugins if Workload is empty.
+	PodGroup string
+}
+
+// GangOf returns the gang that a pod belongs to: by its workloadRef, or else by the label of
+// the coscheduling plugins. ok is false if it belongs to none.
+func GangOf(pod *corev1.Pod) (gang Gang, ok bool) {
+	if ref := pod.Spec.WorkloadRef; ref != nil {
+		return Gang{Workload: ref.Name, PodGroup: ref.PodGroup, Replica: ref.PodGroupReplicaKey}, true
+	}
+	name := pod.Labels[LabelPodGroup]
+	return Gang{PodGroup: name}, name != ""
+}
+
+// UID returns the OwnerUID of the keys of a gang.
+func (g Gang) UID() types.UID {
+	name := g.PodGroup
+	if g.Workload != "" {
+		name = strings.Join([]string{g.Workload, g.PodGroup, g.Replica}, "/") // no name has a slash
+	}
+	return types.UID(gangPrefix + digest(name)[:16])
+}
+
+// String describes a gang, for messages.
+func (g Gang) String() string {
+	switch {
+	case g.Workload == "":
+		return "PodGroup " + g.PodGroup
+	case g.Replica == "":
+		return "pod group " + g.PodGroup + " of Workload " + g.Workload
+	}
+	return "pod group " + g.PodGroup + " (replica " + g.Replica + ") of Workload " + g.Workload
+}
+
+// owner returns the object that describes a gang, with a UID made from the names.
+func (g Gang) owner() metav1.OwnerReference {
+	if g.Workload != "" {
+		return metav1.OwnerReference{APIVersion: "scheduling.k8s.io/v1alpha1", Kind: "Workload", Name: g.Workload, UID: g.UID()}
+	}
+	return metav1.OwnerReference{APIVersion: "scheduling.x-k8s.io/v1alpha1", Kind: "PodGroup", Name: g.PodGroup, UID: g.UID()}
+}
 
 // IsGang reports whether a key is that of a gang's pods.
 func (k Key) IsGang() bool { return strings.HasPrefix(string(k.OwnerUID), gangPrefix) }
@@ -98,10 +142,10 @@ func Resolvable(ref metav1.OwnerReference) (kind schema.GroupVersionKind, ok boo
 // OwnerOf returns the root owner of a pod: the last one of its controller, the controller
 // of that, and so on, as far as resolve knows them. The owner of bare pods and of Jobs
 // without a controller is their namespace, with UID SharedOwner; that of a gang is its
-// PodGroup, with a UID made from its name. ok is false if an owner cannot be resolved.
+// Workload or PodGroup, with a UID made from the gang's names. ok is false if an owner cannot be resolved.
 func OwnerOf(pod *corev1.Pod, resolve Resolve) (owner metav1.OwnerReference, ok bool) {
-	if gang := GangOf(pod); gang != "" {
-		return metav1.OwnerReference{APIVersion: "scheduling.x-k8s.io/v1alpha1", Kind: "PodGroup", Name: gang, UID: types.UID(gangPrefix + digest(gang)[:16])}, true
+	if gang, ok := GangOf(pod); ok {
+		return gang.owner(), true
 	}
 	controller := metav1.GetControllerOfNoCopy(pod)
 	for range maxOwners {

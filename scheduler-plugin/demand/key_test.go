@@ -162,6 +162,11 @@ func TestOwnerOf(t *testing.T) {
 			}
 		}
 	}
+	ofWorkload := func(workload, group, replica string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.WorkloadRef = &corev1.WorkloadReference{Name: workload, PodGroup: group, PodGroupReplicaKey: replica}
+		}
+	}
 	resolve := func(_ string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
 		if _, known := demand.Resolvable(ref); !known && ref.Kind != "JobSet" {
 			return nil, true
@@ -199,6 +204,8 @@ func TestOwnerOf(t *testing.T) {
 		"what controls a JobSet":               {pod: podWith(controlledBy("batch/v1", "Job", "train-workers-0")), want: "example.com/v1 Training nightly uid-of-training"},
 		"three controllers":                    {pod: podWith(controlledBy("apps/v1", "StatefulSet", "leader-0")), want: "apps/v1 Deployment web uid-of-web"},
 		"a gang":                               {pod: podWith(controlledBy("batch/v1", "Job", "new"), func(p *corev1.Pod) { p.Labels = map[string]string{demand.LabelPodGroup: "ring"} }), want: "scheduling.x-k8s.io/v1alpha1 PodGroup ring gang-16b974583155fdcb"},
+		"a Workload's pod group":               {pod: podWith(controlledBy("batch/v1", "Job", "new"), ofWorkload("train", "workers", "")), want: "scheduling.k8s.io/v1alpha1 Workload train gang-9b54f19ed92de505"},
+		"a replica of a pod group":             {pod: podWith(ofWorkload("train", "workers", "1")), want: "scheduling.k8s.io/v1alpha1 Workload train gang-803ee224ac3f5295"},
 		"a circle ends":                        {pod: podWith(controlledBy("apps/v1", "StatefulSet", "circle")), want: "apps/v1 StatefulSet circle uid-of-circle"},
 		"ReplicaSet of another API group":      {pod: podWith(controlledBy("acme.io/v1", "ReplicaSet", "web-abc")), want: "acme.io/v1 ReplicaSet web-abc uid-of-web-abc"},
 	}
@@ -306,7 +313,6 @@ func TestAdmissible(t *testing.T) {
 		"its own claim":   {volume(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}), `volume "data"`},
 		"a CSI volume":    {volume(corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "secrets"}}), `volume "data"`},
 		"an NFS volume":   {volume(corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "nas"}}), `volume "data"`},
-		"a group's":       {func(p *corev1.Pod) { p.Spec.WorkloadRef = &corev1.WorkloadReference{Name: "gang"} }, "Workload"},
 		"a device claim":  {func(p *corev1.Pod) { p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}} }, "ResourceClaims"},
 		"host network":    {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, "hostNetwork"},
 		"a node by name":  {selector(corev1.LabelHostname, "home-1"), "nodeSelector selects a node"},

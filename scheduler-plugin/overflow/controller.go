@@ -290,7 +290,7 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 		c.release(pod)
 		return
 	}
-	if ok, reason := demand.Admissible(pod); !ok {
+	if ok, reason := c.gangs.admissible(pod); !ok {
 		c.release(pod)
 		if reason != "" {
 			c.record(uid, notPossible(reason))
@@ -334,7 +334,7 @@ func (c *demandController) validator(changed *[]*corev1.Pod) func(types.UID, dem
 			return false
 		}
 		current, resolved := c.keys.get(pod)
-		if ok, _ := demand.Admissible(pod); ok && optedIn(c.namespaces, pod.Namespace) && resolved && current.key == key {
+		if ok, _ := c.gangs.admissible(pod); ok && optedIn(c.namespaces, pod.Namespace) && resolved && current.key == key {
 			return true
 		}
 		*changed = append(*changed, pod)
@@ -378,15 +378,15 @@ func (c *demandController) otherPodsCounter() func(demand.Key, metav1.OwnerRefer
 	untried := sync.OnceValue(func() map[demand.Key]int32 {
 		return c.untried.count(func(pod *corev1.Pod) (demand.Key, bool) {
 			// Pending pods are in the batcher.
-			if ok, _ := demand.Admissible(pod); !ok || c.askAfter > 0 || c.pending.has(pod.UID) || c.placements.has(pod.UID) || !optedIn(c.namespaces, pod.Namespace) {
+			if ok, _ := c.gangs.admissible(pod); !ok || c.askAfter > 0 || c.pending.has(pod.UID) || c.placements.has(pod.UID) || !optedIn(c.namespaces, pod.Namespace) {
 				return demand.Key{}, false
 			}
 			return c.keys.keyOf(pod)
 		})
 	})
-	return func(key demand.Key, owner metav1.OwnerReference) int32 {
+	return func(key demand.Key, _ metav1.OwnerReference) int32 {
 		if key.IsGang() {
-			return c.gangCounter(key, owner.Name)
+			return c.gangCounter(key)
 		}
 		return c.placements.livingOf(key) + untried()[key]
 	}
@@ -487,7 +487,11 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 func (c *demandController) objectOf(key demand.Key, owner metav1.OwnerReference) (metav1.OwnerReference, error) {
 	switch {
 	case key.IsGang():
-		if group := c.gangs.group(key.Namespace, owner.Name); group != nil {
+		gang := demand.Gang{PodGroup: owner.Name}
+		if owner.Kind == "Workload" {
+			gang = demand.Gang{Workload: owner.Name}
+		}
+		if group := c.gangs.group(key.Namespace, gang); group != nil {
 			owner.UID = group.GetUID()
 			return owner, nil
 		}

@@ -1,17 +1,26 @@
 package overflow
 
 import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"path"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/workqueue"
 	framework "k8s.io/kube-scheduler/framework"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 // A request includes the pods of its key that run in other clusters, and those
@@ -89,6 +98,54 @@ func TestDecided(t *testing.T) {
 	} {
 		if got := decided(tc.r); got != tc.want {
 			t.Errorf("%s: %t, want %t", name, got, tc.want)
+		}
+	}
+}
+
+// TestWritesWaitForNoOther: while the API server does not answer to the write of one
+// Reservation, another is written, and work is still taken from the queue.
+func TestWritesWaitForNoOther(t *testing.T) {
+	arrived, answer := make(chan string, 2), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body) // what is missing does not decode below
+		arrived <- path.Base(r.URL.Path)
+		if strings.HasPrefix(path.Base(r.URL.Path), "slow-") {
+			<-answer
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(body) // the client may have gone
+	}))
+	defer server.Close()
+	defer close(answer)
+	client, err := restClient(&rest.Config{Host: server.URL})
+	expect.NoError(t, err)
+	p := testPlugin(OverflowArgs{})
+	c := &demandController{
+		clock: clocktesting.NewFakeClock(p.clock.Now()), queue: p.queue, grants: p.grants, gate: p.gate, placements: p.placements, keys: p.keys, namespaces: p.namespaces,
+		batcher: demand.NewBatcher(p.clock, demand.Windows{}), pending: newPendingPods(), policies: newIndexer(),
+		reservations: newReservationStore(client, newIndexer(), p.clock),
+		synced:       func() bool { return true }, active: func() bool { return false },
+		writeQueue: workqueue.NewTyped[demand.Key](), requests: map[demand.Key]demand.Request{}, wanted: map[demand.Key]demand.Request{}, requestedAt: map[demand.Key]time.Time{},
+	}
+	defer c.writeQueue.ShutDown()
+	for range writers {
+		go c.write(t.Context())
+	}
+	for _, job := range []string{"slow", "other"} {
+		key, _ := p.keys.get(jobPod(job, job, "1"))
+		set := key.set
+		set.Count = 1
+		c.mu.Lock()
+		c.requests[key.key] = demand.Request{Key: key.key, Owner: key.owner, PodSet: set}
+		c.mu.Unlock()
+		c.writeQueue.Add(key.key)
+		select {
+		case name := <-arrived:
+			if !strings.HasPrefix(name, job+"-") {
+				t.Errorf("%s was written, want that of %s", name, job)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("the Reservation of %s was not written", job)
 		}
 	}
 }

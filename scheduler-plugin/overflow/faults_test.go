@@ -3,6 +3,7 @@ package overflow_test
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -24,18 +25,20 @@ import (
 // TestRules runs one rule of the plugin after another against a real scheduler. Each has
 // nodes that only its pods select.
 func TestRules(t *testing.T) {
-	c := startTestCluster(t)
+	c := startTestCluster(t, "feature-gates=GenericWorkload=true")
 	controlplane.InstallCRDs(t, c.config)
 	c.create(&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000})
 	c.installPodGroups()
 	c.installKind("batch.example.com", "v1", "Run", "runs")
 	c.installKind("batch.example.com", "v1", "Hidden", "hiddens")
 	c.startScheduler()
-	c.runRules([]rule{
+	c.runRules(slices.Concat(gangRules, []rule{
 		{"guests are never preemption victims", guestsAreNoVictims},
 		{"a namespace that opts out requests no more", optOut},
 		{"a cap of zero permits preemption", cappedPreempts},
 		{"a silent broker permits preemption", silentPreempts},
+		{"a request that the API server rejects permits preemption", rejectedPreempts},
+		{"a pod that was not steered gets an event", notSteered},
 		{"pods are retried only for capacity of their own", noFutileAttempts},
 		{"a resized guest keeps its grant", resizedGuest},
 		{"each of two Reservations is charged", twoReservations},
@@ -45,18 +48,17 @@ func TestRules(t *testing.T) {
 		{"the runs of a CronJob share a Reservation", cronJob},
 		{"the runs of a controller that a CRD defines share a Reservation", customChain},
 		{"an owner that must not be read is the root owner", unreadableOwner},
-		{"a gang of which only part fits leaves nothing", gangTooLarge},
-		{"a gang is bound when all have places", gangInBoth},
+		{"a pod of a Workload that is not served does not overflow", workloadNotServed},
 		{"a victim of preemption overflows", victimOverflows},
 		{"a Deployment keeps its Reservation", rolloutAndScale},
 		{"an autoscaler can add a node first", autoscalerFirst},
 		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
-		{"a real node may be called as a virtual one", realNodeNamedVirtual},
 		{"an OverflowPolicy is validated", policyRules},
 		{"overflowed pods return home", returnsHome},
 		{"a pod whose replacement overflows again rests", overflowsAgain},
+		{"a real node may be called as a virtual one", realNodeNamedVirtual},
 		{"each metric is documented and counts", documentedMetrics},
-	})
+	}))
 }
 
 // inPool makes a pod select the nodes of a pool.
@@ -175,6 +177,31 @@ func silentPreempts(c *testCluster, ns string) {
 	c.expectPods(ns, "important", map[string]int{"home-" + ns: 1})
 }
 
+// rejectedPreempts: the request is invalid, so that there will be no decision.
+func rejectedPreempts(c *testCluster, ns string) {
+	rule := admissionv1.RuleWithOperations{Operations: []admissionv1.OperationType{admissionv1.Create},
+		Rule: admissionv1.Rule{APIGroups: []string{broker.Group}, APIVersions: []string{"*"}, Resources: []string{"reservations"}}}
+	c.deny(ns, rule, "object.metadata.namespace != '"+ns+"'", "not this one")
+	expect.Eventually(c.t, "the policy to be in force", func() (bool, string) {
+		probe := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "probe"}, Spec: broker.ReservationSpec{
+			RequestedResources: ptr.To(broker.FromList(expect.Resources("cpu", "1")))}}
+		err := c.Create(c.t.Context(), probe)
+		if err == nil {
+			expect.NoError(c.t, c.Delete(c.t.Context(), probe))
+		}
+		return apierrors.IsInvalid(err), fmt.Sprint(err)
+	})
+	c.fullOfLow(ns)
+	c.expectPods(ns, "important", map[string]int{"home-" + ns: 1})
+	c.expectEvent(ns, "important-0", "OverflowFailed", "not this one")
+}
+
+// notSteered: the pod was created while the webhook was away.
+func notSteered(c *testCluster, ns string) {
+	c.create(schedulerPod(ns, "early", "1", inPool(ns), func(p *corev1.Pod) { p.Spec.SchedulerName = corev1.DefaultSchedulerName }))
+	c.expectEvent(ns, "early", "OverflowNotPossible", "its scheduler is default-scheduler", "Delete it")
+}
+
 // attempts is how often the scheduler of this process tried a pod.
 func attempts(t *testing.T) int {
 	t.Helper()
@@ -269,17 +296,22 @@ func toleratedLater(c *testCluster, ns string) {
 	c.expectPods(ns, "web", map[string]int{node: 10})
 }
 
+// deny creates an admission policy that denies what does not meet an expression.
+func (c *testCluster) deny(name string, rule admissionv1.RuleWithOperations, unless, message string) {
+	c.t.Helper()
+	c.create(&admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.ValidatingAdmissionPolicySpec{
+		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: rule}}},
+		Validations:      []admissionv1.Validation{{Expression: unless, Message: message}},
+	}})
+	c.create(&admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+		PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}})
+}
+
 func failedBinding(c *testCluster, ns string) {
 	c.virtualPoolNode(ns, "10")
-	c.create(&admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: ns}, Spec: admissionv1.ValidatingAdmissionPolicySpec{
-		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-			Operations: []admissionv1.OperationType{admissionv1.Create},
-			Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/binding"}},
-		}}}},
-		Validations: []admissionv1.Validation{{Expression: "object.target.name != '" + broker.VirtualNodeName(ns) + "'", Message: "not here"}},
-	}})
-	c.create(&admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: ns}, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
-		PolicyName: ns, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}})
+	c.deny(ns, admissionv1.RuleWithOperations{Operations: []admissionv1.OperationType{admissionv1.Create},
+		Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/binding"}}},
+		"object.target.name != '"+broker.VirtualNodeName(ns)+"'", "not here")
 	expect.Eventually(c.t, "the policy to be in force", func() (bool, string) {
 		probe := schedulerPod(ns, "probe", "1", func(p *corev1.Pod) { p.Spec.SchedulerName = "none" })
 		if err := c.Create(c.t.Context(), probe); err != nil && !apierrors.IsAlreadyExists(err) {

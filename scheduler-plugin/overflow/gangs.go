@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -23,35 +25,47 @@ import (
 )
 
 const (
-	errGangWaits   = "waiting for places for %d pods of PodGroup %s"
-	errGangRefused = "only %d of the %d pods of PodGroup %s have places"
-	errGangEnded   = "another pod of PodGroup %s has lost its place"
-	errGangUnknown = "PodGroups are not synced"
+	errGangWaits   = "waiting for places for %d pods of %s"
+	errGangRefused = "only %d of the %d pods of %s have places"
+	errGangEnded   = "another pod of %s has lost its place"
+	errGangUnknown = "waiting for %s to be created"
 )
 
-// gangIndex indexes the pods of gangs by namespace and name of the gang.
+// gangIndex indexes the pods of gangs by namespace and the OwnerUID of their keys.
 const gangIndex = "spillway-gang"
 
-// podGroups is the resource of the coscheduling plugins.
-var podGroups = schema.GroupVersionResource{Group: "scheduling.x-k8s.io", Version: "v1alpha1", Resource: "podgroups"}
+// The resources that describe gangs: those of the coscheduling plugins, and of API servers
+// with feature GenericWorkload.
+var (
+	podGroups = schema.GroupVersionResource{Group: "scheduling.x-k8s.io", Version: "v1alpha1", Resource: "podgroups"}
+	workloads = schema.GroupVersionResource{Group: "scheduling.k8s.io", Version: "v1alpha1", Resource: "workloads"}
+)
 
 // gangs are the groups of pods of which none is bound before all have places. A pod whose
-// PodGroup does not exist is an ordinary pod.
+// PodGroup does not exist is an ordinary pod; one whose Workload does not exist waits for it.
 type gangs struct {
-	groups cache.SharedIndexInformer
-	pods   cache.Indexer
+	podGroups, workloads *gangInformer
+	pods                 cache.Indexer
 
 	mu sync.Mutex
-	// absent: the API server has no PodGroups. held pods wait until that, or their
-	// PodGroup, is known.
-	absent bool
-	held   map[types.UID]*corev1.Pod
+	// held pods wait until it is known what describes their gang.
+	held map[types.UID]*corev1.Pod
 }
+
+// gangInformer watches one of the resources that describe gangs.
+type gangInformer struct {
+	cache.SharedIndexInformer
+	// absent: the API server does not serve them, or does not allow to read them.
+	absent atomic.Bool
+}
+
+// known reports whether the objects are known, or that there are none.
+func (i *gangInformer) known() bool { return i.HasSynced() || i.absent.Load() }
 
 func newGangs(log klog.Logger, config *rest.Config, pods cache.SharedIndexInformer) (*gangs, error) {
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("creating a client for PodGroups: %w", err)
+		return nil, fmt.Errorf("creating a client for PodGroups and Workloads: %w", err)
 	}
 	// The profiles of a scheduler share the informer.
 	if _, indexed := pods.GetIndexer().GetIndexers()[gangIndex]; !indexed {
@@ -60,84 +74,134 @@ func newGangs(log klog.Logger, config *rest.Config, pods cache.SharedIndexInform
 		}
 	}
 	g := &gangs{pods: pods.GetIndexer(), held: map[types.UID]*corev1.Pod{}}
-	g.groups = dynamicinformer.NewFilteredDynamicInformer(client, podGroups, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
-	failed := logWatchErrors(log, podGroups.Resource, "The PodGroups of the coscheduling plugins are not installed")
-	err = g.groups.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-		if isMissing(err) {
-			g.mu.Lock()
-			g.absent = true
-			g.mu.Unlock()
+	if g.podGroups, err = newGangInformer(log, client, podGroups, "The PodGroups of the coscheduling plugins are not installed"); err != nil {
+		return nil, err
+	}
+	g.workloads, err = newGangInformer(log, client, workloads, "The API server does not serve Workloads")
+	return g, err
+}
+
+func newGangInformer(log klog.Logger, client dynamic.Interface, resource schema.GroupVersionResource, missing string) (*gangInformer, error) {
+	i := &gangInformer{SharedIndexInformer: dynamicinformer.NewFilteredDynamicInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()}
+	failed := logWatchErrors(log, resource.Resource, missing)
+	err := i.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		if isMissing(err) || apierrors.IsForbidden(err) {
+			i.absent.Store(true)
 		}
 		failed(ctx, r, err)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("watching PodGroups: %w", err)
+		return nil, fmt.Errorf("watching %s: %w", resource.Resource, err)
 	}
-	return g, nil
+	return i, nil
 }
 
 func indexByGang(obj any) ([]string, error) {
-	if pod, ok := obj.(*corev1.Pod); ok && demand.GangOf(pod) != "" {
-		return []string{pod.Namespace + "/" + demand.GangOf(pod)}, nil
+	if pod, ok := obj.(*corev1.Pod); ok {
+		if gang, ok := demand.GangOf(pod); ok {
+			return []string{pod.Namespace + "/" + string(gang.UID())}, nil
+		}
 	}
 	return nil, nil
 }
 
-// run watches PodGroups until ctx ends, and activates the pods that were held because
-// they were not known yet.
+// run watches PodGroups and Workloads until ctx ends, and activates the pods that were held
+// because they were not known yet.
 func (g *gangs) run(ctx context.Context, activate func(map[string]*corev1.Pod)) {
-	go g.groups.RunWithContext(ctx)
+	release := func() { g.release(activate) }
+	added := cache.ResourceEventHandlerFuncs{AddFunc: func(any) { release() }}
+	if _, err := g.workloads.AddEventHandler(added); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to watch Workloads") // the informer has stopped
+	}
+	go g.podGroups.RunWithContext(ctx)
+	go g.workloads.RunWithContext(ctx)
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
-	for !g.known() {
+	for !g.podGroups.known() || !g.workloads.known() {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
+			release()
 		}
 	}
+	release()
+}
+
+// release activates the held pods whose gang is known by now.
+func (g *gangs) release(activate func(map[string]*corev1.Pod)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	pods := map[string]*corev1.Pod{}
-	for _, pod := range g.held {
-		pods[nameOf(pod).String()] = pod
+	for uid, pod := range g.held {
+		if gang, _ := demand.GangOf(pod); !g.waits(pod, gang) {
+			pods[nameOf(pod).String()] = pod
+			delete(g.held, uid)
+		}
 	}
-	g.held = nil
 	if len(pods) > 0 {
 		activate(pods)
 	}
 }
 
-// known reports whether the PodGroups are known, or that there are none.
-func (g *gangs) known() bool {
-	if g.groups.HasSynced() {
-		return true
+// waits reports whether it is not known yet what a pod's gang requires.
+func (g *gangs) waits(pod *corev1.Pod, gang demand.Gang) bool {
+	switch {
+	case gang.Workload == "":
+		return !g.podGroups.known()
+	case !g.workloads.HasSynced():
+		return !g.workloads.known()
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.absent
+	_, exists := policyOf(g.group(pod.Namespace, gang), gang)
+	return !exists
 }
 
-// hold keeps a pod for run, and reports whether its PodGroup is not known yet.
-func (g *gangs) hold(pod *corev1.Pod) bool {
-	if g == nil || demand.GangOf(pod) == "" || g.known() {
-		return false
+// hold keeps a pod until its gang is known, and reports what it waits for; "" if nothing.
+func (g *gangs) hold(pod *corev1.Pod) (waitsFor string) {
+	gang, ok := demand.GangOf(pod)
+	if g == nil || !ok {
+		return ""
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.held == nil {
-		return false
+	if !g.waits(pod, gang) {
+		delete(g.held, pod.UID)
+		return ""
 	}
 	g.held[pod.UID] = pod
-	return true
+	return fmt.Sprintf(errGangUnknown, gang)
 }
 
-// group returns the PodGroup of a name, or nil.
-func (g *gangs) group(namespace, name string) *unstructured.Unstructured {
+// forget drops a pod that is deleted.
+func (g *gangs) forget(pod types.UID) {
+	if g == nil {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.held, pod)
+}
+
+// admissible is demand.Admissible, but for pods of a Workload where there are none: they
+// would be scheduled one by one.
+func (g *gangs) admissible(pod *corev1.Pod) (ok bool, reason string) {
+	ok, reason = demand.Admissible(pod)
+	if ok && pod.Spec.WorkloadRef != nil && (g == nil || g.workloads.absent.Load() && !g.workloads.HasSynced()) {
+		return false, "it belongs to a Workload, whose pods are scheduled as a group, and the API server serves no Workloads to the scheduler. Enable API scheduling.k8s.io/v1alpha1, or create the pod without workloadRef"
+	}
+	return ok, reason
+}
+
+// group returns the object that describes a gang, or nil.
+func (g *gangs) group(namespace string, gang demand.Gang) *unstructured.Unstructured {
 	if g == nil {
 		return nil
 	}
-	obj, exists, err := g.groups.GetIndexer().GetByKey(namespace + "/" + name)
+	informer, name := g.podGroups, gang.PodGroup
+	if gang.Workload != "" {
+		informer, name = g.workloads, gang.Workload
+	}
+	obj, exists, err := informer.GetIndexer().GetByKey(namespace + "/" + name)
 	if err != nil || !exists {
 		return nil
 	}
@@ -145,26 +209,49 @@ func (g *gangs) group(namespace, name string) *unstructured.Unstructured {
 	return group
 }
 
-// minMembers returns how many pods of a gang must have places; 0 if its PodGroup does not
-// exist, or requires one.
-func (g *gangs) minMembers(namespace, name string) int32 {
-	if name == "" {
-		return 0
-	}
-	group := g.group(namespace, name)
+// policyOf returns how many pods of a gang the object that describes it requires, 0 if any
+// number is of use; exists is false if it does not describe the gang.
+func policyOf(group *unstructured.Unstructured, gang demand.Gang) (required int64, exists bool) {
 	if group == nil {
-		return 0
+		return 0, false
 	}
-	n, found, err := unstructured.NestedInt64(group.Object, "spec", "minMember")
-	if err != nil || !found || n < 2 {
+	if gang.Workload == "" {
+		required, _, _ = unstructured.NestedInt64(group.Object, "spec", "minMember")
+		return required, true
+	}
+	groups, _, _ := unstructured.NestedSlice(group.Object, "spec", "podGroups")
+	for _, of := range groups {
+		if of, ok := of.(map[string]any); ok && of["name"] == gang.PodGroup {
+			required, _, _ = unstructured.NestedInt64(of, "policy", "gang", "minCount")
+			return required, true
+		}
+	}
+	return 0, false
+}
+
+// minMembers returns how many pods of a gang must have places; 0 if what describes it does
+// not exist, or requires one.
+func (g *gangs) minMembers(namespace string, gang demand.Gang) int32 {
+	n, _ := policyOf(g.group(namespace, gang), gang)
+	if n < 2 {
 		return 0
 	}
 	return int32(min(n, maxPriority))
 }
 
+// gangOf returns a pod's gang, and how many of its pods must have places; 0 if the pod may
+// be bound alone.
+func (g *gangs) gangOf(pod *corev1.Pod) (gang demand.Gang, required int32) {
+	gang, ok := demand.GangOf(pod)
+	if !ok {
+		return gang, 0
+	}
+	return gang, g.minMembers(pod.Namespace, gang)
+}
+
 // members returns the pods of a gang that have neither ended nor are terminating.
-func (g *gangs) members(namespace, name string) []*corev1.Pod {
-	objs, err := g.pods.ByIndex(gangIndex, namespace+"/"+name)
+func (g *gangs) members(namespace string, gang types.UID) []*corev1.Pod {
+	objs, err := g.pods.ByIndex(gangIndex, namespace+"/"+string(gang))
 	if err != nil {
 		return nil // the index exists
 	}
@@ -177,17 +264,18 @@ func (g *gangs) members(namespace, name string) []*corev1.Pod {
 	return pods
 }
 
-// Permit lets a pod of a gang wait until as many pods as its PodGroup requires have
-// places. Then all of them are bound.
+// Permit lets a pod of a gang wait until as many pods as the gang requires have places. Then all of them are bound.
 func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) (*framework.Status, time.Duration) {
-	gang := demand.GangOf(pod)
-	required := p.gangs.minMembers(pod.Namespace, gang)
+	if waitsFor := p.gangs.hold(pod); waitsFor != "" {
+		return framework.NewStatus(framework.UnschedulableAndUnresolvable, waitsFor), 0
+	}
+	gang, required := p.gangs.gangOf(pod)
 	if required == 0 {
 		return nil, 0
 	}
 	var placed, possible int32
 	others := map[string]*corev1.Pod{}
-	for _, member := range p.gangs.members(pod.Namespace, gang) {
+	for _, member := range p.gangs.members(pod.Namespace, gang.UID()) {
 		switch {
 		case p.placements.has(member.UID):
 			placed++
@@ -211,8 +299,8 @@ func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.P
 // unreserveGang frees the places of the other pods of a gang when one has lost its place,
 // and makes sure that all are tried again.
 func (p *Plugin) unreserveGang(pod *corev1.Pod) {
-	gang := demand.GangOf(pod)
-	if p.gangs.minMembers(pod.Namespace, gang) == 0 {
+	gang, required := p.gangs.gangOf(pod)
+	if required == 0 {
 		return
 	}
 	if key, ok := p.keys.keyOf(pod); ok {
@@ -224,9 +312,12 @@ func (p *Plugin) unreserveGang(pod *corev1.Pod) {
 
 // forWaiting calls f for the other pods of a pod's gang that wait in Permit.
 func (p *Plugin) forWaiting(pod *corev1.Pod, f func(framework.WaitingPod)) {
+	gang, _ := demand.GangOf(pod)
 	p.handle.IterateOverWaitingPods(func(w framework.WaitingPod) {
-		if other := w.GetPod(); other.UID != pod.UID && other.Namespace == pod.Namespace && demand.GangOf(other) == demand.GangOf(pod) {
-			f(w)
+		if other := w.GetPod(); other.UID != pod.UID && other.Namespace == pod.Namespace {
+			if of, ok := demand.GangOf(other); ok && of == gang {
+				f(w)
+			}
 		}
 	})
 }
@@ -234,8 +325,8 @@ func (p *Plugin) forWaiting(pod *corev1.Pod, f func(framework.WaitingPod)) {
 // refuseGang frees the places of a gang when one of its pods has none and gets none in
 // other clusters.
 func (p *Plugin) refuseGang(pod *corev1.Pod) {
-	gang := demand.GangOf(pod)
-	if p.gangs.minMembers(pod.Namespace, gang) == 0 {
+	gang, required := p.gangs.gangOf(pod)
+	if required == 0 {
 		return
 	}
 	if key, ok := p.keys.keyOf(pod); ok && p.settled(key) {
@@ -258,12 +349,12 @@ func (g *gate) retry(pod *corev1.Pod, key demand.Key) {
 // gangCounter counts the pods of a gang's key that need capacity beside the pending ones.
 // A gang is requested as a whole: its pods that have found a node of this cluster do not
 // keep it if the others find none.
-func (c *demandController) gangCounter(key demand.Key, name string) (n int32) {
-	for _, pod := range c.gangs.members(key.Namespace, name) {
+func (c *demandController) gangCounter(key demand.Key) (n int32) {
+	for _, pod := range c.gangs.members(key.Namespace, key.OwnerUID) {
 		if k, ok := c.keys.keyOf(pod); !ok || k != key || c.pending.has(pod.UID) || pod.Spec.NodeName != "" && !c.placements.isVirtual(pod.Spec.NodeName) {
 			continue
 		}
-		if ok, _ := demand.Admissible(pod); ok || pod.Spec.NodeName != "" {
+		if ok, _ := c.gangs.admissible(pod); ok || pod.Spec.NodeName != "" {
 			n++
 		}
 	}
@@ -276,12 +367,15 @@ func (c *demandController) minAvailable(request demand.Request) int32 {
 	if !request.Key.IsGang() {
 		return 0
 	}
-	name := request.Owner.Name
-	required := c.gangs.minMembers(request.Key.Namespace, name)
+	members := c.gangs.members(request.Key.Namespace, request.Key.OwnerUID)
+	if len(members) == 0 {
+		return 0
+	}
+	_, required := c.gangs.gangOf(members[0])
 	if required == 0 {
 		return 0
 	}
-	for _, pod := range c.gangs.members(request.Key.Namespace, name) {
+	for _, pod := range members {
 		if pod.Spec.NodeName != "" && !c.placements.isVirtual(pod.Spec.NodeName) {
 			required--
 		}

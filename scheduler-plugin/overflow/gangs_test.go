@@ -2,16 +2,21 @@ package overflow_test
 
 import (
 	"fmt"
+	"strings"
+	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1alpha1 "k8s.io/api/scheduling/v1alpha1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
@@ -39,19 +44,41 @@ func (c *testCluster) installKind(group, version, kind, plural string) {
 	expect.NoError(c.t, err)
 }
 
-// gang creates a PodGroup, and as many pods as it requires.
+// gang creates a PodGroup or a Workload, and as many pods as it requires.
 func (c *testCluster) gang(ns string, pods int) {
 	c.t.Helper()
+	c.describeGang(ns, pods)
+	// The scheduler watches pods and what describes gangs separately.
+	c.create(schedulerPod(ns, "first", "100", inPool(ns)))
+	c.expectMessage(ns, "first", "Insufficient cpu")
+	c.gangPods(ns, pods)
+}
+
+func (c *testCluster) describeGang(ns string, pods int) {
+	c.t.Helper()
+	if c.workloads {
+		c.create(&schedulingv1alpha1.Workload{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "ring"}, Spec: schedulingv1alpha1.WorkloadSpec{
+			PodGroups: []schedulingv1alpha1.PodGroup{
+				{Name: "leaders", Policy: schedulingv1alpha1.PodGroupPolicy{Basic: &schedulingv1alpha1.BasicSchedulingPolicy{}}},
+				{Name: "workers", Policy: schedulingv1alpha1.PodGroupPolicy{Gang: &schedulingv1alpha1.GangSchedulingPolicy{MinCount: int32(pods)}}},
+			}}})
+		return
+	}
 	c.create(&unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup",
 		"metadata": map[string]any{"namespace": ns, "name": "ring"}, "spec": map[string]any{"minMember": int64(pods)},
 	}})
-	// The scheduler watches pods and PodGroups separately.
-	c.create(schedulerPod(ns, "first", "100", inPool(ns)))
-	c.expectMessage(ns, "first", "Insufficient cpu")
+}
+
+func (c *testCluster) gangPods(ns string, pods int) {
+	c.t.Helper()
 	for i := range pods {
 		c.create(schedulerPod(ns, fmt.Sprint("ring-", i), "1", inPool(ns), tolerating(ns), func(p *corev1.Pod) {
-			p.Labels = map[string]string{demand.LabelPodGroup: "ring"}
+			if c.workloads {
+				p.Spec.WorkloadRef = &corev1.WorkloadReference{Name: "ring", PodGroup: "workers"}
+			} else {
+				p.Labels = map[string]string{demand.LabelPodGroup: "ring"}
+			}
 		}))
 	}
 }
@@ -63,10 +90,74 @@ func (c *testCluster) expectGang(ns string, pods int32) *broker.Reservation {
 	if r.Spec.MinAvailable != pods {
 		c.t.Errorf("minAvailable is %d, want %d", r.Spec.MinAvailable, pods)
 	}
-	if ref := r.OwnerReferences[0]; ref.Kind != "PodGroup" || ref.Name != "ring" {
-		c.t.Errorf("owned by %+v, want the PodGroup", ref)
+	kind := "PodGroup"
+	if c.workloads {
+		kind = "Workload"
+	}
+	if ref := r.OwnerReferences[0]; ref.Kind != kind || ref.Name != "ring" || strings.HasPrefix(string(ref.UID), "gang-") {
+		c.t.Errorf("owned by %+v, want the %s", ref, kind)
 	}
 	return r
+}
+
+// gangRules are those of PodGroups and of Workloads.
+var gangRules = []rule{
+	{"a gang of which only part fits leaves nothing", gangTooLarge},
+	{"a gang is bound when all have places", gangInBoth},
+	{"a gang gives up its places in time", gangTimesOut},
+}
+
+// TestWorkloads runs the rules of gangs on an API server that has Workloads.
+func TestWorkloads(t *testing.T) {
+	c := startTestCluster(t, "feature-gates=GenericWorkload=true", "runtime-config=scheduling.k8s.io/v1alpha1=true")
+	c.workloads = true
+	controlplane.InstallCRDs(t, c.config)
+	c.startScheduler()
+	c.runRules(append([]rule{
+		{"a pod waits for its Workload", waitsForWorkload},
+		{"pods of a group without a gang are bound alone", basicGroup},
+	}, gangRules...))
+}
+
+func waitsForWorkload(c *testCluster, ns string) {
+	home := c.poolNode(ns, "2")
+	c.gangPods(ns, 2)
+	for i := range 2 {
+		c.expectMessage(ns, fmt.Sprint("ring-", i), "waiting for pod group workers of Workload ring to be created")
+	}
+	c.describeGang(ns, 2)
+	c.expectPods(ns, "ring", map[string]int{home: 2})
+}
+
+func basicGroup(c *testCluster, ns string) {
+	home := c.poolNode(ns, "1")
+	c.describeGang(ns, 2)
+	for i := range 2 {
+		c.create(schedulerPod(ns, fmt.Sprint("leader-", i), "1", inPool(ns), func(p *corev1.Pod) {
+			p.Spec.WorkloadRef = &corev1.WorkloadReference{Name: "ring", PodGroup: "leaders"}
+		}))
+	}
+	c.expectPods(ns, "leader", map[string]int{home: 1, "": 1})
+	if r := c.expectReservation(ns, "ring", 1); r.Spec.MinAvailable != 0 {
+		c.t.Errorf("minAvailable is %d, want none", r.Spec.MinAvailable)
+	}
+}
+
+// workloadNotServed: the API server keeps workloadRef, and serves no Workloads.
+func workloadNotServed(c *testCluster, ns string) {
+	home := c.poolNode(ns, "1")
+	ofWorkload := func(p *corev1.Pod) {
+		p.Spec.WorkloadRef = &corev1.WorkloadReference{Name: "ring", PodGroup: "workers"}
+	}
+	c.create(schedulerPod(ns, "fits", "1", inPool(ns), ofWorkload))
+	c.expectPods(ns, "fits", map[string]int{home: 1})
+	c.create(schedulerPod(ns, "ring-0", "1", inPool(ns), ofWorkload))
+	c.expectEvent(ns, "ring-0", "OverflowNotPossible", "serves no Workloads")
+	var list broker.ReservationList
+	expect.NoError(c.t, c.List(c.t.Context(), &list, client.InNamespace(ns)))
+	if len(list.Items) > 0 {
+		c.t.Errorf("capacity was requested: %v", list.Items[0].Spec)
+	}
 }
 
 func gangTooLarge(c *testCluster, ns string) {
@@ -94,4 +185,15 @@ func gangInBoth(c *testCluster, ns string) {
 	}
 	c.setStatus(r, grantedIn(r, ns, 2))
 	c.expectPods(ns, "ring", map[string]int{home: 1, virtual: 2})
+}
+
+// gangTimesOut: while there is no decision about the rest, a gang keeps its place at home
+// for gangTimeout.
+func gangTimesOut(c *testCluster, ns string) {
+	home := c.poolNode(ns, "1")
+	c.gang(ns, 2)
+	c.expectGang(ns, 2)
+	c.create(schedulerPod(ns, "other", "1", inPool(ns)))
+	c.expectPods(ns, "other", map[string]int{home: 1})
+	c.expectPods(ns, "ring", map[string]int{"": 2})
 }

@@ -252,6 +252,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 				p.queue.remove(pod.UID)
 				untried.set(pod, false)
 				p.keys.forget(pod.UID)
+				p.gangs.forget(pod.UID)
 			}
 		},
 	}

@@ -1,13 +1,18 @@
 package overflow_test
 
 import (
+	"fmt"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
 
 	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -15,23 +20,23 @@ import (
 
 // documentedMetrics compares the metrics after the other rules with the table in
 // ARCHITECTURE.md, both ways, and expects that each has counted something.
-func documentedMetrics(c *testCluster, _ string) {
+func documentedMetrics(c *testCluster, ns string) {
 	text, err := os.ReadFile("../../ARCHITECTURE.md")
 	expect.NoError(c.t, err)
 	var documented []string
 	for _, row := range regexp.MustCompile("(?m)^\\| `(overflow_[a-z_]+)").FindAllStringSubmatch(string(text), -1) {
 		documented = append(documented, row[1])
 	}
-	families, err := legacyregistry.DefaultGatherer.Gather()
-	expect.NoError(c.t, err)
-	served := map[string]float64{}
-	for _, family := range families {
-		if strings.HasPrefix(family.GetName(), "overflow_") {
-			for _, m := range family.Metric {
-				served[family.GetName()] += counted(m)
-			}
-		}
-	}
+	// A pod that is deleted while it waits.
+	c.create(schedulerPod(ns, "waits", "1", inPool(ns)))
+	c.expectReservation(ns, ns, 1)
+	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "waits", "1")))
+	var served, labelled map[string]float64
+	expect.Eventually(c.t, "its end to be counted", func() (bool, string) {
+		served, labelled = c.servedMetrics()
+		n := labelled["overflow_unschedulable_duration_seconds/deleted"]
+		return n > 0, fmt.Sprint(n)
+	})
 	slices.Sort(documented)
 	if names := slices.Sorted(maps.Keys(served)); !slices.Equal(names, documented) {
 		c.t.Errorf("the scheduler serves %v, and ARCHITECTURE.md describes %v", names, documented)
@@ -41,6 +46,47 @@ func documentedMetrics(c *testCluster, _ string) {
 			c.t.Errorf("%s has counted nothing", name)
 		}
 	}
+	for name, values := range map[string][]string{
+		"overflow_requests_total":                 {"requested", "capped", "failed"},
+		"overflow_unschedulable_duration_seconds": {"home", "overflowed", "deleted"},
+		"overflow_writes_total":                   {"reservation", "event", "binding"},
+		"overflow_gate_openings_total":            {"room", "grant", "decision", "spec", "retry"},
+	} {
+		for _, value := range values {
+			n, known := labelled[name+"/"+value]
+			// Nothing waits for a minute in these tests.
+			if !known || n == 0 && value != "retry" {
+				c.t.Errorf("%s has counted no %s", name, value)
+			}
+		}
+	}
+}
+
+// servedMetrics returns what the metrics of the plugin have counted, by name and by name and
+// label, from what kube-scheduler serves at /metrics.
+func (c *testCluster) servedMetrics() (served, labelled map[string]float64) {
+	c.t.Helper()
+	server := httptest.NewServer(legacyregistry.Handler())
+	defer server.Close()
+	response, err := http.Get(server.URL)
+	expect.NoError(c.t, err)
+	defer response.Body.Close()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(response.Body)
+	expect.NoError(c.t, err)
+	served, labelled = map[string]float64{}, map[string]float64{}
+	for name, family := range families {
+		if !strings.HasPrefix(name, "overflow_") {
+			continue
+		}
+		for _, m := range family.Metric {
+			served[name] += counted(m)
+			for _, label := range m.Label {
+				labelled[name+"/"+label.GetValue()] += counted(m)
+			}
+		}
+	}
+	return served, labelled
 }
 
 func counted(m *dto.Metric) float64 {

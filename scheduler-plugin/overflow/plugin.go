@@ -163,8 +163,7 @@ func NewWithLeader(ctx context.Context, obj runtime.Object, handle framework.Han
 	}
 	p.placements = newPlacements(p.clock, p.keys.keyOf)
 	p.placements.pooled = p.pools.has
-	p.queue = newWorkQueue(p.placements.isVirtual)
-	p.watched = newWatchedPods(handle.ProfileName(), p.placements.isVirtual)
+	p.queue, p.watched = newWorkQueue(p.placements.isVirtual), newWatchedPods(handle.ProfileName(), p.placements.isVirtual)
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
@@ -188,8 +187,8 @@ func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *c
 		p.scheduling.Store(true)
 		p.queue.signal()
 	}
-	if p.gangs.hold(pod) {
-		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable, errGangUnknown)
+	if waitsFor := p.gangs.hold(pod); waitsFor != "" {
+		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable, waitsFor)
 	}
 	s := &cycleState{grants: p.grantsOf(pod), pools: p.poolsOf(pod), since: p.clock.Now(), added: demand.AddedTolerations(pod.Spec.Tolerations), removed: map[types.UID]bool{}}
 	if len(s.pools) > 0 {
@@ -216,7 +215,7 @@ func (p *Plugin) poolsOf(pod *corev1.Pod) []*pool {
 	if !p.counted() || len(p.pools.all()) == 0 || !optedIn(p.namespaces, pod.Namespace) {
 		return nil
 	}
-	if ok, _ := demand.Admissible(pod); !ok {
+	if ok, _ := p.gangs.admissible(pod); !ok {
 		return nil
 	}
 	return p.pools.of(pod)
@@ -417,7 +416,7 @@ func (p *Plugin) isSchedulableAfterNodeAdded(_ klog.Logger, pod *corev1.Pod, _, 
 
 // PostFilter adds the pod to the controller's queue, in memory.
 func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
-	if p.gangs.hold(pod) {
+	if p.gangs.hold(pod) != "" {
 		return nil, framework.NewStatus(framework.Unschedulable)
 	}
 	if !optedIn(p.namespaces, pod.Namespace) {
@@ -437,7 +436,7 @@ func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *
 // wait closes the gate for a pod that waits for capacity in another cluster. It
 // returns the result of its cycle.
 func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Code, string) {
-	if ok, reason := demand.Admissible(pod); !ok {
+	if ok, reason := p.gangs.admissible(pod); !ok {
 		p.gate.drop(pod.UID)
 		if reason == "" {
 			return framework.Unschedulable, ""

@@ -105,10 +105,12 @@ type testCluster struct {
 	// web is the Reservation of Deployment web, and ofWeb makes a pod its.
 	web   *broker.Reservation
 	ofWeb func(*corev1.Pod)
+	// workloads: gangs are described by Workloads instead of PodGroups.
+	workloads bool
 }
 
-func startTestCluster(t *testing.T) *testCluster {
-	config := controlplane.StartBare(t)
+func startTestCluster(t *testing.T, apiServerFlags ...string) *testCluster {
+	config := controlplane.StartBare(t, apiServerFlags...)
 	scheme := runtime.NewScheme()
 	expect.NoError(t, errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)))
 	c, err := client.New(config, client.Options{Scheme: scheme})
@@ -164,6 +166,7 @@ func (c *testCluster) grantRoles() {
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods/eviction"}, Verbs: []string{"create"}},
 			{APIGroups: []string{"scheduling.x-k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"list", "watch"}},
+			{APIGroups: []string{"scheduling.k8s.io"}, Resources: []string{"workloads"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"batch.example.com"}, Resources: []string{"runs"}, Verbs: []string{"get"}},
 		},

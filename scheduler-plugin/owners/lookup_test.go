@@ -84,6 +84,13 @@ func TestLookup(t *testing.T) {
 	}
 	other := rest.CopyConfig(config)
 	other.Impersonate = rest.ImpersonationConfig{UserName: "reader", Groups: []string{"system:authenticated"}}
+	reader, err := client.New(other, client.Options{Scheme: clientgoscheme.Scheme})
+	expect.NoError(t, err)
+	expect.Eventually(t, "the role to be in force", func() (bool, string) {
+		o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": group + "/" + version, "kind": "Run"}}
+		err := reader.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: run.Name}, o)
+		return err == nil, fmt.Sprint(err)
+	})
 	var requests atomic.Int32
 	other.Wrap(func(next http.RoundTripper) http.RoundTripper { return counting{next, &requests} })
 	lookup, err := owners.New(klog.Background(), other, []owners.Kind{
