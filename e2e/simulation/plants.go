@@ -19,8 +19,6 @@ import (
 // plant is a fault that is put at a seam on purpose, to see that the invariants find it.
 type plant struct {
 	name string
-	// covered is set if another rule prevents the harm: it runs only by its name.
-	covered bool
 	// setUp changes the world before its programs start.
 	setUp func(*world)
 	// brokerWrites and agentWrites wrap the client of a program's writes and live reads.
@@ -39,7 +37,7 @@ type plant struct {
 	ignoreGuests bool
 }
 
-// plants are the planted faults. Each must be found, but for those that are covered.
+// plants are the planted faults. Each must be found.
 var plants = []plant{
 	{name: "the ledger is written without compare-and-swap", brokerWrites: onStatus(func(_ *world, object client.Object) bool {
 		if _, ok := object.(*broker.ClusterAdvertisement); ok {
@@ -86,9 +84,7 @@ var plants = []plant{
 			b.clock.OnlyWall = true
 		}
 	}},
-	// A leader knows the Reservation of each hold that it knows, since its caches have
-	// caught up, and it places only what is in them.
-	{name: "orphans are swept without a live read", covered: true, brokerLive: fromCache(func(object any) bool { _, ok := object.(*broker.Reservation); return ok })},
+	{name: "orphans are swept without a live read", brokerLive: fromCache(func(object any) bool { _, ok := object.(*broker.Reservation); return ok })},
 	{name: "an answer counts for any Reservation of its name", request: onAck(func(hold *broker.Hold, ack *protocol.ProviderAck) {
 		ack.ReservationUID = hold.ReservationUID
 	})},

@@ -20,9 +20,15 @@ const OutdatedRetention = time.Minute
 type outdated struct {
 	mu sync.Mutex
 	// released are the last attempts of Reservations whose release was confirmed.
-	released map[types.UID]released
+	released map[reservation]released
 	// since is when the first of the outdated views of a Reservation came.
-	since map[types.UID]time.Time
+	since map[reservation]time.Time
+}
+
+// reservation identifies a Reservation at the broker.
+type reservation struct {
+	name string
+	uid  types.UID
 }
 
 type released struct {
@@ -38,39 +44,39 @@ func (o *outdated) removed(instruction *broker.ProviderInstruction, now time.Tim
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for uid, r := range o.released {
+	for of, r := range o.released {
 		if now.Sub(r.at) >= OutdatedRetention {
-			delete(o.released, uid)
-			delete(o.since, uid)
+			delete(o.released, of)
+			delete(o.since, of)
 		}
 	}
 	if o.released == nil {
-		o.released = map[types.UID]released{}
+		o.released = map[reservation]released{}
 	}
-	o.released[instruction.Spec.ReservationUID] = released{ack.Attempt, now}
+	o.released[reservation{instruction.Name, instruction.Spec.ReservationUID}] = released{ack.Attempt, now}
 }
 
 // wait is for how long a view is still to be ignored; 0 if it is to be carried out.
 func (o *outdated) wait(existing *broker.ProviderInstruction, view *protocol.ProviderView, now time.Time) time.Duration {
-	uid := view.Hold.ReservationUID
+	of := reservation{view.ID, view.Hold.ReservationUID}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.earlier(existing, view) {
-		delete(o.since, uid)
+		delete(o.since, of)
 		return 0
 	}
-	since, known := o.since[uid]
+	since, known := o.since[of]
 	if !known {
 		if o.since == nil {
-			o.since = map[types.UID]time.Time{}
+			o.since = map[reservation]time.Time{}
 		}
 		since = now
-		o.since[uid] = now
+		o.since[of] = now
 	}
 	left := since.Add(OutdatedRetention).Sub(now)
 	if left <= 0 {
-		delete(o.since, uid)
-		delete(o.released, uid)
+		delete(o.since, of)
+		delete(o.released, of)
 		return 0
 	}
 	return left
@@ -80,7 +86,7 @@ func (o *outdated) wait(existing *broker.ProviderInstruction, view *protocol.Pro
 // the release of one that was removed, and differs from it.
 func (o *outdated) earlier(existing *broker.ProviderInstruction, view *protocol.ProviderView) bool {
 	if existing == nil || existing.Spec.ReservationUID != view.Hold.ReservationUID {
-		r, known := o.released[view.Hold.ReservationUID]
+		r, known := o.released[reservation{view.ID, view.Hold.ReservationUID}]
 		return known && view.Hold.Attempt <= r.attempt && !view.Hold.Promised.Empty()
 	}
 	if view.Hold.Attempt >= existing.Spec.Attempt {

@@ -17,14 +17,16 @@ import (
 func TestOutdatedViews(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	view := func(attempt int64, pods int32) *protocol.ProviderView {
-		return &protocol.ProviderView{ID: "rome-1", Requester: "rome", Hold: broker.Hold{
-			ReservationUID: "uid", Attempt: attempt,
-			Promised: capacity.OfPodSets([]broker.PodSet{{Name: "pods", Count: pods, Requests: broker.FromList(expect.Resources("cpu", "1"))}}),
-		}}
+		v := &protocol.ProviderView{ID: "rome-1", Requester: "rome", Hold: broker.Hold{ReservationUID: "uid", Attempt: attempt}}
+		if pods > 0 {
+			v.Hold.Promised = capacity.OfPodSets([]broker.PodSet{{Name: "pods", Count: pods, Requests: broker.FromList(expect.Resources("cpu", "1"))}})
+		}
+		return v
 	}
 	carriedOut := func(v *protocol.ProviderView, enforced metav1.Condition) *broker.ProviderInstruction {
 		in := &broker.ProviderInstruction{ObjectMeta: objectMeta("default", v.ID), Spec: providerInstructionSpec(v)}
-		enforced.Type, in.Status.ObservedAttempt, in.Status.Conditions = broker.ConditionEnforced, v.Hold.Attempt, []metav1.Condition{enforced}
+		enforced.Type = broker.ConditionEnforced
+		in.Status.ObservedAttempt, in.Status.Conditions = v.Hold.Attempt, []metav1.Condition{enforced}
 		return in
 	}
 	accepted := carriedOut(view(5, 2), metav1.Condition{Status: metav1.ConditionTrue})
