@@ -311,7 +311,7 @@ func (c *cluster) run(add func(mgr ctrl.Manager) error) {
 func (c *cluster) startBroker() (url string) {
 	c.t.Helper()
 	c.run(func(mgr ctrl.Manager) error {
-		handler, err := hub.Add(mgr, broker.SystemNamespace, identity{}, clock.RealClock{})
+		handler, err := hub.Add(mgr, broker.SystemNamespace, identity{}, clock.RealClock{}, false)
 		if err != nil {
 			return err
 		}
