@@ -46,10 +46,9 @@ type target struct {
 
 // Prober probes providers as long as it is the leader.
 type Prober struct {
-	client    client.Client
-	namespace string
-	clock     clock.Clock
-	changed   func()
+	instructions func(ctx context.Context) ([]broker.ReservationInstruction, error)
+	clock        clock.Clock
+	changed      func()
 
 	mu      sync.Mutex
 	targets map[string]target
@@ -58,7 +57,12 @@ type Prober struct {
 // New returns a Prober of the ReservationInstructions in a namespace. changed is called
 // when Unreachable has changed; it must not block.
 func New(c client.Client, namespace string, clock clock.Clock, changed func()) *Prober {
-	return &Prober{client: c, namespace: namespace, clock: clock, changed: changed, targets: map[string]target{}}
+	instructions := func(ctx context.Context) ([]broker.ReservationInstruction, error) {
+		var list broker.ReservationInstructionList
+		err := c.List(ctx, &list, client.InNamespace(namespace))
+		return list.Items, err
+	}
+	return &Prober{instructions: instructions, clock: clock, changed: changed, targets: map[string]target{}}
 }
 
 // SetupWithManager adds the Prober to the manager.
@@ -97,12 +101,12 @@ func (p *Prober) Unreachable() []string {
 
 // probe probes each provider once.
 func (p *Prober) probe(ctx context.Context) error {
-	var instructions broker.ReservationInstructionList
-	if err := p.client.List(ctx, &instructions, client.InNamespace(p.namespace)); err != nil {
+	instructions, err := p.instructions(ctx)
+	if err != nil {
 		return fmt.Errorf("listing ReservationInstructions: %w", err)
 	}
 	before := p.Unreachable()
-	targets := next(p.targets, instructions.Items, p.clock.Now())
+	targets := next(p.targets, instructions, p.clock.Now())
 	reached := reach(ctx, targets)
 	if ctx.Err() != nil {
 		return nil

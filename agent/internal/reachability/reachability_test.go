@@ -1,6 +1,7 @@
 package reachability
 
 import (
+	"context"
 	"maps"
 	"net"
 	"slices"
@@ -8,12 +9,9 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	clocktesting "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -55,20 +53,17 @@ func TestNext(t *testing.T) {
 // TestProber: a provider whose port is closed is reported after two probes, and no longer
 // once it accepts connections.
 func TestProber(t *testing.T) {
-	scheme := runtime.NewScheme()
-	expect.NoError(t, broker.AddToScheme(scheme))
-	c, err := client.New(controlplane.Start(t), client.Options{Scheme: scheme})
-	expect.NoError(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	expect.NoError(t, err)
 	address := listener.Addr().String()
 	expect.NoError(t, listener.Close())
 	instruction := instructionOf("paris", "https://"+address, false)
-	instruction.Spec.ReservationName = "r"
-	expect.NoError(t, c.Create(t.Context(), &instruction))
 
 	changes := 0
-	p := New(c, "default", clocktesting.NewFakeClock(time.Unix(10000, 0)), func() { changes++ })
+	p := New(nil, "", clocktesting.NewFakeClock(time.Unix(10000, 0)), func() { changes++ })
+	p.instructions = func(context.Context) ([]broker.ReservationInstruction, error) {
+		return []broker.ReservationInstruction{instruction}, nil
+	}
 	expectAfterProbe := func(wantChanges int, want ...string) {
 		t.Helper()
 		expect.NoError(t, p.probe(t.Context()))
