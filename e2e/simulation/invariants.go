@@ -162,8 +162,8 @@ func (p pledges) total() (sum int64) {
 // account is what a provider's capacity is taken for, by consumer and Reservation.
 type account struct {
 	charged, granted, held pledges
-	// told is what the Reservations' statuses say is granted.
-	told     pledges
+	// reported is what the Reservations' statuses say is granted.
+	reported pledges
 	consumer map[types.UID]string
 	used     map[string]int64
 	// gaveUp are holds of which the provider has lost a part, which the broker learns
@@ -180,7 +180,7 @@ func cpus(c *broker.HeldCapacity) int64 {
 }
 
 func (w *world) account(c *cluster) *account {
-	a := &account{charged: pledges{}, granted: pledges{}, held: pledges{}, told: pledges{}, consumer: map[types.UID]string{}, used: map[string]int64{}, gaveUp: map[types.UID]bool{}}
+	a := &account{charged: pledges{}, granted: pledges{}, held: pledges{}, reported: pledges{}, consumer: map[types.UID]string{}, used: map[string]int64{}, gaveUp: map[types.UID]bool{}}
 	var ad broker.ClusterAdvertisement
 	must(client.IgnoreNotFound(w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: c.id}, &ad)))
 	for n := range ad.Status.Holds {
@@ -204,7 +204,7 @@ func (w *world) account(c *cluster) *account {
 			if allocation.Accepted && allocation.Cluster == c.id {
 				uid := reservations.Items[n].UID
 				a.consumer[uid] = reservations.Items[n].Spec.RequesterID
-				a.told[uid] = cpus(&broker.HeldCapacity{Totals: allocation.Resources})
+				a.reported[uid] = cpus(&broker.HeldCapacity{Totals: allocation.Resources})
 			}
 		}
 	}
@@ -223,7 +223,7 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 	a := w.account(c)
 	taken := map[string]int64{}
 	var parts []string
-	lost := max(a.granted.total(), a.told.total())+int64(len(c.localPods())) > c.capacity
+	lost := max(a.granted.total(), a.reported.total())+int64(len(c.localPods())) > c.capacity
 	for _, uid := range slices.Sorted(maps.Keys(a.consumer)) {
 		charged := a.charged[uid]
 		if w.restored {
@@ -232,8 +232,8 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 		}
 		taken[a.consumer[uid]] += max(charged, a.held[uid])
 		parts = append(parts, fmt.Sprintf("%s of %s: charged %d, held %d", uid, a.consumer[uid], a.charged[uid], a.held[uid]))
-		if granted := max(a.granted[uid], a.told[uid]); granted > a.held[uid] && !w.restored && (w.resting || !a.gaveUp[uid] && !lost) {
-			i.fail(invariantGrant, "%s: %d CPUs are granted to %s of %s (%d by its status), but %d are held", c.id, granted, uid, a.consumer[uid], a.told[uid], a.held[uid])
+		if granted := max(a.granted[uid], a.reported[uid]); granted > a.held[uid] && !w.restored && (w.resting || !a.gaveUp[uid] && !lost) {
+			i.fail(invariantGrant, "%s: %d CPUs are granted to %s of %s (%d by its status), but %d are held", c.id, granted, uid, a.consumer[uid], a.reported[uid], a.held[uid])
 		}
 	}
 	var sum int64
