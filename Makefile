@@ -49,6 +49,10 @@ SCHEDULES ?= 10000
 sim: ## Simulate faults in broker and agents: SCHEDULES runs, and planted faults that must be found (without docker)
 	@go run ./e2e/simulation -schedules=$(SCHEDULES)
 
+.PHONY: soak
+soak: ## Let guests take held places while other pods compete for them, with and without placeholders (without docker)
+	@go run ./agent/internal/bench -name=soak
+
 OPERATIONS ?= 2000
 KILLS ?= 20
 .PHONY: histories

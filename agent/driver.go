@@ -127,7 +127,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 	options := liqo.Options{
 		Options:       consumer,
 		LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs, TenantRole: o.liqoTenantRole, GuestsRole: o.guestsRole, Networks: networks,
-		NamespaceRole: o.liqoNamespaceRole, ReflectAll: o.liqoReflectAll, ServiceAccountTokens: o.liqoServiceAccountTokens,
+		NamespaceRole: o.liqoNamespaceRole, OpenKubelets: o.liqoOpenKubelets, ReflectAll: o.liqoReflectAll, ServiceAccountTokens: o.liqoServiceAccountTokens,
 		Webhook: o.guestsWebhookCertDir != "", HandOver: o.hold == holdPlaceholders,
 	}
 	if chosen.driver, err = liqo.NewDriver(options); err != nil {

@@ -40,6 +40,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
 	"github.com/spillway-dev/spillway/agent/internal/pods"
+	"github.com/spillway-dev/spillway/agent/internal/reachability"
 	"github.com/spillway-dev/spillway/agent/internal/reservation"
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	"github.com/spillway-dev/spillway/agent/internal/transport/mtls"
@@ -223,15 +224,9 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		Log:      ctrl.Log.WithName("sealing"),
 	})
 	provided := instruction.NewProvider(mgr.GetClient(), o.instructionNamespace, brokerClient, providers, clock.RealClock{})
-	advertiser := advertise.New(brokerClient, advertise.Options{
-		Terms: inventory.Terms{
-			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
-			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,
-		},
-		Interval: o.advertisementInterval, Recognizer: recognizerOf(o), Inventory: tracker, Unlisted: provided.Unlisted,
-		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
-		Prices: types.NamespacedName{Namespace: o.namespace, Name: o.costConfigMap}, Currency: o.currency,
-	})
+	var advertiser *advertise.Publisher
+	prober := reachability.New(mgr.GetClient(), o.instructionNamespace, clock.RealClock{}, func() { advertiser.Connected() })
+	advertiser = newAdvertiser(o, clusterID, key, brokerClient, tracker, provided, prober)
 	providers.Subscribe(func(change transport.Change[protocol.ProviderView]) {
 		if change.Relisted {
 			advertiser.Connected()
@@ -248,11 +243,24 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
 			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Namespace: o.namespace, Broker: brokerClient, Mirror: consumers, InUse: consumer.InUse,
 		}),
-		tracker, advertiser, driver, consumer, consumerPods, provider,
+		tracker, advertiser, prober, driver, consumer, consumerPods, provider,
 	} {
 		err = errors.Join(err, c.SetupWithManager(mgr))
 	}
 	return err
+}
+
+// newAdvertiser makes what advertises the tracked capacity on the provider's terms.
+func newAdvertiser(o options, clusterID string, key *sealing.Key, transport advertise.Broker, tracker *inventory.Tracker, provided *instruction.Provider, prober *reachability.Prober) *advertise.Publisher {
+	return advertise.New(transport, advertise.Options{
+		Terms: inventory.Terms{
+			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
+			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,
+		},
+		Interval: o.advertisementInterval, Recognizer: recognizerOf(o), Inventory: tracker, Unlisted: provided.Unlisted, Unreachable: prober.Unreachable,
+		CopyName: o.advertisementName, CopyNamespace: o.advertisementNamespace,
+		Prices: types.NamespacedName{Namespace: o.namespace, Name: o.costConfigMap}, Currency: o.currency,
+	})
 }
 
 // findClusterID returns the ID from --cluster-id, or else the one in the certificate

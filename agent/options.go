@@ -54,6 +54,8 @@ type options struct {
 	driver         string
 	liqoNamespace  string
 	liqoTenantRole string
+	// liqoOpenKubelets leaves the port of Liqo's virtual kubelets open.
+	liqoOpenKubelets bool
 	// liqoNamespaceRole, liqoReflectAll and liqoServiceAccountTokens say what goes along
 	// with overflowed pods, and what the agent needs for it.
 	liqoNamespaceRole                        string
@@ -152,19 +154,7 @@ func parse(arguments []string) (options, error) {
 		o.fingerprints, err = sealing.ParseFingerprints(text)
 		return err
 	})
-	flags.StringVar(&o.liqoNamespace, "liqo-namespace", "liqo", "Driver liqo: namespace of the Liqo installation.")
-	flags.StringVar(&o.liqoTenantRole, "liqo-tenant-role", "spillway-agent-tenant", "Driver liqo: ClusterRole that the agent binds to itself in each peer's namespace. If empty, it binds none.")
-	flags.StringVar(&o.liqoNamespaceRole, "liqo-namespace-role", "spillway-agent-namespace", "Driver liqo: ClusterRole that the agent binds to itself in namespaces with overflowed pods, to mark the ConfigMaps and Secrets that they refer to. If empty, it binds none.")
-	flags.BoolVar(&o.liqoReflectAll, "liqo-reflect-all", false, "Driver liqo: copy all ConfigMaps and Secrets of a namespace with overflowed pods to their provider. If false, only those that the pods refer to, and those with annotation liqo.io/allow-reflection.")
-	flags.BoolVar(&o.liqoServiceAccountTokens, "liqo-service-account-tokens", false, "Driver liqo: give overflowed pods tokens of their ServiceAccounts in this cluster, which their provider can read.")
-	flags.Var(&o.podCIDRs, "liqo-pod-cidrs", "Driver liqo: pod networks (CIDR) of this cluster. Comma-separated; can be repeated. If set, a NetworkPolicy denies connections from them to Liqo's virtual kubelets.")
-	flags.StringVar(&o.guestsRole, "guests-role", "spillway-agent-guests", "ClusterRole that the agent binds to itself in the namespaces of guests. If empty, it binds none.")
-	flags.DurationVar(&o.directTokenTTL, "direct-token-ttl", time.Hour, fmt.Sprintf("Driver direct: lifetime of a consumer's token, at least %s. It is renewed after half of that.", direct.MinTokenTTL))
-	flags.Var(&o.allowIngressFrom, "guests-allow-ingress-from", "Networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
-	flags.Var(&o.allowEgressTo, "guests-allow-egress-to", "Networks (CIDR) that guests may connect to. Comma-separated; can be repeated. Empty means none.")
-	flags.StringVar(&o.guestsWebhookCertDir, "guests-webhook-cert-dir", "", fmt.Sprintf("Driver liqo: directory with tls.crt and tls.key of the webhook for guests, which is served at port %d. If empty, it is not served.", guestsWebhookPort))
-	flags.StringVar(&o.guestsPodSecurity, "guests-pod-security", direct.DefaultPodSecurity, "Driver direct: Pod Security Standard that guests must comply with, restricted or baseline.")
-	flags.StringVar(&o.virtualNodeNamespace, "virtual-node-namespace", "", "Driver direct: namespace of the Secrets that spillway-virtual-node reads. Defaults to --namespace.")
+	driverFlags(flags, &o)
 
 	flags.DurationVar(&o.releaseGrace, "release-grace", 30*time.Second, "Time for which capacity must be unused before it is released.")
 	flags.DurationVar(&o.peeringIdleTime, "peering-idle-time", 10*time.Minute, "Time for which a peering is kept without a grant.")
@@ -200,6 +190,24 @@ func parse(arguments []string) (options, error) {
 		o.placeholders.Namespace = ""
 	}
 	return o, o.validate(flags.Args())
+}
+
+// driverFlags defines what the drivers need, and what limits guests.
+func driverFlags(flags *flag.FlagSet, o *options) {
+	flags.StringVar(&o.liqoNamespace, "liqo-namespace", "liqo", "Driver liqo: namespace of the Liqo installation.")
+	flags.StringVar(&o.liqoTenantRole, "liqo-tenant-role", "spillway-agent-tenant", "Driver liqo: ClusterRole that the agent binds to itself in each peer's namespace. If empty, it binds none.")
+	flags.StringVar(&o.liqoNamespaceRole, "liqo-namespace-role", "spillway-agent-namespace", "Driver liqo: ClusterRole that the agent binds to itself in namespaces with overflowed pods, to mark the ConfigMaps and Secrets that they refer to. If empty, it binds none.")
+	flags.BoolVar(&o.liqoReflectAll, "liqo-reflect-all", false, "Driver liqo: copy all ConfigMaps and Secrets of a namespace with overflowed pods to their provider. If false, only those that the pods refer to, and those with annotation liqo.io/allow-reflection.")
+	flags.BoolVar(&o.liqoServiceAccountTokens, "liqo-service-account-tokens", false, "Driver liqo: give overflowed pods tokens of their ServiceAccounts in this cluster, which their provider can read.")
+	flags.Var(&o.podCIDRs, "liqo-pod-cidrs", "Driver liqo: pod networks (CIDR) of this cluster. Comma-separated; can be repeated. A NetworkPolicy denies connections from them to Liqo's virtual kubelets. If empty, they are those of the nodes (spec.podCIDRs).")
+	flags.BoolVar(&o.liqoOpenKubelets, "liqo-open-kubelets", false, "Driver liqo: make no such NetworkPolicy.")
+	flags.StringVar(&o.guestsRole, "guests-role", "spillway-agent-guests", "ClusterRole that the agent binds to itself in the namespaces of guests. If empty, it binds none.")
+	flags.DurationVar(&o.directTokenTTL, "direct-token-ttl", time.Hour, fmt.Sprintf("Driver direct: lifetime of a consumer's token, at least %s. It is renewed after half of that.", direct.MinTokenTTL))
+	flags.Var(&o.allowIngressFrom, "guests-allow-ingress-from", "Networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
+	flags.Var(&o.allowEgressTo, "guests-allow-egress-to", "Networks (CIDR) that guests may connect to. Comma-separated; can be repeated. Empty means none.")
+	flags.StringVar(&o.guestsWebhookCertDir, "guests-webhook-cert-dir", "", fmt.Sprintf("Driver liqo: directory with tls.crt and tls.key of the webhook for guests, which is served at port %d. If empty, it is not served.", guestsWebhookPort))
+	flags.StringVar(&o.guestsPodSecurity, "guests-pod-security", direct.DefaultPodSecurity, "Driver direct: Pod Security Standard that guests must comply with, restricted or baseline.")
+	flags.StringVar(&o.virtualNodeNamespace, "virtual-node-namespace", "", "Driver direct: namespace of the Secrets that spillway-virtual-node reads. Defaults to --namespace.")
 }
 
 func (o *options) validate(rest []string) error {

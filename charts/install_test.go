@@ -133,7 +133,7 @@ func testLiqoAgent(t *testing.T, agent client.Client, cordon client.Patch) {
 		}, true},
 		{"creating another namespace", func() error { return agent.Create(ctx, &corev1.Namespace{ObjectMeta: named("mine")}) }, false},
 		{"labelling a namespace of guests as limited", labelNamespace("shop-oslo", "broker.fluidos.eu/limited"), true},
-		{"labelling it otherwise", labelNamespace("shop-oslo", "pod-security.kubernetes.io/enforce"), false},
+		{"labelling it otherwise", labelNamespace("shop-oslo", "app.kubernetes.io/managed-by"), false},
 		{"labelling a user's namespace", labelNamespace("shop", "broker.fluidos.eu/limited"), false},
 		{"deleting another namespace", func() error { return agent.Delete(ctx, &corev1.Namespace{ObjectMeta: named("default")}) }, false},
 		{"reading Secrets of a peer's namespace without a binding", readSecret(t, agent, "liqo-tenant-paris", "liqo-nonce"), false},

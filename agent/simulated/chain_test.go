@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,6 +39,7 @@ import (
 	hub "github.com/spillway-dev/spillway/broker/simulated"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 func TestMain(m *testing.M) {
@@ -45,21 +47,28 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// TestReservationsOfTheHub follows Reservations that are created in the hub through the
-// broker, the provider's agent and the consumer's agent, each with a real API server, for
-// another cluster and for the hub's own. Only the driver is in memory.
-func TestReservationsOfTheHub(t *testing.T) {
+// TestReservationsByHand follows Reservations that are made by hand through the broker, the
+// provider's agent and the consumer's agent, each with a real API server: in the hub, for
+// another cluster and for the hub's own, and in the consumer. Only the driver is in memory.
+func TestReservationsByHand(t *testing.T) {
 	home := startCluster(t, "home")
 	url := home.startBroker()
 	rome := startCluster(t, "rome")
 	home.startAgent(url)
 	rome.startAgent(url)
-	for _, direction := range []struct{ consumer, provider *cluster }{{rome, home}, {home, rome}} {
-		t.Run("for "+direction.consumer.id, func(t *testing.T) {
-			c := chain{T: t, hub: home, consumer: direction.consumer, provider: direction.provider, name: "for-" + direction.consumer.id}
+	for name, c := range map[string]chain{
+		"in the hub, for another cluster": {author: home, consumer: rome, provider: home, namespace: broker.SystemNamespace, name: "for-rome"},
+		"in the hub, for its own":         {author: home, consumer: home, provider: rome, namespace: broker.SystemNamespace, name: "for-home"},
+		"in the consumer":                 {author: rome, consumer: rome, provider: home, namespace: "shop", name: "warm"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.T, c.hub = t, home
 			c.growsAndShrinks()
 			c.isDeletedInUse()
 			c.expires()
+			if !c.ofHub() {
+				c.becomesPossible()
+			}
 		})
 	}
 }
@@ -67,32 +76,47 @@ func TestReservationsOfTheHub(t *testing.T) {
 // chain is one Reservation on its way.
 type chain struct {
 	*testing.T
-	hub, consumer, provider *cluster
-	name                    string
+	hub, author, consumer, provider *cluster
+	namespace, name                 string
+	// id at the broker.
+	id string
 }
 
-func (c chain) instruction() *broker.ReservationInstruction {
-	return &broker.ReservationInstruction{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: c.name + "-" + c.provider.id}}
+func (c *chain) ofHub() bool { return c.namespace == broker.SystemNamespace }
+
+func (c *chain) instruction() *broker.ReservationInstruction {
+	return &broker.ReservationInstruction{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: c.id + "-" + c.provider.id}}
 }
 
-func (c chain) reservation() *broker.Reservation {
-	return &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: c.name}}
+func (c *chain) reservation() *broker.Reservation {
+	return &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: c.name}}
 }
 
-func (c chain) create(cpu string, duration *metav1.Duration) {
+func (c *chain) create(spec broker.ReservationSpec) {
 	c.Helper()
-	r, total := c.reservation(), broker.FromList(expect.Resources("cpu", cpu, "memory", "1Gi"))
-	r.Spec = broker.ReservationSpec{RequesterID: c.consumer.id, RequestedResources: &total, Duration: duration}
-	expect.NoError(c, c.hub.Create(c.Context(), r))
+	r := c.reservation()
+	r.Spec, c.id = spec, c.name
+	if c.ofHub() {
+		r.Spec.RequesterID = c.consumer.id
+	}
+	expect.NoError(c, c.author.Create(c.Context(), r))
+	if !c.ofHub() {
+		c.id = protocol.ReservationID(c.consumer.id, r.UID)
+	}
+}
+
+func total(cpu string) broker.ReservationSpec {
+	total := broker.FromList(expect.Resources("cpu", cpu, "memory", "1Gi"))
+	return broker.ReservationSpec{RequestedResources: &total}
 }
 
 // expectAmount waits until all of the chain has an amount of CPU: the ledger, the provider's
 // grant, the consumer's instruction and its virtual node.
-func (c chain) expectAmount(cpu string) {
+func (c *chain) expectAmount(cpu string) {
 	c.Helper()
 	r, in, ad := c.reservation(), c.instruction(), &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: c.provider.id}}
 	expect.EventuallyWithin(c, patience, "cpu "+cpu+" to be usable", func() (bool, string) {
-		err := errors.Join(c.hub.read(r), c.hub.read(ad), c.consumer.read(in))
+		err := errors.Join(c.author.read(r), c.hub.read(ad), c.consumer.read(in))
 		granted, _ := c.provider.grants.Of(c.consumer.id)
 		var held, promised, carried string
 		if a := r.Status.Allocations; len(a) == 1 && a[0].Cluster == c.provider.id && a[0].VirtualNodeReady {
@@ -113,54 +137,59 @@ func (c chain) expectAmount(cpu string) {
 	})
 }
 
-func (c chain) growsAndShrinks() {
-	c.create("1", nil)
+func (c *chain) growsAndShrinks() {
+	c.create(total("1"))
 	c.expectAmount("1")
 	for _, cpu := range []string{"3", "500m"} {
 		expect.EventuallyWithin(c, patience, "the Reservation to be changed", func() (bool, string) {
 			r := c.reservation()
-			err := c.hub.read(r)
-			total := broker.FromList(expect.Resources("cpu", cpu, "memory", "1Gi"))
-			r.Spec.RequestedResources = &total
-			err = errors.Join(err, c.hub.Update(c.Context(), r))
+			err := c.author.read(r)
+			r.Spec.RequestedResources = total(cpu).RequestedResources
+			err = errors.Join(err, c.author.Update(c.Context(), r))
 			return err == nil, fmt.Sprint(err)
 		})
 		c.expectAmount(cpu)
+	}
+	if !c.ofHub() {
+		return
 	}
 	r := c.reservation()
 	expect.NoError(c, c.hub.read(r))
 	if !slices.Equal(r.Finalizers, []string{broker.FinalizerLedger}) || meta.FindStatusCondition(r.Status.Conditions, broker.ConditionReported) != nil {
 		c.Errorf("the agent of the hub's cluster has taken it for its own: %v %+v", r.Finalizers, r.Status.Conditions)
 	}
-	var list broker.ReservationList
-	expect.NoError(c, c.hub.List(c.Context(), &list))
-	if len(list.Items) != 1 {
-		c.Errorf("%d Reservations in the hub, want 1", len(list.Items))
+	reported := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: protocol.ReservationID(c.consumer.id, r.UID)}}
+	if err := c.hub.read(reported); !apierrors.IsNotFound(err) {
+		c.Errorf("the agent of the hub's cluster has reported it to the broker: %v", err)
 	}
 }
 
 // isDeletedInUse: no new pod may use it, those that remain are counted, and it is gone when
 // they have ended, at the consumer and at the provider.
-func (c chain) isDeletedInUse() {
-	pod := c.consumer.podOn(broker.VirtualNodeName(c.provider.id), "pooled-"+c.name, map[string]string{broker.LabelHold: c.name})
+func (c *chain) isDeletedInUse() {
+	pod := c.consumer.podOn(broker.VirtualNodeName(c.provider.id), "pooled-"+c.name, map[string]string{broker.LabelHold: demand.HoldLabel(c.id)})
 	guest := c.provider.podOn("worker", "guest-"+c.name, map[string]string{agent.LabelConsumer: c.consumer.id})
 	r := c.reservation()
-	expect.EventuallyWithin(c, patience, "its use to be known in the hub", func() (bool, string) {
-		err := c.hub.read(r)
+	expect.EventuallyWithin(c, patience, "its use to be known", func() (bool, string) {
+		err := c.author.read(r)
 		return err == nil && r.Status.Used != nil && r.Status.Used.Count == 1 && slices.Equal(r.Status.Used.Pods, []string{"shop/" + pod.Name}), fmt.Sprintf("%+v", r.Status.Used)
 	})
-	expect.NoError(c, c.hub.Delete(c.Context(), r))
+	expect.NoError(c, c.author.Delete(c.Context(), r))
 	in := c.instruction()
+	remaining := fmt.Sprintf("pods still running in %s: 1 (shop/%s)", c.provider.id, pod.Name)
 	expect.EventuallyWithin(c, patience, "the consumer to close it and to count the pod", func() (bool, string) {
 		err := c.consumer.read(in)
 		released := meta.FindStatusCondition(in.Status.Conditions, broker.ConditionRequesterReleased)
-		return err == nil && in.Spec.Releasing && in.Status.Carried == nil && released != nil && released.Message == fmt.Sprintf("pods still running in %s: 1 (shop/%s)", c.provider.id, pod.Name), fmt.Sprintf("%v %+v", err, in)
+		return err == nil && in.Spec.Releasing == c.ofHub() && in.Status.Carried == nil && released != nil && released.Message == remaining, fmt.Sprintf("%v %+v", err, in)
 	})
-	expect.EventuallyWithin(c, patience, "the hub to count the pod", func() (bool, string) {
-		err := c.hub.read(r)
-		released := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionProviderReleased)
-		want := fmt.Sprintf("Waiting for %s to confirm the release. Pods of %s that still run there: 1.", c.provider.id, c.consumer.id)
-		return err == nil && released != nil && released.Message == want, fmt.Sprintf("%v %+v", err, r.Status.Conditions)
+	kind, want := broker.ConditionProviderReleased, fmt.Sprintf("Waiting for %s to confirm the release. Pods of %s that still run there: 1.", c.provider.id, c.consumer.id)
+	if !c.ofHub() {
+		kind, want = broker.ConditionReady, c.provider.id+": "+remaining
+	}
+	expect.EventuallyWithin(c, patience, "the Reservation to count the pod", func() (bool, string) {
+		err := c.author.read(r)
+		condition := meta.FindStatusCondition(r.Status.Conditions, kind)
+		return err == nil && condition != nil && condition.Message == want, fmt.Sprintf("%v %+v", err, r.Status.Conditions)
 	})
 	c.consumer.end(pod)
 	expect.EventuallyWithin(c, patience, "the consumer to release it", func() (bool, string) {
@@ -169,26 +198,52 @@ func (c chain) isDeletedInUse() {
 	})
 	c.provider.end(guest)
 	c.expectGone()
+	c.expectDeleted()
+}
+
+func (c *chain) expectDeleted() {
+	c.Helper()
 	expect.EventuallyWithin(c, patience, "the Reservation to be gone", func() (bool, string) {
-		err := c.hub.read(r)
+		r := c.reservation()
+		err := c.author.read(r)
 		return apierrors.IsNotFound(err), fmt.Sprintf("%v %+v", err, r.Status)
 	})
 }
 
-func (c chain) expires() {
-	c.create("1", &metav1.Duration{Duration: 5 * time.Second})
+func (c *chain) expires() {
+	spec := total("1")
+	spec.Duration = &metav1.Duration{Duration: 5 * time.Second}
+	c.create(spec)
 	r := c.reservation()
 	expect.EventuallyWithin(c, patience, "the lease to end", func() (bool, string) {
-		err := c.hub.read(r)
+		err := c.author.read(r)
 		ready := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionReady)
 		return err == nil && r.Status.Phase == broker.ReservationReleased && ready != nil && ready.Reason == "Expired" && r.Status.ReservedAt != nil, fmt.Sprintf("%v %+v", err, r.Status)
 	})
 	c.expectGone()
-	expect.NoError(c, c.hub.Delete(c.Context(), r))
+	expect.NoError(c, c.author.Delete(c.Context(), r))
+	c.expectDeleted()
+}
+
+// becomesPossible: pods that no node of any provider can ever run fail, and are placed once
+// there is such a node.
+func (c *chain) becomesPossible() {
+	c.create(broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "large", Count: 1, Requests: broker.FromList(expect.Resources("cpu", "5"))}}})
+	r := c.reservation()
+	expect.EventuallyWithin(c, patience, "the Reservation to fail", func() (bool, string) {
+		err := c.author.read(r)
+		ready := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionReady)
+		return err == nil && r.Status.Phase == broker.ReservationFailed && ready != nil && strings.Contains(ready.Message, "A pod of set large requests cpu 5, and no provider has as much"), fmt.Sprintf("%v %+v", err, r.Status)
+	})
+	expect.NoError(c, c.provider.node("larger", worker, expect.Resources("cpu", "8", "memory", "8Gi", "pods", "110")))
+	c.expectAmount("5")
+	expect.NoError(c, c.author.Delete(c.Context(), r))
+	c.expectGone()
+	c.expectDeleted()
 }
 
 // expectGone waits until nothing is held, granted or carried.
-func (c chain) expectGone() {
+func (c *chain) expectGone() {
 	c.Helper()
 	in, ad := c.instruction(), &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: c.provider.id}}
 	expect.EventuallyWithin(c, patience, "everything to be given back", func() (bool, string) {
@@ -202,6 +257,9 @@ func (c chain) expectGone() {
 // patience is longer than the time that three agents, the broker and two API servers need on
 // a busy machine.
 const patience = 3 * time.Minute
+
+// worker are the labels of a node that runs guests.
+var worker = map[string]string{corev1.LabelArchStable: "amd64", corev1.LabelOSStable: "linux"}
 
 // cluster is one with an API server, a node and an opted-in namespace.
 type cluster struct {
@@ -226,7 +284,7 @@ func startCluster(t *testing.T, id string) *cluster {
 	} {
 		expect.NoError(t, c.Create(t.Context(), o))
 	}
-	expect.NoError(t, c.node("worker", map[string]string{corev1.LabelArchStable: "amd64", corev1.LabelOSStable: "linux"}, expect.Resources("cpu", "4", "memory", "8Gi", "pods", "110")))
+	expect.NoError(t, c.node("worker", worker, expect.Resources("cpu", "4", "memory", "8Gi", "pods", "110")))
 	c.driver.Changed = func(provider string, capacity *peering.Capacity) error {
 		name := broker.VirtualNodeName(provider)
 		if capacity == nil {

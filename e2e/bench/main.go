@@ -33,7 +33,7 @@ var benches = slices.Concat(
 		"decide_100", "decide_1000", "decide_10000", "split_400",
 		"reservation_ms", "concurrent_reservations_10", "concurrent_reservations_100", "concurrent_reservations_1000",
 		"asks_1000_clusters", "durable_reservations_ratio", "push_latency", "advertise_ingest", "failover_seconds"),
-	in("./agent/internal/bench", "measure_1000_nodes"),
+	in("./agent/internal/bench", "measure_1000_nodes", "hold_warm_ms"),
 	in("./scheduler-plugin/internal/bench",
 		"scheduler_tax", "scheduler_tax_under_overflow", "overflow_burst", "overflow_burst_ratio",
 		"writes_per_overflow_pod", "attempts_per_overflow_pod", "overflow_reserved_seconds"),

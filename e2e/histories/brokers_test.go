@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -190,6 +191,14 @@ func (r *replica) stop(t *testing.T) {
 	if t.Failed() {
 		t.Logf("the log of %s ends with:\n%s", r.name, r.tail())
 	}
+}
+
+// log is all that the broker has written.
+func (r *replica) log(t *testing.T) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(r.spec.LogDir, r.name+".log"))
+	expect.NoError(t, err)
+	return string(content)
 }
 
 func (r *replica) tail() string { return process.Tail(r.spec.LogDir+"/"+r.name+".log", 15) }

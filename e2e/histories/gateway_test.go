@@ -34,6 +34,7 @@ type gateway struct {
 	blind     bool
 	// ledgers is locked while no broker's ledger writes may pass.
 	ledgers *sync.RWMutex
+	watches watches
 
 	mu    sync.Mutex
 	armed *delayed
@@ -69,9 +70,10 @@ func newGateway(config *rest.Config, ledgers *sync.RWMutex, blind bool) (*gatewa
 	}
 	g := &gateway{url: "http://" + listener.Addr().String(), target: target, transport: transport, blind: blind, ledgers: ledgers}
 	g.proxy = &httputil.ReverseProxy{
-		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
-		Transport:     transport,
-		FlushInterval: -1,
+		Rewrite:        func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Transport:      transport,
+		FlushInterval:  -1,
+		ModifyResponse: g.watches.modify,
 		// A broker that is killed leaves its requests.
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
 	}

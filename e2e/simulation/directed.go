@@ -51,7 +51,7 @@ var scenarios = []scenario{
 	// Capacity is released while guests still use it, and requested again.
 	{actions: []directed{{20, actRequest, 0, 3, 1}, {120, actSlowGuests, 0, 100, 0}, {2, actDelete, 0, 0, 0}, {10, actRequest, 2, 3, 1}, {40, actRequest, 2, 3, 1}}},
 	// An acceptance is lost, and the request grows meanwhile beyond what there is.
-	{actions: []directed{{20, actLoseAck, 1, 0, 0}, {2, actRequest, 0, 1, 1}, {40, actLocalPod, 1, 0, 0}, {2, actResize, 0, 0, 4}, {40, actLocalPod, 1, 0, 0}, {40, actRequest, 2, 1, 1}}},
+	{lending: []int64{0, 4, 0}, actions: []directed{{20, actLoseAck, 1, 0, 0}, {2, actRequest, 0, 1, 1}, {40, actLocalPod, 1, 0, 0}, {2, actResize, 0, 0, 4}, {30, actRequest, 2, 2, 1}, {40, actRequest, 2, 2, 1}}},
 	// A provider that advertises room and refuses whatever it is asked for.
 	{alone: true, actions: []directed{{40, actRefuse, 1, 0, 0}, {4, actRequest, 0, 1, 1}, {60, actLocalGone, 0, 0, 0}}},
 	// A leader that is stopped while it shrinks a hold. When its write arrives, the

@@ -71,6 +71,7 @@ func (i *invariants) check(w *world) {
 		i.checkProvider(w, c)
 	}
 	if versions[0] != before[0] {
+		i.checkWrites(w)
 		i.checkNews(w)
 		i.checkHomes(w)
 		i.checkLeases(w)
@@ -257,11 +258,23 @@ func (w *world) unanswered() string {
 		for i := range list.Items {
 			r := &list.Items[i]
 			if why := lacks(r); why != "" && r.DeletionTimestamp == nil {
-				return fmt.Sprintf("Reservation %s of %s: %s; %q, conditions %s", r.Name, c.id, why, r.Status.Summary, conditions(r))
+				return fmt.Sprintf("Reservation %s of %s: %s; %q, conditions %s; in the hub: %s", r.Name, c.id, why, r.Status.Summary, conditions(r), w.copyOf(r))
 			}
 		}
 	}
 	return ""
+}
+
+// copyOf describes the hub's copy of a Reservation.
+func (w *world) copyOf(r *broker.Reservation) string {
+	var list broker.ReservationList
+	must(w.client.List(context.Background(), &list))
+	for i := range list.Items {
+		if copied := &list.Items[i]; strings.HasSuffix(copied.Name, string(r.UID)) {
+			return fmt.Sprintf("%s, %q, attempt %d %v, conditions %s", copied.Status.Phase, copied.Status.Summary, copied.Status.Attempt.Number, copied.Status.Attempt.Clusters, conditions(copied))
+		}
+	}
+	return "none"
 }
 
 // idle describes capacity that is free while a request waits; "" if there is none.

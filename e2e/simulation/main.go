@@ -27,15 +27,25 @@ func main() {
 	testing.Init()
 	debug.SetGCPercent(400)
 	schedules := flag.Int("schedules", 10000, "number of schedules without planted faults, and the maximum for each planted fault")
+	first := flag.Uint64("first", 1, "seed of the first schedule")
 	seed := flag.Uint64("seed", 0, "run only this seed, and print its steps")
+	planted := flag.Bool("plants", true, "also run the planted faults")
 	fault := flag.String("plant", "", "run only this planted fault, or with -seed the seed with it")
 	flag.Parse()
+	if *fault != "" && plantNamed(*fault).name == "" {
+		fmt.Printf("sim: there is no planted fault %q: they are", *fault)
+		for _, p := range plants {
+			fmt.Printf(" %q", p.name)
+		}
+		fmt.Println()
+		os.Exit(2)
+	}
 	testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "simulation", F: func(t *testing.T) {
 		ok := false
 		if *seed != 0 {
 			ok = replay(t, *seed, *fault)
 		} else {
-			ok = simulate(t, *schedules, *fault)
+			ok = simulate(t, *first, *schedules, *fault, *planted)
 		}
 		// Before the testing program prints a result of its own.
 		if !ok {
@@ -64,12 +74,12 @@ func replay(t *testing.T, seed uint64, fault string) bool {
 
 // simulate runs schedules without planted faults, and then each planted fault until a
 // schedule finds it. It reports whether all is as it should be.
-func simulate(t *testing.T, schedules int, only string) bool {
+func simulate(t *testing.T, first uint64, schedules int, only string, withPlants bool) bool {
 	violations, caught, planted := 0, 0, 0
 	began := time.Now()
 	if only == "" {
 		steps, kinds := 0, map[string]int{}
-		each(t, schedules, func(seed uint64) bool {
+		each(t, first, schedules, func(seed uint64) bool {
 			s := newSchedule(seed)
 			r := inBubble(t, s, plant{}, nil)
 			report.Lock()
@@ -91,7 +101,7 @@ func simulate(t *testing.T, schedules int, only string) bool {
 		fmt.Printf("sim: %d schedules with %d steps in %s, %.0f schedules a second\n", schedules, steps, took.Round(time.Second), float64(schedules)/took.Seconds())
 	}
 	for _, p := range plants {
-		if only != "" && p.name != only || only == "" && p.rare {
+		if only != "" && p.name != only || only == "" && p.covered || !withPlants {
 			continue
 		}
 		planted++
@@ -113,7 +123,7 @@ var report sync.Mutex
 func find(t *testing.T, schedules int, p plant) bool {
 	var found *violation
 	var by uint64
-	each(t, schedules, func(seed uint64) bool {
+	each(t, 1, schedules, func(seed uint64) bool {
 		s := newSchedule(seed)
 		r := inBubble(t, s, p, nil)
 		// A schedule that finds a fault of the production code has not found the planted one.
@@ -143,18 +153,18 @@ func describe(t *testing.T, s schedule, p plant, v *violation) {
 	fmt.Printf("VIOLATION of %q: %s\n%s\nReplay: go run ./e2e/simulation -seed=%d\n", v.invariant, r.violation.message, smaller, s.seed)
 }
 
-// each calls a function with the seeds from 1 on all CPUs, until it returns false.
-func each(t *testing.T, schedules int, do func(seed uint64) bool) {
+// each calls a function with so many seeds on all CPUs, until it returns false.
+func each(t *testing.T, first uint64, schedules int, do func(seed uint64) bool) {
 	var mu sync.Mutex
-	next, done := uint64(0), false
+	next, done := first, false
 	take := func() uint64 {
 		mu.Lock()
 		defer mu.Unlock()
-		if done || next >= uint64(schedules) {
+		if done || next >= first+uint64(schedules) {
 			return 0
 		}
 		next++
-		return next
+		return next - 1
 	}
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {

@@ -139,6 +139,7 @@ func newSchedule(seed uint64) schedule {
 // apply does what an event says.
 func (w *world) apply(e event) {
 	w.record(e.String())
+	w.allow()
 	c, b := w.clusters[e.a%len(w.clusters)], w.brokers[e.a%len(w.brokers)]
 	switch e.action {
 	case actRequest, actResize, actDelete, actReplace, actDeleteInHub:

@@ -9,7 +9,7 @@ const schedules = 60
 
 // TestSchedules runs the first schedules of make sim.
 func TestSchedules(t *testing.T) {
-	each(t, schedules, func(seed uint64) bool {
+	each(t, 1, schedules, func(seed uint64) bool {
 		if r := inBubble(t, newSchedule(seed), plant{}, nil); r.violation != nil {
 			t.Errorf("seed %d violates %q: %s", seed, r.violation.invariant, r.violation.message)
 		}
@@ -26,6 +26,8 @@ func TestSchedulesThatFailed(t *testing.T) {
 		1277, // a provider accepted a hold for an instruction that it had just deleted
 		3753, // as 763: a new leader with outdated caches listed what was released
 		763,
+		301, // the same by a second leader, after the release was confirmed
+		508, // an agent wrote a status that it had computed from an outdated cache, and left it
 	} {
 		if r := inBubble(t, newSchedule(seed), plant{}, nil); r.violation != nil {
 			t.Errorf("seed %d violates %q: %s", seed, r.violation.invariant, r.violation.message)

@@ -106,6 +106,7 @@ type world struct {
 	sent    []message
 
 	checks  invariants
+	budget  budget
 	steps   int
 	digest  uint64
 	verbose func(string)
@@ -172,6 +173,7 @@ func (c *cluster) addNode(name string) {
 
 // startBroker starts a broker as a standby.
 func (w *world) startBroker(b *brokerProcess) {
+	w.allow()
 	b.program = stepwise.NewProgram(stepwise.Options{
 		Name: b.name, Server: w.hub, Scheme: scheme, Gate: w.gate, Writes: wrap(w, w.plant.brokerWrites), Live: w.plant.brokerLive,
 	})
@@ -199,6 +201,7 @@ func (w *world) stopBroker(b *brokerProcess) {
 }
 
 func (w *world) startAgent(c *cluster) {
+	w.allow()
 	c.program = stepwise.NewProgram(stepwise.Options{
 		Name: "agent-" + c.id, Server: c.server, Scheme: scheme, Gate: w.gate, Writes: wrap(w, w.plant.agentWrites), Live: w.plant.agentLive,
 	})
@@ -352,6 +355,7 @@ func (w *world) step() {
 
 // pass lets time pass and closes the streams that agents give up.
 func (w *world) pass(duration time.Duration) {
+	w.allowFor(duration)
 	time.Sleep(duration)
 	synctest.Wait()
 	w.mu.Lock()

@@ -53,10 +53,10 @@ func TestRules(t *testing.T) {
 		{"a Deployment keeps its Reservation", rolloutAndScale},
 		{"an autoscaler can add a node first", autoscalerFirst},
 		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
-		{"a real node may be called as a virtual one", realNodeNamedVirtual},
 		{"an OverflowPolicy is validated", policyRules},
 		{"overflowed pods return home", returnsHome},
 		{"a pod whose replacement overflows again rests", overflowsAgain},
+		{"a real node may be called as a virtual one", realNodeNamedVirtual},
 		{"each metric is documented and counts", documentedMetrics},
 	}))
 }

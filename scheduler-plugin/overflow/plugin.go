@@ -163,8 +163,7 @@ func NewWithLeader(ctx context.Context, obj runtime.Object, handle framework.Han
 	}
 	p.placements = newPlacements(p.clock, p.keys.keyOf)
 	p.placements.pooled = p.pools.has
-	p.queue = newWorkQueue(p.placements.isVirtual)
-	p.watched = newWatchedPods(handle.ProfileName(), p.placements.isVirtual)
+	p.queue, p.watched = newWorkQueue(p.placements.isVirtual), newWatchedPods(handle.ProfileName(), p.placements.isVirtual)
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}

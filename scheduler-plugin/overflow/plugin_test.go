@@ -51,8 +51,7 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 	}
 	p.placements = newPlacements(now, p.keys.keyOf)
 	p.placements.pooled = p.pools.has
-	p.queue = newWorkQueue(p.placements.isVirtual)
-	p.watched = newWatchedPods(broker.SchedulerName, p.placements.isVirtual)
+	p.queue, p.watched = newWorkQueue(p.placements.isVirtual), newWatchedPods(broker.SchedulerName, p.placements.isVirtual)
 	return p
 }
 

@@ -154,16 +154,13 @@ func overflowsAgain(c *testCluster, ns string) {
 	policy := returnPolicy(ns, returnAfter(time.Second, time.Second))
 	c.create(policy)
 	c.expectPods(ns, "web", map[string]int{virtual: 1})
-	cordon := func(unschedulable bool) {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: home}}
-		expect.NoError(c.t, c.Patch(c.t.Context(), node, client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, unschedulable))))
-	}
-	cordon(true)
+	c.create(schedulerPod(ns, "filler", "4", inPool(ns)))
+	c.expectPods(ns, "filler", map[string]int{home: 1})
 	more(1)
 	c.expectPods(ns, "web", map[string]int{virtual: 2})
 	c.expectEvent(ns, "", "ReturnHomeFailed", "overflowed again", "No other pod of its owner moves before")
 	c.runPods(ns, "web")
-	cordon(false)
+	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "filler", "4")))
 	c.expectNoMove(ns, "web", "the owner rests", map[string]int{virtual: 2})
 	expect.NoError(c.t, c.Delete(c.t.Context(), policy))
 }

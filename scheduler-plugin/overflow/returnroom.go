@@ -27,7 +27,7 @@ const maxWaiting = 200
 type watchedPods struct {
 	// profile of the scheduler whose pods may return.
 	profile string
-	// isVirtual reports whether a node of a name is virtual.
+	// isVirtual reports whether a node is a virtual one.
 	isVirtual func(node string) bool
 
 	mu sync.Mutex

@@ -46,6 +46,8 @@ type Options struct {
 	Inventory *inventory.Tracker
 	// Unlisted returns the holds that the broker does not list; none where nil.
 	Unlisted func(ctx context.Context) ([]broker.UnlistedHold, error)
+	// Unreachable returns the providers that this cluster cannot connect to; none where nil.
+	Unreachable func() []string
 	// Clock; the real one where nil.
 	Clock clock.Clock
 }
@@ -247,6 +249,9 @@ func (p *Publisher) measure(ctx context.Context) (spec broker.ClusterAdvertiseme
 	}
 	if spec.Cost, err = p.cost(ctx); err != nil {
 		return spec, err
+	}
+	if p.Unreachable != nil {
+		spec.Unreachable = p.Unreachable()
 	}
 	if p.Unlisted != nil {
 		spec.UnlistedHolds, err = p.Unlisted(ctx)

@@ -10,6 +10,7 @@ import (
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -111,6 +112,7 @@ func TestPlaceholders(t *testing.T) {
 		{"the API server refuses", admissionRefuses},
 		{"release leaves none", releaseLeavesNone},
 		{"totals are held in chunks", totalsAreChunks},
+		{"what loses its places is lowered", lostPlacesAreGivenUp},
 	} {
 		if !t.Run(step.name, func(t *testing.T) {
 			in := *e
@@ -215,6 +217,19 @@ func totalsAreChunks(e *env) {
 		return c.Reason == hold.ReasonAccepted, fmt.Sprint(in.Status)
 	})
 	// Of 1400m and 1000m, no node has room for 2 CPUs.
+	e.eventuallyBound(holds, 2)
+}
+
+// A node that takes no pods any more: the placeholders leave it, and what finds no other place
+// is no longer held.
+func lostPlacesAreGivenUp(e *env) {
+	e.hold("t1", "rome", 2, broker.HeldCapacity{})
+	e.decided("t1", 2, broker.ReasonReleased, "", 0)
+	e.hold("r4", "rome", 1, pods(set("pods", 3, expect.Resources("cpu", "500m"))))
+	e.decided("r4", 1, hold.ReasonAccepted, "", 3)
+	b := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
+	expect.NoError(e, e.Patch(e.Context(), b, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`))))
+	e.decided("r4", 1, hold.ReasonCapacityLost, "Holding only 2 pods of cpu 500m for consumer rome", 2)
 	e.eventuallyBound(holds, 2)
 }
 

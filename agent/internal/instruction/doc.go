@@ -21,8 +21,9 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// workers is the number of instructions that a controller reconciles at a time.
-const workers = 4
+// workers is the number of instructions that a controller reconciles at a time. The broker
+// writes acks that come at the same time together.
+const workers = 16
 
 // IndexReservation finds ReservationInstructions by spec.reservationName.
 const IndexReservation = "spec.reservationName"

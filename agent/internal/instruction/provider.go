@@ -46,7 +46,8 @@ type Provider struct {
 	unlisted sync.Map
 	// deleted has, by name, the UID of the instruction that was deleted last. The cache
 	// may show it for a while, with a decision that is void.
-	deleted sync.Map
+	deleted  sync.Map
+	outdated outdated
 }
 
 // NewProvider returns a Provider that keeps the instructions in namespace equal to
@@ -106,6 +107,9 @@ func (p *Provider) Reconcile(ctx context.Context, request reconcile.Request) (re
 	if existing != nil {
 		p.unlisted.Delete(existing.UID)
 	}
+	if wait := p.outdated.wait(existing, &view, p.clock.Now()); wait > 0 {
+		return reconcile.Result{RequeueAfter: wait}, nil
+	}
 	instruction, err := p.ensure(ctx, existing, &view)
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
 		// The cache is behind.
@@ -163,6 +167,7 @@ func (p *Provider) remove(ctx context.Context, instruction *broker.ProviderInstr
 	err := remove(ctx, p.client, instruction)
 	if err == nil {
 		p.deleted.Store(instruction.Name, instruction.UID)
+		p.outdated.removed(instruction, p.clock.Now())
 	}
 	return err
 }

@@ -100,6 +100,9 @@ func ready(local *broker.Reservation, status *broker.ReservationStatus, instruct
 	case status.Phase == broker.ReservationFailed:
 		return notReady(reasonFailed, insufficiency(status))
 	case status.Phase == broker.ReservationReleased:
+		if ended := meta.FindStatusCondition(status.Conditions, broker.ConditionLocked); ended != nil && ended.Status == metav1.ConditionFalse {
+			return notReady(ended.Reason, ended.Message)
+		}
 		return notReady(reasonReleased, "The Reservation has been released.")
 	case meta.IsStatusConditionTrue(status.Conditions, broker.ConditionQueued):
 		return notReady(reasonQueued, insufficiency(status))

@@ -144,7 +144,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	}
 	return builder.ControllerManagedBy(mgr).Named("reservations").
 		For(&broker.Reservation{}, builder.WithPredicates(predicate.Or[client.Object](
-			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, predicate.LabelChangedPredicate{}, finalizersChanged))).
+			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, predicate.LabelChangedPredicate{}, finalizersChanged, statusChanged))).
 		Watches(&broker.ReservationInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 			spec := &o.(*broker.ReservationInstruction).Spec
 			if spec.SourceName == "" {
@@ -162,6 +162,14 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 
 var finalizersChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	return !slices.Equal(e.ObjectOld.GetFinalizers(), e.ObjectNew.GetFinalizers())
+}}
+
+// statusChanged matters because a status may have been computed from an outdated cache:
+// the next reconcile after the cache has caught up corrects it.
+var statusChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+	before, ok := e.ObjectOld.(*broker.Reservation)
+	after, alsoOK := e.ObjectNew.(*broker.Reservation)
+	return ok && alsoOK && !equality.Semantic.DeepEqual(before.Status, after.Status)
 }}
 
 // Reconcile synchronizes one Reservation with the broker's copy.

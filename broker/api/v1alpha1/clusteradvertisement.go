@@ -43,6 +43,13 @@ type ClusterAdvertisementSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxItems=1024
 	UnlistedHolds []UnlistedHold `json:"unlistedHolds,omitempty"`
+	// unreachable are providers whose API server this cluster could not connect to. They are
+	// not chosen for its Reservations.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=63
+	// +listType=set
+	Unreachable []string `json:"unreachable,omitempty"`
 	// cost is the price of the cluster's resources. The price is unknown if unset.
 	// +optional
 	Cost *Cost `json:"cost,omitempty"`

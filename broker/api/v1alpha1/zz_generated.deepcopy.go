@@ -292,6 +292,11 @@ func (in *ClusterAdvertisementSpec) DeepCopyInto(out *ClusterAdvertisementSpec) 
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}
 	}
+	if in.Unreachable != nil {
+		in, out := &in.Unreachable, &out.Unreachable
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.Cost != nil {
 		in, out := &in.Cost, &out.Cost
 		*out = new(Cost)

@@ -39,10 +39,29 @@ const (
 type Memory struct {
 	mutex   sync.Mutex
 	entries map[string]map[string]*entry // by cluster and shape
-	// answered is when each cluster last answered what it was asked.
+	// answered is when each cluster last answered anything, progress how far it has come
+	// with what it was asked.
 	answered map[string]time.Time
+	progress map[string]Progress
 	// number is that of the last refusal or missed deadline.
 	number uint64
+}
+
+// Progress is how far a provider has come with what it was asked.
+type Progress struct {
+	// At is when it last answered, Asked when the latest of what it has answered was asked.
+	At, Asked time.Time
+}
+
+// Due is when the answer is overdue to what was asked at that time. The deadline of a
+// provider that works through a queue counts from its last answer, as long as it has
+// answered nothing that was asked much later.
+func (p Progress) Due(asked time.Time, deadline time.Duration) time.Time {
+	due := asked.Add(deadline)
+	if p.At.After(asked) && !p.Asked.After(due) {
+		return p.At.Add(deadline)
+	}
+	return due
 }
 
 // anyShape is the key of a provider that has not answered anything, ofReservation the
@@ -69,7 +88,7 @@ type entry struct {
 
 // New returns an empty Memory.
 func New() *Memory {
-	return &Memory{entries: map[string]map[string]*entry{}, answered: map[string]time.Time{}}
+	return &Memory{entries: map[string]map[string]*entry{}, answered: map[string]time.Time{}, progress: map[string]Progress{}}
 }
 
 // Missed records that a provider has not answered a Reservation in time, which it was
@@ -144,12 +163,19 @@ func (e *entry) set(reason, message string, pods int32, wait time.Duration, now 
 	return true
 }
 
-// Answered records that a provider has answered what it was asked for a Reservation: that
-// ends the memory that it did not. It reports whether there was any.
-func (m *Memory) Answered(cluster string, uid types.UID, now time.Time) (known bool) {
+// Answered records that a provider has answered what it was asked for a Reservation at
+// that time, zero if it has confirmed a release: that ends the memory that it did not. It
+// reports whether there was any.
+func (m *Memory) Answered(cluster string, uid types.UID, asked, now time.Time) (known bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	m.answered[cluster] = now
+	if !asked.IsZero() {
+		if before := m.progress[cluster]; asked.Before(before.Asked) {
+			asked = before.Asked
+		}
+		m.progress[cluster] = Progress{At: now, Asked: asked}
+	}
 	for _, key := range []string{anyShape, ofReservation + string(uid)} {
 		_, missed := m.entries[cluster][key]
 		known = known || missed
@@ -178,6 +204,13 @@ func (m *Memory) delete(cluster, shape string) {
 	}
 }
 
+// Progress is how far a provider has come; zero if it has answered nothing.
+func (m *Memory) Progress(cluster string) Progress {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	return m.progress[cluster]
+}
+
 // Len is the number of entries that are kept of a provider.
 func (m *Memory) Len(cluster string) int {
 	m.mutex.Lock()
@@ -191,6 +224,7 @@ func (m *Memory) Forget(cluster string) {
 	defer m.mutex.Unlock()
 	delete(m.entries, cluster)
 	delete(m.answered, cluster)
+	delete(m.progress, cluster)
 }
 
 // Asked records that a Reservation asks a provider for a capacity.

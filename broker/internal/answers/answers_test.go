@@ -95,7 +95,7 @@ func TestSilence(t *testing.T) {
 		"its next answer ends that": {
 			func(m *answers.Memory) {
 				m.Missed("paris", "r", at(-30), false, wait, at(0))
-				m.Answered("paris", "s", at(1))
+				m.Answered("paris", "s", at(-60), at(1))
 			},
 			[]check{{"r", "paris", pods(1, "a", "1"), at(1), ""}},
 		},
@@ -109,19 +109,46 @@ func TestSilence(t *testing.T) {
 		},
 		"nor is one that has answered others since": {
 			func(m *answers.Memory) {
-				m.Answered("paris", "s", at(-10))
+				m.Answered("paris", "s", at(-60), at(-10))
 				m.Missed("paris", "r", at(-30), false, wait, at(0))
 			},
 			[]check{{"r", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering}, {"s", "paris", pods(1, "a", "1"), at(1), ""}},
 		},
 		"one that answered before is silent": {
 			func(m *answers.Memory) {
-				m.Answered("paris", "s", at(-40))
+				m.Answered("paris", "s", at(-60), at(-40))
 				m.Missed("paris", "r", at(-30), false, wait, at(0))
 			},
 			[]check{{"s", "paris", pods(1, "a", "1"), at(1), answers.ReasonNotAnswering}},
 		},
 	})
+}
+
+func TestProgress(t *testing.T) {
+	for name, tc := range map[string]struct {
+		progress answers.Progress
+		want     time.Time
+	}{
+		"no answer at all":                           {answers.Progress{}, at(30)},
+		"the last answer was before the request":     {answers.Progress{At: at(-1), Asked: at(-5)}, at(30)},
+		"it answers what was asked before":           {answers.Progress{At: at(29), Asked: at(-40)}, at(59)},
+		"it answers what was asked at the same time": {answers.Progress{At: at(29), Asked: at(0)}, at(59)},
+		"it answers what was asked a little later":   {answers.Progress{At: at(45), Asked: at(30)}, at(75)},
+		"it answers what was asked much later":       {answers.Progress{At: at(45), Asked: at(31)}, at(30)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := tc.progress.Due(at(0), 30*time.Second); !got.Equal(tc.want) {
+				t.Errorf("due at %s, want %s", got, tc.want)
+			}
+		})
+	}
+	m := answers.New()
+	m.Answered("paris", "r", at(5), at(6))
+	m.Answered("paris", "s", at(2), at(7))
+	m.Answered("paris", "released", time.Time{}, at(8))
+	if got := m.Progress("paris"); !got.At.Equal(at(7)) || !got.Asked.Equal(at(5)) {
+		t.Errorf("got %+v", got)
+	}
 }
 
 func runMemory(t *testing.T, cases map[string]memoryCase) {
@@ -183,7 +210,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	if n := m.Len("paris"); n > answers.MaxEntries+1 {
 		t.Fatalf("%d entries are kept", n)
 	}
-	m.Answered("paris", "r", at(0))
+	m.Answered("paris", "r", at(-60), at(0))
 	for i, want := range map[int]string{0: "", shapes - 1: answers.ReasonRefused, shapes - answers.MaxEntries/2: answers.ReasonRefused} {
 		rejection, _ := m.Rejection("paris", "r", pods(1, "a", fmt.Sprintf("%dm", i+1)), answerIn, at(1))
 		if got := rejection != nil; got != (want != "") {

@@ -127,8 +127,11 @@ func (h *hub) startBroker(ctx context.Context) error {
 	config.QPS = -1
 	config.Wrap(h.writes.count)
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme:     h.cluster.Client.Scheme(),
-		Cache:      cache.Options{DefaultNamespaces: map[string]cache.Config{namespace: {}}},
+		Scheme: h.cluster.Client.Scheme(),
+		Cache: cache.Options{
+			DefaultNamespaces: map[string]cache.Config{namespace: {}},
+			DefaultTransform:  cache.TransformStripManagedFields(),
+		},
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: ctrlconfig.Controller{UsePriorityQueue: ptr.To(false)},
 	})

@@ -60,6 +60,7 @@ const (
 	ReasonRequesterItself    = "RequesterItself"
 	ReasonClusterInactive    = "ClusterInactive"
 	ReasonAdvertisementStale = "AdvertisementStale"
+	ReasonUnreachable        = "Unreachable"
 	ReasonPinnedElsewhere    = "PinnedElsewhere"
 	ReasonExcluded           = "Excluded"
 	ReasonOtherRegion        = "OtherRegion"

@@ -145,7 +145,8 @@ func TestFilters(t *testing.T) {
 				a.Rejected = map[string]capacity.Rejection{"no": {Reason: decide.ReasonRefused, Message: "The provider refused: a node went away."}}
 			}),
 			clusters: []oracleCluster{
-				cluster("rome"),
+				cluster("rome", func(c *oracleCluster) { c.Spec.Unreachable = []string{"cut"} }),
+				cluster("cut", func(c *oracleCluster) { c.Spec.EndpointURL = "https://192.0.2.1:6443" }),
 				cluster("offline", func(c *oracleCluster) { c.Spec.Lending.Enabled = false }),
 				cluster("picky", func(c *oracleCluster) { c.Spec.Lending.Consumers = []string{"oslo"} }),
 				cluster("gone", func(c *oracleCluster) { c.Active, c.Fresh = false, false }),
@@ -159,9 +160,12 @@ func TestFilters(t *testing.T) {
 			want: "paris", pods: 1,
 			rejected: byCluster{
 				"rome": "RequesterItself", "offline": "LendingDisabled", "picky": "ConsumerNotAdmitted", "gone": "ClusterInactive", "old": "AdvertisementStale",
-				"x": "Excluded", "far": "OtherRegion", "beside": "OtherZone", "no": "Refused",
+				"x": "Excluded", "far": "OtherRegion", "beside": "OtherZone", "no": "Refused", "cut": "Unreachable",
 			},
-			messages: byCluster{"no": "The provider refused: a node went away."},
+			messages: byCluster{
+				"no":  "The provider refused: a node went away.",
+				"cut": "Cluster rome cannot connect to its API server at https://192.0.2.1:6443. Check the network between them, and the provider's value apiServer.endpoint.",
+			},
 		},
 		"pinned": {
 			reason:   "a pin leaves every other check in force",

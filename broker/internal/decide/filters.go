@@ -26,6 +26,8 @@ func (s *search) filter(e *entry) (reason string) {
 		return ReasonAdvertisementStale
 	case request.Pin != "" && request.Pin != spec.ClusterID:
 		return ReasonPinnedElsewhere
+	case slices.Contains(s.unreachable, spec.ClusterID):
+		return ReasonUnreachable
 	}
 	if placement := request.Placement; placement != nil {
 		outside := func(allowed []string, where string) bool { return len(allowed) > 0 && !slices.Contains(allowed, where) }
@@ -108,6 +110,8 @@ func (s *search) filtered(e *entry, reason string) (message string) {
 		return "The cluster has stopped advertising. Check that its agent runs and reaches the broker."
 	case ReasonAdvertisementStale:
 		return "The last advertisement is too old for a placement. The cluster is considered again with its next advertisement."
+	case ReasonUnreachable:
+		return fmt.Sprintf("Cluster %s cannot connect to its API server at %s. Check the network between them, and the provider's value apiServer.endpoint.", request.Requester, spec.EndpointURL)
 	case ReasonPinnedElsewhere:
 		return fmt.Sprintf("The Reservation is pinned to %s (targetClusterID).", request.Pin)
 	case ReasonExcluded:

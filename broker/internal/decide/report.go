@@ -27,7 +27,7 @@ var relevance = func() map[string]int {
 		ReasonNotPreferred, capacity.ReasonPartialCapacity,
 		ReasonRefused, ReasonNotAnswering, ReasonOverBudget, ReasonPriceUnknown,
 		capacity.ReasonInsufficientCapacity, capacity.ReasonNoMatchingNodes,
-		ReasonAdvertisementStale, ReasonClusterInactive,
+		ReasonUnreachable, ReasonAdvertisementStale, ReasonClusterInactive,
 		ReasonExcluded, ReasonOtherZone, ReasonOtherRegion,
 		capacity.ReasonConsumerNotAdmitted, capacity.ReasonLendingDisabled, ReasonPinnedElsewhere, ReasonRequesterItself,
 	} {

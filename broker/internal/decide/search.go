@@ -15,6 +15,8 @@ type search struct {
 	catalog  *capacity.Catalog
 	activity Activity
 	entries  []*entry
+	// unreachable are the clusters that the requester reports as such.
+	unreachable []string
 	// own is whether the entries are not those of the snapshot any more.
 	own bool
 
@@ -56,6 +58,10 @@ var searches = sync.Pool{New: func() any { return &search{} }}
 func newSearch(request Request, snapshot Snapshot) *search {
 	s := searches.Get().(*search)
 	s.request, s.catalog, s.activity, s.entries, s.own = request, snapshot.catalog, snapshot.activity, snapshot.entries, false
+	s.unreachable = nil
+	if at, found := find(s.entries, request.Requester); found {
+		s.unreachable = s.entries[at].spec.Unreachable
+	}
 	s.demand = capacity.NewDemand(s.catalog, request.Want)
 	s.units = unitsOf(request.Want.Totals)
 	s.prepareBudget()
@@ -68,7 +74,7 @@ func newSearch(request Request, snapshot Snapshot) *search {
 // free gives the memory back. It keeps nothing of the request or the snapshot.
 func (s *search) free() {
 	s.demand.Learn(s.catalog)
-	s.request, s.entries, s.activity, s.demand, s.catalog = Request{}, nil, nil, nil, nil
+	s.request, s.entries, s.unreachable, s.activity, s.demand, s.catalog = Request{}, nil, nil, nil, nil, nil
 	searches.Put(s)
 }
 

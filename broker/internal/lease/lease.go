@@ -107,6 +107,17 @@ func (b *Book) Observe(name string, uid types.UID, seen Seen, now time.Time) Tim
 	return r.Times
 }
 
+// AskedAt is when the attempt of a provider that has not answered yet was first seen; zero
+// if there is none.
+func (b *Book) AskedAt(name string, uid types.UID, cluster string) time.Time {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	if r := b.records[name]; r != nil && r.uid == uid {
+		return r.Asked[cluster]
+	}
+	return time.Time{}
+}
+
 // Renew starts the lease again. It reports false if the Reservation has not been
 // observed: then its lease starts when it is.
 func (b *Book) Renew(name string, uid types.UID, now time.Time) bool {

@@ -58,6 +58,14 @@ func Find(status *broker.ClusterAdvertisementStatus, uid types.UID) *broker.Hold
 	return &status.Holds[i]
 }
 
+// SameVersion reports whether two versions of a Reservation's hold are the same one: every
+// change of this package gives a hold another attempt, or accepts its attempt. It costs
+// next to nothing, other than a comparison of all fields.
+func SameVersion(a, b *broker.Hold) bool {
+	return a.ReservationUID == b.ReservationUID && a.Attempt == b.Attempt && a.AcceptedAttempt == b.AcceptedAttempt &&
+		(a.Granted == nil) == (b.Granted == nil) && (a.Unconfirmed == nil) == (b.Unconfirmed == nil)
+}
+
 // Place promises a growth, if the charges then still fit in the unallocated
 // resources of the cluster and the ledger has room for it; otherwise it returns an
 // *InsufficientError or a *FullError and changes nothing.

@@ -461,6 +461,9 @@ func TestLedgerProperties(t *testing.T) {
 			}
 			for _, hold := range before.Holds {
 				after := ledger.Find(&s, hold.ReservationUID)
+				if after != nil && ledger.SameVersion(&hold, after) != apiequality.Semantic.DeepEqual(&hold, after) {
+					t.Fatalf("%s changed a hold, and its version is the same:\n%s", kind, cmp.Diff(&hold, after))
+				}
 				if kind != "confirm" && (after == nil || milli(ledger.Charged(*after).Totals) < milli(ledger.Charged(hold).Totals)) {
 					t.Fatalf("%s freed capacity without a confirmation of the provider", kind)
 				}

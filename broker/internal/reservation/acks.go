@@ -28,6 +28,7 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 	}
 	var asked broker.HeldCapacity
 	var news, changed bool
+	askedAt := r.book.AskedAt(name, ack.ReservationUID, cluster)
 	_, err = r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
 		changed = false
 		hold, err := answered(ad, name, ack)
@@ -54,7 +55,7 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 		return err
 	}
 	// An ack of anything but the attempt asked answers nothing.
-	if changed && r.answers.Answered(cluster, ack.ReservationUID, r.clock.Now()) {
+	if changed && r.answers.Answered(cluster, ack.ReservationUID, askedAt, r.clock.Now()) {
 		r.retryQueued()
 	}
 	switch {

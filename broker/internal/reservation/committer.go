@@ -21,6 +21,11 @@ const (
 	commitTimeout = 30 * time.Second
 	// maxBatch is the maximum number of changes in one write.
 	maxBatch = 256
+	// After a write of a ledger with more than pausedHolds, the next one waits for
+	// pausePerHold for each of them: every write costs the API server and those who watch
+	// as much as there are holds, so that the fewer writes the more holds there are.
+	pausedHolds  = 64
+	pausePerHold = 100 * time.Microsecond
 	// maxCommitTries is the number of tries of a write if another broker is first.
 	maxCommitTries = 10
 )
@@ -49,6 +54,8 @@ type committer struct {
 
 	mu     sync.Mutex
 	queues map[string]*commitQueue
+	// pauses end when the next write of a large ledger may begin, by cluster.
+	pauses map[string]<-chan time.Time
 }
 
 // commitQueue are the changes to one provider's ledger that wait.
@@ -66,7 +73,7 @@ type commit struct {
 }
 
 func newCommitter(clients Clients, known *store, key func(string) client.ObjectKey, clock clock.PassiveClock) *committer {
-	return &committer{client: clients.Client, live: clients.Live, store: known, key: key, clock: clock, queues: map[string]*commitQueue{}}
+	return &committer{client: clients.Client, live: clients.Live, store: known, key: key, clock: clock, queues: map[string]*commitQueue{}, pauses: map[string]<-chan time.Time{}}
 }
 
 // commit makes one change to a provider's object and returns the version that includes
@@ -108,6 +115,13 @@ func (c *committer) commit(ctx context.Context, cluster string, edit edit) (*bro
 // queue is gone.
 func (c *committer) writeNext(ctx context.Context, cluster string, queue *commitQueue) (more bool) {
 	c.mu.Lock()
+	pause := c.pauses[cluster]
+	delete(c.pauses, cluster)
+	c.mu.Unlock()
+	if pause != nil {
+		<-pause
+	}
+	c.mu.Lock()
 	n := min(len(queue.waiting), maxBatch)
 	batch := queue.waiting[:n:n]
 	queue.waiting = queue.waiting[n:]
@@ -130,6 +144,9 @@ func (c *committer) writeNext(ctx context.Context, cluster string, queue *commit
 			}
 			close(commit.done)
 		}
+		if pause := pauseAfter(ad); pause > 0 {
+			c.pauses[cluster] = time.After(pause)
+		}
 		if more = len(queue.waiting) > 0; !more {
 			delete(c.queues, cluster)
 		}
@@ -142,6 +159,14 @@ func (c *committer) writeNext(ctx context.Context, cluster string, queue *commit
 	commitBatchSize.Observe(float64(len(batch)))
 	commitLatency.Observe(c.clock.Since(start).Seconds())
 	return more
+}
+
+// pauseAfter is how long the next write of a ledger waits after this version.
+func pauseAfter(ad *broker.ClusterAdvertisement) time.Duration {
+	if ad == nil || len(ad.Status.Holds) <= pausedHolds {
+		return 0
+	}
+	return time.Duration(len(ad.Status.Holds)) * pausePerHold
 }
 
 // write applies a batch to a ledger and writes it. Each commit gets the error of its own

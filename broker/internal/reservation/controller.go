@@ -27,6 +27,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/answers"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/lease"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 	"github.com/spillway-dev/spillway/broker/internal/queue"
 )
 
@@ -294,7 +295,7 @@ func changedHolds(before, after []broker.Hold, all bool) []string {
 		hold := &after[i]
 		was := old[hold.ReservationUID]
 		delete(old, hold.ReservationUID)
-		if all || was == nil || !sameHold(was, hold) {
+		if all || was == nil || !ledger.SameVersion(was, hold) {
 			names = append(names, hold.ReservationName)
 		}
 	}
@@ -307,7 +308,7 @@ func changedHolds(before, after []broker.Hold, all bool) []string {
 }
 
 func sameHold(a, b *broker.Hold) bool {
-	return a.Attempt == b.Attempt && a.AcceptedAttempt == b.AcceptedAttempt && apiequality.Semantic.DeepEqual(a, b)
+	return ledger.SameVersion(a, b) && apiequality.Semantic.DeepEqual(a, b)
 }
 
 // grew reports whether there is more of any resource.

@@ -166,8 +166,9 @@ func (h *hub) answer(cluster, name string, accepted bool) {
 			h.Fatalf("%s has no hold for %s", cluster, name)
 		}
 		asked := ledger.Pending(*hold.DeepCopy())
+		askedAt := h.book.AskedAt(name, types.UID(name), cluster)
 		if ledger.Confirm(&ad.Status, hold.ReservationUID, hold.Attempt, accepted, nil) {
-			h.answers.Answered(cluster, types.UID(name), h.clock.Now())
+			h.answers.Answered(cluster, types.UID(name), askedAt, h.clock.Now())
 		}
 		if accepted {
 			h.answers.Accepted(cluster, asked)
@@ -353,6 +354,49 @@ func TestPlacedAgain(t *testing.T) {
 	h.clock.Step(50 * time.Minute)
 	h.reconcile("r")
 	h.expectPods("berlin", "r", 2, 0)
+}
+
+// A provider that works through a long queue is not given up: the deadline counts from its
+// last answer, but not from answers to what it was asked much later.
+func TestDeadlineOfBusyProvider(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "100")
+	step := func(d time.Duration) {
+		h.clock.Step(d)
+		h.heard["paris"] = h.clock.Now()
+	}
+	for _, name := range []string{"first", "second", "third", "passed-over"} {
+		h.ask(name, 1, "1")
+	}
+	for _, name := range []string{"first", "second", "third"} {
+		step(20 * time.Second)
+		h.reconcile(name)
+		h.expectPods("paris", name, 1, 0)
+		h.answer("paris", name, true)
+	}
+	for i := range 3 {
+		name := fmt.Sprint("later-", i)
+		h.ask(name, 1, "1")
+		step(20 * time.Second)
+		h.answer("paris", name, true)
+	}
+	h.reconcile("passed-over")
+	h.expectPods("paris", "passed-over", 0, 1)
+
+	h.ask("silence", 1, "1")
+	step(30 * time.Second)
+	h.reconcile("silence")
+	h.expectPods("paris", "silence", 0, 1)
+}
+
+// Writes of small ledgers do not wait for each other, those of large ones do.
+func TestPauseAfterWrite(t *testing.T) {
+	for holds, want := range map[int]time.Duration{0: 0, 10: 0, ledger.MaxHolds: 100 * time.Millisecond} {
+		ad := &broker.ClusterAdvertisement{Status: broker.ClusterAdvertisementStatus{Holds: make([]broker.Hold, holds)}}
+		if got := pauseAfter(ad); got != want {
+			t.Errorf("a pause of %s after a write of %d holds, want %s", got, holds, want)
+		}
+	}
 }
 
 // The finalizer of an ended Reservation does not wait for a provider that is gone.

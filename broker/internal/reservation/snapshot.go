@@ -19,6 +19,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/answers"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/lease"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
@@ -93,6 +94,8 @@ type snapshot struct {
 	full func(broker.HeldCapacity) map[string]capacity.Rejection
 	// active are the holders whose last advertisement is not stale.
 	active map[string]bool
+	// progress is how far the holders have come with what they were asked.
+	progress map[string]answers.Progress
 	// times are since when this process has seen the Reservation's state.
 	times lease.Times
 	// figures limits the writes of statuses that differ in figures only.
@@ -254,8 +257,8 @@ func (in snapshot) requeue() ctrl.Result {
 		at(end)
 	}
 	for _, h := range in.holds() {
-		if asked, pending := in.askedAt(h); pending {
-			at(asked.Add(in.config.proofDeadline))
+		if due, pending := in.due(h); pending {
+			at(due)
 		}
 	}
 	if in.reservation.Status.Phase == broker.ReservationFailed {

@@ -10,6 +10,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/answers"
 	"github.com/spillway-dev/spillway/broker/internal/lease"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
@@ -47,6 +48,10 @@ func (r *Reconciler) remember(in *snapshot) {
 		in.times.Renewed = in.now
 	}
 	in.figures = r.figures
+	in.progress = map[string]answers.Progress{}
+	for _, cluster := range in.holders {
+		in.progress[cluster] = r.answers.Progress(cluster)
+	}
 	in.heard = r.lastAdvertised(reservation.Spec.RequesterID)
 	for _, h := range in.holds() {
 		if in.overdue(h) {
@@ -115,10 +120,16 @@ func (in snapshot) askedAt(h clusterHold) (at time.Time, pending bool) {
 	return at, true
 }
 
+// due is when the provider's answer to a hold is overdue.
+func (in snapshot) due(h clusterHold) (at time.Time, pending bool) {
+	asked, pending := in.askedAt(h)
+	return in.progress[h.cluster].Due(asked, in.config.proofDeadline), pending
+}
+
 // overdue reports whether the provider has not answered to a hold before the deadline.
 func (in snapshot) overdue(h clusterHold) bool {
-	at, pending := in.askedAt(h)
-	return pending && !in.now.Before(at.Add(in.config.proofDeadline))
+	due, pending := in.due(h)
+	return pending && !in.now.Before(due)
 }
 
 // leaseEnd is when the lease ends unless it is renewed, and its length. There is none if

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -9,6 +8,7 @@ import (
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -153,23 +153,22 @@ func orEmpty(advertisement *broker.ClusterAdvertisement) *broker.ClusterAdvertis
 	return advertisement
 }
 
-// changedHolds are the Reservations of the holds that differ. Equal quantities that are
-// written in different ways count as different, which is harmless and quick to compare.
+// changedHolds are the Reservations of the holds that differ.
 func changedHolds(before, after []broker.Hold) []string {
 	var changed []string
 	old := make(map[string]*broker.Hold, len(before))
 	for i := range before {
-		if i < len(after) && reflect.DeepEqual(before[i], after[i]) {
+		if i < len(after) && ledger.SameVersion(&before[i], &after[i]) {
 			continue
 		}
 		old[before[i].ReservationName+"/"+string(before[i].ReservationUID)] = &before[i]
 	}
 	for i := range after {
-		if i < len(before) && reflect.DeepEqual(before[i], after[i]) {
+		if i < len(before) && ledger.SameVersion(&before[i], &after[i]) {
 			continue
 		}
 		key := after[i].ReservationName + "/" + string(after[i].ReservationUID)
-		if then, was := old[key]; !was || !reflect.DeepEqual(*then, after[i]) {
+		if then, was := old[key]; !was || !ledger.SameVersion(then, &after[i]) {
 			changed = append(changed, after[i].ReservationName)
 		}
 		delete(old, key)

@@ -363,8 +363,13 @@ func (c *clusters) testQuota(t *testing.T) {
 		t.Fatalf("%d Reservations were created", created.Load())
 	}
 	// Room appears when one is gone.
-	list, err := c.berlin.client.ConsumerReservations(t.Context())
-	expect.NoError(t, err)
+	var list []protocol.ConsumerView
+	eventually(t, "the broker's watch to show one", func() error {
+		if list, err = c.berlin.client.ConsumerReservations(t.Context()); err == nil && len(list) == 0 {
+			return errors.New("the list is empty")
+		}
+		return err
+	})
 	expect.NoError(t, c.berlin.client.DeleteReservation(t.Context(), list[0].ID))
 	eventually(t, "another to be created", func() error {
 		answer := c.hub.call(t, c.berlin.tls, http.MethodPost, protocol.PathReservations, []byte(encode(t, unplaceable("another"))))

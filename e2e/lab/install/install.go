@@ -211,6 +211,14 @@ func (i *installer) helmUpgrade(ctx context.Context, c cluster.Cluster, namespac
 				return err
 			}
 		}
+		// An upgrade leaves CRDs as they are.
+		if crds := filepath.Join(chart, "crds"); isDir(crds) {
+			_, err := engine.Run(exec.CommandContext(ctx, i.lab.Kubectl, "--kubeconfig", i.lab.Kubeconfig, "--context", c.Context(),
+				"apply", "--server-side", "--force-conflicts", "--filename", crds))
+			if err != nil {
+				return err
+			}
+		}
 	}
 	i.lab.Log("installing %s in %s …", release, c.Name)
 	args := []string{"upgrade", "--install", release, chart, "--create-namespace", "--wait", "--timeout", "3m", "--description", description}
@@ -223,6 +231,11 @@ func (i *installer) helmUpgrade(ctx context.Context, c cluster.Cluster, namespac
 	}
 	_, err = helm(args...)
 	return err
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 // chartSum returns an identifier of a chart's content and values.

@@ -111,6 +111,13 @@ func (s *Server) Writes() map[string]int {
 	return out
 }
 
+// Count is the number of objects of a kind.
+func (s *Server) Count(of client.Object) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.kindOf(of).objects)
+}
+
 // Backup is the state of a server at one time.
 type Backup struct {
 	version int64

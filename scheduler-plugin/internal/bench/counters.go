@@ -14,6 +14,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"github.com/prometheus/procfs"
 
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 )
@@ -136,6 +137,16 @@ func (h *home) get(ctx context.Context, path string) (io.ReadCloser, error) {
 		return nil, fmt.Errorf("getting %s of the scheduler: %s", path, response.Status)
 	}
 	return response.Body, nil
+}
+
+// schedulerCPU is the CPU time of the running scheduler in seconds.
+func (h *home) schedulerCPU() (float64, error) {
+	running, err := procfs.NewProc(h.scheduler.Pid())
+	if err != nil {
+		return 0, err
+	}
+	stat, err := running.Stat()
+	return stat.CPUTime(), err
 }
 
 // attempts are the scheduling attempts of the running scheduler by result.

@@ -15,7 +15,7 @@ import (
 // without the plugin.
 func tax(ctx context.Context, h *home, o options) error {
 	if o.pods == 0 {
-		o.pods = 250
+		o.pods = 500
 	}
 	worst := 0.0
 	for i, l := range []load{basic(o.pods), extended(o.pods)} {
@@ -87,12 +87,13 @@ func (h *home) trickle(ctx context.Context, l load) error {
 
 // compare binds a load in rounds of three arms: without the plugin, with it, and without
 // it again as the control. The order of the arms changes from round to round. It returns
-// the median of the ratios of the rates.
+// the median of the ratios of the rates, and prints that of the pods for each second of
+// the scheduler's CPU time.
 func compare(ctx context.Context, h *home, l load, pairs int, during func(context.Context, arm) error) (float64, error) {
-	var ratios, controls []float64
+	var ratios, controls, cpuRatios, cpuControls []float64
 	arms := []arm{plain, withPlugin, plainAgain}
 	for round := range pairs {
-		rates := map[arm]float64{}
+		rates, cpu := map[arm]float64{}, map[arm]float64{}
 		for i := range arms {
 			a := arms[(round+i)%len(arms)]
 			var beside func(context.Context) error
@@ -107,7 +108,7 @@ func compare(ctx context.Context, h *home, l load, pairs int, during func(contex
 			if err != nil {
 				return 0, fmt.Errorf("%s: %w", a.name, err)
 			}
-			rates[a] = r.rate()
+			rates[a], cpu[a] = r.rate(), r.cpu
 			for _, namespace := range []string{homePods, overflowPods} {
 				if err := h.clear(ctx, namespace); err != nil {
 					return 0, err
@@ -115,9 +116,11 @@ func compare(ctx context.Context, h *home, l load, pairs int, during func(contex
 			}
 		}
 		ratios, controls = append(ratios, rates[withPlugin]/rates[plain]), append(controls, rates[plainAgain]/rates[plain])
+		cpuRatios, cpuControls = append(cpuRatios, cpu[plain]/cpu[withPlugin]), append(cpuControls, cpu[plain]/cpu[plainAgain])
 		fmt.Printf("%s %d: %.0f pods/s without the plugin, %.0f with it, %.0f without it again\n", l.name, round+1, rates[plain], rates[withPlugin], rates[plainAgain])
 	}
 	fmt.Printf("%s: ratio %s; control %s\n", l.name, quartiles(ratios), quartiles(controls))
+	fmt.Printf("%s, by the scheduler's CPU time: ratio %s; control %s\n", l.name, quartiles(cpuRatios), quartiles(cpuControls))
 	return quantile(ratios, 0.5), nil
 }
 

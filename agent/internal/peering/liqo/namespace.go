@@ -3,12 +3,16 @@ package liqo
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -76,41 +80,110 @@ func (o *Options) ensureTenantNamespace(ctx context.Context, peer, annotation st
 	return namespace, nil, o.prepare(ctx, namespace)
 }
 
+// preparedFor is how long the networks of nodes are not read again.
+const preparedFor = 10 * time.Minute
+
 // prepare creates in a tenant namespace the agent's RoleBinding and the
 // NetworkPolicy for the virtual kubelets.
 func (o *Options) prepare(ctx context.Context, namespace *corev1.Namespace) error {
-	if _, done := o.prepared.Load(namespace.UID); done {
+	now := o.Clock.Now()
+	if at, done := o.prepared.Load(namespace.UID); done && now.Sub(at.(time.Time)) < preparedFor {
 		return nil
 	}
 	meta := metav1.ObjectMeta{Name: "spillway-agent", Namespace: namespace.Name, Labels: managedLabels(namespace.Labels[consts.RemoteClusterID])}
-	var objects []client.Object
 	if o.TenantRole != "" {
-		objects = append(objects, &rbacv1.RoleBinding{
+		err := o.Client.Create(ctx, &rbacv1.RoleBinding{
 			ObjectMeta: meta,
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: o.TenantRole},
 			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: o.ServiceAccount.Namespace, Name: o.ServiceAccount.Name}},
 		})
-	}
-	if len(o.PodCIDRs) > 0 {
-		objects = append(objects, &networkingv1.NetworkPolicy{ObjectMeta: meta, Spec: o.kubeletPolicy()})
-	}
-	for _, object := range objects {
-		if err := o.Client.Create(ctx, object); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("preparing namespace %s: %w", namespace.Name, err)
 		}
 	}
-	o.prepared.Store(namespace.UID, true)
+	if err := o.ensureKubeletPolicy(ctx, meta); err != nil {
+		return fmt.Errorf("closing the virtual kubelets' port in namespace %s: %w", namespace.Name, err)
+	}
+	o.prepared.Store(namespace.UID, now)
 	return nil
 }
 
+// ensureKubeletPolicy creates or corrects the NetworkPolicy for the virtual kubelets.
+func (o *Options) ensureKubeletPolicy(ctx context.Context, meta metav1.ObjectMeta) error {
+	if o.OpenKubelets {
+		return nil
+	}
+	cidrs := o.PodCIDRs
+	if len(cidrs) == 0 {
+		var nodes corev1.NodeList
+		if err := o.Client.List(ctx, &nodes); err != nil {
+			return fmt.Errorf("listing nodes: %w", err)
+		}
+		cidrs = podCIDRs(nodes.Items)
+	}
+	want := kubeletPolicy(cidrs)
+	policy := &networkingv1.NetworkPolicy{ObjectMeta: meta, Spec: want}
+	err := o.Client.Create(ctx, policy)
+	if !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	if err := o.Client.Get(ctx, client.ObjectKeyFromObject(policy), policy); err != nil || equality.Semantic.DeepEqual(policy.Spec, want) {
+		return err
+	}
+	policy.Spec = want
+	return o.Client.Update(ctx, policy)
+}
+
+// podCIDRs are the pod networks of nodes, in as few networks as have the same addresses.
+func podCIDRs(nodes []corev1.Node) []string {
+	all := map[netip.Prefix]bool{}
+	for i := range nodes {
+		for _, cidr := range nodes[i].Spec.PodCIDRs {
+			prefix, err := netip.ParsePrefix(cidr)
+			if err != nil {
+				continue // the API server validates them
+			}
+			prefix = prefix.Masked()
+			for {
+				parent := netip.PrefixFrom(prefix.Addr(), prefix.Bits()-1).Masked()
+				sibling := sibling(prefix, parent)
+				if prefix.Bits() <= 1 || !all[sibling] {
+					break
+				}
+				delete(all, sibling)
+				prefix = parent
+			}
+			all[prefix] = true
+		}
+	}
+	var cidrs []string
+	for prefix := range all {
+		cidrs = append(cidrs, prefix.String())
+	}
+	slices.Sort(cidrs)
+	return cidrs
+}
+
+// sibling is the other half of a prefix's parent.
+func sibling(prefix, parent netip.Prefix) netip.Prefix {
+	if prefix.Addr() != parent.Addr() {
+		return netip.PrefixFrom(parent.Addr(), prefix.Bits())
+	}
+	bytes := prefix.Addr().AsSlice()
+	bytes[(prefix.Bits()-1)/8] |= 0x80 >> ((prefix.Bits() - 1) % 8)
+	address, _ := netip.AddrFromSlice(bytes)
+	return netip.PrefixFrom(address, prefix.Bits())
+}
+
 // kubeletPolicy lets nodes, and with them the API server, reach the virtual
-// kubelets, but not pods. An address block can except only CIDRs of its own family.
-func (o *Options) kubeletPolicy() networkingv1.NetworkPolicySpec {
+// kubelets, but not the pods of the given networks. An address block can except only
+// CIDRs of its own family.
+func kubeletPolicy(cidrs []string) networkingv1.NetworkPolicySpec {
 	isIPv6 := func(cidr string) bool { return strings.Contains(cidr, ":") }
 	var from []networkingv1.NetworkPolicyPeer
 	for _, all := range []string{"0.0.0.0/0", "::/0"} {
 		block := &networkingv1.IPBlock{CIDR: all}
-		for _, cidr := range o.PodCIDRs {
+		for _, cidr := range cidrs {
 			if isIPv6(cidr) == isIPv6(all) {
 				block.Except = append(block.Except, cidr)
 			}

@@ -51,9 +51,11 @@ type Options struct {
 
 	// LiqoNamespace is where Liqo is installed; "liqo" if empty.
 	LiqoNamespace string
-	// PodCIDRs of this cluster. If set, a NetworkPolicy keeps pods away from the
-	// virtual kubelets, which do not authenticate clients.
+	// PodCIDRs of this cluster: a NetworkPolicy keeps pods away from the virtual kubelets,
+	// which do not authenticate clients. If empty, they are those of the nodes.
 	PodCIDRs []string
+	// OpenKubelets leaves the virtual kubelets without that NetworkPolicy.
+	OpenKubelets bool
 	// TenantRole names a ClusterRole that is bound to ServiceAccount in each tenant
 	// namespace, so that the agent needs no access to the Secrets of all
 	// namespaces. Empty: its permissions come from elsewhere.
@@ -80,7 +82,7 @@ type Options struct {
 	// before its finalizer is removed; 1m if zero.
 	StuckAfter time.Duration
 
-	// prepared are the UIDs of tenant namespaces that have their objects.
+	// prepared is when a tenant namespace last got its objects, by UID.
 	prepared *sync.Map
 }
 

@@ -1,0 +1,92 @@
+package instruction
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
+)
+
+// OutdatedRetention is how long a view with an earlier attempt than this cluster has
+// carried out is ignored. A broker that is behind catches up meanwhile, or another one
+// replaces it; a hub that was restored from a backup keeps listing the view.
+const OutdatedRetention = time.Minute
+
+// outdated remembers which views are outdated. Its zero value is ready to use.
+type outdated struct {
+	mu sync.Mutex
+	// released are the last attempts of Reservations whose release was confirmed.
+	released map[types.UID]released
+	// since is when the first of the outdated views of a Reservation came.
+	since map[types.UID]time.Time
+}
+
+type released struct {
+	attempt int64
+	at      time.Time
+}
+
+// removed remembers the attempt of an instruction that is removed, if it was released.
+func (o *outdated) removed(instruction *broker.ProviderInstruction, now time.Time) {
+	ack, decided := Decision(instruction)
+	if !decided || !ack.Accepted || !instruction.Spec.Releasing {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for uid, r := range o.released {
+		if now.Sub(r.at) >= OutdatedRetention {
+			delete(o.released, uid)
+			delete(o.since, uid)
+		}
+	}
+	if o.released == nil {
+		o.released = map[types.UID]released{}
+	}
+	o.released[instruction.Spec.ReservationUID] = released{ack.Attempt, now}
+}
+
+// wait is for how long a view is still to be ignored; 0 if it is to be carried out.
+func (o *outdated) wait(existing *broker.ProviderInstruction, view *protocol.ProviderView, now time.Time) time.Duration {
+	uid := view.Hold.ReservationUID
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.earlier(existing, view) {
+		delete(o.since, uid)
+		return 0
+	}
+	since, known := o.since[uid]
+	if !known {
+		if o.since == nil {
+			o.since = map[types.UID]time.Time{}
+		}
+		since = now
+		o.since[uid] = now
+	}
+	left := since.Add(OutdatedRetention).Sub(now)
+	if left <= 0 {
+		delete(o.since, uid)
+		delete(o.released, uid)
+		return 0
+	}
+	return left
+}
+
+// earlier reports whether a view is of an earlier attempt than the instruction, or than
+// the release of one that was removed, and differs from it.
+func (o *outdated) earlier(existing *broker.ProviderInstruction, view *protocol.ProviderView) bool {
+	if existing == nil || existing.Spec.ReservationUID != view.Hold.ReservationUID {
+		r, known := o.released[view.Hold.ReservationUID]
+		return known && view.Hold.Attempt <= r.attempt && !view.Hold.Promised.Empty()
+	}
+	if view.Hold.Attempt >= existing.Spec.Attempt {
+		return false
+	}
+	spec := providerInstructionSpec(view)
+	spec.Attempt = existing.Spec.Attempt
+	return !equality.Semantic.DeepEqual(existing.Spec, spec)
+}

@@ -1,0 +1,86 @@
+package reachability
+
+import (
+	"maps"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+func instructionOf(cluster, endpoint string, ready bool) broker.ReservationInstruction {
+	i := broker.ReservationInstruction{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: cluster},
+		Spec:       broker.ReservationInstructionSpec{TargetClusterID: cluster, Endpoint: endpoint},
+	}
+	if ready {
+		i.Status.Conditions = []metav1.Condition{{Type: broker.ConditionVirtualNodeReady, Status: metav1.ConditionTrue}}
+	}
+	return i
+}
+
+func TestNext(t *testing.T) {
+	now := time.Unix(10000, 0)
+	paris := instructionOf("paris", "https://192.0.2.1:6443", false)
+	for what, test := range map[string]struct {
+		last         map[string]target
+		instructions []broker.ReservationInstruction
+		want         map[string]target
+	}{
+		"nothing granted":           {},
+		"a grant":                   {nil, []broker.ReservationInstruction{paris}, map[string]target{"paris": {"192.0.2.1:6443", 0, now}}},
+		"a grant after failures":    {map[string]target{"paris": {"old", 3, now.Add(-time.Hour)}}, []broker.ReservationInstruction{paris}, map[string]target{"paris": {"192.0.2.1:6443", 3, now}}},
+		"without a port":            {nil, []broker.ReservationInstruction{instructionOf("paris", "https://[2001:db8::1]", false)}, map[string]target{"paris": {"[2001:db8::1]:443", 0, now}}},
+		"without an endpoint":       {nil, []broker.ReservationInstruction{instructionOf("paris", "", false)}, nil},
+		"ready":                     {map[string]target{"paris": {"old", 3, now}}, []broker.ReservationInstruction{paris, instructionOf("paris", "", true)}, nil},
+		"no longer granted":         {map[string]target{"paris": {"a", 3, now.Add(-9 * time.Minute)}}, nil, map[string]target{"paris": {"a", 3, now.Add(-9 * time.Minute)}}},
+		"reachable and not granted": {map[string]target{"paris": {"a", 0, now}}, nil, nil},
+		"not granted for long":      {map[string]target{"paris": {"a", 3, now.Add(-10 * time.Minute)}}, nil, nil},
+	} {
+		if got := next(test.last, test.instructions, now); !maps.Equal(got, test.want) {
+			t.Errorf("%s: got %v, want %v", what, got, test.want)
+		}
+	}
+}
+
+// TestProber: a provider whose port is closed is reported after two probes, and no longer
+// once it accepts connections.
+func TestProber(t *testing.T) {
+	scheme := runtime.NewScheme()
+	expect.NoError(t, broker.AddToScheme(scheme))
+	c, err := client.New(controlplane.Start(t), client.Options{Scheme: scheme})
+	expect.NoError(t, err)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	expect.NoError(t, err)
+	address := listener.Addr().String()
+	expect.NoError(t, listener.Close())
+	instruction := instructionOf("paris", "https://"+address, false)
+	instruction.Spec.ReservationName = "r"
+	expect.NoError(t, c.Create(t.Context(), &instruction))
+
+	changes := 0
+	p := New(c, "default", clocktesting.NewFakeClock(time.Unix(10000, 0)), func() { changes++ })
+	expectAfterProbe := func(wantChanges int, want ...string) {
+		t.Helper()
+		expect.NoError(t, p.probe(t.Context()))
+		if got := p.Unreachable(); !slices.Equal(got, want) || changes != wantChanges {
+			t.Errorf("unreachable: %v after %d changes, want %v after %d", got, changes, want, wantChanges)
+		}
+	}
+	expectAfterProbe(0)
+	expectAfterProbe(1, "paris")
+	expectAfterProbe(1, "paris")
+	listener, err = net.Listen("tcp", address)
+	expect.NoError(t, err)
+	t.Cleanup(func() { listener.Close() })
+	expectAfterProbe(2)
+}
