@@ -60,7 +60,7 @@ var scenarios = []scenario{
 	{alone: true, lending: []int64{0, 2, 0}, actions: []directed{{20, actNoGuests, 0, 0, 0}, {2, actRequest, 0, 1, 1}, {140, actCut, 1, 0, 0}, {2, actSlow, 1, 50, 0}, {2, actLate, 0, 100, 0}, {2, actResize, 0, 0, 1}, {40, actResize, 0, 0, 2}, {100, actSlow, 1, 150, 0}, {4, actHeal, 1, 0, 0}, {90, actHeal, 1, 0, 0}}},
 	// A new leader whose caches are behind: they have a hold that was released, and what
 	// it held is promised to another Reservation.
-	{alone: true, lending: []int64{0, 2, 0}, actions: []directed{{20, actRequest, 0, 1, 1}, {140, actLagging, 1, 140, 0}, {2, actDelete, 0, 0, 0}, {20, actRequest, 2, 1, 1}, {60, actKillBroker, 0, 0, 0}}},
+	{alone: true, lending: []int64{0, 2, 0}, actions: []directed{{20, actRequest, 0, 1, 1}, {140, actLagging, 1, 140, 0}, {2, actDelete, 0, 0, 0}, {20, actRequest, 2, 1, 1}, {60, actKillAgent, 1, 0, 0}, {1, actKillBroker, 0, 0, 0}}},
 	// Two brokers that hear different clusters, for longer than it takes to give one up.
 	{alone: true, lending: []int64{0, 2, 2}, actions: []directed{{20, actRequest, 0, 1, 1}, {60, actSecond, 0, 0, 0}, {600, actResize, 0, 0, 1}, {600, actResize, 0, 0, 2}, {600, actCutStreams, 0, 0, 0}}},
 }

