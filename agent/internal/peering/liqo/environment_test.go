@@ -16,6 +16,7 @@ import (
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -144,6 +145,9 @@ func (e *environment) grant(pods int32, total corev1.ResourceList) {
 	e.t.Helper()
 	expect.Eventually(e.t, "the grant", func() (bool, string) {
 		progress, err := e.ProviderSide().EnsureGrant(e.t.Context(), "rome", total, pods)
+		if apierrors.IsConflict(err) {
+			return false, err.Error()
+		}
 		expect.NoError(e.t, err)
 		return progress.Done, progress.Message
 	})
