@@ -374,6 +374,8 @@ func impossible(e *env) {
 	}
 	e.request("zero", 1, total("0"))
 	e.expectCondition("zero", broker.ConditionReady, false, "requestedResources is zero")
+	e.request("none", 0)
+	e.expectCondition("none", broker.ConditionReady, false, "requests no capacity")
 	p.advertise(e.spec("berlin", "2"))
 	e.request("total", 1, total("5"))
 	e.expectCondition("total", broker.ConditionLocked, false, "It requests cpu 5, and all nodes of the providers together have 2")
@@ -391,7 +393,7 @@ func impossible(e *env) {
 	e.expectCondition("local", broker.ConditionReady, false, "A pod of set pods requests cpu 3, and no provider has as much")
 	e.request("owned", 1, ofConsumer(""))
 	e.expectCondition("owned", broker.ConditionQueued, true, "berlin")
-	for _, name := range []string{"zero", "total", "pod", "local"} {
+	for _, name := range []string{"zero", "none", "total", "pod", "local"} {
 		if phase := e.get(name).Status.Phase; phase != broker.ReservationFailed {
 			e.Errorf("%s is %s", name, phase)
 		}
@@ -418,8 +420,9 @@ func impossible(e *env) {
 		e.Errorf("the endpoint of the target is %q", got.TargetClusterEndpoint)
 	}
 	e.edit("zero", total("100m"))
+	e.edit("none", func(r *broker.Reservation) { r.Spec.PodSets[0].Count = 1 })
 	e.eventually("the others to be placed or to wait for room", func() error {
-		for _, name := range []string{"total", "pod", "zero", "local"} {
+		for _, name := range []string{"total", "pod", "zero", "none", "local"} {
 			if r := e.get(name); r.Status.Phase == broker.ReservationFailed {
 				return fmt.Errorf("%s is still Failed", name)
 			}

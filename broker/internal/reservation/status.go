@@ -123,6 +123,8 @@ func phase(in snapshot, p plan, status *broker.ReservationStatus) broker.Reserva
 		return broker.ReservationReleased
 	case invalidReason(&in.reservation.Spec) != "":
 		return broker.ReservationFailed
+	case len(status.Allocations) == 0 && madeByHand(in.reservation) && in.requested().Empty():
+		return broker.ReservationFailed
 	case len(status.Allocations) == 0 && (p.gaveUp || p.impossible.reason != ""):
 		return broker.ReservationFailed
 	case len(status.Allocations) == 0:
