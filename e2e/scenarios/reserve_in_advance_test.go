@@ -235,7 +235,7 @@ func TestReadmeReserveInAdvance(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out.String())
 		}
 		t.Logf("%s", out.String())
-		for _, want := range []string{"spillway-paris", "1 pod, cpu 300m of 400m"} {
+		for _, want := range []string{"spillway-paris", "1 pod, cpu 900m of 1,"} {
 			if !strings.Contains(out.String(), want) && !strings.Contains(out.String(), strings.Replace(want, "paris", "berlin", 1)) {
 				t.Errorf("no %q in the output", want)
 			}

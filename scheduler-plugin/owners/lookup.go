@@ -87,12 +87,14 @@ func (l *Lookup) Resolve(namespace string, ref metav1.OwnerReference) (controlle
 	if !ok {
 		return nil, true
 	}
-	if kept, ok := l.results.Get(ref.UID); ok {
+	// By all that the reference says: users write references.
+	o := object{resource, namespace, ref.Name, ref.UID}
+	if kept, ok := l.results.Get(o); ok {
 		r := kept.(result)
 		return r.controller, r.found
 	}
 	if l.queue.Len() < maxQueued {
-		l.queue.Add(object{resource, namespace, ref.Name, ref.UID})
+		l.queue.Add(o)
 	}
 	return nil, false
 }
@@ -108,8 +110,12 @@ func (l *Lookup) Run(ctx context.Context, resolved func()) {
 				if shutdown {
 					return
 				}
+				if _, kept := l.results.Get(o); kept { // it was queued again during its lookup
+					l.queue.Done(o)
+					continue
+				}
 				r, keep := l.get(ctx, o)
-				l.results.Add(o.uid, r, keep)
+				l.results.Add(o, r, keep)
 				l.queue.Done(o)
 				if r.found {
 					resolved()

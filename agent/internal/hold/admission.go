@@ -2,6 +2,7 @@ package hold
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 
@@ -28,6 +29,7 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 		return false, nil
 	}
 	var namespaces []string
+	tried := map[string]string{} // the API server's words by shape
 	for i := range decisions {
 		d := &decisions[i]
 		if d.settled || d.smaller || d.refused != nil || d.proving() {
@@ -39,9 +41,18 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 					return refused, fmt.Errorf("listing the namespaces for guests of %s: %w", consumer, err)
 				}
 			}
-			message, err := r.tryGuest(ctx, set, namespaces[:min(len(namespaces), maxTried)])
+			shape := set
+			shape.Name, shape.Count = "", 0
+			key, err := json.Marshal(shape)
 			if err != nil {
 				return refused, err
+			}
+			message, known := tried[string(key)]
+			if !known {
+				if message, err = r.tryGuest(ctx, set, namespaces[:min(len(namespaces), maxTried)]); err != nil {
+					return refused, err
+				}
+				tried[string(key)] = message
 			}
 			if message == "" {
 				continue
@@ -49,8 +60,10 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 			d.refused, refused = &capacity.Rejection{Reason: ReasonGuestNotAdmitted, Message: fmt.Sprintf("The API server does not admit pods of %s: %s.", set.Requests, message)}, true
 			if before, known := r.unproven[d.instruction.UID]; known {
 				d.held = before
+				break
 			}
-			break
+			// The agent has started again since it recorded the hold.
+			d.held = placeholder.State{Missing: []placeholder.Missing{{Set: set, Wanted: set.Count}}}.Without(d.held)
 		}
 	}
 	return refused, nil
@@ -67,12 +80,18 @@ func (r *Reconciler) tryGuest(ctx context.Context, set broker.PodSet, namespaces
 		case undecided(err):
 			log.FromContext(ctx).Info("Cannot try whether guests are admitted", "namespace", namespace, "reason", err.Error())
 			return "", nil
-		case !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err):
+		case !refuses(err):
 			return "", fmt.Errorf("trying a guest in namespace %s: %w", namespace, err)
 		}
 		message = strings.TrimSuffix(err.Error(), ".")
 	}
 	return message, nil
+}
+
+// refuses reports whether an error is a verdict about the pod. Admission webhooks may deny
+// a request without a reason that client-go knows.
+func refuses(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || strings.Contains(err.Error(), "denied the request")
 }
 
 // overQuota reports whether only the quota that limits guests to their grant refuses a
@@ -82,9 +101,10 @@ func overQuota(err error) bool {
 }
 
 // undecided reports whether an error says nothing about the pod: the agent's role, the
-// quota or the ServiceAccount of the namespace does not exist yet, or it is being deleted.
+// quota or the ServiceAccount of the namespace does not exist yet, it is being deleted, or
+// a webhook cannot be asked without effect.
 func undecided(err error) bool {
-	for _, reason := range []string{`cannot create resource "pods"`, "no params found", "error looking up service account", "because it is being terminated"} {
+	for _, reason := range []string{`cannot create resource "pods"`, "no params found", "error looking up service account", "because it is being terminated", "does not support dry run"} {
 		if strings.Contains(err.Error(), reason) {
 			return true
 		}

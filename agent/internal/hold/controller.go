@@ -261,17 +261,18 @@ func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (re
 // enforce makes places and the grant those of the decisions. What the scheduler or the API
 // server refuses is refused, and not held any more.
 func (r *Reconciler) enforce(ctx context.Context, in input, decisions []decision) (granted peering.Progress, err error) {
-	for refused := true; refused && err == nil; {
+	for refused := true; refused; {
 		if err = r.prove(ctx, in, decisions); err != nil {
 			return granted, err
 		}
-		total, pods := grant(decisions)
-		if granted, err = r.ensureGrant(ctx, in.consumer, total, pods); err != nil || !granted.Done {
+		// Before the grant, which may take more than one reconcile: a verdict that came
+		// after it would be forgotten while the grant is lowered again.
+		if refused, err = r.admit(ctx, in.consumer, decisions); err != nil {
 			return granted, err
 		}
-		refused, err = r.admit(ctx, in.consumer, decisions)
 	}
-	return granted, err
+	total, pods := grant(decisions)
+	return r.ensureGrant(ctx, in.consumer, total, pods)
 }
 
 // deferGrowth leaves new holds alone for a while if an earlier grant of the consumer is

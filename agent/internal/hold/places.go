@@ -159,7 +159,7 @@ func (r *Reconciler) ensurePlaces(ctx context.Context, in input, holdings []hold
 	refusals := make([]error, len(plan.Create))
 	errs = append(errs, r.concurrently(ctx, len(plan.Create), func(ctx context.Context, i int) error {
 		err := r.createPlaceholder(ctx, plan.Create[i])
-		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
+		if refuses(err) {
 			refusals[i], err = err, nil
 		}
 		return err

@@ -182,18 +182,25 @@ func admissionRefuses(e *env) {
 		limits := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Name: "small", Namespace: tc.namespace}, Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{{
 			Type: corev1.LimitTypeContainer, Min: expect.Resources("cpu", "10m"),
 		}}}}
-		expect.NoError(e, e.Create(e.Context(), limits))
-		expect.Eventually(e, "the limit to be in effect", func() (bool, string) {
+		try := func() error {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: tc.namespace}, Spec: corev1.PodSpec{
 				Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1m")}}},
 			}}
-			err := e.Create(e.Context(), pod, client.DryRunAll)
+			return e.Create(e.Context(), pod, client.DryRunAll)
+		}
+		expect.NoError(e, e.Create(e.Context(), limits))
+		expect.Eventually(e, "the limit to be in effect", func() (bool, string) {
+			err := try()
 			return err != nil, fmt.Sprint(err)
 		})
 		e.hold("r2", "rome", int64(i+1), pods(set("pods", 1, expect.Resources("cpu", "1m"))))
 		e.decided("r2", int64(i+1), tc.reason, "minimum cpu usage per Container is 10m", 0)
 		e.eventuallyBound(holds, 1)
 		expect.NoError(e, e.Delete(e.Context(), limits))
+		expect.Eventually(e, "the limit to be gone", func() (bool, string) {
+			err := try()
+			return err == nil, fmt.Sprint(err)
+		})
 	}
 }
 

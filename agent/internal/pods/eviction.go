@@ -159,7 +159,12 @@ func (r *Reconciler) carry(ctx context.Context, pod *corev1.Pod, state *provider
 	if pod.Status.Phase != corev1.PodPending || state.carried.Has(pod.UID) {
 		return virtualnode.ResyncPeriod, nil
 	}
-	progress, err := r.driver.Carry(ctx, pod)
+	// The cache does not keep what the containers run.
+	var whole corev1.Pod
+	if err := r.nodes.Live().Get(ctx, client.ObjectKeyFromObject(pod), &whole); err != nil {
+		return retryDelay, client.IgnoreNotFound(err)
+	}
+	progress, err := r.driver.Carry(ctx, &whole)
 	if err != nil {
 		return 0, fmt.Errorf("preparing the guest of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}

@@ -53,7 +53,7 @@ func TestNext(t *testing.T) {
 // TestProber: a provider whose port is closed is reported after two probes, and no longer
 // once it accepts connections.
 func TestProber(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", "127.0.0.53:0")
 	expect.NoError(t, err)
 	address := listener.Addr().String()
 	expect.NoError(t, listener.Close())

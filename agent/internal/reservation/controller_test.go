@@ -206,10 +206,7 @@ func testByHand(f fixture) {
 // also those for the hub's own cluster. Where no broker takes one, it says so.
 func testBesideBroker(f fixture) {
 	beside := func(r *broker.Reservation) { r.Namespace, r.Spec.RequesterID = broker.SystemNamespace, "rome" }
-	taken, takenID := f.create("taken", beside)
-	before := taken.DeepCopy()
-	controllerutil.AddFinalizer(taken, broker.FinalizerLedger)
-	expect.NoError(f, f.c.Patch(f.Context(), taken, client.MergeFrom(before)))
+	taken, takenID := f.create("taken", beside, func(r *broker.Reservation) { controllerutil.AddFinalizer(r, broker.FinalizerLedger) })
 	alone, aloneID := f.create("alone", beside)
 	f.get(alone, "the Reservation to be refused", func() error {
 		return condition(alone, broker.ConditionReported, metav1.ConditionFalse, "create it in the namespace of its pods")

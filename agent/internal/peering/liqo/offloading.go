@@ -48,8 +48,8 @@ func (d *Driver) mappingLabels(ctx context.Context, provider string, virtualNode
 			if err != nil {
 				return nil, fmt.Errorf("reading the offloading of namespace %s: %w", namespace, err)
 			}
-			// That of a user does not go by the label.
-			if offloading == nil || session.IsManaged(offloading) {
+			// That of a user, or of an earlier version, does not go by the label.
+			if offloading == nil || session.IsManaged(offloading) && len(offloading.Spec.ClusterSelector.NodeSelectorTerms) > 0 {
 				continue
 			}
 		}
@@ -213,7 +213,11 @@ func (d *Driver) pruneOffloadings(ctx context.Context) error {
 		}
 		d.Log.Info("Unmapped a namespace that no provider needs", "namespace", offloading.Namespace)
 	}
-	return d.unmark(ctx, used)
+	// An object that may not be changed must not keep the virtual nodes as they are.
+	if err := d.unmark(ctx, used); err != nil {
+		d.Log.Error(err, "Failed to remove marks for Liqo; trying again")
+	}
+	return nil
 }
 
 // wantedNamespaces are the namespaces wanted at any provider. They are complete if
