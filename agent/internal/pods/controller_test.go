@@ -184,6 +184,11 @@ func TestEvictNotStarted(t *testing.T) {
 		c.ExpectEvent(p, "EvictedFromVirtualNode")
 	}
 	c.ExpectEvent(bare, "PodNotStarted")
+	for _, call := range c.Driver.Calls("Carry") {
+		if string(call.Message) != "i" {
+			t.Errorf("the driver has a pod with image %q: one of the cache, which does not keep what containers run", call.Message)
+		}
+	}
 	for _, p := range []*corev1.Pod{bare, running, daemon, real} {
 		if !c.Exists(p) {
 			t.Errorf("%s is gone", p.Name)

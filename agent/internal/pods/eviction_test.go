@@ -48,8 +48,9 @@ func evictions(evict func(pod string) error, names ...string) (*Reconciler, *eve
 	})
 	driver, recorder := fake.NewDriver(), events.NewFakeRecorder(100)
 	clock := testclock.NewFakePassiveClock(now)
-	r := New(virtualnode.New(nil, nil, nil, driver, virtualnode.Options{Clock: clock}), driver, Options{StartTimeout: time.Minute, ProviderLostAfter: time.Minute})
-	r.client, r.recorder = builder.Build(), recorder
+	c := builder.Build()
+	r := New(virtualnode.New(c, c, nil, driver, virtualnode.Options{Clock: clock}), driver, Options{StartTimeout: time.Minute, ProviderLostAfter: time.Minute})
+	r.client, r.recorder = c, recorder
 	return r, recorder
 }
 

@@ -19,7 +19,13 @@ func (d *Driver) RefusedReason(pod *corev1.Pod) string {
 	return ""
 }
 
-// Carry implements peering.Driver. A guest needs nothing.
-func (*Driver) Carry(context.Context, *corev1.Pod) (peering.Progress, error) {
+// Carry implements peering.Driver. A guest needs nothing. There is a call for each
+// container, whose message is the image.
+func (d *Driver) Carry(_ context.Context, pod *corev1.Pod) (peering.Progress, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range pod.Spec.Containers {
+		d.calls = append(d.calls, Call{Method: "Carry", Message: []byte(c.Image)})
+	}
 	return peering.Done("Carried", "nothing to do"), nil
 }
