@@ -91,7 +91,7 @@ func (r *Reconciler) tryGuest(ctx context.Context, set broker.PodSet, namespaces
 // refuses reports whether an error is a verdict about the pod. Admission webhooks may deny
 // a request without a reason that client-go knows.
 func refuses(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || strings.Contains(err.Error(), "denied the request")
+	return err != nil && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || strings.Contains(err.Error(), "denied the request"))
 }
 
 // overQuota reports whether only the quota that limits guests to their grant refuses a
