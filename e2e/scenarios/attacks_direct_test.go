@@ -44,6 +44,8 @@ func directAttacks(ctx context.Context, t *testing.T, identity *corev1.Secret) [
 		t.Fatal(err)
 	}
 	cpu := quota.Spec.Hard["requests.cpu"]
+	// Here guests have no Services at all.
+	services := objectGuard("quota of Services", &quota, `{"spec":{"hard":{"services.nodeports":"9","count/services":"9"}}}`, `{"spec":{"hard":{"services.nodeports":"0","count/services":"0"}}}`)
 	limit := objectGuard("quota", &quota, `{"spec":{"hard":{"requests.cpu":"1000"}}}`, `{"spec":{"hard":{"requests.cpu":"`+cpu.String()+`"}}}`)
 	pods, remains := policyGuard(ctx, t, "spillway-guest-pods"), policyGuard(ctx, t, "spillway-guest-remains")
 
@@ -78,7 +80,7 @@ func directAttacks(ctx context.Context, t *testing.T, identity *corev1.Secret) [
 		}, []*attackGuard{rbac}, "cannot patch resource"},
 		{"more than the grant", guest(guests, more), []*attackGuard{limit}, "exceeded quota"},
 		{"a ServiceAccount", guest(guests, account), []*attackGuard{pods}, "ServiceAccount"},
-		{"a Service of type NodePort", creating(attacker, func() client.Object { return nodePort(guests) }), []*attackGuard{rbac, nodePorts(&quota)}, "cannot create resource"},
+		{"a Service of type NodePort", creating(attacker, func() client.Object { return nodePort(guests) }), []*attackGuard{rbac, services}, "cannot create resource"},
 		{"a ServiceAccount token", creating(attacker, func() client.Object { return tokenSecret(guests) }), []*attackGuard{remains}, "service-account-token"},
 		{"a guest in another namespace", guest("default", unchanged), []*attackGuard{rbac}, "cannot create resource"},
 	})
