@@ -40,18 +40,21 @@ type violation struct {
 type invariants struct {
 	versions [4]int64
 	found    *violation
+	// only is the invariant that is checked, "" for all.
+	only string
 	// made is when each cluster's stored advertisement was made, reserved when each
 	// Reservation with a duration was first seen with a hold.
 	made     map[string]time.Time
 	reserved map[types.UID]time.Time
-	// homes are, for each Reservation, the clusters that have held its capacity, one after
-	// the other.
-	homes map[types.UID][]string
+	// homes are, for each Reservation, the clusters that have granted it capacity, and
+	// whether they still do. returns is how often one did so again since the last event.
+	homes   map[types.UID]map[string]bool
+	returns map[types.UID]int
 }
 
 // fail records the first violation.
 func (i *invariants) fail(invariant, format string, args ...any) {
-	if i.found == nil {
+	if i.found == nil && (i.only == "" || i.only == invariant) {
 		i.found = &violation{invariant, fmt.Sprintf(format, args...)}
 	}
 }
@@ -95,36 +98,42 @@ func (i *invariants) checkNews(w *world) {
 	}
 }
 
-// maxReturns is how often a Reservation may come back to clusters that it has left.
+// maxReturns is how often clusters may grant a Reservation what they granted before and it
+// lost, because of one event.
 const maxReturns = 3
 
 // checkHomes checks that Reservations do not keep moving between clusters.
 func (i *invariants) checkHomes(w *world) {
 	var ads broker.ClusterAdvertisementList
 	must(w.client.List(context.Background(), &ads, client.UnsafeDisableDeepCopy))
-	now := map[types.UID][]string{}
+	granted := map[types.UID]map[string]bool{}
 	for n := range ads.Items {
 		for _, hold := range ads.Items[n].Status.Holds {
-			if !hold.Promised.Empty() {
-				now[hold.ReservationUID] = append(now[hold.ReservationUID], ads.Items[n].Name)
+			if cpus(hold.Granted) > 0 {
+				if granted[hold.ReservationUID] == nil {
+					granted[hold.ReservationUID] = map[string]bool{}
+				}
+				granted[hold.ReservationUID][ads.Items[n].Name] = true
 			}
 		}
 	}
-	for uid, clusters := range now {
-		homes, home := i.homes[uid], strings.Join(clusters, " and ")
-		if len(clusters) > 1 || len(homes) > 0 && homes[len(homes)-1] == home {
-			// While it moves, it is in both.
-			continue
+	for uid, homes := range i.homes {
+		for cluster := range homes {
+			homes[cluster] = homes[cluster] && granted[uid][cluster]
 		}
-		i.homes[uid] = append(homes, home)
-		returns := 0
-		for n, other := range homes {
-			if slices.Contains(homes[:n], other) {
-				returns++
+	}
+	for uid, clusters := range granted {
+		if i.homes[uid] == nil {
+			i.homes[uid] = map[string]bool{}
+		}
+		for cluster := range clusters {
+			if still, before := i.homes[uid][cluster]; before && !still {
+				i.returns[uid]++
 			}
+			i.homes[uid][cluster] = true
 		}
-		if returns > maxReturns {
-			i.fail(invariantStays, "Reservation %s was held by %s, and is by %s", uid, strings.Join(homes, ", then "), home)
+		if i.returns[uid] > maxReturns {
+			i.fail(invariantStays, "Reservation %s was granted capacity by clusters that it had left, %d times after one event: %v", uid, i.returns[uid], slices.Sorted(maps.Keys(i.homes[uid])))
 		}
 	}
 }

@@ -19,6 +19,8 @@ import (
 // plant is a fault that is put at a seam on purpose, to see that the invariants find it.
 type plant struct {
 	name string
+	// by is the invariant that must find it: others are not checked. It is empty if any may.
+	by string
 	// setUp changes the world before its programs start.
 	setUp func(*world)
 	// brokerWrites and agentWrites wrap the client of a program's writes and live reads.
@@ -126,6 +128,9 @@ var plants = []plant{
 		return m
 	}},
 	{name: "streams lose deletions", loses: func(e protocol.Event) bool { return e.Type == protocol.EventDelete }},
+	{name: "a broker does not see what clusters advertise to another one", brokerWrites: func(w *world, c client.Client) client.Client {
+		return &plantedClient{Client: c, update: func(o client.Object) { w.keepTimestamp(o) }}
+	}},
 	{name: "a new leader acts before its caches have caught up", anyLeader: true},
 	{name: "the broker does not notice new capacity", stalls: "broker-a watch ClusterAdvertisement"},
 }
@@ -155,12 +160,25 @@ func onHolds(change func([]broker.Hold) []broker.Hold) func(*world, client.Clien
 	})
 }
 
+// plantedClient changes writes: of a status with change, unless it is nil, or of all else
+// with update.
 type plantedClient struct {
 	client.Client
 	change func(client.Object) bool
+	update func(client.Object)
+}
+
+func (c *plantedClient) Update(ctx context.Context, object client.Object, options ...client.UpdateOption) error {
+	if c.update != nil {
+		c.update(object)
+	}
+	return c.Client.Update(ctx, object, options...)
 }
 
 func (c *plantedClient) Status() client.SubResourceWriter {
+	if c.change == nil {
+		return c.Client.Status()
+	}
 	return &plantedStatus{SubResourceWriter: c.Client.Status(), change: c.change}
 }
 
@@ -181,6 +199,14 @@ func (s *plantedStatus) Patch(ctx context.Context, object client.Object, patch c
 		return nil
 	}
 	return s.SubResourceWriter.Patch(ctx, object, patch, options...)
+}
+
+// keepTimestamp makes an advertisement that is written look as old as the stored one.
+func (w *world) keepTimestamp(object client.Object) {
+	var stored broker.ClusterAdvertisement
+	if ad, ok := object.(*broker.ClusterAdvertisement); ok && w.client.Get(context.Background(), client.ObjectKeyFromObject(ad), &stored) == nil {
+		ad.Spec.Sequence, ad.Spec.Timestamp = stored.Spec.Sequence, stored.Spec.Timestamp
+	}
 }
 
 // recordsAttempt reports whether a status write records a Reservation's attempt before a

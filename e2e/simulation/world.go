@@ -124,7 +124,7 @@ type armed struct {
 func newWorld(seed uint64, p plant, lending []int64) *world {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 1)), gate: &stepwise.Gate{}, plant: p, started: time.Now(), frozen: map[string]int{},
-		checks: invariants{made: map[string]time.Time{}, reserved: map[types.UID]time.Time{}, homes: map[types.UID][]string{}},
+		checks: invariants{only: p.by, made: map[string]time.Time{}, reserved: map[types.UID]time.Time{}, homes: map[types.UID]map[string]bool{}, returns: map[types.UID]int{}},
 	}
 	w.hub = newServer("hub", &broker.Reservation{}, &broker.ClusterAdvertisement{}, &broker.BrokerConfig{}, &broker.ClusterRegistration{})
 	w.client = w.hub.Client()
