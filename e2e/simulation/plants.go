@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -121,6 +122,25 @@ var plants = []plant{
 			spec.Sequence = max(spec.Sequence, stored.Spec.Sequence+1)
 		}
 	})},
+	{name: "a provider does not advertise what the hub has lost", by: invariantCapacity, request: onAdvertisement(func(_ *world, spec *broker.ClusterAdvertisementSpec) {
+		spec.UnlistedHolds, spec.ObservedHolds = nil, nil
+	})},
+	{name: "a provider advertises only what it had at first", by: invariantProgress, request: onAdvertisement(func(w *world, spec *broker.ClusterAdvertisementSpec) {
+		var stored broker.ClusterAdvertisement
+		if w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: spec.ClusterID}, &stored) == nil {
+			spec.Resources, spec.NodeClasses = stored.Spec.Resources, stored.Spec.NodeClasses
+		}
+	})},
+	{name: "the lease of a consumer that is gone does not end", by: invariantEnd, setUp: configured(broker.BrokerConfigSpec{DefaultLease: &metav1.Duration{Duration: 1000 * time.Hour}})},
+	{name: "an agent's status is never what it wrote", by: invariantSettle, agentWrites: onStatus(func(w *world, object client.Object) bool {
+		if i, ok := object.(*broker.ProviderInstruction); ok {
+			for n := range i.Status.Conditions {
+				w.names++
+				i.Status.Conditions[n].Message = fmt.Sprint(w.names)
+			}
+		}
+		return true
+	})},
 	{name: "a deletion is lost", request: func(_ *world, m message) message {
 		if m.method == http.MethodDelete {
 			m.method, m.target = http.MethodGet, protocol.PathAdvertisements
@@ -128,7 +148,7 @@ var plants = []plant{
 		return m
 	}},
 	{name: "streams lose deletions", loses: func(e protocol.Event) bool { return e.Type == protocol.EventDelete }},
-	{name: "a broker does not see what clusters advertise to another one", brokerWrites: func(w *world, c client.Client) client.Client {
+	{name: "a broker does not see what clusters advertise to another one", by: invariantStays, brokerWrites: func(w *world, c client.Client) client.Client {
 		return &plantedClient{Client: c, update: func(o client.Object) { w.keepTimestamp(o) }}
 	}},
 	{name: "a new leader acts before its caches have caught up", anyLeader: true},

@@ -68,9 +68,17 @@ type cluster struct {
 	// cut is set while the cluster cannot reach the hub; deaf while its agent does not
 	// decide on holds.
 	cut, deaf bool
-	capacity  int64
-	pods      int
-	model     modelCache
+	// gone is set once the cluster's agent has ended for good.
+	gone     bool
+	capacity int64
+	// restored is what its ledger in the restored hub charges: it may have ended since, or
+	// was promised when the hub did not know what the cluster holds. relisted is set once
+	// the hub has listed what it knows to the cluster, restoredKnown once the hub has an
+	// advertisement that was made after that. Both are set before the first restore.
+	restored                pledges
+	relisted, restoredKnown bool
+	pods                    int
+	model                   modelCache
 }
 
 // world is everything that one schedule runs.
@@ -130,7 +138,7 @@ func newWorld(seed uint64, p plant, lending []int64) *world {
 	w.client = w.hub.Client()
 	for i, id := range []string{"rome", "paris", "berlin"} {
 		c := &cluster{
-			id: id, grants: agent.NewGrants(), clock: &stepwise.Clock{}, capacity: lending[i],
+			id: id, relisted: true, restoredKnown: true, grants: agent.NewGrants(), clock: &stepwise.Clock{}, capacity: lending[i],
 			server: newServer(id, &broker.Reservation{}, &broker.ReservationInstruction{}, &broker.ProviderInstruction{}, &broker.ClusterAdvertisement{},
 				&broker.OverflowPolicy{}, &corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}),
 		}
@@ -201,6 +209,9 @@ func (w *world) stopBroker(b *brokerProcess) {
 }
 
 func (w *world) startAgent(c *cluster) {
+	if c.gone {
+		return
+	}
 	w.allow()
 	c.program = stepwise.NewProgram(stepwise.Options{
 		Name: "agent-" + c.id, Server: c.server, Scheme: scheme, Gate: w.gate, Writes: wrap(w, w.plant.agentWrites), Live: w.plant.agentLive,
