@@ -124,7 +124,7 @@ func startHub(ctx context.Context) (_ *hub, err error) {
 // startBroker runs what the broker's main function runs.
 func (h *hub) startBroker(ctx context.Context) error {
 	config := rest.CopyConfig(h.cluster.Admin)
-	config.QPS = -1
+	config.QPS, config.DisableCompression = -1, true
 	config.Wrap(h.requests.count)
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: h.cluster.Client.Scheme(),
