@@ -90,6 +90,9 @@ type Reconciler struct {
 	priceChanges map[string]map[string]string
 	// storedAt is when the advertisement of each cluster was last stored.
 	storedAt map[string]time.Time
+	// repeatedAt is when the stored advertisement of each cluster was last seen to be
+	// replaced by a newer one, by whichever broker.
+	repeatedAt map[string]time.Time
 	// remembered has the digest of each cluster's stored advertisement.
 	remembered map[string]remembered
 	// latest is the highest sequence of the advertisements of each cluster that were
@@ -151,6 +154,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 
 		priceChanges: map[string]map[string]string{},
 		storedAt:     map[string]time.Time{},
+		repeatedAt:   map[string]time.Time{},
 		remembered:   map[string]remembered{},
 		latest:       map[string]int64{},
 		impossible:   map[string]bool{},
@@ -270,6 +274,9 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 	if after != nil {
 		now = after.Status
 		r.store.putAdvertisement(after)
+		if before != nil && after.Spec.Sequence > before.Spec.Sequence {
+			r.repeated(after.Name)
+		}
 	} else {
 		r.store.removeAdvertisement(before)
 		r.forgetCluster(before.Name)
@@ -282,6 +289,13 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 		}
 	}
 	return changed
+}
+
+// repeated takes note that a cluster's advertisement was stored.
+func (r *Reconciler) repeated(cluster string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.repeatedAt[cluster] = r.clock.Now()
 }
 
 // changedHolds are the names of the Reservations whose holds differ between before and
