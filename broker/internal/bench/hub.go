@@ -42,13 +42,13 @@ const namespace = broker.SystemNamespace
 
 // hub is an API server with a broker.
 type hub struct {
-	cluster *cluster.Cluster
-	dir     string
-	api     client.Client
-	url     string
-	caHash  string
-	token   string
-	writes  writes
+	cluster  *cluster.Cluster
+	dir      string
+	api      client.Client
+	url      string
+	caHash   string
+	token    string
+	requests requests
 
 	stopBroker func() error
 }
@@ -103,8 +103,8 @@ func startHub(ctx context.Context) (_ *hub, err error) {
 // startBroker runs what the broker's main function runs.
 func (h *hub) startBroker(ctx context.Context) error {
 	config := rest.CopyConfig(h.cluster.Admin)
-	config.QPS = -1
-	config.Wrap(h.writes.count)
+	config.QPS, config.DisableCompression = -1, true
+	config.Wrap(h.requests.count)
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: h.cluster.Client.Scheme(),
 		Cache: cache.Options{
@@ -154,33 +154,29 @@ func (h *hub) startBroker(ctx context.Context) error {
 	return nil
 }
 
-// writes counts the broker's writes to the API server, by verb and resource.
-type writes struct {
+// requests counts the broker's requests to the API server, by verb and resource.
+type requests struct {
 	mu sync.Mutex
 	by map[string]int
 }
 
-func (w *writes) count(next http.RoundTripper) http.RoundTripper {
-	return roundTripper(func(r *http.Request) (*http.Response, error) {
-		if r.Method != http.MethodGet {
-			what := r.Method + " " + r.URL.Path[strings.Index(r.URL.Path, "/namespaces/"+namespace)+len("/namespaces/"+namespace):]
-			if parts := strings.Split(what, "/"); len(parts) > 2 {
+func (r *requests) count(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(request *http.Request) (*http.Response, error) {
+		response, err := next.RoundTrip(request)
+		if err == nil {
+			_, path, _ := strings.Cut(request.URL.Path, "/namespaces/"+namespace)
+			if parts := strings.Split(path, "/"); len(parts) > 2 {
 				parts[2] = "*"
-				what = strings.Join(parts, "/")
+				path = strings.Join(parts, "/")
 			}
-			response, err := next.RoundTrip(r)
-			if err == nil {
-				what += " " + strconv.Itoa(response.StatusCode)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.by == nil {
+				r.by = map[string]int{}
 			}
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			if w.by == nil {
-				w.by = map[string]int{}
-			}
-			w.by[what]++
-			return response, err
+			r.by[request.Method+" "+path+" "+strconv.Itoa(response.StatusCode)]++
 		}
-		return next.RoundTrip(r)
+		return response, err
 	})
 }
 
@@ -188,18 +184,18 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// print prints the counts, and how many there are for each of n reservations.
-func (w *writes) print(n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	sum := 0
-	for _, what := range slices.Sorted(maps.Keys(w.by)) {
-		fmt.Printf("%6d %s\n", w.by[what], what)
-		if !strings.Contains(what, "/events") {
-			sum += w.by[what]
+// print prints the counts, and how many writes there are for each of n reservations.
+func (r *requests) print(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	writes := 0
+	for _, what := range slices.Sorted(maps.Keys(r.by)) {
+		fmt.Printf("%6d %s\n", r.by[what], what)
+		if !strings.HasPrefix(what, http.MethodGet) && !strings.Contains(what, "/events") {
+			writes += r.by[what]
 		}
 	}
-	fmt.Printf("%.1f writes of the broker for each reservation, without events\n", float64(sum)/float64(n))
+	fmt.Printf("%.1f writes of the broker for each reservation, without events\n", float64(writes)/float64(n))
 }
 
 // stop ends what was started.
@@ -211,14 +207,10 @@ func (h *hub) stop() error {
 	return errors.Join(err, os.RemoveAll(h.dir))
 }
 
-// cpu is the CPU time that this process has used, and that of the API server and etcd, in
-// seconds. Unlike a duration, it does not depend on what else the machine does.
-func (h *hub) cpu() (own, server float64) {
-	own = ticks(os.Getpid())
-	for _, p := range h.cluster.Processes() {
-		server += ticks(p.Pid())
-	}
-	return own, server
+// cpu is the CPU time that this process has used, and that of the API server and of etcd,
+// in seconds. Unlike a duration, it does not depend on what else the machine does.
+func (h *hub) cpu() (own, server, etcd float64) {
+	return ticks(os.Getpid()), ticks(h.cluster.Process("kube-apiserver").Pid()), ticks(h.cluster.Process("etcd").Pid())
 }
 
 // ticks is the CPU time of a process; 0 if it is gone.

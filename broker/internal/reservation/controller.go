@@ -45,8 +45,9 @@ type Options struct {
 	Freshness Freshness
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
-	// Workers is the number of concurrent reconciles of each controller. Default 32:
-	// a reconcile waits for the API server most of its time.
+	// Workers is the number of concurrent reconciles of each controller. Default 128:
+	// a reconcile waits for the API server most of its time, and those that wait for
+	// the same ledger share its write.
 	Workers int
 }
 
@@ -128,7 +129,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		options.Clock = clock.RealClock{}
 	}
 	if options.Workers == 0 {
-		options.Workers = 32
+		options.Workers = 128
 	}
 	return &Reconciler{
 		client:      clients.Client,

@@ -389,12 +389,22 @@ func TestDeadlineOfBusyProvider(t *testing.T) {
 	h.expectPods("paris", "silence", 0, 1)
 }
 
-// Writes of small ledgers do not wait for each other, those of large ones do.
+// Writes of small ledgers do not wait for each other. Those of large ones do: for as long
+// as one takes, within bounds.
 func TestPauseAfterWrite(t *testing.T) {
-	for holds, want := range map[int]time.Duration{0: 0, 10: 0, ledger.MaxHolds: 100 * time.Millisecond} {
-		ad := &broker.ClusterAdvertisement{Status: broker.ClusterAdvertisementStatus{Holds: make([]broker.Hold, holds)}}
-		if got := pauseAfter(ad); got != want {
-			t.Errorf("a pause of %s after a write of %d holds, want %s", got, holds, want)
+	for _, tc := range []struct {
+		holds      int
+		took, want time.Duration
+	}{
+		{holds: 0, took: time.Second, want: 0},
+		{holds: 10, took: time.Second, want: 0},
+		{holds: ledger.MaxHolds, took: time.Millisecond, want: 100 * time.Millisecond},
+		{holds: ledger.MaxHolds, took: 300 * time.Millisecond, want: 300 * time.Millisecond},
+		{holds: 100, took: commitTimeout, want: maxPause},
+	} {
+		ad := &broker.ClusterAdvertisement{Status: broker.ClusterAdvertisementStatus{Holds: make([]broker.Hold, tc.holds)}}
+		if got := pauseAfter(ad, tc.took); got != tc.want {
+			t.Errorf("a pause of %s after a write of %d holds that took %s, want %s", got, tc.holds, tc.took, tc.want)
 		}
 	}
 }
