@@ -36,6 +36,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
+	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
 
 const namespace = broker.SystemNamespace
@@ -208,28 +209,10 @@ func (h *hub) stop() error {
 }
 
 // cpu is the CPU time that this process has used, and that of the API server and of etcd,
-// in seconds. Unlike a duration, it does not depend on what else the machine does.
+// in seconds.
 func (h *hub) cpu() (own, server, etcd float64) {
-	return ticks(os.Getpid()), ticks(h.cluster.Process("kube-apiserver").Pid()), ticks(h.cluster.Process("etcd").Pid())
-}
-
-// ticks is the CPU time of a process; 0 if it is gone.
-func ticks(pid int) float64 {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	// The name, in parentheses, may have spaces: what follows begins with field 3.
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	var sum float64
-	for _, field := range fields[11:13] {
-		n, err := strconv.ParseFloat(field, 64)
-		if err != nil {
-			return 0
-		}
-		sum += n / 100
-	}
-	return sum
+	of := func(name string) float64 { return process.CPUTime(h.cluster.Process(name).Pid()).Seconds() }
+	return process.CPUTime(os.Getpid()).Seconds(), of("kube-apiserver"), of("etcd")
 }
 
 // logs are the last lines of the API server's processes.
