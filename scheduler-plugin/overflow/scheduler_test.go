@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/component-base/configz"
+	framework "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
@@ -140,7 +141,10 @@ func (c *testCluster) startScheduler() {
 	opts.ConfigFile = configFile
 	opts.SecureServing.BindPort = 0
 	ctx, cancel := context.WithCancel(context.Background())
-	completed, sched, err := app.Setup(ctx, opts, app.WithPlugin(overflow.Name, overflow.New))
+	completed, sched, err := app.Setup(ctx, opts, app.WithPlugin(overflow.Name,
+		func(ctx context.Context, args runtime.Object, handle framework.Handle) (framework.Plugin, error) {
+			return overflow.New(ctx, args, handle, func() bool { return false })
+		}))
 	expect.NoError(c.t, err)
 	ended := make(chan struct{})
 	go func() {
@@ -392,7 +396,7 @@ func grantedIn(r *broker.Reservation, cluster string, count int32) broker.Reserv
 	set := r.Spec.PodSets[0]
 	set.Count = count
 	return broker.ReservationStatus{Phase: broker.ReservationActive, Allocations: []broker.Allocation{
-		{Cluster: cluster, PodSets: []broker.PodSet{set}, Accepted: true, VirtualNodeReady: true}}}
+		{Cluster: cluster, PodSets: []broker.PodSet{set}, PricePerHour: "0.20 EUR", Accepted: true, VirtualNodeReady: true}}}
 }
 
 // refused returns the status of a Reservation that these clusters rejected.
@@ -499,7 +503,7 @@ func grantAdmits(c *testCluster) {
 	c.setStatus(c.web, grantedIn(c.web, "paris", 2))
 	c.expectPods("shop", "web", map[string]int{"home": 3, paris: 2, "": 1})
 	last := c.pods("shop", "web")[""][0]
-	c.expectEvent("shop", last.Name, "OverflowGranted", "2 in paris")
+	c.expectEvent("shop", last.Name, "OverflowGranted", "2 in paris at 0.20 EUR per hour")
 	for _, p := range c.pods("shop", "web")[paris] {
 		if p.Labels[broker.LabelHold] != c.web.Status.ID {
 			c.t.Errorf("%s: hold label %q, want %q", p.Name, p.Labels[broker.LabelHold], c.web.Status.ID)

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,7 +27,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -36,8 +34,9 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/broker/internal/server"
 	"github.com/spillway-dev/spillway/broker/protocol"
-	"github.com/spillway-dev/spillway/e2e/lab/binaries"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
+	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
 
 const namespace = broker.SystemNamespace
@@ -92,29 +91,10 @@ func startHub(ctx context.Context) (_ *hub, err error) {
 	if h.dir, err = os.MkdirTemp("", "spillway-bench-"); err != nil {
 		return h, err
 	}
-	programs, err := binaries.Programs(ctx, func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }, "etcd", "kube-apiserver")
-	if err != nil {
+	if h.cluster, err = controlplane.Run(ctx, "hub", h.dir); err != nil {
 		return h, err
 	}
-	h.cluster, err = cluster.Start(ctx, cluster.Options{
-		Name: "hub", Dir: h.dir, APIOnly: true, Programs: cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]},
-	})
-	if err != nil {
-		return h, err
-	}
-	root, err := binaries.Root()
-	if err != nil {
-		return h, err
-	}
-	crds := []string{filepath.Join(root, "charts/broker/crds")}
-	if _, err := envtest.InstallCRDs(h.cluster.Admin, envtest.CRDInstallOptions{Paths: crds, ErrorIfPathMissing: true}); err != nil {
-		return h, fmt.Errorf("installing the CRDs: %w", err)
-	}
-	unlimited := rest.CopyConfig(h.cluster.Admin)
-	unlimited.QPS = -1
-	if h.api, err = client.New(unlimited, client.Options{Scheme: h.cluster.Client.Scheme()}); err != nil {
-		return h, err
-	}
+	h.api = h.cluster.Client
 	if err := h.api.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}); err != nil {
 		return h, err
 	}
@@ -229,28 +209,10 @@ func (h *hub) stop() error {
 }
 
 // cpu is the CPU time that this process has used, and that of the API server and of etcd,
-// in seconds. Unlike a duration, it does not depend on what else the machine does.
+// in seconds.
 func (h *hub) cpu() (own, server, etcd float64) {
-	return ticks(os.Getpid()), ticks(h.cluster.Process("kube-apiserver").Pid()), ticks(h.cluster.Process("etcd").Pid())
-}
-
-// ticks is the CPU time of a process; 0 if it is gone.
-func ticks(pid int) float64 {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	// The name, in parentheses, may have spaces: what follows begins with field 3.
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	var sum float64
-	for _, field := range fields[11:13] {
-		n, err := strconv.ParseFloat(field, 64)
-		if err != nil {
-			return 0
-		}
-		sum += n / 100
-	}
-	return sum
+	of := func(name string) float64 { return process.CPUTime(h.cluster.Process(name).Pid()).Seconds() }
+	return process.CPUTime(os.Getpid()).Seconds(), of("kube-apiserver"), of("etcd")
 }
 
 // logs are the last lines of the API server's processes.

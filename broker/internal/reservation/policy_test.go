@@ -525,6 +525,22 @@ func TestGangs(t *testing.T) {
 	h.expectCondition("a", broker.ConditionQueued, reasonInsufficientCapacity, "6 pods are waiting")
 	h.answer("berlin", "a", true)
 	h.expectPods("berlin", "a", 0, 0)
+	// What it gave back is there for both: neither keeps a part that blocks the other.
+	h.advertise("oslo", "7")
+	pods := func() string {
+		counts := map[string]int32{}
+		for _, name := range []string{"a", "b"} {
+			h.reconcile(name)
+			for _, allocation := range h.reservations[name].Status.Allocations {
+				counts[name] += allocation.PodSets[0].Count
+			}
+		}
+		return fmt.Sprint(counts)
+	}
+	pods()
+	if got := pods(); got != "map[a:6 b:6]" {
+		t.Errorf("the gangs have %s places", got)
+	}
 }
 
 // A gang whose pods run keeps its capacity when a provider is lost.
@@ -634,10 +650,10 @@ func TestWritesOfARefusingProvider(t *testing.T) {
 			}
 		}
 	}
-	if refusals > 4 {
-		t.Errorf("%d refusals in 100 s", refusals)
+	// A Reservation is written when it is first seen and when it is queued.
+	if refusals > 4 || h.writes > 400 {
+		t.Errorf("%d refusals and %d writes of 100 Reservations in 100 s", refusals, h.writes)
 	}
-	t.Logf("%d refusals and %d writes of 100 Reservations in 100 s", refusals, h.writes)
 	h.expectCondition("r0", broker.ConditionQueued, reasonInsufficientCapacity, "The provider refused: full.")
 }
 
@@ -691,5 +707,42 @@ func TestFiguresAreNotNews(t *testing.T) {
 		if got := differInFiguresOnly(status, after); got != tc.want {
 			t.Errorf("%s: figures only is %t", name, got)
 		}
+	}
+}
+
+// TestStoredByAnotherBroker checks that a broker does not take a cluster for silent that
+// advertises to another broker: it sees what that one stores.
+func TestStoredByAnotherBroker(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "4")
+	h.ask("r", 2, "1")
+	if got := h.store.holdersOf("r"); len(got) != 1 {
+		t.Fatalf("held by %v, want by paris", got)
+	}
+	h.answer("paris", "r", true)
+	for range 4 {
+		h.clock.Step(rewriteAfter)
+		before := h.store.advertisement("paris")
+		after := before.DeepCopy()
+		after.Spec.Sequence++
+		h.versions++
+		after.ResourceVersion = fmt.Sprint(h.versions)
+		h.AdvertisementChanged(before, after)
+	}
+	if active, _ := h.activity("paris", h.config); !active {
+		t.Error("paris counts as silent, and another broker has just stored its advertisement")
+	}
+	if in := h.reconcile("r"); len(in.holds()) != 1 || in.reliable(in.holds()[0]).Empty() {
+		t.Errorf("the hold in paris does not count any more: %+v", in.holds())
+	}
+	// Writes of the status say nothing of the cluster.
+	before := h.store.advertisement("paris")
+	h.clock.Step(h.config.staleAfter)
+	after := before.DeepCopy()
+	h.versions++
+	after.ResourceVersion = fmt.Sprint(h.versions)
+	h.AdvertisementChanged(before, after)
+	if active, _ := h.activity("paris", h.config); active {
+		t.Error("paris counts as active, and only its ledger was written")
 	}
 }
