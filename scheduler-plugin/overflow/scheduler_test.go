@@ -328,7 +328,10 @@ func (c *testCluster) expectReservation(namespace, owner string, count int32) *b
 		if found == nil {
 			return false, "not found"
 		}
-		got := found.Spec.PodSets[0].Count
+		var got int32
+		for _, set := range found.Spec.PodSets {
+			got += set.Count
+		}
 		return got == count, fmt.Sprintf("requests %d pods, want %d", got, count)
 	})
 	return found
@@ -397,6 +400,13 @@ func grantedIn(r *broker.Reservation, cluster string, count int32) broker.Reserv
 	set.Count = count
 	return broker.ReservationStatus{Phase: broker.ReservationActive, Allocations: []broker.Allocation{
 		{Cluster: cluster, PodSets: []broker.PodSet{set}, Accepted: true, VirtualNodeReady: true}}}
+}
+
+// allGrantedIn returns the status of a Reservation of which a cluster has granted all pods of
+// these sets.
+func allGrantedIn(cluster string, sets ...broker.PodSet) broker.ReservationStatus {
+	return broker.ReservationStatus{Phase: broker.ReservationActive, Allocations: []broker.Allocation{
+		{Cluster: cluster, PodSets: sets, Accepted: true, VirtualNodeReady: true}}}
 }
 
 // refused returns the status of a Reservation that these clusters rejected.

@@ -95,7 +95,9 @@ func (r *Reconciler) release(ctx context.Context, reservation *broker.Reservatio
 	}
 	name, requested := client.ObjectKeyFromObject(reservation), virtualnode.PodsOf(reservation.Spec.PodSets)
 	target, wait, due := r.surplusOf(reservation).Observe(r.nodes.Clock.Now(), need.Pods(), requested, r.ReleaseGrace)
-	if !due {
+	// A gang of several shapes keeps its capacity as a whole: the number of pods does not
+	// say which of them are left.
+	if !due || target > 0 && len(reservation.Spec.PodSets) > 1 {
 		// Also once the count has been lowered: the release is complete.
 		r.nodes.SetRelease(name, reservation.UID, nil)
 		return min(cmp.Or(wait, virtualnode.ResyncPeriod), virtualnode.ResyncPeriod), nil
