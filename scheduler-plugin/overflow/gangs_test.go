@@ -297,6 +297,7 @@ func shapesPart(c *testCluster, ns string) {
 // shapesGrow: while pods are missing that the gang requires, capacity for the others would
 // be of no use. Later ones are added to the Reservation, also of another shape.
 func shapesGrow(c *testCluster, ns string) {
+	c.poolNode(ns, "100m")
 	virtual := c.virtualPoolNode(ns, "10")
 	c.describeGang(ns, 5)
 	c.expectDescribed(ns)
