@@ -306,6 +306,9 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 		c.unresolved[uid] = name
 		return
 	}
+	if c.gate.resolve(pod, key.key) {
+		c.waker.activate(map[string]*corev1.Pod{name.String(): pod})
+	}
 	c.gate.track(pod, key.key)
 	if until := c.gate.since(uid).Add(c.askAfter); until.After(c.clock.Now()) {
 		c.delayed[uid] = delayedPod{name, until}

@@ -444,7 +444,11 @@ func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Co
 	}
 	key, ok := p.keys.get(pod)
 	if !ok {
-		return framework.Unschedulable, errWaiting
+		if p.args.Overflow != BeforePreemption {
+			return framework.Unschedulable, errWaiting
+		}
+		// Its owner may be newer than what is known: that is no reason to preempt.
+		key = &podKey{key: unresolvedKey(pod)}
 	}
 	deadline := p.gate.since(pod.UID).Add(p.args.AskAfter.Duration + p.args.DecisionTimeout.Duration)
 	code, message := framework.Unschedulable, errWaiting
