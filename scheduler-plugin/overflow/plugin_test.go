@@ -278,16 +278,22 @@ func TestScore(t *testing.T) {
 	if local <= virtual {
 		t.Errorf("local node scores %d, virtual node %d", local, virtual)
 	}
+	granted, pooled := &cycleState{grants: &grants{}}, &cycleState{pools: []*pool{{}}}
 	for name, tc := range map[string]struct {
+		state *cycleState
 		nodes []framework.NodeInfo
 		skip  bool
 	}{
-		"local only":   {[]framework.NodeInfo{home}, true},
-		"virtual only": {[]framework.NodeInfo{paris}, true},
-		"both":         {[]framework.NodeInfo{home, paris}, false},
-		"two virtual":  {[]framework.NodeInfo{paris, nodeWith("berlin")}, false},
+		"local only":          {granted, []framework.NodeInfo{home, nodeWith("")}, true},
+		"virtual only":        {granted, []framework.NodeInfo{paris}, true},
+		"both":                {granted, []framework.NodeInfo{home, paris}, false},
+		"both, with a pool":   {pooled, []framework.NodeInfo{home, paris}, false},
+		"both, with no grant": {&cycleState{}, []framework.NodeInfo{home, paris}, true},
+		"two virtual":         {granted, []framework.NodeInfo{paris, nodeWith("berlin")}, false},
 	} {
-		if got := p.PreScore(t.Context(), nil, nil, tc.nodes).IsSkip(); got != tc.skip {
+		state := scheduler.NewCycleState()
+		state.Write(stateKey, tc.state)
+		if got := p.PreScore(t.Context(), state, nil, tc.nodes).IsSkip(); got != tc.skip {
 			t.Errorf("%s: skipped %t, want %t", name, got, tc.skip)
 		}
 	}
