@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -111,6 +112,7 @@ func (o *options) parseClusterDNS(value string) error {
 // run runs the program until ctx ends.
 func run(ctx context.Context, config *rest.Config, o options) error {
 	config.QPS, config.Burst = 200, 400
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: clientgoscheme.Scheme,
 		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{

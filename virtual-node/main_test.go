@@ -27,6 +27,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
@@ -643,19 +644,28 @@ func (e *environment) testUnmanagedNode(t *testing.T) {
 }
 
 func (e *environment) testDrain(t *testing.T) {
+	remaining := e.run(t, e.createPod(t, "remaining"))
 	e.writeConfig(t, func(c *nodeconfig.Config) { c.Terminating = true })
-	late := e.createPod(t, "late")
-	var guests *corev1.PodList
 	expect.Eventually(t, "the deletion of the guests", func() (bool, string) {
-		var err error
-		guests, err = e.guests().List(t.Context(), metav1.ListOptions{})
+		current, err := e.guests().Get(t.Context(), remaining.Name, metav1.GetOptions{})
 		expect.NoError(t, err)
-		remaining := slices.DeleteFunc(slices.Clone(guests.Items), func(guest corev1.Pod) bool { return guest.DeletionTimestamp != nil })
-		return len(remaining) == 0, fmt.Sprintf("%d guests are not terminating", len(remaining))
+		return current.DeletionTimestamp != nil, "guest remaining is not terminating"
+	})
+	guests, err := e.guests().List(t.Context(), metav1.ListOptions{})
+	expect.NoError(t, err)
+	changes, err := e.guests().Watch(t.Context(), metav1.ListOptions{ResourceVersion: guests.ResourceVersion})
+	expect.NoError(t, err)
+	defer changes.Stop()
+	late := e.createPod(t, "late")
+	expect.Eventually(t, "the deletion of the pod that came late", func() (bool, string) {
+		_, err := e.pods().Get(t.Context(), late.Name, metav1.GetOptions{})
+		return apierrors.IsNotFound(err), fmt.Sprint(err)
 	})
 	e.mustGetNode(t)
 	for _, guest := range guests.Items {
-		e.endGuest(t, guest.Name)
+		if err := e.guests().Delete(t.Context(), guest.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil && !apierrors.IsNotFound(err) {
+			t.Errorf("ending guest %s: %v", guest.Name, err)
+		}
 	}
 	e.expectNodeDeleted(t)
 	pods, err := e.pods().List(t.Context(), metav1.ListOptions{})
@@ -663,8 +673,17 @@ func (e *environment) testDrain(t *testing.T) {
 	for _, pod := range pods.Items {
 		t.Errorf("pod %s remains", pod.Name)
 	}
-	if _, err := e.guests().Get(t.Context(), translate.GuestName(late), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("a guest was created on a terminating node (%v)", err)
+	// The watch ends at the deletion of the last guest: all that was created is in it.
+	for ended := false; !ended; {
+		event := <-changes.ResultChan()
+		guest, ok := event.Object.(*corev1.Pod)
+		if !ok {
+			t.Fatalf("the watch of guests ended with %+v", event)
+		}
+		if event.Type == watch.Added {
+			t.Errorf("guest %s was created on a terminating node", guest.Name)
+		}
+		ended = event.Type == watch.Deleted && guest.UID == remaining.UID
 	}
 	expect.NoError(t, e.rome.CoreV1().Secrets(configNamespace).Delete(t.Context(), nodeconfig.SecretName(providerID), metav1.DeleteOptions{}))
 	e.expectNodeDeleted(t)

@@ -71,10 +71,16 @@ func queued(r *broker.Reservation, message string) event {
 
 // granted: capacity can be used.
 func granted(r *broker.Reservation, slots map[string]int32) event {
+	prices := map[string]string{}
+	for _, allocation := range r.Status.Allocations {
+		if allocation.PricePerHour != "" {
+			prices[allocation.Cluster] = " at " + allocation.PricePerHour + " per hour"
+		}
+	}
 	var clusters, pods []string
 	for _, cluster := range slices.Sorted(maps.Keys(slots)) {
 		clusters = append(clusters, cluster)
-		pods = append(pods, fmt.Sprintf("%d in %s", slots[cluster], cluster))
+		pods = append(pods, fmt.Sprintf("%d in %s%s", slots[cluster], cluster, prices[cluster]))
 	}
 	return event{corev1.EventTypeNormal, "OverflowGranted", strings.Join(clusters, ","), fmt.Sprintf("Granted capacity for pods of this owner: %s (Reservation %s).",
 		strings.Join(pods, ", "), r.Name), r}

@@ -399,7 +399,7 @@ func grantedIn(r *broker.Reservation, cluster string, count int32) broker.Reserv
 	set := r.Spec.PodSets[0]
 	set.Count = count
 	return broker.ReservationStatus{Phase: broker.ReservationActive, Allocations: []broker.Allocation{
-		{Cluster: cluster, PodSets: []broker.PodSet{set}, Accepted: true, VirtualNodeReady: true}}}
+		{Cluster: cluster, PodSets: []broker.PodSet{set}, PricePerHour: "0.20 EUR", Accepted: true, VirtualNodeReady: true}}}
 }
 
 // allGrantedIn returns the status of a Reservation of which a cluster has granted all pods of
@@ -513,7 +513,7 @@ func grantAdmits(c *testCluster) {
 	c.setStatus(c.web, grantedIn(c.web, "paris", 2))
 	c.expectPods("shop", "web", map[string]int{"home": 3, paris: 2, "": 1})
 	last := c.pods("shop", "web")[""][0]
-	c.expectEvent("shop", last.Name, "OverflowGranted", "2 in paris")
+	c.expectEvent("shop", last.Name, "OverflowGranted", "2 in paris at 0.20 EUR per hour")
 	for _, p := range c.pods("shop", "web")[paris] {
 		if p.Labels[broker.LabelHold] != c.web.Status.ID {
 			c.t.Errorf("%s: hold label %q, want %q", p.Name, p.Labels[broker.LabelHold], c.web.Status.ID)

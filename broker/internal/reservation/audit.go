@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/go-logr/logr"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -17,25 +18,27 @@ const (
 	auditTooFew      = "BelowMinAvailable"
 )
 
-// audit logs what was committed: who asked, which cluster, why, at what price and until
-// when. The logger's name is audit.
-func (r *Reconciler) audit(ctx context.Context, in snapshot, p plan) {
-	logger := log.FromContext(ctx).WithName("audit").WithValues(
+// auditLog is the log of what was committed for a Reservation: who asked, which cluster,
+// why, at what price and until when. The logger's name is audit.
+func (in snapshot) auditLog(ctx context.Context, p plan) logr.Logger {
+	return log.FromContext(ctx).WithName("audit").WithValues(
 		"requester", in.reservation.Spec.RequesterID,
 		"reservation", in.reservation.Name,
 		"reservationUID", in.reservation.UID,
 		"attempt", p.attempt.Number)
-	for _, c := range p.grow {
-		logger.Info("Promised capacity", "cluster", c.cluster, "capacity", amount(c.capacity),
-			"score", p.scoreOf(c.cluster), "pricePerHour", in.priceOf(c), "until", in.auditUntil())
+}
+
+func (in snapshot) auditPromise(ctx context.Context, p plan, c change) {
+	in.auditLog(ctx, p).Info("Promised capacity", "cluster", c.cluster, "capacity", amount(c.capacity),
+		"score", p.scoreOf(c.cluster), "pricePerHour", in.priceOf(c), "until", in.auditUntil())
+}
+
+func (in snapshot) auditRelease(ctx context.Context, p plan, c change) {
+	left := "nothing"
+	if !c.capacity.Empty() {
+		left = amount(c.capacity)
 	}
-	for _, c := range p.shrink {
-		left := "nothing"
-		if !c.capacity.Empty() {
-			left = amount(c.capacity)
-		}
-		logger.Info("Released capacity", "cluster", c.cluster, "left", left, "reason", in.auditReason(p, c.cluster))
-	}
+	in.auditLog(ctx, p).Info("Released capacity", "cluster", c.cluster, "left", left, "reason", in.auditReason(p, c.cluster))
 }
 
 // scoreOf is the score that a cluster was chosen with.

@@ -3,12 +3,15 @@ package reservation_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -39,6 +42,35 @@ type env struct {
 	namespace string
 	clock     *testclock.FakeClock
 	sequence  int64
+	audit     auditLines
+}
+
+// auditLines are the lines of the audit log.
+type auditLines struct {
+	sync.Mutex
+	lines []string
+}
+
+func (a *auditLines) logger() logr.Logger {
+	return funcr.New(func(prefix, args string) {
+		a.Lock()
+		defer a.Unlock()
+		if prefix == "audit" {
+			a.lines = append(a.lines, args)
+		}
+	}, funcr.Options{})
+}
+
+// count returns how many lines have all parts.
+func (a *auditLines) count(parts ...string) (n int) {
+	a.Lock()
+	defer a.Unlock()
+	for _, line := range a.lines {
+		if !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(line, part) }) {
+			n++
+		}
+	}
+	return n
 }
 
 var envs atomic.Int32
@@ -87,6 +119,7 @@ func (e *env) start(intercept *interceptor.Funcs) *process {
 	e.Helper()
 	options := ctrl.Options{
 		Scheme:     scheme(e.T),
+		Logger:     e.audit.logger(),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Cache:      cache.Options{DefaultNamespaces: map[string]cache.Config{e.namespace: {}}},
 		Controller: ctrlconfig.Controller{SkipNameValidation: ptr.To(true), UsePriorityQueue: ptr.To(false)},

@@ -69,11 +69,9 @@ func (r *Reconciler) commit(ctx context.Context, in snapshot, p plan) error {
 	for _, c := range p.grow {
 		r.answers.Asked(c.cluster, in.reservation.UID, c.capacity, in.now)
 	}
-	before := in
 	if err := r.writeHolds(ctx, &in, p); err != nil {
 		return err
 	}
-	r.audit(ctx, before, p)
 	if err := r.writeStatus(ctx, in, p); err != nil {
 		return err
 	}
@@ -148,6 +146,7 @@ func (r *Reconciler) writeHolds(ctx context.Context, in *snapshot, p plan) error
 		}); err != nil {
 			return err
 		}
+		in.auditRelease(ctx, p, c)
 	}
 	for _, c := range p.grow {
 		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
@@ -155,6 +154,7 @@ func (r *Reconciler) writeHolds(ctx context.Context, in *snapshot, p plan) error
 		}); err != nil {
 			return err
 		}
+		in.auditPromise(ctx, p, c)
 	}
 	if p.writes() {
 		r.readLedgers(in)

@@ -34,6 +34,7 @@ func TestReservations(t *testing.T) {
 	for name, test := range map[string]func(*env){
 		"Explain":               explain,
 		"LastCapacity":          lastCapacity,
+		"AuditLog":              auditLog,
 		"Crash":                 crash,
 		"Refusal":               refusal,
 		"Release":               release,
@@ -95,6 +96,50 @@ func lastCapacity(e *env) {
 	if len(status.Holds) != capacity || !status.Available.CPU.IsZero() || status.Reserved.CPU.String() != "300m" {
 		e.Errorf("paris has %d holds, reserved %s, available %s", len(status.Holds), status.Reserved, status.Available)
 	}
+}
+
+// What was committed is in the audit log, also of a plan that was cut off half-way.
+func auditLog(e *env) {
+	killed := errors.New("killed")
+	var writes atomic.Int32
+	first := e.start(&interceptor.Funcs{
+		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+			if ad, ok := o.(*broker.ClusterAdvertisement); ok && len(ad.Status.Holds) > 0 && writes.Add(1) > 1 {
+				return killed
+			}
+			return c.SubResource(sub).Update(ctx, o, opts...)
+		},
+	})
+	for _, cluster := range []string{"paris", "berlin"} {
+		first.advertise(e.spec(cluster, "200m"))
+	}
+	e.request("r", 4, func(r *broker.Reservation) { r.Spec.Duration = &metav1.Duration{Duration: time.Hour} })
+	e.eventually("the second ledger write", func() error {
+		if n := writes.Load(); n < 2 {
+			return fmt.Errorf("%d writes", n)
+		}
+		return nil
+	})
+	first.stop()
+	second := e.start(nil)
+	for _, cluster := range []string{"paris", "berlin"} {
+		second.advertise(e.spec(cluster, "200m"))
+	}
+	expectLines := func(parts ...string) {
+		e.eventually(fmt.Sprintf("one line of the audit log for each cluster with %q", parts), func() error {
+			for _, cluster := range []string{"paris", "berlin"} {
+				if n := e.audit.count(append(parts, fmt.Sprintf("\"cluster\"=%q", cluster))...); n != 1 {
+					return fmt.Errorf("%d of %s in:\n%s", n, cluster, strings.Join(e.audit.lines, "\n"))
+				}
+			}
+			return nil
+		})
+	}
+	end := e.clock.Now().Add(time.Hour).UTC().Format(time.RFC3339)
+	expectLines("Promised capacity", `"requester"="rome"`, `"reservation"="r"`, `"attempt"=`, `"capacity"="2 pods`, `"score"="`, `"pricePerHour"="0.02 EUR"`, `"until"="`+end)
+	e.clock.Step(2 * time.Hour)
+	e.touch("r")
+	expectLines("Released capacity", `"left"="nothing"`, `"reason"="Expired"`)
 }
 
 // A broker stops after it has written the ledger and before it writes the status.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"sync/atomic"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -24,7 +25,8 @@ func newProvider(c nodeconfig.Connection) (*provider, error) {
 	p := &provider{}
 	p.connection.Store(&c)
 	p.config = &rest.Config{
-		Host: c.Endpoint, TLSClientConfig: rest.TLSClientConfig{CAData: c.CA}, QPS: 100, Burst: 200, UserAgent: "spillway-virtual-node",
+		ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeProtobuf, AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON},
+		Host:          c.Endpoint, TLSClientConfig: rest.TLSClientConfig{CAData: c.CA}, QPS: 100, Burst: 200, UserAgent: "spillway-virtual-node",
 		WrapTransport: func(next http.RoundTripper) http.RoundTripper { return authenticator{p, newBounded(next)} },
 	}
 	var err error

@@ -70,6 +70,7 @@ func (c *Controller) start(ctx context.Context, config nodeconfig.Config) (n *vi
 	}); err != nil {
 		return nil, err
 	}
+	n.pods.SetTerminating(config.Terminating)
 	ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	listener, err := n.setupServer(ctx)
 	if err != nil {
@@ -204,6 +205,7 @@ func (n *virtualNode) update(config nodeconfig.Config) bool {
 	if failed || !n.provider.update(config.Connection) {
 		return false
 	}
+	n.pods.SetTerminating(config.Terminating)
 	n.node.SetConfig(config)
 	return true
 }

@@ -89,6 +89,8 @@ type Handler struct {
 	uids map[string]types.UID
 	// unreachable is whether the provider is unreachable.
 	unreachable bool
+	// terminating is whether the virtual node is terminating.
+	terminating bool
 	// owner is the owner of new guests, and handsOver whether the provider hands places
 	// over to them, read at ownerRead.
 	owner     metav1.OwnerReference
@@ -321,6 +323,27 @@ func (h *Handler) SetReachable(reachable bool) {
 	for _, pod := range h.Pods() {
 		h.enqueue(pod)
 	}
+}
+
+// SetTerminating records whether the virtual node is terminating. While it is, no
+// guest is created.
+func (h *Handler) SetTerminating(terminating bool) {
+	h.mu.Lock()
+	resumed := h.terminating && !terminating
+	h.terminating = terminating
+	h.mu.Unlock()
+	if !resumed {
+		return
+	}
+	for _, pod := range h.Pods() {
+		h.enqueue(pod)
+	}
+}
+
+func (h *Handler) isTerminating() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.terminating
 }
 
 // mirror returns the status of a pod with a guest. The last known readiness of an

@@ -68,6 +68,8 @@ func (h *Handler) sync(ctx context.Context, key string) (requeueAfter time.Durat
 	switch {
 	case pod.DeletionTimestamp != nil:
 		after, err = h.terminate(ctx, pod, guest)
+	case guest == nil && h.isTerminating():
+		// The controller of the virtual node deletes the pod.
 	case guest == nil:
 		after, err = h.create(ctx, pod)
 	default:
