@@ -190,7 +190,8 @@ type rule struct {
 	run  func(c *testCluster, namespace string)
 }
 
-// runRules runs one rule after another.
+// runRules runs one rule after another. None leaves a pod that the scheduler would try again
+// while another counts attempts.
 func (c *testCluster) runRules(rules []rule) {
 	for i, rule := range rules {
 		c.t.Run(rule.name, func(t *testing.T) {
@@ -198,6 +199,9 @@ func (c *testCluster) runRules(rules []rule) {
 			of.t = t
 			namespace := fmt.Sprint("rule-", i)
 			of.namespace(namespace, optIn)
+			defer func() {
+				expect.NoError(t, c.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(namespace), client.GracePeriodSeconds(0)))
+			}()
 			rule.run(&of, namespace)
 		})
 	}
