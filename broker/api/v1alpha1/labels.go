@@ -56,7 +56,7 @@ const (
 	// pods' root owner.
 	LabelOwnerUID = Group + "/owner-uid"
 	// LabelShape of a Reservation that the scheduler plugin created is the hash of the
-	// pods' shape.
+	// pods' shape, or the same word for every gang, which may have several.
 	LabelShape = Group + "/shape"
 
 	// FinalizerRequest keeps a Reservation in the consumer's cluster until the broker
