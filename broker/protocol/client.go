@@ -109,7 +109,7 @@ func httpClient(config *tls.Config) *http.Client {
 			TLSHandshakeTimeout:   5 * time.Second,
 			ResponseHeaderTimeout: callTimeout,
 			IdleConnTimeout:       90 * time.Second,
-			MaxIdleConnsPerHost:   32,
+			MaxIdleConnsPerHost:   64,
 			Protocols:             &protocols,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

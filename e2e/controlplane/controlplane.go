@@ -1,9 +1,12 @@
-// Package controlplane starts real API servers for tests: etcd and
+// Package controlplane starts real API servers for tests and benches: etcd and
 // kube-apiserver as plain processes, from the project's own builds, with
 // Spillway's CRDs installed.
 package controlplane
 
 import (
+	"context"
+	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,14 +16,46 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
+	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 )
+
+// Run starts an API server with Spillway's CRDs for a bench. Its state is in dir, and its
+// clients have no rate limit. The caller stops it; it does not outlive this process.
+func Run(ctx context.Context, name, dir string) (*cluster.Cluster, error) {
+	programs, err := binaries.Programs(ctx, Log, "etcd", "kube-apiserver")
+	if err != nil {
+		return nil, err
+	}
+	paths, err := crds()
+	if err != nil {
+		return nil, err
+	}
+	c, err := cluster.Start(ctx, cluster.Options{
+		Name: name, Dir: dir, APIOnly: true, Programs: cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := envtest.InstallCRDs(c.Admin, envtest.CRDInstallOptions{Paths: paths, ErrorIfPathMissing: true}); err != nil {
+		c.Kill()
+		return nil, fmt.Errorf("installing the CRDs: %w", err)
+	}
+	return c, nil
+}
+
+// Log prints what takes long to standard error, which leaves standard output to results.
+func Log(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
 // Start brings up an API server with Spillway's CRDs for the life of a test, or
 // fails the test. The first run on a machine builds the servers, which takes
 // minutes.
 func Start(t testing.TB, extraCRDs ...string) *rest.Config {
 	t.Helper()
-	return start(t, append(crds(t), extraCRDs...))
+	paths, err := crds()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return start(t, append(paths, extraCRDs...))
 }
 
 // StartBare brings up an API server on which Spillway was never installed, with flags of
@@ -33,19 +68,19 @@ func StartBare(t testing.TB, flags ...string) *rest.Config {
 // InstallCRDs installs Spillway's CRDs on such a one.
 func InstallCRDs(t testing.TB, config *rest.Config) {
 	t.Helper()
-	if _, err := envtest.InstallCRDs(config, envtest.CRDInstallOptions{Paths: crds(t), ErrorIfPathMissing: true}); err != nil {
+	paths, err := crds()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := envtest.InstallCRDs(config, envtest.CRDInstallOptions{Paths: paths, ErrorIfPathMissing: true}); err != nil {
 		t.Fatalf("installing the CRDs: %v", err)
 	}
 }
 
 // crds are the directories of the charts' CRDs.
-func crds(t testing.TB) []string {
-	t.Helper()
+func crds() ([]string, error) {
 	root, err := binaries.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return []string{filepath.Join(root, "charts/broker/crds"), filepath.Join(root, "charts/agent/crds")}
+	return []string{filepath.Join(root, "charts/broker/crds"), filepath.Join(root, "charts/agent/crds")}, err
 }
 
 func start(t testing.TB, crds []string, flags ...string) *rest.Config {

@@ -25,7 +25,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
@@ -35,6 +34,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/guest"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 	"github.com/spillway-dev/spillway/e2e/playground/process"
@@ -84,30 +84,14 @@ func startProvider(ctx context.Context, placeholders bool) (p *provider, err err
 	if p.dir, err = os.MkdirTemp("", "spillway-bench-"); err != nil {
 		return p, err
 	}
-	programs, err := binaries.Programs(ctx, func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }, "etcd", "kube-apiserver", "kube-scheduler")
-	if err != nil {
+	if p.scheduler, err = binaries.Program(ctx, "kube-scheduler", controlplane.Log); err != nil {
 		return p, err
 	}
-	p.cluster, err = cluster.Start(ctx, cluster.Options{
-		Name: "paris", Dir: p.dir, APIOnly: true, Programs: cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]},
-	})
-	if err != nil {
+	if p.cluster, err = controlplane.Run(ctx, "paris", p.dir); err != nil {
 		return p, err
 	}
-	root, err := binaries.Root()
-	if err != nil {
-		return p, err
-	}
-	crds := envtest.CRDInstallOptions{Paths: []string{filepath.Join(root, "charts/broker/crds"), filepath.Join(root, "charts/agent/crds")}, ErrorIfPathMissing: true}
-	if _, err := envtest.InstallCRDs(p.cluster.Admin, crds); err != nil {
-		return p, fmt.Errorf("installing the CRDs: %w", err)
-	}
-	config := rest.CopyConfig(p.cluster.Admin)
-	config.QPS = -1
-	if p.api, err = client.New(config, client.Options{Scheme: p.cluster.Client.Scheme()}); err != nil {
-		return p, err
-	}
-	counted := rest.CopyConfig(config)
+	p.api = p.cluster.Client
+	counted := rest.CopyConfig(p.cluster.Admin)
 	counted.Wrap(p.count)
 	if p.counted, err = client.New(counted, client.Options{Scheme: p.cluster.Client.Scheme()}); err != nil {
 		return p, err
@@ -115,7 +99,6 @@ func startProvider(ctx context.Context, placeholders bool) (p *provider, err err
 	if err := p.prepare(ctx); err != nil {
 		return p, err
 	}
-	p.scheduler = programs["kube-scheduler"]
 	if err := p.startScheduler(corev1.DefaultSchedulerName); err != nil {
 		return p, err
 	}

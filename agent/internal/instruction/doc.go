@@ -23,7 +23,7 @@ import (
 
 // workers is the number of instructions that a controller reconciles at a time. The broker
 // writes acks that come at the same time together.
-const workers = 16
+const workers = 48
 
 // IndexReservation finds ReservationInstructions by spec.reservationName.
 const IndexReservation = "spec.reservationName"

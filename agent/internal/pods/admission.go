@@ -53,11 +53,15 @@ func (r *Reconciler) need(ctx context.Context, reservation *broker.Reservation, 
 		return need, err
 	}
 	optedIn, resolve := namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled, r.nodes.ResolveOwners(ctx)
+	providers := map[string]string{} // by node
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		provider, err := virtualnode.BoundTo(ctx, r.client, pod.Spec.NodeName)
-		if err != nil {
-			return need, err
+		provider, known := providers[pod.Spec.NodeName]
+		if !known {
+			if provider, err = virtualnode.BoundTo(ctx, r.client, pod.Spec.NodeName); err != nil {
+				return need, err
+			}
+			providers[pod.Spec.NodeName] = provider
 		}
 		local := pod.Spec.NodeName != "" && provider == ""
 		if provider != "" && byHand[pod.Labels[broker.LabelHold]] {

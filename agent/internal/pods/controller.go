@@ -75,12 +75,12 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			}
 			return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: spec.SourceNamespace, Name: spec.SourceName}}}
 		})).
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.reservationOf)).
+		Watches(&corev1.Pod{}, virtualnode.Paced(r.nodes.Clock, r.reservationOf)).
 		WatchesRawSource(source.Channel(r.nodes.CapacityChanges(), &handler.EnqueueRequestForObject{})).
 		WithOptions(virtualnode.ControllerOptions)
 	byProvider := ctrl.NewControllerManagedBy(mgr).Named("provider-pods").
-		Watches(&corev1.Pod{}, virtualnode.EnqueueProvider).
-		Watches(&corev1.Node{}, virtualnode.EnqueueProvider, builder.WithPredicates(virtualnode.NodeChanged)).
+		Watches(&corev1.Pod{}, virtualnode.Paced(r.nodes.Clock, virtualnode.ProviderRequests)).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(virtualnode.ProviderRequests), builder.WithPredicates(virtualnode.NodeChanged)).
 		WithOptions(virtualnode.ControllerOptions)
 	err := errors.Join(byReservation.Complete(reconcile.Func(r.reconcileReservation)), byProvider.Complete(reconcile.Func(r.reconcileProvider)))
 	if err != nil {

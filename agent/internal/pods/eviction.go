@@ -91,7 +91,7 @@ func (r *Reconciler) reconcileProvider(ctx context.Context, request reconcile.Re
 		return reconcile.Result{}, err
 	}
 	var bound corev1.PodList
-	if err := r.client.List(ctx, &bound, client.MatchingFields{virtualnode.IndexNode: broker.VirtualNodeName(provider)}); err != nil {
+	if err := r.client.List(ctx, &bound, client.MatchingFields{virtualnode.IndexNode: broker.VirtualNodeName(provider)}, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, fmt.Errorf("listing pods on the virtual node of %s: %w", provider, err)
 	}
 	var pods []*corev1.Pod

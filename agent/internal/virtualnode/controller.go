@@ -109,8 +109,8 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&broker.ReservationInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 			return requestFor(o.(*broker.ReservationInstruction).Spec.TargetClusterID)
 		})).
-		Watches(&corev1.Pod{}, EnqueueProvider).
-		Watches(&corev1.Node{}, EnqueueProvider, builder.WithPredicates(NodeChanged)).
+		Watches(&corev1.Pod{}, Paced(r.Clock, ProviderRequests)).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(ProviderRequests), builder.WithPredicates(NodeChanged)).
 		Watches(&broker.Reservation{}, handler.EnqueueRequestsFromMapFunc(r.providersOf), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WatchesRawSource(source.Channel(r.providers, &handler.EnqueueRequestForObject{})).
 		WithOptions(ControllerOptions).
@@ -153,15 +153,15 @@ func enqueue(queue chan<- event.GenericEvent, o client.Object) {
 	}
 }
 
-// EnqueueProvider maps a virtual node, or a pod bound to one, to a request with
+// ProviderRequests maps a virtual node, or a pod bound to one, to a request with
 // the provider's name.
-var EnqueueProvider = handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
+func ProviderRequests(_ context.Context, o client.Object) []reconcile.Request {
 	node := o.GetName()
 	if pod, ok := o.(*corev1.Pod); ok {
 		node = pod.Spec.NodeName
 	}
 	return requestFor(ProviderOf(node))
-})
+}
 
 // NodeChanged filters out updates of nodes that change neither readiness nor
 // capacity, such as heartbeats.

@@ -94,7 +94,7 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 	}
 	nodeName := broker.VirtualNodeName(provider)
 	var bound corev1.PodList
-	if err := reader.List(ctx, &bound, client.MatchingFields{IndexNode: nodeName}); err != nil {
+	if err := reader.List(ctx, &bound, client.MatchingFields{IndexNode: nodeName}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("listing pods on node %s: %w", nodeName, err)
 	}
 	resolve := r.ResolveOwners(ctx)
@@ -114,7 +114,7 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 		}
 	}
 	var pending corev1.PodList
-	if err := r.client.List(ctx, &pending, client.MatchingFields{indexDaemonNode: nodeName}); err != nil {
+	if err := r.client.List(ctx, &pending, client.MatchingFields{indexDaemonNode: nodeName}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("listing DaemonSet pods for node %s: %w", nodeName, err)
 	}
 	s.DaemonPods += int32(len(pending.Items))

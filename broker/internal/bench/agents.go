@@ -24,7 +24,7 @@ import (
 )
 
 // ackWorkers is how many acks an agent sends at once, as the real agent does.
-const ackWorkers = 16
+const ackWorkers = 48
 
 // issue gets an agent's certificate and the broker's CA.
 func issue(ctx context.Context, url, caHash, token, id string) (func() (*tls.Certificate, error), []byte, error) {

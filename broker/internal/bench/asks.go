@@ -17,6 +17,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
 
 func init() { benches["asks_1000_clusters"] = asks }
@@ -85,7 +86,7 @@ func asks() error {
 		})
 	}
 	const total = askConsumers * asksEach
-	bytes, cpu, began := metered.bytes.Load(), cpuTime(r.Pid()), time.Now()
+	bytes, cpu, began := metered.bytes.Load(), process.CPUTime(r.Pid()), time.Now()
 	latencies := make(chan time.Duration, total)
 	group, asking := errgroup.WithContext(ctx)
 	for i, consumer := range consumers {
@@ -95,7 +96,7 @@ func asks() error {
 		return err
 	}
 	took := time.Since(began)
-	bytes, cpu = metered.bytes.Load()-bytes, cpuTime(r.Pid())-cpu
+	bytes, cpu = metered.bytes.Load()-bytes, process.CPUTime(r.Pid())-cpu
 	close(latencies)
 	var sorted []time.Duration
 	for latency := range latencies {

@@ -22,14 +22,13 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/identity"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 	"github.com/spillway-dev/spillway/e2e/playground/process"
@@ -92,35 +91,16 @@ func deploy(ctx context.Context) (_ *deployment, err error) {
 	if d.dir, err = os.MkdirTemp("", "spillway-bench-"); err != nil {
 		return nil, err
 	}
-	programs, err := binaries.Programs(ctx, func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }, "etcd", "kube-apiserver")
-	if err != nil {
-		return nil, err
-	}
 	if d.program = *brokerPath; d.program == "" {
 		d.program = filepath.Join(d.dir, "broker")
 		if err := binaries.Own(ctx, d.dir, "./broker"); err != nil {
 			return nil, err
 		}
 	}
-	d.cluster, err = cluster.Start(ctx, cluster.Options{
-		Name: "hub", Dir: d.dir, APIOnly: true, Programs: cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]},
-	})
-	if err != nil {
+	if d.cluster, err = controlplane.Run(ctx, "hub", d.dir); err != nil {
 		return nil, err
 	}
-	d.kubeconfig = d.cluster.Kubeconfig
-	root, err := binaries.Root()
-	if err != nil {
-		return nil, err
-	}
-	if _, err := envtest.InstallCRDs(d.cluster.Admin, envtest.CRDInstallOptions{Paths: []string{filepath.Join(root, "charts/broker/crds")}, ErrorIfPathMissing: true}); err != nil {
-		return nil, fmt.Errorf("installing the CRDs: %w", err)
-	}
-	unlimited := rest.CopyConfig(d.cluster.Admin)
-	unlimited.QPS = -1
-	if d.api, err = client.New(unlimited, client.Options{Scheme: d.cluster.Client.Scheme()}); err != nil {
-		return nil, err
-	}
+	d.api, d.kubeconfig = d.cluster.Client, d.cluster.Kubeconfig
 	return d, d.api.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: broker.SystemNamespace}})
 }
 

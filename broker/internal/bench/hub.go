@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,7 +27,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -36,21 +34,22 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/broker/internal/server"
 	"github.com/spillway-dev/spillway/broker/protocol"
-	"github.com/spillway-dev/spillway/e2e/lab/binaries"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
+	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
 
 const namespace = broker.SystemNamespace
 
 // hub is an API server with a broker.
 type hub struct {
-	cluster *cluster.Cluster
-	dir     string
-	api     client.Client
-	url     string
-	caHash  string
-	token   string
-	writes  writes
+	cluster  *cluster.Cluster
+	dir      string
+	api      client.Client
+	url      string
+	caHash   string
+	token    string
+	requests requests
 
 	stopBroker func() error
 }
@@ -92,29 +91,10 @@ func startHub(ctx context.Context) (_ *hub, err error) {
 	if h.dir, err = os.MkdirTemp("", "spillway-bench-"); err != nil {
 		return h, err
 	}
-	programs, err := binaries.Programs(ctx, func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }, "etcd", "kube-apiserver")
-	if err != nil {
+	if h.cluster, err = controlplane.Run(ctx, "hub", h.dir); err != nil {
 		return h, err
 	}
-	h.cluster, err = cluster.Start(ctx, cluster.Options{
-		Name: "hub", Dir: h.dir, APIOnly: true, Programs: cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]},
-	})
-	if err != nil {
-		return h, err
-	}
-	root, err := binaries.Root()
-	if err != nil {
-		return h, err
-	}
-	crds := []string{filepath.Join(root, "charts/broker/crds")}
-	if _, err := envtest.InstallCRDs(h.cluster.Admin, envtest.CRDInstallOptions{Paths: crds, ErrorIfPathMissing: true}); err != nil {
-		return h, fmt.Errorf("installing the CRDs: %w", err)
-	}
-	unlimited := rest.CopyConfig(h.cluster.Admin)
-	unlimited.QPS = -1
-	if h.api, err = client.New(unlimited, client.Options{Scheme: h.cluster.Client.Scheme()}); err != nil {
-		return h, err
-	}
+	h.api = h.cluster.Client
 	if err := h.api.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}); err != nil {
 		return h, err
 	}
@@ -124,8 +104,8 @@ func startHub(ctx context.Context) (_ *hub, err error) {
 // startBroker runs what the broker's main function runs.
 func (h *hub) startBroker(ctx context.Context) error {
 	config := rest.CopyConfig(h.cluster.Admin)
-	config.QPS = -1
-	config.Wrap(h.writes.count)
+	config.QPS, config.DisableCompression = -1, true
+	config.Wrap(h.requests.count)
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: h.cluster.Client.Scheme(),
 		Cache: cache.Options{
@@ -175,33 +155,29 @@ func (h *hub) startBroker(ctx context.Context) error {
 	return nil
 }
 
-// writes counts the broker's writes to the API server, by verb and resource.
-type writes struct {
+// requests counts the broker's requests to the API server, by verb and resource.
+type requests struct {
 	mu sync.Mutex
 	by map[string]int
 }
 
-func (w *writes) count(next http.RoundTripper) http.RoundTripper {
-	return roundTripper(func(r *http.Request) (*http.Response, error) {
-		if r.Method != http.MethodGet {
-			what := r.Method + " " + r.URL.Path[strings.Index(r.URL.Path, "/namespaces/"+namespace)+len("/namespaces/"+namespace):]
-			if parts := strings.Split(what, "/"); len(parts) > 2 {
+func (r *requests) count(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(request *http.Request) (*http.Response, error) {
+		response, err := next.RoundTrip(request)
+		if err == nil {
+			_, path, _ := strings.Cut(request.URL.Path, "/namespaces/"+namespace)
+			if parts := strings.Split(path, "/"); len(parts) > 2 {
 				parts[2] = "*"
-				what = strings.Join(parts, "/")
+				path = strings.Join(parts, "/")
 			}
-			response, err := next.RoundTrip(r)
-			if err == nil {
-				what += " " + strconv.Itoa(response.StatusCode)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.by == nil {
+				r.by = map[string]int{}
 			}
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			if w.by == nil {
-				w.by = map[string]int{}
-			}
-			w.by[what]++
-			return response, err
+			r.by[request.Method+" "+path+" "+strconv.Itoa(response.StatusCode)]++
 		}
-		return next.RoundTrip(r)
+		return response, err
 	})
 }
 
@@ -209,18 +185,18 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// print prints the counts, and how many there are for each of n reservations.
-func (w *writes) print(n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	sum := 0
-	for _, what := range slices.Sorted(maps.Keys(w.by)) {
-		fmt.Printf("%6d %s\n", w.by[what], what)
-		if !strings.Contains(what, "/events") {
-			sum += w.by[what]
+// print prints the counts, and how many writes there are for each of n reservations.
+func (r *requests) print(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	writes := 0
+	for _, what := range slices.Sorted(maps.Keys(r.by)) {
+		fmt.Printf("%6d %s\n", r.by[what], what)
+		if !strings.HasPrefix(what, http.MethodGet) && !strings.Contains(what, "/events") {
+			writes += r.by[what]
 		}
 	}
-	fmt.Printf("%.1f writes of the broker for each reservation, without events\n", float64(sum)/float64(n))
+	fmt.Printf("%.1f writes of the broker for each reservation, without events\n", float64(writes)/float64(n))
 }
 
 // stop ends what was started.
@@ -232,33 +208,11 @@ func (h *hub) stop() error {
 	return errors.Join(err, os.RemoveAll(h.dir))
 }
 
-// cpu is the CPU time that this process has used, and that of the API server and etcd, in
-// seconds. Unlike a duration, it does not depend on what else the machine does.
-func (h *hub) cpu() (own, server float64) {
-	own = ticks(os.Getpid())
-	for _, p := range h.cluster.Processes() {
-		server += ticks(p.Pid())
-	}
-	return own, server
-}
-
-// ticks is the CPU time of a process; 0 if it is gone.
-func ticks(pid int) float64 {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	// The name, in parentheses, may have spaces: what follows begins with field 3.
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	var sum float64
-	for _, field := range fields[11:13] {
-		n, err := strconv.ParseFloat(field, 64)
-		if err != nil {
-			return 0
-		}
-		sum += n / 100
-	}
-	return sum
+// cpu is the CPU time that this process has used, and that of the API server and of etcd,
+// in seconds.
+func (h *hub) cpu() (own, server, etcd float64) {
+	of := func(name string) float64 { return process.CPUTime(h.cluster.Process(name).Pid()).Seconds() }
+	return process.CPUTime(os.Getpid()).Seconds(), of("kube-apiserver"), of("etcd")
 }
 
 // logs are the last lines of the API server's processes.

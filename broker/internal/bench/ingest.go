@@ -100,16 +100,16 @@ func advertiseIngest(ctx context.Context, d *deployment, r *replica) error {
 		if err := wait(ctx, ingestBeat); err != nil {
 			return err
 		}
-		now, _ := memory(r.Pid())
-		fmt.Printf("settling: %s of CPU, %.0f MiB\n", cpuTime(r.Pid()), now)
+		now, _ := process.Memory(r.Pid())
+		fmt.Printf("settling: %s of CPU, %.0f MiB\n", process.CPUTime(r.Pid()), now)
 	}
 	const beats = 3
-	cpu, began := cpuTime(r.Pid()), time.Now()
+	cpu, began := process.CPUTime(r.Pid()), time.Now()
 	if err := wait(ctx, beats*ingestBeat); err != nil {
 		return err
 	}
-	cores := (cpuTime(r.Pid()) - cpu).Seconds() / time.Since(began).Seconds()
-	now, most := memory(r.Pid())
+	cores := (process.CPUTime(r.Pid()) - cpu).Seconds() / time.Since(began).Seconds()
+	now, most := process.Memory(r.Pid())
 	fmt.Printf("memory %.0f MiB (aim 300), at most %.0f MiB; %d clusters, beat %s\n", now, most, ingestAgents, ingestBeat)
 	report("advertise_ingest", cores, "cores", "0.15")
 	return nil

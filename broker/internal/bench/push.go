@@ -15,6 +15,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
 
 func init() { benches["push_latency"] = withBroker(10*time.Minute, pushLatency) }
@@ -77,7 +78,7 @@ func (d *deployment) push(ctx context.Context, r *replica, id string, count int)
 			quiet = true
 		}
 	}
-	cpu := cpuTime(r.Pid())
+	cpu := process.CPUTime(r.Pid())
 	const samples = 200
 	var latencies []time.Duration
 	for i := range samples {
@@ -97,7 +98,7 @@ func (d *deployment) push(ctx context.Context, r *replica, id string, count int)
 		latencies = append(latencies, time.Since(began))
 		time.Sleep(20 * time.Millisecond)
 	}
-	cpu = cpuTime(r.Pid()) - cpu
+	cpu = process.CPUTime(r.Pid()) - cpu
 	slices.Sort(latencies)
 	p99 = latencies[samples*99/100]
 	fmt.Printf("%d Reservations: p50 %s, p99 %s with the write; %s of CPU in the broker for each change\n", count, latencies[samples/2].Round(10*time.Microsecond), p99.Round(10*time.Microsecond), (cpu / samples).Round(10*time.Microsecond))

@@ -144,7 +144,7 @@ func concurrent(ctx context.Context, h *hub, name string, n int, aim string) err
 		return err
 	}
 	ids := make([]string, n)
-	own, server := h.cpu()
+	own, server, etcd := h.cpu()
 	start := time.Now()
 	put := func(do func(ctx context.Context, a *agent, i int) error) error {
 		group, ctx := errgroup.WithContext(ctx)
@@ -182,9 +182,9 @@ func concurrent(ctx context.Context, h *hub, name string, n int, aim string) err
 	}
 	fmt.Printf("%d reservations of %d consumers at 1 provider: requested in %.2f s, Reserved after %.2f s, Active after %.2f s, gone %.2f s after the first deletion; the ledger had %d bytes\n",
 		n, consumers, made.Seconds(), reserved.Sub(start).Seconds(), active.Sub(start).Seconds(), end.Sub(deleted).Seconds(), size)
-	ownAfter, serverAfter := h.cpu()
-	fmt.Printf("CPU: broker and agents %.1f s, API server and etcd %.1f s\n", ownAfter-own, serverAfter-server)
-	h.writes.print(n)
+	ownAfter, serverAfter, etcdAfter := h.cpu()
+	fmt.Printf("CPU: broker and agents %.1f s, API server %.1f s, etcd %.1f s\n", ownAfter-own, serverAfter-server, etcdAfter-etcd)
+	h.requests.print(n)
 	report(name, reserved.Sub(start).Seconds(), "s", aim)
 	return all.stop()
 }

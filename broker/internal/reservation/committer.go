@@ -22,10 +22,12 @@ const (
 	// maxBatch is the maximum number of changes in one write.
 	maxBatch = 256
 	// After a write of a ledger with more than pausedHolds, the next one waits for
-	// pausePerHold for each of them: every write costs the API server and those who watch
-	// as much as there are holds, so that the fewer writes the more holds there are.
-	pausedHolds  = 64
+	// pausePerHold for each of them, or for as long as the write took if that is longer:
+	// every write costs the API server and those who watch as much as there are holds, so
+	// that the fewer writes the more holds there are.
+	pausedHolds  = 16
 	pausePerHold = 100 * time.Microsecond
+	maxPause     = 2 * time.Second
 	// maxCommitTries is the number of tries of a write if another broker is first.
 	maxCommitTries = 10
 )
@@ -132,6 +134,7 @@ func (c *committer) writeNext(ctx context.Context, cluster string, queue *commit
 	var ad *broker.ClusterAdvertisement
 	err := errors.New("the write of the ledger did not end")
 	ended := false
+	start := c.clock.Now()
 	defer func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -144,14 +147,13 @@ func (c *committer) writeNext(ctx context.Context, cluster string, queue *commit
 			}
 			close(commit.done)
 		}
-		if pause := pauseAfter(ad); pause > 0 {
+		if pause := pauseAfter(ad, c.clock.Since(start)); pause > 0 {
 			c.pauses[cluster] = time.After(pause)
 		}
 		if more = len(queue.waiting) > 0; !more {
 			delete(c.queues, cluster)
 		}
 	}()
-	start := c.clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
 	ad, err = c.write(ctx, cluster, batch)
@@ -161,12 +163,13 @@ func (c *committer) writeNext(ctx context.Context, cluster string, queue *commit
 	return more
 }
 
-// pauseAfter is how long the next write of a ledger waits after this version.
-func pauseAfter(ad *broker.ClusterAdvertisement) time.Duration {
+// pauseAfter is how long the next write of a ledger waits after this version, whose write
+// took that long.
+func pauseAfter(ad *broker.ClusterAdvertisement, took time.Duration) time.Duration {
 	if ad == nil || len(ad.Status.Holds) <= pausedHolds {
 		return 0
 	}
-	return time.Duration(len(ad.Status.Holds)) * pausePerHold
+	return min(max(time.Duration(len(ad.Status.Holds))*pausePerHold, took), maxPause)
 }
 
 // write applies a batch to a ledger and writes it. Each commit gets the error of its own

@@ -46,8 +46,9 @@ type Options struct {
 	Freshness Freshness
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
-	// Workers is the number of concurrent reconciles of each controller. Default 32:
-	// a reconcile waits for the API server most of its time.
+	// Workers is the number of concurrent reconciles of each controller. Default 128:
+	// a reconcile waits for the API server most of its time, and those that wait for
+	// the same ledger share its write.
 	Workers int
 }
 
@@ -90,6 +91,9 @@ type Reconciler struct {
 	priceChanges map[string]map[string]string
 	// storedAt is when the advertisement of each cluster was last stored.
 	storedAt map[string]time.Time
+	// repeatedAt is when the stored advertisement of each cluster was last seen to be
+	// replaced by a newer one, by whichever broker.
+	repeatedAt map[string]time.Time
 	// remembered has the digest of each cluster's stored advertisement.
 	remembered map[string]remembered
 	// latest is the highest sequence of the advertisements of each cluster that were
@@ -132,7 +136,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		options.Clock = clock.RealClock{}
 	}
 	if options.Workers == 0 {
-		options.Workers = 32
+		options.Workers = 128
 	}
 	return &Reconciler{
 		client:      clients.Client,
@@ -154,6 +158,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 
 		priceChanges: map[string]map[string]string{},
 		storedAt:     map[string]time.Time{},
+		repeatedAt:   map[string]time.Time{},
 		remembered:   map[string]remembered{},
 		latest:       map[string]int64{},
 		impossible:   map[string]bool{},
@@ -275,6 +280,9 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 	if after != nil {
 		now = after.Status
 		r.store.putAdvertisement(after)
+		if before != nil && after.Spec.Sequence > before.Spec.Sequence {
+			r.repeated(after.Name)
+		}
 	} else {
 		r.store.removeAdvertisement(before)
 		r.forgetCluster(before.Name)
@@ -290,6 +298,13 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 		}
 	}
 	return changed
+}
+
+// repeated takes note that a cluster's advertisement was stored.
+func (r *Reconciler) repeated(cluster string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.repeatedAt[cluster] = r.clock.Now()
 }
 
 // changedHolds are the names of the Reservations whose holds differ between before and

@@ -389,12 +389,22 @@ func TestDeadlineOfBusyProvider(t *testing.T) {
 	h.expectPods("paris", "silence", 0, 1)
 }
 
-// Writes of small ledgers do not wait for each other, those of large ones do.
+// Writes of small ledgers do not wait for each other. Those of large ones do: for as long
+// as one takes, within bounds.
 func TestPauseAfterWrite(t *testing.T) {
-	for holds, want := range map[int]time.Duration{0: 0, 10: 0, ledger.MaxHolds: 100 * time.Millisecond} {
-		ad := &broker.ClusterAdvertisement{Status: broker.ClusterAdvertisementStatus{Holds: make([]broker.Hold, holds)}}
-		if got := pauseAfter(ad); got != want {
-			t.Errorf("a pause of %s after a write of %d holds, want %s", got, holds, want)
+	for _, tc := range []struct {
+		holds      int
+		took, want time.Duration
+	}{
+		{holds: 0, took: time.Second, want: 0},
+		{holds: 10, took: time.Second, want: 0},
+		{holds: ledger.MaxHolds, took: time.Millisecond, want: 100 * time.Millisecond},
+		{holds: ledger.MaxHolds, took: 300 * time.Millisecond, want: 300 * time.Millisecond},
+		{holds: 100, took: commitTimeout, want: maxPause},
+	} {
+		ad := &broker.ClusterAdvertisement{Status: broker.ClusterAdvertisementStatus{Holds: make([]broker.Hold, tc.holds)}}
+		if got := pauseAfter(ad, tc.took); got != tc.want {
+			t.Errorf("a pause of %s after a write of %d holds that took %s, want %s", got, tc.holds, tc.took, tc.want)
 		}
 	}
 }
@@ -678,5 +688,42 @@ func TestFiguresAreNotNews(t *testing.T) {
 		if got := differInFiguresOnly(status, after); got != tc.want {
 			t.Errorf("%s: figures only is %t", name, got)
 		}
+	}
+}
+
+// TestStoredByAnotherBroker checks that a broker does not take a cluster for silent that
+// advertises to another broker: it sees what that one stores.
+func TestStoredByAnotherBroker(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "4")
+	h.ask("r", 2, "1")
+	if got := h.store.holdersOf("r"); len(got) != 1 {
+		t.Fatalf("held by %v, want by paris", got)
+	}
+	h.answer("paris", "r", true)
+	for range 4 {
+		h.clock.Step(rewriteAfter)
+		before := h.store.advertisement("paris")
+		after := before.DeepCopy()
+		after.Spec.Sequence++
+		h.versions++
+		after.ResourceVersion = fmt.Sprint(h.versions)
+		h.AdvertisementChanged(before, after)
+	}
+	if active, _ := h.activity("paris", h.config); !active {
+		t.Error("paris counts as silent, and another broker has just stored its advertisement")
+	}
+	if in := h.reconcile("r"); len(in.holds()) != 1 || in.reliable(in.holds()[0]).Empty() {
+		t.Errorf("the hold in paris does not count any more: %+v", in.holds())
+	}
+	// Writes of the status say nothing of the cluster.
+	before := h.store.advertisement("paris")
+	h.clock.Step(h.config.staleAfter)
+	after := before.DeepCopy()
+	h.versions++
+	after.ResourceVersion = fmt.Sprint(h.versions)
+	h.AdvertisementChanged(before, after)
+	if active, _ := h.activity("paris", h.config); active {
+		t.Error("paris counts as active, and only its ledger was written")
 	}
 }

@@ -207,12 +207,16 @@ func (r *Reconciler) activity(cluster string, c config) (active, fresh bool) {
 }
 
 // lastAdvertised is when this broker last received the cluster's advertisement, or else
-// when it became the leader.
+// when it became the leader; later if another broker has stored one since. Otherwise, two
+// brokers that hear different clusters would take what the other one places for lost.
 func (r *Reconciler) lastAdvertised(cluster string) time.Time {
-	if at, received := r.freshness.ReceivedAt(cluster); received {
-		return at
+	at, received := r.freshness.ReceivedAt(cluster)
+	if !received {
+		at = r.startedAt()
 	}
-	return r.startedAt()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return lease.Later(at, r.repeatedAt[cluster])
 }
 
 // upToDate reports whether there is nothing to write.

@@ -102,7 +102,7 @@ func (s *Server) takeWrite(caller string) error {
 // maxCalls is the maximum number of calls of one cluster that are in progress at the same
 // time. Each may need memory of the size of its body and its response until the cluster
 // has sent or read it.
-const maxCalls = 48
+const maxCalls = 80
 
 // inProgress counts the calls of each caller that are in progress, without streams.
 type inProgress struct {

@@ -252,25 +252,36 @@ func notFound() error {
 }
 
 // deleteReservation begins the release: the Reservation is deleted when its holds are.
-// The read is live, because a Reservation that is not in the cache yet must not be
-// reported as deleted.
+// It is read live if it may not be the one in the cache: a Reservation that is not there
+// yet, or that follows a deleted one of its name, must not be reported as deleted.
 func (s *Server) deleteReservation(w http.ResponseWriter, r *http.Request, caller string) error {
 	if err := s.takeWrite(caller); err != nil {
 		return err
 	}
-	reservation := &broker.Reservation{}
-	if err := s.live.Get(r.Context(), s.key(r.PathValue("id")), reservation); err != nil {
-		return fmt.Errorf("reading reservation: %w", err)
-	}
-	if reservation.Spec.RequesterID != caller {
-		return notFound()
-	}
-	if reservation.DeletionTimestamp == nil {
-		if err := s.client.Delete(r.Context(), reservation, client.Preconditions{UID: &reservation.UID}); err != nil {
-			return fmt.Errorf("releasing reservation %s: %w", reservation.Name, err)
+	known := s.index.reservation(caller, r.PathValue("id"))
+	if known == nil || known.DeletionTimestamp != nil || s.release(r.Context(), known) != nil {
+		live := &broker.Reservation{}
+		if err := s.live.Get(r.Context(), s.key(r.PathValue("id")), live); err != nil {
+			return fmt.Errorf("reading reservation: %w", err)
+		}
+		if live.Spec.RequesterID != caller {
+			return notFound()
+		}
+		if err := s.release(r.Context(), live); err != nil {
+			return fmt.Errorf("releasing reservation %s: %w", live.Name, err)
 		}
 	}
 	return respond(w, http.StatusNoContent, nil)
+}
+
+// release deletes a version of a Reservation, unless that was done.
+func (s *Server) release(ctx context.Context, reservation *broker.Reservation) error {
+	if reservation.DeletionTimestamp != nil {
+		return nil
+	}
+	// A Reservation of the index is shared, and the response changes the object.
+	return s.client.Delete(ctx, &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: reservation.Namespace, Name: reservation.Name}},
+		client.Preconditions{UID: &reservation.UID})
 }
 
 func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) error {

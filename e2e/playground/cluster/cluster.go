@@ -63,7 +63,7 @@ type Cluster struct {
 	Kubeconfig string
 	Admin      *rest.Config
 	// Client and Set act as the administrator. Client knows Spillway's kinds.
-	Client client.Client
+	Client client.WithWatch
 	Set    kubernetes.Interface
 
 	options Options
@@ -157,7 +157,7 @@ func (c *Cluster) connect() error {
 	if err != nil {
 		return err
 	}
-	config.QPS, config.Burst = 1000, 2000
+	config.QPS = -1 // no limit
 	config.WarningHandler = rest.NoWarnings{}
 	c.Admin = config
 	scheme := runtime.NewScheme()
@@ -168,7 +168,7 @@ func (c *Cluster) connect() error {
 		return err
 	}
 	// Connects to the API server on first use.
-	c.Client, err = client.New(config, client.Options{Scheme: scheme})
+	c.Client, err = client.NewWithWatch(config, client.Options{Scheme: scheme})
 	return err
 }
 

@@ -89,10 +89,10 @@ func (h *home) count(ctx context.Context, l load, profile string, during func(co
 	if err != nil {
 		return r, err
 	}
-	written = written.minus(before)
-	r.writes, r.attempts = written.sum()/float64(l.pods), tried.sum()/float64(l.pods)
+	written = written.Minus(before)
+	r.writes, r.attempts = written.Sum()/float64(l.pods), tried.Sum()/float64(l.pods)
 	fmt.Printf("%s: %d pods in %.1f s, %.0f pods/s; for each pod %.2f attempts and %.2f writes:\n", l.name, r.bound, r.took.Seconds(), r.rate(), r.attempts, r.writes)
-	tried.print(l.pods)
-	written.print(l.pods)
+	printFor(l.pods, tried)
+	printFor(l.pods, written)
 	return r, h.clear(ctx, l.namespace)
 }

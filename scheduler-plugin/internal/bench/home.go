@@ -16,9 +16,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 	"github.com/spillway-dev/spillway/e2e/playground/process"
@@ -57,35 +57,15 @@ func startHome(ctx context.Context, nodes int) (h *home, err error) {
 	if h.dir, err = os.MkdirTemp("", "spillway-bench-"); err != nil {
 		return h, err
 	}
-	programs, err := binaries.Programs(ctx, func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }, "etcd", "kube-apiserver")
-	if err != nil {
-		return h, err
-	}
 	if err := binaries.Own(ctx, h.dir, "./scheduler-plugin"); err != nil {
 		return h, err
 	}
 	h.program = filepath.Join(h.dir, "scheduler-plugin")
-	h.cluster, err = cluster.Start(ctx, cluster.Options{
-		Name: "rome", Dir: filepath.Join(h.dir, "rome"), APIOnly: true,
-		Programs: cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]},
-	})
-	if err != nil {
+	if h.cluster, err = controlplane.Run(ctx, "rome", filepath.Join(h.dir, "rome")); err != nil {
 		return h, err
 	}
-	root, err := binaries.Root()
-	if err != nil {
-		return h, err
-	}
-	crds := []string{filepath.Join(root, "charts/broker/crds"), filepath.Join(root, "charts/agent/crds")}
-	if _, err := envtest.InstallCRDs(h.cluster.Admin, envtest.CRDInstallOptions{Paths: crds, ErrorIfPathMissing: true}); err != nil {
-		return h, fmt.Errorf("installing the CRDs: %w", err)
-	}
+	h.api = h.cluster.Client
 	config := rest.CopyConfig(h.cluster.Admin)
-	config.QPS = -1
-	if h.api, err = client.NewWithWatch(config, client.Options{Scheme: h.cluster.Client.Scheme()}); err != nil {
-		return h, err
-	}
-	config = rest.CopyConfig(config)
 	config.ContentType = runtime.ContentTypeProtobuf
 	if h.pods, err = kubernetes.NewForConfig(config); err != nil {
 		return h, err
