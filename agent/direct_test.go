@@ -55,7 +55,7 @@ func TestDirectWithBroker(t *testing.T) {
 	agent := func(config *rest.Config, id string, lending bool) {
 		start(t, program, config, "--broker-transport=http", "--broker-url=https://"+address, "--broker-ca-hash="+ca.Data["caHash"], "--join-token-file="+tokenFile,
 			"--cluster-id="+id, "--health-probe-bind-address="+freeAddress(t), "--api-server-endpoint="+config.Host, fmt.Sprintf("--lend-enabled=%t", lending),
-			"--driver=direct", "--peering-idle-time=2s", "--advertisement-requeue-interval=1s")
+			"--driver=direct", "--hold=none", "--peering-idle-time=2s", "--advertisement-requeue-interval=1s")
 	}
 	agent(romeConfig, "rome", false)
 	agent(parisConfig, "paris", true)

@@ -197,7 +197,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		return err
 	}
 	recorder := events.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
-	lookup, err := owners.New(ctrl.Log.WithName("owners"), mgr.GetConfig(), o.ownerKinds)
+	lookup, err := owners.New(ctrl.Log.WithName("owners"), clock.RealClock{}, mgr.GetConfig(), o.ownerKinds)
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ func TestFlags(t *testing.T) {
 	o, err := parse(nil)
 	expect.NoError(t, err)
 	if o.transport != "" || o.advertisementName != "cluster-advertisement" || o.advertisementNamespace != "default" || o.instructionNamespace != "default" ||
-		o.advertisementInterval != 30*time.Second || o.namespace != "agents" || o.driver != "liqo" || o.leaderElect || o.metrics != ":8080" || o.probes != ":8081" ||
+		o.advertisementInterval != 30*time.Second || o.namespace != "agents" || o.driver != "liqo" || o.hold != "placeholders" || o.placeholders.Namespace != "spillway-holds" || o.leaderElect || o.metrics != ":8080" || o.probes != ":8081" ||
 		!o.lending.Enabled || o.cost != nil || o.releaseGrace != 30*time.Second || o.peeringIdleTime != 10*time.Minute || o.finishedPodRetention != 5*time.Minute {
 		t.Errorf("the defaults are %+v", o)
 	}

@@ -129,7 +129,7 @@ func parse(arguments []string) (options, error) {
 		o.headroom, err = parseResources(text)
 		return err
 	})
-	flags.StringVar(&o.hold, "hold", holdNone, "How promised capacity is held: none accounts for it, placeholders keeps its places with pods.")
+	flags.StringVar(&o.hold, "hold", holdPlaceholders, "How promised capacity is held: placeholders keeps its places with pods, none accounts for it.")
 	flags.StringVar(&o.placeholders.Namespace, "placeholders-namespace", placeholder.DefaultNamespace, "Namespace of placeholders.")
 	flags.StringVar(&o.placeholders.Image, "placeholders-image", placeholder.DefaultImage, "Image of placeholders.")
 	flags.DurationVar(&o.proofTimeout, "placeholders-timeout", 20*time.Second, "Time in which the scheduler must find a place for each placeholder.")

@@ -51,7 +51,7 @@ func newCommand() *cobra.Command {
 		if err != nil {
 			return nil, fmt.Errorf("reading the host name: %w", err)
 		}
-		return overflow.NewWithLeader(ctx, args, handle, func() bool { return leader.LeadsOn(host) })
+		return overflow.New(ctx, args, handle, func() bool { return leader.LeadsOn(host) })
 	}))
 	cmd.Use = "spillway-scheduler"
 	cmd.Long = "kube-scheduler with Spillway's plugin " + overflow.Name + ": it requests capacity in other clusters for pods that do not fit in this one.\n"

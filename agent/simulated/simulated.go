@@ -24,6 +24,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
 // LabelConsumer marks a guest in the simulation with its consumer.
@@ -76,6 +77,16 @@ func Add(ctx context.Context, mgr manager.Manager, o Options) error {
 	lending := broker.Lending{Enabled: o.Lending}
 	consumers, providers := transport.NewConsumerMirror(o.Connection), transport.NewProviderMirror(o.Connection)
 	err := errors.Join(instruction.SetupIndex(ctx, mgr), mgr.Add(consumers), mgr.Add(providers))
+	provided := instruction.NewProvider(mgr.GetClient(), o.Namespace, o.Connection, providers, o.Clock)
+	advertiser := advertise.New(o.Connection, advertise.Options{
+		Terms:    inventory.Terms{ClusterID: o.ClusterID, ClusterName: o.ClusterID, EndpointURL: "https://" + o.ClusterID + ":6443", Lending: lending},
+		Interval: o.Interval, Recognizer: recognizer, Unlisted: provided.Unlisted, Clock: o.Clock,
+	})
+	providers.Subscribe(func(change transport.Change[protocol.ProviderView]) {
+		if change.Relisted {
+			advertiser.Connected()
+		}
+	})
 	controllers := []interface {
 		SetupWithManager(mgr manager.Manager) error
 	}{
@@ -83,14 +94,11 @@ func Add(ctx context.Context, mgr manager.Manager, o Options) error {
 		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
 			ClusterID: o.ClusterID, InstructionNamespace: o.Namespace, Namespace: o.Namespace, Broker: o.Connection, Mirror: consumers, InUse: o.InUse, Clock: o.Clock,
 		}),
-		advertise.New(o.Connection, advertise.Options{
-			Terms:    inventory.Terms{ClusterID: o.ClusterID, ClusterName: o.ClusterID, EndpointURL: "https://" + o.ClusterID + ":6443", Lending: lending},
-			Interval: o.Interval, Recognizer: recognizer, Clock: o.Clock,
-		}),
+		advertiser,
 	}
 	if !o.Deaf {
 		controllers = append(controllers,
-			instruction.NewProvider(mgr.GetClient(), o.Namespace, o.Connection, providers, o.Clock),
+			provided,
 			hold.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, o.Grants.provider, hold.Options{
 				Namespace: o.Namespace, Lending: lending, Recognizer: recognizer, PeeringIdleTime: time.Minute, Clock: o.Clock,
 				// Without goroutines of its own, the schedule decides the order of all calls.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -73,6 +74,7 @@ func TestAttacks(t *testing.T) {
 }
 
 func (s *attackScenario) setup(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	restoreLeftGuards(ctx, t)
 	expectIdle(ctx, t)
 	s.ns = namespace(ctx, t, "scenario-attacks", true)
 	s.reservation = &broker.Reservation{
@@ -140,23 +142,34 @@ func restoreGuard(ctx context.Context, t *testing.T, g *attackGuard) {
 	})
 }
 
-// policyGuard is a ValidatingAdmissionPolicy of paris, removed with its binding.
+// policyGuard is a ValidatingAdmissionPolicy of paris, removed by having it deny nothing.
 func policyGuard(ctx context.Context, t *testing.T, name string) *attackGuard {
 	t.Helper()
-	var saved admissionv1.ValidatingAdmissionPolicyBinding
-	if err := paris.Get(ctx, client.ObjectKey{Name: name}, &saved); err != nil {
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{}
+	if err := paris.Get(ctx, client.ObjectKey{Name: name}, binding); err != nil {
 		t.Fatal(err)
 	}
-	binding := &admissionv1.ValidatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: saved.Labels, Annotations: saved.Annotations}, Spec: saved.Spec,
+	return objectGuard(name, binding, `{"spec":{"validationActions":["Audit"]}}`, denies)
+}
+
+// denies is the patch by which a policy denies what does not comply with it, as all of the
+// chart's do.
+const denies = `{"spec":{"validationActions":["Deny"]}}`
+
+// restoreLeftGuards restores the guards that a run left removed which was killed: those that
+// do not end with the grant.
+func restoreLeftGuards(ctx context.Context, t *testing.T) {
+	t.Helper()
+	var bindings admissionv1.ValidatingAdmissionPolicyBindingList
+	if err := paris.List(ctx, &bindings); err != nil {
+		t.Fatal(err)
 	}
-	return &attackGuard{
-		name:   name,
-		remove: func(ctx context.Context) error { return client.IgnoreNotFound(paris.Delete(ctx, binding.DeepCopy())) },
-		restore: func(ctx context.Context) error {
-			return client.IgnoreAlreadyExists(paris.Create(ctx, binding.DeepCopy()))
-		},
+	for i := range bindings.Items {
+		if b := &bindings.Items[i]; strings.HasPrefix(b.Name, "spillway-") && !slices.Contains(b.Spec.ValidationActions, admissionv1.Deny) {
+			restoreGuard(ctx, t, objectGuard(b.Name, b, denies, denies))
+		}
 	}
+	restoreGuard(ctx, t, permissionGuard())
 }
 
 // permissionGuard is RBAC in paris, removed by binding cluster-admin to the subjects.

@@ -5,13 +5,13 @@ package scenarios
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/e2e-framework/pkg/envconf"
 	"sigs.k8s.io/e2e-framework/pkg/features"
 )
@@ -54,14 +54,14 @@ func heldPlacesAreKept(ctx context.Context, t *testing.T, _ *envconf.Config) con
 	if err := rome.Create(ctx, deployment(ns, "held", heldPods, requests("cpu", heldCPU, "memory", "16Mi"))); err != nil {
 		t.Fatal(err)
 	}
-	eventually(ctx, t, "placeholders or guests have all places", time.Minute, func(ctx context.Context) (bool, string) {
+	eventually(ctx, t, "the scheduler of paris has placed the placeholders", time.Minute, func(ctx context.Context) (bool, string) {
 		var list corev1.PodList
-		if err := paris.List(ctx, &list); err != nil {
+		if err := paris.List(ctx, &list, client.InNamespace("spillway-holds")); err != nil {
 			return false, err.Error()
 		}
 		bound := 0
 		for _, p := range list.Items {
-			if p.Spec.NodeName != "" && (p.Namespace == "spillway-holds" || strings.HasSuffix(p.Namespace, "-"+rome.Name)) {
+			if p.Spec.NodeName != "" {
 				bound++
 			}
 		}

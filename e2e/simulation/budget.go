@@ -1,7 +1,10 @@
 package main
 
 import (
+	"math"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -16,16 +19,23 @@ const (
 	writesPerMinute = 4
 )
 
-// budget is the number of writes of the hub that the events so far, and the time,
-// account for.
+// halfLife is how long it takes until half of what is not written is not allowed any more:
+// what was allowed for an event, or while nothing happened, is no reserve for later.
+const halfLife = 2 * time.Minute
+
+// budget is the number of writes of the hub that the last events, and the time, account
+// for.
 type budget struct {
-	writes float64
+	left float64
+	// counted are the writes that were taken from it.
+	counted int
 }
 
 // allow adds what one event may cause. The Reservations that it concerns are those that
 // are in the hub by now, and one that it may create.
 func (w *world) allow() {
-	w.budget.writes += writesPerEvent + writesPerReservation*float64(1+w.inHub())
+	w.budget.left += writesPerEvent + writesPerReservation*float64(1+w.inHub())
+	w.checks.returns = map[types.UID]int{}
 }
 
 // allowFor adds what may be written in a time without events.
@@ -35,7 +45,8 @@ func (w *world) allowFor(duration time.Duration) {
 		// What one writes, the other one answers.
 		perMinute *= 2
 	}
-	w.budget.writes += perMinute * duration.Minutes()
+	w.budget.left *= math.Exp2(-duration.Seconds() / halfLife.Seconds())
+	w.budget.left += perMinute * duration.Minutes()
 }
 
 func (w *world) inHub() int { return w.hub.Count(&broker.Reservation{}) }
@@ -43,7 +54,9 @@ func (w *world) inHub() int { return w.hub.Count(&broker.Reservation{}) }
 // checkWrites checks that the hub's writes are within the budget, at any time.
 func (i *invariants) checkWrites(w *world) {
 	writes := total(w.hub.Writes())
-	if float64(writes) > w.budget.writes {
-		i.fail(invariantWrites, "%d writes, and the events so far account for %.0f: %v", writes, w.budget.writes, w.hub.Writes())
+	w.budget.left -= float64(writes - w.budget.counted)
+	w.budget.counted = writes
+	if w.budget.left < 0 {
+		i.fail(invariantWrites, "%d writes more than the last events account for: %v", int(math.Ceil(-w.budget.left)), w.hub.Writes())
 	}
 }

@@ -40,18 +40,21 @@ type violation struct {
 type invariants struct {
 	versions [4]int64
 	found    *violation
+	// only is the invariant that is checked, "" for all.
+	only string
 	// made is when each cluster's stored advertisement was made, reserved when each
 	// Reservation with a duration was first seen with a hold.
 	made     map[string]time.Time
 	reserved map[types.UID]time.Time
-	// homes are, for each Reservation, the clusters that have held its capacity, one after
-	// the other.
-	homes map[types.UID][]string
+	// homes are, for each Reservation, the clusters that have granted it capacity, and
+	// whether they still do. returns is how often one did so again since the last event.
+	homes   map[types.UID]map[string]bool
+	returns map[types.UID]int
 }
 
 // fail records the first violation.
 func (i *invariants) fail(invariant, format string, args ...any) {
-	if i.found == nil {
+	if i.found == nil && (i.only == "" || i.only == invariant) {
 		i.found = &violation{invariant, fmt.Sprintf(format, args...)}
 	}
 }
@@ -95,36 +98,42 @@ func (i *invariants) checkNews(w *world) {
 	}
 }
 
-// maxReturns is how often a Reservation may come back to clusters that it has left.
+// maxReturns is how often clusters may grant a Reservation what they granted before and it
+// lost, because of one event.
 const maxReturns = 3
 
 // checkHomes checks that Reservations do not keep moving between clusters.
 func (i *invariants) checkHomes(w *world) {
 	var ads broker.ClusterAdvertisementList
 	must(w.client.List(context.Background(), &ads, client.UnsafeDisableDeepCopy))
-	now := map[types.UID][]string{}
+	granted := map[types.UID]map[string]bool{}
 	for n := range ads.Items {
 		for _, hold := range ads.Items[n].Status.Holds {
-			if !hold.Promised.Empty() {
-				now[hold.ReservationUID] = append(now[hold.ReservationUID], ads.Items[n].Name)
+			if cpus(hold.Granted) > 0 {
+				if granted[hold.ReservationUID] == nil {
+					granted[hold.ReservationUID] = map[string]bool{}
+				}
+				granted[hold.ReservationUID][ads.Items[n].Name] = true
 			}
 		}
 	}
-	for uid, clusters := range now {
-		homes, home := i.homes[uid], strings.Join(clusters, " and ")
-		if len(clusters) > 1 || len(homes) > 0 && homes[len(homes)-1] == home {
-			// While it moves, it is in both.
-			continue
+	for uid, homes := range i.homes {
+		for cluster := range homes {
+			homes[cluster] = homes[cluster] && granted[uid][cluster]
 		}
-		i.homes[uid] = append(homes, home)
-		returns := 0
-		for n, other := range homes {
-			if slices.Contains(homes[:n], other) {
-				returns++
+	}
+	for uid, clusters := range granted {
+		if i.homes[uid] == nil {
+			i.homes[uid] = map[string]bool{}
+		}
+		for cluster := range clusters {
+			if still, before := i.homes[uid][cluster]; before && !still {
+				i.returns[uid]++
 			}
+			i.homes[uid][cluster] = true
 		}
-		if returns > maxReturns {
-			i.fail(invariantStays, "Reservation %s was held by %s, and is by %s", uid, strings.Join(homes, ", then "), home)
+		if i.returns[uid] > maxReturns {
+			i.fail(invariantStays, "Reservation %s was granted capacity by clusters that it had left, %d times after one event: %v", uid, i.returns[uid], slices.Sorted(maps.Keys(i.homes[uid])))
 		}
 	}
 }
@@ -226,13 +235,17 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 	lost := max(a.granted.total(), a.reported.total())+int64(len(c.localPods())) > c.capacity
 	for _, uid := range slices.Sorted(maps.Keys(a.consumer)) {
 		charged := a.charged[uid]
-		if w.restored {
-			// The restored ledger has holds that ended since: they are nowhere else.
+		if !c.restoredKnown {
+			c.restored[uid] = max(c.restored[uid], charged)
+		}
+		if charged <= c.restored[uid] {
+			// It may have ended before the hub was restored: then it is nowhere else. Or the
+			// hub did not know yet what the provider holds, which refuses it.
 			charged = 0
 		}
 		taken[a.consumer[uid]] += max(charged, a.held[uid])
 		parts = append(parts, fmt.Sprintf("%s of %s: charged %d, held %d", uid, a.consumer[uid], a.charged[uid], a.held[uid]))
-		if granted := max(a.granted[uid], a.reported[uid]); granted > a.held[uid] && !w.restored && (w.resting || !a.gaveUp[uid] && !lost) {
+		if granted := max(a.granted[uid], a.reported[uid]); granted > a.held[uid] && (w.resting || !w.restored && !a.gaveUp[uid] && !lost) {
 			i.fail(invariantGrant, "%s: %d CPUs are granted to %s of %s (%d by its status), but %d are held", c.id, granted, uid, a.consumer[uid], a.reported[uid], a.held[uid])
 		}
 	}
@@ -252,12 +265,12 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 // unanswered describes a request that has neither its grant nor a reason to wait; "" if
 // there is none.
 func (w *world) unanswered() string {
-	for _, c := range w.clusters {
+	for _, c := range w.members() {
 		var list broker.ReservationList
 		must(c.client.List(context.Background(), &list, client.InNamespace(workloads)))
 		for i := range list.Items {
 			r := &list.Items[i]
-			if why := lacks(r); why != "" && r.DeletionTimestamp == nil {
+			if why := w.lacks(r); why != "" && r.DeletionTimestamp == nil {
 				return fmt.Sprintf("Reservation %s of %s: %s; %q, conditions %s; in the hub: %s", r.Name, c.id, why, r.Status.Summary, conditions(r), w.copyOf(r))
 			}
 		}
@@ -279,7 +292,7 @@ func (w *world) copyOf(r *broker.Reservation) string {
 
 // idle describes capacity that is free while a request waits; "" if there is none.
 func (w *world) idle() string {
-	for _, c := range w.clusters {
+	for _, c := range w.members() {
 		var list broker.ReservationList
 		must(c.client.List(context.Background(), &list, client.InNamespace(workloads)))
 		for i := range list.Items {
@@ -287,7 +300,7 @@ func (w *world) idle() string {
 			if !meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued) || r.DeletionTimestamp != nil || ended(r) {
 				continue
 			}
-			for _, provider := range w.clusters {
+			for _, provider := range w.members() {
 				if provider == c || provider.deaf || provider.id == w.refuses {
 					continue
 				}
@@ -298,6 +311,11 @@ func (w *world) idle() string {
 		}
 	}
 	return ""
+}
+
+// members are the clusters that are not gone.
+func (w *world) members() []*cluster {
+	return slices.DeleteFunc(slices.Clone(w.clusters), func(c *cluster) bool { return c.gone })
 }
 
 func ended(r *broker.Reservation) bool {
@@ -319,12 +337,13 @@ func (a *account) taken() (sum int64) {
 	return sum
 }
 
-// lacks explains what a Reservation lacks; "" if nothing.
-func lacks(r *broker.Reservation) string {
+// lacks explains what a Reservation lacks; "" if nothing. What a cluster that is gone has
+// granted does not count.
+func (w *world) lacks(r *broker.Reservation) string {
 	requested := broker.HeldCapacity{PodSets: r.Spec.PodSets}.Pods()
 	var granted int32
 	for _, allocation := range r.Status.Allocations {
-		if allocation.Accepted {
+		if allocation.Accepted && !w.cluster(allocation.Cluster).gone {
 			granted += broker.HeldCapacity{PodSets: allocation.PodSets}.Pods()
 		}
 	}
@@ -365,6 +384,10 @@ func (w *world) left() string {
 	waiting := map[string]bool{}
 	for _, ad := range ads.Items {
 		for _, hold := range ad.Status.Holds {
+			if w.cluster(ad.Name).gone && hold.Promised.Empty() {
+				// It is charged as long as nothing is known of its guests.
+				continue
+			}
 			if ad.Name == silent {
 				// Its release waits for the provider's answer.
 				waiting[hold.ReservationName] = true
@@ -376,11 +399,15 @@ func (w *world) left() string {
 	var inHub broker.ReservationList
 	must(w.client.List(ctx, &inHub))
 	for _, r := range inHub.Items {
+		if w.cluster(r.Spec.RequesterID).gone && ended(&r) && len(r.Finalizers) == 0 {
+			// It says why it has ended, until its consumer or an administrator deletes it.
+			continue
+		}
 		if !waiting[r.Name] {
 			return fmt.Sprintf("Reservation %s is left in the hub: %s", r.Name, conditions(&r))
 		}
 	}
-	for _, c := range w.clusters {
+	for _, c := range w.members() {
 		for _, list := range []client.ObjectList{&broker.ReservationList{}, &broker.ReservationInstructionList{}, &broker.ProviderInstructionList{}} {
 			must(c.client.List(ctx, list))
 			if n := meta.LenList(list); n > 0 && c.id != silent {

@@ -51,6 +51,7 @@ const (
 	actReplayAcks action = "answers arrive again"
 	actLoseAck    action = "next answer is lost"
 	actRefuse     action = "provider refuses from now on"
+	actGone       action = "cluster is gone for good"
 )
 
 // callFault is what happens to a call.
@@ -130,8 +131,11 @@ func newSchedule(seed uint64) schedule {
 		add(step/2, actBackup)
 		add(step, actRestore)
 	}
-	if seed%directedEvery == 0 {
-		s.direct(rng, int(seed/directedEvery))
+	switch {
+	case seed%directedEvery == 0:
+		s.direct(rng, scenarios[int(seed/directedEvery)%len(scenarios)])
+	case seed%longEvery == longEvery-1:
+		s.direct(rng, longScenarios[int(seed/longEvery)%len(longScenarios)])
 	}
 	return s
 }
@@ -172,7 +176,7 @@ func (w *world) apply(e event) {
 	case actCut:
 		c.cut = true
 	case actHeal:
-		c.cut = false
+		c.cut = c.gone
 	case actCutStreams:
 		w.cutStreams(c)
 	case actReplay:
@@ -212,6 +216,9 @@ func (w *world) apply(e event) {
 		w.refuses = c.id
 	case actLoseAck:
 		w.losesAck = c.id
+	case actGone:
+		c.gone, c.cut = true, true
+		w.stopAgent(c)
 	case actBackup:
 		w.backup = w.hub.Backup()
 	case actRestore:
@@ -281,6 +288,9 @@ func (w *world) restore() {
 	}
 	w.hub.Restore(w.backup)
 	w.restored = true
+	for _, c := range w.clusters {
+		c.restored, c.relisted, c.restoredKnown = w.account(c).charged, false, false
+	}
 	for _, b := range w.brokers {
 		w.startBroker(b)
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -19,6 +20,8 @@ import (
 // plant is a fault that is put at a seam on purpose, to see that the invariants find it.
 type plant struct {
 	name string
+	// by is the invariant that must find it: others are not checked. It is empty if any may.
+	by string
 	// setUp changes the world before its programs start.
 	setUp func(*world)
 	// brokerWrites and agentWrites wrap the client of a program's writes and live reads.
@@ -119,6 +122,25 @@ var plants = []plant{
 			spec.Sequence = max(spec.Sequence, stored.Spec.Sequence+1)
 		}
 	})},
+	{name: "a provider does not advertise what the hub has lost", by: invariantCapacity, request: onAdvertisement(func(_ *world, spec *broker.ClusterAdvertisementSpec) {
+		spec.UnlistedHolds, spec.ObservedHolds = nil, nil
+	})},
+	{name: "a provider advertises only what it had at first", by: invariantProgress, request: onAdvertisement(func(w *world, spec *broker.ClusterAdvertisementSpec) {
+		var stored broker.ClusterAdvertisement
+		if w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: spec.ClusterID}, &stored) == nil {
+			spec.Resources, spec.NodeClasses = stored.Spec.Resources, stored.Spec.NodeClasses
+		}
+	})},
+	{name: "the lease of a consumer that is gone does not end", by: invariantEnd, setUp: configured(broker.BrokerConfigSpec{DefaultLease: &metav1.Duration{Duration: 1000 * time.Hour}})},
+	{name: "an agent's status is never what it wrote", by: invariantSettle, agentWrites: onStatus(func(w *world, object client.Object) bool {
+		if i, ok := object.(*broker.ProviderInstruction); ok {
+			for n := range i.Status.Conditions {
+				w.names++
+				i.Status.Conditions[n].Message = fmt.Sprint(w.names)
+			}
+		}
+		return true
+	})},
 	{name: "a deletion is lost", request: func(_ *world, m message) message {
 		if m.method == http.MethodDelete {
 			m.method, m.target = http.MethodGet, protocol.PathAdvertisements
@@ -126,6 +148,9 @@ var plants = []plant{
 		return m
 	}},
 	{name: "streams lose deletions", loses: func(e protocol.Event) bool { return e.Type == protocol.EventDelete }},
+	{name: "a broker does not see what clusters advertise to another one", by: invariantStays, brokerWrites: func(w *world, c client.Client) client.Client {
+		return &plantedClient{Client: c, update: func(o client.Object) { w.keepTimestamp(o) }}
+	}},
 	{name: "a new leader acts before its caches have caught up", anyLeader: true},
 	{name: "the broker does not notice new capacity", stalls: "broker-a watch ClusterAdvertisement"},
 }
@@ -155,12 +180,25 @@ func onHolds(change func([]broker.Hold) []broker.Hold) func(*world, client.Clien
 	})
 }
 
+// plantedClient changes writes: of a status with change, unless it is nil, or of all else
+// with update.
 type plantedClient struct {
 	client.Client
 	change func(client.Object) bool
+	update func(client.Object)
+}
+
+func (c *plantedClient) Update(ctx context.Context, object client.Object, options ...client.UpdateOption) error {
+	if c.update != nil {
+		c.update(object)
+	}
+	return c.Client.Update(ctx, object, options...)
 }
 
 func (c *plantedClient) Status() client.SubResourceWriter {
+	if c.change == nil {
+		return c.Client.Status()
+	}
 	return &plantedStatus{SubResourceWriter: c.Client.Status(), change: c.change}
 }
 
@@ -181,6 +219,14 @@ func (s *plantedStatus) Patch(ctx context.Context, object client.Object, patch c
 		return nil
 	}
 	return s.SubResourceWriter.Patch(ctx, object, patch, options...)
+}
+
+// keepTimestamp makes an advertisement that is written look as old as the stored one.
+func (w *world) keepTimestamp(object client.Object) {
+	var stored broker.ClusterAdvertisement
+	if ad, ok := object.(*broker.ClusterAdvertisement); ok && w.client.Get(context.Background(), client.ObjectKeyFromObject(ad), &stored) == nil {
+		ad.Spec.Sequence, ad.Spec.Timestamp = stored.Spec.Sequence, stored.Spec.Timestamp
+	}
 }
 
 // recordsAttempt reports whether a status write records a Reservation's attempt before a

@@ -14,16 +14,18 @@ import (
 )
 
 const (
-	// answerWithin is how long after the last fault every request must have its answer,
-	// endWithin how long after its deletion everything must be gone.
-	answerWithin = 12 * time.Minute
-	endWithin    = 12 * time.Minute
+	// answerWithin is how long after the last fault every request must have its answer, and
+	// how long after its deletion everything must be gone. leaseOfSilent is how much longer
+	// what a cluster that is gone has reserved may be held.
+	answerWithin  = 12 * time.Minute
+	leaseOfSilent = time.Hour
 	// restSteps is how many steps may pass in that time.
 	restSteps = 6000
-	// quietFor is how long the writes are counted once all is answered, maxQuiet how many
-	// there may be.
-	quietFor = time.Minute
-	maxQuiet = 20
+	// quietFor is how long the writes and the steps are counted once all is answered,
+	// maxQuiet and maxQuietSteps how many there may be.
+	quietFor      = time.Minute
+	maxQuiet      = 20
+	maxQuietSteps = 300
 )
 
 // result of one schedule.
@@ -82,7 +84,7 @@ func (w *world) rest(s schedule) {
 	w.endLate()
 	w.fail(w.brokers[1])
 	for n, c := range w.clusters {
-		c.cut = false
+		c.cut = c.gone
 		if c.program == nil || c.deaf && n != s.deaf {
 			c.deaf = n == s.deaf
 			w.stopAgent(c)
@@ -95,7 +97,7 @@ func (w *world) rest(s schedule) {
 	w.until(quietFor, nil)
 	// By now, the broker has learned what providers gave up.
 	w.resting = true
-	before := total(w.hub.Writes())
+	before, steps := total(w.hub.Writes()), w.steps
 	w.until(quietFor, nil)
 	if w.checks.found != nil {
 		return
@@ -103,19 +105,26 @@ func (w *world) rest(s schedule) {
 	if writes := total(w.hub.Writes()) - before; writes > maxQuiet {
 		w.checks.fail(invariantWrites, "%d writes in %s without an event: %v", writes, quietFor, w.hub.Writes())
 	}
+	if steps = w.steps - steps; steps > maxQuietSteps {
+		w.checks.fail(invariantSettle, "%d steps in %s without an event", steps, quietFor)
+	}
+	w.record(fmt.Sprintf("quiet steps %d", steps))
 	// A provider that does not answer may just be asked again.
 	w.until(answerWithin/4, func() bool { return w.unanswered() == "" })
 	if why := w.unanswered(); why != "" {
 		w.checks.fail(invariantAnswer, "%s", why)
 	}
-	if !w.restored {
-		w.until(answerWithin, func() bool { return w.idle() == "" })
-		if what := w.idle(); what != "" {
-			w.checks.fail(invariantProgress, "%s", what)
-		}
+	within := time.Duration(answerWithin)
+	if len(w.members()) < len(w.clusters) {
+		// What the others wait for is free when the lease of one that is gone ends.
+		within += leaseOfSilent
+	}
+	w.until(within, func() bool { return w.idle() == "" })
+	if what := w.idle(); what != "" {
+		w.checks.fail(invariantProgress, "%s", what)
 	}
 	w.deleteAll()
-	w.until(endWithin, func() bool { return w.left() == "" })
+	w.until(within, func() bool { return w.left() == "" })
 	if what := w.left(); what != "" {
 		w.checks.fail(invariantEnd, "%s", what)
 	}

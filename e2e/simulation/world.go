@@ -68,9 +68,17 @@ type cluster struct {
 	// cut is set while the cluster cannot reach the hub; deaf while its agent does not
 	// decide on holds.
 	cut, deaf bool
-	capacity  int64
-	pods      int
-	model     modelCache
+	// gone is set once the cluster's agent has ended for good.
+	gone     bool
+	capacity int64
+	// restored is what its ledger in the restored hub charges: it may have ended since, or
+	// was promised when the hub did not know what the cluster holds. relisted is set once
+	// the hub has listed what it knows to the cluster, restoredKnown once the hub has an
+	// advertisement that was made after that. Both are set before the first restore.
+	restored                pledges
+	relisted, restoredKnown bool
+	pods                    int
+	model                   modelCache
 }
 
 // world is everything that one schedule runs.
@@ -124,13 +132,13 @@ type armed struct {
 func newWorld(seed uint64, p plant, lending []int64) *world {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 1)), gate: &stepwise.Gate{}, plant: p, started: time.Now(), frozen: map[string]int{},
-		checks: invariants{made: map[string]time.Time{}, reserved: map[types.UID]time.Time{}, homes: map[types.UID][]string{}},
+		checks: invariants{only: p.by, made: map[string]time.Time{}, reserved: map[types.UID]time.Time{}, homes: map[types.UID]map[string]bool{}, returns: map[types.UID]int{}},
 	}
 	w.hub = newServer("hub", &broker.Reservation{}, &broker.ClusterAdvertisement{}, &broker.BrokerConfig{}, &broker.ClusterRegistration{})
 	w.client = w.hub.Client()
 	for i, id := range []string{"rome", "paris", "berlin"} {
 		c := &cluster{
-			id: id, grants: agent.NewGrants(), clock: &stepwise.Clock{}, capacity: lending[i],
+			id: id, relisted: true, restoredKnown: true, grants: agent.NewGrants(), clock: &stepwise.Clock{}, capacity: lending[i],
 			server: newServer(id, &broker.Reservation{}, &broker.ReservationInstruction{}, &broker.ProviderInstruction{}, &broker.ClusterAdvertisement{},
 				&broker.OverflowPolicy{}, &corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}),
 		}
@@ -201,6 +209,9 @@ func (w *world) stopBroker(b *brokerProcess) {
 }
 
 func (w *world) startAgent(c *cluster) {
+	if c.gone {
+		return
+	}
 	w.allow()
 	c.program = stepwise.NewProgram(stepwise.Options{
 		Name: "agent-" + c.id, Server: c.server, Scheme: scheme, Gate: w.gate, Writes: wrap(w, w.plant.agentWrites), Live: w.plant.agentLive,

@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+	"k8s.io/utils/clock"
 
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
@@ -52,17 +53,40 @@ type gangs struct {
 	held map[types.UID]*corev1.Pod
 }
 
+// A kind is absent once the API server has refused it minRefusals times in a row, over
+// refusalLasts: while it starts, it refuses also what it will allow.
+const minRefusals, refusalLasts = 3, 15 * time.Second
+
 // gangInformer watches one of the resources that describe gangs.
 type gangInformer struct {
 	cache.SharedIndexInformer
 	// absent: the API server does not serve them, or does not allow to read them.
 	absent atomic.Bool
+	clock  clock.PassiveClock
+	// refusals in a row, since a time. Only the reflector's goroutine uses them.
+	refusals     int
+	refusedSince time.Time
+}
+
+// failed records that the API server has not listed or not watched the objects.
+func (i *gangInformer) failed(err error) {
+	if !isMissing(err) && !apierrors.IsForbidden(err) {
+		i.refusals = 0
+		return
+	}
+	now := i.clock.Now()
+	if i.refusals == 0 {
+		i.refusedSince = now
+	}
+	if i.refusals++; i.refusals >= minRefusals && now.Sub(i.refusedSince) >= refusalLasts {
+		i.absent.Store(true)
+	}
 }
 
 // known reports whether the objects are known, or that there are none.
 func (i *gangInformer) known() bool { return i.HasSynced() || i.absent.Load() }
 
-func newGangs(log klog.Logger, config *rest.Config, pods cache.SharedIndexInformer) (*gangs, error) {
+func newGangs(log klog.Logger, clock clock.PassiveClock, config *rest.Config, pods cache.SharedIndexInformer) (*gangs, error) {
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("creating a client for PodGroups and Workloads: %w", err)
@@ -74,21 +98,19 @@ func newGangs(log klog.Logger, config *rest.Config, pods cache.SharedIndexInform
 		}
 	}
 	g := &gangs{pods: pods.GetIndexer(), held: map[types.UID]*corev1.Pod{}}
-	if g.podGroups, err = newGangInformer(log, client, podGroups, "The PodGroups of the coscheduling plugins are not installed"); err != nil {
+	if g.podGroups, err = newGangInformer(log, clock, client, podGroups, "The PodGroups of the coscheduling plugins are not installed"); err != nil {
 		return nil, err
 	}
-	g.workloads, err = newGangInformer(log, client, workloads, "The API server does not serve Workloads")
+	g.workloads, err = newGangInformer(log, clock, client, workloads, "The API server does not serve Workloads")
 	return g, err
 }
 
-func newGangInformer(log klog.Logger, client dynamic.Interface, resource schema.GroupVersionResource, missing string) (*gangInformer, error) {
-	i := &gangInformer{SharedIndexInformer: dynamicinformer.NewFilteredDynamicInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()}
-	failed := logWatchErrors(log, resource.Resource, missing)
+func newGangInformer(log klog.Logger, clock clock.PassiveClock, client dynamic.Interface, resource schema.GroupVersionResource, missing string) (*gangInformer, error) {
+	i := &gangInformer{clock: clock, SharedIndexInformer: dynamicinformer.NewFilteredDynamicInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()}
+	logFailure := logWatchErrors(log, resource.Resource, missing)
 	err := i.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-		if isMissing(err) || apierrors.IsForbidden(err) {
-			i.absent.Store(true)
-		}
-		failed(ctx, r, err)
+		i.failed(err)
+		logFailure(ctx, r, err)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("watching %s: %w", resource.Resource, err)

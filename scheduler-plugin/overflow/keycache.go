@@ -2,19 +2,27 @@ package overflow
 
 import (
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
+// findOwner is demand.Resolve, and reports whether the object counts as a root owner only
+// because the API server refuses it.
+type findOwner func(namespace string, ref metav1.OwnerReference) (controller *metav1.OwnerReference, found, refused bool)
+
 // keyCache computes the keys of pods and keeps them until the pod is deleted, however
-// many pods there are. Safe for concurrent use.
+// many pods there are; those with a refused owner for owners.CheckRefused. Safe for concurrent use.
 type keyCache struct {
-	resolve demand.Resolve
+	clock clock.PassiveClock
+	find  findOwner
 
 	mu   sync.RWMutex
 	keys map[types.UID]*podKey
@@ -26,10 +34,12 @@ type podKey struct {
 	owner      metav1.OwnerReference
 	set        broker.PodSet
 	generation int64
+	// until is when to compute the key again; zero for the life of the pod.
+	until time.Time
 }
 
-func newKeyCache(resolve demand.Resolve) *keyCache {
-	return &keyCache{resolve: resolve, keys: map[types.UID]*podKey{}}
+func newKeyCache(clock clock.PassiveClock, find findOwner) *keyCache {
+	return &keyCache{clock: clock, find: find, keys: map[types.UID]*podKey{}}
 }
 
 // get returns a pod's key; ok is false if its root owner cannot be resolved (yet).
@@ -38,11 +48,18 @@ func (c *keyCache) get(pod *corev1.Pod) (key *podKey, ok bool) {
 	key = c.keys[pod.UID]
 	c.mu.RUnlock()
 	// A resize changes the shape, and the generation with it.
-	if key != nil && key.generation == pod.Generation {
+	if key != nil && key.generation == pod.Generation && (key.until.IsZero() || c.clock.Now().Before(key.until)) {
 		return key, true
 	}
 	key = &podKey{generation: pod.Generation}
-	if key.key, key.owner, key.set, ok = demand.KeyOf(pod, c.resolve); !ok {
+	resolve := func(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
+		controller, found, refused := c.find(namespace, ref)
+		if refused {
+			key.until = c.clock.Now().Add(owners.CheckRefused)
+		}
+		return controller, found
+	}
+	if key.key, key.owner, key.set, ok = demand.KeyOf(pod, resolve); !ok {
 		return nil, false
 	}
 	c.mu.Lock()

@@ -3,18 +3,24 @@ package overflow
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
 // TestKeyCache: however many pods there are, the key of each is computed once, until the pod
 // is changed or deleted.
 func TestKeyCache(t *testing.T) {
 	computed := 0
-	c := newKeyCache(func(string, metav1.OwnerReference) (*metav1.OwnerReference, bool) {
+	c := newKeyCache(clock.RealClock{}, func(string, metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) {
 		computed++
-		return nil, true
+		return nil, true, false
 	})
 	pods := make([]*corev1.Pod, 30_000)
 	for i := range pods {
@@ -38,4 +44,28 @@ func TestKeyCache(t *testing.T) {
 	pods[7].Generation++
 	c.forget(pods[8].UID)
 	expectComputed("after a change and a deletion", 2)
+}
+
+// TestRefusedOwner: an owner that the API server refuses is the root of a pod while it is
+// refused, not for the pod's life.
+func TestRefusedOwner(t *testing.T) {
+	now, refused := clocktesting.NewFakePassiveClock(time.Unix(1000, 0)), true
+	c := newKeyCache(now, func(_ string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) {
+		if refused || ref.Kind == "Schedule" {
+			return nil, true, refused
+		}
+		return &metav1.OwnerReference{APIVersion: ref.APIVersion, Kind: "Schedule", Name: "nightly", UID: "nightly"}, true, false
+	})
+	pod := jobPod("crunch", "pod", "1")
+	for _, step := range []struct {
+		pass    time.Duration
+		refused bool
+		want    types.UID
+	}{{0, true, "crunch"}, {owners.CheckRefused - time.Second, false, "crunch"}, {time.Second, false, "nightly"}, {time.Hour, true, "nightly"}} {
+		refused = step.refused
+		now.SetTime(now.Now().Add(step.pass))
+		if key, ok := c.keyOf(pod); !ok || key.OwnerUID != step.want {
+			t.Errorf("after another %s: owner %q, want %q", step.pass, key.OwnerUID, step.want)
+		}
+	}
 }

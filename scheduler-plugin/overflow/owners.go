@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
+	"k8s.io/utils/clock"
 
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
@@ -28,7 +29,7 @@ type ownerCache struct {
 }
 
 func newOwnerCache(log klog.Logger, config *rest.Config, handle framework.Handle, kinds []owners.Kind) (*ownerCache, error) {
-	others, err := owners.New(log, config, kinds)
+	others, err := owners.New(log, clock.RealClock{}, config, kinds)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +47,7 @@ func newOwnerCache(log klog.Logger, config *rest.Config, handle framework.Handle
 	}}, nil
 }
 
-// keepOwners drops what resolve does not read.
+// keepOwners drops what find does not read.
 func keepOwners(obj any) (any, error) {
 	if o, ok := obj.(*metav1.PartialObjectMetadata); ok {
 		o.ObjectMeta = metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion, OwnerReferences: o.OwnerReferences}
@@ -71,19 +72,19 @@ func (o *ownerCache) run(ctx context.Context, resolved func()) {
 	o.jobs.RunWithContext(ctx)
 }
 
-// resolve implements demand.Resolve.
-func (o *ownerCache) resolve(namespace string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
+// find implements findOwner.
+func (o *ownerCache) find(namespace string, ref metav1.OwnerReference) (controller *metav1.OwnerReference, found, refused bool) {
 	kind, ok := demand.Resolvable(ref)
 	if !ok {
-		return o.others.Resolve(namespace, ref)
+		return o.others.Find(namespace, ref)
 	}
 	obj, exists, err := o.informers[kind.Kind].GetIndexer().GetByKey(namespace + "/" + ref.Name)
 	if err != nil || !exists {
-		return nil, false
+		return nil, false, false
 	}
 	owner, ok := obj.(metav1.Object)
 	if !ok || owner.GetUID() != ref.UID {
-		return nil, false
+		return nil, false, false
 	}
-	return metav1.GetControllerOfNoCopy(owner), true
+	return metav1.GetControllerOfNoCopy(owner), true, false
 }

@@ -125,14 +125,10 @@ func (s *cycleState) Clone() framework.StateData {
 }
 
 // New returns the plugin and starts its informers and its controllers in the
-// background, until ctx ends. It runs in standby replicas too.
-func New(ctx context.Context, obj runtime.Object, handle framework.Handle) (framework.Plugin, error) {
-	return NewWithLeader(ctx, obj, handle, func() bool { return false })
-}
-
-// NewWithLeader is New with a function that reports whether this replica is known to lead
-// before it schedules its first pod: pods then return home also while none is created.
-func NewWithLeader(ctx context.Context, obj runtime.Object, handle framework.Handle, leads func() bool) (framework.Plugin, error) {
+// background, until ctx ends. It runs in standby replicas too. leads reports whether this
+// replica is known to lead before it schedules its first pod: pods then return home also
+// while none is created.
+func New(ctx context.Context, obj runtime.Object, handle framework.Handle, leads func() bool) (framework.Plugin, error) {
 	args, err := parseArgs(obj)
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
@@ -143,7 +139,7 @@ func NewWithLeader(ctx context.Context, obj runtime.Object, handle framework.Han
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
 	core := handle.SharedInformerFactory().Core().V1()
-	gangs, err := newGangs(log, handle.KubeConfig(), core.Pods().Informer())
+	gangs, err := newGangs(log, clock.RealClock{}, handle.KubeConfig(), core.Pods().Informer())
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
@@ -152,7 +148,7 @@ func NewWithLeader(ctx context.Context, obj runtime.Object, handle framework.Han
 		args:       args,
 		nodes:      core.Nodes().Lister(),
 		namespaces: core.Namespaces().Lister(),
-		keys:       newKeyCache(owners.resolve),
+		keys:       newKeyCache(clock.RealClock{}, owners.find),
 		owners:     owners,
 		gangs:      gangs,
 		grants:     newGrantCache(clock.RealClock{}),

@@ -41,7 +41,7 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		args:       &args,
 		namespaces: corelisters.NewNamespaceLister(newIndexer(shop)),
 		nodes:      corelisters.NewNodeLister(newIndexer(nodes...)),
-		keys:       newKeyCache(rootOwner),
+		keys:       newKeyCache(now, func(string, metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) { return nil, true, false }),
 		grants:     newGrantCache(now),
 		pools:      newPoolCache(now),
 		gate:       newGate(now),

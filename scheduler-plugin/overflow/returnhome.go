@@ -2,6 +2,7 @@ package overflow
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -40,6 +41,9 @@ const (
 	maxUntried = 30 * time.Second
 	// evictTimeout limits the request for an eviction.
 	evictTimeout = 30 * time.Second
+	// unansweredFor is how long an eviction without an answer may still take effect: longer
+	// than an API server works on a request.
+	unansweredFor = 90 * time.Second
 )
 
 // returner moves overflowed pods back to this cluster where an OverflowPolicy says so.
@@ -66,6 +70,9 @@ type returner struct {
 	// were there before.
 	moved  *corev1.Pod
 	before map[types.UID]bool
+	// unansweredSince is when the eviction of the pod that moves was requested, while it is
+	// not known whether it took place; otherwise zero.
+	unansweredSince time.Time
 	// reported are the pods of which an event says that their eviction is refused.
 	reported map[types.UID]bool
 	// nextPlan is when to observe again, while a pod moves.
@@ -90,7 +97,7 @@ func (r *returner) step(ctx context.Context) time.Duration {
 	if !r.ready() {
 		return returnhome.Period(nil)
 	}
-	r.settle()
+	r.settle(ctx)
 	now, moving := r.clock.Now(), r.planner.Moving() != nil
 	if moving && now.Before(r.nextPlan) {
 		return movePeriod
@@ -231,35 +238,92 @@ func (r *returner) price(key demand.Key, provider string) float64 {
 	return 0
 }
 
-// evict begins the move of a pod.
+// evict begins the move of a pod. An eviction without an answer may have taken place: the
+// pod counts as moving until it is observed that it was not evicted.
 func (r *returner) evict(ctx context.Context, c returnhome.Candidate, pod *corev1.Pod) {
-	log := r.log.WithValues("pod", klog.KObj(pod), "node", pod.Spec.NodeName)
 	before := r.podsOf(c.Namespace, c.Owner)
-	ctx, cancel := context.WithTimeout(ctx, evictTimeout)
+	requestCtx, cancel := context.WithTimeout(ctx, evictTimeout)
 	defer cancel()
 	writesTotal.WithLabelValues(writesOfEvictions).Inc()
-	err := r.client.CoreV1().Pods(pod.Namespace).EvictV1(ctx, &policyv1.Eviction{
-		// The chart's policy for evictions by Spillway goes by the label.
-		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Labels: map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway}},
-		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}},
-	})
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return // it has ended, which its next event shows
-	}
-	if err != nil {
-		retryAt := r.planner.Refused(r.clock.Now(), c)
-		returnedHome.WithLabelValues(string(returnhome.Blocked)).Inc()
-		if !r.reported[pod.UID] {
-			r.reported[pod.UID] = true
-			log.Info("The eviction of an overflowed pod was refused; retrying", "retryAt", retryAt, "reason", err.Error())
-			r.record(pod, corev1.EventTypeNormal, "ReturnHomeBlocked", fmt.Sprintf("This cluster has room for the pod, and its eviction was refused. It is retried: %v", err))
+	// Without the client's own retries: they would outlast the time of the request, and
+	// make a refusal one without an answer.
+	err := r.client.CoreV1().RESTClient().Post().AbsPath("/api/v1").Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
+		Body(&policyv1.Eviction{
+			// The chart's policy for evictions by Spillway goes by the label.
+			ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Labels: map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway}},
+			DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}},
+		}).MaxRetries(0).Do(requestCtx).Error()
+	switch {
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+		// It has ended, which its next event shows.
+	case refusesRequest(err):
+		r.blocked(pod, r.planner.Refused(r.clock.Now(), c), err.Error())
+	default:
+		r.planner.Start(r.clock.Now(), c)
+		r.moved, r.before = pod, before
+		if err != nil {
+			r.unansweredSince = r.clock.Now()
+			r.log.Info("The eviction of an overflowed pod got no answer; observing whether it took place", "pod", klog.KObj(pod), "reason", err.Error())
+			return
 		}
+		r.evicted(c)
+	}
+}
+
+// refusesRequest reports whether an error is the API server's answer that it did nothing.
+func refusesRequest(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500
+}
+
+// evicted reports that the pod that moves was evicted.
+func (r *returner) evicted(c returnhome.Candidate) {
+	r.log.Info("Evicted an overflowed pod, because this cluster has had room for it", "pod", klog.KObj(r.moved), "node", r.moved.Spec.NodeName, "after", c.After)
+	r.record(r.moved, corev1.EventTypeNormal, "ReturningHome", fmt.Sprintf("Evicted pod %s from %s: this cluster has had room for it for %s. The scheduler binds its replacement here.", r.moved.Name, r.moved.Spec.NodeName, c.After))
+}
+
+// blocked reports that a pod was not evicted, once for each pod.
+func (r *returner) blocked(pod *corev1.Pod, retryAt time.Time, reason string) {
+	returnedHome.WithLabelValues(string(returnhome.Blocked)).Inc()
+	if r.reported[pod.UID] {
 		return
 	}
-	r.planner.Start(r.clock.Now(), c)
-	r.moved, r.before = pod, before
-	log.Info("Evicted an overflowed pod, because this cluster has had room for it", "after", c.After)
-	r.record(pod, corev1.EventTypeNormal, "ReturningHome", fmt.Sprintf("Evicted pod %s from %s: this cluster has had room for it for %s. The scheduler binds its replacement here.", pod.Name, pod.Spec.NodeName, c.After))
+	r.reported[pod.UID] = true
+	r.log.Info("The eviction of an overflowed pod was refused; retrying", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "retryAt", retryAt, "reason", reason)
+	r.record(pod, corev1.EventTypeNormal, "ReturnHomeBlocked", fmt.Sprintf("This cluster has room for the pod, and its eviction was refused. It is retried: %s", reason))
+}
+
+// answered reports whether it is known that the pod that moves was evicted. If it is known
+// that it was not, the move ends.
+func (r *returner) answered(ctx context.Context, move *returnhome.Move) bool {
+	if r.unansweredSince.IsZero() {
+		return true
+	}
+	stays := func(pod *corev1.Pod, err error) bool {
+		return err == nil && pod.UID == r.moved.UID && pod.DeletionTimestamp == nil
+	}
+	unknown := func(err error) bool { return err != nil && !apierrors.IsNotFound(err) }
+	pod, err := r.pods.Pods(r.moved.Namespace).Get(r.moved.Name)
+	if stays(pod, err) || unknown(err) {
+		if r.clock.Since(r.unansweredSince) < unansweredFor {
+			return false
+		}
+		// The cache may be old.
+		ctx, cancel := context.WithTimeout(ctx, evictTimeout)
+		defer cancel()
+		pod, err = r.client.CoreV1().Pods(r.moved.Namespace).Get(ctx, r.moved.Name, metav1.GetOptions{})
+		if unknown(err) {
+			return false
+		}
+	}
+	r.unansweredSince = time.Time{}
+	if stays(pod, err) {
+		r.blocked(r.moved, r.planner.NotEvicted(r.clock.Now()), "the API server did not answer")
+		r.moved, r.before = nil, nil
+		return false
+	}
+	r.evicted(move.Candidate)
+	return true
 }
 
 // podsOf returns the UIDs of the pods that a replacer has.
@@ -287,9 +351,9 @@ func (r *returner) listOf(namespace string, replacer types.UID) []*corev1.Pod {
 
 // settle ends the move once its replacement is settled: the first pod of the owner that
 // was not there before and has a node.
-func (r *returner) settle() {
+func (r *returner) settle(ctx context.Context) {
 	move := r.planner.Moving()
-	if move == nil {
+	if move == nil || !r.answered(ctx, move) {
 		return
 	}
 	var first *corev1.Pod

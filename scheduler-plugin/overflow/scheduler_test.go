@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/component-base/configz"
+	framework "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
@@ -140,7 +141,10 @@ func (c *testCluster) startScheduler() {
 	opts.ConfigFile = configFile
 	opts.SecureServing.BindPort = 0
 	ctx, cancel := context.WithCancel(context.Background())
-	completed, sched, err := app.Setup(ctx, opts, app.WithPlugin(overflow.Name, overflow.New))
+	completed, sched, err := app.Setup(ctx, opts, app.WithPlugin(overflow.Name,
+		func(ctx context.Context, args runtime.Object, handle framework.Handle) (framework.Plugin, error) {
+			return overflow.New(ctx, args, handle, func() bool { return false })
+		}))
 	expect.NoError(c.t, err)
 	ended := make(chan struct{})
 	go func() {

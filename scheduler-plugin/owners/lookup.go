@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
 )
 
 const (
@@ -26,19 +27,32 @@ const (
 	timeout           = 5 * time.Second
 	workers           = 2
 
-	// How long results are kept: of an object that exists, of a kind that cannot be read, of
-	// an object that does not exist, and of a look-up that failed.
-	keepFound, keepUnreadable, keepMissing, keepFailed = 10 * time.Minute, time.Minute, 10 * time.Second, 2 * time.Second
+	// How long results are kept: of an object that exists or counts as a root owner, of an
+	// object that does not exist, and of a look-up that failed.
+	keepFound, keepMissing, keepFailed = 10 * time.Minute, 10 * time.Second, 2 * time.Second
+
+	// refusalLasts is how long the API server must have refused an owner, or not served its
+	// kind, before that is believed: it refuses also what it will allow while it starts.
+	refusalLasts = 15 * time.Second
+	// CheckRefused is how often an owner is looked up again that counts as a root owner
+	// because it is refused.
+	CheckRefused = time.Minute
 )
 
 // Lookup finds the controllers of owners. Safe for concurrent use.
 type Lookup struct {
 	log    logr.Logger
+	clock  clock.WithTicker
 	client metadata.Interface
 	kinds  map[schema.GroupKind]string
-	// results by the UID of the owner.
+	// results by object, as the owner reference names it.
 	results *utilcache.LRUExpireCache
-	queue   workqueue.TypedInterface[object]
+	queue   workqueue.TypedDelayingInterface[object]
+
+	mu sync.Mutex
+	// refusedSince has the objects whose refusal is not believed yet. They are looked up
+	// again until it is, or ends.
+	refusedSince map[object]time.Time
 	// logged is when a kind was last logged that cannot be read.
 	logged sync.Map
 }
@@ -55,10 +69,14 @@ type object struct {
 type result struct {
 	controller *metav1.OwnerReference
 	found      bool
+	// refused: the object counts as a root owner because it cannot be read.
+	refused bool
+	// dueAt is when the object may be looked up again.
+	dueAt time.Time
 }
 
 // New returns a Lookup for these kinds.
-func New(log logr.Logger, config *rest.Config, kinds []Kind) (*Lookup, error) {
+func New(log logr.Logger, clock clock.WithTicker, config *rest.Config, kinds []Kind) (*Lookup, error) {
 	config = metadata.ConfigFor(config)
 	config.QPS, config.Burst, config.RateLimiter = requestsPerSecond, 2*requestsPerSecond, nil
 	client, err := metadata.NewForConfig(config)
@@ -66,8 +84,9 @@ func New(log logr.Logger, config *rest.Config, kinds []Kind) (*Lookup, error) {
 		return nil, fmt.Errorf("creating a client for metadata: %w", err)
 	}
 	l := &Lookup{
-		log: log, client: client, kinds: map[schema.GroupKind]string{},
-		results: utilcache.NewLRUExpireCache(maxResults), queue: workqueue.NewTyped[object](),
+		log: log, clock: clock, client: client, kinds: map[schema.GroupKind]string{},
+		results: utilcache.NewLRUExpireCacheWithClock(maxResults, clock), refusedSince: map[object]time.Time{},
+		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[object]{Clock: clock}),
 	}
 	for _, k := range kinds {
 		if err := k.Validate(); err != nil {
@@ -78,26 +97,42 @@ func New(log logr.Logger, config *rest.Config, kinds []Kind) (*Lookup, error) {
 	return l, nil
 }
 
-// Resolve implements demand.Resolve for owners that the caller does not know itself. It
-// never blocks: an owner that was not looked up yet is not found, and queued for Run. An
-// owner of another kind than those of the Lookup, or of one that the API server does not
-// serve or does not allow to be read, has no controller: it is a root owner.
+// Resolve implements demand.Resolve for owners that the caller does not know itself: it is
+// Find without refused.
 func (l *Lookup) Resolve(namespace string, ref metav1.OwnerReference) (controller *metav1.OwnerReference, found bool) {
+	controller, found, _ = l.Find(namespace, ref)
+	return controller, found
+}
+
+// Find returns the controller of an owner. It never blocks: an owner that was not looked up
+// yet is not found, and queued for Run. An owner of another kind than those of the Lookup has
+// no controller: it is a root owner. So is one that the API server has refused, or not served,
+// for some time; refused is true then, and another call after CheckRefused shows whether it
+// still is.
+func (l *Lookup) Find(namespace string, ref metav1.OwnerReference) (controller *metav1.OwnerReference, found, refused bool) {
 	resource, ok := resourceOf(l.kinds, ref)
 	if !ok {
-		return nil, true
+		return nil, true, false
 	}
 	// By all that the reference says: users write references.
 	o := object{resource, namespace, ref.Name, ref.UID}
-	if kept, ok := l.results.Get(o); ok {
-		r := kept.(result)
-		return r.controller, r.found
-	}
-	if l.queue.Len() < maxQueued {
+	kept, known := l.kept(o)
+	if (!known || kept.refused && l.due(kept)) && l.queue.Len() < maxQueued {
 		l.queue.Add(o)
 	}
-	return nil, false
+	return kept.controller, kept.found, kept.refused
 }
+
+// kept returns the last result for an object.
+func (l *Lookup) kept(o object) (r result, known bool) {
+	kept, known := l.results.Get(o)
+	if !known {
+		return result{}, false
+	}
+	return kept.(result), true
+}
+
+func (l *Lookup) due(r result) bool { return !l.clock.Now().Before(r.dueAt) }
 
 // Run looks up what is queued until ctx ends. resolved is called after each owner that was
 // found.
@@ -110,16 +145,15 @@ func (l *Lookup) Run(ctx context.Context, resolved func()) {
 				if shutdown {
 					return
 				}
-				if _, kept := l.results.Get(o); kept { // it was queued again during its lookup
-					l.queue.Done(o)
-					continue
+				if kept, known := l.kept(o); !known || l.due(kept) { // else it was queued again during its lookup
+					r, keep := l.get(ctx, o)
+					r.dueAt = l.clock.Now().Add(min(keep, CheckRefused))
+					l.results.Add(o, r, keep)
+					if r.found {
+						resolved()
+					}
 				}
-				r, keep := l.get(ctx, o)
-				l.results.Add(o, r, keep)
 				l.queue.Done(o)
-				if r.found {
-					resolved()
-				}
 			}
 		})
 	}
@@ -134,28 +168,57 @@ func (l *Lookup) get(ctx context.Context, o object) (result, time.Duration) {
 	defer cancel()
 	owner, err := l.client.Resource(o.resource).Namespace(o.namespace).Get(ctx, o.name, metav1.GetOptions{})
 	switch {
-	case err == nil && owner.UID == o.uid:
-		return result{metav1.GetControllerOf(owner), true}, keepFound
-	case err == nil:
-		return result{}, keepMissing // another object of that name
 	case apierrors.IsForbidden(err):
-		l.logUnreadable(o, "The kind of an owner must not be read; its objects count as root owners. Check the chart's value scheduler.ownerKinds")
-		return result{found: true}, keepUnreadable
+		return l.refused(o, "The kind of an owner must not be read; its objects count as root owners. Check the chart's value scheduler.ownerKinds")
 	case apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
 		// No such path, rather than no such object.
-		l.logUnreadable(o, "The kind of an owner is not served in this version; its objects count as root owners")
-		return result{found: true}, keepUnreadable
+		return l.refused(o, "The kind of an owner is not served in this version; its objects count as root owners")
+	}
+	l.mu.Lock()
+	delete(l.refusedSince, o)
+	l.mu.Unlock()
+	switch {
+	case err == nil && owner.UID == o.uid:
+		return result{controller: metav1.GetControllerOf(owner), found: true}, keepFound
+	case err == nil:
+		return result{}, keepMissing // another object of that name
 	case apierrors.IsNotFound(err):
 		return result{}, keepMissing
-	default:
-		l.log.V(1).Info("Failed to look up an owner; retrying", "resource", o.resource.GroupResource().String(), "namespace", o.namespace, "name", o.name, "reason", err.Error())
-		return result{}, keepFailed
 	}
+	l.log.V(1).Info("Failed to look up an owner; retrying", "resource", o.resource.GroupResource().String(), "namespace", o.namespace, "name", o.name, "reason", err.Error())
+	if kept, _ := l.kept(o); kept.refused {
+		return kept, keepFound
+	}
+	return result{}, keepFailed
+}
+
+// refused is the result for an owner that the API server refuses: not found, until the
+// refusal has lasted. message is logged then.
+func (l *Lookup) refused(o object, message string) (result, time.Duration) {
+	now := l.clock.Now()
+	if kept, _ := l.kept(o); !kept.refused {
+		l.mu.Lock()
+		since, known := l.refusedSince[o]
+		if !known {
+			since = now
+		}
+		lasts := now.Sub(since) >= refusalLasts
+		if l.refusedSince[o] = since; lasts {
+			delete(l.refusedSince, o)
+		}
+		l.mu.Unlock()
+		if !lasts {
+			l.queue.AddAfter(o, keepFailed)
+			return result{}, keepFailed
+		}
+	}
+	l.logUnreadable(o, message)
+	return result{found: true, refused: true}, keepFound
 }
 
 // logUnreadable logs that a kind cannot be read, every ten minutes.
 func (l *Lookup) logUnreadable(o object, message string) {
-	now := time.Now()
+	now := l.clock.Now()
 	if last, ok := l.logged.Load(o.resource); ok && now.Sub(last.(time.Time)) < 10*time.Minute {
 		return
 	}

@@ -3,8 +3,10 @@ package owners_test
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -14,6 +16,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -52,48 +55,71 @@ func (c counting) RoundTrip(r *http.Request) (*http.Response, error) {
 	return c.RoundTripper.RoundTrip(r)
 }
 
+// startReader starts an API server with some kinds, and returns a client of its
+// administrator and the configuration of an identity without rights.
+func startReader(t *testing.T, kinds ...string) (c client.Client, reader *rest.Config) {
+	t.Helper()
+	config := controlplane.StartBare(t)
+	for _, kind := range kinds {
+		installKind(t, config, kind, strings.ToLower(kind)+"s")
+	}
+	c, err := client.New(config, client.Options{Scheme: clientgoscheme.Scheme})
+	expect.NoError(t, err)
+	reader = rest.CopyConfig(config)
+	reader.Impersonate = rest.ImpersonationConfig{UserName: "reader", Groups: []string{"system:authenticated"}}
+	return c, reader
+}
+
+// grantRead allows the reader to read resources.
+func grantRead(t *testing.T, c client.Client, resources ...string) {
+	t.Helper()
+	expect.NoError(t, c.Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{group}, Resources: resources, Verbs: []string{"get"}},
+	}}))
+	expect.NoError(t, c.Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "reader"},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "reader"}}}))
+}
+
+// expectReadable waits until the reader may read an object.
+func expectReadable(t *testing.T, config *rest.Config, ref metav1.OwnerReference) {
+	t.Helper()
+	reader, err := client.New(config, client.Options{Scheme: clientgoscheme.Scheme})
+	expect.NoError(t, err)
+	expect.Eventually(t, "the role to be in force", func() (bool, string) {
+		o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": ref.APIVersion, "kind": ref.Kind}}
+		err := reader.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: ref.Name}, o)
+		return err == nil, fmt.Sprint(err)
+	})
+}
+
+// createOwner creates an object and returns a reference to it.
+func createOwner(t *testing.T, c client.Client, kind, name string, owners ...metav1.OwnerReference) metav1.OwnerReference {
+	t.Helper()
+	o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": group + "/" + version, "kind": kind}}
+	o.SetNamespace("default")
+	o.SetName(name)
+	o.SetOwnerReferences(owners)
+	expect.NoError(t, c.Create(t.Context(), o))
+	return metav1.OwnerReference{APIVersion: group + "/" + version, Kind: kind, Name: name, UID: o.GetUID(), Controller: ptr.To(true)}
+}
+
 // TestLookup looks up owners of kinds that CRDs define, with an identity that may read one
 // of these kinds.
 func TestLookup(t *testing.T) {
-	config := controlplane.StartBare(t)
-	installKind(t, config, "Run", "runs")
-	installKind(t, config, "Plan", "plans")
-	c, err := client.New(config, client.Options{Scheme: clientgoscheme.Scheme})
-	expect.NoError(t, err)
-	expect.NoError(t, c.Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "runs"}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{group}, Resources: []string{"runs"}, Verbs: []string{"get"}},
-		{APIGroups: []string{group}, Resources: []string{"absents"}, Verbs: []string{"get"}},
-	}}))
-	expect.NoError(t, c.Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "runs"},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "runs"},
-		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "reader"}}}))
-
-	create := func(kind, name string, owners ...metav1.OwnerReference) metav1.OwnerReference {
-		o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": group + "/" + version, "kind": kind}}
-		o.SetNamespace("default")
-		o.SetName(name)
-		o.SetOwnerReferences(owners)
-		expect.NoError(t, c.Create(t.Context(), o))
-		return metav1.OwnerReference{APIVersion: group + "/" + version, Kind: kind, Name: name, UID: o.GetUID(), Controller: ptr.To(true)}
-	}
-	plan := create("Plan", "nightly")
-	run, root := create("Run", "nightly-1", plan), create("Run", "by-hand")
+	c, other := startReader(t, "Run", "Plan")
+	grantRead(t, c, "runs", "absents")
+	plan := createOwner(t, c, "Plan", "nightly")
+	run, root := createOwner(t, c, "Run", "nightly-1", plan), createOwner(t, c, "Run", "by-hand")
 	with := func(ref metav1.OwnerReference, change func(*metav1.OwnerReference)) metav1.OwnerReference {
 		change(&ref)
 		return ref
 	}
-	other := rest.CopyConfig(config)
-	other.Impersonate = rest.ImpersonationConfig{UserName: "reader", Groups: []string{"system:authenticated"}}
-	reader, err := client.New(other, client.Options{Scheme: clientgoscheme.Scheme})
-	expect.NoError(t, err)
-	expect.Eventually(t, "the role to be in force", func() (bool, string) {
-		o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": group + "/" + version, "kind": "Run"}}
-		err := reader.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: run.Name}, o)
-		return err == nil, fmt.Sprint(err)
-	})
+	expectReadable(t, other, run)
+	now := clocktesting.NewFakeClock(time.Now())
 	var requests atomic.Int32
 	other.Wrap(func(next http.RoundTripper) http.RoundTripper { return counting{next, &requests} })
-	lookup, err := owners.New(klog.Background(), other, []owners.Kind{
+	lookup, err := owners.New(klog.Background(), now, other, []owners.Kind{
 		{Group: group, Kind: "Run", Resource: "runs"}, {Group: group, Kind: "Plan", Resource: "plans"}, {Group: group, Kind: "Absent", Resource: "absents"},
 	})
 	expect.NoError(t, err)
@@ -105,16 +131,17 @@ func TestLookup(t *testing.T) {
 		ref          metav1.OwnerReference
 		controller   types.UID
 		missing      bool
-		requests     int32
+		requests     int32 // at least as many for a refusal, which has to last
+		refused      bool
 	}{
-		{"a run", "its controller is in its metadata", run, plan.UID, false, 1},
-		{"a run by hand", "it has no controller", root, "", false, 1},
-		{"a plan", "a kind that must not be read ends the chain", plan, "", false, 1},
-		{"a kind that is not served", "it ends the chain", with(run, func(r *metav1.OwnerReference) { r.Kind, r.UID = "Absent", "absent" }), "", false, 1},
-		{"a version that is not served", "it ends the chain", with(run, func(r *metav1.OwnerReference) { r.APIVersion, r.UID = group+"/v2", "v2" }), "", false, 1},
-		{"a kind that is not listed", "it is not read", with(run, func(r *metav1.OwnerReference) { r.Kind, r.UID = "Other", "other" }), "", false, 0},
-		{"another object of the name", "the owner is gone", with(run, func(r *metav1.OwnerReference) { r.UID = "former" }), "", true, 1},
-		{"a run that is gone", "the pod is about to be deleted", with(run, func(r *metav1.OwnerReference) { r.Name, r.UID = "gone", "gone" }), "", true, 1},
+		{"a run", "its controller is in its metadata", run, plan.UID, false, 1, false},
+		{"a run by hand", "it has no controller", root, "", false, 1, false},
+		{"a plan", "a kind that must not be read ends the chain", plan, "", false, 1, true},
+		{"a kind that is not served", "it ends the chain", with(run, func(r *metav1.OwnerReference) { r.Kind, r.UID = "Absent", "absent" }), "", false, 1, true},
+		{"a version that is not served", "it ends the chain", with(run, func(r *metav1.OwnerReference) { r.APIVersion, r.UID = group+"/v2", "v2" }), "", false, 1, true},
+		{"a kind that is not listed", "it is not read", with(run, func(r *metav1.OwnerReference) { r.Kind, r.UID = "Other", "other" }), "", false, 0, false},
+		{"another object of the name", "the owner is gone", with(run, func(r *metav1.OwnerReference) { r.UID = "former" }), "", true, 1, false},
+		{"a run that is gone", "the pod is about to be deleted", with(run, func(r *metav1.OwnerReference) { r.Name, r.UID = "gone", "gone" }), "", true, 1, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			before := requests.Load()
@@ -122,6 +149,9 @@ func TestLookup(t *testing.T) {
 				t.Errorf("found %t at once", found)
 			}
 			expect.Eventually(t, "the result", func() (bool, string) {
+				if tc.refused {
+					now.Step(time.Second)
+				}
 				_, found := lookup.Resolve("default", tc.ref)
 				n := requests.Load() - before
 				return found != tc.missing && n >= tc.requests, fmt.Sprintf("found %t after %d requests", found, n)
@@ -132,12 +162,93 @@ func TestLookup(t *testing.T) {
 					t.Fatalf("controller %+v (found %t), want %q, because %s", controller, found, tc.controller, tc.reason)
 				}
 			}
-			if n := requests.Load() - before; n != tc.requests && !tc.missing {
+			if n := requests.Load() - before; n != tc.requests && !tc.missing && !tc.refused {
 				t.Errorf("%d requests, want %d: results are kept", n, tc.requests)
 			}
 		})
 	}
 	expect.Eventually(t, "the callbacks", func() (bool, string) { return resolved.Load() == 5, fmt.Sprint(resolved.Load()) })
+}
+
+// TestRefusals: an API server that starts refuses what it allows a moment later, and does not
+// serve yet what it does then. Only a refusal that lasts makes an owner the root; one that
+// ends later ends that.
+func TestRefusals(t *testing.T) {
+	c, reader := startReader(t, "Run", "Plan")
+	schedule := metav1.OwnerReference{APIVersion: group + "/" + version, Kind: "Schedule", Name: "schedule", UID: "schedule", Controller: ptr.To(true)}
+	run, plan := createOwner(t, c, "Run", "nightly-1", schedule), createOwner(t, c, "Plan", "nightly", schedule)
+	now := clocktesting.NewFakeClock(time.Now())
+	var requests atomic.Int32
+	counted := rest.CopyConfig(reader)
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper { return counting{next, &requests} })
+	lookup, err := owners.New(klog.Background(), now, counted, []owners.Kind{
+		{Group: group, Kind: "Run", Resource: "runs"}, {Group: group, Kind: "Plan", Resource: "plans"}, {Group: group, Kind: "Absent", Resource: "absents"},
+	})
+	expect.NoError(t, err)
+	go lookup.Run(t.Context(), func() {})
+	absent := run
+	absent.Kind, absent.UID = "Absent", "absent"
+	refused := map[string]metav1.OwnerReference{"refused": plan, "not served": absent}
+	find := func(ref metav1.OwnerReference) (root string, refused bool) {
+		controller, found, refused := lookup.Find("default", ref)
+		if !found {
+			return "unknown", refused
+		}
+		return string(ptr.Deref(controller, metav1.OwnerReference{}).UID), refused
+	}
+	// step lets time pass until as many look-ups were made.
+	step := func(what string, lookups int32) {
+		t.Helper()
+		want := requests.Load() + lookups
+		expect.Eventually(t, what, func() (bool, string) {
+			if n := requests.Load(); n >= want {
+				return true, ""
+			}
+			if now.HasWaiters() {
+				now.Step(500 * time.Millisecond)
+			}
+			return false, fmt.Sprintf("%d of %d requests", requests.Load(), want)
+		})
+	}
+	for _, ref := range []metav1.OwnerReference{run, plan, absent} {
+		find(ref)
+	}
+	step("the first refusals", 3)
+	step("another look at each, which no pod has asked for", 3)
+	for name, ref := range refused {
+		if got, _ := find(ref); got != "unknown" {
+			t.Errorf("%s: root %q after a moment, want none yet", name, got)
+		}
+	}
+	grantRead(t, c, "runs", "absents")
+	expectReadable(t, reader, run)
+	expect.Eventually(t, "the owner to be read", func() (bool, string) {
+		got, refused := find(run)
+		if got == "" {
+			t.Fatal("the owner became the root because of a refusal that did not last")
+		}
+		now.Step(time.Second)
+		return got == string(schedule.UID) && !refused, got
+	})
+	for name, ref := range refused {
+		expect.Eventually(t, name+" to be believed", func() (bool, string) {
+			now.Step(time.Second)
+			got, refused := find(ref)
+			return got == "" && refused, got
+		})
+	}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}}
+	expect.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(role), role))
+	role.Rules[0].Resources = append(role.Rules[0].Resources, "plans")
+	expect.NoError(t, c.Update(t.Context(), role))
+	expect.Eventually(t, "the refusal to end", func() (bool, string) {
+		got, refused := find(plan)
+		if got == "unknown" {
+			t.Fatal("the root of a pod became unknown while its owner was looked up again")
+		}
+		now.Step(10 * time.Second)
+		return got == string(schedule.UID) && !refused, got
+	})
 }
 
 func TestParseKind(t *testing.T) {

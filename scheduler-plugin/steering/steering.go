@@ -22,11 +22,11 @@ import (
 	"strconv"
 	"time"
 
+	"gomodules.xyz/jsonpatch/v2"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
@@ -89,7 +89,7 @@ func Serve(ctx context.Context, address, certDir string, options Options) error 
 // UID, and a panic closes the connection: both count as failed calls, which the
 // webhook's failurePolicy Ignore turns into an admission.
 func Handler(options Options) http.Handler {
-	return newHandler(func(pod *corev1.Pod) []operation {
+	return newHandler(func(pod *corev1.Pod) []jsonpatch.Operation {
 		if !demand.Steerable(pod) || options.Leads != nil && !options.Leads() {
 			return nil
 		}
@@ -99,7 +99,7 @@ func Handler(options Options) http.Handler {
 
 // AvoidHandler answers AdmissionReviews at AvoidPath, as Handler does.
 func AvoidHandler(options Options) http.Handler {
-	return newHandler(func(pod *corev1.Pod) []operation {
+	return newHandler(func(pod *corev1.Pod) []jsonpatch.Operation {
 		if cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName) == options.schedulerName() {
 			return nil
 		}
@@ -107,20 +107,13 @@ func AvoidHandler(options Options) http.Handler {
 	})
 }
 
-func newHandler(change func(*corev1.Pod) []operation) http.Handler {
+func newHandler(change func(*corev1.Pod) []jsonpatch.Operation) http.Handler {
 	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
 		return handle(ctx, request, change)
 	})}).WithRecoverPanic(false)
 }
 
-// operation of a JSON patch. On an object, "add" replaces too.
-type operation struct {
-	Op    string `json:"op"`
-	Path  string `json:"path"`
-	Value any    `json:"value"`
-}
-
-func handle(ctx context.Context, request admission.Request, change func(*corev1.Pod) []operation) admission.Response {
+func handle(ctx context.Context, request admission.Request, change func(*corev1.Pod) []jsonpatch.Operation) admission.Response {
 	response := admission.Allowed("")
 	if request.Operation != admissionv1.Create || request.SubResource != "" ||
 		request.Resource != (metav1.GroupVersionResource{Version: "v1", Resource: "pods"}) {
@@ -131,23 +124,21 @@ func handle(ctx context.Context, request admission.Request, change func(*corev1.
 		log.FromContext(ctx).Info("Cannot decode pod; it stays as it is", "reason", err.Error())
 		return response
 	}
-	operations := change(&pod)
-	if len(operations) == 0 {
-		return response
+	if operations := change(&pod); len(operations) > 0 {
+		return admission.Patched("", operations...)
 	}
-	patch, err := json.Marshal(operations)
-	if err != nil {
-		log.FromContext(ctx).Info("Cannot encode the change of a pod; it stays as it is", "reason", err.Error())
-		return response
-	}
-	response.Patch, response.PatchType = patch, ptr.To(admissionv1.PatchTypeJSONPatch)
 	return response
+}
+
+// set sets a field: on an object, "add" replaces too.
+func set(path string, value any) jsonpatch.Operation {
+	return jsonpatch.NewOperation("add", path, value)
 }
 
 // steer assigns a pod to Spillway's scheduler. The tolerations come after those of the
 // author: package demand relies on it.
-func steer(pod *corev1.Pod, options Options) []operation {
-	operations := []operation{{"add", "/spec/schedulerName", options.schedulerName()}}
+func steer(pod *corev1.Pod, options Options) []jsonpatch.Operation {
+	operations := []jsonpatch.Operation{set("/spec/schedulerName", options.schedulerName())}
 	overflow := corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
 	tolerations := slices.Clone(pod.Spec.Tolerations)
 	for _, t := range append([]corev1.Toleration{overflow}, options.Tolerations...) {
@@ -156,7 +147,7 @@ func steer(pod *corev1.Pod, options Options) []operation {
 		}
 	}
 	if len(tolerations) > len(pod.Spec.Tolerations) {
-		operations = append(operations, operation{"add", "/spec/tolerations", tolerations})
+		operations = append(operations, set("/spec/tolerations", tolerations))
 	}
 	return operations
 }
@@ -164,7 +155,7 @@ func steer(pod *corev1.Pod, options Options) []operation {
 // avoid requires nodes that are not virtual for a pod that would otherwise prefer an
 // empty virtual node to which its scheduler cannot bind it: one that tolerates their
 // taint, is not Spillway's, and is not a DaemonSet's.
-func avoid(pod *corev1.Pod) []operation {
+func avoid(pod *corev1.Pod) []jsonpatch.Operation {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if pod.Spec.NodeName != "" || controller != nil && controller.Kind == "DaemonSet" || !toleratesOverflow(pod) {
 		return nil
@@ -199,7 +190,7 @@ func avoid(pod *corev1.Pod) []operation {
 	if !changed {
 		return nil
 	}
-	return []operation{{"add", "/spec/affinity", affinity}}
+	return []jsonpatch.Operation{set("/spec/affinity", affinity)}
 }
 
 // toleratesOverflow reports whether a pod tolerates the taint of some virtual node.

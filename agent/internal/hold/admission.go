@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -74,13 +75,13 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 func (r *Reconciler) tryGuest(ctx context.Context, set broker.PodSet, namespaces []string) (message string, err error) {
 	for _, namespace := range namespaces {
 		err := r.client.Create(ctx, placeholder.Guest(set, namespace), client.DryRunAll)
-		switch {
-		case err == nil, overQuota(err), apierrors.IsNotFound(err):
+		switch answerOf(err) {
+		case admitted:
 			return "", nil
-		case undecided(err):
+		case undecided:
 			log.FromContext(ctx).Info("Cannot try whether guests are admitted", "namespace", namespace, "reason", err.Error())
 			return "", nil
-		case !refuses(err):
+		case failed:
 			return "", fmt.Errorf("trying a guest in namespace %s: %w", namespace, err)
 		}
 		message = strings.TrimSuffix(err.Error(), ".")
@@ -88,26 +89,38 @@ func (r *Reconciler) tryGuest(ctx context.Context, set broker.PodSet, namespaces
 	return message, nil
 }
 
+// answer is what the result of a dry run says about the pod.
+type answer string
+
+const (
+	admitted    answer = "admitted"
+	notAdmitted answer = "not admitted"
+	// undecided: nothing.
+	undecided answer = "undecided"
+	// failed: nothing, and the next try may say more.
+	failed answer = "failed"
+)
+
+// notAboutPod are words of refusals that say nothing about the pod: the agent's role, the
+// quota or the ServiceAccount of the namespace does not exist yet, it is being deleted, or
+// a webhook cannot be asked without effect.
+var notAboutPod = []string{`cannot create resource "pods"`, "no params found", "error looking up service account", "because it is being terminated", "does not support dry run"}
+
+func answerOf(err error) answer {
+	switch {
+	// Quotas are the last that the API server asks.
+	case err == nil, apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota: "+confine.Quota):
+		return admitted
+	case apierrors.IsNotFound(err), slices.ContainsFunc(notAboutPod, func(words string) bool { return strings.Contains(err.Error(), words) }):
+		return undecided
+	case refuses(err):
+		return notAdmitted
+	}
+	return failed
+}
+
 // refuses reports whether an error is a verdict about the pod. Admission webhooks may deny
 // a request without a reason that client-go knows.
 func refuses(err error) bool {
 	return err != nil && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || strings.Contains(err.Error(), "denied the request"))
-}
-
-// overQuota reports whether only the quota that limits guests to their grant refuses a
-// pod. Quotas are the last that the API server asks.
-func overQuota(err error) bool {
-	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota: "+confine.Quota)
-}
-
-// undecided reports whether an error says nothing about the pod: the agent's role, the
-// quota or the ServiceAccount of the namespace does not exist yet, it is being deleted, or
-// a webhook cannot be asked without effect.
-func undecided(err error) bool {
-	for _, reason := range []string{`cannot create resource "pods"`, "no params found", "error looking up service account", "because it is being terminated", "does not support dry run"} {
-		if strings.Contains(err.Error(), reason) {
-			return true
-		}
-	}
-	return false
 }

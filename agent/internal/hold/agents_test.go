@@ -41,6 +41,7 @@ func direct(t *testing.T) *env {
 func (e *env) agent(c client.Client) *hold.Reconciler {
 	return hold.New(c, e.Client, clientevents.NewFakeRecorder(100), e.provider, hold.Options{
 		Namespace: namespace, Lending: broker.Lending{Enabled: true}, Clock: e.clock, Recognizer: inventory.Recognizer{Guest: guestOf},
+		GuestNamespaces: func(context.Context, string) ([]string, error) { return e.guestNamespaces, nil },
 	})
 }
 

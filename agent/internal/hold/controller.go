@@ -97,13 +97,15 @@ type Reconciler struct {
 	// Only the one worker uses these. unusedSince is when a consumer was first seen
 	// with neither an instruction nor a guest; grants is what each consumer was granted
 	// last, waiting since when a grant is not in effect. By the instruction's UID: unverified is what was held before a larger hold
-	// that is recorded and not verified yet, lost what does not fit any more and is not
-	// in the status yet, written the instruction as last written.
+	// that is recorded and not verified yet, lost what does not fit any more and refused
+	// what was refused, while it is not in the status yet, written the instruction as last
+	// written.
 	unusedSince map[string]time.Time
 	grants      map[string]inEffect
 	waiting     map[string]time.Time
 	unverified  map[types.UID]broker.HeldCapacity
 	lost        map[types.UID]loss
+	refused     map[types.UID]refusal
 	written     written
 	// unproven is what was held before a larger hold that is recorded and not proven yet.
 	unproven map[types.UID]broker.HeldCapacity
@@ -136,7 +138,7 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, pro
 		Options: options, provider: provider, client: c, live: live, recorder: recorder,
 		enqueue: make(chan event.GenericEvent, 64), changed: map[string]bool{},
 		unusedSince: map[string]time.Time{}, grants: map[string]inEffect{}, waiting: map[string]time.Time{},
-		unverified: map[types.UID]broker.HeldCapacity{}, lost: map[types.UID]loss{}, written: written{},
+		unverified: map[types.UID]broker.HeldCapacity{}, lost: map[types.UID]loss{}, refused: map[types.UID]refusal{}, written: written{},
 		unproven: map[types.UID]broker.HeldCapacity{}, places: newPlaces(),
 	}
 }
@@ -265,10 +267,14 @@ func (r *Reconciler) enforce(ctx context.Context, in input, decisions []decision
 		if err = r.prove(ctx, in, decisions); err != nil {
 			return granted, err
 		}
-		// Before the grant, which may take more than one reconcile: a verdict that came
-		// after it would be forgotten while the grant is lowered again.
+		// Before the grant, which may take more than one reconcile to be lowered again.
 		if refused, err = r.admit(ctx, in.consumer, decisions); err != nil {
 			return granted, err
+		}
+	}
+	for _, d := range decisions {
+		if d.refused != nil && !d.settled {
+			r.refused[d.instruction.UID] = refusal{d.instruction.Generation, d.held, d.refused}
 		}
 	}
 	total, pods := grant(decisions)
@@ -326,6 +332,7 @@ func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []de
 	if err == nil && granted.Done {
 		for _, w := range writes {
 			delete(r.lost, w.instruction.UID)
+			delete(r.refused, w.instruction.UID)
 			delete(r.unverified, w.instruction.UID)
 			if settled(w.instruction) {
 				delete(r.unproven, w.instruction.UID)
@@ -405,7 +412,7 @@ func (r *Reconciler) read(ctx context.Context, consumer string, pending int32) (
 		return input{}, err
 	}
 	return input{
-		observed: observed, consumer: consumer, instructions: r.written.merge(pointers(list.Items)), lending: r.Lending, before: r.unverified, lost: r.lost,
+		observed: observed, consumer: consumer, instructions: r.written.merge(pointers(list.Items)), lending: r.Lending, before: r.unverified, lost: r.lost, refused: r.refused,
 		nodes: sync.OnceValue(func() nodes {
 			return nodes{slots: observed.Slots(r.Headroom), guests: observed.Guests(), pending: observed.Pending(pending)}
 		}),

@@ -47,8 +47,12 @@ type env struct {
 	clock      *clocktesting.FakePassiveClock
 	// beforeGrant is called once, by the next EnsureGrant for berlin.
 	beforeGrant *atomic.Pointer[func()]
-	patches     *atomic.Int64
-	config      *rest.Config
+	// slow makes grants take effect later.
+	slow *slowGrants
+	// guestNamespaces of each consumer.
+	guestNamespaces []string
+	patches         *atomic.Int64
+	config          *rest.Config
 }
 
 // countingClient counts the patches of statuses.
@@ -76,6 +80,21 @@ func (w countingWriter) Patch(ctx context.Context, o client.Object, patch client
 type hookedProvider struct {
 	*fake.Provider
 	beforeGrant *atomic.Pointer[func()]
+	slow        *slowGrants
+}
+
+// slowGrants makes each change of a consumer's grant take two calls, as one does that
+// waits for the cluster's quota controller. Only the controller's worker calls it.
+type slowGrants struct {
+	on   atomic.Bool
+	last map[string]string
+}
+
+func (s *slowGrants) waits(consumer string, total corev1.ResourceList, pods int32) bool {
+	grant := fmt.Sprint(broker.FromList(total), pods)
+	changed := s.last[consumer] != grant
+	s.last[consumer] = grant
+	return changed && s.on.Load()
 }
 
 func (p hookedProvider) EnsureGrant(ctx context.Context, consumer string, total corev1.ResourceList, pods int32) (peering.Progress, error) {
@@ -83,6 +102,9 @@ func (p hookedProvider) EnsureGrant(ctx context.Context, consumer string, total 
 		if hook := p.beforeGrant.Swap(nil); hook != nil {
 			(*hook)()
 		}
+	}
+	if p.slow.waits(consumer, total, pods) {
+		return peering.Waiting("QuotaPending", "the grant is not in effect yet"), nil
 	}
 	return p.Provider.EnsureGrant(ctx, consumer, total, pods)
 }
@@ -112,8 +134,8 @@ func startWith(t *testing.T, restConfig *rest.Config, change func(*hold.Options)
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)}, Cache: cache.Options{ByObject: inventory.CacheByObject()},
 	})
 	expect.NoError(t, err)
-	e := &env{T: t, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now()), beforeGrant: &atomic.Pointer[func()]{}, patches: &atomic.Int64{}, config: restConfig}
-	var provider peering.Provider = hookedProvider{e.provider, e.beforeGrant}
+	e := &env{T: t, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now()), beforeGrant: &atomic.Pointer[func()]{}, slow: &slowGrants{last: map[string]string{}}, patches: &atomic.Int64{}, config: restConfig}
+	var provider peering.Provider = hookedProvider{e.provider, e.beforeGrant, e.slow}
 	for _, w := range wrap {
 		provider = w(e, provider)
 	}

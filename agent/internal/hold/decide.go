@@ -27,8 +27,10 @@ type input struct {
 	// before is what was held, by the instruction's UID, where its status shows a
 	// larger hold that is being decided on.
 	before map[types.UID]broker.HeldCapacity
-	// lost is what no longer fits of holds, by the instruction's UID.
-	lost map[types.UID]loss
+	// lost is what no longer fits of holds, and refused what was refused and is not in the
+	// status yet, by the instruction's UID.
+	lost    map[types.UID]loss
+	refused map[types.UID]refusal
 	// observed are nodes and pods, and nodes returns what the nodes have free and what uses them.
 	observed Observed
 	nodes    func() nodes
@@ -75,6 +77,13 @@ func (d decision) grows() bool {
 	return !d.settled && !d.smaller && d.refused == nil && !Covers(d.before, d.held)
 }
 
+// refusal is a verdict about an instruction, and what is held after it.
+type refusal struct {
+	generation int64
+	held       broker.HeldCapacity
+	why        *capacity.Rejection
+}
+
 // heldBy returns the capacity that an instruction holds so far, nil for none.
 var heldBy = instruction.Held
 
@@ -108,12 +117,15 @@ func decide(in input) []decision {
 		d.held = d.before
 		want := wanted(instruction)
 		lost, isLost := in.lost[instruction.UID]
+		refused, isRefused := in.refused[instruction.UID]
 		switch {
 		case isLost && settled(instruction):
 			d.held = capacity.Min(d.before, lost.held)
 			d.refused = &capacity.Rejection{Reason: ReasonCapacityLost, Message: lost.why}
 		case settled(instruction):
 			d.settled = true
+		case isRefused && refused.generation == instruction.Generation:
+			d.held, d.refused = capacity.Min(d.before, refused.held), refused.why
 		case Covers(d.before, want):
 			d.held, d.smaller = want, !Covers(want, d.before) || instruction.Spec.Releasing
 		default:

@@ -10,3 +10,6 @@ import (
 func Fit(slots []capacity.Slot, promised []broker.HeldCapacity, wanted broker.HeldCapacity) *capacity.Rejection {
 	return place(reserved(nodes{slots: slots}, promised), wanted)
 }
+
+// AnswerOf exposes what the result of a dry run says about the pod.
+func AnswerOf(err error) string { return string(answerOf(err)) }

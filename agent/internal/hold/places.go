@@ -380,9 +380,11 @@ const settleFor = 3 * time.Second
 // prove makes the placeholders of a consumer those of what is decided, and turns the
 // decisions for which the scheduler has found no place into refusals.
 func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) error {
-	maps.DeleteFunc(r.unproven, func(uid types.UID, _ broker.HeldCapacity) bool {
+	gone := func(uid types.UID) bool {
 		return !slices.ContainsFunc(in.instructions, func(i *broker.ProviderInstruction) bool { return i.UID == uid })
-	})
+	}
+	maps.DeleteFunc(r.unproven, func(uid types.UID, _ broker.HeldCapacity) bool { return gone(uid) })
+	maps.DeleteFunc(r.refused, func(uid types.UID, _ refusal) bool { return gone(uid) })
 	if r.Placeholders.Namespace == "" {
 		for i := range decisions {
 			decisions[i].accounted = true

@@ -178,29 +178,14 @@ func schedulerRefuses(e *env) {
 // A pod that the cluster does not admit is not promised: neither as a placeholder nor, where
 // it will run, as a guest.
 func admissionRefuses(e *env) {
+	e.slow.on.Store(true)
+	defer e.slow.on.Store(false)
 	for i, tc := range []struct{ namespace, reason string }{{holds, hold.ReasonInsufficientCapacity}, {"guests-of-rome", hold.ReasonGuestNotAdmitted}} {
-		limits := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Name: "small", Namespace: tc.namespace}, Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{{
-			Type: corev1.LimitTypeContainer, Min: expect.Resources("cpu", "10m"),
-		}}}}
-		try := func() error {
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: tc.namespace}, Spec: corev1.PodSpec{
-				Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1m")}}},
-			}}
-			return e.Create(e.Context(), pod, client.DryRunAll)
-		}
-		expect.NoError(e, e.Create(e.Context(), limits))
-		expect.Eventually(e, "the limit to be in effect", func() (bool, string) {
-			err := try()
-			return err != nil, fmt.Sprint(err)
-		})
+		lift := e.limited(tc.namespace)
 		e.hold("r2", "rome", int64(i+1), pods(set("pods", 1, expect.Resources("cpu", "1m"))))
 		e.decided("r2", int64(i+1), tc.reason, "minimum cpu usage per Container is 10m", 0)
 		e.eventuallyBound(holds, 1)
-		expect.NoError(e, e.Delete(e.Context(), limits))
-		expect.Eventually(e, "the limit to be gone", func() (bool, string) {
-			err := try()
-			return err == nil, fmt.Sprint(err)
-		})
+		lift()
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
 // UnlistedRetention is how long capacity is held for a Reservation that the broker does
@@ -41,8 +42,9 @@ func (p *Provider) removeUnlisted(ctx context.Context, instruction *broker.Provi
 }
 
 // Unlisted returns the capacity that this cluster holds for Reservations of which the
-// broker does not list a hold, the largest number of pods first where there are too many
-// to advertise. Until the broker has listed its holds, it is all that is held.
+// broker does not list a hold, or a smaller one, the largest number of pods first where
+// there are too many to advertise. Until the broker has listed its holds, it is all that is
+// held.
 func (p *Provider) Unlisted(ctx context.Context) ([]broker.UnlistedHold, error) {
 	var list broker.ProviderInstructionList
 	if err := p.client.List(ctx, &list, client.InNamespace(p.namespace), client.UnsafeDisableDeepCopy); err != nil {
@@ -56,7 +58,17 @@ func (p *Provider) Unlisted(ctx context.Context) ([]broker.UnlistedHold, error) 
 	for i := range list.Items {
 		instruction := &list.Items[i]
 		view, listed := p.mirror.Get(instruction.Name)
-		if held := Held(instruction); held != nil && !held.Empty() && !(listed && view.Hold.ReservationUID == instruction.Spec.ReservationUID) {
+		held := Held(instruction)
+		if listed && held != nil && view.Hold.ReservationUID == instruction.Spec.ReservationUID {
+			charged := view.Hold.Promised
+			if view.Hold.Unconfirmed != nil {
+				charged = capacity.Max(charged, *view.Hold.Unconfirmed)
+			}
+			if capacity.Sub(*held, charged).Empty() {
+				continue
+			}
+		}
+		if held != nil && !held.Empty() {
 			all = append(all, unlisted{broker.UnlistedHold{
 				ReservationUID: instruction.Spec.ReservationUID, ReservationName: instruction.Spec.ReservationName,
 				Requester: instruction.Spec.RequesterClusterID, Held: held.Totals,

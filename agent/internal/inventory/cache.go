@@ -1,9 +1,13 @@
 package inventory
 
 import (
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
 // CacheByObject makes the manager's cache keep only what the agent reads of
@@ -16,13 +20,15 @@ func CacheByObject() map[client.Object]cache.ByObject {
 }
 
 // TrimPod removes what no part of the agent reads: what the containers run, and
-// their individual statuses but for resources.
+// their individual statuses but for resources. Of the pods on virtual nodes it keeps which
+// ConfigMaps and Secrets they refer to.
 func TrimPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
 		return object, nil
 	}
 	pod.ManagedFields = nil
+	whole := pod.Spec
 	pod.Spec = corev1.PodSpec{
 		NodeName:         pod.Spec.NodeName,
 		SchedulerName:    pod.Spec.SchedulerName,
@@ -36,6 +42,9 @@ func TrimPod(object any) (any, error) {
 		Priority:         pod.Spec.Priority,
 		InitContainers:   trimContainers(pod.Spec.InitContainers),
 		Containers:       trimContainers(pod.Spec.Containers),
+	}
+	if strings.HasPrefix(whole.NodeName, broker.VirtualNodePrefix) {
+		keepSources(&pod.Spec, &whole)
 	}
 	pod.Status = corev1.PodStatus{
 		Phase:      pod.Status.Phase,
@@ -69,6 +78,31 @@ func trimContainers(containers []corev1.Container) []corev1.Container {
 		out = append(out, corev1.Container{Name: c.Name, Resources: c.Resources, RestartPolicy: c.RestartPolicy})
 	}
 	return out
+}
+
+// keepSources copies to a trimmed spec what refers to ConfigMaps and Secrets.
+func keepSources(trimmed, whole *corev1.PodSpec) {
+	trimmed.ImagePullSecrets = whole.ImagePullSecrets
+	for _, v := range whole.Volumes {
+		if v.ConfigMap != nil || v.Secret != nil || v.Projected != nil {
+			trimmed.Volumes = append(trimmed.Volumes, v)
+		}
+	}
+	for i := range whole.InitContainers {
+		keepEnvironment(&trimmed.InitContainers[i], &whole.InitContainers[i])
+	}
+	for i := range whole.Containers {
+		keepEnvironment(&trimmed.Containers[i], &whole.Containers[i])
+	}
+}
+
+func keepEnvironment(trimmed, whole *corev1.Container) {
+	trimmed.EnvFrom = whole.EnvFrom
+	for _, e := range whole.Env {
+		if e.ValueFrom != nil && (e.ValueFrom.ConfigMapKeyRef != nil || e.ValueFrom.SecretKeyRef != nil) {
+			trimmed.Env = append(trimmed.Env, e)
+		}
+	}
 }
 
 // TrimNode removes the lists of images and volumes, and the managed fields.

@@ -100,8 +100,9 @@ type Driver interface {
 	// Tolerations are those that a pod needs for the provider's virtual node.
 	Tolerations(clusterID string) []corev1.Toleration
 	// Carry makes what a pod refers to, such as ConfigMaps and Secrets, available to its
-	// guest. It is called for a pod on the virtual node that has not started, until it is
-	// done.
+	// guest. It is called for each pod on the virtual node until it is done, and from then
+	// on at intervals: what the pod refers to may be deleted and created again. Of the pod's
+	// containers and volumes, the cache keeps the references to ConfigMaps and Secrets only.
 	Carry(ctx context.Context, pod *corev1.Pod) (Progress, error)
 	// RefusedReason returns why the virtual node rejects a pod that is bound to it,
 	// as a CamelCase reason; empty unless the pod's status shows a rejection that

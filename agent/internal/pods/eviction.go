@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +33,8 @@ const (
 	// missingRetry is the delay after a ConfigMap or Secret that a pod refers to was not
 	// found.
 	missingRetry = 10 * time.Second
+	// carryInterval is how often what a pod refers to is looked at again.
+	carryInterval = time.Minute
 )
 
 // providerState is what is remembered of the pods on one virtual node. Only the
@@ -43,8 +46,8 @@ type providerState struct {
 	lastStart time.Time
 	// reported are the pods of which an event says that they are not started.
 	reported sets.Set[types.UID]
-	// carried are the pods for which the driver has done what their guests need.
-	carried sets.Set[types.UID]
+	// carried is when the driver has last done what the guest of a pod needs.
+	carried map[types.UID]time.Time
 }
 
 // state returns what is remembered of a provider, and removes it once the provider
@@ -54,7 +57,7 @@ func (r *Reconciler) state(provider string, gone bool) *providerState {
 	defer r.mu.Unlock()
 	state := r.providers[provider]
 	if state == nil {
-		state = &providerState{started: -1, reported: sets.New[types.UID](), carried: sets.New[types.UID]()}
+		state = &providerState{started: -1, reported: sets.New[types.UID](), carried: map[types.UID]time.Time{}}
 		r.providers[provider] = state
 	}
 	if gone {
@@ -75,7 +78,8 @@ func (s *providerState) observe(pods []*corev1.Pod, now time.Time) {
 	if s.started >= 0 && started > s.started {
 		s.lastStart = now
 	}
-	s.started, s.reported, s.carried = started, s.reported.Intersection(present), s.carried.Intersection(present)
+	s.started, s.reported = started, s.reported.Intersection(present)
+	maps.DeleteFunc(s.carried, func(uid types.UID, _ time.Time) bool { return !present.Has(uid) })
 }
 
 // reconcileProvider evicts pods that the provider does not start, and force-deletes
@@ -155,27 +159,24 @@ func startDeadline(pod *corev1.Pod, refusal string, lastStart time.Time, timeout
 }
 
 // carry makes the driver do what a pod's guest needs, and returns when to requeue the pod.
+// It is repeated while the pod runs: what the pod refers to may be created again.
 func (r *Reconciler) carry(ctx context.Context, pod *corev1.Pod, state *providerState) (requeueAfter time.Duration, err error) {
-	if pod.Status.Phase != corev1.PodPending || state.carried.Has(pod.UID) {
+	now := r.nodes.Clock.Now()
+	if last, carried := state.carried[pod.UID]; carried && now.Sub(last) < carryInterval {
 		return virtualnode.ResyncPeriod, nil
 	}
-	// The cache does not keep what the containers run.
-	var whole corev1.Pod
-	if err := r.nodes.Live().Get(ctx, client.ObjectKeyFromObject(pod), &whole); err != nil {
-		return retryDelay, client.IgnoreNotFound(err)
-	}
-	progress, err := r.driver.Carry(ctx, &whole)
+	progress, err := r.driver.Carry(ctx, pod)
 	if err != nil {
 		return 0, fmt.Errorf("preparing the guest of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
-	if !progress.Done {
+	if !progress.Done && pod.Status.Phase == corev1.PodPending {
 		if progress.Reason == peering.ReasonSourceMissing {
 			return missingRetry, nil
 		}
 		log.FromContext(ctx).V(1).Info("A pod's guest has to wait", "pod", client.ObjectKeyFromObject(pod), "cause", progress.Message)
 		return retryDelay, nil
 	}
-	state.carried.Insert(pod.UID)
+	state.carried[pod.UID] = now
 	return virtualnode.ResyncPeriod, nil
 }
 

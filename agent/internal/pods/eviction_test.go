@@ -111,3 +111,26 @@ func TestDeletedPodIsResynced(t *testing.T) {
 		t.Error("not requeued")
 	}
 }
+
+// What a pod refers to is carried when it starts and, since it may be created again, at
+// intervals while it runs.
+func TestCarriedAgain(t *testing.T) {
+	r, _ := evictions(func(string) error { return nil })
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "shop", UID: "p"}, Spec: corev1.PodSpec{
+		NodeName:   broker.VirtualNodeName("paris"),
+		Containers: []corev1.Container{{EnvFrom: []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "words"}}}}}},
+	}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+	expect.NoError(t, r.client.Create(t.Context(), pod))
+	clock := r.nodes.Clock.(*testclock.FakePassiveClock)
+	for _, step := range []struct {
+		after time.Duration
+		want  int
+	}{{0, 1}, {carryInterval - time.Second, 1}, {time.Second, 2}} {
+		clock.SetTime(clock.Now().Add(step.after))
+		_, err := r.reconcileProvider(t.Context(), paris)
+		expect.NoError(t, err)
+		if got := len(r.driver.(*fake.Driver).Calls("Carry")); got != step.want {
+			t.Errorf("after another %s: carried %d times, want %d", step.after, got, step.want)
+		}
+	}
+}

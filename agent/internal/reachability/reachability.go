@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -168,12 +169,10 @@ func addressOf(endpoint string) string {
 func reach(ctx context.Context, targets map[string]target) map[string]bool {
 	var mu sync.Mutex
 	reached := map[string]bool{}
-	slots := make(chan struct{}, parallel)
-	var all sync.WaitGroup
+	var all errgroup.Group
+	all.SetLimit(parallel)
 	for cluster, t := range targets {
-		slots <- struct{}{}
-		all.Go(func() {
-			defer func() { <-slots }()
+		all.Go(func() error {
 			dialer := net.Dialer{Timeout: timeout}
 			connection, err := dialer.DialContext(ctx, "tcp", t.address)
 			if err == nil {
@@ -182,8 +181,9 @@ func reach(ctx context.Context, targets map[string]target) map[string]bool {
 			mu.Lock()
 			defer mu.Unlock()
 			reached[cluster] = err == nil
+			return nil
 		})
 	}
-	all.Wait()
+	_ = all.Wait()
 	return reached
 }

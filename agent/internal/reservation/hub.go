@@ -88,7 +88,8 @@ func (r *Reconciler) acknowledgeFromHub(ctx context.Context, view *protocol.Cons
 	same := true
 	for i := range view.Status.Allocations {
 		allocation := &view.Status.Allocations[i]
-		ready := isTrue(find(instructions, allocation), broker.ConditionVirtualNodeReady)
+		// The broker keeps no virtual node for an allocation that is not accepted.
+		ready := allocation.Accepted && isTrue(find(instructions, allocation), broker.ConditionVirtualNodeReady)
 		if ready {
 			ack.Ready = append(ack.Ready, allocation.Cluster)
 		}

@@ -79,9 +79,6 @@ type Reconciler struct {
 	inUse map[string]map[types.UID]bool
 }
 
-// Live returns the reader that does not read from the cache.
-func (r *Reconciler) Live() client.Reader { return r.live }
-
 // New returns a Reconciler that reads with c, which may be behind the API server,
 // and with live, which is not.
 func New(c client.Client, live client.Reader, recorder events.EventRecorder, driver peering.Driver, options Options) *Reconciler {

@@ -258,7 +258,8 @@ func unallocated(spec *broker.ClusterAdvertisementSpec) corev1.ResourceList {
 }
 
 // charges are what each consumer is charged for. What the provider holds for a
-// Reservation without a hold in the ledger, by UID and name, is charged as well. Guests
+// Reservation without a hold in the ledger, by UID and name, is charged as well, and so is
+// what it holds for one beyond the ledger's hold: the hub has lost them. Guests
 // are part of what their consumer holds, and count only where they use more than that.
 func charges(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertisementStatus) map[string]corev1.ResourceList {
 	out := map[string]corev1.ResourceList{}
@@ -270,8 +271,11 @@ func charges(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvert
 		addTo(out[hold.Requester], &charged.Totals)
 	}
 	for _, unlisted := range spec.UnlistedHolds {
-		if !slices.ContainsFunc(status.Holds, func(h broker.Hold) bool {
-			return h.ReservationUID == unlisted.ReservationUID || h.Requester == unlisted.Requester && h.ReservationName == unlisted.ReservationName
+		if hold := Find(status, unlisted.ReservationUID); hold != nil {
+			beyond := capacity.Subtract(unlisted.Held.List(), Charged(*hold).Totals.List())
+			out[hold.Requester] = broker.AddTo(out[hold.Requester], beyond)
+		} else if !slices.ContainsFunc(status.Holds, func(h broker.Hold) bool {
+			return h.Requester == unlisted.Requester && h.ReservationName == unlisted.ReservationName
 		}) {
 			out[unlisted.Requester] = broker.AddTo(out[unlisted.Requester], unlisted.Held.List())
 		}

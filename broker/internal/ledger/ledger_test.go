@@ -277,6 +277,16 @@ func TestUnlistedHolds(t *testing.T) {
 	if reserved, _ := ledger.Account(spec, &s); reserved.String() != pods(8).Totals.String() {
 		t.Errorf("reserved is %s, want %s", reserved, pods(8).Totals)
 	}
+	// The ledger has the hold, but not that it has grown.
+	s = broker.ClusterAdvertisementStatus{}
+	smaller := grow("lost", 1, 3)
+	place(t, spec, &s, smaller)
+	if reserved, _ := ledger.Account(spec, &s); reserved.String() != pods(8).Totals.String() {
+		t.Errorf("reserved is %s, and the provider holds %s", reserved, pods(8).Totals)
+	}
+	if _, err := ledger.Place(spec, &s, other); err == nil {
+		t.Error("what the provider holds beyond the ledger's hold is promised again")
+	}
 }
 
 func TestAccount(t *testing.T) {

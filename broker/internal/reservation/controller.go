@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -90,6 +91,9 @@ type Reconciler struct {
 	priceChanges map[string]map[string]string
 	// storedAt is when the advertisement of each cluster was last stored.
 	storedAt map[string]time.Time
+	// repeatedAt is when the stored advertisement of each cluster was last seen to be
+	// replaced by a newer one, by whichever broker.
+	repeatedAt map[string]time.Time
 	// remembered has the digest of each cluster's stored advertisement.
 	remembered map[string]remembered
 	// latest is the highest sequence of the advertisements of each cluster that were
@@ -97,6 +101,9 @@ type Reconciler struct {
 	latest map[string]int64
 	// impossible are the Reservations to try again when the clusters change.
 	impossible map[string]bool
+	// unreachable is since when a consumer has reported a provider as unreachable, by their
+	// cluster IDs.
+	unreachable map[string]map[string]time.Time
 }
 
 // Clients are what a Reconciler reads and writes with.
@@ -151,9 +158,11 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 
 		priceChanges: map[string]map[string]string{},
 		storedAt:     map[string]time.Time{},
+		repeatedAt:   map[string]time.Time{},
 		remembered:   map[string]remembered{},
 		latest:       map[string]int64{},
 		impossible:   map[string]bool{},
+		unreachable:  map[string]map[string]time.Time{},
 	}
 }
 
@@ -260,7 +269,8 @@ func onEvents[T client.Object](changed func(ctx context.Context, before, after T
 
 // AdvertisementChanged takes note of an event of the watch: the versions before and
 // after it, nil for none. It returns the Reservations to reconcile: those whose holds
-// changed and, if capacity may have appeared, the first of the queue that could use it.
+// changed or have become unreachable for their consumer and, if capacity may have appeared,
+// the first of the queue that could use it.
 // The objects are not changed any more.
 func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertisement) (reservations []string) {
 	var old, now broker.ClusterAdvertisementStatus
@@ -270,11 +280,17 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 	if after != nil {
 		now = after.Status
 		r.store.putAdvertisement(after)
+		if before != nil && after.Spec.Sequence > before.Spec.Sequence {
+			r.repeated(after.Name)
+		}
 	} else {
 		r.store.removeAdvertisement(before)
 		r.forgetCluster(before.Name)
 	}
+	consumer := cmp.Or(after, before).Name
+	r.noteUnreachable(consumer)
 	changed := changedHolds(old.Holds, now.Holds, old.Active != now.Active)
+	changed = append(changed, r.heldWhereChanged(consumer, unreachableOf(before), unreachableOf(after))...)
 	if before == nil || after == nil || before.Generation != after.Generation || old.Active != now.Active || grew(old.Available, now.Available) {
 		changed = append(changed, r.retriable(after)...)
 		if before == nil || after == nil || before.Generation != after.Generation {
@@ -282,6 +298,13 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 		}
 	}
 	return changed
+}
+
+// repeated takes note that a cluster's advertisement was stored.
+func (r *Reconciler) repeated(cluster string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.repeatedAt[cluster] = r.clock.Now()
 }
 
 // changedHolds are the names of the Reservations whose holds differ between before and

@@ -103,12 +103,12 @@ func unanswered(in snapshot, holds []clusterHold) []change {
 }
 
 // shrink releases what the Reservation does not need any more. What an inactive
-// cluster holds may still be used there: it stays held, but does not count, and is
-// released when other clusters have granted as much and no virtual node uses it.
+// cluster holds, or one that the consumer cannot connect to, may still be used there: it
+// stays held, but does not count, and is released when other clusters have granted as much and no virtual node uses it.
 func shrink(in snapshot, holds []clusterHold, requested broker.HeldCapacity) []change {
 	var granted broker.HeldCapacity
 	for _, h := range holds {
-		if in.active[h.cluster] && h.Granted != nil {
+		if in.counts(h) && h.Granted != nil {
 			granted = capacity.Add(granted, *h.Granted)
 		}
 	}

@@ -94,6 +94,8 @@ type snapshot struct {
 	full func(broker.HeldCapacity) map[string]capacity.Rejection
 	// active are the holders whose last advertisement is not stale.
 	active map[string]bool
+	// unreachable is since when the consumer has reported holders as unreachable.
+	unreachable map[string]time.Time
 	// progress is how far the holders have come with what they were asked.
 	progress map[string]answers.Progress
 	// times are since when this process has seen the Reservation's state.
@@ -136,7 +138,7 @@ func (r *Reconciler) snapshot(ctx context.Context, name string) (snapshot, error
 func (r *Reconciler) snapshotOf(reservation *broker.Reservation, config config) snapshot {
 	in := snapshot{
 		reservation: reservation, config: config, now: r.clock.Now(),
-		active: map[string]bool{},
+		active: map[string]bool{}, unreachable: map[string]time.Time{},
 	}
 	r.readLedgers(&in)
 	return in
@@ -151,6 +153,7 @@ func (r *Reconciler) readLedgers(in *snapshot) {
 	in.holders = r.store.holdersOf(in.reservation.Name)
 	for _, cluster := range in.holders {
 		in.active[cluster], _ = r.activity(cluster, config)
+		in.unreachable[cluster] = r.unreachableSince(in.reservation.Spec.RequesterID, cluster, config)
 	}
 	r.remember(in)
 }
@@ -204,12 +207,16 @@ func (r *Reconciler) activity(cluster string, c config) (active, fresh bool) {
 }
 
 // lastAdvertised is when this broker last received the cluster's advertisement, or else
-// when it became the leader.
+// when it became the leader; later if another broker has stored one since. Otherwise, two
+// brokers that hear different clusters would take what the other one places for lost.
 func (r *Reconciler) lastAdvertised(cluster string) time.Time {
-	if at, received := r.freshness.ReceivedAt(cluster); received {
-		return at
+	at, received := r.freshness.ReceivedAt(cluster)
+	if !received {
+		at = r.startedAt()
 	}
-	return r.startedAt()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return lease.Later(at, r.repeatedAt[cluster])
 }
 
 // upToDate reports whether there is nothing to write.
@@ -258,6 +265,9 @@ func (in snapshot) requeue() ctrl.Result {
 	}
 	for _, h := range in.holds() {
 		if due, pending := in.due(h); pending {
+			at(due)
+		}
+		if due, unreachable := in.cutOffAt(h); unreachable && in.now.Before(due) {
 			at(due)
 		}
 	}
@@ -310,11 +320,12 @@ func (in snapshot) holds() []clusterHold {
 	return holds
 }
 
-// reliable is the part of a hold that the requester can count on: what an active
-// cluster has granted, and the rest of the promise while its answer is expected.
+// reliable is the part of a hold that the requester can count on: what an active cluster
+// that it can connect to has granted, and the rest of the promise while its answer is
+// expected.
 func (in snapshot) reliable(h clusterHold) broker.HeldCapacity {
 	switch {
-	case !in.active[h.cluster]:
+	case !in.counts(h):
 		return broker.HeldCapacity{}
 	case in.overdue(h):
 		return capacity.Sub(h.Promised, ledger.Pending(h.Hold))

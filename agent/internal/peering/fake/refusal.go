@@ -20,12 +20,14 @@ func (d *Driver) RefusedReason(pod *corev1.Pod) string {
 }
 
 // Carry implements peering.Driver. A guest needs nothing. There is a call for each
-// container, whose message is the image.
+// ConfigMap from which a container takes its environment, whose message is the name.
 func (d *Driver) Carry(_ context.Context, pod *corev1.Pod) (peering.Progress, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, c := range pod.Spec.Containers {
-		d.calls = append(d.calls, Call{Method: "Carry", Message: []byte(c.Image)})
+		for _, from := range c.EnvFrom {
+			d.calls = append(d.calls, Call{Method: "Carry", Message: []byte(from.ConfigMapRef.Name)})
+		}
 	}
 	return peering.Done("Carried", "nothing to do"), nil
 }

@@ -35,6 +35,9 @@ type Driver struct {
 	// marked are the namespaces in which ConfigMaps and Secrets may be marked for
 	// reflection, nil before they are read.
 	marked map[string]bool
+	// markedAt is when a ConfigMap or Secret was last seen to be marked or decided about, by
+	// namespace.
+	markedAt map[string]map[source]time.Time
 }
 
 var (
@@ -52,7 +55,7 @@ func NewDriver(options Options) (*Driver, error) {
 	}
 	return &Driver{
 		Options: options, handshake: session.NewClient(codec, options.Options, session.Offer, session.Grant, session.Gone, session.Refusal),
-		wanted: map[string][]string{}, ended: map[string]time.Time{},
+		wanted: map[string][]string{}, ended: map[string]time.Time{}, markedAt: map[string]map[source]time.Time{},
 	}, nil
 }
 

@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"net/http"
 
+	"gomodules.xyz/jsonpatch/v2"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -18,13 +18,6 @@ import (
 
 // GuestsPath is the path of the webhook that GuestsHandler serves.
 const GuestsPath = "/guests"
-
-// operation of a JSON patch. On an object, "add" replaces too.
-type operation struct {
-	Op    string `json:"op"`
-	Path  string `json:"path"`
-	Value any    `json:"value"`
-}
 
 // GuestsHandler answers AdmissionReviews of new ShadowPods, whose pods Liqo creates
 // unchanged: a guest gets the PriorityClass of guests, so that it preempts no pod and keeps
@@ -46,13 +39,11 @@ func GuestsHandler(handOver bool) http.Handler {
 			log.FromContext(ctx).Info("Cannot decode ShadowPod; it stays as it is", "namespace", request.Namespace, "name", request.Name)
 			return response
 		}
-		operations := []operation{{"add", "/spec/pod/priorityClassName", guest.PriorityClass}}
+		// On an object, "add" replaces too.
+		operations := []jsonpatch.Operation{jsonpatch.NewOperation("add", "/spec/pod/priorityClassName", guest.PriorityClass)}
 		if handOver {
-			operations = append(operations, operation{"add", "/spec/pod/schedulingGates", []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}})
+			operations = append(operations, jsonpatch.NewOperation("add", "/spec/pod/schedulingGates", []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}))
 		}
-		// Strings can always be marshalled.
-		response.Patch, _ = json.Marshal(operations)
-		response.PatchType = ptr.To(admissionv1.PatchTypeJSONPatch)
-		return response
+		return admission.Patched("", operations...)
 	})}).WithRecoverPanic(false)
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
 	"github.com/liqotech/liqo/pkg/consts"
@@ -148,6 +149,10 @@ func sources(pod *corev1.PodSpec) map[source]bool {
 	return found
 }
 
+// lookAgainAfter is how long a source that is marked is not read again, whichever pods refer
+// to it. It may be deleted and created again without the mark.
+const lookAgainAfter = time.Minute
+
 // Carry lets Liqo reflect the ConfigMaps and Secrets that a pod refers to. Their owner
 // may have decided about one: it is left as it is.
 func (d *Driver) Carry(ctx context.Context, pod *corev1.Pod) (peering.Progress, error) {
@@ -159,6 +164,9 @@ func (d *Driver) Carry(ctx context.Context, pod *corev1.Pod) (peering.Progress, 
 		return peering.Progress{}, err
 	}
 	for s, optional := range found {
+		if d.recentlyMarked(pod.Namespace, s) {
+			continue
+		}
 		err := d.mark(ctx, pod.Namespace, s)
 		switch {
 		case apierrors.IsNotFound(err) && optional:
@@ -169,9 +177,28 @@ func (d *Driver) Carry(ctx context.Context, pod *corev1.Pod) (peering.Progress, 
 			return peering.Waiting("MarkPending", fmt.Sprintf("%s %s/%s: %v", s.kind, pod.Namespace, s.name, err)), nil
 		case err != nil:
 			return peering.Progress{}, fmt.Errorf("marking %s %s/%s for Liqo: %w", s.kind, pod.Namespace, s.name, err)
+		default:
+			d.noteMarked(pod.Namespace, s)
 		}
 	}
 	return peering.Done("Carried", "Liqo may reflect what the pod refers to"), nil
+}
+
+func (d *Driver) recentlyMarked(namespace string, s source) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	at, known := d.markedAt[namespace][s]
+	return known && d.Clock.Since(at) < lookAgainAfter
+}
+
+func (d *Driver) noteMarked(namespace string, s source) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.markedAt[namespace] == nil {
+		d.markedAt[namespace] = map[source]time.Time{}
+	}
+	maps.DeleteFunc(d.markedAt[namespace], func(_ source, at time.Time) bool { return d.Clock.Since(at) >= lookAgainAfter })
+	d.markedAt[namespace][s] = d.Clock.Now()
 }
 
 // typeMeta makes a PartialObjectMetadata that of a kind of source: nothing else of a
@@ -257,6 +284,7 @@ func (d *Driver) unmark(ctx context.Context, used func(namespace string) bool) e
 		}
 		d.mu.Lock()
 		delete(d.marked, namespace)
+		delete(d.markedAt, namespace)
 		d.mu.Unlock()
 	}
 	return nil

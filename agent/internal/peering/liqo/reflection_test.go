@@ -1,16 +1,23 @@
 package liqo
 
 import (
+	"context"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/go-logr/logr/testr"
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -122,6 +129,9 @@ func TestReflection(t *testing.T) {
 		t.Errorf("ConfigMap words has annotations %v", words.Annotations)
 	}
 
+	e.expectMarkedAgain(pod)
+	expectMarks(map[string]string{"key": "true"})
+
 	unmark := func(used bool) {
 		t.Helper()
 		e.Restart()
@@ -135,5 +145,61 @@ func TestReflection(t *testing.T) {
 	binding, err := session.Find(ctx, e.rome, "shop", reflectionBinding, &rbacv1.RoleBinding{})
 	if err != nil || binding != nil {
 		t.Errorf("the permission is left: %v, %v", binding, err)
+	}
+}
+
+// countedReads counts the objects that are read.
+type countedReads struct {
+	client.Client
+	reads atomic.Int32
+}
+
+func (c *countedReads) Get(ctx context.Context, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
+	c.reads.Add(1)
+	return c.Client.Get(ctx, key, object, options...)
+}
+
+// expectMarkedAgain checks that a Secret which is created again is marked again, within a
+// minute, and that the pods which refer to it cost no reads meanwhile.
+func (e *environment) expectMarkedAgain(pod *corev1.Pod) {
+	e.t.Helper()
+	ctx := e.t.Context()
+	driver, _ := e.Sides()
+	counted := &countedReads{Client: driver.Client}
+	clock := testclock.NewFakePassiveClock(time.Now())
+	again, err := NewDriver(Options{Options: session.Options{Client: counted, ClusterID: "rome", Messenger: driver.Messenger, Clock: clock, Log: testr.New(e.t)}})
+	expect.NoError(e.t, err)
+	for range 3 {
+		counted.reads.Store(0)
+		for range 2 {
+			_, err := again.Carry(ctx, pod)
+			expect.NoError(e.t, err)
+		}
+		if got := counted.reads.Load(); got != 6+2*3 {
+			e.t.Errorf("%d reads for two pods, want 12: of 6 that are there once, of 3 optional ones that are not twice", got)
+		}
+		key := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "key"}}
+		expect.NoError(e.t, e.rome.Delete(ctx, key.DeepCopy()))
+		e.create(e.rome, key)
+		clock.SetTime(clock.Now().Add(lookAgainAfter))
+	}
+	_, err = again.Carry(ctx, pod)
+	expect.NoError(e.t, err)
+}
+
+// TestSourcesInCache: the cache keeps what pods on virtual nodes refer to, and of no others.
+func TestSourcesInCache(t *testing.T) {
+	for node, keeps := range map[string]bool{"spillway-paris": true, "worker": false, "": false} {
+		pod := &corev1.Pod{Spec: referring()}
+		pod.Spec.NodeName = node
+		want := sources(&pod.Spec)
+		if !keeps {
+			want = map[source]bool{}
+		}
+		_, err := inventory.TrimPod(pod)
+		expect.NoError(t, err)
+		if got := sources(&pod.Spec); !maps.Equal(got, want) {
+			t.Errorf("on node %q: %v, want %v", node, got, want)
+		}
 	}
 }

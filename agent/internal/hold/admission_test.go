@@ -1,0 +1,105 @@
+package hold_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/broker/guest"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+func TestAnswerOf(t *testing.T) {
+	forbidden := func(words string) error {
+		return apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "p", errors.New(words))
+	}
+	// As the API server answers where a webhook denies without a code.
+	denied := func(words string) error {
+		return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusBadRequest, Message: words}}
+	}
+	for what, test := range map[string]struct {
+		err  error
+		want string
+	}{
+		"no error":                   {nil, "admitted"},
+		"over the grant's quota":     {forbidden("exceeded quota: spillway-guests, requested: pods=1, used: pods=1, limited: pods=1"), "admitted"},
+		"over another quota":         {forbidden("exceeded quota: team, requested: pods=1, used: pods=1, limited: pods=1"), "not admitted"},
+		"denied without a reason":    {denied(`admission webhook "w.example.com" denied the request: no`), "not admitted"},
+		"Pod Security":               {forbidden(`violates PodSecurity "restricted:latest"`), "not admitted"},
+		"invalid":                    {apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "p", nil), "not admitted"},
+		"webhook without dry run":    {apierrors.NewBadRequest(`admission webhook "w.example.com" does not support dry run`), "undecided"},
+		"role not there yet":         {forbidden(`User "agent" cannot create resource "pods" in API group "" in the namespace "n"`), "undecided"},
+		"ServiceAccount not there":   {forbidden(`error looking up service account n/default: serviceaccount "default" not found`), "undecided"},
+		"namespace being terminated": {forbidden("unable to create new content in namespace n because it is being terminated"), "undecided"},
+		"policy without parameters":  {forbidden("no params found for policy binding with `Deny` parameterNotFoundAction"), "undecided"},
+		"namespace gone":             {apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "n"), "undecided"},
+		"bad request":                {apierrors.NewBadRequest("the body is not JSON"), "failed"},
+		"API server away":            {errors.New("connection refused"), "failed"},
+	} {
+		if got := hold.AnswerOf(test.err); got != test.want {
+			t.Errorf("%s: got %q, want %q", what, got, test.want)
+		}
+	}
+}
+
+// limited makes a namespace admit no container of less than 10m CPU, until lift is called.
+func (e *env) limited(namespace string) (lift func()) {
+	e.Helper()
+	limits := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Name: "small", Namespace: namespace}, Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{{
+		Type: corev1.LimitTypeContainer, Min: expect.Resources("cpu", "10m"),
+	}}}}
+	try := func() error {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: namespace}, Spec: corev1.PodSpec{
+			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1m")}}},
+		}}
+		return e.Create(e.Context(), pod, client.DryRunAll)
+	}
+	expect.NoError(e, e.Create(e.Context(), limits))
+	expect.Eventually(e, "the limit to be in effect", func() (bool, string) {
+		err := try()
+		return err != nil, fmt.Sprint(err)
+	})
+	return func() {
+		e.Helper()
+		expect.NoError(e, e.Delete(e.Context(), limits))
+		expect.Eventually(e, "the limit to be gone", func() (bool, string) {
+			err := try()
+			return err == nil, fmt.Sprint(err)
+		})
+	}
+}
+
+// TestNotAdmittedAfterRestart: a hold that was recorded before the agent restarted, and whose
+// guests the API server does not admit, is given up.
+func TestNotAdmittedAfterRestart(t *testing.T) {
+	e := direct(t)
+	e.node("a", expect.Resources("cpu", "2", "memory", "8Gi"))
+	guests := "guests-of-rome"
+	expect.NoError(t, e.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: guests}}))
+	expect.NoError(t, e.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: guests}}))
+	expect.NoError(t, e.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: guest.PriorityClass}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
+	e.guestNamespaces = []string{guests}
+
+	e.provider.Hold("EnsureGrant", peering.Waiting("QuotaPending", "waiting for the quota"))
+	e.hold("r1", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1m"))))
+	reconciled(t, e.agent(e.Client), "rome")
+	if in, c := e.get("r1"); c.Reason != hold.ReasonGrantPending || in.Status.Held == nil {
+		t.Fatalf("the hold is not recorded: %+v", in.Status)
+	}
+	e.provider.Free("EnsureGrant")
+	e.limited(guests)
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("r1", 1, hold.ReasonGuestNotAdmitted, "minimum cpu usage per Container is 10m", 0)
+	e.granted("rome", "nothing", 0)
+}

@@ -1,0 +1,77 @@
+package overflow
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// TestAbsentKinds: an API server that starts refuses what it allows a moment later. A kind
+// counts as not served only after several refusals over some time, and no longer than that.
+func TestAbsentKinds(t *testing.T) {
+	config := controlplane.StartBare(t)
+	reader := rest.CopyConfig(config)
+	reader.Impersonate = rest.ImpersonationConfig{UserName: "reader", Groups: []string{"system:authenticated"}}
+	dynamicClient, err := dynamic.NewForConfig(reader)
+	expect.NoError(t, err)
+	c, err := client.New(config, client.Options{Scheme: clientgoscheme.Scheme})
+	expect.NoError(t, err)
+
+	now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
+	informers := map[string]*gangInformer{}
+	for _, name := range []string{"configmaps", "secrets", "absents"} {
+		i, err := newGangInformer(klog.Background(), now, dynamicClient, schema.GroupVersionResource{Version: "v1", Resource: name}, name+" are not served")
+		expect.NoError(t, err)
+		informers[name] = i
+		go i.RunWithContext(t.Context())
+	}
+	expectKnown := func(when string, want map[string]bool) {
+		t.Helper()
+		expect.Eventually(t, when, func() (bool, string) {
+			got := map[string]bool{}
+			for name, i := range informers {
+				got[name] = i.known()
+			}
+			return fmt.Sprint(got) == fmt.Sprint(want), fmt.Sprintf("known: %v, want %v", got, want)
+		})
+	}
+	expect.Consistently(t, 4*time.Second, "no kind to count as absent at once", func() (bool, string) {
+		for name, i := range informers {
+			if i.known() {
+				return false, name
+			}
+		}
+		return true, ""
+	})
+	expect.NoError(t, c.Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "reader"},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "reader"}}}))
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}}}}
+	expect.NoError(t, c.Create(t.Context(), role))
+	expectKnown("the kind that may be read from now on", map[string]bool{"configmaps": true, "secrets": false, "absents": false})
+	if informers["configmaps"].absent.Load() {
+		t.Error("a kind counted as absent that was refused for a moment")
+	}
+	now.SetTime(now.Now().Add(refusalLasts))
+	expectKnown("the kinds that are refused for long", map[string]bool{"configmaps": true, "secrets": true, "absents": true})
+	if informers["secrets"].HasSynced() || informers["absents"].HasSynced() {
+		t.Fatal("kinds that are refused were read")
+	}
+	role.Rules[0].Resources = append(role.Rules[0].Resources, "secrets")
+	expect.NoError(t, c.Update(t.Context(), role))
+	expect.Eventually(t, "a later success to count", func() (bool, string) { return informers["secrets"].HasSynced(), "not synced" })
+}
