@@ -57,7 +57,7 @@ func TestSelectedNodes(t *testing.T) {
 		}
 		return ctx
 	})
-	feature.Assess("a pod that no provider can run is told why", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	feature.Assess("the events of a pod that no provider can run say why", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		for app, tc := range map[string]struct {
 			change func(*corev1.PodSpec)
 			words  []string
