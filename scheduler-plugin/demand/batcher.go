@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -24,13 +25,14 @@ type Windows struct {
 	Longest time.Duration
 }
 
-// Request is the capacity that one key needs in total.
+// Request is the capacity that the pods of one Reservation need in total.
 type Request struct {
+	// Key of the Reservation.
 	Key   Key
 	Owner metav1.OwnerReference
-	// PodSet with the total count: unschedulable pods, pods that the scheduler has
-	// not tried yet, and pods that run in other clusters already.
-	PodSet broker.PodSet
+	// PodSets with the total counts: unschedulable pods, pods that the scheduler has
+	// not tried yet, and pods that run in other clusters already. Several for a gang only.
+	PodSets []broker.PodSet
 	// Priority is the highest one of the pending pods. It is set when the request is made.
 	Priority int32
 	// MinAvailable is the number of pods below which the capacity is of no use; 0 unless
@@ -40,7 +42,40 @@ type Request struct {
 	Pending []types.UID
 }
 
-// Batcher groups unschedulable pods into requests. A request is a total, so
+// Pods is the number of pods of a request.
+func (r *Request) Pods() (n int32) {
+	for _, set := range r.PodSets {
+		n += set.Count
+	}
+	return n
+}
+
+// Unit returns what can be requested at least, and how many of it are: one pod, or all pods
+// of a gang of several shapes.
+func (r *Request) Unit() (each corev1.ResourceList, n int32) {
+	if len(r.PodSets) == 1 {
+		return r.PodSets[0].Requests.List(), r.PodSets[0].Count
+	}
+	each = corev1.ResourceList{}
+	for _, set := range r.PodSets {
+		broker.AddTo(each, broker.Times(set.Requests.List(), set.Count))
+	}
+	return each, 1
+}
+
+// Limited returns the request for n of its units.
+func (r Request) Limited(n int32) Request {
+	switch {
+	case len(r.PodSets) == 1:
+		r.PodSets = slices.Clone(r.PodSets)
+		r.PodSets[0].Count = n
+	case n == 0:
+		r.PodSets = nil
+	}
+	return r
+}
+
+// Batcher groups unschedulable pods into requests, by the keys of Reservations. A request is a total, so
 // adding a pod or requesting again is idempotent. Safe for concurrent use.
 type Batcher struct {
 	clock   Clock
@@ -137,9 +172,10 @@ func (b *Batcher) Pending(key Key) []types.UID {
 }
 
 // Due returns the requests that are due, each once. Pods that are not valid for their
-// key any more are dropped from it. others counts the pods of a key that need capacity
-// beside the pending ones. Neither must call the Batcher.
-func (b *Batcher) Due(valid func(types.UID, Key) bool, others func(Key, metav1.OwnerReference) int32) []Request {
+// key any more are dropped from it. total returns the pod sets of a request with their
+// total counts; it is given the set of the pod that was added last, with the number of the
+// pending pods. Neither must call the Batcher.
+func (b *Batcher) Due(valid func(types.UID, Key) bool, total func(Key, broker.PodSet) []broker.PodSet) []Request {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.clock.Now()
@@ -157,9 +193,9 @@ func (b *Batcher) Due(valid func(types.UID, Key) bool, others func(Key, metav1.O
 		if len(g.pods) == 0 {
 			continue
 		}
-		request := Request{Key: key, Owner: g.owner, PodSet: g.set, Pending: slices.Sorted(maps.Keys(g.pods))}
-		request.PodSet.Count = int32(len(g.pods)) + others(key, g.owner)
-		requests = append(requests, request)
+		pending := g.set
+		pending.Count = int32(len(g.pods))
+		requests = append(requests, Request{Key: key, Owner: g.owner, PodSets: total(key, pending), Pending: slices.Sorted(maps.Keys(g.pods))})
 	}
 	slices.SortFunc(requests, func(x, y Request) int { return x.Key.compare(y.Key) })
 	return requests

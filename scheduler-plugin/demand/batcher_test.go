@@ -16,7 +16,7 @@ import (
 
 var windows = demand.Windows{Quiet: 200 * time.Millisecond, Longest: time.Second}
 
-func noOthers(demand.Key, metav1.OwnerReference) int32 { return 0 }
+func noOthers(_ demand.Key, pending broker.PodSet) []broker.PodSet { return []broker.PodSet{pending} }
 
 func allValid(types.UID, demand.Key) bool { return true }
 
@@ -36,8 +36,11 @@ func TestBatcherMakesOneRequestOfABurst(t *testing.T) {
 	}
 	expect := func(bound, count int32) {
 		t.Helper()
-		requests := b.Due(allValid, func(demand.Key, metav1.OwnerReference) int32 { return bound })
-		if len(requests) != 1 || requests[0].Key != key || requests[0].PodSet.Count != count || requests[0].Owner.Name != "web" {
+		requests := b.Due(allValid, func(_ demand.Key, pending broker.PodSet) []broker.PodSet {
+			pending.Count += bound
+			return []broker.PodSet{pending}
+		})
+		if len(requests) != 1 || requests[0].Key != key || requests[0].Pods() != count || requests[0].Owner.Name != "web" {
 			t.Fatalf("want one request for %d pods, got %+v", count, requests)
 		}
 	}
@@ -83,7 +86,9 @@ func TestBatcherCounts(t *testing.T) {
 		keys := []demand.Key{{Namespace: "a", OwnerUID: "x", Shape: "1"}, {Namespace: "a", OwnerUID: "x", Shape: "2"}, {Namespace: "b", OwnerUID: "y", Shape: "1"}}
 		pending := map[types.UID]demand.Key{}
 		unrequested := map[demand.Key]time.Time{} // since when
-		others := func(k demand.Key, _ metav1.OwnerReference) int32 { return int32(len(k.OwnerUID)) }
+		total := func(k demand.Key, pending broker.PodSet) []broker.PodSet {
+			return []broker.PodSet{pending, {Name: "others", Count: int32(len(k.OwnerUID))}}
+		}
 		count := func(k demand.Key) (n int32) {
 			for _, key := range pending {
 				if key == k {
@@ -120,9 +125,9 @@ func TestBatcherCounts(t *testing.T) {
 				clock.SetTime(clock.Now().Add(time.Duration(rapid.IntRange(1, 600).Draw(t, "ms")) * time.Millisecond))
 			},
 			"request": func(t *rapid.T) {
-				for _, request := range b.Due(allValid, others) {
-					if want := count(request.Key) + others(request.Key, metav1.OwnerReference{}); request.PodSet.Count != want || count(request.Key) == 0 {
-						t.Fatalf("%s: requested %d, want %d", request.Key, request.PodSet.Count, want)
+				for _, request := range b.Due(allValid, total) {
+					if want := count(request.Key) + int32(len(request.Key.OwnerUID)); request.Pods() != want || count(request.Key) == 0 {
+						t.Fatalf("%s: requested %d, want %d", request.Key, request.Pods(), want)
 					}
 					delete(unrequested, request.Key)
 				}
@@ -154,7 +159,7 @@ func TestBatcherDropsInvalidPods(t *testing.T) {
 		b.RequeueAfter(key, 0)
 		return b.Due(valid, noOthers)
 	}
-	if requests := due(func(pod types.UID, _ demand.Key) bool { return pod == "a" }); len(requests) != 1 || requests[0].PodSet.Count != 1 {
+	if requests := due(func(pod types.UID, _ demand.Key) bool { return pod == "a" }); len(requests) != 1 || requests[0].Pods() != 1 {
 		t.Errorf("one of two is valid: got %+v", requests)
 	}
 	if requests := due(func(types.UID, demand.Key) bool { return false }); len(requests) != 0 || len(b.Pending(key)) != 0 {

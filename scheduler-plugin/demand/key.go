@@ -18,8 +18,12 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// PodSetName is the name of the one pod set of a Reservation made for a Key.
+// PodSetName is the name of the one pod set of a Reservation, unless that is for a gang.
 const PodSetName = "pods"
+
+// GangShape is the Shape of the key of a gang's Reservation: it is for pods of all shapes,
+// each of which is the name of one of its pod sets.
+const GangShape = "gang"
 
 // Key identifies interchangeable pods.
 type Key struct {
@@ -32,6 +36,15 @@ type Key struct {
 
 // String returns the key as namespace/ownerUID/shape.
 func (k Key) String() string { return k.Namespace + "/" + string(k.OwnerUID) + "/" + k.Shape }
+
+// OfReservation returns the key of the Reservation that serves pods of a key: the same, but
+// for a gang, which is requested as a whole.
+func (k Key) OfReservation() Key {
+	if k.IsGang() {
+		k.Shape = GangShape
+	}
+	return k
+}
 
 func (k Key) compare(other Key) int {
 	return cmp.Or(
@@ -54,6 +67,9 @@ func KeyOf(pod *corev1.Pod, resolve Resolve) (key Key, owner metav1.OwnerReferen
 		return Key{}, owner, set, false
 	}
 	shape, set := ShapeOf(pod)
+	if _, gang := GangOf(pod); gang {
+		set.Name = shape
+	}
 	return Key{Namespace: pod.Namespace, OwnerUID: owner.UID, Shape: shape}, owner, set, true
 }
 
@@ -62,6 +78,22 @@ func KeyOf(pod *corev1.Pod, resolve Resolve) (key Key, owner metav1.OwnerReferen
 func KeyOfReservation(r *broker.Reservation) (key Key, ok bool) {
 	key = Key{Namespace: r.Namespace, OwnerUID: types.UID(r.Labels[broker.LabelOwnerUID]), Shape: r.Labels[broker.LabelShape]}
 	return key, key.OwnerUID != "" && key.Shape != ""
+}
+
+// PodKeys returns the keys of the pods that a Reservation serves; none if it has no key.
+func PodKeys(r *broker.Reservation) []Key {
+	key, ok := KeyOfReservation(r)
+	switch {
+	case !ok:
+		return nil
+	case !key.IsGang():
+		return []Key{key}
+	}
+	keys := make([]Key, 0, len(r.Spec.PodSets))
+	for _, set := range r.Spec.PodSets {
+		keys = append(keys, Key{Namespace: key.Namespace, OwnerUID: key.OwnerUID, Shape: set.Name})
+	}
+	return keys
 }
 
 // SharedOwner is the OwnerUID of bare pods and of Jobs without a controller: those of one
@@ -244,9 +276,10 @@ func ownTolerations(all []corev1.Toleration) []corev1.Toleration {
 	return own
 }
 
-// Name returns the name of the Reservation for a key: a prefix of the owner's
-// name and a hash of the key.
+// Name returns the name of the Reservation that serves pods of a key: a prefix of the
+// owner's name and a hash of the Reservation's key.
 func (k Key) Name(ownerName string) string {
+	k = k.OfReservation()
 	const maxLength = 50
 	if len(ownerName) > maxLength {
 		ownerName = strings.TrimRight(ownerName[:maxLength], "-.")

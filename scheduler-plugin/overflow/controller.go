@@ -204,13 +204,17 @@ func (c *demandController) sync() {
 		return
 	}
 	var changed []*corev1.Pod
-	requests := c.batcher.Due(c.validator(&changed), c.otherPodsCounter())
+	requests := c.batcher.Due(c.validator(&changed), c.totals())
 	for _, pod := range changed {
 		c.queue.addUnschedulable(pod)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, request := range requests {
+		if len(request.PodSets) == 0 {
+			c.batcher.RequeueAfter(request.Key, retryAfter) // further pods of the gang do not appear here if they fit
+			continue
+		}
 		request.Priority, request.MinAvailable = c.priorityOf(request.Pending), c.minAvailable(request)
 		c.requests[request.Key], c.wanted[request.Key] = request, request
 		c.writeQueue.Add(request.Key)
@@ -302,12 +306,15 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 		c.unresolved[uid] = name
 		return
 	}
+	if c.gate.resolve(pod, key.key) {
+		c.waker.activate(map[string]*corev1.Pod{name.String(): pod})
+	}
 	c.gate.track(pod, key.key)
 	if until := c.gate.since(uid).Add(c.askAfter); until.After(c.clock.Now()) {
 		c.delayed[uid] = delayedPod{name, until}
 		c.record(uid, delayed(c.askAfter))
 	} else {
-		c.batcher.Add(uid, key.key, key.owner, key.set)
+		c.batcher.Add(uid, key.key.OfReservation(), key.owner, key.set)
 	}
 	work.keys[key.key] = true
 	c.recordStatus(key.key, uid)
@@ -334,7 +341,7 @@ func (c *demandController) validator(changed *[]*corev1.Pod) func(types.UID, dem
 			return false
 		}
 		current, resolved := c.keys.get(pod)
-		if ok, _ := c.gangs.admissible(pod); ok && optedIn(c.namespaces, pod.Namespace) && resolved && current.key == key {
+		if ok, _ := c.gangs.admissible(pod); ok && optedIn(c.namespaces, pod.Namespace) && resolved && current.key.OfReservation() == key {
 			return true
 		}
 		*changed = append(*changed, pod)
@@ -370,11 +377,11 @@ func (c *demandController) recordStatus(key demand.Key, pods ...types.UID) {
 	}
 }
 
-// otherPodsCounter counts, for a key, the pods that run in other clusters, and those
+// totals adds to the pending pods of a key those that run in other clusters, and those
 // that the scheduler has not tried yet: if one pod of a key does not fit, the others
 // will not either, and are better requested with it. Terminating pods do not count:
 // their replacements use their slots.
-func (c *demandController) otherPodsCounter() func(demand.Key, metav1.OwnerReference) int32 {
+func (c *demandController) totals() func(demand.Key, broker.PodSet) []broker.PodSet {
 	untried := sync.OnceValue(func() map[demand.Key]int32 {
 		return c.untried.count(func(pod *corev1.Pod) (demand.Key, bool) {
 			// Pending pods are in the batcher.
@@ -384,11 +391,12 @@ func (c *demandController) otherPodsCounter() func(demand.Key, metav1.OwnerRefer
 			return c.keys.keyOf(pod)
 		})
 	})
-	return func(key demand.Key, _ metav1.OwnerReference) int32 {
+	return func(key demand.Key, pending broker.PodSet) []broker.PodSet {
 		if key.IsGang() {
-			return c.gangCounter(key)
+			return c.gangSets(key)
 		}
-		return c.placements.livingOf(key) + untried()[key]
+		pending.Count += c.placements.livingOf(key) + untried()[key]
+		return []broker.PodSet{pending}
 	}
 }
 
@@ -411,7 +419,7 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 			// Its capacity is released; it is created again once it is deleted.
 			return retryAfter
 		}
-		if requestedPods(current) >= request.PodSet.Count {
+		if covers(current, request) {
 			c.setUnasked(request.Key, false)
 			return 0
 		}
@@ -432,17 +440,18 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		c.recordAll(request, failed(err.Error(), fmt.Sprintf("Failed to request capacity, retrying: %v.", err), nil))
 		return retryAfter
 	}
-	if allowed < request.MinAvailable {
-		allowed = 0
+	part := request.Limited(allowed)
+	if part.Pods() < request.MinAvailable {
+		part = request.Limited(0)
 	}
-	limited := allowed < request.PodSet.Count
+	limited := part.Pods() < request.Pods()
 	c.setUnasked(request.Key, limited)
 	if limited {
 		requestsTotal.WithLabelValues(resultCapped).Inc()
-		c.recordAll(request, capped(policy.Name, request, allowed, short, current))
-		request.PodSet.Count = allowed
+		c.recordAll(request, capped(policy.Name, request, part.Pods(), short, current))
+		request = part
 	}
-	if request.PodSet.Count == 0 || current != nil && requestedPods(current) >= request.PodSet.Count {
+	if request.Pods() == 0 || current != nil && covers(current, request) {
 		// Other Reservations of the namespace may shrink.
 		return blockedRetryAfter
 	}
@@ -461,7 +470,7 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		requestsTotal.WithLabelValues(resultRequested).Inc()
 		requestPods.Observe(float64(len(request.Pending)))
 		c.raised(request.Key)
-		log.Info("Requested capacity in other clusters", "reservation", name, "pods", request.PodSet.Count)
+		log.Info("Requested capacity in other clusters", "reservation", name, "pods", request.Pods())
 		c.recordAll(request, requested(request, applied))
 		if limited {
 			return blockedRetryAfter
@@ -541,7 +550,7 @@ func decided(r *broker.Reservation) bool {
 }
 
 // applyPolicy returns the policy of a request's namespace, nil if none selects it,
-// and how many pods of the request it allows beside the other Reservations of the
+// and how many units of the request it allows beside the other Reservations of the
 // namespace; short is the resource that allows no more.
 func (c *demandController) applyPolicy(request demand.Request, name string) (policy *broker.OverflowPolicy, allowed int32, short corev1.ResourceName, err error) {
 	namespace, err := c.namespaces.Get(request.Key.Namespace)
@@ -553,8 +562,9 @@ func (c *demandController) applyPolicy(request demand.Request, name string) (pol
 		all = append(all, obj.(*broker.OverflowPolicy))
 	}
 	policy, err = policyFor(namespace, all)
+	each, n := request.Unit()
 	if err != nil || policy == nil || policy.Spec.MaxResources == nil {
-		return policy, request.PodSet.Count, "", err
+		return policy, n, "", err
 	}
 	existing, err := c.reservations.list(request.Key.Namespace)
 	if err != nil {
@@ -568,8 +578,8 @@ func (c *demandController) applyPolicy(request demand.Request, name string) (pol
 			broker.AddTo(others, broker.Times(other.each, shares[other.name]))
 		}
 	}
-	allowed, short = maxPods(request.PodSet, *policy.Spec.MaxResources, others)
-	return policy, allowed, short, nil
+	allowed, short = maxPods(each, *policy.Spec.MaxResources, others)
+	return policy, min(allowed, n), short, nil
 }
 
 // claims returns what the keys of a request's namespace need that have pending pods, by
@@ -589,11 +599,15 @@ func (c *demandController) claims(request demand.Request, existing []*broker.Res
 	claims := map[string]claim{}
 	for _, w := range wanted {
 		name := w.Key.Name(w.Owner.Name)
-		claims[name] = claim{name: name, each: w.PodSet.Requests.List(), want: w.PodSet.Count}
+		each, n := w.Unit()
+		claims[name] = claim{name: name, each: each, want: n}
 	}
 	for _, r := range existing {
 		if own, ok := claims[r.Name]; ok {
 			own.has = requestedPods(r)
+			if len(r.Spec.PodSets) > 1 {
+				own.has = min(own.has, 1)
+			}
 			claims[r.Name] = own
 		}
 	}

@@ -33,7 +33,7 @@ func TestOtherPods(t *testing.T) {
 	c := &demandController{keys: p.keys, namespaces: p.namespaces, untried: untried, placements: p.placements, pending: newPendingPods()}
 	c.pending.add("pending", types.NamespacedName{})
 	key, _ := p.keys.get(jobPod("crunch", "x", "1"))
-	count := func() int32 { return c.otherPodsCounter()(key.key, metav1.OwnerReference{}) }
+	count := func() int32 { return c.totals()(key.key, broker.PodSet{})[0].Count }
 	for _, tc := range []struct {
 		name   string
 		change func(*corev1.Pod)
@@ -136,7 +136,7 @@ func TestWritesWaitForNoOther(t *testing.T) {
 		set := key.set
 		set.Count = 1
 		c.mu.Lock()
-		c.requests[key.key] = demand.Request{Key: key.key, Owner: key.owner, PodSet: set}
+		c.requests[key.key] = demand.Request{Key: key.key, Owner: key.owner, PodSets: []broker.PodSet{set}}
 		c.mu.Unlock()
 		c.writeQueue.Add(key.key)
 		select {

@@ -50,13 +50,13 @@ func delayed(askAfter time.Duration) event {
 // requested: the Reservation was created, or its count raised.
 func requested(request demand.Request, r *broker.Reservation) event {
 	return event{corev1.EventTypeNormal, "OverflowRequested", r.Name, fmt.Sprintf("Requested capacity for %d pods of %s %s in other clusters (Reservation %s).",
-		request.PodSet.Count, request.Owner.Kind, request.Owner.Name, r.Name), r}
+		request.Pods(), request.Owner.Kind, request.Owner.Name, r.Name), r}
 }
 
 // capped: the namespace's OverflowPolicy allows only part of the request.
 func capped(policy string, request demand.Request, allowed int32, short corev1.ResourceName, r *broker.Reservation) event {
 	message := fmt.Sprintf("OverflowPolicy %s limits %s of namespace %s: capacity is requested for %d of %d pods. The others wait until the policy or other Reservations of the namespace allow more.",
-		policy, short, request.Key.Namespace, allowed, request.PodSet.Count)
+		policy, short, request.Key.Namespace, allowed, request.Pods())
 	return event{corev1.EventTypeWarning, "OverflowCapped", message, message, r}
 }
 
@@ -99,7 +99,7 @@ func failed(key, message string, r *broker.Reservation) event {
 // statusEvents returns the events for a Reservation's status.
 func statusEvents(r *broker.Reservation) []event {
 	var all []event
-	if slots := stateOf(r).slots; len(slots) > 0 {
+	if slots := stateOf(r, "").slots; len(slots) > 0 {
 		all = append(all, granted(r, slots))
 	}
 	if c := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionQueued); c != nil && c.Status == "True" {

@@ -1,18 +1,26 @@
 package overflow_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"testing"
 	"time"
 
+	admissionreviewv1 "k8s.io/api/admission/v1"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,6 +28,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/steering"
 )
 
 // TestRules runs one rule of the plugin after another against a real scheduler. Each has
@@ -34,6 +43,7 @@ func TestRules(t *testing.T) {
 	c.startScheduler()
 	c.runRules(slices.Concat(gangRules, []rule{
 		{"guests are never preemption victims", guestsAreNoVictims},
+		{"a pod of another scheduler that tolerates everything stays off virtual nodes", toleratesEverything},
 		{"a namespace that opts out requests no more", optOut},
 		{"a cap of zero permits preemption", cappedPreempts},
 		{"a silent broker permits preemption", silentPreempts},
@@ -128,6 +138,60 @@ func guestsAreNoVictims(c *testCluster, ns string) {
 	}
 }
 
+// toleratesEverything: an operator's pod of the default scheduler, of high priority. As its
+// author wrote it, it evicts a guest, and in a cluster with the chart cannot be bound
+// nevertheless; as the webhook changes it, it leaves virtual nodes alone.
+func toleratesEverything(c *testCluster, ns string) {
+	c.create(schedulerPod(ns, "busy", "1", inPool(ns), high))
+	home, virtual := c.poolNode(ns, "1"), c.virtualPoolNode(ns, "1")
+	c.expectPods(ns, "busy", map[string]int{home: 1})
+	c.guests(ns, "guest", virtual, 1)
+	operator := func(name string) *corev1.Pod {
+		return schedulerPod(ns, name, "1", inPool(ns), high, func(p *corev1.Pod) {
+			p.Spec.SchedulerName, p.Spec.Tolerations = corev1.DefaultSchedulerName, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		})
+	}
+	changed := operator("changed")
+	avoidVirtualNodes(c.t, changed)
+	c.create(changed)
+	c.expectMessage(ns, "changed", "Insufficient cpu")
+	c.expectNoMove(ns, "guest", "the guest stays", map[string]int{virtual: 1})
+	if pod := c.getPod(ns, "changed"); pod.Spec.NodeName != "" || pod.Status.NominatedNodeName != "" {
+		c.t.Errorf("bound to %q, nominated to %q", pod.Spec.NodeName, pod.Status.NominatedNodeName)
+	}
+	c.create(operator("unchanged"))
+	c.expectPods(ns, "unchanged", map[string]int{virtual: 1})
+	c.expectPods(ns, "guest", map[string]int{})
+}
+
+// avoidVirtualNodes changes a pod as the webhook does.
+func avoidVirtualNodes(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	raw, err := json.Marshal(pod)
+	expect.NoError(t, err)
+	review, err := json.Marshal(admissionreviewv1.AdmissionReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: admissionreviewv1.SchemeGroupVersion.String(), Kind: "AdmissionReview"},
+		Request: &admissionreviewv1.AdmissionRequest{UID: "1", Operation: admissionreviewv1.Create,
+			Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"}, Object: runtime.RawExtension{Raw: raw}},
+	})
+	expect.NoError(t, err)
+	request := httptest.NewRequest(http.MethodPost, steering.AvoidPath, bytes.NewReader(review))
+	request.Header.Set("Content-Type", "application/json")
+	answer := httptest.NewRecorder()
+	steering.AvoidHandler(steering.Options{}).ServeHTTP(answer, request)
+	var reviewed admissionreviewv1.AdmissionReview
+	expect.NoError(t, json.Unmarshal(answer.Body.Bytes(), &reviewed))
+	var operations []struct {
+		Path  string           `json:"path"`
+		Value *corev1.Affinity `json:"value"`
+	}
+	expect.NoError(t, json.Unmarshal(reviewed.Response.Patch, &operations))
+	if len(operations) != 1 || operations[0].Path != "/spec/affinity" {
+		t.Fatalf("operations %+v", operations)
+	}
+	pod.Spec.Affinity = operations[0].Value
+}
+
 func optOut(c *testCluster, ns string) {
 	c.app(ns, "web", "1", 2)
 	r := c.expectReservation(ns, "web", 2)
@@ -169,12 +233,24 @@ func cappedPreempts(c *testCluster, ns string) {
 }
 
 func silentPreempts(c *testCluster, ns string) {
+	watching, err := client.NewWithWatch(c.config, client.Options{Scheme: c.Scheme()})
+	expect.NoError(c.t, err)
+	pods, err := watching.Watch(c.t.Context(), &corev1.PodList{}, client.InNamespace(ns))
+	expect.NoError(c.t, err)
+	defer pods.Stop()
 	c.fullOfLow(ns)
-	c.expectReservation(ns, "important", 1)
-	if len(c.pods(ns, "low")["home-"+ns]) != 1 {
-		c.t.Error("preempted before another cluster was asked")
-	}
 	c.expectPods(ns, "important", map[string]int{"home-" + ns: 1})
+	// The revisions of the API server order the request and the preemption.
+	requestedAt := c.expectReservation(ns, "important", 1).ResourceVersion
+	for e := range pods.ResultChan() {
+		if pod, ok := e.Object.(*corev1.Pod); !ok || e.Type != watch.Deleted || pod.Name != "low" {
+			continue
+		} else if order, err := resourceversion.CompareResourceVersion(requestedAt, pod.ResourceVersion); err != nil || order >= 0 {
+			c.t.Errorf("preempted at %s before another cluster was asked at %s (%v)", pod.ResourceVersion, requestedAt, err)
+		}
+		return
+	}
+	c.t.Error("the watch ended")
 }
 
 // rejectedPreempts: the request is invalid, so that there will be no decision.

@@ -1,8 +1,11 @@
 package overflow
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +25,7 @@ import (
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/clock"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -368,19 +372,40 @@ func (g *gate) retry(pod *corev1.Pod, key demand.Key) {
 	}
 }
 
-// gangCounter counts the pods of a gang's key that need capacity beside the pending ones.
-// A gang is requested as a whole: its pods that have found a node of this cluster do not
-// keep it if the others find none.
-func (c *demandController) gangCounter(key demand.Key) (n int32) {
-	for _, pod := range c.gangs.members(key.Namespace, key.OwnerUID) {
-		if k, ok := c.keys.keyOf(pod); !ok || k != key || c.pending.has(pod.UID) || pod.Spec.NodeName != "" && !c.placements.isVirtual(pod.Spec.NodeName) {
+// gangSets returns the pods of a gang that need capacity, by shape; none while there are
+// fewer pods than the gang requires. It is requested as a whole: its pods that have found
+// a node of this cluster do not keep it if the others find none.
+func (c *demandController) gangSets(key demand.Key) []broker.PodSet {
+	members, required := c.gangs.membersOf(key)
+	if int32(len(members)) < required {
+		return nil
+	}
+	sets := map[string]broker.PodSet{}
+	for _, pod := range members {
+		if pod.Spec.NodeName != "" && !c.placements.isVirtual(pod.Spec.NodeName) {
 			continue
 		}
-		if ok, _ := c.gangs.admissible(pod); ok || pod.Spec.NodeName != "" {
-			n++
+		ok, _ := c.gangs.admissible(pod)
+		of, known := c.keys.get(pod)
+		if !known || !ok && pod.Spec.NodeName == "" {
+			continue
 		}
+		set, counted := sets[of.key.Shape]
+		if !counted {
+			set = of.set
+		}
+		set.Count++
+		sets[of.key.Shape] = set
 	}
-	return n
+	return slices.SortedFunc(maps.Values(sets), func(a, b broker.PodSet) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// membersOf returns the members of the gang of a key, and how many must have places.
+func (g *gangs) membersOf(key demand.Key) (members []*corev1.Pod, required int32) {
+	if members = g.members(key.Namespace, key.OwnerUID); len(members) > 0 {
+		_, required = g.gangOf(members[0])
+	}
+	return members, required
 }
 
 // minAvailable returns how many pods of a request are of use: as many as the gang requires
@@ -389,11 +414,7 @@ func (c *demandController) minAvailable(request demand.Request) int32 {
 	if !request.Key.IsGang() {
 		return 0
 	}
-	members := c.gangs.members(request.Key.Namespace, request.Key.OwnerUID)
-	if len(members) == 0 {
-		return 0
-	}
-	_, required := c.gangs.gangOf(members[0])
+	members, required := c.gangs.membersOf(request.Key)
 	if required == 0 {
 		return 0
 	}
@@ -402,5 +423,5 @@ func (c *demandController) minAvailable(request demand.Request) int32 {
 			required--
 		}
 	}
-	return max(0, min(required, request.PodSet.Count))
+	return max(0, min(required, request.Pods()))
 }

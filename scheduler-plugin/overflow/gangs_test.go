@@ -2,6 +2,8 @@ package overflow_test
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,10 +50,16 @@ func (c *testCluster) installKind(group, version, kind, plural string) {
 func (c *testCluster) gang(ns string, pods int) {
 	c.t.Helper()
 	c.describeGang(ns, pods)
-	// The scheduler watches pods and what describes gangs separately.
+	c.expectDescribed(ns)
+	c.gangPods(ns, pods)
+}
+
+// expectDescribed waits until the scheduler has seen what describes a gang: it watches pods
+// separately.
+func (c *testCluster) expectDescribed(ns string) {
+	c.t.Helper()
 	c.create(schedulerPod(ns, "first", "100", inPool(ns)))
 	c.expectMessage(ns, "first", "Insufficient cpu")
-	c.gangPods(ns, pods)
 }
 
 func (c *testCluster) describeGang(ns string, pods int) {
@@ -73,14 +81,40 @@ func (c *testCluster) describeGang(ns string, pods int) {
 func (c *testCluster) gangPods(ns string, pods int) {
 	c.t.Helper()
 	for i := range pods {
-		c.create(schedulerPod(ns, fmt.Sprint("ring-", i), "1", inPool(ns), tolerating(ns), func(p *corev1.Pod) {
-			if c.workloads {
-				p.Spec.WorkloadRef = &corev1.WorkloadReference{Name: "ring", PodGroup: "workers"}
-			} else {
-				p.Labels = map[string]string{demand.LabelPodGroup: "ring"}
-			}
-		}))
+		c.gangPod(ns, fmt.Sprint("ring-", i), "1")
 	}
+}
+
+// gangPod creates a pod of a gang, that requests CPU.
+func (c *testCluster) gangPod(ns, name, cpu string) {
+	c.t.Helper()
+	c.create(schedulerPod(ns, name, cpu, inPool(ns), tolerating(ns), func(p *corev1.Pod) {
+		if c.workloads {
+			p.Spec.WorkloadRef = &corev1.WorkloadReference{Name: "ring", PodGroup: "workers"}
+		} else {
+			p.Labels = map[string]string{demand.LabelPodGroup: "ring"}
+		}
+	}))
+}
+
+// gangOfShapes creates a gang of a leader and four workers.
+func (c *testCluster) gangOfShapes(ns string) {
+	c.t.Helper()
+	c.describeGang(ns, 5)
+	c.expectDescribed(ns)
+	c.gangPod(ns, "ring-leader", "500m")
+	for i := range 4 {
+		c.gangPod(ns, fmt.Sprint("ring-", i), "200m")
+	}
+}
+
+// expectUnbound watches the pods with a prefix stay without a node.
+func (c *testCluster) expectUnbound(ns, prefix string, pods int, why string) {
+	c.t.Helper()
+	expect.Consistently(c.t, 2*time.Second, why, func() (bool, string) {
+		byNode := c.pods(ns, prefix)
+		return len(byNode[""]) == pods && len(byNode) == 1, fmt.Sprintf("%d of %d pods wait", len(byNode[""]), pods)
+	})
 }
 
 // expectGang waits for a Reservation for a whole gang.
@@ -105,6 +139,9 @@ var gangRules = []rule{
 	{"a gang of which only part fits leaves nothing", gangTooLarge},
 	{"a gang is bound when all have places", gangInBoth},
 	{"a gang gives up its places in time", gangTimesOut},
+	{"a gang of two shapes is requested as a whole, and bound as a whole", shapesFit},
+	{"a gang of two shapes of which only part fits binds nothing and leaves nothing", shapesPart},
+	{"a gang is requested once it is complete, and grows", shapesGrow},
 }
 
 // TestWorkloads runs the rules of gangs on an API server that has Workloads.
@@ -168,10 +205,7 @@ func gangTooLarge(c *testCluster, ns string) {
 	// The pod that fits loses its place.
 	c.create(schedulerPod(ns, "other", "1", inPool(ns)))
 	c.expectPods(ns, "other", map[string]int{home: 1})
-	expect.Consistently(c.t, 2*time.Second, "the gang to wait", func() (bool, string) {
-		pods := c.pods(ns, "ring")
-		return len(pods[""]) == 3, fmt.Sprint(len(pods[""]), " of 3 pods wait")
-	})
+	c.expectUnbound(ns, "ring", 3, "the gang to wait")
 	c.setStatus(r, grantedIn(r, ns, 3))
 	c.expectPods(ns, "ring", map[string]int{virtual: 3})
 }
@@ -196,4 +230,94 @@ func gangTimesOut(c *testCluster, ns string) {
 	c.create(schedulerPod(ns, "other", "1", inPool(ns)))
 	c.expectPods(ns, "other", map[string]int{home: 1})
 	c.expectPods(ns, "ring", map[string]int{"": 2})
+}
+
+// expectShapes waits for the one Reservation of a gang of two shapes.
+func (c *testCluster) expectShapes(ns string, want map[string]int32) *broker.Reservation {
+	c.t.Helper()
+	var pods int32
+	for _, n := range want {
+		pods += n
+	}
+	r := c.expectReservation(ns, "ring", pods)
+	if r.Spec.MinAvailable != 5 {
+		c.t.Errorf("minAvailable is %d, want 5", r.Spec.MinAvailable)
+	}
+	got := map[string]int32{}
+	for _, set := range r.Spec.PodSets {
+		got[set.Requests.CPU.String()] = set.Count
+	}
+	if !maps.Equal(got, want) {
+		c.t.Errorf("pod sets %v, want %v", got, want)
+	}
+	return r
+}
+
+func shapesFit(c *testCluster, ns string) {
+	home, virtual := c.poolNode(ns, "600m"), c.virtualPoolNode(ns, "10")
+	c.gangOfShapes(ns)
+	r := c.expectShapes(ns, map[string]int32{"500m": 1, "200m": 4})
+	if n := len(c.pods(ns, "ring")[home]); n != 0 {
+		c.t.Errorf("%d pods were bound before all had places", n)
+	}
+	c.create(schedulerPod(ns, "other", "500m", inPool(ns)))
+	c.expectPods(ns, "other", map[string]int{home: 1})
+	c.setStatus(r, allGrantedIn(ns, r.Spec.PodSets...))
+	c.expectPods(ns, "ring", map[string]int{virtual: 5})
+}
+
+func shapesPart(c *testCluster, ns string) {
+	home, virtual := c.poolNode(ns, "600m"), c.virtualPoolNode(ns, "10")
+	c.gangOfShapes(ns)
+	r := c.expectShapes(ns, map[string]int32{"500m": 1, "200m": 4})
+	c.setStatus(r, refused("oslo"))
+	// What has fit at home, the leader or workers, loses its place.
+	c.create(schedulerPod(ns, "other", "600m", inPool(ns)))
+	c.expectPods(ns, "other", map[string]int{home: 1})
+	c.expectUnbound(ns, "ring", 5, "nothing to be bound")
+	// All workers have places, and the leader has none.
+	for _, set := range r.Spec.PodSets {
+		if set.Count == 4 {
+			c.setStatus(r, allGrantedIn(ns, set))
+		}
+	}
+	c.expectUnbound(ns, "ring", 5, "nothing to be bound without the leader")
+	c.setStatus(r, refused("oslo"))
+	for i := range 4 {
+		expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, fmt.Sprint("ring-", i), "200m")))
+	}
+	c.expectUnbound(ns, "ring", 1, "the leader not to be bound alone")
+	for i := range 4 {
+		c.gangPod(ns, fmt.Sprint("ring-new-", i), "200m")
+	}
+	c.setStatus(r, allGrantedIn(ns, r.Spec.PodSets...))
+	c.expectPods(ns, "ring", map[string]int{virtual: 5})
+}
+
+// shapesGrow: while pods are missing that the gang requires, capacity for the others would
+// be of no use. Later ones are added to the Reservation, also of another shape.
+func shapesGrow(c *testCluster, ns string) {
+	c.poolNode(ns, "100m")
+	virtual := c.virtualPoolNode(ns, "10")
+	c.describeGang(ns, 5)
+	c.expectDescribed(ns)
+	for i := range 4 {
+		c.gangPod(ns, fmt.Sprint("ring-", i), "200m")
+	}
+	expect.Consistently(c.t, 2*time.Second, "no request for a part", func() (bool, string) {
+		var list broker.ReservationList
+		expect.NoError(c.t, c.List(c.t.Context(), &list, client.InNamespace(ns)))
+		return !slices.ContainsFunc(list.Items, func(r broker.Reservation) bool { return strings.HasPrefix(r.Name, "ring-") }), "requested"
+	})
+	c.gangPod(ns, "ring-leader", "500m")
+	first := c.expectShapes(ns, map[string]int32{"500m": 1, "200m": 4})
+	c.setStatus(first, allGrantedIn(ns, first.Spec.PodSets...))
+	c.expectPods(ns, "ring", map[string]int{virtual: 5})
+	c.gangPod(ns, "ring-sixth", "300m")
+	r := c.expectShapes(ns, map[string]int32{"500m": 1, "200m": 4, "300m": 1})
+	if r.UID != first.UID {
+		c.t.Error("the gang has got another Reservation")
+	}
+	c.setStatus(r, allGrantedIn(ns, r.Spec.PodSets...))
+	c.expectPods(ns, "ring", map[string]int{virtual: 6})
 }

@@ -80,6 +80,25 @@ func newGate(clock clock.PassiveClock) *gate {
 	return &gate{clock: clock, pods: map[types.UID]*waitingPod{}, byKey: map[demand.Key]map[types.UID]*waitingPod{}}
 }
 
+// unresolvedKey is the key by which the gate knows a pod whose owner is unknown: no other
+// pod has it.
+func unresolvedKey(pod *corev1.Pod) demand.Key {
+	return demand.Key{Namespace: pod.Namespace, Shape: string(pod.UID)}
+}
+
+// resolve opens the gate for a pod that it does not know by its key, and reports whether
+// there is one: its next cycle tells.
+func (g *gate) resolve(pod *corev1.Pod, key demand.Key) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	w := g.pods[pod.UID]
+	if w == nil || w.key == key || w.key != unresolvedKey(pod) {
+		return false
+	}
+	w.wake(g.clock.Now())
+	return true
+}
+
 // since returns when a pod did not fit first: now, if the gate does not know it.
 func (g *gate) since(uid types.UID) time.Time {
 	g.mu.Lock()

@@ -190,6 +190,33 @@ func TestGateWakesAgain(t *testing.T) {
 	}
 }
 
+// TestGateOpensForAKnownOwner: preemption waits while the owner of a pod is unknown. The pod is tried
+// again once it is known.
+func TestGateOpensForAKnownOwner(t *testing.T) {
+	now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
+	g, pod := newGate(now), jobPod("crunch", "crunch-0", "1")
+	key := demand.Key{Namespace: pod.Namespace, OwnerUID: "crunch", Shape: "1"}
+	if g.resolve(pod, key) {
+		t.Error("a pod that does not wait was woken")
+	}
+	g.close(pod, unresolvedKey(pod), now.Now(), now.Now().Add(10*time.Second))
+	if g.passes(pod) {
+		t.Error("the gate is open while the owner is unknown")
+	}
+	if !g.resolve(pod, key) || !g.passes(pod) {
+		t.Error("the gate is closed although the owner is known")
+	}
+	first := g.since(pod.UID)
+	now.SetTime(now.Now().Add(time.Second))
+	g.close(pod, key, now.Now(), time.Time{})
+	if g.resolve(pod, key) || g.passes(pod) {
+		t.Error("a pod was woken whose key is known")
+	}
+	if !g.since(pod.UID).Equal(first) {
+		t.Error("the time in which it did not fit began again")
+	}
+}
+
 // TestGateKnowsTheLatestSpec: a pod whose spec changes is tried with the new spec, also
 // if the queue of the scheduler has tried the former one again in between.
 func TestGateKnowsTheLatestSpec(t *testing.T) {

@@ -25,7 +25,7 @@ type grantCache struct {
 	// namespaces counts the keys of each namespace, to answer for most pods
 	// without computing their key.
 	namespaces map[string]int
-	// unasked has the keys for which no capacity, or not all, is requested: a policy
+	// unasked has the keys of Reservations for which no capacity, or not all, is requested: a policy
 	// allows no more, or the API server rejects the Reservation.
 	unasked map[demand.Key]bool
 }
@@ -75,8 +75,9 @@ func newGrantCache(clock clock.PassiveClock) *grantCache {
 	return &grantCache{clock: clock, states: map[demand.Key]map[string]reservationState{}, namespaces: map[string]int{}, unasked: map[demand.Key]bool{}}
 }
 
-// stateOf reads a Reservation. One that is being deleted has no slots.
-func stateOf(r *broker.Reservation) reservationState {
+// stateOf reads a Reservation, for the pods of the set with a name or, if that is empty, for
+// all. One that is being deleted has no slots.
+func stateOf(r *broker.Reservation, set string) reservationState {
 	s := reservationState{
 		id:     r.Status.ID,
 		slots:  map[string]int32{},
@@ -87,48 +88,69 @@ func stateOf(r *broker.Reservation) reservationState {
 		return s
 	}
 	// A lowered count is effective at once, also before the broker has observed it.
-	requested := requestedPods(r)
-	for _, a := range r.Status.Allocations {
-		if slots := min(a.Usable(), requested); slots > 0 {
+	requested := podsOf(r.Spec.PodSets, set)
+	for i := range r.Status.Allocations {
+		a := &r.Status.Allocations[i]
+		if slots := min(usableBy(a, set), requested); slots > 0 {
 			s.slots[a.Cluster] = slots
 		}
 	}
 	return s
 }
 
-// requestedPods returns how many pods a Reservation requests capacity for.
-func requestedPods(r *broker.Reservation) int32 {
-	var n int32
-	for _, set := range r.Spec.PodSets {
-		n += set.Count
+// usableBy returns how many pods of a set may use an allocation, or of all if set is empty.
+// None while a virtual node provides part of it: that may be for other sets.
+func usableBy(a *broker.Allocation, set string) int32 {
+	usable, of := a.Usable(), podsOf(a.PodSets, set)
+	if of < podsOf(a.PodSets, "") && usable < podsOf(a.PodSets, "") {
+		return 0
+	}
+	return min(usable, of)
+}
+
+// podsOf is the number of pods of the set with a name, or of all if that is empty.
+func podsOf(sets []broker.PodSet, name string) (n int32) {
+	for _, set := range sets {
+		if name == "" || set.Name == name {
+			n += set.Count
+		}
 	}
 	return n
 }
 
-// set records a Reservation. changed is true if the change concerns its pods; key
-// is zero if it serves no pods.
+// requestedPods returns how many pods a Reservation requests capacity for.
+func requestedPods(r *broker.Reservation) int32 { return podsOf(r.Spec.PodSets, "") }
+
+// set records a Reservation. changed is true if the change concerns its pods; key, that of
+// the Reservation, is zero if it serves no pods.
 func (c *grantCache) set(r *broker.Reservation) (key demand.Key, changed bool) {
 	key, ok := demand.KeyOfReservation(r)
 	if !ok {
 		return demand.Key{}, false
 	}
-	state := stateOf(r)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	byName := c.states[key]
-	if byName == nil {
-		byName = map[string]reservationState{}
-		c.states[key] = byName
-		c.namespaces[key.Namespace]++
+	for _, of := range demand.PodKeys(r) {
+		set := ""
+		if of != key {
+			set = of.Shape
+		}
+		state := stateOf(r, set)
+		byName := c.states[of]
+		if byName == nil {
+			byName = map[string]reservationState{}
+			c.states[of] = byName
+			c.namespaces[of.Namespace]++
+		}
+		before, known := byName[r.Name]
+		state.changedAt = before.changedAt
+		if known && reflect.DeepEqual(before, state) {
+			continue
+		}
+		state.changedAt = c.clock.Now()
+		byName[r.Name], changed = state, true
 	}
-	before, known := byName[r.Name]
-	state.changedAt = before.changedAt
-	if known && reflect.DeepEqual(before, state) {
-		return key, false
-	}
-	state.changedAt = c.clock.Now()
-	byName[r.Name] = state
-	return key, true
+	return key, changed
 }
 
 // delete removes a Reservation, with the results of set.
@@ -139,18 +161,21 @@ func (c *grantCache) delete(r *broker.Reservation) (key demand.Key, changed bool
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	byName := c.states[key]
-	if _, known := byName[r.Name]; !known {
-		return key, false
-	}
-	delete(byName, r.Name)
-	if len(byName) == 0 {
-		delete(c.states, key)
-		if c.namespaces[key.Namespace]--; c.namespaces[key.Namespace] == 0 {
-			delete(c.namespaces, key.Namespace)
+	for _, of := range demand.PodKeys(r) {
+		byName := c.states[of]
+		if _, known := byName[r.Name]; !known {
+			continue
+		}
+		changed = true
+		if delete(byName, r.Name); len(byName) > 0 {
+			continue
+		}
+		delete(c.states, of)
+		if c.namespaces[of.Namespace]--; c.namespaces[of.Namespace] == 0 {
+			delete(c.namespaces, of.Namespace)
 		}
 	}
-	return key, true
+	return key, changed
 }
 
 // hasNamespace reports whether a namespace has any Reservation that serves pods.
@@ -186,9 +211,9 @@ func (c *grantCache) setUnasked(key demand.Key, unasked bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if unasked {
-		c.unasked[key] = true
+		c.unasked[key.OfReservation()] = true
 	} else {
-		delete(c.unasked, key)
+		delete(c.unasked, key.OfReservation())
 	}
 }
 
@@ -196,7 +221,7 @@ func (c *grantCache) setUnasked(key demand.Key, unasked bool) {
 func (c *grantCache) isUnasked(key demand.Key) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	return c.unasked[key]
+	return c.unasked[key.OfReservation()]
 }
 
 // refused reports whether a key has Reservations and all of them are queued or

@@ -54,7 +54,7 @@ func (p *Plugin) start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watching Reservations: %w", err)
 	}
-	p.synced = reservationEvents.HasSynced
+	p.synced = lasting(reservationEvents.HasSynced)
 
 	untried := newUntriedPods()
 	noNodes, err := p.watch(untried)
@@ -109,6 +109,18 @@ func (p *Plugin) start(ctx context.Context) error {
 	return nil
 }
 
+// lasting returns a function that calls f until it has returned true once: HasSynced of an
+// informer takes the lock of its queue, and scheduling cycles ask for it.
+func lasting(f func() bool) func() bool {
+	var done atomic.Bool
+	return func() bool {
+		if !done.Load() && f() {
+			done.Store(true)
+		}
+		return done.Load()
+	}
+}
+
 // watch adds the handlers for the objects of the scheduler's own informers. noNodes
 // reports whether the cluster has no node.
 //
@@ -123,12 +135,12 @@ func (p *Plugin) watch(untried *untriedPods) (noNodes func() bool, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("watching nodes: %w", err)
 	}
-	noNodes = func() bool { return nodeEvents.HasSynced() && nodes.Load() == 0 }
+	noNodes = func() bool { return nodes.Load() == 0 && nodeEvents.HasSynced() }
 	podEvents, err := core.Pods().Informer().AddEventHandler(p.podHandler(noNodes, untried))
 	if err != nil {
 		return nil, fmt.Errorf("watching pods: %w", err)
 	}
-	p.counted = func() bool { return podEvents.HasSynced() && nodeEvents.HasSynced() }
+	p.counted = lasting(func() bool { return podEvents.HasSynced() && nodeEvents.HasSynced() })
 	if err := p.owners.watch(p.placements.retryUnresolved); err != nil {
 		return nil, err
 	}

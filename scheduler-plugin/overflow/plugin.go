@@ -186,7 +186,7 @@ func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *c
 	if waitsFor := p.gangs.hold(pod); waitsFor != "" {
 		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable, waitsFor)
 	}
-	s := &cycleState{grants: p.grantsOf(pod), pools: p.poolsOf(pod), since: p.clock.Now(), added: demand.AddedTolerations(pod.Spec.Tolerations), removed: map[types.UID]bool{}}
+	s := &cycleState{grants: p.grantsOf(pod), pools: p.poolsOf(pod), since: p.clock.Now(), added: demand.AddedTolerations(pod.Spec.Tolerations)}
 	if len(s.pools) > 0 {
 		s.need = needOf(pod)
 	}
@@ -250,9 +250,14 @@ func (p *Plugin) PreFilterExtensions() framework.PreFilterExtensions { return p 
 
 // RemovePod marks the dry runs of preemption that take a guest away.
 func (p *Plugin) RemovePod(_ context.Context, state framework.CycleState, _ *corev1.Pod, victim framework.PodInfo, nodeInfo framework.NodeInfo) *framework.Status {
-	if s := stateIn(state); s.removed != nil && providerOf(nodeInfo.Node()) != "" {
-		s.removed[victim.GetPod().UID] = true
+	if providerOf(nodeInfo.Node()) == "" {
+		return nil
 	}
+	s := stateIn(state)
+	if s.removed == nil {
+		s.removed = map[types.UID]bool{}
+	}
+	s.removed[victim.GetPod().UID] = true
 	return nil
 }
 
@@ -270,10 +275,13 @@ func (p *Plugin) AddPod(_ context.Context, state framework.CycleState, _ *corev1
 func (p *Plugin) Filter(_ context.Context, state framework.CycleState, pod *corev1.Pod, nodeInfo framework.NodeInfo) *framework.Status {
 	node := nodeInfo.Node()
 	provider := providerOf(node)
-	s := stateIn(state)
 	if provider == "" {
-		return othersNode(s, pod, node)
+		if len(node.Spec.Taints) == 0 {
+			return nil // most pods and nodes: this runs for each of them
+		}
+		return othersNode(stateIn(state), pod, node)
 	}
+	s := stateIn(state)
 	own := s.grants.slotsAt(provider) > 0
 	if own && len(s.removed) == 0 && p.ownSlot(s, provider, node.Name) {
 		return nil
@@ -293,7 +301,7 @@ func (p *Plugin) Filter(_ context.Context, state framework.CycleState, pod *core
 // othersNode keeps a pod off a node of this cluster whose taint it tolerates only because
 // it may use Spillway's virtual nodes: those that the user has made with the same driver.
 func othersNode(s *cycleState, pod *corev1.Pod, node *corev1.Node) *framework.Status {
-	if len(node.Spec.Taints) == 0 || len(s.added) == 0 {
+	if len(s.added) == 0 {
 		return nil
 	}
 	if taint := onlyFor(s.added, pod, node); taint != nil {
@@ -318,8 +326,12 @@ func onlyFor(added []corev1.Toleration, pod *corev1.Pod, node *corev1.Node) *cor
 	return nil
 }
 
-// PreScore skips scoring unless there is a virtual node beside another node.
-func (p *Plugin) PreScore(_ context.Context, _ framework.CycleState, _ *corev1.Pod, nodes []framework.NodeInfo) *framework.Status {
+// PreScore skips scoring unless there is a virtual node beside another node: only for a pod
+// that may use one.
+func (p *Plugin) PreScore(_ context.Context, state framework.CycleState, _ *corev1.Pod, nodes []framework.NodeInfo) *framework.Status {
+	if s := stateIn(state); s.grants == nil && len(s.pools) == 0 {
+		return framework.NewStatus(framework.Skip)
+	}
 	if len(nodes) > 1 && slices.ContainsFunc(nodes, func(n framework.NodeInfo) bool { return providerOf(n.Node()) != "" }) {
 		return nil
 	}
@@ -444,7 +456,11 @@ func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Co
 	}
 	key, ok := p.keys.get(pod)
 	if !ok {
-		return framework.Unschedulable, errWaiting
+		if p.args.Overflow != BeforePreemption {
+			return framework.Unschedulable, errWaiting
+		}
+		// Its owner may be newer than what is known: that is no reason to preempt.
+		key = &podKey{key: unresolvedKey(pod)}
 	}
 	deadline := p.gate.since(pod.UID).Add(p.args.AskAfter.Duration + p.args.DecisionTimeout.Duration)
 	code, message := framework.Unschedulable, errWaiting

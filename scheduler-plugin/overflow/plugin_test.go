@@ -58,6 +58,11 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 // rootOwner is the result for an owner without a controller.
 func rootOwner(string, metav1.OwnerReference) (*metav1.OwnerReference, bool) { return nil, true }
 
+// unknownOwner is the result for an owner that is not known (yet).
+func unknownOwner(string, metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) {
+	return nil, false, false
+}
+
 // jobPod returns a pod of a Job that requests CPU.
 func jobPod(job, name, cpu string) *corev1.Pod {
 	return &corev1.Pod{
@@ -273,16 +278,22 @@ func TestScore(t *testing.T) {
 	if local <= virtual {
 		t.Errorf("local node scores %d, virtual node %d", local, virtual)
 	}
+	granted, pooled := &cycleState{grants: &grants{}}, &cycleState{pools: []*pool{{}}}
 	for name, tc := range map[string]struct {
+		state *cycleState
 		nodes []framework.NodeInfo
 		skip  bool
 	}{
-		"local only":   {[]framework.NodeInfo{home}, true},
-		"virtual only": {[]framework.NodeInfo{paris}, true},
-		"both":         {[]framework.NodeInfo{home, paris}, false},
-		"two virtual":  {[]framework.NodeInfo{paris, nodeWith("berlin")}, false},
+		"local only":          {granted, []framework.NodeInfo{home, nodeWith("")}, true},
+		"virtual only":        {granted, []framework.NodeInfo{paris}, true},
+		"both":                {granted, []framework.NodeInfo{home, paris}, false},
+		"both, with a pool":   {pooled, []framework.NodeInfo{home, paris}, false},
+		"both, with no grant": {&cycleState{}, []framework.NodeInfo{home, paris}, true},
+		"two virtual":         {granted, []framework.NodeInfo{paris, nodeWith("berlin")}, false},
 	} {
-		if got := p.PreScore(t.Context(), nil, nil, tc.nodes).IsSkip(); got != tc.skip {
+		state := scheduler.NewCycleState()
+		state.Write(stateKey, tc.state)
+		if got := p.PreScore(t.Context(), state, nil, tc.nodes).IsSkip(); got != tc.skip {
 			t.Errorf("%s: skipped %t, want %t", name, got, tc.skip)
 		}
 	}
@@ -357,6 +368,21 @@ func TestPostFilter(t *testing.T) {
 		"no decision in time": {
 			reason: "preemption may help", order: BeforePreemption,
 			change: func(p *Plugin, pod *corev1.Pod) {
+				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+				now := p.clock.(*clocktesting.FakePassiveClock)
+				now.SetTime(now.Now().Add(10 * time.Second))
+			},
+			code: framework.Unschedulable, message: "no decision about capacity in other clusters in time", queued: true,
+		},
+		"owner unknown": {
+			reason: "the pod may be newer than what is known of its owner", order: BeforePreemption,
+			change: func(p *Plugin, _ *corev1.Pod) { p.keys = newKeyCache(p.clock, unknownOwner) },
+			code:   framework.UnschedulableAndUnresolvable, message: "waiting for capacity in another cluster", queued: true,
+		},
+		"owner unknown for long": {
+			reason: "it may never become known", order: BeforePreemption,
+			change: func(p *Plugin, pod *corev1.Pod) {
+				p.keys = newKeyCache(p.clock, unknownOwner)
 				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 				now := p.clock.(*clocktesting.FakePassiveClock)
 				now.SetTime(now.Now().Add(10 * time.Second))

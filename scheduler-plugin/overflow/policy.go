@@ -29,11 +29,11 @@ func policyFor(namespace *corev1.Namespace, all []*broker.OverflowPolicy) (*brok
 	return first, nil
 }
 
-// maxPods returns how many pods of a set fit in the limit of a namespace beside
+// maxPods returns how many pods that request each fit in the limit of a namespace beside
 // what it requests already; short is the resource that allows no more.
-func maxPods(set broker.PodSet, limit broker.ResourceQuantities, others corev1.ResourceList) (n int32, short corev1.ResourceName) {
+func maxPods(each corev1.ResourceList, limit broker.ResourceQuantities, others corev1.ResourceList) (n int32, short corev1.ResourceName) {
 	n = math.MaxInt32
-	for name, each := range set.Requests.List() {
+	for name, each := range each {
 		most := limitOf(limit, name)
 		if most == nil {
 			continue

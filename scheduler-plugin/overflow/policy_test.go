@@ -52,7 +52,7 @@ func TestMaxPods(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			if n, short := maxPods(set, tc.limit, tc.others); n != tc.want || short != tc.short {
+			if n, short := maxPods(set.Requests.List(), tc.limit, tc.others); n != tc.want || short != tc.short {
 				t.Errorf("got %d %s, want %d %s", n, short, tc.want, tc.short)
 			}
 		})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -120,9 +121,9 @@ func indexByKey(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// byKey returns the Reservations of a key from the cache.
+// byKey returns the Reservations that serve pods of a key from the cache.
 func (s *reservationStore) byKey(key demand.Key) ([]*broker.Reservation, error) {
-	objs, err := s.cache.ByIndex(keyIndex, key.String())
+	objs, err := s.cache.ByIndex(keyIndex, key.OfReservation().String())
 	if err != nil {
 		return nil, fmt.Errorf("listing Reservations of %s: %w", key, err)
 	}
@@ -179,6 +180,26 @@ func (s *reservationStore) apply(ctx context.Context, request demand.Request, ow
 	return applied, nil
 }
 
+// raised returns pod sets with their counts raised to those of others, and the others that
+// are not among them.
+func raised(sets, others []broker.PodSet) []broker.PodSet {
+	sets = slices.Clone(sets)
+	for _, other := range others {
+		i := slices.IndexFunc(sets, func(set broker.PodSet) bool { return set.Name == other.Name })
+		if i < 0 {
+			sets = append(sets, other)
+		} else {
+			sets[i].Count = max(sets[i].Count, other.Count)
+		}
+	}
+	return sets
+}
+
+// covers reports whether a Reservation requests as many pods of each set as a request.
+func covers(r *broker.Reservation, request demand.Request) bool {
+	return !slices.ContainsFunc(request.PodSets, func(set broker.PodSet) bool { return podsOf(r.Spec.PodSets, set.Name) < set.Count })
+}
+
 // desiredReservation returns what apply writes.
 func desiredReservation(request demand.Request, owner metav1.OwnerReference, policy *broker.OverflowPolicy, current *broker.Reservation) *broker.Reservation {
 	owner.Controller, owner.BlockOwnerDeletion = ptr.To(false), ptr.To(false)
@@ -194,11 +215,12 @@ func desiredReservation(request demand.Request, owner metav1.OwnerReference, pol
 			},
 			OwnerReferences: []metav1.OwnerReference{owner},
 		},
-		Spec: broker.ReservationSpec{PodSets: []broker.PodSet{request.PodSet}, Priority: request.Priority, MinAvailable: request.MinAvailable},
+		Spec: broker.ReservationSpec{PodSets: slices.Clone(request.PodSets), Priority: request.Priority, MinAvailable: request.MinAvailable},
 	}
 	switch {
 	case current != nil:
 		desired.ResourceVersion = current.ResourceVersion
+		desired.Spec.PodSets = raised(current.Spec.PodSets, request.PodSets)
 		// A Reservation keeps the policy that it was created with: only counts, the
 		// priority and minAvailable change.
 		desired.Spec.Placement, desired.Spec.Budget, desired.Spec.Duration = current.Spec.Placement, current.Spec.Budget, current.Spec.Duration

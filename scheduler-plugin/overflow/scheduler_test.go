@@ -190,7 +190,8 @@ type rule struct {
 	run  func(c *testCluster, namespace string)
 }
 
-// runRules runs one rule after another.
+// runRules runs one rule after another. None leaves a pod that the scheduler would try again
+// while another counts attempts.
 func (c *testCluster) runRules(rules []rule) {
 	for i, rule := range rules {
 		c.t.Run(rule.name, func(t *testing.T) {
@@ -198,6 +199,9 @@ func (c *testCluster) runRules(rules []rule) {
 			of.t = t
 			namespace := fmt.Sprint("rule-", i)
 			of.namespace(namespace, optIn)
+			defer func() {
+				expect.NoError(t, c.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(namespace), client.GracePeriodSeconds(0)))
+			}()
 			rule.run(&of, namespace)
 		})
 	}
@@ -328,7 +332,10 @@ func (c *testCluster) expectReservation(namespace, owner string, count int32) *b
 		if found == nil {
 			return false, "not found"
 		}
-		got := found.Spec.PodSets[0].Count
+		var got int32
+		for _, set := range found.Spec.PodSets {
+			got += set.Count
+		}
 		return got == count, fmt.Sprintf("requests %d pods, want %d", got, count)
 	})
 	return found
@@ -397,6 +404,13 @@ func grantedIn(r *broker.Reservation, cluster string, count int32) broker.Reserv
 	set.Count = count
 	return broker.ReservationStatus{Phase: broker.ReservationActive, Allocations: []broker.Allocation{
 		{Cluster: cluster, PodSets: []broker.PodSet{set}, PricePerHour: "0.20 EUR", Accepted: true, VirtualNodeReady: true}}}
+}
+
+// allGrantedIn returns the status of a Reservation of which a cluster has granted all pods of
+// these sets.
+func allGrantedIn(cluster string, sets ...broker.PodSet) broker.ReservationStatus {
+	return broker.ReservationStatus{Phase: broker.ReservationActive, Allocations: []broker.Allocation{
+		{Cluster: cluster, PodSets: sets, Accepted: true, VirtualNodeReady: true}}}
 }
 
 // refused returns the status of a Reservation that these clusters rejected.

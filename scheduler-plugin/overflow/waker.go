@@ -129,6 +129,17 @@ func (w *waker) changedKeys(work work) map[demand.Key]bool {
 		for _, key := range w.gate.keys() {
 			keys[key] = true
 		}
+		return keys
+	}
+	// What concerns some pods of a gang concerns those of its other shapes.
+	gangs := maps.Clone(keys)
+	maps.DeleteFunc(gangs, func(key demand.Key, _ bool) bool { return key != key.OfReservation() || !key.IsGang() })
+	if len(gangs) > 0 {
+		for _, key := range w.gate.keys() {
+			if gangs[key.OfReservation()] {
+				keys[key] = true
+			}
+		}
 	}
 	return keys
 }

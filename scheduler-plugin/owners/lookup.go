@@ -151,6 +151,8 @@ func (l *Lookup) Run(ctx context.Context, resolved func()) {
 					l.results.Add(o, r, keep)
 					if r.found {
 						resolved()
+					} else if l.isRefused(o) {
+						l.queue.AddAfter(o, keep) // not before dueAt
 					}
 				}
 				l.queue.Done(o)
@@ -208,12 +210,19 @@ func (l *Lookup) refused(o object, message string) (result, time.Duration) {
 		}
 		l.mu.Unlock()
 		if !lasts {
-			l.queue.AddAfter(o, keepFailed)
 			return result{}, keepFailed
 		}
 	}
 	l.logUnreadable(o, message)
 	return result{found: true, refused: true}, keepFound
+}
+
+// isRefused reports whether an owner is refused, which is not believed yet.
+func (l *Lookup) isRefused(o object) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, refused := l.refusedSince[o]
+	return refused
 }
 
 // logUnreadable logs that a kind cannot be read, every ten minutes.

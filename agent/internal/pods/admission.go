@@ -89,6 +89,9 @@ func belongsTo(pod *corev1.Pod, reservation *broker.Reservation, key demand.Key,
 	if owner.UID != key.OwnerUID {
 		return false
 	}
+	if key.IsGang() {
+		return true // whatever its shape
+	}
 	shape, _ := demand.ShapeOf(pod)
 	return shape == key.Shape
 }

@@ -125,7 +125,7 @@ func (r *Reconciler) reconcileReservation(ctx context.Context, request reconcile
 		err = r.admit(ctx, reservation, need)
 	}
 	var requeueAfter time.Duration
-	if err == nil && reservation.Labels[broker.LabelManagedBy] == broker.ManagedBySpillway && len(reservation.Spec.PodSets) == 1 {
+	if err == nil && reservation.Labels[broker.LabelManagedBy] == broker.ManagedBySpillway && len(reservation.Spec.PodSets) > 0 {
 		requeueAfter, err = r.release(ctx, reservation, need)
 	}
 	if apierrors.IsConflict(err) {

@@ -21,6 +21,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 func TestMain(m *testing.M) {
@@ -251,4 +252,46 @@ func TestPodsOnReservedCapacity(t *testing.T) {
 		return r.Spec.PodSets[0].Count == 1, fmt.Sprintf("%+v", r.Spec)
 	})
 	c.ExpectCapacity("paris", "cpu 1300m, memory 1088Mi, 111 pods, [shop]")
+}
+
+// TestGangOfShapes: pods of all shapes of a gang use its one Reservation, which keeps its
+// capacity while any of them needs it.
+func TestGangOfShapes(t *testing.T) {
+	c := start(t)
+	member := func(name, cpu string) *corev1.Pod {
+		return c.Pod(name, func(p *corev1.Pod) {
+			p.Labels = map[string]string{demand.LabelPodGroup: "ring"}
+			p.Spec.Containers[0].Resources.Requests = expect.Resources("cpu", cpu)
+		})
+	}
+	leader, workers := member("leader", "500m"), []*corev1.Pod{member("worker-0", "200m"), member("worker-1", "200m")}
+	key, owner, first, _ := demand.KeyOf(leader, nil)
+	_, _, second, _ := demand.KeyOf(workers[0], nil)
+	key, first.Count, second.Count = key.OfReservation(), 1, 2
+	r := &broker.Reservation{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: virtualnodetest.Namespace, Name: key.Name(owner.Name), Finalizers: []string{broker.FinalizerRequest},
+			Labels: map[string]string{broker.LabelOwnerUID: string(key.OwnerUID), broker.LabelShape: key.Shape, broker.LabelManagedBy: broker.ManagedBySpillway},
+		},
+		Spec: broker.ReservationSpec{PodSets: []broker.PodSet{first, second}, MinAvailable: 3},
+	}
+	c.Make(r)
+	c.InstructSets(r, "paris", 1, r.Spec.PodSets...)
+	c.ExpectCondition(r, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 1, "cpu 900m")
+	for _, pod := range append(workers, leader) {
+		c.Bind(pod, "paris")
+		c.SetPhase(pod, corev1.PodRunning)
+	}
+	c.Remove(leader)
+	expect.Consistently(t, 3*time.Second, "the capacity to be kept", func() (bool, string) {
+		c.Refresh(r)
+		return r.DeletionTimestamp == nil && virtualnode.PodsOf(r.Spec.PodSets) == 3, fmt.Sprintf("%+v", r.Spec)
+	})
+	c.ExpectCapacity("paris", "cpu 900m, 3 pods, [shop]")
+	c.Remove(workers[0])
+	c.Remove(workers[1])
+	expect.Eventually(t, "the Reservation to be deleted", func() (bool, string) {
+		c.Refresh(r)
+		return r.DeletionTimestamp != nil, fmt.Sprintf("%+v", r.Spec)
+	})
 }

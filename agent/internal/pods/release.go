@@ -94,7 +94,13 @@ func (r *Reconciler) release(ctx context.Context, reservation *broker.Reservatio
 		return 0, client.IgnoreNotFound(r.client.Delete(ctx, reservation, client.Preconditions{UID: &reservation.UID}))
 	}
 	name, requested := client.ObjectKeyFromObject(reservation), virtualnode.PodsOf(reservation.Spec.PodSets)
-	target, wait, due := r.surplusOf(reservation).Observe(r.nodes.Clock.Now(), need.Pods(), requested, r.ReleaseGrace)
+	needed := need.Pods()
+	if len(reservation.Spec.PodSets) > 1 && needed > 0 {
+		// A gang of several shapes keeps its capacity as a whole: the number of pods does
+		// not say which of them are left.
+		needed = requested
+	}
+	target, wait, due := r.surplusOf(reservation).Observe(r.nodes.Clock.Now(), needed, requested, r.ReleaseGrace)
 	if !due {
 		// Also once the count has been lowered: the release is complete.
 		r.nodes.SetRelease(name, reservation.UID, nil)

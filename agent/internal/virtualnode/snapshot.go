@@ -65,7 +65,7 @@ func (s *Snapshot) grantOf(pod *corev1.Pod, resolve demand.Resolve) *Grant {
 	if key, _, _, ok := demand.KeyOf(pod, resolve); ok {
 		for i := range s.Grants {
 			if reservation := s.Grants[i].Reservation; reservation != nil {
-				if k, keyed := demand.KeyOfReservation(reservation); keyed && k == key {
+				if k, keyed := demand.KeyOfReservation(reservation); keyed && k == key.OfReservation() {
 					return &s.Grants[i]
 				}
 			}

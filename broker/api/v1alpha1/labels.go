@@ -42,6 +42,10 @@ const (
 	// consumer's cluster was made by hand, and not by the scheduler plugin.
 	LabelByHand = Group + "/by-hand"
 
+	// AnnotationFirstAttempt of a broker's Reservation lists the clusters of its first
+	// attempt, separated by commas, until status.attempt does. The broker sets it.
+	AnnotationFirstAttempt = Group + "/first-attempt"
+
 	// LabelManagedBy with value ManagedBySpillway marks the objects that Spillway
 	// creates.
 	LabelManagedBy = "app.kubernetes.io/managed-by"
@@ -52,7 +56,7 @@ const (
 	// pods' root owner.
 	LabelOwnerUID = Group + "/owner-uid"
 	// LabelShape of a Reservation that the scheduler plugin created is the hash of the
-	// pods' shape.
+	// pods' shape, or the same word for every gang, which may have several.
 	LabelShape = Group + "/shape"
 
 	// FinalizerRequest keeps a Reservation in the consumer's cluster until the broker

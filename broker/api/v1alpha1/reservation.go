@@ -33,9 +33,9 @@ type PodSet struct {
 // ReservationSpec is the requested capacity: either a divisible total or pod sets.
 // Users or the scheduler plugin write it; the consumer's agent sets requesterID,
 // reduces counts and sets retained. Once created, only amounts, minAvailable, priority,
-// deadline and podSelector can change, and namespaces in the hub. The API server refuses
-// another shape of a pod set (requests, nodeSelector, nodeAffinity and tolerations); the
-// broker refuses every other change of a consumer's Reservation.
+// deadline and podSelector can change, and namespaces in the hub; pod sets can be added.
+// The API server refuses another shape of a pod set (requests, nodeSelector, nodeAffinity
+// and tolerations); the broker refuses every other change of a consumer's Reservation.
 // +kubebuilder:validation:XValidation:rule="has(self.requestedResources) != has(self.podSets)",message="set exactly one of requestedResources (a divisible total) and podSets"
 // +kubebuilder:validation:XValidation:rule="!has(self.targetClusterID) || !has(self.requesterID) || self.targetClusterID != self.requesterID",message="targetClusterID must not be the requester itself: set another cluster ID, or remove targetClusterID to let the broker choose"
 // +kubebuilder:validation:XValidation:rule="!has(self.minAvailable) || self.minAvailable == 0 || has(self.podSets)",message="minAvailable is the number of pods: set podSets, or remove minAvailable"

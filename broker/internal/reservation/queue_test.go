@@ -224,3 +224,33 @@ func TestEachOfTheQueueIsRetried(t *testing.T) {
 		t.Errorf("%d of 200 are retried", len(retried))
 	}
 }
+
+// A gang of two shapes is held as a whole, and a shape that is added later is held beside it.
+func TestGangOfTwoShapes(t *testing.T) {
+	set := func(name string, count int32, cpu string) broker.PodSet {
+		return broker.PodSet{Name: name, Count: count, Requests: cpus(cpu)}
+	}
+	h := newHub(t)
+	h.advertise("paris", "1")
+	h.ask("a", 0, "1", func(s *broker.ReservationSpec) {
+		s.PodSets, s.MinAvailable = []broker.PodSet{set("leader", 1, "500m"), set("workers", 4, "200m")}, 5
+	})
+	h.expectPods("paris", "a", 0, 0) // all workers fit, and the leader does not
+	h.advertise("berlin", "800m")
+	h.reconcile("a")
+	pods := func() (n int32) {
+		for _, allocation := range h.reservations["a"].Status.Allocations {
+			n += broker.HeldCapacity{PodSets: allocation.PodSets}.Pods()
+		}
+		return n
+	}
+	if n := pods(); n != 5 {
+		t.Errorf("%d of 5 pods are held", n)
+	}
+	h.reservations["a"].Spec.PodSets = append(h.reservations["a"].Spec.PodSets, set("sixth", 1, "300m"))
+	h.reservations["a"].Generation++
+	h.reconcile("a")
+	if n := pods(); n != 6 {
+		t.Errorf("%d of 6 pods are held", n)
+	}
+}

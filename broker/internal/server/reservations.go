@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -106,8 +107,14 @@ func (s *Server) put(ctx context.Context, caller string, want *broker.Reservatio
 		} else if err != nil {
 			return err
 		}
+		sets := len(stored.Spec.PodSets)
 		if changed, err := update(stored, want); err != nil || !changed {
 			return err
+		}
+		if len(stored.Spec.PodSets) > sets {
+			if err := s.checkSize(&stored.Spec); err != nil {
+				return err
+			}
 		}
 		if err := takeWrite(); err != nil {
 			return err
@@ -123,20 +130,29 @@ func (s *Server) put(ctx context.Context, caller string, want *broker.Reservatio
 // create creates a Reservation within the quotas of its requester.
 func (s *Server) create(ctx context.Context, reservation *broker.Reservation) error {
 	limits := s.quotas()
-	size, err := specSize(&reservation.Spec)
-	if err != nil {
+	if err := s.checkSize(&reservation.Spec); err != nil {
 		return err
 	}
 	requester := reservation.Spec.RequesterID
-	if size > limits.reservationBytes {
-		return refuse(protocol.CodeTooLarge, "spec has %d bytes, the quota of the broker is %d: shorten its node selectors, affinity or tolerations, or raise spec.quotas.reservationBytes of the BrokerConfig in the hub", size, limits.reservationBytes)
-	}
 	if !s.index.admit(requester, reservation.Name, limits.reservations) {
 		return refuse(protocol.CodeTooMany, "cluster %s has %d Reservations at the broker, its quota: delete those that are not needed, or raise spec.quotas.reservationsPerCluster of the BrokerConfig in the hub", requester, limits.reservations)
 	}
 	if err := s.client.Create(ctx, reservation); err != nil {
 		s.index.unadmit(requester, reservation.Name)
 		return err
+	}
+	return nil
+}
+
+// checkSize refuses a spec that is larger than the quota.
+func (s *Server) checkSize(spec *broker.ReservationSpec) error {
+	size, err := specSize(spec)
+	if err != nil {
+		return err
+	}
+	most := s.quotas().reservationBytes
+	if size > most {
+		return refuse(protocol.CodeTooLarge, "spec has %d bytes, the quota of the broker is %d: shorten its node selectors, affinity or tolerations, or raise spec.quotas.reservationBytes of the BrokerConfig in the hub", size, most)
 	}
 	return nil
 }
@@ -163,15 +179,9 @@ func update(stored, want *broker.Reservation) (changed bool, err error) {
 	}
 	spec.Retained, spec.Priority, spec.PodSelector = want.Spec.Retained, want.Spec.Priority, want.Spec.PodSelector
 	spec.Deadline, spec.MinAvailable = want.Spec.Deadline, want.Spec.MinAvailable
-	for i, set := range spec.PodSets {
-		for _, wantedSet := range want.Spec.PodSets {
-			if set.Name == wantedSet.Name {
-				spec.PodSets[i].Count = wantedSet.Count
-			}
-		}
-	}
+	spec.PodSets = updatedSets(spec.PodSets, want.Spec.PodSets)
 	if !equality.Semantic.DeepEqual(*spec, want.Spec) {
-		return false, refuse(protocol.CodeConflict, "reservation %s is immutable except for its amounts, minAvailable, priority, deadline and podSelector: create another Reservation for another shape, placement, budget or duration", want.Name)
+		return false, refuse(protocol.CodeConflict, "reservation %s is immutable except for its amounts, further pod sets, minAvailable, priority, deadline and podSelector: create another Reservation for another shape, placement, budget or duration", want.Name)
 	}
 	annotations := maps.Clone(stored.Annotations)
 	maps.Copy(annotations, want.Annotations)
@@ -180,6 +190,26 @@ func update(stored, want *broker.Reservation) (changed bool, err error) {
 	}
 	stored.Spec, stored.Annotations = *spec, annotations
 	return true, nil
+}
+
+// updatedSets returns the stored pod sets with the counts of the wanted ones, and those that
+// were added. A stored set is never changed otherwise, nor removed.
+func updatedSets(stored, want []broker.PodSet) []broker.PodSet {
+	var sets []broker.PodSet
+	for _, wanted := range want {
+		if i := slices.IndexFunc(stored, func(set broker.PodSet) bool { return set.Name == wanted.Name }); i >= 0 {
+			count := wanted.Count
+			wanted = stored[i]
+			wanted.Count = count
+		}
+		sets = append(sets, wanted)
+	}
+	for _, set := range stored {
+		if !slices.ContainsFunc(want, func(wanted broker.PodSet) bool { return wanted.Name == set.Name }) {
+			sets = append(sets, set)
+		}
+	}
+	return sets
 }
 
 // sourceGeneration is 0 for a Reservation that was created in the hub.
@@ -253,13 +283,15 @@ func notFound() error {
 
 // deleteReservation begins the release: the Reservation is deleted when its holds are.
 // It is read live if it may not be the one in the cache: a Reservation that is not there
-// yet, or that follows a deleted one of its name, must not be reported as deleted.
+// yet, or that follows a deleted one of its name, must not be reported as deleted. The
+// deletion of one in the cache does not count as a write of the caller: there are no more
+// of them than creations, and capacity is given back without delay.
 func (s *Server) deleteReservation(w http.ResponseWriter, r *http.Request, caller string) error {
-	if err := s.takeWrite(caller); err != nil {
-		return err
-	}
 	known := s.index.reservation(caller, r.PathValue("id"))
 	if known == nil || known.DeletionTimestamp != nil || s.release(r.Context(), known) != nil {
+		if err := s.takeWrite(caller); err != nil {
+			return err
+		}
 		live := &broker.Reservation{}
 		if err := s.live.Get(r.Context(), s.key(r.PathValue("id")), live); err != nil {
 			return fmt.Errorf("reading reservation: %w", err)

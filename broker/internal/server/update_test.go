@@ -34,6 +34,10 @@ func TestUpdate(t *testing.T) {
 		{"the priority, which follows the pending pods", func(s *broker.ReservationSpec) { s.Priority = 9 }, true, ""},
 		{"the deadline", func(s *broker.ReservationSpec) { s.Deadline = &metav1.Duration{Duration: time.Minute} }, true, ""},
 		{"the least number of pods", func(s *broker.ReservationSpec) { s.MinAvailable = 2 }, true, ""},
+		{"another pod set, of a gang of several shapes", func(s *broker.ReservationSpec) {
+			s.PodSets = append([]broker.PodSet{{Name: "leader", Count: 1, Requests: s.PodSets[0].Requests}}, s.PodSets...)
+		}, true, ""},
+		{"a removed pod set", func(s *broker.ReservationSpec) { s.PodSets[0].Name = "leader" }, false, "immutable"},
 		{"the duration", func(s *broker.ReservationSpec) { s.Duration = &metav1.Duration{Duration: time.Minute} }, false, "immutable"},
 		{"the shape", func(s *broker.ReservationSpec) { s.PodSets[0].NodeSelector = map[string]string{"zone": "a"} }, false, "immutable"},
 		{"the target", func(s *broker.ReservationSpec) { s.TargetClusterID = "paris" }, false, "immutable"},

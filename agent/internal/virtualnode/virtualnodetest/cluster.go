@@ -233,6 +233,16 @@ func (c *Cluster) Instruct(r *broker.Reservation, provider string, attempt int64
 	c.Helper()
 	set := *r.Spec.PodSets[0].DeepCopy()
 	set.Count = count
+	c.InstructSets(r, provider, attempt, set)
+}
+
+// InstructSets is Instruct for these pod sets.
+func (c *Cluster) InstructSets(r *broker.Reservation, provider string, attempt int64, sets ...broker.PodSet) {
+	c.Helper()
+	total := corev1.ResourceList{}
+	for _, set := range sets {
+		broker.AddTo(total, broker.Times(set.Requests.List(), set.Count))
+	}
 	in := InstructionOf(r, provider)
 	expect.Eventually(c, "the instruction to be written", func() (bool, string) {
 		exists := c.Exists(in)
@@ -242,7 +252,7 @@ func (c *Cluster) Instruct(r *broker.Reservation, provider string, attempt int64
 		in.Spec = broker.ReservationInstructionSpec{
 			ReservationName: id(r), ReservationUID: types.UID("hub-" + id(r)),
 			SourceNamespace: r.Namespace, SourceName: r.Name, SourceUID: r.UID, TargetClusterID: provider, PeerKey: "key",
-			RequestedResources: broker.FromList(broker.Times(set.Requests.List(), count)), PodSets: []broker.PodSet{set}, Attempt: attempt,
+			RequestedResources: broker.FromList(total), PodSets: sets, Attempt: attempt,
 		}
 		var err error
 		if exists {
