@@ -40,7 +40,7 @@ func TestSchedulesThatFailed(t *testing.T) {
 func TestPlantedFaults(t *testing.T) {
 	for _, name := range []string{"a hold is dropped before the provider confirms", "a provider accepts without holding", "a deletion is lost", "the ledger is written without compare-and-swap"} {
 		p := plantNamed(name)
-		if p.name == "" || !find(t, schedules, p) {
+		if p.name == "" || !find(t, 1000, p) {
 			t.Errorf("the planted fault %q was not found", name)
 		}
 	}
