@@ -211,6 +211,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	})
 	tracker := inventory.NewTracker(recognizerOf(o))
 	tracker.GuestEnded = func(consumer string) { provider.Enqueue(consumer) }
+	tracker.PlaceChanged = func(consumer string) { provider.PlaceChanged(consumer) }
 	provider = hold.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, driver.provider, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
 		Recognizer: recognizerOf(o), Placeholders: o.placeholders, ProofTimeout: o.proofTimeout, GuestNamespaces: driver.provider.GuestNamespaces,

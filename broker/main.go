@@ -125,7 +125,7 @@ func main() {
 func run(ctx context.Context, config *rest.Config, o options) error {
 	// The API server limits its clients by itself (API priority and fairness).
 	config.QPS = -1
-	// It is near, and compresses every large response again.
+	// Within a cluster, compressing costs the API server more than it saves.
 	config.DisableCompression = true
 	if o.leaderElect {
 		config = rest.CopyConfig(config)

@@ -72,7 +72,6 @@ func (c *connection) call(ctx context.Context, method, target string, body, into
 		// The paths of the others differ; calls of one name would be in order of arrival.
 		what += " for " + request.SourceNamespace + "/" + request.SourceName
 	}
-	relisted := c.cluster.relisted
 	outcome := c.world.gate.Enter(c.program, what, true)
 	if outcome == stepwise.Refuse || ctx.Err() != nil {
 		return fmt.Errorf("%s %s: %w", method, target, stepwise.ErrUnavailable)
@@ -82,9 +81,6 @@ func (c *connection) call(ctx context.Context, method, target string, body, into
 	response, err := c.world.deliver(m)
 	if err != nil {
 		return err
-	}
-	if method == http.MethodPost && target == protocol.PathAdvertisements && relisted {
-		c.cluster.restoredKnown = c.cluster.relisted
 	}
 	if outcome == stepwise.LoseReply {
 		return fmt.Errorf("reply to %s %s: %w", method, target, stepwise.ErrUnavailable)
@@ -320,9 +316,6 @@ func (s *stream) step() *stepwise.Step {
 		var event protocol.Event
 		if err := json.Unmarshal(line, &event); err != nil {
 			panic(fmt.Sprintf("%s: %v in %s", s.name, err, line))
-		}
-		if event.Type == protocol.EventRelist && strings.HasSuffix(s.name, string(protocol.RoleProvider)) {
-			s.cluster.relisted = true
 		}
 		if lost := s.loses; lost == nil || !lost(event) {
 			s.events <- event

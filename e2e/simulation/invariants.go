@@ -31,6 +31,11 @@ const (
 	invariantProgress = "a request does not wait beside free capacity"
 )
 
+// invariantNames are all of them.
+var invariantNames = []string{
+	invariantCapacity, invariantGrant, invariantAnswer, invariantEnd, invariantNews, invariantLease, invariantWrites, invariantSettle, invariantStays, invariantProgress,
+}
+
 // violation of an invariant.
 type violation struct {
 	invariant, message string
@@ -235,13 +240,12 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 	lost := max(a.granted.total(), a.reported.total())+int64(len(c.localPods())) > c.capacity
 	for _, uid := range slices.Sorted(maps.Keys(a.consumer)) {
 		charged := a.charged[uid]
-		if !c.restoredKnown {
-			c.restored[uid] = max(c.restored[uid], charged)
-		}
-		if charged <= c.restored[uid] {
-			// It may have ended before the hub was restored: then it is nowhere else. Or the
-			// hub did not know yet what the provider holds, which refuses it.
-			charged = 0
+		if w.restored && !w.resting {
+			// The hub may promise what it does not know to be held yet: the provider refuses
+			// it. And what it has granted may have ended before it was restored.
+			if charged = a.granted[uid]; charged <= c.restored[uid] {
+				charged = 0
+			}
 		}
 		taken[a.consumer[uid]] += max(charged, a.held[uid])
 		parts = append(parts, fmt.Sprintf("%s of %s: charged %d, held %d", uid, a.consumer[uid], a.charged[uid], a.held[uid]))

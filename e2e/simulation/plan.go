@@ -289,7 +289,7 @@ func (w *world) restore() {
 	w.hub.Restore(w.backup)
 	w.restored = true
 	for _, c := range w.clusters {
-		c.restored, c.relisted, c.restoredKnown = w.account(c).charged, false, false
+		c.restored = w.account(c).charged
 	}
 	for _, b := range w.brokers {
 		w.startBroker(b)

@@ -55,16 +55,16 @@ var plants = []plant{
 	{name: "the attempt is not recorded before the hold", brokerWrites: onStatus(func(w *world, object client.Object) bool {
 		return !w.recordsAttempt(object)
 	})},
-	{name: "a hold is dropped before the provider confirms", brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
+	{name: "a hold is dropped before the provider confirms", by: invariantCapacity, brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
 		return slices.DeleteFunc(holds, func(h broker.Hold) bool { return h.Promised.Empty() })
 	})},
-	{name: "only what is promised is charged", brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
+	{name: "only what is promised is charged", by: invariantCapacity, brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
 		for i := range holds {
 			holds[i].Unconfirmed = nil
 		}
 		return holds
 	})},
-	{name: "what is promised counts as granted", brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
+	{name: "what is promised counts as granted", by: invariantGrant, brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
 		for i := range holds {
 			if !holds[i].Promised.Empty() {
 				holds[i].Granted = holds[i].Promised.DeepCopy()
@@ -72,7 +72,7 @@ var plants = []plant{
 		}
 		return holds
 	})},
-	{name: "holds are never released", brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
+	{name: "holds are never released", by: invariantEnd, brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
 		for i := range holds {
 			if holds[i].Promised.Empty() && holds[i].Unconfirmed != nil {
 				holds[i].Promised = *holds[i].Unconfirmed.DeepCopy()
@@ -80,9 +80,9 @@ var plants = []plant{
 		}
 		return holds
 	})},
-	{name: "refusals are forgotten", setUp: configured(broker.BrokerConfigSpec{RetryAfter: &metav1.Duration{Duration: time.Millisecond}})},
-	{name: "a silent provider is waited for", setUp: configured(broker.BrokerConfigSpec{ProofDeadline: &metav1.Duration{Duration: 1000 * time.Hour}})},
-	{name: "leases end by the wall clock", setUp: func(w *world) {
+	{name: "refusals are forgotten", by: invariantWrites, setUp: configured(broker.BrokerConfigSpec{RetryAfter: &metav1.Duration{Duration: time.Millisecond}})},
+	{name: "a silent provider is waited for", by: invariantAnswer, setUp: configured(broker.BrokerConfigSpec{ProofDeadline: &metav1.Duration{Duration: 1000 * time.Hour}})},
+	{name: "leases end by the wall clock", by: invariantLease, setUp: func(w *world) {
 		for _, b := range w.brokers {
 			b.clock.OnlyWall = true
 		}
@@ -102,7 +102,7 @@ var plants = []plant{
 	{name: "a refusal counts as a yes", request: onAck(func(_ *broker.Hold, ack *protocol.ProviderAck) { ack.Accepted = true })},
 	{name: "a refusal does not say what is still held", request: onAck(func(_ *broker.Hold, ack *protocol.ProviderAck) { ack.Held = nil })},
 	{name: "a release is confirmed while guests run", ignoreGuests: true},
-	{name: "a provider accepts without holding", agentWrites: onStatus(func(_ *world, object client.Object) bool {
+	{name: "a provider accepts without holding", by: invariantGrant, agentWrites: onStatus(func(_ *world, object client.Object) bool {
 		if i, ok := object.(*broker.ProviderInstruction); ok {
 			i.Status.Held = nil
 		}
@@ -116,7 +116,7 @@ var plants = []plant{
 			}
 		}
 	})},
-	{name: "an older advertisement replaces a newer one", request: onAdvertisement(func(w *world, spec *broker.ClusterAdvertisementSpec) {
+	{name: "an older advertisement replaces a newer one", by: invariantNews, request: onAdvertisement(func(w *world, spec *broker.ClusterAdvertisementSpec) {
 		var stored broker.ClusterAdvertisement
 		if w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: spec.ClusterID}, &stored) == nil {
 			spec.Sequence = max(spec.Sequence, stored.Spec.Sequence+1)
@@ -125,23 +125,24 @@ var plants = []plant{
 	{name: "a provider does not advertise what the hub has lost", by: invariantCapacity, request: onAdvertisement(func(_ *world, spec *broker.ClusterAdvertisementSpec) {
 		spec.UnlistedHolds, spec.ObservedHolds = nil, nil
 	})},
-	{name: "a provider advertises only what it had at first", by: invariantProgress, request: onAdvertisement(func(w *world, spec *broker.ClusterAdvertisementSpec) {
+	{name: "a provider does not advertise what its own pods free", by: invariantProgress, request: onAdvertisement(func(w *world, spec *broker.ClusterAdvertisementSpec) {
 		var stored broker.ClusterAdvertisement
-		if w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: spec.ClusterID}, &stored) == nil {
+		allocated := func(spec *broker.ClusterAdvertisementSpec) int64 {
+			return cpus(&broker.HeldCapacity{Totals: spec.Resources.Allocated})
+		}
+		if w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: spec.ClusterID}, &stored) == nil && allocated(spec) < allocated(&stored.Spec) {
 			spec.Resources, spec.NodeClasses = stored.Spec.Resources, stored.Spec.NodeClasses
 		}
 	})},
 	{name: "the lease of a consumer that is gone does not end", by: invariantEnd, setUp: configured(broker.BrokerConfigSpec{DefaultLease: &metav1.Duration{Duration: 1000 * time.Hour}})},
-	{name: "an agent's status is never what it wrote", by: invariantSettle, agentWrites: onStatus(func(w *world, object client.Object) bool {
-		if i, ok := object.(*broker.ProviderInstruction); ok {
-			for n := range i.Status.Conditions {
-				w.names++
-				i.Status.Conditions[n].Message = fmt.Sprint(w.names)
-			}
+	{name: "an agent finds another status than it wrote", by: invariantSettle, agentWrites: onStatus(func(w *world, object client.Object) bool {
+		if r, ok := object.(*broker.Reservation); ok {
+			w.names++
+			r.Status.Summary = fmt.Sprint(w.names)
 		}
 		return true
 	})},
-	{name: "a deletion is lost", request: func(_ *world, m message) message {
+	{name: "a deletion is lost", by: invariantEnd, request: func(_ *world, m message) message {
 		if m.method == http.MethodDelete {
 			m.method, m.target = http.MethodGet, protocol.PathAdvertisements
 		}
@@ -152,7 +153,7 @@ var plants = []plant{
 		return &plantedClient{Client: c, update: func(o client.Object) { w.keepTimestamp(o) }}
 	}},
 	{name: "a new leader acts before its caches have caught up", anyLeader: true},
-	{name: "the broker does not notice new capacity", stalls: "broker-a watch ClusterAdvertisement"},
+	{name: "the watch of the ledgers stalls", stalls: "broker-a watch ClusterAdvertisement"},
 }
 
 // configured creates the BrokerConfig.

@@ -1,11 +1,12 @@
 package main
 
 import (
+	"slices"
 	"testing"
 )
 
 // schedules is how many of the schedules of make sim a test runs.
-const schedules = 60
+const schedules = 50
 
 // TestSchedules runs the first schedules of make sim.
 func TestSchedules(t *testing.T) {
@@ -41,6 +42,16 @@ func TestPlantedFaults(t *testing.T) {
 		p := plantNamed(name)
 		if p.name == "" || !find(t, schedules, p) {
 			t.Errorf("the planted fault %q was not found", name)
+		}
+	}
+}
+
+// TestEveryInvariantHasAPlant checks that a planted fault shows of each invariant that it
+// finds something.
+func TestEveryInvariantHasAPlant(t *testing.T) {
+	for _, invariant := range invariantNames {
+		if !slices.ContainsFunc(plants, func(p plant) bool { return p.by == invariant }) {
+			t.Errorf("no planted fault must be found by %q", invariant)
 		}
 	}
 }

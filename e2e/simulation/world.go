@@ -71,14 +71,10 @@ type cluster struct {
 	// gone is set once the cluster's agent has ended for good.
 	gone     bool
 	capacity int64
-	// restored is what its ledger in the restored hub charges: it may have ended since, or
-	// was promised when the hub did not know what the cluster holds. relisted is set once
-	// the hub has listed what it knows to the cluster, restoredKnown once the hub has an
-	// advertisement that was made after that. Both are set before the first restore.
-	restored                pledges
-	relisted, restoredKnown bool
-	pods                    int
-	model                   modelCache
+	// restored is what its ledger in the restored hub charges: it may have ended since.
+	restored pledges
+	pods     int
+	model    modelCache
 }
 
 // world is everything that one schedule runs.
@@ -138,7 +134,7 @@ func newWorld(seed uint64, p plant, lending []int64) *world {
 	w.client = w.hub.Client()
 	for i, id := range []string{"rome", "paris", "berlin"} {
 		c := &cluster{
-			id: id, relisted: true, restoredKnown: true, grants: agent.NewGrants(), clock: &stepwise.Clock{}, capacity: lending[i],
+			id: id, grants: agent.NewGrants(), clock: &stepwise.Clock{}, capacity: lending[i],
 			server: newServer(id, &broker.Reservation{}, &broker.ReservationInstruction{}, &broker.ProviderInstruction{}, &broker.ClusterAdvertisement{},
 				&broker.OverflowPolicy{}, &corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}),
 		}

@@ -155,7 +155,7 @@ func (p *provider) startAgent(ctx context.Context, config *rest.Config, placehol
 	tracker := inventory.NewTracker(known)
 	options.Observe = func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) }
 	agent := hold.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), fake.NewProvider(), options)
-	tracker.GuestEnded = agent.Enqueue
+	tracker.GuestEnded, tracker.PlaceChanged = agent.Enqueue, agent.PlaceChanged
 	if err := errors.Join(tracker.SetupWithManager(mgr), agent.SetupWithManager(mgr)); err != nil {
 		return err
 	}

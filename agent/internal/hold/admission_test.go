@@ -56,12 +56,17 @@ func TestAnswerOf(t *testing.T) {
 // limited makes a namespace admit no container of less than 10m CPU, until lift is called.
 func (e *env) limited(namespace string) (lift func()) {
 	e.Helper()
-	limits := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Name: "small", Namespace: namespace}, Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{{
-		Type: corev1.LimitTypeContainer, Min: expect.Resources("cpu", "10m"),
-	}}}}
+	return e.limitedBy(namespace, corev1.LimitRangeItem{Min: expect.Resources("cpu", "10m")}, expect.Resources("cpu", "1m"))
+}
+
+// limitedBy limits the containers of a namespace, so that it admits none with these requests.
+func (e *env) limitedBy(namespace string, item corev1.LimitRangeItem, refused corev1.ResourceList) (lift func()) {
+	e.Helper()
+	item.Type = corev1.LimitTypeContainer
+	limits := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Name: "small", Namespace: namespace}, Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{item}}}
 	try := func() error {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: namespace}, Spec: corev1.PodSpec{
-			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1m")}}},
+			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: refused}}},
 		}}
 		return e.Create(e.Context(), pod, client.DryRunAll)
 	}
@@ -80,9 +85,9 @@ func (e *env) limited(namespace string) (lift func()) {
 	}
 }
 
-// TestNotAdmittedAfterRestart: a hold that was recorded before the agent restarted, and whose
-// guests the API server does not admit, is given up.
-func TestNotAdmittedAfterRestart(t *testing.T) {
+// admitting is an environment with a namespace for guests, where they are tried.
+func admitting(t *testing.T) *env {
+	t.Helper()
 	e := direct(t)
 	e.node("a", expect.Resources("cpu", "2", "memory", "8Gi"))
 	guests := "guests-of-rome"
@@ -90,7 +95,23 @@ func TestNotAdmittedAfterRestart(t *testing.T) {
 	expect.NoError(t, e.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: guests}}))
 	expect.NoError(t, e.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: guest.PriorityClass}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
 	e.guestNamespaces = []string{guests}
+	return e
+}
 
+// TestDefaultLimits: a container without a memory limit gets the default one of the
+// namespace, which may be below what it requests. Guests have a limit of their own.
+func TestDefaultLimits(t *testing.T) {
+	e := admitting(t)
+	e.limitedBy(e.guestNamespaces[0], corev1.LimitRangeItem{Default: expect.Resources("memory", "256Mi")}, expect.Resources("memory", "1Gi"))
+	e.hold("r1", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1m", "memory", "1Gi"))))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("r1", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+}
+
+// TestNotAdmittedAfterRestart: a hold that was recorded before the agent restarted, and whose
+// guests the API server does not admit, is given up.
+func TestNotAdmittedAfterRestart(t *testing.T) {
+	e := admitting(t)
 	e.provider.Hold("EnsureGrant", peering.Waiting("QuotaPending", "waiting for the quota"))
 	e.hold("r1", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1m"))))
 	reconciled(t, e.agent(e.Client), "rome")
@@ -98,7 +119,7 @@ func TestNotAdmittedAfterRestart(t *testing.T) {
 		t.Fatalf("the hold is not recorded: %+v", in.Status)
 	}
 	e.provider.Free("EnsureGrant")
-	e.limited(guests)
+	e.limited(e.guestNamespaces[0])
 	reconciled(t, e.agent(e.Client), "rome")
 	e.decided("r1", 1, hold.ReasonGuestNotAdmitted, "minimum cpu usage per Container is 10m", 0)
 	e.granted("rome", "nothing", 0)

@@ -152,6 +152,14 @@ func (r *Reconciler) Enqueue(consumer string) {
 	r.send(event.GenericEvent{Object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: consumer}}})
 }
 
+// PlaceChanged enqueues a consumer of which Options.Observe shows another guest or
+// placeholder than before. It does not block, as Enqueue.
+func (r *Reconciler) PlaceChanged(consumer string) {
+	if r.Placeholders.Namespace != "" {
+		r.send(event.GenericEvent{Object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: consumer}}})
+	}
+}
+
 func (r *Reconciler) send(e event.GenericEvent) {
 	select {
 	case r.enqueue <- e:

@@ -95,10 +95,8 @@ func (r *Reconciler) reconcileOnPlaces() handler.EventHandler {
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { enqueue(ctx, e.Object.(*corev1.Pod), q, true) },
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
 			before, after := e.ObjectOld.(*corev1.Pod), e.ObjectNew.(*corev1.Pod)
-			moved := before.Spec.NodeName != after.Spec.NodeName || before.Status.Phase != after.Status.Phase ||
-				before.Status.NominatedNodeName != after.Status.NominatedNodeName || len(before.Spec.SchedulingGates) != len(after.Spec.SchedulingGates)
-			if moved || !equality.Semantic.DeepEqual(before.Status.Conditions, after.Status.Conditions) {
-				enqueue(ctx, after, q, moved)
+			if inventory.Moved(before, after) {
+				enqueue(ctx, after, q, true)
 			}
 		},
 	}

@@ -219,6 +219,7 @@ func lostPlacesAreGivenUp(e *env) {
 	e.decided("t1", 2, broker.ReasonReleased, "", 0)
 	e.hold("r4", "rome", 1, pods(set("pods", 3, expect.Resources("cpu", "500m"))))
 	e.decided("r4", 1, hold.ReasonAccepted, "", 3)
+	e.slow.on.Store(true)
 	b := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
 	expect.NoError(e, e.Patch(e.Context(), b, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`))))
 	e.decided("r4", 1, hold.ReasonCapacityLost, "Holding only 2 pods of cpu 500m for consumer rome", 2)

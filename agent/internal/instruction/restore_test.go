@@ -33,10 +33,9 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// A provider that has accepted a hold must not refuse it because its instruction
-// was deleted, even if nothing more fits its nodes: the hold controller decides
-// with what was held, from the moment at which the instruction exists.
-func TestDeletedInstructionKeepsWhatIsHeld(t *testing.T) {
+// startProvider starts the provider's controllers in a cluster without nodes: no pod fits.
+func startProvider(t *testing.T, b *transporttest.Broker) (client.Client, *instruction.Provider) {
+	t.Helper()
 	restConfig := controlplane.Start(t)
 	scheme := runtime.NewScheme()
 	expect.NoError(t, errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)))
@@ -47,18 +46,10 @@ func TestDeletedInstructionKeepsWhatIsHeld(t *testing.T) {
 		Controller: config.Controller{UsePriorityQueue: ptr.To(false), SkipNameValidation: ptr.To(true)},
 	})
 	expect.NoError(t, err)
-	b := transporttest.New("paris")
-	granted := capacity.OfPodSets([]broker.PodSet{{Name: "pods", Count: 2, Requests: broker.FromList(expect.Resources("cpu", "300m"))}})
-	b.UpdateHold("rome-1", func(v *protocol.ProviderView) {
-		v.Requester = "rome"
-		v.Hold = broker.Hold{ReservationUID: "uid", Attempt: 3, AcceptedAttempt: 3, Promised: granted, Granted: &granted}
-	})
 	mirror := transport.NewProviderMirror(b)
-	// There are no nodes: no pod fits.
 	holds := hold.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), fake.NewProvider(), hold.Options{Namespace: "default", Lending: broker.Lending{Enabled: true}, PeeringIdleTime: time.Hour})
-	expect.NoError(t, errors.Join(
-		mgr.Add(mirror), holds.SetupWithManager(mgr), instruction.NewProvider(mgr.GetClient(), "default", b, mirror, clock.RealClock{}).SetupWithManager(mgr),
-	))
+	provided := instruction.NewProvider(mgr.GetClient(), "default", b, mirror, clock.RealClock{})
+	expect.NoError(t, errors.Join(mgr.Add(mirror), holds.SetupWithManager(mgr), provided.SetupWithManager(mgr)))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- mgr.Start(ctx) }()
@@ -66,6 +57,27 @@ func TestDeletedInstructionKeepsWhatIsHeld(t *testing.T) {
 		cancel()
 		expect.NoError(t, <-done)
 	})
+	return c, provided
+}
+
+// granted is what the broker has granted to rome in these tests.
+var granted = capacity.OfPodSets([]broker.PodSet{{Name: "pods", Count: 2, Requests: broker.FromList(expect.Resources("cpu", "300m"))}})
+
+// list makes the broker list a hold of rome.
+func list(b *transporttest.Broker, attempt int64, promised broker.HeldCapacity) {
+	b.UpdateHold("rome-1", func(v *protocol.ProviderView) {
+		v.Requester = "rome"
+		v.Hold = broker.Hold{ReservationUID: "uid", Attempt: attempt, AcceptedAttempt: attempt, Promised: promised, Granted: &promised}
+	})
+}
+
+// A provider that has accepted a hold must not refuse it because its instruction
+// was deleted, even if nothing more fits its nodes: the hold controller decides
+// with what was held, from the moment at which the instruction exists.
+func TestDeletedInstructionKeepsWhatIsHeld(t *testing.T) {
+	b := transporttest.New("paris")
+	list(b, 3, granted)
+	c, _ := startProvider(t, b)
 
 	var former types.UID
 	for range 5 {
@@ -80,4 +92,27 @@ func TestDeletedInstructionKeepsWhatIsHeld(t *testing.T) {
 		former = in.UID
 		expect.NoError(t, c.Delete(t.Context(), in))
 	}
+}
+
+// TestUnlistedBeyondListed checks that a provider advertises what it holds if the broker
+// lists a smaller hold: the hub was restored from a backup of the time before it grew.
+func TestUnlistedBeyondListed(t *testing.T) {
+	b := transporttest.New("paris")
+	list(b, 3, granted)
+	c, provided := startProvider(t, b)
+	in := &broker.ProviderInstruction{}
+	expect.Eventually(t, "a decision about the instruction", func() (bool, string) {
+		err := c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "rome-1"}, in)
+		return err == nil && in.Status.ObservedAttempt == 3, fmt.Sprintf("%v, %+v", err, in.Status)
+	})
+	expect.Eventually(t, "what is listed not to be advertised", func() (bool, string) {
+		unlisted, err := provided.Unlisted(t.Context())
+		return err == nil && len(unlisted) == 0, fmt.Sprintf("%v, %+v", err, unlisted)
+	})
+	smaller := capacity.OfPodSets([]broker.PodSet{{Name: "pods", Count: 1, Requests: broker.FromList(expect.Resources("cpu", "300m"))}})
+	list(b, 2, smaller)
+	expect.Eventually(t, "what is held to be advertised", func() (bool, string) {
+		unlisted, err := provided.Unlisted(t.Context())
+		return err == nil && len(unlisted) == 1 && unlisted[0].ReservationUID == "uid" && unlisted[0].Requester == "rome" && unlisted[0].Held.String() == granted.Totals.String(), fmt.Sprintf("%v, %+v", err, unlisted)
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
@@ -31,6 +32,10 @@ type Tracker struct {
 	// GuestEnded, if set, is called after a guest of a consumer has ended. It must not
 	// block or call the Tracker.
 	GuestEnded func(consumer string)
+	// PlaceChanged, if set, is called once the Tracker shows that a guest or placeholder of a
+	// consumer is new, has changed in what Moved compares, or is gone. Who follows the same
+	// events by other means may be earlier, and not see them here yet. It must not block.
+	PlaceChanged func(consumer string)
 
 	mu         sync.Mutex
 	nodes      map[string]*corev1.Node
@@ -109,12 +114,15 @@ func (t *Tracker) WaitSynced(ctx context.Context) error {
 // must not be changed.
 func (t *Tracker) Set(object client.Object) {
 	t.mu.Lock()
-	var ended []string
+	var ended, changed []string
 	switch o := object.(type) {
 	case *corev1.Node:
 		t.nodes[o.Name] = o
 	case *corev1.Pod:
+		key := client.ObjectKeyFromObject(o)
+		before := t.pods[key]
 		ended = t.setPod(o)
+		changed = placesChanged(before, t.pods[key])
 	case *corev1.Namespace:
 		if before, known := t.namespaces[o.Name]; !known || !maps.Equal(before, o.Labels) {
 			t.namespaces[o.Name] = o.Labels
@@ -124,31 +132,69 @@ func (t *Tracker) Set(object client.Object) {
 		}
 	}
 	t.mu.Unlock()
-	t.report(ended)
+	t.report(ended, changed)
 }
 
 // Delete removes a Node, Pod or Namespace.
 func (t *Tracker) Delete(object client.Object) {
 	t.mu.Lock()
-	var ended []string
+	var ended, changed []string
 	switch o := object.(type) {
 	case *corev1.Node:
 		delete(t.nodes, o.Name)
 	case *corev1.Pod:
-		ended = t.removePod(client.ObjectKeyFromObject(o))
+		key := client.ObjectKeyFromObject(o)
+		changed = placesChanged(t.pods[key], trackedPod{})
+		ended = t.removePod(key)
 	case *corev1.Namespace:
 		delete(t.namespaces, o.Name)
 	}
 	t.mu.Unlock()
-	t.report(ended)
+	t.report(ended, changed)
 }
 
-func (t *Tracker) report(ended []string) {
+func (t *Tracker) report(ended, changed []string) {
+	if t.PlaceChanged != nil {
+		for _, consumer := range changed {
+			t.PlaceChanged(consumer)
+		}
+	}
 	if t.GuestEnded != nil {
 		for _, consumer := range ended {
 			t.GuestEnded(consumer)
 		}
 	}
+}
+
+// placesChanged are the consumers of a guest or placeholder that has changed; a pod that is
+// not tracked is zero.
+func placesChanged(before, after trackedPod) (consumers []string) {
+	if before.pod != nil && after.pod != nil && before.consumer == after.consumer && !Moved(before.pod, after.pod) {
+		return nil
+	}
+	for _, consumer := range []string{before.consumer, after.consumer} {
+		if consumer != "" && !slices.Contains(consumers, consumer) {
+			consumers = append(consumers, consumer)
+		}
+	}
+	return consumers
+}
+
+// Moved reports whether a pod has another place than before, waits for another one, or
+// whether the scheduler says something else about it.
+func Moved(before, after *corev1.Pod) bool {
+	return before.Spec.NodeName != after.Spec.NodeName || before.Status.Phase != after.Status.Phase ||
+		before.Status.NominatedNodeName != after.Status.NominatedNodeName || len(before.Spec.SchedulingGates) != len(after.Spec.SchedulingGates) ||
+		!equality.Semantic.DeepEqual(scheduled(before), scheduled(after))
+}
+
+func scheduled(pod *corev1.Pod) *corev1.PodCondition {
+	for i := range pod.Status.Conditions {
+		if pod.Status.Conditions[i].Type == corev1.PodScheduled {
+			return &pod.Status.Conditions[i]
+		}
+	}
+	return nil
 }
 
 // setPod replaces what is counted of a pod, and returns its consumer if it is a guest that has ended.

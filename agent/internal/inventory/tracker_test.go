@@ -111,3 +111,53 @@ func TestResize(t *testing.T) {
 		t.Errorf("allocated is %s while the pod still has 1500m", got)
 	}
 }
+
+// TestPlaceChanged: who is called about a place sees it, and nothing is reported that
+// concerns none.
+func TestPlaceChanged(t *testing.T) {
+	tracker := inventory.NewTracker(recognizer)
+	tracker.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "guests-of-rome", Labels: map[string]string{"consumer": "rome"}}})
+	var seen []string
+	tracker.PlaceChanged = func(consumer string) {
+		places := tracker.Places(consumer)
+		for _, pod := range append(places.Guests, places.Placeholders...) {
+			seen = append(seen, fmt.Sprintf("%s on %q %v", pod.Name, pod.Spec.NodeName, pod.Status.Conditions))
+		}
+		if len(seen) == 0 {
+			seen = append(seen, "none of "+consumer)
+		}
+	}
+	for _, namespace := range []string{"guests-of-rome", "holds"} {
+		p := pod("", expect.Resources("cpu", "1"))
+		p.Name, p.Namespace, p.Labels = "p", namespace, map[string]string{"consumer": "rome"}
+		for _, step := range []struct {
+			what   string
+			change func(*corev1.Pod)
+			want   string
+		}{
+			{"created", func(*corev1.Pod) {}, `[p on "" []]`},
+			{"annotated", func(p *corev1.Pod) { p.Annotations = map[string]string{"a": "b"} }, "[]"},
+			{"bound", func(p *corev1.Pod) { p.Spec.NodeName = "a" }, `[p on "a" []]`},
+			{"deleted", nil, "[none of rome]"},
+		} {
+			seen = nil
+			if step.change == nil {
+				tracker.Delete(p)
+			} else {
+				p = p.DeepCopy()
+				step.change(p)
+				tracker.Set(p)
+			}
+			if got := fmt.Sprint(seen); got != step.want {
+				t.Errorf("%s in %s: seen %s, want %s", step.what, namespace, got, step.want)
+			}
+		}
+	}
+	seen = nil
+	local := pod("a", expect.Resources("cpu", "1"))
+	tracker.Set(local)
+	tracker.Delete(local)
+	if len(seen) > 0 {
+		t.Errorf("a pod of this cluster: seen %v", seen)
+	}
+}

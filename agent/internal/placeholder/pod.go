@@ -104,6 +104,11 @@ func Guest(set broker.PodSet, namespace string) *corev1.Pod {
 		Annotations: map[string]string{annotationEvict: "true"},
 	}
 	pod.Spec.PriorityClassName = guest.PriorityClass
+	// Without a limit, it would get the namespace's default one, which may be less. A guest
+	// of driver direct always has one that is not.
+	if memory, requested := requestsOf(pod)[corev1.ResourceMemory]; requested {
+		pod.Spec.Containers[0].Resources.Limits[corev1.ResourceMemory] = memory
+	}
 	return pod
 }
 

@@ -1,7 +1,7 @@
 // Package reachability finds out which providers this cluster cannot connect to, so that
-// its advertisement says so and the broker chooses others. It probes only providers that
-// capacity was granted in and whose virtual node is not ready yet: one that is ready is
-// reachable.
+// its advertisement says so and the broker chooses others, also in place of the grants there.
+// It probes only providers that capacity was granted in and whose virtual node is not ready:
+// one that is ready is reachable.
 package reachability
 
 import (

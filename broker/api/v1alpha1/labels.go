@@ -42,6 +42,10 @@ const (
 	// consumer's cluster was made by hand, and not by the scheduler plugin.
 	LabelByHand = Group + "/by-hand"
 
+	// AnnotationFirstAttempt of a broker's Reservation lists the clusters of its first
+	// attempt, separated by commas, until status.attempt does. The broker sets it.
+	AnnotationFirstAttempt = Group + "/first-attempt"
+
 	// LabelManagedBy with value ManagedBySpillway marks the objects that Spillway
 	// creates.
 	LabelManagedBy = "app.kubernetes.io/managed-by"

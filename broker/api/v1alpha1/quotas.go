@@ -30,7 +30,8 @@ type Quotas struct {
 	// +kubebuilder:validation:Maximum=256
 	StreamsPerCluster *int32 `json:"streamsPerCluster,omitempty"`
 	// writesPerSecond is the rate of one cluster's calls that change a Reservation or send
-	// a relayed message. A provider's answers do not count: they are as many as its holds.
+	// a relayed message. A provider's answers and deletions do not count: they are as many
+	// as its holds and the Reservations created.
 	// +optional
 	// +kubebuilder:default=20
 	// +kubebuilder:validation:Minimum=1

@@ -91,14 +91,21 @@ func (r *Reconciler) storeSpec(ctx context.Context, spec broker.ClusterAdvertise
 		},
 		Spec: spec,
 	}
+	created := false
 	if err := r.client.Create(ctx, ad); apierrors.IsAlreadyExists(err) {
 		lockConflicts.Inc()
 	} else if err != nil {
 		return fmt.Errorf("creating the advertisement of %s: %w", spec.ClusterID, err)
 	} else {
+		created = true
 		r.store.putAdvertisement(ad)
 	}
-	_, err = r.committer.commit(ctx, spec.ClusterID, edit)
+	_, err = r.committer.commit(ctx, spec.ClusterID, func(ad *broker.ClusterAdvertisement) (edited, error) {
+		changes, err := edit(ad)
+		// A write of the spec ends the tracking of fields.
+		changes.spec = changes.spec || created && err == nil
+		return changes, err
+	})
 	return err
 }
 

@@ -232,6 +232,7 @@ func (c *committer) update(ctx context.Context, ad *broker.ClusterAdvertisement,
 	if changes.spec {
 		// The answer has the status that is stored.
 		status := ad.Status.DeepCopy()
+		ad.ManagedFields = untracked()
 		if err := c.client.Update(ctx, ad); err != nil {
 			return fmt.Errorf("updating the advertisement of %s: %w", ad.Name, err)
 		}

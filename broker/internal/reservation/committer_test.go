@@ -75,9 +75,9 @@ func writes(e *env) {
 		}
 	}
 	const ledger, status = "update *v1alpha1.ClusterAdvertisement/status", "update *v1alpha1.Reservation/status"
-	e.request("r", 2, func(r *broker.Reservation) { r.Finalizers = []string{broker.FinalizerLedger} })
+	e.request("r", 2, createdByBroker)
 	e.expect("r", broker.ReservationReserved, "2 of 2 pods in paris")
-	expectWrites("placing", status, ledger, status)
+	expectWrites("placing", "update *v1alpha1.Reservation", ledger, status)
 	p.answer("paris", "r", true, "")
 	e.expectCondition("r", broker.ConditionProviderAccepted, true, "")
 	expectWrites("the provider's answer", ledger, status)
@@ -85,6 +85,11 @@ func writes(e *env) {
 	e.expect("r", broker.ReservationActive, "2 of 2 pods in paris")
 	e.expectCondition("r", broker.ConditionReady, true, "")
 	expectWrites("the consumer's report", status)
+	for _, object := range []client.Object{e.get("r"), e.ad("paris")} {
+		if fields := object.GetManagedFields(); len(fields) > 0 {
+			e.Errorf("the API server tracks %d sets of fields of %T", len(fields), object)
+		}
+	}
 	expect.NoError(e, e.client.Delete(e.Context(), e.get("r")))
 	e.expect("r", broker.ReservationReleased, "released")
 	e.expectPods("paris", "r", 0, 2, 0)

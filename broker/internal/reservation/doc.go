@@ -6,7 +6,9 @@
 // resourceVersion. So two active brokers cannot promise the same capacity twice, and a
 // broker that stops between two writes leaves nothing to clean up:
 //
-//	(a) Reservation.status.attempt: the attempt and the clusters that it changes
+//	(a) Reservation.status.attempt: the attempt and the clusters that it changes. Of a
+//	    Reservation that the broker itself has created, the first attempt is in an
+//	    annotation until (c)
 //	(b) ClusterAdvertisement.status.holds: the changed holds, tagged with the attempt
 //	(c) Reservation.status: phase, allocations and conditions, computed from the holds
 //

@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -406,6 +407,24 @@ func TestPauseAfterWrite(t *testing.T) {
 		if got := pauseAfter(ad, tc.took); got != tc.want {
 			t.Errorf("a pause of %s after a write of %d holds that took %s, want %s", got, tc.holds, tc.took, tc.want)
 		}
+	}
+}
+
+// An attempt that only the annotation has, and no ledger, is followed by the next one, as
+// an answer to it could still arrive.
+func TestFirstAttemptIsNotRepeated(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "1")
+	r := &broker.Reservation{
+		ObjectMeta: metav1.ObjectMeta{Name: "r", UID: "r", Generation: 1, Annotations: map[string]string{broker.AnnotationFirstAttempt: "berlin,paris"}},
+		Spec:       broker.ReservationSpec{RequesterID: "rome", PodSets: []broker.PodSet{{Name: "pods", Count: 1, Requests: cpus("1")}}},
+	}
+	in := h.snapshotOf(r, h.config)
+	if want := []string{"berlin", "paris"}; !slices.Equal(in.reservation.Status.Attempt.Clusters, want) {
+		t.Errorf("the last attempt is %+v, want the clusters %v", in.reservation.Status.Attempt, want)
+	}
+	if p := newPlan(in); p.attempt.Number != 2 || len(p.grow) != 1 || recordsFirst(in, p) {
+		t.Errorf("the plan is attempt %d with %v", p.attempt.Number, p.grow)
 	}
 }
 

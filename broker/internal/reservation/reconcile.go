@@ -97,6 +97,9 @@ func (r *Reconciler) writeAttempt(ctx context.Context, in snapshot, p plan) erro
 		return nil
 	}
 	reservation := in.reservation
+	if recordsFirst(in, p) {
+		return r.recordFirst(ctx, reservation, p.attempt)
+	}
 	before := reservation.Status
 	reservation.Status.Attempt = p.attempt
 	if len(p.grow) == 0 {

@@ -35,7 +35,8 @@ func TestReservations(t *testing.T) {
 		"Explain":               explain,
 		"LastCapacity":          lastCapacity,
 		"AuditLog":              auditLog,
-		"Crash":                 crash,
+		"Crash":                 func(e *env) { crash(e) },
+		"CrashOfFirstAttempt":   func(e *env) { crash(e, createdByBroker) },
 		"Refusal":               refusal,
 		"Release":               release,
 		"GrowAndShrink":         growAndShrink,
@@ -98,6 +99,12 @@ func lastCapacity(e *env) {
 	}
 }
 
+// createdByBroker makes a Reservation one that the server has created for a cluster.
+func createdByBroker(r *broker.Reservation) {
+	r.Labels = map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway}
+	r.Finalizers = []string{broker.FinalizerLedger}
+}
+
 // What was committed is in the audit log, also of a plan that was cut off half-way.
 func auditLog(e *env) {
 	killed := errors.New("killed")
@@ -143,7 +150,7 @@ func auditLog(e *env) {
 }
 
 // A broker stops after it has written the ledger and before it writes the status.
-func crash(e *env) {
+func crash(e *env, change ...func(*broker.Reservation)) {
 	var stopped atomic.Bool
 	killed := errors.New("killed")
 	first := e.start(&interceptor.Funcs{
@@ -159,15 +166,20 @@ func crash(e *env) {
 	})
 	first.advertise(e.spec("paris", "1"))
 	first.advertise(e.spec("berlin", "1"))
-	e.request("r", 3)
+	e.request("r", 3, change...)
 	e.eventually("the broker to stop", func() error {
 		if !stopped.Load() {
 			return errors.New("it is running")
 		}
 		return nil
 	})
-	if got := e.get("r"); got.Status.Attempt.Number != 1 || len(got.Status.Allocations) != 0 {
-		e.Fatalf("the broker did not stop between the ledger and the status: %+v", got.Status)
+	got := e.get("r")
+	recorded := got.Status.Attempt.Number == 1
+	if len(change) > 0 {
+		recorded = got.Status.Attempt.Number == 0 && got.Annotations[broker.AnnotationFirstAttempt] == "berlin"
+	}
+	if !recorded || len(got.Status.Allocations) != 0 {
+		e.Fatalf("the broker did not stop between the ledger and the status: annotations %v, %+v", got.Annotations, got.Status)
 	}
 	first.stop()
 

@@ -134,8 +134,10 @@ func (r *Reconciler) snapshot(ctx context.Context, name string) (snapshot, error
 	return r.snapshotOf(reservation, config), nil
 }
 
-// snapshotOf is what the store knows that concerns this version of a Reservation.
+// snapshotOf is what the store knows that concerns this version of a Reservation, to which
+// it adds an attempt that its status does not have yet.
 func (r *Reconciler) snapshotOf(reservation *broker.Reservation, config config) snapshot {
+	adoptAttempt(reservation)
 	in := snapshot{
 		reservation: reservation, config: config, now: r.clock.Now(),
 		active: map[string]bool{}, unreachable: map[string]time.Time{},

@@ -283,13 +283,15 @@ func notFound() error {
 
 // deleteReservation begins the release: the Reservation is deleted when its holds are.
 // It is read live if it may not be the one in the cache: a Reservation that is not there
-// yet, or that follows a deleted one of its name, must not be reported as deleted.
+// yet, or that follows a deleted one of its name, must not be reported as deleted. The
+// deletion of one in the cache does not count as a write of the caller: there are no more
+// of them than creations, and capacity is given back without delay.
 func (s *Server) deleteReservation(w http.ResponseWriter, r *http.Request, caller string) error {
-	if err := s.takeWrite(caller); err != nil {
-		return err
-	}
 	known := s.index.reservation(caller, r.PathValue("id"))
 	if known == nil || known.DeletionTimestamp != nil || s.release(r.Context(), known) != nil {
+		if err := s.takeWrite(caller); err != nil {
+			return err
+		}
 		live := &broker.Reservation{}
 		if err := s.live.Get(r.Context(), s.key(r.PathValue("id")), live); err != nil {
 			return fmt.Errorf("reading reservation: %w", err)

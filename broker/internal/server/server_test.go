@@ -131,6 +131,7 @@ func TestCalls(t *testing.T) {
 	t.Run("an older request changes nothing", c.testOlderRequest)
 	t.Run("a count is lowered that is kept at as many providers as allowed", c.testRetained)
 	t.Run("a quota of Reservations", c.testQuota)
+	t.Run("a deletion takes nothing of the limit of writes", c.testDeletionsAreFree)
 	t.Run("relay", c.testRelay)
 	t.Run("metrics", c.testMetrics)
 }
@@ -319,6 +320,45 @@ func (c *clusters) testRetained(t *testing.T) {
 		t.Fatalf("%d of %d entries are stored", len(stored.Spec.Retained), broker.MaxRetained)
 	}
 	expect.NoError(t, c.rome.client.DeleteReservation(t.Context(), view.ID))
+}
+
+// testDeletionsAreFree deletes Reservations after the limit of writes was reached.
+func (c *clusters) testDeletionsAreFree(t *testing.T) {
+	config := &broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: configName}}
+	config.Spec.Quotas = &broker.Quotas{WritesPerSecond: new(int32(1)), WriteBurst: new(int32(10))}
+	expect.NoError(t, c.hub.api.Create(t.Context(), config))
+	defer func() { expect.NoError(t, c.hub.api.Delete(context.Background(), config)) }()
+	var created []string
+	eventually(t, "a write to be refused", func() error {
+		request := unplaceable(fmt.Sprint("limited-", len(created)))
+		answer := c.hub.call(t, c.berlin.tls, http.MethodPost, protocol.PathReservations, []byte(encode(t, request)))
+		if answer.status == http.StatusTooManyRequests {
+			return nil
+		}
+		created = append(created, protocol.ReservationID("berlin", request.SourceUID))
+		return fmt.Errorf("got %d", answer.status)
+	})
+	if len(created) < 10 {
+		t.Fatalf("%d Reservations were created", len(created))
+	}
+	eventually(t, "the broker's watch to show all", func() error {
+		for _, id := range created {
+			if c.hub.server.index.reservation("berlin", id) == nil {
+				return errors.New(id + " is not there")
+			}
+		}
+		return nil
+	})
+	for _, id := range created {
+		c.hub.call(t, c.berlin.tls, http.MethodDelete, protocol.PathReservations+"/"+id, nil).expect(t, http.StatusNoContent, "")
+	}
+	eventually(t, "the deletion of an unknown one to be refused", func() error {
+		answer := c.hub.call(t, c.berlin.tls, http.MethodDelete, protocol.PathReservations+"/unknown", nil)
+		if answer.status != http.StatusTooManyRequests {
+			return fmt.Errorf("got %d", answer.status)
+		}
+		return nil
+	})
 }
 
 // testQuota creates as many Reservations as the quota allows, in parallel.

@@ -14,6 +14,9 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/go-logr/logr"
+	ctrl "sigs.k8s.io/controller-runtime"
 )
 
 // options are the flags.
@@ -54,6 +57,7 @@ func main() {
 
 // measure runs a benchmark in a cluster of its own.
 func measure(run func(context.Context, *home, options) error, o options) (err error) {
+	ctrl.SetLogger(logr.Discard())
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	h, err := startHome(ctx, o.nodes)

@@ -2,6 +2,7 @@ package direct
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -55,7 +56,7 @@ func TestGrant(t *testing.T) {
 	e := newEnvironment(t)
 	// A role of the chart.
 	e.create(e.paris, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: GuestRole}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "create"}},
+		{APIGroups: []string{""}, Resources: []string{"pods", "secrets", "configmaps"}, Verbs: []string{"get", "list", "create"}},
 	}})
 	g := &grantTest{environment: e, half: peering.Capacity{Resources: expect.Resources("cpu", "500m", "memory", "512Mi", "example.com/fpga", "1"), Pods: 2, Namespaces: []string{"shop"}}}
 	e.grant(g.half.Resources, 2)
@@ -64,6 +65,7 @@ func TestGrant(t *testing.T) {
 	g.expectConnection()
 	g.expectGuestNamespace()
 	g.expectHandOver()
+	g.expectSecretsBounded()
 	g.expectTokenBounded()
 	g.expectQuotaRestored()
 	g.revoke()
@@ -143,6 +145,29 @@ func (g *grantTest) expectGuestNamespace() {
 	if want := map[string]string{GuestRole: guestNamespace + "/spillway-virtual-node", "spillway-agent-guests": "spillway-system/spillway-agent"}; !maps.Equal(roles, want) {
 		g.t.Errorf("roles in the namespace: %v", roles)
 	}
+}
+
+// expectSecretsBounded checks that the API server refuses one Secret more than the grant
+// allows, and nothing else of the consumer; with a larger grant it takes it.
+func (g *grantTest) expectSecretsBounded() {
+	g.t.Helper()
+	ctx := g.t.Context()
+	create := func(object client.Object, name string) error {
+		object.SetNamespace(guestNamespace)
+		object.SetName(name)
+		return g.consumer.Create(ctx, object)
+	}
+	limit := g.hard()["count/secrets"]
+	for i := range limit.Value() {
+		expect.NoError(g.t, create(&corev1.Secret{}, fmt.Sprint("copy-", i)))
+	}
+	if err := create(&corev1.Secret{}, "one-more"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota: spillway-guests, requested: count/secrets=1, used: count/secrets=60, limited: count/secrets=60") {
+		g.t.Errorf("a Secret beyond the quota: %v", err)
+	}
+	expect.NoError(g.t, create(&corev1.ConfigMap{}, "words"))
+	g.grant(g.half.Resources, g.half.Pods+1)
+	expect.NoError(g.t, create(&corev1.Secret{}, "one-more"))
+	g.grant(g.half.Resources, g.half.Pods)
 }
 
 // expectTokenBounded checks that the token works within the quota, and nowhere else.
