@@ -52,7 +52,8 @@ type invariants struct {
 	made     map[string]time.Time
 	reserved map[types.UID]time.Time
 	// homes are, for each Reservation, the clusters that have granted it capacity, and
-	// whether they still do. returns is how often one did so again since the last event.
+	// whether they still hold some. returns is how often it returned to one since the last
+	// event.
 	homes   map[types.UID]map[string]bool
 	returns map[types.UID]int
 }
@@ -103,42 +104,43 @@ func (i *invariants) checkNews(w *world) {
 	}
 }
 
-// maxReturns is how often clusters may grant a Reservation what they granted before and it
-// lost, because of one event.
+// maxReturns is how often clusters that have granted a Reservation capacity, and hold
+// nothing for it any more, may be asked for it again because of one event.
 const maxReturns = 3
 
 // checkHomes checks that Reservations do not keep moving between clusters.
 func (i *invariants) checkHomes(w *world) {
 	var ads broker.ClusterAdvertisementList
 	must(w.client.List(context.Background(), &ads, client.UnsafeDisableDeepCopy))
-	granted := map[types.UID]map[string]bool{}
+	held := map[types.UID]map[string]bool{}
 	for n := range ads.Items {
 		for _, hold := range ads.Items[n].Status.Holds {
-			if cpus(hold.Granted) > 0 {
-				if granted[hold.ReservationUID] == nil {
-					granted[hold.ReservationUID] = map[string]bool{}
-				}
-				granted[hold.ReservationUID][ads.Items[n].Name] = true
+			uid, cluster := hold.ReservationUID, ads.Items[n].Name
+			if hold.Promised.Empty() {
+				continue
 			}
+			if held[uid] == nil {
+				held[uid] = map[string]bool{}
+			}
+			held[uid][cluster] = true
+			still, home := i.homes[uid][cluster]
+			switch {
+			case home && !still:
+				i.returns[uid]++
+			case !home && cpus(hold.Granted) == 0:
+				continue
+			case !home && i.homes[uid] == nil:
+				i.homes[uid] = map[string]bool{}
+			}
+			i.homes[uid][cluster] = true
 		}
 	}
 	for uid, homes := range i.homes {
 		for cluster := range homes {
-			homes[cluster] = homes[cluster] && granted[uid][cluster]
-		}
-	}
-	for uid, clusters := range granted {
-		if i.homes[uid] == nil {
-			i.homes[uid] = map[string]bool{}
-		}
-		for cluster := range clusters {
-			if still, before := i.homes[uid][cluster]; before && !still {
-				i.returns[uid]++
-			}
-			i.homes[uid][cluster] = true
+			homes[cluster] = held[uid][cluster]
 		}
 		if i.returns[uid] > maxReturns {
-			i.fail(invariantStays, "Reservation %s was granted capacity by clusters that it had left, %d times after one event: %v", uid, i.returns[uid], slices.Sorted(maps.Keys(i.homes[uid])))
+			i.fail(invariantStays, "Reservation %s returned to clusters that it had left, %d times after one event: %v", uid, i.returns[uid], slices.Sorted(maps.Keys(homes)))
 		}
 	}
 }

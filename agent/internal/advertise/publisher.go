@@ -196,6 +196,8 @@ func (p *Publisher) wait(ctx context.Context) (onBeat bool, err error) {
 		return false, ctx.Err()
 	case <-debounce.C():
 	case <-p.due:
+		// What has changed may not be known yet to what measures it.
+		p.mark()
 		return true, nil
 	}
 	select {
