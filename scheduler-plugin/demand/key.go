@@ -214,6 +214,9 @@ func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 	if affinity := pod.Spec.Affinity; affinity != nil && affinity.NodeAffinity != nil {
 		set.NodeAffinity = affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 	}
+	if bound := pod.Labels[broker.LabelShape]; bound != "" && pod.Spec.NodeName != "" {
+		return bound, set
+	}
 	// Amounts are hashed as numbers: "1" and "1000m" are equal.
 	amounts := map[corev1.ResourceName]int64{}
 	for name, amount := range set.Requests.List() {
@@ -232,9 +235,6 @@ func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 	if err != nil {
 		// Strings, numbers and maps of them cannot fail to marshal.
 		panic(err)
-	}
-	if bound := pod.Labels[broker.LabelShape]; bound != "" && pod.Spec.NodeName != "" {
-		return bound, set
 	}
 	return digest(string(raw))[:16], set
 }

@@ -212,6 +212,9 @@ func (c *demandController) sync() {
 	defer c.mu.Unlock()
 	for _, request := range requests {
 		if len(request.PodSets) == 0 {
+			if members, required := c.gangs.membersOf(request.Key); int32(len(members)) < required {
+				c.recordAll(request, incomplete(members, required))
+			}
 			c.batcher.RequeueAfter(request.Key, retryAfter) // further pods of the gang do not appear here if they fit
 			continue
 		}

@@ -47,6 +47,16 @@ func delayed(askAfter time.Duration) event {
 	return event{corev1.EventTypeNormal, "OverflowDelayed", "delayed", fmt.Sprintf("The pod fits no node of this cluster. If none is added within %s, capacity is requested in other clusters.", askAfter), nil}
 }
 
+// incomplete: a gang requires more pods than there are.
+func incomplete(members []*corev1.Pod, required int32) event {
+	var gang demand.Gang
+	for _, pod := range members {
+		gang, _ = demand.GangOf(pod)
+	}
+	return event{corev1.EventTypeNormal, "OverflowDelayed", "incomplete", fmt.Sprintf("%s requires %d pods, of which %d exist. Capacity is requested in other clusters once all of them exist.",
+		gang, required, len(members)), nil}
+}
+
 // requested: the Reservation was created, or its count raised.
 func requested(request demand.Request, r *broker.Reservation) event {
 	return event{corev1.EventTypeNormal, "OverflowRequested", r.Name, fmt.Sprintf("Requested capacity for %d pods of %s %s in other clusters (Reservation %s).",

@@ -323,15 +323,15 @@ func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.P
 }
 
 // unreserveGang frees the places of the other pods of a gang when one has lost its place,
-// and makes sure that all are tried again.
-func (p *Plugin) unreserveGang(pod *corev1.Pod) {
+// at a time, and makes sure that all are tried again.
+func (p *Plugin) unreserveGang(pod *corev1.Pod, at time.Time) {
 	gang, required := p.gangs.gangOf(pod)
 	if required == 0 {
 		return
 	}
 	if key, ok := p.keys.keyOf(pod); ok {
 		p.queue.track(pod.UID)
-		p.gate.retry(pod, key)
+		p.gate.retry(pod, key, at)
 	}
 	p.forWaiting(pod, func(w framework.WaitingPod) { w.Reject(Name, fmt.Sprintf(errGangEnded, gang)) })
 }
@@ -360,15 +360,14 @@ func (p *Plugin) refuseGang(pod *corev1.Pod) {
 	}
 }
 
-// retry makes sure that a pod that had a place and lost it is woken as those that wait, but
-// for some time not for room at home, which may then be another pod's.
-func (g *gate) retry(pod *corev1.Pod, key demand.Key) {
+// retry makes sure that a pod that had a place and lost it, at a time, is woken as those that
+// wait, but for some time not for room at home, which may then be another pod's.
+func (g *gate) retry(pod *corev1.Pod, key demand.Key, at time.Time) {
 	g.track(pod, key)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if w := g.pods[pod.UID]; w != nil && w.open {
-		now := g.clock.Now()
-		w.tracked, w.triedAt, w.retryAt, w.lostUntil = true, now, now.Add(minRetry), now.Add(minRetry)
+		w.tracked, w.triedAt, w.retryAt, w.lostUntil = true, at, at.Add(minRetry), at.Add(minRetry)
 	}
 }
 

@@ -38,9 +38,10 @@ func TestAbsentKinds(t *testing.T) {
 		informers[name] = i
 		go i.RunWithContext(t.Context())
 	}
+	const longest = 3 * time.Minute // between two requests of a reflector, 1 min
 	expectKnown := func(when string, want map[string]bool) {
 		t.Helper()
-		expect.Eventually(t, when, func() (bool, string) {
+		expect.EventuallyWithin(t, longest, when, func() (bool, string) {
 			got := map[string]bool{}
 			for name, i := range informers {
 				got[name] = i.known()
@@ -73,5 +74,5 @@ func TestAbsentKinds(t *testing.T) {
 	}
 	role.Rules[0].Resources = append(role.Rules[0].Resources, "secrets")
 	expect.NoError(t, c.Update(t.Context(), role))
-	expect.Eventually(t, "a later success to count", func() (bool, string) { return informers["secrets"].HasSynced(), "not synced" })
+	expect.EventuallyWithin(t, longest, "a later success to count", func() (bool, string) { return informers["secrets"].HasSynced(), "not synced" })
 }

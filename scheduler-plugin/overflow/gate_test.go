@@ -96,7 +96,7 @@ func TestGateAfterALostPlace(t *testing.T) {
 	member, younger := jobPod("gang", "member", "1"), jobPod("crunch", "younger", "1")
 	member.CreationTimestamp, younger.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
 	member.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-	g.retry(member, key)
+	g.retry(member, key, now.Now())
 	g.close(younger, other, now.Now(), time.Time{})
 	wake := func() (names string) {
 		now.SetTime(now.Now().Add(time.Second))
@@ -115,7 +115,7 @@ func TestGateAfterALostPlace(t *testing.T) {
 	if got := g.openForSlots(key, []slots{{node: nodeWith("paris").Node(), free: 1, changedAt: now.Now()}}); len(got) != 1 {
 		t.Errorf("a grant wakes %d pods, want the member", len(got))
 	}
-	g.retry(member, key)
+	g.retry(member, key, now.Now())
 	g.drop(younger.UID)
 	now.SetTime(now.Now().Add(minRetry))
 	if got := g.openDue(); len(got) != 1 || got[0].Name != "member" {

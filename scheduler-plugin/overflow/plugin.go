@@ -543,8 +543,10 @@ func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *cor
 
 // Unreserve reverts Reserve.
 func (p *Plugin) Unreserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) {
-	p.queue.addFreed(p.placements.forget(pod.UID))
-	p.unreserveGang(pod)
+	now := p.clock.Now()
+	node, key := p.placements.forget(pod.UID)
+	p.unreserveGang(pod, now)
+	p.queue.addFreed(node, key) // last: it may wake the pod itself
 }
 
 // Bind binds a pod to a virtual node, and with the same request labels it with its

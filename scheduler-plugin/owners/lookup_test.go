@@ -196,27 +196,23 @@ func TestRefusals(t *testing.T) {
 		}
 		return string(ptr.Deref(controller, metav1.OwnerReference{}).UID), refused
 	}
-	// step lets time pass until as many look-ups were made.
-	step := func(what string, lookups int32) {
+	expectRequests := func(what string, want int32, meanwhile func()) {
 		t.Helper()
-		want := requests.Load() + lookups
 		expect.Eventually(t, what, func() (bool, string) {
-			if n := requests.Load(); n >= want {
-				return true, ""
-			}
-			if now.HasWaiters() {
-				now.Step(500 * time.Millisecond)
-			}
-			return false, fmt.Sprintf("%d of %d requests", requests.Load(), want)
+			meanwhile()
+			return requests.Load() >= want, fmt.Sprintf("%d of %d requests", requests.Load(), want)
 		})
 	}
+	// On a slow machine the clock may pass what it takes for a refusal to be believed.
+	started := now.Now()
+	early := func() bool { return now.Since(started) < 15*time.Second }
 	for _, ref := range []metav1.OwnerReference{run, plan, absent} {
 		find(ref)
 	}
-	step("the first refusals", 3)
-	step("another look at each, which no pod has asked for", 3)
+	expectRequests("the first refusals", 3, func() {})
+	expectRequests("another look at each, which no pod has asked for", 6, func() { now.Step(500 * time.Millisecond) })
 	for name, ref := range refused {
-		if got, _ := find(ref); got != "unknown" {
+		if got, _ := find(ref); got != "unknown" && early() {
 			t.Errorf("%s: root %q after a moment, want none yet", name, got)
 		}
 	}
@@ -224,7 +220,7 @@ func TestRefusals(t *testing.T) {
 	expectReadable(t, reader, run)
 	expect.Eventually(t, "the owner to be read", func() (bool, string) {
 		got, refused := find(run)
-		if got == "" {
+		if got == "" && early() {
 			t.Fatal("the owner became the root because of a refusal that did not last")
 		}
 		now.Step(time.Second)
@@ -241,12 +237,13 @@ func TestRefusals(t *testing.T) {
 	expect.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(role), role))
 	role.Rules[0].Resources = append(role.Rules[0].Resources, "plans")
 	expect.NoError(t, c.Update(t.Context(), role))
+	expectReadable(t, reader, plan)
+	now.Step(owners.CheckRefused)
 	expect.Eventually(t, "the refusal to end", func() (bool, string) {
 		got, refused := find(plan)
 		if got == "unknown" {
 			t.Fatal("the root of a pod became unknown while its owner was looked up again")
 		}
-		now.Step(10 * time.Second)
 		return got == string(schedule.UID) && !refused, got
 	})
 }

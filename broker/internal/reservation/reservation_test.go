@@ -64,9 +64,36 @@ func TestReservations(t *testing.T) {
 		"GroupCommit":           groupCommit,
 		"FullLedger":            fullLedger,
 		"WrittenByAnother":      writtenByAnother,
+		"Unreachable":           unreachable,
 	} {
 		t.Run(name, func(t *testing.T) { test(newEnv(t, config)) })
 	}
+}
+
+// What a consumer advertises moves its hold away from a provider that it cannot connect to,
+// and the provider releases it.
+func unreachable(e *env) {
+	p := e.start(nil)
+	p.advertise(e.spec("paris", "1"))
+	e.request("r", 2)
+	e.expectPods("paris", "r", 2, 0, 0)
+	p.answer("paris", "r", true, "")
+	e.expectPods("paris", "r", 2, 0, 2)
+	p.advertise(e.spec("berlin", "1"))
+	rome := e.spec("rome", "0")
+	rome.Unreachable = []string{"paris"}
+	p.advertise(rome)
+	e.expectPods("berlin", "r", 2, 0, 0)
+	e.expectPods("paris", "r", 2, 0, 2)
+	p.answer("berlin", "r", true, "")
+	e.expectPods("paris", "r", 0, 2, 0)
+	p.answer("paris", "r", true, "")
+	e.eventually("paris to have no hold", func() error {
+		if hold := e.hold("paris", "r"); hold != nil {
+			return fmt.Errorf("it holds %+v", hold)
+		}
+		return nil
+	})
 }
 
 // Two brokers that are both leaders race for the last capacity.

@@ -46,6 +46,18 @@ func (c *clusters) testMetrics(t *testing.T) {
 				return fmt.Errorf("%s is missing", name)
 			}
 		}
+		// What the calls before must have counted.
+		for _, name := range []string{
+			"broker_reservations_total", "broker_reservations", "broker_decision_latency_seconds_count",
+			"broker_ledger_commit_batch_size_count", "broker_ledger_commit_latency_seconds_count", "broker_cluster_score",
+			"broker_calls_total", "broker_advertisements_total", "broker_lease_renewals_total",
+			"broker_certificate_expiry_timestamp_seconds", "broker_cluster_certificate_expiry_timestamp_seconds",
+			"broker_stream_events_total", "broker_certificates_issued_total",
+		} {
+			if !regexp.MustCompile(`(?m)^` + name + `(\{[^}]*\})? [1-9]`).Match(scraped) {
+				return fmt.Errorf("%s is 0", name)
+			}
+		}
 		return nil
 	})
 }
