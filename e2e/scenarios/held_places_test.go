@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/e2e-framework/pkg/envconf"
@@ -45,10 +44,12 @@ func heldPlacesAreKept(ctx context.Context, t *testing.T, _ *envconf.Config) con
 		fill(ctx, t, paris, node, leave)
 	}
 	other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: competitors}}
-	if err := paris.Create(ctx, other); err != nil && !apierrors.IsAlreadyExists(err) {
+	deleteNamespace(ctx, t, paris, other.DeepCopy()) // left by a run that was cut off
+	if err := paris.Create(ctx, other); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = paris.Delete(context.WithoutCancel(ctx), other) })
+	// None of its pods is left when the nodes are emptied.
+	t.Cleanup(func() { deleteNamespace(context.WithoutCancel(ctx), t, paris, other) })
 
 	start := time.Now()
 	if err := rome.Create(ctx, deployment(ns, "held", heldPods, requests("cpu", heldCPU, "memory", "16Mi"))); err != nil {

@@ -151,11 +151,11 @@ func namespace(ctx context.Context, t *testing.T, name string, overflow bool) st
 	if overflow {
 		ns.Labels = map[string]string{broker.LabelOverflow: broker.OverflowEnabled}
 	}
-	deleteNamespace(ctx, t, ns.DeepCopy()) // left by a run that was cut off
+	deleteNamespace(ctx, t, rome, ns.DeepCopy()) // left by a run that was cut off
 	if err := rome.Create(ctx, ns); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { deleteNamespace(context.WithoutCancel(ctx), t, ns) })
+	t.Cleanup(func() { deleteNamespace(context.WithoutCancel(ctx), t, rome, ns) })
 	// The ServiceAccount controller works beside us.
 	eventually(ctx, t, "namespace "+name+" has its ServiceAccount", time.Minute, func(ctx context.Context) (bool, string) {
 		err := rome.Get(ctx, client.ObjectKey{Namespace: name, Name: "default"}, &corev1.ServiceAccount{})
@@ -164,10 +164,10 @@ func namespace(ctx context.Context, t *testing.T, name string, overflow bool) st
 	return name
 }
 
-// deleteNamespace deletes a namespace of rome and waits until nothing of it is left.
-func deleteNamespace(ctx context.Context, t *testing.T, ns *corev1.Namespace) {
+// deleteNamespace deletes a namespace and waits until nothing of it is left.
+func deleteNamespace(ctx context.Context, t *testing.T, r *remote, ns *corev1.Namespace) {
 	t.Helper()
-	if err := rome.Delete(ctx, ns); apierrors.IsNotFound(err) {
+	if err := r.Delete(ctx, ns); apierrors.IsNotFound(err) {
 		return
 	} else if err != nil {
 		t.Errorf("deleting namespace %s: %v", ns.Name, err)
@@ -175,7 +175,7 @@ func deleteNamespace(ctx context.Context, t *testing.T, ns *corev1.Namespace) {
 	}
 	eventually(ctx, t, "namespace "+ns.Name+" is gone", 4*time.Minute, func(ctx context.Context) (bool, string) {
 		var now corev1.Namespace
-		err := rome.Get(ctx, client.ObjectKeyFromObject(ns), &now)
+		err := r.Get(ctx, client.ObjectKeyFromObject(ns), &now)
 		return apierrors.IsNotFound(err), fmt.Sprintf("%v %v", now.Status.Conditions, err)
 	})
 }

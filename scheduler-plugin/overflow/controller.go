@@ -429,6 +429,10 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		if wait := c.raiseIn(request.Key); wait > 0 && !decided(current) {
 			return wait
 		}
+		if request.Key.IsGang() {
+			// What it requests for pods of other shapes stays, and counts for a policy.
+			request.PodSets = raised(current.Spec.PodSets, request.PodSets)
+		}
 	}
 	turn := &c.capped[maphash.String(hashSeed, request.Key.Namespace)%uint64(len(c.capped))]
 	turn.Lock()

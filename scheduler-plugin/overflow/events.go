@@ -53,7 +53,7 @@ func incomplete(members []*corev1.Pod, required int32) event {
 	for _, pod := range members {
 		gang, _ = demand.GangOf(pod)
 	}
-	return event{corev1.EventTypeNormal, "OverflowDelayed", "incomplete", fmt.Sprintf("%s requires %d pods, of which %d exist. Capacity is requested in other clusters once all of them exist.",
+	return event{corev1.EventTypeNormal, "OverflowIncomplete", "incomplete", fmt.Sprintf("%s requires %d pods, of which %d exist. Capacity is requested in other clusters once all of them exist.",
 		gang, required, len(members)), nil}
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -68,16 +69,21 @@ func TestEvictions(t *testing.T) {
 func (tc *evictionCase) run(t *testing.T) {
 	pod := ownedPod("ReplicaSet", "guest", "spillway-paris", "1")
 	pod.APIVersion, pod.Kind = "v1", "Pod"
+	var mu sync.Mutex // for the pod and the number of evictions
 	evictions := 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/eviction") {
+			mu.Lock()
 			evictions++
 			if tc.evicts {
 				pod.DeletionTimestamp = &metav1.Time{Time: time.Unix(1000, 0)}
 			}
+			mu.Unlock()
 			tc.answer(w)
 			return
 		}
+		mu.Lock()
+		defer mu.Unlock()
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(pod)
 	}))
@@ -101,14 +107,19 @@ func (tc *evictionCase) run(t *testing.T) {
 	}
 	r.evict(t.Context(), returnhome.Candidate{Pod: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Owner: replacerOf(pod, key.key)}, pod.DeepCopy())
 	expectMoving("at once", tc.moving)
-	expect.NoError(t, pods.Update(pod.DeepCopy()))
+	mu.Lock()
+	observed := pod.DeepCopy()
+	mu.Unlock()
+	expect.NoError(t, pods.Update(observed))
 	now.Step(time.Second)
 	expectMoving("observed", tc.movingObserved)
 	now.Step(unansweredFor)
 	expectMoving("later", tc.movingLater)
+	mu.Lock()
 	if evictions != 1 {
 		t.Errorf("%d requests for an eviction, want 1", evictions)
 	}
+	mu.Unlock()
 	close(recorder.Events)
 	var got []string
 	for e := range recorder.Events {

@@ -2,6 +2,7 @@ package overflow_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -242,6 +243,9 @@ func silentPreempts(c *testCluster, ns string) {
 	c.expectPods(ns, "important", map[string]int{"home-" + ns: 1})
 	// The revisions of the API server order the request and the preemption.
 	requestedAt := c.expectReservation(ns, "important", 1).ResourceVersion
+	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
+	defer cancel()
+	defer context.AfterFunc(ctx, pods.Stop)()
 	for e := range pods.ResultChan() {
 		if pod, ok := e.Object.(*corev1.Pod); !ok || e.Type != watch.Deleted || pod.Name != "low" {
 			continue
@@ -250,7 +254,7 @@ func silentPreempts(c *testCluster, ns string) {
 		}
 		return
 	}
-	c.t.Error("the watch ended")
+	c.t.Error("no pod was preempted within a minute")
 }
 
 // rejectedPreempts: the request is invalid, so that there will be no decision.

@@ -309,7 +309,7 @@ func shapesGrow(c *testCluster, ns string) {
 		expect.NoError(c.t, c.List(c.t.Context(), &list, client.InNamespace(ns)))
 		return !slices.ContainsFunc(list.Items, func(r broker.Reservation) bool { return strings.HasPrefix(r.Name, "ring-") }), "requested"
 	})
-	c.expectEvent(ns, "ring-0", "OverflowDelayed", "ring requires 5 pods, of which")
+	c.expectEvent(ns, "ring-0", "OverflowIncomplete", "ring requires 5 pods, of which")
 	c.gangPod(ns, "ring-leader", "500m")
 	first := c.expectShapes(ns, map[string]int32{"500m": 1, "200m": 4})
 	c.setStatus(first, allGrantedIn(ns, first.Spec.PodSets...))

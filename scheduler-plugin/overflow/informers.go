@@ -204,8 +204,14 @@ func (p *Plugin) reservationHandler() cache.ResourceEventHandler {
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { update(obj, p.grants.set, p.pools.setReservation) },
-		UpdateFunc: func(_, obj any) { update(obj, p.grants.set, p.pools.setReservation) },
+		AddFunc: func(obj any) { update(obj, p.grants.set, p.pools.setReservation) },
+		UpdateFunc: func(before, obj any) {
+			// An informer that was cut off shows a deletion and a creation as an update.
+			if before, ok := before.(metav1.Object); ok && before.GetUID() != obj.(metav1.Object).GetUID() {
+				update(before, p.grants.delete, p.pools.deleteReservation)
+			}
+			update(obj, p.grants.set, p.pools.setReservation)
+		},
 		DeleteFunc: func(obj any) { update(obj, p.grants.delete, p.pools.deleteReservation) },
 	}
 }

@@ -255,7 +255,8 @@ func (r *returner) evict(ctx context.Context, c returnhome.Candidate, pod *corev
 		}).MaxRetries(0).Do(requestCtx).Error()
 	switch {
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		// It has ended, which its next event shows.
+		// It has ended, which its next event shows: until then others get their turn.
+		r.planner.Refused(r.clock.Now(), c)
 	case refusesRequest(err):
 		r.blocked(pod, r.planner.Refused(r.clock.Now(), c), err.Error())
 	default:
