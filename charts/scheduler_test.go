@@ -24,6 +24,19 @@ func TestDefaultsOnAFullCluster(t *testing.T) {
 	}
 }
 
+// Without placeholders the agent does not hold with them: nothing is installed for them.
+func TestHoldOfAgent(t *testing.T) {
+	for values, want := range map[string]string{"replicas=2": "--hold=placeholders", "hold=none": "--hold=none", "lend.enabled=false": "--hold=none"} {
+		found := false
+		for _, d := range only[appsv1.Deployment](t, render(t, "agent", append(slices.Clone(needed), values)), "Deployment") {
+			found = found || slices.Contains(d.Spec.Template.Spec.Containers[0].Args, want)
+		}
+		if !found {
+			t.Errorf("with %q no container has the flag %s", values, want)
+		}
+	}
+}
+
 // The scheduler and the agent look up the same kinds of owners, and may get these, no more.
 func TestOwnerKinds(t *testing.T) {
 	for name, tc := range map[string]struct {

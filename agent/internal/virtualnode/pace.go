@@ -28,9 +28,7 @@ func Paced(clock clock.PassiveClock, requestsFor handler.MapFunc) handler.EventH
 	enqueue := func(ctx context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request], pods ...client.Object) {
 		for _, pod := range pods {
 			for _, request := range requestsFor(ctx, pod) {
-				if wait, add := p.next(request); add {
-					q.AddAfter(request, wait)
-				}
+				q.AddAfter(request, p.next(request))
 			}
 		}
 	}
@@ -43,7 +41,7 @@ func Paced(clock clock.PassiveClock, requestsFor handler.MapFunc) handler.EventH
 	}
 }
 
-// pace is when each object was, or is to be, added to the queue for the last time.
+// pace is when each object was, or is to be, reconciled for the last time.
 type pace struct {
 	clock clock.PassiveClock
 
@@ -51,20 +49,21 @@ type pace struct {
 	due map[reconcile.Request]time.Time
 }
 
-// next returns when to add an object to the queue; add is false if it is to be added
-// already.
-func (p *pace) next(request reconcile.Request) (wait time.Duration, add bool) {
+// next returns after which time to reconcile an object for an event. It is the same for all
+// events before that time, and each of them is to be added: the queue has one timer for an
+// object, which something else, such as a retry, may have moved to before the event.
+func (p *pace) next(request reconcile.Request) (wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.clock.Now()
 	last, known := p.due[request]
 	if last.After(now) {
-		return 0, false
+		return last.Sub(now)
 	}
 	if len(p.due) >= maxPaced && !known {
 		maps.DeleteFunc(p.due, func(_ reconcile.Request, due time.Time) bool { return !now.Before(due.Add(paceInterval)) })
 	}
 	wait = max(0, last.Add(paceInterval).Sub(now))
 	p.due[request] = now.Add(wait)
-	return wait, true
+	return wait
 }

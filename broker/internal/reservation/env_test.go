@@ -61,6 +61,12 @@ func (a *auditLines) logger() logr.Logger {
 	}, funcr.Options{})
 }
 
+func (a *auditLines) String() string {
+	a.Lock()
+	defer a.Unlock()
+	return strings.Join(a.lines, "\n")
+}
+
 // count returns how many lines have all parts.
 func (a *auditLines) count(parts ...string) (n int) {
 	a.Lock()

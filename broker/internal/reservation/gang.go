@@ -33,7 +33,8 @@ func inUse(r *broker.Reservation) bool {
 
 // allOrNothing takes back a plan that leaves the Reservation with fewer pods than it
 // needs at least, and releases what it holds: two Reservations that hold a part each
-// would block each other. What pods may run on already is kept.
+// would block each other. What pods may run on already is kept, also at a provider that the
+// consumer cannot connect to.
 func (p *plan) allOrNothing(in snapshot, holds []clusterHold) {
 	least := in.leastPods()
 	var have int32
@@ -44,6 +45,13 @@ func (p *plan) allOrNothing(in snapshot, holds []clusterHold) {
 		have += c.capacity.Pods()
 	}
 	if least == 0 || have >= least || inUse(in.reservation) {
+		return
+	}
+	if slices.ContainsFunc(holds, func(h clusterHold) bool {
+		_, unreachable := in.cutOffAt(h)
+		return unreachable && in.guestsRunAt(h.cluster)
+	}) {
+		p.grow, p.missing = nil, in.requested()
 		return
 	}
 	p.grow, p.shrink, p.missing = nil, nil, in.requested()

@@ -163,7 +163,7 @@ func auditLog(e *env) {
 		e.eventually(fmt.Sprintf("one line of the audit log for each cluster with %q", parts), func() error {
 			for _, cluster := range []string{"paris", "berlin"} {
 				if n := e.audit.count(append(parts, fmt.Sprintf("\"cluster\"=%q", cluster))...); n != 1 {
-					return fmt.Errorf("%d of %s in:\n%s", n, cluster, strings.Join(e.audit.lines, "\n"))
+					return fmt.Errorf("%d of %s in:\n%s", n, cluster, e.audit.String())
 				}
 			}
 			return nil

@@ -10,12 +10,13 @@ import (
 // noteUnreachable notes since when this process has known that a consumer reports providers
 // as unreachable. It follows the store, which ignores events that come late.
 func (r *Reconciler) noteUnreachable(consumer string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// Read while no other event is noted, so that none notes what is older.
 	var reported []string
 	if ad := r.store.advertisement(consumer); ad != nil {
 		reported = ad.Spec.Unreachable
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	before := r.unreachable[consumer]
 	delete(r.unreachable, consumer)
 	for _, provider := range reported {
@@ -75,13 +76,18 @@ func (in snapshot) cutOffAt(h clusterHold) (at time.Time, unreachable bool) {
 	if since.IsZero() || virtualNodeReady(in.reservation, h.cluster) {
 		return time.Time{}, false
 	}
-	ad := in.advertisement(h.cluster)
-	if ad != nil && slices.ContainsFunc(ad.Spec.ObservedHolds, func(o broker.ObservedHold) bool {
-		return o.Requester == in.reservation.Spec.RequesterID && o.Pods > 0
-	}) {
+	if in.guestsRunAt(h.cluster) {
 		since = since.Add(in.config.staleAfter)
 	}
 	return since, true
+}
+
+// guestsRunAt reports whether a provider says that guests of the consumer run there.
+func (in snapshot) guestsRunAt(provider string) bool {
+	ad := in.advertisement(provider)
+	return ad != nil && slices.ContainsFunc(ad.Spec.ObservedHolds, func(o broker.ObservedHold) bool {
+		return o.Requester == in.reservation.Spec.RequesterID && o.Pods > 0
+	})
 }
 
 // counts reports whether the consumer can count on a hold: the provider is active, and not

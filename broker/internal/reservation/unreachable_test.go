@@ -76,6 +76,26 @@ func TestUnreachableProviderIsReplaced(t *testing.T) {
 	}
 }
 
+// A gang whose guests run at a provider that is cut off, and which fits nowhere else, keeps
+// its capacity.
+func TestUnreachableGangKeepsItsCapacity(t *testing.T) {
+	h := newHub(t)
+	h.advertise("rome", "0")
+	h.advertise("paris", "6")
+	h.ask("a", 6, "1", func(s *broker.ReservationSpec) { s.MinAvailable = 6 })
+	h.answer("paris", "a", true)
+	h.use("a")
+	h.cutOff("paris")
+	h.lose("paris", "a", 6)
+	h.hear(11 * time.Minute)
+	h.reconcile("a")
+	h.expectPods("paris", "a", 6, 0)
+	// Without guests there it gives back what it holds.
+	h.lose("paris", "a", 0)
+	h.reconcile("a")
+	h.expectPods("paris", "a", 0, 6)
+}
+
 func decided(r *broker.Reservation, cluster string) (reason string) {
 	if r.Status.Decision == nil {
 		return ""

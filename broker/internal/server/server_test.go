@@ -327,7 +327,15 @@ func (c *clusters) testDeletionsAreFree(t *testing.T) {
 	config := &broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: configName}}
 	config.Spec.Quotas = &broker.Quotas{WritesPerSecond: new(int32(1)), WriteBurst: new(int32(10))}
 	expect.NoError(t, c.hub.api.Create(t.Context(), config))
-	defer func() { expect.NoError(t, c.hub.api.Delete(context.Background(), config)) }()
+	defer func() {
+		expect.NoError(t, c.hub.api.Delete(context.Background(), config))
+		eventually(t, "the limit to be the default again", func() error {
+			if limit := c.hub.server.quotas().writesPerSecond; limit == 1 {
+				return fmt.Errorf("it is %v", limit)
+			}
+			return nil
+		})
+	}()
 	var created []string
 	eventually(t, "a write to be refused", func() error {
 		request := unplaceable(fmt.Sprint("limited-", len(created)))

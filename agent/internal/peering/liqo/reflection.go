@@ -170,6 +170,7 @@ func (d *Driver) Carry(ctx context.Context, pod *corev1.Pod) (peering.Progress, 
 		err := d.mark(ctx, pod.Namespace, s)
 		switch {
 		case apierrors.IsNotFound(err) && optional:
+			d.noteMarked(pod.Namespace, s)
 		case apierrors.IsNotFound(err):
 			return peering.Waiting(peering.ReasonSourceMissing, fmt.Sprintf("%s %s/%s does not exist", s.kind, pod.Namespace, s.name)), nil
 		case apierrors.IsForbidden(err), apierrors.IsConflict(err):
@@ -273,6 +274,9 @@ func (d *Driver) unmark(ctx context.Context, used func(namespace string) bool) e
 		if used(namespace) {
 			continue
 		}
+		d.mu.Lock()
+		delete(d.markedAt, namespace) // before, so that a pod that comes meanwhile is looked at
+		d.mu.Unlock()
 		for _, kind := range []string{"ConfigMap", "Secret"} {
 			if err := d.unmarkKind(ctx, namespace, kind); err != nil {
 				return fmt.Errorf("removing marks in namespace %s: %w", namespace, err)

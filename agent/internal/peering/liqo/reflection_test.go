@@ -175,8 +175,8 @@ func (e *environment) expectMarkedAgain(pod *corev1.Pod) {
 			_, err := again.Carry(ctx, pod)
 			expect.NoError(e.t, err)
 		}
-		if got := counted.reads.Load(); got != 6+2*3 {
-			e.t.Errorf("%d reads for two pods, want 12: of 6 that are there once, of 3 optional ones that are not twice", got)
+		if got := counted.reads.Load(); got != 9 {
+			e.t.Errorf("%d reads for two pods, want 9: of each source once", got)
 		}
 		key := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "key"}}
 		expect.NoError(e.t, e.rome.Delete(ctx, key.DeepCopy()))
