@@ -104,8 +104,9 @@ type podState struct {
 	refs *translate.References
 	// created is whether a guest may have been created.
 	created bool
-	// gated is when the guest was first seen to wait for its place; zero if it was not.
-	gated time.Time
+	// pending and gated are when the guest was first seen to be pending, and to wait for
+	// its place; zero if it was not.
+	pending, gated time.Time
 	// reported is the status last reported, or nil.
 	reported *corev1.PodStatus
 	// events are the messages of the last Events, by reason.

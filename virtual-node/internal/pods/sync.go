@@ -255,6 +255,25 @@ func (h *Handler) guestOwner(ctx context.Context) (owner metav1.OwnerReference, 
 // provider's scheduler finds a place for the guest where there is one.
 const handOverTimeout = 5 * time.Second
 
+// pendingDelay is how long a guest is pending before that is reported.
+const pendingDelay = time.Second
+
+// settles returns how long the status of a pod is not reported yet, since its guest has been
+// pending only for a moment. Most guests run a moment later: without the delay each of them
+// would cost two or three more writes in this cluster.
+func (h *Handler) settles(pod *corev1.Pod, status corev1.PodStatus) (left time.Duration) {
+	if status.Phase != corev1.PodPending {
+		return 0
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	state := h.state(pod.UID)
+	if state.pending.IsZero() {
+		state.pending = h.Clock.Now()
+	}
+	return max(0, pendingDelay-h.Clock.Since(state.pending))
+}
+
 // waitForHandOver removes the scheduling gate from the desired guest once it has waited
 // for too long; before, it returns how long it still waits.
 func (h *Handler) waitForHandOver(pod *corev1.Pod, guest, desired *corev1.Pod) (left time.Duration) {
@@ -308,11 +327,13 @@ func (h *Handler) createFailed(pod *corev1.Pod, err error) (requeueAfter time.Du
 func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod) (requeueAfter time.Duration, err error) {
 	// virtual-kubelet restores the status last reported if another client writes a
 	// different one: report also if only the pod's status differs.
-	if status := h.mirror(pod, guest); !h.isReported(pod.UID, status) || !equality.Semantic.DeepEqual(pod.Status, status) {
+	status := h.mirror(pod, guest)
+	settling := h.settles(pod, status)
+	if settling == 0 && (!h.isReported(pod.UID, status) || !equality.Semantic.DeepEqual(pod.Status, status)) {
 		h.report(pod, status)
 	}
 	if guest.DeletionTimestamp != nil || isTerminal(guest) {
-		return 0, nil
+		return settling, nil
 	}
 	desired, refs, _ := translate.Pod(pod, h.GuestNamespace, h.DNS)
 	// missing is ignored: like a running pod, the guest keeps what was deleted since.
@@ -321,6 +342,9 @@ func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod) (requeueAf
 	}
 	changed := withChanges(guest, desired)
 	requeueAfter = h.waitForHandOver(pod, guest, changed)
+	if settling > 0 && (requeueAfter == 0 || settling < requeueAfter) {
+		requeueAfter = settling
+	}
 	if equality.Semantic.DeepEqual(guest, changed) {
 		return requeueAfter, nil
 	}
