@@ -38,7 +38,7 @@ func TestWithTheBroker(t *testing.T) {
 	hub, rome, paris := newClient(t, hubConfig), newClient(t, romeConfig), newClient(t, parisConfig)
 	createNode(t, paris)
 	reservation := newReservation(t, rome, 2)
-	agent, ended := startBroker(t, hubConfig)
+	agent, url, ended := startBroker(t, hubConfig)
 	// condition checks the status of a condition and that its message contains a text.
 	condition := func(kind string, status metav1.ConditionStatus, text string) error {
 		if err := rome.Get(ctx, client.ObjectKeyFromObject(reservation), reservation); err != nil {
@@ -54,6 +54,14 @@ func TestWithTheBroker(t *testing.T) {
 	agent(romeConfig, "rome", false)
 	eventually(t, ended, "the Reservation to be queued without a provider", func() error {
 		return condition(broker.ConditionQueued, metav1.ConditionTrue, "No cluster except rome has sent an advertisement")
+	})
+	eventually(t, ended, "spillway-agent decision to print why no cluster is chosen", func() error {
+		var out strings.Builder
+		err := printDecision(ctx, romeConfig, []string{"--broker-url=" + url, "--namespace=default", client.ObjectKeyFromObject(reservation).String()}, &out)
+		if text := out.String(); err != nil || !strings.HasPrefix(text, "CLUSTER") || !strings.Contains(text, "rome") {
+			return fmt.Errorf("%v: %s", err, text)
+		}
+		return nil
 	})
 	agent(parisConfig, "paris", true)
 	eventually(t, ended, "paris to accept the hold", func() error {
@@ -103,8 +111,8 @@ func createNode(t *testing.T, c client.Client) {
 }
 
 // startBroker runs the broker and returns a function that runs an agent which joins
-// it. Ended receives the broker's error when it ends.
-func startBroker(t *testing.T, hubConfig *rest.Config) (agent func(restConfig *rest.Config, id string, lend bool, arguments ...string), ended <-chan error) {
+// it, and the broker's URL. Ended receives the broker's error when it ends.
+func startBroker(t *testing.T, hubConfig *rest.Config) (agent func(restConfig *rest.Config, id string, lend bool, arguments ...string), url string, ended <-chan error) {
 	t.Helper()
 	hub, address := newClient(t, hubConfig), freeAddress(t)
 	ended = start(t, build(t, "broker"), hubConfig, "--listen="+address, "--tls-san=127.0.0.1", "--health-probe-bind-address="+freeAddress(t))
@@ -114,14 +122,15 @@ func startBroker(t *testing.T, hubConfig *rest.Config) (agent func(restConfig *r
 		return errors.Join(hub.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "spillway-broker-ca"}, &ca),
 			hub.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "spillway-join-token"}, &token))
 	})
+	url = "https://" + address
 	tokenFile, program := writeToken(t, token.Data["token"]), build(t, "agent")
 	return func(restConfig *rest.Config, id string, lend bool, arguments ...string) {
 		start(t, program, restConfig, append([]string{
-			"--broker-transport=http", "--broker-url=https://" + address, "--broker-ca-hash=" + ca.Data["caHash"], "--join-token-file=" + tokenFile,
+			"--broker-transport=http", "--broker-url=" + url, "--broker-ca-hash=" + ca.Data["caHash"], "--join-token-file=" + tokenFile,
 			"--cluster-id=" + id, "--health-probe-bind-address=" + freeAddress(t), "--api-server-endpoint=" + restConfig.Host, fmt.Sprintf("--lend-enabled=%t", lend),
 			"--hold=none", // no scheduler runs here
 		}, arguments...)...)
-	}, ended
+	}, url, ended
 }
 
 func newClient(t *testing.T, config *rest.Config) client.Client {

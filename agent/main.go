@@ -68,6 +68,17 @@ const (
 const leaseName = "spillway-agent"
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == commandDecision {
+		restConfig, err := ctrl.GetConfig()
+		if err == nil {
+			err = printDecision(ctrl.SetupSignalHandler(), restConfig, os.Args[2:], os.Stdout)
+		}
+		if err != nil && !errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintf(os.Stderr, "spillway-agent %s: %v\n", commandDecision, err)
+			os.Exit(1)
+		}
+		return
+	}
 	o, err := parse(os.Args[1:])
 	switch {
 	case errors.Is(err, flag.ErrHelp):

@@ -113,7 +113,7 @@ func parse(arguments []string) (options, error) {
 
 	flags.StringVar(&o.clusterID, "cluster-id", "", "ID of this cluster. Defaults to the common name of the certificate in --broker-cert-path, or else to the UID of namespace kube-system.")
 	flags.StringVar(&o.clusterName, "cluster-name", "", "Display name of this cluster. Defaults to the cluster ID.")
-	flags.StringVar(&o.namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), ownNamespace(), broker.SystemNamespace), "Namespace of the agent's Secrets and Lease. Defaults to $POD_NAMESPACE, or else to the namespace of the agent's pod.")
+	flags.StringVar(&o.namespace, "namespace", defaultNamespace(), "Namespace of the agent's Secrets and Lease. Defaults to $POD_NAMESPACE, or else to the namespace of the agent's pod.")
 	flags.StringVar(&o.instructionNamespace, "instruction-namespace", "", "Namespace of ReservationInstructions and ProviderInstructions. Defaults to --advertisement-namespace.")
 	flags.StringVar(&o.advertisementName, "advertisement-name", "cluster-advertisement", "Name of the local copy of the advertisement. If empty, no copy is kept.")
 	flags.StringVar(&o.advertisementNamespace, "advertisement-namespace", "default", "Namespace of the local copy of the advertisement.")
@@ -257,6 +257,11 @@ func parseResources(text string) (corev1.ResourceList, error) {
 		out[corev1.ResourceName(name)] = quantity
 	}
 	return out, nil
+}
+
+// defaultNamespace is the default of --namespace.
+func defaultNamespace() string {
+	return cmp.Or(os.Getenv("POD_NAMESPACE"), ownNamespace(), broker.SystemNamespace)
 }
 
 // ownNamespace returns the namespace of the pod that the agent runs in, "" outside

@@ -162,6 +162,11 @@ func (c *Client) ProviderReservation(ctx context.Context, id string) (ProviderVi
 	return do[ProviderView](ctx, c, http.MethodGet, item(PathReservations, id), RoleProvider.query(), nil)
 }
 
+// Decision gets why each cluster is not chosen for one of this cluster's reservations.
+func (c *Client) Decision(ctx context.Context, id string) (DecisionView, error) {
+	return do[DecisionView](ctx, c, http.MethodGet, item(PathReservations, id)+"/decision", nil, nil)
+}
+
 // DeleteReservation begins the release of one of this cluster's reservations. It
 // succeeds if there is none with that ID.
 func (c *Client) DeleteReservation(ctx context.Context, id string) error {

@@ -319,6 +319,21 @@ func (k *Keeper) stored(secret *corev1.Secret) (stored *credentials, reason stri
 	return stored, ""
 }
 
+// Stored returns the TLS configuration of the identity that an agent keeps in its Secret,
+// for one call to the broker.
+func Stored(ctx context.Context, c client.Client, namespace string) (*tls.Config, error) {
+	name := types.NamespacedName{Namespace: namespace, Name: Secret}
+	secret := &corev1.Secret{}
+	if err := c.Get(ctx, name, secret); err != nil {
+		return nil, fmt.Errorf("reading Secret %s: %w", name, err)
+	}
+	stored, err := parse(secret.Data[filePrivateKey], secret.Data[fileCertificate], secret.Data[fileCA])
+	if err != nil {
+		return nil, fmt.Errorf("the certificate in Secret %s cannot be used: %w", name, err)
+	}
+	return protocol.TLSConfig(stored.ca, func() (*tls.Certificate, error) { return &stored.pair, nil })
+}
+
 // ensureKey returns the Secret and generates the private key in it if needed.
 func (k *Keeper) ensureKey(ctx context.Context) (*corev1.Secret, error) {
 	name := types.NamespacedName{Namespace: k.options.Namespace, Name: Secret}
