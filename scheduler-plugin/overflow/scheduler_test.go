@@ -200,7 +200,7 @@ func (c *testCluster) runRules(rules []rule) {
 			namespace := fmt.Sprint("rule-", i)
 			of.namespace(namespace, optIn)
 			defer func() {
-				expect.NoError(t, c.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(namespace), client.GracePeriodSeconds(0)))
+				expect.NoError(t, c.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(namespace), client.MatchingFields{"spec.nodeName": ""}, client.GracePeriodSeconds(0)))
 			}()
 			rule.run(&of, namespace)
 		})
