@@ -332,6 +332,11 @@ func (p *Plugin) unreserveGang(pod *corev1.Pod, at time.Time) {
 	if key, ok := p.keys.keyOf(pod); ok {
 		p.queue.track(pod.UID)
 		p.gate.retry(pod, key, at)
+		if !p.gangs.pending(pod) {
+			// Its deletion was reported before: it would be woken for the places of others.
+			p.gate.drop(pod.UID)
+			p.queue.untrack(pod.UID)
+		}
 	}
 	p.forWaiting(pod, func(w framework.WaitingPod) { w.Reject(Name, fmt.Sprintf(errGangEnded, gang)) })
 }
@@ -397,6 +402,13 @@ func (c *demandController) gangSets(key demand.Key) []broker.PodSet {
 		sets[of.key.Shape] = set
 	}
 	return slices.SortedFunc(maps.Values(sets), func(a, b broker.PodSet) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// pending reports whether a pod of a gang exists, and has no node.
+func (g *gangs) pending(pod *corev1.Pod) bool {
+	obj, exists, err := g.pods.GetByKey(pod.Namespace + "/" + pod.Name)
+	current, ok := obj.(*corev1.Pod)
+	return err == nil && exists && ok && current.UID == pod.UID && current.DeletionTimestamp == nil && current.Spec.NodeName == ""
 }
 
 // membersOf returns the members of the gang of a key, and how many must have places.

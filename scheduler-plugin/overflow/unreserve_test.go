@@ -38,6 +38,8 @@ func TestUnreservedMember(t *testing.T) {
 	pod := jobPod("crunch", "crunch-0", "1")
 	pod.Labels = map[string]string{demand.LabelPodGroup: "ring"}
 	pod.Spec.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}
+	pods := newIndexer(pod)
+	p.gangs.pods = pods
 	key, _ := p.keys.get(pod)
 	set := key.set
 	set.Count = 1
@@ -65,5 +67,13 @@ func TestUnreservedMember(t *testing.T) {
 	p.Unreserve(t.Context(), nil, pod, paris.Name)
 	if woken != 2 {
 		t.Errorf("woken %d times, want once more for the place that it gave up", woken)
+	}
+	// A pod that was deleted while it had a place would be woken for those of others.
+	expect.NoError(t, pods.Delete(pod))
+	p.gate.drop(pod.UID)
+	p.placements.assume(pod, paris.Name, "rome-gang")
+	p.Unreserve(t.Context(), nil, pod, paris.Name)
+	if n := p.gate.len(); n != 0 {
+		t.Errorf("%d deleted pods wait", n)
 	}
 }
