@@ -105,7 +105,15 @@ func (tc *evictionCase) run(t *testing.T) {
 			t.Errorf("%s: moving %t, want %t, because %s", when, got, want, tc.reason)
 		}
 	}
-	r.evict(t.Context(), returnhome.Candidate{Pod: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Owner: replacerOf(pod, key.key)}, pod.DeepCopy())
+	candidate := returnhome.Candidate{Pod: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Owner: replacerOf(pod, key.key), Room: true}
+	plan := func() *returnhome.Candidate { return r.planner.Plan(now.Now(), []returnhome.Candidate{candidate}) }
+	if plan() == nil {
+		t.Fatal("the pod is not to be moved")
+	}
+	r.evict(t.Context(), candidate, pod.DeepCopy())
+	if plan() != nil {
+		t.Error("the pod is to be moved again at once")
+	}
 	expectMoving("at once", tc.moving)
 	mu.Lock()
 	observed := pod.DeepCopy()

@@ -142,6 +142,7 @@ var gangRules = []rule{
 	{"a gang of two shapes is requested as a whole, and bound as a whole", shapesFit},
 	{"a gang of two shapes of which only part fits binds nothing and leaves nothing", shapesPart},
 	{"a gang is requested once it is complete, and grows", shapesGrow},
+	{"a policy counts what a gang has requested for pods of other shapes", shapesCapped},
 }
 
 // TestWorkloads runs the rules of gangs on an API server that has Workloads.
@@ -292,6 +293,23 @@ func shapesPart(c *testCluster, ns string) {
 	}
 	c.setStatus(r, allGrantedIn(ns, r.Spec.PodSets...))
 	c.expectPods(ns, "ring", map[string]int{virtual: 5})
+}
+
+// shapesCapped: the pods of a gang come back with other requests. What was requested for the
+// former ones stays, and the limit allows not both.
+func shapesCapped(c *testCluster, ns string) {
+	limit := broker.FromList(expect.Resources("cpu", "1400m"))
+	c.create(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: ns}, Spec: broker.OverflowPolicySpec{
+		NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: ns}}, MaxResources: &limit}})
+	c.poolNode(ns, "100m")
+	c.gangOfShapes(ns)
+	c.expectShapes(ns, map[string]int32{"500m": 1, "200m": 4})
+	for i := range 4 {
+		expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, fmt.Sprint("ring-", i), "200m")))
+		c.gangPod(ns, fmt.Sprint("ring-new-", i), "190m")
+	}
+	c.expectEvent(ns, "ring-new-0", "OverflowCapped", "limits cpu")
+	c.expectShapes(ns, map[string]int32{"500m": 1, "200m": 4})
 }
 
 // shapesGrow: while pods are missing that the gang requires, capacity for the others would

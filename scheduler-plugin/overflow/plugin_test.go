@@ -522,3 +522,25 @@ func TestQueueingHints(t *testing.T) {
 		t.Errorf("a pod left a node with a grant of the pod: got %v %v", got, err)
 	}
 }
+
+// TestReplacedReservation: an informer that was cut off shows the deletion and creation of a
+// Reservation as an update.
+func TestReplacedReservation(t *testing.T) {
+	p := testPlugin(OverflowArgs{})
+	former, latter := jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "2")
+	reservation := func(pod *corev1.Pod, uid types.UID) *broker.Reservation {
+		r := reservationFor(pod, map[string]int32{"paris": 1})
+		r.UID = uid
+		return r
+	}
+	before, after := reservation(former, "1"), reservation(latter, "2")
+	handler := p.reservationHandler()
+	handler.OnAdd(before, false)
+	if p.grantsOf(former) == nil {
+		t.Fatal("the pod has no grant")
+	}
+	handler.OnUpdate(before, after)
+	if p.grantsOf(former) != nil || p.grantsOf(latter) == nil {
+		t.Errorf("grants of the former Reservation's pods: %+v, of the latter's: %+v", p.grantsOf(former), p.grantsOf(latter))
+	}
+}
