@@ -67,7 +67,7 @@ func (r *Reconciler) Need(ctx context.Context, reservation *broker.Reservation, 
 // belong to it by their hold label.
 func (g observed) belongsTo(reservation *broker.Reservation, key demand.Key, resolve demand.Resolve) bool {
 	if !key.IsGang() && g.shape != key.Shape && g.hold == "" {
-		return false // whoever their owner is
+		return false // whatever their owner is
 	}
 	owner, ok := demand.OwnerOf(g.member, resolve)
 	if !ok {
