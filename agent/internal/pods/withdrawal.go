@@ -92,7 +92,7 @@ func (r *Reconciler) elsewhere(ctx context.Context, l virtualnode.Leaving, provi
 	if !ok {
 		return 0, nil
 	}
-	need, err := r.need(ctx, l.Reservation, key)
+	need, err := r.nodes.Need(ctx, l.Reservation, key)
 	if err != nil {
 		return 0, fmt.Errorf("counting the pods of Reservation %s/%s: %w", l.Reservation.Namespace, l.Reservation.Name, err)
 	}
@@ -101,7 +101,7 @@ func (r *Reconciler) elsewhere(ctx context.Context, l virtualnode.Leaving, provi
 
 // Elsewhere is the number of usable places in allocations of other providers that neither
 // bound nor pending pods need.
-func Elsewhere(allocations []broker.Allocation, need Need, provider string) int {
+func Elsewhere(allocations []broker.Allocation, need virtualnode.Need, provider string) int {
 	free := -len(need.Pending)
 	for _, a := range allocations {
 		if a.Cluster != provider {

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/pods"
+	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode/virtualnodetest"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -25,16 +26,16 @@ func TestElsewhere(t *testing.T) {
 	cases := map[string]struct {
 		reason      string
 		allocations []broker.Allocation
-		need        pods.Need
+		need        virtualnode.Need
 		want        int
 	}{
 		"nothing":       {reason: "there is no other capacity", allocations: []broker.Allocation{allocation("paris", 5, true)}},
 		"not usable":    {reason: "its virtual node is not ready", allocations: []broker.Allocation{allocation("berlin", 2, false)}},
 		"usable":        {reason: "two places are free", allocations: []broker.Allocation{allocation("paris", 3, true), allocation("berlin", 2, true)}, want: 2},
-		"in use":        {reason: "another pod is there", allocations: []broker.Allocation{allocation("berlin", 2, true)}, need: pods.Need{Bound: map[string]int32{"berlin": 1, "paris": 9}}, want: 1},
-		"about to be":   {reason: "a pending pod takes one", allocations: []broker.Allocation{allocation("berlin", 2, true)}, need: pods.Need{Pending: pending}, want: 1},
-		"overused":      {reason: "what is overused takes no place of others", allocations: []broker.Allocation{allocation("berlin", 1, true), allocation("oslo", 1, true)}, need: pods.Need{Bound: map[string]int32{"berlin": 3}}, want: 1},
-		"more pending":  {reason: "never below zero", need: pods.Need{Pending: pending}},
+		"in use":        {reason: "another pod is there", allocations: []broker.Allocation{allocation("berlin", 2, true)}, need: virtualnode.Need{Bound: map[string]int32{"berlin": 1, "paris": 9}}, want: 1},
+		"about to be":   {reason: "a pending pod takes one", allocations: []broker.Allocation{allocation("berlin", 2, true)}, need: virtualnode.Need{Pending: pending}, want: 1},
+		"overused":      {reason: "what is overused takes no place of others", allocations: []broker.Allocation{allocation("berlin", 1, true), allocation("oslo", 1, true)}, need: virtualnode.Need{Bound: map[string]int32{"berlin": 3}}, want: 1},
+		"more pending":  {reason: "never below zero", need: virtualnode.Need{Pending: pending}},
 		"not accepted":  {reason: "the provider has not accepted", allocations: []broker.Allocation{{Cluster: "berlin", PodSets: []broker.PodSet{{Count: 2}}, VirtualNodeReady: true}}},
 		"only the same": {reason: "the provider's own places are no other ones", allocations: []broker.Allocation{allocation("paris", 9, true)}},
 	}

@@ -32,7 +32,7 @@ func (g Grant) withdrawn() bool {
 // the lowest priority, then the newest. Of a grant of several pod sets, each set keeps its
 // own pods, if all pods request what one of the sets does.
 func (g Grant) Beyond() []*corev1.Pod {
-	pods := slices.Clone(g.Bound)
+	pods := g.Bound.all()
 	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
 		return cmp.Or(
 			before(a.DeletionTimestamp != nil, b.DeletionTimestamp != nil), before(!podReady(a), !podReady(b)),
@@ -178,7 +178,7 @@ func withdrawalProgress(g Grant, provider string, left bool) (within bool, reaso
 		return true, "WithinGrant", message
 	}
 	return false, "ProviderWithdrew", fmt.Sprintf("Provider %s has lowered its hold to %s: %d pods must leave by %s (%s). They are evicted as soon as other capacity can be used.",
-		provider, remains, len(beyond), g.Instruction.Spec.Withdrawal.LeaveBy.UTC().Format(time.RFC3339), podNames(beyond))
+		provider, remains, len(beyond), g.Instruction.Spec.Withdrawal.LeaveBy.UTC().Format(time.RFC3339), podNames(SumOf(beyond...).names()))
 }
 
 // setWithinGrant sets condition WithinGrant of a grant of which the provider has

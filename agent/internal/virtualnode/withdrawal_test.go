@@ -17,7 +17,10 @@ import (
 
 // guestPod is a Ready pod that was created so many seconds after the first.
 func guestPod(name string, created int64, requests corev1.ResourceList, change ...func(*corev1.Pod)) *corev1.Pod {
-	pod := bound(1, requests)[0]
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop"},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: requests}}}},
+	}
 	pod.Name, pod.CreationTimestamp = name, metav1.Unix(1000+created, 0)
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	for _, c := range change {
@@ -42,17 +45,17 @@ func TestBeyond(t *testing.T) {
 		grant  virtualnode.Grant
 		want   string
 	}{
-		"within":         {"no pod leaves", grant(3, small, with(three)), ""},
-		"one":            {"the newest leaves", grant(2, small, with(three)), "new"},
-		"all":            {"the newest first", grant(0, small, with(three)), "new mid old"},
-		"not ready":      {"one that does not run leaves before newer ones", grant(2, small, with([]*corev1.Pod{guestPod("old", 1, small, notReady), three[1]})), ""},
-		"not ready goes": {"one that does not run leaves before newer ones", grant(1, small, with([]*corev1.Pod{guestPod("old", 1, small, notReady), three[1]})), "old"},
-		"priority":       {"a pod of higher priority stays, although it is newer", grant(1, small, with([]*corev1.Pod{three[0], guestPod("new", 3, small, important)})), "old"},
-		"terminating":    {"one that leaves already is the first", grant(1, small, with([]*corev1.Pod{guestPod("old", 1, small, terminating), three[1]})), "old"},
-		"two sets":       {"a set loses its own pods", grant(0, nil, with(append([]*corev1.Pod{guestPod("leader", 9, large)}, three...)), twoSets), "new"},
-		"other requests": {"pods that are not as any set count by number", grant(2, small, with([]*corev1.Pod{guestPod("resized", 1, large), three[1], three[2]})), "new"},
-		"total":          {"what fits stays, the newest leaves", grant(0, nil, with(three), divisible(expect.Resources("cpu", "700m"))), "new"},
-		"no total":       {"nothing remains", grant(0, nil, with(three), divisible(nil)), "new mid old"},
+		"within":         {"no pod leaves", grant(3, small, with(virtualnode.SumOf(three...))), ""},
+		"one":            {"the newest leaves", grant(2, small, with(virtualnode.SumOf(three...))), "new"},
+		"all":            {"the newest first", grant(0, small, with(virtualnode.SumOf(three...))), "new mid old"},
+		"not ready":      {"one that does not run leaves before newer ones", grant(2, small, with(virtualnode.SumOf(guestPod("old", 1, small, notReady), three[1]))), ""},
+		"not ready goes": {"one that does not run leaves before newer ones", grant(1, small, with(virtualnode.SumOf(guestPod("old", 1, small, notReady), three[1]))), "old"},
+		"priority":       {"a pod of higher priority stays, although it is newer", grant(1, small, with(virtualnode.SumOf(three[0], guestPod("new", 3, small, important)))), "old"},
+		"terminating":    {"one that leaves already is the first", grant(1, small, with(virtualnode.SumOf(guestPod("old", 1, small, terminating), three[1]))), "old"},
+		"two sets":       {"a set loses its own pods", grant(0, nil, with(virtualnode.SumOf(append([]*corev1.Pod{guestPod("leader", 9, large)}, three...)...)), twoSets), "new"},
+		"other requests": {"pods that are not as any set count by number", grant(2, small, with(virtualnode.SumOf(guestPod("resized", 1, large), three[1], three[2]))), "new"},
+		"total":          {"what fits stays, the newest leaves", grant(0, nil, with(virtualnode.SumOf(three...)), divisible(expect.Resources("cpu", "700m"))), "new"},
+		"no total":       {"nothing remains", grant(0, nil, with(virtualnode.SumOf(three...)), divisible(nil)), "new mid old"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -82,7 +85,7 @@ func TestBeyondProperties(t *testing.T) {
 			pods = append(pods, pod)
 		}
 		count := rapid.Int32Range(0, 9).Draw(t, "granted")
-		beyond := grant(count, requests, with(pods)).Beyond()
+		beyond := grant(count, requests, with(virtualnode.SumOf(pods...))).Beyond()
 		if want := max(0, len(pods)-int(count)); len(beyond) != want {
 			t.Fatalf("%d of %d pods are beyond %d, want %d", len(beyond), len(pods), count, want)
 		}
@@ -101,7 +104,7 @@ func TestBeyondProperties(t *testing.T) {
 			}
 		}
 		// One grant more keeps one pod more, and all others as they are.
-		if more := grant(count+1, requests, with(pods)).Beyond(); len(beyond) > 0 && (len(more) != len(beyond)-1 || len(more) > 0 && more[0] != beyond[0]) {
+		if more := grant(count+1, requests, with(virtualnode.SumOf(pods...))).Beyond(); len(beyond) > 0 && (len(more) != len(beyond)-1 || len(more) > 0 && more[0] != beyond[0]) {
 			t.Fatalf("with one more place %d pods leave instead of %d", len(more), len(beyond))
 		}
 	})
