@@ -99,6 +99,8 @@ type Handler struct {
 	owner     metav1.OwnerReference
 	handsOver bool
 	ownerRead time.Time
+	// handedOver is when the provider was last seen to have handed over a place.
+	handedOver time.Time
 }
 
 // podState is what the handler remembers of a pod.
@@ -110,6 +112,8 @@ type podState struct {
 	// pending is when the guest was first seen to be pending, or was reported since, gated
 	// when it was first seen to wait for its place; zero if it was not.
 	pending, gated time.Time
+	// ungated is whether the gate was removed here.
+	ungated bool
 	// reported is the status last reported, or nil.
 	reported *corev1.PodStatus
 	// events are the messages of the last Events, by reason.

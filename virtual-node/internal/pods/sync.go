@@ -251,9 +251,13 @@ func (h *Handler) guestOwner(ctx context.Context) (owner metav1.OwnerReference, 
 	return owner, handsOver, nil
 }
 
-// handOverTimeout is how long a guest waits for the provider's agent. Without it, the
-// provider's scheduler finds a place for the guest where there is one.
-const handOverTimeout = 5 * time.Second
+// handOverTimeout is how long a guest waits for the provider's agent since that has handed
+// a place over to any guest of this node, and maxHandOver how long in all. Without the agent,
+// the provider's scheduler finds a place for the guest where there is one.
+const (
+	handOverTimeout = 5 * time.Second
+	maxHandOver     = time.Minute
+)
 
 // pendingDelay is how long a guest is pending before that is reported, and the minimum time
 // between two reports of a guest that is.
@@ -292,19 +296,28 @@ func isStuck(c corev1.ContainerStatus) bool {
 // for too long; before, it returns how long it still waits.
 func (h *Handler) waitForHandOver(pod *corev1.Pod, guest, desired *corev1.Pod) (left time.Duration) {
 	isGate := func(g corev1.PodSchedulingGate) bool { return g.Name == broker.GateHandOver }
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	state := h.state(pod.UID)
 	if !slices.ContainsFunc(guest.Spec.SchedulingGates, isGate) {
+		if !state.gated.IsZero() && !state.ungated {
+			h.handedOver = h.Clock.Now()
+		}
+		state.gated = time.Time{}
 		return 0
 	}
-	h.mu.Lock()
-	state := h.state(pod.UID)
 	if state.gated.IsZero() {
 		state.gated = h.Clock.Now()
 	}
-	left = handOverTimeout - h.Clock.Since(state.gated)
-	h.mu.Unlock()
+	since := state.gated
+	if h.handedOver.After(since) {
+		since = h.handedOver
+	}
+	left = min(handOverTimeout-h.Clock.Since(since), maxHandOver-h.Clock.Since(state.gated))
 	if left > 0 {
 		return left
 	}
+	state.ungated = true
 	desired.Spec.SchedulingGates = slices.DeleteFunc(desired.Spec.SchedulingGates, isGate)
 	return 0
 }
