@@ -59,8 +59,8 @@ type Options struct {
 	// GuestNamespaces returns the namespaces that exist for the guests of a consumer. Where it
 	// is nil, no guest is tried there before a hold is accepted.
 	GuestNamespaces func(ctx context.Context, consumer string) ([]string, error)
-	// ProofTimeout is how long the scheduler may take to find a place for each placeholder,
-	// 20 s where 0. It is shorter than the broker's proofDeadline.
+	// ProofTimeout is how long the scheduler may take to find the next place for a
+	// placeholder, 20 s where 0. It is shorter than the broker's proofDeadline.
 	ProofTimeout time.Duration
 	// Writers is the number of statuses that are written at a time; 8 where 0.
 	Writers int

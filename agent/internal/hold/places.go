@@ -36,8 +36,8 @@ const handOverTimeout = 5 * time.Second
 // places is what was written of placeholders and guests and is not in the cache yet.
 type places struct {
 	mu sync.Mutex
-	// missingSince is when a hold was first seen without a place for each placeholder.
-	missingSince map[types.UID]time.Time
+	// waits are the waits of holds that have not a place for each placeholder.
+	waits map[types.UID]placeholder.Wait
 	// created are placeholders by name, deleted those by UID, nominated the nodes of
 	// guests by UID.
 	created   map[string]unseen[*corev1.Pod]
@@ -57,7 +57,7 @@ type unseen[T any] struct {
 
 func newPlaces() *places {
 	return &places{
-		missingSince: map[types.UID]time.Time{}, created: map[string]unseen[*corev1.Pod]{},
+		waits: map[types.UID]placeholder.Wait{}, created: map[string]unseen[*corev1.Pod]{},
 		deleted: map[types.UID]unseen[struct{}]{}, nominated: map[types.UID]unseen[string]{},
 		gatedSince: map[string]map[types.UID]time.Time{}, restsUntil: map[string]time.Time{},
 	}
@@ -452,7 +452,7 @@ func (r *Reconciler) removePlaceholder(ctx context.Context, pod *corev1.Pod) err
 	return nil
 }
 
-// deadlines of a proof. The broker gives the hold to another provider some seconds later.
+// deadlines of a proof.
 func (r *Reconciler) deadlines() placeholder.Deadlines {
 	return placeholder.Deadlines{Settle: min(settleFor, r.ProofTimeout), Timeout: r.ProofTimeout}
 }
@@ -469,6 +469,7 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) 
 	}
 	maps.DeleteFunc(r.unproven, func(uid types.UID, _ broker.HeldCapacity) bool { return gone(uid) })
 	maps.DeleteFunc(r.refused, func(uid types.UID, _ refusal) bool { return gone(uid) })
+	maps.DeleteFunc(r.places.waits, func(uid types.UID, _ placeholder.Wait) bool { return gone(uid) })
 	if r.Placeholders.Namespace == "" {
 		for i := range decisions {
 			decisions[i].accounted = true
@@ -490,31 +491,36 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) 
 			return err
 		}
 		refused = false
+		// The placeholders are created hold by hold, the earliest one first.
+		waits := false
 		for i := range decisions {
 			d := &decisions[i]
-			if r.verdict(d, states[holdUID(d.instruction)]) == placeholder.Refused {
+			if r.verdict(d, states[holdUID(d.instruction)], !waits) == placeholder.Refused {
 				refused = true
 			}
+			waits = waits || d.proof == placeholder.Waiting
 		}
 	}
 	return nil
 }
 
-// verdict notes in a decision what the placeholders prove.
-func (r *Reconciler) verdict(d *decision, state placeholder.State) placeholder.Verdict {
+// verdict notes in a decision what the placeholders prove. inTurn: no earlier hold waits.
+func (r *Reconciler) verdict(d *decision, state placeholder.State, inTurn bool) placeholder.Verdict {
 	uid, now := d.instruction.UID, r.Clock.Now()
-	if len(state.Missing) == 0 {
-		delete(r.places.missingSince, uid)
-	} else if _, known := r.places.missingSince[uid]; !known {
-		r.places.missingSince[uid] = now
+	wait, known := r.places.waits[uid]
+	if !known {
+		wait = placeholder.NewWait()
 	}
-	elapsed := now.Sub(cmp.Or(r.places.missingSince[uid], now))
+	elapsed := wait.Observe(state, inTurn, now)
+	if r.places.waits[uid] = wait; len(state.Missing) == 0 {
+		delete(r.places.waits, uid)
+	}
 	verdict := state.Judge(elapsed, r.deadlines())
 	d.proof, d.proofMessage, d.proofTakes = verdict, state.String(), elapsed
 	if verdict != placeholder.Refused || d.refused != nil || d.smaller {
 		return placeholder.Proven
 	}
-	delete(r.places.missingSince, uid)
+	delete(r.places.waits, uid)
 	switch before, known := r.unproven[uid]; {
 	case settled(d.instruction):
 		d.settled, d.held = false, capacity.Min(d.before, state.Without(d.held))
