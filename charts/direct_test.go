@@ -47,7 +47,7 @@ func TestDirectOnARealAPIServer(t *testing.T) {
 	eventuallyForbidden(t, "deletion of a real node by the agent", func() error {
 		return f.agent.Delete(t.Context(), &corev1.Node{ObjectMeta: named("worker")}, client.DryRunAll)
 	})
-	eventually(t, "binding to a virtual node by the scheduler", bindPod(t, f.scheduler, "overflowed", "spillway-paris"))
+	eventually(t, "binding to a virtual node by the scheduler", bindOverflowed(t, f.scheduler, "overflowed"))
 
 	t.Run("agent", f.testAgent)
 	t.Run("virtual-node", f.testVirtualNode)
