@@ -145,8 +145,13 @@ func startWith(t *testing.T, restConfig *rest.Config, change func(*hold.Options)
 		Headroom: expect.Resources("cpu", "500m"), PeeringIdleTime: time.Hour, Clock: e.clock, Recognizer: inventory.Recognizer{Guest: guestOf},
 	}
 	change(&options)
+	tracker := inventory.NewTracker(options.Recognizer)
+	if options.Placeholders.Namespace != "" {
+		options.Observe = func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) }
+	}
 	e.reconciler = hold.New(countingClient{mgr.GetClient(), e.patches}, mgr.GetAPIReader(), recorder, provider, options)
-	expect.NoError(t, e.reconciler.SetupWithManager(mgr))
+	tracker.PlaceChanged = e.reconciler.PlaceChanged
+	expect.NoError(t, errors.Join(tracker.SetupWithManager(mgr), e.reconciler.SetupWithManager(mgr)))
 	stopped := make(chan error, 1)
 	go func() { stopped <- mgr.Start(t.Context()) }()
 	t.Cleanup(func() { <-stopped })

@@ -124,7 +124,7 @@ func (in snapshot) askedAt(h clusterHold) (at time.Time, pending bool) {
 // due is when the provider's answer to a hold is overdue.
 func (in snapshot) due(h clusterHold) (at time.Time, pending bool) {
 	asked, pending := in.askedAt(h)
-	return in.progress[h.cluster].Due(asked, in.config.proofDeadline), pending
+	return in.progress[h.cluster].Due(asked, answers.Deadline(in.config.proofDeadline, ledger.Pending(h.Hold))), pending
 }
 
 // overdue reports whether the provider has not answered to a hold before the deadline.
