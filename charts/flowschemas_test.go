@@ -38,7 +38,7 @@ func (f *flowFixture) classify(t *testing.T, account, method, path string) (stri
 		return "", err
 	}
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(t.Context(), method, config.Host+path, nil)
+	request, err := http.NewRequestWithContext(t.Context(), method, strings.TrimSuffix(config.Host, "/")+path, nil)
 	if err != nil {
 		return "", err
 	}
