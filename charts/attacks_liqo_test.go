@@ -63,6 +63,7 @@ func newLiqoFixture(t *testing.T) *liqoFixture {
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo", "liqo.io/tenant-namespace": "true"}}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo"}}},
 		&corev1.ServiceAccount{ObjectMeta: within("shop-rome", "default")},
+		&corev1.ServiceAccount{ObjectMeta: within("default", "default")}, podOn("worker", "local"),
 		// Not limited yet.
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "new-rome", Labels: map[string]string{"liqo.io/remote-cluster-id": "rome"}}},
 	} {

@@ -49,12 +49,13 @@ func TestWrites(t *testing.T) {
 		}
 		e.Logf("%s: %v writes: %v", what, writes.Sum(), writes)
 	}
-	// What a few tries again, dry runs and events of the hold may add.
-	const others = 4
+	// A dry run, the event of the hold, and what a busy machine may make a few of them repeat:
+	// far less than one more write for each guest.
+	const others = guests / 4
 	before := count()
 	e.hold("r1", "rome", 1, pods(set("pods", guests, expect.Resources("cpu", "100m"))))
 	e.decided("r1", 1, hold.ReasonAccepted, "", guests)
-	expectAtMost("a hold", before, cluster.Counts{"POST pods": guests + others, "POST pods/binding": guests, "POST events": guests + others})
+	expectAtMost("a hold", before, cluster.Counts{"POST pods": guests + others, "POST pods/binding": guests + others, "POST events": guests + others})
 
 	before = count()
 	for i := range guests {
@@ -66,15 +67,21 @@ func TestWrites(t *testing.T) {
 	e.eventuallyBound("guests-of-rome", guests)
 	e.eventuallyBound(holds, 0)
 	expectAtMost("hand-overs", before, cluster.Counts{
-		"POST pods": guests, "PATCH pods/status": guests + others, "DELETE pods": guests, "PATCH pods": guests + others,
-		"POST pods/binding": guests, "POST events": 2*guests + others,
+		"POST pods": guests + others, "PATCH pods/status": guests + others, "DELETE pods": guests + others, "PATCH pods": guests + others,
+		"POST pods/binding": guests + others, "POST events": 2*guests + others,
 	})
 
 	before = count()
 	e.hold("r1", "rome", 2, pods(set("pods", grown, expect.Resources("cpu", "100m"))))
 	e.decided("r1", 2, hold.ReasonAccepted, "", grown)
 	e.eventuallyBound(holds, grown-guests)
-	expectAtMost("growth", before, cluster.Counts{"POST pods": grown - guests + others, "POST pods/binding": grown - guests, "POST events": grown - guests + guests + others})
+	const more = grown - guests
+	expectAtMost("growth", before, cluster.Counts{
+		"POST pods": more + others, "POST pods/binding": more + others, "POST events": more + guests + others,
+	})
+	if most := e.inFlight.most.Load(); most < 2 || most > 16 {
+		e.Errorf("the agent had up to %d writes in flight, want some at a time, and at most 16", most)
+	}
 }
 
 // TestPlan: each guest that waits takes a place, and what the guests use is not held besides.

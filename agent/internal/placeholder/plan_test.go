@@ -275,7 +275,7 @@ func TestWait(t *testing.T) {
 		{"and still waits", time.Minute, 399, true, 0},
 		{"it is its turn", 65 * time.Second, 399, false, 5 * time.Second},
 		{"all places are found", 70 * time.Second, 0, false, 0},
-		{"it begins anew", 80 * time.Second, 400, false, 0},
+		{"it begins again", 80 * time.Second, 400, false, 0},
 	} {
 		if got := wait.Observe(missing(step.missing), !step.later, start.Add(step.at)); got != step.want {
 			t.Errorf("%s: waited %v, want %v", step.what, got, step.want)
