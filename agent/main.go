@@ -11,6 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"time"
 
@@ -66,6 +67,12 @@ const (
 
 // leaseName is the Lease for the leader election of a cluster's agents.
 const leaseName = "spillway-agent"
+
+// The durations of the leader election. They are longer than usual: the new leader of a
+// cluster with one replica is the same program that was restarted, which costs more than
+// the wait for an API server that is overloaded. A leader that is stopped in order gives
+// its Lease up, so that only a crash takes so long to be noticed.
+const leaseDuration, renewDeadline, retryPeriod = 30 * time.Second, 20 * time.Second, 4 * time.Second
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == commandDecision {
@@ -150,11 +157,27 @@ func newManager(restConfig *rest.Config, o options) (ctrl.Manager, error) {
 		LeaderElectionID:              leaseName,
 		LeaderElectionNamespace:       o.namespace,
 		LeaderElectionReleaseOnCancel: true,
+		LeaderElectionConfig:          electionConfig(restConfig),
+		LeaseDuration:                 ptr.To(leaseDuration),
+		RenewDeadline:                 ptr.To(renewDeadline),
+		RetryPeriod:                   ptr.To(retryPeriod),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("creating the manager: %w", err)
 	}
 	return mgr, nil
+}
+
+// electionConfig is config with a connection and a rate limit of its own: a renewal of the
+// Lease must not wait behind what else the agent sends and receives.
+func electionConfig(config *rest.Config) *rest.Config {
+	election := rest.CopyConfig(config)
+	election.RateLimiter, election.QPS, election.Burst = nil, 5, 10
+	if election.Dial == nil {
+		// client-go shares the connections of equal configurations.
+		election.Dial = (&net.Dialer{Timeout: renewDeadline / 2, KeepAlive: renewDeadline}).DialContext
+	}
+	return election
 }
 
 // controller is a part of the agent that sets itself up with a manager.

@@ -114,6 +114,15 @@ func bindPod(t *testing.T, c client.Client, pod, node string) func() error {
 	}
 }
 
+// bindOverflowed returns a request that binds a pod as the scheduler does.
+func bindOverflowed(t *testing.T, scheduler client.Client, pod string) func() error {
+	return func() error {
+		binding := &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: "spillway-paris"}}
+		binding.Labels = map[string]string{"broker.fluidos.eu/hold": "rome-1", "broker.fluidos.eu/shape": "0123456789abcdef"}
+		return scheduler.SubResource("binding").Create(t.Context(), podOn("", pod), binding)
+	}
+}
+
 // readSecret returns a request that reads a Secret, whether or not it exists.
 func readSecret(t *testing.T, c client.Client, namespace, name string) func() error {
 	return func() error {

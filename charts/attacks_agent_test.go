@@ -1,10 +1,12 @@
 package charts_test
 
 import (
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -46,28 +48,87 @@ func TestAttacksByTheAgent(t *testing.T) {
 			return agent.Delete(t.Context(), object.DeepCopyObject().(client.Object), client.DryRunAll)
 		}
 	}
-	limits, evictions, realNodes := "spillway-agent-limits", "spillway-agent-evictions", "spillway-real-nodes"
+	limits, evictions, deletions, patches, inGuests := "spillway-agent-limits", "spillway-agent-evictions", "spillway-pod-deletions", "spillway-agent-pods", "spillway-agent-guests"
 	pending := podOn("", "pending")
 	note := `{"metadata":{"annotations":{"broker.fluidos.eu/note":"x"}}}`
 	var guards []guard
-	for _, name := range []string{limits, evictions, realNodes} {
+	for _, name := range []string{limits, evictions, deletions, patches, inGuests, "spillway-agent-secrets"} {
 		guards = append(guards, policyGuard(t, admin, name))
 	}
-	runAttacks(t, guards, []attack{
-		{"replacing a pod's image", patch(pending, types.JSONPatchType, `[{"op":"replace","path":"/spec/containers/0/image","value":"evil"}]`), []string{limits}, "only add tolerations and annotations"},
-		{"labelling a pod", patch(pending, types.MergePatchType, `{"metadata":{"labels":{"app":"x"}}}`), []string{limits}, "only add tolerations and annotations"},
-		{"adding a finalizer to a pod", patch(pending, types.MergePatchType, `{"metadata":{"finalizers":["example.com/x"]}}`), []string{limits}, "only add tolerations and annotations"},
-		{"tolerating every taint", patch(pending, types.JSONPatchType, `[{"op":"add","path":"/spec/tolerations/-","value":{"operator":"Exists"}}]`), []string{limits}, "only add tolerations of virtual nodes"},
-		{"annotating for another program", patch(pending, types.MergePatchType, `{"metadata":{"annotations":{"example.com/note":"x"}}}`), []string{limits}, "its own annotations"},
-		{"changing a pod of kube-system", patch(system, types.MergePatchType, note), []string{limits}, "cluster's own namespaces"},
+	guards = append(guards, permissionGuard(t, admin, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: "spillway-agent"}))
+	attacks := []attack{
+		{"replacing a pod's image", patch(pending, types.JSONPatchType, `[{"op":"replace","path":"/spec/containers/0/image","value":"evil"}]`), []string{patches}, "only add tolerations and annotations"},
+		{"labelling a pod", patch(pending, types.MergePatchType, `{"metadata":{"labels":{"app":"x"}}}`), []string{patches}, "only add tolerations and annotations"},
+		{"adding a finalizer to a pod", patch(pending, types.MergePatchType, `{"metadata":{"finalizers":["example.com/x"]}}`), []string{patches}, "only add tolerations and annotations"},
+		{"tolerating every taint", patch(pending, types.JSONPatchType, `[{"op":"add","path":"/spec/tolerations/-","value":{"operator":"Exists"}}]`), []string{patches}, "only add tolerations of virtual nodes"},
+		{"annotating for another program", patch(pending, types.MergePatchType, `{"metadata":{"annotations":{"example.com/note":"x"}}}`), []string{patches}, "its own annotations"},
+		{"changing a pod of kube-system", patch(system, types.MergePatchType, note), []string{patches}, "cluster's own namespaces"},
 		{"evicting a pod of kube-system", evict(system), []string{limits, evictions}, "Spillway agent may"},
 		{"evicting a pod of a real node without the label", evictLabelled(podOn("", "local"), nil), []string{limits}, "labels its evictions"},
 		{"evicting a pod of a real node", evict(podOn("", "local")), []string{evictions}, "only evict pods on virtual nodes"},
 		{"evicting a pod of a real node with the name of a virtual one", evict(podOn("", "second")), []string{evictions}, "only evict pods on virtual nodes"},
-		{"deleting a pod of a real node", remove(podOn("", "local")), []string{limits}, "pods on virtual nodes"},
-		{"deleting a pod of a real node with the name of a virtual one", remove(podOn("", "second")), []string{realNodes}, "is not a virtual node"},
+		{"deleting a pod of a real node", remove(podOn("", "local")), []string{deletions}, "pods on virtual nodes"},
+		{"deleting a pod of a real node with the name of a virtual one", remove(podOn("", "second")), []string{deletions}, "is not a virtual node"},
 		{"deleting a real node", remove(&corev1.Node{ObjectMeta: named("worker")}), []string{limits}, "only change virtual nodes"},
 		{"deleting a real node with the name of a virtual one", remove(&corev1.Node{ObjectMeta: named("spillway-worker")}), []string{limits}, "only change virtual nodes"},
 		{"deleting a namespace", remove(&corev1.Namespace{ObjectMeta: named("liqo")}), []string{limits}, "namespaces of peers"},
-	})
+	}
+	runAttacks(t, guards, slices.Concat(attacks, attacksInNamespaces(t, admin, agent)))
+}
+
+// attacksInNamespaces are those on rights that the agent has in namespaces of guests and peers
+// only: beyond them, and to have them elsewhere.
+func attacksInNamespaces(t *testing.T, admin, agent client.Client) []attack {
+	ctx := t.Context()
+	labels := map[string]string{"liqo.io/remote-cluster-id": "oslo"}
+	guest := podOn("", "guest")
+	guest.Namespace = "shop-oslo"
+	for _, object := range []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: labels}},
+		// As the agent could make it, without labels.
+		&corev1.Namespace{ObjectMeta: named("liqo-tenant-oslo")},
+		&corev1.ServiceAccount{ObjectMeta: within("shop-oslo", "default")}, guest,
+		roleBinding("shop-oslo", "spillway-agent", "spillway-agent-guests", namespace, "spillway-agent"),
+		&corev1.Secret{ObjectMeta: within("shop-oslo", "private")}, &corev1.Secret{ObjectMeta: within("kube-system", "private")},
+		roleBinding("shop-oslo", "spillway-agent-reflection", "spillway-agent-namespace", namespace, "spillway-agent"),
+	} {
+		expect.NoError(t, admin.Create(ctx, object))
+	}
+	status := func(pod *corev1.Pod, fields string) func() error {
+		return func() error {
+			return agent.Status().Patch(ctx, pod.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"status":`+fields+`}`)))
+		}
+	}
+	create := func(namespace string, options ...client.CreateOption) func() error {
+		return func() error {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "p-"}, Spec: guestSpec()}
+			return agent.Create(ctx, pod, options...)
+		}
+	}
+	bind := func(namespace, role, account string) func() error {
+		return func() error {
+			return agent.Create(ctx, roleBinding(namespace, "x", role, "spillway-system", account), client.DryRunAll)
+		}
+	}
+	merge := func(object client.Object, text string) func() error {
+		return func() error {
+			return agent.Patch(ctx, object.DeepCopyObject().(client.Object), client.RawPatch(types.MergePatchType, []byte(text)), client.DryRunAll)
+		}
+	}
+	eventually(t, "nominating a guest", status(guest, `{"nominatedNodeName":"worker"}`))
+	eventually(t, "trying a guest", create("shop-oslo", client.DryRunAll))
+	const limits, inGuests, secrets, bindOnly = "spillway-agent-limits", "spillway-agent-guests", "spillway-agent-secrets", "may only bind its roles"
+	return []attack{
+		{"nominating a pod of this cluster", status(podOn("", "pending"), `{"nominatedNodeName":"worker"}`), []string{"RBAC"}, "cannot patch resource"},
+		{"changing a guest's phase", status(guest, `{"phase":"Failed"}`), []string{inGuests}, "only nominate a pod"},
+		{"trying a pod among those of this cluster", create("default", client.DryRunAll), []string{"RBAC"}, "cannot create resource"},
+		{"creating a guest", create("shop-oslo"), []string{inGuests}, "only create placeholders"},
+		{"its role for guests in a user's namespace", bind("default", "spillway-agent-guests", "spillway-agent"), []string{limits}, bindOnly},
+		{"its role for guests in a peer's namespace, whose labels it may change", bind("liqo-tenant-oslo", "spillway-agent-guests", "spillway-agent"), []string{limits}, bindOnly},
+		{"its role for guests to an account without limits", bind("shop-oslo", "spillway-agent-guests", "default"), []string{limits}, bindOnly},
+		{"its role for peers among guests", bind("shop-oslo", "spillway-agent-tenant", "spillway-agent"), []string{limits}, bindOnly},
+		{"removing the label that its limits go by", merge(&corev1.Namespace{ObjectMeta: named("shop-oslo")}, `{"metadata":{"labels":{"liqo.io/remote-cluster-id":null}}}`), []string{limits}, "may only change namespaces of peers"},
+		{"changing a Secret that it may mark", merge(&corev1.Secret{ObjectMeta: within("shop-oslo", "private")}, `{"data":{"key":"eA=="}}`), []string{secrets}, "only mark a ConfigMap or Secret"},
+		{"changing a Secret of kube-system", merge(&corev1.Secret{ObjectMeta: within("kube-system", "private")}, `{"data":{"key":"eA=="}}`), []string{"RBAC"}, "cannot patch resource"},
+	}
 }

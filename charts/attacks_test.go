@@ -39,10 +39,17 @@ type guard struct {
 	remove func() error
 }
 
-// policyGuard is a ValidatingAdmissionPolicy of the chart, removed with its binding.
+// policyGuard is a ValidatingAdmissionPolicy of the chart, removed by its bindings.
 func policyGuard(t *testing.T, admin client.Client, policy string) guard {
 	return guard{policy, func() error {
-		return admin.Delete(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: named(policy)})
+		var bindings admissionv1.ValidatingAdmissionPolicyBindingList
+		err := admin.List(t.Context(), &bindings)
+		for i := range bindings.Items {
+			if bindings.Items[i].Spec.PolicyName == policy {
+				err = errors.Join(err, admin.Delete(t.Context(), &bindings.Items[i]))
+			}
+		}
+		return err
 	}}
 }
 

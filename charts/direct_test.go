@@ -47,7 +47,7 @@ func TestDirectOnARealAPIServer(t *testing.T) {
 	eventuallyForbidden(t, "deletion of a real node by the agent", func() error {
 		return f.agent.Delete(t.Context(), &corev1.Node{ObjectMeta: named("worker")}, client.DryRunAll)
 	})
-	eventually(t, "binding to a virtual node by the scheduler", bindPod(t, f.scheduler, "overflowed", "spillway-paris"))
+	eventually(t, "binding to a virtual node by the scheduler", bindOverflowed(t, f.scheduler, "overflowed"))
 
 	t.Run("agent", f.testAgent)
 	t.Run("virtual-node", f.testVirtualNode)
@@ -57,6 +57,16 @@ func TestDirectOnARealAPIServer(t *testing.T) {
 
 func (f *directFixture) testAgent(t *testing.T) {
 	ctx, agent := t.Context(), f.agent
+	label := func(namespace, key string) func() error {
+		return func() error {
+			return agent.Patch(ctx, &corev1.Namespace{ObjectMeta: named(namespace)}, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"`+key+`":"true"}}}`)))
+		}
+	}
+	open := func(namespace string) func() error {
+		return func() error {
+			return agent.Create(ctx, roleBinding(namespace, "spillway-virtual-node", "spillway-virtual-node-namespace", "spillway-system", "spillway-virtual-node"))
+		}
+	}
 	runSteps(t, []step{
 		{"creating the configuration of a virtual node", func() error {
 			return agent.Create(ctx, &corev1.Secret{ObjectMeta: within(configNamespace, "spillway-direct-paris")})
@@ -67,15 +77,16 @@ func (f *directFixture) testAgent(t *testing.T) {
 		{"reading the Lease of a virtual node", func() error {
 			return client.IgnoreNotFound(agent.Get(ctx, types.NamespacedName{Namespace: "kube-node-lease", Name: "spillway-paris"}, &coordinationv1.Lease{}))
 		}, true},
-		{"opening a namespace to virtual-node", func() error {
-			return agent.Create(ctx, roleBinding("shop", "spillway-virtual-node", "spillway-virtual-node-namespace", namespace, "spillway-virtual-node"))
-		}, true},
+		{"opening a namespace without its label to virtual-node", open("shop"), false},
+		{"labelling a namespace otherwise", label("shop", "broker.fluidos.eu/overflow"), false},
+		{"labelling a namespace for virtual-node", label("shop", "broker.fluidos.eu/virtual-node"), true},
+		{"opening a namespace to virtual-node", open("shop"), true},
 		{"opening a namespace to another account", func() error {
 			return agent.Create(ctx, roleBinding("default", "spillway-virtual-node", "spillway-virtual-node-namespace", namespace, "spillway-agent"))
 		}, false},
-		{"opening its own namespace to virtual-node", func() error {
-			return agent.Create(ctx, roleBinding(namespace, "spillway-virtual-node", "spillway-virtual-node-namespace", namespace, "spillway-virtual-node"))
-		}, false},
+		{"opening its own namespace to virtual-node", open(namespace), false},
+		{"labelling another", label("default", "broker.fluidos.eu/virtual-node"), true},
+		{"opening another", open("default"), true},
 		{"binding its role for guests in a user's namespace", func() error {
 			return agent.Create(ctx, roleBinding("default", "spillway-virtual-node", "spillway-agent-guests", namespace, "spillway-agent"))
 		}, false},
@@ -158,7 +169,7 @@ func (f *directFixture) testVirtualNode(t *testing.T) {
 		{"listing Secrets of a namespace with overflowed pods", func() error {
 			return virtualNode.List(ctx, &corev1.SecretList{}, client.InNamespace("shop"))
 		}, true},
-		{"reading a Secret of another namespace", readSecret(t, virtualNode, "default", "private"), false},
+		{"reading a Secret of another namespace", readSecret(t, virtualNode, "kube-system", "private"), false},
 		{"creating a virtual node", func() error { return virtualNode.Create(ctx, virtual("spillway-berlin", "berlin")) }, true},
 		{"creating a node without a provider", func() error { return virtualNode.Create(ctx, &corev1.Node{ObjectMeta: named("spillway-oslo")}) }, false},
 		{"deleting a real node with the name of a virtual one", func() error { return virtualNode.Delete(ctx, &corev1.Node{ObjectMeta: named("spillway-worker")}) }, false},

@@ -211,7 +211,7 @@ func testVirtualNodePolicies(t *testing.T, admin client.Client, config *rest.Con
 		{"binding to a virtual node by another scheduler", bindPod(t, admin, "overflowed", "spillway-paris"), false},
 		{"creating a pod on a virtual node", func() error { return admin.Create(ctx, podOn("spillway-paris", "pinned")) }, false},
 		{"creating a DaemonSet's pod for a virtual node", func() error { return admin.Create(ctx, daemonSetPod) }, false},
-		{"binding to a virtual node by the scheduler", bindPod(t, scheduler, "overflowed", "spillway-paris"), true},
+		{"binding to a virtual node by the scheduler", bindOverflowed(t, scheduler, "overflowed"), true},
 		{"evicting a pod of a virtual node by the agent", evict("overflowed"), true},
 		{"preempting a pod on a real node by the cluster's scheduler", func() error {
 			return clusterScheduler.Delete(ctx, podOn("worker", "pending"), client.DryRunAll)

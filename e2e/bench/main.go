@@ -37,7 +37,10 @@ var benches = slices.Concat(
 	in("./scheduler-plugin/internal/bench",
 		"scheduler_tax", "scheduler_tax_under_overflow", "overflow_burst", "overflow_burst_ratio",
 		"writes_per_overflow_pod", "attempts_per_overflow_pod", "overflow_reserved_seconds"),
-	[]bench{{"playground_scale", []string{"./e2e/playground", "bench"}}},
+	[]bench{
+		{"playground_scale", []string{"./e2e/playground", "bench"}},
+		{"playground_scale_without_placeholders", []string{"./e2e/playground", "bench"}},
+	},
 )
 
 func in(pkg string, names ...string) (list []bench) {

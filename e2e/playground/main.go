@@ -65,7 +65,7 @@ func run(ctx context.Context, arguments []string) error {
 func bench(ctx context.Context, arguments []string) error {
 	o := scale.Defaults()
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	name := flags.String("name", scale.Name, "Name of the bench.")
+	flags.StringVar(&o.Name, "name", o.Name, "Name of the bench: "+scale.Name+", or "+scale.NameWithoutPlaceholders+" (providers with hold none).")
 	flags.IntVar(&o.Providers, "providers", o.Providers, "Number of providers.")
 	flags.IntVar(&o.Real, "real", o.Real, "Number of providers with a control plane of their own, about 1 GiB each; the others are simulated agents.")
 	flags.IntVar(&o.Nodes, "nodes", o.Nodes, "Number of simulated nodes, in the consumer and the real providers together.")
@@ -76,8 +76,8 @@ func bench(ctx context.Context, arguments []string) error {
 		return nil
 	case err != nil:
 		return err
-	case *name != scale.Name:
-		return fmt.Errorf("unknown bench %q: use %s", *name, scale.Name)
+	case o.Name != scale.Name && o.Name != scale.NameWithoutPlaceholders:
+		return fmt.Errorf("unknown bench %q: use %s or %s", o.Name, scale.Name, scale.NameWithoutPlaceholders)
 	}
 	start := time.Now()
 	o.Out = os.Stdout

@@ -197,6 +197,7 @@ type stream struct {
 	closed  <-chan struct{}
 	events  chan protocol.Event
 	loses   func(protocol.Event) bool
+	tells   func(*protocol.Event)
 
 	mu     sync.Mutex
 	header http.Header
@@ -229,6 +230,9 @@ func (c *connection) follow(ctx context.Context, b *brokerProcess, role protocol
 	s := &stream{
 		cluster: c.cluster, program: c.program, name: c.program.Name + " stream " + string(role),
 		cancel: cancel, closed: serving.Done(), events: make(chan protocol.Event, 1), header: http.Header{}, heard: time.Now(), loses: c.world.plant.loses,
+	}
+	if tells := c.world.plant.tells; tells != nil {
+		s.tells = func(event *protocol.Event) { tells(c.world, event) }
 	}
 	c.world.openStream(s)
 	defer c.world.closeStream(s)
@@ -316,6 +320,9 @@ func (s *stream) step() *stepwise.Step {
 		var event protocol.Event
 		if err := json.Unmarshal(line, &event); err != nil {
 			panic(fmt.Sprintf("%s: %v in %s", s.name, err, line))
+		}
+		if s.tells != nil {
+			s.tells(&event)
 		}
 		if lost := s.loses; lost == nil || !lost(event) {
 			s.events <- event

@@ -84,6 +84,10 @@ var longScenarios = []scenario{
 	{alone: true, lending: []int64{0, 0, 2}, actions: []directed{{60, actSecond, 0, 0, 0}, {40, actNoGuests, 0, 0, 0}, {0, actStaleKind, 1, 99, 0}, {0, actLagging, 1, 45, 0}, {2, actRequest, 0, 1, 1}, {64, actSlow, 0, 150, 0}, {100, actRequest, 1, 0, 1}}},
 	// A provider whose own pods leave nothing, until they end.
 	{alone: true, lending: []int64{0, 2, 0}, actions: []directed{{0, actLocalPod, 1, 0, 0}, {0, actLocalPod, 1, 0, 0}, {60, actRequest, 0, 1, 1}, {100, actLocalGone, 1, 0, 0}, {0, actLocalGone, 1, 0, 0}}},
+	// A Reservation in use is deleted in the hub, and another consumer waits for its capacity.
+	{alone: true, lending: []int64{0, 2, 0}, actions: []directed{{20, actRequest, 0, 1, 1}, {140, actDeleteInHub, 0, 0, 0}, {10, actRequest, 2, 1, 1}, {60, actSlowGuests, 2, 100, 0}, {40, actDeleteInHub, 0, 0, 0}}},
+	// The same while its guests stop slowly, and its leader is stopped while it releases it.
+	{alone: true, lending: []int64{0, 2, 0}, actions: []directed{{20, actRequest, 0, 1, 1}, {140, actSlowGuests, 0, 100, 0}, {0, actLate, 0, 100, 0}, {2, actDeleteInHub, 0, 0, 0}, {40, actRequest, 2, 1, 1}, {60, actKillBroker, 1, 0, 0}}},
 	// A provider that is gone: another one takes its place.
 	{alone: true, lending: []int64{0, 2, 2}, actions: []directed{{20, actRequest, 0, 1, 1}, {100, actGone, 1, 0, 0}, {20, actRequest, 2, 0, 1}}},
 }

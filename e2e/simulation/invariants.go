@@ -178,10 +178,11 @@ func (p pledges) total() (sum int64) {
 // account is what a provider's capacity is taken for, by consumer and Reservation.
 type account struct {
 	charged, granted, held pledges
-	// reported is what the Reservations' statuses say is granted.
-	reported pledges
-	consumer map[types.UID]string
-	used     map[string]int64
+	// reported is what the Reservations in the hub say is granted, usable what consumers let
+	// their pods use.
+	reported, usable pledges
+	consumer         map[types.UID]string
+	used             map[string]int64
 	// gaveUp are holds of which the provider has lost a part, which the broker learns
 	// from its next answer.
 	gaveUp map[types.UID]bool
@@ -196,7 +197,7 @@ func cpus(c *broker.HeldCapacity) int64 {
 }
 
 func (w *world) account(c *cluster) *account {
-	a := &account{charged: pledges{}, granted: pledges{}, held: pledges{}, reported: pledges{}, consumer: map[types.UID]string{}, used: map[string]int64{}, gaveUp: map[types.UID]bool{}}
+	a := &account{charged: pledges{}, granted: pledges{}, held: pledges{}, reported: pledges{}, usable: pledges{}, consumer: map[types.UID]string{}, used: map[string]int64{}, gaveUp: map[types.UID]bool{}}
 	var ad broker.ClusterAdvertisement
 	must(client.IgnoreNotFound(w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: c.id}, &ad)))
 	for n := range ad.Status.Holds {
@@ -216,11 +217,22 @@ func (w *world) account(c *cluster) *account {
 	var reservations broker.ReservationList
 	must(w.client.List(context.Background(), &reservations, client.UnsafeDisableDeepCopy))
 	for n := range reservations.Items {
-		for _, allocation := range reservations.Items[n].Status.Allocations {
+		for _, allocation := range reservations.Items[n].EffectiveStatus().Allocations {
 			if allocation.Accepted && allocation.Cluster == c.id {
 				uid := reservations.Items[n].UID
 				a.consumer[uid] = reservations.Items[n].Spec.RequesterID
 				a.reported[uid] = cpus(&broker.HeldCapacity{Totals: allocation.Resources})
+			}
+		}
+	}
+	for _, consumer := range w.members() {
+		var list broker.ReservationInstructionList
+		must(consumer.client.List(context.Background(), &list, client.UnsafeDisableDeepCopy))
+		for n := range list.Items {
+			spec, status := &list.Items[n].Spec, &list.Items[n].Status
+			if spec.TargetClusterID == c.id && !spec.Releasing && !spec.Suspended && !meta.IsStatusConditionTrue(status.Conditions, broker.ConditionRequesterReleased) {
+				a.consumer[spec.ReservationUID] = consumer.id
+				a.usable[spec.ReservationUID] += cpus(&broker.HeldCapacity{Totals: spec.RequestedResources})
 			}
 		}
 	}
@@ -232,9 +244,10 @@ func (w *world) account(c *cluster) *account {
 	return a
 }
 
-// checkProvider checks that a provider's capacity is promised once, and that it holds
-// what is granted. Pods of its own that have taken the place of placeholders excuse it
-// until it has said so.
+// checkProvider checks that a provider's capacity is promised once, that it holds what is
+// granted, and that it is not asked to release what still is. Pods of its own that have
+// taken the place of placeholders excuse it until it has said so. At rest, consumers use
+// nothing else.
 func (i *invariants) checkProvider(w *world, c *cluster) {
 	a := w.account(c)
 	taken := map[string]int64{}
@@ -253,6 +266,12 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 		parts = append(parts, fmt.Sprintf("%s of %s: charged %d, held %d", uid, a.consumer[uid], a.charged[uid], a.held[uid]))
 		if granted := max(a.granted[uid], a.reported[uid]); granted > a.held[uid] && (w.resting || !w.restored && !a.gaveUp[uid] && !lost) {
 			i.fail(invariantGrant, "%s: %d CPUs are granted to %s of %s (%d by its status), but %d are held", c.id, granted, uid, a.consumer[uid], a.reported[uid], a.held[uid])
+		}
+		if a.reported[uid] > a.granted[uid] && (w.resting || !w.restored && !a.gaveUp[uid] && !lost) {
+			i.fail(invariantGrant, "%s: %d CPUs are granted to %s of %s by its status, but %d in the ledger", c.id, a.reported[uid], uid, a.consumer[uid], a.granted[uid])
+		}
+		if w.resting && a.usable[uid] > a.held[uid] && !c.gone {
+			i.fail(invariantGrant, "%s: %s lets pods use %d CPUs of %s, but %d are held", c.id, a.consumer[uid], a.usable[uid], uid, a.held[uid])
 		}
 	}
 	var sum int64
@@ -279,6 +298,27 @@ func (w *world) unanswered() string {
 			if why := w.lacks(r); why != "" && r.DeletionTimestamp == nil {
 				return fmt.Sprintf("Reservation %s of %s: %s; %q, conditions %s; in the hub: %s", r.Name, c.id, why, r.Status.Summary, conditions(r), w.copyOf(r))
 			}
+		}
+	}
+	return ""
+}
+
+// deleting describes a Reservation whose deletion in the hub does not end; "" if there is
+// none. Its consumer has heard of it, and its providers have had time to answer.
+func (w *world) deleting() string {
+	var list broker.ReservationList
+	must(w.client.List(context.Background(), &list))
+	for i := range list.Items {
+		r := &list.Items[i]
+		if r.DeletionTimestamp == nil || w.cluster(r.Spec.RequesterID).gone {
+			continue
+		}
+		waits := false
+		for _, c := range w.clusters {
+			waits = waits || (c.deaf || c.gone) && w.account(c).charged[r.UID] > 0
+		}
+		if !waits {
+			return fmt.Sprintf("Reservation %s is not released %s after its deletion: %s", r.Name, time.Since(r.DeletionTimestamp.Time), conditions(r))
 		}
 	}
 	return ""

@@ -30,8 +30,9 @@ type plant struct {
 	brokerLive, agentLive func(live, cached client.Reader) client.Reader
 	// request changes a request on its way to the broker; nil drops it.
 	request func(*world, message) message
-	// loses reports whether an event of a stream is lost.
+	// loses reports whether an event of a stream is lost, and tells changes what it says.
 	loses func(protocol.Event) bool
+	tells func(*world, *protocol.Event)
 	// stalls is the beginning of the name of steps that never happen.
 	stalls string
 	// anyLeader makes a new leader act with whatever its caches have.
@@ -63,6 +64,33 @@ var plants = []plant{
 			holds[i].Unconfirmed = nil
 		}
 		return holds
+	})},
+	{name: "the hold of a Reservation that is being deleted is dropped at once", by: invariantCapacity, brokerWrites: onStatus(func(w *world, object client.Object) bool {
+		if ad, ok := object.(*broker.ClusterAdvertisement); ok {
+			ad.Status.Holds = slices.DeleteFunc(ad.Status.Holds, func(h broker.Hold) bool {
+				r := w.inHubOf(&h)
+				return r != nil && r.DeletionTimestamp != nil
+			})
+		}
+		return true
+	})},
+	{name: "a consumer does not hear that its Reservation is being deleted", by: invariantEnd, tells: func(w *world, e *protocol.Event) {
+		for i := range e.Consumer {
+			view := &e.Consumer[i]
+			if r := w.inHubOf(&broker.Hold{ReservationName: view.ID, ReservationUID: view.UID}); r != nil && r.DeletionTimestamp != nil {
+				view.Status = w.told[view.UID]
+			} else {
+				w.told[view.UID] = view.Status
+			}
+		}
+	}},
+	{name: "a status grants what the provider is asked to release", by: invariantGrant, brokerWrites: onStatus(func(w *world, object client.Object) bool {
+		r, ok := object.(*broker.Reservation)
+		if !ok {
+			return true
+		}
+		stored := w.inHubOf(&broker.Hold{ReservationName: r.Name, ReservationUID: r.UID})
+		return stored == nil || accepted(r) >= accepted(stored)
 	})},
 	{name: "what is promised counts as granted", by: invariantGrant, brokerWrites: onHolds(func(holds []broker.Hold) []broker.Hold {
 		for i := range holds {
@@ -154,6 +182,26 @@ var plants = []plant{
 	}},
 	{name: "a new leader acts before its caches have caught up", anyLeader: true},
 	{name: "the watch of the ledgers stalls", stalls: "broker-a watch ClusterAdvertisement"},
+}
+
+// inHubOf is the Reservation of a hold as it is in the hub, nil if it does not exist.
+func (w *world) inHubOf(hold *broker.Hold) *broker.Reservation {
+	var r broker.Reservation
+	err := w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: hold.ReservationName}, &r)
+	if err != nil || r.UID != hold.ReservationUID {
+		return nil
+	}
+	return &r
+}
+
+// accepted are the CPUs that a Reservation's status says are granted.
+func accepted(r *broker.Reservation) (sum int64) {
+	for _, allocation := range r.Status.Allocations {
+		if allocation.Accepted {
+			sum += cpus(&broker.HeldCapacity{Totals: allocation.Resources})
+		}
+	}
+	return sum
 }
 
 // configured creates the BrokerConfig.

@@ -114,6 +114,9 @@ func (w *world) rest(s schedule) {
 	if why := w.unanswered(); why != "" {
 		w.checks.fail(invariantAnswer, "%s", why)
 	}
+	if what := w.deleting(); what != "" {
+		w.checks.fail(invariantEnd, "%s", what)
+	}
 	within := time.Duration(answerWithin)
 	if len(w.members()) < len(w.clusters) {
 		// What the others wait for is free when the lease of one that is gone ends.

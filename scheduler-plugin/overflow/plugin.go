@@ -75,6 +75,7 @@ type Plugin struct {
 	leads func() bool
 	// watched are the pods that the return of overflowed ones depends on.
 	watched *watchedPods
+	binder  *binder
 }
 
 var (
@@ -156,6 +157,7 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, leads
 		gate:       newGate(clock.RealClock{}),
 		clock:      clock.RealClock{},
 		leads:      leads,
+		binder:     newBinder(),
 	}
 	p.placements = newPlacements(p.clock, p.keys.keyOf)
 	p.placements.pooled = p.pools.has
@@ -552,31 +554,35 @@ func (p *Plugin) Unreserve(_ context.Context, _ framework.CycleState, pod *corev
 // Bind binds a pod to a virtual node, and with the same request labels it with its
 // shape and the hold that it uses and, unless it has a deletion cost already, makes it
 // the first to be deleted when its owner scales down. The pod is changed only if it is
-// bound. Other nodes are left to the next plugin.
+// bound. A pod on another node is bound as DefaultBinder does, in its turn with all others;
+// where kube-scheduler sends its requests itself (feature SchedulerAsyncAPICalls), it is
+// left to DefaultBinder.
 func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *corev1.Pod, nodeName string) *framework.Status {
 	node, err := p.nodes.Get(nodeName)
 	if err != nil {
 		return framework.AsStatus(fmt.Errorf("getting node %s: %w", nodeName, err))
 	}
+	binding := &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: nodeName},
+	}
 	provider := providerOf(node)
 	if provider == "" {
-		return framework.NewStatus(framework.Skip)
+		if p.handle.APICacher() != nil {
+			return framework.NewStatus(framework.Skip)
+		}
+		return framework.AsStatus(p.binder.bind(ctx, p.handle.ClientSet(), binding))
 	}
 	s, hold := stateIn(state), p.placements.holdOf(pod.UID)
 	if hold == "" {
 		return framework.AsStatus(fmt.Errorf("pod has no hold at provider %s", provider))
 	}
-	shape := s.shape()
-	binding := &corev1.Binding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
-			Labels: map[string]string{broker.LabelHold: hold, broker.LabelShape: shape}},
-		Target: corev1.ObjectReference{Kind: "Node", Name: nodeName},
-	}
+	binding.Labels = map[string]string{broker.LabelHold: hold, broker.LabelShape: s.shape()}
 	if _, own := pod.Annotations[corev1.PodDeletionCost]; !own {
 		binding.Annotations = map[string]string{corev1.PodDeletionCost: broker.OverflowedDeletionCost}
 	}
 	writesTotal.WithLabelValues(writesOfPod).Inc()
-	if err := p.handle.ClientSet().CoreV1().Pods(pod.Namespace).Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
+	if err := p.binder.bind(ctx, p.handle.ClientSet(), binding); err != nil {
 		return framework.AsStatus(fmt.Errorf("binding the pod to %s: %w", nodeName, err))
 	}
 	if s.pool != nil {

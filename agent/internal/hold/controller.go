@@ -54,13 +54,13 @@ type Options struct {
 	// client each time.
 	Observe func(ctx context.Context) (Observed, error)
 	// Placeholders of the holds; none if its namespace is empty: then a hold is only
-	// accounted for.
+	// accounted for. With them, PlaceChanged is to be called for each change of a place.
 	Placeholders placeholder.Options
 	// GuestNamespaces returns the namespaces that exist for the guests of a consumer. Where it
 	// is nil, no guest is tried there before a hold is accepted.
 	GuestNamespaces func(ctx context.Context, consumer string) ([]string, error)
-	// ProofTimeout is how long the scheduler may take to find a place for each placeholder,
-	// 20 s where 0. It is shorter than the broker's proofDeadline.
+	// ProofTimeout is how long the scheduler may take to find the next place for a
+	// placeholder, 20 s where 0. It is shorter than the broker's proofDeadline.
 	ProofTimeout time.Duration
 	// Writers is the number of statuses that are written at a time; 8 where 0.
 	Writers int
@@ -112,8 +112,9 @@ type Reconciler struct {
 	places   *places
 
 	mu sync.Mutex
-	// changed are the consumers of which the driver has observed a change.
-	changed map[string]bool
+	// changed are the consumers of which the driver has observed a change, moved those that
+	// are enqueued because of their guests and placeholders.
+	changed, moved map[string]bool
 }
 
 // New makes a Reconciler that reads with c, which may be behind the API server, and
@@ -136,7 +137,7 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, pro
 	}
 	return &Reconciler{
 		Options: options, provider: provider, client: c, live: live, recorder: recorder,
-		enqueue: make(chan event.GenericEvent, 64), changed: map[string]bool{},
+		enqueue: make(chan event.GenericEvent, 1024), changed: map[string]bool{}, moved: map[string]bool{},
 		unusedSince: map[string]time.Time{}, grants: map[string]inEffect{}, waiting: map[string]time.Time{},
 		unverified: map[types.UID]broker.HeldCapacity{}, lost: map[types.UID]loss{}, refused: map[types.UID]refusal{}, written: written{},
 		unproven: map[types.UID]broker.HeldCapacity{}, places: newPlaces(),
@@ -153,17 +154,25 @@ func (r *Reconciler) Enqueue(consumer string) {
 }
 
 // PlaceChanged enqueues a consumer of which Options.Observe shows another guest or
-// placeholder than before. It does not block, as Enqueue.
+// placeholder than before, unless it is enqueued for another one already. It does not
+// block, as Enqueue.
 func (r *Reconciler) PlaceChanged(consumer string) {
-	if r.Placeholders.Namespace != "" {
-		r.send(event.GenericEvent{Object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: consumer}}})
+	if r.Placeholders.Namespace == "" {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.moved[consumer] {
+		r.moved[consumer] = r.send(event.GenericEvent{Object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: consumer}}})
 	}
 }
 
-func (r *Reconciler) send(e event.GenericEvent) {
+func (r *Reconciler) send(e event.GenericEvent) bool {
 	select {
 	case r.enqueue <- e:
+		return true
 	default:
+		return false
 	}
 }
 
@@ -175,7 +184,6 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		}), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.consumerOf), builder.WithPredicates(guestEnded)).
 		Watches(&corev1.Pod{}, r.judgeOnPods()).
-		Watches(&corev1.Pod{}, r.reconcileOnPlaces()).
 		Watches(&corev1.Node{}, r.judgeOnNodes()).
 		WatchesRawSource(source.Channel(r.enqueue, &handler.EnqueueRequestForObject{})).
 		// One at a time: the same capacity must not be promised to two consumers.
@@ -231,10 +239,16 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if request == JudgeAll {
 		return r.judgeStanding(ctx)
 	}
+	if left := r.places.resting(request.Name, r.Clock.Now()); left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
+	}
 	return r.reconcileConsumer(ctx, request.Name)
 }
 
 func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (result reconcile.Result, err error) {
+	r.mu.Lock()
+	delete(r.moved, consumer)
+	r.mu.Unlock()
 	in, err := r.read(ctx, consumer, 0)
 	if err != nil {
 		return reconcile.Result{}, err

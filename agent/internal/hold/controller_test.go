@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -53,7 +54,28 @@ type env struct {
 	guestNamespaces []string
 	patches         *atomic.Int64
 	config          *rest.Config
+	// inFlight are the writes of the Reconciler's clients that are not answered yet.
+	inFlight *inFlight
 }
+
+// inFlight counts the requests of clients, but for reads, that are not answered yet.
+type inFlight struct{ now, most atomic.Int64 }
+
+func (f *inFlight) wrap(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r.Method != http.MethodGet {
+			now := f.now.Add(1)
+			defer f.now.Add(-1)
+			for most := f.most.Load(); now > most && !f.most.CompareAndSwap(most, now); most = f.most.Load() {
+			}
+		}
+		return next.RoundTrip(r)
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
 
 // countingClient counts the patches of statuses.
 type countingClient struct {
@@ -130,11 +152,14 @@ func startWith(t *testing.T, restConfig *rest.Config, change func(*hold.Options)
 	t.Helper()
 	scheme := runtime.NewScheme()
 	expect.NoError(t, errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)))
-	mgr, err := ctrl.NewManager(restConfig, ctrl.Options{
+	writes := &inFlight{}
+	agentConfig := rest.CopyConfig(restConfig)
+	agentConfig.Wrap(writes.wrap)
+	mgr, err := ctrl.NewManager(agentConfig, ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)}, Cache: cache.Options{ByObject: inventory.CacheByObject()},
 	})
 	expect.NoError(t, err)
-	e := &env{T: t, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now()), beforeGrant: &atomic.Pointer[func()]{}, slow: &slowGrants{last: map[string]string{}}, patches: &atomic.Int64{}, config: restConfig}
+	e := &env{T: t, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now()), beforeGrant: &atomic.Pointer[func()]{}, slow: &slowGrants{last: map[string]string{}}, patches: &atomic.Int64{}, config: restConfig, inFlight: writes}
 	var provider peering.Provider = hookedProvider{e.provider, e.beforeGrant, e.slow}
 	for _, w := range wrap {
 		provider = w(e, provider)
@@ -145,8 +170,13 @@ func startWith(t *testing.T, restConfig *rest.Config, change func(*hold.Options)
 		Headroom: expect.Resources("cpu", "500m"), PeeringIdleTime: time.Hour, Clock: e.clock, Recognizer: inventory.Recognizer{Guest: guestOf},
 	}
 	change(&options)
+	tracker := inventory.NewTracker(options.Recognizer)
+	if options.Placeholders.Namespace != "" {
+		options.Observe = func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) }
+	}
 	e.reconciler = hold.New(countingClient{mgr.GetClient(), e.patches}, mgr.GetAPIReader(), recorder, provider, options)
-	expect.NoError(t, e.reconciler.SetupWithManager(mgr))
+	tracker.PlaceChanged = e.reconciler.PlaceChanged
+	expect.NoError(t, errors.Join(tracker.SetupWithManager(mgr), e.reconciler.SetupWithManager(mgr)))
 	stopped := make(chan error, 1)
 	go func() { stopped <- mgr.Start(t.Context()) }()
 	t.Cleanup(func() { <-stopped })

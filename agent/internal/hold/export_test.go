@@ -1,6 +1,8 @@
 package hold
 
 import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
@@ -13,3 +15,12 @@ func Fit(slots []capacity.Slot, promised []broker.HeldCapacity, wanted broker.He
 
 // AnswerOf exposes what the result of a dry run says about the pod.
 func AnswerOf(err error) string { return string(answerOf(err)) }
+
+// PlanPlaces exposes what is planned for the places of a consumer with one hold: how many
+// places are handed over, and how many placeholders are created and removed.
+func (r *Reconciler) PlanPlaces(observed Observed, in *broker.ProviderInstruction, held broker.HeldCapacity) (handOvers, created, removed int) {
+	consumer := in.Spec.RequesterClusterID
+	places := observed.Places(consumer)
+	all, _, plan := r.planPlaces(input{consumer: consumer, observed: observed}, []holding{{in, held}}, places, r.places.placeholders(places.Placeholders, consumer, r.Clock.Now()), metav1.OwnerReference{})
+	return len(all), len(plan.Create), len(plan.Remove)
+}

@@ -37,49 +37,6 @@ func place(packer *capacity.Packer, wanted broker.HeldCapacity) *capacity.Reject
 	return rejection
 }
 
-// Unused is the part of a consumer's promises that its guests do not use yet,
-// promise by promise. A guest uses a promised pod with the same requests, or else
-// the smallest that is at least as large. Guests that match none use divisible
-// totals, as far as they go.
-func Unused(held []broker.HeldCapacity, guests []corev1.ResourceList) []broker.HeldCapacity {
-	out := make([]broker.HeldCapacity, len(held))
-	var sets []*broker.PodSet
-	for i := range held {
-		out[i] = *held[i].DeepCopy()
-		for j := range out[i].PodSets {
-			sets = append(sets, &out[i].PodSets[j])
-		}
-	}
-	slices.SortStableFunc(sets, func(a, b *broker.PodSet) int { return compare(a.Requests.List(), b.Requests.List()) })
-	// use counts a guest in the first set that matches.
-	use := func(matches func(requests corev1.ResourceList) bool) bool {
-		i := slices.IndexFunc(sets, func(s *broker.PodSet) bool { return s.Count > 0 && matches(s.Requests.List()) })
-		if i >= 0 {
-			sets[i].Count--
-		}
-		return i >= 0
-	}
-	others := slices.DeleteFunc(slices.Clone(guests), func(guest corev1.ResourceList) bool {
-		return use(func(requests corev1.ResourceList) bool { return compare(requests, guest) == 0 })
-	})
-	divisible := corev1.ResourceList{}
-	for _, guest := range others {
-		if !use(func(requests corev1.ResourceList) bool { return covers(requests, guest) }) {
-			broker.AddTo(divisible, guest)
-		}
-	}
-	for i := range out {
-		if len(held[i].PodSets) > 0 {
-			out[i].Totals = capacity.OfPodSets(out[i].PodSets).Totals
-			continue
-		}
-		left := capacity.Subtract(held[i].Totals.List(), divisible)
-		divisible = capacity.Subtract(divisible, held[i].Totals.List())
-		out[i].Totals = broker.FromList(left)
-	}
-	return out
-}
-
 // Covers reports whether a is at least as much as b: then b needs no capacity in
 // addition to a.
 func Covers(a, b broker.HeldCapacity) bool {

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -67,36 +66,6 @@ func (r *Reconciler) judgeOnPods() handler.EventHandler {
 			before, after := e.ObjectOld.(*corev1.Pod), e.ObjectNew.(*corev1.Pod)
 			if uses(after) != uses(before) || uses(after) && before.Generation != after.Generation {
 				q.AddAfter(JudgeAll, r.Debounce)
-			}
-		},
-	}
-}
-
-// reconcileOnPlaces enqueues the consumer of a placeholder that changes, and that of a
-// guest which waits for a place, takes one or leaves it.
-func (r *Reconciler) reconcileOnPlaces() handler.EventHandler {
-	if r.Placeholders.Namespace == "" {
-		return handler.Funcs{}
-	}
-	enqueue := func(ctx context.Context, pod *corev1.Pod, q queue, guests bool) {
-		consumer, ok := r.Recognizer.PlaceholderFor(pod)
-		if !ok && guests {
-			consumer, ok = r.guestOf(ctx, pod)
-		}
-		if ok && consumer != "" {
-			q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: consumer}})
-		}
-	}
-	return handler.Funcs{
-		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
-			pod := e.Object.(*corev1.Pod)
-			enqueue(ctx, pod, q, !inventory.Finished(pod))
-		},
-		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { enqueue(ctx, e.Object.(*corev1.Pod), q, true) },
-		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
-			before, after := e.ObjectOld.(*corev1.Pod), e.ObjectNew.(*corev1.Pod)
-			if inventory.Moved(before, after) {
-				enqueue(ctx, after, q, true)
 			}
 		},
 	}

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -35,8 +36,8 @@ const handOverTimeout = 5 * time.Second
 // places is what was written of placeholders and guests and is not in the cache yet.
 type places struct {
 	mu sync.Mutex
-	// missingSince is when a hold was first seen without a place for each placeholder.
-	missingSince map[types.UID]time.Time
+	// waits are the waits of holds that have not a place for each placeholder.
+	waits map[types.UID]placeholder.Wait
 	// created are placeholders by name, deleted those by UID, nominated the nodes of
 	// guests by UID.
 	created   map[string]unseen[*corev1.Pod]
@@ -44,6 +45,9 @@ type places struct {
 	nominated map[types.UID]unseen[string]
 	// gatedSince is when each guest of a consumer was first seen to wait for its place.
 	gatedSince map[string]map[types.UID]time.Time
+	// restsUntil is when each consumer's places may be planned again because of guests and
+	// placeholders.
+	restsUntil map[string]time.Time
 }
 
 type unseen[T any] struct {
@@ -53,10 +57,38 @@ type unseen[T any] struct {
 
 func newPlaces() *places {
 	return &places{
-		missingSince: map[types.UID]time.Time{}, created: map[string]unseen[*corev1.Pod]{},
+		waits: map[types.UID]placeholder.Wait{}, created: map[string]unseen[*corev1.Pod]{},
 		deleted: map[types.UID]unseen[struct{}]{}, nominated: map[types.UID]unseen[string]{},
-		gatedSince: map[string]map[types.UID]time.Time{},
+		gatedSince: map[string]map[types.UID]time.Time{}, restsUntil: map[string]time.Time{},
 	}
+}
+
+// Planning costs more with each guest and placeholder. So that many of them together do not
+// cost the square of it, the places of a consumer rest for restFactor times as long as
+// planning them took, within limits.
+const (
+	restFactor       = 4
+	minRest, maxRest = 20 * time.Millisecond, time.Second
+)
+
+// rest begins the rest of a consumer's places after they were planned.
+func (p *places) rest(consumer string, now time.Time, planning time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.restsUntil[consumer] = now.Add(min(max(restFactor*planning, minRest), maxRest))
+}
+
+// resting is how long a consumer's places still rest.
+func (p *places) resting(consumer string, now time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(0, p.restsUntil[consumer].Sub(now))
+}
+
+func (p *places) forget(consumer string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.restsUntil, consumer)
 }
 
 func expire[K comparable, T any](entries map[K]unseen[T], now time.Time) {
@@ -95,22 +127,18 @@ type holding struct {
 type situation struct {
 	consumer string
 	holdings []holding
-	// counted are what the guests request that have a place, or are nominated to one.
-	counted []corev1.ResourceList
+	// usage of the holdings by the guests that have a place, or are nominated to one.
+	usage *usage
 	// expected are the numbers of guests nominated to nodes.
 	expected map[string]int
 	pods     []*corev1.Pod
 	node     func(name string) *corev1.Node
 }
 
-// needs returns what needs placeholders beside some guests.
-func (s situation) needs(guests []corev1.ResourceList) []placeholder.Hold {
-	var held []broker.HeldCapacity
-	for _, h := range s.holdings {
-		held = append(held, h.held)
-	}
+// needs returns what needs placeholders beside the guests.
+func (s situation) needs() []placeholder.Hold {
 	var out []placeholder.Hold
-	for i, unused := range Unused(held, guests) {
+	for i, unused := range s.usage.unused() {
 		of := s.holdings[i].instruction
 		out = append(out, placeholder.Hold{UID: holdUID(of), Name: of.Spec.ReservationName, Consumer: s.consumer, Unused: unused})
 	}
@@ -128,58 +156,90 @@ type handOver struct {
 	placeholder.HandOver
 }
 
+// maxCreated is the number of placeholders that are created at a time: guests that come
+// meanwhile wait for it. Their events bring the next ones.
+const maxCreated = 64
+
 // ensurePlaces hands places over to the guests that wait for one, and makes the
 // placeholders of a consumer those that its holds need. It returns the states of the
 // holds, by UID.
 func (r *Reconciler) ensurePlaces(ctx context.Context, in input, holdings []holding) (map[types.UID]placeholder.State, error) {
-	now := r.Clock.Now()
+	began := r.Clock.Now()
 	observed := in.observed.Places(in.consumer)
-	s := situation{
-		consumer: in.consumer, holdings: holdings, expected: map[string]int{}, node: in.observed.Node,
-		pods: r.places.placeholders(observed.Placeholders, in.consumer, now),
-	}
-	if len(holdings) == 0 && len(s.pods) == 0 {
+	pods := r.places.placeholders(observed.Placeholders, in.consumer, began)
+	if len(holdings) == 0 && len(pods) == 0 {
+		r.places.forget(in.consumer)
 		return nil, nil
 	}
 	var namespace corev1.Namespace
 	if err := r.client.Get(ctx, client.ObjectKey{Name: r.Placeholders.Namespace}, &namespace); err != nil {
 		return nil, fmt.Errorf("reading the namespace of placeholders: %w", err)
 	}
-	options := r.Placeholders
-	options.Owner = guest.Controller(&namespace)
-	handOvers, ungate := r.match(&s, observed.Guests)
-	errs := []error{r.handOver(ctx, handOvers)}
-	plan := placeholder.Make(placeholder.Input{
-		Holds: s.needs(s.counted), Pods: s.pods, Expected: s.expected, Options: options,
-		Usable: func(name string) bool { n := s.node(name); return n != nil && r.Recognizer.Eligible(n) },
-		Fits:   func(set broker.PodSet) int32 { return r.fits(in, set) },
-	})
+	handOvers, ungate, plan := r.planPlaces(in, holdings, observed, pods, guest.Controller(&namespace))
+	r.places.rest(in.consumer, r.Clock.Now(), r.Clock.Since(began))
 	// What is removed may make room for what is created.
-	errs = append(errs, r.each(ctx, plan.Remove, r.removePlaceholder), r.each(ctx, ungate, r.ungate))
-	refusals := make([]error, len(plan.Create))
-	errs = append(errs, r.concurrently(ctx, len(plan.Create), func(ctx context.Context, i int) error {
+	errs := []error{r.handOver(ctx, handOvers), r.each(ctx, plan.Remove, r.removePlaceholder), r.each(ctx, ungate, r.ungate)}
+	return plan.States, errors.Join(append(errs, r.createPlaceholders(ctx, plan))...)
+}
+
+// createPlaceholders creates at most maxCreated placeholders of a plan, and notes in its
+// states which of all the API server does not admit: those of a shape are the same.
+func (r *Reconciler) createPlaceholders(ctx context.Context, plan placeholder.Plan) error {
+	n := min(len(plan.Create), maxCreated)
+	refusals := make([]error, n)
+	err := r.concurrently(ctx, n, func(ctx context.Context, i int) error {
 		err := r.createPlaceholder(ctx, plan.Create[i])
 		if refuses(err) {
 			refusals[i], err = err, nil
 		}
 		return err
-	}))
+	})
+	type shape struct {
+		hold types.UID
+		key  string
+	}
+	refused := map[shape]error{}
 	for i, pod := range plan.Create {
-		if refusals[i] != nil {
-			plan.States[placeholder.HoldOf(pod)].Refuse(pod, refusals[i].Error())
+		of := shape{placeholder.HoldOf(pod), pod.Labels[broker.LabelShape]}
+		why := refused[of]
+		if i < n {
+			if why = refusals[i]; why != nil {
+				refused[of] = why
+			}
+		}
+		if why != nil {
+			plan.States[of.hold].Refuse(pod, why.Error())
 		}
 	}
-	return plan.States, errors.Join(errs...)
+	return err
+}
+
+// planPlaces plans what ensurePlaces does, with the placeholders that exist: the guests with
+// a gate of their own that wait for nothing are those to ungate.
+func (r *Reconciler) planPlaces(in input, holdings []holding, observed inventory.Places, pods []*corev1.Pod, owner metav1.OwnerReference) (handOvers []handOver, ungate []*corev1.Pod, plan placeholder.Plan) {
+	var held []broker.HeldCapacity
+	for _, h := range holdings {
+		held = append(held, h.held)
+	}
+	s := situation{consumer: in.consumer, holdings: holdings, usage: newUsage(held), expected: map[string]int{}, pods: pods, node: in.observed.Node}
+	handOvers, ungate = r.match(&s, observed)
+	options := r.Placeholders
+	options.Owner = owner
+	return handOvers, ungate, placeholder.Make(placeholder.Input{
+		Holds: s.needs(), Pods: s.pods, Expected: s.expected, Options: options,
+		Usable: func(name string) bool { n := s.node(name); return n != nil && r.Recognizer.Eligible(n) },
+		Fits:   func(set broker.PodSet) int32 { return r.fits(in, set) },
+	})
 }
 
 // match finds a place for each guest that waits for one. The guests with a place count
 // as using their holds from then on. It returns the guests with a gate of their own that
 // wait for nothing.
-func (r *Reconciler) match(s *situation, guests []*corev1.Pod) (handOvers []handOver, ungate []*corev1.Pod) {
+func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers []handOver, ungate []*corev1.Pod) {
 	r.places.mu.Lock()
 	defer r.places.mu.Unlock()
-	var waiting []*corev1.Pod
-	for _, pod := range guests {
+	var waiting []int
+	for i, pod := range observed.Guests {
 		written, isWritten := r.places.nominated[pod.UID]
 		node := pod.Status.NominatedNodeName
 		if node == "" && isWritten {
@@ -189,48 +249,72 @@ func (r *Reconciler) match(s *situation, guests []*corev1.Pod) (handOvers []hand
 		case pod.Spec.NodeName != "":
 			delete(r.places.nominated, pod.UID)
 			if inventory.Runs(s.node(pod.Spec.NodeName)) {
-				s.counted = append(s.counted, inventory.Requests(pod))
+				s.usage.add(observed.Requests[i])
 			}
 		case pod.DeletionTimestamp != nil:
 		case node != "":
-			s.counted = append(s.counted, inventory.Requests(pod))
+			s.usage.add(observed.Requests[i])
 			s.expected[node]++
 			if gated(pod) && !isWritten {
 				// The agent was interrupted.
 				ungate = append(ungate, pod)
 			}
 		default:
-			waiting = append(waiting, pod)
+			waiting = append(waiting, i)
 		}
 	}
-	slices.SortStableFunc(waiting, func(a, b *corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
 	before, now := r.places.gatedSince[s.consumer], r.Clock.Now()
 	delete(r.places.gatedSince, s.consumer)
-	for _, pod := range waiting {
-		requests := inventory.Requests(pod)
-		with := append(slices.Clone(s.counted), requests)
-		place, within, ok := placeholder.PlaceFor(requests, s.needs(s.counted), s.needs(with), s.pods, func(name string) bool { return r.suits(pod, s.node(name)) })
-		switch {
-		case ok:
-			handOvers = append(handOvers, handOver{pod, place})
-			s.counted = with
-			s.pods = slices.DeleteFunc(s.pods, func(pod *corev1.Pod) bool { return slices.Contains(place.Placeholders, pod) })
-		case gated(pod):
-			since, known := before[pod.UID]
-			if !known {
-				since = now
-			}
-			if !within || now.Sub(since) >= handOverTimeout {
-				ungate = append(ungate, pod)
+	if len(waiting) == 0 {
+		return nil, ungate
+	}
+	slices.SortStableFunc(waiting, func(a, b int) int {
+		return observed.Guests[a].CreationTimestamp.Compare(observed.Guests[b].CreationTimestamp.Time)
+	})
+	places, left, taken := placeholder.NewPlaces(s.pods), s.usage.left(), map[*corev1.Pod]bool{}
+	for _, i := range waiting {
+		pod, requests := observed.Guests[i], observed.Requests[i]
+		s.usage.add(requests)
+		with := s.usage.left()
+		share, within := s.usage.shareOf(left, with)
+		if within {
+			place, ok := places.Take(requests, s.part(share), func(name string) bool { return r.suits(pod, s.node(name)) })
+			if ok {
+				handOvers, left = append(handOvers, handOver{pod, place}), with
+				for _, p := range place.Placeholders {
+					taken[p] = true
+				}
 				continue
 			}
-			if r.places.gatedSince[s.consumer] == nil {
-				r.places.gatedSince[s.consumer] = map[types.UID]time.Time{}
-			}
-			r.places.gatedSince[s.consumer][pod.UID] = since
 		}
+		s.usage.remove(requests)
+		if !gated(pod) {
+			continue
+		}
+		since, known := before[pod.UID]
+		if !known {
+			since = now
+		}
+		if !within || now.Sub(since) >= handOverTimeout {
+			ungate = append(ungate, pod)
+			continue
+		}
+		if r.places.gatedSince[s.consumer] == nil {
+			r.places.gatedSince[s.consumer] = map[types.UID]time.Time{}
+		}
+		r.places.gatedSince[s.consumer][pod.UID] = since
 	}
+	s.pods = slices.DeleteFunc(slices.Clone(s.pods), func(pod *corev1.Pod) bool { return taken[pod] })
 	return handOvers, ungate
+}
+
+// part is the share of a hold that a guest uses.
+func (s situation) part(of share) placeholder.Part {
+	part := placeholder.Part{Hold: holdUID(s.holdings[of.of].instruction), Divisible: of.divisible}
+	if !of.divisible {
+		part.Shape = placeholder.ShapeOf(s.holdings[of.of].held.PodSets[of.at])
+	}
+	return part
 }
 
 // suits reports whether a guest may run on a node, nil for none.
@@ -368,7 +452,7 @@ func (r *Reconciler) removePlaceholder(ctx context.Context, pod *corev1.Pod) err
 	return nil
 }
 
-// deadlines of a proof. The broker gives the hold to another provider some seconds later.
+// deadlines of a proof.
 func (r *Reconciler) deadlines() placeholder.Deadlines {
 	return placeholder.Deadlines{Settle: min(settleFor, r.ProofTimeout), Timeout: r.ProofTimeout}
 }
@@ -385,6 +469,7 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) 
 	}
 	maps.DeleteFunc(r.unproven, func(uid types.UID, _ broker.HeldCapacity) bool { return gone(uid) })
 	maps.DeleteFunc(r.refused, func(uid types.UID, _ refusal) bool { return gone(uid) })
+	maps.DeleteFunc(r.places.waits, func(uid types.UID, _ placeholder.Wait) bool { return gone(uid) })
 	if r.Placeholders.Namespace == "" {
 		for i := range decisions {
 			decisions[i].accounted = true
@@ -406,31 +491,36 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) 
 			return err
 		}
 		refused = false
+		// The placeholders are created hold by hold, the earliest one first.
+		waits := false
 		for i := range decisions {
 			d := &decisions[i]
-			if r.verdict(d, states[holdUID(d.instruction)]) == placeholder.Refused {
+			if r.verdict(d, states[holdUID(d.instruction)], !waits) == placeholder.Refused {
 				refused = true
 			}
+			waits = waits || d.proof == placeholder.Waiting
 		}
 	}
 	return nil
 }
 
-// verdict notes in a decision what the placeholders prove.
-func (r *Reconciler) verdict(d *decision, state placeholder.State) placeholder.Verdict {
+// verdict notes in a decision what the placeholders prove. inTurn: no earlier hold waits.
+func (r *Reconciler) verdict(d *decision, state placeholder.State, inTurn bool) placeholder.Verdict {
 	uid, now := d.instruction.UID, r.Clock.Now()
-	if len(state.Missing) == 0 {
-		delete(r.places.missingSince, uid)
-	} else if _, known := r.places.missingSince[uid]; !known {
-		r.places.missingSince[uid] = now
+	wait, known := r.places.waits[uid]
+	if !known {
+		wait = placeholder.NewWait()
 	}
-	elapsed := now.Sub(cmp.Or(r.places.missingSince[uid], now))
+	elapsed := wait.Observe(state, inTurn, now)
+	if r.places.waits[uid] = wait; len(state.Missing) == 0 {
+		delete(r.places.waits, uid)
+	}
 	verdict := state.Judge(elapsed, r.deadlines())
 	d.proof, d.proofMessage, d.proofTakes = verdict, state.String(), elapsed
 	if verdict != placeholder.Refused || d.refused != nil || d.smaller {
 		return placeholder.Proven
 	}
-	delete(r.places.missingSince, uid)
+	delete(r.places.waits, uid)
 	switch before, known := r.unproven[uid]; {
 	case settled(d.instruction):
 		d.settled, d.held = false, capacity.Min(d.before, state.Without(d.held))

@@ -71,8 +71,11 @@ func (c *Cluster) Guests() map[string]Guests {
 }
 
 // Places are the guests of one consumer that have not finished, and its placeholders.
-// The pods must not be changed.
-type Places struct{ Guests, Placeholders []*corev1.Pod }
+// The pods must not be changed. Requests are those of the guests, one by one.
+type Places struct {
+	Guests, Placeholders []*corev1.Pod
+	Requests             []corev1.ResourceList
+}
 
 // Places returns those of a consumer.
 func (c *Cluster) Places(consumer string) Places {
@@ -83,7 +86,7 @@ func (c *Cluster) Places(consumer string) Places {
 				out.Placeholders = append(out.Placeholders, pod)
 			}
 		} else if of, guest := c.GuestOf(pod); guest && of == consumer && !Finished(pod) {
-			out.Guests = append(out.Guests, pod)
+			out.Guests, out.Requests = append(out.Guests, pod), append(out.Requests, Requests(pod))
 		}
 	}
 	return out

@@ -33,8 +33,7 @@ type Tracker struct {
 	// block or call the Tracker.
 	GuestEnded func(consumer string)
 	// PlaceChanged, if set, is called once the Tracker shows that a guest or placeholder of a
-	// consumer is new, has changed in what Moved compares, or is gone. Who follows the same
-	// events by other means may be earlier, and not see them here yet. It must not block.
+	// consumer is new, has changed in what Moved compares, or is gone. It must not block.
 	PlaceChanged func(consumer string)
 
 	mu         sync.Mutex
@@ -180,10 +179,10 @@ func placesChanged(before, after trackedPod) (consumers []string) {
 	return consumers
 }
 
-// Moved reports whether a pod has another place than before, waits for another one, or
-// whether the scheduler says something else about it.
+// Moved reports whether a pod has another place than before, waits for another one, has
+// ended, or whether the scheduler says something else about it.
 func Moved(before, after *corev1.Pod) bool {
-	return before.Spec.NodeName != after.Spec.NodeName || before.Status.Phase != after.Status.Phase ||
+	return before.Spec.NodeName != after.Spec.NodeName || Finished(before) != Finished(after) ||
 		before.Status.NominatedNodeName != after.Status.NominatedNodeName || len(before.Spec.SchedulingGates) != len(after.Spec.SchedulingGates) ||
 		!equality.Semantic.DeepEqual(scheduled(before), scheduled(after))
 }
@@ -338,13 +337,15 @@ func (t *Tracker) Guests() map[string]Guests {
 func (t *Tracker) Places(consumer string) Places {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	sorted := func(pods map[types.NamespacedName]trackedPod) (out []*corev1.Pod) {
-		for _, key := range sortedKeys(pods) {
-			out = append(out, pods[key].pod)
-		}
-		return out
+	var out Places
+	for _, key := range sortedKeys(t.guests[consumer]) {
+		tracked := t.guests[consumer][key]
+		out.Guests, out.Requests = append(out.Guests, tracked.pod), append(out.Requests, tracked.requests)
 	}
-	return Places{Guests: sorted(t.guests[consumer]), Placeholders: sorted(t.placeholders[consumer])}
+	for _, key := range sortedKeys(t.placeholders[consumer]) {
+		out.Placeholders = append(out.Placeholders, t.placeholders[consumer][key].pod)
+	}
+	return out
 }
 
 // Node returns a node, nil if it does not exist. It must not be changed.

@@ -138,6 +138,7 @@ func TestPlaceChanged(t *testing.T) {
 			{"created", func(*corev1.Pod) {}, `[p on "" []]`},
 			{"annotated", func(p *corev1.Pod) { p.Annotations = map[string]string{"a": "b"} }, "[]"},
 			{"bound", func(p *corev1.Pod) { p.Spec.NodeName = "a" }, `[p on "a" []]`},
+			{"running", func(p *corev1.Pod) { p.Status.Phase = corev1.PodRunning }, "[]"},
 			{"deleted", nil, "[none of rome]"},
 		} {
 			seen = nil

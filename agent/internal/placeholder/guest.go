@@ -21,44 +21,91 @@ type HandOver struct {
 	Placeholders []*corev1.Pod
 }
 
-// PlaceFor returns the place of a guest with these requests among the placeholders of
-// its consumer: before is what the holds need without the guest, after what they need
-// with it, hold by hold. ok is false while no suitable placeholder has a place. within
-// is whether the guest is within the holds: if not, no place is held for it.
-// suits reports whether the guest may run on a node.
-func PlaceFor(requests corev1.ResourceList, before, after []Hold, pods []*corev1.Pod, suits func(node string) bool) (place HandOver, within, ok bool) {
-	uid, key, divisible, within := attributed(before, after)
-	if !within {
-		return place, false, false
+// Part of a hold that a guest is to use: a pod of the set that Shape identifies (as ShapeOf
+// does), or some of a total.
+type Part struct {
+	Hold      types.UID
+	Shape     string
+	Divisible bool
+}
+
+// ShapeOf identifies the shape of a pod set, whatever its name and count.
+func ShapeOf(set broker.PodSet) string { return keyOf(set) }
+
+// Places are the placeholders of a consumer that have a place and are not taken yet.
+type Places struct{ groups []*group }
+
+// group are the placeholders of one shape of a hold, by name.
+type group struct {
+	hold  types.UID
+	shape string
+	// size is what each requests, and room what each leaves, as Ceil and Floor.
+	size, room capacity.Vector
+	pods       []*corev1.Pod
+}
+
+// NewPlaces returns the placeholders that have a place.
+func NewPlaces(pods []*corev1.Pod) *Places {
+	type key struct {
+		hold  types.UID
+		shape string
 	}
-	var bound []*corev1.Pod
+	groups := map[key]*group{}
 	for _, pod := range pods {
-		if pod.Spec.NodeName != "" && suits(pod.Spec.NodeName) {
-			bound = append(bound, pod)
+		if pod.Spec.NodeName == "" {
+			continue
 		}
-	}
-	need := capacity.Ceil(requests)
-	own := func(pod *corev1.Pod) bool {
-		return HoldOf(pod) == uid && (divisible || pod.Labels[broker.LabelShape] == key)
-	}
-	rank := func(pod *corev1.Pod) int {
-		if own(pod) {
-			return 0
+		k := key{HoldOf(pod), pod.Labels[broker.LabelShape]}
+		if groups[k] == nil {
+			requests := requestsOf(pod)
+			groups[k] = &group{hold: k.hold, shape: k.shape, size: capacity.Ceil(requests), room: capacity.Floor(requests)}
 		}
-		return 1
+		groups[k].pods = append(groups[k].pods, pod)
 	}
-	slices.SortFunc(bound, func(a, b *corev1.Pod) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), capacity.Compare(capacity.Ceil(requestsOf(a)), capacity.Ceil(requestsOf(b))), cmp.Compare(a.Name, b.Name))
+	p := &Places{}
+	for _, g := range groups {
+		slices.SortFunc(g.pods, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+		p.groups = append(p.groups, g)
+	}
+	slices.SortFunc(p.groups, func(a, b *group) int {
+		return cmp.Or(capacity.Compare(a.size, b.size), cmp.Compare(a.pods[0].Name, b.pods[0].Name))
 	})
-	for _, pod := range bound {
-		if need.FitsIn(capacity.Floor(requestsOf(pod))) > 0 {
-			return HandOver{pod.Spec.NodeName, []*corev1.Pod{pod}}, true, true
+	return p
+}
+
+// Take returns the place of a guest with these requests that uses a part of a hold, and
+// takes its placeholders: those of the part, or else the smallest that have room. ok is false
+// while no suitable placeholder has a place. suits reports whether the guest may run on a
+// node.
+func (p *Places) Take(requests corev1.ResourceList, part Part, suits func(node string) bool) (place HandOver, ok bool) {
+	need := capacity.Ceil(requests)
+	own := func(g *group) bool { return g.hold == part.Hold && (part.Divisible || g.shape == part.Shape) }
+	for _, first := range []bool{true, false} {
+		for _, g := range p.groups {
+			if own(g) != first || need.FitsIn(g.room) == 0 {
+				continue
+			}
+			if i := slices.IndexFunc(g.pods, func(pod *corev1.Pod) bool { return suits(pod.Spec.NodeName) }); i >= 0 {
+				pod := g.pods[i]
+				g.pods = slices.Delete(g.pods, i, i+1)
+				return HandOver{pod.Spec.NodeName, []*corev1.Pod{pod}}, true
+			}
 		}
 	}
-	if divisible {
-		place, ok = gathered(need, slices.DeleteFunc(bound, func(pod *corev1.Pod) bool { return !own(pod) }))
+	if !part.Divisible {
+		return place, false
 	}
-	return place, true, ok
+	var chunks []*corev1.Pod
+	for _, g := range p.groups {
+		if own(g) {
+			chunks = append(chunks, g.pods...)
+		}
+	}
+	place, ok = gathered(need, slices.DeleteFunc(chunks, func(pod *corev1.Pod) bool { return !suits(pod.Spec.NodeName) }))
+	for _, g := range p.groups {
+		g.pods = slices.DeleteFunc(g.pods, func(pod *corev1.Pod) bool { return slices.Contains(place.Placeholders, pod) })
+	}
+	return place, ok
 }
 
 // gathered are chunks of one node that have room for a guest together.
@@ -79,21 +126,6 @@ func gathered(need capacity.Vector, chunks []*corev1.Pod) (best HandOver, ok boo
 		}
 	}
 	return best, ok
-}
-
-// attributed is the hold, and the shape of it, that needs one pod less with the guest.
-func attributed(before, after []Hold) (uid types.UID, key string, divisible, ok bool) {
-	for i, h := range before {
-		for j, set := range h.Unused.PodSets {
-			if after[i].Unused.PodSets[j].Count < set.Count {
-				return h.UID, keyOf(set), false, true
-			}
-		}
-		if len(h.Unused.PodSets) == 0 && !capacity.Equal(h.Unused, after[i].Unused) {
-			return h.UID, "", true, true
-		}
-	}
-	return "", "", false, false
 }
 
 // RunsOn reports whether a node matches a pod's node selector and required node affinity,

@@ -7,36 +7,52 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-func TestPlaceFor(t *testing.T) {
+func TestPlaces(t *testing.T) {
 	anywhere := func(string) bool { return true }
-	before := []placeholder.Hold{held("a", set(1, "cpu", "1"), set(2, "cpu", "2"))}
-	smaller := []placeholder.Hold{held("a", set(1, "cpu", "1"), set(1, "cpu", "2"))}
+	one, two := set(1, "cpu", "1"), set(2, "cpu", "2")
+	part := placeholder.Part{Hold: "a", Shape: placeholder.ShapeOf(two)}
 	c := &cluster{}
-	c.apply(before...)
-	if _, within, ok := placeholder.PlaceFor(expect.Resources("cpu", "2"), before, smaller, c.pods, anywhere); !within || ok {
-		t.Errorf("before any has a place: within %t, ok %t", within, ok)
+	c.apply(held("a", one, two), held("b", set(1, "cpu", "4")))
+	if _, ok := placeholder.NewPlaces(c.pods).Take(expect.Resources("cpu", "2"), part, anywhere); ok {
+		t.Error("before any has a place: ok")
 	}
 	c.bind("n1")
-	place, _, ok := placeholder.PlaceFor(expect.Resources("cpu", "2"), before, smaller, c.pods, anywhere)
-	if !ok || place.Node != "n1" || len(place.Placeholders) != 1 || place.Placeholders[0].Spec.Containers[0].Resources.Requests.Cpu().String() != "2" {
-		t.Errorf("not a placeholder of the guest's shape: %+v", place)
-	}
-	if _, _, ok := placeholder.PlaceFor(expect.Resources("cpu", "2"), before, smaller, c.pods, func(string) bool { return false }); ok {
+	places := placeholder.NewPlaces(c.pods)
+	if _, ok := places.Take(expect.Resources("cpu", "2"), part, func(string) bool { return false }); ok {
 		t.Error("a place where the guest may not run")
 	}
-	if _, within, ok := placeholder.PlaceFor(expect.Resources("cpu", "4"), before, before, c.pods, anywhere); within || ok {
-		t.Errorf("a guest that is not in the hold: within %t, ok %t", within, ok)
+	taken := map[string]bool{}
+	for i, want := range []string{"2", "2", "4", ""} {
+		place, ok := places.Take(expect.Resources("cpu", "2"), part, anywhere)
+		got := ""
+		if ok {
+			got = place.Placeholders[0].Spec.Containers[0].Resources.Requests.Cpu().String()
+			if name := place.Placeholders[0].Name; place.Node != "n1" || len(place.Placeholders) != 1 || taken[name] {
+				t.Errorf("guest %d: %+v", i, place)
+			} else {
+				taken[name] = true
+			}
+		}
+		if got != want {
+			t.Errorf("guest %d takes a place of %q CPUs, want %q: those of its shape, then one with room", i, got, want)
+		}
 	}
 }
 
 // A guest of a divisible total takes as many chunks of one node as it needs.
 func TestPlaceInTotal(t *testing.T) {
-	before, after := []placeholder.Hold{total("a", "cpu", "4")}, []placeholder.Hold{total("a", "cpu", "1")}
-	c := &cluster{pods: placeholder.Make(placeholder.Input{Holds: before, Options: options, Fits: fitsOf(4)}).Create}
+	c := &cluster{pods: placeholder.Make(placeholder.Input{Holds: []placeholder.Hold{total("a", "cpu", "4")}, Options: options, Fits: fitsOf(4)}).Create}
 	c.bind("n1", c.pods[0].Name)
 	c.bind("n2", c.pods[1].Name, c.pods[2].Name, c.pods[3].Name)
-	place, within, ok := placeholder.PlaceFor(expect.Resources("cpu", "3"), before, after, c.pods, func(string) bool { return true })
-	if !within || !ok || place.Node != "n2" || len(place.Placeholders) != 3 {
-		t.Errorf("within %t, ok %t, %+v", within, ok, place)
+	places, part := placeholder.NewPlaces(c.pods), placeholder.Part{Hold: "a", Divisible: true}
+	place, ok := places.Take(expect.Resources("cpu", "3"), part, func(string) bool { return true })
+	if !ok || place.Node != "n2" || len(place.Placeholders) != 3 {
+		t.Errorf("ok %t, %+v", ok, place)
+	}
+	if place, ok = places.Take(expect.Resources("cpu", "1"), part, func(string) bool { return true }); !ok || place.Node != "n1" {
+		t.Errorf("what is left: ok %t, %+v", ok, place)
+	}
+	if place, ok = places.Take(expect.Resources("cpu", "1"), part, func(string) bool { return true }); ok {
+		t.Errorf("all is taken: %+v", place)
 	}
 }

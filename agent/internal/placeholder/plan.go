@@ -69,8 +69,8 @@ func Make(in Input) Plan {
 				taken[pod.Name] = true
 			}
 			for missing, ordinal := int(s.set.Count)-len(keep), 0; missing > 0; ordinal++ {
-				if pod := in.Options.pod(h, s, ordinal); !taken[pod.Name] {
-					plan.Create = append(plan.Create, pod)
+				if !taken[podName(h, s, ordinal)] {
+					plan.Create = append(plan.Create, in.Options.pod(h, s, ordinal))
 					missing--
 				}
 			}
@@ -98,22 +98,23 @@ func (in Input) keep(pods []*corev1.Pod, count int, expected map[string]int) (ke
 			keep = append(keep, pod)
 		}
 	}
-	rank := func(pod *corev1.Pod) int {
-		switch {
-		case pod.Spec.NodeName == "":
-			return 1
-		case expected[pod.Spec.NodeName] > 0:
-			return 2
+	slices.SortFunc(keep, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+	inTheWay := func(pod *corev1.Pod) bool {
+		node := pod.Spec.NodeName
+		if node == "" || expected[node] == 0 {
+			return false
 		}
-		return 0
+		expected[node]--
+		return true
 	}
-	for len(keep) > count {
-		last := slices.MaxFunc(keep, func(a, b *corev1.Pod) int { return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Name, b.Name)) })
-		if rank(last) == 2 {
-			expected[last.Spec.NodeName]--
+	withoutPlace := func(pod *corev1.Pod) bool { return pod.Spec.NodeName == "" }
+	for _, first := range []func(*corev1.Pod) bool{inTheWay, withoutPlace, func(*corev1.Pod) bool { return true }} {
+		for i := len(keep) - 1; i >= 0 && len(keep) > count; i-- {
+			if pod := keep[i]; first(pod) {
+				keep = slices.Delete(keep, i, i+1)
+				remove = append(remove, pod)
+			}
 		}
-		keep = slices.DeleteFunc(keep, func(pod *corev1.Pod) bool { return pod == last })
-		remove = append(remove, last)
 	}
 	return keep, remove
 }

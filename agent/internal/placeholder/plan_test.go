@@ -249,3 +249,36 @@ func fitsOf(n int32) func(broker.PodSet) int32 {
 		return set.Count
 	}
 }
+
+func TestWait(t *testing.T) {
+	start := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	missing := func(n int32) placeholder.State {
+		if n == 0 {
+			return placeholder.State{}
+		}
+		return placeholder.State{Missing: []placeholder.Missing{{Set: broker.PodSet{Count: n}, Wanted: 400}}}
+	}
+	wait := placeholder.NewWait()
+	for _, step := range []struct {
+		what    string
+		at      time.Duration
+		missing int32
+		later   bool // an earlier hold waits
+		want    time.Duration
+	}{
+		{"it begins", 0, 400, false, 0},
+		{"nothing happens", 10 * time.Second, 400, false, 10 * time.Second},
+		{"a place is found", 15 * time.Second, 399, false, 0},
+		{"one is lost again", 20 * time.Second, 400, false, 5 * time.Second},
+		{"and found again, which is no progress", 25 * time.Second, 399, false, 10 * time.Second},
+		{"an earlier hold waits", 40 * time.Second, 399, true, 0},
+		{"and still waits", time.Minute, 399, true, 0},
+		{"it is its turn", 65 * time.Second, 399, false, 5 * time.Second},
+		{"all places are found", 70 * time.Second, 0, false, 0},
+		{"it begins again", 80 * time.Second, 400, false, 0},
+	} {
+		if got := wait.Observe(missing(step.missing), !step.later, start.Add(step.at)); got != step.want {
+			t.Errorf("%s: waited %v, want %v", step.what, got, step.want)
+		}
+	}
+}

@@ -79,7 +79,42 @@ const (
 // refused.
 type Deadlines struct{ Settle, Timeout time.Duration }
 
-// Judge returns the verdict at a time after the placeholders were wanted.
+// Wait is how a hold waits for the scheduler.
+type Wait struct {
+	since time.Time
+	// fewest is the smallest number of places that were missing, -1 if it has not begun.
+	fewest int32
+}
+
+// NewWait returns a Wait that has not begun.
+func NewWait() Wait { return Wait{fewest: -1} }
+
+// Observe returns how long the hold has waited without progress: as long as earlier ones
+// wait, or fewer places are missing than ever before, the scheduler is busy. It ends the
+// wait if no place is missing.
+func (w *Wait) Observe(s State, inTurn bool, now time.Time) time.Duration {
+	missing := s.missing()
+	if missing == 0 {
+		*w = NewWait()
+		return 0
+	}
+	if w.fewest < 0 || missing < w.fewest {
+		w.fewest, w.since = missing, now
+	}
+	if !inTurn {
+		w.since = now
+	}
+	return now.Sub(w.since)
+}
+
+func (s State) missing() (n int32) {
+	for _, m := range s.Missing {
+		n += m.Set.Count
+	}
+	return n
+}
+
+// Judge returns the verdict after the scheduler has made no progress for a time.
 func (s State) Judge(elapsed time.Duration, d Deadlines) Verdict {
 	switch {
 	case len(s.Missing) == 0:

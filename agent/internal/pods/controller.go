@@ -63,7 +63,7 @@ func New(nodes *virtualnode.Reconciler, driver peering.Driver, options Options) 
 	}
 }
 
-// SetupWithManager adds both controllers. They use an index that virtualnode adds.
+// SetupWithManager adds both controllers. They use the pods that virtualnode tracks.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	r.client, r.recorder = mgr.GetClient(), spillwayevents.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
 	byReservation := ctrl.NewControllerManagedBy(mgr).Named("reservation-pods").
@@ -75,32 +75,18 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			}
 			return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: spec.SourceNamespace, Name: spec.SourceName}}}
 		})).
-		Watches(&corev1.Pod{}, virtualnode.Paced(r.nodes.Clock, r.reservationOf)).
+		WatchesRawSource(r.nodes.Candidates()).
 		WatchesRawSource(source.Channel(r.nodes.CapacityChanges(), &handler.EnqueueRequestForObject{})).
 		WithOptions(virtualnode.ControllerOptions)
 	byProvider := ctrl.NewControllerManagedBy(mgr).Named("provider-pods").
-		Watches(&corev1.Pod{}, virtualnode.Paced(r.nodes.Clock, virtualnode.ProviderRequests)).
 		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(virtualnode.ProviderRequests), builder.WithPredicates(virtualnode.NodeChanged)).
+		WatchesRawSource(r.nodes.EachVersionOnNodes()).
 		WithOptions(virtualnode.ControllerOptions)
 	err := errors.Join(byReservation.Complete(reconcile.Func(r.reconcileReservation)), byProvider.Complete(reconcile.Func(r.reconcileProvider)))
 	if err != nil {
 		return fmt.Errorf("setting up the pod controllers: %w", err)
 	}
 	return nil
-}
-
-// reservationOf maps a pod that may use a Reservation to a request for it.
-func (r *Reconciler) reservationOf(ctx context.Context, o client.Object) []reconcile.Request {
-	pod := o.(*corev1.Pod)
-	if pod.Spec.NodeName != "" && virtualnode.ProviderOf(pod.Spec.NodeName) == "" {
-		// The event that bound it is mapped by what the pod was before, too.
-		return nil
-	}
-	key, owner, _, ok := demand.KeyOf(pod, r.nodes.ResolveOwners(ctx))
-	if !ok {
-		return nil
-	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: key.Name(owner.Name)}}}
 }
 
 // reconcileReservation admits the pods of one Reservation to virtual nodes, and
@@ -120,7 +106,7 @@ func (r *Reconciler) reconcileReservation(ctx context.Context, request reconcile
 		// It serves no pods, or is the broker's own, in a hub that is also a consumer.
 		return reconcile.Result{}, nil
 	}
-	need, err := r.need(ctx, reservation, key)
+	need, err := r.nodes.Need(ctx, reservation, key)
 	if err == nil {
 		err = r.admit(ctx, reservation, need)
 	}

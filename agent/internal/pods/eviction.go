@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -90,16 +89,10 @@ func (r *Reconciler) reconcileProvider(ctx context.Context, request reconcile.Re
 	if err != nil || node != nil && !virtualnode.IsVirtual(node, provider) {
 		return reconcile.Result{}, err
 	}
-	var bound corev1.PodList
-	if err := r.client.List(ctx, &bound, client.MatchingFields{virtualnode.IndexNode: broker.VirtualNodeName(provider)}, client.UnsafeDisableDeepCopy); err != nil {
-		return reconcile.Result{}, fmt.Errorf("listing pods on the virtual node of %s: %w", provider, err)
+	if err := r.nodes.Pods.WaitSynced(ctx); err != nil {
+		return reconcile.Result{}, err
 	}
-	var pods []*corev1.Pod
-	for i := range bound.Items {
-		if pod := &bound.Items[i]; !virtualnode.RunsOnEveryNode(pod) && !inventory.Finished(pod) {
-			pods = append(pods, pod)
-		}
-	}
+	pods := r.nodes.Pods.PodsOn(broker.VirtualNodeName(provider))
 	state := r.state(provider, node == nil && len(pods) == 0)
 	state.observe(pods, r.nodes.Clock.Now())
 	if len(pods) == 0 {

@@ -28,9 +28,8 @@ import (
 // of paris for an hour; evict answers the evictions.
 func evictions(evict func(pod string) error, names ...string) (*Reconciler, *events.FakeRecorder) {
 	now := time.Now()
-	builder := fakeclient.NewClientBuilder().WithIndex(&corev1.Pod{}, virtualnode.IndexNode, func(o client.Object) []string {
-		return []string{o.(*corev1.Pod).Spec.NodeName}
-	})
+	builder := fakeclient.NewClientBuilder()
+	tracker := virtualnode.NewTracker()
 	for _, name := range names {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", UID: types.UID(name)}}
 		if name != "bare" {
@@ -40,6 +39,7 @@ func evictions(evict func(pod string) error, names ...string) (*Reconciler, *eve
 		pod.Status.Phase = corev1.PodPending
 		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, LastTransitionTime: metav1.NewTime(now.Add(-time.Hour))}}
 		builder.WithObjects(pod)
+		tracker.Set(pod)
 	}
 	builder.WithInterceptorFuncs(interceptor.Funcs{
 		SubResourceCreate: func(_ context.Context, _ client.Client, _ string, pod client.Object, _ client.Object, _ ...client.SubResourceCreateOption) error {
@@ -50,7 +50,7 @@ func evictions(evict func(pod string) error, names ...string) (*Reconciler, *eve
 	clock := testclock.NewFakePassiveClock(now)
 	c := builder.Build()
 	r := New(virtualnode.New(c, c, nil, driver, virtualnode.Options{Clock: clock}), driver, Options{StartTimeout: time.Minute, ProviderLostAfter: time.Minute})
-	r.client, r.recorder = c, recorder
+	r.client, r.recorder, r.nodes.Pods = c, recorder, tracker
 	return r, recorder
 }
 
@@ -105,6 +105,8 @@ func TestDeletedPodIsResynced(t *testing.T) {
 	pod.Spec.NodeName = broker.VirtualNodeName("paris")
 	expect.NoError(t, r.client.Create(t.Context(), pod))
 	expect.NoError(t, r.client.Delete(t.Context(), pod))
+	expect.NoError(t, r.client.Get(t.Context(), client.ObjectKeyFromObject(pod), pod))
+	r.nodes.Pods.Set(pod)
 	result, err := r.reconcileProvider(t.Context(), paris)
 	expect.NoError(t, err)
 	if result.RequeueAfter == 0 {
@@ -120,7 +122,7 @@ func TestCarriedAgain(t *testing.T) {
 		NodeName:   broker.VirtualNodeName("paris"),
 		Containers: []corev1.Container{{EnvFrom: []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "words"}}}}}},
 	}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
-	expect.NoError(t, r.client.Create(t.Context(), pod))
+	r.nodes.Pods.Set(pod)
 	clock := r.nodes.Clock.(*testclock.FakePassiveClock)
 	for _, step := range []struct {
 		after time.Duration

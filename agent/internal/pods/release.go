@@ -87,7 +87,7 @@ func (r *Reconciler) untrack(name types.NamespacedName) {
 // release returns capacity that has not been needed for the grace period: the
 // virtual nodes shrink, the pods there are read from the API server, then the count
 // is lowered, or the Reservation deleted if no pod is left.
-func (r *Reconciler) release(ctx context.Context, reservation *broker.Reservation, need Need) (requeueAfter time.Duration, err error) {
+func (r *Reconciler) release(ctx context.Context, reservation *broker.Reservation, need virtualnode.Need) (requeueAfter time.Duration, err error) {
 	if reservation.Status.Phase == broker.ReservationReleased {
 		// It has expired at the broker. The scheduler creates another if pods still
 		// need it.

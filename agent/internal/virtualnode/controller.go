@@ -2,7 +2,6 @@ package virtualnode
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -63,6 +62,8 @@ var ControllerOptions = controller.Options{MaxConcurrentReconciles: 4, Reconcili
 // Reconciler keeps the virtual node of each provider.
 type Reconciler struct {
 	Options
+	// Pods that are on virtual nodes or may overflow.
+	Pods     *Tracker
 	driver   peering.Driver
 	client   client.Client
 	live     client.Reader
@@ -77,6 +78,8 @@ type Reconciler struct {
 	releases map[types.NamespacedName]release
 	// inUse is whether pods use a Reservation's capacity, by provider and by its UID.
 	inUse map[string]map[types.UID]bool
+	// changed are the providers for which the driver is to be called.
+	changed map[string]bool
 }
 
 // New returns a Reconciler that reads with c, which may be behind the API server,
@@ -89,29 +92,22 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, dri
 		Options: options, driver: driver, client: c, live: live, recorder: recorder,
 		providers: make(chan event.GenericEvent, 64), reservations: make(chan event.GenericEvent, 64),
 		peerings: map[string]*peeringState{}, carried: map[string]map[types.UID]carriedPods{}, releases: map[types.NamespacedName]release{},
-		inUse: map[string]map[types.UID]bool{},
+		inUse: map[string]map[types.UID]bool{}, changed: map[string]bool{}, Pods: NewTracker(),
 	}
 }
 
-// SetupWithManager adds the controller and the indexes that it needs.
+// SetupWithManager adds the controller and makes Pods follow the manager's cache.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	indexer := mgr.GetFieldIndexer()
-	err := errors.Join(
-		indexer.IndexField(context.Background(), &corev1.Pod{}, IndexNode, func(o client.Object) []string {
-			return []string{o.(*corev1.Pod).Spec.NodeName}
-		}),
-		indexer.IndexField(context.Background(), &corev1.Pod{}, indexDaemonNode, nodeOfDaemonPod),
-	)
-	if err != nil {
-		return fmt.Errorf("indexing pods by node: %w", err)
+	if err := r.Pods.SetupWithManager(mgr); err != nil {
+		return err
 	}
-	err = ctrl.NewControllerManagedBy(mgr).Named("virtual-nodes").
+	err := ctrl.NewControllerManagedBy(mgr).Named("virtual-nodes").
 		Watches(&broker.ReservationInstruction{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 			return requestFor(o.(*broker.ReservationInstruction).Spec.TargetClusterID)
 		})).
-		Watches(&corev1.Pod{}, Paced(r.Clock, ProviderRequests)).
 		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(ProviderRequests), builder.WithPredicates(NodeChanged)).
 		Watches(&broker.Reservation{}, handler.EnqueueRequestsFromMapFunc(r.providersOf), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		WatchesRawSource(r.Pods.onNodes(r.Clock, countsDifferently)).
 		WatchesRawSource(source.Channel(r.providers, &handler.EnqueueRequestForObject{})).
 		WithOptions(ControllerOptions).
 		Complete(r)
@@ -136,9 +132,12 @@ func (r *Reconciler) resync(ctx context.Context) error {
 	return nil
 }
 
-// Enqueue enqueues a provider without blocking. If the queue is full, the provider
-// is reconciled within the resync period.
+// Enqueue enqueues a provider of which the driver may have observed a change, without
+// blocking. If the queue is full, the provider is reconciled within the resync period.
 func (r *Reconciler) Enqueue(provider string) {
+	r.mu.Lock()
+	r.changed[provider] = true
+	r.mu.Unlock()
 	enqueue(r.providers, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: provider}})
 }
 
@@ -153,14 +152,9 @@ func enqueue(queue chan<- event.GenericEvent, o client.Object) {
 	}
 }
 
-// ProviderRequests maps a virtual node, or a pod bound to one, to a request with
-// the provider's name.
-func ProviderRequests(_ context.Context, o client.Object) []reconcile.Request {
-	node := o.GetName()
-	if pod, ok := o.(*corev1.Pod); ok {
-		node = pod.Spec.NodeName
-	}
-	return requestFor(ProviderOf(node))
+// ProviderRequests maps a virtual node to a request with the provider's name.
+func ProviderRequests(_ context.Context, node client.Object) []reconcile.Request {
+	return requestFor(ProviderOf(node.GetName()))
 }
 
 // NodeChanged filters out updates of nodes that change neither readiness nor

@@ -1,7 +1,6 @@
 package virtualnode
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -11,9 +10,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
 	testclock "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 // addedAfter is a queue that records when what is added to it is due.
@@ -32,14 +31,12 @@ func (q *addedAfter) AddAfter(request reconcile.Request, wait time.Duration) {
 func TestPaced(t *testing.T) {
 	start := time.Unix(1000, 0)
 	q := &addedAfter{clock: testclock.NewFakePassiveClock(start), due: map[string][]time.Time{}}
-	handler := Paced(q.clock, func(_ context.Context, o client.Object) []reconcile.Request {
-		return requestFor(ProviderOf(o.(*corev1.Pod).Spec.NodeName))
-	})
-	pod := func(node string) *corev1.Pod {
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.PodSpec{NodeName: node}}
-	}
+	tracker := NewTracker()
+	expect.NoError(t, tracker.onNodes(q.clock, countsDifferently).Start(t.Context(), q))
+	pods := 0
 	changed := func(node string) {
-		handler.Update(t.Context(), event.UpdateEvent{ObjectOld: pod(""), ObjectNew: pod(node)}, q)
+		pods++
+		tracker.Set(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("web-", pods)}, Spec: corev1.PodSpec{NodeName: node}})
 	}
 	// 1,000 events in two seconds, and one long after them.
 	for range 1000 {

@@ -25,7 +25,53 @@ type Grant struct {
 	Limit int32
 	// Bound are the pods on the virtual node that use the grant and have not
 	// finished.
-	Bound []*corev1.Pod
+	Bound Pods
+}
+
+// Pods are some of the pods on a virtual node.
+type Pods struct {
+	Count int32
+	// Requests is the sum of what they request.
+	Requests corev1.ResourceList
+	// Namespaces that they are in.
+	Namespaces []string
+	// list returns the pods themselves.
+	list []func() []*corev1.Pod
+}
+
+// SumOf returns these pods.
+func SumOf(pods ...*corev1.Pod) Pods {
+	sum := Pods{Count: int32(len(pods)), list: []func() []*corev1.Pod{func() []*corev1.Pod { return pods }}}
+	for _, pod := range pods {
+		sum.Requests = broker.AddTo(sum.Requests, inventory.Requests(pod))
+		sum.Namespaces = append(sum.Namespaces, pod.Namespace)
+	}
+	return sum
+}
+
+// add adds other pods.
+func (p *Pods) add(other Pods) {
+	p.Count += other.Count
+	p.Requests = broker.AddTo(p.Requests, other.Requests)
+	p.Namespaces = append(p.Namespaces, other.Namespaces...)
+	p.list = append(p.list, other.list...)
+}
+
+// all returns the pods as they are now.
+func (p Pods) all() (pods []*corev1.Pod) {
+	for _, list := range p.list {
+		pods = append(pods, list()...)
+	}
+	return pods
+}
+
+// names returns the pods' names as namespace/name, sorted.
+func (p Pods) names() (names []string) {
+	for _, pod := range p.all() {
+		names = append(names, pod.Namespace+"/"+pod.Name)
+	}
+	slices.Sort(names)
+	return names
 }
 
 // Releasing reports whether capacity is kept for bound pods only.
@@ -66,11 +112,7 @@ func (g Grant) namespaces(optedIn []string) []string {
 
 // Use is what the bound pods use of the grant.
 func (g Grant) Use() *broker.Use {
-	used := &broker.Use{Count: int32(len(g.Bound)), Resources: broker.FromList(requests(g.Bound))}
-	for _, pod := range g.Bound {
-		used.Pods = append(used.Pods, pod.Namespace+"/"+pod.Name)
-	}
-	slices.Sort(used.Pods)
+	used := &broker.Use{Count: g.Bound.Count, Resources: broker.FromList(g.Bound.Requests), Pods: g.Bound.names()}
 	used.Pods = used.Pods[:min(len(used.Pods), broker.MaxUsePods)]
 	return used
 }
@@ -89,7 +131,7 @@ func (g Grant) Pods() int32 {
 	case !granted.Empty():
 		pods = peering.DefaultPodsOfTotal
 	}
-	return max(pods, int32(len(g.Bound)))
+	return max(pods, g.Bound.Count)
 }
 
 func (g Grant) granted() broker.HeldCapacity {
@@ -111,7 +153,7 @@ func (g Grant) resources() corev1.ResourceList {
 	default:
 		need = granted.Totals.List()
 	}
-	return capacity.Larger(need, requests(g.Bound))
+	return capacity.Larger(need, g.Bound.Requests)
 }
 
 // NodePlan is the capacity that the virtual node is to provide: every grant, and
@@ -121,9 +163,9 @@ func (g Grant) resources() corev1.ResourceList {
 func NodePlan(s *Snapshot) peering.Capacity {
 	var capacity peering.Capacity
 	namespaces := map[string]bool{}
-	addNamespaces := func(pods []*corev1.Pod) {
-		for _, pod := range pods {
-			namespaces[pod.Namespace] = true
+	addNamespaces := func(names []string) {
+		for _, ns := range names {
+			namespaces[ns] = true
 		}
 	}
 	for _, g := range s.Grants {
@@ -135,15 +177,13 @@ func NodePlan(s *Snapshot) peering.Capacity {
 			}
 			capacity.Labels[key] = value
 		}
-		for _, ns := range g.namespaces(s.OptedIn) {
-			namespaces[ns] = true
-		}
-		addNamespaces(g.Bound)
+		addNamespaces(g.namespaces(s.OptedIn))
+		addNamespaces(g.Bound.Namespaces)
 	}
-	capacity.Resources = broker.AddTo(capacity.Resources, requests(s.Ungranted))
-	capacity.Pods += int32(len(s.Ungranted))
-	addNamespaces(s.Ungranted)
-	addNamespaces(s.Finished)
+	capacity.Resources = broker.AddTo(capacity.Resources, s.Ungranted.Requests)
+	capacity.Pods += s.Ungranted.Count
+	addNamespaces(s.Ungranted.Namespaces)
+	addNamespaces(s.Finished.Namespaces)
 	capacity.Namespaces = slices.Sorted(maps.Keys(namespaces))
 	maps.DeleteFunc(capacity.Resources, func(_ corev1.ResourceName, amount resource.Quantity) bool { return amount.IsZero() })
 	if capacity.Pods == 0 {
@@ -162,12 +202,3 @@ func NodePlan(s *Snapshot) peering.Capacity {
 
 // PodsOf is the number of pods of pod sets.
 func PodsOf(sets []broker.PodSet) int32 { return broker.HeldCapacity{PodSets: sets}.Pods() }
-
-// requests sums what pods request.
-func requests(pods []*corev1.Pod) corev1.ResourceList {
-	var total corev1.ResourceList
-	for _, pod := range pods {
-		total = broker.AddTo(total, inventory.Requests(pod))
-	}
-	return total
-}

@@ -20,14 +20,15 @@ func podSet(count int32, requests corev1.ResourceList) []broker.PodSet {
 	return []broker.PodSet{{Name: "pods", Count: count, Requests: broker.FromList(requests)}}
 }
 
-func bound(n int, requests corev1.ResourceList) (pods []*corev1.Pod) {
+func bound(n int, requests corev1.ResourceList) virtualnode.Pods {
+	var pods []*corev1.Pod
 	for i := range n {
 		pods = append(pods, &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i), Namespace: "shop"},
 			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: requests}}}},
 		})
 	}
-	return pods
+	return virtualnode.SumOf(pods...)
 }
 
 func grant(count int32, requests corev1.ResourceList, change ...func(*virtualnode.Grant)) virtualnode.Grant {
@@ -44,7 +45,7 @@ func grant(count int32, requests corev1.ResourceList, change ...func(*virtualnod
 }
 
 func limit(n int32) func(*virtualnode.Grant) { return func(g *virtualnode.Grant) { g.Limit = n } }
-func with(pods []*corev1.Pod) func(*virtualnode.Grant) {
+func with(pods virtualnode.Pods) func(*virtualnode.Grant) {
 	return func(g *virtualnode.Grant) { g.Bound = pods }
 }
 func releasing(g *virtualnode.Grant) { g.Reservation = nil }

@@ -110,7 +110,8 @@ func (p progress) blocking() peering.Progress {
 	return p.node
 }
 
-// ensure takes the driver's next step.
+// ensure takes the driver's next step. The driver is not called while the same plan is in
+// effect and neither the node nor anything else that it watches has changed.
 func (r *Reconciler) ensure(ctx context.Context, state *peeringState, s *Snapshot) progress {
 	unpeered := peering.Waiting("WaitingForPeering", "waiting for the peering with "+s.Provider)
 	if state.terminating {
@@ -129,6 +130,11 @@ func (r *Reconciler) ensure(ctx context.Context, state *peeringState, s *Snapsho
 		releasing := peering.Waiting(reasonReleasing, messageReleasing)
 		return progress{peered: releasing, node: releasing}
 	}
+	plan := NodePlan(s)
+	if changed := r.takeChanged(s.Provider); !changed && state.inEffect.is(state.peer, plan, s.Node) {
+		return state.inEffect.progress
+	}
+	state.inEffect = nil
 	peered, err := r.driver.EnsurePeering(ctx, state.peer)
 	if err != nil {
 		return progress{peered: unpeered, node: unpeered, err: fmt.Errorf("peering with %s: %w", s.Provider, err)}
@@ -136,11 +142,15 @@ func (r *Reconciler) ensure(ctx context.Context, state *peeringState, s *Snapsho
 	if !peered.Done {
 		return progress{peered: peered, node: unpeered}
 	}
-	node, err := r.driver.EnsureCapacity(ctx, state.peer, NodePlan(s))
+	node, err := r.driver.EnsureCapacity(ctx, state.peer, plan)
 	if err != nil {
 		return progress{peered: peered, node: peering.Waiting("WaitingForNode", "waiting for the virtual node"), err: fmt.Errorf("sizing the virtual node of %s: %w", s.Provider, err)}
 	}
-	return progress{peered: peered, node: node}
+	p := progress{peered: peered, node: node}
+	if p.ready() {
+		state.inEffect = &inEffect{state.peer, plan, s.Node, p}
+	}
+	return p
 }
 
 // findReleased returns the instructions whose grant no pod can use any more: the
@@ -151,7 +161,7 @@ func (r *Reconciler) findReleased(ctx context.Context, s *Snapshot, overdue bool
 	var unused []types.UID
 	for _, g := range s.Grants {
 		switch in := g.Instruction; {
-		case !g.Releasing() || len(g.Bound) > 0 || meta.IsStatusConditionTrue(in.Status.Conditions, broker.ConditionRequesterReleased):
+		case !g.Releasing() || g.Bound.Count > 0 || meta.IsStatusConditionTrue(in.Status.Conditions, broker.ConditionRequesterReleased):
 		case overdue || r.carriesAtMost(in, 0):
 			unused = append(unused, in.UID)
 		default:
@@ -176,6 +186,7 @@ func (r *Reconciler) findReleased(ctx context.Context, s *Snapshot, overdue bool
 // the peering once it has been idle for long enough.
 func (r *Reconciler) reconcileIdle(ctx context.Context, state *peeringState, s *Snapshot) (requeueAfter time.Duration, err error) {
 	r.recordCarried(s, progress{})
+	state.inEffect = nil
 	peerings, err := r.driver.Observe(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("listing peerings: %w", err)
@@ -205,7 +216,7 @@ func (r *Reconciler) reconcileIdle(ctx context.Context, state *peeringState, s *
 		if err != nil {
 			return 0, err
 		}
-		if len(live.Grants) > 0 || len(live.Ungranted) > 0 {
+		if len(live.Grants) > 0 || live.Ungranted.Count > 0 {
 			return minRetry, nil
 		}
 		log.FromContext(ctx).Info("Removing an idle peering", "provider", s.Provider, "idleFor", now.Sub(state.lastGrant).Round(time.Second).String())
@@ -218,10 +229,10 @@ func (r *Reconciler) reconcileIdle(ctx context.Context, state *peeringState, s *
 // at most the resync period; 0 if it is to be removed now.
 func keepPeering(s *Snapshot, lastGrant, now time.Time, idleTime, retention time.Duration) time.Duration {
 	keep := lastGrant.Add(idleTime).Sub(now)
-	for _, pod := range s.Finished {
+	for _, pod := range s.Finished.all() {
 		keep = max(keep, finishedAt(pod).Add(retention).Sub(now))
 	}
-	if len(s.Ungranted) > 0 {
+	if s.Ungranted.Count > 0 {
 		keep = ResyncPeriod
 	}
 	return min(max(keep, 0), ResyncPeriod)

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
@@ -25,7 +24,7 @@ type Snapshot struct {
 	Grants []Grant
 	// Ungranted pods run on the virtual node without a grant, Finished ones have
 	// ended there. Neither includes pods of DaemonSets.
-	Ungranted, Finished []*corev1.Pod
+	Ungranted, Finished Pods
 	// DaemonPods is the number of DaemonSets' pods that are on the node or wait for
 	// it.
 	DaemonPods int32
@@ -38,7 +37,7 @@ type Snapshot struct {
 
 // inUse reports whether pods on the virtual node have not finished.
 func (s *Snapshot) inUse() bool {
-	return len(s.Ungranted) > 0 || slices.ContainsFunc(s.Grants, func(g Grant) bool { return len(g.Bound) > 0 })
+	return s.Ungranted.Count > 0 || slices.ContainsFunc(s.Grants, func(g Grant) bool { return g.Bound.Count > 0 })
 }
 
 // boundPods is the number of pods that use an instruction's grant.
@@ -47,22 +46,22 @@ func (s *Snapshot) boundPods(instruction types.UID) int32 {
 	if i < 0 {
 		return 0
 	}
-	return int32(len(s.Grants[i].Bound))
+	return s.Grants[i].Bound.Count
 }
 
-// grantOf finds the grant that a pod uses: the one made by hand that its hold label
-// names, or else that of its key, or else the one of its namespace that the label names.
+// grantOf finds the grant that pods use: the one made by hand that their hold label
+// names, or else that of their key, or else the one of their namespace that the label names.
 // A pod uses what it was bound for, also when that serves its namespace or labels no more:
 // the scheduler plugin counts in the same way, and the label of a bound pod never changes.
-func (s *Snapshot) grantOf(pod *corev1.Pod, resolve demand.Resolve) *Grant {
-	hold := pod.Labels[broker.LabelHold]
+func (s *Snapshot) grantOf(pods observed, resolve demand.Resolve) *Grant {
 	named := func(g Grant) bool {
-		return hold != "" && hold == demand.HoldLabel(g.Instruction.Spec.ReservationName)
+		return pods.hold != "" && pods.hold == demand.HoldLabel(g.Instruction.Spec.ReservationName)
 	}
 	if i := slices.IndexFunc(s.Grants, func(g Grant) bool { return named(g) && g.ByHand() }); i >= 0 {
 		return &s.Grants[i]
 	}
-	if key, _, _, ok := demand.KeyOf(pod, resolve); ok {
+	if owner, ok := demand.OwnerOf(pods.member, resolve); ok {
+		key := demand.Key{Namespace: pods.namespace, OwnerUID: owner.UID, Shape: pods.shape}
 		for i := range s.Grants {
 			if reservation := s.Grants[i].Reservation; reservation != nil {
 				if k, keyed := demand.KeyOfReservation(reservation); keyed && k == key.OfReservation() {
@@ -72,7 +71,7 @@ func (s *Snapshot) grantOf(pod *corev1.Pod, resolve demand.Resolve) *Grant {
 		}
 	}
 	for i := range s.Grants {
-		if named(s.Grants[i]) && s.Grants[i].Instruction.Spec.SourceNamespace == pod.Namespace {
+		if named(s.Grants[i]) && s.Grants[i].Instruction.Spec.SourceNamespace == pods.namespace {
 			return &s.Grants[i]
 		}
 	}
@@ -93,33 +92,46 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 		}
 	}
 	nodeName := broker.VirtualNodeName(provider)
-	var bound corev1.PodList
-	if err := reader.List(ctx, &bound, client.MatchingFields{IndexNode: nodeName}, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("listing pods on node %s: %w", nodeName, err)
+	tracker := r.Pods
+	if reader != r.client {
+		if tracker, err = readTracker(ctx, reader, nodeName); err != nil {
+			return nil, err
+		}
+		s.DaemonPods = r.Pods.daemonsFor(nodeName)
+	}
+	if err := tracker.WaitSynced(ctx); err != nil {
+		return nil, err
 	}
 	resolve := r.ResolveOwners(ctx)
-	for i := range bound.Items {
-		pod := &bound.Items[i]
-		switch {
-		case RunsOnEveryNode(pod):
-			s.DaemonPods++
-		case inventory.Finished(pod):
-			s.Finished = append(s.Finished, pod)
-		default:
-			if g := s.grantOf(pod, resolve); g != nil {
-				g.Bound = append(g.Bound, pod)
+	for _, pods := range tracker.observe(tracker.onNode, nodeName) {
+		switch pods.use {
+		case daemon:
+			s.DaemonPods += pods.Count
+		case ended:
+			s.Finished.add(pods.Pods)
+		case runs:
+			if g := s.grantOf(pods, resolve); g != nil {
+				g.Bound.add(pods.Pods)
 			} else {
-				s.Ungranted = append(s.Ungranted, pod)
+				s.Ungranted.add(pods.Pods)
 			}
 		}
 	}
-	var pending corev1.PodList
-	if err := r.client.List(ctx, &pending, client.MatchingFields{indexDaemonNode: nodeName}, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("listing DaemonSet pods for node %s: %w", nodeName, err)
-	}
-	s.DaemonPods += int32(len(pending.Items))
 	s.Node, err = ReadNode(ctx, r.client, provider)
 	return s, err
+}
+
+// readTracker returns a Tracker of the pods that are on a node now.
+func readTracker(ctx context.Context, reader client.Reader, nodeName string) (*Tracker, error) {
+	var bound corev1.PodList
+	if err := reader.List(ctx, &bound, client.MatchingFields{indexNode: nodeName}); err != nil {
+		return nil, fmt.Errorf("listing pods on node %s: %w", nodeName, err)
+	}
+	t := NewTracker()
+	for i := range bound.Items {
+		t.Set(&bound.Items[i])
+	}
+	return t, nil
 }
 
 // optedIn lists the opted-in namespaces, sorted.
@@ -137,8 +149,8 @@ func (r *Reconciler) optedIn(ctx context.Context) (names []string, err error) {
 	return names, nil
 }
 
-// ByHand returns the hold labels of pods that use a Reservation made by hand.
-func (r *Reconciler) ByHand(ctx context.Context) (holds map[string]bool, err error) {
+// byHand returns the hold labels of pods that use a Reservation made by hand.
+func (r *Reconciler) byHand(ctx context.Context) (holds map[string]bool, err error) {
 	instructions, err := r.instructions(ctx, r.client, func(broker.ReservationInstructionSpec) bool { return true })
 	if err != nil {
 		return nil, err
@@ -210,14 +222,15 @@ func (r *Reconciler) reservationOf(ctx context.Context, in *broker.ReservationIn
 	return reservation, nil
 }
 
-// Instructions lists the ReservationInstructions for a Reservation, by name.
+// Instructions lists the ReservationInstructions for a Reservation, by name. They must not be
+// changed.
 func (r *Reconciler) Instructions(ctx context.Context, reservation *broker.Reservation) ([]broker.ReservationInstruction, error) {
 	return r.instructions(ctx, r.client, func(spec broker.ReservationInstructionSpec) bool { return spec.SourceUID == reservation.UID })
 }
 
 func (r *Reconciler) instructions(ctx context.Context, reader client.Reader, match func(broker.ReservationInstructionSpec) bool) ([]broker.ReservationInstruction, error) {
 	var all broker.ReservationInstructionList
-	if err := reader.List(ctx, &all, client.InNamespace(r.InstructionNamespace)); err != nil {
+	if err := reader.List(ctx, &all, client.InNamespace(r.InstructionNamespace), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("listing ReservationInstructions: %w", err)
 	}
 	matching := slices.DeleteFunc(all.Items, func(in broker.ReservationInstruction) bool { return !match(in.Spec) })
@@ -225,14 +238,8 @@ func (r *Reconciler) instructions(ctx context.Context, reader client.Reader, mat
 	return matching, nil
 }
 
-const (
-	// IndexNode is the index of pods by the node they are bound to. It is also a
-	// field selector of the API server.
-	IndexNode = "spec.nodeName"
-	// indexDaemonNode is the index of DaemonSets' pods without a node by the node
-	// that they were created for.
-	indexDaemonNode = "spillway.daemonNode"
-)
+// indexNode is the field selector of pods by the node they are bound to.
+const indexNode = "spec.nodeName"
 
 // ProviderOf is the provider whose capacity a node provides, by the node's name; empty
 // for a node of this cluster. A node of this cluster may have such a name: see IsVirtual.
@@ -303,23 +310,20 @@ func RunsOnEveryNode(pod *corev1.Pod) bool {
 	return owner != nil && (owner.Kind == "DaemonSet" || owner.Kind == "Node")
 }
 
-// nodeOfDaemonPod lists the nodes that a pending pod of a DaemonSet is for: one.
-func nodeOfDaemonPod(o client.Object) []string {
-	pod := o.(*corev1.Pod)
+// nodeOfDaemonPod is the node that a pod of a DaemonSet is on or, while it waits, is for.
+func nodeOfDaemonPod(pod *corev1.Pod) string {
 	affinity := pod.Spec.Affinity
-	if pod.Spec.NodeName != "" || !RunsOnEveryNode(pod) || affinity == nil || affinity.NodeAffinity == nil ||
-		affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return nil
+	if pod.Spec.NodeName != "" || affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return pod.Spec.NodeName
 	}
-	var nodes []string
 	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
 		for _, field := range term.MatchFields {
-			if field.Key == metav1.ObjectNameField {
-				nodes = append(nodes, field.Values...)
+			if field.Key == metav1.ObjectNameField && len(field.Values) > 0 {
+				return field.Values[0]
 			}
 		}
 	}
-	return nodes
+	return ""
 }
 
 // ResolveOwners looks up the controllers of owners: those that demand.Resolvable names in the

@@ -2,9 +2,11 @@ package virtualnode
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,6 +28,30 @@ type peeringState struct {
 	notReadySince time.Time
 	reported      bool
 	retryAfter    time.Duration
+	// inEffect is what the driver has done, nil if it is to be called.
+	inEffect *inEffect
+}
+
+// inEffect is a plan that the driver has carried out, and what was observed then.
+type inEffect struct {
+	peer     peering.Peer
+	plan     peering.Capacity
+	node     *corev1.Node
+	progress progress
+}
+
+// is reports whether a plan is in effect, and its virtual node as it was then.
+func (e *inEffect) is(peer peering.Peer, plan peering.Capacity, node *corev1.Node) bool {
+	return e != nil && e.peer == peer && equality.Semantic.DeepEqual(e.plan, plan) && sameNode(e.node, node)
+}
+
+// sameNode reports whether a node is as it was, but for heartbeats.
+func sameNode(before, after *corev1.Node) bool {
+	if before == nil || after == nil {
+		return before == after
+	}
+	return before.UID == after.UID && nodeReady(before) == nodeReady(after) && maps.Equal(before.Labels, after.Labels) &&
+		equality.Semantic.DeepEqual(before.Spec, after.Spec) && equality.Semantic.DeepEqual(before.Status.Allocatable, after.Status.Allocatable)
 }
 
 // backOff returns the delay before the driver's step is tried again.
@@ -80,6 +106,16 @@ func (r *Reconciler) deleteState(provider string) {
 	defer r.mu.Unlock()
 	delete(r.peerings, provider)
 	delete(r.carried, provider)
+	delete(r.changed, provider)
+}
+
+// takeChanged reports whether a provider has been enqueued since the last call.
+func (r *Reconciler) takeChanged(provider string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	changed := r.changed[provider]
+	delete(r.changed, provider)
+	return changed
 }
 
 // recordUse records which Reservations pods on the virtual node use.
@@ -93,7 +129,7 @@ func (r *Reconciler) recordUse(s *Snapshot) {
 	use := map[types.UID]bool{}
 	for _, g := range s.Grants {
 		uid := sourceOf(&g.Instruction.Spec)
-		use[uid] = use[uid] || len(g.Bound) > 0
+		use[uid] = use[uid] || g.Bound.Count > 0
 	}
 	r.inUse[s.Provider] = use
 }

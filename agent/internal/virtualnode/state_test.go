@@ -10,6 +10,7 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
@@ -74,5 +75,50 @@ func TestReleaseOfReplacedReservation(t *testing.T) {
 	r.SetRelease(name, "new", nil)
 	if r.releaseOf(of("old")) != nil {
 		t.Error("the release of the Reservation that is gone is still remembered")
+	}
+}
+
+// TestDriverIsSkipped: the driver is not called again while the same plan is in effect and
+// nothing has changed that it observes.
+func TestDriverIsSkipped(t *testing.T) {
+	driver := fake.NewDriver()
+	r := New(nil, nil, nil, driver, Options{})
+	pods := func(count int32) []Grant {
+		return []Grant{{Limit: -1, Reservation: &broker.Reservation{}, Instruction: &broker.ReservationInstruction{
+			Spec: broker.ReservationInstructionSpec{SourceName: "web", PodSets: []broker.PodSet{{Name: "pods", Count: count}}}}}}
+	}
+	node := func(ready corev1.ConditionStatus, heartbeat int64) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: "node"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
+			{Type: corev1.NodeReady, Status: ready, LastHeartbeatTime: metav1.Unix(heartbeat, 0)}}}}
+	}
+	state, s := r.state("paris"), &Snapshot{Provider: "paris", Grants: pods(2)}
+	for _, step := range []struct {
+		name   string
+		change func()
+		called bool
+	}{
+		{"the first time", func() {}, true},
+		{"nothing has changed", func() {}, false},
+		{"the node appears", func() { s.Node = node(corev1.ConditionTrue, 1) }, true},
+		{"its heartbeat", func() { s.Node = node(corev1.ConditionTrue, 2) }, false},
+		{"it is not ready", func() { s.Node = node(corev1.ConditionFalse, 3) }, true},
+		{"the plan grows", func() { s.Grants = pods(3) }, true},
+		{"the driver observed a change", func() { r.Enqueue("paris") }, true},
+		{"another provider changed", func() { r.Enqueue("berlin") }, false},
+		{"another peer key", func() { state.peer.PeerKey = "other" }, true},
+		{"a change while the driver waits", func() { driver.Hold("EnsureCapacity", peering.Waiting("Growing", "")); r.Enqueue("paris") }, true},
+		{"it still waits", func() {}, true},
+		{"it is done", func() { driver.Free("EnsureCapacity") }, true},
+		{"nothing has changed since", func() {}, false},
+	} {
+		step.change()
+		before := len(driver.Calls("EnsureCapacity"))
+		p := r.ensure(t.Context(), state, s)
+		if called := len(driver.Calls("EnsureCapacity")) > before; called != step.called {
+			t.Errorf("%s: the driver is called: %t, want %t", step.name, called, step.called)
+		}
+		if waits := len(driver.Calls("EnsureCapacity")) > 0 && p.node.Reason == "Growing"; !waits && !p.ready() {
+			t.Errorf("%s: not ready: %+v", step.name, p)
+		}
 	}
 }

@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -93,8 +93,8 @@ func releaseProgress(g Grant, provider string, p progress, released bool) (reaso
 	switch {
 	case released:
 		return "Released", "no pod of this cluster uses the capacity"
-	case len(g.Bound) > 0:
-		return "PodsRunning", fmt.Sprintf("pods still running in %s: %d (%s)", provider, len(g.Bound), podNames(g.Bound))
+	case g.Bound.Count > 0:
+		return "PodsRunning", fmt.Sprintf("pods still running in %s: %d (%s)", provider, g.Bound.Count, podNames(g.Bound.names()))
 	default:
 		return "Shrinking", "waiting for the virtual node to shrink: " + p.message(p.node)
 	}
@@ -119,14 +119,11 @@ func reasonOf(step peering.Progress) string {
 	return cmp.Or(step.Reason, "Waiting")
 }
 
-// podNames lists the first few pods.
-func podNames(pods []*corev1.Pod) string {
+// podNames lists the first few names of pods.
+func podNames(names []string) string {
 	const limit = 5
-	var out []string
-	for _, pod := range pods[:min(len(pods), limit)] {
-		out = append(out, pod.Namespace+"/"+pod.Name)
-	}
-	if len(pods) > limit {
+	out := slices.Clone(names[:min(len(names), limit)])
+	if len(names) > limit {
 		out = append(out, "…")
 	}
 	return strings.Join(out, ", ")

@@ -98,8 +98,8 @@ func TestKeepPeering(t *testing.T) {
 		"just idle":      {reason: "looked at again at the next resync", lastGrant: now, want: ResyncPeriod},
 		"nearly over":    {reason: "looked at again when it is", lastGrant: ago(55 * time.Second), want: 5 * time.Second},
 		"idle for long":  {reason: "removed", lastGrant: ago(time.Minute), want: 0},
-		"finished pod":   {reason: "kept for its logs", snapshot: Snapshot{Finished: []*corev1.Pod{finished}}, lastGrant: ago(time.Hour), want: 20 * time.Second},
-		"ungranted pods": {reason: "kept while they run", snapshot: Snapshot{Ungranted: []*corev1.Pod{{}}}, lastGrant: ago(time.Hour), want: ResyncPeriod},
+		"finished pod":   {reason: "kept for its logs", snapshot: Snapshot{Finished: SumOf(finished)}, lastGrant: ago(time.Hour), want: 20 * time.Second},
+		"ungranted pods": {reason: "kept while they run", snapshot: Snapshot{Ungranted: SumOf(&corev1.Pod{})}, lastGrant: ago(time.Hour), want: ResyncPeriod},
 	} {
 		if got := keepPeering(&tc.snapshot, tc.lastGrant, now, time.Minute, 30*time.Second); got != tc.want {
 			t.Errorf("%s: %s: got %s, want %s", name, tc.reason, got, tc.want)

@@ -32,9 +32,9 @@ type BrokerConfigSpec struct {
 	// +optional
 	// +kubebuilder:default="1h"
 	DefaultLease *metav1.Duration `json:"defaultLease,omitempty"`
-	// proofDeadline is how long a provider may take to accept or refuse an attempt. After
-	// that, the Reservation is placed elsewhere, and the provider gets no other requests
-	// for the time of retryAfter unless it answers.
+	// proofDeadline is how long a provider may take to accept or refuse an attempt, and
+	// again for each 250 pods of it. After that, the Reservation is placed elsewhere, and the
+	// provider gets no other requests for the time of retryAfter unless it answers.
 	// +optional
 	// +kubebuilder:default="30s"
 	ProofDeadline *metav1.Duration `json:"proofDeadline,omitempty"`

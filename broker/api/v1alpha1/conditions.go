@@ -37,5 +37,6 @@ const (
 )
 
 // ReasonReleased is the reason of condition Enforced of a ProviderInstruction once
-// the provider holds nothing for it any more.
+// the provider holds nothing for it any more, and of the conditions of a Reservation that
+// has been deleted.
 const ReasonReleased = "Released"

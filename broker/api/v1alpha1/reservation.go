@@ -1,7 +1,10 @@
 package v1alpha1
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -398,7 +401,8 @@ type ReservationStatus struct {
 }
 
 // Reservation requests capacity in other clusters. Conditions are positive except
-// Queued; Ready is True when all requested capacity can be used.
+// Queued; Ready is True when all requested capacity can be used. One that is being deleted
+// grants nothing, whatever its status says: see EffectiveStatus.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=resv
@@ -417,6 +421,32 @@ type Reservation struct {
 	Spec   ReservationSpec   `json:"spec"`
 	Status ReservationStatus `json:"status,omitempty"`
 }
+
+// EffectiveStatus is the status as it counts. A Reservation grants nothing and is Released
+// from the moment on in which it is deleted; the broker writes that only if someone waits
+// for the release. It may share its content with the Reservation.
+func (r *Reservation) EffectiveStatus() ReservationStatus {
+	status := r.Status
+	if r.DeletionTimestamp.IsZero() {
+		return status
+	}
+	status.Phase, status.Summary = ReservationReleased, SummaryReleased
+	status.Allocations, status.TargetClusterEndpoint, status.QueuePosition = nil, "", 0
+	status.Conditions = slices.Clone(status.Conditions)
+	for _, kind := range []string{ConditionLocked, ConditionQueued, ConditionProviderAccepted, ConditionVirtualNodeReady, ConditionReady} {
+		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+			Type: kind, Status: metav1.ConditionFalse, Reason: ReasonReleased, Message: MessageReleased,
+			ObservedGeneration: r.Generation, LastTransitionTime: *r.DeletionTimestamp,
+		})
+	}
+	return status
+}
+
+// What the status of a Reservation says that has been deleted.
+const (
+	SummaryReleased = "released"
+	MessageReleased = "The Reservation has been released."
+)
 
 // ReservationList is a list of Reservation.
 // +kubebuilder:object:root=true

@@ -64,6 +64,16 @@ func (p Progress) Due(asked time.Time, deadline time.Duration) time.Time {
 	return due
 }
 
+// podsAtOnce is how many pods a provider proves within one deadline: its scheduler finds a
+// place for each.
+const podsAtOnce = 250
+
+// Deadline is how long a provider may take to answer what it is asked: the deadline for
+// podsAtOnce pods, and again for each further podsAtOnce.
+func Deadline(deadline time.Duration, asked broker.HeldCapacity) time.Duration {
+	return deadline * time.Duration(1+asked.Pods()/podsAtOnce)
+}
+
 // anyShape is the key of a provider that has not answered anything, ofReservation the
 // beginning of the key of one that has not answered a Reservation.
 const (

@@ -250,3 +250,15 @@ func TestQuietPeriod(t *testing.T) {
 		}
 	}
 }
+
+func TestDeadline(t *testing.T) {
+	for count, want := range map[int32]time.Duration{1: 30 * time.Second, 249: 30 * time.Second, 250: time.Minute, 1000: 150 * time.Second} {
+		if got := answers.Deadline(30*time.Second, pods(count, "a", "1")); got != want {
+			t.Errorf("the deadline for %d pods is %v, want %v", count, got, want)
+		}
+	}
+	total := broker.HeldCapacity{Totals: broker.FromList(expect.Resources("cpu", "1000"))}
+	if got := answers.Deadline(30*time.Second, total); got != 30*time.Second {
+		t.Errorf("the deadline for a total is %v, want 30s", got)
+	}
+}

@@ -20,6 +20,8 @@ type Seen struct {
 	Waiting int64
 	// Asked has the attempt of each provider that has not answered yet.
 	Asked map[string]int64
+	// Deleted is whether it is being deleted.
+	Deleted bool
 }
 
 // Times are when this process first saw the current state of a Reservation. A zero time
@@ -33,6 +35,8 @@ type Times struct {
 	Waiting time.Time
 	// Asked is when the pending attempt of each provider was first seen.
 	Asked map[string]time.Time
+	// Deleted is when it was first seen being deleted.
+	Deleted time.Time
 	// Renewed is when its lease was last renewed.
 	Renewed time.Time
 	// Written is when its status was last written.
@@ -88,6 +92,9 @@ func (b *Book) Observe(name string, uid types.UID, seen Seen, now time.Time) Tim
 		r.Held = time.Time{}
 	case r.Held.IsZero():
 		r.Held = now
+	}
+	if seen.Deleted && r.Deleted.IsZero() {
+		r.Deleted = now
 	}
 	switch {
 	case seen.Waiting == 0:

@@ -28,9 +28,11 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 	}
 	var asked broker.HeldCapacity
 	var news, changed bool
+	var lines auditLines
 	askedAt := r.book.AskedAt(name, ack.ReservationUID, cluster)
 	_, err = r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
 		changed = false
+		r.uncertain.forget(&lines)
 		hold, err := answered(ad, name, ack)
 		if hold == nil || err != nil {
 			return edited{}, err
@@ -43,14 +45,17 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 				asked = capacity.Sub(asked, *ack.Held)
 			}
 		}
+		before := *hold.DeepCopy()
 		changed = ledger.Confirm(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Accepted, ack.Held)
 		if changed && !ack.Accepted {
+			r.expectRefusal(ctx, &lines, ad, before)
 			// It is remembered before the refused capacity is released: the provider is
 			// not chosen again for the same.
 			news = r.answers.Refused(cluster, asked, reasonOf(ack), config.retryAfter, r.clock.Now()) || news
 		}
 		return edited{status: changed}, nil
 	})
+	r.uncertain.settle(&lines, err)
 	if err != nil {
 		return err
 	}
@@ -106,7 +111,8 @@ func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name stri
 		if reservation.UID != ack.ReservationUID || reservation.Status.Attempt.Number != ack.Attempt {
 			return false, nil
 		}
-		for i := range reservation.Status.Allocations {
+		// One that is being deleted grants nothing.
+		for i := range reservation.EffectiveStatus().Allocations {
 			allocation := &reservation.Status.Allocations[i]
 			ready := allocation.Accepted && slices.Contains(ack.Ready, allocation.Cluster)
 			changed = changed || allocation.VirtualNodeReady != ready

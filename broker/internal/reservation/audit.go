@@ -5,14 +5,19 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
 // Reasons of releases in the audit log, besides those of the conditions.
 const (
+	auditRefused     = "ProviderRefused"
+	auditGivenUp     = "ProviderGaveUp"
+	auditGone        = "ReservationGone"
 	auditNotAnswered = "NotAnswered"
 	auditTooMuch     = "NotNeeded"
 	auditTooFew      = "BelowMinAvailable"
@@ -21,24 +26,58 @@ const (
 // auditLog is the log of what was committed for a Reservation: who asked, which cluster,
 // why, at what price and until when. The logger's name is audit.
 func (in snapshot) auditLog(ctx context.Context, p plan) logr.Logger {
-	return log.FromContext(ctx).WithName("audit").WithValues(
-		"requester", in.reservation.Spec.RequesterID,
-		"reservation", in.reservation.Name,
-		"reservationUID", in.reservation.UID,
-		"attempt", p.attempt.Number)
+	return auditLog(ctx, in.reservation.Spec.RequesterID, in.reservation.Name, in.reservation.UID, p.attempt.Number)
 }
 
-func (in snapshot) auditPromise(ctx context.Context, p plan, c change) {
-	in.auditLog(ctx, p).Info("Promised capacity", "cluster", c.cluster, "capacity", amount(c.capacity),
+func auditLog(ctx context.Context, requester, name string, uid types.UID, attempt int64) logr.Logger {
+	return log.FromContext(ctx).WithName("audit").WithValues("requester", requester, "reservation", name, "reservationUID", uid, "attempt", attempt)
+}
+
+// auditPromise returns what logs a growth.
+func (in snapshot) auditPromise(ctx context.Context, p plan, c change) func() {
+	audit := in.auditLog(ctx, p).WithValues("cluster", c.cluster, "capacity", amount(c.capacity),
 		"score", p.scoreOf(c.cluster), "pricePerHour", in.priceOf(c), "until", in.auditUntil())
+	return func() { audit.Info("Promised capacity") }
 }
 
-func (in snapshot) auditRelease(ctx context.Context, p plan, c change) {
-	left := "nothing"
-	if !c.capacity.Empty() {
-		left = amount(c.capacity)
+// auditRelease returns what logs that a hold shrinks.
+func (in snapshot) auditRelease(ctx context.Context, p plan, c change) func() {
+	return logRelease(in.auditLog(ctx, p), c.cluster, c.capacity, in.auditReason(p, c.cluster))
+}
+
+func logRelease(audit logr.Logger, cluster string, left broker.HeldCapacity, reason string) func() {
+	text := "nothing"
+	if !left.Empty() {
+		text = amount(left)
 	}
-	in.auditLog(ctx, p).Info("Released capacity", "cluster", c.cluster, "left", left, "reason", in.auditReason(p, c.cluster))
+	return func() { audit.Info("Released capacity", "cluster", cluster, "left", text, "reason", reason) }
+}
+
+// expectSweep expects that orphans of a ledger are released.
+func (r *Reconciler) expectSweep(ctx context.Context, lines *auditLines, ad *broker.ClusterAdvertisement, orphans []types.UID) {
+	for _, uid := range orphans {
+		if hold := ledger.Find(&ad.Status, uid); hold != nil && !hold.Promised.Empty() {
+			attempt := hold.Attempt + 1
+			audit := auditLog(ctx, hold.Requester, hold.ReservationName, uid, attempt)
+			r.uncertain.expect(lines, ad.Name, uid, attempt, logRelease(audit, ad.Name, broker.HeldCapacity{}, auditGone))
+		}
+	}
+}
+
+// expectRefusal expects that a ledger is written after a provider's refusal; hold is the
+// one before.
+func (r *Reconciler) expectRefusal(ctx context.Context, lines *auditLines, ad *broker.ClusterAdvertisement, hold broker.Hold) {
+	var left broker.HeldCapacity
+	var attempt int64
+	if now := ledger.Find(&ad.Status, hold.ReservationUID); now != nil {
+		left, attempt = *now.Promised.DeepCopy(), now.Attempt
+	}
+	reason := auditRefused
+	if ledger.Pending(hold).Empty() {
+		reason = auditGivenUp
+	}
+	audit := auditLog(ctx, hold.Requester, hold.ReservationName, hold.ReservationUID, hold.Attempt)
+	r.uncertain.expect(lines, ad.Name, hold.ReservationUID, attempt, logRelease(audit, ad.Name, left, reason))
 }
 
 // scoreOf is the score that a cluster was chosen with.

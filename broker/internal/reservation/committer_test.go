@@ -62,7 +62,7 @@ func (c *counter) funcs() *interceptor.Funcs {
 }
 
 // A reservation that the server has created costs three writes until it is Reserved, and
-// ten until it is gone.
+// nine until it is gone.
 func writes(e *env) {
 	count := &counter{}
 	p := e.start(count.funcs())
@@ -91,11 +91,19 @@ func writes(e *env) {
 		}
 	}
 	expect.NoError(e, e.client.Delete(e.Context(), e.get("r")))
-	e.expect("r", broker.ReservationReleased, "released")
 	e.expectPods("paris", "r", 0, 2, 0)
 	p.answer("paris", "r", true, "")
 	e.expectDeleted("r")
-	expectWrites("the release", status, ledger, ledger, "update *v1alpha1.Reservation")
+	expectWrites("the release", ledger, ledger, "update *v1alpha1.Reservation")
+	e.expectEvents("r", "ReservationReleased", 1)
+
+	e.request("queued", 20, createdByBroker, func(r *broker.Reservation) { r.Spec.MinAvailable = 20 })
+	e.expectCondition("queued", broker.ConditionQueued, true, "")
+	count.take()
+	expect.NoError(e, e.client.Delete(e.Context(), e.get("queued")))
+	e.expectDeleted("queued")
+	expectWrites("the deletion of a queued one", "update *v1alpha1.Reservation")
+	e.expectEvents("queued", "ReservationReleased", 1)
 }
 
 // What comes while a ledger is written is written together. What does not fit fails alone.

@@ -35,7 +35,6 @@ const (
 	reasonInvalidSpec           = "InvalidSpec"
 	reasonExpired               = "Expired"
 	reasonConsumerSilent        = "ConsumerSilent"
-	reasonReleased              = "Released"
 	reasonConfirmed             = "Confirmed"
 )
 
@@ -123,8 +122,8 @@ func (in snapshot) endedReason() (reason, message string) {
 	invalid := invalidReason(&r.Spec)
 	_, length, _ := in.leaseEnd()
 	switch {
-	case !r.DeletionTimestamp.IsZero():
-		return reasonReleased, "The Reservation has been released."
+	case in.deleted():
+		return broker.ReasonReleased, broker.MessageReleased
 	case r.Status.Phase == broker.ReservationReleased && before != nil:
 		return before.Reason, before.Message
 	case in.leaseEnded() && in.config.duration(r.Spec.Duration) > 0:
@@ -132,7 +131,7 @@ func (in snapshot) endedReason() (reason, message string) {
 	case in.leaseEnded():
 		return reasonConsumerSilent, fmt.Sprintf("The broker has not heard from %s for %s. Check that its agent runs and can reach the broker.", r.Spec.RequesterID, length)
 	case in.ended():
-		return reasonReleased, "The Reservation has been released."
+		return broker.ReasonReleased, broker.MessageReleased
 	case invalid != "":
 		return reasonInvalidSpec, invalid
 	}

@@ -84,6 +84,8 @@ type Reconciler struct {
 	claims decide.Claims
 	// figures limits the writes of statuses that differ in figures only.
 	figures *rate.Limiter
+	// uncertain are lines of the audit log about writes whose outcome is not known yet.
+	uncertain *uncertain
 
 	mu sync.Mutex
 	// priceChanges are the prices that events have reported, by the name of the
@@ -130,11 +132,11 @@ func New(mgr manager.Manager, options Options) *Reconciler {
 // SetupWithManager, its caller reports every event of the watches to AdvertisementChanged
 // and ReservationChanged, and calls Reconcile and ReconcileAdvertisement.
 func NewWithClients(clients Clients, options Options) *Reconciler {
-	known := newStore()
-	key := func(name string) client.ObjectKey { return client.ObjectKey{Namespace: options.Namespace, Name: name} }
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
+	known := newStore(options.Clock)
+	key := func(name string) client.ObjectKey { return client.ObjectKey{Namespace: options.Namespace, Name: name} }
 	if options.Workers == 0 {
 		options.Workers = 128
 	}
@@ -155,6 +157,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		queue:       queue.New(),
 		conflicts:   workqueue.NewTypedItemExponentialFailureRateLimiter[string](conflictRetryAfter, maxConflictRetryAfter),
 		figures:     rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
+		uncertain:   newUncertain(options.Clock),
 
 		priceChanges: map[string]map[string]string{},
 		storedAt:     map[string]time.Time{},
@@ -280,6 +283,7 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 	if after != nil {
 		now = after.Status
 		r.store.putAdvertisement(after)
+		r.uncertain.observe(r.store.advertisement(after.Name))
 		if before != nil && after.Spec.Sequence > before.Spec.Sequence {
 			r.repeated(after.Name)
 		}

@@ -16,7 +16,8 @@
 // (store): a write that was based on something outdated fails. Only the clusters of the
 // last attempt are read live, if they do not show it. Each provider's ledger has one
 // committer: the changes that wait for it are written together, each with an outcome of
-// its own. What only releases has its status written with (a).
+// its own. What only releases has its status written with (a); what a deleted Reservation
+// releases needs neither (a) nor (c): the deletion is recorded already.
 //
 // The ledger is authoritative, the Reservation's status is derived from it. After an
 // interruption the next reconcile compares the holds with the requested capacity, and

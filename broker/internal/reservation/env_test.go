@@ -13,6 +13,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -310,6 +311,26 @@ func (e *env) expectDeleted(name string) {
 	expect.Eventually(e, name+" to be deleted", func() (bool, string) {
 		err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: name}, &broker.Reservation{})
 		return apierrors.IsNotFound(err), fmt.Sprint(err)
+	})
+}
+
+// expectEvents waits until there are that many events about a Reservation, repeated ones
+// included.
+func (e *env) expectEvents(name, reason string, want int32) {
+	e.Helper()
+	expect.Eventually(e, fmt.Sprintf("%d events %s of %s", want, reason, name), func() (bool, string) {
+		var events eventsv1.EventList
+		expect.NoError(e, e.client.List(e.Context(), &events, client.InNamespace(e.namespace)))
+		var got int32
+		for i := range events.Items {
+			if event := &events.Items[i]; event.Regarding.Name == name && event.Reason == reason {
+				got++
+				if event.Series != nil {
+					got += event.Series.Count - 1
+				}
+			}
+		}
+		return got == want, fmt.Sprint(got)
 	})
 }
 

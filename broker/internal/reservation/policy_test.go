@@ -651,7 +651,7 @@ func TestWritesOfARefusingProvider(t *testing.T) {
 		}
 	}
 	// A Reservation is written when it is first seen and when it is queued.
-	if refusals > 4 || h.writes > 400 {
+	if refusals > 4 || h.writes > 200 {
 		t.Errorf("%d refusals and %d writes of 100 Reservations in 100 s", refusals, h.writes)
 	}
 	h.expectCondition("r0", broker.ConditionQueued, reasonInsufficientCapacity, "The provider refused: full.")

@@ -80,7 +80,7 @@ func (r *Reconciler) commit(ctx context.Context, in snapshot, p plan) error {
 
 func (r *Reconciler) addFinalizer(ctx context.Context, in snapshot) error {
 	reservation := in.reservation
-	if !in.needsFinalizer() || !reservation.DeletionTimestamp.IsZero() || !controllerutil.AddFinalizer(reservation, broker.FinalizerLedger) {
+	if !in.needsFinalizer() || in.deleted() || !controllerutil.AddFinalizer(reservation, broker.FinalizerLedger) {
 		return nil
 	}
 	if err := r.client.Update(ctx, reservation); err != nil {
@@ -91,9 +91,11 @@ func (r *Reconciler) addFinalizer(ctx context.Context, in snapshot) error {
 }
 
 // writeAttempt is write (a): it records the attempt before any hold has its number. What
-// is released cannot fail: its status is written at once.
+// is released cannot fail: its status is written at once. The release of a deleted
+// Reservation is not recorded: since the deletion, nothing is granted, no version of before
+// can be written, and nothing is placed any more.
 func (r *Reconciler) writeAttempt(ctx context.Context, in snapshot, p plan) error {
-	if p.empty() {
+	if p.empty() || in.deleted() {
 		return nil
 	}
 	reservation := in.reservation
@@ -137,27 +139,29 @@ func (r *Reconciler) writeHolds(ctx context.Context, in *snapshot, p plan) error
 		before[h.cluster] = &h.Hold
 	}
 	for _, cluster := range p.fence {
-		if err := r.writeHold(ctx, cluster, uid, before[cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
+		if err := r.writeHold(ctx, cluster, uid, before[cluster], nil, func(ad *broker.ClusterAdvertisement) (bool, error) {
 			return ledger.Fence(&ad.Status, uid, attempt-1), nil
 		}); err != nil {
 			return err
 		}
 	}
 	for _, c := range p.shrink {
-		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
+		var line auditLines
+		r.uncertain.expect(&line, c.cluster, uid, attempt, in.auditRelease(ctx, p, c))
+		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], &line, func(ad *broker.ClusterAdvertisement) (bool, error) {
 			return ledger.Shrink(&ad.Status, uid, attempt, c.capacity), nil
 		}); err != nil {
 			return err
 		}
-		in.auditRelease(ctx, p, c)
 	}
 	for _, c := range p.grow {
-		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
+		var line auditLines
+		r.uncertain.expect(&line, c.cluster, uid, attempt, in.auditPromise(ctx, p, c))
+		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], &line, func(ad *broker.ClusterAdvertisement) (bool, error) {
 			return ledger.Place(&ad.Spec, &ad.Status, growth(in.reservation, attempt, c.capacity))
 		}); err != nil {
 			return err
 		}
-		in.auditPromise(ctx, p, c)
 	}
 	if p.writes() {
 		r.readLedgers(in)
@@ -167,8 +171,9 @@ func (r *Reconciler) writeHolds(ctx context.Context, in *snapshot, p plan) error
 
 // writeHold changes a hold that is still as it was before, nil for none. If another
 // writer is first, it fails: that the hold is the same does not show that the Reservation
-// is, and a plan of a former leader must not be carried out on a newer ledger.
-func (r *Reconciler) writeHold(ctx context.Context, cluster string, uid types.UID, before *broker.Hold, change func(*broker.ClusterAdvertisement) (bool, error)) error {
+// is, and a plan of a former leader must not be carried out on a newer ledger. The line of
+// the audit log is nil if there is none.
+func (r *Reconciler) writeHold(ctx context.Context, cluster string, uid types.UID, before *broker.Hold, line *auditLines, change func(*broker.ClusterAdvertisement) (bool, error)) error {
 	tried := false
 	_, err := r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
 		now := ledger.Find(&ad.Status, uid)
@@ -179,19 +184,20 @@ func (r *Reconciler) writeHold(ctx context.Context, cluster string, uid types.UI
 		tried = changed
 		return edited{status: changed}, err
 	})
+	if line != nil {
+		r.uncertain.settle(line, err)
+	}
 	if err != nil {
 		return fmt.Errorf("changing the hold in %s: %w", cluster, err)
 	}
 	return nil
 }
 
-// writeStatus is write (c): the Reservation's status follows the ledger. A Reservation
-// that is about to be removed has no use for it.
+// writeStatus is write (c): the Reservation's status follows the ledger.
 func (r *Reconciler) writeStatus(ctx context.Context, in snapshot, p plan) error {
 	reservation := in.reservation
 	before := reservation.Status
-	removed := !reservation.DeletionTimestamp.IsZero() && before.Phase == broker.ReservationReleased && len(in.holds()) == 0
-	if !removed {
+	if in.statusDue() {
 		reservation.Status = nextStatus(in, p, !p.empty())
 	}
 	if !apiequality.Semantic.DeepEqual(before, reservation.Status) {
@@ -213,12 +219,17 @@ func (r *Reconciler) putStatus(ctx context.Context, reservation *broker.Reservat
 	}
 	r.store.putReservation(reservation.DeepCopy())
 	r.book.Written(reservation.Name, reservation.UID, r.clock.Now())
+	r.reportChanges(ctx, reservation, before)
+	return nil
+}
+
+// reportChanges records what has changed in a Reservation's status since before.
+func (r *Reconciler) reportChanges(ctx context.Context, reservation *broker.Reservation, before *broker.ReservationStatus) {
 	r.recordChanges(reservation, before)
 	if status := &reservation.Status; status.Phase != before.Phase {
 		r.observePhase(reservation)
 		log.FromContext(ctx).Info("Reservation entered a phase", "phase", status.Phase, "summary", status.Summary, "attempt", status.Attempt.Number)
 	}
-	return nil
 }
 
 // removeFinalizer removes the finalizer of a Reservation that has ended, once there is
@@ -231,11 +242,15 @@ func (r *Reconciler) removeFinalizer(ctx context.Context, in snapshot) error {
 	if err := r.client.Update(ctx, reservation); err != nil {
 		return fmt.Errorf("removing the finalizer: %w", err)
 	}
-	if reservation.DeletionTimestamp.IsZero() {
+	if !in.deleted() || len(reservation.Finalizers) > 0 {
 		r.store.putReservation(reservation.DeepCopy())
-	} else {
-		r.store.removeReservation(reservation)
+		return nil
 	}
+	r.store.removeReservation(reservation)
+	// What no status says.
+	before := reservation.Status
+	reservation.Status = reservation.EffectiveStatus()
+	r.reportChanges(ctx, reservation, &before)
 	return nil
 }
 

@@ -20,6 +20,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
@@ -65,6 +66,8 @@ func TestReservations(t *testing.T) {
 		"FullLedger":            fullLedger,
 		"WrittenByAnother":      writtenByAnother,
 		"Unreachable":           unreachable,
+		"KeptByAnother":         keptByAnother,
+		"AuditOfLostAnswers":    auditOfLostAnswers,
 	} {
 		t.Run(name, func(t *testing.T) { test(newEnv(t, config)) })
 	}
@@ -176,6 +179,90 @@ func auditLog(e *env) {
 	expectLines("Released capacity", `"left"="nothing"`, `"reason"="Expired"`)
 }
 
+// What was committed is in the audit log once, also if the broker got no answer to the write:
+// placements, refusals, what providers give up, releases, and sweeps.
+func auditOfLostAnswers(e *env) {
+	var lose, lost atomic.Int32
+	p := e.start(&interceptor.Funcs{
+		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+			err := c.SubResource(sub).Update(ctx, o, opts...)
+			if _, ok := o.(*broker.ClusterAdvertisement); ok && err == nil && lose.CompareAndSwap(1, 0) {
+				lost.Add(1)
+				return errors.New("the answer was lost")
+			}
+			return err
+		},
+	})
+	p.advertise(e.spec("paris", "200m"))
+	ack := func(name string, hold *broker.Hold) {
+		ctx := log.IntoContext(e.Context(), e.audit.logger())
+		err := p.ApplyProviderAck(ctx, "paris", name, protocol.ProviderAck{ReservationUID: hold.ReservationUID, Attempt: hold.Attempt, Message: "full"})
+		if err == nil {
+			e.Errorf("the answer to the write for %s was not lost", name)
+		}
+	}
+	lines := map[string]string{}
+	expectLines := func(name, what, reason string) {
+		e.Helper()
+		lines[name+what+reason] = ""
+		e.eventually("each line once", func() error {
+			if n := e.audit.count(fmt.Sprintf("%q", what), fmt.Sprintf(`"reservation"=%q`, name), `"requester"="rome"`, `"cluster"="paris"`, reason); n != 1 {
+				return fmt.Errorf("%d lines with %s of %s for %s in:\n%s", n, what, name, reason, e.audit.String())
+			}
+			if n := e.audit.count(); n != len(lines) {
+				return fmt.Errorf("%d lines instead of %d:\n%s", n, len(lines), e.audit.String())
+			}
+			return nil
+		})
+	}
+	lose.Store(1)
+	e.request("refused", 1)
+	e.expect("refused", broker.ReservationReserved, "1 of 1 pods in paris")
+	expectLines("refused", "Promised capacity", `"capacity"="1 pod"`)
+	lose.Store(1)
+	ack("refused", e.hold("paris", "refused"))
+	expectLines("refused", "Released capacity", `"reason"="ProviderRefused"`)
+	expect.NoError(e, e.client.Delete(e.Context(), e.get("refused")))
+	e.expectDeleted("refused")
+
+	lose.Store(1)
+	e.request("r", 2, func(r *broker.Reservation) { r.Spec.PodSets[0].Requests = cpu("50m") })
+	e.expect("r", broker.ReservationReserved, "2 of 2 pods in paris")
+	expectLines("r", "Promised capacity", `"capacity"="2 pods"`)
+	p.answer("paris", "r", true, "")
+	e.expectPods("paris", "r", 2, 0, 2)
+	lose.Store(1)
+	ack("r", e.hold("paris", "r"))
+	expectLines("r", "Released capacity", `"reason"="ProviderGaveUp"`)
+	expect.NoError(e, e.client.Delete(e.Context(), e.get("r")))
+	e.expectDeleted("r")
+
+	lose.Store(1)
+	e.request("deleted", 1, func(r *broker.Reservation) { r.Spec.PodSets[0].Requests = cpu("10m") })
+	e.expect("deleted", broker.ReservationReserved, "1 of 1 pods in paris")
+	expectLines("deleted", "Promised capacity", `"capacity"="1 pod"`)
+	lose.Store(1)
+	expect.NoError(e, e.client.Delete(e.Context(), e.get("deleted")))
+	expectLines("deleted", "Released capacity", `"reason"="Released"`)
+
+	e.request("orphan", 1, func(r *broker.Reservation) { r.Spec.PodSets[0].Requests = cpu("20m") })
+	e.expect("orphan", broker.ReservationReserved, "1 of 1 pods in paris")
+	expectLines("orphan", "Promised capacity", `"capacity"="1 pod"`)
+	lose.Store(1)
+	e.eventually("the finalizer to be removed", func() error {
+		r := e.get("orphan")
+		r.Finalizers = nil
+		if err := e.client.Update(e.Context(), r); err != nil {
+			return err
+		}
+		return e.client.Delete(e.Context(), r, client.Preconditions{ResourceVersion: &r.ResourceVersion})
+	})
+	expectLines("orphan", "Released capacity", `"reason"="ReservationGone"`)
+	if n := lost.Load(); n != 7 {
+		e.Errorf("%d answers were lost", n)
+	}
+}
+
 // A broker stops after it has written the ledger and before it writes the status.
 func crash(e *env, change ...func(*broker.Reservation)) {
 	var stopped atomic.Bool
@@ -261,8 +348,14 @@ func release(e *env) {
 	e.expectRejection("second", "paris", "", "0 of 2 pods")
 
 	expect.NoError(e, e.client.Delete(e.Context(), e.get("first")))
-	e.expect("first", broker.ReservationReleased, "released")
 	e.expectPods("paris", "first", 0, 3, 0)
+	// The status says so once the release takes long.
+	if got := e.get("first").Status; got.Phase != broker.ReservationActive {
+		e.Errorf("the status was written at once: %s", got.Phase)
+	}
+	e.clock.Step(5 * time.Second)
+	e.expect("first", broker.ReservationReleased, "released")
+	e.expectCondition("first", broker.ConditionProviderReleased, false, "Waiting for paris to confirm the release.")
 	// Another advertisement does not free what is not confirmed.
 	p.advertise(e.spec("paris", "300m"))
 	e.expectRejection("second", "paris", "", "Insufficient cpu: requested 100m, available 0")
@@ -273,6 +366,32 @@ func release(e *env) {
 	if err := p.ApplyProviderAck(e.Context(), "paris", "first", protocol.ProviderAck{Attempt: 2, Accepted: true}); !apierrors.IsNotFound(err) {
 		e.Errorf("a repeated ack of a hold that is gone: %v", err)
 	}
+}
+
+// A deleted Reservation that someone else's finalizer keeps says at once that it grants
+// nothing, and in the end that it is released.
+func keptByAnother(e *env) {
+	const keep = "example.com/keep"
+	p := e.start(nil)
+	p.advertise(e.spec("paris", "1"))
+	e.request("r", 1, func(r *broker.Reservation) { r.Finalizers = []string{keep} })
+	e.expect("r", broker.ReservationReserved, "1 of 1 pods in paris")
+	p.answer("paris", "r", true, "")
+	e.expectPods("paris", "r", 1, 0, 1)
+	expect.NoError(e, e.client.Delete(e.Context(), e.get("r")))
+	e.expect("r", broker.ReservationReleased, "released")
+	e.expectPods("paris", "r", 0, 1, 0)
+	p.answer("paris", "r", true, "")
+	e.expectCondition("r", broker.ConditionProviderReleased, true, "")
+	e.eventually("the broker's finalizer to be removed", func() error {
+		if got := e.get("r").Finalizers; len(got) != 1 || got[0] != keep {
+			return fmt.Errorf("the finalizers are %v", got)
+		}
+		return nil
+	})
+	e.edit("r", func(r *broker.Reservation) { r.Finalizers = nil })
+	e.expectDeleted("r")
+	e.expectEvents("r", "ReservationReleased", 1)
 }
 
 func growAndShrink(e *env) {

@@ -130,6 +130,9 @@ func (r *Reconciler) snapshot(ctx context.Context, name string) (snapshot, error
 		if err := r.client.Get(ctx, r.key(name), reservation); err != nil {
 			return snapshot{}, err
 		}
+		if r.store.removedLately(reservation) {
+			return snapshot{}, notFound(name)
+		}
 	}
 	return r.snapshotOf(reservation, config), nil
 }
@@ -224,7 +227,7 @@ func (r *Reconciler) lastAdvertised(cluster string) time.Time {
 // upToDate reports whether there is nothing to write.
 func (in snapshot) upToDate(p plan) bool {
 	r := in.reservation
-	if !r.DeletionTimestamp.IsZero() {
+	if in.deleted() {
 		return !controllerutil.ContainsFinalizer(r, broker.FinalizerLedger)
 	}
 	if controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) != in.needsFinalizer() || p.writes() {
@@ -260,6 +263,9 @@ func (in snapshot) requeue() ctrl.Result {
 		}
 	}
 	if in.ended() {
+		if in.deleted() && in.needsFinalizer() && !in.statusDue() {
+			at(in.times.Deleted.Add(releaseShownAfter))
+		}
 		return result
 	}
 	if end, _, exists := in.leaseEnd(); exists {
@@ -340,7 +346,7 @@ func (in snapshot) reliable(h clusterHold) broker.HeldCapacity {
 // ended.
 func (in snapshot) ended() bool {
 	r := in.reservation
-	return !r.DeletionTimestamp.IsZero() || r.Status.Phase == broker.ReservationReleased || in.leaseEnded()
+	return in.deleted() || r.Status.Phase == broker.ReservationReleased || in.leaseEnded()
 }
 
 // requested is the capacity that the Reservation requests now: none once it has ended.

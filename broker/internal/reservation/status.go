@@ -153,7 +153,7 @@ func summary(in snapshot, status *broker.ReservationStatus) string {
 	}
 	switch wanted := requested.Pods(); {
 	case in.ended():
-		return "released"
+		return broker.SummaryReleased
 	case wanted > 0 && len(parts) == 0:
 		return fmt.Sprintf("0 of %d pods", wanted)
 	case wanted > 0 && len(parts) == 1:

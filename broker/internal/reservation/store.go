@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -33,10 +35,26 @@ type store struct {
 	// those with a hold of an earlier one of the same name.
 	holders      map[string]map[string]bool
 	reservations map[string]*broker.Reservation
+	clock        clock.PassiveClock
+	// gone are the Reservations that were removed lately: an event or a cache may still have
+	// an earlier version. removals are the same in their order.
+	gone     map[types.UID]bool
+	removals []removal
 }
 
-func newStore() *store {
+// removal is when a Reservation was removed.
+type removal struct {
+	uid types.UID
+	at  time.Time
+}
+
+// goneFor is how long a cache may still have a Reservation that is gone.
+const goneFor = 30 * time.Second
+
+func newStore(clock clock.PassiveClock) *store {
 	return &store{
+		clock:          clock,
+		gone:           map[types.UID]bool{},
 		advertisements: map[string]*broker.ClusterAdvertisement{},
 		crowded:        map[string]ledger.Size{},
 		holders:        map[string]map[string]bool{},
@@ -166,16 +184,32 @@ func (s *store) holdersOf(reservation string) []string {
 func (s *store) putReservation(r *broker.Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if known := s.reservations[r.Name]; known != nil && older(r, known) {
+	if known := s.reservations[r.Name]; known != nil && older(r, known) || s.gone[r.UID] {
 		return
 	}
 	s.reservations[r.Name] = r
 }
 
-// removeReservation forgets a deleted Reservation, and no newer one of its name.
+// removedLately reports whether a Reservation is gone, although a cache has it.
+func (s *store) removedLately(r *broker.Reservation) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.gone[r.UID]
+}
+
+// removeReservation forgets a Reservation that is gone, and no newer one of its name.
 func (s *store) removeReservation(r *broker.Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := s.clock.Now()
+	for len(s.removals) > 0 && now.Sub(s.removals[0].at) > goneFor {
+		delete(s.gone, s.removals[0].uid)
+		s.removals = s.removals[1:]
+	}
+	if !s.gone[r.UID] {
+		s.gone[r.UID] = true
+		s.removals = append(s.removals, removal{r.UID, now})
+	}
 	if known := s.reservations[r.Name]; known != nil && known.UID == r.UID {
 		delete(s.reservations, r.Name)
 	}

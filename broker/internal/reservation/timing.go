@@ -25,13 +25,16 @@ const (
 	// figuresBurst of them.
 	figuresEvery = time.Second
 	figuresBurst = 5
+	// releaseShownAfter is how long after the deletion of a Reservation its status says that
+	// the release waits for providers.
+	releaseShownAfter = 5 * time.Second
 )
 
 // remember adds to a snapshot what this process knows and no object says: since when
 // it has seen the Reservation's state, what the providers have answered, and the queue.
 func (r *Reconciler) remember(in *snapshot) {
 	reservation := in.reservation
-	seen := lease.Seen{Asked: map[string]int64{}}
+	seen := lease.Seen{Asked: map[string]int64{}, Deleted: in.deleted()}
 	for _, h := range in.holds() {
 		seen.Held = seen.Held || !h.Promised.Empty()
 		if !ledger.Pending(h.Hold).Empty() {
@@ -64,6 +67,23 @@ func (r *Reconciler) remember(in *snapshot) {
 		return r.answers.Rejections(reservation.UID, want, in.config.proofDeadline, in.now)
 	}
 	r.observeQueue(in)
+}
+
+// deleted reports whether the Reservation is being deleted. It grants nothing then, and that
+// cannot be taken back.
+func (in snapshot) deleted() bool { return !in.reservation.DeletionTimestamp.IsZero() }
+
+// statusDue reports whether the status is to be written if it is not up to date. That of a
+// deleted Reservation does not count any more: it is written for those who watch the
+// deletion, if the release takes long or the object stays after it.
+func (in snapshot) statusDue() bool {
+	switch {
+	case !in.deleted() || len(in.reservation.Finalizers) > 1:
+		return true
+	case !in.needsFinalizer():
+		return false
+	}
+	return !in.now.Before(in.times.Deleted.Add(releaseShownAfter))
 }
 
 // forget drops what is remembered of a Reservation that does not exist any more.
@@ -124,7 +144,7 @@ func (in snapshot) askedAt(h clusterHold) (at time.Time, pending bool) {
 // due is when the provider's answer to a hold is overdue.
 func (in snapshot) due(h clusterHold) (at time.Time, pending bool) {
 	asked, pending := in.askedAt(h)
-	return in.progress[h.cluster].Due(asked, in.config.proofDeadline), pending
+	return in.progress[h.cluster].Due(asked, answers.Deadline(in.config.proofDeadline, ledger.Pending(h.Hold))), pending
 }
 
 // overdue reports whether the provider has not answered to a hold before the deadline.

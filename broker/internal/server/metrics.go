@@ -82,12 +82,13 @@ func countReservation(reservation *broker.Reservation, change float64) {
 	if reservation == nil {
 		return
 	}
-	phase := reservation.Status.Phase
+	status := reservation.EffectiveStatus()
+	phase := status.Phase
 	if phase == "" {
 		phase = broker.ReservationPending
 	}
 	reservations.WithLabelValues(string(phase)).Add(change)
-	if meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) {
+	if meta.IsStatusConditionTrue(status.Conditions, broker.ConditionQueued) {
 		queueLength.Add(change)
 	}
 }

@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -80,6 +83,38 @@ func TestOldestStreamEnds(t *testing.T) {
 	h.unsubscribe(oldest)
 	if h.newest(oldest) || !h.newest(youngest) || len(h.subscriptions["rome"]) != 16 {
 		t.Fatal("the youngest stream is not the newest")
+	}
+}
+
+// A consumer hears of the deletion of its Reservation from the deletion on, whatever the
+// status says that is stored.
+func TestViewOfDeletedReservation(t *testing.T) {
+	reservation := &broker.Reservation{
+		ObjectMeta: metav1.ObjectMeta{Name: "r", UID: "r"},
+		Spec:       broker.ReservationSpec{RequesterID: "rome"},
+		Status: broker.ReservationStatus{
+			Phase: broker.ReservationActive, Summary: "1 of 1 pods in paris", QueuePosition: 1,
+			Allocations: []broker.Allocation{{Cluster: "paris", Accepted: true, VirtualNodeReady: true}},
+			Conditions:  []metav1.Condition{{Type: broker.ConditionReady, Status: metav1.ConditionTrue, Reason: "Ready"}, {Type: broker.ConditionQueued, Status: metav1.ConditionTrue, Reason: "InsufficientCapacity"}},
+		},
+	}
+	s := &Server{index: newIndex(clocktesting.NewFakePassiveClock(start))}
+	s.index.putReservation("r", reservation)
+	if view := s.consumerView(reservation); len(view.Status.Allocations) != 1 || view.Status.Phase != broker.ReservationActive {
+		t.Errorf("before the deletion: %+v", view.Status)
+	}
+	deleted := reservation.DeepCopy()
+	deleted.DeletionTimestamp = &metav1.Time{Time: start}
+	_, changed := s.index.putReservation("r", deleted)
+	if ids := changed[stream{"rome", protocol.RoleRequester}]; !slices.Equal(ids, []string{"r"}) {
+		t.Errorf("the deletion changes the views %v of rome", ids)
+	}
+	view := s.consumerViews("rome")[0].Status
+	if view.Phase != broker.ReservationReleased || len(view.Allocations) > 0 || view.Summary != "released" || meta.IsStatusConditionTrue(view.Conditions, broker.ConditionReady) || meta.IsStatusConditionTrue(view.Conditions, broker.ConditionQueued) {
+		t.Errorf("after the deletion: %+v", view)
+	}
+	if before := deleted.Status; len(before.Allocations) != 1 || !meta.IsStatusConditionTrue(before.Conditions, broker.ConditionReady) {
+		t.Errorf("the view has changed the Reservation: %+v", before)
 	}
 }
 

@@ -29,7 +29,7 @@ func (s *Server) consumerView(reservation *broker.Reservation) protocol.Consumer
 		SourceName:       reservation.Annotations[annotationSourceName],
 		SourceGeneration: sourceGeneration(reservation),
 		Spec:             reservation.Spec,
-		Status:           reservation.Status,
+		Status:           reservation.EffectiveStatus(),
 	}
 	view.Status.Allocations = slices.Clone(view.Status.Allocations)
 	for i := range view.Status.Allocations {

@@ -143,3 +143,21 @@ Rules for the kinds whose objects are looked up to find root owners.
   verbs: [get]
 {{- end }}
 {{- end }}
+
+{{/*
+The namespaces of guests, in which the agent's role for guests can be bound: policy
+spillway-agent-limits keeps the agent from binding it elsewhere, and from changing these
+labels.
+*/}}
+{{- define "spillway-agent.guestNamespaces" -}}
+namespaceSelector:
+  {{- if eq .Values.driver "liqo" }}
+  matchExpressions:
+    - {key: liqo.io/remote-cluster-id, operator: Exists}
+  {{- else }}
+  matchLabels:
+    app.kubernetes.io/managed-by: spillway
+  matchExpressions:
+    - {key: broker.fluidos.eu/guests-of, operator: Exists}
+  {{- end }}
+{{- end }}

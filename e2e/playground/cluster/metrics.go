@@ -9,6 +9,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"k8s.io/client-go/rest"
 )
 
 // Counts are values of a counter by name.
@@ -61,7 +62,12 @@ func labelsOf(m *dto.Metric) map[string]string {
 // Writes are the writes of some resources that the API server has counted, named as
 // "POST pods/binding".
 func (c *Cluster) Writes(ctx context.Context, resources ...string) (Counts, error) {
-	metrics, err := c.Set.Discovery().RESTClient().Get().AbsPath("/metrics").Stream(ctx)
+	return Writes(ctx, c.Set.Discovery().RESTClient(), resources...)
+}
+
+// Writes are the writes that the API server of a client has counted.
+func Writes(ctx context.Context, client rest.Interface, resources ...string) (Counts, error) {
+	metrics, err := client.Get().AbsPath("/metrics").Stream(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("reading the metrics of the API server: %w", err)
 	}

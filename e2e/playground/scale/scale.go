@@ -22,14 +22,21 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 	"github.com/spillway-dev/spillway/e2e/playground/environment"
 )
 
-// Name of the bench.
-const Name = "playground_scale"
+// Names of the bench: with what providers do by default to hold capacity, and with
+// accounting only.
+const (
+	Name                    = "playground_scale"
+	NameWithoutPlaceholders = "playground_scale_without_placeholders"
+)
 
 // Options of a run.
 type Options struct {
+	// Name is Name or NameWithoutPlaceholders.
+	Name string
 	// Out takes the figures, Log progress.
 	Out io.Writer
 	Log environment.Log
@@ -47,11 +54,11 @@ type Options struct {
 
 // Defaults are the bench's figures, as far as the memory of a small machine goes.
 func Defaults() Options {
-	return Options{Providers: 20, Real: 2, Nodes: 1000, Pods: 10000, Deadline: 30 * time.Minute}
+	return Options{Name: Name, Providers: 20, Real: 2, Nodes: 1000, Pods: 10000, Deadline: 30 * time.Minute}
 }
 
-// written are the resources of the consumer that are written for overflowing pods.
-var written = []string{"pods", "events", "reservations", "reservationinstructions"}
+// written are the resources that are written for overflowing pods.
+var written = []string{"pods", "events", "reservations", "reservationinstructions", "providerinstructions", "resourcequotas"}
 
 const (
 	consumer = "home"
@@ -73,15 +80,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	// A fifth of the nodes is at home: most pods overflow.
 	atHome := o.Nodes / 5
-	members := []environment.Member{{Name: consumer, Overflows: true, Nodes: nodes("home", atHome), Values: []string{"lend.enabled=false"}}}
-	var providers []string
-	for i, rest := 0, o.Nodes-atHome; i < o.Real; i++ {
-		name := fmt.Sprintf("provider-%d", i+1)
-		share := rest / (o.Real - i)
-		rest -= share
-		providers = append(providers, name)
-		members = append(members, environment.Member{Name: name, Nodes: nodes("node", share)})
-	}
+	members, providers := o.members(atHome)
 	p, err := environment.Start(ctx, environment.Options{Members: members, DefaultTimings: true, Log: o.Log})
 	if err != nil {
 		return err
@@ -103,8 +102,12 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	o.Log("1 consumer and %d providers (%d real control planes, %d simulated agents), %d nodes, %d pods", o.Providers, o.Real, len(others), o.Nodes, o.Pods)
 
-	before := usages(p, providers[0])
+	before, cpu := usages(p, providers[0]), cpuTimes(p)
 	writes, err := p.Cluster(consumer).Writes(ctx, written...)
+	if err != nil {
+		return err
+	}
+	lent, err := p.Cluster(providers[0]).Writes(ctx, written...)
 	if err != nil {
 		return err
 	}
@@ -126,24 +129,59 @@ func Run(ctx context.Context, o Options) (err error) {
 	line := func(name, value, unit, aim string) {
 		fmt.Fprintf(o.Out, "bench %s %s %s (aim %s)\n", name, value, unit, aim)
 	}
-	now, err := p.Cluster(consumer).Writes(ctx, written...)
+	for _, used := range cpuTimes(p).minus(cpu) {
+		o.Log("%8.1f s of CPU for %s", used.cpu, used.name)
+	}
+	writes, err = o.logWrites(ctx, p.Cluster(consumer), writes, away, "pod that overflowed")
 	if err != nil {
 		return err
 	}
-	writes = now.Minus(writes)
-	for _, name := range slices.Sorted(maps.Keys(writes)) {
-		o.Log("%8.3f %s for each pod that overflowed", writes[name]/float64(away), name)
+	if _, err = o.logWrites(ctx, p.Cluster(providers[0]), lent, away/o.Real, "guest, about,"); err != nil {
+		return err
 	}
-	line(Name, fmt.Sprintf("%.1f", took.Seconds()), "s", "<= 200")
-	line(Name+"_pods_per_second", fmt.Sprintf("%.1f", float64(o.Pods)/took.Seconds()), "pods/s", "none")
+	line(o.Name, fmt.Sprintf("%.1f", took.Seconds()), "s", "<= 200")
+	line(o.Name+"_pods_per_second", fmt.Sprintf("%.1f", float64(o.Pods)/took.Seconds()), "pods/s", "none")
 	// With the writes for pods at home: that is more than the pods that overflow need.
-	line(Name+"_writes_per_overflow_pod", fmt.Sprintf("%.1f", writes.Sum()/float64(away)), "writes", "<= 10")
-	line(Name+"_pods_overflowed", fmt.Sprint(away), "pods", fmt.Sprint(o.Pods-atHome*(podsEach+spare)))
+	line(o.Name+"_writes_per_overflow_pod", fmt.Sprintf("%.1f", writes.Sum()/float64(away)), "writes", "<= 10")
+	line(o.Name+"_pods_overflowed", fmt.Sprint(away), "pods", fmt.Sprint(o.Pods-atHome*(podsEach+spare)))
 	for i, now := range usages(p, providers[0]) {
-		line(fmt.Sprintf("%s_memory_%s", Name, now.name), fmt.Sprintf("%.0f", now.peakMiB), "MiB", fmt.Sprintf("<= %d", now.aimMiB))
-		line(fmt.Sprintf("%s_cpu_%s", Name, now.name), fmt.Sprintf("%.1f", now.cpu-before[i].cpu), "s", "none")
+		line(fmt.Sprintf("%s_memory_%s", o.Name, now.name), fmt.Sprintf("%.0f", now.peakMiB), "MiB", fmt.Sprintf("<= %d", now.aimMiB))
+		line(fmt.Sprintf("%s_cpu_%s", o.Name, now.name), fmt.Sprintf("%.1f", now.cpu-before[i].cpu), "s", "none")
 	}
 	return nil
+}
+
+// members are the clusters with nodes: the consumer, and the real providers.
+func (o Options) members(atHome int) (members []environment.Member, providers []string) {
+	hold := "hold=placeholders"
+	if o.Name == NameWithoutPlaceholders {
+		hold = "hold=none"
+	}
+	members = []environment.Member{{Name: consumer, Overflows: true, Nodes: nodes("home", atHome), Values: []string{"lend.enabled=false"}}}
+	for i, rest := 0, o.Nodes-atHome; i < o.Real; i++ {
+		name := fmt.Sprintf("provider-%d", i+1)
+		share := rest / (o.Real - i)
+		rest -= share
+		providers = append(providers, name)
+		members = append(members, environment.Member{Name: name, Nodes: nodes("node", share), Values: []string{hold}})
+	}
+	return members, providers
+}
+
+// logWrites logs the writes since before that a cluster's API server has counted for
+// each of pods, and returns them.
+func (o Options) logWrites(ctx context.Context, c *cluster.Cluster, before cluster.Counts, pods int, each string) (cluster.Counts, error) {
+	now, err := c.Writes(ctx, written...)
+	if err != nil {
+		return nil, err
+	}
+	writes := now.Minus(before)
+	for _, name := range slices.Sorted(maps.Keys(writes)) {
+		if per := writes[name] / float64(pods); per >= 0.01 {
+			o.Log("%8.2f %s in %s for each %s", per, name, c.Name, each)
+		}
+	}
+	return writes, nil
 }
 
 func nodes(prefix string, count int) []environment.NodeGroup {
@@ -215,13 +253,14 @@ func create(ctx context.Context, api client.Client, pods int) error {
 func settle(ctx context.Context, o Options, p *environment.Playground) (home, away int, err error) {
 	logged := time.Now()
 	for {
-		home, away, err = count(ctx, p.Cluster(consumer).Client)
+		var bound int
+		home, away, bound, err = count(ctx, p.Cluster(consumer).Client)
 		if err == nil && home+away == o.Pods {
 			return home, away, nil
 		}
 		if time.Since(logged) > 15*time.Second {
 			logged = time.Now()
-			o.Log("%d pods run at home, %d with providers (%v)", home, away, err)
+			o.Log("%d pods are bound, %d run at home, %d with providers (%v)", bound, home, away, err)
 		}
 		if err := p.Err(); err != nil {
 			return home, away, err
@@ -235,16 +274,20 @@ func settle(ctx context.Context, o Options, p *environment.Playground) (home, aw
 	}
 }
 
-// count counts the pods that run, from the API server's cache.
-func count(ctx context.Context, api client.Client) (home, away int, err error) {
+// count counts the pods that run and those that are bound, from the API server's cache.
+func count(ctx context.Context, api client.Client) (home, away, bound int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	var pods corev1.PodList
 	if err := api.List(ctx, &pods, client.InNamespace(crowd), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
-		return 0, 0, fmt.Errorf("counting the pods: %w", err)
+		return 0, 0, 0, fmt.Errorf("counting the pods: %w", err)
 	}
 	for i := range pods.Items {
-		switch pod := &pods.Items[i]; {
+		pod := &pods.Items[i]
+		if pod.Spec.NodeName != "" {
+			bound++
+		}
+		switch {
 		case pod.Status.Phase != corev1.PodRunning:
 		case len(pod.Spec.NodeName) > len(broker.VirtualNodePrefix) && pod.Spec.NodeName[:len(broker.VirtualNodePrefix)] == broker.VirtualNodePrefix:
 			away++
@@ -252,5 +295,5 @@ func count(ctx context.Context, api client.Client) (home, away int, err error) {
 			home++
 		}
 	}
-	return home, away, nil
+	return home, away, bound, nil
 }

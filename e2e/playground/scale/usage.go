@@ -1,6 +1,9 @@
 package scale
 
 import (
+	"cmp"
+	"slices"
+
 	"github.com/spillway-dev/spillway/e2e/playground/environment"
 	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
@@ -32,4 +35,31 @@ func usages(p *environment.Playground, provider string) []usage {
 		}
 	}
 	return all
+}
+
+// cpu is the CPU time of programs in seconds, by name and cluster.
+type cpu map[string]float64
+
+// cpuTimes reads the CPU time of all programs of the playground, also of those that only
+// play a cluster, from the kernel.
+func cpuTimes(p *environment.Playground) cpu {
+	all := cpu{}
+	for _, c := range p.Clusters() {
+		for _, running := range c.Processes() {
+			all[running.Name()+" in "+c.Name] = process.CPUTime(running.Pid()).Seconds()
+		}
+	}
+	return all
+}
+
+// minus returns what has been used since before, by those that used a second at least, most
+// first.
+func (c cpu) minus(before cpu) (used []usage) {
+	for name := range c {
+		if seconds := c[name] - before[name]; seconds >= 1 {
+			used = append(used, usage{name: name, cpu: seconds})
+		}
+	}
+	slices.SortFunc(used, func(a, b usage) int { return cmp.Compare(b.cpu, a.cpu) })
+	return used
 }

@@ -87,6 +87,9 @@ type Handler struct {
 	states map[types.UID]*podState
 	// uids are the UIDs of the pods last seen, by key.
 	uids map[string]types.UID
+	// differences are the messages that were recorded for pods of an owner, at most
+	// maxDifferences.
+	differences map[difference]bool
 	// unreachable is whether the provider is unreachable.
 	unreachable bool
 	// terminating is whether the virtual node is terminating.
@@ -96,6 +99,8 @@ type Handler struct {
 	owner     metav1.OwnerReference
 	handsOver bool
 	ownerRead time.Time
+	// handedOver is when the provider was last seen to have handed over a place.
+	handedOver time.Time
 }
 
 // podState is what the handler remembers of a pod.
@@ -104,9 +109,11 @@ type podState struct {
 	refs *translate.References
 	// created is whether a guest may have been created.
 	created bool
-	// pending and gated are when the guest was first seen to be pending, and to wait for
-	// its place; zero if it was not.
+	// pending is when the guest was first seen to be pending, or was reported since, gated
+	// when it was first seen to wait for its place; zero if it was not.
 	pending, gated time.Time
+	// ungated is whether the gate was removed here.
+	ungated bool
 	// reported is the status last reported, or nil.
 	reported *corev1.PodStatus
 	// events are the messages of the last Events, by reason.
@@ -123,7 +130,7 @@ func New(o Options) (*Handler, error) {
 	nodeName := broker.VirtualNodeName(o.Provider)
 	stripped := informers.WithTransform(ctrlcache.TransformStripManagedFields())
 	h := &Handler{
-		Options: o, nodeName: nodeName, states: map[types.UID]*podState{}, uids: map[string]types.UID{},
+		Options: o, nodeName: nodeName, states: map[types.UID]*podState{}, uids: map[string]types.UID{}, differences: map[difference]bool{},
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](minBackoff, maxBackoff),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "guests-" + o.Provider}),
@@ -525,4 +532,32 @@ func (h *Handler) event(pod *corev1.Pod, kind, reason, message string) {
 	if !repeated {
 		h.Recorder.Eventf(pod, nil, kind, reason, "Sync", "%s", message)
 	}
+}
+
+// difference is in what the guests of an owner's pods differ from the pods.
+type difference struct {
+	owner   types.UID
+	message string
+}
+
+// maxDifferences bounds what is remembered. Beyond it, Events are repeated.
+const maxDifferences = 1024
+
+// reportDifferences records an Event that says in what a guest differs from its pod: one for
+// all pods of a controller and message.
+func (h *Handler) reportDifferences(pod *corev1.Pod, message string) {
+	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
+		d := difference{owner.UID, message}
+		h.mu.Lock()
+		known := h.differences[d]
+		if !known && len(h.differences) >= maxDifferences {
+			clear(h.differences)
+		}
+		h.differences[d] = true
+		h.mu.Unlock()
+		if known {
+			return
+		}
+	}
+	h.event(pod, corev1.EventTypeNormal, reasonGuestDiffers, message)
 }

@@ -196,7 +196,7 @@ func (h *Handler) create(ctx context.Context, pod *corev1.Pod) (requeueAfter tim
 	}
 	guest, refs, notes := translate.Pod(pod, h.GuestNamespace, h.DNS)
 	if len(notes) > 0 {
-		h.event(pod, corev1.EventTypeNormal, reasonGuestDiffers, strings.Join(notes, " "))
+		h.reportDifferences(pod, strings.Join(notes, " "))
 	}
 	missing, err := h.copyReferences(ctx, pod, refs)
 	if err != nil {
@@ -251,18 +251,24 @@ func (h *Handler) guestOwner(ctx context.Context) (owner metav1.OwnerReference, 
 	return owner, handsOver, nil
 }
 
-// handOverTimeout is how long a guest waits for the provider's agent. Without it, the
-// provider's scheduler finds a place for the guest where there is one.
-const handOverTimeout = 5 * time.Second
+// handOverTimeout is how long a guest waits for the provider's agent since that has handed
+// a place over to any guest of this node, and maxHandOver how long in all. Without the agent,
+// the provider's scheduler finds a place for the guest where there is one.
+const (
+	handOverTimeout = 5 * time.Second
+	maxHandOver     = time.Minute
+)
 
-// pendingDelay is how long a guest is pending before that is reported.
-const pendingDelay = time.Second
+// pendingDelay is how long a guest is pending before that is reported, and the minimum time
+// between two reports of a guest that is.
+const pendingDelay = 5 * time.Second
 
 // settles returns how long the status of a pod is not reported yet, since its guest has been
-// pending only for a moment. Most guests run a moment later: without the delay each of them
-// would cost two or three more writes in this cluster.
+// pending only for a moment, or was reported as such a moment ago. Most guests run a moment
+// later: without the delay each of them would cost two or three more writes in this cluster.
+// What a container waits for is reported at once if it does not end by itself.
 func (h *Handler) settles(pod *corev1.Pod, status corev1.PodStatus) (left time.Duration) {
-	if status.Phase != corev1.PodPending {
+	if status.Phase != corev1.PodPending || slices.ContainsFunc(slices.Concat(status.InitContainerStatuses, status.ContainerStatuses), isStuck) {
 		return 0
 	}
 	h.mu.Lock()
@@ -274,23 +280,44 @@ func (h *Handler) settles(pod *corev1.Pod, status corev1.PodStatus) (left time.D
 	return max(0, pendingDelay-h.Clock.Since(state.pending))
 }
 
+// settleAgain begins the delay of settles for a pod whose status has been reported.
+func (h *Handler) settleAgain(pod *corev1.Pod) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.state(pod.UID).pending = h.Clock.Now()
+}
+
+// isStuck reports whether a container waits for anything but its start.
+func isStuck(c corev1.ContainerStatus) bool {
+	return c.State.Waiting != nil && !slices.Contains([]string{"", "ContainerCreating", "PodInitializing"}, c.State.Waiting.Reason)
+}
+
 // waitForHandOver removes the scheduling gate from the desired guest once it has waited
 // for too long; before, it returns how long it still waits.
 func (h *Handler) waitForHandOver(pod *corev1.Pod, guest, desired *corev1.Pod) (left time.Duration) {
 	isGate := func(g corev1.PodSchedulingGate) bool { return g.Name == broker.GateHandOver }
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	state := h.state(pod.UID)
 	if !slices.ContainsFunc(guest.Spec.SchedulingGates, isGate) {
+		if !state.gated.IsZero() && !state.ungated {
+			h.handedOver = h.Clock.Now()
+		}
+		state.gated = time.Time{}
 		return 0
 	}
-	h.mu.Lock()
-	state := h.state(pod.UID)
 	if state.gated.IsZero() {
 		state.gated = h.Clock.Now()
 	}
-	left = handOverTimeout - h.Clock.Since(state.gated)
-	h.mu.Unlock()
+	since := state.gated
+	if h.handedOver.After(since) {
+		since = h.handedOver
+	}
+	left = min(handOverTimeout-h.Clock.Since(since), maxHandOver-h.Clock.Since(state.gated))
 	if left > 0 {
 		return left
 	}
+	state.ungated = true
 	desired.Spec.SchedulingGates = slices.DeleteFunc(desired.Spec.SchedulingGates, isGate)
 	return 0
 }
@@ -331,6 +358,7 @@ func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod) (requeueAf
 	settling := h.settles(pod, status)
 	if settling == 0 && (!h.isReported(pod.UID, status) || !equality.Semantic.DeepEqual(pod.Status, status)) {
 		h.report(pod, status)
+		h.settleAgain(pod)
 	}
 	if guest.DeletionTimestamp != nil || isTerminal(guest) {
 		return settling, nil

@@ -3,11 +3,15 @@ package direct
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
@@ -15,14 +19,18 @@ import (
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
-// accessLabels are those of the RoleBindings that let virtual-node read a
+// labelAccess marks the namespaces in which virtual-node has permissions: the chart's policy
+// limits there, and only there, what it may do with pods.
+const labelAccess = broker.Group + "/virtual-node"
+
+// accessLabels are those of the RoleBindings that permit virtual-node to run the pods of a
 // namespace.
 func accessLabels() map[string]string {
 	return map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, nodeconfig.LabelComponent: "direct-access"}
 }
 
-// allowNamespaces lets virtual-node read the ConfigMaps and Secrets of namespaces
-// whose pods it is to run.
+// allowNamespaces permits virtual-node to report the pods of namespaces, and to read their
+// ConfigMaps and Secrets.
 func (d *Driver) allowNamespaces(ctx context.Context, namespaces []string) error {
 	if len(namespaces) == 0 {
 		return nil
@@ -31,32 +39,66 @@ func (d *Driver) allowNamespaces(ctx context.Context, namespaces []string) error
 	if err != nil {
 		return err
 	}
+	marked, err := d.markedNamespaces(ctx)
+	if err != nil {
+		return err
+	}
 	allowed := map[string]bool{}
 	for i := range bindings {
-		allowed[bindings[i].Namespace] = true
+		allowed[bindings[i].Namespace] = marked[bindings[i].Namespace]
 	}
 	for _, namespace := range namespaces {
 		if allowed[namespace] {
 			continue
 		}
-		err := d.Client.Create(ctx, &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: VirtualNodeAccount, Labels: accessLabels()},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: VirtualNodeNamespaceRole},
-			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: d.ServiceAccount.Namespace, Name: VirtualNodeAccount}},
-		})
 		// No pod can start in a namespace that is gone or being deleted.
-		if err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-			return fmt.Errorf("allowing %s to read namespace %s: %w", VirtualNodeAccount, namespace, err)
+		if err := d.allowNamespace(ctx, namespace); err != nil && !apierrors.IsNotFound(err) && !terminating(err) {
+			return fmt.Errorf("permitting %s to run pods of namespace %s: %w", VirtualNodeAccount, namespace, err)
 		}
 	}
 	return nil
+}
+
+// allowNamespace labels a namespace before it permits anything there.
+func (d *Driver) allowNamespace(ctx context.Context, namespace string) error {
+	if err := d.mark(ctx, namespace, `"true"`); err != nil {
+		return err
+	}
+	return oncePoliciesKnow(func() error {
+		return client.IgnoreAlreadyExists(d.Client.Create(ctx, &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: VirtualNodeAccount, Labels: accessLabels()},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: VirtualNodeNamespaceRole},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: d.ServiceAccount.Namespace, Name: VirtualNodeAccount}},
+		}))
+	})
+}
+
+// mark sets labelAccess of a namespace to a JSON value.
+func (d *Driver) mark(ctx context.Context, namespace, value string) error {
+	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`, labelAccess, value)
+	return d.Client.Patch(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, client.RawPatch(types.MergePatchType, patch))
+}
+
+// oncePoliciesKnow makes a request that the chart's policies deny until the API server has
+// seen the write before it.
+func oncePoliciesKnow(request func() error) error {
+	backoff := wait.Backoff{Duration: 20 * time.Millisecond, Factor: 2, Steps: 7}
+	return retry.OnError(backoff, func(err error) bool { return apierrors.IsForbidden(err) && !terminating(err) }, request)
+}
+
+func terminating(err error) bool {
+	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
 }
 
 // revokeNamespaces undoes allowNamespaces for namespaces that no peering lists any
 // more, neither as stored nor as last requested.
 func (d *Driver) revokeNamespaces(ctx context.Context) error {
 	bindings, err := d.accessBindings(ctx)
-	if err != nil || len(bindings) == 0 {
+	if err != nil {
+		return err
+	}
+	marked, err := d.markedNamespaces(ctx)
+	if err != nil || len(bindings) == 0 && len(marked) == 0 {
 		return err
 	}
 	records, err := d.records(ctx)
@@ -87,7 +129,28 @@ func (d *Driver) revokeNamespaces(ctx context.Context) error {
 			return fmt.Errorf("revoking access of %s to namespace %s: %w", VirtualNodeAccount, bindings[i].Namespace, err)
 		}
 	}
+	for namespace := range marked {
+		if used[namespace] {
+			continue
+		}
+		if err := oncePoliciesKnow(func() error { return client.IgnoreNotFound(d.mark(ctx, namespace, "null")) }); err != nil {
+			return fmt.Errorf("removing label %s of namespace %s: %w", labelAccess, namespace, err)
+		}
+	}
 	return nil
+}
+
+// markedNamespaces are the names of those with labelAccess.
+func (d *Driver) markedNamespaces(ctx context.Context) (map[string]bool, error) {
+	var namespaces corev1.NamespaceList
+	if err := d.Client.List(ctx, &namespaces, client.HasLabels{labelAccess}); err != nil {
+		return nil, fmt.Errorf("listing namespaces with label %s: %w", labelAccess, err)
+	}
+	marked := map[string]bool{}
+	for i := range namespaces.Items {
+		marked[namespaces.Items[i].Name] = true
+	}
+	return marked, nil
 }
 
 func (d *Driver) accessBindings(ctx context.Context) ([]rbacv1.RoleBinding, error) {

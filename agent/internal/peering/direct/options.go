@@ -13,8 +13,8 @@ import (
 // Names of objects of the chart, and of those made with them.
 const (
 	// VirtualNodeAccount is the ServiceAccount of spillway-virtual-node in the
-	// agent's namespace, and the name of the RoleBindings that let it read a
-	// namespace.
+	// agent's namespace, and the name of the RoleBindings that let it run the pods
+	// of a namespace.
 	VirtualNodeAccount = "spillway-virtual-node"
 	// VirtualNodeNamespaceRole is the ClusterRole of VirtualNodeAccount in a
 	// namespace with overflowed pods.

@@ -39,11 +39,22 @@ func TestWithoutVirtualNode(t *testing.T) {
 	if err := e.rome.Get(ctx, client.ObjectKey{Namespace: "shop", Name: VirtualNodeAccount}, &binding); err != nil || binding.RoleRef.Name != VirtualNodeNamespaceRole {
 		t.Errorf("access of virtual-node to namespace shop: %+v, %v", binding.RoleRef, err)
 	}
+	marked := func(name string) bool {
+		namespace := &corev1.Namespace{}
+		expect.NoError(t, e.rome.Get(ctx, client.ObjectKey{Name: name}, namespace))
+		return namespace.Labels[labelAccess] == "true"
+	}
+	if !marked("shop") {
+		t.Error("namespace shop has no label, without which the chart's policy does not limit virtual-node there")
+	}
 	moved := half
 	moved.Namespaces = []string{"tools"}
 	e.until("Ready", e.capacity(moved))
 	if err := e.rome.Get(ctx, client.ObjectKeyFromObject(&binding), &binding); !apierrors.IsNotFound(err) {
 		t.Errorf("access of virtual-node to namespace shop is not revoked: %v", err)
+	}
+	if marked("shop") || !marked("tools") {
+		t.Error("the label of namespaces did not move with the permission")
 	}
 
 	e.simulated.set(func(s *simulation) { s.stopped = true })

@@ -1,0 +1,122 @@
+package inventory_test
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// wholePod is a pod of a Deployment as the API server has it.
+func wholePod(name, node string) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop", Name: name, Generation: 1,
+			Labels:          map[string]string{"app": name[:3], "pod-template-hash": "5d9c7b8f6", broker.LabelHold: "hold-1", demand.LabelPodGroup: "gang"},
+			Annotations:     map[string]string{"kubectl.kubernetes.io/restartedAt": fmt.Sprint(name, " then")},
+			ManagedFields:   []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: &metav1.FieldsV1{Raw: []byte(name)}}},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-5d9c7b8f6", UID: "rs", Controller: ptr.To(true)}},
+		},
+		Spec: corev1.PodSpec{
+			NodeName: node, NodeSelector: map[string]string{"disk": "ssd"}, WorkloadRef: &corev1.WorkloadReference{Name: "train", PodGroup: "workers"},
+			Containers: []corev1.Container{{
+				Name: "main", Image: "registry.example.org/app:1", Args: []string{"serve"}, Env: []corev1.EnvVar{{Name: "NAME", Value: name}},
+				Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1", "memory", "1Gi"), Limits: expect.Resources("cpu", "2", "memory", "1Gi")},
+			}},
+			Tolerations: []corev1.Toleration{
+				{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
+				{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: ptr.To[int64](300)},
+			},
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, StartTime: ptr.To(metav1.Now()), ContainerStatuses: []corev1.ContainerStatus{{Name: "main", Image: "app:1"}}},
+	}
+	for _, kind := range []corev1.PodConditionType{corev1.PodScheduled, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
+		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: kind, Status: corev1.ConditionTrue, Message: fmt.Sprint(kind, " of ", name)})
+	}
+	return pod
+}
+
+// TestTrimPodKeepsTheKey: a trimmed pod has the gang and shape of the whole one, wherever it
+// may overflow to; of a pod that stays in this cluster, it has what it uses.
+func TestTrimPodKeepsTheKey(t *testing.T) {
+	for name, tc := range map[string]struct {
+		node   string
+		change func(*corev1.Pod)
+		local  bool
+	}{
+		"a pod that waits":    {change: func(*corev1.Pod) {}},
+		"one of a pod group":  {change: func(p *corev1.Pod) { p.Spec.WorkloadRef = nil }},
+		"one that overflowed": {node: broker.VirtualNodeName("paris"), change: func(*corev1.Pod) {}},
+		"one of the cluster":  {node: "home-1", change: func(*corev1.Pod) {}, local: true},
+		"a guest on its node": {node: "home-1", change: func(p *corev1.Pod) {
+			p.OwnerReferences[0] = metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Guest", Name: "g", Controller: ptr.To(true)}
+		}},
+		"a pod without an owner": {node: "home-1", change: func(p *corev1.Pod) { p.OwnerReferences = nil }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			whole := wholePod("web-1", tc.node)
+			tc.change(whole)
+			object, err := inventory.TrimPod(whole.DeepCopy())
+			expect.NoError(t, err)
+			trimmed := object.(*corev1.Pod)
+			if got, want := broker.FromList(inventory.Requests(trimmed)).String(), broker.FromList(inventory.Requests(whole)).String(); got != want {
+				t.Errorf("requests %s, want %s", got, want)
+			}
+			if len(trimmed.ManagedFields)+len(trimmed.Annotations) > 0 {
+				t.Errorf("%v and %v are kept", trimmed.ManagedFields, trimmed.Annotations)
+			}
+			if tc.local {
+				if len(trimmed.Status.Conditions)+len(trimmed.Spec.Tolerations) > 0 {
+					t.Errorf("%+v is kept of a pod that stays", trimmed)
+				}
+				return
+			}
+			wantGang, _ := demand.GangOf(whole)
+			if gang, _ := demand.GangOf(trimmed); gang != wantGang {
+				t.Errorf("gang %v, want %v", gang, wantGang)
+			}
+			shape, _ := demand.ShapeOf(trimmed)
+			if want, _ := demand.ShapeOf(whole); shape != want {
+				t.Errorf("shape %s, want %s", shape, want)
+			}
+			if trimmed.Labels[broker.LabelHold] != "hold-1" || len(trimmed.Status.Conditions) != len(whole.Status.Conditions) {
+				t.Errorf("lost labels or conditions: %v, %v", trimmed.Labels, trimmed.Status.Conditions)
+			}
+		})
+	}
+}
+
+// BenchmarkTrimmedHeap: the memory of 10,000 pods in the cache, of which a fifth stays, half
+// overflowed and the others wait.
+func BenchmarkTrimmedHeap(b *testing.B) {
+	heap := func() float64 {
+		var stats runtime.MemStats
+		runtime.GC()
+		runtime.GC()
+		runtime.ReadMemStats(&stats)
+		return float64(stats.HeapAlloc) / (1 << 20)
+	}
+	for b.Loop() {
+		before, pods := heap(), make([]any, 10000)
+		for i := range pods {
+			node := []string{"home-1", broker.VirtualNodeName("paris"), broker.VirtualNodeName("paris"), "", ""}[i%5]
+			// Each pod has strings of its own, as one that is decoded.
+			raw, err := wholePod(fmt.Sprint("web-", i), node).Marshal()
+			expect.NoError(b, err)
+			pod := &corev1.Pod{}
+			expect.NoError(b, pod.Unmarshal(raw))
+			pods[i], err = inventory.TrimPod(pod)
+			expect.NoError(b, err)
+		}
+		b.ReportMetric(heap()-before, "MiB")
+		runtime.KeepAlive(pods)
+	}
+}

@@ -1,0 +1,132 @@
+package virtualnode
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"pgregory.net/rapid"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// describe writes what a Tracker has, group by group.
+func describe(t *Tracker, index map[string]map[*group]bool, names ...string) string {
+	var lines []string
+	for _, name := range names {
+		for _, g := range t.observe(index, name) {
+			lines = append(lines, fmt.Sprintf("%s: %+v %d of %s: %v", name, g.groupKey, g.Count, broker.FromList(g.Requests), g.names()))
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// TestTrackerEqualsRecount: after any events, a Tracker equals one that sees the pods that
+// are left for the first time, and it remembers nothing else.
+func TestTrackerEqualsRecount(t *testing.T) {
+	nodes, namespaces := []string{"", "home-1", "spillway-paris", "spillway-berlin"}, []string{"shop", "bank"}
+	rapid.Check(t, func(t *rapid.T) {
+		tracker, exist := NewTracker(), map[types.NamespacedName]*corev1.Pod{}
+		for range rapid.IntRange(1, 60).Draw(t, "events") {
+			name := types.NamespacedName{Namespace: rapid.SampledFrom(namespaces).Draw(t, "namespace"), Name: fmt.Sprint("pod-", rapid.IntRange(0, 7).Draw(t, "pod"))}
+			if rapid.IntRange(0, 4).Draw(t, "event") == 0 {
+				delete(exist, name)
+				tracker.Delete(name)
+				continue
+			}
+			exist[name] = anyPod(t, name, nodes, exist[name])
+			tracker.Set(exist[name])
+		}
+		recount := NewTracker()
+		for _, pod := range exist {
+			recount.Set(pod)
+		}
+		for _, index := range []func(*Tracker) map[string]map[*group]bool{
+			func(t *Tracker) map[string]map[*group]bool { return t.onNode },
+			func(t *Tracker) map[string]map[*group]bool { return t.ofNamespace },
+		} {
+			all := slices.Concat(nodes, namespaces)
+			if got, want := describe(tracker, index(tracker), all...), describe(recount, index(recount), all...); got != want {
+				t.Fatalf("got\n%s\nwant\n%s", got, want)
+			}
+			if got, want := len(index(tracker)), len(index(recount)); got != want {
+				t.Fatalf("%d names are remembered, want %d", got, want)
+			}
+		}
+		if len(tracker.pods) != len(recount.pods) || len(tracker.groups) != len(recount.groups) {
+			t.Fatalf("%d pods and %d groups are remembered, want %d and %d", len(tracker.pods), len(tracker.groups), len(recount.pods), len(recount.groups))
+		}
+	})
+}
+
+// anyPod draws a version of a pod, which may have the generation of the one before if its
+// spec is the same.
+func anyPod(t *rapid.T, name types.NamespacedName, nodes []string, before *corev1.Pod) *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: types.UID(name.Name), Generation: 1, Labels: map[string]string{}}}
+	if before != nil {
+		pod.Generation = before.Generation + 1
+	}
+	cpu := *resource.NewMilliQuantity(int64(rapid.IntRange(0, 2).Draw(t, "cpu"))*300, resource.DecimalSI)
+	pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: cpu}}}}
+	pod.Spec.NodeName = rapid.SampledFrom(nodes).Draw(t, "node")
+	if before != nil && rapid.Bool().Draw(t, "same spec") {
+		pod.Spec, pod.Generation = before.Spec, before.Generation
+	}
+	pod.Status.Phase = rapid.SampledFrom([]corev1.PodPhase{corev1.PodPending, corev1.PodRunning, corev1.PodSucceeded}).Draw(t, "phase")
+	if owner := rapid.SampledFrom([]string{"", "web", "db", "DaemonSet"}).Draw(t, "owner"); owner == "DaemonSet" {
+		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "d", UID: "d", Controller: ptr.To(true)}}
+	} else if owner != "" {
+		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: owner, UID: types.UID(owner), Controller: ptr.To(true)}}
+	}
+	for label, values := range map[string][]string{broker.LabelHold: {"", "hold-1"}, broker.LabelShape: {"", "shape-1"}, broker.LabelOverflow: {"", broker.OverflowDisabled}} {
+		if value := rapid.SampledFrom(values).Draw(t, label); value != "" {
+			pod.Labels[label] = value
+		}
+	}
+	if rapid.IntRange(0, 5).Draw(t, "deleted") == 0 {
+		pod.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(1, 0)))
+	}
+	return pod
+}
+
+// TestTrackerUse: which pods count, and as what.
+func TestTrackerUse(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*corev1.Pod)
+		want   use
+		not    bool
+	}{
+		"a pod that waits":          {change: func(*corev1.Pod) {}, want: waits},
+		"one that is gated":         {change: func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "wait"}} }, not: true},
+		"one at home":               {change: func(p *corev1.Pod) { p.Spec.NodeName = "home-1" }, not: true},
+		"one that overflowed":       {change: func(p *corev1.Pod) { p.Spec.NodeName = "spillway-paris" }, want: runs},
+		"one that is being deleted": {change: func(p *corev1.Pod) { p.DeletionTimestamp = ptr.To(metav1.Now()) }, not: true},
+		"one that is being deleted there": {change: func(p *corev1.Pod) {
+			p.DeletionTimestamp, p.Spec.NodeName = ptr.To(metav1.Now()), "spillway-paris"
+		}, want: runs},
+		"one that ended there": {change: func(p *corev1.Pod) { p.Spec.NodeName, p.Status.Phase = "spillway-paris", corev1.PodFailed }, want: ended},
+		"a DaemonSet's pod that waits for a virtual node": {change: func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Controller: ptr.To(true)}}
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Values: []string{"spillway-paris"}}}}}}}}
+		}, want: daemon},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p"}}
+			tc.change(pod)
+			tracked := NewTracker(pod).pods[client.ObjectKeyFromObject(pod)]
+			if tc.not != (tracked == nil) || tracked != nil && tracked.key.use != tc.want {
+				t.Errorf("tracked as %+v, want %d (not at all: %t)", tracked, tc.want, tc.not)
+			}
+		})
+	}
+}

@@ -1,0 +1,124 @@
+package charts_test
+
+import (
+	"bufio"
+	"io"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// evaluation is a line of the API server's metrics: how often it has evaluated the match
+// conditions of a policy or webhook that did not hold, or has denied a request by a policy.
+var evaluation = regexp.MustCompile(`^apiserver_(?:admission_match_condition_evaluation|validating_admission_policy_check_duration)_seconds_count\{.*(?:name|policy)="(spillway-[a-z-]+|[a-z]+\.broker\.fluidos\.eu)".*\} ([0-9]+)$`)
+
+// evaluations are the numbers so far, by policy or webhook.
+func evaluations(t *testing.T, config *rest.Config) map[string]int {
+	t.Helper()
+	transport, err := rest.HTTPClientFor(config)
+	expect.NoError(t, err)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(config.Host, "/")+"/metrics", nil)
+	expect.NoError(t, err)
+	response, err := transport.Do(request)
+	expect.NoError(t, err)
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		t.Fatalf("reading the metrics: %s", response.Status)
+	}
+	counts, lines := map[string]int{}, bufio.NewReader(response.Body)
+	for {
+		line, err := lines.ReadString('\n')
+		if err == io.EOF {
+			return counts
+		}
+		expect.NoError(t, err)
+		if match := evaluation.FindStringSubmatch(line[:len(line)-1]); match != nil {
+			count, err := strconv.Atoi(match[2])
+			expect.NoError(t, err)
+			counts[match[1]] += count
+		}
+	}
+}
+
+// Policies cost a cluster next to nothing: the API server converts a pod for each that it
+// evaluates, which is the greater part of its work for the status of a pod.
+func TestEvaluationsOfOrdinaryRequests(t *testing.T) {
+	patch := client.RawPatch(types.MergePatchType, []byte(`{"status":{"message":"x"}}`))
+	touch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"example.com/x":"y"}}}`))
+	for driver, values := range map[string][]string{"liqo": needed, "direct": append(slices.Clone(needed), "driver=direct")} {
+		t.Run(driver, func(t *testing.T) {
+			objects := render(t, "agent", values)
+			for _, policy := range only[admissionv1.ValidatingAdmissionPolicy](t, objects, "ValidatingAdmissionPolicy") {
+				if match := policy.Spec.MatchConstraints; match.NamespaceSelector == nil && match.ObjectSelector == nil && len(policy.Spec.MatchConditions) == 0 {
+					t.Errorf("policy %s is evaluated in full for each request, and not counted here", policy.Name)
+				}
+			}
+			config := controlplane.Start(t)
+			admin, ctx := as(t, config, ""), t.Context()
+			expect.NoError(t, admin.Create(ctx, &corev1.Namespace{ObjectMeta: named("liqo")}))
+			install(t, "install", "agent", kubeconfig(t, config), values)
+			createWorkload(t, admin)
+			lease := &coordinationv1.Lease{ObjectMeta: within("kube-node-lease", "worker")}
+			expect.NoError(t, client.IgnoreAlreadyExists(admin.Create(ctx, &corev1.Namespace{ObjectMeta: named("kube-node-lease")})))
+			expect.NoError(t, client.IgnoreAlreadyExists(admin.Create(ctx, &corev1.ServiceAccount{ObjectMeta: within("spillway-holds", "default")})))
+			expect.NoError(t, admin.Create(ctx, lease))
+			// All policies are in force once the last ones are.
+			for _, policy := range []string{"spillway-pod-deletions", "spillway-agent-pods", "spillway-agent-limits"} {
+				expect.Eventually(t, policy+" is in force", func() (bool, string) {
+					_ = admin.Delete(ctx, podOn("", "local"), client.DryRunAll)
+					_ = admin.Patch(ctx, podOn("", "local"), touch, client.DryRunAll)
+					_ = admin.Patch(ctx, &corev1.Node{ObjectMeta: named("worker")}, touch, client.DryRunAll)
+					return evaluations(t, config)[policy] > 0, ""
+				})
+			}
+			node := map[string]int{}
+			if driver == "direct" {
+				node = map[string]int{"spillway-virtual-node-limits": 1}
+			}
+			// There is one virtual node.
+			for name, c := range map[string]struct {
+				do   func() error
+				want map[string]int
+			}{
+				"a pod is created":           {func() error { return admin.Create(ctx, podOn("", "new"), client.DryRunAll) }, map[string]int{"avoidance.broker.fluidos.eu": 1, "spillway-virtual-node-pods": 1}},
+				"a placeholder is created":   {func() error { return admin.Create(ctx, placeholder("spillway-holds", "p"), client.DryRunAll) }, map[string]int{"spillway-virtual-node-pods": 1}},
+				"a pod is bound":             {func() error { return bindPod(t, admin, "pending", "worker")() }, map[string]int{"spillway-virtual-node-binding": 1}},
+				"a kubelet reports a pod":    {func() error { return admin.Status().Patch(ctx, podOn("", "local"), patch) }, nil},
+				"a pod is labelled":          {func() error { return admin.Patch(ctx, podOn("", "local"), touch) }, map[string]int{"spillway-agent-pods": 1}},
+				"a pod is deleted":           {func() error { return admin.Delete(ctx, podOn("", "second"), client.DryRunAll) }, map[string]int{"spillway-pod-deletions": 1}},
+				"a kubelet reports its node": {func() error { return admin.Status().Patch(ctx, &corev1.Node{ObjectMeta: named("worker")}, touch) }, node},
+				"a kubelet renews its Lease": {func() error { return admin.Patch(ctx, lease.DeepCopy(), touch) }, node},
+				"a Secret of the cluster": {func() error {
+					return admin.Create(ctx, &corev1.Secret{ObjectMeta: within("kube-system", "new")}, client.DryRunAll)
+				}, nil},
+			} {
+				t.Run(name, func(t *testing.T) {
+					before := evaluations(t, config)
+					expect.NoError(t, c.do())
+					got := evaluations(t, config)
+					maps.DeleteFunc(got, func(policy string, count int) bool { return count == before[policy] })
+					for policy := range got {
+						got[policy] -= before[policy]
+					}
+					if !maps.Equal(got, c.want) {
+						t.Errorf("evaluates %v, want %v", got, c.want)
+					}
+				})
+			}
+		})
+	}
+}
