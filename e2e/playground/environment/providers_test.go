@@ -34,9 +34,9 @@ const (
 
 var gpuTaint = corev1.Taint{Key: gpu, Value: "present", Effect: corev1.TaintEffectNoSchedule}
 
-// scene is a consumer, rome, without room for any pod, and two providers. Paris is
+// playgroundTest is a consumer, rome, without room for any pod, and two providers. Paris is
 // cheaper, and rome cannot connect to it. The nodes of berlin are arm64 at first.
-type scene struct {
+type playgroundTest struct {
 	t                 *testing.T
 	p                 *environment.Playground
 	rome, hub, berlin client.Client
@@ -65,7 +65,7 @@ func TestProvidersThatCannotRunPods(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	s := &scene{t: t, p: p, rome: p.Cluster("rome").Client, hub: p.Cluster(environment.Hub).Client, berlin: p.Cluster("berlin").Client}
+	s := &playgroundTest{t: t, p: p, rome: p.Cluster("rome").Client, hub: p.Cluster(environment.Hub).Client, berlin: p.Cluster("berlin").Client}
 	began := time.Now()
 	timing := func(what string) { t.Logf("timing: %-50s %6.1fs", what, time.Since(began).Seconds()) }
 	expect.NoError(t, s.rome.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}}))
@@ -73,7 +73,7 @@ func TestProvidersThatCannotRunPods(t *testing.T) {
 	s.create("plain", nil)
 	s.create("arm", func(spec *corev1.PodSpec) { spec.NodeSelector = arm })
 	s.rejected("berlin", "NoMatchingNodes", "the architecture is arm64, and only amd64 pods can overflow")
-	s.told("arm", "OverflowNotPossible", corev1.LabelArchStable+"=arm64")
+	s.explained("arm", "OverflowNotPossible", corev1.LabelArchStable+"=arm64")
 	timing("an arm64-only provider was not chosen")
 
 	// While rome finds out that it cannot connect to paris:
@@ -89,8 +89,8 @@ func TestProvidersThatCannotRunPods(t *testing.T) {
 	timing("pods have taken the held places")
 
 	s.rejected("paris", "Unreachable", "Cluster rome cannot connect to its API server at "+closed)
-	s.told("plain", "OverflowQueued", "paris: Cluster rome cannot connect to its API server at "+closed, "the architecture is arm64")
-	s.told("intolerant", "OverflowQueued", "taint nvidia.com/gpu=present:NoSchedule is not tolerated")
+	s.explained("plain", "OverflowQueued", "paris: Cluster rome cannot connect to its API server at "+closed, "the architecture is arm64")
+	s.explained("intolerant", "OverflowQueued", "taint nvidia.com/gpu=present:NoSchedule is not tolerated")
 	timing("rome knows that it cannot connect to paris")
 	s.waits("plain", "arm", "intolerant")
 	expect.NoError(t, p.Cluster("berlin").AddNodes(ctx, "berlin-amd", 1, expect.Resources("cpu", "4", "memory", "8Gi"), nil))
@@ -121,7 +121,7 @@ func specOf(cpu string, change func(*corev1.PodSpec)) corev1.PodSpec {
 }
 
 // create creates a pod in rome, which has no room for it.
-func (s *scene) create(name string, change func(*corev1.PodSpec)) {
+func (s *playgroundTest) create(name string, change func(*corev1.PodSpec)) {
 	s.t.Helper()
 	// The namespace gets its ServiceAccount a moment after its creation.
 	eventually(s.t, s.p, "pod "+name+" is created", answer, func() error {
@@ -131,7 +131,7 @@ func (s *scene) create(name string, change func(*corev1.PodSpec)) {
 
 // addGPUs adds a node with GPUs and their taint to berlin, and waits until the broker knows
 // it. Its architecture is amd64.
-func (s *scene) addGPUs() {
+func (s *playgroundTest) addGPUs() {
 	s.t.Helper()
 	ctx := s.t.Context()
 	expect.NoError(s.t, s.p.Cluster("berlin").AddNodes(ctx, "berlin-gpu", 1, expect.Resources("cpu", "8", "memory", "16Gi", gpu, "2"), nil))
@@ -158,7 +158,7 @@ func (s *scene) addGPUs() {
 }
 
 // rejected waits until a Reservation of the namespace says why a cluster was not chosen.
-func (s *scene) rejected(cluster, reason, message string) {
+func (s *playgroundTest) rejected(cluster, reason, message string) {
 	s.t.Helper()
 	eventually(s.t, s.p, cluster+" is rejected: "+reason, answer, func() error {
 		var list broker.ReservationList
@@ -181,8 +181,8 @@ func (s *scene) rejected(cluster, reason, message string) {
 	})
 }
 
-// told waits until an event of a pod in rome has all words.
-func (s *scene) told(pod, reason string, words ...string) {
+// explained waits until an event of a pod in rome has all words.
+func (s *playgroundTest) explained(pod, reason string, words ...string) {
 	s.t.Helper()
 	eventually(s.t, s.p, "the events of pod "+pod+" say why it does not run", answer, func() error {
 		var list corev1.EventList
@@ -204,7 +204,7 @@ func (s *scene) told(pod, reason string, words ...string) {
 }
 
 // runs waits until a pod runs on a node of a provider.
-func (s *scene) runs(name, provider, node string) {
+func (s *playgroundTest) runs(name, provider, node string) {
 	s.t.Helper()
 	eventually(s.t, s.p, fmt.Sprintf("pod %s runs in %s", name, provider), answer, func() error {
 		pod := &corev1.Pod{}
@@ -230,7 +230,7 @@ func (s *scene) runs(name, provider, node string) {
 }
 
 // waits expects that pods have no node.
-func (s *scene) waits(names ...string) {
+func (s *playgroundTest) waits(names ...string) {
 	s.t.Helper()
 	for _, name := range names {
 		pod := &corev1.Pod{}
@@ -243,7 +243,7 @@ func (s *scene) waits(names ...string) {
 
 // reserve holds places for pods of rome on the node with GPUs: no other node of berlin can
 // run them.
-func (s *scene) reserve() {
+func (s *playgroundTest) reserve() {
 	s.t.Helper()
 	ctx := s.t.Context()
 	tolerating := specOf("300m", tolerate)
@@ -278,7 +278,7 @@ func (s *scene) reserve() {
 
 // takePlaces has pods of rome take the places while pods of berlin want them, 20 a second,
 // and notes how long each took from its creation until it ran.
-func (s *scene) takePlaces() {
+func (s *playgroundTest) takePlaces() {
 	s.t.Helper()
 	ctx := s.t.Context()
 	stop := s.compete()
@@ -334,7 +334,7 @@ func (s *scene) takePlaces() {
 }
 
 // unschedulable is how many pods of berlin its scheduler has found no node for.
-func (s *scene) unschedulable() (n int, _ error) {
+func (s *playgroundTest) unschedulable() (n int, _ error) {
 	var pods corev1.PodList
 	err := s.berlin.List(s.t.Context(), &pods, client.InNamespace("local"))
 	for _, pod := range pods.Items {
@@ -349,7 +349,7 @@ func (s *scene) unschedulable() (n int, _ error) {
 
 // compete creates pods of the held and of half the held size for the node with the held
 // places until it is stopped, and returns how many.
-func (s *scene) compete() (stop func() int) {
+func (s *playgroundTest) compete() (stop func() int) {
 	s.t.Helper()
 	ctx, cancel := context.WithCancel(s.t.Context())
 	s.t.Cleanup(cancel)
