@@ -273,7 +273,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		mgr.Add(manager.RunnableFunc(func(ctx context.Context) error { lookup.Run(ctx, func() {}); return nil })),
 	)
 	for _, c := range []controller{
-		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers),
+		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers, clock.RealClock{}),
 		provided,
 		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
 			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Namespace: o.namespace, Broker: brokerClient, Mirror: consumers, InUse: consumer.InUse,

@@ -90,7 +90,7 @@ func Add(ctx context.Context, mgr manager.Manager, o Options) error {
 	controllers := []interface {
 		SetupWithManager(mgr manager.Manager) error
 	}{
-		instruction.NewConsumer(mgr.GetClient(), o.Namespace, consumers),
+		instruction.NewConsumer(mgr.GetClient(), o.Namespace, consumers, o.Clock),
 		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
 			ClusterID: o.ClusterID, InstructionNamespace: o.Namespace, Namespace: o.Namespace, Broker: o.Connection, Mirror: consumers, InUse: o.InUse, Clock: o.Clock,
 		}),

@@ -38,6 +38,7 @@ func receiving(t *testing.T, r responses) *Client {
 func FuzzResponses(f *testing.F) {
 	for _, seed := range []string{
 		``, `null`, `{}`, `[`, `{"code":"NotFound","message":"no"}`, `{"items":[{"id":"a","status":{"allocations":[{"cluster":"paris"}]}}]}`,
+		`{"items":[{"id":"a","status":{"withdrawals":[{"cluster":"paris","attempt":1,"leaveWithin":"10m"},{"leaveWithin":"-9e99h"}]}}]}`,
 		"{\"type\":\"Relist\",\"consumer\":[{\"id\":\"a\"}]}\n{\"type\":\"Put\"}\n{\"type\":\"Delete\",\"id\":\"a\"}\n", "{\"type\":\"Put\"}\n", "{\"type\":\"Newer\"}\n\n",
 	} {
 		f.Add([]byte(seed), "1-2")

@@ -7,6 +7,7 @@ package protocol
 import (
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -149,6 +150,10 @@ type ProviderAck struct {
 	// refuses, from attempts that it accepted before. Unset if it holds nothing, or if the
 	// provider speaks version 1.
 	Held *broker.HeldCapacity `json:"held,omitempty"`
+	// LeaveWithin is set if the provider withdraws what it had accepted, except for Held:
+	// how long pods may still use the rest. If it is unset, they may use it until the
+	// provider ends them.
+	LeaveWithin *metav1.Duration `json:"leaveWithin,omitempty"`
 }
 
 // Renewal renews the lease of a reservation that is in use. It changes nothing if the
@@ -172,6 +177,9 @@ type RequesterAck struct {
 	// which show it in the consumer.
 	Used *broker.Use `json:"used,omitempty"`
 }
+
+// MaxLeaveWithin is the longest LeaveWithin. The broker lowers what is longer.
+const MaxLeaveWithin = 24 * time.Hour
 
 // RelayMessage is a sealed message from one cluster to another. The broker cannot
 // read it.

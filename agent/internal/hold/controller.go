@@ -62,6 +62,9 @@ type Options struct {
 	// ProofTimeout is how long the scheduler may take to find the next place for a
 	// placeholder, 20 s where 0. It is shorter than the broker's proofDeadline.
 	ProofTimeout time.Duration
+	// LeaveWithin is how long guests may stay that use what this cluster withdraws of an
+	// accepted hold; 10 min where 0.
+	LeaveWithin time.Duration
 	// Writers is the number of statuses that are written at a time; 8 where 0.
 	Writers int
 	// Debounce is how long changes of nodes and pods are collected before the holds are
@@ -128,6 +131,9 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, pro
 	}
 	if options.ProofTimeout == 0 {
 		options.ProofTimeout = 20 * time.Second
+	}
+	if options.LeaveWithin == 0 {
+		options.LeaveWithin = 10 * time.Minute
 	}
 	if options.Debounce == 0 {
 		options.Debounce = time.Second
@@ -348,7 +354,7 @@ func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []de
 			// Its status says already that the grant is not in effect.
 			continue
 		}
-		writes = append(writes, write{d.instruction, d.status(granted, fits, using, r.Clock.Now())})
+		writes = append(writes, write{d.instruction, d.status(granted, fits, using, r.Clock.Now(), r.LeaveWithin)})
 	}
 	err = r.writeAll(ctx, writes)
 	if err == nil && granted.Done {
@@ -381,7 +387,7 @@ func (r *Reconciler) record(ctx context.Context, in *input, decisions []decision
 			if _, known := r.unproven[uid]; !known {
 				r.unproven[uid] = d.before
 			}
-			writes = append(writes, write{d.instruction, d.status(r.recording(), true, "", r.Clock.Now())})
+			writes = append(writes, write{d.instruction, d.status(r.recording(), true, "", r.Clock.Now(), r.LeaveWithin)})
 		}
 	}
 	if len(writes) == 0 {

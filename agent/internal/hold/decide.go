@@ -72,6 +72,9 @@ func (d decision) proving() bool {
 	return !d.accounted && !d.settled && !d.smaller && d.refused == nil && d.proof == placeholder.Waiting
 }
 
+// withdrawn reports whether this cluster gives up a part of what it had accepted.
+func (d decision) withdrawn() bool { return d.refused != nil && d.refused.Reason == ReasonCapacityLost }
+
 // grows reports whether more is to be held than before.
 func (d decision) grows() bool {
 	return !d.settled && !d.smaller && d.refused == nil && !Covers(d.before, d.held)
@@ -199,7 +202,7 @@ func (j *judge) unused(instruction *broker.ProviderInstruction, want broker.Held
 	byConsumer[j.consumer] = append(byConsumer[j.consumer], want)
 	guests := j.nodes().guests
 	for _, consumer := range slices.Sorted(maps.Keys(byConsumer)) {
-		unused := Unused(byConsumer[consumer], guests[consumer].Bound)
+		unused := Unused(byConsumer[consumer], guests[consumer].Placed)
 		if consumer == j.consumer {
 			missing, unused = unused[len(unused)-1], unused[:len(unused)-1]
 		}

@@ -15,8 +15,9 @@ type loss struct {
 	why  string
 }
 
-// losses returns the holds of which the part that no guest uses no longer fits the
-// nodes. The oldest holds keep their place. Only holds that are decided count: the
+// losses returns the holds of which a part no longer fits the nodes. Guests on nodes
+// whose capacity is offered keep their places; those on a cordoned node need another one,
+// because the administrator empties it. The oldest holds keep their place. Only holds that are decided count: the
 // others are about to be.
 func losses(in input) map[types.UID]loss {
 	var standing []*broker.ProviderInstruction
@@ -72,7 +73,8 @@ func fitInAnotherOrder(now nodes, all []broker.HeldCapacity) bool {
 	return false
 }
 
-// unusedOf returns the part of each hold that no guest uses.
+// unusedOf returns the part of each hold that needs a place: no guest uses it, or one
+// that is to leave its node.
 func unusedOf(standing []*broker.ProviderInstruction, now nodes) map[types.UID]broker.HeldCapacity {
 	byConsumer := map[string][]*broker.ProviderInstruction{}
 	for _, instruction := range standing {
@@ -85,7 +87,7 @@ func unusedOf(standing []*broker.ProviderInstruction, now nodes) map[types.UID]b
 		for _, instruction := range own {
 			held = append(held, *heldBy(instruction))
 		}
-		for i, left := range Unused(held, now.guests[consumer].Bound) {
+		for i, left := range Unused(held, now.guests[consumer].Placed) {
 			out[own[i].UID] = left
 		}
 	}

@@ -1,7 +1,9 @@
 package hold_test
 
 import (
+	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,7 +27,7 @@ func TestHoldIsJudgedAgain(t *testing.T) {
 		expect.NoError(t, e.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}))
 		expect.NoError(t, e.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: name}}))
 	}
-	e.node("a", expect.Resources("cpu", "2500m", "memory", "8Gi"))
+	e.node("a", expect.Resources("cpu", "3500m", "memory", "8Gi"))
 	e.node("b", expect.Resources("cpu", "2", "memory", "8Gi"))
 	e.hold("r1", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1"))))
 	e.decided("r1", 1, hold.ReasonAccepted, "", 2)
@@ -33,20 +35,32 @@ func TestHoldIsJudgedAgain(t *testing.T) {
 	e.decided("r2", 1, hold.ReasonAccepted, "", 2)
 	e.guest("g1", "rome", "b", expect.Resources("cpu", "1"))
 
-	// A guest on a cordoned node runs on; one more of r2 fitted there only.
+	// A guest on a cordoned node runs on for a while, and needs a place elsewhere as the
+	// three that are not there yet: for one of them there is none.
 	node := &corev1.Node{}
 	expect.NoError(t, e.Get(t.Context(), client.ObjectKey{Name: "b"}, node))
 	node.Spec.Unschedulable = true
 	expect.NoError(t, e.Update(t.Context(), node))
 	e.lowered("r2", 1, 1, "Holding only 1 pods of cpu 1 for consumer rome: 1 of 2 pods of pod set \"pods\" fit. Insufficient cpu")
 	e.granted("rome", "cpu 3", 3)
+	in, c := e.get("r2")
+	if want := e.clock.Now().Add(10 * time.Minute).Truncate(time.Second); in.Status.LeaveBy == nil || !in.Status.LeaveBy.Time.Equal(want) ||
+		!strings.Contains(c.Message, "Guests beyond that must leave by "+want.UTC().Format(time.RFC3339)+".") {
+		t.Errorf("the rest must go by %s: %v, %q", want, in.Status.LeaveBy, c.Message)
+	}
 	if in, c := e.get("r1"); c.Reason != hold.ReasonAccepted || in.Status.Held.Pods() != 2 {
 		t.Errorf("the older hold keeps its place: %+v", in.Status)
 	}
 
 	// The broker lowers its promise to what is left; that is accepted.
+	// The time does not start again with it, and the guest is not touched.
+	e.clock.SetTime(e.clock.Now().Add(time.Minute))
 	e.hold("r2", "rome", 2, pods(set("pods", 1, expect.Resources("cpu", "1"))))
 	e.decided("r2", 2, hold.ReasonAccepted, "Holding 1 pods", 1)
+	if now, _ := e.get("r2"); !now.Status.LeaveBy.Equal(in.Status.LeaveBy) {
+		t.Errorf("the deadline was %s and is %s", in.Status.LeaveBy, now.Status.LeaveBy)
+	}
+	expect.NoError(t, e.Get(t.Context(), client.ObjectKey{Namespace: "guests-of-rome", Name: "g1"}, &corev1.Pod{}))
 
 	// Local pods take the rest.
 	local := &corev1.Pod{

@@ -33,7 +33,7 @@ const (
 // status returns the status that shows a decision. within is whether the guests
 // keep to the grant, using what they use. observedAttempt becomes the instruction's
 // only if the decision is final.
-func (d decision) status(granted peering.Progress, within bool, using string, now time.Time) broker.ProviderInstructionStatus {
+func (d decision) status(granted peering.Progress, within bool, using string, now time.Time, leaveWithin time.Duration) broker.ProviderInstructionStatus {
 	instruction := d.instruction
 	consumer := instruction.Spec.RequesterClusterID
 	status := *instruction.Status.DeepCopy()
@@ -52,6 +52,10 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 		enforced.Reason, enforced.Message = d.refused.Reason, d.refused.Message
 		if !d.held.Empty() {
 			enforced.Message = fmt.Sprintf("Holding only %s for consumer %s: %s", describe(d.held), consumer, d.refused.Message)
+		}
+		if d.withdrawn() {
+			status.LeaveBy = &metav1.Time{Time: now.Add(leaveWithin).Truncate(time.Second)}
+			enforced.Message = fmt.Sprintf("%s. Guests beyond that must leave by %s.", strings.TrimSuffix(enforced.Message, "."), status.LeaveBy.UTC().Format(time.RFC3339))
 		}
 	case d.proving():
 		enforced.Status, enforced.Reason, enforced.Message, final = metav1.ConditionUnknown, ReasonProofPending, d.proofMessage, false

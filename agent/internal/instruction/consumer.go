@@ -1,6 +1,7 @@
 package instruction
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -9,10 +10,13 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -52,12 +56,13 @@ type Consumer struct {
 	namespace string
 	mirror    *transport.Mirror[protocol.ConsumerView]
 	source    *transport.Source[protocol.ConsumerView]
+	clock     clock.PassiveClock
 }
 
 // NewConsumer returns a Consumer that keeps the instructions in namespace equal to
 // the views in mirror.
-func NewConsumer(c client.Client, namespace string, mirror *transport.Mirror[protocol.ConsumerView]) *Consumer {
-	return &Consumer{client: c, namespace: namespace, mirror: mirror, source: &transport.Source[protocol.ConsumerView]{
+func NewConsumer(c client.Client, namespace string, mirror *transport.Mirror[protocol.ConsumerView], clk clock.PassiveClock) *Consumer {
+	return &Consumer{client: c, namespace: namespace, mirror: mirror, clock: clk, source: &transport.Source[protocol.ConsumerView]{
 		Mirror: mirror, Key: func(v protocol.ConsumerView) types.NamespacedName { return types.NamespacedName{Name: v.ID} },
 	}}
 }
@@ -122,6 +127,7 @@ func (c *Consumer) Reconcile(ctx context.Context, request reconcile.Request) (re
 			}
 			errs = append(errs, c.ensure(ctx, name, existing, &view, allocation))
 		}
+		errs = append(errs, c.keepWithdrawn(ctx, &view, obsolete))
 	}
 	// In a fixed order, so that a run can be repeated.
 	for _, name := range slices.Sorted(maps.Keys(obsolete)) {
@@ -133,6 +139,52 @@ func (c *Consumer) Reconcile(ctx context.Context, request reconcile.Request) (re
 		errs = append(errs, remove(ctx, c.client, obsolete[name]))
 	}
 	return reconcile.Result{}, errors.Join(errs...)
+}
+
+// keepWithdrawn keeps the instructions, among those that are not needed otherwise, of
+// providers that have withdrawn all that they had granted, until the pods there have
+// left. Nothing remains of their grant. Those that it keeps are not obsolete.
+func (c *Consumer) keepWithdrawn(ctx context.Context, view *protocol.ConsumerView, obsolete map[string]*broker.ReservationInstruction) error {
+	if view.Status.Phase == broker.ReservationReleased {
+		return nil
+	}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(obsolete)) {
+		in := obsolete[name]
+		w := withdrawalFrom(view, in.Spec.TargetClusterID)
+		if in.Spec.ReservationUID != view.UID || in.Spec.Releasing || w == nil && (in.Spec.Withdrawal == nil || in.Spec.Withdrawal.Attempt <= in.Status.LeftAttempt) {
+			continue
+		}
+		delete(obsolete, name)
+		if w != nil {
+			errs = append(errs, c.ensure(ctx, name, in, view, &broker.Allocation{Cluster: w.Cluster, NodeLabels: in.Spec.NodeLabels, Endpoint: in.Spec.Endpoint}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// withdrawalFrom is the last withdrawal of a provider; nil if there is none.
+func withdrawalFrom(view *protocol.ConsumerView, cluster string) *broker.Withdrawal {
+	i := slices.IndexFunc(view.Status.Withdrawals, func(w broker.Withdrawal) bool { return w.Cluster == cluster })
+	if i < 0 {
+		return nil
+	}
+	return &view.Status.Withdrawals[i]
+}
+
+// withdrawalOf is what an instruction says of a provider's withdrawals. The time begins
+// when this cluster first learns of one, and never again for the same: neither when the
+// agent restarts nor when another broker leads.
+func (c *Consumer) withdrawalOf(view *protocol.ConsumerView, cluster string, existing *broker.ReservationInstruction) *broker.GrantWithdrawal {
+	var before *broker.GrantWithdrawal
+	if existing != nil {
+		before = existing.Spec.Withdrawal
+	}
+	w := withdrawalFrom(view, cluster)
+	if w == nil || before != nil && before.Attempt >= w.Attempt {
+		return before
+	}
+	return &broker.GrantWithdrawal{Attempt: w.Attempt, LeaveBy: metav1.NewTime(c.clock.Now().Add(w.LeaveWithin.Duration).Truncate(time.Second))}
 }
 
 func (c *Consumer) enqueueAll(ctx context.Context) error {
@@ -163,6 +215,7 @@ func (c *Consumer) mark(ctx context.Context, in *broker.ReservationInstruction, 
 // ensure creates or updates the instruction for one allocation.
 func (c *Consumer) ensure(ctx context.Context, name string, existing *broker.ReservationInstruction, view *protocol.ConsumerView, allocation *broker.Allocation) error {
 	spec := reservationInstructionSpec(view, allocation)
+	spec.Withdrawal = c.withdrawalOf(view, allocation.Cluster, existing)
 	if existing == nil {
 		created := &broker.ReservationInstruction{ObjectMeta: objectMeta(c.namespace, name), Spec: spec}
 		if err := c.client.Create(ctx, created); err != nil {
@@ -178,6 +231,7 @@ func (c *Consumer) ensure(ctx context.Context, name string, existing *broker.Res
 	} else {
 		spec.Attempt = max(spec.Attempt, existing.Spec.Attempt+1)
 	}
+	spec.PeerKey = cmp.Or(spec.PeerKey, existing.Spec.PeerKey)
 	if equality.Semantic.DeepEqual(existing.Spec, spec) {
 		return nil
 	}

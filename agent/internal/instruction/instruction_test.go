@@ -61,7 +61,7 @@ func start(t *testing.T) fixture {
 	f.provider.clock = f.clock
 	expect.NoError(t, errors.Join(
 		SetupIndex(t.Context(), mgr), mgr.Add(consumers), mgr.Add(providers),
-		NewConsumer(mgr.GetClient(), "default", consumers).SetupWithManager(mgr), f.provider.SetupWithManager(mgr),
+		NewConsumer(mgr.GetClient(), "default", consumers, f.clock).SetupWithManager(mgr), f.provider.SetupWithManager(mgr),
 	))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -155,6 +155,8 @@ func TestInstructions(t *testing.T) {
 	t.Run("allocations become instructions", func(t *testing.T) { testAllocations(f.in(t)) })
 	t.Run("manual changes are reverted", func(t *testing.T) { testManualChanges(f.in(t)) })
 	t.Run("holds become instructions and are acknowledged", func(t *testing.T) { testHold(f.in(t)) })
+	t.Run("a provider withdraws what it had granted", func(t *testing.T) { testWithdrawal(f.in(t)) })
+	t.Run("what a provider withdraws is reported with the time", func(t *testing.T) { testLeaveWithin(f.in(t)) })
 	t.Run("another Reservation of the same name", func(t *testing.T) { testAnotherReservation(f.in(t)) })
 	// This one breaks the streams.
 	t.Run("a broker that lost everything", func(t *testing.T) { testEmptyBroker(f.in(t)) })

@@ -213,7 +213,12 @@ func (p *Provider) acknowledge(ctx context.Context, instruction *broker.Provider
 	if wait := p.acks.Wait(view.ID, ack, now); wait > 0 {
 		return reconcile.Result{RequeueAfter: wait}, nil
 	}
-	if err := p.broker.AckProvider(ctx, view.ID, ack); err != nil {
+	sent := ack
+	if by := instruction.Status.LeaveBy; by != nil && !ack.Accepted {
+		// What is left of the time, so that a message that was late does not prolong it.
+		sent.LeaveWithin = &metav1.Duration{Duration: max(by.Sub(now).Round(time.Second), 0)}
+	}
+	if err := p.broker.AckProvider(ctx, view.ID, sent); err != nil {
 		return reconcile.Result{}, fmt.Errorf("acknowledging hold %s: %w", view.ID, err)
 	}
 	return reconcile.Result{RequeueAfter: p.acks.Sent(view.ID, ack, now)}, nil

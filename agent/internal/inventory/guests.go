@@ -40,16 +40,16 @@ func observedHolds(used map[string]corev1.ResourceList, guests map[string]int32)
 // Guests is what the guests of one consumer request that have not finished, guest by
 // guest.
 type Guests struct {
-	// Bound are those on a node that runs them, Active all.
-	Bound, Active []corev1.ResourceList
+	// Placed are those on a node whose capacity is offered, Active all.
+	Placed, Active []corev1.ResourceList
 }
 
-// Guests returns the guests of each consumer. Those on a node that is gone or not
-// Ready do not count as bound: they do not run there.
+// Guests returns the guests of each consumer. Those on a node that is gone, not Ready or
+// cordoned have no place: they do not run there, or are to leave it.
 func (c *Cluster) Guests() map[string]Guests {
-	running := map[string]bool{}
+	offered := map[string]bool{}
 	for _, n := range c.Nodes {
-		running[n.Name] = ready(n)
+		offered[n.Name] = c.Recognizer.Eligible(n)
 	}
 	out := map[string]Guests{}
 	for _, pod := range c.Pods {
@@ -62,8 +62,8 @@ func (c *Cluster) Guests() map[string]Guests {
 		}
 		guests, requests := out[consumer], Requests(pod)
 		guests.Active = append(guests.Active, requests)
-		if running[pod.Spec.NodeName] {
-			guests.Bound = append(guests.Bound, requests)
+		if offered[pod.Spec.NodeName] {
+			guests.Placed = append(guests.Placed, requests)
 		}
 		out[consumer] = guests
 	}

@@ -324,8 +324,8 @@ func (t *Tracker) Guests() map[string]Guests {
 		for _, key := range sortedKeys(pods) {
 			tracked := pods[key]
 			guests.Active = append(guests.Active, tracked.requests)
-			if n := t.nodes[tracked.pod.Spec.NodeName]; n != nil && ready(n) {
-				guests.Bound = append(guests.Bound, tracked.requests)
+			if n := t.nodes[tracked.pod.Spec.NodeName]; n != nil && t.recognizer.Eligible(n) {
+				guests.Placed = append(guests.Placed, tracked.requests)
 			}
 		}
 		out[consumer] = guests

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -80,6 +81,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		WithOptions(virtualnode.ControllerOptions)
 	byProvider := ctrl.NewControllerManagedBy(mgr).Named("provider-pods").
 		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(virtualnode.ProviderRequests), builder.WithPredicates(virtualnode.NodeChanged)).
+		Watches(&broker.ReservationInstruction{}, handler.EnqueueRequestsFromMapFunc(providerOfWithdrawal), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WatchesRawSource(r.nodes.EachVersionOnNodes()).
 		WithOptions(virtualnode.ControllerOptions)
 	err := errors.Join(byReservation.Complete(reconcile.Func(r.reconcileReservation)), byProvider.Complete(reconcile.Func(r.reconcileProvider)))
@@ -87,6 +89,16 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		return fmt.Errorf("setting up the pod controllers: %w", err)
 	}
 	return nil
+}
+
+// providerOfWithdrawal maps an instruction to a request for its provider if that has
+// withdrawn a part of the grant.
+func providerOfWithdrawal(_ context.Context, o client.Object) []reconcile.Request {
+	spec := &o.(*broker.ReservationInstruction).Spec
+	if spec.Withdrawal == nil {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: spec.TargetClusterID}}}
 }
 
 // reconcileReservation admits the pods of one Reservation to virtual nodes, and

@@ -36,6 +36,9 @@ const (
 	carryInterval = time.Minute
 )
 
+// blockedByBudget is what happens next to a pod that cannot be evicted yet.
+const blockedByBudget = "A PodDisruptionBudget blocks its eviction, which is retried."
+
 // providerState is what is remembered of the pods on one virtual node. Only the
 // worker that reconciles the provider uses it.
 type providerState struct {
@@ -43,8 +46,11 @@ type providerState struct {
 	// first; lastStart is when it rose last, by this cluster's clock.
 	started   int
 	lastStart time.Time
-	// reported are the pods of which an event says that they are not started.
-	reported sets.Set[types.UID]
+	// lastMove is when pods were evicted last because there was other capacity for them.
+	lastMove time.Time
+	// reported are the pods of which an event says that they are not started, stuck those
+	// of which one says why they have not left in time.
+	reported, stuck sets.Set[types.UID]
 	// carried is when the driver has last done what the guest of a pod needs.
 	carried map[types.UID]time.Time
 }
@@ -56,7 +62,7 @@ func (r *Reconciler) state(provider string, gone bool) *providerState {
 	defer r.mu.Unlock()
 	state := r.providers[provider]
 	if state == nil {
-		state = &providerState{started: -1, reported: sets.New[types.UID](), carried: map[types.UID]time.Time{}}
+		state = &providerState{started: -1, reported: sets.New[types.UID](), stuck: sets.New[types.UID](), carried: map[types.UID]time.Time{}}
 		r.providers[provider] = state
 	}
 	if gone {
@@ -77,11 +83,12 @@ func (s *providerState) observe(pods []*corev1.Pod, now time.Time) {
 	if s.started >= 0 && started > s.started {
 		s.lastStart = now
 	}
-	s.started, s.reported = started, s.reported.Intersection(present)
+	s.started, s.reported, s.stuck = started, s.reported.Intersection(present), s.stuck.Intersection(present)
 	maps.DeleteFunc(s.carried, func(uid types.UID, _ time.Time) bool { return !present.Has(uid) })
 }
 
-// reconcileProvider evicts pods that the provider does not start, and force-deletes
+// reconcileProvider evicts pods that the provider does not start or whose capacity it has
+// withdrawn, and force-deletes
 // those whose termination an unreachable provider cannot confirm.
 func (r *Reconciler) reconcileProvider(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	provider := request.Name
@@ -98,8 +105,8 @@ func (r *Reconciler) reconcileProvider(ctx context.Context, request reconcile.Re
 	if len(pods) == 0 {
 		return reconcile.Result{}, nil
 	}
-	var errs []error
-	requeueAfter := virtualnode.ResyncPeriod
+	requeueAfter, err := r.moveLeaving(ctx, provider, state)
+	errs := []error{err}
 	for _, pod := range pods {
 		var after time.Duration
 		if pod.DeletionTimestamp != nil {
@@ -195,6 +202,17 @@ func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provi
 		report("No controller would replace it: delete the pod and create it again.")
 		return virtualnode.ResyncPeriod, nil
 	}
+	blocked, err := r.evict(ctx, pod, provider, cause)
+	if blocked {
+		report(blockedByBudget)
+		return budgetRetry, nil
+	}
+	return virtualnode.ResyncPeriod, err
+}
+
+// evict evicts a pod, unless it is gone; blocked reports whether a PodDisruptionBudget does
+// not allow it.
+func (r *Reconciler) evict(ctx context.Context, pod *corev1.Pod, provider, cause string) (blocked bool, err error) {
 	// The chart's policy for the agent's evictions goes by the label.
 	labels := map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway}
 	eviction := &policyv1.Eviction{
@@ -204,17 +222,16 @@ func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provi
 	err = r.client.SubResource("eviction").Create(ctx, pod, eviction)
 	switch {
 	case apierrors.IsTooManyRequests(err):
-		report("A PodDisruptionBudget blocks its eviction, which is retried.")
-		return budgetRetry, nil
+		return true, nil
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		return virtualnode.ResyncPeriod, nil
+		return false, nil
 	case err != nil:
-		return 0, fmt.Errorf("evicting pod %s/%s from the virtual node of %s: %w", pod.Namespace, pod.Name, provider, err)
+		return false, fmt.Errorf("evicting pod %s/%s from the virtual node of %s: %w", pod.Namespace, pod.Name, provider, err)
 	}
 	r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "EvictedFromVirtualNode", "Evict",
 		"Evicted from the virtual node for provider %s: %s. The scheduler places its replacement.", provider, cause)
-	log.FromContext(ctx).Info("Evicted a pod that the provider did not start", "pod", client.ObjectKeyFromObject(pod), "provider", provider, "cause", cause)
-	return virtualnode.ResyncPeriod, nil
+	log.FromContext(ctx).Info("Evicted a pod from a virtual node", "pod", client.ObjectKeyFromObject(pod), "provider", provider, "cause", cause)
+	return false, nil
 }
 
 // forceDeleteAt is when a deleted pod is to be removed without confirmation, since

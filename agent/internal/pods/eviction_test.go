@@ -9,7 +9,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
@@ -28,7 +31,9 @@ import (
 // of paris for an hour; evict answers the evictions.
 func evictions(evict func(pod string) error, names ...string) (*Reconciler, *events.FakeRecorder) {
 	now := time.Now()
-	builder := fakeclient.NewClientBuilder()
+	scheme := runtime.NewScheme()
+	utilruntime.Must(errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)))
+	builder := fakeclient.NewClientBuilder().WithScheme(scheme)
 	tracker := virtualnode.NewTracker()
 	for _, name := range names {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", UID: types.UID(name)}}

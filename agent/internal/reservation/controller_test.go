@@ -60,7 +60,7 @@ func start(t *testing.T) fixture {
 	expect.NoError(t, errors.Join(
 		instruction.SetupIndex(t.Context(), mgr),
 		mgr.Add(mirror),
-		instruction.NewConsumer(mgr.GetClient(), broker.SystemNamespace, mirror).SetupWithManager(mgr),
+		instruction.NewConsumer(mgr.GetClient(), broker.SystemNamespace, mirror, clock.RealClock{}).SetupWithManager(mgr),
 		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), reservation.Options{ClusterID: "rome", InstructionNamespace: broker.SystemNamespace, Namespace: broker.SystemNamespace, Broker: b, Mirror: mirror}).SetupWithManager(mgr),
 	))
 	ctx, cancel := context.WithCancel(context.Background())

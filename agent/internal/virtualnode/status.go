@@ -28,6 +28,7 @@ func (r *Reconciler) writeStatuses(ctx context.Context, s *Snapshot, p progress,
 	for _, g := range s.Grants {
 		in := g.Instruction
 		status := instructionStatus(g, s, p, released[in.UID])
+		r.setWithinGrant(&status, g, s.Provider)
 		if equality.Semantic.DeepEqual(in.Status, status) {
 			continue
 		}

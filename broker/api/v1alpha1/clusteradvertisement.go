@@ -253,6 +253,15 @@ type Hold struct {
 	// acceptedAttempt is the last attempt that the provider accepted, or 0.
 	// +optional
 	AcceptedAttempt int64 `json:"acceptedAttempt,omitempty"`
+	// withdrawnAttempt is the last attempt of which the provider withdrew a part that it
+	// had accepted, or 0. A hold of which all was withdrawn remains until the provider
+	// confirms that no guest uses it.
+	// +optional
+	WithdrawnAttempt int64 `json:"withdrawnAttempt,omitempty"`
+	// leaveWithin is how long pods could use what was withdrawn, from when the provider
+	// said so.
+	// +optional
+	LeaveWithin *metav1.Duration `json:"leaveWithin,omitempty"`
 	// cost is what the provider charges for the promise: its prices when the capacity was
 	// promised. Later prices do not change it. If parts were promised at different prices,
 	// it is their mean. Unset if the provider stated no price.

@@ -32,6 +32,9 @@ const (
 	// ConditionProven of a ProviderInstruction: the provider's scheduler has found a place
 	// for each pod of what is held, and placeholders keep it.
 	ConditionProven = "Proven"
+	// ConditionWithinGrant of a ReservationInstruction, once the provider has lowered the
+	// grant: no more pods use it than the provider still holds.
+	ConditionWithinGrant = "WithinGrant"
 	// ConditionReported of a Reservation in the consumer: the broker has received it.
 	ConditionReported = "Reported"
 )

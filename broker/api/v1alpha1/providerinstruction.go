@@ -45,6 +45,10 @@ type ProviderInstructionStatus struct {
 	// this attempt is refused or undecided, of an earlier one.
 	// +optional
 	Held *HeldCapacity `json:"held,omitempty"`
+	// leaveBy is when the guests must have left that use what this cluster last withdrew
+	// of an accepted hold. Unset if it has not withdrawn anything.
+	// +optional
+	LeaveBy *metav1.Time `json:"leaveBy,omitempty"`
 	// conditions of the instruction: Enforced and Proven.
 	// +optional
 	// +listType=map

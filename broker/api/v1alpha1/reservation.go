@@ -267,6 +267,18 @@ func (a *Allocation) Usable() int32 {
 	return min(a.CarriedPods, pods)
 }
 
+// Withdrawal says that a provider has lowered what it had accepted. Pods beyond what
+// remains must leave.
+type Withdrawal struct {
+	// cluster is the cluster ID of the provider.
+	Cluster string `json:"cluster"`
+	// attempt of which a part was withdrawn. A later withdrawal has a later attempt.
+	Attempt int64 `json:"attempt"`
+	// leaveWithin is how long pods may use what was withdrawn, from when this is
+	// received: it is a duration because clocks differ.
+	LeaveWithin metav1.Duration `json:"leaveWithin"`
+}
+
 // Use is what pods use of the capacity of a Reservation.
 type Use struct {
 	// count is the number of pods.
@@ -358,6 +370,12 @@ type ReservationStatus struct {
 	// +listType=map
 	// +listMapKey=cluster
 	Allocations []Allocation `json:"allocations,omitempty"`
+	// withdrawals are the last of each provider that holds capacity, or of which pods have
+	// yet to leave.
+	// +optional
+	// +listType=map
+	// +listMapKey=cluster
+	Withdrawals []Withdrawal `json:"withdrawals,omitempty"`
 	// decision explains the last placement.
 	// +optional
 	Decision *Decision `json:"decision,omitempty"`

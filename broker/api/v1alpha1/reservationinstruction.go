@@ -69,8 +69,20 @@ type ReservationInstructionSpec struct {
 	// expiresAt is the time at which the Reservation expires. Unset if it does not.
 	// +optional
 	ExpiresAt *metav1.Time `json:"expiresAt,omitempty"`
+	// withdrawal is set once the provider has lowered the grant after it had accepted
+	// more. If nothing remains of the grant, requestedResources is zero.
+	// +optional
+	Withdrawal *GrantWithdrawal `json:"withdrawal,omitempty"`
 	// attempt of the grant. It increases when the resources or pod sets change.
 	Attempt int64 `json:"attempt"`
+}
+
+// GrantWithdrawal is by when pods beyond the grant must leave the virtual node.
+type GrantWithdrawal struct {
+	// attempt identifies the withdrawal: that of the broker's Reservation.
+	Attempt int64 `json:"attempt"`
+	// leaveBy is when they must have left, by this cluster's clock.
+	LeaveBy metav1.Time `json:"leaveBy"`
 }
 
 // FromHub reports whether the Reservation was created in the hub: the consumer has none.
@@ -89,8 +101,12 @@ type ReservationInstructionStatus struct {
 	// used is the part of the grant that pods use. Only for Reservations made by hand.
 	// +optional
 	Used *Use `json:"used,omitempty"`
-	// conditions of the instruction: Peered, VirtualNodeReady, RequesterReleased and
-	// their summary Ready.
+	// leftAttempt is the spec.withdrawal.attempt of the last withdrawal after which all
+	// pods beyond the grant have left.
+	// +optional
+	LeftAttempt int64 `json:"leftAttempt,omitempty"`
+	// conditions of the instruction: Peered, VirtualNodeReady, WithinGrant,
+	// RequesterReleased and their summary Ready.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

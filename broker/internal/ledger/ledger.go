@@ -10,6 +10,7 @@
 //	Shrink   promises less; what was promised before stays charged (Unconfirmed)
 //	Release  promises nothing, likewise
 //	Confirm  drops what was unconfirmed, and with it a hold that promises nothing
+//	Withdraw lowers what the provider had accepted to what it still holds
 //
 // Every function is idempotent, and a call with an older attempt than the hold's
 // changes nothing.
@@ -18,9 +19,11 @@ package ledger
 import (
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -189,6 +192,31 @@ func Confirm(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt i
 	if hold.Promised.Empty() && hold.Unconfirmed == nil {
 		drop(status, uid)
 	}
+	return true
+}
+
+// Withdraw records that the provider gives up what it had accepted, except for what it
+// still holds (nil for nothing), and how long pods may use the rest. A hold of which
+// nothing remains is kept until the provider confirms its release: until then its guests
+// may be there. While the provider has yet to answer, it is a refusal of the attempt.
+func Withdraw(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64, held *broker.HeldCapacity, leaveWithin time.Duration) (changed bool) {
+	hold := Find(status, uid)
+	if hold == nil || hold.Attempt != attempt {
+		return false
+	}
+	if hold.Promised.Empty() || !Pending(*hold).Empty() {
+		return Confirm(status, uid, attempt, false, held)
+	}
+	kept := broker.HeldCapacity{}
+	if held != nil {
+		kept = capacity.Min(hold.Promised, *held)
+	}
+	if capacity.Equal(kept, hold.Promised) {
+		return false
+	}
+	hold.Promised, hold.Granted = kept, orNil(kept)
+	hold.WithdrawnAttempt, hold.LeaveWithin = attempt, &metav1.Duration{Duration: leaveWithin}
+	hold.Attempt++
 	return true
 }
 

@@ -3,11 +3,13 @@ package ledger_test
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
@@ -210,6 +212,70 @@ func TestRefusalSaysWhatIsHeld(t *testing.T) {
 				t.Errorf("the hold (-want +got)\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestWithdraw: the provider of 5 granted pods says what remains, and how long pods may use
+// the rest.
+func TestWithdraw(t *testing.T) {
+	spec := paris(1000, 0)
+	for name, tc := range map[string]struct {
+		reason  string
+		held    *broker.HeldCapacity
+		growth  int32
+		attempt int64
+		want    *figures
+		within  time.Duration
+	}{
+		"a part":         {"the rest is promised and granted", ptr.To(pods(3)), 0, 1, &figures{3, -1, 3}, time.Minute},
+		"all":            {"the hold stays until the provider confirms that its guests are gone", nil, 0, 1, &figures{0, -1, 0}, time.Minute},
+		"nothing":        {"it still holds everything", ptr.To(pods(5)), 0, 1, &figures{5, -1, 5}, 0},
+		"more":           {"it holds no more than is promised", ptr.To(pods(9)), 0, 1, &figures{5, -1, 5}, 0},
+		"a growth":       {"an open question is refused, and what was granted stays until that is withdrawn", ptr.To(pods(3)), 2, 2, &figures{5, -1, 5}, 0},
+		"former attempt": {"it answers another amount", ptr.To(pods(3)), 2, 1, &figures{7, -1, 5}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var s broker.ClusterAdvertisementStatus
+			place(t, spec, &s, grow("a", 1, 5))
+			ledger.Confirm(&s, "a", 1, true, nil)
+			if tc.growth > 0 {
+				place(t, spec, &s, grow("a", 2, tc.growth))
+			}
+			ledger.Withdraw(&s, "a", tc.attempt, tc.held, time.Minute)
+			if diff := cmp.Diff(tc.want, figuresOf(&s, "a")); diff != "" {
+				t.Errorf("%s: the hold (-want +got)\n%s", tc.reason, diff)
+			}
+			hold := ledger.Find(&s, "a")
+			if within := ptr.Deref(hold.LeaveWithin, metav1.Duration{}).Duration; within != tc.within || (hold.WithdrawnAttempt > 0) != (tc.within > 0) {
+				t.Errorf("%s: %+v", tc.reason, hold)
+			}
+		})
+	}
+}
+
+// TestWithdrawnHoldEnds: a hold of which everything was withdrawn ends with the provider's
+// confirmation, and may grow again before.
+func TestWithdrawnHoldEnds(t *testing.T) {
+	spec := paris(1000, 0)
+	withdrawn := func() *broker.ClusterAdvertisementStatus {
+		s := &broker.ClusterAdvertisementStatus{}
+		place(t, spec, s, grow("a", 1, 5))
+		ledger.Confirm(s, "a", 1, true, nil)
+		ledger.Withdraw(s, "a", 1, nil, time.Minute)
+		return s
+	}
+	s := withdrawn()
+	if ledger.Withdraw(s, "a", 1, nil, time.Minute) || ledger.Withdraw(s, "a", 2, nil, time.Hour) {
+		t.Error("a repeated message changed the hold")
+	}
+	if !ledger.Confirm(s, "a", 2, true, nil) || ledger.Find(s, "a") != nil {
+		t.Errorf("the hold did not end: %+v", ledger.Find(s, "a"))
+	}
+	s = withdrawn()
+	place(t, spec, s, grow("a", 3, 2))
+	ledger.Confirm(s, "a", 3, true, nil)
+	if diff := cmp.Diff(&figures{2, -1, 2}, figuresOf(s, "a")); diff != "" {
+		t.Errorf("the hold that grew again (-want +got)\n%s", diff)
 	}
 }
 
@@ -423,7 +489,7 @@ func TestLedgerProperties(t *testing.T) {
 			}
 			n := rapid.Int32Range(0, 8).Draw(t, "pods")
 			yes := rapid.Bool().Draw(t, "yes")
-			kind := rapid.SampledFrom([]string{"place", "shrink", "release", "fence", "confirm", "sweep", "advertise"}).Draw(t, "kind")
+			kind := rapid.SampledFrom([]string{"place", "shrink", "release", "fence", "confirm", "withdraw", "sweep", "advertise"}).Draw(t, "kind")
 			op := map[string]func(*broker.ClusterAdvertisementStatus) bool{
 				"place": func(s *broker.ClusterAdvertisementStatus) bool {
 					changed, err := ledger.Place(spec, s, ledger.Growth{
@@ -431,10 +497,13 @@ func TestLedgerProperties(t *testing.T) {
 					})
 					return changed && err == nil
 				},
-				"shrink":    func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Shrink(s, uid, attempt, pods(n)) },
-				"fence":     func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Fence(s, uid, attempt) },
-				"release":   func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Release(s, uid, attempt) },
-				"confirm":   func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Confirm(s, uid, attempt, yes, nil) },
+				"shrink":  func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Shrink(s, uid, attempt, pods(n)) },
+				"fence":   func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Fence(s, uid, attempt) },
+				"release": func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Release(s, uid, attempt) },
+				"confirm": func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Confirm(s, uid, attempt, yes, nil) },
+				"withdraw": func(s *broker.ClusterAdvertisementStatus) bool {
+					return ledger.Withdraw(s, uid, attempt, ptr.To(pods(n)), time.Minute)
+				},
 				"sweep":     func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Sweep(s, uid) },
 				"advertise": func(*broker.ClusterAdvertisementStatus) bool { spec = advertise(); return false },
 			}[kind]
@@ -462,7 +531,7 @@ func TestLedgerProperties(t *testing.T) {
 				if hold.Granted != nil && hold.Granted.Pods() > hold.Promised.Pods() {
 					t.Fatalf("granted more than promised: %+v", hold)
 				}
-				if hold.Promised.Empty() && hold.Unconfirmed == nil {
+				if hold.Promised.Empty() && hold.Unconfirmed == nil && hold.LeaveWithin == nil {
 					t.Fatalf("an empty hold stayed: %+v", hold)
 				}
 			}
@@ -474,7 +543,7 @@ func TestLedgerProperties(t *testing.T) {
 				if after != nil && ledger.SameVersion(&hold, after) != apiequality.Semantic.DeepEqual(&hold, after) {
 					t.Fatalf("%s changed a hold, and its version is the same:\n%s", kind, cmp.Diff(&hold, after))
 				}
-				if kind != "confirm" && (after == nil || milli(ledger.Charged(*after).Totals) < milli(ledger.Charged(hold).Totals)) {
+				if kind != "confirm" && kind != "withdraw" && (after == nil || milli(ledger.Charged(*after).Totals) < milli(ledger.Charged(hold).Totals)) {
 					t.Fatalf("%s freed capacity without a confirmation of the provider", kind)
 				}
 				if kind == "confirm" && !yes && hold.Granted != nil && !ledger.Pending(hold).Empty() && (after == nil || after.Granted == nil || !capacity.Equal(*after.Granted, *hold.Granted)) {

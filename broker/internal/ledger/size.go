@@ -75,8 +75,9 @@ func (e *FullError) Error() string { return e.Message }
 
 const (
 	// holdOverhead are the bytes of a hold besides its names, prices and capacity: its UID,
-	// two attempts, and the field names. priceBytes are those of its prices.
-	holdOverhead = 180
+	// three attempts, how long pods may use what was withdrawn, and the field names.
+	// priceBytes are those of its prices.
+	holdOverhead = 240
 	priceBytes   = 160
 	// setOverhead and amountOverhead are the bytes of the field names, the count and the
 	// punctuation of a capacity or pod set, and of an amount, which may get longer when

@@ -46,7 +46,12 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 			}
 		}
 		before := *hold.DeepCopy()
-		changed = ledger.Confirm(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Accepted, ack.Held)
+		if ack.Accepted || ack.LeaveWithin == nil {
+			changed = ledger.Confirm(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Accepted, ack.Held)
+		} else {
+			within := min(max(ack.LeaveWithin.Duration, 0), protocol.MaxLeaveWithin)
+			changed = ledger.Withdraw(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Held, within)
+		}
 		if changed && !ack.Accepted {
 			r.expectRefusal(ctx, &lines, ad, before)
 			// It is remembered before the refused capacity is released: the provider is

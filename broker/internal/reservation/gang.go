@@ -26,9 +26,10 @@ func (in snapshot) lacks() int32 {
 }
 
 // inUse reports whether a virtual node provides any of the capacity, so that pods may run
-// on it.
+// on it, or whether a provider has withdrawn a part, of which pods may have to leave: the
+// virtual node is not ready before they have.
 func inUse(r *broker.Reservation) bool {
-	return slices.ContainsFunc(r.Status.Allocations, func(a broker.Allocation) bool { return a.VirtualNodeReady })
+	return len(r.Status.Withdrawals) > 0 || slices.ContainsFunc(r.Status.Allocations, func(a broker.Allocation) bool { return a.VirtualNodeReady })
 }
 
 // allOrNothing takes back a plan that leaves the Reservation with fewer pods than it

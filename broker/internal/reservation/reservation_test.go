@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -23,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
@@ -39,6 +41,7 @@ func TestReservations(t *testing.T) {
 		"Crash":                 func(e *env) { crash(e) },
 		"CrashOfFirstAttempt":   func(e *env) { crash(e, createdByBroker) },
 		"Refusal":               refusal,
+		"Withdrawal":            withdrawal,
 		"Release":               release,
 		"GrowAndShrink":         growAndShrink,
 		"RefusedGrowth":         refusedGrowth,
@@ -632,6 +635,39 @@ func impossible(e *env) {
 		}
 		return nil
 	})
+}
+
+// A provider lowers what it had accepted; what it says of the time is bounded.
+func withdrawal(e *env) {
+	p := e.start(nil)
+	p.advertise(e.spec("paris", "10"))
+	for name, tc := range map[string]struct{ said, want time.Duration }{
+		"ordinary": {10 * time.Minute, 10 * time.Minute}, "negative": {-time.Hour, 0}, "endless": {1 << 62, protocol.MaxLeaveWithin},
+	} {
+		e.request(name, 2)
+		e.expectPods("paris", name, 2, 0, 0)
+		p.answer("paris", name, true, "")
+		e.expectPods("paris", name, 2, 0, 2)
+		hold := e.hold("paris", name)
+		one := *hold.Promised.PodSets[0].DeepCopy()
+		one.Count = 1
+		held := capacity.OfPodSets([]broker.PodSet{one})
+		ack := protocol.ProviderAck{ReservationUID: hold.ReservationUID, Attempt: hold.Attempt, Held: &held, LeaveWithin: &metav1.Duration{Duration: tc.said}, Message: "the node is cordoned"}
+		for range 2 { // the second is a repetition
+			expect.NoError(e, p.ApplyProviderAck(e.Context(), "paris", name, ack))
+			e.expectPods("paris", name, 1, 0, 1)
+		}
+		want := []broker.Withdrawal{{Cluster: "paris", Attempt: hold.Attempt, LeaveWithin: metav1.Duration{Duration: tc.want}}}
+		e.eventually("the status to say how long pods may stay", func() error {
+			if got := e.get(name).Status.Withdrawals; !slices.Equal(got, want) {
+				return fmt.Errorf("%s: withdrawals are %+v, want %+v", name, got, want)
+			}
+			return nil
+		})
+		// It may be asked again.
+		e.clock.Step(time.Minute)
+		p.advertise(e.spec("paris", "10"))
+	}
 }
 
 func staleAcks(e *env) {

@@ -23,6 +23,7 @@ func nextStatus(in snapshot, p plan, committed bool) broker.ReservationStatus {
 	}
 	var resized bool
 	status.Allocations, resized = allocations(in)
+	status.Withdrawals = withdrawals(in)
 	status.TargetClusterEndpoint = ""
 	if len(status.Allocations) > 0 {
 		status.TargetClusterEndpoint = status.Allocations[0].Endpoint
@@ -114,6 +115,20 @@ func allocations(in snapshot) (out []broker.Allocation, resized bool) {
 		out = append(out, allocation)
 	}
 	return out, resized
+}
+
+// withdrawals are what the providers have withdrawn last; none once the Reservation has
+// ended.
+func withdrawals(in snapshot) (out []broker.Withdrawal) {
+	if in.ended() {
+		return nil
+	}
+	for _, h := range in.holds() {
+		if h.LeaveWithin != nil {
+			out = append(out, broker.Withdrawal{Cluster: h.cluster, Attempt: h.WithdrawnAttempt, LeaveWithin: *h.LeaveWithin})
+		}
+	}
+	return out
 }
 
 func phase(in snapshot, p plan, status *broker.ReservationStatus) broker.ReservationPhase {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -260,6 +261,22 @@ func (c *Cluster) InstructSets(r *broker.Reservation, provider string, attempt i
 		} else {
 			err = c.Create(c.Context(), in)
 		}
+		return err == nil, fmt.Sprint(err)
+	})
+}
+
+// Withdraw changes the instruction for a Reservation and a provider to the number of pods
+// that remain after a withdrawal.
+func (c *Cluster) Withdraw(r *broker.Reservation, provider string, attempt int64, remaining int32, leaveBy time.Time) {
+	c.Helper()
+	in := InstructionOf(r, provider)
+	expect.Eventually(c, "the withdrawal to be written", func() (bool, string) {
+		c.Refresh(in)
+		in.Spec.PodSets[0].Count = remaining
+		in.Spec.RequestedResources = broker.FromList(broker.Times(in.Spec.PodSets[0].Requests.List(), remaining))
+		in.Spec.Withdrawal = &broker.GrantWithdrawal{Attempt: attempt, LeaveBy: metav1.NewTime(leaveBy.Truncate(time.Second))}
+		in.Spec.Attempt = attempt
+		err := c.Update(c.Context(), in)
 		return err == nil, fmt.Sprint(err)
 	})
 }

@@ -1,0 +1,112 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// leavingRetry is how often the capacity for pods that must leave is looked for.
+const leavingRetry = 5 * time.Second
+
+// moveLeaving evicts the pods of which the provider has withdrawn the capacity: as many as
+// have other capacity, and all at the deadline. A PodDisruptionBudget may hold them up
+// for longer. A pod without a controller stays until it ends or the provider ends it.
+// It returns when to requeue the provider.
+func (r *Reconciler) moveLeaving(ctx context.Context, provider string, state *providerState) (requeueAfter time.Duration, err error) {
+	leaving, err := r.nodes.Leaving(ctx, provider)
+	if err != nil || len(leaving) == 0 {
+		return virtualnode.ResyncPeriod, err
+	}
+	requeueAfter = virtualnode.ResyncPeriod
+	var errs []error
+	for _, l := range leaving {
+		now := r.nodes.Clock.Now()
+		due, cause := len(l.Pods), "the provider has withdrawn its capacity, and the time to leave is over"
+		if left := l.By.Sub(now); left > 0 {
+			requeueAfter = min(requeueAfter, left, leavingRetry)
+			cause = "the provider has withdrawn its capacity, and other capacity can be used"
+			if due, err = r.elsewhere(ctx, l, provider); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			if now.Before(state.lastMove.Add(leavingRetry)) {
+				continue // the replacement of the last one may not be there yet
+			}
+			if due > 0 {
+				state.lastMove = now
+			}
+		}
+		for _, pod := range l.Pods {
+			// One that is terminating takes the place of its replacement already.
+			if due--; due < 0 {
+				break
+			}
+			after, err := r.evictLeaving(ctx, pod, provider, cause, state)
+			errs, requeueAfter = append(errs, err), min(requeueAfter, after)
+		}
+	}
+	return requeueAfter, errors.Join(errs...)
+}
+
+// evictLeaving evicts one pod that must leave, and returns when to requeue it.
+func (r *Reconciler) evictLeaving(ctx context.Context, pod *corev1.Pod, provider, cause string, state *providerState) (requeueAfter time.Duration, err error) {
+	if pod.DeletionTimestamp != nil {
+		return virtualnode.ResyncPeriod, nil
+	}
+	report := func(next string) {
+		if !state.stuck.Has(pod.UID) {
+			state.stuck.Insert(pod.UID)
+			r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "PodMustLeave", "Evict",
+				"Pod must leave the virtual node for provider %s: %s. %s", provider, cause, next)
+		}
+	}
+	if metav1.GetControllerOfNoCopy(pod) == nil {
+		report("No controller would replace it: delete the pod and create it again.")
+		return virtualnode.ResyncPeriod, nil
+	}
+	blocked, err := r.evict(ctx, pod, provider, cause)
+	if blocked {
+		report(blockedByBudget)
+		return budgetRetry, nil
+	}
+	return virtualnode.ResyncPeriod, err
+}
+
+// elsewhere is for how many of the leaving pods, terminating ones included, a Reservation
+// has usable capacity at other providers that no other pod is about to take. Which pending pods will use
+// a Reservation made by hand is not known: its pods leave at the deadline.
+func (r *Reconciler) elsewhere(ctx context.Context, l virtualnode.Leaving, provider string) (pods int, err error) {
+	if l.Reservation == nil || l.ByHand {
+		return 0, nil
+	}
+	key, ok := demand.KeyOfReservation(l.Reservation)
+	if !ok {
+		return 0, nil
+	}
+	need, err := r.nodes.Need(ctx, l.Reservation, key)
+	if err != nil {
+		return 0, fmt.Errorf("counting the pods of Reservation %s/%s: %w", l.Reservation.Namespace, l.Reservation.Name, err)
+	}
+	return Elsewhere(l.Reservation.Status.Allocations, need, provider), nil
+}
+
+// Elsewhere is the number of usable places in allocations of other providers that neither
+// bound nor pending pods need.
+func Elsewhere(allocations []broker.Allocation, need virtualnode.Need, provider string) int {
+	free := -len(need.Pending)
+	for _, a := range allocations {
+		if a.Cluster != provider {
+			free += max(0, int(a.Usable()-need.Bound[a.Cluster]))
+		}
+	}
+	return max(0, free)
+}
