@@ -3,8 +3,10 @@ package charts_test
 import (
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -143,11 +145,38 @@ func kubeconfig(t *testing.T, config *rest.Config) string {
 	return "--kubeconfig=" + path
 }
 
-// install installs or, with "upgrade", upgrades a chart.
+// install installs or, with "upgrade", upgrades a chart, and waits until its policies are in
+// force.
 func install(t *testing.T, command, chart, access string, values []string) {
 	t.Helper()
 	_, err := helm(t, append([]string{command, "spillway-" + chart, chart, access, "--create-namespace"}, set(values)...)...)
 	expect.NoError(t, err)
+	config, err := clientcmd.BuildConfigFromFlags("", strings.TrimPrefix(access, "--kubeconfig="))
+	expect.NoError(t, err)
+	awaitPolicies(t, as(t, config, ""))
+}
+
+// awaitPolicies waits until all policies are in force that exist: the API server sees policies
+// and bindings in the order of their creation, so that another one is in force after them.
+func awaitPolicies(t *testing.T, admin client.Client) {
+	t.Helper()
+	const name = "last-policy"
+	configMap := &corev1.ConfigMap{ObjectMeta: within("default", name)}
+	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: named(name), Spec: admissionv1.ValidatingAdmissionPolicySpec{
+		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+			Operations: []admissionv1.OperationType{admissionv1.Create},
+			Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"configmaps"}},
+		}}}},
+		Validations: []admissionv1.Validation{{Expression: "object.metadata.name != '" + name + "'", Reason: ptr.To(metav1.StatusReasonForbidden)}},
+	}}
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: named(name), Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+		PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+	}}
+	expect.NoError(t, admin.Create(t.Context(), policy))
+	expect.NoError(t, admin.Create(t.Context(), binding))
+	eventuallyForbidden(t, "what the last policy denies", func() error { return admin.Create(t.Context(), configMap.DeepCopy(), client.DryRunAll) })
+	expect.NoError(t, admin.Delete(t.Context(), binding))
+	expect.NoError(t, admin.Delete(t.Context(), policy))
 }
 
 // uninstall uninstalls a chart and checks that none of its objects remains.

@@ -96,7 +96,8 @@ func attacksInNamespaces(t *testing.T, admin, agent client.Client) []attack {
 	}
 	status := func(pod *corev1.Pod, fields string) func() error {
 		return func() error {
-			return agent.Status().Patch(ctx, pod.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"status":`+fields+`}`)))
+			patch := client.RawPatch(types.MergePatchType, []byte(`{"status":`+fields+`}`))
+			return agent.Status().Patch(ctx, pod.DeepCopy(), patch, client.DryRunAll)
 		}
 	}
 	create := func(namespace string, options ...client.CreateOption) func() error {

@@ -43,7 +43,7 @@ func TestAttacksByVirtualNode(t *testing.T) {
 	report := func(pod *corev1.Pod) func() error {
 		return func() error {
 			patch := client.RawPatch(types.MergePatchType, []byte(`{"status":{"message":"x"}}`))
-			return virtualNode.Status().Patch(ctx, pod.DeepCopy(), patch, &client.SubResourcePatchOptions{PatchOptions: client.PatchOptions{DryRun: []string{"All"}}})
+			return virtualNode.Status().Patch(ctx, pod.DeepCopy(), patch, client.DryRunAll)
 		}
 	}
 	remove := func(pod *corev1.Pod) func() error {

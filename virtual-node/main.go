@@ -37,8 +37,8 @@ import (
 // The durations of the leader election. They are longer than usual: the new leader of a
 // cluster with one replica is the same program that was restarted, which costs more than
 // the wait for an API server that is overloaded. A leader that is stopped in order gives
-// its Lease up, so that only a crash takes so long to be noticed; until then
-// the Nodes stay Ready.
+// its Lease up, so that only a crash takes so long to be noticed: less than the 50 s after
+// which Kubernetes marks a Node as not Ready.
 const leaseDuration, renewDeadline, retryPeriod = 30 * time.Second, 20 * time.Second, 4 * time.Second
 
 // program is the name of the binary, of the leader election's Lease, and of the

@@ -78,9 +78,9 @@ var plants = []plant{
 		for i := range e.Consumer {
 			view := &e.Consumer[i]
 			if r := w.inHubOf(&broker.Hold{ReservationName: view.ID, ReservationUID: view.UID}); r != nil && r.DeletionTimestamp != nil {
-				view.Status = w.told[view.UID]
+				view.Status = w.heard[view.UID]
 			} else {
-				w.told[view.UID] = view.Status
+				w.heard[view.UID] = view.Status
 			}
 		}
 	}},

@@ -102,8 +102,8 @@ type world struct {
 	late *lateWrite
 	// losesAck is the provider whose next answer is lost, "" if none.
 	losesAck string
-	// told is what consumers have heard of their Reservations, for a planted fault.
-	told map[types.UID]broker.ReservationStatus
+	// heard is what consumers have heard of their Reservations, for a planted fault.
+	heard map[types.UID]broker.ReservationStatus
 	// refuses is the provider whose answers are all refusals, "" if none.
 	refuses string
 
@@ -129,7 +129,7 @@ type armed struct {
 
 func newWorld(seed uint64, p plant, lending []int64) *world {
 	w := &world{
-		rng: rand.New(rand.NewPCG(seed, 1)), gate: &stepwise.Gate{}, plant: p, started: time.Now(), frozen: map[string]int{}, told: map[types.UID]broker.ReservationStatus{},
+		rng: rand.New(rand.NewPCG(seed, 1)), gate: &stepwise.Gate{}, plant: p, started: time.Now(), frozen: map[string]int{}, heard: map[types.UID]broker.ReservationStatus{},
 		checks: invariants{only: p.by, made: map[string]time.Time{}, reserved: map[types.UID]time.Time{}, homes: map[types.UID]map[string]bool{}, returns: map[types.UID]int{}},
 	}
 	w.hub = newServer("hub", &broker.Reservation{}, &broker.ClusterAdvertisement{}, &broker.BrokerConfig{}, &broker.ClusterRegistration{})

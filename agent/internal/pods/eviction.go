@@ -219,7 +219,7 @@ func (r *Reconciler) evict(ctx context.Context, pod *corev1.Pod, provider, cause
 		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Labels: labels},
 		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}},
 	}
-	err = r.client.SubResource("eviction").Create(ctx, pod, eviction)
+	err = r.client.SubResource("eviction").Create(ctx, named(pod), eviction)
 	switch {
 	case apierrors.IsTooManyRequests(err):
 		return true, nil
@@ -266,7 +266,7 @@ func (r *Reconciler) forceDeleteLost(ctx context.Context, node *corev1.Node, pod
 	if left := at.Sub(r.nodes.Clock.Now()); left > 0 {
 		return left, nil
 	}
-	err = r.client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID}, client.GracePeriodSeconds(0))
+	err = r.client.Delete(ctx, named(pod), client.Preconditions{UID: &pod.UID}, client.GracePeriodSeconds(0))
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return virtualnode.ResyncPeriod, nil
 	}
@@ -277,4 +277,9 @@ func (r *Reconciler) forceDeleteLost(ctx context.Context, node *corev1.Node, pod
 		"Force-deleted the pod because provider %s has been unreachable for more than %s. The guest may still be running there.", provider, r.ProviderLostAfter)
 	log.FromContext(ctx).Info("Force-deleted a pod of an unreachable provider", "pod", client.ObjectKeyFromObject(pod), "provider", provider)
 	return virtualnode.ResyncPeriod, nil
+}
+
+// named is a pod for a call that a client may write to: the cache shares the pod itself.
+func named(pod *corev1.Pod) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}}
 }

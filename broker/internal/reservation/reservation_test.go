@@ -197,6 +197,12 @@ func auditOfLostAnswers(e *env) {
 		},
 	})
 	p.advertise(e.spec("paris", "200m"))
+	e.eventually("paris to be active", func() error {
+		if !e.ad("paris").Status.Active {
+			return errors.New("it is not")
+		}
+		return nil
+	})
 	ack := func(name string, hold *broker.Hold) {
 		ctx := log.IntoContext(e.Context(), e.audit.logger())
 		err := p.ApplyProviderAck(ctx, "paris", name, protocol.ProviderAck{ReservationUID: hold.ReservationUID, Attempt: hold.Attempt, Message: "full"})

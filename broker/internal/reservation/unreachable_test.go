@@ -76,6 +76,27 @@ func TestUnreachableProviderIsReplaced(t *testing.T) {
 	}
 }
 
+// A Reservation whose provider is cut off waits in the queue for what it holds there: capacity
+// that appears elsewhere is tried at once.
+func TestUnreachableProviderIsReplacedOnceThereIsRoom(t *testing.T) {
+	h := heldInParis(t)
+	h.cutOff("paris")
+	h.reconcile("r")
+	h.reconcile("r") // it sees its new status
+	h.advertise("berlin", "10")
+	if enqueued := h.AdvertisementChanged(nil, h.store.advertisement("berlin")); !slices.Contains(enqueued, "r") {
+		t.Errorf("reconciled: %v, want r", enqueued)
+	}
+	h.reconcile("r")
+	h.expectPods("berlin", "r", 2, 0)
+	h.answer("berlin", "r", true)
+	h.expectPods("paris", "r", 0, 2)
+	h.reconcile("r")
+	if n := h.queue.Len(); n > 0 {
+		t.Errorf("%d Reservations wait", n)
+	}
+}
+
 // A gang whose guests run at a provider that is cut off, and which fits nowhere else, keeps
 // its capacity.
 func TestUnreachableGangKeepsItsCapacity(t *testing.T) {

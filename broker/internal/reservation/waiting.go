@@ -1,6 +1,8 @@
 package reservation
 
 import (
+	"slices"
+
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -16,11 +18,14 @@ import (
 const maxRetried = 64
 
 // entry is the Reservation's entry in the queue, for all that its status does not show as
-// allocated.
+// allocated, or shows where the consumer cannot count on it.
 func (in snapshot) entry() queue.Entry {
 	r := in.reservation
 	var allocated broker.HeldCapacity
 	for _, a := range r.Status.Allocations {
+		if slices.Contains(in.holders, a.Cluster) && !in.counts(clusterHold{cluster: a.Cluster}) {
+			continue
+		}
 		allocated = capacity.Add(allocated, broker.HeldCapacity{Totals: a.Resources, PodSets: a.PodSets})
 	}
 	return queue.Entry{

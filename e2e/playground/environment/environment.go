@@ -62,6 +62,12 @@ var (
 	impatientAgent  = []string{"advertisement.requeueInterval=2s", "release.grace=3s", "peering.idleTime=10s", "peering.finishedPodRetention=5s", "peering.providerLostAfter=15s"}
 )
 
+// patientLeader are arguments of the broker. A machine that is busy for seconds must not end
+// it: nothing starts it again, and there is no standby.
+var patientLeader = map[string]string{
+	"leader-elect-lease-duration": "60s", "leader-elect-renew-deadline": "50s", "leader-elect-retry-period": "2s",
+}
+
 // Playground is a hub and its members, running.
 type Playground struct {
 	// Dir is where all state and logs are.

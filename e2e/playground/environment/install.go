@@ -30,7 +30,7 @@ func (p *Playground) installBroker(ctx context.Context, c *cluster.Cluster) (hub
 	if err := chart.apply(ctx, c.Client); err != nil {
 		return hubAccess{}, fmt.Errorf("installing the broker: %w", err)
 	}
-	ports, err := p.run(ctx, c, chart, "spillway-broker", nil)
+	ports, err := p.run(ctx, c, chart, "spillway-broker", patientLeader)
 	if err != nil {
 		return hubAccess{}, err
 	}

@@ -1,0 +1,380 @@
+package environment_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/e2e/playground/environment"
+)
+
+const (
+	// closed is an endpoint where nothing listens: the first port is reserved.
+	closed = "https://127.0.0.1:1"
+	gpu    = "nvidia.com/gpu"
+	// heldPods have places in advance; localsEvery makes 20 pods a second that want them.
+	heldPods    = 10
+	localsEvery = 50 * time.Millisecond
+	// answer is the deadline for what takes about a minute on an idle machine at most.
+	answer = 4 * time.Minute
+)
+
+var gpuTaint = corev1.Taint{Key: gpu, Value: "present", Effect: corev1.TaintEffectNoSchedule}
+
+// playgroundTest is a consumer, rome, without room for any pod, and two providers. Paris is
+// cheaper, and rome cannot connect to it. The nodes of berlin are arm64 at first.
+type playgroundTest struct {
+	t                 *testing.T
+	p                 *environment.Playground
+	rome, hub, berlin client.Client
+}
+
+// TestProvidersThatCannotRunPods has pods that some providers cannot run: the nodes have
+// another architecture or a taint, or the consumer cannot connect to the provider. Each pod
+// runs where it can or gets the reason why not, and nothing takes a place that is held.
+func TestProvidersThatCannotRunPods(t *testing.T) {
+	ctx := t.Context()
+	arm := map[string]string{corev1.LabelArchStable: "arm64"}
+	p, err := environment.Start(ctx, environment.Options{Dir: t.TempDir(), Log: t.Logf, Members: []environment.Member{
+		{Name: "rome", Overflows: true, Values: []string{"lend.enabled=false"},
+			Nodes: []environment.NodeGroup{{Prefix: "rome", Count: 1, Resources: expect.Resources("cpu", "100m", "memory", "1Gi")}}},
+		{Name: "paris", Values: []string{"cost.cpu=0.03", "apiServer.endpoint=" + closed},
+			Nodes: []environment.NodeGroup{{Prefix: "paris", Count: 1, Resources: expect.Resources("cpu", "4", "memory", "8Gi")}}},
+		{Name: "berlin", Values: []string{"cost.cpu=0.05"},
+			Nodes: []environment.NodeGroup{{Prefix: "berlin-arm", Count: 2, Resources: expect.Resources("cpu", "4", "memory", "8Gi"), Labels: arm}}},
+	}})
+	expect.NoError(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(p.Logs(20))
+		}
+		if err := p.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	s := &playgroundTest{t: t, p: p, rome: p.Cluster("rome").Client, hub: p.Cluster(environment.Hub).Client, berlin: p.Cluster("berlin").Client}
+	began := time.Now()
+	timing := func(what string) { t.Logf("timing: %-50s %6.1fs", what, time.Since(began).Seconds()) }
+	expect.NoError(t, s.rome.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}}))
+
+	s.create("plain", nil)
+	s.create("arm", func(spec *corev1.PodSpec) { spec.NodeSelector = arm })
+	s.rejected("berlin", "NoMatchingNodes", "the architecture is arm64, and only amd64 pods can overflow")
+	s.explained("arm", "OverflowNotPossible", corev1.LabelArchStable+"=arm64")
+	timing("an arm64-only provider was not chosen")
+
+	// While rome finds out that it cannot connect to paris:
+	s.addGPUs()
+	s.create("gpu", func(spec *corev1.PodSpec) { requestGPU(spec); tolerate(spec) })
+	s.create("intolerant", requestGPU)
+	s.runs("gpu", "berlin", "berlin-gpu-1")
+	s.rejected("berlin", "NoMatchingNodes", "taint nvidia.com/gpu=present:NoSchedule is not tolerated")
+	timing("a pod runs on the node with the taint")
+	s.reserve()
+	timing("places are held")
+	s.takePlaces()
+	timing("pods have taken the held places")
+
+	s.rejected("paris", "Unreachable", "Cluster rome cannot connect to its API server at "+closed)
+	s.explained("plain", "OverflowQueued", "paris: Cluster rome cannot connect to its API server at "+closed, "the architecture is arm64")
+	s.explained("intolerant", "OverflowQueued", "taint nvidia.com/gpu=present:NoSchedule is not tolerated")
+	timing("rome knows that it cannot connect to paris")
+	s.waits("plain", "arm", "intolerant")
+	expect.NoError(t, p.Cluster("berlin").AddNodes(ctx, "berlin-amd", 1, expect.Resources("cpu", "4", "memory", "8Gi"), nil))
+	s.runs("plain", "berlin", "berlin-amd-1")
+	timing("a pod runs on the only node that can run it")
+	s.waits("arm", "intolerant")
+}
+
+func requestGPU(spec *corev1.PodSpec) {
+	r := &spec.Containers[0].Resources
+	r.Requests, r.Limits = expect.Resources("cpu", "200m", "memory", "16Mi", gpu, "1"), expect.Resources(gpu, "1")
+}
+
+func tolerate(spec *corev1.PodSpec) {
+	spec.Tolerations = []corev1.Toleration{{Key: gpu, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
+}
+
+// specOf is an ordinary pod that requests cpu.
+func specOf(cpu string, change func(*corev1.PodSpec)) corev1.PodSpec {
+	spec := corev1.PodSpec{TerminationGracePeriodSeconds: ptr.To(int64(1)), Containers: []corev1.Container{{
+		Name: "main", Image: "app", Args: []string{"serve"},
+		Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", cpu, "memory", "16Mi")},
+	}}}
+	if change != nil {
+		change(&spec)
+	}
+	return spec
+}
+
+// create creates a pod in rome, which has no room for it.
+func (s *playgroundTest) create(name string, change func(*corev1.PodSpec)) {
+	s.t.Helper()
+	// The namespace gets its ServiceAccount a moment after its creation.
+	eventually(s.t, s.p, "pod "+name+" is created", answer, func() error {
+		return s.rome.Create(s.t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Spec: specOf("200m", change)})
+	})
+}
+
+// addGPUs adds a node with GPUs and their taint to berlin, and waits until the broker knows
+// it. Its architecture is amd64.
+func (s *playgroundTest) addGPUs() {
+	s.t.Helper()
+	ctx := s.t.Context()
+	expect.NoError(s.t, s.p.Cluster("berlin").AddNodes(ctx, "berlin-gpu", 1, expect.Resources("cpu", "8", "memory", "16Gi", gpu, "2"), nil))
+	node := &corev1.Node{}
+	eventually(s.t, s.p, "the node has its taint", answer, func() error {
+		if err := s.berlin.Get(ctx, client.ObjectKey{Name: "berlin-gpu-1"}, node); err != nil {
+			return err
+		}
+		node.Spec.Taints = append(node.Spec.Taints, gpuTaint)
+		return s.berlin.Update(ctx, node)
+	})
+	eventually(s.t, s.p, "berlin advertises the node with its taint", answer, func() error {
+		var ads broker.ClusterAdvertisementList
+		if err := s.hub.List(ctx, &ads, client.InNamespace(environment.Namespace)); err != nil {
+			return err
+		}
+		for _, ad := range ads.Items {
+			if ad.Spec.ClusterID == "berlin" && slices.ContainsFunc(ad.Spec.NodeClasses, func(class broker.NodeClass) bool { return len(class.Taints) == 1 && class.Taints[0].Key == gpu }) {
+				return nil
+			}
+		}
+		return errors.New("not among the node classes")
+	})
+}
+
+// rejected waits until a Reservation of the namespace says why a cluster was not chosen.
+func (s *playgroundTest) rejected(cluster, reason, message string) {
+	s.t.Helper()
+	eventually(s.t, s.p, cluster+" is rejected: "+reason, answer, func() error {
+		var list broker.ReservationList
+		if err := s.rome.List(s.t.Context(), &list, client.InNamespace("shop")); err != nil {
+			return err
+		}
+		var seen []string
+		for _, r := range list.Items {
+			if r.Status.Decision == nil {
+				continue
+			}
+			for _, rejection := range r.Status.Decision.Rejections {
+				if rejection.Cluster == cluster && rejection.Reason == reason && strings.Contains(rejection.Message, message) {
+					return nil
+				}
+				seen = append(seen, fmt.Sprintf("%+v", rejection))
+			}
+		}
+		return fmt.Errorf("rejections in %d Reservations: %q", len(list.Items), seen)
+	})
+}
+
+// explained waits until an event of a pod in rome has all words.
+func (s *playgroundTest) explained(pod, reason string, words ...string) {
+	s.t.Helper()
+	eventually(s.t, s.p, "the events of pod "+pod+" say why it does not run", answer, func() error {
+		var list corev1.EventList
+		if err := s.rome.List(s.t.Context(), &list, client.InNamespace("shop")); err != nil {
+			return err
+		}
+		var seen []string
+		for _, e := range list.Items {
+			if e.InvolvedObject.Name != pod {
+				continue
+			}
+			seen = append(seen, e.Reason+": "+e.Message)
+			if e.Reason == reason && !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(e.Message, word) }) {
+				return nil
+			}
+		}
+		return fmt.Errorf("events: %q", seen)
+	})
+}
+
+// runs waits until a pod runs on a node of a provider.
+func (s *playgroundTest) runs(name, provider, node string) {
+	s.t.Helper()
+	eventually(s.t, s.p, fmt.Sprintf("pod %s runs in %s", name, provider), answer, func() error {
+		pod := &corev1.Pod{}
+		if err := s.rome.Get(s.t.Context(), client.ObjectKey{Namespace: "shop", Name: name}, pod); err != nil {
+			return err
+		}
+		if pod.Status.Phase != corev1.PodRunning || pod.Spec.NodeName != broker.VirtualNodeName(provider) {
+			return fmt.Errorf("it is %s on %q", pod.Status.Phase, pod.Spec.NodeName)
+		}
+		return nil
+	})
+	var guests corev1.PodList
+	expect.NoError(s.t, s.p.Cluster(provider).Client.List(s.t.Context(), &guests, client.InNamespace(broker.GuestNamespace("rome"))))
+	for _, guest := range guests.Items {
+		if guest.Annotations[broker.Group+"/origin-name"] == name {
+			if guest.Spec.NodeName != node {
+				s.t.Errorf("the guest of pod %s runs on %s, want %s", name, guest.Spec.NodeName, node)
+			}
+			return
+		}
+	}
+	s.t.Errorf("pod %s has no guest among %d", name, len(guests.Items))
+}
+
+// waits expects that pods have no node.
+func (s *playgroundTest) waits(names ...string) {
+	s.t.Helper()
+	for _, name := range names {
+		pod := &corev1.Pod{}
+		expect.NoError(s.t, s.rome.Get(s.t.Context(), client.ObjectKey{Namespace: "shop", Name: name}, pod))
+		if pod.Spec.NodeName != "" {
+			s.t.Errorf("pod %s is bound to %s", name, pod.Spec.NodeName)
+		}
+	}
+}
+
+// reserve holds places for pods of rome on the node with GPUs: no other node of berlin can
+// run them.
+func (s *playgroundTest) reserve() {
+	s.t.Helper()
+	ctx := s.t.Context()
+	tolerating := specOf("300m", tolerate)
+	reservation := &broker.Reservation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "advance"},
+		Spec: broker.ReservationSpec{TargetClusterID: "berlin", PodSets: []broker.PodSet{{
+			Name: "held", Count: heldPods, Requests: broker.FromList(tolerating.Containers[0].Resources.Requests), Tolerations: tolerating.Tolerations,
+		}}},
+	}
+	expect.NoError(s.t, s.rome.Create(ctx, reservation))
+	eventually(s.t, s.p, "the places are held", answer, func() error {
+		if err := s.rome.Get(ctx, client.ObjectKeyFromObject(reservation), reservation); err != nil {
+			return err
+		}
+		if reservation.Status.Phase != broker.ReservationActive || !meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionReady) {
+			return fmt.Errorf("phase %s, conditions %+v", reservation.Status.Phase, reservation.Status.Conditions)
+		}
+		return nil
+	})
+	var placeholders corev1.PodList
+	expect.NoError(s.t, s.berlin.List(ctx, &placeholders, client.InNamespace("spillway-holds")))
+	held := 0
+	for _, pod := range placeholders.Items {
+		if pod.Spec.NodeName == "berlin-gpu-1" && pod.Spec.Containers[0].Resources.Requests.Cpu().String() == "300m" {
+			held++
+		}
+	}
+	if held != heldPods {
+		s.t.Errorf("%d placeholders are bound, want %d", held, heldPods)
+	}
+}
+
+// takePlaces has pods of rome take the places while pods of berlin want them, 20 a second,
+// and notes how long each took from its creation until it ran.
+func (s *playgroundTest) takePlaces() {
+	s.t.Helper()
+	ctx := s.t.Context()
+	stop := s.compete()
+	eventually(s.t, s.p, "pods of berlin wait for room", answer, func() error {
+		waiting, err := s.unschedulable()
+		if err == nil && waiting == 0 {
+			err = errors.New("none waits")
+		}
+		return err
+	})
+	labels := map[string]string{"app": "held"}
+	expect.NoError(s.t, s.rome.Create(ctx, &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "held"},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: ptr.To(int32(heldPods)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: specOf("300m", tolerate)},
+		},
+	}))
+	began, took := time.Now(), map[string]time.Duration{}
+	eventually(s.t, s.p, "all pods with a place run", answer, func() error {
+		var pods corev1.PodList
+		if err := s.rome.List(ctx, &pods, client.InNamespace("shop"), client.MatchingLabels(labels)); err != nil {
+			return err
+		}
+		var states []string
+		for _, pod := range pods.Items {
+			if _, known := took[pod.Name]; !known && pod.Status.Phase == corev1.PodRunning && pod.Spec.NodeName == broker.VirtualNodeName("berlin") {
+				took[pod.Name] = time.Since(began)
+			}
+			states = append(states, fmt.Sprintf("%s on %q", pod.Status.Phase, pod.Spec.NodeName))
+		}
+		if len(took) < heldPods {
+			return fmt.Errorf("%d of %d: %q", len(took), heldPods, states)
+		}
+		return nil
+	})
+	waiting, err := s.unschedulable()
+	expect.NoError(s.t, err)
+	locals := stop()
+	expect.NoError(s.t, s.berlin.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace("local"), client.GracePeriodSeconds(0)))
+	if waiting == 0 {
+		s.t.Error("no pod of berlin waits any more: the places were not wanted")
+	}
+	slowest, late := time.Duration(0), 0
+	for _, d := range took {
+		slowest = max(slowest, d)
+		if d > 30*time.Second {
+			late++
+		}
+	}
+	s.t.Logf("timing: %d pods with held places run, the slowest after %.1fs, %d after more than 30s; %d pods of berlin wanted room, and %d had none",
+		len(took), slowest.Seconds(), late, locals, waiting)
+}
+
+// unschedulable is how many pods of berlin its scheduler has found no node for.
+func (s *playgroundTest) unschedulable() (n int, _ error) {
+	var pods corev1.PodList
+	err := s.berlin.List(s.t.Context(), &pods, client.InNamespace("local"))
+	for _, pod := range pods.Items {
+		if slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable
+		}) {
+			n++
+		}
+	}
+	return n, err
+}
+
+// compete creates pods of the held and of half the held size for the node with the held
+// places until it is stopped, and returns how many.
+func (s *playgroundTest) compete() (stop func() int) {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(s.t.Context())
+	s.t.Cleanup(cancel)
+	expect.NoError(s.t, s.berlin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "local"}}))
+	done := make(chan int, 1)
+	go func() {
+		created := 0
+		ticker := time.NewTicker(localsEvery)
+		defer ticker.Stop()
+		for i := 0; ; i++ {
+			select {
+			case <-ctx.Done():
+				done <- created
+				return
+			case <-ticker.C:
+			}
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "local", Name: fmt.Sprintf("local-%d", i)}, Spec: specOf([]string{"300m", "150m"}[i%2], tolerate)}
+			pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "berlin-gpu-1"}
+			if s.berlin.Create(ctx, pod) == nil {
+				created++
+			}
+		}
+	}()
+	return func() int {
+		cancel()
+		return <-done
+	}
+}
