@@ -122,6 +122,9 @@ func attacksInNamespaces(t *testing.T, admin, agent client.Client) []attack {
 	return []attack{
 		{"nominating a pod of this cluster", status(podOn("", "pending"), `{"nominatedNodeName":"worker"}`), []string{"RBAC"}, "cannot patch resource"},
 		{"changing a guest's phase", status(guest, `{"phase":"Failed"}`), []string{inGuests}, "only nominate a pod"},
+		{"labelling a guest with its status", func() error {
+			return agent.Status().Patch(ctx, guest.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"y"}}}`)), client.DryRunAll)
+		}, []string{inGuests}, "only nominate a pod"},
 		{"trying a pod among those of this cluster", create("default", client.DryRunAll), []string{"RBAC"}, "cannot create resource"},
 		{"creating a guest", create("shop-oslo"), []string{inGuests}, "only create placeholders"},
 		{"its role for guests in a user's namespace", bind("default", "spillway-agent-guests", "spillway-agent"), []string{limits}, bindOnly},

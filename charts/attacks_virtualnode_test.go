@@ -75,6 +75,10 @@ func TestAttacksByVirtualNode(t *testing.T) {
 		{"reporting a pod of a real node", report(podOn("", "local")), []string{reports}, "only change pods on virtual nodes"},
 		{"reporting a pod that has no node", report(podOn("", "pending")), []string{reports}, "only change pods on virtual nodes"},
 		{"reporting a pod of a namespace that is not open", report(closed), []string{"RBAC"}, "cannot patch resource"},
+		{"changing a label with a report", func() error {
+			patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"broker.fluidos.eu/hold":"x"}}}`))
+			return virtualNode.Status().Patch(ctx, podOn("", "overflowed"), patch, client.DryRunAll)
+		}, []string{reports}, "may not change labels"},
 		{"deleting a pod of a real node", remove(podOn("", "local")), []string{deletions}, "only change pods on virtual nodes"},
 		{"deleting a pod of a real node with the name of a virtual one", remove(podOn("", "second")), []string{deletions}, "is not a virtual node"},
 		{"deleting a pod of a namespace that is not open", remove(closed), []string{"RBAC", deletions}, "cannot delete resource"},
@@ -84,6 +88,8 @@ func TestAttacksByVirtualNode(t *testing.T) {
 		{"opening a namespace without its label", bind("shop", "spillway-virtual-node", "spillway-virtual-node-namespace", "spillway-virtual-node"), []string{limits}, "may only bind its roles"},
 		{"removing the label of an open namespace", merge(agent, user, unlabel), []string{labels}, "may not be removed while"},
 		{"removing it by hand", merge(admin, user, unlabel), []string{labels}, "may not be removed while"},
+		{"a consumer's role in a namespace without its labels", bind("spillway-guests-oslo", "x", "spillway-direct-guest", "default"), []string{limits}, "may only bind its roles"},
+		{"a consumer's role for itself", bind(guests, "x", "spillway-direct-guest", "spillway-agent"), []string{limits}, "may only bind its roles"},
 		{"labelling a namespace otherwise", merge(agent, user, `{"metadata":{"labels":{"broker.fluidos.eu/guests-of":""}}}`), []string{limits}, "may only change namespaces of guests"},
 		{"a namespace of guests without its labels", func() error {
 			return agent.Create(ctx, &corev1.Namespace{ObjectMeta: named("spillway-guests-bergen")}, client.DryRunAll)

@@ -126,7 +126,10 @@ func (t *Tracker) Set(object client.Object) {
 		if before, known := t.namespaces[o.Name]; !known || !maps.Equal(before, o.Labels) {
 			t.namespaces[o.Name] = o.Labels
 			for _, key := range slices.Collect(maps.Keys(t.ofNamespace[o.Name])) {
-				t.setPod(t.pods[key].pod)
+				before := t.pods[key]
+				t.setPod(before.pod)
+				// It may be a guest from now on.
+				changed = append(changed, placesChanged(before, t.pods[key])...)
 			}
 		}
 	}

@@ -252,32 +252,35 @@ func fitsOf(n int32) func(broker.PodSet) int32 {
 
 func TestWait(t *testing.T) {
 	start := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	missing := func(n int32) placeholder.State {
-		if n == 0 {
-			return placeholder.State{}
+	state := func(missing, wanted, tried int32) placeholder.State {
+		if missing == 0 {
+			return placeholder.State{Pods: wanted}
 		}
-		return placeholder.State{Missing: []placeholder.Missing{{Set: broker.PodSet{Count: n}, Wanted: 400}}}
+		return placeholder.State{Pods: wanted, Missing: []placeholder.Missing{{Set: broker.PodSet{Count: missing}, Wanted: wanted, Tried: tried}}}
 	}
 	wait := placeholder.NewWait()
 	for _, step := range []struct {
-		what    string
-		at      time.Duration
-		missing int32
-		later   bool // an earlier hold waits
-		want    time.Duration
+		what                   string
+		at                     time.Duration
+		missing, wanted, tried int32
+		later                  bool // an earlier hold waits
+		want                   time.Duration
 	}{
-		{"it begins", 0, 400, false, 0},
-		{"nothing happens", 10 * time.Second, 400, false, 10 * time.Second},
-		{"a place is found", 15 * time.Second, 399, false, 0},
-		{"one is lost again", 20 * time.Second, 400, false, 5 * time.Second},
-		{"and found again, which is no progress", 25 * time.Second, 399, false, 10 * time.Second},
-		{"an earlier hold waits", 40 * time.Second, 399, true, 0},
-		{"and still waits", time.Minute, 399, true, 0},
-		{"it is its turn", 65 * time.Second, 399, false, 5 * time.Second},
-		{"all places are found", 70 * time.Second, 0, false, 0},
-		{"it begins again", 80 * time.Second, 400, false, 0},
+		{"it begins", 0, 400, 400, 0, false, 0},
+		{"nothing happens", 10 * time.Second, 400, 400, 0, false, 10 * time.Second},
+		{"a place is found", 15 * time.Second, 399, 400, 0, false, 0},
+		{"one is lost", 20 * time.Second, 400, 400, 0, false, 5 * time.Second},
+		{"and found, which is no progress", 25 * time.Second, 399, 400, 0, false, 10 * time.Second},
+		{"an earlier hold waits", 40 * time.Second, 399, 400, 398, true, 0},
+		{"and still waits", time.Minute, 399, 400, 398, true, 0},
+		{"it is its turn", 65 * time.Second, 399, 400, 398, false, 5 * time.Second},
+		{"the scheduler has tried all while an earlier one waits", 70 * time.Second, 399, 400, 399, true, 10 * time.Second},
+		{"it grows", 80 * time.Second, 899, 900, 399, false, 0},
+		{"a place is found for the growth", 90 * time.Second, 898, 900, 399, false, 0},
+		{"all places are found", 100 * time.Second, 0, 900, 0, false, 0},
+		{"it begins once more", 110 * time.Second, 900, 900, 0, false, 0},
 	} {
-		if got := wait.Observe(missing(step.missing), !step.later, start.Add(step.at)); got != step.want {
+		if got := wait.Observe(state(step.missing, step.wanted, step.tried), !step.later, start.Add(step.at)); got != step.want {
 			t.Errorf("%s: waited %v, want %v", step.what, got, step.want)
 		}
 	}

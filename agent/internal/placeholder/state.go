@@ -82,26 +82,29 @@ type Deadlines struct{ Settle, Timeout time.Duration }
 // Wait is how a hold waits for the scheduler.
 type Wait struct {
 	since time.Time
-	// fewest is the smallest number of places that were missing, -1 if it has not begun.
-	fewest int32
+	// fewest is the smallest number of places that were missing since as many as wanted are
+	// wanted; -1 if it has not begun.
+	fewest, wanted int32
 }
 
 // NewWait returns a Wait that has not begun.
 func NewWait() Wait { return Wait{fewest: -1} }
 
-// Observe returns how long the hold has waited without progress: as long as earlier ones
-// wait, or fewer places are missing than ever before, the scheduler is busy. It ends the
-// wait if no place is missing.
+// Observe returns how long the hold has waited without progress. There is progress while fewer
+// places are missing than ever before; and one that is not in turn, because earlier ones
+// wait, has not waited yet unless the scheduler has tried all its pods. The wait ends if no
+// place is missing, and begins again if more are wanted.
 func (w *Wait) Observe(s State, inTurn bool, now time.Time) time.Duration {
 	missing := s.missing()
 	if missing == 0 {
 		*w = NewWait()
 		return 0
 	}
-	if w.fewest < 0 || missing < w.fewest {
+	if w.fewest < 0 || missing < w.fewest || s.Pods > w.wanted {
 		w.fewest, w.since = missing, now
 	}
-	if !inTurn {
+	w.wanted = s.Pods
+	if !inTurn && !s.tried() {
 		w.since = now
 	}
 	return now.Sub(w.since)
@@ -121,10 +124,15 @@ func (s State) Judge(elapsed time.Duration, d Deadlines) Verdict {
 		return Proven
 	case elapsed >= d.Timeout:
 		return Refused
-	case elapsed >= d.Settle && !slices.ContainsFunc(s.Missing, func(m Missing) bool { return m.Tried < m.Set.Count }):
+	case elapsed >= d.Settle && s.tried():
 		return Refused
 	}
 	return Waiting
+}
+
+// tried reports whether the scheduler has tried all pods without a place.
+func (s State) tried() bool {
+	return !slices.ContainsFunc(s.Missing, func(m Missing) bool { return m.Tried < m.Set.Count })
 }
 
 // String says which shapes have found how many places, and why no more.

@@ -17,10 +17,11 @@ import (
 // leavingRetry is how often the capacity for pods that must leave is looked for.
 const leavingRetry = 5 * time.Second
 
-// moveLeaving evicts the pods of which the provider has withdrawn the capacity: as many as
-// have other capacity, and all at the deadline. A PodDisruptionBudget may hold them up
-// for longer. A pod without a controller stays until it ends or the provider ends it.
-// It returns when to requeue the provider.
+// moveLeaving evicts the pods of which the provider has withdrawn the capacity. Before the
+// deadline those that are not Ready, as many as have other capacity: the others run, and
+// their node may come back. At the deadline all must go. A PodDisruptionBudget may hold
+// them up for longer. A pod without a controller stays until it ends or the provider ends
+// it. It returns when to requeue the provider.
 func (r *Reconciler) moveLeaving(ctx context.Context, provider string, state *providerState) (requeueAfter time.Duration, err error) {
 	leaving, err := r.nodes.Leaving(ctx, provider)
 	if err != nil || len(leaving) == 0 {
@@ -31,37 +32,39 @@ func (r *Reconciler) moveLeaving(ctx context.Context, provider string, state *pr
 	for _, l := range leaving {
 		now := r.nodes.Clock.Now()
 		due, cause := len(l.Pods), "the provider has withdrawn its capacity, and the time to leave is over"
-		if left := l.By.Sub(now); left > 0 {
+		left := l.By.Sub(now)
+		if left > 0 {
 			requeueAfter = min(requeueAfter, left, leavingRetry)
 			cause = "the provider has withdrawn its capacity, and other capacity can be used"
+			if now.Before(state.lastMove.Add(leavingRetry)) {
+				continue // the replacement of the last one may not be there yet
+			}
 			if due, err = r.elsewhere(ctx, l, provider); err != nil {
 				errs = append(errs, err)
 				continue
 			}
-			if now.Before(state.lastMove.Add(leavingRetry)) {
-				continue // the replacement of the last one may not be there yet
-			}
-			if due > 0 {
-				state.lastMove = now
-			}
 		}
 		for _, pod := range l.Pods {
-			// One that is terminating takes the place of its replacement already.
-			if due--; due < 0 {
-				break
+			switch {
+			case due <= 0:
+			case pod.DeletionTimestamp != nil:
+				due-- // it takes the place of its replacement already
+			case left > 0 && virtualnode.Ready(pod):
+			default:
+				evicted, after, err := r.evictLeaving(ctx, pod, provider, cause, state)
+				errs, requeueAfter = append(errs, err), min(requeueAfter, after)
+				if evicted {
+					due--
+					state.lastMove = now
+				}
 			}
-			after, err := r.evictLeaving(ctx, pod, provider, cause, state)
-			errs, requeueAfter = append(errs, err), min(requeueAfter, after)
 		}
 	}
 	return requeueAfter, errors.Join(errs...)
 }
 
 // evictLeaving evicts one pod that must leave, and returns when to requeue it.
-func (r *Reconciler) evictLeaving(ctx context.Context, pod *corev1.Pod, provider, cause string, state *providerState) (requeueAfter time.Duration, err error) {
-	if pod.DeletionTimestamp != nil {
-		return virtualnode.ResyncPeriod, nil
-	}
+func (r *Reconciler) evictLeaving(ctx context.Context, pod *corev1.Pod, provider, cause string, state *providerState) (evicted bool, requeueAfter time.Duration, err error) {
 	report := func(next string) {
 		if !state.stuck.Has(pod.UID) {
 			state.stuck.Insert(pod.UID)
@@ -71,14 +74,14 @@ func (r *Reconciler) evictLeaving(ctx context.Context, pod *corev1.Pod, provider
 	}
 	if metav1.GetControllerOfNoCopy(pod) == nil {
 		report("No controller would replace it: delete the pod and create it again.")
-		return virtualnode.ResyncPeriod, nil
+		return false, virtualnode.ResyncPeriod, nil
 	}
 	blocked, err := r.evict(ctx, pod, provider, cause)
 	if blocked {
 		report(blockedByBudget)
-		return budgetRetry, nil
+		return false, budgetRetry, nil
 	}
-	return virtualnode.ResyncPeriod, err
+	return err == nil, virtualnode.ResyncPeriod, err
 }
 
 // elsewhere is for how many of the leaving pods, terminating ones included, a Reservation

@@ -84,8 +84,15 @@ func TestWithdrawal(t *testing.T) {
 	c.ExpectEvent(r, "CapacityWithdrawn")
 	expect.Consistently(t, 3*time.Second, "all pods to stay", func() (bool, string) { got := leaving(); return got == "", got })
 
-	// There is for one.
+	// There is for one; but pods that run may stay until the deadline.
+	for _, pod := range all {
+		setReady(c, pod, corev1.ConditionTrue)
+	}
 	c.SetUsable(r, "berlin", 1)
+	expect.Consistently(t, 7*time.Second, "pods that are Ready to stay", func() (bool, string) { got := leaving(); return got == "", got })
+	for _, pod := range all {
+		setReady(c, pod, corev1.ConditionFalse)
+	}
 	expectLeaving("one pod to move", "w4")
 	c.ExpectEvent(all[3], "EvictedFromVirtualNode")
 	expect.Consistently(t, 7*time.Second, "the others to stay", func() (bool, string) { got := leaving(); return got == "w4", got })
@@ -123,4 +130,11 @@ func TestWithdrawal(t *testing.T) {
 	c.ExpectCondition(r, "paris", broker.ConditionWithinGrant, metav1.ConditionTrue, 2, "no more pods use it")
 	c.Withdraw(r, "paris", 2, 1, time.Now().Add(-time.Minute))
 	expect.Consistently(t, 7*time.Second, "the pods to stay", func() (bool, string) { got := leaving(); return got == "", got })
+}
+
+func setReady(c *virtualnodetest.Cluster, pod *corev1.Pod, status corev1.ConditionStatus) {
+	c.Helper()
+	c.Refresh(pod)
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}
+	expect.NoError(c, c.Status().Update(c.Context(), pod))
 }

@@ -279,15 +279,21 @@ func (t *Tracker) observe(index map[string]map[*group]bool, name string) []obser
 			requests[resource] = amount.DeepCopy()
 		}
 		out = append(out, observed{groupKey: g.groupKey, member: g.member, Pods: Pods{
-			Count: int32(len(g.pods)), Requests: requests, Namespaces: []string{g.namespace}, list: []func() []*corev1.Pod{func() []*corev1.Pod { return t.members(g) }},
+			Count: int32(len(g.pods)), Requests: requests, Namespaces: []string{g.namespace}, list: []func() []*corev1.Pod{func() []*corev1.Pod { return t.members(g.groupKey) }},
 		}})
 	}
 	return out
 }
 
-func (t *Tracker) members(g *group) []*corev1.Pod {
+// members are the pods of a group as they are now. A group that becomes empty is replaced by
+// another one when it has a pod again, so it is looked up by its key.
+func (t *Tracker) members(key groupKey) []*corev1.Pod {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	g := t.groups[key]
+	if g == nil {
+		return nil
+	}
 	pods := make([]*corev1.Pod, 0, len(g.pods))
 	for _, p := range g.pods {
 		pods = append(pods, p.pod)

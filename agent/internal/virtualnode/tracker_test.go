@@ -68,6 +68,26 @@ func TestTrackerEqualsRecount(t *testing.T) {
 	})
 }
 
+// What was observed of a single pod is still there after another version of it has come.
+func TestMembersOfSinglePod(t *testing.T) {
+	pod := func(version string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "u", ResourceVersion: version},
+			Spec:       corev1.PodSpec{NodeName: "spillway-paris"}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
+		}
+	}
+	tracker := NewTracker(pod("1"))
+	seen := tracker.observe(tracker.onNode, "spillway-paris")
+	tracker.Set(pod("2"))
+	if all := seen[0].all(); len(all) != 1 || all[0].ResourceVersion != "2" {
+		t.Errorf("the pods are %v, want the new version of the pod", all)
+	}
+	tracker.Delete(types.NamespacedName{Namespace: "shop", Name: "web"})
+	if all := seen[0].all(); len(all) != 0 {
+		t.Errorf("the pods are %v, want none", all)
+	}
+}
+
 // anyPod draws a version of a pod, which may have the generation of the one before if its
 // spec is the same.
 func anyPod(t *rapid.T, name types.NamespacedName, nodes []string, before *corev1.Pod) *corev1.Pod {

@@ -35,7 +35,7 @@ func (g Grant) Beyond() []*corev1.Pod {
 	pods := g.Bound.all()
 	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
 		return cmp.Or(
-			before(a.DeletionTimestamp != nil, b.DeletionTimestamp != nil), before(!podReady(a), !podReady(b)),
+			before(a.DeletionTimestamp != nil, b.DeletionTimestamp != nil), before(!Ready(a), !Ready(b)),
 			cmp.Compare(ptr.Deref(a.Spec.Priority, 0), ptr.Deref(b.Spec.Priority, 0)),
 			b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name),
 		)
@@ -113,7 +113,8 @@ func beyondTotal(total corev1.ResourceList, pods []*corev1.Pod) (beyond []*corev
 	return beyond
 }
 
-func podReady(pod *corev1.Pod) bool {
+// Ready reports whether a pod is Ready.
+func Ready(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
@@ -177,7 +178,7 @@ func withdrawalProgress(g Grant, provider string, left bool) (within bool, reaso
 		}
 		return true, "WithinGrant", message
 	}
-	return false, "ProviderWithdrew", fmt.Sprintf("Provider %s has lowered its hold to %s: %d pods must leave by %s (%s). They are evicted as soon as other capacity can be used.",
+	return false, "ProviderWithdrew", fmt.Sprintf("Provider %s has lowered its hold to %s: %d pods must leave by %s (%s). Those that are not Ready are evicted as soon as other capacity can be used, the others then.",
 		provider, remains, len(beyond), g.Instruction.Spec.Withdrawal.LeaveBy.UTC().Format(time.RFC3339), podNames(SumOf(beyond...).names()))
 }
 

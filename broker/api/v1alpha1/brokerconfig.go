@@ -33,7 +33,7 @@ type BrokerConfigSpec struct {
 	// +kubebuilder:default="1h"
 	DefaultLease *metav1.Duration `json:"defaultLease,omitempty"`
 	// proofDeadline is how long a provider may take to accept or refuse an attempt, and
-	// again for each 250 pods of it. After that, the Reservation is placed elsewhere, and the
+	// again for each 250 pods of it, at most ten times. After that, the Reservation is placed elsewhere, and the
 	// provider gets no other requests for the time of retryAfter unless it answers.
 	// +optional
 	// +kubebuilder:default="30s"

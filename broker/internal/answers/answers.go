@@ -64,14 +64,18 @@ func (p Progress) Due(asked time.Time, deadline time.Duration) time.Time {
 	return due
 }
 
-// podsAtOnce is how many pods a provider proves within one deadline: its scheduler finds a
-// place for each.
-const podsAtOnce = 250
+const (
+	// podsAtOnce is how many pods a provider proves within one deadline: its scheduler finds
+	// a place for each.
+	podsAtOnce = 250
+	// maxDeadlines limits how long a provider may take that does not answer at all.
+	maxDeadlines = 10
+)
 
 // Deadline is how long a provider may take to answer what it is asked: the deadline for
-// podsAtOnce pods, and again for each further podsAtOnce.
+// podsAtOnce pods, and again for each further podsAtOnce, at most maxDeadlines times.
 func Deadline(deadline time.Duration, asked broker.HeldCapacity) time.Duration {
-	return deadline * time.Duration(1+asked.Pods()/podsAtOnce)
+	return deadline * time.Duration(min(1+asked.Pods()/podsAtOnce, maxDeadlines))
 }
 
 // anyShape is the key of a provider that has not answered anything, ofReservation the

@@ -252,7 +252,7 @@ func TestQuietPeriod(t *testing.T) {
 }
 
 func TestDeadline(t *testing.T) {
-	for count, want := range map[int32]time.Duration{1: 30 * time.Second, 249: 30 * time.Second, 250: time.Minute, 1000: 150 * time.Second} {
+	for count, want := range map[int32]time.Duration{1: 30 * time.Second, 249: 30 * time.Second, 250: time.Minute, 1000: 150 * time.Second, 1_000_000: 5 * time.Minute} {
 		if got := answers.Deadline(30*time.Second, pods(count, "a", "1")); got != want {
 			t.Errorf("the deadline for %d pods is %v, want %v", count, got, want)
 		}

@@ -117,18 +117,28 @@ func allocations(in snapshot) (out []broker.Allocation, resized bool) {
 	return out, resized
 }
 
-// withdrawals are what the providers have withdrawn last; none once the Reservation has
-// ended.
+// withdrawals are what the providers have withdrawn last of what pods could use; none once
+// the Reservation has ended.
 func withdrawals(in snapshot) (out []broker.Withdrawal) {
 	if in.ended() {
 		return nil
 	}
 	for _, h := range in.holds() {
-		if h.LeaveWithin != nil {
+		if h.LeaveWithin != nil && in.couldUse(h) {
 			out = append(out, broker.Withdrawal{Cluster: h.cluster, Attempt: h.WithdrawnAttempt, LeaveWithin: *h.LeaveWithin})
 		}
 	}
 	return out
+}
+
+// couldUse reports whether pods may have used what a provider has withdrawn: the status has
+// granted it, or says so already. A gang that has never been granted as a whole has none.
+func (in snapshot) couldUse(h clusterHold) bool {
+	status := in.reservation.Status
+	return slices.ContainsFunc(status.Allocations, func(a broker.Allocation) bool { return a.Cluster == h.cluster && a.Accepted }) ||
+		slices.ContainsFunc(status.Withdrawals, func(w broker.Withdrawal) bool {
+			return w.Cluster == h.cluster && w.Attempt == h.WithdrawnAttempt
+		})
 }
 
 func phase(in snapshot, p plan, status *broker.ReservationStatus) broker.ReservationPhase {

@@ -47,6 +47,12 @@ type auditLines struct{ lines []*auditLine }
 func (u *uncertain) expect(of *auditLines, cluster string, uid types.UID, attempt int64, log func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	// An earlier try of the same, which has failed.
+	for _, former := range slices.Clone(u.lines[cluster]) {
+		if former.uid == uid && former.attempt == attempt {
+			u.drop(former)
+		}
+	}
 	line := &auditLine{cluster, uid, attempt, log, u.clock.Now()}
 	u.lines[cluster] = append(u.lines[cluster], line)
 	of.lines = append(of.lines, line)

@@ -97,3 +97,23 @@ func TestRunningGangLosesAPart(t *testing.T) {
 	h.expectPods("paris", "a", 2, 0)
 	h.expectPods("berlin", "a", 3, 0)
 }
+
+// One that has never been granted as a whole has no pods: it is all or nothing as before.
+func TestGangThatNeverRanLosesAPart(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "3")
+	h.advertise("berlin", "3")
+	h.ask("a", 6, "1", func(s *broker.ReservationSpec) { s.MinAvailable = 6 })
+	h.answer("paris", "a", true)
+	h.withdraw("paris", "a", 2)
+	h.expectWithdrawals("a")
+	h.answer("berlin", "a", true)
+	h.answer("paris", "a", true)
+	h.reconcile("a")
+	for _, a := range h.reservations["a"].Status.Allocations {
+		if a.Accepted {
+			t.Errorf("a part of the gang is granted: %+v", a)
+		}
+	}
+	h.expectWithdrawals("a")
+}

@@ -55,10 +55,15 @@ func (s *Server) auditCall(route route, r *http.Request, caller string, details 
 // auditPhase logs on the leader that a Reservation entered a phase: who asked, where it
 // is placed, why, at what price, and until when.
 func (s *Server) auditPhase(before, now *broker.Reservation) {
-	if now == nil || before != nil && before.Status.Phase == now.Status.Phase || now.Status.Phase == "" || s.Ready(nil) != nil {
+	if now == nil {
 		return
 	}
-	log := s.Log.WithName("audit").WithValues("cluster", now.Spec.RequesterID, "id", now.Name, "phase", now.Status.Phase)
+	// One that is being deleted is released, whether or not its status is written.
+	status := now.EffectiveStatus()
+	if before != nil && before.EffectiveStatus().Phase == status.Phase || status.Phase == "" || s.Ready(nil) != nil {
+		return
+	}
+	log := s.Log.WithName("audit").WithValues("cluster", now.Spec.RequesterID, "id", now.Name, "phase", status.Phase)
 	if name := now.Annotations[annotationSourceName]; name != "" {
 		log = log.WithValues("sourceNamespace", now.Annotations[annotationSourceNamespace], "sourceName", name)
 	}
@@ -68,15 +73,15 @@ func (s *Server) auditPhase(before, now *broker.Reservation) {
 		PricePerHour string `json:"pricePerHour,omitempty"`
 	}
 	var placements []placement
-	for _, allocation := range now.Status.Allocations {
+	for _, allocation := range status.Allocations {
 		placements = append(placements, placement{allocation.Cluster, broker.HeldCapacity{PodSets: allocation.PodSets}.Pods(), allocation.PricePerHour})
 	}
 	log = log.WithValues("placements", placements)
-	if ready := meta.FindStatusCondition(now.Status.Conditions, broker.ConditionReady); ready != nil {
+	if ready := meta.FindStatusCondition(status.Conditions, broker.ConditionReady); ready != nil {
 		log = log.WithValues("reason", ready.Reason, "message", ready.Message)
 	}
-	if now.Status.ExpiresAt != nil {
-		log = log.WithValues("expiresAt", now.Status.ExpiresAt)
+	if status.ExpiresAt != nil {
+		log = log.WithValues("expiresAt", status.ExpiresAt)
 	}
 	log.Info("Reservation")
 }

@@ -2,6 +2,7 @@ package direct
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -121,23 +123,29 @@ func (d *Driver) revokeNamespaces(ctx context.Context) error {
 		}
 	}
 	d.mu.Unlock()
+	// What concerns one namespace holds up no other.
+	var errs []error
 	for i := range bindings {
 		if used[bindings[i].Namespace] {
 			continue
 		}
 		if err := session.Delete(ctx, d.Client, &bindings[i]); err != nil {
-			return fmt.Errorf("revoking access of %s to namespace %s: %w", VirtualNodeAccount, bindings[i].Namespace, err)
+			errs = append(errs, fmt.Errorf("revoking access of %s to namespace %s: %w", VirtualNodeAccount, bindings[i].Namespace, err))
 		}
 	}
 	for namespace := range marked {
 		if used[namespace] {
 			continue
 		}
-		if err := oncePoliciesKnow(func() error { return client.IgnoreNotFound(d.mark(ctx, namespace, "null")) }); err != nil {
-			return fmt.Errorf("removing label %s of namespace %s: %w", labelAccess, namespace, err)
+		err := oncePoliciesKnow(func() error { return client.IgnoreNotFound(d.mark(ctx, namespace, "null")) })
+		if apierrors.IsForbidden(err) {
+			// Somebody else keeps a RoleBinding of that name there: the label stays with it.
+			log.FromContext(ctx).Info("A label of a namespace cannot be removed yet", "namespace", namespace, "label", labelAccess, "reason", err.Error())
+		} else if err != nil {
+			errs = append(errs, fmt.Errorf("removing label %s of namespace %s: %w", labelAccess, namespace, err))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // markedNamespaces are the names of those with labelAccess.
