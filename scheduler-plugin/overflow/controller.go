@@ -340,7 +340,9 @@ func (c *demandController) validator(changed *[]*corev1.Pod) func(types.UID, dem
 			return false
 		}
 		pod := c.getPending(uid, name)
-		if pod == nil {
+		// One that is being bound counts with those that run. If it is not bound, it is
+		// added again when it does not fit any more; a gang is counted as a whole.
+		if pod == nil || !key.IsGang() && c.placements.has(uid) {
 			return false
 		}
 		current, resolved := c.keys.get(pod)

@@ -12,7 +12,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	framework "k8s.io/kube-scheduler/framework"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
@@ -70,6 +72,29 @@ func TestOtherPods(t *testing.T) {
 	if count() != before {
 		t.Error("a pod that is no longer assumed is not counted")
 	}
+}
+
+// A pod that is being bound needs no more capacity: it is counted with those that run.
+func TestPodBeingBound(t *testing.T) {
+	p := testPlugin(OverflowArgs{}, nodeWith("").Node(), nodeWith("paris").Node())
+	pod := jobPod("crunch", "waiting", "1")
+	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	expect.NoError(t, cached.Add(pod))
+	c := &demandController{keys: p.keys, namespaces: p.namespaces, placements: p.placements, gangs: p.gangs, pods: corelisters.NewPodLister(cached), pending: newPendingPods()}
+	c.pending.add(pod.UID, nameOf(pod))
+	key, _ := p.keys.get(pod)
+	expectValid := func(when string, want bool) {
+		t.Helper()
+		var changed []*corev1.Pod
+		if got := c.validator(&changed)(pod.UID, key.key); got != want || len(changed) > 0 {
+			t.Errorf("%s: capacity is requested for it: %t (changed: %d), want %t", when, got, len(changed), want)
+		}
+	}
+	expectValid("pending", true)
+	p.Reserve(t.Context(), scheduler.NewCycleState(), pod, broker.VirtualNodeName("paris"))
+	expectValid("being bound", false)
+	p.Unreserve(t.Context(), nil, pod, broker.VirtualNodeName("paris"))
+	expectValid("not bound", true)
 }
 
 // profile is the part of the scheduler that the handlers of informers need.
