@@ -177,6 +177,13 @@ func auditLog(e *env) {
 	}
 	end := e.clock.Now().Add(time.Hour).UTC().Format(time.RFC3339)
 	expectLines("Promised capacity", `"requester"="rome"`, `"reservation"="r"`, `"attempt"=`, `"capacity"="2 pods`, `"score"="`, `"pricePerHour"="0.02 EUR"`, `"until"="`+end)
+	// The lease starts again until its length is announced.
+	e.eventually("the status to announce the lease", func() error {
+		if status := e.get("r").Status; status.LeaseDuration == nil || len(status.Allocations) != 2 {
+			return fmt.Errorf("the status is %+v", status)
+		}
+		return nil
+	})
 	e.clock.Step(2 * time.Hour)
 	e.touch("r")
 	expectLines("Released capacity", `"left"="nothing"`, `"reason"="Expired"`)
