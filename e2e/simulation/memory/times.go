@@ -27,8 +27,9 @@ func truncateTimes(v reflect.Value) {
 	case reflect.Struct:
 		if v.Type() == timeType {
 			at := v.Addr().Interface().(*metav1.Time)
-			if !at.IsZero() {
-				*at = metav1.Unix(at.Unix(), 0)
+			// A time that is whole already may be that of an object which others read.
+			if whole := metav1.Unix(at.Unix(), 0); !at.IsZero() && *at != whole {
+				*at = whole
 			}
 			return
 		}
