@@ -632,8 +632,8 @@ func impossible(e *env) {
 	e.request("queued", 1, total("1"))
 	e.expectCondition("queued", broker.ConditionQueued, true, "berlin")
 
-	// They are considered again as clusters come.
-	p.advertise(e.spec("paris", "10"))
+	// They are considered again as clusters come, in any order: there is room for all.
+	p.advertise(e.spec("paris", "20"))
 	e.expect("r", broker.ReservationReserved, "1 of 1 pods in paris")
 	if got := e.get("r").Status; got.TargetClusterEndpoint != "https://paris:6443" {
 		e.Errorf("the endpoint of the target is %q", got.TargetClusterEndpoint)
