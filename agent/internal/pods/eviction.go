@@ -191,23 +191,29 @@ func (r *Reconciler) evictNotStarted(ctx context.Context, pod *corev1.Pod, provi
 	if left := deadline.Sub(r.nodes.Clock.Now()); left > 0 {
 		return left, nil
 	}
+	_, requeueAfter, err = r.evictOrReport(ctx, pod, provider, cause, state.reported, "PodNotStarted", "Pod is waiting on the virtual node")
+	return requeueAfter, err
+}
+
+// evictOrReport evicts a pod. If it must not, an event with a reason and what is wrong says
+// what to do, once as long as the pod is in reported. It returns when to requeue the pod.
+func (r *Reconciler) evictOrReport(ctx context.Context, pod *corev1.Pod, provider, cause string, reported sets.Set[types.UID], reason, wrong string) (evicted bool, requeueAfter time.Duration, err error) {
 	report := func(next string) {
-		if !state.reported.Has(pod.UID) {
-			state.reported.Insert(pod.UID)
-			r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "PodNotStarted", "Evict",
-				"Pod is waiting on the virtual node for provider %s: %s. %s", provider, cause, next)
+		if !reported.Has(pod.UID) {
+			reported.Insert(pod.UID)
+			r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, reason, "Evict", "%s for provider %s: %s. %s", wrong, provider, cause, next)
 		}
 	}
 	if metav1.GetControllerOfNoCopy(pod) == nil {
 		report("No controller would replace it: delete the pod and create it again.")
-		return virtualnode.ResyncPeriod, nil
+		return false, virtualnode.ResyncPeriod, nil
 	}
 	blocked, err := r.evict(ctx, pod, provider, cause)
 	if blocked {
 		report(blockedByBudget)
-		return budgetRetry, nil
+		return false, budgetRetry, nil
 	}
-	return virtualnode.ResyncPeriod, err
+	return err == nil, virtualnode.ResyncPeriod, err
 }
 
 // evict evicts a pod, unless it is gone; blocked reports whether a PodDisruptionBudget does

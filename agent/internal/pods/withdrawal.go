@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -51,7 +48,7 @@ func (r *Reconciler) moveLeaving(ctx context.Context, provider string, state *pr
 				due-- // it takes the place of its replacement already
 			case left > 0 && virtualnode.Ready(pod):
 			default:
-				evicted, after, err := r.evictLeaving(ctx, pod, provider, cause, state)
+				evicted, after, err := r.evictOrReport(ctx, pod, provider, cause, state.stuck, "PodMustLeave", "Pod must leave the virtual node")
 				errs, requeueAfter = append(errs, err), min(requeueAfter, after)
 				if evicted {
 					due--
@@ -63,30 +60,9 @@ func (r *Reconciler) moveLeaving(ctx context.Context, provider string, state *pr
 	return requeueAfter, errors.Join(errs...)
 }
 
-// evictLeaving evicts one pod that must leave, and returns when to requeue it.
-func (r *Reconciler) evictLeaving(ctx context.Context, pod *corev1.Pod, provider, cause string, state *providerState) (evicted bool, requeueAfter time.Duration, err error) {
-	report := func(next string) {
-		if !state.stuck.Has(pod.UID) {
-			state.stuck.Insert(pod.UID)
-			r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "PodMustLeave", "Evict",
-				"Pod must leave the virtual node for provider %s: %s. %s", provider, cause, next)
-		}
-	}
-	if metav1.GetControllerOfNoCopy(pod) == nil {
-		report("No controller would replace it: delete the pod and create it again.")
-		return false, virtualnode.ResyncPeriod, nil
-	}
-	blocked, err := r.evict(ctx, pod, provider, cause)
-	if blocked {
-		report(blockedByBudget)
-		return false, budgetRetry, nil
-	}
-	return err == nil, virtualnode.ResyncPeriod, err
-}
-
 // elsewhere is for how many of the leaving pods, terminating ones included, a Reservation
-// has usable capacity at other providers that no other pod is about to take. Which pending pods will use
-// a Reservation made by hand is not known: its pods leave at the deadline.
+// has usable capacity at other providers that no other pod is about to take. Which pending
+// pods will use a Reservation made by hand is not known: its pods leave at the deadline.
 func (r *Reconciler) elsewhere(ctx context.Context, l virtualnode.Leaving, provider string) (pods int, err error) {
 	if l.Reservation == nil || l.ByHand {
 		return 0, nil
