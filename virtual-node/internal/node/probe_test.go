@@ -1,8 +1,10 @@
-package node_test
+package node
 
 import (
 	"fmt"
+	"io"
 	"net/http"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,59 +15,68 @@ import (
 
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
-	"github.com/spillway-dev/spillway/virtual-node/internal/node"
 )
 
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
-
-// A probe shows whether the token may list guests, and costs the same however many there are.
-func TestProbeListsNoGuests(t *testing.T) {
-	config := controlplane.StartBare(t)
-	admin := kubernetes.NewForConfigOrDie(config)
-	expect.NoError(t, err(admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "guests"}}, metav1.CreateOptions{})))
-	expect.NoError(t, err(admin.CoreV1().ServiceAccounts("guests").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})))
-	for i := range 3 {
-		expect.NoError(t, err(admin.CoreV1().Pods("guests").Create(t.Context(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("guest-", i)},
-			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
-		}, metav1.CreateOptions{})))
-	}
-	for name, c := range map[string]struct {
-		config *rest.Config
-		ready  bool
-		reason string
-	}{
-		"authorized":     {config, true, "ProviderReachable"},
-		"not authorized": {rest.AnonymousClientConfig(config), false, "ProviderAccessDenied"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			requests, probed := make(chan *http.Request, 100), rest.CopyConfig(c.config)
-			probed.Wrap(func(next http.RoundTripper) http.RoundTripper {
-				return roundTripper(func(r *http.Request) (*http.Response, error) {
-					requests <- r
-					return next.RoundTrip(r)
-				})
-			})
-			health := make(chan node.Health, 1)
-			prober := node.Prober{Provider: "paris", Namespace: "guests", Client: kubernetes.NewForConfigOrDie(probed), Clock: clock.RealClock{}, Report: func(h node.Health) { health <- h }}
-			go prober.Run(t.Context())
-			if got := <-health; got.Ready != c.ready || got.Reason != c.reason {
-				t.Errorf("ready %t, reason %s: %s", got.Ready, got.Reason, got.Message)
-			}
-			request := <-requests
-			if request.Method != http.MethodGet || request.URL.Path != "/api/v1/namespaces/guests/pods" {
-				t.Errorf("a probe is %s %s", request.Method, request.URL)
-			}
-			// The API server answers the same request with what a probe gets.
-			var listed corev1.PodList
-			expect.NoError(t, admin.CoreV1().RESTClient().Get().RequestURI(request.URL.RequestURI()).Do(t.Context()).Into(&listed))
-			if n := len(listed.Items); n > 0 {
-				t.Errorf("a probe lists %d guests, want none", n)
-			}
-		})
-	}
+// received counts the bytes of the bodies that a client receives.
+type received struct {
+	next  http.RoundTripper
+	bytes *atomic.Int64
 }
 
-func err[T any](_ T, err error) error { return err }
+func (r received) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := r.next.RoundTrip(request)
+	if err == nil {
+		response.Body = &countedBody{response.Body, r.bytes}
+	}
+	return response, err
+}
+
+type countedBody struct {
+	io.ReadCloser
+	bytes *atomic.Int64
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.bytes.Add(int64(n))
+	return n, err
+}
+
+// TestProbeDoesNotGrow: a probe costs a provider with many guests as little as one without,
+// and shows whether the identity is still authorized.
+func TestProbeDoesNotGrow(t *testing.T) {
+	config := controlplane.StartBare(t)
+	admin, err := kubernetes.NewForConfig(config)
+	expect.NoError(t, err)
+	var bytes atomic.Int64
+	counted := rest.CopyConfig(config)
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper { return received{next, &bytes} })
+	client, err := kubernetes.NewForConfig(counted)
+	expect.NoError(t, err)
+	prober := &Prober{Provider: "paris", Namespace: "default", Client: client, Clock: clock.RealClock{}}
+	probe := func() int64 {
+		bytes.Store(0)
+		if health := prober.probe(t.Context()); !health.Ready {
+			t.Fatalf("the provider is not ready: %s", health.Message)
+		}
+		return bytes.Load()
+	}
+	without := probe()
+	for i := range 50 {
+		_, err := admin.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("guest-%d", i)},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "registry.example.org/app:1"}}, AutomountServiceAccountToken: new(bool)},
+		}, metav1.CreateOptions{})
+		expect.NoError(t, err)
+	}
+	if with := probe(); with > without+100 {
+		t.Errorf("a probe received %d bytes with 50 guests, and %d without any", with, without)
+	}
+	stranger := rest.CopyConfig(config)
+	stranger.Impersonate = rest.ImpersonationConfig{UserName: "stranger"}
+	prober.Client, err = kubernetes.NewForConfig(stranger)
+	expect.NoError(t, err)
+	if health := prober.probe(t.Context()); health.Ready || health.Reason != reasonAccessDenied {
+		t.Errorf("an identity without access got %+v", health)
+	}
+}
