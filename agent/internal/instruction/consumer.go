@@ -157,7 +157,7 @@ func (c *Consumer) keepWithdrawn(ctx context.Context, view *protocol.ConsumerVie
 		}
 		delete(obsolete, name)
 		if w != nil {
-			errs = append(errs, c.ensure(ctx, name, in, view, &broker.Allocation{Cluster: w.Cluster, NodeLabels: in.Spec.NodeLabels, Endpoint: in.Spec.Endpoint}))
+			errs = append(errs, c.ensure(ctx, name, in, view, &broker.Allocation{Cluster: w.Cluster, NodeLabels: in.Spec.NodeLabels, PodSecurity: in.Spec.PodSecurity, Endpoint: in.Spec.Endpoint}))
 		}
 	}
 	return errors.Join(errs...)
@@ -262,6 +262,7 @@ func reservationInstructionSpec(view *protocol.ConsumerView, allocation *broker.
 		RequestedResources: allocation.Resources,
 		PodSets:            allocation.PodSets,
 		NodeLabels:         allocation.NodeLabels,
+		PodSecurity:        allocation.PodSecurity,
 		Endpoint:           allocation.Endpoint,
 		PeerKey:            view.PeerKeys[allocation.Cluster],
 		PricePerHour:       allocation.PricePerHour,
