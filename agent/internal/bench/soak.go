@@ -86,9 +86,9 @@ func soak(ctx context.Context) error {
 	if with.lost > 0 || with.stolen > 0 || with.wrong > 0 || none.lost == 0 {
 		verdict = "failed"
 	}
-	fmt.Printf("soak: %s: with placeholders, %d of %d granted pods were Running within %s (slowest %s) while %d local pods wanted their places, 20 a second, and got %d; with the nominated form, %d of %d were not; with hold none, %d of %d were not, and local pods got %d places\n",
+	fmt.Printf("soak: %s: with placeholders, %d of %d granted pods were Running within %s (slowest %s) while %d local pods wanted their places, 20 a second, and %d took one; with the nominated form %d of %d; with hold none %d of %d, and %d local pods took their room\n",
 		verdict, with.handOvers-with.lost, with.handOvers, startWithin, quantile(with.took, 1), with.locals, with.stolen,
-		nominated.lost, nominated.handOvers, none.lost, none.handOvers, none.stolen)
+		nominated.handOvers-nominated.lost, nominated.handOvers, none.handOvers-none.lost, none.handOvers, none.stolen)
 	if verdict != "passed" {
 		return errors.New("the soak failed")
 	}
