@@ -346,6 +346,9 @@ func (h *Handler) createFailed(pod *corev1.Pod, err error) (requeueAfter time.Du
 		return 0, err
 	}
 	message := fmt.Sprintf("provider %s refused the guest: %v", h.Provider, err)
+	if strings.Contains(message, `violates PodSecurity "restricted`) {
+		message += ". Set these fields of securityContext, or the provider's administrator sets guests.podSecurity to baseline"
+	}
 	h.event(pod, corev1.EventTypeWarning, reasonGuestRefused, message)
 	h.report(pod, waitingStatus(pod, reasonGuestRefused, message))
 	return retryPeriod, nil
