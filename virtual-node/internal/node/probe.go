@@ -66,11 +66,12 @@ func (p *Prober) Run(ctx context.Context) {
 }
 
 // probe lists guests rather than calling /healthz, which every client may: the
-// result must show whether the token is still accepted.
+// result must show whether the token is still accepted. It selects none, because from its
+// cache the API server returns all, whatever the limit.
 func (p *Prober) probe(ctx context.Context) Health {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	_, err := p.Client.CoreV1().Pods(p.Namespace).List(ctx, metav1.ListOptions{Limit: 1, ResourceVersion: "0"})
+	_, err := p.Client.CoreV1().Pods(p.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=none", ResourceVersion: "0"})
 	switch {
 	case err == nil:
 		return Health{Ready: true, Reason: reasonProviderReachable, Message: fmt.Sprintf("Provider %s is reachable and authorizes this cluster.", p.Provider)}
