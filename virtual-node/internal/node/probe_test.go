@@ -12,22 +12,21 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// counted counts the bytes of the answers.
-type counted struct {
+// received counts the bytes of the bodies that a client receives.
+type received struct {
 	next  http.RoundTripper
 	bytes *atomic.Int64
 }
 
-func (c counted) RoundTrip(request *http.Request) (*http.Response, error) {
-	response, err := c.next.RoundTrip(request)
+func (r received) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := r.next.RoundTrip(request)
 	if err == nil {
-		response.Body = countedBody{response.Body, c.bytes}
+		response.Body = &countedBody{response.Body, r.bytes}
 	}
 	return response, err
 }
@@ -37,38 +36,47 @@ type countedBody struct {
 	bytes *atomic.Int64
 }
 
-func (b countedBody) Read(p []byte) (int, error) {
+func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.bytes.Add(int64(n))
 	return n, err
 }
 
-// TestProbeReadsNoGuests: a probe does not cost more the more guests there are.
-func TestProbeReadsNoGuests(t *testing.T) {
-	config := controlplane.Start(t)
-	admin := kubernetes.NewForConfigOrDie(config)
-	_, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "guests"}}, metav1.CreateOptions{})
+// TestProbeDoesNotGrow: a probe costs a provider with many guests as little as one without,
+// and shows whether the identity is still authorized.
+func TestProbeDoesNotGrow(t *testing.T) {
+	config := controlplane.StartBare(t)
+	admin, err := kubernetes.NewForConfig(config)
 	expect.NoError(t, err)
-	_, err = admin.CoreV1().ServiceAccounts("guests").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
+	var bytes atomic.Int64
+	counted := rest.CopyConfig(config)
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper { return received{next, &bytes} })
+	client, err := kubernetes.NewForConfig(counted)
 	expect.NoError(t, err)
-	for i := range 20 {
-		_, err := admin.CoreV1().Pods("guests").Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("guest-", i)}, Spec: corev1.PodSpec{
-			AutomountServiceAccountToken: ptr.To(false), Containers: []corev1.Container{{Name: "main", Image: "image"}},
-		}}, metav1.CreateOptions{})
+	prober := &Prober{Provider: "paris", Namespace: "default", Client: client, Clock: clock.RealClock{}}
+	probe := func() int64 {
+		bytes.Store(0)
+		if health := prober.probe(t.Context()); !health.Ready {
+			t.Fatalf("the provider is not ready: %s", health.Message)
+		}
+		return bytes.Load()
+	}
+	without := probe()
+	for i := range 50 {
+		_, err := admin.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("guest-%d", i)},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "registry.example.org/app:1"}}, AutomountServiceAccountToken: new(bool)},
+		}, metav1.CreateOptions{})
 		expect.NoError(t, err)
 	}
-	expect.Eventually(t, "the guests in the API server's cache", func() (bool, string) {
-		list, err := admin.CoreV1().Pods("guests").List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
-		return err == nil && len(list.Items) == 20, fmt.Sprint(err)
-	})
-	var bytes atomic.Int64
-	client := rest.CopyConfig(config)
-	client.Wrap(func(next http.RoundTripper) http.RoundTripper { return counted{next, &bytes} })
-	prober := &Prober{Provider: "paris", Namespace: "guests", Client: kubernetes.NewForConfigOrDie(client), Clock: clock.RealClock{}}
-	if health := prober.probe(t.Context()); !health.Ready {
-		t.Fatalf("the provider is not ready: %s", health.Message)
+	if with := probe(); with > without+100 {
+		t.Errorf("a probe received %d bytes with 50 guests, and %d without any", with, without)
 	}
-	if n := bytes.Load(); n > 1000 {
-		t.Errorf("the probe has read %d bytes of guests", n)
+	stranger := rest.CopyConfig(config)
+	stranger.Impersonate = rest.ImpersonationConfig{UserName: "stranger"}
+	prober.Client, err = kubernetes.NewForConfig(stranger)
+	expect.NoError(t, err)
+	if health := prober.probe(t.Context()); health.Ready || health.Reason != reasonAccessDenied {
+		t.Errorf("an identity without access got %+v", health)
 	}
 }
