@@ -290,7 +290,7 @@ const (
 
 // pendingDelay is how long a guest is pending before that is reported, and the minimum time
 // between two reports of a guest that is.
-const pendingDelay = 5 * time.Second
+const pendingDelay = 10 * time.Second
 
 // settles returns how long the status of a pod is not reported yet, since its guest has been
 // pending only for a moment, or was reported as such a moment ago. Most guests run a moment
