@@ -2,6 +2,7 @@ package overflow
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -56,8 +57,8 @@ func (b *binder) bind(ctx context.Context, client kubernetes.Interface, binding 
 	// The API server gives up at the same time, so that the pod is not bound later.
 	err := client.CoreV1().RESTClient().Post().Namespace(binding.Namespace).Resource("pods").Name(binding.Name).
 		SubResource("binding").Timeout(b.times.deadline).Body(binding).Do(ctx).Error()
-	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err
 }

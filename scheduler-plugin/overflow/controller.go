@@ -387,20 +387,19 @@ func (c *demandController) recordStatus(key demand.Key, pods ...types.UID) {
 // will not either, and are better requested with it. Terminating pods do not count:
 // their replacements use their slots.
 func (c *demandController) totals() func(demand.Key, broker.PodSet) []broker.PodSet {
-	untried := sync.OnceValue(func() map[demand.Key]int32 {
-		return c.untried.count(func(pod *corev1.Pod) (demand.Key, bool) {
-			// Pending pods are in the batcher.
-			if ok, _ := c.gangs.admissible(pod); !ok || c.askAfter > 0 || c.pending.has(pod.UID) || c.placements.has(pod.UID) || !optedIn(c.namespaces, pod.Namespace) {
-				return demand.Key{}, false
-			}
-			return c.keys.keyOf(pod)
-		})
-	})
+	mayWait := func(pod *corev1.Pod) bool {
+		ok, _ := c.gangs.admissible(pod)
+		// Pending pods are in the batcher.
+		return ok && c.askAfter == 0 && !c.pending.has(pod.UID) && !c.placements.has(pod.UID)
+	}
 	return func(key demand.Key, pending broker.PodSet) []broker.PodSet {
 		if key.IsGang() {
 			return c.gangSets(key)
 		}
-		pending.Count += c.placements.livingOf(key) + untried()[key]
+		pending.Count += c.placements.livingOf(key)
+		if optedIn(c.namespaces, key.Namespace) {
+			pending.Count += c.untried.count(key, c.keys.keyOf, mayWait)
+		}
 		return []broker.PodSet{pending}
 	}
 }

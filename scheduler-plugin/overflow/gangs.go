@@ -373,6 +373,7 @@ func (g *gate) retry(pod *corev1.Pod, key demand.Key, at time.Time) {
 	defer g.mu.Unlock()
 	if w := g.pods[pod.UID]; w != nil && w.open {
 		w.tracked, w.triedAt, w.retryAt, w.lostUntil = true, at, at.Add(minRetry), at.Add(minRetry)
+		g.dueBy(w.retryAt)
 	}
 }
 
