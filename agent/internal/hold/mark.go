@@ -112,7 +112,8 @@ func (r *Reconciler) mark(ctx context.Context, pod *corev1.Pod, must bool) error
 	} else {
 		target.Status.Conditions = slices.DeleteFunc(target.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == broker.PodMustLeave })
 	}
-	err := client.IgnoreNotFound(r.client.Status().Patch(ctx, target, client.MergeFromWithOptions(pod, client.MergeFromWithOptimisticLock{})))
+	// The cache has not all conditions: a merge patch would replace them.
+	err := client.IgnoreNotFound(r.client.Status().Patch(ctx, target, client.StrategicMergeFrom(pod, client.MergeFromWithOptimisticLock{})))
 	if err != nil {
 		return fmt.Errorf("marking guest %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
