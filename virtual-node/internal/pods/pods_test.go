@@ -312,6 +312,7 @@ func TestHandler(t *testing.T) {
 	t.Run("unreachable provider", e.testUnreachableProvider)
 	t.Run("restart", e.testRestart)
 	t.Run("exceeded quota", e.testExceededQuota)
+	t.Run("Pod Security", e.testPodSecurity)
 	t.Run("hand-over", e.testHandOver)
 }
 
@@ -451,6 +452,29 @@ func (e *environment) testExceededQuota(t *testing.T) {
 	})
 	e.expectEvent(t, "GuestRefused", "exceeded quota")
 	expect.NoError(t, quotas.Delete(t.Context(), "none", metav1.DeleteOptions{}))
+	e.deletePod(t, pod, e.run(t, pod))
+}
+
+// testPodSecurity: a refusal by the provider's Pod Security names the fields and the value
+// that its administrator may change.
+func (e *environment) testPodSecurity(t *testing.T) {
+	enforce := func(standard string) {
+		patch := `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":` + standard + `}}}`
+		_, err := e.provider.CoreV1().Namespaces().Patch(t.Context(), guestNamespace, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		expect.NoError(t, err)
+	}
+	enforce(`"restricted"`)
+	expect.Eventually(t, "the standard to be in effect", func() (bool, string) {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "try"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+		_, err := e.guests().Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err != nil, fmt.Sprint(err)
+	})
+	pod := e.createPod(t, "root", neverRestart)
+	e.expectStatus(t, pod, "GuestRefused", func(s *corev1.PodStatus) bool {
+		return s.Reason == "GuestRefused" && strings.Contains(s.Message, "must set securityContext.runAsNonRoot=true") && strings.Contains(s.Message, "sets guests.podSecurity to baseline")
+	})
+	e.expectEvent(t, "GuestRefused", "sets guests.podSecurity to baseline")
+	enforce("null")
 	e.deletePod(t, pod, e.run(t, pod))
 }
 

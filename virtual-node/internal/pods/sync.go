@@ -367,6 +367,9 @@ func (h *Handler) createFailed(ctx context.Context, pod *corev1.Pod, err error) 
 		return 0, err
 	}
 	message := fmt.Sprintf("provider %s refused the guest: %v", h.Provider, err)
+	if strings.Contains(message, `violates PodSecurity "restricted`) {
+		message += ". Set these fields of securityContext, or the provider's administrator sets guests.podSecurity to baseline"
+	}
 	h.event(pod, corev1.EventTypeWarning, reasonGuestRefused, message)
 	return retryPeriod, h.writeStatus(ctx, pod, waitingStatus(pod, reasonGuestRefused, message))
 }
