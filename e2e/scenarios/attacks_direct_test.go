@@ -46,8 +46,8 @@ func directAttacks(ctx context.Context, t *testing.T, identity *corev1.Secret) [
 	}
 	cpu := quota.Spec.Hard["requests.cpu"]
 	// Here guests have no Services at all.
-	services := objectGuard("quota of Services", &quota, `{"spec":{"hard":{"services.nodeports":"9","count/services":"9"}}}`, `{"spec":{"hard":{"services.nodeports":"0","count/services":"0"}}}`)
-	limit := objectGuard("quota", &quota, `{"spec":{"hard":{"requests.cpu":"1000"}}}`, `{"spec":{"hard":{"requests.cpu":"`+cpu.String()+`"}}}`)
+	services := quotaGuard("quota of Services", &quota, `{"services.nodeports":"9","count/services":"9"}`, `{"services.nodeports":"0","count/services":"0"}`)
+	limit := quotaGuard("quota", &quota, `{"requests.cpu":"1000"}`, `{"requests.cpu":"`+cpu.String()+`"}`)
 	pods, remains := policyGuard(ctx, t, "spillway-guest-pods"), policyGuard(ctx, t, "spillway-guest-remains")
 
 	guest := func(in string, change func(*corev1.PodSpec)) func(context.Context) error {

@@ -57,7 +57,7 @@ func cpuPlusOne(granted resource.Quantity) *resource.Quantity {
 
 // nodePorts is the quota of Services of type NodePort.
 func nodePorts(quota *corev1.ResourceQuota) *attackGuard {
-	return objectGuard("quota of NodePorts", quota, `{"spec":{"hard":{"services.nodeports":"9"}}}`, `{"spec":{"hard":{"services.nodeports":"0"}}}`)
+	return quotaGuard("quota of NodePorts", quota, `{"services.nodeports":"9"}`, `{"services.nodeports":"0"}`)
 }
 
 // liqoAttacks are those with the identities of rome's virtual kubelet and of its

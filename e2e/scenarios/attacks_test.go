@@ -127,13 +127,23 @@ func (s *attackScenario) succeedWithoutGuards(ctx context.Context, t *testing.T,
 						return false, fmt.Sprintf("removing %s: %v", g.name, err)
 					}
 				}
-				err := a.do(ctx)
+				// What was removed takes a moment to be known, and the agent restores it soon:
+				// a single attempt may always be too early.
+				var err error
+				for range attempts {
+					if err = a.do(ctx); err == nil {
+						break
+					}
+				}
 				return err == nil, fmt.Sprint(err)
 			})
 		})
 	}
 	return ctx
 }
+
+// attempts is how often an attack is repeated each time its guards are removed.
+const attempts = 10
 
 func restoreGuard(ctx context.Context, t *testing.T, g *attackGuard) {
 	eventually(ctx, t, "guard "+g.name+" is restored", 20*time.Second, func(ctx context.Context) (bool, string) {
@@ -196,6 +206,22 @@ func objectGuard(name string, object client.Object, without, with string) *attac
 		}
 	}
 	return &attackGuard{name, patch(without), patch(with)}
+}
+
+// quotaGuard is an objectGuard of limits in a ResourceQuota. Admission reads them from
+// its status, which kube-controller-manager writes: by then the agent may have restored
+// the spec, so that the status is written here too.
+func quotaGuard(name string, quota *corev1.ResourceQuota, without, with string) *attackGuard {
+	guard := objectGuard(name, quota, `{"spec":{"hard":`+without+`}}`, `{"spec":{"hard":`+with+`}}`)
+	spec := guard.remove
+	guard.remove = func(ctx context.Context) error {
+		if err := spec(ctx); err != nil {
+			return err
+		}
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"status":{"hard":`+without+`}}`))
+		return paris.Status().Patch(ctx, quota.DeepCopy(), patch)
+	}
+	return guard
 }
 
 // guestSpec is the spec of an ordinary guest that fits the grant.

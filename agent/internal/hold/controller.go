@@ -255,6 +255,17 @@ func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (re
 	r.mu.Lock()
 	delete(r.moved, consumer)
 	r.mu.Unlock()
+	// First the decisions, for which the broker waits.
+	result, err = r.decideConsumer(ctx, consumer)
+	if retryAfter := r.moveGuests(ctx); retryAfter > 0 && (result.RequeueAfter == 0 || retryAfter < result.RequeueAfter) {
+		result.RequeueAfter = retryAfter
+	}
+	return result, err
+}
+
+// decideConsumer decides the instructions of a consumer, and plans the moves of its guests.
+func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (result reconcile.Result, err error) {
+	r.places.planned = moves{}
 	in, err := r.read(ctx, consumer, 0)
 	if err != nil {
 		return reconcile.Result{}, err
@@ -276,7 +287,7 @@ func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (re
 			result, err = r.writeStatuses(ctx, in, decisions, granted)
 		}
 		if err == nil && granted.Done && deferred {
-			return r.reconcileConsumer(ctx, consumer)
+			return r.decideConsumer(ctx, consumer)
 		}
 	}
 	if apierrors.IsConflict(err) {

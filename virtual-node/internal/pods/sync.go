@@ -252,11 +252,12 @@ func (h *Handler) guestOwner(ctx context.Context) (owner metav1.OwnerReference, 
 }
 
 // handOverTimeout is how long a guest waits for the provider's agent since that has handed
-// a place over to any guest of this node, and maxHandOver how long in all. Without the agent,
-// the provider's scheduler finds a place for the guest where there is one.
+// a place over to any guest of this node, and maxHandOver how long in all: thousands of guests
+// take minutes on a busy provider. Without the agent, the provider's scheduler finds a place
+// for the guest where there is one; guests that do not wait for theirs compete for all others.
 const (
-	handOverTimeout = 5 * time.Second
-	maxHandOver     = time.Minute
+	handOverTimeout = 15 * time.Second
+	maxHandOver     = 5 * time.Minute
 )
 
 // pendingDelay is how long a guest is pending before that is reported, and the minimum time
