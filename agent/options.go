@@ -44,6 +44,7 @@ type options struct {
 	region, zone           string
 	lending                broker.Lending
 	headroom               corev1.ResourceList
+	leaveWithin            time.Duration
 	hold                   string
 	placeholders           placeholder.Options
 	proofTimeout           time.Duration
@@ -128,6 +129,7 @@ func parse(arguments []string) (options, error) {
 		o.headroom, err = parseResources(text)
 		return err
 	})
+	flags.DurationVar(&o.leaveWithin, "lend-leave-within", 10*time.Minute, fmt.Sprintf("Time within which guests must leave that use what this cluster withdraws of its promises, at most %s.", protocol.MaxLeaveWithin))
 	flags.StringVar(&o.hold, "hold", holdPlaceholders, "How promised capacity is held: placeholders keeps its places with pods, none accounts for it.")
 	flags.StringVar(&o.placeholders.Namespace, "placeholders-namespace", placeholder.DefaultNamespace, "Namespace of placeholders.")
 	flags.StringVar(&o.placeholders.Image, "placeholders-image", placeholder.DefaultImage, "Image of placeholders.")
@@ -231,6 +233,8 @@ func (o *options) validate(rest []string) error {
 		return fmt.Errorf("--hold=%s is unknown: use none or placeholders", o.hold)
 	case o.hold == holdPlaceholders && (o.placeholders.Namespace == "" || o.proofTimeout <= 0):
 		return errors.New("--hold=placeholders requires --placeholders-namespace, and --placeholders-timeout greater than 0")
+	case o.leaveWithin <= 0 || o.leaveWithin > protocol.MaxLeaveWithin:
+		return fmt.Errorf("--lend-leave-within=%s must be greater than 0 and at most %s", o.leaveWithin, protocol.MaxLeaveWithin)
 	case o.advertisementInterval <= 0:
 		return errors.New("--advertisement-requeue-interval must be greater than 0")
 	}

@@ -57,6 +57,20 @@ func incomplete(members []*corev1.Pod, required int32) event {
 		gang, required, len(members)), nil}
 }
 
+// outdated: a gang's Reservation was made for pods of other shapes.
+func outdated(r *broker.Reservation, request demand.Request) event {
+	return event{corev1.EventTypeNormal, "OverflowOutdated", r.Name, fmt.Sprintf("Reservation %s requests capacity for %d pods of %s %s that had other requests, node selectors, node affinities or tolerations. "+
+		"The agent deletes it when none of them has been left for some time (30 s by default). Then capacity is requested for the pods as they are now.",
+		r.Name, requestedPods(r), request.Owner.Kind, request.Owner.Name), r}
+}
+
+// tooManyShapes: a gang does not fit into one Reservation.
+func tooManyShapes(request demand.Request) event {
+	n := len(request.PodSets)
+	return failed(fmt.Sprint(n, " shapes"), fmt.Sprintf("Failed to request capacity for %s %s: its pods have %d shapes (requests, node selectors, node affinities and tolerations), and a Reservation has at most %d. "+
+		"Give more of its pods the same, or divide the group.", request.Owner.Kind, request.Owner.Name, n, maxShapes), nil)
+}
+
 // requested: the Reservation was created, or its count raised.
 func requested(request demand.Request, r *broker.Reservation) event {
 	return event{corev1.EventTypeNormal, "OverflowRequested", r.Name, fmt.Sprintf("Requested capacity for %d pods of %s %s in other clusters (Reservation %s).",

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
@@ -165,4 +166,45 @@ func TestNotAdmittedAfterRestart(t *testing.T) {
 	reconciled(t, e.agent(e.Client), "rome")
 	e.decided("r1", 1, hold.ReasonGuestNotAdmitted, "minimum cpu usage per Container is 10m", 0)
 	e.granted("rome", "nothing", 0)
+}
+
+// TestGrowthNotAdmittedAfterRestart: of a larger hold that was recorded before the agent
+// restarted, what was accepted before stays. If not even that can be held any more, guests
+// have the time to leave; it ends with a hold that is accepted again.
+func TestGrowthNotAdmittedAfterRestart(t *testing.T) {
+	e := admitting(t)
+	small := expect.Resources("cpu", "1m")
+	e.hold("r1", "rome", 1, pods(set("pods", 2, small)))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("r1", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+
+	e.provider.Hold("EnsureGrant", peering.Waiting("QuotaPending", "waiting for the quota"))
+	e.hold("r1", "rome", 2, pods(set("pods", 4, small)))
+	reconciled(t, e.agent(e.Client), "rome")
+	if in, c := e.get("r1"); c.Reason != hold.ReasonGrantPending || in.Status.Held.Pods() != 4 {
+		t.Fatalf("the larger hold is not recorded: %+v", in.Status)
+	}
+	e.provider.Free("EnsureGrant")
+	lift := e.limited(e.guestNamespaces[0])
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("r1", 2, hold.ReasonGuestNotAdmitted, "minimum cpu usage per Container is 10m", 2)
+	e.granted("rome", "cpu 2m", 2)
+	if in, _ := e.get("r1"); in.Status.LeaveBy != nil || in.Status.Accepted != nil {
+		t.Errorf("nothing is withdrawn: %+v", in.Status)
+	}
+
+	e.clock.SetTime(e.clock.Now().Add(time.Hour))
+	e.hold("r1", "rome", 3, pods(set("pods", 2, small)))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("r1", 3, hold.ReasonGuestNotAdmitted, "Guests beyond that must leave by ", 0)
+	if in, _ := e.get("r1"); in.Status.LeaveBy == nil || in.Status.LeaveBy.Sub(e.clock.Now()).Round(time.Minute) != 10*time.Minute {
+		t.Errorf("guests must leave by %v, at %s", in.Status.LeaveBy, e.clock.Now())
+	}
+	lift()
+	e.hold("r1", "rome", 4, pods(set("pods", 2, small)))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("r1", 4, hold.ReasonAccepted, "Holding 2 pods of cpu 1m for consumer rome.", 2)
+	if in, _ := e.get("r1"); in.Status.LeaveBy != nil {
+		t.Errorf("no guest must leave any more: %v", in.Status.LeaveBy)
+	}
 }

@@ -508,7 +508,6 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) 
 	gone := func(uid types.UID) bool {
 		return !slices.ContainsFunc(in.instructions, func(i *broker.ProviderInstruction) bool { return i.UID == uid })
 	}
-	maps.DeleteFunc(r.unproven, func(uid types.UID, _ broker.HeldCapacity) bool { return gone(uid) })
 	maps.DeleteFunc(r.refused, func(uid types.UID, _ refusal) bool { return gone(uid) })
 	maps.DeleteFunc(r.places.waits, func(uid types.UID, _ placeholder.Wait) bool { return gone(uid) })
 	if r.Placeholders.Namespace == "" {
@@ -562,18 +561,15 @@ func (r *Reconciler) verdict(d *decision, state placeholder.State, inTurn bool) 
 		return placeholder.Proven
 	}
 	delete(r.places.waits, uid)
-	switch before, known := r.unproven[uid]; {
+	switch {
 	case settled(d.instruction):
 		d.settled, d.held = false, capacity.Min(d.before, state.Without(d.held))
 		d.refused = &capacity.Rejection{Reason: ReasonCapacityLost, Message: state.String()}
 	case d.settled:
 		// Another hold of the consumer comes first.
 		return placeholder.Proven
-	case known:
-		d.held, d.refused = before, &capacity.Rejection{Reason: ReasonInsufficientCapacity, Message: state.String()}
 	default:
-		// The agent has restarted since the hold was recorded.
-		d.held, d.refused = state.Without(d.held), &capacity.Rejection{Reason: ReasonInsufficientCapacity, Message: state.String()}
+		d.held, d.refused = d.fallBack(state.Without(d.held)), &capacity.Rejection{Reason: ReasonInsufficientCapacity, Message: state.String()}
 	}
 	return placeholder.Refused
 }

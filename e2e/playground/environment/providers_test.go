@@ -22,9 +22,7 @@ import (
 )
 
 const (
-	// closed is an endpoint where nothing listens: the first port is reserved.
-	closed = "https://127.0.0.1:1"
-	gpu    = "nvidia.com/gpu"
+	gpu = "nvidia.com/gpu"
 	// heldPods have places in advance; localsEvery makes 20 pods a second that want them.
 	heldPods    = 10
 	localsEvery = 50 * time.Millisecond
@@ -40,21 +38,26 @@ type playgroundTest struct {
 	t                 *testing.T
 	p                 *environment.Playground
 	rome, hub, berlin client.Client
+	door              *door
 }
 
 // TestProvidersThatCannotRunPods has pods that some providers cannot run: the nodes have
 // another architecture or a taint, or the consumer cannot connect to the provider. Each pod
 // runs where it can or gets the reason why not, and nothing takes a place that is held. Rome
-// cannot connect to paris. The nodes of berlin are arm64 at first.
+// cannot connect to paris before its door is opened. The nodes of berlin are arm64 at first;
+// in the end it withdraws a part of what it has granted.
 func TestProvidersThatCannotRunPods(t *testing.T) {
 	ctx := t.Context()
 	arm := map[string]string{corev1.LabelArchStable: "arm64"}
+	door := newDoor(t)
+	closed := "https://" + door.address
 	s := startPlayground(t,
 		environment.Member{Name: "paris", Values: []string{"cost.cpu=0.03", "apiServer.endpoint=" + closed},
-			Nodes: []environment.NodeGroup{{Prefix: "paris", Count: 1, Resources: expect.Resources("cpu", "4", "memory", "8Gi")}}},
-		environment.Member{Name: "berlin", Values: []string{"cost.cpu=0.05"},
+			Nodes: []environment.NodeGroup{{Prefix: "paris", Count: 1, Resources: expect.Resources("cpu", "2500m", "memory", "8Gi")}}},
+		environment.Member{Name: "berlin", Values: []string{"cost.cpu=0.05", "lend.leaveWithin=" + leaveWithin.String()},
 			Nodes: []environment.NodeGroup{{Prefix: "berlin-arm", Count: 2, Resources: expect.Resources("cpu", "4", "memory", "8Gi"), Labels: arm}}},
 	)
+	s.door = door
 	p, began := s.p, time.Now()
 	timing := func(what string) { t.Logf("timing: %-50s %6.1fs", what, time.Since(began).Seconds()) }
 	s.create("plain", nil)
@@ -80,10 +83,18 @@ func TestProvidersThatCannotRunPods(t *testing.T) {
 	s.explained("intolerant", "OverflowQueued", "taint nvidia.com/gpu=present:NoSchedule is not tolerated")
 	timing("rome knows that it cannot connect to paris")
 	s.waits("plain", "arm", "intolerant")
+	s.openParis()
 	expect.NoError(t, p.Cluster("berlin").AddNodes(ctx, "berlin-amd", 1, expect.Resources("cpu", "4", "memory", "8Gi"), nil))
 	s.runs("plain", "berlin", "berlin-amd-1")
 	timing("a pod runs on the only node that can run it")
 	s.waits("arm", "intolerant")
+
+	s.runWeb()
+	timing("five pods run on two nodes")
+	s.advertised("rome", "that it can connect to all providers", func(ad *broker.ClusterAdvertisement) bool { return len(ad.Spec.Unreachable) == 0 })
+	timing("rome knows that it can connect to paris")
+	s.withdraw()
+	timing("the pods on the cordoned node have left")
 }
 
 // startPlayground starts rome, which has no room for any pod, with namespace shop, and
