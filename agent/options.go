@@ -44,6 +44,7 @@ type options struct {
 	region, zone           string
 	lending                broker.Lending
 	headroom               corev1.ResourceList
+	leaveWithin            time.Duration
 	hold                   string
 	placeholders           placeholder.Options
 	proofTimeout           time.Duration
@@ -65,7 +66,6 @@ type options struct {
 	fingerprints                             map[string]string
 
 	virtualNodeNamespace string
-	guestsPodSecurity    string
 	guestsWebhookCertDir string
 	guestsRole           string
 	directTokenTTL       time.Duration
@@ -129,6 +129,7 @@ func parse(arguments []string) (options, error) {
 		o.headroom, err = parseResources(text)
 		return err
 	})
+	flags.DurationVar(&o.leaveWithin, "lend-leave-within", 10*time.Minute, fmt.Sprintf("Time within which guests must leave that use what this cluster withdraws of its promises, at most %s.", protocol.MaxLeaveWithin))
 	flags.StringVar(&o.hold, "hold", holdPlaceholders, "How promised capacity is held: placeholders keeps its places with pods, none accounts for it.")
 	flags.StringVar(&o.placeholders.Namespace, "placeholders-namespace", placeholder.DefaultNamespace, "Namespace of placeholders.")
 	flags.StringVar(&o.placeholders.Image, "placeholders-image", placeholder.DefaultImage, "Image of placeholders.")
@@ -206,7 +207,7 @@ func driverFlags(flags *flag.FlagSet, o *options) {
 	flags.Var(&o.allowIngressFrom, "guests-allow-ingress-from", "Networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
 	flags.Var(&o.allowEgressTo, "guests-allow-egress-to", "Networks (CIDR) that guests may connect to. Comma-separated; can be repeated. Empty means none.")
 	flags.StringVar(&o.guestsWebhookCertDir, "guests-webhook-cert-dir", "", fmt.Sprintf("Driver liqo: directory with tls.crt and tls.key of the webhook for guests, which is served at port %d. If empty, it is not served.", guestsWebhookPort))
-	flags.StringVar(&o.guestsPodSecurity, "guests-pod-security", direct.DefaultPodSecurity, "Driver direct: Pod Security Standard that guests must comply with, restricted or baseline.")
+	flags.StringVar(&o.lending.PodSecurity, "guests-pod-security", broker.PodSecurityRestricted, "Pod Security Standard that guests must comply with, restricted or baseline. With driver liqo, the chart's policy enforces it.")
 	flags.StringVar(&o.virtualNodeNamespace, "virtual-node-namespace", "", "Driver direct: namespace of the Secrets that spillway-virtual-node reads. Defaults to --namespace.")
 }
 
@@ -224,12 +225,16 @@ func (o *options) validate(rest []string) error {
 		return fmt.Errorf("--driver=%s is unknown: use liqo or direct", o.driver)
 	case o.driver == driverDirect && o.directTokenTTL < direct.MinTokenTTL:
 		return fmt.Errorf("--direct-token-ttl=%s is too short: use at least %s", o.directTokenTTL, direct.MinTokenTTL)
+	case o.lending.PodSecurity != broker.PodSecurityRestricted && o.lending.PodSecurity != broker.PodSecurityBaseline:
+		return fmt.Errorf("--guests-pod-security=%s is unknown: use restricted or baseline", o.lending.PodSecurity)
 	case o.clusterID != "" && !protocol.ValidClusterID(o.clusterID):
 		return fmt.Errorf("--cluster-id=%q is not valid: use at most %d lower-case letters, digits and dashes, and no dash at the start or end", o.clusterID, protocol.MaxClusterID)
 	case o.hold != holdNone && o.hold != holdPlaceholders:
 		return fmt.Errorf("--hold=%s is unknown: use none or placeholders", o.hold)
 	case o.hold == holdPlaceholders && (o.placeholders.Namespace == "" || o.proofTimeout <= 0):
 		return errors.New("--hold=placeholders requires --placeholders-namespace, and --placeholders-timeout greater than 0")
+	case o.leaveWithin <= 0 || o.leaveWithin > protocol.MaxLeaveWithin:
+		return fmt.Errorf("--lend-leave-within=%s must be greater than 0 and at most %s", o.leaveWithin, protocol.MaxLeaveWithin)
 	case o.advertisementInterval <= 0:
 		return errors.New("--advertisement-requeue-interval must be greater than 0")
 	}

@@ -117,11 +117,14 @@ func attacksInNamespaces(t *testing.T, admin, agent client.Client) []attack {
 		}
 	}
 	eventually(t, "nominating a guest", status(guest, `{"nominatedNodeName":"worker"}`))
+	eventually(t, "marking a guest that must leave", status(guest, `{"conditions":[{"type":"broker.fluidos.eu/MustLeave","status":"True"}]}`))
 	eventually(t, "trying a guest", create("shop-oslo", client.DryRunAll))
 	const limits, inGuests, secrets, bindOnly = "spillway-agent-limits", "spillway-agent-guests", "spillway-agent-secrets", "may only bind its roles"
 	return []attack{
 		{"nominating a pod of this cluster", status(podOn("", "pending"), `{"nominatedNodeName":"worker"}`), []string{"RBAC"}, "cannot patch resource"},
 		{"changing a guest's phase", status(guest, `{"phase":"Failed"}`), []string{inGuests}, "only nominate a pod"},
+		{"making a guest Ready", status(guest, `{"conditions":[{"type":"broker.fluidos.eu/MustLeave","status":"True"},{"type":"Ready","status":"True"}]}`), []string{inGuests}, "only change condition"},
+		{"marking a pod of this cluster", status(podOn("", "pending"), `{"conditions":[{"type":"broker.fluidos.eu/MustLeave","status":"True"}]}`), []string{"RBAC"}, "cannot patch resource"},
 		{"labelling a guest with its status", func() error {
 			return agent.Status().Patch(ctx, guest.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"y"}}}`)), client.DryRunAll)
 		}, []string{inGuests}, "only nominate a pod"},

@@ -135,6 +135,12 @@ func (f *directFixture) testAgent(t *testing.T) {
 			}
 			return patch(ctx, agent.Status(), guests, `{"status":{"nominatedNodeName":"worker"}}`)
 		}, true},
+		{"marking a guest that must leave", func() error {
+			return patch(ctx, agent.Status(), guests, `{"status":{"conditions":[{"type":"broker.fluidos.eu/MustLeave","status":"True"}]}}`)
+		}, true},
+		{"changing another condition of a guest", func() error {
+			return patch(ctx, agent.Status(), guests, `{"status":{"conditions":[{"type":"broker.fluidos.eu/MustLeave","status":"True"},{"type":"Ready","status":"True"}]}}`)
+		}, false},
 		{"changing another part of a guest's status", func() error {
 			return patch(ctx, agent.Status(), guests, `{"status":{"phase":"Failed"}}`)
 		}, false},

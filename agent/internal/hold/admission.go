@@ -59,12 +59,10 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 				continue
 			}
 			d.refused, refused = &capacity.Rejection{Reason: ReasonGuestNotAdmitted, Message: fmt.Sprintf("The API server does not admit pods of %s: %s.", set.Requests, message)}, true
-			if before, known := r.unproven[d.instruction.UID]; known {
-				d.held = before
+			d.held = d.fallBack(placeholder.State{Missing: []placeholder.Missing{{Set: set, Wanted: set.Count}}}.Without(d.held))
+			if d.instruction.Status.Accepted != nil {
 				break
 			}
-			// The agent has started again since it recorded the hold.
-			d.held = placeholder.State{Missing: []placeholder.Missing{{Set: set, Wanted: set.Count}}}.Without(d.held)
 		}
 	}
 	return refused, nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -108,6 +111,46 @@ func TestDefaultLimits(t *testing.T) {
 	e.decided("r1", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
 }
 
+// TestPodSecurity: a provider of Pod Security Standard restricted refuses pods that do not
+// comply, and names the fields; of baseline, it accepts them. The other standard of the
+// namespace, which an administrator has set there, refuses them in the API server's words.
+func TestPodSecurity(t *testing.T) {
+	e := admitting(t)
+	root, complying := set("pods", 2, expect.Resources("cpu", "1m")), set("pods", 2, expect.Resources("cpu", "1m"))
+	root.PodSecurity, complying.PodSecurity = broker.PodSecurityBaseline, broker.PodSecurityRestricted
+
+	e.lending.PodSecurity = broker.PodSecurityRestricted
+	e.hold("root", "rome", 1, pods(root))
+	e.hold("complying", "rome", 1, pods(complying))
+	e.hold("unknown", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1m"))))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("root", 1, capacity.ReasonPodSecurityViolated, "set runAsNonRoot to true, allowPrivilegeEscalation to false, capabilities.drop to [ALL] and seccompProfile.type to RuntimeDefault", 0)
+	e.decided("root", 1, capacity.ReasonPodSecurityViolated, "guests.podSecurity to baseline", 0)
+	e.decided("complying", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+	e.decided("unknown", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+
+	e.lending.PodSecurity = broker.PodSecurityBaseline
+	e.hold("root", "rome", 2, pods(root))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("root", 2, hold.ReasonAccepted, "Holding 2 pods", 2)
+
+	namespace := &corev1.Namespace{}
+	expect.NoError(t, e.Get(t.Context(), client.ObjectKey{Name: e.guestNamespaces[0]}, namespace))
+	namespace.Labels = map[string]string{broker.LabelGuestsOf: "rome", "pod-security.kubernetes.io/enforce": "restricted"}
+	expect.NoError(t, e.Update(t.Context(), namespace))
+	expect.Eventually(t, "the standard of the namespace to be in effect", func() (bool, string) {
+		err := e.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: namespace.Name}, Spec: corev1.PodSpec{
+			Containers: []corev1.Container{{Name: "c", Image: "i"}},
+		}}, client.DryRunAll)
+		return err != nil, fmt.Sprint(err)
+	})
+	e.hold("another", "rome", 1, pods(root))
+	e.hold("another-complying", "rome", 1, pods(complying))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("another", 1, hold.ReasonGuestNotAdmitted, `violates PodSecurity "restricted:latest"`, 0)
+	e.decided("another-complying", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+}
+
 // TestNotAdmittedAfterRestart: a hold that was recorded before the agent restarted, and whose
 // guests the API server does not admit, is given up.
 func TestNotAdmittedAfterRestart(t *testing.T) {
@@ -123,4 +166,45 @@ func TestNotAdmittedAfterRestart(t *testing.T) {
 	reconciled(t, e.agent(e.Client), "rome")
 	e.decided("r1", 1, hold.ReasonGuestNotAdmitted, "minimum cpu usage per Container is 10m", 0)
 	e.granted("rome", "nothing", 0)
+}
+
+// TestGrowthNotAdmittedAfterRestart: of a larger hold that was recorded before the agent
+// restarted, what was accepted before stays. If not even that can be held any more, guests
+// have the time to leave; it ends with a hold that is accepted again.
+func TestGrowthNotAdmittedAfterRestart(t *testing.T) {
+	e := admitting(t)
+	small := expect.Resources("cpu", "1m")
+	e.hold("r1", "rome", 1, pods(set("pods", 2, small)))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("r1", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+
+	e.provider.Hold("EnsureGrant", peering.Waiting("QuotaPending", "waiting for the quota"))
+	e.hold("r1", "rome", 2, pods(set("pods", 4, small)))
+	reconciled(t, e.agent(e.Client), "rome")
+	if in, c := e.get("r1"); c.Reason != hold.ReasonGrantPending || in.Status.Held.Pods() != 4 {
+		t.Fatalf("the larger hold is not recorded: %+v", in.Status)
+	}
+	e.provider.Free("EnsureGrant")
+	lift := e.limited(e.guestNamespaces[0])
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("r1", 2, hold.ReasonGuestNotAdmitted, "minimum cpu usage per Container is 10m", 2)
+	e.granted("rome", "cpu 2m", 2)
+	if in, _ := e.get("r1"); in.Status.LeaveBy != nil || in.Status.Accepted != nil {
+		t.Errorf("nothing is withdrawn: %+v", in.Status)
+	}
+
+	e.clock.SetTime(e.clock.Now().Add(time.Hour))
+	e.hold("r1", "rome", 3, pods(set("pods", 2, small)))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("r1", 3, hold.ReasonGuestNotAdmitted, "Guests beyond that must leave by ", 0)
+	if in, _ := e.get("r1"); in.Status.LeaveBy == nil || in.Status.LeaveBy.Sub(e.clock.Now()).Round(time.Minute) != 10*time.Minute {
+		t.Errorf("guests must leave by %v, at %s", in.Status.LeaveBy, e.clock.Now())
+	}
+	lift()
+	e.hold("r1", "rome", 4, pods(set("pods", 2, small)))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("r1", 4, hold.ReasonAccepted, "Holding 2 pods of cpu 1m for consumer rome.", 2)
+	if in, _ := e.get("r1"); in.Status.LeaveBy != nil {
+		t.Errorf("no guest must leave any more: %v", in.Status.LeaveBy)
+	}
 }

@@ -2,6 +2,7 @@ package hold
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -110,9 +111,9 @@ type Reconciler struct {
 	lost        map[types.UID]loss
 	refused     map[types.UID]refusal
 	written     written
-	// unproven is what was held before a larger hold that is recorded and not proven yet.
-	unproven map[types.UID]broker.HeldCapacity
-	places   *places
+	places      *places
+	// marking are the consumers of which guests may be on nodes that are not offered.
+	marking map[string]bool
 
 	mu sync.Mutex
 	// changed are the consumers of which the driver has observed a change, moved those that
@@ -146,7 +147,7 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, pro
 		enqueue: make(chan event.GenericEvent, 1024), changed: map[string]bool{}, moved: map[string]bool{},
 		unusedSince: map[string]time.Time{}, grants: map[string]inEffect{}, waiting: map[string]time.Time{},
 		unverified: map[types.UID]broker.HeldCapacity{}, lost: map[types.UID]loss{}, refused: map[types.UID]refusal{}, written: written{},
-		unproven: map[types.UID]broker.HeldCapacity{}, places: newPlaces(),
+		places: newPlaces(), marking: map[string]bool{},
 	}
 }
 
@@ -255,6 +256,17 @@ func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (re
 	r.mu.Lock()
 	delete(r.moved, consumer)
 	r.mu.Unlock()
+	// First the decisions, for which the broker waits.
+	result, err = r.decideConsumer(ctx, consumer)
+	if retryAfter := r.moveGuests(ctx); retryAfter > 0 && (result.RequeueAfter == 0 || retryAfter < result.RequeueAfter) {
+		result.RequeueAfter = retryAfter
+	}
+	return result, err
+}
+
+// decideConsumer decides the instructions of a consumer, and plans the moves of its guests.
+func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (result reconcile.Result, err error) {
+	r.places.planned = moves{}
 	in, err := r.read(ctx, consumer, 0)
 	if err != nil {
 		return reconcile.Result{}, err
@@ -262,6 +274,7 @@ func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (re
 	if !in.hasInstruction() {
 		delete(r.grants, consumer)
 		delete(r.waiting, consumer)
+		delete(r.marking, consumer)
 		if err := r.prove(ctx, in, nil); err != nil {
 			return reconcile.Result{}, err
 		}
@@ -276,8 +289,15 @@ func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (re
 			result, err = r.writeStatuses(ctx, in, decisions, granted)
 		}
 		if err == nil && granted.Done && deferred {
-			return r.reconcileConsumer(ctx, consumer)
+			return r.decideConsumer(ctx, consumer)
 		}
+	}
+	if err == nil && r.marking[consumer] {
+		r.marking[consumer], err = r.markGuests(ctx, in, consumer)
+	}
+	if errors.Is(err, errMarkedMeanwhile) {
+		r.marking[consumer] = true
+		return reconcile.Result{RequeueAfter: conflictRetryAfter}, nil
 	}
 	if apierrors.IsConflict(err) {
 		return reconcile.Result{RequeueAfter: conflictRetryAfter}, nil
@@ -362,9 +382,6 @@ func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []de
 			delete(r.lost, w.instruction.UID)
 			delete(r.refused, w.instruction.UID)
 			delete(r.unverified, w.instruction.UID)
-			if settled(w.instruction) {
-				delete(r.unproven, w.instruction.UID)
-			}
 		}
 	}
 	return result, err
@@ -384,9 +401,6 @@ func (r *Reconciler) record(ctx context.Context, in *input, decisions []decision
 		if d.grows() {
 			uid := d.instruction.UID
 			r.unverified[uid], assumed[uid] = d.before, d.held
-			if _, known := r.unproven[uid]; !known {
-				r.unproven[uid] = d.before
-			}
 			writes = append(writes, write{d.instruction, d.status(r.recording(), true, "", r.Clock.Now(), r.LeaveWithin)})
 		}
 	}

@@ -50,16 +50,24 @@ type env struct {
 	beforeGrant *atomic.Pointer[func()]
 	// slow makes grants take effect later.
 	slow *slowGrants
+	// lending are the terms of agent.
+	lending broker.Lending
 	// guestNamespaces of each consumer.
 	guestNamespaces []string
 	patches         *atomic.Int64
 	config          *rest.Config
 	// inFlight are the writes of the Reconciler's clients that are not answered yet.
 	inFlight *inFlight
+	// cached is the client that the Reconciler reads with.
+	cached client.Client
 }
 
 // inFlight counts the requests of clients, but for reads, that are not answered yet.
-type inFlight struct{ now, most atomic.Int64 }
+type inFlight struct {
+	now, most atomic.Int64
+	// before is called before each; an error fails it.
+	before atomic.Pointer[func(*http.Request) error]
+}
 
 func (f *inFlight) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -67,6 +75,11 @@ func (f *inFlight) wrap(next http.RoundTripper) http.RoundTripper {
 			now := f.now.Add(1)
 			defer f.now.Add(-1)
 			for most := f.most.Load(); now > most && !f.most.CompareAndSwap(most, now); most = f.most.Load() {
+			}
+			if before := f.before.Load(); before != nil {
+				if err := (*before)(r); err != nil {
+					return nil, err
+				}
 			}
 		}
 		return next.RoundTrip(r)
@@ -159,7 +172,7 @@ func startWith(t *testing.T, restConfig *rest.Config, change func(*hold.Options)
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)}, Cache: cache.Options{ByObject: inventory.CacheByObject()},
 	})
 	expect.NoError(t, err)
-	e := &env{T: t, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now()), beforeGrant: &atomic.Pointer[func()]{}, slow: &slowGrants{last: map[string]string{}}, patches: &atomic.Int64{}, config: restConfig, inFlight: writes}
+	e := &env{T: t, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now()), beforeGrant: &atomic.Pointer[func()]{}, slow: &slowGrants{last: map[string]string{}}, patches: &atomic.Int64{}, config: restConfig, inFlight: writes, cached: mgr.GetClient()}
 	var provider peering.Provider = hookedProvider{e.provider, e.beforeGrant, e.slow}
 	for _, w := range wrap {
 		provider = w(e, provider)

@@ -72,8 +72,26 @@ func (d decision) proving() bool {
 	return !d.accounted && !d.settled && !d.smaller && d.refused == nil && d.proof == placeholder.Waiting
 }
 
+// accepted is what was held before all that is not decided yet. It is in the status, so that
+// an agent that restarts meanwhile knows it.
+func (d decision) accepted() broker.HeldCapacity {
+	if before := d.instruction.Status.Accepted; before != nil {
+		return *before
+	}
+	return d.before
+}
+
+// fallBack is what a decision holds once it is refused: what was accepted or, if no more was
+// to be held, what remains of it.
+func (d decision) fallBack(remains broker.HeldCapacity) broker.HeldCapacity {
+	if d.instruction.Status.Accepted != nil {
+		return d.accepted()
+	}
+	return capacity.Min(d.before, remains)
+}
+
 // withdrawn reports whether this cluster gives up a part of what it had accepted.
-func (d decision) withdrawn() bool { return d.refused != nil && d.refused.Reason == ReasonCapacityLost }
+func (d decision) withdrawn() bool { return d.refused != nil && !Covers(d.held, d.accepted()) }
 
 // grows reports whether more is to be held than before.
 func (d decision) grows() bool {
@@ -167,7 +185,7 @@ type judge struct {
 
 // refuse explains why the wanted capacity cannot be held, nil if it can.
 func (j *judge) refuse(instruction *broker.ProviderInstruction, want broker.HeldCapacity) *capacity.Rejection {
-	if rejection := capacity.Admit(j.lending, j.consumer); rejection != nil {
+	if rejection := capacity.Admit(j.lending, j.consumer, want.PodSets); rejection != nil {
 		return rejection
 	}
 	if j.packer != nil {

@@ -14,8 +14,8 @@
 //
 // With placeholders (package placeholder), a hold is accepted only when the scheduler has
 // found a place for a pod of each shape in it, and these pods keep the places: each
-// reconciliation hands places over to the guests that wait for one, and creates and
-// removes placeholders so that there is one for each pod that no guest uses.
+// reconciliation creates and removes placeholders so that there is one for each pod that no
+// guest uses, decides, and then hands places over to the next guests that wait for one.
 //
 // When nodes or pods change so that less capacity may be free, all holds are judged
 // again: what no longer fits is given up, and the acknowledgement says what is left.

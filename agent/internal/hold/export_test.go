@@ -13,6 +13,9 @@ func Fit(slots []capacity.Slot, promised []broker.HeldCapacity, wanted broker.He
 	return place(reserved(nodes{slots: slots}, promised), wanted)
 }
 
+// MaxMoved is the number of guests that are given a place at a time.
+const MaxMoved = maxMoved
+
 // AnswerOf exposes what the result of a dry run says about the pod.
 func AnswerOf(err error) string { return string(answerOf(err)) }
 

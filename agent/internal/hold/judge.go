@@ -27,14 +27,15 @@ const preempts = 1
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// judgeOnNodes enqueues JudgeAll when a node offers less than before.
+// judgeOnNodes enqueues JudgeAll when a node offers less than before, and when its guests may
+// stay again.
 func (r *Reconciler) judgeOnNodes() handler.EventHandler {
 	return handler.Funcs{
 		DeleteFunc: func(_ context.Context, _ event.DeleteEvent, q queue) { q.AddAfter(JudgeAll, r.Debounce) },
 		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) {
 			before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
-			if r.Recognizer.Eligible(before) && (!r.Recognizer.Eligible(after) ||
-				!equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
+			offered := r.Recognizer.Eligible(before)
+			if offered != r.Recognizer.Eligible(after) || offered && (!equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
 				!equality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) ||
 				!equality.Semantic.DeepEqual(before.Status.Allocatable, after.Status.Allocatable)) {
 				q.AddAfter(JudgeAll, r.Debounce)
@@ -82,12 +83,20 @@ func (r *Reconciler) judgeStanding(ctx context.Context) (result reconcile.Result
 	consumers := map[string]bool{}
 	for _, instruction := range in.instructions {
 		// Placeholders leave nodes that run no pods any more.
-		if _, lost := r.lost[instruction.UID]; lost || r.Placeholders.Namespace != "" {
-			consumers[instruction.Spec.RequesterClusterID] = true
-		}
+		consumer := instruction.Spec.RequesterClusterID
+		_, lost := r.lost[instruction.UID]
+		consumers[consumer] = consumers[consumer] || lost || r.Placeholders.Namespace != ""
 	}
 	var errs []error
 	for _, consumer := range slices.Sorted(maps.Keys(consumers)) {
+		if !consumers[consumer] && !r.marking[consumer] {
+			// Its holds stay as they are.
+			_, exposed := leaving(in.observed.Places(consumer), r.offered(in), nil)
+			if exposed == 0 {
+				continue
+			}
+		}
+		r.marking[consumer] = true
 		lowered, err := r.reconcileConsumer(ctx, consumer)
 		errs = append(errs, err)
 		if result.RequeueAfter == 0 || 0 < lowered.RequeueAfter && lowered.RequeueAfter < result.RequeueAfter {

@@ -1,6 +1,8 @@
 package hold_test
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -82,4 +84,65 @@ func (e *env) lowered(name string, attempt int64, count int32, message string) {
 	if !decided || ack.Accepted || ack.Held == nil != (count == 0) || count > 0 && ack.Held.Pods() != count {
 		e.Errorf("the broker does not learn that %d pods are held: %+v", count, ack)
 	}
+}
+
+// TestGuestsThatMustLeave: those on a cordoned node for which nothing is held any more are
+// marked, others are not; the marks go when the node runs pods again.
+func TestGuestsThatMustLeave(t *testing.T) {
+	e := start(t)
+	for _, name := range []string{"guests-of-rome", "home"} {
+		labels := map[string]string{}
+		if name != "home" {
+			labels[broker.LabelGuestsOf] = "rome"
+		}
+		expect.NoError(t, e.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}))
+		expect.NoError(t, e.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: name}}))
+	}
+	e.node("a", expect.Resources("cpu", "2500m", "memory", "8Gi"))
+	e.node("b", expect.Resources("cpu", "3", "memory", "8Gi"))
+	one := expect.Resources("cpu", "1")
+	e.hold("r1", "rome", 1, pods(set("pods", 4, one)))
+	e.decided("r1", 1, hold.ReasonAccepted, "", 4)
+	e.guest("a1", "rome", "a", one)
+	for _, name := range []string{"b1", "b2", "b3"} {
+		e.guest(name, "rome", "b", one)
+	}
+	cordon := func(unschedulable bool) {
+		node := &corev1.Node{}
+		expect.NoError(t, e.Get(t.Context(), client.ObjectKey{Name: "b"}, node))
+		node.Spec.Unschedulable = unschedulable
+		expect.NoError(t, e.Update(t.Context(), node))
+	}
+	marked := func() (names []string, versions string) {
+		var list corev1.PodList
+		expect.NoError(t, e.List(t.Context(), &list, client.InNamespace("guests-of-rome")))
+		for _, pod := range list.Items {
+			versions += pod.ResourceVersion + " "
+			for _, c := range pod.Status.Conditions {
+				if c.Type == broker.PodMustLeave && c.Status == corev1.ConditionTrue {
+					names = append(names, pod.Name)
+				}
+			}
+		}
+		return names, versions
+	}
+	// One of the three on the node has a place beside a1.
+	cordon(true)
+	e.lowered("r1", 1, 2, "Holding only 2 pods")
+	expect.Eventually(t, "two guests to be marked", func() (bool, string) {
+		names, _ := marked()
+		return len(names) == 2 && !slices.Contains(names, "a1"), fmt.Sprint(names)
+	})
+	before, versions := marked()
+	e.hold("r1", "rome", 2, pods(set("pods", 2, one)))
+	e.decided("r1", 2, hold.ReasonAccepted, "Guests beyond that must leave by ", 2)
+	expect.Consistently(t, 3*time.Second, "the same guests to be marked, without a write", func() (bool, string) {
+		names, now := marked()
+		return slices.Equal(names, before) && now == versions, fmt.Sprint(names)
+	})
+	cordon(false)
+	expect.Eventually(t, "no guest to be marked", func() (bool, string) {
+		names, _ := marked()
+		return len(names) == 0, fmt.Sprint(names)
+	})
 }

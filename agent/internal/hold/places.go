@@ -48,6 +48,14 @@ type places struct {
 	// restsUntil is when each consumer's places may be planned again because of guests and
 	// placeholders.
 	restsUntil map[string]time.Time
+	// planned is what was planned last for the guests that wait. Only the one worker uses it.
+	planned moves
+}
+
+// moves are the guests of a consumer that take a place, and those that wait for nothing.
+type moves struct {
+	handOvers []handOver
+	ungate    []*corev1.Pod
 }
 
 type unseen[T any] struct {
@@ -160,13 +168,18 @@ type handOver struct {
 // meanwhile wait for it. Their events bring the next ones.
 const maxCreated = 64
 
-// ensurePlaces hands places over to the guests that wait for one, and makes the
-// placeholders of a consumer those that its holds need. It returns the states of the
+// maxMoved is the number of guests that are given a place at a time: decisions, and the
+// proofs of other holds, wait for it.
+const maxMoved = 64
+
+// ensurePlaces makes the placeholders of a consumer those that its holds need beside those
+// that moveGuests hands over, which is to be called next. It returns the states of the
 // holds, by UID.
 func (r *Reconciler) ensurePlaces(ctx context.Context, in input, holdings []holding) (map[types.UID]placeholder.State, error) {
 	began := r.Clock.Now()
 	observed := in.observed.Places(in.consumer)
 	pods := r.places.placeholders(observed.Placeholders, in.consumer, began)
+	r.places.planned = moves{}
 	if len(holdings) == 0 && len(pods) == 0 {
 		r.places.forget(in.consumer)
 		return nil, nil
@@ -177,9 +190,32 @@ func (r *Reconciler) ensurePlaces(ctx context.Context, in input, holdings []hold
 	}
 	handOvers, ungate, plan := r.planPlaces(in, holdings, observed, pods, guest.Controller(&namespace))
 	r.places.rest(in.consumer, r.Clock.Now(), r.Clock.Since(began))
+	r.places.planned = moves{handOvers, ungate}
 	// What is removed may make room for what is created.
-	errs := []error{r.handOver(ctx, handOvers), r.each(ctx, plan.Remove, r.removePlaceholder), r.each(ctx, ungate, r.ungate)}
-	return plan.States, errors.Join(append(errs, r.createPlaceholders(ctx, plan))...)
+	return plan.States, errors.Join(r.each(ctx, plan.Remove, r.removePlaceholder), r.createPlaceholders(ctx, plan))
+}
+
+// moveGuests gives the next guests of a consumer that wait the places that were planned, and
+// returns after how long it is to be repeated, 0 for not at all. What fails is logged and
+// repeated: it must not keep holds from being decided.
+func (r *Reconciler) moveGuests(ctx context.Context) (retryAfter time.Duration) {
+	planned := r.places.planned
+	r.places.planned = moves{}
+	next := planned.next(maxMoved)
+	if err := errors.Join(r.handOver(ctx, next.handOvers), r.each(ctx, next.ungate, r.ungate)); err != nil {
+		log.FromContext(ctx).Error(err, "Failed to give guests their places", "retryAfter", requeueAfter.String())
+		return requeueAfter
+	}
+	if len(next.handOvers)+len(next.ungate) < len(planned.handOvers)+len(planned.ungate) {
+		return minRest
+	}
+	return 0
+}
+
+// next are the first n guests, those that wait for nothing first.
+func (m moves) next(n int) moves {
+	ungate := m.ungate[:min(len(m.ungate), n)]
+	return moves{m.handOvers[:min(len(m.handOvers), n-len(ungate))], ungate}
 }
 
 // createPlaceholders creates at most maxCreated placeholders of a plan, and notes in its
@@ -360,7 +396,7 @@ func (r *Reconciler) concurrently(ctx context.Context, n int, call func(ctx cont
 func (r *Reconciler) handOver(ctx context.Context, all []handOver) error {
 	return r.concurrently(ctx, len(all), func(ctx context.Context, i int) error {
 		h := all[i]
-		if err := r.nominate(ctx, h.guest, h.Node); err != nil {
+		if nominated, err := r.nominate(ctx, h.guest, h.Node); !nominated || err != nil {
 			return err
 		}
 		for _, pod := range h.Placeholders {
@@ -373,18 +409,23 @@ func (r *Reconciler) handOver(ctx context.Context, all []handOver) error {
 	})
 }
 
-// nominate announces to the scheduler that a guest is going to run on a node.
-func (r *Reconciler) nominate(ctx context.Context, pod *corev1.Pod, node string) error {
-	err := patchPod(pod, map[string]any{"status": map[string]any{"nominatedNodeName": node}}, func(target *corev1.Pod, patch client.Patch) error {
+// nominate announces to the scheduler that a guest is going to run on a node. It reports
+// false if the guest has got a node meanwhile: then it needs no place.
+func (r *Reconciler) nominate(ctx context.Context, pod *corev1.Pod, node string) (nominated bool, err error) {
+	err = patchPod(pod, map[string]any{"status": map[string]any{"nominatedNodeName": node}}, func(target *corev1.Pod, patch client.Patch) error {
 		return r.client.Status().Patch(ctx, target, patch)
 	})
+	if apierrors.IsInvalid(err) {
+		log.FromContext(ctx).V(1).Info("A guest needs no place any more", "guest", client.ObjectKeyFromObject(pod).String(), "reason", err.Error())
+		return false, nil
+	}
 	if err != nil {
-		return fmt.Errorf("nominating guest %s/%s to node %s: %w", pod.Namespace, pod.Name, node, err)
+		return false, fmt.Errorf("nominating guest %s/%s to node %s: %w", pod.Namespace, pod.Name, node, err)
 	}
 	r.places.mu.Lock()
 	r.places.nominated[pod.UID] = unseen[string]{node, r.Clock.Now()}
 	r.places.mu.Unlock()
-	return nil
+	return true, nil
 }
 
 // gated reports whether a guest waits for the agent.
@@ -467,7 +508,6 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) 
 	gone := func(uid types.UID) bool {
 		return !slices.ContainsFunc(in.instructions, func(i *broker.ProviderInstruction) bool { return i.UID == uid })
 	}
-	maps.DeleteFunc(r.unproven, func(uid types.UID, _ broker.HeldCapacity) bool { return gone(uid) })
 	maps.DeleteFunc(r.refused, func(uid types.UID, _ refusal) bool { return gone(uid) })
 	maps.DeleteFunc(r.places.waits, func(uid types.UID, _ placeholder.Wait) bool { return gone(uid) })
 	if r.Placeholders.Namespace == "" {
@@ -521,18 +561,15 @@ func (r *Reconciler) verdict(d *decision, state placeholder.State, inTurn bool) 
 		return placeholder.Proven
 	}
 	delete(r.places.waits, uid)
-	switch before, known := r.unproven[uid]; {
+	switch {
 	case settled(d.instruction):
 		d.settled, d.held = false, capacity.Min(d.before, state.Without(d.held))
 		d.refused = &capacity.Rejection{Reason: ReasonCapacityLost, Message: state.String()}
 	case d.settled:
 		// Another hold of the consumer comes first.
 		return placeholder.Proven
-	case known:
-		d.held, d.refused = before, &capacity.Rejection{Reason: ReasonInsufficientCapacity, Message: state.String()}
 	default:
-		// The agent has restarted since the hold was recorded.
-		d.held, d.refused = state.Without(d.held), &capacity.Rejection{Reason: ReasonInsufficientCapacity, Message: state.String()}
+		d.held, d.refused = d.fallBack(state.Without(d.held)), &capacity.Rejection{Reason: ReasonInsufficientCapacity, Message: state.String()}
 	}
 	return placeholder.Refused
 }

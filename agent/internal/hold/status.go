@@ -40,6 +40,9 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 	status.Enforced, status.ObservedGeneration = false, instruction.Generation
 	enforced := metav1.Condition{Type: broker.ConditionEnforced, Status: metav1.ConditionFalse, ObservedGeneration: instruction.Generation, LastTransitionTime: metav1.NewTime(now)}
 	final, held := true, d.held
+	if d.grows() && status.Accepted == nil {
+		status.Accepted = d.before.DeepCopy()
+	}
 	switch {
 	case !granted.Done:
 		enforced.Status, enforced.Reason, enforced.Message, final = metav1.ConditionUnknown, ReasonGrantPending, granted.Message, false
@@ -55,7 +58,7 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 		}
 		if d.withdrawn() {
 			status.LeaveBy = &metav1.Time{Time: now.Add(leaveWithin).Truncate(time.Second)}
-			enforced.Message = fmt.Sprintf("%s. Guests beyond that must leave by %s.", strings.TrimSuffix(enforced.Message, "."), status.LeaveBy.UTC().Format(time.RFC3339))
+			enforced.Message = fmt.Sprintf("%s. %s", strings.TrimSuffix(enforced.Message, "."), mustLeave(status.LeaveBy))
 		}
 	case d.proving():
 		enforced.Status, enforced.Reason, enforced.Message, final = metav1.ConditionUnknown, ReasonProofPending, d.proofMessage, false
@@ -69,19 +72,30 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 		status.Enforced = true
 		enforced.Status, enforced.Reason = metav1.ConditionTrue, ReasonAccepted
 		enforced.Message = fmt.Sprintf("Holding %s for consumer %s.", describe(d.held), consumer)
+		if status.Accepted != nil || status.LeaveBy != nil && !now.Before(status.LeaveBy.Time) {
+			status.LeaveBy = nil
+		}
+		if status.LeaveBy != nil {
+			// The promise was lowered to what remained: guests are leaving.
+			enforced.Message += " " + mustLeave(status.LeaveBy)
+		}
 	}
 	status.Held = nil
 	if !held.Empty() {
 		status.Held = held.DeepCopy()
 	}
 	if final {
-		status.ObservedAttempt = instruction.Spec.Attempt
+		status.ObservedAttempt, status.Accepted = instruction.Spec.Attempt, nil
 	}
 	meta.SetStatusCondition(&status.Conditions, enforced)
 	if final {
 		d.setProven(&status, now)
 	}
 	return status
+}
+
+func mustLeave(by *metav1.Time) string {
+	return fmt.Sprintf("Guests beyond that must leave by %s.", by.UTC().Format(time.RFC3339))
 }
 
 // Reasons of condition Proven.

@@ -119,8 +119,12 @@ func (c *Consumer) Reconcile(ctx context.Context, request reconcile.Request) (re
 			if !allocation.Accepted {
 				// The first instruction is created when the provider has accepted. An earlier
 				// one stays for the pods that use it, and for no other: the provider may
-				// already have released what it was for.
-				if existing != nil {
+				// already have released what it was for. If it has withdrawn all of it, the
+				// allocation is new: its pods must leave.
+				switch w := withdrawalFrom(&view, allocation.Cluster); {
+				case existing != nil && w != nil:
+					errs = append(errs, c.keepNothing(ctx, existing, &view, w))
+				case existing != nil:
 					errs = append(errs, c.mark(ctx, existing, func(spec *broker.ReservationInstructionSpec) *bool { return &spec.Suspended }))
 				}
 				continue
@@ -157,10 +161,15 @@ func (c *Consumer) keepWithdrawn(ctx context.Context, view *protocol.ConsumerVie
 		}
 		delete(obsolete, name)
 		if w != nil {
-			errs = append(errs, c.ensure(ctx, name, in, view, &broker.Allocation{Cluster: w.Cluster, NodeLabels: in.Spec.NodeLabels, Endpoint: in.Spec.Endpoint}))
+			errs = append(errs, c.keepNothing(ctx, in, view, w))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// keepNothing makes an instruction one of a grant of which nothing remains.
+func (c *Consumer) keepNothing(ctx context.Context, in *broker.ReservationInstruction, view *protocol.ConsumerView, w *broker.Withdrawal) error {
+	return c.ensure(ctx, in.Name, in, view, &broker.Allocation{Cluster: w.Cluster, NodeLabels: in.Spec.NodeLabels, PodSecurity: in.Spec.PodSecurity, Endpoint: in.Spec.Endpoint})
 }
 
 // withdrawalFrom is the last withdrawal of a provider; nil if there is none.
@@ -262,6 +271,7 @@ func reservationInstructionSpec(view *protocol.ConsumerView, allocation *broker.
 		RequestedResources: allocation.Resources,
 		PodSets:            allocation.PodSets,
 		NodeLabels:         allocation.NodeLabels,
+		PodSecurity:        allocation.PodSecurity,
 		Endpoint:           allocation.Endpoint,
 		PeerKey:            view.PeerKeys[allocation.Cluster],
 		PricePerHour:       allocation.PricePerHour,

@@ -50,12 +50,14 @@ func testWithdrawal(f fixture) {
 	})
 	expectGrant("a grant that grows again", 4, 1, first)
 
-	// Of another one, nothing remains.
+	// Of another one, nothing remains, and the provider is asked again at once.
 	second := f.clock.Now().Add(5 * time.Minute)
 	f.broker.Update(id, func(v *protocol.ConsumerView) {
-		v.Status.Attempt.Number, v.Status.Allocations, v.PeerKeys = 4, nil, nil
+		v.Status.Attempt.Number, v.Status.Allocations, v.PeerKeys = 4, []broker.Allocation{allocation("paris", 2, false)}, nil
 		v.Status.Withdrawals = withdrawal(3, 5*time.Minute)
 	})
+	expectGrant("nothing before the provider has accepted again", 0, 3, second)
+	f.broker.Update(id, func(v *protocol.ConsumerView) { v.Status.Attempt.Number, v.Status.Allocations = 5, nil })
 	expectGrant("an instruction for nothing", 0, 3, second)
 	// It stays until its pods have left, also if the provider has confirmed the release.
 	f.broker.Update(id, func(v *protocol.ConsumerView) {

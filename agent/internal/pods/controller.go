@@ -53,6 +53,11 @@ type Reconciler struct {
 	mu        sync.Mutex
 	surpluses map[types.NamespacedName]*Surplus
 	providers map[string]*providerState
+
+	// moving is held while pods move because their capacity was withdrawn, moved is when
+	// pods of each Reservation did last.
+	moving sync.Mutex
+	moved  map[types.UID]time.Time
 }
 
 // New returns a Reconciler for the pods on the virtual nodes that nodes keeps. It
@@ -60,7 +65,7 @@ type Reconciler struct {
 func New(nodes *virtualnode.Reconciler, driver peering.Driver, options Options) *Reconciler {
 	return &Reconciler{
 		Options: options, nodes: nodes, driver: driver,
-		surpluses: map[types.NamespacedName]*Surplus{}, providers: map[string]*providerState{},
+		surpluses: map[types.NamespacedName]*Surplus{}, providers: map[string]*providerState{}, moved: map[types.UID]time.Time{},
 	}
 }
 

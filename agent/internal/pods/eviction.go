@@ -46,8 +46,6 @@ type providerState struct {
 	// first; lastStart is when it rose last, by this cluster's clock.
 	started   int
 	lastStart time.Time
-	// lastMove is when pods were evicted last because there was other capacity for them.
-	lastMove time.Time
 	// reported are the pods of which an event says that they are not started, stuck those
 	// of which one says why they have not left in time.
 	reported, stuck sets.Set[types.UID]

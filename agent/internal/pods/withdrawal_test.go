@@ -130,6 +130,42 @@ func TestWithdrawal(t *testing.T) {
 	expect.Consistently(t, 7*time.Second, "the pods to stay", func() (bool, string) { got := leaving(); return got == "", got })
 }
 
+// TestTwoProvidersWithdraw: of the pods of two providers that withdraw from one Reservation at
+// once, no more move than have other capacity. They are Ready, and move because the providers
+// have marked them.
+func TestTwoProvidersWithdraw(t *testing.T) {
+	c := start(t)
+	var all []*corev1.Pod
+	for i, provider := range []string{"oslo", "oslo", "paris", "paris"} {
+		pod := c.Pod(fmt.Sprintf("w%d", i+1), func(p *corev1.Pod) { p.Finalizers = []string{"test/keep"} })
+		c.Bind(pod, provider)
+		c.SetPhase(pod, corev1.PodRunning)
+		c.Refresh(pod)
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}, {Type: broker.PodMustLeave, Status: corev1.ConditionTrue}}
+		expect.NoError(t, c.Status().Update(t.Context(), pod))
+		all = append(all, pod)
+	}
+	r := c.Reservation(all[0], 4)
+	for _, provider := range []string{"oslo", "paris"} {
+		c.Instruct(r, provider, 1, 2)
+		c.ExpectCondition(r, provider, broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 1, "")
+	}
+	c.SetUsable(r, "berlin", 2)
+	for _, provider := range []string{"oslo", "paris"} {
+		c.Withdraw(r, provider, 2, 0, time.Now().Add(time.Hour))
+	}
+	leaving := func() (pods int) {
+		for _, pod := range all {
+			if c.Refresh(pod); pod.DeletionTimestamp != nil {
+				pods++
+			}
+		}
+		return pods
+	}
+	expect.EventuallyWithin(t, 2*time.Minute, "two pods to move", func() (bool, string) { n := leaving(); return n == 2, fmt.Sprint(n) })
+	expect.Consistently(t, 8*time.Second, "the others to stay", func() (bool, string) { n := leaving(); return n == 2, fmt.Sprint(n) })
+}
+
 func setReady(c *virtualnodetest.Cluster, pod *corev1.Pod, status corev1.ConditionStatus) {
 	c.Helper()
 	c.Refresh(pod)

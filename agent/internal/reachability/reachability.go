@@ -26,7 +26,7 @@ import (
 
 const (
 	// interval between two probes of a provider, timeout of one.
-	interval, timeout = 30 * time.Second, 5 * time.Second
+	interval, timeout = 15 * time.Second, 5 * time.Second
 	// threshold is how many probes in sequence must fail.
 	threshold = 2
 	// remembered is how long a provider that nothing is granted in any more stays

@@ -28,14 +28,14 @@ func (g Grant) withdrawn() bool {
 }
 
 // Beyond returns the bound pods that are beyond the grant, those that are to leave first
-// at the beginning: pods that are already terminating, that are not Ready, then those of
-// the lowest priority, then the newest. Of a grant of several pod sets, each set keeps its
+// at the beginning: pods that are already terminating, that the provider has marked, that
+// are not Ready, then those of the lowest priority, then the newest. Of a grant of several pod sets, each set keeps its
 // own pods, if all pods request what one of the sets does.
 func (g Grant) Beyond() []*corev1.Pod {
 	pods := g.Bound.all()
 	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
 		return cmp.Or(
-			before(a.DeletionTimestamp != nil, b.DeletionTimestamp != nil), before(!Ready(a), !Ready(b)),
+			before(a.DeletionTimestamp != nil, b.DeletionTimestamp != nil), before(MustLeave(a), MustLeave(b)), before(!Ready(a), !Ready(b)),
 			cmp.Compare(ptr.Deref(a.Spec.Priority, 0), ptr.Deref(b.Spec.Priority, 0)),
 			b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name),
 		)
@@ -114,9 +114,15 @@ func beyondTotal(total corev1.ResourceList, pods []*corev1.Pod) (beyond []*corev
 }
 
 // Ready reports whether a pod is Ready.
-func Ready(pod *corev1.Pod) bool {
+func Ready(pod *corev1.Pod) bool { return isTrue(pod, corev1.PodReady) }
+
+// MustLeave reports whether the provider has marked the guest of a pod because the node that
+// it runs on has no place for it any more.
+func MustLeave(pod *corev1.Pod) bool { return isTrue(pod, broker.PodMustLeave) }
+
+func isTrue(pod *corev1.Pod, condition corev1.PodConditionType) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		return c.Type == condition && c.Status == corev1.ConditionTrue
 	})
 }
 
@@ -178,7 +184,7 @@ func withdrawalProgress(g Grant, provider string, left bool) (within bool, reaso
 		}
 		return true, "WithinGrant", message
 	}
-	return false, "ProviderWithdrew", fmt.Sprintf("Provider %s has lowered its hold to %s: %d pods must leave by %s (%s). Those that are not Ready are evicted as soon as other capacity can be used, the others then.",
+	return false, "ProviderWithdrew", fmt.Sprintf("Provider %s has lowered its hold to %s: %d pods must leave by %s (%s). Those that the provider has marked or that are not Ready are evicted as soon as other capacity can be used, the others then.",
 		provider, remains, len(beyond), g.Instruction.Spec.Withdrawal.LeaveBy.UTC().Format(time.RFC3339), podNames(SumOf(beyond...).names()))
 }
 

@@ -32,6 +32,9 @@ func guestPod(name string, created int64, requests corev1.ResourceList, change .
 func TestBeyond(t *testing.T) {
 	small, large := expect.Resources("cpu", "300m"), expect.Resources("cpu", "1")
 	notReady := func(p *corev1.Pod) { p.Status.Conditions = nil }
+	marked := func(p *corev1.Pod) {
+		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: broker.PodMustLeave, Status: corev1.ConditionTrue})
+	}
 	important := func(p *corev1.Pod) { p.Spec.Priority = ptr.To[int32](10) }
 	terminating := func(p *corev1.Pod) { p.DeletionTimestamp = ptr.To(metav1.Now()) }
 	three := []*corev1.Pod{guestPod("old", 1, small), guestPod("new", 3, small), guestPod("mid", 2, small)}
@@ -50,6 +53,8 @@ func TestBeyond(t *testing.T) {
 		"all":            {"the newest first", grant(0, small, with(virtualnode.SumOf(three...))), "new mid old"},
 		"not ready":      {"one that does not run leaves before newer ones", grant(2, small, with(virtualnode.SumOf(guestPod("old", 1, small, notReady), three[1]))), ""},
 		"not ready goes": {"one that does not run leaves before newer ones", grant(1, small, with(virtualnode.SumOf(guestPod("old", 1, small, notReady), three[1]))), "old"},
+		"marked":         {"one that the provider has marked leaves before one that is not Ready", grant(1, small, with(virtualnode.SumOf(guestPod("old", 1, small, marked, important), guestPod("new", 3, small, notReady)))), "old"},
+		"marked stays":   {"no more pods leave than are beyond the grant", grant(2, small, with(virtualnode.SumOf(guestPod("old", 1, small, marked), guestPod("new", 3, small, marked)))), ""},
 		"priority":       {"a pod of higher priority stays, although it is newer", grant(1, small, with(virtualnode.SumOf(three[0], guestPod("new", 3, small, important)))), "old"},
 		"terminating":    {"one that leaves already is the first", grant(1, small, with(virtualnode.SumOf(guestPod("old", 1, small, terminating), three[1]))), "old"},
 		"two sets":       {"a set loses its own pods", grant(0, nil, with(virtualnode.SumOf(append([]*corev1.Pod{guestPod("leader", 9, large)}, three...)...)), twoSets), "new"},

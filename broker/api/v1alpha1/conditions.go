@@ -1,5 +1,7 @@
 package v1alpha1
 
+import corev1 "k8s.io/api/core/v1"
+
 // Condition types. All have positive polarity, that is, True is the desired state,
 // except Queued, which is True while a Reservation waits for capacity. A queued
 // Reservation is not Ready, so `kubectl wait --for=condition=Ready` and tools that
@@ -38,6 +40,12 @@ const (
 	// ConditionReported of a Reservation in the consumer: the broker has received it.
 	ConditionReported = "Reported"
 )
+
+// PodMustLeave is the condition of a guest, and of its overflowed pod, that is True if the
+// provider has withdrawn its capacity and its node is to run no more pods. The provider's
+// agent sets it, and removes it when the guest may stay. It has negative polarity as
+// DisruptionTarget has.
+const PodMustLeave corev1.PodConditionType = Group + "/MustLeave"
 
 // ReasonReleased is the reason of condition Enforced of a ProviderInstruction once
 // the provider holds nothing for it any more, and of the conditions of a Reservation that

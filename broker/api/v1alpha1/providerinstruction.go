@@ -45,8 +45,13 @@ type ProviderInstructionStatus struct {
 	// this attempt is refused or undecided, of an earlier one.
 	// +optional
 	Held *HeldCapacity `json:"held,omitempty"`
+	// accepted is what the provider held before, while it decides on a larger hold. Unset
+	// otherwise.
+	// +optional
+	Accepted *HeldCapacity `json:"accepted,omitempty"`
 	// leaveBy is when the guests must have left that use what this cluster last withdrew
-	// of an accepted hold. Unset if it has not withdrawn anything.
+	// of an accepted hold. Unset if it has not withdrawn anything, or has accepted a larger
+	// hold since.
 	// +optional
 	LeaveBy *metav1.Time `json:"leaveBy,omitempty"`
 	// conditions of the instruction: Enforced and Proven.
@@ -73,6 +78,7 @@ type ProviderInstructionStatus struct {
 // +kubebuilder:printcolumn:name="Held CPU",type=string,JSONPath=`.status.held.totals.cpu`
 // +kubebuilder:printcolumn:name="Enforced",type=boolean,JSONPath=`.status.enforced`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Enforced")].reason`
+// +kubebuilder:printcolumn:name="Leave By",type=string,JSONPath=`.status.leaveBy`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Enforced")].message`
 type ProviderInstruction struct {

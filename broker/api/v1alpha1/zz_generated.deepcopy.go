@@ -938,6 +938,11 @@ func (in *ProviderInstructionStatus) DeepCopyInto(out *ProviderInstructionStatus
 		*out = new(HeldCapacity)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.Accepted != nil {
+		in, out := &in.Accepted, &out.Accepted
+		*out = new(HeldCapacity)
+		(*in).DeepCopyInto(*out)
+	}
 	if in.LeaveBy != nil {
 		in, out := &in.LeaveBy, &out.LeaveBy
 		*out = (*in).DeepCopy()

@@ -111,11 +111,15 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
+	pods, err := startCounter(ctx, p.Cluster(consumer).Admin)
+	if err != nil {
+		return err
+	}
 	start := time.Now()
 	if err := create(ctx, p.Cluster(consumer).Client, o.Pods); err != nil {
 		return err
 	}
-	home, away, err := settle(ctx, o, p)
+	settled, err := settle(ctx, o, p, pods)
 	took := time.Since(start)
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, p.Logs(8))
@@ -124,7 +128,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	for _, s := range others {
 		accepted += s.accepted.Load()
 	}
-	o.Log("%d pods run at home and %d with providers; the simulated agents have agreed to %d holds", home, away, accepted)
+	away := settled.away
+	o.Log("%d pods run at home and %d with providers; the simulated agents have agreed to %d holds", settled.home, away, accepted)
 
 	line := func(name, value, unit, aim string) {
 		fmt.Fprintf(o.Out, "bench %s %s %s (aim %s)\n", name, value, unit, aim)
@@ -250,50 +255,24 @@ func create(ctx context.Context, api client.Client, pods int) error {
 }
 
 // settle waits until all pods run, and returns where they run.
-func settle(ctx context.Context, o Options, p *environment.Playground) (home, away int, err error) {
+func settle(ctx context.Context, o Options, p *environment.Playground, pods *counter) (counts, error) {
 	logged := time.Now()
 	for {
-		var bound int
-		home, away, bound, err = count(ctx, p.Cluster(consumer).Client)
-		if err == nil && home+away == o.Pods {
-			return home, away, nil
+		now := pods.now()
+		if now.home+now.away == o.Pods {
+			return now, nil
 		}
 		if time.Since(logged) > 15*time.Second {
 			logged = time.Now()
-			o.Log("%d pods are bound, %d run at home, %d with providers (%v)", bound, home, away, err)
+			o.Log("%d pods are bound, %d run at home, %d with providers", now.bound, now.home, now.away)
 		}
 		if err := p.Err(); err != nil {
-			return home, away, err
+			return now, err
 		}
 		select {
 		case <-ctx.Done():
-			return home, away, fmt.Errorf("only %d of %d pods run, %d of them with providers: %w (%w)", home+away, o.Pods, away, ctx.Err(), err)
-		// Rarely, because listing all pods loads the API server too.
-		case <-time.After(2 * time.Second):
+			return now, fmt.Errorf("only %d of %d pods run, %d of them with providers: %w", now.home+now.away, o.Pods, now.away, ctx.Err())
+		case <-time.After(200 * time.Millisecond):
 		}
 	}
-}
-
-// count counts the pods that run and those that are bound, from the API server's cache.
-func count(ctx context.Context, api client.Client) (home, away, bound int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	var pods corev1.PodList
-	if err := api.List(ctx, &pods, client.InNamespace(crowd), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
-		return 0, 0, 0, fmt.Errorf("counting the pods: %w", err)
-	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		if pod.Spec.NodeName != "" {
-			bound++
-		}
-		switch {
-		case pod.Status.Phase != corev1.PodRunning:
-		case len(pod.Spec.NodeName) > len(broker.VirtualNodePrefix) && pod.Spec.NodeName[:len(broker.VirtualNodePrefix)] == broker.VirtualNodePrefix:
-			away++
-		default:
-			home++
-		}
-	}
-	return home, away, bound, nil
 }

@@ -2,6 +2,7 @@ package scale
 
 import (
 	"cmp"
+	"os"
 	"slices"
 
 	"github.com/spillway-dev/spillway/e2e/playground/environment"
@@ -49,6 +50,7 @@ func cpuTimes(p *environment.Playground) cpu {
 			all[running.Name()+" in "+c.Name] = process.CPUTime(running.Pid()).Seconds()
 		}
 	}
+	all["this program, with the simulated agents"] = process.CPUTime(os.Getpid()).Seconds()
 	return all
 }
 

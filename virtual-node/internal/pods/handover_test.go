@@ -40,7 +40,7 @@ func TestWaitForHandOver(t *testing.T) {
 		{"the others wait for longer", "a", time.Second, true, handOverTimeout - time.Second, false},
 		{"what was handed over counts once", "c", time.Second, false, 0, false},
 		{"as before", "a", time.Second, true, handOverTimeout - 3*time.Second, false},
-		{"nothing is handed over", "a", 3 * time.Second, true, 0, true},
+		{"nothing is handed over", "a", handOverTimeout, true, 0, true},
 		{"its own gate says nothing of the provider", "a", 0, false, 0, false},
 		{"so the next one does not wait either", "b", 0, true, 0, true},
 		{"a guest without a gate", "d", 0, false, 0, false},

@@ -14,7 +14,7 @@ import (
 // mirroredConditions are the conditions that are taken from the guest.
 var mirroredConditions = []corev1.PodConditionType{
 	corev1.PodReady, corev1.ContainersReady, corev1.PodInitialized, corev1.PodReadyToStartContainers,
-	corev1.DisruptionTarget,
+	corev1.DisruptionTarget, broker.PodMustLeave,
 }
 
 // Status returns the status of an overflowed pod, given its guest. The condition

@@ -1,0 +1,132 @@
+package hold
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// leaving returns the guests of a consumer that must leave: those on nodes that are not
+// offered, such as cordoned ones, for which nothing is held beside the others. Which of them
+// that are changes as little as possible. exposed is the number of guests on such nodes or
+// with a mark.
+func leaving(guests inventory.Places, offered func(node string) bool, held []broker.HeldCapacity) (must map[types.UID]bool, exposed int) {
+	var on []int
+	used := newUsage(held)
+	for i, pod := range guests.Guests {
+		switch {
+		case pod.DeletionTimestamp != nil || pod.Spec.NodeName == "":
+		case offered(pod.Spec.NodeName):
+			used.add(guests.Requests[i])
+			if marked(pod) {
+				exposed++
+			}
+		default:
+			on = append(on, i)
+		}
+	}
+	slices.SortStableFunc(on, func(i, j int) int {
+		a, b := guests.Guests[i], guests.Guests[j]
+		if marked(a) != marked(b) {
+			if marked(a) {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	must = map[types.UID]bool{}
+	left := used.left()
+	for _, i := range on {
+		used.add(guests.Requests[i])
+		with := used.left()
+		if _, within := used.shareOf(left, with); within {
+			left = with
+			continue
+		}
+		used.remove(guests.Requests[i])
+		must[guests.Guests[i].UID] = true
+	}
+	return must, exposed + len(on)
+}
+
+// marked reports whether a guest has the mark of those that must leave.
+func marked(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == broker.PodMustLeave })
+}
+
+// markGuests marks the guests of a consumer that must leave with condition PodMustLeave,
+// which the drivers carry to the consumer: it does not know which node a guest runs on. The
+// marks of other guests are removed. It is to be repeated while exposed guests run.
+func (r *Reconciler) markGuests(ctx context.Context, in input, consumer string) (exposed bool, err error) {
+	var held []broker.HeldCapacity
+	for _, instruction := range in.instructions {
+		if instruction.Spec.RequesterClusterID == consumer {
+			held = append(held, deref(heldBy(instruction)))
+		}
+	}
+	guests := in.observed.Places(consumer)
+	must, on := leaving(guests, r.offered(in), held)
+	var changed []*corev1.Pod
+	for _, pod := range guests.Guests {
+		if pod.DeletionTimestamp == nil && marked(pod) != must[pod.UID] {
+			changed = append(changed, pod)
+		}
+	}
+	var conflicts atomic.Bool
+	err = r.each(ctx, changed, func(ctx context.Context, pod *corev1.Pod) error {
+		err := r.mark(ctx, pod, must[pod.UID])
+		if apierrors.IsConflict(err) {
+			conflicts.Store(true)
+			return nil
+		}
+		return err
+	})
+	if err == nil && conflicts.Load() {
+		err = errMarkedMeanwhile
+	}
+	return on > 0, err
+}
+
+// offered reports whether the capacity of a node is.
+func (r *Reconciler) offered(in input) func(node string) bool {
+	return func(name string) bool {
+		node := in.observed.Node(name)
+		return node != nil && r.Recognizer.Eligible(node)
+	}
+}
+
+// errMarkedMeanwhile: guests have changed since they were observed.
+var errMarkedMeanwhile = errors.New("guests have changed while they were marked")
+
+// mark adds or removes the mark of a guest.
+func (r *Reconciler) mark(ctx context.Context, pod *corev1.Pod, must bool) error {
+	target := pod.DeepCopy()
+	if must {
+		target.Status.Conditions = append(target.Status.Conditions, corev1.PodCondition{
+			Type: broker.PodMustLeave, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(r.Clock.Now()), Reason: "CapacityWithdrawn",
+			Message: "The node that the pod runs on is to run no more pods, and the cluster has no other place for it.",
+		})
+	} else {
+		target.Status.Conditions = slices.DeleteFunc(target.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == broker.PodMustLeave })
+	}
+	err := client.IgnoreNotFound(r.client.Status().Patch(ctx, target, client.MergeFromWithOptions(pod, client.MergeFromWithOptimisticLock{})))
+	if err != nil {
+		return fmt.Errorf("marking guest %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	log.FromContext(ctx).Info("Marked a guest", "guest", client.ObjectKeyFromObject(pod).String(), "mustLeave", must)
+	return nil
+}
