@@ -50,7 +50,7 @@ sim: ## Simulate faults in broker and agents: SCHEDULES runs, and planted faults
 	@go run ./e2e/simulation -schedules=$(SCHEDULES)
 
 .PHONY: soak
-soak: ## Let guests take held places while other pods compete for them, with and without placeholders (without docker)
+soak: ## Let guests take held places and run while other pods compete for them, with and without placeholders (without docker)
 	@go run ./agent/internal/bench -name=soak
 
 OPERATIONS ?= 2000

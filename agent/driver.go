@@ -115,7 +115,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 			Options: consumer, VirtualNodeNamespace: o.virtualNodeNamespace,
 			Endpoint: o.apiServerEndpoint, CA: func() ([]byte, error) { return apiServerCA(o.apiServerCAFile, d.config) },
 			AgentRole: o.guestsRole, TokenTTL: o.directTokenTTL, Networks: networks,
-			PodSecurity: o.guestsPodSecurity, HandOver: o.hold == holdPlaceholders,
+			PodSecurity: o.lending.PodSecurity, HandOver: o.hold == holdPlaceholders,
 		}
 		if chosen.driver, err = direct.NewDriver(options); err != nil {
 			return chosenDriver{}, err

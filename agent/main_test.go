@@ -32,7 +32,7 @@ func TestFlags(t *testing.T) {
 	expect.NoError(t, err)
 	if o.transport != "" || o.advertisementName != "cluster-advertisement" || o.advertisementNamespace != "default" || o.instructionNamespace != "default" ||
 		o.advertisementInterval != 30*time.Second || o.namespace != "agents" || o.driver != "liqo" || o.hold != "placeholders" || o.placeholders.Namespace != "spillway-holds" || o.leaderElect || o.metrics != ":8080" || o.probes != ":8081" ||
-		!o.lending.Enabled || o.cost != nil || o.releaseGrace != 30*time.Second || o.peeringIdleTime != 10*time.Minute || o.finishedPodRetention != 5*time.Minute {
+		!o.lending.Enabled || o.lending.PodSecurity != "restricted" || o.cost != nil || o.releaseGrace != 30*time.Second || o.peeringIdleTime != 10*time.Minute || o.finishedPodRetention != 5*time.Minute {
 		t.Errorf("the defaults are %+v", o)
 	}
 	o, err = parse([]string{
@@ -45,7 +45,7 @@ func TestFlags(t *testing.T) {
 		t.Errorf("got %+v", o)
 	}
 	for _, invalid := range [][]string{
-		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--driver=magic"}, {"--hold=magic"}, {"--hold=placeholders", "--placeholders-timeout=0s"}, {"--driver=direct", "--direct-token-ttl=1m"}, {"--cluster-id=Rome"},
+		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--driver=magic"}, {"--hold=magic"}, {"--guests-pod-security=privileged"}, {"--hold=placeholders", "--placeholders-timeout=0s"}, {"--driver=direct", "--direct-token-ttl=1m"}, {"--cluster-id=Rome"},
 		{"--lend-headroom=cpu"}, {"--lend-headroom=cpu=much"}, {"--lend-headroom=cpu=-1"}, {"--cost-cpu=-1"}, {"--cost-cpu=1", "--cost-currency=euro"},
 		{"--peer-fingerprints=paris"}, {"--advertisement-requeue-interval=0s"}, {"something"},
 	} {

@@ -66,7 +66,6 @@ type options struct {
 	fingerprints                             map[string]string
 
 	virtualNodeNamespace string
-	guestsPodSecurity    string
 	guestsWebhookCertDir string
 	guestsRole           string
 	directTokenTTL       time.Duration
@@ -208,7 +207,7 @@ func driverFlags(flags *flag.FlagSet, o *options) {
 	flags.Var(&o.allowIngressFrom, "guests-allow-ingress-from", "Networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
 	flags.Var(&o.allowEgressTo, "guests-allow-egress-to", "Networks (CIDR) that guests may connect to. Comma-separated; can be repeated. Empty means none.")
 	flags.StringVar(&o.guestsWebhookCertDir, "guests-webhook-cert-dir", "", fmt.Sprintf("Driver liqo: directory with tls.crt and tls.key of the webhook for guests, which is served at port %d. If empty, it is not served.", guestsWebhookPort))
-	flags.StringVar(&o.guestsPodSecurity, "guests-pod-security", direct.DefaultPodSecurity, "Driver direct: Pod Security Standard that guests must comply with, restricted or baseline.")
+	flags.StringVar(&o.lending.PodSecurity, "guests-pod-security", broker.PodSecurityRestricted, "Pod Security Standard that guests must comply with, restricted or baseline. With driver liqo, the chart's policy enforces it.")
 	flags.StringVar(&o.virtualNodeNamespace, "virtual-node-namespace", "", "Driver direct: namespace of the Secrets that spillway-virtual-node reads. Defaults to --namespace.")
 }
 
@@ -226,6 +225,8 @@ func (o *options) validate(rest []string) error {
 		return fmt.Errorf("--driver=%s is unknown: use liqo or direct", o.driver)
 	case o.driver == driverDirect && o.directTokenTTL < direct.MinTokenTTL:
 		return fmt.Errorf("--direct-token-ttl=%s is too short: use at least %s", o.directTokenTTL, direct.MinTokenTTL)
+	case o.lending.PodSecurity != broker.PodSecurityRestricted && o.lending.PodSecurity != broker.PodSecurityBaseline:
+		return fmt.Errorf("--guests-pod-security=%s is unknown: use restricted or baseline", o.lending.PodSecurity)
 	case o.clusterID != "" && !protocol.ValidClusterID(o.clusterID):
 		return fmt.Errorf("--cluster-id=%q is not valid: use at most %d lower-case letters, digits and dashes, and no dash at the start or end", o.clusterID, protocol.MaxClusterID)
 	case o.hold != holdNone && o.hold != holdPlaceholders:

@@ -41,7 +41,7 @@ func TestAttacksWithDirect(t *testing.T) {
 	config := controlplane.Start(t)
 	h := &hostileConsumer{t: t, config: config, admin: as(t, config, "")}
 	access := kubeconfig(t, config)
-	install(t, "install", "agent", access, slices.Concat(needed, []string{"clusterID=paris", "driver=direct", "guests.podSecurity=restricted"}))
+	install(t, "install", "agent", access, slices.Concat(needed, []string{"clusterID=paris", "driver=direct"}))
 	h.prepare()
 	t.Run("kubectl drain", func(t *testing.T) { h.testDrain(t, access) })
 	for name, do := range h.allowed() {

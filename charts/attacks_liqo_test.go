@@ -136,7 +136,7 @@ func namespaceMap(mapping map[string]any) func() client.Object {
 // With driver liqo a consumer gets nothing that its grant does not say.
 func TestAttacksWithLiqo(t *testing.T) {
 	f := newLiqoFixture(t)
-	install(t, "install", "agent", kubeconfig(t, f.config), slices.Concat(needed, []string{"clusterID=paris", "guests.podSecurity=restricted", "liqo.otherPeers={oslo}"}))
+	install(t, "install", "agent", kubeconfig(t, f.config), slices.Concat(needed, []string{"clusterID=paris", "liqo.otherPeers={oslo}"}))
 	// Its server does not run here.
 	expect.NoError(t, f.admin.Delete(t.Context(), &admissionv1.MutatingWebhookConfiguration{ObjectMeta: named("spillway-agent-guests")}))
 	stored := resourceSlice("liqo-tenant-rome", "spillway")

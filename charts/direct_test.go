@@ -136,10 +136,10 @@ func (f *directFixture) testAgent(t *testing.T) {
 			return patch(ctx, agent.Status(), guests, `{"status":{"nominatedNodeName":"worker"}}`)
 		}, true},
 		{"marking a guest that must leave", func() error {
-			return patch(ctx, agent.Status(), guests, `{"status":{"conditions":[{"type":"broker.fluidos.eu/MustLeave","status":"True"}]}}`)
+			return setConditions(ctx, agent, `{"type":"broker.fluidos.eu/MustLeave","status":"True"}`)
 		}, true},
 		{"changing another condition of a guest", func() error {
-			return patch(ctx, agent.Status(), guests, `{"status":{"conditions":[{"type":"broker.fluidos.eu/MustLeave","status":"True"},{"type":"Ready","status":"True"}]}}`)
+			return setConditions(ctx, agent, `{"type":"broker.fluidos.eu/MustLeave","status":"True"},{"type":"Ready","status":"True"}`)
 		}, false},
 		{"changing another part of a guest's status", func() error {
 			return patch(ctx, agent.Status(), guests, `{"status":{"phase":"Failed"}}`)
@@ -241,6 +241,11 @@ func gatedGuest() *corev1.Pod {
 	guest.Spec.PriorityClassName = "spillway-guest"
 	guest.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "broker.fluidos.eu/hand-over"}, {Name: "example.com/other"}}
 	return guest
+}
+
+// setConditions sets conditions of gatedGuest, beside those that it has.
+func setConditions(ctx context.Context, c client.Client, conditions string) error {
+	return c.Status().Patch(ctx, &corev1.Pod{ObjectMeta: within(guests, "gated")}, client.RawPatch(types.StrategicMergePatchType, []byte(`{"status":{"conditions":[`+conditions+`]}}`)))
 }
 
 // patch merges a patch into gatedGuest.

@@ -14,6 +14,7 @@ import (
 const (
 	ReasonLendingDisabled      = "LendingDisabled"
 	ReasonConsumerNotAdmitted  = "ConsumerNotAdmitted"
+	ReasonPodSecurityViolated  = "PodSecurityViolated"
 	ReasonNoMatchingNodes      = "NoMatchingNodes"
 	ReasonInsufficientCapacity = "InsufficientCapacity"
 	ReasonPartialCapacity      = "PartialCapacity"
@@ -23,27 +24,37 @@ const (
 // message of full sentences with the figures.
 type Rejection struct{ Reason, Message string }
 
-// Admit checks a consumer against a provider's terms. It returns nil if they admit
-// the consumer. The rejection does not disclose whom else they admit.
-func Admit(terms broker.Lending, consumer string) *Rejection {
-	switch reason := AdmitReason(terms, consumer); reason {
+// Admit checks a consumer and its pods against a provider's terms. It returns nil if they
+// admit both. The rejection does not disclose whom else they admit.
+func Admit(terms broker.Lending, consumer string, pods []broker.PodSet) *Rejection {
+	switch reason := AdmitReason(terms, consumer, pods); reason {
 	case ReasonLendingDisabled:
 		return &Rejection{reason, "The cluster offers no capacity (lend.enabled is false)."}
 	case ReasonConsumerNotAdmitted:
 		return &Rejection{reason, fmt.Sprintf("The cluster does not offer capacity to %s (lend.consumers does not list it).", consumer)}
+	case ReasonPodSecurityViolated:
+		return &Rejection{reason, "Its guests must comply with the Pod Security Standard restricted, and these pods do not: set runAsNonRoot to true, " +
+			"allowPrivilegeEscalation to false, capabilities.drop to [ALL] and seccompProfile.type to RuntimeDefault in their securityContext, " +
+			"without runAsUser 0 and without added capabilities. For images that run as root, its administrator may set guests.podSecurity to baseline."}
 	}
 	return nil
 }
 
-// AdmitReason is the reason of Admit, "" if the terms admit the consumer.
-func AdmitReason(terms broker.Lending, consumer string) string {
+// AdmitReason is the reason of Admit, "" if the terms admit the consumer and its pods.
+func AdmitReason(terms broker.Lending, consumer string, pods []broker.PodSet) string {
 	switch {
 	case !terms.Enabled:
 		return ReasonLendingDisabled
 	case len(terms.Consumers) > 0 && !slices.Contains(terms.Consumers, consumer):
 		return ReasonConsumerNotAdmitted
+	case terms.PodSecurity == broker.PodSecurityRestricted && slices.ContainsFunc(pods, violatesRestricted):
+		return ReasonPodSecurityViolated
 	}
 	return ""
+}
+
+func violatesRestricted(set broker.PodSet) bool {
+	return set.PodSecurity == broker.PodSecurityBaseline && set.Count > 0
 }
 
 // Account is the ledger's account of a cluster.

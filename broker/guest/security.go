@@ -5,12 +5,15 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
 // maxGracePeriod is the longest termination grace period of a guest in seconds.
 const maxGracePeriod = 3600
 
-// allowedCapabilities and safeSysctls are those of the Pod Security Standard baseline.
+// allowedCapabilities, safeSysctls and containerTypes (of SELinux) are those of the Pod
+// Security Standard baseline.
 var (
 	allowedCapabilities = []corev1.Capability{
 		"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
@@ -20,6 +23,7 @@ var (
 		"net.ipv4.ip_local_reserved_ports", "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_keepalive_intvl", "net.ipv4.tcp_keepalive_probes",
 		"net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem",
 	}
+	containerTypes = []string{"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
 )
 
 // Refused returns why every provider refuses a pod as a guest, whatever Pod Security
@@ -39,8 +43,8 @@ func Refused(spec *corev1.PodSpec) string {
 				return fmt.Sprintf("it sets sysctl %s, which providers do not allow", sysctl.Name)
 			}
 		}
-		if unconfined(context.SeccompProfile) {
-			return "its seccompProfile is Unconfined, which providers do not allow"
+		if option := relaxed(context.SeccompProfile, context.AppArmorProfile, context.SELinuxOptions); option != "" {
+			return fmt.Sprintf("its %s, which providers do not allow", option)
 		}
 	}
 	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
@@ -58,13 +62,61 @@ func Refused(spec *corev1.PodSpec) string {
 		if context.ProcMount != nil && *context.ProcMount != corev1.DefaultProcMount {
 			return fmt.Sprintf("container %q unmasks /proc, which providers do not allow", c.Name)
 		}
-		if unconfined(context.SeccompProfile) {
-			return fmt.Sprintf("the seccompProfile of container %q is Unconfined, which providers do not allow", c.Name)
+		if option := relaxed(context.SeccompProfile, context.AppArmorProfile, context.SELinuxOptions); option != "" {
+			return fmt.Sprintf("in container %q, the %s, which providers do not allow", c.Name, option)
 		}
 	}
 	return ""
 }
 
-func unconfined(profile *corev1.SeccompProfile) bool {
-	return profile != nil && profile.Type == corev1.SeccompProfileTypeUnconfined
+// PodSecurity returns the strictest Pod Security Standard that a pod complies with:
+// restricted or baseline. The pod is one that may overflow, so that it complies with
+// baseline and has no other volumes than restricted allows.
+func PodSecurity(spec *corev1.PodSpec) string {
+	pod := spec.SecurityContext
+	if pod == nil {
+		pod = &corev1.PodSecurityContext{}
+	}
+	if pod.RunAsNonRoot != nil && !*pod.RunAsNonRoot || isRoot(pod.RunAsUser) {
+		return broker.PodSecurityBaseline
+	}
+	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+		for i := range containers {
+			if !restricted(pod, containers[i].SecurityContext) {
+				return broker.PodSecurityBaseline
+			}
+		}
+	}
+	return broker.PodSecurityRestricted
+}
+
+// restricted reports whether a container complies with the Pod Security Standard restricted.
+func restricted(pod *corev1.PodSecurityContext, container *corev1.SecurityContext) bool {
+	if container == nil || container.AllowPrivilegeEscalation == nil || *container.AllowPrivilegeEscalation || isRoot(container.RunAsUser) {
+		return false
+	}
+	nonRoot := container.RunAsNonRoot
+	if nonRoot == nil {
+		nonRoot = pod.RunAsNonRoot
+	}
+	capabilities := container.Capabilities
+	return nonRoot != nil && *nonRoot && (container.SeccompProfile != nil || pod.SeccompProfile != nil) &&
+		capabilities != nil && slices.Contains(capabilities.Drop, "ALL") &&
+		!slices.ContainsFunc(capabilities.Add, func(c corev1.Capability) bool { return c != "NET_BIND_SERVICE" })
+}
+
+func isRoot(user *int64) bool { return user != nil && *user == 0 }
+
+// relaxed describes which of the options that a pod and a container can both set violates
+// the Pod Security Standard baseline; empty if none does.
+func relaxed(seccomp *corev1.SeccompProfile, appArmor *corev1.AppArmorProfile, seLinux *corev1.SELinuxOptions) string {
+	switch {
+	case seccomp != nil && seccomp.Type == corev1.SeccompProfileTypeUnconfined:
+		return "seccompProfile is Unconfined"
+	case appArmor != nil && appArmor.Type == corev1.AppArmorProfileTypeUnconfined:
+		return "appArmorProfile is Unconfined"
+	case seLinux != nil && (seLinux.User != "" || seLinux.Role != "" || !slices.Contains(containerTypes, seLinux.Type)):
+		return "seLinuxOptions are not those of containers"
+	}
+	return ""
 }

@@ -26,9 +26,10 @@ func directAttacks(ctx context.Context, t *testing.T, identity *corev1.Secret) [
 		t.Fatal(err)
 	}
 	guests := config.Connection.Namespace
-	attacker, err := client.New(&rest.Config{
+	access := &rest.Config{
 		Host: config.Connection.Endpoint, BearerToken: config.Connection.Token, TLSClientConfig: rest.TLSClientConfig{CAData: config.Connection.CA},
-	}, client.Options{Scheme: paris.Scheme()})
+	}
+	attacker, err := client.New(access, client.Options{Scheme: paris.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +75,7 @@ func directAttacks(ctx context.Context, t *testing.T, identity *corev1.Secret) [
 	}
 	account := func(s *corev1.PodSpec) { s.ServiceAccountName = "spillway-virtual-node" }
 	more := func(s *corev1.PodSpec) { s.Containers[0].Resources.Requests["cpu"] = *cpuPlusOne(cpu) }
-	return slices.Concat(attacks, foreignAttacks(attacker, rbac), []attack{
+	return slices.Concat(attacks, foreignAttacks(ctx, t, attacker, access, rbac), []attack{
 		{"granting itself capacity", func(ctx context.Context) error {
 			return attacker.Patch(ctx, quota.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"hard":{"requests.cpu":"5000"}}}`)), client.DryRunAll)
 		}, []*attackGuard{rbac}, "cannot patch resource"},

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -28,8 +29,9 @@ func liqoObject(group, kind, namespace, name string, spec map[string]any) *unstr
 	return object
 }
 
-// liqoIdentity is a client of paris with a kubeconfig that Liqo made for rome.
-func liqoIdentity(ctx context.Context, t *testing.T, name string) client.Client {
+// liqoIdentity is a client of paris with a kubeconfig that Liqo made for rome, and its
+// configuration.
+func liqoIdentity(ctx context.Context, t *testing.T, name string) (client.Client, *rest.Config) {
 	t.Helper()
 	var secret corev1.Secret
 	if err := rome.Get(ctx, client.ObjectKey{Namespace: "liqo-tenant-paris", Name: "kubeconfig-" + name}, &secret); err != nil {
@@ -43,7 +45,7 @@ func liqoIdentity(ctx context.Context, t *testing.T, name string) client.Client 
 	if err != nil {
 		t.Fatal(err)
 	}
-	return identity
+	return identity, config
 }
 
 // cpuPlusOne is more than a grant.
@@ -63,7 +65,8 @@ func nodePorts(quota *corev1.ResourceQuota) *attackGuard {
 func liqoAttacks(ctx context.Context, t *testing.T, guests string) []attack {
 	t.Helper()
 	const tenant = "liqo-tenant-rome"
-	slice, replicator := liqoIdentity(ctx, t, "resourceslice-spillway-paris"), liqoIdentity(ctx, t, "controlplane-paris")
+	slice, config := liqoIdentity(ctx, t, "resourceslice-spillway-paris")
+	replicator, _ := liqoIdentity(ctx, t, "controlplane-paris")
 	guest := func(change func(*corev1.PodSpec)) func(context.Context) error {
 		return creating(slice, func() client.Object {
 			spec := guestSpec()
@@ -108,7 +111,7 @@ func liqoAttacks(ctx context.Context, t *testing.T, guests string) []attack {
 	mapping := creating(replicator, func() client.Object {
 		return liqoObject("offloading", "NamespaceMap", tenant, "attack", map[string]any{"desiredMapping": map[string]any{"x": "kube-system"}})
 	})
-	attacks := foreignAttacks(slice, rbac)
+	attacks := foreignAttacks(ctx, t, slice, config, rbac)
 	for _, a := range specAttacks() {
 		attacks = append(attacks, attack{a.name, guest(a.change), pods, a.want})
 	}

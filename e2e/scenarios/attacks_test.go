@@ -4,7 +4,6 @@ package scenarios
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,13 +11,14 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/e2e-framework/pkg/envconf"
@@ -28,7 +28,7 @@ import (
 )
 
 // attack is what a hostile consumer attempts at its provider, with an identity that the
-// peering gave it. It is a dry run.
+// peering gave it. It changes nothing: writes are dry runs.
 type attack struct {
 	name string
 	do   func(ctx context.Context) error
@@ -264,8 +264,10 @@ func specAttacks() []specAttack {
 	}
 }
 
-// foreignAttacks are those of any identity at what is not the consumer's.
-func foreignAttacks(attacker client.Client, rbac *attackGuard) []attack {
+// foreignAttacks are those of any identity, of which config is the configuration, at what is
+// not the consumer's.
+func foreignAttacks(ctx context.Context, t *testing.T, attacker client.Client, config *rest.Config, rbac *attackGuard) []attack {
+	t.Helper()
 	list := func(object client.ObjectList, options ...client.ListOption) func(context.Context) error {
 		return func(ctx context.Context) error { return attacker.List(ctx, object, options...) }
 	}
@@ -275,18 +277,47 @@ func foreignAttacks(attacker client.Client, rbac *attackGuard) []attack {
 		{"all namespaces", list(&corev1.NamespaceList{}), guards, "cannot list resource"},
 		{"the provider's Secrets", list(&corev1.SecretList{}, client.InNamespace(broker.SystemNamespace)), guards, "cannot list resource"},
 		{"the provider's nodes", list(&corev1.NodeList{}), guards, "cannot list resource"},
-		{"exec into a pod of the provider", func(ctx context.Context) error {
-			review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-				Namespace: broker.SystemNamespace, Verb: "create", Resource: "pods", Subresource: "exec",
-			}}}
-			if err := attacker.Create(ctx, review); err != nil {
-				return err
-			}
-			if !review.Status.Allowed {
-				return apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("cannot create resource pods/exec"))
-			}
-			return nil
-		}, guards, "cannot create resource"},
+		{"exec into a pod of the provider", execInto(t, config, ownPod(ctx, t)), guards, "cannot create resource"},
+	}
+}
+
+// ownPod is a running pod of paris, which is no guest. It ends with the test.
+func ownPod(ctx context.Context, t *testing.T) *corev1.Pod {
+	t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "scenario-attacked"}, Spec: podSpec(requests("cpu", "10m", "memory", "16Mi"), "serve")}
+	remove := func(ctx context.Context) {
+		eventually(ctx, t, "the provider's pod is gone", time.Minute, func(ctx context.Context) (bool, string) {
+			err := paris.Delete(ctx, pod.DeepCopy(), client.GracePeriodSeconds(0))
+			return apierrors.IsNotFound(err), fmt.Sprint(err)
+		})
+	}
+	remove(ctx) // left by a run that was cut off
+	t.Cleanup(func() { remove(context.WithoutCancel(ctx)) })
+	if err := paris.Create(ctx, pod); err != nil {
+		t.Fatal(err)
+	}
+	eventually(ctx, t, "the provider's pod runs", time.Minute, func(ctx context.Context) (bool, string) {
+		err := paris.Get(ctx, client.ObjectKeyFromObject(pod), pod)
+		return err == nil && pod.Status.Phase == corev1.PodRunning, fmt.Sprint(pod.Status.Phase, err)
+	})
+	return pod
+}
+
+// execInto returns an attempt to run a command in a pod. It succeeds if the command has run.
+func execInto(t *testing.T, config *rest.Config, pod *corev1.Pod) func(context.Context) error {
+	t.Helper()
+	set, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+		defer cancel()
+		out, err := execAs(ctx, set, config, *pod, "/spillway-lab-workload", "hostname")
+		if err == nil && out != pod.Name {
+			err = fmt.Errorf("the command printed %q, want the pod's name", out)
+		}
+		return err
 	}
 }
 

@@ -17,7 +17,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -134,9 +136,14 @@ func allReady(ctx context.Context, t *testing.T, ns, app string, count int, time
 
 // execIn runs a command in a pod, through rome's API server.
 func execIn(ctx context.Context, pod corev1.Pod, command ...string) (string, error) {
-	request := rome.set.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
+	return execAs(ctx, rome.set, rome.config, pod, command...)
+}
+
+// execAs runs a command in a pod with an identity of its cluster.
+func execAs(ctx context.Context, set kubernetes.Interface, config *rest.Config, pod corev1.Pod, command ...string) (string, error) {
+	request := set.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: "main", Command: command, Stdout: true, Stderr: true}, clientgoscheme.ParameterCodec)
-	executor, err := remotecommand.NewSPDYExecutor(rome.config, "POST", request.URL())
+	executor, err := remotecommand.NewSPDYExecutor(config, "POST", request.URL())
 	if err != nil {
 		return "", err
 	}

@@ -88,6 +88,11 @@ var longScenarios = []scenario{
 	{alone: true, lending: []int64{0, 2, 0}, actions: []directed{{20, actRequest, 0, 1, 1}, {140, actDeleteInHub, 0, 0, 0}, {10, actRequest, 2, 1, 1}, {60, actSlowGuests, 2, 100, 0}, {40, actDeleteInHub, 0, 0, 0}}},
 	// The same while its guests stop slowly, and its leader is stopped while it releases it.
 	{alone: true, lending: []int64{0, 2, 0}, actions: []directed{{20, actRequest, 0, 1, 1}, {140, actSlowGuests, 0, 100, 0}, {0, actLate, 0, 100, 0}, {2, actDeleteInHub, 0, 0, 0}, {40, actRequest, 2, 1, 1}, {60, actKillBroker, 1, 0, 0}}},
+	// A provider that withdraws a part, where no other has room; all programs start again
+	// before the time to leave is over.
+	{alone: true, lending: []int64{0, 4, 0}, actions: []directed{{20, actRequest, 0, 3, 1}, {160, actCordon, 1, 0, 0}, {60, actKillAgent, 0, 0, 0}, {0, actKillBroker, 0, 0, 0}, {60, actKillAgent, 1, 0, 0}}},
+	// The same where another one has room for that part. The node is back after that time.
+	{alone: true, lending: []int64{0, 4, 2}, actions: []directed{{20, actRequest, 0, 3, 1}, {160, actCordon, 1, 0, 0}, {40, actCutStreams, 0, 0, 0}, {900, actUncordon, 1, 0, 0}}},
 	// A provider that is gone: another one takes its place.
 	{alone: true, lending: []int64{0, 2, 2}, actions: []directed{{20, actRequest, 0, 1, 1}, {100, actGone, 1, 0, 0}, {20, actRequest, 2, 0, 1}}},
 }

@@ -29,11 +29,12 @@ const (
 	invariantSettle   = "the programs come to rest"
 	invariantStays    = "a Reservation is not moved back and forth"
 	invariantProgress = "a request does not wait beside free capacity"
+	invariantLeaving  = "pods have the time to leave that the provider gives"
 )
 
 // invariantNames are all of them.
 var invariantNames = []string{
-	invariantCapacity, invariantGrant, invariantAnswer, invariantEnd, invariantNews, invariantLease, invariantWrites, invariantSettle, invariantStays, invariantProgress,
+	invariantCapacity, invariantGrant, invariantAnswer, invariantEnd, invariantNews, invariantLease, invariantWrites, invariantSettle, invariantStays, invariantProgress, invariantLeaving,
 }
 
 // violation of an invariant.
@@ -56,6 +57,23 @@ type invariants struct {
 	// event.
 	homes   map[types.UID]map[string]bool
 	returns map[types.UID]int
+	// gaveUp is by when pods must leave what a provider gave up, grants what consumers knew
+	// last of each grant, by the UID of its instruction.
+	gaveUp map[givenUp]time.Time
+	grants map[types.UID]grantSeen
+}
+
+// givenUp is an attempt of a Reservation of which a provider has given up a part.
+type givenUp struct {
+	reservation types.UID
+	cluster     string
+	attempt     int64
+}
+
+// grantSeen is a number of pods, and the last withdrawal.
+type grantSeen struct {
+	pods       int32
+	withdrawal broker.GrantWithdrawal
 }
 
 // fail records the first violation.
@@ -79,6 +97,7 @@ func (i *invariants) check(w *world) {
 	for _, c := range w.clusters {
 		i.checkProvider(w, c)
 	}
+	i.checkLeaving(w)
 	if versions[0] != before[0] {
 		i.checkWrites(w)
 		i.checkNews(w)
@@ -101,6 +120,72 @@ func (i *invariants) checkNews(w *world) {
 			i.fail(invariantNews, "the advertisement of %s of %s replaced that of %s", spec.ClusterID, spec.Timestamp.UTC(), last.UTC())
 		}
 		i.made[spec.ClusterID] = spec.Timestamp.Time
+	}
+}
+
+// checkLeaving checks that the time that a provider gives for leaving what it has withdrawn
+// reaches the consumer with the smaller grant, and neither shortens nor starts again.
+func (i *invariants) checkLeaving(w *world) {
+	if w.clocksSet {
+		return
+	}
+	for _, c := range w.clusters {
+		var list broker.ProviderInstructionList
+		must(c.client.List(context.Background(), &list, client.UnsafeDisableDeepCopy))
+		for n := range list.Items {
+			in := &list.Items[n]
+			key := givenUp{in.Spec.ReservationUID, c.id, in.Status.ObservedAttempt}
+			if _, known := i.gaveUp[key]; !known && agent.GaveUp(in) && in.Status.LeaveBy != nil {
+				i.gaveUp[key] = in.Status.LeaveBy.Time
+			}
+		}
+	}
+	for _, c := range w.members() {
+		var list broker.ReservationInstructionList
+		must(c.client.List(context.Background(), &list, client.UnsafeDisableDeepCopy))
+		for n := range list.Items {
+			i.checkWithdrawal(w, c, &list.Items[n])
+		}
+	}
+	if !w.cordoned {
+		return
+	}
+	// Nothing keeps the consumer from knowing it: then pods may not use it any more.
+	for key, by := range i.gaveUp {
+		if provider := w.cluster(key.cluster); time.Since(by) > time.Minute {
+			if a := w.account(provider); a.usable[key.reservation] > a.held[key.reservation] {
+				i.fail(invariantLeaving, "%s has withdrawn a part of what it held for %s and holds %d CPUs, and pods may use %d after %s", key.cluster, key.reservation, a.held[key.reservation], a.usable[key.reservation], by.UTC())
+			}
+		}
+	}
+}
+
+func (i *invariants) checkWithdrawal(w *world, c *cluster, in *broker.ReservationInstruction) {
+	before, known := i.grants[in.UID]
+	now := grantSeen{pods: broker.HeldCapacity{PodSets: in.Spec.PodSets}.Pods()}
+	if in.Spec.Withdrawal != nil {
+		now.withdrawal = *in.Spec.Withdrawal
+	}
+	if before == now {
+		return
+	}
+	i.grants[in.UID] = now
+	spec, by := &in.Spec, now.withdrawal.LeaveBy.Time
+	again := known && now.withdrawal.Attempt == before.withdrawal.Attempt
+	if again && !by.Equal(before.withdrawal.LeaveBy.Time) {
+		i.fail(invariantLeaving, "%s: pods of %s had to leave %s by %s, and now by %s", c.id, spec.ReservationUID, spec.TargetClusterID, before.withdrawal.LeaveBy.UTC(), by.UTC())
+	}
+	if given, ok := i.gaveUp[givenUp{spec.ReservationUID, spec.TargetClusterID, now.withdrawal.Attempt}]; ok && by.Before(given.Add(-2*time.Second)) {
+		i.fail(invariantLeaving, "%s: pods of %s must leave %s by %s, which gives them until %s", c.id, spec.ReservationUID, spec.TargetClusterID, by.UTC(), given.UTC())
+	}
+	// Where nothing else lowers grants:
+	if !w.cordoned || !again || now.pods >= before.pods || c.ended(in) {
+		return
+	}
+	for key := range i.gaveUp {
+		if key.reservation == spec.ReservationUID && key.cluster == spec.TargetClusterID && key.attempt > now.withdrawal.Attempt {
+			i.fail(invariantLeaving, "%s: the grant of %s for %s was lowered from %d to %d pods, and nothing says by when pods must leave", c.id, spec.TargetClusterID, spec.ReservationUID, before.pods, now.pods)
+		}
 	}
 }
 
@@ -252,7 +337,7 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 	a := w.account(c)
 	taken := map[string]int64{}
 	var parts []string
-	lost := max(a.granted.total(), a.reported.total())+int64(len(c.localPods())) > c.capacity
+	lost := max(a.granted.total(), a.reported.total())+int64(len(c.localPods())) > c.offered()
 	for _, uid := range slices.Sorted(maps.Keys(a.consumer)) {
 		charged := a.charged[uid]
 		if w.restored && !w.resting {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -25,6 +26,8 @@ const labelInstruction = "simulation.example.com/instruction"
 type modelCache struct {
 	versions [3]int64
 	steps    []stepwise.Step
+	// until is when the time to leave of a guest is over, zero if none waits for that.
+	until time.Time
 }
 
 // modelSteps are the steps of what the simulation does not run: the consumer's virtual
@@ -36,8 +39,9 @@ func (w *world) modelSteps(c *cluster) []stepwise.Step {
 	for i, other := range w.clusters {
 		versions[i] = other.server.Version()
 	}
-	if c.model.versions != versions {
-		c.model = modelCache{versions: versions, steps: w.computeModelSteps(c)}
+	if c.model.versions != versions || !c.model.until.IsZero() && !c.clock.Now().Before(c.model.until) {
+		c.model = modelCache{versions: versions}
+		c.model.steps = w.computeModelSteps(c)
 	}
 	return c.model.steps
 }
@@ -56,13 +60,18 @@ func (w *world) computeModelSteps(c *cluster) (steps []stepwise.Step) {
 		if ended {
 			want = 0
 		}
-		if status := modelStatus(instruction, ended && len(guests) == 0); !equality.Semantic.DeepEqual(status, instruction.Status) {
+		status := modelStatus(instruction, ended && len(guests) == 0)
+		if w := instruction.Spec.Withdrawal; w != nil && len(guests) <= want {
+			status.LeftAttempt = w.Attempt
+		}
+		if !equality.Semantic.DeepEqual(status, instruction.Status) {
 			steps = append(steps, stepwise.Step{Name: c.id + " virtual node of " + instruction.Name, Do: func() {
 				instruction.Status = status
 				must(c.client.Status().Update(context.Background(), instruction))
 			}})
 		}
 		switch {
+		case len(guests) > want && !ended && c.mayStay(instruction):
 		case len(guests) > want:
 			steps = append(steps, c.stopStep(provider, guests[0]))
 		case len(guests) < want && provider.admits(c.id):
@@ -82,6 +91,19 @@ func (w *world) computeModelSteps(c *cluster) (steps []stepwise.Step) {
 		}
 	}
 	return steps
+}
+
+// mayStay reports whether guests beyond the grant may stay for now: the provider has
+// withdrawn their capacity, and the time to leave is not over.
+func (c *cluster) mayStay(instruction *broker.ReservationInstruction) bool {
+	w := instruction.Spec.Withdrawal
+	if w == nil || w.Attempt <= instruction.Status.LeftAttempt || !c.clock.Now().Before(w.LeaveBy.Time) {
+		return false
+	}
+	if c.model.until.IsZero() || w.LeaveBy.Time.Before(c.model.until) {
+		c.model.until = w.LeaveBy.Time
+	}
+	return true
 }
 
 func (c *cluster) stopStep(provider *cluster, guest *corev1.Pod) stepwise.Step {
@@ -151,6 +173,9 @@ func (c *cluster) freeNode() string {
 	must(c.client.List(context.Background(), &nodes, client.UnsafeDisableDeepCopy))
 	pods := c.podList()
 	for i := range nodes.Items {
+		if nodes.Items[i].Spec.Unschedulable {
+			continue
+		}
 		used := 0
 		for _, pod := range pods {
 			if pod.Spec.NodeName == nodes.Items[i].Name {

@@ -52,6 +52,8 @@ const (
 	actLoseAck    action = "next answer is lost"
 	actRefuse     action = "provider refuses from now on"
 	actGone       action = "cluster is gone for good"
+	actCordon     action = "a node is cordoned"
+	actUncordon   action = "all nodes are uncordoned"
 )
 
 // callFault is what happens to a call.
@@ -219,6 +221,11 @@ func (w *world) apply(e event) {
 	case actGone:
 		c.gone, c.cut = true, true
 		w.stopAgent(c)
+	case actCordon:
+		w.cordoned = true
+		c.cordon(1, true)
+	case actUncordon:
+		c.cordon(len(c.nodes()), false)
 	case actBackup:
 		w.backup = w.hub.Backup()
 	case actRestore:

@@ -170,6 +170,12 @@ var plants = []plant{
 		}
 		return true
 	})},
+	{name: "a withdrawal does not say how long pods may stay", by: invariantLeaving, request: onAck(func(_ *broker.Hold, ack *protocol.ProviderAck) { ack.LeaveWithin = nil })},
+	{name: "a withdrawal gives pods less time than the provider does", by: invariantLeaving, request: onAck(func(_ *broker.Hold, ack *protocol.ProviderAck) {
+		if ack.LeaveWithin != nil {
+			ack.LeaveWithin.Duration /= 2
+		}
+	})},
 	{name: "a deletion is lost", by: invariantEnd, request: func(_ *world, m message) message {
 		if m.method == http.MethodDelete {
 			m.method, m.target = http.MethodGet, protocol.PathAdvertisements

@@ -84,6 +84,7 @@ func (w *world) rest(s schedule) {
 	w.endLate()
 	w.fail(w.brokers[1])
 	for n, c := range w.clusters {
+		c.cordon(len(c.nodes()), false)
 		c.cut = c.gone
 		if c.program == nil || c.deaf && n != s.deaf {
 			c.deaf = n == s.deaf

@@ -93,6 +93,8 @@ type world struct {
 	restored bool
 	backup   *memory.Backup
 	names    int
+	// cordoned is set once a node was cordoned.
+	cordoned bool
 	// clocksSet is set once an agent's clock was set.
 	clocksSet bool
 	// frozen are the steps that do not happen for now, by the beginning of their name.
@@ -130,7 +132,7 @@ type armed struct {
 func newWorld(seed uint64, p plant, lending []int64) *world {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 1)), gate: &stepwise.Gate{}, plant: p, started: time.Now(), frozen: map[string]int{}, heard: map[types.UID]broker.ReservationStatus{},
-		checks: invariants{only: p.by, made: map[string]time.Time{}, reserved: map[types.UID]time.Time{}, homes: map[types.UID]map[string]bool{}, returns: map[types.UID]int{}},
+		checks: invariants{only: p.by, made: map[string]time.Time{}, reserved: map[types.UID]time.Time{}, homes: map[types.UID]map[string]bool{}, returns: map[types.UID]int{}, gaveUp: map[givenUp]time.Time{}, grants: map[types.UID]grantSeen{}},
 	}
 	w.hub = newServer("hub", &broker.Reservation{}, &broker.ClusterAdvertisement{}, &broker.BrokerConfig{}, &broker.ClusterRegistration{})
 	w.client = w.hub.Client()
@@ -175,6 +177,32 @@ func (c *cluster) addNode(name string) {
 	node.Status.Capacity = node.Status.Allocatable
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	must(c.client.Status().Update(context.Background(), node))
+}
+
+func (c *cluster) nodes() []corev1.Node {
+	var list corev1.NodeList
+	must(c.client.List(context.Background(), &list))
+	return list.Items
+}
+
+// cordon makes the first nodes run no more pods, or lets them run pods again.
+func (c *cluster) cordon(count int, unschedulable bool) {
+	for _, node := range c.nodes()[:count] {
+		if node.Spec.Unschedulable != unschedulable {
+			node.Spec.Unschedulable = unschedulable
+			must(c.client.Update(context.Background(), &node))
+		}
+	}
+}
+
+// offered is the capacity of the nodes that are not cordoned.
+func (c *cluster) offered() (cpus int64) {
+	for _, node := range c.nodes() {
+		if !node.Spec.Unschedulable {
+			cpus += cpuPerNode
+		}
+	}
+	return cpus
 }
 
 // startBroker starts a broker as a standby.

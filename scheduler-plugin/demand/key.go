@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
 )
 
 // PodSetName is the name of the one pod set of a Reservation, unless that is for a gang.
@@ -210,6 +211,7 @@ func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 		Requests:     broker.FromList(resource.PodRequests(pod, resource.PodResourcesOptions{})),
 		NodeSelector: pod.Spec.NodeSelector,
 		Tolerations:  ownTolerations(pod.Spec.Tolerations),
+		PodSecurity:  guest.PodSecurity(&pod.Spec),
 	}
 	if affinity := pod.Spec.Affinity; affinity != nil && affinity.NodeAffinity != nil {
 		set.NodeAffinity = affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
@@ -231,7 +233,8 @@ func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 		NodeSelector map[string]string
 		NodeAffinity *corev1.NodeSelector
 		Tolerations  []corev1.Toleration
-	}{amounts, set.NodeSelector, set.NodeAffinity, set.Tolerations})
+		PodSecurity  string
+	}{amounts, set.NodeSelector, set.NodeAffinity, set.Tolerations, set.PodSecurity})
 	if err != nil {
 		// Strings, numbers and maps of them cannot fail to marshal.
 		panic(err)

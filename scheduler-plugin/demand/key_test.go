@@ -87,6 +87,15 @@ func TestShapeOf(t *testing.T) {
 			pods:   [2]*corev1.Pod{podWith(request("cpu", "1"), request("memory", "1Gi")), podWith(request("cpu", "1000m"), request("memory", "1024Mi"))},
 			same:   true,
 		},
+		"another Pod Security Standard": {
+			reason: "a provider may admit only those that comply with restricted",
+			pods: [2]*corev1.Pod{podWith(), podWith(func(p *corev1.Pod) {
+				p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
+				for i := range p.Spec.Containers {
+					p.Spec.Containers[i].SecurityContext = &corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}
+				}
+			})},
+		},
 		"other names and labels": {
 			reason: "metadata are no scheduling requirements",
 			pods:   [2]*corev1.Pod{podWith(), podWith(func(p *corev1.Pod) { p.Name, p.UID, p.Labels = "web-2", "pod-2", map[string]string{"a": "b"} })},

@@ -42,6 +42,7 @@ func TestParallelBindings(t *testing.T) {
 	expect.NoError(t, err)
 
 	b := newBinder()
+	b.times = bindingTimes{turn: time.Hour, deadline: time.Hour}
 	pod := func(i int) *corev1.Binding {
 		return &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprintf("web-%d", i)}}
 	}

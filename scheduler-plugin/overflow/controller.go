@@ -387,20 +387,19 @@ func (c *demandController) recordStatus(key demand.Key, pods ...types.UID) {
 // will not either, and are better requested with it. Terminating pods do not count:
 // their replacements use their slots.
 func (c *demandController) totals() func(demand.Key, broker.PodSet) []broker.PodSet {
-	untried := sync.OnceValue(func() map[demand.Key]int32 {
-		return c.untried.count(func(pod *corev1.Pod) (demand.Key, bool) {
-			// Pending pods are in the batcher.
-			if ok, _ := c.gangs.admissible(pod); !ok || c.askAfter > 0 || c.pending.has(pod.UID) || c.placements.has(pod.UID) || !optedIn(c.namespaces, pod.Namespace) {
-				return demand.Key{}, false
-			}
-			return c.keys.keyOf(pod)
-		})
-	})
+	mayWait := func(pod *corev1.Pod) bool {
+		ok, _ := c.gangs.admissible(pod)
+		// Pending pods are in the batcher.
+		return ok && c.askAfter == 0 && !c.pending.has(pod.UID) && !c.placements.has(pod.UID)
+	}
 	return func(key demand.Key, pending broker.PodSet) []broker.PodSet {
 		if key.IsGang() {
 			return c.gangSets(key)
 		}
-		pending.Count += c.placements.livingOf(key) + untried()[key]
+		pending.Count += c.placements.livingOf(key)
+		if optedIn(c.namespaces, key.Namespace) {
+			pending.Count += c.untried.count(key, c.keys.keyOf, mayWait)
+		}
 		return []broker.PodSet{pending}
 	}
 }
@@ -431,10 +430,9 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		if wait := c.raiseIn(request.Key); wait > 0 && !decided(current) {
 			return wait
 		}
-		if request.Key.IsGang() {
-			// What it requests for pods of other shapes stays, and counts for a policy.
-			request.PodSets = raised(current.Spec.PodSets, request.PodSets)
-		}
+	}
+	if request, requeueAfter = c.completeGang(request, current); requeueAfter > 0 {
+		return requeueAfter
 	}
 	turn := &c.capped[maphash.String(hashSeed, request.Key.Namespace)%uint64(len(c.capped))]
 	turn.Lock()
@@ -490,7 +488,7 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	case apierrors.IsInvalid(err):
 		log.Error(err, "The API server rejected the Reservation")
 		c.setUnasked(request.Key, true)
-		c.recordAll(request, failed("invalid", fmt.Sprintf("Failed to request capacity: %v.", err), nil))
+		c.recordAll(request, failed("invalid", fmt.Sprintf("Failed to request capacity: %v. It is requested again when the pod is tried again, within %.0f minutes.", err, maxRetry.Minutes()), nil))
 		return 0
 	case apierrors.IsNotFound(err) || apierrors.IsForbidden(err):
 		log.Error(err, "Failed to write a Reservation; retrying. Check that the agent's chart has installed the CRDs and the RBAC rules of the scheduler")
@@ -571,8 +569,8 @@ func (c *demandController) applyPolicy(request demand.Request, name string) (pol
 		all = append(all, obj.(*broker.OverflowPolicy))
 	}
 	policy, err = policyFor(namespace, all)
-	each, n := request.Unit()
 	if err != nil || policy == nil || policy.Spec.MaxResources == nil {
+		_, n := request.Unit()
 		return policy, n, "", err
 	}
 	existing, err := c.reservations.list(request.Key.Namespace)
@@ -587,8 +585,8 @@ func (c *demandController) applyPolicy(request demand.Request, name string) (pol
 			broker.AddTo(others, broker.Times(other.each, shares[other.name]))
 		}
 	}
-	allowed, short = maxPods(each, *policy.Spec.MaxResources, others)
-	return policy, min(allowed, n), short, nil
+	allowed, short = maxPods(claims[name].each, *policy.Spec.MaxResources, others)
+	return policy, min(allowed, claims[name].want), short, nil
 }
 
 // claims returns what the keys of a request's namespace need that have pending pods, by
@@ -608,17 +606,31 @@ func (c *demandController) claims(request demand.Request, existing []*broker.Res
 	claims := map[string]claim{}
 	for _, w := range wanted {
 		name := w.Key.Name(w.Owner.Name)
-		each, n := w.Unit()
-		claims[name] = claim{name: name, each: each, want: n}
-	}
-	for _, r := range existing {
-		if own, ok := claims[r.Name]; ok {
-			own.has = requestedPods(r)
-			if len(r.Spec.PodSets) > 1 {
-				own.has = min(own.has, 1)
-			}
-			claims[r.Name] = own
+		i := slices.IndexFunc(existing, func(r *broker.Reservation) bool { return r.Name == name })
+		if i < 0 {
+			each, n := w.Unit()
+			claims[name] = claim{name: name, each: each, want: n}
+		} else {
+			claims[name] = claimOf(name, w, existing[i].Spec.PodSets)
 		}
 	}
 	return claims
+}
+
+// claimOf returns the claim of a request whose Reservation requests pod sets already. A gang
+// of several shapes grows as a whole: it claims what is missing, and what it has counts as
+// that of others.
+func claimOf(name string, request demand.Request, has []broker.PodSet) claim {
+	if request.Key.IsGang() {
+		request.PodSets = raised(has, request.PodSets)
+	}
+	each, n := request.Unit()
+	if len(request.PodSets) == 1 {
+		return claim{name: name, each: each, want: n, has: podsOf(has, "")}
+	}
+	each = corev1.ResourceList{}
+	for _, set := range request.PodSets {
+		broker.AddTo(each, broker.Times(set.Requests.List(), set.Count-podsOf(has, set.Name)))
+	}
+	return claim{name: name, each: each, want: 1}
 }

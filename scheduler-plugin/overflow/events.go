@@ -33,13 +33,13 @@ type event struct {
 
 // notPossible: the pod cannot overflow.
 func notPossible(reason string) event {
-	return event{corev1.EventTypeWarning, "OverflowNotPossible", reason, fmt.Sprintf("The pod cannot overflow: %s.", reason), nil}
+	return event{corev1.EventTypeWarning, "OverflowNotPossible", reason, fmt.Sprintf("The pod cannot overflow: %s. It waits for a node of this cluster.", reason), nil}
 }
 
 // notSteered: another scheduler schedules the pod.
 func notSteered() event {
-	return notPossible("its scheduler is " + corev1.DefaultSchedulerName + ", because it was created before its namespace opted in, or while no " +
-		broker.SchedulerName + " was available. Delete it, so that its controller creates another one")
+	return event{corev1.EventTypeWarning, "OverflowNotPossible", "scheduler", "The pod cannot overflow: its scheduler is " + corev1.DefaultSchedulerName +
+		", because it was created before its namespace opted in, or while no " + broker.SchedulerName + " was available. Delete it, so that its controller creates another one.", nil}
 }
 
 // delayed: an autoscaler may add a node first.
@@ -57,6 +57,20 @@ func incomplete(members []*corev1.Pod, required int32) event {
 		gang, required, len(members)), nil}
 }
 
+// outdated: a gang's Reservation was made for pods of other shapes.
+func outdated(r *broker.Reservation, request demand.Request) event {
+	return event{corev1.EventTypeNormal, "OverflowOutdated", r.Name, fmt.Sprintf("Reservation %s requests capacity for %d pods of %s %s that had other requests, node selectors, node affinities or tolerations. "+
+		"The agent deletes it when none of them has been left for some time (30 s by default). Then capacity is requested for the pods as they are now.",
+		r.Name, requestedPods(r), request.Owner.Kind, request.Owner.Name), r}
+}
+
+// tooManyShapes: a gang does not fit into one Reservation.
+func tooManyShapes(request demand.Request) event {
+	n := len(request.PodSets)
+	return failed(fmt.Sprint(n, " shapes"), fmt.Sprintf("Failed to request capacity for %s %s: its pods have %d shapes (requests, node selectors, node affinities and tolerations), and a Reservation has at most %d. "+
+		"Give more of its pods the same, or divide the group.", request.Owner.Kind, request.Owner.Name, n, maxShapes), nil)
+}
+
 // requested: the Reservation was created, or its count raised.
 func requested(request demand.Request, r *broker.Reservation) event {
 	return event{corev1.EventTypeNormal, "OverflowRequested", r.Name, fmt.Sprintf("Requested capacity for %d pods of %s %s in other clusters (Reservation %s).",
@@ -67,7 +81,7 @@ func requested(request demand.Request, r *broker.Reservation) event {
 func capped(policy string, request demand.Request, allowed int32, short corev1.ResourceName, r *broker.Reservation) event {
 	message := fmt.Sprintf("OverflowPolicy %s limits %s of namespace %s: capacity is requested for %d of %d pods. The others wait until the policy or other Reservations of the namespace allow more.",
 		policy, short, request.Key.Namespace, allowed, request.Pods())
-	return event{corev1.EventTypeWarning, "OverflowCapped", message, message, r}
+	return event{corev1.EventTypeWarning, "OverflowCapped", fmt.Sprint(policy, " ", short, " ", allowed), message, r}
 }
 
 // queued: no cluster has enough capacity.
@@ -76,7 +90,7 @@ func queued(r *broker.Reservation, message string) event {
 	if rejections != "" {
 		message = rejections
 	}
-	return event{corev1.EventTypeWarning, "OverflowQueued", key, fmt.Sprintf("Reservation %s is queued until capacity becomes available: %s", r.Name, message), r}
+	return event{corev1.EventTypeWarning, "OverflowQueued", key, fmt.Sprintf("Reservation %s for %d pods is queued until capacity becomes available: %s", r.Name, requestedPods(r), message), r}
 }
 
 // granted: capacity can be used.

@@ -373,6 +373,7 @@ func (g *gate) retry(pod *corev1.Pod, key demand.Key, at time.Time) {
 	defer g.mu.Unlock()
 	if w := g.pods[pod.UID]; w != nil && w.open {
 		w.tracked, w.triedAt, w.retryAt, w.lostUntil = true, at, at.Add(minRetry), at.Add(minRetry)
+		g.dueBy(w.retryAt)
 	}
 }
 
@@ -402,6 +403,45 @@ func (c *demandController) gangSets(key demand.Key) []broker.PodSet {
 		sets[of.key.Shape] = set
 	}
 	return slices.SortedFunc(maps.Values(sets), func(a, b broker.PodSet) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// completeGang adds to the request of a gang what its Reservation, nil if there is none,
+// requests for pods of other shapes: that stays, and counts for a policy. If nothing can be
+// requested now, it records why, and returns when to requeue the request.
+func (c *demandController) completeGang(request demand.Request, current *broker.Reservation) (complete demand.Request, requeueAfter time.Duration) {
+	if !request.Key.IsGang() {
+		return request, 0
+	}
+	if current != nil {
+		if c.isOutdated(current, request) {
+			c.recordAll(request, outdated(current, request))
+			return request, retryAfter
+		}
+		request.PodSets = raised(current.Spec.PodSets, request.PodSets)
+	}
+	if len(request.PodSets) > maxShapes {
+		c.setUnasked(request.Key, true)
+		c.recordAll(request, tooManyShapes(request))
+		return request, blockedRetryAfter
+	}
+	return request, 0
+}
+
+// isOutdated reports whether a gang's Reservation was made for pods that have come back with
+// other requests: it lacks a shape, and requests another that no pod has any more. Then the
+// agent deletes it, and capacity is requested for the pods as they are now. While pods run
+// with its capacity, further shapes are added to it instead.
+func (c *demandController) isOutdated(r *broker.Reservation, request demand.Request) bool {
+	lacks := func(sets, others []broker.PodSet) bool {
+		return slices.ContainsFunc(others, func(set broker.PodSet) bool { return podsOf(sets, set.Name) == 0 })
+	}
+	if !lacks(r.Spec.PodSets, request.PodSets) || !lacks(request.PodSets, r.Spec.PodSets) {
+		return false
+	}
+	members, _ := c.gangs.membersOf(request.Key)
+	return !slices.ContainsFunc(members, func(pod *corev1.Pod) bool {
+		return pod.Spec.NodeName != "" && c.placements.isVirtual(pod.Spec.NodeName)
+	})
 }
 
 // pending reports whether a pod of a gang exists, and has no node.

@@ -143,6 +143,8 @@ var gangRules = []rule{
 	{"a gang of two shapes of which only part fits binds nothing and leaves nothing", shapesPart},
 	{"a gang is requested once it is complete, and grows", shapesGrow},
 	{"a policy counts what a gang has requested for pods of other shapes", shapesCapped},
+	{"a gang whose pods come back with other requests is requested again", shapesReplaced},
+	{"a gang of more shapes than a Reservation has gets an event", shapesTooMany},
 }
 
 // TestWorkloads runs the rules of gangs on an API server that has Workloads.
@@ -295,21 +297,63 @@ func shapesPart(c *testCluster, ns string) {
 	c.expectPods(ns, "ring", map[string]int{virtual: 5})
 }
 
-// shapesCapped: the pods of a gang come back with other requests. What was requested for the
-// former ones stays, and the limit allows not both.
+// shapesCapped: the workers of a gang that runs come back with other requests. What was
+// requested for the former ones stays, and the limit allows not both.
 func shapesCapped(c *testCluster, ns string) {
 	limit := broker.FromList(expect.Resources("cpu", "1400m"))
 	c.create(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: ns}, Spec: broker.OverflowPolicySpec{
 		NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: ns}}, MaxResources: &limit}})
 	c.poolNode(ns, "100m")
+	virtual := c.virtualPoolNode(ns, "10")
 	c.gangOfShapes(ns)
-	c.expectShapes(ns, map[string]int32{"500m": 1, "200m": 4})
-	for i := range 4 {
-		expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, fmt.Sprint("ring-", i), "200m")))
-		c.gangPod(ns, fmt.Sprint("ring-new-", i), "190m")
-	}
+	r := c.expectShapes(ns, map[string]int32{"500m": 1, "200m": 4})
+	c.setStatus(r, allGrantedIn(ns, r.Spec.PodSets...))
+	c.expectPods(ns, "ring", map[string]int{virtual: 5})
+	c.replaceWorkers(ns, "190m")
 	c.expectEvent(ns, "ring-new-0", "OverflowCapped", "limits cpu")
 	c.expectShapes(ns, map[string]int32{"500m": 1, "200m": 4})
+}
+
+// replaceWorkers replaces the workers of gangOfShapes by others, that request CPU.
+func (c *testCluster) replaceWorkers(ns, cpu string) {
+	c.t.Helper()
+	for i := range 4 {
+		expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, fmt.Sprint("ring-", i), "200m")))
+		c.gangPod(ns, fmt.Sprint("ring-new-", i), cpu)
+	}
+}
+
+// shapesReplaced: no pod runs with what was requested for the former workers.
+func shapesReplaced(c *testCluster, ns string) {
+	c.poolNode(ns, "100m")
+	virtual := c.virtualPoolNode(ns, "10")
+	c.gangOfShapes(ns)
+	former := c.expectShapes(ns, map[string]int32{"500m": 1, "200m": 4})
+	c.replaceWorkers(ns, "190m")
+	c.expectEvent(ns, "ring-new-0", "OverflowOutdated", former.Name+" requests capacity for 5 pods")
+	c.expectShapes(ns, map[string]int32{"500m": 1, "200m": 4})
+	expect.NoError(c.t, c.Delete(c.t.Context(), former)) // as the agent does
+	var r *broker.Reservation
+	expect.Eventually(c.t, "another Reservation", func() (bool, string) {
+		r = c.expectReservation(ns, "ring", 5)
+		return r.UID != former.UID, r.Name
+	})
+	c.expectShapes(ns, map[string]int32{"500m": 1, "190m": 4})
+	c.setStatus(r, allGrantedIn(ns, r.Spec.PodSets...))
+	c.expectPods(ns, "ring", map[string]int{virtual: 5})
+}
+
+func shapesTooMany(c *testCluster, ns string) {
+	c.poolNode(ns, "100m")
+	c.describeGang(ns, 9)
+	c.expectDescribed(ns)
+	for i := range 9 {
+		c.gangPod(ns, fmt.Sprint("ring-", i), fmt.Sprint(101+i, "m"))
+	}
+	c.expectEvent(ns, "ring-0", "OverflowFailed", "its pods have 9 shapes", "at most 8")
+	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "ring-8", "109m")))
+	c.gangPod(ns, "ring-again", "108m")
+	c.expectReservation(ns, "ring", 9)
 }
 
 // shapesGrow: while pods are missing that the gang requires, capacity for the others would

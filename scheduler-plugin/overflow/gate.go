@@ -45,6 +45,8 @@ type gate struct {
 	mu    sync.Mutex
 	pods  map[types.UID]*waitingPod
 	byKey map[demand.Key]map[types.UID]*waitingPod
+	// nextDue is no later than the first retryAt, so that most events need no look at all pods.
+	nextDue time.Time
 }
 
 // waitingPod is a pod that did not fit in its last scheduling cycle.
@@ -95,7 +97,7 @@ func (g *gate) resolve(pod *corev1.Pod, key demand.Key) bool {
 	if w == nil || w.key == key || w.key != unresolvedKey(pod) {
 		return false
 	}
-	w.wake(g.clock.Now())
+	g.wake(w, g.clock.Now())
 	return true
 }
 
@@ -147,6 +149,7 @@ func (g *gate) insert(w *waitingPod) {
 		g.byKey[w.key] = map[types.UID]*waitingPod{}
 	}
 	g.byKey[w.key][w.pod.UID] = w
+	g.dueBy(w.retryAt)
 }
 
 // track records a pod that waits, without closing the gate for it: its last cycle could
@@ -165,8 +168,16 @@ func (g *gate) track(pod *corev1.Pod, key demand.Key) {
 func (w *waitingPod) waits() bool { return !w.open || w.tracked }
 
 // wake opens the gate for a pod.
-func (w *waitingPod) wake(now time.Time) {
+func (g *gate) wake(w *waitingPod, now time.Time) {
 	w.open, w.tracked, w.retryAt = true, false, now.Add(rewakeAfter)
+	g.dueBy(w.retryAt)
+}
+
+// dueBy makes openDue look at the pods at a time.
+func (g *gate) dueBy(at time.Time) {
+	if g.nextDue.IsZero() || at.Before(g.nextDue) {
+		g.nextDue = at
+	}
 }
 
 // observe records a pod as an informer shows it. It reports whether the gate is open
@@ -179,7 +190,7 @@ func (g *gate) observe(pod *corev1.Pod) (changed bool) {
 		return false
 	}
 	w.latest = pod
-	w.wake(g.clock.Now())
+	g.wake(w, g.clock.Now())
 	return true
 }
 
@@ -265,11 +276,17 @@ func (g *gate) openDue() []*corev1.Pod {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
+	if g.nextDue.After(now) {
+		return nil
+	}
+	g.nextDue = time.Time{}
 	var pods []*corev1.Pod
 	for _, w := range g.pods {
 		if !w.retryAt.After(now) {
-			w.wake(now)
+			g.wake(w, now)
 			pods = append(pods, w.pod)
+		} else {
+			g.dueBy(w.retryAt)
 		}
 	}
 	return pods
@@ -282,7 +299,7 @@ func (g *gate) openDecided(key demand.Key) []*corev1.Pod {
 	var pods []*corev1.Pod
 	for _, w := range g.byKey[key] {
 		if w.waits() && w.undecided {
-			w.wake(g.clock.Now())
+			g.wake(w, g.clock.Now())
 			pods = append(pods, w.pod)
 		}
 	}
@@ -324,7 +341,7 @@ func (g *gate) openForSlots(key demand.Key, all []slots) []*corev1.Pod {
 		}) {
 			continue
 		}
-		w.wake(g.clock.Now())
+		g.wake(w, g.clock.Now())
 		w.forGrant = true
 		pods = append(pods, w.pod)
 		free--
@@ -370,7 +387,7 @@ func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
 				continue
 			}
 			r.free.add(need, -1)
-			w.wake(g.clock.Now())
+			g.wake(w, g.clock.Now())
 			w.forNode = r.name
 			pods = append(pods, w.pod)
 			break

@@ -80,35 +80,70 @@ func (p *pendingPods) announce(uid types.UID, e event) (name types.NamespacedNam
 	return pod.name, true
 }
 
-// untriedPods are the pods of a scheduler that it has not tried yet. Safe for
-// concurrent use.
+// untriedPods are the pods of a scheduler that it has not tried yet, by their keys: to count
+// those of one key does not take longer with the number of others. Safe for concurrent use.
 type untriedPods struct {
-	mu   sync.Mutex
-	pods map[types.UID]*corev1.Pod
+	mu sync.Mutex
+	// added pods by namespace, whose keys were not needed or not known yet.
+	added map[string]map[types.UID]*corev1.Pod
+	byKey map[demand.Key]map[types.UID]*corev1.Pod
+	keys  map[types.UID]demand.Key
 }
 
-func newUntriedPods() *untriedPods { return &untriedPods{pods: map[types.UID]*corev1.Pod{}} }
+func newUntriedPods() *untriedPods {
+	return &untriedPods{
+		added: map[string]map[types.UID]*corev1.Pod{}, byKey: map[demand.Key]map[types.UID]*corev1.Pod{}, keys: map[types.UID]demand.Key{},
+	}
+}
 
 // set records whether a pod is one of them.
 func (u *untriedPods) set(pod *corev1.Pod, untried bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	if key, known := u.keys[pod.UID]; known {
+		delete(u.keys, pod.UID)
+		drop(u.byKey, key, pod.UID)
+	}
 	if untried {
-		u.pods[pod.UID] = pod
+		insert(u.added, pod.Namespace, pod)
 	} else {
-		delete(u.pods, pod.UID)
+		drop(u.added, pod.Namespace, pod.UID)
 	}
 }
 
-// count counts them by the key that keyOf returns.
-func (u *untriedPods) count(keyOf func(*corev1.Pod) (demand.Key, bool)) map[demand.Key]int32 {
+// count counts those that keyOf returns a key for, and that are of use.
+func (u *untriedPods) count(key demand.Key, keyOf func(*corev1.Pod) (demand.Key, bool), use func(*corev1.Pod) bool) (n int32) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	counts := map[demand.Key]int32{}
-	for _, pod := range u.pods {
+	for uid, pod := range u.added[key.Namespace] {
 		if key, ok := keyOf(pod); ok {
-			counts[key]++
+			drop(u.added, pod.Namespace, uid)
+			insert(u.byKey, key, pod)
+			u.keys[uid] = key
 		}
 	}
-	return counts
+	for uid, pod := range u.byKey[key] {
+		if current, ok := keyOf(pod); !ok || current != key {
+			// Its owner can be read by now.
+			delete(u.keys, uid)
+			drop(u.byKey, key, uid)
+			insert(u.added, pod.Namespace, pod)
+		} else if use(pod) {
+			n++
+		}
+	}
+	return n
+}
+
+func insert[K comparable](index map[K]map[types.UID]*corev1.Pod, key K, pod *corev1.Pod) {
+	if index[key] == nil {
+		index[key] = map[types.UID]*corev1.Pod{}
+	}
+	index[key][pod.UID] = pod
+}
+
+func drop[K comparable](index map[K]map[types.UID]*corev1.Pod, key K, pod types.UID) {
+	if delete(index[key], pod); len(index[key]) == 0 {
+		delete(index, key)
+	}
 }

@@ -79,11 +79,11 @@ func quotient(left, each resource.Quantity) int32 {
 	return int32(min(a/b, math.MaxInt32))
 }
 
-// requestedResources sums up what Reservations request, except those of claims.
-func requestedResources(all []*broker.Reservation, except map[string]claim) corev1.ResourceList {
+// requestedResources sums up what Reservations request, except what claims have.
+func requestedResources(all []*broker.Reservation, claims map[string]claim) corev1.ResourceList {
 	sum := corev1.ResourceList{}
 	for _, r := range all {
-		if _, claimed := except[r.Name]; claimed {
+		if claims[r.Name].has > 0 {
 			continue
 		}
 		if r.Spec.RequestedResources != nil {

@@ -6,10 +6,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 func TestPolicyFor(t *testing.T) {
@@ -54,6 +56,59 @@ func TestMaxPods(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if n, short := maxPods(set.Requests.List(), tc.limit, tc.others); n != tc.want || short != tc.short {
 				t.Errorf("got %d %s, want %d %s", n, short, tc.want, tc.short)
+			}
+		})
+	}
+}
+
+// TestClaimsOfGangs: a gang has one leader and four workers, and another worker with other
+// requests. It keeps what it has, and grows as a whole.
+func TestClaimsOfGangs(t *testing.T) {
+	sets := func(count ...int32) (all []broker.PodSet) {
+		for i, cpu := range []string{"500m", "200m", "300m"} {
+			if count[i] > 0 {
+				all = append(all, broker.PodSet{Name: cpu, Count: count[i], Requests: broker.FromList(expect.Resources("cpu", cpu))})
+			}
+		}
+		return all
+	}
+	const gang types.UID = "gang-ring"
+	key := demand.Key{Namespace: "shop", OwnerUID: gang, Shape: demand.GangShape}
+	ring := demand.Request{Key: key, Owner: metav1.OwnerReference{Name: "ring"}, PodSets: sets(1, 0, 1)}
+	web := demand.Request{
+		Key: demand.Key{Namespace: "shop", OwnerUID: "web", Shape: "100m"}, Owner: metav1.OwnerReference{Name: "web"},
+		PodSets: []broker.PodSet{{Name: "pods", Count: 10, Requests: broker.FromList(expect.Resources("cpu", "100m"))}},
+	}
+	for name, tc := range map[string]struct {
+		limit   string
+		has     []broker.PodSet
+		request demand.Request
+		allowed int32
+	}{
+		"one that grows":                   {"2", sets(1, 4, 0), web, 4},
+		"one that cannot grow":             {"1500m", sets(1, 4, 0), web, 2},
+		"one of one shape that grows":      {"1200m", sets(0, 4, 0), web, 4},
+		"one that has nothing yet":         {"1", nil, web, 2},
+		"the gang's own request":           {"1600m", sets(1, 4, 0), ring, 1},
+		"the gang's own request, too much": {"1599m", sets(1, 4, 0), ring, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := testPlugin(OverflowArgs{})
+			limit := broker.FromList(expect.Resources("cpu", tc.limit))
+			policy := &broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "limit"}, Spec: broker.OverflowPolicySpec{MaxResources: &limit}}
+			cached := newIndexer()
+			if tc.has != nil {
+				expect.NoError(t, cached.Add(&broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: key.Name("ring")}, Spec: broker.ReservationSpec{PodSets: tc.has}}))
+			}
+			c := &demandController{
+				namespaces: p.namespaces, policies: newIndexer(policy), reservations: newReservationStore(nil, cached, p.clock),
+				batcher: demand.NewBatcher(p.clock, demand.Windows{}), wanted: map[demand.Key]demand.Request{key: ring},
+			}
+			c.batcher.Add("ring-0", key, ring.Owner, ring.PodSets[0])
+			_, allowed, _, err := c.applyPolicy(tc.request, tc.request.Key.Name(tc.request.Owner.Name))
+			expect.NoError(t, err)
+			if allowed != tc.allowed {
+				t.Errorf("%d are allowed, want %d", allowed, tc.allowed)
 			}
 		})
 	}

@@ -32,6 +32,9 @@ type pool struct {
 	namespaces []string
 	fromHub    bool
 	selector   labels.Selector
+	// restricted is set if the provider requires that guests comply with the Pod Security
+	// Standard restricted.
+	restricted bool
 	// totals are a divisible total, places are for one pod each. Neither if no pod may
 	// be bound to the pool any more, or none yet.
 	totals amounts
@@ -81,6 +84,9 @@ func (p *pool) pods() int32 {
 
 // fits reports whether the pool has room for a pod beside those that use it.
 func (p *pool) fits(need *podNeed, used []*use) bool {
+	if p.restricted && need.set.PodSecurity != broker.PodSecurityRestricted {
+		return false
+	}
 	if len(p.places) > 0 {
 		return p.hasPlace(need, used)
 	}
@@ -308,6 +314,7 @@ func (c *poolCache) poolOf(in *broker.ReservationInstruction) *pool {
 	p := &pool{
 		reservation: spec.ReservationName, hold: demand.HoldLabel(spec.ReservationName), provider: spec.TargetClusterID,
 		namespaces: spec.Namespaces, fromHub: spec.FromHub(), selector: labels.Everything(),
+		restricted: spec.PodSecurity == broker.PodSecurityRestricted,
 	}
 	usable := in.DeletionTimestamp == nil && !spec.Releasing && !spec.Suspended && in.Status.Carried != nil
 	if !p.fromHub {

@@ -133,6 +133,10 @@ func TestPoolAdmits(t *testing.T) {
 				in.Status.Carried.PodSets[0].NodeSelector = in.Spec.PodSets[0].NodeSelector
 			}),
 			pod: func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"gpu": "a100"} }},
+		"a provider for pods that comply": {reason: "the pod does not comply with restricted", held: total("cpu", "4"),
+			change: instruction(func(in *broker.ReservationInstruction) { in.Spec.PodSecurity = broker.PodSecurityRestricted })},
+		"a provider for all pods": {reason: "every pod that overflows complies with baseline", held: total("cpu", "4"), want: true,
+			change: instruction(func(in *broker.ReservationInstruction) { in.Spec.PodSecurity = broker.PodSecurityBaseline })},
 		"a place with a taint": {reason: "the pod does not tolerate it", held: sets(map[string]int32{"1": 1}),
 			change: instruction(func(in *broker.ReservationInstruction) {
 				in.Spec.PodSets[0].Tolerations = []corev1.Toleration{{Key: "dedicated"}}

@@ -27,6 +27,8 @@ const (
 	writeTimeout = 10 * time.Second
 	// maxCacheLag is how long an own write takes precedence over the cache.
 	maxCacheLag = 30 * time.Second
+	// maxShapes is how many pod sets the API server accepts in a Reservation.
+	maxShapes = 8
 )
 
 // reservationStore reads Reservations from an informer's cache, overlaid with own

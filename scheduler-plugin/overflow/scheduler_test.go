@@ -1,6 +1,7 @@
 package overflow_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -108,6 +109,8 @@ type testCluster struct {
 	ofWeb func(*corev1.Pod)
 	// workloads: gangs are described by Workloads instead of PodGroups.
 	workloads bool
+	// schedulerHost is where the scheduler reaches the API server, if that is not config.Host.
+	schedulerHost string
 }
 
 func startTestCluster(t *testing.T, apiServerFlags ...string) *testCluster {
@@ -129,7 +132,7 @@ func (c *testCluster) startScheduler() {
 	dir := c.t.TempDir()
 	kubeconfig, configFile := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "config.yaml")
 	access := clientcmdapi.NewConfig()
-	access.Clusters["c"] = &clientcmdapi.Cluster{Server: c.config.Host, CertificateAuthorityData: c.config.CAData}
+	access.Clusters["c"] = &clientcmdapi.Cluster{Server: cmp.Or(c.schedulerHost, c.config.Host), CertificateAuthorityData: c.config.CAData}
 	access.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificateData: c.config.CertData, ClientKeyData: c.config.KeyData,
 		Impersonate: broker.SchedulerName, ImpersonateGroups: []string{"system:authenticated"}}
 	access.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}

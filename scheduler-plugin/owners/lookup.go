@@ -3,6 +3,7 @@ package owners
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -53,6 +54,8 @@ type Lookup struct {
 	// refusedSince has the objects whose refusal is not believed yet. They are looked up
 	// again until it is, or ends.
 	refusedSince map[object]time.Time
+	// refusedAt is when an owner was last refused of a kind of which refusals are believed.
+	refusedAt map[refusal]time.Time
 	// logged is when a kind was last logged that cannot be read.
 	logged sync.Map
 }
@@ -63,6 +66,13 @@ type object struct {
 	namespace string
 	name      string
 	uid       types.UID
+}
+
+// refusal is of a kind that the API server does not serve or, if namespace is not empty, that
+// must not be read there.
+type refusal struct {
+	resource  schema.GroupVersionResource
+	namespace string
 }
 
 // result of a look-up.
@@ -85,7 +95,7 @@ func New(log logr.Logger, clock clock.WithTicker, config *rest.Config, kinds []K
 	}
 	l := &Lookup{
 		log: log, clock: clock, client: client, kinds: map[schema.GroupKind]string{},
-		results: utilcache.NewLRUExpireCacheWithClock(maxResults, clock), refusedSince: map[object]time.Time{},
+		results: utilcache.NewLRUExpireCacheWithClock(maxResults, clock), refusedSince: map[object]time.Time{}, refusedAt: map[refusal]time.Time{},
 		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[object]{Clock: clock}),
 	}
 	for _, k := range kinds {
@@ -171,14 +181,12 @@ func (l *Lookup) get(ctx context.Context, o object) (result, time.Duration) {
 	owner, err := l.client.Resource(o.resource).Namespace(o.namespace).Get(ctx, o.name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsForbidden(err):
-		return l.refused(o, "The kind of an owner must not be read; its objects count as root owners. Check the chart's value scheduler.ownerKinds")
+		return l.refused(o, refusal{o.resource, o.namespace}, "The kind of an owner must not be read; its objects count as root owners. Check the chart's value scheduler.ownerKinds")
 	case apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
 		// No such path, rather than no such object.
-		return l.refused(o, "The kind of an owner is not served in this version; its objects count as root owners")
+		return l.refused(o, refusal{resource: o.resource}, "The kind of an owner is not served in this version; its objects count as root owners")
 	}
-	l.mu.Lock()
-	delete(l.refusedSince, o)
-	l.mu.Unlock()
+	l.answered(o, err)
 	switch {
 	case err == nil && owner.UID == o.uid:
 		return result{controller: metav1.GetControllerOf(owner), found: true}, keepFound
@@ -194,27 +202,47 @@ func (l *Lookup) get(ctx context.Context, o object) (result, time.Duration) {
 	return result{}, keepFailed
 }
 
+// answered records that an owner was not refused. That there is no such object shows as well
+// that the kind is served, and may be read.
+func (l *Lookup) answered(o object, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.refusedSince, o)
+	if err == nil || apierrors.IsNotFound(err) {
+		delete(l.refusedAt, refusal{resource: o.resource})
+		delete(l.refusedAt, refusal{o.resource, o.namespace})
+	}
+}
+
 // refused is the result for an owner that the API server refuses: not found, until the
-// refusal has lasted. message is logged then.
-func (l *Lookup) refused(o object, message string) (result, time.Duration) {
-	now := l.clock.Now()
-	if kept, _ := l.kept(o); !kept.refused {
-		l.mu.Lock()
-		since, known := l.refusedSince[o]
-		if !known {
-			since = now
-		}
-		lasts := now.Sub(since) >= refusalLasts
-		if l.refusedSince[o] = since; lasts {
-			delete(l.refusedSince, o)
-		}
-		l.mu.Unlock()
-		if !lasts {
-			return result{}, keepFailed
-		}
+// refusal has lasted, of this owner or lately of another one of its kind. message is logged
+// then.
+func (l *Lookup) refused(o object, of refusal, message string) (result, time.Duration) {
+	kept, _ := l.kept(o)
+	if !l.believe(o, of, kept.refused) {
+		return result{}, keepFailed
 	}
 	l.logUnreadable(o, message)
 	return result{found: true, refused: true}, keepFound
+}
+
+// believe reports whether the refusal of an owner is believed; known is true if it was before.
+func (l *Lookup) believe(o object, of refusal, known bool) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.clock.Now()
+	since, waits := l.refusedSince[o]
+	if !waits {
+		since = now
+	}
+	maps.DeleteFunc(l.refusedAt, func(_ refusal, at time.Time) bool { return now.Sub(at) > keepFound })
+	if _, lately := l.refusedAt[of]; !known && !lately && now.Sub(since) < refusalLasts {
+		l.refusedSince[o] = since
+		return false
+	}
+	delete(l.refusedSince, o)
+	l.refusedAt[of] = now
+	return true
 }
 
 // isRefused reports whether an owner is refused, which is not believed yet.

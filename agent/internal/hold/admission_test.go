@@ -17,6 +17,8 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -107,6 +109,46 @@ func TestDefaultLimits(t *testing.T) {
 	e.hold("r1", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1m", "memory", "1Gi"))))
 	reconciled(t, e.agent(e.Client), "rome")
 	e.decided("r1", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+}
+
+// TestPodSecurity: a provider of Pod Security Standard restricted refuses pods that do not
+// comply, and names the fields; of baseline, it accepts them. The other standard of the
+// namespace, which an administrator has set there, refuses them in the API server's words.
+func TestPodSecurity(t *testing.T) {
+	e := admitting(t)
+	root, complying := set("pods", 2, expect.Resources("cpu", "1m")), set("pods", 2, expect.Resources("cpu", "1m"))
+	root.PodSecurity, complying.PodSecurity = broker.PodSecurityBaseline, broker.PodSecurityRestricted
+
+	e.lending.PodSecurity = broker.PodSecurityRestricted
+	e.hold("root", "rome", 1, pods(root))
+	e.hold("complying", "rome", 1, pods(complying))
+	e.hold("unknown", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1m"))))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("root", 1, capacity.ReasonPodSecurityViolated, "set runAsNonRoot to true, allowPrivilegeEscalation to false, capabilities.drop to [ALL] and seccompProfile.type to RuntimeDefault", 0)
+	e.decided("root", 1, capacity.ReasonPodSecurityViolated, "guests.podSecurity to baseline", 0)
+	e.decided("complying", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+	e.decided("unknown", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+
+	e.lending.PodSecurity = broker.PodSecurityBaseline
+	e.hold("root", "rome", 2, pods(root))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("root", 2, hold.ReasonAccepted, "Holding 2 pods", 2)
+
+	namespace := &corev1.Namespace{}
+	expect.NoError(t, e.Get(t.Context(), client.ObjectKey{Name: e.guestNamespaces[0]}, namespace))
+	namespace.Labels = map[string]string{broker.LabelGuestsOf: "rome", "pod-security.kubernetes.io/enforce": "restricted"}
+	expect.NoError(t, e.Update(t.Context(), namespace))
+	expect.Eventually(t, "the standard of the namespace to be in effect", func() (bool, string) {
+		err := e.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: namespace.Name}, Spec: corev1.PodSpec{
+			Containers: []corev1.Container{{Name: "c", Image: "i"}},
+		}}, client.DryRunAll)
+		return err != nil, fmt.Sprint(err)
+	})
+	e.hold("another", "rome", 1, pods(root))
+	e.hold("another-complying", "rome", 1, pods(complying))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("another", 1, hold.ReasonGuestNotAdmitted, `violates PodSecurity "restricted:latest"`, 0)
+	e.decided("another-complying", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
 }
 
 // TestNotAdmittedAfterRestart: a hold that was recorded before the agent restarted, and whose

@@ -30,7 +30,7 @@ func direct(t *testing.T) *env {
 	restConfig := controlplane.Start(t)
 	scheme := runtime.NewScheme()
 	expect.NoError(t, errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)))
-	e := &env{T: t, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now())}
+	e := &env{T: t, lending: broker.Lending{Enabled: true}, provider: fake.NewProvider(), clock: clocktesting.NewFakePassiveClock(time.Now())}
 	var err error
 	e.Client, err = client.New(restConfig, client.Options{Scheme: scheme})
 	expect.NoError(t, err)
@@ -40,7 +40,7 @@ func direct(t *testing.T) *env {
 // agent is a Reconciler of its own.
 func (e *env) agent(c client.Client) *hold.Reconciler {
 	return hold.New(c, e.Client, clientevents.NewFakeRecorder(100), e.provider, hold.Options{
-		Namespace: namespace, Lending: broker.Lending{Enabled: true}, Clock: e.clock, Recognizer: inventory.Recognizer{Guest: guestOf},
+		Namespace: namespace, Lending: e.lending, Clock: e.clock, Recognizer: inventory.Recognizer{Guest: guestOf},
 		GuestNamespaces: func(context.Context, string) ([]string, error) { return e.guestNamespaces, nil },
 	})
 }

@@ -1,8 +1,8 @@
 package hold
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -293,11 +294,13 @@ func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (resul
 		}
 	}
 	if err == nil && r.marking[consumer] {
-		r.marking[consumer], err = r.markGuests(ctx, in, consumer)
-	}
-	if errors.Is(err, errMarkedMeanwhile) {
-		r.marking[consumer] = true
-		return reconcile.Result{RequeueAfter: conflictRetryAfter}, nil
+		var failed error
+		if r.marking[consumer], failed = r.markGuests(ctx, in, consumer); failed != nil {
+			// It must not keep holds from being decided.
+			r.marking[consumer] = true
+			result.RequeueAfter = cmp.Or(result.RequeueAfter, requeueAfter)
+			log.FromContext(ctx).Info("Guests could not be marked", "consumer", consumer, "reason", failed.Error(), "retryAfter", result.RequeueAfter.String())
+		}
 	}
 	if apierrors.IsConflict(err) {
 		return reconcile.Result{RequeueAfter: conflictRetryAfter}, nil

@@ -50,6 +50,8 @@ type env struct {
 	beforeGrant *atomic.Pointer[func()]
 	// slow makes grants take effect later.
 	slow *slowGrants
+	// lending are the terms of agent.
+	lending broker.Lending
 	// guestNamespaces of each consumer.
 	guestNamespaces []string
 	patches         *atomic.Int64

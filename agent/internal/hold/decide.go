@@ -185,7 +185,7 @@ type judge struct {
 
 // refuse explains why the wanted capacity cannot be held, nil if it can.
 func (j *judge) refuse(instruction *broker.ProviderInstruction, want broker.HeldCapacity) *capacity.Rejection {
-	if rejection := capacity.Admit(j.lending, j.consumer); rejection != nil {
+	if rejection := capacity.Admit(j.lending, j.consumer, want.PodSets); rejection != nil {
 		return rejection
 	}
 	if j.packer != nil {

@@ -19,6 +19,9 @@ const MaxMoved = maxMoved
 // AnswerOf exposes what the result of a dry run says about the pod.
 func AnswerOf(err error) string { return string(answerOf(err)) }
 
+// LeavingGuests exposes which guests must leave.
+var LeavingGuests = leaving
+
 // PlanPlaces exposes what is planned for the places of a consumer with one hold: how many
 // places are handed over, and how many placeholders are created and removed.
 func (r *Reconciler) PlanPlaces(observed Observed, in *broker.ProviderInstruction, held broker.HeldCapacity) (handOvers, created, removed int) {

@@ -3,13 +3,10 @@ package hold
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,19 +21,26 @@ import (
 // that are changes as little as possible. exposed is the number of guests on such nodes or
 // with a mark.
 func leaving(guests inventory.Places, offered func(node string) bool, held []broker.HeldCapacity) (must map[types.UID]bool, exposed int) {
-	var on []int
-	used := newUsage(held)
+	var on, others []int
 	for i, pod := range guests.Guests {
 		switch {
 		case pod.DeletionTimestamp != nil || pod.Spec.NodeName == "":
-		case offered(pod.Spec.NodeName):
-			used.add(guests.Requests[i])
-			if marked(pod) {
-				exposed++
-			}
-		default:
+		case !offered(pod.Spec.NodeName):
 			on = append(on, i)
+			exposed++
+		case marked(pod):
+			exposed++
+			others = append(others, i)
+		default:
+			others = append(others, i)
 		}
+	}
+	if exposed == 0 {
+		return nil, 0
+	}
+	used := newUsage(held)
+	for _, i := range others {
+		used.add(guests.Requests[i])
 	}
 	slices.SortStableFunc(on, func(i, j int) int {
 		a, b := guests.Guests[i], guests.Guests[j]
@@ -60,7 +64,7 @@ func leaving(guests inventory.Places, offered func(node string) bool, held []bro
 		used.remove(guests.Requests[i])
 		must[guests.Guests[i].UID] = true
 	}
-	return must, exposed + len(on)
+	return must, exposed
 }
 
 // marked reports whether a guest has the mark of those that must leave.
@@ -86,19 +90,7 @@ func (r *Reconciler) markGuests(ctx context.Context, in input, consumer string) 
 			changed = append(changed, pod)
 		}
 	}
-	var conflicts atomic.Bool
-	err = r.each(ctx, changed, func(ctx context.Context, pod *corev1.Pod) error {
-		err := r.mark(ctx, pod, must[pod.UID])
-		if apierrors.IsConflict(err) {
-			conflicts.Store(true)
-			return nil
-		}
-		return err
-	})
-	if err == nil && conflicts.Load() {
-		err = errMarkedMeanwhile
-	}
-	return on > 0, err
+	return on > 0, r.each(ctx, changed, func(ctx context.Context, pod *corev1.Pod) error { return r.mark(ctx, pod, must[pod.UID]) })
 }
 
 // offered reports whether the capacity of a node is.
@@ -108,9 +100,6 @@ func (r *Reconciler) offered(in input) func(node string) bool {
 		return node != nil && r.Recognizer.Eligible(node)
 	}
 }
-
-// errMarkedMeanwhile: guests have changed since they were observed.
-var errMarkedMeanwhile = errors.New("guests have changed while they were marked")
 
 // mark adds or removes the mark of a guest.
 func (r *Reconciler) mark(ctx context.Context, pod *corev1.Pod, must bool) error {

@@ -386,6 +386,12 @@ func (r *Reconciler) each(ctx context.Context, pods []*corev1.Pod, write func(co
 
 func (r *Reconciler) concurrently(ctx context.Context, n int, call func(ctx context.Context, i int) error) error {
 	errs := make([]error, n)
+	if r.Writers == 1 {
+		for i := range n {
+			errs[i] = call(ctx, i)
+		}
+		return errors.Join(errs...)
+	}
 	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), r.Writers, n, func(i int) { errs[i] = call(ctx, i) })
 	return errors.Join(errs...)
 }

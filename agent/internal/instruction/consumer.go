@@ -169,7 +169,7 @@ func (c *Consumer) keepWithdrawn(ctx context.Context, view *protocol.ConsumerVie
 
 // keepNothing makes an instruction one of a grant of which nothing remains.
 func (c *Consumer) keepNothing(ctx context.Context, in *broker.ReservationInstruction, view *protocol.ConsumerView, w *broker.Withdrawal) error {
-	return c.ensure(ctx, in.Name, in, view, &broker.Allocation{Cluster: w.Cluster, NodeLabels: in.Spec.NodeLabels, Endpoint: in.Spec.Endpoint})
+	return c.ensure(ctx, in.Name, in, view, &broker.Allocation{Cluster: w.Cluster, NodeLabels: in.Spec.NodeLabels, PodSecurity: in.Spec.PodSecurity, Endpoint: in.Spec.Endpoint})
 }
 
 // withdrawalFrom is the last withdrawal of a provider; nil if there is none.
@@ -271,6 +271,7 @@ func reservationInstructionSpec(view *protocol.ConsumerView, allocation *broker.
 		RequestedResources: allocation.Resources,
 		PodSets:            allocation.PodSets,
 		NodeLabels:         allocation.NodeLabels,
+		PodSecurity:        allocation.PodSecurity,
 		Endpoint:           allocation.Endpoint,
 		PeerKey:            view.PeerKeys[allocation.Cluster],
 		PricePerHour:       allocation.PricePerHour,

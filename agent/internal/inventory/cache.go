@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -16,10 +17,18 @@ import (
 )
 
 // CacheByObject makes the manager's cache keep only what the agent reads of
-// the objects of which a cluster has many.
+// the objects of which a cluster has many, and equal parts of pods once.
 func CacheByObject() map[client.Object]cache.ByObject {
+	equal := &sharer{last: map[types.UID]*corev1.Pod{}}
+	transform := func(object any) (any, error) {
+		object, err := TrimPod(object)
+		if pod, ok := object.(*corev1.Pod); ok {
+			equal.share(pod)
+		}
+		return object, err
+	}
 	return map[client.Object]cache.ByObject{
-		&corev1.Pod{}:  {Transform: TrimPod},
+		&corev1.Pod{}:  {Transform: transform},
 		&corev1.Node{}: {Transform: TrimNode},
 	}
 }
@@ -56,7 +65,7 @@ func TrimPod(object any) (any, error) {
 	pod.Status = corev1.PodStatus{
 		Phase:      pod.Status.Phase,
 		Reason:     pod.Status.Reason,
-		Conditions: pod.Status.Conditions,
+		Conditions: trimConditions(pod.Status.Conditions),
 		StartTime:  pod.Status.StartTime,
 
 		NominatedNodeName: pod.Status.NominatedNodeName,
@@ -114,6 +123,26 @@ func trimLocal(pod *corev1.Pod) {
 	pod.Status.Conditions, pod.Status.StartTime = resizes, nil
 }
 
+// trimConditions keeps of the conditions that a kubelet sets the one that depends on the others,
+// if there is it, and of all but the scheduler's no text.
+func trimConditions(conditions []corev1.PodCondition) []corev1.PodCondition {
+	var out []corev1.PodCondition
+	ready := slices.ContainsFunc(conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
+	for _, c := range conditions {
+		switch c.Type {
+		case corev1.PodScheduled:
+			out = append(out, c)
+			continue
+		case corev1.PodInitialized, corev1.ContainersReady, corev1.PodReadyToStartContainers:
+			if ready {
+				continue
+			}
+		}
+		out = append(out, corev1.PodCondition{Type: c.Type, Status: c.Status, LastTransitionTime: c.LastTransitionTime})
+	}
+	return slices.Clip(out)
+}
+
 // trimStatuses keeps the resources of containers that are not those of their spec.
 func trimStatuses(statuses []corev1.ContainerStatus, specs []corev1.Container) []corev1.ContainerStatus {
 	var out []corev1.ContainerStatus
@@ -146,9 +175,7 @@ func trimContainers(containers []corev1.Container) []corev1.Container {
 func keepSources(trimmed, whole *corev1.PodSpec) {
 	trimmed.ImagePullSecrets = whole.ImagePullSecrets
 	for _, v := range whole.Volumes {
-		if v.ConfigMap != nil || v.Secret != nil || v.Projected != nil {
-			trimmed.Volumes = append(trimmed.Volumes, v)
-		}
+		trimmed.Volumes = append(trimmed.Volumes, sourcesOf(v.VolumeSource)...)
 	}
 	for i := range whole.InitContainers {
 		keepEnvironment(&trimmed.InitContainers[i], &whole.InitContainers[i])
@@ -157,6 +184,37 @@ func keepSources(trimmed, whole *corev1.PodSpec) {
 		keepEnvironment(&trimmed.Containers[i], &whole.Containers[i])
 	}
 }
+
+// sourcesOf are volumes with the ConfigMaps and Secrets that a volume refers to, and nothing
+// else.
+func sourcesOf(v corev1.VolumeSource) (out []corev1.Volume) {
+	configMap := func(name string, optional *bool) {
+		out = append(out, corev1.Volume{VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: name}, Optional: optional}}})
+	}
+	secret := func(name string, optional *bool) {
+		out = append(out, corev1.Volume{VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: name, Optional: optional}}})
+	}
+	switch {
+	case v.ConfigMap != nil:
+		configMap(v.ConfigMap.Name, v.ConfigMap.Optional)
+	case v.Secret != nil:
+		secret(v.Secret.SecretName, v.Secret.Optional)
+	case v.Projected != nil:
+		for _, p := range v.Projected.Sources {
+			if p.ConfigMap != nil && p.ConfigMap.Name != rootCA {
+				configMap(p.ConfigMap.Name, p.ConfigMap.Optional)
+			}
+			if p.Secret != nil {
+				secret(p.Secret.Name, p.Secret.Optional)
+			}
+		}
+	}
+	return out
+}
+
+// rootCA is the ConfigMap that each namespace has, and each pod with a token refers to.
+const rootCA = "kube-root-ca.crt"
 
 func keepEnvironment(trimmed, whole *corev1.Container) {
 	trimmed.EnvFrom = whole.EnvFrom

@@ -3,8 +3,10 @@ package inventory_test
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -87,10 +89,69 @@ func TestTrimPodKeepsTheKey(t *testing.T) {
 			if want, _ := demand.ShapeOf(whole); shape != want {
 				t.Errorf("shape %s, want %s", shape, want)
 			}
-			if trimmed.Labels[broker.LabelHold] != "hold-1" || len(trimmed.Status.Conditions) != len(whole.Status.Conditions) {
+			kept := []corev1.PodConditionType{}
+			for _, c := range trimmed.Status.Conditions {
+				kept = append(kept, c.Type)
+			}
+			if trimmed.Labels[broker.LabelHold] != "hold-1" || !slices.Equal(kept, []corev1.PodConditionType{corev1.PodScheduled, corev1.PodReady}) {
 				t.Errorf("lost labels or conditions: %v, %v", trimmed.Labels, trimmed.Status.Conditions)
 			}
 		})
+	}
+}
+
+// podTransform is what makes pods smaller on their way into the cache.
+func podTransform() func(any) (any, error) {
+	for object, by := range inventory.CacheByObject() {
+		if _, ok := object.(*corev1.Pod); ok {
+			return by.Transform
+		}
+	}
+	return nil
+}
+
+// TestSharedParts: pods of one controller share what is equal in them, and nothing that is not;
+// each is what it is alone.
+func TestSharedParts(t *testing.T) {
+	transform := podTransform()
+	inCache := func(pod *corev1.Pod) *corev1.Pod {
+		t.Helper()
+		alone, err := inventory.TrimPod(pod.DeepCopy())
+		expect.NoError(t, err)
+		object, err := transform(pod)
+		expect.NoError(t, err)
+		if diff := cmp.Diff(alone, object); diff != "" {
+			t.Errorf("%s differs (-alone +shared):\n%s", pod.Name, diff)
+		}
+		return object.(*corev1.Pod)
+	}
+	node := broker.VirtualNodeName("paris")
+	first, second := inCache(wholePod("web-1", node)), inCache(wholePod("web-2", node))
+	if &first.Spec.Containers[0] != &second.Spec.Containers[0] || &first.Spec.Tolerations[0] != &second.Spec.Tolerations[0] || &first.OwnerReferences[0] != &second.OwnerReferences[0] {
+		t.Error("equal parts are kept twice")
+	}
+	for name, change := range map[string]func(*corev1.Pod){
+		"requests": func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests = expect.Resources("cpu", "3") },
+		"restarts": func(p *corev1.Pod) { p.Spec.Containers[0].RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways) },
+		"secret": func(p *corev1.Pod) {
+			p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{}}}
+		},
+		"init":        func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "init"}} },
+		"tolerations": func(p *corev1.Pod) { p.Spec.Tolerations[1].TolerationSeconds = ptr.To[int64](3) },
+		"selector":    func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "hdd"} },
+		"affinity":    func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{}} },
+		"namespace":   func(p *corev1.Pod) { p.Namespace = "other" },
+		"hold":        func(p *corev1.Pod) { p.Labels[broker.LabelHold] = "hold-2" },
+		"node":        func(p *corev1.Pod) { p.Spec.NodeName = "home-1" },
+		"owners":      func(p *corev1.Pod) { p.OwnerReferences[0].Name = "another" },
+		"volumes": func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "keys", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "keys"}}}}
+		},
+	} {
+		changed := wholePod(name, node)
+		change(changed)
+		inCache(changed)
+		inCache(wholePod("web-3", node))
 	}
 }
 
@@ -105,7 +166,7 @@ func BenchmarkTrimmedHeap(b *testing.B) {
 		return float64(stats.HeapAlloc) / (1 << 20)
 	}
 	for b.Loop() {
-		before, pods := heap(), make([]any, 10000)
+		before, pods, trim := heap(), make([]any, 10000), podTransform()
 		for i := range pods {
 			node := []string{"home-1", broker.VirtualNodeName("paris"), broker.VirtualNodeName("paris"), "", ""}[i%5]
 			// Each pod has strings of its own, as one that is decoded.
@@ -113,7 +174,7 @@ func BenchmarkTrimmedHeap(b *testing.B) {
 			expect.NoError(b, err)
 			pod := &corev1.Pod{}
 			expect.NoError(b, pod.Unmarshal(raw))
-			pods[i], err = inventory.TrimPod(pod)
+			pods[i], err = trim(pod)
 			expect.NoError(b, err)
 		}
 		b.ReportMetric(heap()-before, "MiB")

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
@@ -51,6 +52,8 @@ type Tracker struct {
 	placeholders map[string]map[types.NamespacedName]trackedPod
 	// ofNamespace are the pods of each namespace: its labels decide whose they are.
 	ofNamespace map[string]map[types.NamespacedName]bool
+	// requests of the last pod of each controller, which most others share.
+	requests map[types.UID]corev1.ResourceList
 }
 
 // trackedPod is a pod that has not ended, or a placeholder, and how it was counted.
@@ -72,6 +75,7 @@ func NewTracker(recognizer Recognizer) *Tracker {
 		pods: map[types.NamespacedName]trackedPod{}, used: map[string]*usage{},
 		guests: map[string]map[types.NamespacedName]trackedPod{}, pending: map[types.NamespacedName]trackedPod{}, repelling: map[types.NamespacedName]trackedPod{},
 		placeholders: map[string]map[types.NamespacedName]trackedPod{}, ofNamespace: map[string]map[types.NamespacedName]bool{},
+		requests: map[types.UID]corev1.ResourceList{},
 	}
 }
 
@@ -203,7 +207,7 @@ func scheduled(pod *corev1.Pod) *corev1.PodCondition {
 func (t *Tracker) setPod(pod *corev1.Pod) (ended []string) {
 	key := client.ObjectKeyFromObject(pod)
 	ended = t.removePod(key)
-	tracked := trackedPod{pod: pod, requests: Requests(pod)}
+	tracked := trackedPod{pod: pod, requests: t.requestsOf(pod)}
 	consumer, placeholder := t.recognizer.PlaceholderFor(pod)
 	if Finished(pod) && !placeholder {
 		return ended
@@ -243,6 +247,23 @@ func (t *Tracker) setPod(pod *corev1.Pod) (ended []string) {
 		t.pending[key] = tracked
 	}
 	return nil
+}
+
+// requestsOf returns what a pod requests, as one list for equal pods of a controller.
+func (t *Tracker) requestsOf(pod *corev1.Pod) corev1.ResourceList {
+	requests, owner := Requests(pod), metav1.GetControllerOfNoCopy(pod)
+	if owner == nil {
+		return requests
+	}
+	last, known := t.requests[owner.UID]
+	if known && sameAmounts(requests, last) {
+		return last
+	}
+	if !known && len(t.requests) >= maxControllers {
+		clear(t.requests)
+	}
+	t.requests[owner.UID] = requests
+	return requests
 }
 
 // removePod removes what was counted of a pod, and returns its consumer if it was a

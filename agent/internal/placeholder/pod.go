@@ -104,6 +104,9 @@ func Guest(set broker.PodSet, namespace string) *corev1.Pod {
 		Annotations: map[string]string{annotationEvict: "true"},
 	}
 	pod.Spec.PriorityClassName = guest.PriorityClass
+	if set.PodSecurity == broker.PodSecurityBaseline {
+		pod.Spec.SecurityContext, pod.Spec.Containers[0].SecurityContext = nil, nil
+	}
 	// Without a limit, it would get the namespace's default one, which may be less. A guest
 	// of driver direct always has one that is not.
 	if memory, requested := requestsOf(pod)[corev1.ResourceMemory]; requested {

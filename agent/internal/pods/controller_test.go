@@ -254,44 +254,68 @@ func TestPodsOnReservedCapacity(t *testing.T) {
 	c.ExpectCapacity("paris", "cpu 1300m, memory 1088Mi, 111 pods, [shop]")
 }
 
-// TestGangOfShapes: pods of all shapes of a gang use its one Reservation, which keeps its
-// capacity while any of them needs it.
-func TestGangOfShapes(t *testing.T) {
-	c := start(t)
-	member := func(name, cpu string) *corev1.Pod {
-		return c.Pod(name, func(p *corev1.Pod) {
-			p.Labels = map[string]string{demand.LabelPodGroup: "ring"}
-			p.Spec.Containers[0].Resources.Requests = expect.Resources("cpu", cpu)
-		})
-	}
-	leader, workers := member("leader", "500m"), []*corev1.Pod{member("worker-0", "200m"), member("worker-1", "200m")}
-	key, owner, first, _ := demand.KeyOf(leader, nil)
-	_, _, second, _ := demand.KeyOf(workers[0], nil)
-	key, first.Count, second.Count = key.OfReservation(), 1, 2
+// gangReservation makes the Reservation of a gang, for as many pods of each shape.
+func gangReservation(c *virtualnodetest.Cluster, count int32, members ...*corev1.Pod) *broker.Reservation {
+	c.Helper()
+	key, owner, _, _ := demand.KeyOf(members[0], nil)
+	key = key.OfReservation()
 	r := &broker.Reservation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: virtualnodetest.Namespace, Name: key.Name(owner.Name), Finalizers: []string{broker.FinalizerRequest},
 			Labels: map[string]string{broker.LabelOwnerUID: string(key.OwnerUID), broker.LabelShape: key.Shape, broker.LabelManagedBy: broker.ManagedBySpillway},
 		},
-		Spec: broker.ReservationSpec{PodSets: []broker.PodSet{first, second}, MinAvailable: 3},
+		Spec: broker.ReservationSpec{MinAvailable: count * int32(len(members))},
+	}
+	for _, member := range members {
+		_, _, set, _ := demand.KeyOf(member, nil)
+		set.Count = count
+		r.Spec.PodSets = append(r.Spec.PodSets, set)
 	}
 	c.Make(r)
+	return r
+}
+
+// TestGangOfShapes: pods of all shapes of a gang use its one Reservation, which keeps its
+// capacity while any of them needs it. Pods that come back with other requests do not.
+func TestGangOfShapes(t *testing.T) {
+	c := start(t)
+	group := "ring"
+	member := func(name, cpu string) *corev1.Pod {
+		return c.Pod(name, func(p *corev1.Pod) {
+			p.Labels = map[string]string{demand.LabelPodGroup: group}
+			p.Spec.Containers[0].Resources.Requests = expect.Resources("cpu", cpu)
+		})
+	}
+	leaders, workers := []*corev1.Pod{member("leader-0", "500m"), member("leader-1", "500m")}, []*corev1.Pod{member("worker-0", "200m"), member("worker-1", "200m")}
+	r := gangReservation(c, 2, leaders[0], workers[0])
 	c.InstructSets(r, "paris", 1, r.Spec.PodSets...)
-	c.ExpectCondition(r, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 1, "cpu 900m")
-	for _, pod := range append(workers, leader) {
+	c.ExpectCondition(r, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 1, "cpu 1400m")
+	for _, pod := range append(workers, leaders...) {
 		c.Bind(pod, "paris")
 		c.SetPhase(pod, corev1.PodRunning)
 	}
-	c.Remove(leader)
+	c.Remove(leaders[0])
+	c.Remove(leaders[1])
+	// One that has come back with other requests, of which capacity is to be added.
+	group = "star"
+	leader, worker := member("star-leader", "500m"), member("star-worker", "200m")
+	star := gangReservation(c, 1, leader, worker)
+	group = "ring"
+	member("leader-again", "400m")
 	expect.Consistently(t, 3*time.Second, "the capacity to be kept", func() (bool, string) {
 		c.Refresh(r)
-		return r.DeletionTimestamp == nil && virtualnode.PodsOf(r.Spec.PodSets) == 3, fmt.Sprintf("%+v", r.Spec)
+		c.Refresh(star)
+		return r.DeletionTimestamp == nil && virtualnode.PodsOf(r.Spec.PodSets) == 4 && star.DeletionTimestamp == nil, fmt.Sprintf("%+v", r.Spec)
 	})
-	c.ExpectCapacity("paris", "cpu 900m, 3 pods, [shop]")
+	c.ExpectCapacity("paris", "cpu 1400m, 4 pods, [shop]")
 	c.Remove(workers[0])
 	c.Remove(workers[1])
-	expect.Eventually(t, "the Reservation to be deleted", func() (bool, string) {
+	c.Remove(worker)
+	group = "star"
+	member("star-again", "100m")
+	expect.Eventually(t, "the Reservations to be deleted", func() (bool, string) {
 		c.Refresh(r)
-		return r.DeletionTimestamp != nil, fmt.Sprintf("%+v", r.Spec)
+		c.Refresh(star)
+		return r.DeletionTimestamp != nil && star.DeletionTimestamp != nil, fmt.Sprintf("%+v, %+v", r.Spec, star.Spec)
 	})
 }

@@ -44,11 +44,13 @@ func (r *Reconciler) Need(ctx context.Context, reservation *broker.Reservation, 
 	if err := r.Pods.WaitSynced(ctx); err != nil {
 		return need, err
 	}
+	shapes := map[string]bool{}
 	optedIn, resolve := namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled, r.ResolveOwners(ctx)
 	for _, g := range r.Pods.observe(r.Pods.ofNamespace, reservation.Namespace) {
 		switch {
 		case g.use == waits && optedIn && g.belongsTo(reservation, key, resolve):
 			need.Pending = append(need.Pending, g.all()...)
+			shapes[g.shape] = true
 		// What is charged to a Reservation made by hand uses that instead.
 		case g.use == runs && !byHand[g.hold] && g.belongsTo(reservation, key, resolve):
 			provider, err := BoundTo(ctx, r.client, g.node)
@@ -60,7 +62,24 @@ func (r *Reconciler) Need(ctx context.Context, reservation *broker.Reservation, 
 			}
 		}
 	}
+	if key.IsGang() && len(need.Bound) == 0 && isOutdated(reservation.Spec.PodSets, shapes) {
+		need.Pending = nil
+	}
 	return need, nil
+}
+
+// isOutdated reports whether a gang's Reservation, which no pod runs with, was made for pods
+// that have come back with other requests: it lacks the shape of a pod, and has one that no
+// pod has. The scheduler then waits for its end, to request capacity for the pods as they are
+// now.
+func isOutdated(sets []broker.PodSet, pending map[string]bool) bool {
+	used := 0
+	for _, set := range sets {
+		if pending[set.Name] {
+			used++
+		}
+	}
+	return used < len(pending) && used < len(sets)
 }
 
 // belongsTo reports whether pods have the key of a Reservation. Pods whose owner is gone

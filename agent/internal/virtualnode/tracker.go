@@ -221,6 +221,12 @@ func (t *Tracker) add(name types.NamespacedName, p *trackedPod) {
 		insert(t.onNode, p.key.node, g)
 		insert(t.ofNamespace, p.key.namespace, g)
 	}
+	for _, other := range g.pods {
+		if maps.EqualFunc(p.requests, other.requests, sameAmount) {
+			p.requests = other.requests // one list for pods that are alike
+		}
+		break
+	}
 	g.pods[name], g.member = p, p.pod
 	for resource, amount := range p.requests {
 		sum := g.requests[resource]
@@ -376,8 +382,10 @@ func (t *Tracker) onNodes(clock clock.PassiveClock, differ func(before, after *t
 
 // countsDifferently reports whether a version of a pod changes a sum.
 func countsDifferently(before, after *trackedPod) bool {
-	return before.key != after.key || !maps.EqualFunc(before.requests, after.requests, func(a, b resource.Quantity) bool { return a.Cmp(b) == 0 })
+	return before.key != after.key || !maps.EqualFunc(before.requests, after.requests, sameAmount)
 }
+
+func sameAmount(a, b resource.Quantity) bool { return a.Cmp(b) == 0 }
 
 // EachVersionOnNodes is a source of requests, with the provider's name, for each version of
 // the pods on virtual nodes.

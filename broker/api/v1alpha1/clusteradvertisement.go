@@ -68,7 +68,7 @@ type ClusterAdvertisementSpec struct {
 	Sequence int64 `json:"sequence"`
 }
 
-// Lending is whether and to whom a cluster provides capacity.
+// Lending is whether, to whom and for which pods a cluster provides capacity.
 type Lending struct {
 	// enabled is false if the cluster only consumes.
 	Enabled bool `json:"enabled"`
@@ -77,6 +77,11 @@ type Lending struct {
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	Consumers []string `json:"consumers,omitempty"`
+	// podSecurity is the Pod Security Standard that guests must comply with: restricted or
+	// baseline. Unset if the cluster does not say.
+	// +optional
+	// +kubebuilder:validation:Enum=restricted;baseline
+	PodSecurity string `json:"podSecurity,omitempty"`
 }
 
 // AdvertisedResources is the sum over a cluster's Ready, schedulable, real nodes.

@@ -31,14 +31,26 @@ type PodSet struct {
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
+	// podSecurity is the strictest Pod Security Standard that the pods comply with:
+	// restricted or baseline. No provider is chosen that requires a stricter one. If unset,
+	// that is not checked before the pods are bound.
+	// +optional
+	// +kubebuilder:validation:Enum=restricted;baseline
+	PodSecurity string `json:"podSecurity,omitempty"`
 }
+
+// Pod Security Standards of guests.
+const (
+	PodSecurityRestricted = "restricted"
+	PodSecurityBaseline   = "baseline"
+)
 
 // ReservationSpec is the requested capacity: either a divisible total or pod sets.
 // Users or the scheduler plugin write it; the consumer's agent sets requesterID,
 // reduces counts and sets retained. Once created, only amounts, minAvailable, priority,
 // deadline and podSelector can change, and namespaces in the hub; pod sets can be added.
-// The API server refuses another shape of a pod set (requests, nodeSelector, nodeAffinity
-// and tolerations); the broker refuses every other change of a consumer's Reservation.
+// The API server refuses another shape of a pod set (requests, nodeSelector, nodeAffinity,
+// tolerations and podSecurity); the broker refuses every other change of a consumer's Reservation.
 // +kubebuilder:validation:XValidation:rule="has(self.requestedResources) != has(self.podSets)",message="set exactly one of requestedResources (a divisible total) and podSets"
 // +kubebuilder:validation:XValidation:rule="!has(self.targetClusterID) || !has(self.requesterID) || self.targetClusterID != self.requesterID",message="targetClusterID must not be the requester itself: set another cluster ID, or remove targetClusterID to let the broker choose"
 // +kubebuilder:validation:XValidation:rule="!has(self.minAvailable) || self.minAvailable == 0 || has(self.podSets)",message="minAvailable is the number of pods: set podSets, or remove minAvailable"
@@ -75,7 +87,7 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.gpu) || quantity(string(s.requests.gpu)).compareTo(quantity('0')) >= 0)",message="requests.gpu must not be negative"
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.storage) || quantity(string(s.requests.storage)).compareTo(quantity('0')) >= 0)",message="requests.storage must not be negative"
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.extended) || s.requests.extended.all(k, type(s.requests.extended[k]) == int ? s.requests.extended[k] >= 0 : (s.requests.extended[k] < '-' || s.requests.extended[k] >= '.')))",message="extended amounts must not be negative"
-	// +kubebuilder:validation:items:XValidation:rule="self.requests == oldSelf.requests && has(self.nodeSelector) == has(oldSelf.nodeSelector) && (!has(self.nodeSelector) || self.nodeSelector == oldSelf.nodeSelector) && has(self.nodeAffinity) == has(oldSelf.nodeAffinity) && (!has(self.nodeAffinity) || self.nodeAffinity == oldSelf.nodeAffinity) && has(self.tolerations) == has(oldSelf.tolerations) && (!has(self.tolerations) || self.tolerations == oldSelf.tolerations)",message="the shape of a pod set (requests, nodeSelector, nodeAffinity, tolerations) is immutable: change its count, or create another Reservation for another shape"
+	// +kubebuilder:validation:items:XValidation:rule="self.requests == oldSelf.requests && has(self.nodeSelector) == has(oldSelf.nodeSelector) && (!has(self.nodeSelector) || self.nodeSelector == oldSelf.nodeSelector) && has(self.nodeAffinity) == has(oldSelf.nodeAffinity) && (!has(self.nodeAffinity) || self.nodeAffinity == oldSelf.nodeAffinity) && has(self.tolerations) == has(oldSelf.tolerations) && (!has(self.tolerations) || self.tolerations == oldSelf.tolerations) && has(self.podSecurity) == has(oldSelf.podSecurity) && (!has(self.podSecurity) || self.podSecurity == oldSelf.podSecurity)",message="the shape of a pod set (requests, nodeSelector, nodeAffinity, tolerations, podSecurity) is immutable: change its count, or create another Reservation for another shape"
 	PodSets []PodSet `json:"podSets,omitempty"`
 	// podSelector limits the pods that may use a Reservation made by hand to those with
 	// these labels. All pods of its namespaces if unset. Reservations of the scheduler
@@ -232,6 +244,10 @@ type Allocation struct {
 	// nodeLabels are the labels of the provider's nodes by which the pods select nodes.
 	// +optional
 	NodeLabels map[string]string `json:"nodeLabels,omitempty"`
+	// podSecurity is the Pod Security Standard that guests must comply with there. Empty if
+	// the provider does not say.
+	// +optional
+	PodSecurity string `json:"podSecurity,omitempty"`
 	// pricePerHour of the allocation, such as "0.25 EUR". Empty if the provider states
 	// no price.
 	// +optional

@@ -52,6 +52,10 @@ type ReservationInstructionSpec struct {
 	// The virtual node gets them.
 	// +optional
 	NodeLabels map[string]string `json:"nodeLabels,omitempty"`
+	// podSecurity is the Pod Security Standard that guests must comply with at the provider:
+	// no other pod uses a grant that was reserved by hand.
+	// +optional
+	PodSecurity string `json:"podSecurity,omitempty"`
 	// endpoint is the URL of the provider's API server.
 	// +optional
 	Endpoint string `json:"endpoint,omitempty"`

@@ -24,6 +24,11 @@ func pods(count int32, name, cpu string) broker.HeldCapacity {
 	return capacity.OfPodSets([]broker.PodSet{{Name: name, Count: count, Requests: broker.FromList(expect.Resources("cpu", cpu))}})
 }
 
+func withPodSecurity(standard string, c broker.HeldCapacity) broker.HeldCapacity {
+	c.PodSets[0].PodSecurity = standard
+	return c
+}
+
 type check struct {
 	uid      types.UID
 	cluster  string
@@ -48,6 +53,15 @@ func TestMemory(t *testing.T) {
 				{"s", "paris", pods(2, "a", "2"), at(1), ""},
 				{"s", "berlin", pods(2, "a", "1"), at(1), ""},
 				{"s", "paris", pods(2, "a", "1"), at(30), ""},
+			},
+		},
+		"pods of another Pod Security Standard are of another shape": {
+			func(m *answers.Memory) {
+				m.Refused("paris", withPodSecurity("baseline", pods(2, "a", "1")), "violates", wait, at(0))
+			},
+			[]check{
+				{"r", "paris", withPodSecurity("baseline", pods(2, "a", "1")), at(1), answers.ReasonRefused},
+				{"r", "paris", withPodSecurity("restricted", pods(2, "a", "1")), at(1), ""},
 			},
 		},
 		"an acceptance of the shape ends the memory of its refusal": {

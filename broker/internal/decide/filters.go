@@ -16,7 +16,7 @@ func (s *search) filter(e *entry) (reason string) {
 	if spec.ClusterID == request.Requester {
 		return ReasonRequesterItself
 	}
-	if reason := capacity.AdmitReason(spec.Lending, request.Requester); reason != "" {
+	if reason := capacity.AdmitReason(spec.Lending, request.Requester, request.Want.PodSets); reason != "" {
 		return reason
 	}
 	switch active, fresh := s.activity(spec.ClusterID); {
@@ -123,7 +123,7 @@ func (s *search) filtered(e *entry, reason string) (message string) {
 	case ReasonPriceUnknown, ReasonOverBudget:
 		return s.priced(spec.Cost)
 	}
-	if admitted := capacity.Admit(spec.Lending, request.Requester); admitted != nil {
+	if admitted := capacity.Admit(spec.Lending, request.Requester, request.Want.PodSets); admitted != nil {
 		return admitted.Message
 	}
 	return ""

@@ -50,6 +50,7 @@ func (w world) sets(label string, most int32) (sets []broker.PodSet) {
 		if rapid.Bool().Draw(w.T, "tolerates") {
 			set.Tolerations = []corev1.Toleration{{Key: "gpu", Operator: corev1.TolerationOpExists}}
 		}
+		set.PodSecurity = w.of("standard", "", "baseline", "restricted")
 		sets = append(sets, set)
 	}
 	return sets
@@ -66,7 +67,7 @@ func (w world) cluster(i int) oracleCluster {
 	c := oracleCluster{Active: w.of("active", "yes", "yes", "yes", "yes", "no") == "yes", Fresh: w.of("fresh", "yes", "yes", "yes", "yes", "no") == "yes"}
 	c.Spec = broker.ClusterAdvertisementSpec{
 		ClusterID: fmt.Sprintf("c%02d", i),
-		Lending:   broker.Lending{Enabled: w.of("lends", "yes", "yes", "yes", "yes", "no") == "yes"},
+		Lending:   broker.Lending{Enabled: w.of("lends", "yes", "yes", "yes", "yes", "no") == "yes", PodSecurity: w.of("required standard", "", "baseline", "restricted")},
 		Region:    w.of("region", "eu", "us"), Zone: w.of("zone", "a", "b"), Sequence: rapid.Int64Range(6, 7).Draw(w.T, "sequence"),
 		Resources: broker.AdvertisedResources{Allocatable: w.amounts("allocatable", 90), Allocated: w.amounts("allocated", 9)},
 	}

@@ -150,7 +150,7 @@ func notRequester(request *decide.Request, cluster *oracleCluster) *capacity.Rej
 }
 
 func admitsConsumer(request *decide.Request, cluster *oracleCluster) *capacity.Rejection {
-	return capacity.Admit(cluster.Spec.Lending, request.Requester)
+	return capacity.Admit(cluster.Spec.Lending, request.Requester, request.Want.PodSets)
 }
 
 func isActive(_ *decide.Request, cluster *oracleCluster) *capacity.Rejection {

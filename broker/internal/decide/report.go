@@ -26,7 +26,7 @@ var relevance = func() map[string]int {
 	for i, reason := range []string{
 		ReasonNotPreferred, capacity.ReasonPartialCapacity,
 		ReasonRefused, ReasonNotAnswering, ReasonOverBudget, ReasonPriceUnknown,
-		capacity.ReasonInsufficientCapacity, capacity.ReasonNoMatchingNodes,
+		capacity.ReasonInsufficientCapacity, capacity.ReasonNoMatchingNodes, capacity.ReasonPodSecurityViolated,
 		ReasonUnreachable, ReasonAdvertisementStale, ReasonClusterInactive,
 		ReasonExcluded, ReasonOtherZone, ReasonOtherRegion,
 		capacity.ReasonConsumerNotAdmitted, capacity.ReasonLendingDisabled, ReasonPinnedElsewhere, ReasonRequesterItself,

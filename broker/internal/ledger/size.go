@@ -110,6 +110,8 @@ func capacityBytes(c *broker.HeldCapacity) int {
 			// A pod set that cannot be encoded is not in any object.
 			encoded, _ := json.Marshal(set)
 			bytes += len(encoded)
+		} else if set.PodSecurity != "" {
+			bytes += len(`,"podSecurity":""`) + len(set.PodSecurity)
 		}
 	}
 	return bytes

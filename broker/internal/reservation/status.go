@@ -101,6 +101,7 @@ func allocations(in snapshot) (out []broker.Allocation, resized bool) {
 		if ad := in.advertisement(h.cluster); ad != nil {
 			allocation.Endpoint = ad.Spec.EndpointURL
 			allocation.NodeLabels = guest.NodeLabels(ad.Spec.NodeClasses, held.PodSets)
+			allocation.PodSecurity = ad.Spec.Lending.PodSecurity
 		}
 		for _, before := range in.reservation.Status.Allocations {
 			if before.Cluster != h.cluster || !before.Accepted {

@@ -139,25 +139,25 @@ not see. The argument is the level.
   reason: Forbidden
 {{- if eq . "restricted" }}
 - expression: "variables.containers.all(c, has(c.securityContext) && has(c.securityContext.allowPrivilegeEscalation) && !c.securityContext.allowPrivilegeEscalation)"
-  message: "a guest must comply with the Pod Security Standard restricted: set securityContext.allowPrivilegeEscalation to false in each container"
+  message: "a guest must comply with the Pod Security Standard restricted: set securityContext.allowPrivilegeEscalation to false in each container, or let the provider's administrator set guests.podSecurity to baseline"
   reason: Forbidden
 - expression: >-
     variables.containers.all(c, has(c.securityContext) && has(c.securityContext.capabilities) && has(c.securityContext.capabilities.drop) && 'ALL' in c.securityContext.capabilities.drop)
-  message: "a guest must comply with the Pod Security Standard restricted: set securityContext.capabilities.drop to [ALL] in each container"
+  message: "a guest must comply with the Pod Security Standard restricted: set securityContext.capabilities.drop to [ALL] in each container, or let the provider's administrator set guests.podSecurity to baseline"
   reason: Forbidden
 - expression: >-
     variables.contexts.all(s, !has(s.runAsNonRoot) || s.runAsNonRoot) &&
     ((has(variables.pod.securityContext) && has(variables.pod.securityContext.runAsNonRoot) && variables.pod.securityContext.runAsNonRoot) ||
     variables.containers.all(c, has(c.securityContext) && has(c.securityContext.runAsNonRoot)))
-  message: "a guest must comply with the Pod Security Standard restricted: set securityContext.runAsNonRoot to true"
+  message: "a guest must comply with the Pod Security Standard restricted: set securityContext.runAsNonRoot to true, or let the provider's administrator set guests.podSecurity to baseline"
   reason: Forbidden
 - expression: "variables.allContexts.all(s, !has(s.runAsUser) || s.runAsUser != 0)"
-  message: "a guest must comply with the Pod Security Standard restricted: set securityContext.runAsUser to another user than 0"
+  message: "a guest must comply with the Pod Security Standard restricted: set securityContext.runAsUser to another user than 0, or let the provider's administrator set guests.podSecurity to baseline"
   reason: Forbidden
 - expression: >-
     (has(variables.pod.securityContext) && has(variables.pod.securityContext.seccompProfile)) ||
     variables.containers.all(c, has(c.securityContext) && has(c.securityContext.seccompProfile))
-  message: "a guest must comply with the Pod Security Standard restricted: set securityContext.seccompProfile.type to RuntimeDefault"
+  message: "a guest must comply with the Pod Security Standard restricted: set securityContext.seccompProfile.type to RuntimeDefault, or let the provider's administrator set guests.podSecurity to baseline"
   reason: Forbidden
 {{- end }}
 {{- end }}

@@ -79,11 +79,24 @@ func (c *Cluster) runServer(spec process.Spec) (*process.Process, error) {
 	return c.Run(spec)
 }
 
-// startControllers starts the rest of the control plane, and kwok.
-func (c *Cluster) startControllers() error {
+// StartKubelets starts kwok, which runs the pods of the nodes with annotation FakeNode.
+func (c *Cluster) StartKubelets(kwok string, leaseSeconds int) error {
 	if err := writeFiles(c.options.Dir, map[string][]byte{"stages.yaml": stages}); err != nil {
 		return err
 	}
+	_, err := c.runServer(process.Spec{Name: "kwok", Path: kwok, Dir: c.options.Dir, Args: []string{
+		"--kubeconfig=admin.kubeconfig",
+		"--config=stages.yaml",
+		"--manage-all-nodes=false",
+		"--manage-nodes-with-annotation-selector=" + FakeNode + "=fake",
+		fmt.Sprintf("--node-lease-duration-seconds=%d", leaseSeconds),
+		"--node-ip=127.0.0.1",
+	}})
+	return err
+}
+
+// startControllers starts the rest of the control plane, and kwok.
+func (c *Cluster) startControllers() error {
 	var monitoring []string
 	// A lease is renewed when a quarter of it is over.
 	leaseSeconds := 20
@@ -111,19 +124,11 @@ func (c *Cluster) startControllers() error {
 			"--secure-port=0",
 			"--steering-listen=",
 		}},
-		{Name: "kwok", Path: c.options.Programs.Kwok, Args: []string{
-			"--kubeconfig=admin.kubeconfig",
-			"--config=stages.yaml",
-			"--manage-all-nodes=false",
-			"--manage-nodes-with-annotation-selector=" + FakeNode + "=fake",
-			fmt.Sprintf("--node-lease-duration-seconds=%d", leaseSeconds),
-			"--node-ip=127.0.0.1",
-		}},
 	} {
 		spec.Dir = c.options.Dir
 		if _, err := c.runServer(spec); err != nil {
 			return err
 		}
 	}
-	return nil
+	return c.StartKubelets(c.options.Programs.Kwok, leaseSeconds)
 }

@@ -55,6 +55,8 @@ func (p *Playground) installAgent(ctx context.Context, c *cluster.Cluster, m Mem
 	values := slices.Concat([]string{
 		"clusterID=" + m.Name, "broker.url=" + hub.url, "broker.caHash=" + hub.caHash,
 		"driver=direct", "apiServer.endpoint=" + c.Endpoint, "scheduler.mode=" + mode,
+		// The pods are ordinary ones, without a securityContext.
+		"guests.podSecurity=baseline",
 	}, p.times(impatientAgent), m.Values)
 	chart, err := render(ctx, p.programs.Helm, p.Dir, "agent", values, "join.token="+hub.token)
 	if err != nil {

@@ -32,9 +32,8 @@ const (
 
 var gpuTaint = corev1.Taint{Key: gpu, Value: "present", Effect: corev1.TaintEffectNoSchedule}
 
-// playgroundTest is a consumer, rome, without room for any pod, and two providers. Paris is
-// cheaper, and rome cannot connect to it before its door is opened. The nodes of berlin are
-// arm64 at first.
+// playgroundTest is a consumer, rome, without room for any pod, and two providers: paris,
+// which is cheaper, and berlin.
 type playgroundTest struct {
 	t                 *testing.T
 	p                 *environment.Playground
@@ -44,35 +43,23 @@ type playgroundTest struct {
 
 // TestProvidersThatCannotRunPods has pods that some providers cannot run: the nodes have
 // another architecture or a taint, or the consumer cannot connect to the provider. Each pod
-// runs where it can or gets the reason why not, and nothing takes a place that is held. In the
-// end a provider withdraws a part of what it has granted.
+// runs where it can or gets the reason why not, and nothing takes a place that is held. Rome
+// cannot connect to paris before its door is opened. The nodes of berlin are arm64 at first;
+// in the end it withdraws a part of what it has granted.
 func TestProvidersThatCannotRunPods(t *testing.T) {
 	ctx := t.Context()
 	arm := map[string]string{corev1.LabelArchStable: "arm64"}
 	door := newDoor(t)
 	closed := "https://" + door.address
-	p, err := environment.Start(ctx, environment.Options{Dir: t.TempDir(), Log: t.Logf, Members: []environment.Member{
-		{Name: "rome", Overflows: true, Values: []string{"lend.enabled=false"},
-			Nodes: []environment.NodeGroup{{Prefix: "rome", Count: 1, Resources: expect.Resources("cpu", "100m", "memory", "1Gi")}}},
-		{Name: "paris", Values: []string{"cost.cpu=0.03", "apiServer.endpoint=" + closed},
+	s := startPlayground(t,
+		environment.Member{Name: "paris", Values: []string{"cost.cpu=0.03", "apiServer.endpoint=" + closed},
 			Nodes: []environment.NodeGroup{{Prefix: "paris", Count: 1, Resources: expect.Resources("cpu", "2500m", "memory", "8Gi")}}},
-		{Name: "berlin", Values: []string{"cost.cpu=0.05", "lend.leaveWithin=" + leaveWithin.String()},
+		environment.Member{Name: "berlin", Values: []string{"cost.cpu=0.05", "lend.leaveWithin=" + leaveWithin.String()},
 			Nodes: []environment.NodeGroup{{Prefix: "berlin-arm", Count: 2, Resources: expect.Resources("cpu", "4", "memory", "8Gi"), Labels: arm}}},
-	}})
-	expect.NoError(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log(p.Logs(20))
-		}
-		if err := p.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	s := &playgroundTest{t: t, p: p, rome: p.Cluster("rome").Client, hub: p.Cluster(environment.Hub).Client, berlin: p.Cluster("berlin").Client, door: door}
-	began := time.Now()
+	)
+	s.door = door
+	p, began := s.p, time.Now()
 	timing := func(what string) { t.Logf("timing: %-50s %6.1fs", what, time.Since(began).Seconds()) }
-	expect.NoError(t, s.rome.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}}))
-
 	s.create("plain", nil)
 	s.create("arm", func(spec *corev1.PodSpec) { spec.NodeSelector = arm })
 	s.rejected("berlin", "NoMatchingNodes", "the architecture is arm64, and only amd64 pods can overflow")
@@ -108,6 +95,28 @@ func TestProvidersThatCannotRunPods(t *testing.T) {
 	timing("rome knows that it can connect to paris")
 	s.withdraw()
 	timing("the pods on the cordoned node have left")
+}
+
+// startPlayground starts rome, which has no room for any pod, with namespace shop, and
+// providers, one of which is berlin.
+func startPlayground(t *testing.T, providers ...environment.Member) *playgroundTest {
+	t.Helper()
+	p, err := environment.Start(t.Context(), environment.Options{Dir: t.TempDir(), Log: t.Logf, Members: append([]environment.Member{
+		{Name: "rome", Overflows: true, Values: []string{"lend.enabled=false"},
+			Nodes: []environment.NodeGroup{{Prefix: "rome", Count: 1, Resources: expect.Resources("cpu", "100m", "memory", "1Gi")}}},
+	}, providers...)})
+	expect.NoError(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(p.Logs(20))
+		}
+		if err := p.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	s := &playgroundTest{t: t, p: p, rome: p.Cluster("rome").Client, hub: p.Cluster(environment.Hub).Client, berlin: p.Cluster("berlin").Client}
+	expect.NoError(t, s.rome.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}}))
+	return s
 }
 
 func requestGPU(spec *corev1.PodSpec) {

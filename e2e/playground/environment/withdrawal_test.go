@@ -204,6 +204,13 @@ func (s *playgroundTest) withdraw() {
 		return nil
 	})
 	s.stayed(stay)
+	var events corev1.EventList
+	expect.NoError(s.t, s.rome.List(s.t.Context(), &events, client.InNamespace("shop")))
+	for _, e := range events.Items {
+		if e.Reason == "EvictedFromVirtualNode" {
+			s.t.Logf("pod %s: %s", e.InvolvedObject.Name, e.Message)
+		}
+	}
 }
 
 // saysWhatItHolds waits until one line of berlin's instructions says what it holds and by when

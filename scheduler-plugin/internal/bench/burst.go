@@ -29,7 +29,7 @@ func burst(print func(figures)) func(context.Context, *home, options) error {
 		if f.home, err = h.count(ctx, small, "", nil); err != nil {
 			return fmt.Errorf("in this cluster: %w", err)
 		}
-		if f.overflow, err = h.count(ctx, overflowing(o.pods), o.profile, h.play); err != nil {
+		if f.overflow, err = h.count(ctx, overflowing(o.pods), o.profile, h.play(o.grantAfter)); err != nil {
 			return fmt.Errorf("in other clusters: %w", err)
 		}
 		print(f)
@@ -91,7 +91,7 @@ func (h *home) count(ctx context.Context, l load, profile string, during func(co
 	}
 	written = written.Minus(before)
 	r.writes, r.attempts = written.Sum()/float64(l.pods), tried.Sum()/float64(l.pods)
-	fmt.Printf("%s: %d pods in %.1f s, %.0f pods/s; for each pod %.2f attempts and %.2f writes:\n", l.name, r.bound, r.took.Seconds(), r.rate(), r.attempts, r.writes)
+	fmt.Printf("%s: %d pods in %.1f s, %.0f pods/s, %.1f CPU-s of the scheduler; for each pod %.2f attempts and %.2f writes:\n", l.name, r.bound, r.took.Seconds(), r.rate(), r.cpu, r.attempts, r.writes)
 	printFor(l.pods, tried)
 	printFor(l.pods, written)
 	return r, h.clear(ctx, l.namespace)

@@ -89,7 +89,7 @@ func (h *home) attempts(ctx context.Context) (cluster.Counts, error) {
 
 // profileTo writes a CPU profile of the running scheduler to a file.
 func (h *home) profileTo(ctx context.Context, file string) error {
-	body, err := h.get(ctx, "/debug/pprof/profile?seconds=10")
+	body, err := h.get(ctx, "/debug/pprof/profile?seconds=30")
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/go-logr/logr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -23,6 +24,7 @@ import (
 type options struct {
 	nodes, pods, pairs int
 	profile            string
+	grantAfter         time.Duration
 }
 
 // benches by name.
@@ -43,6 +45,7 @@ func main() {
 	flag.IntVar(&o.pods, "pods", 0, "Number of pods of each arm. 0 means the default of the benchmark.")
 	flag.IntVar(&o.pairs, "pairs", 20, "Number of pairs, where arms are compared.")
 	flag.StringVar(&o.profile, "profile", "", "File for a CPU profile of the scheduler while pods overflow.")
+	flag.DurationVar(&o.grantAfter, "grant-after", 0, "Time that the played providers take for their first grant. If 0, most pods have a grant before they are tried.")
 	flag.Parse()
 	run, known := benches[*name]
 	if !known {

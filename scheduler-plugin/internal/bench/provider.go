@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -19,34 +20,39 @@ func virtualCapacity(pods int32) corev1.ResourceList {
 		corev1.ResourceMemory: *resource.NewQuantity(n<<30, resource.BinarySI), corev1.ResourcePods: *resource.NewQuantity(n, resource.DecimalSI)}
 }
 
-// play grants every Reservation as broker and agents do, without delay: the virtual node
-// grows, then the Reservation's status shows the grant. It returns when ctx ends.
-func (h *home) play(ctx context.Context) error {
-	watch, err := h.api.Watch(ctx, &broker.ReservationList{})
-	if err != nil {
-		return err
-	}
-	defer watch.Stop()
-	requested := map[client.ObjectKey]int32{}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case event, open := <-watch.ResultChan():
-			r, ok := event.Object.(*broker.Reservation)
-			if ctx.Err() != nil {
+// play grants every Reservation as broker and agents do, the first one after some time: the
+// virtual node grows, then the Reservation's status shows the grant. It returns when ctx ends.
+func (h *home) play(after time.Duration) func(ctx context.Context) error {
+	return func(ctx context.Context) error {
+		watch, err := h.api.Watch(ctx, &broker.ReservationList{})
+		if err != nil {
+			return err
+		}
+		defer watch.Stop()
+		requested := map[client.ObjectKey]int32{}
+		for {
+			select {
+			case <-ctx.Done():
 				return nil
-			}
-			if !open || !ok {
-				return fmt.Errorf("the watch of Reservations has ended: %v", event.Object)
-			}
-			key := client.ObjectKeyFromObject(r)
-			if requested[key] == r.Spec.PodSets[0].Count {
-				continue
-			}
-			requested[key] = r.Spec.PodSets[0].Count
-			if err := h.grant(ctx, r, requested); err != nil && ctx.Err() == nil {
-				return fmt.Errorf("granting %s: %w", key, err)
+			case event, open := <-watch.ResultChan():
+				r, ok := event.Object.(*broker.Reservation)
+				if ctx.Err() != nil {
+					return nil
+				}
+				if !open || !ok {
+					return fmt.Errorf("the watch of Reservations has ended: %v", event.Object)
+				}
+				key := client.ObjectKeyFromObject(r)
+				if requested[key] == r.Spec.PodSets[0].Count {
+					continue
+				}
+				if len(requested) == 0 {
+					time.Sleep(after)
+				}
+				requested[key] = r.Spec.PodSets[0].Count
+				if err := h.grant(ctx, r, requested); err != nil && ctx.Err() == nil {
+					return fmt.Errorf("granting %s: %w", key, err)
+				}
 			}
 		}
 	}

@@ -47,7 +47,7 @@ func taxUnderOverflow(ctx context.Context, h *home, o options) error {
 			return h.trickle(ctx, steady)
 		}
 		failed := make(chan error, 1)
-		go func() { failed <- h.play(ctx) }()
+		go func() { failed <- h.play(0)(ctx) }()
 		err := h.trickle(ctx, steady)
 		if played := <-failed; err == nil {
 			err = played

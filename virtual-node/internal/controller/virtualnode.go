@@ -84,11 +84,7 @@ func (c *Controller) start(ctx context.Context, config nodeconfig.Config) (n *vi
 	n.log.Info("Starting a virtual node", "node", n.name, "endpoint", config.Connection.Endpoint, "guestNamespace", config.Connection.Namespace, "kubeletPort", address.Port)
 	n.running.Go(func() { prober.Run(ctx) })
 	n.running.Go(func() { n.runNode(ctx) })
-	n.running.Go(func() {
-		if err := n.pods.Run(ctx); err != nil && ctx.Err() == nil {
-			n.fail(fmt.Errorf("running the pod controller: %w", err))
-		}
-	})
+	n.running.Go(func() { n.pods.Run(ctx) })
 	n.running.Go(func() {
 		if err := n.server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
 			n.fail(fmt.Errorf("serving the kubelet API: %w", err))
@@ -215,8 +211,9 @@ func (n *virtualNode) drain(ctx context.Context) (drained bool, err error) {
 	if !n.pods.PodsSynced() || n.node.Health().Reason == node.ReasonConnecting {
 		return false, nil // just started
 	}
-	remaining := n.pods.Pods()
-	for _, pod := range remaining {
+	remaining := 0
+	for pod := range n.pods.Pods() {
+		remaining++
 		if pod.DeletionTimestamp != nil {
 			continue
 		}
@@ -227,5 +224,5 @@ func (n *virtualNode) drain(ctx context.Context) (drained bool, err error) {
 		n.controller.Recorder.Eventf(pod, nil, corev1.EventTypeNormal, reasonTerminating, "Drain", "Deleted the pod because virtual node %s is terminating.", n.name)
 	}
 	// The guests at an unreachable provider are not waited for.
-	return len(remaining) == 0 && (n.pods.HasNoGuests() || !n.node.Health().Ready), nil
+	return remaining == 0 && (n.pods.HasNoGuests() || !n.node.Health().Ready), nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 
 	"github.com/go-logr/logr"
@@ -20,8 +21,9 @@ type Guests interface {
 	// Locate returns the guest of a pod; ok is false if the node has no such pod or
 	// the pod has no guest.
 	Locate(namespace, pod string) (guestNamespace, guestName string, ok bool)
-	// Pods returns the pods of the node with their status. They are not modified.
-	Pods() []*corev1.Pod
+	// Pods returns copies of the pods of the node with their status, one at a time: all of
+	// them need far more memory than what a node keeps of them.
+	Pods() iter.Seq[*corev1.Pod]
 	// ProviderConfig returns the client configuration for the provider's API server.
 	ProviderConfig() *rest.Config
 }
@@ -80,7 +82,7 @@ func (a *api) pods(w http.ResponseWriter, _ *http.Request) {
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"},
 		Items:    []corev1.Pod{},
 	}
-	for _, pod := range a.guests.Pods() {
+	for pod := range a.guests.Pods() {
 		list.Items = append(list.Items, *pod)
 	}
 	writeJSON(w, a.log, list)

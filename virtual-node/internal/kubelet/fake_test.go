@@ -3,9 +3,11 @@ package kubelet
 import (
 	"crypto/tls"
 	"io"
+	"iter"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -49,7 +51,7 @@ func (g *fakeGuests) setConfig(config *rest.Config) {
 	g.config = config
 }
 
-func (g *fakeGuests) Pods() []*corev1.Pod { return g.pods }
+func (g *fakeGuests) Pods() iter.Seq[*corev1.Pod] { return slices.Values(g.pods) }
 
 // serve starts a node's kubelet API for the duration of a test. A nil auth allows
 // all requests.

@@ -16,6 +16,7 @@ import (
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 	metricsclient "k8s.io/metrics/pkg/client/clientset/versioned"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 )
 
 // usageTimeout bounds the requests to the provider: clients of a kubelet time out
@@ -62,14 +63,18 @@ func (u *usage) metrics(w http.ResponseWriter, r *http.Request) {
 func (u *usage) collect(ctx context.Context) (summary *stats.Summary, complete bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, usageTimeout)
 	defer cancel()
-	pods := u.guests.Pods()
-	located := make([]types.NamespacedName, len(pods))
+	var pods []measured
 	namespaces := map[string]bool{}
-	for i, pod := range pods {
+	for pod := range u.guests.Pods() {
+		m := measured{
+			ref:   stats.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)},
+			start: ptr.Deref(pod.Status.StartTime, metav1.Time{}), started: startTimes(pod),
+		}
 		if namespace, name, ok := u.guests.Locate(pod.Namespace, pod.Name); ok {
-			located[i] = types.NamespacedName{Namespace: namespace, Name: name}
+			m.guest = types.NamespacedName{Namespace: namespace, Name: name}
 			namespaces[namespace] = true
 		}
+		pods = append(pods, m)
 	}
 	metrics, complete, err := u.podMetrics(ctx, namespaces)
 	if err != nil {
@@ -79,8 +84,8 @@ func (u *usage) collect(ctx context.Context) (summary *stats.Summary, complete b
 	summary = &stats.Summary{Node: stats.NodeStats{NodeName: u.node, StartTime: metav1.NewTime(u.started)}, Pods: []stats.PodStats{}}
 	present := map[container]bool{}
 	var node usageSum
-	for i, pod := range pods {
-		summary.Pods = append(summary.Pods, u.podStats(pod, metrics[located[i]], present, &node))
+	for _, pod := range pods {
+		summary.Pods = append(summary.Pods, u.podStats(pod, metrics[pod.guest], present, &node))
 	}
 	if complete {
 		u.cpu.retain(present)
@@ -94,35 +99,38 @@ func (u *usage) collect(ctx context.Context) (summary *stats.Summary, complete b
 	return summary, complete, nil
 }
 
+// measured is what is needed of a pod.
+type measured struct {
+	ref   stats.PodReference
+	guest types.NamespacedName
+	// start is when the pod started, started when each container did.
+	start   metav1.Time
+	started map[string]time.Time
+}
+
 // podStats returns the usage of a pod; metrics is nil if unknown. It adds the pod's
 // containers to present, and their usage to node.
-func (u *usage) podStats(pod *corev1.Pod, metrics *metricsv1beta1.PodMetrics, present map[container]bool, node *usageSum) stats.PodStats {
-	out := stats.PodStats{
-		PodRef:     stats.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)},
-		Containers: []stats.ContainerStats{},
-	}
-	if pod.Status.StartTime != nil {
-		out.StartTime = *pod.Status.StartTime
-	}
-	started := startTimes(pod)
+func (u *usage) podStats(pod measured, metrics *metricsv1beta1.PodMetrics, present map[container]bool, node *usageSum) stats.PodStats {
+	out := stats.PodStats{PodRef: pod.ref, StartTime: pod.start, Containers: []stats.ContainerStats{}}
+	uid := types.UID(pod.ref.UID)
 	if metrics == nil {
-		for name, start := range started {
-			present[container{pod: pod.UID, name: name}] = true
+		for name, start := range pod.started {
+			present[container{pod: uid, name: name}] = true
 			out.Containers = append(out.Containers, stats.ContainerStats{Name: name, StartTime: metav1.NewTime(start)})
 		}
 		return out
 	}
 	var sum usageSum
 	for _, c := range metrics.Containers {
-		id := container{pod: pod.UID, name: c.Name}
+		id := container{pod: uid, name: c.Name}
 		present[id] = true
 		cores := c.Usage.Cpu().AsApproximateFloat64()
 		total := u.cpu.add(id, sample{
-			cores: cores, at: metrics.Timestamp.Time, window: metrics.Window.Duration, started: started[c.Name],
+			cores: cores, at: metrics.Timestamp.Time, window: metrics.Window.Duration, started: pod.started[c.Name],
 		})
 		bytes := c.Usage.Memory().Value()
 		out.Containers = append(out.Containers, stats.ContainerStats{
-			Name: c.Name, StartTime: metav1.NewTime(started[c.Name]),
+			Name: c.Name, StartTime: metav1.NewTime(pod.started[c.Name]),
 			CPU: cpuStats(total.at, cores, total.coreSeconds), Memory: memoryStats(total.at, bytes),
 		})
 		sum.add(total, cores, bytes)

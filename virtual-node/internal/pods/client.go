@@ -1,35 +1,73 @@
 package pods
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 )
 
-// statusPatcher is the client for virtual-kubelet. It patches the status alone:
-// virtual-kubelet updates the pod as it was when the status was computed, and
-// would revert later changes to labels and annotations.
-type statusPatcher struct{ typedcorev1.PodsGetter }
-
-func (p statusPatcher) Pods(namespace string) typedcorev1.PodInterface {
-	return podStatusPatcher{p.PodsGetter.Pods(namespace)}
-}
-
-type podStatusPatcher struct{ typedcorev1.PodInterface }
-
-// UpdateStatus replaces the status of the pod with this UID.
-func (p podStatusPatcher) UpdateStatus(ctx context.Context, pod *corev1.Pod, _ metav1.UpdateOptions) (*corev1.Pod, error) {
+// writeStatus replaces the status of the pod with this UID, unless it has this status. It
+// patches the status alone: an update would revert changes of labels and annotations that
+// the cache does not have yet.
+func (h *Handler) writeStatus(ctx context.Context, pod *corev1.Pod, status corev1.PodStatus) error {
+	current, err := pod.Status.Marshal()
+	if err != nil {
+		return err
+	}
+	desired, err := status.Marshal()
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(current, desired) || h.isWritten(pod, desired) {
+		return nil
+	}
 	patch, err := json.Marshal([]map[string]any{
 		{"op": "test", "path": "/metadata/uid", "value": pod.UID},
-		{"op": "replace", "path": "/status", "value": pod.Status},
+		{"op": "replace", "path": "/status", "value": status},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("encoding the status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		return fmt.Errorf("encoding the status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
-	return p.Patch(ctx, pod.Name, types.JSONPatchType, patch, metav1.PatchOptions{}, "status")
+	// The response is not decoded.
+	err = h.ConsumerClient.CoreV1().RESTClient().Patch(types.JSONPatchType).
+		Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("status").Body(patch).Do(ctx).Error()
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("writing the status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	h.setWritten(pod, desired)
+	return nil
+}
+
+// isWritten reports whether this status was the last one that was written, and the cache
+// has not shown a change of the pod since.
+func (h *Handler) isWritten(pod *corev1.Pod, status []byte) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	state := h.states[pod.UID]
+	return state != nil && state.writtenTo == pod.ResourceVersion && state.written == hashOf(status)
+}
+
+func (h *Handler) setWritten(pod *corev1.Pod, status []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	state := h.state(pod.UID)
+	state.written, state.writtenTo = hashOf(status), pod.ResourceVersion
+	if !state.pending.IsZero() {
+		state.pending = h.Clock.Now()
+	}
+}
+
+func hashOf(data []byte) uint64 {
+	hash := fnv.New64a()
+	hash.Write(data)
+	return hash.Sum64()
 }

@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -150,15 +149,12 @@ func (c *copies[T]) prune(ctx context.Context, needed map[string]bool) error {
 // prune deletes the copies that no pod of the node refers to, and stops the caches
 // of namespaces without pods.
 func (h *Handler) prune(ctx context.Context) error {
-	pods, err := h.pods.List(labels.Everything())
-	if err != nil {
-		return fmt.Errorf("listing pods: %w", err)
-	}
 	needed := map[string]bool{}
 	namespaces := map[string]bool{}
-	for _, pod := range pods {
+	for _, object := range h.pods.List() {
+		pod := object.(*encodedPod)
 		namespaces[pod.Namespace] = true
-		if isTerminal(pod) {
+		if pod.terminal {
 			// The guest is kept for its logs, without what counts against the quota.
 			continue
 		}
@@ -175,12 +171,12 @@ func (h *Handler) prune(ctx context.Context) error {
 }
 
 // references returns what a pod refers to.
-func (h *Handler) references(pod *corev1.Pod) translate.References {
+func (h *Handler) references(pod *encodedPod) translate.References {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if state := h.states[pod.UID]; state != nil && state.refs != nil {
 		return *state.refs
 	}
-	_, refs, _ := translate.Pod(pod, h.GuestNamespace, h.DNS)
+	_, refs, _ := translate.Pod(pod.decode(), h.GuestNamespace, h.DNS)
 	return refs
 }

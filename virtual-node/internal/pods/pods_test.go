@@ -103,13 +103,11 @@ func (e *environment) start() {
 		Recorder: broadcaster.NewRecorder(scheme.Scheme, "spillway-virtual-node"), Clock: clock.RealClock{}, Log: testr.New(e.suite),
 	})
 	expect.NoError(e.suite, err)
-	stopped := make(chan error, 1)
-	go func() { stopped <- h.Run(ctx) }()
+	var running sync.WaitGroup
+	running.Go(func() { h.Run(ctx) })
 	e.stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-stopped; err != nil {
-			e.suite.Errorf("Run returned %v", err)
-		}
+		running.Wait()
 		broadcaster.Shutdown()
 	})
 	e.suite.Cleanup(e.stop)
@@ -155,9 +153,19 @@ func (e *environment) awaitGuest(t *testing.T, pod *corev1.Pod) (guest *corev1.P
 	return guest
 }
 
+// bind gives a guest a node, if it has none: it would be deleted without a grace period.
+func (e *environment) bind(t *testing.T, guest *corev1.Pod) {
+	t.Helper()
+	err := e.guests().Bind(t.Context(), &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: guest.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: "worker"}}, metav1.CreateOptions{})
+	if !apierrors.IsConflict(err) {
+		expect.NoError(t, err)
+	}
+}
+
 // setGuestStatus writes a guest's status, as its kubelet would.
 func (e *environment) setGuestStatus(t *testing.T, guest *corev1.Pod, phase corev1.PodPhase, state corev1.ContainerState) {
 	t.Helper()
+	e.bind(t, guest)
 	expect.Eventually(t, "an update of the guest's status", func() (bool, string) {
 		current, err := e.guests().Get(t.Context(), guest.Name, metav1.GetOptions{})
 		if err != nil {
@@ -304,6 +312,7 @@ func TestHandler(t *testing.T) {
 	t.Run("unreachable provider", e.testUnreachableProvider)
 	t.Run("restart", e.testRestart)
 	t.Run("exceeded quota", e.testExceededQuota)
+	t.Run("Pod Security", e.testPodSecurity)
 	t.Run("hand-over", e.testHandOver)
 }
 
@@ -368,7 +377,7 @@ func (e *environment) testLostGuest(t *testing.T) {
 	e.expectEvent(t, "GuestLost", "paris")
 }
 
-// virtual-kubelet must not revert metadata that changes while it writes a status.
+// A write of a status must not revert metadata that changes meanwhile.
 func (e *environment) testConcurrentUpdate(t *testing.T) {
 	pod := e.createPod(t, "annotated")
 	guest := e.awaitGuest(t, pod)
@@ -394,8 +403,7 @@ func (e *environment) testUnreachableProvider(t *testing.T) {
 	e.disconnect()
 	created := e.createPod(t, "created", neverRestart)
 	expect.NoError(t, e.pods().Delete(t.Context(), deleted.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](1)}))
-	// Longer than the grace period, after which virtual-kubelet would delete the pod,
-	// and the first retries of the creation.
+	// Longer than the grace period of the pod that is deleted, and than the first retries of the creation.
 	expect.Consistently(t, 4*time.Second, "unchanged pods", func() (bool, string) {
 		for pod, want := range map[*corev1.Pod]corev1.PodPhase{kept: corev1.PodRunning, deleted: corev1.PodRunning, created: corev1.PodPending} {
 			if current, err := e.pods().Get(t.Context(), pod.Name, metav1.GetOptions{}); err != nil || current.Status.Phase != want {
@@ -444,6 +452,29 @@ func (e *environment) testExceededQuota(t *testing.T) {
 	})
 	e.expectEvent(t, "GuestRefused", "exceeded quota")
 	expect.NoError(t, quotas.Delete(t.Context(), "none", metav1.DeleteOptions{}))
+	e.deletePod(t, pod, e.run(t, pod))
+}
+
+// testPodSecurity: a refusal by the provider's Pod Security names the fields and the value
+// that its administrator may change.
+func (e *environment) testPodSecurity(t *testing.T) {
+	enforce := func(standard string) {
+		patch := `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":` + standard + `}}}`
+		_, err := e.provider.CoreV1().Namespaces().Patch(t.Context(), guestNamespace, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		expect.NoError(t, err)
+	}
+	enforce(`"restricted"`)
+	expect.Eventually(t, "the standard to be in effect", func() (bool, string) {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "try"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+		_, err := e.guests().Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err != nil, fmt.Sprint(err)
+	})
+	pod := e.createPod(t, "root", neverRestart)
+	e.expectStatus(t, pod, "GuestRefused", func(s *corev1.PodStatus) bool {
+		return s.Reason == "GuestRefused" && strings.Contains(s.Message, "must set securityContext.runAsNonRoot=true") && strings.Contains(s.Message, "sets guests.podSecurity to baseline")
+	})
+	e.expectEvent(t, "GuestRefused", "sets guests.podSecurity to baseline")
+	enforce("null")
 	e.deletePod(t, pod, e.run(t, pod))
 }
 

@@ -48,7 +48,7 @@ func TestSettles(t *testing.T) {
 			t.Errorf("%s is reported after %s, want %s", tc.name, got, tc.want)
 		}
 		if got == 0 {
-			h.settleAgain(tc.pod)
+			h.setWritten(tc.pod, nil)
 		}
 	}
 }

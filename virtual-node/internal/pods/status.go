@@ -1,6 +1,8 @@
 package pods
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -25,6 +27,13 @@ const exitCodeUnknown = 137
 // isTerminal reports whether a pod has finished.
 func isTerminal(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// isRunning reports whether a container of a pod runs, or is not known not to.
+func isRunning(status corev1.PodStatus) bool {
+	return slices.ContainsFunc(status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+		return c.State.Terminated == nil && c.State.Waiting == nil
+	})
 }
 
 // waitingStatus returns the status of a pod that has no guest yet.

@@ -2,6 +2,7 @@ package pods
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -31,27 +32,31 @@ const (
 	ownerTTL = time.Minute
 )
 
-// sync reconciles one pod with its guest. It is retried after requeueAfter, if
-// that is not 0.
+// sync reconciles one pod with its guest, or removes unused copies. It is retried after
+// requeueAfter, if that is not 0.
 func (h *Handler) sync(ctx context.Context, key string) (requeueAfter time.Duration, err error) {
+	if key == pruneKey {
+		return 0, h.prune(ctx)
+	}
 	namespace, name, err := cache.SplitMetaNamespaceKey(key)
 	if err != nil {
 		return 0, nil
 	}
-	pod, err := h.pods.Pods(namespace).Get(name)
-	if apierrors.IsNotFound(err) {
-		pod = nil
-	} else if err != nil {
+	object, found, err := h.pods.GetByKey(key)
+	if err != nil {
 		return 0, fmt.Errorf("reading pod %s: %w", key, err)
 	}
 	guests, err := h.guests.ByIndex(indexOrigin, key)
 	if err != nil {
 		return 0, fmt.Errorf("looking up guests of pod %s: %w", key, err)
 	}
-	h.track(key, pod, guests)
+	var cached *encodedPod
+	if found {
+		cached = object.(*encodedPod)
+	}
+	h.track(key, cached, guests)
 	for _, object := range guests {
-		guest := object.(*corev1.Pod)
-		if _, _, uid, _ := translate.Origin(guest); pod == nil || uid != pod.UID {
+		if guest := object.(*encodedPod); cached == nil || guest.originUID != cached.UID {
 			after, err := h.deleteOrphan(ctx, namespace, name, guest)
 			if err != nil {
 				return 0, err
@@ -59,11 +64,18 @@ func (h *Handler) sync(ctx context.Context, key string) (requeueAfter time.Durat
 			requeueAfter = max(requeueAfter, after)
 		}
 	}
+	var pod, guest *corev1.Pod
+	if cached != nil {
+		pod = cached.decode()
+	}
 	if pod == nil || isTerminal(pod) {
 		h.queue.AddAfter(pruneKey, pruneDelay)
 		return requeueAfter, nil
 	}
-	guest := h.guestOf(pod)
+	var contents [2]uint64
+	if found := h.guestOf(cached); found != nil {
+		guest, contents = found.decode(), [2]uint64{cached.content, found.content}
+	}
 	var after time.Duration
 	switch {
 	case pod.DeletionTimestamp != nil:
@@ -73,28 +85,50 @@ func (h *Handler) sync(ctx context.Context, key string) (requeueAfter time.Durat
 	case guest == nil:
 		after, err = h.create(ctx, pod)
 	default:
-		after, err = h.update(ctx, pod, guest)
+		after, err = h.update(ctx, pod, guest, contents)
 	}
-	if requeueAfter == 0 || after > 0 && after < requeueAfter {
-		requeueAfter = after
+	return earlier(requeueAfter, after), err
+}
+
+// earlier returns the shorter delay, where 0 is none.
+func earlier(a, b time.Duration) time.Duration {
+	if a == 0 || b > 0 && b < a {
+		return b
 	}
-	return requeueAfter, err
+	return a
+}
+
+// deleteEnded deletes a pod that is being deleted once none of its containers runs, as a
+// kubelet does. Until then it exists, even if its containers run at a provider that is
+// unreachable for longer than the grace period.
+func (h *Handler) deleteEnded(ctx context.Context, key string) (requeueAfter time.Duration, err error) {
+	object, found, err := h.pods.GetByKey(key)
+	if err != nil || !found || !object.(*encodedPod).ended {
+		return 0, err
+	}
+	pod := object.(*encodedPod)
+	err = h.ConsumerClient.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: ptr.To[int64](0), Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return 0, fmt.Errorf("deleting pod %s, whose containers have ended: %w", key, err)
+	}
+	return 0, nil
 }
 
 // deleteOrphan deletes a guest whose pod no longer exists, having confirmed that
 // at the API server: the cache may be stale.
-func (h *Handler) deleteOrphan(ctx context.Context, namespace, name string, guest *corev1.Pod) (requeueAfter time.Duration, err error) {
-	_, _, uid, _ := translate.Origin(guest)
+func (h *Handler) deleteOrphan(ctx context.Context, namespace, name string, cached *encodedPod) (requeueAfter time.Duration, err error) {
 	live, err := h.ConsumerClient.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-	if err == nil && live.UID == uid && live.Spec.NodeName == h.nodeName {
+	if err == nil && live.UID == cached.originUID && live.Spec.NodeName == h.nodeName {
 		return cacheDelay, nil
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
 		return 0, fmt.Errorf("confirming that pod %s/%s was deleted: %w", namespace, name, err)
 	}
 	h.mu.Lock()
-	delete(h.states, uid)
+	delete(h.states, cached.originUID)
 	h.mu.Unlock()
+	guest := cached.decode()
 	if guest.DeletionTimestamp != nil {
 		return 0, nil
 	}
@@ -104,7 +138,7 @@ func (h *Handler) deleteOrphan(ctx context.Context, namespace, name string, gues
 
 // track records the UID of the pod with this key, and drops the state of its
 // predecessor once that has no guest.
-func (h *Handler) track(key string, pod *corev1.Pod, guests []any) {
+func (h *Handler) track(key string, pod *encodedPod, guests []any) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	previous := h.uids[key]
@@ -117,10 +151,7 @@ func (h *Handler) track(key string, pod *corev1.Pod, guests []any) {
 	if previous == "" || pod != nil && pod.UID == previous {
 		return
 	}
-	if !slices.ContainsFunc(guests, func(guest any) bool {
-		_, _, uid, _ := translate.Origin(guest.(*corev1.Pod))
-		return uid == previous
-	}) {
+	if !slices.ContainsFunc(guests, func(guest any) bool { return guest.(*encodedPod).originUID == previous }) {
 		delete(h.states, previous)
 	}
 }
@@ -154,15 +185,14 @@ func (h *Handler) terminate(ctx context.Context, pod, guest *corev1.Pod) (requeu
 		} else if exists {
 			return cacheDelay, nil
 		}
-		h.report(pod, terminatedStatus(pod, "Deleted", "the guest was deleted", metav1.Time{Time: h.Clock.Now()}))
-		return 0, nil
+		return 0, h.writeStatus(ctx, pod, terminatedStatus(pod, "Deleted", "the guest was deleted", metav1.Time{Time: h.Clock.Now()}))
 	}
-	h.report(pod, h.mirror(pod, guest))
+	err = h.writeStatus(ctx, pod, h.mirror(pod, guest))
 	gracePeriod := pod.DeletionGracePeriodSeconds
 	if guest.DeletionTimestamp != nil && ptr.Deref(guest.DeletionGracePeriodSeconds, 0) <= ptr.Deref(gracePeriod, 0) {
-		return 0, nil
+		return 0, err
 	}
-	return 0, h.deleteGuest(ctx, guest, gracePeriod)
+	return 0, errors.Join(err, h.deleteGuest(ctx, guest, gracePeriod))
 }
 
 // guestExists reads from the provider's API server, since the cache may be stale.
@@ -191,8 +221,7 @@ func (h *Handler) create(ctx context.Context, pod *corev1.Pod) (requeueAfter tim
 		h.event(pod, corev1.EventTypeWarning, reasonGuestLost, message)
 		status := terminatedStatus(pod, reasonGuestLost, message, metav1.Time{Time: h.Clock.Now()})
 		status.Phase = corev1.PodFailed
-		h.report(pod, status)
-		return 0, nil
+		return 0, h.writeStatus(ctx, pod, status)
 	}
 	guest, refs, notes := translate.Pod(pod, h.GuestNamespace, h.DNS)
 	if len(notes) > 0 {
@@ -200,24 +229,24 @@ func (h *Handler) create(ctx context.Context, pod *corev1.Pod) (requeueAfter tim
 	}
 	missing, err := h.copyReferences(ctx, pod, refs)
 	if err != nil {
-		return h.createFailed(pod, err)
+		return h.createFailed(ctx, pod, err)
 	}
 	if missing != (missingReference{}) {
-		return h.waitForReference(pod, missing), nil
+		return h.waitForReference(ctx, pod, missing)
 	}
 	// The cache may not contain a guest that was just created. A second request
 	// would be rejected as well, but only after the provider charged its quota: until
 	// that is corrected, some minutes later, another guest may be refused.
 	if h.setCreated(pod.UID) {
 		if exists, err := h.guestExists(ctx, pod); err != nil {
-			return h.createFailed(pod, err)
+			return h.createFailed(ctx, pod, err)
 		} else if exists {
 			return cacheDelay, nil
 		}
 	}
 	owner, handsOver, err := h.guestOwner(ctx)
 	if err != nil {
-		return h.createFailed(pod, err)
+		return h.createFailed(ctx, pod, err)
 	}
 	guest.OwnerReferences = []metav1.OwnerReference{owner}
 	if handsOver {
@@ -225,7 +254,7 @@ func (h *Handler) create(ctx context.Context, pod *corev1.Pod) (requeueAfter tim
 	}
 	_, err = h.ProviderClient.CoreV1().Pods(h.GuestNamespace).Create(ctx, guest, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return h.createFailed(pod, err)
+		return h.createFailed(ctx, pod, err)
 	}
 	return 0, nil
 }
@@ -262,7 +291,7 @@ const (
 
 // pendingDelay is how long a guest is pending before that is reported, and the minimum time
 // between two reports of a guest that is.
-const pendingDelay = 5 * time.Second
+const pendingDelay = 10 * time.Second
 
 // settles returns how long the status of a pod is not reported yet, since its guest has been
 // pending only for a moment, or was reported as such a moment ago. Most guests run a moment
@@ -279,13 +308,6 @@ func (h *Handler) settles(pod *corev1.Pod, status corev1.PodStatus) (left time.D
 		state.pending = h.Clock.Now()
 	}
 	return max(0, pendingDelay-h.Clock.Since(state.pending))
-}
-
-// settleAgain begins the delay of settles for a pod whose status has been reported.
-func (h *Handler) settleAgain(pod *corev1.Pod) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.state(pod.UID).pending = h.Clock.Now()
 }
 
 // isStuck reports whether a container waits for anything but its start.
@@ -324,7 +346,7 @@ func (h *Handler) waitForHandOver(pod *corev1.Pod, guest, desired *corev1.Pod) (
 }
 
 // waitForReference reports that a pod waits for a ConfigMap or Secret.
-func (h *Handler) waitForReference(pod *corev1.Pod, missing missingReference) (requeueAfter time.Duration) {
+func (h *Handler) waitForReference(ctx context.Context, pod *corev1.Pod, missing missingReference) (requeueAfter time.Duration, err error) {
 	requeueAfter = cacheDelay
 	if h.sources.get(pod.Namespace).synced() {
 		h.event(pod, corev1.EventTypeWarning, missing.reason, missing.message)
@@ -335,35 +357,53 @@ func (h *Handler) waitForReference(pod *corev1.Pod, missing missingReference) (r
 	// provider: it does not reschedule the pod.
 	status.Conditions = setCondition(status.Conditions, corev1.PodCondition{
 		Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: reasonConfigMissing, Message: missing.message, LastTransitionTime: metav1.Time{Time: h.Clock.Now()}})
-	h.report(pod, status)
-	return requeueAfter
+	return requeueAfter, h.writeStatus(ctx, pod, status)
 }
 
 // createFailed reports that the provider refused the guest; other errors are
 // returned.
-func (h *Handler) createFailed(pod *corev1.Pod, err error) (requeueAfter time.Duration, _ error) {
+func (h *Handler) createFailed(ctx context.Context, pod *corev1.Pod, err error) (requeueAfter time.Duration, _ error) {
 	if !isRefusal(err) {
 		return 0, err
 	}
 	message := fmt.Sprintf("provider %s refused the guest: %v", h.Provider, err)
+	if strings.Contains(message, `violates PodSecurity "restricted`) {
+		message += ". Set these fields of securityContext, or the provider's administrator sets guests.podSecurity to baseline"
+	}
 	h.event(pod, corev1.EventTypeWarning, reasonGuestRefused, message)
-	h.report(pod, waitingStatus(pod, reasonGuestRefused, message))
-	return retryPeriod, nil
+	return retryPeriod, h.writeStatus(ctx, pod, waitingStatus(pod, reasonGuestRefused, message))
 }
 
-// update reports the guest's status and applies the pod's changes to the guest.
-func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod) (requeueAfter time.Duration, err error) {
-	// virtual-kubelet restores the status last reported if another client writes a
-	// different one: report also if only the pod's status differs.
-	status := h.mirror(pod, guest)
-	settling := h.settles(pod, status)
-	if settling == 0 && (!h.isReported(pod.UID, status) || !equality.Semantic.DeepEqual(pod.Status, status)) {
-		h.report(pod, status)
-		h.settleAgain(pod)
+// update reports the guest's status and applies the pod's changes to the guest, unless that
+// was done for these contents.
+func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod, contents [2]uint64) (requeueAfter time.Duration, err error) {
+	settling, err := h.reportGuest(ctx, pod, guest)
+	if guest.DeletionTimestamp != nil || isTerminal(guest) || h.isApplied(pod.UID, contents) {
+		return settling, err
 	}
-	if guest.DeletionTimestamp != nil || isTerminal(guest) {
+	// A status that cannot be written does not keep the guest from being updated.
+	after, changeErr := h.applyChanges(ctx, pod, guest, contents)
+	return earlier(settling, after), errors.Join(err, changeErr)
+}
+
+// reportGuest writes the status of a pod with a guest, also if another client has changed
+// it, and returns how long it has not to be written yet.
+func (h *Handler) reportGuest(ctx context.Context, pod, guest *corev1.Pod) (settling time.Duration, err error) {
+	status := h.mirror(pod, guest)
+	if settling = h.settles(pod, status); settling > 0 {
 		return settling, nil
 	}
+	return 0, h.writeStatus(ctx, pod, status)
+}
+
+func (h *Handler) isApplied(uid types.UID, contents [2]uint64) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.state(uid).applied == contents
+}
+
+// applyChanges applies the changes of a pod to its guest.
+func (h *Handler) applyChanges(ctx context.Context, pod, guest *corev1.Pod, contents [2]uint64) (requeueAfter time.Duration, err error) {
 	desired, refs, _ := translate.Pod(pod, h.GuestNamespace, h.DNS)
 	// missing is ignored: like a running pod, the guest keeps what was deleted since.
 	if _, err := h.copyReferences(ctx, pod, refs); err != nil {
@@ -371,10 +411,12 @@ func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod) (requeueAf
 	}
 	changed := withChanges(guest, desired)
 	requeueAfter = h.waitForHandOver(pod, guest, changed)
-	if settling > 0 && (requeueAfter == 0 || settling < requeueAfter) {
-		requeueAfter = settling
-	}
 	if equality.Semantic.DeepEqual(guest, changed) {
+		if requeueAfter == 0 && len(refs.ConfigMaps)+len(refs.Secrets) == 0 && refs.DownwardFiles == nil {
+			h.mu.Lock()
+			h.state(pod.UID).applied = contents
+			h.mu.Unlock()
+		}
 		return requeueAfter, nil
 	}
 	patch := client.StrategicMergeFrom(guest)

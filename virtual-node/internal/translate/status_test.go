@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
 var (
@@ -210,5 +212,19 @@ func TestHostileStatus(t *testing.T) {
 		if len(text) != 4096 {
 			t.Errorf("the %s has %d characters, want 4096", what, len(text))
 		}
+	}
+}
+
+// TestMustLeave: the mark of a guest that must leave is that of the pod, and goes with it.
+func TestMustLeave(t *testing.T) {
+	guest := &corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{condition(broker.PodMustLeave, corev1.ConditionTrue)}}}
+	pod := overflowed()
+	pod.Status = Status(pod, guest)
+	if c := find(pod.Status.Conditions, broker.PodMustLeave); c == nil || c.Status != corev1.ConditionTrue {
+		t.Errorf("the pod is not marked: %+v", pod.Status.Conditions)
+	}
+	guest.Status.Conditions = nil
+	if pod.Status = Status(pod, guest); find(pod.Status.Conditions, broker.PodMustLeave) != nil {
+		t.Errorf("the pod is still marked: %+v", pod.Status.Conditions)
 	}
 }

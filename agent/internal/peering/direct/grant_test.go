@@ -65,6 +65,7 @@ func TestGrant(t *testing.T) {
 	g.expectConnection()
 	g.expectGuestNamespace()
 	g.expectHandOver()
+	g.expectPodSecurity()
 	g.expectSecretsBounded()
 	g.expectTokenBounded()
 	g.expectQuotaRestored()
@@ -103,6 +104,22 @@ func (g *grantTest) expectHandOver() {
 		expect.NoError(g.t, g.paris.Get(g.t.Context(), client.ObjectKey{Name: guestNamespace}, &namespace))
 		if got := namespace.Annotations[broker.AnnotationHandOver]; got != want {
 			g.t.Errorf("annotation %s is %q, want %q", broker.AnnotationHandOver, got, want)
+		}
+	}
+}
+
+// expectPodSecurity: the Pod Security Standard of guests applies at once, also if it changes
+// while the peering stands.
+func (g *grantTest) expectPodSecurity() {
+	g.t.Helper()
+	for _, want := range []string{broker.PodSecurityBaseline, broker.PodSecurityRestricted} {
+		g.options.PodSecurity = want
+		g.Restart()
+		g.grant(g.half.Resources, g.half.Pods)
+		var namespace corev1.Namespace
+		expect.NoError(g.t, g.paris.Get(g.t.Context(), client.ObjectKey{Name: guestNamespace}, &namespace))
+		if got := namespace.Labels["pod-security.kubernetes.io/enforce"]; got != want {
+			g.t.Errorf("the Pod Security Standard is %q, want %q", got, want)
 		}
 	}
 }

@@ -112,10 +112,11 @@ func (p *Provider) setHandOver(namespace *corev1.Namespace) {
 	}
 }
 
-// ensureHandOver is setHandOver for a namespace of a former setting.
-func (p *Provider) ensureHandOver(ctx context.Context, namespace *corev1.Namespace) error {
+// ensureSettings makes a namespace of former settings one of the present ones.
+func (p *Provider) ensureSettings(ctx context.Context, namespace *corev1.Namespace) error {
 	before := namespace.DeepCopy()
-	if p.setHandOver(namespace); equality.Semantic.DeepEqual(before.Annotations, namespace.Annotations) {
+	maps.Copy(namespace.Labels, p.podSecurityLabels())
+	if p.setHandOver(namespace); equality.Semantic.DeepEqual(before.ObjectMeta, namespace.ObjectMeta) {
 		return nil
 	}
 	if err := p.Client.Patch(ctx, namespace, client.MergeFrom(before)); err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
 // Names of objects of the chart, and of those made with them.
@@ -55,19 +56,12 @@ type Options struct {
 	// Networks that guests may exchange traffic with; none by default.
 	Networks confine.Networks
 	// PodSecurity is the Pod Security Standard that guests must comply with,
-	// restricted or baseline; DefaultPodSecurity if empty.
+	// restricted or baseline; restricted if empty.
 	PodSecurity string
 	// HandOver is whether placeholders keep the places of guests, which then wait for the
 	// agent to hand them over.
 	HandOver bool
 }
-
-// DefaultPodSecurity is the Pod Security Standard for guests by default.
-//
-// Most images run as root, and few pods say that theirs does not: with restricted they
-// would be refused at every provider, and not overflow. Baseline keeps them from their
-// node.
-const DefaultPodSecurity = "baseline"
 
 // MinTokenTTL is the shortest lifetime of a token that an API server grants.
 const MinTokenTTL = 10 * time.Minute
@@ -82,8 +76,8 @@ func (o *Options) complete() error {
 	o.VirtualNodeNamespace = cmp.Or(o.VirtualNodeNamespace, o.ServiceAccount.Namespace)
 	o.StaleAfter = cmp.Or(o.StaleAfter, time.Minute)
 	o.TokenTTL = cmp.Or(o.TokenTTL, time.Hour)
-	o.PodSecurity = cmp.Or(o.PodSecurity, DefaultPodSecurity)
-	if o.PodSecurity != "restricted" && o.PodSecurity != "baseline" {
+	o.PodSecurity = cmp.Or(o.PodSecurity, broker.PodSecurityRestricted)
+	if o.PodSecurity != broker.PodSecurityRestricted && o.PodSecurity != broker.PodSecurityBaseline {
 		return fmt.Errorf("direct: Pod Security Standard %q is neither restricted nor baseline", o.PodSecurity)
 	}
 	return nil

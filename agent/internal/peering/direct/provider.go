@@ -168,7 +168,7 @@ func (p *Provider) EnsureGrant(ctx context.Context, consumer string, total corev
 	case !namespace.DeletionTimestamp.IsZero():
 		return peering.Done("NamespaceTerminating", "namespace "+namespace.Name+" is being deleted; no guest starts in it"), nil
 	}
-	if err := p.ensureHandOver(ctx, namespace); err != nil {
+	if err := p.ensureSettings(ctx, namespace); err != nil {
 		return peering.Progress{}, err
 	}
 	return p.ensureQuotaOrWait(ctx, consumer)
