@@ -34,6 +34,7 @@ var benches = slices.Concat(
 		"reservation_ms", "concurrent_reservations_10", "concurrent_reservations_100", "concurrent_reservations_1000",
 		"asks_1000_clusters", "durable_reservations_ratio", "push_latency", "advertise_ingest", "failover_seconds"),
 	in("./agent/internal/bench", "measure_1000_nodes", "hold_warm_ms"),
+	in("./virtual-node/internal/bench", "virtual_node_memory"),
 	in("./scheduler-plugin/internal/bench",
 		"scheduler_tax", "scheduler_tax_under_overflow", "overflow_burst", "overflow_burst_ratio",
 		"writes_per_overflow_pod", "attempts_per_overflow_pod", "overflow_reserved_seconds"),

@@ -488,7 +488,7 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	case apierrors.IsInvalid(err):
 		log.Error(err, "The API server rejected the Reservation")
 		c.setUnasked(request.Key, true)
-		c.recordAll(request, failed("invalid", fmt.Sprintf("Failed to request capacity: %v.", err), nil))
+		c.recordAll(request, failed("invalid", fmt.Sprintf("Failed to request capacity: %v. It is requested again when the pod is tried again, within %.0f minutes.", err, maxRetry.Minutes()), nil))
 		return 0
 	case apierrors.IsNotFound(err) || apierrors.IsForbidden(err):
 		log.Error(err, "Failed to write a Reservation; retrying. Check that the agent's chart has installed the CRDs and the RBAC rules of the scheduler")

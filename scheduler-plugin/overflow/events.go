@@ -33,13 +33,13 @@ type event struct {
 
 // notPossible: the pod cannot overflow.
 func notPossible(reason string) event {
-	return event{corev1.EventTypeWarning, "OverflowNotPossible", reason, fmt.Sprintf("The pod cannot overflow: %s.", reason), nil}
+	return event{corev1.EventTypeWarning, "OverflowNotPossible", reason, fmt.Sprintf("The pod cannot overflow: %s. It waits for a node of this cluster.", reason), nil}
 }
 
 // notSteered: another scheduler schedules the pod.
 func notSteered() event {
-	return notPossible("its scheduler is " + corev1.DefaultSchedulerName + ", because it was created before its namespace opted in, or while no " +
-		broker.SchedulerName + " was available. Delete it, so that its controller creates another one")
+	return event{corev1.EventTypeWarning, "OverflowNotPossible", "scheduler", "The pod cannot overflow: its scheduler is " + corev1.DefaultSchedulerName +
+		", because it was created before its namespace opted in, or while no " + broker.SchedulerName + " was available. Delete it, so that its controller creates another one.", nil}
 }
 
 // delayed: an autoscaler may add a node first.
@@ -81,7 +81,7 @@ func requested(request demand.Request, r *broker.Reservation) event {
 func capped(policy string, request demand.Request, allowed int32, short corev1.ResourceName, r *broker.Reservation) event {
 	message := fmt.Sprintf("OverflowPolicy %s limits %s of namespace %s: capacity is requested for %d of %d pods. The others wait until the policy or other Reservations of the namespace allow more.",
 		policy, short, request.Key.Namespace, allowed, request.Pods())
-	return event{corev1.EventTypeWarning, "OverflowCapped", message, message, r}
+	return event{corev1.EventTypeWarning, "OverflowCapped", fmt.Sprint(policy, " ", short, " ", allowed), message, r}
 }
 
 // queued: no cluster has enough capacity.
@@ -90,7 +90,7 @@ func queued(r *broker.Reservation, message string) event {
 	if rejections != "" {
 		message = rejections
 	}
-	return event{corev1.EventTypeWarning, "OverflowQueued", key, fmt.Sprintf("Reservation %s is queued until capacity becomes available: %s", r.Name, message), r}
+	return event{corev1.EventTypeWarning, "OverflowQueued", key, fmt.Sprintf("Reservation %s for %d pods is queued until capacity becomes available: %s", r.Name, requestedPods(r), message), r}
 }
 
 // granted: capacity can be used.

@@ -24,7 +24,9 @@ type encodedPod struct {
 	ended bool
 	// terminal is whether the pod has finished.
 	terminal bool
-	data     []byte
+	// content is the hash of all but the status and the resource version.
+	content uint64
+	data    []byte
 }
 
 // encodePod transforms the pods of this cluster for their cache.
@@ -83,9 +85,15 @@ func encode(pod *corev1.Pod) (*encodedPod, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
+	stateless := *pod
+	stateless.Status, stateless.ResourceVersion = corev1.PodStatus{}, ""
+	content, err := stateless.Marshal()
+	if err != nil {
+		return nil, fmt.Errorf("encoding pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
 	return &encodedPod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion},
-		data:       data,
+		content:    hashOf(content), data: data,
 	}, nil
 }
 

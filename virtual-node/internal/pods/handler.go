@@ -110,6 +110,9 @@ type podState struct {
 	// writtenTo; 0 if none was.
 	written   uint64
 	writtenTo string
+	// applied are the contents of the pod and the guest, if the guest needed no change and
+	// refers to no copies.
+	applied [2]uint64
 	// events are the messages of the last Events, by reason.
 	events map[string]string
 }

@@ -72,8 +72,9 @@ func (h *Handler) sync(ctx context.Context, key string) (requeueAfter time.Durat
 		h.queue.AddAfter(pruneKey, pruneDelay)
 		return requeueAfter, nil
 	}
+	var contents [2]uint64
 	if found := h.guestOf(cached); found != nil {
-		guest = found.decode()
+		guest, contents = found.decode(), [2]uint64{cached.content, found.content}
 	}
 	var after time.Duration
 	switch {
@@ -84,7 +85,7 @@ func (h *Handler) sync(ctx context.Context, key string) (requeueAfter time.Durat
 	case guest == nil:
 		after, err = h.create(ctx, pod)
 	default:
-		after, err = h.update(ctx, pod, guest)
+		after, err = h.update(ctx, pod, guest, contents)
 	}
 	return earlier(requeueAfter, after), err
 }
@@ -373,14 +374,15 @@ func (h *Handler) createFailed(ctx context.Context, pod *corev1.Pod, err error) 
 	return retryPeriod, h.writeStatus(ctx, pod, waitingStatus(pod, reasonGuestRefused, message))
 }
 
-// update reports the guest's status and applies the pod's changes to the guest.
-func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod) (requeueAfter time.Duration, err error) {
+// update reports the guest's status and applies the pod's changes to the guest, unless that
+// was done for these contents.
+func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod, contents [2]uint64) (requeueAfter time.Duration, err error) {
 	settling, err := h.reportGuest(ctx, pod, guest)
-	if guest.DeletionTimestamp != nil || isTerminal(guest) {
+	if guest.DeletionTimestamp != nil || isTerminal(guest) || h.isApplied(pod.UID, contents) {
 		return settling, err
 	}
 	// A status that cannot be written does not keep the guest from being updated.
-	after, changeErr := h.applyChanges(ctx, pod, guest)
+	after, changeErr := h.applyChanges(ctx, pod, guest, contents)
 	return earlier(settling, after), errors.Join(err, changeErr)
 }
 
@@ -394,8 +396,14 @@ func (h *Handler) reportGuest(ctx context.Context, pod, guest *corev1.Pod) (sett
 	return 0, h.writeStatus(ctx, pod, status)
 }
 
+func (h *Handler) isApplied(uid types.UID, contents [2]uint64) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.state(uid).applied == contents
+}
+
 // applyChanges applies the changes of a pod to its guest.
-func (h *Handler) applyChanges(ctx context.Context, pod, guest *corev1.Pod) (requeueAfter time.Duration, err error) {
+func (h *Handler) applyChanges(ctx context.Context, pod, guest *corev1.Pod, contents [2]uint64) (requeueAfter time.Duration, err error) {
 	desired, refs, _ := translate.Pod(pod, h.GuestNamespace, h.DNS)
 	// missing is ignored: like a running pod, the guest keeps what was deleted since.
 	if _, err := h.copyReferences(ctx, pod, refs); err != nil {
@@ -404,6 +412,11 @@ func (h *Handler) applyChanges(ctx context.Context, pod, guest *corev1.Pod) (req
 	changed := withChanges(guest, desired)
 	requeueAfter = h.waitForHandOver(pod, guest, changed)
 	if equality.Semantic.DeepEqual(guest, changed) {
+		if requeueAfter == 0 && len(refs.ConfigMaps)+len(refs.Secrets) == 0 && refs.DownwardFiles == nil {
+			h.mu.Lock()
+			h.state(pod.UID).applied = contents
+			h.mu.Unlock()
+		}
 		return requeueAfter, nil
 	}
 	patch := client.StrategicMergeFrom(guest)
