@@ -103,7 +103,15 @@ func (r *Reconciler) offered(in input) func(node string) bool {
 
 // mark adds or removes the mark of a guest.
 func (r *Reconciler) mark(ctx context.Context, pod *corev1.Pod, must bool) error {
-	target := pod.DeepCopy()
+	// The cache keeps not all conditions, and a patch replaces the list.
+	before := &corev1.Pod{}
+	if err := r.live.Get(ctx, client.ObjectKeyFromObject(pod), before); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if before.UID != pod.UID || marked(before) == must {
+		return nil
+	}
+	target := before.DeepCopy()
 	if must {
 		target.Status.Conditions = append(target.Status.Conditions, corev1.PodCondition{
 			Type: broker.PodMustLeave, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(r.Clock.Now()), Reason: "CapacityWithdrawn",
@@ -112,7 +120,7 @@ func (r *Reconciler) mark(ctx context.Context, pod *corev1.Pod, must bool) error
 	} else {
 		target.Status.Conditions = slices.DeleteFunc(target.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == broker.PodMustLeave })
 	}
-	err := client.IgnoreNotFound(r.client.Status().Patch(ctx, target, client.MergeFromWithOptions(pod, client.MergeFromWithOptimisticLock{})))
+	err := client.IgnoreNotFound(r.client.Status().Patch(ctx, target, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
 	if err != nil {
 		return fmt.Errorf("marking guest %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
