@@ -103,7 +103,7 @@ func helm(t *testing.T, args ...string) (string, error) {
 // template renders a chart.
 func template(t *testing.T, chart string, values []string) (string, error) {
 	t.Helper()
-	return helm(t, append([]string{"template", "spillway-" + chart, chart, "--kube-version", binaries.KubernetesVersion}, set(values)...)...)
+	return helm(t, append([]string{"template", "spillway-" + chart, chart}, set(values)...)...)
 }
 
 // set returns Helm's arguments for values.

@@ -49,7 +49,7 @@ func render(ctx context.Context, helm, dir, name string, values []string, secret
 		return chart{}, err
 	}
 	defer os.RemoveAll(home)
-	args := []string{"template", "spillway-" + name, filepath.Join(root, "charts", name), "--namespace", Namespace, "--include-crds", "--kube-version", binaries.KubernetesVersion}
+	args := []string{"template", "spillway-" + name, filepath.Join(root, "charts", name), "--namespace", Namespace, "--include-crds"}
 	for _, v := range values {
 		args = append(args, "--set", v)
 	}
