@@ -213,14 +213,15 @@ func objectGuard(name string, object client.Object, without, with string) *attac
 // the spec, so that the status is written here too.
 func quotaGuard(name string, quota *corev1.ResourceQuota, without, with string) *attackGuard {
 	guard := objectGuard(name, quota, `{"spec":{"hard":`+without+`}}`, `{"spec":{"hard":`+with+`}}`)
-	spec := guard.remove
-	guard.remove = func(ctx context.Context) error {
-		if err := spec(ctx); err != nil {
-			return err
+	status := func(spec func(context.Context) error, hard string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			if err := spec(ctx); err != nil {
+				return err
+			}
+			return paris.Status().Patch(ctx, quota.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"status":{"hard":`+hard+`}}`)))
 		}
-		patch := client.RawPatch("application/merge-patch+json", []byte(`{"status":{"hard":`+without+`}}`))
-		return paris.Status().Patch(ctx, quota.DeepCopy(), patch)
 	}
+	guard.remove, guard.restore = status(guard.remove, without), status(guard.restore, with)
 	return guard
 }
 

@@ -294,8 +294,12 @@ func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (resul
 		}
 	}
 	if err == nil && r.marking[consumer] {
-		var failed error
-		if r.marking[consumer], failed = r.markGuests(ctx, in, consumer); failed != nil {
+		exposed, more, failed := r.markGuests(ctx, in, consumer)
+		r.marking[consumer] = exposed
+		switch {
+		case more && failed == nil:
+			result.RequeueAfter = conflictRetryAfter
+		case failed != nil:
 			// It must not keep holds from being decided.
 			r.marking[consumer] = true
 			result.RequeueAfter = cmp.Or(result.RequeueAfter, requeueAfter)

@@ -74,8 +74,9 @@ func marked(pod *corev1.Pod) bool {
 
 // markGuests marks the guests of a consumer that must leave with condition PodMustLeave,
 // which the drivers carry to the consumer: it does not know which node a guest runs on. The
-// marks of other guests are removed. It is to be repeated while exposed guests run.
-func (r *Reconciler) markGuests(ctx context.Context, in input, consumer string) (exposed bool, err error) {
+// marks of other guests are removed. Some are written at a time, as places are handed over. It
+// is to be repeated while exposed guests run, and soon if more are to be written.
+func (r *Reconciler) markGuests(ctx context.Context, in input, consumer string) (exposed, more bool, err error) {
 	var held []broker.HeldCapacity
 	for _, instruction := range in.instructions {
 		if instruction.Spec.RequesterClusterID == consumer {
@@ -90,7 +91,10 @@ func (r *Reconciler) markGuests(ctx context.Context, in input, consumer string) 
 			changed = append(changed, pod)
 		}
 	}
-	return on > 0, r.each(ctx, changed, func(ctx context.Context, pod *corev1.Pod) error { return r.mark(ctx, pod, must[pod.UID]) })
+	if more = len(changed) > maxMoved; more {
+		changed = changed[:maxMoved]
+	}
+	return on > 0 || more, more, r.each(ctx, changed, func(ctx context.Context, pod *corev1.Pod) error { return r.mark(ctx, pod, must[pod.UID]) })
 }
 
 // offered reports whether the capacity of a node is.

@@ -416,12 +416,12 @@ func (r *Reconciler) handOver(ctx context.Context, all []handOver) error {
 }
 
 // nominate announces to the scheduler that a guest is going to run on a node. It reports
-// false if the guest has got a node meanwhile: then it needs no place.
+// false if the guest has got a node meanwhile, or is gone: then it needs no place.
 func (r *Reconciler) nominate(ctx context.Context, pod *corev1.Pod, node string) (nominated bool, err error) {
 	err = patchPod(pod, map[string]any{"status": map[string]any{"nominatedNodeName": node}}, func(target *corev1.Pod, patch client.Patch) error {
 		return r.client.Status().Patch(ctx, target, patch)
 	})
-	if apierrors.IsInvalid(err) {
+	if apierrors.IsInvalid(err) || errors.Is(err, errGone) {
 		log.FromContext(ctx).V(1).Info("A guest needs no place any more", "guest", client.ObjectKeyFromObject(pod).String(), "reason", err.Error())
 		return false, nil
 	}
@@ -453,13 +453,16 @@ func (r *Reconciler) ungate(ctx context.Context, pod *corev1.Pod) error {
 	err := patchPod(pod, map[string]any{"spec": map[string]any{"schedulingGates": others}}, func(target *corev1.Pod, patch client.Patch) error {
 		return r.client.Patch(ctx, target, patch)
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, errGone) {
 		return fmt.Errorf("removing the scheduling gate of guest %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	return nil
 }
 
-// patchPod merges fields into a pod, unless it is gone or another one has its name.
+// errGone: a pod is gone, or another one has its name.
+var errGone = errors.New("the pod is gone")
+
+// patchPod merges fields into a pod. The error is errGone if there is none.
 func patchPod(pod *corev1.Pod, fields map[string]any, write func(target *corev1.Pod, patch client.Patch) error) error {
 	fields["metadata"] = map[string]any{"uid": string(pod.UID)}
 	data, err := json.Marshal(fields)
@@ -467,10 +470,10 @@ func patchPod(pod *corev1.Pod, fields map[string]any, write func(target *corev1.
 		return fmt.Errorf("encoding a patch: %w", err)
 	}
 	target := &corev1.Pod{ObjectMeta: *pod.ObjectMeta.DeepCopy()}
-	if err = write(target, client.RawPatch(types.MergePatchType, data)); apierrors.IsConflict(err) {
-		return nil
+	if err = write(target, client.RawPatch(types.MergePatchType, data)); apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return errGone
 	}
-	return client.IgnoreNotFound(err)
+	return err
 }
 
 func (r *Reconciler) createPlaceholder(ctx context.Context, pod *corev1.Pod) error {

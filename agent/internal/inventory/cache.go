@@ -9,10 +9,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -34,7 +36,8 @@ func CacheByObject() map[client.Object]cache.ByObject {
 }
 
 // TrimPod removes what no part of the agent reads: what the containers run, and
-// their individual statuses but for resources that are being changed. Of the pods on virtual
+// their individual statuses but for resources that are being changed, and of the security
+// contexts all but the Pod Security Standard that the pod complies with. Of the pods on virtual
 // nodes it keeps which ConfigMaps and Secrets they refer to; of the cluster's own pods that
 // have a node, little more than what they use of it.
 func TrimPod(object any) (any, error) {
@@ -62,6 +65,7 @@ func TrimPod(object any) (any, error) {
 	if virtual {
 		keepSources(&pod.Spec, &whole)
 	}
+	keepSecurity(&pod.Spec, &whole)
 	pod.Status = corev1.PodStatus{
 		Phase:      pod.Status.Phase,
 		Reason:     pod.Status.Reason,
@@ -124,13 +128,13 @@ func trimLocal(pod *corev1.Pod) {
 }
 
 // trimConditions keeps of the conditions that a kubelet sets the one that depends on the others,
-// if there is it, and of all but the scheduler's no text.
+// if there is it, and the text of the scheduler's and of resizes only.
 func trimConditions(conditions []corev1.PodCondition) []corev1.PodCondition {
 	var out []corev1.PodCondition
 	ready := slices.ContainsFunc(conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
 	for _, c := range conditions {
 		switch c.Type {
-		case corev1.PodScheduled:
+		case corev1.PodScheduled, corev1.PodResizePending, corev1.PodResizeInProgress: // their reasons are read
 			out = append(out, c)
 			continue
 		case corev1.PodInitialized, corev1.ContainersReady, corev1.PodReadyToStartContainers:
@@ -169,6 +173,26 @@ func trimContainers(containers []corev1.Container) []corev1.Container {
 		out = append(out, corev1.Container{Name: c.Name, Resources: corev1.ResourceRequirements{Requests: c.Resources.Requests}, RestartPolicy: c.RestartPolicy})
 	}
 	return out
+}
+
+// What is kept of the security contexts of a pod that complies with the Pod Security Standard
+// restricted, the same for all of them: that it does is part of its shape.
+var (
+	compliantPod       = &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
+	compliantContainer = &corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}
+)
+
+// keepSecurity keeps in a trimmed spec which standard the pod complies with.
+func keepSecurity(trimmed, whole *corev1.PodSpec) {
+	if guest.PodSecurity(whole) != broker.PodSecurityRestricted {
+		return
+	}
+	trimmed.SecurityContext = compliantPod
+	for _, containers := range [][]corev1.Container{trimmed.InitContainers, trimmed.Containers} {
+		for i := range containers {
+			containers[i].SecurityContext = compliantContainer
+		}
+	}
 }
 
 // keepSources copies to a trimmed spec what refers to ConfigMaps and Secrets.

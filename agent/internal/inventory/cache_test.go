@@ -31,8 +31,10 @@ func wholePod(name, node string) *corev1.Pod {
 			NodeName: node, NodeSelector: map[string]string{"disk": "ssd"}, WorkloadRef: &corev1.WorkloadReference{Name: "train", PodGroup: "workers"},
 			Containers: []corev1.Container{{
 				Name: "main", Image: "registry.example.org/app:1", Args: []string{"serve"}, Env: []corev1.EnvVar{{Name: "NAME", Value: name}},
-				Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1", "memory", "1Gi"), Limits: expect.Resources("cpu", "2", "memory", "1Gi")},
+				Resources:       corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1", "memory", "1Gi"), Limits: expect.Resources("cpu", "2", "memory", "1Gi")},
+				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false), RunAsUser: ptr.To[int64](1000), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
 			}},
+			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
 			Tolerations: []corev1.Toleration{
 				{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
 				{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: ptr.To[int64](300)},
@@ -54,7 +56,11 @@ func TestTrimPodKeepsTheKey(t *testing.T) {
 		change func(*corev1.Pod)
 		local  bool
 	}{
-		"a pod that waits":    {change: func(*corev1.Pod) {}},
+		"a pod that waits":     {change: func(*corev1.Pod) {}},
+		"one that may be root": {change: func(p *corev1.Pod) { p.Spec.SecurityContext = nil }},
+		"one whose init container may be root": {change: func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Name: "init"}}
+		}},
 		"one of a pod group":  {change: func(p *corev1.Pod) { p.Spec.WorkloadRef = nil }},
 		"one that overflowed": {node: broker.VirtualNodeName("paris"), change: func(*corev1.Pod) {}},
 		"one of the cluster":  {node: "home-1", change: func(*corev1.Pod) {}, local: true},
@@ -132,6 +138,7 @@ func TestSharedParts(t *testing.T) {
 	}
 	for name, change := range map[string]func(*corev1.Pod){
 		"requests": func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests = expect.Resources("cpu", "3") },
+		"root":     func(p *corev1.Pod) { p.Spec.SecurityContext = nil },
 		"restarts": func(p *corev1.Pod) { p.Spec.Containers[0].RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways) },
 		"secret": func(p *corev1.Pod) {
 			p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{}}}

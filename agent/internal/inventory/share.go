@@ -83,7 +83,7 @@ func sameToleration(a, b corev1.Toleration) bool {
 }
 
 func sameContainer(a, b corev1.Container) bool {
-	return a.Name == b.Name && ptr.Equal(a.RestartPolicy, b.RestartPolicy) && sameAmounts(a.Resources.Requests, b.Resources.Requests) &&
+	return a.Name == b.Name && a.SecurityContext == b.SecurityContext && ptr.Equal(a.RestartPolicy, b.RestartPolicy) && sameAmounts(a.Resources.Requests, b.Resources.Requests) &&
 		(len(a.Env)+len(b.Env)+len(a.EnvFrom)+len(b.EnvFrom) == 0 ||
 			equality.Semantic.DeepEqual(a.Env, b.Env) && equality.Semantic.DeepEqual(a.EnvFrom, b.EnvFrom))
 }

@@ -110,6 +110,19 @@ func TestResize(t *testing.T) {
 	if got := measure([]*corev1.Node{node("a", two)}, []*corev1.Pod{object.(*corev1.Pod)}, nil).Resources.Allocated.String(); got != "cpu 1500m" {
 		t.Errorf("allocated is %s while the pod still has 1500m", got)
 	}
+
+	infeasible := pod("a", expect.Resources("cpu", "1000"), func(p *corev1.Pod) {
+		p.Spec.Containers[0].Name = "c"
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodResizePending, Status: corev1.ConditionTrue, Reason: corev1.PodReasonInfeasible}}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{
+			Name: "c", AllocatedResources: expect.Resources("cpu", "500m"), Resources: &corev1.ResourceRequirements{Requests: expect.Resources("cpu", "500m")},
+		}}
+	})
+	object, err = inventory.TrimPod(infeasible)
+	expect.NoError(t, err)
+	if got := measure([]*corev1.Node{node("a", two)}, []*corev1.Pod{object.(*corev1.Pod)}, nil).Resources.Allocated.String(); got != "cpu 500m" {
+		t.Errorf("allocated is %s after a resize that the kubelet refused", got)
+	}
 }
 
 // TestPlaceChanged: who is called about a place sees it, and nothing is reported that

@@ -136,7 +136,7 @@ func startDeadline(pod *corev1.Pod, refusal string, lastStart time.Time, timeout
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled {
 			since = c.LastTransitionTime.Time
-		} else {
+		} else if c.Type != broker.PodMustLeave {
 			untouched = false
 		}
 	}

@@ -76,7 +76,7 @@ func (p *Prober) probe(ctx context.Context) Health {
 	defer cancel()
 	_, err := p.Client.CoreV1().Pods(p.Namespace).Get(ctx, probed, metav1.GetOptions{ResourceVersion: "0"})
 	switch {
-	case err == nil || apierrors.IsNotFound(err):
+	case err == nil || apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse): // not of a proxy
 		return Health{Ready: true, Reason: reasonProviderReachable, Message: fmt.Sprintf("Provider %s is reachable and authorizes this cluster.", p.Provider)}
 	case apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err):
 		return Health{Reason: reasonAccessDenied, Message: fmt.Sprintf("Provider %s no longer authorizes this cluster: %v", p.Provider, err)}

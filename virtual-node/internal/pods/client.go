@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -34,7 +35,9 @@ func (h *Handler) writeStatus(ctx context.Context, pod *corev1.Pod, status corev
 	if err != nil {
 		return fmt.Errorf("encoding the status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
-	// The response is not decoded.
+	// What hangs here leaves time for the guest. The response is not decoded.
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
 	err = h.ConsumerClient.CoreV1().RESTClient().Patch(types.JSONPatchType).
 		Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("status").Body(patch).Do(ctx).Error()
 	switch {
@@ -46,6 +49,9 @@ func (h *Handler) writeStatus(ctx context.Context, pod *corev1.Pod, status corev
 	h.setWritten(pod, desired)
 	return nil
 }
+
+// statusTimeout is how long the write of a status may take.
+const statusTimeout = 10 * time.Second
 
 // isWritten reports whether this status was the last one that was written, and the cache
 // has not shown a change of the pod since.

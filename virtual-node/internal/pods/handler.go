@@ -27,7 +27,7 @@ import (
 
 const (
 	// workers is the number of concurrent reconciles, endedWorkers that of deletions.
-	workers, endedWorkers = 16, 2
+	workers, endedWorkers = 16, 8
 	// syncTimeout bounds one reconcile.
 	syncTimeout = 30 * time.Second
 	// pruneDelay is the time from a change to the removal of unused copies.

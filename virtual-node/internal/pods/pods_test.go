@@ -375,6 +375,16 @@ func (e *environment) testLostGuest(t *testing.T) {
 	e.endGuest(t, e.run(t, pod))
 	e.expectStatus(t, pod, "GuestLost", func(s *corev1.PodStatus) bool { return s.Phase == corev1.PodFailed && s.Reason == "GuestLost" })
 	e.expectEvent(t, "GuestLost", "paris")
+
+	// The provider's node is lost: PodGC there ends the guest, but not its containers.
+	pod = e.createPod(t, "lost-node")
+	guest := e.run(t, pod)
+	expect.NoError(t, e.pods().Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
+	e.expectTerminating(t, guest)
+	e.setGuestStatus(t, guest, corev1.PodFailed, running(metav1.Now()))
+	e.expectStatus(t, pod, "that of the guest that has failed", inPhase(corev1.PodFailed))
+	e.endGuest(t, guest)
+	expectDeleted(t, e.pods(), pod.Name)
 }
 
 // A write of a status must not revert metadata that changes meanwhile.

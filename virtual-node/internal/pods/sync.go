@@ -68,7 +68,9 @@ func (h *Handler) sync(ctx context.Context, key string) (requeueAfter time.Durat
 	if cached != nil {
 		pod = cached.decode()
 	}
-	if pod == nil || isTerminal(pod) {
+	// A terminal pod of which a container seems to run still, as that of a lost node of the
+	// provider, is ended when it is deleted.
+	if pod == nil || isTerminal(pod) && (pod.DeletionTimestamp == nil || !isRunning(pod.Status)) {
 		h.queue.AddAfter(pruneKey, pruneDelay)
 		return requeueAfter, nil
 	}
@@ -286,7 +288,7 @@ func (h *Handler) guestOwner(ctx context.Context) (owner metav1.OwnerReference, 
 // for the guest where there is one; guests that do not wait for theirs compete for all others.
 const (
 	handOverTimeout = 15 * time.Second
-	maxHandOver     = 5 * time.Minute
+	maxHandOver     = 3 * time.Minute
 )
 
 // pendingDelay is how long a guest is pending before that is reported, and the minimum time
