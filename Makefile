@@ -15,7 +15,7 @@ PACKAGES := ./...
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '%s\n' '' 'The first run on a machine compiles Kubernetes from source. On two cores, make demo' \
-	  'takes about 8 minutes, and make lab after it another 6; both together use 8 GB in the' \
+	  'takes about 9 minutes, and make lab after it another 8; both together use 8 GB in the' \
 	  'caches of Go and Spillway. Later, make demo starts in seconds.'
 
 .PHONY: generate

@@ -41,6 +41,7 @@ var benches = slices.Concat(
 	[]bench{
 		{"playground_scale", []string{"./e2e/playground", "bench"}},
 		{"playground_scale_without_placeholders", []string{"./e2e/playground", "bench"}},
+		{"playground_scale_without_overflow", []string{"./e2e/playground", "bench"}},
 	},
 )
 

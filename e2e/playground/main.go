@@ -14,6 +14,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -65,7 +67,7 @@ func run(ctx context.Context, arguments []string) error {
 func bench(ctx context.Context, arguments []string) error {
 	o := scale.Defaults()
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	flags.StringVar(&o.Name, "name", o.Name, "Name of the bench: "+scale.Name+", or "+scale.NameWithoutPlaceholders+" (providers with hold none).")
+	flags.StringVar(&o.Name, "name", o.Name, "Name of the bench: "+strings.Join(scale.Names, ", ")+".")
 	flags.IntVar(&o.Providers, "providers", o.Providers, "Number of providers.")
 	flags.IntVar(&o.Real, "real", o.Real, "Number of providers with a control plane of their own, about 1 GiB each; the others are simulated agents.")
 	flags.IntVar(&o.Nodes, "nodes", o.Nodes, "Number of simulated nodes, in the consumer and the real providers together.")
@@ -76,8 +78,8 @@ func bench(ctx context.Context, arguments []string) error {
 		return nil
 	case err != nil:
 		return err
-	case o.Name != scale.Name && o.Name != scale.NameWithoutPlaceholders:
-		return fmt.Errorf("unknown bench %q: use %s or %s", o.Name, scale.Name, scale.NameWithoutPlaceholders)
+	case !slices.Contains(scale.Names, o.Name):
+		return fmt.Errorf("unknown bench %q: use one of %s", o.Name, strings.Join(scale.Names, ", "))
 	}
 	start := time.Now()
 	o.Out = os.Stdout

@@ -108,3 +108,21 @@ func (c *counter) now() counts {
 	defer c.mu.Unlock()
 	return c.sum
 }
+
+// counters of clusters, by name.
+type counters map[string]*counter
+
+// now sums up. Pods of a provider's own run away from home, too.
+func (c counters) now() (sum counts) {
+	for name, each := range c {
+		now := each.now()
+		sum.bound += now.bound
+		sum.away += now.away
+		if name == consumer {
+			sum.home += now.home
+		} else {
+			sum.away += now.home
+		}
+	}
+	return sum
+}
