@@ -74,3 +74,40 @@ lab-down: ## Remove the lab: containers, network, routes, and dockerd if the lab
 .PHONY: e2e
 e2e: ## Run the scenarios on the lab with each driver (creates the lab if needed, and then removes it)
 	@.ci/e2e
+
+# What the targets below act on: a chart, in the cluster of kubectl's current context.
+CHART ?= agent
+NAMESPACE ?= spillway-system
+ARGS ?=
+
+.PHONY: build
+build: ## Build Spillway's programs into the cache and print their paths
+	@dir="$${XDG_CACHE_HOME:-$$HOME/.cache}/spillway/build" && mkdir -p "$$dir" && \
+	for program in broker:broker agent:agent scheduler:scheduler-plugin virtual-node:virtual-node; do \
+	  go build -o "$$dir/spillway-$${program%%:*}" "./$${program##*:}" && echo "$$dir/spillway-$${program%%:*}" || exit 1; \
+	done
+
+.PHONY: install
+install: ## Create or update the CRDs of CHART (agent or broker) in kubectl's current cluster
+	@kubectl=$$($(LAB) program kubectl) && "$$kubectl" apply --server-side --force-conflicts -f charts/$(CHART)/crds
+
+.PHONY: uninstall
+uninstall: ## Delete the CRDs of CHART there, with all objects of these kinds
+	@kubectl=$$($(LAB) program kubectl) && "$$kubectl" delete --ignore-not-found -f charts/$(CHART)/crds
+
+.PHONY: deploy
+deploy: install ## Install or upgrade CHART there with helm, with values such as ARGS="--set clusterID=rome …"
+	@helm=$$($(LAB) program helm) && "$$helm" upgrade --install spillway-$(CHART) charts/$(CHART) \
+	  --namespace $(NAMESPACE) --create-namespace --reset-then-reuse-values $(ARGS)
+
+.PHONY: undeploy
+undeploy: ## Uninstall CHART there; its CRDs and their objects remain
+	@helm=$$($(LAB) program helm) && "$$helm" uninstall spillway-$(CHART) --namespace $(NAMESPACE)
+
+.PHONY: run
+run: ## Run CHART's program on this machine against that cluster, with flags ARGS (ARGS=-h lists them)
+	@go run ./$(CHART) $(ARGS)
+
+.PHONY: samples
+samples: ## Create CHART's examples there
+	@kubectl=$$($(LAB) program kubectl) && "$$kubectl" apply -f charts/$(CHART)/examples

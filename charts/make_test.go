@@ -1,0 +1,69 @@
+package charts_test
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// TestMakeTargets runs the targets that act on a cluster, as the README describes them.
+func TestMakeTargets(t *testing.T) {
+	for chart, values := range map[string][]string{"broker": nil, "agent": append(slices.Clone(needed), "driver=direct")} {
+		t.Run(chart, func(t *testing.T) {
+			config := controlplane.Start(t)
+			access := strings.TrimPrefix(kubeconfig(t, config), "--kubeconfig=")
+			makeTarget := func(target string, args ...string) string {
+				cmd := exec.CommandContext(t.Context(), "make", append([]string{"--no-print-directory", "-C", "..", target, "CHART=" + chart}, args...)...)
+				home := t.TempDir()
+				cmd.Env = append(os.Environ(), "KUBECONFIG="+access, "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
+				out, err := cmd.CombinedOutput()
+				if err != nil {
+					t.Fatalf("make %s: %v\n%s", target, err, out)
+				}
+				return string(out)
+			}
+			admin := as(t, config, "")
+			deployment := &appsv1.Deployment{ObjectMeta: within(namespace, "spillway-"+chart)}
+
+			makeTarget("install")
+			makeTarget("deploy", "ARGS="+strings.Join(set(values), " "))
+			expect.NoError(t, admin.Get(t.Context(), client.ObjectKeyFromObject(deployment), deployment))
+			makeTarget("deploy") // again, with the values of the first time
+			makeTarget("samples")
+			samples := unstructured.UnstructuredList{}
+			samples.SetGroupVersionKind(broker.GroupVersion.WithKind("ReservationList"))
+			expect.NoError(t, admin.List(t.Context(), &samples))
+			if len(samples.Items) < 2 {
+				t.Errorf("make samples created %d Reservations, want at least 2", len(samples.Items))
+			}
+			makeTarget("undeploy")
+			if err := admin.Get(t.Context(), client.ObjectKeyFromObject(deployment), deployment); !apierrors.IsNotFound(err) {
+				t.Errorf("after make undeploy, getting the Deployment returned %v, want not found", err)
+			}
+			expect.NoError(t, admin.List(t.Context(), &samples))
+			if len(samples.Items) < 2 {
+				t.Errorf("make undeploy left %d Reservations, want those of make samples", len(samples.Items))
+			}
+			makeTarget("uninstall")
+			err := as(t, config, "").List(t.Context(), &samples)
+			if !apierrors.IsNotFound(err) && !meta.IsNoMatchError(err) {
+				t.Errorf("after make uninstall, listing Reservations returned %v, want no such kind", err)
+			}
+			if out := makeTarget("run", "ARGS=-h"); !strings.Contains(out, "-zap-log-level") {
+				t.Errorf("make run with -h does not list the flags:\n%s", out)
+			}
+		})
+	}
+}
