@@ -9,36 +9,66 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// Bounds of one provider's ledger, which is one object: the API server and etcd take none
-// above 1.5 MiB, and every change writes all of it. With them, a write takes at most as
-// many bytes as MaxBytes and the advertisement, however many hold capacity.
+// Bounds of one provider's ledger. It is one object together with the advertisement: the
+// API server and etcd take none above 1.5 MiB, and every change writes all of it. With
+// them, a write takes at most as many bytes as both maxima, and 64 KiB for the rest of the
+// object.
 const (
 	// MaxHolds is the maximum number of holds.
-	MaxHolds = 1000
+	MaxHolds = 1100
 	// MaxBytes is the maximum size of all holds, encoded.
-	MaxBytes = 1 << 20
+	MaxBytes = 1088 << 10
 	// MaxLargeBytes is the part of it for holds of more than largeHold bytes, which have
-	// long selectors or many pod sets: they leave room for MaxHolds ordinary ones.
+	// long selectors or many pod sets: they leave room for ordinary ones.
 	MaxLargeBytes = 384 << 10
 	largeHold     = 4 << 10
+	// MaxAdvertisementBytes is the maximum size of an advertisement. What a larger one, which
+	// only the API server has checked, takes beyond that is not there for holds.
+	MaxAdvertisementBytes = 384 << 10
+)
+
+// The last part of the room is for consumers that use little of it, so that no other one
+// fills the ledger for them.
+const (
+	lastHolds, lastBytes, lastLargeBytes = 100, 64 << 10, 96 << 10
+	// maxFewHolds and maxFewBytes are the most that such a consumer has.
+	maxFewHolds, maxFewBytes = 10, 32 << 10
 )
 
 // Size is the size of a ledger, each hold as large as it may become: its capacity may
 // stand in it as promised, granted and unconfirmed.
 type Size struct {
+	share
+	// beyond are the bytes of the advertisement above MaxAdvertisementBytes.
+	beyond int
+	// consumers are the parts of each consumer.
+	consumers map[string]share
+}
+
+// share is a part of a ledger.
+type share struct {
 	Holds, Bytes, LargeBytes int
 }
 
-// SizeOf is the size of a ledger with these holds.
-func SizeOf(holds []broker.Hold) Size {
-	var size Size
+// SizeOf is the size of the ledger of a cluster with that advertisement and these holds.
+func SizeOf(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) Size {
+	size := Size{consumers: map[string]share{}}
 	for i := range holds {
-		size.add(holdBytes(&holds[i]))
+		bytes := holdBytes(&holds[i])
+		size.add(bytes)
+		of := size.consumers[holds[i].Requester]
+		of.add(bytes)
+		size.consumers[holds[i].Requester] = of
+	}
+	// As long as the holds are few, there is room beside any advertisement that could be
+	// stored.
+	if size.Bytes > MaxBytes/4 {
+		size.beyond = max(0, AdvertisementBytes(spec)-MaxAdvertisementBytes)
 	}
 	return size
 }
 
-func (s *Size) add(bytes int) {
+func (s *share) add(bytes int) {
 	s.Holds++
 	s.Bytes += bytes
 	if bytes > largeHold {
@@ -46,22 +76,37 @@ func (s *Size) add(bytes int) {
 	}
 }
 
+// AdvertisementBytes is the size of an advertisement, encoded.
+func AdvertisementBytes(spec *broker.ClusterAdvertisementSpec) int {
+	// What cannot be encoded is not in any object.
+	encoded, _ := json.Marshal(spec)
+	return len(encoded)
+}
+
 // Crowded reports whether a hold of the maximum size of a Reservation may find no room.
 func (s Size) Crowded() bool {
 	const largest = 64 << 10
-	return s.Holds >= MaxHolds || s.Bytes > MaxBytes-largest || s.LargeBytes > MaxLargeBytes-largest
+	return s.Holds >= MaxHolds-lastHolds || s.Bytes+s.beyond > MaxBytes-lastBytes-largest || s.LargeBytes > MaxLargeBytes-lastLargeBytes-largest
 }
 
-// Room returns a *FullError if there is no room for one more hold of that capacity.
-func (s Size) Room(capacity broker.HeldCapacity) error {
+// Room returns a *FullError if there is no room for one more hold of that consumer and
+// capacity.
+func (s Size) Room(requester string, capacity broker.HeldCapacity) error {
 	// The names are as long as they may be.
 	bytes := holdBytes(&broker.Hold{Promised: capacity, Cost: &broker.Cost{}}) + 64 + 40
-	s.add(bytes)
+	all, own := s.share, s.consumers[requester]
+	all.add(bytes)
+	own.add(bytes)
+	all.Bytes += s.beyond
+	large := bytes > largeHold
+	few := own.Holds <= maxFewHolds && own.Bytes <= maxFewBytes
 	switch {
-	case s.Holds > MaxHolds:
+	case all.Holds > MaxHolds:
 		return &FullError{Message: fmt.Sprintf("The cluster's ledger has the maximum of %d holds.", MaxHolds)}
-	case s.Bytes > MaxBytes, bytes > largeHold && s.LargeBytes > MaxLargeBytes:
+	case all.Bytes > MaxBytes, large && all.LargeBytes > MaxLargeBytes:
 		return &FullError{Message: fmt.Sprintf("The cluster's ledger has no room for a hold of %d bytes. Shorten the node selectors, affinity or tolerations.", bytes)}
+	case !few && (all.Holds > MaxHolds-lastHolds || all.Bytes > MaxBytes-lastBytes || large && all.LargeBytes > MaxLargeBytes-lastLargeBytes):
+		return &FullError{Message: fmt.Sprintf("The rest of the cluster's ledger is for consumers with at most %d holds and %d bytes; %s has %d holds.", maxFewHolds, maxFewBytes, requester, own.Holds-1)}
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package ledger_test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -58,17 +57,21 @@ func encoded(t *testing.T, status *broker.ClusterAdvertisementStatus) int {
 
 func TestALedgerCarriesTheMaximumOfOrdinaryHolds(t *testing.T) {
 	status := &broker.ClusterAdvertisementStatus{}
-	for i := range ledger.MaxHolds {
+	for i := range 1000 {
 		if err := placeLife(status, fmt.Sprint(i), ordinary); err != nil {
 			t.Fatalf("hold %d: %v", i, err)
 		}
 	}
-	var full *ledger.FullError
-	if err := placeLife(status, "more", ordinary); !errors.As(err, &full) || len(status.Holds) != ledger.MaxHolds {
-		t.Errorf("one hold more: %v", err)
+	size := ledger.SizeOf(&broker.ClusterAdvertisementSpec{}, status.Holds)
+	if bytes := encoded(t, status); bytes > size.Bytes || bytes > ledger.MaxBytes {
+		t.Errorf("the holds have %d bytes, counted as %d", bytes, size.Bytes)
 	}
-	if size := encoded(t, status); size > ledger.SizeOf(status.Holds).Bytes || size > ledger.MaxBytes {
-		t.Errorf("the holds have %d bytes, counted as %d", size, ledger.SizeOf(status.Holds).Bytes)
+	small := broker.PodSet{Name: "p", Count: 1, Requests: broker.FromList(expect.Resources("cpu", "1m"))}
+	for i := range 150 {
+		fill(t, advertisement(0), status, fmt.Sprint("small-", i), 1, small)
+	}
+	if holds := len(status.Holds); holds > ledger.MaxHolds || holds < ledger.MaxHolds-10 {
+		t.Errorf("%d holds after 1000 of %d bytes", holds, size.Bytes/1000)
 	}
 }
 
@@ -88,7 +91,7 @@ func TestLargeHoldsLeaveRoomForOrdinaryOnes(t *testing.T) {
 	if large == 0 || large == 40 || small < 500 {
 		t.Errorf("%d large holds and %d ordinary ones found room", large, small)
 	}
-	if size := encoded(t, status); size > ledger.SizeOf(status.Holds).Bytes || size > ledger.MaxBytes {
-		t.Errorf("the holds have %d bytes, counted as %d", size, ledger.SizeOf(status.Holds).Bytes)
+	if size := encoded(t, status); size > ledger.SizeOf(&broker.ClusterAdvertisementSpec{}, status.Holds).Bytes || size > ledger.MaxBytes {
+		t.Errorf("the holds have %d bytes, counted as %d", size, ledger.SizeOf(&broker.ClusterAdvertisementSpec{}, status.Holds).Bytes)
 	}
 }

@@ -30,8 +30,12 @@ const rewriteAfter = 5 * time.Minute
 // not written. The caller has verified that the spec is the cluster's own, and has
 // recorded its receipt in Freshness: a cluster that is fresh again may be chosen for
 // queued Reservations at once. An advertisement that is older than one received before
-// is ignored: the error is a *protocol.OutdatedError.
+// is ignored: the error is a *protocol.OutdatedError. One that is too large to be in one
+// object with the ledger is refused: the error is a *protocol.Error.
 func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
+	if bytes := ledger.AdvertisementBytes(&spec); bytes > ledger.MaxAdvertisementBytes {
+		return &protocol.Error{Code: protocol.CodeTooLarge, Message: fmt.Sprintf("the advertisement has %d bytes, the maximum is %d: give the nodes fewer distinct labels and taints", bytes, ledger.MaxAdvertisementBytes)}
+	}
 	config, err := r.config(ctx)
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -204,12 +205,24 @@ func (c *committer) write(ctx context.Context, cluster string, batch []*commit) 
 			// It was deleted, and the watch may have said so before it was added.
 			c.store.removeAdvertisement(known)
 		}
+		if tooLarge(err) {
+			c.store.markUnwritable(known)
+			return nil, fmt.Errorf("%w (%w)", errUnwritable, err)
+		}
 		if !apierrors.IsConflict(err) || try == maxCommitTries || ctx.Err() != nil {
 			return nil, err
 		}
 		lockConflicts.Inc()
 		confirmed = true
 	}
+}
+
+// tooLarge reports whether an API server, or its etcd, refused an object because of its
+// size. The errors of etcd have no reason of their own.
+func tooLarge(err error) bool {
+	return apierrors.IsRequestEntityTooLargeError(err) ||
+		strings.Contains(err.Error(), "etcdserver: request is too large") ||
+		strings.Contains(err.Error(), "trying to send message larger than max")
 }
 
 // apply applies the edits of a batch, in its order.

@@ -178,7 +178,7 @@ func fullLedger(e *env) {
 		return e.client.Status().Update(e.Context(), ad)
 	})
 	e.request("r", 1)
-	e.expectRejection("r", "paris", "LedgerFull", "maximum of 1000 holds")
+	e.expectRejection("r", "paris", "LedgerFull", "maximum of 1100 holds")
 	e.eventually("a hold to be dropped", func() error {
 		ad := e.ad("paris")
 		ad.Status.Holds = ad.Status.Holds[1:]
@@ -186,6 +186,43 @@ func fullLedger(e *env) {
 	})
 	p.advertise(e.spec("paris", "2100m"))
 	e.expect("r", broker.ReservationReserved, "1 of 1 pods in paris")
+}
+
+// A ledger that the API server refuses because of its size is not chosen again as long as
+// it does not change, and the Reservation is placed elsewhere.
+func unwritableLedger(e *env) {
+	var refused atomic.Int32
+	p := e.start(&interceptor.Funcs{
+		SubResourceUpdate: func(ctx context.Context, api client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+			if ad, ok := o.(*broker.ClusterAdvertisement); ok && ad.Name == "paris" && len(ad.Status.Holds) > 0 {
+				refused.Add(1)
+				ad = ad.DeepCopy()
+				ad.Status.Holds[0].ReservationName = strings.Repeat("x", 1600<<10)
+				o = ad
+			}
+			return api.SubResource(sub).Update(ctx, o, opts...)
+		},
+	})
+	p.advertise(e.spec("paris", "9")) // the better score
+	p.advertise(e.spec("berlin", "2"))
+	e.request("r", 1)
+	e.expect("r", broker.ReservationReserved, "1 of 1 pods in berlin")
+	if n := refused.Load(); n != 1 {
+		e.Errorf("the ledger was written %d times", n)
+	}
+	e.request("pinned", 1, func(r *broker.Reservation) { r.Spec.TargetClusterID = "paris" })
+	e.expectRejection("pinned", "paris", "LedgerFull", "because of its size")
+}
+
+// An advertisement that leaves too little of the object to the ledger is refused.
+func largeAdvertisement(e *env) {
+	p := e.start(nil)
+	spec := e.spec("paris", "1")
+	spec.NodeClasses[0].Labels = map[string]string{"long": strings.Repeat("x", ledger.MaxAdvertisementBytes)}
+	err := p.StoreAdvertisement(e.Context(), spec)
+	if !protocol.HasCode(err, protocol.CodeTooLarge) || !strings.Contains(err.Error(), "the maximum is 393216") {
+		e.Errorf("it is answered with %v", err)
+	}
 }
 
 // Another broker writes the ledger first: the change is applied to what it wrote.

@@ -265,7 +265,7 @@ func (p *plan) request(in snapshot) (decide.Request, decide.Snapshot) {
 func (in snapshot) rejected(p *plan) map[string]capacity.Rejection {
 	rejected, _ := in.rejections(p.missing)
 	for cluster, rejection := range in.full(p.missing) {
-		if _, known := rejected[cluster]; !known && !slices.Contains(in.holders, cluster) {
+		if _, known := rejected[cluster]; !known {
 			rejected = maps.Clone(rejected)
 			if rejected == nil {
 				rejected = map[string]capacity.Rejection{}

@@ -399,8 +399,8 @@ func TestPauseAfterWrite(t *testing.T) {
 	}{
 		{holds: 0, took: time.Second, want: 0},
 		{holds: 10, took: time.Second, want: 0},
-		{holds: ledger.MaxHolds, took: time.Millisecond, want: 100 * time.Millisecond},
-		{holds: ledger.MaxHolds, took: 300 * time.Millisecond, want: 300 * time.Millisecond},
+		{holds: 1000, took: time.Millisecond, want: 100 * time.Millisecond},
+		{holds: 1000, took: 300 * time.Millisecond, want: 300 * time.Millisecond},
 		{holds: 100, took: commitTimeout, want: maxPause},
 	} {
 		ad := &broker.ClusterAdvertisement{Status: broker.ClusterAdvertisementStatus{Holds: make([]broker.Hold, tc.holds)}}

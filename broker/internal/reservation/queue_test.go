@@ -74,7 +74,7 @@ func TestFullLedgerIsNotTheEnd(t *testing.T) {
 		for i := range holds {
 			name := fmt.Sprint("held-", i)
 			ad.Status.Holds = append(ad.Status.Holds, broker.Hold{
-				ReservationUID: types.UID(name), ReservationName: name, Requester: "oslo", Attempt: 1,
+				ReservationUID: types.UID(name), ReservationName: name, Requester: fmt.Sprint("oslo-", i%200), Attempt: 1,
 				Promised: capacity.OfPodSets([]broker.PodSet{{Name: "pods", Count: 1, Requests: cpus("1m")}}),
 			})
 		}

@@ -67,6 +67,8 @@ func TestReservations(t *testing.T) {
 		"Writes":                writes,
 		"GroupCommit":           groupCommit,
 		"FullLedger":            fullLedger,
+		"UnwritableLedger":      unwritableLedger,
+		"LargeAdvertisement":    largeAdvertisement,
 		"WrittenByAnother":      writtenByAnother,
 		"Unreachable":           unreachable,
 		"KeptByAnother":         keptByAnother,

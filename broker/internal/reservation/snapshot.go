@@ -91,7 +91,7 @@ type snapshot struct {
 	// clusters are what a placement is decided on.
 	clusters decide.Snapshot
 	// full are the clusters whose ledgers have no room for a hold of that capacity.
-	full func(broker.HeldCapacity) map[string]capacity.Rejection
+	full func(want broker.HeldCapacity) map[string]capacity.Rejection
 	// active are the holders whose last advertisement is not stale.
 	active map[string]bool
 	// unreachable is since when the consumer has reported holders as unreachable.
@@ -154,8 +154,11 @@ func (r *Reconciler) readLedgers(in *snapshot) {
 	config := in.config
 	in.advertisements = r.store.allAdvertisements()
 	in.clusters = r.store.clusters.Snapshot(func(cluster string) (active, fresh bool) { return r.activity(cluster, config) })
-	in.full = r.store.full
 	in.holders = r.store.holdersOf(in.reservation.Name)
+	requester, holders := in.reservation.Spec.RequesterID, in.holders
+	in.full = func(want broker.HeldCapacity) map[string]capacity.Rejection {
+		return r.store.full(requester, want, holders)
+	}
 	for _, cluster := range in.holders {
 		in.active[cluster], _ = r.activity(cluster, config)
 		in.unreachable[cluster] = r.unreachableSince(in.reservation.Spec.RequesterID, cluster, config)

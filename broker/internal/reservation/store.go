@@ -31,6 +31,9 @@ type store struct {
 	clusters decide.Store
 	// crowded are the ledgers in which a hold may find no room.
 	crowded map[string]ledger.Size
+	// unwritable are the ledgers whose last write was refused because of its size, until
+	// they change.
+	unwritable map[string]bool
 	// holders are the clusters that have a hold of a Reservation, by its name: also
 	// those with a hold of an earlier one of the same name.
 	holders      map[string]map[string]bool
@@ -57,6 +60,7 @@ func newStore(clock clock.PassiveClock) *store {
 		gone:           map[types.UID]bool{},
 		advertisements: map[string]*broker.ClusterAdvertisement{},
 		crowded:        map[string]ledger.Size{},
+		unwritable:     map[string]bool{},
 		holders:        map[string]map[string]bool{},
 		reservations:   map[string]*broker.Reservation{},
 	}
@@ -88,7 +92,8 @@ func (s *store) putAdvertisement(ad *broker.ClusterAdvertisement) {
 	s.advertisements[ad.Name], s.sorted = ad, nil
 	s.clusters.Upsert(&ad.Spec, ad.Status.Holds)
 	delete(s.crowded, ad.Name)
-	if size := ledger.SizeOf(ad.Status.Holds); size.Crowded() {
+	delete(s.unwritable, ad.Name)
+	if size := ledger.SizeOf(&ad.Spec, ad.Status.Holds); size.Crowded() {
 		s.crowded[ad.Name] = size
 	}
 	s.indexHolds(ad.Name, known, ad)
@@ -103,6 +108,7 @@ func (s *store) removeAdvertisement(ad *broker.ClusterAdvertisement) {
 		s.sorted = nil
 		s.clusters.Remove(ad.Name)
 		delete(s.crowded, ad.Name)
+		delete(s.unwritable, ad.Name)
 		s.indexHolds(ad.Name, known, nil)
 	}
 }
@@ -154,17 +160,37 @@ func (s *store) allAdvertisements() []*broker.ClusterAdvertisement {
 	return s.sorted
 }
 
-// full are the clusters whose ledgers have no room for a hold of that capacity, and why.
-func (s *store) full(want broker.HeldCapacity) map[string]capacity.Rejection {
+// full are the clusters whose ledgers have no room for a hold of that consumer and
+// capacity, and why. Those that hold capacity for it already are judged by the growth.
+func (s *store) full(requester string, want broker.HeldCapacity, holders []string) map[string]capacity.Rejection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	full := map[string]capacity.Rejection{}
 	for cluster, size := range s.crowded {
-		if err := size.Room(want); err != nil {
+		if slices.Contains(holders, cluster) {
+			continue
+		}
+		if err := size.Room(requester, want); err != nil {
 			full[cluster] = capacity.Rejection{Reason: reasonLedgerFull, Message: err.Error()}
 		}
 	}
+	for cluster := range s.unwritable {
+		full[cluster] = capacity.Rejection{Reason: reasonLedgerFull, Message: errUnwritable.Error()}
+	}
 	return full
+}
+
+// errUnwritable means that a ledger is too large to be written.
+var errUnwritable = &ledger.FullError{Message: "The API server refused the cluster's ledger because of its size. It is tried again when the cluster's advertisement or its holds change."}
+
+// markUnwritable records that a ledger is too large to be written, unless the store knows
+// a newer version than the one that was to be changed.
+func (s *store) markUnwritable(ad *broker.ClusterAdvertisement) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.advertisements[ad.Name]; known != nil && older(known, ad) {
+		s.unwritable[ad.Name] = true
+	}
 }
 
 // holdersOf are the clusters with a hold of a Reservation of that name, sorted.
