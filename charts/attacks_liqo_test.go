@@ -14,6 +14,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -289,7 +290,18 @@ func (f *liqoFixture) podAttacks() []podAttack {
 	return []podAttack{
 		{"a priority class", func(s *corev1.PodSpec) { s.PriorityClassName = "system-node-critical" }, "priority class"},
 		{"a priority", func(s *corev1.PodSpec) { p := int32(1000); s.Priority = &p }, "priority"},
+		{"a limit without a request, which would be the request of its pod", func(s *corev1.PodSpec) {
+			s.Containers[0].Resources.Limits["nvidia.com/gpu"] = resource.MustParse("8")
+		}, "its requests"},
+		{"a limit of an init container without a request", func(s *corev1.PodSpec) {
+			s.InitContainers = []corev1.Container{*s.Containers[0].DeepCopy()}
+			s.InitContainers[0].Name, s.InitContainers[0].Resources = "i", corev1.ResourceRequirements{Limits: expect.Resources("cpu", "64")}
+		}, "its requests"},
+		{"resources of the pod, which Liqo's quota does not count", func(s *corev1.PodSpec) {
+			s.Resources = &corev1.ResourceRequirements{Requests: expect.Resources("cpu", "64")}
+		}, "spec.resources"},
 		{"a ServiceAccount", func(s *corev1.PodSpec) { s.ServiceAccountName = "admin" }, "ServiceAccount"},
+		{"a ServiceAccount by the field's former name", func(s *corev1.PodSpec) { s.DeprecatedServiceAccount = "admin" }, "ServiceAccount"},
 		{"a token", func(s *corev1.PodSpec) { s.AutomountServiceAccountToken = nil }, "token"},
 		{"a projected token", volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{
 			ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"},

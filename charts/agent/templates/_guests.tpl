@@ -41,7 +41,7 @@ use, in bytes). The argument is the driver.
   message: "a guest must terminate within an hour: set spec.terminationGracePeriodSeconds to 3600 or less"
   reason: Forbidden
 # The ServiceAccount admission plugin sets "default" if the field is empty.
-- expression: "!has(variables.pod.serviceAccountName) || variables.pod.serviceAccountName in ['', 'default']"
+- expression: "variables.pod.?serviceAccountName.orValue('') in ['', 'default'] && variables.pod.?serviceAccount.orValue('') in ['', 'default']"
   message: "a guest may not use a ServiceAccount of this cluster: leave spec.serviceAccountName empty"
   reason: Forbidden
 - expression: "has(variables.pod.automountServiceAccountToken) && !variables.pod.automountServiceAccountToken"
