@@ -14,6 +14,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -108,17 +109,17 @@ func (f *liqoFixture) create(c client.Client, object func() client.Object) func(
 }
 
 // shadowPod is an ordinary guest with a change.
-func (f *liqoFixture) shadowPod(namespace, name string, change func(*corev1.PodSpec)) *unstructured.Unstructured {
-	f.t.Helper()
+func shadowPod(t *testing.T, namespace, name string, change func(*corev1.PodSpec)) *unstructured.Unstructured {
+	t.Helper()
 	spec := guestSpec()
 	change(&spec)
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&spec)
-	expect.NoError(f.t, err)
+	expect.NoError(t, err)
 	return liqoObject("offloading", "ShadowPod", namespace, name, map[string]any{"pod": content})
 }
 
 func (f *liqoFixture) guest(c client.Client, namespace string, change func(*corev1.PodSpec)) func() error {
-	return f.create(c, func() client.Object { return f.shadowPod(namespace, "another", change) })
+	return f.create(c, func() client.Object { return shadowPod(f.t, namespace, "another", change) })
 }
 
 func resourceSlice(namespace, class string) *unstructured.Unstructured {
@@ -141,7 +142,7 @@ func TestAttacksWithLiqo(t *testing.T) {
 	expect.NoError(t, f.admin.Delete(t.Context(), &admissionv1.MutatingWebhookConfiguration{ObjectMeta: named("spillway-agent-guests")}))
 	stored := resourceSlice("liqo-tenant-rome", "spillway")
 	eventually(t, "a ResourceSlice of class spillway", func() error { return f.controlPlane.Create(t.Context(), stored) })
-	expect.NoError(t, f.admin.Create(t.Context(), f.shadowPod("shop-rome", "stored", func(*corev1.PodSpec) {})))
+	expect.NoError(t, f.admin.Create(t.Context(), shadowPod(f.t, "shop-rome", "stored", func(*corev1.PodSpec) {})))
 
 	for name, do := range f.allowed(stored) {
 		t.Run("allowed/"+name, func(t *testing.T) {
@@ -160,6 +161,7 @@ func TestAttacksWithLiqo(t *testing.T) {
 	for _, a := range slices.Concat(everyPodAttack, podSecurityAttacks, f.podAttacks()) {
 		attacks = append(attacks, attack{a.name, f.guest(f.slice, "shop-rome", a.change), []string{"spillway-guests"}, a.want})
 	}
+	attacks = append(attacks, f.annotationAttacks()...)
 	runAttacks(t, guards, attacks)
 }
 
@@ -190,7 +192,7 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func
 }
 
 func (f *liqoFixture) labelGuest() error {
-	return f.patch(f.slice, f.shadowPod("shop-rome", "stored", func(*corev1.PodSpec) {}), `{"metadata":{"labels":{"app":"web"}}}`)()
+	return f.patch(f.slice, shadowPod(f.t, "shop-rome", "stored", func(*corev1.PodSpec) {}), `{"metadata":{"labels":{"app":"web"}}}`)()
 }
 
 func (f *liqoFixture) patch(c client.Client, object client.Object, patch string) func() error {
@@ -268,12 +270,38 @@ func (f *liqoFixture) objectAttacks() []attack {
 	}
 }
 
+// annotationAttacks run a guest without AppArmor: the API server makes fields of the pod of
+// the annotations that Liqo copies from the ShadowPod when it creates the pod.
+func (f *liqoFixture) annotationAttacks() []attack {
+	const annotation, policy, want = "container.apparmor.security.beta.kubernetes.io/c", "spillway-guests", "AppArmor"
+	return []attack{
+		{"no AppArmor, by an annotation", f.create(f.slice, func() client.Object {
+			shadow := shadowPod(f.t, "shop-rome", "another", func(*corev1.PodSpec) {})
+			shadow.SetAnnotations(map[string]string{annotation: "unconfined"})
+			return shadow
+		}), []string{policy}, want},
+		{"no AppArmor, by an annotation before the pod is created", f.patch(f.slice, shadowPod(f.t, "shop-rome", "stored", func(*corev1.PodSpec) {}),
+			`{"metadata":{"annotations":{"`+annotation+`":"unconfined"}}}`), []string{policy}, want},
+	}
+}
+
 // podAttacks are those that a ShadowPod alone allows.
 func (f *liqoFixture) podAttacks() []podAttack {
 	return []podAttack{
 		{"a priority class", func(s *corev1.PodSpec) { s.PriorityClassName = "system-node-critical" }, "priority class"},
 		{"a priority", func(s *corev1.PodSpec) { p := int32(1000); s.Priority = &p }, "priority"},
+		{"a limit without a request, which would be the request of its pod", func(s *corev1.PodSpec) {
+			s.Containers[0].Resources.Limits["nvidia.com/gpu"] = resource.MustParse("8")
+		}, "its requests"},
+		{"a limit of an init container without a request", func(s *corev1.PodSpec) {
+			s.InitContainers = []corev1.Container{*s.Containers[0].DeepCopy()}
+			s.InitContainers[0].Name, s.InitContainers[0].Resources = "i", corev1.ResourceRequirements{Limits: expect.Resources("cpu", "64")}
+		}, "its requests"},
+		{"resources of the pod, which Liqo's quota does not count", func(s *corev1.PodSpec) {
+			s.Resources = &corev1.ResourceRequirements{Requests: expect.Resources("cpu", "64")}
+		}, "spec.resources"},
 		{"a ServiceAccount", func(s *corev1.PodSpec) { s.ServiceAccountName = "admin" }, "ServiceAccount"},
+		{"a ServiceAccount by the field's former name", func(s *corev1.PodSpec) { s.DeprecatedServiceAccount = "admin" }, "ServiceAccount"},
 		{"a token", func(s *corev1.PodSpec) { s.AutomountServiceAccountToken = nil }, "token"},
 		{"a projected token", volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{
 			ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"},

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -210,7 +211,7 @@ var everyPodAttack = []podAttack{
 }
 
 // podSecurityAttacks violate the Pod Security Standards.
-var podSecurityAttacks = []podAttack{
+var podSecurityAttacks = slices.Concat(probeAttacks(), []podAttack{
 	{"privileged", func(s *corev1.PodSpec) {
 		*s.Containers[0].SecurityContext = corev1.SecurityContext{Privileged: ptr.To(true)}
 	}, "privileged"},
@@ -238,4 +239,36 @@ var podSecurityAttacks = []podAttack{
 	{"running as root", func(s *corev1.PodSpec) { s.SecurityContext.RunAsNonRoot = nil }, "runAsNonRoot"},
 	{"escalating privileges", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.AllowPrivilegeEscalation = nil }, "allowPrivilegeEscalation"},
 	{"keeping the default capabilities", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.Capabilities = nil }, "apabilities"},
+})
+
+// probeAttacks make the kubelet of a guest's node connect to an address of the guest's choice,
+// in a container and in an init container that keeps running.
+func probeAttacks() (attacks []podAttack) {
+	get := &corev1.HTTPGetAction{Host: "169.254.169.254", Port: intstr.FromInt32(80)}
+	connect := &corev1.TCPSocketAction{Host: "169.254.169.254", Port: intstr.FromInt32(80)}
+	for name, kind := range map[string]struct {
+		probe corev1.ProbeHandler
+		hook  *corev1.LifecycleHandler
+	}{
+		"httpGet":   {corev1.ProbeHandler{HTTPGet: get}, &corev1.LifecycleHandler{HTTPGet: get}},
+		"tcpSocket": {corev1.ProbeHandler{TCPSocket: connect}, &corev1.LifecycleHandler{TCPSocket: connect}},
+	} {
+		probe := &corev1.Probe{ProbeHandler: kind.probe}
+		for field, set := range map[string]func(*corev1.Container){
+			"livenessProbe":  func(c *corev1.Container) { c.LivenessProbe = probe },
+			"readinessProbe": func(c *corev1.Container) { c.ReadinessProbe = probe },
+			"startupProbe":   func(c *corev1.Container) { c.StartupProbe = probe },
+			"postStart":      func(c *corev1.Container) { c.Lifecycle = &corev1.Lifecycle{PostStart: kind.hook} },
+			"preStop":        func(c *corev1.Container) { c.Lifecycle = &corev1.Lifecycle{PreStop: kind.hook} },
+		} {
+			attacks = append(attacks,
+				podAttack{field + " by " + name, func(s *corev1.PodSpec) { set(&s.Containers[0]) }, "remove host from"},
+				podAttack{field + " by " + name + " of an init container", func(s *corev1.PodSpec) {
+					s.InitContainers = []corev1.Container{*s.Containers[0].DeepCopy()}
+					s.InitContainers[0].Name, s.InitContainers[0].RestartPolicy = "i", ptr.To(corev1.ContainerRestartPolicyAlways)
+					set(&s.InitContainers[0])
+				}, "remove host from"})
+		}
+	}
+	return attacks
 }

@@ -2,6 +2,7 @@ package charts_test
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -9,7 +10,11 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	podsecurity "k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/policy"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -84,6 +89,103 @@ var podSecurityCases = []podAttack{
 	}, ""},
 	{"an image volume", volume(corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "i"}}), ""},
 	{"a projected volume", volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}), ""},
+	{"a volume of the network", volume(corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "nfs.example.org", Path: "/"}}), ""},
+	{"root in a user namespace", func(s *corev1.PodSpec) {
+		s.SecurityContext.RunAsUser, s.HostUsers = ptr.To[int64](0), ptr.To(false)
+	}, ""},
+	{"probes of itself", func(s *corev1.PodSpec) {
+		get := &corev1.HTTPGetAction{Port: intstr.FromInt32(80)}
+		s.Containers[0].LivenessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: get}}
+		s.Containers[0].ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{Port: 80}}}
+		s.Containers[0].StartupProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(80)}}}
+		s.Containers[0].Lifecycle = &corev1.Lifecycle{
+			PostStart: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}, PreStop: &corev1.LifecycleHandler{HTTPGet: get},
+		}
+	}, ""},
+	// The API server has no such pods, but ShadowPods of them.
+	{"a process of a Windows node", func(s *corev1.PodSpec) {
+		s.SecurityContext.WindowsOptions = &corev1.WindowsSecurityContextOptions{HostProcess: ptr.To(true)}
+	}, ""},
+	{"an unmasked /proc of the node's users", func(s *corev1.PodSpec) {
+		s.Containers[0].SecurityContext.ProcMount = ptr.To(corev1.UnmaskedProcMount)
+	}, ""},
+}
+
+// stricter are pods that a standard admits, and providers or the scheduler do not.
+var stricter = map[string][]string{
+	// With a user namespace of its own. Liqo does not carry hostUsers.
+	"an unmasked /proc": {"baseline"}, "root in a user namespace": {"restricted"},
+	// Only volumes that every cluster can provide.
+	"a volume of the network": {"baseline"},
+}
+
+// violated returns the checks of a Pod Security Standard that a pod violates, by the code
+// of Kubernetes.
+func violated(standard string, spec *corev1.PodSpec) (ids []policy.CheckID) {
+	checks := policy.DefaultChecks()
+	overridden := map[policy.CheckID]bool{}
+	newest := func(check policy.Check) policy.VersionedCheck { return check.Versions[len(check.Versions)-1] }
+	if standard == "restricted" {
+		for _, check := range checks {
+			for _, id := range newest(check).OverrideCheckIDs {
+				overridden[id] = true
+			}
+		}
+	}
+	for _, check := range checks {
+		if check.Level == podsecurity.LevelRestricted && standard != "restricted" || overridden[check.ID] {
+			continue
+		}
+		if !newest(check).CheckPod(&metav1.ObjectMeta{}, spec).Allowed {
+			ids = append(ids, check.ID)
+		}
+	}
+	return ids
+}
+
+// TestPodSecurityChecks: for each check of the Pod Security Standards there is a pod that it
+// alone refuses, and the policy for ShadowPods refuses every pod that a check does.
+func TestPodSecurityChecks(t *testing.T) {
+	config := controlplane.Start(t, filepath.Join(liqoDir(t), "charts/liqo-crds/crds"))
+	api := as(t, config, "")
+	alone := map[policy.CheckID]bool{}
+	for _, standard := range []string{"baseline", "restricted"} {
+		expect.NoError(t, api.Create(t.Context(), &corev1.Namespace{ObjectMeta: named(standard)}))
+		objects := render(t, "agent", append(slices.Clone(needed), "guests.podSecurity="+standard))
+		for _, rendered := range only[admissionv1.ValidatingAdmissionPolicy](t, objects, "ValidatingAdmissionPolicy") {
+			if rendered.Name == "spillway-guests" {
+				rendered.Name = standard
+				rendered.Spec.MatchConstraints.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: standard}}
+				expect.NoError(t, api.Create(t.Context(), &rendered))
+			}
+		}
+		expect.NoError(t, api.Create(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: named(standard), Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: standard, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+		}}))
+		guest := func(change func(*corev1.PodSpec)) error {
+			return api.Create(t.Context(), shadowPod(t, standard, "g", change), client.DryRunAll)
+		}
+		eventuallyForbidden(t, "a guest of the host's network", func() error { return guest(func(s *corev1.PodSpec) { s.HostNetwork = true }) })
+		for _, c := range slices.Concat(podSecurityCases, podSecurityAttacks) {
+			spec := guestSpec()
+			c.change(&spec)
+			ids, err := violated(standard, &spec), guest(c.change)
+			if err != nil && !apierrors.IsForbidden(err) {
+				t.Errorf("%s: %v", c.name, err)
+			}
+			if strict := slices.Contains(stricter[c.name], standard); (err != nil) != (len(ids) > 0 || strict) {
+				t.Errorf("%s: with %s it violates %v, and the policy says: %v", c.name, standard, ids, err)
+			}
+			if len(ids) == 1 {
+				alone[ids[0]] = true
+			}
+		}
+	}
+	for _, check := range policy.DefaultChecks() {
+		if !alone[check.ID] {
+			t.Errorf("no pod is refused by check %s alone", check.ID)
+		}
+	}
 }
 
 // TestPodSecurityOfPods: which pods are asked for as pods that comply is what the Pod
@@ -107,15 +209,18 @@ func TestPodSecurityOfPods(t *testing.T) {
 			return err == nil, nil
 		}
 		restricted, err := admitted("restricted")
+		if apierrors.IsInvalid(err) {
+			continue
+		}
 		expect.NoError(t, err)
 		baseline, err := admitted("baseline")
 		expect.NoError(t, err)
 		overflows, reason := demand.Admissible(&corev1.Pod{Spec: spec})
-		// With a user namespace of its own, baseline admits an unmasked /proc. Providers do not.
-		if strict := c.name == "an unmasked /proc"; overflows != (baseline && !strict) {
+		strict := func(standard string) bool { return slices.Contains(stricter[c.name], standard) }
+		if overflows != (baseline && !strict("baseline")) {
 			t.Errorf("%s: the API server admits it with baseline: %t, and it may overflow: %t (%s)", c.name, baseline, overflows, reason)
 		}
-		if standard := guest.PodSecurity(&spec); overflows && (standard == "restricted") != restricted {
+		if standard := guest.PodSecurity(&spec); overflows && (standard == "restricted") != (restricted && !strict("restricted")) {
 			t.Errorf("%s: the API server admits it with restricted: %t, and it is taken for %s", c.name, restricted, standard)
 		}
 	}

@@ -48,6 +48,9 @@ func Refused(spec *corev1.PodSpec) string {
 		}
 	}
 	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
+		if field := connecting(&c); field != "" {
+			return fmt.Sprintf("container %q has a host in its %s, which providers do not allow: without one, the kubelet connects to the pod", c.Name, field)
+		}
 		context := c.SecurityContext
 		if context == nil {
 			continue
@@ -64,6 +67,34 @@ func Refused(spec *corev1.PodSpec) string {
 		}
 		if option := relaxed(context.SeccompProfile, context.AppArmorProfile, context.SELinuxOptions); option != "" {
 			return fmt.Sprintf("in container %q, the %s, which providers do not allow", c.Name, option)
+		}
+	}
+	return ""
+}
+
+// connecting returns the first probe or lifecycle hook of a container in which the kubelet
+// connects to a host that the pod names, instead of the pod; empty if there is none.
+func connecting(c *corev1.Container) (field string) {
+	names := func(get *corev1.HTTPGetAction, connect *corev1.TCPSocketAction) bool {
+		return get != nil && get.Host != "" || connect != nil && connect.Host != ""
+	}
+	for _, p := range []struct {
+		field string
+		probe *corev1.Probe
+	}{{"livenessProbe", c.LivenessProbe}, {"readinessProbe", c.ReadinessProbe}, {"startupProbe", c.StartupProbe}} {
+		if p.probe != nil && names(p.probe.HTTPGet, p.probe.TCPSocket) {
+			return p.field
+		}
+	}
+	if c.Lifecycle == nil {
+		return ""
+	}
+	for _, h := range []struct {
+		field string
+		hook  *corev1.LifecycleHandler
+	}{{"lifecycle.postStart", c.Lifecycle.PostStart}, {"lifecycle.preStop", c.Lifecycle.PreStop}} {
+		if h.hook != nil && names(h.hook.HTTPGet, h.hook.TCPSocket) {
+			return h.field
 		}
 	}
 	return ""

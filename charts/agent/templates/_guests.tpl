@@ -41,7 +41,7 @@ use, in bytes). The argument is the driver.
   message: "a guest must terminate within an hour: set spec.terminationGracePeriodSeconds to 3600 or less"
   reason: Forbidden
 # The ServiceAccount admission plugin sets "default" if the field is empty.
-- expression: "!has(variables.pod.serviceAccountName) || variables.pod.serviceAccountName in ['', 'default']"
+- expression: "variables.pod.?serviceAccountName.orValue('') in ['', 'default'] && variables.pod.?serviceAccount.orValue('') in ['', 'default']"
   message: "a guest may not use a ServiceAccount of this cluster: leave spec.serviceAccountName empty"
   reason: Forbidden
 - expression: "has(variables.pod.automountServiceAccountToken) && !variables.pod.automountServiceAccountToken"
@@ -102,6 +102,13 @@ not see. The argument is the level.
 - expression: "variables.containers.all(c, !has(c.ports) || c.ports.all(p, !has(p.hostPort) || p.hostPort == 0))"
   message: "a guest may not use ports of its node: remove hostPort"
   reason: Forbidden
+# The kubelet is outside the NetworkPolicies for guests.
+- expression: >-
+    variables.containers.all(c,
+    [c.?livenessProbe, c.?readinessProbe, c.?startupProbe].all(p, p.?httpGet.?host.orValue('') == '' && p.?tcpSocket.?host.orValue('') == '') &&
+    [c.?lifecycle.?postStart, c.?lifecycle.?preStop].all(h, h.?httpGet.?host.orValue('') == '' && h.?tcpSocket.?host.orValue('') == ''))
+  message: "a guest may not make its node connect to other hosts than the guest: remove host from its probes and lifecycle hooks"
+  reason: Forbidden
 - expression: "variables.contexts.all(s, !(has(s.privileged) && s.privileged))"
   message: "a guest may not be privileged: remove securityContext.privileged"
   reason: Forbidden
@@ -127,6 +134,11 @@ not see. The argument is the level.
 - expression: "variables.allContexts.all(s, !has(s.appArmorProfile) || s.appArmorProfile.type != 'Unconfined')"
   message: "a guest may not run without AppArmor: remove appArmorProfile type Unconfined"
   reason: Forbidden
+- expression: >-
+    variables.annotations.all(name, !name.startsWith('container.apparmor.security.beta.kubernetes.io/') ||
+    variables.annotations[name] in ['', 'runtime/default'] || variables.annotations[name].startsWith('localhost/'))
+  message: "a guest may not run without AppArmor: remove annotations container.apparmor.security.beta.kubernetes.io/…"
+  reason: Forbidden
 - expression: "variables.allContexts.all(s, !has(s.seccompProfile) || s.seccompProfile.type != 'Unconfined')"
   message: "a guest may not run without seccomp: remove seccompProfile type Unconfined"
   reason: Forbidden
@@ -146,7 +158,7 @@ not see. The argument is the level.
   message: "a guest must comply with the Pod Security Standard restricted: set securityContext.capabilities.drop to [ALL] in each container, or let the provider's administrator set guests.podSecurity to baseline"
   reason: Forbidden
 - expression: >-
-    variables.contexts.all(s, !has(s.runAsNonRoot) || s.runAsNonRoot) &&
+    variables.allContexts.all(s, !has(s.runAsNonRoot) || s.runAsNonRoot) &&
     ((has(variables.pod.securityContext) && has(variables.pod.securityContext.runAsNonRoot) && variables.pod.securityContext.runAsNonRoot) ||
     variables.containers.all(c, has(c.securityContext) && has(c.securityContext.runAsNonRoot)))
   message: "a guest must comply with the Pod Security Standard restricted: set securityContext.runAsNonRoot to true, or let the provider's administrator set guests.podSecurity to baseline"
@@ -162,8 +174,10 @@ not see. The argument is the level.
 {{- end }}
 {{- end }}
 
-{{/* Variables of podSecurityRules: the security contexts of the containers, and these with the pod's. */}}
+{{/* Variables of podSecurityRules: the annotations, which the pod will have, the security contexts of the containers, and these with the pod's. */}}
 {{- define "spillway-agent.podSecurityVariables" -}}
+- name: annotations
+  expression: "has(object.metadata.annotations) ? object.metadata.annotations : {}"
 - name: contexts
   expression: "variables.containers.filter(c, has(c.securityContext)).map(c, c.securityContext)"
 - name: allContexts

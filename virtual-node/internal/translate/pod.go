@@ -49,10 +49,6 @@ const maxNameservers, maxSearches = 3, 32
 // remove its node. A consumer has no say in that.
 const annotationSafeToEvict = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
-// A container without a memory limit may use memoryOvercommit times its request and an
-// equal share of memoryPerPod. The provider's ResourceQuota allows for that.
-const memoryOvercommit, memoryPerPod = 2, 256 << 20
-
 // apiAccessPrefix begins the name of the volume that admission adds for access
 // to the cluster's API server.
 const apiAccessPrefix = "kube-api-access-"
@@ -395,19 +391,13 @@ func (t *translation) container(c *corev1.Container) {
 // rejects a container without a limit, and the policy for guests an unbounded
 // emptyDir in memory.
 func (t *translation) memory(spec *corev1.PodSpec) {
-	podLimit := spec.Resources != nil && !spec.Resources.Limits.Memory().IsZero()
+	if placement.BoundMemory(spec) {
+		t.note("Containers without a memory limit may use twice their request and a share of %s.", resource.NewQuantity(placement.MemoryPerPod, resource.BinarySI))
+	}
 	var usable int64
 	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
 		for i := range containers {
 			r := &containers[i].Resources
-			if r.Limits.Memory().IsZero() && !podLimit {
-				if r.Limits == nil {
-					r.Limits = corev1.ResourceList{}
-				}
-				share := int64(memoryPerPod) / int64(len(spec.InitContainers)+len(spec.Containers))
-				r.Limits[corev1.ResourceMemory] = *resource.NewQuantity(memoryOvercommit*r.Requests.Memory().Value()+share, resource.BinarySI)
-				t.note("Containers without a memory limit may use twice their request and a share of %s.", resource.NewQuantity(memoryPerPod, resource.BinarySI))
-			}
 			usable += cmp.Or(r.Limits.Memory().Value(), r.Requests.Memory().Value())
 		}
 	}

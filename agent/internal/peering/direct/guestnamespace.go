@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	placement "github.com/spillway-dev/spillway/broker/guest"
 )
 
 // guestLabels are those of everything made for a consumer.
@@ -145,19 +146,15 @@ func (p *Provider) ensureAgentAccess(ctx context.Context, namespace *corev1.Name
 // consumer may keep for its guests.
 const baseSources, sourcesPerPod = 20, 20
 
-// memoryOvercommit and memoryPerPod bound what the memory limits of a consumer's
-// guests add up to: a guest may use somewhat more than it requests, as pods do that
-// have no limit, but not the whole of its node.
-const memoryOvercommit, memoryPerPod = 2, 256 << 20
-
-// hardLimits is a consumer's total as the hard limits of a quota. CPU, memory and
+// hardLimits is a consumer's total as the hard limits of a quota. The memory limits of its
+// guests add up to what guest.BoundMemory gives those that have none. CPU, memory and
 // ephemeral storage are always listed, other resources only if granted: the
 // chart's policy spillway-guest-pods rejects every resource that the quota does
 // not list, including those that the cluster gets later. ConfigMaps and Secrets of
 // guests take up the provider's etcd, so their number is bounded per pod.
 func hardLimits(total corev1.ResourceList) corev1.ResourceList {
 	hard := confine.Objects{Sources: baseSources + sourcesPerPod*total.Pods().Value()}.Hard()
-	hard[corev1.ResourceLimitsMemory] = *resource.NewQuantity(memoryOvercommit*total.Memory().Value()+memoryPerPod*total.Pods().Value(), resource.BinarySI)
+	hard[corev1.ResourceLimitsMemory] = *resource.NewQuantity(placement.MemoryOvercommit*total.Memory().Value()+placement.MemoryPerPod*total.Pods().Value(), resource.BinarySI)
 	for _, name := range []corev1.ResourceName{corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage} {
 		hard[name] = resource.Quantity{Format: resource.DecimalSI}
 	}
@@ -243,7 +240,7 @@ func (p *Provider) ensureNetworkPolicies(ctx context.Context, namespace *corev1.
 // ensureLimits gives a container that another admission plugin of this cluster adds to
 // a guest what the quota requires of each: requests and a memory limit.
 func (p *Provider) ensureLimits(ctx context.Context, namespace *corev1.Namespace) error {
-	return p.confined(namespace).EnsureLimits(ctx, *resource.NewQuantity(memoryPerPod, resource.BinarySI))
+	return p.confined(namespace).EnsureLimits(ctx, *resource.NewQuantity(placement.MemoryPerPod, resource.BinarySI))
 }
 
 // ensureAccount creates the ServiceAccount of a consumer's tokens.

@@ -98,8 +98,8 @@ func (p *Provider) confine(ctx context.Context, namespace *corev1.Namespace, con
 	if err := confined.EnsureNetworkPolicies(ctx, networks); err != nil {
 		return err
 	}
-	// Liqo copies pods as they are: a default memory limit would be below the requests of
-	// those that have none.
+	// The webhook for guests limits their memory. A default limit would be below the requests
+	// of those that are created while it does not answer.
 	if err := confined.EnsureLimits(ctx, resource.Quantity{}); err != nil {
 		return err
 	}

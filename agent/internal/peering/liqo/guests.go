@@ -3,9 +3,10 @@ package liqo
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
 
-	"gomodules.xyz/jsonpatch/v2"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -20,30 +21,65 @@ import (
 const GuestsPath = "/guests"
 
 // GuestsHandler answers AdmissionReviews of new ShadowPods, whose pods Liqo creates
-// unchanged: a guest gets the PriorityClass of guests, so that it preempts no pod and keeps
-// the node that it is nominated to. With handOver it gets the scheduling gate, too, and
-// waits until the agent hands over a place. The handler admits every ShadowPod: who may
-// write what is up to the chart's policies.
+// unchanged. A guest gets the PriorityClass of guests, so that it preempts no pod and keeps
+// the node that it is nominated to, the node affinity of guests, because it was judged for
+// nodes of their architecture, and a memory limit where it has none. With handOver it gets the
+// scheduling gate, too, and waits until the agent hands over a place. The handler admits every
+// ShadowPod: who may write what is up to the chart's policies.
 func GuestsHandler(handOver bool) http.Handler {
 	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
-		response := admission.Allowed("")
-		var shadow struct {
-			Spec struct {
-				Pod *struct{} `json:"pod"`
-			} `json:"spec"`
-		}
 		if request.Operation != admissionv1.Create || request.Kind.Kind != kindShadowPod {
-			return response
+			return admission.Allowed("")
 		}
-		if err := json.Unmarshal(request.Object.Raw, &shadow); err != nil || shadow.Spec.Pod == nil {
-			log.FromContext(ctx).Info("Cannot decode ShadowPod; it stays as it is", "namespace", request.Namespace, "name", request.Name)
-			return response
+		changed, err := changeShadowPod(request.Object.Raw, func(pod *corev1.PodSpec) { makeGuest(pod, handOver) })
+		if err != nil {
+			log.FromContext(ctx).Info("Cannot decode ShadowPod; it stays as it is", "namespace", request.Namespace, "name", request.Name, "reason", err.Error())
+			return admission.Allowed("")
 		}
-		// On an object, "add" replaces too.
-		operations := []jsonpatch.Operation{jsonpatch.NewOperation("add", "/spec/pod/priorityClassName", guest.PriorityClass)}
-		if handOver {
-			operations = append(operations, jsonpatch.NewOperation("add", "/spec/pod/schedulingGates", []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}))
-		}
-		return admission.Patched("", operations...)
+		return admission.PatchResponseFromRaw(request.Object.Raw, changed)
 	})}).WithRecoverPanic(false)
+}
+
+// makeGuest makes the pod of a ShadowPod one as was judged before its hold was accepted.
+func makeGuest(pod *corev1.PodSpec, handOver bool) {
+	pod.PriorityClassName = guest.PriorityClass
+	if handOver {
+		pod.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
+	}
+	if pod.Affinity == nil {
+		pod.Affinity = &corev1.Affinity{}
+	}
+	if pod.Affinity.NodeAffinity == nil {
+		pod.Affinity.NodeAffinity = &corev1.NodeAffinity{}
+	}
+	required := &pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	*required = guest.NodeAffinity(*required)
+	guest.BoundMemory(pod)
+}
+
+// changeShadowPod changes the pod of an encoded ShadowPod, and nothing else of it.
+func changeShadowPod(raw []byte, change func(*corev1.PodSpec)) ([]byte, error) {
+	var shadow, spec map[string]json.RawMessage
+	var pod *corev1.PodSpec
+	if err := json.Unmarshal(raw, &shadow); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(shadow["spec"], &spec); err != nil {
+		return nil, fmt.Errorf("spec: %w", err)
+	}
+	if err := json.Unmarshal(spec["pod"], &pod); err != nil {
+		return nil, fmt.Errorf("spec.pod: %w", err)
+	}
+	if pod == nil {
+		return nil, errors.New("it has no pod")
+	}
+	change(pod)
+	var err error
+	if spec["pod"], err = json.Marshal(pod); err != nil {
+		return nil, err
+	}
+	if shadow["spec"], err = json.Marshal(spec); err != nil {
+		return nil, err
+	}
+	return json.Marshal(shadow)
 }

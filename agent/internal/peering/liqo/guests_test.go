@@ -5,11 +5,14 @@ import (
 	"net/http/httptest"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
 	"github.com/liqotech/liqo/pkg/consts"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
@@ -21,6 +24,71 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+// guestChange is how a ShadowPod differs from one without resources and affinity, and how the
+// result does.
+type guestChange struct{ from, to func(*corev1.PodSpec) }
+
+func guestChanges() map[string]guestChange {
+	both := func(change func(*corev1.PodSpec)) guestChange { return guestChange{change, change} }
+	spread := &corev1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{
+		Weight: 1, PodAffinityTerm: corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}},
+	}}}
+	preferred := []corev1.PreferredSchedulingTerm{{Weight: 3, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "disk", Operator: corev1.NodeSelectorOpExists}}}}}
+	own := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+		{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}}},
+		{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"n"}}}},
+	}}
+	return map[string]guestChange{
+		"nothing": both(func(*corev1.PodSpec) {}),
+		"Liqo's spreading": {
+			func(s *corev1.PodSpec) { s.Affinity = &corev1.Affinity{PodAntiAffinity: spread} },
+			func(s *corev1.PodSpec) { s.Affinity.PodAntiAffinity = spread },
+		},
+		"preferred nodes": {
+			func(s *corev1.PodSpec) {
+				s.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: preferred}}
+			},
+			func(s *corev1.PodSpec) {
+				s.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution = preferred
+			},
+		},
+		"nodes that Liqo's VirtualNode selects": {
+			func(s *corev1.PodSpec) {
+				s.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: own}}
+			},
+			func(s *corev1.PodSpec) {
+				s.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = guest.NodeAffinity(own)
+			},
+		},
+		"requests": {
+			func(s *corev1.PodSpec) {
+				s.Containers[0].Resources.Requests = expect.Resources("cpu", "1", "memory", "1Gi")
+			},
+			func(s *corev1.PodSpec) {
+				s.Containers[0].Resources = corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1", "memory", "1Gi"), Limits: expect.Resources("memory", "2304Mi")}
+			},
+		},
+		"limits": both(func(s *corev1.PodSpec) {
+			s.Containers[0].Resources = corev1.ResourceRequirements{Requests: expect.Resources("memory", "1Gi"), Limits: expect.Resources("memory", "4Gi")}
+		}),
+		"an init container": {
+			func(s *corev1.PodSpec) {
+				s.InitContainers = []corev1.Container{{Name: "i", Image: "i", Resources: corev1.ResourceRequirements{Limits: expect.Resources("cpu", "1")}}}
+			},
+			func(s *corev1.PodSpec) {
+				half := corev1.ResourceRequirements{Requests: expect.Resources("memory", "0"), Limits: expect.Resources("memory", "128Mi")}
+				s.Containers[0].Resources = half
+				s.InitContainers = []corev1.Container{{Name: "i", Image: "i", Resources: *half.DeepCopy()}}
+				s.InitContainers[0].Resources.Limits[corev1.ResourceCPU] = resource.MustParse("1")
+			},
+		},
+		// The chart's policy refuses it.
+		"an emptyDir in memory": both(func(s *corev1.PodSpec) {
+			s.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}}}
+		}),
+	}
+}
+
 // The pod that Liqo creates of a ShadowPod preempts none and waits for its place.
 func TestGuestsWebhook(t *testing.T) {
 	config := controlplane.Start(t, liqoCRDs(t))
@@ -28,6 +96,7 @@ func TestGuestsWebhook(t *testing.T) {
 	core, err := client.New(config, client.Options{Scheme: scheme.Scheme})
 	expect.NoError(t, err)
 	expect.NoError(t, core.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: guest.PriorityClass}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
+	changes := guestChanges()
 	for handOver, consumer := range map[bool]string{true: "rome", false: "berlin"} {
 		namespace := "shop-" + consumer
 		server := httptest.NewTLSServer(GuestsHandler(handOver))
@@ -58,6 +127,22 @@ func TestGuestsWebhook(t *testing.T) {
 			expect.NoError(t, c.Create(t.Context(), dry, client.DryRunAll))
 			return dry.Spec.Pod.PriorityClassName != "", ""
 		})
+		for name, change := range changes {
+			changed := shadow()
+			change.from(&changed.Spec.Pod)
+			expect.NoError(t, c.Create(t.Context(), changed, client.DryRunAll))
+			want := corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}, Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: guest.NodeAffinity(nil),
+			}}, AutomountServiceAccountToken: ptr.To(false), PriorityClassName: guest.PriorityClass}
+			want.Containers[0].Resources = corev1.ResourceRequirements{Requests: expect.Resources("memory", "0"), Limits: expect.Resources("memory", "256Mi")}
+			if handOver {
+				want.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
+			}
+			change.to(&want)
+			if diff := cmp.Diff(want, changed.Spec.Pod, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("%s: the pod (-want +got):\n%s", name, diff)
+			}
+		}
 		of := shadow()
 		expect.NoError(t, c.Create(t.Context(), of))
 		// Liqo's virtual kubelet and its controllers only change labels, annotations and the status.
@@ -72,6 +157,10 @@ func TestGuestsWebhook(t *testing.T) {
 		}
 		if gates := pod.Spec.SchedulingGates; handOver != (len(gates) == 1 && gates[0].Name == broker.GateHandOver) {
 			t.Errorf("hand-over %t: the guest has gates %v", handOver, gates)
+		}
+		// The API server takes a limit for the request where there is none.
+		if request := pod.Spec.Containers[0].Resources.Requests.Memory(); !request.IsZero() {
+			t.Errorf("the guest requests %s of memory, and its pod none", request)
 		}
 	}
 }
