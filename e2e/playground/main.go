@@ -21,7 +21,11 @@ import (
 
 	"github.com/spillway-dev/spillway/e2e/playground/demo"
 	"github.com/spillway-dev/spillway/e2e/playground/scale"
+	"github.com/spillway-dev/spillway/e2e/playground/timings"
 )
+
+// benches are the names of all benches.
+var benches = slices.Concat(scale.Names, timings.Names)
 
 const usage = `usage: go run ./e2e/playground demo
        go run ./e2e/playground bench [flags]
@@ -31,7 +35,8 @@ chapter was observed. Environment variables:
   DEMO_HOLD=1                               keep everything running at the end
   DEMO_BREAK=broker|provider|scheduler      kill a component, to see the demo fail
 
-bench measures ` + scale.Name + ` and prints its figures; -help lists its flags.
+bench measures ` + scale.Name + `, or what -name says, and prints its figures; -help lists
+the flags.
 `
 
 func main() {
@@ -65,26 +70,32 @@ func run(ctx context.Context, arguments []string) error {
 }
 
 func bench(ctx context.Context, arguments []string) error {
-	o := scale.Defaults()
+	crowd, timed := scale.Defaults(), timings.Defaults()
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	flags.StringVar(&o.Name, "name", o.Name, "Name of the bench: "+strings.Join(scale.Names, ", ")+".")
-	flags.IntVar(&o.Providers, "providers", o.Providers, "Number of providers.")
-	flags.IntVar(&o.Real, "real", o.Real, "Number of providers with a control plane of their own, about 1 GiB each; the others are simulated agents.")
-	flags.IntVar(&o.Nodes, "nodes", o.Nodes, "Number of simulated nodes, in the consumer and the real providers together.")
-	flags.IntVar(&o.Pods, "pods", o.Pods, "Number of pods, created in the consumer at once.")
-	flags.DurationVar(&o.Deadline, "deadline", o.Deadline, "Deadline for all pods to run.")
+	name := flags.String("name", scale.Name, "Name of the bench: "+strings.Join(benches, ", ")+". With "+scale.NameWithoutPlaceholders+", providers have hold none.")
+	flags.IntVar(&crowd.Providers, "providers", crowd.Providers, "Number of providers of "+scale.Name+".")
+	flags.IntVar(&crowd.Real, "real", crowd.Real, "Number of providers with a control plane of their own, about 1 GiB each; the others are simulated agents.")
+	flags.IntVar(&crowd.Nodes, "nodes", crowd.Nodes, "Number of simulated nodes, in the consumer and the real providers together.")
+	flags.IntVar(&crowd.Pods, "pods", crowd.Pods, "Number of pods, created in the consumer at once.")
+	flags.DurationVar(&crowd.Deadline, "deadline", crowd.Deadline, "Deadline for all pods of "+scale.Name+" to run.")
+	flags.IntVar(&timed.Cold, "cold", timed.Cold, "Number of overflows over a cold peering of "+timings.Cold+", to each provider.")
+	flags.IntVar(&timed.Warm, "warm", timed.Warm, "Number of overflows over a warm peering of "+timings.Warm+", to each provider.")
 	switch err := flags.Parse(arguments); {
 	case errors.Is(err, flag.ErrHelp):
 		return nil
 	case err != nil:
 		return err
-	case !slices.Contains(scale.Names, o.Name):
-		return fmt.Errorf("unknown bench %q: use one of %s", o.Name, strings.Join(scale.Names, ", "))
+	case !slices.Contains(benches, *name):
+		return fmt.Errorf("unknown bench %q: use one of %s", *name, strings.Join(benches, ", "))
 	}
 	start := time.Now()
-	o.Out = os.Stdout
-	o.Log = func(format string, args ...any) {
+	log := func(format string, args ...any) {
 		fmt.Fprintf(os.Stderr, "%7.1fs  %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 	}
-	return scale.Run(ctx, o)
+	if slices.Contains(timings.Names, *name) {
+		timed.Out, timed.Log = os.Stdout, log
+		return timings.Run(ctx, timed)
+	}
+	crowd.Name, crowd.Out, crowd.Log = *name, os.Stdout, log
+	return scale.Run(ctx, crowd)
 }

@@ -373,37 +373,3 @@ func charges(p *placements) map[string]string {
 	}
 	return all
 }
-
-// recount compares placements with the pods that they are made of.
-func recount(t *rapid.T, p *placements, truth map[types.UID]*corev1.Pod) {
-	fresh := newPlacements(p.clock, p.keyOf)
-	for _, n := range p.nodes {
-		if n.node != nil {
-			fresh.setNode(n.node)
-		}
-	}
-	for _, pod := range truth {
-		fresh.setPod(pod)
-	}
-	for name, of := range map[string][2]any{
-		"used": {p.used, fresh.used}, "charged": {charges(p), charges(fresh)}, "living": {p.living, fresh.living}, "unresolved": {p.unresolved, fresh.unresolved},
-	} {
-		if got, want := fmt.Sprint(of[0]), fmt.Sprint(of[1]); got != want {
-			t.Fatalf("%s: got %s, want %s", name, got, want)
-		}
-	}
-	for node, n := range fresh.nodes {
-		got := p.nodes[node]
-		if got == nil {
-			t.Fatalf("%s is not known", node)
-		}
-		maps.DeleteFunc(got.used, isZero)
-		maps.DeleteFunc(n.used, isZero)
-		if !maps.Equal(got.used, n.used) || got.virtual != n.virtual {
-			t.Fatalf("used on %s: got %v, want %v", node, got, n)
-		}
-	}
-	if len(p.nodes) != len(fresh.nodes) || len(p.pods) != len(truth) {
-		t.Fatalf("%d nodes with pods, want %d; %d pods, want %d", len(p.nodes), len(fresh.nodes), len(p.pods), len(truth))
-	}
-}

@@ -1,6 +1,5 @@
 // Command bench measures the agent: go run ./agent/internal/bench -name=measure_1000_nodes.
-// The line that counts reads "bench <name> <value> <unit> (aim <aim>)"; other lines
-// have details.
+// It prints details, and then the figures.
 package main
 
 import (
@@ -10,7 +9,12 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"github.com/spillway-dev/spillway/e2e/bench/figures"
 )
+
+// lines are the figures. None is counted.
+var lines = figures.New(os.Stdout)
 
 // benches by name.
 var benches = map[string]func(){

@@ -60,7 +60,7 @@ func measure() {
 	}
 	fmt.Printf("counting one change: %.4f ms; computing the advertisement: %.2f ms\n",
 		milliseconds(counting)/changes, milliseconds(measuring)/changes)
-	fmt.Printf("bench measure_1000_nodes %.4g ms (aim <= 20)\n", milliseconds(counting+measuring)/changes)
+	lines.Time("measure_1000_nodes", milliseconds(counting+measuring)/changes, "ms", "<= 20")
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

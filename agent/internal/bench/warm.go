@@ -59,6 +59,6 @@ func holdWarm(ctx context.Context) (err error) {
 	with, without := quantile(took[true], 0.5), quantile(took[false], 0.5)
 	fmt.Printf("from the hold to %d bound guests, %d times each: p50 %s with placeholders (p95 %s), %s without (p95 %s): %.2f times as long\n",
 		count, warmRounds, with, quantile(took[true], 0.95), without, quantile(took[false], 0.95), with.Seconds()/without.Seconds())
-	fmt.Printf("bench hold_warm_ms %d ms (aim <= 300)\n", (with - without).Milliseconds())
+	lines.Time("hold_warm_ms", float64((with - without).Milliseconds()), "ms", "<= 300")
 	return nil
 }

@@ -105,8 +105,8 @@ func asks() error {
 	slices.Sort(sorted)
 	fmt.Printf("%d requests of %d consumers, %d at once: p50 %s, p99 %s, %s of CPU in the broker for each\n", total, askConsumers, askConsumers*asksAtOnce,
 		sorted[total/2].Round(time.Millisecond), sorted[total*99/100].Round(time.Millisecond), (cpu / total).Round(10*time.Microsecond))
-	fmt.Printf("%.1f kB between the broker and its API server for each (aim 60)\n", float64(bytes)/total/1000)
-	report("asks_1000_clusters", total/took.Seconds(), "requests/s", "60")
+	lines.Time("asks_1000_clusters", total/took.Seconds(), "requests/s", ">= 60")
+	lines.Count("asks_1000_clusters_kilobytes", float64(bytes)/total/1000, "kB/request", 60)
 	return nil
 }
 

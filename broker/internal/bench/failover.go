@@ -102,7 +102,7 @@ func failover() error {
 	}
 	slices.Sort(times)
 	fmt.Printf("median %s\n", times[rounds/2].Round(10*time.Millisecond))
-	report("failover_seconds", times[rounds-1].Seconds(), "s", "5")
+	lines.Time("failover_seconds", times[rounds-1].Seconds(), "s", "<= 5")
 	return nil
 }
 

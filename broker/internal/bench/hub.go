@@ -185,8 +185,9 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// print prints the counts, and how many writes there are for each of n reservations.
-func (r *requests) print(n int) {
+// print prints the counts, and returns how many writes there are for each of n reservations,
+// without events.
+func (r *requests) print(n int) float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	writes := 0
@@ -196,7 +197,7 @@ func (r *requests) print(n int) {
 			writes += r.by[what]
 		}
 	}
-	fmt.Printf("%.1f writes of the broker for each reservation, without events\n", float64(writes)/float64(n))
+	return float64(writes) / float64(n)
 }
 
 // stop ends what was started.

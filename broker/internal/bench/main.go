@@ -1,19 +1,24 @@
 // Command bench measures the broker: go run ./broker/internal/bench -name=decide_1000.
-// The line that counts reads "bench <name> <value> <unit> (aim <aim>)"; other lines
-// have details.
+// It prints details, and then the figures.
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
 	"os"
 	"slices"
 	"strings"
+
+	"github.com/spillway-dev/spillway/e2e/bench/figures"
 )
 
 // benches by name.
 var benches = map[string]func() error{}
+
+// lines are the figures.
+var lines = figures.New(os.Stdout)
 
 func main() {
 	name := flag.String("name", "", "the bench to run")
@@ -23,13 +28,9 @@ func main() {
 		fmt.Fprintf(os.Stderr, "unknown bench %q: -name is one of %s\n", *name, strings.Join(slices.Sorted(maps.Keys(benches)), ", "))
 		os.Exit(2)
 	}
-	if err := run(); err != nil {
+	// A counted figure above its aim is an error.
+	if err := errors.Join(run(), lines.Err()); err != nil {
 		fmt.Fprintf(os.Stderr, "bench %s: %v\n", *name, err)
 		os.Exit(1)
 	}
-}
-
-// report prints the line that counts.
-func report(name string, value float64, unit, aim string) {
-	fmt.Printf("bench %s %.4g %s (aim %s)\n", name, value, unit, aim)
 }

@@ -32,7 +32,7 @@ func pushLatency(ctx context.Context, d *deployment, r *replica) error {
 		}
 		worst = max(worst, p99)
 	}
-	report("push_latency", float64(worst.Microseconds())/1000, "ms", "100")
+	lines.Time("push_latency", float64(worst.Microseconds())/1000, "ms", "<= 100")
 	return nil
 }
 

@@ -22,6 +22,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/e2e/bench/figures"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 	"github.com/spillway-dev/spillway/e2e/playground/environment"
 )
@@ -77,8 +78,7 @@ const (
 	requestEach = 50
 )
 
-// Run measures, and prints the figures as lines "bench <name> <value> <unit> (aim
-// <aim>)".
+// Run measures, and prints the figures. More writes than the aim are an error.
 func Run(ctx context.Context, o Options) (err error) {
 	if o.Real < 1 || o.Providers < o.Real || o.Nodes < 2*(o.Real+1) || o.Pods < deployments || o.Pods > o.Nodes*podsEach {
 		return fmt.Errorf("the bench needs at least one real provider, 2 nodes for each cluster, %d pods, and at most %d pods for each node", deployments, podsEach)
@@ -141,9 +141,6 @@ func Run(ctx context.Context, o Options) (err error) {
 	away := settled.away
 	o.Log("%d pods run at home and %d with providers; the simulated agents have agreed to %d holds", settled.home, away, accepted)
 
-	line := func(name, value, unit, aim string) {
-		fmt.Fprintf(o.Out, "bench %s %s %s (aim %s)\n", name, value, unit, aim)
-	}
 	for _, used := range cpuTimes(p).minus(cpu) {
 		o.Log("%8.1f s of CPU for %s", used.cpu, used.name)
 	}
@@ -158,19 +155,20 @@ func Run(ctx context.Context, o Options) (err error) {
 	if o.Name == NameWithoutOverflow {
 		aim = "none"
 	}
-	line(o.Name, fmt.Sprintf("%.1f", took.Seconds()), "s", aim)
-	line(o.Name+"_pods_per_second", fmt.Sprintf("%.1f", float64(o.Pods)/took.Seconds()), "pods/s", "none")
+	print := figures.New(o.Out)
+	print.Time(o.Name, took.Seconds(), "s", aim)
+	print.Time(o.Name+"_pods_per_second", float64(o.Pods)/took.Seconds(), "pods/s", "none")
 	if o.Name == NameWithoutOverflow {
 		return nil
 	}
 	// With the writes for pods at home: that is more than the pods that overflow need.
-	line(o.Name+"_writes_per_overflow_pod", fmt.Sprintf("%.1f", writes.Sum()/float64(away)), "writes", "<= 10")
-	line(o.Name+"_pods_overflowed", fmt.Sprint(away), "pods", fmt.Sprint(o.Pods-atHome*(podsEach+spare)))
+	print.Count(o.Name+"_writes_per_overflow_pod", writes.Sum()/float64(away), "writes", 10)
+	print.Time(o.Name+"_pods_overflowed", float64(away), "pods", fmt.Sprint(o.Pods-atHome*(podsEach+spare)))
 	for i, now := range usages(p, providers[0]) {
-		line(fmt.Sprintf("%s_memory_%s", o.Name, now.name), fmt.Sprintf("%.0f", now.peakMiB), "MiB", fmt.Sprintf("<= %d", now.aimMiB))
-		line(fmt.Sprintf("%s_cpu_%s", o.Name, now.name), fmt.Sprintf("%.1f", now.cpu-before[i].cpu), "s", "none")
+		print.Time(fmt.Sprintf("%s_memory_%s", o.Name, now.name), now.peakMiB, "MiB", fmt.Sprintf("<= %d", now.aimMiB))
+		print.Time(fmt.Sprintf("%s_cpu_%s", o.Name, now.name), now.cpu-before[i].cpu, "s", "none")
 	}
-	return nil
+	return print.Err()
 }
 
 // members are the clusters with nodes: the consumer, and the real providers.

@@ -3,38 +3,72 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/spillway-dev/spillway/e2e/bench/figures"
 )
 
-// figures of pods in this cluster, and of as many that overflow.
-type figures struct{ home, overflow result }
+// round has pods that are bound in this cluster, and as many that overflow.
+type round struct{ home, overflow result }
 
-// burst binds pods in this cluster and, with played providers, as many in another one.
-// The nodes of this cluster are nearly full.
-func burst(print func(figures)) func(context.Context, *home, options) error {
-	return func(ctx context.Context, h *home, o options) (err error) {
-		if o.pods == 0 {
-			o.pods = 1000
-		}
-		if err := h.fill(ctx, o.nodes); err != nil {
-			return err
-		}
-		var f figures
-		small := basic(o.pods)
-		small.requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("10Mi")}
-		if f.home, err = h.count(ctx, small, "", nil); err != nil {
-			return fmt.Errorf("in this cluster: %w", err)
-		}
-		if f.overflow, err = h.count(ctx, overflowing(o.pods), o.profile, h.play(o.grantAfter)); err != nil {
-			return fmt.Errorf("in other clusters: %w", err)
-		}
-		print(f)
-		return nil
+// burst binds pods in this cluster and, with played providers, as many in another one, in
+// alternating order. The nodes of this cluster are nearly full.
+func burst(ctx context.Context, h *home, o options) error {
+	if o.pods == 0 {
+		o.pods = 1000
 	}
+	if o.pairs == 0 {
+		o.pairs = 5
+	}
+	if err := h.fill(ctx, o.nodes); err != nil {
+		return err
+	}
+	small := basic(o.pods)
+	small.requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("10Mi")}
+	var rounds []round
+	for i := range o.pairs {
+		var r round
+		both := []func() error{
+			func() (err error) { r.home, err = h.count(ctx, small, "", nil); return err },
+			func() (err error) {
+				r.overflow, err = h.count(ctx, overflowing(o.pods), o.profile, h.play(o.grantAfter))
+				return err
+			},
+		}
+		if i%2 == 1 {
+			slices.Reverse(both)
+		}
+		for _, bind := range both {
+			if err := bind(); err != nil {
+				return fmt.Errorf("round %d: %w", i+1, err)
+			}
+		}
+		fmt.Printf("round %d: %.0f pods/s in this cluster, %.0f pods/s that overflow, ratio %.3f\n", i+1, r.home.rate(), r.overflow.rate(), r.ratio())
+		rounds = append(rounds, r)
+	}
+	reportBurst(lines, rounds)
+	return nil
+}
+
+func (r round) ratio() float64 { return r.overflow.rate() / r.home.rate() }
+
+// reportBurst prints the medians of the rates, and the means of what was counted.
+func reportBurst(lines *figures.Printer, rounds []round) {
+	var rates, ratios []float64
+	var writes, attempts float64
+	for _, r := range rounds {
+		rates, ratios = append(rates, r.overflow.rate()), append(ratios, r.ratio())
+		writes, attempts = writes+r.overflow.writes, attempts+r.overflow.attempts
+	}
+	lines.Time("overflow_burst", quantile(rates, 0.5), "pods/s", "none")
+	lines.Time("overflow_burst_ratio", quantile(ratios, 0.5), "ratio", ">= 0.5")
+	lines.Count("writes_per_overflow_pod", writes/float64(len(rounds)), "writes", 5)
+	lines.Count("attempts_per_overflow_pod", attempts/float64(len(rounds)), "attempts", 2.2)
 }
 
 // fill leaves half a core on each node of this cluster.

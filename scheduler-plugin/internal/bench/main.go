@@ -1,6 +1,6 @@
 // Command bench measures the scheduler plugin with a real API server and real schedulers:
-// go run ./scheduler-plugin/internal/bench -name=scheduler_tax. The line that counts reads
-// "bench <name> <value> <unit> (aim <aim>)"; other lines have details.
+// go run ./scheduler-plugin/internal/bench -name=scheduler_tax. It prints details, and then the
+// figures.
 package main
 
 import (
@@ -18,6 +18,8 @@ import (
 
 	"github.com/go-logr/logr"
 	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/spillway-dev/spillway/e2e/bench/figures"
 )
 
 // options are the flags.
@@ -31,19 +33,23 @@ type options struct {
 var benches = map[string]func(context.Context, *home, options) error{
 	"scheduler_tax":                tax,
 	"scheduler_tax_under_overflow": taxUnderOverflow,
-	"overflow_burst":               burst(func(f figures) { report("overflow_burst", f.overflow.rate(), "pods/s", "none") }),
-	"overflow_burst_ratio":         burst(func(f figures) { report("overflow_burst_ratio", f.overflow.rate()/f.home.rate(), "ratio", ">= 0.5") }),
-	"writes_per_overflow_pod":      burst(func(f figures) { report("writes_per_overflow_pod", f.overflow.writes, "writes", "<= 5") }),
 	"overflow_reserved_seconds":    reserved,
-	"attempts_per_overflow_pod":    burst(func(f figures) { report("attempts_per_overflow_pod", f.overflow.attempts, "attempts", "<= 2.2") }),
+	// One run prints all of these.
+	"overflow_burst":            burst,
+	"overflow_burst_ratio":      burst,
+	"writes_per_overflow_pod":   burst,
+	"attempts_per_overflow_pod": burst,
 }
+
+// lines are the figures.
+var lines = figures.New(os.Stdout)
 
 func main() {
 	var o options
 	name := flag.String("name", "", "Name of the benchmark.")
 	flag.IntVar(&o.nodes, "nodes", 500, "Number of nodes.")
 	flag.IntVar(&o.pods, "pods", 0, "Number of pods of each arm. 0 means the default of the benchmark.")
-	flag.IntVar(&o.pairs, "pairs", 20, "Number of pairs, where arms are compared.")
+	flag.IntVar(&o.pairs, "pairs", 0, "Number of pairs, where arms are compared. 0 means the default of the benchmark.")
 	flag.StringVar(&o.profile, "profile", "", "File for a CPU profile of the scheduler while pods overflow.")
 	flag.DurationVar(&o.grantAfter, "grant-after", 0, "Time that the played providers take for their first grant. If 0, most pods have a grant before they are tried.")
 	flag.Parse()
@@ -58,7 +64,7 @@ func main() {
 	}
 }
 
-// measure runs a benchmark in a cluster of its own.
+// measure runs a benchmark in a cluster of its own. A counted figure above its aim is an error.
 func measure(run func(context.Context, *home, options) error, o options) (err error) {
 	ctrl.SetLogger(logr.Discard())
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -68,10 +74,5 @@ func measure(run func(context.Context, *home, options) error, o options) (err er
 	if err != nil {
 		return err
 	}
-	return run(ctx, h, o)
-}
-
-// report prints the line that counts.
-func report(name string, value float64, unit, aim string) {
-	fmt.Printf("bench %s %.4g %s (aim %s)\n", name, value, unit, aim)
+	return errors.Join(run(ctx, h, o), lines.Err())
 }

@@ -64,12 +64,7 @@ func (h *home) grant(ctx context.Context, r *broker.Reservation, requested map[c
 	for _, n := range requested {
 		pods += n
 	}
-	var node corev1.Node
-	if err := h.api.Get(ctx, client.ObjectKey{Name: broker.VirtualNodeName(provider)}, &node); err != nil {
-		return err
-	}
-	node.Status.Capacity, node.Status.Allocatable = virtualCapacity(pods), virtualCapacity(pods)
-	if err := h.api.Status().Update(ctx, &node); err != nil {
+	if err := h.resize(ctx, pods); err != nil {
 		return err
 	}
 	before := r.DeepCopy()
@@ -84,6 +79,19 @@ func (h *home) grant(ctx context.Context, r *broker.Reservation, requested map[c
 func (h *home) deleteReservations(ctx context.Context, namespace string) error {
 	if err := h.api.DeleteAllOf(ctx, &broker.Reservation{}, client.InNamespace(namespace)); err != nil {
 		return fmt.Errorf("deleting the Reservations of %s: %w", namespace, err)
+	}
+	return h.resize(ctx, 0)
+}
+
+// resize makes the virtual node provide capacity for pods.
+func (h *home) resize(ctx context.Context, pods int32) error {
+	var node corev1.Node
+	if err := h.api.Get(ctx, client.ObjectKey{Name: broker.VirtualNodeName(provider)}, &node); err != nil {
+		return err
+	}
+	node.Status.Capacity, node.Status.Allocatable = virtualCapacity(pods), virtualCapacity(pods)
+	if err := h.api.Status().Update(ctx, &node); err != nil {
+		return fmt.Errorf("resizing the virtual node: %w", err)
 	}
 	return nil
 }

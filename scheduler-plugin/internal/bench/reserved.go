@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -53,27 +52,21 @@ func reserved(ctx context.Context, h *home, o options) error {
 	local, other := median(took[fits.name]), median(took[away.name])
 	fmt.Printf("%d pods each, median from creation to bound: %.1f ms in this cluster, %.1f ms on capacity reserved in advance\n",
 		o.pods, 1000*local.Seconds(), 1000*other.Seconds())
-	report("overflow_reserved_seconds", other.Seconds(), "s", fmt.Sprintf("<= %.4g, 0.2 more than in this cluster", local.Seconds()+0.2))
+	lines.Time("overflow_reserved_seconds", other.Seconds(), "s", fmt.Sprintf("<= %.4g, 0.2 more than in this cluster", local.Seconds()+0.2))
 	return nil
 }
 
 // reserve makes the virtual node provide a Reservation of the hub for pods of one core.
 func (h *home) reserve(ctx context.Context, pods int32) error {
-	capacity := virtualCapacity(pods)
-	node := &corev1.Node{}
-	if err := h.api.Get(ctx, client.ObjectKey{Name: broker.VirtualNodeName(provider)}, node); err != nil {
+	if err := h.resize(ctx, pods); err != nil {
 		return err
-	}
-	node.Status.Capacity, node.Status.Allocatable = capacity, capacity
-	if err := h.api.Status().Update(ctx, node); err != nil {
-		return fmt.Errorf("growing the virtual node: %w", err)
 	}
 	if err := h.api.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: broker.SystemNamespace}}); err != nil {
 		return err
 	}
 	in := &broker.ReservationInstruction{
 		ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: "warm"},
-		Spec:       broker.ReservationInstructionSpec{ReservationName: "warm", ReservationUID: "warm", TargetClusterID: provider, RequestedResources: broker.FromList(capacity)},
+		Spec:       broker.ReservationInstructionSpec{ReservationName: "warm", ReservationUID: "warm", TargetClusterID: provider, RequestedResources: broker.FromList(virtualCapacity(pods))},
 	}
 	if err := h.api.Create(ctx, in); err != nil {
 		return fmt.Errorf("creating the instruction: %w", err)

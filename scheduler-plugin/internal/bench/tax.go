@@ -27,7 +27,7 @@ func tax(ctx context.Context, h *home, o options) error {
 			worst = ratio
 		}
 	}
-	report("scheduler_tax", worst, "ratio", ">= 0.98")
+	lines.Time("scheduler_tax", worst, "ratio", ">= 0.98")
 	return nil
 }
 
@@ -57,7 +57,7 @@ func taxUnderOverflow(ctx context.Context, h *home, o options) error {
 	if err != nil {
 		return err
 	}
-	report("scheduler_tax_under_overflow", ratio, "ratio", ">= 0.95")
+	lines.Time("scheduler_tax_under_overflow", ratio, "ratio", ">= 0.95")
 	return nil
 }
 

@@ -1,6 +1,5 @@
 // Command bench measures virtual-node: go run ./virtual-node/internal/bench -name=virtual_node_memory.
-// The lines that count read "bench <name> <value> <unit> (aim <aim>)"; other lines
-// have details.
+// It prints details, and then the figures.
 package main
 
 import (
@@ -20,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	"github.com/spillway-dev/spillway/e2e/bench/figures"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 	"github.com/spillway-dev/spillway/e2e/playground/process"
@@ -129,8 +129,9 @@ func measure(ctx context.Context, pods int, profiles string) (err error) {
 	}
 	fmt.Printf("%s %d pods ran after %.1f s; heap %.1f MiB before and %.1f MiB after; peak of resident memory %.1f MiB\n",
 		name, pods, took.Seconds(), float64(before.heap)/(1<<20), float64(after.heap)/(1<<20), after.peakMiB)
-	fmt.Printf("bench %s %.1f KiB/pod (aim <= %d)\n", name, float64(after.heap-before.heap)/float64(pods)/(1<<10), aimKiB)
-	fmt.Printf("bench %s_cpu %.2f ms/pod (aim none)\n", name, (busy-before.cpu).Seconds()*1000/float64(pods))
+	lines := figures.New(os.Stdout)
+	lines.Time(name, float64(after.heap-before.heap)/float64(pods)/(1<<10), "KiB/pod", fmt.Sprintf("<= %d", aimKiB))
+	lines.Time(name+"_cpu", (busy-before.cpu).Seconds()*1000/float64(pods), "ms/pod", "none")
 	return nil
 }
 

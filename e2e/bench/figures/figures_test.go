@@ -1,0 +1,55 @@
+package figures_test
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/spillway-dev/spillway/e2e/bench/figures"
+)
+
+func TestPrinter(t *testing.T) {
+	for name, test := range map[string]struct {
+		print func(*figures.Printer)
+		want  string
+		err   string
+	}{
+		"a timing above its aim is no error": {
+			print: func(p *figures.Printer) { p.Time("push_latency", 250.04, "ms", "<= 100") },
+			want:  "bench push_latency 250 ms (aim <= 100)\n",
+		},
+		"a counted figure at its aim": {
+			print: func(p *figures.Printer) { p.Count("attempts", 2.2, "attempts", 2.2) },
+			want:  "bench attempts 2.2 attempts (aim <= 2.2)\n",
+		},
+		"the lines after a counted figure above its aim are printed": {
+			print: func(p *figures.Printer) {
+				p.Count("writes", 5.25, "writes", 5)
+				p.Time("burst", 12345.6, "pods/s", "none")
+				p.Count("bytes", 61.5, "kB", 60)
+			},
+			want: "bench writes 5.25 writes (aim <= 5)\nbench burst 12346 pods/s (aim none)\nbench bytes 61.5 kB (aim <= 60)\n",
+			err:  "writes is 5.25 writes, above its aim of 5\nbytes is 61.5 kB, above its aim of 60",
+		},
+		"nothing was counted": {
+			print: func(p *figures.Printer) { p.Count("writes", math.NaN(), "writes", 5) },
+			want:  "bench writes NaN writes (aim <= 5)\n",
+			err:   "writes is NaN writes, above its aim of 5",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out strings.Builder
+			p := figures.New(&out)
+			test.print(p)
+			got := ""
+			if err := p.Err(); err != nil {
+				got = err.Error()
+			}
+			if diff := cmp.Diff([]string{test.want, test.err}, []string{out.String(), got}); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
