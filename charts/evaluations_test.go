@@ -73,6 +73,10 @@ func TestEvaluationsOfOrdinaryRequests(t *testing.T) {
 			expect.NoError(t, admin.Create(ctx, &corev1.Namespace{ObjectMeta: named("liqo")}))
 			install(t, "install", "agent", kubeconfig(t, config), values)
 			createWorkload(t, admin)
+			shop := &corev1.Namespace{ObjectMeta: named("shop")}
+			shop.Labels = map[string]string{"broker.fluidos.eu/overflow": "enabled"}
+			expect.NoError(t, admin.Create(ctx, shop))
+			expect.NoError(t, admin.Create(ctx, &corev1.ServiceAccount{ObjectMeta: within("shop", "default")}))
 			lease := &coordinationv1.Lease{ObjectMeta: within("kube-node-lease", "worker")}
 			expect.NoError(t, client.IgnoreAlreadyExists(admin.Create(ctx, &corev1.Namespace{ObjectMeta: named("kube-node-lease")})))
 			expect.NoError(t, client.IgnoreAlreadyExists(admin.Create(ctx, &corev1.ServiceAccount{ObjectMeta: within("spillway-holds", "default")})))
@@ -90,7 +94,12 @@ func TestEvaluationsOfOrdinaryRequests(t *testing.T) {
 				do   func() error
 				want map[string]int
 			}{
-				"a pod is created":           {func() error { return admin.Create(ctx, podOn("", "new"), client.DryRunAll) }, map[string]int{"avoidance.broker.fluidos.eu": 1, "spillway-virtual-node-pods": 1}},
+				"a pod is created": {func() error { return admin.Create(ctx, podOn("", "new"), client.DryRunAll) }, map[string]int{"avoidance.broker.fluidos.eu": 1, "spillway-virtual-node-pods": 1}},
+				"a pod that may overflow is created": {func() error {
+					pod := podOn("", "new")
+					pod.Namespace = "shop"
+					return admin.Create(ctx, pod, client.DryRunAll)
+				}, map[string]int{"spillway-virtual-node-pods": 1}},
 				"a placeholder is created":   {func() error { return admin.Create(ctx, placeholder("spillway-holds", "p"), client.DryRunAll) }, map[string]int{"spillway-virtual-node-pods": 1}},
 				"a pod is bound":             {bind, map[string]int{"spillway-virtual-node-binding": 1}},
 				"a kubelet reports a pod":    {func() error { return admin.Status().Patch(ctx, podOn("", "local"), patch) }, nil},
