@@ -489,7 +489,7 @@ func (e *environment) testPodSecurity(t *testing.T) {
 }
 
 // testHandOver: where the provider hands places over, a guest waits for it, but not for
-// ever.
+// ever; that it waits is not reported yet, but what it waits for afterwards is.
 func (e *environment) testHandOver(t *testing.T) {
 	patch := `{"metadata":{"annotations":{"broker.fluidos.eu/hand-over":"enabled"}}}`
 	_, err := e.provider.CoreV1().Namespaces().Patch(t.Context(), guestNamespace, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
@@ -497,7 +497,8 @@ func (e *environment) testHandOver(t *testing.T) {
 	// It has read the namespace before.
 	e.stop()
 	e.start()
-	guest := e.awaitGuest(t, e.createPod(t, "waits"))
+	pod := e.createPod(t, "waits")
+	guest := e.awaitGuest(t, pod)
 	if gates := guest.Spec.SchedulingGates; len(gates) != 1 || gates[0].Name != broker.GateHandOver {
 		t.Fatalf("gates of the guest are %v", gates)
 	}
@@ -505,5 +506,12 @@ func (e *environment) testHandOver(t *testing.T) {
 		current, err := e.guests().Get(t.Context(), guest.Name, metav1.GetOptions{})
 		expect.NoError(t, err)
 		return len(current.Spec.SchedulingGates) == 0, fmt.Sprint(current.Spec.SchedulingGates)
+	})
+	current, err := e.pods().Get(t.Context(), pod.Name, metav1.GetOptions{})
+	if err != nil || current.ResourceVersion != pod.ResourceVersion {
+		t.Errorf("while the guest waited for its place, the pod's status was written: %+v (%v)", current.Status, err)
+	}
+	e.expectStatus(t, pod, "waiting for a node", func(s *corev1.PodStatus) bool {
+		return s.Phase == corev1.PodPending && strings.Contains(s.Message, "waiting for a node in paris")
 	})
 }

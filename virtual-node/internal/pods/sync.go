@@ -292,25 +292,43 @@ const (
 )
 
 // pendingDelay is how long a guest is pending before that is reported, and the minimum time
-// between two reports of a guest that is.
-const pendingDelay = 10 * time.Second
+// between two reports of a guest that is; gatedDelay while it waits for its place: when many
+// do, they wait for up to minutes, and there is nothing to do about it.
+const (
+	pendingDelay = 10 * time.Second
+	gatedDelay   = time.Minute
+)
 
 // settles returns how long the status of a pod is not reported yet, since its guest has been
 // pending only for a moment, or was reported as such a moment ago. Most guests run a moment
 // later: without the delay each of them would cost two or three more writes in this cluster.
 // What a container waits for is reported at once if it does not end by itself.
-func (h *Handler) settles(pod *corev1.Pod, status corev1.PodStatus) (left time.Duration) {
+func (h *Handler) settles(pod, guest *corev1.Pod, status corev1.PodStatus) (left time.Duration) {
 	if status.Phase != corev1.PodPending || slices.ContainsFunc(slices.Concat(status.InitContainerStatuses, status.ContainerStatuses), isStuck) {
 		return 0
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	state := h.state(pod.UID)
-	if state.pending.IsZero() {
+	gated := slices.ContainsFunc(guest.Spec.SchedulingGates, isHandOver) && !hasCondition(guest, broker.PodMustLeave)
+	// A guest that has its place is about to run.
+	if state.pending.IsZero() || state.pendingGated && !gated {
 		state.pending = h.Clock.Now()
 	}
-	return max(0, pendingDelay-h.Clock.Since(state.pending))
+	state.pendingGated = gated
+	delay := pendingDelay
+	if gated {
+		delay = gatedDelay
+	}
+	return max(0, delay-h.Clock.Since(state.pending))
 }
+
+func hasCondition(pod *corev1.Pod, kind corev1.PodConditionType) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind })
+}
+
+// isHandOver reports whether a gate keeps a guest until its place is handed over to it.
+func isHandOver(g corev1.PodSchedulingGate) bool { return g.Name == broker.GateHandOver }
 
 // isStuck reports whether a container waits for anything but its start.
 func isStuck(c corev1.ContainerStatus) bool {
@@ -320,11 +338,10 @@ func isStuck(c corev1.ContainerStatus) bool {
 // waitForHandOver removes the scheduling gate from the desired guest once it has waited
 // for too long; before, it returns how long it still waits.
 func (h *Handler) waitForHandOver(pod *corev1.Pod, guest, desired *corev1.Pod) (left time.Duration) {
-	isGate := func(g corev1.PodSchedulingGate) bool { return g.Name == broker.GateHandOver }
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	state := h.state(pod.UID)
-	if !slices.ContainsFunc(guest.Spec.SchedulingGates, isGate) {
+	if !slices.ContainsFunc(guest.Spec.SchedulingGates, isHandOver) {
 		if !state.gated.IsZero() && !state.ungated {
 			h.handedOver = h.Clock.Now()
 		}
@@ -343,7 +360,7 @@ func (h *Handler) waitForHandOver(pod *corev1.Pod, guest, desired *corev1.Pod) (
 		return left
 	}
 	state.ungated = true
-	desired.Spec.SchedulingGates = slices.DeleteFunc(desired.Spec.SchedulingGates, isGate)
+	desired.Spec.SchedulingGates = slices.DeleteFunc(desired.Spec.SchedulingGates, isHandOver)
 	return 0
 }
 
@@ -392,7 +409,7 @@ func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod, contents [
 // it, and returns how long it has not to be written yet.
 func (h *Handler) reportGuest(ctx context.Context, pod, guest *corev1.Pod) (settling time.Duration, err error) {
 	status := h.mirror(pod, guest)
-	if settling = h.settles(pod, status); settling > 0 {
+	if settling = h.settles(pod, guest, status); settling > 0 {
 		return settling, nil
 	}
 	return 0, h.writeStatus(ctx, pod, status)
