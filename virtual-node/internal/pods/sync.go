@@ -187,14 +187,14 @@ func (h *Handler) terminate(ctx context.Context, pod, guest *corev1.Pod) (requeu
 		} else if exists {
 			return cacheDelay, nil
 		}
-		return 0, h.writeStatus(ctx, pod, terminatedStatus(pod, "Deleted", "the guest was deleted", metav1.Time{Time: h.Clock.Now()}))
+		return h.writeStatus(ctx, pod, terminatedStatus(pod, "Deleted", "the guest was deleted", metav1.Time{Time: h.Clock.Now()}))
 	}
-	err = h.writeStatus(ctx, pod, h.mirror(pod, guest))
+	requeueAfter, err = h.writeStatus(ctx, pod, h.mirror(pod, guest))
 	gracePeriod := pod.DeletionGracePeriodSeconds
 	if guest.DeletionTimestamp != nil && ptr.Deref(guest.DeletionGracePeriodSeconds, 0) <= ptr.Deref(gracePeriod, 0) {
-		return 0, err
+		return requeueAfter, err
 	}
-	return 0, errors.Join(err, h.deleteGuest(ctx, guest, gracePeriod))
+	return requeueAfter, errors.Join(err, h.deleteGuest(ctx, guest, gracePeriod))
 }
 
 // guestExists reads from the provider's API server, since the cache may be stale.
@@ -223,7 +223,7 @@ func (h *Handler) create(ctx context.Context, pod *corev1.Pod) (requeueAfter tim
 		h.event(pod, corev1.EventTypeWarning, reasonGuestLost, message)
 		status := terminatedStatus(pod, reasonGuestLost, message, metav1.Time{Time: h.Clock.Now()})
 		status.Phase = corev1.PodFailed
-		return 0, h.writeStatus(ctx, pod, status)
+		return h.writeStatus(ctx, pod, status)
 	}
 	guest, refs, notes := translate.Pod(pod, h.GuestNamespace, h.DNS)
 	if len(notes) > 0 {
@@ -376,7 +376,8 @@ func (h *Handler) waitForReference(ctx context.Context, pod *corev1.Pod, missing
 	// provider: it does not reschedule the pod.
 	status.Conditions = setCondition(status.Conditions, corev1.PodCondition{
 		Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: reasonConfigMissing, Message: missing.message, LastTransitionTime: metav1.Time{Time: h.Clock.Now()}})
-	return requeueAfter, h.writeStatus(ctx, pod, status)
+	again, err := h.writeStatus(ctx, pod, status)
+	return earlier(requeueAfter, again), err
 }
 
 // createFailed reports that the provider refused the guest; other errors are
@@ -390,29 +391,30 @@ func (h *Handler) createFailed(ctx context.Context, pod *corev1.Pod, err error) 
 		message += ". Set these fields of securityContext, or the provider's administrator sets guests.podSecurity to baseline"
 	}
 	h.event(pod, corev1.EventTypeWarning, reasonGuestRefused, message)
-	return retryPeriod, h.writeStatus(ctx, pod, waitingStatus(pod, reasonGuestRefused, message))
+	requeueAfter, err = h.writeStatus(ctx, pod, waitingStatus(pod, reasonGuestRefused, message))
+	return earlier(retryPeriod, requeueAfter), err
 }
 
 // update reports the guest's status and applies the pod's changes to the guest, unless that
 // was done for these contents.
 func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod, contents [2]uint64) (requeueAfter time.Duration, err error) {
-	settling, err := h.reportGuest(ctx, pod, guest)
+	requeueAfter, err = h.reportGuest(ctx, pod, guest)
 	if guest.DeletionTimestamp != nil || isTerminal(guest) || h.isApplied(pod.UID, contents) {
-		return settling, err
+		return requeueAfter, err
 	}
 	// A status that cannot be written does not keep the guest from being updated.
 	after, changeErr := h.applyChanges(ctx, pod, guest, contents)
-	return earlier(settling, after), errors.Join(err, changeErr)
+	return earlier(requeueAfter, after), errors.Join(err, changeErr)
 }
 
 // reportGuest writes the status of a pod with a guest, also if another client has changed
 // it, and returns how long it has not to be written yet.
-func (h *Handler) reportGuest(ctx context.Context, pod, guest *corev1.Pod) (settling time.Duration, err error) {
+func (h *Handler) reportGuest(ctx context.Context, pod, guest *corev1.Pod) (requeueAfter time.Duration, err error) {
 	status := h.mirror(pod, guest)
-	if settling = h.settles(pod, guest, status); settling > 0 {
+	if settling := h.settles(pod, guest, status); settling > 0 {
 		return settling, nil
 	}
-	return 0, h.writeStatus(ctx, pod, status)
+	return h.writeStatus(ctx, pod, status)
 }
 
 func (h *Handler) isApplied(uid types.UID, contents [2]uint64) bool {
