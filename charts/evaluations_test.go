@@ -55,6 +55,21 @@ func evaluations(t *testing.T, config *rest.Config) map[string]int {
 	}
 }
 
+// expectEvaluations expects that a request is admitted with these evaluations.
+func expectEvaluations(t *testing.T, config *rest.Config, do func() error, want map[string]int) {
+	t.Helper()
+	before := evaluations(t, config)
+	expect.NoError(t, do())
+	got := evaluations(t, config)
+	maps.DeleteFunc(got, func(policy string, count int) bool { return count == before[policy] })
+	for policy := range got {
+		got[policy] -= before[policy]
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("evaluates %v, want %v", got, want)
+	}
+}
+
 // Policies cost a cluster next to nothing: the API server converts a pod for each that it
 // evaluates, which is the greater part of its work for the status of a pod.
 func TestEvaluationsOfOrdinaryRequests(t *testing.T) {
@@ -117,19 +132,50 @@ func TestEvaluationsOfOrdinaryRequests(t *testing.T) {
 				return counts["avoidance.broker.fluidos.eu"] > 0 && counts["spillway-virtual-node-pods"] > 0 && counts["spillway-virtual-node-binding"] > 0, fmt.Sprint(counts)
 			})
 			for name, c := range cases {
-				t.Run(name, func(t *testing.T) {
-					before := evaluations(t, config)
-					expect.NoError(t, c.do())
-					got := evaluations(t, config)
-					maps.DeleteFunc(got, func(policy string, count int) bool { return count == before[policy] })
-					for policy := range got {
-						got[policy] -= before[policy]
-					}
-					if !maps.Equal(got, c.want) {
-						t.Errorf("evaluates %v, want %v", got, c.want)
-					}
-				})
+				t.Run(name, func(t *testing.T) { expectEvaluations(t, config, c.do, c.want) })
 			}
 		})
+	}
+}
+
+// What Spillway's own programs do for each pod is not evaluated in full either, unless it is
+// denied: a policy that is counted here had one match condition evaluated that did not hold.
+func TestEvaluationsOfOwnRequests(t *testing.T) {
+	config := controlplane.Start(t)
+	ctx, admin := t.Context(), as(t, config, "")
+	agent, scheduler, virtualNode := as(t, config, "spillway-agent"), as(t, config, "spillway-scheduler"), as(t, config, "spillway-virtual-node")
+	install(t, "install", "agent", kubeconfig(t, config), append([]string{"driver=direct"}, needed...))
+	createWorkload(t, admin)
+	merge := func(c client.Client, object client.Object, text string) func() error {
+		return func() error {
+			return c.Patch(ctx, object, client.RawPatch(types.MergePatchType, []byte(text)), client.DryRunAll)
+		}
+	}
+	const note = `{"metadata":{"annotations":{"broker.fluidos.eu/note":"x"}}}`
+	expect.NoError(t, agent.Patch(ctx, &corev1.Namespace{ObjectMeta: named("default")}, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"broker.fluidos.eu/virtual-node":"true"}}}`))))
+	expect.NoError(t, admin.Create(ctx, roleBinding("default", "spillway-virtual-node", "spillway-virtual-node-namespace", namespace, "spillway-virtual-node")))
+	denied := func(what string, do func() error) { eventuallyForbidden(t, what, do) }
+	denied("labelling a pod", merge(agent, podOn("", "local"), `{"metadata":{"labels":{"x":"y"}}}`))
+	denied("binding by another scheduler", bindPod(t, admin, "overflowed", "spillway-paris"))
+	for _, c := range []struct {
+		name string
+		do   func() error
+		want map[string]int
+	}{
+		{"the agent annotates a pod", merge(agent, podOn("", "local"), note), map[string]int{"spillway-agent-pods": 1}},
+		{"the scheduler binds a pod", bindOverflowed(t, scheduler, "overflowed"), map[string]int{"spillway-virtual-node-binding": 1}},
+		{"the agent annotates that", merge(agent, podOn("", "overflowed"), note), map[string]int{"spillway-agent-pods": 1, "spillway-holds": 1}},
+		{"virtual-node reports it", func() error {
+			pod := &corev1.Pod{}
+			if err := virtualNode.Get(ctx, client.ObjectKeyFromObject(podOn("", "overflowed")), pod); err != nil {
+				return err
+			}
+			pod.Status.Message = "x"
+			return virtualNode.Status().Update(ctx, pod, client.DryRunAll)
+		}, map[string]int{"spillway-virtual-node-reports": 1}},
+		{"virtual-node deletes it", func() error { return virtualNode.Delete(ctx, podOn("", "overflowed"), client.DryRunAll) },
+			map[string]int{"spillway-pod-deletions": 1, "spillway-virtual-node-preemption": 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) { expectEvaluations(t, config, c.do, c.want) })
 	}
 }
