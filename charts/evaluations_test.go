@@ -15,8 +15,10 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/e2e/controlplane"
@@ -154,14 +156,42 @@ func TestEvaluationsOfOwnRequests(t *testing.T) {
 	const note = `{"metadata":{"annotations":{"broker.fluidos.eu/note":"x"}}}`
 	expect.NoError(t, agent.Patch(ctx, &corev1.Namespace{ObjectMeta: named("default")}, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"broker.fluidos.eu/virtual-node":"true"}}}`))))
 	expect.NoError(t, admin.Create(ctx, roleBinding("default", "spillway-virtual-node", "spillway-virtual-node-namespace", namespace, "spillway-virtual-node")))
+	guest := gatedGuest()
+	guest.Name = "new"
+	guest.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: guests, UID: "1", Controller: ptr.To(true)}}
+	for _, object := range []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: guests, Labels: map[string]string{"app.kubernetes.io/managed-by": "spillway", "broker.fluidos.eu/guests-of": "rome"}}},
+		&corev1.ServiceAccount{ObjectMeta: within(guests, "default")},
+		roleBinding(guests, "spillway-agent", "spillway-agent-guests", namespace, "spillway-agent"),
+		roleBinding(guests, "spillway-virtual-node", "spillway-direct-guest", guests, "spillway-virtual-node"),
+	} {
+		expect.NoError(t, admin.Create(ctx, object))
+	}
+	quota := &corev1.ResourceQuota{ObjectMeta: within(guests, "spillway-guests"), Spec: corev1.ResourceQuotaSpec{Hard: expect.Resources(
+		"requests.cpu", "2", "requests.memory", "1Gi", "requests.ephemeral-storage", "0")}}
+	expect.NoError(t, admin.Create(ctx, quota))
+	quota.Status.Hard, quota.Status.Used = quota.Spec.Hard, expect.Resources("requests.cpu", "0", "requests.memory", "0", "requests.ephemeral-storage", "0")
+	expect.NoError(t, admin.Status().Update(ctx, quota))
+	consumer := impersonating(t, config, "system:serviceaccount:"+guests+":spillway-virtual-node", "system:serviceaccounts:"+guests)
+	create := func() error { return consumer.Create(ctx, guest.DeepCopy(), client.DryRunAll) }
 	denied := func(what string, do func() error) { eventuallyForbidden(t, what, do) }
 	denied("labelling a pod", merge(agent, podOn("", "local"), `{"metadata":{"labels":{"x":"y"}}}`))
 	denied("binding by another scheduler", bindPod(t, admin, "overflowed", "spillway-paris"))
+	eventually(t, "creating a guest", create)
+	gated := gatedGuest()
+	gated.OwnerReferences = guest.OwnerReferences
+	expect.NoError(t, consumer.Create(ctx, gated))
 	for _, c := range []struct {
 		name string
 		do   func() error
 		want map[string]int
 	}{
+		{"a consumer creates a guest", create, map[string]int{"spillway-guest-pods": 1, "spillway-guest-remains": 1, "spillway-agent-guests": 1, "avoidance.broker.fluidos.eu": 1, "spillway-virtual-node-pods": 1}},
+		{"the agent nominates it", func() error { return patch(ctx, agent.Status(), guests, `{"status":{"nominatedNodeName":"worker"}}`) }, map[string]int{"spillway-agent-guests": 1}},
+		{"the agent removes its gate", func() error {
+			return patch(ctx, agent, guests, `{"spec":{"schedulingGates":[{"name":"example.com/other"}]}}`)
+		},
+			map[string]int{"spillway-agent-pods": 1, "spillway-guest-tolerations": 1, "spillway-guest-remains": 1}},
 		{"the agent annotates a pod", merge(agent, podOn("", "local"), note), map[string]int{"spillway-agent-pods": 1}},
 		{"the scheduler binds a pod", bindOverflowed(t, scheduler, "overflowed"), map[string]int{"spillway-virtual-node-binding": 1}},
 		{"the agent annotates that", merge(agent, podOn("", "overflowed"), note), map[string]int{"spillway-agent-pods": 1, "spillway-holds": 1}},

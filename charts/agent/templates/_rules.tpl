@@ -5,7 +5,7 @@ has them twice: as they are, and in its match condition.
 
 {{/*
 The match condition of a policy whose requests seldom violate it: it holds for requests that
-meet "when", a CEL expression, and violate one of "validations", a list as YAML, which may use
+meet "when", a CEL expression, if there is one, and violate one of "validations", a list as YAML, which may use
 "variables". The API server converts the objects of a request once for match conditions, and
 three times for validations. It evaluates all conditions of a policy, whichever holds:
 therefore there is one, and what does not concern other requests is not evaluated for them.
@@ -17,8 +17,10 @@ Match conditions have neither variables nor namespaceObject.
 {{- $rules = join " && " $rules }}
 {{- /* A variable may use those before it. */}}
 {{- range fromYamlArray (.variables | default "[]") | reverse }}{{ $rules = replace (printf "variables.%s" .name) (printf "(%s)" .expression) $rules }}{{ end }}
+{{- $rules = printf "!(%s)" $rules }}
+{{- with .when }}{{ $rules = printf "(%s) && %s" . $rules }}{{ end -}}
 - name: violates-a-rule
-  expression: {{ printf "(%s) && !(%s)" .when $rules | toRawJson }}
+  expression: {{ toRawJson $rules }}
 {{- end }}
 
 {{/* The agent's patches of pods. The argument is the list of the cluster's own namespaces. */}}
@@ -128,5 +130,57 @@ Match conditions have neither variables nor namespaceObject.
     ['broker.fluidos.eu/hold', 'broker.fluidos.eu/shape'].all(key,
     object.metadata.?labels[?key] == oldObject.metadata.?labels[?key])
   messageExpression: "'pod ' + oldObject.metadata.name + ' is on virtual node ' + oldObject.spec.nodeName + ': labels broker.fluidos.eu/hold and broker.fluidos.eu/shape say what reserved capacity it uses; they may be neither added, changed nor removed'"
+  reason: Forbidden
+{{- end }}
+
+{{/* Guests with driver direct: direct-consumers.yaml. */}}
+{{- define "spillway-agent.directGuestVariables" -}}
+{{ include "spillway-agent.podVariable" . }}
+{{ include "spillway-agent.guestVariables" . }}
+- name: lent
+  expression: "has(params.spec.hard) ? params.spec.hard.map(name, name) : []"
+{{- end }}
+{{- define "spillway-agent.directGuestRules" -}}
+# A quota does not limit resources that it does not list.
+- expression: >-
+    variables.containers.all(c, !has(c.resources) || !has(c.resources.requests) ||
+    c.resources.requests.all(name, ('requests.' + name) in variables.lent))
+  message: "a guest may only request resources that are granted to its cluster: remove the others from its requests"
+  reason: Forbidden
+- expression: "!has(object.spec.resources) || !has(object.spec.resources.requests) || object.spec.resources.requests.all(name, ('requests.' + name) in variables.lent)"
+  message: "a guest may only request resources that are granted to its cluster: remove the others from its requests"
+  reason: Forbidden
+- expression: "has(object.spec.priorityClassName) && object.spec.priorityClassName == '{{ include "spillway-agent.guestPriorityClass" . }}'"
+  message: "a guest may not have another priority than guests of this cluster: set spec.priorityClassName to {{ include "spillway-agent.guestPriorityClass" . }}"
+  reason: Forbidden
+{{ include "spillway-agent.guestRules" "direct" }}
+{{- end }}
+
+{{- define "spillway-agent.podVariable" -}}
+- name: pod
+  expression: "object.spec"
+{{- end }}
+
+{{/* What a consumer writes with driver direct. */}}
+{{- define "spillway-agent.consumerObjectRules" -}}
+- expression: "request.resource.resource != 'secrets' || !has(object.type) || object.type != 'kubernetes.io/service-account-token'"
+  message: "a consumer may not create a Secret of type kubernetes.io/service-account-token"
+  reason: Forbidden
+- expression: >-
+    !has(object.metadata.finalizers) || object.metadata.finalizers.all(f,
+    oldObject != null && has(oldObject.metadata.finalizers) && f in oldObject.metadata.finalizers)
+  message: "a consumer may not add finalizers: remove metadata.finalizers"
+  reason: Forbidden
+# Without a controller kubectl drain refuses a pod, and an owner of another kind, such
+# as a DaemonSet, would make it an exception there.
+- expression: >-
+    request.resource.resource != 'pods' || (has(object.metadata.ownerReferences) && size(object.metadata.ownerReferences) == 1 &&
+    object.metadata.ownerReferences.all(o, o.apiVersion == 'v1' && o.kind == 'Namespace' && o.name == object.metadata.namespace && has(o.controller) && o.controller))
+  message: "a guest must be controlled by its namespace, so that its node can be drained: set metadata.ownerReferences to the Namespace"
+  reason: Forbidden
+- expression: >-
+    request.resource.resource != 'pods' || !has(object.metadata.annotations) ||
+    !('cluster-autoscaler.kubernetes.io/safe-to-evict' in object.metadata.annotations) || object.metadata.annotations['cluster-autoscaler.kubernetes.io/safe-to-evict'] == 'true'
+  message: "a guest may not keep its node from being removed: set annotation cluster-autoscaler.kubernetes.io/safe-to-evict to true"
   reason: Forbidden
 {{- end }}
