@@ -40,11 +40,18 @@ func TestAttacksByVirtualNode(t *testing.T) {
 			return c.Patch(ctx, object.DeepCopyObject().(client.Object), client.RawPatch(types.MergePatchType, []byte(text)), client.DryRunAll)
 		}
 	}
-	report := func(pod *corev1.Pod) func() error {
+	update := func(pod *corev1.Pod, change func(*corev1.Pod)) func() error {
 		return func() error {
-			patch := client.RawPatch(types.MergePatchType, []byte(`{"status":{"message":"x"}}`))
-			return virtualNode.Status().Patch(ctx, pod.DeepCopy(), patch, client.DryRunAll)
+			changed := &corev1.Pod{}
+			if err := virtualNode.Get(ctx, client.ObjectKeyFromObject(pod), changed); err != nil {
+				return err
+			}
+			change(changed)
+			return virtualNode.Status().Update(ctx, changed, client.DryRunAll)
 		}
+	}
+	report := func(pod *corev1.Pod) func() error {
+		return update(pod, func(p *corev1.Pod) { p.Status.Message = "x" })
 	}
 	remove := func(pod *corev1.Pod) func() error {
 		return func() error { return virtualNode.Delete(ctx, pod.DeepCopy(), client.DryRunAll) }
@@ -74,11 +81,10 @@ func TestAttacksByVirtualNode(t *testing.T) {
 	runAttacks(t, guards, []attack{
 		{"reporting a pod of a real node", report(podOn("", "local")), []string{reports}, "only change pods on virtual nodes"},
 		{"reporting a pod that has no node", report(podOn("", "pending")), []string{reports}, "only change pods on virtual nodes"},
-		{"reporting a pod of a namespace that is not open", report(closed), []string{"RBAC"}, "cannot patch resource"},
-		{"changing a label with a report", func() error {
-			patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"broker.fluidos.eu/hold":"x"}}}`))
-			return virtualNode.Status().Patch(ctx, podOn("", "overflowed"), patch, client.DryRunAll)
-		}, []string{reports}, "may not change labels"},
+		{"reporting a pod of a namespace that is not open", report(closed), []string{"RBAC"}, "cannot update resource"},
+		{"changing a label with a report", update(podOn("", "overflowed"), func(p *corev1.Pod) {
+			p.Labels = map[string]string{"broker.fluidos.eu/hold": "x"}
+		}), []string{reports}, "may not change labels"},
 		{"deleting a pod of a real node", remove(podOn("", "local")), []string{deletions}, "only change pods on virtual nodes"},
 		{"deleting a pod of a real node with the name of a virtual one", remove(podOn("", "second")), []string{deletions}, "is not a virtual node"},
 		{"deleting a pod of a namespace that is not open", remove(closed), []string{"RBAC", deletions}, "cannot delete resource"},

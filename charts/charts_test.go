@@ -31,6 +31,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
@@ -581,22 +582,45 @@ func webhooksOf(t *testing.T, objects []unstructured.Unstructured, name string) 
 }
 
 func TestSteeringIsSafe(t *testing.T) {
-	webhooks := webhooksOf(t, render(t, "agent", needed), "spillway-scheduler")
-	if len(webhooks) != 2 {
-		t.Fatalf("want two webhooks, got %v", webhooks)
-	}
-	for _, webhook := range webhooks {
-		if len(webhook.MatchConditions) == 0 {
-			t.Errorf("webhook %s is called for every pod", webhook.Name)
+	for driver, system := range map[string]string{"liqo": "liqo", "direct": "spillway-virtual-nodes"} {
+		webhooks := webhooksOf(t, render(t, "agent", append(slices.Clone(needed), "driver="+driver)), "spillway-scheduler")
+		for _, webhook := range webhooks {
+			if len(webhook.MatchConditions) == 0 && webhook.NamespaceSelector.MatchLabels["broker.fluidos.eu/overflow"] != "enabled" {
+				t.Errorf("webhook %s is called for every pod", webhook.Name)
+			}
 		}
-	}
-	if webhooks[0].NamespaceSelector.MatchLabels["broker.fluidos.eu/overflow"] != "enabled" {
-		t.Error("the webhook steers pods of namespaces that have not opted in")
-	}
-	if !slices.ContainsFunc(webhooks[0].NamespaceSelector.MatchExpressions, func(r metav1.LabelSelectorRequirement) bool {
-		return r.Key == "broker.fluidos.eu/guests-of" && r.Operator == metav1.LabelSelectorOpDoesNotExist
-	}) {
-		t.Error("the webhook steers guests of other clusters")
+		// called are the paths of the webhooks that select a namespace.
+		called := func(name string, labelled labels.Set) (paths []string) {
+			for _, webhook := range webhooks {
+				selector, err := metav1.LabelSelectorAsSelector(webhook.NamespaceSelector)
+				expect.NoError(t, err)
+				if selector.Matches(labels.Merge(labelled, labels.Set{corev1.LabelMetadataName: name})) {
+					if webhook.ObjectSelector != nil {
+						t.Errorf("webhook %s does not get the pods that opted out, which avoid virtual nodes", webhook.Name)
+					}
+					paths = append(paths, *webhook.ClientConfig.Service.Path)
+				}
+			}
+			return paths
+		}
+		const optIn, guestsOf = "broker.fluidos.eu/overflow", "broker.fluidos.eu/guests-of"
+		for _, name := range []string{"shop", "kube-system", namespace, system} {
+			for labelled, steered := range map[*labels.Set]bool{
+				{}:                                   false,
+				{optIn: "disabled"}:                  false,
+				{guestsOf: "oslo"}:                   false,
+				{optIn: "enabled"}:                   name == "shop",
+				{optIn: "enabled", guestsOf: "oslo"}: false,
+			} {
+				paths := called(name, *labelled)
+				if slices.Contains(paths, "/steer") != steered || slices.Contains(paths, "/avoid") == steered {
+					t.Errorf("driver %s: namespace %s with labels %v is selected for %v, want steered %t", driver, name, *labelled, paths, steered)
+				}
+			}
+		}
+		if paths := called("spillway-holds", nil); len(paths) > 0 {
+			t.Errorf("placeholders are sent to %v", paths)
+		}
 	}
 }
 

@@ -1,10 +1,11 @@
-// Package steering is the admission webhook of the scheduler. At Path it assigns the pods of opted-in namespaces to Spillway's scheduler and lets them
-// tolerate virtual nodes: that scheduler admits them there only within a grant. At
-// AvoidPath it keeps pods of other schedulers that tolerate all taints away from
-// virtual nodes.
+// Package steering is the admission webhook of the scheduler. At Path it assigns the pods of
+// opted-in namespaces to Spillway's scheduler and lets them tolerate virtual nodes: that
+// scheduler admits them there only within a grant. There, and at AvoidPath in all other
+// namespaces, it keeps pods of other schedulers that tolerate all taints away from virtual
+// nodes.
 //
-// The webhook configuration selects the namespaces. Pods that name another
-// scheduler keep it, and so do pods that never overflow. The webhook admits
+// The webhook configuration selects the namespaces, the handlers the pods. Pods that name
+// another scheduler keep it, and so do pods that never overflow. The webhook admits
 // every pod: one that it cannot read or that is not eligible stays as it is. While no
 // replica of the scheduler leads, no pod is assigned to it.
 package steering
@@ -85,26 +86,21 @@ func Serve(ctx context.Context, address, certDir string, options Options) error 
 	return nil
 }
 
-// Handler answers AdmissionReviews at Path. What is not one gets a response without
+// Handler answers AdmissionReviews at Path; pods that it does not steer, as AvoidHandler. What is not one gets a response without
 // UID, and a panic closes the connection: both count as failed calls, which the
 // webhook's failurePolicy Ignore turns into an admission.
 func Handler(options Options) http.Handler {
 	return newHandler(func(pod *corev1.Pod) []jsonpatch.Operation {
-		if !demand.Steerable(pod) || options.Leads != nil && !options.Leads() {
-			return nil
+		if demand.Steerable(pod) && (options.Leads == nil || options.Leads()) {
+			return steer(pod, options)
 		}
-		return steer(pod, options)
+		return avoid(pod, options)
 	})
 }
 
 // AvoidHandler answers AdmissionReviews at AvoidPath, as Handler does.
 func AvoidHandler(options Options) http.Handler {
-	return newHandler(func(pod *corev1.Pod) []jsonpatch.Operation {
-		if cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName) == options.schedulerName() {
-			return nil
-		}
-		return avoid(pod)
-	})
+	return newHandler(func(pod *corev1.Pod) []jsonpatch.Operation { return avoid(pod, options) })
 }
 
 func newHandler(change func(*corev1.Pod) []jsonpatch.Operation) http.Handler {
@@ -155,7 +151,10 @@ func steer(pod *corev1.Pod, options Options) []jsonpatch.Operation {
 // avoid requires nodes that are not virtual for a pod that would otherwise prefer an
 // empty virtual node to which its scheduler cannot bind it: one that tolerates their
 // taint, is not Spillway's, and is not a DaemonSet's.
-func avoid(pod *corev1.Pod) []jsonpatch.Operation {
+func avoid(pod *corev1.Pod, options Options) []jsonpatch.Operation {
+	if cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName) == options.schedulerName() {
+		return nil
+	}
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if pod.Spec.NodeName != "" || controller != nil && controller.Kind == "DaemonSet" || !toleratesOverflow(pod) {
 		return nil

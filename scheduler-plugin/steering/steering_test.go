@@ -373,6 +373,34 @@ func TestAvoidVirtualNodes(t *testing.T) {
 	}
 }
 
+// In opted-in namespaces, the pods that are not steered avoid virtual nodes too; those that
+// are steered may use them.
+func TestPodsThatAreNotSteeredAvoidVirtualNodes(t *testing.T) {
+	noLeader := steering.Options{Leads: func() bool { return false }}
+	for name, tc := range map[string]struct {
+		change  func(*corev1.Pod)
+		options steering.Options
+		avoids  bool
+	}{
+		"steered":                {change: func(*corev1.Pod) {}},
+		"opted out":              {change: func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled} }, avoids: true},
+		"another scheduler's":    {change: func(p *corev1.Pod) { p.Spec.SchedulerName = "volcano" }, avoids: true},
+		"no scheduler leads":     {change: func(*corev1.Pod) {}, options: noLeader, avoids: true},
+		"Spillway's, none leads": {change: func(p *corev1.Pod) { p.Spec.SchedulerName = broker.SchedulerName }, options: noLeader},
+		"bound":                  {change: func(p *corev1.Pod) { p.Spec.NodeName = "home" }},
+		"a DaemonSet's": {change: func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Controller: ptr.To(true)}}
+		}},
+		"without the toleration": {change: func(p *corev1.Pod) { p.Spec.Tolerations, p.Spec.SchedulerName = nil, "volcano" }},
+	} {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}}}
+		tc.change(pod)
+		if got := patched(t, steering.Handler(tc.options), pod).Spec.Affinity != nil; got != tc.avoids {
+			t.Errorf("%s: the pod avoids virtual nodes: %t, want %t", name, got, tc.avoids)
+		}
+	}
+}
+
 // In mode "only", the cluster's one scheduler has the default name.
 func TestOnlyScheduler(t *testing.T) {
 	options := steering.Options{SchedulerName: corev1.DefaultSchedulerName}

@@ -3,51 +3,47 @@ package pods
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"hash/fnv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 )
 
-// writeStatus replaces the status of the pod with this UID, unless it has this status. It
-// patches the status alone: an update would revert changes of labels and annotations that
-// the cache does not have yet.
-func (h *Handler) writeStatus(ctx context.Context, pod *corev1.Pod, status corev1.PodStatus) error {
+// writeStatus replaces the status of the pod, unless it has this status. The status was
+// computed from the pod as the cache has it: if others have changed the pod since, it is to
+// be computed again after requeueAfter, or before, when the cache has their change. Otherwise
+// it would revert theirs, such as conditions of readiness gates.
+func (h *Handler) writeStatus(ctx context.Context, pod *corev1.Pod, status corev1.PodStatus) (requeueAfter time.Duration, err error) {
 	current, err := pod.Status.Marshal()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	desired, err := status.Marshal()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if bytes.Equal(current, desired) || h.isWritten(pod, desired) {
-		return nil
+		return 0, nil
 	}
-	patch, err := json.Marshal([]map[string]any{
-		{"op": "test", "path": "/metadata/uid", "value": pod.UID},
-		{"op": "replace", "path": "/status", "value": status},
-	})
-	if err != nil {
-		return fmt.Errorf("encoding the status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
-	}
+	update := *pod
+	update.Status = status
 	// What hangs here leaves time for the guest. The response is not decoded.
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	err = h.ConsumerClient.CoreV1().RESTClient().Patch(types.JSONPatchType).
-		Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("status").Body(patch).Do(ctx).Error()
+	err = h.ConsumerClient.CoreV1().RESTClient().Put().
+		Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("status").Body(&update).Do(ctx).Error()
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil
+		return 0, nil
+	case apierrors.IsConflict(err):
+		return cacheDelay, nil
 	case err != nil:
-		return fmt.Errorf("writing the status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		return 0, fmt.Errorf("writing the status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	h.setWritten(pod, desired)
-	return nil
+	return 0, nil
 }
 
 // statusTimeout is how long the write of a status may take.

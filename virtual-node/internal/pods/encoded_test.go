@@ -158,7 +158,11 @@ func TestWriteStatus(t *testing.T) {
 		pod := fullPod()
 		pod.ResourceVersion, pod.Status = tc.resourceVersion, tc.current
 		writes = 0
-		expect.NoError(t, h.writeStatus(t.Context(), pod, tc.status))
+		after, err := h.writeStatus(t.Context(), pod, tc.status)
+		expect.NoError(t, err)
+		if after != 0 {
+			t.Errorf("%s: it is to be computed again after %s", tc.name, after)
+		}
 		if writes != tc.writes {
 			t.Errorf("%s: %d writes, want %d", tc.name, writes, tc.writes)
 		}

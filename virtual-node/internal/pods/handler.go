@@ -104,8 +104,9 @@ type podState struct {
 	// pending is when the guest was first seen to be pending, or was reported since, gated
 	// when it was first seen to wait for its place; zero if it was not.
 	pending, gated time.Time
-	// ungated is whether the gate was removed here.
-	ungated bool
+	// pendingGated is whether the guest waited for its place when it was last seen to be
+	// pending, ungated whether the gate was removed here.
+	pendingGated, ungated bool
 	// written is the hash of the status last written, when the pod had resource version
 	// writtenTo; 0 if none was.
 	written   uint64

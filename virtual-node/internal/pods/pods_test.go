@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -46,7 +48,10 @@ const (
 type environment struct {
 	suite              *testing.T
 	consumer, provider kubernetes.Interface
-	guestNamespaceUID  types.UID
+	// ofHandler is the handler's client of the consumer, whose writes and conflicts are counted.
+	ofHandler         kubernetes.Interface
+	writes, conflicts atomic.Int64
+	guestNamespaceUID types.UID
 	// providerConfig is the handler's: its connections can be cut.
 	providerConfig *rest.Config
 	connections    *connrotation.Dialer
@@ -61,6 +66,21 @@ func newEnvironment(t *testing.T) *environment {
 		suite: t, consumer: kubernetes.NewForConfigOrDie(consumerConfig), provider: kubernetes.NewForConfigOrDie(providerConfig),
 		providerConfig: rest.CopyConfig(providerConfig),
 	}
+	counted := rest.CopyConfig(consumerConfig)
+	counted.ContentType, counted.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTrip(func(r *http.Request) (*http.Response, error) {
+			response, err := next.RoundTrip(r)
+			if r.Method == http.MethodPut && err == nil {
+				e.writes.Add(1)
+				if response.StatusCode == http.StatusConflict {
+					e.conflicts.Add(1)
+				}
+			}
+			return response, err
+		})
+	})
+	e.ofHandler = kubernetes.NewForConfigOrDie(counted)
 	for name, client := range map[string]kubernetes.Interface{namespace: e.consumer, guestNamespace: e.provider} {
 		created, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		expect.NoError(t, err)
@@ -86,6 +106,11 @@ func newEnvironment(t *testing.T) *environment {
 	return e
 }
 
+// roundTrip is an http.RoundTripper.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
 func (e *environment) pods() typedcorev1.PodInterface { return e.consumer.CoreV1().Pods(namespace) }
 
 func (e *environment) guests() typedcorev1.PodInterface {
@@ -99,7 +124,7 @@ func (e *environment) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	expect.NoError(e.suite, broadcaster.StartRecordingToSinkWithContext(ctx))
 	h, err := pods.New(pods.Options{
-		Provider: "paris", GuestNamespace: guestNamespace, ProviderClient: kubernetes.NewForConfigOrDie(e.providerConfig), ConsumerClient: e.consumer,
+		Provider: "paris", GuestNamespace: guestNamespace, ProviderClient: kubernetes.NewForConfigOrDie(e.providerConfig), ConsumerClient: e.ofHandler,
 		Recorder: broadcaster.NewRecorder(scheme.Scheme, "spillway-virtual-node"), Clock: clock.RealClock{}, Log: testr.New(e.suite),
 	})
 	expect.NoError(e.suite, err)
@@ -309,6 +334,8 @@ func TestHandler(t *testing.T) {
 	t.Run("exit code", e.testExitCode)
 	t.Run("lost guest", e.testLostGuest)
 	t.Run("concurrent update", e.testConcurrentUpdate)
+	t.Run("concurrent conditions", e.testConcurrentConditions)
+	t.Run("many pods", e.testManyPods)
 	t.Run("unreachable provider", e.testUnreachableProvider)
 	t.Run("restart", e.testRestart)
 	t.Run("exceeded quota", e.testExceededQuota)
@@ -407,6 +434,61 @@ func (e *environment) testConcurrentUpdate(t *testing.T) {
 	e.deletePod(t, pod, guest)
 }
 
+// A write of a status must not revert conditions that others write meanwhile, such as those
+// of readiness gates, and is made up for after a conflict.
+func (e *environment) testConcurrentConditions(t *testing.T) {
+	pod := e.createPod(t, "conditions")
+	guest := e.run(t, pod)
+	for i := range 20 {
+		e.setGuestStatus(t, guest, corev1.PodRunning, running(metav1.NewTime(time.Unix(int64(i), 0))))
+		patch := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"example.com/gate-%d","status":"True"}]}}`, i)
+		_, err := e.pods().Patch(t.Context(), pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+		expect.NoError(t, err)
+	}
+	e.expectStatus(t, pod, "the last of the guest, with all conditions", func(s *corev1.PodStatus) bool {
+		gates := 0
+		for _, c := range s.Conditions {
+			if strings.HasPrefix(string(c.Type), "example.com/gate-") {
+				gates++
+			}
+		}
+		running := s.ContainerStatuses[0].State.Running
+		return gates == 20 && running != nil && running.StartedAt.Unix() == 19
+	})
+	e.deletePod(t, pod, guest)
+}
+
+// testManyPods: the handler seldom writes a status from a pod that others have changed, and
+// one status for each pod.
+func (e *environment) testManyPods(t *testing.T) {
+	const count = 200
+	writes, conflicts := e.writes.Load(), e.conflicts.Load()
+	pods, guests := make([]*corev1.Pod, count), make([]*corev1.Pod, count)
+	for i := range pods {
+		pods[i] = e.createPod(t, fmt.Sprint("many-", i))
+	}
+	for i, pod := range pods {
+		guests[i] = e.awaitGuest(t, pod)
+		e.setGuestStatus(t, guests[i], corev1.PodRunning, running(metav1.Now()))
+	}
+	for _, pod := range pods {
+		e.expectStatus(t, pod, "running", inPhase(corev1.PodRunning))
+	}
+	writes, conflicts = e.writes.Load()-writes, e.conflicts.Load()-conflicts
+	t.Logf("%d pods: %d writes, of which %d conflicts", count, writes, conflicts)
+	if conflicts >= count/10 {
+		t.Errorf("%d of %d writes for %d pods were conflicts", conflicts, writes, count)
+	}
+	for i, pod := range pods {
+		expect.NoError(t, e.pods().Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
+		e.expectTerminating(t, guests[i])
+		e.endGuest(t, guests[i])
+	}
+	for _, pod := range pods {
+		expectDeleted(t, e.pods(), pod.Name)
+	}
+}
+
 func (e *environment) testUnreachableProvider(t *testing.T) {
 	kept, deleted := e.createPod(t, "kept"), e.createPod(t, "deleted")
 	keptGuest, deletedGuest := e.run(t, kept), e.run(t, deleted)
@@ -489,7 +571,7 @@ func (e *environment) testPodSecurity(t *testing.T) {
 }
 
 // testHandOver: where the provider hands places over, a guest waits for it, but not for
-// ever.
+// ever; that it waits is not reported yet, but what it waits for afterwards is.
 func (e *environment) testHandOver(t *testing.T) {
 	patch := `{"metadata":{"annotations":{"broker.fluidos.eu/hand-over":"enabled"}}}`
 	_, err := e.provider.CoreV1().Namespaces().Patch(t.Context(), guestNamespace, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
@@ -497,7 +579,8 @@ func (e *environment) testHandOver(t *testing.T) {
 	// It has read the namespace before.
 	e.stop()
 	e.start()
-	guest := e.awaitGuest(t, e.createPod(t, "waits"))
+	pod := e.createPod(t, "waits")
+	guest := e.awaitGuest(t, pod)
 	if gates := guest.Spec.SchedulingGates; len(gates) != 1 || gates[0].Name != broker.GateHandOver {
 		t.Fatalf("gates of the guest are %v", gates)
 	}
@@ -505,5 +588,12 @@ func (e *environment) testHandOver(t *testing.T) {
 		current, err := e.guests().Get(t.Context(), guest.Name, metav1.GetOptions{})
 		expect.NoError(t, err)
 		return len(current.Spec.SchedulingGates) == 0, fmt.Sprint(current.Spec.SchedulingGates)
+	})
+	current, err := e.pods().Get(t.Context(), pod.Name, metav1.GetOptions{})
+	if err != nil || current.ResourceVersion != pod.ResourceVersion {
+		t.Errorf("while the guest waited for its place, the pod's status was written: %+v (%v)", current.Status, err)
+	}
+	e.expectStatus(t, pod, "waiting for a node", func(s *corev1.PodStatus) bool {
+		return s.Phase == corev1.PodPending && strings.Contains(s.Message, "waiting for a node in paris")
 	})
 }

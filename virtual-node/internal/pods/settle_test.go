@@ -11,10 +11,12 @@ import (
 	"k8s.io/client-go/tools/events"
 	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// TestSettles: that a guest is pending is reported after a moment, and then at intervals;
-// what a user has to know is reported at once.
+// TestSettles: that a guest is pending is reported after a moment, later if it waits for its
+// place, and then at intervals; what a user has to know is reported at once.
 func TestSettles(t *testing.T) {
 	clock := testclock.NewFakeClock(time.Unix(1000, 0))
 	h := &Handler{Options: Options{Clock: clock}, states: map[types.UID]*podState{}}
@@ -24,26 +26,43 @@ func TestSettles(t *testing.T) {
 		return corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{
 			{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}}}}
 	}
+	waiting := &corev1.Pod{Spec: corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}}}
+	mustLeave := waiting.DeepCopy()
+	mustLeave.Status.Conditions = []corev1.PodCondition{{Type: broker.PodMustLeave, Status: corev1.ConditionTrue}}
+	gated, refused := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "gated"}}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "refused"}}
 	for _, tc := range []struct {
 		name   string
 		pod    *corev1.Pod
+		guest  *corev1.Pod // nil: one without a gate
 		status corev1.PodStatus
 		after  time.Duration
 		want   time.Duration
 	}{
-		{"a guest that is pending", web, phase(corev1.PodPending), 0, pendingDelay},
-		{"its next status", web, phase(corev1.PodPending), 400 * time.Millisecond, pendingDelay - 400*time.Millisecond},
-		{"another guest", other, phase(corev1.PodPending), 0, pendingDelay},
-		{"one whose containers are created", other, waits("ContainerCreating"), 0, pendingDelay},
-		{"one whose image is not found", other, waits("ErrImagePull"), 0, 0},
-		{"one that runs", web, phase(corev1.PodRunning), 0, 0},
-		{"one that is pending for longer", web, phase(corev1.PodPending), pendingDelay, 0},
-		{"its next status, why it does not start", web, phase(corev1.PodPending), time.Second, pendingDelay - time.Second},
-		{"what it is after that", web, phase(corev1.PodPending), pendingDelay, 0},
-		{"one that ended before it ran", other, phase(corev1.PodFailed), 0, 0},
+		{"a guest that is pending", web, nil, phase(corev1.PodPending), 0, pendingDelay},
+		{"its next status", web, nil, phase(corev1.PodPending), 400 * time.Millisecond, pendingDelay - 400*time.Millisecond},
+		{"another guest", other, nil, phase(corev1.PodPending), 0, pendingDelay},
+		{"one whose containers are created", other, nil, waits("ContainerCreating"), 0, pendingDelay},
+		{"one whose image is not found", other, nil, waits("ErrImagePull"), 0, 0},
+		{"one that runs", web, nil, phase(corev1.PodRunning), 0, 0},
+		{"one that is pending for longer", web, nil, phase(corev1.PodPending), pendingDelay, 0},
+		{"its next status, why it does not start", web, nil, phase(corev1.PodPending), time.Second, pendingDelay - time.Second},
+		{"what it is after that", web, nil, phase(corev1.PodPending), pendingDelay, 0},
+		{"one that ended before it ran", other, nil, phase(corev1.PodFailed), 0, 0},
+		{"one that waits for its place", gated, waiting, phase(corev1.PodPending), 0, gatedDelay},
+		{"later", gated, waiting, phase(corev1.PodPending), 2 * pendingDelay, gatedDelay - 2*pendingDelay},
+		{"it has its place", gated, nil, phase(corev1.PodPending), 0, pendingDelay},
+		{"and does not start", gated, nil, phase(corev1.PodPending), pendingDelay, 0},
+		{"another that waits for its place", refused, waiting, phase(corev1.PodPending), 0, gatedDelay},
+		{"it still waits", refused, waiting, phase(corev1.PodPending), gatedDelay, 0},
+		{"and is not wanted", refused, mustLeave, phase(corev1.PodPending), time.Second, pendingDelay},
+		{"any longer", refused, mustLeave, phase(corev1.PodPending), pendingDelay, 0},
 	} {
 		clock.Step(tc.after)
-		got := h.settles(tc.pod, tc.status)
+		guest := tc.guest
+		if guest == nil {
+			guest = &corev1.Pod{}
+		}
+		got := h.settles(tc.pod, guest, tc.status)
 		if got != tc.want {
 			t.Errorf("%s is reported after %s, want %s", tc.name, got, tc.want)
 		}

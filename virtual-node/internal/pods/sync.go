@@ -187,14 +187,14 @@ func (h *Handler) terminate(ctx context.Context, pod, guest *corev1.Pod) (requeu
 		} else if exists {
 			return cacheDelay, nil
 		}
-		return 0, h.writeStatus(ctx, pod, terminatedStatus(pod, "Deleted", "the guest was deleted", metav1.Time{Time: h.Clock.Now()}))
+		return h.writeStatus(ctx, pod, terminatedStatus(pod, "Deleted", "the guest was deleted", metav1.Time{Time: h.Clock.Now()}))
 	}
-	err = h.writeStatus(ctx, pod, h.mirror(pod, guest))
+	requeueAfter, err = h.writeStatus(ctx, pod, h.mirror(pod, guest))
 	gracePeriod := pod.DeletionGracePeriodSeconds
 	if guest.DeletionTimestamp != nil && ptr.Deref(guest.DeletionGracePeriodSeconds, 0) <= ptr.Deref(gracePeriod, 0) {
-		return 0, err
+		return requeueAfter, err
 	}
-	return 0, errors.Join(err, h.deleteGuest(ctx, guest, gracePeriod))
+	return requeueAfter, errors.Join(err, h.deleteGuest(ctx, guest, gracePeriod))
 }
 
 // guestExists reads from the provider's API server, since the cache may be stale.
@@ -223,7 +223,7 @@ func (h *Handler) create(ctx context.Context, pod *corev1.Pod) (requeueAfter tim
 		h.event(pod, corev1.EventTypeWarning, reasonGuestLost, message)
 		status := terminatedStatus(pod, reasonGuestLost, message, metav1.Time{Time: h.Clock.Now()})
 		status.Phase = corev1.PodFailed
-		return 0, h.writeStatus(ctx, pod, status)
+		return h.writeStatus(ctx, pod, status)
 	}
 	guest, refs, notes := translate.Pod(pod, h.GuestNamespace, h.DNS)
 	if len(notes) > 0 {
@@ -292,25 +292,43 @@ const (
 )
 
 // pendingDelay is how long a guest is pending before that is reported, and the minimum time
-// between two reports of a guest that is.
-const pendingDelay = 10 * time.Second
+// between two reports of a guest that is; gatedDelay while it waits for its place: when many
+// do, they wait for up to minutes, and there is nothing to do about it.
+const (
+	pendingDelay = 10 * time.Second
+	gatedDelay   = time.Minute
+)
 
 // settles returns how long the status of a pod is not reported yet, since its guest has been
 // pending only for a moment, or was reported as such a moment ago. Most guests run a moment
 // later: without the delay each of them would cost two or three more writes in this cluster.
 // What a container waits for is reported at once if it does not end by itself.
-func (h *Handler) settles(pod *corev1.Pod, status corev1.PodStatus) (left time.Duration) {
+func (h *Handler) settles(pod, guest *corev1.Pod, status corev1.PodStatus) (left time.Duration) {
 	if status.Phase != corev1.PodPending || slices.ContainsFunc(slices.Concat(status.InitContainerStatuses, status.ContainerStatuses), isStuck) {
 		return 0
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	state := h.state(pod.UID)
-	if state.pending.IsZero() {
+	gated := slices.ContainsFunc(guest.Spec.SchedulingGates, isHandOver) && !hasCondition(guest, broker.PodMustLeave)
+	// A guest that has its place is about to run.
+	if state.pending.IsZero() || state.pendingGated && !gated {
 		state.pending = h.Clock.Now()
 	}
-	return max(0, pendingDelay-h.Clock.Since(state.pending))
+	state.pendingGated = gated
+	delay := pendingDelay
+	if gated {
+		delay = gatedDelay
+	}
+	return max(0, delay-h.Clock.Since(state.pending))
 }
+
+func hasCondition(pod *corev1.Pod, kind corev1.PodConditionType) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind })
+}
+
+// isHandOver reports whether a gate keeps a guest until its place is handed over to it.
+func isHandOver(g corev1.PodSchedulingGate) bool { return g.Name == broker.GateHandOver }
 
 // isStuck reports whether a container waits for anything but its start.
 func isStuck(c corev1.ContainerStatus) bool {
@@ -320,11 +338,10 @@ func isStuck(c corev1.ContainerStatus) bool {
 // waitForHandOver removes the scheduling gate from the desired guest once it has waited
 // for too long; before, it returns how long it still waits.
 func (h *Handler) waitForHandOver(pod *corev1.Pod, guest, desired *corev1.Pod) (left time.Duration) {
-	isGate := func(g corev1.PodSchedulingGate) bool { return g.Name == broker.GateHandOver }
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	state := h.state(pod.UID)
-	if !slices.ContainsFunc(guest.Spec.SchedulingGates, isGate) {
+	if !slices.ContainsFunc(guest.Spec.SchedulingGates, isHandOver) {
 		if !state.gated.IsZero() && !state.ungated {
 			h.handedOver = h.Clock.Now()
 		}
@@ -343,7 +360,7 @@ func (h *Handler) waitForHandOver(pod *corev1.Pod, guest, desired *corev1.Pod) (
 		return left
 	}
 	state.ungated = true
-	desired.Spec.SchedulingGates = slices.DeleteFunc(desired.Spec.SchedulingGates, isGate)
+	desired.Spec.SchedulingGates = slices.DeleteFunc(desired.Spec.SchedulingGates, isHandOver)
 	return 0
 }
 
@@ -359,7 +376,8 @@ func (h *Handler) waitForReference(ctx context.Context, pod *corev1.Pod, missing
 	// provider: it does not reschedule the pod.
 	status.Conditions = setCondition(status.Conditions, corev1.PodCondition{
 		Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: reasonConfigMissing, Message: missing.message, LastTransitionTime: metav1.Time{Time: h.Clock.Now()}})
-	return requeueAfter, h.writeStatus(ctx, pod, status)
+	again, err := h.writeStatus(ctx, pod, status)
+	return earlier(requeueAfter, again), err
 }
 
 // createFailed reports that the provider refused the guest; other errors are
@@ -373,29 +391,30 @@ func (h *Handler) createFailed(ctx context.Context, pod *corev1.Pod, err error) 
 		message += ". Set these fields of securityContext, or the provider's administrator sets guests.podSecurity to baseline"
 	}
 	h.event(pod, corev1.EventTypeWarning, reasonGuestRefused, message)
-	return retryPeriod, h.writeStatus(ctx, pod, waitingStatus(pod, reasonGuestRefused, message))
+	requeueAfter, err = h.writeStatus(ctx, pod, waitingStatus(pod, reasonGuestRefused, message))
+	return earlier(retryPeriod, requeueAfter), err
 }
 
 // update reports the guest's status and applies the pod's changes to the guest, unless that
 // was done for these contents.
 func (h *Handler) update(ctx context.Context, pod, guest *corev1.Pod, contents [2]uint64) (requeueAfter time.Duration, err error) {
-	settling, err := h.reportGuest(ctx, pod, guest)
+	requeueAfter, err = h.reportGuest(ctx, pod, guest)
 	if guest.DeletionTimestamp != nil || isTerminal(guest) || h.isApplied(pod.UID, contents) {
-		return settling, err
+		return requeueAfter, err
 	}
 	// A status that cannot be written does not keep the guest from being updated.
 	after, changeErr := h.applyChanges(ctx, pod, guest, contents)
-	return earlier(settling, after), errors.Join(err, changeErr)
+	return earlier(requeueAfter, after), errors.Join(err, changeErr)
 }
 
 // reportGuest writes the status of a pod with a guest, also if another client has changed
 // it, and returns how long it has not to be written yet.
-func (h *Handler) reportGuest(ctx context.Context, pod, guest *corev1.Pod) (settling time.Duration, err error) {
+func (h *Handler) reportGuest(ctx context.Context, pod, guest *corev1.Pod) (requeueAfter time.Duration, err error) {
 	status := h.mirror(pod, guest)
-	if settling = h.settles(pod, status); settling > 0 {
+	if settling := h.settles(pod, guest, status); settling > 0 {
 		return settling, nil
 	}
-	return 0, h.writeStatus(ctx, pod, status)
+	return h.writeStatus(ctx, pod, status)
 }
 
 func (h *Handler) isApplied(uid types.UID, contents [2]uint64) bool {
