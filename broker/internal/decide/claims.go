@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"encoding/json"
 	"slices"
 	"sync"
 
@@ -8,9 +9,17 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
-// maxLinks is the number of prepared claims that Claims remembers. Each has the free
-// shapes of a cluster.
-const maxLinks = 16 << 10
+const (
+	// maxClaims is the maximum number of requests for which one cluster keeps capacity free:
+	// the first ones that could take any there.
+	maxClaims = 64
+	// maxChain is the maximum number of requests that are known to want capacity of one
+	// cluster, with those that it refuses at present.
+	maxChain = 2 * maxClaims
+	// maxLinks is the number of prepared claims that Claims remembers. Each has the free
+	// shapes of a cluster.
+	maxLinks = 16 << 10
+)
 
 // Claims keeps capacity free for requests that come first. What it has computed for a
 // cluster and the first n requests is computed once, as long as neither the cluster nor
@@ -18,29 +27,40 @@ const maxLinks = 16 << 10
 type Claims struct {
 	mu     sync.Mutex
 	chains map[string]*chain
-	// links is the number of links in all chains, made is that of all that were ever made.
+	// kinds of the requests that were compared, ids those of the kinds.
+	kinds map[*Request]int
+	ids   map[string]int
+	// links is the number of links in all chains, made is how many requests were ever
+	// compared with a cluster.
 	links, made int
 }
 
 // chain is a cluster after the claims of the first requests, one after the other.
 type chain struct {
-	base  *entry
-	links []link
+	base *entry
+	// compared are the first requests, of which the links are those that could take any
+	// capacity of the cluster.
+	compared []*Request
+	links    []link
+	// nothing are the kinds of requests that could take nothing of it.
+	nothing map[int]bool
 }
 
 // link is a cluster after one more claim.
 type link struct {
-	request *Request
+	// at is the position of the request.
+	at int
 	// allowed is whether the request may claim anything there now.
 	allowed bool
 	entry   *entry
 }
 
 // KeepFree is a snapshot in which each cluster keeps free what it could take of the
-// requests ahead, the first one first, if it held nothing for others. It may end the
-// claims on a cluster when no pod of want fits there any more. A request is known by its
-// address, and must not change. mayAsk reports whether the i-th request may be placed in
-// a cluster at present.
+// requests ahead, the first one first, if it held nothing for others: of maxClaims at most,
+// not counting those that it could take nothing of. It may end the claims on a cluster when
+// no pod of want fits there any more. A request is known by its address, and neither it nor
+// the list may change. mayAsk reports whether the i-th request may be placed in a cluster
+// at present.
 func (c *Claims) KeepFree(s Snapshot, ahead []*Request, want broker.HeldCapacity, mayAsk func(i int, cluster string) bool) Snapshot {
 	if len(ahead) == 0 {
 		return s
@@ -50,56 +70,168 @@ func (c *Claims) KeepFree(s Snapshot, ahead []*Request, want broker.HeldCapacity
 	if c.chains == nil || c.links > maxLinks || len(c.chains) > 2*len(s.entries)+16 {
 		c.chains, c.links = map[string]*chain{}, 0
 	}
-	claimants, wanted := make([]*claimant, len(ahead)), capacity.Requests(want)
+	if c.kinds == nil || len(c.kinds) > 4*len(ahead)+maxLinks {
+		c.chains, c.links = map[string]*chain{}, 0
+		c.kinds, c.ids = map[*Request]int{}, map[string]int{}
+	}
+	k := keeper{Claims: c, snapshot: s, ahead: ahead, wanted: capacity.Requests(want), mayAsk: mayAsk, claimants: make([]*claimant, len(ahead))}
 	s.entries = slices.Clone(s.entries)
 	for at, e := range s.entries {
-		cluster := e.spec.ClusterID
-		if active, fresh := s.activity(cluster); !active || !fresh {
-			// It is not chosen anyway.
-			continue
+		// Another one is not chosen anyway.
+		if active, fresh := s.activity(e.spec.ClusterID); active && fresh {
+			s.entries[at] = k.claimed(e)
 		}
-		known := c.chains[cluster]
-		if known == nil || known.base != e {
-			c.cut(known, 0)
-			known = &chain{base: e}
-			c.chains[cluster] = known
-		}
-		for i, request := range ahead {
-			allowed := mayAsk(i, cluster)
-			if i < len(known.links) && known.links[i].request == request && known.links[i].allowed == allowed {
-				e = known.links[i].entry
-				continue
-			}
-			if e.prepare(); !slices.ContainsFunc(wanted, func(v capacity.Vector) bool { return v.FitsIn(e.account.Available) > 0 }) {
-				break
-			}
-			c.cut(known, i)
-			if allowed {
-				if claimants[i] == nil {
-					claimants[i] = newClaimant(request, s.catalog)
-				}
-				if claim := claimants[i].couldTake(known.base); !claim.Empty() {
-					e = e.claimed(claim)
-				}
-			}
-			known.links = append(known.links, link{request, allowed, e})
-			c.links++
-			c.made++
-		}
-		s.entries[at] = e
 	}
 	return s
 }
 
-// cut removes the links of a chain from a position on.
+// keeper is one call of KeepFree.
+type keeper struct {
+	*Claims
+	snapshot  Snapshot
+	ahead     []*Request
+	wanted    []capacity.Vector
+	mayAsk    func(i int, cluster string) bool
+	claimants []*claimant
+	// former is a list that was compared before, of which the first common ones are the
+	// same as those ahead.
+	former []*Request
+	common int
+}
+
+// claimed is a cluster after the claims of those ahead.
+func (k *keeper) claimed(base *entry) *entry {
+	cluster := base.spec.ClusterID
+	known := k.chains[cluster]
+	if known == nil || known.base != base {
+		k.cut(known, 0)
+		known = &chain{base: base, nothing: map[int]bool{}}
+		k.chains[cluster] = known
+	}
+	if same := k.same(known.compared); same == len(k.ahead) || same < len(known.compared) {
+		if same < len(k.ahead) {
+			k.cut(known, same)
+		}
+	} else {
+		// The same list for all clusters is compared once.
+		known.compared = k.ahead[:same]
+	}
+	e, claims := base, 0
+	for _, l := range known.links {
+		if l.at >= len(k.ahead) || claims == maxClaims {
+			return e
+		}
+		if l.allowed != k.mayAsk(l.at, cluster) {
+			k.cut(known, l.at)
+			break
+		}
+		if e = l.entry; l.allowed {
+			claims++
+		}
+	}
+	for at := len(known.compared); at < len(k.ahead) && claims < maxClaims && len(known.links) < maxChain; at++ {
+		if !e.takes(k.wanted) {
+			break
+		}
+		known.compared = k.ahead[:at+1]
+		claim := k.couldTake(at, known)
+		if claim.Empty() {
+			continue
+		}
+		allowed := k.mayAsk(at, cluster)
+		if allowed {
+			e = e.claimed(claim)
+			claims++
+		}
+		known.links = append(known.links, link{at, allowed, e})
+		k.links++
+	}
+	return e
+}
+
+// same is how many of the requests that were compared are the first of those ahead.
+func (k *keeper) same(compared []*Request) int {
+	if len(compared) == 0 {
+		return 0
+	}
+	if len(k.former) == 0 || &k.former[0] != &compared[0] || len(k.former) < len(compared) {
+		k.former, k.common = compared, 0
+		for k.common < min(len(compared), len(k.ahead)) && compared[k.common] == k.ahead[k.common] {
+			k.common++
+		}
+	}
+	return min(k.common, len(compared))
+}
+
+// couldTake is the part of a request ahead that a cluster could take.
+func (k *keeper) couldTake(at int, known *chain) (claim broker.HeldCapacity) {
+	request := k.ahead[at]
+	if request.Pin != "" && request.Pin != known.base.spec.ClusterID {
+		return claim
+	}
+	kind := k.kind(request)
+	if known.nothing[kind] {
+		return claim
+	}
+	k.made++
+	if k.claimants[at] == nil {
+		k.claimants[at] = newClaimant(request, k.snapshot.catalog)
+	}
+	if claim = k.claimants[at].couldTake(known.base); claim.Empty() {
+		known.nothing[kind] = true
+	}
+	return claim
+}
+
+// kind is the same for requests that differ in the number of pods only: no cluster could
+// take a part of one and nothing of the other.
+func (c *Claims) kind(request *Request) int {
+	kind, known := c.kinds[request]
+	if known {
+		return kind
+	}
+	of := *request
+	if of.Budget == nil {
+		of.Want.Totals = broker.ResourceQuantities{}
+		of.Want.PodSets = slices.Clone(of.Want.PodSets)
+		for i := range of.Want.PodSets {
+			of.Want.PodSets[i].Count = min(of.Want.PodSets[i].Count, 1)
+		}
+		if len(of.Want.PodSets) == 0 {
+			of.Want = request.Want
+		}
+	}
+	// The types of the API always encode.
+	key, _ := json.Marshal(of)
+	kind, known = c.ids[string(key)]
+	if !known {
+		kind = len(c.ids)
+		c.ids[string(key)] = kind
+	}
+	c.kinds[request] = kind
+	return kind
+}
+
+// takes reports whether any of the requests of pods fits in what is available.
+func (e *entry) takes(requests []capacity.Vector) bool {
+	e.prepare()
+	return slices.ContainsFunc(requests, func(v capacity.Vector) bool { return v.FitsIn(e.account.Available) > 0 })
+}
+
+// cut makes a chain forget the requests from a position on.
 func (c *Claims) cut(known *chain, from int) {
-	if known != nil && from < len(known.links) {
-		c.links -= len(known.links) - from
-		known.links = slices.Delete(known.links, from, len(known.links))
+	if known == nil || from >= len(known.compared) {
+		return
+	}
+	known.compared = known.compared[:from]
+	keep := slices.IndexFunc(known.links, func(l link) bool { return l.at >= from })
+	if keep >= 0 {
+		c.links -= len(known.links) - keep
+		known.links = slices.Delete(known.links, keep, len(known.links))
 	}
 }
 
-// Made is the number of claims that were computed so far.
+// Made is how many requests were compared with a cluster so far.
 func (c *Claims) Made() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

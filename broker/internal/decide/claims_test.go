@@ -101,6 +101,46 @@ func TestKeepFree(t *testing.T) {
 	}
 }
 
+// A cluster keeps capacity free for the first 64 that could take any there. Those that
+// could not are not counted, and neither are those that it refuses at present.
+func TestKeepFreeForTheFirstThatCouldTakeAny(t *testing.T) {
+	paris := cluster("paris", totals("cpu=100", ""), shapes(100, "cpu=1", 100))
+	many := func(n int, r func() decide.Request) (out []decide.Request) {
+		for range n {
+			out = append(out, r())
+		}
+		return out
+	}
+	one := func() decide.Request { return pods(1, "cpu=1") }
+	for name, tc := range map[string]struct {
+		before []decide.Request
+		mayAsk func(int, string) bool
+		free   int32
+	}{
+		"none":                 {nil, everywhere, 90},
+		"pinned elsewhere":     {many(200, func() decide.Request { return with(one(), func(r *decide.Request) { r.Pin = "berlin" }) }), everywhere, 90},
+		"of no matching node":  {many(200, func() decide.Request { return selecting(one(), "ssd") }), everywhere, 90},
+		"refused at present":   {many(64, one), func(i int, _ string) bool { return i >= 64 }, 90},
+		"63 that could":        {many(63, one), everywhere, 27},
+		"more than 64":         {many(70, one), everywhere, 36},
+		"mixed with others":    {append(many(100, func() decide.Request { return selecting(one(), "ssd") }), many(20, one)...), everywhere, 70},
+		"the pin is this one":  {many(20, func() decide.Request { return with(one(), func(r *decide.Request) { r.Pin = "paris" }) }), everywhere, 70},
+		"larger than any node": {many(200, func() decide.Request { return pods(1, "cpu=2") }), everywhere, 90},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var claims decide.Claims
+			want := pods(100, "cpu=1")
+			ahead := addresses(append(tc.before, pods(10, "cpu=1")))
+			for range 2 {
+				decision := decide.Choose(want, claims.KeepFree(snapshotOf([]oracleCluster{paris}), ahead, want.Want, tc.mayAsk))
+				if got := decision.Placement.Pods(); got != tc.free {
+					t.Errorf("%d pods fit, want %d", got, tc.free)
+				}
+			}
+		})
+	}
+}
+
 func addresses(requests []decide.Request) []*decide.Request {
 	out := make([]*decide.Request, len(requests))
 	for i := range requests {

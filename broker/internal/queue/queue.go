@@ -18,10 +18,6 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 )
 
-// maxClaims is the maximum number of earlier Reservations for which capacity is kept
-// free.
-const maxClaims = 64
-
 // Entry is a Reservation and the capacity that it lacks.
 type Entry struct {
 	Name     string
@@ -123,13 +119,13 @@ func (q *Queue) Len() int {
 	return len(q.sorted)
 }
 
-// Ahead lists the first of the entries before another one that could be placed, in
-// order: those for which capacity is kept free.
+// Ahead lists the entries before another one that could be placed, in order: those for
+// which capacity is kept free.
 func (q *Queue) Ahead(of Entry) []*Entry {
 	q.mutex.RLock()
 	defer q.mutex.RUnlock()
 	at, _ := slices.BinarySearchFunc(q.placeable, &of, compare)
-	return slices.Clone(q.placeable[:min(at, maxClaims)])
+	return slices.Clone(q.placeable[:at])
 }
 
 // Next lists up to n entries for which the function returns true: one half from the first

@@ -10,7 +10,7 @@ import (
 // BenchmarkDecisionBehindQueue measures a decision behind 1,000 Reservations of one
 // tenant that wait, in 50 clusters.
 func BenchmarkDecisionBehindQueue(b *testing.B) {
-	for name, cpu := range map[string]string{"larger than any node": "5", "no matching node": "1", "placeable": "4"} {
+	for name, cpu := range map[string]string{"larger than any node": "5", "no matching node": "1", "placeable": "4", "placeable in one cluster": "1", "pinned to one cluster": "1"} {
 		b.Run(name, func(b *testing.B) {
 			h := newHub(b)
 			for i := range 50 {
@@ -24,12 +24,20 @@ func BenchmarkDecisionBehindQueue(b *testing.B) {
 					ad.Spec.NodeClasses[0].LargestNode = &largest
 				})
 			}
+			h.change("c00", func(ad *broker.ClusterAdvertisement) {
+				ad.Spec.NodeClasses[0].Labels = map[string]string{"disk": "rare"}
+			})
 			config := h.config
 			h.config.queueing = broker.QueueingNone
 			for i := range 1000 {
 				h.ask(fmt.Sprint("waiting-", i), 1, cpu, func(s *broker.ReservationSpec) {
-					if name == "no matching node" {
+					switch name {
+					case "no matching node":
 						s.PodSets[0].NodeSelector = map[string]string{"disk": "none"}
+					case "placeable in one cluster":
+						s.PodSets[0].NodeSelector = map[string]string{"disk": "rare"}
+					case "pinned to one cluster":
+						s.TargetClusterID = "c00"
 					}
 				})
 				for j := range 50 {
@@ -44,6 +52,8 @@ func BenchmarkDecisionBehindQueue(b *testing.B) {
 			h.reservations["r"].Spec.PodSets[0].Requests = cpus("1")
 			b.ResetTimer()
 			for b.Loop() {
+				// Each decision changes the ledger of one cluster.
+				h.change("c01", func(*broker.ClusterAdvertisement) {})
 				newPlan(h.snapshotOf(h.reservations["r"].DeepCopy(), h.config))
 			}
 		})

@@ -54,6 +54,38 @@ func TestUnplaceableHoldsBackNobody(t *testing.T) {
 	}
 }
 
+// Those that wait for what only another provider has do not stand between a large request
+// and those behind it, however many they are.
+func TestManyThatWaitElsewhereAreNotCounted(t *testing.T) {
+	for name, elsewhere := range map[string]func(*broker.ReservationSpec){
+		"pinned":        func(s *broker.ReservationSpec) { s.TargetClusterID = "paris" },
+		"with selector": func(s *broker.ReservationSpec) { s.PodSets[0].NodeSelector = map[string]string{"gpu": "true"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHub(t)
+			h.advertise("berlin", "16")
+			h.change("berlin", func(ad *broker.ClusterAdvertisement) {
+				ad.Spec.NodeClasses[0].FreeShapes[0].Free = cpus("6")
+				ad.Spec.ObservedHolds = []broker.ObservedHold{{Requester: "oslo", Used: cpus("10"), Pods: 1}}
+			})
+			h.advertise("paris", "8")
+			h.change("paris", func(ad *broker.ClusterAdvertisement) {
+				ad.Spec.NodeClasses[0].Labels = map[string]string{"gpu": "true"}
+				ad.Spec.NodeClasses[0].FreeShapes[0].Free = broker.ResourceQuantities{}
+				ad.Spec.ObservedHolds = []broker.ObservedHold{{Requester: "oslo", Used: cpus("8"), Pods: 8}}
+			})
+			for i := range 100 {
+				h.ask(fmt.Sprint("elsewhere-", i), 1, "1", elsewhere)
+				h.advertise("berlin", "16")
+				h.advertise("paris", "8")
+			}
+			h.ask("large", 1, "12")
+			h.ask("small", 1, "1")
+			h.expectPods("berlin", "small", 0, 0)
+		})
+	}
+}
+
 // What could be placed if guests ended still holds back those behind it.
 func TestGuestsDoNotMakeItUnplaceable(t *testing.T) {
 	h := newHub(t)
