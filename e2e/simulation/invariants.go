@@ -116,7 +116,7 @@ func (i *invariants) check(w *world) {
 		i.checkHomes(w)
 		i.checkLeases(w)
 		i.checkTurns(w)
-		i.checkGangs(w)
+		i.checkGangs()
 	}
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -118,9 +119,9 @@ func (i *invariants) checkTurns(w *world) {
 	i.holdings = h
 }
 
-// checkGangs checks that a gang is granted as a whole, and that at rest as much is held for
-// one, or nothing. What pods may use already stays when a part is lost.
-func (i *invariants) checkGangs(w *world) {
+// checkGangs checks that a gang is granted as a whole. What pods may use already stays when
+// a part is lost.
+func (i *invariants) checkGangs() {
 	for uid, r := range i.holdings.reservations {
 		_, least := pods(r)
 		granted := accepted(r)
@@ -133,10 +134,20 @@ func (i *invariants) checkGangs(w *world) {
 		case granted > 0 && !i.complete[uid]:
 			i.fail(invariantGang, "%s needs %d pods at least, and %d are granted", r.Name, least, granted)
 		}
-		if held := i.holdings.total[uid]; w.resting && held > 0 && held < least && !i.complete[uid] {
-			i.fail(invariantGang, "%s needs %d pods at least, and capacity for %d is held", r.Name, least, held)
+	}
+}
+
+// partOfGang describes a gang for which less is held than it needs, so that another one could
+// wait for that; "" if there is none.
+func (w *world) partOfGang() string {
+	h := w.holdings()
+	for uid, r := range h.reservations {
+		_, least := pods(r)
+		if held := h.total[uid]; held > 0 && held < least && r.DeletionTimestamp.IsZero() && !w.checks.complete[uid] {
+			return fmt.Sprintf("%s needs %d pods at least, and capacity for %d is held", r.Name, least, held)
 		}
 	}
+	return ""
 }
 
 // gangsBefore reports whether a gang waits for which capacity may be kept free before a

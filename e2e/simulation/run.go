@@ -127,6 +127,10 @@ func (w *world) rest(s schedule) {
 	if what := w.idle(); what != "" {
 		w.checks.fail(invariantProgress, "%s", what)
 	}
+	w.until(within, func() bool { return w.partOfGang() == "" })
+	if what := w.partOfGang(); what != "" {
+		w.checks.fail(invariantGang, "%s", what)
+	}
 	w.until(within, func() bool { return w.ofForgotten() == "" })
 	if what := w.ofForgotten(); what != "" {
 		w.checks.fail(invariantForgotten, "%s", what)
