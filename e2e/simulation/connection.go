@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -26,24 +27,60 @@ var errDisconnected = errors.New("the broker cannot be reached")
 // streamTimeout is how long a stream may be silent before the agent opens another one.
 const streamTimeout = 3 * protocol.HeartbeatSeconds * time.Second
 
-// identity authenticates a call by the server name of its connection, which request sets.
-type identity struct{}
+// missPeriod is how long a cluster that has no registration is refused without another read
+// of the API server.
+const missPeriod = 5 * time.Second
 
-func (identity) TLSConfig() *tls.Config { return nil }
+// identity authenticates a call by the server name of its connection, which request sets,
+// and the cluster's registration, as production does: in the cache or, if it is not there, in
+// the API server.
+type identity struct {
+	cached, live client.Reader
 
-func (identity) Join(context.Context, protocol.JoinRequest) (protocol.JoinResponse, error) {
+	mu     sync.Mutex
+	missed map[string]time.Time
+}
+
+func (*identity) TLSConfig() *tls.Config { return nil }
+
+func (*identity) Join(context.Context, protocol.JoinRequest) (protocol.JoinResponse, error) {
 	return protocol.JoinResponse{}, errors.New("clusters do not join in the simulation")
 }
 
-func (identity) Authenticate(_ context.Context, state *tls.ConnectionState) (string, error) {
-	return state.ServerName, nil
+func (i *identity) Authenticate(ctx context.Context, state *tls.ConnectionState) (string, error) {
+	id := state.ServerName
+	known, err := registered(ctx, i.cached, id)
+	if !known && err == nil && !i.recentlyMissed(id) {
+		known, err = registered(ctx, i.live, id)
+	}
+	if err != nil || known {
+		return id, err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.missed[id] = time.Now()
+	return "", &protocol.Error{Code: protocol.CodeUnauthorized, Message: id + " is not registered"}
 }
 
-func (identity) Certified(_ context.Context, state *tls.ConnectionState) (clusterID, fingerprint string, err error) {
+func (i *identity) recentlyMissed(id string) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	at, missed := i.missed[id]
+	return missed && time.Since(at) < missPeriod
+}
+
+// registered reports whether a cluster has a registration that is not being deleted.
+func registered(ctx context.Context, reader client.Reader, id string) (bool, error) {
+	var registration broker.ClusterRegistration
+	err := reader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: id}, &registration)
+	return err == nil && registration.DeletionTimestamp.IsZero(), client.IgnoreNotFound(err)
+}
+
+func (*identity) Certified(_ context.Context, state *tls.ConnectionState) (clusterID, fingerprint string, err error) {
 	return state.ServerName, state.ServerName, nil
 }
 
-func (identity) Known(context.Context, string) (bool, error) { return true, nil }
+func (*identity) Known(context.Context, string) (bool, error) { return true, nil }
 
 // message is a request that an agent has sent.
 type message struct {

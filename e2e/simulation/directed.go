@@ -14,6 +14,9 @@ import (
 // directedEvery is the share of schedules with a directed part: one of so many.
 const directedEvery = 2
 
+// gang is the variant of a request that needs all its pods.
+const gang = 97
+
 // scenario is a sequence of actions that makes a situation likely which random actions
 // seldom make.
 type scenario struct {
@@ -93,6 +96,20 @@ var longScenarios = []scenario{
 	{alone: true, lending: []int64{0, 4, 0}, actions: []directed{{20, actRequest, 0, 3, 1}, {160, actCordon, 1, 0, 0}, {60, actKillAgent, 0, 0, 0}, {0, actKillBroker, 0, 0, 0}, {60, actKillAgent, 1, 0, 0}}},
 	// The same where another one has room for that part. The node is back after that time.
 	{alone: true, lending: []int64{0, 4, 2}, actions: []directed{{20, actRequest, 0, 3, 1}, {160, actCordon, 1, 0, 0}, {40, actCutStreams, 0, 0, 0}, {900, actUncordon, 1, 0, 0}}},
+	// A consumer that is forgotten: another one gets what it held.
+	{alone: true, lending: []int64{0, 2, 0}, actions: []directed{{20, actRequest, 0, 1, 1}, {140, actForget, 0, 0, 0}, {20, actRequest, 2, 1, 1}}},
+	// A provider that is forgotten: another one takes its place.
+	{alone: true, lending: []int64{0, 2, 2}, actions: []directed{{20, actRequest, 0, 1, 1}, {140, actForget, 1, 0, 0}, {20, actRequest, 0, 1, 1}}},
+	// A second leader that does not know yet that a cluster is forgotten, and serves it.
+	{alone: true, lending: []int64{2, 2, 0}, actions: []directed{{20, actRequest, 0, 0, 1}, {100, actSecond, 0, 0, 0}, {0, actUnaware, 0, 199, 0}, {0, actForget, 0, 0, 0}, {60, actRequest, 0, 0, 1}, {60, actKillAgent, 0, 0, 0}}},
+	// A large gang waits, and smaller requests come and go.
+	{alone: true, lending: []int64{0, 4, 0}, actions: []directed{
+		{20, actRequest, 0, 1, 1}, {20, actRequest, 2, 1, 1}, {60, actRequest, 0, 3, gang}, {60, actRequest, 2, 1, 1}, {40, actDelete, 2, 0, 0},
+		{60, actRequest, 2, 1, 1}, {40, actDelete, 2, 0, 0}, {60, actRequest, 2, 1, 1}, {40, actDelete, 2, 0, 0}, {60, actRequest, 2, 1, 1}, {40, actDelete, 2, 0, 0},
+		{60, actRequest, 2, 1, 1}, {40, actDelete, 2, 0, 0}, {60, actRequest, 2, 1, 1}, {40, actDelete, 2, 0, 0},
+	}},
+	// Two gangs need the same capacity, one of them that of two providers.
+	{alone: true, lending: []int64{0, 2, 2}, actions: []directed{{20, actRequest, 0, 3, gang}, {2, actRequest, 1, 1, gang}, {140, actDelete, 0, 0, 0}}},
 	// A provider that is gone: another one takes its place.
 	{alone: true, lending: []int64{0, 2, 2}, actions: []directed{{20, actRequest, 0, 1, 1}, {100, actGone, 1, 0, 0}, {20, actRequest, 2, 0, 1}}},
 }

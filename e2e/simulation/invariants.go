@@ -30,11 +30,16 @@ const (
 	invariantStays    = "a Reservation is not moved back and forth"
 	invariantProgress = "a request does not wait beside free capacity"
 	invariantLeaving  = "pods have the time to leave that the provider gives"
+	// A forgotten cluster has no registration any more.
+	invariantForgotten = "nothing of a forgotten cluster stays"
+	invariantTurn      = "a request is not overtaken without end"
+	invariantGang      = "a gang is granted as a whole"
 )
 
 // invariantNames are all of them.
 var invariantNames = []string{
 	invariantCapacity, invariantGrant, invariantAnswer, invariantEnd, invariantNews, invariantLease, invariantWrites, invariantSettle, invariantStays, invariantProgress, invariantLeaving,
+	invariantForgotten, invariantTurn, invariantGang,
 }
 
 // violation of an invariant.
@@ -61,6 +66,13 @@ type invariants struct {
 	// last of each grant, by the UID of its instruction.
 	gaveUp map[givenUp]time.Time
 	grants map[types.UID]grantSeen
+	// holdings are those of the last check. passed are the Reservations that waited when the
+	// last growth of a hold was promised, overtaken is how often that was granted.
+	holdings  *holdings
+	passed    map[holdKey][]types.UID
+	overtaken map[types.UID]int
+	// complete are the gangs that were granted as a whole and have been in use since.
+	complete map[types.UID]bool
 }
 
 // givenUp is an attempt of a Reservation of which a provider has given up a part.
@@ -103,6 +115,8 @@ func (i *invariants) check(w *world) {
 		i.checkNews(w)
 		i.checkHomes(w)
 		i.checkLeases(w)
+		i.checkTurns(w)
+		i.checkGangs()
 	}
 }
 
@@ -349,13 +363,13 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 		}
 		taken[a.consumer[uid]] += max(charged, a.held[uid])
 		parts = append(parts, fmt.Sprintf("%s of %s: charged %d, held %d", uid, a.consumer[uid], a.charged[uid], a.held[uid]))
-		if granted := max(a.granted[uid], a.reported[uid]); granted > a.held[uid] && (w.resting || !w.restored && !a.gaveUp[uid] && !lost) {
+		if granted := max(a.granted[uid], a.reported[uid]); granted > a.held[uid] && !c.forgotten && (w.resting || !w.restored && !a.gaveUp[uid] && !lost) {
 			i.fail(invariantGrant, "%s: %d CPUs are granted to %s of %s (%d by its status), but %d are held", c.id, granted, uid, a.consumer[uid], a.reported[uid], a.held[uid])
 		}
-		if a.reported[uid] > a.granted[uid] && (w.resting || !w.restored && !a.gaveUp[uid] && !lost) {
+		if a.reported[uid] > a.granted[uid] && !c.forgotten && (w.resting || !w.restored && !a.gaveUp[uid] && !lost) {
 			i.fail(invariantGrant, "%s: %d CPUs are granted to %s of %s by its status, but %d in the ledger", c.id, a.reported[uid], uid, a.consumer[uid], a.granted[uid])
 		}
-		if w.resting && a.usable[uid] > a.held[uid] && !c.gone {
+		if w.resting && a.usable[uid] > a.held[uid] && !c.away() {
 			i.fail(invariantGrant, "%s: %s lets pods use %d CPUs of %s, but %d are held", c.id, a.consumer[uid], a.usable[uid], uid, a.held[uid])
 		}
 	}
@@ -423,6 +437,7 @@ func (w *world) copyOf(r *broker.Reservation) string {
 
 // idle describes capacity that is free while a request waits; "" if there is none.
 func (w *world) idle() string {
+	held := w.holdings()
 	for _, c := range w.members() {
 		var list broker.ReservationList
 		must(c.client.List(context.Background(), &list, client.InNamespace(workloads)))
@@ -431,23 +446,27 @@ func (w *world) idle() string {
 			if !meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued) || r.DeletionTimestamp != nil || ended(r) {
 				continue
 			}
-			for _, provider := range w.members() {
-				if provider == c || provider.deaf || provider.id == w.refuses {
-					continue
-				}
-				if room := provider.capacity - int64(len(provider.localPods())) - w.account(provider).taken(); room > 0 {
-					return fmt.Sprintf("Reservation %s of %s waits (%s), and %s has %d free CPUs", r.Name, c.id, conditions(r), provider.id, room)
-				}
+			var room int64
+			for _, provider := range w.providersFor(c.id) {
+				room += max(provider.capacity-int64(len(provider.localPods()))-w.account(provider).taken(), 0)
+			}
+			// A gang needs as much as it lacks, and that may be kept free for it.
+			_, least := pods(r)
+			if room >= max(least-accepted(r), 1) && !held.gangsBefore(r) {
+				return fmt.Sprintf("Reservation %s of %s waits (%s), and there are %d free CPUs", r.Name, c.id, conditions(r), room)
 			}
 		}
 	}
 	return ""
 }
 
-// members are the clusters that are not gone.
+// members are the clusters that are neither gone nor forgotten.
 func (w *world) members() []*cluster {
-	return slices.DeleteFunc(slices.Clone(w.clusters), func(c *cluster) bool { return c.gone })
+	return slices.DeleteFunc(slices.Clone(w.clusters), (*cluster).away)
 }
+
+// away reports whether the cluster is gone or forgotten.
+func (c *cluster) away() bool { return c.gone || c.forgotten }
 
 func ended(r *broker.Reservation) bool {
 	return r.Status.Phase == broker.ReservationReleased || r.Status.Phase == broker.ReservationFailed
@@ -474,7 +493,7 @@ func (w *world) lacks(r *broker.Reservation) string {
 	requested := broker.HeldCapacity{PodSets: r.Spec.PodSets}.Pods()
 	var granted int32
 	for _, allocation := range r.Status.Allocations {
-		if allocation.Accepted && !w.cluster(allocation.Cluster).gone {
+		if allocation.Accepted && !w.cluster(allocation.Cluster).away() {
 			granted += broker.HeldCapacity{PodSets: allocation.PodSets}.Pods()
 		}
 	}
@@ -543,6 +562,35 @@ func (w *world) left() string {
 			must(c.client.List(ctx, list))
 			if n := meta.LenList(list); n > 0 && c.id != silent {
 				return fmt.Sprintf("%s has %d objects left: %T", c.id, n, list)
+			}
+		}
+	}
+	return ""
+}
+
+// ofForgotten describes something in the hub that is left of a forgotten cluster; "" if
+// there is nothing. A provider that does not answer may still hold what it asked for.
+func (w *world) ofForgotten() string {
+	forgotten := func(id string) bool { return w.cluster(id).forgotten }
+	var ads broker.ClusterAdvertisementList
+	must(w.client.List(context.Background(), &ads, client.UnsafeDisableDeepCopy))
+	for _, ad := range ads.Items {
+		if forgotten(ad.Name) {
+			return fmt.Sprintf("the advertisement of %s is there", ad.Name)
+		}
+		for _, hold := range ad.Status.Holds {
+			if provider := w.cluster(ad.Name); forgotten(hold.Requester) && !provider.deaf && !provider.gone {
+				return fmt.Sprintf("%s holds capacity for %s of %s", ad.Name, hold.ReservationName, hold.Requester)
+			}
+		}
+	}
+	for _, r := range w.holdings().reservations {
+		if forgotten(r.Spec.RequesterID) && r.DeletionTimestamp.IsZero() {
+			return fmt.Sprintf("Reservation %s of %s is there", r.Name, r.Spec.RequesterID)
+		}
+		for _, allocation := range r.EffectiveStatus().Allocations {
+			if forgotten(allocation.Cluster) {
+				return fmt.Sprintf("Reservation %s has capacity of %s", r.Name, allocation.Cluster)
 			}
 		}
 	}

@@ -47,6 +47,15 @@ func (w *world) modelSteps(c *cluster) []stepwise.Step {
 }
 
 func (w *world) computeModelSteps(c *cluster) (steps []stepwise.Step) {
+	if c.forgotten {
+		// Who ends the membership of a cluster ends its guests.
+		for _, provider := range w.clusters {
+			if guests := provider.guests(c.id, ""); len(guests) > 0 {
+				steps = append(steps, c.stopStep(provider, guests[0]))
+			}
+		}
+		return steps
+	}
 	var list broker.ReservationInstructionList
 	must(c.client.List(context.Background(), &list))
 	known := map[string]bool{}

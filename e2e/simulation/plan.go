@@ -41,6 +41,7 @@ const (
 	actCallFault   action = "next call"
 	actBackup      action = "backup of the hub"
 	actRestore     action = "hub restored from the backup"
+	actForget      action = "cluster is forgotten"
 	// These are made only by directed schedules.
 	actLate       action = "leader is stopped while it writes a ledger"
 	actStaleKind  action = "a broker hears of no Reservations"
@@ -53,6 +54,7 @@ const (
 	actRefuse     action = "provider refuses from now on"
 	actGone       action = "cluster is gone for good"
 	actCordon     action = "a node is cordoned"
+	actUnaware    action = "a broker hears of no registrations"
 	actUncordon   action = "all nodes are uncordoned"
 )
 
@@ -133,6 +135,9 @@ func newSchedule(seed uint64) schedule {
 		add(step/2, actBackup)
 		add(step, actRestore)
 	}
+	if rng.IntN(12) == 0 {
+		s.insert(event{step: step * 2 / 3, action: actForget, a: rng.IntN(len(s.lending))})
+	}
 	switch {
 	case seed%directedEvery == 0:
 		s.direct(rng, scenarios[int(seed/directedEvery)%len(scenarios)])
@@ -140,6 +145,15 @@ func newSchedule(seed uint64) schedule {
 		s.direct(rng, longScenarios[int(seed/longEvery)%len(longScenarios)])
 	}
 	return s
+}
+
+// insert adds an event before those of later steps.
+func (s *schedule) insert(e event) {
+	at := slices.IndexFunc(s.events, func(other event) bool { return other.step > e.step })
+	if at < 0 {
+		at = len(s.events)
+	}
+	s.events = slices.Insert(s.events, at, e)
 }
 
 // apply does what an event says.
@@ -221,6 +235,10 @@ func (w *world) apply(e event) {
 	case actGone:
 		c.gone, c.cut = true, true
 		w.stopAgent(c)
+	case actForget:
+		w.forget(c)
+	case actUnaware:
+		w.frozen[b.name+" watch ClusterRegistration"] = w.steps + 60 + e.b%200
 	case actCordon:
 		w.cordoned = true
 		c.cordon(1, true)
@@ -231,6 +249,15 @@ func (w *world) apply(e event) {
 	case actRestore:
 		w.restore()
 	}
+}
+
+// forget deletes a cluster's registration, as the hub's administrator does.
+func (w *world) forget(c *cluster) {
+	registration := &broker.ClusterRegistration{}
+	registration.Namespace, registration.Name = namespace, c.id
+	must(client.IgnoreNotFound(w.client.Delete(context.Background(), registration)))
+	c.forgotten = true
+	c.model = modelCache{}
 }
 
 // fail kills a broker; the other one takes over, and it comes back as a standby.
@@ -297,6 +324,9 @@ func (w *world) restore() {
 	w.restored = true
 	for _, c := range w.clusters {
 		c.restored = w.account(c).charged
+		known, err := registered(context.Background(), w.client, c.id)
+		must(err)
+		c.forgotten, c.model = !known, modelCache{}
 	}
 	for _, b := range w.brokers {
 		w.startBroker(b)
@@ -400,6 +430,12 @@ func (w *world) request(c *cluster, name string, count int32, variant int) {
 		Spec: broker.ReservationSpec{PodSets: []broker.PodSet{{
 			Name: "pods", Count: count, Requests: broker.ResourceQuantities{CPU: resource.NewQuantity(1, resource.DecimalSI)},
 		}}},
+	}
+	if variant/8%4 == 3 {
+		r.Spec.Priority = 10
+	}
+	if variant/32%4 == 3 {
+		r.Spec.MinAvailable = count
 	}
 	if variant%6 == 0 {
 		r.Spec.Duration = &metav1.Duration{Duration: 10 * time.Minute}

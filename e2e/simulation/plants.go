@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -187,6 +188,40 @@ var plants = []plant{
 		return &plantedClient{Client: c, update: func(o client.Object) { w.keepTimestamp(o) }}
 	}},
 	{name: "a new leader acts before its caches have caught up", anyLeader: true},
+	{name: "what a cluster creates after it is forgotten stays", by: invariantForgotten, brokerWrites: func(w *world, c client.Client) client.Client {
+		return &plantedClient{Client: c, loses: func(object client.Object, o *client.DeleteOptions) bool {
+			// What was there before is deleted whatever its UID.
+			return o.Preconditions != nil && w.isOfForgotten(object)
+		}}
+	}},
+	{name: "the queue keeps nothing free", by: invariantTurn, setUp: configured(broker.BrokerConfigSpec{Queueing: broker.QueueingNone})},
+	{name: "pods may use a part of a gang", by: invariantGang, brokerWrites: onStatus(func(w *world, object client.Object) bool {
+		if r, ok := object.(*broker.Reservation); ok {
+			h := w.holdings()
+			for i := range r.Status.Allocations {
+				a := &r.Status.Allocations[i]
+				a.Accepted = a.Accepted || h.granted[holdKey{r.UID, a.Cluster}] > 0
+			}
+		}
+		return true
+	})},
+	{name: "what is released is given back twice", by: invariantCapacity, brokerWrites: onStatus(func(w *world, object client.Object) bool {
+		ad, ok := object.(*broker.ClusterAdvertisement)
+		if !ok {
+			return true
+		}
+		for _, hold := range w.ledgerOf(ad) {
+			released := !slices.ContainsFunc(ad.Status.Holds, func(h broker.Hold) bool { return h.ReservationUID == hold.ReservationUID })
+			if released && len(ad.Status.Holds) > 0 {
+				ad.Status.Holds = ad.Status.Holds[1:]
+			}
+		}
+		return true
+	})},
+	{name: "no fence: a hold that stays may still be changed by an earlier attempt", brokerWrites: onStatus(func(w *world, object client.Object) bool {
+		ad, ok := object.(*broker.ClusterAdvertisement)
+		return !ok || !onlyFences(w.ledgerOf(ad), ad.Status.Holds)
+	})},
 	{name: "the watch of the ledgers stalls", stalls: "broker-a watch ClusterAdvertisement"},
 }
 
@@ -208,6 +243,39 @@ func accepted(r *broker.Reservation) (sum int64) {
 		}
 	}
 	return sum
+}
+
+// ledgerOf are the holds of an advertisement as they are in the hub.
+func (w *world) ledgerOf(ad *broker.ClusterAdvertisement) []broker.Hold {
+	var stored broker.ClusterAdvertisement
+	must(client.IgnoreNotFound(w.client.Get(context.Background(), client.ObjectKeyFromObject(ad), &stored)))
+	return stored.Status.Holds
+}
+
+// isOfForgotten reports whether a forgotten cluster has created an object in the hub.
+func (w *world) isOfForgotten(object client.Object) bool {
+	of := object.GetName()
+	if r, ok := object.(*broker.Reservation); ok {
+		of = r.Spec.RequesterID
+	}
+	return slices.ContainsFunc(w.clusters, func(c *cluster) bool { return c.forgotten && c.id == of })
+}
+
+// onlyFences reports whether two versions of a ledger differ in the attempts of holds only.
+func onlyFences(before, after []broker.Hold) bool {
+	fences := false
+	for i := range before {
+		if len(after) != len(before) {
+			return false
+		}
+		fenced := after[i]
+		fences = fences || fenced.Attempt > before[i].Attempt
+		fenced.Attempt = before[i].Attempt
+		if !equality.Semantic.DeepEqual(fenced, before[i]) {
+			return false
+		}
+	}
+	return fences
 }
 
 // configured creates the BrokerConfig.
@@ -236,11 +304,20 @@ func onHolds(change func([]broker.Hold) []broker.Hold) func(*world, client.Clien
 }
 
 // plantedClient changes writes: of a status with change, unless it is nil, or of all else
-// with update.
+// with update. Deletions for which loses is true do not happen.
 type plantedClient struct {
 	client.Client
 	change func(client.Object) bool
 	update func(client.Object)
+	loses  func(client.Object, *client.DeleteOptions) bool
+}
+
+func (c *plantedClient) Delete(ctx context.Context, object client.Object, options ...client.DeleteOption) error {
+	var o client.DeleteOptions
+	if o.ApplyOptions(options); c.loses != nil && c.loses(object, &o) {
+		return nil
+	}
+	return c.Client.Delete(ctx, object, options...)
 }
 
 func (c *plantedClient) Update(ctx context.Context, object client.Object, options ...client.UpdateOption) error {

@@ -119,13 +119,21 @@ func (w *world) rest(s schedule) {
 		w.checks.fail(invariantEnd, "%s", what)
 	}
 	within := time.Duration(answerWithin)
-	if len(w.members()) < len(w.clusters) {
+	if slices.ContainsFunc(w.clusters, func(c *cluster) bool { return c.gone }) {
 		// What the others wait for is free when the lease of one that is gone ends.
 		within += leaseOfSilent
 	}
 	w.until(within, func() bool { return w.idle() == "" })
 	if what := w.idle(); what != "" {
 		w.checks.fail(invariantProgress, "%s", what)
+	}
+	w.until(within, func() bool { return w.partOfGang() == "" })
+	if what := w.partOfGang(); what != "" {
+		w.checks.fail(invariantGang, "%s", what)
+	}
+	w.until(within, func() bool { return w.ofForgotten() == "" })
+	if what := w.ofForgotten(); what != "" {
+		w.checks.fail(invariantForgotten, "%s", what)
 	}
 	w.deleteAll()
 	w.until(within, func() bool { return w.left() == "" })

@@ -68,9 +68,10 @@ type cluster struct {
 	// cut is set while the cluster cannot reach the hub; deaf while its agent does not
 	// decide on holds.
 	cut, deaf bool
-	// gone is set once the cluster's agent has ended for good.
-	gone     bool
-	capacity int64
+	// gone is set once the cluster's agent has ended for good, forgotten while the cluster's
+	// registration is deleted: its agent goes on.
+	gone, forgotten bool
+	capacity        int64
 	// restored is what its ledger in the restored hub charges: it may have ended since.
 	restored pledges
 	pods     int
@@ -132,7 +133,8 @@ type armed struct {
 func newWorld(seed uint64, p plant, lending []int64) *world {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 1)), gate: &stepwise.Gate{}, plant: p, started: time.Now(), frozen: map[string]int{}, heard: map[types.UID]broker.ReservationStatus{},
-		checks: invariants{only: p.by, made: map[string]time.Time{}, reserved: map[types.UID]time.Time{}, homes: map[types.UID]map[string]bool{}, returns: map[types.UID]int{}, gaveUp: map[givenUp]time.Time{}, grants: map[types.UID]grantSeen{}},
+		checks: invariants{only: p.by, made: map[string]time.Time{}, reserved: map[types.UID]time.Time{}, homes: map[types.UID]map[string]bool{}, returns: map[types.UID]int{}, gaveUp: map[givenUp]time.Time{}, grants: map[types.UID]grantSeen{},
+			holdings: &holdings{}, passed: map[holdKey][]types.UID{}, overtaken: map[types.UID]int{}, complete: map[types.UID]bool{}},
 	}
 	w.hub = newServer("hub", &broker.Reservation{}, &broker.ClusterAdvertisement{}, &broker.BrokerConfig{}, &broker.ClusterRegistration{})
 	w.client = w.hub.Client()
@@ -147,6 +149,7 @@ func newWorld(seed uint64, p plant, lending []int64) *world {
 			c.addNode(fmt.Sprintf("%s-%d", id, n))
 		}
 		w.clusters = append(w.clusters, c)
+		must(w.client.Create(context.Background(), &broker.ClusterRegistration{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: id}, Spec: broker.ClusterRegistrationSpec{ClusterID: id}}))
 	}
 	for _, name := range []string{"broker-a", "broker-b"} {
 		w.brokers = append(w.brokers, &brokerProcess{name: name, clock: &stepwise.Clock{}})
@@ -211,7 +214,8 @@ func (w *world) startBroker(b *brokerProcess) {
 	b.program = stepwise.NewProgram(stepwise.Options{
 		Name: b.name, Server: w.hub, Scheme: scheme, Gate: w.gate, Writes: wrap(w, w.plant.brokerWrites), Live: w.plant.brokerLive,
 	})
-	handler, err := hub.Add(b.program, namespace, identity{}, b.clock, w.plant.anyLeader)
+	callers := &identity{cached: b.program.GetClient(), live: b.program.GetAPIReader(), missed: map[string]time.Time{}}
+	handler, err := hub.Add(b.program, namespace, callers, b.clock, w.plant.anyLeader)
 	must(err)
 	b.handler = handler
 	b.program.Run()

@@ -1,7 +1,15 @@
 package v1alpha1
 
-// Quotas limit what one cluster uses of the broker.
+// Quotas limit what one cluster uses of the broker, and how many clusters there are.
 type Quotas struct {
+	// clusters is the maximum number of clusters that have joined: who has the join token
+	// may join any number of them, and each has the other quotas. At the maximum, no further
+	// one can join; those that have joined stay, and may join again.
+	// +optional
+	// +kubebuilder:default=10000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000000
+	Clusters *int32 `json:"clusters,omitempty"`
 	// reservationsPerCluster is the maximum number of Reservations of one consumer.
 	// +optional
 	// +kubebuilder:default=1000

@@ -54,7 +54,7 @@ type Options struct {
 	// from a cache.
 	Client client.Client
 	// Cache is read by Authenticate and Known. A registration that is not there is read
-	// from Client.
+	// from Client. Join reads the quota and the number of clusters from it.
 	Cache client.Reader
 	// Namespace of the broker's objects.
 	Namespace string
@@ -70,7 +70,8 @@ type Authority struct {
 	ca  *x509.Certificate
 	key crypto.Signer
 
-	misses misses
+	misses     misses
+	admissions admissions
 
 	mutex   sync.Mutex
 	serving *tls.Certificate

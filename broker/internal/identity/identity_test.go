@@ -2,6 +2,7 @@ package identity
 
 import (
 	"bytes"
+	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -13,15 +14,19 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -38,6 +43,7 @@ func TestAuthority(t *testing.T) {
 	t.Run("a certificate has the cluster ID and nothing else", f.testClientCertificate)
 	t.Run("one of many concurrent keys joins", f.testConcurrentKeys)
 	t.Run("an unknown cluster costs one read", f.testMisses)
+	t.Run("the number of clusters is limited", f.testClusterQuota)
 	t.Run("a changed token applies at once", f.testChangedToken)
 	t.Run("an empty token admits no cluster", f.testEmptyToken)
 }
@@ -118,6 +124,68 @@ func (f *fixture) testServingCertificate(t *testing.T) {
 		t.Fatal("it was not renewed at three quarters of its validity")
 	}
 	f.clock.SetTime(f.now)
+}
+
+// cacheBehind is a cache that has no registration yet.
+type cacheBehind struct{ client.Reader }
+
+func (c cacheBehind) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }
+
+func (f *fixture) testClusterQuota(t *testing.T) {
+	config := &broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}, Spec: broker.BrokerConfigSpec{Quotas: &broker.Quotas{Clusters: ptr.To(int32(0))}}}
+	if err := f.api.Create(t.Context(), config); !apierrors.IsInvalid(err) {
+		t.Fatalf("a quota of 0 is valid: %v", err)
+	}
+	var list broker.ClusterRegistrationList
+	expect.NoError(t, f.api.List(t.Context(), &list, client.InNamespace(namespace)))
+	const more = 2
+	for name, tc := range map[string]struct {
+		cache client.Reader
+		quota int
+	}{
+		"now":    {f.api, len(list.Items) + more},
+		"behind": {cacheBehind{f.api}, more},
+	} {
+		config.Spec.Quotas.Clusters = ptr.To(int32(tc.quota))
+		config.ResourceVersion = ""
+		expect.NoError(t, f.api.Create(t.Context(), config))
+		options := f.options
+		options.Cache = tc.cache
+		a, err := New(t.Context(), options)
+		expect.NoError(t, err)
+		requests := make([]protocol.JoinRequest, 3*more)
+		results := make([]error, len(requests))
+		var joining errgroup.Group
+		for i := range requests {
+			id := fmt.Sprintf("one-more-%s-%d", name, i)
+			requests[i] = protocol.JoinRequest{ClusterID: id, Token: f.token, CSR: newCSR(t, newKey(t), func(csr *x509.CertificateRequest) { csr.Subject.CommonName = id })}
+			joining.Go(func() error {
+				_, results[i] = a.Join(t.Context(), requests[i])
+				return nil
+			})
+		}
+		expect.NoError(t, joining.Wait())
+		joined := 0
+		for i, err := range results {
+			if err == nil {
+				joined++
+				// It may join again.
+				_, err = a.Join(t.Context(), requests[i])
+				expect.NoError(t, err)
+			} else if !protocol.HasCode(err, protocol.CodeTooMany) || !strings.Contains(err.Error(), "raise spec.quotas.clusters") {
+				t.Errorf("cache %s: got %v", name, err)
+			}
+		}
+		if joined != more {
+			t.Errorf("cache %s: %d clusters joined, want %d", name, joined, more)
+		}
+		expect.NoError(t, f.api.Delete(t.Context(), config))
+		for _, request := range requests {
+			_, err := a.Join(t.Context(), request)
+			expect.NoError(t, err)
+			expect.NoError(t, f.api.Delete(t.Context(), &broker.ClusterRegistration{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: request.ClusterID}}))
+		}
+	}
 }
 
 func (f *fixture) testClientCertificate(t *testing.T) {

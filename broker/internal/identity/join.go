@@ -132,7 +132,7 @@ func (a *Authority) claim(ctx context.Context, clusterID, fingerprint string) (*
 		err := a.Client.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: clusterID}, registration)
 		if apierrors.IsNotFound(err) {
 			registration = &broker.ClusterRegistration{ObjectMeta: a.meta(clusterID), Spec: broker.ClusterRegistrationSpec{ClusterID: clusterID}}
-			err = a.Client.Create(ctx, registration)
+			err = a.createRegistration(ctx, registration)
 		}
 		switch {
 		case err != nil:

@@ -224,6 +224,17 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	err = ctrl.NewControllerManagedBy(mgr).
 		Named("registrations").
 		For(&broker.ClusterRegistration{}).
+		// An object may be created after the registration of its cluster is gone.
+		Watches(&broker.ClusterAdvertisement{}, onEvents(func(_ context.Context, before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
+			if before == nil && createdForCluster(after) {
+				enqueue(after.Name)
+			}
+		})).
+		Watches(&broker.Reservation{}, onEvents(func(_ context.Context, before, after *broker.Reservation, enqueue func(...string)) {
+			if before == nil && createdForCluster(after) {
+				enqueue(after.Spec.RequesterID)
+			}
+		})).
 		WithEventFilter(inNamespace).
 		Complete(byName(r.ReconcileRegistration))
 	if err != nil {

@@ -181,8 +181,20 @@ func (e *env) spec(id, free string) broker.ClusterAdvertisementSpec {
 	}
 }
 
+// register creates the registration of a cluster, unless it exists.
+func (e *env) register(id string) {
+	e.Helper()
+	err := e.client.Create(e.Context(), &broker.ClusterRegistration{
+		ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: id, Finalizers: []string{broker.FinalizerCluster}},
+		Spec:       broker.ClusterRegistrationSpec{ClusterID: id},
+	})
+	expect.NoError(e, client.IgnoreAlreadyExists(err))
+}
+
+// advertise stores the advertisement of a cluster that has joined.
 func (p *process) advertise(spec broker.ClusterAdvertisementSpec) {
 	p.Helper()
+	p.register(spec.ClusterID)
 	p.receipts.Lock()
 	p.receipts.at[spec.ClusterID] = p.clock.Now()
 	p.receipts.Unlock()

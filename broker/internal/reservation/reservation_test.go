@@ -63,6 +63,7 @@ func TestReservations(t *testing.T) {
 		"OutdatedAdvertisement": outdatedAdvertisement,
 		"Renewal":               renewal,
 		"ForgottenCluster":      forgottenCluster,
+		"UnregisteredCluster":   unregisteredCluster,
 		"Validation":            validation,
 		"Writes":                writes,
 		"GroupCommit":           groupCommit,
@@ -1026,6 +1027,37 @@ func forgottenCluster(e *env) {
 	if err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: "paris"}, &broker.ClusterAdvertisement{}); !apierrors.IsNotFound(err) {
 		e.Errorf("the ledger of paris: %v", err)
 	}
+}
+
+// What is created for a cluster after it was forgotten ends: its call was accepted before.
+// A Reservation that was created in the hub by hand stays.
+func unregisteredCluster(e *env) {
+	p := e.start(nil)
+	p.advertise(e.spec("berlin", "1"))
+	created := func(id string) func(*broker.Reservation) {
+		return func(r *broker.Reservation) {
+			r.Labels = map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelRequester: id}
+			r.Spec.RequesterID = id
+		}
+	}
+	e.request("of-berlin", 1, created("berlin"))
+	e.request("by-hand", 1)
+	e.request("late", 1, created("rome"))
+	expect.NoError(e, client.IgnoreNotFound(p.StoreAdvertisement(e.Context(), e.spec("rome", "1"))))
+	e.expectDeleted("late")
+	e.eventually("the advertisement of rome to be deleted", func() error {
+		err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: "rome"}, &broker.ClusterAdvertisement{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it exists: %v", err)
+		}
+		return nil
+	})
+	for _, name := range []string{"of-berlin", "by-hand"} {
+		if r := e.get(name); !r.DeletionTimestamp.IsZero() {
+			e.Errorf("%s was deleted", name)
+		}
+	}
+	e.ad("berlin")
 }
 
 // What the API server accepts of changes and amounts.

@@ -67,6 +67,10 @@ func (r *Reconciler) remember(in *snapshot) {
 		return r.answers.Rejections(reservation.UID, want, in.config.proofDeadline, in.now)
 	}
 	r.observeQueue(in)
+	if r.store.removedLately(reservation) {
+		// It was deleted after it was read: no further event would forget it.
+		r.forget(reservation.Name)
+	}
 }
 
 // deleted reports whether the Reservation is being deleted. It grants nothing then, and that

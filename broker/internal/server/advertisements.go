@@ -39,6 +39,13 @@ func (r *Receipts) ReceivedAt(cluster string) (at time.Time, received bool) {
 	return at, received
 }
 
+// forget drops the receipt of a cluster whose advertisement was deleted.
+func (r *Receipts) forget(cluster string) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	delete(r.at, cluster)
+}
+
 // record records a receipt now; undo restores the one before.
 func (r *Receipts) record(cluster string) (undo func()) {
 	r.mutex.Lock()

@@ -98,12 +98,14 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 			}
 			defer s.inProgress.end(fingerprint)
 		}
-		if caller, err = s.Identity.Authenticate(r.Context(), r.TLS); err != nil {
-			if protocol.HasCode(err, protocol.CodeUnauthorized) {
-				w.Header().Set("Connection", "close") // it has left, or joins again
-			}
+		if caller, err = s.authenticate(w, r); err != nil {
 			return cluster, err
 		}
+		// Until the body is complete, the caller may be revoked.
+		r.Body = &authenticatedBody{ReadCloser: r.Body, authenticate: func() error {
+			_, err := s.authenticate(w, r)
+			return err
+		}}
 	}
 	if route.lists {
 		if wait := s.listers.take(caller, 1); wait > 0 {
@@ -120,6 +122,32 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 		r = r.WithContext(ctx)
 	}
 	return caller, route.call(w, r, caller)
+}
+
+// authenticate returns the caller's cluster ID. The connection of one that may not call ends.
+func (s *Server) authenticate(w http.ResponseWriter, r *http.Request) (caller string, err error) {
+	caller, err = s.Identity.Authenticate(r.Context(), r.TLS)
+	if protocol.HasCode(err, protocol.CodeUnauthorized) {
+		w.Header().Set("Connection", "close") // it has left, or joins again
+	}
+	return caller, err
+}
+
+// authenticatedBody is the body of a request whose caller is authenticated again at its end:
+// a caller that sends slowly must not act when it is revoked meanwhile.
+type authenticatedBody struct {
+	io.ReadCloser
+	authenticate func() error
+}
+
+// Read implements io.Reader. At the end, the error is that of the authentication.
+func (b *authenticatedBody) Read(into []byte) (n int, err error) {
+	if n, err = b.ReadCloser.Read(into); err == io.EOF {
+		if refused := b.authenticate(); refused != nil {
+			err = refused
+		}
+	}
+	return n, err
 }
 
 // negotiate states in the response which version of the protocol applies.

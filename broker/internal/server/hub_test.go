@@ -170,9 +170,9 @@ func limited(t *testing.T, api client.Client, config *rest.Config) *rest.Config 
 	meta := metav1.ObjectMeta{Namespace: namespace, Name: name}
 	expect.NoError(t, api.Create(t.Context(), &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{broker.Group}, Resources: []string{"brokerconfigs"}, Verbs: []string{"get", "list", "watch"}},
-		{APIGroups: []string{broker.Group}, Resources: []string{"clusterregistrations"}, Verbs: []string{"get", "list", "watch", "create"}},
+		{APIGroups: []string{broker.Group}, Resources: []string{"clusterregistrations"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
 		{APIGroups: []string{broker.Group}, Resources: []string{"clusterregistrations/status"}, Verbs: []string{"update", "patch"}},
-		{APIGroups: []string{broker.Group}, Resources: []string{"clusteradvertisements"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
+		{APIGroups: []string{broker.Group}, Resources: []string{"clusteradvertisements"}, Verbs: []string{"get", "list", "watch", "create", "update", "delete"}},
 		{APIGroups: []string{broker.Group}, Resources: []string{"reservations"}, Verbs: []string{"get", "list", "watch", "create", "update", "delete"}},
 		{APIGroups: []string{broker.Group}, Resources: []string{"clusteradvertisements/status", "reservations/status"}, Verbs: []string{"update"}},
 		{APIGroups: []string{""}, Resources: []string{"secrets", "configmaps"}, Verbs: []string{"create"}},

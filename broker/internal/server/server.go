@@ -197,6 +197,9 @@ func (s *Server) Observe(object client.Object, deleted bool) {
 		s.auditPhase(before, now)
 		s.broadcaster.notifyAll(changed)
 	case *broker.ClusterAdvertisement:
+		if deleted {
+			s.Receipts.forget(o.Name)
+		}
 		s.broadcaster.notifyAll(s.index.putAdvertisement(o.Name, unless(deleted, o)))
 	case *broker.ClusterRegistration:
 		clusterCertificateExpiry.DeleteLabelValues(o.Name)

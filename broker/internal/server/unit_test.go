@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -65,6 +66,21 @@ func TestReceipts(t *testing.T) {
 	undo()
 	if at, _ := receipts.ReceivedAt("paris"); !at.Equal(start) {
 		t.Fatalf("want the receipt before, got %s", at)
+	}
+}
+
+// TestReceiptOfDeletedAdvertisement: the receipts have no more clusters than there are.
+func TestReceiptOfDeletedAdvertisement(t *testing.T) {
+	m := newMemory(t, logr.Discard())
+	ad := &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "paris"}}
+	m.Receipts.record("paris")
+	m.Observe(ad, false)
+	if _, known := m.Receipts.ReceivedAt("paris"); !known {
+		t.Fatal("the receipt is gone with an update")
+	}
+	m.Observe(ad, true)
+	if _, known := m.Receipts.ReceivedAt("paris"); known {
+		t.Fatal("the receipt of a deleted advertisement is kept")
 	}
 }
 

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// maxOvertaken is how often later requests may be granted what one could use that waits:
+// a new leader does not know the queue at once, and a provider that has refused a request
+// may take a smaller one.
+const maxOvertaken = 4
+
+// holdKey is the hold of a Reservation at a cluster.
+type holdKey struct {
+	reservation types.UID
+	cluster     string
+}
+
+// holdings are the Reservations of the hub with what the ledgers hold for them, in CPUs.
+type holdings struct {
+	reservations      map[types.UID]*broker.Reservation
+	promised, granted map[holdKey]int64
+	total             pledges
+}
+
+func (w *world) holdings() *holdings {
+	h := &holdings{reservations: map[types.UID]*broker.Reservation{}, promised: map[holdKey]int64{}, granted: map[holdKey]int64{}, total: pledges{}}
+	var list broker.ReservationList
+	must(w.client.List(context.Background(), &list, client.UnsafeDisableDeepCopy))
+	for n := range list.Items {
+		h.reservations[list.Items[n].UID] = &list.Items[n]
+	}
+	var ads broker.ClusterAdvertisementList
+	must(w.client.List(context.Background(), &ads, client.UnsafeDisableDeepCopy))
+	for n := range ads.Items {
+		for _, hold := range ads.Items[n].Status.Holds {
+			key := holdKey{hold.ReservationUID, ads.Items[n].Name}
+			h.promised[key], h.granted[key] = cpus(&hold.Promised), cpus(hold.Granted)
+			h.total[hold.ReservationUID] += cpus(&hold.Promised)
+		}
+	}
+	return h
+}
+
+// pods is the number of pods that a Reservation requests, and how many it needs at least.
+func pods(r *broker.Reservation) (requested, least int64) {
+	requested = int64(broker.HeldCapacity{PodSets: r.Spec.PodSets}.Pods())
+	return requested, min(requested, int64(r.Spec.MinAvailable))
+}
+
+// waits reports whether a Reservation is in the queue.
+func (h *holdings) waits(r *broker.Reservation) bool {
+	requested, _ := pods(r)
+	return meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued) && r.DeletionTimestamp.IsZero() && !ended(r) && h.total[r.UID] < requested
+}
+
+// before reports whether a Reservation is before another one in the queue.
+func before(a, b *broker.Reservation) bool {
+	return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority), a.CreationTimestamp.Compare(b.CreationTimestamp.Time)) < 0
+}
+
+// providersFor are the clusters that could provide for a consumer now.
+func (w *world) providersFor(consumer string) []*cluster {
+	return slices.DeleteFunc(w.members(), func(c *cluster) bool {
+		return c.id == consumer || c.deaf || c.cut || c.id == w.refuses
+	})
+}
+
+// delays reports whether what another one was granted is missing for a Reservation that
+// waits: it could be placed if nothing was held for others, and what is free is too little.
+func (w *world) delays(h *holdings, r *broker.Reservation) bool {
+	requested, least := pods(r)
+	var room, free int64
+	for _, c := range w.providersFor(r.Spec.RequesterID) {
+		own := min(c.capacity, c.offered()) - int64(len(c.localPods()))
+		room += own
+		free += max(own-w.account(c).taken(), 0)
+	}
+	return room >= max(least, 1) && free < requested-h.total[r.UID]
+}
+
+// checkTurns checks that a request that waits is not overtaken without end: that later ones
+// are not promised, and then granted, what it could use.
+func (i *invariants) checkTurns(w *world) {
+	h := w.holdings()
+	for key, now := range h.promised {
+		later := h.reservations[key.reservation]
+		if later == nil || now <= i.holdings.promised[key] {
+			continue
+		}
+		i.passed[key] = nil
+		for uid, r := range h.reservations {
+			waited := i.holdings.reservations[uid]
+			if waited != nil && i.holdings.waits(waited) && h.waits(r) && before(r, later) && r.Spec.RequesterID != key.cluster && w.delays(h, r) {
+				i.passed[key] = append(i.passed[key], uid)
+			}
+		}
+	}
+	for key, now := range h.granted {
+		if now <= i.holdings.granted[key] {
+			continue
+		}
+		for _, uid := range i.passed[key] {
+			if i.overtaken[uid]++; i.overtaken[uid] > maxOvertaken && !w.restored {
+				i.fail(invariantTurn, "%s has waited while %d later requests were granted what it could use, at last %s by %s", uid, i.overtaken[uid], key.reservation, key.cluster)
+			}
+		}
+		delete(i.passed, key)
+	}
+	i.holdings = h
+}
+
+// checkGangs checks that a gang is granted as a whole. What pods may use already stays when
+// a part is lost.
+func (i *invariants) checkGangs() {
+	for uid, r := range i.holdings.reservations {
+		_, least := pods(r)
+		granted := accepted(r)
+		switch {
+		case least == 0 || !r.DeletionTimestamp.IsZero() || ended(r):
+		case granted >= least:
+			i.complete[uid] = true
+		case granted == 0 && len(r.Status.Withdrawals) == 0:
+			delete(i.complete, uid)
+		case granted > 0 && !i.complete[uid]:
+			i.fail(invariantGang, "%s needs %d pods at least, and %d are granted", r.Name, least, granted)
+		}
+	}
+}
+
+// partOfGang describes a gang for which less is held than it needs, so that another one could
+// wait for that; "" if there is none.
+func (w *world) partOfGang() string {
+	h := w.holdings()
+	for uid, r := range h.reservations {
+		_, least := pods(r)
+		if held := h.total[uid]; held > 0 && held < least && r.DeletionTimestamp.IsZero() && !w.checks.complete[uid] {
+			return fmt.Sprintf("%s needs %d pods at least, and capacity for %d is held", r.Name, least, held)
+		}
+	}
+	return ""
+}
+
+// gangsBefore reports whether a gang waits for which capacity may be kept free before a
+// consumer's Reservation.
+func (h *holdings) gangsBefore(of *broker.Reservation) bool {
+	for _, r := range h.reservations {
+		if _, least := pods(r); least > 0 && h.waits(r) && r.Spec.Priority >= of.Spec.Priority && !strings.HasSuffix(r.Name, string(of.UID)) {
+			return true
+		}
+	}
+	return false
+}
