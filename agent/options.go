@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -45,6 +46,7 @@ type options struct {
 	lending                broker.Lending
 	headroom               corev1.ResourceList
 	leaveWithin            time.Duration
+	priority               int32
 	hold                   string
 	placeholders           placeholder.Options
 	proofTimeout           time.Duration
@@ -127,6 +129,11 @@ func parse(arguments []string) (options, error) {
 	flags.Var(&consumers, "lend-consumers", "IDs of the consumers that may use this cluster's capacity. Comma-separated; can be repeated. Empty means all.")
 	flags.Func("lend-headroom", "Capacity that is never offered to other clusters, such as cpu=500m,memory=1Gi. Empty means none.", func(text string) (err error) {
 		o.headroom, err = parseResources(text)
+		return err
+	})
+	flags.Func("lend-priority", "Priority of guests and placeholders: the value of PriorityClasses spillway-guest and spillway-hold. Pending pods of a higher one take their place. Defaults to 0.", func(text string) error {
+		priority, err := strconv.ParseInt(text, 10, 32)
+		o.priority = int32(priority)
 		return err
 	})
 	flags.DurationVar(&o.leaveWithin, "lend-leave-within", 10*time.Minute, fmt.Sprintf("Time within which guests must leave that use what this cluster withdraws of its promises, at most %s.", protocol.MaxLeaveWithin))

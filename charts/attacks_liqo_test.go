@@ -14,6 +14,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -140,6 +141,8 @@ func TestAttacksWithLiqo(t *testing.T) {
 	install(t, "install", "agent", kubeconfig(t, f.config), slices.Concat(needed, []string{"clusterID=paris", "liqo.otherPeers={oslo}"}))
 	// Its server does not run here.
 	expect.NoError(t, f.admin.Delete(t.Context(), &admissionv1.MutatingWebhookConfiguration{ObjectMeta: named("spillway-agent-guests")}))
+	expect.NoError(t, f.admin.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: named("default"), Value: 1, GlobalDefault: true}))
+	expect.NoError(t, f.admin.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: named("low"), Value: -1}))
 	stored := resourceSlice("liqo-tenant-rome", "spillway")
 	eventually(t, "a ResourceSlice of class spillway", func() error { return f.controlPlane.Create(t.Context(), stored) })
 	expect.NoError(t, f.admin.Create(t.Context(), shadowPod(f.t, "shop-rome", "stored", func(*corev1.PodSpec) {})))
@@ -153,7 +156,7 @@ func TestAttacksWithLiqo(t *testing.T) {
 		})
 	}
 	var guards []guard
-	for _, name := range []string{"spillway-slice-class", "spillway-slice-status", "spillway-namespace-map", "spillway-guests", "spillway-guest-objects", "spillway-guests-confined"} {
+	for _, name := range []string{"spillway-slice-class", "spillway-slice-status", "spillway-namespace-map", "spillway-guests", "spillway-guest-objects", "spillway-guests-confined", "spillway-guest-priority"} {
 		guards = append(guards, policyGuard(t, f.admin, name))
 	}
 	guards = append(guards, permissionGuard(t, f.admin, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"}))
@@ -162,6 +165,8 @@ func TestAttacksWithLiqo(t *testing.T) {
 		attacks = append(attacks, attack{a.name, f.guest(f.slice, "shop-rome", a.change), []string{"spillway-guests"}, a.want})
 	}
 	attacks = append(attacks, f.annotationAttacks()...)
+	// As Liqo creates it while no replica of the agent answers.
+	attacks = append(attacks, attack{"a guest of the cluster's default priority", f.createPod(""), []string{"spillway-guest-priority"}, "priority"})
 	runAttacks(t, guards, attacks)
 }
 
@@ -179,6 +184,8 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func
 		"a guest with Liqo's spreading":  f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
 		"a guest of a peering by hand":   f.guest(f.admin, "shop-oslo", func(s *corev1.PodSpec) { s.HostPID = true }),
 		"labelling a guest":              f.labelGuest,
+		"the pod of a guest":             f.createPod("spillway-guest"),
+		"the pod of a low priority":      f.createPod("low"),
 		"a namespace of its own":         f.create(f.controlPlane, namespaceMap(map[string]any{"shop": "shop-rome"})),
 		"no namespace":                   f.create(f.controlPlane, namespaceMap(nil)),
 		"a slice of a peering by hand":   f.create(f.admin, func() client.Object { return resourceSlice("liqo-tenant-oslo", "default") }),
@@ -189,6 +196,16 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func
 		"a Secret":                       f.create(f.slice, func() client.Object { return &corev1.Secret{ObjectMeta: within("shop-rome", "key")} }),
 		"the agent's mapping of its own": f.create(liqo, namespaceMap(map[string]any{"shop": "shop-paris"})),
 	}
+}
+
+// createPod returns a request by which Liqo creates the pod of a guest.
+func (f *liqoFixture) createPod(priorityClass string) func() error {
+	liqo := impersonating(f.t, f.config, "system:serviceaccount:liqo:liqo-controller-manager", "system:masters", "system:serviceaccounts", "system:serviceaccounts:liqo")
+	return f.create(liqo, func() client.Object {
+		pod := &corev1.Pod{ObjectMeta: within("shop-rome", "another"), Spec: guestSpec()}
+		pod.Spec.PriorityClassName = priorityClass
+		return pod
+	})
 }
 
 func (f *liqoFixture) labelGuest() error {

@@ -64,6 +64,8 @@ type Options struct {
 	// ProofTimeout is how long the scheduler may take to find the next place for a
 	// placeholder, 20 s where 0. It is shorter than the broker's proofDeadline.
 	ProofTimeout time.Duration
+	// Priority of guests and placeholders.
+	Priority int32
 	// LeaveWithin is how long guests may stay that use what this cluster withdraws of an
 	// accepted hold; 10 min where 0.
 	LeaveWithin time.Duration
@@ -268,7 +270,7 @@ func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (re
 // decideConsumer decides the instructions of a consumer, and plans the moves of its guests.
 func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (result reconcile.Result, err error) {
 	r.places.planned = moves{}
-	in, err := r.read(ctx, consumer, 0)
+	in, err := r.read(ctx, consumer, r.Priority)
 	if err != nil {
 		return reconcile.Result{}, err
 	}

@@ -23,7 +23,7 @@ var JudgeAll = reconcile.Request{}
 
 // preempts is the priority from which a pending pod of this cluster takes the place of
 // a hold that was accepted before: it would preempt its guests.
-const preempts = 1
+func (r *Reconciler) preempts() int32 { return r.Priority + 1 }
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
@@ -54,7 +54,7 @@ func (r *Reconciler) judgeOnPods() handler.EventHandler {
 	}
 	return handler.Funcs{
 		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) {
-			if pod := e.Object.(*corev1.Pod); uses(pod) || ptr.Deref(pod.Spec.Priority, 0) >= preempts {
+			if pod := e.Object.(*corev1.Pod); uses(pod) || ptr.Deref(pod.Spec.Priority, 0) >= r.preempts() {
 				q.AddAfter(JudgeAll, r.Debounce)
 			}
 		},
@@ -75,7 +75,7 @@ func (r *Reconciler) judgeOnPods() handler.EventHandler {
 // judgeStanding finds the holds of which a part no longer fits the nodes, and lowers
 // them. It is to be repeated if the status of one of them does not show that yet.
 func (r *Reconciler) judgeStanding(ctx context.Context) (result reconcile.Result, err error) {
-	in, err := r.read(ctx, "", preempts)
+	in, err := r.read(ctx, "", r.preempts())
 	if err != nil {
 		return result, err
 	}

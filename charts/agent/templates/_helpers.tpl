@@ -10,6 +10,19 @@
 {{/* PriorityClass of guests. */}}
 {{- define "spillway-agent.guestPriorityClass" -}}spillway-guest{{- end }}
 
+{{/*
+Fails if the cluster has a PriorityClass with another value than lend.priority: the value is
+immutable. Consumers know guests' class by name, so it cannot have another one. The argument is
+the name and the root context.
+*/}}
+{{- define "spillway-agent.checkPriority" -}}
+{{- $name := index . 0 }}{{ $want := int64 (index . 1).Values.lend.priority }}
+{{- $old := lookup "scheduling.k8s.io/v1" "PriorityClass" "" $name }}
+{{- if and $old (ne (int64 (default 0 $old.value)) $want) }}
+{{- fail (printf "lend.priority is %d, and PriorityClass %s has value %d, which is immutable: run kubectl delete priorityclass spillway-guest spillway-hold, and repeat the upgrade; pods keep the priority that they have" $want $name (int64 (default 0 $old.value))) }}
+{{- end }}
+{{- end }}
+
 {{/* Whether the agent serves the webhook for guests: with driver liqo, if this cluster lends. */}}
 {{- define "spillway-agent.guestsWebhook" -}}
 {{- if and .Values.lend.enabled (eq .Values.driver "liqo") }}true{{ end }}
