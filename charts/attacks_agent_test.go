@@ -117,13 +117,22 @@ func attacksInNamespaces(t *testing.T, admin, agent client.Client) []attack {
 		}
 	}
 	eventually(t, "nominating a guest", status(guest, `{"nominatedNodeName":"worker"}`))
-	eventually(t, "marking a guest that must leave", status(guest, `{"conditions":[{"type":"broker.fluidos.eu/MustLeave","status":"True"}]}`))
+	conditions := func(others string) func() error {
+		return status(guest, `{"conditions":[{"type":"broker.fluidos.eu/MustLeave","status":"True"},`+others+`]}`)
+	}
+	const scheduled, notReady = `{"type":"PodScheduled","status":"True"}`, `{"type":"Ready","status":"False","lastTransitionTime":"2026-01-01T00:00:00Z"}`
+	expect.NoError(t, admin.Status().Patch(ctx, guest.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"status":{"conditions":[`+scheduled+`,`+notReady+`]}}`))))
+	eventually(t, "marking a guest that must leave", conditions(scheduled+`,`+notReady))
 	eventually(t, "trying a guest", create("shop-oslo", client.DryRunAll))
 	const limits, inGuests, secrets, bindOnly = "spillway-agent-limits", "spillway-agent-guests", "spillway-agent-secrets", "may only bind its roles"
 	return []attack{
 		{"nominating a pod of this cluster", status(podOn("", "pending"), `{"nominatedNodeName":"worker"}`), []string{"RBAC"}, "cannot patch resource"},
 		{"changing a guest's phase", status(guest, `{"phase":"Failed"}`), []string{inGuests}, "only nominate a pod"},
-		{"making a guest Ready", status(guest, `{"conditions":[{"type":"broker.fluidos.eu/MustLeave","status":"True"},{"type":"Ready","status":"True"}]}`), []string{inGuests}, "only change condition"},
+		{"making a guest Ready", conditions(scheduled + `,{"type":"Ready","status":"True","lastTransitionTime":"2026-01-01T00:00:00Z"}`), []string{inGuests}, "only change condition"},
+		{"adding a condition to a guest", conditions(scheduled + `,` + notReady + `,{"type":"DisruptionTarget","status":"True"}`), []string{inGuests}, "only change condition"},
+		{"removing a condition of a guest", conditions(scheduled), []string{inGuests}, "only change condition"},
+		{"replacing a condition of a guest by another one twice", conditions(scheduled + `,` + scheduled), []string{inGuests}, "only change condition"},
+		{"changing since when a guest is not Ready", conditions(scheduled + `,{"type":"Ready","status":"False","lastTransitionTime":"2026-02-01T00:00:00Z"}`), []string{inGuests}, "only change condition"},
 		{"marking a pod of this cluster", status(podOn("", "pending"), `{"conditions":[{"type":"broker.fluidos.eu/MustLeave","status":"True"}]}`), []string{"RBAC"}, "cannot patch resource"},
 		{"labelling a guest with its status", func() error {
 			return agent.Status().Patch(ctx, guest.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"y"}}}`)), client.DryRunAll)

@@ -208,6 +208,9 @@ func TestMistakesAreRejected(t *testing.T) {
 		"an unknown mode":              {"agent", append(slices.Clone(needed), "scheduler.mode=magic"), "/scheduler/mode"},
 		"the cluster's own ID as peer": {"agent", append(slices.Clone(needed), "peers.rome.fingerprint=sha256:"+strings.Repeat("0", 64)), "remove this cluster's own ID"},
 		"an invalid price":             {"agent", append(slices.Clone(needed), "cost.cpu=cheap"), "/cost/cpu"},
+		"more than a day to leave":     {"agent", append(slices.Clone(needed), "lend.leaveWithin=24h1ms"), "lend.leaveWithin must be greater than 0 and at most 24h"},
+		"many days to leave":           {"agent", append(slices.Clone(needed), "lend.leaveWithin=99999999h"), "lend.leaveWithin must be greater than 0 and at most 24h"},
+		"no time to leave":             {"agent", append(slices.Clone(needed), "lend.leaveWithin=0s"), "lend.leaveWithin must be greater than 0 and at most 24h"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := template(t, c.chart, c.values)

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -117,8 +118,9 @@ func Add(ctx context.Context, mgr manager.Manager, o Options) error {
 func Held(of *broker.ProviderInstruction) *broker.HeldCapacity { return instruction.Held(of) }
 
 // GaveUp reports whether the provider has given up a part of a hold that it had
-// accepted, because it no longer fits the nodes.
+// accepted, because it no longer fits the nodes, and the broker has not lowered its promise
+// yet.
 func GaveUp(of *broker.ProviderInstruction) bool {
 	enforced := meta.FindStatusCondition(of.Status.Conditions, broker.ConditionEnforced)
-	return enforced != nil && enforced.Reason == hold.ReasonCapacityLost
+	return enforced != nil && enforced.Status == metav1.ConditionFalse && enforced.Reason == hold.ReasonCapacityLost
 }

@@ -6,8 +6,8 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -25,26 +25,8 @@ import (
 type drainScenario struct {
 	ns       string
 	reserved *broker.Reservation
-	// lines are what kubectl get providerinstructions --watch prints.
-	lines lockedBuffer
-}
-
-// lockedBuffer is a buffer that one goroutine writes and another reads.
-type lockedBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
+	// emptyBerlin makes room in berlin.
+	emptyBerlin func()
 }
 
 // drained are the nodes of paris that guests run on.
@@ -55,8 +37,10 @@ var drained = []string{"paris-worker", "paris-worker2"}
 func TestProviderIsDrained(t *testing.T) {
 	s := &drainScenario{}
 	feature := features.New("a provider is drained").Setup(s.setup)
-	feature.Assess("its nodes are drained as an administrator does it", s.drain)
+	feature.Assess("its nodes are cordoned", s.cordon)
 	feature.Assess("kubectl get providerinstructions says what is lost", s.saysSo)
+	feature.Assess("the pods at home say that they must leave", s.mustLeave)
+	feature.Assess("its nodes are drained as an administrator does it", s.drain)
 	feature.Assess("all pods run again, elsewhere", s.runElsewhere)
 	testenv.Test(t, feature.Feature())
 }
@@ -65,7 +49,7 @@ func (s *drainScenario) setup(ctx context.Context, t *testing.T, _ *envconf.Conf
 	expectIdle(ctx, t)
 	s.ns = namespace(ctx, t, "scenario-drained", true)
 	fill(ctx, t, rome, rome.ControlPlane(), "1m")
-	emptyBerlin := fill(ctx, t, berlin, berlin.ControlPlane(), "1m")
+	s.emptyBerlin = fill(ctx, t, berlin, berlin.ControlPlane(), "1m")
 	// One that is not used.
 	total := broker.FromList(requests("cpu", "200m", "memory", "32Mi"))
 	s.reserved = &broker.Reservation{
@@ -80,17 +64,6 @@ func (s *drainScenario) setup(ctx context.Context, t *testing.T, _ *envconf.Conf
 	if _, away := allReady(ctx, t, s.ns, "web", 2, 2*time.Minute); len(away) != 2 {
 		t.Fatalf("%d pods overflowed, want 2", len(away))
 	}
-	emptyBerlin()
-	// The broker takes the lost part from the instruction within seconds.
-	watch := s.command(ctx, t, "get", "providerinstructions", "-A", "--watch")
-	watch.Stdout, watch.Stderr = &s.lines, &s.lines
-	if err := watch.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = watch.Process.Kill()
-		_ = watch.Wait()
-	})
 	for _, node := range drained {
 		t.Cleanup(func() {
 			if out, err := s.kubectl(context.WithoutCancel(ctx), t, "uncordon", node); err != nil {
@@ -101,32 +74,80 @@ func (s *drainScenario) setup(ctx context.Context, t *testing.T, _ *envconf.Conf
 	return ctx
 }
 
-// command is kubectl on paris.
-func (s *drainScenario) command(ctx context.Context, t *testing.T, arguments ...string) *exec.Cmd {
+// kubectl calls kubectl on paris.
+func (s *drainScenario) kubectl(ctx context.Context, t *testing.T, arguments ...string) (string, error) {
 	t.Helper()
 	program, err := binaries.Program(ctx, "kubectl", t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return exec.CommandContext(ctx, program, append([]string{"--kubeconfig", kubeconfig, "--context", paris.Context()}, arguments...)...)
-}
-
-func (s *drainScenario) kubectl(ctx context.Context, t *testing.T, arguments ...string) (string, error) {
-	t.Helper()
-	out, err := s.command(ctx, t, arguments...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, program, append([]string{"--kubeconfig", kubeconfig, "--context", paris.Context()}, arguments...)...).CombinedOutput()
 	return string(out), err
 }
 
-func (s *drainScenario) drain(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	// Other pods stay, such as those of Spillway and of Liqo.
-	guests := client.HasLabels{s.guestLabel(ctx, t)}
+// cordon cordons the nodes while there is no room elsewhere: the guests stay for now.
+func (s *drainScenario) cordon(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 	for _, node := range drained {
 		if out, err := s.kubectl(ctx, t, "cordon", node); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
+	return ctx
+}
+
+// saysSo expects one line for the lost hold with guests: reason, and by when they must leave. It
+// stays once the broker has lowered its promise.
+func (s *drainScenario) saysSo(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	var said string
+	eventually(ctx, t, "the broker has lowered its promise, and a line says CapacityLost", time.Minute, func(ctx context.Context) (bool, string) {
+		var list broker.ProviderInstructionList
+		if err := paris.List(ctx, &list, client.InNamespace("spillway-system")); err != nil {
+			return false, err.Error()
+		}
+		var lines []string
+		for _, in := range list.Items {
+			out, err := s.kubectl(ctx, t, "get", "providerinstructions", "-n", in.Namespace, in.Name, "--no-headers")
+			if lines = append(lines, strings.TrimSpace(out)); err != nil {
+				continue
+			}
+			if by := in.Status.LeaveBy; by != nil && in.Spec.Releasing && strings.Contains(out, " CapacityLost ") && strings.Contains(out, by.UTC().Format(time.RFC3339)) {
+				said = strings.TrimSpace(out)
+			}
+		}
+		return said != "", strings.Join(lines, "; ")
+	})
+	t.Logf("kubectl get providerinstructions: %s", said)
+	return ctx
+}
+
+// mustLeave expects the mark of the guests on their pods in rome.
+func (s *drainScenario) mustLeave(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	eventually(ctx, t, "both pods in rome have condition "+string(broker.PodMustLeave), time.Minute, func(ctx context.Context) (bool, string) {
+		pods, err := podsOf(ctx, s.ns, "web")
+		if err != nil {
+			return false, err.Error()
+		}
+		var marked int
+		var states []string
+		for _, p := range pods {
+			if slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+				return c.Type == broker.PodMustLeave && c.Status == corev1.ConditionTrue
+			}) {
+				marked++
+			}
+			states = append(states, fmt.Sprintf("%s on %q has %+v", p.Name, p.Spec.NodeName, p.Status.Conditions))
+		}
+		return marked == 2, strings.Join(states, "; ")
+	})
+	return ctx
+}
+
+func (s *drainScenario) drain(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	// Other pods stay, such as those of Spillway and of Liqo.
+	guests := s.guestLabel(ctx, t)
+	s.emptyBerlin()
 	for _, node := range drained {
-		out, err := s.kubectl(ctx, t, "drain", node, "--timeout=60s", "--ignore-daemonsets", "--pod-selector="+guests[0])
+		out, err := s.kubectl(ctx, t, "drain", node, "--timeout=60s", "--ignore-daemonsets", "--pod-selector="+guests)
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
@@ -135,7 +156,8 @@ func (s *drainScenario) drain(ctx context.Context, t *testing.T, _ *envconf.Conf
 	return ctx
 }
 
-// guestLabel is a label that guests have, and other pods of paris have not.
+// guestLabel is a label that guests have, and other pods of paris have not. They also have the
+// label by which paris attributes them to a hold.
 func (s *drainScenario) guestLabel(ctx context.Context, t *testing.T) string {
 	t.Helper()
 	var pods corev1.PodList
@@ -144,21 +166,17 @@ func (s *drainScenario) guestLabel(ctx context.Context, t *testing.T) string {
 	}
 	for _, p := range pods.Items {
 		for _, label := range []string{"offloading.liqo.io/origin", "broker.fluidos.eu/origin-uid"} {
-			if p.Labels[label] != "" {
-				return label
+			if p.Labels[label] == "" {
+				continue
 			}
+			if p.Labels[broker.LabelHold] == "" {
+				t.Errorf("guest %s/%s has no label %s", p.Namespace, p.Name, broker.LabelHold)
+			}
+			return label
 		}
 	}
 	t.Fatal("there is no guest in paris")
 	return ""
-}
-
-func (s *drainScenario) saysSo(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	eventually(ctx, t, "a line says CapacityLost", time.Minute, func(ctx context.Context) (bool, string) {
-		return strings.Contains(s.lines.String(), "CapacityLost"), s.lines.String()
-	})
-	t.Logf("kubectl get providerinstructions --watch:\n%s", s.lines.String())
-	return ctx
 }
 
 func (s *drainScenario) runElsewhere(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {

@@ -23,8 +23,10 @@ const maxTried = 4
 
 // admit makes the API server admit a guest of each shape that is about to be accepted,
 // without storing it, and turns the decisions about what it does not admit into refusals.
-// Where the consumer has no namespace yet, nothing is tried: placeholders are pods under
-// the same Pod Security Standard. It reports whether it has refused any.
+// Where the consumer has no namespace yet, nothing is tried: what only that namespace refuses,
+// such as a policy that goes by its labels, shows when the guest is created. Placeholders show
+// nothing of it, which are always under Pod Security Standard restricted; the standard of guests
+// is compared by capacity.Admit. It reports whether it has refused any.
 func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []decision) (refused bool, err error) {
 	if r.GuestNamespaces == nil {
 		return false, nil

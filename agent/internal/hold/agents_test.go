@@ -3,6 +3,7 @@ package hold_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -18,7 +19,9 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -38,11 +41,15 @@ func direct(t *testing.T) *env {
 }
 
 // agent is a Reconciler of its own.
-func (e *env) agent(c client.Client) *hold.Reconciler {
-	return hold.New(c, e.Client, clientevents.NewFakeRecorder(100), e.provider, hold.Options{
+func (e *env) agent(c client.Client, changes ...func(*hold.Options)) *hold.Reconciler {
+	options := hold.Options{
 		Namespace: namespace, Lending: e.lending, Clock: e.clock, Recognizer: inventory.Recognizer{Guest: guestOf},
 		GuestNamespaces: func(context.Context, string) ([]string, error) { return e.guestNamespaces, nil },
-	})
+	}
+	for _, change := range changes {
+		change(&options)
+	}
+	return hold.New(c, e.Client, clientevents.NewFakeRecorder(100), e.provider, options)
 }
 
 func reconciled(t *testing.T, agent *hold.Reconciler, consumer string) {
@@ -97,6 +104,28 @@ func TestTwoAgents(t *testing.T) {
 	<-done
 	e.decided("r1", 1, hold.ReasonInsufficientCapacity, "0 of 1 pods", 0)
 	e.granted("rome", "nothing", 0)
+}
+
+// TestJudgeAllIsNotRepeated: a consumer that is to be reconciled again soon, such as one whose
+// guests are being given their places, is enqueued itself; the losses of all consumers are not
+// computed again for it.
+func TestJudgeAllIsNotRepeated(t *testing.T) {
+	e := direct(t)
+	e.node("a", expect.Resources("cpu", "1", "memory", "8Gi"))
+	expect.NoError(t, e.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: holds}}))
+	agent := e.agent(e.Client, func(o *hold.Options) {
+		o.Placeholders = placeholder.Options{Namespace: holds, Image: placeholder.DefaultImage}
+	})
+	e.provider.Hold("EnsureGrant", peering.Waiting("QuotaPending", "waiting for the quota"))
+	e.hold("r1", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "100m"))))
+	result, err := agent.Reconcile(t.Context(), hold.JudgeAll)
+	expect.NoError(t, err)
+	if result.RequeueAfter > 0 {
+		t.Errorf("the holds of all consumers are judged again because of one: %+v", result)
+	}
+	if enqueued := agent.Enqueued(); !slices.Equal(enqueued, []string{"rome"}) {
+		t.Errorf("consumers %q are enqueued, want rome", enqueued)
+	}
 }
 
 // TestPendingPods: what the cluster's own pending pods need is not promised; pods that

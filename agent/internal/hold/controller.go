@@ -160,7 +160,7 @@ func (r *Reconciler) Enqueue(consumer string) {
 	r.mu.Lock()
 	r.changed[consumer] = true
 	r.mu.Unlock()
-	r.send(event.GenericEvent{Object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: consumer}}})
+	r.send(eventOf(consumer))
 }
 
 // PlaceChanged enqueues a consumer of which Options.Observe shows another guest or
@@ -173,8 +173,12 @@ func (r *Reconciler) PlaceChanged(consumer string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.moved[consumer] {
-		r.moved[consumer] = r.send(event.GenericEvent{Object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: consumer}}})
+		r.moved[consumer] = r.send(eventOf(consumer))
 	}
+}
+
+func eventOf(consumer string) event.GenericEvent {
+	return event.GenericEvent{Object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: consumer}}}
 }
 
 func (r *Reconciler) send(e event.GenericEvent) bool {
@@ -369,7 +373,7 @@ func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []de
 			// The deadline passes without an event.
 			result.RequeueAfter = requeueAfter
 		}
-		if d.settled {
+		if d.settled && !(granted.Done && d.expired(r.Clock.Now())) {
 			continue
 		}
 		if granted.Done && d.proving() && d.proofTakes < requeueAfter {

@@ -239,15 +239,21 @@ func (e *env) get(name string) (*broker.ProviderInstruction, metav1.Condition) {
 // decided waits for the final status of an attempt. pods is how many are held.
 func (e *env) decided(name string, attempt int64, reason, message string, pods int32) {
 	e.Helper()
-	expect.Eventually(e, fmt.Sprintf("attempt %d of %s to be %s", attempt, name, reason), func() (bool, string) {
+	e.decidedAs(reason == hold.ReasonAccepted, name, attempt, reason, message, pods)
+}
+
+// decidedAs is decided of a hold that is enforced or not.
+func (e *env) decidedAs(enforced bool, name string, attempt int64, reason, message string, pods int32) {
+	e.Helper()
+	expect.Eventually(e, fmt.Sprintf("attempt %d of %s to be %s, enforced=%t", attempt, name, reason, enforced), func() (bool, string) {
 		in, c := e.get(name)
-		return in.Status.ObservedAttempt == attempt && c.Reason == reason, fmt.Sprintf("%+v", in.Status)
+		return in.Status.ObservedAttempt == attempt && c.Reason == reason && in.Status.Enforced == enforced, fmt.Sprintf("%+v", in.Status)
 	})
 	in, c := e.get(name)
 	if !strings.Contains(c.Message, message) || c.ObservedGeneration != in.Generation {
 		e.Errorf("the message is %q for generation %d, want %q for %d", c.Message, c.ObservedGeneration, message, in.Generation)
 	}
-	if enforced := reason == hold.ReasonAccepted; in.Status.Enforced != enforced || in.Status.Held == nil != (pods == 0) || pods > 0 && in.Status.Held.Pods() != pods {
+	if in.Status.Enforced != enforced || in.Status.Held == nil != (pods == 0) || pods > 0 && in.Status.Held.Pods() != pods {
 		e.Errorf("want enforced=%t with %d pods held: %+v", enforced, pods, in.Status)
 	}
 }
@@ -264,7 +270,7 @@ func (e *env) granted(consumer, resources string, pods int32) {
 }
 
 // guest makes a bound pod in the namespace of a consumer's guests.
-func (e *env) guest(name, consumer, node string, requests corev1.ResourceList) *corev1.Pod {
+func (e *env) guest(name, consumer, node string, requests corev1.ResourceList, changes ...func(*corev1.Pod)) *corev1.Pod {
 	e.Helper()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "guests-of-" + consumer},
@@ -272,6 +278,9 @@ func (e *env) guest(name, consumer, node string, requests corev1.ResourceList) *
 			NodeName: node, AutomountServiceAccountToken: ptr.To(false), TerminationGracePeriodSeconds: ptr.To[int64](0),
 			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: requests}}},
 		},
+	}
+	for _, change := range changes {
+		change(pod)
 	}
 	expect.NoError(e, e.Create(e.Context(), pod))
 	return pod

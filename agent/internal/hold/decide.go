@@ -209,15 +209,15 @@ func (j *judge) refuse(instruction *broker.ProviderInstruction, want broker.Held
 // unused is the part of the wanted capacity that no guest uses yet (missing), and
 // that of all other promises.
 func (j *judge) unused(instruction *broker.ProviderInstruction, want broker.HeldCapacity) (missing broker.HeldCapacity, promised []broker.HeldCapacity) {
-	byConsumer := map[string][]broker.HeldCapacity{}
+	byConsumer := map[string][]Promise{}
 	for _, other := range j.instructions {
 		if other.UID != instruction.UID {
-			byConsumer[other.Spec.RequesterClusterID] = append(byConsumer[other.Spec.RequesterClusterID], j.held[other.UID])
+			byConsumer[other.Spec.RequesterClusterID] = append(byConsumer[other.Spec.RequesterClusterID], promiseOf(other, j.held[other.UID]))
 		}
 	}
-	// Last, so that guests count for the consumer's other promises first, and as
+	// Last, so that guests of none count for the consumer's other promises first, and as
 	// much as possible of this one must fit.
-	byConsumer[j.consumer] = append(byConsumer[j.consumer], want)
+	byConsumer[j.consumer] = append(byConsumer[j.consumer], promiseOf(instruction, want))
 	guests := j.nodes().guests
 	for _, consumer := range slices.Sorted(maps.Keys(byConsumer)) {
 		unused := Unused(byConsumer[consumer], guests[consumer].Placed)

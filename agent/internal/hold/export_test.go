@@ -30,3 +30,15 @@ func (r *Reconciler) PlanPlaces(observed Observed, in *broker.ProviderInstructio
 	all, _, plan := r.planPlaces(input{consumer: consumer, observed: observed}, []holding{{in, held}}, places, r.places.placeholders(places.Placeholders, consumer, r.Clock.Now()), metav1.OwnerReference{})
 	return len(all), len(plan.Create), len(plan.Remove)
 }
+
+// Enqueued takes the consumers that were enqueued, in order.
+func (r *Reconciler) Enqueued() (consumers []string) {
+	for {
+		select {
+		case e := <-r.enqueue:
+			consumers = append(consumers, e.Object.GetName())
+		default:
+			return consumers
+		}
+	}
+}

@@ -102,25 +102,54 @@ func TestFit(t *testing.T) {
 	}
 }
 
+// promises are holds, the first with label "r1", the next with "r2".
+func promises(held ...broker.HeldCapacity) (out []hold.Promise) {
+	for i, h := range held {
+		out = append(out, hold.Promise{Label: fmt.Sprint("r", i+1), Held: h})
+	}
+	return out
+}
+
+// running are guests, each as the label of its hold, which may be "-" for none, and its CPU.
+func running(guests ...string) (out []inventory.Guest) {
+	for _, text := range guests {
+		label, cpu, _ := strings.Cut(text, " ")
+		out = append(out, inventory.Guest{Requests: expect.Resources("cpu", cpu), Hold: strings.TrimPrefix(label, "-")})
+	}
+	return out
+}
+
 func TestUnused(t *testing.T) {
+	cpu := func(count int32, each string) broker.HeldCapacity {
+		return pods(set("a", count, expect.Resources("cpu", each)))
+	}
 	cases := map[string]struct {
 		reason string
 		held   []broker.HeldCapacity
-		guests []corev1.ResourceList
+		guests []inventory.Guest
 		want   string
 	}{
 		"none runs":      {reason: "all is unused", held: []broker.HeldCapacity{pods(set("a", 2, expect.Resources("cpu", "1")))}, want: "2 pods, cpu 2"},
-		"one runs":       {reason: "matched by its requests", held: []broker.HeldCapacity{pods(set("a", 2, expect.Resources("cpu", "1")))}, guests: []corev1.ResourceList{expect.Resources("cpu", "1000m")}, want: "1 pods, cpu 1"},
-		"the right one":  {reason: "an exact match goes before one that is merely large enough", held: []broker.HeldCapacity{pods(set("a", 1, expect.Resources("cpu", "2"))), pods(set("b", 1, expect.Resources("cpu", "1")))}, guests: []corev1.ResourceList{expect.Resources("cpu", "2")}, want: "0 pods, nothing; 1 pods, cpu 1"},
-		"a smaller one":  {reason: "it uses the smallest promised pod that is large enough", held: []broker.HeldCapacity{pods(set("a", 1, expect.Resources("cpu", "4")), set("b", 1, expect.Resources("cpu", "2")))}, guests: []corev1.ResourceList{expect.Resources("cpu", "1")}, want: "1 pods, cpu 4"},
-		"a total":        {reason: "used by guests that match no promised pod", held: []broker.HeldCapacity{total(expect.Resources("cpu", "4", "memory", "1Gi"))}, guests: []corev1.ResourceList{expect.Resources("cpu", "1"), expect.Resources("cpu", "1")}, want: "0 pods, cpu 2, memory 1Gi"},
-		"more than held": {reason: "never below nothing", held: []broker.HeldCapacity{total(expect.Resources("cpu", "1"))}, guests: []corev1.ResourceList{expect.Resources("cpu", "3")}, want: "0 pods, nothing"},
-		"two totals":     {reason: "what the first covers is not taken from the second", held: []broker.HeldCapacity{total(expect.Resources("cpu", "1")), total(expect.Resources("cpu", "2"))}, guests: []corev1.ResourceList{expect.Resources("cpu", "2")}, want: "0 pods, nothing; 0 pods, cpu 1"},
+		"one runs":       {reason: "matched by its requests", held: []broker.HeldCapacity{pods(set("a", 2, expect.Resources("cpu", "1")))}, guests: running("- 1000m"), want: "1 pods, cpu 1"},
+		"the right one":  {reason: "an exact match goes before one that is merely large enough", held: []broker.HeldCapacity{pods(set("a", 1, expect.Resources("cpu", "2"))), pods(set("b", 1, expect.Resources("cpu", "1")))}, guests: running("- 2"), want: "0 pods, nothing; 1 pods, cpu 1"},
+		"a smaller one":  {reason: "it uses the smallest promised pod that is large enough", held: []broker.HeldCapacity{pods(set("a", 1, expect.Resources("cpu", "4")), set("b", 1, expect.Resources("cpu", "2")))}, guests: running("- 1"), want: "1 pods, cpu 4"},
+		"a total":        {reason: "used by guests that match no promised pod", held: []broker.HeldCapacity{total(expect.Resources("cpu", "4", "memory", "1Gi"))}, guests: running("- 1", "- 1"), want: "0 pods, cpu 2, memory 1Gi"},
+		"more than held": {reason: "never below nothing", held: []broker.HeldCapacity{total(expect.Resources("cpu", "1"))}, guests: running("- 3"), want: "0 pods, nothing"},
+		"two totals":     {reason: "what the first covers is not taken from the second", held: []broker.HeldCapacity{total(expect.Resources("cpu", "1")), total(expect.Resources("cpu", "2"))}, guests: running("- 2"), want: "0 pods, nothing; 0 pods, cpu 1"},
+
+		"its own hold":               {reason: "of equal requests, the label decides", held: []broker.HeldCapacity{cpu(2, "1"), cpu(2, "1")}, guests: running("r2 1", "r2 1"), want: "2 pods, cpu 2; 0 pods, nothing"},
+		"a label without a hold":     {reason: "as without a label", held: []broker.HeldCapacity{cpu(2, "1"), cpu(2, "1")}, guests: running("gone 1"), want: "1 pods, cpu 1; 2 pods, cpu 2"},
+		"those without a label":      {reason: "they take what those with one leave", held: []broker.HeldCapacity{cpu(1, "1"), cpu(1, "1")}, guests: running("- 1", "r1 1"), want: "0 pods, nothing; 0 pods, nothing"},
+		"more than its own hold":     {reason: "what its own hold lacks is taken from another one", held: []broker.HeldCapacity{cpu(1, "1"), cpu(2, "1")}, guests: running("r1 1", "r1 1"), want: "0 pods, nothing; 1 pods, cpu 1"},
+		"a larger pod of its own":    {reason: "before an equal one of another hold", held: []broker.HeldCapacity{cpu(1, "1"), cpu(1, "2")}, guests: running("r2 1"), want: "1 pods, cpu 1; 0 pods, nothing"},
+		"its own total":              {reason: "before an equal pod of another hold, and another total", held: []broker.HeldCapacity{cpu(1, "1"), total(expect.Resources("cpu", "2")), total(expect.Resources("cpu", "2"))}, guests: running("r3 1"), want: "1 pods, cpu 1; 0 pods, cpu 2; 0 pods, cpu 1"},
+		"more than its own total":    {reason: "those that its total does not cover use what the others have", held: []broker.HeldCapacity{cpu(1, "1"), total(expect.Resources("cpu", "1")), total(expect.Resources("cpu", "2"))}, guests: running("r2 1", "r2 1", "r2 1"), want: "0 pods, nothing; 0 pods, nothing; 0 pods, cpu 1"},
+		"the total of another label": {reason: "a total that is in use is not used twice", held: []broker.HeldCapacity{total(expect.Resources("cpu", "2"))}, guests: running("r1 1", "- 2"), want: "0 pods, nothing"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, u := range hold.Unused(tc.held, tc.guests) {
+			for _, u := range hold.Unused(promises(tc.held...), tc.guests) {
 				got = append(got, fmt.Sprintf("%d pods, %s", u.Pods(), u.Totals))
 			}
 			if strings.Join(got, "; ") != tc.want {

@@ -73,7 +73,8 @@ func (r *Reconciler) judgeOnPods() handler.EventHandler {
 }
 
 // judgeStanding finds the holds of which a part no longer fits the nodes, and lowers
-// them. It is to be repeated if the status of one of them does not show that yet.
+// them. A consumer that is to be reconciled again is enqueued: the losses of all are not computed
+// again for it.
 func (r *Reconciler) judgeStanding(ctx context.Context) (result reconcile.Result, err error) {
 	in, err := r.read(ctx, "", r.preempts())
 	if err != nil {
@@ -98,9 +99,9 @@ func (r *Reconciler) judgeStanding(ctx context.Context) (result reconcile.Result
 		}
 		r.marking[consumer] = true
 		lowered, err := r.reconcileConsumer(ctx, consumer)
-		errs = append(errs, err)
-		if result.RequeueAfter == 0 || 0 < lowered.RequeueAfter && lowered.RequeueAfter < result.RequeueAfter {
-			result.RequeueAfter = lowered.RequeueAfter
+		if errs = append(errs, err); lowered.RequeueAfter > 0 && !r.send(eventOf(consumer)) {
+			// The queue is full.
+			result.RequeueAfter = requeueAfter
 		}
 	}
 	return result, errors.Join(errs...)

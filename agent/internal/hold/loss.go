@@ -83,11 +83,11 @@ func unusedOf(standing []*broker.ProviderInstruction, now nodes) map[types.UID]b
 	}
 	out := map[types.UID]broker.HeldCapacity{}
 	for consumer, own := range byConsumer {
-		var held []broker.HeldCapacity
+		var promises []Promise
 		for _, instruction := range own {
-			held = append(held, *heldBy(instruction))
+			promises = append(promises, promiseOf(instruction, *heldBy(instruction)))
 		}
-		for i, left := range Unused(held, now.guests[consumer].Placed) {
+		for i, left := range Unused(promises, now.guests[consumer].Placed) {
 			out[own[i].UID] = left
 		}
 	}

@@ -20,7 +20,7 @@ import (
 // offered, such as cordoned ones, for which nothing is held beside the others. Which of them
 // that are changes as little as possible. exposed is the number of guests on such nodes or
 // with a mark.
-func leaving(guests inventory.Places, offered func(node string) bool, held []broker.HeldCapacity) (must map[types.UID]bool, exposed int) {
+func leaving(guests inventory.Places, offered func(node string) bool, promises []Promise) (must map[types.UID]bool, exposed int) {
 	var on, others []int
 	for i, pod := range guests.Guests {
 		switch {
@@ -38,9 +38,11 @@ func leaving(guests inventory.Places, offered func(node string) bool, held []bro
 	if exposed == 0 {
 		return nil, 0
 	}
-	used := newUsage(held)
+	used := newUsage(promises)
+	// The consumer lowers the hold that has lost capacity: its guests take none of another one.
+	used.strict = true
 	for _, i := range others {
-		used.add(guests.Requests[i])
+		used.add(guests.Guest(i))
 	}
 	slices.SortStableFunc(on, func(i, j int) int {
 		a, b := guests.Guests[i], guests.Guests[j]
@@ -55,13 +57,13 @@ func leaving(guests inventory.Places, offered func(node string) bool, held []bro
 	must = map[types.UID]bool{}
 	left := used.left()
 	for _, i := range on {
-		used.add(guests.Requests[i])
+		used.add(guests.Guest(i))
 		with := used.left()
 		if _, within := used.shareOf(left, with); within {
 			left = with
 			continue
 		}
-		used.remove(guests.Requests[i])
+		used.remove(guests.Guest(i))
 		must[guests.Guests[i].UID] = true
 	}
 	return must, exposed
@@ -77,14 +79,15 @@ func marked(pod *corev1.Pod) bool {
 // marks of other guests are removed. Some are written at a time, as places are handed over. It
 // is to be repeated while exposed guests run, and soon if more are to be written.
 func (r *Reconciler) markGuests(ctx context.Context, in input, consumer string) (exposed, more bool, err error) {
-	var held []broker.HeldCapacity
+	var promises []Promise
 	for _, instruction := range in.instructions {
 		if instruction.Spec.RequesterClusterID == consumer {
-			held = append(held, deref(heldBy(instruction)))
+			// A larger hold that is being tried may be refused: what was accepted counts.
+			promises = append(promises, promiseOf(instruction, deref(cmp.Or(instruction.Status.Accepted, heldBy(instruction)))))
 		}
 	}
 	guests := in.observed.Places(consumer)
-	must, on := leaving(guests, r.offered(in), held)
+	must, on := leaving(guests, r.offered(in), promises)
 	var changed []*corev1.Pod
 	for _, pod := range guests.Guests {
 		if pod.DeletionTimestamp == nil && marked(pod) != must[pod.UID] {

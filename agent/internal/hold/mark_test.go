@@ -19,7 +19,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// guestsOn returns guests, by "<name> <node> <cpu>", of which the later ones are newer.
+// guestsOn returns guests, by "<name> <node> <cpu>" and words such as "hold=r1", of which the
+// later ones are newer.
 func guestsOn(all ...string) (out inventory.Places) {
 	for i, text := range all {
 		fields := strings.Fields(text)
@@ -33,6 +34,9 @@ func guestsOn(all ...string) (out inventory.Places) {
 				pod.Status.Conditions = []corev1.PodCondition{{Type: broker.PodMustLeave, Status: corev1.ConditionTrue}}
 			case "terminating":
 				pod.DeletionTimestamp = ptr.To(metav1.Unix(1, 0))
+			}
+			if label, ok := strings.CutPrefix(word, "hold="); ok {
+				pod.Labels = map[string]string{broker.LabelHold: label}
 			}
 		}
 		out.Guests, out.Requests = append(out.Guests, pod), append(out.Requests, expect.Resources("cpu", fields[2]))
@@ -50,16 +54,19 @@ func TestLeaving(t *testing.T) {
 		held   []broker.HeldCapacity
 		want   string
 	}{
-		"all have a place":     {"a place elsewhere is held for each", guestsOn("a node 1", "b cordoned 1"), []broker.HeldCapacity{pods(small)}, ""},
-		"one has none":         {"the newest leaves", guestsOn("a node 1", "b cordoned 1", "c cordoned 1"), []broker.HeldCapacity{pods(small)}, "c"},
-		"nothing is held":      {"only those on the cordoned node leave", guestsOn("a node 1", "b cordoned 1"), nil, "b"},
-		"those that have left": {"they and those without a node need no place", guestsOn("a node 1 terminating", "b cordoned 1 terminating", "c - 1", "d cordoned 1", "e cordoned 1"), []broker.HeldCapacity{pods(small)}, ""},
-		"marked before":        {"it is the same one again, although another is newer", guestsOn("a node 1", "b cordoned 1 marked", "c cordoned 1"), []broker.HeldCapacity{pods(small)}, "b"},
-		"shapes":               {"each shape has its own places, of any hold", guestsOn("a node 1", "b cordoned 2", "c cordoned 1", "d cordoned 1"), []broker.HeldCapacity{pods(large), pods(small)}, "d"},
-		"a total":              {"what fits a divisible total stays", guestsOn("a node 1", "b cordoned 1", "c cordoned 1"), []broker.HeldCapacity{total(expect.Resources("cpu", "2"))}, "c"},
+		"all have a place":      {"a place elsewhere is held for each", guestsOn("a node 1", "b cordoned 1"), []broker.HeldCapacity{pods(small)}, ""},
+		"one has none":          {"the newest leaves", guestsOn("a node 1", "b cordoned 1", "c cordoned 1"), []broker.HeldCapacity{pods(small)}, "c"},
+		"nothing is held":       {"only those on the cordoned node leave", guestsOn("a node 1", "b cordoned 1"), nil, "b"},
+		"those that have left":  {"they and those without a node need no place", guestsOn("a node 1 terminating", "b cordoned 1 terminating", "c - 1", "d cordoned 1", "e cordoned 1"), []broker.HeldCapacity{pods(small)}, ""},
+		"marked before":         {"it is the same one again, although another is newer", guestsOn("a node 1", "b cordoned 1 marked", "c cordoned 1"), []broker.HeldCapacity{pods(small)}, "b"},
+		"shapes":                {"each shape has its own places, of any hold", guestsOn("a node 1", "b cordoned 2", "c cordoned 1", "d cordoned 1"), []broker.HeldCapacity{pods(large), pods(small)}, "d"},
+		"its own hold":          {"those whose hold has lost its capacity leave, not the newest", guestsOn("a cordoned 1 hold=r1", "b cordoned 1 hold=r2"), []broker.HeldCapacity{{}, pods(small)}, "a"},
+		"another hold has room": {"the consumer lowers only the hold that has lost capacity", guestsOn("a node 1 hold=r1", "b cordoned 1 hold=r1"), []broker.HeldCapacity{pods(set("one", 1, expect.Resources("cpu", "1"))), pods(small)}, "b"},
+		"a hold that is gone":   {"its guests use what others have", guestsOn("a cordoned 1 hold=gone"), []broker.HeldCapacity{pods(small)}, ""},
+		"a total":               {"what fits a divisible total stays", guestsOn("a node 1", "b cordoned 1", "c cordoned 1"), []broker.HeldCapacity{total(expect.Resources("cpu", "2"))}, "c"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			must, _ := hold.LeavingGuests(tc.guests, notCordoned, tc.held)
+			must, _ := hold.LeavingGuests(tc.guests, notCordoned, promises(tc.held...))
 			if got := fmt.Sprint(slices.Sorted(maps.Keys(must))); got != "["+tc.want+"]" {
 				t.Errorf("%s: %s must leave, want %s", tc.reason, got, tc.want)
 			}
@@ -83,7 +90,7 @@ func TestLeavingProperties(t *testing.T) {
 			all = append(all, fmt.Sprintf("g%d %s 1", i, node))
 		}
 		held := rapid.Int32Range(0, 12).Draw(t, "held")
-		holds := []broker.HeldCapacity{pods(set("pods", held, expect.Resources("cpu", "1")))}
+		holds := promises(pods(set("pods", held, expect.Resources("cpu", "1"))))
 		guests := guestsOn(all...)
 		must, seen := hold.LeavingGuests(guests, notCordoned, holds)
 		if want := max(0, exposed-max(0, int(held)-good)); len(must) != want || seen != exposed {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -55,16 +56,15 @@ func TestMoves(t *testing.T) {
 func (e *env) moveAll(guests int, waits func(*corev1.PodSpec), nominates func(*http.Request) bool) {
 	// The first guests may be known before the others.
 	const trigger = hold.MaxMoved + 2
-	released, nominated, before := make(chan struct{}), atomic.Int64{}, atomic.Int64{}
+	nominated, before := atomic.Int64{}, atomic.Int64{}
+	released, release := e.gate()
+	asked, ask := e.gate()
 	counting := func(r *http.Request) error {
 		switch {
 		case nominates(r):
 			<-released
 			if nominated.Add(1) == trigger {
-				e.hold("r3", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "20m"))))
-				e.known("the hold", func() error {
-					return e.cached.Get(e.Context(), client.ObjectKey{Namespace: namespace, Name: "r3"}, &broker.ProviderInstruction{})
-				})
+				<-asked
 			}
 		case r.Method == http.MethodPost && r.URL.Path == "/api/v1/namespaces/"+holds+"/pods":
 			before.CompareAndSwap(0, nominated.Load())
@@ -82,13 +82,31 @@ func (e *env) moveAll(guests int, waits func(*corev1.PodSpec), nominates func(*h
 		}
 		return fmt.Errorf("%d guests", len(list.Items))
 	})
-	close(released)
+	release()
+	expect.Eventually(e, "the agent to give some guests their places", func() (bool, string) {
+		n := nominated.Load()
+		return n >= trigger, fmt.Sprint(n)
+	})
+	e.hold("r3", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "20m"))))
+	e.known("the hold", func() error {
+		return e.cached.Get(e.Context(), client.ObjectKey{Namespace: namespace, Name: "r3"}, &broker.ProviderInstruction{})
+	})
+	ask()
 	e.eventuallyBound("guests-of-rome", guests+1)
 	e.decided("r3", 1, hold.ReasonAccepted, "", 1)
 	e.eventuallyBound(holds, 2)
 	if n := before.Load() - trigger; n < 0 || n > hold.MaxMoved {
 		e.Errorf("%d guests were given places between a new hold and its first placeholder, want at most %d", n, hold.MaxMoved)
 	}
+}
+
+// gate is closed until open is called, at the latest when the test ends: the agent does not
+// stop while one of its requests waits.
+func (e *env) gate() (opened <-chan struct{}, open func()) {
+	gate := make(chan struct{})
+	open = sync.OnceFunc(func() { close(gate) })
+	e.Cleanup(open)
+	return gate, open
 }
 
 // known waits until the agent knows an object.

@@ -253,11 +253,11 @@ func (r *Reconciler) createPlaceholders(ctx context.Context, plan placeholder.Pl
 // planPlaces plans what ensurePlaces does, with the placeholders that exist: the guests with
 // a gate of their own that wait for nothing are those to ungate.
 func (r *Reconciler) planPlaces(in input, holdings []holding, observed inventory.Places, pods []*corev1.Pod, owner metav1.OwnerReference) (handOvers []handOver, ungate []*corev1.Pod, plan placeholder.Plan) {
-	var held []broker.HeldCapacity
+	var promises []Promise
 	for _, h := range holdings {
-		held = append(held, h.held)
+		promises = append(promises, promiseOf(h.instruction, h.held))
 	}
-	s := situation{consumer: in.consumer, holdings: holdings, usage: newUsage(held), expected: map[string]int{}, pods: pods, node: in.observed.Node}
+	s := situation{consumer: in.consumer, holdings: holdings, usage: newUsage(promises), expected: map[string]int{}, pods: pods, node: in.observed.Node}
 	handOvers, ungate = r.match(&s, observed)
 	options := r.Placeholders
 	options.Owner = owner
@@ -285,11 +285,11 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 		case pod.Spec.NodeName != "":
 			delete(r.places.nominated, pod.UID)
 			if inventory.Runs(s.node(pod.Spec.NodeName)) {
-				s.usage.add(observed.Requests[i])
+				s.usage.add(observed.Guest(i))
 			}
 		case pod.DeletionTimestamp != nil:
 		case node != "":
-			s.usage.add(observed.Requests[i])
+			s.usage.add(observed.Guest(i))
 			s.expected[node]++
 			if gated(pod) && !isWritten {
 				// The agent was interrupted.
@@ -309,12 +309,12 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 	})
 	places, left, taken := placeholder.NewPlaces(s.pods), s.usage.left(), map[*corev1.Pod]bool{}
 	for _, i := range waiting {
-		pod, requests := observed.Guests[i], observed.Requests[i]
-		s.usage.add(requests)
+		pod, guest := observed.Guests[i], observed.Guest(i)
+		s.usage.add(guest)
 		with := s.usage.left()
 		share, within := s.usage.shareOf(left, with)
 		if within {
-			place, ok := places.Take(requests, s.part(share), func(name string) bool { return r.suits(pod, s.node(name)) })
+			place, ok := places.Take(guest.Requests, s.part(share), func(name string) bool { return r.suits(pod, s.node(name)) })
 			if ok {
 				handOvers, left = append(handOvers, handOver{pod, place}), with
 				for _, p := range place.Placeholders {
@@ -323,7 +323,7 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 				continue
 			}
 		}
-		s.usage.remove(requests)
+		s.usage.remove(guest)
 		if !gated(pod) {
 			continue
 		}

@@ -26,7 +26,9 @@ const (
 	ReasonProofPending = "ProofPending"
 	// ReasonGuestNotAdmitted: the API server does not admit a guest of the shape.
 	ReasonGuestNotAdmitted = "GuestNotAdmitted"
-	// ReasonCapacityLost: a part of an accepted hold no longer fits the nodes.
+	// ReasonCapacityLost: a part of an accepted hold no longer fits the nodes. It stays while
+	// guests must leave, also once the broker has lowered its promise: then the condition is True
+	// for what remains, or Unknown while guests remain of a hold that ends.
 	ReasonCapacityLost = "CapacityLost"
 )
 
@@ -66,6 +68,7 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 		enforced.Status, enforced.Reason, final = metav1.ConditionUnknown, ReasonGuestsRemain, false
 		enforced.Message = fmt.Sprintf("Waiting for guests of consumer %s to terminate: %s are running, the hold is reduced to %s.", consumer, using, describe(d.held))
 		held = d.before
+		sayLeaving(&enforced, status.LeaveBy)
 	case instruction.Spec.Releasing:
 		enforced.Reason, enforced.Message = broker.ReasonReleased, "No capacity is held for this Reservation."
 	default:
@@ -75,10 +78,7 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 		if status.Accepted != nil || status.LeaveBy != nil && !now.Before(status.LeaveBy.Time) {
 			status.LeaveBy = nil
 		}
-		if status.LeaveBy != nil {
-			// The promise was lowered to what remained: guests are leaving.
-			enforced.Message += " " + mustLeave(status.LeaveBy)
-		}
+		sayLeaving(&enforced, status.LeaveBy)
 	}
 	status.Held = nil
 	if !held.Empty() {
@@ -92,6 +92,21 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 		d.setProven(&status, now)
 	}
 	return status
+}
+
+// sayLeaving makes a condition say that capacity was lost, while guests must leave because of it.
+func sayLeaving(enforced *metav1.Condition, by *metav1.Time) {
+	if by != nil {
+		enforced.Reason = ReasonCapacityLost
+		enforced.Message += " " + mustLeave(by)
+	}
+}
+
+// expired reports whether a status still says that guests must leave although their time is
+// over.
+func (d decision) expired(now time.Time) bool {
+	status := d.instruction.Status
+	return status.Enforced && status.LeaveBy != nil && !now.Before(status.LeaveBy.Time) && settled(d.instruction) && (d.accounted || d.proof == placeholder.Proven)
 }
 
 func mustLeave(by *metav1.Time) string {

@@ -7,69 +7,101 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// Unused is the part of a consumer's promises that its guests do not use yet,
-// promise by promise. A guest uses a promised pod with the same requests, or else
-// the smallest that is at least as large. Guests that match none use divisible
-// totals, as far as they go.
-func Unused(held []broker.HeldCapacity, guests []corev1.ResourceList) []broker.HeldCapacity {
-	u := newUsage(held)
+// Promise is a hold of a consumer.
+type Promise struct {
+	// Label is what label broker.LabelHold of a guest says that uses it.
+	Label string
+	Held  broker.HeldCapacity
+}
+
+// promiseOf is what an instruction promises.
+func promiseOf(instruction *broker.ProviderInstruction, held broker.HeldCapacity) Promise {
+	return Promise{Label: demand.HoldLabel(instruction.Spec.ReservationName), Held: held}
+}
+
+// Unused is the part of a consumer's promises that its guests do not use yet, promise by
+// promise. A guest uses the promise that its label names: a pod with the same requests, or else
+// the smallest that is at least as large, or a part of the divisible total. If there is no such
+// one left, it uses any promise, in the same order. The consumer writes the label, and chooses
+// only among its own promises with it.
+func Unused(promises []Promise, guests []inventory.Guest) []broker.HeldCapacity {
+	u := newUsage(promises)
 	for _, guest := range guests {
 		u.add(guest)
 	}
 	return u.unused()
 }
 
-// usage is what the guests of a consumer use of its promises. Guests with the same
-// requests are counted as one kind: the cost of what is left does not grow with their
-// number.
+// usage is what the guests of a consumer use of its promises. Guests with the same requests and
+// label are counted as one kind: the cost of what is left does not grow with their number.
 type usage struct {
-	held []broker.HeldCapacity
-	// sets of all promises, the smallest pods first.
+	promises []Promise
+	// named are the promises by their labels. With strict, guests of one of them use no other.
+	named  map[string]int
+	strict bool
+	// sets of all promises, the smallest pods first, and own those of each promise.
 	sets []promisedSet
+	own  [][]int
 	// kinds in the order in which they were added first.
 	kinds []kind
-	index map[string]int
+	index map[kindKey]int
 }
 
-// promisedSet is a pod set of a promise: held[of].PodSets[at].
+// promisedSet is a pod set of a promise: promises[of].Held.PodSets[at].
 type promisedSet struct {
 	of, at   int
 	key      string
 	requests corev1.ResourceList
 }
 
-// kind is a number of guests with the same requests.
+// anyPromise is the promise of a guest whose label names none.
+const anyPromise = -1
+
+// kind is a number of guests of a promise, or of any, with the same requests.
 type kind struct {
-	key      string
+	kindKey
 	requests corev1.ResourceList
 	guests   int32
 }
 
-// left is what guests leave: of each set the number of pods, in the order of usage.sets, and
-// divisible is what guests that match no set request.
+type kindKey struct {
+	of  int
+	key string
+}
+
+// left is what guests leave: of each set the number of pods, in the order of usage.sets. parts
+// is what guests request of the divisible promise that their label names, which is not more than
+// it has, and divisible what others request that match no set.
 type left struct {
 	counts    []int32
+	parts     map[int]corev1.ResourceList
 	divisible corev1.ResourceList
 }
 
-func newUsage(held []broker.HeldCapacity) *usage {
-	u := &usage{held: held, index: map[string]int{}}
+func newUsage(promises []Promise) *usage {
+	u := &usage{promises: promises, named: map[string]int{}, own: make([][]int, len(promises)), index: map[kindKey]int{}}
 	var sizes []capacity.Vector
 	var order []int
 	var sets []promisedSet
-	for i := range held {
-		for j := range held[i].PodSets {
-			requests := held[i].PodSets[j].Requests.List()
+	for i, p := range promises {
+		if p.Label != "" {
+			u.named[p.Label] = i
+		}
+		for j := range p.Held.PodSets {
+			requests := p.Held.PodSets[j].Requests.List()
 			order, sizes = append(order, len(sets)), append(sizes, capacity.Ceil(requests))
 			sets = append(sets, promisedSet{i, j, keyOf(requests), requests})
 		}
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return capacity.Compare(sizes[a], sizes[b]) })
 	for _, at := range order {
+		u.own[sets[at].of] = append(u.own[sets[at].of], len(u.sets))
 		u.sets = append(u.sets, sets[at])
 	}
 	return u
@@ -89,56 +121,121 @@ func keyOf(requests corev1.ResourceList) string {
 }
 
 // add counts a guest.
-func (u *usage) add(requests corev1.ResourceList) { u.count(keyOf(requests), requests, 1) }
+func (u *usage) add(guest inventory.Guest) { u.count(guest, 1) }
 
 // remove undoes add.
-func (u *usage) remove(requests corev1.ResourceList) { u.count(keyOf(requests), requests, -1) }
+func (u *usage) remove(guest inventory.Guest) { u.count(guest, -1) }
 
-func (u *usage) count(key string, requests corev1.ResourceList, n int32) {
+func (u *usage) count(guest inventory.Guest, n int32) {
+	key := kindKey{anyPromise, keyOf(guest.Requests)}
+	if of, known := u.named[guest.Hold]; known {
+		key.of = of
+	}
 	i, known := u.index[key]
 	if !known {
 		i = len(u.kinds)
 		u.index[key] = i
-		u.kinds = append(u.kinds, kind{key: key, requests: requests})
+		u.kinds = append(u.kinds, kind{kindKey: key, requests: guest.Requests})
 	}
 	u.kinds[i].guests += n
 }
 
 // left is what the guests leave.
 func (u *usage) left() left {
-	out := left{counts: make([]int32, len(u.sets)), divisible: corev1.ResourceList{}}
+	out := left{counts: make([]int32, len(u.sets)), parts: map[int]corev1.ResourceList{}, divisible: corev1.ResourceList{}}
 	for i, s := range u.sets {
-		out.counts[i] = u.held[s.of].PodSets[s.at].Count
+		out.counts[i] = u.promises[s.of].Held.PodSets[s.at].Count
 	}
-	others := make([]int32, len(u.kinds))
-	use := func(n int32, matches func(promisedSet) bool) (rest int32) {
-		for i := range u.sets {
-			if n > 0 && out.counts[i] > 0 && matches(u.sets[i]) {
-				used := min(n, out.counts[i])
-				out.counts[i] -= used
-				n -= used
-			}
+	rest := make([]int32, len(u.kinds))
+	for i, k := range u.kinds {
+		rest[i] = k.guests
+	}
+	u.useOwn(&out, rest)
+	all := make([]int, len(u.sets))
+	for i := range all {
+		all[i] = i
+	}
+	for i, k := range u.kinds {
+		if u.strict && k.of != anyPromise {
+			rest[i] = 0
 		}
-		return n
+		rest[i] = u.use(&out, all, rest[i], k.same)
 	}
 	for i, k := range u.kinds {
-		others[i] = use(k.guests, func(s promisedSet) bool { return s.key == k.key })
-	}
-	for i, k := range u.kinds {
-		if rest := use(others[i], func(s promisedSet) bool { return covers(s.requests, k.requests) }); rest > 0 {
-			broker.AddTo(out.divisible, broker.Times(k.requests, rest))
+		if rest[i] = u.use(&out, all, rest[i], k.fits); rest[i] > 0 {
+			broker.AddTo(out.divisible, broker.Times(k.requests, rest[i]))
 		}
 	}
 	return out
 }
 
+// useOwn makes guests use the promises that their labels name, and leaves in rest how many find
+// nothing there.
+func (u *usage) useOwn(out *left, rest []int32) {
+	for i, k := range u.kinds {
+		if k.of != anyPromise {
+			rest[i] = u.use(out, u.own[k.of], rest[i], k.same)
+		}
+	}
+	for i, k := range u.kinds {
+		if k.of == anyPromise {
+			continue
+		}
+		if rest[i] = u.use(out, u.own[k.of], rest[i], k.fits); rest[i] == 0 || len(u.promises[k.of].Held.PodSets) > 0 {
+			continue
+		}
+		if n := fitting(u.promises[k.of].Held.Totals.List(), out.parts[k.of], k.requests, rest[i]); n > 0 {
+			out.parts[k.of] = broker.AddTo(out.parts[k.of], broker.Times(k.requests, n))
+			rest[i] -= n
+		}
+	}
+}
+
+// use makes n guests use pods of those sets that match, the smallest first, and returns how many
+// find none.
+func (u *usage) use(out *left, sets []int, n int32, matches func(promisedSet) bool) (rest int32) {
+	for _, i := range sets {
+		if n <= 0 {
+			break
+		}
+		if out.counts[i] > 0 && matches(u.sets[i]) {
+			used := min(n, out.counts[i])
+			out.counts[i] -= used
+			n -= used
+		}
+	}
+	return n
+}
+
+// same reports whether the pods of a set have the requests of the guests.
+func (k kind) same(s promisedSet) bool { return s.key == k.key }
+
+// fits reports whether they have at least as large ones.
+func (k kind) fits(s promisedSet) bool { return covers(s.requests, k.requests) }
+
+// fitting returns how many of n guests fit a total of which a part is used, in what the total
+// has of.
+func fitting(total, used, requests corev1.ResourceList, n int32) int32 {
+	of := corev1.ResourceList{}
+	for name, amount := range requests {
+		if _, has := total[name]; has {
+			of[name] = amount
+		}
+	}
+	if len(of) == 0 {
+		return 0
+	}
+	return int32(min(int64(n), capacity.Ceil(of).FitsIn(capacity.Floor(capacity.Subtract(maps.Clone(total), used)))))
+}
+
 // totals are what is left of the divisible promises, nil for those of pod sets.
 func (u *usage) totals(used left) []corev1.ResourceList {
-	out, divisible := make([]corev1.ResourceList, len(u.held)), maps.Clone(used.divisible)
-	for i := range u.held {
-		if len(u.held[i].PodSets) == 0 {
-			out[i] = capacity.Subtract(u.held[i].Totals.List(), divisible)
-			divisible = capacity.Subtract(divisible, u.held[i].Totals.List())
+	out, divisible := make([]corev1.ResourceList, len(u.promises)), maps.Clone(used.divisible)
+	for i := range u.promises {
+		if held := u.promises[i].Held; len(held.PodSets) == 0 {
+			free := capacity.Subtract(held.Totals.List(), used.parts[i])
+			out[i] = capacity.Subtract(maps.Clone(free), divisible)
+			divisible = capacity.Subtract(divisible, free)
 		}
 	}
 	return out
@@ -147,9 +244,9 @@ func (u *usage) totals(used left) []corev1.ResourceList {
 // unused are the promises less what the guests use.
 func (u *usage) unused() []broker.HeldCapacity {
 	used := u.left()
-	out, totals := make([]broker.HeldCapacity, len(u.held)), u.totals(used)
-	for i := range u.held {
-		out[i] = *u.held[i].DeepCopy()
+	out, totals := make([]broker.HeldCapacity, len(u.promises)), u.totals(used)
+	for i := range u.promises {
+		out[i] = *u.promises[i].Held.DeepCopy()
 	}
 	for i, s := range u.sets {
 		out[s.of].PodSets[s.at].Count = used.counts[i]
@@ -177,7 +274,7 @@ func (u *usage) shareOf(before, after left) (s share, ok bool) {
 			s, ok = share{of: set.of, at: set.at}, true
 		}
 	}
-	if ok || len(after.divisible) == 0 {
+	if ok || len(after.divisible) == 0 && len(after.parts) == 0 {
 		return s, ok
 	}
 	was, is := u.totals(before), u.totals(after)

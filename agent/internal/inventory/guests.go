@@ -37,11 +37,19 @@ func observedHolds(used map[string]corev1.ResourceList, guests map[string]int32)
 	return out
 }
 
-// Guests is what the guests of one consumer request that have not finished, guest by
-// guest.
+// Guest is what a guest requests, and the value of its label broker.LabelHold: what the consumer
+// says whose hold it uses.
+type Guest struct {
+	Requests corev1.ResourceList
+	Hold     string
+}
+
+// Guests are the guests of one consumer that have not finished.
 type Guests struct {
-	// Placed are those on a node whose capacity is offered, Active all.
-	Placed, Active []corev1.ResourceList
+	// Placed are those on a node whose capacity is offered.
+	Placed []Guest
+	// Active is what all of them request, one by one.
+	Active []corev1.ResourceList
 }
 
 // Guests returns the guests of each consumer. Those on a node that is gone, not Ready or
@@ -63,7 +71,7 @@ func (c *Cluster) Guests() map[string]Guests {
 		guests, requests := out[consumer], Requests(pod)
 		guests.Active = append(guests.Active, requests)
 		if offered[pod.Spec.NodeName] {
-			guests.Placed = append(guests.Placed, requests)
+			guests.Placed = append(guests.Placed, Guest{requests, pod.Labels[broker.LabelHold]})
 		}
 		out[consumer] = guests
 	}
@@ -75,6 +83,11 @@ func (c *Cluster) Guests() map[string]Guests {
 type Places struct {
 	Guests, Placeholders []*corev1.Pod
 	Requests             []corev1.ResourceList
+}
+
+// Guest returns the guest Guests[i].
+func (p Places) Guest(i int) Guest {
+	return Guest{p.Requests[i], p.Guests[i].Labels[broker.LabelHold]}
 }
 
 // Places returns those of a consumer.

@@ -349,7 +349,7 @@ func (t *Tracker) Guests() map[string]Guests {
 			tracked := pods[key]
 			guests.Active = append(guests.Active, tracked.requests)
 			if n := t.nodes[tracked.pod.Spec.NodeName]; n != nil && t.recognizer.Eligible(n) {
-				guests.Placed = append(guests.Placed, tracked.requests)
+				guests.Placed = append(guests.Placed, Guest{tracked.requests, tracked.pod.Labels[broker.LabelHold]})
 			}
 		}
 		out[consumer] = guests

@@ -73,7 +73,8 @@ Match conditions have neither variables nor namespaceObject.
     request.?subResource.orValue('') != 'status' ||
     (object.status.?conditions.orValue([]).filter(c, c.type != 'broker.fluidos.eu/MustLeave').size() == oldObject.status.?conditions.orValue([]).filter(c, c.type != 'broker.fluidos.eu/MustLeave').size() &&
     object.status.?conditions.orValue([]).all(c, c.type == 'broker.fluidos.eu/MustLeave' || oldObject.status.?conditions.orValue([]).exists(o, o.type == c.type && o.status == c.status &&
-    o.?reason.orValue('') == c.?reason.orValue('') && o.?message.orValue('') == c.?message.orValue(''))))
+    o.?reason.orValue('') == c.?reason.orValue('') && o.?message.orValue('') == c.?message.orValue('') && o.?lastTransitionTime == c.?lastTransitionTime)) &&
+    oldObject.status.?conditions.orValue([]).all(o, o.type == 'broker.fluidos.eu/MustLeave' || object.status.?conditions.orValue([]).exists(c, c.type == o.type)))
   message: the Spillway agent may only change condition broker.fluidos.eu/MustLeave in the status of a pod
   reason: Forbidden
 {{- if not (include "spillway-agent.placeholders" .) }}
