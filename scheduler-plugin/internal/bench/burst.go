@@ -19,12 +19,7 @@ type round struct{ home, overflow result }
 // burst binds pods in this cluster and, with played providers, as many in another one, in
 // alternating order. The nodes of this cluster are nearly full.
 func burst(ctx context.Context, h *home, o options) error {
-	if o.pods == 0 {
-		o.pods = 1000
-	}
-	if o.pairs == 0 {
-		o.pairs = 5
-	}
+	o = o.withDefaults(1000, 5)
 	if err := h.fill(ctx, o.nodes); err != nil {
 		return err
 	}
@@ -92,6 +87,9 @@ func (h *home) count(ctx context.Context, l load, profile string, during func(co
 	if err := h.create(ctx, l); err != nil {
 		return r, err
 	}
+	if err := h.pods.EventsV1().Events(l.namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		return r, err
+	}
 	before, err := h.schedulerWrites(ctx)
 	if err != nil {
 		return r, err
@@ -124,9 +122,14 @@ func (h *home) count(ctx context.Context, l load, profile string, during func(co
 		return r, err
 	}
 	written = written.Minus(before)
+	events, err := h.events(ctx, l.namespace)
+	if err != nil {
+		return r, err
+	}
 	r.writes, r.attempts = written.Sum()/float64(l.pods), tried.Sum()/float64(l.pods)
 	fmt.Printf("%s: %d pods in %.1f s, %.0f pods/s, %.1f CPU-s of the scheduler; for each pod %.2f attempts and %.2f writes:\n", l.name, r.bound, r.took.Seconds(), r.rate(), r.cpu, r.attempts, r.writes)
 	printFor(l.pods, tried)
 	printFor(l.pods, written)
+	printFor(l.pods, events)
 	return r, h.clear(ctx, l.namespace)
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 )
 
@@ -52,6 +54,19 @@ func (h *home) settledWrites(ctx context.Context) (cluster.Counts, error) {
 		before = now
 	}
 	return before, err
+}
+
+// events counts those of a namespace by reason.
+func (h *home) events(ctx context.Context, namespace string) (cluster.Counts, error) {
+	list, err := h.pods.EventsV1().Events(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	counts := cluster.Counts{}
+	for _, e := range list.Items {
+		counts["event "+e.Reason+" of a "+e.Regarding.Kind]++
+	}
+	return counts, nil
 }
 
 // get requests a page of the scheduler, which may just have been started.

@@ -18,9 +18,7 @@ import (
 // reserved in advance in another one, with pods that fit: from creation to bound, one
 // after the other.
 func reserved(ctx context.Context, h *home, o options) error {
-	if o.pods == 0 {
-		o.pods = 50
-	}
+	o = o.withDefaults(50, 0)
 	if err := h.fill(ctx, o.nodes); err != nil {
 		return err
 	}
