@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	clientevents "k8s.io/client-go/tools/events"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
@@ -19,6 +20,10 @@ import (
 
 // eventAction is the action of all events.
 const eventAction = "Overflowing"
+
+// reasonGranted is the reason of the event that every overflowed pod gets once: from the
+// controller while it is pending, or with its binding.
+const reasonGranted = "OverflowGranted"
 
 // event is an event on a pending pod.
 type event struct {
@@ -106,13 +111,13 @@ func granted(r *broker.Reservation, slots map[string]int32) event {
 		clusters = append(clusters, cluster)
 		pods = append(pods, fmt.Sprintf("%d in %s%s", slots[cluster], cluster, prices[cluster]))
 	}
-	return event{corev1.EventTypeNormal, "OverflowGranted", strings.Join(clusters, ","), fmt.Sprintf("Granted capacity for pods of this owner: %s (Reservation %s).",
+	return event{corev1.EventTypeNormal, reasonGranted, strings.Join(clusters, ","), fmt.Sprintf("Granted capacity for pods of this owner: %s (Reservation %s).",
 		strings.Join(pods, ", "), r.Name), r}
 }
 
-// pooledMessage: the pod uses capacity that was reserved in advance.
-func pooledMessage(p *pool) string {
-	return fmt.Sprintf("The pod uses capacity in %s that was reserved in advance (Reservation %s).", p.provider, p.reservation)
+// pooled: the pod uses capacity that was reserved in advance.
+func pooled(p *pool) event {
+	return event{corev1.EventTypeNormal, reasonGranted, p.provider, fmt.Sprintf("The pod uses capacity in %s that was reserved in advance (Reservation %s).", p.provider, p.reservation), nil}
 }
 
 // failed: the capacity cannot be requested, or never be granted.
@@ -164,13 +169,18 @@ func (c *demandController) recordAll(request demand.Request, e event) {
 }
 
 // record records an event on a pending pod, unless it repeats the last one of its
-// reason.
+// reason. What is granted to a pod that has a place is recorded with its binding.
 func (c *demandController) record(uid types.UID, e event) {
-	if !c.active() {
+	if !c.active() || e.reason == reasonGranted && c.placements.has(uid) {
 		return
 	}
-	if name, ok := c.pending.announce(uid, e); ok {
-		c.recordOnce(uid, name, e)
+	name, ok := c.pending.name(uid)
+	if !ok {
+		return
+	}
+	// An event that counts as recorded is: the pod may be bound at any time.
+	if pod := c.getPending(uid, name); pod != nil && c.pending.announce(uid, e) {
+		send(c.recorder, pod, e)
 	}
 }
 
@@ -180,10 +190,13 @@ func (c *demandController) recordOnce(uid types.UID, name types.NamespacedName, 
 		c.queue.untrack(uid) // its next change reports it again
 		return
 	}
-	pod := c.getPending(uid, name)
-	if pod == nil {
-		return
+	if pod := c.getPending(uid, name); pod != nil {
+		send(c.recorder, pod, e)
 	}
+}
+
+// send writes an event on a pod.
+func send(recorder clientevents.EventRecorder, pod *corev1.Pod, e event) {
 	var related runtime.Object
 	if r := e.reservation; r != nil {
 		// The resource version keeps events with different messages from being
@@ -192,5 +205,5 @@ func (c *demandController) recordOnce(uid types.UID, name types.NamespacedName, 
 			Namespace: r.Namespace, Name: r.Name, UID: r.UID, ResourceVersion: r.ResourceVersion}
 	}
 	writesTotal.WithLabelValues(writesOfEvents).Inc()
-	c.recorder.Eventf(pod, related, e.eventType, e.reason, eventAction, "%s", events.Truncate(e.message))
+	recorder.Eventf(pod, related, e.eventType, e.reason, eventAction, "%s", events.Truncate(e.message))
 }

@@ -62,6 +62,7 @@ func TestRules(t *testing.T) {
 		{"a pod of a Workload that is not served does not overflow", workloadNotServed},
 		{"a victim of preemption overflows", victimOverflows},
 		{"a Deployment keeps its Reservation", rolloutAndScale},
+		{"every overflowed pod has one event of what was granted", grantedOnce},
 		{"an autoscaler can add a node first", autoscalerFirst},
 		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
 		{"an OverflowPolicy is validated", policyRules},
