@@ -69,11 +69,18 @@ func outdated(r *broker.Reservation, request demand.Request) event {
 		r.Name, requestedPods(r), request.Owner.Kind, request.Owner.Name), r}
 }
 
-// tooManyShapes: a gang does not fit into one Reservation.
-func tooManyShapes(request demand.Request) event {
-	n := len(request.PodSets)
-	return failed(fmt.Sprint(n, " shapes"), fmt.Sprintf("Failed to request capacity for %s %s: its pods have %d shapes (requests, node selectors, node affinities and tolerations), and a Reservation has at most %d. "+
-		"Give more of its pods the same, or divide the group.", request.Owner.Kind, request.Owner.Name, n, maxShapes), nil)
+// tooManyShapes: a gang, whose pods have n shapes, does not fit into one Reservation, which
+// may request others for pods that have been replaced: current is that Reservation, or nil.
+func tooManyShapes(request demand.Request, n int, current *broker.Reservation) event {
+	message := fmt.Sprintf("Failed to request capacity for %s %s: its pods have %d shapes (requests, node selectors, node affinities and tolerations), ", request.Owner.Kind, request.Owner.Name, n)
+	former := len(request.PodSets) - n
+	if n > maxShapes || former == 0 {
+		message += fmt.Sprintf("and a Reservation has at most %d. Give more of its pods the same, or divide the group.", maxShapes)
+	} else {
+		message += fmt.Sprintf("and Reservation %s still requests %d of former pods; a Reservation has at most %d. "+
+			"Delete the pods of the group that run in other clusters, or wait for their end: then capacity is requested for the pods as they are now.", current.Name, former, maxShapes)
+	}
+	return failed(fmt.Sprint(n, " shapes, ", former, " others"), message, current)
 }
 
 // requested: the Reservation was created, or its count raised.

@@ -85,6 +85,20 @@ profiles:
       overflow: BeforePreemption
       batchQuiet: 100ms
       decisionTimeout: 5s
+- schedulerName: spillway-patient
+  plugins:
+    <<: *plugins
+    postFilter:
+      enabled:
+      - name: Overflow
+  pluginConfig:
+  - name: Overflow
+    args:
+      apiVersion: broker.fluidos.eu/v1alpha1
+      kind: OverflowArgs
+      overflow: BeforePreemption
+      batchQuiet: 100ms
+      decisionTimeout: 10m
 - schedulerName: spillway-later
   plugins:
     <<: *plugins
