@@ -1,6 +1,7 @@
 package charts_test
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -37,6 +39,31 @@ func TestHoldOfAgent(t *testing.T) {
 	}
 }
 
+// profile is what the tests read of the scheduler's profile.
+type profile struct {
+	Plugins      map[string]struct{ Enabled, Disabled []struct{ Name string } }
+	PluginConfig []struct {
+		Args struct{ OwnerKinds []owners.Kind }
+	}
+}
+
+// schedulerProfile returns the one profile of the scheduler.
+func schedulerProfile(t *testing.T, objects []unstructured.Unstructured) profile {
+	t.Helper()
+	for _, c := range only[corev1.ConfigMap](t, objects, "ConfigMap") {
+		if c.Data["config.yaml"] == "" {
+			continue
+		}
+		var config struct{ Profiles []profile }
+		expect.NoError(t, yaml.Unmarshal([]byte(c.Data["config.yaml"]), &config))
+		if len(config.Profiles) == 1 {
+			return config.Profiles[0]
+		}
+	}
+	t.Fatal("the scheduler has not one profile")
+	return profile{}
+}
+
 // The scheduler and the agent look up the same kinds of owners, and may get these, no more.
 func TestOwnerKinds(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -59,21 +86,8 @@ func TestOwnerKinds(t *testing.T) {
 					}
 				}
 			}
-			for _, c := range only[corev1.ConfigMap](t, objects, "ConfigMap") {
-				var config struct {
-					Profiles []struct {
-						PluginConfig []struct {
-							Args struct{ OwnerKinds []owners.Kind }
-						}
-					}
-				}
-				if c.Data["config.yaml"] == "" {
-					continue
-				}
-				expect.NoError(t, yaml.Unmarshal([]byte(c.Data["config.yaml"]), &config))
-				for _, kind := range config.Profiles[0].PluginConfig[0].Args.OwnerKinds {
-					asked = append(asked, kind.String())
-				}
+			for _, kind := range schedulerProfile(t, objects).PluginConfig[0].Args.OwnerKinds {
+				asked = append(asked, kind.String())
 			}
 			if !slices.Equal(asked, flags) || tc.want != nil && !slices.Equal(asked, tc.want) || tc.want == nil && !slices.Contains(asked, "JobSet=jobsets.jobset.x-k8s.io") {
 				t.Errorf("the scheduler looks up %v, the agent %v", asked, flags)
@@ -91,5 +105,28 @@ func TestOwnerKinds(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Overflow filters before NodeResourcesFit, binds before DefaultBinder and, if that is
+// wanted, runs before DefaultPreemption: kube-scheduler runs first what is enabled by
+// extension point, and then what multiPoint enables.
+func TestOverflowRunsFirst(t *testing.T) {
+	for overflow, want := range map[string]map[string][]string{
+		"AfterPreemption":  {"multiPoint": {"Overflow"}, "filter": {"Overflow"}, "bind": {"Overflow"}},
+		"BeforePreemption": {"multiPoint": {"Overflow"}, "filter": {"Overflow"}, "bind": {"Overflow"}, "postFilter": {"Overflow"}},
+	} {
+		got := map[string][]string{}
+		for point, plugins := range schedulerProfile(t, render(t, "agent", append(slices.Clone(needed), "scheduler.overflow="+overflow))).Plugins {
+			for _, p := range plugins.Enabled {
+				got[point] = append(got[point], p.Name)
+			}
+			if len(plugins.Disabled) > 0 {
+				t.Errorf("%s: at %s %v are disabled", overflow, point, plugins.Disabled)
+			}
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: enabled %v, want %v", overflow, got, want)
+		}
 	}
 }

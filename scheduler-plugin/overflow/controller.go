@@ -218,7 +218,11 @@ func (c *demandController) sync() {
 			c.batcher.RequeueAfter(request.Key, retryAfter) // further pods of the gang do not appear here if they fit
 			continue
 		}
-		request.Priority, request.MinAvailable = c.priorityOf(request.Pending), c.minAvailable(request)
+		priority, pending := c.priorityOf(request.Pending)
+		if !pending {
+			continue // all were bound or deleted meanwhile
+		}
+		request.Priority, request.MinAvailable = priority, c.minAvailable(request)
 		c.requests[request.Key], c.wanted[request.Key] = request, request
 		c.writeQueue.Add(request.Key)
 	}
@@ -227,17 +231,17 @@ func (c *demandController) sync() {
 // maxPriority is that of a Reservation, which is below those of Kubernetes' own pods.
 const maxPriority = 1_000_000_000
 
-// priorityOf returns the highest priority of pending pods.
-func (c *demandController) priorityOf(pods []types.UID) int32 {
-	highest := int32(-maxPriority)
+// priorityOf returns the highest priority of pending pods; ok is false if none is pending.
+func (c *demandController) priorityOf(pods []types.UID) (highest int32, ok bool) {
+	highest = -maxPriority
 	for _, uid := range pods {
-		if name, ok := c.pending.name(uid); ok {
+		if name, known := c.pending.name(uid); known {
 			if pod := c.getPending(uid, name); pod != nil {
-				highest = max(highest, corev1helpers.PodPriority(pod))
+				highest, ok = max(highest, corev1helpers.PodPriority(pod)), true
 			}
 		}
 	}
-	return min(highest, maxPriority)
+	return min(highest, maxPriority), ok
 }
 
 // write makes Reservations of requests until the queue is shut down.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	clientevents "k8s.io/client-go/tools/events"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
@@ -19,6 +20,10 @@ import (
 
 // eventAction is the action of all events.
 const eventAction = "Overflowing"
+
+// reasonGranted is the reason of the event that every overflowed pod gets once: from the
+// controller while it is pending, or with its binding.
+const reasonGranted = "OverflowGranted"
 
 // event is an event on a pending pod.
 type event struct {
@@ -64,11 +69,18 @@ func outdated(r *broker.Reservation, request demand.Request) event {
 		r.Name, requestedPods(r), request.Owner.Kind, request.Owner.Name), r}
 }
 
-// tooManyShapes: a gang does not fit into one Reservation.
-func tooManyShapes(request demand.Request) event {
-	n := len(request.PodSets)
-	return failed(fmt.Sprint(n, " shapes"), fmt.Sprintf("Failed to request capacity for %s %s: its pods have %d shapes (requests, node selectors, node affinities and tolerations), and a Reservation has at most %d. "+
-		"Give more of its pods the same, or divide the group.", request.Owner.Kind, request.Owner.Name, n, maxShapes), nil)
+// tooManyShapes: a gang, whose pods have n shapes, does not fit into one Reservation, which
+// may request others for pods that have been replaced: current is that Reservation, or nil.
+func tooManyShapes(request demand.Request, n int, current *broker.Reservation) event {
+	message := fmt.Sprintf("Failed to request capacity for %s %s: its pods have %d shapes (requests, node selectors, node affinities and tolerations), ", request.Owner.Kind, request.Owner.Name, n)
+	former := len(request.PodSets) - n
+	if n > maxShapes || former == 0 {
+		message += fmt.Sprintf("and a Reservation has at most %d. Give more of its pods the same, or divide the group.", maxShapes)
+	} else {
+		message += fmt.Sprintf("and Reservation %s still requests %d of former pods; a Reservation has at most %d. "+
+			"Delete the pods of the group that run in other clusters, or wait for their end: then capacity is requested for the pods as they are now.", current.Name, former, maxShapes)
+	}
+	return failed(fmt.Sprint(n, " shapes, ", former, " others"), message, current)
 }
 
 // requested: the Reservation was created, or its count raised.
@@ -106,13 +118,13 @@ func granted(r *broker.Reservation, slots map[string]int32) event {
 		clusters = append(clusters, cluster)
 		pods = append(pods, fmt.Sprintf("%d in %s%s", slots[cluster], cluster, prices[cluster]))
 	}
-	return event{corev1.EventTypeNormal, "OverflowGranted", strings.Join(clusters, ","), fmt.Sprintf("Granted capacity for pods of this owner: %s (Reservation %s).",
+	return event{corev1.EventTypeNormal, reasonGranted, strings.Join(clusters, ","), fmt.Sprintf("Granted capacity for pods of this owner: %s (Reservation %s).",
 		strings.Join(pods, ", "), r.Name), r}
 }
 
-// pooledMessage: the pod uses capacity that was reserved in advance.
-func pooledMessage(p *pool) string {
-	return fmt.Sprintf("The pod uses capacity in %s that was reserved in advance (Reservation %s).", p.provider, p.reservation)
+// pooled: the pod uses capacity that was reserved in advance.
+func pooled(p *pool) event {
+	return event{corev1.EventTypeNormal, reasonGranted, p.provider, fmt.Sprintf("The pod uses capacity in %s that was reserved in advance (Reservation %s).", p.provider, p.reservation), nil}
 }
 
 // failed: the capacity cannot be requested, or never be granted.
@@ -164,13 +176,18 @@ func (c *demandController) recordAll(request demand.Request, e event) {
 }
 
 // record records an event on a pending pod, unless it repeats the last one of its
-// reason.
+// reason. What is granted to a pod that has a place is recorded with its binding.
 func (c *demandController) record(uid types.UID, e event) {
-	if !c.active() {
+	if !c.active() || e.reason == reasonGranted && c.placements.has(uid) {
 		return
 	}
-	if name, ok := c.pending.announce(uid, e); ok {
-		c.recordOnce(uid, name, e)
+	name, ok := c.pending.name(uid)
+	if !ok {
+		return
+	}
+	// An event that counts as recorded is: the pod may be bound at any time.
+	if pod := c.getPending(uid, name); pod != nil && c.pending.announce(uid, e) {
+		send(c.recorder, pod, e)
 	}
 }
 
@@ -180,10 +197,13 @@ func (c *demandController) recordOnce(uid types.UID, name types.NamespacedName, 
 		c.queue.untrack(uid) // its next change reports it again
 		return
 	}
-	pod := c.getPending(uid, name)
-	if pod == nil {
-		return
+	if pod := c.getPending(uid, name); pod != nil {
+		send(c.recorder, pod, e)
 	}
+}
+
+// send writes an event on a pod.
+func send(recorder clientevents.EventRecorder, pod *corev1.Pod, e event) {
 	var related runtime.Object
 	if r := e.reservation; r != nil {
 		// The resource version keeps events with different messages from being
@@ -192,5 +212,5 @@ func (c *demandController) recordOnce(uid types.UID, name types.NamespacedName, 
 			Namespace: r.Namespace, Name: r.Name, UID: r.UID, ResourceVersion: r.ResourceVersion}
 	}
 	writesTotal.WithLabelValues(writesOfEvents).Inc()
-	c.recorder.Eventf(pod, related, e.eventType, e.reason, eventAction, "%s", events.Truncate(e.message))
+	recorder.Eventf(pod, related, e.eventType, e.reason, eventAction, "%s", events.Truncate(e.message))
 }

@@ -46,8 +46,10 @@ func TestRules(t *testing.T) {
 		{"guests are never preemption victims", guestsAreNoVictims},
 		{"a pod of another scheduler that tolerates everything stays off virtual nodes", toleratesEverything},
 		{"a namespace that opts out requests no more", optOut},
+		{"a cap is divided between owners", fairCap},
 		{"a cap of zero permits preemption", cappedPreempts},
 		{"a silent broker permits preemption", silentPreempts},
+		{"a refusal permits preemption", refusedPreempts},
 		{"a request that the API server rejects permits preemption", rejectedPreempts},
 		{"a pod that was not steered gets an event", notSteered},
 		{"pods are retried only for capacity of their own", noFutileAttempts},
@@ -56,12 +58,15 @@ func TestRules(t *testing.T) {
 		{"a pod is tried with its new spec", toleratedLater},
 		{"a failed binding leaves nothing on the pod", failedBinding},
 		{"bare pods and Jobs of one shape share a Reservation", sharedReservation},
+		{"a gang whose PodGroup requires fewer pods is requested as that", requiresFewer},
+		{"a Reservation has the priority of the pods that wait", priorityReplaced},
 		{"the runs of a CronJob share a Reservation", cronJob},
 		{"the runs of a controller that a CRD defines share a Reservation", customChain},
 		{"an owner that must not be read is the root owner", unreadableOwner},
 		{"a pod of a Workload that is not served does not overflow", workloadNotServed},
 		{"a victim of preemption overflows", victimOverflows},
 		{"a Deployment keeps its Reservation", rolloutAndScale},
+		{"every overflowed pod has one event of what was granted", grantedOnce},
 		{"an autoscaler can add a node first", autoscalerFirst},
 		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
 		{"an OverflowPolicy is validated", policyRules},
@@ -193,43 +198,75 @@ func avoidVirtualNodes(t *testing.T, pod *corev1.Pod) {
 	pod.Spec.Affinity = operations[0].Value
 }
 
+// setOverflow opts a namespace in or out.
+func (c *testCluster) setOverflow(ns, value string) {
+	c.t.Helper()
+	var namespace corev1.Namespace
+	expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKey{Name: ns}, &namespace))
+	namespace.Labels[broker.LabelOverflow] = value
+	expect.NoError(c.t, c.Update(c.t.Context(), &namespace))
+}
+
 func optOut(c *testCluster, ns string) {
 	c.app(ns, "web", "1", 2)
 	r := c.expectReservation(ns, "web", 2)
-	set := func(value string) {
-		c.t.Helper()
-		var namespace corev1.Namespace
-		expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKey{Name: ns}, &namespace))
-		namespace.Labels[broker.LabelOverflow] = value
-		expect.NoError(c.t, c.Update(c.t.Context(), &namespace))
-	}
-	set("disabled")
+	c.setOverflow(ns, broker.OverflowDisabled)
 	expect.NoError(c.t, c.Delete(c.t.Context(), r)) // as the agent does after its grace period
 	expect.Consistently(c.t, 3*time.Second, "no Reservation", func() (bool, string) {
 		var list broker.ReservationList
 		expect.NoError(c.t, c.List(c.t.Context(), &list, client.InNamespace(ns)))
 		return len(list.Items) == 0, fmt.Sprint(list.Items)
 	})
-	set("enabled")
+	c.setOverflow(ns, broker.OverflowEnabled)
 	c.expectReservation(ns, "web", 2)
 }
 
+// cap creates an OverflowPolicy that limits the CPU of a namespace.
+func (c *testCluster) cap(ns, cpu string) *broker.OverflowPolicy {
+	c.t.Helper()
+	policy := &broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: ns}, Spec: broker.OverflowPolicySpec{
+		NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: ns}},
+		MaxResources:      &broker.ResourceQuantities{CPU: ptr.To(resource.MustParse(cpu))},
+	}}
+	c.create(policy)
+	return policy
+}
+
+// fairCap: two Deployments wait for what a policy allows, which is less than either needs.
+// Neither gets all of it.
+func fairCap(c *testCluster, ns string) {
+	policy := c.cap(ns, "0")
+	apps := []string{"first", "second"}
+	for _, app := range apps {
+		c.app(ns, app, "1", 4)
+		for i := range 4 {
+			c.expectEvent(ns, fmt.Sprint(app, "-", i), "OverflowCapped", "0 of ")
+		}
+	}
+	// Both are requested again when their namespace opts in, or 15 s later.
+	c.setOverflow(ns, broker.OverflowDisabled)
+	policy.Spec.MaxResources.CPU = ptr.To(resource.MustParse("4"))
+	expect.NoError(c.t, c.Update(c.t.Context(), policy))
+	c.setOverflow(ns, broker.OverflowEnabled)
+	for _, app := range apps {
+		c.expectReservation(ns, app, 2)
+		c.expectEvent(ns, app+"-0", "OverflowCapped", "2 of 4 pods")
+	}
+}
+
 // fullOfLow fills the one node of a pool with a pod of low priority, and creates one
-// of high priority that requests overflow before preemption.
-func (c *testCluster) fullOfLow(ns string) {
+// of high priority for a scheduler that requests overflow before preemption.
+func (c *testCluster) fullOfLow(ns, scheduler string) {
 	c.t.Helper()
 	node := c.poolNode(ns, "1")
 	c.create(schedulerPod(ns, "low", "1", inPool(ns)))
 	c.expectPods(ns, "low", map[string]int{node: 1})
-	c.app(ns, "important", "1", 1, high, func(p *corev1.Pod) { p.Spec.SchedulerName = "spillway-before" })
+	c.app(ns, "important", "1", 1, high, func(p *corev1.Pod) { p.Spec.SchedulerName = scheduler })
 }
 
 func cappedPreempts(c *testCluster, ns string) {
-	c.create(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: ns}, Spec: broker.OverflowPolicySpec{
-		NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: ns}},
-		MaxResources:      &broker.ResourceQuantities{CPU: ptr.To(resource.MustParse("0"))},
-	}})
-	c.fullOfLow(ns)
+	c.cap(ns, "0")
+	c.fullOfLow(ns, patient)
 	c.expectPods(ns, "important", map[string]int{"home-" + ns: 1})
 }
 
@@ -239,7 +276,7 @@ func silentPreempts(c *testCluster, ns string) {
 	pods, err := watching.Watch(c.t.Context(), &corev1.PodList{}, client.InNamespace(ns))
 	expect.NoError(c.t, err)
 	defer pods.Stop()
-	c.fullOfLow(ns)
+	c.fullOfLow(ns, "spillway-before")
 	c.expectPods(ns, "important", map[string]int{"home-" + ns: 1})
 	// The revisions of the API server order the request and the preemption.
 	requestedAt := c.expectReservation(ns, "important", 1).ResourceVersion
@@ -257,6 +294,22 @@ func silentPreempts(c *testCluster, ns string) {
 	c.t.Error("no pod was preempted within a minute")
 }
 
+// patient is a scheduler that does not preempt while the broker is silent, in the time of a test.
+const patient = "spillway-patient"
+
+// refusedPreempts: pods are preempted at home once the broker has refused.
+func refusedPreempts(c *testCluster, ns string) {
+	c.fullOfLow(ns, patient)
+	r := c.expectReservation(ns, "important", 1)
+	expect.Consistently(c.t, 2*time.Second, "no preemption before the decision", func() (bool, string) {
+		low := c.getPod(ns, "low")
+		return low.DeletionTimestamp == nil, fmt.Sprint(low.Status)
+	})
+	c.setStatus(r, refused("oslo"))
+	c.expectPods(ns, "important", map[string]int{"home-" + ns: 1})
+	c.expectPods(ns, "low", map[string]int{})
+}
+
 // rejectedPreempts: the request is invalid, so that there will be no decision.
 func rejectedPreempts(c *testCluster, ns string) {
 	rule := admissionv1.RuleWithOperations{Operations: []admissionv1.OperationType{admissionv1.Create},
@@ -271,7 +324,7 @@ func rejectedPreempts(c *testCluster, ns string) {
 		}
 		return apierrors.IsInvalid(err), fmt.Sprint(err)
 	})
-	c.fullOfLow(ns)
+	c.fullOfLow(ns, patient)
 	c.expectPods(ns, "important", map[string]int{"home-" + ns: 1})
 	c.expectEvent(ns, "important-0", "OverflowFailed", "not this one")
 }

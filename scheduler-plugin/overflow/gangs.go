@@ -132,9 +132,21 @@ func indexByGang(obj any) ([]string, error) {
 }
 
 // run watches PodGroups and Workloads until ctx ends, and activates the pods that were held
-// because they were not known yet.
-func (g *gangs) run(ctx context.Context, activate func(map[string]*corev1.Pod)) {
+// because they were not known yet. changed is called with the key of the Reservation of a
+// gang whose PodGroup has changed: that may require another number of pods. What a Workload
+// requires does not change.
+func (g *gangs) run(ctx context.Context, activate func(map[string]*corev1.Pod), changed func(demand.Key)) {
 	release := func() { g.release(activate) }
+	report := func(obj any) {
+		if group, ok := objectOf[*unstructured.Unstructured](obj); ok {
+			gang := demand.Gang{PodGroup: group.GetName()}
+			changed(demand.Key{Namespace: group.GetNamespace(), OwnerUID: gang.UID(), Shape: demand.GangShape})
+		}
+	}
+	_, err := g.podGroups.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: report, UpdateFunc: func(_, obj any) { report(obj) }, DeleteFunc: report})
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to watch PodGroups") // the informer has stopped
+	}
 	added := cache.ResourceEventHandlerFuncs{AddFunc: func(any) { release() }}
 	if _, err := g.workloads.AddEventHandler(added); err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to watch Workloads") // the informer has stopped
@@ -412,6 +424,7 @@ func (c *demandController) completeGang(request demand.Request, current *broker.
 	if !request.Key.IsGang() {
 		return request, 0
 	}
+	shapes := len(request.PodSets)
 	if current != nil {
 		if c.isOutdated(current, request) {
 			c.recordAll(request, outdated(current, request))
@@ -421,7 +434,7 @@ func (c *demandController) completeGang(request demand.Request, current *broker.
 	}
 	if len(request.PodSets) > maxShapes {
 		c.setUnasked(request.Key, true)
-		c.recordAll(request, tooManyShapes(request))
+		c.recordAll(request, tooManyShapes(request, shapes, current))
 		return request, blockedRetryAfter
 	}
 	return request, 0

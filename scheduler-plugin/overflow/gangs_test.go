@@ -145,6 +145,7 @@ var gangRules = []rule{
 	{"a policy counts what a gang has requested for pods of other shapes", shapesCapped},
 	{"a gang whose pods come back with other requests is requested again", shapesReplaced},
 	{"a gang of more shapes than a Reservation has gets an event", shapesTooMany},
+	{"a gang of which a Reservation has too many former shapes gets an event", shapesFormer},
 }
 
 // TestWorkloads runs the rules of gangs on an API server that has Workloads.
@@ -300,9 +301,7 @@ func shapesPart(c *testCluster, ns string) {
 // shapesCapped: the workers of a gang that runs come back with other requests. What was
 // requested for the former ones stays, and the limit allows not both.
 func shapesCapped(c *testCluster, ns string) {
-	limit := broker.FromList(expect.Resources("cpu", "1400m"))
-	c.create(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: ns}, Spec: broker.OverflowPolicySpec{
-		NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: ns}}, MaxResources: &limit}})
+	c.cap(ns, "1400m")
 	c.poolNode(ns, "100m")
 	virtual := c.virtualPoolNode(ns, "10")
 	c.gangOfShapes(ns)
@@ -354,6 +353,44 @@ func shapesTooMany(c *testCluster, ns string) {
 	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "ring-8", "109m")))
 	c.gangPod(ns, "ring-again", "108m")
 	c.expectReservation(ns, "ring", 9)
+}
+
+// shapesFormer: the leader runs in another cluster, so that what was requested for the
+// former workers stays, and the shapes of the others are too many with theirs.
+func shapesFormer(c *testCluster, ns string) {
+	c.poolNode(ns, "100m")
+	virtual := c.virtualPoolNode(ns, "10")
+	c.gangOfShapes(ns)
+	r := c.expectShapes(ns, map[string]int32{"500m": 1, "200m": 4})
+	c.setStatus(r, allGrantedIn(ns, r.Spec.PodSets...))
+	c.expectPods(ns, "ring", map[string]int{virtual: 5})
+	for i := range 4 {
+		expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, fmt.Sprint("ring-", i), "200m")))
+	}
+	for i := range 7 {
+		c.gangPod(ns, fmt.Sprint("ring-new-", i), fmt.Sprint(101+i, "m"))
+	}
+	c.expectEvent(ns, "ring-new-0", "OverflowFailed", "its pods have 8 shapes", "Reservation "+r.Name+" still requests 1 of former pods", "at most 8", "Delete the pods of the group that run in other clusters")
+	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "ring-leader", "500m")))
+	c.expectEvent(ns, "ring-new-0", "OverflowOutdated", r.Name)
+}
+
+// requiresFewer: the PodGroup of a gang is edited while its Reservation is queued, and no
+// capacity is requested for more pods.
+func requiresFewer(c *testCluster, ns string) {
+	c.poolNode(ns, "100m")
+	c.gang(ns, 3)
+	r := c.expectGang(ns, 3)
+	c.setStatus(r, refused("oslo"))
+	c.expectEvent(ns, "ring-0", "OverflowQueued", "oslo")
+	group := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup"}}
+	expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKey{Namespace: ns, Name: "ring"}, group))
+	expect.NoError(c.t, unstructured.SetNestedField(group.Object, int64(2), "spec", "minMember"))
+	expect.NoError(c.t, c.Update(c.t.Context(), group))
+	expect.Eventually(c.t, "the Reservation to require fewer pods", func() (bool, string) {
+		living := c.expectReservation(ns, "ring", 3)
+		return living.Spec.MinAvailable == 2 && living.UID == r.UID, fmt.Sprintf("minAvailable is %d", living.Spec.MinAvailable)
+	})
 }
 
 // shapesGrow: while pods are missing that the gang requires, capacity for the others would

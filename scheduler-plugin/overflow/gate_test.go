@@ -242,45 +242,97 @@ func TestGateKnowsTheLatestSpec(t *testing.T) {
 	}
 }
 
-// TestGateNeverKeepsAPod: whatever happens, a pod passes at the latest maxRetry after
-// its last cycle, and one that waits for a decision as soon as that is due.
+// TestGateNeverKeepsAPod: whatever happens, a pod passes and is woken at the latest maxRetry
+// after its last cycle, and one that waits for a decision as soon as that is due.
 func TestGateNeverKeepsAPod(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
 		g := newGate(now)
-		pods := map[types.UID]*corev1.Pod{}
-		latest := map[types.UID]time.Time{}
+		pods, former := map[types.UID]*corev1.Pod{}, map[types.UID]*corev1.Pod{}
+		// due is when a pod that waits must pass and have been woken.
+		due, woken := map[types.UID]time.Time{}, map[types.UID]bool{}
 		for i := range 3 {
 			pod := jobPod("crunch", fmt.Sprint("p", i), "1")
-			pods[pod.UID] = pod
+			pods[pod.UID], former[pod.UID] = pod, pod
 		}
 		any := rapid.SampledFrom([]types.UID{"p0", "p1", "p2"})
 		key := demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
+		waits := func(uid types.UID, longest time.Duration) { due[uid], woken[uid] = now.Now().Add(longest), false }
+		wake := func(all []*corev1.Pod) {
+			for _, pod := range all {
+				woken[pod.UID] = true
+			}
+		}
 		t.Repeat(map[string]func(*rapid.T){
 			"close": func(t *rapid.T) {
-				uid, decision := any.Draw(t, "pod"), time.Time{}
-				latest[uid] = now.Now().Add(maxRetry)
+				uid, decision, of := any.Draw(t, "pod"), time.Time{}, key
+				waits(uid, maxRetry)
 				if rapid.Bool().Draw(t, "undecided") {
-					decision = now.Now().Add(10 * time.Second)
-					latest[uid] = decision
+					waits(uid, 10*time.Second)
+					decision = due[uid]
 				}
-				g.close(pods[uid], key, now.Now(), decision)
+				pod := rapid.SampledFrom([]*corev1.Pod{pods[uid], former[uid]}).Draw(t, "spec")
+				if rapid.Bool().Draw(t, "owner unknown") {
+					of = unresolvedKey(pod)
+				}
+				g.close(pod, of, now.Now(), decision)
+				woken[uid] = g.stale(uid)
 			},
-			"track":   func(t *rapid.T) { g.track(pods[any.Draw(t, "pod")], key) },
-			"drop":    func(t *rapid.T) { g.drop(any.Draw(t, "pod")) },
-			"assumed": func(t *rapid.T) { g.assumed(any.Draw(t, "pod")) },
+			"track": func(t *rapid.T) {
+				uid := any.Draw(t, "pod")
+				if g.pods[uid] == nil {
+					waits(uid, minRetry)
+				}
+				g.track(pods[uid], key)
+			},
+			"drop": func(t *rapid.T) {
+				uid := any.Draw(t, "pod")
+				g.drop(uid)
+				delete(due, uid)
+			},
+			"assumed": func(t *rapid.T) {
+				uid := any.Draw(t, "pod")
+				if w := g.pods[uid]; w != nil && w.open {
+					waits(uid, maxRetry)
+				}
+				g.assumed(uid)
+			},
+			"retry": func(t *rapid.T) {
+				uid := any.Draw(t, "pod")
+				if w := g.pods[uid]; w == nil || w.open {
+					waits(uid, minRetry)
+				}
+				g.retry(pods[uid], key, now.Now())
+			},
+			"observe": func(t *rapid.T) {
+				uid := any.Draw(t, "pod")
+				former[uid], pods[uid] = pods[uid], pods[uid].DeepCopy()
+				pods[uid].Generation++
+				if g.observe(pods[uid]) {
+					woken[uid] = true
+				}
+			},
+			"resolve": func(t *rapid.T) {
+				if uid := any.Draw(t, "pod"); g.resolve(pods[uid], key) {
+					woken[uid] = true
+				}
+			},
 			"slots": func(t *rapid.T) {
-				g.openForSlots(key, []slots{{node: nodeWith("paris").Node(), free: int32(rapid.IntRange(-1, 3).Draw(t, "free")), changedAt: now.Now()}})
+				wake(g.openForSlots(key, []slots{{node: nodeWith("paris").Node(), free: int32(rapid.IntRange(-1, 3).Draw(t, "free")), changedAt: now.Now()}}))
 			},
-			"decided": func(*rapid.T) { g.openDecided(key) },
+			"room": func(t *rapid.T) {
+				free := amounts{corev1.ResourceCPU: int64(rapid.IntRange(0, 3000).Draw(t, "free")), corev1.ResourcePods: 5}
+				wake(g.openForRoom([]room{{name: "home", free: free, changedAt: now.Now(), need: func(pod *corev1.Pod) (amounts, bool) { return podAmounts(pod), true }}}))
+			},
+			"decided": func(*rapid.T) { wake(g.openDecided(key)) },
 			"time passes": func(t *rapid.T) {
 				now.SetTime(now.Now().Add(time.Duration(rapid.IntRange(1, 100).Draw(t, "seconds")) * time.Second))
-				g.openDue()
+				wake(g.openDue())
 			},
 			"": func(t *rapid.T) {
-				for uid, at := range latest {
-					if !now.Now().Before(at) && !g.passes(pods[uid]) {
-						t.Fatalf("%s does not pass at %s, due at %s", uid, now.Now(), at)
+				for uid, at := range due {
+					if !now.Now().Before(at) && (!woken[uid] || !g.passes(pods[uid])) {
+						t.Fatalf("%s was woken: %t, and passes: %t, at %s, due at %s", uid, woken[uid], g.passes(pods[uid]), now.Now(), at)
 					}
 				}
 			},

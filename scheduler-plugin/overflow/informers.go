@@ -62,6 +62,7 @@ func (p *Plugin) start(ctx context.Context) error {
 		return err
 	}
 	core := p.handle.SharedInformerFactory().Core().V1()
+	p.reservations = newReservationStore(client, reservations.GetIndexer(), clock.RealClock{})
 	controller := &demandController{
 		log:        log,
 		clock:      clock.RealClock{},
@@ -78,11 +79,11 @@ func (p *Plugin) start(ctx context.Context) error {
 		keys:         p.keys,
 		gangs:        p.gangs,
 		untried:      untried,
-		pending:      newPendingPods(),
+		pending:      p.pending,
 		askAfter:     p.args.AskAfter.Duration,
 		pods:         core.Pods().Lister(),
 		namespaces:   p.namespaces,
-		reservations: newReservationStore(client, reservations.GetIndexer(), clock.RealClock{}),
+		reservations: p.reservations,
 		policies:     policies.GetIndexer(),
 		synced:       func() bool { return p.synced() && policies.HasSynced() },
 		counted:      p.counted,
@@ -92,7 +93,7 @@ func (p *Plugin) start(ctx context.Context) error {
 	returner := &returner{
 		log: log, clock: clock.RealClock{}, client: p.handle.ClientSet(), recorder: p.handle.EventRecorder(),
 		planner: returnhome.New(), watched: p.watched, placements: p.placements, keys: p.keys, pools: p.pools,
-		reservations: controller.reservations, policies: controller.policies,
+		reservations: p.reservations, policies: controller.policies,
 		nodes: p.nodes, namespaces: p.namespaces, pods: controller.pods, reported: map[types.UID]bool{},
 		ready: func() bool { return (p.scheduling.Load() || p.leads()) && controller.synced() && p.counted() },
 	}
@@ -101,7 +102,7 @@ func (p *Plugin) start(ctx context.Context) error {
 		p.placements.retryUnresolved()
 		p.queue.signal()
 	})
-	go p.gangs.run(ctx, controller.waker.activate)
+	go p.gangs.run(ctx, controller.waker.activate, func(key demand.Key) { p.queue.addReservation(key, true) })
 	go reservations.RunWithContext(ctx)
 	go policies.RunWithContext(ctx)
 	go instructions.RunWithContext(ctx)

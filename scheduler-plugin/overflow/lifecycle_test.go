@@ -2,16 +2,83 @@ package overflow_test
 
 import (
 	"fmt"
+	"testing"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
+
+// expectGranted waits until each of some pods has an event of what was granted, and expects
+// that none has several.
+func (c *testCluster) expectGranted(ns, reservation string, pods []*corev1.Pod) {
+	c.t.Helper()
+	for _, p := range pods {
+		c.expectEvent(ns, p.Name, "OverflowGranted", "in "+ns+" at 0.20 EUR per hour", reservation)
+	}
+	expect.Consistently(c.t, time.Second, "one event for each pod", func() (bool, string) {
+		var list eventsv1.EventList
+		expect.NoError(c.t, c.List(c.t.Context(), &list, client.InNamespace(ns)))
+		granted := map[string]int{}
+		for _, e := range list.Items {
+			if e.Reason == "OverflowGranted" {
+				granted[e.Regarding.Name]++
+				if e.Series != nil {
+					granted[e.Regarding.Name] += int(e.Series.Count)
+				}
+			}
+		}
+		for _, n := range granted {
+			if n != 1 {
+				return false, fmt.Sprint(granted)
+			}
+		}
+		return true, ""
+	})
+}
+
+// grantedOnce: every overflowed pod says what was granted, also if it was bound when it was
+// tried first: as a replacement, or as one of many that were requested with the first.
+func grantedOnce(c *testCluster, ns string) {
+	virtual := c.virtualPoolNode(ns, "50")
+	more := c.app(ns, "web", "1", 3)
+	r := c.expectReservation(ns, "web", 3)
+	c.setStatus(r, grantedIn(r, ns, 3))
+	c.expectPods(ns, "web", map[string]int{virtual: 3})
+	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "web-0", "1")))
+	more(1)
+	c.expectPods(ns, "web", map[string]int{virtual: 3})
+	c.expectGranted(ns, r.Name, c.pods(ns, "web")[virtual])
+	more(30)
+	r = c.expectReservation(ns, "web", 33)
+	c.setStatus(r, grantedIn(r, ns, 33))
+	c.expectPods(ns, "web", map[string]int{virtual: 33})
+	c.expectGranted(ns, r.Name, c.pods(ns, "web")[virtual])
+}
+
+// TestRestartedScheduler: the next replica binds the pods that the former one has requested
+// capacity for, and their events say what was granted.
+func TestRestartedScheduler(t *testing.T) {
+	c := startTestCluster(t)
+	controlplane.InstallCRDs(t, c.config)
+	c.namespace("shop", optIn)
+	virtual := c.virtualPoolNode("shop", "10")
+	c.startScheduler()
+	c.app("shop", "web", "1", 3)
+	r := c.expectReservation("shop", "web", 3)
+	c.stopScheduler()
+	c.setStatus(r, grantedIn(r, "shop", 3))
+	c.runScheduler()
+	c.expectPods("shop", "web", map[string]int{virtual: 3})
+	c.expectGranted("shop", r.Name, c.pods("shop", "web")[virtual])
+}
 
 // victimOverflows: the more important pod stays at home, and whom it preempts overflows.
 func victimOverflows(c *testCluster, ns string) {

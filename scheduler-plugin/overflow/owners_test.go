@@ -40,6 +40,30 @@ func sharedReservation(c *testCluster, ns string) {
 	c.expectPods(ns, "pod", map[string]int{node: 4})
 }
 
+// priorityReplaced: a bare pod is replaced by one of another priority, which its Reservation
+// follows although it requests no more pods.
+func priorityReplaced(c *testCluster, ns string) {
+	create := func(name string, change ...func(*corev1.Pod)) {
+		c.create(schedulerPod(ns, name, "1", append(change, inPool(ns), tolerating(ns))...))
+	}
+	expectPriority := func(want int32) {
+		c.t.Helper()
+		expect.Eventually(c.t, "the priority", func() (bool, string) {
+			got := c.expectReservation(ns, ns, 1).Spec.Priority
+			return got == want, fmt.Sprintf("%d, want %d", got, want)
+		})
+	}
+	create("low")
+	expectPriority(0)
+	c.setStatus(c.expectReservation(ns, ns, 1), refused("oslo"))
+	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "low", "1")))
+	create("important", high)
+	expectPriority(1000)
+	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "important", "1")))
+	create("low-again")
+	expectPriority(0)
+}
+
 func cronJob(c *testCluster, ns string) {
 	node := c.virtualPoolNode(ns, "10")
 	cron := &batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "nightly"}, Spec: batchv1.CronJobSpec{Schedule: "0 0 * * *", JobTemplate: batchv1.JobTemplateSpec{

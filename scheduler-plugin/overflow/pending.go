@@ -1,6 +1,8 @@
 package overflow
 
 import (
+	"slices"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -64,20 +66,28 @@ func (p *pendingPods) in(namespace string, f func(types.UID, types.NamespacedNam
 	}
 }
 
-// announce reports whether a pod is to get an event, and which pod that is: not if the
-// event repeats its last one of that reason.
-func (p *pendingPods) announce(uid types.UID, e event) (name types.NamespacedName, ok bool) {
+// announce reports whether a pod is to get an event: not if the event repeats its last one
+// of that reason.
+func (p *pendingPods) announce(uid types.UID, e event) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pod := p.pods[uid]
 	if pod == nil {
-		return name, false
+		return false
 	}
 	if last, known := pod.events[e.reason]; known && last == e.key {
-		return name, false
+		return false
 	}
 	pod.events[e.reason] = e.key
-	return pod.name, true
+	return true
+}
+
+// announced reports whether the last event of a reason that a pod has got is about a cluster.
+func (p *pendingPods) announced(uid types.UID, reason, cluster string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	pod := p.pods[uid]
+	return pod != nil && slices.Contains(strings.Split(pod.events[reason], ","), cluster)
 }
 
 // untriedPods are the pods of a scheduler that it has not tried yet, by their keys: to count

@@ -76,6 +76,9 @@ type Plugin struct {
 	// watched are the pods that the return of overflowed ones depends on.
 	watched *watchedPods
 	binder  *binder
+	// pending has the events that pods have got, and reservations what they are about.
+	pending      *pendingPods
+	reservations *reservationStore
 }
 
 var (
@@ -158,6 +161,7 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, leads
 		clock:      clock.RealClock{},
 		leads:      leads,
 		binder:     newBinder(),
+		pending:    newPendingPods(),
 	}
 	p.placements = newPlacements(p.clock, p.keys.keyOf)
 	p.placements.pooled = p.pools.has
@@ -581,12 +585,36 @@ func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *core
 	if _, own := pod.Annotations[corev1.PodDeletionCost]; !own {
 		binding.Annotations = map[string]string{corev1.PodDeletionCost: broker.OverflowedDeletionCost}
 	}
+	e := p.grantedTo(pod, s, provider, hold)
 	writesTotal.WithLabelValues(writesOfPod).Inc()
 	if err := p.binder.bind(ctx, p.handle.ClientSet(), binding); err != nil {
 		return framework.AsStatus(fmt.Errorf("binding the pod to %s: %w", nodeName, err))
 	}
+	if e != nil {
+		send(p.handle.EventRecorder(), pod, *e)
+	}
+	return nil
+}
+
+// grantedTo returns the event of the capacity that a pod is about to use; nil if it has got
+// that while it was pending.
+func (p *Plugin) grantedTo(pod *corev1.Pod, s *cycleState, provider, hold string) *event {
 	if s.pool != nil {
-		p.handle.EventRecorder().Eventf(pod, nil, corev1.EventTypeNormal, "OverflowGranted", eventAction, "%s", pooledMessage(s.pool))
+		e := pooled(s.pool)
+		return &e
+	}
+	if s.grants == nil || p.pending.announced(pod.UID, reasonGranted, provider) {
+		return nil
+	}
+	all, err := p.reservations.byKey(s.grants.key)
+	if err != nil {
+		return nil // the index exists
+	}
+	for _, r := range all {
+		if slots := stateOf(r, "").slots; demand.HoldLabel(r.Status.ID) == hold && slots[provider] > 0 {
+			e := granted(r, slots)
+			return &e
+		}
 	}
 	return nil
 }

@@ -45,6 +45,7 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		grants:     newGrantCache(now),
 		pools:      newPoolCache(now),
 		gate:       newGate(now),
+		pending:    newPendingPods(),
 		clock:      now,
 		synced:     func() bool { return true },
 		counted:    func() bool { return true },

@@ -197,9 +197,10 @@ func raised(sets, others []broker.PodSet) []broker.PodSet {
 	return sets
 }
 
-// covers reports whether a Reservation requests as many pods of each set as a request.
+// covers reports whether a Reservation requests what a request does: as many pods of each
+// set, with the same priority, and of use from the same number on.
 func covers(r *broker.Reservation, request demand.Request) bool {
-	return !slices.ContainsFunc(request.PodSets, func(set broker.PodSet) bool { return podsOf(r.Spec.PodSets, set.Name) < set.Count })
+	return r.Spec.Priority == request.Priority && r.Spec.MinAvailable == request.MinAvailable && !slices.ContainsFunc(request.PodSets, func(set broker.PodSet) bool { return podsOf(r.Spec.PodSets, set.Name) < set.Count })
 }
 
 // desiredReservation returns what apply writes.

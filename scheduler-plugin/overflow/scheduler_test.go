@@ -85,6 +85,20 @@ profiles:
       overflow: BeforePreemption
       batchQuiet: 100ms
       decisionTimeout: 5s
+- schedulerName: spillway-patient
+  plugins:
+    <<: *plugins
+    postFilter:
+      enabled:
+      - name: Overflow
+  pluginConfig:
+  - name: Overflow
+    args:
+      apiVersion: broker.fluidos.eu/v1alpha1
+      kind: OverflowArgs
+      overflow: BeforePreemption
+      batchQuiet: 100ms
+      decisionTimeout: 10m
 - schedulerName: spillway-later
   plugins:
     <<: *plugins
@@ -109,6 +123,8 @@ type testCluster struct {
 	ofWeb func(*corev1.Pod)
 	// workloads: gangs are described by Workloads instead of PodGroups.
 	workloads bool
+	// stopScheduler ends the scheduler that was started last.
+	stopScheduler func()
 	// schedulerHost is where the scheduler reaches the API server, if that is not config.Host.
 	schedulerHost string
 }
@@ -125,10 +141,16 @@ func startTestCluster(t *testing.T, apiServerFlags ...string) *testCluster {
 // overrideFeatures is what main does before it adds flags.
 var overrideFeatures = sync.OnceValue(overflow.OverrideFeatures)
 
-// startScheduler runs kube-scheduler with the plugin: one at a time in a process.
+// startScheduler runs kube-scheduler with the plugin, and with what the chart allows it.
 func (c *testCluster) startScheduler() {
 	c.t.Helper()
 	c.grantRoles()
+	c.runScheduler()
+}
+
+// runScheduler runs kube-scheduler with the plugin: one at a time in a process.
+func (c *testCluster) runScheduler() {
+	c.t.Helper()
 	dir := c.t.TempDir()
 	kubeconfig, configFile := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "config.yaml")
 	access := clientcmdapi.NewConfig()
@@ -154,11 +176,12 @@ func (c *testCluster) startScheduler() {
 		defer close(ended)
 		_ = app.Run(ctx, completed, sched) // always ends with an error
 	}()
-	c.t.Cleanup(func() {
+	c.stopScheduler = sync.OnceFunc(func() {
 		cancel()
 		<-ended
 		configz.Delete("componentconfig") // the scheduler registers it once
 	})
+	c.t.Cleanup(c.stopScheduler)
 }
 
 // grantRoles grants the scheduler what the chart does: the roles of kube-scheduler,
