@@ -329,6 +329,34 @@ func TestEachOfTheQueueIsRetried(t *testing.T) {
 	}
 }
 
+// A changed advertisement tries some of those again that could not be placed, each in its
+// turn.
+func TestImpossibleOnesAreRetriedInTurn(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "1")
+	for i := range 200 {
+		h.ask(fmt.Sprint("r-", i), 1, "9", func(s *broker.ReservationSpec) { s.TargetClusterID = "berlin" })
+		h.rememberImpossible(fmt.Sprint("r-", i), true)
+	}
+	retried := map[string]bool{}
+	for i := range 4 {
+		before := h.store.advertisement("paris")
+		after := before.DeepCopy()
+		after.Generation++
+		after.ResourceVersion = fmt.Sprint(1000 + i)
+		names := h.AdvertisementChanged(before, after)
+		if len(names) != maxRetried {
+			t.Fatalf("%d are retried", len(names))
+		}
+		for _, name := range names {
+			retried[name] = true
+		}
+	}
+	if len(retried) != 200 {
+		t.Errorf("%d of 200 are retried", len(retried))
+	}
+}
+
 // A gang of two shapes is held as a whole, and a shape that is added later is held beside it.
 func TestGangOfTwoShapes(t *testing.T) {
 	set := func(name string, count int32, cpu string) broker.PodSet {
