@@ -49,6 +49,12 @@ type BrokerConfigSpec struct {
 	// +optional
 	// +kubebuilder:default=Conservative
 	Queueing Queueing `json:"queueing,omitempty"`
+	// keepFreeFor is how long capacity stays free for a Reservation in the queue if no more
+	// of it becomes available than before. After that, others may use it, until more than
+	// ever before is available. 0s: indefinitely.
+	// +optional
+	// +kubebuilder:default="10m"
+	KeepFreeFor *metav1.Duration `json:"keepFreeFor,omitempty"`
 }
 
 // Queueing is how the queue protects large requests from small ones.

@@ -42,8 +42,9 @@ type chain struct {
 	// capacity of the cluster.
 	compared []*Request
 	links    []link
-	// nothing are the kinds of requests that could take nothing of it.
-	nothing map[int]bool
+	// takes are the kinds of requests that were compared, and whether they could take any
+	// capacity of it.
+	takes map[int]bool
 }
 
 // link is a cluster after one more claim.
@@ -67,13 +68,7 @@ func (c *Claims) KeepFree(s Snapshot, ahead []*Request, want broker.HeldCapacity
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.chains == nil || c.links > maxLinks || len(c.chains) > 2*len(s.entries)+16 {
-		c.chains, c.links = map[string]*chain{}, 0
-	}
-	if c.kinds == nil || len(c.kinds) > 4*len(ahead)+maxLinks {
-		c.chains, c.links = map[string]*chain{}, 0
-		c.kinds, c.ids = map[*Request]int{}, map[string]int{}
-	}
+	c.bound(s, len(ahead))
 	k := keeper{Claims: c, snapshot: s, ahead: ahead, wanted: capacity.Requests(want), mayAsk: mayAsk, claimants: make([]*claimant, len(ahead))}
 	s.entries = slices.Clone(s.entries)
 	for at, e := range s.entries {
@@ -101,13 +96,7 @@ type keeper struct {
 
 // claimed is a cluster after the claims of those ahead.
 func (k *keeper) claimed(base *entry) *entry {
-	cluster := base.spec.ClusterID
-	known := k.chains[cluster]
-	if known == nil || known.base != base {
-		k.cut(known, 0)
-		known = &chain{base: base, nothing: map[int]bool{}}
-		k.chains[cluster] = known
-	}
+	cluster, known := base.spec.ClusterID, k.chain(base)
 	if same := k.same(known.compared); same == len(k.ahead) || same < len(known.compared) {
 		if same < len(k.ahead) {
 			k.cut(known, same)
@@ -170,45 +159,99 @@ func (k *keeper) couldTake(at int, known *chain) (claim broker.HeldCapacity) {
 		return claim
 	}
 	kind := k.kind(request)
-	if known.nothing[kind] {
+	if takes, compared := known.takes[kind]; compared && !takes {
 		return claim
 	}
 	k.made++
 	if k.claimants[at] == nil {
 		k.claimants[at] = newClaimant(request, k.snapshot.catalog)
 	}
-	if claim = k.claimants[at].couldTake(known.base); claim.Empty() {
-		known.nothing[kind] = true
-	}
+	claim = k.claimants[at].couldTake(known.base)
+	known.takes[kind] = !claim.Empty()
 	return claim
 }
 
-// kind is the same for requests that differ in the number of pods only: no cluster could
-// take a part of one and nothing of the other.
+// Available is what is available, of the resources that a request wants, in the clusters
+// that could take any of it if they held nothing for others, whatever is kept free there.
+func (c *Claims) Available(s Snapshot, request *Request) capacity.Vector {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.bound(s, 0)
+	kind, claims := c.kindOf(request), (*claimant)(nil)
+	kinds, sum := capacity.Ceil(request.Want.Totals.List()), capacity.Vector{}
+	for _, e := range s.entries {
+		if active, _ := s.activity(e.spec.ClusterID); !active {
+			continue
+		}
+		known := c.chain(e)
+		takes, compared := known.takes[kind]
+		if !compared {
+			if claims == nil {
+				claims = newClaimant(request, s.catalog)
+			}
+			c.made++
+			takes = !claims.couldTake(e).Empty()
+			known.takes[kind] = takes
+		}
+		if takes {
+			e.prepare()
+			for name := range kinds {
+				sum.Add(capacity.Vector{name: e.account.Available[name]}, 1)
+			}
+		}
+	}
+	return sum
+}
+
+// bound forgets what was computed if that is too much, for a list of that many requests.
+func (c *Claims) bound(s Snapshot, ahead int) {
+	if c.chains == nil || c.links > maxLinks || len(c.chains) > 2*len(s.entries)+16 {
+		c.chains, c.links = map[string]*chain{}, 0
+	}
+	if c.kinds == nil || len(c.kinds) > 4*ahead+maxLinks || len(c.ids) > maxLinks {
+		c.chains, c.links = map[string]*chain{}, 0
+		c.kinds, c.ids = map[*Request]int{}, map[string]int{}
+	}
+}
+
+// chain is that of a cluster.
+func (c *Claims) chain(base *entry) *chain {
+	known := c.chains[base.spec.ClusterID]
+	if known == nil || known.base != base {
+		c.cut(known, 0)
+		known = &chain{base: base, takes: map[int]bool{}}
+		c.chains[base.spec.ClusterID] = known
+	}
+	return known
+}
+
+// kind is the kindOf of a request, which is computed once.
 func (c *Claims) kind(request *Request) int {
 	kind, known := c.kinds[request]
-	if known {
-		return kind
+	if !known {
+		kind = c.kindOf(request)
+		c.kinds[request] = kind
 	}
+	return kind
+}
+
+// kindOf is the same for requests that differ in the number of pods only: no cluster could
+// take a part of one and nothing of the other.
+func (c *Claims) kindOf(request *Request) int {
 	of := *request
-	if of.Budget == nil {
-		of.Want.Totals = broker.ResourceQuantities{}
-		of.Want.PodSets = slices.Clone(of.Want.PodSets)
+	if len(of.Want.PodSets) > 0 && of.Budget == nil {
+		of.Want = broker.HeldCapacity{PodSets: slices.Clone(of.Want.PodSets)}
 		for i := range of.Want.PodSets {
 			of.Want.PodSets[i].Count = min(of.Want.PodSets[i].Count, 1)
-		}
-		if len(of.Want.PodSets) == 0 {
-			of.Want = request.Want
 		}
 	}
 	// The types of the API always encode.
 	key, _ := json.Marshal(of)
-	kind, known = c.ids[string(key)]
+	kind, known := c.ids[string(key)]
 	if !known {
 		kind = len(c.ids)
 		c.ids[string(key)] = kind
 	}
-	c.kinds[request] = kind
 	return kind
 }
 

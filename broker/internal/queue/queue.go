@@ -27,8 +27,9 @@ type Entry struct {
 	Created time.Time
 	// Request is what it waits for.
 	Request decide.Request
-	// Placeable is whether the clusters could take it if they held nothing for others.
-	// Capacity is kept free only for what could be placed one day.
+	// Placeable is whether the clusters could take it if they held nothing for others, and
+	// its term has not ended (KeepsFree). Capacity is kept free only for what could be placed
+	// one day.
 	Placeable bool
 	// requests of its pods.
 	requests []capacity.Vector
@@ -52,10 +53,15 @@ type Queue struct {
 	byName            map[string]*Entry
 	// last is the entry behind which Next goes on.
 	last *Entry
+	// terms of the entries by name; ended is when one of each requester last ended.
+	terms map[string]*term
+	ended map[string]time.Time
 }
 
 // New returns an empty Queue.
-func New() *Queue { return &Queue{byName: map[string]*Entry{}} }
+func New() *Queue {
+	return &Queue{byName: map[string]*Entry{}, terms: map[string]*term{}, ended: map[string]time.Time{}}
+}
 
 // Set adds an entry or replaces the one of the same name, which stays if it is the same.
 // The queue keeps the entry, which must not be changed any more.
@@ -83,6 +89,7 @@ func insert(sorted []*Entry, entry *Entry) []*Entry {
 func (q *Queue) Remove(name string) bool {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
+	delete(q.terms, name)
 	return q.remove(name)
 }
 

@@ -3,6 +3,7 @@ package queue_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -183,6 +184,61 @@ func TestProfits(t *testing.T) {
 		q.Set(entry("e", 0, 1, tc.want))
 		if got := q.Next(1, any)[0].Profits(available); got != tc.profits {
 			t.Errorf("%s: profits is %t", name, got)
+		}
+	}
+}
+
+// Capacity is kept free as long as ever more of it is available, and for a term after that.
+func TestTerms(t *testing.T) {
+	const length = 10 * time.Minute
+	type step struct {
+		at        time.Duration
+		entry     string
+		available string
+		keeps     bool
+	}
+	for name, steps := range map[string][]step{
+		"nothing more becomes available": {{0, "a", "4", true}, {9 * time.Minute, "a", "4", true}, {10 * time.Minute, "a", "4", false}, {time.Hour, "a", "4", false}},
+		"less and then as much again":    {{0, "a", "4", true}, {8 * time.Minute, "a", "1", true}, {9 * time.Minute, "a", "4", true}, {10 * time.Minute, "a", "4", false}},
+		"ever more":                      {{0, "a", "0", true}, {9 * time.Minute, "a", "1", true}, {18 * time.Minute, "a", "2", true}, {27 * time.Minute, "a", "3", true}, {37 * time.Minute, "a", "3", false}},
+		"more after the end":             {{0, "a", "4", true}, {10 * time.Minute, "a", "4", false}, {11 * time.Minute, "a", "1", false}, {12 * time.Minute, "a", "5", true}, {21 * time.Minute, "a", "1", true}, {22 * time.Minute, "a", "1", false}},
+		"seen again late, with more":     {{0, "a", "4", true}, {time.Hour, "a", "5", true}},
+		"a later one of the same requester": {{0, "a", "4", true}, {10 * time.Minute, "a", "4", false}, {11 * time.Minute, "b", "4", false}, {19 * time.Minute, "b", "5", false},
+			{20 * time.Minute, "b", "5", true}, {29 * time.Minute, "b", "5", true}, {30 * time.Minute, "b", "5", false}},
+		"an earlier one of the same requester": {{0, "a", "4", true}, {5 * time.Minute, "b", "4", true}, {10 * time.Minute, "a", "4", false}, {14 * time.Minute, "b", "4", true}, {15 * time.Minute, "b", "4", false}},
+		"one of another requester":             {{0, "a", "4", true}, {10 * time.Minute, "a", "4", false}, {11 * time.Minute, "other", "4", true}},
+		"after one before it was placed":       {{0, "first", "9", true}, {0, "a", "9", true}, {9 * time.Minute, "place first", "", false}, {9 * time.Minute, "a", "1", true}, {18 * time.Minute, "a", "2", true}, {27 * time.Minute, "a", "2", true}, {28 * time.Minute, "a", "2", false}},
+		"after one behind it was placed":       {{0, "a", "9", true}, {0, "last", "9", true}, {9 * time.Minute, "place last", "", false}, {10 * time.Minute, "a", "1", false}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q := queue.New()
+			ages := map[string]int{"first": 9, "a": 5, "b": 4, "other": 3, "last": 1}
+			for _, s := range steps {
+				if placed, ok := strings.CutPrefix(s.entry, "place "); ok {
+					if !q.Placed(placed, start.Add(s.at)) {
+						t.Errorf("%s was not in the queue", placed)
+					}
+					continue
+				}
+				e := entry(s.entry, 0, ages[s.entry], pods(1, "1"))
+				if s.entry == "other" {
+					e.Request.Requester = "oslo"
+				}
+				keeps, _ := q.KeepsFree(e, length, start.Add(s.at), func() capacity.Vector {
+					return capacity.Floor(expect.Resources("cpu", s.available))
+				})
+				e.Placeable = keeps
+				q.Set(e)
+				if keeps != s.keeps {
+					t.Errorf("%s at %s: capacity is kept free %t", s.entry, s.at, keeps)
+				}
+			}
+		})
+	}
+	q := queue.New()
+	for _, after := range []time.Duration{0, time.Hour} {
+		if keeps, _ := q.KeepsFree(entry("a", 0, 1, pods(1, "1")), 0, start.Add(after), nil); !keeps {
+			t.Error("a term of no length ends")
 		}
 	}
 }

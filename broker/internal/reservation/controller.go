@@ -101,8 +101,10 @@ type Reconciler struct {
 	// latest is the highest sequence of the advertisements of each cluster that were
 	// received, including those that were not written.
 	latest map[string]int64
-	// impossible are the Reservations to try again when the clusters change.
-	impossible map[string]bool
+	// impossible are the Reservations to try again when the clusters change, lastImpossible
+	// the last one that was.
+	impossible     map[string]bool
+	lastImpossible string
 	// unreachable is since when a consumer has reported a provider as unreachable, by their
 	// cluster IDs.
 	unreachable map[string]map[string]time.Time

@@ -94,9 +94,21 @@ func (r *Reconciler) rememberImpossible(name string, impossible bool) {
 	}
 }
 
-// impossibleNames lists the Reservations that rememberImpossible has recorded.
+// impossibleNames lists up to maxRetried of the Reservations that rememberImpossible has
+// recorded: those after the last one that an earlier call has listed, so that each gets its
+// turn. All are tried again after queuedRetryAfter.
 func (r *Reconciler) impossibleNames() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Sorted(maps.Keys(r.impossible))
+	sorted := slices.Sorted(maps.Keys(r.impossible))
+	if len(sorted) <= maxRetried {
+		return sorted
+	}
+	at, found := slices.BinarySearch(sorted, r.lastImpossible)
+	if found {
+		at++
+	}
+	names := slices.Concat(sorted[at:], sorted[:at])[:maxRetried]
+	r.lastImpossible = names[maxRetried-1]
+	return names
 }

@@ -3,6 +3,7 @@ package reservation
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -84,6 +85,77 @@ func TestManyThatWaitElsewhereAreNotCounted(t *testing.T) {
 			h.expectPods("berlin", "small", 0, 0)
 		})
 	}
+}
+
+// What is held of a cluster: that many holds of another consumer, of 2 CPUs each.
+func holdings(count int) func(*broker.ClusterAdvertisement) {
+	return func(ad *broker.ClusterAdvertisement) {
+		ad.Status.Holds = slices.DeleteFunc(ad.Status.Holds, func(h broker.Hold) bool { return h.Requester == "oslo" })
+		for i := range count {
+			name := fmt.Sprint("held-", i)
+			ad.Status.Holds = append(ad.Status.Holds, broker.Hold{
+				ReservationUID: types.UID(name), ReservationName: name, Requester: "oslo", Attempt: 1,
+				Promised: capacity.OfPodSets([]broker.PodSet{{Name: "pods", Count: 1, Requests: cpus("2")}}),
+			})
+		}
+	}
+}
+
+// A request that gets no closer to its placement does not keep capacity free indefinitely,
+// however large and urgent it is, and however often it is replaced.
+func TestIdleCapacityIsNotKeptIndefinitely(t *testing.T) {
+	gang := func(s *broker.ReservationSpec) { s.MinAvailable, s.Priority = 16, 1000 }
+	h := newHub(t)
+	h.config.keepFreeFor = 10 * time.Minute
+	h.advertise("paris", "16")
+	h.change("paris", holdings(2)) // they stay
+	h.ask("gang", 16, "1", gang)
+	h.ask("small", 1, "1")
+	h.expectPods("paris", "small", 0, 0)
+	for range 9 {
+		h.clock.Step(time.Minute)
+		h.advertise("paris", "16")
+		h.reconcile("gang")
+		h.reconcile("small")
+		h.expectPods("paris", "small", 0, 0)
+	}
+	h.clock.Step(time.Minute)
+	h.advertise("paris", "16")
+	h.reconcile("gang")
+	h.reconcile("small")
+	h.expectPods("paris", "small", 1, 0)
+	h.answer("paris", "small", true)
+	if in := h.snapshotOf(h.reservations["gang"], h.config); in.position != 1 {
+		t.Errorf("the gang is number %d", in.position)
+	}
+	h.forget("gang")
+	h.ask("replaced", 16, "1", gang)
+	h.ask("next", 1, "1")
+	h.expectPods("paris", "next", 1, 0)
+}
+
+// A large request for which capacity becomes free now and then is not overtaken, however
+// long it takes.
+func TestLargeRequestIsNotOvertakenWhileCapacityIsFreed(t *testing.T) {
+	h := newHub(t)
+	h.config.keepFreeFor = 10 * time.Minute
+	h.advertise("paris", "16")
+	h.change("paris", holdings(8))
+	h.ask("large", 1, "12")
+	for held := 7; held >= 2; held-- {
+		for range 8 {
+			h.clock.Step(time.Minute)
+			h.advertise("paris", "16")
+			h.reconcile("large")
+		}
+		h.expectPods("paris", "large", 0, 0)
+		h.change("paris", holdings(held))
+		small := fmt.Sprint("small-", held)
+		h.ask(small, 1, "2")
+		h.expectPods("paris", small, 0, 0)
+	}
+	h.reconcile("large")
+	h.expectPods("paris", "large", 1, 0)
 }
 
 // What could be placed if guests ended still holds back those behind it.
@@ -247,6 +319,34 @@ func TestEachOfTheQueueIsRetried(t *testing.T) {
 		names := h.retriable(nil)
 		if len(names) > maxRetried || names[0] != "waiting-0" {
 			t.Fatalf("%d are retried, the first is %s", len(names), names[0])
+		}
+		for _, name := range names {
+			retried[name] = true
+		}
+	}
+	if len(retried) != 200 {
+		t.Errorf("%d of 200 are retried", len(retried))
+	}
+}
+
+// A changed advertisement tries some of those again that could not be placed, each in its
+// turn.
+func TestImpossibleOnesAreRetriedInTurn(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "1")
+	for i := range 200 {
+		h.ask(fmt.Sprint("r-", i), 1, "9", func(s *broker.ReservationSpec) { s.TargetClusterID = "berlin" })
+		h.rememberImpossible(fmt.Sprint("r-", i), true)
+	}
+	retried := map[string]bool{}
+	for i := range 4 {
+		before := h.store.advertisement("paris")
+		after := before.DeepCopy()
+		after.Generation++
+		after.ResourceVersion = fmt.Sprint(1000 + i)
+		names := h.AdvertisementChanged(before, after)
+		if len(names) != maxRetried {
+			t.Fatalf("%d are retried", len(names))
 		}
 		for _, name := range names {
 			retried[name] = true

@@ -38,6 +38,7 @@ type config struct {
 	proofDeadline        time.Duration
 	retryAfter           time.Duration
 	queueing             broker.Queueing
+	keepFreeFor          time.Duration
 	// maxPriority is the highest priority that counts.
 	maxPriority int32
 }
@@ -74,6 +75,7 @@ func (r *Reconciler) config(ctx context.Context) (config, error) {
 		proofDeadline: duration(object.Spec.ProofDeadline, 30*time.Second),
 		retryAfter:    duration(object.Spec.RetryAfter, 30*time.Second),
 		queueing:      object.Spec.Queueing,
+		keepFreeFor:   duration(object.Spec.KeepFreeFor, 10*time.Minute),
 		maxPriority:   ptr.Deref(quotas.MaxPriority, 1000),
 	}, nil
 }

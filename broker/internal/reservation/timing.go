@@ -107,6 +107,9 @@ func (r *Reconciler) forget(name string) {
 func (r *Reconciler) forgetCluster(cluster string) {
 	r.answers.Forget(cluster)
 	r.conflicts.Forget("advertisement/" + cluster)
+	if r.store.advertisement(cluster) == nil {
+		r.uncertain.forgetCluster(cluster)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.latest, cluster)

@@ -96,6 +96,14 @@ func (u *uncertain) drop(line *auditLine) bool {
 	return true
 }
 
+// forgetCluster drops the lines about a ledger that was deleted: nothing will show whether
+// their changes were committed.
+func (u *uncertain) forgetCluster(cluster string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.lines, cluster)
+}
+
 // observe logs the lines whose change a ledger shows, of which this is the newest version;
 // nil if it does not exist any more.
 func (u *uncertain) observe(ad *broker.ClusterAdvertisement) {

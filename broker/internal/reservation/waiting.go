@@ -21,13 +21,6 @@ const maxRetried = 64
 // allocated, or shows where the consumer cannot count on it.
 func (in snapshot) entry() queue.Entry {
 	r := in.reservation
-	var allocated broker.HeldCapacity
-	for _, a := range r.Status.Allocations {
-		if slices.Contains(in.holders, a.Cluster) && !in.counts(clusterHold{cluster: a.Cluster}) {
-			continue
-		}
-		allocated = capacity.Add(allocated, broker.HeldCapacity{Totals: a.Resources, PodSets: a.PodSets})
-	}
 	return queue.Entry{
 		Name:     r.Name,
 		UID:      r.UID,
@@ -38,9 +31,21 @@ func (in snapshot) entry() queue.Entry {
 			Pin:       r.Spec.TargetClusterID,
 			Placement: r.Spec.Placement,
 			Budget:    r.Spec.Budget,
-			Want:      capacity.Sub(in.requested(), allocated),
+			Want:      capacity.Sub(in.requested(), in.allocated()),
 		},
 	}
+}
+
+// allocated is all that the Reservation's status shows as allocated and the consumer can
+// count on.
+func (in snapshot) allocated() (allocated broker.HeldCapacity) {
+	for _, a := range in.reservation.Status.Allocations {
+		if slices.Contains(in.holders, a.Cluster) && !in.counts(clusterHold{cluster: a.Cluster}) {
+			continue
+		}
+		allocated = capacity.Add(allocated, broker.HeldCapacity{Totals: a.Resources, PodSets: a.PodSets})
+	}
+	return allocated
 }
 
 // observeQueue keeps the Reservation's entry in the queue up to date, and notes who is
@@ -50,8 +55,19 @@ func (r *Reconciler) observeQueue(in *snapshot) {
 	waits := meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) && !entry.Request.Want.Empty()
 	if waits {
 		entry.Placeable = in.config.queueing != broker.QueueingNone && decide.CouldPlace(entry.Request, in.lacks(), in.clusters)
+		if entry.Placeable {
+			keeps, changed := r.queue.KeepsFree(entry, in.config.keepFreeFor, in.now, func() capacity.Vector {
+				available := r.claims.Available(in.clusters, &entry.Request)
+				// What it was given already is not lost.
+				available.Add(capacity.Floor(in.allocated().Totals.List()), 1)
+				return available
+			})
+			if entry.Placeable = keeps; changed {
+				defer r.retryQueued()
+			}
+		}
 		r.queue.Set(entry)
-	} else if r.queue.Remove(reservation.Name) {
+	} else if placed := entry.Request.Want.Empty() && !in.ended(); placed && r.queue.Placed(reservation.Name, in.now) || !placed && r.queue.Remove(reservation.Name) {
 		r.retryQueued()
 	}
 	if in.config.queueing == broker.QueueingNone {
