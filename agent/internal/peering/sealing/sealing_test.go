@@ -152,6 +152,21 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
+// FuzzPeerKeys checks that a peer's key has a fingerprint if and only if messages can be
+// sealed for it.
+func FuzzPeerKeys(f *testing.F) {
+	rome := newKey(f)
+	for _, seed := range []string{rome.Public(), "", "AA==", rome.Public() + "=", rome.Public()[1:]} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, key string) {
+		_, err := Fingerprint(key)
+		if _, sealErr := rome.Seal("rome", "paris", key, KindRequest, nil); (err == nil) != (sealErr == nil) {
+			t.Fatalf("%q: the fingerprint gives %v, sealing %v", key, err, sealErr)
+		}
+	})
+}
+
 // ponger is a Provider that replies "pong" and records the requests.
 type ponger struct {
 	peering.Provider

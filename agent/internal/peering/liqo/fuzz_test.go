@@ -1,0 +1,49 @@
+package liqo
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	admissionv1 "k8s.io/api/admission/v1"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// FuzzProof reads arbitrary keys, signatures and certificate signing requests of a peer.
+func FuzzProof(f *testing.F) {
+	nonce := []byte("nonce")
+	proof := &message{Header: session.Header{Kind: session.Request, Session: 1}}
+	expect.NoError(f, prove(keySecret(f, newEd25519(f)), "rome", nonce, proof))
+	f.Add([]byte(proof.PublicKey), []byte(proof.Signature), []byte(proof.CSR))
+	f.Add([]byte("-----BEGIN PUBLIC KEY-----\nAA==\n-----END PUBLIC KEY-----\n"), []byte(""), []byte("x"))
+	f.Fuzz(func(t *testing.T, publicKey, signature, csr []byte) {
+		m := &message{Header: proof.Header, PublicKey: publicKey, Signature: signature, CSR: csr}
+		_ = checkProof(m, "rome", nonce)
+		if checkProof(m, "paris", nonce) == nil {
+			t.Fatal("the proof of rome is one of paris")
+		}
+	})
+}
+
+// FuzzGuests reviews arbitrary ShadowPods.
+func FuzzGuests(f *testing.F) {
+	for _, seed := range []string{`{}`, `{"spec":{"pod":{}}}`, `{"spec":{"pod":null}}`, `[`, `{"spec":{"pod":1}}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, object []byte) {
+		body := append([]byte(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"1","operation":"CREATE","kind":{"kind":"ShadowPod"},"object":`), object...)
+		request := httptest.NewRequest(http.MethodPost, GuestsPath, bytes.NewReader(append(body, "}}"...)))
+		request.Header.Set("Content-Type", "application/json")
+		response := httptest.NewRecorder()
+		GuestsHandler(true).ServeHTTP(response, request)
+		var review admissionv1.AdmissionReview
+		expect.NoError(t, json.Unmarshal(response.Body.Bytes(), &review))
+		if json.Valid(object) && review.Response.Result.Code == http.StatusOK && !review.Response.Allowed {
+			t.Fatalf("%s is refused: %s", object, response.Body)
+		}
+	})
+}
