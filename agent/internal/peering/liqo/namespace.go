@@ -121,6 +121,9 @@ func (o *Options) ensureKubeletPolicy(ctx context.Context, meta metav1.ObjectMet
 		}
 		cidrs = podCIDRs(nodes.Items)
 	}
+	if len(cidrs) == 0 {
+		o.Log.Info("The NetworkPolicy admits every pod to Liqo's virtual kubelets, which run commands in overflowed pods: nodes have no spec.podCIDRs. Set the chart's value liqo.podCIDRs", "namespace", meta.Namespace)
+	}
 	want := kubeletPolicy(cidrs)
 	policy := &networkingv1.NetworkPolicy{ObjectMeta: meta, Spec: want}
 	err := o.Client.Create(ctx, policy)

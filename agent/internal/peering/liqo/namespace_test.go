@@ -2,10 +2,47 @@ package liqo
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
+
+// TestOpenKubeletsAreLogged: a NetworkPolicy that keeps no pod from the virtual kubelets is
+// not made in silence.
+func TestOpenKubeletsAreLogged(t *testing.T) {
+	c := newClient(t, controlplane.Start(t))
+	var lines []string
+	options := Options{Options: session.Options{Client: c, ClusterID: "rome", Log: funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})}}
+	const warning = "admits every pod"
+	prepare := func(o *Options, peer string) {
+		t.Helper()
+		expect.NoError(t, client.IgnoreAlreadyExists(c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: peer}})))
+		lines = nil
+		expect.NoError(t, o.ensureKubeletPolicy(t.Context(), metav1.ObjectMeta{Name: "spillway-agent", Namespace: peer}))
+	}
+	prepare(&options, "paris")
+	if len(lines) != 1 || !strings.Contains(lines[0], warning) || !strings.Contains(lines[0], "liqo.podCIDRs") || !strings.Contains(lines[0], "paris") {
+		t.Errorf("without networks of pods the agent logs %q", lines)
+	}
+	expect.NoError(t, c.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: corev1.NodeSpec{PodCIDR: "10.1.0.0/24", PodCIDRs: []string{"10.1.0.0/24"}}}))
+	prepare(&options, "paris")
+	if len(lines) != 0 {
+		t.Errorf("with the nodes' networks the agent logs %q", lines)
+	}
+	options.PodCIDRs = []string{"10.0.0.0/8"}
+	prepare(&options, "berlin")
+	if len(lines) != 0 {
+		t.Errorf("with the given networks the agent logs %q", lines)
+	}
+}
 
 func TestPodCIDRs(t *testing.T) {
 	for _, test := range []struct {
