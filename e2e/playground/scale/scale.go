@@ -72,6 +72,9 @@ const (
 	// podsEach is how many pods a node has capacity for, spare how many more, so that
 	// the last free slot need not be found.
 	podsEach, spare = 10, 1
+	// writesAtHome are those that a pod at home needs at least: it is created and bound, has
+	// event Scheduled, and runs. If it needs more, they count as those of overflowed pods.
+	writesAtHome = 4
 	// deployments that the pods are spread over.
 	deployments = 10
 	// requestEach is how many pods each simulated agent requests of the others.
@@ -161,8 +164,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if o.Name == NameWithoutOverflow {
 		return nil
 	}
-	// With the writes for pods at home: that is more than the pods that overflow need.
-	print.Count(o.Name+"_writes_per_overflow_pod", writes.Sum()/float64(away), "writes", 10)
+	print.Count(o.Name+"_writes_per_overflow_pod", (writes.Sum()-float64(writesAtHome*settled.home))/float64(away), "writes", 10)
 	print.Time(o.Name+"_pods_overflowed", float64(away), "pods", fmt.Sprint(o.Pods-atHome*(podsEach+spare)))
 	for i, now := range usages(p, providers[0]) {
 		print.Time(fmt.Sprintf("%s_memory_%s", o.Name, now.name), now.peakMiB, "MiB", fmt.Sprintf("<= %d", now.aimMiB))
