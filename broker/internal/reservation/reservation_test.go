@@ -1044,7 +1044,14 @@ func unregisteredCluster(e *env) {
 	e.request("by-hand", 1)
 	e.request("late", 1, created("rome"))
 	expect.NoError(e, client.IgnoreNotFound(p.StoreAdvertisement(e.Context(), e.spec("rome", "1"))))
-	e.expectDeleted("late")
+	// Its provider, which may have been chosen before, does not answer.
+	e.eventually("late to be deleted", func() error {
+		var r broker.Reservation
+		if err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: "late"}, &r); err != nil || !r.DeletionTimestamp.IsZero() {
+			return client.IgnoreNotFound(err)
+		}
+		return errors.New("it stays")
+	})
 	e.eventually("the advertisement of rome to be deleted", func() error {
 		err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: "rome"}, &broker.ClusterAdvertisement{})
 		if !apierrors.IsNotFound(err) {
