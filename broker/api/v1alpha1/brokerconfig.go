@@ -53,7 +53,7 @@ type BrokerConfigSpec struct {
 	// of it becomes available than before. After that, others may use it, until more than
 	// ever before is available. 0s: indefinitely.
 	// +optional
-	// +kubebuilder:default="10m"
+	// +kubebuilder:default="1h"
 	KeepFreeFor *metav1.Duration `json:"keepFreeFor,omitempty"`
 }
 

@@ -75,7 +75,7 @@ func (r *Reconciler) config(ctx context.Context) (config, error) {
 		proofDeadline: duration(object.Spec.ProofDeadline, 30*time.Second),
 		retryAfter:    duration(object.Spec.RetryAfter, 30*time.Second),
 		queueing:      object.Spec.Queueing,
-		keepFreeFor:   duration(object.Spec.KeepFreeFor, 10*time.Minute),
+		keepFreeFor:   duration(object.Spec.KeepFreeFor, time.Hour),
 		maxPriority:   ptr.Deref(quotas.MaxPriority, 1000),
 	}, nil
 }
