@@ -51,7 +51,7 @@ var decoders = map[string]string{
 	"agent/internal/instruction.Held":             "agent/internal/instruction.FuzzHeld",
 	"agent/internal/peering/liqo.checkProof":      "agent/internal/peering/liqo.FuzzProof",
 	"agent/internal/peering/liqo.onePEM":          "agent/internal/peering/liqo.FuzzProof",
-	"agent/internal/peering/liqo.GuestsHandler":   "agent/internal/peering/liqo.FuzzGuests",
+	"agent/internal/peering/liqo.changeShadowPod": "agent/internal/peering/liqo.FuzzGuests",
 	"agent/internal/peering/sealing.Fingerprint":  "agent/internal/peering/sealing.FuzzPeerKeys",
 	"agent/internal/peering/sealing.Seal":         "agent/internal/peering/sealing.FuzzPeerKeys",
 	"agent/internal/peering/sealing.Open":         "agent/internal/peering/sealing.FuzzOpen",

@@ -51,9 +51,9 @@ type BrokerConfigSpec struct {
 	Queueing Queueing `json:"queueing,omitempty"`
 	// keepFreeFor is how long capacity stays free for a Reservation in the queue if no more
 	// of it becomes available than before. After that, others may use it, until more than
-	// ever before is available. 0s: indefinitely.
+	// ever before is available. Without it, or with 0s, it is free for as long as the
+	// Reservation waits.
 	// +optional
-	// +kubebuilder:default="1h"
 	KeepFreeFor *metav1.Duration `json:"keepFreeFor,omitempty"`
 }
 

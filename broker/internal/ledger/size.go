@@ -22,8 +22,8 @@ const (
 	// long selectors or many pod sets: they leave room for ordinary ones.
 	MaxLargeBytes = 384 << 10
 	largeHold     = 4 << 10
-	// MaxAdvertisementBytes is the maximum size of an advertisement. What a larger one, which
-	// only the API server has checked, takes beyond that is not there for holds.
+	// MaxAdvertisementBytes is the size of an advertisement that there is always room for.
+	// What a larger one takes beyond that is not there for holds.
 	MaxAdvertisementBytes = 384 << 10
 )
 

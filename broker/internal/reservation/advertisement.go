@@ -34,7 +34,15 @@ const rewriteAfter = 5 * time.Minute
 // object with the ledger is refused: the error is a *protocol.Error.
 func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
 	if bytes := ledger.AdvertisementBytes(&spec); bytes > ledger.MaxAdvertisementBytes {
-		return &protocol.Error{Code: protocol.CodeTooLarge, Message: fmt.Sprintf("the advertisement has %d bytes, the maximum is %d: give the nodes fewer distinct labels and taints", bytes, ledger.MaxAdvertisementBytes)}
+		// There is room for it as long as the holds are few: a hub that has lost them learns
+		// them from it.
+		held := 0
+		if known := r.store.advertisement(spec.ClusterID); known != nil {
+			held = ledger.SizeOf(&spec, known.Status.Holds).Bytes
+		}
+		if most := ledger.MaxBytes + ledger.MaxAdvertisementBytes - held; bytes > most {
+			return &protocol.Error{Code: protocol.CodeTooLarge, Message: fmt.Sprintf("the advertisement has %d bytes, the maximum beside what the cluster holds is %d: give the nodes fewer distinct labels and taints", bytes, most)}
+		}
 	}
 	config, err := r.config(ctx)
 	if err != nil {

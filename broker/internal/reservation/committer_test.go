@@ -214,13 +214,13 @@ func unwritableLedger(e *env) {
 	e.expectRejection("pinned", "paris", "LedgerFull", "because of its size")
 }
 
-// An advertisement that leaves too little of the object to the ledger is refused.
+// An advertisement that leaves too little of the object to what the cluster holds is refused.
 func largeAdvertisement(e *env) {
 	p := e.start(nil)
 	spec := e.spec("paris", "1")
-	spec.NodeClasses[0].Labels = map[string]string{"long": strings.Repeat("x", ledger.MaxAdvertisementBytes)}
+	spec.NodeClasses[0].Labels = map[string]string{"long": strings.Repeat("x", ledger.MaxAdvertisementBytes+ledger.MaxBytes)}
 	err := p.StoreAdvertisement(e.Context(), spec)
-	if !protocol.HasCode(err, protocol.CodeTooLarge) || !strings.Contains(err.Error(), "the maximum is 393216") {
+	if !protocol.HasCode(err, protocol.CodeTooLarge) || !strings.Contains(err.Error(), "the maximum beside what the cluster holds is 1507328") {
 		e.Errorf("it is answered with %v", err)
 	}
 }

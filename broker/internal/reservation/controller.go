@@ -228,7 +228,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		For(&broker.ClusterRegistration{}).
 		// An object may be created after the registration of its cluster is gone.
 		Watches(&broker.ClusterAdvertisement{}, onEvents(func(_ context.Context, before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
-			if before == nil && createdForCluster(after) {
+			if before == nil && isOfCluster(after) {
 				enqueue(after.Name)
 			}
 		})).

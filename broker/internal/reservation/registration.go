@@ -93,7 +93,7 @@ func (r *Reconciler) endUnregistered(ctx context.Context, cluster string) error 
 	var ad broker.ClusterAdvertisement
 	if err := r.client.Get(ctx, r.key(cluster), &ad); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("reading the advertisement of %s: %w", cluster, err)
-	} else if err == nil && createdForCluster(&ad) {
+	} else if err == nil && isOfCluster(&ad) {
 		objects = append(objects, &ad)
 	}
 	if len(objects) == 0 {
@@ -106,8 +106,9 @@ func (r *Reconciler) endUnregistered(ctx context.Context, cluster string) error 
 		return fmt.Errorf("reading the registration of %s: %w", cluster, err)
 	}
 	for _, object := range objects {
-		err := r.client.Delete(ctx, object, client.Preconditions{UID: ptr.To(object.GetUID())})
-		if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+		// Not if a cluster that has just joined has updated it: a conflict is tried again.
+		err := r.client.Delete(ctx, object, client.Preconditions{UID: ptr.To(object.GetUID()), ResourceVersion: ptr.To(object.GetResourceVersion())})
+		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("deleting what is left of %s: %w", cluster, err)
 		}
 	}
@@ -118,4 +119,10 @@ func (r *Reconciler) endUnregistered(ctx context.Context, cluster string) error 
 // createdForCluster reports whether an object was created through the REST interface.
 func createdForCluster(object client.Object) bool {
 	return object.GetLabels()[broker.LabelManagedBy] == broker.ManagedBySpillway
+}
+
+// isOfCluster reports whether an advertisement was created through the REST interface. An
+// agent in the hub keeps a copy of its own beside it, under another name.
+func isOfCluster(ad *broker.ClusterAdvertisement) bool {
+	return createdForCluster(ad) && ad.Name == ad.Spec.ClusterID
 }

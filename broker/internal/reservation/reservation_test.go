@@ -1042,6 +1042,11 @@ func unregisteredCluster(e *env) {
 	}
 	e.request("of-berlin", 1, created("berlin"))
 	e.request("by-hand", 1)
+	// An agent in the hub has a copy of its advertisement beside that of the broker.
+	agentsCopy := &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{
+		Namespace: e.namespace, Name: "cluster-advertisement", Labels: map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway},
+	}, Spec: e.spec("berlin", "1")}
+	expect.NoError(e, e.client.Create(e.Context(), agentsCopy))
 	e.request("late", 1, created("rome"))
 	expect.NoError(e, client.IgnoreNotFound(p.StoreAdvertisement(e.Context(), e.spec("rome", "1"))))
 	// Its provider, which may have been chosen before, does not answer.
@@ -1065,6 +1070,7 @@ func unregisteredCluster(e *env) {
 		}
 	}
 	e.ad("berlin")
+	e.ad(agentsCopy.Name)
 }
 
 // What the API server accepts of changes and amounts.

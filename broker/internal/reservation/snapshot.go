@@ -75,7 +75,7 @@ func (r *Reconciler) config(ctx context.Context) (config, error) {
 		proofDeadline: duration(object.Spec.ProofDeadline, 30*time.Second),
 		retryAfter:    duration(object.Spec.RetryAfter, 30*time.Second),
 		queueing:      object.Spec.Queueing,
-		keepFreeFor:   duration(object.Spec.KeepFreeFor, time.Hour),
+		keepFreeFor:   duration(object.Spec.KeepFreeFor, 0),
 		maxPriority:   ptr.Deref(quotas.MaxPriority, 1000),
 	}, nil
 }

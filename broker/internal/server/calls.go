@@ -144,11 +144,17 @@ type authenticatedBody struct {
 func (b *authenticatedBody) Read(into []byte) (n int, err error) {
 	if n, err = b.ReadCloser.Read(into); err == io.EOF {
 		if refused := b.authenticate(); refused != nil {
-			err = refused
+			err = &authenticationError{refused}
 		}
 	}
 	return n, err
 }
+
+// authenticationError is why a caller was not authenticated again.
+type authenticationError struct{ error }
+
+// Unwrap returns the reason.
+func (e *authenticationError) Unwrap() error { return e.error }
 
 // negotiate states in the response which version of the protocol applies.
 func negotiate(w http.ResponseWriter, r *http.Request) error {
@@ -235,7 +241,8 @@ func decodeJSON(body io.Reader, into any, strict bool) error {
 	}
 	var size *http.MaxBytesError
 	var refusal *protocol.Error
-	if errors.As(err, &size) || errors.As(err, &refusal) {
+	var caller *authenticationError
+	if errors.As(err, &size) || errors.As(err, &refusal) || errors.As(err, &caller) {
 		return err
 	}
 	return refuse(protocol.CodeInvalid, "the body does not match the schema in %s: %v", protocol.PathOpenAPI, err)
