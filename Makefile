@@ -92,8 +92,12 @@ install: ## Create or update the CRDs of CHART (agent or broker) in kubectl's cu
 	@kubectl=$$($(LAB) program kubectl) && "$$kubectl" apply --server-side --force-conflicts -f charts/$(CHART)/crds
 
 .PHONY: uninstall
-uninstall: ## Delete the CRDs of CHART there, with all objects of these kinds
-	@kubectl=$$($(LAB) program kubectl) && "$$kubectl" delete --ignore-not-found -f charts/$(CHART)/crds
+uninstall: ## Delete the CRDs of CHART there, unless there are objects of these kinds (both charts share some)
+	@kubectl=$$($(LAB) program kubectl) && \
+	for kind in $$("$$kubectl" get --ignore-not-found -f charts/$(CHART)/crds -o jsonpath='{.items[*].metadata.name} {.metadata.name}'); do \
+	  objects=$$("$$kubectl" get "$$kind" -A -o name) || exit 1; \
+	  if [ -n "$$objects" ]; then echo "make uninstall: delete these first, while the programs run that complete their deletion:" "$$objects" >&2; exit 1; fi; \
+	done; "$$kubectl" delete --ignore-not-found -f charts/$(CHART)/crds
 
 .PHONY: deploy
 deploy: install ## Install or upgrade CHART there with helm, with values such as ARGS="--set clusterID=rome …"

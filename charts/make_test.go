@@ -24,15 +24,19 @@ func TestMakeTargets(t *testing.T) {
 		t.Run(chart, func(t *testing.T) {
 			config := controlplane.Start(t)
 			access := strings.TrimPrefix(kubeconfig(t, config), "--kubeconfig=")
-			makeTarget := func(target string, args ...string) string {
+			run := func(target string, args ...string) (string, error) {
 				cmd := exec.CommandContext(t.Context(), "make", append([]string{"--no-print-directory", "-C", "..", target, "CHART=" + chart}, args...)...)
 				home := t.TempDir()
 				cmd.Env = append(os.Environ(), "KUBECONFIG="+access, "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
 				out, err := cmd.CombinedOutput()
+				return string(out), err
+			}
+			makeTarget := func(target string, args ...string) string {
+				out, err := run(target, args...)
 				if err != nil {
 					t.Fatalf("make %s: %v\n%s", target, err, out)
 				}
-				return string(out)
+				return out
 			}
 			admin := as(t, config, "")
 			deployment := &appsv1.Deployment{ObjectMeta: within(namespace, "spillway-"+chart)}
@@ -55,6 +59,18 @@ func TestMakeTargets(t *testing.T) {
 			expect.NoError(t, admin.List(t.Context(), &samples))
 			if len(samples.Items) < 2 {
 				t.Errorf("make undeploy left %d Reservations, want those of make samples", len(samples.Items))
+			}
+			if out, err := run("uninstall"); err == nil || !strings.Contains(out, "delete these first") || !strings.Contains(out, ".broker.fluidos.eu/") {
+				t.Errorf("make uninstall returned %v while there are Reservations:\n%s", err, out)
+			}
+			for _, kind := range []string{"Reservation", "OverflowPolicy", "BrokerConfig"} {
+				object := &unstructured.Unstructured{}
+				object.SetGroupVersionKind(broker.GroupVersion.WithKind(kind))
+				for _, ns := range []string{"", "default", namespace} {
+					if err := admin.DeleteAllOf(t.Context(), object, client.InNamespace(ns)); !apierrors.IsNotFound(err) && !apierrors.IsMethodNotSupported(err) && !meta.IsNoMatchError(err) {
+						expect.NoError(t, err)
+					}
+				}
 			}
 			makeTarget("uninstall")
 			err := as(t, config, "").List(t.Context(), &samples)

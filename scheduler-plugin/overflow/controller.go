@@ -194,6 +194,9 @@ func (c *demandController) sync() {
 		// pods are pending.
 		c.batcher.RequeueAfter(key, conflictRetryAfter)
 	}
+	for key := range work.requirements {
+		c.batcher.RequeueAfter(key, conflictRetryAfter)
+	}
 	if len(work.unschedulable) > 0 {
 		// What has changed since their cycles began.
 		work.pools = true
@@ -431,7 +434,8 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 			c.setUnasked(request.Key, false)
 			return 0
 		}
-		if wait := c.raiseIn(request.Key); wait > 0 && !decided(current) {
+		// Priority and minimum follow pods that come and go.
+		if wait := c.raiseIn(request.Key); wait > 0 && (!decided(current) || coversPods(current, request)) {
 			return wait
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -143,7 +144,11 @@ func (g *gangs) run(ctx context.Context, activate func(map[string]*corev1.Pod), 
 			changed(demand.Key{Namespace: group.GetNamespace(), OwnerUID: gang.UID(), Shape: demand.GangShape})
 		}
 	}
-	_, err := g.podGroups.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: report, UpdateFunc: func(_, obj any) { report(obj) }, DeleteFunc: report})
+	_, err := g.podGroups.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: report, DeleteFunc: report, UpdateFunc: func(before, after any) {
+		if !equality.Semantic.DeepEqual(specOf(before), specOf(after)) {
+			report(after)
+		}
+	}})
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to watch PodGroups") // the informer has stopped
 	}
@@ -180,6 +185,14 @@ func (g *gangs) release(activate func(map[string]*corev1.Pod)) {
 	if len(pods) > 0 {
 		activate(pods)
 	}
+}
+
+// specOf returns the spec of an object.
+func specOf(obj any) any {
+	if object, ok := objectOf[*unstructured.Unstructured](obj); ok {
+		return object.Object["spec"]
+	}
+	return nil
 }
 
 // waits reports whether it is not known yet what a pod's gang requires.

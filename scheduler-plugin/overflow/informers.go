@@ -102,7 +102,7 @@ func (p *Plugin) start(ctx context.Context) error {
 		p.placements.retryUnresolved()
 		p.queue.signal()
 	})
-	go p.gangs.run(ctx, controller.waker.activate, func(key demand.Key) { p.queue.addReservation(key, true) })
+	go p.gangs.run(ctx, controller.waker.activate, p.queue.addRequirement)
 	go reservations.RunWithContext(ctx)
 	go policies.RunWithContext(ctx)
 	go instructions.RunWithContext(ctx)

@@ -33,6 +33,8 @@ type work struct {
 	// reservations are the keys whose Reservations changed; true if the change
 	// concerns their pods.
 	reservations map[demand.Key]bool
+	// requirements of the gangs with these keys changed.
+	requirements map[demand.Key]bool
 	// nodes have more room than before, and keys more free slots. allKeys: any may.
 	nodes   map[string]bool
 	keys    map[demand.Key]bool
@@ -52,6 +54,7 @@ func newWork() work {
 		unschedulable: map[types.UID]types.NamespacedName{},
 		removed:       map[types.UID]bool{},
 		reservations:  map[demand.Key]bool{},
+		requirements:  map[demand.Key]bool{},
 		nodes:         map[string]bool{},
 		keys:          map[demand.Key]bool{},
 		changed:       map[types.UID]types.NamespacedName{},
@@ -126,6 +129,14 @@ func (q *workQueue) addReservation(key demand.Key, forPods bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.work.reservations[key] = q.work.reservations[key] || forPods
+	q.signal()
+}
+
+// addRequirement reports that what the gang of a key requires changed.
+func (q *workQueue) addRequirement(key demand.Key) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.work.requirements[key] = true
 	q.signal()
 }
 

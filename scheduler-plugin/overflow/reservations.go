@@ -200,7 +200,12 @@ func raised(sets, others []broker.PodSet) []broker.PodSet {
 // covers reports whether a Reservation requests what a request does: as many pods of each
 // set, with the same priority, and of use from the same number on.
 func covers(r *broker.Reservation, request demand.Request) bool {
-	return r.Spec.Priority == request.Priority && r.Spec.MinAvailable == request.MinAvailable && !slices.ContainsFunc(request.PodSets, func(set broker.PodSet) bool { return podsOf(r.Spec.PodSets, set.Name) < set.Count })
+	return r.Spec.Priority == request.Priority && r.Spec.MinAvailable == request.MinAvailable && coversPods(r, request)
+}
+
+// coversPods reports whether a Reservation requests as many pods of each set as a request.
+func coversPods(r *broker.Reservation, request demand.Request) bool {
+	return !slices.ContainsFunc(request.PodSets, func(set broker.PodSet) bool { return podsOf(r.Spec.PodSets, set.Name) < set.Count })
 }
 
 // desiredReservation returns what apply writes.

@@ -3,6 +3,7 @@ package hold_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -123,9 +124,10 @@ func TestJudgeAllIsNotRepeated(t *testing.T) {
 	if result.RequeueAfter > 0 {
 		t.Errorf("the holds of all consumers are judged again because of one: %+v", result)
 	}
-	if enqueued := agent.Enqueued(); !slices.Equal(enqueued, []string{"rome"}) {
-		t.Errorf("consumers %q are enqueued, want rome", enqueued)
-	}
+	expect.Eventually(t, "rome to be enqueued", func() (bool, string) {
+		enqueued := agent.Enqueued()
+		return slices.Equal(enqueued, []string{"rome"}), fmt.Sprintf("%q are enqueued", enqueued)
+	})
 }
 
 // TestPendingPods: what the cluster's own pending pods need is not promised; pods that

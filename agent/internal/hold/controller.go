@@ -190,6 +190,16 @@ func (r *Reconciler) send(e event.GenericEvent) bool {
 	}
 }
 
+// sendAfter enqueues a consumer after a time, until which the cache may not show what was
+// written.
+func (r *Reconciler) sendAfter(consumer string, after time.Duration) {
+	time.AfterFunc(after, func() {
+		if !r.send(eventOf(consumer)) {
+			r.sendAfter(consumer, requeueAfter) // the queue is full
+		}
+	})
+}
+
 // SetupWithManager adds the controller and the periodic resync of all consumers.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	err := ctrl.NewControllerManagedBy(mgr).Named("holds").

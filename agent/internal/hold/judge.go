@@ -99,9 +99,8 @@ func (r *Reconciler) judgeStanding(ctx context.Context) (result reconcile.Result
 		}
 		r.marking[consumer] = true
 		lowered, err := r.reconcileConsumer(ctx, consumer)
-		if errs = append(errs, err); lowered.RequeueAfter > 0 && !r.send(eventOf(consumer)) {
-			// The queue is full.
-			result.RequeueAfter = requeueAfter
+		if errs = append(errs, err); lowered.RequeueAfter > 0 {
+			r.sendAfter(consumer, lowered.RequeueAfter)
 		}
 	}
 	return result, errors.Join(errs...)

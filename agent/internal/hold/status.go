@@ -68,7 +68,9 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 		enforced.Status, enforced.Reason, final = metav1.ConditionUnknown, ReasonGuestsRemain, false
 		enforced.Message = fmt.Sprintf("Waiting for guests of consumer %s to terminate: %s are running, the hold is reduced to %s.", consumer, using, describe(d.held))
 		held = d.before
-		sayLeaving(&enforced, status.LeaveBy)
+		if status.LeaveBy != nil && now.Before(status.LeaveBy.Time) {
+			sayLeaving(&enforced, status.LeaveBy)
+		}
 	case instruction.Spec.Releasing:
 		enforced.Reason, enforced.Message = broker.ReasonReleased, "No capacity is held for this Reservation."
 	default:
