@@ -54,8 +54,13 @@ func TestReservationsByHand(t *testing.T) {
 	home := startCluster(t, "home")
 	url := home.startBroker()
 	rome := startCluster(t, "rome")
-	home.startAgent(url)
-	rome.startAgent(url)
+	for _, c := range []*cluster{home, rome} {
+		// What a cluster without a registration creates is deleted.
+		expect.NoError(t, home.Create(t.Context(), &broker.ClusterRegistration{
+			ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: c.id}, Spec: broker.ClusterRegistrationSpec{ClusterID: c.id},
+		}))
+		c.startAgent(url)
+	}
 	for name, c := range map[string]chain{
 		"in the hub, for another cluster": {author: home, consumer: rome, provider: home, namespace: broker.SystemNamespace, name: "for-rome"},
 		"in the hub, for its own":         {author: home, consumer: home, provider: rome, namespace: broker.SystemNamespace, name: "for-home"},
