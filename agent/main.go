@@ -39,6 +39,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/identity"
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
 	"github.com/spillway-dev/spillway/agent/internal/pods"
 	"github.com/spillway-dev/spillway/agent/internal/reachability"
@@ -239,7 +240,9 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		InstructionNamespace: o.instructionNamespace,
 		PeeringIdleTime:      o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention,
 		ReadyTimeout: virtualNodeReadyTimeout, ShrinkDelay: shrinkDelay, Owners: lookup.Resolve,
+		Asked: func(provider string) (peering.Peer, bool) { return instruction.Asked(consumers, provider) },
 	})
+	consumers.Subscribe(instruction.OnAsked(consumer.EnqueueAsked))
 	consumerPods := pods.New(consumer, driver.driver, pods.Options{
 		ReleaseGrace: o.releaseGrace, StartTimeout: podStartTimeout, ProviderLostAfter: o.providerLostAfter,
 	})

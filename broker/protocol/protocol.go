@@ -115,8 +115,20 @@ type ConsumerView struct {
 	// Spec and Status of the broker's Reservation.
 	Spec   broker.ReservationSpec   `json:"spec"`
 	Status broker.ReservationStatus `json:"status"`
-	// PeerKeys of the providers in Status.Allocations, by cluster ID.
+	// Asked are the clusters of the first attempt, from when the broker records it until
+	// its status says more. The consumer may peer with them while they decide; they may
+	// refuse.
+	Asked []AskedCluster `json:"asked,omitempty"`
+	// PeerKeys of the providers in Status.Allocations and Asked, by cluster ID.
 	PeerKeys map[string]string `json:"peerKeys,omitempty"`
+}
+
+// AskedCluster is a cluster that has been asked to hold capacity.
+type AskedCluster struct {
+	// Cluster ID.
+	Cluster string `json:"cluster"`
+	// Endpoint of its API server.
+	Endpoint string `json:"endpoint,omitempty"`
 }
 
 // ProviderView is a hold as its provider sees it.

@@ -102,14 +102,17 @@ const (
 )
 
 // notAboutPod are words of refusals that say nothing about the pod: the agent's role, the
-// quota or the ServiceAccount of the namespace does not exist yet, it is being deleted, or
-// a webhook cannot be asked without effect.
-var notAboutPod = []string{`cannot create resource "pods"`, "no params found", "error looking up service account", "because it is being terminated", "does not support dry run"}
+// quota or the ServiceAccount of the namespace does not exist yet, it is being deleted, a
+// webhook cannot be asked without effect, or a quota is not counted yet.
+var notAboutPod = []string{`cannot create resource "pods"`, "no params found", "error looking up service account", "because it is being terminated", "does not support dry run", "status unknown for quota"}
+
+// ofQuota are words of refusals by a quota, before its name.
+var ofQuota = []string{"exceeded quota: ", "status unknown for quota: "}
 
 func answerOf(err error) answer {
 	switch {
-	// Quotas are the last that the API server asks.
-	case err == nil, apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota: "+confine.Quota):
+	// Quotas are the last that the API server asks. A new one may not be counted yet.
+	case err == nil, apierrors.IsForbidden(err) && slices.ContainsFunc(ofQuota, func(words string) bool { return strings.Contains(err.Error(), words+confine.Quota) }):
 		return admitted
 	case apierrors.IsNotFound(err), slices.ContainsFunc(notAboutPod, func(words string) bool { return strings.Contains(err.Error(), words) }):
 		return undecided

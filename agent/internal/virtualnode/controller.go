@@ -30,7 +30,7 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// Options of a Reconciler. All fields but Clock are required.
+// Options of a Reconciler. All fields but Owners, Asked and Clock are required.
 type Options struct {
 	// InstructionNamespace holds the ReservationInstructions.
 	InstructionNamespace string
@@ -45,6 +45,9 @@ type Options struct {
 	// Owners looks up the controllers of other owners than ReplicaSets, StatefulSets and
 	// Jobs, which have none if it is nil.
 	Owners demand.Resolve
+	// Asked returns how to reach a provider that has been asked for capacity and has not
+	// answered: it is peered with meanwhile. None if it is nil.
+	Asked func(provider string) (peer peering.Peer, asked bool)
 	// Clock; the real one if nil.
 	Clock clock.PassiveClock
 }
@@ -52,6 +55,8 @@ type Options struct {
 const (
 	// minRetry and maxRetry bound the delay between two tries of a driver's step.
 	minRetry, maxRetry = time.Second, 5 * time.Second
+	// askedRetry is the delay between two tries to peer with a provider that has been asked.
+	askedRetry = 500 * time.Millisecond
 	// ResyncPeriod is the interval at which every peering is reconciled.
 	ResyncPeriod = 30 * time.Second
 )
@@ -87,6 +92,9 @@ type Reconciler struct {
 func New(c client.Client, live client.Reader, recorder events.EventRecorder, driver peering.Driver, options Options) *Reconciler {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
+	}
+	if options.Asked == nil {
+		options.Asked = func(string) (peering.Peer, bool) { return peering.Peer{}, false }
 	}
 	return &Reconciler{
 		Options: options, driver: driver, client: c, live: live, recorder: recorder,
@@ -139,6 +147,17 @@ func (r *Reconciler) Enqueue(provider string) {
 	r.changed[provider] = true
 	r.mu.Unlock()
 	enqueue(r.providers, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: provider}})
+}
+
+// EnqueueAsked enqueues a provider that has been asked for capacity, unless it has granted
+// some already. It does not block.
+func (r *Reconciler) EnqueueAsked(provider string) {
+	r.mu.Lock()
+	_, granted := r.inUse[provider]
+	r.mu.Unlock()
+	if !granted {
+		enqueue(r.providers, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: provider}})
+	}
 }
 
 // CapacityChanges sends a Reservation when the capacity that a virtual node provides

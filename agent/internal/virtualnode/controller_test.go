@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,13 +31,65 @@ func TestMain(m *testing.M) {
 
 func start(t *testing.T) *virtualnodetest.Cluster {
 	t.Helper()
+	return startWith(t, nil, func(*virtualnode.Reconciler) {})
+}
+
+// startWith starts a Reconciler that knows which providers have been asked, and passes it to
+// made.
+func startWith(t *testing.T, asked func(string) (peering.Peer, bool), made func(*virtualnode.Reconciler)) *virtualnodetest.Cluster {
+	t.Helper()
 	return virtualnodetest.Start(t, func(mgr ctrl.Manager, driver *fake.Driver) error {
-		return virtualnode.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), driver, virtualnode.Options{
+		r := virtualnode.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), driver, virtualnode.Options{
 			InstructionNamespace: virtualnodetest.InstructionNamespace,
 			PeeringIdleTime:      4 * time.Second, FinishedPodRetention: 2 * time.Second,
-			ReadyTimeout: 2 * time.Second, ShrinkDelay: 200 * time.Millisecond,
-		}).SetupWithManager(mgr)
+			ReadyTimeout: 2 * time.Second, ShrinkDelay: 200 * time.Millisecond, Asked: asked,
+		})
+		made(r)
+		return r.SetupWithManager(mgr)
 	})
+}
+
+// TestAskedProvider: a provider is peered with while it decides. If it refuses, the peering is
+// removed as an idle one; if it grants, the virtual node follows.
+func TestAskedProvider(t *testing.T) {
+	var asked sync.Map
+	var reconciler *virtualnode.Reconciler
+	c := startWith(t, func(provider string) (peering.Peer, bool) {
+		_, ok := asked.Load(provider)
+		return peering.Peer{ClusterID: provider}, ok
+	}, func(r *virtualnode.Reconciler) { reconciler = r })
+	ask := func(provider string) {
+		asked.Store(provider, true)
+		reconciler.EnqueueAsked(provider)
+		expect.Eventually(t, provider+" to be peered with", func() (bool, string) {
+			calls := c.Driver.Calls("EnsurePeering")
+			return slices.ContainsFunc(calls, func(call fake.Call) bool { return call.Cluster == provider }), fmt.Sprint(calls)
+		})
+	}
+
+	c.Driver.Hold("EnsurePeering", peering.Waiting("ResponsePending", "waiting for the provider to respond"))
+	ask("paris")
+	expect.Eventually(t, "another try", func() (bool, string) {
+		calls := c.Driver.Calls("EnsurePeering")
+		return len(calls) > 1, fmt.Sprint(calls)
+	})
+	c.Driver.Free("EnsurePeering")
+	r := c.Reservation(c.Pod("w"), 1)
+	if calls := c.Driver.Calls("EnsureCapacity"); len(calls) > 0 {
+		t.Fatalf("a virtual node without a grant: %v", calls)
+	}
+	c.Instruct(r, "paris", 1, 1)
+	asked.Delete("paris")
+	c.ExpectCapacity("paris", "cpu 300m, memory 64Mi, 1 pods, [shop]")
+
+	ask("oslo")
+	asked.Delete("oslo")
+	expectTeardown(c)
+	for _, call := range c.Driver.Calls("Teardown") {
+		if call.Cluster != "oslo" {
+			t.Errorf("the peering with %s is removed, which grants", call.Cluster)
+		}
+	}
 }
 
 // TestVirtualNode follows one virtual node from the first instruction to the

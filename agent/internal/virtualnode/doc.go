@@ -6,6 +6,7 @@
 //
 //	ReservationInstructions, Reservations, pods on the node
 //	 └ gather ─► Snapshot ─► NodePlan (pure) ─► Driver ─► instruction statuses
+//	   asked, but no grant yet: the driver peers with the provider while it decides
 //	   no grant: the node is parked, later the peering is removed
 //
 // The order of the steps keeps grants safe. A virtual node grows before its

@@ -29,9 +29,18 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	}
 	r.recordUse(s)
 	var requeueAfter time.Duration
-	if len(s.Grants) > 0 {
+	peer, asked := peering.Peer{}, false
+	if len(s.Grants) == 0 {
+		if peer, asked = r.Asked(s.Provider); asked {
+			state.lastGrant = r.Clock.Now() // it is not idle
+		}
+	}
+	switch {
+	case len(s.Grants) > 0:
 		requeueAfter, err = r.reconcileGrants(ctx, state, s)
-	} else {
+	case asked && s.Node == nil && !state.terminating:
+		requeueAfter = r.reconcileAsked(ctx, state, peer)
+	default:
 		requeueAfter, err = r.reconcileIdle(ctx, state, s)
 	}
 	if apierrors.IsConflict(err) {
@@ -180,6 +189,21 @@ func (r *Reconciler) findReleased(ctx context.Context, s *Snapshot, overdue bool
 		released[uid] = live.boundPods(uid) == 0
 	}
 	return released, retryAfter, nil
+}
+
+// reconcileAsked peers with a provider while it decides whether it grants what it has been
+// asked for. If it refuses, the peering is one without a grant.
+func (r *Reconciler) reconcileAsked(ctx context.Context, state *peeringState, peer peering.Peer) (requeueAfter time.Duration) {
+	state.peer, state.inEffect = peer, nil
+	peered, err := r.driver.EnsurePeering(ctx, peer)
+	if err != nil {
+		log.FromContext(ctx).Error(err, "Failed to peer with a provider that has been asked for capacity", "provider", peer.ClusterID, "retryAfter", minRetry)
+		return minRetry
+	}
+	if !peered.Done {
+		return askedRetry
+	}
+	return ResyncPeriod
 }
 
 // reconcileIdle parks the virtual node of a provider without grants, and removes

@@ -2,6 +2,7 @@ package v1alpha1
 
 import (
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -454,6 +455,16 @@ type Reservation struct {
 
 	Spec   ReservationSpec   `json:"spec"`
 	Status ReservationStatus `json:"status,omitempty"`
+}
+
+// FirstAsked are the clusters of the first attempt while only AnnotationFirstAttempt has it,
+// and the status does not.
+func (r *Reservation) FirstAsked() []string {
+	clusters := r.Annotations[AnnotationFirstAttempt]
+	if clusters == "" || r.Status.Attempt.Number != 0 {
+		return nil
+	}
+	return strings.Split(clusters, ",")
 }
 
 // EffectiveStatus is the status as it counts. A Reservation grants nothing and is Released

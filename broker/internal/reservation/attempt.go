@@ -45,7 +45,7 @@ func (r *Reconciler) recordFirst(ctx context.Context, reservation *broker.Reserv
 // adoptAttempt sets the first attempt in the status of a Reservation that has it in its
 // annotation only.
 func adoptAttempt(reservation *broker.Reservation) {
-	if clusters := reservation.Annotations[broker.AnnotationFirstAttempt]; clusters != "" && reservation.Status.Attempt.Number == 0 {
-		reservation.Status.Attempt = broker.Attempt{Number: 1, Clusters: strings.Split(clusters, ",")}
+	if clusters := reservation.FirstAsked(); clusters != nil {
+		reservation.Status.Attempt = broker.Attempt{Number: 1, Clusters: clusters}
 	}
 }

@@ -134,6 +134,26 @@ func TestViewOfDeletedReservation(t *testing.T) {
 	}
 }
 
+// A consumer hears which clusters are asked first, and how to reach them, from the record of
+// the attempt until the status says more.
+func TestViewOfFirstAttempt(t *testing.T) {
+	s := &Server{index: newIndex(clocktesting.NewFakePassiveClock(start))}
+	s.index.putAdvertisement("paris", &broker.ClusterAdvertisement{Spec: broker.ClusterAdvertisementSpec{ClusterID: "paris", EndpointURL: "https://paris.test:6443", PeerKey: "key-of-paris"}})
+	asked := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Name: "r", UID: "r", Annotations: map[string]string{broker.AnnotationFirstAttempt: "paris,berlin"}}}
+	view := s.consumerView(asked)
+	if want := []protocol.AskedCluster{{Cluster: "paris", Endpoint: "https://paris.test:6443"}, {Cluster: "berlin"}}; !slices.Equal(view.Asked, want) || view.PeerKeys["paris"] != "key-of-paris" {
+		t.Errorf("asked: %+v, keys: %v", view.Asked, view.PeerKeys)
+	}
+	answered, deleted := asked.DeepCopy(), asked.DeepCopy()
+	answered.Status.Attempt.Number = 1
+	deleted.DeletionTimestamp = &metav1.Time{Time: start}
+	for what, reservation := range map[string]*broker.Reservation{"answered": answered, "deleted": deleted} {
+		if view := s.consumerView(reservation); len(view.Asked) > 0 {
+			t.Errorf("%s, it asks %+v", what, view.Asked)
+		}
+	}
+}
+
 func TestNegativeAmounts(t *testing.T) {
 	request := newRequest("home")
 	request.Spec.PodSets[0].Requests.Extended = map[corev1.ResourceName]resource.Quantity{"example.com/fpga": resource.MustParse("-1")}

@@ -31,16 +31,24 @@ func (s *Server) consumerView(reservation *broker.Reservation) protocol.Consumer
 		Spec:             reservation.Spec,
 		Status:           reservation.EffectiveStatus(),
 	}
-	view.Status.Allocations = slices.Clone(view.Status.Allocations)
-	for i := range view.Status.Allocations {
-		allocation := &view.Status.Allocations[i]
-		provider := s.index.advertisement(allocation.Cluster)
-		allocation.Endpoint = provider.Spec.EndpointURL
+	contact := func(cluster string) (endpoint string) {
+		provider := s.index.advertisement(cluster)
 		if provider.Spec.PeerKey != "" {
 			if view.PeerKeys == nil {
 				view.PeerKeys = map[string]string{}
 			}
-			view.PeerKeys[allocation.Cluster] = provider.Spec.PeerKey
+			view.PeerKeys[cluster] = provider.Spec.PeerKey
+		}
+		return provider.Spec.EndpointURL
+	}
+	view.Status.Allocations = slices.Clone(view.Status.Allocations)
+	for i := range view.Status.Allocations {
+		allocation := &view.Status.Allocations[i]
+		allocation.Endpoint = contact(allocation.Cluster)
+	}
+	if reservation.DeletionTimestamp.IsZero() {
+		for _, cluster := range reservation.FirstAsked() {
+			view.Asked = append(view.Asked, protocol.AskedCluster{Cluster: cluster, Endpoint: contact(cluster)})
 		}
 	}
 	return view

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/transport"
@@ -25,6 +26,11 @@ const (
 	handlers = 4
 	// handleTimeout is the timeout for handling one message.
 	handleTimeout = 30 * time.Second
+	// holdTimeout is how long the messages of a cluster that neither holds capacity here
+	// nor is pinned wait for its hold: a consumer peers while this cluster decides, and its
+	// message may be faster than the news of its hold. holdInterval is the interval of the
+	// checks.
+	holdTimeout, holdInterval = 2 * time.Second, 100 * time.Millisecond
 )
 
 // Broker relays messages between clusters.
@@ -138,6 +144,11 @@ func (d *Dispatcher) enqueue(ctx context.Context, message protocol.RelayMessage)
 
 // serve handles a peer's messages until its queue is empty.
 func (d *Dispatcher) serve(ctx context.Context, peer string) {
+	// Before it takes a slot, so that it delays no other peer. The messages of a cluster that
+	// remains unknown are refused with the reason.
+	_ = wait.PollUntilContextTimeout(ctx, holdInterval, holdTimeout, true, func(ctx context.Context) (bool, error) {
+		return d.known(ctx, peer), nil
+	})
 	select {
 	case d.slots <- struct{}{}:
 		defer func() { <-d.slots }()
@@ -160,6 +171,15 @@ func (d *Dispatcher) serve(ctx context.Context, peer string) {
 			}
 		}
 	}
+}
+
+// known reports whether a peer holds capacity here or is pinned, as far as can be read.
+func (d *Dispatcher) known(ctx context.Context, peer string) bool {
+	if _, holds, err := d.options.Consumer(ctx, peer); holds || err != nil {
+		return true
+	}
+	_, pinned, err := d.messenger.pins.Lookup(ctx, peer)
+	return pinned || err != nil
 }
 
 // handle opens one message and passes it to the side that it is for.

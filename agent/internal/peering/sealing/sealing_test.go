@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/go-logr/logr/testr"
@@ -203,6 +204,11 @@ type exchange struct {
 	provider                *ponger
 	replies                 receiver
 	refused                 chan error
+	// osloKey is that of oslo, which holds capacity in paris from when osloHolds is set.
+	// osloAsked counts how often paris has looked.
+	osloKey   *Key
+	osloHolds atomic.Bool
+	osloAsked atomic.Int32
 }
 
 // loadKey loads rome's key in several replicas, which must agree on it.
@@ -235,7 +241,7 @@ func newExchange(t *testing.T) *exchange {
 	}
 	e := &exchange{
 		t: t, client: c, romePins: NewPins(c, "rome", nil), romeBroker: transporttest.New("rome"), parisBroker: transporttest.New("paris"),
-		provider: &ponger{}, replies: make(receiver, 10), refused: make(chan error, 10),
+		osloKey: newKey(t), provider: &ponger{}, replies: make(receiver, 10), refused: make(chan error, 10),
 	}
 	e.romeKey = e.loadKey()
 	e.parisKey, err = LoadKey(ctx, c, "paris")
@@ -254,6 +260,10 @@ func newExchange(t *testing.T) *exchange {
 		paris: {
 			Provider: e.provider, Refused: func(_ string, err error) { e.refused <- err },
 			Consumer: func(_ context.Context, cluster string) (string, bool, error) {
+				if cluster == "oslo" {
+					e.osloAsked.Add(1)
+					return e.osloKey.Public(), e.osloHolds.Load(), nil
+				}
 				return e.romeKey.Public(), cluster == "rome", nil
 			},
 		},
@@ -307,6 +317,25 @@ func TestExchange(t *testing.T) {
 		})
 		if got := e.provider.received(); len(got) != before+1 || got[before] != "rome:again" {
 			t.Fatalf("paris received %q", got)
+		}
+	})
+	t.Run("a message may be faster than the news of the hold", func(t *testing.T) {
+		before := len(e.provider.received())
+		e.parisBroker.Deliver(seal(t, e.osloKey, "oslo", "paris", e.parisKey.Public(), "ping"))
+		expect.Eventually(t, "paris to look for the hold", func() (bool, string) { return e.osloAsked.Load() > 0, "it has not looked" })
+		// It delays the messages of no other cluster.
+		e.parisBroker.Deliver(seal(t, e.romeKey, "rome", "paris", e.parisKey.Public(), "meanwhile"))
+		expect.Eventually(t, "the message of rome", func() (bool, string) {
+			got := e.provider.received()[before:]
+			return slices.Equal(got, []string{"rome:meanwhile"}), strings.Join(got, " ")
+		})
+		e.osloHolds.Store(true)
+		expect.Eventually(t, "the message of oslo", func() (bool, string) {
+			got := e.provider.received()[before:]
+			return slices.Contains(got, "oslo:ping"), strings.Join(got, " ")
+		})
+		if len(e.refused) > 0 {
+			t.Errorf("it is refused: %v", <-e.refused)
 		}
 	})
 	t.Run("an unknown cluster is refused", func(t *testing.T) {

@@ -14,6 +14,10 @@ import (
 // that does not pass by itself.
 const refusedFactor = 5
 
+// noHoldFactor is by how much that interval shrinks while the provider knows of no hold: it
+// may not have heard of it yet.
+const noHoldFactor = 6
+
 // Client is the consumer's end of the handshake with all providers: what was sent
 // to and received from each, in memory. It is safe for concurrent use.
 type Client[M Message] struct {
@@ -63,10 +67,13 @@ func (e Exchange[M]) Due(kind Kind, now time.Time, interval time.Duration) bool 
 }
 
 // HelloDue is Due for the Hello of a session. After a refusal that
-// does not pass by itself the interval is longer.
+// does not pass by itself the interval is longer, without a hold it is shorter.
 func (e Exchange[M]) HelloDue(session int64, now time.Time, interval time.Duration) bool {
-	if refusal, ok := e.Reply(Refusal, session); e.OtherDriver != "" || ok && !refusal.Head().transient() {
+	switch refusal, ok := e.Reply(Refusal, session); {
+	case e.OtherDriver != "" || ok && !refusal.Head().transient():
 		interval *= refusedFactor
+	case ok && refusal.Head().Reason == ReasonNoHold:
+		interval /= noHoldFactor
 	}
 	return e.Due(Hello, now, interval)
 }

@@ -160,6 +160,10 @@ func TestClient(t *testing.T) {
 	}
 	receive(&testMessage{Header: Header{Kind: Refusal, Session: 7, RequestID: id, Reason: ReasonNoHold, Text: "none"}})
 	due(true, "after a refusal that passes")
+	expect.NoError(t, hello())
+	due(false, "just sent again")
+	advance(interval / 2)
+	due(true, "without a hold, of which the provider may not have heard yet")
 	receive(&testMessage{Header: Header{Kind: Refusal, Session: 7, RequestID: id, Reason: "NoEndpoint", Text: "none"}})
 	due(false, "after a refusal")
 	if refused := client.Exchange("paris").Refused(7, "paris", "test"); refused == nil || refused.Message != "provider paris refused the peering: NoEndpoint: none" {
