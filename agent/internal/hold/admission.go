@@ -103,15 +103,17 @@ const (
 
 // notAboutPod are words of refusals that say nothing about the pod: the agent's role, the
 // quota or the ServiceAccount of the namespace does not exist yet, it is being deleted, a
-// webhook cannot be asked without effect, or a quota is not counted yet.
-var notAboutPod = []string{`cannot create resource "pods"`, "no params found", "error looking up service account", "because it is being terminated", "does not support dry run", "status unknown for quota"}
+// webhook cannot be asked without effect, a quota is not counted yet, or what the pod
+// requests is granted only after this.
+var notAboutPod = []string{`cannot create resource "pods"`, "no params found", "error looking up service account", "because it is being terminated", "does not support dry run", "status unknown for quota", "resources that are granted to its cluster"}
 
 // ofQuota are words of refusals by a quota, before its name.
-var ofQuota = []string{"exceeded quota: ", "status unknown for quota: "}
+var ofQuota = []string{"exceeded quota: ", "status unknown for quota: ", "failed quota: "}
 
 func answerOf(err error) answer {
 	switch {
-	// Quotas are the last that the API server asks. A new one may not be counted yet.
+	// Quotas are the last that the API server asks. A new one may not be counted yet, and
+	// be there before the LimitRange that gives each guest limits.
 	case err == nil, apierrors.IsForbidden(err) && slices.ContainsFunc(ofQuota, func(words string) bool { return strings.Contains(err.Error(), words+confine.Quota) }):
 		return admitted
 	case apierrors.IsNotFound(err), slices.ContainsFunc(notAboutPod, func(words string) bool { return strings.Contains(err.Error(), words) }):

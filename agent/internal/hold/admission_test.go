@@ -38,6 +38,8 @@ func TestAnswerOf(t *testing.T) {
 		"no error":                   {nil, "admitted"},
 		"over the grant's quota":     {forbidden("exceeded quota: spillway-guests, requested: pods=1, used: pods=1, limited: pods=1"), "admitted"},
 		"the quota is not counted":   {forbidden("status unknown for quota: spillway-guests, resources: pods"), "admitted"},
+		"there is no LimitRange":     {forbidden("failed quota: spillway-guests: must specify limits.memory for: c"), "admitted"},
+		"not granted yet":            {forbidden("a guest may only request resources that are granted to its cluster: remove the others from its requests"), "undecided"},
 		"another is not counted":     {forbidden("status unknown for quota: team, resources: pods"), "undecided"},
 		"over another quota":         {forbidden("exceeded quota: team, requested: pods=1, used: pods=1, limited: pods=1"), "not admitted"},
 		"denied without a reason":    {denied(`admission webhook "w.example.com" denied the request: no`), "not admitted"},

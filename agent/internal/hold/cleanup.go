@@ -52,12 +52,13 @@ func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests invent
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("listing consumers: %w", err)
 	}
+	// Also without a peering, since one may begin before the next decision.
+	if _, err := r.provider.EnsureGrant(ctx, consumer, nil, 0); err != nil {
+		return reconcile.Result{}, fmt.Errorf("reducing the grant of %s to zero: %w", consumer, err)
+	}
 	if !slices.Contains(consumers, consumer) {
 		delete(r.unusedSince, consumer)
 		return reconcile.Result{}, nil
-	}
-	if _, err := r.provider.EnsureGrant(ctx, consumer, nil, 0); err != nil {
-		return reconcile.Result{}, fmt.Errorf("reducing the grant of %s to zero: %w", consumer, err)
 	}
 	now := r.Clock.Now()
 	since, known := r.unusedSince[consumer]

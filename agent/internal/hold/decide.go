@@ -237,15 +237,20 @@ func wanted(instruction *broker.ProviderInstruction) broker.HeldCapacity {
 	return broker.HeldCapacity{Totals: instruction.Spec.RequestedResources, PodSets: instruction.Spec.PodSets}
 }
 
-// grant is the amount that lets a consumer use all that is held.
+// grant is the amount that lets a consumer use all that is held, and nothing of what the
+// scheduler has yet to prove: it may be refused.
 func grant(decisions []decision) (total corev1.ResourceList, pods int32) {
 	total = corev1.ResourceList{}
 	for _, d := range decisions {
-		broker.AddTo(total, d.held.Totals.List())
+		held := d.held
+		if d.proving() {
+			held = d.accepted()
+		}
+		broker.AddTo(total, held.Totals.List())
 		switch {
-		case len(d.held.PodSets) > 0:
-			pods += d.held.Pods()
-		case !d.held.Empty():
+		case len(held.PodSets) > 0:
+			pods += held.Pods()
+		case !held.Empty():
 			pods += peering.DefaultPodsOfTotal
 		}
 	}

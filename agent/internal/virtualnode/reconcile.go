@@ -197,9 +197,11 @@ func (r *Reconciler) reconcileAsked(ctx context.Context, state *peeringState, pe
 	state.peer, state.inEffect = peer, nil
 	peered, err := r.driver.EnsurePeering(ctx, peer)
 	if err != nil {
-		log.FromContext(ctx).Error(err, "Failed to peer with a provider that has been asked for capacity", "provider", peer.ClusterID, "retryAfter", minRetry)
-		return minRetry
+		requeueAfter = state.backOff()
+		log.FromContext(ctx).Error(err, "Failed to peer with a provider that has been asked for capacity", "provider", peer.ClusterID, "retryAfter", requeueAfter)
+		return requeueAfter
 	}
+	state.retryAfter = 0
 	if !peered.Done {
 		return askedRetry
 	}

@@ -106,7 +106,7 @@ func (x *index) putReservation(name string, now *broker.Reservation) (before *br
 
 // providersOf are the clusters that hold or may hold capacity for a Reservation.
 func providersOf(reservation *broker.Reservation) []string {
-	clusters := slices.Clone(reservation.Status.Attempt.Clusters)
+	clusters := slices.Concat(reservation.Status.Attempt.Clusters, reservation.FirstAsked())
 	for _, allocation := range reservation.Status.Allocations {
 		if !slices.Contains(clusters, allocation.Cluster) {
 			clusters = append(clusters, allocation.Cluster)

@@ -23,7 +23,7 @@ const (
 	queuedPerPeer = 16
 	queuedPeers   = 256
 	// handlers is how many peers' messages are handled concurrently.
-	handlers = 4
+	handlers = 16
 	// handleTimeout is the timeout for handling one message.
 	handleTimeout = 30 * time.Second
 	// holdTimeout is how long the messages of a cluster that neither holds capacity here
@@ -144,11 +144,8 @@ func (d *Dispatcher) enqueue(ctx context.Context, message protocol.RelayMessage)
 
 // serve handles a peer's messages until its queue is empty.
 func (d *Dispatcher) serve(ctx context.Context, peer string) {
-	// Before it takes a slot, so that it delays no other peer. The messages of a cluster that
-	// remains unknown are refused with the reason.
-	_ = wait.PollUntilContextTimeout(ctx, holdInterval, holdTimeout, true, func(ctx context.Context) (bool, error) {
-		return d.known(ctx, peer), nil
-	})
+	// Before it takes a slot, so that it delays no other peer.
+	d.awaitHold(ctx, peer)
 	select {
 	case d.slots <- struct{}{}:
 		defer func() { <-d.slots }()
@@ -173,13 +170,20 @@ func (d *Dispatcher) serve(ctx context.Context, peer string) {
 	}
 }
 
-// known reports whether a peer holds capacity here or is pinned, as far as can be read.
-func (d *Dispatcher) known(ctx context.Context, peer string) bool {
-	if _, holds, err := d.options.Consumer(ctx, peer); holds || err != nil {
-		return true
+// awaitHold waits for the hold of a peer that is not pinned, for holdTimeout at most. The
+// messages of one that remains unknown are refused with the reason.
+func (d *Dispatcher) awaitHold(ctx context.Context, peer string) {
+	holds := func(ctx context.Context) (bool, error) {
+		_, holds, err := d.options.Consumer(ctx, peer)
+		return holds, err
 	}
-	_, pinned, err := d.messenger.pins.Lookup(ctx, peer)
-	return pinned || err != nil
+	if held, err := holds(ctx); held || err != nil {
+		return
+	}
+	if _, pinned, err := d.messenger.pins.Lookup(ctx, peer); pinned || err != nil {
+		return
+	}
+	_ = wait.PollUntilContextTimeout(ctx, holdInterval, holdTimeout, false, holds)
 }
 
 // handle opens one message and passes it to the side that it is for.
