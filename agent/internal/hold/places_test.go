@@ -166,9 +166,16 @@ func schedulerRefuses(e *env) {
 		}}}}
 	})
 	e.eventuallyBound(namespace, 2)
+	before := len(e.provider.Calls("EnsureGrant"))
 	e.hold("b1", "berlin", 2, pods(set("pods", 1, expect.Resources("cpu", "500m"))))
 	e.decided("b1", 2, hold.ReasonInsufficientCapacity, "The scheduler found a place for 0 of 1 pods of cpu 500m: 0/1 nodes are available: 1 node(s) didn't satisfy existing pods anti-affinity rules", 0)
 	e.eventuallyBound(holds, 1)
+	// Nor may the consumer have used it meanwhile.
+	for _, call := range e.provider.Calls("EnsureGrant")[before:] {
+		if call.Cluster == "berlin" && call.Capacity.Pods > 0 {
+			e.Errorf("berlin is granted what the scheduler has not proven: %+v", call.Capacity)
+		}
+	}
 	in, _ := e.get("r1")
 	if !in.Status.Enforced || in.Status.Held.Pods() != 1 {
 		e.Errorf("the other hold is changed: %+v", in.Status)
