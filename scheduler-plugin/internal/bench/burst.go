@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/spillway-dev/spillway/e2e/bench/figures"
 )
@@ -25,13 +27,15 @@ func burst(ctx context.Context, h *home, o options) error {
 	}
 	small := basic(o.pods)
 	small.requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("10Mi")}
+	away := overflowing(o.pods)
+	away.every = o.every
 	var rounds []round
 	for i := range o.pairs {
 		var r round
 		both := []func() error{
 			func() (err error) { r.home, err = h.count(ctx, small, "", nil); return err },
 			func() (err error) {
-				r.overflow, err = h.count(ctx, overflowing(o.pods), o.profile, h.play(o.grantAfter))
+				r.overflow, err = h.count(ctx, away, o.profile, h.play(o.grantAfter))
 				return err
 			},
 		}
@@ -82,10 +86,29 @@ func (h *home) fill(ctx context.Context, nodes int) error {
 	return group.Wait()
 }
 
+// arrive creates the pods of a load one by one, once the scheduler has tried the first one.
+func (h *home) arrive(ctx context.Context, l load) error {
+	pods := h.pods.CoreV1().Pods(l.namespace)
+	pod, err := pods.Create(ctx, l.pod(0), metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (tried bool, err error) {
+		pod, err := pods.Get(ctx, pod.Name, metav1.GetOptions{})
+		return err == nil && (pod.Spec.NodeName != "" || len(pod.Status.Conditions) > 0), err
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for the first pod to be tried: %w", err)
+	}
+	return h.trickle(ctx, l, 1)
+}
+
 // count binds a load with the plugin, counts writes and attempts, and prints them.
 func (h *home) count(ctx context.Context, l load, profile string, during func(context.Context) error) (r result, err error) {
-	if err := h.create(ctx, l); err != nil {
-		return r, err
+	if l.every == 0 {
+		if err := h.create(ctx, l); err != nil {
+			return r, err
+		}
 	}
 	if err := h.pods.EventsV1().Events(l.namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		return r, err
@@ -99,10 +122,14 @@ func (h *home) count(ctx context.Context, l load, profile string, during func(co
 		if profile != "" {
 			go func() { profiled <- h.profileTo(context.WithoutCancel(ctx), profile) }()
 		}
-		if during == nil {
-			return nil
+		group, ctx := errgroup.WithContext(ctx)
+		if l.every > 0 {
+			group.Go(func() error { return h.arrive(ctx, l) })
 		}
-		return during(ctx)
+		if during != nil {
+			group.Go(func() error { return during(ctx) })
+		}
+		return group.Wait()
 	})
 	if err != nil {
 		return r, err

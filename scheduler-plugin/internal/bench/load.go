@@ -26,6 +26,9 @@ type load struct {
 	name, namespace string
 	pods, podsOf    int
 	requests        corev1.ResourceList
+	// every is the time between pods that are created while the scheduler runs. If it is 0,
+	// they exist before that starts.
+	every time.Duration
 }
 
 // basic and extended are loads like those of the same names in scheduler_perf.

@@ -26,7 +26,7 @@ import (
 type options struct {
 	nodes, pods, pairs int
 	profile            string
-	grantAfter         time.Duration
+	grantAfter, every  time.Duration
 }
 
 // benches by name.
@@ -52,6 +52,7 @@ func main() {
 	flag.IntVar(&o.pairs, "pairs", 0, "Number of pairs, where arms are compared. 0 means the default of the benchmark.")
 	flag.StringVar(&o.profile, "profile", "", "File for a CPU profile of the scheduler while pods overflow.")
 	flag.DurationVar(&o.grantAfter, "grant-after", 0, "Time that the played providers take for their first grant. If 0, most pods have a grant before they are tried.")
+	flag.DurationVar(&o.every, "every", 0, "Time between the pods that overflow in overflow_burst and the figures beside it, which are created while the scheduler runs. If 0, all of them exist before it starts; only then do the rates mean anything.")
 	flag.Parse()
 	run, known := benches[*name]
 	if !known {

@@ -59,13 +59,14 @@ func taxUnderOverflow(ctx context.Context, h *home, o options) error {
 	o = o.withDefaults(taxUnderOverflowPods, taxPairs)
 	ratio, err := compare(ctx, h, basic(o.pods), o.pairs, func(ctx context.Context, a arm) error {
 		steady := overflowing(1 << 20)
+		steady.every = time.Second / perSecond
 		if !a.plugin {
 			steady.requests = basic(1).requests
-			return h.trickle(ctx, steady)
+			return h.trickle(ctx, steady, 0)
 		}
 		failed := make(chan error, 1)
 		go func() { failed <- h.play(0)(ctx) }()
-		err := h.trickle(ctx, steady)
+		err := h.trickle(ctx, steady, 0)
 		if played := <-failed; err == nil {
 			err = played
 		}
@@ -84,11 +85,11 @@ func overflowing(pods int) load {
 		requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"), corev1.ResourceMemory: resource.MustParse("500Mi")}}
 }
 
-// trickle creates pods of a load, perSecond, until ctx ends.
-func (h *home) trickle(ctx context.Context, l load) error {
-	ticker := time.NewTicker(time.Second / perSecond)
+// trickle creates the pods of a load from one on, one by one, until ctx ends.
+func (h *home) trickle(ctx context.Context, l load, first int) error {
+	ticker := time.NewTicker(l.every)
 	defer ticker.Stop()
-	for i := range l.pods {
+	for i := first; i < l.pods; i++ {
 		select {
 		case <-ctx.Done():
 			return nil
