@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/component-base/metrics/legacyregistry"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -42,6 +44,7 @@ func TestRules(t *testing.T) {
 	c.installKind("batch.example.com", "v1", "Run", "runs")
 	c.installKind("batch.example.com", "v1", "Hidden", "hiddens")
 	c.startScheduler()
+	c.expectSynced(broker.SchedulerName, "spillway-before", patient, "spillway-later")
 	c.runRules(slices.Concat(gangRules, []rule{
 		{"guests are never preemption victims", guestsAreNoVictims},
 		{"a pod of another scheduler that tolerates everything stays off virtual nodes", toleratesEverything},
@@ -75,6 +78,27 @@ func TestRules(t *testing.T) {
 		{"a real node may be called as a virtual one", realNodeNamedVirtual},
 		{"each metric is documented and counts", documentedMetrics},
 	}))
+}
+
+// expectSynced waits until the schedulers know the Reservations. Until then, pods are
+// preempted, and tried again with each event, as without the plugin.
+func (c *testCluster) expectSynced(schedulers ...string) {
+	c.t.Helper()
+	const ns = "probes"
+	c.namespace(ns, optIn)
+	c.poolNode(ns, "1")
+	made := 0
+	for _, scheduler := range schedulers {
+		expect.Eventually(c.t, scheduler+" to know the Reservations", func() (bool, string) {
+			probe := schedulerPod(ns, fmt.Sprint("probe-", made), "2", inPool(ns), func(p *corev1.Pod) { p.Spec.SchedulerName = scheduler })
+			made++
+			c.create(probe)
+			c.expectMessage(ns, probe.Name, "Insufficient cpu")
+			_, tried := podutil.GetPodCondition(&c.getPod(ns, probe.Name).Status, corev1.PodScheduled)
+			expect.NoError(c.t, c.Delete(c.t.Context(), probe))
+			return !strings.Contains(tried.Message, "Reservations are not synced"), tried.Message
+		})
+	}
 }
 
 // inPool makes a pod select the nodes of a pool.
@@ -351,22 +375,27 @@ func attempts(t *testing.T) int {
 	return n
 }
 
+// resize gives a node another amount of CPU.
+func (c *testCluster) resize(name, cpu string) {
+	c.t.Helper()
+	var node corev1.Node
+	expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKey{Name: name}, &node))
+	node.Status.Allocatable[corev1.ResourceCPU] = resource.MustParse(cpu)
+	expect.NoError(c.t, c.Status().Update(c.t.Context(), &node))
+}
+
 func noFutileAttempts(c *testCluster, ns string) {
 	home, virtual := c.poolNode(ns, "1"), c.virtualPoolNode(ns, "1")
 	c.create(schedulerPod(ns, "busy", "1", inPool(ns)))
 	c.expectPods(ns, "busy", map[string]int{home: 1})
 	c.app(ns, "web", "1", 20)
 	r := c.expectReservation(ns, "web", 20)
-	before := attempts(c.t)
-	grow := func(cpu string) {
-		c.t.Helper()
-		var node corev1.Node
-		expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKey{Name: virtual}, &node))
-		node.Status.Allocatable[corev1.ResourceCPU] = resource.MustParse(cpu)
-		expect.NoError(c.t, c.Status().Update(c.t.Context(), &node))
+	for i := range 20 { // some are requested before they are tried
+		c.expectMessage(ns, fmt.Sprint("web-", i), "Insufficient cpu")
 	}
+	before := attempts(c.t)
 	for i := range 5 {
-		grow(fmt.Sprint(i + 2))
+		c.resize(virtual, fmt.Sprint(i+2))
 	}
 	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "busy", "1")))
 	c.expectPods(ns, "web", map[string]int{home: 1, "": 19})
