@@ -1,10 +1,14 @@
 package overflow
 
 import (
+	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"path"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -172,5 +176,69 @@ func TestWritesWaitForNoOther(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Fatalf("the Reservation of %s was not written", job)
 		}
+	}
+}
+
+// A pod that is held untried is woken at once for room that has come since the cycle of the
+// other pod began, also if that was before it was held; the other pod is first.
+func TestHeldPodTakesRoom(t *testing.T) {
+	for name, tc := range map[string]struct {
+		// cores are what the node has free before the other pod's cycle, until the pod is
+		// held, and then.
+		before, until, then int64
+		opens               string
+	}{
+		"no room":                       {},
+		"the other pod did not fit":     {before: 4, until: 4, then: 4},
+		"room since the cycle":          {until: 2, then: 2, opens: "crunch-0 crunch-1"},
+		"room for one since the cycle":  {until: 1, then: 1, opens: "crunch-0"},
+		"room after it was held":        {then: 2, opens: "crunch-0 crunch-1"},
+		"more room after it was held":   {until: 1, then: 2, opens: "crunch-0 crunch-1"},
+		"no more room after it is held": {before: 4, until: 4, then: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, others, pod := testPlugin(OverflowArgs{}), jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "1")
+			now := clocktesting.NewFakePassiveClock(p.clock.Now())
+			p.clock, p.gate.clock, p.placements.clock = now, now, now
+			cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+			expect.NoError(t, errors.Join(cached.Add(others), cached.Add(pod)))
+			opened := map[string]bool{}
+			c := &demandController{
+				clock: clocktesting.NewFakeClock(now.Now()), queue: p.queue, grants: p.grants, gate: p.gate, placements: p.placements, keys: p.keys, namespaces: p.namespaces,
+				batcher: demand.NewBatcher(now, demand.Windows{}), pending: p.pending, pods: corelisters.NewPodLister(cached),
+				waker: &waker{gate: p.gate, grants: p.grants, placements: p.placements, pools: p.pools, nodes: p.nodes, settled: p.settled,
+					activate: func(pods map[string]*corev1.Pod) {
+						for _, pod := range pods {
+							opened[pod.Name] = true
+						}
+					}},
+				counted: p.counted, active: func() bool { return false },
+				unresolved: map[types.UID]types.NamespacedName{}, delayed: map[types.UID]delayedPod{},
+			}
+			cores := func(n int64) {
+				node := nodeWith("").Node().DeepCopy()
+				node.Status.Allocatable = expect.Resources("cpu", fmt.Sprint(n), "pods", "10")
+				if p.placements.setNode(node) {
+					p.queue.addNode(node.Name)
+				}
+				c.sync()
+			}
+			cores(tc.before)
+			now.SetTime(now.Now().Add(time.Minute))
+			state := scheduler.NewCycleState()
+			state.Write(stateKey, &cycleState{since: now.Now()})
+			p.PostFilter(t.Context(), state, others, nil)
+			c.sync()
+			now.SetTime(now.Now().Add(maxHold / 2))
+			cores(tc.until)
+			if !p.PreEnqueue(t.Context(), pod).IsRejected() {
+				t.Error("it is not held")
+			}
+			c.sync()
+			cores(tc.then)
+			if got := strings.Join(slices.Sorted(maps.Keys(opened)), " "); got != tc.opens {
+				t.Errorf("the gate has opened for %q, want %q", got, tc.opens)
+			}
+		})
 	}
 }

@@ -22,7 +22,10 @@
 //
 // The gate opens for as many pods as there are places, by priority, then age: for room
 // on a node of this cluster, for a free slot of a grant, after a change of the pod's
-// spec, and at the latest when its retry is due. Only pods that can overflow are held.
+// spec, and at the latest when its retry is due. Only pods that can overflow are held. One
+// that was not tried yet is held for 2 to 3 s at most, if another one of its owner and shape
+// has just not fit: it is requested with that, and often bound when it is tried first. Gangs
+// are not, nor is any pod with overflow: BeforePreemption or askAfter.
 // What is free on each node, and how many pods use each grant, is counted from the
 // events of the informers and from the pods that the scheduler assumes (placements).
 //

@@ -56,6 +56,7 @@ func TestRules(t *testing.T) {
 		{"a request that the API server rejects permits preemption", rejectedPreempts},
 		{"a pod that was not steered gets an event", notSteered},
 		{"pods are retried only for capacity of their own", noFutileAttempts},
+		{"pods that follow one that has not fit say so", heldUntried},
 		{"a resized guest keeps its grant", resizedGuest},
 		{"each of two Reservations is charged", twoReservations},
 		{"a pod is tried with its new spec", toleratedLater},
@@ -390,7 +391,7 @@ func noFutileAttempts(c *testCluster, ns string) {
 	c.expectPods(ns, "busy", map[string]int{home: 1})
 	c.app(ns, "web", "1", 20)
 	r := c.expectReservation(ns, "web", 20)
-	for i := range 20 { // some are requested before they are tried
+	for i := range 20 { // most are requested before they are tried, and tried for the first time within 2 s
 		c.expectMessage(ns, fmt.Sprint("web-", i), "Insufficient cpu")
 	}
 	before := attempts(c.t)
@@ -404,6 +405,30 @@ func noFutileAttempts(c *testCluster, ns string) {
 	if n := attempts(c.t) - before; n > 8 {
 		c.t.Errorf("%d attempts to schedule 4 pods", n)
 	}
+}
+
+// heldUntried: pods that follow one that has not fit are requested with it, without an
+// attempt. While there is no grant, each is tried soon and says that it does not fit. Room
+// at home, and a grant, are theirs as if they had been tried.
+func heldUntried(c *testCluster, ns string) {
+	virtual := c.virtualPoolNode(ns, "50")
+	home := c.poolNode(ns, "1")
+	c.create(schedulerPod(ns, "busy", "1", inPool(ns)))
+	c.expectPods(ns, "busy", map[string]int{home: 1})
+	more := c.app(ns, "web", "1", 1)
+	c.expectMessage(ns, "web-0", "Insufficient cpu")
+	more(5)
+	r := c.expectReservation(ns, "web", 6)
+	for i := range 6 {
+		c.expectMessage(ns, fmt.Sprint("web-", i), "Insufficient cpu")
+		c.expectEvent(ns, fmt.Sprint("web-", i), "OverflowRequested", r.Name)
+	}
+	more(4)
+	c.resize(home, "3")
+	c.expectPods(ns, "web", map[string]int{home: 2, "": 8})
+	c.setStatus(r, grantedIn(r, ns, 8))
+	c.expectPods(ns, "web", map[string]int{home: 2, virtual: 8})
+	c.expectGranted(ns, r.Name, c.pods(ns, "web")[virtual])
 }
 
 func resizedGuest(c *testCluster, ns string) {

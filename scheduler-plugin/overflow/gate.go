@@ -32,30 +32,43 @@ const (
 	// snapshotLag is how much older than the start of a scheduling cycle the state may
 	// be that the cycle has seen.
 	snapshotLag = 250 * time.Millisecond
+	// maxHold is how long the gate holds a pod that was not tried yet: autoscalers and people
+	// are to see soon that it does not fit. It opens up to resyncPeriod later.
+	maxHold = 2 * time.Second
 )
 
-// gate keeps pods that do not fit and wait for capacity in other clusters out of the
-// scheduling queue, until an attempt may succeed: a node of this cluster has room for
-// them, a grant of theirs has a free slot, or the time for a retry has come. It opens
-// for as many pods as there are places, by priority, then age. A pod that the gate
-// does not know passes. Safe for concurrent use.
+// gate keeps pods that do not fit and wait for capacity in other clusters, and for a short
+// time those of the same key that were not tried yet, out of the scheduling queue, until an
+// attempt may succeed: a node of this cluster has room for them, a grant of theirs has a
+// free slot, or the time for a retry has come. It opens for as many pods as there are
+// places, by priority, then age. A pod that the gate does not know passes. Safe for
+// concurrent use.
 type gate struct {
 	clock clock.PassiveClock
 
 	mu    sync.Mutex
 	pods  map[types.UID]*waitingPod
 	byKey map[demand.Key]map[types.UID]*waitingPod
+	// failures has the last failed cycle of each key of byKey that has had one.
+	failures map[demand.Key]failure
 	// nextDue is no later than the first retryAt, so that most events need no look at all pods.
 	nextDue time.Time
 }
 
-// waitingPod is a pod that did not fit in its last scheduling cycle.
+// failure is a cycle in which a pod did not fit.
+type failure struct {
+	beganAt, endedAt time.Time
+	priority         int32
+}
+
+// waitingPod is a pod that did not fit in its last scheduling cycle, or that is held because
+// another one of its key did not.
 type waitingPod struct {
 	pod *corev1.Pod
 	key demand.Key
 	// latest is the pod as its informer showed it last, if its spec has changed since.
 	latest *corev1.Pod
-	// since is when it did not fit first, triedAt the start of the last cycle.
+	// since is when it did not fit first, or was held, triedAt the start of the last cycle.
 	since, triedAt time.Time
 	// retryAt is when the gate opens at the latest, or the pod is woken again; retries
 	// doubles the time until then.
@@ -70,6 +83,8 @@ type waitingPod struct {
 	// lostUntil is when room at home opens the gate again for a pod of a gang that has lost
 	// its place there, because the others had none.
 	lostUntil time.Time
+	// untried: it is held, and has had no cycle. triedAt is that of the other pod.
+	untried bool
 	// tracked: the gate was never closed for it, but it is woken as the others are.
 	tracked bool
 	// forGrant and forNode are the place that the gate was opened for, until the pod is
@@ -79,7 +94,7 @@ type waitingPod struct {
 }
 
 func newGate(clock clock.PassiveClock) *gate {
-	return &gate{clock: clock, pods: map[types.UID]*waitingPod{}, byKey: map[demand.Key]map[types.UID]*waitingPod{}}
+	return &gate{clock: clock, pods: map[types.UID]*waitingPod{}, byKey: map[demand.Key]map[types.UID]*waitingPod{}, failures: map[demand.Key]failure{}}
 }
 
 // unresolvedKey is the key by which the gate knows a pod whose owner is unknown: no other
@@ -101,7 +116,7 @@ func (g *gate) resolve(pod *corev1.Pod, key demand.Key) bool {
 	return true
 }
 
-// since returns when a pod did not fit first: now, if the gate does not know it.
+// since returns when a pod did not fit first, or was held: now, if the gate does not know it.
 func (g *gate) since(uid types.UID) time.Time {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -120,7 +135,10 @@ func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Tim
 	now := g.clock.Now()
 	w := &waitingPod{since: now}
 	if before := g.remove(pod.UID); before != nil {
-		w.since, w.retries, node, w.lostUntil = before.since, before.retries+1, before.forNode, before.lostUntil
+		w.since, node, w.lostUntil = before.since, before.forNode, before.lostUntil
+		if !before.untried {
+			w.retries = before.retries + 1
+		}
 		if before.forGrant || before.forNode != "" {
 			w.missed = 1
 		} else if before.missed > 0 {
@@ -140,7 +158,29 @@ func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Tim
 		w.retryAt = decision
 	}
 	g.insert(w)
+	g.failures[key] = failure{beganAt: triedAt, endedAt: now, priority: corev1helpers.PodPriority(pod)}
 	return node
+}
+
+// hold closes the gate, for maxHold at most, for a pod that was not tried yet, if one of its
+// key, and of no lower priority, has just not fit and waits: this would not fit either. It
+// opens for the same places. It reports whether the gate is closed.
+func (g *gate) hold(pod *corev1.Pod, key demand.Key) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now, last := g.clock.Now(), g.failures[key]
+	if g.pods[pod.UID] != nil || now.Sub(last.endedAt) >= maxHold || corev1helpers.PodPriority(pod) > last.priority {
+		return false
+	}
+	g.insert(&waitingPod{pod: pod, key: key, since: now, triedAt: last.beganAt, retryAt: now.Add(maxHold), untried: true})
+	return true
+}
+
+// failing reports whether a pod has just not fit, so that others may be held.
+func (g *gate) failing() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.failures) > 0
 }
 
 func (g *gate) insert(w *waitingPod) {
@@ -227,6 +267,7 @@ func (g *gate) remove(uid types.UID) *waitingPod {
 	delete(g.pods, uid)
 	if delete(g.byKey[w.key], uid); len(g.byKey[w.key]) == 0 {
 		delete(g.byKey, w.key)
+		delete(g.failures, w.key)
 	}
 	return w
 }

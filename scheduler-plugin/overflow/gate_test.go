@@ -242,8 +242,75 @@ func TestGateKnowsTheLatestSpec(t *testing.T) {
 	}
 }
 
+// TestGateHoldsUntriedPods: a pod is not tried, for a short time, if another one of its key
+// and of no lower priority has just not fit and waits. A place opens the gate for it.
+func TestGateHoldsUntriedPods(t *testing.T) {
+	key, other := demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}, demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "l"}
+	home := nodeWith("").Node()
+	home.Status.Allocatable = expect.Resources("cpu", "4", "pods", "10")
+	for name, tc := range map[string]struct {
+		of       demand.Key
+		after    time.Duration
+		priority int32
+		before   func(*gate)
+		holds    bool
+	}{
+		"just now":            {of: key, holds: true},
+		"a moment ago":        {of: key, after: maxHold - 1, holds: true},
+		"before":              {of: key, after: maxHold},
+		"of another shape":    {of: other},
+		"more important":      {of: key, priority: 1},
+		"less important":      {of: key, priority: -1, holds: true},
+		"the other is gone":   {of: key, before: func(g *gate) { g.drop("tried") }},
+		"it was tried itself": {of: key, before: func(g *gate) { g.track(jobPod("crunch", "untried", "1"), key) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
+			g, pod := newGate(now), jobPod("crunch", "untried", "1")
+			pod.Spec.Priority = &tc.priority
+			began := now.Now()
+			now.SetTime(began.Add(10 * time.Millisecond))
+			g.close(jobPod("crunch", "tried", "1"), key, began, time.Time{})
+			now.SetTime(now.Now().Add(tc.after))
+			if tc.before != nil {
+				tc.before(g)
+			}
+			if held := g.hold(pod, tc.of); held != tc.holds || g.passes(pod) == held {
+				t.Fatalf("held: %t, want %t; passes: %t", held, tc.holds, g.passes(pod))
+			} else if !held {
+				return
+			}
+			heldAt := now.Now()
+			// Room since the other pod was tried is seen, whenever that was.
+			free := room{name: home.Name, free: amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, changedAt: began, selective: true,
+				need: func(pod *corev1.Pod) (amounts, bool) {
+					return podAmounts(pod), pod.Name == "untried" && nodeAdmits(home, pod)
+				}}
+			if got := g.openForRoom([]room{free}); len(got) != 1 || !g.passes(pod) {
+				t.Errorf("room wakes %d pods, want the one that is held", len(got))
+			}
+			g.drop(pod.UID)
+			g.hold(pod, tc.of)
+			if now.SetTime(heldAt.Add(maxHold - 1)); len(g.openDue()) != 0 {
+				t.Error("it is woken too early")
+			}
+			if now.SetTime(heldAt.Add(maxHold)); len(g.openDue()) != 1 || !g.passes(pod) {
+				t.Error("it is held for longer")
+			}
+			if cycles := g.pods[pod.UID].cycles(); cycles != 0 {
+				t.Errorf("%d cycles, and it was not tried", cycles)
+			}
+			g.close(pod, tc.of, now.Now(), time.Time{})
+			if w := g.pods[pod.UID]; w.cycles() != 1 || w.untried || !w.since.Equal(heldAt) || !w.retryAt.Equal(now.Now().Add(minRetry)) {
+				t.Errorf("after its first cycle: %+v", w)
+			}
+		})
+	}
+}
+
 // TestGateNeverKeepsAPod: whatever happens, a pod passes and is woken at the latest maxRetry
-// after its last cycle, and one that waits for a decision as soon as that is due.
+// after its last cycle, one that waits for a decision as soon as that is due, and one that
+// was not tried yet after maxHold.
 func TestGateNeverKeepsAPod(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
@@ -277,6 +344,11 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 				}
 				g.close(pod, of, now.Now(), decision)
 				woken[uid] = g.stale(uid)
+			},
+			"hold": func(t *rapid.T) {
+				if uid := any.Draw(t, "pod"); g.hold(pods[uid], key) {
+					waits(uid, maxHold)
+				}
 			},
 			"track": func(t *rapid.T) {
 				uid := any.Draw(t, "pod")
@@ -326,7 +398,7 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 			},
 			"decided": func(*rapid.T) { wake(g.openDecided(key)) },
 			"time passes": func(t *rapid.T) {
-				now.SetTime(now.Now().Add(time.Duration(rapid.IntRange(1, 100).Draw(t, "seconds")) * time.Second))
+				now.SetTime(now.Now().Add(time.Duration(rapid.SampledFrom([]int{1, 2, 10, 100}).Draw(t, "seconds")) * time.Second))
 				wake(g.openDue())
 			},
 			"": func(t *rapid.T) {

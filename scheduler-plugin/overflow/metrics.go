@@ -32,7 +32,7 @@ var (
 	})
 	unschedulableDuration = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name:    "overflow_unschedulable_duration_seconds",
-		Help:    "Time from when a pod did not fit to its end, by outcome: bound at home, overflowed, or deleted.",
+		Help:    "Time from when a pod did not fit, or was held because another one of its owner and shape did not, to its end, by outcome: bound at home, overflowed, or deleted.",
 		Buckets: metrics.ExponentialBuckets(0.25, 2, 14),
 	}, []string{"outcome"})
 	podAttempts = metrics.NewHistogram(&metrics.HistogramOpts{
@@ -74,6 +74,14 @@ func init() {
 	}
 }
 
+// cycles is the number of attempts to schedule a pod that closed the gate.
+func (w *waitingPod) cycles() int {
+	if w.untried {
+		return 0
+	}
+	return w.retries + 1
+}
+
 // observeEnd records how a pod that waited ended: pod is it as the cache shows it, or nil.
 func (w *waitingPod) observeEnd(pod *corev1.Pod, isVirtual func(node string) bool, now time.Time) {
 	outcome := outcomeDeleted
@@ -81,8 +89,7 @@ func (w *waitingPod) observeEnd(pod *corev1.Pod, isVirtual func(node string) boo
 	case pod == nil || pod.UID != w.pod.UID || pod.Spec.NodeName == "":
 	case isVirtual(pod.Spec.NodeName):
 		outcome = outcomeOverflowed
-		// The attempts that closed the gate, and the last one.
-		podAttempts.Observe(float64(w.retries + 2))
+		podAttempts.Observe(float64(w.cycles() + 1))
 	default:
 		outcome = outcomeHome
 	}

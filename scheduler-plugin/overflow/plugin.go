@@ -16,6 +16,7 @@ import (
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -177,10 +178,36 @@ func (p *Plugin) Name() string { return Name }
 
 // PreEnqueue holds pods for which an attempt would be futile.
 func (p *Plugin) PreEnqueue(_ context.Context, pod *corev1.Pod) *framework.Status {
-	if p.gate.passes(pod) {
+	if p.gate.passes(pod) && !p.holds(pod) {
 		return nil
 	}
 	return framework.NewStatus(framework.UnschedulableAndUnresolvable, errWaiting)
+}
+
+// holds closes the gate for a pod that was not tried yet if others of its owner and shape
+// have just not fit, and capacity is requested for it with theirs: that saves the attempt,
+// the write of its result and its event. A gang is tried as a whole, where an autoscaler is
+// to act first it must see each pod, and preemption that waits for a decision is to wait no
+// longer.
+func (p *Plugin) holds(pod *corev1.Pod) bool {
+	if !p.gate.failing() || p.args.AskAfter.Duration > 0 || p.args.Overflow == BeforePreemption || !optedIn(p.namespaces, pod.Namespace) {
+		return false
+	}
+	if _, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled); tried != nil || pod.Status.NominatedNodeName != "" {
+		return false
+	}
+	if _, gang := demand.GangOf(pod); gang {
+		return false
+	}
+	if ok, _ := p.gangs.admissible(pod); !ok {
+		return false
+	}
+	key, ok := p.keys.get(pod)
+	if !ok || p.settled(key.key) || !p.gate.hold(pod, key.key) {
+		return false
+	}
+	p.queue.addUnschedulable(pod)
+	return true
 }
 
 // PreFilter looks up the pod's grants.

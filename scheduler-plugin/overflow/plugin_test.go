@@ -460,6 +460,56 @@ func TestGrantDuringTheCycle(t *testing.T) {
 	}
 }
 
+// A pod that was not tried yet is held, and capacity requested for it, while another one of
+// its owner and shape waits that has just not fit.
+func TestUntriedPodsAreHeld(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason string
+		change func(*Plugin, *corev1.Pod)
+		holds  bool
+	}{
+		"alike": {reason: "it would not fit either", holds: true},
+		"another shape": {reason: "it may fit", change: func(_ *Plugin, pod *corev1.Pod) {
+			pod.Spec.Containers[0].Resources.Requests = expect.Resources("cpu", "2")
+		}},
+		"tried": {reason: "what it knows of itself is newer", change: func(_ *Plugin, pod *corev1.Pod) {
+			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse}}
+		}},
+		"not admissible": {reason: "its volume may be elsewhere", change: func(_ *Plugin, pod *corev1.Pod) {
+			pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{}}}}
+		}},
+		"not opted in": {reason: "it cannot overflow", change: func(_ *Plugin, pod *corev1.Pod) { pod.Namespace = "bank" }},
+		"nominated":    {reason: "a node is freed for it", change: func(_ *Plugin, pod *corev1.Pod) { pod.Status.NominatedNodeName = "home" }},
+		"of a gang": {reason: "it is tried as a whole", change: func(p *Plugin, pod *corev1.Pod) {
+			pod.Labels = map[string]string{demand.LabelPodGroup: "ring"}
+			other := jobPod("crunch", "crunch-2", "1")
+			other.Labels = pod.Labels
+			key, _ := p.keys.get(other)
+			p.gate.close(other, key.key, p.clock.Now(), time.Time{})
+		}},
+		"before preemption": {reason: "preemption waits for a decision, from its first cycle", change: func(p *Plugin, _ *corev1.Pod) {
+			p.args.Overflow = BeforePreemption
+		}},
+		"autoscaler first": {reason: "it must see the pod", change: func(p *Plugin, _ *corev1.Pod) { p.args.AskAfter.Duration = time.Minute }},
+		"capped": {reason: "no capacity will come soon", change: func(p *Plugin, pod *corev1.Pod) {
+			key, _ := p.keys.get(pod)
+			p.grants.setUnasked(key.key, true)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, pod := testPlugin(OverflowArgs{}), jobPod("crunch", "crunch-1", "1")
+			p.PostFilter(t.Context(), scheduler.NewCycleState(), jobPod("crunch", "crunch-0", "1"), nil)
+			if tc.change != nil {
+				tc.change(p, pod)
+			}
+			held := p.PreEnqueue(t.Context(), pod).IsRejected()
+			if _, requested := p.queue.take().unschedulable[pod.UID]; held != tc.holds || requested != held {
+				t.Errorf("held: %t, and requested: %t, want %t, because %s", held, requested, tc.holds, tc.reason)
+			}
+		})
+	}
+}
+
 // A dry run of preemption that has removed a guest finds no place on a virtual node,
 // whatever the grants say; the state of others is not changed by it.
 func TestGuestsAreNoVictims(t *testing.T) {
