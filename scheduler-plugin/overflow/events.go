@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientevents "k8s.io/client-go/tools/events"
 
@@ -202,12 +201,11 @@ func (c *demandController) recordOnce(uid types.UID, name types.NamespacedName, 
 	}
 }
 
-// send writes an event on a pod.
+// send writes an event on a pod. Events that differ in their messages only are aggregated,
+// and the first message stays: what they are related to differs too.
 func send(recorder clientevents.EventRecorder, pod *corev1.Pod, e event) {
-	var related runtime.Object
+	related := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, FieldPath: e.key}
 	if r := e.reservation; r != nil {
-		// The resource version keeps events with different messages from being
-		// aggregated.
 		related = &corev1.ObjectReference{APIVersion: broker.GroupVersion.String(), Kind: "Reservation",
 			Namespace: r.Namespace, Name: r.Name, UID: r.UID, ResourceVersion: r.ResourceVersion}
 	}

@@ -268,11 +268,10 @@ func fairCap(c *testCluster, ns string) {
 			c.expectEvent(ns, fmt.Sprint(app, "-", i), "OverflowCapped", "0 of ")
 		}
 	}
-	// Both are requested again when their namespace opts in, or 15 s later.
-	c.setOverflow(ns, broker.OverflowDisabled)
 	policy.Spec.MaxResources.CPU = ptr.To(resource.MustParse("4"))
 	expect.NoError(c.t, c.Update(c.t.Context(), policy))
-	c.setOverflow(ns, broker.OverflowEnabled)
+	// Both are requested again 15 s later. Their pods have not changed since, and yet have
+	// another event.
 	for _, app := range apps {
 		c.expectReservation(ns, app, 2)
 		c.expectEvent(ns, app+"-0", "OverflowCapped", "2 of 4 pods")
