@@ -73,7 +73,12 @@ func TestAskedProvider(t *testing.T) {
 		calls := c.Driver.Calls("EnsurePeering")
 		return len(calls) > 1, fmt.Sprint(calls)
 	})
+	held := len(c.Driver.Calls("EnsurePeering"))
 	c.Driver.Free("EnsurePeering")
+	expect.Eventually(t, "the peering", func() (bool, string) {
+		calls := c.Driver.Calls("EnsurePeering")
+		return len(calls) > held, fmt.Sprint(calls)
+	})
 	r := c.Reservation(c.Pod("w"), 1)
 	if calls := c.Driver.Calls("EnsureCapacity"); len(calls) > 0 {
 		t.Fatalf("a virtual node without a grant: %v", calls)
