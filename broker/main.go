@@ -131,11 +131,12 @@ func run(ctx context.Context, config *rest.Config, o options) error {
 		config = rest.CopyConfig(config)
 		config.Wrap((&fence{lease: o.lease, clock: clock.RealClock{}}).wrap)
 	}
-	mgr, err := newManager(config, o)
+	specs := &reservation.Specs{}
+	mgr, err := newManager(config, o, specs)
 	if err != nil {
 		return err
 	}
-	if err := addControllers(ctx, mgr, o); err != nil {
+	if err := addControllers(ctx, mgr, o, specs); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
@@ -143,7 +144,7 @@ func run(ctx context.Context, config *rest.Config, o options) error {
 
 // addControllers adds everything that the manager runs: the controllers of Reservations
 // and ClusterAdvertisements, the REST server, and the probes.
-func addControllers(ctx context.Context, mgr ctrl.Manager, o options) error {
+func addControllers(ctx context.Context, mgr ctrl.Manager, o options, specs *reservation.Specs) error {
 	live, err := client.New(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme()})
 	if err != nil {
 		return fmt.Errorf("creating the client: %w", err)
@@ -157,7 +158,7 @@ func addControllers(ctx context.Context, mgr ctrl.Manager, o options) error {
 		return fmt.Errorf("setting up the leadership: %w", err)
 	}
 	receipts := server.NewReceipts(clock.RealClock{})
-	reservations := reservation.New(leader, reservation.Options{Namespace: o.namespace, Freshness: receipts})
+	reservations := reservation.New(leader, reservation.Options{Namespace: o.namespace, Freshness: receipts, Specs: specs})
 	if err := reservations.SetupWithManager(leader); err != nil {
 		return fmt.Errorf("setting up the reservation controllers: %w", err)
 	}
@@ -184,7 +185,7 @@ func addControllers(ctx context.Context, mgr ctrl.Manager, o options) error {
 	return nil
 }
 
-func newManager(config *rest.Config, o options) (ctrl.Manager, error) {
+func newManager(config *rest.Config, o options, specs *reservation.Specs) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)); err != nil {
 		return nil, err
@@ -194,8 +195,9 @@ func newManager(config *rest.Config, o options) (ctrl.Manager, error) {
 		Cache: cache.Options{
 			DefaultNamespaces: map[string]cache.Config{o.namespace: {}},
 			// Nothing reads them, and they are larger than many of the objects.
-			DefaultTransform: cache.TransformStripManagedFields(),
+			DefaultTransform: specs.Transform(cache.TransformStripManagedFields()),
 		},
+		MapperProvider:                newMapper,
 		Metrics:                       metricsserver.Options{BindAddress: o.metrics},
 		HealthProbeBindAddress:        o.probes,
 		LeaderElection:                o.leaderElect,

@@ -52,6 +52,7 @@ type committer struct {
 	client client.Client
 	live   client.Reader
 	store  *store
+	specs  *Specs
 	key    func(name string) client.ObjectKey
 	clock  clock.PassiveClock
 
@@ -75,8 +76,8 @@ type commit struct {
 	err  error
 }
 
-func newCommitter(clients Clients, known *store, key func(string) client.ObjectKey, clock clock.PassiveClock) *committer {
-	return &committer{client: clients.Client, live: clients.Live, store: known, key: key, clock: clock, queues: map[string]*commitQueue{}, pauses: map[string]<-chan time.Time{}}
+func newCommitter(clients Clients, known *store, specs *Specs, key func(string) client.ObjectKey, clock clock.PassiveClock) *committer {
+	return &committer{client: clients.Client, live: clients.Live, store: known, specs: specs, key: key, clock: clock, queues: map[string]*commitQueue{}, pauses: map[string]<-chan time.Time{}}
 }
 
 // commit makes one change to a provider's object and returns the version that includes
@@ -204,6 +205,7 @@ func (c *committer) write(ctx context.Context, cluster string, batch []*commit) 
 		if apierrors.IsNotFound(err) {
 			// It was deleted, and the watch may have said so before it was added.
 			c.store.removeAdvertisement(known)
+			c.specs.forget(known)
 		}
 		if tooLarge(err) {
 			c.store.markUnwritable(known)
@@ -256,6 +258,9 @@ func (c *committer) update(ctx context.Context, ad *broker.ClusterAdvertisement,
 	if err := c.client.Status().Update(ctx, ad); err != nil {
 		return fmt.Errorf("writing the ledger of %s: %w", ad.Name, err)
 	}
+	// Of an advertisement, the API server may still track fields.
+	ad.ManagedFields = nil
+	c.specs.share(ad)
 	c.store.putAdvertisement(ad)
 	return nil
 }

@@ -50,6 +50,8 @@ type Options struct {
 	// a reconcile waits for the API server most of its time, and those that wait for
 	// the same ledger share its write.
 	Workers int
+	// Specs are shared with the cache whose events are reported. Defaults to own ones.
+	Specs *Specs
 }
 
 // Reconciler places Reservations and keeps the ledger. Its methods are safe for
@@ -142,6 +144,9 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 	if options.Workers == 0 {
 		options.Workers = 128
 	}
+	if options.Specs == nil {
+		options.Specs = &Specs{}
+	}
 	return &Reconciler{
 		client:      clients.Client,
 		live:        clients.Live,
@@ -153,7 +158,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		startedAt:   sync.OnceValue(options.Clock.Now),
 		becameFresh: make(chan event.GenericEvent, 1),
 		store:       known,
-		committer:   newCommitter(clients, known, key, options.Clock),
+		committer:   newCommitter(clients, known, options.Specs, key, options.Clock),
 		book:        lease.NewBook(),
 		answers:     answers.New(),
 		queue:       queue.New(),
@@ -302,6 +307,7 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 		}
 	} else {
 		r.store.removeAdvertisement(before)
+		r.committer.specs.forget(before)
 		r.forgetCluster(before.Name)
 	}
 	consumer := cmp.Or(after, before).Name

@@ -18,7 +18,7 @@ func TestPanicLeavesNoQueue(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "paris", ResourceVersion: "1"},
 		Spec:       broker.ClusterAdvertisementSpec{ClusterID: "paris"},
 	})
-	c := newCommitter(Clients{}, known, func(name string) client.ObjectKey { return client.ObjectKey{Name: name} }, clock.RealClock{})
+	c := newCommitter(Clients{}, known, &Specs{}, func(name string) client.ObjectKey { return client.ObjectKey{Name: name} }, clock.RealClock{})
 	func() {
 		defer func() {
 			if recover() == nil {
