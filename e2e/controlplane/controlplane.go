@@ -19,6 +19,10 @@ import (
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 )
 
+// patience is how long an API server may take to start, to accept the CRDs, and to stop: on
+// a busy machine far longer than the defaults of 10 and 20 seconds.
+const patience = 3 * time.Minute
+
 // Run starts an API server with Spillway's CRDs for a bench. Its state is in dir, and its
 // clients have no rate limit. The caller stops it; it does not outlive this process.
 func Run(ctx context.Context, name, dir string) (*cluster.Cluster, error) {
@@ -36,7 +40,7 @@ func Run(ctx context.Context, name, dir string) (*cluster.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := envtest.InstallCRDs(c.Admin, envtest.CRDInstallOptions{Paths: paths, ErrorIfPathMissing: true}); err != nil {
+	if _, err := envtest.InstallCRDs(c.Admin, envtest.CRDInstallOptions{Paths: paths, ErrorIfPathMissing: true, MaxTime: patience}); err != nil {
 		c.Kill()
 		return nil, fmt.Errorf("installing the CRDs: %w", err)
 	}
@@ -72,7 +76,7 @@ func InstallCRDs(t testing.TB, config *rest.Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := envtest.InstallCRDs(config, envtest.CRDInstallOptions{Paths: paths, ErrorIfPathMissing: true}); err != nil {
+	if _, err := envtest.InstallCRDs(config, envtest.CRDInstallOptions{Paths: paths, ErrorIfPathMissing: true, MaxTime: patience}); err != nil {
 		t.Fatalf("installing the CRDs: %v", err)
 	}
 }
@@ -93,10 +97,11 @@ func start(t testing.TB, crds []string, flags ...string) *rest.Config {
 		}
 	}
 	env := &envtest.Environment{
-		CRDDirectoryPaths:     crds,
-		ErrorIfCRDPathMissing: true,
-		// On a busy machine it takes far longer than the default of 20 seconds.
-		ControlPlaneStartTimeout: 2 * time.Minute,
+		CRDDirectoryPaths:        crds,
+		CRDInstallOptions:        envtest.CRDInstallOptions{MaxTime: patience},
+		ErrorIfCRDPathMissing:    true,
+		ControlPlaneStartTimeout: patience,
+		ControlPlaneStopTimeout:  patience,
 	}
 	env.ControlPlane.GetAPIServer().Path = paths["kube-apiserver"]
 	for _, f := range flags {

@@ -17,7 +17,7 @@ import (
 const (
 	// Deadline is how long Eventually waits. It is generous, because tests run
 	// beside other work; a passing test does not use it.
-	Deadline = 60 * time.Second
+	Deadline = 3 * time.Minute
 	interval = 20 * time.Millisecond
 )
 
