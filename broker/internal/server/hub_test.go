@@ -18,6 +18,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -238,16 +239,53 @@ func (a answer) refusal() error {
 // call sends a request. Without a config the caller has no certificate.
 func (h *testHub) call(t *testing.T, config *tls.Config, method, path string, body []byte) answer {
 	t.Helper()
+	transport := h.transport(config)
+	defer transport.CloseIdleConnections()
+	return h.callThrough(t, transport, method, path, body)
+}
+
+// transport is that of a caller, which has no certificate without a config.
+func (h *testHub) transport(config *tls.Config) *http.Transport {
 	if config == nil {
 		roots := x509.NewCertPool()
 		roots.AppendCertsFromPEM(h.authority.CAPEM())
 		config = &tls.Config{RootCAs: roots}
 	}
-	transport := &http.Transport{TLSClientConfig: config}
-	defer transport.CloseIdleConnections()
+	return &http.Transport{TLSClientConfig: config, MaxIdleConnsPerHost: callsAtOnce}
+}
+
+func (h *testHub) callThrough(t *testing.T, transport *http.Transport, method, path string, body []byte) answer {
+	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, h.url+path, bytes.NewReader(body))
 	expect.NoError(t, err)
 	return h.send(t, transport, request)
+}
+
+// callsAtOnce is how many calls untilLimited makes at once.
+const callsAtOnce = 16
+
+// untilLimited makes calls until one of them is refused because there are too many: several
+// at once, since a busy machine may take longer for each than the limit allows anyway.
+func (h *testHub) untilLimited(t *testing.T, what string, config *tls.Config, call func(transport *http.Transport) answer) {
+	t.Helper()
+	transport := h.transport(config)
+	defer transport.CloseIdleConnections()
+	eventually(t, what, func() error {
+		var group sync.WaitGroup
+		var limited atomic.Int32
+		for range callsAtOnce {
+			group.Go(func() {
+				if call(transport).status == http.StatusTooManyRequests {
+					limited.Add(1)
+				}
+			})
+		}
+		group.Wait()
+		if limited.Load() == 0 {
+			return errors.New("no call was refused")
+		}
+		return nil
+	})
 }
 
 func (h *testHub) send(t *testing.T, transport http.RoundTripper, request *http.Request) answer {

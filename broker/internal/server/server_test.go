@@ -114,12 +114,8 @@ func TestJoining(t *testing.T) {
 		})
 	})
 	t.Run("too many join requests", func(t *testing.T) {
-		eventually(t, "the address to be limited", func() error {
-			got := hub.call(t, nil, http.MethodPost, protocol.PathJoin, []byte(`{}`))
-			if got.status != http.StatusTooManyRequests {
-				return fmt.Errorf("got %d", got.status)
-			}
-			return nil
+		hub.untilLimited(t, "the address to be limited", nil, func(transport *http.Transport) answer {
+			return hub.callThrough(t, transport, http.MethodPost, protocol.PathJoin, []byte(`{}`))
 		})
 	})
 }
@@ -338,15 +334,24 @@ func (c *clusters) testDeletionsAreFree(t *testing.T) {
 			return nil
 		})
 	}()
-	var created []string
-	eventually(t, "a write to be refused", func() error {
-		request := unplaceable(fmt.Sprint("limited-", len(created)))
-		answer := c.hub.call(t, c.berlin.tls, http.MethodPost, protocol.PathReservations, []byte(encode(t, request)))
-		if answer.status == http.StatusTooManyRequests {
-			return nil
+	// The quota of the test before is refused with the same status.
+	eventually(t, "the limit to apply", func() error {
+		if have := c.hub.server.quotas(); have.writesPerSecond != 1 {
+			return fmt.Errorf("have %+v", have)
 		}
-		created = append(created, protocol.ReservationID("berlin", request.SourceUID))
-		return fmt.Errorf("got %d", answer.status)
+		return nil
+	})
+	var mutex sync.Mutex
+	var created []string
+	c.hub.untilLimited(t, "a write to be refused", c.berlin.tls, func(transport *http.Transport) answer {
+		request := unplaceable("limited")
+		answer := c.hub.callThrough(t, transport, http.MethodPost, protocol.PathReservations, []byte(encode(t, request)))
+		if answer.status != http.StatusTooManyRequests {
+			mutex.Lock()
+			defer mutex.Unlock()
+			created = append(created, protocol.ReservationID("berlin", request.SourceUID))
+		}
+		return answer
 	})
 	if len(created) < 10 {
 		t.Fatalf("%d Reservations were created", len(created))
@@ -362,12 +367,8 @@ func (c *clusters) testDeletionsAreFree(t *testing.T) {
 	for _, id := range created {
 		c.hub.call(t, c.berlin.tls, http.MethodDelete, protocol.PathReservations+"/"+id, nil).expect(t, http.StatusNoContent, "")
 	}
-	eventually(t, "the deletion of an unknown one to be refused", func() error {
-		answer := c.hub.call(t, c.berlin.tls, http.MethodDelete, protocol.PathReservations+"/unknown", nil)
-		if answer.status != http.StatusTooManyRequests {
-			return fmt.Errorf("got %d", answer.status)
-		}
-		return nil
+	c.hub.untilLimited(t, "the deletion of an unknown one to be refused", c.berlin.tls, func(transport *http.Transport) answer {
+		return c.hub.callThrough(t, transport, http.MethodDelete, protocol.PathReservations+"/unknown", nil)
 	})
 }
 
