@@ -114,8 +114,10 @@ func createNode(t *testing.T, c client.Client) {
 // it, and the broker's URL. Ended receives the broker's error when it ends.
 func startBroker(t *testing.T, hubConfig *rest.Config) (agent func(restConfig *rest.Config, id string, lend bool, arguments ...string), url string, ended <-chan error) {
 	t.Helper()
-	hub, address := newClient(t, hubConfig), freeAddress(t)
-	ended = start(t, build(t, "broker"), hubConfig, "--listen="+address, "--tls-san=127.0.0.1", "--health-probe-bind-address="+freeAddress(t))
+	// Only a program that is there uses its port soon: another one could get it meanwhile.
+	hub, program, server := newClient(t, hubConfig), build(t, "agent"), build(t, "broker")
+	address := freeAddress(t)
+	ended = start(t, server, hubConfig, "--listen="+address, "--tls-san=127.0.0.1", "--health-probe-bind-address="+freeAddress(t))
 	var ca corev1.ConfigMap
 	var token corev1.Secret
 	eventually(t, ended, "the broker's CA and join token", func() error {
@@ -123,7 +125,7 @@ func startBroker(t *testing.T, hubConfig *rest.Config) (agent func(restConfig *r
 			hub.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "spillway-join-token"}, &token))
 	})
 	url = "https://" + address
-	tokenFile, program := writeToken(t, token.Data["token"]), build(t, "agent")
+	tokenFile := writeToken(t, token.Data["token"])
 	return func(restConfig *rest.Config, id string, lend bool, arguments ...string) {
 		start(t, program, restConfig, append([]string{
 			"--broker-transport=http", "--broker-url=" + url, "--broker-ca-hash=" + ca.Data["caHash"], "--join-token-file=" + tokenFile,

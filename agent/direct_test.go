@@ -35,8 +35,9 @@ func TestDirectWithBroker(t *testing.T) {
 	ctx := t.Context()
 	hubConfig, romeConfig, parisConfig := controlplane.Start(t), controlplane.Start(t), controlplane.Start(t)
 	hub, rome, paris := newClient(t, hubConfig), newClient(t, romeConfig), newClient(t, parisConfig)
+	server, program := build(t, "broker"), build(t, "agent")
 	address := freeAddress(t)
-	ended := start(t, build(t, "broker"), hubConfig, "--listen="+address, "--tls-san=127.0.0.1", "--health-probe-bind-address="+freeAddress(t))
+	ended := start(t, server, hubConfig, "--listen="+address, "--tls-san=127.0.0.1", "--health-probe-bind-address="+freeAddress(t))
 	var ca corev1.ConfigMap
 	var token corev1.Secret
 	eventually(t, ended, "the broker has a CA and a token", func() error {
@@ -51,7 +52,6 @@ func TestDirectWithBroker(t *testing.T) {
 	running.Go(func() { simulateControllers(simulating, t, rome, paris) })
 	t.Cleanup(func() { stop(); running.Wait() })
 
-	program := build(t, "agent")
 	agent := func(config *rest.Config, id string, lending bool) {
 		start(t, program, config, "--broker-transport=http", "--broker-url=https://"+address, "--broker-ca-hash="+ca.Data["caHash"], "--join-token-file="+tokenFile,
 			"--cluster-id="+id, "--health-probe-bind-address="+freeAddress(t), "--api-server-endpoint="+config.Host, fmt.Sprintf("--lend-enabled=%t", lending),

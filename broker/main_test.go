@@ -28,10 +28,11 @@ func TestFlags(t *testing.T) {
 
 // TestRun runs the broker until it is ready, and stops it.
 func TestRun(t *testing.T) {
+	config := controlplane.Start(t)
+	// Soon used: another program could get the port meanwhile.
 	probes := freeAddress(t)
 	o, err := parse([]string{"--namespace=default", "--listen=127.0.0.1:0", "--metrics-bind-address=0", "--health-probe-bind-address=" + probes, "--leader-elect"})
 	expect.NoError(t, err)
-	config := controlplane.Start(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
