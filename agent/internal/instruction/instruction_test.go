@@ -287,6 +287,13 @@ func testHold(f fixture) {
 	yes := protocol.ProviderAck{Attempt: 1, Accepted: true, Message: "set aside"}
 	f.decide(name, true, metav1.ConditionTrue, "SetAside", "set aside")
 	f.acknowledged(name, yes)
+	// The broker has it before the agent takes note of that.
+	f.eventually("the agent to know that it has acknowledged", func() error {
+		if f.provider.acks.Wait(name, yes, f.clock.Now()) == 0 {
+			return errors.New("it would send it again")
+		}
+		return nil
+	})
 
 	// A lost acknowledgement is sent again after ResendAfter, and not before.
 	reconcileNow := func() {
