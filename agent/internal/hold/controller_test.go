@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -58,8 +59,10 @@ type env struct {
 	config          *rest.Config
 	// inFlight are the writes of the Reconciler's clients that are not answered yet.
 	inFlight *inFlight
-	// cached is the client that the Reconciler reads with.
-	cached client.Client
+	// cached is the client that the Reconciler reads with, and tracker what follows the nodes
+	// and pods for it; nil without a manager.
+	cached  client.Client
+	tracker *inventory.Tracker
 }
 
 // inFlight counts the requests of clients, but for reads, that are not answered yet.
@@ -184,6 +187,7 @@ func startWith(t *testing.T, restConfig *rest.Config, change func(*hold.Options)
 	}
 	change(&options)
 	tracker := inventory.NewTracker(options.Recognizer)
+	e.tracker = tracker
 	if options.Placeholders.Namespace != "" {
 		options.Observe = func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) }
 	}
@@ -208,22 +212,42 @@ func (e *env) node(name string, allocatable corev1.ResourceList) {
 	allocatable[corev1.ResourcePods] = resource.MustParse("110")
 	n.Status = corev1.NodeStatus{Capacity: allocatable, Allocatable: allocatable, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}
 	expect.NoError(e, e.Status().Update(e.Context(), n))
+	e.knownNode(n)
+}
+
+// knownNode waits until the agent knows a node as it is now: of an instruction, which it
+// decides once, it learns by another watch, which may be ahead.
+func (e *env) knownNode(n *corev1.Node) {
+	e.Helper()
+	if e.tracker == nil {
+		return
+	}
+	e.known("node "+n.Name, func() error {
+		if known := e.tracker.Node(n.Name); known == nil || known.ResourceVersion != n.ResourceVersion {
+			return fmt.Errorf("it knows %v", known)
+		}
+		return nil
+	})
 }
 
 // hold makes an attempt of an instruction; an empty capacity releases it.
 func (e *env) hold(name, consumer string, attempt int64, want broker.HeldCapacity) {
 	e.Helper()
-	in := &broker.ProviderInstruction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
-	err := e.Get(e.Context(), client.ObjectKeyFromObject(in), in)
-	in.Spec = broker.ProviderInstructionSpec{
-		ReservationName: name, RequesterClusterID: consumer, RequestedResources: want.Totals, PodSets: want.PodSets,
-		Releasing: want.Empty(), Attempt: attempt,
-	}
-	if err == nil {
-		expect.NoError(e, e.Update(e.Context(), in))
-	} else {
-		expect.NoError(e, e.Create(e.Context(), in))
-	}
+	// The agent may write the status at the same time.
+	expect.Eventually(e, "the instruction "+name+" to be written", func() (bool, string) {
+		in := &broker.ProviderInstruction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+		err := e.Get(e.Context(), client.ObjectKeyFromObject(in), in)
+		in.Spec = broker.ProviderInstructionSpec{
+			ReservationName: name, RequesterClusterID: consumer, RequestedResources: want.Totals, PodSets: want.PodSets,
+			Releasing: want.Empty(), Attempt: attempt,
+		}
+		if err == nil {
+			err = e.Update(e.Context(), in)
+		} else {
+			err = e.Create(e.Context(), in)
+		}
+		return err == nil, fmt.Sprint(err)
+	})
 }
 
 func (e *env) get(name string) (*broker.ProviderInstruction, metav1.Condition) {
@@ -283,6 +307,14 @@ func (e *env) guest(name, consumer, node string, requests corev1.ResourceList, c
 		change(pod)
 	}
 	expect.NoError(e, e.Create(e.Context(), pod))
+	if e.tracker != nil {
+		e.known("guest "+name, func() error {
+			if !slices.ContainsFunc(e.tracker.Places(consumer).Guests, func(known *corev1.Pod) bool { return known.UID == pod.UID }) {
+				return errors.New("it does not know it")
+			}
+			return nil
+		})
+	}
 	return pod
 }
 
@@ -430,9 +462,10 @@ func cleanup(e *env) {
 	if calls := e.provider.Calls("Teardown"); len(calls) > 0 {
 		e.Fatalf("torn down at once: %v", calls)
 	}
-	e.clock.SetTime(e.clock.Now().Add(2*time.Hour + 6*time.Minute))
-	e.reconciler.Enqueue("rome")
 	expect.Eventually(e, "what remains of rome to be removed", func() (bool, string) {
+		// The agent may take note of since when it is idle only now.
+		e.clock.SetTime(e.clock.Now().Add(2*time.Hour + 6*time.Minute))
+		e.reconciler.Enqueue("rome")
 		return len(e.provider.Calls("Teardown")) > 0, "not torn down"
 	})
 }

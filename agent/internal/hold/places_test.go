@@ -60,6 +60,7 @@ func (e *env) amd64(name string, allocatable corev1.ResourceList) {
 	expect.NoError(e, e.Get(e.Context(), client.ObjectKey{Name: name}, n))
 	n.Labels = map[string]string{corev1.LabelArchStable: guest.Arch, corev1.LabelOSStable: guest.OS, corev1.LabelHostname: name}
 	expect.NoError(e, e.Update(e.Context(), n))
+	e.knownNode(n)
 }
 
 // pod creates a pod that the scheduler is to place.

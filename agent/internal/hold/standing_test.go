@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
@@ -74,8 +75,7 @@ func TestStandingHolds(t *testing.T) {
 	slow.mu.Unlock()
 	patches := e.patches.Load()
 	in, _ := e.get("r00")
-	in.Labels = map[string]string{"touched": "yes"}
-	expect.NoError(t, e.Update(t.Context(), in))
+	expect.NoError(t, e.Patch(t.Context(), in, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"touched":"yes"}}}`))))
 	e.hold("b00", "berlin", 1, pods(set("pods", 1, expect.Resources("cpu", "100m"))))
 	e.decided("b00", 1, hold.ReasonAccepted, "Holding 1 pods", 1)
 	slow.mu.Lock()
