@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/pods"
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode/virtualnodetest"
@@ -51,7 +52,7 @@ func TestElsewhere(t *testing.T) {
 // TestWithdrawal: of the pods whose capacity is withdrawn, as many move as have other
 // capacity, and the others at the deadline. Those that keep their places stay.
 func TestWithdrawal(t *testing.T) {
-	c := start(t)
+	c, nodes := startWith(t, func(client.Reader, *peering.Capacity) {})
 	var all []*corev1.Pod
 	for i := range 4 {
 		// A terminating pod stays, as one does for its grace period.
@@ -86,11 +87,25 @@ func TestWithdrawal(t *testing.T) {
 
 	// There is for one; but pods that run may stay until the deadline.
 	for _, pod := range all {
-		setReady(c, pod, corev1.ConditionTrue)
+		setConditions(c, pod, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue})
 	}
+	// Of the Reservation it learns by another watch.
+	expect.Eventually(t, "the agent to know that they are Ready", func() (bool, string) {
+		leaving, err := nodes.Leaving(t.Context(), "paris")
+		expect.NoError(t, err)
+		ready := 0
+		for _, l := range leaving {
+			for _, pod := range l.Pods {
+				if virtualnode.Ready(pod) {
+					ready++
+				}
+			}
+		}
+		return ready == 2, fmt.Sprintf("%d of 2", ready)
+	})
 	c.SetUsable(r, "berlin", 1)
 	expect.Consistently(t, 7*time.Second, "pods that are Ready to stay", func() (bool, string) { got := leaving(); return got == "", got })
-	setReady(c, all[3], corev1.ConditionFalse)
+	setConditions(c, all[3], corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionFalse})
 	expectLeaving("one pod to move", "w4")
 	c.ExpectEvent(all[3], "EvictedFromVirtualNode")
 	expect.Consistently(t, 7*time.Second, "the others to stay", func() (bool, string) { got := leaving(); return got == "w4", got })
@@ -140,9 +155,7 @@ func TestTwoProvidersWithdraw(t *testing.T) {
 		pod := c.Pod(fmt.Sprintf("w%d", i+1), func(p *corev1.Pod) { p.Finalizers = []string{"test/keep"} })
 		c.Bind(pod, provider)
 		c.SetPhase(pod, corev1.PodRunning)
-		c.Refresh(pod)
-		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}, {Type: broker.PodMustLeave, Status: corev1.ConditionTrue}}
-		expect.NoError(t, c.Status().Update(t.Context(), pod))
+		setConditions(c, pod, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue}, corev1.PodCondition{Type: broker.PodMustLeave, Status: corev1.ConditionTrue})
 		all = append(all, pod)
 	}
 	r := c.Reservation(all[0], 4)
@@ -166,9 +179,12 @@ func TestTwoProvidersWithdraw(t *testing.T) {
 	expect.Consistently(t, 8*time.Second, "the others to stay", func() (bool, string) { n := leaving(); return n == 2, fmt.Sprint(n) })
 }
 
-func setReady(c *virtualnodetest.Cluster, pod *corev1.Pod, status corev1.ConditionStatus) {
+func setConditions(c *virtualnodetest.Cluster, pod *corev1.Pod, conditions ...corev1.PodCondition) {
 	c.Helper()
-	c.Refresh(pod)
-	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}
-	expect.NoError(c, c.Status().Update(c.Context(), pod))
+	expect.Eventually(c, "the conditions of "+pod.Name+" to be written", func() (bool, string) {
+		c.Refresh(pod)
+		pod.Status.Conditions = conditions
+		err := c.Status().Update(c.Context(), pod)
+		return err == nil, fmt.Sprint(err)
+	})
 }

@@ -46,9 +46,7 @@ func TestReservationOfTheHub(t *testing.T) {
 	})
 	c.ExpectCapacity("paris", "cpu 2300m, memory 1088Mi, 111 pods, [bank shop]")
 
-	c.Refresh(in)
-	in.Spec.Releasing = true
-	expect.NoError(t, c.Update(t.Context(), in))
+	c.UpdateInstruction(in, func(spec *broker.ReservationInstructionSpec) { spec.Releasing = true })
 	expectUse(c, in, "one pod that remains", func(status broker.ReservationInstructionStatus) bool {
 		released := meta.FindStatusCondition(status.Conditions, broker.ConditionRequesterReleased)
 		return status.Carried == nil && released != nil && released.Status == metav1.ConditionFalse && released.Message == "pods still running in paris: 1 (shop/pooled)"
@@ -78,9 +76,10 @@ func TestReservationOfTheHubNarrowed(t *testing.T) {
 		}
 	}
 	expectUse(c, in, "one pod in use", used(1))
-	in.Spec.Namespaces = []string{"shop"}
-	in.Spec.PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "batch"}}
-	expect.NoError(t, c.Update(t.Context(), in))
+	c.UpdateInstruction(in, func(spec *broker.ReservationInstructionSpec) {
+		spec.Namespaces = []string{"shop"}
+		spec.PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "batch"}}
+	})
 	expectUse(c, in, "one pod in use", used(1))
 	c.ExpectCapacity("paris", "cpu 2, memory 1Gi, 110 pods, [bank shop]")
 	c.Remove(pod)
@@ -95,12 +94,7 @@ func TestReservationOfTheHubReturns(t *testing.T) {
 	in := c.InstructFromHub("from-hub", "paris", expect.Resources("cpu", "2", "memory", "1Gi"))
 	release := func(releasing bool) {
 		t.Helper()
-		expect.Eventually(t, "the instruction to be changed", func() (bool, string) {
-			c.Refresh(in)
-			in.Spec.Releasing = releasing
-			err := c.Update(t.Context(), in)
-			return err == nil, fmt.Sprint(err)
-		})
+		c.UpdateInstruction(in, func(spec *broker.ReservationInstructionSpec) { spec.Releasing = releasing })
 	}
 	released := func(status broker.ReservationInstructionStatus) *metav1.Condition {
 		return meta.FindStatusCondition(status.Conditions, broker.ConditionRequesterReleased)

@@ -213,12 +213,15 @@ func (c *Cluster) UpdateReservation(r *broker.Reservation, change func(*broker.R
 // carries so many pods.
 func (c *Cluster) SetUsable(r *broker.Reservation, provider string, count int32) {
 	c.Helper()
-	c.Refresh(r)
-	set := *r.Spec.PodSets[0].DeepCopy()
-	set.Count = count
-	r.Status.ID = id(r)
-	r.Status.Allocations = []broker.Allocation{{Cluster: provider, PodSets: []broker.PodSet{set}, Accepted: true, VirtualNodeReady: true}}
-	expect.NoError(c, c.Status().Update(c.Context(), r))
+	expect.Eventually(c, "the status of the Reservation to be written", func() (bool, string) {
+		c.Refresh(r)
+		set := *r.Spec.PodSets[0].DeepCopy()
+		set.Count = count
+		r.Status.ID = id(r)
+		r.Status.Allocations = []broker.Allocation{{Cluster: provider, PodSets: []broker.PodSet{set}, Accepted: true, VirtualNodeReady: true}}
+		err := c.Status().Update(c.Context(), r)
+		return err == nil, fmt.Sprint(err)
+	})
 }
 
 func id(r *broker.Reservation) string { return "rome-" + string(r.UID) }
@@ -294,6 +297,17 @@ func (c *Cluster) InstructFromHub(name, provider string, total corev1.ResourceLi
 	}
 	c.Make(in)
 	return in
+}
+
+// UpdateInstruction changes the spec of an instruction, and retries conflicts.
+func (c *Cluster) UpdateInstruction(in *broker.ReservationInstruction, change func(*broker.ReservationInstructionSpec)) {
+	c.Helper()
+	expect.Eventually(c, "the instruction to be changed", func() (bool, string) {
+		c.Refresh(in)
+		change(&in.Spec)
+		err := c.Update(c.Context(), in)
+		return err == nil, fmt.Sprint(err)
+	})
 }
 
 // ExpectCondition waits for a condition of an instruction, and for the status to
