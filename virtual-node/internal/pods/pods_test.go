@@ -585,14 +585,19 @@ func (e *environment) testHandOver(t *testing.T) {
 		t.Fatalf("gates of the guest are %v", gates)
 	}
 	expect.Eventually(t, "the end of the wait", func() (bool, string) {
-		current, err := e.guests().Get(t.Context(), guest.Name, metav1.GetOptions{})
+		// The pod is read first: it may be written once the guest waits no more.
+		current, err := e.pods().Get(t.Context(), pod.Name, metav1.GetOptions{})
 		expect.NoError(t, err)
-		return len(current.Spec.SchedulingGates) == 0, fmt.Sprint(current.Spec.SchedulingGates)
+		guest, err := e.guests().Get(t.Context(), guest.Name, metav1.GetOptions{})
+		expect.NoError(t, err)
+		if len(guest.Spec.SchedulingGates) == 0 {
+			return true, ""
+		}
+		if current.ResourceVersion != pod.ResourceVersion {
+			t.Fatalf("while the guest waits for its place, the pod's status was written: %+v", current.Status)
+		}
+		return false, fmt.Sprint(guest.Spec.SchedulingGates)
 	})
-	current, err := e.pods().Get(t.Context(), pod.Name, metav1.GetOptions{})
-	if err != nil || current.ResourceVersion != pod.ResourceVersion {
-		t.Errorf("while the guest waited for its place, the pod's status was written: %+v (%v)", current.Status, err)
-	}
 	e.expectStatus(t, pod, "waiting for a node", func(s *corev1.PodStatus) bool {
 		return s.Phase == corev1.PodPending && strings.Contains(s.Message, "waiting for a node in paris")
 	})
