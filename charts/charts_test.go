@@ -88,7 +88,7 @@ func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	program, err := helmPath()
 	expect.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, append(args, "--namespace", namespace)...)
 	home := t.TempDir()

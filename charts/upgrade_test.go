@@ -48,7 +48,7 @@ func TestUpgradeLeavesNoGap(t *testing.T) {
 
 	api, err := client.NewWithWatch(config, client.Options{Scheme: scheme.Scheme})
 	expect.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	lists := map[string]client.ObjectList{"policies": &admissionv1.ValidatingAdmissionPolicyList{}, "bindings": &admissionv1.ValidatingAdmissionPolicyBindingList{}}
 	watches := map[string]watch.Interface{}

@@ -167,7 +167,7 @@ func installChart(t *testing.T, config *rest.Config, clusterID string) {
 	} {
 		args = append(args, "--set", value)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	command := exec.CommandContext(ctx, helm, args...)
 	dir := t.TempDir()
@@ -220,7 +220,7 @@ func (e *environment) stop(t *testing.T) {
 		if err != nil {
 			t.Errorf("the program exited with %v", err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(expect.Deadline):
 		t.Fatal("the program did not exit")
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -94,7 +93,7 @@ func TestNewerBroker(t *testing.T) {
 	if err := client.DeleteReservation(t.Context(), "some"); !HasCode(err, "Newer") {
 		t.Fatalf("want the broker's code, got %v", err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), expect.Deadline)
 	defer cancel()
 	var got []string
 	client.Watch(ctx, RoleRequester, func(event Event) {

@@ -33,7 +33,7 @@ const (
 	// room is each provider's, in pods: less than the consumers want.
 	room = 10
 	// patience is how long anything may take.
-	patience = 3 * time.Minute
+	patience = 6 * time.Minute
 	// audits is the interval of reading the ledgers.
 	audits = 100 * time.Millisecond
 	// maxRounds is how many late writes the negative control makes at most.

@@ -99,7 +99,7 @@ func TestOverflowAndRelease(t *testing.T) {
 	if err := rome.Patch(ctx, web, client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"replicas":1}}`))); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, p, "nothing is left of it", 90*time.Second, func() error {
+	eventually(t, p, "nothing is left of it", expect.Deadline, func() error {
 		for _, api := range []client.Client{hub, rome} {
 			var reservations broker.ReservationList
 			if err := api.List(ctx, &reservations); err != nil || len(reservations.Items) > 0 {
@@ -193,7 +193,7 @@ func splitEvenly(ctx context.Context, rome, paris client.Client) error {
 // next one removes what lies about.
 func TestKilled(t *testing.T) {
 	dir := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Env = append(os.Environ(), startAndWait+"="+dir)
@@ -227,7 +227,7 @@ func TestKilled(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	for pid, name := range names {
-		eventually(t, nil, name+" is gone", 20*time.Second, func() error {
+		eventually(t, nil, name+" is gone", expect.Deadline, func() error {
 			if expect.ProcessExists(pid) {
 				return errors.New("it is there")
 			}

@@ -137,7 +137,7 @@ func TestAnEndThatNobodyAskedFor(t *testing.T) {
 	p := start(t, "failing")
 	select {
 	case <-p.Done():
-	case <-time.After(20 * time.Second):
+	case <-time.After(expect.Deadline):
 		t.Fatal("the process does not end")
 	}
 	err := p.Err()

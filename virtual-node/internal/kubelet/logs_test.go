@@ -78,14 +78,14 @@ func TestLogsFollow(t *testing.T) {
 			if got != line {
 				t.Fatalf("got %q, want %q", got, line)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(expect.Deadline):
 			t.Fatalf("%q did not arrive", line)
 		}
 	}
 	response.Body.Close()
 	select {
 	case <-disconnected:
-	case <-time.After(20 * time.Second):
+	case <-time.After(expect.Deadline):
 		t.Fatal("the request to the provider did not end")
 	}
 }

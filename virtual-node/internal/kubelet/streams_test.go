@@ -37,7 +37,7 @@ import (
 )
 
 // streamTimeout bounds each exchange of these tests.
-const streamTimeout = 25 * time.Second
+const streamTimeout = 2 * time.Minute
 
 // streamsTest is the path of a stream: client, this cluster's API server, the
 // virtual node's kubelet API, the provider's API server, and a kubelet there. Both
