@@ -83,7 +83,8 @@ func TestUnreachableProvider(t *testing.T) {
 	t.Parallel()
 	e := newEnvironment(t)
 	ctx := t.Context()
-	e.options.StaleAfter = time.Hour // virtual-node runs
+	// virtual-node runs, and no time passes but that of the clock.
+	e.options.StaleAfter, e.options.UnreachableAfter = time.Hour, 10*time.Minute
 	e.Restart()
 	half := peering.Capacity{Resources: expect.Resources("cpu", "500m"), Pods: 1, Namespaces: []string{"shop"}}
 	e.grant(half.Resources, 1)

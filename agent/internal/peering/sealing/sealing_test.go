@@ -320,22 +320,10 @@ func TestExchange(t *testing.T) {
 		}
 	})
 	t.Run("a message may be faster than the news of the hold", func(t *testing.T) {
-		before := len(e.provider.received())
-		e.parisBroker.Deliver(seal(t, e.osloKey, "oslo", "paris", e.parisKey.Public(), "ping"))
-		expect.Eventually(t, "paris to look for the hold", func() (bool, string) { return e.osloAsked.Load() > 0, "it has not looked" })
-		// It delays the messages of no other cluster.
-		e.parisBroker.Deliver(seal(t, e.romeKey, "rome", "paris", e.parisKey.Public(), "meanwhile"))
-		expect.Eventually(t, "the message of rome", func() (bool, string) {
-			got := e.provider.received()[before:]
-			return slices.Equal(got, []string{"rome:meanwhile"}), strings.Join(got, " ")
-		})
-		e.osloHolds.Store(true)
-		expect.Eventually(t, "the message of oslo", func() (bool, string) {
-			got := e.provider.received()[before:]
-			return slices.Contains(got, "oslo:ping"), strings.Join(got, " ")
-		})
-		if len(e.refused) > 0 {
-			t.Errorf("it is refused: %v", <-e.refused)
+		for tries := 1; !e.isFasterThanItsHold(t); tries++ {
+			if tries == 10 {
+				t.Fatal("it is refused each time")
+			}
 		}
 	})
 	t.Run("an unknown cluster is refused", func(t *testing.T) {
@@ -363,6 +351,36 @@ func TestExchange(t *testing.T) {
 		expect.NoError(t, e.rome.Send(ctx, peer, []byte("ping")))
 	})
 	t.Run("pins", func(t *testing.T) { testPins(t, e) })
+}
+
+// isFasterThanItsHold has oslo send a message before the news of its hold is there. It reports
+// whether paris has waited for that: it does for holdTimeout only, which a busy machine may
+// take for what is before.
+func (e *exchange) isFasterThanItsHold(t *testing.T) (waited bool) {
+	t.Helper()
+	before, asked := len(e.provider.received()), e.osloAsked.Load()
+	e.osloHolds.Store(false)
+	e.parisBroker.Deliver(seal(t, e.osloKey, "oslo", "paris", e.parisKey.Public(), "ping"))
+	expect.Eventually(t, "paris to look for the hold", func() (bool, string) { return e.osloAsked.Load() > asked, "it has not looked" })
+	// It delays the messages of no other cluster.
+	e.parisBroker.Deliver(seal(t, e.romeKey, "rome", "paris", e.parisKey.Public(), "meanwhile"))
+	expect.Eventually(t, "the message of rome", func() (bool, string) {
+		got := e.provider.received()[before:]
+		return slices.Equal(got, []string{"rome:meanwhile"}), strings.Join(got, " ")
+	})
+	e.osloHolds.Store(true)
+	expect.Eventually(t, "the message of oslo, or its refusal", func() (bool, string) {
+		got := e.provider.received()[before:]
+		waited = slices.Contains(got, "oslo:ping")
+		select {
+		case err := <-e.refused:
+			t.Logf("refused: %v", err)
+			return true, ""
+		default:
+			return waited, strings.Join(got, " ")
+		}
+	})
+	return waited
 }
 
 func testPins(t *testing.T, e *exchange) {
