@@ -54,12 +54,31 @@ func (c *testCluster) gang(ns string, pods int) {
 	c.gangPods(ns, pods)
 }
 
-// expectDescribed waits until the scheduler has seen what describes a gang: it watches pods
-// separately.
+// expectDescribed waits until the scheduler has seen the nodes, and what describes a gang:
+// it watches each separately. Pods wait for their Workload themselves; of PodGroups, it has
+// seen those that are older than one that it knows.
 func (c *testCluster) expectDescribed(ns string) {
 	c.t.Helper()
-	c.create(schedulerPod(ns, "first", "100", inPool(ns)))
-	c.expectMessage(ns, "first", "Insufficient cpu")
+	probe := schedulerPod(ns, "first", "100", inPool(ns))
+	if !c.workloads {
+		c.podGroup(ns, "probe", 2)
+		probe.Labels = map[string]string{demand.LabelPodGroup: "probe"}
+	}
+	c.create(probe)
+	c.expectMessage(ns, probe.Name, "Insufficient cpu")
+	if !c.workloads {
+		c.expectEvent(ns, probe.Name, "OverflowIncomplete", "probe requires 2 pods")
+	}
+	expect.NoError(c.t, c.Delete(c.t.Context(), probe))
+}
+
+// podGroup creates a PodGroup that requires a number of pods.
+func (c *testCluster) podGroup(ns, name string, pods int) {
+	c.t.Helper()
+	c.create(&unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup",
+		"metadata": map[string]any{"namespace": ns, "name": name}, "spec": map[string]any{"minMember": int64(pods)},
+	}})
 }
 
 func (c *testCluster) describeGang(ns string, pods int) {
@@ -72,10 +91,7 @@ func (c *testCluster) describeGang(ns string, pods int) {
 			}}})
 		return
 	}
-	c.create(&unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup",
-		"metadata": map[string]any{"namespace": ns, "name": "ring"}, "spec": map[string]any{"minMember": int64(pods)},
-	}})
+	c.podGroup(ns, "ring", pods)
 }
 
 func (c *testCluster) gangPods(ns string, pods int) {
@@ -173,11 +189,15 @@ func waitsForWorkload(c *testCluster, ns string) {
 func basicGroup(c *testCluster, ns string) {
 	home := c.poolNode(ns, "1")
 	c.describeGang(ns, 2)
-	for i := range 2 {
+	leader := func(i int) {
 		c.create(schedulerPod(ns, fmt.Sprint("leader-", i), "1", inPool(ns), func(p *corev1.Pod) {
 			p.Spec.WorkloadRef = &corev1.WorkloadReference{Name: "ring", PodGroup: "leaders"}
 		}))
 	}
+	// One after the other: the pods of a group that have no node yet are requested together.
+	leader(0)
+	c.expectPods(ns, "leader", map[string]int{home: 1})
+	leader(1)
 	c.expectPods(ns, "leader", map[string]int{home: 1, "": 1})
 	if r := c.expectReservation(ns, "ring", 1); r.Spec.MinAvailable != 0 {
 		c.t.Errorf("minAvailable is %d, want none", r.Spec.MinAvailable)
@@ -301,7 +321,7 @@ func shapesPart(c *testCluster, ns string) {
 // shapesCapped: the workers of a gang that runs come back with other requests. What was
 // requested for the former ones stays, and the limit allows not both.
 func shapesCapped(c *testCluster, ns string) {
-	c.cap(ns, "1400m")
+	c.cap(ns, "1400m", broker.SchedulerName)
 	c.poolNode(ns, "100m")
 	virtual := c.virtualPoolNode(ns, "10")
 	c.gangOfShapes(ns)

@@ -10,6 +10,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -59,19 +60,20 @@ func (c *testCluster) guests(ns, name, virtual string, pods int) (more func(int)
 	return more
 }
 
-// runPods makes the pods with a prefix that have a node ready, as the kubelet does.
+// runPods makes the pods with a prefix that have a node ready, as the kubelet does. As soon as
+// one is, another may be evicted.
 func (c *testCluster) runPods(ns, prefix string) {
 	c.t.Helper()
 	for node, pods := range c.pods(ns, prefix) {
 		for _, pod := range pods {
-			if node == "" {
+			if node == "" || podutil.IsPodReady(pod) {
 				continue
 			}
 			before := pod.DeepCopy()
 			pod.Status.Phase = corev1.PodRunning
 			ready := corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue}
 			pod.Status.Conditions = append(slices.DeleteFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady }), ready)
-			expect.NoError(c.t, c.Status().Patch(c.t.Context(), pod, client.StrategicMergeFrom(before)))
+			expect.NoError(c.t, client.IgnoreNotFound(c.Status().Patch(c.t.Context(), pod, client.StrategicMergeFrom(before))))
 		}
 	}
 }

@@ -67,7 +67,7 @@ profiles:
       kind: OverflowArgs
       overflow: AfterPreemption
       batchQuiet: 100ms
-      gangTimeout: 3s
+      gangTimeout: 6s
       ownerKinds:
       - {group: batch.example.com, kind: Run, resource: runs}
       - {group: batch.example.com, kind: Hidden, resource: hiddens}
@@ -84,7 +84,7 @@ profiles:
       kind: OverflowArgs
       overflow: BeforePreemption
       batchQuiet: 100ms
-      decisionTimeout: 5s
+      decisionTimeout: 15s
 - schedulerName: spillway-patient
   plugins:
     <<: *plugins
@@ -388,16 +388,36 @@ func (c *testCluster) expectEvent(namespace, pod, reason string, parts ...string
 	})
 }
 
+// messageDeadline is longer than the gate holds a pod that was tried before the scheduler
+// has seen what its message is to be about: it watches each kind of object separately.
+const messageDeadline = 3 * time.Minute
+
 // expectMessage waits for the pod to be unschedulable with a message.
 func (c *testCluster) expectMessage(namespace, pod, want string) {
 	c.t.Helper()
-	expect.Eventually(c.t, "the message of "+pod, func() (bool, string) {
-		var p corev1.Pod
-		expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKey{Namespace: namespace, Name: pod}, &p))
-		_, scheduled := podutil.GetPodCondition(&p.Status, corev1.PodScheduled)
-		ok := scheduled != nil && scheduled.Status == corev1.ConditionFalse && strings.Contains(scheduled.Message, want)
-		return ok, fmt.Sprintf("want %q, got %+v", want, p.Status.Conditions)
+	expect.EventuallyWithin(c.t, messageDeadline, "the message of "+pod, func() (bool, string) {
+		message, ok := c.message(namespace, pod)
+		return ok && strings.Contains(message, want), fmt.Sprintf("want %q, got %q", want, message)
 	})
+}
+
+// expectOtherMessage waits for the pod to be unschedulable without a message.
+func (c *testCluster) expectOtherMessage(namespace, pod, unwanted string) {
+	c.t.Helper()
+	expect.EventuallyWithin(c.t, messageDeadline, "another message of "+pod, func() (bool, string) {
+		message, ok := c.message(namespace, pod)
+		return ok && !strings.Contains(message, unwanted), message
+	})
+}
+
+// message returns why a pod is unschedulable; ok is false if it is not, or was not tried yet.
+func (c *testCluster) message(namespace, pod string) (message string, ok bool) {
+	c.t.Helper()
+	_, scheduled := podutil.GetPodCondition(&c.getPod(namespace, pod).Status, corev1.PodScheduled)
+	if scheduled == nil {
+		return "", false
+	}
+	return scheduled.Message, scheduled.Status == corev1.ConditionFalse
 }
 
 // setStatus writes a status as the agent does.
@@ -487,6 +507,12 @@ func withoutCRDs(c *testCluster) {
 	c.create(schedulerPod("shop", "early", "5"))
 	c.expectMessage("shop", "early", "Insufficient cpu")
 	controlplane.InstallCRDs(c.t, c.config)
+	// The scheduler has looked for them with a growing delay.
+	expect.EventuallyWithin(c.t, 3*time.Minute, "a Reservation", func() (bool, string) {
+		var list broker.ReservationList
+		expect.NoError(c.t, c.List(c.t.Context(), &list, client.InNamespace("shop")))
+		return len(list.Items) > 0, "none"
+	})
 	r := c.expectReservation("shop", "shop", 1)
 	if ref := r.OwnerReferences[0]; ref.Kind != "Namespace" || ref.Name != "shop" || ref.UID == demand.SharedOwner {
 		c.t.Errorf("owned by %+v, want the namespace", ref)
@@ -498,9 +524,19 @@ func withoutCRDs(c *testCluster) {
 func oneReservation(c *testCluster) {
 	var d *appsv1.Deployment
 	d, c.ofWeb = c.deployment("shop", "web")
-	for i := range 6 {
-		c.create(schedulerPod("shop", fmt.Sprint("web-", i), "300m", c.ofWeb))
+	create := func(from, to int) {
+		for i := from; i < to; i++ {
+			c.create(schedulerPod("shop", fmt.Sprint("web-", i), "300m", c.ofWeb))
+		}
 	}
+	// A pod that was counted in the request for another one before it was tried has no event
+	// of a request of its own: the count is not raised within 3 s, in which the last two are
+	// tried.
+	create(0, 3)
+	c.expectPods("shop", "web", map[string]int{"home": 3})
+	create(3, 4)
+	c.expectEvent("shop", "web-3", "OverflowRequested", "Requested capacity for 1 pods of Deployment web")
+	create(4, 6)
 	c.expectPods("shop", "web", map[string]int{"home": 3, "": 3})
 	c.web = c.expectReservation("shop", "web", 3)
 	if ref := c.web.OwnerReferences[0]; ref.Kind != "Deployment" || ref.UID != d.UID || ptr.Deref(ref.Controller, true) || ptr.Deref(ref.BlockOwnerDeletion, true) {
@@ -514,8 +550,7 @@ func oneReservation(c *testCluster) {
 		c.t.Errorf("pod set %+v", set)
 	}
 	for _, p := range c.pods("shop", "web")[""] {
-		// On a slow machine the first request is made before all pods were tried: the
-		// number in a pod's event is that of its request, and may be below 3.
+		// The number in a pod's event is that of its request.
 		c.expectEvent("shop", p.Name, "OverflowRequested", "Requested capacity for ", "pods of Deployment web", c.web.Name)
 	}
 	c.expectEvent("shop", "", "OverflowRequested", "Requested capacity for 3 pods of Deployment web", c.web.Name)
@@ -568,9 +603,12 @@ func slotReused(c *testCluster) {
 }
 
 func countRaised(c *testCluster) {
-	c.node("home-2", "300m", nil)
 	// The stranger and a new pod both fit on the new node: delete one of them.
 	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod("shop", "stranger", "1")))
+	c.node("home-2", "310m", nil)
+	// The scheduler has seen the node before it tries the others.
+	c.create(schedulerPod("shop", "seen", "10m"))
+	c.expectPods("shop", "seen", map[string]int{"home-2": 1})
 	for i := range 3 {
 		c.create(schedulerPod("shop", fmt.Sprint("web-more-", i), "300m", c.ofWeb))
 	}
@@ -616,6 +654,7 @@ func cannotOverflow(c *testCluster) {
 
 func policyLimits(c *testCluster) {
 	c.namespace("capped", map[string]string{broker.LabelOverflow: broker.OverflowEnabled, "team": "a"})
+	probes := c.probes("capped", map[string]string{"team": "a"})
 	c.create(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "team-a"}, Spec: broker.OverflowPolicySpec{
 		NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{"team": "a"}},
 		MaxResources:      &broker.ResourceQuantities{CPU: ptr.To(resource.MustParse("700m"))},
@@ -623,6 +662,7 @@ func policyLimits(c *testCluster) {
 		Budget:            &broker.Budget{MaxPricePerHour: "2", Currency: "EUR"},
 		Duration:          &metav1.Duration{Duration: time.Hour},
 	}})
+	c.expectLimited(probes, broker.SchedulerName)
 	_, ofApp := c.deployment("capped", "app")
 	for i := range 4 {
 		c.create(schedulerPod("capped", fmt.Sprint("app-", i), "300m", ofApp))
