@@ -1,7 +1,7 @@
 package overflow
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -19,6 +19,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	framework "k8s.io/kube-scheduler/framework"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
@@ -179,6 +180,168 @@ func TestWritesWaitForNoOther(t *testing.T) {
 	}
 }
 
+// testController returns the controller of a plugin, which nothing but sync runs. It writes
+// nothing: requests has what is to be requested. now is the clock of both, cached has the
+// pods, and opened those that the gate was opened for.
+func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *demandController, now *clocktesting.FakeClock, opened map[string]bool) {
+	t.Helper()
+	now, opened = clocktesting.NewFakeClock(p.clock.Now()), map[string]bool{}
+	p.clock, p.gate.clock, p.placements.clock = now, now, now
+	c = &demandController{
+		clock: now, queue: p.queue, grants: p.grants, gate: p.gate, placements: p.placements, keys: p.keys, namespaces: p.namespaces,
+		batcher: demand.NewBatcher(now, demand.Windows{}), pending: p.pending, pods: corelisters.NewPodLister(cached), untried: newUntriedPods(),
+		reservations: newReservationStore(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{keyIndex: indexByKey}), now),
+		waker: &waker{gate: p.gate, grants: p.grants, placements: p.placements, pools: p.pools, nodes: p.nodes, settled: p.settled,
+			activate: func(pods map[string]*corev1.Pod) {
+				for _, pod := range pods {
+					opened[pod.Name] = true
+				}
+			}},
+		counted: p.counted, active: func() bool { return true }, recorder: events.NewFakeRecorder(100),
+		unresolved: map[types.UID]types.NamespacedName{}, delayed: map[types.UID]delayedPod{},
+		requests: map[demand.Key]demand.Request{}, wanted: map[demand.Key]demand.Request{}, writeQueue: workqueue.NewTyped[demand.Key](),
+	}
+	t.Cleanup(c.writeQueue.ShutDown)
+	return c, now, opened
+}
+
+// setHome gives the node of this cluster an amount of CPU, as its informer does.
+func (p *Plugin) setHome(cores int64) {
+	node := nodeWith("").Node().DeepCopy()
+	node.Status.Allocatable = expect.Resources("cpu", fmt.Sprint(cores), "pods", "10")
+	if p.placements.setNode(node) {
+		p.queue.addNode(node.Name)
+	}
+}
+
+// TestNodeWithinAskAfter: pods that fit a node which an autoscaler adds within askAfter are
+// woken at once, and no capacity is requested for them, then or later. It is for the others.
+func TestNodeWithinAskAfter(t *testing.T) {
+	const askAfter = minRetry / 2
+	for name, tc := range map[string]struct {
+		cores     int64
+		woken     string
+		requested []types.UID
+	}{
+		"no node":             {0, "", []types.UID{"crunch-0", "crunch-1"}},
+		"a node for one":      {1, "crunch-0", []types.UID{"crunch-1"}},
+		"a node for all pods": {2, "crunch-0 crunch-1", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, pods := testPlugin(OverflowArgs{}), newIndexer()
+			c, now, woken := testController(t, p, pods)
+			c.askAfter, p.args.AskAfter.Duration, p.handle = askAfter, askAfter, profile{}
+			for i := range 2 {
+				pod := jobPod("crunch", fmt.Sprint("crunch-", i), "1")
+				expect.NoError(t, pods.Add(pod))
+				state := scheduler.NewCycleState()
+				state.Write(stateKey, &cycleState{since: now.Now()})
+				p.PostFilter(t.Context(), state, pod, nil)
+			}
+			pendingIn := func() (uids []types.UID) {
+				c.sync()
+				for _, request := range c.requests {
+					uids = append(uids, request.Pending...)
+				}
+				return uids
+			}
+			if got := pendingIn(); got != nil {
+				t.Errorf("requested at once for %v", got)
+			}
+			now.Step(askAfter - time.Second)
+			p.setHome(tc.cores)
+			if got := pendingIn(); got != nil {
+				t.Errorf("requested too early for %v", got)
+			}
+			if got := strings.Join(slices.Sorted(maps.Keys(woken)), " "); got != tc.woken {
+				t.Errorf("the node wakes %q, want %q", got, tc.woken)
+			}
+			for name := range woken {
+				bound := jobPod("crunch", name, "1")
+				bound.Spec.NodeName = "home"
+				expect.NoError(t, pods.Update(bound))
+				p.podHandler(func() bool { return false }, c.untried).OnUpdate(nil, bound)
+			}
+			now.Step(time.Second)
+			if got := pendingIn(); !slices.Equal(got, tc.requested) {
+				t.Errorf("requested for %v, want %v", got, tc.requested)
+			}
+		})
+	}
+}
+
+// TestManyBarePods: a thousand bare pods of one shape are one request, which is written once,
+// and are woken at once for a grant of theirs.
+func TestManyBarePods(t *testing.T) {
+	const pods = 1000
+	paris := nodeWith("paris").Node()
+	p := testPlugin(OverflowArgs{}, paris)
+	p.placements.setNode(paris)
+	first, all := (*corev1.Pod)(nil), newIndexer()
+	c, _, woken := testController(t, p, all)
+	for i := range pods {
+		pod := jobPod("", fmt.Sprint("bare-", i), "1")
+		pod.OwnerReferences = nil
+		expect.NoError(t, all.Add(pod))
+		p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+		first = cmp.Or(first, pod)
+	}
+	c.sync()
+	if n := c.writeQueue.Len(); n != 1 {
+		t.Fatalf("%d writes are queued for %d pods of one shape, want 1", n, pods)
+	}
+	key, _ := p.keys.get(first)
+	request := c.requests[key.key]
+	if request.Pods() != pods || len(request.Pending) != pods {
+		t.Errorf("%d pods are requested for %d, want %d", request.Pods(), len(request.Pending), pods)
+	}
+	r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "bare", Labels: map[string]string{
+		broker.LabelOwnerUID: string(key.key.OwnerUID), broker.LabelShape: key.key.Shape}}, Spec: broker.ReservationSpec{PodSets: request.PodSets}}
+	r.Status = broker.ReservationStatus{ID: "rome-bare", Allocations: []broker.Allocation{{Cluster: "paris", PodSets: request.PodSets, Accepted: true, VirtualNodeReady: true}}}
+	c.clock.(*clocktesting.FakeClock).Step(time.Minute)
+	p.queue.addReservation(p.grants.set(r))
+	clear(woken)
+	if c.sync(); len(woken) != pods {
+		t.Errorf("%d pods are woken, want %d", len(woken), pods)
+	}
+}
+
+// TestOnlyPlacesWake: of 200 pods that wait, as many are tried again as there are places, and
+// none for the growth of a virtual node on which they have none.
+func TestOnlyPlacesWake(t *testing.T) {
+	paris := nodeWith("paris").Node()
+	p, all := testPlugin(OverflowArgs{}, paris), newIndexer()
+	c, now, woken := testController(t, p, all)
+	p.setHome(0)
+	p.placements.setNode(paris)
+	pod := jobPod("crunch", "crunch-0", "1")
+	for i := range 200 {
+		pod = jobPod("crunch", fmt.Sprint("crunch-", i), "1")
+		expect.NoError(t, all.Add(pod))
+		p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+	}
+	c.sync()
+	now.Step(2 * snapshotLag)
+	expectWoken := func(why string, want int) {
+		t.Helper()
+		clear(woken)
+		if c.sync(); len(woken) != want {
+			t.Errorf("%s wakes %d pods, want %d", why, len(woken), want)
+		}
+	}
+	for cores := range 5 {
+		grown := paris.DeepCopy()
+		grown.Status.Allocatable = expect.Resources("cpu", fmt.Sprint(10*(1+cores)), "pods", "100")
+		p.placements.setNode(grown)
+		p.queue.addNode(grown.Name)
+		expectWoken("a virtual node that grows", 0)
+	}
+	p.setHome(1)
+	expectWoken("a core at home", 1)
+	p.queue.addReservation(p.grants.set(reservationFor(pod, map[string]int32{"paris": 3})))
+	expectWoken("a grant of three", 3)
+}
+
 // A pod that is held untried is woken at once for room that has come since the cycle of the
 // other pod began, also if that was before it was held; the other pod is first.
 func TestHeldPodTakesRoom(t *testing.T) {
@@ -198,38 +361,18 @@ func TestHeldPodTakesRoom(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, others, pod := testPlugin(OverflowArgs{}), jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "1")
-			now := clocktesting.NewFakePassiveClock(p.clock.Now())
-			p.clock, p.gate.clock, p.placements.clock = now, now, now
-			cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-			expect.NoError(t, errors.Join(cached.Add(others), cached.Add(pod)))
-			opened := map[string]bool{}
-			c := &demandController{
-				clock: clocktesting.NewFakeClock(now.Now()), queue: p.queue, grants: p.grants, gate: p.gate, placements: p.placements, keys: p.keys, namespaces: p.namespaces,
-				batcher: demand.NewBatcher(now, demand.Windows{}), pending: p.pending, pods: corelisters.NewPodLister(cached),
-				waker: &waker{gate: p.gate, grants: p.grants, placements: p.placements, pools: p.pools, nodes: p.nodes, settled: p.settled,
-					activate: func(pods map[string]*corev1.Pod) {
-						for _, pod := range pods {
-							opened[pod.Name] = true
-						}
-					}},
-				counted: p.counted, active: func() bool { return false },
-				unresolved: map[types.UID]types.NamespacedName{}, delayed: map[types.UID]delayedPod{},
-			}
+			c, now, opened := testController(t, p, newIndexer(others, pod))
 			cores := func(n int64) {
-				node := nodeWith("").Node().DeepCopy()
-				node.Status.Allocatable = expect.Resources("cpu", fmt.Sprint(n), "pods", "10")
-				if p.placements.setNode(node) {
-					p.queue.addNode(node.Name)
-				}
+				p.setHome(n)
 				c.sync()
 			}
 			cores(tc.before)
-			now.SetTime(now.Now().Add(time.Minute))
+			now.Step(time.Minute)
 			state := scheduler.NewCycleState()
 			state.Write(stateKey, &cycleState{since: now.Now()})
 			p.PostFilter(t.Context(), state, others, nil)
 			c.sync()
-			now.SetTime(now.Now().Add(maxHold / 2))
+			now.Step(maxHold / 2)
 			cores(tc.until)
 			if !p.PreEnqueue(t.Context(), pod).IsRejected() {
 				t.Error("it is not held")
