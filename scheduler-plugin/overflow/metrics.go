@@ -42,7 +42,7 @@ var (
 	})
 	writesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "overflow_writes_total",
-		Help: "Number of writes to the API server for pods that may overflow, by kind: reservation, event, binding or eviction.",
+		Help: "Number of writes of this plugin to the API server for pods that may overflow, by kind: reservation, event, binding or eviction. Those of kube-scheduler itself, such as pod conditions, its own events and bindings to nodes of this cluster, are not counted.",
 	}, []string{"kind"})
 	gateOpenings = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "overflow_gate_openings_total",
