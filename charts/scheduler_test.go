@@ -1,6 +1,7 @@
 package charts_test
 
 import (
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -16,12 +17,24 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
-// By default, the scheduler and the agent have two replicas each and are not preempted when
-// the cluster is full.
+// By default, no program is preempted, or waits for a place, when the cluster is full, with
+// either driver. The scheduler and the agent have two replicas each; the program that serves
+// all virtual nodes at its own address has one.
 func TestDefaultsOnAFullCluster(t *testing.T) {
-	for _, d := range only[appsv1.Deployment](t, render(t, "agent", needed), "Deployment") {
-		if class := d.Spec.Template.Spec.PriorityClassName; *d.Spec.Replicas != 2 || class != "system-cluster-critical" {
-			t.Errorf("%s: %d replicas with priority class %q", d.Name, *d.Spec.Replicas, class)
+	for driver, want := range map[string]map[string]int32{
+		"liqo":   {"agent": 2, "scheduler": 2},
+		"direct": {"agent": 2, "scheduler": 2, "virtual-node": 1},
+	} {
+		replicas := map[string]int32{}
+		for _, d := range only[appsv1.Deployment](t, render(t, "agent", append(slices.Clone(needed), "driver="+driver)), "Deployment") {
+			pod := d.Spec.Template.Spec
+			replicas[pod.Containers[0].Name] = *d.Spec.Replicas
+			if class := pod.PriorityClassName; class != "system-cluster-critical" {
+				t.Errorf("driver %s: %s has priority class %q", driver, d.Name, class)
+			}
+		}
+		if !maps.Equal(replicas, want) {
+			t.Errorf("driver %s: replicas %v, want %v", driver, replicas, want)
 		}
 	}
 }
