@@ -50,6 +50,7 @@ func TestRules(t *testing.T) {
 		{"guests are never preemption victims", guestsAreNoVictims},
 		{"a pod of another scheduler that tolerates everything stays off virtual nodes", toleratesEverything},
 		{"a namespace that opts out requests no more", optOut},
+		{"a pod that did not fit overflows once its namespace opts in", optInLater},
 		{"a cap is divided between owners", fairCap},
 		{"a cap of zero permits preemption", cappedPreempts},
 		{"a silent broker permits preemption", silentPreempts},
@@ -254,6 +255,19 @@ func optOut(c *testCluster, ns string) {
 	})
 	c.setOverflow(ns, broker.OverflowEnabled)
 	c.expectReservation(ns, "web", 2)
+}
+
+// optInLater: the pods were tried before, and nothing else makes the scheduler try them again.
+func optInLater(c *testCluster, ns string) {
+	late := ns + "-late"
+	c.namespace(late, nil)
+	c.app(late, "web", "1", 2)
+	for i := range 2 {
+		c.expectMessage(late, fmt.Sprint("web-", i), "nodes are available")
+	}
+	c.setOverflow(late, broker.OverflowEnabled)
+	c.expectReservation(late, "web", 2)
+	expect.NoError(c.t, c.DeleteAllOf(c.t.Context(), &corev1.Pod{}, client.InNamespace(late), client.GracePeriodSeconds(0)))
 }
 
 // cap creates an OverflowPolicy that limits the CPU of a namespace, and waits until a

@@ -146,6 +146,11 @@ func (p *Plugin) watch(untried *untriedPods) (noNodes func() bool, err error) {
 		return nil, err
 	}
 	_, err = core.Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) { // its first pods may have been tried before
+			if namespace, ok := obj.(*corev1.Namespace); ok && namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled {
+				p.queue.addNamespace(namespace.Name)
+			}
+		},
 		UpdateFunc: func(old, obj any) {
 			before, _ := old.(*corev1.Namespace)
 			after, ok := obj.(*corev1.Namespace)
@@ -251,7 +256,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 		if pod.Spec.SchedulerName == p.handle.ProfileName() {
 			_, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
 			untried.set(pod, !done && tried == nil)
-			if !done && unschedulable(pod) && noNodes() && optedIn(p.namespaces, pod.Namespace) {
+			if !done && unschedulable(pod) && noNodes() {
 				p.queue.addUnschedulable(pod)
 			}
 			return

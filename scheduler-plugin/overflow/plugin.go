@@ -462,6 +462,7 @@ func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *
 	}
 	if !optedIn(p.namespaces, pod.Namespace) {
 		p.gate.drop(pod.UID)
+		p.queue.addUnschedulable(pod) // its namespace may opt in, or have done so just now
 		return nil, framework.NewStatus(framework.Unschedulable)
 	}
 	if p.victimsTerminating(pod) {

@@ -391,9 +391,9 @@ func TestPostFilter(t *testing.T) {
 			code: framework.Unschedulable, message: "no decision about capacity in other clusters in time", queued: true,
 		},
 		"not opted in": {
-			reason: "its namespace did not enable overflow", order: BeforePreemption,
+			reason: "its namespace did not enable overflow, and may do so later", order: BeforePreemption,
 			change: func(_ *Plugin, pod *corev1.Pod) { pod.Namespace = "bank" },
-			code:   framework.Unschedulable,
+			code:   framework.Unschedulable, queued: true,
 		},
 	}
 	for name, tc := range cases {
