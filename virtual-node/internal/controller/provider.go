@@ -27,7 +27,9 @@ func newProvider(c nodeconfig.Connection) (*provider, error) {
 	p.config = &rest.Config{
 		ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeProtobuf, AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON},
 		Host:          c.Endpoint, TLSClientConfig: rest.TLSClientConfig{CAData: c.CA}, QPS: 100, Burst: 200, UserAgent: "spillway-virtual-node",
-		WrapTransport: func(next http.RoundTripper) http.RoundTripper { return authenticator{p, newBounded(next)} },
+		// A provider does not write to the log of this program.
+		WarningHandler: rest.NoWarnings{},
+		WrapTransport:  func(next http.RoundTripper) http.RoundTripper { return authenticator{p, newBounded(next)} },
 	}
 	var err error
 	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {
