@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
+
+	"github.com/spillway-dev/spillway/broker/events"
 )
 
 // An unreachable provider is reported within about 15 s.
@@ -65,6 +67,9 @@ func (p *Prober) Run(ctx context.Context) {
 	}
 }
 
+// maxReason is how much of the provider's answer is repeated in the Node's condition.
+const maxReason = 1024
+
 // probed is the name of a guest that does not exist.
 const probed = "spillway-probe"
 
@@ -79,8 +84,8 @@ func (p *Prober) probe(ctx context.Context) Health {
 	case err == nil || apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse): // not of a proxy
 		return Health{Ready: true, Reason: reasonProviderReachable, Message: fmt.Sprintf("Provider %s is reachable and authorizes this cluster.", p.Provider)}
 	case apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err):
-		return Health{Reason: reasonAccessDenied, Message: fmt.Sprintf("Provider %s no longer authorizes this cluster: %v", p.Provider, err)}
+		return Health{Reason: reasonAccessDenied, Message: fmt.Sprintf("Provider %s no longer authorizes this cluster: %s", p.Provider, events.TruncateTo(err.Error(), maxReason))}
 	default:
-		return Health{Reason: reasonProviderUnreachable, Message: fmt.Sprintf("Provider %s is unreachable; its guests may still be running: %v", p.Provider, err)}
+		return Health{Reason: reasonProviderUnreachable, Message: fmt.Sprintf("Provider %s is unreachable; its guests may still be running: %s", p.Provider, events.TruncateTo(err.Error(), maxReason))}
 	}
 }

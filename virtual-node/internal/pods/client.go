@@ -7,8 +7,10 @@ import (
 	"hash/fnv"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // writeStatus replaces the status of the pod, unless it has this status. The status was
@@ -27,6 +29,9 @@ func (h *Handler) writeStatus(ctx context.Context, pod *corev1.Pod, status corev
 	if bytes.Equal(current, desired) || h.isWritten(pod, desired) {
 		return 0, nil
 	}
+	if wait := h.pace(pod.UID); wait > 0 {
+		return wait, nil
+	}
 	update := *pod
 	update.Status = status
 	// What hangs here leaves time for the guest. The response is not decoded.
@@ -44,6 +49,30 @@ func (h *Handler) writeStatus(ctx context.Context, pod *corev1.Pod, status corev
 	}
 	h.setWritten(pod, desired)
 	return 0, nil
+}
+
+// A provider that changes the status of a guest without end makes this cluster write it once
+// in writeInterval, after the first writeBurst.
+const (
+	writeInterval = 2 * time.Second
+	writeBurst    = 20
+)
+
+// pace returns how long the status of a pod is not to be written yet, 0 if it may be written
+// now.
+func (h *Handler) pace(uid types.UID) time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	state, now := h.state(uid), h.Clock.Now()
+	if state.writes == nil {
+		state.writes = rate.NewLimiter(rate.Every(writeInterval), writeBurst)
+	}
+	reservation := state.writes.ReserveN(now, 1)
+	wait := reservation.DelayFrom(now)
+	if wait > 0 {
+		reservation.CancelAt(now)
+	}
+	return wait
 }
 
 // statusTimeout is how long the write of a status may take.

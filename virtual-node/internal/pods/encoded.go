@@ -74,7 +74,7 @@ func encodeGuest(object any) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if namespace, name, uid, ok := translate.Origin(guest); ok {
+	if namespace, name, uid, ok := translate.GuestOrigin(guest); ok {
 		encoded.origin, encoded.originUID = namespace+"/"+name, uid
 	}
 	return encoded, nil

@@ -103,6 +103,7 @@ func TestEnded(t *testing.T) {
 func TestPatchOfEncodedGuest(t *testing.T) {
 	full := fullPod()
 	full.Labels[translate.LabelUID] = "1"
+	full.Name = translate.GuestName(full)
 	desired := full.DeepCopy()
 	desired.Labels, desired.Annotations = map[string]string{"version": "2", translate.LabelUID: "1"}, map[string]string{"note": "changed"}
 	desired.Spec.Containers[1].Image, desired.Spec.ActiveDeadlineSeconds = "side:2", ptr.To[int64](60)

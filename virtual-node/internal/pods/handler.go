@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/virtual-kubelet/virtual-kubelet/node/nodeutil"
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -111,6 +112,8 @@ type podState struct {
 	// writtenTo; 0 if none was.
 	written   uint64
 	writtenTo string
+	// writes is the pace of the writes of the status; nil before the first.
+	writes *rate.Limiter
 	// applied are the contents of the pod and the guest, if the guest needed no change and
 	// refers to no copies.
 	applied [2]uint64
@@ -350,8 +353,11 @@ func (h *Handler) Pods() iter.Seq[*corev1.Pod] {
 // PodsSynced reports whether Pods is complete.
 func (h *Handler) PodsSynced() bool { return h.podsSynced() }
 
-// HasNoGuests reports whether the provider is known to have no guest left.
-func (h *Handler) HasNoGuests() bool { return h.synced() && len(h.guests.ListKeys()) == 0 }
+// HasNoGuests reports whether the provider is known to have no guest left that this program
+// created.
+func (h *Handler) HasNoGuests() bool {
+	return h.synced() && len(h.guests.ListIndexFuncValues(indexOrigin)) == 0
+}
 
 func (h *Handler) synced() bool { return h.podsSynced() && allSynced(h.providerSynced) }
 

@@ -1,9 +1,13 @@
 package pods_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -51,6 +55,10 @@ type environment struct {
 	// ofHandler is the handler's client of the consumer, whose writes and conflicts are counted.
 	ofHandler         kubernetes.Interface
 	writes, conflicts atomic.Int64
+	// asked are the paths that the handler has read of the consumer.
+	asked sync.Map
+	// answer answers a request to the provider in its place, where it does not return nil.
+	answer            atomic.Pointer[func(*http.Request) *http.Response]
 	guestNamespaceUID types.UID
 	// providerConfig is the handler's: its connections can be cut.
 	providerConfig *rest.Config
@@ -70,6 +78,7 @@ func newEnvironment(t *testing.T) *environment {
 	counted.ContentType, counted.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTrip(func(r *http.Request) (*http.Response, error) {
+			e.asked.Store(r.URL.Path, true)
 			response, err := next.RoundTrip(r)
 			if r.Method == http.MethodPut && err == nil {
 				e.writes.Add(1)
@@ -102,6 +111,16 @@ func newEnvironment(t *testing.T) *environment {
 		return dialer.DialContext(ctx, network, address)
 	})
 	e.providerConfig.Dial = e.connections.DialContext
+	e.providerConfig.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTrip(func(r *http.Request) (*http.Response, error) {
+			if answer := e.answer.Load(); answer != nil {
+				if response := (*answer)(r); response != nil {
+					return response, nil
+				}
+			}
+			return next.RoundTrip(r)
+		})
+	})
 	e.start()
 	return e
 }
@@ -340,6 +359,7 @@ func TestHandler(t *testing.T) {
 	t.Run("restart", e.testRestart)
 	t.Run("exceeded quota", e.testExceededQuota)
 	t.Run("Pod Security", e.testPodSecurity)
+	t.Run("hostile provider", e.testHostileProvider)
 	t.Run("hand-over", e.testHandOver)
 }
 
@@ -568,6 +588,71 @@ func (e *environment) testPodSecurity(t *testing.T) {
 	e.expectEvent(t, "GuestRefused", "sets guests.podSecurity to baseline")
 	enforce("null")
 	e.deletePod(t, pod, e.run(t, pod))
+}
+
+// testHostileProvider: what a provider says of guests is bounded and leaves this cluster's pods
+// as they can be used, and pods of its own that claim to be guests have no effect here. It acts as
+// the provider's administrator, and in place of its API server.
+func (e *environment) testHostileProvider(t *testing.T) {
+	long := strings.Repeat("x", 200<<10)
+	refuse := func(r *http.Request) *http.Response {
+		if r.Method != http.MethodPost || !strings.HasSuffix(r.URL.Path, "/pods") {
+			return nil
+		}
+		body, err := json.Marshal(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden, Message: long})
+		if err != nil {
+			t.Error(err)
+		}
+		return &http.Response{StatusCode: http.StatusForbidden, Header: http.Header{"Content-Type": {runtime.ContentTypeJSON}}, Body: io.NopCloser(bytes.NewReader(body)), Request: r}
+	}
+	e.answer.Store(&refuse)
+	pod := e.createPod(t, "hostile", neverRestart)
+	e.expectStatus(t, pod, "a bounded refusal", func(s *corev1.PodStatus) bool {
+		return s.Reason == "GuestRefused" && len(s.Message) < 8<<10 && len(s.ContainerStatuses) == 1 && len(s.ContainerStatuses[0].State.Waiting.Message) < 8<<10
+	})
+	e.answer.Store(nil)
+	guest := e.run(t, pod)
+
+	// Its own pods, which say that they are guests of this pod, or of a pod of another namespace.
+	imposter := guest.DeepCopy()
+	imposter.ObjectMeta = metav1.ObjectMeta{Namespace: guestNamespace, Name: "imposter", Labels: guest.Labels, Annotations: guest.Annotations}
+	imposter.Spec.NodeName = ""
+	foreign := imposter.DeepCopy()
+	foreign.Name, foreign.Labels, foreign.Annotations = "foreign", maps.Clone(guest.Labels), maps.Clone(guest.Annotations)
+	foreign.Labels[translate.LabelUID] = "another"
+	foreign.Annotations[translate.AnnotationNamespace], foreign.Annotations[translate.AnnotationName] = "kube-system", "secret-of-home"
+	for _, own := range []*corev1.Pod{imposter, foreign} {
+		created, err := e.guests().Create(t.Context(), own, metav1.CreateOptions{})
+		expect.NoError(t, err)
+		e.setGuestStatus(t, created, corev1.PodFailed, corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1}})
+	}
+
+	// The status of the guest itself is seen after those.
+	current, err := e.guests().Get(t.Context(), guest.Name, metav1.GetOptions{})
+	expect.NoError(t, err)
+	s := &current.Status
+	s.Message, s.PodIP, s.PodIPs = long, "127.0.0.1", []corev1.PodIP{{IP: "127.0.0.1"}}
+	s.ContainerStatuses[0].Resources = &corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1000")}
+	for i := range 1000 {
+		s.ContainerStatuses[0].VolumeMounts = append(s.ContainerStatuses[0].VolumeMounts, corev1.VolumeMountStatus{Name: fmt.Sprint(i), MountPath: long[:100]})
+	}
+	_, err = e.guests().UpdateStatus(t.Context(), current, metav1.UpdateOptions{})
+	expect.NoError(t, err)
+	e.expectStatus(t, pod, "bounded and without an address", func(s *corev1.PodStatus) bool {
+		return s.Phase == corev1.PodRunning && len(s.Message) > 0 && s.Size() < 16<<10 && s.PodIP == "" && len(s.PodIPs) == 0 && s.ContainerStatuses[0].Resources == nil
+	})
+	if _, asked := e.asked.Load("/api/v1/namespaces/kube-system/pods/secret-of-home"); asked {
+		t.Error("a pod of the provider made the handler read a pod of this cluster")
+	}
+	_, err = e.pods().Patch(t.Context(), pod.Name, types.MergePatchType, []byte(`{"metadata":{"labels":{"still":"changes"}}}`), metav1.PatchOptions{})
+	expect.NoError(t, err)
+	e.deletePod(t, pod, guest)
+	for _, own := range []*corev1.Pod{imposter, foreign} {
+		if left, err := e.guests().Get(t.Context(), own.Name, metav1.GetOptions{}); err != nil || left.DeletionTimestamp != nil {
+			t.Errorf("pod %s of the provider was deleted: %v", own.Name, err)
+		}
+		e.endGuest(t, own)
+	}
 }
 
 // testHandOver: where the provider hands places over, a guest waits for it, but not for

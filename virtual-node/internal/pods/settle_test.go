@@ -72,6 +72,32 @@ func TestSettles(t *testing.T) {
 	}
 }
 
+// TestPace: a provider that reports another status each moment makes this cluster write few.
+func TestPace(t *testing.T) {
+	clock := testclock.NewFakeClock(time.Unix(1000, 0))
+	h := &Handler{Options: Options{Clock: clock}, states: map[types.UID]*podState{}}
+	writes := 0
+	for range 1000 {
+		if h.pace("web") == 0 {
+			writes++
+		}
+		clock.Step(10 * time.Millisecond)
+	}
+	if want := writeBurst + int(10*time.Second/writeInterval); writes < writeBurst || writes > want {
+		t.Errorf("%d of 1000 statuses were written in 10 s, want %d to %d", writes, writeBurst, want)
+	}
+	if wait := h.pace("other"); wait != 0 {
+		t.Errorf("another pod waits for %s", wait)
+	}
+	// What was not written is, after the time that is returned.
+	for wait := h.pace("web"); wait > 0; wait = h.pace("web") {
+		if wait > writeInterval {
+			t.Fatalf("the next write waits for %s", wait)
+		}
+		clock.Step(wait)
+	}
+}
+
 // TestReportDifferences: one Event for all pods of a controller and message, and what is
 // remembered of controllers is bounded.
 func TestReportDifferences(t *testing.T) {

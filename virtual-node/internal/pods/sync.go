@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	spillwayevents "github.com/spillway-dev/spillway/broker/events"
 	placement "github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/virtual-node/internal/translate"
 )
@@ -380,13 +381,17 @@ func (h *Handler) waitForReference(ctx context.Context, pod *corev1.Pod, missing
 	return earlier(requeueAfter, again), err
 }
 
+// maxRefusal is how much is repeated of a provider's refusal, which the pod's status has once
+// for each container: one that is too large for the API server could not be updated any more.
+const maxRefusal = 4096
+
 // createFailed reports that the provider refused the guest; other errors are
 // returned.
 func (h *Handler) createFailed(ctx context.Context, pod *corev1.Pod, err error) (requeueAfter time.Duration, _ error) {
 	if !isRefusal(err) {
 		return 0, err
 	}
-	message := fmt.Sprintf("provider %s refused the guest: %v", h.Provider, err)
+	message := fmt.Sprintf("provider %s refused the guest: %s", h.Provider, spillwayevents.TruncateTo(err.Error(), maxRefusal))
 	if strings.Contains(message, `violates PodSecurity "restricted`) {
 		message += ". Set these fields of securityContext, or the provider's administrator sets guests.podSecurity to baseline"
 	}
@@ -493,7 +498,7 @@ func (h *Handler) updateFailed(pod *corev1.Pod, err error) (requeueAfter time.Du
 	if !isRefusal(err) {
 		return 0, err
 	}
-	h.event(pod, corev1.EventTypeWarning, reasonGuestRefused, fmt.Sprintf("provider %s refused a change to the guest: %v", h.Provider, err))
+	h.event(pod, corev1.EventTypeWarning, reasonGuestRefused, fmt.Sprintf("provider %s refused a change to the guest: %s", h.Provider, spillwayevents.TruncateTo(err.Error(), maxRefusal)))
 	return retryPeriod, nil
 }
 

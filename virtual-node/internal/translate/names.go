@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -64,6 +65,15 @@ func nameWithHash(prefix string, parts ...string) string {
 		prefix = prefix[:limit]
 	}
 	return strings.TrimRight(prefix, "-") + "-" + hash
+}
+
+// GuestOrigin returns the pod that a guest was made from. ok is false if it does not have the
+// name of that pod's guest: then it is none of this program's, whatever its annotations say.
+func GuestOrigin(guest *corev1.Pod) (namespace, name string, uid types.UID, ok bool) {
+	namespace, name, uid, ok = Origin(guest)
+	of := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid}}
+	ok = ok && len(validation.IsDNS1123Label(namespace)) == 0 && len(validation.IsDNS1123Subdomain(name)) == 0 && guest.Name == GuestName(of)
+	return namespace, name, uid, ok
 }
 
 // Origin returns the object that a guest or copy was made from. uid is empty for

@@ -92,6 +92,32 @@ func TestOrigin(t *testing.T) {
 	if namespace, name, uid, ok := Origin(guest); !ok || namespace != "shop" || name != "web-0" || uid != "7f0c" {
 		t.Errorf("got %s/%s %s, %t", namespace, name, uid, ok)
 	}
+	if namespace, name, uid, ok := GuestOrigin(guest); !ok || namespace != "shop" || name != "web-0" || uid != "7f0c" {
+		t.Errorf("the guest is of %s/%s %s, %t", namespace, name, uid, ok)
+	}
+	for what, forge := range map[string]func(*corev1.Pod){
+		"another name":      func(p *corev1.Pod) { p.Name += "0" },
+		"another pod":       func(p *corev1.Pod) { p.Annotations[AnnotationName] = "web-1" },
+		"another namespace": func(p *corev1.Pod) { p.Annotations[AnnotationNamespace] = "kube-system" },
+		"another UID":       func(p *corev1.Pod) { p.Labels[LabelUID] = "7f0d" },
+		"no name of a pod": func(p *corev1.Pod) {
+			p.Annotations[AnnotationName] = ".."
+			p.Name = GuestName(named("shop", "..", "7f0c"))
+		},
+		"a long name": func(p *corev1.Pod) {
+			long := strings.Repeat("x", 1<<20)
+			p.Annotations[AnnotationName] = long
+			p.Name = GuestName(named("shop", long, "7f0c"))
+		},
+	} {
+		forged := guest.DeepCopy()
+		if forge(forged); forged.Name == "" {
+			t.Fatal(what)
+		}
+		if namespace, name, uid, ok := GuestOrigin(forged); ok {
+			t.Errorf("with %s, it is taken for the guest of %.80s/%.80s %s", what, namespace, name, uid)
+		}
+	}
 	for what, annotations := range map[string]map[string]string{
 		"none":           nil,
 		"name only":      {AnnotationName: "web-0"},
