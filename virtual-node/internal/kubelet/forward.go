@@ -59,7 +59,7 @@ func (g guest) forward(ctx context.Context, port int32, client io.ReadWriteClose
 
 	remoteErr := make(chan error, 1)
 	go func() {
-		message, err := io.ReadAll(errorStream)
+		message, err := io.ReadAll(io.LimitReader(errorStream, maxForwardError))
 		switch {
 		case len(message) > 0:
 			remoteErr <- errors.New(string(message))
@@ -101,6 +101,9 @@ func (g guest) forward(ctx context.Context, port int32, client io.ReadWriteClose
 		return nil
 	}
 }
+
+// maxForwardError is how much is read of the error of a provider, which is not trusted.
+const maxForwardError = 4096
 
 // dialForward opens a connection for port-forwarding to the provider: SPDY over a
 // websocket, or SPDY alone if the API server or a proxy does not support that.

@@ -73,6 +73,7 @@ func TestStreams(t *testing.T) {
 	t.Run("ClientDisconnects", s.testClientDisconnects)
 	t.Run("Attach", s.testAttach)
 	t.Run("PortForward", s.testPortForward)
+	t.Run("HostilePortForward", s.testHostilePortForward)
 	t.Run("Logs", s.testLogs)
 	t.Run("ProviderUnreachable", s.testProviderUnreachable)
 	for _, subresource := range []string{"exec", "attach", "portforward", "log"} {
@@ -211,6 +212,26 @@ func (s *streamsTest) testPortForward(t *testing.T) {
 			t.Errorf("got %q, %v", received, err)
 		}
 		connection.Close()
+	}
+}
+
+// connection is a client that sends an input, and reads what it gets.
+type connection struct {
+	io.Reader
+	io.Writer
+}
+
+func (connection) Close() error { return nil }
+
+// forwardFails is what a client sends to get an error of the fake kubelet.
+const forwardFails = "fail"
+
+// A hostile provider reports an error without end: only its beginning is read.
+func (s *streamsTest) testHostilePortForward(t *testing.T) {
+	g := guest{namespace: guestNamespace, name: guestName, config: s.provider, client: kubernetes.NewForConfigOrDie(s.provider)}
+	err := g.forward(streamContext(t), 8080, connection{strings.NewReader(forwardFails), io.Discard})
+	if err == nil || !strings.Contains(err.Error(), "hostile") || len(err.Error()) > maxForwardError {
+		t.Errorf("got an error of %d bytes: %.100s", len(fmt.Sprint(err)), fmt.Sprint(err))
 	}
 }
 
@@ -378,6 +399,9 @@ func (k *fakeKubelet) PortForward(_ context.Context, _ string, _ types.UID, port
 	received, err := io.ReadAll(stream)
 	if err != nil {
 		return err
+	}
+	if string(received) == forwardFails {
+		return errors.New(strings.Repeat("hostile", 100_000))
 	}
 	_, err = fmt.Fprintf(stream, "port %d: %s", port, received)
 	return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -68,7 +69,10 @@ func (u *usage) collect(ctx context.Context) (summary *stats.Summary, complete b
 	for pod := range u.guests.Pods() {
 		m := measured{
 			ref:   stats.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)},
-			start: ptr.Deref(pod.Status.StartTime, metav1.Time{}), started: startTimes(pod),
+			start: ptr.Deref(pod.Status.StartTime, metav1.Time{}), started: startTimes(pod), containers: map[string]bool{},
+		}
+		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			m.containers[c.Name] = true
 		}
 		if namespace, name, ok := u.guests.Locate(pod.Namespace, pod.Name); ok {
 			m.guest = types.NamespacedName{Namespace: namespace, Name: name}
@@ -106,6 +110,8 @@ type measured struct {
 	// start is when the pod started, started when each container did.
 	start   metav1.Time
 	started map[string]time.Time
+	// containers are the names of its containers.
+	containers map[string]bool
 }
 
 // podStats returns the usage of a pod; metrics is nil if unknown. It adds the pod's
@@ -121,7 +127,13 @@ func (u *usage) podStats(pod measured, metrics *metricsv1beta1.PodMetrics, prese
 		return out
 	}
 	var sum usageSum
+	reported := map[string]bool{}
 	for _, c := range metrics.Containers {
+		// A provider does not name containers that the pod does not have.
+		if reported[c.Name] || !pod.containers[c.Name] {
+			continue
+		}
+		reported[c.Name] = true
 		id := container{pod: uid, name: c.Name}
 		present[id] = true
 		cores := c.Usage.Cpu().AsApproximateFloat64()
@@ -136,7 +148,7 @@ func (u *usage) podStats(pod measured, metrics *metricsv1beta1.PodMetrics, prese
 		sum.add(total, cores, bytes)
 		node.add(total, cores, bytes)
 	}
-	if len(metrics.Containers) > 0 {
+	if len(reported) > 0 {
 		out.CPU = cpuStats(sum.at, sum.cores, sum.coreSeconds)
 		out.Memory = memoryStats(sum.at, sum.bytes)
 	}

@@ -26,6 +26,7 @@ var sampleTime = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 func runningPod() *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: podNamespace, Name: podName, UID: "pod-uid"},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}},
 		Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
 			Name:  "c",
 			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(sampleTime.Add(-time.Hour))}},
@@ -49,7 +50,11 @@ func metricsAPI(t *testing.T, next func() (at time.Time, cpu string)) *rest.Conf
 				Timestamp:  metav1.NewTime(at), Window: metav1.Duration{Duration: 10 * time.Second},
 				Containers: []metricsv1beta1.ContainerMetrics{{Name: "c", Usage: corev1.ResourceList{
 					corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("64Mi"),
-				}}},
+				}},
+					// What a hostile provider may add: the container again, and one that the pod does not have.
+					{Name: "c", Usage: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("99"), corev1.ResourceMemory: resource.MustParse("99Gi")}},
+					{Name: "invented", Usage: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("99"), corev1.ResourceMemory: resource.MustParse("99Gi")}},
+				},
 			}, {
 				ObjectMeta: metav1.ObjectMeta{Namespace: guestNamespace, Name: "other"},
 				Timestamp:  metav1.NewTime(at), Window: metav1.Duration{Duration: 10 * time.Second},
