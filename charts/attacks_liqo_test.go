@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -182,6 +183,9 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func
 		"a guest with a GPU's taint":     f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})),
 		"a guest with its priority":      f.guest(f.slice, "shop-rome", func(s *corev1.PodSpec) { s.PriorityClassName = "spillway-guest" }),
 		"a guest with Liqo's spreading":  f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
+		"a guest with init containers":   f.guest(f.slice, "shop-rome", initContainers(false, "50m", "2500m", "2", "0.1")),
+		"a guest with an idle sidecar":   f.guest(f.slice, "shop-rome", initContainers(true, "0")),
+		"a guest with a counted sidecar": f.guest(f.slice, "shop-rome", countedSidecar),
 		"a guest of a peering by hand":   f.guest(f.admin, "shop-oslo", func(s *corev1.PodSpec) { s.HostPID = true }),
 		"labelling a guest":              f.labelGuest,
 		"the pod of a guest":             f.createPod("spillway-guest"),
@@ -196,6 +200,13 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func
 		"a Secret":                       f.create(f.slice, func() client.Object { return &corev1.Secret{ObjectMeta: within("shop-rome", "key")} }),
 		"the agent's mapping of its own": f.create(liqo, namespaceMap(map[string]any{"shop": "shop-paris"})),
 	}
+}
+
+// countedSidecar adds a sidecar after an init container that requests as much as the pod.
+func countedSidecar(s *corev1.PodSpec) {
+	initContainers(false, "0.3", "100m")(s)
+	initContainers(true, "150m", "50m")(s)
+	s.InitContainers[2].Name, s.InitContainers[3].Name = "s", "t"
 }
 
 // createPod returns a request by which Liqo creates the pod of a guest.
@@ -302,8 +313,23 @@ func (f *liqoFixture) annotationAttacks() []attack {
 	}
 }
 
+// initContainers adds an init container, or a sidecar, for each of some requests of CPU.
+func initContainers(sidecars bool, cpu ...string) func(*corev1.PodSpec) {
+	return func(s *corev1.PodSpec) {
+		for i, amount := range cpu {
+			c := *s.Containers[0].DeepCopy()
+			c.Name, c.Resources = fmt.Sprintf("i%d", i), corev1.ResourceRequirements{Requests: expect.Resources("cpu", amount)}
+			if sidecars {
+				c.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
+			}
+			s.InitContainers = append(s.InitContainers, c)
+		}
+	}
+}
+
 // podAttacks are those that a ShadowPod alone allows.
 func (f *liqoFixture) podAttacks() []podAttack {
+	const uncounted = "Liqo's quota would not count all"
 	return []podAttack{
 		{"a priority class", func(s *corev1.PodSpec) { s.PriorityClassName = "system-node-critical" }, "priority class"},
 		{"a priority", func(s *corev1.PodSpec) { p := int32(1000); s.Priority = &p }, "priority"},
@@ -317,6 +343,24 @@ func (f *liqoFixture) podAttacks() []podAttack {
 		{"resources of the pod, which Liqo's quota does not count", func(s *corev1.PodSpec) {
 			s.Resources = &corev1.ResourceRequirements{Requests: expect.Resources("cpu", "64")}
 		}, "spec.resources"},
+		{"a negative request, which frees Liqo's quota", func(s *corev1.PodSpec) {
+			s.Containers[0].Resources.Requests["cpu"] = resource.MustParse("-64")
+		}, "less than nothing"},
+		{"a negative request of an init container", initContainers(false, "-1"), "less than nothing"},
+		{"a sidecar, which Liqo's quota does not add", initContainers(true, "64"), uncounted},
+		{"a small sidecar", initContainers(true, "1m"), uncounted},
+		{"a sidecar that starts before an init container", func(s *corev1.PodSpec) {
+			initContainers(true, "1", "0")(s)
+			s.InitContainers[1].RestartPolicy = nil
+			s.InitContainers[1].Resources.Requests["cpu"] = resource.MustParse("64")
+		}, uncounted},
+		{"an init container that Liqo takes for one of the same size", initContainers(false, "1m", "1"), uncounted},
+		{"the device of a sidecar", func(s *corev1.PodSpec) {
+			initContainers(true, "0", "0")(s)
+			for i := range s.InitContainers {
+				s.InitContainers[i].Resources = corev1.ResourceRequirements{Requests: expect.Resources("nvidia.com/gpu", "1"), Limits: expect.Resources("nvidia.com/gpu", "1")}
+			}
+		}, uncounted},
 		{"a ServiceAccount", func(s *corev1.PodSpec) { s.ServiceAccountName = "admin" }, "ServiceAccount"},
 		{"a ServiceAccount by the field's former name", func(s *corev1.PodSpec) { s.DeprecatedServiceAccount = "admin" }, "ServiceAccount"},
 		{"a token", func(s *corev1.PodSpec) { s.AutomountServiceAccountToken = nil }, "token"},

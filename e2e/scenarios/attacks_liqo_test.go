@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -118,11 +119,23 @@ func liqoAttacks(ctx context.Context, t *testing.T, guests string) []attack {
 	more := func(s *corev1.PodSpec) {
 		s.Containers[0].Resources.Requests["cpu"] = *cpuPlusOne(resource.MustParse(text))
 	}
+	// Liqo itself counts the larger one.
+	sidecars := func(s *corev1.PodSpec) {
+		for _, name := range []string{"first", "second"} {
+			c := *s.Containers[0].DeepCopy()
+			c.Name, c.Ports, c.RestartPolicy = name, nil, ptr.To(corev1.ContainerRestartPolicyAlways)
+			c.Resources.Requests["cpu"] = resource.MustParse(text)
+			s.InitContainers = append(s.InitContainers, c)
+		}
+	}
+	negative := func(s *corev1.PodSpec) { s.Containers[0].Resources.Requests["cpu"] = resource.MustParse("-1") }
 	return slices.Concat(attacks, []attack{
 		{"granting itself capacity", status, policy("spillway-slice-status"), "only Liqo and Spillway"},
 		{"a slice of Liqo's default class", another("default"), policy("spillway-slice-class"), "class spillway"},
 		{"mapping onto an existing namespace", mapping, policy("spillway-namespace-map"), "-rome"},
 		{"more than the grant", guest(more), []*attackGuard{limit}, "quota"},
+		{"more than the grant in sidecars", guest(sidecars), []*attackGuard{limit}, "quota"},
+		{"a negative request, which frees quota", guest(negative), pods, "less than nothing"},
 		{"a Service of type NodePort", creating(slice, func() client.Object { return nodePort(guests) }), append(objects, nodePorts(&quota)), "NodePort"},
 		{"a ServiceAccount token", creating(slice, func() client.Object { return tokenSecret(guests) }), objects, "service-account-token"},
 		{"a pod in another namespace", creating(slice, func() client.Object {

@@ -208,16 +208,3 @@ func TestMapping(t *testing.T) {
 		t.Errorf("a map that is being deleted still counts: %q", got)
 	}
 }
-
-func TestQuotaOf(t *testing.T) {
-	requests := func(pairs ...string) corev1.ResourceRequirements {
-		return corev1.ResourceRequirements{Requests: expect.Resources(pairs...)}
-	}
-	pod := &corev1.PodSpec{
-		Containers:     []corev1.Container{{Resources: requests("cpu", "100m", "memory", "1Gi")}, {Resources: requests("cpu", "200m")}},
-		InitContainers: []corev1.Container{{Resources: requests("cpu", "250m", "memory", "2Gi")}},
-	}
-	if got := quotaOf(pod); !session.Equal(got, expect.Resources("cpu", "300m", "memory", "2Gi")) {
-		t.Errorf("got %v", got)
-	}
-}

@@ -23,9 +23,10 @@ const GuestsPath = "/guests"
 // GuestsHandler answers AdmissionReviews of new ShadowPods, whose pods Liqo creates
 // unchanged. A guest gets the PriorityClass of guests, so that it preempts no pod and keeps
 // the node that it is nominated to, the node affinity of guests, because it was judged for
-// nodes of their architecture, and a memory limit where it has none. With handOver it gets the
-// scheduling gate, too, and waits until the agent hands over a place. The handler admits every
-// ShadowPod: who may write what is up to the chart's policies.
+// nodes of their architecture, a memory limit where it has none, and requests that Liqo's Quota
+// counts in full. With handOver it gets the scheduling gate, too, and waits until the agent hands
+// over a place. The handler admits every ShadowPod: who may write what is up to the chart's
+// policies.
 func GuestsHandler(handOver bool) http.Handler {
 	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
 		if request.Operation != admissionv1.Create || request.Kind.Kind != kindShadowPod {
@@ -55,6 +56,7 @@ func makeGuest(pod *corev1.PodSpec, handOver bool) {
 	required := &pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 	*required = guest.NodeAffinity(*required)
 	guest.BoundMemory(pod)
+	makeCounted(pod)
 }
 
 // changeShadowPod changes the pod of an encoded ShadowPod, and nothing else of it.

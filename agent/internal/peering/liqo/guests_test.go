@@ -82,10 +82,29 @@ func guestChanges() map[string]guestChange {
 				s.InitContainers[0].Resources.Limits[corev1.ResourceCPU] = resource.MustParse("1")
 			},
 		},
+		"a sidecar": {
+			func(s *corev1.PodSpec) {
+				s.Containers[0].Resources.Requests = expect.Resources("cpu", "100m")
+				s.InitContainers = []corev1.Container{sidecar("s", "200m")}
+			},
+			func(s *corev1.PodSpec) {
+				s.Containers[0].Resources = corev1.ResourceRequirements{Requests: expect.Resources("cpu", "300m", "memory", "0"), Limits: expect.Resources("memory", "128Mi")}
+				s.InitContainers = []corev1.Container{sidecar("s", "0")}
+				s.InitContainers[0].Resources.Requests["memory"] = resource.MustParse("0")
+				s.InitContainers[0].Resources.Limits = expect.Resources("memory", "128Mi")
+			},
+		},
 		// The chart's policy refuses it.
 		"an emptyDir in memory": both(func(s *corev1.PodSpec) {
 			s.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}}}
 		}),
+	}
+}
+
+func sidecar(name, cpu string) corev1.Container {
+	return corev1.Container{
+		Name: name, Image: "i", RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways),
+		Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", cpu)},
 	}
 }
 

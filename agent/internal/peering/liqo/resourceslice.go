@@ -210,16 +210,3 @@ func (p *Provider) finished(ctx context.Context, user string) (corev1.ResourceLi
 	}
 	return sum, nil
 }
-
-// quotaOf is what Liqo counts for a pod: the sum of its containers or its largest
-// init container, by resource.
-func quotaOf(pod *corev1.PodSpec) corev1.ResourceList {
-	sum := corev1.ResourceList{}
-	for i := range pod.Containers {
-		broker.AddTo(sum, pod.Containers[i].Resources.Requests)
-	}
-	for i := range pod.InitContainers {
-		capacity.Larger(sum, pod.InitContainers[i].Resources.Requests)
-	}
-	return sum
-}
