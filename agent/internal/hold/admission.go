@@ -7,7 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -17,12 +19,16 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
+// maxParts is the number of parts that a divisible total is divided into, to try one, at most.
+const maxParts = 64
+
 // maxTried is the number of a consumer's namespaces in which a guest is tried, one after
 // the other, until one admits it: a hold does not say in which of them its guests run.
 const maxTried = 4
 
 // admit makes the API server admit a guest of each shape that is about to be accepted,
 // without storing it, and turns the decisions about what it does not admit into refusals.
+// Guests of a divisible total may be of any size: it is refused if none of several is admitted.
 // Where the consumer has no namespace yet, nothing is tried: what only that namespace refuses,
 // such as a policy that goes by its labels, shows when the guest is created. Placeholders show
 // nothing of it, which are always under Pod Security Standard restricted; the standard of guests
@@ -38,21 +44,28 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 		if d.settled || d.smaller || d.refused != nil || d.proving() {
 			continue
 		}
-		for _, set := range d.held.PodSets {
+		sets, divisible := d.held.PodSets, false
+		if total := d.held.Totals; len(sets) == 0 && len(total.List()) > 0 {
+			sets, divisible = []broker.PodSet{{Name: "total", Count: 1, Requests: total}}, true
+		}
+		for _, set := range sets {
 			if namespaces == nil {
 				if namespaces, err = r.GuestNamespaces(ctx, consumer); err != nil {
 					return refused, fmt.Errorf("listing the namespaces for guests of %s: %w", consumer, err)
 				}
 			}
-			shape := set
+			shape, of := set, set.Requests.String()
 			shape.Name, shape.Count = "", 0
+			if divisible {
+				shape.Name, of = set.Name, "any part of "+of
+			}
 			key, err := json.Marshal(shape)
 			if err != nil {
 				return refused, err
 			}
 			message, known := tried[string(key)]
 			if !known {
-				if message, err = r.tryGuest(ctx, set, namespaces[:min(len(namespaces), maxTried)]); err != nil {
+				if message, err = r.tryGuests(ctx, set, divisible, namespaces[:min(len(namespaces), maxTried)]); err != nil {
 					return refused, err
 				}
 				tried[string(key)] = message
@@ -60,7 +73,7 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 			if message == "" {
 				continue
 			}
-			d.refused, refused = &capacity.Rejection{Reason: ReasonGuestNotAdmitted, Message: fmt.Sprintf("The API server does not admit pods of %s: %s.", set.Requests, message)}, true
+			d.refused, refused = &capacity.Rejection{Reason: ReasonGuestNotAdmitted, Message: fmt.Sprintf("The API server does not admit pods of %s: %s.", of, message)}, true
 			d.held = d.fallBack(placeholder.State{Missing: []placeholder.Missing{{Set: set, Wanted: set.Count}}}.Without(d.held))
 			if d.instruction.Status.Accepted != nil {
 				break
@@ -68,6 +81,31 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 		}
 	}
 	return refused, nil
+}
+
+// tryGuests tries a guest of a pod set, and of smaller and smaller parts of it, if it is
+// divisible, until one is admitted. It returns the API server's words about the last.
+func (r *Reconciler) tryGuests(ctx context.Context, set broker.PodSet, divisible bool, namespaces []string) (message string, err error) {
+	message, err = r.tryGuest(ctx, set, namespaces)
+	for n := int64(2); divisible && n <= maxParts && message != "" && err == nil; n *= 2 {
+		part := set
+		part.Requests = broker.FromList(partOf(set.Requests.List(), n))
+		message, err = r.tryGuest(ctx, part, namespaces)
+	}
+	return message, err
+}
+
+// partOf returns an n-th of each amount, at least the least of it.
+func partOf(total corev1.ResourceList, n int64) corev1.ResourceList {
+	part := corev1.ResourceList{}
+	for name, amount := range total {
+		if name == corev1.ResourceCPU {
+			part[name] = *resource.NewMilliQuantity(max(amount.MilliValue()/n, 1), amount.Format)
+		} else {
+			part[name] = *resource.NewQuantity(max(amount.Value()/n, 1), amount.Format)
+		}
+	}
+	return part
 }
 
 // tryGuest creates a guest of a pod set without storing it. It returns the API server's

@@ -155,6 +155,32 @@ func TestPodSecurity(t *testing.T) {
 	e.decided("another-complying", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
 }
 
+// TestTotalNotAdmitted: pods of a total may be of any size. It is refused where the API server
+// admits none of several.
+func TestTotalNotAdmitted(t *testing.T) {
+	e := admitting(t)
+	lift := e.limitedBy(e.guestNamespaces[0], corev1.LimitRangeItem{Min: expect.Resources("cpu", "100m"), Max: expect.Resources("cpu", "300m")}, expect.Resources("cpu", "1m"))
+	accepted := func(name string, attempt int64) {
+		t.Helper()
+		in, c := e.get(name)
+		if in.Status.ObservedAttempt != attempt || c.Reason != hold.ReasonAccepted {
+			t.Errorf("%s is not accepted: %+v", name, in.Status)
+		}
+	}
+	e.hold("small", "rome", 1, total(expect.Resources("cpu", "90m")))
+	e.hold("whole", "rome", 1, total(expect.Resources("cpu", "110m")))
+	e.hold("part", "rome", 1, total(expect.Resources("cpu", "1")))
+	reconciled(t, e.agent(e.Client), "rome")
+	e.decided("small", 1, hold.ReasonGuestNotAdmitted, "The API server does not admit pods of any part of cpu 90m: ", 0)
+	e.decided("small", 1, hold.ReasonGuestNotAdmitted, "minimum cpu usage per Container is 100m", 0)
+	accepted("whole", 1)
+	accepted("part", 1)
+	lift()
+	e.hold("small", "rome", 2, total(expect.Resources("cpu", "90m")))
+	reconciled(t, e.agent(e.Client), "rome")
+	accepted("small", 2)
+}
+
 // TestNotAdmittedAfterRestart: a hold that was recorded before the agent restarted, and whose
 // guests the API server does not admit, is given up.
 func TestNotAdmittedAfterRestart(t *testing.T) {
