@@ -383,7 +383,7 @@ func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []de
 			// The deadline passes without an event.
 			result.RequeueAfter = requeueAfter
 		}
-		if d.settled && !(granted.Done && d.expired(r.Clock.Now())) {
+		if d.settled && !(granted.Done && (d.expired(r.Clock.Now()) || d.proofChanged())) {
 			continue
 		}
 		if granted.Done && d.proving() && d.proofTakes < requeueAfter {

@@ -1,8 +1,11 @@
 package hold
 
 import (
+	"time"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
@@ -15,6 +18,17 @@ func Fit(slots []capacity.Slot, promised []broker.HeldCapacity, wanted broker.He
 
 // MaxMoved is the number of guests that are given a place at a time.
 const MaxMoved = maxMoved
+
+// PartOf exposes how much of a divisible total fits into slots.
+func PartOf(slots []capacity.Slot, total broker.HeldCapacity) broker.HeldCapacity {
+	return partOf(total, capacity.NewPacker(slots))
+}
+
+// ProofChanged exposes whether a status is written because of what placeholders prove, as they
+// have for a time.
+func ProofChanged(in *broker.ProviderInstruction, proof placeholder.Verdict, since time.Duration) bool {
+	return decision{instruction: in, proof: proof, proofTakes: since}.proofChanged()
+}
 
 // AnswerOf exposes what the result of a dry run says about the pod.
 func AnswerOf(err error) string { return string(answerOf(err)) }

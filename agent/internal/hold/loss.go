@@ -2,9 +2,11 @@ package hold
 
 import (
 	"slices"
+	"sort"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
@@ -45,8 +47,11 @@ func losses(in input) map[types.UID]loss {
 		left := unused[instruction.UID]
 		// What fits of it is placed, also if not all does.
 		fits, rejection := packer.Pack(left, nil)
-		if rejection == nil && len(left.PodSets) == 0 {
-			packer.Reserve(nil, capacity.Ceil(left.Totals.List()))
+		if len(left.PodSets) == 0 {
+			if rejection != nil {
+				fits = partOf(left, packer)
+			}
+			packer.Reserve(nil, capacity.Ceil(fits.Totals.List()))
 		}
 		if rejection != nil && settled(instruction) {
 			out[instruction.UID] = loss{held: capacity.Sub(*heldBy(instruction), capacity.Sub(left, fits)), why: rejection.Message}
@@ -103,10 +108,28 @@ func fitTogether(packer *capacity.Packer, all []broker.HeldCapacity) bool {
 			total.Add(capacity.Ceil(held.Totals.List()), 1)
 		}
 	}
-	if slices.ContainsFunc(capacity.Decreasing(sets), func(set broker.PodSet) bool {
+	return placeAll(packer, sets) && place(packer, broker.HeldCapacity{Totals: broker.FromList(total.List())}) == nil
+}
+
+// placeAll reports whether the pods of all sets fit, and places them, the largest first.
+func placeAll(packer *capacity.Packer, sets []broker.PodSet) bool {
+	return !slices.ContainsFunc(capacity.Decreasing(sets), func(set broker.PodSet) bool {
 		return packer.Place(set, int64(set.Count)) < int64(set.Count)
-	}) {
-		return false
+	})
+}
+
+// partOf is as much of a divisible total as fits, resource by resource: whole milli-cores,
+// bytes and devices.
+func partOf(total broker.HeldCapacity, packer *capacity.Packer) broker.HeldCapacity {
+	out := capacity.Vector{}
+	for name, amount := range capacity.Floor(total.Totals.List()) {
+		unit := placeholder.Unit(name)
+		units := sort.Search(int(amount/unit), func(less int) bool {
+			one := capacity.Vector{name: int64(less+1) * unit}
+			_, rejection := packer.Pack(broker.HeldCapacity{Totals: broker.FromList(one.List())}, nil)
+			return rejection != nil
+		})
+		out[name] = int64(units) * unit
 	}
-	return place(packer, broker.HeldCapacity{Totals: broker.FromList(total.List())}) == nil
+	return broker.HeldCapacity{Totals: broker.FromList(out.List())}
 }

@@ -139,15 +139,22 @@ type situation struct {
 	usage *usage
 	// expected are the numbers of guests nominated to nodes.
 	expected map[string]int
-	pods     []*corev1.Pod
-	node     func(name string) *corev1.Node
+	// pods are the placeholders that guests do not take, taken the others. before is what is
+	// unused while these are there.
+	pods, taken []*corev1.Pod
+	before      []broker.HeldCapacity
+	node        func(name string) *corev1.Node
 }
 
-// needs returns what needs placeholders beside the guests.
+// needs returns what needs placeholders beside the guests: of a divisible total, as long as
+// the guests have not taken theirs.
 func (s situation) needs() []placeholder.Hold {
 	var out []placeholder.Hold
 	for i, unused := range s.usage.unused() {
 		of := s.holdings[i].instruction
+		if len(s.taken) > 0 && len(unused.PodSets) == 0 {
+			unused = s.before[i]
+		}
 		out = append(out, placeholder.Hold{UID: holdUID(of), Name: of.Spec.ReservationName, Consumer: s.consumer, Unused: unused})
 	}
 	return out
@@ -262,9 +269,9 @@ func (r *Reconciler) planPlaces(in input, holdings []holding, observed inventory
 	options := r.Placeholders
 	options.Owner = owner
 	return handOvers, ungate, placeholder.Make(placeholder.Input{
-		Holds: s.needs(), Pods: s.pods, Expected: s.expected, Options: options,
+		Holds: s.needs(), Pods: s.pods, Leaving: s.taken, Expected: s.expected, Options: options,
 		Usable: func(name string) bool { n := s.node(name); return n != nil && r.Recognizer.Eligible(n) },
-		Fits:   func(set broker.PodSet) int32 { return r.fits(in, set) },
+		Fits:   func(sets []broker.PodSet) bool { return r.fit(in, sets) },
 	})
 }
 
@@ -307,6 +314,7 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 	slices.SortStableFunc(waiting, func(a, b int) int {
 		return observed.Guests[a].CreationTimestamp.Compare(observed.Guests[b].CreationTimestamp.Time)
 	})
+	s.before = s.usage.unused()
 	places, left, taken := placeholder.NewPlaces(s.pods), s.usage.left(), map[*corev1.Pod]bool{}
 	for _, i := range waiting {
 		pod, guest := observed.Guests[i], observed.Guest(i)
@@ -320,6 +328,7 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 				for _, p := range place.Placeholders {
 					taken[p] = true
 				}
+				s.taken = append(s.taken, place.Placeholders...)
 				continue
 			}
 		}
@@ -358,8 +367,8 @@ func (r *Reconciler) suits(pod *corev1.Pod, node *corev1.Node) bool {
 	return node != nil && r.Recognizer.Eligible(node) && placeholder.RunsOn(pod, node)
 }
 
-// fits returns how many pods of a set fit beside what all others are promised.
-func (r *Reconciler) fits(in input, set broker.PodSet) int32 {
+// fit reports whether the pods of all sets fit beside what all others are promised.
+func (r *Reconciler) fit(in input, sets []broker.PodSet) bool {
 	var standing []*broker.ProviderInstruction
 	for _, instruction := range in.instructions {
 		if heldBy(instruction) != nil && instruction.Spec.RequesterClusterID != in.consumer {
@@ -367,8 +376,7 @@ func (r *Reconciler) fits(in input, set broker.PodSet) int32 {
 		}
 	}
 	now := in.nodes()
-	packer := reserved(now, slices.Collect(maps.Values(unusedOf(standing, now))))
-	return int32(packer.Place(set, int64(set.Count)))
+	return placeAll(reserved(now, slices.Collect(maps.Values(unusedOf(standing, now)))), sets)
 }
 
 // guestsWait reports whether guests of a consumer wait for a place that there is not: the

@@ -112,7 +112,7 @@ func TestPlaceholders(t *testing.T) {
 		{"the scheduler refuses", schedulerRefuses},
 		{"the API server refuses", admissionRefuses},
 		{"release leaves none", releaseLeavesNone},
-		{"totals are held in chunks", totalsAreChunks},
+		{"totals are held in parts", totalsAreParts},
 		{"what loses its places is lowered", lostPlacesAreGivenUp},
 	} {
 		if !t.Run(step.name, func(t *testing.T) {
@@ -209,7 +209,7 @@ func releaseLeavesNone(e *env) {
 	e.eventuallyBound(holds, 0)
 }
 
-func totalsAreChunks(e *env) {
+func totalsAreParts(e *env) {
 	e.amd64("b", expect.Resources("cpu", "1", "memory", "8Gi"))
 	e.hold("t1", "rome", 1, total(expect.Resources("cpu", "2")))
 	expect.Eventually(e, "the total to be held", func() (bool, string) {

@@ -111,6 +111,20 @@ func (d decision) expired(now time.Time) bool {
 	return status.Enforced && status.LeaveBy != nil && !now.Before(status.LeaveBy.Time) && settled(d.instruction) && (d.accounted || d.proof == placeholder.Proven)
 }
 
+// proofChanged reports whether condition Proven of a hold that is enforced does not say what its
+// placeholders prove: all have a place, or some have had none for a while. That a guest
+// has just come, of which the next placeholder holds what it leaves, is not worth a write.
+func (d decision) proofChanged() bool {
+	status := d.instruction.Status
+	if d.accounted || !status.Enforced || !settled(d.instruction) {
+		return false
+	}
+	if meta.IsStatusConditionTrue(status.Conditions, broker.ConditionProven) {
+		return d.proof != placeholder.Proven && d.proofTakes >= requeueAfter
+	}
+	return d.proof == placeholder.Proven
+}
+
 func mustLeave(by *metav1.Time) string {
 	return fmt.Sprintf("Guests beyond that must leave by %s.", by.UTC().Format(time.RFC3339))
 }

@@ -80,38 +80,50 @@ func NewPlaces(pods []*corev1.Pod) *Places {
 func (p *Places) Take(requests corev1.ResourceList, part Part, suits func(node string) bool) (place HandOver, ok bool) {
 	need := capacity.Ceil(requests)
 	own := func(g *group) bool { return g.hold == part.Hold && (part.Divisible || g.shape == part.Shape) }
-	for _, first := range []bool{true, false} {
-		for _, g := range p.groups {
-			if own(g) != first || need.FitsIn(g.room) == 0 {
-				continue
-			}
-			if i := slices.IndexFunc(g.pods, func(pod *corev1.Pod) bool { return suits(pod.Spec.NodeName) }); i >= 0 {
-				pod := g.pods[i]
-				g.pods = slices.Delete(g.pods, i, i+1)
-				return HandOver{pod.Spec.NodeName, []*corev1.Pod{pod}}, true
-			}
-		}
+	others := func(g *group) bool { return !own(g) }
+	if place, ok = p.one(need, own, suits); !ok && part.Divisible {
+		place, ok = p.some(need, own, suits)
 	}
-	if !part.Divisible {
-		return place, false
+	if !ok {
+		place, ok = p.one(need, others, suits)
 	}
-	var chunks []*corev1.Pod
+	return place, ok
+}
+
+// one takes the smallest placeholder with room for a guest.
+func (p *Places) one(need capacity.Vector, of func(*group) bool, suits func(node string) bool) (place HandOver, ok bool) {
 	for _, g := range p.groups {
-		if own(g) {
-			chunks = append(chunks, g.pods...)
+		if !of(g) || need.FitsIn(g.room) == 0 {
+			continue
+		}
+		if i := slices.IndexFunc(g.pods, func(pod *corev1.Pod) bool { return suits(pod.Spec.NodeName) }); i >= 0 {
+			pod := g.pods[i]
+			g.pods = slices.Delete(g.pods, i, i+1)
+			return HandOver{pod.Spec.NodeName, []*corev1.Pod{pod}}, true
 		}
 	}
-	place, ok = gathered(need, slices.DeleteFunc(chunks, func(pod *corev1.Pod) bool { return !suits(pod.Spec.NodeName) }))
+	return place, false
+}
+
+// some takes placeholders of one node that have room for a guest together.
+func (p *Places) some(need capacity.Vector, of func(*group) bool, suits func(node string) bool) (place HandOver, ok bool) {
+	var parts []*corev1.Pod
+	for _, g := range p.groups {
+		if of(g) {
+			parts = append(parts, g.pods...)
+		}
+	}
+	place, ok = gathered(need, slices.DeleteFunc(parts, func(pod *corev1.Pod) bool { return !suits(pod.Spec.NodeName) }))
 	for _, g := range p.groups {
 		g.pods = slices.DeleteFunc(g.pods, func(pod *corev1.Pod) bool { return slices.Contains(place.Placeholders, pod) })
 	}
 	return place, ok
 }
 
-// gathered are chunks of one node that have room for a guest together.
-func gathered(need capacity.Vector, chunks []*corev1.Pod) (best HandOver, ok bool) {
+// gathered are parts of one node that have room for a guest together.
+func gathered(need capacity.Vector, parts []*corev1.Pod) (best HandOver, ok bool) {
 	sums, on := map[string]capacity.Vector{}, map[string][]*corev1.Pod{}
-	for _, pod := range chunks {
+	for _, pod := range parts {
 		node := pod.Spec.NodeName
 		if sums[node] == nil {
 			sums[node] = capacity.Vector{}

@@ -39,18 +39,25 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// A guest of a divisible total takes as many chunks of one node as it needs.
+// A guest of a divisible total takes as many parts of one node as it needs, and only if they do
+// not suffice the place of another hold.
 func TestPlaceInTotal(t *testing.T) {
-	c := &cluster{pods: placeholder.Make(placeholder.Input{Holds: []placeholder.Hold{total("a", "cpu", "4")}, Options: options, Fits: fitsOf(4)}).Create}
+	c := &cluster{fits: fitsOf(4)}
+	c.apply(total("a", "cpu", "4"))
+	other := placeholder.Make(placeholder.Input{Holds: []placeholder.Hold{held("b", set(1, "cpu", "8"))}, Options: options}).Create
 	c.bind("n1", c.pods[0].Name)
 	c.bind("n2", c.pods[1].Name, c.pods[2].Name, c.pods[3].Name)
-	places, part := placeholder.NewPlaces(c.pods), placeholder.Part{Hold: "a", Divisible: true}
+	other[0].Spec.NodeName = "n3"
+	places, part := placeholder.NewPlaces(append(c.pods, other...)), placeholder.Part{Hold: "a", Divisible: true}
 	place, ok := places.Take(expect.Resources("cpu", "3"), part, func(string) bool { return true })
 	if !ok || place.Node != "n2" || len(place.Placeholders) != 3 {
 		t.Errorf("ok %t, %+v", ok, place)
 	}
 	if place, ok = places.Take(expect.Resources("cpu", "1"), part, func(string) bool { return true }); !ok || place.Node != "n1" {
 		t.Errorf("what is left: ok %t, %+v", ok, place)
+	}
+	if place, ok = places.Take(expect.Resources("cpu", "1"), part, func(string) bool { return true }); !ok || place.Node != "n3" {
+		t.Errorf("the place of another hold: ok %t, %+v", ok, place)
 	}
 	if place, ok = places.Take(expect.Resources("cpu", "1"), part, func(string) bool { return true }); ok {
 		t.Errorf("all is taken: %+v", place)

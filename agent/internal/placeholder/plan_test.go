@@ -34,10 +34,13 @@ func total(uid string, pairs ...string) placeholder.Hold {
 }
 
 // cluster applies plans.
-type cluster struct{ pods []*corev1.Pod }
+type cluster struct {
+	pods, leaving []*corev1.Pod
+	fits          func([]broker.PodSet) bool
+}
 
 func (c *cluster) apply(holds ...placeholder.Hold) placeholder.Plan {
-	plan := placeholder.Make(placeholder.Input{Holds: holds, Pods: c.pods, Usable: func(node string) bool { return node != "lost" }, Options: options})
+	plan := placeholder.Make(placeholder.Input{Holds: holds, Pods: c.pods, Leaving: c.leaving, Usable: func(node string) bool { return node != "lost" }, Fits: c.fits, Options: options})
 	c.pods = slices.DeleteFunc(slices.Clone(c.pods), func(pod *corev1.Pod) bool { return slices.Contains(plan.Remove, pod) })
 	c.pods = append(c.pods, plan.Create...)
 	return plan
@@ -148,27 +151,6 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// A total is held in chunks that fit, of which the size stays while it is used.
-func TestChunks(t *testing.T) {
-	in := placeholder.Input{
-		Holds: []placeholder.Hold{total("a", "cpu", "4", "memory", "8Gi")}, Options: options, Usable: func(string) bool { return true },
-		Fits: fitsOf(4),
-	}
-	plan := placeholder.Make(in)
-	if len(plan.Create) != 4 || plan.Create[0].Spec.Containers[0].Resources.Requests.Cpu().String() != "1" {
-		t.Fatalf("%d placeholders: %+v", len(plan.Create), plan.Create)
-	}
-	in.Pods, in.Fits = plan.Create, func(broker.PodSet) int32 { return 100 }
-	in.Holds = []placeholder.Hold{total("a", "cpu", "2500m", "memory", "7Gi")}
-	if plan = placeholder.Make(in); len(plan.Create) != 0 || len(plan.Remove) != 2 {
-		t.Errorf("with 2.5 of 4 cores left: creates %d, removes %d", len(plan.Create), len(plan.Remove))
-	}
-	in.Holds = []placeholder.Hold{total("a", "cpu", "500m", "memory", "1Gi")}
-	if plan = placeholder.Make(in); len(plan.Create) != 1 || len(plan.Remove) != 4 {
-		t.Errorf("with less than a chunk left: creates %d, removes %d", len(plan.Create), len(plan.Remove))
-	}
-}
-
 // A placeholder does not tolerate or select more than the guests whose place it holds, and
 // makes no autoscaler add a node.
 func TestPod(t *testing.T) {
@@ -238,16 +220,6 @@ func TestPlanProperties(t *testing.T) {
 			t.Fatalf("%d placeholders after the release", len(c.pods))
 		}
 	})
-}
-
-// fitsOf says that only n or more chunks fit.
-func fitsOf(n int32) func(broker.PodSet) int32 {
-	return func(set broker.PodSet) int32 {
-		if set.Count < n {
-			return 0
-		}
-		return set.Count
-	}
 }
 
 func TestWait(t *testing.T) {

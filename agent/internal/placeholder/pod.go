@@ -50,7 +50,8 @@ type Hold struct {
 	UID      types.UID
 	Name     string
 	Consumer string
-	// Unused is the part of it that no guest uses.
+	// Unused is the part of it that no guest uses. Of a divisible total, it includes what guests
+	// are about to take the places for.
 	Unused broker.HeldCapacity
 }
 
@@ -89,6 +90,9 @@ func (o Options) pod(h Hold, s shape, ordinal int) *corev1.Pod {
 		Labels:          map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelRequester: h.Consumer, labelHold: string(h.UID), broker.LabelShape: s.key},
 		Annotations:     map[string]string{broker.LabelHold: h.Name, annotationDelay: "24h", annotationEvict: "true"},
 		OwnerReferences: []metav1.OwnerReference{o.Owner},
+	}
+	if size := sizeLabel(s.size); size != "" {
+		pod.Labels[labelPart] = size
 	}
 	pod.Spec.PriorityClassName = PriorityClass
 	return pod

@@ -13,7 +13,7 @@ import (
 
 // State is for how many pods of a hold the scheduler has found a place.
 type State struct {
-	// Missing are the pod sets (or the part of a total, as a set of chunks) without a
+	// Missing are the pod sets (or the parts of a total, those of one size as a set) without a
 	// place: only Count and Requests of what is missing differ from the hold's.
 	Missing []Missing
 	// Pods is the number of placeholders.
