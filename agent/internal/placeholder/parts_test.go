@@ -171,7 +171,9 @@ func TestPartOfAFormerVersion(t *testing.T) {
 	if plan := c.apply(total("a", "cpu", "1500m")); len(plan.Remove) > 0 || sizes(plan.Create) != "cpu 500m" {
 		t.Errorf("removes %s, creates %s", sizes(plan.Remove), sizes(plan.Create))
 	}
-	c.apply(held("a", set(1, "cpu", "1", "memory", "1Gi")))
+	inZone := set(1, "cpu", "1")
+	inZone.NodeSelector = map[string]string{"zone": "a"}
+	c.apply(held("a", inZone))
 	if plan := c.apply(total("a", "cpu", "1")); len(plan.Remove) != 1 || sizes(plan.Create) != "cpu 1" {
 		t.Errorf("of what was no part: removes %s, creates %s", sizes(plan.Remove), sizes(plan.Create))
 	}
