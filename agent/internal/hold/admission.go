@@ -89,14 +89,14 @@ func (r *Reconciler) tryGuests(ctx context.Context, set broker.PodSet, divisible
 	message, err = r.tryGuest(ctx, set, namespaces)
 	for n := int64(2); divisible && n <= maxParts && message != "" && err == nil; n *= 2 {
 		part := set
-		part.Requests = broker.FromList(partOf(set.Requests.List(), n))
+		part.Requests = broker.FromList(nthOf(set.Requests.List(), n))
 		message, err = r.tryGuest(ctx, part, namespaces)
 	}
 	return message, err
 }
 
-// partOf returns an n-th of each amount, at least the least of it.
-func partOf(total corev1.ResourceList, n int64) corev1.ResourceList {
+// nthOf returns an n-th of each amount, at least the least of it.
+func nthOf(total corev1.ResourceList, n int64) corev1.ResourceList {
 	part := corev1.ResourceList{}
 	for name, amount := range total {
 		if name == corev1.ResourceCPU {
