@@ -119,7 +119,7 @@ func placeAll(packer *capacity.Packer, sets []broker.PodSet) bool {
 }
 
 // partOf is as much of a divisible total as fits, resource by resource: whole milli-cores,
-// bytes and devices.
+// bytes and devices. Where one of them is used up, the others serve no pod, and nothing fits.
 func partOf(total broker.HeldCapacity, packer *capacity.Packer) broker.HeldCapacity {
 	out := capacity.Vector{}
 	for name, amount := range capacity.Floor(total.Totals.List()) {
@@ -129,6 +129,9 @@ func partOf(total broker.HeldCapacity, packer *capacity.Packer) broker.HeldCapac
 			_, rejection := packer.Pack(broker.HeldCapacity{Totals: broker.FromList(one.List())}, nil)
 			return rejection != nil
 		})
+		if units == 0 && amount >= unit {
+			return broker.HeldCapacity{}
+		}
 		out[name] = int64(units) * unit
 	}
 	return broker.HeldCapacity{Totals: broker.FromList(out.List())}

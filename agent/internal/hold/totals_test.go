@@ -240,7 +240,8 @@ func TestPartOfATotal(t *testing.T) {
 	}
 	for want, amounts := range map[string]corev1.ResourceList{
 		"cpu 2200m, memory 1Gi, nvidia.com/gpu 1": expect.Resources("cpu", "3", "memory", "1Gi", "nvidia.com/gpu", "3"),
-		"memory 2Gi": expect.Resources("memory", "3Gi", "example.com/fpga", "1"),
+		"memory 2Gi": expect.Resources("memory", "3Gi"),
+		"nothing":    expect.Resources("memory", "3Gi", "example.com/fpga", "1"),
 		"cpu 100m":   expect.Resources("cpu", "100m"),
 	} {
 		if got := hold.PartOf(nodes, total(amounts)); got.Totals.String() != want {
