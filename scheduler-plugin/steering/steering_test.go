@@ -12,7 +12,6 @@ import (
 	"encoding/pem"
 	"fmt"
 	"math/big"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -33,6 +32,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/steering"
 )
@@ -143,10 +143,9 @@ func TestMalformedReviews(t *testing.T) {
 // soon as the files change.
 func TestCertificateReload(t *testing.T) {
 	dir := t.TempDir()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := cluster.FreePort() // Serve listens on it later
 	expect.NoError(t, err)
-	address := listener.Addr().String()
-	expect.NoError(t, listener.Close())
+	address := cluster.Address(port)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- steering.Serve(ctx, address, dir, steering.Options{}) }()
