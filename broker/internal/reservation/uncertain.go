@@ -33,6 +33,9 @@ type auditLine struct {
 	attempt int64
 	log     func()
 	since   time.Time
+	// tried is whether the answer to an earlier try of the change was lost: then only the
+	// watch shows that it was not made.
+	tried bool
 }
 
 func newUncertain(clock clock.PassiveClock) *uncertain {
@@ -47,19 +50,22 @@ type auditLines struct{ lines []*auditLine }
 func (u *uncertain) expect(of *auditLines, cluster string, uid types.UID, attempt int64, log func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	// An earlier try of the same, which has failed.
-	for _, former := range slices.Clone(u.lines[cluster]) {
+	for _, former := range u.lines[cluster] {
 		if former.uid == uid && former.attempt == attempt {
-			u.drop(former)
+			// An earlier try of the same, which may have been written.
+			former.log, former.since, former.tried = log, u.clock.Now(), true
+			of.lines = append(of.lines, former)
+			return
 		}
 	}
-	line := &auditLine{cluster, uid, attempt, log, u.clock.Now()}
+	line := &auditLine{cluster: cluster, uid: uid, attempt: attempt, log: log, since: u.clock.Now()}
 	u.lines[cluster] = append(u.lines[cluster], line)
 	of.lines = append(of.lines, line)
 }
 
 // settle takes the outcome of the write of a change: it logs the lines, unless the watch
-// was first, or drops them if nothing was written. Otherwise, it leaves them to the watch.
+// was first, or drops them if nothing was written, by this try or an earlier one. Otherwise,
+// it leaves them to the watch.
 func (u *uncertain) settle(of *auditLines, err error) {
 	if err != nil && !isConflict(err) {
 		return
@@ -67,18 +73,25 @@ func (u *uncertain) settle(of *auditLines, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for _, line := range of.lines {
-		if u.drop(line) && err == nil {
-			line.log()
+		if err == nil {
+			if u.drop(line) {
+				line.log()
+			}
+		} else if !line.tried {
+			u.drop(line)
 		}
 	}
 }
 
-// forget drops the lines of a change that is computed again.
+// forget drops the lines of a change that is computed again, unless an earlier try of it may
+// have been written.
 func (u *uncertain) forget(of *auditLines) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for _, line := range of.lines {
-		u.drop(line)
+		if !line.tried {
+			u.drop(line)
+		}
 	}
 	of.lines = nil
 }
