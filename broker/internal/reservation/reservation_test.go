@@ -689,7 +689,10 @@ func withdrawal(e *env) {
 			}
 			return nil
 		})
-		// It may be asked again.
+		// It may be asked again, and nothing waits to ask for what it has withdrawn: this test
+		// gives no answer to that.
+		e.edit(name, func(r *broker.Reservation) { r.Spec.PodSets[0].Count = 1 })
+		e.expectCondition(name, broker.ConditionQueued, false, "")
 		e.clock.Step(time.Minute)
 		p.advertise(e.spec("paris", "10"))
 	}
