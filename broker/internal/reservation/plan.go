@@ -219,13 +219,21 @@ func (p *plan) place(in snapshot) {
 		return
 	}
 	request, snapshot := p.request(in)
+	// A cluster may take another part: what it has not released yet covers the first one, and
+	// its nodes have room for more. A ledger takes each attempt once, here one for each part.
+	attempt := p.attempt.Number
 	parts, missing, decision := decide.Split(request, snapshot, func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, *capacity.Rejection) {
 		status := broker.ClusterAdvertisementStatus{Holds: slices.Clone(holds)}
-		_, err := ledger.Place(spec, &status, growth(in.reservation, p.attempt.Number, amount))
+		_, err := ledger.Place(spec, &status, growth(in.reservation, attempt, amount))
+		attempt++
 		return status.Holds, rejectionOf(err)
 	})
 	p.missing, p.decision = missing, &decision
 	for _, part := range parts {
+		if at := slices.IndexFunc(p.grow, func(c change) bool { return c.cluster == part.Cluster }); at >= 0 {
+			p.grow[at].capacity = capacity.Add(p.grow[at].capacity, part.Capacity)
+			continue
+		}
 		p.grow = append(p.grow, change{part.Cluster, part.Capacity})
 	}
 }

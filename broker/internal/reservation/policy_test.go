@@ -746,3 +746,31 @@ func TestStoredByAnotherBroker(t *testing.T) {
 		t.Error("paris counts as active, and only its ledger was written")
 	}
 }
+
+// TestTwoPartsInACluster: what a cluster has not released yet covers a growth of the same
+// hold, so that it has room for more after a part. All its parts are one change of its ledger,
+// which takes each attempt once.
+func TestTwoPartsInACluster(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "2")
+	h.ask("r", 1, "1")
+	h.answer("paris", "r", true)
+	h.change("paris", func(ad *broker.ClusterAdvertisement) {
+		hold := ledger.Find(&ad.Status, "r")
+		ledger.Shrink(&ad.Status, "r", hold.Attempt+1, broker.HeldCapacity{})
+	})
+	h.expectPods("paris", "r", 0, 1)
+	r := h.reservations["r"]
+	r.Spec.PodSets[0].Count = 3
+	r.Spec.MinAvailable = 3
+	if p := newPlan(h.snapshotOf(r, h.config)); p.writes() {
+		t.Errorf("of 3 pods that are of use together only, some are promised: %+v", p.grow)
+	}
+	r.Spec.MinAvailable = 0
+	p := newPlan(h.snapshotOf(r, h.config))
+	if len(p.grow) != 1 || p.grow[0].capacity.Pods() != 2 || p.missing.Pods() != 1 {
+		t.Errorf("grows by %+v, and %d pods are missing; want 2 pods in paris, and 1 missing", p.grow, p.missing.Pods())
+	}
+	h.reconcile("r")
+	h.expectPods("paris", "r", 2, 1)
+}
