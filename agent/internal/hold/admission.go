@@ -20,7 +20,7 @@ import (
 )
 
 // maxParts is the number of parts that a divisible total is divided into, to try one, at most.
-const maxParts = 64
+const maxParts = 4096
 
 // maxTried is the number of a consumer's namespaces in which a guest is tried, one after
 // the other, until one admits it: a hold does not say in which of them its guests run.

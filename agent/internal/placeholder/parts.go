@@ -3,11 +3,13 @@ package placeholder
 import (
 	"cmp"
 	"maps"
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -75,7 +77,10 @@ func (in Input) parts(of int, existing map[string][]*corev1.Pod) []planned {
 		at(shapeOf(p.pod, p.size)).hold(p.pod)
 	}
 	for _, s := range in.divide(left, in.beside(of, byKey), maxParts-len(keep), len(keep)+leaving > 0) {
-		at(s).set.Count += s.set.Count
+		// A placeholder that is removed may have the key of a part and another size.
+		p := at(s)
+		p.size, p.set.Requests = s.size, s.set.Requests
+		p.set.Count += s.set.Count
 	}
 	var out []planned
 	for _, key := range slices.Sorted(maps.Keys(byKey)) {
@@ -131,8 +136,24 @@ func (in Input) beside(of int, kept map[string]*planned) (sets []broker.PodSet) 
 		sets = append(sets, p.set)
 	}
 	for i, h := range in.Holds {
-		if i != of {
-			sets = append(sets, h.Unused.PodSets...)
+		if i == of {
+			continue
+		}
+		sets = append(sets, h.Unused.PodSets...)
+		if len(h.Unused.PodSets) == 0 {
+			sets = append(sets, in.partsOf(h)...)
+		}
+	}
+	return sets
+}
+
+// partsOf are the parts of a divisible total that exist.
+func (in Input) partsOf(h Hold) (sets []broker.PodSet) {
+	for _, pod := range slices.Concat(in.Pods, in.Leaving) {
+		if size, ok := sizeOf(pod); ok && HoldOf(pod) == h.UID {
+			set := partSet(size)
+			set.Count = 1
+			sets = append(sets, set)
 		}
 	}
 	return sets
@@ -141,7 +162,8 @@ func (in Input) beside(of int, kept map[string]*planned) (sets []broker.PodSet) 
 // divide returns the parts that hold an amount: as few as fit the nodes, and not more than most.
 // If none do, few are kept: one beside others, which may wait for a place alone.
 func (in Input) divide(amount capacity.Vector, beside []broker.PodSet, most int, others bool) (parts []shape) {
-	for n := 1; n <= most; n += max(1, n/4) {
+	// Steps that powers of two are among: of as many equal nodes, each takes a part.
+	for n := 1; n <= most; n += 1 << max(0, bits.Len(uint(n))-3) {
 		parts = split(amount, int64(n))
 		sets := slices.Clone(beside)
 		for _, p := range parts {
@@ -199,6 +221,11 @@ func whole(total corev1.ResourceList) capacity.Vector {
 func Unit(name corev1.ResourceName) int64 {
 	if name == corev1.ResourceCPU {
 		return 1
+	}
+	if size, huge := strings.CutPrefix(string(name), corev1.ResourceHugePagesPrefix); huge {
+		if page, err := resource.ParseQuantity(size); err == nil && page.Value() > 0 {
+			return 1000 * page.Value()
+		}
 	}
 	return 1000
 }

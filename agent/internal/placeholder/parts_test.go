@@ -290,3 +290,85 @@ func TestPartsProperties(t *testing.T) {
 		}
 	})
 }
+
+// A placeholder of a former version that admission has changed is replaced once: it has the key
+// of the part that takes its place, and another size.
+func TestChangedPartOfAFormerVersion(t *testing.T) {
+	c := &cluster{}
+	hold := total("a", "cpu", "4")
+	c.apply(hold)
+	delete(c.pods[0].Labels, broker.Group+"/part")
+	c.pods[0].Spec.Containers[0].Resources.Requests[corev1.ResourceMemory] = resource.MustParse("52Mi")
+	if plan := c.apply(hold); len(plan.Remove) != 1 || sizes(plan.Create) != "cpu 4" {
+		t.Fatalf("removes %s, creates %s", sizes(plan.Remove), sizes(plan.Create))
+	}
+	if plan := c.apply(hold); len(plan.Create)+len(plan.Remove) > 0 {
+		t.Errorf("once more: removes %s, creates %s", sizes(plan.Remove), sizes(plan.Create))
+	}
+}
+
+// nodesOf says that parts fit nodes with so much CPU each, largest first.
+func nodesOf(n int, cpu int64) func([]broker.PodSet) bool {
+	return func(sets []broker.PodSet) bool {
+		free := slices.Repeat([]int64{cpu}, n)
+		for _, set := range capacity.Decreasing(sets) {
+			for range set.Count {
+				at := slices.IndexFunc(free, func(free int64) bool { return free >= set.Requests.CPU.MilliValue() })
+				if at < 0 {
+					return false
+				}
+				free[at] -= set.Requests.CPU.MilliValue()
+			}
+		}
+		return true
+	}
+}
+
+// A total may be all that equal nodes have.
+func TestPartsFillNodes(t *testing.T) {
+	for n := 1; n <= 64; n *= 2 {
+		c := &cluster{fits: nodesOf(n, 4000)}
+		if c.apply(total("a", "cpu", fmt.Sprint(4*n))); len(c.pods) != n {
+			t.Errorf("%d nodes are filled by %d parts", n, len(c.pods))
+		}
+	}
+}
+
+// The parts of another total have their places.
+func TestPartsBesideOthers(t *testing.T) {
+	c := &cluster{fits: nodesOf(1, 8000)}
+	first := total("a", "cpu", "8")
+	c.apply(first)
+	nodes := nodesOf(2, 4000)
+	// One node of 8 CPUs, and two of 4.
+	c.fits = func(sets []broker.PodSet) bool {
+		var rest []broker.PodSet
+		large := false
+		for _, set := range sets {
+			if !large && set.Requests.CPU.Value() == 8 {
+				large = true
+				set.Count--
+			}
+			rest = append(rest, set)
+		}
+		return large && nodes(rest)
+	}
+	if plan := c.apply(first, total("b", "cpu", "8")); len(plan.Remove) > 0 || sizes(plan.Create) != "cpu 4; cpu 4" {
+		t.Errorf("removes %s, creates %s", sizes(plan.Remove), sizes(plan.Create))
+	}
+}
+
+// Huge pages are not divided.
+func TestPartsOfHugePages(t *testing.T) {
+	c := &cluster{fits: fitsOf(3)}
+	c.apply(total("a", "cpu", "3", "hugepages-2Mi", "1Gi"))
+	for _, pod := range c.pods {
+		pages := pod.Spec.Containers[0].Resources.Requests["hugepages-2Mi"]
+		if pages.Value()%(2<<20) != 0 {
+			t.Errorf("a part of %s", pages.String())
+		}
+	}
+	if len(c.pods) != 3 || sum(c.pods)["hugepages-2Mi"] != 1000<<30 {
+		t.Errorf("%d parts of %v", len(c.pods), sum(c.pods))
+	}
+}
