@@ -5,6 +5,7 @@ package scenarios
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,6 +121,30 @@ func virtualNodes(ctx context.Context) ([]corev1.Node, error) {
 	var nodes corev1.NodeList
 	err := rome.List(ctx, &nodes, client.HasLabels{broker.LabelProvider})
 	return nodes.Items, err
+}
+
+// waitingDaemons is the number of pods of DaemonSets that wait for a virtual node, which takes
+// them in addition. The API server denies them as soon as it knows the node: one can be created
+// at the moment at which the node is.
+func waitingDaemons(ctx context.Context, node string) (waiting int64, err error) {
+	var pods corev1.PodList
+	if err := rome.List(ctx, &pods); err != nil {
+		return 0, err
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		owner := metav1.GetControllerOf(pod)
+		if owner == nil || owner.Kind != "DaemonSet" || pod.Spec.NodeName != "" || pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil ||
+			pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+			continue
+		}
+		for _, term := range pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+			if slices.ContainsFunc(term.MatchFields, func(f corev1.NodeSelectorRequirement) bool { return slices.Contains(f.Values, node) }) {
+				waiting++
+			}
+		}
+	}
+	return waiting, nil
 }
 
 // granted is what the hub's reservations allot rome at a provider, in all.

@@ -123,8 +123,12 @@ func (s *deploymentScenario) overflows(ctx context.Context, t *testing.T, _ *env
 					return false, fmt.Sprintf("%s has %s %s, granted is %s", n.Name, have.String(), name, want.String())
 				}
 			}
-			if have := n.Status.Allocatable.Pods().Value(); have != pods {
-				return false, fmt.Sprintf("%s takes %d pods, granted are %d", n.Name, have, pods)
+			waiting, err := waitingDaemons(ctx, n.Name)
+			if err != nil {
+				return false, err.Error()
+			}
+			if have := n.Status.Allocatable.Pods().Value(); have != pods+waiting {
+				return false, fmt.Sprintf("%s takes %d pods, granted are %d, and %d of DaemonSets wait", n.Name, have, pods, waiting)
 			}
 			t.Logf("node %s: allocatable cpu %s, memory %s, pods %d: as granted", n.Name, n.Status.Allocatable.Cpu(), n.Status.Allocatable.Memory(), pods)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -103,9 +104,10 @@ func advertiseIngest(ctx context.Context, d *deployment, r *replica) error {
 		now, _ := process.Memory(r.Pid())
 		fmt.Printf("settling: %s of CPU, %.0f MiB\n", process.CPUTime(r.Pid()), now)
 	}
-	const beats = 3
+	// All advertisements are stored once more within 5 minutes, which counts as well.
+	beats := int(math.Ceil(float64(5*time.Minute) / float64(ingestBeat)))
 	cpu, began := process.CPUTime(r.Pid()), time.Now()
-	if err := wait(ctx, beats*ingestBeat); err != nil {
+	if err := wait(ctx, time.Duration(beats)*ingestBeat); err != nil {
 		return err
 	}
 	cores := (process.CPUTime(r.Pid()) - cpu).Seconds() / time.Since(began).Seconds()
