@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -95,17 +94,14 @@ func (r *Reconciler) tryGuests(ctx context.Context, set broker.PodSet, divisible
 	return message, err
 }
 
-// nthOf returns an n-th of each amount, at least the least of it.
+// nthOf returns an n-th of each amount in whole units, at least one unit.
 func nthOf(total corev1.ResourceList, n int64) corev1.ResourceList {
-	part := corev1.ResourceList{}
-	for name, amount := range total {
-		if name == corev1.ResourceCPU {
-			part[name] = *resource.NewMilliQuantity(max(amount.MilliValue()/n, 1), amount.Format)
-		} else {
-			part[name] = *resource.NewQuantity(max(amount.Value()/n, 1), amount.Format)
-		}
+	part := capacity.Floor(total)
+	for name, amount := range part {
+		unit := placeholder.Unit(name)
+		part[name] = max(amount/n/unit*unit, unit)
 	}
-	return part
+	return part.List()
 }
 
 // tryGuest creates a guest of a pod set without storing it. It returns the API server's
