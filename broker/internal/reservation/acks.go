@@ -127,13 +127,16 @@ func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name stri
 			reservation.Status.Used, changed = ack.Used, true
 		}
 		if changed && !unplaced(reservation) {
-			// What follows from it is written at once, unless there is more to do.
+			// What follows from it is written at once. If there is more to do, only what the
+			// providers have withdrawn is.
 			in := r.snapshotOf(reservation, config)
-			if p := newPlan(in); !p.writes() {
+			if p := newPlan(in); p.writes() {
+				err = r.followWithdrawals(ctx, &in, p)
+			} else {
 				reservation.Status = nextStatus(in, p, false)
 			}
 		}
-		return changed, nil
+		return changed, err
 	})
 	if err != nil {
 		return fmt.Errorf("recording the report of %s: %w", requester, err)

@@ -103,11 +103,17 @@ func (r *Reconciler) writeAttempt(ctx context.Context, in snapshot, p plan) erro
 		return r.recordFirst(ctx, reservation, p.attempt)
 	}
 	before := reservation.Status
+	if len(p.grow) > 0 {
+		if err := r.followWithdrawals(ctx, &in, p); err != nil {
+			return err
+		}
+		if before.Phase == "" {
+			reservation.Status.Phase = broker.ReservationPending
+		}
+	}
 	reservation.Status.Attempt = p.attempt
 	if len(p.grow) == 0 {
 		reservation.Status = nextStatus(in.shrunk(p), p, true)
-	} else if before.Phase == "" {
-		reservation.Status.Phase = broker.ReservationPending
 	}
 	if err := r.putStatus(ctx, reservation, &before); err != nil {
 		return fmt.Errorf("recording attempt %d: %w", p.attempt.Number, err)

@@ -35,45 +35,46 @@ func TestReservations(t *testing.T) {
 	ctrl.SetLogger(logr.Discard())
 	config := controlplane.Start(t)
 	for name, test := range map[string]func(*env){
-		"Explain":               explain,
-		"LastCapacity":          lastCapacity,
-		"AuditLog":              auditLog,
-		"Crash":                 func(e *env) { crash(e) },
-		"CrashOfFirstAttempt":   func(e *env) { crash(e, createdByBroker) },
-		"Refusal":               refusal,
-		"Withdrawal":            withdrawal,
-		"Release":               release,
-		"GrowAndShrink":         growAndShrink,
-		"RefusedGrowth":         refusedGrowth,
-		"Split":                 split,
-		"ShrinkKeeps":           shrinkKeeps,
-		"Queue":                 queue,
-		"Restart":               restart,
-		"Sweep":                 sweep,
-		"Expiry":                expiry,
-		"Impossible":            impossible,
-		"StaleAcks":             staleAcks,
-		"AcksOfNamesake":        acksOfNamesake,
-		"SilentProvider":        silentProvider,
-		"LostProvider":          lostProvider,
-		"NoAnswer":              noAnswer,
-		"NoAnswerToGrowth":      noAnswerToGrowth,
-		"StoreUnchanged":        storeUnchanged,
-		"HoldOfAnotherAttempt":  holdOfAnotherAttempt,
-		"OutdatedAdvertisement": outdatedAdvertisement,
-		"Renewal":               renewal,
-		"ForgottenCluster":      forgottenCluster,
-		"UnregisteredCluster":   unregisteredCluster,
-		"Validation":            validation,
-		"Writes":                writes,
-		"GroupCommit":           groupCommit,
-		"FullLedger":            fullLedger,
-		"UnwritableLedger":      unwritableLedger,
-		"LargeAdvertisement":    largeAdvertisement,
-		"WrittenByAnother":      writtenByAnother,
-		"Unreachable":           unreachable,
-		"KeptByAnother":         keptByAnother,
-		"AuditOfLostAnswers":    auditOfLostAnswers,
+		"Explain":                explain,
+		"LastCapacity":           lastCapacity,
+		"AuditLog":               auditLog,
+		"Crash":                  func(e *env) { crash(e) },
+		"CrashOfFirstAttempt":    func(e *env) { crash(e, createdByBroker) },
+		"Refusal":                refusal,
+		"Withdrawal":             withdrawal,
+		"WithdrawalBeforeReport": withdrawalBeforeReport,
+		"Release":                release,
+		"GrowAndShrink":          growAndShrink,
+		"RefusedGrowth":          refusedGrowth,
+		"Split":                  split,
+		"ShrinkKeeps":            shrinkKeeps,
+		"Queue":                  queue,
+		"Restart":                restart,
+		"Sweep":                  sweep,
+		"Expiry":                 expiry,
+		"Impossible":             impossible,
+		"StaleAcks":              staleAcks,
+		"AcksOfNamesake":         acksOfNamesake,
+		"SilentProvider":         silentProvider,
+		"LostProvider":           lostProvider,
+		"NoAnswer":               noAnswer,
+		"NoAnswerToGrowth":       noAnswerToGrowth,
+		"StoreUnchanged":         storeUnchanged,
+		"HoldOfAnotherAttempt":   holdOfAnotherAttempt,
+		"OutdatedAdvertisement":  outdatedAdvertisement,
+		"Renewal":                renewal,
+		"ForgottenCluster":       forgottenCluster,
+		"UnregisteredCluster":    unregisteredCluster,
+		"Validation":             validation,
+		"Writes":                 writes,
+		"GroupCommit":            groupCommit,
+		"FullLedger":             fullLedger,
+		"UnwritableLedger":       unwritableLedger,
+		"LargeAdvertisement":     largeAdvertisement,
+		"WrittenByAnother":       writtenByAnother,
+		"Unreachable":            unreachable,
+		"KeptByAnother":          keptByAnother,
+		"AuditOfLostAnswers":     auditOfLostAnswers,
 	} {
 		t.Run(name, func(t *testing.T) { test(newEnv(t, config)) })
 	}
@@ -696,6 +697,54 @@ func withdrawal(e *env) {
 		e.clock.Step(time.Minute)
 		p.advertise(e.spec("paris", "10"))
 	}
+}
+
+// reported marks the calls that a consumer's report makes.
+type reported struct{}
+
+// A consumer's report is written between a withdrawal and the write that follows from it:
+// that write conflicts, and until it is repeated the status must not grant what nobody holds.
+func withdrawalBeforeReport(e *env) {
+	var stopped atomic.Bool
+	goOn := make(chan struct{})
+	p := e.start(&interceptor.Funcs{SubResourceUpdate: func(ctx context.Context, c client.Client, resource string, object client.Object, options ...client.SubResourceUpdateOption) error {
+		if _, status := object.(*broker.Reservation); status && stopped.Load() && ctx.Value(reported{}) == nil {
+			select {
+			case <-goOn:
+			case <-ctx.Done():
+			}
+		}
+		return c.SubResource(resource).Update(ctx, object, options...)
+	}})
+	p.advertise(e.spec("paris", "10"))
+	e.request("r", 2)
+	e.expectPods("paris", "r", 2, 0, 0)
+	p.answer("paris", "r", true, "")
+	e.expectCondition("r", broker.ConditionProviderAccepted, true, "")
+	p.use("r", "paris")
+	p.advertise(e.spec("berlin", "10"))
+	stopped.Store(true)
+
+	hold, r := e.hold("paris", "r"), e.get("r")
+	held := capacity.OfPodSets([]broker.PodSet{*hold.Promised.PodSets[0].DeepCopy()})
+	held.PodSets[0].Count = 1
+	expect.NoError(e, p.ApplyProviderAck(e.Context(), "paris", "r", protocol.ProviderAck{
+		ReservationUID: hold.ReservationUID, Attempt: hold.Attempt, Held: &held, LeaveWithin: &metav1.Duration{Duration: time.Minute},
+	}))
+	expect.NoError(e, p.ApplyRequesterAck(context.WithValue(e.Context(), reported{}, true), "rome", "r", protocol.RequesterAck{
+		ReservationUID: r.UID, Attempt: r.Status.Attempt.Number,
+	}))
+	got := e.get("r").Status
+	if a := got.Allocations; len(a) != 1 || a[0].PodSets[0].Count != 1 || !a[0].Accepted || a[0].VirtualNodeReady {
+		e.Errorf("of 2 pods, paris has withdrawn 1; the allocations are %+v", a)
+	}
+	if w := got.Withdrawals; len(w) != 1 || w[0].Cluster != "paris" || got.Summary != "1 of 2 pods in paris" {
+		e.Errorf("the withdrawal is not shown: %+v, %q", w, got.Summary)
+	}
+
+	close(goOn)
+	e.expectPods("berlin", "r", 1, 0, 0)
+	e.expect("r", broker.ReservationActive, "2 of 2 pods: 1 in paris, 1 in berlin")
 }
 
 func staleAcks(e *env) {

@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/time/rate"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -180,16 +179,24 @@ func (r *Reconciler) readAttempt(ctx context.Context, in snapshot) (read bool, e
 				continue
 			}
 		}
-		live := &broker.ClusterAdvertisement{}
-		if err := r.live.Get(ctx, r.key(cluster), live); apierrors.IsNotFound(err) {
-			continue
-		} else if err != nil {
-			return read, fmt.Errorf("reading the ledger of %s: %w", cluster, err)
+		if err := r.readLedger(ctx, cluster); err != nil {
+			return read, err
 		}
-		r.store.putAdvertisement(live)
 		read = true
 	}
 	return read, nil
+}
+
+// readLedger takes a cluster's advertisement from the API server into the store, if it is
+// there.
+func (r *Reconciler) readLedger(ctx context.Context, cluster string) error {
+	live := &broker.ClusterAdvertisement{}
+	if err := r.live.Get(ctx, r.key(cluster), live); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("reading the ledger of %s: %w", cluster, err)
+	} else if err == nil {
+		r.store.putAdvertisement(live)
+	}
+	return nil
 }
 
 // advertisement is that of a cluster; nil if there is none.

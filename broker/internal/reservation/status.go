@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -21,14 +22,7 @@ func nextStatus(in snapshot, p plan, committed bool) broker.ReservationStatus {
 	if p.decision != nil {
 		status.Decision = p.decision
 	}
-	var resized bool
-	status.Allocations, resized = allocations(in)
-	status.Withdrawals = withdrawals(in)
-	status.TargetClusterEndpoint = ""
-	if len(status.Allocations) > 0 {
-		status.TargetClusterEndpoint = status.Allocations[0].Endpoint
-	}
-	if resized && !committed {
+	if resized := in.followLedgers(&status); resized && !committed {
 		// The consumer's reports so far are about other amounts.
 		status.Attempt = broker.Attempt{Number: p.attempt.Number}
 	}
@@ -41,6 +35,78 @@ func nextStatus(in snapshot, p plan, committed bool) broker.ReservationStatus {
 	status.Summary = summary(in, &status)
 	setConditions(in, p, &status)
 	return status
+}
+
+// followLedgers sets what a status says of the holds. It reports whether an accepted
+// allocation has changed its size.
+func (in snapshot) followLedgers(status *broker.ReservationStatus) (resized bool) {
+	status.Allocations, resized = allocations(in)
+	status.Withdrawals = withdrawals(in)
+	status.TargetClusterEndpoint = ""
+	if len(status.Allocations) > 0 {
+		status.TargetClusterEndpoint = status.Allocations[0].Endpoint
+	}
+	return resized
+}
+
+// followWithdrawals lowers the status to what the ledgers grant, before a plan is carried
+// out that places the rest elsewhere: until then, nothing would. The ledgers are read live,
+// since the store may be behind with what another broker has granted.
+func (r *Reconciler) followWithdrawals(ctx context.Context, in *snapshot, p plan) error {
+	lowered := in.lowered()
+	for _, cluster := range lowered {
+		if err := r.readLedger(ctx, cluster); err != nil {
+			return err
+		}
+	}
+	if len(lowered) == 0 {
+		return nil
+	}
+	r.readLedgers(in)
+	in.followLowered(p)
+	return nil
+}
+
+// followLowered lowers the status to what the ledgers grant. The consumer's reports so far
+// are then about other amounts. Clusters whose ledgers may still get the last attempt remain
+// recorded.
+func (in snapshot) followLowered(p plan) {
+	if len(in.lowered()) == 0 {
+		return
+	}
+	status := *in.reservation.Status.DeepCopy()
+	in.followLedgers(&status)
+	status.Summary = summary(in, &status)
+	status.Attempt = broker.Attempt{Number: p.attempt.Number, Clusters: in.unseen(status.Attempt)}
+	in.reservation.Status = status
+}
+
+// unseen are the clusters of an attempt whose ledgers do not show it.
+func (in snapshot) unseen(attempt broker.Attempt) (clusters []string) {
+	holds := in.holds()
+	for _, cluster := range attempt.Clusters {
+		if !slices.ContainsFunc(holds, func(h clusterHold) bool { return h.cluster == cluster && h.Attempt >= attempt.Number }) {
+			clusters = append(clusters, cluster)
+		}
+	}
+	return clusters
+}
+
+// lowered are the clusters of which the status grants more than their ledgers.
+func (in snapshot) lowered() (clusters []string) {
+	granted := map[string]broker.HeldCapacity{}
+	for _, h := range in.holds() {
+		if h.Granted != nil {
+			granted[h.cluster] = *h.Granted
+		}
+	}
+	for _, a := range in.reservation.Status.Allocations {
+		said := broker.HeldCapacity{Totals: a.Resources, PodSets: a.PodSets}
+		if a.Accepted && !capacity.Sub(said, granted[a.Cluster]).Empty() {
+			clusters = append(clusters, a.Cluster)
+		}
+	}
+	return clusters
 }
 
 // queued reports whether the Reservation waits for capacity.
