@@ -20,11 +20,6 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// rewriteAfter is the age, by the agent's clock, at which a stored advertisement is
-// replaced by an equal one. The new sequence ends the refusals of the old one, and the
-// timestamp shows users that the cluster is alive.
-const rewriteAfter = 5 * time.Minute
-
 // StoreAdvertisement creates or updates the ClusterAdvertisement named spec.ClusterID
 // and its account (reserved, available, active). An advertisement without changes is
 // not written. The caller has verified that the spec is the cluster's own, and has
@@ -122,9 +117,9 @@ func (r *Reconciler) storeSpec(ctx context.Context, spec broker.ClusterAdvertise
 }
 
 // needsUpdate reports whether an advertisement has changed in more than time and
-// sequence, or is older than rewriteAfter.
+// sequence, or is to be replaced by an equal one.
 func needsUpdate(stored, received broker.ClusterAdvertisementSpec) bool {
-	if received.Timestamp.Sub(stored.Timestamp.Time).Abs() >= rewriteAfter {
+	if rewriteDue(received.ClusterID, stored.Timestamp.Time, received.Timestamp.Time) {
 		return true
 	}
 	stored.Timestamp, stored.Sequence = received.Timestamp, received.Sequence

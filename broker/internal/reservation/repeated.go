@@ -46,7 +46,7 @@ func (r *Reconciler) RepeatAdvertisement(ctx context.Context, cluster string, di
 		return false, nil
 	case !stored.Status.Active || stored.Status.ObservedGeneration != stored.Generation:
 		return false, nil
-	case timestamp.Sub(stored.Spec.Timestamp.Time).Abs() >= rewriteAfter:
+	case rewriteDue(cluster, stored.Spec.Timestamp.Time, timestamp.Time):
 		return false, nil
 	}
 	if latest = max(latest, stored.Spec.Sequence); latest > sequence {

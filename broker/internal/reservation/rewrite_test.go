@@ -1,0 +1,87 @@
+package reservation_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// Of clusters that were stored in the same second and repeat their advertisements, each is
+// stored once in each period, and few are at the same time.
+func rewritesAreSpread(e *env) {
+	const (
+		clusters, periods    = 150, 2
+		period, beat, window = 300, 30, 10 // seconds
+		// share is the mean of the writes in a window.
+		share = clusters * window / period
+	)
+	var writes atomic.Int32
+	count := func(object client.Object) {
+		if _, other := object.(*broker.ClusterRegistration); !other {
+			writes.Add(1)
+		}
+	}
+	p := e.start(&interceptor.Funcs{
+		Update: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.UpdateOption) error {
+			count(object)
+			return c.Update(ctx, object, options...)
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, object client.Object, patch client.Patch, options ...client.PatchOption) error {
+			count(object)
+			return c.Patch(ctx, object, patch, options...)
+		},
+	})
+	spec := e.spec("", "1")
+	id := func(i int) string { return fmt.Sprintf("cluster-%d", i) }
+	advertise := func(i int) {
+		e.Helper()
+		const digest = 1
+		spec.ClusterID, spec.Timestamp = id(i), metav1.Time{Time: e.clock.Now()}
+		spec.Sequence++
+		known, err := p.RepeatAdvertisement(e.Context(), spec.ClusterID, digest, spec.Sequence, spec.Timestamp)
+		expect.NoError(e, err)
+		if !known {
+			p.advertise(*spec.DeepCopy())
+			p.Remember(spec.ClusterID, spec, digest)
+		}
+	}
+	for i := range clusters {
+		advertise(i)
+	}
+	writes.Store(0)
+	total := 0
+	var perSecond []int
+	for second := range periods * period {
+		e.clock.Step(time.Second)
+		for i := second % beat; i < clusters; i += beat {
+			advertise(i)
+		}
+		perSecond = append(perSecond, int(writes.Swap(0)))
+		total += perSecond[second]
+		together := 0
+		for _, n := range perSecond[max(0, len(perSecond)-window):] {
+			together += n
+		}
+		if together > 3*share {
+			e.Fatalf("%d of %d advertisements are written within %d s at second %d, want about %d", together, clusters, window, second, share)
+		}
+	}
+	// The last beat of a cluster may be before the end of the last period.
+	if total > clusters*periods || total < clusters*(periods-1) {
+		e.Errorf("%d writes in %d periods of %d clusters", total, periods, clusters)
+	}
+	for i := range clusters {
+		ad := e.ad(id(i))
+		if age := e.clock.Since(ad.Spec.Timestamp.Time); age > (period+beat)*time.Second || !ad.Status.Active || ad.Status.ObservedGeneration != ad.Generation {
+			e.Errorf("%s: the stored advertisement is %s old, active %t, of generation %d for %d", ad.Name, age, ad.Status.Active, ad.Status.ObservedGeneration, ad.Generation)
+		}
+	}
+}
