@@ -157,7 +157,7 @@ func TestAttacksWithLiqo(t *testing.T) {
 		})
 	}
 	var guards []guard
-	for _, name := range []string{"spillway-slice-class", "spillway-slice-status", "spillway-namespace-map", "spillway-guests", "spillway-guest-objects", "spillway-guests-confined", "spillway-guest-priority"} {
+	for _, name := range []string{"spillway-slice-class", "spillway-slice-status", "spillway-namespace-map", "spillway-guests", "spillway-guest-objects", "spillway-guests-confined", "spillway-guest-priority", "spillway-deletion"} {
 		guards = append(guards, policyGuard(t, f.admin, name))
 	}
 	guards = append(guards, permissionGuard(t, f.admin, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"}))
@@ -166,6 +166,7 @@ func TestAttacksWithLiqo(t *testing.T) {
 		attacks = append(attacks, attack{a.name, f.guest(f.slice, "shop-rome", a.change), []string{"spillway-guests"}, a.want})
 	}
 	attacks = append(attacks, f.annotationAttacks()...)
+	attacks = append(attacks, f.deletionAttacks(stored)...)
 	// As Liqo creates it while no replica of the agent answers.
 	attacks = append(attacks, attack{"a guest of the cluster's default priority", f.createPod(""), []string{"spillway-guest-priority"}, "priority"})
 	runAttacks(t, guards, attacks)
@@ -178,27 +179,31 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func
 	agent := impersonating(f.t, f.config, "system:serviceaccount:"+namespace+":spillway-agent", "system:masters", "system:serviceaccounts")
 	status := func(c client.Client) func() error { return f.writeStatus(c, stored) }
 	return map[string]func() error{
-		"an ordinary guest":              f.guest(f.slice, "shop-rome", func(*corev1.PodSpec) {}),
-		"a guest with its tolerations":   f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})),
-		"a guest with a GPU's taint":     f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})),
-		"a guest with its priority":      f.guest(f.slice, "shop-rome", func(s *corev1.PodSpec) { s.PriorityClassName = "spillway-guest" }),
-		"a guest with Liqo's spreading":  f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
-		"a guest with init containers":   f.guest(f.slice, "shop-rome", initContainers(false, "50m", "2500m", "2", "0.1")),
-		"a guest with an idle sidecar":   f.guest(f.slice, "shop-rome", initContainers(true, "0")),
-		"a guest with a counted sidecar": f.guest(f.slice, "shop-rome", countedSidecar),
-		"a guest of a peering by hand":   f.guest(f.admin, "shop-oslo", func(s *corev1.PodSpec) { s.HostPID = true }),
-		"labelling a guest":              f.labelGuest,
-		"the pod of a guest":             f.createPod("spillway-guest"),
-		"the pod of a low priority":      f.createPod("low"),
-		"a namespace of its own":         f.create(f.controlPlane, namespaceMap(map[string]any{"shop": "shop-rome"})),
-		"no namespace":                   f.create(f.controlPlane, namespaceMap(nil)),
-		"a slice of a peering by hand":   f.create(f.admin, func() client.Object { return resourceSlice("liqo-tenant-oslo", "default") }),
-		"the status by Liqo":             status(liqo),
-		"the status by the agent":        status(agent),
-		"other resources of the slice":   f.patch(f.controlPlane, stored, `{"spec":{"resources":{"cpu":"9"}}}`),
-		"a Service of type ClusterIP":    f.create(f.slice, func() client.Object { return service(corev1.ServiceTypeClusterIP) }),
-		"a Secret":                       f.create(f.slice, func() client.Object { return &corev1.Secret{ObjectMeta: within("shop-rome", "key")} }),
-		"the agent's mapping of its own": f.create(liqo, namespaceMap(map[string]any{"shop": "shop-paris"})),
+		"an ordinary guest":                                      f.guest(f.slice, "shop-rome", func(*corev1.PodSpec) {}),
+		"a guest with its tolerations":                           f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})),
+		"a guest with a GPU's taint":                             f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})),
+		"a guest with its priority":                              f.guest(f.slice, "shop-rome", func(s *corev1.PodSpec) { s.PriorityClassName = "spillway-guest" }),
+		"a guest with Liqo's spreading":                          f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
+		"a guest with init containers":                           f.guest(f.slice, "shop-rome", initContainers(false, "50m", "2500m", "2", "0.1")),
+		"a guest with an idle sidecar":                           f.guest(f.slice, "shop-rome", initContainers(true, "0")),
+		"a guest with a counted sidecar":                         f.guest(f.slice, "shop-rome", countedSidecar),
+		"a guest of a peering by hand":                           f.guest(f.admin, "shop-oslo", func(s *corev1.PodSpec) { s.HostPID = true }),
+		"labelling a guest":                                      f.labelGuest,
+		"deleting a guest":                                       f.delete(f.slice, f.storedGuest(), client.PropagationPolicy(metav1.DeletePropagationBackground)),
+		"deleting a guest after its pod":                         f.delete(f.slice, f.storedGuest(), client.PropagationPolicy(metav1.DeletePropagationForeground)),
+		"deleting a slice":                                       f.delete(f.controlPlane, stored),
+		"keeping a slice of this cluster until its copy is gone": f.patch(liqo, stored, `{"metadata":{"finalizers":["crdreplicator.liqo.io/resource"]}}`),
+		"the pod of a guest":                                     f.createPod("spillway-guest"),
+		"the pod of a low priority":                              f.createPod("low"),
+		"a namespace of its own":                                 f.create(f.controlPlane, namespaceMap(map[string]any{"shop": "shop-rome"})),
+		"no namespace":                                           f.create(f.controlPlane, namespaceMap(nil)),
+		"a slice of a peering by hand":                           f.create(f.admin, func() client.Object { return resourceSlice("liqo-tenant-oslo", "default") }),
+		"the status by Liqo":                                     status(liqo),
+		"the status by the agent":                                status(agent),
+		"other resources of the slice":                           f.patch(f.controlPlane, stored, `{"spec":{"resources":{"cpu":"9"}}}`),
+		"a Service of type ClusterIP":                            f.create(f.slice, func() client.Object { return service(corev1.ServiceTypeClusterIP) }),
+		"a Secret":                                               f.create(f.slice, func() client.Object { return &corev1.Secret{ObjectMeta: within("shop-rome", "key")} }),
+		"the agent's mapping of its own":                         f.create(liqo, namespaceMap(map[string]any{"shop": "shop-paris"})),
 	}
 }
 
@@ -219,8 +224,38 @@ func (f *liqoFixture) createPod(priorityClass string) func() error {
 	})
 }
 
+// storedGuest identifies the guest that exists.
+func (f *liqoFixture) storedGuest() *unstructured.Unstructured {
+	return shadowPod(f.t, "shop-rome", "stored", func(*corev1.PodSpec) {})
+}
+
 func (f *liqoFixture) labelGuest() error {
-	return f.patch(f.slice, shadowPod(f.t, "shop-rome", "stored", func(*corev1.PodSpec) {}), `{"metadata":{"labels":{"app":"web"}}}`)()
+	return f.patch(f.slice, f.storedGuest(), `{"metadata":{"labels":{"app":"web"}}}`)()
+}
+
+func (f *liqoFixture) delete(c client.Client, object client.Object, options ...client.DeleteOption) func() error {
+	return func() error {
+		return c.Delete(f.t.Context(), object.DeepCopyObject().(client.Object), append(options, client.DryRunAll)...)
+	}
+}
+
+// deletionAttacks free Liqo's quota and keep what uses it.
+func (f *liqoFixture) deletionAttacks(slice *unstructured.Unstructured) []attack {
+	const finalizers = `{"metadata":{"finalizers":["example.com/keep"]}}`
+	policy, orphan := []string{"spillway-deletion"}, client.PropagationPolicy(metav1.DeletePropagationOrphan)
+	return []attack{
+		{"deleting a guest, but not its pod", f.delete(f.slice, f.storedGuest(), orphan), policy, "without propagationPolicy Orphan"},
+		{"deleting a guest, but not its pod, by the option's former name", f.delete(f.slice, f.storedGuest(), &client.DeleteOptions{Raw: &metav1.DeleteOptions{OrphanDependents: ptr.To(true)}}), policy, "without propagationPolicy Orphan"},
+		{"a guest that cannot be deleted", f.create(f.slice, func() client.Object {
+			shadow := shadowPod(f.t, "shop-rome", "another", func(*corev1.PodSpec) {})
+			shadow.SetFinalizers([]string{"example.com/keep"})
+			return shadow
+		}), policy, "remove metadata.finalizers"},
+		{"keeping a guest from being deleted", f.patch(f.slice, f.storedGuest(), finalizers), policy, "remove metadata.finalizers"},
+		{"keeping a guest from being deleted, but not its pod", f.patch(f.slice, f.storedGuest(), `{"metadata":{"finalizers":["orphan"]}}`), policy, "remove metadata.finalizers"},
+		{"deleting a slice, but not its quota", f.delete(f.controlPlane, slice, orphan), policy, "without propagationPolicy Orphan"},
+		{"keeping a slice from being deleted", f.patch(f.controlPlane, slice, finalizers), policy, "remove metadata.finalizers"},
+	}
 }
 
 func (f *liqoFixture) patch(c client.Client, object client.Object, patch string) func() error {
@@ -308,7 +343,7 @@ func (f *liqoFixture) annotationAttacks() []attack {
 			shadow.SetAnnotations(map[string]string{annotation: "unconfined"})
 			return shadow
 		}), []string{policy}, want},
-		{"no AppArmor, by an annotation before the pod is created", f.patch(f.slice, shadowPod(f.t, "shop-rome", "stored", func(*corev1.PodSpec) {}),
+		{"no AppArmor, by an annotation before the pod is created", f.patch(f.slice, f.storedGuest(),
 			`{"metadata":{"annotations":{"`+annotation+`":"unconfined"}}}`), []string{policy}, want},
 	}
 }

@@ -112,6 +112,17 @@ func liqoAttacks(ctx context.Context, t *testing.T, guests string) []attack {
 	mapping := creating(replicator, func() client.Object {
 		return liqoObject("offloading", "NamespaceMap", tenant, "attack", map[string]any{"desiredMapping": map[string]any{"x": "kube-system"}})
 	})
+	orphan := func(ctx context.Context) error {
+		own := liqoObject("authentication", "ResourceSlice", tenant, "spillway-paris", nil)
+		return replicator.Delete(ctx, own, client.PropagationPolicy(metav1.DeletePropagationOrphan), client.DryRunAll)
+	}
+	kept := creating(slice, func() client.Object {
+		spec := guestSpec()
+		pod := liqoObject("offloading", "ShadowPod", guests, "attack", map[string]any{"pod": asUnstructured(t, &spec)})
+		pod.SetLabels(map[string]string{"offloading.liqo.io/origin": "rome"})
+		pod.SetFinalizers([]string{"example.com/keep"})
+		return pod
+	})
 	attacks := foreignAttacks(ctx, t, slice, config, rbac)
 	for _, a := range specAttacks() {
 		attacks = append(attacks, attack{a.name, guest(a.change), pods, a.want})
@@ -136,6 +147,8 @@ func liqoAttacks(ctx context.Context, t *testing.T, guests string) []attack {
 		{"more than the grant", guest(more), []*attackGuard{limit}, "quota"},
 		{"more than the grant in sidecars", guest(sidecars), []*attackGuard{limit}, "quota"},
 		{"a negative request, which frees quota", guest(negative), pods, "less than nothing"},
+		{"a guest that cannot be deleted", kept, policy("spillway-deletion"), "remove metadata.finalizers"},
+		{"deleting its slice, but not Liqo's quota", orphan, policy("spillway-deletion"), "without propagationPolicy Orphan"},
 		{"a Service of type NodePort", creating(slice, func() client.Object { return nodePort(guests) }), append(objects, nodePorts(&quota)), "NodePort"},
 		{"a ServiceAccount token", creating(slice, func() client.Object { return tokenSecret(guests) }), objects, "service-account-token"},
 		{"a pod in another namespace", creating(slice, func() client.Object {
