@@ -275,13 +275,61 @@ func (r *Reconciler) planPlaces(in input, holdings []holding, observed inventory
 	})
 }
 
+// running is what the guests of a consumer request that do not wait for the agent, and what the
+// consumer is promised.
+type running struct {
+	promised, all corev1.ResourceList
+	// ending is the part of all that guests request which are being deleted.
+	ending corev1.ResourceList
+}
+
+func newRunning(holdings []holding) running {
+	out := running{promised: corev1.ResourceList{}, all: corev1.ResourceList{}, ending: corev1.ResourceList{}}
+	for _, h := range holdings {
+		totals := h.held.Totals
+		if len(h.held.PodSets) > 0 {
+			totals = capacity.OfPodSets(h.held.PodSets).Totals
+		}
+		broker.AddTo(out.promised, totals.List())
+	}
+	return out
+}
+
+func (r running) add(pod *corev1.Pod, requests corev1.ResourceList) {
+	broker.AddTo(r.all, requests)
+	if pod.DeletionTimestamp != nil {
+		broker.AddTo(r.ending, requests)
+	}
+}
+
+// exceededBy reports whether another guest would be beyond the promise, and whether only because
+// of guests that are being deleted.
+func (r running) exceededBy(requests corev1.ResourceList) (beyond, ending bool) {
+	ending = true
+	for name, promised := range r.promised {
+		sum := requests[name].DeepCopy()
+		if sum.IsZero() {
+			continue
+		}
+		sum.Add(r.all[name])
+		if sum.Cmp(promised) > 0 {
+			beyond = true
+			sum.Sub(r.ending[name])
+			ending = ending && sum.Cmp(promised) <= 0
+		}
+	}
+	return beyond, beyond && ending
+}
+
 // match finds a place for each guest that waits for one. The guests with a place count
 // as using their holds from then on. It returns the guests with a gate of their own that
-// wait for nothing.
+// wait for nothing. A consumer may delete a guest and create another one while the first still
+// runs: that waits until what runs is within the promise with it.
 func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers []handOver, ungate []*corev1.Pod) {
 	r.places.mu.Lock()
 	defer r.places.mu.Unlock()
 	var waiting []int
+	running := newRunning(s.holdings)
 	for i, pod := range observed.Guests {
 		written, isWritten := r.places.nominated[pod.UID]
 		node := pod.Status.NominatedNodeName
@@ -293,10 +341,12 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 			delete(r.places.nominated, pod.UID)
 			if inventory.Runs(s.node(pod.Spec.NodeName)) {
 				s.usage.add(observed.Guest(i))
+				running.add(pod, observed.Requests[i])
 			}
 		case pod.DeletionTimestamp != nil:
 		case node != "":
 			s.usage.add(observed.Guest(i))
+			running.add(pod, observed.Requests[i])
 			s.expected[node]++
 			if gated(pod) && !isWritten {
 				// The agent was interrupted.
@@ -304,12 +354,33 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 			}
 		default:
 			waiting = append(waiting, i)
+			if !gated(pod) {
+				running.add(pod, observed.Requests[i])
+			}
 		}
 	}
 	before, now := r.places.gatedSince[s.consumer], r.Clock.Now()
 	delete(r.places.gatedSince, s.consumer)
 	if len(waiting) == 0 {
 		return nil, ungate
+	}
+	since := map[types.UID]time.Time{}
+	defer func() {
+		if len(since) > 0 {
+			r.places.gatedSince[s.consumer] = since
+		}
+	}()
+	// waits reports whether a guest goes on waiting, for as long as all together.
+	waits := func(pod *corev1.Pod) bool {
+		first, known := before[pod.UID]
+		if !known {
+			first = now
+		}
+		if now.Sub(first) >= handOverTimeout {
+			return false
+		}
+		since[pod.UID] = first
+		return true
 	}
 	slices.SortStableFunc(waiting, func(a, b int) int {
 		return observed.Guests[a].CreationTimestamp.Compare(observed.Guests[b].CreationTimestamp.Time)
@@ -318,6 +389,12 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 	places, left, taken := placeholder.NewPlaces(s.pods), s.usage.left(), map[*corev1.Pod]bool{}
 	for _, i := range waiting {
 		pod, guest := observed.Guests[i], observed.Guest(i)
+		if gated(pod) {
+			if beyond, ending := running.exceededBy(guest.Requests); ending || beyond && waits(pod) {
+				continue
+			}
+			running.add(pod, guest.Requests)
+		}
 		s.usage.add(guest)
 		with := s.usage.left()
 		share, within := s.usage.shareOf(left, with)
@@ -333,21 +410,9 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 			}
 		}
 		s.usage.remove(guest)
-		if !gated(pod) {
-			continue
-		}
-		since, known := before[pod.UID]
-		if !known {
-			since = now
-		}
-		if !within || now.Sub(since) >= handOverTimeout {
+		if gated(pod) && (!within || !waits(pod)) {
 			ungate = append(ungate, pod)
-			continue
 		}
-		if r.places.gatedSince[s.consumer] == nil {
-			r.places.gatedSince[s.consumer] = map[types.UID]time.Time{}
-		}
-		r.places.gatedSince[s.consumer][pod.UID] = since
 	}
 	s.pods = slices.DeleteFunc(slices.Clone(s.pods), func(pod *corev1.Pod) bool { return taken[pod] })
 	return handOvers, ungate
