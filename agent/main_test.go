@@ -32,7 +32,7 @@ func TestFlags(t *testing.T) {
 	expect.NoError(t, err)
 	if o.transport != "" || o.advertisementName != "cluster-advertisement" || o.advertisementNamespace != "default" || o.instructionNamespace != "default" ||
 		o.advertisementInterval != 30*time.Second || o.namespace != "agents" || o.driver != "liqo" || o.hold != "placeholders" || o.placeholders.Namespace != "spillway-holds" || o.leaderElect || o.metrics != ":8080" || o.probes != ":8081" ||
-		!o.lending.Enabled || o.lending.PodSecurity != "restricted" || o.cost != nil || o.releaseGrace != 30*time.Second || o.peeringIdleTime != 10*time.Minute || o.finishedPodRetention != 5*time.Minute {
+		!o.lending.Enabled || o.lending.PodSecurity != "restricted" || o.lending.Unproven || o.cost != nil || o.releaseGrace != 30*time.Second || o.peeringIdleTime != 10*time.Minute || o.finishedPodRetention != 5*time.Minute {
 		t.Errorf("the defaults are %+v", o)
 	}
 	o, err = parse([]string{
@@ -43,6 +43,9 @@ func TestFlags(t *testing.T) {
 	if cpu := o.headroom[corev1.ResourceCPU]; cpu.String() != "500m" || len(o.headroom) != 2 || !slices.Equal(o.lending.Consumers, []string{"rome", "oslo"}) ||
 		o.cost == nil || o.cost.CPUCost != "0.02" || o.cost.Currency != "EUR" || o.instructionNamespace != "here" || o.fingerprints["paris"] == "" {
 		t.Errorf("got %+v", o)
+	}
+	if o, err = parse([]string{"--hold=none"}); err != nil || o.placeholders.Namespace != "" || !o.lending.Unproven {
+		t.Errorf("with --hold=none got %+v, %v", o, err)
 	}
 	for _, invalid := range [][]string{
 		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--driver=magic"}, {"--hold=magic"}, {"--guests-pod-security=privileged"}, {"--hold=placeholders", "--placeholders-timeout=0s"}, {"--driver=direct", "--direct-token-ttl=1m"}, {"--cluster-id=Rome"},

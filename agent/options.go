@@ -195,7 +195,7 @@ func parse(arguments []string) (options, error) {
 	o.instructionNamespace = cmp.Or(o.instructionNamespace, o.advertisementNamespace)
 	o.virtualNodeNamespace = cmp.Or(o.virtualNodeNamespace, o.namespace)
 	if o.hold == holdNone {
-		o.placeholders.Namespace = ""
+		o.placeholders.Namespace, o.lending.Unproven = "", true
 	}
 	return o, o.validate(flags.Args())
 }

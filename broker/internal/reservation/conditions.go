@@ -25,6 +25,7 @@ const (
 	reasonInsufficientCapacity  = "InsufficientCapacity"
 	reasonWaitingForRelease     = "WaitingForRelease"
 	reasonAccepted              = "Accepted"
+	reasonAcceptedUnproven      = "AcceptedUnproven"
 	reasonDeadlineExceeded      = "DeadlineExceeded"
 	reasonWaitingForProvider    = "WaitingForProvider"
 	reasonVirtualNodeReady      = "VirtualNodeReady"
@@ -220,11 +221,24 @@ func (c conditions) setProviderAccepted(in snapshot, placed string) {
 	switch {
 	case len(pending) > 0:
 		c.set(broker.ConditionProviderAccepted, false, reasonWaitingForProvider, fmt.Sprintf("Waiting for %s.", strings.Join(pending, " and ")))
+	case placed != "" && len(in.unproven()) > 0:
+		c.set(broker.ConditionProviderAccepted, true, reasonAcceptedUnproven, fmt.Sprintf("The providers have accepted %s. Not proven in %s, which only accounts for it: other pods may take its place (hold is none there).",
+			placed, strings.Join(in.unproven(), ", ")))
 	case placed != "":
 		c.set(broker.ConditionProviderAccepted, true, reasonAccepted, fmt.Sprintf("The providers have accepted %s.", placed))
 	default:
 		c.set(broker.ConditionProviderAccepted, false, reasonNoHold, "No provider holds capacity yet.")
 	}
+}
+
+// unproven are the providers that hold capacity and only account for it.
+func (in snapshot) unproven() (clusters []string) {
+	for _, h := range in.holds() {
+		if ad := in.advertisement(h.cluster); !h.Promised.Empty() && ad != nil && ad.Spec.Lending.Unproven {
+			clusters = append(clusters, h.cluster)
+		}
+	}
+	return clusters
 }
 
 func (c conditions) setVirtualNodeReady(in snapshot, status *broker.ReservationStatus) {
