@@ -193,6 +193,19 @@ func uninstall(t *testing.T, admin client.Client, chart, access string, values [
 	}
 }
 
+// daemonSetPod is a pod that the controller of DaemonSets has created for a node.
+func daemonSetPod(node string) *corev1.Pod {
+	pod := podOn("", "kube-proxy-"+node)
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "kube-proxy", UID: "1", Controller: ptr.To(true)}}
+	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{
+			Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
+		}}}},
+	}}}
+	return pod
+}
+
 // createWorkload creates what a cluster has before Spillway comes: a real and a
 // virtual node, a pod on the real one, three pending pods, and a user's Secret in
 // namespaces default and that of the charts.

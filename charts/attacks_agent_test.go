@@ -48,6 +48,13 @@ func TestAttacksByTheAgent(t *testing.T) {
 			return agent.Delete(t.Context(), object.DeepCopyObject().(client.Object), client.DryRunAll)
 		}
 	}
+	daemon, daemonOfRealNode, unowned := daemonSetPod("spillway-oslo"), daemonSetPod("worker"), daemonSetPod("spillway-oslo")
+	for _, pod := range []*corev1.Pod{daemon, daemonOfRealNode} {
+		expect.NoError(t, admin.Create(t.Context(), pod))
+	}
+	unowned.Name, unowned.OwnerReferences = "unowned", nil
+	expect.NoError(t, admin.Create(t.Context(), unowned))
+	eventually(t, "deleting a DaemonSet's pod that waits for a virtual node", remove(daemon))
 	limits, evictions, deletions, patches, inGuests := "spillway-agent-limits", "spillway-agent-evictions", "spillway-pod-deletions", "spillway-agent-pods", "spillway-agent-guests"
 	pending := podOn("", "pending")
 	note := `{"metadata":{"annotations":{"broker.fluidos.eu/note":"x"}}}`
@@ -69,6 +76,8 @@ func TestAttacksByTheAgent(t *testing.T) {
 		{"evicting a pod of a real node with the name of a virtual one", evict(podOn("", "second")), []string{evictions}, "only evict pods on virtual nodes"},
 		{"deleting a pod of a real node", remove(podOn("", "local")), []string{deletions}, "pods on virtual nodes"},
 		{"deleting a pod of a real node with the name of a virtual one", remove(podOn("", "second")), []string{deletions}, "is not a virtual node"},
+		{"deleting a DaemonSet's pod that waits for a real node", remove(daemonOfRealNode), []string{deletions}, "pods of DaemonSets that wait for these"},
+		{"deleting another pod that waits for a virtual node", remove(unowned), []string{deletions}, "pods of DaemonSets that wait for these"},
 		{"deleting a real node", remove(&corev1.Node{ObjectMeta: named("worker")}), []string{limits}, "only change virtual nodes"},
 		{"deleting a real node with the name of a virtual one", remove(&corev1.Node{ObjectMeta: named("spillway-worker")}), []string{limits}, "only change virtual nodes"},
 		{"deleting a namespace", remove(&corev1.Namespace{ObjectMeta: named("liqo")}), []string{limits}, "namespaces of peers"},

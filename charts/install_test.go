@@ -182,13 +182,6 @@ func testVirtualNodePolicies(t *testing.T, admin client.Client, config *rest.Con
 	config = rest.CopyConfig(config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: "system:kube-scheduler", Groups: []string{"system:authenticated"}}
 	clusterScheduler := as(t, config, "")
-	daemonSetPod := podOn("", "kube-proxy")
-	daemonSetPod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "kube-proxy", UID: "1"}}
-	daemonSetPod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{
-			Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"spillway-paris"},
-		}}}},
-	}}}
 	evict := func(name string) func() error {
 		return func() error {
 			return agent.SubResource("eviction").Create(ctx, podOn("", name), &policyv1.Eviction{
@@ -197,12 +190,10 @@ func testVirtualNodePolicies(t *testing.T, admin client.Client, config *rest.Con
 			})
 		}
 	}
-	namedAsVirtual := daemonSetPod.DeepCopy()
-	namedAsVirtual.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values[0] = "spillway-worker"
 	runSteps(t, []step{
 		{"binding to a real node with the name of a virtual one by another scheduler", bindPod(t, admin, "second", "spillway-worker"), true},
 		{"creating a pod on a real node with the name of a virtual one", func() error { return admin.Create(ctx, podOn("spillway-worker", "pinned"), client.DryRunAll) }, true},
-		{"creating a DaemonSet's pod for it", func() error { return admin.Create(ctx, namedAsVirtual, client.DryRunAll) }, true},
+		{"creating a DaemonSet's pod for it", func() error { return admin.Create(ctx, daemonSetPod("spillway-worker"), client.DryRunAll) }, true},
 		{"preempting a pod there", func() error { return clusterScheduler.Delete(ctx, podOn("", "second"), client.DryRunAll) }, true},
 		{"deleting a pod there by the agent", func() error { return agent.Delete(ctx, podOn("", "second"), client.DryRunAll) }, false},
 		{"evicting a pod there by the agent", evict("second"), false},
@@ -210,7 +201,7 @@ func testVirtualNodePolicies(t *testing.T, admin client.Client, config *rest.Con
 		{"binding to a real node by another scheduler", bindPod(t, admin, "pending", "worker"), true},
 		{"binding to a virtual node by another scheduler", bindPod(t, admin, "overflowed", "spillway-paris"), false},
 		{"creating a pod on a virtual node", func() error { return admin.Create(ctx, podOn("spillway-paris", "pinned")) }, false},
-		{"creating a DaemonSet's pod for a virtual node", func() error { return admin.Create(ctx, daemonSetPod) }, false},
+		{"creating a DaemonSet's pod for a virtual node", func() error { return admin.Create(ctx, daemonSetPod("spillway-paris")) }, false},
 		{"binding to a virtual node by the scheduler", bindOverflowed(t, scheduler, "overflowed"), true},
 		{"evicting a pod of a virtual node by the agent", evict("overflowed"), true},
 		{"preempting a pod on a real node by the cluster's scheduler", func() error {

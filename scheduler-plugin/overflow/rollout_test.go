@@ -2,7 +2,6 @@ package overflow_test
 
 import (
 	"fmt"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -10,44 +9,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
-	"github.com/spillway-dev/spillway/e2e/lab/binaries"
-	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
-
-// startControllers runs the controllers of Deployments and ReplicaSets of Kubernetes until
-// the test ends.
-func (c *testCluster) startControllers() {
-	c.t.Helper()
-	path, err := binaries.Program(c.t.Context(), "kube-controller-manager", c.t.Logf)
-	expect.NoError(c.t, err)
-	dir := c.t.TempDir()
-	access := clientcmdapi.NewConfig()
-	access.Clusters["c"] = &clientcmdapi.Cluster{Server: c.config.Host, CertificateAuthorityData: c.config.CAData}
-	access.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificateData: c.config.CertData, ClientKeyData: c.config.KeyData}
-	access.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
-	access.CurrentContext = "x"
-	kubeconfig := filepath.Join(dir, "kubeconfig")
-	expect.NoError(c.t, clientcmd.WriteToFile(*access, kubeconfig))
-	manager, err := process.Start(process.Spec{
-		Name: "kube-controller-manager", Path: path, Dir: dir, LogDir: dir,
-		Args: []string{"--kubeconfig=" + kubeconfig, "--controllers=deployment-controller,replicaset-controller", "--leader-elect=false", "--secure-port=0"},
-	})
-	expect.NoError(c.t, err)
-	c.t.Cleanup(func() {
-		if c.t.Failed() {
-			c.t.Logf("the end of the controllers' log:\n%s", manager.Tail(20))
-		}
-		manager.Stop(5 * time.Second)
-	})
-}
 
 // TestRolloutRestart: a Deployment that has overflowed is restarted, as kubectl does it,
 // while Kubernetes' own controllers replace its pods. It has one Reservation throughout, which
@@ -59,7 +27,7 @@ func TestRolloutRestart(t *testing.T) {
 	c.namespace(ns, optIn)
 	virtual := c.virtualPoolNode(ns, "10")
 	c.startScheduler()
-	c.startControllers()
+	controlplane.StartControllers(t, c.config, "deployment-controller", "replicaset-controller")
 
 	labels := map[string]string{"app": "web"}
 	pod := schedulerPod(ns, "web", "1", inPool(ns), tolerating(ns))

@@ -8,6 +8,7 @@
 //	by provider     the pods bound to its virtual node
 //	                 └ not started in time ─► eviction
 //	                   deleted, but the provider is unreachable ─► force-deletion
+//	                pods of DaemonSets that wait for that node ─► deletion
 //
 // Before a count is lowered, package virtualnode, which sizes the nodes, shrinks
 // them and reports when they have shrunk.

@@ -51,6 +51,8 @@ type providerState struct {
 	reported, stuck sets.Set[types.UID]
 	// carried is when the driver has last done what the guest of a pod needs.
 	carried map[types.UID]time.Time
+	// daemons are the backoffs of DaemonSets whose pods waited for the node.
+	daemons map[types.UID]daemonBackoff
 }
 
 // state returns what is remembered of a provider, and removes it once the provider
@@ -60,7 +62,10 @@ func (r *Reconciler) state(provider string, gone bool) *providerState {
 	defer r.mu.Unlock()
 	state := r.providers[provider]
 	if state == nil {
-		state = &providerState{started: -1, reported: sets.New[types.UID](), stuck: sets.New[types.UID](), carried: map[types.UID]time.Time{}}
+		state = &providerState{
+			started: -1, reported: sets.New[types.UID](), stuck: sets.New[types.UID](),
+			carried: map[types.UID]time.Time{}, daemons: map[types.UID]daemonBackoff{},
+		}
 		r.providers[provider] = state
 	}
 	if gone {
@@ -86,8 +91,8 @@ func (s *providerState) observe(pods []*corev1.Pod, now time.Time) {
 }
 
 // reconcileProvider evicts pods that the provider does not start or whose capacity it has
-// withdrawn, and force-deletes
-// those whose termination an unreachable provider cannot confirm.
+// withdrawn, force-deletes those whose termination an unreachable provider cannot confirm, and
+// deletes those of DaemonSets that wait for the virtual node.
 func (r *Reconciler) reconcileProvider(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	provider := request.Name
 	node, err := virtualnode.ReadNode(ctx, r.client, provider)
@@ -100,11 +105,16 @@ func (r *Reconciler) reconcileProvider(ctx context.Context, request reconcile.Re
 	pods := r.nodes.Pods.PodsOn(broker.VirtualNodeName(provider))
 	state := r.state(provider, node == nil && len(pods) == 0)
 	state.observe(pods, r.nodes.Clock.Now())
-	if len(pods) == 0 {
+	daemons := r.nodes.Pods.WaitingDaemons(broker.VirtualNodeName(provider))
+	if len(pods)+len(daemons) == 0 {
 		return reconcile.Result{}, nil
 	}
 	requeueAfter, err := r.moveLeaving(ctx, provider, state)
 	errs := []error{err}
+	if node != nil {
+		after, err := r.deleteDaemons(ctx, daemons, provider, state)
+		errs, requeueAfter = append(errs, err), min(requeueAfter, after)
+	}
 	for _, pod := range pods {
 		var after time.Duration
 		if pod.DeletionTimestamp != nil {

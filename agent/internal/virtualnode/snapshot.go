@@ -97,7 +97,7 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 		if tracker, err = readTracker(ctx, reader, nodeName); err != nil {
 			return nil, err
 		}
-		s.DaemonPods = r.Pods.daemonsFor(nodeName)
+		s.DaemonPods = int32(len(r.Pods.WaitingDaemons(nodeName)))
 	}
 	if err := tracker.WaitSynced(ctx); err != nil {
 		return nil, err

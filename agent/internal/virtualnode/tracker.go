@@ -307,14 +307,18 @@ func (t *Tracker) members(key groupKey) []*corev1.Pod {
 	return pods
 }
 
-// daemonsFor is the number of DaemonSets' pods that wait for a node.
-func (t *Tracker) daemonsFor(node string) (waiting int32) {
+// WaitingDaemons returns the pods of DaemonSets that wait for a node. They must not be changed.
+func (t *Tracker) WaitingDaemons(node string) []*corev1.Pod {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	var waiting []*corev1.Pod
 	for g := range t.onNode[node] {
+		if g.use != daemon {
+			continue
+		}
 		for _, p := range g.pods {
-			if g.use == daemon && p.pod.Spec.NodeName == "" {
-				waiting++
+			if p.pod.Spec.NodeName == "" {
+				waiting = append(waiting, p.pod)
 			}
 		}
 	}

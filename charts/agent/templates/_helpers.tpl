@@ -135,6 +135,17 @@ tolerates that node's taint.
 {{- end }}
 
 {{/*
+CEL: whether the argument is a pod of a DaemonSet that has no node, and that its controller
+made for a node with the name of a virtual one.
+*/}}
+{{- define "spillway-agent.waitsForVirtualNode" -}}
+({{ . }} != null && !has({{ . }}.spec.nodeName) && {{ . }}.metadata.?ownerReferences.orValue([]).exists(r, r.kind == 'DaemonSet' && r.?controller.orValue(false)) &&
+{{ . }}.spec.?affinity.?nodeAffinity.?requiredDuringSchedulingIgnoredDuringExecution.?nodeSelectorTerms.orValue([]).size() > 0 &&
+{{ . }}.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms.all(t, t.?matchFields.orValue([]).exists(f,
+f.key == 'metadata.name' && f.operator == 'In' && f.?values.orValue([]).all(n, n.startsWith('spillway-')))))
+{{- end }}
+
+{{/*
 Parameters of a policy about virtual nodes: their Nodes. The policy is evaluated for each,
 and there are few. The API server has all Nodes in its cache.
 */}}

@@ -84,14 +84,19 @@ Match conditions have neither variables nor namespaceObject.
 {{- end }}
 {{- end }}
 
-{{/* Deletions of pods by the agent, whose account is the argument, and virtual-node. */}}
+{{/*
+Deletions of pods by the agent, whose account is the argument, and virtual-node. The agent also
+deletes pods of DaemonSets without a node that can only run on nodes with the name of a virtual
+one: another pod replaces it if the node is real.
+*/}}
 {{- define "spillway-agent.podDeletionRules" -}}
 - expression: >-
-    {{ include "spillway-agent.onVirtualNode" "oldObject" | nindent 4 | trim }}
-  messageExpression: "request.userInfo.username == '{{ . }}' ? 'the Spillway agent may only delete placeholders, and pods on virtual nodes (spillway-*)' : 'spillway-virtual-node may only change pods on virtual nodes (spillway-*)'"
+    {{ include "spillway-agent.onVirtualNode" "oldObject" | nindent 4 | trim }} ||
+    (request.userInfo.username == '{{ . }}' && {{ include "spillway-agent.waitsForVirtualNode" "oldObject" | nindent 4 | trim }})
+  messageExpression: "request.userInfo.username == '{{ . }}' ? 'the Spillway agent may only delete placeholders, pods on virtual nodes (spillway-*), and pods of DaemonSets that wait for these' : 'spillway-virtual-node may only change pods on virtual nodes (spillway-*)'"
   reason: Forbidden
 - expression: >-
-    oldObject == null || (has(oldObject.metadata.labels) && 'broker.fluidos.eu/hold' in oldObject.metadata.labels) ||
+    oldObject == null || !has(oldObject.spec.nodeName) || (has(oldObject.metadata.labels) && 'broker.fluidos.eu/hold' in oldObject.metadata.labels) ||
     (has(oldObject.spec.tolerations) && oldObject.spec.tolerations.exists(t, has(t.key) && t.key == 'broker.fluidos.eu/overflow'))
   messageExpression: "'pod ' + oldObject.metadata.name + ' does not overflow, so that node ' + oldObject.spec.?nodeName.orValue('') + ' is not a virtual node: Spillway may only delete pods on virtual nodes'"
   reason: Forbidden

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -44,6 +45,8 @@ const (
 type Cluster struct {
 	*testing.T
 	client.Client
+	// Config is an administrator's.
+	Config *rest.Config
 	Driver *fake.Driver
 	// owner of the pods.
 	owner *appsv1.ReplicaSet
@@ -60,7 +63,7 @@ func Start(t *testing.T, setup func(ctrl.Manager, *fake.Driver) error) *Cluster 
 		Controller: crconfig.Controller{SkipNameValidation: ptr.To(true), UsePriorityQueue: ptr.To(false)},
 	})
 	expect.NoError(t, err)
-	c := &Cluster{T: t, Driver: fake.NewDriver()}
+	c := &Cluster{T: t, Config: config, Driver: fake.NewDriver()}
 	c.Client, err = client.New(config, client.Options{Scheme: scheme})
 	expect.NoError(t, err)
 	c.Driver.Changed = c.applyNode

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,7 +18,20 @@ import (
 // until the test ends.
 func StartScheduler(t testing.TB, config *rest.Config) {
 	t.Helper()
-	path, err := binaries.Program(t.Context(), "kube-scheduler", t.Logf)
+	startComponent(t, config, "kube-scheduler", "--kube-api-qps=1000", "--kube-api-burst=2000")
+}
+
+// StartControllers runs controllers of Kubernetes, such as deployment-controller, on an API
+// server until the test ends.
+func StartControllers(t testing.TB, config *rest.Config, controllers ...string) {
+	t.Helper()
+	startComponent(t, config, "kube-controller-manager", "--controllers="+strings.Join(controllers, ","))
+}
+
+// startComponent runs a component of Kubernetes.
+func startComponent(t testing.TB, config *rest.Config, name string, args ...string) {
+	t.Helper()
+	path, err := binaries.Program(t.Context(), name, t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,17 +45,17 @@ func StartScheduler(t testing.TB, config *rest.Config) {
 	if err := clientcmd.WriteToFile(*access, kubeconfig); err != nil {
 		t.Fatalf("writing a kubeconfig: %v", err)
 	}
-	scheduler, err := process.Start(process.Spec{
-		Name: "kube-scheduler", Path: path, Dir: dir, LogDir: dir,
-		Args: []string{"--kubeconfig=" + kubeconfig, "--leader-elect=false", "--secure-port=0", "--kube-api-qps=1000", "--kube-api-burst=2000"},
+	component, err := process.Start(process.Spec{
+		Name: name, Path: path, Dir: dir, LogDir: dir,
+		Args: append([]string{"--kubeconfig=" + kubeconfig, "--leader-elect=false", "--secure-port=0"}, args...),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the end of the scheduler's log:\n%s", scheduler.Tail(20))
+			t.Logf("the end of the log of %s:\n%s", name, component.Tail(20))
 		}
-		scheduler.Stop(5 * time.Second)
+		component.Stop(5 * time.Second)
 	})
 }
