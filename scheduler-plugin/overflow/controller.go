@@ -206,6 +206,7 @@ func (c *demandController) sync() {
 	if !c.active() {
 		return
 	}
+	c.recordWaiting()
 	var changed []*corev1.Pod
 	requests := c.batcher.Due(c.validator(&changed), c.totals())
 	for _, pod := range changed {
@@ -432,6 +433,7 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		}
 		if covers(current, request) {
 			c.setUnasked(request.Key, false)
+			c.recordRequested(request, current, false)
 			return 0
 		}
 		// Priority and minimum follow pods that come and go.
@@ -466,7 +468,11 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		c.recordAll(request, capped(policy.Name, request, part.Pods(), short, current))
 		request = part
 	}
-	if request.Pods() == 0 || current != nil && covers(current, request) {
+	covered := current != nil && covers(current, request)
+	if covered {
+		c.recordRequested(request, current, false)
+	}
+	if covered || request.Pods() == 0 {
 		// Other Reservations of the namespace may shrink.
 		return blockedRetryAfter
 	}
@@ -486,7 +492,7 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		requestPods.Observe(float64(len(request.Pending)))
 		c.raised(request.Key)
 		log.Info("Requested capacity in other clusters", "reservation", name, "pods", request.Pods())
-		c.recordAll(request, requested(request, applied))
+		c.recordRequested(request, applied, current == nil || !coversPods(current, request))
 		if limited {
 			return blockedRetryAfter
 		}

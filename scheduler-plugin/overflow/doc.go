@@ -26,6 +26,10 @@
 // that was not tried yet is held for 2 to 3 s at most, if another one of its owner and shape
 // has just not fit: it is requested with that, and often bound when it is tried first. Gangs
 // are not, nor is any pod with overflow: BeforePreemption or askAfter.
+//
+// One pod of each request has event OverflowRequested at once. The others have it if they
+// still wait for a grant 10 s later: most of a crowd have OverflowGranted by then.
+//
 // What is free on each node, and how many pods use each grant, is counted from the
 // events of the informers and from the pods that the scheduler assumes (placements).
 //

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	clientevents "k8s.io/client-go/tools/events"
 
@@ -20,9 +21,18 @@ import (
 // eventAction is the action of all events.
 const eventAction = "Overflowing"
 
-// reasonGranted is the reason of the event that every overflowed pod gets once: from the
-// controller while it is pending, or with its binding.
-const reasonGranted = "OverflowGranted"
+const (
+	// reasonGranted is the reason of the event that every overflowed pod gets once: from the
+	// controller while it is pending, or with its binding.
+	reasonGranted = "OverflowGranted"
+	// reasonRequested is the reason of the event that one of the pods of each request gets at
+	// once, and those that still wait requestedAfter later.
+	reasonRequested = "OverflowRequested"
+)
+
+// requestedAfter is how long pods wait for a grant before they get an event of the request:
+// most of a crowd have the grant by then, and one write less.
+const requestedAfter = 10 * time.Second
 
 // event is an event on a pending pod.
 type event struct {
@@ -83,9 +93,9 @@ func tooManyShapes(request demand.Request, n int, current *broker.Reservation) e
 }
 
 // requested: the Reservation was created, or its count raised.
-func requested(request demand.Request, r *broker.Reservation) event {
-	return event{corev1.EventTypeNormal, "OverflowRequested", r.Name, fmt.Sprintf("Requested capacity for %d pods of %s %s in other clusters (Reservation %s).",
-		request.Pods(), request.Owner.Kind, request.Owner.Name, r.Name), r}
+func requested(owner metav1.OwnerReference, r *broker.Reservation) event {
+	return event{corev1.EventTypeNormal, reasonRequested, r.Name, fmt.Sprintf("Requested capacity for %d pods of %s %s in other clusters (Reservation %s).",
+		requestedPods(r), owner.Kind, owner.Name, r.Name), r}
 }
 
 // capped: the namespace's OverflowPolicy allows only part of the request.
@@ -175,19 +185,77 @@ func (c *demandController) recordAll(request demand.Request, e event) {
 }
 
 // record records an event on a pending pod, unless it repeats the last one of its
-// reason. What is granted to a pod that has a place is recorded with its binding.
-func (c *demandController) record(uid types.UID, e event) {
-	if !c.active() || e.reason == reasonGranted && c.placements.has(uid) {
-		return
+// reason, and reports whether it has. What is granted to a pod that has a place is recorded
+// with its binding, and what was requested for it before is of no interest.
+func (c *demandController) record(uid types.UID, e event) (recorded bool) {
+	if !c.active() {
+		return false
 	}
 	name, ok := c.pending.name(uid)
 	if !ok {
-		return
+		return false
 	}
 	// An event that counts as recorded is: the pod may be bound at any time.
-	if pod := c.getPending(uid, name); pod != nil && c.pending.announce(uid, e) {
-		send(c.recorder, pod, e)
+	pod := c.getPending(uid, name)
+	if pod == nil || !c.pending.announce(uid, e, c.placements.has) {
+		return false
 	}
+	send(c.recorder, pod, e)
+	return true
+}
+
+// recordRequested records on one pod of a request that its Reservation was written, if that
+// requests more than before (grown). The others, and those that it has counted already, get
+// the event if they still wait for a grant requestedAfter later.
+func (c *demandController) recordRequested(request demand.Request, r *broker.Reservation, grown bool) {
+	more := c.pending.withoutRequest(request.Pending)
+	if grown {
+		for _, uid := range more {
+			if c.record(uid, requested(request.Owner, r)) {
+				break
+			}
+		}
+	}
+	c.pending.remind(more, c.clock.Now().Add(requestedAfter))
+}
+
+// recordWaiting records on the pods that have waited for a grant for requestedAfter that
+// capacity is requested for them. Those that have one or, at the moment, no Reservation are
+// looked at again later.
+func (c *demandController) recordWaiting() {
+	var again []types.UID
+	for _, uid := range c.pending.reminded(c.clock.Now()) {
+		if e, waits := c.waitsForGrant(uid); waits {
+			c.record(uid, e)
+		} else {
+			again = append(again, uid)
+		}
+	}
+	c.pending.remind(again, c.clock.Now().Add(requestedAfter))
+}
+
+// waitsForGrant reports whether capacity is requested for a pod and not granted to all pods
+// that it is requested with, and returns the event about that.
+func (c *demandController) waitsForGrant(uid types.UID) (e event, waits bool) {
+	name, _ := c.pending.name(uid)
+	pod := c.getPending(uid, name)
+	if pod == nil {
+		return e, false
+	}
+	of, resolved := c.keys.get(pod)
+	if !resolved {
+		return e, false
+	}
+	key := of.key.OfReservation()
+	r := c.reservations.get(key.Namespace, key.Name(of.owner.Name))
+	if r == nil || r.DeletionTimestamp != nil || !c.validator(new([]*corev1.Pod))(uid, key) {
+		return e, false
+	}
+	var granted int32
+	for _, slots := range stateOf(r, "").slots {
+		granted += slots
+	}
+	return requested(of.owner, r), granted < requestedPods(r)
 }
 
 // recordOnce records an event on a pod without a node.

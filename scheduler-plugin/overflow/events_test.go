@@ -1,14 +1,148 @@
 package overflow
 
 import (
+	"fmt"
+	"maps"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
+
+// eventCounts records events by pod and reason.
+type eventCounts map[podReason]int
+
+type podReason struct{ pod, reason string }
+
+// Eventf implements events.EventRecorder.
+func (c eventCounts) Eventf(regarding, _ runtime.Object, _, reason, _, _ string, _ ...any) {
+	c[podReason{regarding.(*corev1.Pod).Name, reason}]++
+}
+
+// of returns the number of events of a reason by pod.
+func (c eventCounts) of(reason string) map[string]int {
+	byPod := map[string]int{}
+	for of, n := range c {
+		if of.reason == reason {
+			byPod[of.pod] = n
+		}
+	}
+	return byPod
+}
+
+// TestRequestedLater: one pod of a request has its event at once, the others have one each if
+// they still wait 10 s later.
+func TestRequestedLater(t *testing.T) {
+	all := map[string]int{"crunch-0": 1, "crunch-1": 1, "crunch-2": 1}
+	for name, tc := range map[string]struct {
+		reason string
+		// slots are granted, and gone are bound or deleted after half of the time.
+		slots int32
+		gone  []string
+		// counted: the Reservation was there already, and has counted the pods.
+		counted bool
+		// deleted: it is being deleted when the time is over, and then created again.
+		deleted     bool
+		first, then map[string]int
+	}{
+		"no grant":            {reason: "they wait", first: map[string]int{"crunch-0": 1}, then: all},
+		"counted before":      {reason: "they wait, although there was no request for them", counted: true, first: map[string]int{}, then: all},
+		"granted":             {reason: "they are about to be bound", slots: 3, first: map[string]int{"crunch-0": 1}, then: map[string]int{"crunch-0": 1}},
+		"granted in part":     {reason: "one still waits", slots: 2, gone: []string{"crunch-1"}, first: map[string]int{"crunch-0": 1}, then: map[string]int{"crunch-0": 1, "crunch-2": 1}},
+		"bound":               {reason: "they wait no more", gone: []string{"crunch-1", "crunch-2"}, first: map[string]int{"crunch-0": 1}, then: map[string]int{"crunch-0": 1}},
+		"deleted for a while": {reason: "they wait", deleted: true, first: map[string]int{"crunch-0": 1}, then: all},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, pods, recorded := testPlugin(OverflowArgs{}), newIndexer(), eventCounts{}
+			c, now, _ := testController(t, p, pods)
+			c.recorder = recorded
+			pod := jobPod("crunch", "crunch-0", "1")
+			for pod := range all {
+				pod := jobPod("crunch", pod, "1")
+				expect.NoError(t, pods.Add(pod))
+				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+			}
+			c.sync()
+			key, _ := p.keys.get(pod)
+			request := c.requests[key.key]
+			setReservation := func(slots int32) *broker.Reservation {
+				r := reservationFor(pod, map[string]int32{"paris": slots})
+				r.Name, r.Spec.PodSets = request.Key.Name(request.Owner.Name), request.PodSets
+				expect.NoError(t, c.reservations.cache.Update(r))
+				return r
+			}
+			r := setReservation(0)
+			c.recordRequested(request, r, !tc.counted)
+			now.Step(requestedAfter / 2)
+			setReservation(tc.slots)
+			for _, name := range tc.gone {
+				bound := jobPod("crunch", name, "1")
+				bound.Spec.NodeName = broker.VirtualNodeName("paris")
+				expect.NoError(t, pods.Update(bound))
+				p.queue.remove(bound.UID)
+			}
+			c.sync()
+			if got := recorded.of(reasonRequested); !maps.Equal(got, tc.first) {
+				t.Errorf("events at first: %v, want %v", got, tc.first)
+			}
+			if tc.deleted {
+				expect.NoError(t, c.reservations.cache.Delete(r))
+			}
+			for range 3 {
+				now.Step(requestedAfter)
+				c.sync()
+				setReservation(tc.slots)
+			}
+			if got := recorded.of(reasonRequested); !maps.Equal(got, tc.then) {
+				t.Errorf("events then: %v, want %v, because %s", got, tc.then, tc.reason)
+			}
+			for name := range all {
+				p.queue.remove(types.UID(name))
+			}
+			now.Step(2 * requestedAfter)
+			if c.sync(); len(p.pending.reminders) > 0 {
+				t.Errorf("%d pods are kept", len(p.pending.reminders))
+			}
+		})
+	}
+}
+
+// TestRequestedOfGrowth: pods that arrive later have an event of their own request: the first
+// of them at once.
+func TestRequestedOfGrowth(t *testing.T) {
+	p, pods, recorded := testPlugin(OverflowArgs{}), newIndexer(), eventCounts{}
+	c, now, _ := testController(t, p, pods)
+	c.recorder = recorded
+	for i, want := range []map[string]int{
+		{"crunch-0": 1},
+		{"crunch-0": 1, "crunch-2": 1},
+		{"crunch-0": 1, "crunch-2": 1, "crunch-4": 1},
+	} {
+		for j := range 2 {
+			pod := jobPod("crunch", fmt.Sprint("crunch-", 2*i+j), "1")
+			expect.NoError(t, pods.Add(pod))
+			p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+		}
+		c.sync()
+		key, _ := p.keys.get(jobPod("crunch", "crunch-0", "1"))
+		request := c.requests[key.key]
+		r := reservationFor(jobPod("crunch", "crunch-0", "1"), nil)
+		r.Spec.PodSets = request.PodSets
+		c.recordRequested(request, r, true)
+		if got := recorded.of(reasonRequested); !maps.Equal(got, want) {
+			t.Errorf("events after request %d: %v, want %v", i+1, got, want)
+		}
+		now.Step(time.Second)
+	}
+}
 
 // TestCappedOnce: pods that arrive one by one under a limit do not make an event on all others
 // each time, but a changed limit does.
@@ -21,8 +155,52 @@ func TestCappedOnce(t *testing.T) {
 		want          bool
 	}{{4, 2, "cpu", true}, {5, 2, "cpu", false}, {6, 3, "cpu", true}, {6, 3, "memory", true}, {7, 3, "memory", false}} {
 		request := demand.Request{Key: demand.Key{Namespace: "shop"}, PodSets: []broker.PodSet{{Count: tc.pods}}}
-		if recorded := pending.announce("web-0", capped("team-a", request, tc.allowed, tc.short, nil)); recorded != tc.want {
+		if recorded := pending.announce("web-0", capped("team-a", request, tc.allowed, tc.short, nil), func(types.UID) bool { return false }); recorded != tc.want {
 			t.Errorf("%d of %d pods for %s: recorded %t, want %t", tc.allowed, tc.pods, tc.short, recorded, tc.want)
 		}
+	}
+}
+
+// duringGet is a cache of pods that calls f once before it is read.
+type duringGet struct {
+	cache.Indexer
+	f func()
+}
+
+func (d *duringGet) GetByKey(key string) (obj any, exists bool, err error) {
+	if f := d.f; f != nil {
+		d.f = nil
+		f()
+	}
+	return d.Indexer.GetByKey(key)
+}
+
+// TestGrantedOnceWhileBound: a pod that gets a place while the controller is about to record
+// the grant has the event once, with its binding.
+func TestGrantedOnceWhileBound(t *testing.T) {
+	pod, recorded := jobPod("crunch", "crunch-0", "1"), eventCounts{}
+	p := testPlugin(OverflowArgs{}, nodeWith("paris").Node())
+	pods := &duringGet{Indexer: newIndexer(pod)}
+	c, _, _ := testController(t, p, pods)
+	c.recorder, p.reservations = recorded, c.reservations
+	r := reservationFor(pod, map[string]int32{"paris": 1})
+	expect.NoError(t, c.reservations.cache.Add(r))
+	p.grants.set(r)
+	c.pending.add(pod.UID, nameOf(pod))
+	key, _ := p.keys.get(pod)
+	pods.f = func() {
+		s := &cycleState{grants: p.grants.get(key.key)}
+		state := scheduler.NewCycleState()
+		state.Write(stateKey, s)
+		if status := p.Reserve(t.Context(), state, pod, broker.VirtualNodeName("paris")); !status.IsSuccess() {
+			t.Fatal(status)
+		}
+		if e := p.grantedTo(pod, s, "paris", r.Status.ID); e != nil {
+			send(recorded, pod, *e)
+		}
+	}
+	c.recordStatus(key.key, pod.UID)
+	if got, want := recorded.of(reasonGranted), map[string]int{"crunch-0": 1}; !maps.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
 	}
 }

@@ -73,6 +73,7 @@ func TestRules(t *testing.T) {
 		{"a victim of preemption overflows", victimOverflows},
 		{"a Deployment keeps its Reservation", rolloutAndScale},
 		{"every overflowed pod has one event of what was granted", grantedOnce},
+		{"of a crowd, one pod says at once what was requested, and those that wait for long", requestedOnce},
 		{"an autoscaler can add a node first", autoscalerFirst},
 		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
 		{"an OverflowPolicy is validated", policyRules},

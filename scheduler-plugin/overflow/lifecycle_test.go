@@ -2,6 +2,7 @@ package overflow_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -61,6 +63,57 @@ func grantedOnce(c *testCluster, ns string) {
 	c.setStatus(r, grantedIn(r, ns, 33))
 	c.expectPods(ns, "web", map[string]int{virtual: 33})
 	c.expectGranted(ns, r.Name, c.pods(ns, "web")[virtual])
+}
+
+// requestedOnce: of the pods that are requested together, one says so at once. The others do
+// only if they still wait 10 s later, so that those whose grant comes before that have an
+// event less.
+func requestedOnce(c *testCluster, ns string) {
+	const crowd = 12
+	virtual := c.virtualPoolNode(ns, "50")
+	c.app(ns, "web", "1", crowd)
+	c.app(ns, "job", "1", crowd)
+	web, job := c.expectReservation(ns, "web", crowd), c.expectReservation(ns, "job", crowd)
+	expect.Consistently(c.t, 5*time.Second, "the pods to wait, as long as a peering takes", func() (bool, string) {
+		pods := len(c.pods(ns, "web")[""])
+		return pods == crowd, fmt.Sprint(pods, " pods wait")
+	})
+	c.setStatus(web, grantedIn(web, ns, crowd))
+	c.expectPods(ns, "web", map[string]int{virtual: crowd})
+	c.expectGranted(ns, web.Name, c.pods(ns, "web")[virtual])
+	for i := range crowd {
+		c.expectEvent(ns, fmt.Sprint("job-", i), "OverflowRequested", "pods of Deployment job", job.Name)
+	}
+	c.expectEvent(ns, "", "OverflowRequested", "pods of Deployment web", web.Name)
+	for _, r := range []*broker.Reservation{web, job} {
+		expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKeyFromObject(r), r))
+		// On a slow machine, there may be several requests, and the grant may be too late for
+		// those that follow 10 s after the first.
+		if early := c.requestedWithin(ns, r, 9*time.Second); early > int(r.Generation) {
+			c.t.Errorf("%d pods have an event of the %d requests of Reservation %s at once", early, r.Generation, r.Name)
+		}
+	}
+}
+
+// requestedWithin counts the events OverflowRequested of a Reservation that are less than
+// some time later than the first one.
+func (c *testCluster) requestedWithin(ns string, r *broker.Reservation, some time.Duration) (n int) {
+	c.t.Helper()
+	var list eventsv1.EventList
+	expect.NoError(c.t, c.List(c.t.Context(), &list, client.InNamespace(ns)))
+	var times []time.Time
+	for _, e := range list.Items {
+		if e.Reason == "OverflowRequested" && e.Related != nil && e.Related.UID == r.UID {
+			times = append(times, e.EventTime.Time)
+		}
+	}
+	first := slices.MinFunc(times, time.Time.Compare)
+	for _, at := range times {
+		if at.Sub(first) < some {
+			n++
+		}
+	}
+	return n
 }
 
 // TestRestartedScheduler: the next replica binds the pods that the former one has requested

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -16,12 +17,22 @@ import (
 type pendingPods struct {
 	mu   sync.Mutex
 	pods map[types.UID]*pendingPod
+	// reminders are the pods that may have to get an event of the request for them, by time.
+	reminders []reminder
+}
+
+// reminder is a pod, which may be gone, to be looked at again.
+type reminder struct {
+	pod types.UID
+	at  time.Time
 }
 
 type pendingPod struct {
 	name types.NamespacedName
 	// events has the key of the last event by reason.
 	events map[string]string
+	// requested: a Reservation requests capacity for it.
+	requested bool
 }
 
 func newPendingPods() *pendingPods { return &pendingPods{pods: map[types.UID]*pendingPod{}} }
@@ -67,12 +78,13 @@ func (p *pendingPods) in(namespace string, f func(types.UID, types.NamespacedNam
 }
 
 // announce reports whether a pod is to get an event: not if the event repeats its last one
-// of that reason.
-func (p *pendingPods) announce(uid types.UID, e event) bool {
+// of that reason. One of what was requested for it or granted is not for a pod that has a
+// place; placed is called under the lock, because its binding calls announced after that.
+func (p *pendingPods) announce(uid types.UID, e event, placed func(types.UID) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pod := p.pods[uid]
-	if pod == nil {
+	if pod == nil || (e.reason == reasonGranted || e.reason == reasonRequested) && placed(uid) {
 		return false
 	}
 	if last, known := pod.events[e.reason]; known && last == e.key {
@@ -80,6 +92,45 @@ func (p *pendingPods) announce(uid types.UID, e event) bool {
 	}
 	pod.events[e.reason] = e.key
 	return true
+}
+
+// withoutRequest returns the pods that remind was not called for.
+func (p *pendingPods) withoutRequest(pods []types.UID) (without []types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, uid := range pods {
+		if pod := p.pods[uid]; pod != nil && !pod.requested {
+			without = append(without, uid)
+		}
+	}
+	return without
+}
+
+// remind makes reminded return pods for which capacity is requested, at a time that is no
+// earlier than that of former calls.
+func (p *pendingPods) remind(pods []types.UID, at time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, uid := range pods {
+		if pod := p.pods[uid]; pod != nil {
+			pod.requested = true
+			p.reminders = append(p.reminders, reminder{uid, at})
+		}
+	}
+}
+
+// reminded returns once those that are still pending, and that have no event of the request.
+func (p *pendingPods) reminded(now time.Time) (pods []types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.reminders) > 0 && !p.reminders[0].at.After(now) {
+		uid := p.reminders[0].pod
+		p.reminders = p.reminders[1:]
+		if pod := p.pods[uid]; pod != nil && pod.events[reasonRequested] == "" {
+			pods = append(pods, uid)
+		}
+	}
+	return pods
 }
 
 // announced reports whether the last event of a reason that a pod has got is about a cluster.
