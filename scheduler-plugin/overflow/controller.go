@@ -169,10 +169,15 @@ func (c *demandController) sync() {
 	for namespace := range work.namespaces {
 		c.pending.in(namespace, func(uid types.UID, name types.NamespacedName) { work.unschedulable[uid] = name })
 	}
-	earliest := c.clock.Now()
+	earliest, waits := c.clock.Now(), false
 	for uid, name := range work.unschedulable {
 		c.addPod(uid, name, &work)
-		earliest = c.gate.triedBefore(uid, earliest)
+		if triedAt, known := c.gate.triedAt(uid); known {
+			waits = true
+			if triedAt.Before(earliest) {
+				earliest = triedAt
+			}
+		}
 	}
 	changedPods := map[string]*corev1.Pod{}
 	for uid, name := range work.changed {
@@ -197,7 +202,7 @@ func (c *demandController) sync() {
 	for key := range work.requirements {
 		c.batcher.RequeueAfter(key, conflictRetryAfter)
 	}
-	if len(work.unschedulable) > 0 {
+	if waits {
 		// What has changed since their cycles began.
 		work.pools = true
 		c.placements.changedSince(earliest.Add(-snapshotLag), work.nodes)

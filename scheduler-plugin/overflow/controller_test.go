@@ -342,6 +342,57 @@ func TestOnlyPlacesWake(t *testing.T) {
 	expectWoken("a grant of three", 3)
 }
 
+// countingNodes counts how often nodes are looked up.
+type countingNodes struct {
+	corelisters.NodeLister
+	gets int
+}
+
+func (n *countingNodes) Get(name string) (*corev1.Node, error) {
+	n.gets++
+	return n.NodeLister.Get(name)
+}
+
+// TestCyclesThatConcernNoOther: what pools and nodes have free is computed after the failed
+// cycle of a pod that waits for capacity in other clusters, and not after that of a pod that
+// cannot overflow.
+func TestCyclesThatConcernNoOther(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*corev1.Pod)
+		counts bool
+	}{
+		"waits":          {func(*corev1.Pod) {}, true},
+		"not opted in":   {func(p *corev1.Pod) { p.Namespace = "bank" }, false},
+		"not admissible": {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, pods := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), newIndexer()
+			c, now, _ := testController(t, p, pods)
+			nodes := &countingNodes{NodeLister: p.nodes}
+			c.waker.nodes, c.waker.mayUse = nodes, func(*corev1.Pod, *pool) bool { return false }
+			p.pools.ordered = []*pool{{provider: "paris", hold: "hold", places: []place{{count: 1}}}}
+			fail := func(pod *corev1.Pod) (gets int) {
+				expect.NoError(t, pods.Add(pod))
+				state := scheduler.NewCycleState()
+				state.Write(stateKey, &cycleState{since: now.Now()})
+				p.PostFilter(t.Context(), state, pod, nil)
+				now.Step(time.Second)
+				before := nodes.gets
+				c.sync()
+				return nodes.gets - before
+			}
+			fail(jobPod("crunch", "crunch-0", "1"))
+			for i := range 3 {
+				pod := jobPod("crunch", fmt.Sprint("other-", i), "1")
+				tc.change(pod)
+				if gets := fail(pod); gets > 0 != tc.counts {
+					t.Errorf("cycle %d: %d nodes are looked up, want some: %t", i, gets, tc.counts)
+				}
+			}
+		})
+	}
+}
+
 // A pod that is held untried is woken at once for room that has come since the cycle of the
 // other pod began, also if that was before it was held; the other pod is first.
 func TestHeldPodTakesRoom(t *testing.T) {

@@ -284,14 +284,15 @@ func (g *gate) assumed(uid types.UID) {
 	}
 }
 
-// triedBefore returns the start of a pod's last cycle if it is before at, else at.
-func (g *gate) triedBefore(uid types.UID, at time.Time) time.Time {
+// triedAt returns the start of a pod's last cycle; known is false if it does not wait.
+func (g *gate) triedAt(uid types.UID) (at time.Time, known bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if w := g.pods[uid]; w != nil && w.triedAt.Before(at) {
-		return w.triedAt
+	w := g.pods[uid]
+	if w == nil {
+		return time.Time{}, false
 	}
-	return at
+	return w.triedAt, true
 }
 
 // keys returns the keys of the waiting pods.
