@@ -272,11 +272,12 @@ func (c *demandController) recordOnce(uid types.UID, name types.NamespacedName, 
 // send writes an event on a pod. Events that differ in their messages only are aggregated,
 // and the first message stays: what they are related to differs too.
 func send(recorder clientevents.EventRecorder, pod *corev1.Pod, e event) {
-	related := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, FieldPath: e.key}
+	related := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	if r := e.reservation; r != nil {
 		related = &corev1.ObjectReference{APIVersion: broker.GroupVersion.String(), Kind: "Reservation",
 			Namespace: r.Namespace, Name: r.Name, UID: r.UID, ResourceVersion: r.ResourceVersion}
 	}
+	related.FieldPath = e.key
 	writesTotal.WithLabelValues(writesOfEvents).Inc()
 	recorder.Eventf(pod, related, e.eventType, e.reason, eventAction, "%s", events.Truncate(e.message))
 }

@@ -1,15 +1,20 @@
 package overflow
 
 import (
+	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/cache"
+	clientevents "k8s.io/client-go/tools/events"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -158,6 +163,51 @@ func TestCappedOnce(t *testing.T) {
 		if recorded := pending.announce("web-0", capped("team-a", request, tc.allowed, tc.short, nil), func(types.UID) bool { return false }); recorded != tc.want {
 			t.Errorf("%d of %d pods for %s: recorded %t, want %t", tc.allowed, tc.pods, tc.short, recorded, tc.want)
 		}
+	}
+}
+
+// sinkOfNotes sends the texts of the events that are created.
+type sinkOfNotes struct {
+	clientevents.EventSink
+	notes chan string
+}
+
+func (s sinkOfNotes) Create(_ context.Context, e *eventsv1.Event) (*eventsv1.Event, error) {
+	s.notes <- e.Note
+	return e, nil
+}
+
+func (s sinkOfNotes) Patch(_ context.Context, e *eventsv1.Event, _ []byte) (*eventsv1.Event, error) {
+	return e, nil
+}
+
+// TestNoTextIsLost: events of one reason with different keys are not aggregated to one, with
+// and without a Reservation. It may be the same version of it.
+func TestNoTextIsLost(t *testing.T) {
+	pod := jobPod("crunch", "crunch-0", "1")
+	request := demand.Request{Key: demand.Key{Namespace: "shop"}, PodSets: []broker.PodSet{{Count: 4}}}
+	for name, r := range map[string]*broker.Reservation{"no Reservation": nil, "a Reservation": reservationFor(pod, nil)} {
+		t.Run(name, func(t *testing.T) {
+			sink := sinkOfNotes{notes: make(chan string, 10)}
+			broadcaster := clientevents.NewBroadcaster(sink)
+			defer broadcaster.Shutdown()
+			expect.NoError(t, broadcaster.StartRecordingToSinkWithContext(t.Context()))
+			recorder := broadcaster.NewRecorder(clientgoscheme.Scheme, "test")
+			missing := map[string]bool{}
+			for allowed := range int32(3) {
+				e := capped("team-a", request, allowed, "cpu", r)
+				missing[e.message] = true
+				send(recorder, pod, e)
+			}
+			for deadline := time.After(time.Minute); len(missing) > 0; {
+				select {
+				case note := <-sink.notes:
+					delete(missing, note)
+				case <-deadline:
+					t.Fatalf("no event has the texts %q", slices.Collect(maps.Keys(missing)))
+				}
+			}
+		})
 	}
 }
 
