@@ -79,14 +79,29 @@ func advertisementTokens(r *http.Request) int {
 	return 1 + int(r.ContentLength/each)
 }
 
+// bodies are buffers for the bodies of advertisements, of which nothing refers to them after
+// the call.
+var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// keepBody keeps a buffer for the next call, unless it is much larger than most.
+func keepBody(buffer *bytes.Buffer) {
+	const most = 64 << 10
+	if buffer.Cap() <= most {
+		buffer.Reset()
+		bodies.Put(buffer)
+	}
+}
+
 func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, caller string) error {
 	if wait := s.advertisers.take(caller, advertisementTokens(r)); wait > 0 {
 		return slower(wait, "cluster %s advertises too often (at most every 500 ms, and less often the larger its advertisements are)", caller)
 	}
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
+	buffer := bodies.Get().(*bytes.Buffer)
+	defer keepBody(buffer)
+	if _, err := buffer.ReadFrom(r.Body); err != nil {
 		return err
 	}
+	body := buffer.Bytes()
 	advertisements.Inc()
 	beat, isBeat := parseBeat(body, r.Header.Get(protocol.HeaderVersion))
 	// Before it is stored, because storing enqueues Reservations, for which the cluster

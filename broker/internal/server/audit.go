@@ -32,6 +32,9 @@ func audit(r *http.Request, keysAndValues ...any) {
 // auditCall logs who called and the outcome. Calls that a cluster repeats at a high rate
 // are logged only when they are refused, and those over the rate limit with low priority.
 func (s *Server) auditCall(route route, r *http.Request, caller string, details []any, refusal *protocol.Error) {
+	if refusal == nil && route.frequent && !s.Log.V(1).Enabled() {
+		return // as most calls: the logger for it is not free
+	}
 	log := s.Log.WithName("audit").WithValues("cluster", caller, "call", route.method+" "+route.path)
 	if id := r.PathValue("id"); id != "" {
 		log = log.WithValues("id", short(id))

@@ -98,11 +98,15 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 			}
 			defer s.inProgress.end(fingerprint)
 		}
+		authenticated := s.Clock.Now()
 		if caller, err = s.authenticate(w, r); err != nil {
 			return cluster, err
 		}
 		// Until the body is complete, the caller may be revoked.
 		r.Body = &authenticatedBody{ReadCloser: r.Body, authenticate: func() error {
+			if s.Clock.Since(authenticated) < sameMoment {
+				return nil
+			}
 			_, err := s.authenticate(w, r)
 			return err
 		}}
@@ -132,6 +136,11 @@ func (s *Server) authenticate(w http.ResponseWriter, r *http.Request) (caller st
 	}
 	return caller, err
 }
+
+// sameMoment is the time from the authentication of a caller within which the end of its body
+// needs no second one: most bodies come with their header. It is much shorter than a call
+// takes after that.
+const sameMoment = time.Millisecond
 
 // authenticatedBody is the body of a request whose caller is authenticated again at its end:
 // a caller that sends slowly must not act when it is revoked meanwhile.

@@ -9,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -48,6 +50,47 @@ func TestRevokedWhileSending(t *testing.T) {
 			t.Errorf("%d objects are left: %s", n, encode(t, list))
 		}
 	}
+}
+
+// TestAuthenticatedAgain: the caller is authenticated a second time at the end of a body that
+// took time, and not for one that came at once.
+func TestAuthenticatedAgain(t *testing.T) {
+	for name, tc := range map[string]struct {
+		took   time.Duration
+		status int
+		reads  int
+	}{
+		"at once": {0, http.StatusOK, 1},
+		"later":   {sameMoment, http.StatusUnauthorized, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clock := testclock.NewFakeClock(time.Now())
+			m := newMemoryAt(logr.Discard(), clock)
+			request := m.request(http.MethodPost, protocol.PathAdvertisements, encode(t, newAdvertisement("rome")), "rome")
+			request.Body = &revokingBody{ReadCloser: request.Body, revoke: func() {
+				clock.Step(tc.took)
+				m.callers.revoked = true
+			}}
+			got := m.serveRequest(request)
+			if got.status != tc.status || m.callers.reads != tc.reads {
+				t.Errorf("status %d after %d reads, want %d after %d", got.status, m.callers.reads, tc.status, tc.reads)
+			}
+			if stored := len(m.agents.stored) > 0; stored != (tc.status == http.StatusOK) {
+				t.Errorf("the advertisement is stored: %t", stored)
+			}
+		})
+	}
+}
+
+// revokingBody is a body whose sender is revoked while it is read.
+type revokingBody struct {
+	io.ReadCloser
+	revoke func()
+}
+
+func (b *revokingBody) Read(into []byte) (int, error) {
+	b.revoke()
+	return b.ReadCloser.Read(into)
 }
 
 // slowCall is a call of which the broker reads the body, and has not read the end.

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+	"os"
+	"runtime/debug"
+	"runtime/metrics"
+	"time"
+)
+
+const (
+	// maxGarbage is how far the heap may grow between two garbage collections, in bytes: by
+	// default it doubles, which with thousands of connections is hundreds of MiB for nothing,
+	// since a beat leaves little garbage.
+	maxGarbage = 64 << 20
+	// minPercent bounds the price: each collection costs CPU in proportion to what is in use.
+	minPercent, defaultPercent = 25, 100
+	// collectEvery is how often the growth is set.
+	collectEvery = 10 * time.Second
+)
+
+// gcPercent is the growth of the heap, in percent of what is in use, that a collection waits
+// for.
+func gcPercent(used uint64) int {
+	if used <= maxGarbage {
+		return defaultPercent
+	}
+	return max(minPercent, int(maxGarbage*100/used))
+}
+
+// boundGarbage keeps the garbage collector's percentage at gcPercent until ctx ends, unless
+// the environment sets it.
+func boundGarbage(ctx context.Context) {
+	if os.Getenv("GOGC") != "" {
+		return
+	}
+	ticker := time.NewTicker(collectEvery)
+	defer ticker.Stop()
+	set := defaultPercent
+	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	for {
+		metrics.Read(live)
+		if live[0].Value.Kind() == metrics.KindUint64 {
+			if percent := gcPercent(live[0].Value.Uint64()); percent != set {
+				debug.SetGCPercent(percent)
+				set = percent
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
