@@ -151,6 +151,10 @@ func (r *Reconciler) account(ad *broker.ClusterAdvertisement, active bool) (chan
 	return !apiequality.Semantic.DeepEqual(before, after)
 }
 
+// accountRetryAfter is when an account is looked at again that another write is about to bring
+// up to date.
+const accountRetryAfter = time.Second
+
 // ReconcileAdvertisement releases the holds of deleted Reservations and updates the
 // account and the activity.
 func (r *Reconciler) ReconcileAdvertisement(ctx context.Context, name string) (ctrl.Result, error) {
@@ -172,6 +176,11 @@ func (r *Reconciler) ReconcileAdvertisement(ctx context.Context, name string) (c
 		return edited{status: r.account(ad, active) || swept}, nil
 	}
 	if changes, _ := edit(draft(ad)); changes.status {
+		if len(orphans) == 0 && r.committer.busy(name) {
+			// Most likely that write, such as of the spec and then of the status, does it: its
+			// event comes here again. To wait for it would cost a read.
+			return ctrl.Result{RequeueAfter: accountRetryAfter}, nil
+		}
 		if len(orphans) > 0 {
 			log.FromContext(ctx).Info("Releasing holds whose Reservation does not exist", "provider", name, "reservationUIDs", orphans)
 		}

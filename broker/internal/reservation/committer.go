@@ -115,6 +115,13 @@ func (c *committer) commit(ctx context.Context, cluster string, edit edit) (*bro
 	}
 }
 
+// busy reports whether a provider's ledger is being written.
+func (c *committer) busy(cluster string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.queues[cluster] != nil
+}
+
 // writeNext writes what waits, and reports whether more waits now. If nothing does, the
 // queue is gone.
 func (c *committer) writeNext(ctx context.Context, cluster string, queue *commitQueue) (more bool) {

@@ -16,3 +16,6 @@ func (r *Reconciler) Waiting(cluster string) int {
 	}
 	return 0
 }
+
+// Busy reports whether a cluster's ledger is being written.
+func (r *Reconciler) Busy(cluster string) bool { return r.committer.busy(cluster) }

@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"context"
+	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -30,8 +31,7 @@ func (r *Reconciler) Remember(cluster string, spec broker.ClusterAdvertisementSp
 
 // RepeatAdvertisement does what StoreAdvertisement does with an advertisement of the
 // content that was remembered with this digest, without comparing the content. It reports
-// false if something must be written, or if the digest is not known: then it has done
-// nothing.
+// false if that must be compared, or if the digest is not known: then it has done nothing.
 func (r *Reconciler) RepeatAdvertisement(ctx context.Context, cluster string, digest uint64, sequence int64, timestamp metav1.Time) (known bool, err error) {
 	config, err := r.config(ctx)
 	if err != nil {
@@ -46,11 +46,17 @@ func (r *Reconciler) RepeatAdvertisement(ctx context.Context, cluster string, di
 		return false, nil
 	case !stored.Status.Active || stored.Status.ObservedGeneration != stored.Generation:
 		return false, nil
-	case rewriteDue(cluster, stored.Spec.Timestamp.Time, timestamp.Time):
-		return false, nil
 	}
 	if latest = max(latest, stored.Spec.Sequence); latest > sequence {
 		return true, &protocol.OutdatedError{Latest: latest}
+	}
+	if rewriteDue(cluster, stored.Spec.Timestamp.Time, timestamp.Time) {
+		spec := stored.Spec
+		spec.Sequence, spec.Timestamp = sequence, timestamp
+		if err := r.storeSpec(ctx, spec); err != nil {
+			return true, fmt.Errorf("storing the advertisement of %s again: %w", cluster, err)
+		}
+		r.Remember(cluster, spec, digest)
 	}
 	r.received(config, cluster, sequence)
 	return true, nil

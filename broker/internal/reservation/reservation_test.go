@@ -62,6 +62,7 @@ func TestReservations(t *testing.T) {
 		"NoAnswerToGrowth":      noAnswerToGrowth,
 		"StoreUnchanged":        storeUnchanged,
 		"RewritesAreSpread":     rewritesAreSpread,
+		"AccountLeftToWrite":    accountLeftToWrite,
 		"HoldOfAnotherAttempt":  holdOfAnotherAttempt,
 		"OutdatedAdvertisement": outdatedAdvertisement,
 		"Renewal":               renewal,

@@ -3,6 +3,7 @@ package reservation_test
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -83,5 +84,46 @@ func rewritesAreSpread(e *env) {
 		if age := e.clock.Since(ad.Spec.Timestamp.Time); age > (period+beat)*time.Second || !ad.Status.Active || ad.Status.ObservedGeneration != ad.Generation {
 			e.Errorf("%s: the stored advertisement is %s old, active %t, of generation %d for %d", ad.Name, age, ad.Status.Active, ad.Status.ObservedGeneration, ad.Generation)
 		}
+	}
+}
+
+// While an advertisement is stored, its spec before its status, the account is left to that
+// write.
+func accountLeftToWrite(e *env) {
+	reached, release := make(chan struct{}), make(chan struct{})
+	var gate sync.Once
+	var armed atomic.Bool
+	p := e.start(&interceptor.Funcs{
+		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, object client.Object, options ...client.SubResourceUpdateOption) error {
+			if armed.Load() {
+				gate.Do(func() {
+					close(reached)
+					<-release
+				})
+			}
+			return c.SubResource(sub).Update(ctx, object, options...)
+		},
+	})
+	p.advertise(e.spec("paris", "1"))
+	e.eventually("the account to be up to date", func() error {
+		if ad := e.ad("paris"); !ad.Status.Active || ad.Status.ObservedGeneration != ad.Generation || p.Busy("paris") {
+			return fmt.Errorf("the status is %+v", ad.Status)
+		}
+		return nil
+	})
+	armed.Store(true)
+	stored := make(chan error, 1)
+	go func() { stored <- p.StoreAdvertisement(e.Context(), e.spec("paris", "2")) }()
+	<-reached
+	ctx, cancel := context.WithTimeout(e.Context(), expect.Deadline)
+	defer cancel()
+	result, err := p.ReconcileAdvertisement(ctx, "paris")
+	close(release)
+	if err != nil || result.RequeueAfter <= 0 {
+		e.Errorf("the account waits for the write of the advertisement: %+v, %v", result, err)
+	}
+	expect.NoError(e, <-stored)
+	if ad := e.ad("paris"); ad.Status.Available.CPU.String() != "2" || ad.Status.ObservedGeneration != ad.Generation {
+		e.Errorf("the account is %+v of generation %d", ad.Status, ad.Generation)
 	}
 }
