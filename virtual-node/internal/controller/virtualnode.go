@@ -27,6 +27,9 @@ const (
 	maxPorts = 50
 	// restartDelay is the time from a failure of the Node controller to its restart.
 	restartDelay = time.Second
+	// guestsEndWithin is how long a terminating virtual node without pods waits for guests that
+	// its provider still reports. No guest may terminate for more than an hour.
+	guestsEndWithin = 70 * time.Minute
 )
 
 // virtualNode is one running virtual node.
@@ -43,6 +46,9 @@ type virtualNode struct {
 
 	cancel  context.CancelFunc
 	running sync.WaitGroup
+
+	// guestsSince is since when drain waits for guests only. Only drain uses it.
+	guestsSince time.Time
 
 	mu sync.Mutex
 	// failed is whether the virtual node has to be started again.
@@ -224,5 +230,23 @@ func (n *virtualNode) drain(ctx context.Context) (drained bool, err error) {
 		n.controller.Recorder.Eventf(pod, nil, corev1.EventTypeNormal, reasonTerminating, "Drain", "Deleted the pod because virtual node %s is terminating.", n.name)
 	}
 	// The guests at an unreachable provider are not waited for.
-	return remaining == 0 && (n.pods.HasNoGuests() || !n.node.Health().Ready), nil
+	if remaining > 0 || n.pods.HasNoGuests() || !n.node.Health().Ready {
+		n.guestsSince = time.Time{}
+		return remaining == 0, nil
+	}
+	return n.guestsOverdue(), nil
+}
+
+// guestsOverdue reports whether a provider has reported guests for too long after their pods have
+// ended: it must not keep the virtual node.
+func (n *virtualNode) guestsOverdue() bool {
+	now := n.controller.Clock.Now()
+	if n.guestsSince.IsZero() {
+		n.guestsSince = now
+	}
+	if now.Sub(n.guestsSince) < guestsEndWithin {
+		return false
+	}
+	n.controller.recordFailure(n.providerID, fmt.Errorf("provider %s still reports guests %s after their pods have ended; the virtual node is removed without waiting for them", n.providerID, guestsEndWithin))
+	return true
 }
