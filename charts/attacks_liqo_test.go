@@ -2,6 +2,7 @@ package charts_test
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -243,9 +244,11 @@ func (f *liqoFixture) delete(c client.Client, object client.Object, options ...c
 func (f *liqoFixture) deletionAttacks(slice *unstructured.Unstructured) []attack {
 	const finalizers = `{"metadata":{"finalizers":["example.com/keep"]}}`
 	policy, orphan := []string{"spillway-deletion"}, client.PropagationPolicy(metav1.DeletePropagationOrphan)
+	former := &metav1.DeleteOptions{}
+	expect.NoError(f.t, json.Unmarshal([]byte(`{"orphanDependents":true}`), former))
 	return []attack{
 		{"deleting a guest, but not its pod", f.delete(f.slice, f.storedGuest(), orphan), policy, "without propagationPolicy Orphan"},
-		{"deleting a guest, but not its pod, by the option's former name", f.delete(f.slice, f.storedGuest(), &client.DeleteOptions{Raw: &metav1.DeleteOptions{OrphanDependents: ptr.To(true)}}), policy, "without propagationPolicy Orphan"},
+		{"deleting a guest, but not its pod, by the option's former name", f.delete(f.slice, f.storedGuest(), &client.DeleteOptions{Raw: former}), policy, "without propagationPolicy Orphan"},
 		{"a guest that cannot be deleted", f.create(f.slice, func() client.Object {
 			shadow := shadowPod(f.t, "shop-rome", "another", func(*corev1.PodSpec) {})
 			shadow.SetFinalizers([]string{"example.com/keep"})
