@@ -278,7 +278,7 @@ func TestManyBarePods(t *testing.T) {
 	p := testPlugin(OverflowArgs{}, paris)
 	p.placements.setNode(paris)
 	first, all := (*corev1.Pod)(nil), newIndexer()
-	c, _, woken := testController(t, p, all)
+	c, now, woken := testController(t, p, all)
 	for i := range pods {
 		pod := jobPod("", fmt.Sprint("bare-", i), "1")
 		pod.OwnerReferences = nil
@@ -298,7 +298,7 @@ func TestManyBarePods(t *testing.T) {
 	r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "bare", Labels: map[string]string{
 		broker.LabelOwnerUID: string(key.key.OwnerUID), broker.LabelShape: key.key.Shape}}, Spec: broker.ReservationSpec{PodSets: request.PodSets}}
 	r.Status = broker.ReservationStatus{ID: "rome-bare", Allocations: []broker.Allocation{{Cluster: "paris", PodSets: request.PodSets, Accepted: true, VirtualNodeReady: true}}}
-	c.clock.(*clocktesting.FakeClock).Step(time.Minute)
+	now.Step(minRetry / 2) // no retry is due
 	p.queue.addReservation(p.grants.set(r))
 	clear(woken)
 	if c.sync(); len(woken) != pods {
