@@ -197,6 +197,14 @@ func objectOf[T metav1.Object](obj any) (object T, ok bool) {
 	return object, ok
 }
 
+// replaced reports whether two objects of one name are not the same: an informer that was
+// cut off shows a deletion and a creation as an update.
+func replaced(before, after any) bool {
+	former, ok := before.(metav1.Object)
+	latter, also := after.(metav1.Object)
+	return ok && also && former.GetUID() != latter.GetUID()
+}
+
 // reservationHandler updates the grant cache and, for those made by hand, the pools.
 func (p *Plugin) reservationHandler() cache.ResourceEventHandler {
 	update := func(obj any, apply func(*broker.Reservation) (demand.Key, bool), applyPool func(*broker.Reservation) bool) {
@@ -212,8 +220,7 @@ func (p *Plugin) reservationHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { update(obj, p.grants.set, p.pools.setReservation) },
 		UpdateFunc: func(before, obj any) {
-			// An informer that was cut off shows a deletion and a creation as an update.
-			if before, ok := before.(metav1.Object); ok && before.GetUID() != obj.(metav1.Object).GetUID() {
+			if replaced(before, obj) {
 				update(before, p.grants.delete, p.pools.deleteReservation)
 			}
 			update(obj, p.grants.set, p.pools.setReservation)
@@ -266,19 +273,25 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 			p.queue.addNotSteered(pod)
 		}
 	}
+	remove := func(obj any) {
+		if pod, ok := objectOf[*corev1.Pod](obj); ok {
+			p.watched.remove(pod.UID)
+			p.queue.addFreed(p.placements.removePod(pod.UID))
+			p.queue.remove(pod.UID)
+			untried.set(pod, false)
+			p.keys.forget(pod.UID)
+			p.gangs.forget(pod.UID)
+		}
+	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    update,
-		UpdateFunc: func(_, obj any) { update(obj) },
-		DeleteFunc: func(obj any) {
-			if pod, ok := objectOf[*corev1.Pod](obj); ok {
-				p.watched.remove(pod.UID)
-				p.queue.addFreed(p.placements.removePod(pod.UID))
-				p.queue.remove(pod.UID)
-				untried.set(pod, false)
-				p.keys.forget(pod.UID)
-				p.gangs.forget(pod.UID)
+		AddFunc: update,
+		UpdateFunc: func(before, obj any) {
+			if replaced(before, obj) {
+				remove(before)
 			}
+			update(obj)
 		},
+		DeleteFunc: remove,
 	}
 }
 

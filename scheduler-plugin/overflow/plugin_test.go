@@ -595,3 +595,36 @@ func TestReplacedReservation(t *testing.T) {
 		t.Errorf("grants of the former Reservation's pods: %+v, of the latter's: %+v", p.grantsOf(former), p.grantsOf(latter))
 	}
 }
+
+// TestReplacedPod: an informer that was cut off shows the deletion of a pod and the creation
+// of another one of that name as an update. The former one uses its grant no more, and does
+// not wait any more.
+func TestReplacedPod(t *testing.T) {
+	p, guest, waiting := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "1")
+	p.handle = profile{}
+	untried := newUntriedPods()
+	handler := p.podHandler(func() bool { return false }, untried)
+	guest.Spec.NodeName = broker.VirtualNodeName("paris")
+	handler.OnAdd(guest, false)
+	handler.OnAdd(waiting, false)
+	p.PostFilter(t.Context(), scheduler.NewCycleState(), waiting, nil)
+	p.queue.take()
+	key, _ := p.keys.get(guest)
+	if n := p.placements.livingOf(key.key); n != 1 {
+		t.Fatalf("%d pods use the grant, want 1", n)
+	}
+	for _, before := range []*corev1.Pod{guest, waiting} {
+		after := jobPod("crunch", before.Name, "1")
+		after.UID = before.UID + "-again"
+		handler.OnUpdate(before, after)
+		if _, cached := p.keys.keys[before.UID]; cached {
+			t.Errorf("the key of the former %s is kept", before.Name)
+		}
+	}
+	if n := p.placements.livingOf(key.key); n != 0 {
+		t.Errorf("%d pods use the grant, want 0", n)
+	}
+	if taken := p.queue.take(); !taken.removed[waiting.UID] || !taken.keys[key.key] {
+		t.Errorf("the controller gets %+v", taken)
+	}
+}
