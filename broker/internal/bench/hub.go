@@ -159,26 +159,78 @@ func (h *hub) startBroker(ctx context.Context) error {
 type requests struct {
 	mu sync.Mutex
 	by map[string]int
+	// pending are the writes without a response yet.
+	pending int
+	// list has the writes since it was emptied last, in order.
+	list []write
+}
+
+// write is one request that is not a read.
+type write struct {
+	at   time.Time
+	what string
 }
 
 func (r *requests) count(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(request *http.Request) (*http.Response, error) {
+		_, path, _ := strings.Cut(request.URL.Path, "/namespaces/"+namespace)
+		if parts := strings.Split(path, "/"); len(parts) > 2 {
+			parts[2] = "*"
+			path = strings.Join(parts, "/")
+		}
+		what := request.Method + " " + path
+		if request.Method != http.MethodGet {
+			r.begin(what)
+			defer r.end()
+		}
 		response, err := next.RoundTrip(request)
 		if err == nil {
-			_, path, _ := strings.Cut(request.URL.Path, "/namespaces/"+namespace)
-			if parts := strings.Split(path, "/"); len(parts) > 2 {
-				parts[2] = "*"
-				path = strings.Join(parts, "/")
-			}
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			if r.by == nil {
 				r.by = map[string]int{}
 			}
-			r.by[request.Method+" "+path+" "+strconv.Itoa(response.StatusCode)]++
+			r.by[what+" "+strconv.Itoa(response.StatusCode)]++
 		}
 		return response, err
 	})
+}
+
+func (r *requests) begin(what string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pending++
+	r.list = append(r.list, write{time.Now(), what})
+}
+
+func (r *requests) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pending--
+}
+
+// settle waits until every write has its response: what a write has changed is seen before.
+func (r *requests) settle(ctx context.Context) error {
+	for {
+		r.mu.Lock()
+		pending := r.pending
+		r.mu.Unlock()
+		if pending == 0 {
+			return nil
+		}
+		if err := wait(ctx, 10*time.Millisecond); err != nil {
+			return fmt.Errorf("waiting for %d writes: %w", pending, err)
+		}
+	}
+}
+
+// take returns the writes since the last call, in order.
+func (r *requests) take() []write {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := r.list
+	r.list = nil
+	return list
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

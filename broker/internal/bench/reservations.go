@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -187,6 +188,9 @@ func concurrent(ctx context.Context, h *hub, name string, n int, aims concurrent
 	fmt.Printf("%d reservations of %d consumers at 1 provider, requested in %.2f s; the ledger had %d bytes\n", n, consumers, made.Seconds(), size)
 	ownAfter, serverAfter, etcdAfter := h.cpu()
 	fmt.Printf("CPU: broker and agents %.1f s, API server %.1f s, etcd %.1f s\n", ownAfter-own, serverAfter-server, etcdAfter-etcd)
+	if err := h.requests.settle(ctx); err != nil {
+		return err
+	}
 	writes := h.requests.print(n)
 	lines.Time(name, reserved.Sub(start).Seconds(), "s", aims.reserved)
 	lines.Time(name+"_active", active.Sub(start).Seconds(), "s", aims.active)
@@ -252,7 +256,47 @@ func alone(ctx context.Context, h *hub) error {
 	lines.Time("reservation_ms", ms(reserved), "ms", "<= 40")
 	lines.Time("reservation_ms_delivered", ms(delivered), "ms", "<= 80")
 	lines.Time("reservation_ms_active", ms(active), "ms", "none")
+	if err := life(ctx, h, all.consumers[0], observer, n); err != nil {
+		return err
+	}
 	return all.stop()
+}
+
+// life prints the writes of one more reservation, from the request until it is gone, after
+// so many that are Active.
+func life(ctx context.Context, h *hub, consumer *agent, observer *observer, before int) error {
+	if err := h.requests.settle(ctx); err != nil {
+		return err
+	}
+	h.requests.take()
+	id, err := request(ctx, consumer)
+	if err != nil {
+		return err
+	}
+	if _, err := observer.await(ctx, broker.ReservationActive, before+1); err != nil {
+		return err
+	}
+	if err := retry(ctx, func(ctx context.Context) error { return consumer.client.DeleteReservation(ctx, id) }); err != nil {
+		return err
+	}
+	if _, err := observer.await(ctx, gone, 1); err != nil {
+		return err
+	}
+	if err := h.requests.settle(ctx); err != nil {
+		return err
+	}
+	fmt.Println("the hub's writes for one reservation, from its request until it is gone, and when each began:")
+	writes, events := h.requests.take(), 0
+	for _, w := range writes {
+		fmt.Printf("%8.1f ms %s\n", float64(w.at.Sub(writes[0].at).Microseconds())/1000, w.what)
+		if strings.Contains(w.what, "/events") {
+			events++
+		}
+	}
+	// Not a count that must be met: two statuses are written as one if the provider answers
+	// before the first of them is written.
+	lines.Time("reservation_writes", float64(len(writes)-events), "writes", "<= 9")
+	return nil
 }
 
 // durable compares the rate at which reservations become Reserved with the rate at which

@@ -62,7 +62,7 @@ func (c *counter) funcs() *interceptor.Funcs {
 }
 
 // A reservation that the server has created costs three writes until it is Reserved, and
-// nine until it is gone.
+// nine until it is gone, besides its creation and its deletion.
 func writes(e *env) {
 	count := &counter{}
 	p := e.start(count.funcs())
