@@ -4,13 +4,17 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -81,4 +85,54 @@ func (e *env) endingCount(other string, first []string, next string) {
 	e.eventuallyBound(guests, 1)
 	expect.NoError(e, e.Delete(e.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: guests, Name: "next"}}, client.GracePeriodSeconds(0)))
 	e.eventuallyBound(guests, 0)
+}
+
+// What is beyond the promise waits for as long as guests are being deleted that cause it. Without
+// them it waits for a moment, in which the pods of deleted guests may begin to be deleted.
+func TestBeyondPromise(t *testing.T) {
+	const soon, later = 4 * time.Second, time.Hour
+	gpu, both := expect.Resources("cpu", "1", "nvidia.com/gpu", "1"), expect.Resources("cpu", "2", "nvidia.com/gpu", "1")
+	for name, tc := range map[string]struct {
+		running, ending []corev1.ResourceList
+		next            corev1.ResourceList
+		// now, soon and later say whether the next guest is let go without a place by then.
+		now, soon, later bool
+	}{
+		"within":                  {running: []corev1.ResourceList{expect.Resources("cpu", "1")}, next: expect.Resources("cpu", "1"), later: true},
+		"beyond":                  {running: []corev1.ResourceList{expect.Resources("cpu", "2")}, next: expect.Resources("cpu", "1"), later: true},
+		"while others end":        {ending: []corev1.ResourceList{expect.Resources("cpu", "2")}, next: expect.Resources("cpu", "1")},
+		"with and without them":   {running: []corev1.ResourceList{expect.Resources("cpu", "2")}, ending: []corev1.ResourceList{expect.Resources("cpu", "1")}, next: expect.Resources("cpu", "1"), later: true},
+		"of one resource of two":  {ending: []corev1.ResourceList{gpu}, next: gpu},
+		"of a resource not used":  {ending: []corev1.ResourceList{both}, next: expect.Resources("memory", "1Gi"), now: true, soon: true, later: true},
+		"of what is not promised": {ending: []corev1.ResourceList{expect.Resources("cpu", "1")}, next: expect.Resources("cpu", "2", "example.com/other", "1")},
+	} {
+		clock := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
+		recognizer := inventory.Recognizer{Guest: guestOf}
+		reconciler, tracker := hold.New(nil, nil, nil, nil, hold.Options{Recognizer: recognizer, Clock: clock}), inventory.NewTracker(recognizer)
+		tracker.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "guests-of-rome", Labels: map[string]string{broker.LabelGuestsOf: "rome"}}})
+		tracker.Set(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}})
+		add := func(name string, requests corev1.ResourceList, change func(*corev1.Pod)) {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "guests-of-rome", Name: name, UID: types.UID(name)}}
+			pod.Spec.Containers = []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Requests: requests}}}
+			change(pod)
+			tracker.Set(pod)
+		}
+		for i, requests := range tc.running {
+			add(fmt.Sprint("running-", i), requests, func(p *corev1.Pod) { p.Spec.NodeName = "n" })
+		}
+		for i, requests := range tc.ending {
+			add(fmt.Sprint("ending-", i), requests, func(p *corev1.Pod) { p.Spec.NodeName, p.DeletionTimestamp = "n", ptr.To(metav1.Unix(20_000, 0)) })
+		}
+		add("next", tc.next, func(p *corev1.Pod) {
+			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
+		})
+		in := &broker.ProviderInstruction{ObjectMeta: metav1.ObjectMeta{Name: "r1", UID: "r1"}, Spec: broker.ProviderInstructionSpec{ReservationName: "r1", RequesterClusterID: "rome"}}
+		ungated := func(after time.Duration) bool {
+			clock.SetTime(clock.Now().Add(after))
+			return reconciler.Ungated(tracker, in, total(both)) == 1
+		}
+		if now, then, finally := ungated(0), ungated(soon), ungated(later); now != tc.now || then != tc.soon || finally != tc.later {
+			t.Errorf("%s: let go at once %t, soon %t, later %t; want %t, %t, %t", name, now, then, finally, tc.now, tc.soon, tc.later)
+		}
+	}
 }

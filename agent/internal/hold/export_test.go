@@ -45,6 +45,16 @@ func (r *Reconciler) PlanPlaces(observed Observed, in *broker.ProviderInstructio
 	return len(all), len(plan.Create), len(plan.Remove)
 }
 
+// Ungated exposes how many guests of a consumer with one hold are let go without a place.
+func (r *Reconciler) Ungated(observed Observed, in *broker.ProviderInstruction, held broker.HeldCapacity) int {
+	s := situation{
+		consumer: in.Spec.RequesterClusterID, holdings: []holding{{in, held}}, usage: newUsage([]Promise{promiseOf(in, held)}),
+		expected: map[string]int{}, node: observed.Node,
+	}
+	_, ungate := r.match(&s, observed.Places(s.consumer))
+	return len(ungate)
+}
+
 // Enqueued takes the consumers that were enqueued, in order.
 func (r *Reconciler) Enqueued() (consumers []string) {
 	for {
