@@ -9,12 +9,14 @@ import (
 )
 
 const (
-	// maxGarbage is how far the heap may grow between two garbage collections, in bytes: by
-	// default it doubles, which with thousands of connections is hundreds of MiB for nothing,
-	// since a beat leaves little garbage.
-	maxGarbage = 64 << 20
-	// minPercent bounds the price: each collection costs CPU in proportion to what is in use.
-	minPercent, defaultPercent = 25, 100
+	// defaultGarbage is the heap, in bytes, that may double between two garbage collections, as
+	// by default. A larger one grows by as much, or by minPercent if that is more: doubling it
+	// would take hundreds of MiB with thousands of connections, although a beat leaves little
+	// garbage.
+	defaultGarbage = 64 << 20
+	// minPercent bounds the price: a collection costs CPU in proportion to what is in use, about
+	// a second for each 700 MiB.
+	minPercent, defaultPercent = 50, 100
 	// collectEvery is how often the growth is set.
 	collectEvery = 10 * time.Second
 )
@@ -22,10 +24,10 @@ const (
 // gcPercent is the growth of the heap, in percent of what is in use, that a collection waits
 // for.
 func gcPercent(used uint64) int {
-	if used <= maxGarbage {
+	if used <= defaultGarbage {
 		return defaultPercent
 	}
-	return max(minPercent, int(maxGarbage*100/used))
+	return max(minPercent, int(defaultGarbage*100/used))
 }
 
 // boundGarbage keeps the garbage collector's percentage at gcPercent until ctx ends, unless
