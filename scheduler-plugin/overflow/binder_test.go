@@ -15,7 +15,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	clientevents "k8s.io/client-go/tools/events"
+	framework "k8s.io/kube-scheduler/framework"
+	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -68,5 +73,78 @@ func TestParallelBindings(t *testing.T) {
 	binding.Wait()
 	if n := most.Load(); n != parallelBindings {
 		t.Errorf("%d bindings were in progress at once, want %d", n, parallelBindings)
+	}
+}
+
+// binds is the handle of a scheduler whose API server counts bindings.
+type binds struct {
+	noneWaits
+	client kubernetes.Interface
+}
+
+func (b binds) ClientSet() kubernetes.Interface           { return b.client }
+func (b binds) EventRecorder() clientevents.EventRecorder { return eventCounts{} }
+
+// TestWithdrawnGrant: a pod that has got a place is not bound if the grant is gone by then, as
+// when it has waited for the other pods of its gang.
+func TestWithdrawnGrant(t *testing.T) {
+	var bound atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		bound.Add(1)
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		fmt.Fprint(w, `{"apiVersion": "v1", "kind": "Status", "status": "Success"}`)
+	}))
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
+	expect.NoError(t, err)
+	pod, other := jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "1")
+	granted := func(slots int32) *broker.Reservation {
+		return reservationFor(pod, map[string]int32{"paris": slots})
+	}
+	for name, tc := range map[string]struct {
+		reason string
+		change func(*Plugin)
+		bound  int64
+	}{
+		"unchanged": {reason: "both have a slot", change: func(*Plugin) {}, bound: 2},
+		"grown":     {reason: "both have a slot", change: func(p *Plugin) { p.grants.set(granted(5)) }, bound: 2},
+		"lowered":   {reason: "one slot is left", change: func(p *Plugin) { p.grants.set(granted(1)) }, bound: 1},
+		"withdrawn": {reason: "the provider has no capacity for them", change: func(p *Plugin) { p.grants.set(granted(0)) }},
+		"deleted":   {reason: "its capacity is released", change: func(p *Plugin) { p.grants.delete(granted(2)) }},
+		"deleted and created again": {reason: "the pods would be charged to the former hold", change: func(p *Plugin) {
+			r := granted(2)
+			r.Status.ID = "rome-other"
+			p.grants.set(r)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bound.Store(0)
+			paris := nodeWith("paris").Node()
+			p := testPlugin(OverflowArgs{}, paris)
+			p.handle, p.binder = binds{client: client}, newBinder()
+			p.reservations = newReservationStore(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{keyIndex: indexByKey}), p.clock)
+			p.grants.set(granted(2))
+			states := map[*corev1.Pod]framework.CycleState{}
+			for _, pod := range []*corev1.Pod{pod, other} {
+				state := scheduler.NewCycleState()
+				if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
+					t.Fatal(status)
+				}
+				if status := p.Reserve(t.Context(), state, pod, paris.Name); !status.IsSuccess() {
+					t.Fatal(status)
+				}
+				states[pod] = state
+			}
+			tc.change(p)
+			for pod, state := range states {
+				if status := p.Bind(t.Context(), state, pod, paris.Name); !status.IsSuccess() {
+					p.Unreserve(t.Context(), state, pod, paris.Name)
+				}
+			}
+			if n := bound.Load(); n != tc.bound {
+				t.Errorf("%d pods are bound, want %d, because %s", n, tc.bound, tc.reason)
+			}
+		})
 	}
 }

@@ -325,11 +325,13 @@ func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.P
 		return nil, 0
 	}
 	var placed, possible int32
+	withdrawn := false
 	others := map[string]*corev1.Pod{}
 	for _, member := range p.gangs.members(pod.Namespace, gang.UID()) {
 		switch {
 		case p.placements.has(member.UID):
 			placed++
+			withdrawn = withdrawn || member.Spec.NodeName == "" && !p.stillGranted(member)
 		case p.gate.passes(member):
 			possible++
 			others[nameOf(member).String()] = member
@@ -337,6 +339,8 @@ func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.P
 	}
 	key, resolved := p.keys.keyOf(pod)
 	switch {
+	case placed >= required && withdrawn:
+		return framework.NewStatus(framework.Unschedulable, fmt.Sprintf(errGangEnded, gang)), 0
 	case placed >= required:
 		p.forWaiting(pod, func(w framework.WaitingPod) { w.Allow(Name) })
 		return nil, 0

@@ -451,14 +451,14 @@ func (p *placements) livingOf(key demand.Key) int32 {
 	return p.withoutPools(p.living[key])
 }
 
-// holdOf returns the hold that an assumed pod is charged to.
-func (p *placements) holdOf(uid types.UID) string {
+// placeOf returns the node of an assumed pod and the hold that it is charged to.
+func (p *placements) placeOf(uid types.UID) (node, hold string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if pl := p.pods[uid]; pl != nil {
-		return pl.hold.hold
+		return pl.node, pl.hold.hold
 	}
-	return ""
+	return "", ""
 }
 
 // changedAt returns when a node last became able to run more pods.

@@ -39,6 +39,7 @@ const (
 	errUndecided       = "no decision about capacity in other clusters in time"
 	errWaiting         = "waiting for capacity in another cluster"
 	errOthersNode      = "node(s) had a taint {%s} that the pod tolerates only for virtual nodes of Spillway"
+	errWithdrawn       = "the capacity for this pod at provider %s was withdrawn before the pod was bound"
 	errVictim          = "pods in other clusters are not preempted (provider %s)"
 )
 
@@ -575,6 +576,22 @@ func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *cor
 	return nil
 }
 
+// stillGranted reports whether a pod that has got a place has a grant for it, if it needs
+// one: it may have waited for the other pods of its gang, or for its binding.
+func (p *Plugin) stillGranted(pod *corev1.Pod) bool {
+	nodeName, hold := p.placements.placeOf(pod.UID)
+	node, err := p.nodes.Get(nodeName)
+	provider := providerOf(node)
+	if err != nil || provider == "" || p.pools.has(hold) {
+		return true
+	}
+	g := p.grantsOf(pod)
+	if g == nil || !slices.ContainsFunc(g.charges[provider], func(c charge) bool { return c.label == hold }) {
+		return false
+	}
+	return p.placements.usedOf(g.key, nodeName, g.charges[provider]) <= g.slots[provider]
+}
+
 // Unreserve reverts Reserve.
 func (p *Plugin) Unreserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) {
 	now := p.clock.Now()
@@ -605,9 +622,13 @@ func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *core
 		}
 		return framework.AsStatus(p.binder.bind(ctx, p.handle.ClientSet(), binding))
 	}
-	s, hold := stateIn(state), p.placements.holdOf(pod.UID)
+	s := stateIn(state)
+	_, hold := p.placements.placeOf(pod.UID)
 	if hold == "" {
 		return framework.AsStatus(fmt.Errorf("pod has no hold at provider %s", provider))
+	}
+	if !p.stillGranted(pod) {
+		return framework.AsStatus(fmt.Errorf(errWithdrawn, provider))
 	}
 	binding.Labels = map[string]string{broker.LabelHold: hold, broker.LabelShape: s.shape()}
 	if _, own := pod.Annotations[corev1.PodDeletionCost]; !own {

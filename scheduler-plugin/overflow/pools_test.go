@@ -74,7 +74,8 @@ func schedule(t testing.TB, p *Plugin, pod *corev1.Pod) (hold string, ok bool) {
 	if status := p.Reserve(t.Context(), state, pod, node.Node().Name); !status.IsSuccess() {
 		t.Fatalf("Filter admits the pod and Reserve does not: %v", status)
 	}
-	return p.placements.holdOf(pod.UID), true
+	_, hold = p.placements.placeOf(pod.UID)
+	return hold, true
 }
 
 // poolPlugin returns a plugin with namespaces shop and bank, which are opted in, and

@@ -5,9 +5,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
+	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -19,6 +23,82 @@ type noneWaits struct{ framework.Handle }
 
 func (noneWaits) IterateOverWaitingPods(func(framework.WaitingPod)) {}
 
+func (noneWaits) Activate(klog.Logger, map[string]*corev1.Pod) {}
+
+// ring makes these pods, which ringPod returns, a gang that requires two.
+func (p *Plugin) ring(t *testing.T, pods ...*corev1.Pod) cache.Indexer {
+	t.Helper()
+	informer := func(objects ...any) *gangInformer {
+		i := &gangInformer{SharedIndexInformer: cache.NewSharedIndexInformer(&cache.ListWatch{}, &unstructured.Unstructured{}, 0, cache.Indexers{})}
+		for _, obj := range objects {
+			expect.NoError(t, i.GetIndexer().Add(obj))
+		}
+		i.absent.Store(true) // as good as synced
+		return i
+	}
+	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{gangIndex: indexByGang})
+	for _, pod := range pods {
+		expect.NoError(t, cached.Add(pod))
+	}
+	p.gangs = &gangs{pods: cached, held: map[types.UID]*corev1.Pod{}, workloads: informer(), podGroups: informer(&unstructured.Unstructured{Object: map[string]any{
+		"metadata": map[string]any{"namespace": "shop", "name": "ring"}, "spec": map[string]any{"minMember": int64(2)}}})}
+	return cached
+}
+
+func ringPod(name string) *corev1.Pod {
+	pod := jobPod("crunch", name, "1")
+	pod.Labels = map[string]string{demand.LabelPodGroup: "ring"}
+	pod.Spec.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}
+	return pod
+}
+
+// ringReservation grants a place for one pod of the gang in paris.
+func (p *Plugin) ringReservation(pod *corev1.Pod) *broker.Reservation {
+	key, _ := p.keys.get(pod)
+	set := key.set
+	set.Count = 1
+	r := reservationFor(pod, nil)
+	r.Labels[broker.LabelShape], r.Spec.PodSets = demand.GangShape, []broker.PodSet{set}
+	r.Status.Allocations = []broker.Allocation{{Cluster: "paris", PodSets: r.Spec.PodSets, Accepted: true, VirtualNodeReady: true}}
+	return r
+}
+
+// TestGangWithoutItsGrant: a gang is not bound if the grant of a pod of it that has waited for
+// the others is gone by then.
+func TestGangWithoutItsGrant(t *testing.T) {
+	for name, gone := range map[string]bool{"granted": false, "withdrawn": true} {
+		t.Run(name, func(t *testing.T) {
+			home, paris := nodeWith("").Node(), nodeWith("paris").Node()
+			p, away, other := testPlugin(OverflowArgs{GangTimeout: &metav1.Duration{Duration: time.Minute}}, home, paris), ringPod("crunch-0"), ringPod("crunch-1")
+			p.handle = noneWaits{}
+			p.ring(t, away, other)
+			r := p.ringReservation(away)
+			p.grants.set(r)
+			place := func(pod *corev1.Pod, node string) *framework.Status {
+				t.Helper()
+				state := scheduler.NewCycleState()
+				if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
+					t.Fatal(status)
+				}
+				if status := p.Reserve(t.Context(), state, pod, node); !status.IsSuccess() {
+					t.Fatal(status)
+				}
+				status, _ := p.Permit(t.Context(), state, pod, node)
+				return status
+			}
+			if status := place(away, paris.Name); !status.IsWait() {
+				t.Fatalf("the first pod does not wait: %v", status)
+			}
+			if gone {
+				p.grants.delete(r)
+			}
+			if status := place(other, home.Name); status.IsSuccess() == gone {
+				t.Errorf("got %v", status)
+			}
+		})
+	}
+}
+
 // TestUnreservedMember: a pod of a gang that gives up its place in another cluster is woken
 // for it again, whenever the controller looks at what has become free.
 func TestUnreservedMember(t *testing.T) {
@@ -26,27 +106,10 @@ func TestUnreservedMember(t *testing.T) {
 	p := testPlugin(OverflowArgs{}, paris)
 	p.handle = noneWaits{}
 	p.placements.setNode(paris)
-	informer := func(objects ...any) *gangInformer {
-		i := &gangInformer{SharedIndexInformer: cache.NewSharedIndexInformer(&cache.ListWatch{}, &unstructured.Unstructured{}, 0, cache.Indexers{})}
-		for _, obj := range objects {
-			expect.NoError(t, i.GetIndexer().Add(obj))
-		}
-		return i
-	}
-	p.gangs = &gangs{workloads: informer(), podGroups: informer(&unstructured.Unstructured{Object: map[string]any{
-		"metadata": map[string]any{"namespace": "shop", "name": "ring"}, "spec": map[string]any{"minMember": int64(2)}}})}
-	pod := jobPod("crunch", "crunch-0", "1")
-	pod.Labels = map[string]string{demand.LabelPodGroup: "ring"}
-	pod.Spec.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}
-	pods := newIndexer(pod)
-	p.gangs.pods = pods
+	pod := ringPod("crunch-0")
+	pods := p.ring(t, pod)
 	key, _ := p.keys.get(pod)
-	set := key.set
-	set.Count = 1
-	r := reservationFor(pod, nil)
-	r.Labels[broker.LabelShape], r.Spec.PodSets = demand.GangShape, []broker.PodSet{set}
-	r.Status.Allocations = []broker.Allocation{{Cluster: "paris", PodSets: r.Spec.PodSets, Accepted: true, VirtualNodeReady: true}}
-	p.grants.set(r)
+	p.grants.set(p.ringReservation(pod))
 	woken := 0
 	w := &waker{gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled, pools: p.pools,
 		activate: func(pods map[string]*corev1.Pod) { woken += len(pods) }}
