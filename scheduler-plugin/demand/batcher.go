@@ -161,6 +161,13 @@ func (b *Batcher) RequeueAfter(key Key, delay time.Duration) {
 	}
 }
 
+// Has reports whether a key has pending pods.
+func (b *Batcher) Has(key Key) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.groups[key] != nil
+}
+
 // Pending returns the pods of a key, sorted.
 func (b *Batcher) Pending(key Key) []types.UID {
 	b.mu.Lock()

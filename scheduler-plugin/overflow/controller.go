@@ -219,6 +219,9 @@ func (c *demandController) sync() {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if len(requests) > 0 {
+		maps.DeleteFunc(c.wanted, func(key demand.Key, _ demand.Request) bool { return !c.batcher.Has(key) })
+	}
 	for _, request := range requests {
 		if len(request.PodSets) == 0 {
 			if members, required := c.gangs.membersOf(request.Key); int32(len(members)) < required {
@@ -613,7 +616,7 @@ func (c *demandController) applyPolicy(request demand.Request, name string) (pol
 func (c *demandController) claims(request demand.Request, existing []*broker.Reservation) map[string]claim {
 	c.mu.Lock()
 	maps.DeleteFunc(c.wanted, func(key demand.Key, _ demand.Request) bool {
-		return key != request.Key && len(c.batcher.Pending(key)) == 0
+		return key != request.Key && !c.batcher.Has(key)
 	})
 	wanted := []demand.Request{request}
 	for key, other := range c.wanted {

@@ -306,6 +306,21 @@ func TestManyBarePods(t *testing.T) {
 	}
 }
 
+// TestServedRequestsAreForgotten: the requests of keys without pending pods are not kept.
+func TestServedRequestsAreForgotten(t *testing.T) {
+	p, all := testPlugin(OverflowArgs{}), newIndexer()
+	c, _, _ := testController(t, p, all)
+	for i, want := range []int{1, 1, 1} {
+		pod := jobPod(fmt.Sprint("job-", i), fmt.Sprint("pod-", i), "1")
+		expect.NoError(t, all.Add(pod))
+		p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+		if c.sync(); len(c.wanted) != want {
+			t.Errorf("%d requests are kept for one pending pod", len(c.wanted))
+		}
+		p.queue.remove(pod.UID)
+	}
+}
+
 // TestOnlyPlacesWake: of 200 pods that wait, as many are tried again as there are places, and
 // none for the growth of a virtual node on which they have none.
 func TestOnlyPlacesWake(t *testing.T) {
