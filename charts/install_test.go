@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -128,6 +129,7 @@ func testLiqoAgent(t *testing.T, agent client.Client, cordon client.Patch) {
 			return agent.SubResource("eviction").Create(ctx, pod, &policyv1.Eviction{})
 		}, false},
 		{"deleting a real node", func() error { return agent.Delete(ctx, &corev1.Node{ObjectMeta: named("worker")}) }, false},
+		{"listing DaemonSets", func() error { return agent.List(ctx, &appsv1.DaemonSetList{}) }, true},
 		{"creating a peer's namespace", func() error {
 			return agent.Create(ctx, &corev1.Namespace{ObjectMeta: named("liqo-tenant-paris")})
 		}, true},

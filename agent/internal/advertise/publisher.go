@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -88,8 +89,8 @@ func New(communicator Broker, options Options) *Publisher {
 	return &Publisher{Options: options, broker: communicator, priced: options.Terms.Cost, dirty: make(chan struct{}, 1), due: make(chan struct{}, 1)}
 }
 
-// SetupWithManager adds the Publisher to the manager and watches nodes, pods, namespaces
-// and the prices.
+// SetupWithManager adds the Publisher to the manager and watches nodes, pods, namespaces,
+// DaemonSets and the prices.
 func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
 	p.cached, p.live = mgr.GetClient(), mgr.GetAPIReader()
 	mark := toolscache.ResourceEventHandlerFuncs{
@@ -97,7 +98,7 @@ func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
 		UpdateFunc: func(before, after any) { p.markIfChanged(before, after) },
 		DeleteFunc: func(any) { p.mark() },
 	}
-	objects := []client.Object{&corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}}
+	objects := []client.Object{&corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}, &appsv1.DaemonSet{}}
 	if p.Prices.Name != "" {
 		objects = append(objects, &corev1.ConfigMap{})
 	}
@@ -146,6 +147,11 @@ func (p *Publisher) markIfChanged(before, after any) {
 		b := before.(*corev1.Pod)
 		if b.Spec.NodeName == after.Spec.NodeName && inventory.Finished(b) == inventory.Finished(after) &&
 			b.Generation == after.Generation && equality.Semantic.DeepEqual(b.Labels, after.Labels) {
+			return
+		}
+	case *appsv1.DaemonSet:
+		// Its pods are watched.
+		if before.(*appsv1.DaemonSet).Generation == after.Generation {
 			return
 		}
 	}
