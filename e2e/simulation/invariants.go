@@ -66,6 +66,8 @@ type invariants struct {
 	// last of each grant, by the UID of its instruction.
 	gaveUp map[givenUp]time.Time
 	grants map[types.UID]grantSeen
+	// ledgers is what the ledgers last granted.
+	ledgers map[holdKey]ledgerSeen
 	// holdings are those of the last check. passed are the Reservations that waited when the
 	// last growth of a hold was promised, overtaken is how often that was granted.
 	holdings  *holdings
@@ -86,6 +88,13 @@ type givenUp struct {
 type grantSeen struct {
 	pods       int32
 	withdrawal broker.GrantWithdrawal
+}
+
+// ledgerSeen is what a ledger grants to a Reservation, and the version that the Reservation
+// had when that became so.
+type ledgerSeen struct {
+	granted int64
+	version string
 }
 
 // fail records the first violation.
@@ -283,8 +292,10 @@ type account struct {
 	consumer         map[types.UID]string
 	used             map[string]int64
 	// gaveUp are holds of which the provider has lost a part, which the broker learns
-	// from its next answer.
-	gaveUp map[types.UID]bool
+	// from its next answer. withdrawn are those of which the ledger has learned it.
+	gaveUp, withdrawn map[types.UID]bool
+	// versions are those of the Reservations in the hub.
+	versions map[types.UID]string
 }
 
 // cpus is an amount in CPUs.
@@ -296,7 +307,7 @@ func cpus(c *broker.HeldCapacity) int64 {
 }
 
 func (w *world) account(c *cluster) *account {
-	a := &account{charged: pledges{}, granted: pledges{}, held: pledges{}, reported: pledges{}, usable: pledges{}, consumer: map[types.UID]string{}, used: map[string]int64{}, gaveUp: map[types.UID]bool{}}
+	a := &account{charged: pledges{}, granted: pledges{}, held: pledges{}, reported: pledges{}, usable: pledges{}, consumer: map[types.UID]string{}, used: map[string]int64{}, gaveUp: map[types.UID]bool{}, withdrawn: map[types.UID]bool{}, versions: map[types.UID]string{}}
 	var ad broker.ClusterAdvertisement
 	must(client.IgnoreNotFound(w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: c.id}, &ad)))
 	for n := range ad.Status.Holds {
@@ -304,6 +315,7 @@ func (w *world) account(c *cluster) *account {
 		a.consumer[hold.ReservationUID] = hold.Requester
 		a.charged[hold.ReservationUID] = max(cpus(&hold.Promised), cpus(hold.Unconfirmed))
 		a.granted[hold.ReservationUID] = cpus(hold.Granted)
+		a.withdrawn[hold.ReservationUID] = hold.WithdrawnAttempt > 0
 	}
 	var list broker.ProviderInstructionList
 	must(c.client.List(context.Background(), &list, client.UnsafeDisableDeepCopy))
@@ -316,6 +328,7 @@ func (w *world) account(c *cluster) *account {
 	var reservations broker.ReservationList
 	must(w.client.List(context.Background(), &reservations, client.UnsafeDisableDeepCopy))
 	for n := range reservations.Items {
+		a.versions[reservations.Items[n].UID] = reservations.Items[n].ResourceVersion
 		for _, allocation := range reservations.Items[n].EffectiveStatus().Allocations {
 			if allocation.Accepted && allocation.Cluster == c.id {
 				uid := reservations.Items[n].UID
@@ -345,8 +358,8 @@ func (w *world) account(c *cluster) *account {
 
 // checkProvider checks that a provider's capacity is promised once, that it holds what is
 // granted, and that it is not asked to release what still is. Pods of its own that have
-// taken the place of placeholders excuse it until it has said so. At rest, consumers use
-// nothing else.
+// taken the place of placeholders excuse it until it has said so, and a Reservation's status
+// until the first write after its ledger has followed. At rest, consumers use nothing else.
 func (i *invariants) checkProvider(w *world, c *cluster) {
 	a := w.account(c)
 	taken := map[string]int64{}
@@ -363,10 +376,14 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 		}
 		taken[a.consumer[uid]] += max(charged, a.held[uid])
 		parts = append(parts, fmt.Sprintf("%s of %s: charged %d, held %d", uid, a.consumer[uid], a.charged[uid], a.held[uid]))
-		if granted := max(a.granted[uid], a.reported[uid]); granted > a.held[uid] && !c.forgotten && (w.resting || !w.restored && !a.gaveUp[uid] && !lost) {
+		reported := a.reported[uid]
+		if i.follows(a, c, uid) && !w.resting {
+			reported = min(reported, a.granted[uid])
+		}
+		if granted := max(a.granted[uid], reported); granted > a.held[uid] && !c.forgotten && (w.resting || !w.restored && !a.gaveUp[uid] && !lost) {
 			i.fail(invariantGrant, "%s: %d CPUs are granted to %s of %s (%d by its status), but %d are held", c.id, granted, uid, a.consumer[uid], a.reported[uid], a.held[uid])
 		}
-		if a.reported[uid] > a.granted[uid] && !c.forgotten && (w.resting || !w.restored && !a.gaveUp[uid] && !lost) {
+		if reported > a.granted[uid] && !c.forgotten && (w.resting || !w.restored && !a.gaveUp[uid] && !lost) {
 			i.fail(invariantGrant, "%s: %d CPUs are granted to %s of %s by its status, but %d in the ledger", c.id, a.reported[uid], uid, a.consumer[uid], a.granted[uid])
 		}
 		if w.resting && a.usable[uid] > a.held[uid] && !c.away() {
@@ -384,6 +401,22 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 	if sum > c.capacity {
 		i.fail(invariantCapacity, "%s has %d CPUs, and %d are taken: %s", c.id, c.capacity, sum, strings.Join(parts, "; "))
 	}
+}
+
+// follows reports whether a ledger has followed a withdrawal, and the Reservation has not
+// been written since.
+func (i *invariants) follows(a *account, c *cluster, uid types.UID) bool {
+	key := holdKey{uid, c.id}
+	before, known := i.ledgers[key]
+	if !known || before.granted != a.granted[uid] {
+		lowered := known && before.granted > a.granted[uid] && a.withdrawn[uid]
+		before = ledgerSeen{granted: a.granted[uid]}
+		if lowered {
+			before.version = a.versions[uid]
+		}
+		i.ledgers[key] = before
+	}
+	return before.version != "" && before.version == a.versions[uid]
 }
 
 // unanswered describes a request that has neither its grant nor a reason to wait; "" if
