@@ -139,7 +139,6 @@ func run(ctx context.Context, config *rest.Config, o options) error {
 	if err := addControllers(ctx, mgr, o, specs); err != nil {
 		return err
 	}
-	go boundGarbage(ctx)
 	return mgr.Start(ctx)
 }
 
