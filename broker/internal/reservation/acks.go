@@ -126,17 +126,19 @@ func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name stri
 		if ack.Used != nil && !apiequality.Semantic.DeepEqual(reservation.Status.Used, ack.Used) {
 			reservation.Status.Used, changed = ack.Used, true
 		}
-		if changed && !unplaced(reservation) {
-			// What follows from it is written at once. If there is more to do, only what the
-			// providers have withdrawn is.
-			in := r.snapshotOf(reservation, config)
-			if p := newPlan(in); p.writes() {
-				err = r.followWithdrawals(ctx, &in, p)
-			} else {
+		if !changed {
+			return false, nil
+		}
+		// What follows from it is written at once. If there is more to do, or more is waited
+		// for, only what the providers have withdrawn is.
+		in := r.snapshotOf(reservation, config)
+		if !unplaced(reservation) {
+			if p := newPlan(in); !p.writes() {
 				reservation.Status = nextStatus(in, p, false)
+				return true, nil
 			}
 		}
-		return changed, err
+		return true, r.followWithdrawals(ctx, &in)
 	})
 	if err != nil {
 		return fmt.Errorf("recording the report of %s: %w", requester, err)

@@ -52,13 +52,11 @@ func (p plan) writes() bool { return !p.empty() || len(p.fence) > 0 }
 // newPlan compares the requested capacity with the holds.
 func newPlan(in snapshot) plan {
 	holds, requested := in.holds(), in.requested()
-	number := in.reservation.Status.Attempt.Number
 	var reliable broker.HeldCapacity
 	for _, h := range holds {
 		reliable = capacity.Add(reliable, in.reliable(h))
-		number = max(number, h.Attempt)
 	}
-	p := plan{attempt: broker.Attempt{Number: number + 1}}
+	p := plan{attempt: broker.Attempt{Number: in.nextAttempt()}}
 	if p.shrink = shrink(in, holds, requested); p.shrink == nil {
 		p.shrink = unanswered(in, holds)
 		if p.missing = capacity.Sub(requested, reliable); !p.missing.Empty() {
@@ -76,6 +74,16 @@ func newPlan(in snapshot) plan {
 	}
 	p.fence = p.inDoubt(in, holds)
 	return p
+}
+
+// nextAttempt is the number of an attempt after those that are recorded and those that the
+// ledgers show.
+func (in snapshot) nextAttempt() int64 {
+	number := in.reservation.Status.Attempt.Number
+	for _, h := range in.holds() {
+		number = max(number, h.Attempt)
+	}
+	return number + 1
 }
 
 // inDoubt are the clusters of the last attempt whose holds do not show it and are not

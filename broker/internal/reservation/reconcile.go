@@ -104,7 +104,7 @@ func (r *Reconciler) writeAttempt(ctx context.Context, in snapshot, p plan) erro
 	}
 	before := reservation.Status
 	if len(p.grow) > 0 {
-		if err := r.followWithdrawals(ctx, &in, p); err != nil {
+		if err := r.followWithdrawals(ctx, &in); err != nil {
 			return err
 		}
 		if before.Phase == "" {

@@ -42,7 +42,8 @@ func TestReservations(t *testing.T) {
 		"CrashOfFirstAttempt":   func(e *env) { crash(e, createdByBroker) },
 		"Refusal":               refusal,
 		"Withdrawal":            withdrawal,
-		"WithdrawalAndReport":   withdrawalAndReport,
+		"WithdrawalAndReport":   func(e *env) { withdrawalAndReport(e, 2) },
+		"WithdrawalWhileQueued": func(e *env) { withdrawalAndReport(e, 3) },
 		"Release":               release,
 		"Unproven":              unproven,
 		"GrowAndShrink":         growAndShrink,
@@ -724,7 +725,8 @@ type reported struct{}
 
 // A consumer's report is written between a withdrawal and the write that follows from it:
 // that write conflicts, and until it is repeated the status must not grant what nobody holds.
-func withdrawalAndReport(e *env) {
+// Of the pods requested, paris takes 2: with more, the Reservation is queued for the rest.
+func withdrawalAndReport(e *env, requested int32) {
 	var stopped atomic.Bool
 	goOn := make(chan struct{})
 	p := e.start(&interceptor.Funcs{SubResourceUpdate: func(ctx context.Context, c client.Client, resource string, object client.Object, options ...client.SubResourceUpdateOption) error {
@@ -736,14 +738,16 @@ func withdrawalAndReport(e *env) {
 		}
 		return c.SubResource(resource).Update(ctx, object, options...)
 	}})
-	p.advertise(e.spec("paris", "10"))
-	e.request("r", 2)
+	p.advertise(e.spec("paris", "200m"))
+	e.request("r", requested)
 	e.expectPods("paris", "r", 2, 0, 0)
 	p.answer("paris", "r", true, "")
 	e.expectCondition("r", broker.ConditionProviderAccepted, true, "")
 	p.use("r", "paris")
-	p.advertise(e.spec("berlin", "10"))
+	e.expect("r", broker.ReservationActive, fmt.Sprintf("2 of %d pods in paris", requested))
+	e.expectCondition("r", broker.ConditionQueued, requested > 2, "")
 	stopped.Store(true)
+	p.advertise(e.spec("berlin", "10"))
 
 	hold, r := e.hold("paris", "r"), e.get("r")
 	held := capacity.OfPodSets([]broker.PodSet{*hold.Promised.PodSets[0].DeepCopy()})
@@ -758,13 +762,13 @@ func withdrawalAndReport(e *env) {
 	if a := got.Allocations; len(a) != 1 || a[0].PodSets[0].Count != 1 || !a[0].Accepted || a[0].VirtualNodeReady {
 		e.Errorf("of 2 pods, paris has withdrawn 1; the allocations are %+v", a)
 	}
-	if w := got.Withdrawals; len(w) != 1 || w[0].Cluster != "paris" || got.Summary != "1 of 2 pods in paris" {
+	if w := got.Withdrawals; len(w) != 1 || w[0].Cluster != "paris" || got.Summary != fmt.Sprintf("1 of %d pods in paris", requested) {
 		e.Errorf("the withdrawal is not shown: %+v, %q", w, got.Summary)
 	}
 
 	close(goOn)
-	e.expectPods("berlin", "r", 1, 0, 0)
-	e.expect("r", broker.ReservationActive, "2 of 2 pods: 1 in paris, 1 in berlin")
+	e.expectPods("berlin", "r", requested-1, 0, 0)
+	e.expect("r", broker.ReservationActive, fmt.Sprintf("%d of %d pods: 1 in paris, %d in berlin", requested, requested, requested-1))
 }
 
 func staleAcks(e *env) {

@@ -49,10 +49,10 @@ func (in snapshot) followLedgers(status *broker.ReservationStatus) (resized bool
 	return resized
 }
 
-// followWithdrawals lowers the status to what the ledgers grant, before a plan is carried
-// out that places the rest elsewhere: until then, nothing would. The ledgers are read live,
-// since the store may be behind with what another broker has granted.
-func (r *Reconciler) followWithdrawals(ctx context.Context, in *snapshot, p plan) error {
+// followWithdrawals lowers the status to what the ledgers grant, before it is written for
+// another reason, such as an attempt that places the rest elsewhere. The ledgers are read
+// live, since the store may be behind with what another broker has granted.
+func (r *Reconciler) followWithdrawals(ctx context.Context, in *snapshot) error {
 	lowered := in.lowered()
 	for _, cluster := range lowered {
 		if err := r.readLedger(ctx, cluster); err != nil {
@@ -63,21 +63,21 @@ func (r *Reconciler) followWithdrawals(ctx context.Context, in *snapshot, p plan
 		return nil
 	}
 	r.readLedgers(in)
-	in.followLowered(p)
+	in.followLowered()
 	return nil
 }
 
 // followLowered lowers the status to what the ledgers grant. The consumer's reports so far
 // are then about other amounts. Clusters whose ledgers may still get the last attempt remain
 // recorded.
-func (in snapshot) followLowered(p plan) {
+func (in snapshot) followLowered() {
 	if len(in.lowered()) == 0 {
 		return
 	}
 	status := *in.reservation.Status.DeepCopy()
 	in.followLedgers(&status)
 	status.Summary = summary(in, &status)
-	status.Attempt = broker.Attempt{Number: p.attempt.Number, Clusters: in.unseen(status.Attempt)}
+	status.Attempt = broker.Attempt{Number: in.nextAttempt(), Clusters: in.unseen(status.Attempt)}
 	in.reservation.Status = status
 }
 
