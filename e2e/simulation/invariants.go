@@ -90,11 +90,11 @@ type grantSeen struct {
 	withdrawal broker.GrantWithdrawal
 }
 
-// ledgerSeen is what a ledger grants to a Reservation, and the version that the Reservation
-// had when that became so.
+// ledgerSeen is what a ledger grants to a Reservation, of which attempt it has learned a
+// withdrawal last, and, if that lowered the grant, the version that the Reservation had then.
 type ledgerSeen struct {
-	granted int64
-	version string
+	granted, withdrawn int64
+	version            string
 }
 
 // fail records the first violation.
@@ -292,8 +292,9 @@ type account struct {
 	consumer         map[types.UID]string
 	used             map[string]int64
 	// gaveUp are holds of which the provider has lost a part, which the broker learns
-	// from its next answer. withdrawn are those of which the ledger has learned it.
-	gaveUp, withdrawn map[types.UID]bool
+	// from its next answer. withdrawn is the attempt of which the ledger has learned it last.
+	gaveUp    map[types.UID]bool
+	withdrawn map[types.UID]int64
 	// versions are those of the Reservations in the hub.
 	versions map[types.UID]string
 }
@@ -307,7 +308,7 @@ func cpus(c *broker.HeldCapacity) int64 {
 }
 
 func (w *world) account(c *cluster) *account {
-	a := &account{charged: pledges{}, granted: pledges{}, held: pledges{}, reported: pledges{}, usable: pledges{}, consumer: map[types.UID]string{}, used: map[string]int64{}, gaveUp: map[types.UID]bool{}, withdrawn: map[types.UID]bool{}, versions: map[types.UID]string{}}
+	a := &account{charged: pledges{}, granted: pledges{}, held: pledges{}, reported: pledges{}, usable: pledges{}, consumer: map[types.UID]string{}, used: map[string]int64{}, gaveUp: map[types.UID]bool{}, withdrawn: map[types.UID]int64{}, versions: map[types.UID]string{}}
 	var ad broker.ClusterAdvertisement
 	must(client.IgnoreNotFound(w.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: c.id}, &ad)))
 	for n := range ad.Status.Holds {
@@ -315,7 +316,7 @@ func (w *world) account(c *cluster) *account {
 		a.consumer[hold.ReservationUID] = hold.Requester
 		a.charged[hold.ReservationUID] = max(cpus(&hold.Promised), cpus(hold.Unconfirmed))
 		a.granted[hold.ReservationUID] = cpus(hold.Granted)
-		a.withdrawn[hold.ReservationUID] = hold.WithdrawnAttempt > 0
+		a.withdrawn[hold.ReservationUID] = hold.WithdrawnAttempt
 	}
 	var list broker.ProviderInstructionList
 	must(c.client.List(context.Background(), &list, client.UnsafeDisableDeepCopy))
@@ -409,8 +410,8 @@ func (i *invariants) follows(a *account, c *cluster, uid types.UID) bool {
 	key := holdKey{uid, c.id}
 	before, known := i.ledgers[key]
 	if !known || before.granted != a.granted[uid] {
-		lowered := known && before.granted > a.granted[uid] && a.withdrawn[uid]
-		before = ledgerSeen{granted: a.granted[uid]}
+		lowered := known && before.granted > a.granted[uid] && a.withdrawn[uid] > before.withdrawn
+		before = ledgerSeen{granted: a.granted[uid], withdrawn: a.withdrawn[uid]}
 		if lowered {
 			before.version = a.versions[uid]
 		}

@@ -3,6 +3,8 @@ package main
 import (
 	"slices"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // schedules is how many of the schedules of make sim a test runs.
@@ -52,6 +54,30 @@ func TestEveryInvariantHasAPlant(t *testing.T) {
 	for _, invariant := range invariantNames {
 		if !slices.ContainsFunc(plants, func(p plant) bool { return p.by == invariant }) {
 			t.Errorf("no planted fault must be found by %q", invariant)
+		}
+	}
+}
+
+// TestStatusFollowsLedger checks that only a withdrawal excuses a status that grants more
+// than the ledger, and only until it is written.
+func TestStatusFollowsLedger(t *testing.T) {
+	checks, paris := invariants{ledgers: map[holdKey]ledgerSeen{}}, &cluster{id: "paris"}
+	for _, step := range []struct {
+		what               string
+		granted, withdrawn int64
+		version            string
+		want               bool
+	}{
+		{"granted", 5, 0, "1", false},
+		{"withdrawn", 3, 2, "1", true},
+		{"still not written", 3, 2, "1", true},
+		{"written", 3, 2, "2", false},
+		{"shrunk", 2, 2, "2", false},
+		{"withdrawn again", 1, 4, "2", true},
+	} {
+		a := &account{granted: pledges{"r": step.granted}, withdrawn: map[types.UID]int64{"r": step.withdrawn}, versions: map[types.UID]string{"r": step.version}}
+		if got := checks.follows(a, paris, "r"); got != step.want {
+			t.Errorf("%s: excused is %t", step.what, got)
 		}
 	}
 }
