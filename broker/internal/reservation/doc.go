@@ -8,13 +8,14 @@
 //
 //	(a) Reservation.status.attempt: the attempt and the clusters that it changes. Of a
 //	    Reservation that the broker itself has created, the first attempt is in an
-//	    annotation until (c)
+//	    annotation until (c). What providers have withdrawn is taken from the allocations
 //	(b) ClusterAdvertisement.status.holds: the changed holds, tagged with the attempt
 //	(c) Reservation.status: phase, allocations and conditions, computed from the holds
 //
 // What the plan is computed from comes from the watch and from this broker's own writes
 // (store): a write that was based on something outdated fails. Only the clusters of the
-// last attempt are read live, if they do not show it. Each provider's ledger has one
+// last attempt are read live, if they do not show it, and those of which (a) or the record of
+// a consumer's report lowers the allocations. Each provider's ledger has one
 // committer: the changes that wait for it are written together, each with an outcome of
 // its own. What only releases has its status written with (a); what a deleted Reservation
 // releases needs neither (a) nor (c): the deletion is recorded already.
