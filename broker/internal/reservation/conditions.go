@@ -234,7 +234,7 @@ func (c conditions) setProviderAccepted(in snapshot, placed string) {
 // unproven are the providers that hold capacity and only account for it.
 func (in snapshot) unproven() (clusters []string) {
 	for _, h := range in.holds() {
-		if ad := in.advertisement(h.cluster); !h.Promised.Empty() && ad != nil && ad.Spec.Lending.Unproven {
+		if !h.Promised.Empty() && isUnproven(in.advertisement(h.cluster)) {
 			clusters = append(clusters, h.cluster)
 		}
 	}

@@ -290,8 +290,8 @@ func onEvents[T client.Object](changed func(ctx context.Context, before, after T
 
 // AdvertisementChanged takes note of an event of the watch: the versions before and
 // after it, nil for none. It returns the Reservations to reconcile: those whose holds
-// changed or have become unreachable for their consumer and, if capacity may have appeared,
-// the first of the queue that could use it.
+// changed, began or ceased to be proven, or have become unreachable for their consumer and,
+// if capacity may have appeared, the first of the queue that could use it.
 // The objects are not changed any more.
 func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertisement) (reservations []string) {
 	var old, now broker.ClusterAdvertisementStatus
@@ -312,7 +312,7 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 	}
 	consumer := cmp.Or(after, before).Name
 	r.noteUnreachable(consumer)
-	changed := changedHolds(old.Holds, now.Holds, old.Active != now.Active)
+	changed := changedHolds(old.Holds, now.Holds, old.Active != now.Active || isUnproven(before) != isUnproven(after))
 	changed = append(changed, r.heldWhereChanged(consumer, unreachableOf(before), unreachableOf(after))...)
 	if before == nil || after == nil || before.Generation != after.Generation || old.Active != now.Active || grew(old.Available, now.Available) {
 		changed = append(changed, r.retriable(after)...)
@@ -330,8 +330,11 @@ func (r *Reconciler) repeated(cluster string) {
 	r.repeatedAt[cluster] = r.clock.Now()
 }
 
+// isUnproven reports whether a cluster only accounts for what it holds.
+func isUnproven(ad *broker.ClusterAdvertisement) bool { return ad != nil && ad.Spec.Lending.Unproven }
+
 // changedHolds are the names of the Reservations whose holds differ between before and
-// after; of all if all is set, since the holds of an inactive cluster do not count.
+// after; of all if all is set: those of an inactive cluster do not count.
 func changedHolds(before, after []broker.Hold, all bool) []string {
 	old := make(map[types.UID]*broker.Hold, len(before))
 	for i := range before {
