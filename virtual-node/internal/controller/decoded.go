@@ -143,25 +143,32 @@ func (m *memory) take(n int) error {
 	return nil
 }
 
-// json counts what in JSON can be decoded as an element: objects, null for an empty one, and
-// those that are separated.
+// json counts what in JSON can be decoded as an element of a list: objects, null for an empty
+// one, and whatever stands in a list. What is of another type than the element is an error, but
+// only once everything is decoded.
 func (m *memory) json(data []byte) error {
-	const largest = 4096
+	const largest, entry = 4096, 256
 	quoted := false
+	var open []byte // the brackets that are
 	for i := 0; i < len(data); i++ {
-		switch c := data[i]; {
+		c, n := data[i], 0
+		switch {
 		case quoted && c == '\\':
 			i++
 		case c == '"':
 			quoted = !quoted
-		case !quoted && (c == '{' || c == 'n'):
-			if err := m.take(largest); err != nil {
-				return err
-			}
-		case !quoted && c == ',':
-			if err := m.take(64); err != nil {
-				return err
-			}
+		case quoted:
+		case c == '{' || c == '[':
+			open, n = append(open, c), largest
+		case c == '}' || c == ']':
+			open = open[:max(0, len(open)-1)]
+		case c == ',' && len(open) > 0 && open[len(open)-1] == '[' || c == 'n':
+			n = largest
+		case c == ',':
+			n = entry
+		}
+		if err := m.take(n); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -248,11 +255,16 @@ func (m *memory) value(t reflect.Type, value []byte) error {
 		}
 		return m.value(t.Elem(), value)
 	case reflect.Map:
-		times := 2
-		if elem := t.Elem(); elem.Kind() == reflect.Slice && elem.Name() != "" {
-			times = 32
+		if err := m.take(256 + 2*len(value)); err != nil {
+			return err
 		}
-		return m.take(256 + times*len(value))
+		elem := t.Elem()
+		return fields(value, func(number int, value []byte) error {
+			if number != 2 {
+				return nil // the key is counted
+			}
+			return m.value(elem, value)
+		})
 	default:
 		return m.take(len(value))
 	}

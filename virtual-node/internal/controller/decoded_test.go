@@ -4,14 +4,17 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -68,15 +71,17 @@ func TestDecodedSizeIsBounded(t *testing.T) {
 		body        []byte
 		want        string
 	}{
-		"pods":            {http.StatusOK, runtime.ContentTypeProtobuf, enveloped("PodList", list), errTooLarge.Error()},
-		"pods of no type": {http.StatusOK, "", enveloped("PodList", list), errTooLarge.Error()},
-		"containers":      {http.StatusOK, runtime.ContentTypeProtobuf, enveloped("PodList", appendField(nil, 2, pod)), errTooLarge.Error()},
-		"another kind":    {http.StatusOK, runtime.ContentTypeProtobuf, enveloped("PodTemplateList", list), errTooLarge.Error()},
-		"in JSON":         {http.StatusOK, runtime.ContentTypeJSON, json("{}"), errTooLarge.Error()},
-		"in JSON, null":   {http.StatusOK, runtime.ContentTypeJSON + ";charset=utf-8", json("null"), errTooLarge.Error()},
-		"in YAML":         {http.StatusOK, runtime.ContentTypeYAML, json("{}"), "not asked for"},
-		"an unknown kind": {http.StatusOK, runtime.ContentTypeProtobuf, enveloped("Unheard", nil), "unknown kind"},
-		"malformed":       {http.StatusOK, runtime.ContentTypeProtobuf, enveloped("PodList", []byte{2<<3 | 2, 9}), errMalformed.Error()},
+		"pods":                  {http.StatusOK, runtime.ContentTypeProtobuf, enveloped("PodList", list), errTooLarge.Error()},
+		"pods of no type":       {http.StatusOK, "", enveloped("PodList", list), errTooLarge.Error()},
+		"containers":            {http.StatusOK, runtime.ContentTypeProtobuf, enveloped("PodList", appendField(nil, 2, pod)), errTooLarge.Error()},
+		"another kind":          {http.StatusOK, runtime.ContentTypeProtobuf, enveloped("PodTemplateList", list), errTooLarge.Error()},
+		"in JSON":               {http.StatusOK, runtime.ContentTypeJSON, json("{}"), errTooLarge.Error()},
+		"in JSON, numbers":      {http.StatusOK, runtime.ContentTypeJSON, json("0"), errTooLarge.Error()},
+		"in JSON, lists of one": {http.StatusOK, runtime.ContentTypeJSON, json(`{"spec":{"containers":[0],"initContainers":[0],"ephemeralContainers":[0],"volumes":[0]}}`), errTooLarge.Error()},
+		"in JSON, null":         {http.StatusOK, runtime.ContentTypeJSON + ";charset=utf-8", json("null"), errTooLarge.Error()},
+		"in YAML":               {http.StatusOK, runtime.ContentTypeYAML, json("{}"), "not asked for"},
+		"an unknown kind":       {http.StatusOK, runtime.ContentTypeProtobuf, enveloped("Unheard", nil), "unknown kind"},
+		"malformed":             {http.StatusOK, runtime.ContentTypeProtobuf, enveloped("PodList", []byte{2<<3 | 2, 9}), errMalformed.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			connected := hostileProvider(t, tc.status, tc.contentType, tc.body)
@@ -85,6 +90,23 @@ func TestDecodedSizeIsBounded(t *testing.T) {
 				t.Errorf("a list of %d bytes: %v, %d pods; want an error with %q", len(tc.body), err, len(pods.Items), tc.want)
 			}
 		})
+	}
+}
+
+// The values of a map may have lists too.
+func TestDecodedMapsAreBounded(t *testing.T) {
+	const n = 1 << 22
+	policy := empties(3, n) // validValues
+	entry := appendField(appendField(nil, 1, []byte("a")), 2, appendField(nil, 2, policy))
+	slice := appendField(nil, 2, appendField(nil, 6, appendField(nil, 3, entry)))
+	decoded := &resourcev1.ResourceSlice{}
+	expect.NoError(t, decoded.Unmarshal(slice))
+	if got := len(decoded.Spec.Devices[0].Capacity["a"].RequestPolicy.ValidValues); got != n {
+		t.Fatalf("%d values, want %d", got, n)
+	}
+	left := memory(maxDecoded)
+	if err := left.message(reflect.TypeFor[resourcev1.ResourceSlice](), slice); !errors.Is(err, errTooLarge) {
+		t.Errorf("%d bytes: %v, want %v; they count as %d", len(slice), err, errTooLarge, maxDecoded-left)
 	}
 }
 
