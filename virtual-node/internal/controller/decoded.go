@@ -9,10 +9,12 @@ import (
 	"mime"
 	"net/http"
 	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -149,27 +151,73 @@ func (m *memory) take(n int) error {
 func (m *memory) json(data []byte) error {
 	const largest, entry = 4096, 256
 	quoted := false
+	text := 0       // where the text or number begins
 	var open []byte // the brackets that are
 	for i := 0; i < len(data); i++ {
 		c, n := data[i], 0
 		switch {
 		case quoted && c == '\\':
 			i++
-		case c == '"':
+			continue
+		case quoted && c != '"':
+			continue
+		}
+		if strings.IndexByte("\"{}[],:", c) < 0 {
+			if c == 'n' {
+				n = largest
+			}
+			if err := m.take(n); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := checkQuantity(data[text:i]); err != nil {
+			return err
+		}
+		text = i + 1
+		switch c {
+		case '"':
 			quoted = !quoted
-		case quoted:
-		case c == '{' || c == '[':
+		case '{', '[':
 			open, n = append(open, c), largest
-		case c == '}' || c == ']':
+		case '}', ']':
 			open = open[:max(0, len(open)-1)]
-		case c == ',' && len(open) > 0 && open[len(open)-1] == '[' || c == 'n':
-			n = largest
-		case c == ',':
-			n = entry
+		case ',':
+			if n = entry; len(open) > 0 && open[len(open)-1] == '[' {
+				n = largest
+			}
 		}
 		if err := m.take(n); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// maxExponent is far beyond that of any quantity, and takes little memory and time. maxDigits
+// is that too.
+const maxExponent, maxDigits = 1000, 1000
+
+var quantity = regexp.MustCompile(`^[+-]?([0-9]*\.?[0-9]*)(?:[eE]([+-]?[0-9]+))?$`)
+
+// checkQuantity refuses a text that takes memory and time without end if it is parsed as a
+// quantity: 1e-2000000000 is divided by a number of so many digits.
+func checkQuantity(text []byte) error {
+	text = bytes.TrimSpace(text)
+	if len(text) == 0 || strings.IndexByte("+-.0123456789", text[0]) < 0 {
+		return nil
+	}
+	parts := quantity.FindSubmatch(text)
+	if parts == nil {
+		return nil
+	}
+	if len(parts[1]) > maxDigits {
+		return errTooLarge
+	}
+	// As it is parsed: one of 64 bits is cut to 32.
+	exponent, err := strconv.ParseInt(string(parts[2]), 10, 64)
+	if e := int32(exponent); err == nil && (e < -maxExponent || e > maxExponent && len(parts[1]) > 18) {
+		return errTooLarge
 	}
 	return nil
 }
@@ -236,6 +284,9 @@ func (m *memory) value(t reflect.Type, value []byte) error {
 	case reflect.Struct:
 		if t == reflect.TypeFor[runtime.RawExtension]() {
 			return m.rawExtension(value)
+		}
+		if t == reflect.TypeFor[resource.Quantity]() {
+			return fields(value, func(_ int, text []byte) error { return checkQuantity(text) })
 		}
 		return m.message(t, value)
 	case reflect.Slice:

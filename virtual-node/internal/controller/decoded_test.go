@@ -110,6 +110,33 @@ func TestDecodedMapsAreBounded(t *testing.T) {
 	}
 }
 
+// A quantity of a few bytes takes minutes, and memory, if its exponent is large.
+func TestExponentsAreBounded(t *testing.T) {
+	for text, refused := range map[string]bool{
+		"1e3": false, "500m": false, "1.5Gi": false, "12E4": false, "-1e-9": false, "": false,
+		"1e5000": false, "1e-5000": true, " 1E-5000 ": true, "1e2147483648": true, "1111111111111111111e5000": true,
+		strings.Repeat("1", 2000): true,
+	} {
+		amount := appendField(nil, 1, []byte(text))
+		entry := appendField(appendField(nil, 1, []byte("cpu")), 2, amount)
+		container := appendField(nil, 8, appendField(nil, 1, entry)) // resources.limits
+		object := enveloped("PodList", appendField(nil, 2, appendField(nil, 2, appendField(nil, 2, container))))
+		inJSON := []byte(`{"items":[{"spec":{"containers":[{"resources":{"limits":{"cpu":"` + text + `"}}}]}}]}`)
+		left := memory(maxDecoded)
+		if err := left.object(object); errors.Is(err, errTooLarge) != refused {
+			t.Errorf("%q: %v", text, err)
+		}
+		if err := left.json(inJSON); errors.Is(err, errTooLarge) != refused {
+			t.Errorf("%q in JSON: %v", text, err)
+		}
+	}
+	left := memory(maxDecoded)
+	if err := left.json([]byte(`{"limits":{"cpu":1e-5000}}`)); !errors.Is(err, errTooLarge) {
+		t.Errorf("a number in JSON: %v", err)
+	}
+	expect.NoError(t, left.json([]byte(`{"commit":"123e45678","uid":"550e8400-e29b-41d4-a716-446655440000","escaped":"1\\\"e-5000"}`)))
+}
+
 // watchEvent is an event of a watch as the API server sends it.
 func watchEvent(object []byte) []byte {
 	message := appendField(appendField(nil, 1, []byte("ADDED")), 2, appendField(nil, 1, object))
