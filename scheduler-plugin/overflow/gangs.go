@@ -325,13 +325,15 @@ func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.P
 		return nil, 0
 	}
 	var placed, possible int32
-	withdrawn := false
+	var unbound []*corev1.Pod // with a place
 	others := map[string]*corev1.Pod{}
 	for _, member := range p.gangs.members(pod.Namespace, gang.UID()) {
 		switch {
 		case p.placements.has(member.UID):
 			placed++
-			withdrawn = withdrawn || member.Spec.NodeName == "" && !p.stillGranted(member)
+			if member.Spec.NodeName == "" {
+				unbound = append(unbound, member)
+			}
 		case p.gate.passes(member):
 			possible++
 			others[nameOf(member).String()] = member
@@ -339,7 +341,7 @@ func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.P
 	}
 	key, resolved := p.keys.keyOf(pod)
 	switch {
-	case placed >= required && withdrawn:
+	case placed >= required && !p.allStillGranted(unbound):
 		return framework.NewStatus(framework.Unschedulable, fmt.Sprintf(errGangEnded, gang)), 0
 	case placed >= required:
 		p.forWaiting(pod, func(w framework.WaitingPod) { w.Allow(Name) })
@@ -349,6 +351,10 @@ func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.P
 	}
 	p.handle.Activate(klog.Background(), others)
 	return framework.NewStatus(framework.Wait, fmt.Sprintf(errGangWaits, required, gang)), p.args.GangTimeout.Duration
+}
+
+func (p *Plugin) allStillGranted(pods []*corev1.Pod) bool {
+	return !slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return !p.stillGranted(pod) })
 }
 
 // unreserveGang frees the places of the other pods of a gang when one has lost its place,
