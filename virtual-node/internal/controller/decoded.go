@@ -178,12 +178,16 @@ func (m *memory) json(data []byte) error {
 		switch c {
 		case '"':
 			quoted = !quoted
-		case '{', '[':
+		case '{':
 			open, n = append(open, c), largest
+		case '[':
+			if open = append(open, c); !counts(data[i+1:]) {
+				n = largest
+			}
 		case '}', ']':
 			open = open[:max(0, len(open)-1)]
 		case ',':
-			if n = entry; len(open) > 0 && open[len(open)-1] == '[' {
+			if n = entry; len(open) > 0 && open[len(open)-1] == '[' && !counts(data[i+1:]) {
 				n = largest
 			}
 		}
@@ -192,6 +196,16 @@ func (m *memory) json(data []byte) error {
 		}
 	}
 	return nil
+}
+
+// counts reports whether json counts what begins there, or a list ends.
+func counts(data []byte) bool {
+	for _, c := range data {
+		if strings.IndexByte(" \t\r\n", c) < 0 {
+			return strings.IndexByte("{n]", c) >= 0
+		}
+	}
+	return true
 }
 
 // maxExponent is far beyond that of any quantity, and takes little memory and time. maxDigits

@@ -3,6 +3,7 @@ package controller
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
@@ -200,6 +202,16 @@ func TestHonestAnswersAreDecoded(t *testing.T) {
 	t.Logf("a guest of %d bytes takes %d", len(data), used)
 	if most := int64(maxDecoded) / used; most < 15_000 {
 		t.Errorf("lists of more than %d guests are refused", most)
+	}
+	usage, err := json.Marshal(metricsv1beta1.PodMetrics{
+		ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "x", Labels: map[string]string{"app": "web", "commit": "123e45678"}},
+		Containers: []metricsv1beta1.ContainerMetrics{{Name: "c", Usage: expect.Resources("cpu", "12345678n", "memory", "12345Ki")}},
+	})
+	expect.NoError(t, err)
+	left = memory(maxDecoded)
+	expect.NoError(t, left.json(usage))
+	if most := int64(maxDecoded) / (maxDecoded - int64(left)); most < 10_000 {
+		t.Errorf("usages of more than %d pods in JSON are refused", most)
 	}
 	pods := hostileProvider(t, http.StatusOK, runtime.ContentTypeProtobuf, enveloped("PodList", bytes.Repeat(appendField(nil, 2, data), 500)))
 	list, err := pods.client.CoreV1().Pods("x").List(t.Context(), metav1.ListOptions{})
