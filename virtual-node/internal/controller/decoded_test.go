@@ -97,7 +97,7 @@ func TestDecodedSizeIsBounded(t *testing.T) {
 
 // The values of a map may have lists too.
 func TestDecodedMapsAreBounded(t *testing.T) {
-	const n = 1 << 22
+	const n = 5 << 19
 	policy := empties(3, n) // validValues
 	entry := appendField(appendField(nil, 1, []byte("a")), 2, appendField(nil, 2, policy))
 	slice := appendField(nil, 2, appendField(nil, 6, appendField(nil, 3, entry)))
