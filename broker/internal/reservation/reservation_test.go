@@ -724,7 +724,7 @@ func withdrawal(e *env) {
 type reported struct{}
 
 // A consumer's report is written between a withdrawal and the write that follows from it:
-// that write conflicts, and until it is repeated the status must not grant what nobody holds.
+// that write conflicts, and until it is repeated the status must not grant what no provider holds.
 // Of the pods requested, paris takes 2: with more, the Reservation is queued for the rest.
 func withdrawalAndReport(e *env, requested int32) {
 	var stopped atomic.Bool
