@@ -71,11 +71,15 @@ func (r *Reconciler) storeSpec(ctx context.Context, spec broker.ClusterAdvertise
 	r.mu.Lock()
 	latest := r.latest[spec.ClusterID]
 	r.mu.Unlock()
+	mayRewrite := r.rewrites.TryAcquire(1)
+	if mayRewrite {
+		defer r.rewrites.Release(1)
+	}
 	edit := func(ad *broker.ClusterAdvertisement) (edited, error) {
 		if latest := max(latest, ad.Spec.Sequence); latest > spec.Sequence {
 			return edited{}, &protocol.OutdatedError{Latest: latest}
 		}
-		changes := edited{spec: needsUpdate(ad.Spec, spec)}
+		changes := edited{spec: differs(ad.Spec, spec) || mayRewrite && rewriteDue(spec.ClusterID, ad.Spec.Timestamp.Time, spec.Timestamp.Time)}
 		if changes.spec {
 			ad.Spec = spec
 		}
@@ -116,12 +120,8 @@ func (r *Reconciler) storeSpec(ctx context.Context, spec broker.ClusterAdvertise
 	return err
 }
 
-// needsUpdate reports whether an advertisement has changed in more than time and
-// sequence, or is to be replaced by an equal one.
-func needsUpdate(stored, received broker.ClusterAdvertisementSpec) bool {
-	if rewriteDue(received.ClusterID, stored.Timestamp.Time, received.Timestamp.Time) {
-		return true
-	}
+// differs reports whether an advertisement has changed in more than time and sequence.
+func differs(stored, received broker.ClusterAdvertisementSpec) bool {
 	stored.Timestamp, stored.Sequence = received.Timestamp, received.Sequence
 	return !apiequality.Semantic.DeepEqual(stored, received)
 }

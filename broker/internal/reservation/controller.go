@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
@@ -75,6 +76,8 @@ type Reconciler struct {
 
 	store     *store
 	committer *committer
+	// rewrites has room for maxRewrites advertisements that are being stored.
+	rewrites *semaphore.Weighted
 
 	// book, answers and queue are what this process remembers; see remember.
 	book    *lease.Book
@@ -159,6 +162,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		becameFresh: make(chan event.GenericEvent, 1),
 		store:       known,
 		committer:   newCommitter(clients, known, options.Specs, key, options.Clock),
+		rewrites:    semaphore.NewWeighted(maxRewrites),
 		book:        lease.NewBook(),
 		answers:     answers.New(),
 		queue:       queue.New(),

@@ -21,7 +21,7 @@ type remembered struct {
 // does nothing if the stored one is not the same any more.
 func (r *Reconciler) Remember(cluster string, spec broker.ClusterAdvertisementSpec, digest uint64) {
 	stored := r.store.advertisement(cluster)
-	if stored == nil || needsUpdate(stored.Spec, spec) {
+	if stored == nil || differs(stored.Spec, spec) {
 		return
 	}
 	r.mu.Lock()

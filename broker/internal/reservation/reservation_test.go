@@ -63,6 +63,7 @@ func TestReservations(t *testing.T) {
 		"NoAnswerToGrowth":      noAnswerToGrowth,
 		"StoreUnchanged":        storeUnchanged,
 		"RewritesAreSpread":     rewritesAreSpread,
+		"RewritesWait":          rewritesWait,
 		"AccountLeftToWrite":    accountLeftToWrite,
 		"HoldOfAnotherAttempt":  holdOfAnotherAttempt,
 		"OutdatedAdvertisement": outdatedAdvertisement,

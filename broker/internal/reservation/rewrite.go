@@ -11,6 +11,11 @@ import (
 // users that the cluster is alive.
 const rewriteAfter = 5 * time.Minute
 
+// maxRewrites is how many advertisements may be under way to the API server when one more
+// is stored that has not changed: otherwise that waits for a later beat. After a failover or
+// with a slow API server, thousands at once would fail each other's calls by their deadlines.
+const maxRewrites = 4
+
 // rewriteDue reports whether a period of the cluster has begun between the advertisement
 // that is stored and the one received. The periods of the clusters begin at different times,
 // which depend on nothing but their IDs: all brokers agree on them, and clusters that were

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -125,5 +126,53 @@ func accountLeftToWrite(e *env) {
 	expect.NoError(e, <-stored)
 	if ad := e.ad("paris"); ad.Status.Available.CPU.String() != "2" || ad.Status.ObservedGeneration != ad.Generation {
 		e.Errorf("the account is %+v of generation %d", ad.Status, ad.Generation)
+	}
+}
+
+// While others are being stored, an unchanged advertisement is accepted without being stored,
+// and is stored with a later beat. A changed one is stored all the same.
+func rewritesWait(e *env) {
+	const others = 4
+	slow, release := make(chan struct{}, others), make(chan struct{})
+	var blocks atomic.Bool
+	p := e.start(&interceptor.Funcs{
+		Update: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.UpdateOption) error {
+			if ad, ok := object.(*broker.ClusterAdvertisement); ok && blocks.Load() && ad.Name != "paris" && ad.Name != "berlin" {
+				slow <- struct{}{}
+				<-release
+			}
+			return c.Update(ctx, object, options...)
+		},
+	})
+	id := func(i int) string { return fmt.Sprintf("cluster-%d", i) }
+	for i := range others {
+		p.advertise(e.spec(id(i), "1"))
+	}
+	p.advertise(e.spec("paris", "1"))
+	p.advertise(e.spec("berlin", "1"))
+	before := e.ad("paris").Spec.Sequence
+	e.clock.Step(5 * time.Minute)
+	blocks.Store(true)
+	var stored errgroup.Group
+	for i := range others {
+		spec := e.spec(id(i), "1")
+		stored.Go(func() error { return p.StoreAdvertisement(e.Context(), spec) })
+	}
+	for range others {
+		<-slow
+	}
+	p.advertise(e.spec("paris", "1"))
+	if now := e.ad("paris").Spec.Sequence; now != before {
+		e.Errorf("an unchanged advertisement was stored while %d others were", others)
+	}
+	p.advertise(e.spec("berlin", "2"))
+	if now := e.ad("berlin").Spec.Resources.Allocatable.CPU.String(); now != "2" {
+		e.Errorf("a changed advertisement was not stored while %d others were: %s CPUs", others, now)
+	}
+	close(release)
+	expect.NoError(e, stored.Wait())
+	p.advertise(e.spec("paris", "1"))
+	if now := e.ad("paris").Spec.Sequence; now == before {
+		e.Errorf("the advertisement was not stored once there was room")
 	}
 }
