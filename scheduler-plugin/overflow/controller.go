@@ -217,6 +217,8 @@ func (c *demandController) sync() {
 	for _, pod := range changed {
 		c.queue.addUnschedulable(pod)
 	}
+	// What was decided for pods that are gone does not hold for those that come later.
+	c.grants.keepUnasked(c.batcher.Has)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(requests) > 0 {
@@ -291,9 +293,7 @@ func (c *demandController) removePod(uid types.UID, work *work) {
 		}
 		was.observeEnd(pod, c.placements.isVirtual, c.clock.Now())
 		work.keys[was.key] = true
-		if was.forNode != "" {
-			work.nodes[was.forNode] = true
-		}
+		work.addOpening(was.opening())
 	}
 }
 
@@ -310,11 +310,11 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 	}
 	c.pending.add(uid, name)
 	if !optedIn(c.namespaces, pod.Namespace) {
-		c.release(pod)
+		c.release(pod, work)
 		return
 	}
 	if ok, reason := c.gangs.admissible(pod); !ok {
-		c.release(pod)
+		c.release(pod, work)
 		if reason != "" {
 			c.record(uid, notPossible(reason))
 		}
@@ -340,9 +340,10 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 }
 
 // release stops requesting capacity for a pod, and lets it pass the gate.
-func (c *demandController) release(pod *corev1.Pod) {
+func (c *demandController) release(pod *corev1.Pod, work *work) {
 	c.batcher.Remove(pod.UID)
-	if c.gate.drop(pod.UID) != nil {
+	if was := c.gate.drop(pod.UID); was != nil {
+		work.addOpening(was.opening())
 		c.waker.activate(map[string]*corev1.Pod{nameOf(pod).String(): pod})
 	}
 }

@@ -451,3 +451,146 @@ func TestHeldPodTakesRoom(t *testing.T) {
 		})
 	}
 }
+
+// TestUnaskedIsForgotten: that no capacity is requested for pods, because a policy allows no
+// more, is no decision about those that come after them.
+func TestUnaskedIsForgotten(t *testing.T) {
+	p, pods := testPlugin(OverflowArgs{Overflow: BeforePreemption}), newIndexer()
+	c, _, _ := testController(t, p, pods)
+	fail := func(name string) *framework.Status {
+		pod := jobPod("crunch", name, "1")
+		expect.NoError(t, pods.Add(pod))
+		_, status := p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+		c.sync()
+		return status
+	}
+	undecided := fail("crunch-0").Code()
+	if undecided != framework.UnschedulableAndUnresolvable {
+		t.Fatalf("preemption does not wait for the decision: %s", undecided)
+	}
+	key, _ := p.keys.keyOf(jobPod("crunch", "crunch-0", "1"))
+	c.setUnasked(key, true)
+	if code := fail("crunch-1").Code(); code != framework.Unschedulable {
+		t.Errorf("preemption waits though it is decided: %s", code)
+	}
+	for _, name := range []string{"crunch-0", "crunch-1"} {
+		expect.NoError(t, pods.Delete(jobPod("crunch", name, "1")))
+		p.queue.remove(types.UID(name))
+	}
+	c.sync()
+	if code := fail("crunch-2").Code(); code != undecided {
+		t.Errorf("a pod that comes later: %s, want %s", code, undecided)
+	}
+}
+
+// TestPlaceOfAnotherPod: a place that a pod was woken for and does not use is the next pod's.
+func TestPlaceOfAnotherPod(t *testing.T) {
+	for name, tc := range map[string]struct {
+		// granted: it is a slot of a grant in paris, and not room at home.
+		granted bool
+		unused  func(*testing.T, *Plugin, *clocktesting.FakeClock, cache.Indexer, *corev1.Pod)
+		// want is that the next pod is woken.
+		want bool
+	}{
+		"room that is used": {want: false, unused: func(t *testing.T, p *Plugin, _ *clocktesting.FakeClock, _ cache.Indexer, pod *corev1.Pod) {
+			p.reserved(t, pod, "home")
+		}},
+		"a slot that is used": {granted: true, want: false, unused: func(t *testing.T, p *Plugin, _ *clocktesting.FakeClock, _ cache.Indexer, pod *corev1.Pod) {
+			p.reserved(t, pod, broker.VirtualNodeName("paris"))
+		}},
+		"room, and it is on another node": {want: true, unused: func(t *testing.T, p *Plugin, _ *clocktesting.FakeClock, _ cache.Indexer, pod *corev1.Pod) {
+			p.reserved(t, pod, "other")
+		}},
+		"a slot, and it is at home": {granted: true, want: true, unused: func(t *testing.T, p *Plugin, _ *clocktesting.FakeClock, _ cache.Indexer, pod *corev1.Pod) {
+			p.reserved(t, pod, "other")
+		}},
+		"room, and it does not fit": {want: true, unused: func(t *testing.T, p *Plugin, now *clocktesting.FakeClock, _ cache.Indexer, pod *corev1.Pod) {
+			p.failed(t, pod, now.Now())
+		}},
+		"room, and it is deleted": {want: true, unused: func(t *testing.T, p *Plugin, _ *clocktesting.FakeClock, pods cache.Indexer, pod *corev1.Pod) {
+			expect.NoError(t, pods.Delete(pod))
+			p.queue.remove(pod.UID)
+		}},
+		"a slot, and it opts out before its cycle": {granted: true, want: true, unused: func(t *testing.T, p *Plugin, now *clocktesting.FakeClock, pods cache.Indexer, pod *corev1.Pod) {
+			out := pod.DeepCopy()
+			out.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled}
+			expect.NoError(t, pods.Update(out))
+			p.failed(t, out, now.Now())
+		}},
+		"room, and it opts out before its cycle": {want: true, unused: func(t *testing.T, p *Plugin, now *clocktesting.FakeClock, pods cache.Indexer, pod *corev1.Pod) {
+			out := pod.DeepCopy()
+			out.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled}
+			expect.NoError(t, pods.Update(out))
+			p.failed(t, out, now.Now())
+		}},
+		"room, and it opts out after its cycle": {want: true, unused: func(t *testing.T, p *Plugin, _ *clocktesting.FakeClock, pods cache.Indexer, pod *corev1.Pod) {
+			out := pod.DeepCopy()
+			out.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled}
+			expect.NoError(t, pods.Update(out))
+			p.queue.addUnschedulable(out)
+		}},
+		"room, and it is not tried for a while": {want: false, unused: func(_ *testing.T, _ *Plugin, now *clocktesting.FakeClock, _ cache.Indexer, _ *corev1.Pod) {
+			now.Step(keptFor - 2*time.Second)
+		}},
+		"room, and it is not tried for long": {want: true, unused: func(_ *testing.T, _ *Plugin, now *clocktesting.FakeClock, _ cache.Indexer, _ *corev1.Pod) {
+			now.Step(keptFor)
+		}},
+		"a slot, and it is not tried for long": {granted: true, want: true, unused: func(_ *testing.T, _ *Plugin, now *clocktesting.FakeClock, _ cache.Indexer, _ *corev1.Pod) {
+			now.Step(keptFor)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			paris := nodeWith("paris").Node()
+			p, pods := testPlugin(OverflowArgs{}, paris), newIndexer()
+			c, now, opened := testController(t, p, pods)
+			p.handle = profile{}
+			p.setHome(0)
+			p.placements.setNode(paris)
+			c.sync()
+			var all []*corev1.Pod
+			for i := range 2 {
+				pod := jobPod("crunch", fmt.Sprint("crunch-", i), "1")
+				pod.Spec.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}
+				expect.NoError(t, pods.Add(pod))
+				p.failed(t, pod, now.Now())
+				all = append(all, pod)
+			}
+			c.sync()
+			now.Step(time.Second)
+			if tc.granted {
+				p.queue.addReservation(p.grants.set(reservationFor(all[0], map[string]int32{"paris": 1})))
+			} else {
+				p.setHome(1)
+			}
+			c.sync()
+			if got := slices.Sorted(maps.Keys(opened)); !slices.Equal(got, []string{"crunch-0"}) {
+				t.Fatalf("the place wakes %v, want the first pod", got)
+			}
+			clear(opened)
+			now.Step(time.Second)
+			tc.unused(t, p, now, pods, all[0])
+			c.sync()
+			if opened["crunch-1"] != tc.want {
+				t.Errorf("the next pod was woken: %t, want %t", opened["crunch-1"], tc.want)
+			}
+		})
+	}
+}
+
+// failed is a cycle of a pod in which no node fits.
+func (p *Plugin) failed(t *testing.T, pod *corev1.Pod, began time.Time) {
+	t.Helper()
+	state := scheduler.NewCycleState()
+	state.Write(stateKey, &cycleState{since: began})
+	p.PostFilter(t.Context(), state, pod, nil)
+}
+
+// reserved is a cycle of a pod that gets a place.
+func (p *Plugin) reserved(t *testing.T, pod *corev1.Pod, node string) {
+	t.Helper()
+	state := scheduler.NewCycleState()
+	state.Write(stateKey, &cycleState{grants: p.grantsOf(pod)})
+	if status := p.Reserve(t.Context(), state, pod, node); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+}

@@ -61,13 +61,13 @@ func delayed(askAfter time.Duration) event {
 	return event{corev1.EventTypeNormal, "OverflowDelayed", "delayed", fmt.Sprintf("The pod fits no node of this cluster. If none is added within %s, capacity is requested in other clusters.", askAfter), nil}
 }
 
-// incomplete: a gang requires more pods than there are.
+// incomplete: a gang requires more pods than can be scheduled.
 func incomplete(members []*corev1.Pod, required int32) event {
 	var gang demand.Gang
 	for _, pod := range members {
 		gang, _ = demand.GangOf(pod)
 	}
-	return event{corev1.EventTypeNormal, "OverflowIncomplete", "incomplete", fmt.Sprintf("%s requires %d pods, of which %d exist. Capacity is requested in other clusters once all of them exist.",
+	return event{corev1.EventTypeNormal, "OverflowIncomplete", "incomplete", fmt.Sprintf("%s requires %d pods, of which %d exist and have no scheduling gates. Capacity is requested in other clusters once there are enough.",
 		gang, required, len(members)), nil}
 }
 
@@ -220,14 +220,12 @@ func (c *demandController) recordRequested(request demand.Request, r *broker.Res
 }
 
 // recordWaiting records on the pods that have waited for a grant for requestedAfter that
-// capacity is requested for them. Those that have one or, at the moment, no Reservation are
-// looked at again later.
+// capacity is requested for them. Those that have one, a place, which they may lose, or at the
+// moment no Reservation are looked at again later.
 func (c *demandController) recordWaiting() {
 	var again []types.UID
 	for _, uid := range c.pending.reminded(c.clock.Now()) {
-		if e, waits := c.waitsForGrant(uid); waits {
-			c.record(uid, e)
-		} else {
+		if e, waits := c.waitsForGrant(uid); !waits || !c.record(uid, e) {
 			again = append(again, uid)
 		}
 	}

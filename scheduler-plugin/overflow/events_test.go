@@ -254,3 +254,45 @@ func TestGrantedOnceWhileBound(t *testing.T) {
 		t.Errorf("events %v, want %v", got, want)
 	}
 }
+
+// TestRequestedAfterALostPlace: a pod that gets a place at any moment while the controller is
+// about to record that it waits, and then loses it, has the event when it is looked at again.
+func TestRequestedAfterALostPlace(t *testing.T) {
+	for reads := range 5 {
+		t.Run(fmt.Sprint("after ", reads, " reads of the pod"), func(t *testing.T) {
+			pod, recorded := jobPod("crunch", "crunch-0", "1"), eventCounts{}
+			p, pods := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), &duringGet{Indexer: newIndexer(pod)}
+			c, now, _ := testController(t, p, pods)
+			c.recorder = recorded
+			p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+			c.sync()
+			key, _ := p.keys.get(pod)
+			request := c.requests[key.key]
+			r := reservationFor(pod, nil)
+			r.Name, r.Spec.PodSets = request.Key.Name(request.Owner.Name), request.PodSets
+			expect.NoError(t, c.reservations.cache.Add(r))
+			c.recordRequested(request, r, false)
+
+			var placeAfter func(reads int) func()
+			placeAfter = func(reads int) func() {
+				return func() {
+					if reads == 0 {
+						p.placements.assume(pod, broker.VirtualNodeName("paris"), "")
+					} else {
+						pods.f = placeAfter(reads - 1)
+					}
+				}
+			}
+			pods.f = placeAfter(reads)
+			now.Step(requestedAfter)
+			c.recordWaiting()
+			pods.f = nil
+			p.placements.forget(pod.UID)
+			now.Step(requestedAfter)
+			c.recordWaiting()
+			if got, want := recorded.of(reasonRequested), map[string]int{"crunch-0": 1}; !maps.Equal(got, want) {
+				t.Errorf("events %v, want %v", got, want)
+			}
+		})
+	}
+}

@@ -219,7 +219,9 @@ func (g *gangs) hold(pod *corev1.Pod) (waitsFor string) {
 		delete(g.held, pod.UID)
 		return ""
 	}
-	g.held[pod.UID] = pod
+	if g.exists(pod) {
+		g.held[pod.UID] = pod // until it is forgotten, at the latest
+	}
 	return fmt.Sprintf(errGangUnknown, gang)
 }
 
@@ -300,7 +302,8 @@ func (g *gangs) gangOf(pod *corev1.Pod) (gang demand.Gang, required int32) {
 	return gang, g.minMembers(pod.Namespace, gang)
 }
 
-// members returns the pods of a gang that have neither ended nor are terminating.
+// members returns the pods of a gang that have neither ended nor are terminating, and that
+// can be scheduled: a gang cannot count on one with scheduling gates.
 func (g *gangs) members(namespace string, gang types.UID) []*corev1.Pod {
 	objs, err := g.pods.ByIndex(gangIndex, namespace+"/"+string(gang))
 	if err != nil {
@@ -308,7 +311,7 @@ func (g *gangs) members(namespace string, gang types.UID) []*corev1.Pod {
 	}
 	var pods []*corev1.Pod
 	for _, obj := range objs {
-		if pod, ok := obj.(*corev1.Pod); ok && pod.DeletionTimestamp == nil && !podutil.IsPodTerminal(pod) {
+		if pod, ok := obj.(*corev1.Pod); ok && pod.DeletionTimestamp == nil && !podutil.IsPodTerminal(pod) && len(pod.Spec.SchedulingGates) == 0 {
 			pods = append(pods, pod)
 		}
 	}
@@ -482,9 +485,21 @@ func (c *demandController) isOutdated(r *broker.Reservation, request demand.Requ
 
 // pending reports whether a pod of a gang exists, and has no node.
 func (g *gangs) pending(pod *corev1.Pod) bool {
+	current := g.current(pod)
+	return current != nil && current.DeletionTimestamp == nil && current.Spec.NodeName == ""
+}
+
+// exists reports whether a pod was not deleted yet.
+func (g *gangs) exists(pod *corev1.Pod) bool { return g.current(pod) != nil }
+
+// current returns a pod as its informer shows it, or nil.
+func (g *gangs) current(pod *corev1.Pod) *corev1.Pod {
 	obj, exists, err := g.pods.GetByKey(pod.Namespace + "/" + pod.Name)
 	current, ok := obj.(*corev1.Pod)
-	return err == nil && exists && ok && current.UID == pod.UID && current.DeletionTimestamp == nil && current.Spec.NodeName == ""
+	if err != nil || !exists || !ok || current.UID != pod.UID {
+		return nil
+	}
+	return current
 }
 
 // membersOf returns the members of the gang of a key, and how many must have places.

@@ -29,6 +29,8 @@ const (
 	// rewakeAfter is when a woken pod that was not tried is woken again: another plugin may
 	// have kept it out of the queue.
 	rewakeAfter = 10 * time.Second
+	// keptFor is how long a place is kept for a woken pod that is not tried.
+	keptFor = 3 * rewakeAfter
 	// snapshotLag is how much older than the start of a scheduling cycle the state may
 	// be that the cycle has seen.
 	snapshotLag = 250 * time.Millisecond
@@ -88,9 +90,33 @@ type waitingPod struct {
 	// tracked: the gate was never closed for it, but it is woken as the others are.
 	tracked bool
 	// forGrant and forNode are the place that the gate was opened for, until the pod is
-	// assumed to have it.
-	forGrant bool
-	forNode  string
+	// assumed to have one, or keptUntil.
+	forGrant  bool
+	forNode   string
+	keptUntil time.Time
+}
+
+// opening is a place that the gate was opened for, of a pod that does not use it: it is
+// another pod's. The zero opening is none.
+type opening struct {
+	// key of the pods whose grant has the slot, or else room by its name.
+	key  demand.Key
+	room string
+}
+
+// opening returns what the gate was opened for.
+func (w *waitingPod) opening() opening {
+	if w.forGrant {
+		return opening{key: w.key}
+	}
+	return opening{room: w.forNode}
+}
+
+// openFor opens the gate for a pod that a place has become free for.
+func (g *gate) openFor(w *waitingPod, of opening) {
+	now := g.clock.Now()
+	g.wake(w, now)
+	w.forGrant, w.forNode, w.keptUntil = of.key != demand.Key{}, of.room, now.Add(keptFor)
 }
 
 func newGate(clock clock.PassiveClock) *gate {
@@ -128,14 +154,14 @@ func (g *gate) since(uid types.UID) time.Time {
 
 // close closes the gate for a pod that did not fit in a cycle that began at triedAt.
 // If decision is not zero, preemption waits for a decision until then. The result is
-// the node that the gate was opened for, "" if there is none.
-func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Time) (node string) {
+// what the gate was opened for.
+func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Time) (unused opening) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
 	w := &waitingPod{since: now}
 	if before := g.remove(pod.UID); before != nil {
-		w.since, node, w.lostUntil = before.since, before.forNode, before.lostUntil
+		w.since, unused, w.lostUntil = before.since, before.opening(), before.lostUntil
 		if !before.untried {
 			w.retries = before.retries + 1
 		}
@@ -159,7 +185,7 @@ func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Tim
 	}
 	g.insert(w)
 	g.failures[key] = failure{beganAt: triedAt, endedAt: now, priority: corev1helpers.PodPriority(pod)}
-	return node
+	return unused
 }
 
 // hold closes the gate, for maxHold at most, for a pod that was not tried yet, if one of its
@@ -272,16 +298,22 @@ func (g *gate) remove(uid types.UID) *waitingPod {
 	return w
 }
 
-// assumed records that a pod has got a place, which is counted as taken from now on.
-func (g *gate) assumed(uid types.UID) {
+// assumed records that a pod has got a place, which is counted as taken from now on: room on
+// a node or in a pool, by its name, or a slot of a grant if room is empty. The result is what
+// the gate was opened for, if that was another place.
+func (g *gate) assumed(uid types.UID, room string) (unused opening) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if w := g.pods[uid]; w != nil {
+		if w.forGrant != (room == "") || w.forNode != room {
+			unused = w.opening()
+		}
 		w.forGrant, w.forNode = false, ""
 		if w.open {
 			w.retryAt = g.clock.Now().Add(maxRetry) // its cycle goes on
 		}
 	}
+	return unused
 }
 
 // triedAt returns the start of a pod's last cycle; known is false if it does not wait.
@@ -313,25 +345,29 @@ func (g *gate) len() int {
 	return len(g.pods)
 }
 
-// openDue opens the gate for pods whose retry is due, or wakes them again.
-func (g *gate) openDue() []*corev1.Pod {
+// openDue opens the gate for pods whose retry is due, or wakes them again. It returns the
+// places that were kept for them for long enough.
+func (g *gate) openDue() (pods []*corev1.Pod, unused []opening) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
 	if g.nextDue.After(now) {
-		return nil
+		return nil, nil
 	}
 	g.nextDue = time.Time{}
-	var pods []*corev1.Pod
 	for _, w := range g.pods {
 		if !w.retryAt.After(now) {
+			if of := w.opening(); w.open && of != (opening{}) && !w.keptUntil.After(now) {
+				unused = append(unused, of)
+				w.forGrant, w.forNode = false, ""
+			}
 			g.wake(w, now)
 			pods = append(pods, w.pod)
 		} else {
 			g.dueBy(w.retryAt)
 		}
 	}
-	return pods
+	return pods, unused
 }
 
 // openDecided opens the gate for the pods of a key that wait for a decision.
@@ -383,8 +419,7 @@ func (g *gate) openForSlots(key demand.Key, all []slots) []*corev1.Pod {
 		}) {
 			continue
 		}
-		g.wake(w, g.clock.Now())
-		w.forGrant = true
+		g.openFor(w, opening{key: w.key})
 		pods = append(pods, w.pod)
 		free--
 	}
@@ -429,8 +464,7 @@ func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
 				continue
 			}
 			r.free.add(need, -1)
-			g.wake(w, g.clock.Now())
-			w.forNode = r.name
+			g.openFor(w, opening{room: r.name})
 			pods = append(pods, w.pod)
 			break
 		}

@@ -18,6 +18,12 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
+// due opens the gate for pods whose retry is due.
+func (g *gate) due() []*corev1.Pod {
+	pods, _ := g.openDue()
+	return pods
+}
+
 // TestGateOpensForPlaces: as many pods pass as there are places, the most important
 // first, and a pod that was tried since a place became free is not tried again for it.
 func TestGateOpensForPlaces(t *testing.T) {
@@ -72,8 +78,8 @@ func TestGateOpensForPlaces(t *testing.T) {
 	expectPassing("room for one at home: the oldest", "p1 p2 ")
 	g.openForRoom(room1())
 	expectPassing("the same room", "p1 p2 ")
-	if node := g.close(pods["p1"], key, later(), time.Time{}); node != "home" {
-		t.Errorf("the place of a pod that did not fit: got %q", node)
+	if unused := g.close(pods["p1"], key, later(), time.Time{}); unused != (opening{room: "home"}) {
+		t.Errorf("the place of a pod that did not fit: got %v", unused)
 	}
 	tainted := room1()
 	home.Spec.Taints = []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoSchedule}}
@@ -118,7 +124,7 @@ func TestGateAfterALostPlace(t *testing.T) {
 	g.retry(member, key, now.Now())
 	g.drop(younger.UID)
 	now.SetTime(now.Now().Add(minRetry))
-	if got := g.openDue(); len(got) != 1 || got[0].Name != "member" {
+	if got := g.due(); len(got) != 1 || got[0].Name != "member" {
 		t.Errorf("the retry wakes %d pods, want the member", len(got))
 	}
 }
@@ -134,7 +140,7 @@ func TestGateAfterAMissedPlace(t *testing.T) {
 	pod := jobPod("crunch", "p0", "1")
 	woken := func(after time.Duration) bool {
 		now.SetTime(now.Now().Add(after))
-		return len(g.openDue()) > 0
+		return len(g.due()) > 0
 	}
 	free := func(changedAt time.Time) []room {
 		return []room{{name: home.Name, free: amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, changedAt: changedAt, need: func(pod *corev1.Pod) (amounts, bool) {
@@ -175,17 +181,17 @@ func TestGateWakesAgain(t *testing.T) {
 		t.Fatal("a decision does not wake the pod")
 	}
 	for range 3 {
-		if len(g.openDue()) != 0 {
+		if len(g.due()) != 0 {
 			t.Fatal("it is woken again at once")
 		}
 		now.SetTime(now.Now().Add(rewakeAfter))
-		if len(g.openDue()) != 1 {
+		if len(g.due()) != 1 {
 			t.Fatal("it is not woken again")
 		}
 	}
-	g.assumed("p0")
+	g.assumed("p0", "home")
 	now.SetTime(now.Now().Add(rewakeAfter))
-	if len(g.openDue()) != 0 {
+	if len(g.due()) != 0 {
 		t.Fatal("it is woken though it has a place")
 	}
 }
@@ -291,10 +297,10 @@ func TestGateHoldsUntriedPods(t *testing.T) {
 			}
 			g.drop(pod.UID)
 			g.hold(pod, tc.of)
-			if now.SetTime(heldAt.Add(maxHold - 1)); len(g.openDue()) != 0 {
+			if now.SetTime(heldAt.Add(maxHold - 1)); len(g.due()) != 0 {
 				t.Error("it is woken too early")
 			}
-			if now.SetTime(heldAt.Add(maxHold)); len(g.openDue()) != 1 || !g.passes(pod) {
+			if now.SetTime(heldAt.Add(maxHold)); len(g.due()) != 1 || !g.passes(pod) {
 				t.Error("it is held for longer")
 			}
 			if cycles := g.pods[pod.UID].cycles(); cycles != 0 {
@@ -367,7 +373,7 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 				if w := g.pods[uid]; w != nil && w.open {
 					waits(uid, maxRetry)
 				}
-				g.assumed(uid)
+				g.assumed(uid, "home")
 			},
 			"retry": func(t *rapid.T) {
 				uid := any.Draw(t, "pod")
@@ -399,7 +405,7 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 			"decided": func(*rapid.T) { wake(g.openDecided(key)) },
 			"time passes": func(t *rapid.T) {
 				now.SetTime(now.Now().Add(time.Duration(rapid.SampledFrom([]int{1, 2, 10, 100}).Draw(t, "seconds")) * time.Second))
-				wake(g.openDue())
+				wake(g.due())
 			},
 			"": func(t *rapid.T) {
 				for uid, at := range due {

@@ -217,6 +217,13 @@ func (c *grantCache) setUnasked(key demand.Key, unasked bool) {
 	}
 }
 
+// keepUnasked forgets what setUnasked recorded for other keys than those to keep.
+func (c *grantCache) keepUnasked(keep func(demand.Key) bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.unasked, func(key demand.Key, _ bool) bool { return !keep(key) })
+}
+
 // isUnasked reports what setUnasked recorded.
 func (c *grantCache) isUnasked(key demand.Key) bool {
 	c.mu.RLock()

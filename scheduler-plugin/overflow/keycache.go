@@ -23,6 +23,8 @@ type findOwner func(namespace string, ref metav1.OwnerReference) (controller *me
 type keyCache struct {
 	clock clock.PassiveClock
 	find  findOwner
+	// exists reports whether a pod was not deleted yet: then forget is called later.
+	exists func(*corev1.Pod) bool
 
 	mu   sync.RWMutex
 	keys map[types.UID]*podKey
@@ -39,7 +41,7 @@ type podKey struct {
 }
 
 func newKeyCache(clock clock.PassiveClock, find findOwner) *keyCache {
-	return &keyCache{clock: clock, find: find, keys: map[types.UID]*podKey{}}
+	return &keyCache{clock: clock, find: find, exists: func(*corev1.Pod) bool { return true }, keys: map[types.UID]*podKey{}}
 }
 
 // get returns a pod's key; ok is false if its root owner cannot be resolved (yet).
@@ -65,6 +67,9 @@ func (c *keyCache) get(pod *corev1.Pod) (key *podKey, ok bool) {
 	c.mu.Lock()
 	c.keys[pod.UID] = key
 	c.mu.Unlock()
+	if !c.exists(pod) {
+		c.forget(pod.UID) // it was deleted during its cycle
+	}
 	return key, true
 }
 

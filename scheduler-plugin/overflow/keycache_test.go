@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
@@ -67,5 +68,35 @@ func TestRefusedOwner(t *testing.T) {
 		if key, ok := c.keyOf(pod); !ok || key.OwnerUID != step.want {
 			t.Errorf("after another %s: owner %q, want %q", step.pass, key.OwnerUID, step.want)
 		}
+	}
+}
+
+// TestKeyOfADeletedPod: what is kept of a pod does not outlive it, also if it is deleted
+// during a cycle.
+func TestKeyOfADeletedPod(t *testing.T) {
+	for name, pod := range map[string]*corev1.Pod{"a pod": jobPod("crunch", "crunch-0", "1"), "a pod of a gang": ringPod("crunch-0")} {
+		t.Run(name, func(t *testing.T) {
+			p := testPlugin(OverflowArgs{})
+			p.handle = profile{}
+			cached := p.ring(t, pod)
+			p.gangs.podGroups.absent.Store(false) // it is not known yet what the gang requires
+			p.keys.exists = p.gangs.exists
+			handler := p.podHandler(func() bool { return false }, newUntriedPods())
+			handler.OnAdd(pod, false)
+			cycle := func() {
+				p.gangs.hold(pod)
+				if _, ok := p.keys.get(pod); !ok {
+					t.Fatal("the pod has no key")
+				}
+			}
+			if cycle(); p.keys.keys[pod.UID] == nil {
+				t.Error("the key of a pod is not kept")
+			}
+			expect.NoError(t, cached.Delete(pod))
+			handler.OnDelete(pod)
+			if cycle(); len(p.keys.keys) > 0 || len(p.gangs.held) > 0 {
+				t.Errorf("%d keys and %d held pods are kept of a deleted pod", len(p.keys.keys), len(p.gangs.held))
+			}
+		})
 	}
 }

@@ -520,6 +520,10 @@ func (p *placements) roomOn(names map[string]bool) []room {
 	return rooms
 }
 
+// roomOfPool is the name of the room that a pool has on a virtual node. No node has such a
+// name.
+func roomOfPool(node, hold string) string { return node + "/" + hold }
+
 // roomIn returns the room that a pool has on a virtual node.
 func (p *placements) roomIn(pool *pool, node *corev1.Node) room {
 	p.mu.Lock()
@@ -532,7 +536,7 @@ func (p *placements) roomIn(pool *pool, node *corev1.Node) room {
 			free[name] -= u.amounts[name]
 		}
 	}
-	r := room{name: node.Name + "/" + pool.hold, free: free, changedAt: pool.changedAt, selective: true}
+	r := room{name: roomOfPool(node.Name, pool.hold), free: free, changedAt: pool.changedAt, selective: true}
 	if n := p.nodes[node.Name]; n != nil && n.changedAt.After(r.changedAt) {
 		r.changedAt = n.changedAt
 	}

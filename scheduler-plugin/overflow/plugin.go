@@ -165,6 +165,11 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, leads
 		binder:     newBinder(),
 		pending:    newPendingPods(),
 	}
+	pods := core.Pods().Lister()
+	p.keys.exists = func(pod *corev1.Pod) bool {
+		current, err := pods.Pods(pod.Namespace).Get(pod.Name)
+		return err == nil && current.UID == pod.UID
+	}
 	p.placements = newPlacements(p.clock, p.keys.keyOf)
 	p.placements.pooled = p.pools.has
 	p.queue, p.watched = newWorkQueue(p.placements.isVirtual), newWatchedPods(handle.ProfileName(), p.placements.isVirtual)
@@ -462,7 +467,7 @@ func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *
 		return nil, framework.NewStatus(framework.Unschedulable)
 	}
 	if !optedIn(p.namespaces, pod.Namespace) {
-		p.gate.drop(pod.UID)
+		p.passGate(pod.UID)
 		p.queue.addUnschedulable(pod) // its namespace may opt in, or have done so just now
 		return nil, framework.NewStatus(framework.Unschedulable)
 	}
@@ -480,7 +485,7 @@ func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *
 // returns the result of its cycle.
 func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Code, string) {
 	if ok, reason := p.gangs.admissible(pod); !ok {
-		p.gate.drop(pod.UID)
+		p.passGate(pod.UID)
 		if reason == "" {
 			return framework.Unschedulable, ""
 		}
@@ -514,13 +519,18 @@ func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Co
 	if code == framework.Unschedulable {
 		deadline = time.Time{}
 	}
-	if node := p.gate.close(pod, key.key, stateIn(state).since, deadline); node != "" {
-		p.queue.addNode(node) // it may fit another pod
-	}
+	p.queue.addOpening(p.gate.close(pod, key.key, stateIn(state).since, deadline))
 	if p.gate.stale(pod.UID) {
 		p.queue.addChanged(pod)
 	}
 	return code, message
+}
+
+// passGate lets a pod pass the gate that does not wait for capacity in other clusters.
+func (p *Plugin) passGate(pod types.UID) {
+	if was := p.gate.drop(pod); was != nil {
+		p.queue.addOpening(was.opening())
+	}
 }
 
 // settled reports whether preemption no longer waits for capacity for a key in other
@@ -556,7 +566,7 @@ func (p *Plugin) victimsTerminating(pod *corev1.Pod) bool {
 // its owner if that has a free slot, or else that of a pool. It fails if a pool that
 // Filter has seen has no room any more.
 func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, nodeName string) *framework.Status {
-	var hold string
+	hold, room := "", nodeName
 	node, err := p.nodes.Get(nodeName)
 	if provider := providerOf(node); err == nil && provider != "" {
 		s := stateIn(state)
@@ -566,13 +576,13 @@ func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *cor
 			if pool == nil {
 				return framework.NewStatus(framework.Unschedulable, fmt.Sprintf(errReservationFull, provider))
 			}
-			hold, s.pool = pool.hold, pool
+			hold, s.pool, room = pool.hold, pool, roomOfPool(nodeName, pool.hold)
 		case s.grants != nil:
-			hold = p.placements.chargedTo(pod.Namespace, nodeName, s.grants.charges[provider])
+			hold, room = p.placements.chargedTo(pod.Namespace, nodeName, s.grants.charges[provider]), ""
 		}
 	}
 	p.placements.assume(pod, nodeName, hold)
-	p.gate.assumed(pod.UID)
+	p.queue.addOpening(p.gate.assumed(pod.UID, room))
 	return nil
 }
 

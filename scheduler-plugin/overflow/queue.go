@@ -1,6 +1,7 @@
 package overflow
 
 import (
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -170,6 +171,31 @@ func (q *workQueue) addFreed(node string, key demand.Key) {
 		q.work.allKeys, q.work.pools = true, true
 	}
 	q.signal()
+}
+
+// addOpening reports that a pod does not use what the gate was opened for.
+func (q *workQueue) addOpening(of opening) {
+	if of == (opening{}) {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.work.addOpening(of)
+	q.signal()
+}
+
+// addOpening adds what the gate was opened for for a pod that does not use it.
+func (w *work) addOpening(of opening) {
+	switch {
+	case of.room == "":
+		if of.key != (demand.Key{}) {
+			w.keys[of.key] = true
+		}
+	case strings.Contains(of.room, "/"):
+		w.pools = true
+	default:
+		w.nodes[of.room] = true
+	}
 }
 
 // addPools reports that pools have changed.

@@ -118,7 +118,7 @@ func TestUnreservedMember(t *testing.T) {
 	p.gate.close(pod, key.key, p.clock.Now(), time.Time{})
 	wake()
 	p.placements.assume(pod, paris.Name, "rome-gang")
-	p.gate.assumed(pod.UID)
+	p.gate.assumed(pod.UID, "")
 	if wake(); woken != 1 {
 		t.Fatalf("woken %d times for one slot", woken)
 	}
@@ -139,4 +139,40 @@ func TestUnreservedMember(t *testing.T) {
 	if n := p.gate.len(); n != 0 {
 		t.Errorf("%d deleted pods wait", n)
 	}
+}
+
+// TestGatedMember: a gang that has enough pods only with those that have scheduling gates is
+// not requested, and none of its pods waits for them once no capacity is requested.
+func TestGatedMember(t *testing.T) {
+	p := testPlugin(OverflowArgs{GangTimeout: &metav1.Duration{Duration: time.Minute}}, nodeWith("").Node())
+	p.handle = noneWaits{}
+	pod, gated := ringPod("crunch-0"), ringPod("crunch-1")
+	gated.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/wait"}}
+	pods := p.ring(t, pod, gated)
+	c, _, _ := testController(t, p, pods)
+	c.gangs = p.gangs
+	key, _ := p.keys.keyOf(pod)
+	p.grants.setUnasked(key, true)
+	check := func(what string, requested int32, permitted framework.Code) {
+		t.Helper()
+		var n int32
+		for _, set := range c.gangSets(key.OfReservation()) {
+			n += set.Count
+		}
+		if n != requested {
+			t.Errorf("%s: %d pods are requested, want %d", what, n, requested)
+		}
+		if status := p.Reserve(t.Context(), scheduler.NewCycleState(), pod, "home"); !status.IsSuccess() {
+			t.Fatal(status)
+		}
+		if status, _ := p.Permit(t.Context(), nil, pod, "home"); status.Code() != permitted {
+			t.Errorf("%s: Permit returns %v, want %s", what, status, permitted)
+		}
+		p.placements.forget(pod.UID)
+	}
+	check("one has a gate", 0, framework.UnschedulableAndUnresolvable)
+	ready := gated.DeepCopy()
+	ready.Spec.SchedulingGates = nil
+	expect.NoError(t, pods.Update(ready))
+	check("none has", 2, framework.Wait)
 }

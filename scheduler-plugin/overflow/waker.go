@@ -39,7 +39,18 @@ func (w *waker) wake(keys map[demand.Key]bool, nodes map[string]bool, pools bool
 		gateOpenings.WithLabelValues(reason).Add(float64(len(more)))
 		pods = append(pods, more...)
 	}
-	opened(openedForRetry, w.gate.openDue())
+	due, unused := w.gate.openDue()
+	opened(openedForRetry, due)
+	if len(unused) > 0 {
+		more := newWork()
+		maps.Copy(more.keys, keys)
+		maps.Copy(more.nodes, nodes)
+		more.pools = pools
+		for _, of := range unused {
+			more.addOpening(of)
+		}
+		keys, nodes, pools = more.keys, more.nodes, more.pools
+	}
 	for key := range keys {
 		if w.settled(key) {
 			opened(openedForDecision, w.gate.openDecided(key))
