@@ -15,7 +15,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -132,8 +131,7 @@ func electionConfig(config *rest.Config) *rest.Config {
 
 // run runs the program until ctx ends.
 func run(ctx context.Context, config *rest.Config, o options) error {
-	config.QPS, config.Burst = 200, 400
-	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	config = controller.HomeConfig(config)
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: clientgoscheme.Scheme,
 		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{

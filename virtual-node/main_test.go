@@ -4,16 +4,22 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/pem"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -26,6 +32,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
@@ -74,8 +81,10 @@ type environment struct {
 	adminConfig *rest.Config
 	rome, paris kubernetes.Interface
 	// scheduler may bind pods to virtual nodes; the admin may not.
-	scheduler  kubernetes.Interface
-	proxy      *proxy
+	scheduler kubernetes.Interface
+	proxy     *proxy
+	// home is in front of rome's API server.
+	home       *homeProxy
 	connection nodeconfig.Connection
 	kubeconfig string
 	process    *exec.Cmd
@@ -106,7 +115,8 @@ func newEnvironment(t *testing.T) *environment {
 	e.connection = nodeconfig.Connection{
 		Endpoint: "https://" + e.proxy.address, CA: parisConfig.CAData, Namespace: guestNamespace, Token: createToken(t, e.paris, guestNamespace, account), Expires: time.Now().Add(time.Hour),
 	}
-	e.kubeconfig = writeKubeconfig(t, e.adminConfig, &clientcmdapi.AuthInfo{Token: createToken(t, e.rome, systemNamespace, account)})
+	e.home = startHomeProxy(t, e.adminConfig)
+	e.kubeconfig = writeKubeconfig(t, e.home.config, &clientcmdapi.AuthInfo{Token: createToken(t, e.rome, systemNamespace, account)})
 	return e
 }
 
@@ -400,6 +410,7 @@ func TestProgram(t *testing.T) {
 		{"unreachable provider", e.testUnreachableProvider},
 		{"token renewal", e.testTokenRenewal},
 		{"refused token", e.testRefusedToken},
+		{"requests to this cluster", e.testHomeRequests},
 		{"restart", e.testRestart},
 		{"long grace period", e.testLongGracePeriod},
 		{"unmanaged node", e.testUnmanagedNode},
@@ -563,6 +574,23 @@ func (e *environment) testRefusedToken(t *testing.T) {
 	e.connection = valid
 	e.writeConfig(t, nil)
 	e.run(t, e.createPod(t, "after-refusal"))
+}
+
+// testHomeRequests expects the program to speak protobuf with this cluster's API server, and
+// to have one watch of the pods of its virtual node: one copy of each.
+func (e *environment) testHomeRequests(t *testing.T) {
+	for _, kind := range []string{"pods", "nodes", "leases", "secrets"} {
+		if !e.home.has(kind) {
+			t.Errorf("the proxy has seen no request for %s", kind)
+		}
+	}
+	for _, request := range e.home.notProtobuf() {
+		t.Errorf("%s is not protobuf", request)
+	}
+	expect.Eventually(t, "one watch of pods", func() (bool, string) {
+		watches := e.home.podWatches.Load()
+		return watches == 1, fmt.Sprintf("%d watches", watches)
+	})
 }
 
 func (e *environment) testRestart(t *testing.T) {
@@ -741,3 +769,92 @@ func (p *proxy) disconnect() {
 }
 
 func (p *proxy) reconnect() { p.cut.Store(false) }
+
+// homeProxy forwards what the program sends to this cluster's API server, and notes how.
+type homeProxy struct {
+	// config is for clients of the proxy; it has no credentials.
+	config *rest.Config
+	// podWatches is the number of open watches of pods.
+	podWatches atomic.Int32
+
+	mu sync.Mutex
+	// encodings are those of the requests for objects, by verb and kind.
+	encodings map[objectRequest]map[encoding]bool
+}
+
+type objectRequest struct{ method, kind string }
+
+// encoding is the Accept header of a request, and its Content-Type.
+type encoding struct{ accept, content string }
+
+func startHomeProxy(t *testing.T, to *rest.Config) *homeProxy {
+	t.Helper()
+	target, err := url.Parse(to.Host)
+	expect.NoError(t, err)
+	transport, err := rest.TransportFor(rest.AnonymousClientConfig(to))
+	expect.NoError(t, err)
+	p := &homeProxy{encodings: map[objectRequest]map[encoding]bool{}}
+	forward := &httputil.ReverseProxy{
+		Transport: transport, FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		ErrorLog: log.New(io.Discard, "", 0), // the program ends its watches when it stops
+	}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if kind := p.note(r); kind == "pods" && r.URL.Query().Get("watch") != "" {
+			p.podWatches.Add(1)
+			defer p.podWatches.Add(-1)
+		}
+		forward.ServeHTTP(w, r)
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close) // after the program has ended
+	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	p.config = &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: authority}}
+	return p
+}
+
+// objectPath matches the paths of objects: what comes before is for discovery, which is in JSON.
+var objectPath = regexp.MustCompile(`^/(?:api/v1|apis/[^/]+/[^/]+)/(?:namespaces/[^/]+/)?([^/]+)`)
+
+// note returns the kind of the objects that a request is for; empty if it is for none.
+func (p *homeProxy) note(r *http.Request) (kind string) {
+	match := objectPath.FindStringSubmatch(r.URL.Path)
+	if match == nil {
+		return ""
+	}
+	request := objectRequest{r.Method, match[1]}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.encodings[request] == nil {
+		p.encodings[request] = map[encoding]bool{}
+	}
+	p.encodings[request][encoding{r.Header.Get("Accept"), r.Header.Get("Content-Type")}] = true
+	return request.kind
+}
+
+func (p *homeProxy) has(kind string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for request := range p.encodings {
+		if request.kind == kind {
+			return true
+		}
+	}
+	return false
+}
+
+// notProtobuf describes the requests that accept something else before protobuf, or that
+// send objects in another encoding. Patches have encodings of their own.
+func (p *homeProxy) notProtobuf() (requests []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for request, encodings := range p.encodings {
+		for e := range encodings {
+			sendsObject := request.method == http.MethodPost || request.method == http.MethodPut
+			if !strings.HasPrefix(e.accept, runtime.ContentTypeProtobuf) || sendsObject && e.content != runtime.ContentTypeProtobuf {
+				requests = append(requests, fmt.Sprintf("%s of %s (Accept: %q, Content-Type: %q)", request.method, request.kind, e.accept, e.content))
+			}
+		}
+	}
+	return requests
+}

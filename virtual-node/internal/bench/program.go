@@ -11,11 +11,9 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -40,9 +38,7 @@ const (
 // startController runs virtual-node's controller with one virtual node, as the program
 // does, and returns when that is Ready.
 func startController(ctx context.Context, api *cluster.Cluster) (stop func() error, err error) {
-	config := rest.CopyConfig(api.Admin)
-	config.QPS, config.Burst = 200, 400
-	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	config := controller.HomeConfig(api.Admin)
 	secret, err := prepare(ctx, api)
 	if err != nil {
 		return nil, err

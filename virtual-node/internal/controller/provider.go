@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"sync/atomic"
 
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -25,8 +24,7 @@ func newProvider(c nodeconfig.Connection) (*provider, error) {
 	p := &provider{}
 	p.connection.Store(&c)
 	p.config = &rest.Config{
-		ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeProtobuf, AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON},
-		Host:          c.Endpoint, TLSClientConfig: rest.TLSClientConfig{CAData: c.CA}, QPS: 100, Burst: 200, UserAgent: "spillway-virtual-node",
+		ContentConfig: protobuf, Host: c.Endpoint, TLSClientConfig: rest.TLSClientConfig{CAData: c.CA}, QPS: 100, Burst: 200, UserAgent: "spillway-virtual-node",
 		// A provider does not write to the log of this program.
 		WarningHandler: rest.NoWarnings{},
 		WrapTransport:  func(next http.RoundTripper) http.RoundTripper { return authenticator{p, decodable{newBounded(next)}} },
