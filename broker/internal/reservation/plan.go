@@ -30,6 +30,9 @@ type plan struct {
 	// blockedBy is the cluster that must first release an earlier Reservation of the
 	// same name; "" if none.
 	blockedBy string
+	// widest is the number of providers that the status has room for, if more were needed for
+	// what is missing; else 0.
+	widest int
 	// gaveUp is whether the deadline of the Reservation has passed, so that what is missing
 	// is not placed any more.
 	gaveUp bool
@@ -244,6 +247,7 @@ func (p *plan) place(in snapshot) {
 		}
 		p.grow = append(p.grow, change{part.Cluster, part.Capacity})
 	}
+	p.limitWidth(in)
 }
 
 // rejectionOf is why a cluster is not chosen if its ledger refuses a growth, nil for no

@@ -155,20 +155,8 @@ func allocations(in snapshot) (out []broker.Allocation, resized bool) {
 		if held.Empty() {
 			continue
 		}
-		allocation := broker.Allocation{
-			Cluster:   h.cluster,
-			Resources: held.Totals,
-			PodSets:   held.PodSets,
-			Accepted:  h.Granted != nil && usable,
-		}
-		if price, currency, known := decide.Price(h.Cost, held.Totals); known {
-			allocation.PricePerHour = decide.PriceString(price, currency)
-		}
-		if ad := in.advertisement(h.cluster); ad != nil {
-			allocation.Endpoint = ad.Spec.EndpointURL
-			allocation.NodeLabels = guest.NodeLabels(ad.Spec.NodeClasses, held.PodSets)
-			allocation.PodSecurity = ad.Spec.Lending.PodSecurity
-		}
+		allocation := in.allocation(h.cluster, h.Cost, held)
+		allocation.Accepted = h.Granted != nil && usable
 		for _, before := range in.reservation.Status.Allocations {
 			if before.Cluster != h.cluster || !before.Accepted {
 				continue
@@ -182,6 +170,20 @@ func allocations(in snapshot) (out []broker.Allocation, resized bool) {
 		out = append(out, allocation)
 	}
 	return out, resized
+}
+
+// allocation is what one provider holds, as the status shows it, before it is accepted.
+func (in snapshot) allocation(cluster string, cost *broker.Cost, held broker.HeldCapacity) broker.Allocation {
+	allocation := broker.Allocation{Cluster: cluster, Resources: held.Totals, PodSets: held.PodSets}
+	if price, currency, known := decide.Price(cost, held.Totals); known {
+		allocation.PricePerHour = decide.PriceString(price, currency)
+	}
+	if ad := in.advertisement(cluster); ad != nil {
+		allocation.Endpoint = ad.Spec.EndpointURL
+		allocation.NodeLabels = guest.NodeLabels(ad.Spec.NodeClasses, held.PodSets)
+		allocation.PodSecurity = ad.Spec.Lending.PodSecurity
+	}
+	return allocation
 }
 
 // withdrawals are what the providers have withdrawn last of what pods could use; none once

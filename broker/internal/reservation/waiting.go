@@ -52,9 +52,10 @@ func (in snapshot) allocated() (allocated broker.HeldCapacity) {
 // ahead of it.
 func (r *Reconciler) observeQueue(in *snapshot) {
 	reservation, entry := in.reservation, in.entry()
-	waits := meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) && !entry.Request.Want.Empty()
-	if waits {
-		entry.Placeable = in.config.queueing != broker.QueueingNone && decide.CouldPlace(entry.Request, in.lacks(), in.clusters)
+	queued := meta.FindStatusCondition(reservation.Status.Conditions, broker.ConditionQueued)
+	if queued != nil && queued.Status == metav1.ConditionTrue && !entry.Request.Want.Empty() {
+		// What its status has no room for waits for no capacity: it holds back no other.
+		entry.Placeable = queued.Reason != reasonTooManyProviders && in.config.queueing != broker.QueueingNone && decide.CouldPlace(entry.Request, in.lacks(), in.clusters)
 		if entry.Placeable {
 			keeps, changed := r.queue.KeepsFree(entry, in.config.keepFreeFor, in.now, func() capacity.Vector {
 				available := r.claims.Available(in.clusters, &entry.Request)
