@@ -195,6 +195,7 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func
 		"a guest with a counted sidecar":                         f.guest(f.slice, "shop-rome", countedSidecar),
 		"a guest of a peering by hand":                           f.guest(f.admin, "shop-oslo", func(s *corev1.PodSpec) { s.HostPID = true }),
 		"labelling a guest":                                      f.labelGuest,
+		"annotating a guest":                                     f.patch(f.slice, f.storedGuest(), `{"metadata":{"annotations":{"cluster-autoscaler.kubernetes.io/safe-to-evict":"true","note":"x"}}}`),
 		"deleting a guest":                                       f.delete(f.slice, f.storedGuest(), client.PropagationPolicy(metav1.DeletePropagationBackground)),
 		"deleting a guest after its pod":                         f.delete(f.slice, f.storedGuest(), client.PropagationPolicy(metav1.DeletePropagationForeground)),
 		"deleting a slice":                                       f.delete(f.controlPlane, stored),
@@ -348,16 +349,24 @@ func (f *liqoFixture) objectAttacks() []attack {
 	}
 }
 
-// annotationAttacks run a guest without AppArmor: the API server makes fields of the pod of
-// the annotations that Liqo copies from the ShadowPod when it creates the pod.
+// annotationAttacks run a guest without AppArmor, or one that keeps its node: Liqo copies the
+// annotations of the ShadowPod when it creates the pod, and later, and the API server makes
+// fields of some.
 func (f *liqoFixture) annotationAttacks() []attack {
 	const annotation, policy, want = "container.apparmor.security.beta.kubernetes.io/c", "spillway-guests", "AppArmor"
+	const evict = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 	return []attack{
 		{"no AppArmor, by an annotation", f.create(f.slice, func() client.Object {
 			shadow := shadowPod(f.t, "shop-rome", "another", func(*corev1.PodSpec) {})
 			shadow.SetAnnotations(map[string]string{annotation: "unconfined"})
 			return shadow
 		}), []string{policy}, want},
+		{"a guest that keeps its node", f.create(f.slice, func() client.Object {
+			shadow := shadowPod(f.t, "shop-rome", "another", func(*corev1.PodSpec) {})
+			shadow.SetAnnotations(map[string]string{evict: "false"})
+			return shadow
+		}), []string{policy}, "safe-to-evict"},
+		{"keeping its node later", f.patch(f.slice, f.storedGuest(), `{"metadata":{"annotations":{"`+evict+`":"false"}}}`), []string{policy}, "safe-to-evict"},
 		{"no AppArmor, by an annotation before the pod is created", f.patch(f.slice, f.storedGuest(),
 			`{"metadata":{"annotations":{"`+annotation+`":"unconfined"}}}`), []string{policy}, want},
 	}

@@ -19,6 +19,9 @@ const (
 	Arch, OS = "amd64", "linux"
 	// PriorityClass is the PriorityClass of guests at a provider. They preempt no pod.
 	PriorityClass = "spillway-guest"
+	// AnnotationEvict tells the provider's cluster autoscaler whether it may evict a pod to
+	// remove its node. A consumer has no say in that.
+	AnnotationEvict = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 )
 
 // forbiddenTaints are those of nodes that run no guest: the chart's policies for

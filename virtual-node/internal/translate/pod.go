@@ -45,10 +45,6 @@ type References struct {
 // Limits of the API on a pod's DNS configuration.
 const maxNameservers, maxSearches = 3, 32
 
-// annotationSafeToEvict tells the provider's autoscaler whether it may evict the guest to
-// remove its node. A consumer has no say in that.
-const annotationSafeToEvict = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-
 // apiAccessPrefix begins the name of the volume that admission adds for access
 // to the cluster's API server.
 const apiAccessPrefix = "kube-api-access-"
@@ -76,10 +72,10 @@ func Pod(pod *corev1.Pod, namespace string, o Options) (guest *corev1.Pod, refs 
 	}
 	delete(guest.Labels, broker.LabelOverflow)
 	maps.Copy(guest.Labels, map[string]string{LabelUID: string(pod.UID), broker.LabelManagedBy: broker.ManagedBySpillway})
-	if guest.Annotations[annotationSafeToEvict] == "false" {
-		t.note("The provider may evict the guest, as any, to remove its node: annotation %s is not carried.", annotationSafeToEvict)
+	if guest.Annotations[placement.AnnotationEvict] == "false" {
+		t.note("The provider may evict the guest, as any, to remove its node: annotation %s is not carried.", placement.AnnotationEvict)
 	}
-	maps.Copy(guest.Annotations, map[string]string{AnnotationNamespace: pod.Namespace, AnnotationName: pod.Name, annotationSafeToEvict: "true"})
+	maps.Copy(guest.Annotations, map[string]string{AnnotationNamespace: pod.Namespace, AnnotationName: pod.Name, placement.AnnotationEvict: "true"})
 
 	spec := &guest.Spec
 	spec.Hostname = hostname(pod)

@@ -330,9 +330,12 @@ func (d *Driver) createVirtualNode(ctx context.Context, provider string, stale *
 			ResourceQuota:        corev1.ResourceQuotaSpec{Hard: hard},
 			VkOptionsTemplateRef: &corev1.ObjectReference{Namespace: namespace, Name: kubeletOptions},
 			// Liqo drops the node selection of a pod, but adds this one to every guest.
-			OffloadingPatch: &offloadingv1beta1.OffloadingPatch{Affinity: &offloadingv1beta1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-				RequiredDuringSchedulingIgnoredDuringExecution: guest.NodeAffinity(nil),
-			}}},
+			OffloadingPatch: &offloadingv1beta1.OffloadingPatch{
+				Affinity: &offloadingv1beta1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+					RequiredDuringSchedulingIgnoredDuringExecution: guest.NodeAffinity(nil),
+				}},
+				AnnotationsNotReflected: []string{guest.AnnotationEvict},
+			},
 			Labels: map[string]string{
 				consts.RemoteClusterID: provider,
 				broker.LabelProvider:   provider,

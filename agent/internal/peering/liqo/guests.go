@@ -20,19 +20,22 @@ import (
 // GuestsPath is the path of the webhook that GuestsHandler serves.
 const GuestsPath = "/guests"
 
-// GuestsHandler answers AdmissionReviews of new ShadowPods, whose pods Liqo creates
-// unchanged. A guest gets the PriorityClass of guests, so that it preempts no pod and keeps
-// the node that it is nominated to, the node affinity of guests, because it was judged for
-// nodes of their architecture, memory limits that go with its requests, and requests that Liqo's
-// Quota counts in full. With handOver it gets the scheduling gate, too, and waits until the agent hands
-// over a place. The handler admits every ShadowPod: who may write what is up to the chart's
-// policies.
+// GuestsHandler answers AdmissionReviews of ShadowPods, whose pods Liqo creates unchanged. A
+// guest gets the PriorityClass of guests, so that it preempts no pod and keeps the node that it
+// is nominated to, the node affinity of guests, because it was judged for nodes of their
+// architecture, memory limits that go with its requests, and requests that Liqo's Quota counts
+// in full. With handOver it gets the scheduling gate, too, and waits until the agent hands over
+// a place. None keeps its node from being removed, also by an annotation that it gets later.
+// The handler admits every ShadowPod: who may write what is up to the chart's policies.
 func GuestsHandler(handOver bool) http.Handler {
 	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
-		if request.Operation != admissionv1.Create || request.Kind.Kind != kindShadowPod {
+		if request.Kind.Kind != kindShadowPod {
 			return admission.Allowed("")
 		}
-		changed, err := changeShadowPod(request.Object.Raw, func(pod *corev1.PodSpec) { makeGuest(pod, handOver) })
+		changed, err := makeEvictable(request.Object.Raw)
+		if err == nil && request.Operation == admissionv1.Create {
+			changed, err = changeShadowPod(changed, func(pod *corev1.PodSpec) { makeGuest(pod, handOver) })
+		}
 		if err != nil {
 			log.FromContext(ctx).Info("Cannot decode ShadowPod; it stays as it is", "namespace", request.Namespace, "name", request.Name, "reason", err.Error())
 			return admission.Allowed("")
@@ -58,6 +61,36 @@ func makeGuest(pod *corev1.PodSpec, handOver bool) {
 	guest.BoundMemory(pod)
 	guest.LowerMemory(pod)
 	makeCounted(pod)
+}
+
+// makeEvictable lets the cluster autoscaler evict the pod of an encoded ShadowPod whose
+// annotation forbids that.
+func makeEvictable(raw []byte) ([]byte, error) {
+	var shadow, meta map[string]json.RawMessage
+	var annotations map[string]string
+	if err := json.Unmarshal(raw, &shadow); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(shadow["metadata"], &meta); err != nil {
+		return nil, fmt.Errorf("metadata: %w", err)
+	}
+	if len(meta["annotations"]) > 0 {
+		if err := json.Unmarshal(meta["annotations"], &annotations); err != nil {
+			return nil, fmt.Errorf("metadata.annotations: %w", err)
+		}
+	}
+	if value, ok := annotations[guest.AnnotationEvict]; !ok || value == "true" {
+		return raw, nil
+	}
+	annotations[guest.AnnotationEvict] = "true"
+	var err error
+	if meta["annotations"], err = json.Marshal(annotations); err != nil {
+		return nil, err
+	}
+	if shadow["metadata"], err = json.Marshal(meta); err != nil {
+		return nil, err
+	}
+	return json.Marshal(shadow)
 }
 
 // changeShadowPod changes the pod of an encoded ShadowPod, and nothing else of it.

@@ -171,10 +171,20 @@ func TestGuestsWebhook(t *testing.T) {
 			}
 		}
 		of := shadow()
+		of.Annotations = map[string]string{guest.AnnotationEvict: "false", "note": "x"}
 		expect.NoError(t, c.Create(t.Context(), of))
 		// Liqo's virtual kubelet and its controllers only change labels, annotations and the status.
-		of.Labels = map[string]string{"app": "web"}
+		before := of.DeepCopy()
+		of.Labels, of.Annotations[guest.AnnotationEvict] = map[string]string{"app": "web"}, "false"
 		expect.NoError(t, c.Update(t.Context(), of))
+		if of.Labels["app"] != "web" || !cmp.Equal(of.Spec, before.Spec) {
+			t.Errorf("after an update the ShadowPod has labels %v, and its spec changes:\n%s", of.Labels, cmp.Diff(before.Spec, of.Spec))
+		}
+		for at, annotations := range map[string]map[string]string{"created": before.Annotations, "updated": of.Annotations} {
+			if diff := cmp.Diff(map[string]string{guest.AnnotationEvict: "true", "note": "x"}, annotations); diff != "" {
+				t.Errorf("annotations of a ShadowPod that is %s to keep its node (-want +got):\n%s", at, diff)
+			}
+		}
 
 		// As Liqo's controller does.
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: of.Name, Namespace: of.Namespace}, Spec: of.Spec.Pod}

@@ -83,6 +83,9 @@ func (l *lifecycle) expectGuestAffinity() {
 	if patch == nil || patch.Affinity == nil || !equality.Semantic.DeepEqual(patch.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution, guest.NodeAffinity(nil)) {
 		l.t.Errorf("the offloading patch is %+v", patch)
 	}
+	if patch != nil && !slices.Contains(patch.AnnotationsNotReflected, guest.AnnotationEvict) {
+		l.t.Errorf("pods can keep a node of the provider: all their annotations go there but %v", patch.AnnotationsNotReflected)
+	}
 }
 
 // expectGuestsConfined checks what limits guests in the namespace that Liqo has created for
