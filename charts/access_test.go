@@ -207,7 +207,7 @@ func daemonSetPod(node string) *corev1.Pod {
 }
 
 // createWorkload creates what a cluster has before Spillway comes: a real and a
-// virtual node, a pod on the real one, three pending pods, and a user's Secret in
+// virtual node, a pod on the real one, four pending pods, and a user's Secret in
 // namespaces default and that of the charts.
 func createWorkload(t *testing.T, admin client.Client) {
 	t.Helper()
@@ -216,6 +216,9 @@ func createWorkload(t *testing.T, admin client.Client) {
 	// As those of most DaemonSets.
 	tolerant := podOn("", "second")
 	tolerant.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	// As the webhook steers pods that may overflow.
+	steered := podOn("", "third")
+	steered.Spec.Tolerations = []corev1.Toleration{{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists}}
 	for _, object := range []client.Object{
 		&corev1.Node{ObjectMeta: named("worker")}, virtual("spillway-paris", "paris"),
 		// A real node may have the name of a virtual one.
@@ -223,7 +226,7 @@ func createWorkload(t *testing.T, admin client.Client) {
 		&corev1.ServiceAccount{ObjectMeta: within("kube-system", "default")}, system,
 		// Pods require their namespace's ServiceAccount, which no controller creates here.
 		&corev1.ServiceAccount{ObjectMeta: within("default", "default")},
-		podOn("worker", "local"), overflowedPod("overflowed"), podOn("", "pending"), tolerant,
+		podOn("worker", "local"), overflowedPod("overflowed"), podOn("", "pending"), tolerant, steered,
 		&corev1.Secret{ObjectMeta: within("default", "private")}, &corev1.Secret{ObjectMeta: within(namespace, "private")},
 	} {
 		expect.NoError(t, admin.Create(t.Context(), object))

@@ -25,6 +25,7 @@ func TestAttacksByTheAgent(t *testing.T) {
 	createWorkload(t, admin)
 	// As a pod of a DaemonSet, on a real node with the name of a virtual one.
 	eventually(t, "binding to a real node", bindPod(t, admin, "second", "spillway-worker"))
+	eventually(t, "binding another one there", bindPod(t, admin, "third", "spillway-worker"))
 
 	system := podOn("", "system")
 	system.Namespace = "kube-system"
@@ -74,8 +75,10 @@ func TestAttacksByTheAgent(t *testing.T) {
 		{"evicting a pod of a real node without the label", evictLabelled(podOn("", "local"), nil), []string{limits}, "labels its evictions"},
 		{"evicting a pod of a real node", evict(podOn("", "local")), []string{evictions}, "only evict pods on virtual nodes"},
 		{"evicting a pod of a real node with the name of a virtual one", evict(podOn("", "second")), []string{evictions}, "only evict pods on virtual nodes"},
+		{"evicting a pod there that may overflow", evict(podOn("", "third")), []string{evictions}, "only evict pods on virtual nodes"},
 		{"deleting a pod of a real node", remove(podOn("", "local")), []string{deletions}, "pods on virtual nodes"},
-		{"deleting a pod of a real node with the name of a virtual one", remove(podOn("", "second")), []string{deletions}, "is not a virtual node"},
+		{"deleting a pod of a real node with the name of a virtual one", remove(podOn("", "second")), []string{deletions}, "pods on virtual nodes"},
+		{"deleting a pod there that may overflow", remove(podOn("", "third")), []string{deletions}, "pods on virtual nodes"},
 		{"deleting a DaemonSet's pod that waits for a real node", remove(daemonOfRealNode), []string{deletions}, "pods of DaemonSets that wait for these"},
 		{"deleting another pod that waits for a virtual node", remove(unowned), []string{deletions}, "pods of DaemonSets that wait for these"},
 		{"deleting a real node", remove(&corev1.Node{ObjectMeta: named("worker")}), []string{limits}, "only change virtual nodes"},

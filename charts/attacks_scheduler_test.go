@@ -29,7 +29,8 @@ func TestAttacksOnReturningHome(t *testing.T) {
 	mallory := impersonating(t, config, user.Name)
 	// As a pod of a DaemonSet, on a real node with the name of a virtual one.
 	eventually(t, "binding to a real node", bindPod(t, admin, "second", "spillway-worker"))
-	eventually(t, "binding to a virtual node", bindPod(t, scheduler, "overflowed", "spillway-paris"))
+	eventually(t, "binding another one there", bindPod(t, admin, "third", "spillway-worker"))
+	eventually(t, "binding to a virtual node", bindOverflowed(t, scheduler, "overflowed"))
 
 	evict := func(pod string, labels map[string]string) func() error {
 		return func() error {
@@ -54,6 +55,7 @@ func TestAttacksOnReturningHome(t *testing.T) {
 	runAttacks(t, []guard{policyGuard(t, admin, evictions), policyGuard(t, admin, own), permissionGuard(t, admin, user)}, []attack{
 		{"evicting a pod of a real node", evict(local.Name, labelled), []string{evictions}, "scheduler may only evict pods on virtual nodes"},
 		{"evicting a pod of a real node with the name of a virtual one", evict("second", labelled), []string{evictions}, "scheduler may only evict pods on virtual nodes"},
+		{"evicting a pod there that may overflow", evict("third", labelled), []string{evictions}, "scheduler may only evict pods on virtual nodes"},
 		{"evicting a pod of a real node without the label", evict(local.Name, nil), []string{own}, "labels its evictions"},
 		{"making an OverflowPolicy as an editor of a namespace", policy, []string{"RBAC"}, "cannot create resource"},
 	})

@@ -22,6 +22,7 @@ func TestAttacksByVirtualNode(t *testing.T) {
 	install(t, "install", "agent", kubeconfig(t, config), append([]string{"driver=direct"}, needed...))
 	createWorkload(t, admin)
 	eventually(t, "binding to a real node", bindPod(t, admin, "second", "spillway-worker"))
+	eventually(t, "binding another one there", bindPod(t, admin, "third", "spillway-worker"))
 	kubelet, foreign := &coordinationv1.Lease{ObjectMeta: within("kube-node-lease", "worker")}, &coordinationv1.Lease{ObjectMeta: within("kube-system", "foreign")}
 	closed := podOn("worker", "local")
 	closed.Namespace = "shop"
@@ -80,13 +81,16 @@ func TestAttacksByVirtualNode(t *testing.T) {
 	guards = append(guards, permissionGuard(t, admin, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: "spillway-virtual-node"}))
 	runAttacks(t, guards, []attack{
 		{"reporting a pod of a real node", report(podOn("", "local")), []string{reports}, "only change pods on virtual nodes"},
+		{"reporting a pod of a real node with the name of a virtual one", report(podOn("", "second")), []string{reports}, "only change pods on virtual nodes"},
+		{"reporting a pod there that may overflow", report(podOn("", "third")), []string{reports}, "only change pods on virtual nodes"},
 		{"reporting a pod that has no node", report(podOn("", "pending")), []string{reports}, "only change pods on virtual nodes"},
 		{"reporting a pod of a namespace that is not open", report(closed), []string{"RBAC"}, "cannot update resource"},
 		{"changing a label with a report", update(podOn("", "overflowed"), func(p *corev1.Pod) {
 			p.Labels = map[string]string{"broker.fluidos.eu/hold": "x"}
 		}), []string{reports}, "may not change labels"},
 		{"deleting a pod of a real node", remove(podOn("", "local")), []string{deletions}, "only change pods on virtual nodes"},
-		{"deleting a pod of a real node with the name of a virtual one", remove(podOn("", "second")), []string{deletions}, "is not a virtual node"},
+		{"deleting a pod of a real node with the name of a virtual one", remove(podOn("", "second")), []string{deletions}, "only change pods on virtual nodes"},
+		{"deleting a pod there that may overflow", remove(podOn("", "third")), []string{deletions}, "only change pods on virtual nodes"},
 		{"deleting a pod of a namespace that is not open", remove(closed), []string{"RBAC", deletions}, "cannot delete resource"},
 		{"changing a real node", merge(virtualNode, &corev1.Node{ObjectMeta: named("worker")}, `{"spec":{"unschedulable":true}}`), []string{nodes}, "only change virtual nodes"},
 		{"renewing the Lease of a real node", merge(virtualNode, kubelet, `{"spec":{"holderIdentity":"x"}}`), []string{nodes}, "only change the Leases of virtual nodes"},

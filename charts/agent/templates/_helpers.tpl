@@ -125,11 +125,13 @@ name. The argument is the Node, which may be null.
 {{- end }}
 
 {{/*
-CEL: whether the argument is a pod on a virtual node: by the node's name, and because it
-tolerates that node's taint.
+CEL: whether the argument is a pod on a virtual node: by the node's name, the label that the
+scheduler gives every pod with its binding to one, and because it tolerates that node's taint. A
+real node may have the name, and every pod that may overflow tolerates the taints of virtual nodes.
 */}}
 {{- define "spillway-agent.onVirtualNode" -}}
-({{ . }} != null && has({{ . }}.spec.nodeName) && {{ . }}.spec.nodeName.startsWith('spillway-') && has({{ . }}.spec.tolerations) &&
+({{ . }} != null && has({{ . }}.spec.nodeName) && {{ . }}.spec.nodeName.startsWith('spillway-') &&
+has({{ . }}.metadata.labels) && 'broker.fluidos.eu/hold' in {{ . }}.metadata.labels && has({{ . }}.spec.tolerations) &&
 {{ . }}.spec.tolerations.exists(t, !has(t.key) || t.key == '' ||
 (t.key == 'broker.fluidos.eu/overflow' && (!has(t.value) || t.value == '' || 'spillway-' + t.value == {{ . }}.spec.nodeName))))
 {{- end }}

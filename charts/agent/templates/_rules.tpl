@@ -95,25 +95,13 @@ one: another pod replaces it if the node is real.
     (request.userInfo.username == '{{ . }}' && {{ include "spillway-agent.waitsForVirtualNode" "oldObject" | nindent 4 | trim }})
   messageExpression: "request.userInfo.username == '{{ . }}' ? 'the Spillway agent may only delete placeholders, pods on virtual nodes (spillway-*), and pods of DaemonSets that wait for these' : 'spillway-virtual-node may only change pods on virtual nodes (spillway-*)'"
   reason: Forbidden
-- expression: >-
-    oldObject == null || !has(oldObject.spec.nodeName) || (has(oldObject.metadata.labels) && 'broker.fluidos.eu/hold' in oldObject.metadata.labels) ||
-    (has(oldObject.spec.tolerations) && oldObject.spec.tolerations.exists(t, has(t.key) && t.key == 'broker.fluidos.eu/overflow'))
-  messageExpression: "'pod ' + oldObject.metadata.name + ' does not overflow, so that node ' + oldObject.spec.?nodeName.orValue('') + ' is not a virtual node: Spillway may only delete pods on virtual nodes'"
-  reason: Forbidden
 {{- end }}
 
 {{/* Evictions of pods by the agent, whose account is the argument, and the scheduler. */}}
-{{- define "spillway-agent.podEvictionVariables" -}}
-# Pods of DaemonSets tolerate all taints, also on a real node with the name of a virtual one.
-- name: overflows
-  expression: >-
-    (has(params.metadata.labels) && 'broker.fluidos.eu/hold' in params.metadata.labels) ||
-    (has(params.spec.tolerations) && params.spec.tolerations.exists(t, has(t.key) && t.key == 'broker.fluidos.eu/overflow'))
-{{- end }}
 {{- define "spillway-agent.podEvictionRules" -}}
 - expression: >-
-    request.name != params.metadata.name || (variables.overflows &&
-    {{ include "spillway-agent.onVirtualNode" "params" | nindent 4 | trim }})
+    request.name != params.metadata.name ||
+    {{ include "spillway-agent.onVirtualNode" "params" | nindent 4 | trim }}
   messageExpression: "'the Spillway ' + (request.userInfo.username == '{{ . }}' ? 'agent' : 'scheduler') + ' may only evict pods on virtual nodes (spillway-*), and pod ' + params.metadata.name + ' is on none'"
   reason: Forbidden
 {{- end }}
