@@ -113,7 +113,7 @@ func TestDirectWithBroker(t *testing.T) {
 	})
 }
 
-// prepareProvider creates a node with free capacity and the chart's role for guests.
+// prepareProvider creates a node with free capacity, and the chart's role and PriorityClass of guests.
 func prepareProvider(t *testing.T, paris client.Client) {
 	t.Helper()
 	ctx := t.Context()
@@ -125,6 +125,7 @@ func prepareProvider(t *testing.T, paris client.Client) {
 	// New nodes are tainted until the node lifecycle controller, which does not run.
 	node.Spec.Taints = nil
 	expect.NoError(t, paris.Update(ctx, node))
+	createPriorityClass(t, paris)
 	expect.NoError(t, paris.Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "spillway-direct-guest"}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "create"}},
 	}}))

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -16,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
@@ -88,8 +88,7 @@ type chosenDriver struct {
 	}
 	provider interface {
 		peering.Provider
-		// GuestNamespaces returns the namespaces that exist for the guests of a consumer.
-		GuestNamespaces(ctx context.Context, consumer string) ([]string, error)
+		hold.GuestNamespaces
 		SetupWithManager(ctrl.Manager) error
 	}
 }

@@ -251,7 +251,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	tracker.PlaceChanged = func(consumer string) { provider.PlaceChanged(consumer) }
 	provider = hold.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, driver.provider, hold.Options{
 		Namespace: o.instructionNamespace, Lending: o.lending, Headroom: o.headroom, PeeringIdleTime: o.peeringIdleTime,
-		Recognizer: recognizerOf(o), Placeholders: o.placeholders, ProofTimeout: o.proofTimeout, LeaveWithin: o.leaveWithin, Priority: o.priority, GuestNamespaces: driver.provider.GuestNamespaces,
+		Recognizer: recognizerOf(o), Placeholders: o.placeholders, ProofTimeout: o.proofTimeout, LeaveWithin: o.leaveWithin, Priority: o.priority, GuestNamespaces: driver.provider,
 		Observe: func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) },
 	})
 	refused := warningRecorder(mgr, "ConfigMap", o.namespace, sealing.PinsConfigMap, "PeerRefused", "Open")

@@ -159,7 +159,7 @@ func (p *provider) startAgent(ctx context.Context, config *rest.Config, placehol
 	known := recognizer
 	known.Placeholder = func(pod *corev1.Pod) (string, bool) { return placeholder.ConsumerOf(pod, holdsNamespace) }
 	options := hold.Options{Namespace: broker.SystemNamespace, Lending: broker.Lending{Enabled: true}, Recognizer: known, PeeringIdleTime: time.Hour}
-	options.GuestNamespaces = func(context.Context, string) ([]string, error) { return []string{guestsNamespace}, nil }
+	options.GuestNamespaces = fake.GuestNamespaces{Trial: guestsNamespace}
 	if placeholders {
 		options.Placeholders = placeholder.Options{Namespace: holdsNamespace, Image: placeholder.DefaultImage}
 	}

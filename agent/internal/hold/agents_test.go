@@ -45,7 +45,9 @@ func direct(t *testing.T) *env {
 func (e *env) agent(c client.Client, changes ...func(*hold.Options)) *hold.Reconciler {
 	options := hold.Options{
 		Namespace: namespace, Lending: e.lending, Clock: e.clock, Recognizer: inventory.Recognizer{Guest: guestOf},
-		GuestNamespaces: func(context.Context, string) ([]string, error) { return e.guestNamespaces, nil },
+	}
+	if len(e.guestNamespaces) > 0 {
+		options.GuestNamespaces = fake.GuestNamespaces{Of: func(string) []string { return e.guestNamespaces }}
 	}
 	for _, change := range changes {
 		change(&options)

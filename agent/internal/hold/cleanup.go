@@ -60,6 +60,11 @@ func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests invent
 		delete(r.unusedSince, consumer)
 		return reconcile.Result{}, nil
 	}
+	if r.GuestNamespaces != nil {
+		if err := r.GuestNamespaces.RemoveTrialNamespace(ctx, consumer); err != nil {
+			return reconcile.Result{}, fmt.Errorf("removing the namespace in which guests of %s were tried: %w", consumer, err)
+		}
+	}
 	now := r.Clock.Now()
 	since, known := r.unusedSince[consumer]
 	if !known || len(guests.Active) > 0 {

@@ -58,9 +58,9 @@ type Options struct {
 	// Placeholders of the holds; none if its namespace is empty: then a hold is only
 	// accounted for. With them, PlaceChanged is to be called for each change of a place.
 	Placeholders placeholder.Options
-	// GuestNamespaces returns the namespaces that exist for the guests of a consumer. Where it
-	// is nil, no guest is tried there before a hold is accepted.
-	GuestNamespaces func(ctx context.Context, consumer string) ([]string, error)
+	// GuestNamespaces are those in which guests are tried before a hold is accepted; none where
+	// it is nil.
+	GuestNamespaces GuestNamespaces
 	// ProofTimeout is how long the scheduler may take to find the next place for a
 	// placeholder, 20 s where 0. It is shorter than the broker's proofDeadline.
 	ProofTimeout time.Duration
@@ -117,6 +117,10 @@ type Reconciler struct {
 	places      *places
 	// marking are the consumers of which guests may be on nodes that are not offered.
 	marking map[string]bool
+	// prepared are the consumers for which a namespace to try guests in is being made, and
+	// untriedSince is since when guests of an instruction cannot be tried.
+	prepared     map[string]bool
+	untriedSince map[types.UID]time.Time
 
 	mu sync.Mutex
 	// changed are the consumers of which the driver has observed a change, moved those that
@@ -150,7 +154,7 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, pro
 		enqueue: make(chan event.GenericEvent, 1024), changed: map[string]bool{}, moved: map[string]bool{},
 		unusedSince: map[string]time.Time{}, grants: map[string]inEffect{}, waiting: map[string]time.Time{},
 		unverified: map[types.UID]broker.HeldCapacity{}, lost: map[types.UID]loss{}, refused: map[types.UID]refusal{}, written: written{},
-		places: newPlaces(), marking: map[string]bool{},
+		places: newPlaces(), marking: map[string]bool{}, prepared: map[string]bool{}, untriedSince: map[types.UID]time.Time{},
 	}
 }
 
@@ -292,6 +296,7 @@ func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (resul
 		delete(r.grants, consumer)
 		delete(r.waiting, consumer)
 		delete(r.marking, consumer)
+		delete(r.prepared, consumer)
 		if err := r.prove(ctx, in, nil); err != nil {
 			return reconcile.Result{}, err
 		}
@@ -334,6 +339,7 @@ func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (resul
 // enforce makes places and the grant those of the decisions. What the scheduler or the API
 // server refuses is refused, and not held any more.
 func (r *Reconciler) enforce(ctx context.Context, in input, decisions []decision) (granted peering.Progress, err error) {
+	r.prepareTrials(ctx, in.consumer, decisions)
 	for refused := true; refused; {
 		if err = r.prove(ctx, in, decisions); err != nil {
 			return granted, err
@@ -398,6 +404,9 @@ func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []de
 			continue
 		}
 		writes = append(writes, write{d.instruction, d.status(granted, fits, using, r.Clock.Now(), r.LeaveWithin)})
+	}
+	if slices.ContainsFunc(decisions, func(d decision) bool { return d.untried != "" }) {
+		result.RequeueAfter = trialRetryAfter
 	}
 	err = r.writeAll(ctx, writes)
 	if err == nil && granted.Done {

@@ -65,12 +65,19 @@ type decision struct {
 	proofMessage string
 	proofTakes   time.Duration
 	accounted    bool
+	// untried is why its guests cannot be tried yet, and granting is set if that is because
+	// the grant is to come first.
+	untried  string
+	granting bool
 }
 
-// proving reports whether the decision waits for the scheduler.
+// proving reports whether the decision waits for the scheduler, or to try its guests.
 func (d decision) proving() bool {
-	return !d.accounted && !d.settled && !d.smaller && d.refused == nil && d.proof == placeholder.Waiting
+	return d.undecided() && (!d.accounted && d.proof == placeholder.Waiting || d.untried != "")
 }
+
+// undecided reports whether it is open whether what is wanted can be held.
+func (d decision) undecided() bool { return !d.settled && !d.smaller && d.refused == nil }
 
 // accepted is what was held before all that is not decided yet. It is in the status, so that
 // an agent that restarts meanwhile knows it.
@@ -243,7 +250,7 @@ func grant(decisions []decision) (total corev1.ResourceList, pods int32) {
 	total = corev1.ResourceList{}
 	for _, d := range decisions {
 		held := d.held
-		if d.proving() {
+		if d.proving() && !d.granting {
 			held = d.accepted()
 		}
 		broker.AddTo(total, held.Totals.List())

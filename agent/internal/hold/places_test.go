@@ -1,7 +1,6 @@
 package hold_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
@@ -32,9 +32,9 @@ func startPlaces(t *testing.T, placeholders bool) *env {
 	controlplane.StartScheduler(t, restConfig)
 	e := startWith(t, restConfig, func(o *hold.Options) {
 		o.Headroom, o.Clock, o.ProofTimeout, o.Debounce = nil, nil, 45*time.Second, 50*time.Millisecond
-		o.GuestNamespaces = func(_ context.Context, consumer string) ([]string, error) {
-			return map[string][]string{"rome": {"guests-of-rome"}}[consumer], nil
-		}
+		o.GuestNamespaces = fake.GuestNamespaces{Of: func(consumer string) []string {
+			return map[string][]string{"rome": {"guests-of-rome"}}[consumer]
+		}, Trial: namespace}
 		if placeholders {
 			o.Placeholders = placeholder.Options{Namespace: holds, Image: placeholder.DefaultImage}
 			o.Recognizer.Placeholder = func(pod *corev1.Pod) (string, bool) { return placeholder.ConsumerOf(pod, holds) }

@@ -24,6 +24,8 @@ const (
 	ReasonGuestsRemain         = "GuestsRemain"
 	// ReasonProofPending: the scheduler has not found a place for each placeholder yet.
 	ReasonProofPending = "ProofPending"
+	// ReasonTrialPending: guests cannot be tried yet.
+	ReasonTrialPending = "TrialPending"
 	// ReasonGuestNotAdmitted: the API server does not admit a guest of the shape.
 	ReasonGuestNotAdmitted = "GuestNotAdmitted"
 	// ReasonCapacityLost: a part of an accepted hold no longer fits the nodes. It stays while
@@ -62,6 +64,9 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 			status.LeaveBy = &metav1.Time{Time: now.Add(leaveWithin).Truncate(time.Second)}
 			enforced.Message = fmt.Sprintf("%s. %s", strings.TrimSuffix(enforced.Message, "."), mustLeave(status.LeaveBy))
 		}
+	case d.proving() && d.untried != "":
+		enforced.Status, enforced.Reason, final = metav1.ConditionUnknown, ReasonTrialPending, false
+		enforced.Message = fmt.Sprintf("Waiting to try whether the API server admits the guests: %s.", d.untried)
 	case d.proving():
 		enforced.Status, enforced.Reason, enforced.Message, final = metav1.ConditionUnknown, ReasonProofPending, d.proofMessage, false
 	case d.smaller && !within:

@@ -47,14 +47,57 @@ func (p *Provider) readNamespace(ctx context.Context, consumer string) (*corev1.
 	return namespace, nil
 }
 
-// GuestNamespaces returns the namespace for a consumer's guests, if it exists and is not
-// being deleted.
+// GuestNamespaces returns the namespace for a consumer's guests, if it exists for a peering and
+// is not being deleted.
 func (p *Provider) GuestNamespaces(ctx context.Context, consumer string) ([]string, error) {
 	namespace, err := p.readNamespace(ctx, consumer)
-	if err != nil || namespace == nil || !isGuestNamespace(namespace, consumer) || !namespace.DeletionTimestamp.IsZero() {
+	if err != nil || namespace == nil || !isGuestNamespace(namespace, consumer) || !namespace.DeletionTimestamp.IsZero() || isTrial(namespace) {
 		return nil, err
 	}
 	return []string{namespace.Name}, nil
+}
+
+// isTrial reports whether a namespace for guests was made to try them, before a peering.
+func isTrial(namespace *corev1.Namespace) bool {
+	return session.Number(namespace, annotationSession) == 0
+}
+
+// EnsureTrialNamespace makes the namespace for a consumer's guests before the consumer peers. Its
+// quota is that of the grant. The consumer has no permissions in it.
+func (p *Provider) EnsureTrialNamespace(ctx context.Context, consumer string) (name string, progress peering.Progress, err error) {
+	if err := session.ValidateClusterID(consumer); err != nil {
+		return "", progress, err
+	}
+	namespace, err := p.readNamespace(ctx, consumer)
+	if err != nil {
+		return "", progress, err
+	}
+	if namespace == nil {
+		namespace = p.newNamespace(consumer)
+		if err := p.Client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
+			return "", progress, fmt.Errorf("creating namespace %s: %w", namespace.Name, err)
+		} else if err != nil {
+			return "", peering.Waiting("NamespacePending", "waiting for namespace "+namespace.Name), nil
+		}
+	}
+	if refusal := unusable(namespace, consumer); refusal != nil {
+		return "", peering.Waiting(refusal.Reason, refusal.Text), nil
+	}
+	return namespace.Name, peering.Done("TrialNamespaceReady", "guests can be tried in namespace "+namespace.Name), p.ensureAgentAccess(ctx, namespace)
+}
+
+// RemoveTrialNamespace deletes that namespace, unless the consumer has peered since.
+func (p *Provider) RemoveTrialNamespace(ctx context.Context, consumer string) error {
+	namespace, err := p.readNamespace(ctx, consumer)
+	if err != nil || namespace == nil || !isGuestNamespace(namespace, consumer) || !isTrial(namespace) || !namespace.DeletionTimestamp.IsZero() {
+		return err
+	}
+	// The consumer may peer at the same time.
+	asRead := client.Preconditions{UID: &namespace.UID, ResourceVersion: &namespace.ResourceVersion}
+	if err := p.Client.Delete(ctx, namespace, asRead); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("deleting namespace %s: %w", namespace.Name, err)
+	}
+	return nil
 }
 
 // isGuestNamespace reports whether a namespace is the one that Spillway made for a
@@ -71,24 +114,22 @@ func (p *Provider) ensureNamespace(ctx context.Context, consumer string, number 
 		return nil, nil, err
 	}
 	if namespace == nil {
-		namespace = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
-			Name: broker.GuestNamespace(consumer), Labels: guestLabels(consumer),
-			Annotations: map[string]string{annotationSession: session.FormatNumber(number)},
-		}}
-		maps.Copy(namespace.Labels, p.podSecurityLabels())
-		p.setHandOver(namespace)
-		if err := p.Client.Create(ctx, namespace); err != nil {
+		namespace = p.newNamespace(consumer)
+		metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, annotationSession, session.FormatNumber(number))
+		err := p.Client.Create(ctx, namespace)
+		if err == nil {
+			return namespace, nil, nil
+		}
+		if apierrors.IsAlreadyExists(err) {
+			// It was made meanwhile, to try guests.
+			err = p.Client.Get(ctx, client.ObjectKeyFromObject(namespace), namespace)
+		}
+		if err != nil {
 			return nil, nil, fmt.Errorf("creating namespace %s: %w", namespace.Name, err)
 		}
-		return namespace, nil, nil
 	}
-	switch {
-	case !isGuestNamespace(namespace, consumer):
-		refusal, err := refuse("NamespaceTaken", "namespace "+namespace.Name+" already exists at the provider and is not managed by Spillway; rename or delete it there")
-		return nil, refusal, err
-	case !namespace.DeletionTimestamp.IsZero():
-		refusal, err := refuse(session.ReasonTerminating, "the previous peering is still being removed")
-		return nil, refusal, err
+	if refusal := unusable(namespace, consumer); refusal != nil {
+		return nil, &message{Header: *refusal}, nil
 	}
 	before := namespace.DeepCopy()
 	maps.Copy(namespace.Labels, p.podSecurityLabels())
@@ -102,6 +143,25 @@ func (p *Provider) ensureNamespace(ctx context.Context, consumer string, number 
 		}
 	}
 	return namespace, nil, nil
+}
+
+// newNamespace is the namespace for a consumer's guests.
+func (p *Provider) newNamespace(consumer string) *corev1.Namespace {
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: broker.GuestNamespace(consumer), Labels: guestLabels(consumer)}}
+	maps.Copy(namespace.Labels, p.podSecurityLabels())
+	p.setHandOver(namespace)
+	return namespace
+}
+
+// unusable is why a namespace cannot be used for a consumer's guests, nil if it can.
+func unusable(namespace *corev1.Namespace, consumer string) *session.Header {
+	switch {
+	case !isGuestNamespace(namespace, consumer):
+		return ptr.To(session.Refuse("NamespaceTaken", "namespace "+namespace.Name+" already exists at the provider and is not managed by Spillway; rename or delete it there"))
+	case !namespace.DeletionTimestamp.IsZero():
+		return ptr.To(session.Refuse(session.ReasonTerminating, "the previous peering is still being removed"))
+	}
+	return nil
 }
 
 // setHandOver asks the consumer to create guests that wait for a place, or not to.

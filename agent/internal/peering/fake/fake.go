@@ -239,3 +239,27 @@ func (p *Provider) Consumers(context.Context) ([]string, error) {
 	}
 	return slices.Sorted(maps.Keys(p.grants)), nil
 }
+
+// GuestNamespaces are the namespaces for the guests of consumers.
+type GuestNamespaces struct {
+	// Of returns those that exist for a consumer; none where nil.
+	Of func(consumer string) []string
+	// Trial is the name of one in which guests of others are tried.
+	Trial string
+}
+
+// GuestNamespaces returns the namespaces that exist for the guests of a consumer.
+func (n GuestNamespaces) GuestNamespaces(_ context.Context, consumer string) ([]string, error) {
+	if n.Of == nil {
+		return nil, nil
+	}
+	return n.Of(consumer), nil
+}
+
+// EnsureTrialNamespace returns Trial.
+func (n GuestNamespaces) EnsureTrialNamespace(context.Context, string) (string, peering.Progress, error) {
+	return n.Trial, peering.Done("TrialNamespaceReady", "guests can be tried"), nil
+}
+
+// RemoveTrialNamespace does nothing.
+func (GuestNamespaces) RemoveTrialNamespace(context.Context, string) error { return nil }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
-	"slices"
 
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
@@ -31,7 +30,7 @@ const baseSources, sourcesPerPod, baseServices = 200, 20, 200
 // isGuestNamespace reports whether Liqo created a namespace for the guests of a consumer.
 func isGuestNamespace(namespace *corev1.Namespace) bool {
 	_, tenant := namespace.Labels[consts.TenantNamespaceLabel]
-	return namespace.Labels[consts.RemoteClusterID] != "" && !tenant
+	return namespace.Labels[consts.RemoteClusterID] != "" && !tenant && !isTrial(namespace)
 }
 
 // confineGuests limits what guests can do in the namespaces that Liqo has created for a
@@ -46,7 +45,7 @@ func (p *Provider) confineGuests(ctx context.Context, consumer string) error {
 	if err != nil || tenant == nil || !session.IsManaged(tenant) {
 		return err
 	}
-	namespaces, err := p.guestNamespaces(ctx, consumer)
+	namespaces, trial, err := p.namespaces(ctx, consumer)
 	if err != nil {
 		return err
 	}
@@ -58,27 +57,37 @@ func (p *Provider) confineGuests(ctx context.Context, consumer string) error {
 			return fmt.Errorf("limiting the guests of namespace %s: %w", namespace.Name, err)
 		}
 	}
+	if trial && len(namespaces) > 0 {
+		return p.RemoveTrialNamespace(ctx, consumer)
+	}
 	return nil
 }
 
 // GuestNamespaces returns the names of the namespaces that Liqo has created for the guests
 // of a consumer and that are not being deleted.
 func (p *Provider) GuestNamespaces(ctx context.Context, consumer string) (names []string, _ error) {
-	namespaces, err := p.guestNamespaces(ctx, consumer)
+	namespaces, _, err := p.namespaces(ctx, consumer)
 	for i := range namespaces {
 		names = append(names, namespaces[i].Name)
 	}
 	return names, err
 }
 
-func (p *Provider) guestNamespaces(ctx context.Context, consumer string) ([]corev1.Namespace, error) {
+// namespaces returns those of a consumer's guests that are not being deleted, and whether there is
+// one to try guests in.
+func (p *Provider) namespaces(ctx context.Context, consumer string) (guests []corev1.Namespace, trial bool, err error) {
 	var found corev1.NamespaceList
 	if err := p.Client.List(ctx, &found, client.MatchingLabels{consts.RemoteClusterID: consumer}); err != nil {
-		return nil, fmt.Errorf("listing namespaces for guests of %s: %w", consumer, err)
+		return nil, false, fmt.Errorf("listing namespaces for guests of %s: %w", consumer, err)
 	}
-	return slices.DeleteFunc(found.Items, func(namespace corev1.Namespace) bool {
-		return !isGuestNamespace(&namespace) || !namespace.DeletionTimestamp.IsZero()
-	}), nil
+	for i := range found.Items {
+		namespace := &found.Items[i]
+		trial = trial || isTrial(namespace)
+		if isGuestNamespace(namespace) && namespace.DeletionTimestamp.IsZero() {
+			guests = append(guests, *namespace)
+		}
+	}
+	return guests, trial, nil
 }
 
 // confine limits what guests can do in one namespace.

@@ -2,6 +2,7 @@ package liqo
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	"github.com/go-logr/logr/testr"
@@ -59,5 +60,68 @@ func TestConfineNewNamespace(t *testing.T) {
 	expect.NoError(t, err)
 	if quota == nil {
 		t.Error("the guests of the new namespace are not limited")
+	}
+}
+
+// TestTrialNamespace: before Liqo has created a namespace for guests, they are tried in another
+// one that is limited as those, which is removed then.
+func TestTrialNamespace(t *testing.T) {
+	paris := newClient(t, controlplane.Start(t, liqoCRDs(t)))
+	p, err := NewProvider(Options{Options: session.Options{Client: paris, ClusterID: "paris", Log: testr.New(t)}, PodCIDRs: []string{"10.0.0.0/16"}})
+	expect.NoError(t, err)
+	ctx := t.Context()
+	const trial = "spillway-trial-rome"
+	for range 2 {
+		if name, progress, err := p.EnsureTrialNamespace(ctx, "rome"); err != nil || name != trial || !progress.Done {
+			t.Fatalf("guests are tried in %q: %+v, %v", name, progress, err)
+		}
+	}
+	namespace := read(t, paris, "", trial, &corev1.Namespace{})
+	if namespace.Labels[consts.RemoteClusterID] != "rome" || namespace.Labels[labelLimited] != "true" {
+		t.Errorf("the labels are %v", namespace.Labels)
+	}
+	read(t, paris, trial, confine.Quota, &corev1.ResourceQuota{})
+	read(t, paris, trial, confine.Quota, &corev1.LimitRange{})
+	consumers, err := p.Consumers(ctx)
+	expect.NoError(t, err)
+	guests, err := p.GuestNamespaces(ctx, "rome")
+	expect.NoError(t, err)
+	if !slices.Equal(consumers, []string{"rome"}) || len(guests) > 0 {
+		t.Errorf("consumers %v, namespaces of guests %v", consumers, guests)
+	}
+
+	tenant := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenantNamespace("rome"), Labels: managedLabels("rome")}}
+	tenant.Labels[consts.TenantNamespaceLabel] = "true"
+	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{consts.RemoteClusterID: "rome"}}}
+	expect.NoError(t, paris.Create(ctx, tenant))
+	_, err = p.EnsureGrant(ctx, "rome", expect.Resources("cpu", "1"), 1)
+	expect.NoError(t, err)
+	if namespace := read(t, paris, "", trial, &corev1.Namespace{}); !namespace.DeletionTimestamp.IsZero() {
+		t.Error("the namespace is deleted before there is one for guests")
+	}
+	expect.NoError(t, paris.Create(ctx, shop))
+	expect.NoError(t, p.changed(ctx, "rome"))
+	if namespace := read(t, paris, "", trial, &corev1.Namespace{}); namespace.DeletionTimestamp.IsZero() {
+		t.Error("the namespace is not deleted when there is one for guests")
+	}
+	if _, progress, err := p.EnsureTrialNamespace(ctx, "rome"); err != nil || progress.Reason != session.ReasonTerminating {
+		t.Errorf("while it is being deleted: %+v, %v", progress, err)
+	}
+
+	if _, _, err := p.EnsureTrialNamespace(ctx, "berlin"); err != nil {
+		t.Fatal(err)
+	}
+	expect.NoError(t, p.RemoveTrialNamespace(ctx, "berlin"))
+	if namespace := read(t, paris, "", "spillway-trial-berlin", &corev1.Namespace{}); namespace.DeletionTimestamp.IsZero() {
+		t.Error("the namespace is not deleted")
+	}
+	other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "spillway-trial-oslo"}}
+	expect.NoError(t, paris.Create(ctx, other))
+	if _, progress, err := p.EnsureTrialNamespace(ctx, "oslo"); err != nil || progress.Reason != "NamespaceTaken" {
+		t.Errorf("a namespace of this cluster: %+v, %v", progress, err)
+	}
+	expect.NoError(t, p.RemoveTrialNamespace(ctx, "oslo"))
+	if namespace := read(t, paris, "", other.Name, &corev1.Namespace{}); !namespace.DeletionTimestamp.IsZero() {
+		t.Error("a namespace of this cluster is deleted")
 	}
 }

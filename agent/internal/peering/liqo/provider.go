@@ -224,15 +224,15 @@ func (p *Provider) apply(ctx context.Context, consumer string) (peering.Progress
 // Consumers lists the consumers for which anything exists here.
 func (p *Provider) Consumers(ctx context.Context) ([]string, error) {
 	var namespaces corev1.NamespaceList
-	if err := p.Client.List(ctx, &namespaces, session.Managed, client.MatchingLabels{consts.TenantNamespaceLabel: "true"}); err != nil {
+	if err := p.Client.List(ctx, &namespaces, session.Managed, client.HasLabels{consts.RemoteClusterID}); err != nil {
 		return nil, fmt.Errorf("listing tenant namespaces: %w", err)
 	}
 	var consumers []string
 	for i := range namespaces.Items {
-		if session.Number(&namespaces.Items[i], annotationProviderSession) != 0 {
-			consumers = append(consumers, namespaces.Items[i].Labels[consts.RemoteClusterID])
+		if namespace := &namespaces.Items[i]; isTrial(namespace) || namespace.Labels[consts.TenantNamespaceLabel] == "true" && session.Number(namespace, annotationProviderSession) != 0 {
+			consumers = append(consumers, namespace.Labels[consts.RemoteClusterID])
 		}
 	}
 	slices.Sort(consumers)
-	return consumers, nil
+	return slices.Compact(consumers), nil
 }

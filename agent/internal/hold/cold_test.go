@@ -1,0 +1,152 @@
+package hold_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// trials makes namespaces to try guests in, for consumers that have none.
+type trials struct {
+	client.Client
+	// waits is why there is none yet.
+	waits string
+}
+
+func (*trials) GuestNamespaces(context.Context, string) ([]string, error) { return nil, nil }
+
+func (n *trials) EnsureTrialNamespace(ctx context.Context, consumer string) (string, peering.Progress, error) {
+	if n.waits != "" {
+		return "", peering.Waiting("Pending", n.waits), nil
+	}
+	name := "trial-of-" + consumer
+	err := n.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{broker.LabelGuestsOf: consumer}}})
+	return name, peering.Done("Ready", ""), client.IgnoreAlreadyExists(err)
+}
+
+func (n *trials) RemoveTrialNamespace(ctx context.Context, consumer string) error {
+	return client.IgnoreNotFound(n.Delete(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "trial-of-" + consumer}}))
+}
+
+// refuseGuests makes admission refuse pods in namespaces of guests, until lift is called.
+func (e *env) refuseGuests(words string) (lift func()) {
+	e.Helper()
+	const name = "no-guests"
+	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.ValidatingAdmissionPolicySpec{
+		MatchConstraints: &admissionv1.MatchResources{
+			NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: broker.LabelGuestsOf, Operator: metav1.LabelSelectorOpExists}}},
+			ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+				Operations: []admissionv1.OperationType{admissionv1.Create}, Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
+			}}},
+		},
+		Validations: []admissionv1.Validation{{Expression: "false", Message: words}},
+	}}
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+		PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+	}}
+	other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "guests-of-oslo", Labels: map[string]string{broker.LabelGuestsOf: "oslo"}}}
+	for _, object := range []client.Object{policy, binding, other} {
+		expect.NoError(e, e.Create(e.Context(), object))
+	}
+	refused := func(want bool) {
+		e.Helper()
+		expect.Eventually(e, fmt.Sprintf("the policy to be in effect: %t", want), func() (bool, string) {
+			err := e.Create(e.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: other.Name}, Spec: corev1.PodSpec{
+				Containers: []corev1.Container{{Name: "c", Image: "i"}},
+			}}, client.DryRunAll)
+			return err != nil == want, fmt.Sprint(err)
+		})
+	}
+	refused(true)
+	return func() {
+		e.Helper()
+		expect.NoError(e, e.Delete(e.Context(), binding))
+		refused(false)
+	}
+}
+
+// TestColdNamespace: guests of a consumer without a namespace are tried in one that is made for
+// that, before the answer is yes, and removed when the consumer is promised nothing any more.
+func TestColdNamespace(t *testing.T) {
+	e := direct(t)
+	e.node("a", expect.Resources("cpu", "2", "memory", "8Gi"))
+	expect.NoError(t, e.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: guest.PriorityClass}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
+	lift := e.refuseGuests("only in namespaces of teams")
+	namespaces := &trials{Client: e.Client}
+	agent := e.agent(e.Client, func(o *hold.Options) { o.GuestNamespaces = namespaces })
+	want := pods(set("pods", 2, expect.Resources("cpu", "1m")))
+
+	e.hold("r1", "rome", 1, want)
+	reconciled(t, agent, "rome")
+	e.decided("r1", 1, hold.ReasonGuestNotAdmitted, "only in namespaces of teams", 0)
+	lift()
+	e.hold("r1", "rome", 2, want)
+	reconciled(t, agent, "rome")
+	e.decided("r1", 2, hold.ReasonAccepted, "Holding 2 pods", 2)
+
+	namespaces.waits = "the last one is being deleted"
+	e.hold("r2", "rome", 1, want)
+	reconciled(t, agent, "rome")
+	e.clock.SetTime(e.clock.Now().Add(5 * time.Second))
+	reconciled(t, agent, "rome")
+	if in, c := e.get("r2"); c.Reason != hold.ReasonTrialPending || c.Message != "Waiting to try whether the API server admits the guests: the last one is being deleted." || in.Status.Held.Pods() != 2 || in.Status.ObservedAttempt != 0 {
+		t.Errorf("while guests cannot be tried: %+v", in.Status)
+	}
+	e.granted("rome", "cpu 2m", 2)
+	e.clock.SetTime(e.clock.Now().Add(time.Minute))
+	reconciled(t, agent, "rome")
+	e.decided("r2", 1, hold.ReasonGuestNotAdmitted, "It is not known whether the API server admits pods of cpu 1m: the last one is being deleted.", 0)
+
+	for _, name := range []string{"r1", "r2"} {
+		in, _ := e.get(name)
+		expect.NoError(t, e.Delete(t.Context(), in))
+	}
+	reconciled(t, agent, "rome")
+	var namespace corev1.Namespace
+	if err := e.Get(t.Context(), client.ObjectKey{Name: "trial-of-rome"}, &namespace); client.IgnoreNotFound(err) != nil || err == nil && namespace.DeletionTimestamp.IsZero() {
+		t.Errorf("the namespace is not deleted: %v", err)
+	}
+}
+
+// TestTriedOnceGranted: where admission refuses what is not granted, a hold is granted before its
+// guests are tried, and no longer than it takes.
+func TestTriedOnceGranted(t *testing.T) {
+	e := direct(t)
+	e.node("a", expect.Resources("cpu", "2", "memory", "8Gi"))
+	expect.NoError(t, e.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: guest.PriorityClass}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
+	lift := e.refuseGuests("a guest may only request resources that are granted to its cluster")
+	agent := e.agent(e.Client, func(o *hold.Options) { o.GuestNamespaces = &trials{Client: e.Client} })
+	want := pods(set("pods", 2, expect.Resources("cpu", "1m")))
+
+	e.hold("r1", "rome", 1, want)
+	reconciled(t, agent, "rome")
+	e.granted("rome", "cpu 2m", 2)
+	if in, _ := e.get("r1"); in.Status.ObservedAttempt != 0 {
+		t.Errorf("decided before its guests are tried: %+v", in.Status)
+	}
+	e.clock.SetTime(e.clock.Now().Add(time.Minute))
+	reconciled(t, agent, "rome")
+	e.decided("r1", 1, hold.ReasonGuestNotAdmitted, "It is not known", 0)
+	e.granted("rome", "nothing", 0)
+
+	e.hold("r1", "rome", 2, want)
+	reconciled(t, agent, "rome")
+	lift()
+	reconciled(t, agent, "rome")
+	e.decided("r1", 2, hold.ReasonAccepted, "Holding 2 pods", 2)
+	e.granted("rome", "cpu 2m", 2)
+}
