@@ -210,6 +210,9 @@ func TestMistakesAreRejected(t *testing.T) {
 		"an invalid price":             {"agent", append(slices.Clone(needed), "cost.cpu=cheap"), "/cost/cpu"},
 		"more than a day to leave":     {"agent", append(slices.Clone(needed), "lend.leaveWithin=24h1ms"), "lend.leaveWithin must be greater than 0 and at most 24h"},
 		"many days to leave":           {"agent", append(slices.Clone(needed), "lend.leaveWithin=99999999h"), "lend.leaveWithin must be greater than 0 and at most 24h"},
+		"a headroom of no amount":      {"agent", append(slices.Clone(needed), "lend.headroom.cpu=lots"), "/lend/headroom/cpu"},
+		"a negative headroom":          {"agent", append(slices.Clone(needed), "lend.headroom.cpu=-1"), "/lend/headroom/cpu"},
+		"a token that is too short":    {"agent", append(slices.Clone(needed), "driver=direct", "direct.tokenTTL=9m59s"), "direct.tokenTTL must be at least 10m"},
 		"no time to leave":             {"agent", append(slices.Clone(needed), "lend.leaveWithin=0s"), "lend.leaveWithin must be greater than 0 and at most 24h"},
 	} {
 		t.Run(name, func(t *testing.T) {
