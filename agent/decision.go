@@ -35,8 +35,9 @@ const decisionTimeout = time.Minute
 
 // printDecision prints why each cluster is not chosen for a Reservation of this cluster, as
 // a table: its status names only those that came closest. It asks the broker with the
-// certificate that the agent keeps in its Secret.
-func printDecision(ctx context.Context, config *rest.Config, arguments []string, out io.Writer) error {
+// certificate that the agent keeps in its Secret. access finds the cluster, once the arguments
+// are known to be right.
+func printDecision(ctx context.Context, access func() (*rest.Config, error), arguments []string, out io.Writer) error {
 	flags := flag.NewFlagSet("spillway-agent "+commandDecision, flag.ContinueOnError)
 	flags.SetOutput(out)
 	flags.Usage = func() {
@@ -57,6 +58,10 @@ func printDecision(ctx context.Context, config *rest.Config, arguments []string,
 	}
 	ctx, cancel := context.WithTimeout(ctx, decisionTimeout)
 	defer cancel()
+	config, err := access()
+	if err != nil {
+		return err
+	}
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)); err != nil {
 		return err

@@ -77,10 +77,7 @@ const leaseDuration, renewDeadline, retryPeriod = 30 * time.Second, 20 * time.Se
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == commandDecision {
-		restConfig, err := ctrl.GetConfig()
-		if err == nil {
-			err = printDecision(ctrl.SetupSignalHandler(), restConfig, os.Args[2:], os.Stdout)
-		}
+		err := printDecision(ctrl.SetupSignalHandler(), ctrl.GetConfig, os.Args[2:], os.Stdout)
 		if err != nil && !errors.Is(err, flag.ErrHelp) {
 			fmt.Fprintf(os.Stderr, "spillway-agent %s: %v\n", commandDecision, err)
 			os.Exit(1)

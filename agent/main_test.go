@@ -17,6 +17,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/identity"
@@ -54,6 +55,25 @@ func TestFlags(t *testing.T) {
 	} {
 		if _, err := parse(invalid); err == nil {
 			t.Errorf("%v was accepted", invalid)
+		}
+	}
+}
+
+// TestDecisionUsage: the usage, and what is wrong with the arguments, are printed also where
+// there is no cluster.
+func TestDecisionUsage(t *testing.T) {
+	noCluster := func() (*rest.Config, error) { return nil, errors.New("no cluster") }
+	t.Setenv(brokerURLVariable, "")
+	for want, arguments := range map[string][]string{
+		"Usage: spillway-agent decision": {"-help"},
+		"NAMESPACE/NAME":                 {"web"},
+		"--broker-url is required":       {"shop/web"},
+		"no cluster":                     {"--broker-url=https://hub:8443", "shop/web"},
+	} {
+		var out strings.Builder
+		err := printDecision(t.Context(), noCluster, arguments, &out)
+		if err == nil || !strings.Contains(out.String()+err.Error(), want) {
+			t.Errorf("%v: want %q, got %v and %q", arguments, want, err, out.String())
 		}
 	}
 }
