@@ -57,16 +57,23 @@ func main() {
 func run(ctx context.Context, arguments []string) error {
 	switch {
 	case len(arguments) == 1 && arguments[0] == "demo":
+		hold := os.Getenv("DEMO_HOLD")
+		if hold != "" && hold != "1" {
+			return fmt.Errorf("DEMO_HOLD=%s is not supported: use 1, or leave it empty", hold)
+		}
 		return demo.Run(ctx, demo.Options{
 			Out:   os.Stdout,
 			Break: os.Getenv("DEMO_BREAK"),
-			Hold:  os.Getenv("DEMO_HOLD") == "1",
+			Hold:  hold == "1",
 		})
 	case len(arguments) > 0 && arguments[0] == "bench":
 		return bench(ctx, arguments[1:])
 	}
 	fmt.Fprint(os.Stderr, usage)
-	return errors.New("no command given")
+	if len(arguments) == 0 {
+		return errors.New("no command given")
+	}
+	return fmt.Errorf("unknown command %q", strings.Join(arguments, " "))
 }
 
 func bench(ctx context.Context, arguments []string) error {

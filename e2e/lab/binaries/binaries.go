@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -139,7 +140,7 @@ func Programs(ctx context.Context, log Log, names ...string) (map[string]string,
 	for _, name := range names {
 		p, ok := programs[name]
 		if !ok {
-			return nil, fmt.Errorf("there is no program %q", name)
+			return nil, fmt.Errorf("there is no program %q: use one of %s", name, strings.Join(slices.Sorted(maps.Keys(programs)), ", "))
 		}
 		dir, err := cacheFor(filepath.Join(root, p.module))
 		if err != nil {

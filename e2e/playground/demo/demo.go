@@ -230,8 +230,9 @@ With rome's kubeconfig, try:
   kubectl -n %[1]s scale deployment %[2]s --replicas=14     # it overflows again
   kubectl -n %[1]s get pods -o wide
   kubectl get nodes,reservations -A
-  kubectl -n %[1]s get events | grep Overflow
+  kubectl -n %[1]s get events --sort-by=.lastTimestamp | grep Overflow
 
+go run ./e2e/lab program kubectl builds kubectl and prints its path, if you have none.
 Logs are beside the kubeconfigs. There are no containers, so there are no
 "kubectl logs" and no "kubectl exec".
 `, shop, web)
