@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -44,6 +47,17 @@ func TestArgs(t *testing.T) {
 			}
 		})
 	}
-	_, err := parseArgs(nil)
+	// These are what the comments of OverflowArgs and the documentation say.
+	seconds := func(n float64) *metav1.Duration {
+		return &metav1.Duration{Duration: time.Duration(n * float64(time.Second))}
+	}
+	defaults := &OverflowArgs{
+		Overflow: AfterPreemption, BatchQuiet: seconds(0.2), BatchLongest: seconds(1), DecisionTimeout: seconds(10),
+		InstructionNamespace: "spillway-system", AskAfter: seconds(0), GangTimeout: seconds(60),
+	}
+	args, err := parseArgs(nil)
 	expect.NoError(t, err)
+	if diff := cmp.Diff(defaults, args); diff != "" {
+		t.Errorf("defaults (-want +got):\n%s", diff)
+	}
 }

@@ -2,6 +2,7 @@ package overflow
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -10,6 +11,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -102,6 +104,59 @@ func TestPodBeingBound(t *testing.T) {
 	expectValid("not bound", true)
 }
 
+// TestValidatedWhenDue: capacity is requested for a pod that was noted only if it needs that
+// still, with the key that it was noted with. Otherwise the pod is looked at again.
+func TestValidatedWhenDue(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason string
+		change func(*Plugin, *corev1.Pod)
+		valid  bool
+	}{
+		"unchanged": {reason: "it needs the capacity", change: func(*Plugin, *corev1.Pod) {}, valid: true},
+		"labelled":  {reason: "nothing else depends on this label", change: func(_ *Plugin, pod *corev1.Pod) { pod.Labels = map[string]string{"tier": "batch"} }, valid: true},
+		"the pod opts out": {reason: "it is not to overflow", change: func(_ *Plugin, pod *corev1.Pod) {
+			pod.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled}
+		}},
+		"its namespace, too": {reason: "none of its pods is to overflow", change: func(p *Plugin, _ *corev1.Pod) { p.namespaces = namespacesWith(broker.OverflowDisabled) }},
+		"resized": {reason: "it needs another amount", change: func(_ *Plugin, pod *corev1.Pod) {
+			pod.Spec.Containers[0].Resources.Requests = expect.Resources("cpu", "2")
+		}},
+		"a new node selector": {reason: "it needs another node", change: func(_ *Plugin, pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"gpu": "a100"} }},
+		"not admissible": {reason: "it cannot overflow any more", change: func(_ *Plugin, pod *corev1.Pod) {
+			pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data"}}}}
+		}},
+		"another owner": {reason: "that has a Reservation of its own", change: func(_ *Plugin, pod *corev1.Pod) {
+			pod.OwnerReferences[0].Name, pod.OwnerReferences[0].UID = "other", "other"
+		}},
+		"its owner unknown": {reason: "it may have another root owner", change: func(p *Plugin, _ *corev1.Pod) { p.keys.find = unknownOwner }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, pod := testPlugin(OverflowArgs{}), jobPod("crunch", "waiting", "1")
+			cached := newIndexer(pod)
+			c, _, _ := testController(t, p, cached)
+			c.pending.add(pod.UID, nameOf(pod))
+			noted, _ := p.keys.get(pod)
+			current := pod.DeepCopy()
+			current.Generation++
+			tc.change(p, current)
+			c.namespaces = p.namespaces
+			expect.NoError(t, cached.Update(current))
+			var changed []*corev1.Pod
+			if got := c.validator(&changed)(pod.UID, noted.key); got != tc.valid {
+				t.Errorf("capacity is requested for it: %t, want %t, because %s", got, tc.valid, tc.reason)
+			}
+			if looked := slices.Contains(changed, current); looked == tc.valid {
+				t.Errorf("it is looked at again: %t, want %t", looked, !tc.valid)
+			}
+		})
+	}
+}
+
+// namespacesWith lists namespace shop with a value of its label.
+func namespacesWith(value string) corelisters.NamespaceLister {
+	return corelisters.NewNamespaceLister(newIndexer(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: value}}}))
+}
+
 // profile is the part of the scheduler that the handlers of informers need.
 type profile struct{ framework.Handle }
 
@@ -177,6 +232,58 @@ func TestWritesWaitForNoOther(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Fatalf("the Reservation of %s was not written", job)
 		}
+	}
+}
+
+// TestWakingWaitsForNoWrite: while the write of one Reservation does not end, a pod is woken
+// for a grant of another.
+func TestWakingWaitsForNoWrite(t *testing.T) {
+	paris := nodeWith("paris").Node()
+	p, all := testPlugin(OverflowArgs{}, paris), newIndexer()
+	p.placements.setNode(paris)
+	c, _, _ := testController(t, p, all)
+	arrived, answer := make(chan struct{}), make(chan struct{})
+	hang := sync.OnceFunc(func() {
+		close(arrived)
+		<-answer
+	})
+	c.synced = func() bool { // is the first that a write asks for
+		hang()
+		return false
+	}
+	woken := make(chan string, 10)
+	c.waker.activate = func(pods map[string]*corev1.Pod) {
+		for _, pod := range pods {
+			woken <- pod.Name
+		}
+	}
+	ctx, end := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { c.run(ctx) })
+	defer running.Wait()
+	defer end()
+	defer close(answer)
+	waits := func(job string) *corev1.Pod {
+		pod := jobPod(job, job+"-0", "1")
+		expect.NoError(t, all.Add(pod))
+		p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+		return pod
+	}
+	waits("slow")
+	deadline := time.After(expect.Deadline)
+	select {
+	case <-arrived:
+	case <-deadline:
+		t.Fatal("no Reservation is written for slow-0")
+	}
+	p.queue.addReservation(p.grants.set(reservationFor(waits("other"), map[string]int32{"paris": 1})))
+	select {
+	case name := <-woken:
+		if name != "other-0" {
+			t.Errorf("%s is woken", name)
+		}
+	case <-deadline:
+		t.Error("other-0 is not woken for its grant")
 	}
 }
 

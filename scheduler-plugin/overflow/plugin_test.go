@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
+	schedulercache "k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
@@ -348,6 +349,24 @@ func TestPostFilter(t *testing.T) {
 			change: func(p *Plugin, _ *corev1.Pod) { p.grants.set(refused) },
 			code:   framework.Unschedulable, message: "insufficient capacity in other clusters", queued: true,
 		},
+		"victims terminate": {
+			reason: "its place is about to be free; what it was noted for before is of no use", order: AfterPreemption,
+			change: func(p *Plugin, pod *corev1.Pod) {
+				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+				nominate(p, pod, -1, true)
+			},
+			code: framework.Unschedulable, message: "waiting for preemption victims to terminate",
+		},
+		"a pod beside it terminates": {
+			reason: "that is no victim of preemption", order: AfterPreemption,
+			change: func(p *Plugin, pod *corev1.Pod) { nominate(p, pod, 0, true) },
+			code:   framework.Unschedulable, message: "waiting for capacity in another cluster", queued: true,
+		},
+		"no victim terminates": {
+			reason: "another pod may have taken its place", order: AfterPreemption,
+			change: func(p *Plugin, pod *corev1.Pod) { nominate(p, pod, -1, false) },
+			code:   framework.Unschedulable, message: "waiting for capacity in another cluster", queued: true,
+		},
 		"not synced": {
 			reason: "preemption may help", order: BeforePreemption,
 			change: func(p *Plugin, _ *corev1.Pod) { p.synced = func() bool { return false } },
@@ -412,6 +431,26 @@ func TestPostFilter(t *testing.T) {
 		})
 	}
 }
+
+// nominate nominates the node of this cluster for a pod: another pod is there, whose priority
+// differs from its own, and which may be terminating.
+func nominate(p *Plugin, pod *corev1.Pod, difference int32, terminating bool) {
+	home, other := nodeWith("").Node(), jobPod("low", "low-0", "1")
+	pod.Spec.Priority, other.Spec.Priority = ptr.To[int32](10), ptr.To(10+difference)
+	pod.Status.NominatedNodeName, other.Spec.NodeName = home.Name, home.Name
+	if terminating {
+		other.DeletionTimestamp = &metav1.Time{Time: p.clock.Now()}
+	}
+	p.handle = snapshotHandle{snapshot: schedulercache.NewSnapshot([]*corev1.Pod{other}, []*corev1.Node{home})}
+}
+
+// snapshotHandle is the handle of a scheduler that has taken a snapshot.
+type snapshotHandle struct {
+	framework.Handle
+	snapshot framework.SharedLister
+}
+
+func (h snapshotHandle) SnapshotSharedLister() framework.SharedLister { return h.snapshot }
 
 // A grant that arrives during the cycle of a pod that is not known to be pending wakes
 // the pod at the end of the cycle; the same grant does so only once.
