@@ -14,9 +14,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	clientevents "k8s.io/client-go/tools/events"
+	"k8s.io/component-base/metrics/legacyregistry"
 	framework "k8s.io/kube-scheduler/framework"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 
@@ -74,6 +76,73 @@ func TestParallelBindings(t *testing.T) {
 	if n := most.Load(); n != parallelBindings {
 		t.Errorf("%d bindings were in progress at once, want %d", n, parallelBindings)
 	}
+}
+
+// TestAttemptsOfAll: the attempts of a pod that is bound with its first one, for a grant that
+// another pod has left, are counted, and those of a pod that has waited once.
+func TestAttemptsOfAll(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		fmt.Fprint(w, `{"apiVersion": "v1", "kind": "Status", "status": "Success"}`)
+	}))
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
+	expect.NoError(t, err)
+	for name, tc := range map[string]struct {
+		// failed is the number of cycles in which the pod has not fit.
+		failed             int
+		observed, attempts float64
+	}{
+		"first attempt": {observed: 1, attempts: 1},
+		"waited":        {failed: 2, observed: 1, attempts: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			paris, pod := nodeWith("paris").Node(), jobPod("crunch", "crunch-0", "1")
+			p := testPlugin(OverflowArgs{}, paris)
+			p.handle, p.binder = binds{client: client}, newBinder()
+			p.reservations = newReservationStore(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{keyIndex: indexByKey}), p.clock)
+			c, _, _ := testController(t, p, newIndexer(pod))
+			observed, attempts := observedAttempts(t)
+			for range tc.failed {
+				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+			}
+			p.grants.set(reservationFor(pod, map[string]int32{"paris": 1}))
+			state := scheduler.NewCycleState()
+			if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
+				t.Fatal(status)
+			}
+			for _, status := range []*framework.Status{p.Reserve(t.Context(), state, pod, paris.Name), p.Bind(t.Context(), state, pod, paris.Name)} {
+				if !status.IsSuccess() {
+					t.Fatal(status)
+				}
+			}
+			bound := pod.DeepCopy()
+			bound.Spec.NodeName = paris.Name
+			c.pods = corelisters.NewPodLister(newIndexer(bound))
+			p.queue.remove(pod.UID) // as its informer does
+			c.sync()
+			nowObserved, nowAttempts := observedAttempts(t)
+			if nowObserved -= observed; nowObserved != tc.observed || nowAttempts-attempts != tc.attempts {
+				t.Errorf("%g pods with %g attempts are counted, want %g with %g", nowObserved, nowAttempts-attempts, tc.observed, tc.attempts)
+			}
+		})
+	}
+}
+
+// observedAttempts returns how many pods overflow_pod_attempts has counted, and the sum.
+func observedAttempts(t *testing.T) (pods, attempts float64) {
+	t.Helper()
+	families, err := legacyregistry.DefaultGatherer.Gather()
+	expect.NoError(t, err)
+	for _, family := range families {
+		if family.GetName() == "overflow_pod_attempts" {
+			histogram := family.Metric[0].GetHistogram()
+			return float64(histogram.GetSampleCount()), histogram.GetSampleSum()
+		}
+	}
+	t.Fatal("overflow_pod_attempts is not registered")
+	return 0, 0
 }
 
 // binds is the handle of a scheduler whose API server counts bindings.

@@ -645,9 +645,13 @@ func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *core
 		binding.Annotations = map[string]string{corev1.PodDeletionCost: broker.OverflowedDeletionCost}
 	}
 	e := p.grantedTo(pod, s, provider, hold)
+	_, waited := p.gate.triedAt(pod.UID)
 	writesTotal.WithLabelValues(writesOfPod).Inc()
 	if err := p.binder.bind(ctx, p.handle.ClientSet(), binding); err != nil {
 		return framework.AsStatus(fmt.Errorf("binding the pod to %s: %w", nodeName, err))
+	}
+	if !waited {
+		podAttempts.Observe(1) // those of one that waited are counted when it ends to wait
 	}
 	if e != nil {
 		send(p.handle.EventRecorder(), pod, *e)
