@@ -3,7 +3,6 @@ package overflow
 import (
 	"context"
 	"fmt"
-	"hash/maphash"
 	"maps"
 	"slices"
 	"sync"
@@ -93,7 +92,7 @@ type demandController struct {
 	requestedAt map[demand.Key]time.Time
 	// capped serializes the writes of namespaces whose policy limits the sum of their
 	// Reservations.
-	capped [16]sync.Mutex
+	capped turns
 }
 
 type delayedPod struct {
@@ -101,9 +100,6 @@ type delayedPod struct {
 	// until is when capacity is requested for it.
 	until time.Time
 }
-
-// hashSeed distributes namespaces over demandController.capped.
-var hashSeed = maphash.MakeSeed()
 
 // run processes the queue until ctx ends.
 func (c *demandController) run(ctx context.Context) {
@@ -276,6 +272,18 @@ func (c *demandController) write(ctx context.Context) {
 			}
 		}
 		c.writeQueue.Done(key)
+		if next, waits := c.capped.next(key.Namespace); waits {
+			c.writeQueue.Add(next)
+		}
+	}
+}
+
+// keep keeps a request that waits for its turn, unless there is a later one of its key.
+func (c *demandController) keep(request demand.Request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, later := c.requests[request.Key]; !later {
+		c.requests[request.Key] = request
 	}
 }
 
@@ -450,16 +458,22 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 			return wait
 		}
 	}
+	policy, err := c.policyOf(request.Key.Namespace)
+	if err == nil && policy != nil && policy.Spec.MaxResources != nil {
+		// Two writes at the same time could exceed the limit together.
+		if !c.capped.take(request.Key) {
+			c.keep(request)
+			return 0
+		}
+		defer c.capped.end(request.Key.Namespace)
+	}
 	if request, requeueAfter = c.completeGang(request, current); requeueAfter > 0 {
 		return requeueAfter
 	}
-	turn := &c.capped[maphash.String(hashSeed, request.Key.Namespace)%uint64(len(c.capped))]
-	turn.Lock()
-	policy, allowed, short, err := c.applyPolicy(request, name)
-	if err != nil || policy == nil || policy.Spec.MaxResources == nil {
-		turn.Unlock() // no limit that another write could exceed
-	} else {
-		defer turn.Unlock()
+	var allowed int32
+	var short corev1.ResourceName
+	if err == nil {
+		allowed, short, err = c.allowedBy(policy, request, name)
 	}
 	if err != nil {
 		log.Error(err, "Failed to evaluate OverflowPolicies; retrying")
@@ -579,26 +593,29 @@ func decided(r *broker.Reservation) bool {
 		meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued)
 }
 
-// applyPolicy returns the policy of a request's namespace, nil if none selects it,
-// and how many units of the request it allows beside the other Reservations of the
-// namespace; short is the resource that allows no more.
-func (c *demandController) applyPolicy(request demand.Request, name string) (policy *broker.OverflowPolicy, allowed int32, short corev1.ResourceName, err error) {
-	namespace, err := c.namespaces.Get(request.Key.Namespace)
+// policyOf returns the policy of a namespace, nil if none selects it.
+func (c *demandController) policyOf(name string) (*broker.OverflowPolicy, error) {
+	namespace, err := c.namespaces.Get(name)
 	if err != nil {
-		return nil, 0, "", fmt.Errorf("getting namespace %s: %w", request.Key.Namespace, err)
+		return nil, fmt.Errorf("getting namespace %s: %w", name, err)
 	}
 	var all []*broker.OverflowPolicy
 	for _, obj := range c.policies.List() {
 		all = append(all, obj.(*broker.OverflowPolicy))
 	}
-	policy, err = policyFor(namespace, all)
-	if err != nil || policy == nil || policy.Spec.MaxResources == nil {
+	return policyFor(namespace, all)
+}
+
+// allowedBy returns how many units of a request its namespace's policy, or nil, allows beside
+// the other Reservations of the namespace; short is the resource that allows no more.
+func (c *demandController) allowedBy(policy *broker.OverflowPolicy, request demand.Request, name string) (allowed int32, short corev1.ResourceName, err error) {
+	if policy == nil || policy.Spec.MaxResources == nil {
 		_, n := request.Unit()
-		return policy, n, "", err
+		return n, "", nil
 	}
 	existing, err := c.reservations.list(request.Key.Namespace)
 	if err != nil {
-		return nil, 0, "", err
+		return 0, "", err
 	}
 	claims := c.claims(request, existing)
 	others := requestedResources(existing, claims)
@@ -609,7 +626,7 @@ func (c *demandController) applyPolicy(request demand.Request, name string) (pol
 		}
 	}
 	allowed, short = maxPods(claims[name].each, *policy.Spec.MaxResources, others)
-	return policy, min(allowed, claims[name].want), short, nil
+	return min(allowed, claims[name].want), short, nil
 }
 
 // claims returns what the keys of a request's namespace need that have pending pods, by

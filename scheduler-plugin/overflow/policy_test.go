@@ -105,7 +105,9 @@ func TestClaimsOfGangs(t *testing.T) {
 				batcher: demand.NewBatcher(p.clock, demand.Windows{}), wanted: map[demand.Key]demand.Request{key: ring},
 			}
 			c.batcher.Add("ring-0", key, ring.Owner, ring.PodSets[0])
-			_, allowed, _, err := c.applyPolicy(tc.request, tc.request.Key.Name(tc.request.Owner.Name))
+			policy, err := c.policyOf(tc.request.Key.Namespace)
+			expect.NoError(t, err)
+			allowed, _, err := c.allowedBy(policy, tc.request, tc.request.Key.Name(tc.request.Owner.Name))
 			expect.NoError(t, err)
 			if allowed != tc.allowed {
 				t.Errorf("%d are allowed, want %d", allowed, tc.allowed)
