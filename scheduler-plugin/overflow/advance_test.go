@@ -46,7 +46,7 @@ func (c *testCluster) byHand(namespace, name, cpu string) (*broker.Reservation, 
 		Spec: broker.ReservationSpec{RequestedResources: &total}}
 	c.create(r)
 	return r, c.instruct(namespace+"-"+name, total, func(spec *broker.ReservationInstructionSpec) {
-		spec.SourceNamespace, spec.SourceName, spec.SourceUID = namespace, name, r.UID
+		spec.SourceNamespace, spec.SourceName, spec.SourceUID, spec.PricePerHour = namespace, name, r.UID, "0.20 EUR"
 	})
 }
 
@@ -99,7 +99,7 @@ func usesByHand(c *testCluster, ns string) {
 		if hold := c.getPod(ns, name).Labels[broker.LabelHold]; hold != in.Spec.ReservationName {
 			c.t.Errorf("%s is charged to %q, want %q", name, hold, in.Spec.ReservationName)
 		}
-		c.expectEvent(ns, name, "OverflowGranted", "in paris", "reserved in advance", ns+"/warm")
+		c.expectEvent(ns, name, "OverflowGranted", "in paris that was reserved in advance at 0.20 EUR per hour (Reservation "+ns+"/warm)")
 	}
 	c.expectOnly(ns, 2)
 	// The next one waits for a place, and gets that of one that ends.
@@ -120,6 +120,7 @@ func usesFromHub(c *testCluster, ns string) {
 	c.removeAll(first)
 	c.create(schedulerPod(ns, "named", "500m", tolerating("paris")))
 	c.expectPods(ns, "named", map[string]int{paris: 1})
+	c.expectEvent(ns, "named", "OverflowGranted", "in paris that was reserved in advance (Reservation from-hub)") // no price is stated
 	other := ns + "-other"
 	c.namespace(other, optIn)
 	c.create(schedulerPod(other, "late", "500m", tolerating("paris")))

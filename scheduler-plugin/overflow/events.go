@@ -133,7 +133,11 @@ func granted(r *broker.Reservation, slots map[string]int32) event {
 
 // pooled: the pod uses capacity that was reserved in advance.
 func pooled(p *pool) event {
-	return event{corev1.EventTypeNormal, reasonGranted, p.provider, fmt.Sprintf("The pod uses capacity in %s that was reserved in advance (Reservation %s).", p.provider, p.reservation), nil}
+	price := ""
+	if p.price != "" {
+		price = " at " + p.price + " per hour"
+	}
+	return event{corev1.EventTypeNormal, reasonGranted, p.provider, fmt.Sprintf("The pod uses capacity in %s that was reserved in advance%s (Reservation %s).", p.provider, price, p.reservation), nil}
 }
 
 // failed: the capacity cannot be requested, or never be granted.

@@ -28,6 +28,8 @@ type pool struct {
 	// hold is the value of the hold label of the pods that use the pool.
 	hold     string
 	provider string
+	// price of it, such as "0.25 EUR" an hour, if the provider states one.
+	price string
 	// namespaces whose pods may use it; all if empty, which only one from the hub has.
 	namespaces []string
 	fromHub    bool
@@ -312,7 +314,7 @@ func (c *poolCache) poolOf(in *broker.ReservationInstruction) *pool {
 	}
 	spec := &in.Spec
 	p := &pool{
-		reservation: spec.ReservationName, hold: demand.HoldLabel(spec.ReservationName), provider: spec.TargetClusterID,
+		reservation: spec.ReservationName, hold: demand.HoldLabel(spec.ReservationName), provider: spec.TargetClusterID, price: spec.PricePerHour,
 		namespaces: spec.Namespaces, fromHub: spec.FromHub(), selector: labels.Everything(),
 		restricted: spec.PodSecurity == broker.PodSecurityRestricted,
 	}
