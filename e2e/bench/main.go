@@ -4,7 +4,7 @@
 //
 // Each benchmark prints details, and then a line "bench <name> <value> <unit> (aim <aim>)" for
 // each of its figures. A figure that is counted (writes, attempts, bytes) fails its benchmark if
-// it is above its aim; a timing never does.
+// it is above its aim or nothing was counted; a timing never does.
 package main
 
 import (

@@ -1,6 +1,6 @@
 // Package figures prints the figures of benchmarks, a line each: "bench <name> <value>
-// <unit> (aim <aim>)". A figure that is counted fails its benchmark if it is above its aim,
-// a timing never does.
+// <unit> (aim <aim>)". A figure that is counted fails its benchmark if it is above its aim, or
+// if nothing was counted; a timing never does.
 package figures
 
 import (
@@ -12,8 +12,8 @@ import (
 
 // Printer prints figures. It is not safe for concurrent use.
 type Printer struct {
-	out   io.Writer
-	above []error
+	out    io.Writer
+	missed []error
 }
 
 // New returns a Printer that prints to out.
@@ -26,17 +26,30 @@ func (p *Printer) Time(name string, value float64, unit, aim string) {
 }
 
 // Count prints a figure that is counted, such as writes or bytes, and that does not depend on
-// the machine. Err returns an error if it is above atMost.
+// the machine. Err returns an error if it is above atMost, or not above 0: what counts is then
+// missing.
 func (p *Printer) Count(name string, value float64, unit string, atMost float64) {
+	p.count(name, value, unit, value > 0, atMost)
+}
+
+// CountEach is Count for a mean over things of which each counts as 1 at least.
+func (p *Printer) CountEach(name string, value float64, unit string, atMost float64) {
+	p.count(name, value, unit, value >= 1, atMost)
+}
+
+func (p *Printer) count(name string, value float64, unit string, complete bool, atMost float64) {
 	p.Time(name, value, unit, "<= "+format(atMost))
-	// NaN, of nothing counted, is not within any aim.
-	if !(value <= atMost) {
-		p.above = append(p.above, fmt.Errorf("%s is %s %s, above its aim of %s", name, format(value), unit, format(atMost)))
+	switch {
+	case !complete: // also NaN, of nothing counted
+		p.missed = append(p.missed, fmt.Errorf("%s is %s %s: not all was counted", name, format(value), unit))
+	case value > atMost:
+		p.missed = append(p.missed, fmt.Errorf("%s is %s %s, above its aim of %s", name, format(value), unit, format(atMost)))
 	}
 }
 
-// Err returns an error for each counted figure above its aim.
-func (p *Printer) Err() error { return errors.Join(p.above...) }
+// Err returns an error for each counted figure above its aim, and for each of which too little
+// was counted.
+func (p *Printer) Err() error { return errors.Join(p.missed...) }
 
 // format has four significant digits, and no exponent in large figures.
 func format(value float64) string {

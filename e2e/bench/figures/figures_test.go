@@ -36,7 +36,26 @@ func TestPrinter(t *testing.T) {
 		"nothing was counted": {
 			print: func(p *figures.Printer) { p.Count("writes", math.NaN(), "writes", 5) },
 			want:  "bench writes NaN writes (aim <= 5)\n",
-			err:   "writes is NaN writes, above its aim of 5",
+			err:   "writes is NaN writes: not all was counted",
+		},
+		"a counter is missing": {
+			print: func(p *figures.Printer) {
+				p.Count("writes", 0, "writes", 5)
+				p.Count("kilobytes", 0.01, "kB", 5)
+				p.Count("difference", -4, "writes", 5)
+			},
+			want: "bench writes 0 writes (aim <= 5)\nbench kilobytes 0.01 kB (aim <= 5)\nbench difference -4 writes (aim <= 5)\n",
+			err:  "writes is 0 writes: not all was counted\ndifference is -4 writes: not all was counted",
+		},
+		"each counts as one at least": {
+			print: func(p *figures.Printer) {
+				p.CountEach("attempts", 1, "attempts", 2.2)
+				p.CountEach("attempts", 2.3, "attempts", 2.2)
+				p.CountEach("attempts", 0.99, "attempts", 2.2)
+				p.CountEach("attempts", math.NaN(), "attempts", 2.2)
+			},
+			want: "bench attempts 1 attempts (aim <= 2.2)\nbench attempts 2.3 attempts (aim <= 2.2)\nbench attempts 0.99 attempts (aim <= 2.2)\nbench attempts NaN attempts (aim <= 2.2)\n",
+			err:  "attempts is 2.3 attempts, above its aim of 2.2\nattempts is 0.99 attempts: not all was counted\nattempts is NaN attempts: not all was counted",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -164,7 +164,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if o.Name == NameWithoutOverflow {
 		return nil
 	}
-	print.Count(o.Name+"_writes_per_overflow_pod", (writes.Sum()-float64(writesAtHome*settled.home))/float64(away), "writes", 10)
+	print.CountEach(o.Name+"_writes_per_overflow_pod", (writes.Sum()-float64(writesAtHome*settled.home))/float64(away), "writes", 10)
 	print.Time(o.Name+"_pods_overflowed", float64(away), "pods", fmt.Sprint(o.Pods-atHome*(podsEach+spare)))
 	for i, now := range usages(p, providers[0]) {
 		print.Time(fmt.Sprintf("%s_memory_%s", o.Name, now.name), now.peakMiB, "MiB", fmt.Sprintf("<= %d", now.aimMiB))

@@ -66,8 +66,8 @@ func reportBurst(lines *figures.Printer, rounds []round) {
 	}
 	lines.Time("overflow_burst", quantile(rates, 0.5), "pods/s", "none")
 	lines.Time("overflow_burst_ratio", quantile(ratios, 0.5), "ratio", ">= 0.5")
-	lines.Count("writes_per_overflow_pod", writes/float64(len(rounds)), "writes", 5)
-	lines.Count("attempts_per_overflow_pod", attempts/float64(len(rounds)), "attempts", 2.2)
+	lines.CountEach("writes_per_overflow_pod", writes/float64(len(rounds)), "writes", 5)
+	lines.CountEach("attempts_per_overflow_pod", attempts/float64(len(rounds)), "attempts", 2.2)
 }
 
 // fill leaves half a core on each node of this cluster.

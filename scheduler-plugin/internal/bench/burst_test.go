@@ -33,6 +33,11 @@ func TestReportBurst(t *testing.T) {
 			lines:  "bench overflow_burst 200 pods/s (aim none)\nbench overflow_burst_ratio 0.8 ratio (aim >= 0.5)\nbench writes_per_overflow_pod 5.5 writes (aim <= 5)\nbench attempts_per_overflow_pod 3 attempts (aim <= 2.2)\n",
 			err:    "writes_per_overflow_pod is 5.5 writes, above its aim of 5\nattempts_per_overflow_pod is 3 attempts, above its aim of 2.2",
 		},
+		"the metrics of the API server or of the scheduler are missing": {
+			rounds: []round{with(0, 0.5, 5), with(0, 0, 5)},
+			lines:  "bench overflow_burst 200 pods/s (aim none)\nbench overflow_burst_ratio 0.8 ratio (aim >= 0.5)\nbench writes_per_overflow_pod 0 writes (aim <= 5)\nbench attempts_per_overflow_pod 0.25 attempts (aim <= 2.2)\n",
+			err:    "writes_per_overflow_pod is 0 writes: not all was counted\nattempts_per_overflow_pod is 0.25 attempts: not all was counted",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
