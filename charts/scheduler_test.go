@@ -121,6 +121,47 @@ func TestOwnerKinds(t *testing.T) {
 	}
 }
 
+// The webhook steers pods only while a replica of the scheduler holds the Lease by which they
+// elect their leader, and the scheduler may read it.
+func TestSteeringLease(t *testing.T) {
+	for _, mode := range []string{"beside", "only"} {
+		objects := render(t, "agent", append(slices.Clone(needed), "scheduler.mode="+mode))
+		var config struct {
+			LeaderElection struct {
+				LeaderElect                     bool
+				ResourceName, ResourceNamespace string
+			}
+		}
+		for _, c := range only[corev1.ConfigMap](t, objects, "ConfigMap") {
+			if text := c.Data["config.yaml"]; text != "" {
+				expect.NoError(t, yaml.Unmarshal([]byte(text), &config))
+			}
+		}
+		elects := config.LeaderElection
+		if !elects.LeaderElect || elects.ResourceName == "" || elects.ResourceNamespace == "" {
+			t.Errorf("%s: no leader is elected: %+v", mode, elects)
+		}
+		var flags []string
+		for _, d := range only[appsv1.Deployment](t, objects, "Deployment") {
+			for _, arg := range d.Spec.Template.Spec.Containers[0].Args {
+				if lease, ok := strings.CutPrefix(arg, "--steering-lease="); ok {
+					flags = append(flags, d.Spec.Template.Spec.Containers[0].Name+" "+lease)
+				}
+			}
+		}
+		if want := []string{"scheduler " + elects.ResourceNamespace + "/" + elects.ResourceName}; !slices.Equal(flags, want) {
+			t.Errorf("%s: --steering-lease is %q, want %q", mode, flags, want)
+		}
+		if !slices.ContainsFunc(only[rbacv1.Role](t, objects, "Role"), func(r rbacv1.Role) bool {
+			return r.Namespace == elects.ResourceNamespace && slices.ContainsFunc(r.Rules, func(rule rbacv1.PolicyRule) bool {
+				return slices.Contains(rule.Resources, "leases") && slices.Contains(rule.Verbs, "get") && slices.Contains(rule.ResourceNames, elects.ResourceName)
+			})
+		}) {
+			t.Errorf("%s: no role permits to read Lease %s/%s", mode, elects.ResourceNamespace, elects.ResourceName)
+		}
+	}
+}
+
 // Overflow filters before NodeResourcesFit, binds before DefaultBinder and, if that is
 // wanted, runs before DefaultPreemption: kube-scheduler runs first what is enabled by
 // extension point, and then what multiPoint enables.

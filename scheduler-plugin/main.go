@@ -31,15 +31,21 @@ import (
 )
 
 func main() {
-	if err := overflow.OverrideFeatures(); err != nil {
+	command, err := newCommand(clock.RealClock{}, serveSteering)
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	os.Exit(cli.Run(newCommand()))
+	os.Exit(cli.Run(command))
 }
 
-func newCommand() *cobra.Command {
-	leader := steering.NewLeader(clock.RealClock{})
+// newCommand returns the command, which calls serve in a goroutine of its own before it
+// schedules. It can be called once in a process.
+func newCommand(clock clock.PassiveClock, serve func(address, certDir string, options steering.Options)) (*cobra.Command, error) {
+	if err := overflow.OverrideFeatures(); err != nil {
+		return nil, err
+	}
+	leader := steering.NewLeader(clock)
 	var lease types.NamespacedName
 	cmd := app.NewSchedulerCommand(app.WithPlugin(overflow.Name, func(ctx context.Context, args runtime.Object, handle framework.Handle) (framework.Plugin, error) {
 		if lease.Name != "" {
@@ -93,11 +99,11 @@ func newCommand() *cobra.Command {
 			if err := listener.Close(); err != nil {
 				return fmt.Errorf("listening for the steering webhook: %w", err)
 			}
-			go serveSteering(*address, *certDir, options)
+			go serve(*address, *certDir, options)
 		}
 		return schedule(c, args)
 	}
-	return cmd
+	return cmd, nil
 }
 
 // steeringOptions parses the tolerations of the webhook's options.
