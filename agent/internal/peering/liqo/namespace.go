@@ -113,18 +113,18 @@ func (o *Options) ensureKubeletPolicy(ctx context.Context, meta metav1.ObjectMet
 	if o.OpenKubelets {
 		return nil
 	}
-	cidrs := o.PodCIDRs
+	cidrs, controlPlanes := o.PodCIDRs, []string(nil)
 	if len(cidrs) == 0 {
 		var nodes corev1.NodeList
 		if err := o.Client.List(ctx, &nodes); err != nil {
 			return fmt.Errorf("listing nodes: %w", err)
 		}
-		cidrs = podCIDRs(nodes.Items)
+		cidrs, controlPlanes = podCIDRs(nodes.Items), controlPlaneAddresses(nodes.Items)
 	}
 	if len(cidrs) == 0 {
-		o.Log.Info("The NetworkPolicy admits every pod to Liqo's virtual kubelets, which run commands in overflowed pods: nodes have no spec.podCIDRs. Set the chart's value liqo.podCIDRs", "namespace", meta.Namespace)
+		o.Log.Info("The NetworkPolicy admits only control plane nodes to Liqo's virtual kubelets: the networks of pods are unknown, since nodes have no spec.podCIDRs. If kubectl logs and exec do not work for overflowed pods, set the chart's value liqo.podCIDRs", "namespace", meta.Namespace, "controlPlanes", controlPlanes)
 	}
-	want := kubeletPolicy(cidrs)
+	want := kubeletPolicy(cidrs, controlPlanes)
 	policy := &networkingv1.NetworkPolicy{ObjectMeta: meta, Spec: want}
 	err := o.Client.Create(ctx, policy)
 	if !apierrors.IsAlreadyExists(err) {
@@ -135,6 +135,23 @@ func (o *Options) ensureKubeletPolicy(ctx context.Context, meta metav1.ObjectMet
 	}
 	policy.Spec = want
 	return o.Client.Update(ctx, policy)
+}
+
+// controlPlaneAddresses are the addresses of nodes that API servers run on, as networks.
+func controlPlaneAddresses(nodes []corev1.Node) []string {
+	var all []string
+	for i := range nodes {
+		if _, controlPlane := nodes[i].Labels["node-role.kubernetes.io/control-plane"]; !controlPlane {
+			continue
+		}
+		for _, address := range nodes[i].Status.Addresses {
+			if ip, err := netip.ParseAddr(address.Address); err == nil && address.Type == corev1.NodeInternalIP {
+				all = append(all, netip.PrefixFrom(ip, ip.BitLen()).String())
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // podCIDRs are the pod networks of nodes, in as few networks as have the same addresses.
@@ -178,12 +195,35 @@ func sibling(prefix, parent netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(address, prefix.Bits())
 }
 
-// kubeletPolicy lets nodes, and with them the API server, reach the virtual
-// kubelets, but not the pods of the given networks. An address block can except only
-// CIDRs of its own family.
-func kubeletPolicy(cidrs []string) networkingv1.NetworkPolicySpec {
-	isIPv6 := func(cidr string) bool { return strings.Contains(cidr, ":") }
+// kubeletPolicy lets nodes, and with them the API server, reach the virtual kubelets, but not
+// the pods of the given networks. If these are unknown, only the given addresses of control
+// planes reach them, and no one without such addresses.
+func kubeletPolicy(cidrs, controlPlanes []string) networkingv1.NetworkPolicySpec {
 	var from []networkingv1.NetworkPolicyPeer
+	if len(cidrs) > 0 {
+		from = allBut(cidrs)
+	} else {
+		for _, address := range controlPlanes {
+			from = append(from, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: address}})
+		}
+	}
+	policy := networkingv1.NetworkPolicySpec{
+		PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{consts.OffloadingComponentKey: consts.VirtualKubeletComponentValue}},
+		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
+	}
+	if len(from) > 0 { // A rule without peers admits everyone.
+		policy.Ingress = []networkingv1.NetworkPolicyIngressRule{{
+			From:  from,
+			Ports: []networkingv1.NetworkPolicyPort{{Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(intstr.FromInt32(kubeletPort))}},
+		}}
+	}
+	return policy
+}
+
+// allBut are all addresses but those of the given networks. An address block can except only
+// CIDRs of its own family.
+func allBut(cidrs []string) (peers []networkingv1.NetworkPolicyPeer) {
+	isIPv6 := func(cidr string) bool { return strings.Contains(cidr, ":") }
 	for _, all := range []string{"0.0.0.0/0", "::/0"} {
 		block := &networkingv1.IPBlock{CIDR: all}
 		for _, cidr := range cidrs {
@@ -191,14 +231,7 @@ func kubeletPolicy(cidrs []string) networkingv1.NetworkPolicySpec {
 				block.Except = append(block.Except, cidr)
 			}
 		}
-		from = append(from, networkingv1.NetworkPolicyPeer{IPBlock: block})
+		peers = append(peers, networkingv1.NetworkPolicyPeer{IPBlock: block})
 	}
-	return networkingv1.NetworkPolicySpec{
-		PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{consts.OffloadingComponentKey: consts.VirtualKubeletComponentValue}},
-		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
-		Ingress: []networkingv1.NetworkPolicyIngressRule{{
-			From:  from,
-			Ports: []networkingv1.NetworkPolicyPort{{Port: ptr.To(intstr.FromInt32(kubeletPort))}},
-		}},
-	}
+	return peers
 }

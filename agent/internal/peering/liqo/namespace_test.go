@@ -6,42 +6,64 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// TestOpenKubeletsAreLogged: a NetworkPolicy that keeps no pod from the virtual kubelets is
-// not made in silence.
-func TestOpenKubeletsAreLogged(t *testing.T) {
+// Whatever is known of the networks of pods, no pod reaches the virtual kubelets. Where it is
+// nothing, only control plane nodes do, and a log line says what to set.
+func TestKubeletsAreClosed(t *testing.T) {
 	c := newClient(t, controlplane.Start(t))
 	var lines []string
 	options := Options{Options: session.Options{Client: c, ClusterID: "rome", Log: funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})}}
-	const warning = "admits every pod"
-	prepare := func(o *Options, peer string) {
+	expectPolicy := func(what string, o *Options, logged bool, want ...networkingv1.IPBlock) {
 		t.Helper()
-		expect.NoError(t, client.IgnoreAlreadyExists(c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: peer}})))
 		lines = nil
-		expect.NoError(t, o.ensureKubeletPolicy(t.Context(), metav1.ObjectMeta{Name: "spillway-agent", Namespace: peer}))
+		expect.NoError(t, o.ensureKubeletPolicy(t.Context(), metav1.ObjectMeta{Name: "spillway-agent", Namespace: "paris"}))
+		var got []networkingv1.IPBlock
+		spec := read(t, c, "paris", "spillway-agent", &networkingv1.NetworkPolicy{}).Spec
+		for _, rule := range spec.Ingress {
+			if len(rule.From) == 0 || len(rule.Ports) != 1 || rule.Ports[0].Port.IntValue() != kubeletPort {
+				t.Errorf("%s: the policy has rule %+v", what, rule)
+			}
+			for _, peer := range rule.From {
+				got = append(got, *peer.IPBlock)
+			}
+		}
+		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" || !slices.Equal(spec.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) {
+			t.Errorf("%s: a policy for %v admits (-want +got):\n%s", what, spec.PolicyTypes, diff)
+		}
+		if text := strings.Join(lines, " "); logged != (len(lines) == 1 && strings.Contains(text, "liqo.podCIDRs") && strings.Contains(text, "paris")) {
+			t.Errorf("%s: the agent logs %q", what, lines)
+		}
 	}
-	prepare(&options, "paris")
-	if len(lines) != 1 || !strings.Contains(lines[0], warning) || !strings.Contains(lines[0], "liqo.podCIDRs") || !strings.Contains(lines[0], "paris") {
-		t.Errorf("without networks of pods the agent logs %q", lines)
+	expect.NoError(t, c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "paris"}}))
+	expectPolicy("no node", &options, true)
+
+	for name, labels := range map[string]map[string]string{"worker": nil, "first": {"node-role.kubernetes.io/control-plane": ""}} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
+		expect.NoError(t, c.Create(t.Context(), node))
+		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name}}
+		if name == "first" {
+			node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "fd00::1"})
+		} else {
+			node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "192.0.2.2"})
+		}
+		expect.NoError(t, c.Status().Update(t.Context(), node))
 	}
+	expectPolicy("nodes without networks of pods", &options, true, networkingv1.IPBlock{CIDR: "192.0.2.1/32"}, networkingv1.IPBlock{CIDR: "fd00::1/128"})
+
 	expect.NoError(t, c.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: corev1.NodeSpec{PodCIDR: "10.1.0.0/24", PodCIDRs: []string{"10.1.0.0/24"}}}))
-	prepare(&options, "paris")
-	if len(lines) != 0 {
-		t.Errorf("with the nodes' networks the agent logs %q", lines)
-	}
-	options.PodCIDRs = []string{"10.0.0.0/8"}
-	prepare(&options, "berlin")
-	if len(lines) != 0 {
-		t.Errorf("with the given networks the agent logs %q", lines)
-	}
+	expectPolicy("the nodes' networks", &options, false, networkingv1.IPBlock{CIDR: "0.0.0.0/0", Except: []string{"10.1.0.0/24"}}, networkingv1.IPBlock{CIDR: "::/0"})
+	options.PodCIDRs = []string{"10.0.0.0/8", "fd00::/64"}
+	expectPolicy("the given networks", &options, false, networkingv1.IPBlock{CIDR: "0.0.0.0/0", Except: []string{"10.0.0.0/8"}}, networkingv1.IPBlock{CIDR: "::/0", Except: []string{"fd00::/64"}})
 }
 
 func TestPodCIDRs(t *testing.T) {
@@ -65,12 +87,6 @@ func TestPodCIDRs(t *testing.T) {
 		}
 		if got := podCIDRs(nodes); !slices.Equal(got, test.want) {
 			t.Errorf("%s: got %v, want %v", test.what, got, test.want)
-		}
-	}
-	policy := kubeletPolicy([]string{"10.1.0.0/16", "fd00::/64"})
-	for i, want := range []string{"10.1.0.0/16", "fd00::/64"} {
-		if from := policy.Ingress[0].From[i].IPBlock; !slices.Equal(from.Except, []string{want}) {
-			t.Errorf("the policy admits %+v, want all but %s", from, want)
 		}
 	}
 }

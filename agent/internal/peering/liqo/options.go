@@ -52,7 +52,8 @@ type Options struct {
 	// LiqoNamespace is where Liqo is installed; "liqo" if empty.
 	LiqoNamespace string
 	// PodCIDRs of this cluster: a NetworkPolicy keeps pods away from the virtual kubelets,
-	// which do not authenticate clients. If empty, they are those of the nodes.
+	// which do not authenticate clients. If empty, they are those of the nodes; without any,
+	// only control plane nodes reach them.
 	PodCIDRs []string
 	// OpenKubelets leaves the virtual kubelets without that NetworkPolicy.
 	OpenKubelets bool
