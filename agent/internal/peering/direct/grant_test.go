@@ -14,6 +14,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -144,6 +145,12 @@ func (g *grantTest) expectGuestNamespace() {
 	if !identical(quota.Spec.Hard, g.hard()) || !identical(quota.Status.Hard, g.hard()) {
 		g.t.Errorf("the quota is %v, in the status %v", quota.Spec.Hard, quota.Status.Hard)
 	}
+	var limits corev1.LimitRange
+	expect.NoError(g.t, g.paris.Get(ctx, inGuestNamespace("spillway-guests"), &limits))
+	zero := expect.Resources("cpu", "0", "memory", "0", "ephemeral-storage", "0")
+	if items := limits.Spec.Limits; len(items) != 1 || items[0].Type != corev1.LimitTypeContainer || !identical(items[0].DefaultRequest, zero) || !identical(items[0].Default, expect.Resources("memory", "256Mi")) {
+		g.t.Errorf("the limits of containers without their own are %+v", items)
+	}
 	if len(deny.Spec.PolicyTypes) != 2 || len(deny.Spec.Ingress)+len(deny.Spec.Egress)+len(deny.Spec.PodSelector.MatchLabels) > 0 {
 		g.t.Errorf("the default policy does not deny everything: %+v", deny.Spec)
 	}
@@ -218,11 +225,17 @@ func (g *grantTest) expectQuotaRestored() {
 	expect.NoError(g.t, g.paris.Get(ctx, inGuestNamespace("spillway-guests"), quota))
 	quota.ResourceVersion = ""
 	quota.Spec.Hard = expect.Resources("pods", "1000")
+	overflowing := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"`+broker.LabelOverflow+`":"enabled"}}}`))
 	expect.NoError(g.t, errors.Join(g.paris.Update(ctx, quota),
+		g.paris.Patch(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: guestNamespace}}, overflowing),
 		g.paris.Delete(ctx, &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: guestNamespace, Name: "spillway-deny"}})))
 	g.grant(g.half.Resources, 2)
 	if err := g.paris.Get(ctx, inGuestNamespace("spillway-guests"), quota); err != nil || !identical(quota.Spec.Hard, g.hard()) {
 		g.t.Errorf("the quota is %v, %v", quota.Spec.Hard, err)
+	}
+	var namespace corev1.Namespace
+	if err := g.paris.Get(ctx, client.ObjectKey{Name: guestNamespace}, &namespace); err != nil || namespace.Labels[broker.LabelOverflow] != "" {
+		g.t.Errorf("guests overflow to a third cluster: their namespace has labels %v, %v", namespace.Labels, err)
 	}
 }
 

@@ -132,9 +132,7 @@ func (p *Provider) ensureNamespace(ctx context.Context, consumer string, number 
 		return nil, &message{Header: *refusal}, nil
 	}
 	before := namespace.DeepCopy()
-	maps.Copy(namespace.Labels, p.podSecurityLabels())
-	// With this label the namespace's guests would overflow to a third cluster.
-	delete(namespace.Labels, broker.LabelOverflow)
+	p.setLabels(namespace)
 	metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, annotationSession, session.FormatNumber(number))
 	p.setHandOver(namespace)
 	if !equality.Semantic.DeepEqual(before, namespace) {
@@ -164,6 +162,13 @@ func unusable(namespace *corev1.Namespace, consumer string) *session.Header {
 	return nil
 }
 
+// setLabels holds the guests of a namespace to their Pod Security Standard, and keeps them from
+// overflowing to a third cluster.
+func (p *Provider) setLabels(namespace *corev1.Namespace) {
+	maps.Copy(namespace.Labels, p.podSecurityLabels())
+	delete(namespace.Labels, broker.LabelOverflow)
+}
+
 // setHandOver asks the consumer to create guests that wait for a place, or not to.
 func (p *Provider) setHandOver(namespace *corev1.Namespace) {
 	if p.HandOver {
@@ -176,7 +181,7 @@ func (p *Provider) setHandOver(namespace *corev1.Namespace) {
 // ensureSettings makes a namespace of former settings one of the present ones.
 func (p *Provider) ensureSettings(ctx context.Context, namespace *corev1.Namespace) error {
 	before := namespace.DeepCopy()
-	maps.Copy(namespace.Labels, p.podSecurityLabels())
+	p.setLabels(namespace)
 	if p.setHandOver(namespace); equality.Semantic.DeepEqual(before.ObjectMeta, namespace.ObjectMeta) {
 		return nil
 	}
