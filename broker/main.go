@@ -158,7 +158,7 @@ func addControllers(ctx context.Context, mgr ctrl.Manager, o options, specs *res
 		return fmt.Errorf("setting up the leadership: %w", err)
 	}
 	receipts := server.NewReceipts(clock.RealClock{})
-	reservations := reservation.New(leader, reservation.Options{Namespace: o.namespace, Freshness: receipts, Specs: specs})
+	reservations := reservation.New(leader, reservation.Options{Namespace: o.namespace, Freshness: receipts, Specs: specs, Alone: o.leaderElect})
 	if err := reservations.SetupWithManager(leader); err != nil {
 		return fmt.Errorf("setting up the reservation controllers: %w", err)
 	}

@@ -57,8 +57,9 @@ type replica struct {
 	url, probes string
 }
 
-// withBroker returns a benchmark of a broker that leads, a process of its own.
-func withBroker(timeout time.Duration, measure func(context.Context, *deployment, *replica) error) func() error {
+// withBroker returns a benchmark of a broker that leads, a process of its own with these
+// flags.
+func withBroker(timeout time.Duration, measure func(context.Context, *deployment, *replica) error, flags ...string) func() error {
 	return func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
@@ -67,7 +68,7 @@ func withBroker(timeout time.Duration, measure func(context.Context, *deployment
 			return err
 		}
 		defer d.stop()
-		r, err := d.replica(ctx, "broker")
+		r, err := d.replica(ctx, "broker", flags...)
 		if err != nil {
 			return err
 		}

@@ -22,9 +22,9 @@ import (
 
 // StoreAdvertisement creates or updates the ClusterAdvertisement named spec.ClusterID
 // and its account (reserved, available, active). An advertisement without changes is
-// not written. The caller has verified that the spec is the cluster's own, and has
-// recorded its receipt in Freshness: a cluster that is fresh again may be chosen for
-// queued Reservations at once. An advertisement that is older than one received before
+// written rarely, and after the call. The caller has verified that the spec is the
+// cluster's own, and has recorded its receipt in Freshness: a cluster that is fresh again
+// may be chosen for queued Reservations at once. An advertisement that is older than one received before
 // is ignored: the error is a *protocol.OutdatedError. One that is too large to be in one
 // object with the ledger is refused: the error is a *protocol.Error.
 func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
@@ -46,6 +46,7 @@ func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.Cluster
 	if err := r.storeSpec(ctx, spec); err != nil {
 		return err
 	}
+	r.rewriteIfDue(ctx, spec)
 	r.received(config, spec.ClusterID, spec.Sequence)
 	return nil
 }
@@ -66,20 +67,16 @@ func (r *Reconciler) received(config config, cluster string, sequence int64) {
 	}
 }
 
-// storeSpec creates or updates the stored advertisement if necessary.
+// storeSpec creates or updates the stored advertisement if it differs.
 func (r *Reconciler) storeSpec(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
 	r.mu.Lock()
 	latest := r.latest[spec.ClusterID]
 	r.mu.Unlock()
-	mayRewrite := r.rewrites.TryAcquire(1)
-	if mayRewrite {
-		defer r.rewrites.Release(1)
-	}
 	edit := func(ad *broker.ClusterAdvertisement) (edited, error) {
 		if latest := max(latest, ad.Spec.Sequence); latest > spec.Sequence {
 			return edited{}, &protocol.OutdatedError{Latest: latest}
 		}
-		changes := edited{spec: differs(ad.Spec, spec) || mayRewrite && rewriteDue(spec.ClusterID, ad.Spec.Timestamp.Time, spec.Timestamp.Time)}
+		changes := edited{spec: differs(ad.Spec, spec)}
 		if changes.spec {
 			ad.Spec = spec
 		}

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
@@ -53,6 +52,10 @@ type Options struct {
 	Workers int
 	// Specs are shared with the cache whose events are reported. Defaults to own ones.
 	Specs *Specs
+	// Alone is whether no other broker acts while this one does, but for seconds after a
+	// failover: leader election sees to it. Advertisements without changes are stored less
+	// often then.
+	Alone bool
 }
 
 // Reconciler places Reservations and keeps the ledger. Its methods are safe for
@@ -66,6 +69,8 @@ type Reconciler struct {
 	freshness Freshness
 	clock     clock.WithTicker
 	workers   int
+	// rewriteAfter is rewriteAfter or rewriteAloneAfter.
+	rewriteAfter time.Duration
 	// startedAt is the time of its first call: when this process became the leader. A
 	// standby receives no advertisements.
 	startedAt func() time.Time
@@ -76,8 +81,7 @@ type Reconciler struct {
 
 	store     *store
 	committer *committer
-	// rewrites has room for maxRewrites advertisements that are being stored.
-	rewrites *semaphore.Weighted
+	rewrites  *rewrites
 
 	// book, answers and queue are what this process remembers; see remember.
 	book    *lease.Book
@@ -150,25 +154,29 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 	if options.Specs == nil {
 		options.Specs = &Specs{}
 	}
-	return &Reconciler{
-		client:      clients.Client,
-		live:        clients.Live,
-		recorder:    clients.Recorder,
-		namespace:   options.Namespace,
-		freshness:   options.Freshness,
-		clock:       options.Clock,
-		workers:     options.Workers,
-		startedAt:   sync.OnceValue(options.Clock.Now),
-		becameFresh: make(chan event.GenericEvent, 1),
-		store:       known,
-		committer:   newCommitter(clients, known, options.Specs, key, options.Clock),
-		rewrites:    semaphore.NewWeighted(maxRewrites),
-		book:        lease.NewBook(),
-		answers:     answers.New(),
-		queue:       queue.New(),
-		conflicts:   workqueue.NewTypedItemExponentialFailureRateLimiter[string](conflictRetryAfter, maxConflictRetryAfter),
-		figures:     rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
-		uncertain:   newUncertain(options.Clock),
+	period := rewriteAfter
+	if options.Alone {
+		period = rewriteAloneAfter
+	}
+	r := &Reconciler{
+		client:       clients.Client,
+		live:         clients.Live,
+		recorder:     clients.Recorder,
+		namespace:    options.Namespace,
+		freshness:    options.Freshness,
+		clock:        options.Clock,
+		workers:      options.Workers,
+		rewriteAfter: period,
+		startedAt:    sync.OnceValue(options.Clock.Now),
+		becameFresh:  make(chan event.GenericEvent, 1),
+		store:        known,
+		committer:    newCommitter(clients, known, options.Specs, key, options.Clock),
+		book:         lease.NewBook(),
+		answers:      answers.New(),
+		queue:        queue.New(),
+		conflicts:    workqueue.NewTypedItemExponentialFailureRateLimiter[string](conflictRetryAfter, maxConflictRetryAfter),
+		figures:      rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
+		uncertain:    newUncertain(options.Clock),
 
 		priceChanges: map[string]map[string]string{},
 		storedAt:     map[string]time.Time{},
@@ -178,6 +186,8 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		impossible:   map[string]bool{},
 		unreachable:  map[string]map[string]time.Time{},
 	}
+	r.rewrites = &rewrites{store: r.rewrite, last: map[string]broker.ClusterAdvertisementSpec{}, storing: map[string]bool{}}
+	return r
 }
 
 // SetupWithManager adds the controllers for Reservations, ClusterAdvertisements and

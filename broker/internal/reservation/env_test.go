@@ -122,7 +122,7 @@ type process struct {
 
 // start runs a broker until the test ends or stop is called. If intercept is not nil,
 // it intercepts the broker's calls to the API server.
-func (e *env) start(intercept *interceptor.Funcs) *process {
+func (e *env) start(intercept *interceptor.Funcs, change ...func(*reservation.Options)) *process {
 	e.Helper()
 	options := ctrl.Options{
 		Scheme:     scheme(e.T),
@@ -143,7 +143,11 @@ func (e *env) start(intercept *interceptor.Funcs) *process {
 	mgr, err := ctrl.NewManager(e.config, options)
 	expect.NoError(e, err)
 	p := &process{env: e, receipts: &receipts{at: map[string]time.Time{}}}
-	p.Reconciler = reservation.New(mgr, reservation.Options{Namespace: e.namespace, Freshness: p.receipts, Clock: e.clock})
+	settings := reservation.Options{Namespace: e.namespace, Freshness: p.receipts, Clock: e.clock}
+	for _, f := range change {
+		f(&settings)
+	}
+	p.Reconciler = reservation.New(mgr, settings)
 	expect.NoError(e, p.SetupWithManager(mgr))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -2,7 +2,6 @@ package reservation
 
 import (
 	"context"
-	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -50,14 +49,9 @@ func (r *Reconciler) RepeatAdvertisement(ctx context.Context, cluster string, di
 	if latest = max(latest, stored.Spec.Sequence); latest > sequence {
 		return true, &protocol.OutdatedError{Latest: latest}
 	}
-	if rewriteDue(cluster, stored.Spec.Timestamp.Time, timestamp.Time) {
-		spec := stored.Spec
-		spec.Sequence, spec.Timestamp = sequence, timestamp
-		if err := r.storeSpec(ctx, spec); err != nil {
-			return true, fmt.Errorf("storing the advertisement of %s again: %w", cluster, err)
-		}
-		r.Remember(cluster, spec, digest)
-	}
+	spec := stored.Spec
+	spec.Sequence, spec.Timestamp = sequence, timestamp
+	r.rewriteIfDue(ctx, spec)
 	r.received(config, cluster, sequence)
 	return true, nil
 }

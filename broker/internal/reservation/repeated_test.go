@@ -61,6 +61,7 @@ func TestRepeatedAdvertisement(t *testing.T) {
 	before := e.ad("paris")
 	e.clock.Step(6 * time.Minute)
 	expectKnown("after minutes", 1, true)
+	p.rewritten()
 	after := e.ad("paris")
 	if after.Spec.Sequence != spec.Sequence || after.Generation != before.Generation+1 || after.Status.ObservedGeneration != after.Generation {
 		t.Errorf("sequence %d of generation %d is stored, its account is of generation %d; want %d of generation %d", after.Spec.Sequence, after.Generation, after.Status.ObservedGeneration, spec.Sequence, before.Generation+1)

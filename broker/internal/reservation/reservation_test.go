@@ -63,7 +63,9 @@ func TestReservations(t *testing.T) {
 		"NoAnswerToGrowth":      noAnswerToGrowth,
 		"StoreUnchanged":        storeUnchanged,
 		"RewritesAreSpread":     rewritesAreSpread,
-		"RewritesWait":          rewritesWait,
+		"RewritesTakeTurns":     rewritesTakeTurns,
+		"RewriteOfChanged":      rewriteOfChanged,
+		"RewritesAlone":         rewritesAlone,
 		"AccountLeftToWrite":    accountLeftToWrite,
 		"HoldOfAnotherAttempt":  holdOfAnotherAttempt,
 		"OutdatedAdvertisement": outdatedAdvertisement,
@@ -987,6 +989,7 @@ func storeUnchanged(e *env) {
 	for range periods * 10 {
 		e.clock.Step(30 * time.Second)
 		p.advertise(e.spec("paris", "1"))
+		p.rewritten()
 	}
 	after := e.ad("paris")
 	if writes := after.Generation - before.Generation; writes != periods {

@@ -7,12 +7,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -66,6 +67,7 @@ func rewritesAreSpread(e *env) {
 		for i := second % beat; i < clusters; i += beat {
 			advertise(i)
 		}
+		p.rewritten()
 		perSecond = append(perSecond, int(writes.Swap(0)))
 		total += perSecond[second]
 		together := 0
@@ -129,9 +131,81 @@ func accountLeftToWrite(e *env) {
 	}
 }
 
-// While others are being stored, an unchanged advertisement is accepted without being stored,
-// and is stored with a later beat. A changed one is stored all the same.
-func rewritesWait(e *env) {
+// rewritten waits until no unchanged advertisement waits to be stored, or is being stored.
+func (p *process) rewritten() {
+	p.Helper()
+	for end := time.Now().Add(expect.Deadline); ; time.Sleep(time.Millisecond) {
+		waiting, storing := p.Rewriting()
+		if waiting+storing == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			p.Fatalf("%d advertisements wait to be stored, %d are being stored", waiting, storing)
+		}
+	}
+}
+
+// Unchanged advertisements take turns in being stored again: one that was due while others
+// were being stored is next, whatever those that came later do, and without another beat. Its
+// call does not wait. Changed ones are stored all the same.
+func rewritesTakeTurns(e *env) {
+	const others, later = 4, 8
+	slow := make(chan string, others+later)
+	release := make(chan struct{})
+	var blocks atomic.Bool
+	p := e.start(&interceptor.Funcs{
+		Update: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.UpdateOption) error {
+			if ad, ok := object.(*broker.ClusterAdvertisement); ok && blocks.Load() && ad.Name != "berlin" {
+				slow <- ad.Name
+				<-release
+			}
+			return c.Update(ctx, object, options...)
+		},
+	})
+	free := sync.OnceFunc(func() { close(release) })
+	e.Cleanup(free)
+	id := func(i int) string { return fmt.Sprintf("cluster-%d", i) }
+	for i := range others + later {
+		p.advertise(e.spec(id(i), "1"))
+	}
+	p.advertise(e.spec("paris", "1"))
+	p.advertise(e.spec("berlin", "1"))
+	before := e.ad("paris").Spec.Sequence
+	e.clock.Step(5 * time.Minute)
+	blocks.Store(true)
+	for i := range others {
+		p.advertise(e.spec(id(i), "1"))
+	}
+	for range others {
+		<-slow
+	}
+	p.advertise(e.spec("paris", "1"))
+	last := e.spec("paris", "1")
+	for i := range later {
+		p.advertise(e.spec(id(others+i), "1"))
+	}
+	p.advertise(last)
+	if now := e.ad("paris").Spec.Sequence; now != before {
+		e.Errorf("an unchanged advertisement was stored while %d others were", others)
+	}
+	p.advertise(e.spec("berlin", "2"))
+	if now := e.ad("berlin").Spec.Resources.Allocatable.CPU.String(); now != "2" {
+		e.Errorf("a changed advertisement was not stored while %d others were: %s CPUs", others, now)
+	}
+	release <- struct{}{}
+	if next := <-slow; next != "paris" {
+		e.Errorf("%s is stored before paris, which was due first", next)
+	}
+	free()
+	p.rewritten()
+	if now := e.ad("paris").Spec.Sequence; now != last.Sequence {
+		e.Errorf("sequence %d is stored, the last is %d", now, last.Sequence)
+	}
+}
+
+// What waits to be stored again is not created when it is deleted, and does not replace a
+// change.
+func rewriteOfChanged(e *env) {
 	const others = 4
 	slow, release := make(chan struct{}, others), make(chan struct{})
 	var blocks atomic.Bool
@@ -144,35 +218,87 @@ func rewritesWait(e *env) {
 			return c.Update(ctx, object, options...)
 		},
 	})
-	id := func(i int) string { return fmt.Sprintf("cluster-%d", i) }
+	free := sync.OnceFunc(func() { close(release) })
+	e.Cleanup(free)
+	names := []string{"paris", "berlin"}
 	for i := range others {
-		p.advertise(e.spec(id(i), "1"))
+		names = append(names, fmt.Sprintf("cluster-%d", i))
 	}
-	p.advertise(e.spec("paris", "1"))
-	p.advertise(e.spec("berlin", "1"))
-	before := e.ad("paris").Spec.Sequence
+	for _, name := range names {
+		p.advertise(e.spec(name, "1"))
+	}
 	e.clock.Step(5 * time.Minute)
 	blocks.Store(true)
-	var stored errgroup.Group
-	for i := range others {
-		spec := e.spec(id(i), "1")
-		stored.Go(func() error { return p.StoreAdvertisement(e.Context(), spec) })
+	for _, name := range names[2:] {
+		p.advertise(e.spec(name, "1"))
 	}
 	for range others {
 		<-slow
 	}
 	p.advertise(e.spec("paris", "1"))
-	if now := e.ad("paris").Spec.Sequence; now != before {
-		e.Errorf("an unchanged advertisement was stored while %d others were", others)
+	p.advertise(e.spec("berlin", "1"))
+	changed := e.spec("paris", "2")
+	p.advertise(changed)
+	expect.NoError(e, e.client.Delete(e.Context(), e.ad("berlin")))
+	free()
+	p.rewritten()
+	if ad := e.ad("paris"); ad.Spec.Sequence != changed.Sequence || ad.Spec.Resources.Allocatable.CPU.String() != "2" {
+		e.Errorf("stored is sequence %d with %s CPUs, want %d with 2", ad.Spec.Sequence, ad.Spec.Resources.Allocatable.CPU.String(), changed.Sequence)
 	}
-	p.advertise(e.spec("berlin", "2"))
-	if now := e.ad("berlin").Spec.Resources.Allocatable.CPU.String(); now != "2" {
-		e.Errorf("a changed advertisement was not stored while %d others were: %s CPUs", others, now)
+	if err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: "berlin"}, &broker.ClusterAdvertisement{}); !apierrors.IsNotFound(err) {
+		e.Errorf("the deleted advertisement is there again: %v", err)
 	}
-	close(release)
-	expect.NoError(e, stored.Wait())
-	p.advertise(e.spec("paris", "1"))
-	if now := e.ad("paris").Spec.Sequence; now == before {
-		e.Errorf("the advertisement was not stored once there was room")
+}
+
+// A broker that is alone rarely stores what has not changed. The cluster is active as long
+// as it advertises, also at the next broker, and is given up when it is silent.
+func rewritesAlone(e *env) {
+	alone := func(o *reservation.Options) { o.Alone = true }
+	p := e.start(nil, alone)
+	first := e.spec("paris", "1")
+	p.advertise(first)
+	e.request("r", 2)
+	e.expectPods("paris", "r", 2, 0, 0)
+	p.answer("paris", "r", true, "")
+	const beat, hour = 30 * time.Second, time.Hour
+	stored := map[int64]bool{}
+	for range hour / beat {
+		e.clock.Step(beat)
+		p.advertise(e.spec("paris", "1"))
+		p.advertise(e.spec("rome", "0"))
+		p.rewritten()
+		stored[e.ad("paris").Spec.Sequence] = true
 	}
+	delete(stored, first.Sequence)
+	if len(stored) < 1 || len(stored) > 3 {
+		e.Errorf("an advertisement without changes was stored %d times in an hour, want about 2", len(stored))
+	}
+	e.expectPods("paris", "r", 2, 0, 2)
+	p.stop()
+	next := e.start(nil, alone)
+	reconcile := func() (requeued bool) {
+		e.Helper()
+		result, err := next.ReconcileAdvertisement(e.Context(), "paris")
+		expect.NoError(e, err)
+		return result.RequeueAfter > 0
+	}
+	// From then on, it waits for paris.
+	expect.Eventually(e, "the next broker to know paris", func() (bool, string) { return reconcile(), "it does not" })
+	for range 9 {
+		e.clock.Step(time.Minute)
+		next.advertise(e.spec("rome", "0"))
+	}
+	reconcile()
+	if ad := e.ad("paris"); !ad.Status.Active {
+		e.Errorf("the next broker takes paris for silent too early: %+v", ad.Status.Conditions)
+	}
+	e.clock.Step(2 * time.Minute)
+	next.advertise(e.spec("rome", "0"))
+	e.eventually("paris to be inactive", func() error {
+		reconcile()
+		if ad := e.ad("paris"); ad.Status.Active {
+			return fmt.Errorf("its conditions are %+v", ad.Status.Conditions)
+		}
+		return nil
+	})
 }
