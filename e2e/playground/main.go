@@ -51,6 +51,8 @@ func main() {
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "\nplayground:", err)
 		os.Exit(1)
+	case ctx.Err() != nil:
+		fmt.Fprintln(os.Stderr, "\nStopped; nothing is left running.")
 	}
 }
 
