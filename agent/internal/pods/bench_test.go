@@ -3,6 +3,7 @@ package pods
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"testing"
 	"time"
 
@@ -28,8 +29,10 @@ import (
 // cached is a client of which reads cost what they cost with a manager's cache.
 type cached struct {
 	client.Client
-	objects map[string]client.Object
-	lists   map[string][]client.Object
+	// reads are the number of reads and copies since it was last cleared, by the type.
+	reads, copies map[string]int
+	objects       map[string]client.Object
+	lists         map[string][]client.Object
 }
 
 func (c *cached) set(kind string, o client.Object) {
@@ -40,12 +43,20 @@ func (c *cached) set(kind string, o client.Object) {
 	c.objects[key] = o
 }
 
-func (c *cached) Get(_ context.Context, name client.ObjectKey, o client.Object, _ ...client.GetOption) error {
+func (c *cached) Get(_ context.Context, name client.ObjectKey, o client.Object, options ...client.GetOption) error {
 	kind := fmt.Sprintf("%T", o)
+	c.reads[kind]++
 	found, ok := c.objects[kind+"/"+name.String()]
 	if !ok {
 		return apierrors.NewNotFound(schema.GroupResource{Resource: kind}, name.Name)
 	}
+	var get client.GetOptions
+	get.ApplyOptions(options)
+	if ptr.Deref(get.UnsafeDisableDeepCopy, false) {
+		reflect.ValueOf(o).Elem().Set(reflect.ValueOf(found).Elem())
+		return nil
+	}
+	c.copies[kind]++
 	switch into := o.(type) {
 	case *corev1.Namespace:
 		found.(*corev1.Namespace).DeepCopyInto(into)
@@ -67,13 +78,16 @@ func (c *cached) List(_ context.Context, list client.ObjectList, options ...clie
 		node = o.FieldSelector.Requirements()[0].Value
 	}
 	var items []runtime.Object
-	for _, object := range c.lists[fmt.Sprintf("%T", list)] {
+	kind := fmt.Sprintf("%T", list)
+	c.reads[kind]++
+	for _, object := range c.lists[kind] {
 		if pod, ok := object.(*corev1.Pod); ok && (node != "" && pod.Spec.NodeName != node || o.Namespace != "" && pod.Namespace != o.Namespace) {
 			continue
 		}
-		if o.UnsafeDisableDeepCopy != nil && *o.UnsafeDisableDeepCopy {
+		if ptr.Deref(o.UnsafeDisableDeepCopy, false) {
 			items = append(items, object)
 		} else {
+			c.copies[kind]++
 			items = append(items, object.DeepCopyObject())
 		}
 	}
@@ -106,7 +120,7 @@ func (s statuses) Patch(_ context.Context, o client.Object, _ client.Patch, _ ..
 	return nil
 }
 
-// crowd is a cluster of pods of ten Deployments, of which a fifth is at home, a third waits
+// crowd is a cluster of pods of some Deployments, of which a fifth is at home, a third waits
 // and the others are with two providers.
 type crowd struct {
 	*cached
@@ -115,19 +129,19 @@ type crowd struct {
 	pods         []*corev1.Pod
 }
 
-func newCrowd(tb testing.TB, pods int) *crowd {
+func newCrowd(tb testing.TB, pods, deployments int) *crowd {
 	tb.Helper()
-	c := &crowd{cached: &cached{objects: map[string]client.Object{}, lists: map[string][]client.Object{}}}
+	c := &crowd{cached: &cached{objects: map[string]client.Object{}, lists: map[string][]client.Object{}, reads: map[string]int{}, copies: map[string]int{}}}
 	c.set("*v1.Namespace", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "crowd", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}})
 	for _, provider := range []string{"p1", "p2"} {
 		c.set("*v1.Node", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(provider), Labels: map[string]string{broker.LabelProvider: provider}}})
 	}
 	for i := range pods {
-		c.pods = append(c.pods, c.pod(i, i%10))
+		c.pods = append(c.pods, c.pod(i, i%deployments))
 		c.set("*v1.PodList", c.pods[i])
 	}
-	for d := range 10 {
-		c.deployment(d, int32(pods/10))
+	for d := range deployments {
+		c.deployment(d, int32(pods/deployments))
 	}
 	driver := fake.NewDriver()
 	c.Reconciler = New(virtualnode.New(c.cached, c.cached, nil, driver, virtualnode.Options{InstructionNamespace: "default", ReadyTimeout: time.Hour, PeeringIdleTime: time.Hour}), driver, Options{
@@ -184,6 +198,7 @@ func (c *crowd) pod(i, deployment int) *corev1.Pod {
 	case i%15 > 5:
 		pod.Spec.NodeName = broker.VirtualNodeName(fmt.Sprint("p", i%2+1))
 		pod.Status.Phase, pod.Status.StartTime = corev1.PodRunning, ptr.To(metav1.Now())
+		pod.Labels[broker.LabelHold] = demand.HoldLabel("home-" + name)
 	}
 	trimmed, _ := inventory.TrimPod(pod)
 	return trimmed.(*corev1.Pod)
@@ -193,7 +208,7 @@ func (c *crowd) pod(i, deployment int) *corev1.Pod {
 func BenchmarkPodEvents(b *testing.B) {
 	for _, pods := range []int{1000, 10000} {
 		b.Run(fmt.Sprint(pods), func(b *testing.B) {
-			c := newCrowd(b, pods)
+			c := newCrowd(b, pods, 10)
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				before := c.pods[i%pods]
@@ -206,11 +221,30 @@ func BenchmarkPodEvents(b *testing.B) {
 	}
 }
 
+// TestReconcileReadsNoOther: the reconcile of one of many Reservations reads no other one, and
+// copies nothing else but its namespace and the two virtual nodes.
+func TestReconcileReadsNoOther(t *testing.T) {
+	c := newCrowd(t, 1000, 100)
+	clear(c.reads)
+	clear(c.copies)
+	_, err := c.reconcileReservation(t.Context(), reconcile.Request{NamespacedName: c.reservations[1]})
+	expect.NoError(t, err)
+	if n := c.reads["*v1alpha1.Reservation"]; n != 1 {
+		t.Errorf("%d Reservations are read, want 1", n)
+	}
+	most := map[string]int{"*v1alpha1.Reservation": 1, "*v1.Namespace": 1, "*v1.Node": 2}
+	for kind, n := range c.copies {
+		if n > most[kind] {
+			t.Errorf("%d copies of %s are made, want at most %d", n, kind, most[kind])
+		}
+	}
+}
+
 // BenchmarkReconciles: what it costs to reconcile every Reservation and provider once.
 func BenchmarkReconciles(b *testing.B) {
-	for _, pods := range []int{1000, 10000} {
-		b.Run(fmt.Sprint(pods), func(b *testing.B) {
-			c := newCrowd(b, pods)
+	for _, size := range []struct{ pods, deployments int }{{1000, 10}, {10000, 10}, {10000, 1000}} {
+		b.Run(fmt.Sprintf("%d pods of %d Deployments", size.pods, size.deployments), func(b *testing.B) {
+			c := newCrowd(b, size.pods, size.deployments)
 			b.ReportAllocs()
 			for b.Loop() {
 				for _, name := range c.reservations {

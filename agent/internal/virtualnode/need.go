@@ -3,6 +3,7 @@ package virtualnode
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -37,29 +38,38 @@ func (r *Reconciler) Need(ctx context.Context, reservation *broker.Reservation, 
 	if err := r.client.Get(ctx, client.ObjectKey{Name: reservation.Namespace}, &namespace); err != nil {
 		return need, fmt.Errorf("reading namespace %s: %w", reservation.Namespace, err)
 	}
-	byHand, err := r.byHand(ctx)
-	if err != nil {
-		return need, err
-	}
 	if err := r.Pods.WaitSynced(ctx); err != nil {
 		return need, err
 	}
-	shapes := map[string]bool{}
+	shapes, onNode := map[string]bool{}, map[string]int32{}
 	optedIn, resolve := namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled, r.ResolveOwners(ctx)
-	for _, g := range r.Pods.observe(r.Pods.ofNamespace, reservation.Namespace) {
+	byHand := sync.OnceValues(func() (map[string]bool, error) { return r.byHand(ctx) })
+	for _, g := range r.Pods.candidatesWith(candidatesFor(reservation, key)...) {
 		switch {
 		case g.use == waits && optedIn && g.belongsTo(reservation, key, resolve):
-			need.Pending = append(need.Pending, g.all()...)
+			need.Pending = append(need.Pending, r.Pods.members(g.groupKey)...)
 			shapes[g.shape] = true
-		// What is charged to a Reservation made by hand uses that instead.
-		case g.use == runs && !byHand[g.hold] && g.belongsTo(reservation, key, resolve):
-			provider, err := BoundTo(ctx, r.client, g.node)
-			if err != nil {
-				return need, err
+		case g.use == runs && g.belongsTo(reservation, key, resolve):
+			if g.hold != "" && g.hold != demand.HoldLabel(reservation.Status.ID) {
+				// What is charged to a Reservation made by hand uses that instead.
+				holds, err := byHand()
+				if err != nil {
+					return need, err
+				}
+				if holds[g.hold] {
+					continue
+				}
 			}
-			if provider != "" {
-				need.Bound[provider] += g.Count
-			}
+			onNode[g.node] += g.count
+		}
+	}
+	for node, pods := range onNode {
+		provider, err := BoundTo(ctx, r.client, node)
+		if err != nil {
+			return need, err
+		}
+		if provider != "" {
+			need.Bound[provider] += pods
 		}
 	}
 	if key.IsGang() && len(need.Bound) == 0 && isOutdated(reservation.Spec.PodSets, shapes) {
@@ -82,12 +92,21 @@ func isOutdated(sets []broker.PodSet, pending map[string]bool) bool {
 	return used < len(pending) && used < len(sets)
 }
 
+// candidatesFor returns what the pods of a Reservation with a key have at least one of.
+func candidatesFor(reservation *broker.Reservation, key demand.Key) []candidateKey {
+	candidates := []candidateKey{{namespace: key.Namespace, shape: key.Shape}}
+	if key.IsGang() {
+		candidates[0] = candidateKey{namespace: key.Namespace, gang: key.OwnerUID}
+	}
+	if reservation.Status.ID != "" {
+		candidates = append(candidates, candidateKey{namespace: key.Namespace, hold: demand.HoldLabel(reservation.Status.ID)})
+	}
+	return candidates
+}
+
 // belongsTo reports whether pods have the key of a Reservation. Pods whose owner is gone
 // belong to it by their hold label.
-func (g observed) belongsTo(reservation *broker.Reservation, key demand.Key, resolve demand.Resolve) bool {
-	if !key.IsGang() && g.shape != key.Shape && g.hold == "" {
-		return false // whatever their owner is
-	}
+func (g candidate) belongsTo(reservation *broker.Reservation, key demand.Key, resolve demand.Resolve) bool {
 	owner, ok := demand.OwnerOf(g.member, resolve)
 	if !ok {
 		return reservation.Status.ID != "" && g.hold == demand.HoldLabel(reservation.Status.ID)

@@ -18,7 +18,7 @@ import (
 type Grant struct {
 	Instruction *broker.ReservationInstruction
 	// Reservation is the local one that the instruction is for; nil once it is gone, and
-	// for one that was created in the hub.
+	// for one that was created in the hub. It must not be changed.
 	Reservation *broker.Reservation
 	// Limit is the number of pods to keep capacity for while the rest of the
 	// instruction is being released; negative for no limit.

@@ -103,7 +103,7 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 		return nil, err
 	}
 	resolve := r.ResolveOwners(ctx)
-	for _, pods := range tracker.observe(tracker.onNode, nodeName) {
+	for _, pods := range tracker.observeOn(nodeName) {
 		switch pods.use {
 		case daemon:
 			s.DaemonPods += pods.Count
@@ -206,13 +206,13 @@ func podLimit(spec *broker.ReservationSpec, in *broker.ReservationInstruction, r
 }
 
 // reservationOf is the Reservation that an instruction is for; nil once that one
-// is gone, even if another has its name.
+// is gone, even if another has its name. It must not be changed.
 func (r *Reconciler) reservationOf(ctx context.Context, in *broker.ReservationInstruction) (*broker.Reservation, error) {
 	if in.Spec.FromHub() {
 		return nil, nil
 	}
 	reservation := &broker.Reservation{}
-	err := r.client.Get(ctx, client.ObjectKey{Namespace: in.Spec.SourceNamespace, Name: in.Spec.SourceName}, reservation)
+	err := r.client.Get(ctx, client.ObjectKey{Namespace: in.Spec.SourceNamespace, Name: in.Spec.SourceName}, reservation, client.UnsafeDisableDeepCopy)
 	if apierrors.IsNotFound(err) || err == nil && in.Spec.SourceUID != reservation.UID {
 		return nil, nil
 	}
@@ -341,7 +341,7 @@ func (r *Reconciler) ResolveOwners(ctx context.Context) demand.Resolve {
 		if !known {
 			owner = &metav1.PartialObjectMetadata{}
 			owner.SetGroupVersionKind(kind)
-			if err := r.client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, owner); err != nil || owner.UID != ref.UID {
+			if err := r.client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, owner, client.UnsafeDisableDeepCopy); err != nil || owner.UID != ref.UID {
 				owner = nil
 			}
 			owners[ref.UID] = owner

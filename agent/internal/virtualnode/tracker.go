@@ -37,8 +37,9 @@ type Tracker struct {
 	mu     sync.Mutex
 	pods   map[types.NamespacedName]*trackedPod
 	groups map[groupKey]*group
-	// onNode are the groups by virtual node, ofNamespace by namespace.
-	onNode, ofNamespace map[string]map[*group]bool
+	// onNode are the groups by virtual node, candidates by what Reservations may serve them for.
+	onNode     map[string]map[*group]bool
+	candidates map[candidateKey]map[*group]bool
 	// changed are called with both versions of a pod, of which one may be nil.
 	changed []func(before, after *trackedPod)
 }
@@ -64,6 +65,29 @@ type groupKey struct {
 	// gang, or else controller, which may have a controller of its own.
 	gang       demand.Gang
 	controller ownerRef
+}
+
+// candidateKey is what pods of a namespace that a Reservation serves have in common: their
+// shape, or their gang, of whatever shape they are. Those whose owner is gone have its hold.
+type candidateKey struct {
+	namespace, shape, hold string
+	gang                   types.UID
+}
+
+// candidates are the keys by which pods are found that may need a Reservation's capacity.
+func (k groupKey) candidates() (keys []candidateKey) {
+	switch {
+	case k.use != waits && k.use != runs:
+		return nil
+	case k.gang != demand.Gang{}:
+		keys = append(keys, candidateKey{namespace: k.namespace, gang: k.gang.UID()})
+	default:
+		keys = append(keys, candidateKey{namespace: k.namespace, shape: k.shape})
+	}
+	if k.hold != "" {
+		keys = append(keys, candidateKey{namespace: k.namespace, hold: k.hold})
+	}
+	return keys
 }
 
 // ownerRef is an owner reference that can be compared.
@@ -94,7 +118,7 @@ func NewTracker(pods ...*corev1.Pod) *Tracker {
 	t := &Tracker{
 		synced: func() bool { return true },
 		pods:   map[types.NamespacedName]*trackedPod{}, groups: map[groupKey]*group{},
-		onNode: map[string]map[*group]bool{}, ofNamespace: map[string]map[*group]bool{},
+		onNode: map[string]map[*group]bool{}, candidates: map[candidateKey]map[*group]bool{},
 	}
 	for _, pod := range pods {
 		t.Set(pod)
@@ -219,7 +243,9 @@ func (t *Tracker) add(name types.NamespacedName, p *trackedPod) {
 		g = &group{groupKey: p.key, pods: map[types.NamespacedName]*trackedPod{}, requests: corev1.ResourceList{}}
 		t.groups[p.key] = g
 		insert(t.onNode, p.key.node, g)
-		insert(t.ofNamespace, p.key.namespace, g)
+		for _, key := range p.key.candidates() {
+			insert(t.candidates, key, g)
+		}
 	}
 	for _, other := range g.pods {
 		if maps.EqualFunc(p.requests, other.requests, sameAmount) {
@@ -244,7 +270,9 @@ func (t *Tracker) remove(name types.NamespacedName, p *trackedPod) {
 	if delete(g.pods, name); len(g.pods) == 0 {
 		delete(t.groups, p.key)
 		drop(t.onNode, p.key.node, g)
-		drop(t.ofNamespace, p.key.namespace, g)
+		for _, key := range p.key.candidates() {
+			drop(t.candidates, key, g)
+		}
 		return
 	}
 	for resource, amount := range p.requests {
@@ -254,16 +282,16 @@ func (t *Tracker) remove(name types.NamespacedName, p *trackedPod) {
 	}
 }
 
-func insert(index map[string]map[*group]bool, name string, g *group) {
-	if index[name] == nil {
-		index[name] = map[*group]bool{}
+func insert[K comparable](index map[K]map[*group]bool, key K, g *group) {
+	if index[key] == nil {
+		index[key] = map[*group]bool{}
 	}
-	index[name][g] = true
+	index[key][g] = true
 }
 
-func drop(index map[string]map[*group]bool, name string, g *group) {
-	if delete(index[name], g); len(index[name]) == 0 {
-		delete(index, name)
+func drop[K comparable](index map[K]map[*group]bool, key K, g *group) {
+	if delete(index[key], g); len(index[key]) == 0 {
+		delete(index, key)
 	}
 }
 
@@ -274,12 +302,13 @@ type observed struct {
 	Pods
 }
 
-// observe copies the sums of groups. The pods themselves are read when they are asked for.
-func (t *Tracker) observe(index map[string]map[*group]bool, name string) []observed {
+// observeOn copies the sums of the groups on a virtual node. The pods themselves are read when
+// they are asked for.
+func (t *Tracker) observeOn(node string) []observed {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := make([]observed, 0, len(index[name]))
-	for g := range index[name] {
+	out := make([]observed, 0, len(t.onNode[node]))
+	for g := range t.onNode[node] {
 		requests := make(corev1.ResourceList, len(g.requests))
 		for resource, amount := range g.requests {
 			requests[resource] = amount.DeepCopy()
@@ -287,6 +316,28 @@ func (t *Tracker) observe(index map[string]map[*group]bool, name string) []obser
 		out = append(out, observed{groupKey: g.groupKey, member: g.member, Pods: Pods{
 			Count: int32(len(g.pods)), Requests: requests, Namespaces: []string{g.namespace}, list: []func() []*corev1.Pod{func() []*corev1.Pod { return t.members(g.groupKey) }},
 		}})
+	}
+	return out
+}
+
+// candidate is a group that may belong to a Reservation, as it was at one time.
+type candidate struct {
+	groupKey
+	member *corev1.Pod
+	count  int32
+}
+
+// candidatesWith returns the groups that have one of some keys.
+func (t *Tracker) candidatesWith(keys ...candidateKey) (out []candidate) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i, key := range keys {
+		out = slices.Grow(out, len(t.candidates[key]))
+		for g := range t.candidates[key] {
+			if !slices.ContainsFunc(keys[:i], func(before candidateKey) bool { return t.candidates[before][g] }) {
+				out = append(out, candidate{g.groupKey, g.member, int32(len(g.pods))})
+			}
+		}
 	}
 	return out
 }

@@ -16,14 +16,20 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// describe writes what a Tracker has, group by group.
-func describe(t *Tracker, index map[string]map[*group]bool, names ...string) string {
+// describe writes what a Tracker has, index by index and group by group.
+func describe(t *Tracker) string {
 	var lines []string
-	for _, name := range names {
-		for _, g := range t.observe(index, name) {
-			lines = append(lines, fmt.Sprintf("%s: %+v %d of %s: %v", name, g.groupKey, g.Count, broker.FromList(g.Requests), g.names()))
+	for node := range t.onNode {
+		for _, g := range t.observeOn(node) {
+			lines = append(lines, fmt.Sprintf("%s: %+v %d of %s: %v", node, g.groupKey, g.Count, broker.FromList(g.Requests), g.names()))
+		}
+	}
+	for key := range t.candidates {
+		for _, g := range t.candidatesWith(key) {
+			lines = append(lines, fmt.Sprintf("%+v: %+v %d: %v", key, g.groupKey, g.count, SumOf(t.members(g.groupKey)...).names()))
 		}
 	}
 	slices.Sort(lines)
@@ -50,20 +56,58 @@ func TestTrackerEqualsRecount(t *testing.T) {
 		for _, pod := range exist {
 			recount.Set(pod)
 		}
-		for _, index := range []func(*Tracker) map[string]map[*group]bool{
-			func(t *Tracker) map[string]map[*group]bool { return t.onNode },
-			func(t *Tracker) map[string]map[*group]bool { return t.ofNamespace },
-		} {
-			all := slices.Concat(nodes, namespaces)
-			if got, want := describe(tracker, index(tracker), all...), describe(recount, index(recount), all...); got != want {
-				t.Fatalf("got\n%s\nwant\n%s", got, want)
-			}
-			if got, want := len(index(tracker)), len(index(recount)); got != want {
-				t.Fatalf("%d names are remembered, want %d", got, want)
-			}
+		if got, want := describe(tracker), describe(recount); got != want {
+			t.Fatalf("got\n%s\nwant\n%s", got, want)
+		}
+		if len(tracker.onNode) != len(recount.onNode) || len(tracker.candidates) != len(recount.candidates) {
+			t.Fatalf("%d nodes and %d keys are remembered, want %d and %d", len(tracker.onNode), len(tracker.candidates), len(recount.onNode), len(recount.candidates))
 		}
 		if len(tracker.pods) != len(recount.pods) || len(tracker.groups) != len(recount.groups) {
 			t.Fatalf("%d pods and %d groups are remembered, want %d and %d", len(tracker.pods), len(tracker.groups), len(recount.pods), len(recount.groups))
+		}
+	})
+}
+
+// TestCandidates: every group that belongs to a Reservation is found by what its pods have in
+// common, whatever the others are, and once.
+func TestCandidates(t *testing.T) {
+	resolve := func(_ string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
+		return nil, ref.Name != "gone"
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		tracker := NewTracker()
+		for i := range rapid.IntRange(1, 20).Draw(t, "pods") {
+			pod := anyPod(t, types.NamespacedName{Namespace: rapid.SampledFrom([]string{"shop", "bank"}).Draw(t, "namespace"), Name: fmt.Sprint("pod-", i)}, []string{"", "spillway-paris"}, nil)
+			switch rapid.SampledFrom([]string{"gone", "gang", ""}).Draw(t, "kind") {
+			case "gone":
+				pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "gone", UID: "gone", Controller: ptr.To(true)}}
+			case "gang":
+				pod.Labels[demand.LabelPodGroup] = "gang"
+			}
+			tracker.Set(pod)
+		}
+		gang, _, _, _ := demand.KeyOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Labels: map[string]string{demand.LabelPodGroup: "gang"}}}, resolve)
+		keys := []demand.Key{gang.OfReservation()}
+		for key := range tracker.groups {
+			for _, owner := range []types.UID{"web", demand.SharedOwner} {
+				keys = append(keys, demand.Key{Namespace: "shop", OwnerUID: owner, Shape: key.shape})
+			}
+		}
+		slices.SortFunc(keys, func(a, b demand.Key) int { return strings.Compare(a.String(), b.String()) })
+		key := rapid.SampledFrom(keys).Draw(t, "key")
+		reservation := &broker.Reservation{Status: broker.ReservationStatus{ID: rapid.SampledFrom([]string{"", "hold-1"}).Draw(t, "ID")}}
+		found := map[groupKey]bool{}
+		for _, g := range tracker.candidatesWith(candidatesFor(reservation, key)...) {
+			if found[g.groupKey] {
+				t.Fatalf("%+v is found twice", g.groupKey)
+			}
+			found[g.groupKey] = true
+		}
+		for _, g := range tracker.groups {
+			counts := (g.use == waits || g.use == runs) && g.namespace == key.Namespace
+			if counts && (candidate{g.groupKey, g.member, 1}).belongsTo(reservation, key, resolve) && !found[g.groupKey] {
+				t.Fatalf("%+v belongs to %s, and is not found", g.groupKey, key)
+			}
 		}
 	})
 }
@@ -77,7 +121,7 @@ func TestMembersOfSinglePod(t *testing.T) {
 		}
 	}
 	tracker := NewTracker(pod("1"))
-	seen := tracker.observe(tracker.onNode, "spillway-paris")
+	seen := tracker.observeOn("spillway-paris")
 	tracker.Set(pod("2"))
 	if all := seen[0].all(); len(all) != 1 || all[0].ResourceVersion != "2" {
 		t.Errorf("the pods are %v, want the new version of the pod", all)
