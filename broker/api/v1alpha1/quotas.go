@@ -16,6 +16,14 @@ type Quotas struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100000
 	ReservationsPerCluster *int32 `json:"reservationsPerCluster,omitempty"`
+	// reservations is the maximum number of Reservations of all consumers: etcd, and the
+	// memory of the broker, have room for so many. The last tenth is for consumers with less
+	// than 10 of them.
+	// +optional
+	// +kubebuilder:default=50000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000000
+	Reservations *int32 `json:"reservations,omitempty"`
 	// reservationBytes is the maximum size of the spec of a new Reservation in bytes of
 	// JSON.
 	// +optional

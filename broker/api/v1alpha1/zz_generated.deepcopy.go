@@ -984,6 +984,11 @@ func (in *Quotas) DeepCopyInto(out *Quotas) {
 		*out = new(int32)
 		**out = **in
 	}
+	if in.Reservations != nil {
+		in, out := &in.Reservations, &out.Reservations
+		*out = new(int32)
+		**out = **in
+	}
 	if in.ReservationBytes != nil {
 		in, out := &in.ReservationBytes, &out.ReservationBytes
 		*out = new(int32)

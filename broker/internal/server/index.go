@@ -218,27 +218,55 @@ func (x *index) reservationsOf(requester string) []*broker.Reservation {
 	return all
 }
 
+// fewReservations is how many Reservations a consumer has at most for which the last tenth
+// of the room for all is.
+const fewReservations = 10
+
+// admission is why a new Reservation is admitted or not.
+type admission int
+
+const (
+	admitted admission = iota
+	// quotaReached means that the requester has as many as allowed.
+	quotaReached
+	// hubFull means that all consumers together have as many as allowed.
+	hubFull
+)
+
 // admit reserves a requester's place for a new Reservation, which unadmit gives back if
-// it is not created. It returns false if the requester has as many as allowed.
-func (x *index) admit(requester, name string, limit int) bool {
+// it is not created. limit is the maximum number of the requester, total of all.
+func (x *index) admit(requester, name string, limit, total int) admission {
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
 	now := x.clock.Now()
-	admitted := x.admitted[requester]
-	for other, at := range admitted {
+	pending := x.admitted[requester]
+	for other, at := range pending {
 		if now.Sub(at) >= admissionTTL {
-			delete(admitted, other)
+			delete(pending, other)
 		}
 	}
-	if _, again := admitted[name]; !again && len(x.byRequester[requester])+len(admitted) >= limit {
-		return false
+	if _, again := pending[name]; !again {
+		own, all := len(x.byRequester[requester])+len(pending), len(x.reservations)
+		for _, of := range x.admitted {
+			for _, at := range of {
+				if now.Sub(at) < admissionTTL {
+					all++
+				}
+			}
+		}
+		if own >= limit {
+			return quotaReached
+		}
+		if all >= total || all >= total-total/10 && own >= fewReservations {
+			return hubFull
+		}
 	}
-	if admitted == nil {
-		admitted = map[string]time.Time{}
-		x.admitted[requester] = admitted
+	if pending == nil {
+		pending = map[string]time.Time{}
+		x.admitted[requester] = pending
 	}
-	admitted[name] = now
-	return true
+	pending[name] = now
+	return admitted
 }
 
 func (x *index) unadmit(requester, name string) {

@@ -11,9 +11,9 @@ const configName = "default"
 
 // quotas limit what one cluster uses of the broker.
 type quotas struct {
-	// reservations is the number of a consumer's Reservations, reservationBytes the size
-	// of a new one's spec.
-	reservations, reservationBytes int
+	// reservations is the number of a consumer's Reservations, allReservations of those of
+	// all, reservationBytes the size of a new one's spec.
+	reservations, allReservations, reservationBytes int
 	// relayBytes is the size of the messages that wait for a cluster, and of those that it
 	// has sent.
 	relayBytes int
@@ -33,6 +33,7 @@ func (s *Server) quotas() quotas {
 	}
 	return quotas{
 		reservations:     int(ptr.Deref(set.ReservationsPerCluster, 1000)),
+		allReservations:  int(ptr.Deref(set.Reservations, 50_000)),
 		reservationBytes: int(ptr.Deref(set.ReservationBytes, 8<<10)),
 		relayBytes:       int(ptr.Deref(set.RelayBytesPerCluster, 2<<20)),
 		streams:          int(ptr.Deref(set.StreamsPerCluster, 16)),

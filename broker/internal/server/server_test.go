@@ -413,6 +413,27 @@ func (c *clusters) testQuota(t *testing.T) {
 	if created.Load() != 5 {
 		t.Fatalf("%d Reservations were created", created.Load())
 	}
+	// There are some of other clusters, too.
+	config.Spec.Quotas.Reservations = new(int32(1))
+	expect.NoError(t, c.hub.api.Update(t.Context(), config))
+	eventually(t, "the bound of all to apply", func() error {
+		if have := c.hub.server.quotas(); have.allReservations != 1 {
+			return fmt.Errorf("have %+v", have)
+		}
+		return nil
+	})
+	_, err = c.paris.client.PutReservation(t.Context(), unplaceable("beyond"))
+	if !protocol.HasCode(err, protocol.CodeTooMany) || !strings.Contains(err.Error(), "raise spec.quotas.reservations of") {
+		t.Fatalf("got %v", err)
+	}
+	config.Spec.Quotas.Reservations = nil
+	expect.NoError(t, c.hub.api.Update(t.Context(), config))
+	eventually(t, "the bound to be the default", func() error {
+		if have := c.hub.server.quotas(); have.allReservations < 1000 {
+			return fmt.Errorf("have %+v", have)
+		}
+		return nil
+	})
 	// Room appears when one is gone.
 	var list []protocol.ConsumerView
 	eventually(t, "the broker's watch to show one", func() error {

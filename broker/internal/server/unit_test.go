@@ -154,6 +154,37 @@ func TestViewOfFirstAttempt(t *testing.T) {
 	}
 }
 
+// All consumers together have a bounded number of Reservations. Those that have many do not
+// fill it for those that have few.
+func TestReservationsOfAllAreBounded(t *testing.T) {
+	now := clocktesting.NewFakePassiveClock(start)
+	x := newIndex(now)
+	const limit, total = 60, 100
+	admit := func(requester string, want admission, count int) {
+		t.Helper()
+		for i := range count {
+			name := fmt.Sprint(requester, "-", now.Now().Unix(), "-", i)
+			if got := x.admit(requester, name, limit, total); got != want {
+				t.Fatalf("number %d of %s: %v, want %v", i+1, requester, got, want)
+			}
+			if want == admitted && i%2 == 0 {
+				// The watch has shown it.
+				x.putReservation(name, &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: broker.ReservationSpec{RequesterID: requester}})
+			}
+		}
+	}
+	admit("rome", admitted, 60)
+	admit("rome-2", admitted, 30)
+	admit("rome", quotaReached, 1)
+	admit("rome-2", hubFull, 1)
+	admit("oslo", admitted, 5)
+	admit("bern", admitted, 5)
+	admit("lima", hubFull, 1)
+	// What the watch has not shown for long does not count any more.
+	now.SetTime(start.Add(admissionTTL))
+	admit("lima", admitted, 9)
+}
+
 func TestNegativeAmounts(t *testing.T) {
 	request := newRequest("home")
 	request.Spec.PodSets[0].Requests.Extended = map[corev1.ResourceName]resource.Quantity{"example.com/fpga": resource.MustParse("-1")}
