@@ -1,6 +1,10 @@
 package reservation
 
-import "testing"
+import (
+	"testing"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
 
 // TestDeletedReservationIsForgotten: what is computed for a Reservation when it is deleted,
 // such as the answer to a call, leaves nothing in memory.
@@ -17,5 +21,24 @@ func TestDeletedReservationIsForgotten(t *testing.T) {
 	}
 	if n := h.queue.Len(); n > 0 {
 		t.Errorf("%d Reservations are in the queue", n)
+	}
+}
+
+// TestMetricsOfForgottenCluster: a cluster that is gone has no series, as a provider and as a
+// consumer.
+func TestMetricsOfForgottenCluster(t *testing.T) {
+	const gone = "forgotten-cluster"
+	h := newHub(t)
+	h.advertise(gone, "1")
+	r := &broker.Reservation{Spec: broker.ReservationSpec{RequesterID: gone}, Status: broker.ReservationStatus{Phase: broker.ReservationPending}}
+	observeScores(&broker.Decision{Scores: []broker.ClusterScore{{Cluster: gone, Score: "50.00"}}})
+	h.observePhase(r)
+	h.forgetSeries(gone)
+	if got := Series(t, gone); len(got) != 2 {
+		t.Errorf("while it advertises, it has the series %v", got)
+	}
+	h.AdvertisementChanged(h.store.advertisement(gone), nil)
+	if got := Series(t, gone); len(got) > 0 {
+		t.Errorf("without an advertisement, it has the series %v", got)
 	}
 }

@@ -57,6 +57,15 @@ func (r *Reconciler) observePhase(reservation *broker.Reservation) {
 	}
 }
 
+// forgetSeries deletes the metrics of a cluster without an advertisement. The release of its
+// Reservations may still be counted after that, so it is called after each of them, too.
+func (r *Reconciler) forgetSeries(cluster string) {
+	if r.store.advertisement(cluster) == nil {
+		clusterScore.DeleteLabelValues(cluster)
+		reservationsTotal.DeletePartialMatch(prometheus.Labels{"requester": cluster})
+	}
+}
+
 func observeScores(decision *broker.Decision) {
 	if decision == nil {
 		return

@@ -257,6 +257,7 @@ func (r *Reconciler) removeFinalizer(ctx context.Context, in snapshot) error {
 	before := reservation.Status
 	reservation.Status = reservation.EffectiveStatus()
 	r.reportChanges(ctx, reservation, &before)
+	r.forgetSeries(reservation.Spec.RequesterID)
 	return nil
 }
 

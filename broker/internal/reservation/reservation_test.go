@@ -26,6 +26,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -1072,8 +1073,10 @@ func renewal(e *env) {
 // Deleting a ClusterRegistration ends what the cluster has asked for, and frees those
 // that wait for it.
 func forgottenCluster(e *env) {
+	// Of no other test, since they share the metrics.
+	const consumer = "forgotten-consumer"
 	p := e.start(nil)
-	registrations := []string{"rome", "paris"}
+	registrations := []string{consumer, "paris"}
 	for _, id := range registrations {
 		expect.NoError(e, e.client.Create(e.Context(), &broker.ClusterRegistration{
 			ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: id}, Spec: broker.ClusterRegistrationSpec{ClusterID: id},
@@ -1100,7 +1103,7 @@ func forgottenCluster(e *env) {
 		})
 	}
 	p.advertise(e.spec("paris", "1"))
-	e.request("r", 2)
+	e.request("r", 2, func(r *broker.Reservation) { r.Spec.RequesterID = consumer })
 	e.expect("r", broker.ReservationReserved, "2 of 2 pods in paris")
 	p.answer("paris", "r", true, "")
 	e.expectCondition("r", broker.ConditionProviderAccepted, true, "")
@@ -1109,11 +1112,17 @@ func forgottenCluster(e *env) {
 
 	// The consumer: its hold is released. paris, which does not answer, is forgotten, too:
 	// nothing waits for it any more.
-	forget("rome")
+	forget(consumer)
 	e.expectPods("paris", "r", 0, 2, 0)
 	p.advertise(e.spec("berlin", "1"))
 	forget("paris")
 	e.expectDeleted("r")
+	e.eventually("its metrics to be deleted", func() error {
+		if names := reservation.Series(e.T, consumer); len(names) > 0 {
+			return fmt.Errorf("there are %v", names)
+		}
+		return nil
+	})
 	e.expect("of-oslo", broker.ReservationReserved, "1 of 1 pods in berlin")
 	if err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: "paris"}, &broker.ClusterAdvertisement{}); !apierrors.IsNotFound(err) {
 		e.Errorf("the ledger of paris: %v", err)

@@ -107,6 +107,7 @@ func (r *Reconciler) forget(name string) {
 func (r *Reconciler) forgetCluster(cluster string) {
 	r.answers.Forget(cluster)
 	r.conflicts.Forget("advertisement/" + cluster)
+	r.forgetSeries(cluster)
 	if r.store.advertisement(cluster) == nil {
 		r.uncertain.forgetCluster(cluster)
 	}
