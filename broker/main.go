@@ -70,8 +70,8 @@ func (l *list) Set(value string) error {
 	return nil
 }
 
-func parse(arguments []string) (options, error) {
-	var o options
+// flags are the flags of the program, which set the options.
+func (o *options) flags() *flag.FlagSet {
 	flags := flag.NewFlagSet("spillway-broker", flag.ContinueOnError)
 	namespace := os.Getenv("POD_NAMESPACE")
 	if namespace == "" {
@@ -89,6 +89,12 @@ func parse(arguments []string) (options, error) {
 	flags.DurationVar(&o.retryPeriod, "leader-elect-retry-period", retryPeriod, "Interval of renewing the lease, and of trying to get it.")
 	flags.DurationVar(&o.catchUp, "leader-elect-catch-up-deadline", leadership.DefaultDeadline, "Time after which a new leader exits whose caches are still older than the API server's state.")
 	o.zap.BindFlags(flags)
+	return flags
+}
+
+func parse(arguments []string) (options, error) {
+	var o options
+	flags := o.flags()
 	if err := flags.Parse(arguments); err != nil {
 		return o, err
 	}

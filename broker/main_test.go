@@ -2,9 +2,13 @@ package main
 
 import (
 	"context"
+	"flag"
 	"net"
 	"net/http"
+	"os"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,6 +31,31 @@ func TestFlags(t *testing.T) {
 }
 
 // TestRun runs the broker until it is ready, and stops it.
+// The table of flags in ARCHITECTURE.md has each flag with its default, and no other. Those of
+// the log are controller-runtime's.
+func TestFlagsAreDocumented(t *testing.T) {
+	t.Setenv("POD_NAMESPACE", "")
+	text, err := os.ReadFile("../ARCHITECTURE.md")
+	expect.NoError(t, err)
+	documented := map[string]string{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `--([a-z-]+)` \\| `?([^ |`]*)`? \\|").FindAllStringSubmatch(string(text), -1) {
+		documented[row[1]] = row[2]
+	}
+	var o options
+	o.flags().VisitAll(func(f *flag.Flag) {
+		if strings.HasPrefix(f.Name, "zap-") {
+			return
+		}
+		if value, ok := documented[f.Name]; !ok || value != f.DefValue {
+			t.Errorf("--%s with default %q is documented: %t, with default %q", f.Name, f.DefValue, ok, value)
+		}
+		delete(documented, f.Name)
+	})
+	for name := range documented {
+		t.Errorf("--%s is documented, and does not exist", name)
+	}
+}
+
 func TestRun(t *testing.T) {
 	config := controlplane.Start(t)
 	// Soon used: another program could get the port meanwhile.
