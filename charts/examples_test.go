@@ -3,6 +3,7 @@ package charts_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,23 @@ import (
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
+
+// TestMistakesAreExplained: the API server says what to write instead.
+func TestMistakesAreExplained(t *testing.T) {
+	c, err := client.New(controlplane.Start(t), client.Options{})
+	expect.NoError(t, err)
+	for name, mistake := range map[string]struct{ object, want string }{
+		"a BrokerConfig that is not used": {"kind: BrokerConfig\nmetadata: {name: mine, namespace: default}\nspec: {}", "must be named default"},
+		"a duration in words":             {"kind: Reservation\nmetadata: {name: a, namespace: default}\nspec: {requestedResources: {cpu: 1}, duration: 1day}", "such as 24h"},
+		"a deadline in words":             {"kind: Reservation\nmetadata: {name: a, namespace: default}\nspec: {requestedResources: {cpu: 1}, deadline: soon}", "such as 10m"},
+	} {
+		object := &unstructured.Unstructured{}
+		expect.NoError(t, yaml.UnmarshalStrict([]byte("apiVersion: "+broker.GroupVersion.String()+"\n"+mistake.object), &object.Object))
+		if err := c.Create(t.Context(), object); err == nil || !strings.Contains(err.Error(), mistake.want) {
+			t.Errorf("creating %s returned %v, want an error with %q", name, err, mistake.want)
+		}
+	}
+}
 
 // TestExamples applies every example to a real API server, which rejects fields that do
 // not exist. There is one for each kind that users write.

@@ -87,6 +87,7 @@ type ScoreWeights struct {
 // BrokerConfig configures the broker. Only the object named "default" in the
 // broker's namespace is used; without it the defaults apply.
 // +kubebuilder:object:root=true
+// +kubebuilder:validation:XValidation:rule="self.metadata.name == 'default'",message="a BrokerConfig must be named default: the broker uses no other"
 // +kubebuilder:printcolumn:name="Resources",type=integer,JSONPath=`.spec.weights.resources`
 // +kubebuilder:printcolumn:name="Cost",type=integer,JSONPath=`.spec.weights.cost`
 // +kubebuilder:printcolumn:name="Stale After",type=string,JSONPath=`.spec.staleAfter`

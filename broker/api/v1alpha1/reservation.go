@@ -124,7 +124,7 @@ type ReservationSpec struct {
 	// it by its own clock: it starts again when another replica becomes the leader, and
 	// when the spec changes. If unset, the Reservation is queued until it is deleted.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="deadline must be at least 1s"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="deadline must be a duration of at least 1s, such as 10m"
 	Deadline *metav1.Duration `json:"deadline,omitempty"`
 	// duration of the lease, limited by the BrokerConfig's maxDuration. The lease starts
 	// with the first hold, and again while pods use the capacity, and when another replica
@@ -132,7 +132,7 @@ type ReservationSpec struct {
 	// the Reservation ends when its consumer has neither advertised nor renewed it for the
 	// BrokerConfig's defaultLease.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="duration must be at least 1s"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="duration must be at least 1s, such as 24h"
 	Duration *metav1.Duration `json:"duration,omitempty"`
 	// retained is the number of pods that the Reservation keeps at each provider after
 	// its counts were reduced; other capacity is released first. The consumer's agent
