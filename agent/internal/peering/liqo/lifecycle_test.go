@@ -36,6 +36,7 @@ type lifecycle struct {
 func TestLifecycle(t *testing.T) {
 	t.Parallel()
 	l := &lifecycle{environment: newEnvironment(t), half: expect.Resources("cpu", "500m", "memory", "512Mi"), full: expect.Resources("cpu", "1333m", "memory", "1234567891", "nvidia.com/gpu", "1")}
+	l.refuseTakenIdentity()
 	l.peerWithLostMessages()
 	l.watch()
 	l.expectNode()
@@ -74,6 +75,14 @@ func (l *lifecycle) expectGuestAffinity() {
 	// A namespace is mapped only to providers that grant it capacity.
 	if got := virtualNode.Spec.Labels; got[labelMapping+"shop"] != "true" || got[labelMapping+"tools"] != "true" || got[labelMapping+"own"] != "" {
 		l.t.Errorf("the virtual node has labels %v", got)
+	}
+	// Liqo takes a selector without terms for one that selects every provider.
+	offloading := read(l.t, l.rome, "shop", consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
+	selected := corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+		{Key: labelMapping + "shop", Operator: corev1.NodeSelectorOpExists},
+	}}}}
+	if !equality.Semantic.DeepEqual(offloading.Spec.ClusterSelector, selected) {
+		l.t.Errorf("namespace shop is mapped to the providers that %+v selects, want %+v", offloading.Spec.ClusterSelector, selected)
 	}
 	ref := virtualNode.Spec.VkOptionsTemplateRef
 	if ref == nil || read(l.t, l.rome, ref.Namespace, ref.Name, &offloadingv1beta1.VkOptionsTemplate{}).Spec.ReflectorsConfig["secret"].Type != offloadingv1beta1.AllowList {
@@ -141,6 +150,24 @@ func (l *lifecycle) expectQuota(want corev1.ResourceList, cordoned bool) {
 	})
 }
 
+// refuseTakenIdentity checks that no consumer gets the permissions of a group that has its name.
+func (l *lifecycle) refuseTakenIdentity() {
+	l.t.Helper()
+	taken := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "admins"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"}},
+	}
+	l.create(l.paris, taken)
+	hello, err := codec.Encode(&message{Header: session.Header{Kind: session.Hello, Session: 1}})
+	expect.NoError(l.t, err)
+	reply, err := l.ProviderSide().Handle(l.t.Context(), peering.Peer{ClusterID: "rome", Holds: true}, hello)
+	expect.NoError(l.t, err)
+	if m, err := codec.Decode(reply, session.Offer, session.Refusal); err != nil || m.Kind != session.Refusal || m.Reason != "IdentityTaken" {
+		l.t.Errorf("a consumer named like a group of administrators gets %+v, %v", m, err)
+	}
+	expect.NoError(l.t, l.paris.Delete(l.t.Context(), taken))
+}
+
 // peerWithLostMessages peers the clusters although every second message is lost.
 func (l *lifecycle) peerWithLostMessages() {
 	l.t.Helper()
@@ -172,6 +199,10 @@ func (l *lifecycle) expectNode() {
 	}
 	l.expectQuota(expect.Resources("cpu", "500m", "memory", "512Mi", "pods", "2"), false)
 	read(l.t, l.paris, "", "shop-rome", &corev1.Namespace{})
+	closed := read(l.t, l.rome, "liqo-tenant-paris", "spillway-agent", &networkingv1.NetworkPolicy{})
+	if want := kubeletPolicy([]string{"10.0.0.0/16", "fd00::/64"}, nil); !equality.Semantic.DeepEqual(closed.Spec, want) {
+		l.t.Errorf("the port of the virtual kubelets has policy %+v, want %+v", closed.Spec, want)
+	}
 }
 
 // growWithinGrant checks that the node does not grow before the grant.
