@@ -39,6 +39,7 @@ func TestProviderIsDrained(t *testing.T) {
 	feature := features.New("a provider is drained").Setup(s.setup)
 	feature.Assess("its nodes are cordoned", s.cordon)
 	feature.Assess("kubectl get providerinstructions says what is lost", s.saysSo)
+	feature.Assess("nothing is kept for the unused hold", s.keepsNothing)
 	feature.Assess("the pods at home say that they must leave", s.mustLeave)
 	feature.Assess("its nodes are drained as an administrator does it", s.drain)
 	feature.Assess("all pods run again, elsewhere", s.runElsewhere)
@@ -64,6 +65,10 @@ func (s *drainScenario) setup(ctx context.Context, t *testing.T, _ *envconf.Conf
 	if _, away := allReady(ctx, t, s.ns, "web", 2, 2*time.Minute); len(away) != 2 {
 		t.Fatalf("%d pods overflowed, want 2", len(away))
 	}
+	eventually(ctx, t, "paris keeps places for the unused hold", time.Minute, func(ctx context.Context) (bool, string) {
+		kept, err := placeholdersOn(ctx, drained)
+		return err == nil && kept > 0, fmt.Sprint(kept, err)
+	})
 	for _, node := range drained {
 		t.Cleanup(func() {
 			if out, err := s.kubectl(context.WithoutCancel(ctx), t, "uncordon", node); err != nil {
@@ -117,6 +122,26 @@ func (s *drainScenario) saysSo(ctx context.Context, t *testing.T, _ *envconf.Con
 		return said != "", strings.Join(lines, "; ")
 	})
 	t.Logf("kubectl get providerinstructions: %s", said)
+	return ctx
+}
+
+// placeholdersOn counts the placeholders that keep places on some nodes of paris.
+func placeholdersOn(ctx context.Context, nodes []string) (int, error) {
+	var list corev1.PodList
+	err := paris.List(ctx, &list, client.InNamespace("spillway-holds"))
+	list.Items = slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
+		return p.DeletionTimestamp != nil || !slices.Contains(nodes, p.Spec.NodeName)
+	})
+	return len(list.Items), err
+}
+
+// keepsNothing expects that paris keeps no place on the cordoned nodes: the unused hold has lost
+// them, too.
+func (s *drainScenario) keepsNothing(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	eventually(ctx, t, "no place is kept on the cordoned nodes", 2*time.Minute, func(ctx context.Context) (bool, string) {
+		kept, err := placeholdersOn(ctx, drained)
+		return err == nil && kept == 0, fmt.Sprint(kept, err)
+	})
 	return ctx
 }
 
