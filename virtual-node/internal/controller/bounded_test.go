@@ -38,13 +38,20 @@ func TestEndlessListIsBounded(t *testing.T) {
 	if err == nil || n != maxBody {
 		t.Errorf("read %d bytes, %v; want an error after %d", n, err, maxBody)
 	}
+	// The attack itself: without the bound there is no end.
+	unbounded, err := http.Get(server.URL + "/api/v1/namespaces/spillway-guests-rome/pods")
+	expect.NoError(t, err)
+	defer unbounded.Body.Close()
+	if n, err := io.CopyN(io.Discard, unbounded.Body, 2*maxBody); err != nil {
+		t.Errorf("without the bound, read %d bytes, %v", n, err)
+	}
 }
 
 // A list that always has another page ends as well.
 func TestEndlessPagesAreBounded(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer server.Close()
-	client := &http.Client{Transport: newBounded(http.DefaultTransport)}
+	client := &http.Client{}
 	pages := func() (n int) {
 		for url := server.URL + "/api/v1/namespaces/x/pods?limit=500"; n < 2*maxPages; n++ {
 			response, err := client.Get(url)
@@ -56,6 +63,10 @@ func TestEndlessPagesAreBounded(t *testing.T) {
 		}
 		return n
 	}
+	if n := pages(); n != 2*maxPages {
+		t.Errorf("without the bound, a list ends after %d pages", n)
+	}
+	client.Transport = newBounded(http.DefaultTransport)
 	// The next list begins with its first page.
 	if first, second := pages(), pages(); first != maxPages || second != maxPages {
 		t.Errorf("lists of %d and %d pages, want %d", first, second, maxPages)
@@ -117,6 +128,9 @@ func TestErrorsAreBounded(t *testing.T) {
 	for _, path := range []string{"/api/v1/namespaces/x/pods", "/api/v1/namespaces/x/pods?watch=true", "/api/v1/namespaces/x/pods/web/log?follow=true"} {
 		if n, err := get(t, client, server.URL+path); err == nil || n != maxError {
 			t.Errorf("%s: read %d bytes, %v; want an error after %d", path, n, err, maxError)
+		}
+		if n, err := get(t, http.DefaultClient, server.URL+path); err != nil || n != 16<<20 {
+			t.Errorf("%s: without the bound, read %d bytes, %v", path, n, err)
 		}
 	}
 }
