@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +33,21 @@ func TestExternal(t *testing.T) {
 	}
 }
 
+// movedTo reads the API server's EndpointSlice as if it had the addresses of another one: the API
+// server keeps restoring its own.
+type movedTo struct {
+	client.Reader
+	slice *discoveryv1.EndpointSlice
+}
+
+func (m movedTo) Get(ctx context.Context, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
+	err := m.Reader.Get(ctx, key, object, options...)
+	if read, ok := object.(*discoveryv1.EndpointSlice); ok {
+		read.Endpoints, read.Ports = m.slice.Endpoints, m.slice.Ports
+	}
+	return err
+}
+
 // The endpoint is found in whatever the cluster has.
 func TestFindEndpoint(t *testing.T) {
 	config := controlplane.Start(t)
@@ -57,8 +73,8 @@ func TestFindEndpoint(t *testing.T) {
 	other.ObjectMeta = metav1.ObjectMeta{Name: "other"}
 	other.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.9"}}, {Addresses: []string{"192.0.2.3"}}, {Addresses: []string{"192.0.2.1"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(false)}}}
 	other.Ports = []discoveryv1.EndpointPort{{Port: ptr.To[int32](6443)}}
-	if got := addressOf(other); got != "https://192.0.2.3:6443" {
-		t.Errorf("of an EndpointSlice: %s", got)
+	if endpoint, source := findEndpoint(t.Context(), movedTo{c, other}, inCluster); endpoint != "https://192.0.2.3:6443" || source != "EndpointSlice" {
+		t.Errorf("of an EndpointSlice: %s %s", endpoint, source)
 	}
 	// The namespace is made by the API server some time after its start.
 	expect.Eventually(t, "a cluster-info", func() (bool, string) {

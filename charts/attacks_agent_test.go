@@ -1,11 +1,13 @@
 package charts_test
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,6 +29,15 @@ func TestAttacksByTheAgent(t *testing.T) {
 	// As a pod of a DaemonSet, on a real node with the name of a virtual one.
 	eventually(t, "binding to a real node", bindPod(t, admin, "second", "spillway-worker"))
 	eventually(t, "binding another one there", bindPod(t, admin, "third", "spillway-worker"))
+
+	for _, object := range []client.Object{
+		&corev1.Service{ObjectMeta: within("default", "kubernetes")}, &discoveryv1.EndpointSlice{ObjectMeta: within("default", "kubernetes")},
+		&corev1.ConfigMap{ObjectMeta: within("kube-public", "cluster-info")},
+	} {
+		eventually(t, fmt.Sprintf("looking for the API server's endpoint in a %T", object), func() error {
+			return client.IgnoreNotFound(agent.Get(t.Context(), client.ObjectKeyFromObject(object), object))
+		})
+	}
 
 	system := podOn("", "system")
 	system.Namespace = "kube-system"

@@ -130,6 +130,10 @@ func testLiqoAgent(t *testing.T, agent client.Client, cordon client.Patch) {
 		}, false},
 		{"deleting a real node", func() error { return agent.Delete(ctx, &corev1.Node{ObjectMeta: named("worker")}) }, false},
 		{"listing DaemonSets", func() error { return agent.List(ctx, &appsv1.DaemonSetList{}) }, true},
+		{"watching its prices", func() error {
+			return agent.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(namespace), client.MatchingFields{"metadata.name": "prices"})
+		}, true},
+		{"listing other ConfigMaps", func() error { return agent.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(namespace)) }, false},
 		{"creating a peer's namespace", func() error {
 			return agent.Create(ctx, &corev1.Namespace{ObjectMeta: named("liqo-tenant-paris")})
 		}, true},
