@@ -31,7 +31,8 @@ func FuzzProof(f *testing.F) {
 
 // FuzzGuests reviews arbitrary ShadowPods.
 func FuzzGuests(f *testing.F) {
-	for _, seed := range []string{`{}`, `{"spec":{"pod":{}}}`, `{"spec":{"pod":null}}`, `[`, `{"spec":{"pod":1}}`} {
+	for _, seed := range []string{`{}`, `{"spec":{"pod":{}}}`, `{"spec":{"pod":null}}`, `[`, `{"spec":{"pod":1}}`, `{"metadata":1}`,
+		`{"metadata":{"annotations":{"cluster-autoscaler.kubernetes.io/safe-to-evict":"false"}},"spec":{"pod":{}}}`, `{"metadata":{"annotations":[]}}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, object []byte) {

@@ -71,11 +71,13 @@ func makeEvictable(raw []byte) ([]byte, error) {
 	if err := json.Unmarshal(raw, &shadow); err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(shadow["metadata"], &meta); err != nil {
-		return nil, fmt.Errorf("metadata: %w", err)
+	if raw := shadow["metadata"]; raw != nil {
+		if err := json.Unmarshal(raw, &meta); err != nil {
+			return nil, fmt.Errorf("metadata: %w", err)
+		}
 	}
-	if len(meta["annotations"]) > 0 {
-		if err := json.Unmarshal(meta["annotations"], &annotations); err != nil {
+	if raw := meta["annotations"]; raw != nil {
+		if err := json.Unmarshal(raw, &annotations); err != nil {
 			return nil, fmt.Errorf("metadata.annotations: %w", err)
 		}
 	}
