@@ -164,6 +164,23 @@ type Objects struct {
 	Sources, Services int64
 }
 
+// Requests is what the pods of a namespace may request together, as the hard limits of a quota.
+// CPU, memory and ephemeral storage are always limited, other resources only if granted. A quota
+// counts a pod that is being deleted until its time is over.
+func Requests(total corev1.ResourceList) corev1.ResourceList {
+	hard := corev1.ResourceList{}
+	for _, name := range []corev1.ResourceName{corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage} {
+		hard[name] = resource.Quantity{Format: resource.DecimalSI}
+	}
+	for name, amount := range total {
+		if name != corev1.ResourcePods {
+			name = corev1.DefaultResourceRequestsPrefix + name
+		}
+		hard[name] = amount.DeepCopy()
+	}
+	return hard
+}
+
 // Hard returns the hard limits.
 func (o Objects) Hard() corev1.ResourceList {
 	count := func(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }

@@ -212,23 +212,14 @@ func (p *Provider) ensureAgentAccess(ctx context.Context, namespace *corev1.Name
 const baseSources, sourcesPerPod = 20, 20
 
 // hardLimits is a consumer's total as the hard limits of a quota. The memory limits of its
-// guests add up to what guest.BoundMemory gives those that have none. CPU, memory and
-// ephemeral storage are always listed, other resources only if granted: the
-// chart's policy spillway-guest-pods rejects every resource that the quota does
-// not list, including those that the cluster gets later. ConfigMaps and Secrets of
-// guests take up the provider's etcd, so their number is bounded per pod.
+// guests add up to what guest.BoundMemory gives those that have none. The chart's policy
+// spillway-guest-pods rejects every resource that the quota does not list, including those
+// that the cluster gets later. ConfigMaps and Secrets of guests take up the provider's etcd,
+// so their number is bounded per pod.
 func hardLimits(total corev1.ResourceList) corev1.ResourceList {
-	hard := confine.Objects{Sources: baseSources + sourcesPerPod*total.Pods().Value()}.Hard()
+	hard := confine.Requests(total)
+	maps.Copy(hard, confine.Objects{Sources: baseSources + sourcesPerPod*total.Pods().Value()}.Hard())
 	hard[corev1.ResourceLimitsMemory] = *resource.NewQuantity(placement.MemoryOvercommit*total.Memory().Value()+placement.MemoryPerPod*total.Pods().Value(), resource.BinarySI)
-	for _, name := range []corev1.ResourceName{corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage} {
-		hard[name] = resource.Quantity{Format: resource.DecimalSI}
-	}
-	for name, amount := range total {
-		if name != corev1.ResourcePods {
-			name = corev1.DefaultResourceRequestsPrefix + name
-		}
-		hard[name] = amount.DeepCopy()
-	}
 	return hard
 }
 

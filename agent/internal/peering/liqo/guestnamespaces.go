@@ -3,6 +3,7 @@ package liqo
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/bits"
 
 	"github.com/liqotech/liqo/pkg/consts"
@@ -37,8 +38,7 @@ func isGuestNamespace(namespace *corev1.Namespace) bool {
 // consumer with a peering that Spillway made. The label comes last: the chart's policy
 // refuses guests in a namespace without it.
 func (p *Provider) confineGuests(ctx context.Context, consumer string) error {
-	total, known := p.grants.Get(consumer)
-	if !known {
+	if _, known := p.grants.Get(consumer); !known {
 		return nil
 	}
 	tenant, err := session.Find(ctx, p.Client, "", tenantNamespace(consumer), &corev1.Namespace{})
@@ -51,7 +51,7 @@ func (p *Provider) confineGuests(ctx context.Context, consumer string) error {
 	}
 	for i := range namespaces {
 		namespace := &namespaces[i]
-		err := p.confine(ctx, namespace, consumer, total.Pods().Value())
+		err := p.confine(ctx, namespace, consumer)
 		// It may be deleted meanwhile.
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			return fmt.Errorf("limiting the guests of namespace %s: %w", namespace.Name, err)
@@ -91,7 +91,7 @@ func (p *Provider) namespaces(ctx context.Context, consumer string) (guests []co
 }
 
 // confine limits what guests can do in one namespace.
-func (p *Provider) confine(ctx context.Context, namespace *corev1.Namespace, consumer string, pods int64) error {
+func (p *Provider) confine(ctx context.Context, namespace *corev1.Namespace, consumer string) error {
 	if err := p.ensureGuestRole(ctx, namespace.Name, consumer); err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (p *Provider) confine(ctx context.Context, namespace *corev1.Namespace, con
 	if err := confined.EnsureLimits(ctx, resource.Quantity{}); err != nil {
 		return err
 	}
-	if err := p.ensureQuotaOfObjects(ctx, confined, pods); err != nil {
+	if err := p.ensureNamespaceQuota(ctx, confined, consumer); err != nil {
 		return err
 	}
 	if namespace.Labels[labelLimited] == "true" {
@@ -123,11 +123,17 @@ func (p *Provider) confine(ctx context.Context, namespace *corev1.Namespace, con
 	return p.Client.Patch(ctx, namespace, client.MergeFrom(before))
 }
 
-// ensureQuotaOfObjects limits what a consumer may keep in a namespace for guests.
-func (p *Provider) ensureQuotaOfObjects(ctx context.Context, confined confine.Namespace, pods int64) error {
+// ensureNamespaceQuota limits what a consumer may keep in a namespace for guests, and what the
+// guests there request together to what is granted. Liqo's own Quota bounds the guests of all its
+// namespaces, but not those that are being deleted, which run on.
+func (p *Provider) ensureNamespaceQuota(ctx context.Context, confined confine.Namespace, consumer string) error {
 	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: confined.Name, Name: confine.Quota}}
-	hard := confine.Objects{Sources: baseSources + sourcesPerPod*atLeast(pods), Services: baseServices}.Hard()
 	return confined.Ensure(ctx, quota, func() {
+		// Read after the quota: a total that is set later is also written later, and a write
+		// computed from the older total is then a conflict.
+		total, _ := p.grants.Get(consumer)
+		hard := confine.Requests(total)
+		maps.Copy(hard, confine.Objects{Sources: baseSources + sourcesPerPod*atLeast(total.Pods().Value()), Services: baseServices}.Hard())
 		if !session.Equal(quota.Spec.Hard, hard) || len(quota.Spec.Hard) != len(hard) {
 			quota.Spec = corev1.ResourceQuotaSpec{Hard: hard}
 		}

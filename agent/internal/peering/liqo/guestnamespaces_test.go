@@ -2,7 +2,9 @@ package liqo
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/go-logr/logr/testr"
@@ -11,6 +13,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
@@ -124,4 +127,65 @@ func TestTrialNamespace(t *testing.T) {
 	if namespace := read(t, paris, "", other.Name, &corev1.Namespace{}); !namespace.DeletionTimestamp.IsZero() {
 		t.Error("a namespace of this cluster is deleted")
 	}
+}
+
+// TestEndingGuestsCount: Liqo's Quota has room for another guest as soon as one is deleted. In a
+// namespace for guests no pod is created while those that still run use the grant.
+func TestEndingGuestsCount(t *testing.T) {
+	config := controlplane.Start(t, liqoCRDs(t))
+	controlplane.StartControllers(t, config, "resourcequota-controller")
+	paris := newClient(t, config)
+	ctx := t.Context()
+	tenant := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenantNamespace("rome"), Labels: managedLabels("rome")}}
+	tenant.Labels[consts.TenantNamespaceLabel] = "true"
+	for _, object := range []client.Object{tenant, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{consts.RemoteClusterID: "rome"}}}} {
+		expect.NoError(t, paris.Create(ctx, object))
+	}
+	p, err := NewProvider(Options{Options: session.Options{Client: paris, ClusterID: "paris", Log: testr.New(t)}, PodCIDRs: []string{"10.0.0.0/16"}})
+	expect.NoError(t, err)
+	granted := func(pods int32, total corev1.ResourceList) {
+		t.Helper()
+		expect.Eventually(t, "the grant", func() (bool, string) {
+			progress, err := p.EnsureGrant(ctx, "rome", total, pods)
+			if err != nil || !progress.Done {
+				return false, fmt.Sprint(progress, err)
+			}
+			quota := read(t, paris, "shop-rome", confine.Quota, &corev1.ResourceQuota{})
+			return session.Equal(quota.Spec.Hard, quota.Status.Hard), fmt.Sprintf("%+v", quota)
+		})
+	}
+	create := func(name string) error {
+		return paris.Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop-rome", Name: name}, Spec: corev1.PodSpec{
+			NodeName: "worker", TerminationGracePeriodSeconds: ptr.To[int64](3600),
+			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1")}}},
+		}})
+	}
+	created := func(name string) {
+		t.Helper()
+		expect.Eventually(t, name+" to be created", func() (bool, string) {
+			err := client.IgnoreAlreadyExists(create(name))
+			return err == nil, fmt.Sprint(err)
+		})
+	}
+	remove := func(name string, options ...client.DeleteOption) {
+		t.Helper()
+		expect.NoError(t, paris.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop-rome", Name: name}}, options...))
+	}
+	refused := func(name string) {
+		t.Helper()
+		if err := create(name); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota: "+confine.Quota) {
+			t.Errorf("beside a guest that is being deleted: %v", err)
+		}
+	}
+
+	granted(2, expect.Resources("cpu", "1"))
+	created("first")
+	remove("first")
+	refused("second")
+	granted(3, expect.Resources("cpu", "2"))
+	created("second")
+	remove("second")
+	refused("third")
+	remove("first", client.GracePeriodSeconds(0))
+	created("third")
 }

@@ -45,7 +45,7 @@ func (p *Provider) EnsureTrialNamespace(ctx context.Context, consumer string) (n
 	case !namespace.DeletionTimestamp.IsZero():
 		return "", peering.Waiting(session.ReasonTerminating, "namespace "+name+" of an earlier trial is still being deleted"), nil
 	case namespace.Labels[labelLimited] != "true":
-		if err := p.confine(ctx, namespace, consumer, 0); apierrors.IsForbidden(err) {
+		if err := p.confine(ctx, namespace, consumer); apierrors.IsForbidden(err) {
 			return "", peering.Waiting("AccessPending", "waiting for this agent's permissions in namespace "+name), nil
 		} else if err != nil {
 			return "", progress, fmt.Errorf("limiting the guests of namespace %s: %w", name, err)
