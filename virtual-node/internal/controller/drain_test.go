@@ -15,12 +15,26 @@ func TestGuestsOverdue(t *testing.T) {
 	clock, recorder := testingclock.NewFakeClock(time.Unix(10_000, 0)), events.NewFakeRecorder(1)
 	n := &virtualNode{providerID: "paris", controller: &Controller{Options: Options{Clock: clock, Recorder: recorder, Log: testr.New(t)}}}
 	for _, step := range []struct {
-		after time.Duration
-		want  bool
-	}{{0, false}, {guestsEndWithin - time.Second, false}, {time.Second, true}} {
+		after             time.Duration
+		pods              int
+		guests, reachable bool
+		want              bool
+	}{
+		{0, 1, true, true, false},
+		{0, 0, true, true, false},
+		{guestsEndWithin - time.Second, 0, true, true, false},
+		// A pod has come back: then its guest is waited for again.
+		{time.Second, 1, true, true, false},
+		{time.Second, 0, true, true, false},
+		{guestsEndWithin - time.Second, 0, true, true, false},
+		{0, 0, false, true, true},
+		{0, 0, true, false, true},
+		{0, 0, true, true, false},
+		{guestsEndWithin, 0, true, true, true},
+	} {
 		clock.Step(step.after)
-		if got := n.guestsOverdue(); got != step.want {
-			t.Errorf("after another %s: overdue %t", step.after, got)
+		if got := n.drained(step.pods, step.guests, step.reachable); got != step.want {
+			t.Errorf("%+v: drained %t", step, got)
 		}
 	}
 	select {

@@ -229,17 +229,17 @@ func (n *virtualNode) drain(ctx context.Context) (drained bool, err error) {
 		}
 		n.controller.Recorder.Eventf(pod, nil, corev1.EventTypeNormal, reasonTerminating, "Drain", "Deleted the pod because virtual node %s is terminating.", n.name)
 	}
-	// The guests at an unreachable provider are not waited for.
-	if remaining > 0 || n.pods.HasNoGuests() || !n.node.Health().Ready {
-		n.guestsSince = time.Time{}
-		return remaining == 0, nil
-	}
-	return n.guestsOverdue(), nil
+	return n.drained(remaining, !n.pods.HasNoGuests(), n.node.Health().Ready), nil
 }
 
-// guestsOverdue reports whether a provider has reported guests for too long after their pods have
-// ended: it must not keep the virtual node.
-func (n *virtualNode) guestsOverdue() bool {
+// drained reports whether a virtual node with a number of pods has nothing left that is waited
+// for: guests that its provider still reports must not keep it for too long, and those at an
+// unreachable provider are not waited for.
+func (n *virtualNode) drained(pods int, guests, reachable bool) bool {
+	if pods > 0 || !guests || !reachable {
+		n.guestsSince = time.Time{}
+		return pods == 0
+	}
 	now := n.controller.Clock.Now()
 	if n.guestsSince.IsZero() {
 		n.guestsSince = now
