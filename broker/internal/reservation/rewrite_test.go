@@ -134,15 +134,12 @@ func accountLeftToWrite(e *env) {
 // rewritten waits until no unchanged advertisement waits to be stored, or is being stored.
 func (p *process) rewritten() {
 	p.Helper()
-	for end := time.Now().Add(expect.Deadline); ; time.Sleep(time.Millisecond) {
-		waiting, storing := p.Rewriting()
-		if waiting+storing == 0 {
-			return
+	p.eventually("all advertisements to be stored", func() error {
+		if waiting, storing := p.Rewriting(); waiting+storing > 0 {
+			return fmt.Errorf("%d wait, %d are being stored", waiting, storing)
 		}
-		if time.Now().After(end) {
-			p.Fatalf("%d advertisements wait to be stored, %d are being stored", waiting, storing)
-		}
-	}
+		return nil
+	})
 }
 
 // Unchanged advertisements take turns in being stored again: one that was due while others
