@@ -144,6 +144,14 @@ func victimOverflows(c *testCluster, ns string) {
 	r := c.expectReservation(ns, "low", 1)
 	c.setStatus(r, grantedIn(r, ns, 1))
 	c.expectPods(ns, "low", map[string]int{virtual: 1})
+	// The more important pod was tried before the victim's replacement was created.
+	var list broker.ReservationList
+	expect.NoError(c.t, c.List(c.t.Context(), &list, client.InNamespace(ns)))
+	for _, other := range list.Items {
+		if other.Name != r.Name {
+			c.t.Errorf("capacity is requested in Reservation %s, although preemption has made room", other.Name)
+		}
+	}
 }
 
 // rolloutAndScale: a Deployment that is restarted, scaled up and scaled down keeps its
