@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	admissionreviewv1 "k8s.io/api/admission/v1"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +33,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/overflow"
 	"github.com/spillway-dev/spillway/scheduler-plugin/steering"
 )
 
@@ -81,6 +83,7 @@ func TestRules(t *testing.T) {
 		{"a pod whose replacement overflows again rests", overflowsAgain},
 		{"a real node may be called as a virtual one", realNodeNamedVirtual},
 		{"each metric is documented and counts", documentedMetrics},
+		{"what is counted of pods and nodes is what the API server has", countedRight},
 	}))
 }
 
@@ -645,4 +648,41 @@ func realNodeNamedVirtual(c *testCluster, ns string) {
 	if n := len(c.pods(ns, "")[virtual]); n != 0 {
 		c.t.Errorf("%d pods are on the virtual node", n)
 	}
+}
+
+// countedRight: after all other rules, what the plugin has counted one event after the other is
+// what a sum over the pods says.
+func countedRight(c *testCluster, _ string) {
+	expect.Eventually(c.t, "the counts to be those of the pods", func() (bool, string) {
+		var nodes corev1.NodeList
+		expect.NoError(c.t, c.List(c.t.Context(), &nodes))
+		virtual := map[string]bool{}
+		for _, n := range nodes.Items {
+			virtual[n.Name] = n.Labels[broker.LabelProvider] != "" && n.Name == broker.VirtualNodeName(n.Labels[broker.LabelProvider])
+		}
+		var pods corev1.PodList
+		expect.NoError(c.t, c.List(c.t.Context(), &pods))
+		want := map[string]int64{}
+		for i := range pods.Items {
+			p := &pods.Items[i]
+			node, hold := p.Spec.NodeName, p.Labels[broker.LabelHold]
+			if node == "" || podutil.IsPodTerminal(p) {
+				continue
+			}
+			want["pods on "+node]++
+			for _, container := range p.Spec.Containers {
+				want["CPU on "+node] += container.Resources.Requests.Cpu().MilliValue()
+			}
+			if !virtual[node] {
+				continue
+			}
+			want[fmt.Sprintf("pods of %s charged to hold %q on %s", p.Namespace, hold, node)]++
+			want[fmt.Sprintf("pods that use hold %q on %s", hold, node)]++
+			if p.DeletionTimestamp == nil {
+				want[fmt.Sprintf("living pods of hold %q", hold)]++
+			}
+		}
+		diff := cmp.Diff(want, overflow.Counted(c.plugin))
+		return diff == "" && len(want) > 0, diff
+	})
 }

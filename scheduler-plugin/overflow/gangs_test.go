@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -155,6 +156,7 @@ var gangRules = []rule{
 	{"a gang of which only part fits leaves nothing", gangTooLarge},
 	{"a gang is bound when all have places", gangInBoth},
 	{"a gang gives up its places in time", gangTimesOut},
+	{"a gang gives up its places in another cluster in time", gangTimesOutAway},
 	{"a gang of two shapes is requested as a whole, and bound as a whole", shapesFit},
 	{"a gang of two shapes of which only part fits binds nothing and leaves nothing", shapesPart},
 	{"a gang is requested once it is complete, and grows", shapesGrow},
@@ -254,6 +256,29 @@ func gangTimesOut(c *testCluster, ns string) {
 	c.create(schedulerPod(ns, "other", "1", inPool(ns)))
 	c.expectPods(ns, "other", map[string]int{home: 1})
 	c.expectPods(ns, "ring", map[string]int{"": 2})
+}
+
+// gangTimesOutAway: the workers of a gang have places on a virtual node, and while there is no
+// decision about the leader, they keep them for gangTimeout. Then others get these.
+func gangTimesOutAway(c *testCluster, ns string) {
+	c.poolNode(ns, "100m")
+	virtual := c.virtualPoolNode(ns, "10")
+	c.namespace(broker.SystemNamespace, nil)
+	places := capacity.OfPodSets([]broker.PodSet{{
+		Name: "pods", Count: 4, Requests: broker.FromList(expect.Resources("cpu", "200m")), NodeSelector: map[string]string{"pool": ns}}})
+	in := &broker.ReservationInstruction{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: ns}, Spec: broker.ReservationInstructionSpec{
+		ReservationName: ns, ReservationUID: "hub", TargetClusterID: ns, Namespaces: []string{ns}, RequestedResources: places.Totals, PodSets: places.PodSets}}
+	c.create(in)
+	in.Status = broker.ReservationInstructionStatus{Delivered: true, Carried: &places}
+	expect.NoError(c.t, c.Status().Update(c.t.Context(), in))
+	c.gangOfShapes(ns)
+	expect.Eventually(c.t, "workers to have places", func() (bool, string) {
+		n := c.reserved(ns)
+		return n > 0, fmt.Sprint(n, " pods wait in Permit")
+	})
+	c.app(ns, "other", "200m", 4)
+	c.expectPods(ns, "other", map[string]int{virtual: 4})
+	c.expectPods(ns, "ring", map[string]int{"": 5})
 }
 
 // expectShapes waits for the one Reservation of a gang of two shapes.

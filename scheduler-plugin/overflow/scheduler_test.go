@@ -123,8 +123,12 @@ type testCluster struct {
 	ofWeb func(*corev1.Pod)
 	// workloads: gangs are described by Workloads instead of PodGroups.
 	workloads bool
-	// stopScheduler ends the scheduler that was started last.
+	// stopScheduler ends the scheduler that was started last. reserved is the number of pods of
+	// a namespace that have a place there and wait in Permit.
 	stopScheduler func()
+	reserved      func(namespace string) int
+	// plugin is that of the profile spillway-scheduler.
+	plugin framework.Plugin
 	// schedulerHost is where the scheduler reaches the API server, if that is not config.Host.
 	schedulerHost string
 }
@@ -168,9 +172,21 @@ func (c *testCluster) runScheduler() {
 	ctx, cancel := context.WithCancel(context.Background())
 	completed, sched, err := app.Setup(ctx, opts, app.WithPlugin(overflow.Name,
 		func(ctx context.Context, args runtime.Object, handle framework.Handle) (framework.Plugin, error) {
-			return overflow.New(ctx, args, handle, func() bool { return false })
+			plugin, err := overflow.New(ctx, args, handle, func() bool { return false })
+			if handle.ProfileName() == broker.SchedulerName {
+				c.plugin = plugin
+			}
+			return plugin, err
 		}))
 	expect.NoError(c.t, err)
+	c.reserved = func(namespace string) (n int) {
+		sched.Profiles[broker.SchedulerName].IterateOverWaitingPods(func(w framework.WaitingPod) {
+			if w.GetPod().Namespace == namespace {
+				n++
+			}
+		})
+		return n
+	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
