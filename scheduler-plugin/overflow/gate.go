@@ -2,6 +2,9 @@ package overflow
 
 import (
 	"cmp"
+	"container/heap"
+	"iter"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -48,9 +51,10 @@ const (
 type gate struct {
 	clock clock.PassiveClock
 
-	mu    sync.Mutex
-	pods  map[types.UID]*waitingPod
-	byKey map[demand.Key]map[types.UID]*waitingPod
+	mu   sync.Mutex
+	pods map[types.UID]*waitingPod
+	// byKey are the pods by priority, then age.
+	byKey map[demand.Key][]*waitingPod
 	// failures has the last failed cycle of each key of byKey that has had one.
 	failures map[demand.Key]failure
 	// nextDue is no later than the first retryAt, so that most events need no look at all pods.
@@ -120,7 +124,7 @@ func (g *gate) openFor(w *waitingPod, of opening) {
 }
 
 func newGate(clock clock.PassiveClock) *gate {
-	return &gate{clock: clock, pods: map[types.UID]*waitingPod{}, byKey: map[demand.Key]map[types.UID]*waitingPod{}, failures: map[demand.Key]failure{}}
+	return &gate{clock: clock, pods: map[types.UID]*waitingPod{}, byKey: map[demand.Key][]*waitingPod{}, failures: map[demand.Key]failure{}}
 }
 
 // unresolvedKey is the key by which the gate knows a pod whose owner is unknown: no other
@@ -211,10 +215,9 @@ func (g *gate) failing() bool {
 
 func (g *gate) insert(w *waitingPod) {
 	g.pods[w.pod.UID] = w
-	if g.byKey[w.key] == nil {
-		g.byKey[w.key] = map[types.UID]*waitingPod{}
-	}
-	g.byKey[w.key][w.pod.UID] = w
+	line := g.byKey[w.key]
+	at, _ := slices.BinarySearchFunc(line, w, (*waitingPod).compare)
+	g.byKey[w.key] = slices.Insert(line, at, w)
 	g.dueBy(w.retryAt)
 }
 
@@ -291,7 +294,9 @@ func (g *gate) remove(uid types.UID) *waitingPod {
 		return nil
 	}
 	delete(g.pods, uid)
-	if delete(g.byKey[w.key], uid); len(g.byKey[w.key]) == 0 {
+	line := g.byKey[w.key]
+	at := slices.Index(line, w)
+	if g.byKey[w.key] = slices.Delete(line, at, at+1); len(line) == 1 {
 		delete(g.byKey, w.key)
 		delete(g.failures, w.key)
 	}
@@ -410,7 +415,7 @@ func (g *gate) openForSlots(key demand.Key, all []slots) []*corev1.Pod {
 	if free <= 0 {
 		return nil
 	}
-	for _, w := range sorted(g.byKey[key]) {
+	for _, w := range g.byKey[key] {
 		if free == 0 {
 			break
 		}
@@ -449,7 +454,10 @@ func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
 	}
 	unfit := map[pair]bool{}
 	var pods []*corev1.Pod
-	for _, w := range sorted(g.pods) {
+	full := func(key demand.Key) bool {
+		return !slices.ContainsFunc(rooms, func(r room) bool { return !unfit[pair{key, r.name}] })
+	}
+	for w := range g.inOrder(full) {
 		if !w.waits() || w.lostUntil.After(g.clock.Now()) {
 			continue
 		}
@@ -472,20 +480,48 @@ func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
 	return pods
 }
 
-// sorted returns pods by priority, then age.
-func sorted(pods map[types.UID]*waitingPod) []*waitingPod {
-	all := make([]*waitingPod, 0, len(pods))
-	for _, w := range pods {
-		all = append(all, w)
+// compare orders pods by priority, then age.
+func (w *waitingPod) compare(other *waitingPod) int {
+	return cmp.Or(
+		cmp.Compare(corev1helpers.PodPriority(other.pod), corev1helpers.PodPriority(w.pod)),
+		w.pod.CreationTimestamp.Compare(other.pod.CreationTimestamp.Time),
+		cmp.Compare(w.pod.Name, other.pod.Name),
+	)
+}
+
+// lines is a heap of the pods of each key, in order: the first pod of the first line is before
+// all others.
+type lines [][]*waitingPod
+
+func (l lines) Len() int           { return len(l) }
+func (l lines) Less(i, j int) bool { return l[i][0].compare(l[j][0]) < 0 }
+func (l lines) Swap(i, j int)      { l[i], l[j] = l[j], l[i] }
+func (l *lines) Push(line any)     { *l = append(*l, line.([]*waitingPod)) }
+
+func (l *lines) Pop() any {
+	last := (*l)[len(*l)-1]
+	*l = (*l)[:len(*l)-1]
+	return last
+}
+
+// inOrder yields the pods by priority, then age, and those of a key until done reports that
+// the others of it are of no use. Those are not looked at.
+func (g *gate) inOrder(done func(demand.Key) bool) iter.Seq[*waitingPod] {
+	return func(yield func(*waitingPod) bool) {
+		left := lines(slices.Collect(maps.Values(g.byKey)))
+		heap.Init(&left)
+		for len(left) > 0 {
+			w := left[0][0]
+			if !yield(w) {
+				return
+			}
+			if left[0] = left[0][1:]; len(left[0]) == 0 || done(w.key) {
+				heap.Pop(&left)
+			} else {
+				heap.Fix(&left, 0)
+			}
+		}
 	}
-	slices.SortFunc(all, func(a, b *waitingPod) int {
-		return cmp.Or(
-			cmp.Compare(corev1helpers.PodPriority(b.pod), corev1helpers.PodPriority(a.pod)),
-			a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time),
-			cmp.Compare(a.pod.Name, b.pod.Name),
-		)
-	})
-	return all
 }
 
 // nodeAdmits reports whether a pod may run on a node of this cluster by its taints and
