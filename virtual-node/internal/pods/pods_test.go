@@ -64,6 +64,7 @@ type environment struct {
 	providerConfig *rest.Config
 	connections    *connrotation.Dialer
 	cut            atomic.Bool
+	handler        *pods.Handler
 	stop           func()
 }
 
@@ -147,6 +148,7 @@ func (e *environment) start() {
 		Recorder: broadcaster.NewRecorder(scheme.Scheme, "spillway-virtual-node"), Clock: clock.RealClock{}, Log: testr.New(e.suite),
 	})
 	expect.NoError(e.suite, err)
+	e.handler = h
 	var running sync.WaitGroup
 	running.Go(func() { h.Run(ctx) })
 	e.stop = sync.OnceFunc(func() {
@@ -479,7 +481,7 @@ func (e *environment) testConcurrentConditions(t *testing.T) {
 }
 
 // testManyPods: the handler seldom writes a status from a pod that others have changed, and
-// one status for each pod.
+// one status for each pod. It keeps pods and guests encoded only.
 func (e *environment) testManyPods(t *testing.T) {
 	const count = 200
 	writes, conflicts := e.writes.Load(), e.conflicts.Load()
@@ -498,6 +500,13 @@ func (e *environment) testManyPods(t *testing.T) {
 	t.Logf("%d pods: %d writes, of which %d conflicts", count, writes, conflicts)
 	if conflicts >= count/10 {
 		t.Errorf("%d of %d writes for %d pods were conflicts", conflicts, writes, count)
+	}
+	expect.Eventually(t, "all pods and guests in the caches", func() (bool, string) {
+		pods, guests, _ := e.handler.Kept()
+		return pods >= count && guests >= count, fmt.Sprintf("%d pods, %d guests", pods, guests)
+	})
+	if _, _, decoded := e.handler.Kept(); len(decoded) > 0 {
+		t.Errorf("%d parts of pods are kept that are not encoded, such as %s", len(decoded), decoded[0])
 	}
 	for i, pod := range pods {
 		expect.NoError(t, e.pods().Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
