@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -16,6 +18,14 @@ import (
 // the table in ARCHITECTURE.md, both ways.
 func (c *clusters) testMetrics(t *testing.T) {
 	expect.NoError(t, c.rome.client.Renew(t.Context(), c.placed.ID, c.placed.UID))
+	// One Reservation waits for capacity, and one message for berlin, which does not take any.
+	waiting := newRequest("waiting")
+	waiting.Spec.PodSets[0].Count = 1000
+	queued, err := c.rome.client.PutReservation(t.Context(), waiting)
+	expect.NoError(t, err)
+	defer func() { expect.NoError(t, c.rome.client.DeleteReservation(context.Background(), queued.ID)) }()
+	expect.NoError(t, c.rome.client.Relay(t.Context(), protocol.RelayMessage{To: "berlin", ID: "waiting", Sealed: []byte("sealed")}))
+	expectEvent(t, watch(t, c.rome, protocol.RoleRequester), "a Relist", func(event protocol.Event) bool { return event.Type == protocol.EventRelist })
 	text, err := os.ReadFile("../../../ARCHITECTURE.md")
 	expect.NoError(t, err)
 	var documented []string
@@ -52,7 +62,8 @@ func (c *clusters) testMetrics(t *testing.T) {
 			"broker_ledger_commit_batch_size_count", "broker_ledger_commit_latency_seconds_count", "broker_cluster_score",
 			"broker_calls_total", "broker_advertisements_total", "broker_lease_renewals_total",
 			"broker_certificate_expiry_timestamp_seconds", "broker_cluster_certificate_expiry_timestamp_seconds",
-			"broker_stream_events_total", "broker_certificates_issued_total",
+			"broker_stream_events_total", "broker_certificates_issued_total", "broker_reservation_duration_seconds_count",
+			"broker_queue_length", "broker_streams", "broker_relay_messages", "broker_relay_bytes",
 		} {
 			if !regexp.MustCompile(`(?m)^` + name + `(\{[^}]*\})? [1-9]`).Match(scraped) {
 				return fmt.Errorf("%s is 0", name)
