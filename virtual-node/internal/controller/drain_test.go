@@ -12,7 +12,7 @@ import (
 
 // A provider that reports guests without end does not keep the virtual node.
 func TestGuestsOverdue(t *testing.T) {
-	clock, recorder := testingclock.NewFakeClock(time.Unix(10_000, 0)), events.NewFakeRecorder(1)
+	clock, recorder := testingclock.NewFakeClock(time.Unix(10_000, 0)), events.NewFakeRecorder(10)
 	n := &virtualNode{providerID: "paris", controller: &Controller{Options: Options{Clock: clock, Recorder: recorder, Log: testr.New(t)}}}
 	for _, step := range []struct {
 		after             time.Duration
