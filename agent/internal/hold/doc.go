@@ -17,6 +17,10 @@
 // reconciliation creates and removes placeholders so that there is one for each pod that no
 // guest uses, decides, and then hands places over to the next guests that wait for one.
 //
+// A guest of each shape is also created with a server-side dry run, in the namespaces of the
+// consumer's guests or in one that the driver makes for it: a hold is accepted only when the API
+// server admits it, and waits while it cannot be tried.
+//
 // When nodes or pods change so that less capacity may be free, all holds are judged
 // again: what no longer fits is given up, and the acknowledgement says what is left.
 package hold
