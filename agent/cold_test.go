@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/hold"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -92,6 +93,7 @@ func TestColdDryRun(t *testing.T) {
 // refuseGuests makes admission refuse pods in namespaces with a label, until lift is called.
 func refuseGuests(t *testing.T, c client.Client, label string) (lift func()) {
 	t.Helper()
+	const words = "no pods of other clusters"
 	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: "no-guests"}, Spec: admissionv1.ValidatingAdmissionPolicySpec{
 		MatchConstraints: &admissionv1.MatchResources{
 			NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: label, Operator: metav1.LabelSelectorOpExists}}},
@@ -99,7 +101,7 @@ func refuseGuests(t *testing.T, c client.Client, label string) (lift func()) {
 				Operations: []admissionv1.OperationType{admissionv1.Create}, Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
 			}}},
 		},
-		Validations: []admissionv1.Validation{{Expression: "false", Message: "no pods of other clusters"}},
+		Validations: []admissionv1.Validation{{Expression: "false", Message: words}},
 	}}
 	binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: "no-guests"}, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
 		PolicyName: "no-guests", ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
@@ -111,9 +113,12 @@ func refuseGuests(t *testing.T, c client.Client, label string) (lift func()) {
 	refused := func(want bool) {
 		t.Helper()
 		expect.Eventually(t, fmt.Sprintf("the policy to be in effect: %t", want), func() (bool, string) {
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: other.Name}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+			// The API server may know the PriorityClass later.
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: other.Name}, Spec: corev1.PodSpec{
+				PriorityClassName: guest.PriorityClass, Containers: []corev1.Container{{Name: "c", Image: "i"}},
+			}}
 			err := c.Create(t.Context(), pod, client.DryRunAll)
-			return err != nil == want, fmt.Sprint(err)
+			return err == nil && !want || err != nil && want && strings.Contains(err.Error(), words), fmt.Sprint(err)
 		})
 	}
 	refused(true)

@@ -3,6 +3,7 @@ package hold_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -65,10 +66,11 @@ func (e *env) refuseGuests(words string) (lift func()) {
 	refused := func(want bool) {
 		e.Helper()
 		expect.Eventually(e, fmt.Sprintf("the policy to be in effect: %t", want), func() (bool, string) {
+			// The API server may know the PriorityClass later.
 			err := e.Create(e.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: other.Name}, Spec: corev1.PodSpec{
-				Containers: []corev1.Container{{Name: "c", Image: "i"}},
+				PriorityClassName: guest.PriorityClass, Containers: []corev1.Container{{Name: "c", Image: "i"}},
 			}}, client.DryRunAll)
-			return err != nil == want, fmt.Sprint(err)
+			return err == nil && !want || err != nil && want && strings.Contains(err.Error(), words), fmt.Sprint(err)
 		})
 	}
 	refused(true)
