@@ -47,7 +47,7 @@ func burst(ctx context.Context, h *home, o options) error {
 				return fmt.Errorf("round %d: %w", i+1, err)
 			}
 		}
-		fmt.Printf("round %d: %.0f pods/s in this cluster, %.0f pods/s that overflow, ratio %.3f\n", i+1, r.home.rate(), r.overflow.rate(), r.ratio())
+		fmt.Printf("round %d: %.0f pods/s in this cluster, %.0f pods/s that overflow, ratio %.3f, by CPU time %.3f\n", i+1, r.home.rate(), r.overflow.rate(), r.ratio(), r.cpuRatio())
 		rounds = append(rounds, r)
 	}
 	reportBurst(lines, rounds)
@@ -55,6 +55,12 @@ func burst(ctx context.Context, h *home, o options) error {
 }
 
 func (r round) ratio() float64 { return r.overflow.rate() / r.home.rate() }
+
+// cpuRatio is the ratio of the rates at which a machine without other work binds pods, if both
+// are limited by its CPUs.
+func (r round) cpuRatio() float64 {
+	return (r.home.cpu + r.home.servers) / (r.overflow.cpu + r.overflow.servers)
+}
 
 // reportBurst prints the medians of the rates, and the means of what was counted.
 func reportBurst(lines *figures.Printer, rounds []round) {
@@ -154,7 +160,7 @@ func (h *home) count(ctx context.Context, l load, profile string, during func(co
 		return r, err
 	}
 	r.writes, r.attempts = written.Sum()/float64(l.pods), tried.Sum()/float64(l.pods)
-	fmt.Printf("%s: %d pods in %.1f s, %.0f pods/s, %.1f CPU-s of the scheduler; for each pod %.2f attempts and %.2f writes:\n", l.name, r.bound, r.took.Seconds(), r.rate(), r.cpu, r.attempts, r.writes)
+	fmt.Printf("%s: %d pods in %.1f s, %.0f pods/s, %.1f CPU-s of the scheduler and %.1f of API server and etcd; for each pod %.2f attempts and %.2f writes:\n", l.name, r.bound, r.took.Seconds(), r.rate(), r.cpu, r.servers, r.attempts, r.writes)
 	printFor(l.pods, tried)
 	printFor(l.pods, written)
 	printFor(l.pods, events)
