@@ -40,6 +40,7 @@ var benches = slices.Concat(
 	in("./virtual-node/internal/bench", "virtual_node_memory"),
 	in("./scheduler-plugin/internal/bench", "scheduler_tax", "scheduler_tax_under_overflow", "overflow_reserved_seconds"),
 	together("./scheduler-plugin/internal/bench", "overflow_burst", "overflow_burst_ratio", "writes_per_overflow_pod", "attempts_per_overflow_pod"),
+	together("./scheduler-plugin/internal/bench", "writes_per_waiting_pod", "attempts_per_waiting_pod"),
 	together("./e2e/playground bench", "overflow_warm_seconds", "overflow_cold_seconds", "hold_cost_ratio"),
 	in("./e2e/playground bench", "playground_scale", "playground_scale_without_placeholders", "playground_scale_without_overflow"),
 )

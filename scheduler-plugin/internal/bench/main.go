@@ -39,6 +39,8 @@ var benches = map[string]func(context.Context, *home, options) error{
 	"overflow_burst_ratio":      burst,
 	"writes_per_overflow_pod":   burst,
 	"attempts_per_overflow_pod": burst,
+	"writes_per_waiting_pod":    waiting,
+	"attempts_per_waiting_pod":  waiting,
 }
 
 // lines are the figures.
