@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -18,26 +19,52 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// counter counts a broker's writes.
+// counter counts what a broker does, such as its writes.
 type counter struct {
-	mu     sync.Mutex
-	writes []string
+	mu    sync.Mutex
+	calls []string
 }
 
-// add counts a write before it is made.
+// add counts a call before it is made.
 func (c *counter) add(what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.writes = append(c.writes, what)
+	c.calls = append(c.calls, what)
 }
 
-// take returns the writes since the last call.
+// take returns the calls since the last time.
 func (c *counter) take() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	writes := c.writes
-	c.writes = nil
-	return writes
+	calls := c.calls
+	c.calls = nil
+	return calls
+}
+
+// of returns how many calls there have been of one kind, and of all.
+func (c *counter) of(what string) (of, all int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, call := range c.calls {
+		if call == what {
+			of++
+		}
+	}
+	return of, len(c.calls)
+}
+
+// liveReads counts reads of the API server.
+func (c *counter) liveReads() interceptor.Funcs {
+	return interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			c.add(fmt.Sprintf("get %T %s", o, key.Name))
+			return api.Get(ctx, key, o, opts...)
+		},
+		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			c.add(fmt.Sprintf("list %T", list))
+			return api.List(ctx, list, opts...)
+		},
+	}
 }
 
 func (c *counter) funcs() *interceptor.Funcs {
@@ -111,6 +138,61 @@ func writes(e *env) {
 	e.expectDeleted("queued")
 	expectWrites("the deletion of a queued one", "update *v1alpha1.Reservation")
 	e.expectEvents("queued", "ReservationReleased", 1)
+	p.expectNoLists()
+}
+
+// expectNoLists expects that the broker has listed nothing at the API server, except for its
+// caches.
+func (p *process) expectNoLists() {
+	p.Helper()
+	for _, read := range p.reads.take() {
+		if strings.HasPrefix(read, "list ") {
+			p.Error(read)
+		}
+	}
+}
+
+// A provider that refuses costs one round, and no more than that for all Reservations of the
+// same shape. Each of these is written and reported once.
+func refusingProvider(e *env) {
+	const n = 10
+	writes := &counter{}
+	p := e.start(writes.funcs())
+	p.advertise(e.spec("paris", "10"))
+	writes.take()
+	refusals := 0
+	for i := range n {
+		name := fmt.Sprint("r", i)
+		e.request(name, 1)
+		e.eventually(name+" to be queued", func() error {
+			if hold := e.hold("paris", name); hold != nil && !ledger.Pending(*hold).Empty() {
+				p.answer("paris", name, false, "full")
+				refusals++
+			}
+			if r := e.get(name); !meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued) || !strings.Contains(message(r, broker.ConditionQueued), "full") {
+				return fmt.Errorf("it is not: %+v", r.Status)
+			}
+			return nil
+		})
+	}
+	if refusals != 1 {
+		e.Errorf("it was asked %d times", refusals)
+	}
+	e.eventually("an event for each that is queued", func() error {
+		if queued, all := p.events.of("ReservationQueued"); queued != n {
+			return fmt.Errorf("there are %d of %d", queued, all)
+		}
+		return nil
+	})
+	// Besides those: that the first one was placed and refused.
+	if _, all := p.events.of(""); all > n+2 {
+		e.Errorf("%d events: %s", all, strings.Join(p.events.take(), ", "))
+	}
+	// The placement, and the refusal.
+	if ledgers, _ := writes.of("update *v1alpha1.ClusterAdvertisement/status"); ledgers > 4 {
+		e.Errorf("%d writes of the ledger", ledgers)
+	}
+	p.expectNoLists()
 }
 
 // What comes while a ledger is written is written together. What does not fit fails alone.

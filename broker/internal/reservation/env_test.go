@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	clientgoevents "k8s.io/client-go/tools/events"
 	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -30,6 +31,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -118,6 +120,19 @@ type process struct {
 	*env
 	receipts *receipts
 	stop     func()
+	// reads are those of the API server, and events those that were recorded.
+	reads, events *counter
+}
+
+// countedRecorder counts events by their reason.
+type countedRecorder struct {
+	clientgoevents.EventRecorder
+	count *counter
+}
+
+func (r countedRecorder) Eventf(regarding, related runtime.Object, kind, reason, action, note string, arguments ...any) {
+	r.count.add(reason)
+	r.EventRecorder.Eventf(regarding, related, kind, reason, action, note, arguments...)
 }
 
 // start runs a broker until the test ends or stop is called. If intercept is not nil,
@@ -142,12 +157,18 @@ func (e *env) start(intercept *interceptor.Funcs, change ...func(*reservation.Op
 	}
 	mgr, err := ctrl.NewManager(e.config, options)
 	expect.NoError(e, err)
-	p := &process{env: e, receipts: &receipts{at: map[string]time.Time{}}}
+	live, err := client.NewWithWatch(e.config, client.Options{Scheme: options.Scheme})
+	expect.NoError(e, err)
+	p := &process{env: e, receipts: &receipts{at: map[string]time.Time{}}, reads: &counter{}, events: &counter{}}
 	settings := reservation.Options{Namespace: e.namespace, Freshness: p.receipts, Clock: e.clock}
 	for _, f := range change {
 		f(&settings)
 	}
-	p.Reconciler = reservation.New(mgr, settings)
+	p.Reconciler = reservation.NewWithClients(reservation.Clients{
+		Client:   mgr.GetClient(),
+		Live:     interceptor.NewClient(live, p.reads.liveReads()),
+		Recorder: countedRecorder{events.NewRecorder(mgr.GetEventRecorder("spillway-broker")), p.events},
+	}, settings)
 	expect.NoError(e, p.SetupWithManager(mgr))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -75,6 +75,7 @@ func TestReservations(t *testing.T) {
 		"UnregisteredCluster":   unregisteredCluster,
 		"Validation":            validation,
 		"Writes":                writes,
+		"RefusingProvider":      refusingProvider,
 		"GroupCommit":           groupCommit,
 		"FullLedger":            fullLedger,
 		"UnwritableLedger":      unwritableLedger,
