@@ -439,23 +439,8 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	name := request.Key.Name(request.Owner.Name)
 	current := c.reservations.get(request.Key.Namespace, name)
 	if current != nil {
-		if key, _ := demand.KeyOfReservation(current); key != request.Key {
-			c.setUnasked(request.Key, true)
-			c.recordAll(request, failed(name, fmt.Sprintf("Reservation %s already exists for another owner. Delete it to request capacity for this pod.", name), current))
-			return 0
-		}
-		if current.DeletionTimestamp != nil {
-			// Its capacity is released; it is created again once it is deleted.
-			return retryAfter
-		}
-		if covers(current, request) {
-			c.setUnasked(request.Key, false)
-			c.recordRequested(request, current, false)
-			return 0
-		}
-		// Priority and minimum follow pods that come and go.
-		if wait := c.raiseIn(request.Key); wait > 0 && (!decided(current) || coversPods(current, request)) {
-			return wait
+		if requeueAfter, done := c.followExisting(request, name, current); done {
+			return requeueAfter
 		}
 	}
 	policy, err := c.policyOf(request.Key.Namespace)
@@ -534,6 +519,30 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		log.Error(err, "Failed to write a Reservation; retrying")
 		return retryAfter
 	}
+}
+
+// followExisting reports whether nothing can or need be written while the Reservation is as it is,
+// and when to requeue the request then, or zero.
+func (c *demandController) followExisting(request demand.Request, name string, current *broker.Reservation) (requeueAfter time.Duration, done bool) {
+	if key, _ := demand.KeyOfReservation(current); key != request.Key {
+		c.setUnasked(request.Key, true)
+		c.recordAll(request, failed(name, fmt.Sprintf("Reservation %s already exists for another owner. Delete it to request capacity for this pod.", name), current))
+		return 0, true
+	}
+	if current.DeletionTimestamp != nil {
+		// Its capacity is released; it is created again once it is deleted.
+		return retryAfter, true
+	}
+	if covers(current, request) {
+		c.setUnasked(request.Key, false)
+		c.recordRequested(request, current, false)
+		return 0, true
+	}
+	// Priority and minimum follow pods that come and go.
+	if wait := c.raiseIn(request.Key); wait > 0 && (!decided(current) || coversPods(current, request)) {
+		return wait, true
+	}
+	return 0, false
 }
 
 // objectOf returns a reference to the object that the owner of a key is.
