@@ -261,12 +261,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	provided := instruction.NewProvider(mgr.GetClient(), o.instructionNamespace, brokerClient, providers, clock.RealClock{})
 	var advertiser *advertise.Publisher
 	prober := reachability.New(mgr.GetClient(), o.instructionNamespace, clock.RealClock{}, func() { advertiser.Connected() })
-	advertiser = newAdvertiser(o, clusterID, key, brokerClient, tracker, provided, prober)
-	providers.Subscribe(func(change transport.Change[protocol.ProviderView]) {
-		if change.Relisted {
-			advertiser.Connected()
-		}
-	})
+	advertiser = newAdvertiser(o, clusterID, key, brokerClient, providers, tracker, provided, prober)
 	err = errors.Join(
 		mgr.AddReadyzCheck("identity", keeper.Check), instruction.SetupIndex(ctx, mgr),
 		mgr.Add(keeper), mgr.Add(consumers), mgr.Add(providers), mgr.Add(dispatcher),
@@ -286,8 +281,8 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 }
 
 // newAdvertiser makes what advertises the tracked capacity on the provider's terms.
-func newAdvertiser(o options, clusterID string, key *sealing.Key, transport advertise.Broker, tracker *inventory.Tracker, provided *instruction.Provider, prober *reachability.Prober) *advertise.Publisher {
-	return advertise.New(transport, advertise.Options{
+func newAdvertiser(o options, clusterID string, key *sealing.Key, transport advertise.Broker, connections advertise.Connections, tracker *inventory.Tracker, provided *instruction.Provider, prober *reachability.Prober) *advertise.Publisher {
+	return advertise.New(transport, connections, advertise.Options{
 		Terms: inventory.Terms{
 			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
 			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,

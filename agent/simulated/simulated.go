@@ -25,7 +25,6 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
-	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
 // LabelConsumer marks a guest in the simulation with its consumer.
@@ -79,14 +78,9 @@ func Add(ctx context.Context, mgr manager.Manager, o Options) error {
 	consumers, providers := transport.NewConsumerMirror(o.Connection), transport.NewProviderMirror(o.Connection)
 	err := errors.Join(instruction.SetupIndex(ctx, mgr), mgr.Add(consumers), mgr.Add(providers))
 	provided := instruction.NewProvider(mgr.GetClient(), o.Namespace, o.Connection, providers, o.Clock)
-	advertiser := advertise.New(o.Connection, advertise.Options{
+	advertiser := advertise.New(o.Connection, providers, advertise.Options{
 		Terms:    inventory.Terms{ClusterID: o.ClusterID, ClusterName: o.ClusterID, EndpointURL: "https://" + o.ClusterID + ":6443", Lending: lending},
 		Interval: o.Interval, Recognizer: recognizer, Unlisted: provided.Unlisted, Clock: o.Clock,
-	})
-	providers.Subscribe(func(change transport.Change[protocol.ProviderView]) {
-		if change.Relisted {
-			advertiser.Connected()
-		}
 	})
 	controllers := []interface {
 		SetupWithManager(mgr manager.Manager) error

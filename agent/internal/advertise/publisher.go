@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
@@ -78,15 +79,27 @@ type Publisher struct {
 	retryAfter time.Duration
 }
 
-// New makes a Publisher.
-func New(communicator Broker, options Options) *Publisher {
+// Connections calls a function for each change of the mirror of what this cluster provides:
+// one that is relisted is connected to the broker.
+type Connections interface {
+	Subscribe(changed func(transport.Change[protocol.ProviderView]))
+}
+
+// New makes a Publisher, which advertises at once whenever the broker is connected.
+func New(communicator Broker, connections Connections, options Options) *Publisher {
 	if options.Debounce == 0 {
 		options.Debounce = 500 * time.Millisecond
 	}
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
-	return &Publisher{Options: options, broker: communicator, priced: options.Terms.Cost, dirty: make(chan struct{}, 1), due: make(chan struct{}, 1)}
+	p := &Publisher{Options: options, broker: communicator, priced: options.Terms.Cost, dirty: make(chan struct{}, 1), due: make(chan struct{}, 1)}
+	connections.Subscribe(func(change transport.Change[protocol.ProviderView]) {
+		if change.Relisted {
+			p.Connected()
+		}
+	})
+	return p
 }
 
 // SetupWithManager adds the Publisher to the manager and watches nodes, pods, namespaces,

@@ -19,6 +19,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/advertise"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	"github.com/spillway-dev/spillway/agent/internal/transport"
 	"github.com/spillway-dev/spillway/agent/internal/transport/transporttest"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -38,6 +39,15 @@ func daemonSet() *appsv1.DaemonSet {
 	}}
 }
 
+// connections is what the Publisher has subscribed with.
+type connections struct {
+	changed func(transport.Change[protocol.ProviderView])
+}
+
+func (c *connections) Subscribe(changed func(transport.Change[protocol.ProviderView])) {
+	c.changed = changed
+}
+
 // TestPublisher runs the Publisher on a real API server.
 func TestPublisher(t *testing.T) {
 	config := controlplane.Start(t)
@@ -48,7 +58,8 @@ func TestPublisher(t *testing.T) {
 	})
 	expect.NoError(t, err)
 	hub := transporttest.New("paris")
-	publisher := advertise.New(hub, advertise.Options{
+	var connected connections
+	publisher := advertise.New(hub, &connected, advertise.Options{
 		Terms:      inventory.Terms{ClusterID: "paris", PeerKey: "key", Lending: broker.Lending{Enabled: true}},
 		Recognizer: inventory.Recognizer{Guest: inventory.AnyOf()},
 		// Longer than the test, so that only changes are published.
@@ -118,7 +129,7 @@ func TestPublisher(t *testing.T) {
 
 	// A broker that connects may not know the cluster yet.
 	sent := len(hub.Calls("PublishAdvertisement", ""))
-	publisher.Connected()
+	connected.changed(transport.Change[protocol.ProviderView]{Relisted: true})
 	expect.Eventually(t, "an unchanged advertisement for a broker that connects", func() (bool, string) {
 		return len(hub.Calls("PublishAdvertisement", "")) > sent, "no call"
 	})
