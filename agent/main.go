@@ -270,8 +270,8 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	for _, c := range []controller{
 		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers, clock.RealClock{}),
 		provided,
-		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
-			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Namespace: o.namespace, Broker: brokerClient, Mirror: consumers, InUse: consumer.InUse,
+		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, consumer.InUse, reservation.Options{
+			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Namespace: o.namespace, Broker: brokerClient, Mirror: consumers,
 		}),
 		tracker, advertiser, prober, driver, consumer, consumerPods, provider,
 	} {

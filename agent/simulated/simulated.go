@@ -86,8 +86,8 @@ func Add(ctx context.Context, mgr manager.Manager, o Options) error {
 		SetupWithManager(mgr manager.Manager) error
 	}{
 		instruction.NewConsumer(mgr.GetClient(), o.Namespace, consumers, o.Clock),
-		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, reservation.Options{
-			ClusterID: o.ClusterID, InstructionNamespace: o.Namespace, Namespace: o.Namespace, Broker: o.Connection, Mirror: consumers, InUse: o.InUse, Clock: o.Clock,
+		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, o.InUse, reservation.Options{
+			ClusterID: o.ClusterID, InstructionNamespace: o.Namespace, Namespace: o.Namespace, Broker: o.Connection, Mirror: consumers, Clock: o.Clock,
 		}),
 		advertiser,
 	}

@@ -55,7 +55,11 @@ type Broker interface {
 	Renew(ctx context.Context, id string, uid types.UID) error
 }
 
-// Options of a Reconciler. All fields but Namespace, InUse and Clock are required.
+// InUse reports whether pods use the capacity of a Reservation, by its UID in this
+// cluster; known is false until that has been observed.
+type InUse func(uid types.UID) (inUse, known bool)
+
+// Options of a Reconciler. All fields but Namespace and Clock are required.
 type Options struct {
 	// ClusterID of this cluster.
 	ClusterID string
@@ -66,10 +70,6 @@ type Options struct {
 	Namespace string
 	Broker    Broker
 	Mirror    *transport.Mirror[protocol.ConsumerView]
-	// InUse reports whether pods use the capacity of a Reservation, by its UID in this
-	// cluster; known is false until that has been observed. Where nil, no lease is
-	// renewed.
-	InUse func(uid types.UID) (inUse, known bool)
 	// Clock defaults to the real clock.
 	Clock clock.PassiveClock
 }
@@ -77,6 +77,7 @@ type Options struct {
 // Reconciler reconciles the Reservations of this cluster with the broker's copies.
 type Reconciler struct {
 	Options
+	inUse    InUse
 	client   client.Client
 	live     client.Reader
 	recorder clientevents.EventRecorder
@@ -106,13 +107,14 @@ type report struct {
 }
 
 // New returns a Reconciler that reads with c, which may be behind the API server,
-// and with live, which is not.
-func New(c client.Client, live client.Reader, recorder clientevents.EventRecorder, options Options) *Reconciler {
+// and with live, which is not. It renews the leases of what is in use; none where inUse is
+// nil.
+func New(c client.Client, live client.Reader, recorder clientevents.EventRecorder, inUse InUse, options Options) *Reconciler {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
 	r := &Reconciler{
-		Options: options, client: c, live: live, recorder: recorder,
+		Options: options, inUse: inUse, client: c, live: live, recorder: recorder,
 		reports: map[string]report{}, renewed: map[string]time.Time{}, reportedUse: map[string]time.Time{},
 	}
 	r.fromHub = &transport.Source[protocol.ConsumerView]{Mirror: options.Mirror, Key: hubKey}

@@ -62,7 +62,7 @@ func start(t *testing.T) fixture {
 		instruction.SetupIndex(t.Context(), mgr),
 		mgr.Add(mirror),
 		instruction.NewConsumer(mgr.GetClient(), broker.SystemNamespace, mirror, clock.RealClock{}).SetupWithManager(mgr),
-		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), reservation.Options{ClusterID: "rome", InstructionNamespace: broker.SystemNamespace, Namespace: broker.SystemNamespace, Broker: b, Mirror: mirror}).SetupWithManager(mgr),
+		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), nil, reservation.Options{ClusterID: "rome", InstructionNamespace: broker.SystemNamespace, Namespace: broker.SystemNamespace, Broker: b, Mirror: mirror}).SetupWithManager(mgr),
 	))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

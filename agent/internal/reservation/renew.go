@@ -37,7 +37,7 @@ func (r *Reconciler) renew(ctx context.Context, s *state) (reconcile.Result, err
 // renewLease renews the lease of a reservation while pods use the capacity of the
 // Reservation with a UID, with one call in each interval.
 func (r *Reconciler) renewLease(ctx context.Context, view *protocol.ConsumerView, id string, source types.UID, duration *metav1.Duration, now time.Time) (reconcile.Result, error) {
-	if r.InUse == nil || view == nil || len(view.Status.Allocations) == 0 {
+	if r.inUse == nil || view == nil || len(view.Status.Allocations) == 0 {
 		r.forgetRenewal(id)
 		return reconcile.Result{}, nil
 	}
@@ -56,7 +56,7 @@ func (r *Reconciler) renewLease(ctx context.Context, view *protocol.ConsumerView
 	if due := last.Add(interval); checked && now.Before(due) {
 		return reconcile.Result{RequeueAfter: due.Sub(now)}, nil
 	}
-	inUse, known := r.InUse(source)
+	inUse, known := r.inUse(source)
 	if !known {
 		return reconcile.Result{RequeueAfter: min(useUnknownRetryAfter, interval)}, nil
 	}

@@ -34,9 +34,8 @@ func TestRenew(t *testing.T) {
 	b := transporttest.New("rome")
 	clock := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
 	inUse, known := true, false
-	r := New(nil, nil, nil, Options{
+	r := New(nil, nil, nil, func(uid types.UID) (bool, bool) { return inUse && uid == "local", known }, Options{
 		ClusterID: "rome", Broker: b, Clock: clock, Mirror: transport.NewConsumerMirror(b),
-		InUse: func(uid types.UID) (bool, bool) { return inUse && uid == "local", known },
 	})
 	local := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{UID: "local"}, Spec: broker.ReservationSpec{Duration: &metav1.Duration{Duration: 3 * time.Minute}}}
 	view := &protocol.ConsumerView{UID: "hub", Status: broker.ReservationStatus{Allocations: []broker.Allocation{{Cluster: "paris"}}}}
