@@ -48,6 +48,17 @@ func (c *connections) Subscribe(changed func(transport.Change[protocol.ProviderV
 	c.changed = changed
 }
 
+// expectAdvertisement connects the broker, which may not know the cluster yet: an unchanged
+// advertisement is sent.
+func (c *connections) expectAdvertisement(t *testing.T, hub *transporttest.Broker) {
+	t.Helper()
+	sent := len(hub.Calls("PublishAdvertisement", ""))
+	c.changed(transport.Change[protocol.ProviderView]{Relisted: true})
+	expect.Eventually(t, "an unchanged advertisement for a broker that connects", func() (bool, string) {
+		return len(hub.Calls("PublishAdvertisement", "")) > sent, "no call"
+	})
+}
+
 // TestPublisher runs the Publisher on a real API server.
 func TestPublisher(t *testing.T) {
 	config := controlplane.Start(t)
@@ -58,8 +69,8 @@ func TestPublisher(t *testing.T) {
 	})
 	expect.NoError(t, err)
 	hub := transporttest.New("paris")
-	var connected connections
-	publisher := advertise.New(hub, &connected, advertise.Options{
+	connected := &connections{}
+	publisher := advertise.New(hub, connected, advertise.Options{
 		Terms:      inventory.Terms{ClusterID: "paris", PeerKey: "key", Lending: broker.Lending{Enabled: true}},
 		Recognizer: inventory.Recognizer{Guest: inventory.AnyOf()},
 		// Longer than the test, so that only changes are published.
@@ -127,12 +138,7 @@ func TestPublisher(t *testing.T) {
 
 	testPrices(t, c, hub, published)
 
-	// A broker that connects may not know the cluster yet.
-	sent := len(hub.Calls("PublishAdvertisement", ""))
-	connected.changed(transport.Change[protocol.ProviderView]{Relisted: true})
-	expect.Eventually(t, "an unchanged advertisement for a broker that connects", func() (bool, string) {
-		return len(hub.Calls("PublishAdvertisement", "")) > sent, "no call"
-	})
+	connected.expectAdvertisement(t, hub)
 
 	hub.Fail("PublishAdvertisement", errors.New("the broker is unavailable"))
 	before := len(hub.Calls("PublishAdvertisement", ""))
