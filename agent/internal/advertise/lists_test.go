@@ -51,7 +51,7 @@ func TestChangesAreNotListed(t *testing.T) {
 	hub := transporttest.New("paris")
 	recognizer := inventory.Recognizer{Guest: inventory.AnyOf()}
 	tracker := inventory.NewTracker(recognizer)
-	publisher := advertise.New(hub, advertise.Options{
+	publisher := advertise.New(hub, &connections{}, advertise.Options{
 		Terms: inventory.Terms{ClusterID: "paris", Lending: broker.Lending{Enabled: true}}, Recognizer: recognizer, Inventory: tracker,
 		// Longer than the test, so that only changes are published.
 		Interval: time.Hour, Debounce: 50 * time.Millisecond,
