@@ -30,7 +30,6 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestRun runs the broker until it is ready, and stops it.
 // The table of flags in ARCHITECTURE.md has each flag with its default, and no other. Those of
 // the log are controller-runtime's.
 func TestFlagsAreDocumented(t *testing.T) {
@@ -56,6 +55,7 @@ func TestFlagsAreDocumented(t *testing.T) {
 	}
 }
 
+// TestRun runs the broker until it is ready, and stops it.
 func TestRun(t *testing.T) {
 	config := controlplane.Start(t)
 	// Soon used: another program could get the port meanwhile.

@@ -310,8 +310,12 @@ func (g *gate) assumed(uid types.UID, room string) (unused opening) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if w := g.pods[uid]; w != nil {
-		if w.forGrant != (room == "") || w.forNode != room {
-			unused = w.opening()
+		taken := opening{room: room}
+		if room == "" {
+			taken.key = w.key
+		}
+		if unused = w.opening(); unused == taken || g.exchange(w, taken) {
+			unused = opening{}
 		}
 		w.forGrant, w.forNode = false, ""
 		if w.open {
@@ -319,6 +323,22 @@ func (g *gate) assumed(uid types.UID, room string) (unused opening) {
 		}
 	}
 	return unused
+}
+
+// exchange gives what the gate was opened for, for a pod that has taken another place, to a pod
+// of its key that the gate was opened for that place, and reports whether there is one.
+func (g *gate) exchange(w *waitingPod, taken opening) bool {
+	of := w.opening()
+	if of == (opening{}) {
+		return false
+	}
+	for _, other := range g.byKey[w.key] {
+		if other != w && other.open && other.opening() == taken {
+			other.forGrant, other.forNode = w.forGrant, w.forNode
+			return true
+		}
+	}
+	return false
 }
 
 // triedAt returns the start of a pod's last cycle; known is false if it does not wait.

@@ -92,6 +92,42 @@ func TestGateOpensForPlaces(t *testing.T) {
 	}
 }
 
+// TestGatePlacesAreExchanged: a pod that takes the place of another one of its key leaves it its
+// own. Only a place that none needs is unused.
+func TestGatePlacesAreExchanged(t *testing.T) {
+	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
+	g, key := newGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
+	var rooms []room
+	for _, name := range []string{"n0", "n1", "n2"} {
+		rooms = append(rooms, room{
+			name: name, free: amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, changedAt: now.Now().Add(time.Minute),
+			need: func(pod *corev1.Pod) (amounts, bool) { return podAmounts(pod), true },
+		})
+	}
+	for i := range rooms {
+		g.close(jobPod("crunch", fmt.Sprint("p", i), "1"), key, now.Now(), time.Time{})
+	}
+	uid := map[string]types.UID{}
+	for _, pod := range g.openForRoom(rooms) {
+		uid[g.pods[pod.UID].forNode] = pod.UID
+	}
+	if len(uid) != len(rooms) {
+		t.Fatalf("pods are woken for %v, want one for each room", uid)
+	}
+	for _, step := range []struct {
+		pod, room string
+		want      opening
+	}{
+		{pod: "n0", room: "n1"},
+		{pod: "n1", room: "n0"},
+		{pod: "n2", room: "elsewhere", want: opening{room: "n2"}},
+	} {
+		if unused := g.assumed(uid[step.pod], step.room); unused != step.want {
+			t.Errorf("the pod for %s is on %s: %v is unused, want %v", step.pod, step.room, unused, step.want)
+		}
+	}
+}
+
 // TestGateAfterALostPlace: room at home that a pod of a gang had and lost is another
 // pod's for some time. The gang's pod is woken for a grant, and by its retry.
 func TestGateAfterALostPlace(t *testing.T) {

@@ -31,13 +31,15 @@ func TestMetricsOfForgottenCluster(t *testing.T) {
 	h := newHub(t)
 	h.advertise(gone, "1")
 	r := &broker.Reservation{Spec: broker.ReservationSpec{RequesterID: gone}, Status: broker.ReservationStatus{Phase: broker.ReservationPending}}
-	observeScores(&broker.Decision{Scores: []broker.ClusterScore{{Cluster: gone, Score: "50.00"}}})
+	decision := &broker.Decision{Scores: []broker.ClusterScore{{Cluster: gone, Score: "50.00"}}}
+	h.observeScores(decision)
 	h.observePhase(r)
 	h.forgetSeries(gone)
 	if got := Series(t, gone); len(got) != 2 {
 		t.Errorf("while it advertises, it has the series %v", got)
 	}
 	h.AdvertisementChanged(h.store.advertisement(gone), nil)
+	h.observeScores(decision)
 	if got := Series(t, gone); len(got) > 0 {
 		t.Errorf("without an advertisement, it has the series %v", got)
 	}

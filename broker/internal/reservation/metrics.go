@@ -66,11 +66,15 @@ func (r *Reconciler) forgetSeries(cluster string) {
 	}
 }
 
-func observeScores(decision *broker.Decision) {
+// observeScores shows the scores of a placement. A cluster may have gone since.
+func (r *Reconciler) observeScores(decision *broker.Decision) {
 	if decision == nil {
 		return
 	}
 	for _, s := range decision.Scores {
+		if r.store.advertisement(s.Cluster) == nil {
+			continue
+		}
 		// The score is always a number as decide formats it.
 		score, _ := strconv.ParseFloat(s.Score, 64)
 		clusterScore.WithLabelValues(s.Cluster).Set(score)

@@ -210,7 +210,7 @@ func (r *Reconciler) writeStatus(ctx context.Context, in snapshot, p plan) error
 		if err := r.putStatus(ctx, reservation, &before); err != nil {
 			return fmt.Errorf("writing the status: %w", err)
 		}
-		observeScores(reservation.Status.Decision)
+		r.observeScores(p.decision)
 	}
 	if len(p.grow) > 0 {
 		decisionLatency.Observe(r.clock.Since(in.now).Seconds())

@@ -1216,10 +1216,10 @@ func validation(e *env) {
 		}
 	}
 	for what, spec := range map[string]broker.ReservationSpec{
-		"duration must be at least":  {RequestedResources: ptr.To(cpu("1")), Duration: &metav1.Duration{}},
-		"deadline must be at least":  {RequestedResources: ptr.To(cpu("1")), Deadline: &metav1.Duration{Duration: -time.Second}},
-		"must not be negative":       {RequestedResources: &broker.ResourceQuantities{Extended: map[corev1.ResourceName]resource.Quantity{"example.com/fpga": resource.MustParse("-1")}}},
-		"minAvailable is the number": {RequestedResources: ptr.To(cpu("1")), MinAvailable: 1},
+		"duration must be at least":   {RequestedResources: ptr.To(cpu("1")), Duration: &metav1.Duration{}},
+		"deadline must be a duration": {RequestedResources: ptr.To(cpu("1")), Deadline: &metav1.Duration{Duration: -time.Second}},
+		"must not be negative":        {RequestedResources: &broker.ResourceQuantities{Extended: map[corev1.ResourceName]resource.Quantity{"example.com/fpga": resource.MustParse("-1")}}},
+		"minAvailable is the number":  {RequestedResources: ptr.To(cpu("1")), MinAvailable: 1},
 	} {
 		r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: "invalid"}, Spec: spec}
 		if err := e.client.Create(e.Context(), r, client.DryRunAll); err == nil || !strings.Contains(err.Error(), what) {
