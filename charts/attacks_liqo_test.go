@@ -180,16 +180,11 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func
 	agent := impersonating(f.t, f.config, "system:serviceaccount:"+namespace+":spillway-agent", "system:masters", "system:serviceaccounts")
 	status := func(c client.Client) func() error { return f.writeStatus(c, stored) }
 	return map[string]func() error{
-		"an ordinary guest":                                f.guest(f.slice, "shop-rome", func(*corev1.PodSpec) {}),
-		"a guest with its tolerations":                     f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})),
-		"a guest with a GPU's taint":                       f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})),
-		"a guest with its priority":                        f.guest(f.slice, "shop-rome", func(s *corev1.PodSpec) { s.PriorityClassName = "spillway-guest" }),
-		"a guest with Liqo's spreading":                    f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
-		"a guest with a memory limit of twice its request": f.guest(f.slice, "shop-rome", memory("1Gi", "2Gi")),
-		"a guest with an emptyDir in memory": f.guest(f.slice, "shop-rome", func(s *corev1.PodSpec) {
-			memory("1Gi", "1Gi")(s)
-			volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: ptr.To(resource.MustParse("1Gi"))}})(s)
-		}),
+		"an ordinary guest":                                      f.guest(f.slice, "shop-rome", func(*corev1.PodSpec) {}),
+		"a guest with its tolerations":                           f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})),
+		"a guest with a GPU's taint":                             f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})),
+		"a guest with its priority":                              f.guest(f.slice, "shop-rome", func(s *corev1.PodSpec) { s.PriorityClassName = "spillway-guest" }),
+		"a guest with Liqo's spreading":                          f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
 		"a guest with init containers":                           f.guest(f.slice, "shop-rome", initContainers(false, "50m", "2500m", "2", "0.1")),
 		"a guest with an idle sidecar":                           f.guest(f.slice, "shop-rome", initContainers(true, "0")),
 		"a guest with a counted sidecar":                         f.guest(f.slice, "shop-rome", countedSidecar),
@@ -211,13 +206,6 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func
 		"a Service of type ClusterIP":                            f.create(f.slice, func() client.Object { return service(corev1.ServiceTypeClusterIP) }),
 		"a Secret":                                               f.create(f.slice, func() client.Object { return &corev1.Secret{ObjectMeta: within("shop-rome", "key")} }),
 		"the agent's mapping of its own":                         f.create(liqo, namespaceMap(map[string]any{"shop": "shop-paris"})),
-	}
-}
-
-// memory sets what the container of a guest requests and is limited to.
-func memory(request, limit string) func(*corev1.PodSpec) {
-	return func(s *corev1.PodSpec) {
-		s.Containers[0].Resources.Requests["memory"], s.Containers[0].Resources.Limits["memory"] = resource.MustParse(request), resource.MustParse(limit)
 	}
 }
 
@@ -399,17 +387,6 @@ func (f *liqoFixture) podAttacks() []podAttack {
 			s.InitContainers = []corev1.Container{*s.Containers[0].DeepCopy()}
 			s.InitContainers[0].Name, s.InitContainers[0].Resources = "i", corev1.ResourceRequirements{Limits: expect.Resources("cpu", "64")}
 		}, "its requests"},
-		{"a memory limit far beyond its request", func(s *corev1.PodSpec) {
-			s.Containers[0].Resources.Limits["memory"] = resource.MustParse("1Ti")
-		}, "memory limits of a guest go with its requests"},
-		{"a memory limit of an init container far beyond its request", func(s *corev1.PodSpec) {
-			initContainers(false, "0")(s)
-			s.InitContainers[0].Resources = corev1.ResourceRequirements{Requests: expect.Resources("memory", "0"), Limits: expect.Resources("memory", "1Ti")}
-		}, "memory limits of a guest go with its requests"},
-		{"an emptyDir in memory far beyond its request, within its limit", func(s *corev1.PodSpec) {
-			s.Containers[0].Resources.Limits["memory"] = resource.MustParse("1Ti")
-			volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: ptr.To(resource.MustParse("1Ti"))}})(s)
-		}, "memory limits of a guest go with its requests"},
 		{"resources of the pod, which Liqo's quota does not count", func(s *corev1.PodSpec) {
 			s.Resources = &corev1.ResourceRequirements{Requests: expect.Resources("cpu", "64")}
 		}, "spec.resources"},

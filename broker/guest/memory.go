@@ -20,41 +20,12 @@ func BoundMemory(spec *corev1.PodSpec) (limited bool) {
 	for _, of := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
 		for i := range of {
 			if r := &of[i].Resources; r.Limits.Memory().IsZero() {
-				limit(r, defaultLimit(r, containers))
+				limit(r, MemoryOvercommit*r.Requests.Memory().Value()+int64(MemoryPerPod)/int64(containers))
 				limited = true
 			}
 		}
 	}
 	return limited
-}
-
-// LowerMemory lowers memory limits to those of BoundMemory, if together they are more than
-// those. A limit promises nothing: the pod was judged by what it requests.
-func LowerMemory(spec *corev1.PodSpec) {
-	containers := len(spec.InitContainers) + len(spec.Containers)
-	var limits, bound int64
-	for _, of := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
-		for i := range of {
-			limits += of[i].Resources.Limits.Memory().Value()
-			bound += defaultLimit(&of[i].Resources, containers)
-		}
-	}
-	if limits <= bound {
-		return
-	}
-	for _, of := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
-		for i := range of {
-			r := &of[i].Resources
-			if most := defaultLimit(r, containers); r.Limits.Memory().Value() > most {
-				limit(r, most)
-			}
-		}
-	}
-}
-
-// defaultLimit is the memory limit of a container that has none, in a pod with so many.
-func defaultLimit(r *corev1.ResourceRequirements, containers int) int64 {
-	return MemoryOvercommit*r.Requests.Memory().Value() + int64(MemoryPerPod)/int64(containers)
 }
 
 // limit sets a memory limit. The API server would take it for the request of a container

@@ -139,12 +139,6 @@ func liqoAttacks(ctx context.Context, t *testing.T, guests string) []attack {
 			s.InitContainers = append(s.InitContainers, c)
 		}
 	}
-	// The webhook lowers the limit; the volume stays as it is.
-	volatile := func(s *corev1.PodSpec) {
-		more := resource.MustParse("1Ti")
-		s.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceMemory: more}
-		s.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: &more}}}}
-	}
 	negative := func(s *corev1.PodSpec) { s.Containers[0].Resources.Requests["cpu"] = resource.MustParse("-1") }
 	return slices.Concat(attacks, []attack{
 		{"granting itself capacity", status, policy("spillway-slice-status"), "only Liqo and Spillway"},
@@ -152,7 +146,6 @@ func liqoAttacks(ctx context.Context, t *testing.T, guests string) []attack {
 		{"mapping onto an existing namespace", mapping, policy("spillway-namespace-map"), "-rome"},
 		{"more than the grant", guest(more), []*attackGuard{limit}, "quota"},
 		{"more than the grant in sidecars", guest(sidecars), []*attackGuard{limit}, "quota"},
-		{"an emptyDir in memory within a limit of its choice", guest(volatile), pods, "sizeLimit"},
 		{"a negative request, which frees quota", guest(negative), pods, "less than nothing"},
 		{"a guest that cannot be deleted", kept, policy("spillway-deletion"), "remove metadata.finalizers"},
 		{"deleting its slice, but not Liqo's quota", orphan, policy("spillway-deletion"), "without propagationPolicy Orphan"},

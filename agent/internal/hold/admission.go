@@ -33,6 +33,7 @@ type GuestNamespaces interface {
 	GuestNamespaces(ctx context.Context, consumer string) ([]string, error)
 	// EnsureTrialNamespace makes a namespace in which a guest of a consumer that has none yet is
 	// admitted or not as in those that its guests will have. The progress says what it waits for.
+	// If it is done without a name, guests cannot be tried.
 	EnsureTrialNamespace(ctx context.Context, consumer string) (name string, progress peering.Progress, err error)
 	// RemoveTrialNamespace removes that of a consumer that is promised nothing any more, unless
 	// it has become one of its guests.
@@ -57,7 +58,7 @@ func (r *Reconciler) prepareTrials(ctx context.Context, consumer string, decisio
 }
 
 // tryIn returns the namespaces in which guests of a consumer are tried: those that it has or else
-// one that is made for it. waits is why there is none yet.
+// one that is made for it. waits is why there is none yet. If it is empty, there will be none.
 func (r *Reconciler) tryIn(ctx context.Context, consumer string) (namespaces []string, waits string, err error) {
 	namespaces, err = r.GuestNamespaces.GuestNamespaces(ctx, consumer)
 	if err != nil {
@@ -73,6 +74,9 @@ func (r *Reconciler) tryIn(ctx context.Context, consumer string) (namespaces []s
 		return nil, err.Error(), nil
 	case !progress.Done:
 		return nil, progress.Message, nil
+	case name == "":
+		log.FromContext(ctx).Info("Cannot try whether guests are admitted", "consumer", consumer, "reason", progress.Message)
+		return nil, "", nil
 	}
 	return []string{name}, "", nil
 }
@@ -107,6 +111,7 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 	for i := range decisions {
 		d := &decisions[i]
 		if !d.undecided() || d.proving() {
+			delete(r.untriedSince, d.instruction.UID)
 			continue
 		}
 		sets, divisible := d.held.PodSets, false
@@ -132,6 +137,8 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 			result, known := tried[string(key)]
 			switch {
 			case known:
+			case len(namespaces) == 0 && waits == "":
+				result = trial{answer: admitted}
 			case len(namespaces) == 0:
 				result = trial{undecided, waits}
 			default:

@@ -23,7 +23,8 @@ func isTrial(namespace *corev1.Namespace) bool {
 }
 
 // EnsureTrialNamespace makes a namespace as Liqo creates them for the guests of a consumer, and
-// limits it as those. The consumer has no permissions in it.
+// limits it as those. The consumer has no permissions in it. While that of an earlier trial is
+// being deleted, there is none, since that may take for ever.
 func (p *Provider) EnsureTrialNamespace(ctx context.Context, consumer string) (name string, progress peering.Progress, err error) {
 	if err := session.ValidateClusterID(consumer); err != nil {
 		return "", progress, err
@@ -43,7 +44,7 @@ func (p *Provider) EnsureTrialNamespace(ctx context.Context, consumer string) (n
 	case !isTrial(namespace):
 		return "", peering.Waiting("NamespaceTaken", "namespace "+name+" already exists and is not managed by Spillway; rename or delete it"), nil
 	case !namespace.DeletionTimestamp.IsZero():
-		return "", peering.Waiting(session.ReasonTerminating, "namespace "+name+" of an earlier trial is still being deleted"), nil
+		return "", peering.Done(session.ReasonTerminating, "namespace "+name+" of an earlier trial is being deleted"), nil
 	case namespace.Labels[labelLimited] != "true":
 		if err := p.confine(ctx, namespace, consumer); apierrors.IsForbidden(err) {
 			return "", peering.Waiting("AccessPending", "waiting for this agent's permissions in namespace "+name), nil
