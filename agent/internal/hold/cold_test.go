@@ -26,11 +26,16 @@ type trials struct {
 	client.Client
 	// waits is why there is none yet.
 	waits string
+	// none: there will be none.
+	none bool
 }
 
 func (*trials) GuestNamespaces(context.Context, string) ([]string, error) { return nil, nil }
 
 func (n *trials) EnsureTrialNamespace(ctx context.Context, consumer string) (string, peering.Progress, error) {
+	if n.none {
+		return "", peering.Done("Terminating", "the last one is being deleted"), nil
+	}
 	if n.waits != "" {
 		return "", peering.Waiting("Pending", n.waits), nil
 	}
@@ -95,6 +100,13 @@ func TestColdNamespace(t *testing.T) {
 	e.hold("r1", "rome", 1, want)
 	reconciled(t, agent, "rome")
 	e.decided("r1", 1, hold.ReasonGuestNotAdmitted, "only in namespaces of teams", 0)
+	namespaces.none = true
+	e.hold("untried", "rome", 1, want)
+	reconciled(t, agent, "rome")
+	e.decided("untried", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+	untried, _ := e.get("untried")
+	expect.NoError(t, e.Delete(t.Context(), untried))
+	namespaces.none = false
 	lift()
 	e.hold("r1", "rome", 2, want)
 	reconciled(t, agent, "rome")

@@ -107,7 +107,7 @@ func TestTrialNamespace(t *testing.T) {
 	if namespace := read(t, paris, "", trial, &corev1.Namespace{}); namespace.DeletionTimestamp.IsZero() {
 		t.Error("the namespace is not deleted when there is one for guests")
 	}
-	if _, progress, err := p.EnsureTrialNamespace(ctx, "rome"); err != nil || progress.Reason != session.ReasonTerminating {
+	if name, progress, err := p.EnsureTrialNamespace(ctx, "rome"); err != nil || name != "" || !progress.Done || progress.Reason != session.ReasonTerminating {
 		t.Errorf("while it is being deleted: %+v, %v", progress, err)
 	}
 
