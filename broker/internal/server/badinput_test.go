@@ -59,6 +59,9 @@ func badInputs(t *testing.T) []badInput {
 		{route: "POST " + ads, body: `{"clusterID":"paris"}`, status: 403, want: "set clusterID to rome"},
 		{route: "POST " + ads, body: `{"clusterID":"rome","resources":{"capacity":{"cpu":"1e-2147483648"}}}`, status: 400, want: "exponent"},
 		{route: "POST " + ads, body: advertisement(func(s *broker.ClusterAdvertisementSpec) { s.Resources.Allocatable.CPU = quantity("-1") }), status: 400, want: "must not be negative"},
+		{route: "POST " + ads, body: advertisement(func(s *broker.ClusterAdvertisementSpec) {
+			s.NodeClasses[0].Labels = map[string]string{"zone": strings.Repeat("z", 64)}
+		}), status: 400, want: "nodeClasses[0].labels: Invalid value"},
 		{route: "POST " + ads, body: advertisement(func(s *broker.ClusterAdvertisementSpec) { s.NodeClasses[0].FreeShapes[0].Nodes = maxNodes + 1 }), status: 400, want: "the maximum is"},
 		{route: "GET " + ads, versions: "0", status: 400, want: "must be a range of versions"},
 		{route: "GET " + ad, id: "nowhere", status: 404, want: "no advertisement of that cluster"},

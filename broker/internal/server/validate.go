@@ -9,7 +9,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -170,16 +172,20 @@ func validateAdvertisement(spec *broker.ClusterAdvertisementSpec) error {
 	}
 	nodes := int64(0)
 	for i, class := range spec.NodeClasses {
+		// They are copied into the status of Reservations, whose size is bounded on that.
+		if errs := metav1validation.ValidateLabels(class.Labels, field.NewPath("nodeClasses").Index(i).Child("labels")); len(errs) > 0 {
+			return refuse(protocol.CodeInvalid, "%v", errs[0])
+		}
 		if class.LargestNode != nil {
 			amounts[fmt.Sprintf("nodeClasses[%d].largestNode", i)] = *class.LargestNode
 		}
 		for j, shape := range class.FreeShapes {
-			field := fmt.Sprintf("nodeClasses[%d].freeShapes[%d]", i, j)
+			path := fmt.Sprintf("nodeClasses[%d].freeShapes[%d]", i, j)
 			if shape.Nodes < 0 || shape.Pods < 0 {
-				return refuse(protocol.CodeInvalid, "%s: nodes and pods must not be negative", field)
+				return refuse(protocol.CodeInvalid, "%s: nodes and pods must not be negative", path)
 			}
 			nodes += int64(shape.Nodes)
-			amounts[field+".free"] = shape.Free
+			amounts[path+".free"] = shape.Free
 		}
 	}
 	if nodes > maxNodes {
