@@ -166,8 +166,8 @@ func (c conditions) setPlaced(in snapshot, p plan, status *broker.ReservationSta
 			strings.TrimSuffix(waiting, " waiting"), in.reservation.Spec.Deadline.Duration))
 	} else if p.blockedBy != "" {
 		c.set(broker.ConditionQueued, true, reasonWaitingForRelease, fmt.Sprintf("%s: %s must first release an earlier Reservation of the same name.", waiting, p.blockedBy))
-	} else if tooWide := p.tooWide(); tooWide != "" {
-		c.set(broker.ConditionQueued, true, reasonTooManyProviders, fmt.Sprintf("%s. %s", waiting, tooWide))
+	} else if p.tooWide {
+		c.set(broker.ConditionQueued, true, reasonTooManyProviders, fmt.Sprintf("%s. %s", waiting, p.width()))
 	} else {
 		c.set(broker.ConditionQueued, true, reasonInsufficientCapacity, fmt.Sprintf("%s for capacity. %s%s", waiting, rejectionsMessage(in.reservation.Spec.RequesterID, status.Decision), in.queueMessage()))
 	}

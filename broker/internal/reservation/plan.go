@@ -30,9 +30,10 @@ type plan struct {
 	// blockedBy is the cluster that must first release an earlier Reservation of the
 	// same name; "" if none.
 	blockedBy string
-	// widest is the number of providers that the status has room for, if more were needed for
-	// what is missing; else 0.
-	widest int
+	// tooWide is whether the status has no room for further providers, of which what is missing
+	// would need some, and widest the number of those that it has room for.
+	tooWide bool
+	widest  int
 	// gaveUp is whether the deadline of the Reservation has passed, so that what is missing
 	// is not placed any more.
 	gaveUp bool

@@ -25,9 +25,10 @@ const (
 
 // limitWidth gives back what would be held at so many providers that the Reservation's
 // status could not show it: the last parts, which are those at the least preferred ones.
-// Those that have a part may get more.
+// Those that have a part may get more. It is too wide, too, if what is missing finds no place,
+// and another provider would not do: other Reservations do not wait for what it cannot hold.
 func (p *plan) limitWidth(in snapshot) {
-	if len(p.grow) == 0 {
+	if len(p.grow) == 0 && p.missing.Empty() {
 		return
 	}
 	held, bytes, total := map[string]broker.HeldCapacity{}, map[string]int{}, 0
@@ -44,8 +45,10 @@ func (p *plan) limitWidth(in snapshot) {
 			p.missing = capacity.Add(p.missing, c.capacity)
 		}
 	}
-	if len(grow) < len(p.grow) {
-		p.grow, p.widest = grow, len(bytes)
+	trimmed := len(grow) < len(p.grow)
+	full := !p.missing.Empty() && len(bytes) > 0 && total+total/len(bytes) > room
+	if trimmed || full {
+		p.grow, p.tooWide, p.widest = grow, true, len(bytes)
 	}
 }
 
@@ -68,10 +71,7 @@ func encodedBytes(value any) int {
 	return len(encoded)
 }
 
-// tooWide is why what is missing waits, if the status has no room for further providers.
-func (p *plan) tooWide() string {
-	if p.widest == 0 {
-		return ""
-	}
+// width is why what is missing waits if it is too wide.
+func (p *plan) width() string {
 	return fmt.Sprintf("The status has room for %d providers. Shorten the node selectors, affinity or tolerations, or request the pods in several Reservations.", p.widest)
 }

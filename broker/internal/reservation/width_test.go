@@ -73,6 +73,16 @@ func TestStatusHasRoomForAllThatIsHeld(t *testing.T) {
 		t.Errorf("%d pods at %d providers are held, want %d at %d", more, same, pods+10, providers)
 	}
 
+	// Nor when nothing is free at all.
+	h.ask("rest", int32(clusters)-providers-1, "1")
+	h.reconcile("wide")
+	h.expectCondition("wide", broker.ConditionQueued, reasonTooManyProviders, fmt.Sprintf("%d pods are waiting. The status has room for %d providers.", clusters-pods-10, providers))
+	h.change(h.reservations["rest"].Status.Allocations[0].Cluster, nodes(1, "1500m"))
+	h.ask("half", 1, "500m")
+	if got, _ := expectShown("half"); got != 1 {
+		t.Errorf("%d pods of the half Reservation are held, want 1", got)
+	}
+
 	// The pods of an ordinary Reservation may be at as many providers.
 	h = newHub(t)
 	for i := range clusters {
