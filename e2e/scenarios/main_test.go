@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -161,7 +162,22 @@ func namespace(ctx context.Context, t *testing.T, name string, overflow bool) st
 		err := rome.Get(ctx, client.ObjectKey{Namespace: name, Name: "default"}, &corev1.ServiceAccount{})
 		return err == nil, fmt.Sprint(err)
 	})
+	if overflow {
+		waitForSteering(ctx, t, name)
+	}
 	return name
+}
+
+// waitForSteering waits until pods of a namespace are steered: those that are created while no
+// scheduler leads stay in their cluster.
+func waitForSteering(ctx context.Context, t *testing.T, namespace string) {
+	t.Helper()
+	eventually(ctx, t, "pods of namespace "+namespace+" are steered", 3*time.Minute, func(ctx context.Context) (bool, string) {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "steered"}, Spec: podSpec(requests("cpu", "1m"), "serve")}
+		err := rome.Create(ctx, pod, client.DryRunAll)
+		steered := slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return t.Key == broker.TaintOverflow })
+		return err == nil && steered, fmt.Sprintf("%v, tolerations %v", err, pod.Spec.Tolerations)
+	})
 }
 
 // deleteNamespace deletes a namespace and waits until nothing of it is left.
