@@ -102,7 +102,7 @@ func newEnvironment(t *testing.T) *environment {
 	e.scheduler = kubernetes.NewForConfigOrDie(schedulerConfig)
 	installChart(t, e.adminConfig, "rome")
 	installChart(t, parisConfig, providerID)
-	createNamespace(t, e.rome, podNamespace, nil)
+	createNamespace(t, e.rome, podNamespace, map[string]string{"broker.fluidos.eu/virtual-node": "true"})
 	bindRole(t, e.rome, podNamespace, "spillway-virtual-node-namespace", systemNamespace)
 	createNamespace(t, e.paris, guestNamespace, map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelGuestsOf: "rome", "pod-security.kubernetes.io/enforce": "baseline"})
 	createAccount(t, e.paris, guestNamespace, account)
@@ -332,14 +332,19 @@ func (e *environment) createPod(t *testing.T, name string, policy ...corev1.Rest
 	}}
 	created, err := e.pods().Create(t.Context(), pod, metav1.CreateOptions{})
 	expect.NoError(t, err)
-	bindPod(t, e.scheduler.CoreV1().Pods(podNamespace), name, nodeName)
+	// The policies let the program change only pods with the labels of the scheduler.
+	bindPod(t, e.scheduler.CoreV1().Pods(podNamespace), name, nodeName, broker.LabelHold, broker.LabelShape)
 	return created
 }
 
-func bindPod(t *testing.T, client typedcorev1.PodInterface, name, node string) {
+func bindPod(t *testing.T, client typedcorev1.PodInterface, name, node string, labels ...string) {
 	t.Helper()
+	values := map[string]string{}
+	for _, label := range labels {
+		values[label] = "rome-1"
+	}
 	expect.NoError(t, client.Bind(t.Context(), &corev1.Binding{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Target: corev1.ObjectReference{Kind: "Node", Name: node},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: values}, Target: corev1.ObjectReference{Kind: "Node", Name: node},
 	}, metav1.CreateOptions{}))
 }
 
