@@ -111,7 +111,10 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 	for i := range decisions {
 		d := &decisions[i]
 		if !d.undecided() || d.proving() {
-			delete(r.untriedSince, d.instruction.UID)
+			// One that could not be tried is asked again here when another was refused.
+			if d.untried == "" {
+				delete(r.untriedSince, d.instruction.UID)
+			}
 			continue
 		}
 		sets, divisible := d.held.PodSets, false

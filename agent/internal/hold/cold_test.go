@@ -51,6 +51,13 @@ func (n *trials) RemoveTrialNamespace(ctx context.Context, consumer string) erro
 // refuseGuests makes admission refuse pods in namespaces of guests, until lift is called.
 func (e *env) refuseGuests(words string) (lift func()) {
 	e.Helper()
+	return e.admitGuests(words, admissionv1.Validation{Expression: "false", Message: words})
+}
+
+// admitGuests makes admission refuse pods in namespaces of guests that break one of some rules,
+// until lift is called. words are those about a pod that requests nothing.
+func (e *env) admitGuests(words string, rules ...admissionv1.Validation) (lift func()) {
+	e.Helper()
 	const name = "no-guests"
 	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.ValidatingAdmissionPolicySpec{
 		MatchConstraints: &admissionv1.MatchResources{
@@ -59,7 +66,7 @@ func (e *env) refuseGuests(words string) (lift func()) {
 				Operations: []admissionv1.OperationType{admissionv1.Create}, Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
 			}}},
 		},
-		Validations: []admissionv1.Validation{{Expression: "false", Message: words}},
+		Validations: rules,
 	}}
 	binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
 		PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
@@ -134,6 +141,33 @@ func TestColdNamespace(t *testing.T) {
 	if err := e.Get(t.Context(), client.ObjectKey{Name: "trial-of-rome"}, &namespace); client.IgnoreNotFound(err) != nil || err == nil && namespace.DeletionTimestamp.IsZero() {
 		t.Errorf("the namespace is not deleted: %v", err)
 	}
+}
+
+// TestTrialEndsBesideARefusal: a hold whose guests cannot be tried is refused in time, also if
+// another one was refused since.
+func TestTrialEndsBesideARefusal(t *testing.T) {
+	e := direct(t)
+	e.node("a", expect.Resources("cpu", "2", "memory", "8Gi"))
+	expect.NoError(t, e.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: guest.PriorityClass}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
+	requests := func(cpu string) string {
+		return "object.spec.containers.all(c, string(c.?resources.?requests[?'cpu'].orValue('0')) == '" + cpu + "')"
+	}
+	e.admitGuests("not small enough",
+		admissionv1.Validation{Expression: requests("1m") + " || " + requests("2m"), Message: "not small enough"},
+		admissionv1.Validation{Expression: "!" + requests("1m"), Message: "a guest may only request resources that are granted to its cluster"},
+		admissionv1.Validation{Expression: "!" + requests("2m"), Message: "none of 2m"})
+	agent := e.agent(e.Client, func(o *hold.Options) { o.GuestNamespaces = &trials{Client: e.Client} })
+
+	e.hold("r1", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "1m"))))
+	e.hold("r2", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "2m"))))
+	reconciled(t, agent, "rome")
+	e.decided("r2", 1, hold.ReasonGuestNotAdmitted, "none of 2m", 0)
+	if in, _ := e.get("r1"); in.Status.ObservedAttempt != 0 {
+		t.Errorf("decided before its guests are tried: %+v", in.Status)
+	}
+	e.clock.SetTime(e.clock.Now().Add(time.Minute))
+	reconciled(t, agent, "rome")
+	e.decided("r1", 1, hold.ReasonGuestNotAdmitted, "It is not known", 0)
 }
 
 // TestTriedOnceGranted: where admission refuses what is not granted, a hold is granted before its

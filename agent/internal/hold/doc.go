@@ -19,7 +19,7 @@
 //
 // A guest of each shape is also created with a server-side dry run, in the namespaces of the
 // consumer's guests or in one that the driver makes for it: a hold is accepted only when the API
-// server admits it, and waits while it cannot be tried.
+// server admits it, and waits while it cannot be tried yet.
 //
 // When nodes or pods change so that less capacity may be free, all holds are judged
 // again: what no longer fits is given up, and the acknowledgement says what is left.
