@@ -26,27 +26,37 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+// bindsAll returns a client of an API server that binds each pod, once before returns. Its
+// context ends with the request.
+func bindsAll(t *testing.T, before func(context.Context)) kubernetes.Interface {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		before(r.Context())
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		fmt.Fprint(w, `{"apiVersion": "v1", "kind": "Status", "status": "Success"}`)
+	}))
+	t.Cleanup(server.Close)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
+	expect.NoError(t, err)
+	return client
+}
+
 // TestParallelBindings counts the bindings that an API server, which answers none of them
 // yet, has received.
 func TestParallelBindings(t *testing.T) {
 	var pending, most atomic.Int64
 	answer := make(chan struct{})
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	client := bindsAll(t, func(ctx context.Context) {
 		n := pending.Add(1)
 		defer pending.Add(-1)
 		for seen := most.Load(); n > seen && !most.CompareAndSwap(seen, n); seen = most.Load() {
 		}
 		select {
 		case <-answer:
-		case <-r.Context().Done():
+		case <-ctx.Done():
 		}
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusCreated)
-		fmt.Fprint(w, `{"apiVersion": "v1", "kind": "Status", "status": "Success"}`)
-	}))
-	defer server.Close()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
-	expect.NoError(t, err)
+	})
 
 	b := newBinder()
 	b.times = bindingTimes{turn: time.Hour, deadline: time.Hour}
@@ -81,14 +91,7 @@ func TestParallelBindings(t *testing.T) {
 // TestAttemptsOfAll: the attempts of a pod that is bound with its first one, for a grant that
 // another pod has left, are counted, and those of a pod that has waited once.
 func TestAttemptsOfAll(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusCreated)
-		fmt.Fprint(w, `{"apiVersion": "v1", "kind": "Status", "status": "Success"}`)
-	}))
-	defer server.Close()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
-	expect.NoError(t, err)
+	client := bindsAll(t, func(context.Context) {})
 	for name, tc := range map[string]struct {
 		// failed is the number of cycles in which the pod has not fit.
 		failed             int
