@@ -30,9 +30,6 @@ const (
 	// annotationDelay keeps the cluster autoscaler from adding a node for a placeholder:
 	// one that finds no place is deleted long before.
 	annotationDelay = "cluster-autoscaler.kubernetes.io/pod-scale-up-delay"
-	// annotationEvict lets the cluster autoscaler remove a node with placeholders: their
-	// places move.
-	annotationEvict = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 	// unprivileged is the user and group of a placeholder.
 	unprivileged = 65535
 )
@@ -88,7 +85,7 @@ func (o Options) pod(h Hold, s shape, ordinal int) *corev1.Pod {
 	pod.ObjectMeta = metav1.ObjectMeta{
 		Namespace: o.Namespace, Name: podName(h, s, ordinal),
 		Labels:          map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelRequester: h.Consumer, labelHold: string(h.UID), broker.LabelShape: s.key},
-		Annotations:     map[string]string{broker.LabelHold: h.Name, annotationDelay: "24h", annotationEvict: "true"},
+		Annotations:     map[string]string{broker.LabelHold: h.Name, annotationDelay: "24h", guest.AnnotationEvict: "true"},
 		OwnerReferences: []metav1.OwnerReference{o.Owner},
 	}
 	if size := sizeLabel(s.size); size != "" {
@@ -105,7 +102,7 @@ func Guest(set broker.PodSet, namespace string) *corev1.Pod {
 	pod.ObjectMeta = metav1.ObjectMeta{
 		Namespace: namespace, GenerateName: "hold-",
 		Labels:      map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway},
-		Annotations: map[string]string{annotationEvict: "true"},
+		Annotations: map[string]string{guest.AnnotationEvict: "true"},
 	}
 	pod.Spec.PriorityClassName = guest.PriorityClass
 	if set.PodSecurity == broker.PodSecurityBaseline {

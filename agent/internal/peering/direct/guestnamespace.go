@@ -146,7 +146,7 @@ func (p *Provider) ensureNamespace(ctx context.Context, consumer string, number 
 // newNamespace is the namespace for a consumer's guests.
 func (p *Provider) newNamespace(consumer string) *corev1.Namespace {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: broker.GuestNamespace(consumer), Labels: guestLabels(consumer)}}
-	maps.Copy(namespace.Labels, p.podSecurityLabels())
+	p.setLabels(namespace)
 	p.setHandOver(namespace)
 	return namespace
 }
