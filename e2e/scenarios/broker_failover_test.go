@@ -13,6 +13,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/e2e-framework/pkg/envconf"
 	"sigs.k8s.io/e2e-framework/pkg/features"
@@ -24,28 +25,43 @@ import (
 // brokerLease is the lease that the broker's replicas compete for.
 const brokerLease = "spillway-broker"
 
-// TestBrokerFailover kills the leading broker (SIGKILL) after it has reserved capacity
-// and before the pods are bound. The other one completes the overflow, and at no time
-// is more granted than the ledger holds.
+// TestBrokerFailover kills the leading broker (SIGKILL) after a provider has accepted the hold
+// and before a pod is bound: with the second Deployment, whose provider is peered already, only
+// soon after the grant. Another process leads and completes the overflow, and at no time is more
+// granted than the ledger holds.
 func TestBrokerFailover(t *testing.T) {
 	feature := features.New("the leading broker is killed between grant and placement")
-	feature.Assess("the other broker completes the overflow, and no grant exceeds its hold", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	feature.Assess("another broker completes the overflow, and no grant exceeds its hold", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		expectIdle(ctx, t)
 		ns := namespace(ctx, t, "scenario-failover", true)
 		fill(ctx, t, rome, rome.ControlPlane(), "10m")
 		ledger := sampleLedger(ctx, t)
 		for round, app := range []string{"first", "second"} {
+			leader := brokerLeader(ctx, t)
 			if err := rome.Create(ctx, deployment(ns, app, 2, requests("cpu", "250m", "memory", "16Mi"))); err != nil {
 				t.Fatal(err)
 			}
 			waitForGrant(ctx, t, round+1)
-			leader := killLeader(ctx, t)
+			leader.kill(ctx, t)
 			start := time.Now()
+			pods, err := podsOf(ctx, ns, app)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bound := slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !overflowed(p) })
+			if peered := round > 0; len(bound) > 0 && !peered {
+				t.Errorf("%d pods of %s were bound before the broker was killed", len(bound), app)
+			}
+			eventually(ctx, t, "another broker leads than "+leader.identity, time.Minute, func(ctx context.Context) (bool, string) {
+				identity, err := brokerIdentity(ctx)
+				return err == nil && identity != "" && identity != leader.identity, fmt.Sprintf("%q, %v", identity, err)
+			})
+			timing(t, fmt.Sprintf("leading broker killed (%d pods bound) to another one leads", len(bound)), time.Since(start))
 			_, away := allReady(ctx, t, ns, app, 2, 3*time.Minute)
 			if len(away) != 2 {
 				t.Errorf("%d of 2 pods of %s overflowed", len(away), app)
 			}
-			timing(t, "leading broker "+leader+" killed to all pods ready", time.Since(start))
+			timing(t, "leading broker "+leader.pod+" killed to all pods ready", time.Since(start))
 		}
 		samples, violations := ledger.stop()
 		if samples == 0 || len(violations) > 0 {
@@ -57,7 +73,8 @@ func TestBrokerFailover(t *testing.T) {
 	testenv.Test(t, feature.Feature())
 }
 
-// waitForGrant waits until the hub has the given number of Reservations with capacity.
+// waitForGrant waits until the hub has the given number of Reservations that a provider has
+// accepted.
 func waitForGrant(ctx context.Context, t *testing.T, count int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, deadlineFactor*time.Minute)
@@ -71,37 +88,60 @@ func waitForGrant(ctx context.Context, t *testing.T, count int) {
 			dump(t)
 			t.Fatalf("waiting for %d Reservations with a grant: %v", count, err)
 		}
-		granted := slices.DeleteFunc(reservations.Items, func(r broker.Reservation) bool { return len(r.Status.Allocations) == 0 })
+		granted := slices.DeleteFunc(reservations.Items, func(r broker.Reservation) bool {
+			return !slices.ContainsFunc(r.Status.Allocations, func(a broker.Allocation) bool { return a.Accepted })
+		})
 		if len(granted) >= count {
 			return
 		}
 	}
 }
 
-// killLeader kills the leading broker's process, without any chance to clean up, and
-// returns the name of its pod.
-func killLeader(ctx context.Context, t *testing.T) string {
-	t.Helper()
+// leadingBroker is the process of the leading broker.
+type leadingBroker struct {
+	// identity is the process in the lease; pod and node are where it runs.
+	identity, pod, node string
+	container           string
+}
+
+// brokerIdentity is the holder of the brokers' lease.
+func brokerIdentity(ctx context.Context) (string, error) {
 	var lease coordinationv1.Lease
 	if err := hub.Get(ctx, client.ObjectKey{Namespace: broker.SystemNamespace, Name: brokerLease}, &lease); err != nil {
+		return "", err
+	}
+	return ptr.Deref(lease.Spec.HolderIdentity, ""), nil
+}
+
+// brokerLeader waits for a broker that leads and whose container runs.
+func brokerLeader(ctx context.Context, t *testing.T) (leader leadingBroker) {
+	t.Helper()
+	eventually(ctx, t, "a broker leads", time.Minute, func(ctx context.Context) (bool, string) {
+		identity, err := brokerIdentity(ctx)
+		if err != nil {
+			return false, err.Error()
+		}
+		name, _, _ := strings.Cut(identity, "_")
+		var pod corev1.Pod
+		if err := hub.Get(ctx, client.ObjectKey{Namespace: broker.SystemNamespace, Name: name}, &pod); err != nil {
+			return false, fmt.Sprintf("the lease is held by %q: %v", identity, err)
+		}
+		if !ready(pod) || len(pod.Status.ContainerStatuses) == 0 {
+			return false, fmt.Sprintf("pod %s is not ready: %+v", name, pod.Status.ContainerStatuses)
+		}
+		_, id, _ := strings.Cut(pod.Status.ContainerStatuses[0].ContainerID, "://")
+		leader = leadingBroker{identity, name, pod.Spec.NodeName, id}
+		return id != "", "its container has no ID"
+	})
+	return leader
+}
+
+// kill ends the process without any chance to clean up.
+func (b leadingBroker) kill(ctx context.Context, t *testing.T) {
+	t.Helper()
+	if _, err := engine.Docker(ctx, "exec", b.node, "ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", b.container); err != nil {
 		t.Fatal(err)
 	}
-	if lease.Spec.HolderIdentity == nil {
-		t.Fatal("no broker leads")
-	}
-	name, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
-	var pod corev1.Pod
-	if err := hub.Get(ctx, client.ObjectKey{Namespace: broker.SystemNamespace, Name: name}, &pod); err != nil {
-		t.Fatal(err)
-	}
-	if len(pod.Status.ContainerStatuses) == 0 {
-		t.Fatalf("pod %s has no container", name)
-	}
-	_, id, _ := strings.Cut(pod.Status.ContainerStatuses[0].ContainerID, "://")
-	if _, err := engine.Docker(ctx, "exec", pod.Spec.NodeName, "ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", id); err != nil {
-		t.Fatal(err)
-	}
-	return name
 }
 
 // ledgerSampler compares, again and again, what is granted with what the ledger holds.
