@@ -301,7 +301,7 @@ func (c *demandController) removePod(uid types.UID, work *work) {
 		}
 		was.observeEnd(pod, c.placements.isVirtual, c.clock.Now())
 		work.keys[was.key] = true
-		work.addOpening(was.opening())
+		work.addOpening(was.opening)
 	}
 }
 
@@ -351,7 +351,7 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 func (c *demandController) release(pod *corev1.Pod, work *work) {
 	c.batcher.Remove(pod.UID)
 	if was := c.gate.drop(pod.UID); was != nil {
-		work.addOpening(was.opening())
+		work.addOpening(was.opening)
 		c.waker.activate(map[string]*corev1.Pod{nameOf(pod).String(): pod})
 	}
 }

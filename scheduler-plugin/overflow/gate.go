@@ -55,6 +55,9 @@ type gate struct {
 	pods map[types.UID]*waitingPod
 	// byKey are the pods by priority, then age.
 	byKey map[demand.Key][]*waitingPod
+	// opened are the pods that the gate was opened for a place for, by that, until they are
+	// assumed to have one, or keptUntil.
+	opened map[opening]map[*waitingPod]struct{}
 	// failures has the last failed cycle of each key of byKey that has had one.
 	failures map[demand.Key]failure
 	// nextDue is no later than the first retryAt, so that most events need no look at all pods.
@@ -93,10 +96,9 @@ type waitingPod struct {
 	untried bool
 	// tracked: the gate was never closed for it, but it is woken as the others are.
 	tracked bool
-	// forGrant and forNode are the place that the gate was opened for, until the pod is
-	// assumed to have one, or keptUntil.
-	forGrant  bool
-	forNode   string
+	// opening is what the gate was opened for, for as long as the pod is in gate.opened, which is
+	// until keptUntil if it is not tried.
+	opening   opening
 	keptUntil time.Time
 }
 
@@ -108,23 +110,38 @@ type opening struct {
 	room string
 }
 
-// opening returns what the gate was opened for.
-func (w *waitingPod) opening() opening {
-	if w.forGrant {
-		return opening{key: w.key}
-	}
-	return opening{room: w.forNode}
-}
-
 // openFor opens the gate for a pod that a place has become free for.
 func (g *gate) openFor(w *waitingPod, of opening) {
 	now := g.clock.Now()
 	g.wake(w, now)
-	w.forGrant, w.forNode, w.keptUntil = of.key != demand.Key{}, of.room, now.Add(keptFor)
+	w.keptUntil = now.Add(keptFor)
+	g.keep(w, of)
+}
+
+// keep notes what the gate is opened for, for a pod; for nothing any more, if of is zero.
+func (g *gate) keep(w *waitingPod, of opening) {
+	g.unkeep(w)
+	if w.opening = of; of == (opening{}) {
+		return
+	}
+	if g.opened[of] == nil {
+		g.opened[of] = map[*waitingPod]struct{}{}
+	}
+	g.opened[of][w] = struct{}{}
+}
+
+// unkeep removes a pod from those that the gate is opened for a place for. The pod itself still
+// has the place noted.
+func (g *gate) unkeep(w *waitingPod) {
+	same := g.opened[w.opening]
+	if delete(same, w); len(same) == 0 {
+		delete(g.opened, w.opening)
+	}
 }
 
 func newGate(clock clock.PassiveClock) *gate {
-	return &gate{clock: clock, pods: map[types.UID]*waitingPod{}, byKey: map[demand.Key][]*waitingPod{}, failures: map[demand.Key]failure{}}
+	return &gate{clock: clock, pods: map[types.UID]*waitingPod{}, byKey: map[demand.Key][]*waitingPod{},
+		opened: map[opening]map[*waitingPod]struct{}{}, failures: map[demand.Key]failure{}}
 }
 
 // unresolvedKey is the key by which the gate knows a pod whose owner is unknown: no other
@@ -165,11 +182,11 @@ func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Tim
 	now := g.clock.Now()
 	w := &waitingPod{since: now}
 	if before := g.remove(pod.UID); before != nil {
-		w.since, unused, w.lostUntil = before.since, before.opening(), before.lostUntil
+		w.since, unused, w.lostUntil = before.since, before.opening, before.lostUntil
 		if !before.untried {
 			w.retries = before.retries + 1
 		}
-		if before.forGrant || before.forNode != "" {
+		if unused != (opening{}) {
 			w.missed = 1
 		} else if before.missed > 0 {
 			w.missed = before.missed + 1
@@ -294,8 +311,10 @@ func (g *gate) remove(uid types.UID) *waitingPod {
 		return nil
 	}
 	delete(g.pods, uid)
+	g.unkeep(w)
 	line := g.byKey[w.key]
-	at := slices.Index(line, w)
+	at, _ := slices.BinarySearchFunc(line, w, (*waitingPod).compare)
+	at += slices.Index(line[at:], w) // from the first that is equal
 	if g.byKey[w.key] = slices.Delete(line, at, at+1); len(line) == 1 {
 		delete(g.byKey, w.key)
 		delete(g.failures, w.key)
@@ -314,10 +333,10 @@ func (g *gate) assumed(uid types.UID, room string) (unused opening) {
 		if room == "" {
 			taken.key = w.key
 		}
-		if unused = w.opening(); unused == taken || g.exchange(w, taken) {
+		if unused = w.opening; unused == taken || g.exchange(w, taken) {
 			unused = opening{}
 		}
-		w.forGrant, w.forNode = false, ""
+		g.keep(w, opening{})
 		if w.open {
 			w.retryAt = g.clock.Now().Add(maxRetry) // its cycle goes on
 		}
@@ -328,17 +347,19 @@ func (g *gate) assumed(uid types.UID, room string) (unused opening) {
 // exchange gives what the gate was opened for, for a pod that has taken another place, to a pod
 // of its key that the gate was opened for that place, and reports whether there is one.
 func (g *gate) exchange(w *waitingPod, taken opening) bool {
-	of := w.opening()
-	if of == (opening{}) {
+	if w.opening == (opening{}) {
 		return false
 	}
-	for _, other := range g.byKey[w.key] {
-		if other != w && other.open && other.opening() == taken {
-			other.forGrant, other.forNode = w.forGrant, w.forNode
-			return true
+	var first *waitingPod
+	for other := range g.opened[taken] {
+		if other != w && other.key == w.key && (first == nil || other.compare(first) < 0) {
+			first = other
 		}
 	}
-	return false
+	if first != nil {
+		g.keep(first, w.opening)
+	}
+	return first != nil
 }
 
 // triedAt returns the start of a pod's last cycle; known is false if it does not wait.
@@ -382,9 +403,9 @@ func (g *gate) openDue() (pods []*corev1.Pod, unused []opening) {
 	g.nextDue = time.Time{}
 	for _, w := range g.pods {
 		if !w.retryAt.After(now) {
-			if of := w.opening(); w.open && of != (opening{}) && !w.keptUntil.After(now) {
-				unused = append(unused, of)
-				w.forGrant, w.forNode = false, ""
+			if w.opening != (opening{}) && !w.keptUntil.After(now) {
+				unused = append(unused, w.opening)
+				g.keep(w, opening{})
 			}
 			g.wake(w, now)
 			pods = append(pods, w.pod)
@@ -422,14 +443,9 @@ type slots struct {
 func (g *gate) openForSlots(key demand.Key, all []slots) []*corev1.Pod {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	var free int32
+	free := -int32(len(g.opened[opening{key: key}]))
 	for _, s := range all {
 		free += max(0, s.free)
-	}
-	for _, w := range g.byKey[key] {
-		if w.open && w.forGrant {
-			free--
-		}
 	}
 	var pods []*corev1.Pod
 	if free <= 0 {
@@ -457,14 +473,10 @@ func (g *gate) openForSlots(key demand.Key, all []slots) []*corev1.Pod {
 func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	byNode := map[string]int{}
-	for i, r := range rooms {
-		byNode[r.name] = i
-	}
-	for _, w := range g.pods {
-		if i, ok := byNode[w.forNode]; ok && w.open {
-			need, _ := rooms[i].need(w.pod)
-			rooms[i].free.add(need, -1)
+	for _, r := range rooms {
+		for w := range g.opened[opening{room: r.name}] {
+			need, _ := r.need(w.pod)
+			r.free.add(need, -1)
 		}
 	}
 	// Pods of one key are alike. Once one does not fit a node, none does.

@@ -3,6 +3,7 @@ package overflow
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"testing"
 	"time"
 
@@ -109,7 +110,7 @@ func TestGatePlacesAreExchanged(t *testing.T) {
 	}
 	uid := map[string]types.UID{}
 	for _, pod := range g.openForRoom(rooms) {
-		uid[g.pods[pod.UID].forNode] = pod.UID
+		uid[g.pods[pod.UID].opening.room] = pod.UID
 	}
 	if len(uid) != len(rooms) {
 		t.Fatalf("pods are woken for %v, want one for each room", uid)
@@ -362,6 +363,7 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 		due, woken := map[types.UID]time.Time{}, map[types.UID]bool{}
 		for i := range 3 {
 			pod := jobPod("crunch", fmt.Sprint("p", i), "1")
+			pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 			pods[pod.UID], former[pod.UID] = pod, pod
 		}
 		any := rapid.SampledFrom([]types.UID{"p0", "p1", "p2"})
@@ -409,7 +411,7 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 				if w := g.pods[uid]; w != nil && w.open {
 					waits(uid, maxRetry)
 				}
-				g.assumed(uid, "home")
+				g.assumed(uid, rapid.SampledFrom([]string{"home", ""}).Draw(t, "room"))
 			},
 			"retry": func(t *rapid.T) {
 				uid := any.Draw(t, "pod")
@@ -449,9 +451,31 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 						t.Fatalf("%s was woken: %t, and passes: %t, at %s, due at %s", uid, woken[uid], g.passes(pods[uid]), now.Now(), at)
 					}
 				}
+				if got, want := g.opened, recountOpened(t, g); !reflect.DeepEqual(got, want) {
+					t.Fatalf("places are kept for %v, want %v", got, want)
+				}
 			},
 		})
 	})
+}
+
+// recountOpened returns the pods that the gate was opened for a place for, from those that it
+// knows.
+func recountOpened(t *rapid.T, g *gate) map[opening]map[*waitingPod]struct{} {
+	opened := map[opening]map[*waitingPod]struct{}{}
+	for _, w := range g.pods {
+		if w.opening == (opening{}) {
+			continue
+		}
+		if !w.open || w.opening.room == "" && w.opening.key != w.key {
+			t.Fatalf("a place is kept for %+v", w)
+		}
+		if opened[w.opening] == nil {
+			opened[w.opening] = map[*waitingPod]struct{}{}
+		}
+		opened[w.opening][w] = struct{}{}
+	}
+	return opened
 }
 
 // TestPlacements: after any events, the counts are those of a recount of the pods.

@@ -34,6 +34,13 @@ func roomFor(pods int64, changedAt time.Time, asked *int) []room {
 	}}}
 }
 
+// forbid makes the gate fail if it looks at some of its pods.
+func forbid(g *gate, line []*waitingPod) {
+	for i, w := range line {
+		g.pods[w.pod.UID], line[i] = nil, nil
+	}
+}
+
 // TestRoomConcernsFewPods: for room on a node, the gate looks at the pods that get it, and at
 // the next of each key, however many wait.
 func TestRoomConcernsFewPods(t *testing.T) {
@@ -46,9 +53,7 @@ func TestRoomConcernsFewPods(t *testing.T) {
 			// Of each key, it may look at those that get a place, one that gets none, and the next one.
 			mayLook := tc.free/keys + 1 + 2
 			for _, line := range g.byKey {
-				for _, w := range line[mayLook:] {
-					w.pod = nil
-				}
+				forbid(g, line[mayLook:])
 			}
 			asked := 0
 			woken := g.openForRoom(roomFor(int64(tc.free), now.Now(), &asked))
@@ -69,9 +74,7 @@ func TestSlotConcernsFewPods(t *testing.T) {
 	g, now := crowdAtGate(1000, 1)
 	for key, line := range g.byKey {
 		line[0].pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-		for _, w := range line[1:] {
-			w.pod = nil
-		}
+		forbid(g, line[1:])
 		if woken := g.openForSlots(key, []slots{{node: nodeWith("paris").Node(), free: 1, changedAt: now.Now()}}); len(woken) != 1 || woken[0].Name != "p00000" {
 			t.Errorf("%d pods are woken, want the oldest", len(woken))
 		}

@@ -529,7 +529,7 @@ func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Co
 // passGate lets a pod pass the gate that does not wait for capacity in other clusters.
 func (p *Plugin) passGate(pod types.UID) {
 	if was := p.gate.drop(pod); was != nil {
-		p.queue.addOpening(was.opening())
+		p.queue.addOpening(was.opening)
 	}
 }
 
