@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr/testr"
 	"github.com/liqotech/liqo/pkg/consts"
@@ -13,6 +14,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -70,7 +72,8 @@ func TestConfineNewNamespace(t *testing.T) {
 // one that is limited as those, which is removed then.
 func TestTrialNamespace(t *testing.T) {
 	paris := newClient(t, controlplane.Start(t, liqoCRDs(t)))
-	p, err := NewProvider(Options{Options: session.Options{Client: paris, ClusterID: "paris", Log: testr.New(t)}, PodCIDRs: []string{"10.0.0.0/16"}})
+	clock := testclock.NewFakePassiveClock(time.Now())
+	p, err := NewProvider(Options{Options: session.Options{Client: paris, ClusterID: "paris", Clock: clock, Log: testr.New(t)}, PodCIDRs: []string{"10.0.0.0/16"}})
 	expect.NoError(t, err)
 	ctx := t.Context()
 	const trial = "spillway-trial-rome"
@@ -107,8 +110,13 @@ func TestTrialNamespace(t *testing.T) {
 	if namespace := read(t, paris, "", trial, &corev1.Namespace{}); namespace.DeletionTimestamp.IsZero() {
 		t.Error("the namespace is not deleted when there is one for guests")
 	}
-	if name, progress, err := p.EnsureTrialNamespace(ctx, "rome"); err != nil || name != "" || !progress.Done || progress.Reason != session.ReasonTerminating {
-		t.Errorf("while it is being deleted: %+v, %v", progress, err)
+	for _, tooLong := range []bool{false, true} {
+		if tooLong {
+			clock.SetTime(time.Now().Add(trialEndsWithin))
+		}
+		if name, progress, err := p.EnsureTrialNamespace(ctx, "rome"); err != nil || name != "" || progress.Done != tooLong || progress.Reason != session.ReasonTerminating {
+			t.Errorf("while it is being deleted, for too long: %t: %+v, %v", tooLong, progress, err)
+		}
 	}
 
 	if _, _, err := p.EnsureTrialNamespace(ctx, "berlin"); err != nil {

@@ -3,6 +3,7 @@ package liqo
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +13,10 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 )
+
+// trialEndsWithin is how long a trial waits for the end of the namespace of an earlier one, which
+// usually takes some seconds.
+const trialEndsWithin = 10 * time.Second
 
 // trialNamespace is the name of the namespace in which guests of a consumer are tried for which
 // Liqo has created none yet. It ends with the consumer's ID, as the names of those do.
@@ -23,8 +28,8 @@ func isTrial(namespace *corev1.Namespace) bool {
 }
 
 // EnsureTrialNamespace makes a namespace as Liqo creates them for the guests of a consumer, and
-// limits it as those. The consumer has no permissions in it. While that of an earlier trial is
-// being deleted, there is none, since that may take for ever.
+// limits it as those. The consumer has no permissions in it. If that of an earlier trial is
+// still being deleted after trialEndsWithin, there is none, since that may take for ever.
 func (p *Provider) EnsureTrialNamespace(ctx context.Context, consumer string) (name string, progress peering.Progress, err error) {
 	if err := session.ValidateClusterID(consumer); err != nil {
 		return "", progress, err
@@ -43,6 +48,8 @@ func (p *Provider) EnsureTrialNamespace(ctx context.Context, consumer string) (n
 	switch {
 	case !isTrial(namespace):
 		return "", peering.Waiting("NamespaceTaken", "namespace "+name+" already exists and is not managed by Spillway; rename or delete it"), nil
+	case !namespace.DeletionTimestamp.IsZero() && p.Clock.Since(namespace.DeletionTimestamp.Time) < trialEndsWithin:
+		return "", peering.Waiting(session.ReasonTerminating, "waiting until namespace "+name+" of an earlier trial is deleted"), nil
 	case !namespace.DeletionTimestamp.IsZero():
 		return "", peering.Done(session.ReasonTerminating, "namespace "+name+" of an earlier trial is being deleted"), nil
 	case namespace.Labels[labelLimited] != "true":
