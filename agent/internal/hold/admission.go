@@ -110,12 +110,12 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 	listed, tried := false, map[string]trial{}
 	for i := range decisions {
 		d := &decisions[i]
-		if !d.undecided() || d.proving() {
-			// One that could not be tried is asked again here when another was refused.
-			if d.untried == "" {
-				delete(r.untriedSince, d.instruction.UID)
-			}
+		if !d.undecided() {
+			delete(r.untriedSince, d.instruction.UID)
 			continue
+		}
+		if d.proving() {
+			continue // also if it could not be tried before another one was refused
 		}
 		sets, divisible := d.held.PodSets, false
 		if total := d.held.Totals; len(sets) == 0 && len(total.List()) > 0 {
