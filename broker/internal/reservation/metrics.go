@@ -72,11 +72,9 @@ func (r *Reconciler) observeScores(decision *broker.Decision) {
 		return
 	}
 	for _, s := range decision.Scores {
-		if r.store.advertisement(s.Cluster) == nil {
-			continue
-		}
 		// The score is always a number as decide formats it.
 		score, _ := strconv.ParseFloat(s.Score, 64)
 		clusterScore.WithLabelValues(s.Cluster).Set(score)
+		r.forgetSeries(s.Cluster)
 	}
 }

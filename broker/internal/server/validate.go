@@ -174,7 +174,7 @@ func validateAdvertisement(spec *broker.ClusterAdvertisementSpec) error {
 	for i, class := range spec.NodeClasses {
 		// They are copied into the status of Reservations, whose size is bounded on that.
 		if errs := metav1validation.ValidateLabels(class.Labels, field.NewPath("nodeClasses").Index(i).Child("labels")); len(errs) > 0 {
-			return refuse(protocol.CodeInvalid, "%v", errs[0])
+			return refuse(protocol.CodeInvalid, "%s", short(errs[0].Error()))
 		}
 		if class.LargestNode != nil {
 			amounts[fmt.Sprintf("nodeClasses[%d].largestNode", i)] = *class.LargestNode
