@@ -345,9 +345,10 @@ func (g *gate) assumed(uid types.UID, room string) (unused opening) {
 }
 
 // exchange gives what the gate was opened for, for a pod that has taken another place, to a pod
-// of its key that the gate was opened for that place, and reports whether there is one.
+// of its key that the gate was opened for that place, and reports whether there is one. A pool
+// may be for some pods of a key only, so its places are not exchanged.
 func (g *gate) exchange(w *waitingPod, taken opening) bool {
-	if w.opening == (opening{}) {
+	if w.opening == (opening{}) || isPool(w.opening.room) || isPool(taken.room) {
 		return false
 	}
 	var first *waitingPod

@@ -524,6 +524,9 @@ func (p *placements) roomOn(names map[string]bool) []room {
 // name.
 func roomOfPool(node, hold string) string { return node + "/" + hold }
 
+// isPool reports whether a room is that of a pool: the name of a node has no slash.
+func isPool(room string) bool { return strings.Contains(room, "/") }
+
 // roomIn returns the room that a pool has on a virtual node.
 func (p *placements) roomIn(pool *pool, node *corev1.Node) room {
 	p.mu.Lock()
