@@ -69,6 +69,14 @@ func TestRolloutKeepsReservation(t *testing.T) {
 		replicas(5)
 		scale(ctx, t, ns, webApp, 2)
 		replicas(2)
+		eventually(ctx, t, "the Reservation is for 2 pods", 2*time.Minute, func(ctx context.Context) (bool, string) {
+			var list broker.ReservationList
+			if err := rome.List(ctx, &list, client.InNamespace(ns)); err != nil || len(list.Items) != 1 {
+				return false, fmt.Sprintf("%d Reservations, %v", len(list.Items), err)
+			}
+			r := list.Items[0]
+			return r.DeletionTimestamp == nil && len(r.Spec.PodSets) == 1 && r.Spec.PodSets[0].Count == 2, fmt.Sprintf("%+v, deleted at %v", r.Spec.PodSets, r.DeletionTimestamp)
+		})
 		if uids := seen.stop(); len(uids) != 1 {
 			t.Errorf("%d Reservations have been there, want one throughout: %v", len(uids), uids)
 		}
