@@ -63,8 +63,10 @@ func Defaults() Options {
 	return Options{Name: Name, Providers: 20, Real: 2, Nodes: 1000, Pods: 10000, Deadline: 30 * time.Minute}
 }
 
-// written are the resources that are written for overflowing pods.
-var written = []string{"pods", "events", "reservations", "reservationinstructions", "providerinstructions", "resourcequotas"}
+// written are the resources that are written for overflowing pods, those of a peering included.
+// Nodes have heartbeats besides.
+var written = []string{"pods", "events", "reservations", "reservationinstructions", "providerinstructions", "resourcequotas",
+	"nodes", "namespaces", "secrets", "rolebindings", "serviceaccounts"}
 
 const (
 	consumer = "home"
