@@ -127,11 +127,13 @@ type crowd struct {
 	*Reconciler
 	reservations []types.NamespacedName
 	pods         []*corev1.Pod
+	// shapes that the pods have: those of one Deployment are alike.
+	shapes int
 }
 
-func newCrowd(tb testing.TB, pods, deployments int) *crowd {
+func newCrowd(tb testing.TB, pods, deployments, shapes int) *crowd {
 	tb.Helper()
-	c := &crowd{cached: &cached{objects: map[string]client.Object{}, lists: map[string][]client.Object{}, reads: map[string]int{}, copies: map[string]int{}}}
+	c := &crowd{cached: &cached{objects: map[string]client.Object{}, lists: map[string][]client.Object{}, reads: map[string]int{}, copies: map[string]int{}}, shapes: shapes}
 	c.set("*v1.Namespace", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "crowd", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}})
 	for _, provider := range []string{"p1", "p2"} {
 		c.set("*v1.Node", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(provider), Labels: map[string]string{broker.LabelProvider: provider}}})
@@ -187,7 +189,7 @@ func (c *crowd) pod(i, deployment int) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "crowd", Name: fmt.Sprintf("%s-5d9c7b8f6-%05d", name, i), UID: types.UID(fmt.Sprint("pod-", i)), Generation: 1, Labels: map[string]string{"app": name},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: name + "-5d9c7b8f6", UID: types.UID("rs-" + name), Controller: ptr.To(true)}}},
 		Spec: corev1.PodSpec{
-			Containers:  []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1", "memory", "1Gi")}}},
+			Containers:  []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", fmt.Sprint(1+deployment%c.shapes), "memory", "1Gi")}}},
 			Tolerations: []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}},
 		},
 		Status: corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable"}}},
@@ -208,7 +210,7 @@ func (c *crowd) pod(i, deployment int) *corev1.Pod {
 func BenchmarkPodEvents(b *testing.B) {
 	for _, pods := range []int{1000, 10000} {
 		b.Run(fmt.Sprint(pods), func(b *testing.B) {
-			c := newCrowd(b, pods, 10)
+			c := newCrowd(b, pods, 10, 1)
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				before := c.pods[i%pods]
@@ -221,22 +223,51 @@ func BenchmarkPodEvents(b *testing.B) {
 	}
 }
 
-// TestReconcileReadsNoOther: the reconcile of one of many Reservations reads no other one, and
-// copies nothing else but its namespace and the two virtual nodes.
+// TestReconcileReadsNoOther: the reconcile of one of many Reservations reads no other one, only
+// owners of pods of its shape, and copies nothing else but a virtual node; that of a provider
+// copies no more.
 func TestReconcileReadsNoOther(t *testing.T) {
-	c := newCrowd(t, 1000, 100)
-	clear(c.reads)
-	clear(c.copies)
-	_, err := c.reconcileReservation(t.Context(), reconcile.Request{NamespacedName: c.reservations[1]})
-	expect.NoError(t, err)
-	if n := c.reads["*v1alpha1.Reservation"]; n != 1 {
-		t.Errorf("%d Reservations are read, want 1", n)
-	}
-	most := map[string]int{"*v1alpha1.Reservation": 1, "*v1.Namespace": 1, "*v1.Node": 2}
-	for kind, n := range c.copies {
-		if n > most[kind] {
-			t.Errorf("%d copies of %s are made, want at most %d", n, kind, most[kind])
-		}
+	const deployments, shapes = 100, 10
+	c := newCrowd(t, 1000, deployments, shapes)
+	provider := reconcile.Request{NamespacedName: types.NamespacedName{Name: "p1"}}
+	for name, tc := range map[string]struct {
+		reconcile func() (reconcile.Result, error)
+		// reads and copies at most, by the type; reads only of the types that are named.
+		reads, copies map[string]int
+	}{
+		"Reservation": {
+			reconcile: func() (reconcile.Result, error) {
+				return c.reconcileReservation(t.Context(), reconcile.Request{NamespacedName: c.reservations[1]})
+			},
+			reads:  map[string]int{"*v1alpha1.Reservation": 1, "*v1.PartialObjectMetadata": deployments / shapes},
+			copies: map[string]int{"*v1alpha1.Reservation": 1, "*v1.Node": 1},
+		},
+		"provider": {
+			reconcile: func() (reconcile.Result, error) { return c.reconcileProvider(t.Context(), provider) },
+			reads:     map[string]int{"*v1alpha1.Reservation": 0},
+			copies:    map[string]int{"*v1.Node": 1},
+		},
+		"virtual node": {
+			reconcile: func() (reconcile.Result, error) { return c.nodes.Reconcile(t.Context(), provider) },
+			copies:    map[string]int{"*v1.Node": 1},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clear(c.reads)
+			clear(c.copies)
+			_, err := tc.reconcile()
+			expect.NoError(t, err)
+			for kind, most := range tc.reads {
+				if n := c.reads[kind]; n > most {
+					t.Errorf("%d of %s are read, want at most %d", n, kind, most)
+				}
+			}
+			for kind, n := range c.copies {
+				if n > tc.copies[kind] {
+					t.Errorf("%d copies of %s are made, want at most %d", n, kind, tc.copies[kind])
+				}
+			}
+		})
 	}
 }
 
@@ -244,7 +275,7 @@ func TestReconcileReadsNoOther(t *testing.T) {
 func BenchmarkReconciles(b *testing.B) {
 	for _, size := range []struct{ pods, deployments int }{{1000, 10}, {10000, 10}, {10000, 1000}} {
 		b.Run(fmt.Sprintf("%d pods of %d Deployments", size.pods, size.deployments), func(b *testing.B) {
-			c := newCrowd(b, size.pods, size.deployments)
+			c := newCrowd(b, size.pods, size.deployments, 1)
 			b.ReportAllocs()
 			for b.Loop() {
 				for _, name := range c.reservations {

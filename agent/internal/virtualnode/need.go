@@ -35,7 +35,7 @@ func (n Need) Pods() int32 {
 func (r *Reconciler) Need(ctx context.Context, reservation *broker.Reservation, key demand.Key) (Need, error) {
 	need := Need{Bound: map[string]int32{}}
 	var namespace corev1.Namespace
-	if err := r.client.Get(ctx, client.ObjectKey{Name: reservation.Namespace}, &namespace); err != nil {
+	if err := r.client.Get(ctx, client.ObjectKey{Name: reservation.Namespace}, &namespace, client.UnsafeDisableDeepCopy); err != nil {
 		return need, fmt.Errorf("reading namespace %s: %w", reservation.Namespace, err)
 	}
 	if err := r.Pods.WaitSynced(ctx); err != nil {

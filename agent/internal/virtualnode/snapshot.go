@@ -137,7 +137,7 @@ func readTracker(ctx context.Context, reader client.Reader, nodeName string) (*T
 // optedIn lists the opted-in namespaces, sorted.
 func (r *Reconciler) optedIn(ctx context.Context) (names []string, err error) {
 	var all corev1.NamespaceList
-	if err := r.client.List(ctx, &all, client.MatchingLabels{broker.LabelOverflow: broker.OverflowEnabled}); err != nil {
+	if err := r.client.List(ctx, &all, client.MatchingLabels{broker.LabelOverflow: broker.OverflowEnabled}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("listing opted-in namespaces: %w", err)
 	}
 	for i := range all.Items {
