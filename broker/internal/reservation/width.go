@@ -3,9 +3,12 @@ package reservation
 import (
 	"encoding/json"
 	"fmt"
+	"math"
+	"strings"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
 // Bounds of a Reservation. Its status has an allocation for each provider, with the pod
@@ -46,7 +49,7 @@ func (p *plan) limitWidth(in snapshot) {
 		}
 	}
 	trimmed := len(grow) < len(p.grow)
-	full := !p.missing.Empty() && len(bytes) > 0 && total+total/len(bytes) > room
+	full := !p.missing.Empty() && total+in.leastBytes(p.missing) > room
 	if trimmed || full {
 		p.grow, p.tooWide, p.widest = grow, true, len(bytes)
 	}
@@ -63,6 +66,21 @@ func (in snapshot) allocationsRoom() int {
 func (in snapshot) allocationBytes(cluster string, held broker.HeldCapacity) int {
 	allocation := in.allocation(cluster, nil, held)
 	return allocationOverhead + encodedBytes(&allocation)
+}
+
+// leastBytes is what another provider takes of a Reservation's status that has a place for any of
+// what is missing, with a cluster ID as long as may be.
+func (in snapshot) leastBytes(missing broker.HeldCapacity) int {
+	cluster := strings.Repeat("x", protocol.MaxClusterID)
+	if len(missing.PodSets) == 0 {
+		return in.allocationBytes(cluster, missing)
+	}
+	least := math.MaxInt
+	for _, set := range missing.PodSets {
+		set.Count = 1
+		least = min(least, in.allocationBytes(cluster, capacity.OfPodSets([]broker.PodSet{set})))
+	}
+	return least
 }
 
 func encodedBytes(value any) int {

@@ -83,6 +83,19 @@ func TestStatusHasRoomForAllThatIsHeld(t *testing.T) {
 		t.Errorf("%d pods of the half Reservation are held, want 1", got)
 	}
 
+	// Pods of which a provider's part is short wait for capacity, not for room in the status.
+	h = newHub(t)
+	for i := range clusters {
+		h.advertise(id(i), "1")
+	}
+	h.ask("mixed", providers, "1", long, func(s *broker.ReservationSpec) {
+		s.PodSets = append(s.PodSets, broker.PodSet{Name: "large", Count: 1, Requests: cpus("4")})
+	})
+	if pods, _ := expectShown("mixed"); pods != providers {
+		t.Errorf("%d pods are held, want %d", pods, providers)
+	}
+	h.expectCondition("mixed", broker.ConditionQueued, reasonInsufficientCapacity, "")
+
 	// The pods of an ordinary Reservation may be at as many providers.
 	h = newHub(t)
 	for i := range clusters {
