@@ -561,7 +561,11 @@ func webhooksOf(t *testing.T, objects []unstructured.Unstructured, name string) 
 		t.Fatalf("no webhooks %s", name)
 	}
 	for _, webhook := range all[i].Webhooks {
-		if *webhook.FailurePolicy != admissionv1.Ignore || *webhook.TimeoutSeconds > 2 || *webhook.SideEffects != admissionv1.SideEffectClassNone {
+		longest := int32(2)
+		if webhook.Name == "steering.broker.fluidos.eu" {
+			longest = 10 // it is called for opted-in namespaces only; TestWebhookTimeouts has the reason
+		}
+		if *webhook.FailurePolicy != admissionv1.Ignore || *webhook.TimeoutSeconds > longest || *webhook.SideEffects != admissionv1.SideEffectClassNone {
 			t.Errorf("webhook %s, if it does not respond, would delay or deny pods", webhook.Name)
 		}
 		service, trusted := webhook.ClientConfig.Service, false

@@ -162,6 +162,20 @@ func TestSteeringLease(t *testing.T) {
 	}
 }
 
+// The API server waits long enough for the webhook that steers: 10,000 pods created at once
+// on two cores kept it busy for more than 2 s, and such a pod never overflows. The others
+// are short, since the binding policy denies what they would prevent.
+func TestWebhookTimeouts(t *testing.T) {
+	want := map[string]int32{"steering": 10, "avoidance": 2, "avoidance-system": 2, "avoidance-guests": 2}
+	got := map[string]int32{}
+	for _, w := range webhooksOf(t, render(t, "agent", needed), "spillway-scheduler") {
+		got[strings.TrimSuffix(w.Name, ".broker.fluidos.eu")] = *w.TimeoutSeconds
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("the webhooks have timeouts %v, want %v", got, want)
+	}
+}
+
 // Overflow filters before NodeResourcesFit, binds before DefaultBinder and, if that is
 // wanted, runs before DefaultPreemption: kube-scheduler runs first what is enabled by
 // extension point, and then what multiPoint enables.

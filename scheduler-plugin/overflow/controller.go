@@ -20,6 +20,7 @@ import (
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+	"k8s.io/kubernetes/pkg/scheduler/backend/heap"
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -77,9 +78,9 @@ type demandController struct {
 	// unresolved pods have an owner that no cache shows yet.
 	unresolved map[types.UID]types.NamespacedName
 	// askAfter is how long a pod must not have fit, and delayed has the pods for which
-	// that time is not over.
+	// that time is not over, by its end.
 	askAfter time.Duration
-	delayed  map[types.UID]delayedPod
+	delayed  *heap.Heap[delayedPod]
 	// recounted is true once the grants were applied to the complete placements.
 	recounted bool
 
@@ -96,15 +97,20 @@ type demandController struct {
 }
 
 type delayedPod struct {
+	uid  types.UID
 	name types.NamespacedName
 	// until is when capacity is requested for it.
 	until time.Time
 }
 
+func newDelayedPods() *heap.Heap[delayedPod] {
+	return heap.New(func(p delayedPod) string { return string(p.uid) }, func(x, y delayedPod) bool { return x.until.Before(y.until) })
+}
+
 // run processes the queue until ctx ends.
 func (c *demandController) run(ctx context.Context) {
 	c.unresolved, c.requests, c.requestedAt = map[types.UID]types.NamespacedName{}, map[demand.Key]demand.Request{}, map[demand.Key]time.Time{}
-	c.delayed, c.wanted = map[types.UID]delayedPod{}, map[demand.Key]demand.Request{}
+	c.delayed, c.wanted = newDelayedPods(), map[demand.Key]demand.Request{}
 	c.writeQueue = workqueue.NewTyped[demand.Key]()
 	defer c.writeQueue.ShutDown()
 	for range writers {
@@ -157,10 +163,9 @@ func (c *demandController) sync() {
 			work.unschedulable[uid] = name
 		}
 	}
-	for uid, pod := range c.delayed {
-		if !pod.until.After(c.clock.Now()) {
-			work.unschedulable[uid] = pod.name
-		}
+	for pod, some := c.delayed.Peek(); some && !pod.until.After(c.clock.Now()); pod, some = c.delayed.Peek() {
+		work.unschedulable[pod.uid] = pod.name
+		c.undelay(pod.uid)
 	}
 	for namespace := range work.namespaces {
 		c.pending.in(namespace, func(uid types.UID, name types.NamespacedName) { work.unschedulable[uid] = name })
@@ -293,7 +298,7 @@ func (c *demandController) removePod(uid types.UID, work *work) {
 	c.batcher.Remove(uid)
 	c.pending.remove(uid)
 	delete(c.unresolved, uid)
-	delete(c.delayed, uid)
+	c.undelay(uid)
 	if was := c.gate.drop(uid); was != nil {
 		pod, err := c.pods.Pods(was.pod.Namespace).Get(was.pod.Name)
 		if err != nil {
@@ -309,7 +314,7 @@ func (c *demandController) removePod(uid types.UID, work *work) {
 // cannot overflow. It may be called again for the same pod.
 func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work *work) {
 	delete(c.unresolved, uid)
-	delete(c.delayed, uid)
+	c.undelay(uid)
 	pod := c.getPending(uid, name)
 	if pod == nil {
 		c.removePod(uid, work)
@@ -338,13 +343,17 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 	}
 	c.gate.track(pod, key.key)
 	if until := c.gate.since(uid).Add(c.askAfter); until.After(c.clock.Now()) {
-		c.delayed[uid] = delayedPod{name, until}
+		c.delayed.AddOrUpdate(delayedPod{uid, name, until})
 		c.record(uid, delayed(c.askAfter))
 	} else {
 		c.batcher.Add(uid, key.key.OfReservation(), key.owner, key.set)
 	}
 	work.keys[key.key] = true
 	c.recordStatus(key.key, uid)
+}
+
+func (c *demandController) undelay(uid types.UID) {
+	_ = c.delayed.Delete(delayedPod{uid: uid}) // an error says that it was not delayed
 }
 
 // release stops requesting capacity for a pod, and lets it pass the gate.

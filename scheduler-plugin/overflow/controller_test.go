@@ -133,19 +133,25 @@ func TestValidatedWhenDue(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, pod := testPlugin(OverflowArgs{}), jobPod("crunch", "waiting", "1")
 			cached := newIndexer(pod)
-			c, _, _ := testController(t, p, cached)
-			c.pending.add(pod.UID, nameOf(pod))
+			c, now, _ := testController(t, p, cached)
+			c.batcher = demand.NewBatcher(now, demand.Windows{Quiet: time.Second, Longest: time.Second})
+			p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+			c.sync()
 			noted, _ := p.keys.get(pod)
 			current := pod.DeepCopy()
 			current.Generation++
 			tc.change(p, current)
 			c.namespaces = p.namespaces
-			expect.NoError(t, cached.Update(current))
-			var changed []*corev1.Pod
-			if got := c.validator(&changed)(pod.UID, noted.key); got != tc.valid {
-				t.Errorf("capacity is requested for it: %t, want %t, because %s", got, tc.valid, tc.reason)
+			expect.NoError(t, cached.Update(current)) // the watch has not said so yet
+			now.Step(time.Second)
+			c.sync()
+			if _, requested := c.requests[noted.key]; requested != tc.valid {
+				t.Errorf("capacity is requested for it: %t, want %t, because %s", requested, tc.valid, tc.reason)
 			}
-			if looked := slices.Contains(changed, current); looked == tc.valid {
+			if len(c.requests) > 0 != tc.valid {
+				t.Errorf("requested is %v", c.requests)
+			}
+			if looked := len(c.queue.take().unschedulable) > 0; looked == tc.valid {
 				t.Errorf("it is looked at again: %t, want %t", looked, !tc.valid)
 			}
 		})
@@ -305,7 +311,7 @@ func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *demandCon
 				}
 			}},
 		counted: p.counted, active: func() bool { return true }, recorder: events.NewFakeRecorder(100),
-		unresolved: map[types.UID]types.NamespacedName{}, delayed: map[types.UID]delayedPod{},
+		unresolved: map[types.UID]types.NamespacedName{}, delayed: newDelayedPods(),
 		requests: map[demand.Key]demand.Request{}, wanted: map[demand.Key]demand.Request{}, writeQueue: workqueue.NewTyped[demand.Key](),
 	}
 	t.Cleanup(c.writeQueue.ShutDown)
