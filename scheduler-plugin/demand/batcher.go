@@ -18,8 +18,9 @@ type Clock interface{ Now() time.Time }
 
 // Windows of a Batcher.
 type Windows struct {
-	// Quiet is how long no pod must have been added to a key before its request is
-	// due, so that a burst of pods becomes one request.
+	// Quiet is how long no pod of a key must have arrived before its request is due, so that
+	// a burst of pods becomes one request. It is also the least time between two requests
+	// of a key that pods make due.
 	Quiet time.Duration
 	// Longest is how long further pods may delay a request.
 	Longest time.Duration
@@ -94,6 +95,8 @@ type group struct {
 	// due is when to request; zero if nothing has changed since the last request.
 	// deadline limits how far further pods may postpone it.
 	due, deadline time.Time
+	// requestedAt is when the last request was due.
+	requestedAt time.Time
 }
 
 // NewBatcher returns an empty Batcher.
@@ -101,8 +104,10 @@ func NewBatcher(clock Clock, windows Windows) *Batcher {
 	return &Batcher{clock: clock, windows: windows, groups: map[Key]*group{}, keyOf: map[types.UID]Key{}}
 }
 
-// Add records an unschedulable pod and schedules a request for its key.
-func (b *Batcher) Add(pod types.UID, key Key, owner metav1.OwnerReference, set broker.PodSet) {
+// Add records an unschedulable pod and schedules a request for its key. The pod has arrived at
+// a time, from which on totals have counted it: one that was there long before it was found to
+// be unschedulable delays no request.
+func (b *Batcher) Add(pod types.UID, key Key, owner metav1.OwnerReference, set broker.PodSet, arrived time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if before, known := b.keyOf[pod]; known && before != key {
@@ -118,9 +123,13 @@ func (b *Batcher) Add(pod types.UID, key Key, owner metav1.OwnerReference, set b
 	b.keyOf[pod] = key
 	now := b.clock.Now()
 	if g.deadline.IsZero() {
-		g.deadline = now.Add(b.windows.Longest)
+		g.deadline, g.due = now.Add(b.windows.Longest), now
 	}
-	g.due = now.Add(b.windows.Quiet)
+	for _, since := range []time.Time{arrived, g.requestedAt} {
+		if quiet := since.Add(b.windows.Quiet); quiet.After(g.due) {
+			g.due = quiet
+		}
+	}
 	if g.due.After(g.deadline) {
 		g.due = g.deadline
 	}
@@ -191,7 +200,7 @@ func (b *Batcher) Due(valid func(types.UID, Key) bool, total func(Key, broker.Po
 		if g.due.IsZero() || g.due.After(now) {
 			continue
 		}
-		g.due, g.deadline = time.Time{}, time.Time{}
+		g.due, g.deadline, g.requestedAt = time.Time{}, time.Time{}, now
 		for pod := range g.pods {
 			if !valid(pod, key) {
 				b.remove(pod)

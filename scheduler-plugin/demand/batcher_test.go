@@ -2,6 +2,7 @@ package demand_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -25,7 +26,7 @@ func TestBatcherMakesOneRequestOfABurst(t *testing.T) {
 	b := demand.NewBatcher(clock, windows)
 	key := demand.Key{Namespace: "shop", OwnerUID: "web", Shape: "s"}
 	add := func(uid types.UID) {
-		b.Add(uid, key, metav1.OwnerReference{Name: "web"}, broker.PodSet{Name: demand.PodSetName})
+		b.Add(uid, key, metav1.OwnerReference{Name: "web"}, broker.PodSet{Name: demand.PodSetName}, clock.Now())
 	}
 	at := func(ms int) { clock.SetTime(time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond)) }
 	expectNone := func() {
@@ -76,6 +77,32 @@ func TestBatcherMakesOneRequestOfABurst(t *testing.T) {
 	}
 }
 
+// TestOnlyArrivalsDelayARequest: capacity is requested at once for pods that were there long
+// before one of them was found to be unschedulable, since the total has them. Those that are
+// found to be so later make at most one request in a quiet time, and only pods that arrive
+// delay it.
+func TestOnlyArrivalsDelayARequest(t *testing.T) {
+	start := time.Unix(100, 0)
+	clock := clocktesting.NewFakePassiveClock(start)
+	b, key := demand.NewBatcher(clock, windows), demand.Key{Namespace: "shop", OwnerUID: "web", Shape: "s"}
+	var requested []int
+	for ms := range 2000 {
+		clock.SetTime(start.Add(time.Duration(ms) * time.Millisecond))
+		if ms < 500 && ms%10 == 0 { // tried one after the other
+			b.Add(types.UID(fmt.Sprint("old-", ms)), key, metav1.OwnerReference{}, broker.PodSet{}, start.Add(-time.Second))
+		}
+		if ms == 1000 || ms == 1150 {
+			b.Add(types.UID(fmt.Sprint("new-", ms)), key, metav1.OwnerReference{}, broker.PodSet{}, clock.Now())
+		}
+		if len(b.Due(allValid, noOthers)) > 0 {
+			requested = append(requested, ms)
+		}
+	}
+	if want := []int{0, 200, 400, 600, 1350}; !slices.Equal(requested, want) {
+		t.Errorf("requested after %v ms, want %v", requested, want)
+	}
+}
+
 // TestBatcherCounts: in any sequence of calls, a request is for exactly the
 // pending and the other pods; a pod that was added is requested within the longest
 // window; no request is made for a key without pending pods.
@@ -109,7 +136,8 @@ func TestBatcherCounts(t *testing.T) {
 				uid := types.UID(rapid.StringMatching(`[a-f]`).Draw(t, "pod"))
 				key := rapid.SampledFrom(keys).Draw(t, "key")
 				pending[uid] = key
-				b.Add(uid, key, metav1.OwnerReference{}, broker.PodSet{})
+				arrived := clock.Now().Add(-time.Duration(rapid.IntRange(0, 600).Draw(t, "ms since it arrived")) * time.Millisecond)
+				b.Add(uid, key, metav1.OwnerReference{}, broker.PodSet{}, arrived)
 				if _, since := unrequested[key]; !since {
 					unrequested[key] = clock.Now()
 				}
@@ -153,7 +181,7 @@ func TestBatcherDropsInvalidPods(t *testing.T) {
 	b := demand.NewBatcher(clock, windows)
 	key := demand.Key{Namespace: "shop", OwnerUID: "web", Shape: "s"}
 	for _, pod := range []types.UID{"a", "b"} {
-		b.Add(pod, key, metav1.OwnerReference{Name: "web"}, broker.PodSet{})
+		b.Add(pod, key, metav1.OwnerReference{Name: "web"}, broker.PodSet{}, clock.Now())
 	}
 	due := func(valid func(types.UID, demand.Key) bool) []demand.Request {
 		b.RequeueAfter(key, 0)

@@ -28,8 +28,8 @@ type OverflowArgs struct {
 	metav1.TypeMeta `json:",inline"`
 	// Overflow is AfterPreemption or BeforePreemption. Default: AfterPreemption.
 	Overflow Order `json:"overflow,omitempty"`
-	// BatchQuiet is how long no further pod of an owner and shape must have been
-	// rejected before capacity is requested. Default: 200ms.
+	// BatchQuiet is how long no further pod of an owner and shape must have arrived
+	// before capacity is requested. Default: 200ms.
 	BatchQuiet *metav1.Duration `json:"batchQuiet,omitempty"`
 	// BatchLongest is how long the first of them waits at most. Default: 1s, or
 	// BatchQuiet if that is longer.

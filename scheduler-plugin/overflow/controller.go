@@ -346,7 +346,11 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 		c.delayed.AddOrUpdate(delayedPod{uid, name, until})
 		c.record(uid, delayed(c.askAfter))
 	} else {
-		c.batcher.Add(uid, key.key.OfReservation(), key.owner, key.set)
+		arrived := c.clock.Now()
+		if c.askAfter == 0 { // otherwise the others are not counted before their time is over
+			arrived = c.untried.arrivedAt(uid)
+		}
+		c.batcher.Add(uid, key.key.OfReservation(), key.owner, key.set, arrived)
 	}
 	work.keys[key.key] = true
 	c.recordStatus(key.key, uid)

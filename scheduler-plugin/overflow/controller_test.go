@@ -37,7 +37,7 @@ import (
 func TestOtherPods(t *testing.T) {
 	p := testPlugin(OverflowArgs{}, nodeWith("").Node(), nodeWith("paris").Node())
 	p.handle = profile{}
-	untried := newUntriedPods()
+	untried := newUntriedPods(p.clock)
 	handler := p.podHandler(func() bool { return false }, untried)
 	c := &demandController{keys: p.keys, namespaces: p.namespaces, untried: untried, placements: p.placements, pending: newPendingPods()}
 	c.pending.add("pending", types.NamespacedName{})
@@ -302,7 +302,7 @@ func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *demandCon
 	p.clock, p.gate.clock, p.placements.clock = now, now, now
 	c = &demandController{
 		clock: now, queue: p.queue, grants: p.grants, gate: p.gate, placements: p.placements, keys: p.keys, namespaces: p.namespaces,
-		batcher: demand.NewBatcher(now, demand.Windows{}), pending: p.pending, pods: corelisters.NewPodLister(cached), untried: newUntriedPods(),
+		batcher: demand.NewBatcher(now, demand.Windows{}), pending: p.pending, pods: corelisters.NewPodLister(cached), untried: newUntriedPods(p.clock),
 		reservations: newReservationStore(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{keyIndex: indexByKey}), now),
 		waker: &waker{gate: p.gate, grants: p.grants, placements: p.placements, pools: p.pools, nodes: p.nodes, settled: p.settled,
 			activate: func(pods map[string]*corev1.Pod) {

@@ -56,7 +56,7 @@ func (p *Plugin) start(ctx context.Context) error {
 	}
 	p.synced = lasting(reservationEvents.HasSynced)
 
-	untried := newUntriedPods()
+	untried := newUntriedPods(p.clock)
 	noNodes, err := p.watch(untried)
 	if err != nil {
 		return err
@@ -261,9 +261,13 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 			p.queue.addChanged(pod)
 		}
 		if pod.Spec.SchedulerName == p.handle.ProfileName() {
+			if done {
+				untried.remove(pod)
+				return
+			}
 			_, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
-			untried.set(pod, !done && tried == nil)
-			if !done && unschedulable(pod) && noNodes() {
+			untried.set(pod, tried == nil)
+			if unschedulable(pod) && noNodes() {
 				p.queue.addUnschedulable(pod)
 			}
 			return
@@ -278,7 +282,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 			p.watched.remove(pod.UID)
 			p.queue.addFreed(p.placements.removePod(pod.UID))
 			p.queue.remove(pod.UID)
-			untried.set(pod, false)
+			untried.remove(pod)
 			p.keys.forget(pod.UID)
 			p.gangs.forget(pod.UID)
 		}

@@ -81,7 +81,7 @@ func TestKeyOfADeletedPod(t *testing.T) {
 			cached := p.ring(t, pod)
 			p.gangs.podGroups.absent.Store(false) // it is not known yet what the gang requires
 			p.keys.exists = p.gangs.exists
-			handler := p.podHandler(func() bool { return false }, newUntriedPods())
+			handler := p.podHandler(func() bool { return false }, newUntriedPods(p.clock))
 			handler.OnAdd(pod, false)
 			cycle := func() {
 				p.gangs.hold(pod)

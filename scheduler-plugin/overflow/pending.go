@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
@@ -144,32 +145,63 @@ func (p *pendingPods) announced(uid types.UID, reason, cluster string) bool {
 // untriedPods are the pods of a scheduler that it has not tried yet, by their keys: to count
 // those of one key does not take longer with the number of others. Safe for concurrent use.
 type untriedPods struct {
+	clock clock.PassiveClock
+
 	mu sync.Mutex
+	// arrived is when a pod became one of them, for as long as it has no node.
+	arrived map[types.UID]time.Time
 	// added pods by namespace, whose keys were not needed or not known yet.
 	added map[string]map[types.UID]*corev1.Pod
 	byKey map[demand.Key]map[types.UID]*corev1.Pod
 	keys  map[types.UID]demand.Key
 }
 
-func newUntriedPods() *untriedPods {
+func newUntriedPods(clock clock.PassiveClock) *untriedPods {
 	return &untriedPods{
+		clock: clock, arrived: map[types.UID]time.Time{},
 		added: map[string]map[types.UID]*corev1.Pod{}, byKey: map[demand.Key]map[types.UID]*corev1.Pod{}, keys: map[types.UID]demand.Key{},
 	}
 }
 
-// set records whether a pod is one of them.
+// set records whether a pod without a node is one of them.
 func (u *untriedPods) set(pod *corev1.Pod, untried bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.uncount(pod)
+	if !untried {
+		return
+	}
+	insert(u.added, pod.Namespace, pod)
+	if _, known := u.arrived[pod.UID]; !known {
+		u.arrived[pod.UID] = u.clock.Now()
+	}
+}
+
+// remove removes a pod that has got a node, or has ended.
+func (u *untriedPods) remove(pod *corev1.Pod) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.uncount(pod)
+	delete(u.arrived, pod.UID)
+}
+
+func (u *untriedPods) uncount(pod *corev1.Pod) {
 	if key, known := u.keys[pod.UID]; known {
 		delete(u.keys, pod.UID)
 		drop(u.byKey, key, pod.UID)
 	}
-	if untried {
-		insert(u.added, pod.Namespace, pod)
-	} else {
-		drop(u.added, pod.Namespace, pod.UID)
+	drop(u.added, pod.Namespace, pod.UID)
+}
+
+// arrivedAt returns when a pod became one of them, which it may not be any more: now, if it
+// never was.
+func (u *untriedPods) arrivedAt(pod types.UID) time.Time {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if at, known := u.arrived[pod]; known {
+		return at
 	}
+	return u.clock.Now()
 }
 
 // count counts those that keyOf returns a key for, and that are of use.

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"pgregory.net/rapid"
 
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -16,7 +17,7 @@ import (
 // come and go, and keys become known or change.
 func TestUntriedPodsCounted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		u, pods, shapes := newUntriedPods(), map[types.UID]*corev1.Pod{}, map[types.UID]string{}
+		u, pods, shapes := newUntriedPods(clock.RealClock{}), map[types.UID]*corev1.Pod{}, map[types.UID]string{}
 		keyOf := func(pod *corev1.Pod) (demand.Key, bool) {
 			shape, known := shapes[pod.UID]
 			return demand.Key{Namespace: pod.Namespace, Shape: shape}, known

@@ -641,7 +641,7 @@ func TestReplacedReservation(t *testing.T) {
 func TestReplacedPod(t *testing.T) {
 	p, guest, waiting := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "1")
 	p.handle = profile{}
-	untried := newUntriedPods()
+	untried := newUntriedPods(p.clock)
 	handler := p.podHandler(func() bool { return false }, untried)
 	guest.Spec.NodeName = broker.VirtualNodeName("paris")
 	handler.OnAdd(guest, false)

@@ -104,7 +104,7 @@ func TestClaimsOfGangs(t *testing.T) {
 				namespaces: p.namespaces, policies: newIndexer(policy), reservations: newReservationStore(nil, cached, p.clock),
 				batcher: demand.NewBatcher(p.clock, demand.Windows{}), wanted: map[demand.Key]demand.Request{key: ring},
 			}
-			c.batcher.Add("ring-0", key, ring.Owner, ring.PodSets[0])
+			c.batcher.Add("ring-0", key, ring.Owner, ring.PodSets[0], p.clock.Now())
 			policy, err := c.policyOf(tc.request.Key.Namespace)
 			expect.NoError(t, err)
 			allowed, _, err := c.allowedBy(policy, tc.request, tc.request.Key.Name(tc.request.Owner.Name))
