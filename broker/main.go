@@ -159,7 +159,7 @@ func addControllers(ctx context.Context, mgr ctrl.Manager, o options, specs *res
 	if err != nil {
 		return err
 	}
-	leader, err := leadership.New(mgr, o.namespace, o.catchUp)
+	leader, err := leadership.New(mgr, o.namespace, o.catchUp, clock.RealClock{})
 	if err != nil {
 		return fmt.Errorf("setting up the leadership: %w", err)
 	}

@@ -26,7 +26,7 @@ const workers = 8
 // interface must not be served by a listener besides. anyLeader makes a new leader act
 // at once, whatever its caches have: a planted fault.
 func Add(mgr manager.Manager, namespace string, identity Identity, clock clock.WithTicker, anyLeader bool) (http.Handler, error) {
-	leader, err := leadership.New(mgr, namespace, leadership.DefaultDeadline)
+	leader, err := leadership.New(mgr, namespace, leadership.DefaultDeadline, clock)
 	if err != nil {
 		return nil, fmt.Errorf("setting up the leadership: %w", err)
 	}

@@ -402,6 +402,10 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 	if sum > c.capacity {
 		i.fail(invariantCapacity, "%s has %d CPUs, and %d are taken: %s", c.id, c.capacity, sum, strings.Join(parts, "; "))
 	}
+	// Until a provider has withdrawn what a pod of its own took, more is promised than there is.
+	if local := int64(len(c.localPods())); w.resting && !c.forgotten && sum+local > c.offered() {
+		i.fail(invariantCapacity, "%s offers %d CPUs, its own pods have %d, and %d are taken: %s", c.id, c.offered(), local, sum, strings.Join(parts, "; "))
+	}
 }
 
 // follows reports whether a ledger has followed a withdrawal, and the Reservation has not

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -41,6 +42,7 @@ type Manager struct {
 	manager.Manager
 	namespace string
 	deadline  time.Duration
+	clock     clock.Clock
 	elected   chan struct{}
 
 	// kinds in the order in which they are read.
@@ -72,9 +74,9 @@ type state struct {
 // New returns a Manager around mgr for the objects of a namespace. Its user calls
 // Observe for each event of the cache. If the caches do not catch up within the deadline,
 // the manager ends with an error, so that another replica gets the lease.
-func New(mgr manager.Manager, namespace string, deadline time.Duration) (*Manager, error) {
+func New(mgr manager.Manager, namespace string, deadline time.Duration, clock clock.Clock) (*Manager, error) {
 	m := &Manager{
-		Manager: mgr, namespace: namespace, deadline: deadline, elected: make(chan struct{}),
+		Manager: mgr, namespace: namespace, deadline: deadline, clock: clock, elected: make(chan struct{}),
 		known: map[schema.GroupVersionKind]*known{}, changed: make(chan struct{}, 1),
 	}
 	for _, object := range kinds {
@@ -147,7 +149,7 @@ func (m *Manager) Observe(object client.Object, deleted bool) {
 func (m *Manager) catchUp(ctx context.Context) error {
 	within, cancel := context.WithTimeout(ctx, m.deadline)
 	defer cancel()
-	began := time.Now()
+	began := m.clock.Now()
 	for _, kind := range m.kinds {
 		live, err := m.read(within, kind)
 		if err == nil {
@@ -160,7 +162,7 @@ func (m *Manager) catchUp(ctx context.Context) error {
 			return fmt.Errorf("%w: %w within %s: this replica exits, so that another one becomes the leader", errBehind, err, m.deadline)
 		}
 	}
-	log.FromContext(ctx).Info("The caches are up to date: this replica acts as the leader", "after", time.Since(began).String())
+	log.FromContext(ctx).Info("The caches are up to date: this replica acts as the leader", "after", m.clock.Since(began).String())
 	close(m.elected)
 	return nil
 }
@@ -178,12 +180,12 @@ func (m *Manager) read(ctx context.Context, kind schema.GroupVersionKind) (state
 			}
 			return live, nil
 		}
-		timer := time.NewTimer(retryAfter)
+		timer := m.clock.NewTimer(retryAfter)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return state{}, fmt.Errorf("listing %ss live failed (%w)", kind.Kind, err)
-		case <-timer.C:
+		case <-timer.C():
 		}
 	}
 }
