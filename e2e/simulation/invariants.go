@@ -363,7 +363,7 @@ func (w *world) account(c *cluster) *account {
 // until the first write after its ledger has followed. At rest, consumers use nothing else.
 func (i *invariants) checkProvider(w *world, c *cluster) {
 	a := w.account(c)
-	taken := map[string]int64{}
+	taken, promised := map[string]int64{}, map[string]int64{}
 	var parts []string
 	lost := max(a.granted.total(), a.reported.total())+int64(len(c.localPods())) > c.offered()
 	for _, uid := range slices.Sorted(maps.Keys(a.consumer)) {
@@ -376,6 +376,7 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 			}
 		}
 		taken[a.consumer[uid]] += max(charged, a.held[uid])
+		promised[a.consumer[uid]] += max(a.granted[uid], a.held[uid])
 		parts = append(parts, fmt.Sprintf("%s of %s: charged %d, held %d", uid, a.consumer[uid], a.charged[uid], a.held[uid]))
 		reported := a.reported[uid]
 		if i.follows(a, c, uid) && !w.resting {
@@ -394,6 +395,7 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 	var sum int64
 	for _, consumer := range slices.Sorted(maps.Keys(a.used)) {
 		taken[consumer] = max(taken[consumer], a.used[consumer])
+		promised[consumer] = max(promised[consumer], a.used[consumer])
 		parts = append(parts, fmt.Sprintf("guests of %s: %d", consumer, a.used[consumer]))
 	}
 	for _, n := range taken {
@@ -403,8 +405,12 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 		i.fail(invariantCapacity, "%s has %d CPUs, and %d are taken: %s", c.id, c.capacity, sum, strings.Join(parts, "; "))
 	}
 	// Until a provider has withdrawn what a pod of its own took, more is promised than there is.
-	if local := int64(len(c.localPods())); w.resting && !c.forgotten && sum+local > c.offered() {
-		i.fail(invariantCapacity, "%s offers %d CPUs, its own pods have %d, and %d are taken: %s", c.id, c.offered(), local, sum, strings.Join(parts, "; "))
+	all := int64(len(c.localPods()))
+	for _, n := range promised {
+		all += n
+	}
+	if w.resting && !c.forgotten && all > c.offered() {
+		i.fail(invariantCapacity, "%s offers %d CPUs, and its own pods and what is promised have %d: %s", c.id, c.offered(), all, strings.Join(parts, "; "))
 	}
 }
 

@@ -54,7 +54,7 @@ type committer struct {
 	store  *store
 	specs  *Specs
 	key    func(name string) client.ObjectKey
-	clock  clock.Clock
+	clock  clock.PassiveClock
 
 	mu     sync.Mutex
 	queues map[string]*commitQueue
@@ -76,7 +76,7 @@ type commit struct {
 	err  error
 }
 
-func newCommitter(clients Clients, known *store, specs *Specs, key func(string) client.ObjectKey, clock clock.Clock) *committer {
+func newCommitter(clients Clients, known *store, specs *Specs, key func(string) client.ObjectKey, clock clock.PassiveClock) *committer {
 	return &committer{client: clients.Client, live: clients.Live, store: known, specs: specs, key: key, clock: clock, queues: map[string]*commitQueue{}, pauses: map[string]<-chan time.Time{}}
 }
 
@@ -103,14 +103,14 @@ func (c *committer) commit(ctx context.Context, cluster string, edit edit) (*bro
 			}()
 		}
 	}
-	timeout := c.clock.NewTimer(commitTimeout)
+	timeout := time.NewTimer(commitTimeout)
 	defer timeout.Stop()
 	select {
 	case <-mine.done:
 		return mine.ad, mine.err
 	case <-ctx.Done():
 		return nil, fmt.Errorf("waiting for the ledger of %s: %w", cluster, ctx.Err())
-	case <-timeout.C():
+	case <-timeout.C:
 		return nil, fmt.Errorf("the ledger of %s was not written within %s", cluster, commitTimeout)
 	}
 }
@@ -157,7 +157,7 @@ func (c *committer) writeNext(ctx context.Context, cluster string, queue *commit
 			close(commit.done)
 		}
 		if pause := pauseAfter(ad, c.clock.Since(start)); pause > 0 {
-			c.pauses[cluster] = c.clock.After(pause)
+			c.pauses[cluster] = time.After(pause)
 		}
 		if more = len(queue.waiting) > 0; !more {
 			delete(c.queues, cluster)
