@@ -409,7 +409,7 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 	for _, n := range promised {
 		all += n
 	}
-	if w.resting && !c.forgotten && all > c.offered() {
+	if w.resting && !c.away() && all > c.offered() {
 		i.fail(invariantCapacity, "%s offers %d CPUs, and its own pods and what is promised have %d: %s", c.id, c.offered(), all, strings.Join(parts, "; "))
 	}
 }

@@ -19,10 +19,10 @@ type Clock interface{ Now() time.Time }
 // Windows of a Batcher.
 type Windows struct {
 	// Quiet is how long no pod of a key must have arrived before its request is due, so that
-	// a burst of pods becomes one request. It is also the least time between two requests
-	// of a key that pods make due.
+	// a burst of pods becomes one request.
 	Quiet time.Duration
-	// Longest is how long further pods may delay a request.
+	// Longest is how long further pods may delay a request, and the least time between two
+	// requests that the same pods make due.
 	Longest time.Duration
 }
 
@@ -85,6 +85,9 @@ type Batcher struct {
 	mu     sync.Mutex
 	groups map[Key]*group
 	keyOf  map[types.UID]Key
+	// requestedAt is when a key was requested last, for Longest: also if its pods are gone
+	// meanwhile.
+	requestedAt map[Key]time.Time
 }
 
 // group is the pending pods of one key.
@@ -95,13 +98,11 @@ type group struct {
 	// due is when to request; zero if nothing has changed since the last request.
 	// deadline limits how far further pods may postpone it.
 	due, deadline time.Time
-	// requestedAt is when the last request was due.
-	requestedAt time.Time
 }
 
 // NewBatcher returns an empty Batcher.
 func NewBatcher(clock Clock, windows Windows) *Batcher {
-	return &Batcher{clock: clock, windows: windows, groups: map[Key]*group{}, keyOf: map[types.UID]Key{}}
+	return &Batcher{clock: clock, windows: windows, groups: map[Key]*group{}, keyOf: map[types.UID]Key{}, requestedAt: map[Key]time.Time{}}
 }
 
 // Add records an unschedulable pod and schedules a request for its key. The pod has arrived at
@@ -125,9 +126,14 @@ func (b *Batcher) Add(pod types.UID, key Key, owner metav1.OwnerReference, set b
 	if g.deadline.IsZero() {
 		g.deadline, g.due = now.Add(b.windows.Longest), now
 	}
-	for _, since := range []time.Time{arrived, g.requestedAt} {
-		if quiet := since.Add(b.windows.Quiet); quiet.After(g.due) {
-			g.due = quiet
+	again := b.windows.Quiet
+	requestedAt := b.requestedAt[key]
+	if arrived.Before(requestedAt) {
+		again = b.windows.Longest // the last request has counted it
+	}
+	for _, earliest := range []time.Time{arrived.Add(b.windows.Quiet), requestedAt.Add(again)} {
+		if earliest.After(g.due) {
+			g.due = earliest
 		}
 	}
 	if g.due.After(g.deadline) {
@@ -195,12 +201,13 @@ func (b *Batcher) Due(valid func(types.UID, Key) bool, total func(Key, broker.Po
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.clock.Now()
+	maps.DeleteFunc(b.requestedAt, func(_ Key, at time.Time) bool { return now.Sub(at) > b.windows.Longest })
 	var requests []Request
 	for key, g := range b.groups {
 		if g.due.IsZero() || g.due.After(now) {
 			continue
 		}
-		g.due, g.deadline, g.requestedAt = time.Time{}, time.Time{}, now
+		g.due, g.deadline = time.Time{}, time.Time{}
 		for pod := range g.pods {
 			if !valid(pod, key) {
 				b.remove(pod)
@@ -209,6 +216,7 @@ func (b *Batcher) Due(valid func(types.UID, Key) bool, total func(Key, broker.Po
 		if len(g.pods) == 0 {
 			continue
 		}
+		b.requestedAt[key] = now
 		pending := g.set
 		pending.Count = int32(len(g.pods))
 		requests = append(requests, Request{Key: key, Owner: g.owner, PodSets: total(key, pending), Pending: slices.Sorted(maps.Keys(g.pods))})

@@ -79,8 +79,8 @@ func TestBatcherMakesOneRequestOfABurst(t *testing.T) {
 
 // TestOnlyArrivalsDelayARequest: capacity is requested at once for pods that were there long
 // before one of them was found to be unschedulable, since the total has them. Those that are
-// found to be so later make at most one request in a quiet time, and only pods that arrive
-// delay it.
+// found to be so later make at most one request in the longest window, and only pods that
+// arrive delay it.
 func TestOnlyArrivalsDelayARequest(t *testing.T) {
 	start := time.Unix(100, 0)
 	clock := clocktesting.NewFakePassiveClock(start)
@@ -98,8 +98,48 @@ func TestOnlyArrivalsDelayARequest(t *testing.T) {
 			requested = append(requested, ms)
 		}
 	}
-	if want := []int{0, 200, 400, 600, 1350}; !slices.Equal(requested, want) {
+	if want := []int{0, 1010, 1350}; !slices.Equal(requested, want) {
 		t.Errorf("requested after %v ms, want %v", requested, want)
+	}
+}
+
+// TestRequestsOfPodsThatAreCounted: pods that were all there before are tried for 10 s, while
+// each write fails and is to be retried: no more than one request in the longest window.
+func TestRequestsOfPodsThatAreCounted(t *testing.T) {
+	start := time.Unix(100, 0)
+	clock := clocktesting.NewFakePassiveClock(start)
+	b, key := demand.NewBatcher(clock, windows), demand.Key{Namespace: "shop", OwnerUID: "web", Shape: "s"}
+	n := 0
+	for ms := range 10_000 {
+		clock.SetTime(start.Add(time.Duration(ms) * time.Millisecond))
+		if ms%10 == 0 {
+			b.Add(types.UID(fmt.Sprint("old-", ms)), key, metav1.OwnerReference{}, broker.PodSet{}, start.Add(-time.Second))
+		}
+		if len(b.Due(allValid, noOthers)) > 0 {
+			n++
+			b.RequeueAfter(key, 2*time.Second)
+		}
+	}
+	if n > 11 {
+		t.Errorf("%d requests in 10 s, want at most 11", n)
+	}
+}
+
+// TestRequestedBeforeItsPodsWereGone: a key whose pods come and go one by one is not requested
+// each time.
+func TestRequestedBeforeItsPodsWereGone(t *testing.T) {
+	start := time.Unix(100, 0)
+	clock := clocktesting.NewFakePassiveClock(start)
+	b, key := demand.NewBatcher(clock, windows), demand.Key{Namespace: "shop", OwnerUID: "web", Shape: "s"}
+	n := 0
+	for ms := range 200 {
+		clock.SetTime(start.Add(time.Duration(ms) * time.Millisecond))
+		b.Add("pod", key, metav1.OwnerReference{}, broker.PodSet{}, start.Add(-time.Second))
+		n += len(b.Due(allValid, noOthers))
+		b.Remove("pod")
+	}
+	if n > 1 {
+		t.Errorf("%d requests in a quiet time", n)
 	}
 }
 

@@ -209,6 +209,11 @@ func (c *demandController) sync() {
 		c.placements.changedSince(earliest.Add(-snapshotLag), work.nodes)
 	}
 	c.waker.wake(c.waker.changedKeys(work), work.nodes, work.pools)
+	for _, pod := range work.asked {
+		if c.gate.openForRoomOf(pod.uid) { // it may need no capacity elsewhere: its next cycle is waited for
+			c.batcher.Add(pod.uid, pod.key.key.OfReservation(), pod.key.owner, pod.key.set, c.clock.Now())
+		}
+	}
 	if !c.active() {
 		return
 	}
@@ -348,9 +353,10 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 	} else {
 		arrived := c.clock.Now()
 		if c.askAfter == 0 { // otherwise the others are not counted before their time is over
-			arrived = c.untried.arrivedAt(uid)
+			arrived = c.untried.arrivedAt(pod)
 		}
 		c.batcher.Add(uid, key.key.OfReservation(), key.owner, key.set, arrived)
+		work.asked = append(work.asked, asked{uid, key})
 	}
 	work.keys[key.key] = true
 	c.recordStatus(key.key, uid)

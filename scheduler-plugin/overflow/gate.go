@@ -250,6 +250,14 @@ func (g *gate) track(pod *corev1.Pod, key demand.Key) {
 	g.insert(&waitingPod{pod: pod, key: key, since: now, retryAt: now.Add(minRetry), open: true, tracked: true})
 }
 
+// openForRoomOf reports whether the gate is open for a pod because a node or a pool has room for it.
+func (g *gate) openForRoomOf(uid types.UID) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	w := g.pods[uid]
+	return w != nil && w.open && w.opening.room != ""
+}
+
 // waits reports whether a pod may be woken.
 func (w *waitingPod) waits() bool { return !w.open || w.tracked }
 

@@ -266,9 +266,17 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 				return
 			}
 			_, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
-			untried.set(pod, tried == nil)
 			if unschedulable(pod) && noNodes() {
 				p.queue.addUnschedulable(pod)
+			}
+			tracked, waits := p.queue.has(pod.UID)
+			switch {
+			case tried == nil || waits: // it is counted until it is pending
+				untried.set(pod, true)
+			case tracked:
+				untried.set(pod, false)
+			default: // another replica has tried it: no total counts it until this one has
+				untried.remove(pod)
 			}
 			return
 		}

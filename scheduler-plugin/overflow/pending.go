@@ -1,12 +1,14 @@
 package overflow
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
@@ -150,6 +152,8 @@ type untriedPods struct {
 	mu sync.Mutex
 	// arrived is when a pod became one of them, for as long as it has no node.
 	arrived map[types.UID]time.Time
+	// newest is when the last pod of a controller, or of a namespace without one, arrived.
+	newest map[types.UID]time.Time
 	// added pods by namespace, whose keys were not needed or not known yet.
 	added map[string]map[types.UID]*corev1.Pod
 	byKey map[demand.Key]map[types.UID]*corev1.Pod
@@ -158,7 +162,7 @@ type untriedPods struct {
 
 func newUntriedPods(clock clock.PassiveClock) *untriedPods {
 	return &untriedPods{
-		clock: clock, arrived: map[types.UID]time.Time{},
+		clock: clock, arrived: map[types.UID]time.Time{}, newest: map[types.UID]time.Time{},
 		added: map[string]map[types.UID]*corev1.Pod{}, byKey: map[demand.Key]map[types.UID]*corev1.Pod{}, keys: map[types.UID]demand.Key{},
 	}
 }
@@ -173,7 +177,11 @@ func (u *untriedPods) set(pod *corev1.Pod, untried bool) {
 	}
 	insert(u.added, pod.Namespace, pod)
 	if _, known := u.arrived[pod.UID]; !known {
-		u.arrived[pod.UID] = u.clock.Now()
+		now := u.clock.Now()
+		if u.arrived[pod.UID] = now; len(u.newest) > 1000 {
+			maps.DeleteFunc(u.newest, func(_ types.UID, at time.Time) bool { return now.Sub(at) > time.Minute })
+		}
+		u.newest[groupOf(pod)] = now
 	}
 }
 
@@ -193,15 +201,27 @@ func (u *untriedPods) uncount(pod *corev1.Pod) {
 	drop(u.added, pod.Namespace, pod.UID)
 }
 
-// arrivedAt returns when a pod became one of them, which it may not be any more: now, if it
-// never was.
-func (u *untriedPods) arrivedAt(pod types.UID) time.Time {
+// arrivedAt returns when a pod, which may have been tried since, or the last one with its
+// controller (of its namespace, if they have none) became one of them: now, if it never did.
+func (u *untriedPods) arrivedAt(pod *corev1.Pod) time.Time {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if at, known := u.arrived[pod]; known {
-		return at
+	at, known := u.arrived[pod.UID]
+	if !known {
+		return u.clock.Now()
 	}
-	return u.clock.Now()
+	if newest := u.newest[groupOf(pod)]; newest.After(at) {
+		return newest
+	}
+	return at
+}
+
+// groupOf returns whose pods a burst is.
+func groupOf(pod *corev1.Pod) types.UID {
+	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil {
+		return controller.UID
+	}
+	return types.UID(pod.Namespace)
 }
 
 // count counts those that keyOf returns a key for, and that are of use.

@@ -46,8 +46,15 @@ type work struct {
 	changed map[types.UID]types.NamespacedName
 	// namespaces were changed.
 	namespaces map[string]bool
+	// asked: capacity is to be requested for these pods, which this pass has added.
+	asked []asked
 	// notSteered pods wait for another scheduler, in opted-in namespaces.
 	notSteered map[types.UID]types.NamespacedName
+}
+
+type asked struct {
+	uid types.UID
+	key *podKey
 }
 
 func newWork() work {
@@ -108,6 +115,14 @@ func (q *workQueue) remove(pod types.UID) {
 		q.work.removed[pod] = true
 		q.signal()
 	}
+}
+
+// has reports whether a pod is tracked, and whether it waits to be taken.
+func (q *workQueue) has(pod types.UID) (tracked, waits bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	_, waits = q.work.unschedulable[pod]
+	return q.tracked[pod], waits
 }
 
 // track makes remove report a pod.
