@@ -10,7 +10,8 @@
 //	   │
 //	PreEnqueue holds the pods that no place has become free for
 //	PreFilter  looks up the pod's grants
-//	Filter     admits it to a virtual node only within them
+//	Filter     admits it to a virtual node only within them, and to a node of this cluster
+//	           only beside the nominated pods of other schedulers
 //	Score      prefers the nodes of this cluster
 //	Reserve    counts it, and chooses the hold to charge
 //	Permit     holds the pods of a gang until enough of them have places
@@ -32,6 +33,10 @@
 //
 // What is free on each node, and how many pods use each grant, is counted from the
 // events of the informers and from the pods that the scheduler assumes (placements).
+//
+// A pod of another scheduler that is nominated to a node keeps its room there, as those of
+// its own queue do with kube-scheduler: a guest of another cluster is nominated before the
+// placeholder is deleted that has held its place.
 //
 // With overflow: BeforePreemption, preemption waits until the broker has refused, a
 // policy allows no more, the API server rejects the request, or decisionTimeout has

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	framework "k8s.io/kube-scheduler/framework"
 )
 
@@ -47,4 +48,9 @@ func Counted(plugin framework.Plugin) map[string]int64 {
 	}
 	maps.DeleteFunc(counts, func(_ string, n int64) bool { return n == 0 })
 	return counts
+}
+
+// Nominees returns how many pods of other schedulers keep room on a node, as a plugin knows.
+func Nominees(plugin framework.Plugin, node string) int {
+	return len(plugin.(*Plugin).placements.nominees.on(node, func(types.UID) bool { return false }))
 }

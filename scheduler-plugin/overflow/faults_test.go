@@ -83,6 +83,7 @@ func TestRules(t *testing.T) {
 		{"a pod whose replacement overflows again rests", overflowsAgain},
 		{"a real node may be called as a virtual one", realNodeNamedVirtual},
 		{"each metric is documented and counts", documentedMetrics},
+		{"a pod takes no room of a nominated pod of another scheduler", staysBesideNominees},
 		{"what is counted of pods and nodes is what the API server has", countedRight},
 	}))
 }

@@ -243,7 +243,7 @@ func (p *Plugin) instructionHandler() cache.ResourceEventHandler {
 	}
 }
 
-// podHandler keeps the pods of placements and the untried ones. It removes pods that
+// podHandler keeps the pods of placements, the nominees and the untried ones. It removes pods that
 // are no longer pending from the queue, and adds those that are unschedulable because
 // there is no node or because they were not steered.
 func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.ResourceEventHandler {
@@ -263,6 +263,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 		if pod.Spec.SchedulerName == p.handle.ProfileName() {
 			if done {
 				untried.remove(pod)
+				p.placements.nominees.remove(pod.UID)
 				return
 			}
 			_, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
@@ -280,6 +281,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 			}
 			return
 		}
+		p.nomineeGone(p.placements.nominees.set(pod))
 		if !done && pod.Spec.SchedulerName == corev1.DefaultSchedulerName && unschedulable(pod) &&
 			optedIn(p.namespaces, pod.Namespace) && demand.Steerable(pod) {
 			p.queue.addNotSteered(pod)
@@ -289,6 +291,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 		if pod, ok := objectOf[*corev1.Pod](obj); ok {
 			p.watched.remove(pod.UID)
 			p.queue.addFreed(p.placements.removePod(pod.UID))
+			p.nomineeGone(p.placements.nominees.remove(pod.UID))
 			p.queue.remove(pod.UID)
 			untried.remove(pod)
 			p.keys.forget(pod.UID)

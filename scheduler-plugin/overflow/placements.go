@@ -41,6 +41,8 @@ type placements struct {
 	charged map[heldAt]map[string]*use
 	// living counts the pods on virtual nodes by key and hold that are not terminating.
 	living map[demand.Key]map[string]int32
+	// nominees have room that is not free, although no pod is there. It has a lock of its own.
+	nominees *nominees
 }
 
 // use is what the pods of one namespace use of a hold.
@@ -140,6 +142,7 @@ func newPlacements(clock clock.PassiveClock, keyOf func(*corev1.Pod) (demand.Key
 		pods: map[types.UID]*placement{}, nodes: map[string]*nodeState{},
 		pooled: func(string) bool { return false },
 		used:   map[usedBy]map[string]int32{}, unresolved: map[heldBy]int32{}, charged: map[heldAt]map[string]*use{}, living: map[demand.Key]map[string]int32{},
+		nominees: newNominees(clock),
 	}
 }
 
@@ -501,7 +504,8 @@ type room struct {
 	selective bool
 }
 
-// roomOn returns the room on nodes of this cluster; unknown ones are left out.
+// roomOn returns the room on nodes of this cluster; unknown ones are left out. Beside
+// nominees, a room is for those pods only that fit into what is free when they are asked for.
 func (p *placements) roomOn(names map[string]bool) []room {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -513,8 +517,10 @@ func (p *placements) roomOn(names map[string]bool) []room {
 		}
 		free, node := amountsOf(n.node.Status.Allocatable), n.node
 		free.add(n.used, -1)
+		kept := p.nominees.on(name, func(uid types.UID) bool { return p.pods[uid] != nil })
 		rooms = append(rooms, room{name: name, free: free, changedAt: n.changedAt, need: func(pod *corev1.Pod) (amounts, bool) {
-			return podAmounts(pod), nodeAdmits(node, pod)
+			need := podAmounts(pod)
+			return need, nodeAdmits(node, pod) && (len(kept) == 0 || free.fitsBeside(kept, pod, need))
 		}})
 	}
 	return rooms
@@ -578,4 +584,11 @@ func moreRoom(before, after *corev1.Node) bool {
 		}
 	}
 	return false
+}
+
+// freed records that a node can run more pods.
+func (p *placements) freed(node string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.touch(node)
 }

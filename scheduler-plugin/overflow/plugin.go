@@ -41,6 +41,7 @@ const (
 	errOthersNode      = "node(s) had a taint {%s} that the pod tolerates only for virtual nodes of Spillway"
 	errWithdrawn       = "the capacity for this pod at provider %s was withdrawn before the pod was bound"
 	errVictim          = "pods in other clusters are not preempted (provider %s)"
+	errNominees        = "node(s) had no room left beside nominated pods of other schedulers"
 )
 
 // scoreOfRank is the score of the best virtual node. What is left to that of this cluster's
@@ -310,15 +311,17 @@ func (p *Plugin) AddPod(_ context.Context, state framework.CycleState, _ *corev1
 // within a pool. It returns UnschedulableAndUnresolvable, because otherwise the guests
 // there would be candidates for preemption; and it must run before the plugins that
 // return Unschedulable for a full node. A dry run of preemption that has removed a
-// guest finds no node.
+// guest finds no node. A node of this cluster has room for a pod only beside the nominees.
 func (p *Plugin) Filter(_ context.Context, state framework.CycleState, pod *corev1.Pod, nodeInfo framework.NodeInfo) *framework.Status {
 	node := nodeInfo.Node()
 	provider := providerOf(node)
 	if provider == "" {
-		if len(node.Spec.Taints) == 0 {
-			return nil // most pods and nodes: this runs for each of them
+		if len(node.Spec.Taints) > 0 { // few pods and nodes: this runs for each of them
+			if status := othersNode(stateIn(state), pod, node); status != nil {
+				return status
+			}
 		}
-		return othersNode(stateIn(state), pod, node)
+		return p.besideNominees(pod, nodeInfo)
 	}
 	s := stateIn(state)
 	own := s.grants.slotsAt(provider) > 0
@@ -422,7 +425,8 @@ func (p *Plugin) EventsToRegister(context.Context) ([]framework.ClusterEventWith
 }
 
 // isSchedulableAfterPodDeleted queues the pod if a pod left a virtual node on which it has
-// a pool or, if that was a pod of its namespace, a grant.
+// a pool or, if that was a pod of its namespace, a grant; or one of this cluster, if a nominee
+// has kept the pod out.
 func (p *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *corev1.Pod, deleted, _ any) (framework.QueueingHint, error) {
 	other, ok := deleted.(*corev1.Pod)
 	if !ok {
@@ -430,6 +434,9 @@ func (p *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *corev1.Pod, de
 	}
 	node, err := p.nodes.Get(other.Spec.NodeName)
 	if err == nil && p.hasPoolAt(pod, providerOf(node)) {
+		return framework.Queue, nil
+	}
+	if err == nil && providerOf(node) == "" && p.placements.nominees.keepsOut(pod.UID) {
 		return framework.Queue, nil
 	}
 	if other.Namespace != pod.Namespace || err == nil && p.grantsOf(pod).slotsAt(providerOf(node)) == 0 {

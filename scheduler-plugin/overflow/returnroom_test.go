@@ -76,6 +76,8 @@ func TestRoomFinder(t *testing.T) {
 		"a pod that repels it":     {"by required anti-affinity", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("guest"))}, false},
 		"one that repels others":   {"the guest has another label", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("web"))}, true},
 		"one of another namespace": {"its term is for its own", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("guest"), func(p *corev1.Pod) { p.Namespace = "other" })}, true},
+		"a nominee":                {"it keeps three CPUs", localNode("home", "4"), []*corev1.Pod{otherPod("p", "3")}, false},
+		"a small nominee":          {"there is room beside it", localNode("home", "4"), []*corev1.Pod{otherPod("p", "2")}, true},
 		"one that ended":           {"it repels no more", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("guest"), func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })}, true},
 	}
 	for name, tc := range cases {
@@ -85,6 +87,7 @@ func TestRoomFinder(t *testing.T) {
 			for _, pod := range tc.pods {
 				p.placements.setPod(pod)
 				p.watched.set(pod)
+				p.placements.nominees.set(pod)
 			}
 			r := &returner{watched: p.watched, placements: p.placements, nodes: p.nodes, namespaces: p.namespaces}
 			if got := r.newRoomFinder().has(ownedPod("ReplicaSet", "guest", "spillway-paris", "2"), demand.Key{}); got != tc.want {

@@ -122,17 +122,31 @@ func (p *provider) prepare(ctx context.Context) error {
 
 // startScheduler starts kube-scheduler with its defaults, for the pods that name it.
 func (p *provider) startScheduler(name string) error {
+	return p.runScheduler(p.scheduler, name, "")
+}
+
+// startSpillwayScheduler starts Spillway's scheduler beside that of the cluster.
+func (p *provider) startSpillwayScheduler(ctx context.Context) error {
+	if err := binaries.Own(ctx, p.dir, "./scheduler-plugin"); err != nil {
+		return err
+	}
+	return p.runScheduler(filepath.Join(p.dir, "scheduler-plugin"), broker.SchedulerName,
+		", plugins: {multiPoint: {enabled: [{name: Overflow, weight: 20}]}, filter: {enabled: [{name: Overflow}]}, bind: {enabled: [{name: Overflow}]}}", "--steering-listen=")
+}
+
+// runScheduler runs the program of a scheduler with one profile.
+func (p *provider) runScheduler(program, name, plugins string, flags ...string) error {
 	file := filepath.Join(p.cluster.Dir(), name+".yaml")
 	config := fmt.Sprintf(`apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 clientConnection: {kubeconfig: %q, qps: 1000, burst: 2000}
 leaderElection: {leaderElect: false}
-profiles: [{schedulerName: %s}]
-`, p.cluster.Kubeconfig, name)
+profiles: [{schedulerName: %s%s}]
+`, p.cluster.Kubeconfig, name, plugins)
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		return err
 	}
-	_, err := p.cluster.Run(process.Spec{Name: name, Path: p.scheduler, Dir: p.cluster.Dir(), Args: []string{"--config=" + file, "--secure-port=0"}})
+	_, err := p.cluster.Run(process.Spec{Name: name, Path: program, Dir: p.cluster.Dir(), Args: append(flags, "--config="+file, "--secure-port=0")})
 	return err
 }
 

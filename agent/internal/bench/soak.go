@@ -44,8 +44,11 @@ type arm struct {
 }
 
 func (a arm) String() string {
-	if a.localScheduler == corev1.DefaultSchedulerName {
+	switch a.localScheduler {
+	case corev1.DefaultSchedulerName:
 		return a.form
+	case broker.SchedulerName:
+		return a.form + ", pods of Spillway's scheduler"
 	}
 	return a.form + ", pods of another scheduler"
 }
@@ -64,12 +67,13 @@ type outcome struct {
 }
 
 // soak lets guests take held places while local pods compete for them, and prints a table.
-// It fails if a guest did not run within startWithin with placeholders, or all did without.
+// It fails if a guest did not run within startWithin with placeholders, unless the local pods
+// are those of a third scheduler, or if all did without.
 func soak(ctx context.Context) error {
 	const another = "another-scheduler"
 	arms := []arm{
 		{formPlaceholders, corev1.DefaultSchedulerName, 6}, {formNominated, corev1.DefaultSchedulerName, 6}, {formNone, corev1.DefaultSchedulerName, 6},
-		{formPlaceholders, another, 2}, {formNominated, another, 2},
+		{formPlaceholders, broker.SchedulerName, 6}, {formPlaceholders, another, 2}, {formNominated, another, 2},
 	}
 	fmt.Printf("%-44s %9s %6s %6s %7s %8s %8s %9s %6s %7s\n", "hold", "handovers", "lost", "stolen", "locals", "running", "slowest", "accepted", "wrong", "writes")
 	outcomes := make([]outcome, len(arms))
@@ -81,14 +85,14 @@ func soak(ctx context.Context) error {
 		outcomes[i] = o
 		fmt.Printf("%-44s %9d %6d %6d %7d %8s %8s %9d %6d %7.1f\n", a, o.handOvers, o.lost, o.stolen, o.locals, quantile(o.took, 0.5), quantile(o.took, 1), o.accepted, o.wrong, o.writes)
 	}
-	with, nominated, none := outcomes[0], outcomes[1], outcomes[2]
+	with, nominated, none, beside := outcomes[0], outcomes[1], outcomes[2], outcomes[3]
 	verdict := "passed"
-	if with.lost > 0 || with.stolen > 0 || with.wrong > 0 || none.lost == 0 {
+	if with.lost > 0 || with.stolen > 0 || with.wrong > 0 || beside.lost > 0 || beside.stolen > 0 || none.lost == 0 {
 		verdict = "failed"
 	}
-	fmt.Printf("soak: %s: with placeholders, %d of %d granted pods were Running within %s (slowest %s) while %d local pods wanted their places, 20 a second, and %d took one; with the nominated form %d of %d; with hold none %d of %d, and %d local pods took their room\n",
+	fmt.Printf("soak: %s: with placeholders, %d of %d granted pods were Running within %s (slowest %s) while %d local pods wanted their places, 20 a second, and %d took one; with the nominated form %d of %d; with hold none %d of %d, and %d local pods took their room; with placeholders and local pods of Spillway's scheduler %d of %d, and %d took one\n",
 		verdict, with.handOvers-with.lost, with.handOvers, startWithin, quantile(with.took, 1), with.locals, with.stolen,
-		nominated.handOvers-nominated.lost, nominated.handOvers, none.handOvers-none.lost, none.handOvers, none.stolen)
+		nominated.handOvers-nominated.lost, nominated.handOvers, none.handOvers-none.lost, none.handOvers, none.stolen, beside.handOvers-beside.lost, beside.handOvers, beside.stolen)
 	if verdict != "passed" {
 		return errors.New("the soak failed")
 	}
@@ -102,10 +106,15 @@ func (a arm) run(ctx context.Context) (o outcome, err error) {
 	if err != nil {
 		return o, err
 	}
-	if a.localScheduler != corev1.DefaultSchedulerName {
-		if err := p.startScheduler(a.localScheduler); err != nil {
-			return o, err
-		}
+	switch a.localScheduler {
+	case corev1.DefaultSchedulerName:
+	case broker.SchedulerName:
+		err = p.startSpillwayScheduler(ctx)
+	default:
+		err = p.startScheduler(a.localScheduler)
+	}
+	if err != nil {
+		return o, err
 	}
 	if err := p.startKubelets(ctx); err != nil {
 		return o, err
