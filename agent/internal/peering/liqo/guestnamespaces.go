@@ -28,6 +28,17 @@ const labelLimited = broker.Group + "/limited"
 // for those, sourcesPerPod for the ones of each guest.
 const baseSources, sourcesPerPod, baseServices = 200, 20, 200
 
+// baseEndpointSlices allows for two address families of each Service, and for Services with more
+// endpoints than one slice lists. A guest that has finished keeps its ShadowPod as long as the
+// consumer keeps the pod: by default Kubernetes removes finished pods beyond finishedPods.
+const baseEndpointSlices, finishedPods = 5 * baseServices, 12500
+
+// What a quota counts of the objects of Liqo's own types.
+const (
+	countEndpointSlices corev1.ResourceName = "count/shadowendpointslices.offloading.liqo.io"
+	countShadowPods     corev1.ResourceName = "count/shadowpods.offloading.liqo.io"
+)
+
 // isGuestNamespace reports whether Liqo created a namespace for the guests of a consumer.
 func isGuestNamespace(namespace *corev1.Namespace) bool {
 	_, tenant := namespace.Labels[consts.TenantNamespaceLabel]
@@ -133,7 +144,10 @@ func (p *Provider) ensureNamespaceQuota(ctx context.Context, confined confine.Na
 		// computed from the older total is then a conflict.
 		total, _ := p.grants.Get(consumer)
 		hard := confine.Requests(total)
-		maps.Copy(hard, confine.Objects{Sources: baseSources + sourcesPerPod*atLeast(total.Pods().Value()), Services: baseServices}.Hard())
+		pods := atLeast(total.Pods().Value())
+		maps.Copy(hard, confine.Objects{Sources: baseSources + sourcesPerPod*pods, Services: baseServices}.Hard())
+		hard[countEndpointSlices] = *resource.NewQuantity(baseEndpointSlices, resource.DecimalSI)
+		hard[countShadowPods] = *resource.NewQuantity(finishedPods+pods, resource.DecimalSI)
 		if !session.Equal(quota.Spec.Hard, hard) || len(quota.Spec.Hard) != len(hard) {
 			quota.Spec = corev1.ResourceQuotaSpec{Hard: hard}
 		}

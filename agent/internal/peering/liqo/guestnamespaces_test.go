@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/testr"
+	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -196,4 +197,45 @@ func TestEndingGuestsCount(t *testing.T) {
 	refused("third")
 	remove("first", client.GracePeriodSeconds(0))
 	created("third")
+}
+
+// TestLiqoObjectsAreCounted: what a consumer may create of Liqo's own types in a namespace for
+// guests is limited in number. Liqo's Quota counts no ShadowPod that requests nothing.
+func TestLiqoObjectsAreCounted(t *testing.T) {
+	config := controlplane.Start(t, liqoCRDs(t))
+	controlplane.StartControllers(t, config, "resourcequota-controller")
+	paris := newClient(t, config)
+	ctx := t.Context()
+	expect.NoError(t, paris.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{consts.RemoteClusterID: "rome"}}}))
+	p, err := NewProvider(Options{Options: session.Options{Client: paris, ClusterID: "paris", Log: testr.New(t)}})
+	expect.NoError(t, err)
+	p.grants.Set("rome", expect.Resources("cpu", "1"), 1)
+	expect.NoError(t, p.ensureNamespaceQuota(ctx, confine.Namespace{Client: paris, Name: "shop-rome"}, "rome"))
+
+	pod := corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}
+	for resource, object := range map[corev1.ResourceName]func(name string) client.Object{
+		countEndpointSlices: func(name string) client.Object {
+			return &offloadingv1beta1.ShadowEndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop-rome", Name: name}}
+		},
+		countShadowPods: func(name string) client.Object {
+			return &offloadingv1beta1.ShadowPod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop-rome", Name: name}, Spec: offloadingv1beta1.ShadowPodSpec{Pod: pod}}
+		},
+	} {
+		expect.Eventually(t, "one object is counted", func() (bool, string) {
+			if err := client.IgnoreAlreadyExists(paris.Create(ctx, object("first"))); err != nil {
+				return false, err.Error()
+			}
+			used := read(t, paris, "shop-rome", confine.Quota, &corev1.ResourceQuota{}).Status.Used[resource]
+			return used.Value() == 1, fmt.Sprint(resource, ": ", used.Value())
+		})
+		// As if there were as many as the limit.
+		quota := read(t, paris, "shop-rome", confine.Quota, &corev1.ResourceQuota{})
+		before := quota.DeepCopy()
+		quota.Status.Used[resource] = quota.Spec.Hard[resource]
+		expect.NoError(t, paris.Status().Patch(ctx, quota, client.MergeFrom(before)))
+		expect.Eventually(t, "one more is refused", func() (bool, string) {
+			err := paris.Create(ctx, object("second"), client.DryRunAll)
+			return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota: "+confine.Quota+", requested: "+string(resource)+"=1"), fmt.Sprint(err)
+		})
+	}
 }

@@ -109,6 +109,7 @@ func (l *lifecycle) expectGuestsConfined() {
 	hard := read(l.t, l.paris, "shop-rome", "spillway-guests", &corev1.ResourceQuota{}).Spec.Hard
 	for name, want := range map[corev1.ResourceName]int64{
 		"services.nodeports": 0, "services.loadbalancers": 0, "count/persistentvolumeclaims": 0, "count/secrets": 240, "count/configmaps": 240, "count/services": 200,
+		countEndpointSlices: 1000, countShadowPods: 12502,
 	} {
 		if amount, ok := hard[name]; !ok || amount.Value() != want {
 			l.t.Errorf("the quota limits %s to %v (%t), want %d", name, amount.Value(), ok, want)
