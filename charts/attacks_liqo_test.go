@@ -67,7 +67,7 @@ func newLiqoFixture(t *testing.T) *liqoFixture {
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo", "liqo.io/tenant-namespace": "true"}}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo"}}},
 		&corev1.ServiceAccount{ObjectMeta: within("shop-rome", "default")},
-		&corev1.ServiceAccount{ObjectMeta: within("default", "default")}, podOn("worker", "local"),
+		&corev1.ServiceAccount{ObjectMeta: within("default", "default")}, podOn("worker", "local"), event("stored"),
 		// Not limited yet.
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "new-rome", Labels: map[string]string{"liqo.io/remote-cluster-id": "rome"}}},
 	} {
@@ -125,21 +125,71 @@ func (f *liqoFixture) guest(c client.Client, namespace string, change func(*core
 	return f.create(c, func() client.Object { return shadowPod(f.t, namespace, "another", change) })
 }
 
-func resourceSlice(namespace, class string) *unstructured.Unstructured {
-	return liqoObject("authentication", "ResourceSlice", namespace, "spillway-paris", map[string]any{
-		"class": class, "consumerClusterID": "rome", "providerClusterID": "paris", "resources": map[string]any{"cpu": "1"},
+// replicated gives an object the labels with which the crd-replicator of rome creates it.
+func replicated(object *unstructured.Unstructured) *unstructured.Unstructured {
+	object.SetLabels(map[string]string{
+		"liqo.io/originID": "rome", "liqo.io/remote-cluster-id": "rome", "liqo.io/remoteID": "paris", "liqo.io/replicated": "true", "liqo.io/replication": "false",
 	})
+	return object
 }
 
-func namespaceMap(mapping map[string]any) func() client.Object {
-	return func() client.Object {
-		return liqoObject("offloading", "NamespaceMap", "liqo-tenant-rome", "paris", map[string]any{"desiredMapping": mapping})
+// toReplicate gives an object of this cluster the labels by which its own crd-replicator
+// creates it in rome.
+func toReplicate(object *unstructured.Unstructured) *unstructured.Unstructured {
+	object.SetLabels(map[string]string{"liqo.io/remote-cluster-id": "rome", "liqo.io/remoteID": "rome", "liqo.io/replication": "true"})
+	return object
+}
+
+func resourceSlice(namespace, class string) *unstructured.Unstructured {
+	return replicated(liqoObject("authentication", "ResourceSlice", namespace, "spillway-paris", map[string]any{
+		"class": class, "consumerClusterID": "rome", "providerClusterID": "paris", "resources": map[string]any{"cpu": "1"},
+	}))
+}
+
+func renew(name string) *unstructured.Unstructured {
+	return replicated(liqoObject("authentication", "Renew", "liqo-tenant-rome", name, map[string]any{"consumerClusterID": "rome", "identityType": "ControlPlane"}))
+}
+
+func namespaceMap(mapping map[string]any) *unstructured.Unstructured {
+	return replicated(liqoObject("offloading", "NamespaceMap", "liqo-tenant-rome", "paris", map[string]any{"desiredMapping": mapping}))
+}
+
+// mappings maps a number of namespaces.
+func mappings(count int) map[string]any {
+	mapping := map[string]any{}
+	for i := range count {
+		mapping[fmt.Sprintf("x%d", i)] = fmt.Sprintf("x%d-rome", i)
 	}
+	return mapping
+}
+
+// namespaceMaps are from before an upgrade: many has more namespaces than a consumer may use,
+// those of ending are all being deleted, and Liqo has not created those of pending yet.
+type namespaceMaps struct{ many, ending, pending *unstructured.Unstructured }
+
+func (f *liqoFixture) createNamespaceMaps() *namespaceMaps {
+	f.t.Helper()
+	maps := &namespaceMaps{many: namespaceMap(mappings(101)), ending: namespaceMap(nil), pending: namespaceMap(mappings(1))}
+	for name, m := range map[string]*unstructured.Unstructured{"many": maps.many, "ending": maps.ending, "pending": maps.pending} {
+		m.SetName(name)
+		m.SetFinalizers([]string{"namespacemap-controller.liqo.io/finalizer"})
+		expect.NoError(f.t, f.controlPlane.Create(f.t.Context(), m))
+	}
+	for m, count := range map[*unstructured.Unstructured]int{maps.many: 101, maps.ending: 100} {
+		current := map[string]any{}
+		for local, remote := range mappings(count) {
+			current[local] = map[string]any{"remoteNamespace": remote, "phase": "Accepted"}
+		}
+		expect.NoError(f.t, unstructured.SetNestedMap(m.Object, current, "status", "currentMapping"))
+		expect.NoError(f.t, f.admin.Status().Update(f.t.Context(), m))
+	}
+	return maps
 }
 
 // With driver liqo a consumer gets nothing that its grant does not say.
 func TestAttacksWithLiqo(t *testing.T) {
 	f := newLiqoFixture(t)
+	maps := f.createNamespaceMaps()
 	install(t, "install", "agent", kubeconfig(t, f.config), slices.Concat(needed, []string{"clusterID=paris", "liqo.otherPeers={oslo}"}))
 	// Its server does not run here.
 	expect.NoError(t, f.admin.Delete(t.Context(), &admissionv1.MutatingWebhookConfiguration{ObjectMeta: named("spillway-agent-guests")}))
@@ -149,7 +199,7 @@ func TestAttacksWithLiqo(t *testing.T) {
 	eventually(t, "a ResourceSlice of class spillway", func() error { return f.controlPlane.Create(t.Context(), stored) })
 	expect.NoError(t, f.admin.Create(t.Context(), shadowPod(f.t, "shop-rome", "stored", func(*corev1.PodSpec) {})))
 
-	for name, do := range f.allowed(stored) {
+	for name, do := range f.allowed(stored, maps) {
 		t.Run("allowed/"+name, func(t *testing.T) {
 			expect.EventuallyWithin(t, 20*time.Second, name, func() (bool, string) {
 				err := do()
@@ -158,11 +208,11 @@ func TestAttacksWithLiqo(t *testing.T) {
 		})
 	}
 	var guards []guard
-	for _, name := range []string{"spillway-slice-class", "spillway-slice-status", "spillway-namespace-map", "spillway-guests", "spillway-guest-objects", "spillway-guests-confined", "spillway-guest-priority", "spillway-deletion"} {
+	for _, name := range []string{"spillway-slice-class", "spillway-slice-status", "spillway-namespace-map", "spillway-namespace-map-removal", "spillway-replicas", "spillway-guests", "spillway-guest-objects", "spillway-guests-confined", "spillway-guest-priority", "spillway-deletion"} {
 		guards = append(guards, policyGuard(t, f.admin, name))
 	}
 	guards = append(guards, permissionGuard(t, f.admin, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"}))
-	attacks := slices.Concat(f.replicationAttacks(stored), f.objectAttacks())
+	attacks := slices.Concat(f.replicationAttacks(stored), f.mappingAttacks(maps), f.originAttacks(stored, maps.many), f.objectAttacks())
 	for _, a := range slices.Concat(everyPodAttack, podSecurityAttacks, f.podAttacks()) {
 		attacks = append(attacks, attack{a.name, f.guest(f.slice, "shop-rome", a.change), []string{"spillway-guests"}, a.want})
 	}
@@ -175,37 +225,52 @@ func TestAttacksWithLiqo(t *testing.T) {
 
 // allowed are the requests of an honest consumer, and those on which Liqo and the
 // agent rely.
-func (f *liqoFixture) allowed(stored *unstructured.Unstructured) map[string]func() error {
+func (f *liqoFixture) allowed(stored *unstructured.Unstructured, maps *namespaceMaps) map[string]func() error {
 	liqo := impersonating(f.t, f.config, "system:serviceaccount:liqo:liqo-controller-manager", "system:masters", "system:serviceaccounts", "system:serviceaccounts:liqo")
 	agent := impersonating(f.t, f.config, "system:serviceaccount:"+namespace+":spillway-agent", "system:masters", "system:serviceaccounts")
+	namespaces := impersonating(f.t, f.config, "system:serviceaccount:kube-system:namespace-controller", "system:masters", "system:serviceaccounts")
 	status := func(c client.Client) func() error { return f.writeStatus(c, stored) }
 	return map[string]func() error{
-		"an ordinary guest":                                      f.guest(f.slice, "shop-rome", func(*corev1.PodSpec) {}),
-		"a guest with its tolerations":                           f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})),
-		"a guest with a GPU's taint":                             f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})),
-		"a guest with its priority":                              f.guest(f.slice, "shop-rome", func(s *corev1.PodSpec) { s.PriorityClassName = "spillway-guest" }),
-		"a guest with Liqo's spreading":                          f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
-		"a guest with init containers":                           f.guest(f.slice, "shop-rome", initContainers(false, "50m", "2500m", "2", "0.1")),
-		"a guest with an idle sidecar":                           f.guest(f.slice, "shop-rome", initContainers(true, "0")),
-		"a guest with a counted sidecar":                         f.guest(f.slice, "shop-rome", countedSidecar),
-		"a guest of a peering by hand":                           f.guest(f.admin, "shop-oslo", func(s *corev1.PodSpec) { s.HostPID = true }),
-		"labelling a guest":                                      f.labelGuest,
-		"annotating a guest":                                     f.patch(f.slice, f.storedGuest(), `{"metadata":{"annotations":{"cluster-autoscaler.kubernetes.io/safe-to-evict":"true","note":"x"}}}`),
-		"deleting a guest":                                       f.delete(f.slice, f.storedGuest(), client.PropagationPolicy(metav1.DeletePropagationBackground)),
-		"deleting a guest after its pod":                         f.delete(f.slice, f.storedGuest(), client.PropagationPolicy(metav1.DeletePropagationForeground)),
-		"deleting a slice":                                       f.delete(f.controlPlane, stored),
-		"keeping a slice of this cluster until its copy is gone": f.patch(liqo, stored, `{"metadata":{"finalizers":["crdreplicator.liqo.io/resource"]}}`),
-		"the pod of a guest":                                     f.createPod("spillway-guest"),
-		"the pod of a low priority":                              f.createPod("low"),
-		"a namespace of its own":                                 f.create(f.controlPlane, namespaceMap(map[string]any{"shop": "shop-rome"})),
-		"no namespace":                                           f.create(f.controlPlane, namespaceMap(nil)),
-		"a slice of a peering by hand":                           f.create(f.admin, func() client.Object { return resourceSlice("liqo-tenant-oslo", "default") }),
-		"the status by Liqo":                                     status(liqo),
-		"the status by the agent":                                status(agent),
-		"other resources of the slice":                           f.patch(f.controlPlane, stored, `{"spec":{"resources":{"cpu":"9"}}}`),
-		"a Service of type ClusterIP":                            f.create(f.slice, func() client.Object { return service(corev1.ServiceTypeClusterIP) }),
-		"a Secret":                                               f.create(f.slice, func() client.Object { return &corev1.Secret{ObjectMeta: within("shop-rome", "key")} }),
-		"the agent's mapping of its own":                         f.create(liqo, namespaceMap(map[string]any{"shop": "shop-paris"})),
+		"an ordinary guest":                                        f.guest(f.slice, "shop-rome", func(*corev1.PodSpec) {}),
+		"a guest with its tolerations":                             f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})),
+		"a guest with a GPU's taint":                               f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})),
+		"a guest with its priority":                                f.guest(f.slice, "shop-rome", func(s *corev1.PodSpec) { s.PriorityClassName = "spillway-guest" }),
+		"a guest with Liqo's spreading":                            f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
+		"a guest with init containers":                             f.guest(f.slice, "shop-rome", initContainers(false, "50m", "2500m", "2", "0.1")),
+		"a guest with an idle sidecar":                             f.guest(f.slice, "shop-rome", initContainers(true, "0")),
+		"a guest with a counted sidecar":                           f.guest(f.slice, "shop-rome", countedSidecar),
+		"a guest of a peering by hand":                             f.guest(f.admin, "shop-oslo", func(s *corev1.PodSpec) { s.HostPID = true }),
+		"labelling a guest":                                        f.labelGuest,
+		"annotating a guest":                                       f.patch(f.slice, f.storedGuest(), `{"metadata":{"annotations":{"cluster-autoscaler.kubernetes.io/safe-to-evict":"true","note":"x"}}}`),
+		"deleting a guest":                                         f.delete(f.slice, f.storedGuest(), client.PropagationPolicy(metav1.DeletePropagationBackground)),
+		"deleting a guest after its pod":                           f.delete(f.slice, f.storedGuest(), client.PropagationPolicy(metav1.DeletePropagationForeground)),
+		"deleting a slice":                                         f.delete(f.controlPlane, stored),
+		"keeping a slice of this cluster until its copy is gone":   f.patch(liqo, stored, `{"metadata":{"finalizers":["crdreplicator.liqo.io/resource"]}}`),
+		"the pod of a guest":                                       f.createPod("spillway-guest"),
+		"the pod of a low priority":                                f.createPod("low"),
+		"a namespace of its own":                                   f.create(f.controlPlane, func() client.Object { return namespaceMap(map[string]any{"shop": "shop-rome"}) }),
+		"as many namespaces as it may use":                         f.create(f.controlPlane, func() client.Object { return namespaceMap(mappings(100)) }),
+		"no namespace":                                             f.create(f.controlPlane, func() client.Object { return namespaceMap(nil) }),
+		"fewer namespaces than before":                             f.patch(f.controlPlane, maps.many, `{"spec":{"desiredMapping":{"x1":null}}}`),
+		"renewing its certificate":                                 f.create(f.controlPlane, func() client.Object { return renew("controlplane-paris") }),
+		"deleting the finalizer of Liqo by itself":                 f.patch(liqo, maps.many, `{"metadata":{"finalizers":null}}`),
+		"deleting its NamespaceMap":                                f.delete(f.controlPlane, maps.many),
+		"deleting a NamespaceMap while its namespaces are deleted": f.delete(f.controlPlane, maps.ending),
+		"deleting a tenant namespace":                              f.delete(namespaces, maps.pending),
+		"a slice of a peering by hand":                             f.create(f.admin, func() client.Object { return resourceSlice("liqo-tenant-oslo", "default") }),
+		"the status by Liqo":                                       status(liqo),
+		"the status by the agent":                                  status(agent),
+		"other resources of the slice":                             f.patch(f.controlPlane, stored, `{"spec":{"resources":{"cpu":"9"}}}`),
+		"a Service of type ClusterIP":                              f.create(f.slice, func() client.Object { return service(corev1.ServiceTypeClusterIP) }),
+		"a Secret":                                                 f.create(f.slice, func() client.Object { return &corev1.Secret{ObjectMeta: within("shop-rome", "key")} }),
+		"an Event of this cluster":                                 f.create(f.admin, func() client.Object { return event("another") }),
+		"the mapping of this cluster": f.create(liqo, func() client.Object {
+			return toReplicate(liqoObject("offloading", "NamespaceMap", "liqo-tenant-rome", "rome", map[string]any{"desiredMapping": map[string]any{"shop": "shop-paris"}}))
+		}),
+		"the slice of this cluster": f.create(agent, func() client.Object {
+			return toReplicate(liqoObject("authentication", "ResourceSlice", "liqo-tenant-rome", "spillway-rome", map[string]any{"class": "spillway", "providerClusterID": "rome"}))
+		}),
+		"renewing a certificate of this cluster": f.create(liqo, func() client.Object { return toReplicate(renew("controlplane-rome")) }),
 	}
 }
 
@@ -297,9 +362,67 @@ func (f *liqoFixture) replicationAttacks(stored *unstructured.Unstructured) []at
 		{"a slice of no class", another(""), []string{"spillway-slice-class"}, "class spillway"},
 		{"another class in an update", f.patch(f.controlPlane, stored, `{"spec":{"class":"default"}}`), []string{"spillway-slice-class"}, "class spillway"},
 		{"granting itself capacity", f.writeStatus(f.controlPlane, stored), []string{"spillway-slice-status"}, "only Liqo and Spillway"},
-		{"mapping onto a namespace of others", f.create(f.controlPlane, namespaceMap(map[string]any{"shop": "production"})), []string{"spillway-namespace-map"}, "-rome"},
-		{"mapping onto kube-system", f.create(f.controlPlane, namespaceMap(map[string]any{"kube": "kube-system"})), []string{"spillway-namespace-map"}, "-rome"},
+		{"another slice", another("spillway"), []string{"spillway-slice-class"}, "spillway-paris"},
+		{"another Renew", f.create(f.controlPlane, func() client.Object { return renew("another") }), []string{"spillway-replicas"}, "controlplane-paris"},
 	}
+}
+
+// mappingAttacks make Liqo create namespaces.
+func (f *liqoFixture) mappingAttacks(maps *namespaceMaps) []attack {
+	policy, removal := []string{"spillway-namespace-map"}, []string{"spillway-namespace-map-removal"}
+	mapping := func(mapping map[string]any) func() error {
+		return f.create(f.controlPlane, func() client.Object { return namespaceMap(mapping) })
+	}
+	return []attack{
+		{"mapping onto a namespace of others", mapping(map[string]any{"shop": "production"}), policy, "-rome"},
+		{"mapping onto kube-system", mapping(map[string]any{"kube": "kube-system"}), policy, "-rome"},
+		{"mapping onto the namespace of a peering", mapping(map[string]any{"liqo-tenant-new": "liqo-tenant-new-rome"}), policy, "liqo-tenant-"},
+		{"ten thousand namespaces", mapping(mappings(10000)), policy, "100 namespaces"},
+		{"one namespace too many", mapping(mappings(101)), policy, "100 namespaces"},
+		{"even more namespaces than before an upgrade", f.patch(f.controlPlane, maps.many, `{"spec":{"desiredMapping":{"x1":null,"shop":"shop-rome"}}}`), policy, "100 namespaces"},
+		{"others for namespaces that are being deleted", f.patch(f.controlPlane, maps.ending, `{"spec":{"desiredMapping":{"shop":"shop-rome"}}}`), policy, "100 namespaces"},
+		{"unmapping a namespace that Liqo is creating", f.patch(f.controlPlane, maps.pending, `{"spec":{"desiredMapping":null}}`), removal, "try again"},
+		{"deleting the map of a namespace that Liqo is creating", f.delete(f.controlPlane, maps.pending), removal, "try again"},
+		{"deleting a NamespaceMap before its namespaces", f.patch(f.controlPlane, maps.many, `{"metadata":{"finalizers":null}}`), removal, "finalizers"},
+		{"another NamespaceMap", f.create(f.controlPlane, func() client.Object {
+			another := namespaceMap(nil)
+			another.SetName("another")
+			return another
+		}), policy, "NamespaceMap paris"},
+	}
+}
+
+// originAttacks make Liqo take an object for one of another cluster: from label originID come
+// the group to which it gives permissions in a namespace, and the namespace's consumer.
+func (f *liqoFixture) originAttacks(slice, many *unstructured.Unstructured) []attack {
+	policy := []string{"spillway-replicas"}
+	labelled := func(label string, value any) string {
+		text, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{label: value}}})
+		expect.NoError(f.t, err)
+		return string(text)
+	}
+	from := func(origin string) func() error {
+		return f.create(f.controlPlane, func() client.Object {
+			forged := namespaceMap(map[string]any{"shop": "shop-rome"})
+			forged.SetLabels(map[string]string{"liqo.io/originID": origin, "liqo.io/replicated": "true"})
+			return forged
+		})
+	}
+	return []attack{
+		{"a namespace for every control plane", from("liqo.io"), policy, "liqo.io/originID=rome"},
+		{"a namespace of another consumer", from("berlin"), policy, "liqo.io/originID=rome"},
+		{"a namespace of no consumer", from(""), policy, "liqo.io/originID=rome"},
+		{"the next namespaces for every control plane", f.patch(f.controlPlane, many, labelled("liqo.io/originID", "liqo.io")), policy, "liqo.io/originID=rome"},
+		{"the next namespaces of no consumer", f.patch(f.controlPlane, many, labelled("liqo.io/originID", nil)), policy, "liqo.io/originID=rome"},
+		{"a slice of another consumer", f.patch(f.controlPlane, slice, labelled("liqo.io/originID", "berlin")), policy, "liqo.io/originID=rome"},
+		{"namespaces of this cluster at another provider", f.patch(f.controlPlane, many, labelled("liqo.io/replication", "true")), policy, "liqo.io/replication=true"},
+		{"a slice of this cluster", f.patch(f.controlPlane, slice, labelled("liqo.io/replication", "true")), policy, "liqo.io/replication=true"},
+	}
+}
+
+// event is one about a guest.
+func event(name string) *corev1.Event {
+	return &corev1.Event{ObjectMeta: within("shop-rome", name), InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "shop-rome", Name: "web"}}
 }
 
 // objectAttacks are objects beside guests, in the namespace of guests and elsewhere.
@@ -329,6 +452,8 @@ func (f *liqoFixture) objectAttacks() []attack {
 		{"a Service with an external IP", f.create(f.slice, external), objects, "externalIPs"},
 		{"a ServiceAccount token", f.create(f.slice, token), objects, "service-account-token"},
 		{"a PersistentVolumeClaim", f.create(f.slice, claim), objects, "PersistentVolumeClaim"},
+		{"an Event", f.create(f.slice, func() client.Object { return event("another") }), objects, "Events"},
+		{"changing an Event", f.patch(f.slice, event("stored"), `{"message":"x"}`), objects, "Events"},
 		{"the provider's Secrets", read("default"), []string{"RBAC"}, "cannot get resource"},
 		{"a Secret of the peering", read("liqo-tenant-rome"), []string{"RBAC"}, "cannot get resource"},
 		{"exec into a pod of the provider", exec, []string{"RBAC"}, "cannot create resource"},

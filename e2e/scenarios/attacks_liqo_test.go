@@ -98,20 +98,25 @@ func liqoAttacks(ctx context.Context, t *testing.T, guests string) []attack {
 	pods, objects := policy("spillway-guests"), policy("spillway-guest-objects")
 	rbac := permissionGuard(rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"})
 
-	another := func(class string) func(context.Context) error {
-		return creating(replicator, func() client.Object {
-			return liqoObject("authentication", "ResourceSlice", tenant, "attack", map[string]any{
-				"class": class, "consumerClusterID": "rome", "providerClusterID": "paris", "resources": map[string]any{"cpu": "1000"},
-			})
+	another := creating(replicator, func() client.Object {
+		slice := liqoObject("authentication", "ResourceSlice", tenant, "attack", map[string]any{
+			"class": "spillway", "consumerClusterID": "rome", "providerClusterID": "paris", "resources": map[string]any{"cpu": "1000"},
 		})
+		slice.SetLabels(map[string]string{"liqo.io/originID": "rome", "liqo.io/replicated": "true"})
+		return slice
+	})
+	patching := func(group, kind, name, patch string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return replicator.Patch(ctx, liqoObject(group, kind, tenant, name, nil), client.RawPatch("application/merge-patch+json", []byte(patch)), client.DryRunAll)
+		}
 	}
+	class := patching("authentication", "ResourceSlice", "spillway-paris", `{"spec":{"class":"default"}}`)
+	mapping := patching("offloading", "NamespaceMap", "paris", `{"spec":{"desiredMapping":{"x":"kube-system"}}}`)
+	origin := patching("offloading", "NamespaceMap", "paris", `{"metadata":{"labels":{"liqo.io/originID":"liqo.io"}}}`)
 	status := func(ctx context.Context) error {
 		own := liqoObject("authentication", "ResourceSlice", tenant, "spillway-paris", nil)
 		return replicator.Status().Patch(ctx, own, client.RawPatch("application/merge-patch+json", []byte(`{"status":{"resources":{"cpu":"999"}}}`)), client.DryRunAll)
 	}
-	mapping := creating(replicator, func() client.Object {
-		return liqoObject("offloading", "NamespaceMap", tenant, "attack", map[string]any{"desiredMapping": map[string]any{"x": "kube-system"}})
-	})
 	orphan := func(ctx context.Context) error {
 		own := liqoObject("authentication", "ResourceSlice", tenant, "spillway-paris", nil)
 		return replicator.Delete(ctx, own, client.PropagationPolicy(metav1.DeletePropagationOrphan), client.DryRunAll)
@@ -142,7 +147,9 @@ func liqoAttacks(ctx context.Context, t *testing.T, guests string) []attack {
 	negative := func(s *corev1.PodSpec) { s.Containers[0].Resources.Requests["cpu"] = resource.MustParse("-1") }
 	return slices.Concat(attacks, []attack{
 		{"granting itself capacity", status, policy("spillway-slice-status"), "only Liqo and Spillway"},
-		{"a slice of Liqo's default class", another("default"), policy("spillway-slice-class"), "class spillway"},
+		{"a slice of Liqo's default class", class, policy("spillway-slice-class"), "class spillway"},
+		{"another slice", another, policy("spillway-slice-class"), "spillway-paris"},
+		{"namespaces for every control plane", origin, policy("spillway-replicas"), "liqo.io/originID=rome"},
 		{"mapping onto an existing namespace", mapping, policy("spillway-namespace-map"), "-rome"},
 		{"more than the grant", guest(more), []*attackGuard{limit}, "quota"},
 		{"more than the grant in sidecars", guest(sidecars), []*attackGuard{limit}, "quota"},

@@ -134,7 +134,8 @@ type answer struct {
 }
 
 // decide answers a request: all of it if the total allows, else as much as it does.
-// A parked slice is always granted. Only one slice of a consumer uses its total.
+// A parked slice is always granted. Only one slice of a consumer uses its total: the chart's
+// policy refuses others, which may be from before it.
 func decide(requested, total, finished corev1.ResourceList, only bool) answer {
 	limit, cordoned := session.ParkedResources(), true
 	if only {
