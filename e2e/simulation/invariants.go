@@ -20,6 +20,7 @@ import (
 // Names of the invariants.
 const (
 	invariantCapacity = "capacity is promised once"
+	invariantFit      = "at rest, what is promised fits beside a provider's own pods"
 	invariantGrant    = "what is granted is held at the provider"
 	invariantAnswer   = "a request is granted, or waits with a reason"
 	invariantEnd      = "a hold ends with its Reservation"
@@ -38,7 +39,7 @@ const (
 
 // invariantNames are all of them.
 var invariantNames = []string{
-	invariantCapacity, invariantGrant, invariantAnswer, invariantEnd, invariantNews, invariantLease, invariantWrites, invariantSettle, invariantStays, invariantProgress, invariantLeaving,
+	invariantCapacity, invariantFit, invariantGrant, invariantAnswer, invariantEnd, invariantNews, invariantLease, invariantWrites, invariantSettle, invariantStays, invariantProgress, invariantLeaving,
 	invariantForgotten, invariantTurn, invariantGang,
 }
 
@@ -410,7 +411,7 @@ func (i *invariants) checkProvider(w *world, c *cluster) {
 		all += n
 	}
 	if w.resting && !c.away() && all > c.offered() {
-		i.fail(invariantCapacity, "%s offers %d CPUs, and its own pods and what is promised have %d: %s", c.id, c.offered(), all, strings.Join(parts, "; "))
+		i.fail(invariantFit, "%s offers %d CPUs, and its own pods and what is promised have %d: %s", c.id, c.offered(), all, strings.Join(parts, "; "))
 	}
 }
 

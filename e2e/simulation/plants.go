@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	agent "github.com/spillway-dev/spillway/agent/simulated"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
@@ -136,6 +137,10 @@ var plants = []plant{
 			i.Status.Held = nil
 		}
 		return true
+	})},
+	{name: "a provider keeps for consumers what its own pods have taken", by: invariantFit, agentWrites: onStatus(func(_ *world, object client.Object) bool {
+		i, ok := object.(*broker.ProviderInstruction)
+		return !ok || !agent.GaveUp(i)
 	})},
 	{name: "a provider advertises twice what it has", request: onAdvertisement(func(_ *world, spec *broker.ClusterAdvertisementSpec) {
 		double(&spec.Resources.Allocatable)
