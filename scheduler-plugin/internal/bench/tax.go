@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -9,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
 // Defaults of the two benchmarks. A pod that is created, bound and deleted costs API server,
@@ -53,10 +56,17 @@ func tax(ctx context.Context, h *home, o options) error {
 // perSecond is how many pods overflow while others are scheduled.
 const perSecond = 5
 
-// taxUnderOverflow does the same while some pods overflow. Without the plugin, as many
-// fit in this cluster.
+// taxUnderOverflow does the same while some pods overflow, because the nodes of this cluster
+// are nearly full. Without the plugin, as many more pods fit in this cluster.
 func taxUnderOverflow(ctx context.Context, h *home, o options) error {
 	o = o.withDefaults(taxUnderOverflowPods, taxPairs)
+	if o.pods > 4*o.nodes {
+		return fmt.Errorf("%d nodes have no room for %d pods while others overflow: at most %d", o.nodes, o.pods, 4*o.nodes)
+	}
+	if err := h.fill(ctx, o.nodes); err != nil {
+		return err
+	}
+	overflowed := 0
 	ratio, err := compare(ctx, h, basic(o.pods), o.pairs, func(ctx context.Context, a arm) error {
 		steady := overflowing(1 << 20)
 		steady.every = time.Second / perSecond
@@ -66,17 +76,31 @@ func taxUnderOverflow(ctx context.Context, h *home, o options) error {
 		}
 		failed := make(chan error, 1)
 		go func() { failed <- h.play(0)(ctx) }()
-		err := h.trickle(ctx, steady, 0)
-		if played := <-failed; err == nil {
-			err = played
+		err := errors.Join(h.trickle(ctx, steady, 0), <-failed)
+		if err != nil {
+			return err
+		}
+		n, err := h.overflowed(context.WithoutCancel(ctx))
+		if overflowed += n; err == nil && n == 0 {
+			err = errors.New("no pod has overflowed")
 		}
 		return err
 	})
 	if err != nil {
 		return err
 	}
+	fmt.Printf("%d pods overflowed beside %d pods of this cluster\n", overflowed, o.pairs*o.pods)
 	lines.Time("scheduler_tax_under_overflow", ratio, "ratio", ">= 0.95")
 	return nil
+}
+
+// overflowed counts the pods on the virtual node.
+func (h *home) overflowed(ctx context.Context) (int, error) {
+	pods, err := h.pods.CoreV1().Pods(overflowPods).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + broker.VirtualNodeName(provider)})
+	if err != nil {
+		return 0, err
+	}
+	return len(pods.Items), nil
 }
 
 // overflowing is a load that does not fit on a node of this cluster.
