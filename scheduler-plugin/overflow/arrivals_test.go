@@ -46,7 +46,6 @@ func TestPodsTriedByAnotherReplica(t *testing.T) {
 	handler := p.podHandler(func() bool { return false }, c.untried)
 	for _, pod := range pods {
 		handler.OnAdd(pod, false)
-		handler.OnUpdate(pod, triedPod(pod))
 		expect.NoError(t, cached.Add(triedPod(pod)))
 	}
 	now.Step(10 * time.Second)
@@ -200,5 +199,53 @@ func TestPodsThereBefore(t *testing.T) {
 		if c.sync(); c.requested() != want {
 			t.Errorf("askAfter %s: capacity is requested for %d pods, want %d", askAfter, c.requested(), want)
 		}
+	}
+}
+
+// TestDelayedPodsByTime: capacity is requested for pods in the order in which their time is
+// over, in whichever order they were reported.
+func TestDelayedPodsByTime(t *testing.T) {
+	const pods = 10
+	const askAfter = 20 * time.Second
+	p, cached := testPlugin(OverflowArgs{}), newIndexer()
+	p.handle = profile{}
+	c, now, _ := testController(t, p, cached)
+	c.askAfter, p.args.AskAfter.Duration = askAfter, askAfter
+	for _, pod := range burst(pods) {
+		expect.NoError(t, cached.Add(pod))
+		p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+		now.Step(time.Second)
+	}
+	c.sync() // in no order
+	now.Step(askAfter - (pods+1)*time.Second)
+	for due := range int32(pods + 1) {
+		if c.sync(); c.requested() != due {
+			t.Errorf("capacity is requested for %d pods, want %d", c.requested(), due)
+		}
+		now.Step(time.Second)
+	}
+}
+
+// TestArrivedPodsForgotten: nothing is kept of pods that have a node, have ended, or are
+// deleted.
+func TestArrivedPodsForgotten(t *testing.T) {
+	p := testPlugin(OverflowArgs{})
+	p.handle = profile{}
+	c, _, _ := testController(t, p, newIndexer())
+	handler := p.podHandler(func() bool { return false }, c.untried)
+	pods := burst(3)
+	for _, pod := range pods {
+		handler.OnAdd(pod, false)
+	}
+	if got := len(c.untried.arrived); got != len(pods) {
+		t.Fatalf("%d pods have arrived, want %d", got, len(pods))
+	}
+	bound, ended := pods[0].DeepCopy(), pods[1].DeepCopy()
+	bound.Spec.NodeName, ended.Status.Phase = "home", corev1.PodFailed
+	handler.OnUpdate(pods[0], bound)
+	handler.OnUpdate(pods[1], ended)
+	handler.OnDelete(pods[2])
+	if got := c.untried; len(got.arrived)+len(got.added)+len(got.byKey)+len(got.keys) > 0 {
+		t.Errorf("of pods that are gone or have a node, %v are kept", got.arrived)
 	}
 }

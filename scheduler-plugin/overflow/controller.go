@@ -489,7 +489,7 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		part = request.Limited(0)
 	}
 	limited := part.Pods() < request.Pods()
-	c.setUnasked(request.Key, limited)
+	c.setLimited(request.Key, limited, part.Pods())
 	if limited {
 		requestsTotal.WithLabelValues(resultCapped).Inc()
 		c.recordAll(request, capped(policy.Name, request, part.Pods(), short, current))
@@ -586,11 +586,14 @@ func (c *demandController) objectOf(key demand.Key, owner metav1.OwnerReference)
 	return metav1.OwnerReference{APIVersion: "v1", Kind: "Namespace", Name: namespace.Name, UID: namespace.UID}, nil
 }
 
-// setUnasked records whether not all of the capacity for a key is requested, and wakes
-// the pods that wait for the decision.
-func (c *demandController) setUnasked(key demand.Key, unasked bool) {
-	if c.grants.isUnasked(key) != unasked {
-		c.grants.setUnasked(key, unasked)
+// setUnasked records whether no capacity for a key is requested, and wakes the pods that wait
+// for the decision.
+func (c *demandController) setUnasked(key demand.Key, unasked bool) { c.setLimited(key, unasked, 0) }
+
+// setLimited does so if capacity is requested for no more than a number of pods.
+func (c *demandController) setLimited(key demand.Key, limited bool, to int32) {
+	if before, was := c.grants.unaskedBut(key); was != limited || limited && before != to {
+		c.grants.setUnasked(key, limited, to)
 		c.queue.addKey(key)
 	}
 }

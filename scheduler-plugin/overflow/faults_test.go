@@ -55,6 +55,7 @@ func TestRules(t *testing.T) {
 		{"a pod that did not fit overflows once its namespace opts in", optInLater},
 		{"a cap is divided between owners", fairCap},
 		{"a cap of zero permits preemption", cappedPreempts},
+		{"a cap for some pods permits preemption for the others", partlyCappedPreempts},
 		{"a silent broker permits preemption", silentPreempts},
 		{"a refusal permits preemption", refusedPreempts},
 		{"a request that the API server rejects permits preemption", rejectedPreempts},
@@ -66,6 +67,8 @@ func TestRules(t *testing.T) {
 		{"a pod is tried with its new spec", toleratedLater},
 		{"a failed binding leaves nothing on the pod", failedBinding},
 		{"bare pods and Jobs of one shape share a Reservation", sharedReservation},
+		{"a grant is not for pods of its shape that cannot overflow", sharedByAdmissible},
+		{"a grant is not for pods of a namespace that has opted out", optOutOfGrant},
 		{"a gang whose PodGroup requires fewer pods is requested as that", requiresFewer},
 		{"a Reservation has the priority of the pods that wait", priorityReplaced},
 		{"the runs of a CronJob share a Reservation", cronJob},
@@ -364,6 +367,25 @@ func cappedPreempts(c *testCluster, ns string) {
 	c.expectPods(ns, "important", map[string]int{"home-" + ns: 1})
 }
 
+// partlyCappedPreempts: preemption is for the pod for which no capacity is requested. The
+// other one waits.
+func partlyCappedPreempts(c *testCluster, ns string) {
+	c.cap(ns, "1", patient)
+	node, away := c.poolNode(ns, "2"), c.virtualPoolNode(ns, "10")
+	c.app(ns, "low", "1", 2)
+	c.expectPods(ns, "low", map[string]int{node: 2})
+	c.app(ns, "important", "1", 2, high, func(p *corev1.Pod) { p.Spec.SchedulerName = patient })
+	r := c.expectReservation(ns, "important", 1)
+	c.expectPods(ns, "important", map[string]int{node: 1, "": 1})
+	expect.Consistently(c.t, 2*time.Second, "no preemption for the pod that capacity is requested for", func() (bool, string) {
+		low := len(c.pods(ns, "low")[node])
+		return low == 1, fmt.Sprintf("%d pods of low priority", low)
+	})
+	c.setStatus(r, grantedIn(r, ns, 1))
+	c.expectPods(ns, "important", map[string]int{node: 1, away: 1})
+	c.expectPods(ns, "low", map[string]int{node: 1})
+}
+
 func silentPreempts(c *testCluster, ns string) {
 	watching, err := client.NewWithWatch(c.config, client.Options{Scheme: c.Scheme()})
 	expect.NoError(c.t, err)
@@ -536,6 +558,49 @@ func twoReservations(c *testCluster, ns string) {
 	if want := map[string]int{r.Status.ID: 1, byHand.Status.ID: 1}; !maps.Equal(holds, want) {
 		c.t.Errorf("pods by hold %v, want %v", holds, want)
 	}
+}
+
+// sharedByAdmissible: the shape does not tell that a pod needs a volume of this cluster.
+func sharedByAdmissible(c *testCluster, ns string) {
+	node := c.virtualPoolNode(ns, "10")
+	bare := func(name string, change ...func(*corev1.Pod)) {
+		c.create(schedulerPod(ns, name, "1", append(change, inPool(ns), tolerating(ns))...))
+	}
+	bare("first-0")
+	bare("first-1")
+	r := c.expectReservation(ns, ns, 2)
+	c.setStatus(r, grantedIn(r, ns, 2))
+	c.expectPods(ns, "first", map[string]int{node: 2})
+	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "first-1", "1")))
+	c.expectPods(ns, "first", map[string]int{node: 1})
+	bare("stays-0", func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "shared", VolumeSource: corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "nfs.example.com", Path: "/"}}}}
+	})
+	c.expectEvent(ns, "stays-0", "OverflowNotPossible", `volume "shared"`)
+	bare("second-0") // comes later, and uses the grant
+	c.expectPods(ns, "second", map[string]int{node: 1})
+	c.expectPods(ns, "stays", map[string]int{"": 1})
+}
+
+// optOutOfGrant: the grant is still used by another pod, and has room.
+func optOutOfGrant(c *testCluster, ns string) {
+	const waits = "waiting for capacity in another cluster"
+	node := c.virtualPoolNode(ns, "10")
+	more := c.app(ns, "web", "1", 2)
+	r := c.expectReservation(ns, "web", 2)
+	c.setStatus(r, grantedIn(r, ns, 2))
+	c.expectPods(ns, "web", map[string]int{node: 2})
+	more(1)
+	c.expectReservation(ns, "web", 3)
+	c.expectMessage(ns, "web-2", waits)
+	c.setOverflow(ns, broker.OverflowDisabled)
+	c.expectOtherMessage(ns, "web-2", waits)
+	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "web-1", "1")))
+	more(1)
+	c.expectMessage(ns, "web-3", "no reservation for this pod")
+	c.expectPods(ns, "web", map[string]int{node: 1, "": 2})
+	c.setOverflow(ns, broker.OverflowEnabled)
+	c.expectPods(ns, "web", map[string]int{node: 2, "": 1})
 }
 
 // toleratedLater: the agent lets pods tolerate a virtual node that were not steered,

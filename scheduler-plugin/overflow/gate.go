@@ -425,18 +425,39 @@ func (g *gate) openDue() (pods []*corev1.Pod, unused []opening) {
 	return pods, unused
 }
 
-// openDecided opens the gate for the pods of a key that wait for a decision.
-func (g *gate) openDecided(key demand.Key) []*corev1.Pod {
+// openDecided opens the gate for the pods of a key that wait for a decision, but for those,
+// the most important ones without a place, that capacity is still coming for.
+func (g *gate) openDecided(key demand.Key, coming int32, placed func(types.UID) bool) []*corev1.Pod {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var pods []*corev1.Pod
 	for _, w := range g.byKey[key] {
-		if w.waits() && w.undecided {
+		if coming > 0 {
+			if !placed(w.pod.UID) {
+				coming--
+			}
+		} else if w.waits() && w.undecided {
 			g.wake(w, g.clock.Now())
 			pods = append(pods, w.pod)
 		}
 	}
 	return pods
+}
+
+// isAmong reports whether a pod is among the first n of its key that have no place.
+func (g *gate) isAmong(n int32, pod *corev1.Pod, key demand.Key, placed func(types.UID) bool) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	this := &waitingPod{pod: pod}
+	for _, w := range g.byKey[key] {
+		if n <= 0 || w.pod.UID == pod.UID || w.compare(this) >= 0 {
+			break
+		}
+		if !placed(w.pod.UID) {
+			n--
+		}
+	}
+	return n > 0
 }
 
 // slots are the places that a grant has on one virtual node.

@@ -214,7 +214,7 @@ func TestGateWakesAgain(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
 	g, key := newGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
 	g.close(jobPod("crunch", "p0", "1"), key, now.Now(), now.Now().Add(time.Hour))
-	if len(g.openDecided(key)) != 1 {
+	if len(g.openDecided(key, 0, nil)) != 1 {
 		t.Fatal("a decision does not wake the pod")
 	}
 	for range 3 {
@@ -440,7 +440,7 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 				free := amounts{corev1.ResourceCPU: int64(rapid.IntRange(0, 3000).Draw(t, "free")), corev1.ResourcePods: 5}
 				wake(g.openForRoom([]room{{name: "home", free: free, changedAt: now.Now(), need: func(pod *corev1.Pod) (amounts, bool) { return podAmounts(pod), true }}}))
 			},
-			"decided": func(*rapid.T) { wake(g.openDecided(key)) },
+			"decided": func(*rapid.T) { wake(g.openDecided(key, 0, nil)) },
 			"time passes": func(t *rapid.T) {
 				now.SetTime(now.Now().Add(time.Duration(rapid.SampledFrom([]int{1, 2, 10, 100}).Draw(t, "seconds")) * time.Second))
 				wake(g.due())

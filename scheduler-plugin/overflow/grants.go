@@ -25,9 +25,9 @@ type grantCache struct {
 	// namespaces counts the keys of each namespace, to answer for most pods
 	// without computing their key.
 	namespaces map[string]int
-	// unasked has the keys of Reservations for which no capacity, or not all, is requested: a policy
-	// allows no more, or the API server rejects the Reservation.
-	unasked map[demand.Key]bool
+	// unasked has the keys of Reservations for which no capacity, or not all, is requested, and for
+	// how many pods it is: a policy allows no more, or the API server rejects the Reservation.
+	unasked map[demand.Key]int32
 }
 
 // reservationState is the part of a Reservation that concerns its pods.
@@ -36,6 +36,8 @@ type reservationState struct {
 	id string
 	// slots are the pods that can run now, by provider.
 	slots map[string]int32
+	// expected is how many pods have capacity or, unless it is queued or failed, may get it.
+	expected int32
 	// queued: capacity for (the rest of) it is insufficient.
 	queued bool
 	// failed: it can never be granted as specified.
@@ -72,7 +74,7 @@ func (g *grants) slotsAt(provider string) int32 {
 }
 
 func newGrantCache(clock clock.PassiveClock) *grantCache {
-	return &grantCache{clock: clock, states: map[demand.Key]map[string]reservationState{}, namespaces: map[string]int{}, unasked: map[demand.Key]bool{}}
+	return &grantCache{clock: clock, states: map[demand.Key]map[string]reservationState{}, namespaces: map[string]int{}, unasked: map[demand.Key]int32{}}
 }
 
 // stateOf reads a Reservation, for the pods of the set with a name or, if that is empty, for
@@ -84,13 +86,22 @@ func stateOf(r *broker.Reservation, set string) reservationState {
 		queued: meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued),
 		failed: r.Status.Phase == broker.ReservationFailed,
 	}
-	if r.DeletionTimestamp != nil || r.Status.ID == "" {
+	if r.DeletionTimestamp != nil {
 		return s
 	}
 	// A lowered count is effective at once, also before the broker has observed it.
 	requested := podsOf(r.Spec.PodSets, set)
+	if !s.queued && !s.failed {
+		s.expected = requested
+	}
+	if r.Status.ID == "" {
+		return s
+	}
 	for i := range r.Status.Allocations {
 		a := &r.Status.Allocations[i]
+		if a.Accepted && (s.queued || s.failed) {
+			s.expected = min(s.expected+podsOf(a.PodSets, set), requested)
+		}
 		if slots := min(usableBy(a, set), requested); slots > 0 {
 			s.slots[a.Cluster] = slots
 		}
@@ -206,12 +217,13 @@ func (c *grantCache) get(key demand.Key) *grants {
 	return g
 }
 
-// setUnasked records whether capacity for a key is not, or not entirely, requested.
-func (c *grantCache) setUnasked(key demand.Key, unasked bool) {
+// setUnasked records whether capacity for a key is not, or not entirely, requested, and for
+// how many pods it is.
+func (c *grantCache) setUnasked(key demand.Key, unasked bool, but int32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if unasked {
-		c.unasked[key.OfReservation()] = true
+		c.unasked[key.OfReservation()] = but
 	} else {
 		delete(c.unasked, key.OfReservation())
 	}
@@ -221,14 +233,38 @@ func (c *grantCache) setUnasked(key demand.Key, unasked bool) {
 func (c *grantCache) keepUnasked(keep func(demand.Key) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.unasked, func(key demand.Key, _ bool) bool { return !keep(key) })
+	maps.DeleteFunc(c.unasked, func(key demand.Key, _ int32) bool { return !keep(key) })
 }
 
-// isUnasked reports what setUnasked recorded.
-func (c *grantCache) isUnasked(key demand.Key) bool {
+// unaskedBut returns what setUnasked recorded.
+func (c *grantCache) unaskedBut(key demand.Key) (pods int32, unasked bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	return c.unasked[key.OfReservation()]
+	pods, unasked = c.unasked[key.OfReservation()]
+	return pods, unasked
+}
+
+// isUnasked reports whether capacity for a key is not, or not entirely, requested.
+func (c *grantCache) isUnasked(key demand.Key) bool {
+	_, unasked := c.unaskedBut(key)
+	return unasked
+}
+
+// expected returns how many pods of a key have capacity in other clusters, or may get it by
+// what is requested already, or is about to be.
+func (c *grantCache) expected(key demand.Key) (pods int32) {
+	requested, _ := c.unaskedBut(key)
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	undecided := len(c.states[key]) == 0
+	for _, s := range c.states[key] {
+		pods += s.expected
+		undecided = undecided || !s.queued && !s.failed
+	}
+	if undecided {
+		return max(pods, requested) // the cache may be older than the request
+	}
+	return pods
 }
 
 // refused reports whether a key has Reservations and all of them are queued or

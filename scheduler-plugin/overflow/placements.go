@@ -464,6 +464,12 @@ func (p *placements) placeOf(uid types.UID) (node, hold string) {
 	return "", ""
 }
 
+// placed reports whether a pod has a place.
+func (p *placements) placed(uid types.UID) bool {
+	node, _ := p.placeOf(uid)
+	return node != ""
+}
+
 // changedAt returns when a node last became able to run more pods.
 func (p *placements) changedAt(node string) time.Time {
 	p.mu.Lock()

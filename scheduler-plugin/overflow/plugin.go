@@ -234,11 +234,17 @@ func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *c
 	return nil, nil
 }
 
-// grantsOf returns what the pod may use in other clusters; nil if nothing.
+// grantsOf returns what a pod without a place may use in other clusters; nil if nothing. A
+// grant of its owner and shape may be older than what keeps this pod in its cluster.
 func (p *Plugin) grantsOf(pod *corev1.Pod) *grants {
-	if !p.counted() || !p.grants.hasNamespace(pod.Namespace) || pod.Labels[broker.LabelOverflow] == broker.OverflowDisabled {
+	if !p.counted() || !p.grants.hasNamespace(pod.Namespace) || !p.mayOverflow(pod) {
 		return nil
 	}
+	return p.ownGrants(pod)
+}
+
+// ownGrants returns the grants of a pod's owner and shape; nil if there are none.
+func (p *Plugin) ownGrants(pod *corev1.Pod) *grants {
 	key, ok := p.keys.get(pod)
 	if !ok {
 		return nil
@@ -246,12 +252,19 @@ func (p *Plugin) grantsOf(pod *corev1.Pod) *grants {
 	return p.grants.get(key.key)
 }
 
-// poolsOf returns the pools that a pod may use, in the order in which it uses them.
-func (p *Plugin) poolsOf(pod *corev1.Pod) []*pool {
-	if !p.counted() || len(p.pools.all()) == 0 || !optedIn(p.namespaces, pod.Namespace) {
-		return nil
+// mayOverflow reports whether a pod without a place may get one in another cluster.
+func (p *Plugin) mayOverflow(pod *corev1.Pod) bool {
+	if !optedIn(p.namespaces, pod.Namespace) {
+		return false
 	}
-	if ok, _ := p.gangs.admissible(pod); !ok {
+	ok, _ := p.gangs.admissible(pod)
+	return ok
+}
+
+// poolsOf returns the pools that a pod without a place may use, in the order in which it
+// uses them.
+func (p *Plugin) poolsOf(pod *corev1.Pod) []*pool {
+	if !p.counted() || len(p.pools.all()) == 0 || !p.mayOverflow(pod) {
 		return nil
 	}
 	return p.pools.of(pod)
@@ -511,10 +524,11 @@ func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Co
 	}
 	deadline := p.gate.since(pod.UID).Add(p.args.AskAfter.Duration + p.args.DecisionTimeout.Duration)
 	code, message := framework.Unschedulable, errWaiting
+	inVain := p.settled(key.key) && !p.gate.isAmong(coming(p.grants, p.placements, key.key), pod, key.key, p.placements.placed)
 	switch {
-	case p.grants.refused(key.key):
+	case inVain && p.grants.refused(key.key):
 		message = errRefused
-	case p.grants.isUnasked(key.key):
+	case inVain:
 		message = errNotRequested
 	case p.args.Overflow == BeforePreemption && p.clock.Now().Before(deadline):
 		// No PostFilter plugin after this one runs: no preemption while the request
@@ -541,7 +555,7 @@ func (p *Plugin) passGate(pod types.UID) {
 }
 
 // settled reports whether preemption no longer waits for capacity for a key in other
-// clusters.
+// clusters, but for the pods that it is coming for.
 func (p *Plugin) settled(key demand.Key) bool {
 	return p.grants.refused(key) || p.grants.isUnasked(key)
 }
@@ -602,7 +616,7 @@ func (p *Plugin) stillGranted(pod *corev1.Pod) bool {
 	if err != nil || provider == "" || p.pools.has(hold) {
 		return true
 	}
-	g := p.grantsOf(pod)
+	g := p.ownGrants(pod)
 	if g == nil || !slices.ContainsFunc(g.charges[provider], func(c charge) bool { return c.label == hold }) {
 		return false
 	}

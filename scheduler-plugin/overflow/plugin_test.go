@@ -109,7 +109,7 @@ type filterCase struct {
 	reason       string
 	reservations []*broker.Reservation
 	node         framework.NodeInfo
-	optedOut     bool
+	change       func(*Plugin, *corev1.Pod)
 	want         string // part of the message; empty is success
 }
 
@@ -175,8 +175,26 @@ func TestFilter(t *testing.T) {
 			reason:       "the pod must not overflow",
 			reservations: inParis(2),
 			node:         nodeWith("paris"),
-			optedOut:     true,
+			change: func(_ *Plugin, pod *corev1.Pod) {
+				pod.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled}
+			},
+			want: noReservation,
+		},
+		"namespace opted out": {
+			reason:       "the grant is for the pods that have a place in it already",
+			reservations: inParis(2),
+			node:         nodeWith("paris"),
+			change:       func(p *Plugin, _ *corev1.Pod) { p.namespaces = corelisters.NewNamespaceLister(newIndexer()) },
 			want:         noReservation,
+		},
+		"cannot overflow": {
+			reason:       "the grant is for others of its owner and shape, which has no volumes",
+			reservations: inParis(2),
+			node:         nodeWith("paris"),
+			change: func(_ *Plugin, pod *corev1.Pod) {
+				pod.Spec.Volumes = []corev1.Volume{{Name: "shared", VolumeSource: corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{}}}}
+			},
+			want: noReservation,
 		},
 	})
 }
@@ -248,8 +266,8 @@ func runFilter(t *testing.T, cases map[string]filterCase) {
 				p.grants.set(r)
 			}
 			pod := jobPod("crunch", "crunch-0", "1")
-			if tc.optedOut {
-				pod.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled}
+			if tc.change != nil {
+				tc.change(p, pod)
 			}
 			for _, info := range tc.node.GetPods() {
 				guest := info.GetPod().DeepCopy()
@@ -381,9 +399,37 @@ func TestPostFilter(t *testing.T) {
 			reason: "preemption may help", order: BeforePreemption,
 			change: func(p *Plugin, pod *corev1.Pod) {
 				key, _ := p.keys.get(pod)
-				p.grants.setUnasked(key.key, true)
+				p.grants.setUnasked(key.key, true, 0)
 			},
 			code: framework.Unschedulable, message: "capacity in other clusters cannot be requested", queued: true,
+		},
+		"a policy allows one more": {
+			reason: "capacity may come for it", order: BeforePreemption,
+			change: func(p *Plugin, pod *corev1.Pod) {
+				key, _ := p.keys.get(pod)
+				p.grants.setUnasked(key.key, true, 1)
+			},
+			code: framework.UnschedulableAndUnresolvable, message: "waiting for capacity in another cluster", queued: true,
+		},
+		"a policy allows one more, which is for another pod": {
+			reason: "preemption may help", order: BeforePreemption,
+			change: func(p *Plugin, pod *corev1.Pod) {
+				first := pod.DeepCopy()
+				first.Name, first.UID = "a", "a"
+				p.PostFilter(t.Context(), scheduler.NewCycleState(), first, nil)
+				key, _ := p.keys.get(pod)
+				p.grants.setUnasked(key.key, true, 1)
+			},
+			code: framework.Unschedulable, message: "capacity in other clusters cannot be requested", queued: true,
+		},
+		"refused but for one": {
+			reason: "its virtual node is about to be ready", order: BeforePreemption,
+			change: func(p *Plugin, _ *corev1.Pod) {
+				partly := refused.DeepCopy()
+				partly.Status.Allocations = []broker.Allocation{{Cluster: "paris", PodSets: partly.Spec.PodSets, Accepted: true}}
+				p.grants.set(partly)
+			},
+			code: framework.UnschedulableAndUnresolvable, message: "waiting for capacity in another cluster", queued: true,
 		},
 		"no decision in time": {
 			reason: "preemption may help", order: BeforePreemption,
@@ -532,7 +578,7 @@ func TestUntriedPodsAreHeld(t *testing.T) {
 		"autoscaler first": {reason: "it must see the pod", change: func(p *Plugin, _ *corev1.Pod) { p.args.AskAfter.Duration = time.Minute }},
 		"capped": {reason: "no capacity will come soon", change: func(p *Plugin, pod *corev1.Pod) {
 			key, _ := p.keys.get(pod)
-			p.grants.setUnasked(key.key, true)
+			p.grants.setUnasked(key.key, true, 0)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

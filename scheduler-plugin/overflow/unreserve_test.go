@@ -152,7 +152,7 @@ func TestGatedMember(t *testing.T) {
 	c, _, _ := testController(t, p, pods)
 	c.gangs = p.gangs
 	key, _ := p.keys.keyOf(pod)
-	p.grants.setUnasked(key, true)
+	p.grants.setUnasked(key, true, 0)
 	check := func(what string, requested int32, permitted framework.Code) {
 		t.Helper()
 		var n int32

@@ -53,7 +53,7 @@ func (w *waker) wake(keys map[demand.Key]bool, nodes map[string]bool, pools bool
 	}
 	for key := range keys {
 		if w.settled(key) {
-			opened(openedForDecision, w.gate.openDecided(key))
+			opened(openedForDecision, w.gate.openDecided(key, coming(w.grants, w.placements, key), w.placements.placed))
 		}
 		if g := w.grants.get(key); g != nil {
 			opened(openedForGrant, w.gate.openForSlots(key, w.slots(g)))
@@ -77,6 +77,18 @@ func (w *waker) wake(keys map[demand.Key]bool, nodes map[string]bool, pools bool
 		byName[nameOf(pod).String()] = pod
 	}
 	w.activate(byName)
+}
+
+// coming returns for how many pods of a key without a place there is capacity in other
+// clusters, or may be soon by what is requested.
+func coming(grants *grantCache, placements *placements, key demand.Key) int32 {
+	n := grants.expected(key)
+	if g := grants.get(key); g != nil {
+		for provider := range g.slots {
+			n -= placements.usedOf(key, broker.VirtualNodeName(provider), g.charges[provider])
+		}
+	}
+	return n
 }
 
 // poolRooms returns the room in pools, in their order.
