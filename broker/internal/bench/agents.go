@@ -62,7 +62,7 @@ type agent struct {
 	acks   chan func(ctx context.Context) error
 
 	mu sync.Mutex
-	// delivered is when a view of a reservation first came with a hold.
+	// delivered is when a view of a reservation first came that an agent makes an instruction of.
 	delivered map[types.UID]time.Time
 }
 
@@ -159,8 +159,8 @@ func (a *agent) handle(e protocol.Event, ack bool) {
 		var ready []string
 		news := false
 		for _, allocation := range view.Status.Allocations {
-			saw(view.UID)
-			if allocation.Accepted {
+			if allocation.Accepted { // else, an agent makes no instruction of it
+				saw(view.UID)
 				ready = append(ready, allocation.Cluster)
 				news = news || !allocation.VirtualNodeReady
 			}

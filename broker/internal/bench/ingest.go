@@ -79,6 +79,7 @@ func advertiseIngest(ctx context.Context, d *deployment, r *replica) error {
 	if err != nil {
 		return err
 	}
+	var running []*process.Process
 	for i := range agentsProcess {
 		path := filepath.Join(d.dir, fmt.Sprintf("agents-%d.json", i))
 		share := members[i*ingestAgents/agentsProcess : (i+1)*ingestAgents/agentsProcess]
@@ -97,6 +98,7 @@ func advertiseIngest(ctx context.Context, d *deployment, r *replica) error {
 			fmt.Print(agents.Tail(1))
 			agents.Kill()
 		}()
+		running = append(running, agents)
 	}
 	// The first beats connect, and set the clusters active.
 	for range 4 {
@@ -109,16 +111,42 @@ func advertiseIngest(ctx context.Context, d *deployment, r *replica) error {
 	// Some of the advertisements are stored once more, as in any other 5 minutes, which counts
 	// as well.
 	beats := int(math.Ceil(float64(5*time.Minute) / float64(ingestBeat)))
+	sent, err := accepted(running)
+	if err != nil {
+		return err
+	}
 	cpu, began := process.CPUTime(r.Pid()), time.Now()
 	if err := wait(ctx, time.Duration(beats)*ingestBeat); err != nil {
 		return err
 	}
 	cores := (process.CPUTime(r.Pid()) - cpu).Seconds() / time.Since(began).Seconds()
 	now, most := process.Memory(r.Pid())
+	all, err := accepted(running)
+	if err != nil {
+		return err
+	}
+	if want := ingestAgents * beats; all-sent < want*9/10 {
+		return fmt.Errorf("the broker accepted %d advertisements, which should be %d", all-sent, want)
+	}
 	fmt.Printf("memory at most %.0f MiB, also while the clusters registered; %d clusters, beat %s\n", most, ingestAgents, ingestBeat)
 	lines.Time("advertise_ingest", cores, "cores", "<= 0.15")
 	lines.Time("advertise_ingest_memory", now, "MiB", "<= 300")
 	return nil
+}
+
+const sentFormat = "%d advertisements accepted, %d refused, %d failed\n"
+
+// accepted sums up how many advertisements processes of agents say were accepted.
+func accepted(agents []*process.Process) (sum int, err error) {
+	for _, process := range agents {
+		var accepted, refused, failed int
+		line := process.Tail(1)
+		if _, err := fmt.Sscanf(line, sentFormat, &accepted, &refused, &failed); err != nil {
+			return 0, fmt.Errorf("reading %q: %w", line, err)
+		}
+		sum += accepted
+	}
+	return sum, nil
 }
 
 func wait(ctx context.Context, duration time.Duration) error {
@@ -197,7 +225,7 @@ func advertiseAgents() error {
 			if err := wait(ctx, 5*time.Second); err != nil {
 				return err
 			}
-			fmt.Printf("%d advertisements accepted, %d refused, %d failed\n", sent.Load(), refused.Load(), failed.Load())
+			fmt.Printf(sentFormat, sent.Load(), refused.Load(), failed.Load())
 		}
 	})
 	return group.Wait()

@@ -311,7 +311,7 @@ func durable(ctx context.Context, h *hub) error {
 		group.Go(func() error {
 			return h.api.Create(writing, &corev1.ConfigMap{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("bare-", i)},
-				Data:       map[string]string{"data": string(make([]byte, 1024))},
+				Data:       map[string]string{"data": strings.Repeat("x", 2048)},
 			})
 		})
 	}
