@@ -93,7 +93,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 			w.Header().Del("Connection")
 		}
 		if !route.streams(r) {
-			if !s.inProgress.begin(fingerprint) {
+			if !s.inProgress.begin(fingerprint, maxCalls) {
 				return cluster, slower(time.Second, "cluster %s has %d calls in progress, the maximum", cluster, maxCalls)
 			}
 			defer s.inProgress.end(fingerprint)
@@ -115,6 +115,12 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 		if wait := s.listers.take(caller, 1); wait > 0 {
 			return caller, slower(wait, "cluster %s exceeds the rate limit of its lists and streams", caller)
 		}
+		if !route.streams(r) {
+			if err := s.beginList(caller); err != nil {
+				return caller, err
+			}
+			defer s.listsInProgress.end(caller)
+		}
 	}
 	if id := r.PathValue("id"); id != "" && len(validation.IsDNS1123Subdomain(id)) > 0 {
 		// No object has such a name, and the API server would not understand the request.
@@ -126,6 +132,14 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 		r = r.WithContext(ctx)
 	}
 	return caller, route.call(w, r, caller)
+}
+
+// beginList counts a list in progress, unless there are too many of the caller.
+func (s *Server) beginList(caller string) error {
+	if !s.listsInProgress.begin(caller, maxLists) {
+		return slower(time.Second, "cluster %s has %d lists in progress, the maximum", caller, maxLists)
+	}
+	return nil
 }
 
 // authenticate returns the caller's cluster ID. The connection of one that may not call ends.

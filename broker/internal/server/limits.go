@@ -91,33 +91,43 @@ func slower(wait time.Duration, format string, args ...any) error {
 	return refusal
 }
 
-// takeWrite counts a call that changes an object in the hub, or reaches another cluster.
-func (s *Server) takeWrite(caller string) error {
-	if wait := s.writers.take(caller, 1); wait > 0 {
+// takeWrite counts a call that changes an object in the hub, or reaches another cluster, of an
+// amount of bytes of JSON: large ones count as several.
+func (s *Server) takeWrite(caller string, size int) error {
+	if wait := s.writers.take(caller, 1+size/writeSize); wait > 0 {
 		return slower(wait, "cluster %s exceeds the rate limit of its writes, %d per second (spec.quotas.writesPerSecond of the BrokerConfig in the hub)", caller, s.quotas().writesPerSecond)
 	}
 	return nil
 }
+
+const (
+	// writeSize is the size up to which a write counts as one.
+	writeSize = 8 << 10
+	// maxLists is the maximum number of lists of one cluster, and of first lists of its streams,
+	// that are in progress at the same time: each may need some MB of memory until the cluster
+	// has read it.
+	maxLists = 4
+)
 
 // maxCalls is the maximum number of calls of one cluster that are in progress at the same
 // time. Each may need memory of the size of its body and its response until the cluster
 // has sent or read it.
 const maxCalls = 80
 
-// inProgress counts the calls of each caller that are in progress, without streams.
+// inProgress counts the calls of each caller that are in progress.
 type inProgress struct {
 	mutex sync.Mutex
 	calls map[string]int
 }
 
-// begin counts a call, unless there are too many.
-func (p *inProgress) begin(caller string) bool {
+// begin counts a call, unless there are as many as there may be at most.
+func (p *inProgress) begin(caller string, most int) bool {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	if p.calls == nil {
 		p.calls = map[string]int{}
 	}
-	if p.calls[caller] >= maxCalls {
+	if p.calls[caller] >= most {
 		return false
 	}
 	p.calls[caller]++

@@ -136,7 +136,7 @@ func (m *mailboxes) account(of *mail, size int) {
 }
 
 func (s *Server) postRelay(w http.ResponseWriter, r *http.Request, caller string) error {
-	if err := s.takeWrite(caller); err != nil {
+	if err := s.takeWrite(caller, 0); err != nil {
 		return err
 	}
 	var message protocol.RelayMessage

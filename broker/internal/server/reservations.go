@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -89,10 +90,14 @@ func newReservation(namespace, caller string, request protocol.ReservationReques
 // write of the caller. If the cache is outdated, the write fails with a conflict and is
 // retried on a live read.
 func (s *Server) put(ctx context.Context, caller string, want *broker.Reservation) (*broker.Reservation, error) {
-	takeWrite := sync.OnceValue(func() error { return s.takeWrite(caller) })
+	text, err := json.Marshal(&want.Spec)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the spec of reservation %s: %w", want.Name, err)
+	}
+	takeWrite := sync.OnceValue(func() error { return s.takeWrite(caller, len(text)) })
 	var stored *broker.Reservation
 	var reader client.Reader = s.client
-	err := retry.OnError(retry.DefaultRetry, func(err error) bool {
+	err = retry.OnError(retry.DefaultRetry, func(err error) bool {
 		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 	}, func() error {
 		stored = &broker.Reservation{}
@@ -103,6 +108,9 @@ func (s *Server) put(ctx context.Context, caller string, want *broker.Reservatio
 				return err
 			}
 			stored = want.DeepCopy()
+			if len(stored.Spec.Retained) > fewRetained {
+				stored.Spec.Retained = nil // the consumer repeats it when there are holds
+			}
 			return s.create(ctx, stored)
 		} else if err != nil {
 			return err
@@ -115,6 +123,9 @@ func (s *Server) put(ctx context.Context, caller string, want *broker.Reservatio
 			if err := s.checkSize(&stored.Spec); err != nil {
 				return err
 			}
+		}
+		if err := checkRetained(stored); err != nil {
+			return err
 		}
 		if err := takeWrite(); err != nil {
 			return err
@@ -156,6 +167,19 @@ func (s *Server) checkSize(spec *broker.ReservationSpec) error {
 	most := s.quotas().reservationBytes
 	if size > most {
 		return refuse(protocol.CodeTooLarge, "spec has %d bytes, the quota of the broker is %d: shorten its node selectors, affinity or tolerations, or raise spec.quotas.reservationBytes of the BrokerConfig in the hub", size, most)
+	}
+	return nil
+}
+
+// fewRetained is how many entries retained may have in any case.
+const fewRetained = 64
+
+// checkRetained refuses more entries of retained than the Reservation has allocations, with
+// room for those that the consumer knows longer or earlier than the status shows them.
+func checkRetained(r *broker.Reservation) error {
+	allocations := len(r.EffectiveStatus().Allocations)
+	if n := len(r.Spec.Retained); n > max(fewRetained, 2*allocations) {
+		return refuse(protocol.CodeInvalid, "spec.retained has %d entries, and the Reservation has capacity of %d clusters: list these only", n, allocations)
 	}
 	return nil
 }
@@ -307,7 +331,7 @@ func notFound() error {
 func (s *Server) deleteReservation(w http.ResponseWriter, r *http.Request, caller string) error {
 	known := s.index.reservation(caller, r.PathValue("id"))
 	if known == nil || known.DeletionTimestamp != nil || s.release(r.Context(), known) != nil {
-		if err := s.takeWrite(caller); err != nil {
+		if err := s.takeWrite(caller, 0); err != nil {
 			return err
 		}
 		live := &broker.Reservation{}
@@ -346,7 +370,7 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 			err = s.Reconciler.ApplyProviderAck(r.Context(), caller, id, ack)
 		}
 	case protocol.RoleRequester:
-		if err := s.takeWrite(caller); err != nil {
+		if err := s.takeWrite(caller, 0); err != nil {
 			return err
 		}
 		var ack protocol.RequesterAck

@@ -109,7 +109,7 @@ type Server struct {
 	// cluster's new one. listers, writers and advertisers limit by cluster, joiners by
 	// address.
 	callers, listers, writers, advertisers, joiners *limiters
-	inProgress                                      inProgress
+	inProgress, listsInProgress                     inProgress
 	connections                                     *connections
 	heartbeat                                       time.Duration
 	explaining                                      *explanations

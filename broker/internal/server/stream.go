@@ -8,6 +8,7 @@ import (
 	"hash/maphash"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -36,10 +37,12 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, caller string, r
 	// Before the first list, so that no change is missed between the two.
 	subscription := s.broadcaster.subscribe(caller, role, s.quotas().streams)
 	defer s.broadcaster.unsubscribe(subscription)
-	events, err := source.events(subscription)
+	events, err := s.relist(caller, source, subscription)
 	if err != nil {
 		return err
 	}
+	listed := sync.OnceFunc(func() { s.listsInProgress.end(caller) })
+	defer listed()
 	control := http.NewResponseController(w)
 	if err := supported(control.SetReadDeadline(time.Time{})); err != nil {
 		return fmt.Errorf("opening stream: %w", err)
@@ -50,23 +53,38 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, caller string, r
 	w.WriteHeader(http.StatusOK)
 	log := s.Log.WithValues("cluster", caller, "role", role)
 	log.V(1).Info("Stream opened")
-	if err := s.writeEvents(w, r, subscription, source, events); err != nil {
+	err = s.write(w, events)
+	listed()
+	if err == nil {
+		err = s.writeEvents(w, r, subscription, source)
+	}
+	if err != nil {
 		log.V(1).Info("Stream closed", "reason", err.Error())
 	}
 	// The response has begun: an error cannot be sent any more.
 	return nil
 }
 
-// writeEvents writes the given events and then those of the source, until the caller
-// disconnects, the server stops, or the caller is not authorized any more.
-func (s *Server) writeEvents(w http.ResponseWriter, r *http.Request, subscription *subscription, source source, events []protocol.Event) error {
+// relist returns the first events of a stream, which count as a list in progress of the caller.
+func (s *Server) relist(caller string, source source, subscription *subscription) ([]protocol.Event, error) {
+	if err := s.beginList(caller); err != nil {
+		return nil, err
+	}
+	events, err := source.events(subscription)
+	if err != nil {
+		s.listsInProgress.end(caller)
+	}
+	return events, err
+}
+
+// writeEvents writes the further events of the source, until the caller disconnects, the server
+// stops, or the caller is not authorized any more.
+func (s *Server) writeEvents(w http.ResponseWriter, r *http.Request, subscription *subscription, source source) error {
 	ctx := r.Context()
 	heartbeat := s.Clock.NewTicker(s.heartbeat)
 	defer heartbeat.Stop()
 	for {
-		if err := s.write(w, events); err != nil {
-			return err
-		}
+		var events []protocol.Event
 		readAt := s.Clock.Now()
 		select {
 		case <-ctx.Done():
@@ -89,6 +107,9 @@ func (s *Server) writeEvents(w http.ResponseWriter, r *http.Request, subscriptio
 			if events, err = source.events(subscription); err != nil {
 				return err
 			}
+		}
+		if err := s.write(w, events); err != nil {
+			return err
 		}
 	}
 }

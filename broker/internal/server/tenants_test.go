@@ -1,12 +1,16 @@
 package server
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -45,6 +49,70 @@ func TestListsAreLimited(t *testing.T) {
 			t.Errorf("%s: another cluster got %d", path, got.status)
 		}
 	}
+}
+
+// TestUnreadLists: what a cluster does not read takes memory of the broker, so there is little
+// of it. That of a stream is its first list.
+func TestUnreadLists(t *testing.T) {
+	for path, open := range map[string]func(protocol.Role) string{
+		"list": func(role protocol.Role) string { return protocol.PathReservations + "?role=" + string(role) },
+		"stream": func(role protocol.Role) string {
+			return protocol.PathReservations + "?watch=true&role=" + string(role)
+		},
+	} {
+		t.Run(path, func(t *testing.T) {
+			m := newMemory(t, logr.Discard())
+			var ended sync.WaitGroup
+			ctx, cancel := context.WithCancel(t.Context())
+			slow := &unread{statuses: make(chan int, 20), read: make(chan struct{})}
+			for range 2 * maxLists {
+				ended.Go(func() {
+					m.Handler().ServeHTTP(slow, m.request(http.MethodGet, open(protocol.RoleRequester), "", "rome").WithContext(ctx))
+				})
+			}
+			got := map[int]int{}
+			for range 2 * maxLists {
+				select {
+				case status := <-slow.statuses:
+					got[status]++
+				case <-time.After(time.Minute):
+					t.Fatalf("no further answer after %v", got)
+				}
+			}
+			if want := map[int]int{http.StatusOK: maxLists, http.StatusTooManyRequests: maxLists}; !maps.Equal(got, want) {
+				t.Errorf("answers by status %v, want %v", got, want)
+			}
+			if got := m.call(http.MethodGet, protocol.PathReservations+"?role=provider", "", "rome"); got.status != http.StatusTooManyRequests {
+				t.Errorf("one more list got %d", got.status)
+			}
+			if got := m.call(http.MethodGet, protocol.PathAdvertisements, "", "paris"); got.status != http.StatusOK {
+				t.Errorf("another cluster got %d", got.status)
+			}
+			close(slow.read)
+			expect.Eventually(t, "lists to be possible again", func() (bool, string) {
+				got := m.call(http.MethodGet, protocol.PathAdvertisements, "", "rome")
+				return got.status == http.StatusOK, string(got.body)
+			})
+			cancel()
+			ended.Wait()
+		})
+	}
+}
+
+// unread is a response that is not read until read is closed, unless it is an error.
+type unread struct {
+	statuses chan int
+	read     chan struct{}
+}
+
+func (u *unread) Header() http.Header  { return http.Header{} }
+func (u *unread) WriteHeader(code int) { u.statuses <- code }
+func (u *unread) FlushError() error    { return nil }
+func (u *unread) Write(b []byte) (int, error) {
+	if !bytes.Contains(b, []byte(protocol.CodeTooMany)) {
+		<-u.read
+	}
+	return len(b), nil
 }
 
 // TestCallsInProgress: a cluster whose calls do not end gets no further ones, also if it
