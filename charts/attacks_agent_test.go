@@ -2,7 +2,6 @@ package charts_test
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"testing"
 
@@ -109,8 +108,10 @@ func attacksInNamespaces(t *testing.T, admin, agent client.Client) []attack {
 	guest.Namespace = "shop-oslo"
 	for _, object := range []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: labels}},
-		// As the agent could make it, without labels.
-		&corev1.Namespace{ObjectMeta: named("liqo-tenant-oslo")},
+		// As liqoctl makes it, for a peering by hand.
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo", "liqo.io/tenant-namespace": "true"}}},
+		// As an administrator could make it.
+		&corev1.Namespace{ObjectMeta: named("spillway-trial-oslo")},
 		&corev1.ServiceAccount{ObjectMeta: within("shop-oslo", "default")}, guest,
 		roleBinding("shop-oslo", "spillway-agent", "spillway-agent-guests", namespace, "spillway-agent"),
 		&corev1.Secret{ObjectMeta: within("shop-oslo", "private")}, &corev1.Secret{ObjectMeta: within("kube-system", "private")},
@@ -148,17 +149,10 @@ func attacksInNamespaces(t *testing.T, admin, agent client.Client) []attack {
 	expect.NoError(t, admin.Status().Patch(ctx, guest.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"status":{"conditions":[`+scheduled+`,`+notReady+`]}}`))))
 	eventually(t, "marking a guest that must leave", conditions(scheduled+`,`+notReady))
 	eventually(t, "trying a guest", create("shop-oslo", client.DryRunAll))
-	trialNamespace := func(name string, labels map[string]string) func() error {
-		return func() error {
-			return agent.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, client.DryRunAll)
-		}
-	}
-	managed := map[string]string{"liqo.io/remote-cluster-id": "oslo", "app.kubernetes.io/managed-by": "spillway"}
-	tenant := maps.Clone(managed)
-	tenant["liqo.io/tenant-namespace"] = "true"
-	eventually(t, "making a namespace to try guests in", trialNamespace("spillway-trial-oslo", managed))
 	const limits, inGuests, secrets, bindOnly = "spillway-agent-limits", "spillway-agent-guests", "spillway-agent-secrets", "may only bind its roles"
-	return []attack{
+	own := ownNamespaces{t, admin, agent}
+	own.allowed()
+	return append(own.attacks(), []attack{
 		{"nominating a pod of this cluster", status(podOn("", "pending"), `{"nominatedNodeName":"worker"}`), []string{"RBAC"}, "cannot patch resource"},
 		{"changing a guest's phase", status(guest, `{"phase":"Failed"}`), []string{inGuests}, "only nominate a pod"},
 		{"making a guest Ready", conditions(scheduled + `,{"type":"Ready","status":"True","lastTransitionTime":"2026-01-01T00:00:00Z"}`), []string{inGuests}, "only change condition"},
@@ -173,14 +167,11 @@ func attacksInNamespaces(t *testing.T, admin, agent client.Client) []attack {
 		{"trying a pod among those of this cluster", create("default", client.DryRunAll), []string{"RBAC"}, "cannot create resource"},
 		{"creating a guest", create("shop-oslo"), []string{inGuests}, "only create placeholders"},
 		{"its role for guests in a user's namespace", bind("default", "spillway-agent-guests", "spillway-agent"), []string{limits}, bindOnly},
-		{"its role for guests in a peer's namespace, whose labels it may change", bind("liqo-tenant-oslo", "spillway-agent-guests", "spillway-agent"), []string{limits}, bindOnly},
+		{"its role for guests in a peer's namespace, whose labels it may change", bind("liqo-tenant-rome", "spillway-agent-guests", "spillway-agent"), []string{limits}, bindOnly},
 		{"its role for guests to an account without limits", bind("shop-oslo", "spillway-agent-guests", "default"), []string{limits}, bindOnly},
 		{"its role for peers among guests", bind("shop-oslo", "spillway-agent-tenant", "spillway-agent"), []string{limits}, bindOnly},
 		{"removing the label that its limits go by", merge(&corev1.Namespace{ObjectMeta: named("shop-oslo")}, `{"metadata":{"labels":{"liqo.io/remote-cluster-id":null}}}`), []string{limits}, "may only change namespaces of peers"},
-		{"a namespace to try guests in without the label that its limits go by", trialNamespace("spillway-trial-oslo", map[string]string{"app.kubernetes.io/managed-by": "spillway"}), []string{limits}, "may only change namespaces of peers"},
-		{"a namespace to try guests in of another peer", trialNamespace("spillway-trial-rome", managed), []string{limits}, "may only change namespaces of peers"},
-		{"a namespace to try guests in that its limits take for another one", trialNamespace("spillway-trial-oslo", tenant), []string{limits}, "may only change namespaces of peers"},
 		{"changing a Secret that it may mark", merge(&corev1.Secret{ObjectMeta: within("shop-oslo", "private")}, `{"data":{"key":"eA=="}}`), []string{secrets}, "only mark a ConfigMap or Secret"},
 		{"changing a Secret of kube-system", merge(&corev1.Secret{ObjectMeta: within("kube-system", "private")}, `{"data":{"key":"eA=="}}`), []string{"RBAC"}, "cannot patch resource"},
-	}
+	}...)
 }

@@ -28,8 +28,6 @@ func TestAttacksByVirtualNode(t *testing.T) {
 	closed.Namespace = "shop"
 	for _, object := range []client.Object{
 		&corev1.Namespace{ObjectMeta: named("shop")}, &corev1.ServiceAccount{ObjectMeta: within("shop", "default")}, closed,
-		// As an administrator could make it.
-		&corev1.Namespace{ObjectMeta: named("spillway-guests-oslo")},
 		// As the agent makes it.
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: guests, Labels: map[string]string{"app.kubernetes.io/managed-by": "spillway", "broker.fluidos.eu/guests-of": "rome"}}},
 		kubelet, foreign,
@@ -79,7 +77,7 @@ func TestAttacksByVirtualNode(t *testing.T) {
 		guards = append(guards, policyGuard(t, admin, name))
 	}
 	guards = append(guards, permissionGuard(t, admin, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: "spillway-virtual-node"}))
-	runAttacks(t, guards, []attack{
+	runAttacks(t, guards, append(attacksOnGuestNamespaces(t, admin, agent), []attack{
 		{"reporting a pod of a real node", report(podOn("", "local")), []string{reports}, "only change pods on virtual nodes"},
 		{"reporting a pod of a real node with the name of a virtual one", report(podOn("", "second")), []string{reports}, "only change pods on virtual nodes"},
 		{"reporting a pod there that may overflow", report(podOn("", "third")), []string{reports}, "only change pods on virtual nodes"},
@@ -98,13 +96,5 @@ func TestAttacksByVirtualNode(t *testing.T) {
 		{"opening a namespace without its label", bind("shop", "spillway-virtual-node", "spillway-virtual-node-namespace", "spillway-virtual-node"), []string{limits}, "may only bind its roles"},
 		{"removing the label of an open namespace", merge(agent, user, unlabel), []string{labels}, "may not be removed while"},
 		{"removing it by hand", merge(admin, user, unlabel), []string{labels}, "may not be removed while"},
-		{"a consumer's role in a namespace without its labels", bind("spillway-guests-oslo", "x", "spillway-direct-guest", "default"), []string{limits}, "may only bind its roles"},
-		{"a consumer's role for itself", bind(guests, "x", "spillway-direct-guest", "spillway-agent"), []string{limits}, "may only bind its roles"},
-		{"labelling a namespace otherwise", merge(agent, user, `{"metadata":{"labels":{"broker.fluidos.eu/guests-of":""}}}`), []string{limits}, "may only change namespaces of guests"},
-		{"a namespace of guests without its labels", func() error {
-			return agent.Create(ctx, &corev1.Namespace{ObjectMeta: named("spillway-guests-bergen")}, client.DryRunAll)
-		}, []string{limits}, "may only change namespaces of guests"},
-		{"the agent's role for guests where nothing limits it", bind("spillway-guests-oslo", "x", "spillway-agent-guests", "spillway-agent"), []string{limits}, "may only bind its roles"},
-		{"the agent's role for guests to another account", bind(guests, "x", "spillway-agent-guests", "default"), []string{limits}, "may only bind its roles"},
-	})
+	}...))
 }

@@ -135,7 +135,7 @@ func testLiqoAgent(t *testing.T, agent client.Client, cordon client.Patch) {
 		}, true},
 		{"listing other ConfigMaps", func() error { return agent.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(namespace)) }, false},
 		{"creating a peer's namespace", func() error {
-			return agent.Create(ctx, &corev1.Namespace{ObjectMeta: named("liqo-tenant-paris")})
+			return agent.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-paris", Labels: tenantLabels("paris")}})
 		}, true},
 		{"creating another namespace", func() error { return agent.Create(ctx, &corev1.Namespace{ObjectMeta: named("mine")}) }, false},
 		{"labelling a namespace of guests as limited", labelNamespace("shop-oslo", "broker.fluidos.eu/limited"), true},
