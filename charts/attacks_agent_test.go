@@ -172,6 +172,8 @@ func attacksInNamespaces(t *testing.T, admin, agent client.Client) []attack {
 		{"its role for peers among guests", bind("shop-oslo", "spillway-agent-tenant", "spillway-agent"), []string{limits}, bindOnly},
 		{"removing the label that its limits go by", merge(&corev1.Namespace{ObjectMeta: named("shop-oslo")}, `{"metadata":{"labels":{"liqo.io/remote-cluster-id":null}}}`), []string{limits}, "may only change namespaces of peers"},
 		{"changing a Secret that it may mark", merge(&corev1.Secret{ObjectMeta: within("shop-oslo", "private")}, `{"data":{"key":"eA=="}}`), []string{secrets}, "only mark a ConfigMap or Secret"},
+		{"labelling it for another program", merge(&corev1.Secret{ObjectMeta: within("shop-oslo", "private")}, `{"metadata":{"labels":{"x":""}}}`), []string{secrets}, "only mark a ConfigMap or Secret"},
+		{"annotating it for another program", merge(&corev1.Secret{ObjectMeta: within("shop-oslo", "private")}, `{"metadata":{"annotations":{"x":""}}}`), []string{secrets}, "only mark a ConfigMap or Secret"},
 		{"changing a Secret of kube-system", merge(&corev1.Secret{ObjectMeta: within("kube-system", "private")}, `{"data":{"key":"eA=="}}`), []string{"RBAC"}, "cannot patch resource"},
 	}...)
 }
