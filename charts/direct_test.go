@@ -164,7 +164,9 @@ func (f *directFixture) testAgent(t *testing.T) {
 func (f *directFixture) testVirtualNode(t *testing.T) {
 	ctx, virtualNode := t.Context(), f.virtualNode
 	lease := func(namespace, name string) *coordinationv1.Lease {
-		return &coordinationv1.Lease{ObjectMeta: within(namespace, name)}
+		lease := &coordinationv1.Lease{ObjectMeta: within(namespace, name)}
+		lease.Labels = newLease("paris")
+		return lease
 	}
 	runSteps(t, []step{
 		{"listing the configurations", func() error { return virtualNode.List(ctx, &corev1.SecretList{}, client.InNamespace(configNamespace)) }, true},

@@ -443,7 +443,7 @@ func (e *environment) testNode(t *testing.T) {
 	}
 	expect.Eventually(t, "a lease", func() (bool, string) {
 		lease, err := e.rome.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), nodeName, metav1.GetOptions{})
-		return err == nil && lease.Spec.RenewTime != nil && lease.Spec.HolderIdentity != nil, fmt.Sprintf("%+v, %v", lease.Spec, err)
+		return err == nil && lease.Spec.RenewTime != nil && lease.Spec.HolderIdentity != nil && lease.Labels[broker.LabelProvider] == providerID, fmt.Sprintf("%+v, %v", lease, err)
 	})
 }
 

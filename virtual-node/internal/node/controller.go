@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
@@ -132,7 +133,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.notified = nil
 	// The defaults are a kubelet's: a lease of 40 s, a status update each minute.
 	controller, err := vknode.NewNodeController(c, desired, c.client.CoreV1().Nodes(),
-		vknode.WithNodeEnableLeaseV1(nodeutil.NodeLeaseV1Client(c.client), vknode.DefaultLeaseDuration))
+		vknode.WithNodeEnableLeaseV1(leases{nodeutil.NodeLeaseV1Client(c.client), desired.Labels[broker.LabelProvider]}, vknode.DefaultLeaseDuration))
 	if err != nil {
 		return fmt.Errorf("setting up node %s: %w", desired.Name, err)
 	}
