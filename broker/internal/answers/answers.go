@@ -95,6 +95,8 @@ type entry struct {
 	wait         time.Duration
 	// number is that of its last refusal or missed deadline.
 	number uint64
+	// waits is whether the provider waits for the Reservation's own guests to end.
+	waits bool
 	// prober is the Reservation that asks again, since probedAt.
 	prober   types.UID
 	probedAt time.Time
@@ -112,8 +114,9 @@ func (m *Memory) Missed(cluster string, uid types.UID, asked time.Time, waits bo
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	if waits || m.answered[cluster].After(asked) {
-		m.entry(cluster, ofReservation+string(uid), now).set(ReasonNotAnswering,
-			"The provider has not answered the Reservation's earlier request in time. It is asked again later.", 0, wait, now)
+		e := m.entry(cluster, ofReservation+string(uid), now)
+		e.set(ReasonNotAnswering, "The provider has not answered the Reservation's earlier request in time. It is asked again later.", 0, wait, now)
+		e.waits = waits
 		return
 	}
 	m.entry(cluster, anyShape, now).set(ReasonNotAnswering,
@@ -178,24 +181,35 @@ func (e *entry) set(reason, message string, pods int32, wait time.Duration, now 
 }
 
 // Answered records that a provider has answered what it was asked for a Reservation at
-// that time, zero if it has confirmed a release: that ends the memory that it did not. It
-// reports whether there was any.
+// that time: that ends the memory that it did not. It reports whether there was any.
 func (m *Memory) Answered(cluster string, uid types.UID, asked, now time.Time) (known bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	m.answered[cluster] = now
-	if !asked.IsZero() {
-		if before := m.progress[cluster]; asked.Before(before.Asked) {
-			asked = before.Asked
-		}
-		m.progress[cluster] = Progress{At: now, Asked: asked}
+	if before := m.progress[cluster]; asked.Before(before.Asked) {
+		asked = before.Asked
 	}
+	m.progress[cluster] = Progress{At: now, Asked: asked}
 	for _, key := range []string{anyShape, ofReservation + string(uid)} {
 		_, missed := m.entries[cluster][key]
 		known = known || missed
 		m.delete(cluster, key)
 	}
 	return known
+}
+
+// Released records that a provider has confirmed a release of a Reservation, which answers
+// no request: the guests that it waited for have ended, and the Reservation may ask it
+// again. It reports whether that is news.
+func (m *Memory) Released(cluster string, uid types.UID) (known bool) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	key := ofReservation + string(uid)
+	if e := m.entries[cluster][key]; e == nil || !e.waits {
+		return false
+	}
+	m.delete(cluster, key)
+	return true
 }
 
 // Accepted ends the memory that a provider refused these shapes. It reports whether

@@ -159,7 +159,7 @@ func TestProgress(t *testing.T) {
 	m := answers.New()
 	m.Answered("paris", "r", at(5), at(6))
 	m.Answered("paris", "s", at(2), at(7))
-	m.Answered("paris", "released", time.Time{}, at(8))
+	m.Released("paris", "released")
 	if got := m.Progress("paris"); !got.At.Equal(at(7)) || !got.Asked.Equal(at(5)) {
 		t.Errorf("got %+v", got)
 	}

@@ -5,10 +5,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -27,7 +29,7 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 		return err
 	}
 	var asked broker.HeldCapacity
-	var news, changed bool
+	var news, changed, released bool
 	var lines auditLines
 	askedAt := r.book.AskedAt(name, ack.ReservationUID, cluster)
 	_, err = r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
@@ -38,6 +40,7 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 			return edited{}, err
 		}
 		asked = ledger.Pending(*hold.DeepCopy())
+		released = asked.Empty()
 		if !ack.Accepted && asked.Empty() {
 			// The provider gives up what it had accepted, except for what it still holds.
 			asked = *hold.Promised.DeepCopy()
@@ -65,7 +68,7 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 		return err
 	}
 	// An ack of anything but the attempt asked answers nothing.
-	if changed && r.answers.Answered(cluster, ack.ReservationUID, askedAt, r.clock.Now()) {
+	if changed && r.rememberAnswer(cluster, ack.ReservationUID, askedAt, released) {
 		r.retryQueued()
 	}
 	switch {
@@ -77,6 +80,16 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 		r.retryQueued()
 	}
 	return nil
+}
+
+// rememberAnswer remembers that a provider has answered what it was asked for a Reservation
+// at that time, or has only confirmed a release. It reports whether it may be asked again
+// because of that.
+func (r *Reconciler) rememberAnswer(cluster string, uid types.UID, askedAt time.Time, released bool) (again bool) {
+	if released {
+		return r.answers.Released(cluster, uid)
+	}
+	return r.answers.Answered(cluster, uid, askedAt, r.clock.Now())
 }
 
 func reasonOf(ack protocol.ProviderAck) string { return cmp.Or(ack.Message, "no reason given") }

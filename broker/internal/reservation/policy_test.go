@@ -169,7 +169,7 @@ func (h *hub) answer(cluster, name string, accepted bool) {
 		asked := ledger.Pending(*hold.DeepCopy())
 		askedAt := h.book.AskedAt(name, types.UID(name), cluster)
 		if ledger.Confirm(&ad.Status, hold.ReservationUID, hold.Attempt, accepted, nil) {
-			h.answers.Answered(cluster, types.UID(name), askedAt, h.clock.Now())
+			h.rememberAnswer(cluster, types.UID(name), askedAt, asked.Empty())
 		}
 		if accepted {
 			h.answers.Accepted(cluster, asked)
@@ -235,11 +235,44 @@ func TestNoAnswerCostsOneDeadline(t *testing.T) {
 	h.ask("s", 1, "1")
 	h.expectPods("paris", "s", 0, 0)
 	h.expectPods("berlin", "s", 1, 0)
-	// Its answer ends the memory, and what was unconfirmed.
+	// A confirmed release is no answer to a request.
 	h.answer("paris", "r", true)
 	h.expectPods("paris", "r", 0, 0)
 	h.ask("t", 1, "1")
-	h.expectPods("paris", "t", 1, 0)
+	h.expectPods("paris", "t", 0, 0)
+	h.expectPods("berlin", "t", 1, 0)
+	// An answer ends the memory.
+	h.clock.Step(30 * time.Second)
+	h.advertise("paris", "10")
+	h.advertise("berlin", "8")
+	h.ask("u", 1, "1")
+	h.expectPods("paris", "u", 1, 0)
+	h.answer("paris", "u", true)
+	h.ask("v", 1, "1")
+	h.expectPods("paris", "v", 1, 0)
+}
+
+// The only provider confirms releases and never answers a request: it is asked again after
+// the pause, which doubles.
+func TestConfirmedReleaseIsNoAnswer(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "10")
+	h.ask("r", 1, "1")
+	asked := map[int64]bool{}
+	for range 60 {
+		ad := h.store.advertisement("paris")
+		if hold := ledger.Find(&ad.Status, "r"); hold != nil && hold.Promised.Empty() {
+			h.answer("paris", "r", true)
+		} else if hold != nil {
+			asked[hold.Attempt] = true
+		}
+		h.clock.Step(10 * time.Second)
+		h.advertise("paris", "10")
+		h.reconcile("r")
+	}
+	if len(asked) < 2 || len(asked) > 6 {
+		t.Errorf("it was asked %d times in ten minutes", len(asked))
+	}
 }
 
 func TestNoAnswerToGrowthKeepsTheGrant(t *testing.T) {

@@ -256,6 +256,9 @@ func TestWaitingForGuestsIsNotSilence(t *testing.T) {
 	h.expectPods("paris", "r", 2, 5)
 	h.ask("of-another", 1, "1", func(s *broker.ReservationSpec) { s.RequesterID = "oslo" })
 	h.expectPods("paris", "of-another", 1, 0)
+	// Once the guests have ended, the growth is asked for again at once.
+	h.answer("paris", "r", true)
+	h.expectPods("paris", "r", 4, 0)
 }
 
 // The delay after a conflict doubles, up to a maximum, until a reconcile has no conflict.

@@ -927,7 +927,8 @@ func noAnswer(e *env) {
 	p.advertise(e.spec("paris", "9"))
 	e.request("later", 1)
 	e.expect("later", broker.ReservationReserved, "1 of 1 pods in berlin")
-	// An ack that answers nothing is no answer: of an earlier attempt, or of another UID.
+	// An ack that answers nothing is no answer: of an earlier attempt, of another UID, or of a
+	// release.
 	hold := e.hold("paris", "r")
 	expect.NoError(e, p.ApplyProviderAck(e.Context(), "paris", "r", protocol.ProviderAck{ReservationUID: hold.ReservationUID, Attempt: hold.Attempt - 1, Accepted: true}))
 	expect.NoError(e, p.ApplyProviderAck(e.Context(), "paris", "r", protocol.ProviderAck{ReservationUID: "another", Attempt: hold.Attempt, Accepted: true}))
@@ -935,6 +936,18 @@ func noAnswer(e *env) {
 	e.expect("later-too", broker.ReservationReserved, "1 of 1 pods in berlin")
 	p.answer("paris", "r", true, "")
 	e.expectPods("paris", "r", 0, 0, 0)
+	e.request("after-release", 1)
+	e.expect("after-release", broker.ReservationReserved, "1 of 1 pods in berlin")
+	for _, name := range []string{"later", "later-too", "after-release"} {
+		p.answer("berlin", name, true, "")
+	}
+	// It is asked again after a while, and answers.
+	e.clock.Step(30 * time.Second)
+	p.advertise(e.spec("paris", "9"))
+	p.advertise(e.spec("berlin", "1"))
+	e.request("again", 1)
+	e.expect("again", broker.ReservationReserved, "1 of 1 pods in paris")
+	p.answer("paris", "again", true, "")
 	e.request("last", 1)
 	e.expect("last", broker.ReservationReserved, "1 of 1 pods in paris")
 }
