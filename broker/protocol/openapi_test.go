@@ -183,7 +183,7 @@ func (s schemas) of(t reflect.Type) object {
 	switch t {
 	case reflect.TypeFor[resource.Quantity]():
 		return object{"type": "string", "description": "A Kubernetes quantity, such as 500m or 1Gi."}
-	case reflect.TypeFor[metav1.Time]():
+	case reflect.TypeFor[metav1.Time](), reflect.TypeFor[metav1.MicroTime]():
 		return object{"type": "string", "format": "date-time"}
 	case reflect.TypeFor[metav1.Duration]():
 		return object{"type": "string", "description": "A duration, such as 1h30m."}

@@ -112,6 +112,12 @@ var longScenarios = []scenario{
 	{alone: true, lending: []int64{0, 2, 2}, actions: []directed{{20, actRequest, 0, 3, gang}, {2, actRequest, 1, 1, gang}, {140, actDelete, 0, 0, 0}}},
 	// A provider that is gone: another one takes its place.
 	{alone: true, lending: []int64{0, 2, 2}, actions: []directed{{20, actRequest, 0, 1, 1}, {100, actGone, 1, 0, 0}, {20, actRequest, 2, 0, 1}}},
+	// A gang waits, and an earlier Reservation shrinks and grows again and again.
+	{alone: true, lending: []int64{0, 4, 0}, actions: slices.Concat(
+		[]directed{{20, actRequest, 0, 1, 1}, {20, actRequest, 2, 1, 1}, {60, actRequest, 2, 2, gang}},
+		slices.Repeat([]directed{{150, actResize, 0, 0, 1}, {60, actResize, 0, 0, 2}}, 9),
+		[]directed{{60, actDelete, 2, 0, 0}},
+	)},
 }
 
 // direct replaces the first part of a schedule by a scenario.

@@ -200,6 +200,12 @@ var plants = []plant{
 		}}
 	}},
 	{name: "the queue keeps nothing free", by: invariantTurn, setUp: configured(broker.BrokerConfigSpec{Queueing: broker.QueueingNone})},
+	{name: "what a Reservation grows by is as old as its creation", by: invariantTurn, brokerWrites: onStatus(func(_ *world, object client.Object) bool {
+		if r, ok := object.(*broker.Reservation); ok {
+			r.Status.QueueTime = nil
+		}
+		return true
+	})},
 	{name: "pods may use a part of a gang", by: invariantGang, brokerWrites: onStatus(func(w *world, object client.Object) bool {
 		if r, ok := object.(*broker.Reservation); ok {
 			h := w.holdings()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
@@ -63,9 +64,29 @@ func (h *holdings) waits(r *broker.Reservation) bool {
 	return meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued) && r.DeletionTimestamp.IsZero() && !ended(r) && h.total[r.UID] < requested
 }
 
-// before reports whether a Reservation is before another one in the queue.
-func before(a, b *broker.Reservation) bool {
-	return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority), a.CreationTimestamp.Compare(b.CreationTimestamp.Time)) < 0
+// before reports whether a Reservation is before another one in the queue: that of a higher
+// priority, and then the one whose creation or last growth was earlier.
+func (i *invariants) before(a, b *broker.Reservation) bool {
+	return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority), i.since(a).Compare(i.since(b))) < 0
+}
+
+func (i *invariants) since(r *broker.Reservation) time.Time {
+	if at, grew := i.grew[r.UID]; grew {
+		return at
+	}
+	return r.CreationTimestamp.Time
+}
+
+// observeGrowth notes which Reservations request more pods than at the last check.
+func (i *invariants) observeGrowth(h *holdings) {
+	for uid, r := range h.reservations {
+		if earlier := i.holdings.reservations[uid]; earlier != nil {
+			if now, _ := pods(r); now > i.requested[uid] {
+				i.grew[uid] = time.Now()
+			}
+		}
+		i.requested[uid], _ = pods(r)
+	}
 }
 
 // providersFor are the clusters that could provide for a consumer now.
@@ -92,6 +113,7 @@ func (w *world) delays(h *holdings, r *broker.Reservation) bool {
 // are not promised, and then granted, what it could use.
 func (i *invariants) checkTurns(w *world) {
 	h := w.holdings()
+	i.observeGrowth(h)
 	for key, now := range h.promised {
 		later := h.reservations[key.reservation]
 		if later == nil || now <= i.holdings.promised[key] {
@@ -100,7 +122,7 @@ func (i *invariants) checkTurns(w *world) {
 		i.passed[key] = nil
 		for uid, r := range h.reservations {
 			waited := i.holdings.reservations[uid]
-			if waited != nil && i.holdings.waits(waited) && h.waits(r) && before(r, later) && r.Spec.RequesterID != key.cluster && w.delays(h, r) {
+			if waited != nil && i.holdings.waits(waited) && h.waits(r) && i.before(r, later) && r.Spec.RequesterID != key.cluster && w.delays(h, r) {
 				i.passed[key] = append(i.passed[key], uid)
 			}
 		}

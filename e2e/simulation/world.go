@@ -135,7 +135,7 @@ func newWorld(seed uint64, p plant, lending []int64) *world {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 1)), gate: &stepwise.Gate{}, plant: p, started: time.Now(), frozen: map[string]int{}, heard: map[types.UID]broker.ReservationStatus{},
 		checks: invariants{only: p.by, made: map[string]time.Time{}, reserved: map[types.UID]time.Time{}, homes: map[types.UID]map[string]bool{}, returns: map[types.UID]int{}, gaveUp: map[givenUp]time.Time{}, grants: map[types.UID]grantSeen{}, ledgers: map[holdKey]ledgerSeen{},
-			holdings: &holdings{}, passed: map[holdKey][]types.UID{}, overtaken: map[types.UID]int{}, complete: map[types.UID]bool{}},
+			holdings: &holdings{}, passed: map[holdKey][]types.UID{}, overtaken: map[types.UID]int{}, grew: map[types.UID]time.Time{}, requested: map[types.UID]int64{}, complete: map[types.UID]bool{}},
 	}
 	w.hub = newServer("hub", &broker.Reservation{}, &broker.ClusterAdvertisement{}, &broker.BrokerConfig{}, &broker.ClusterRegistration{})
 	w.client = w.hub.Client()

@@ -113,7 +113,8 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	MinAvailable int32 `json:"minAvailable,omitempty"`
 	// priority in the queue: Reservations of a higher priority are placed first, those
-	// of the same priority by age. It never takes capacity that another one holds. One that
+	// of the same priority by age: since their creation, or since what they request last
+	// grew. It never takes capacity that another one holds. One that
 	// is higher than quotas.maxPriority of the BrokerConfig (1000) counts as that.
 	// +optional
 	// +kubebuilder:validation:Minimum=-1000000000
@@ -315,6 +316,26 @@ type Use struct {
 // MaxUsePods is the maximum number of pods that a Use lists: as in its marker.
 const MaxUsePods = 20
 
+// Requested are the amounts that a Reservation requests.
+type Requested struct {
+	// resources are the total.
+	// +optional
+	Resources ResourceQuantities `json:"resources,omitempty"`
+	// podSets are the counts of the pod sets. Empty for a divisible total.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	PodSets []RequestedPods `json:"podSets,omitempty"`
+}
+
+// RequestedPods is the number of pods of one pod set.
+type RequestedPods struct {
+	// name of the pod set.
+	Name string `json:"name"`
+	// count of pods.
+	Count int32 `json:"count"`
+}
+
 // Decision explains the last placement, for the most relevant clusters. The broker
 // reports all clusters on request.
 type Decision struct {
@@ -401,6 +422,15 @@ type ReservationStatus struct {
 	// time to time only.
 	// +optional
 	QueuePosition int32 `json:"queuePosition,omitempty"`
+	// queueTime is the time by which the Reservation is ordered in the queue if the request
+	// has grown since its creation: just after the creation or the growth of every other one
+	// that there was when it grew. If unset, the Reservation is ordered by its creation.
+	// +optional
+	QueueTime *metav1.MicroTime `json:"queueTime,omitempty"`
+	// requested is what the spec requests, as of observedGeneration. It shows later whether
+	// the request has grown.
+	// +optional
+	Requested *Requested `json:"requested,omitempty"`
 	// reservedAt is the time of the first of the current holds. Unset without holds.
 	// +optional
 	ReservedAt *metav1.Time `json:"reservedAt,omitempty"`

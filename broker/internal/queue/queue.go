@@ -23,8 +23,9 @@ type Entry struct {
 	Name     string
 	UID      types.UID
 	Priority int32
-	// Created is its creation time, by the clock of the API server.
-	Created time.Time
+	// Since is when it was created, or when its request last grew, by the clock of the API
+	// server.
+	Since time.Time
 	// Request is what it waits for.
 	Request decide.Request
 	// Placeable is whether the clusters could take it if they held nothing for others, and
@@ -36,13 +37,13 @@ type Entry struct {
 }
 
 func (e *Entry) same(as *Entry) bool {
-	return e.UID == as.UID && e.Priority == as.Priority && e.Created.Equal(as.Created) && e.Placeable == as.Placeable &&
+	return e.UID == as.UID && e.Priority == as.Priority && e.Since.Equal(as.Since) && e.Placeable == as.Placeable &&
 		apiequality.Semantic.DeepEqual(e.Request, as.Request)
 }
 
 // compare orders entries: the higher priority first, then the older.
 func compare(a, b *Entry) int {
-	return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), strings.Compare(string(a.UID), string(b.UID)))
+	return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Since.Compare(b.Since), strings.Compare(string(a.UID), string(b.UID)))
 }
 
 // Queue holds the entries in order. It is safe for concurrent use.

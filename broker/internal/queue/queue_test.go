@@ -21,7 +21,7 @@ var start = time.Unix(1_000_000, 0)
 
 func entry(name string, priority int32, age int, want broker.HeldCapacity) queue.Entry {
 	return queue.Entry{
-		Name: name, UID: types.UID(name), Priority: priority, Created: start.Add(-time.Duration(age) * time.Second),
+		Name: name, UID: types.UID(name), Priority: priority, Since: start.Add(-time.Duration(age) * time.Second),
 		Request: decide.Request{Requester: "rome", Want: want},
 	}
 }

@@ -56,6 +56,9 @@ func (h *hub) failOver() {
 			h.store.putAdvertisement(ad)
 		}
 	}
+	for _, r := range h.reservations {
+		h.store.putReservation(r.DeepCopy())
+	}
 }
 
 func cpus(quantity string) broker.ResourceQuantities {
@@ -97,6 +100,16 @@ func (h *hub) ask(name string, count int32, cpu string, change ...func(*broker.R
 		f(&r.Spec)
 	}
 	h.reservations[name] = r
+	h.store.putReservation(r.DeepCopy())
+	h.reconcile(name)
+}
+
+// grow requests that many pods more.
+func (h *hub) grow(name string, by int32) {
+	h.Helper()
+	h.clock.Step(time.Second)
+	h.reservations[name].Spec.PodSets[0].Count += by
+	h.reservations[name].Generation++
 	h.reconcile(name)
 }
 
@@ -145,6 +158,7 @@ func (h *hub) reconcile(name string) snapshot {
 		if p.empty() && apiequality.Semantic.DeepEqual(before, r) {
 			return in
 		}
+		h.store.putReservation(r.DeepCopy())
 		h.book.Written(r.Name, r.UID, h.clock.Now())
 		h.writes++
 	}

@@ -158,6 +158,67 @@ func TestLargeRequestIsNotOvertakenWhileCapacityIsFreed(t *testing.T) {
 	h.expectPods("paris", "large", 1, 0)
 }
 
+// An old Reservation that grows again and again is no way around the queue: what it grows
+// by is as old as its growth, for another leader, too.
+func TestGrowthDoesNotOvertake(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "18")
+	h.change("paris", holdings(8))
+	h.ask("old", 1, "2")
+	h.answer("paris", "old", true)
+	h.ask("large", 1, "12")
+	for held := 7; held >= 2; held-- {
+		h.advertise("paris", "18")
+		h.change("paris", holdings(held))
+		h.grow("old", 1)
+		h.expectPods("paris", "old", 1, 0)
+		h.failOver()
+		h.reconcile("large")
+		h.advertise("paris", "18")
+		h.reconcile("old")
+		h.expectPods("paris", "old", 1, 0)
+	}
+	h.reconcile("large")
+	h.expectPods("paris", "large", 1, 0)
+}
+
+// A growth that waits keeps its age when its counts are lowered, when a provider refuses it,
+// and for another leader. What a provider gives up is as old as before.
+func TestAgeOfGrowth(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "4")
+	h.ask("r", 2, "1")
+	h.answer("paris", "r", true)
+	h.grow("r", 4)
+	h.answer("paris", "r", true)
+	h.expectPods("paris", "r", 4, 0)
+	h.ask("between", 1, "1")
+	position := func(want int32) {
+		t.Helper()
+		h.reconcile("r")
+		h.reconcile("between")
+		if got := h.snapshotOf(h.reservations["r"], h.config).position; got != want {
+			t.Errorf("it is number %d, want %d", got, want)
+		}
+	}
+	position(1)
+	h.grow("r", -1)
+	position(1)
+	h.failOver()
+	position(1)
+	h.change("paris", func(ad *broker.ClusterAdvertisement) {
+		ad.Spec.Resources.Allocatable = cpus("8")
+		ad.Spec.NodeClasses[0].FreeShapes[0].Free = cpus("8")
+	})
+	h.advertise("paris", "8")
+	h.reconcile("r")
+	h.expectPods("paris", "r", 5, 0)
+	h.answer("paris", "r", false)
+	position(1)
+	h.grow("r", 1)
+	position(2)
+}
+
 // What could be placed if guests ended still holds back those behind it.
 func TestGuestsDoNotMakeItUnplaceable(t *testing.T) {
 	h := newHub(t)

@@ -113,6 +113,8 @@ type snapshot struct {
 	// placed in a cluster at present.
 	ahead    []*queue.Entry
 	position int32
+	// queueTime is the time by which it is ordered there; nil for that of its creation.
+	queueTime *metav1.MicroTime
 	claims   *decide.Claims
 	mayAsk   func(ahead int, cluster string) bool
 }

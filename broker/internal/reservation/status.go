@@ -27,6 +27,9 @@ func nextStatus(in snapshot, p plan, committed bool) broker.ReservationStatus {
 		status.Attempt = broker.Attempt{Number: p.attempt.Number}
 	}
 	in.setTimes(&status)
+	if !in.ended() {
+		status.QueueTime, status.Requested = in.queueTime, requestedBy(&in.reservation.Spec)
+	}
 	status.QueuePosition = 0
 	if in.queued(p) {
 		status.QueuePosition = in.position

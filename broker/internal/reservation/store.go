@@ -15,6 +15,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/lease"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
@@ -38,7 +39,9 @@ type store struct {
 	// those with a hold of an earlier one of the same name.
 	holders      map[string]map[string]bool
 	reservations map[string]*broker.Reservation
-	clock        clock.PassiveClock
+	// newest is the latest time by which a Reservation is ordered in the queue.
+	newest time.Time
+	clock  clock.PassiveClock
 	// gone are the Reservations that were removed lately: an event or a cache may still have
 	// an earlier version. removals are the same in their order.
 	gone     map[types.UID]bool
@@ -210,10 +213,19 @@ func (s *store) holdersOf(reservation string) []string {
 func (s *store) putReservation(r *broker.Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.newest = lease.Later(s.newest, queueTimeOf(r, r.Status.QueueTime))
 	if known := s.reservations[r.Name]; known != nil && older(r, known) || s.gone[r.UID] {
 		return
 	}
 	s.reservations[r.Name] = r
+}
+
+// afterAll is a time just after those by which all known Reservations are ordered in the
+// queue.
+func (s *store) afterAll() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.newest.Add(time.Microsecond)
 }
 
 // removedLately reports whether a Reservation is gone, although a cache has it.

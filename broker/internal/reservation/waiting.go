@@ -25,7 +25,7 @@ func (in snapshot) entry() queue.Entry {
 		Name:     r.Name,
 		UID:      r.UID,
 		Priority: min(r.Spec.Priority, in.config.maxPriority),
-		Created:  r.CreationTimestamp.Time,
+		Since:    queueTimeOf(r, in.queueTime),
 		Request: decide.Request{
 			Requester: r.Spec.RequesterID,
 			Pin:       r.Spec.TargetClusterID,
