@@ -102,7 +102,7 @@ func Equal(a, b broker.HeldCapacity) bool {
 	return true
 }
 
-// Count is the number of pods in c that have the name and requests of a set.
+// Count is the number of pods in c that have the name and shape of a set.
 func Count(c broker.HeldCapacity, set broker.PodSet) int32 {
 	if i := find(c.PodSets, set); i >= 0 {
 		return c.PodSets[i].Count
@@ -111,9 +111,17 @@ func Count(c broker.HeldCapacity, set broker.PodSet) int32 {
 }
 
 func find(sets []broker.PodSet, set broker.PodSet) int {
-	return slices.IndexFunc(sets, func(s broker.PodSet) bool {
-		return s.Name == set.Name && apiequality.Semantic.DeepEqual(s.Requests.List(), set.Requests.List())
-	})
+	return slices.IndexFunc(sets, func(s broker.PodSet) bool { return s.Name == set.Name && sameShape(&s, &set) })
+}
+
+// sameShape reports whether a place that was found for a pod of one set is one for a pod of
+// the other. An agent or a CRD of an earlier version drops podSecurity.
+func sameShape(a, b *broker.PodSet) bool {
+	return apiequality.Semantic.DeepEqual(a.Requests.List(), b.Requests.List()) &&
+		apiequality.Semantic.DeepEqual(a.NodeSelector, b.NodeSelector) &&
+		apiequality.Semantic.DeepEqual(a.NodeAffinity, b.NodeAffinity) &&
+		apiequality.Semantic.DeepEqual(a.Tolerations, b.Tolerations) &&
+		(a.PodSecurity == b.PodSecurity || a.PodSecurity == "" || b.PodSecurity == "")
 }
 
 // Larger raises the amounts of a to those of b, in place, and returns a.

@@ -54,10 +54,11 @@ const (
 // tolerations and podSecurity); the broker refuses every other change of a consumer's Reservation.
 // +kubebuilder:validation:XValidation:rule="has(self.requestedResources) != has(self.podSets)",message="set exactly one of requestedResources (a divisible total) and podSets"
 // +kubebuilder:validation:XValidation:rule="!has(self.targetClusterID) || !has(self.requesterID) || self.targetClusterID != self.requesterID",message="targetClusterID must not be the requester itself: set another cluster ID, or remove targetClusterID to let the broker choose"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.requesterID) || has(self.requesterID) && self.requesterID == oldSelf.requesterID",message="requesterID is immutable: create another Reservation for another consumer"
 // +kubebuilder:validation:XValidation:rule="!has(self.minAvailable) || self.minAvailable == 0 || has(self.podSets)",message="minAvailable is the number of pods: set podSets, or remove minAvailable"
 type ReservationSpec struct {
 	// requesterID is the cluster ID of the consumer. Required in the hub. Leave it empty in
-	// the consumer's cluster: the agent sets it from its certificate.
+	// the consumer's cluster: the agent sets it from its certificate. Immutable once set.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:MaxLength=40
@@ -334,6 +335,9 @@ type RequestedPods struct {
 	Name string `json:"name"`
 	// count of pods.
 	Count int32 `json:"count"`
+	// shape is a hash of their requests and of what else limits where they run.
+	// +optional
+	Shape string `json:"shape,omitempty"`
 }
 
 // Decision explains the last placement, for the most relevant clusters. The broker

@@ -1,6 +1,9 @@
 package reservation
 
 import (
+	"encoding/json"
+	"hash/fnv"
+	"strconv"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,19 +19,31 @@ func requestedBy(spec *broker.ReservationSpec) *broker.Requested {
 	}
 	requested := &broker.Requested{Resources: capacity.OfPodSets(spec.PodSets).Totals}
 	for _, set := range spec.PodSets {
-		requested.PodSets = append(requested.PodSets, broker.RequestedPods{Name: set.Name, Count: set.Count})
+		requested.PodSets = append(requested.PodSets, broker.RequestedPods{Name: set.Name, Count: set.Count, Shape: shapeOf(set)})
 	}
 	return requested
 }
 
-// hasGrown reports whether more is requested than before, of any pod set or resource.
+// shapeOf is a hash of all of a pod set but its name and count.
+func shapeOf(set broker.PodSet) string {
+	set.Name, set.Count = "", 0
+	// The types of the API always encode, with the keys of maps in order.
+	encoded, _ := json.Marshal(set)
+	hash := fnv.New64a()
+	hash.Write(encoded)
+	return strconv.FormatUint(hash.Sum64(), 36)
+}
+
+// hasGrown reports whether more is requested than before, of any pod set or resource. A pod
+// set of another shape is another one.
 func hasGrown(before, now *broker.Requested) bool {
-	counts := map[string]int32{}
+	type key struct{ name, shape string }
+	counts := map[key]int32{}
 	for _, set := range before.PodSets {
-		counts[set.Name] = set.Count
+		counts[key{set.Name, set.Shape}] = set.Count
 	}
 	for _, set := range now.PodSets {
-		if set.Count > counts[set.Name] {
+		if set.Count > counts[key{set.Name, set.Shape}] {
 			return true
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -286,6 +287,43 @@ func TestConfirmedReleaseIsNoAnswer(t *testing.T) {
 	}
 	if len(asked) < 2 || len(asked) > 6 {
 		t.Errorf("it was asked %d times in ten minutes", len(asked))
+	}
+}
+
+// A pod set that is replaced by one of the same name and another shape is proven again: what
+// was granted for the earlier one does not count.
+func TestReplacedShapeIsProvenAgain(t *testing.T) {
+	for name, reshape := range map[string]func(*broker.PodSet){
+		"node selector": func(s *broker.PodSet) { s.NodeSelector = map[string]string{"zone": "b"} },
+		"node affinity": func(s *broker.PodSet) {
+			s.NodeAffinity = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"b"}}}}}}
+		},
+		"tolerations":  func(s *broker.PodSet) { s.Tolerations = []corev1.Toleration{{Key: "b"}} },
+		"pod security": func(s *broker.PodSet) { s.PodSecurity = broker.PodSecurityBaseline },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHub(t)
+			h.advertise("paris", "10")
+			h.change("paris", func(ad *broker.ClusterAdvertisement) {
+				ad.Spec.NodeClasses[0].Labels = map[string]string{"zone": "b"}
+			})
+			h.ask("r", 2, "1", func(s *broker.ReservationSpec) { s.PodSets[0].PodSecurity = broker.PodSecurityRestricted })
+			h.answer("paris", "r", true)
+			reshape(&h.reservations["r"].Spec.PodSets[0])
+			h.reservations["r"].Generation++
+			h.reconcile("r")
+			hold := ledger.Find(&h.store.advertisement("paris").Status, "r")
+			if hold.Granted != nil && !hold.Granted.Empty() {
+				t.Errorf("granted is %+v", hold.Granted)
+			}
+			if sets := hold.Promised.PodSets; len(sets) != 1 || !apiequality.Semantic.DeepEqual(sets[0], h.reservations["r"].Spec.PodSets[0]) {
+				t.Errorf("promised is %+v", sets)
+			}
+			if h.reservations["r"].Status.QueueTime == nil {
+				t.Error("it keeps its place in the queue")
+			}
+		})
 	}
 }
 

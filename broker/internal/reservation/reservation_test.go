@@ -1212,6 +1212,8 @@ func validation(e *env) {
 		"no affinity":    {func(s *broker.ReservationSpec) { s.PodSets[0].NodeAffinity = nil }, "immutable"},
 		"tolerations":    {func(s *broker.ReservationSpec) { s.PodSets[0].Tolerations[0].Key = "x" }, "immutable"},
 		"no tolerations": {func(s *broker.ReservationSpec) { s.PodSets[0].Tolerations = nil }, "immutable"},
+		"the consumer":   {func(s *broker.ReservationSpec) { s.RequesterID = "oslo" }, "immutable"},
+		"no consumer":    {func(s *broker.ReservationSpec) { s.RequesterID = "" }, "immutable"},
 		"a negative amount": {func(s *broker.ReservationSpec) {
 			s.PodSets = append(s.PodSets, broker.PodSet{Name: "more", Count: 1, Requests: broker.ResourceQuantities{Extended: map[corev1.ResourceName]resource.Quantity{"example.com/fpga": resource.MustParse("-1")}}})
 		}, "must not be negative"},

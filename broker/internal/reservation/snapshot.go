@@ -115,8 +115,8 @@ type snapshot struct {
 	position int32
 	// queueTime is the time by which it is ordered there; nil for that of its creation.
 	queueTime *metav1.MicroTime
-	claims   *decide.Claims
-	mayAsk   func(ahead int, cluster string) bool
+	claims    *decide.Claims
+	mayAsk    func(ahead int, cluster string) bool
 }
 
 // snapshot is what the store knows. What is outdated in it does no harm: the writes of
