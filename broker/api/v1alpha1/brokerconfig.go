@@ -27,8 +27,8 @@ type BrokerConfigSpec struct {
 	// is longer, or unset, gets this one. No maximum if unset.
 	// +optional
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
-	// defaultLease is how long a Reservation without spec.duration outlives the last sign
-	// of life of its consumer: an advertisement or a renewal.
+	// defaultLease is how long a Reservation outlives the last sign of life of its consumer:
+	// an advertisement or a renewal. Its own duration, or maxDuration, may end it earlier.
 	// +optional
 	// +kubebuilder:default="1h"
 	DefaultLease *metav1.Duration `json:"defaultLease,omitempty"`

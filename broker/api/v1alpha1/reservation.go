@@ -130,9 +130,9 @@ type ReservationSpec struct {
 	Deadline *metav1.Duration `json:"deadline,omitempty"`
 	// duration of the lease, limited by the BrokerConfig's maxDuration. The lease starts
 	// with the first hold, and again while pods use the capacity, and when another replica
-	// of the broker becomes the leader. When it ends, the capacity is released. If unset,
-	// the Reservation ends when its consumer has neither advertised nor renewed it for the
-	// BrokerConfig's defaultLease.
+	// of the broker becomes the leader. When it ends, the capacity is released: set or not,
+	// also when its consumer has neither advertised nor renewed it for the BrokerConfig's
+	// defaultLease.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="duration must be at least 1s, such as 24h"
 	Duration *metav1.Duration `json:"duration,omitempty"`

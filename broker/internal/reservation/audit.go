@@ -106,7 +106,7 @@ func (in snapshot) auditUntil() string {
 	if length <= 0 {
 		return ""
 	}
-	end, _, exists := in.leaseEnd()
+	end, exists := in.expiry()
 	if !exists {
 		end = in.now.Add(length)
 	}

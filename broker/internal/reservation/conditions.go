@@ -122,16 +122,16 @@ func (in snapshot) endedReason() (reason, message string) {
 	r := in.reservation
 	before := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionReady)
 	invalid := invalidReason(&r.Spec)
-	_, length, _ := in.leaseEnd()
+	_, ending, _ := in.leaseEnd()
 	switch {
 	case in.deleted():
 		return broker.ReasonReleased, broker.MessageReleased
 	case r.Status.Phase == broker.ReservationReleased && before != nil:
 		return before.Reason, before.Message
-	case in.leaseEnded() && in.config.duration(r.Spec.Duration) > 0:
-		return reasonExpired, fmt.Sprintf("The lease of %s has ended without a renewal. Create another Reservation for more time.", length)
+	case in.leaseEnded() && ending == reasonExpired:
+		return reasonExpired, fmt.Sprintf("The lease of %s has ended without a renewal. Create another Reservation for more time.", in.config.duration(r.Spec.Duration))
 	case in.leaseEnded():
-		return reasonConsumerSilent, fmt.Sprintf("The broker has not heard from %s for %s. Check that its agent runs and can reach the broker.", r.Spec.RequesterID, length)
+		return reasonConsumerSilent, fmt.Sprintf("The broker has not heard from %s for %s. Check that its agent runs and can reach the broker.", r.Spec.RequesterID, in.config.defaultLease)
 	case in.ended():
 		return broker.ReasonReleased, broker.MessageReleased
 	case invalid != "":

@@ -344,6 +344,7 @@ func TestNoAnswerToGrowthKeepsTheGrant(t *testing.T) {
 
 func TestLease(t *testing.T) {
 	hour := func(s *broker.ReservationSpec) { s.Duration = &metav1.Duration{Duration: time.Hour} }
+	month := func(s *broker.ReservationSpec) { s.Duration = &metav1.Duration{Duration: 720 * time.Hour} }
 	for name, tc := range map[string]struct {
 		spec     func(*broker.ReservationSpec)
 		then     func(*hub)
@@ -360,8 +361,25 @@ func TestLease(t *testing.T) {
 			h.reconcile("r")
 			h.clock.Step(50 * time.Minute)
 		}, false, ""},
-		"a leader whose clock is ahead starts it": {hour, func(h *hub) { h.clock.Step(2 * time.Hour); h.failOver() }, false, ""},
-		"a silent consumer's ends":                {nil, func(h *hub) { h.clock.Step(time.Hour) }, true, reasonConsumerSilent},
+		"a leader whose clock is ahead starts it":      {hour, func(h *hub) { h.clock.Step(2 * time.Hour); h.failOver() }, false, ""},
+		"a silent consumer's ends before its duration": {month, func(h *hub) { h.clock.Step(time.Hour) }, true, reasonConsumerSilent},
+		"that of a consumer that advertises lasts": {month, func(h *hub) {
+			h.clock.Step(50 * time.Minute)
+			h.heard["rome"] = h.clock.Now()
+			h.clock.Step(50 * time.Minute)
+		}, false, ""},
+		"that of a consumer that renews lasts": {month, func(h *hub) { h.clock.Step(50 * time.Minute); h.renew("r"); h.clock.Step(50 * time.Minute) }, false, ""},
+		"for another leader, its silence starts again": {month, func(h *hub) {
+			h.clock.Step(50 * time.Minute)
+			h.failOver()
+			h.reconcile("r")
+			h.clock.Step(50 * time.Minute)
+		}, false, ""},
+		"that of a consumer that is not silent ends after its duration": {month, func(h *hub) {
+			h.clock.Step(720 * time.Hour)
+			h.heard["rome"] = h.clock.Now()
+		}, true, reasonExpired},
+		"a silent consumer's ends": {nil, func(h *hub) { h.clock.Step(time.Hour) }, true, reasonConsumerSilent},
 		"that of a consumer that advertises stays": {nil, func(h *hub) {
 			h.clock.Step(50 * time.Minute)
 			h.heard["rome"] = h.clock.Now()

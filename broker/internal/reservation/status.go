@@ -136,7 +136,7 @@ func (in snapshot) setTimes(status *broker.ReservationStatus) {
 		return
 	}
 	status.LeaseDuration = &metav1.Duration{Duration: length}
-	end, _, exists := in.leaseEnd()
+	end, exists := in.expiry()
 	if !exists {
 		end = in.now.Add(length)
 	}

@@ -162,16 +162,25 @@ func (in snapshot) overdue(h clusterHold) bool {
 	return pending && !in.now.Before(due)
 }
 
-// leaseEnd is when the lease ends unless it is renewed, and its length. There is none if
-// the spec has a duration and nothing is held yet.
-func (in snapshot) leaseEnd() (end time.Time, length time.Duration, exists bool) {
-	if length = in.config.duration(in.reservation.Spec.Duration); length > 0 {
-		start := in.times.Start()
-		return start.Add(length), length, !start.IsZero()
+// expiry is when the lease of a fixed length ends unless it is renewed. There is none if the
+// lease has no such length, or nothing is held yet.
+func (in snapshot) expiry() (end time.Time, exists bool) {
+	length, start := in.config.duration(in.reservation.Spec.Duration), in.times.Start()
+	return start.Add(length), length > 0 && !start.IsZero()
+}
+
+// leaseEnd is when the Reservation ends unless its lease is renewed, and why: after the
+// length of the lease or, if that is earlier, after the silence of its consumer.
+func (in snapshot) leaseEnd() (end time.Time, reason string, exists bool) {
+	end, exists = in.expiry()
+	if in.config.defaultLease <= 0 {
+		return end, reasonExpired, exists
 	}
-	length = in.config.defaultLease
-	start := lease.Later(lease.Later(in.times.FirstSeen, in.times.Renewed), in.heard)
-	return start.Add(length), length, length > 0
+	heard := lease.Later(lease.Later(in.times.FirstSeen, in.times.Renewed), in.heard)
+	if silent := heard.Add(in.config.defaultLease); !exists || silent.Before(end) {
+		return silent, reasonConsumerSilent, true
+	}
+	return end, reasonExpired, true
 }
 
 // announced reports whether the status says that the lease is as short as that.
