@@ -135,7 +135,7 @@ func Larger(a, b corev1.ResourceList) corev1.ResourceList {
 }
 
 // Subtract takes b from a, in place, stops at zero, and returns a without the
-// amounts that are zero.
+// amounts that are zero. A list that a was cloned from stays as it is.
 func Subtract(a, b corev1.ResourceList) corev1.ResourceList {
 	for name, amount := range b {
 		have, ok := a[name]
@@ -146,6 +146,8 @@ func Subtract(a, b corev1.ResourceList) corev1.ResourceList {
 			delete(a, name)
 			continue
 		}
+		// A copy of a quantity may share its digits.
+		have = have.DeepCopy()
 		have.Sub(amount)
 		a[name] = have
 	}
