@@ -144,7 +144,18 @@ func TestUnused(t *testing.T) {
 		"a larger pod of its own":    {reason: "before an equal one of another hold", held: []broker.HeldCapacity{cpu(1, "1"), cpu(1, "2")}, guests: running("r2 1"), want: "1 pods, cpu 1; 0 pods, nothing"},
 		"its own total":              {reason: "before an equal pod of another hold, and another total", held: []broker.HeldCapacity{cpu(1, "1"), total(expect.Resources("cpu", "2")), total(expect.Resources("cpu", "2"))}, guests: running("r3 1"), want: "1 pods, cpu 1; 0 pods, cpu 2; 0 pods, cpu 1"},
 		"more than its own total":    {reason: "those that its total does not cover use what the others have", held: []broker.HeldCapacity{cpu(1, "1"), total(expect.Resources("cpu", "1")), total(expect.Resources("cpu", "2"))}, guests: running("r2 1", "r2 1", "r2 1"), want: "0 pods, nothing; 0 pods, nothing; 0 pods, cpu 1"},
+		"parts of a total":           {reason: "the other total is not used, in whatever form the amounts are kept", held: []broker.HeldCapacity{total(expect.Resources("cpu", "700m")), total(expect.Resources("cpu", "100m"))}, guests: running("r1 100m", "- 500m"), want: "0 pods, cpu 100m; 0 pods, cpu 100m"},
 		"the total of another label": {reason: "a total that is in use is not used twice", held: []broker.HeldCapacity{total(expect.Resources("cpu", "2"))}, guests: running("r1 1", "- 2"), want: "0 pods, nothing"},
+
+		"one pod in place of many":      {reason: "a quota admits it: it uses as much as the promised pods", held: []broker.HeldCapacity{cpu(10, "100m")}, guests: running("- 1000m"), want: "0 pods, nothing"},
+		"one pod in place of some":      {reason: "in whole pods, never more than was promised", held: []broker.HeldCapacity{cpu(10, "100m")}, guests: running("- 250m"), want: "7 pods, cpu 700m"},
+		"many in place of one":          {reason: "the first uses it, the others have it in common", held: []broker.HeldCapacity{cpu(1, "1")}, guests: running("- 400m", "- 400m"), want: "0 pods, nothing"},
+		"beside those that match":       {reason: "these use their own pods", held: []broker.HeldCapacity{cpu(10, "100m")}, guests: running("- 100m", "- 500m", "- 100m"), want: "3 pods, cpu 300m"},
+		"beyond all that is promised":   {reason: "never below nothing", held: []broker.HeldCapacity{cpu(3, "100m")}, guests: running("- 4"), want: "0 pods, nothing"},
+		"a total, and then pods":        {reason: "a total may be used by guests of any shape", held: []broker.HeldCapacity{cpu(10, "100m"), total(expect.Resources("cpu", "500m"))}, guests: running("- 1"), want: "5 pods, cpu 500m; 0 pods, nothing"},
+		"pods of the hold of its label": {reason: "the consumer's other holds keep their places", held: []broker.HeldCapacity{cpu(10, "100m"), cpu(10, "100m")}, guests: running("r2 1"), want: "10 pods, cpu 1; 0 pods, nothing"},
+		"more than that of its label":   {reason: "what that lacks is taken from the others", held: []broker.HeldCapacity{cpu(10, "100m"), cpu(5, "100m")}, guests: running("r2 1"), want: "5 pods, cpu 500m; 0 pods, nothing"},
+		"the smallest pods":             {reason: "the larger are harder to find a place for", held: []broker.HeldCapacity{pods(set("a", 2, expect.Resources("cpu", "1")), set("b", 10, expect.Resources("cpu", "100m")))}, guests: running("- 1200m"), want: "1 pods, cpu 1"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -157,6 +168,103 @@ func TestUnused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestUnusedInEachResource: what a guest of another shape uses is left in each resource, also
+// where the total that its label names has not all of them.
+func TestUnusedInEachResource(t *testing.T) {
+	both := func(cpu, memory string) corev1.ResourceList { return expect.Resources("cpu", cpu, "memory", memory) }
+	shapes := pods(set("a", 10, both("100m", "1Gi")))
+	cases := map[string]struct {
+		held  []broker.HeldCapacity
+		guest inventory.Guest
+		want  string
+	}{
+		"most of one resource":           {[]broker.HeldCapacity{shapes}, inventory.Guest{Requests: both("200m", "7Gi")}, "cpu 300m, memory 3Gi"},
+		"one resource only":              {[]broker.HeldCapacity{shapes}, inventory.Guest{Requests: expect.Resources("memory", "7Gi")}, "cpu 300m, memory 3Gi"},
+		"one that no pod has":            {[]broker.HeldCapacity{shapes}, inventory.Guest{Requests: expect.Resources("nvidia.com/gpu", "1")}, "cpu 1, memory 10Gi"},
+		"beyond its total, of pods":      {[]broker.HeldCapacity{total(expect.Resources("cpu", "4")), shapes}, inventory.Guest{Requests: both("1", "4Gi"), Hold: "r1"}, "cpu 3; cpu 600m, memory 6Gi"},
+		"beyond its total, of another":   {[]broker.HeldCapacity{total(expect.Resources("cpu", "4")), total(both("1", "6Gi"))}, inventory.Guest{Requests: both("1", "4Gi"), Hold: "r1"}, "cpu 3; cpu 1, memory 2Gi"},
+		"beyond its total, of all other": {[]broker.HeldCapacity{total(expect.Resources("cpu", "4")), total(both("1", "2Gi")), shapes}, inventory.Guest{Requests: both("1", "4Gi"), Hold: "r1"}, "cpu 3; cpu 1; cpu 800m, memory 8Gi"},
+	}
+	for name, tc := range cases {
+		var got []string
+		for _, u := range hold.Unused(promises(tc.held...), []inventory.Guest{tc.guest}) {
+			got = append(got, u.Totals.String())
+		}
+		if strings.Join(got, "; ") != tc.want {
+			t.Errorf("%s: got %q, want %q", name, strings.Join(got, "; "), tc.want)
+		}
+	}
+}
+
+// TestUnusedIsWithinTheGrant: whatever guests the quota of a consumer admits, they and the
+// placeholders of what they do not use request no more together than is granted; and a further
+// guest, of whatever shape, leaves no more unused than before.
+func TestUnusedIsWithinTheGrant(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		kinds := map[corev1.ResourceName]int64{corev1.ResourceCPU: 100, corev1.ResourceMemory: 1000 << 20, broker.ResourceGPU: 1000}
+		draw := func(label string, most int64) corev1.ResourceList {
+			amounts := capacity.Vector{}
+			for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, broker.ResourceGPU} {
+				if n := rapid.Int64Range(0, most).Draw(t, label+" "+string(name)); n > 0 {
+					amounts[name] = n * kinds[name]
+				}
+			}
+			return amounts.List()
+		}
+		var held []broker.HeldCapacity
+		granted := capacity.Vector{}
+		for i := range rapid.IntRange(1, 4).Draw(t, "holds") {
+			if rapid.Bool().Draw(t, "divisible") {
+				held = append(held, total(draw("total", 20)))
+			} else {
+				var sets []broker.PodSet
+				for j := range rapid.IntRange(1, 3).Draw(t, "sets") {
+					sets = append(sets, set(fmt.Sprint("set", j), rapid.Int32Range(0, 10).Draw(t, "count"), draw("pod", 4)))
+				}
+				held = append(held, broker.HeldCapacity{PodSets: sets, Totals: capacity.OfPodSets(sets).Totals})
+			}
+			granted.Add(capacity.Ceil(held[i].Totals.List()), 1)
+		}
+		used := capacity.Vector{}
+		var guests []inventory.Guest
+		for range rapid.IntRange(0, 20).Draw(t, "guests") {
+			guest := inventory.Guest{Requests: draw("guest", 12), Hold: rapid.SampledFrom([]string{"", "r1", "r2", "gone"}).Draw(t, "label")}
+			requests, sum := capacity.Ceil(guest.Requests), capacity.Vector{}
+			sum.Add(used, 1)
+			sum.Add(requests, 1)
+			if !requests.IsZero() && sum.FitsIn(granted) > 0 {
+				guests, used = append(guests, guest), sum
+			}
+		}
+
+		var before []broker.HeldCapacity
+		for n := range len(guests) + 1 {
+			unused, together := hold.Unused(promises(held...), guests[:n]), capacity.Vector{}
+			left := capacity.Vector{}
+			for _, guest := range guests[:n] {
+				together.Add(capacity.Ceil(guest.Requests), 1)
+			}
+			for _, u := range unused {
+				together.Add(capacity.Ceil(u.Totals.List()), 1)
+				left.Add(capacity.Ceil(u.Totals.List()), 1)
+			}
+			if !together.IsZero() && together.FitsIn(granted) == 0 {
+				t.Fatalf("%d guests and what they do not use: %v, granted are %v", n, together.List(), granted.List())
+			}
+			if n > 0 && !left.IsZero() {
+				most := capacity.Vector{}
+				for _, u := range before {
+					most.Add(capacity.Ceil(u.Totals.List()), 1)
+				}
+				if left.FitsIn(most) == 0 {
+					t.Fatalf("with guest %d %v are unused, without it %v", n, left.List(), most.List())
+				}
+			}
+			before = unused
+		}
+	})
 }
 
 func TestCovers(t *testing.T) {

@@ -29,7 +29,8 @@ func promiseOf(instruction *broker.ProviderInstruction, held broker.HeldCapacity
 // promise. A guest uses the promise that its label names: a pod with the same requests, or else
 // the smallest that is at least as large, or a part of the divisible total. If there is no such
 // one left, it uses any promise, in the same order. The consumer writes the label, and chooses
-// only among its own promises with it.
+// only among its own promises with it. What guests use beyond that, since a quota bounds sums and
+// not shapes, they use of the promised pods in common: as many of these are not unused.
 func Unused(promises []Promise, guests []inventory.Guest) []broker.HeldCapacity {
 	u := newUsage(promises)
 	for _, guest := range guests {
@@ -45,8 +46,10 @@ type usage struct {
 	// named are the promises by their labels. With strict, guests of one of them use no other.
 	named  map[string]int
 	strict bool
-	// sets of all promises, the smallest pods first, and own those of each promise.
+	// sets of all promises, the smallest pods first; all are their indices, and own those of each
+	// promise.
 	sets []promisedSet
+	all  []int
 	own  [][]int
 	// kinds in the order in which they were added first.
 	kinds []kind
@@ -77,11 +80,11 @@ type kindKey struct {
 
 // left is what guests leave: of each set the number of pods, in the order of usage.sets. parts
 // is what guests request of the divisible promise that their label names, which is not more than
-// it has, and divisible what others request that match no set.
+// it has, and divisible what others request that match no set, by the promise that their label
+// names, or anyPromise.
 type left struct {
-	counts    []int32
-	parts     map[int]corev1.ResourceList
-	divisible corev1.ResourceList
+	counts           []int32
+	parts, divisible map[int]corev1.ResourceList
 }
 
 func newUsage(promises []Promise) *usage {
@@ -102,6 +105,7 @@ func newUsage(promises []Promise) *usage {
 	slices.SortStableFunc(order, func(a, b int) int { return capacity.Compare(sizes[a], sizes[b]) })
 	for _, at := range order {
 		u.own[sets[at].of] = append(u.own[sets[at].of], len(u.sets))
+		u.all = append(u.all, len(u.sets))
 		u.sets = append(u.sets, sets[at])
 	}
 	return u
@@ -142,7 +146,7 @@ func (u *usage) count(guest inventory.Guest, n int32) {
 
 // left is what the guests leave.
 func (u *usage) left() left {
-	out := left{counts: make([]int32, len(u.sets)), parts: map[int]corev1.ResourceList{}, divisible: corev1.ResourceList{}}
+	out := left{counts: make([]int32, len(u.sets)), parts: map[int]corev1.ResourceList{}, divisible: map[int]corev1.ResourceList{}}
 	for i, s := range u.sets {
 		out.counts[i] = u.promises[s.of].Held.PodSets[s.at].Count
 	}
@@ -151,19 +155,15 @@ func (u *usage) left() left {
 		rest[i] = k.guests
 	}
 	u.useOwn(&out, rest)
-	all := make([]int, len(u.sets))
-	for i := range all {
-		all[i] = i
-	}
 	for i, k := range u.kinds {
 		if u.strict && k.of != anyPromise {
 			rest[i] = 0
 		}
-		rest[i] = u.use(&out, all, rest[i], k.same)
+		rest[i] = u.use(&out, u.all, rest[i], k.same)
 	}
 	for i, k := range u.kinds {
-		if rest[i] = u.use(&out, all, rest[i], k.fits); rest[i] > 0 {
-			broker.AddTo(out.divisible, broker.Times(k.requests, rest[i]))
+		if rest[i] = u.use(&out, u.all, rest[i], k.fits); rest[i] > 0 {
+			out.divisible[k.of] = broker.AddTo(out.divisible[k.of], broker.Times(k.requests, rest[i]))
 		}
 	}
 	return out
@@ -228,23 +228,29 @@ func fitting(total, used, requests corev1.ResourceList, n int32) int32 {
 	return int32(min(int64(n), capacity.Ceil(of).FitsIn(capacity.Floor(capacity.Subtract(maps.Clone(total), used)))))
 }
 
-// totals are what is left of the divisible promises, nil for those of pod sets.
-func (u *usage) totals(used left) []corev1.ResourceList {
-	out, divisible := make([]corev1.ResourceList, len(u.promises)), maps.Clone(used.divisible)
+// totals are what is left of the divisible promises, nil for those of pod sets. beyond is what
+// guests that match no set use beside these promises.
+func (u *usage) totals(used left) (out []corev1.ResourceList, beyond corev1.ResourceList) {
+	out = make([]corev1.ResourceList, len(u.promises))
+	for _, requests := range used.divisible {
+		beyond = broker.AddTo(beyond, requests)
+	}
 	for i := range u.promises {
 		if held := u.promises[i].Held; len(held.PodSets) == 0 {
 			free := capacity.Subtract(held.Totals.List(), used.parts[i])
-			out[i] = capacity.Subtract(maps.Clone(free), divisible)
-			divisible = capacity.Subtract(divisible, free)
+			out[i] = capacity.Subtract(maps.Clone(free), beyond)
+			beyond = capacity.Subtract(beyond, free)
 		}
 	}
-	return out
+	return out, beyond
 }
 
 // unused are the promises less what the guests use.
 func (u *usage) unused() []broker.HeldCapacity {
 	used := u.left()
-	out, totals := make([]broker.HeldCapacity, len(u.promises)), u.totals(used)
+	totals, beyond := u.totals(used)
+	u.useInCommon(used, totals, beyond)
+	out := make([]broker.HeldCapacity, len(u.promises))
 	for i := range u.promises {
 		out[i] = *u.promises[i].Held.DeepCopy()
 	}
@@ -259,6 +265,51 @@ func (u *usage) unused() []broker.HeldCapacity {
 		}
 	}
 	return out
+}
+
+// useInCommon lowers what is left by what guests use beyond the promises that they match: the
+// totals by what guests use of resources that their own total has not, and the pod sets by what
+// is beyond all totals, those of the promise that a guest's label names first. Otherwise the
+// consumer would have a place for each promised pod beside guests that use all of its grant.
+func (u *usage) useInCommon(used left, totals []corev1.ResourceList, beyond corev1.ResourceList) {
+	for i, parts := range used.parts {
+		beyond = broker.AddTo(beyond, capacity.Subtract(maps.Clone(parts), u.promises[i].Held.Totals.List()))
+	}
+	for i := range totals {
+		free := maps.Clone(totals[i])
+		totals[i] = capacity.Subtract(totals[i], beyond)
+		beyond = capacity.Subtract(beyond, free)
+	}
+	if len(beyond) == 0 {
+		return
+	}
+	rest := capacity.Ceil(beyond)
+	for i := range u.promises {
+		if requests := used.divisible[i]; len(requests) > 0 && len(u.own[i]) > 0 {
+			others := rest.Minus(capacity.Ceil(requests), 1)
+			rest = u.lower(used.counts, u.own[i], rest.Minus(others, 1))
+			rest.Add(others, 1)
+		}
+	}
+	u.lower(used.counts, u.all, rest)
+}
+
+// lower lowers the numbers of pods of sets, the smallest first, by as many as request an amount
+// of each resource together, and returns what they do not. A larger amount lowers none of them
+// by less: guests that come and go move no other places.
+func (u *usage) lower(counts []int32, sets []int, amount capacity.Vector) (rest capacity.Vector) {
+	for _, i := range sets {
+		requests, n := capacity.Floor(u.sets[i].requests), int64(0)
+		for name, needed := range amount {
+			if each := requests[name]; needed > 0 && each > 0 {
+				n = max(n, (needed-1)/each+1)
+			}
+		}
+		n = min(n, int64(counts[i]))
+		counts[i] -= int32(n)
+		amount = amount.Minus(requests, n)
+	}
+	return amount
 }
 
 // share is the part of a promise that a guest uses: a pod of a set, or of a divisible total.
@@ -277,7 +328,8 @@ func (u *usage) shareOf(before, after left) (s share, ok bool) {
 	if ok || len(after.divisible) == 0 && len(after.parts) == 0 {
 		return s, ok
 	}
-	was, is := u.totals(before), u.totals(after)
+	was, _ := u.totals(before)
+	is, _ := u.totals(after)
 	for i := range was {
 		if was[i] != nil && compare(was[i], is[i]) != 0 {
 			return share{of: i, divisible: true}, true

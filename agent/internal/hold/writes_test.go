@@ -102,6 +102,27 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// TestPlanBesideAnotherShape: a guest of another shape that runs uses its hold: the placeholders
+// go, and they are planned again when it has gone, not before.
+func TestPlanBesideAnotherShape(t *testing.T) {
+	for _, tc := range []struct {
+		cpu                     string
+		holds, created, removed int
+	}{
+		{cpu: "0", holds: 10},
+		{cpu: "1", holds: 10, removed: 10},
+		{cpu: "1", holds: 0},
+		{cpu: "450m", holds: 10, removed: 5},
+		{cpu: "450m", holds: 5},
+		{cpu: "0", holds: 5, created: 5},
+	} {
+		handOvers, created, removed := planBeside(expect.Resources("cpu", tc.cpu), 10, 0, 0, tc.holds)()
+		if handOvers != 0 || created != tc.created || removed != tc.removed {
+			t.Errorf("%+v: %d hand-overs, %d created, %d removed", tc, handOvers, created, removed)
+		}
+	}
+}
+
 // BenchmarkPlan measures what one event of a place costs with many guests and placeholders.
 func BenchmarkPlan(b *testing.B) {
 	for _, waiting := range []int{0, 100} {
@@ -117,6 +138,11 @@ func BenchmarkPlan(b *testing.B) {
 // planOf plans the places of a hold of count pods, of which some guests are bound and some
 // wait, with a number of placeholders that have a place.
 func planOf(count, bound, waiting, holding int) (plan func() (handOvers, created, removed int)) {
+	return planBeside(nil, count, bound, waiting, holding)
+}
+
+// planBeside is planOf beside a guest of another shape that is bound, none if it requests nothing.
+func planBeside(other corev1.ResourceList, count, bound, waiting, holding int) (plan func() (handOvers, created, removed int)) {
 	recognizer := inventory.Recognizer{Guest: guestOf, Placeholder: func(pod *corev1.Pod) (string, bool) { return placeholder.ConsumerOf(pod, holds) }}
 	options := placeholder.Options{Namespace: holds}
 	reconciler := hold.New(nil, nil, nil, nil, hold.Options{Recognizer: recognizer, Placeholders: options})
@@ -136,6 +162,11 @@ func planOf(count, bound, waiting, holding int) (plan func() (handOvers, created
 		} else {
 			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
 		}
+		tracker.Set(pod)
+	}
+	if !other.Cpu().IsZero() {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "guests-of-rome", Name: "other", UID: "other"}, Spec: corev1.PodSpec{NodeName: "n0"}}
+		pod.Spec.Containers = []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Requests: other}}}
 		tracker.Set(pod)
 	}
 	in := &broker.ProviderInstruction{ObjectMeta: metav1.ObjectMeta{Name: "r1", UID: "r1"}, Spec: broker.ProviderInstructionSpec{ReservationName: "r1", RequesterClusterID: "rome"}}
