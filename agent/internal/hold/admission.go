@@ -44,6 +44,16 @@ type GuestNamespaces interface {
 // and accounts of a new namespace take effect without an event.
 const trialRetryAfter = 200 * time.Millisecond
 
+// minTrial is how long guests of an attempt are tried at least, however long its proof took.
+const minTrial = 3 * time.Second
+
+// attempt is an attempt that is not decided yet: since when it is recorded, and since when its
+// places are proven and its guests cannot be tried, zero while that is not so.
+type attempt struct {
+	number         int64
+	since, untried time.Time
+}
+
 // prepareTrials begins to make the namespace in which guests of the decisions are to be tried, so
 // that a consumer without one waits for it and for the scheduler at the same time.
 func (r *Reconciler) prepareTrials(ctx context.Context, consumer string, decisions []decision) {
@@ -111,10 +121,14 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 	for i := range decisions {
 		d := &decisions[i]
 		if !d.undecided() {
-			delete(r.untriedSince, d.instruction.UID)
+			delete(r.attempts, d.instruction.UID)
 			continue
 		}
+		a := r.attemptOf(d.instruction)
 		if d.proving() {
+			if d.untried == "" {
+				a.untried = time.Time{}
+			}
 			continue // also if it could not be tried before another one was refused
 		}
 		sets, divisible := d.held.PodSets, false
@@ -153,7 +167,7 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 			if result.answer == admitted {
 				continue
 			}
-			if !r.waitsForTrial(d, result) {
+			if !r.waitsForTrial(d, a, result) {
 				d.refused, refused = &capacity.Rejection{Reason: ReasonGuestNotAdmitted, Message: result.refusal(of)}, true
 				d.held = d.fallBack(placeholder.State{Missing: []placeholder.Missing{{Set: set, Wanted: set.Count}}}.Without(d.held))
 			}
@@ -162,28 +176,37 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 			}
 		}
 		if d.untried == "" {
-			delete(r.untriedSince, d.instruction.UID)
+			a.untried = time.Time{}
 		}
 	}
 	return refused, nil
 }
 
+// attemptOf is the attempt of an instruction, which begins when it is first asked for.
+func (r *Reconciler) attemptOf(in *broker.ProviderInstruction) *attempt {
+	a := r.attempts[in.UID]
+	if a == nil || a.number != in.Spec.Attempt {
+		a = &attempt{number: in.Spec.Attempt, since: r.Clock.Now()}
+		r.attempts[in.UID] = a
+	}
+	return a
+}
+
 // waitsForTrial notes in a decision that its guests cannot be tried yet, and why. It reports
-// false if they could, or could not for as long as a proof may take.
-func (r *Reconciler) waitsForTrial(d *decision, result trial) bool {
+// false if they could, or could not in the time that the attempt has: proof and trial share it,
+// because the broker waits for both.
+func (r *Reconciler) waitsForTrial(d *decision, a *attempt, result trial) bool {
 	if result.answer == notAdmitted {
 		return false
 	}
-	uid, now := d.instruction.UID, r.Clock.Now()
-	since, known := r.untriedSince[uid]
-	if !known {
-		since = now
-		r.untriedSince[uid] = since
+	now := r.Clock.Now()
+	if a.untried.IsZero() {
+		a.untried = now
 	}
-	if now.Sub(since) >= r.ProofTimeout {
+	if now.Sub(a.since) >= r.ProofTimeout && now.Sub(a.untried) >= min(minTrial, r.ProofTimeout) {
 		return false
 	}
-	d.untried, d.granting, d.proofTakes = result.words, result.answer == notGranted, max(d.proofTakes, now.Sub(since))
+	d.untried, d.granting, d.proofTakes = result.words, result.answer == notGranted, max(d.proofTakes, now.Sub(a.untried))
 	return true
 }
 

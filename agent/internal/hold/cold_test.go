@@ -16,6 +16,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -197,4 +198,79 @@ func TestTriedOnceGranted(t *testing.T) {
 	reconciled(t, agent, "rome")
 	e.decided("r1", 2, hold.ReasonAccepted, "Holding 2 pods", 2)
 	e.granted("rome", "cpu 2m", 2)
+}
+
+// TestProofAndTrialTogether: the time in which an attempt is proven and its guests are tried
+// begins when it is recorded, so that the answer comes before the broker's proofDeadline of 30 s.
+// However late it is proven, its guests are tried for some seconds.
+func TestProofAndTrialTogether(t *testing.T) {
+	const proofDeadline = 30 * time.Second
+	e := direct(t)
+	e.node("a", expect.Resources("cpu", "2", "memory", "8Gi"))
+	for _, class := range []string{guest.PriorityClass, placeholder.PriorityClass} {
+		expect.NoError(t, e.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: class}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
+	}
+	expect.NoError(t, e.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: holds}}))
+	namespaces := &trials{Client: e.Client}
+	agent := e.agent(e.Client, func(o *hold.Options) {
+		o.GuestNamespaces, o.Placeholders = namespaces, placeholder.Options{Namespace: holds, Image: placeholder.DefaultImage}
+		o.Recognizer.Placeholder = func(pod *corev1.Pod) (string, bool) { return placeholder.ConsumerOf(pod, holds) }
+	})
+	for i, tc := range []struct {
+		name string
+		// provenAfter is when the scheduler finds the place, triedAfter when guests can be
+		// tried, 0 for never.
+		provenAfter, triedAfter time.Duration
+		// undecidedAt and decidedAt are times after the attempt was recorded.
+		undecidedAt, decidedAt time.Duration
+		reason                 string
+	}{
+		{"what the proof leaves", 15 * time.Second, 0, 19 * time.Second, 21 * time.Second, hold.ReasonGuestNotAdmitted},
+		{"all of it", time.Second, 0, 19 * time.Second, 21 * time.Second, hold.ReasonGuestNotAdmitted},
+		{"the least time", 19 * time.Second, 0, 21500 * time.Millisecond, 24 * time.Second, hold.ReasonGuestNotAdmitted},
+		{"a guest is tried in the least time", 19 * time.Second, 21 * time.Second, 20 * time.Second, 22 * time.Second, hold.ReasonAccepted},
+	} {
+		attempt, recorded := int64(i+1), e.clock.Now()
+		at := func(after time.Duration) {
+			t.Helper()
+			if namespaces.waits = "the last one is being deleted"; tc.triedAfter > 0 && after >= tc.triedAfter {
+				namespaces.waits = ""
+			}
+			e.clock.SetTime(recorded.Add(after))
+			reconciled(t, agent, "rome")
+		}
+		undecided := func(when string) {
+			t.Helper()
+			if in, _ := e.get("r1"); in.Status.ObservedAttempt == attempt {
+				t.Errorf("%s: decided %s: %+v", tc.name, when, in.Status)
+			}
+		}
+		e.hold("r1", "rome", attempt, pods(set("pods", 1, expect.Resources("cpu", "1m"))))
+		at(0)
+		at(tc.provenAfter - 100*time.Millisecond)
+		undecided("before it is proven")
+		e.bindAll(holds, "a")
+		at(tc.provenAfter)
+		at(tc.undecidedAt)
+		undecided("too early")
+		at(tc.decidedAt)
+		in, c := e.get("r1")
+		if in.Status.ObservedAttempt != attempt || c.Reason != tc.reason || tc.decidedAt >= proofDeadline {
+			t.Errorf("%s: want %s by %s, got %+v", tc.name, tc.reason, tc.decidedAt, in.Status)
+		}
+		e.clock.SetTime(e.clock.Now().Add(time.Minute))
+	}
+}
+
+// bindAll binds the pods of a namespace that have no node.
+func (e *env) bindAll(namespace, node string) {
+	e.Helper()
+	var list corev1.PodList
+	expect.NoError(e, e.List(e.Context(), &list, client.InNamespace(namespace)))
+	for i := range list.Items {
+		if pod := &list.Items[i]; pod.Spec.NodeName == "" {
+			binding := &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: node}}
+			expect.NoError(e, e.SubResource("binding").Create(e.Context(), pod, binding))
+		}
+	}
 }

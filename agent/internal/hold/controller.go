@@ -62,7 +62,9 @@ type Options struct {
 	// it is nil.
 	GuestNamespaces GuestNamespaces
 	// ProofTimeout is how long the scheduler may take to find the next place for a
-	// placeholder, 20 s where 0. It is shorter than the broker's proofDeadline.
+	// placeholder, 20 s where 0. An attempt is refused whose guests cannot be tried in that time
+	// after it was recorded, or some seconds after it is proven. It is shorter than the broker's
+	// proofDeadline, which the agent does not know, by more than these.
 	ProofTimeout time.Duration
 	// Priority of guests and placeholders.
 	Priority int32
@@ -118,9 +120,9 @@ type Reconciler struct {
 	// marking are the consumers of which guests may be on nodes that are not offered.
 	marking map[string]bool
 	// prepared are the consumers for which a namespace to try guests in is being made, and
-	// untriedSince is since when guests of an instruction cannot be tried.
-	prepared     map[string]bool
-	untriedSince map[types.UID]time.Time
+	// attempts what is not decided yet, by the instruction's UID.
+	prepared map[string]bool
+	attempts map[types.UID]*attempt
 
 	mu sync.Mutex
 	// changed are the consumers of which the driver has observed a change, moved those that
@@ -154,7 +156,7 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, pro
 		enqueue: make(chan event.GenericEvent, 1024), changed: map[string]bool{}, moved: map[string]bool{},
 		unusedSince: map[string]time.Time{}, grants: map[string]inEffect{}, waiting: map[string]time.Time{},
 		unverified: map[types.UID]broker.HeldCapacity{}, lost: map[types.UID]loss{}, refused: map[types.UID]refusal{}, written: written{},
-		places: newPlaces(), marking: map[string]bool{}, prepared: map[string]bool{}, untriedSince: map[types.UID]time.Time{},
+		places: newPlaces(), marking: map[string]bool{}, prepared: map[string]bool{}, attempts: map[types.UID]*attempt{},
 	}
 }
 

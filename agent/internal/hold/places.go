@@ -591,7 +591,7 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) 
 		return !slices.ContainsFunc(in.instructions, func(i *broker.ProviderInstruction) bool { return i.UID == uid })
 	}
 	maps.DeleteFunc(r.refused, func(uid types.UID, _ refusal) bool { return gone(uid) })
-	maps.DeleteFunc(r.untriedSince, func(uid types.UID, _ time.Time) bool { return gone(uid) })
+	maps.DeleteFunc(r.attempts, func(uid types.UID, _ *attempt) bool { return gone(uid) })
 	maps.DeleteFunc(r.places.waits, func(uid types.UID, _ placeholder.Wait) bool { return gone(uid) })
 	if r.Placeholders.Namespace == "" {
 		for i := range decisions {
