@@ -48,7 +48,7 @@ const trialRetryAfter = 200 * time.Millisecond
 const minTrial = 3 * time.Second
 
 // attempt is an attempt that is not decided yet: since when it is recorded, and since when its
-// places are proven and its guests cannot be tried, zero while that is not so.
+// guests cannot be tried, zero if they could be the last time.
 type attempt struct {
 	number         int64
 	since, untried time.Time
@@ -126,9 +126,6 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 		}
 		a := r.attemptOf(d.instruction)
 		if d.proving() {
-			if d.untried == "" {
-				a.untried = time.Time{}
-			}
 			continue // also if it could not be tried before another one was refused
 		}
 		sets, divisible := d.held.PodSets, false

@@ -260,6 +260,37 @@ func TestProofAndTrialTogether(t *testing.T) {
 		}
 		e.clock.SetTime(e.clock.Now().Add(time.Minute))
 	}
+	e.triedAgain(agent, namespaces)
+}
+
+// triedAgain: guests that were tried while the grant is not in effect, and cannot be tried any
+// more, are tried for some seconds again, and those of another attempt for all of its time.
+func (e *env) triedAgain(agent *hold.Reconciler, namespaces *trials) {
+	after := func(wait time.Duration, waits string) metav1.Condition {
+		e.Helper()
+		e.clock.SetTime(e.clock.Now().Add(wait))
+		namespaces.waits = waits
+		reconciled(e.T, agent, "rome")
+		_, c := e.get("r2")
+		return c
+	}
+	e.provider.Hold("EnsureGrant", peering.Waiting("QuotaPending", "waiting for the quota"))
+	e.hold("r2", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "2m"))))
+	after(0, "pending")
+	e.bindAll(holds, "a")
+	after(5*time.Second, "pending")
+	after(time.Second, "")
+	e.provider.Free("EnsureGrant")
+	if c := after(time.Minute, "pending"); c.Status != metav1.ConditionUnknown {
+		e.Errorf("guests are not tried again: %+v", c)
+	}
+	e.hold("r2", "rome", 2, pods(set("pods", 1, expect.Resources("cpu", "2m"))))
+	if c := after(4*time.Second, "pending"); c.Status != metav1.ConditionUnknown {
+		e.Errorf("another attempt has the time of the one before: %+v", c)
+	}
+	if c := after(20*time.Second, "pending"); c.Reason != hold.ReasonGuestNotAdmitted {
+		e.Errorf("guests are tried for longer: %+v", c)
+	}
 }
 
 // bindAll binds the pods of a namespace that have no node.
