@@ -1,6 +1,8 @@
 package guest
 
 import (
+	"cmp"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -11,8 +13,29 @@ import (
 const MemoryOvercommit, MemoryPerPod = 2, 256 << 20
 
 // BoundMemory bounds what a guest may use of its node's memory: it limits the containers
-// that have no limit, nor their pod. It reports whether it has limited one.
+// that have no limit, nor their pod, and the emptyDirs in memory that have none to what the
+// containers may use together. The provider's policies refuse an emptyDir without a limit, and
+// the quota of driver direct a container without one. It reports whether it has limited a
+// container.
 func BoundMemory(spec *corev1.PodSpec) (limited bool) {
+	limited = limitContainers(spec)
+	var usable int64
+	for _, of := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+		for i := range of {
+			usable += cmp.Or(of[i].Resources.Limits.Memory().Value(), of[i].Resources.Requests.Memory().Value())
+		}
+	}
+	for i := range spec.Volumes {
+		if v := spec.Volumes[i].EmptyDir; v != nil && v.Medium != corev1.StorageMediumDefault && v.SizeLimit == nil {
+			v.SizeLimit = resource.NewQuantity(usable, resource.BinarySI)
+		}
+	}
+	return limited
+}
+
+// limitContainers limits the memory of the containers that have no limit, nor their pod, and
+// reports whether there are any.
+func limitContainers(spec *corev1.PodSpec) (limited bool) {
 	if spec.Resources != nil && !spec.Resources.Limits.Memory().IsZero() {
 		return false
 	}

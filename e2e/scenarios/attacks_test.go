@@ -257,7 +257,10 @@ func specAttacks() []specAttack {
 				TopologyKey: corev1.LabelOSStable, NamespaceSelector: &metav1.LabelSelector{}, LabelSelector: &metav1.LabelSelector{},
 			}}}}
 		}, "affinity", ""},
-		{"an unbounded emptyDir in memory", volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}), "sizeLimit", ""},
+		// With Liqo, the webhook bounds one without a limit.
+		{"an emptyDir in memory beyond its limits", volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{
+			Medium: corev1.StorageMediumMemory, SizeLimit: ptr.To(resource.MustParse("1Gi")),
+		}}), "sizeLimit", ""},
 		{"tolerating virtual nodes", func(s *corev1.PodSpec) {
 			s.Tolerations = []corev1.Toleration{{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpExists}}
 		}, "tolerate", ""},

@@ -1,7 +1,6 @@
 package translate
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -105,7 +104,9 @@ func Pod(pod *corev1.Pod, namespace string, o Options) (guest *corev1.Pod, refs 
 			t.container(&containers[i])
 		}
 	}
-	t.memory(spec)
+	if placement.BoundMemory(spec) {
+		t.note("Containers without a memory limit may use twice their request and a share of %s.", resource.NewQuantity(placement.MemoryPerPod, resource.BinarySI))
+	}
 	// The API server accepts empty names here and ignores them.
 	spec.ImagePullSecrets = slices.DeleteFunc(spec.ImagePullSecrets, func(s corev1.LocalObjectReference) bool { return s.Name == "" })
 	for i := range spec.ImagePullSecrets {
@@ -381,25 +382,4 @@ func (t *translation) container(c *corev1.Container) {
 		}
 	}
 	c.Resources.Claims = nil
-}
-
-// memory bounds what the guest may use of its node's memory: the provider's quota
-// rejects a container without a limit, and the policy for guests an unbounded
-// emptyDir in memory.
-func (t *translation) memory(spec *corev1.PodSpec) {
-	if placement.BoundMemory(spec) {
-		t.note("Containers without a memory limit may use twice their request and a share of %s.", resource.NewQuantity(placement.MemoryPerPod, resource.BinarySI))
-	}
-	var usable int64
-	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
-		for i := range containers {
-			r := &containers[i].Resources
-			usable += cmp.Or(r.Limits.Memory().Value(), r.Requests.Memory().Value())
-		}
-	}
-	for i := range spec.Volumes {
-		if v := spec.Volumes[i].EmptyDir; v != nil && v.Medium != corev1.StorageMediumDefault && v.SizeLimit == nil {
-			v.SizeLimit = resource.NewQuantity(usable, resource.BinarySI)
-		}
-	}
 }

@@ -22,8 +22,8 @@ const GuestsPath = "/guests"
 
 // GuestsHandler answers AdmissionReviews of ShadowPods, whose pods Liqo creates unchanged. A
 // guest gets the PriorityClass of guests, so that it preempts no pod and keeps the node that it
-// is nominated to, the node affinity of guests, because it was judged for nodes of their
-// architecture, a memory limit where it has none, and requests that Liqo's Quota counts in
+// is nominated to, the node affinity and the tolerations of guests, because it was judged with
+// these, bounds of its memory where it has none, and requests that Liqo's Quota counts in
 // full. With handOver it gets the scheduling gate, too, and waits until the agent hands over
 // a place. None keeps its node from being removed, also by an annotation that it gets later.
 // The handler admits every ShadowPod: who may write what is up to the chart's policies.
@@ -58,6 +58,8 @@ func makeGuest(pod *corev1.PodSpec, handOver bool) {
 	}
 	required := &pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 	*required = guest.NodeAffinity(*required)
+	// Liqo leaves out only the one of its own taint.
+	pod.Tolerations = guest.Tolerations(pod.Tolerations)
 	guest.BoundMemory(pod)
 	makeCounted(pod)
 }

@@ -2,7 +2,11 @@ package liqo
 
 import (
 	"encoding/pem"
+	"fmt"
 	"net/http/httptest"
+	"os"
+	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,16 +16,20 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
 // guestChange is how a ShadowPod differs from one without resources and affinity, and how the
@@ -73,12 +81,13 @@ func guestChanges() map[string]guestChange {
 		}),
 		"an init container": {
 			func(s *corev1.PodSpec) {
-				s.InitContainers = []corev1.Container{{Name: "i", Image: "i", Resources: corev1.ResourceRequirements{Limits: expect.Resources("cpu", "1")}}}
+				s.InitContainers = []corev1.Container{{Name: "i", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1"), Limits: expect.Resources("cpu", "1")}}}
 			},
 			func(s *corev1.PodSpec) {
 				half := corev1.ResourceRequirements{Requests: expect.Resources("memory", "0"), Limits: expect.Resources("memory", "128Mi")}
 				s.Containers[0].Resources = half
 				s.InitContainers = []corev1.Container{{Name: "i", Image: "i", Resources: *half.DeepCopy()}}
+				s.InitContainers[0].Resources.Requests[corev1.ResourceCPU] = resource.MustParse("1")
 				s.InitContainers[0].Resources.Limits[corev1.ResourceCPU] = resource.MustParse("1")
 			},
 		},
@@ -94,11 +103,28 @@ func guestChanges() map[string]guestChange {
 				s.InitContainers[0].Resources.Limits = expect.Resources("memory", "128Mi")
 			},
 		},
-		// The chart's policy refuses it.
-		"an emptyDir in memory": both(func(s *corev1.PodSpec) {
-			s.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}}}
-		}),
+		"an emptyDir in memory": {
+			func(s *corev1.PodSpec) { s.Volumes = []corev1.Volume{inMemory(nil)} },
+			func(s *corev1.PodSpec) { s.Volumes = []corev1.Volume{inMemory(ptr.To(resource.MustParse("256Mi")))} },
+		},
+		"a bounded emptyDir in memory": both(func(s *corev1.PodSpec) { s.Volumes = []corev1.Volume{inMemory(ptr.To(resource.MustParse("1Mi")))} }),
+		// Those that Liqo copies, of which only what was judged may be carried.
+		"tolerations": {
+			func(s *corev1.PodSpec) {
+				s.Tolerations = []corev1.Toleration{exists(""), exists("nvidia.com/gpu"), exists("node-role.kubernetes.io/control-plane"), exists(corev1.TaintNodeUnschedulable),
+					exists(broker.TaintOverflow), exists(corev1.TaintNodeNotReady)}
+			},
+			func(s *corev1.PodSpec) { s.Tolerations = []corev1.Toleration{exists("nvidia.com/gpu")} },
+		},
 	}
+}
+
+func exists(key string) corev1.Toleration {
+	return corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists}
+}
+
+func inMemory(limit *resource.Quantity) corev1.Volume {
+	return corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: limit}}}
 }
 
 func sidecar(name, cpu string) corev1.Container {
@@ -108,13 +134,42 @@ func sidecar(name, cpu string) corev1.Container {
 	}
 }
 
-// The pod that Liqo creates of a ShadowPod preempts none and waits for its place.
+// installGuestsPolicy creates the chart's policy for guests.
+func installGuestsPolicy(t *testing.T, core client.Client) {
+	t.Helper()
+	helm, err := binaries.Program(t.Context(), "helm", nil)
+	expect.NoError(t, err)
+	home := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), helm, "template", "spillway-agent", "../../../../charts/agent", "--show-only", "templates/liqo-consumers.yaml",
+		"--set", "clusterID=paris,guests.podSecurity=baseline,join.token=t,broker.url=https://192.0.2.1:8443,broker.caHash=sha256:"+strings.Repeat("0", 64))
+	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
+	text, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("rendering the chart: %v\n%s", err, text)
+	}
+	created := 0
+	for document := range strings.SplitSeq(string(text), "\n---") {
+		object := &unstructured.Unstructured{}
+		expect.NoError(t, yaml.Unmarshal([]byte(document), &object.Object))
+		if object.GetName() == "spillway-guests" {
+			expect.NoError(t, core.Create(t.Context(), object))
+			created++
+		}
+	}
+	if created != 2 {
+		t.Fatalf("the chart has %d objects of the policy for guests, want it and its binding", created)
+	}
+}
+
+// The pod that Liqo creates of a ShadowPod preempts none and waits for its place. The chart's
+// policy admits what the webhook makes of the pods that may overflow.
 func TestGuestsWebhook(t *testing.T) {
 	config := controlplane.Start(t, liqoCRDs(t))
 	c := newClient(t, config)
 	core, err := client.New(config, client.Options{Scheme: scheme.Scheme})
 	expect.NoError(t, err)
 	expect.NoError(t, core.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: guest.PriorityClass}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
+	installGuestsPolicy(t, core)
 	changes := guestChanges()
 	for handOver, consumer := range map[bool]string{true: "rome", false: "berlin"} {
 		namespace := "shop-" + consumer
@@ -146,10 +201,19 @@ func TestGuestsWebhook(t *testing.T) {
 			expect.NoError(t, c.Create(t.Context(), dry, client.DryRunAll))
 			return dry.Spec.Pod.PriorityClassName != "", ""
 		})
+		expect.Eventually(t, "the policy to be in effect", func() (bool, string) {
+			refused := shadow()
+			refused.Spec.Pod.SchedulerName = "own"
+			err := c.Create(t.Context(), refused, client.DryRunAll)
+			return apierrors.IsForbidden(err), fmt.Sprint(err)
+		})
 		for name, change := range changes {
 			changed := shadow()
 			change.from(&changed.Spec.Pod)
-			expect.NoError(t, c.Create(t.Context(), changed, client.DryRunAll))
+			if err := c.Create(t.Context(), changed, client.DryRunAll); err != nil {
+				t.Errorf("%s: %v", name, err)
+				continue
+			}
 			want := corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}, Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 				RequiredDuringSchedulingIgnoredDuringExecution: guest.NodeAffinity(nil),
 			}}, AutomountServiceAccountToken: ptr.To(false), PriorityClassName: guest.PriorityClass}
