@@ -56,7 +56,10 @@ func TestHoldOfAgent(t *testing.T) {
 type profile struct {
 	Plugins      map[string]struct{ Enabled, Disabled []struct{ Name string } }
 	PluginConfig []struct {
-		Args struct{ OwnerKinds []owners.Kind }
+		Args struct {
+			OwnerKinds         []owners.Kind
+			RefusePodResources bool
+		}
 	}
 }
 
@@ -118,6 +121,15 @@ func TestOwnerKinds(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Liqo drops the pod-level resources of a guest, which would request nothing: such pods stay.
+func TestPodResources(t *testing.T) {
+	for driver, refused := range map[string]bool{"liqo": true, "direct": false} {
+		if got := schedulerProfile(t, render(t, "agent", append(slices.Clone(needed), "driver="+driver))).PluginConfig[0].Args.RefusePodResources; got != refused {
+			t.Errorf("driver %s: pods with pod-level resources are refused: %t, want %t", driver, got, refused)
+		}
 	}
 }
 

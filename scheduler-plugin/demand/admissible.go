@@ -86,6 +86,15 @@ func Admissible(pod *corev1.Pod) (ok bool, reason string) {
 	return nodeSelection(pod)
 }
 
+// PodResources returns why a pod cannot overflow where guests have no pod-level resources, as
+// Admissible does; empty if the pod has none either.
+func PodResources(pod *corev1.Pod) (reason string) {
+	if r := pod.Spec.Resources; r == nil || len(r.Requests)+len(r.Limits) == 0 {
+		return ""
+	}
+	return "it has pod-level resources (spec.resources), which are not carried to other clusters; set the resources of its containers instead"
+}
+
 // portable reports whether every cluster can provide a volume: what Kubernetes
 // itself makes on the pod's node.
 func portable(v corev1.VolumeSource) bool {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -258,6 +259,24 @@ func TestNames(t *testing.T) {
 	}
 	if errs := validation.IsValidLabelValue(demand.HoldLabel(id)); len(errs) > 0 || demand.HoldLabel(id) == demand.HoldLabel(id+"x") {
 		t.Errorf("%q: %v", demand.HoldLabel(id), errs)
+	}
+}
+
+// Pods with pod-level resources stay at home where guests would have none.
+func TestPodResources(t *testing.T) {
+	for name, tc := range map[string]struct {
+		resources *corev1.ResourceRequirements
+		refused   bool
+	}{
+		"none":     {},
+		"empty":    {resources: &corev1.ResourceRequirements{}},
+		"requests": {resources: &corev1.ResourceRequirements{Requests: expect.Resources("cpu", "4")}, refused: true},
+		"limits":   {resources: &corev1.ResourceRequirements{Limits: expect.Resources("memory", "1Gi")}, refused: true},
+	} {
+		reason := demand.PodResources(podWith(func(p *corev1.Pod) { p.Spec.Resources = tc.resources }))
+		if (reason != "") != tc.refused {
+			t.Errorf("%s: reason %q, want one: %t", name, reason, tc.refused)
+		}
 	}
 }
 

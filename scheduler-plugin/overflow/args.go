@@ -49,6 +49,9 @@ type OverflowArgs struct {
 	// OwnerKinds are the kinds of objects whose controllers are looked up to find the root
 	// owner of a pod, beside ReplicaSets, StatefulSets and Jobs. The agent needs the same.
 	OwnerKinds []owners.Kind `json:"ownerKinds,omitempty"`
+	// RefusePodResources: pods with pod-level resources (spec.resources) do not overflow,
+	// because the driver's guests have none. Default: false.
+	RefusePodResources bool `json:"refusePodResources,omitempty"`
 }
 
 // ArgsKind is the kind of OverflowArgs; its group and version are

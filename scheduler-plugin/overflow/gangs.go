@@ -52,6 +52,8 @@ var (
 type gangs struct {
 	podGroups, workloads *gangInformer
 	pods                 cache.Indexer
+	// refusePodResources is that of OverflowArgs.
+	refusePodResources bool
 
 	mu sync.Mutex
 	// held pods wait until it is known what describes their gang.
@@ -236,9 +238,13 @@ func (g *gangs) forget(pod types.UID) {
 }
 
 // admissible is demand.Admissible, but for pods of a Workload where there are none: they
-// would be scheduled one by one.
+// would be scheduled one by one; and for those with pod-level resources where guests have none.
 func (g *gangs) admissible(pod *corev1.Pod) (ok bool, reason string) {
 	ok, reason = demand.Admissible(pod)
+	if ok && g != nil && g.refusePodResources {
+		reason = demand.PodResources(pod)
+		ok = reason == ""
+	}
 	if ok && pod.Spec.WorkloadRef != nil && (g == nil || g.workloads.absent.Load() && !g.workloads.HasSynced()) {
 		return false, "it belongs to a Workload, whose pods are scheduled as a group, and the API server serves no Workloads to the scheduler. Enable API scheduling.k8s.io/v1alpha1, or create the pod without workloadRef"
 	}

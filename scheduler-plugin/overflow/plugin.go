@@ -150,6 +150,7 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, leads
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
+	gangs.refusePodResources = args.RefusePodResources
 	p := &Plugin{
 		handle:     handle,
 		args:       args,

@@ -68,6 +68,7 @@ profiles:
       overflow: AfterPreemption
       batchQuiet: 100ms
       gangTimeout: 6s
+      refusePodResources: true
       ownerKinds:
       - {group: batch.example.com, kind: Run, resource: runs}
       - {group: batch.example.com, kind: Hidden, resource: hiddens}
@@ -661,6 +662,11 @@ func cannotOverflow(c *testCluster) {
 	}))
 	c.expectEvent("shop", "local", "OverflowNotPossible", `volume "data"`)
 	c.expectMessage("shop", "local", "cannot overflow")
+	c.create(schedulerPod("shop", "pod-level", "300m", func(p *corev1.Pod) {
+		p.Spec.Resources = &corev1.ResourceRequirements{Requests: expect.Resources("cpu", "400m")}
+	}))
+	c.expectEvent("shop", "pod-level", "OverflowNotPossible", "spec.resources")
+	c.expectMessage("shop", "pod-level", "cannot overflow")
 	c.namespace("private", nil)
 	c.create(schedulerPod("private", "opted-out", "300m"))
 	c.create(schedulerPod("shop", "opted-out", "300m", func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled} }))
