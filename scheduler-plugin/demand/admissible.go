@@ -41,6 +41,8 @@ func Admissible(pod *corev1.Pod) (ok bool, reason string) {
 			return false, fmt.Sprintf("volume %q is a hostPath of this cluster's nodes", v.Name)
 		case v.PersistentVolumeClaim != nil || v.Ephemeral != nil:
 			return false, fmt.Sprintf("volume %q is a PersistentVolumeClaim, which only this cluster can mount", v.Name)
+		case certified(v.Projected):
+			return false, fmt.Sprintf("volume %q projects a ClusterTrustBundle or pod certificate, which only this cluster issues", v.Name)
 		case !portable(v.VolumeSource):
 			return false, fmt.Sprintf("volume %q is storage that only this cluster can mount", v.Name)
 		}
@@ -100,6 +102,12 @@ func PodResources(pod *corev1.Pod) (reason string) {
 func portable(v corev1.VolumeSource) bool {
 	return v.EmptyDir != nil || v.ConfigMap != nil || v.Secret != nil || v.Projected != nil || v.DownwardAPI != nil || v.Image != nil ||
 		v == corev1.VolumeSource{} // the API server defaults it to an emptyDir
+}
+
+// certified reports whether a projected volume, which may be nil, has certificates of this
+// cluster. Unlike tokens, which most pods have and few use, only pods that need them have them.
+func certified(p *corev1.ProjectedVolumeSource) bool {
+	return p != nil && slices.ContainsFunc(p.Sources, func(s corev1.VolumeProjection) bool { return s.ClusterTrustBundle != nil || s.PodCertificate != nil })
 }
 
 // Steerable reports whether Spillway's scheduler may take over a new pod: it names no

@@ -285,6 +285,9 @@ func TestAdmissible(t *testing.T) {
 	volume := func(source corev1.VolumeSource) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: source}} }
 	}
+	projected := func(sources ...corev1.VolumeProjection) corev1.VolumeSource {
+		return corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: sources}}
+	}
 	selector := func(key, value string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{key: value} }
 	}
@@ -333,10 +336,14 @@ func TestAdmissible(t *testing.T) {
 		"gated":       {func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "wait"}} }, silent},
 		"opted out":   {func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled} }, silent},
 
-		"a DaemonSet's":   {controlled("DaemonSet"), "DaemonSet"},
-		"static":          {controlled("Node"), "static"},
-		"a mirror":        {func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} }, "mirror"},
-		"a host path":     {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/x"}}), `volume "data"`},
+		"a DaemonSet's":  {controlled("DaemonSet"), "DaemonSet"},
+		"static":         {controlled("Node"), "static"},
+		"a mirror":       {func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} }, "mirror"},
+		"a host path":    {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/x"}}), `volume "data"`},
+		"a trust bundle": {volume(projected(corev1.VolumeProjection{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}})), `volume "data"`},
+		"a pod certificate beside a ConfigMap": {volume(projected(corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{}},
+			corev1.VolumeProjection{PodCertificate: &corev1.PodCertificateProjection{}})), `volume "data"`},
+		"a token":         {volume(projected(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}})), admissible},
 		"a claim":         {volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}}), `volume "data"`},
 		"its own claim":   {volume(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}), `volume "data"`},
 		"a CSI volume":    {volume(corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "secrets"}}), `volume "data"`},
