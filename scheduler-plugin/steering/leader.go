@@ -36,6 +36,8 @@ type Leader struct {
 	holder          string
 	duration        time.Duration
 	seenAt          time.Time
+	// renewed: it was seen to change, and is not only what a former process has left.
+	renewed bool
 }
 
 // NewLeader returns a Leader that has not observed the Lease: until then, and for
@@ -51,6 +53,7 @@ func (l *Leader) Observe(lease *coordinationv1.Lease) {
 	if lease == nil || lease.ResourceVersion == l.resourceVersion {
 		return
 	}
+	l.renewed = l.resourceVersion != ""
 	l.resourceVersion, l.seenAt, l.duration = lease.ResourceVersion, l.clock.Now(), defaultLeaseDuration
 	l.holder = ptr.Deref(lease.Spec.HolderIdentity, "")
 	if seconds := ptr.Deref(lease.Spec.LeaseDurationSeconds, 0); seconds > 0 {
@@ -66,12 +69,13 @@ func (l *Leader) Leads() bool {
 }
 
 // LeadsOn reports whether a replica leads whose identity begins with a host name, as
-// kube-scheduler makes it: in a pod, this replica.
+// kube-scheduler makes it: in a pod, this replica, if it has written the Lease since this
+// process observes it. A container that has restarted finds the Lease of the process before.
 func (l *Leader) LeadsOn(host string) bool {
 	leads := l.Leads()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return leads && host != "" && strings.HasPrefix(l.holder, host+"_")
+	return leads && l.renewed && host != "" && strings.HasPrefix(l.holder, host+"_")
 }
 
 // Watch reads a Lease until ctx ends. A Lease that cannot be read says nothing.

@@ -323,6 +323,13 @@ func TestLeadsOn(t *testing.T) {
 			t.Errorf("%s: got %t", step.reason, got)
 		}
 	}
+	restarted := steering.NewLeader(now)
+	if restarted.Observe(held("5", "scheduler-1_x")); restarted.LeadsOn("scheduler-1") {
+		t.Error("a process leads by the Lease of the one before it")
+	}
+	if restarted.Observe(held("6", "scheduler-1_y")); !restarted.LeadsOn("scheduler-1") {
+		t.Error("a process that has acquired the Lease of the one before it does not lead")
+	}
 	if leader.Observe(held("5", "_x")); leader.LeadsOn("") {
 		t.Error("a host without a name leads")
 	}
