@@ -75,6 +75,8 @@ type demandController struct {
 
 	// pending pods; only those that can overflow are in the batcher.
 	pending *pendingPods
+	// unsteered pods wait for another scheduler.
+	unsteered *unsteeredPods
 	// unresolved pods have an owner that no cache shows yet.
 	unresolved map[types.UID]types.NamespacedName
 	// askAfter is how long a pod must not have fit, and delayed has the pods for which
@@ -111,6 +113,7 @@ func newDelayedPods() *heap.Heap[delayedPod] {
 func (c *demandController) run(ctx context.Context) {
 	c.unresolved, c.requests, c.requestedAt = map[types.UID]types.NamespacedName{}, map[demand.Key]demand.Request{}, map[demand.Key]time.Time{}
 	c.delayed, c.wanted = newDelayedPods(), map[demand.Key]demand.Request{}
+	c.unsteered = newUnsteeredPods()
 	c.writeQueue = workqueue.NewTyped[demand.Key]()
 	defer c.writeQueue.ShutDown()
 	for range writers {
@@ -134,14 +137,15 @@ func (c *demandController) run(ctx context.Context) {
 // nextSync returns when to sync even if the queue stays empty.
 func (c *demandController) nextSync() (time.Time, bool) {
 	if !c.active() {
-		return time.Time{}, false
+		// Nothing signals that the lease has become this replica's.
+		return c.clock.Now().Add(retryAfter), c.unsteered.waiting()
 	}
 	at, ok := c.batcher.Next()
 	wait := resyncPeriod
 	if len(c.unresolved) > 0 && c.gate.len() == 0 {
 		wait = retryAfter
 	}
-	if later := c.clock.Now().Add(wait); (len(c.unresolved) > 0 || c.gate.len() > 0 || !c.recounted) && (!ok || later.Before(at)) {
+	if later := c.clock.Now().Add(wait); (len(c.unresolved) > 0 || c.gate.len() > 0 || !c.recounted || c.unsteered.waiting()) && (!ok || later.Before(at)) {
 		return later, true
 	}
 	return at, ok
@@ -190,9 +194,7 @@ func (c *demandController) sync() {
 		gateOpenings.WithLabelValues(openedForSpec).Add(float64(len(changedPods)))
 		c.waker.activate(changedPods)
 	}
-	for uid, name := range work.notSteered {
-		c.recordOnce(uid, name, notSteered())
-	}
+	c.recordUnsteered(work)
 	for key := range work.reservations {
 		c.reservations.dropDeleted(key)
 		c.recordStatus(key, c.batcher.Pending(key)...)
@@ -302,6 +304,7 @@ func (c *demandController) keep(request demand.Request) {
 func (c *demandController) removePod(uid types.UID, work *work) {
 	c.batcher.Remove(uid)
 	c.pending.remove(uid)
+	c.unsteered.remove(uid)
 	delete(c.unresolved, uid)
 	c.undelay(uid)
 	if was := c.gate.drop(uid); was != nil {

@@ -311,7 +311,7 @@ func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *demandCon
 				}
 			}},
 		counted: p.counted, active: func() bool { return true }, recorder: events.NewFakeRecorder(100),
-		unresolved: map[types.UID]types.NamespacedName{}, delayed: newDelayedPods(),
+		unresolved: map[types.UID]types.NamespacedName{}, delayed: newDelayedPods(), unsteered: newUnsteeredPods(),
 		requests: map[demand.Key]demand.Request{}, wanted: map[demand.Key]demand.Request{}, writeQueue: workqueue.NewTyped[demand.Key](),
 	}
 	t.Cleanup(c.writeQueue.ShutDown)

@@ -42,6 +42,10 @@
 // policy allows no more, the API server rejects the request, or decisionTimeout has
 // passed. Pods on virtual nodes are never preempted.
 //
+// A pod of an opted-in namespace that waits for the cluster's own scheduler has event
+// OverflowNotPossible, from the replica that leads: it was created before the namespace opted
+// in, or while no replica was available.
+//
 // What is requested is validated again each time: a pod or a namespace that opts out
 // is dropped, a pod that was resized counts for its new shape.
 //

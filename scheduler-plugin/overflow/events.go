@@ -260,14 +260,24 @@ func (c *demandController) waitsForGrant(uid types.UID) (e event, waits bool) {
 	return requested(of.owner, r), granted < requestedPods(r)
 }
 
-// recordOnce records an event on a pod without a node.
-func (c *demandController) recordOnce(uid types.UID, name types.NamespacedName, e event) {
+// recordUnsteered records on the pods that wait for another scheduler, once each, why they
+// stay home: when their namespace has opted in, and this replica is active. Their schedulers
+// may not change them any more, so that nothing reports them again.
+func (c *demandController) recordUnsteered(work work) {
+	for uid, name := range work.notSteered {
+		c.unsteered.add(uid, name)
+	}
+	for namespace := range work.namespaces {
+		c.unsteered.lookAt(namespace)
+	}
 	if !c.active() {
-		c.queue.untrack(uid) // its next change reports it again
 		return
 	}
-	if pod := c.getPending(uid, name); pod != nil {
-		send(c.recorder, pod, e)
+	for _, uid := range c.unsteered.take(func(namespace string) bool { return optedIn(c.namespaces, namespace) }) {
+		if pod := c.getPending(uid, c.unsteered.names[uid]); pod != nil && unsteered(pod) {
+			send(c.recorder, pod, notSteered())
+			c.unsteered.recorded(uid)
+		}
 	}
 }
 

@@ -120,6 +120,78 @@ func TestRequestedLater(t *testing.T) {
 	}
 }
 
+// TestNotSteeredOnce: a pod that waits for the cluster's own scheduler has one event of that,
+// once its namespace has opted in and this replica leads, in whatever order it learns that.
+func TestNotSteeredOnce(t *testing.T) {
+	early := func(change ...func(*corev1.Pod)) *corev1.Pod {
+		pod := jobPod("crunch", "early", "1")
+		pod.Spec.SchedulerName = corev1.DefaultSchedulerName
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+		for _, c := range change {
+			c(pod)
+		}
+		return pod
+	}
+	bound := func(p *corev1.Pod) { p.Spec.NodeName = "home" }
+	optedOut := func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled} }
+	untried := func(p *corev1.Pod) { p.Status.Conditions = nil }
+	const add, update, remove, lead, optIn, optOut = "add", "update", "remove", "lead", "opt in", "opt out"
+	type step struct {
+		do   string
+		pod  *corev1.Pod
+		want int
+	}
+	for name, steps := range map[string][]step{
+		"a standby that leads later":            {{optIn, nil, 0}, {add, early(), 0}, {lead, nil, 1}, {update, early(), 1}},
+		"a namespace that opts in later":        {{lead, nil, 0}, {add, early(), 0}, {optIn, nil, 1}, {optOut, nil, 1}, {optIn, nil, 1}},
+		"both, the namespace first":             {{add, early(), 0}, {optIn, nil, 0}, {lead, nil, 1}},
+		"both, the namespace last":              {{add, early(), 0}, {lead, nil, 0}, {optIn, nil, 1}},
+		"a namespace that opts out before that": {{optIn, nil, 0}, {add, early(), 0}, {optOut, nil, 0}, {lead, nil, 0}, {optIn, nil, 1}},
+		"a pod that is found unschedulable":     {{optIn, nil, 0}, {lead, nil, 0}, {add, early(untried), 0}, {update, early(), 1}, {update, early(), 1}},
+		"a pod that opts in later":              {{optIn, nil, 0}, {lead, nil, 0}, {add, early(optedOut), 0}, {update, early(), 1}},
+		"a pod that opts out and in again":      {{optIn, nil, 0}, {add, early(), 0}, {update, early(optedOut), 0}, {lead, nil, 0}, {update, early(), 1}},
+		"a pod that is bound before that":       {{optIn, nil, 0}, {add, early(), 0}, {update, early(bound), 0}, {lead, nil, 0}},
+		"a pod that is deleted before that":     {{optIn, nil, 0}, {add, early(), 0}, {remove, early(), 0}, {lead, nil, 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, pods, recorded := testPlugin(OverflowArgs{}), newIndexer(), eventCounts{}
+			p.handle, p.namespaces = profile{}, namespacesWith(broker.OverflowDisabled)
+			c, now, _ := testController(t, p, pods)
+			leads := false
+			c.recorder, c.active = recorded, func() bool { return leads }
+			handler := p.podHandler(func() bool { return false }, c.untried)
+			for i, s := range steps {
+				switch s.do {
+				case add, update:
+					expect.NoError(t, pods.Update(s.pod))
+					handler.OnUpdate(s.pod, s.pod)
+				case remove:
+					expect.NoError(t, pods.Delete(s.pod))
+					handler.OnDelete(s.pod)
+				case optIn, optOut:
+					p.namespaces = namespacesWith(map[string]string{optIn: broker.OverflowEnabled, optOut: broker.OverflowDisabled}[s.do])
+					c.namespaces = p.namespaces
+					p.queue.addNamespace("shop")
+				case lead:
+					at, wakes := c.nextSync()
+					if kept := len(c.unsteered.due) > 0; wakes != kept || wakes && at.After(now.Now().Add(retryAfter)) {
+						t.Errorf("step %d: the controller of a standby wakes: %t, at %s", i+1, wakes, at)
+					}
+					leads = true
+				}
+				c.sync()
+				if got := recorded.of("OverflowNotPossible")["early"]; got != s.want {
+					t.Errorf("step %d (%s): %d events, want %d", i+1, s.do, got, s.want)
+				}
+			}
+			handler.OnDelete(early())
+			if c.sync(); len(c.unsteered.names) > 0 || len(c.unsteered.silent) > 0 || c.unsteered.waiting() {
+				t.Errorf("the pod is kept: %+v", c.unsteered)
+			}
+		})
+	}
+}
+
 // TestRequestedOfGrowth: pods that arrive later have an event of their own request: the first
 // of them at once.
 func TestRequestedOfGrowth(t *testing.T) {

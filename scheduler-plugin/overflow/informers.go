@@ -87,7 +87,7 @@ func (p *Plugin) start(ctx context.Context) error {
 		policies:     policies.GetIndexer(),
 		synced:       func() bool { return p.synced() && policies.HasSynced() },
 		counted:      p.counted,
-		active:       func() bool { return p.scheduling.Load() || noNodes() },
+		active:       func() bool { return p.scheduling.Load() || p.leads() || noNodes() },
 		recorder:     p.handle.EventRecorder(),
 	}
 	returner := &returner{
@@ -245,7 +245,7 @@ func (p *Plugin) instructionHandler() cache.ResourceEventHandler {
 
 // podHandler keeps the pods of placements, the nominees and the untried ones. It removes pods that
 // are no longer pending from the queue, and adds those that are unschedulable because
-// there is no node or because they were not steered.
+// there is no node or, whether their namespaces have opted in or not, were not steered.
 func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.ResourceEventHandler {
 	update := func(obj any) {
 		pod, ok := obj.(*corev1.Pod)
@@ -282,8 +282,8 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 			return
 		}
 		p.nomineeGone(p.placements.nominees.set(pod))
-		if !done && pod.Spec.SchedulerName == corev1.DefaultSchedulerName && unschedulable(pod) &&
-			optedIn(p.namespaces, pod.Namespace) && demand.Steerable(pod) {
+		// One profile reports it: that which it would have been steered to.
+		if !done && p.handle.ProfileName() == broker.SchedulerName && unsteered(pod) {
 			p.queue.addNotSteered(pod)
 		}
 	}
@@ -313,6 +313,12 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 func unschedulable(pod *corev1.Pod) bool {
 	_, c := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
 	return c != nil && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
+}
+
+// unsteered reports whether a pod waits for the cluster's own scheduler that Spillway's would
+// schedule if it was created now, and if its namespace has opted in.
+func unsteered(pod *corev1.Pod) bool {
+	return pod.Spec.SchedulerName == corev1.DefaultSchedulerName && unschedulable(pod) && demand.Steerable(pod)
 }
 
 // restClient returns a client for Spillway's objects with the scheduler's

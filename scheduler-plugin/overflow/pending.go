@@ -144,6 +144,69 @@ func (p *pendingPods) announced(uid types.UID, reason, cluster string) bool {
 	return pod != nil && slices.Contains(strings.Split(pod.events[reason], ","), cluster)
 }
 
+// unsteeredPods are the pods that wait for another scheduler, with those among them that have no
+// event of that yet: their namespace has not opted in, or this replica was not active. Not safe
+// for concurrent use.
+type unsteeredPods struct {
+	names map[types.UID]types.NamespacedName
+	// silent are those without the event, by namespace.
+	silent map[string]map[types.UID]bool
+	// due are the namespaces that have silent ones to look at.
+	due map[string]bool
+}
+
+func newUnsteeredPods() *unsteeredPods {
+	return &unsteeredPods{names: map[types.UID]types.NamespacedName{}, silent: map[string]map[types.UID]bool{}, due: map[string]bool{}}
+}
+
+// add adds a pod, or reports that it was changed.
+func (u *unsteeredPods) add(uid types.UID, name types.NamespacedName) {
+	if _, known := u.names[uid]; !known {
+		u.names[uid] = name
+		if u.silent[name.Namespace] == nil {
+			u.silent[name.Namespace] = map[types.UID]bool{}
+		}
+		u.silent[name.Namespace][uid] = true
+	}
+	u.lookAt(name.Namespace)
+}
+
+func (u *unsteeredPods) remove(uid types.UID) {
+	u.recorded(uid)
+	delete(u.names, uid)
+}
+
+// recorded records that a pod has the event.
+func (u *unsteeredPods) recorded(uid types.UID) {
+	namespace := u.names[uid].Namespace
+	if delete(u.silent[namespace], uid); len(u.silent[namespace]) == 0 {
+		delete(u.silent, namespace)
+		delete(u.due, namespace)
+	}
+}
+
+// lookAt makes take return the silent pods of a namespace.
+func (u *unsteeredPods) lookAt(namespace string) {
+	if len(u.silent[namespace]) > 0 {
+		u.due[namespace] = true
+	}
+}
+
+// waiting reports whether take has something to look at.
+func (u *unsteeredPods) waiting() bool { return len(u.due) > 0 }
+
+// take returns the silent pods of the namespaces that were to be looked at and that have opted
+// in.
+func (u *unsteeredPods) take(optedIn func(namespace string) bool) (pods []types.UID) {
+	for namespace := range u.due {
+		if optedIn(namespace) {
+			pods = slices.AppendSeq(pods, maps.Keys(u.silent[namespace]))
+		}
+	}
+	clear(u.due)
+	return pods
+}
+
 // untriedPods are the pods of a scheduler that it has not tried yet, by their keys: to count
 // those of one key does not take longer with the number of others. Safe for concurrent use.
 type untriedPods struct {

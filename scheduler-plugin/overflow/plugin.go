@@ -133,8 +133,8 @@ func (s *cycleState) Clone() framework.StateData {
 
 // New returns the plugin and starts its informers and its controllers in the
 // background, until ctx ends. It runs in standby replicas too. leads reports whether this
-// replica is known to lead before it schedules its first pod: pods then return home also
-// while none is created.
+// replica is known to lead before it schedules its first pod: also while none is created, pods
+// then return home, and those that were not steered have an event of that.
 func New(ctx context.Context, obj runtime.Object, handle framework.Handle, leads func() bool) (framework.Plugin, error) {
 	args, err := parseArgs(obj)
 	if err != nil {

@@ -48,7 +48,7 @@ type work struct {
 	namespaces map[string]bool
 	// asked: capacity is to be requested for these pods, which this pass has added.
 	asked []asked
-	// notSteered pods wait for another scheduler, in opted-in namespaces.
+	// notSteered pods wait for another scheduler, in any namespace.
 	notSteered map[types.UID]types.NamespacedName
 }
 
@@ -93,15 +93,14 @@ func (q *workQueue) addChanged(pod *corev1.Pod) {
 	q.signal()
 }
 
-// addNotSteered adds a pod that waits for another scheduler.
+// addNotSteered adds a pod that waits for another scheduler, possibly again.
 func (q *workQueue) addNotSteered(pod *corev1.Pod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.tracked[pod.UID] {
-		q.tracked[pod.UID] = true
-		q.work.notSteered[pod.UID] = nameOf(pod)
-		q.signal()
-	}
+	q.work.notSteered[pod.UID] = nameOf(pod)
+	delete(q.work.removed, pod.UID)
+	q.tracked[pod.UID] = true
+	q.signal()
 }
 
 // remove reports that a pod is no longer pending, if it is tracked.

@@ -132,6 +132,9 @@ type testCluster struct {
 	plugin framework.Plugin
 	// schedulerHost is where the scheduler reaches the API server, if that is not config.Host.
 	schedulerHost string
+	// leads is what the schedulers that are started from now on know of the Lease; nil means that
+	// they know none.
+	leads func() bool
 }
 
 func startTestCluster(t *testing.T, apiServerFlags ...string) *testCluster {
@@ -171,9 +174,13 @@ func (c *testCluster) runScheduler() {
 	opts.ConfigFile = configFile
 	opts.SecureServing.BindPort = 0
 	ctx, cancel := context.WithCancel(context.Background())
+	leads := c.leads
+	if leads == nil {
+		leads = func() bool { return false }
+	}
 	completed, sched, err := app.Setup(ctx, opts, app.WithPlugin(overflow.Name,
 		func(ctx context.Context, args runtime.Object, handle framework.Handle) (framework.Plugin, error) {
-			plugin, err := overflow.New(ctx, args, handle, func() bool { return false })
+			plugin, err := overflow.New(ctx, args, handle, leads)
 			if handle.ProfileName() == broker.SchedulerName {
 				c.plugin = plugin
 			}
