@@ -93,6 +93,8 @@ type demandController struct {
 	wanted map[demand.Key]demand.Request
 	// requestedAt is when a key's count was raised last, for raiseAfter.
 	requestedAt map[demand.Key]time.Time
+	// refusals are the Reservations that the API server does not accept.
+	refusals *refusals
 	// capped serializes the writes of namespaces whose policy limits the sum of their
 	// Reservations.
 	capped turns
@@ -113,7 +115,7 @@ func newDelayedPods() *heap.Heap[delayedPod] {
 func (c *demandController) run(ctx context.Context) {
 	c.unresolved, c.requests, c.requestedAt = map[types.UID]types.NamespacedName{}, map[demand.Key]demand.Request{}, map[demand.Key]time.Time{}
 	c.delayed, c.wanted = newDelayedPods(), map[demand.Key]demand.Request{}
-	c.unsteered = newUnsteeredPods()
+	c.unsteered, c.refusals = newUnsteeredPods(), newRefusals(c.clock)
 	c.writeQueue = workqueue.NewTyped[demand.Key]()
 	defer c.writeQueue.ShutDown()
 	for range writers {
@@ -491,15 +493,16 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	if part.Pods() < request.MinAvailable {
 		part = request.Limited(0)
 	}
-	limited := part.Pods() < request.Pods()
-	c.setLimited(request.Key, limited, part.Pods())
+	limited, pods := part.Pods() < request.Pods(), part.Pods()
 	if limited {
+		c.setLimited(request.Key, true, pods)
 		requestsTotal.WithLabelValues(resultCapped).Inc()
 		c.recordAll(request, capped(policy.Name, request, part.Pods(), short, current))
 		request = part
 	}
 	covered := current != nil && covers(current, request)
 	if covered {
+		c.setLimited(request.Key, limited, pods)
 		c.recordRequested(request, current, false)
 	}
 	if covered || request.Pods() == 0 {
@@ -514,19 +517,25 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	writesTotal.WithLabelValues(writesOfReservations).Inc()
 	applied, err := c.reservations.apply(ctx, request, object, policy, current)
 	if err != nil {
-		requestsTotal.WithLabelValues(resultFailed).Inc()
+		return c.writeFailed(log, request, err)
 	}
+	requestsTotal.WithLabelValues(resultRequested).Inc()
+	requestPods.Observe(float64(len(request.Pending)))
+	c.refusals.end(request.Key)
+	c.setLimited(request.Key, limited, pods)
+	c.raised(request.Key)
+	log.Info("Requested capacity in other clusters", "reservation", name, "pods", request.Pods())
+	c.recordRequested(request, applied, current == nil || !coversPods(current, request))
+	if limited {
+		return blockedRetryAfter
+	}
+	return 0
+}
+
+// writeFailed handles the error of a write, and returns when to requeue the request, or zero.
+func (c *demandController) writeFailed(log klog.Logger, request demand.Request, err error) (requeueAfter time.Duration) {
+	requestsTotal.WithLabelValues(resultFailed).Inc()
 	switch {
-	case err == nil:
-		requestsTotal.WithLabelValues(resultRequested).Inc()
-		requestPods.Observe(float64(len(request.Pending)))
-		c.raised(request.Key)
-		log.Info("Requested capacity in other clusters", "reservation", name, "pods", request.Pods())
-		c.recordRequested(request, applied, current == nil || !coversPods(current, request))
-		if limited {
-			return blockedRetryAfter
-		}
-		return 0
 	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err):
 		return conflictRetryAfter
 	case apierrors.IsInvalid(err):
@@ -534,13 +543,31 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		c.setUnasked(request.Key, true)
 		c.recordAll(request, failed("invalid", fmt.Sprintf("Failed to request capacity: %v. It is requested again when the pod is tried again, within %.0f minutes.", err, maxRetry.Minutes()), nil))
 		return 0
-	case apierrors.IsNotFound(err) || apierrors.IsForbidden(err):
-		log.Error(err, "Failed to write a Reservation; retrying. Check that the agent's chart has installed the CRDs and the RBAC rules of the scheduler")
-		return blockedRetryAfter
-	default:
+	case apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err): // the last is of a webhook that gives no code
+		log.Error(err, "Failed to write a Reservation; retrying. Check the quotas and admission policies of the namespace, and that the agent's chart has installed the CRDs and the RBAC rules of the scheduler")
+		return c.refused(request, refusedWrite, err, blockedRetryAfter)
+	case apierrors.ReasonForError(err) != metav1.StatusReasonUnknown:
 		log.Error(err, "Failed to write a Reservation; retrying")
+		return c.refused(request, failedWrite, err, retryAfter)
+	default: // no answer of the API server, which takes no events either
+		log.Error(err, "Failed to write a Reservation; retrying")
+		c.refusals.end(request.Key)
 		return retryAfter
 	}
+}
+
+// refused records on the pods of a request that the API server does not accept its
+// Reservation, if that has lasted for long enough to be believed, and returns when to
+// requeue the request.
+func (c *demandController) refused(request demand.Request, kind string, err error, retryAfter time.Duration) (requeueAfter time.Duration) {
+	if in := c.refusals.add(request.Key, kind); in > 0 {
+		return min(in, retryAfter)
+	}
+	if kind == refusedWrite {
+		c.setUnasked(request.Key, true)
+	}
+	c.recordAll(request, notWritten(kind, err, retryAfter))
+	return retryAfter
 }
 
 // followExisting reports whether nothing can or need be written while the Reservation is as it is,

@@ -217,6 +217,7 @@ func TestWritesWaitForNoOther(t *testing.T) {
 		reservations: newReservationStore(client, newIndexer(), p.clock),
 		synced:       func() bool { return true }, active: func() bool { return false },
 		writeQueue: workqueue.NewTyped[demand.Key](), requests: map[demand.Key]demand.Request{}, wanted: map[demand.Key]demand.Request{}, requestedAt: map[demand.Key]time.Time{},
+		refusals: newRefusals(p.clock),
 	}
 	defer c.writeQueue.ShutDown()
 	for range writers {
@@ -311,7 +312,7 @@ func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *demandCon
 				}
 			}},
 		counted: p.counted, active: func() bool { return true }, recorder: events.NewFakeRecorder(100),
-		unresolved: map[types.UID]types.NamespacedName{}, delayed: newDelayedPods(), unsteered: newUnsteeredPods(),
+		unresolved: map[types.UID]types.NamespacedName{}, delayed: newDelayedPods(), unsteered: newUnsteeredPods(), refusals: newRefusals(now),
 		requests: map[demand.Key]demand.Request{}, wanted: map[demand.Key]demand.Request{}, writeQueue: workqueue.NewTyped[demand.Key](),
 	}
 	t.Cleanup(c.writeQueue.ShutDown)

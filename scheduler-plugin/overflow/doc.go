@@ -39,8 +39,9 @@
 // placeholder is deleted that has held its place.
 //
 // With overflow: BeforePreemption, preemption waits until the broker has refused, a
-// policy allows no more, the API server rejects the request, or decisionTimeout has
-// passed. Pods on virtual nodes are never preempted.
+// policy allows no more, the API server rejects the request or, by a quota or an admission
+// policy, has refused it for 15 s, or decisionTimeout has passed. Pods on virtual nodes are
+// never preempted.
 //
 // A pod of an opted-in namespace that waits for the cluster's own scheduler has event
 // OverflowNotPossible, from the replica that leads: it was created before the namespace opted

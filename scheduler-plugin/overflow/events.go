@@ -145,6 +145,16 @@ func failed(key, message string, r *broker.Reservation) event {
 	return event{corev1.EventTypeWarning, "OverflowFailed", key, message, r}
 }
 
+// maxAnswer is how much of the API server's answer is repeated in an event, in bytes.
+const maxAnswer = 700
+
+// notWritten: the API server has not accepted the Reservation for some time. Its answers of one
+// kind are one event: they may have other figures each time.
+func notWritten(kind string, err error, retryAfter time.Duration) event {
+	return failed(kind, fmt.Sprintf("Failed to request capacity: %s. It is requested again every %.0f s.",
+		strings.TrimSuffix(events.TruncateTo(err.Error(), maxAnswer), "."), retryAfter.Seconds()), nil)
+}
+
 // statusEvents returns the events for a Reservation's status.
 func statusEvents(r *broker.Reservation) []event {
 	var all []event

@@ -59,6 +59,7 @@ func TestRules(t *testing.T) {
 		{"a silent broker permits preemption", silentPreempts},
 		{"a refusal permits preemption", refusedPreempts},
 		{"a request that the API server rejects permits preemption", rejectedPreempts},
+		{"a request that a quota forbids permits preemption", forbiddenPreempts},
 		{"a pod that was not steered gets an event", notSteered},
 		{"pods are retried only for capacity of their own", noFutileAttempts},
 		{"pods that follow one that has not fit say so", heldUntried},
@@ -443,6 +444,28 @@ func rejectedPreempts(c *testCluster, ns string) {
 	c.fullOfLow(ns, patient)
 	c.expectPods(ns, "important", map[string]int{"home-" + ns: 1})
 	c.expectEvent(ns, "important-0", "OverflowFailed", "not this one")
+}
+
+// forbiddenPreempts: a quota of the namespace allows no Reservation. The API server refuses all
+// sorts of requests while it starts, so that this is believed 15 s later.
+func forbiddenPreempts(c *testCluster, ns string) {
+	none := corev1.ResourceList{"count/reservations." + broker.Group: resource.MustParse("0")}
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: none}}
+	c.create(quota)
+	quota.Status = corev1.ResourceQuotaStatus{Hard: none, Used: none} // as the quota controller does
+	expect.NoError(c.t, c.Status().Update(c.t.Context(), quota))
+	expect.Eventually(c.t, "the quota to be in force", func() (bool, string) {
+		probe := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "probe"}, Spec: broker.ReservationSpec{
+			RequestedResources: ptr.To(broker.FromList(expect.Resources("cpu", "1")))}}
+		err := c.Create(c.t.Context(), probe)
+		if err == nil {
+			expect.NoError(c.t, c.Delete(c.t.Context(), probe))
+		}
+		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"), fmt.Sprint(err)
+	})
+	c.fullOfLow(ns, patient)
+	c.expectPods(ns, "important", map[string]int{"home-" + ns: 1})
+	c.expectEvent(ns, "important-0", "OverflowFailed", "exceeded quota", "It is requested again")
 }
 
 // notSteered: the pod was created while the webhook was away.

@@ -26,7 +26,8 @@ type grantCache struct {
 	// without computing their key.
 	namespaces map[string]int
 	// unasked has the keys of Reservations for which no capacity, or not all, is requested, and for
-	// how many pods it is: a policy allows no more, or the API server rejects the Reservation.
+	// how many pods it is: a policy allows no more, or the API server rejects or refuses
+	// the Reservation.
 	unasked map[demand.Key]int32
 }
 

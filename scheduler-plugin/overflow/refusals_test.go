@@ -1,0 +1,183 @@
+package overflow
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// TestRefusalsAreBelieved: a refusal is believed once it has lasted, and those of other keys of
+// the namespace soon after it at once.
+func TestRefusalsAreBelieved(t *testing.T) {
+	web, db, other := demand.Key{Namespace: "shop", Shape: "web"}, demand.Key{Namespace: "shop", Shape: "db"}, demand.Key{Namespace: "bank", Shape: "web"}
+	type step struct {
+		after time.Duration
+		key   demand.Key
+		// kind of the refusal; empty if there is none.
+		kind string
+		want time.Duration
+	}
+	for name, steps := range map[string][]step{
+		"it lasts":              {{0, web, refusedWrite, refusalLasts}, {5 * time.Second, web, refusedWrite, 10 * time.Second}, {10 * time.Second, web, refusedWrite, 0}, {refusalLasts, web, refusedWrite, 0}},
+		"the API server starts": {{0, web, refusedWrite, refusalLasts}, {10 * time.Second, web, "", 0}, {10 * time.Second, web, refusedWrite, refusalLasts}},
+		"of another kind":       {{0, web, failedWrite, refusalLasts}, {refusalLasts, web, refusedWrite, refusalLasts}, {refusalLasts, web, refusedWrite, 0}},
+		"long ago":              {{0, web, refusedWrite, refusalLasts}, {refusalLasts, web, refusedWrite, 0}, {keepRefusals + time.Second, web, refusedWrite, refusalLasts}},
+		"of others": {{0, web, refusedWrite, refusalLasts}, {refusalLasts, web, refusedWrite, 0}, {0, db, refusedWrite, 0},
+			{0, other, refusedWrite, refusalLasts}, {0, db, failedWrite, refusalLasts}},
+		"of others, which is not believed yet": {{0, web, refusedWrite, refusalLasts}, {10 * time.Second, db, refusedWrite, refusalLasts}},
+		"of others, long ago":                  {{0, web, refusedWrite, refusalLasts}, {refusalLasts, web, refusedWrite, 0}, {keepRefusals + time.Second, db, refusedWrite, refusalLasts}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
+			r := newRefusals(now)
+			for i, s := range steps {
+				now.SetTime(now.Now().Add(s.after))
+				if s.kind == "" {
+					r.end(s.key)
+				} else if got := r.add(s.key, s.kind); got != s.want {
+					t.Errorf("step %d: believed in %s, want %s", i+1, got, s.want)
+				}
+			}
+			now.SetTime(now.Now().Add(keepRefusals + time.Second))
+			if r.add(other, failedWrite); len(r.byKey)+len(r.believed) > 1 {
+				t.Errorf("kept: %+v", r)
+			}
+		})
+	}
+}
+
+// notes records the texts of the events of a reason.
+type notes struct {
+	reason string
+	texts  []string
+}
+
+// Eventf implements events.EventRecorder.
+func (n *notes) Eventf(_, _ runtime.Object, _, reason, _, format string, args ...any) {
+	if reason == n.reason {
+		n.texts = append(n.texts, fmt.Sprintf(format, args...))
+	}
+}
+
+// TestWriteIsRefused: while the API server does not accept a Reservation, its pods have one event
+// with its answer, however often it answers, and whatever figures it names.
+func TestWriteIsRefused(t *testing.T) {
+	reservations := schema.GroupResource{Group: broker.Group, Resource: "reservations"}
+	forbidden := func(n int) apierrors.APIStatus {
+		return apierrors.NewForbidden(reservations, "crunch", fmt.Errorf("exceeded quota: team-a, used: %d, %s", n, strings.Repeat("limited ", 200)))
+	}
+	broken := func(n int) apierrors.APIStatus {
+		return apierrors.NewInternalError(fmt.Errorf("failed calling webhook team-a, attempt %d", n))
+	}
+	for name, tc := range map[string]struct {
+		// answer is that to the nth request; nil if there is none.
+		answer func(n int) apierrors.APIStatus
+		// accepts is when the API server accepts it.
+		accepts time.Duration
+		events  int
+		retry   time.Duration
+		// unasked: pods do not wait for a decision.
+		unasked bool
+	}{
+		"a quota":       {answer: forbidden, accepts: 5 * time.Minute, events: 1, retry: blockedRetryAfter, unasked: true},
+		"an API server": {answer: forbidden, accepts: 10 * time.Second, events: 0},
+		"a webhook without a code": {answer: func(n int) apierrors.APIStatus {
+			return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusBadRequest, Message: fmt.Sprintf("webhook team-a denied the request %d", n)}}
+		}, accepts: 5 * time.Minute, events: 1, retry: blockedRetryAfter, unasked: true},
+		"no CRD":                {answer: func(int) apierrors.APIStatus { return apierrors.NewNotFound(reservations, "team-a") }, accepts: 5 * time.Minute, events: 1, retry: blockedRetryAfter, unasked: true},
+		"a broken webhook":      {answer: broken, accepts: 5 * time.Minute, events: 1, retry: retryAfter},
+		"a busy API server":     {answer: broken, accepts: 10 * time.Second, events: 0},
+		"no answer for a while": {answer: func(int) apierrors.APIStatus { return nil }, accepts: 5 * time.Minute, events: 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, pods := testPlugin(OverflowArgs{Overflow: BeforePreemption}), newIndexer()
+			c, now, _ := testController(t, p, pods)
+			began := now.Now()
+			var mu sync.Mutex
+			var during []bool
+			pod := jobPod("crunch", "crunch-0", "1")
+			expect.NoError(t, pods.Add(pod))
+			key, _ := p.keys.keyOf(pod)
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				mu.Lock()
+				defer mu.Unlock()
+				body, _ := io.ReadAll(r.Body) // what is missing does not decode
+				during = append(during, p.grants.isUnasked(key))
+				w.Header().Set("Content-Type", "application/json")
+				if now.Now().Sub(began) < tc.accepts {
+					answer := tc.answer(len(during))
+					if answer == nil {
+						panic(http.ErrAbortHandler)
+					}
+					status := answer.Status()
+					status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+					w.WriteHeader(int(status.Code))
+					body, _ = json.Marshal(status)
+				}
+				_, _ = w.Write(body)
+			}))
+			defer server.Close()
+			client, err := restClient(&rest.Config{Host: server.URL})
+			expect.NoError(t, err)
+			recorded := &notes{reason: "OverflowFailed"}
+			c.recorder, c.policies, c.synced = recorded, newIndexer(), func() bool { return true }
+			c.reservations = newReservationStore(client, newIndexer(), now)
+			c.requestedAt = map[demand.Key]time.Time{}
+			c.pending.add(pod.UID, nameOf(pod))
+			of, _ := p.keys.get(pod)
+			set := of.set
+			set.Count = 1
+			request := demand.Request{Key: key, Owner: of.owner, PodSets: []broker.PodSet{set}, Pending: []types.UID{pod.UID}}
+			for {
+				again := c.reconcile(t.Context(), request)
+				if again == 0 {
+					break
+				}
+				if now.Now().Sub(began) > refusalLasts {
+					if tc.retry > 0 && again != tc.retry {
+						t.Fatalf("retried after %s, want %s", again, tc.retry)
+					}
+					if got := p.grants.isUnasked(key); got != tc.unasked {
+						t.Fatalf("unasked: %t", got)
+					}
+				}
+				now.Step(again)
+			}
+			if len(recorded.texts) != tc.events {
+				t.Errorf("%d events, want %d: %q", len(recorded.texts), tc.events, recorded.texts)
+			}
+			for _, text := range recorded.texts {
+				if len(text) > events.MaxMessage || !strings.Contains(text, "team-a") || !strings.HasSuffix(text, fmt.Sprintf("It is requested again every %.0f s.", tc.retry.Seconds())) {
+					t.Errorf("%d bytes: %s", len(text), text)
+				}
+			}
+			server.Close() // waits for the last request
+			// What was decided stays while it is requested again.
+			if last := during[len(during)-1]; last != tc.unasked {
+				t.Errorf("unasked while it is requested again: %t, want %t", last, tc.unasked)
+			}
+			if p.grants.isUnasked(key) {
+				t.Error("it is requested, and yet unasked")
+			}
+		})
+	}
+}
