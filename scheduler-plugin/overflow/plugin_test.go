@@ -342,18 +342,58 @@ func TestSignPod(t *testing.T) {
 	}
 }
 
-func TestPostFilter(t *testing.T) {
-	pod := jobPod("crunch", "crunch-0", "1")
-	refused := reservationFor(pod, nil)
+type postFilterCase struct {
+	reason  string
+	order   Order
+	change  func(*Plugin, *corev1.Pod)
+	code    framework.Code
+	message string
+	queued  bool
+}
+
+// refusedReservation is that of a pod of a postFilterCase.
+func refusedReservation() *broker.Reservation {
+	refused := reservationFor(jobPod("crunch", "crunch-0", "1"), nil)
 	refused.Status.Conditions = []metav1.Condition{{Type: broker.ConditionQueued, Status: metav1.ConditionTrue}}
-	cases := map[string]struct {
-		reason  string
-		order   Order
-		change  func(*Plugin, *corev1.Pod)
-		code    framework.Code
-		message string
-		queued  bool
-	}{
+	return refused
+}
+
+// TestPostFilterOfSome: preemption waits for the pods only that capacity is coming for.
+func TestPostFilterOfSome(t *testing.T) {
+	runPostFilter(t, map[string]postFilterCase{
+		"a policy allows one more": {
+			reason: "capacity may come for it", order: BeforePreemption,
+			change: func(p *Plugin, pod *corev1.Pod) {
+				key, _ := p.keys.get(pod)
+				p.grants.setUnasked(key.key, true, 1)
+			},
+			code: framework.UnschedulableAndUnresolvable, message: "waiting for capacity in another cluster", queued: true,
+		},
+		"a policy allows one more, which is for another pod": {
+			reason: "preemption may help", order: BeforePreemption,
+			change: func(p *Plugin, pod *corev1.Pod) {
+				first := pod.DeepCopy()
+				first.Name, first.UID = "a", "a"
+				p.PostFilter(t.Context(), scheduler.NewCycleState(), first, nil)
+				key, _ := p.keys.get(pod)
+				p.grants.setUnasked(key.key, true, 1)
+			},
+			code: framework.Unschedulable, message: "capacity in other clusters cannot be requested", queued: true,
+		},
+		"refused but for one": {
+			reason: "its virtual node is about to be ready", order: BeforePreemption,
+			change: func(p *Plugin, _ *corev1.Pod) {
+				partly := refusedReservation()
+				partly.Status.Allocations = []broker.Allocation{{Cluster: "paris", PodSets: partly.Spec.PodSets, Accepted: true}}
+				p.grants.set(partly)
+			},
+			code: framework.UnschedulableAndUnresolvable, message: "waiting for capacity in another cluster", queued: true,
+		},
+	})
+}
+
+func TestPostFilter(t *testing.T) {
+	runPostFilter(t, map[string]postFilterCase{
 		"after preemption": {
 			reason: "the other PostFilter plugins ran before", order: AfterPreemption,
 			code: framework.Unschedulable, message: "waiting for capacity in another cluster", queued: true,
@@ -364,7 +404,7 @@ func TestPostFilter(t *testing.T) {
 		},
 		"refused": {
 			reason: "preemption may help", order: BeforePreemption,
-			change: func(p *Plugin, _ *corev1.Pod) { p.grants.set(refused) },
+			change: func(p *Plugin, _ *corev1.Pod) { p.grants.set(refusedReservation()) },
 			code:   framework.Unschedulable, message: "insufficient capacity in other clusters", queued: true,
 		},
 		"victims terminate": {
@@ -403,34 +443,6 @@ func TestPostFilter(t *testing.T) {
 			},
 			code: framework.Unschedulable, message: "capacity in other clusters cannot be requested", queued: true,
 		},
-		"a policy allows one more": {
-			reason: "capacity may come for it", order: BeforePreemption,
-			change: func(p *Plugin, pod *corev1.Pod) {
-				key, _ := p.keys.get(pod)
-				p.grants.setUnasked(key.key, true, 1)
-			},
-			code: framework.UnschedulableAndUnresolvable, message: "waiting for capacity in another cluster", queued: true,
-		},
-		"a policy allows one more, which is for another pod": {
-			reason: "preemption may help", order: BeforePreemption,
-			change: func(p *Plugin, pod *corev1.Pod) {
-				first := pod.DeepCopy()
-				first.Name, first.UID = "a", "a"
-				p.PostFilter(t.Context(), scheduler.NewCycleState(), first, nil)
-				key, _ := p.keys.get(pod)
-				p.grants.setUnasked(key.key, true, 1)
-			},
-			code: framework.Unschedulable, message: "capacity in other clusters cannot be requested", queued: true,
-		},
-		"refused but for one": {
-			reason: "its virtual node is about to be ready", order: BeforePreemption,
-			change: func(p *Plugin, _ *corev1.Pod) {
-				partly := refused.DeepCopy()
-				partly.Status.Allocations = []broker.Allocation{{Cluster: "paris", PodSets: partly.Spec.PodSets, Accepted: true}}
-				p.grants.set(partly)
-			},
-			code: framework.UnschedulableAndUnresolvable, message: "waiting for capacity in another cluster", queued: true,
-		},
 		"no decision in time": {
 			reason: "preemption may help", order: BeforePreemption,
 			change: func(p *Plugin, pod *corev1.Pod) {
@@ -460,10 +472,13 @@ func TestPostFilter(t *testing.T) {
 			change: func(_ *Plugin, pod *corev1.Pod) { pod.Namespace = "bank" },
 			code:   framework.Unschedulable, queued: true,
 		},
-	}
+	})
+}
+
+func runPostFilter(t *testing.T, cases map[string]postFilterCase) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			p, pod := testPlugin(OverflowArgs{Overflow: tc.order}), pod.DeepCopy()
+			p, pod := testPlugin(OverflowArgs{Overflow: tc.order}), jobPod("crunch", "crunch-0", "1")
 			if tc.change != nil {
 				tc.change(p, pod)
 			}
