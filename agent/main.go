@@ -234,8 +234,8 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		return err
 	}
 	consumer = virtualnode.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, driver.driver, virtualnode.Options{
-		InstructionNamespace: o.instructionNamespace,
-		PeeringIdleTime:      o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention,
+		InstructionNamespace: o.instructionNamespace, SchedulerName: o.schedulerName,
+		PeeringIdleTime: o.peeringIdleTime, FinishedPodRetention: o.finishedPodRetention,
 		ReadyTimeout: virtualNodeReadyTimeout, ShrinkDelay: shrinkDelay, Owners: lookup.Resolve,
 		Asked: func(provider string) (peering.Peer, bool) { return instruction.Asked(consumers, provider) },
 	})

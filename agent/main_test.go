@@ -25,6 +25,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 func TestFlags(t *testing.T) {
@@ -33,7 +34,7 @@ func TestFlags(t *testing.T) {
 	expect.NoError(t, err)
 	if o.transport != "" || o.advertisementName != "cluster-advertisement" || o.advertisementNamespace != "default" || o.instructionNamespace != "default" ||
 		o.advertisementInterval != 30*time.Second || o.namespace != "agents" || o.driver != "liqo" || o.hold != "placeholders" || o.placeholders.Namespace != "spillway-holds" || o.leaderElect || o.metrics != ":8080" || o.probes != ":8081" ||
-		!o.lending.Enabled || o.lending.PodSecurity != "restricted" || o.lending.Unproven || o.cost != nil || o.releaseGrace != 30*time.Second || o.peeringIdleTime != 10*time.Minute || o.finishedPodRetention != 5*time.Minute {
+		!o.lending.Enabled || o.lending.PodSecurity != "restricted" || o.lending.Unproven || o.cost != nil || o.schedulerName != "spillway-scheduler" || o.releaseGrace != 30*time.Second || o.peeringIdleTime != 10*time.Minute || o.finishedPodRetention != 5*time.Minute {
 		t.Errorf("the defaults are %+v", o)
 	}
 	o, err = parse([]string{
@@ -47,6 +48,9 @@ func TestFlags(t *testing.T) {
 	}
 	if o, err = parse([]string{"--hold=none"}); err != nil || o.placeholders.Namespace != "" || !o.lending.Unproven {
 		t.Errorf("with --hold=none got %+v, %v", o, err)
+	}
+	if o, err = parse([]string{"--scheduler-name=none"}); err != nil || o.schedulerName != "" {
+		t.Errorf("with --scheduler-name=none got %+v, %v", o, err)
 	}
 	for _, invalid := range [][]string{
 		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--driver=magic"}, {"--hold=magic"}, {"--guests-pod-security=privileged"}, {"--hold=placeholders", "--placeholders-timeout=0s"}, {"--driver=direct", "--direct-token-ttl=1m"}, {"--cluster-id=Rome"},
@@ -207,6 +211,53 @@ func TestDirectNeedsNoLiqo(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestSchedulerName: the agent keeps what was requested for pending pods of the scheduler that
+// --scheduler-name names, and of no other one.
+func TestSchedulerName(t *testing.T) {
+	restConfig := controlplane.Start(t)
+	c := newClient(t, restConfig)
+	for _, o := range []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}},
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "shop"}},
+	} {
+		expect.NoError(t, c.Create(t.Context(), o))
+	}
+	pending := func(scheduler, cpu string) *broker.Reservation {
+		t.Helper()
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: scheduler}, Spec: corev1.PodSpec{
+			SchedulerName: scheduler,
+			Containers:    []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", cpu)}}},
+		}}
+		expect.NoError(t, c.Create(t.Context(), pod))
+		key, _, set, _ := demand.KeyOf(pod, nil)
+		set.Count = 1
+		reservation := &broker.Reservation{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: scheduler, Labels: map[string]string{
+				broker.LabelOwnerUID: string(key.OwnerUID), broker.LabelShape: key.Shape, broker.LabelManagedBy: broker.ManagedBySpillway,
+			}},
+			Spec: broker.ReservationSpec{PodSets: []broker.PodSet{set}},
+		}
+		expect.NoError(t, c.Create(t.Context(), reservation))
+		return reservation
+	}
+	kept, unneeded := pending("own-scheduler", "1"), pending(broker.SchedulerName, "2")
+	ended := start(t, build(t, "agent"), restConfig,
+		"--broker-transport=http", "--broker-url=https://127.0.0.1:1", "--broker-ca-hash=sha256:00", "--join-token-file="+writeToken(t, []byte("token")), "--cluster-id=rome",
+		"--driver=direct", "--release-grace=1s", "--scheduler-name=own-scheduler", "--health-probe-bind-address="+freeAddress(t))
+	deleted := func(reservation *broker.Reservation) bool {
+		err := c.Get(t.Context(), client.ObjectKeyFromObject(reservation), reservation)
+		expect.NoError(t, client.IgnoreNotFound(err))
+		return err != nil || reservation.DeletionTimestamp != nil
+	}
+	eventually(t, ended, "the Reservation to be deleted that no pod needs", func() error {
+		if !deleted(unneeded) {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+	expect.Consistently(t, 3*time.Second, "the other one to be kept", func() (bool, string) { return !deleted(kept), "it is deleted" })
 }
 
 // eventually waits until check returns nil, or ends the test when the program

@@ -29,6 +29,9 @@ const (
 	holdPlaceholders = "placeholders"
 )
 
+// schedulerNone is the value of --scheduler-name in a cluster without Spillway's scheduler.
+const schedulerNone = "none"
+
 // guestsWebhookPort is where the webhook for guests is served.
 const guestsWebhookPort = 9443
 
@@ -80,6 +83,8 @@ type options struct {
 	finishedPodRetention time.Duration
 	providerLostAfter    time.Duration
 	ownerKinds           []owners.Kind
+	// schedulerName is empty in a cluster without Spillway's scheduler.
+	schedulerName string
 
 	metrics, probes string
 	leaderElect     bool
@@ -180,6 +185,8 @@ func parse(arguments []string) (options, error) {
 		return nil
 	})
 
+	flags.StringVar(&o.schedulerName, "scheduler-name", broker.SchedulerName, "Profile of Spillway's scheduler in this cluster: capacity is kept for pending pods with this schedulerName only. none if it does not run here.")
+
 	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
 	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint. 0 disables it.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Enable leader election; required with more than one replica.")
@@ -192,12 +199,20 @@ func parse(arguments []string) (options, error) {
 	if cost != (broker.Cost{Currency: cost.Currency}) {
 		o.cost = &cost
 	}
+	o.complete()
+	return o, o.validate(flags.Args())
+}
+
+// complete sets what depends on several flags, and what a flag's value stands for.
+func (o *options) complete() {
 	o.instructionNamespace = cmp.Or(o.instructionNamespace, o.advertisementNamespace)
 	o.virtualNodeNamespace = cmp.Or(o.virtualNodeNamespace, o.namespace)
 	if o.hold == holdNone {
 		o.placeholders.Namespace, o.lending.Unproven = "", true
 	}
-	return o, o.validate(flags.Args())
+	if o.schedulerName == schedulerNone {
+		o.schedulerName = ""
+	}
 }
 
 // driverFlags defines what the drivers need, and what limits guests.

@@ -35,6 +35,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
@@ -509,6 +510,24 @@ func TestSchedulerIsOptional(t *testing.T) {
 	for _, object := range render(t, "agent", append(slices.Clone(needed), "scheduler.mode=none")) {
 		if strings.Contains(object.GetName(), "scheduler") {
 			t.Errorf("mode none renders %s %s", object.GetKind(), object.GetName())
+		}
+	}
+}
+
+// The agent keeps capacity for the pods of the scheduler that the chart installs, and for
+// those that the webhook assigns to it.
+func TestAgentKnowsTheScheduler(t *testing.T) {
+	for mode, want := range map[string]string{"beside": broker.SchedulerName, "only": corev1.DefaultSchedulerName, "none": "none"} {
+		text, err := template(t, "agent", append(slices.Clone(needed), "scheduler.mode="+mode))
+		expect.NoError(t, err)
+		flags := []string{"- --scheduler-name=" + want + "\n"}
+		if mode != "none" {
+			flags = append(flags, "- --steering-scheduler-name="+want+"\n", "- schedulerName: "+want+"\n")
+		}
+		for _, flag := range flags {
+			if strings.Count(text, flag) != 1 {
+				t.Errorf("mode %s: %q stands %d times in the chart, want once", mode, flag, strings.Count(text, flag))
+			}
 		}
 	}
 }

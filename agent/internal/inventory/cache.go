@@ -40,8 +40,9 @@ func CacheByObject() map[client.Object]cache.ByObject {
 
 // TrimPod removes what no part of the agent reads: what the containers run, and
 // their individual statuses but for resources that are being changed, and of the security
-// contexts all but the Pod Security Standard that the pod complies with. Of the pods on virtual
-// nodes it keeps which ConfigMaps and Secrets they refer to; of the cluster's own pods that
+// contexts all but the Pod Security Standard that the pod complies with. Of the pods that wait
+// for a node it keeps whether they can overflow (demand.Admissible), but not why not; of those
+// on virtual nodes which ConfigMaps and Secrets they refer to; of the cluster's own pods that
 // have a node, little more than what they use of it.
 func TrimPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
@@ -49,6 +50,7 @@ func TrimPod(object any) (any, error) {
 		return object, nil
 	}
 	whole := pod.Spec
+	_, refused := demand.Admissible(pod)
 	trimMeta(&pod.ObjectMeta)
 	pod.Spec = corev1.PodSpec{
 		NodeName:         pod.Spec.NodeName,
@@ -63,6 +65,12 @@ func TrimPod(object any) (any, error) {
 		Priority:         pod.Spec.Priority,
 		InitContainers:   trimContainers(pod.Spec.InitContainers),
 		Containers:       trimContainers(pod.Spec.Containers),
+		// It stands for each field that is not kept and because of which a pod cannot overflow:
+		// volumes, ports, spread constraints and others.
+		HostNetwork: refused != "",
+	}
+	if whole.NodeName == "" {
+		pod.Spec.SchedulerName = whole.SchedulerName
 	}
 	virtual := strings.HasPrefix(whole.NodeName, broker.VirtualNodePrefix)
 	if virtual {

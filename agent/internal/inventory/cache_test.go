@@ -28,7 +28,7 @@ func wholePod(name, node string) *corev1.Pod {
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-5d9c7b8f6", UID: "rs", Controller: ptr.To(true)}},
 		},
 		Spec: corev1.PodSpec{
-			NodeName: node, NodeSelector: map[string]string{"disk": "ssd"}, WorkloadRef: &corev1.WorkloadReference{Name: "train", PodGroup: "workers"},
+			SchedulerName: broker.SchedulerName, NodeName: node, NodeSelector: map[string]string{"disk": "ssd"}, WorkloadRef: &corev1.WorkloadReference{Name: "train", PodGroup: "workers"},
 			Containers: []corev1.Container{{
 				Name: "main", Image: "registry.example.org/app:1", Args: []string{"serve"}, Env: []corev1.EnvVar{{Name: "NAME", Value: name}},
 				Resources:       corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1", "memory", "1Gi"), Limits: expect.Resources("cpu", "2", "memory", "1Gi")},
@@ -103,6 +103,70 @@ func TestTrimPodKeepsTheKey(t *testing.T) {
 				t.Errorf("lost labels or conditions: %v, %v", trimmed.Labels, trimmed.Status.Conditions)
 			}
 		})
+	}
+}
+
+// TestTrimPodKeepsWhetherItOverflows: a trimmed pod that waits can overflow if and only if the
+// whole one can, whatever keeps it from that, and has its scheduler. One that has a node has
+// neither: what refused it says nothing any more.
+func TestTrimPodKeepsWhetherItOverflows(t *testing.T) {
+	volume := func(source corev1.VolumeSource) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: source}} }
+	}
+	container := func(change func(*corev1.Container)) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { change(&p.Spec.Containers[0]) }
+	}
+	antiAffinity := &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{TopologyKey: corev1.LabelHostname}}}
+	for name, change := range map[string]func(*corev1.Pod){
+		"":                 func(*corev1.Pod) {},
+		"a ConfigMap":      volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}),
+		"that may be root": func(p *corev1.Pod) { p.Spec.SecurityContext = nil },
+
+		"NFS":          volume(corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "nas"}}),
+		"a claim":      volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}),
+		"a device":     func(p *corev1.Pod) { p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}} },
+		"hostNetwork":  func(p *corev1.Pod) { p.Spec.HostNetwork = true },
+		"hostPID":      func(p *corev1.Pod) { p.Spec.HostPID = true },
+		"hostPort":     container(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{HostPort: 80}} }),
+		"privileged":   container(func(c *corev1.Container) { c.SecurityContext.Privileged = ptr.To(true) }),
+		"a capability": container(func(c *corev1.Container) { c.SecurityContext.Capabilities.Add = []corev1.Capability{"SYS_ADMIN"} }),
+		"a probe's host": container(func(c *corev1.Container) {
+			c.LivenessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Host: "h"}}}
+		}),
+		"runtimeClassName": func(p *corev1.Pod) { p.Spec.RuntimeClassName = ptr.To("kata") },
+		"a long grace":     func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](86400) },
+		"a sysctl":         func(p *corev1.Pod) { p.Spec.SecurityContext.Sysctls = []corev1.Sysctl{{Name: "kernel.msgmax"}} },
+		"windows":          func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} },
+		"a node's name":    func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "home-1"} },
+		"anti-affinity":    func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: antiAffinity} },
+		"a hard spread": func(p *corev1.Pod) {
+			p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{TopologyKey: "zone", WhenUnsatisfiable: corev1.DoNotSchedule}}
+		},
+		"a mirror":    func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} },
+		"a gate":      func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "wait"}} },
+		"opting out":  func(p *corev1.Pod) { p.Labels[broker.LabelOverflow] = broker.OverflowDisabled },
+		"its end":     func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed },
+		"termination": func(p *corev1.Pod) { p.DeletionTimestamp = ptr.To(metav1.Now()) },
+	} {
+		whole := wholePod("web-1", "")
+		whole.Status.Phase, whole.Spec.SchedulerName = corev1.PodPending, "some-scheduler"
+		change(whole)
+		want, reason := demand.Admissible(whole)
+		pod := whole
+		for range 2 { // a cache may transform what it has already
+			object, err := inventory.TrimPod(pod.DeepCopy())
+			expect.NoError(t, err)
+			pod = object.(*corev1.Pod)
+			if got, _ := demand.Admissible(pod); got != want || pod.Spec.SchedulerName != whole.Spec.SchedulerName {
+				t.Errorf("a pod with %q of %q can overflow: %t, want %t (%s)", name, pod.Spec.SchedulerName, got, want, reason)
+			}
+		}
+		whole.Spec.NodeName = "home-1"
+		object, err := inventory.TrimPod(whole)
+		expect.NoError(t, err)
+		if bound := object.(*corev1.Pod); bound.Spec.HostNetwork || bound.Spec.SchedulerName != "" {
+			t.Errorf("a pod with %q has hostNetwork (%t) or scheduler %q on its node", name, bound.Spec.HostNetwork, bound.Spec.SchedulerName)
+		}
 	}
 }
 

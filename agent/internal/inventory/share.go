@@ -53,6 +53,9 @@ func (s *sharer) share(pod *corev1.Pod) {
 	if spec.NodeName == of.NodeName {
 		spec.NodeName = of.NodeName
 	}
+	if spec.SchedulerName == of.SchedulerName {
+		spec.SchedulerName = of.SchedulerName
+	}
 	if maps.Equal(spec.NodeSelector, of.NodeSelector) {
 		spec.NodeSelector = of.NodeSelector
 	}

@@ -90,9 +90,10 @@ func (r *Reconciler) required(provider string) []corev1.Toleration {
 	return append([]corev1.Toleration{overflow}, slices.DeleteFunc(r.driver.Tolerations(provider), func(t corev1.Toleration) bool { return t == overflow })...)
 }
 
-// admit adds the tolerations for virtual nodes with free slots to pending pods that
-// the webhook has not steered: those that were created while it was not available, or
-// that name Spillway's scheduler themselves in a namespace that it does not see.
+// admit adds the tolerations for virtual nodes with free slots to pending pods of Spillway's
+// scheduler that the webhook has not steered: that name it themselves, or by default if it
+// is the only one, and were created while the webhook was not available or in a namespace
+// that it does not see. Another scheduler would choose the node, and may not bind to it.
 func (r *Reconciler) admit(ctx context.Context, reservation *broker.Reservation, need virtualnode.Need) error {
 	free := map[string]int32{}
 	for _, a := range reservation.Status.Allocations {

@@ -146,7 +146,7 @@ func newCrowd(tb testing.TB, pods, deployments, shapes int) *crowd {
 		c.deployment(d, int32(pods/deployments))
 	}
 	driver := fake.NewDriver()
-	c.Reconciler = New(virtualnode.New(c.cached, c.cached, nil, driver, virtualnode.Options{InstructionNamespace: "default", ReadyTimeout: time.Hour, PeeringIdleTime: time.Hour}), driver, Options{
+	c.Reconciler = New(virtualnode.New(c.cached, c.cached, nil, driver, virtualnode.Options{InstructionNamespace: "default", SchedulerName: broker.SchedulerName, ReadyTimeout: time.Hour, PeeringIdleTime: time.Hour}), driver, Options{
 		ReleaseGrace: time.Hour, StartTimeout: time.Hour, ProviderLostAfter: time.Hour,
 	})
 	c.Reconciler.client = c.cached
@@ -189,8 +189,9 @@ func (c *crowd) pod(i, deployment int) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "crowd", Name: fmt.Sprintf("%s-5d9c7b8f6-%05d", name, i), UID: types.UID(fmt.Sprint("pod-", i)), Generation: 1, Labels: map[string]string{"app": name},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: name + "-5d9c7b8f6", UID: types.UID("rs-" + name), Controller: ptr.To(true)}}},
 		Spec: corev1.PodSpec{
-			Containers:  []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", fmt.Sprint(1+deployment%c.shapes), "memory", "1Gi")}}},
-			Tolerations: []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}},
+			SchedulerName: broker.SchedulerName,
+			Containers:    []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", fmt.Sprint(1+deployment%c.shapes), "memory", "1Gi")}}},
+			Tolerations:   []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}},
 		},
 		Status: corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable"}}},
 	}

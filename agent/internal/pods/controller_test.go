@@ -41,6 +41,12 @@ func start(t *testing.T) *virtualnodetest.Cluster {
 // returns what keeps the nodes.
 func startWith(t *testing.T, changing func(client.Reader, *peering.Capacity)) (c *virtualnodetest.Cluster, nodes *virtualnode.Reconciler) {
 	t.Helper()
+	return startNamed(t, broker.SchedulerName, changing)
+}
+
+// startNamed is startWith in a cluster where Spillway's scheduler has a name.
+func startNamed(t *testing.T, scheduler string, changing func(client.Reader, *peering.Capacity)) (c *virtualnodetest.Cluster, nodes *virtualnode.Reconciler) {
+	t.Helper()
 	c = virtualnodetest.Start(t, func(mgr ctrl.Manager, driver *fake.Driver) error {
 		change := driver.Changed
 		driver.Changed = func(provider string, capacity *peering.Capacity) error {
@@ -48,7 +54,7 @@ func startWith(t *testing.T, changing func(client.Reader, *peering.Capacity)) (c
 			return change(provider, capacity)
 		}
 		nodes = virtualnode.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), driver, virtualnode.Options{
-			InstructionNamespace: virtualnodetest.InstructionNamespace, PeeringIdleTime: time.Hour, FinishedPodRetention: time.Hour,
+			InstructionNamespace: virtualnodetest.InstructionNamespace, SchedulerName: scheduler, PeeringIdleTime: time.Hour, FinishedPodRetention: time.Hour,
 			ReadyTimeout: 2 * time.Second, ShrinkDelay: 500 * time.Millisecond,
 		})
 		if err := nodes.SetupWithManager(mgr); err != nil {
@@ -143,6 +149,52 @@ func TestAdmitAndRelease(t *testing.T) {
 	c.Remove(w5)
 	c.Remove(w6)
 	c.ExpectCapacity("paris", "cpu 600m, memory 128Mi, 2 pods, [shop]")
+}
+
+// TestPodsThatDoNotOverflow: pods with the owner and shape of a Reservation that never get a
+// virtual node are not admitted to one, nor do they keep its capacity: those of another
+// scheduler, which may not bind them there, and those that can run in no other cluster.
+func TestPodsThatDoNotOverflow(t *testing.T) {
+	const another = "another-scheduler"
+	for scheduler, other := range map[string]string{
+		broker.SchedulerName:        corev1.DefaultSchedulerName,
+		corev1.DefaultSchedulerName: another,
+	} {
+		t.Run(scheduler, func(t *testing.T) {
+			c, _ := startNamed(t, scheduler, func(client.Reader, *peering.Capacity) {})
+			of := func(scheduler string) func(*corev1.Pod) {
+				return func(p *corev1.Pod) { p.Spec.SchedulerName = scheduler }
+			}
+			// They are older: they would be admitted first.
+			foreign := c.Pod("a-foreign", of(other))
+			mounting := c.Pod("b-mounting", of(scheduler), func(p *corev1.Pod) {
+				p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "nas", Path: "/"}}}}
+			})
+			own := c.Pod("c-own", of(scheduler))
+			r := c.Reservation(own, 2)
+			c.Instruct(r, "paris", 1, 2)
+			c.ExpectCondition(r, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 1, "")
+			c.SetUsable(r, "paris", 2)
+			expect.Eventually(t, "only the other pod to be admitted", func() (bool, string) {
+				names := admitted(c, foreign, mounting, own)
+				return slices.Equal(names, []string{own.Name}), fmt.Sprint(names)
+			})
+			expect.Eventually(t, "the count to be lowered to one pod", func() (bool, string) {
+				c.Refresh(r)
+				return r.Spec.PodSets[0].Count == 1, fmt.Sprintf("%+v", r.Spec)
+			})
+			c.Bind(own, "paris")
+			c.SetPhase(own, corev1.PodRunning)
+			c.Remove(own)
+			expect.Eventually(t, "the Reservation to be deleted", func() (bool, string) {
+				c.Refresh(r)
+				return r.DeletionTimestamp != nil, fmt.Sprintf("%+v", r.Spec)
+			})
+			if names := admitted(c, foreign, mounting); len(names) > 0 {
+				t.Errorf("%v tolerate a virtual node that they never get", names)
+			}
+		})
+	}
 }
 
 // TestUnneededReservation: a Reservation that no pod needs is deleted, with and

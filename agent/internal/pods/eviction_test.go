@@ -34,7 +34,7 @@ func evictions(evict func(pod string) error, names ...string) (*Reconciler, *eve
 	scheme := runtime.NewScheme()
 	utilruntime.Must(errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)))
 	builder := fakeclient.NewClientBuilder().WithScheme(scheme)
-	tracker := virtualnode.NewTracker()
+	tracker := virtualnode.NewTracker("")
 	for _, name := range names {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", UID: types.UID(name)}}
 		if name != "bare" {

@@ -30,10 +30,13 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// Options of a Reconciler. All fields but Owners, Asked and Clock are required.
+// Options of a Reconciler. All fields but SchedulerName, Owners, Asked and Clock are required.
 type Options struct {
 	// InstructionNamespace holds the ReservationInstructions.
 	InstructionNamespace string
+	// SchedulerName is that of the pods that the scheduler with plugin Overflow schedules:
+	// pending pods of others need no capacity. It is empty in a cluster without one.
+	SchedulerName string
 	// PeeringIdleTime is how long a peering is kept without a grant.
 	PeeringIdleTime time.Duration
 	// FinishedPodRetention is how long a finished pod keeps the peering, for its logs.
@@ -100,7 +103,7 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, dri
 		Options: options, driver: driver, client: c, live: live, recorder: recorder,
 		providers: make(chan event.GenericEvent, 64), reservations: make(chan event.GenericEvent, 64),
 		peerings: map[string]*peeringState{}, carried: map[string]map[types.UID]carriedPods{}, releases: map[types.NamespacedName]release{},
-		inUse: map[string]map[types.UID]bool{}, changed: map[string]bool{}, Pods: NewTracker(),
+		inUse: map[string]map[types.UID]bool{}, changed: map[string]bool{}, Pods: NewTracker(options.SchedulerName),
 	}
 }
 

@@ -40,8 +40,8 @@ func startWith(t *testing.T, asked func(string) (peering.Peer, bool), made func(
 	t.Helper()
 	return virtualnodetest.Start(t, func(mgr ctrl.Manager, driver *fake.Driver) error {
 		r := virtualnode.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), driver, virtualnode.Options{
-			InstructionNamespace: virtualnodetest.InstructionNamespace,
-			PeeringIdleTime:      4 * time.Second, FinishedPodRetention: 2 * time.Second,
+			InstructionNamespace: virtualnodetest.InstructionNamespace, SchedulerName: broker.SchedulerName,
+			PeeringIdleTime: 4 * time.Second, FinishedPodRetention: 2 * time.Second,
 			ReadyTimeout: 2 * time.Second, ShrinkDelay: 200 * time.Millisecond, Asked: asked,
 		})
 		made(r)

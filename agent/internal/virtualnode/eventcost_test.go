@@ -28,7 +28,7 @@ func (q counted) AddAfter(reconcile.Request, time.Duration) { *q.added++ }
 func barePod(i int, version string) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprint("pod-", i), UID: types.UID(fmt.Sprint(i)), Generation: 1, ResourceVersion: version},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1")}}}},
+		Spec:       corev1.PodSpec{SchedulerName: broker.SchedulerName, Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1")}}}},
 	}
 	if i%2 == 0 {
 		pod.Spec.NodeName = broker.VirtualNodeName("paris")
@@ -41,7 +41,7 @@ func barePod(i int, version string) *corev1.Pod {
 func TestPodEventConcernsNoOther(t *testing.T) {
 	allocations := map[int]float64{}
 	for _, pods := range []int{1000, 10000} {
-		r, added := New(nil, nil, nil, nil, Options{}), 0
+		r, added := New(nil, nil, nil, nil, Options{SchedulerName: broker.SchedulerName}), 0
 		for i := range pods {
 			r.Pods.Set(barePod(i, "1"))
 		}

@@ -14,7 +14,7 @@ import (
 
 // Need is what the pods of a Reservation need.
 type Need struct {
-	// Pending pods have no node and may overflow.
+	// Pending pods have no node and may get a virtual one.
 	Pending []*corev1.Pod
 	// Bound is the number of pods on each provider's virtual node that have not
 	// finished.

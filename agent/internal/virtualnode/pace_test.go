@@ -31,7 +31,7 @@ func (q *addedAfter) AddAfter(request reconcile.Request, wait time.Duration) {
 func TestPaced(t *testing.T) {
 	start := time.Unix(1000, 0)
 	q := &addedAfter{clock: testclock.NewFakePassiveClock(start), due: map[string][]time.Time{}}
-	tracker := NewTracker()
+	tracker := NewTracker("")
 	expect.NoError(t, tracker.onNodes(q.clock, countsDifferently).Start(t.Context(), q))
 	pods := 0
 	changed := func(node string) {

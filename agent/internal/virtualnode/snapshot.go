@@ -127,7 +127,7 @@ func readTracker(ctx context.Context, reader client.Reader, nodeName string) (*T
 	if err := reader.List(ctx, &bound, client.MatchingFields{indexNode: nodeName}); err != nil {
 		return nil, fmt.Errorf("listing pods on node %s: %w", nodeName, err)
 	}
-	t := NewTracker()
+	t := NewTracker("")
 	for i := range bound.Items {
 		t.Set(&bound.Items[i])
 	}

@@ -1,6 +1,7 @@
 package virtualnode
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -31,6 +32,8 @@ import (
 // number of pods, and that of a reconcile grows with the number of groups only. It equals a
 // Tracker in which the same pods are set for the first time. It is safe for concurrent use.
 type Tracker struct {
+	// scheduler is that of the pods without a node that are tracked, none if it is empty.
+	scheduler string
 	// synced reports whether the pods that existed at the start have been set.
 	synced toolscache.InformerSynced
 
@@ -48,7 +51,7 @@ type Tracker struct {
 type use int
 
 const (
-	// waits is a pod without a node that may overflow.
+	// waits is a pod without a node that may get a virtual one.
 	waits use = iota
 	// runs is a pod on a virtual node, ended one that has finished there.
 	runs
@@ -113,11 +116,12 @@ type group struct {
 	requests corev1.ResourceList
 }
 
-// NewTracker returns a Tracker of pods that are Set.
-func NewTracker(pods ...*corev1.Pod) *Tracker {
+// NewTracker returns a Tracker of pods that are Set. Scheduler is that which binds pods to
+// virtual nodes, empty if none does: of the pods without a node, only its own may get one.
+func NewTracker(scheduler string, pods ...*corev1.Pod) *Tracker {
 	t := &Tracker{
-		synced: func() bool { return true },
-		pods:   map[types.NamespacedName]*trackedPod{}, groups: map[groupKey]*group{},
+		scheduler: scheduler, synced: func() bool { return true },
+		pods: map[types.NamespacedName]*trackedPod{}, groups: map[groupKey]*group{},
 		onNode: map[string]map[*group]bool{}, candidates: map[candidateKey]map[*group]bool{},
 	}
 	for _, pod := range pods {
@@ -162,7 +166,7 @@ func (t *Tracker) Set(pod *corev1.Pod) {
 	name := client.ObjectKeyFromObject(pod)
 	t.mu.Lock()
 	before := t.pods[name]
-	after := track(pod, before)
+	after := t.track(pod, before)
 	t.remove(name, before)
 	t.add(name, after)
 	changed := t.changed
@@ -191,7 +195,7 @@ func notify(changed []func(before, after *trackedPod), before, after *trackedPod
 
 // track returns how a pod counts, nil if it does not. before is the version before it, if
 // that was tracked.
-func track(pod *corev1.Pod, before *trackedPod) *trackedPod {
+func (t *Tracker) track(pod *corev1.Pod, before *trackedPod) *trackedPod {
 	p := &trackedPod{pod: pod, key: groupKey{namespace: pod.Namespace, node: pod.Spec.NodeName, hold: pod.Labels[broker.LabelHold]}}
 	switch virtual := ProviderOf(pod.Spec.NodeName) != ""; {
 	case pod.Spec.NodeName != "" && !virtual:
@@ -206,7 +210,7 @@ func track(pod *corev1.Pod, before *trackedPod) *trackedPod {
 		return p
 	case virtual:
 		p.key.use, p.requests = runs, inventory.Requests(pod)
-	case inventory.Finished(pod) || !mayOverflow(pod):
+	case !t.mayOverflow(pod):
 		return nil
 	}
 	if gang, ok := demand.GangOf(pod); ok {
@@ -228,9 +232,14 @@ func sameShape(before, after *corev1.Pod) bool {
 		before.Spec.NodeName == after.Spec.NodeName && before.Labels[broker.LabelShape] == after.Labels[broker.LabelShape]
 }
 
-// mayOverflow reports whether a pod without a node may get a virtual one.
-func mayOverflow(pod *corev1.Pod) bool {
-	return pod.DeletionTimestamp == nil && len(pod.Spec.SchedulingGates) == 0 && pod.Labels[broker.LabelOverflow] != broker.OverflowDisabled
+// mayOverflow reports whether a pod without a node may get a virtual one: it can overflow, and
+// it is not one of another scheduler, which may not bind it there.
+func (t *Tracker) mayOverflow(pod *corev1.Pod) bool {
+	if cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName) != t.scheduler {
+		return false
+	}
+	ok, _ := demand.Admissible(pod)
+	return ok
 }
 
 func (t *Tracker) add(name types.NamespacedName, p *trackedPod) {

@@ -41,7 +41,7 @@ func describe(t *Tracker) string {
 func TestTrackerEqualsRecount(t *testing.T) {
 	nodes, namespaces := []string{"", "home-1", "spillway-paris", "spillway-berlin"}, []string{"shop", "bank"}
 	rapid.Check(t, func(t *rapid.T) {
-		tracker, exist := NewTracker(), map[types.NamespacedName]*corev1.Pod{}
+		tracker, exist := NewTracker(broker.SchedulerName), map[types.NamespacedName]*corev1.Pod{}
 		for range rapid.IntRange(1, 60).Draw(t, "events") {
 			name := types.NamespacedName{Namespace: rapid.SampledFrom(namespaces).Draw(t, "namespace"), Name: fmt.Sprint("pod-", rapid.IntRange(0, 7).Draw(t, "pod"))}
 			if rapid.IntRange(0, 4).Draw(t, "event") == 0 {
@@ -52,7 +52,7 @@ func TestTrackerEqualsRecount(t *testing.T) {
 			exist[name] = anyPod(t, name, nodes, exist[name])
 			tracker.Set(exist[name])
 		}
-		recount := NewTracker()
+		recount := NewTracker(broker.SchedulerName)
 		for _, pod := range exist {
 			recount.Set(pod)
 		}
@@ -75,7 +75,7 @@ func TestCandidates(t *testing.T) {
 		return nil, ref.Name != "gone"
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		tracker := NewTracker()
+		tracker := NewTracker(broker.SchedulerName)
 		for i := range rapid.IntRange(1, 20).Draw(t, "pods") {
 			pod := anyPod(t, types.NamespacedName{Namespace: rapid.SampledFrom([]string{"shop", "bank"}).Draw(t, "namespace"), Name: fmt.Sprint("pod-", i)}, []string{"", "spillway-paris"}, nil)
 			switch rapid.SampledFrom([]string{"gone", "gang", ""}).Draw(t, "kind") {
@@ -120,7 +120,7 @@ func TestMembersOfSinglePod(t *testing.T) {
 			Spec:       corev1.PodSpec{NodeName: "spillway-paris"}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
 		}
 	}
-	tracker := NewTracker(pod("1"))
+	tracker := NewTracker("", pod("1"))
 	seen := tracker.observeOn("spillway-paris")
 	tracker.Set(pod("2"))
 	if all := seen[0].all(); len(all) != 1 || all[0].ResourceVersion != "2" {
@@ -142,6 +142,8 @@ func anyPod(t *rapid.T, name types.NamespacedName, nodes []string, before *corev
 	cpu := *resource.NewMilliQuantity(int64(rapid.IntRange(0, 2).Draw(t, "cpu"))*300, resource.DecimalSI)
 	pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: cpu}}}}
 	pod.Spec.NodeName = rapid.SampledFrom(nodes).Draw(t, "node")
+	pod.Spec.SchedulerName = rapid.SampledFrom([]string{broker.SchedulerName, broker.SchedulerName, corev1.DefaultSchedulerName}).Draw(t, "scheduler")
+	pod.Spec.HostNetwork = rapid.IntRange(0, 5).Draw(t, "host network") == 0
 	if before != nil && rapid.Bool().Draw(t, "same spec") {
 		pod.Spec, pod.Generation = before.Spec, before.Generation
 	}
@@ -169,28 +171,55 @@ func TestTrackerUse(t *testing.T) {
 		want   use
 		not    bool
 	}{
-		"a pod that waits":          {change: func(*corev1.Pod) {}, want: waits},
-		"one that is gated":         {change: func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "wait"}} }, not: true},
-		"one at home":               {change: func(p *corev1.Pod) { p.Spec.NodeName = "home-1" }, not: true},
-		"one that overflowed":       {change: func(p *corev1.Pod) { p.Spec.NodeName = "spillway-paris" }, want: runs},
-		"one that is being deleted": {change: func(p *corev1.Pod) { p.DeletionTimestamp = ptr.To(metav1.Now()) }, not: true},
+		"a pod that waits":               {change: func(*corev1.Pod) {}, want: waits},
+		"one that cannot overflow":       {change: func(p *corev1.Pod) { p.Spec.RuntimeClassName = ptr.To("kata") }, not: true},
+		"one that ended without a node":  {change: func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }, not: true},
+		"one of another scheduler":       {change: func(p *corev1.Pod) { p.Spec.SchedulerName = "another" }, not: true},
+		"one of another scheduler there": {change: func(p *corev1.Pod) { p.Spec.SchedulerName, p.Spec.NodeName = "another", "spillway-paris" }, want: runs},
+		"one there that cannot overflow": {change: func(p *corev1.Pod) { p.Spec.HostNetwork, p.Spec.NodeName = true, "spillway-paris" }, want: runs},
+		"one that is gated":              {change: func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "wait"}} }, not: true},
+		"one at home":                    {change: func(p *corev1.Pod) { p.Spec.NodeName = "home-1" }, not: true},
+		"one that overflowed":            {change: func(p *corev1.Pod) { p.Spec.NodeName = "spillway-paris" }, want: runs},
+		"one that is being deleted":      {change: func(p *corev1.Pod) { p.DeletionTimestamp = ptr.To(metav1.Now()) }, not: true},
 		"one that is being deleted there": {change: func(p *corev1.Pod) {
 			p.DeletionTimestamp, p.Spec.NodeName = ptr.To(metav1.Now()), "spillway-paris"
 		}, want: runs},
 		"one that ended there": {change: func(p *corev1.Pod) { p.Spec.NodeName, p.Status.Phase = "spillway-paris", corev1.PodFailed }, want: ended},
 		"a DaemonSet's pod that waits for a virtual node": {change: func(p *corev1.Pod) {
+			p.Spec.SchedulerName = corev1.DefaultSchedulerName
 			p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Controller: ptr.To(true)}}
 			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Values: []string{"spillway-paris"}}}}}}}}
 		}, want: daemon},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p"}}
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p"}, Spec: corev1.PodSpec{SchedulerName: broker.SchedulerName}}
 			tc.change(pod)
-			tracked := NewTracker(pod).pods[client.ObjectKeyFromObject(pod)]
+			tracked := NewTracker(broker.SchedulerName, pod).pods[client.ObjectKeyFromObject(pod)]
 			if tc.not != (tracked == nil) || tracked != nil && tracked.key.use != tc.want {
 				t.Errorf("tracked as %+v, want %d (not at all: %t)", tracked, tc.want, tc.not)
 			}
 		})
+	}
+}
+
+// TestTrackerScheduler: of the pods that wait, those count that Spillway's scheduler
+// schedules, under the name that it has in this cluster.
+func TestTrackerScheduler(t *testing.T) {
+	for scheduler, want := range map[string][]string{
+		broker.SchedulerName:        {broker.SchedulerName},
+		corev1.DefaultSchedulerName: {"", corev1.DefaultSchedulerName},
+		"":                          nil,
+	} {
+		var counted []string
+		for _, name := range []string{"", corev1.DefaultSchedulerName, broker.SchedulerName, "another"} {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p"}, Spec: corev1.PodSpec{SchedulerName: name}}
+			if len(NewTracker(scheduler, pod).pods) > 0 {
+				counted = append(counted, name)
+			}
+		}
+		if !slices.Equal(counted, want) {
+			t.Errorf("scheduler %q: pods of %q count, want %q", scheduler, counted, want)
+		}
 	}
 }

@@ -145,7 +145,7 @@ func (c *Cluster) ExpectEvent(o client.Object, reason string) {
 	})
 }
 
-// Pod creates a pod of the ReplicaSet.
+// Pod creates a pod of the ReplicaSet, of Spillway's scheduler.
 func (c *Cluster) Pod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	c.Helper()
 	p := &corev1.Pod{
@@ -153,7 +153,7 @@ func (c *Cluster) Pod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 			{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: c.owner.Name, UID: c.owner.UID, Controller: ptr.To(true)},
 		}},
 		Spec: corev1.PodSpec{
-			TerminationGracePeriodSeconds: ptr.To[int64](0), AutomountServiceAccountToken: ptr.To(false),
+			SchedulerName: broker.SchedulerName, TerminationGracePeriodSeconds: ptr.To[int64](0), AutomountServiceAccountToken: ptr.To(false),
 			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "300m", "memory", "64Mi")}}},
 		},
 	}
