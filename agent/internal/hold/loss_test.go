@@ -34,7 +34,7 @@ func TestHoldIsJudgedAgain(t *testing.T) {
 	// A guest on a cordoned node runs on for a while, and needs a place elsewhere as the
 	// three that are not there yet: for one of them there is none.
 	e.cordon("b", true)
-	e.lowered("r2", 1, 1, "Holding only 1 pods of cpu 1 for consumer rome: 1 of 2 pods of pod set \"pods\" fit. Insufficient cpu")
+	e.lowered("r2", 1, 1, "Holding only 1 pods of cpu 1: 1 of 2 pods of pod set \"pods\" fit. Insufficient cpu")
 	e.granted("rome", "cpu 3", 3)
 	in, c := e.get("r2")
 	if want := e.clock.Now().Add(10 * time.Minute).Truncate(time.Second); in.Status.LeaveBy == nil || !in.Status.LeaveBy.Time.Equal(want) ||

@@ -68,7 +68,7 @@ func TestNodeIsNotReady(t *testing.T) {
 
 	// The kubelet reports it. The node has no taint yet, which alone would keep pods off it.
 	e.ready("b", corev1.ConditionFalse)
-	e.lowered("r1", 1, 4, "Holding only 4 pods of cpu 500m for consumer rome")
+	e.lowered("r1", 1, 4, "Holding only 4 pods of cpu 500m")
 	e.granted("rome", "cpu 2", 4)
 	e.eventuallyBound(holds, 4)
 	if nodes := e.nodesOf(); !slices.Equal(nodes, []string{"a", "a", "a", "a"}) {

@@ -230,7 +230,7 @@ func lostPlacesAreGivenUp(e *env) {
 	e.slow.on.Store(true)
 	b := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
 	expect.NoError(e, e.Patch(e.Context(), b, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`))))
-	e.decided("r4", 1, hold.ReasonCapacityLost, "Holding only 2 pods of cpu 500m for consumer rome", 2)
+	e.decided("r4", 1, hold.ReasonCapacityLost, "Holding only 2 pods of cpu 500m", 2)
 	e.eventuallyBound(holds, 2)
 }
 

@@ -58,7 +58,8 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 	case d.refused != nil:
 		enforced.Reason, enforced.Message = d.refused.Reason, d.refused.Message
 		if !d.held.Empty() {
-			enforced.Message = fmt.Sprintf("Holding only %s for consumer %s: %s", describe(d.held), consumer, d.refused.Message)
+			// It does not name the consumer: the broker repeats it to others with such pods.
+			enforced.Message = fmt.Sprintf("Holding only %s: %s", describe(d.held), d.refused.Message)
 		}
 		if d.withdrawn() {
 			status.LeaveBy = &metav1.Time{Time: now.Add(leaveWithin).Truncate(time.Second)}
