@@ -41,9 +41,9 @@ func CacheByObject() map[client.Object]cache.ByObject {
 // TrimPod removes what no part of the agent reads: what the containers run, and
 // their individual statuses but for resources that are being changed, and of the security
 // contexts all but the Pod Security Standard that the pod complies with. Of the pods that wait
-// for a node it keeps whether they can overflow (demand.Admissible), but not why not; of those
-// on virtual nodes which ConfigMaps and Secrets they refer to; of the cluster's own pods that
-// have a node, little more than what they use of it.
+// for a node it keeps their scheduler, and whether they can overflow (demand.Admissible), but
+// not why not; of those on virtual nodes which ConfigMaps and Secrets they refer to; of the
+// cluster's own pods that have a node, little more than what they use of it.
 func TrimPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
