@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -47,9 +46,10 @@ const (
 
 // demandController requests capacity for unschedulable pods, records the progress in
 // events on the pods, and wakes the pods when they may be schedulable. It recomputes
-// the capacity to request from what it observes, and only raises counts: the agent
-// lowers them. One goroutine takes the work from the queue and wakes pods; it never
-// waits for a write. Others write the Reservations, one for each key at a time.
+// the capacity to request from what it observes. It raises counts, and lowers them only
+// where owners share the limit of a policy: the agent lowers what is not needed. One
+// goroutine takes the work from the queue and wakes pods; it never waits for a write.
+// Others write the Reservations, one for each key at a time.
 type demandController struct {
 	log          klog.Logger
 	clock        clock.WithTicker
@@ -91,7 +91,7 @@ type demandController struct {
 	requests   map[demand.Key]demand.Request
 	// wanted has the last request of each key that has pending pods.
 	wanted map[demand.Key]demand.Request
-	// requestedAt is when a key's count was raised last, for raiseAfter.
+	// requestedAt is when a key's count was changed last, for raiseAfter.
 	requestedAt map[demand.Key]time.Time
 	// refusals are the Reservations that the API server does not accept.
 	refusals *refusals
@@ -207,6 +207,7 @@ func (c *demandController) sync() {
 	for key := range work.requirements {
 		c.batcher.RequeueAfter(key, conflictRetryAfter)
 	}
+	c.requeueLimited(work.keys)
 	if waits {
 		// What has changed since their cycles began.
 		work.pools = true
@@ -229,6 +230,7 @@ func (c *demandController) sync() {
 	}
 	// What was decided for pods that are gone does not hold for those that come later.
 	c.grants.keepUnasked(c.batcher.Has)
+	c.placements.keepLimits(c.grants.hasNamespace)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(requests) > 0 {
@@ -453,8 +455,8 @@ func (c *demandController) totals() func(demand.Key, broker.PodSet) []broker.Pod
 	}
 }
 
-// reconcile makes a Reservation request at least what is needed. It returns when
-// to requeue the request, or zero.
+// reconcile makes a Reservation request at least what is needed, within the policy's limit. It
+// returns when to requeue the request, or zero.
 func (c *demandController) reconcile(ctx context.Context, request demand.Request) (requeueAfter time.Duration) {
 	log := c.log.WithValues("namespace", request.Key.Namespace, "owner", request.Owner.Kind+"/"+request.Owner.Name, "shape", request.Key.Shape)
 	if !c.synced() {
@@ -462,13 +464,14 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	}
 	name := request.Key.Name(request.Owner.Name)
 	current := c.reservations.get(request.Key.Namespace, name)
+	policy, err := c.policyOf(request.Key.Namespace)
+	shared := err == nil && c.sharesLimit(request.Key.Namespace, policy)
 	if current != nil {
-		if requeueAfter, done := c.followExisting(request, name, current); done {
+		if requeueAfter, done := c.followExisting(request, name, current, shared); done {
 			return requeueAfter
 		}
 	}
-	policy, err := c.policyOf(request.Key.Namespace)
-	if err == nil && policy != nil && policy.Spec.MaxResources != nil {
+	if shared {
 		// Two writes at the same time could exceed the limit together.
 		if !c.capped.take(request.Key) {
 			c.keep(request)
@@ -479,35 +482,28 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	if request, requeueAfter = c.completeGang(request, current); requeueAfter > 0 {
 		return requeueAfter
 	}
-	var allowed int32
-	var short corev1.ResourceName
+	var allowed allowance
 	if err == nil {
-		allowed, short, err = c.allowedBy(policy, request, name)
+		allowed, err = c.allowanceOf(policy, request, name)
 	}
 	if err != nil {
 		log.Error(err, "Failed to evaluate OverflowPolicies; retrying")
 		c.recordAll(request, failed(err.Error(), fmt.Sprintf("Failed to request capacity, retrying: %v.", err), nil))
 		return retryAfter
 	}
-	part := request.Limited(allowed)
-	if part.Pods() < request.MinAvailable {
-		part = request.Limited(0)
-	}
-	limited, pods := part.Pods() < request.Pods(), part.Pods()
-	if limited {
-		c.setLimited(request.Key, true, pods)
-		requestsTotal.WithLabelValues(resultCapped).Inc()
-		c.recordAll(request, capped(policy.Name, request, part.Pods(), short, current))
-		request = part
+	request, limited, requeueAfter := c.limitTo(allowed, request, policy, current)
+	asked := func() {
+		if !allowed.waits {
+			c.setLimited(request.Key, limited, request.Pods())
+		}
 	}
 	covered := current != nil && covers(current, request)
 	if covered {
-		c.setLimited(request.Key, limited, pods)
+		asked()
 		c.recordRequested(request, current, false)
 	}
-	if covered || request.Pods() == 0 {
-		// Other Reservations of the namespace may shrink.
-		return blockedRetryAfter
+	if !allowed.lower && (covered || request.Pods() == 0) {
+		return requeueAfter
 	}
 	object, err := c.objectOf(request.Key, request.Owner)
 	if err != nil {
@@ -515,21 +511,23 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		return retryAfter
 	}
 	writesTotal.WithLabelValues(writesOfReservations).Inc()
-	applied, err := c.reservations.apply(ctx, request, object, policy, current)
+	applied, err := c.reservations.apply(ctx, request, object, policy, c.lowered(current, allowed))
 	if err != nil {
 		return c.writeFailed(log, request, err)
 	}
+	c.refusals.end(request.Key)
+	asked()
+	c.raised(request.Key)
+	if allowed.lower {
+		log.Info("Lowered a Reservation to its share of the limit of an OverflowPolicy", "reservation", name, "pods", requestedPods(applied))
+		c.requeueNow(allowed.below)
+		return requeueAfter
+	}
 	requestsTotal.WithLabelValues(resultRequested).Inc()
 	requestPods.Observe(float64(len(request.Pending)))
-	c.refusals.end(request.Key)
-	c.setLimited(request.Key, limited, pods)
-	c.raised(request.Key)
 	log.Info("Requested capacity in other clusters", "reservation", name, "pods", request.Pods())
 	c.recordRequested(request, applied, current == nil || !coversPods(current, request))
-	if limited {
-		return blockedRetryAfter
-	}
-	return 0
+	return requeueAfter
 }
 
 // writeFailed handles the error of a write, and returns when to requeue the request, or zero.
@@ -571,8 +569,9 @@ func (c *demandController) refused(request demand.Request, kind string, err erro
 }
 
 // followExisting reports whether nothing can or need be written while the Reservation is as it is,
-// and when to requeue the request then, or zero.
-func (c *demandController) followExisting(request demand.Request, name string, current *broker.Reservation) (requeueAfter time.Duration, done bool) {
+// and when to requeue the request then, or zero. Where a limit is shared, one that requests
+// enough may have to be lowered.
+func (c *demandController) followExisting(request demand.Request, name string, current *broker.Reservation, shared bool) (requeueAfter time.Duration, done bool) {
 	if key, _ := demand.KeyOfReservation(current); key != request.Key {
 		c.setUnasked(request.Key, true)
 		c.recordAll(request, failed(name, fmt.Sprintf("Reservation %s already exists for another owner. Delete it to request capacity for this pod.", name), current))
@@ -582,7 +581,7 @@ func (c *demandController) followExisting(request demand.Request, name string, c
 		// Its capacity is released; it is created again once it is deleted.
 		return retryAfter, true
 	}
-	if covers(current, request) {
+	if !shared && covers(current, request) {
 		c.setUnasked(request.Key, false)
 		c.recordRequested(request, current, false)
 		return 0, true
@@ -635,7 +634,7 @@ func (c *demandController) raiseIn(key demand.Key) time.Duration {
 	return raiseAfter - c.clock.Since(c.requestedAt[key])
 }
 
-// raised records that the count of a key was raised.
+// raised records that the count of a key was raised, or lowered for others.
 func (c *demandController) raised(key demand.Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -665,73 +664,4 @@ func (c *demandController) policyOf(name string) (*broker.OverflowPolicy, error)
 		all = append(all, obj.(*broker.OverflowPolicy))
 	}
 	return policyFor(namespace, all)
-}
-
-// allowedBy returns how many units of a request its namespace's policy, or nil, allows beside
-// the other Reservations of the namespace; short is the resource that allows no more.
-func (c *demandController) allowedBy(policy *broker.OverflowPolicy, request demand.Request, name string) (allowed int32, short corev1.ResourceName, err error) {
-	if policy == nil || policy.Spec.MaxResources == nil {
-		_, n := request.Unit()
-		return n, "", nil
-	}
-	existing, err := c.reservations.list(request.Key.Namespace)
-	if err != nil {
-		return 0, "", err
-	}
-	claims := c.claims(request, existing)
-	others := requestedResources(existing, claims)
-	shares := fairShares(*policy.Spec.MaxResources, others, slices.Collect(maps.Values(claims)))
-	for _, other := range claims {
-		if other.name != name {
-			broker.AddTo(others, broker.Times(other.each, shares[other.name]))
-		}
-	}
-	allowed, short = maxPods(claims[name].each, *policy.Spec.MaxResources, others)
-	return min(allowed, claims[name].want), short, nil
-}
-
-// claims returns what the keys of a request's namespace need that have pending pods, by
-// the name of the Reservation.
-func (c *demandController) claims(request demand.Request, existing []*broker.Reservation) map[string]claim {
-	c.mu.Lock()
-	maps.DeleteFunc(c.wanted, func(key demand.Key, _ demand.Request) bool {
-		return key != request.Key && !c.batcher.Has(key)
-	})
-	wanted := []demand.Request{request}
-	for key, other := range c.wanted {
-		if key.Namespace == request.Key.Namespace && key != request.Key {
-			wanted = append(wanted, other)
-		}
-	}
-	c.mu.Unlock()
-	claims := map[string]claim{}
-	for _, w := range wanted {
-		name := w.Key.Name(w.Owner.Name)
-		i := slices.IndexFunc(existing, func(r *broker.Reservation) bool { return r.Name == name })
-		if i < 0 {
-			each, n := w.Unit()
-			claims[name] = claim{name: name, each: each, want: n}
-		} else {
-			claims[name] = claimOf(name, w, existing[i].Spec.PodSets)
-		}
-	}
-	return claims
-}
-
-// claimOf returns the claim of a request whose Reservation requests pod sets already. A gang
-// of several shapes grows as a whole: it claims what is missing, and what it has counts as
-// that of others.
-func claimOf(name string, request demand.Request, has []broker.PodSet) claim {
-	if request.Key.IsGang() {
-		request.PodSets = raised(has, request.PodSets)
-	}
-	each, n := request.Unit()
-	if len(request.PodSets) == 1 {
-		return claim{name: name, each: each, want: n, has: podsOf(has, "")}
-	}
-	each = corev1.ResourceList{}
-	for _, set := range request.PodSets {
-		broker.AddTo(each, broker.Times(set.Requests.List(), set.Count-podsOf(has, set.Name)))
-	}
-	return claim{name: name, each: each, want: 1}
 }

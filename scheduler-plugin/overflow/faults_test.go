@@ -54,6 +54,8 @@ func TestRules(t *testing.T) {
 		{"a namespace that opts out requests no more", optOut},
 		{"a pod that did not fit overflows once its namespace opts in", optInLater},
 		{"a cap is divided between owners", fairCap},
+		{"a cap is divided with an owner that comes later", fairCapLater},
+		{"places under a cap that end are left to an owner with fewer", fairCapEnds},
 		{"a cap of zero permits preemption", cappedPreempts},
 		{"a cap for some pods permits preemption for the others", partlyCappedPreempts},
 		{"a silent broker permits preemption", silentPreempts},
@@ -350,6 +352,55 @@ func fairCap(c *testCluster, ns string) {
 		c.expectReservation(ns, app, 2)
 		c.expectEvent(ns, app+"-0", "OverflowCapped", "2 of 4 pods")
 	}
+}
+
+// fairCapLater: what one Deployment has requested up to the limit is queued when another one
+// comes. Both have the same then, also after further events.
+func fairCapLater(c *testCluster, ns string) {
+	c.cap(ns, "4", broker.SchedulerName)
+	more := c.app(ns, "first", "1", 4)
+	c.setStatus(c.expectReservation(ns, "first", 4), refused("oslo"))
+	c.app(ns, "second", "1", 4)
+	second := c.expectReservation(ns, "second", 2)
+	first := c.expectReservation(ns, "first", 2)
+	c.expectEvent(ns, "first-0", "OverflowCapped", "2 of 4 pods")
+	c.expectEvent(ns, "second-0", "OverflowCapped", "2 of 4 pods")
+	c.setStatus(first, refused("oslo"))
+	c.setStatus(second, refused("oslo"))
+	more(1)
+	c.expectEvent(ns, "first-4", "OverflowCapped", "2 of 5 pods")
+	for _, r := range []*broker.Reservation{first, second} {
+		var now broker.Reservation
+		expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKeyFromObject(r), &now))
+		if now.Generation != r.Generation {
+			c.t.Errorf("%s was changed again: generation %d, then %d", r.Name, r.Generation, now.Generation)
+		}
+	}
+}
+
+// fairCapEnds: one Deployment uses all that the limit allows, and has more pods, when another
+// one comes. Its places are the other's as they end, until both have the same.
+func fairCapEnds(c *testCluster, ns string) {
+	c.cap(ns, "4", broker.SchedulerName)
+	virtual := c.virtualPoolNode(ns, "10")
+	c.app(ns, "first", "1", 8)
+	first := c.expectReservation(ns, "first", 4)
+	c.setStatus(first, grantedIn(first, ns, 4))
+	c.expectPods(ns, "first", map[string]int{virtual: 4, "": 4})
+	c.app(ns, "second", "1", 4)
+	c.expectEvent(ns, "second-0", "OverflowCapped", "0 of 4 pods")
+	for left := int32(3); left >= 2; left-- {
+		expect.NoError(c.t, c.Delete(c.t.Context(), c.pods(ns, "first")[virtual][0]))
+		first = c.expectReservation(ns, "first", left)
+		c.expectReservation(ns, "second", 4-left)
+		c.setStatus(first, grantedIn(first, ns, left))
+	}
+	// From here on, it may use again what ends.
+	c.expectPods(ns, "first", map[string]int{virtual: 2, "": 4})
+	expect.NoError(c.t, c.Delete(c.t.Context(), c.pods(ns, "first")[virtual][0]))
+	c.expectPods(ns, "first", map[string]int{virtual: 2, "": 3})
+	c.expectReservation(ns, "first", 2)
+	c.expectReservation(ns, "second", 2)
 }
 
 // fullOfLow fills the one node of a pool with a pod of low priority, and creates one

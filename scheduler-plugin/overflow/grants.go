@@ -35,8 +35,10 @@ type grantCache struct {
 type reservationState struct {
 	// id at the broker: the value of the pods' hold label.
 	id string
-	// slots are the pods that can run now, by provider.
+	// slots are the pods that can run now, by provider, and most at all of them together: a
+	// lowered count is effective at once, also before the broker has observed it.
 	slots map[string]int32
+	most  int32
 	// expected is how many pods have capacity or, unless it is queued or failed, may get it.
 	expected int32
 	// queued: capacity for (the rest of) it is insufficient.
@@ -55,6 +57,8 @@ type grants struct {
 	slots map[string]int32
 	// charges has the Reservations to charge, by provider, in the order of their names.
 	charges map[string][]charge
+	// most has the pods that may use each hold at all providers together, by label.
+	most map[string]int32
 	// changedAt is when the grants last changed.
 	changedAt time.Time
 }
@@ -90,7 +94,6 @@ func stateOf(r *broker.Reservation, set string) reservationState {
 	if r.DeletionTimestamp != nil {
 		return s
 	}
-	// A lowered count is effective at once, also before the broker has observed it.
 	requested := podsOf(r.Spec.PodSets, set)
 	if !s.queued && !s.failed {
 		s.expected = requested
@@ -105,6 +108,7 @@ func stateOf(r *broker.Reservation, set string) reservationState {
 		}
 		if slots := min(usableBy(a, set), requested); slots > 0 {
 			s.slots[a.Cluster] = slots
+			s.most = min(s.most+slots, requested)
 		}
 	}
 	return s
@@ -206,16 +210,25 @@ func (c *grantCache) get(key demand.Key) *grants {
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
 		for cluster, n := range byName[name].slots {
 			if g == nil {
-				g = &grants{key: key, slots: map[string]int32{}, charges: map[string][]charge{}}
+				g = &grants{key: key, slots: map[string]int32{}, charges: map[string][]charge{}, most: map[string]int32{}}
 			}
 			g.slots[cluster] += n
-			g.charges[cluster] = append(g.charges[cluster], charge{demand.HoldLabel(byName[name].id), n})
+			label := demand.HoldLabel(byName[name].id)
+			g.charges[cluster] = append(g.charges[cluster], charge{label, n})
+			g.most[label] = byName[name].most
 			if at := byName[name].changedAt; at.After(g.changedAt) {
 				g.changedAt = at
 			}
 		}
 	}
 	return g
+}
+
+// usableOf returns how many pods of a key may use one of its Reservations.
+func (c *grantCache) usableOf(key demand.Key, name string) int32 {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.states[key][name].most
 }
 
 // setUnasked records whether capacity for a key is not, or not entirely, requested, and for

@@ -287,8 +287,7 @@ func (p *Plugin) poolWithRoom(s *cycleState, provider, node string) (first *pool
 
 // ownSlot reports whether a grant of the pod's owner has a free slot on a virtual node.
 func (p *Plugin) ownSlot(s *cycleState, provider, node string) bool {
-	granted := s.grants.slotsAt(provider)
-	return granted > 0 && p.placements.usedOf(s.grants.key, node, s.grants.charges[provider]) < granted
+	return s.grants.slotsAt(provider) > 0 && p.placements.freeOf(s.grants, provider, node) > 0
 }
 
 // stateIn returns what PreFilter stored; an empty one if it did not run.

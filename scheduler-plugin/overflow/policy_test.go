@@ -103,14 +103,15 @@ func TestClaimsOfGangs(t *testing.T) {
 			c := &demandController{
 				namespaces: p.namespaces, policies: newIndexer(policy), reservations: newReservationStore(nil, cached, p.clock),
 				batcher: demand.NewBatcher(p.clock, demand.Windows{}), wanted: map[demand.Key]demand.Request{key: ring},
+				queue: p.queue, grants: p.grants, placements: p.placements,
 			}
 			c.batcher.Add("ring-0", key, ring.Owner, ring.PodSets[0], p.clock.Now())
 			policy, err := c.policyOf(tc.request.Key.Namespace)
 			expect.NoError(t, err)
-			allowed, _, err := c.allowedBy(policy, tc.request, tc.request.Key.Name(tc.request.Owner.Name))
+			got, err := c.allowanceOf(policy, tc.request, tc.request.Key.Name(tc.request.Owner.Name))
 			expect.NoError(t, err)
-			if allowed != tc.allowed {
-				t.Errorf("%d are allowed, want %d", allowed, tc.allowed)
+			if got.units != tc.allowed || got.lower || got.waits {
+				t.Errorf("allowed is %+v, want %d", got, tc.allowed)
 			}
 		})
 	}

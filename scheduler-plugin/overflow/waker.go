@@ -118,7 +118,7 @@ func (w *waker) poolRooms() (rooms []room) {
 // slots returns the places that grants have on the virtual nodes.
 func (w *waker) slots(g *grants) []slots {
 	var all []slots
-	for provider, granted := range g.slots {
+	for provider := range g.slots {
 		node := w.nodeOf(provider)
 		if node == nil {
 			continue
@@ -129,7 +129,7 @@ func (w *waker) slots(g *grants) []slots {
 				changedAt = at
 			}
 		}
-		all = append(all, slots{node: node, free: granted - w.placements.usedOf(g.key, node.Name, g.charges[provider]), changedAt: changedAt})
+		all = append(all, slots{node: node, free: w.placements.freeOf(g, provider, node.Name), changedAt: changedAt})
 	}
 	return all
 }

@@ -1,0 +1,405 @@
+package overflow
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
+	clocktesting "k8s.io/utils/clock/testing"
+	"pgregory.net/rapid"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// limitedShop is namespace shop with a limit of CPU, the controller of a plugin, and the
+// Reservations of an API server, which the plugin's informer shows at once. Each pod requests 1
+// CPU.
+type limitedShop struct {
+	p      *Plugin
+	c      *demandController
+	now    *clocktesting.FakeClock
+	pods   cache.Indexer
+	stored cache.Indexer
+	writes int
+	// made is the number of pods that were created, and most what was requested at any time.
+	made int
+	most int32
+}
+
+func newLimitedShop(t *testing.T, cpu int) *limitedShop {
+	paris, oslo := nodeWith("paris").Node(), nodeWith("oslo").Node()
+	p := testPlugin(OverflowArgs{}, paris, oslo)
+	p.placements.setNode(paris)
+	p.placements.setNode(oslo)
+	s := &limitedShop{p: p, pods: newIndexer(), stored: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc, keyIndex: indexByKey})}
+	s.c, s.now, _ = testController(t, p, s.pods)
+	client, err := restClient(&rest.Config{Host: "http://none", Transport: s})
+	expect.NoError(t, err)
+	limit := broker.FromList(expect.Resources("cpu", fmt.Sprint(cpu)))
+	s.c.policies = newIndexer(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "limit"}, Spec: broker.OverflowPolicySpec{MaxResources: &limit}})
+	s.c.recorder = &events.FakeRecorder{}
+	s.c.reservations, s.c.synced, s.c.requestedAt = newReservationStore(client, s.stored, s.now), func() bool { return true }, map[demand.Key]time.Time{}
+	return s
+}
+
+// RoundTrip implements http.RoundTripper: the API server.
+func (s *limitedShop) RoundTrip(request *http.Request) (*http.Response, error) {
+	raw, err := io.ReadAll(request.Body)
+	if err != nil {
+		return nil, err
+	}
+	applied := &broker.Reservation{}
+	if err := json.Unmarshal(raw, applied); err != nil {
+		return nil, err
+	}
+	s.writes++
+	if before, exists := s.get(applied.Name); exists {
+		applied.UID, applied.Generation, applied.Status = before.UID, before.Generation, before.Status
+	} else {
+		applied.UID = types.UID(applied.Name)
+	}
+	applied.Generation++
+	s.store(applied)
+	answer, err := json.Marshal(applied)
+	return &http.Response{StatusCode: http.StatusOK, Request: request, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(strings.NewReader(string(answer)))}, err
+}
+
+func (s *limitedShop) get(name string) (*broker.Reservation, bool) {
+	obj, exists, _ := s.stored.GetByKey("shop/" + name)
+	if !exists {
+		return nil, false
+	}
+	return obj.(*broker.Reservation).DeepCopy(), true
+}
+
+func (s *limitedShop) store(r *broker.Reservation) {
+	r.ResourceVersion = fmt.Sprint(1000 + s.writes)
+	_ = s.stored.Update(r)
+	var sum int32
+	for _, obj := range s.stored.List() {
+		sum += requestedPods(obj.(*broker.Reservation))
+	}
+	s.most = max(s.most, sum)
+	s.p.queue.addReservation(s.p.grants.set(r))
+}
+
+// of returns the Reservation of an owner, or nil.
+func (s *limitedShop) of(owner string) *broker.Reservation {
+	key, _ := s.p.keys.get(jobPod(owner, "any of "+owner, "1"))
+	r, _ := s.get(key.key.Name(owner))
+	return r
+}
+
+// requested returns what owners request.
+func (s *limitedShop) requested(owners ...string) (counts []int32) {
+	for _, owner := range owners {
+		if r := s.of(owner); r != nil {
+			counts = append(counts, requestedPods(r))
+		} else {
+			counts = append(counts, 0)
+		}
+	}
+	return counts
+}
+
+// pending adds pods of an owner that do not fit.
+func (s *limitedShop) pending(owner string, n int) {
+	for range n {
+		pod := jobPod(owner, fmt.Sprint(owner, "-", s.made), "1")
+		s.made++
+		_ = s.pods.Add(pod)
+		s.p.PostFilter(context.Background(), scheduler.NewCycleState(), pod, nil)
+	}
+}
+
+// grant is the answer of the broker: what providers have accepted of a Reservation.
+func (s *limitedShop) grant(owner string, slots map[string]int32) {
+	r := s.of(owner)
+	r.Status = broker.ReservationStatus{ID: "rome-" + r.Name, Phase: broker.ReservationActive, ObservedGeneration: r.Generation}
+	for _, cluster := range []string{"oslo", "paris"} {
+		if set := r.Spec.PodSets[0]; slots[cluster] > 0 {
+			set.Count = slots[cluster]
+			r.Status.Allocations = append(r.Status.Allocations, broker.Allocation{Cluster: cluster, PodSets: []broker.PodSet{set}, Accepted: true, VirtualNodeReady: true})
+		}
+	}
+	s.writes++
+	s.store(r)
+	s.writes--
+}
+
+// run lets time pass, and requests what is due.
+func (s *limitedShop) run(d time.Duration) {
+	for end := s.now.Now().Add(d); s.now.Now().Before(end); s.now.Step(100 * time.Millisecond) {
+		s.c.sync()
+		for s.c.writeQueue.Len() > 0 {
+			key, _ := s.c.writeQueue.Get()
+			request := s.c.requests[key]
+			delete(s.c.requests, key)
+			if delay := s.c.reconcile(context.Background(), request); delay > 0 {
+				s.c.batcher.RequeueAfter(key, delay)
+			}
+			s.c.writeQueue.Done(key)
+		}
+	}
+}
+
+// running returns the pods of an owner that run at a provider, or are pending if that is empty.
+func (s *limitedShop) running(owner, provider string) (pods []*corev1.Pod) {
+	node := ""
+	if provider != "" {
+		node = broker.VirtualNodeName(provider)
+	}
+	for _, obj := range s.pods.List() {
+		if pod := obj.(*corev1.Pod); pod.OwnerReferences[0].Name == owner && pod.Spec.NodeName == node {
+			pods = append(pods, pod)
+		}
+	}
+	return pods
+}
+
+// used is the number of an owner's pods that run.
+func (s *limitedShop) used(owner string) int {
+	return len(s.running(owner, "paris")) + len(s.running(owner, "oslo"))
+}
+
+// fill binds the pending pods of an owner to what is granted, and has a free place.
+func (s *limitedShop) fill(owner string) {
+	for _, pod := range s.running(owner, "") {
+		g := s.p.grantsOf(pod)
+		for _, provider := range []string{"paris", "oslo"} {
+			node := broker.VirtualNodeName(provider)
+			if !s.p.ownSlot(&cycleState{grants: g}, provider, node) {
+				continue
+			}
+			bound := pod.DeepCopy()
+			bound.Spec.NodeName, bound.Labels = node, map[string]string{broker.LabelHold: g.charges[provider][0].label}
+			s.p.placements.setPod(bound)
+			_ = s.pods.Update(bound)
+			s.p.queue.remove(pod.UID)
+			break
+		}
+	}
+}
+
+// end ends a pod of an owner at a provider.
+func (s *limitedShop) end(owner, provider string) {
+	if pods := s.running(owner, provider); len(pods) > 0 {
+		_ = s.pods.Delete(pods[0])
+		s.p.queue.addFreed(s.p.placements.removePod(pods[0].UID))
+	}
+}
+
+// expectRequested compares what owners a and b request after some time, in which no more is
+// written once it is right.
+func (s *limitedShop) expectRequested(t *testing.T, when string, a, b int32) {
+	t.Helper()
+	s.run(20 * time.Second)
+	before := s.writes
+	s.run(2 * time.Minute)
+	if got := s.requested("a", "b"); got[0] != a || got[1] != b || s.writes != before {
+		t.Errorf("%s: a requests %d pods and b %d, want %d and %d; %d further writes", when, got[0], got[1], a, b, s.writes-before)
+	}
+}
+
+// TestLimitOfLaterOwner: what is requested and not granted is lowered for an owner that comes
+// later. What providers accept before they have learnt of that is not used.
+func TestLimitOfLaterOwner(t *testing.T) {
+	s := newLimitedShop(t, 10)
+	s.pending("a", 10) // so that nothing but b makes it due again
+	s.expectRequested(t, "a is alone", 10, 0)
+	s.grant("a", map[string]int32{"oslo": 1})
+	s.fill("a")
+	s.pending("b", 10)
+	before := s.writes
+	s.expectRequested(t, "b has come", 5, 5)
+	if n := s.writes - before; n > 2 {
+		t.Errorf("%d writes, want one for each", n)
+	}
+	if got, want := s.of("a").Spec.Retained, []broker.RetainedPods{{Cluster: "oslo", Count: 5}}; !slices.Equal(got, want) {
+		t.Errorf("a retains %v, want %v", got, want)
+	}
+	s.grant("a", map[string]int32{"oslo": 4, "paris": 6})
+	s.fill("a")
+	if n := s.used("a"); n != 5 {
+		t.Errorf("%d pods of a run, want as many as are requested", n)
+	}
+	s.expectRequested(t, "a grant for the former count", 5, 5)
+}
+
+// TestLimitOfGrantedPods: what is granted is not taken back. The places that end are the other
+// owner's, until both have as many; then they are used again.
+func TestLimitOfGrantedPods(t *testing.T) {
+	s := newLimitedShop(t, 10)
+	s.pending("a", 20)
+	s.run(5 * time.Second)
+	s.grant("a", map[string]int32{"oslo": 4, "paris": 6})
+	s.fill("a")
+	s.pending("b", 10)
+	s.expectRequested(t, "a has all", 10, 0)
+	end := func(provider string) {
+		s.end("a", provider)
+		s.fill("a")
+	}
+	for range 3 {
+		end("paris")
+	}
+	if n := s.used("a"); n != 7 {
+		t.Errorf("%d pods of a run, want 7 after three have ended", n)
+	}
+	s.expectRequested(t, "three have ended", 7, 3)
+	if got, want := s.of("a").Spec.Retained, []broker.RetainedPods{{Cluster: "oslo", Count: 4}, {Cluster: "paris", Count: 3}}; !slices.Equal(got, want) {
+		t.Errorf("a retains %v, want what is used: %v", got, want)
+	}
+	for range 4 { // before the providers have answered
+		end("oslo")
+	}
+	if n := s.used("a"); n != 5 {
+		t.Errorf("%d pods of a run, want 5", n)
+	}
+	s.expectRequested(t, "seven have ended", 5, 5)
+	s.grant("a", map[string]int32{"oslo": 2, "paris": 3})
+	end("paris")
+	if n := s.used("a"); n != 5 {
+		t.Errorf("%d pods of a run, want that the place is used again", n)
+	}
+	for range 10 {
+		s.remove("b")
+	}
+	_ = s.stored.Delete(s.of("b")) // as the agent does
+	s.expectRequested(t, "b has gone", 10, 0)
+	s.grant("a", map[string]int32{"oslo": 4, "paris": 6})
+	s.fill("a")
+	if n := s.used("a"); n != 10 {
+		t.Errorf("%d pods of a run, want 10: no other owner needs the places", n)
+	}
+}
+
+// remove deletes a pending pod of an owner.
+func (s *limitedShop) remove(owner string) {
+	if pods := s.running(owner, ""); len(pods) > 0 {
+		_ = s.pods.Delete(pods[0])
+		s.p.queue.remove(pods[0].UID)
+	}
+}
+
+// TestLimitHolds: whatever comes, is granted and ends, in any order, owners never request more
+// than the limit together, nor fewer pods than run. At rest, an owner that needs more has at
+// most one pod less than any other with pending pods, but for what that one has been granted.
+// What one without any requests too much is the agent's to release.
+func TestLimitHolds(t *testing.T) {
+	owners, limit := []string{"a", "b", "c"}, int32(7)
+	rapid.Check(t, func(rt *rapid.T) {
+		s := newLimitedShop(t, int(limit))
+		granted := map[string]int32{}
+		check := func() {
+			for i, n := range s.requested(owners...) {
+				if int(n) < s.used(owners[i]) {
+					rt.Fatalf("%s requests %d pods, and %d run", owners[i], n, s.used(owners[i]))
+				}
+			}
+			if s.most > limit {
+				rt.Fatalf("%d were requested, now %v, the limit is %d", s.most, s.requested(owners...), limit)
+			}
+		}
+		for range rapid.IntRange(1, 30).Draw(rt, "steps") {
+			owner := rapid.SampledFrom(owners).Draw(rt, "owner")
+			switch rapid.SampledFrom([]string{"pods", "grant", "end", "pass"}).Draw(rt, "step") {
+			case "pods":
+				s.pending(owner, rapid.IntRange(1, 9).Draw(rt, "pods"))
+			case "grant":
+				if r := s.of(owner); r != nil {
+					more := int32(rapid.IntRange(int(granted[owner]), int(max(granted[owner], requestedPods(r)))).Draw(rt, "granted"))
+					oslo := int32(rapid.IntRange(len(s.running(owner, "oslo")), int(max(more, int32(s.used(owner))))-len(s.running(owner, "paris"))).Draw(rt, "oslo"))
+					granted[owner] = more
+					s.grant(owner, map[string]int32{"oslo": oslo, "paris": max(more, int32(s.used(owner))) - oslo})
+				}
+			case "end":
+				s.end(owner, rapid.SampledFrom([]string{"oslo", "paris"}).Draw(rt, "provider"))
+			}
+			s.fill(owner)
+			s.run(time.Duration(rapid.IntRange(0, 5000).Draw(rt, "ms")) * time.Millisecond)
+			check()
+			if r := s.of(owner); r != nil {
+				granted[owner] = min(granted[owner], requestedPods(r))
+			}
+		}
+		s.run(time.Minute)
+		before := s.writes
+		s.run(time.Minute)
+		if s.writes != before {
+			rt.Fatalf("%d writes at rest: %v", s.writes-before, s.requested(owners...))
+		}
+		check()
+		counts := s.requested(owners...)
+		for i, n := range counts {
+			if int(n) >= s.used(owners[i])+len(s.running(owners[i], "")) {
+				continue
+			}
+			for j, other := range counts {
+				var kept int32
+				if r := s.of(owners[j]); r != nil {
+					for _, a := range r.Status.Allocations {
+						kept += podsOf(a.PodSets, "")
+					}
+				}
+				if len(s.running(owners[j], "")) > 0 && other > max(n+1, kept) {
+					rt.Fatalf("%s needs more than %d, and %s requests %d and keeps %d", owners[i], n, owners[j], other, kept)
+				}
+			}
+		}
+	})
+}
+
+// TestFloorOfClaims: an owner keeps what providers have accepted, and one place at least; a gang
+// that was requested as a whole stays whole, and a Reservation that is being deleted keeps all.
+func TestFloorOfClaims(t *testing.T) {
+	set := broker.PodSet{Name: "pods", Count: 8, Requests: broker.FromList(expect.Resources("cpu", "1"))}
+	accepted := func(n int32) func(*broker.Reservation) {
+		return func(r *broker.Reservation) {
+			of := set
+			of.Count = n
+			r.Status.Allocations = []broker.Allocation{{Cluster: "paris", PodSets: []broker.PodSet{of}, Accepted: true}}
+		}
+	}
+	for name, tc := range map[string]struct {
+		change func(*broker.Reservation)
+		owner  types.UID
+		whole  int32
+		floor  int32
+	}{
+		"nothing is accepted":       {change: func(*broker.Reservation) {}, floor: 1},
+		"a part is accepted":        {change: accepted(3), floor: 3},
+		"more than is requested":    {change: accepted(9), floor: 8},
+		"held, and not accepted":    {change: func(r *broker.Reservation) { accepted(3)(r); r.Status.Allocations[0].Accepted = false }, floor: 1},
+		"a gang":                    {change: accepted(3), owner: "gang-ring", whole: 5, floor: 5},
+		"a gang that is not whole":  {change: accepted(3), owner: "gang-ring", whole: 9, floor: 3},
+		"it is being deleted":       {change: func(r *broker.Reservation) { r.DeletionTimestamp = &metav1.Time{} }, floor: 8},
+		"it was not reported (yet)": {change: func(r *broker.Reservation) { r.Status.ID = "" }, floor: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &demandController{placements: testPlugin(OverflowArgs{}).placements}
+			request := demand.Request{Key: demand.Key{Namespace: "shop", OwnerUID: tc.owner, Shape: "pods"}, PodSets: []broker.PodSet{set}, MinAvailable: tc.whole}
+			r := &broker.Reservation{Spec: broker.ReservationSpec{PodSets: []broker.PodSet{set}}, Status: broker.ReservationStatus{ID: "rome-ring"}}
+			tc.change(r)
+			if got := c.claimOf(request, r); got.floor != tc.floor || got.has != 8 || got.want != 8 {
+				t.Errorf("the claim is %+v, want floor %d", got, tc.floor)
+			}
+		})
+	}
+}
