@@ -29,6 +29,8 @@ type load struct {
 	// every is the time between pods that are created while the scheduler runs. If it is 0,
 	// they exist before that starts.
 	every time.Duration
+	// priorityClass of the pods, empty for none.
+	priorityClass string
 }
 
 // basic and extended are loads like those of the same names in scheduler_perf.
@@ -53,6 +55,7 @@ func (l load) pod(i int) *corev1.Pod {
 			APIVersion: "example.com/v1", Kind: "Batch", Name: owner, UID: types.UID("uid-of-" + owner), Controller: ptr.To(true)}}},
 		Spec: corev1.PodSpec{
 			SchedulerName:                broker.SchedulerName,
+			PriorityClassName:            l.priorityClass,
 			AutomountServiceAccountToken: ptr.To(false),
 			Tolerations:                  []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}},
 			Containers: []corev1.Container{{Name: "main", Image: "none", Resources: corev1.ResourceRequirements{

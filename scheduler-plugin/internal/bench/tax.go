@@ -8,8 +8,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -66,10 +68,15 @@ func taxUnderOverflow(ctx context.Context, h *home, o options) error {
 	if err := h.fill(ctx, o.nodes); err != nil {
 		return err
 	}
+	// The others are in the queue already.
+	first := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "first"}, Value: 1, PreemptionPolicy: ptr.To(corev1.PreemptNever)}
+	if err := h.api.Create(ctx, first); err != nil {
+		return err
+	}
 	overflowed := 0
 	ratio, err := compare(ctx, h, basic(o.pods), o.pairs, func(ctx context.Context, a arm) error {
 		steady := overflowing(1 << 20)
-		steady.every = time.Second / perSecond
+		steady.every, steady.priorityClass = time.Second/perSecond, first.Name
 		if !a.plugin {
 			steady.requests = basic(1).requests
 			return h.trickle(ctx, steady, 0)
