@@ -59,6 +59,7 @@ var programs = byName(
 	program{upstream, "./coredns"},
 	program{upstream, "helm.sh/helm/v3/cmd/helm"},
 	program{upstream, "./metrics-server"},
+	program{upstream, "./kube-router"},
 	program{upstream, "github.com/liqotech/liqo/cmd/liqo-controller-manager"},
 	program{upstream, "github.com/liqotech/liqo/cmd/crd-replicator"},
 	program{upstream, "github.com/liqotech/liqo/cmd/webhook"},

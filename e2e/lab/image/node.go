@@ -26,6 +26,8 @@ const (
 	// MetricsServerVersion is the tag of the image in metrics-server's chart.
 	MetricsServerVersion = "v0.7.2"
 	pauseImage           = "registry.k8s.io/pause:3.10.1"
+	// KubeRouterImage enforces NetworkPolicies.
+	KubeRouterImage = "docker.io/cloudnativelabs/kube-router:v2.1.0"
 )
 
 // debianPackages are the packages of the node image.
@@ -58,12 +60,17 @@ var components = []component{
 	{"liqo-controller-manager", "ghcr.io/liqotech/liqo-controller-manager:" + liqoVersion, "usr/bin/liqo-controller-manager"},
 	{"crd-replicator", "ghcr.io/liqotech/crd-replicator:" + liqoVersion, "usr/bin/crd-replicator"},
 	{"metrics-server", "registry.k8s.io/metrics-server/metrics-server:" + MetricsServerVersion, "metrics-server"},
+	{"kube-router", KubeRouterImage, "usr/local/bin/kube-router"},
 	{"webhook", "ghcr.io/liqotech/webhook:" + liqoVersion, "usr/bin/webhook"},
 	{"virtual-kubelet", "ghcr.io/liqotech/virtual-kubelet:" + liqoVersion, "usr/bin/virtual-kubelet"},
 }
 
+// tables are the components that run iptables and ipset, on the slim root of the nodes'
+// Debian that they need.
+var tables = []string{"kube-proxy", "kube-router"}
+
 // Node returns the name of the node image, which has the images of the control
-// plane, metrics-server and Liqo preloaded. The image is built if docker does not
+// plane, kube-router, metrics-server and Liqo preloaded. The image is built if docker does not
 // have it.
 func Node(ctx context.Context, log binaries.Log) (string, error) {
 	// kind is built with the rest because its module has the base image's files.
@@ -157,12 +164,12 @@ func preload(ctx context.Context, log binaries.Log, base, tag, root, work string
 	}
 	for _, c := range components {
 		files := []File{{Path: c.path, Source: programs[c.program]}}
-		if c.program == "kube-proxy" {
-			tables, err := iptablesFiles(ctx, root)
+		if slices.Contains(tables, c.program) {
+			tools, err := tablesFiles(ctx, root)
 			if err != nil {
 				return err
 			}
-			files = append(files, tables...)
+			files = append(files, tools...)
 		}
 		archive := filepath.Join(work, c.program+".tar")
 		if err := Write(archive, Spec{Name: c.image, Files: files, Entrypoint: []string{"/" + c.path}}); err != nil {
@@ -239,11 +246,15 @@ func rootfs(ctx context.Context, log binaries.Log) (string, error) {
 	return dir, os.Rename(dir+".tmp", dir)
 }
 
-// iptablesFiles returns iptables and the libraries that it loads, from the nodes'
-// Debian, for kube-proxy's image.
-func iptablesFiles(ctx context.Context, root string) ([]File, error) {
-	const program = "usr/sbin/xtables-nft-multi"
-	files := []File{{Path: program, Source: filepath.Join(root, program)}}
+// tablesFiles returns iptables, ipset and the libraries that they load, from the nodes'
+// Debian.
+func tablesFiles(ctx context.Context, root string) ([]File, error) {
+	var files []File
+	var dynamic []string
+	for _, program := range []string{"usr/sbin/xtables-nft-multi", "usr/sbin/ipset"} {
+		files = append(files, File{Path: program, Source: filepath.Join(root, program)})
+		dynamic = append(dynamic, "/"+program)
+	}
 	for _, name := range []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"} {
 		files = append(files, File{Path: "usr/sbin/" + name, Link: "xtables-nft-multi"})
 	}
@@ -251,7 +262,6 @@ func iptablesFiles(ctx context.Context, root string) ([]File, error) {
 	if err != nil || len(extensions) == 0 {
 		return nil, fmt.Errorf("no iptables extensions in %s (%w)", root, err)
 	}
-	dynamic := []string{"/" + program}
 	for _, path := range extensions {
 		inside := strings.TrimPrefix(path, root)
 		files = append(files, File{Path: inside[1:], Source: path})

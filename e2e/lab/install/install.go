@@ -1,10 +1,11 @@
 // Package install installs Liqo, metrics-server and Spillway on the lab's clusters
-// with helm.
+// with helm, and kube-router, which enforces their NetworkPolicies.
 package install
 
 import (
 	"context"
 	"crypto/sha256"
+	_ "embed"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -26,7 +27,7 @@ import (
 // Drivers are the drivers that the lab's clusters can peer with.
 var Drivers = []string{"liqo", "direct"}
 
-// Up installs or upgrades Liqo, metrics-server and Spillway on a running lab.
+// Up installs or upgrades kube-router, Liqo, metrics-server and Spillway on a running lab.
 // Spillway uses the given driver.
 func Up(ctx context.Context, lab *cluster.Lab, driver string) error {
 	helm, err := binaries.Program(ctx, "helm", lab.Log)
@@ -47,6 +48,9 @@ func Up(ctx context.Context, lab *cluster.Lab, driver string) error {
 	}
 	if err := i.restoreSchedulers(ctx); err != nil {
 		return fmt.Errorf("restoring kube-scheduler: %w", err)
+	}
+	if err := i.networkPolicies(ctx); err != nil {
+		return fmt.Errorf("installing kube-router: %w", err)
 	}
 	if err := i.liqo(ctx); err != nil {
 		return fmt.Errorf("installing Liqo: %w", err)
@@ -69,16 +73,24 @@ type installer struct {
 	tags map[string]string
 }
 
-// onMembers calls f for each member, two at a time.
-func onMembers(ctx context.Context, f func(context.Context, cluster.Cluster) error) error {
+// onAll calls f for each cluster, two at a time.
+func onAll(ctx context.Context, f func(context.Context, cluster.Cluster) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(2)
 	for _, c := range cluster.Topology {
-		if c.Member {
-			group.Go(func() error { return f(ctx, c) })
-		}
+		group.Go(func() error { return f(ctx, c) })
 	}
 	return group.Wait()
+}
+
+// onMembers is onAll for the members.
+func onMembers(ctx context.Context, f func(context.Context, cluster.Cluster) error) error {
+	return onAll(ctx, func(ctx context.Context, c cluster.Cluster) error {
+		if !c.Member {
+			return nil
+		}
+		return f(ctx, c)
+	})
 }
 
 // Image is an archive of one of the project's images.
@@ -286,6 +298,27 @@ func (i *installer) liqo(ctx context.Context) error {
 			"proxy.enabled=false",
 			"storage.enabled=false",
 		)
+	})
+}
+
+//go:embed kube-router.yaml
+var kubeRouter string
+
+// networkPolicies lets the clusters enforce NetworkPolicies, which the lab's own network
+// does not.
+func (i *installer) networkPolicies(ctx context.Context) error {
+	return onAll(ctx, func(ctx context.Context, c cluster.Cluster) error {
+		kubectl := func(input string, args ...string) error {
+			cmd := exec.CommandContext(ctx, i.lab.Kubectl, append([]string{"--kubeconfig", i.lab.Kubeconfig, "--context", c.Context(), "--namespace", "kube-system"}, args...)...)
+			cmd.Stdin = strings.NewReader(input)
+			_, err := engine.Run(cmd)
+			return err
+		}
+		manifest := strings.NewReplacer("$IMAGE", image.KubeRouterImage, "$SERVICES", c.ServiceCIDR).Replace(kubeRouter)
+		if err := kubectl(manifest, "apply", "--server-side", "--force-conflicts", "--filename", "-"); err != nil {
+			return err
+		}
+		return kubectl("", "rollout", "status", "daemonset/kube-router", "--timeout=3m")
 	})
 }
 

@@ -76,6 +76,8 @@ func (i *installer) spillway(ctx context.Context) error {
 			"@join.token=" + tokenFile.Name(), "apiServer.endpoint=https://" + endpoint + ":6443",
 			// The lab's workload and most images that users try there run as root.
 			"guests.podSecurity=baseline",
+			// A Service at home reaches its overflowed pods.
+			"guests.allowIngressFrom={" + strings.Join(otherPods(c), ",") + "}",
 			"release.grace=5s", "peering.idleTime=20s", "advertisement.requeueInterval=10s",
 		}
 		if i.driver == "direct" {
@@ -83,6 +85,16 @@ func (i *installer) spillway(ctx context.Context) error {
 		}
 		return i.helmUpgrade(ctx, c, namespace, "spillway-agent", filepath.Join(root, "charts/agent"), values...)
 	})
+}
+
+// otherPods are the networks of the other members' pods.
+func otherPods(of cluster.Cluster) (cidrs []string) {
+	for _, c := range cluster.Topology {
+		if c.Member && c.Name != of.Name {
+			cidrs = append(cidrs, c.PodCIDR)
+		}
+	}
+	return cidrs
 }
 
 // waitForOtherDriver waits until the peerings of the other driver are removed: a
