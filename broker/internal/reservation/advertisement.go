@@ -159,6 +159,7 @@ func (r *Reconciler) ReconcileAdvertisement(ctx context.Context, name string) (c
 	if ad == nil {
 		return ctrl.Result{}, nil
 	}
+	r.followReports(name)
 	config, err := r.config(ctx)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -193,10 +194,16 @@ func (r *Reconciler) ReconcileAdvertisement(ctx context.Context, name string) (c
 		}
 	}
 	r.conflicts.Forget("advertisement/" + name)
-	if !active {
-		return ctrl.Result{}, nil
+	var result ctrl.Result
+	if active {
+		result.RequeueAfter = max(config.staleAfter-r.clock.Since(r.lastAdvertised(name)), time.Second)
 	}
-	return ctrl.Result{RequeueAfter: max(config.staleAfter-r.clock.Since(r.lastAdvertised(name)), time.Second)}, nil
+	if due := r.reports.next(r.store, name); !due.IsZero() {
+		if after := max(due.Sub(r.clock.Now()), time.Second); !active || after < result.RequeueAfter {
+			result.RequeueAfter = after
+		}
+	}
+	return result, nil
 }
 
 // orphans are the holds whose Reservation does not exist any more.

@@ -224,9 +224,9 @@ func (c conditions) setProviderAccepted(in snapshot, placed string) {
 	switch {
 	case len(pending) > 0:
 		c.set(broker.ConditionProviderAccepted, false, reasonWaitingForProvider, fmt.Sprintf("Waiting for %s.", strings.Join(pending, " and ")))
-	case placed != "" && len(in.unproven()) > 0:
+	case placed != "" && len(in.unprovenHolders()) > 0:
 		c.set(broker.ConditionProviderAccepted, true, reasonAcceptedUnproven, fmt.Sprintf("The providers have accepted %s. Not proven in %s, which only accounts for it: other pods may take its place (hold is none there).",
-			placed, strings.Join(in.unproven(), ", ")))
+			placed, strings.Join(in.unprovenHolders(), ", ")))
 	case placed != "":
 		c.set(broker.ConditionProviderAccepted, true, reasonAccepted, fmt.Sprintf("The providers have accepted %s.", placed))
 	default:
@@ -234,10 +234,10 @@ func (c conditions) setProviderAccepted(in snapshot, placed string) {
 	}
 }
 
-// unproven are the providers that hold capacity and only account for it.
-func (in snapshot) unproven() (clusters []string) {
+// unprovenHolders are the providers that hold capacity and only account for it.
+func (in snapshot) unprovenHolders() (clusters []string) {
 	for _, h := range in.holds() {
-		if !h.Promised.Empty() && isUnproven(in.advertisement(h.cluster)) {
+		if !h.Promised.Empty() && in.unproven[h.cluster] {
 			clusters = append(clusters, h.cluster)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -95,6 +96,8 @@ type Reconciler struct {
 	figures *rate.Limiter
 	// uncertain are lines of the audit log about writes whose outcome is not known yet.
 	uncertain *uncertain
+	// reports are what counts of what clusters report about holds.
+	reports *reports
 
 	mu sync.Mutex
 	// priceChanges are the prices that events have reported, by the name of the
@@ -114,9 +117,6 @@ type Reconciler struct {
 	// the last one that was.
 	impossible     map[string]bool
 	lastImpossible string
-	// unreachable is since when a consumer has reported a provider as unreachable, by their
-	// cluster IDs.
-	unreachable map[string]map[string]time.Time
 }
 
 // Clients are what a Reconciler reads and writes with.
@@ -177,6 +177,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		conflicts:    workqueue.NewTypedItemExponentialFailureRateLimiter[string](conflictRetryAfter, maxConflictRetryAfter),
 		figures:      rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
 		uncertain:    newUncertain(options.Clock),
+		reports:      newReports(options.Clock),
 
 		priceChanges: map[string]map[string]string{},
 		storedAt:     map[string]time.Time{},
@@ -184,7 +185,6 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		remembered:   map[string]remembered{},
 		latest:       map[string]int64{},
 		impossible:   map[string]bool{},
-		unreachable:  map[string]map[string]time.Time{},
 	}
 	r.rewrites = &rewrites{store: r.rewrite, last: map[string]broker.ClusterAdvertisementSpec{}, storing: map[string]bool{}}
 	return r
@@ -196,7 +196,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	inNamespace := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetNamespace() == r.namespace })
 	options := controller.Options{MaxConcurrentReconciles: r.workers}
 	enqueueUnplaced := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
-		return r.requests(r.retriable(nil))
+		return r.requests(slices.Concat(r.reports.take(), r.retriable(nil)))
 	})
 	err := ctrl.NewControllerManagedBy(mgr).
 		Named("reservations").
@@ -221,7 +221,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		Named("advertisements").
 		Watches(&broker.ClusterAdvertisement{}, onEvents(func(_ context.Context, before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
 			// The events of another controller may come later.
-			r.AdvertisementChanged(before, after)
+			r.noteAdvertisement(before, after)
 			if after != nil {
 				enqueue(after.Name)
 			}
@@ -304,9 +304,9 @@ func onEvents[T client.Object](changed func(ctx context.Context, before, after T
 
 // AdvertisementChanged takes note of an event of the watch: the versions before and
 // after it, nil for none. It returns the Reservations to reconcile: those whose holds
-// changed, began or ceased to be proven, or have become unreachable for their consumer and,
-// if capacity may have appeared, the first of the queue that could use it.
-// The objects are not changed any more.
+// changed, and those that what clusters report about holds concerns, if that counts now
+// (reports). If capacity may have appeared, the first of the queue that could use it are
+// among them. The objects are not changed any more.
 func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertisement) (reservations []string) {
 	var old, now broker.ClusterAdvertisementStatus
 	if before != nil {
@@ -314,6 +314,24 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 	}
 	if after != nil {
 		now = after.Status
+	}
+	r.noteAdvertisement(before, after)
+	changed := append(changedHolds(old.Holds, now.Holds, old.Active != now.Active), r.reports.take()...)
+	readvertised := before == nil || after == nil || before.Generation != after.Generation
+	if readvertised || old.Active != now.Active || grew(old.Available, now.Available) {
+		changed = append(changed, r.retriable(after)...)
+	}
+	if readvertised {
+		// They are tried again after a while in any case.
+		changed = append(changed, r.reports.allow(cmp.Or(after, before).Name, r.impossibleNames)...)
+	}
+	return changed
+}
+
+// noteAdvertisement takes note of an event of the watch, of which another controller reconciles
+// the Reservations.
+func (r *Reconciler) noteAdvertisement(before, after *broker.ClusterAdvertisement) {
+	if after != nil {
 		r.store.putAdvertisement(after)
 		r.uncertain.observe(r.store.advertisement(after.Name))
 		if before != nil && after.Spec.Sequence > before.Spec.Sequence {
@@ -324,17 +342,7 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 		r.committer.specs.forget(before)
 		r.forgetCluster(before.Name)
 	}
-	consumer := cmp.Or(after, before).Name
-	r.noteUnreachable(consumer)
-	changed := changedHolds(old.Holds, now.Holds, old.Active != now.Active || isUnproven(before) != isUnproven(after))
-	changed = append(changed, r.heldWhereChanged(consumer, unreachableOf(before), unreachableOf(after))...)
-	if before == nil || after == nil || before.Generation != after.Generation || old.Active != now.Active || grew(old.Available, now.Available) {
-		changed = append(changed, r.retriable(after)...)
-		if before == nil || after == nil || before.Generation != after.Generation {
-			changed = append(changed, r.impossibleNames()...)
-		}
-	}
-	return changed
+	r.followReports(cmp.Or(after, before).Name)
 }
 
 // repeated takes note that a cluster's advertisement was stored.
@@ -343,9 +351,6 @@ func (r *Reconciler) repeated(cluster string) {
 	defer r.mu.Unlock()
 	r.repeatedAt[cluster] = r.clock.Now()
 }
-
-// isUnproven reports whether a cluster only accounts for what it holds.
-func isUnproven(ad *broker.ClusterAdvertisement) bool { return ad != nil && ad.Spec.Lending.Unproven }
 
 // changedHolds are the names of the Reservations whose holds differ between before and
 // after; of all if all is set: those of an inactive cluster do not count.

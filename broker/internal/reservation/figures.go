@@ -10,8 +10,9 @@ import (
 )
 
 // differInFiguresOnly reports whether two statuses say the same but for the position in
-// the queue, the explanation of the decision, if both have one, and the text of
-// conditions. Such a difference is not worth a write at every event.
+// the queue, the explanation of the decision, if both have one, the text of conditions, and
+// what providers advertise besides capacity. Such a difference is not worth a write at every
+// event. The consumer gets the endpoint from the advertisement itself.
 func differInFiguresOnly(a, b broker.ReservationStatus) bool {
 	return explained(a) == explained(b) && apiequality.Semantic.DeepEqual(withoutFigures(a), withoutFigures(b))
 }
@@ -27,6 +28,12 @@ func withoutFigures(status broker.ReservationStatus) broker.ReservationStatus {
 	status.QueuePosition, status.Decision = 0, nil
 	if explained {
 		status.Decision = &broker.Decision{}
+	}
+	status.TargetClusterEndpoint = ""
+	status.Allocations = slices.Clone(status.Allocations)
+	for i := range status.Allocations {
+		a := &status.Allocations[i]
+		a.Endpoint, a.NodeLabels, a.PodSecurity = "", nil, ""
 	}
 	status.Conditions = slices.Clone(status.Conditions)
 	for i := range status.Conditions {

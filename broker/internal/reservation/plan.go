@@ -281,27 +281,29 @@ func (p *plan) request(in snapshot) (decide.Request, decide.Snapshot) {
 	return request, snapshot
 }
 
-// rejected are the clusters that must not be chosen because their ledger is full, because
-// of their answers so far, or because they have just lost their attempt.
+// rejected are the clusters that must not be chosen because of their answers so far, because
+// their ledger is full, because they have just lost their attempt, or because they count as
+// unreachable.
 func (in snapshot) rejected(p *plan) map[string]capacity.Rejection {
 	rejected, _ := in.rejections(p.missing)
-	for cluster, rejection := range in.full(p.missing) {
+	rejected = maps.Clone(rejected)
+	if rejected == nil {
+		rejected = map[string]capacity.Rejection{}
+	}
+	reject := func(cluster string, rejection capacity.Rejection) {
 		if _, known := rejected[cluster]; !known {
-			rejected = maps.Clone(rejected)
-			if rejected == nil {
-				rejected = map[string]capacity.Rejection{}
-			}
 			rejected[cluster] = rejection
 		}
 	}
+	for cluster, rejection := range in.full(p.missing) {
+		reject(cluster, rejection)
+	}
 	for _, c := range p.shrink {
-		if _, known := rejected[c.cluster]; !known {
-			rejected = maps.Clone(rejected)
-			if rejected == nil {
-				rejected = map[string]capacity.Rejection{}
-			}
-			rejected[c.cluster] = capacity.Rejection{Reason: decide.ReasonNotAnswering, Message: "The provider has not answered in time."}
-		}
+		reject(c.cluster, capacity.Rejection{Reason: decide.ReasonNotAnswering, Message: "The provider has not answered in time."})
+	}
+	for _, cluster := range in.reportedUnreachable() {
+		reject(cluster, capacity.Rejection{Reason: decide.ReasonUnreachable, Message: fmt.Sprintf(
+			"Cluster %s has reported that it cannot connect to its API server, and changes its reports too often: the last one counts after a while.", in.reservation.Spec.RequesterID)})
 	}
 	return rejected
 }

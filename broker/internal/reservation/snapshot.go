@@ -95,8 +95,10 @@ type snapshot struct {
 	full func(want broker.HeldCapacity) map[string]capacity.Rejection
 	// active are the holders whose last advertisement is not stale.
 	active map[string]bool
-	// unreachable is since when the consumer has reported holders as unreachable.
+	// unreachable is since when the consumer has reported each provider as unreachable; none if
+	// it is silent itself. unproven are the holders that only account for what they hold.
 	unreachable map[string]time.Time
+	unproven    map[string]bool
 	// progress is how far the holders have come with what they were asked.
 	progress map[string]answers.Progress
 	// times are since when this process has seen the Reservation's state.
@@ -146,7 +148,7 @@ func (r *Reconciler) snapshotOf(reservation *broker.Reservation, config config) 
 	adoptAttempt(reservation)
 	in := snapshot{
 		reservation: reservation, config: config, now: r.clock.Now(),
-		active: map[string]bool{}, unreachable: map[string]time.Time{},
+		active: map[string]bool{}, unproven: map[string]bool{},
 	}
 	r.readLedgers(&in)
 	return in
@@ -162,9 +164,15 @@ func (r *Reconciler) readLedgers(in *snapshot) {
 	in.full = func(want broker.HeldCapacity) map[string]capacity.Rejection {
 		return r.store.full(requester, want, holders)
 	}
+	in.unreachable = nil
+	if active, _ := r.activity(requester, config); active {
+		in.unreachable = r.reports.unreachable(requester)
+	}
 	for _, cluster := range in.holders {
 		in.active[cluster], _ = r.activity(cluster, config)
-		in.unreachable[cluster] = r.unreachableSince(in.reservation.Spec.RequesterID, cluster, config)
+		if ad := in.advertisement(cluster); ad != nil {
+			in.unproven[cluster] = r.reports.unproven(ad)
+		}
 	}
 	r.remember(in)
 }

@@ -7,47 +7,11 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// noteUnreachable notes since when this process has known that a consumer reports providers
-// as unreachable. It follows the store, which ignores events that come late.
-func (r *Reconciler) noteUnreachable(consumer string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	// Read while no other event is noted, so that none notes what is older.
-	var reported []string
-	if ad := r.store.advertisement(consumer); ad != nil {
-		reported = ad.Spec.Unreachable
-	}
-	before := r.unreachable[consumer]
-	delete(r.unreachable, consumer)
-	for _, provider := range reported {
-		since, known := before[provider]
-		if !known {
-			since = r.clock.Now()
-		}
-		if r.unreachable[consumer] == nil {
-			r.unreachable[consumer] = map[string]time.Time{}
-		}
-		r.unreachable[consumer][provider] = since
-	}
-}
-
-// unreachableSince is since when an active consumer reports a provider as unreachable; zero
-// if it does not.
-func (r *Reconciler) unreachableSince(consumer, provider string, c config) time.Time {
-	r.mu.Lock()
-	since := r.unreachable[consumer][provider]
-	r.mu.Unlock()
-	if active, _ := r.activity(consumer, c); !active {
-		return time.Time{}
-	}
-	return since
-}
-
 // heldWhereChanged are the names of a consumer's Reservations with a hold at a provider of
 // which it reports another reachability than before.
-func (r *Reconciler) heldWhereChanged(consumer string, before, after []string) (names []string) {
+func (s *store) heldWhereChanged(consumer string, before, after []string) (names []string) {
 	for _, provider := range slices.Concat(before, after) {
-		ad := r.store.advertisement(provider)
+		ad := s.advertisement(provider)
 		if ad == nil || slices.Contains(before, provider) == slices.Contains(after, provider) {
 			continue
 		}
@@ -60,12 +24,16 @@ func (r *Reconciler) heldWhereChanged(consumer string, before, after []string) (
 	return names
 }
 
-// unreachableOf are the providers that an advertisement reports; none for nil.
-func unreachableOf(ad *broker.ClusterAdvertisement) []string {
-	if ad == nil {
-		return nil
+// reportedUnreachable are the providers that the consumer has reported as unreachable, although
+// its last advertisement does not: nothing is placed there as long as the earlier report counts.
+func (in snapshot) reportedUnreachable() (providers []string) {
+	now := unreachableOf(in.advertisement(in.reservation.Spec.RequesterID))
+	for provider := range in.unreachable {
+		if !slices.Contains(now, provider) {
+			providers = append(providers, provider)
+		}
 	}
-	return ad.Spec.Unreachable
+	return providers
 }
 
 // cutOffAt is when a hold ceases to count because its consumer cannot connect to the

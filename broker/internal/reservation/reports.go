@@ -1,0 +1,198 @@
+package reservation
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/lease"
+)
+
+const (
+	// concernedPerSecond is how many Reservations the changes of one cluster's reports may
+	// concern: as many as it may write itself by default. concernedAtOnce is the number for
+	// which a cluster has an allowance after a time without changes: a consumer's by default.
+	concernedPerSecond, concernedAtOnce = 20, 1000
+)
+
+// reports are what this process acts on of what clusters report about capacity that is held:
+// which providers a consumer cannot connect to, and whether a provider proves what it accepts.
+//
+// A change of a report concerns every Reservation with a hold there: its status is written, or
+// it is placed elsewhere. The quota of a cluster's writes does not include advertisements, so
+// their changes have an allowance of their own, from which each Reservation takes one. A change
+// counts at once while there is any left. Otherwise what the cluster reported last counts as
+// soon as there is some again: a report that changes back and forth causes no more writes than
+// the cluster may make itself.
+type reports struct {
+	clock clock.PassiveClock
+
+	mu sync.Mutex
+	of map[string]*report
+	// concerned are the names of the Reservations to reconcile because of changes.
+	concerned map[string]bool
+}
+
+// report is that of one cluster.
+type report struct {
+	// unreachable is since when the cluster has reported each provider.
+	unreachable map[string]time.Time
+	unproven    bool
+	// spent is when the allowance would be as large as after a time without changes.
+	spent time.Time
+}
+
+func newReports(clock clock.PassiveClock) *reports {
+	return &reports{clock: clock, of: map[string]*report{}, concerned: map[string]bool{}}
+}
+
+// due is when the next change may count.
+func (r *report) due() time.Time {
+	return r.spent.Add(-concernedAtOnce * time.Second / concernedPerSecond)
+}
+
+// spend takes a number of Reservations from the allowance. If that is more than is left, the
+// next change waits longer.
+func (r *report) spend(n int, now time.Time) {
+	r.spent = lease.Later(r.spent, now).Add(time.Duration(n) * time.Second / concernedPerSecond)
+}
+
+// says reports whether an advertisement, nil for none, says the same.
+func (r *report) says(ad *broker.ClusterAdvertisement) bool {
+	if r == nil {
+		return ad == nil
+	}
+	reported := unreachableOf(ad)
+	return ad != nil && r.unproven == isUnproven(ad) && len(reported) == len(r.unreachable) &&
+		!slices.ContainsFunc(reported, func(provider string) bool { _, known := r.unreachable[provider]; return !known })
+}
+
+// follow lets what a cluster's stored advertisement says count, if it may now, and reports
+// whether anything has changed. It follows the store, which ignores events that come late.
+func (r *reports) follow(store *store, cluster string) (changed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// Read while no other event is followed, so that none follows what is older.
+	ad, known, now := store.advertisement(cluster), r.of[cluster], r.clock.Now()
+	if known.says(ad) || known != nil && ad != nil && now.Before(known.due()) {
+		return false
+	}
+	next := &report{unreachable: map[string]time.Time{}, unproven: isUnproven(ad)}
+	var before []string
+	if known != nil {
+		next.spent = known.spent
+		for provider := range known.unreachable {
+			before = append(before, provider)
+		}
+	}
+	for _, provider := range unreachableOf(ad) {
+		since, reported := time.Time{}, false
+		if known != nil {
+			since, reported = known.unreachable[provider]
+		}
+		if !reported {
+			since = now
+		}
+		next.unreachable[provider] = since
+	}
+	names := store.heldWhereChanged(cluster, before, unreachableOf(ad))
+	if ad != nil && next.unproven != (known != nil && known.unproven) {
+		for i := range ad.Status.Holds {
+			names = append(names, ad.Status.Holds[i].ReservationName)
+		}
+	}
+	for _, name := range names {
+		r.concerned[name] = true
+	}
+	if ad == nil {
+		delete(r.of, cluster)
+		return true
+	}
+	if known != nil {
+		next.spend(len(names), now)
+	}
+	r.of[cluster] = next
+	return true
+}
+
+// next is when what a cluster's stored advertisement says may count; zero if it does.
+func (r *reports) next(store *store, cluster string) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.of[cluster]
+	if known.says(store.advertisement(cluster)) || known == nil {
+		return time.Time{}
+	}
+	return known.due()
+}
+
+// allow spends a cluster's allowance for the Reservations that a function names, which it calls
+// only if there is an allowance.
+func (r *reports) allow(cluster string, names func() []string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known, now := r.of[cluster], r.clock.Now()
+	if known == nil {
+		return names()
+	}
+	if now.Before(known.due()) {
+		return nil
+	}
+	allowed := names()
+	known.spend(len(allowed), now)
+	return allowed
+}
+
+// take returns the names of the Reservations to reconcile, once.
+func (r *reports) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	names := make([]string, 0, len(r.concerned))
+	for name := range r.concerned {
+		names = append(names, name)
+	}
+	clear(r.concerned)
+	return names
+}
+
+// unreachable is since when a consumer has reported each provider as unreachable.
+func (r *reports) unreachable(consumer string) map[string]time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known := r.of[consumer]; known != nil {
+		return known.unreachable // it is replaced, and never changed
+	}
+	return nil
+}
+
+// unproven reports whether a provider only accounts for what it holds.
+func (r *reports) unproven(ad *broker.ClusterAdvertisement) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known := r.of[ad.Name]; known != nil {
+		return known.unproven
+	}
+	return isUnproven(ad)
+}
+
+// followReports lets what a cluster's advertisement says of holds count, if it may now, and has
+// the Reservations reconciled that it concerns.
+func (r *Reconciler) followReports(cluster string) {
+	if r.reports.follow(r.store, cluster) {
+		r.retryQueued()
+	}
+}
+
+// isUnproven reports whether a cluster says that it only accounts for what it holds.
+func isUnproven(ad *broker.ClusterAdvertisement) bool { return ad != nil && ad.Spec.Lending.Unproven }
+
+// unreachableOf are the providers that an advertisement reports; none for nil.
+func unreachableOf(ad *broker.ClusterAdvertisement) []string {
+	if ad == nil {
+		return nil
+	}
+	return ad.Spec.Unreachable
+}
