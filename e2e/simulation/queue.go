@@ -65,7 +65,7 @@ func (h *holdings) waits(r *broker.Reservation) bool {
 }
 
 // before reports whether a Reservation is before another one in the queue: that of a higher
-// priority, and then the one whose creation or last growth was earlier.
+// priority, and then the one that was created or queued again earlier.
 func (i *invariants) before(a, b *broker.Reservation) bool {
 	return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority), i.since(a).Compare(i.since(b))) < 0
 }
@@ -77,15 +77,18 @@ func (i *invariants) since(r *broker.Reservation) time.Time {
 	return r.CreationTimestamp.Time
 }
 
-// observeGrowth notes which Reservations request more pods than at the last check.
+// observeGrowth notes which Reservations queue again: those that request more pods than they
+// asked for at their place, once that is granted or if it is more than twice as many.
 func (i *invariants) observeGrowth(h *holdings) {
 	for uid, r := range h.reservations {
-		if earlier := i.holdings.reservations[uid]; earlier != nil {
-			if now, _ := pods(r); now > i.requested[uid] {
-				i.grew[uid] = time.Now()
-			}
+		now, _ := pods(r)
+		asked, known := i.requested[uid]
+		switch {
+		case !known || now <= asked:
+			i.requested[uid] = now
+		case accepted(r) >= asked || now > 2*asked:
+			i.requested[uid], i.grew[uid] = now, time.Now()
 		}
-		i.requested[uid], _ = pods(r)
 	}
 }
 

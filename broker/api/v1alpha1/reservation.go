@@ -427,12 +427,13 @@ type ReservationStatus struct {
 	// +optional
 	QueuePosition int32 `json:"queuePosition,omitempty"`
 	// queueTime is the time by which the Reservation is ordered in the queue if the request
-	// has grown since its creation: just after the creation or the growth of every other one
-	// that there was when it grew. If unset, the Reservation is ordered by its creation.
+	// has grown since its creation: just after that of every other one that there was when this
+	// one queued again. If unset, the Reservation is ordered by its creation.
 	// +optional
 	QueueTime *metav1.MicroTime `json:"queueTime,omitempty"`
-	// requested is what the spec requests, as of observedGeneration. It shows later whether
-	// the request has grown.
+	// requested is what the Reservation asked for when it queued, less what it does not request
+	// any more. It queues again when it requests more, and this has been granted or is less
+	// than half of it.
 	// +optional
 	Requested *Requested `json:"requested,omitempty"`
 	// reservedAt is the time of the first of the current holds. Unset without holds.

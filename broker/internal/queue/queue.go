@@ -23,8 +23,8 @@ type Entry struct {
 	Name     string
 	UID      types.UID
 	Priority int32
-	// Since is when it was created, or when its request last grew, by the clock of the API
-	// server.
+	// Since is when it was created, or when it last queued again because its request has grown,
+	// by the clock of the API server.
 	Since time.Time
 	// Request is what it waits for.
 	Request decide.Request

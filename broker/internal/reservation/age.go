@@ -3,6 +3,7 @@ package reservation
 import (
 	"encoding/json"
 	"hash/fnv"
+	"slices"
 	"strconv"
 	"time"
 
@@ -34,38 +35,84 @@ func shapeOf(set broker.PodSet) string {
 	return strconv.FormatUint(hash.Sum64(), 36)
 }
 
-// hasGrown reports whether more is requested than before, of any pod set or resource. A pod
-// set of another shape is another one.
-func hasGrown(before, now *broker.Requested) bool {
+// queueTime is the time by which a Reservation is ordered in the queue, nil for that of its
+// creation, and what it asked for at that time (asked). It compares no clocks: the times are
+// those of the API server.
+func (r *Reconciler) queueTime(in *snapshot) (*metav1.MicroTime, *broker.Requested) {
+	status, granted := &in.reservation.Status, in.granted()
+	requested := requestedBy(&in.reservation.Spec)
+	if status.Requested == nil {
+		return status.QueueTime, requested
+	}
+	if kept := asked(status.Requested, &in.reservation.Spec, granted); kept != nil {
+		return status.QueueTime, kept
+	}
+	return &metav1.MicroTime{Time: r.store.afterAll()}, requested
+}
+
+// asked is what counts as asked for at the time by which a Reservation is ordered in the queue,
+// given what has counted so far. It is nil if the Reservation queues again, behind all that
+// there are: because it requests more of a pod set or a resource than it asked for, and either
+// that has been granted, or it is more than twice as much. A pod set of another shape is
+// another one.
+//
+// What a request that waits grows by may thus come with it, and queues again by itself once what
+// was asked for first is granted. No request loses its place by its own growth for ever: without
+// a grant in between, what it requests of a set or resource doubles each time. And none keeps
+// overtaking others: at one place it is granted at most twice what it asked for there, because
+// this never rises, and falls with what it requests. So what it gives back is granted again at a
+// later place only. Both do not hold for what providers refuse or withdraw: that keeps its place.
+func asked(before *broker.Requested, spec *broker.ReservationSpec, granted broker.HeldCapacity) *broker.Requested {
+	kept := requestedBy(spec)
+	if spec.RequestedResources != nil {
+		amounts, has := before.Resources.List(), granted.Totals.List()
+		list := kept.Resources.List()
+		for name, amount := range list {
+			most, got := amounts[name], has[name]
+			if amount.Cmp(most) <= 0 {
+				continue
+			}
+			twice := most.DeepCopy()
+			if twice.Add(most); got.Cmp(most) >= 0 || amount.Cmp(twice) > 0 {
+				return nil
+			}
+			list[name] = most
+		}
+		kept.Resources = broker.FromList(list)
+		return kept
+	}
 	type key struct{ name, shape string }
 	counts := map[key]int32{}
 	for _, set := range before.PodSets {
 		counts[key{set.Name, set.Shape}] = set.Count
 	}
-	for _, set := range now.PodSets {
-		if set.Count > counts[key{set.Name, set.Shape}] {
-			return true
+	for i := range kept.PodSets {
+		set := &kept.PodSets[i]
+		most := counts[key{set.Name, set.Shape}]
+		if set.Count <= most {
+			continue
 		}
-	}
-	amounts := before.Resources.List()
-	for name, amount := range now.Resources.List() {
-		if have := amounts[name]; amount.Cmp(have) > 0 {
-			return true
+		if capacity.Count(granted, spec.PodSets[i]) >= most || int64(set.Count) > 2*int64(most) {
+			return nil
 		}
+		set.Count = most
 	}
-	return false
+	sets := slices.Clone(spec.PodSets)
+	for i := range sets {
+		sets[i].Count = kept.PodSets[i].Count
+	}
+	kept.Resources = capacity.OfPodSets(sets).Totals
+	return kept
 }
 
-// queueTime is the time by which a Reservation is ordered in the queue, nil for that of its
-// creation: a request that grows queues again, behind all that there are. Otherwise an old
-// Reservation could grow again and again before those that wait. It compares no clocks: the
-// times are those of the API server.
-func (r *Reconciler) queueTime(reservation *broker.Reservation) *metav1.MicroTime {
-	status := &reservation.Status
-	if status.Requested == nil || !hasGrown(status.Requested, requestedBy(&reservation.Spec)) {
-		return status.QueueTime
+// granted is what providers have accepted of what the consumer can count on.
+func (in snapshot) granted() (granted broker.HeldCapacity) {
+	for _, h := range in.holds() {
+		if h.Granted != nil && in.counts(h) {
+			granted = capacity.Add(granted, *h.Granted)
+		}
 	}
-	return &metav1.MicroTime{Time: r.store.afterAll()}
+	return granted
 }
 
 // queueTimeOf is the time by which a Reservation is ordered in the queue.

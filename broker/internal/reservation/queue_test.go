@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -215,8 +217,126 @@ func TestAgeOfGrowth(t *testing.T) {
 	h.expectPods("paris", "r", 5, 0)
 	h.answer("paris", "r", false)
 	position(1)
+	// What it grows by while it waits keeps its place, up to as much again.
 	h.grow("r", 1)
+	position(1)
+	h.grow("r", 5)
 	position(2)
+}
+
+// A request that waits and grows step by step keeps its place before one that came later, and
+// what it has grown by queues again once the rest is granted.
+func TestGrowthKeepsThePlace(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "16")
+	h.change("paris", holdings(8))
+	h.ask("growing", 4, "2")
+	h.ask("later", 4, "2")
+	positions := func(growing, later int32) {
+		t.Helper()
+		for name, want := range map[string]int32{"growing": growing, "later": later} {
+			h.reconcile(name)
+			if got := h.snapshotOf(h.reservations[name], h.config).position; got != want {
+				t.Errorf("%s is number %d, want %d", name, got, want)
+			}
+		}
+	}
+	for range 4 {
+		h.grow("growing", 1)
+		positions(1, 2)
+	}
+	h.failOver()
+	h.advertise("paris", "16")
+	positions(1, 2)
+	h.change("paris", holdings(4))
+	h.reconcile("growing")
+	h.expectPods("paris", "growing", 4, 0)
+	positions(1, 2) // it may be refused yet
+	h.answer("paris", "growing", true)
+	positions(2, 1)
+	h.change("paris", holdings(0))
+	h.advertise("paris", "16")
+	h.reconcile("growing")
+	h.expectPods("paris", "growing", 4, 0)
+	h.reconcile("later")
+	h.expectPods("paris", "later", 4, 0)
+}
+
+// TestAsked: at one place a Reservation is granted at most twice what it asked for there,
+// however it grows and shrinks, and it loses its place only for a grant or by asking for more
+// than twice as much.
+func TestAsked(t *testing.T) {
+	sets := func(counts []int32) *broker.ReservationSpec {
+		spec := &broker.ReservationSpec{}
+		for i, count := range counts {
+			spec.PodSets = append(spec.PodSets, broker.PodSet{Name: fmt.Sprint("set-", i), Count: count, Requests: cpus("1")})
+		}
+		return spec
+	}
+	totals := func(counts []int32) *broker.ReservationSpec {
+		return &broker.ReservationSpec{RequestedResources: &broker.ResourceQuantities{
+			CPU: resource.NewQuantity(int64(counts[0]), resource.DecimalSI), Memory: resource.NewQuantity(int64(counts[1]), resource.BinarySI),
+		}}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		spec := rapid.SampledFrom([]func([]int32) *broker.ReservationSpec{sets, totals}).Draw(t, "kind")
+		requested, granted := []int32{1, 1}, []int32{0, 0}
+		capacityOf := func(counts []int32) broker.HeldCapacity {
+			if s := spec(counts); s.RequestedResources != nil {
+				return broker.HeldCapacity{Totals: *s.RequestedResources}
+			}
+			return capacity.OfPodSets(spec(counts).PodSets)
+		}
+		for i := range requested {
+			requested[i] = rapid.Int32Range(0, 20).Draw(t, "count")
+		}
+		// Of the present place: what was asked for, what was granted before, and all that was
+		// granted since.
+		var first, had, got []int32
+		queue := func() { first, had, got = slices.Clone(requested), slices.Clone(granted), []int32{0, 0} }
+		queue()
+		state := requestedBy(spec(requested))
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			i := rapid.IntRange(0, 1).Draw(t, "which")
+			switch rapid.SampledFrom([]string{"grow", "shrink", "grant"}).Draw(t, "what") {
+			case "grow":
+				requested[i] += rapid.Int32Range(1, 8).Draw(t, "by")
+			case "shrink":
+				requested[i] -= rapid.Int32Range(0, requested[i]).Draw(t, "by")
+				granted[i] = min(granted[i], requested[i])
+			case "grant":
+				more := rapid.Int32Range(0, requested[i]-granted[i]).Draw(t, "more")
+				granted[i] += more
+				got[i] += more
+			}
+			kept := asked(state, spec(requested), capacityOf(granted))
+			if kept == nil {
+				state = requestedBy(spec(requested))
+				queue()
+				continue
+			}
+			state = kept
+			for i := range first {
+				if had[i]+got[i] > 2*first[i] {
+					t.Fatalf("at its place %d were granted beside %d, and it asked for %d", got[i], had[i], first[i])
+				}
+			}
+		}
+	})
+	// Without a grant, growing by one pod at each step loses the place seldom.
+	count, lost := int32(1), 0
+	state := requestedBy(sets([]int32{count}))
+	for ; count < 1000; count++ {
+		kept := asked(state, sets([]int32{count}), broker.HeldCapacity{})
+		if kept == nil {
+			kept = requestedBy(sets([]int32{count}))
+			lost++
+		}
+		state = kept
+	}
+	if lost > 10 {
+		t.Errorf("it lost its place %d times", lost)
+	}
 }
 
 // What could be placed if guests ended still holds back those behind it.

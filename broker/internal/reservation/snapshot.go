@@ -115,8 +115,10 @@ type snapshot struct {
 	// placed in a cluster at present.
 	ahead    []*queue.Entry
 	position int32
-	// queueTime is the time by which it is ordered there; nil for that of its creation.
+	// queueTime is the time by which it is ordered there; nil for that of its creation. asked is
+	// what it asked for then.
 	queueTime *metav1.MicroTime
+	asked     *broker.Requested
 	claims    *decide.Claims
 	mayAsk    func(ahead int, cluster string) bool
 }

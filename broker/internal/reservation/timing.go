@@ -66,7 +66,7 @@ func (r *Reconciler) remember(in *snapshot) {
 	in.rejections = func(want broker.HeldCapacity) (map[string]capacity.Rejection, time.Time) {
 		return r.answers.Rejections(reservation.UID, want, in.config.proofDeadline, in.now)
 	}
-	in.queueTime = r.queueTime(reservation)
+	in.queueTime, in.asked = r.queueTime(in)
 	r.observeQueue(in)
 	if r.store.removedLately(reservation) {
 		// It was deleted after it was read: no further event would forget it.
