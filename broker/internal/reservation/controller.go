@@ -97,7 +97,8 @@ type Reconciler struct {
 	// uncertain are lines of the audit log about writes whose outcome is not known yet.
 	uncertain *uncertain
 	// reports are what counts of what clusters report about holds.
-	reports *reports
+	reports  *reports
+	takeover takeover
 
 	mu sync.Mutex
 	// priceChanges are the prices that events have reported, by the name of the

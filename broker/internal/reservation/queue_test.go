@@ -184,6 +184,24 @@ func TestGrowthDoesNotOvertake(t *testing.T) {
 	h.expectPods("paris", "large", 1, 0)
 }
 
+// A new leader queues all that waits before it places anything: a request that it sees first
+// does not pass.
+func TestNewLeaderKnowsTheQueue(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "16")
+	h.change("paris", holdings(4))
+	h.ask("large", 1, "12")
+	h.ask("gang", 5, "1", func(s *broker.ReservationSpec) { s.MinAvailable = 5 })
+	h.failOver()
+	h.advertise("paris", "16")
+	h.queueAll(h.config)
+	h.ask("small", 1, "1")
+	h.expectPods("paris", "small", 0, 0)
+	if got := h.snapshotOf(h.reservations["small"], h.config).position; got != 3 {
+		t.Errorf("it is number %d", got)
+	}
+}
+
 // A growth that waits keeps its age when its counts are lowered, when a provider refuses it,
 // and for another leader. What a provider gives up is as old as before.
 func TestAgeOfGrowth(t *testing.T) {

@@ -28,6 +28,9 @@ const (
 // Reconcile brings one Reservation up to date. All writes are compare-and-swaps on the
 // versions that the plan was computed from.
 func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, error) {
+	if err := r.takeOver(ctx); err != nil {
+		return ctrl.Result{}, err
+	}
 	in, err := r.snapshot(ctx, name)
 	if apierrors.IsNotFound(err) {
 		r.forget(name)

@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -251,6 +252,13 @@ func (s *store) removeReservation(r *broker.Reservation) {
 	if known := s.reservations[r.Name]; known != nil && known.UID == r.UID {
 		delete(s.reservations, r.Name)
 	}
+}
+
+// allReservations are in no order.
+func (s *store) allReservations() []*broker.Reservation {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.reservations))
 }
 
 // reservation is nil if the store knows none of that name.
