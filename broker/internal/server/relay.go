@@ -2,7 +2,9 @@ package server
 
 import (
 	"container/list"
+	"maps"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,12 +29,15 @@ const (
 
 // mailboxes keep relayed messages in memory until the receiver's stream takes them.
 // Each message is delivered at most once: a sender that expects a reply must send again.
+// What is full has room for a cluster that has less there than another one: the oldest
+// messages of the one that has most are dropped. So each cluster has its share, as large as it
+// would be if all that send divided the room, whatever the others send.
 type mailboxes struct {
 	clock clock.PassiveClock
 	mutex sync.Mutex
-	// all messages, oldest first, and the messages of each receiver.
-	all   *list.List
-	boxes map[string][]*list.Element
+	// all messages, and the messages of each receiver and sender, oldest first.
+	all         *list.List
+	boxes, sent map[string][]*list.Element
 	// sizes of all messages, of those to a receiver, and of those from a sender.
 	size     int
 	to, from map[string]int
@@ -46,7 +51,7 @@ type mail struct {
 func (m *mail) size() int { return len(m.message.Sealed) + len(m.message.ID) + messageOverhead }
 
 func newMailboxes(clock clock.PassiveClock) *mailboxes {
-	return &mailboxes{clock: clock, all: list.New(), boxes: map[string][]*list.Element{}, to: map[string]int{}, from: map[string]int{}}
+	return &mailboxes{clock: clock, all: list.New(), boxes: map[string][]*list.Element{}, sent: map[string][]*list.Element{}, to: map[string]int{}, from: map[string]int{}}
 }
 
 // post adds a message to its receiver's mailbox, unless a limit refuses it. perCluster is
@@ -56,30 +61,87 @@ func (m *mailboxes) post(message protocol.RelayMessage, perCluster int) error {
 	defer m.mutex.Unlock()
 	m.expireLocked()
 	added := &mail{message: message, receivedAt: m.clock.Now()}
-	sameSender := 0
-	for _, element := range m.boxes[message.To] {
-		if element.Value.(*mail).message.From == message.From {
-			sameSender++
+	from, size := message.From, added.size()
+	if m.from[from]+size > perCluster {
+		return refuseMail("cluster %s has too many messages in the mailboxes of others", from)
+	}
+	box := m.boxes[message.To]
+	inBox, bytesInBox := map[string]int{}, map[string]int{}
+	for _, element := range box {
+		other := element.Value.(*mail)
+		inBox[other.message.From]++
+		bytesInBox[other.message.From] += other.size()
+	}
+	count := func(*mail) int { return 1 }
+	fits := inBox[from] < maxMessagesFrom &&
+		m.makeRoomLocked(box, bytesInBox, (*mail).size, bytesInBox[from]+size, m.to[message.To]+size-perCluster) &&
+		m.makeRoomLocked(m.boxes[message.To], inBox, count, inBox[from]+1, len(m.boxes[message.To])+1-maxMessages)
+	if !fits {
+		return refuseMail("the mailbox of cluster %s is full (%d messages, %d of them from %s, %d bytes): check that its agent is running",
+			message.To, len(m.boxes[message.To]), inBox[from], from, m.to[message.To])
+	}
+	if excess := m.size + size - maxMail; excess > 0 && !m.makeRoomLocked(nil, maps.Clone(m.from), (*mail).size, m.from[from]+size, excess) {
+		return refuseMail("the mailboxes of the broker are full")
+	}
+	element := m.all.PushBack(added)
+	m.boxes[message.To], m.sent[from] = append(m.boxes[message.To], element), append(m.sent[from], element)
+	m.account(added, size)
+	return nil
+}
+
+// refuseMail refuses a message because there is no room for it.
+func refuseMail(format string, args ...any) error {
+	relayRefused.Inc()
+	return refuse(protocol.CodeTooMany, format+": retry in %s", append(args, messageTTL)...)
+}
+
+// makeRoomLocked drops messages of a mailbox, or of all if it is nil, that weigh as much as the
+// excess: each time the oldest one of the sender whose messages there weigh most, by weights.
+// It drops none and reports false if such a sender has no more than own.
+func (m *mailboxes) makeRoomLocked(box []*list.Element, weights map[string]int, weigh func(*mail) int, own, excess int) bool {
+	var drop []*list.Element
+	next := map[string]int{}
+	for excess > 0 {
+		var most string
+		for sender, weight := range weights {
+			if weight > weights[most] || weight == weights[most] && sender < most {
+				most = sender
+			}
+		}
+		if weights[most] <= own {
+			return false
+		}
+		messages := m.sent[most]
+		for box != nil && !slices.Contains(box, messages[next[most]]) {
+			next[most]++
+		}
+		element := messages[next[most]]
+		next[most]++
+		drop = append(drop, element)
+		weight := weigh(element.Value.(*mail))
+		weights[most] -= weight
+		excess -= weight
+	}
+	for _, element := range drop {
+		m.removeLocked(element)
+		relayDropped.Inc()
+	}
+	return true
+}
+
+// removeLocked removes a message.
+func (m *mailboxes) removeLocked(element *list.Element) *mail {
+	removed := m.all.Remove(element).(*mail)
+	without := func(of map[string][]*list.Element, key string) {
+		at := slices.Index(of[key], element)
+		if of[key] = slices.Delete(of[key], at, at+1); len(of[key]) == 0 {
+			delete(of, key)
 		}
 	}
-	var full string
-	switch size := added.size(); {
-	case len(m.boxes[message.To]) >= maxMessages, sameSender >= maxMessagesFrom, m.to[message.To]+size > perCluster:
-		relayRefused.Inc()
-		return refuse(protocol.CodeTooMany, "the mailbox of cluster %s is full (%d messages, %d of them from %s, %d bytes): check that its agent is running, and retry in %s",
-			message.To, len(m.boxes[message.To]), sameSender, message.From, m.to[message.To], messageTTL)
-	case m.from[message.From]+size > perCluster:
-		full = "cluster " + message.From + " has too many messages in the mailboxes of others"
-	case m.size+size > maxMail:
-		full = "the mailboxes of the broker are full"
-	}
-	if full != "" {
-		relayRefused.Inc()
-		return refuse(protocol.CodeTooMany, "%s: retry in %s", full, messageTTL)
-	}
-	m.boxes[message.To] = append(m.boxes[message.To], m.all.PushBack(added))
-	m.account(added, added.size())
-	return nil
+	without(m.boxes, removed.message.To)
+	without(m.sent, removed.message.From)
+	m.account(removed, -removed.size())
+	return removed
 }
 
 // take removes and returns the messages in a cluster's mailbox.
@@ -88,12 +150,9 @@ func (m *mailboxes) take(cluster string) []protocol.RelayMessage {
 	defer m.mutex.Unlock()
 	m.expireLocked()
 	var messages []protocol.RelayMessage
-	for _, element := range m.boxes[cluster] {
-		taken := m.all.Remove(element).(*mail)
-		m.account(taken, -taken.size())
-		messages = append(messages, taken.message)
+	for _, element := range slices.Clone(m.boxes[cluster]) {
+		messages = append(messages, m.removeLocked(element).message)
 	}
-	delete(m.boxes, cluster)
 	return messages
 }
 
@@ -107,18 +166,11 @@ func (m *mailboxes) expire() {
 func (m *mailboxes) expireLocked() {
 	now := m.clock.Now()
 	for oldest := m.all.Front(); oldest != nil; oldest = m.all.Front() {
-		expired := oldest.Value.(*mail)
-		if now.Sub(expired.receivedAt) < messageTTL {
+		if now.Sub(oldest.Value.(*mail).receivedAt) < messageTTL {
 			return
 		}
-		m.all.Remove(oldest)
-		m.account(expired, -expired.size())
+		m.removeLocked(oldest)
 		relayExpired.Inc()
-		// The oldest of all is the oldest of its mailbox.
-		to := expired.message.To
-		if m.boxes[to] = m.boxes[to][1:]; len(m.boxes[to]) == 0 {
-			delete(m.boxes, to)
-		}
 	}
 }
 
