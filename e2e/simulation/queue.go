@@ -16,8 +16,8 @@ import (
 )
 
 // maxOvertaken is how often later requests may be granted what one could use that waits:
-// a new leader does not know the queue at once, and a provider that has refused a request
-// may take a smaller one.
+// a provider that has refused a request may take a smaller one, and the broker may see a
+// growth when less is granted than at the last check.
 const maxOvertaken = 4
 
 // holdKey is the hold of a Reservation at a cluster.
