@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
@@ -206,6 +207,14 @@ func (h *hostileConsumer) allowed() map[string]func() error {
 		"a bounded emptyDir in memory": h.spec(volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{
 			Medium: corev1.StorageMediumMemory, SizeLimit: ptr.To(resource.MustParse("64Mi")),
 		}})),
+		"an emptyDir in memory of a pod with a limit of its own": h.spec(func(s *corev1.PodSpec) {
+			r := &s.Containers[0].Resources
+			delete(r.Requests, corev1.ResourceMemory)
+			delete(r.Limits, corev1.ResourceMemory)
+			s.Resources = &corev1.ResourceRequirements{Requests: expect.Resources("memory", "64Mi"), Limits: expect.Resources("memory", "64Mi")}
+			volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}})(s)
+			guest.BoundMemory(s)
+		}),
 		"a ConfigMap as a volume": h.spec(volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "x"}}})),
 		"labelling a guest":       h.update(func(p *corev1.Pod) { p.Labels = map[string]string{"app": "web"} }),
 		"creating a ConfigMap": func() error {

@@ -37,6 +37,9 @@ func Refused(spec *corev1.PodSpec) string {
 	if grace := spec.TerminationGracePeriodSeconds; grace != nil && *grace > maxGracePeriod {
 		return fmt.Sprintf("its terminationGracePeriodSeconds is %d, and guests must terminate within %d", *grace, maxGracePeriod)
 	}
+	if reason := beyondMemory(spec); reason != "" {
+		return reason
+	}
 	if context := spec.SecurityContext; context != nil {
 		for _, sysctl := range context.Sysctls {
 			if !slices.Contains(safeSysctls, sysctl.Name) {

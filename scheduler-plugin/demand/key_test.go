@@ -297,6 +297,18 @@ func TestAdmissible(t *testing.T) {
 			p.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: "x", UID: "x", Controller: ptr.To(true)}}
 		}
 	}
+	inMemory := func(limit string, memory corev1.ResourceRequirements, ofPod *corev1.ResourceRequirements) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: ptr.To(resource.MustParse(limit))}})(p)
+			p.Spec.Containers[0].Resources, p.Spec.Resources = memory, ofPod
+		}
+	}
+	limits := func(memory string) corev1.ResourceRequirements {
+		return corev1.ResourceRequirements{Limits: expect.Resources("memory", memory)}
+	}
+	requests := func(memory string) corev1.ResourceRequirements {
+		return corev1.ResourceRequirements{Requests: expect.Resources("memory", memory)}
+	}
 	const admissible, silent = "admissible", "silent"
 	// want is admissible, silent (neither admissible nor with a reason), or a part
 	// of the reason.
@@ -329,6 +341,15 @@ func TestAdmissible(t *testing.T) {
 		"soft spread": {func(p *corev1.Pod) {
 			p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{WhenUnsatisfiable: corev1.ScheduleAnyway}}
 		}, admissible},
+
+		"an emptyDir in memory":                       {inMemory("1Gi", limits("1Gi"), nil), admissible},
+		"an emptyDir in memory above the limit":       {inMemory("2Gi", limits("1Gi"), nil), `volume "data" is an emptyDir in memory with sizeLimit 2Gi, more than the 1Gi that`},
+		"an emptyDir in memory, of requests":          {inMemory("2304Mi", requests("1Gi"), nil), admissible},
+		"an emptyDir in memory above requests":        {inMemory("2305Mi", requests("1Gi"), nil), `sizeLimit 2305Mi, more than the 2304Mi`},
+		"an emptyDir in memory within the pod's":      {inMemory("2Gi", corev1.ResourceRequirements{}, ptr.To(limits("2Gi"))), admissible},
+		"an emptyDir in memory above the pod's":       {inMemory("3Gi", corev1.ResourceRequirements{}, ptr.To(limits("2Gi"))), "more than the 2Gi"},
+		"an emptyDir in memory above the container's": {inMemory("2Gi", limits("1Gi"), ptr.To(limits("2Gi"))), "more than the 1Gi"},
+		"an emptyDir on disk above the memory's size": {volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: ptr.To(resource.MustParse("1Ti"))}}), admissible},
 
 		"bound":       {func(p *corev1.Pod) { p.Spec.NodeName = "home-1" }, silent},
 		"terminating": {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }, silent},

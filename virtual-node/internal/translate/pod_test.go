@@ -113,18 +113,21 @@ func TestMemoryIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		reason        string
 		first, second corev1.ResourceRequirements
+		ofPod         *corev1.ResourceRequirements
 		volume        *corev1.EmptyDirVolumeSource
 		limits        [2]string
 		size          string
 	}{
-		"no requests": {"each may use a share", corev1.ResourceRequirements{}, corev1.ResourceRequirements{}, memory(""), [2]string{"128Mi", "128Mi"}, "256Mi"},
-		"requests":    {"each may use twice its request and a share", corev1.ResourceRequirements{Requests: list("memory", "1Gi")}, corev1.ResourceRequirements{}, memory(""), [2]string{"2176Mi", "128Mi"}, "2304Mi"},
-		"limits": {"limits are kept", corev1.ResourceRequirements{Limits: list("memory", "1Gi")}, corev1.ResourceRequirements{Requests: list("memory", "64Mi"), Limits: list("memory", "1Gi")},
-			memory("1Mi"), [2]string{"1Gi", "1Gi"}, "1Mi"},
+		"no requests": {reason: "each may use a share", volume: memory(""), limits: [2]string{"128Mi", "128Mi"}, size: "256Mi"},
+		"requests":    {reason: "each may use twice its request and a share", first: corev1.ResourceRequirements{Requests: list("memory", "1Gi")}, volume: memory(""), limits: [2]string{"2176Mi", "128Mi"}, size: "2304Mi"},
+		"limits": {reason: "limits are kept", first: corev1.ResourceRequirements{Limits: list("memory", "1Gi")}, second: corev1.ResourceRequirements{Requests: list("memory", "64Mi"), Limits: list("memory", "1Gi")},
+			volume: memory("1Mi"), limits: [2]string{"1Gi", "1Gi"}, size: "1Mi"},
+		"a limit of the pod": {reason: "all containers may use it together", ofPod: &corev1.ResourceRequirements{Limits: list("memory", "1Gi")}, first: corev1.ResourceRequirements{Requests: list("memory", "64Mi")},
+			volume: memory(""), limits: [2]string{"1Gi", "1Gi"}, size: "1Gi"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			guest, _, _ := Pod(shopPod(func(p *corev1.Pod) {
-				p.Spec.Containers[0].Resources = c.first
+				p.Spec.Containers[0].Resources, p.Spec.Resources = c.first, c.ofPod
 				p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "second", Image: "i", Resources: c.second})
 				p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: c.volume.DeepCopy()}}}
 			}), guestNamespace, Options{})
