@@ -141,6 +141,9 @@ type ProviderView struct {
 	RequesterPeerKey string `json:"requesterPeerKey,omitempty"`
 	// Hold in the broker's ledger. A hold that promises nothing is to be released.
 	Hold broker.Hold `json:"hold"`
+	// AnswerWithin is how long the broker waits for the answer to the attempt, from when it
+	// asked. Unset if there is nothing to accept or refuse, and by older brokers.
+	AnswerWithin *metav1.Duration `json:"answerWithin,omitempty"`
 }
 
 // Releasing reports whether the hold is to be released.

@@ -47,13 +47,6 @@ const trialRetryAfter = 200 * time.Millisecond
 // minTrial is how long guests of an attempt are tried at least, however long its proof took.
 const minTrial = 3 * time.Second
 
-// attempt is an attempt that is not decided yet: since when it is recorded, and since when its
-// guests cannot be tried, zero if they could be the last time.
-type attempt struct {
-	number         int64
-	since, untried time.Time
-}
-
 // prepareTrials begins to make the namespace in which guests of the decisions are to be tried, so
 // that a consumer without one waits for it and for the scheduler at the same time.
 func (r *Reconciler) prepareTrials(ctx context.Context, consumer string, decisions []decision) {
@@ -121,7 +114,6 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 	for i := range decisions {
 		d := &decisions[i]
 		if !d.undecided() {
-			delete(r.attempts, d.instruction.UID)
 			continue
 		}
 		a := r.attemptOf(d.instruction)
@@ -179,16 +171,6 @@ func (r *Reconciler) admit(ctx context.Context, consumer string, decisions []dec
 	return refused, nil
 }
 
-// attemptOf is the attempt of an instruction, which begins when it is first asked for.
-func (r *Reconciler) attemptOf(in *broker.ProviderInstruction) *attempt {
-	a := r.attempts[in.UID]
-	if a == nil || a.number != in.Spec.Attempt {
-		a = &attempt{number: in.Spec.Attempt, since: r.Clock.Now()}
-		r.attempts[in.UID] = a
-	}
-	return a
-}
-
 // waitsForTrial notes in a decision that its guests cannot be tried yet, and why. It reports
 // false if they could, or could not in the time that the attempt has: proof and trial share it,
 // because the broker waits for both.
@@ -200,7 +182,7 @@ func (r *Reconciler) waitsForTrial(d *decision, a *attempt, result trial) bool {
 	if a.untried.IsZero() {
 		a.untried = now
 	}
-	if now.Sub(a.since) >= r.ProofTimeout && now.Sub(a.untried) >= min(minTrial, r.ProofTimeout) {
+	if r.late(d.instruction) || now.Sub(a.since) >= r.ProofTimeout && now.Sub(a.untried) >= min(minTrial, r.ProofTimeout) {
 		return false
 	}
 	d.untried, d.granting, d.proofTakes = result.words, result.answer == notGranted, max(d.proofTakes, now.Sub(a.untried))

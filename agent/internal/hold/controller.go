@@ -63,8 +63,8 @@ type Options struct {
 	GuestNamespaces GuestNamespaces
 	// ProofTimeout is how long the scheduler may take to find the next place for a
 	// placeholder, 20 s where 0. An attempt is refused whose guests cannot be tried in that time
-	// after it was recorded, or some seconds after it is proven. It is shorter than the broker's
-	// proofDeadline, which the agent does not know, by more than these.
+	// after it was recorded, or some seconds after it is proven. All of it together takes no longer
+	// than the broker waits, if the broker says how long (spec.answerWithin).
 	ProofTimeout time.Duration
 	// Priority of guests and placeholders.
 	Priority int32
@@ -123,6 +123,8 @@ type Reconciler struct {
 	// attempts what is not decided yet, by the instruction's UID.
 	prepared map[string]bool
 	attempts map[types.UID]*attempt
+	// answered is how far this cluster has come with all that it was asked.
+	answered answered
 
 	mu sync.Mutex
 	// changed are the consumers of which the driver has observed a change, moved those that
@@ -341,6 +343,8 @@ func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (resul
 // enforce makes places and the grant those of the decisions. What the scheduler or the API
 // server refuses is refused, and not held any more.
 func (r *Reconciler) enforce(ctx context.Context, in input, decisions []decision) (granted peering.Progress, err error) {
+	r.noteAttempts(decisions)
+	r.refuseLateGrants(in.consumer, decisions)
 	r.prepareTrials(ctx, in.consumer, decisions)
 	for refused := true; refused; {
 		if err = r.prove(ctx, in, decisions); err != nil {
@@ -410,9 +414,13 @@ func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []de
 	if slices.ContainsFunc(decisions, func(d decision) bool { return d.untried != "" }) {
 		result.RequeueAfter = trialRetryAfter
 	}
+	if by := r.firstDue(decisions).Sub(r.Clock.Now()); by > 0 && by < result.RequeueAfter {
+		result.RequeueAfter = by
+	}
 	err = r.writeAll(ctx, writes)
 	if err == nil && granted.Done {
 		for _, w := range writes {
+			r.noteAnswer(w.instruction)
 			delete(r.lost, w.instruction.UID)
 			delete(r.refused, w.instruction.UID)
 			delete(r.unverified, w.instruction.UID)

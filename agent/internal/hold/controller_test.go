@@ -51,6 +51,9 @@ type env struct {
 	beforeGrant *atomic.Pointer[func()]
 	// slow makes grants take effect later.
 	slow *slowGrants
+	// answerWithin is how long the broker waits for the answers to attempts; nil if it does not
+	// say.
+	answerWithin *metav1.Duration
 	// lending are the terms of agent.
 	lending broker.Lending
 	// guestNamespaces of each consumer.
@@ -239,7 +242,7 @@ func (e *env) hold(name, consumer string, attempt int64, want broker.HeldCapacit
 		err := e.Get(e.Context(), client.ObjectKeyFromObject(in), in)
 		in.Spec = broker.ProviderInstructionSpec{
 			ReservationName: name, RequesterClusterID: consumer, RequestedResources: want.Totals, PodSets: want.PodSets,
-			Releasing: want.Empty(), Attempt: attempt,
+			Releasing: want.Empty(), Attempt: attempt, AnswerWithin: e.answerWithin,
 		}
 		if err == nil {
 			err = e.Update(e.Context(), in)

@@ -638,8 +638,11 @@ func (r *Reconciler) verdict(d *decision, state placeholder.State, inTurn bool) 
 	if r.places.waits[uid] = wait; len(state.Missing) == 0 {
 		delete(r.places.waits, uid)
 	}
-	verdict := state.Judge(elapsed, r.deadlines())
-	d.proof, d.proofMessage, d.proofTakes = verdict, state.String(), elapsed
+	verdict, message := state.Judge(elapsed, r.deadlines()), state.String()
+	if verdict == placeholder.Waiting && d.undecided() && r.late(d.instruction) {
+		verdict, message = placeholder.Refused, message+outOfTime(d.instruction)
+	}
+	d.proof, d.proofMessage, d.proofTakes = verdict, message, elapsed
 	if verdict != placeholder.Refused || d.refused != nil || d.smaller {
 		return placeholder.Proven
 	}
@@ -652,7 +655,7 @@ func (r *Reconciler) verdict(d *decision, state placeholder.State, inTurn bool) 
 		// Another hold of the consumer comes first.
 		return placeholder.Proven
 	default:
-		d.held, d.refused = d.fallBack(state.Without(d.held)), &capacity.Rejection{Reason: ReasonInsufficientCapacity, Message: state.String()}
+		d.held, d.refused = d.fallBack(state.Without(d.held)), &capacity.Rejection{Reason: ReasonInsufficientCapacity, Message: message}
 	}
 	return placeholder.Refused
 }

@@ -28,6 +28,8 @@ const (
 	ReasonTrialPending = "TrialPending"
 	// ReasonGuestNotAdmitted: the API server does not admit a guest of the shape.
 	ReasonGuestNotAdmitted = "GuestNotAdmitted"
+	// ReasonGrantTimeout: the grant was not in effect before the broker stops waiting.
+	ReasonGrantTimeout = "GrantTimeout"
 	// ReasonCapacityLost: a part of an accepted hold no longer fits the nodes. It stays while
 	// guests must leave, also once the broker has lowered its promise: then the condition is True
 	// for what remains, or Unknown while guests remain of a hold that ends.

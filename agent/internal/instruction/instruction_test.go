@@ -145,7 +145,7 @@ func TestInstructions(t *testing.T) {
 	})
 	f.broker.UpdateHold("oslo-1", func(v *protocol.ProviderView) {
 		v.Requester, v.RequesterPeerKey = "oslo", "key"
-		v.Hold = broker.Hold{Attempt: 1, Promised: pods(2)}
+		v.Hold, v.AnswerWithin = broker.Hold{Attempt: 1, Promised: pods(2)}, &metav1.Duration{Duration: time.Minute}
 	})
 	t.Run("nothing is deleted before the first Relist", func(t *testing.T) {
 		expect.NoError(t, f.c.Get(t.Context(), client.ObjectKeyFromObject(stale), stale))
@@ -279,7 +279,8 @@ func testHold(f fixture) {
 	const name = "oslo-1"
 	in := get(f, &broker.ProviderInstruction{}, name, "instruction for a hold", func(in *broker.ProviderInstruction) error {
 		s := in.Spec
-		if s.RequesterClusterID != "oslo" || s.RequesterPeerKey != "key" || s.RequestedCPU.String() != "600m" || s.PodSets[0].Count != 2 || s.Releasing || s.Attempt != 1 {
+		if s.RequesterClusterID != "oslo" || s.RequesterPeerKey != "key" || s.RequestedCPU.String() != "600m" || s.PodSets[0].Count != 2 || s.Releasing || s.Attempt != 1 ||
+			s.AnswerWithin == nil || s.AnswerWithin.Duration != time.Minute {
 			return fmt.Errorf("have %+v", s)
 		}
 		return nil
@@ -306,15 +307,21 @@ func testHold(f fixture) {
 	f.clock.Step(transport.ResendAfter)
 	reconcileNow()
 	f.acknowledged(name, yes, yes)
-	f.broker.UpdateHold(name, func(v *protocol.ProviderView) { v.Hold.AcceptedAttempt = 1 })
+	f.broker.UpdateHold(name, func(v *protocol.ProviderView) { v.Hold.AcceptedAttempt, v.AnswerWithin = 1, nil })
 	f.view(name, "the acknowledgement in the view", func(v protocol.ProviderView) bool { return v.Hold.AcceptedAttempt == 1 })
 	f.clock.Step(transport.ResendAfter)
 	reconcileNow()
 	f.acknowledged(name, yes, yes)
+	// That the broker waits for nothing any more changes nothing of what was decided.
+	decided := in.Generation
+	expect.NoError(f, f.c.Get(f.Context(), client.ObjectKeyFromObject(in), in))
+	if in.Generation != decided || in.Spec.AnswerWithin == nil {
+		f.Errorf("the instruction is changed by its acknowledgement: %+v", in)
+	}
 
 	f.broker.UpdateHold(name, func(v *protocol.ProviderView) { v.Hold.Attempt, v.Hold.Promised = 2, pods(9) })
 	get(f, in, name, "a larger hold", func(in *broker.ProviderInstruction) error {
-		if in.Spec.Attempt != 2 || in.Spec.PodSets[0].Count != 9 {
+		if in.Spec.Attempt != 2 || in.Spec.PodSets[0].Count != 9 || in.Spec.AnswerWithin != nil {
 			return fmt.Errorf("have %+v", in.Spec)
 		}
 		return nil

@@ -93,6 +93,6 @@ func (o *outdated) earlier(existing *broker.ProviderInstruction, view *protocol.
 		return false
 	}
 	spec := providerInstructionSpec(view)
-	spec.Attempt = existing.Spec.Attempt
+	spec.Attempt, spec.AnswerWithin = existing.Spec.Attempt, existing.Spec.AnswerWithin
 	return !equality.Semantic.DeepEqual(existing.Spec, spec)
 }

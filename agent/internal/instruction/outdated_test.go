@@ -32,6 +32,9 @@ func TestOutdatedViews(t *testing.T) {
 	accepted := carriedOut(view(5, 2), metav1.Condition{Status: metav1.ConditionTrue})
 	released := carriedOut(view(5, 0), metav1.Condition{Status: metav1.ConditionFalse, Reason: broker.ReasonReleased})
 	undecided := carriedOut(view(5, 2), metav1.Condition{Status: metav1.ConditionUnknown})
+	// The broker does not say any more how long it waits.
+	asked := accepted.DeepCopy()
+	asked.Spec.AnswerWithin = &metav1.Duration{Duration: 30 * time.Second}
 	for name, tc := range map[string]struct {
 		existing, removed *broker.ProviderInstruction
 		view              *protocol.ProviderView
@@ -43,6 +46,7 @@ func TestOutdatedViews(t *testing.T) {
 		"an earlier attempt":                   {existing: accepted, view: view(4, 3), outdated: true},
 		"an earlier release":                   {existing: accepted, view: view(4, 0), outdated: true},
 		"an earlier attempt, the same content": {existing: accepted, view: view(4, 2)},
+		"one that is accepted since":           {existing: asked, view: view(4, 2)},
 		"a hold that was released":             {removed: released, view: view(4, 2), outdated: true},
 		"a release that was confirmed":         {removed: released, view: view(5, 0)},
 		"placed again after its release":       {removed: released, view: view(6, 2)},

@@ -151,6 +151,11 @@ func (p *Provider) ensure(ctx context.Context, existing *broker.ProviderInstruct
 	if existing.Spec.ReservationUID != spec.ReservationUID {
 		return nil, p.remove(ctx, existing)
 	}
+	if existing.Spec.Attempt == spec.Attempt {
+		// The broker does not say it any more once the attempt is accepted: the instruction stays
+		// as it was decided on.
+		spec.AnswerWithin = existing.Spec.AnswerWithin
+	}
 	if equality.Semantic.DeepEqual(existing.Spec, spec) {
 		return existing, nil
 	}
@@ -199,6 +204,7 @@ func providerInstructionSpec(view *protocol.ProviderView) broker.ProviderInstruc
 		PodSets:            promised.PodSets,
 		Releasing:          view.Releasing(),
 		Attempt:            view.Hold.Attempt,
+		AnswerWithin:       view.AnswerWithin,
 	}
 }
 

@@ -33,6 +33,10 @@ type ProviderInstructionSpec struct {
 	Releasing bool `json:"releasing,omitempty"`
 	// attempt of the hold. The provider accepts or refuses this attempt.
 	Attempt int64 `json:"attempt"`
+	// answerWithin is how long the broker waits for the answer to the attempt, as it said when
+	// this cluster first saw the attempt. Unset if an older broker did not say it.
+	// +optional
+	AnswerWithin *metav1.Duration `json:"answerWithin,omitempty"`
 }
 
 // ProviderInstructionStatus is the observed state of the hold at the provider. The

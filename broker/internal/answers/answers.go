@@ -65,6 +65,8 @@ func (p Progress) Due(asked time.Time, deadline time.Duration) time.Time {
 }
 
 const (
+	// DefaultDeadline is the deadline where no BrokerConfig sets one.
+	DefaultDeadline = 30 * time.Second
 	// podsAtOnce is how many pods a provider proves within one deadline: its scheduler finds
 	// a place for each.
 	podsAtOnce = 250

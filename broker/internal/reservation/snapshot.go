@@ -71,7 +71,7 @@ func (r *Reconciler) config(ctx context.Context) (config, error) {
 		maxDuration: duration(object.Spec.MaxDuration, 0),
 
 		defaultLease:  duration(object.Spec.DefaultLease, time.Hour),
-		proofDeadline: duration(object.Spec.ProofDeadline, 30*time.Second),
+		proofDeadline: duration(object.Spec.ProofDeadline, answers.DefaultDeadline),
 		retryAfter:    duration(object.Spec.RetryAfter, 30*time.Second),
 		queueing:      object.Spec.Queueing,
 		keepFreeFor:   duration(object.Spec.KeepFreeFor, 0),

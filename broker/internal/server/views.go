@@ -4,7 +4,11 @@ import (
 	"cmp"
 	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/answers"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -63,11 +67,25 @@ func (s *Server) providerViews(provider, id string) []protocol.ProviderView {
 		hold := &own.Status.Holds[i]
 		if id == "" || hold.ReservationName == id {
 			key := s.index.advertisement(hold.Requester).Spec.PeerKey
-			views = append(views, protocol.ProviderView{ID: hold.ReservationName, Requester: hold.Requester, RequesterPeerKey: key, Hold: *hold})
+			views = append(views, protocol.ProviderView{ID: hold.ReservationName, Requester: hold.Requester, RequesterPeerKey: key, Hold: *hold, AnswerWithin: s.answerWithin(*hold)})
 		}
 	}
 	slices.SortStableFunc(views, func(a, b protocol.ProviderView) int { return cmp.Compare(a.ID, b.ID) })
 	return views
+}
+
+// answerWithin is how long the reconciler waits for the provider's answer to a hold, nil if the
+// provider has nothing to accept.
+func (s *Server) answerWithin(hold broker.Hold) *metav1.Duration {
+	pending := ledger.Pending(hold)
+	if pending.Empty() {
+		return nil
+	}
+	deadline := answers.DefaultDeadline
+	if config := s.config.Load(); config != nil && config.Spec.ProofDeadline != nil {
+		deadline = config.Spec.ProofDeadline.Duration
+	}
+	return &metav1.Duration{Duration: answers.Deadline(deadline, pending)}
 }
 
 // advertisementView is an advertisement as the caller sees it: its own in full. Of
