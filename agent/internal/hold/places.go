@@ -397,22 +397,35 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 		}
 		s.usage.add(guest)
 		with := s.usage.left()
+		suits := func(name string) bool { return r.suits(pod, s.node(name)) }
+		var place placeholder.HandOver
+		var worth map[placeholder.Part]int32
 		share, within := s.usage.shareOf(left, with)
+		ok := false
 		if within {
-			place, ok := places.Take(guest.Requests, s.part(share), func(name string) bool { return r.suits(pod, s.node(name)) })
-			if ok {
-				handOvers, left = append(handOvers, handOver{pod, place}), with
-				for _, p := range place.Placeholders {
-					taken[p] = true
-				}
-				s.taken = append(s.taken, place.Placeholders...)
-				continue
-			}
+			place, ok = places.Take(guest.Requests, s.part(share), suits)
+		} else if worth = s.worth(guest); len(worth) > 0 {
+			place, ok = places.TakeTogether(guest.Requests, worth, suits)
 		}
-		s.usage.remove(guest)
-		if gated(pod) && (!within || !waits(pod)) {
+		if ok {
+			handOvers, left = append(handOvers, handOver{pod, place}), with
+			for _, p := range place.Placeholders {
+				taken[p] = true
+			}
+			s.taken = append(s.taken, place.Placeholders...)
+			continue
+		}
+		stays := gated(pod) && (within || len(worth) > 0) && waits(pod)
+		if gated(pod) && !stays {
 			ungate = append(ungate, pod)
 		}
+		if len(worth) > 0 && !stays {
+			// The placeholders of what it is worth go, so that the scheduler may find room where they
+			// were: its quota lets no other guest have it.
+			left = with
+			continue
+		}
+		s.usage.remove(guest)
 	}
 	s.pods = slices.DeleteFunc(slices.Clone(s.pods), func(pod *corev1.Pod) bool { return taken[pod] })
 	return handOvers, ungate
@@ -425,6 +438,15 @@ func (s situation) part(of share) placeholder.Part {
 		part.Shape = placeholder.ShapeOf(s.holdings[of.of].held.PodSets[of.at])
 	}
 	return part
+}
+
+// worth is how many promised pods of each shape a guest uses that is larger than each of them.
+func (s situation) worth(guest inventory.Guest) map[placeholder.Part]int32 {
+	out := map[placeholder.Part]int32{}
+	for of, n := range s.usage.worth(guest) {
+		out[s.part(of)] += n
+	}
+	return out
 }
 
 // suits reports whether a guest may run on a node, nil for none.

@@ -296,3 +296,22 @@ func TestWithoutPlaceholders(t *testing.T) {
 		t.Error("no place was taken by another pod: the test with placeholders shows nothing")
 	}
 }
+
+// A guest that admission made larger than the promised pods gets the places of several of them,
+// while other pods of this cluster wait for any place.
+func TestHandOverToLargerGuest(t *testing.T) {
+	e := startPlaces(t, true)
+	e.amd64("a", expect.Resources("cpu", "2", "memory", "8Gi"))
+	e.hold("r1", "rome", 1, pods(set("pods", 4, expect.Resources("cpu", "500m"))))
+	e.decided("r1", 1, hold.ReasonAccepted, "", 4)
+	e.pod(namespace, "local", "500m", func(*corev1.PodSpec) {})
+	e.pod("guests-of-rome", "larger", "900m", func(s *corev1.PodSpec) {
+		s.PriorityClassName = guest.PriorityClass
+		s.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
+	})
+	e.eventuallyBound("guests-of-rome", 1)
+	e.eventuallyBound(holds, 2)
+	if bound, _ := e.bound(namespace); bound != 0 {
+		t.Error("another pod has taken a place")
+	}
+}

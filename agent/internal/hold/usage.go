@@ -247,9 +247,7 @@ func (u *usage) totals(used left) (out []corev1.ResourceList, beyond corev1.Reso
 
 // unused are the promises less what the guests use.
 func (u *usage) unused() []broker.HeldCapacity {
-	used := u.left()
-	totals, beyond := u.totals(used)
-	u.useInCommon(used, totals, beyond)
+	used, totals := u.inCommon()
 	out := make([]broker.HeldCapacity, len(u.promises))
 	for i := range u.promises {
 		out[i] = *u.promises[i].Held.DeepCopy()
@@ -262,6 +260,30 @@ func (u *usage) unused() []broker.HeldCapacity {
 			out[i].Totals = capacity.OfPodSets(out[i].PodSets).Totals
 		} else {
 			out[i].Totals = broker.FromList(totals[i])
+		}
+	}
+	return out
+}
+
+// inCommon is left, with what guests use in common, and what is left of the divisible promises.
+func (u *usage) inCommon() (used left, totals []corev1.ResourceList) {
+	used = u.left()
+	totals, beyond := u.totals(used)
+	u.useInCommon(used, totals, beyond)
+	return used, totals
+}
+
+// worth is how many promised pods of each set a guest that is counted uses in common with the
+// others.
+func (u *usage) worth(guest inventory.Guest) map[share]int32 {
+	with, _ := u.inCommon()
+	u.remove(guest)
+	without, _ := u.inCommon()
+	u.add(guest)
+	out := map[share]int32{}
+	for i, set := range u.sets {
+		if n := without.counts[i] - with.counts[i]; n > 0 {
+			out[share{of: set.of, at: set.at}] += n
 		}
 	}
 	return out
