@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -386,7 +387,7 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 		return observed.Guests[a].CreationTimestamp.Compare(observed.Guests[b].CreationTimestamp.Time)
 	})
 	s.before = s.usage.unused()
-	places, left, taken := placeholder.NewPlaces(s.pods), s.usage.left(), map[*corev1.Pod]bool{}
+	places, left := placeholder.NewPlaces(s.pods), s.usage.left()
 	for _, i := range waiting {
 		pod, guest := observed.Guests[i], observed.Guest(i)
 		if gated(pod) {
@@ -397,37 +398,32 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 		}
 		s.usage.add(guest)
 		with := s.usage.left()
-		suits := func(name string) bool { return r.suits(pod, s.node(name)) }
-		var place placeholder.HandOver
-		var worth map[placeholder.Part]int32
 		share, within := s.usage.shareOf(left, with)
-		ok := false
-		if within {
-			place, ok = places.Take(guest.Requests, s.part(share), suits)
-		} else if worth = s.worth(guest); len(worth) > 0 {
-			place, ok = places.TakeTogether(guest.Requests, worth, suits)
+		var worth map[placeholder.Part]int32
+		if !within {
+			worth = s.worth(guest)
 		}
-		if ok {
-			handOvers, left = append(handOvers, handOver{pod, place}), with
-			for _, p := range place.Placeholders {
-				taken[p] = true
+		uses := within || len(worth) > 0
+		if uses {
+			if place, ok := r.take(s, places, pod, guest, share, worth); ok {
+				handOvers, left = append(handOvers, handOver{pod, place}), with
+				s.taken = append(s.taken, place.Placeholders...)
+				continue
 			}
-			s.taken = append(s.taken, place.Placeholders...)
-			continue
 		}
-		stays := gated(pod) && (within || len(worth) > 0) && waits(pod)
+		stays := gated(pod) && uses && waits(pod)
 		if gated(pod) && !stays {
 			ungate = append(ungate, pod)
 		}
 		if len(worth) > 0 && !stays {
-			// The placeholders of what it is worth go, so that the scheduler may find room where they
-			// were: its quota lets no other guest have it.
+			// Placeholders of what it is worth go: the quota lets no other guest have that.
 			left = with
 			continue
 		}
 		s.usage.remove(guest)
 	}
-	s.pods = slices.DeleteFunc(slices.Clone(s.pods), func(pod *corev1.Pod) bool { return taken[pod] })
+	taken := sets.New(s.taken...)
+	s.pods = slices.DeleteFunc(slices.Clone(s.pods), taken.Has)
 	return handOvers, ungate
 }
 
@@ -438,6 +434,16 @@ func (s situation) part(of share) placeholder.Part {
 		part.Shape = placeholder.ShapeOf(s.holdings[of.of].held.PodSets[of.at])
 	}
 	return part
+}
+
+// take takes the place of a guest that uses a share of a hold or, if it is worth several promised
+// pods, these.
+func (r *Reconciler) take(s *situation, places *placeholder.Places, pod *corev1.Pod, guest inventory.Guest, of share, worth map[placeholder.Part]int32) (place placeholder.HandOver, ok bool) {
+	suits := func(name string) bool { return r.suits(pod, s.node(name)) }
+	if len(worth) > 0 {
+		return places.TakeTogether(guest.Requests, worth, suits)
+	}
+	return places.Take(guest.Requests, s.part(of), suits)
 }
 
 // worth is how many promised pods of each shape a guest uses that is larger than each of them.
