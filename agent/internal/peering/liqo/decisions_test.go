@@ -1,6 +1,7 @@
 package liqo
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -8,12 +9,14 @@ import (
 	authv1beta1 "github.com/liqotech/liqo/apis/authentication/v1beta1"
 	liqov1beta1 "github.com/liqotech/liqo/apis/core/v1beta1"
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
+	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -206,5 +209,29 @@ func TestMapping(t *testing.T) {
 	maps[0].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 	if got := mapping(maps, "a"); got != "" {
 		t.Errorf("a map that is being deleted still counts: %q", got)
+	}
+}
+
+// A provider refuses the mapping of a namespace beyond its limit, and only the log of Liqo's
+// crd-replicator says so: what waits for the namespace says how many there are, and what to do.
+func TestNamespaceBeyondTheLimit(t *testing.T) {
+	c := newClient(t, controlplane.Start(t, liqoCRDs(t)))
+	d := &Driver{Options: Options{Options: session.Options{Client: c, ClusterID: "rome"}}}
+	for _, name := range []string{"shop", tenantNamespace("paris")} {
+		expect.NoError(t, c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	}
+	mapped := &offloadingv1beta1.NamespaceMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: tenantNamespace("paris"), Name: "paris", Labels: map[string]string{
+			consts.ReplicationDestinationLabel: "paris", consts.ReplicationRequestedLabel: consts.ReplicationRequestedLabelValue,
+		}},
+		Spec: offloadingv1beta1.NamespaceMapSpec{DesiredMapping: map[string]string{"shop": "shop-rome", "tools": "tools-rome"}},
+	}
+	expect.NoError(t, c.Create(t.Context(), mapped))
+	mapped.Status.CurrentMapping = map[string]offloadingv1beta1.RemoteNamespaceStatus{"tools": {Phase: offloadingv1beta1.MappingAccepted}, "former": {Phase: offloadingv1beta1.MappingTerminating}}
+	expect.NoError(t, c.Status().Update(t.Context(), mapped))
+	progress, err := d.namespacesPending(t.Context(), "paris", []string{"tools", "shop"}, map[string]string{labelMapping + "tools": "true", labelMapping + "shop": "true"})
+	expect.NoError(t, err)
+	if progress == nil || progress.Reason != "NamespacePending" || !strings.Contains(progress.Message, "shop-rome at provider paris, one of 3 namespaces") || !strings.Contains(progress.Message, "liqo.maxNamespaces") {
+		t.Errorf("the namespace that is not created: %+v", progress)
 	}
 }

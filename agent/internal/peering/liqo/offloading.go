@@ -160,7 +160,8 @@ func (d *Driver) namespacesPending(ctx context.Context, provider string, namespa
 		if offloading != nil && !session.IsManaged(offloading) {
 			return ptr.To(peering.Waiting("NamespaceOffloadingConflict", fmt.Sprintf("NamespaceOffloading of namespace %s is not managed by Spillway and does not select provider %s; delete it or let it select that cluster", namespace, provider))), nil
 		}
-		return ptr.To(peering.Waiting("NamespacePending", fmt.Sprintf("waiting for namespace %s at provider %s", d.remoteNamespace(namespace), provider))), nil
+		return ptr.To(peering.Waiting("NamespacePending", fmt.Sprintf("waiting for namespace %s at provider %s, one of %d namespaces of this cluster there. If it does not appear, the provider refuses more: "+
+			"let fewer namespaces overflow, or let its administrator raise the value liqo.maxNamespaces there", d.remoteNamespace(namespace), provider, mapped(maps)))), nil
 	}
 	return nil, nil
 }
@@ -174,6 +175,21 @@ func mapping(maps []offloadingv1beta1.NamespaceMap, namespace string) offloading
 		}
 	}
 	return ""
+}
+
+// mapped is how many namespaces a provider's NamespaceMaps map or still have there, as its limit
+// counts them.
+func mapped(maps []offloadingv1beta1.NamespaceMap) int {
+	namespaces := map[string]bool{}
+	for i := range maps {
+		for namespace := range maps[i].Spec.DesiredMapping {
+			namespaces[namespace] = true
+		}
+		for namespace := range maps[i].Status.CurrentMapping {
+			namespaces[namespace] = true
+		}
+	}
+	return len(namespaces)
 }
 
 // pruneOffloadings unmaps namespaces that are wanted at no provider any more, which
