@@ -20,6 +20,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/identity"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -33,15 +34,15 @@ const brokerURLVariable = "SPILLWAY_BROKER_URL"
 // decisionTimeout bounds the command: the broker compares all clusters.
 const decisionTimeout = time.Minute
 
-// printDecision prints why each cluster is not chosen for a Reservation of this cluster, as
-// a table: its status names only those that came closest. It asks the broker with the
+// printDecision prints why each cluster that lends to this one is not chosen for a Reservation
+// of it, as a table: its status names only those that came closest. It asks the broker with the
 // certificate that the agent keeps in its Secret. access finds the cluster, once the arguments
 // are known to be right.
 func printDecision(ctx context.Context, access func() (*rest.Config, error), arguments []string, out io.Writer) error {
 	flags := flag.NewFlagSet("spillway-agent "+commandDecision, flag.ContinueOnError)
 	flags.SetOutput(out)
 	flags.Usage = func() {
-		fmt.Fprintf(out, "Usage: spillway-agent %s [flags] NAMESPACE/NAME\n\nPrints why the broker does not choose each of the clusters for a Reservation.\n\n", commandDecision)
+		fmt.Fprintf(out, "Usage: spillway-agent %s [flags] NAMESPACE/NAME\n\nPrints why the broker does not choose each of the clusters that lend to this one for a Reservation.\n\n", commandDecision)
 		flags.PrintDefaults()
 	}
 	url := flags.String("broker-url", os.Getenv(brokerURLVariable), "URL of the broker, https://<host>[:<port>]. Defaults to $"+brokerURLVariable+".")
@@ -90,10 +91,22 @@ func printDecision(ctx context.Context, access func() (*rest.Config, error), arg
 	if err != nil {
 		return fmt.Errorf("asking the broker: %w", err)
 	}
+	return writeDecision(out, decision, reservation.Spec.RequesterID)
+}
+
+// writeDecision writes a decision for a Reservation of a cluster as a table.
+func writeDecision(out io.Writer, decision protocol.DecisionView, cluster string) error {
 	table := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(table, "CLUSTER\tREASON\tMESSAGE")
 	for _, r := range decision.Rejections {
 		fmt.Fprintf(table, "%s\t%s\t%s\n", r.Cluster, r.Reason, r.Message)
+	}
+	for _, c := range decision.RejectionCounts {
+		message := ""
+		if c.Reason == capacity.ReasonConsumerNotAdmitted {
+			message = capacity.NotAdmitted(c.Count, cluster)
+		}
+		fmt.Fprintf(table, "(%d more)\t%s\t%s\n", c.Count, c.Reason, message)
 	}
 	return table.Flush()
 }

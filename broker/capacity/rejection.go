@@ -40,6 +40,15 @@ func Admit(terms broker.Lending, consumer string, pods []broker.PodSet) *Rejecti
 	return nil
 }
 
+// NotAdmitted is the message for a number of clusters whose terms do not admit a consumer,
+// which must not learn which ones.
+func NotAdmitted(clusters int32, consumer string) string {
+	if clusters == 1 {
+		return fmt.Sprintf("1 cluster does not offer capacity to %s (its values lend.enabled and lend.consumers).", consumer)
+	}
+	return fmt.Sprintf("%d clusters do not offer capacity to %s (their values lend.enabled and lend.consumers).", clusters, consumer)
+}
+
 // AdmitReason is the reason of Admit, "" if the terms admit the consumer and its pods.
 func AdmitReason(terms broker.Lending, consumer string, pods []broker.PodSet) string {
 	switch {

@@ -162,7 +162,8 @@ func (c *Client) ProviderReservation(ctx context.Context, id string) (ProviderVi
 	return do[ProviderView](ctx, c, http.MethodGet, item(PathReservations, id), RoleProvider.query(), nil)
 }
 
-// Decision gets why each cluster is not chosen for one of this cluster's reservations.
+// Decision gets why each cluster that lends to this cluster is not chosen for one of its
+// reservations.
 func (c *Client) Decision(ctx context.Context, id string) (DecisionView, error) {
 	return do[DecisionView](ctx, c, http.MethodGet, item(PathReservations, id)+"/decision", nil, nil)
 }

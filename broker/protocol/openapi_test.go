@@ -51,7 +51,7 @@ var operations = []operation{
 	{method: http.MethodGet, path: PathReservations, query: []string{"role!", "watch"}, summary: "List the caller's reservations (as requester) or the holds on it (as provider). With watch=true a stream (application/x-ndjson) of Event, one per line, beginning with a Relist.",
 		response: []any{ConsumerList{}, ProviderList{}, Event{}}},
 	{method: http.MethodGet, path: PathReservations + "/{id}", query: []string{"role!"}, summary: "Get one of the caller's reservations (as requester) or a hold on it (as provider).", response: []any{ConsumerView{}, ProviderView{}}},
-	{method: http.MethodGet, path: PathReservations + "/{id}/decision", summary: "Explain for one of the caller's reservations why each cluster is not chosen now.", response: []any{DecisionView{}},
+	{method: http.MethodGet, path: PathReservations + "/{id}/decision", summary: "Explain for one of the caller's reservations why each cluster that lends to the caller is not chosen now.", response: []any{DecisionView{}},
 		refusals: map[int]string{http.StatusTooManyRequests: "Another decision is being explained, or the caller exceeds its rate."}},
 	{method: http.MethodDelete, path: PathReservations + "/{id}", summary: "Release one of the caller's reservations. It is deleted when all providers have confirmed."},
 	{method: http.MethodPost, path: PathReservations + "/{id}/ack", query: []string{"role!"}, summary: "Accept or refuse a hold (as provider), or report the virtual nodes that are ready (as requester). An ack with another reservationUID or attempt than the current one changes nothing.",

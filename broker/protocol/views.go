@@ -17,9 +17,10 @@ type AdvertisementList struct {
 }
 
 // DecisionView is the response to GET on the decision of a reservation: the clusters
-// that are not chosen.
+// that lend to the caller and are not chosen, and how many do not lend to it.
 type DecisionView struct {
-	Rejections []broker.ClusterRejection `json:"rejections"`
+	Rejections      []broker.ClusterRejection `json:"rejections"`
+	RejectionCounts []broker.RejectionCount   `json:"rejectionCounts,omitempty"`
 }
 
 // ConsumerList is the response to GET on PathReservations with role requester.

@@ -14,6 +14,7 @@ import (
 	clientevents "k8s.io/client-go/tools/events"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
@@ -185,8 +186,19 @@ func rejections(r *broker.Reservation) (key, text string) {
 		reasons = append(reasons, rejection.Cluster+"="+rejection.Reason)
 		messages = append(messages, rejection.Cluster+": "+strings.TrimSuffix(rejection.Message, "."))
 	}
-	if n := r.Status.Decision.Unlisted(); n > 0 {
-		messages = append(messages, fmt.Sprintf("%d other clusters were rejected", n))
+	others := r.Status.Decision.Unlisted()
+	var closed string
+	for _, c := range r.Status.Decision.RejectionCounts {
+		if c.Reason == capacity.ReasonConsumerNotAdmitted {
+			others -= int(c.Count)
+			closed = strings.TrimSuffix(capacity.NotAdmitted(c.Count, r.Spec.RequesterID), ".")
+		}
+	}
+	if others > 0 {
+		messages = append(messages, fmt.Sprintf("%d other clusters were rejected", others))
+	}
+	if closed != "" {
+		messages = append(messages, closed)
 	}
 	return strings.Join(reasons, ","), strings.Join(messages, "; ") + "."
 }

@@ -368,3 +368,30 @@ func TestRequestedAfterALostPlace(t *testing.T) {
 		})
 	}
 }
+
+// TestRejections: clusters of which the broker only says that they do not lend are counted
+// for themselves.
+func TestRejections(t *testing.T) {
+	paris := broker.ClusterRejection{Cluster: "paris", Reason: "NoFit", Message: "Full."}
+	count := func(reason string, n int32) broker.RejectionCount {
+		return broker.RejectionCount{Reason: reason, Count: n}
+	}
+	for name, tc := range map[string]struct {
+		decision  *broker.Decision
+		key, text string
+	}{
+		"no decision": {},
+		"none named":  {decision: &broker.Decision{RejectionCounts: []broker.RejectionCount{count("ConsumerNotAdmitted", 2)}}},
+		"some counted": {
+			&broker.Decision{Rejections: []broker.ClusterRejection{paris}, RejectionCounts: []broker.RejectionCount{count("ConsumerNotAdmitted", 2), count("OverBudget", 3)}},
+			"paris=NoFit", "paris: Full; 3 other clusters were rejected; 2 clusters do not offer capacity to rome (their values lend.enabled and lend.consumers).",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &broker.Reservation{Spec: broker.ReservationSpec{RequesterID: "rome"}, Status: broker.ReservationStatus{Decision: tc.decision}}
+			if key, text := rejections(r); key != tc.key || text != tc.text {
+				t.Errorf("got %q, %q", key, text)
+			}
+		})
+	}
+}

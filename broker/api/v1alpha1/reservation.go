@@ -418,7 +418,9 @@ type ReservationStatus struct {
 	// +listType=map
 	// +listMapKey=cluster
 	Withdrawals []Withdrawal `json:"withdrawals,omitempty"`
-	// decision explains the last placement.
+	// decision explains the last placement. In the hub it names any cluster; its consumer
+	// sees the names of those only that lend to it, and the others counted as
+	// ConsumerNotAdmitted.
 	// +optional
 	Decision *Decision `json:"decision,omitempty"`
 	// queuePosition is the position in the queue of all Reservations that wait for

@@ -1,6 +1,7 @@
 package decide_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -476,5 +477,51 @@ func TestPrice(t *testing.T) {
 	}
 	if _, _, known := decide.Price(cost, amounts("nvidia.com/gpu=1")); known {
 		t.Error("a price without gpuCost cannot be known for a GPU")
+	}
+}
+
+// TestForConsumer: a consumer sees the clusters that lend to it by name.
+func TestForConsumer(t *testing.T) {
+	scores := []broker.ClusterScore{{Cluster: "paris", Score: "50.00"}}
+	all := func(reasons ...string) (rejections []broker.ClusterRejection) {
+		for i, reason := range reasons {
+			rejections = append(rejections, broker.ClusterRejection{Cluster: fmt.Sprint("c", i), Reason: reason})
+		}
+		return rejections
+	}
+	counts := func(counts ...broker.RejectionCount) []broker.RejectionCount { return counts }
+	for name, tc := range map[string]struct {
+		reason         string
+		decision, want *broker.Decision
+	}{
+		"none": {reason: "nothing was decided yet"},
+		"all lend": {
+			reason:   "there is nothing to hide",
+			decision: &broker.Decision{Scores: scores, Rejections: all("Refused", "OverBudget")},
+			want:     &broker.Decision{Scores: scores, Rejections: all("Refused", "OverBudget")},
+		},
+		"listed": {
+			reason:   "those that lend to others, and to none, do not differ",
+			decision: &broker.Decision{Scores: scores, Rejections: all("Refused", "LendingDisabled", "ConsumerNotAdmitted", "RequesterItself")},
+			want:     &broker.Decision{Scores: scores, Rejections: all("Refused"), RejectionCounts: counts(broker.RejectionCount{Reason: "ConsumerNotAdmitted", Count: 2})},
+		},
+		"counted": {
+			reason: "the counts stay in order",
+			decision: &broker.Decision{Rejections: all("LendingDisabled"), RejectionCounts: counts(
+				broker.RejectionCount{Reason: "ConsumerNotAdmitted", Count: 3}, broker.RejectionCount{Reason: "LendingDisabled", Count: 4},
+				broker.RejectionCount{Reason: "AdvertisementStale", Count: 1}, broker.RejectionCount{Reason: "Refused", Count: 5}, broker.RejectionCount{Reason: "RequesterItself", Count: 1})},
+			want: &broker.Decision{RejectionCounts: counts(
+				broker.RejectionCount{Reason: "AdvertisementStale", Count: 1}, broker.RejectionCount{Reason: "ConsumerNotAdmitted", Count: 8}, broker.RejectionCount{Reason: "Refused", Count: 5})},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := tc.decision.DeepCopy()
+			if diff := cmp.Diff(tc.want, decide.ForConsumer(tc.decision)); diff != "" {
+				t.Errorf("%s (-want +got)\n%s", tc.reason, diff)
+			}
+			if diff := cmp.Diff(before, tc.decision); diff != "" {
+				t.Errorf("the decision has changed (-before +after)\n%s", diff)
+			}
+		})
 	}
 }

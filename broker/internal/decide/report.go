@@ -107,6 +107,44 @@ func (s *search) report(parts []Part) broker.Decision {
 	return decision
 }
 
+// ForConsumer is a decision as the consumer may see it: it names only the clusters that lend
+// to the consumer. Those that do not are counted together, whether they lend to others or
+// not; the consumer itself is left out. The result may share its content with the decision, or be it.
+func ForConsumer(decision *broker.Decision) *broker.Decision {
+	if decision == nil {
+		return nil
+	}
+	seen := broker.Decision{Scores: decision.Scores}
+	var closed int32
+	named := func(reason string, count int32) bool {
+		switch reason {
+		case capacity.ReasonLendingDisabled, capacity.ReasonConsumerNotAdmitted:
+			closed += count
+			return false
+		default:
+			return reason != ReasonRequesterItself
+		}
+	}
+	for _, rejection := range decision.Rejections {
+		if named(rejection.Reason, 1) {
+			seen.Rejections = append(seen.Rejections, rejection)
+		}
+	}
+	for _, count := range decision.RejectionCounts {
+		if named(count.Reason, count.Count) {
+			seen.RejectionCounts = append(seen.RejectionCounts, count)
+		}
+	}
+	if len(seen.Rejections) == len(decision.Rejections) && len(seen.RejectionCounts) == len(decision.RejectionCounts) {
+		return decision
+	}
+	if closed > 0 {
+		seen.RejectionCounts = append(seen.RejectionCounts, broker.RejectionCount{Reason: capacity.ReasonConsumerNotAdmitted, Count: closed})
+		slices.SortFunc(seen.RejectionCounts, func(a, b broker.RejectionCount) int { return cmp.Compare(a.Reason, b.Reason) })
+	}
+	return &seen
+}
+
 // addScores adds the scores of the best candidates. The first score of a cluster
 // stays.
 func (s *search) addScores(scores []broker.ClusterScore) []broker.ClusterScore {

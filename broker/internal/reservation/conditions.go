@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
@@ -185,31 +186,35 @@ func (in snapshot) queueMessage() string {
 	return message
 }
 
-// rejectionsMessage lists the providers and why each of them was not chosen.
+// rejectionsMessage lists the providers and why each of them was not chosen. It is for the
+// consumer to see.
 func rejectionsMessage(requester string, decision *broker.Decision) string {
 	var reasons []string
-	var more int
-	if decision != nil {
-		for _, rejection := range decision.Rejections {
-			switch {
-			case rejection.Cluster == requester:
-			case len(reasons) == maxNamed:
+	var more, closed int32
+	if seen := decide.ForConsumer(decision); seen != nil {
+		for _, rejection := range seen.Rejections {
+			if len(reasons) == maxNamed {
 				more++
-			default:
-				reasons = append(reasons, fmt.Sprintf("%s: %s", rejection.Cluster, rejection.Message))
+				continue
+			}
+			reasons = append(reasons, fmt.Sprintf("%s: %s", rejection.Cluster, rejection.Message))
+		}
+		for _, unlisted := range seen.RejectionCounts {
+			if unlisted.Reason == capacity.ReasonConsumerNotAdmitted {
+				closed += unlisted.Count
+			} else {
+				more += unlisted.Count
 			}
 		}
-		for _, unlisted := range decision.RejectionCounts {
-			if unlisted.Reason != decide.ReasonRequesterItself {
-				more += int(unlisted.Count)
-			}
-		}
-	}
-	if len(reasons) == 0 {
-		return fmt.Sprintf("No cluster except %s has sent an advertisement. Check that the agents of the providers are running.", requester)
 	}
 	if more > 0 {
 		reasons = append(reasons, fmt.Sprintf("And %d more, see status.decision.", more))
+	}
+	if closed > 0 {
+		reasons = append(reasons, capacity.NotAdmitted(closed, requester))
+	}
+	if len(reasons) == 0 {
+		return fmt.Sprintf("No cluster except %s has sent an advertisement. Check that the agents of the providers are running.", requester)
 	}
 	return strings.Join(reasons, " ")
 }

@@ -11,8 +11,8 @@ import (
 
 // Explain reports, for each cluster, why it would not be chosen now: for what is missing
 // of the Reservation or, if nothing is, for all that it requests. Who waits before it in
-// the queue does not count. It returns NotFound (apierrors.IsNotFound) if the requester
-// has no Reservation of that name.
+// the queue does not count. The requester may see it as decide.ForConsumer shows it. It
+// returns NotFound (apierrors.IsNotFound) if the requester has no Reservation of that name.
 func (r *Reconciler) Explain(ctx context.Context, requester, name string) ([]broker.ClusterRejection, error) {
 	in, err := r.snapshot(ctx, name)
 	if client.IgnoreNotFound(err) != nil {

@@ -1,8 +1,11 @@
 package reservation_test
 
 import (
+	"strings"
+
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -16,7 +19,18 @@ func explain(e *env) {
 	closed.Lending.Consumers = []string{"oslo"}
 	p.advertise(closed)
 	e.request("r", 3)
-	e.expectRejection("r", "berlin", capacity.ReasonConsumerNotAdmitted, "")
+	e.expectRejection("r", "paris", "", "0 of 2 pods")
+	// The status names all clusters for the hub's administrator; the messages are for rome, too.
+	r := e.get("r")
+	if got := rejection(r, "berlin"); got.Reason != capacity.ReasonConsumerNotAdmitted {
+		e.Errorf("berlin is %+v", got)
+	}
+	for _, c := range r.Status.Conditions {
+		if strings.Contains(c.Message, "berlin") {
+			e.Errorf("%s names berlin: %s", c.Type, c.Message)
+		}
+	}
+	e.expectCondition("r", broker.ConditionQueued, true, "1 cluster does not offer capacity to rome")
 
 	rejections, err := p.Explain(e.Context(), "rome", "r")
 	expect.NoError(e, err)

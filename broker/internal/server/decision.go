@@ -8,6 +8,7 @@ import (
 	"time"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -50,18 +51,20 @@ func (e *explanations) begin(ctx context.Context, caller string) (end func(), er
 	}
 }
 
-// getDecision reports why each cluster is not chosen for one of the caller's
-// reservations. It compares the reservation with all clusters.
+// getDecision reports why each cluster that lends to the caller is not chosen for one of its
+// reservations, and how many do not lend to it. It compares the reservation with all clusters.
 func (s *Server) getDecision(w http.ResponseWriter, r *http.Request, caller string) error {
 	rejections, err := s.explain(r, caller)
 	if err != nil {
 		return err
 	}
-	if rejections == nil {
-		rejections = []broker.ClusterRejection{}
+	seen := decide.ForConsumer(&broker.Decision{Rejections: rejections})
+	view := protocol.DecisionView{Rejections: seen.Rejections, RejectionCounts: seen.RejectionCounts}
+	if view.Rejections == nil {
+		view.Rejections = []broker.ClusterRejection{}
 	}
 	// The slot is free again: the caller may read slowly.
-	return respond(w, http.StatusOK, protocol.DecisionView{Rejections: rejections})
+	return respond(w, http.StatusOK, view)
 }
 
 func (s *Server) explain(r *http.Request, caller string) ([]broker.ClusterRejection, error) {

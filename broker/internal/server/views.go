@@ -8,6 +8,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/answers"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
@@ -35,6 +36,7 @@ func (s *Server) consumerView(reservation *broker.Reservation) protocol.Consumer
 		Spec:             reservation.Spec,
 		Status:           reservation.EffectiveStatus(),
 	}
+	view.Status.Decision = decide.ForConsumer(view.Status.Decision)
 	contact := func(cluster string) (endpoint string) {
 		provider := s.index.advertisement(cluster)
 		if provider.Spec.PeerKey != "" {
