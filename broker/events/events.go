@@ -5,6 +5,7 @@ package events
 import (
 	"fmt"
 	"strings"
+	"unicode"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
@@ -27,6 +28,24 @@ func TruncateTo(message string, limit int) string {
 	const ellipsis = "…"
 	// The cut may be within a character: its first bytes go, too.
 	return strings.ToValidUTF8(message[:limit-len(ellipsis)], "") + ellipsis
+}
+
+// Line returns what another cluster has written as one line, see TruncateTo: what cannot be
+// seen, or changes how other text is shown, is a space.
+func Line(text string, limit int) string {
+	visible := func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}
+	return TruncateTo(strings.TrimSpace(strings.Map(visible, text)), limit)
+}
+
+// Quote returns what another cluster has written in quotation marks, for a message of one's
+// own. Those within it are single ones: nothing in the text ends the quotation.
+func Quote(text string) string {
+	return `"` + strings.TrimRight(strings.ReplaceAll(text, `"`, "'"), ". ") + `"`
 }
 
 // NewRecorder returns a recorder that truncates the notes of its events.

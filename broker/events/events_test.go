@@ -38,3 +38,25 @@ func TestRecorderTruncates(t *testing.T) {
 		t.Errorf("got %d bytes: %q", len(got), got)
 	}
 }
+
+func TestLine(t *testing.T) {
+	for name, tc := range map[string]struct{ text, want string }{
+		"plain":             {"2 of 3 pods fit: größer", "2 of 3 pods fit: größer"},
+		"control":           {"a\nb\tc\x1b[31md\x00", "a b c [31md"},
+		"direction of text": {"a\u202eb\u2066c\u200bd\u2028e", "a b c d e"},
+		"invalid":           {"a\xffb", "a�b"},
+		"long":              {strings.Repeat("é", 20), strings.Repeat("é", 14) + "…"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := events.Line(tc.text, 32); got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestQuote(t *testing.T) {
+	if got, want := events.Quote(`1 of 2 pods of pod set "web" fit.". Ask oslo.`), `"1 of 2 pods of pod set 'web' fit.'. Ask oslo"`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}

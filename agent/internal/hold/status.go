@@ -60,7 +60,7 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 	case d.refused != nil:
 		enforced.Reason, enforced.Message = d.refused.Reason, d.refused.Message
 		if !d.held.Empty() {
-			// It does not name the consumer: the broker repeats it to others with such pods.
+			// It does not name the consumer: a broker of an earlier version repeats it to others.
 			enforced.Message = fmt.Sprintf("Holding only %s: %s", describe(d.held), d.refused.Message)
 		}
 		if d.withdrawn() {

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -30,6 +29,9 @@ const (
 const (
 	// maxFactor limits how much longer a provider is left alone after repeated refusals.
 	maxFactor = 16
+	// maxTold is the maximum number of consumers whose messages are remembered of one shape:
+	// the others see that of every consumer.
+	maxTold = 16
 	// MaxEntries is the maximum number of shapes and Reservations that are remembered of one
 	// provider: the last ones.
 	MaxEntries = 128
@@ -89,6 +91,9 @@ const (
 
 type entry struct {
 	reason, message string
+	// told are the messages for the consumers that were refused, in their provider's words,
+	// which are for nobody else.
+	told map[string]string
 	// pods is the smallest number of pods that was refused, 0 for a divisible total.
 	pods int32
 	// until is when the provider may be asked again; quiet when the entry does not count
@@ -125,14 +130,20 @@ func (m *Memory) Missed(cluster string, uid types.UID, asked time.Time, waits bo
 		"The provider has not answered an earlier request in time. Check its agent. It is asked again later, or when it answers.", 0, wait, now)
 }
 
-// Refused records that a provider has refused a capacity. It reports whether that is
-// news: several refusals of one shape at about the same time are one.
-func (m *Memory) Refused(cluster string, refused broker.HeldCapacity, message string, wait time.Duration, now time.Time) (news bool) {
+// Refused records that a provider has refused a capacity to a consumer, with its message,
+// which only that consumer may read. It reports whether that is news: several refusals of
+// one shape at about the same time are one.
+func (m *Memory) Refused(cluster, consumer string, refused broker.HeldCapacity, message string, wait time.Duration, now time.Time) (news bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	for _, shape := range shapes(refused) {
-		text := fmt.Sprintf("The provider refused: %s. It is asked again later.", strings.TrimRight(message, ". "))
-		news = m.entry(cluster, shape.key, now).set(ReasonRefused, text, shape.pods, wait, now) || news
+		e := m.entry(cluster, shape.key, now)
+		if e.set(ReasonRefused, "The provider has refused such pods. It is asked again later.", shape.pods, wait, now) {
+			e.told, news = map[string]string{}, true
+		}
+		if _, known := e.told[consumer]; known || len(e.told) < maxTold {
+			e.told[consumer] = fmt.Sprintf("The provider refused: %s. It is asked again later.", message)
+		}
 	}
 	return news
 }
@@ -269,16 +280,16 @@ func (m *Memory) Asked(cluster string, uid types.UID, capacity broker.HeldCapaci
 	}
 }
 
-// Rejection is why a Reservation must not ask a provider for a capacity now, nil if it
+// Rejection is why a consumer's Reservation must not ask a provider for a capacity now, nil if it
 // may, and when it may at the earliest. Of the Reservations that wait for that time, the
 // first one asks, and the others wait for as long as its answer may take.
-func (m *Memory) Rejection(cluster string, uid types.UID, want broker.HeldCapacity, answerIn time.Duration, now time.Time) (rejection *capacity.Rejection, until time.Time) {
+func (m *Memory) Rejection(cluster, consumer string, uid types.UID, want broker.HeldCapacity, answerIn time.Duration, now time.Time) (rejection *capacity.Rejection, until time.Time) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	return m.rejection(cluster, uid, shapes(want), answerIn, now)
+	return m.rejection(cluster, consumer, uid, shapes(want), answerIn, now)
 }
 
-func (m *Memory) rejection(cluster string, uid types.UID, want []shape, answerIn time.Duration, now time.Time) (rejection *capacity.Rejection, until time.Time) {
+func (m *Memory) rejection(cluster, consumer string, uid types.UID, want []shape, answerIn time.Duration, now time.Time) (rejection *capacity.Rejection, until time.Time) {
 	for _, e := range m.relevant(cluster, uid, want) {
 		end := e.until
 		if e.prober != "" && e.prober != uid {
@@ -287,15 +298,15 @@ func (m *Memory) rejection(cluster string, uid types.UID, want []shape, answerIn
 			}
 		}
 		if now.Before(end) && end.After(until) {
-			rejection, until = &capacity.Rejection{Reason: e.reason, Message: e.message}, end
+			rejection, until = &capacity.Rejection{Reason: e.reason, Message: cmp.Or(e.told[consumer], e.message)}, end
 		}
 	}
 	return rejection, until
 }
 
-// Rejections are the rejections of all providers for a capacity, and when the first of
-// them ends; zero if there are none.
-func (m *Memory) Rejections(uid types.UID, want broker.HeldCapacity, answerIn time.Duration, now time.Time) (rejections map[string]capacity.Rejection, until time.Time) {
+// Rejections are the rejections of all providers for a capacity of a consumer, and when the
+// first of them ends; zero if there are none.
+func (m *Memory) Rejections(consumer string, uid types.UID, want broker.HeldCapacity, answerIn time.Duration, now time.Time) (rejections map[string]capacity.Rejection, until time.Time) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	if len(m.entries) == 0 {
@@ -303,7 +314,7 @@ func (m *Memory) Rejections(uid types.UID, want broker.HeldCapacity, answerIn ti
 	}
 	wanted := shapes(want)
 	for cluster := range m.entries {
-		rejection, end := m.rejection(cluster, uid, wanted, answerIn, now)
+		rejection, end := m.rejection(cluster, consumer, uid, wanted, answerIn, now)
 		if rejection == nil {
 			continue
 		}

@@ -45,7 +45,7 @@ type memoryCase struct {
 func TestMemory(t *testing.T) {
 	runMemory(t, map[string]memoryCase{
 		"a refusal is remembered for the shape, for every Reservation": {
-			func(m *answers.Memory) { m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0)) },
+			func(m *answers.Memory) { m.Refused("paris", "rome", pods(2, "a", "1"), "full", wait, at(0)) },
 			[]check{
 				{"r", "paris", pods(2, "other-name", "1"), at(1), answers.ReasonRefused},
 				{"s", "paris", pods(5, "a", "1"), at(29), answers.ReasonRefused},
@@ -57,7 +57,7 @@ func TestMemory(t *testing.T) {
 		},
 		"pods of another Pod Security Standard are of another shape": {
 			func(m *answers.Memory) {
-				m.Refused("paris", withPodSecurity("baseline", pods(2, "a", "1")), "violates", wait, at(0))
+				m.Refused("paris", "rome", withPodSecurity("baseline", pods(2, "a", "1")), "violates", wait, at(0))
 			},
 			[]check{
 				{"r", "paris", withPodSecurity("baseline", pods(2, "a", "1")), at(1), answers.ReasonRefused},
@@ -66,14 +66,14 @@ func TestMemory(t *testing.T) {
 		},
 		"an acceptance of the shape ends the memory of its refusal": {
 			func(m *answers.Memory) {
-				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
+				m.Refused("paris", "rome", pods(2, "a", "1"), "full", wait, at(0))
 				m.Accepted("paris", pods(1, "b", "1"))
 			},
 			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
 		},
 		"one asks again, the others wait for the answer": {
 			func(m *answers.Memory) {
-				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
+				m.Refused("paris", "rome", pods(2, "a", "1"), "full", wait, at(0))
 				m.Asked("paris", "r", pods(2, "a", "1"), at(31))
 			},
 			[]check{
@@ -84,8 +84,8 @@ func TestMemory(t *testing.T) {
 		},
 		"each further refusal counts for longer": {
 			func(m *answers.Memory) {
-				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(0))
-				m.Refused("paris", pods(2, "a", "1"), "full", wait, at(30))
+				m.Refused("paris", "rome", pods(2, "a", "1"), "full", wait, at(0))
+				m.Refused("paris", "rome", pods(2, "a", "1"), "full", wait, at(30))
 			},
 			[]check{{"r", "paris", pods(2, "a", "1"), at(89), answers.ReasonRefused}, {"r", "paris", pods(2, "a", "1"), at(90), ""}},
 		},
@@ -94,6 +94,37 @@ func TestMemory(t *testing.T) {
 			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
 		},
 	})
+}
+
+// TestWordsOfRefusals: what a provider says to one consumer is not repeated to others, which
+// ask for such pods.
+func TestWordsOfRefusals(t *testing.T) {
+	m := answers.New()
+	refuse := func(consumer, message string, second int) {
+		m.Refused("paris", consumer, pods(2, "a", "1"), message, wait, at(second))
+	}
+	expectMessage := func(consumer, want string, second int) {
+		t.Helper()
+		rejections, _ := m.Rejections(consumer, "r", pods(2, "b", "1"), answerIn, at(second))
+		if got := rejections["paris"]; got.Reason != answers.ReasonRefused || got.Message != want {
+			t.Errorf("%s: %+v", consumer, got)
+		}
+	}
+	const others = "The provider has refused such pods. It is asked again later."
+	refuse("rome", "\"rome may not\"", 0)
+	expectMessage("rome", "The provider refused: \"rome may not\". It is asked again later.", 1)
+	expectMessage("oslo", others, 1)
+	// Refused at about the same time, which is no news.
+	refuse("oslo", "\"full\"", 1)
+	expectMessage("oslo", "The provider refused: \"full\". It is asked again later.", 2)
+	expectMessage("rome", "The provider refused: \"rome may not\". It is asked again later.", 2)
+	for i := range 100 {
+		refuse(fmt.Sprint("c", i), "no", 3)
+	}
+	expectMessage("c99", others, 4)
+	// A later refusal is about a later time.
+	refuse("oslo", "\"again\"", 40)
+	expectMessage("rome", others, 41)
 }
 
 func TestSilence(t *testing.T) {
@@ -171,7 +202,7 @@ func runMemory(t *testing.T, cases map[string]memoryCase) {
 			m := answers.New()
 			tc.happened(m)
 			for i, c := range tc.checks {
-				rejection, until := m.Rejection(c.cluster, c.uid, c.want, answerIn, c.at)
+				rejection, until := m.Rejection(c.cluster, "rome", c.uid, c.want, answerIn, c.at)
 				got := ""
 				if rejection != nil {
 					got = rejection.Reason
@@ -179,7 +210,7 @@ func runMemory(t *testing.T, cases map[string]memoryCase) {
 				if got != c.rejected || (rejection != nil) != until.After(c.at) {
 					t.Errorf("check %d: rejected with %q until %s, want %q", i, got, until, c.rejected)
 				}
-				all, _ := m.Rejections(c.uid, c.want, answerIn, c.at)
+				all, _ := m.Rejections("rome", c.uid, c.want, answerIn, c.at)
 				if all[c.cluster].Reason != c.rejected {
 					t.Errorf("check %d: all rejections are %v", i, all)
 				}
@@ -198,10 +229,10 @@ func TestRounds(t *testing.T) {
 		for second := range seconds {
 			for i := range reservations {
 				uid := types.UID(fmt.Sprint(i))
-				if rejection, _ := m.Rejection("paris", uid, pods(1, "a", "1"), answerIn, at(second)); rejection == nil {
+				if rejection, _ := m.Rejection("paris", "rome", uid, pods(1, "a", "1"), answerIn, at(second)); rejection == nil {
 					rounds++
 					m.Asked("paris", uid, pods(1, "a", "1"), at(second))
-					m.Refused("paris", pods(1, "a", "1"), "full", wait, at(second))
+					m.Refused("paris", "rome", pods(1, "a", "1"), "full", wait, at(second))
 				}
 			}
 		}
@@ -219,20 +250,20 @@ func TestMemoryIsBounded(t *testing.T) {
 	const shapes = 10_000
 	m.Missed("paris", "r", at(-30), false, time.Hour, at(0))
 	for i := range shapes {
-		m.Refused("paris", pods(1, "a", fmt.Sprintf("%dm", i+1)), "full", time.Hour, at(0))
+		m.Refused("paris", "rome", pods(1, "a", fmt.Sprintf("%dm", i+1)), "full", time.Hour, at(0))
 	}
 	if n := m.Len("paris"); n > answers.MaxEntries+1 {
 		t.Fatalf("%d entries are kept", n)
 	}
 	m.Answered("paris", "r", at(-60), at(0))
 	for i, want := range map[int]string{0: "", shapes - 1: answers.ReasonRefused, shapes - answers.MaxEntries/2: answers.ReasonRefused} {
-		rejection, _ := m.Rejection("paris", "r", pods(1, "a", fmt.Sprintf("%dm", i+1)), answerIn, at(1))
+		rejection, _ := m.Rejection("paris", "rome", "r", pods(1, "a", fmt.Sprintf("%dm", i+1)), answerIn, at(1))
 		if got := rejection != nil; got != (want != "") {
 			t.Errorf("shape %d: %+v", i, rejection)
 		}
 	}
 	// What has ended long ago is not kept.
-	m.Refused("paris", pods(1, "a", "9999m"), "full", wait, at(1_000_000))
+	m.Refused("paris", "rome", pods(1, "a", "9999m"), "full", wait, at(1_000_000))
 	if n := m.Len("paris"); n != 1 {
 		t.Errorf("%d entries are kept", n)
 	}
@@ -242,7 +273,7 @@ func TestMemoryIsBounded(t *testing.T) {
 func TestQuietPeriod(t *testing.T) {
 	for name, happens := range map[string]func(m *answers.Memory, pods broker.HeldCapacity, second int){
 		"refusal": func(m *answers.Memory, pods broker.HeldCapacity, second int) {
-			m.Refused("paris", pods, "full", wait, at(second))
+			m.Refused("paris", "rome", pods, "full", wait, at(second))
 		},
 		"silence": func(m *answers.Memory, _ broker.HeldCapacity, second int) {
 			m.Missed("paris", "r", at(second-30), false, wait, at(second))
@@ -252,14 +283,14 @@ func TestQuietPeriod(t *testing.T) {
 		few, many := pods(2, "a", "1"), pods(9, "a", "1")
 		happens(m, few, 0)
 		happens(m, few, 30)
-		if rejection, until := m.Rejection("paris", "r", few, answerIn, at(31)); rejection == nil || !until.Equal(at(90)) {
+		if rejection, until := m.Rejection("paris", "rome", "r", few, answerIn, at(31)); rejection == nil || !until.Equal(at(90)) {
 			t.Errorf("%s, the second time: until %s", name, until)
 		}
 		happens(m, many, 10_000)
-		if rejection, until := m.Rejection("paris", "r", many, answerIn, at(10_001)); rejection == nil || !until.Equal(at(10_030)) {
+		if rejection, until := m.Rejection("paris", "rome", "r", many, answerIn, at(10_001)); rejection == nil || !until.Equal(at(10_030)) {
 			t.Errorf("%s, after a quiet period: until %s", name, until)
 		}
-		if rejection, _ := m.Rejection("paris", "r", few, answerIn, at(10_001)); name == "refusal" && rejection != nil {
+		if rejection, _ := m.Rejection("paris", "rome", "r", few, answerIn, at(10_001)); name == "refusal" && rejection != nil {
 			t.Errorf("fewer pods than were refused after a quiet period are rejected: %+v", rejection)
 		}
 	}

@@ -1,7 +1,6 @@
 package reservation
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -15,6 +14,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
@@ -30,6 +30,11 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 	}
 	var asked broker.HeldCapacity
 	var news, changed, released bool
+	// The provider's words, as such.
+	said := "no reason given"
+	if ack.Message != "" {
+		said = events.Quote(ack.Message)
+	}
 	var lines auditLines
 	askedAt := r.book.AskedAt(name, ack.ReservationUID, cluster)
 	_, err = r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
@@ -59,7 +64,7 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 			r.expectRefusal(ctx, &lines, ad, before)
 			// It is remembered before the refused capacity is released: the provider is
 			// not chosen again for the same.
-			news = r.answers.Refused(cluster, asked, reasonOf(ack), config.retryAfter, r.clock.Now()) || news
+			news = r.answers.Refused(cluster, before.Requester, asked, said, config.retryAfter, r.clock.Now()) || news
 		}
 		return edited{status: changed}, nil
 	})
@@ -74,7 +79,7 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 	switch {
 	case news:
 		if reservation := r.store.reservation(name); reservation != nil && reservation.UID == ack.ReservationUID {
-			r.recordRefused(reservation, cluster, reasonOf(ack), asked)
+			r.recordRefused(reservation, cluster, said, asked)
 		}
 	case ack.Accepted && r.answers.Accepted(cluster, asked):
 		r.retryQueued()
@@ -91,8 +96,6 @@ func (r *Reconciler) rememberAnswer(cluster string, uid types.UID, askedAt time.
 	}
 	return r.answers.Answered(cluster, uid, askedAt, r.clock.Now())
 }
-
-func reasonOf(ack protocol.ProviderAck) string { return cmp.Or(ack.Message, "no reason given") }
 
 // answered is the hold that an ack answers; nil if it answers an earlier attempt.
 func answered(ad *broker.ClusterAdvertisement, name string, ack protocol.ProviderAck) (*broker.Hold, error) {

@@ -2,7 +2,6 @@ package reservation
 
 import (
 	"fmt"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -53,10 +52,10 @@ func (r *Reconciler) recordChanges(reservation *broker.Reservation, before *brok
 	}
 }
 
-// recordRefused records an event for a provider's refusal of capacity.
-func (r *Reconciler) recordRefused(reservation *broker.Reservation, cluster, message string, refused broker.HeldCapacity) {
+// recordRefused records an event for a provider's refusal of capacity, with what it said.
+func (r *Reconciler) recordRefused(reservation *broker.Reservation, cluster, said string, refused broker.HeldCapacity) {
 	r.recorder.Eventf(reservation, nil, corev1.EventTypeWarning, eventRefused, actionPlace, "%s refused %s: %s. Choosing another provider.",
-		cluster, amount(refused), strings.TrimRight(message, ". "))
+		cluster, amount(refused), said)
 }
 
 // recordPrice records an event for a provider that has become more expensive.

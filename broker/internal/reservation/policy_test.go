@@ -189,7 +189,7 @@ func (h *hub) answer(cluster, name string, accepted bool) {
 		if accepted {
 			h.answers.Accepted(cluster, asked)
 		} else {
-			h.answers.Refused(cluster, asked, "full", h.config.retryAfter, h.clock.Now())
+			h.answers.Refused(cluster, "rome", asked, "full", h.config.retryAfter, h.clock.Now())
 		}
 	})
 	h.reconcile(name)
@@ -757,7 +757,7 @@ func TestWritesOfARefusingProvider(t *testing.T) {
 	if refusals > 4 || h.writes > 200 {
 		t.Errorf("%d refusals and %d writes of 100 Reservations in 100 s", refusals, h.writes)
 	}
-	h.expectCondition("r0", broker.ConditionQueued, reasonInsufficientCapacity, "The provider refused: full.")
+	h.expectCondition("r0", broker.ConditionQueued, reasonInsufficientCapacity, "The provider refused: full. It is asked again later.")
 }
 
 // The price is what was agreed, also for the budget.

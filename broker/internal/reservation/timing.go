@@ -64,7 +64,7 @@ func (r *Reconciler) remember(in *snapshot) {
 		}
 	}
 	in.rejections = func(want broker.HeldCapacity) (map[string]capacity.Rejection, time.Time) {
-		return r.answers.Rejections(reservation.UID, want, in.config.proofDeadline, in.now)
+		return r.answers.Rejections(reservation.Spec.RequesterID, reservation.UID, want, in.config.proofDeadline, in.now)
 	}
 	in.queueTime, in.asked = r.queueTime(in)
 	r.observeQueue(in)

@@ -86,7 +86,7 @@ func (r *Reconciler) observeQueue(in *snapshot) {
 		if !remembered[cluster] {
 			return true
 		}
-		rejection, _ := r.answers.Rejection(cluster, ahead[i].UID, ahead[i].Request.Want, config.proofDeadline, now)
+		rejection, _ := r.answers.Rejection(cluster, ahead[i].Request.Requester, ahead[i].UID, ahead[i].Request.Want, config.proofDeadline, now)
 		return rejection == nil
 	}
 }

@@ -365,7 +365,7 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 	case protocol.RoleProvider:
 		var ack protocol.ProviderAck
 		if err = decode(r, &ack); err == nil {
-			ack.Message = events.TruncateTo(ack.Message, maxAckMessage)
+			ack.Message = events.Line(ack.Message, maxAckMessage)
 			audit(r, "attempt", ack.Attempt, "accepted", ack.Accepted, "message", ack.Message)
 			err = s.Reconciler.ApplyProviderAck(r.Context(), caller, id, ack)
 		}
