@@ -85,7 +85,8 @@ func (s *search) report(parts []Part) broker.Decision {
 		reason := s.reason(i)
 		counts[reason]++
 		ranks[i] = cmp.Or(relevance[reason], relevance[ReasonRefused])
-		if s.id(i) == s.request.Pin {
+		// A pinned cluster that does not lend to the consumer leaves the list as it is.
+		if s.id(i) == s.request.Pin && !closed(reason) {
 			ranks[i] = 0
 		}
 		listed = insert(listed, i, maxListed, func(a, b int) int {
@@ -115,15 +116,13 @@ func ForConsumer(decision *broker.Decision) *broker.Decision {
 		return nil
 	}
 	seen := broker.Decision{Scores: decision.Scores}
-	var closed int32
+	var unnamed int32
 	named := func(reason string, count int32) bool {
-		switch reason {
-		case capacity.ReasonLendingDisabled, capacity.ReasonConsumerNotAdmitted:
-			closed += count
+		if closed(reason) {
+			unnamed += count
 			return false
-		default:
-			return reason != ReasonRequesterItself
 		}
+		return reason != ReasonRequesterItself
 	}
 	for _, rejection := range decision.Rejections {
 		if named(rejection.Reason, 1) {
@@ -138,11 +137,17 @@ func ForConsumer(decision *broker.Decision) *broker.Decision {
 	if len(seen.Rejections) == len(decision.Rejections) && len(seen.RejectionCounts) == len(decision.RejectionCounts) {
 		return decision
 	}
-	if closed > 0 {
-		seen.RejectionCounts = append(seen.RejectionCounts, broker.RejectionCount{Reason: capacity.ReasonConsumerNotAdmitted, Count: closed})
+	if unnamed > 0 {
+		seen.RejectionCounts = append(seen.RejectionCounts, broker.RejectionCount{Reason: capacity.ReasonConsumerNotAdmitted, Count: unnamed})
 		slices.SortFunc(seen.RejectionCounts, func(a, b broker.RejectionCount) int { return cmp.Compare(a.Reason, b.Reason) })
 	}
 	return &seen
+}
+
+// closed reports whether a cluster that is rejected for that reason does not lend to the
+// consumer.
+func closed(reason string) bool {
+	return reason == capacity.ReasonLendingDisabled || reason == capacity.ReasonConsumerNotAdmitted
 }
 
 // addScores adds the scores of the best candidates. The first score of a cluster

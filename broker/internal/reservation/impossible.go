@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 )
 
@@ -24,8 +25,9 @@ func (in snapshot) impossible() impossibility {
 	if !madeByHand(in.reservation) || want.Empty() {
 		return impossibility{}
 	}
-	if pin := spec.TargetClusterID; pin != "" && in.advertisement(pin) == nil {
-		return impossibility{reasonUnknownTarget, fmt.Sprintf("No cluster %s has sent an advertisement: correct or remove targetClusterID. It is placed once %s advertises.", pin, pin)}
+	if pin := spec.TargetClusterID; pin != "" && !in.lends(pin) {
+		return impossibility{reasonUnknownTarget, fmt.Sprintf("No cluster %s that lends to %s has sent an advertisement: correct or remove targetClusterID, or check the agent of %s and its values lend.enabled and lend.consumers. It is placed once %s advertises that it does.",
+			pin, spec.RequesterID, pin, pin)}
 	}
 	request := decide.Request{Requester: spec.RequesterID, Pin: spec.TargetClusterID, Placement: spec.Placement}
 	var allocatable []corev1.ResourceList
@@ -42,8 +44,7 @@ func (in snapshot) impossible() impossibility {
 	}
 	if len(want.PodSets) == 0 {
 		if name, amount, ok := exceeding(want.Totals.List(), all); ok {
-			most := all[name]
-			return impossibility{reasonTooLarge, fmt.Sprintf("It requests %s %s, and all nodes of the providers together have %s. Request less.", name, amount.String(), most.String())}
+			return impossibility{reasonTooLarge, fmt.Sprintf("It requests %s %s, which is more than all nodes of the providers together have. Request less.", name, amount.String())}
 		}
 	}
 	for _, set := range want.PodSets {
@@ -53,6 +54,13 @@ func (in snapshot) impossible() impossibility {
 		}
 	}
 	return impossibility{}
+}
+
+// lends reports whether a cluster lends to the requester. One that does not is as if it did
+// not exist: the requester must not learn that it does.
+func (in snapshot) lends(cluster string) bool {
+	ad := in.advertisement(cluster)
+	return ad != nil && capacity.AdmitReason(ad.Spec.Lending, in.reservation.Spec.RequesterID, nil) == ""
 }
 
 // invalidSelector is why no pod can use a Reservation; zero if pods can. What is held stays

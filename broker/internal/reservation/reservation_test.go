@@ -623,7 +623,7 @@ func impossible(e *env) {
 	e.expect("selector", broker.ReservationFailed, "0 of 1 pods")
 	e.expectCondition("selector", broker.ConditionReady, false, `podSelector: key: Invalid value: "not a key"`)
 	e.edit("r", func(r *broker.Reservation) { r.Spec.Placement = nil })
-	e.expectCondition("r", broker.ConditionReady, false, "No cluster paris has sent an advertisement")
+	e.expectCondition("r", broker.ConditionReady, false, "No cluster paris that lends to rome has sent an advertisement")
 	e.expect("r", broker.ReservationFailed, "0 of 1 pods")
 
 	// What only the hub's author asks for is not queued if no provider could ever give it.
@@ -636,7 +636,7 @@ func impossible(e *env) {
 	e.expectCondition("none", broker.ConditionReady, false, "requests no capacity")
 	p.advertise(e.spec("berlin", "2"))
 	e.request("total", 1, total("5"))
-	e.expectCondition("total", broker.ConditionLocked, false, "It requests cpu 5, and all nodes of the providers together have 2")
+	e.expectCondition("total", broker.ConditionLocked, false, "It requests cpu 5, which is more than all nodes of the providers together have.")
 	e.request("pod", 1, func(r *broker.Reservation) { r.Spec.PodSets[0].Requests = cpu("3") })
 	e.expectCondition("pod", broker.ConditionReady, false, "A pod of set pods requests cpu 3, and no provider has as much")
 	// In the consumer, the same holds for what was made by hand; what the scheduler plugin

@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/answers"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
@@ -110,7 +111,7 @@ func advertisementView(advertisement *broker.ClusterAdvertisement, caller string
 			view.Spec.ObservedHolds = append(view.Spec.ObservedHolds, hold)
 		}
 	}
-	lends := spec.Lending.Enabled && (len(spec.Lending.Consumers) == 0 || slices.Contains(spec.Lending.Consumers, caller))
+	lends := capacity.AdmitReason(spec.Lending, caller, nil) == ""
 	if !lends && view.Status.Holds == nil && view.Spec.ObservedHolds == nil {
 		return view, false
 	}
