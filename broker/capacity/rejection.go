@@ -66,8 +66,9 @@ func violatesRestricted(set broker.PodSet) bool {
 	return set.PodSecurity == broker.PodSecurityBaseline && set.Count > 0
 }
 
-// Account is the ledger's account of a cluster.
-type Account struct{ Allocatable, Allocated, Reserved, Available Vector }
+// Account is the ledger's account of a cluster. Of it, consumers to which the cluster lends
+// know what is available.
+type Account struct{ Allocatable, Allocated, Available Vector }
 
 func (a *Account) less(amount Vector, n int64) *Account {
 	out := *a
@@ -80,30 +81,39 @@ func Insufficient(name corev1.ResourceName, requested, available string) string 
 	return fmt.Sprintf("Insufficient %s: requested %s, available %s", name, requested, available)
 }
 
-// insufficient words the lack of each resource that is requested and not
-// available. where qualifies available. The account may be nil.
-func (a *Account) insufficient(request, available Vector, where string) string {
+// insufficient words the lack of each resource that is requested and not available in the
+// account.
+func (a *Account) insufficient(request Vector) string {
+	return lacks(request, a.Available, func(name corev1.ResourceName) string {
+		return Insufficient(name, request.format(name), a.Available.format(name))
+	})
+}
+
+// insufficientOn words the lack of each resource that is requested and not free on nodes. How
+// much is free there is the provider's own affair.
+func insufficientOn(where string, request, free Vector) string {
+	return lacks(request, free, func(name corev1.ResourceName) string {
+		return fmt.Sprintf("Insufficient %s on %s: requested %s", name, where, request.format(name))
+	})
+}
+
+// lacks words the lack of each resource of which less is there than requested.
+func lacks(request, there Vector, word func(corev1.ResourceName) string) string {
 	var lacks []string
 	for _, name := range request.Kinds() {
-		if request[name] <= available[name] {
-			continue
+		if request[name] > there[name] {
+			lacks = append(lacks, word(name))
 		}
-		lack := Insufficient(name, request.format(name), available.format(name)) + where
-		if a != nil {
-			lack += fmt.Sprintf(" (allocatable %s, allocated %s, reserved %s)",
-				a.Allocatable.format(name), a.Allocated.format(name), a.Reserved.format(name))
-		}
-		lacks = append(lacks, lack)
 	}
 	return strings.Join(lacks, "; ") + "."
 }
 
 func (p *Packer) rejectTotal(total Vector, account *Account) *Rejection {
 	if account != nil && total.FitsIn(account.Available) == 0 {
-		return &Rejection{ReasonInsufficientCapacity, account.insufficient(total, account.Available, "")}
+		return &Rejection{ReasonInsufficientCapacity, account.insufficient(total)}
 	}
 	if free := p.divisible(); total.FitsIn(free) == 0 {
-		return &Rejection{ReasonInsufficientCapacity, account.insufficient(total, free, " on the nodes without taints")}
+		return &Rejection{ReasonInsufficientCapacity, insufficientOn("the nodes without taints", total, free)}
 	}
 	return nil
 }
@@ -151,11 +161,11 @@ func (p *Packer) shortage(set broker.PodSet, fit int64, account *Account) shorta
 		}
 		reason, why = ReasonNoMatchingNodes, "No node matches: "+strings.Join(mismatches, ", ")+"."
 	case account != nil && request.FitsIn(account.Available) == 0:
-		why = account.insufficient(request, account.Available, "")
+		why = account.insufficient(request)
 	case largest != nil && largest[figures+rowPods] == 0:
 		why = "Too many pods: every matching node runs its maximum number of pods."
 	case largest != nil:
-		why = account.insufficient(request, p.layout.vector(largest), " on one node")
+		why = insufficientOn("one node", request, p.layout.vector(largest))
 	}
 	return shortage{reason, fmt.Sprintf("%d of %d pods of pod set %q fit. %s", fit, set.Count, set.Name, why)}
 }

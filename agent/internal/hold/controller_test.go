@@ -430,7 +430,7 @@ func shrinkWaitsForGuests(e *env) {
 
 func totalsAndTerms(e *env) {
 	e.hold("r2", "rome", 1, total(expect.Resources("cpu", "1500m")))
-	e.decided("r2", 1, hold.ReasonInsufficientCapacity, "Insufficient cpu: requested 1500m, available 1 on the nodes without taints.", 0)
+	e.decided("r2", 1, hold.ReasonInsufficientCapacity, "Insufficient cpu on the nodes without taints: requested 1500m.", 0)
 	e.hold("r2", "rome", 2, total(expect.Resources("cpu", "1")))
 	expect.Eventually(e, "the total to be held", func() (bool, string) {
 		in, c := e.get("r2")

@@ -69,7 +69,7 @@ func TestTotals(t *testing.T) {
 
 	// Of 2 CPUs, the guest uses 900m and this pod as much.
 	e.pod(namespace, "local", "900m", func(s *corev1.PodSpec) { s.NodeName = "a" })
-	e.held("t1", 2, hold.ReasonCapacityLost, "Holding only cpu 1100m, memory 128Mi: Insufficient cpu: requested 400m, available 200m")
+	e.held("t1", 2, hold.ReasonCapacityLost, "Holding only cpu 1100m, memory 128Mi: Insufficient cpu on the nodes without taints: requested 400m")
 	e.hold("t1", "rome", 3, total(expect.Resources("cpu", "1100m", "memory", "128Mi")))
 	e.held("t1", 3, hold.ReasonCapacityLost, "Holding cpu 1100m, memory 128Mi for consumer rome. Guests beyond that must leave by ")
 	e.proven("t1")

@@ -173,7 +173,7 @@ func TestFilters(t *testing.T) {
 			request:  with(pods(1, "cpu=5"), func(a *decide.Request) { a.Pin = "paris" }),
 			clusters: []oracleCluster{cluster("berlin"), cluster("paris", totals("cpu=2", "cpu=800m"), shapes(1, "cpu=1200m memory=900Mi", 9))},
 			rejected: byCluster{"berlin": "PinnedElsewhere", "paris": "InsufficientCapacity"},
-			messages: byCluster{"paris": "0 of 1 pods of pod set \"pods\" fit. Insufficient cpu: requested 5, available 1200m (allocatable 2, allocated 800m, reserved 0)."},
+			messages: byCluster{"paris": "0 of 1 pods of pod set \"pods\" fit. Insufficient cpu: requested 5, available 1200m."},
 		},
 		"budget": {
 			reason: "unknown prices and other currencies do not fit a budget; what is committed counts",
@@ -196,7 +196,7 @@ func TestFit(t *testing.T) {
 			request:  pods(1, "cpu=8 memory=64Mi"),
 			clusters: []oracleCluster{cluster("paris", totals("cpu=20 memory=20Gi", "cpu=10"), shapes(10, "cpu=1 memory=900Mi", 9))},
 			rejected: byCluster{"paris": "InsufficientCapacity"},
-			messages: byCluster{"paris": "Insufficient cpu: requested 8, available 1 on one node (allocatable 20, allocated 10, reserved 0)."},
+			messages: byCluster{"paris": "Insufficient cpu on one node: requested 8."},
 		},
 		"a divisible total may be spread": {
 			reason:  "that is what divisible means",
@@ -207,7 +207,7 @@ func TestFit(t *testing.T) {
 			},
 			want:     "paris",
 			rejected: byCluster{"berlin": "InsufficientCapacity"},
-			messages: byCluster{"berlin": "Insufficient cpu: requested 8, available 7 on the nodes without taints (allocatable 20, allocated 10, reserved 0)."},
+			messages: byCluster{"berlin": "Insufficient cpu on the nodes without taints: requested 8."},
 		},
 		"available by the ledger": {
 			reason:   "free shapes do not help where the provider keeps headroom",
@@ -227,7 +227,7 @@ func TestFit(t *testing.T) {
 			clusters: []oracleCluster{cluster("paris", totals("cpu=9", ""), shapes(1, "cpu=1", 9),
 				holds("oslo", 1, "cpu=800m"), holds("oslo", 1, "cpu=100m"), guests("oslo", 1, "cpu=150m"))},
 			rejected: byCluster{"paris": "InsufficientCapacity"},
-			messages: byCluster{"paris": "Insufficient cpu: requested 900m, available 200m on one node"},
+			messages: byCluster{"paris": "Insufficient cpu on one node: requested 900m."},
 		},
 		"known guests free nothing twice": {
 			reason:  "a guest with exactly the used amount is subtracted from the claims",
@@ -254,7 +254,7 @@ func TestFit(t *testing.T) {
 			clusters: []oracleCluster{cluster("berlin"), cluster("paris", totals("nvidia.com/gpu=2", ""), shapes(1, "nvidia.com/gpu=2", 9))},
 			want:     "paris", pods: 2,
 			rejected: byCluster{"berlin": "InsufficientCapacity"},
-			messages: byCluster{"berlin": "Insufficient nvidia.com/gpu: requested 1, available 0 (allocatable 0, allocated 0, reserved 0)."},
+			messages: byCluster{"berlin": "Insufficient nvidia.com/gpu: requested 1, available 0."},
 		},
 		"selector": {
 			reason: "labels, affinity and taints are matched class by class",
@@ -315,7 +315,7 @@ func TestPreference(t *testing.T) {
 			},
 			want: "paris", pods: 3,
 			rejected: byCluster{"berlin": "PartialCapacity"},
-			messages: byCluster{"berlin": `2 of 3 pods of pod set "pods" fit. Insufficient cpu: requested 1, available 0 on one node`},
+			messages: byCluster{"berlin": `2 of 3 pods of pod set "pods" fit. Insufficient cpu on one node: requested 1.`},
 		},
 		"most pods": {
 			reason:  "if all pods fit nowhere, the one where most fit",

@@ -238,11 +238,9 @@ func (o *offer) complete() bool { return o.rejection == nil }
 // fit packs a request into a cluster's free capacity, after all that its holds
 // may still claim there.
 func fit(request *decide.Request, cluster *oracleCluster) *offer {
-	reserved, available := ledger.Account(&cluster.Spec, &broker.ClusterAdvertisementStatus{Holds: cluster.Holds})
+	_, available := ledger.Account(&cluster.Spec, &broker.ClusterAdvertisementStatus{Holds: cluster.Holds})
 	o := &offer{cluster: cluster, account: oracleAccount{
 		Allocatable: capacity.Floor(cluster.Spec.Resources.Allocatable.List()),
-		Allocated:   capacity.Ceil(cluster.Spec.Resources.Allocated.List()),
-		Reserved:    capacity.Ceil(reserved.List()),
 		Available:   capacity.Floor(available.List()),
 	}}
 	packer := newOraclePacker(oracleSlots(cluster.Spec.NodeClasses))
@@ -611,7 +609,7 @@ func mismatch(slot *oracleSlot, set broker.PodSet, affinity *nodeaffinity.LazyEr
 }
 
 // oracleAccount is the ledger's account of a cluster.
-type oracleAccount struct{ Allocatable, Allocated, Reserved, Available capacity.Vector }
+type oracleAccount struct{ Allocatable, Available capacity.Vector }
 
 func (a *oracleAccount) less(amount capacity.Vector, n int64) *oracleAccount {
 	out := *a
@@ -619,18 +617,17 @@ func (a *oracleAccount) less(amount capacity.Vector, n int64) *oracleAccount {
 	return &out
 }
 
-// insufficient words the lack of each resource that is requested and not
-// available. where qualifies available. The account may be nil.
-func (a *oracleAccount) insufficient(request, available capacity.Vector, where string) string {
+// insufficient words the lack of each resource that is requested and not available, with
+// the amount unless it is what nodes have free: then where names them.
+func insufficient(request, available capacity.Vector, where string) string {
 	var lacks []string
 	for _, name := range request.Kinds() {
 		if request[name] <= available[name] {
 			continue
 		}
-		lack := capacity.Insufficient(name, oracleFormat(request, name), oracleFormat(available, name)) + where
-		if a != nil {
-			lack += fmt.Sprintf(" (allocatable %s, allocated %s, reserved %s)",
-				oracleFormat(a.Allocatable, name), oracleFormat(a.Allocated, name), oracleFormat(a.Reserved, name))
+		lack := capacity.Insufficient(name, oracleFormat(request, name), oracleFormat(available, name))
+		if where != "" {
+			lack = fmt.Sprintf("Insufficient %s on %s: requested %s", name, where, oracleFormat(request, name))
 		}
 		lacks = append(lacks, lack)
 	}
@@ -639,10 +636,10 @@ func (a *oracleAccount) insufficient(request, available capacity.Vector, where s
 
 func (p *oraclePacker) rejectTotal(total capacity.Vector, account *oracleAccount) *capacity.Rejection {
 	if account != nil && total.FitsIn(account.Available) == 0 {
-		return &capacity.Rejection{Reason: capacity.ReasonInsufficientCapacity, Message: account.insufficient(total, account.Available, "")}
+		return &capacity.Rejection{Reason: capacity.ReasonInsufficientCapacity, Message: insufficient(total, account.Available, "")}
 	}
 	if free := p.divisible(); total.FitsIn(free) == 0 {
-		return &capacity.Rejection{Reason: capacity.ReasonInsufficientCapacity, Message: account.insufficient(total, free, " on the nodes without taints")}
+		return &capacity.Rejection{Reason: capacity.ReasonInsufficientCapacity, Message: insufficient(total, free, "the nodes without taints")}
 	}
 	return nil
 }
@@ -676,11 +673,11 @@ func (p *oraclePacker) shortage(set broker.PodSet, fit int64, account *oracleAcc
 		}
 		reason, why = capacity.ReasonNoMatchingNodes, "No node matches: "+strings.Join(mismatches, ", ")+"."
 	case account != nil && request.FitsIn(account.Available) == 0:
-		why = account.insufficient(request, account.Available, "")
+		why = insufficient(request, account.Available, "")
 	case largest != nil && largest.Pods == 0:
 		why = "Too many pods: every matching node runs its maximum number of pods."
 	case largest != nil:
-		why = account.insufficient(request, largest.Free, " on one node")
+		why = insufficient(request, largest.Free, "one node")
 	}
 	return shortage{reason, fmt.Sprintf("%d of %d pods of pod set %q fit. %s", fit, set.Count, set.Name, why)}
 }

@@ -2,7 +2,6 @@ package decide
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -161,11 +160,10 @@ func (e *entry) prepare() {
 			e.prepared.Store(true)
 			return
 		}
-		reserved, available := ledger.Account(e.spec, &broker.ClusterAdvertisementStatus{Holds: e.holds})
+		_, available := ledger.Account(e.spec, &broker.ClusterAdvertisementStatus{Holds: e.holds})
 		e.account = capacity.Account{
 			Allocatable: capacity.Floor(e.spec.Resources.Allocatable.List()),
 			Allocated:   capacity.Ceil(e.spec.Resources.Allocated.List()),
-			Reserved:    capacity.Ceil(reserved.List()),
 			Available:   capacity.Floor(available.List()),
 		}
 		e.free = e.before
@@ -184,8 +182,6 @@ func (e *entry) prepare() {
 // keepFree takes a claim from what is free.
 func (e *entry) keepFree(claim broker.HeldCapacity) {
 	total := capacity.Ceil(claim.Totals.List())
-	e.account.Reserved = maps.Clone(e.account.Reserved)
-	e.account.Reserved.Add(total, 1)
 	e.account.Available = e.account.Available.Minus(total, 1)
 	if len(claim.PodSets) > 0 {
 		total = capacity.Vector{}
