@@ -29,9 +29,9 @@ const (
 const (
 	// maxFactor limits how much longer a provider is left alone after repeated refusals.
 	maxFactor = 16
-	// maxTold is the maximum number of consumers whose messages are remembered of one shape:
+	// maxQuoted is the maximum number of consumers whose messages are remembered of one shape:
 	// the others see that of every consumer.
-	maxTold = 16
+	maxQuoted = 16
 	// MaxEntries is the maximum number of shapes and Reservations that are remembered of one
 	// provider: the last ones.
 	MaxEntries = 128
@@ -91,9 +91,9 @@ const (
 
 type entry struct {
 	reason, message string
-	// told are the messages for the consumers that were refused, in their provider's words,
-	// which are for nobody else.
-	told map[string]string
+	// quoted are the messages for the consumers that were refused, in their provider's words.
+	// Each is for its own consumer only.
+	quoted map[string]string
 	// pods is the smallest number of pods that was refused, 0 for a divisible total.
 	pods int32
 	// until is when the provider may be asked again; quiet when the entry does not count
@@ -139,10 +139,10 @@ func (m *Memory) Refused(cluster, consumer string, refused broker.HeldCapacity, 
 	for _, shape := range shapes(refused) {
 		e := m.entry(cluster, shape.key, now)
 		if e.set(ReasonRefused, "The provider has refused such pods. It is asked again later.", shape.pods, wait, now) {
-			e.told, news = map[string]string{}, true
+			e.quoted, news = map[string]string{}, true
 		}
-		if _, known := e.told[consumer]; known || len(e.told) < maxTold {
-			e.told[consumer] = fmt.Sprintf("The provider refused: %s. It is asked again later.", message)
+		if _, known := e.quoted[consumer]; known || len(e.quoted) < maxQuoted {
+			e.quoted[consumer] = fmt.Sprintf("The provider refused: %s. It is asked again later.", message)
 		}
 	}
 	return news
@@ -298,7 +298,7 @@ func (m *Memory) rejection(cluster, consumer string, uid types.UID, want []shape
 			}
 		}
 		if now.Before(end) && end.After(until) {
-			rejection, until = &capacity.Rejection{Reason: e.reason, Message: cmp.Or(e.told[consumer], e.message)}, end
+			rejection, until = &capacity.Rejection{Reason: e.reason, Message: cmp.Or(e.quoted[consumer], e.message)}, end
 		}
 	}
 	return rejection, until
