@@ -77,7 +77,6 @@ func (c *Controller) start(ctx context.Context, config nodeconfig.Config) (n *vi
 		return nil, err
 	}
 	n.pods.SetTerminating(config.Terminating)
-	n.pods.SetOwnNetworks(config.Capacity.OwnNetworks)
 	ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	listener, err := n.setupServer(ctx)
 	if err != nil {
@@ -209,7 +208,6 @@ func (n *virtualNode) update(config nodeconfig.Config) bool {
 		return false
 	}
 	n.pods.SetTerminating(config.Terminating)
-	n.pods.SetOwnNetworks(config.Capacity.OwnNetworks)
 	n.node.SetConfig(config)
 	return true
 }
