@@ -99,13 +99,13 @@ func insufficientOn(where string, request, free Vector) string {
 
 // lacks words the lack of each resource of which less is there than requested.
 func lacks(request, there Vector, word func(corev1.ResourceName) string) string {
-	var lacks []string
+	var words []string
 	for _, name := range request.Kinds() {
 		if request[name] > there[name] {
-			lacks = append(lacks, word(name))
+			words = append(words, word(name))
 		}
 	}
-	return strings.Join(lacks, "; ") + "."
+	return strings.Join(words, "; ") + "."
 }
 
 func (p *Packer) rejectTotal(total Vector, account *Account) *Rejection {
