@@ -160,8 +160,8 @@ func (d *Driver) namespacesPending(ctx context.Context, provider string, namespa
 		if offloading != nil && !session.IsManaged(offloading) {
 			return ptr.To(peering.Waiting("NamespaceOffloadingConflict", fmt.Sprintf("NamespaceOffloading of namespace %s is not managed by Spillway and does not select provider %s; delete it or let it select that cluster", namespace, provider))), nil
 		}
-		return ptr.To(peering.Waiting("NamespacePending", fmt.Sprintf("waiting for namespace %s at provider %s, one of %d namespaces of this cluster there. If it does not appear, the provider refuses more: "+
-			"let fewer namespaces overflow, or let its administrator raise the value liqo.maxNamespaces there", d.remoteNamespace(namespace), provider, mapped(maps)))), nil
+		return ptr.To(peering.Waiting("NamespacePending", fmt.Sprintf("waiting for namespace %s at provider %s, one of %d namespaces of this cluster there. The provider limits their number: if it does not appear, "+
+			"let fewer namespaces overflow, or let the administrator of %s raise the value liqo.maxNamespaces", d.remoteNamespace(namespace), provider, mapped(maps), provider))), nil
 	}
 	return nil, nil
 }
