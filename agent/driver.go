@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"time"
 
@@ -74,6 +75,8 @@ type driverOptions struct {
 	config    *rest.Config
 	clusterID string
 	messenger peering.Messenger
+	// ownNetworks are those of this cluster, nil while they are unknown.
+	ownNetworks func() []netip.Prefix
 	// enqueueConsumer and enqueueProvider reconcile a cluster's peering with this one
 	// as the consumer and as the provider.
 	enqueueConsumer, enqueueProvider func(clusterID string)
@@ -114,7 +117,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 			Options: consumer, VirtualNodeNamespace: o.virtualNodeNamespace,
 			Endpoint: o.apiServerEndpoint, CA: func() ([]byte, error) { return apiServerCA(o.apiServerCAFile, d.config) },
 			AgentRole: o.guestsRole, TokenTTL: o.directTokenTTL, Networks: networks,
-			PodSecurity: o.lending.PodSecurity, HandOver: o.hold == holdPlaceholders,
+			PodSecurity: o.lending.PodSecurity, HandOver: o.hold == holdPlaceholders, OwnNetworks: d.ownNetworks,
 		}
 		if chosen.driver, err = direct.NewDriver(options); err != nil {
 			return chosenDriver{}, err
@@ -127,7 +130,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 		Options:       consumer,
 		LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs, TenantRole: o.liqoTenantRole, GuestsRole: o.guestsRole, Networks: networks,
 		NamespaceRole: o.liqoNamespaceRole, OpenKubelets: o.liqoOpenKubelets, ReflectAll: o.liqoReflectAll, ServiceAccountTokens: o.liqoServiceAccountTokens,
-		Webhook: o.guestsWebhookCertDir != "", HandOver: o.hold == holdPlaceholders,
+		Webhook: o.guestsWebhookCertDir != "", HandOver: o.hold == holdPlaceholders, OwnNetworks: d.ownNetworks,
 	}
 	if chosen.driver, err = liqo.NewDriver(options); err != nil {
 		return chosenDriver{}, err

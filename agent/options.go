@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
 	"github.com/spillway-dev/spillway/agent/internal/advertise"
+	"github.com/spillway-dev/spillway/agent/internal/networks"
 	"github.com/spillway-dev/spillway/agent/internal/peering/direct"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
@@ -68,6 +69,7 @@ type options struct {
 	liqoReflectAll, liqoServiceAccountTokens bool
 	serviceAccount                           string
 	podCIDRs                                 list
+	ownNetworks                              list
 	fingerprints                             map[string]string
 
 	virtualNodeNamespace string
@@ -217,6 +219,7 @@ func (o *options) complete() {
 
 // driverFlags defines what the drivers need, and what limits guests.
 func driverFlags(flags *flag.FlagSet, o *options) {
+	flags.Var(&o.ownNetworks, "own-networks", "Networks (CIDR) of this cluster, besides the addresses of its nodes and API server, the nodes' pod networks (spec.podCIDRs), and those of --liqo-pod-cidrs and of Services. Comma-separated; can be repeated. An overflowed pod whose provider reports an address in one of them has no address.")
 	flags.StringVar(&o.liqoNamespace, "liqo-namespace", "liqo", "Driver liqo: namespace of the Liqo installation.")
 	flags.StringVar(&o.liqoTenantRole, "liqo-tenant-role", "spillway-agent-tenant", "Driver liqo: ClusterRole that the agent binds to itself in each peer's namespace. If empty, it binds none.")
 	flags.StringVar(&o.liqoNamespaceRole, "liqo-namespace-role", "spillway-agent-namespace", "Driver liqo: ClusterRole that the agent binds to itself in namespaces with overflowed pods, to mark the ConfigMaps and Secrets that they refer to. If empty, it binds none.")
@@ -257,6 +260,8 @@ func (o *options) validate(rest []string) error {
 		return errors.New("--hold=placeholders requires --placeholders-namespace, and --placeholders-timeout greater than 0")
 	case o.leaveWithin <= 0 || o.leaveWithin > protocol.MaxLeaveWithin:
 		return fmt.Errorf("--lend-leave-within=%s must be greater than 0 and at most %s", o.leaveWithin, protocol.MaxLeaveWithin)
+	case len(networks.Parse(o.ownNetworks...)) < len(o.ownNetworks):
+		return fmt.Errorf("--own-networks=%s is not valid: use networks such as 10.0.0.0/8", &o.ownNetworks)
 	case o.advertisementInterval <= 0:
 		return errors.New("--advertisement-requeue-interval must be greater than 0")
 	}

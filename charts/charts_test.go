@@ -657,16 +657,19 @@ func TestSteeringIsSafe(t *testing.T) {
 // consumer must.
 func TestGuestsWebhook(t *testing.T) {
 	webhooks := webhooksOf(t, render(t, "agent", append(slices.Clone(needed), "liqo.otherPeers={oslo}")), "spillway-agent-guests")
-	if len(webhooks) != 1 || !slices.Equal(webhooks[0].Rules[0].Resources, []string{"shadowpods"}) || !slices.ContainsFunc(webhooks[0].NamespaceSelector.MatchExpressions, func(r metav1.LabelSelectorRequirement) bool {
+	if len(webhooks) != 2 || !slices.Equal(webhooks[0].Rules[0].Resources, []string{"shadowpods"}) || !slices.ContainsFunc(webhooks[0].NamespaceSelector.MatchExpressions, func(r metav1.LabelSelectorRequirement) bool {
 		return r.Operator == metav1.LabelSelectorOpNotIn && slices.Equal(r.Values, []string{"oslo"})
 	}) {
-		t.Errorf("want one webhook for the guests of Spillway's own peerings, got %+v", webhooks)
+		t.Errorf("want a webhook for the guests of Spillway's own peerings and one for addresses, got %+v", webhooks)
 	}
-	for _, value := range []string{"driver=direct", "lend.enabled=false"} {
+	for value, served := range map[string]bool{"driver=direct": false, "lend.enabled=false": true, "lend.enabled=false,scheduler.mode=none": false} {
 		text, err := template(t, "agent", append(slices.Clone(needed), value))
 		expect.NoError(t, err)
-		if strings.Contains(text, "guests-webhook") || strings.Contains(text, "shadowpods\n        scope") {
-			t.Errorf("%s renders the webhook", value)
+		if got := strings.Contains(text, "guests-webhook"); got != served {
+			t.Errorf("with %s the agent serves webhooks: %t", value, got)
+		}
+		if strings.Contains(text, "name: guests.broker.fluidos.eu") {
+			t.Errorf("%s renders the webhook for guests", value)
 		}
 	}
 }

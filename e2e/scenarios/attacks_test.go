@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -46,9 +47,9 @@ type attackGuard struct {
 }
 
 // attackScenario is a provider with a grant for rome, and what rome may do there. What a
-// hostile provider does to a consumer is shown by unit tests: TestHostileStatus in
-// virtual-node/internal/translate for its pods' addresses, TestEndlessListIsBounded and
-// TestEndlessPagesAreBounded in virtual-node/internal/controller for its lists.
+// hostile provider does to a consumer: TestHostileProvider, and for lists without end, which no
+// real API server serves, the unit tests TestEndlessListIsBounded and TestEndlessPagesAreBounded
+// in virtual-node/internal/controller.
 type attackScenario struct {
 	ns          string
 	reservation *broker.Reservation
@@ -152,14 +153,20 @@ func restoreGuard(ctx context.Context, t *testing.T, g *attackGuard) {
 	})
 }
 
-// policyGuard is a ValidatingAdmissionPolicy of paris, removed by having it deny nothing.
+// policyGuard is a ValidatingAdmissionPolicy of paris.
 func policyGuard(ctx context.Context, t *testing.T, name string) *attackGuard {
 	t.Helper()
+	return policyGuardIn(ctx, t, paris, name)
+}
+
+// policyGuardIn is a ValidatingAdmissionPolicy of a cluster, removed by having it deny nothing.
+func policyGuardIn(ctx context.Context, t *testing.T, in *remote, name string) *attackGuard {
+	t.Helper()
 	binding := &admissionv1.ValidatingAdmissionPolicyBinding{}
-	if err := paris.Get(ctx, client.ObjectKey{Name: name}, binding); err != nil {
+	if err := in.Get(ctx, client.ObjectKey{Name: name}, binding); err != nil {
 		t.Fatal(err)
 	}
-	return objectGuard(name, binding, `{"spec":{"validationActions":["Audit"]}}`, denies)
+	return objectGuardIn(in, name, binding, types.MergePatchType, `{"spec":{"validationActions":["Audit"]}}`, denies)
 }
 
 // denies is the patch by which a policy denies what does not comply with it, as all of the
@@ -170,13 +177,15 @@ const denies = `{"spec":{"validationActions":["Deny"]}}`
 // do not end with the grant.
 func restoreLeftGuards(ctx context.Context, t *testing.T) {
 	t.Helper()
-	var bindings admissionv1.ValidatingAdmissionPolicyBindingList
-	if err := paris.List(ctx, &bindings); err != nil {
-		t.Fatal(err)
-	}
-	for i := range bindings.Items {
-		if b := &bindings.Items[i]; strings.HasPrefix(b.Name, "spillway-") && !slices.Contains(b.Spec.ValidationActions, admissionv1.Deny) {
-			restoreGuard(ctx, t, objectGuard(b.Name, b, denies, denies))
+	for _, in := range []*remote{rome, paris} {
+		var bindings admissionv1.ValidatingAdmissionPolicyBindingList
+		if err := in.List(ctx, &bindings); err != nil {
+			t.Fatal(err)
+		}
+		for i := range bindings.Items {
+			if b := &bindings.Items[i]; strings.HasPrefix(b.Name, "spillway-") && !slices.Contains(b.Spec.ValidationActions, admissionv1.Deny) {
+				restoreGuard(ctx, t, objectGuardIn(in, b.Name, b, types.MergePatchType, denies, denies))
+			}
 		}
 	}
 	restoreGuard(ctx, t, permissionGuard())
@@ -200,9 +209,14 @@ func permissionGuard(subjects ...rbacv1.Subject) *attackGuard {
 // objectGuard is a field of an object in paris, removed by one merge patch and restored
 // by another.
 func objectGuard(name string, object client.Object, without, with string) *attackGuard {
+	return objectGuardIn(paris, name, object, types.MergePatchType, without, with)
+}
+
+// objectGuardIn is a field of an object in a cluster, removed by one patch and restored by another.
+func objectGuardIn(in *remote, name string, object client.Object, kind types.PatchType, without, with string) *attackGuard {
 	patch := func(text string) func(context.Context) error {
 		return func(ctx context.Context) error {
-			return paris.Patch(ctx, object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(text)))
+			return in.Patch(ctx, object.DeepCopyObject().(client.Object), client.RawPatch(kind, []byte(text)))
 		}
 	}
 	return &attackGuard{name, patch(without), patch(with)}

@@ -23,9 +23,9 @@ the name and the root context.
 {{- end }}
 {{- end }}
 
-{{/* Whether the agent serves the webhook for guests: with driver liqo, if this cluster lends. */}}
+{{/* Whether the agent serves webhooks: with driver liqo, for guests if this cluster lends, and for the addresses of overflowed pods if pods can overflow. */}}
 {{- define "spillway-agent.guestsWebhook" -}}
-{{- if and .Values.lend.enabled (eq .Values.driver "liqo") }}true{{ end }}
+{{- if and (eq .Values.driver "liqo") (or .Values.lend.enabled (ne .Values.scheduler.mode "none")) }}true{{ end }}
 {{- end }}
 {{- define "spillway-agent.guestsWebhookName" -}}spillway-agent-guests{{- end }}
 
@@ -134,6 +134,19 @@ real node may have the name, and every pod that may overflow tolerates the taint
 has({{ . }}.metadata.labels) && 'broker.fluidos.eu/hold' in {{ . }}.metadata.labels && has({{ . }}.spec.tolerations) &&
 {{ . }}.spec.tolerations.exists(t, !has(t.key) || t.key == '' ||
 (t.key == 'broker.fluidos.eu/overflow' && (!has(t.value) || t.value == '' || 'spillway-' + t.value == {{ . }}.spec.nodeName))))
+{{- end }}
+
+{{/*
+CEL: whether a request is of a program that reports what providers say of overflowed pods: with
+driver liqo the virtual kubelet of a peering, whose ServiceAccount has the name of the virtual
+node, or else virtual-node.
+*/}}
+{{- define "spillway-agent.isVirtualKubelet" -}}
+{{- if eq .Values.driver "liqo" -}}
+request.userInfo.username.matches('^system:serviceaccount:liqo-tenant-[^:]+:spillway-')
+{{- else -}}
+request.userInfo.username == 'system:serviceaccount:{{ .Release.Namespace }}:{{ include "spillway-agent.virtualNodeName" . }}'
+{{- end }}
 {{- end }}
 
 {{/*

@@ -77,6 +77,7 @@ func (c *Controller) start(ctx context.Context, config nodeconfig.Config) (n *vi
 		return nil, err
 	}
 	n.pods.SetTerminating(config.Terminating)
+	n.pods.SetOwnNetworks(config.Capacity.OwnNetworks)
 	ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	listener, err := n.setupServer(ctx)
 	if err != nil {
@@ -208,6 +209,7 @@ func (n *virtualNode) update(config nodeconfig.Config) bool {
 		return false
 	}
 	n.pods.SetTerminating(config.Terminating)
+	n.pods.SetOwnNetworks(config.Capacity.OwnNetworks)
 	n.node.SetConfig(config)
 	return true
 }

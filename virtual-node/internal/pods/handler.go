@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -87,6 +89,8 @@ type Handler struct {
 	unreachable bool
 	// terminating is whether the virtual node is terminating.
 	terminating bool
+	// own are this cluster's networks.
+	own []netip.Prefix
 	// owner is the owner of new guests, and handsOver whether the provider hands places
 	// over to them, read at ownerRead.
 	owner     metav1.OwnerReference
@@ -314,6 +318,18 @@ func (h *Handler) SetTerminating(terminating bool) {
 	h.enqueueAll()
 }
 
+// SetOwnNetworks records the networks of this cluster, in which no guest has an address.
+func (h *Handler) SetOwnNetworks(own []netip.Prefix) {
+	h.mu.Lock()
+	changed := !slices.Equal(h.own, own)
+	h.own = own
+	h.mu.Unlock()
+	if !changed {
+		return
+	}
+	h.enqueueAll()
+}
+
 func (h *Handler) isTerminating() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -324,10 +340,10 @@ func (h *Handler) isTerminating() bool {
 // unreachable guest must not replace what the node lifecycle controller wrote,
 // which takes the pod out of Services.
 func (h *Handler) mirror(pod, guest *corev1.Pod) corev1.PodStatus {
-	status := translate.Status(pod, guest)
 	h.mu.Lock()
-	unreachable := h.unreachable
+	unreachable, own := h.unreachable, h.own
 	h.mu.Unlock()
+	status := translate.Status(pod, guest, own...)
 	if !unreachable {
 		return status
 	}

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
 )
 
 // mirroredConditions are the conditions that are taken from the guest.
@@ -24,14 +25,15 @@ var mirroredConditions = []corev1.PodConditionType{
 //
 // The provider is not trusted: of the guest's status, only what is listed here is taken, each
 // text shortened and each list as long as the pod's own at most. A pod that is too large for
-// the API server could not be updated any more.
-func Status(pod, guest *corev1.Pod) corev1.PodStatus {
-	from := &guest.Status
+// the API server could not be updated any more. Addresses in the consumer's own networks are
+// left out.
+func Status(pod, of *corev1.Pod, own ...netip.Prefix) corev1.PodStatus {
+	from := &of.Status
 	status := *pod.Status.DeepCopy()
 	status.Phase, status.Reason, status.Message = phase(from.Phase), text(from.Reason), text(from.Message)
 	status.StartTime = startTime(pod, from.StartTime)
-	status.PodIP, status.PodIPs = addresses(from.PodIP, from.PodIPs, func(p corev1.PodIP) string { return p.IP }, func(ip string) corev1.PodIP { return corev1.PodIP{IP: ip} })
-	status.HostIP, status.HostIPs = addresses(from.HostIP, from.HostIPs, func(h corev1.HostIP) string { return h.IP }, func(ip string) corev1.HostIP { return corev1.HostIP{IP: ip} })
+	status.PodIP, status.PodIPs = addresses(from.PodIP, from.PodIPs, own, func(p corev1.PodIP) string { return p.IP }, func(ip string) corev1.PodIP { return corev1.PodIP{IP: ip} })
+	status.HostIP, status.HostIPs = addresses(from.HostIP, from.HostIPs, own, func(h corev1.HostIP) string { return h.IP }, func(ip string) corev1.HostIP { return corev1.HostIP{IP: ip} })
 	status.ContainerStatuses = containerStatuses(from.ContainerStatuses, pod.Spec.Containers)
 	status.InitContainerStatuses = containerStatuses(from.InitContainerStatuses, pod.Spec.InitContainers)
 	if status.QOSClass == "" { // immutable once set
@@ -160,22 +162,18 @@ func state(from corev1.ContainerState) (out corev1.ContainerState) {
 	return out
 }
 
-// addresses returns the first address of each IP family that can be one of a pod or node.
-// Services of the consumer send traffic to a pod's addresses: a provider cannot direct
-// it to the consumer's own nodes by an address that means another host on each.
-func addresses[T any](first string, all []T, text func(T) string, of func(string) T) (string, []T) {
-	if len(all) == 0 && first != "" {
-		all = []T{of(first)}
+// addresses returns guest.Addresses of what is reported: the first one by itself, and all of them.
+func addresses[T any](first string, all []T, own []netip.Prefix, text func(T) string, of func(string) T) (string, []T) {
+	reported := []string{first}
+	if len(all) > 0 {
+		reported = nil
+	}
+	for _, a := range all {
+		reported = append(reported, text(a))
 	}
 	var out []T
-	families := map[bool]bool{}
-	for _, a := range all {
-		ip, err := netip.ParseAddr(text(a))
-		if err != nil || ip.Zone() != "" || ip.Is4In6() || !ip.IsGlobalUnicast() || families[ip.Is4()] {
-			continue
-		}
-		families[ip.Is4()] = true
-		out = append(out, of(ip.String()))
+	for _, ip := range guest.Addresses(reported, own) {
+		out = append(out, of(ip))
 	}
 	if len(out) == 0 {
 		return "", nil

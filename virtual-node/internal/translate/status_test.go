@@ -1,6 +1,8 @@
 package translate
 
 import (
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -181,6 +183,45 @@ func TestReadinessGatesAreEvaluatedInTheConsumer(t *testing.T) {
 			}
 			if c.want == corev1.ConditionFalse && !strings.Contains(got.Message, gate) {
 				t.Errorf("the message %q does not name the gate", got.Message)
+			}
+		})
+	}
+}
+
+// A provider that reports addresses of the consumer's own network would have the Services of
+// the consumer send traffic to its nodes, pods and Services. In networks with routes to those of
+// the provider, its addresses stay.
+func TestAddressesOfTheConsumer(t *testing.T) {
+	own := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("fd00::/64")}
+	for name, c := range map[string]struct {
+		reported, want []string
+	}{
+		"a pod of the consumer":             {reported: []string{"10.1.2.3"}},
+		"a node of the consumer":            {reported: []string{"192.0.2.1"}},
+		"an IPv6 address of the consumer":   {reported: []string{"fd00::1"}},
+		"the provider's":                    {reported: []string{"10.2.2.3", "fd00:1::1"}, want: []string{"10.2.2.3", "fd00:1::1"}},
+		"the consumer's and the provider's": {reported: []string{"10.1.2.3", "192.0.2.2", "fd00::1", "fd00:1::1"}, want: []string{"192.0.2.2", "fd00:1::1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var guest corev1.Pod
+			for _, ip := range c.reported {
+				guest.Status.PodIPs = append(guest.Status.PodIPs, corev1.PodIP{IP: ip})
+				guest.Status.HostIPs = append(guest.Status.HostIPs, corev1.HostIP{IP: ip})
+			}
+			guest.Status.PodIP, guest.Status.HostIP = c.reported[0], c.reported[0]
+			status := Status(shopPod(), &guest, own...)
+			var pods, hosts []string
+			for _, p := range status.PodIPs {
+				pods = append(pods, p.IP)
+			}
+			for _, h := range status.HostIPs {
+				hosts = append(hosts, h.IP)
+			}
+			if !slices.Equal(pods, c.want) || !slices.Equal(hosts, c.want) {
+				t.Errorf("pod IPs %v, host IPs %v, want %v", pods, hosts, c.want)
+			}
+			if first := append(c.want, "")[0]; status.PodIP != first || status.HostIP != first {
+				t.Errorf("pod IP %q, host IP %q, want %q", status.PodIP, status.HostIP, first)
 			}
 		})
 	}

@@ -39,7 +39,8 @@ func configCapacity(capacity peering.Capacity) nodeconfig.Capacity {
 }
 
 func equalCapacity(a, b nodeconfig.Capacity) bool {
-	return session.Equal(a.Resources, b.Resources) && a.Parked == b.Parked && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Namespaces, b.Namespaces)
+	return session.Equal(a.Resources, b.Resources) && a.Parked == b.Parked && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Namespaces, b.Namespaces) &&
+		slices.Equal(a.OwnNetworks, b.OwnNetworks)
 }
 
 // EnsureCapacity makes the provider's virtual node provide exactly capacity.
@@ -67,7 +68,11 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, capacity
 	if err := d.allowNamespaces(ctx, capacity.Namespaces); err != nil {
 		return peering.Progress{}, err
 	}
-	if want := configCapacity(capacity); r.state != stateActive || !equalCapacity(want, r.Capacity) {
+	want := configCapacity(capacity)
+	if want.OwnNetworks = d.OwnNetworks(); want.OwnNetworks == nil {
+		want.OwnNetworks = r.Capacity.OwnNetworks
+	}
+	if r.state != stateActive || !equalCapacity(want, r.Capacity) {
 		r.state, r.Capacity = stateActive, want
 		if err := d.store(ctx, r); err != nil {
 			return peering.Progress{}, err

@@ -3,6 +3,8 @@ package direct
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -60,7 +62,7 @@ func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
 	if err := session.Watch(mgr, "direct-consumer", clusterLabel(broker.LabelProvider), changed, &corev1.Secret{}, &corev1.Node{}); err != nil {
 		return err
 	}
-	return mgr.Add(leaderRunnable{func(ctx context.Context) error { return d.renewTokens(ctx, mgr.GetClient()) }})
+	return mgr.Add(leaderRunnable{func(ctx context.Context) error { return d.watchSecrets(ctx, mgr.GetClient()) }})
 }
 
 // SetupWithManager enqueues consumers whose namespace or quota changes.
@@ -77,10 +79,12 @@ func (leaderRunnable) NeedLeaderElection() bool { return true }
 // renewInterval is how often tokens are checked: often enough for the shortest.
 const renewInterval = MinTokenTTL / 60
 
-// renewTokens enqueues the providers whose token is to be renewed, until ctx ends.
-func (d *Driver) renewTokens(ctx context.Context, reader client.Reader) error {
+// watchSecrets enqueues the providers whose token is to be renewed, and all of them when the
+// networks of this cluster have changed, until ctx ends.
+func (d *Driver) watchSecrets(ctx context.Context, reader client.Reader) error {
 	ticker := time.NewTicker(renewInterval)
 	defer ticker.Stop()
+	var known []netip.Prefix
 	for {
 		var secrets corev1.SecretList
 		if err := reader.List(ctx, &secrets, client.InNamespace(d.VirtualNodeNamespace)); err != nil && ctx.Err() == nil {
@@ -88,6 +92,14 @@ func (d *Driver) renewTokens(ctx context.Context, reader client.Reader) error {
 		}
 		for _, provider := range renewable(secrets.Items, d.Clock.Now()) {
 			d.Enqueue(provider)
+		}
+		if own := d.OwnNetworks(); !slices.Equal(own, known) {
+			known = own
+			for i := range secrets.Items {
+				if isRecord(&secrets.Items[i]) {
+					d.Enqueue(secrets.Items[i].Labels[broker.LabelProvider])
+				}
+			}
 		}
 		select {
 		case <-ticker.C:

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/agent/internal/networks"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 )
@@ -119,7 +120,7 @@ func (o *Options) ensureKubeletPolicy(ctx context.Context, meta metav1.ObjectMet
 		if err := o.Client.List(ctx, &nodes); err != nil {
 			return fmt.Errorf("listing nodes: %w", err)
 		}
-		cidrs, controlPlanes = podCIDRs(nodes.Items), controlPlaneAddresses(nodes.Items)
+		cidrs, controlPlanes = networks.Texts(networks.OfPods(nodes.Items)), controlPlaneAddresses(nodes.Items)
 	}
 	if len(cidrs) == 0 {
 		o.Log.Info("The NetworkPolicy admits only control plane nodes to Liqo's virtual kubelets: the networks of pods are unknown, since nodes have no spec.podCIDRs. If kubectl logs and exec do not work for overflowed pods, set the chart's value liqo.podCIDRs", "namespace", meta.Namespace, "controlPlanes", controlPlanes)
@@ -152,47 +153,6 @@ func controlPlaneAddresses(nodes []corev1.Node) []string {
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
-}
-
-// podCIDRs are the pod networks of nodes, in as few networks as have the same addresses.
-func podCIDRs(nodes []corev1.Node) []string {
-	all := map[netip.Prefix]bool{}
-	for i := range nodes {
-		for _, cidr := range nodes[i].Spec.PodCIDRs {
-			prefix, err := netip.ParsePrefix(cidr)
-			if err != nil {
-				continue // the API server validates them
-			}
-			prefix = prefix.Masked()
-			for {
-				parent := netip.PrefixFrom(prefix.Addr(), prefix.Bits()-1).Masked()
-				sibling := sibling(prefix, parent)
-				if prefix.Bits() <= 1 || !all[sibling] {
-					break
-				}
-				delete(all, sibling)
-				prefix = parent
-			}
-			all[prefix] = true
-		}
-	}
-	var cidrs []string
-	for prefix := range all {
-		cidrs = append(cidrs, prefix.String())
-	}
-	slices.Sort(cidrs)
-	return cidrs
-}
-
-// sibling is the other half of a prefix's parent.
-func sibling(prefix, parent netip.Prefix) netip.Prefix {
-	if prefix.Addr() != parent.Addr() {
-		return netip.PrefixFrom(parent.Addr(), prefix.Bits())
-	}
-	bytes := prefix.Addr().AsSlice()
-	bytes[(prefix.Bits()-1)/8] |= 0x80 >> ((prefix.Bits() - 1) % 8)
-	address, _ := netip.AddrFromSlice(bytes)
-	return netip.PrefixFrom(address, prefix.Bits())
 }
 
 // kubeletPolicy lets nodes, and with them the API server, reach the virtual kubelets, but not

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -76,9 +77,12 @@ type Options struct {
 	// Networks that guests may exchange traffic with, besides the other guests of their
 	// consumer and this cluster's DNS.
 	Networks confine.Networks
-	// Webhook is whether the manager's webhook server serves GuestsPath, and HandOver whether
-	// guests wait there for the place of a placeholder.
+	// Webhook is whether the manager's webhook server serves GuestsPath and AddressesPath, and
+	// HandOver whether guests wait there for the place of a placeholder.
 	Webhook, HandOver bool
+	// OwnNetworks returns the networks of this cluster, in which no provider's guest has an
+	// address; nil while they are unknown. Required with Webhook.
+	OwnNetworks func() []netip.Prefix
 	// StuckAfter is how long the deletion of an object may wait for crd-replicator
 	// before its finalizer is removed; 1m if zero.
 	StuckAfter time.Duration

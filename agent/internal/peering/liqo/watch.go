@@ -32,8 +32,12 @@ func providerOf(object client.Object) string {
 	return labels[consts.RemoteClusterID]
 }
 
-// SetupWithManager enqueues providers whose objects change.
+// SetupWithManager enqueues providers whose objects change. It serves the webhook for the
+// addresses of overflowed pods.
 func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
+	if d.Webhook {
+		mgr.GetWebhookServer().Register(AddressesPath, AddressesHandler(d.OwnNetworks))
+	}
 	changed := func(_ context.Context, provider string) error { d.Enqueue(provider); return nil }
 	return session.Watch(mgr, "liqo-consumer", providerOf, changed,
 		&authv1beta1.Identity{}, &authv1beta1.ResourceSlice{}, &offloadingv1beta1.VirtualNode{}, &offloadingv1beta1.NamespaceMap{}, &corev1.Node{}, &corev1.Namespace{})

@@ -1,0 +1,33 @@
+package networks
+
+import (
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+func TestNetworksOfPods(t *testing.T) {
+	for _, test := range []struct {
+		what  string
+		nodes [][]string
+		want  []string
+	}{
+		{what: "no node"},
+		{what: "nodes without networks", nodes: [][]string{nil, {}}},
+		{what: "one node", nodes: [][]string{{"10.1.3.0/24", "fd00:1::/64"}}, want: []string{"10.1.3.0/24", "fd00:1::/64"}},
+		{what: "halves of one network", nodes: [][]string{{"10.1.1.0/24"}, {"10.1.0.0/24"}}, want: []string{"10.1.0.0/23"}},
+		{what: "neighbours that are not", nodes: [][]string{{"10.1.1.0/24"}, {"10.1.2.0/24"}}, want: []string{"10.1.1.0/24", "10.1.2.0/24"}},
+		{what: "quarters in any order", nodes: [][]string{{"10.1.2.0/24"}, {"10.1.1.0/24"}, {"10.1.3.0/24"}, {"10.1.0.0/24"}, {"10.1.4.0/24"}}, want: []string{"10.1.0.0/22", "10.1.4.0/24"}},
+		{what: "the same twice", nodes: [][]string{{"10.1.2.0/24"}, {"10.1.2.0/24"}}, want: []string{"10.1.2.0/24"}},
+		{what: "IPv6", nodes: [][]string{{"fd00:0:0:1::/64"}, {"fd00::/64"}}, want: []string{"fd00::/63"}},
+	} {
+		var nodes []corev1.Node
+		for _, cidrs := range test.nodes {
+			nodes = append(nodes, corev1.Node{Spec: corev1.NodeSpec{PodCIDRs: cidrs}})
+		}
+		if got := Texts(OfPods(nodes)); !slices.Equal(got, test.want) {
+			t.Errorf("%s: got %v, want %v", test.what, got, test.want)
+		}
+	}
+}

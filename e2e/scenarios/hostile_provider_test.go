@@ -1,0 +1,265 @@
+//go:build e2e
+
+package scenarios
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/e2e-framework/pkg/envconf"
+	"sigs.k8s.io/e2e-framework/pkg/features"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// hostileProviderScenario is a pod of rome that runs in paris, and what paris may report of it.
+type hostileProviderScenario struct {
+	ns          string
+	reservation *broker.Reservation
+	pod         *corev1.Pod
+	// guests is the namespace of its guest in paris.
+	guests string
+	// virtualKubelet is the account in rome that reports what paris says.
+	virtualKubelet types.NamespacedName
+	// guards of rome; with driver direct virtual-node drops the addresses, too.
+	guards []*attackGuard
+	direct bool
+	// own are addresses of rome: a node, a Service and a pod.
+	own []string
+}
+
+// TestHostileProvider: as the administrator of paris and as the program in rome that reports what
+// paris says, gives a guest addresses of rome itself, to which rome's Services would send traffic.
+// None arrives, while those of paris do: the lab's networks have routes to each other.
+func TestHostileProvider(t *testing.T) {
+	s := &hostileProviderScenario{}
+	feature := features.New("a hostile provider").Setup(s.setup)
+	feature.Assess("an address of the provider's network arrives", s.honest)
+	feature.Assess("addresses of the consumer do not", s.dropped)
+	feature.Assess("its virtual kubelet cannot write them", s.refused)
+	feature.Assess("each arrives without the guards", s.succeedWithoutGuards)
+	feature.Assess("addresses of the consumer do not arrive again", s.dropped)
+	feature.Teardown(func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+		for _, object := range []client.Object{s.pod, s.reservation} {
+			if err := client.IgnoreNotFound(rome.Delete(ctx, object)); err != nil {
+				t.Error(err)
+			}
+		}
+		expectIdle(ctx, t)
+		return ctx
+	})
+	testenv.Test(t, feature.Feature())
+}
+
+func (s *hostileProviderScenario) setup(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	restoreLeftGuards(ctx, t)
+	expectIdle(ctx, t)
+	s.ns = namespace(ctx, t, "scenario-hostile", true)
+	total := broker.FromList(requests("cpu", "300m", "memory", "64Mi"))
+	s.reservation = &broker.Reservation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "grant"},
+		Spec:       broker.ReservationSpec{TargetClusterID: "paris", RequestedResources: &total},
+	}
+	s.pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "web"}, Spec: podSpec(requests("cpu", "200m", "memory", "32Mi"), "serve")}
+	fill(ctx, t, rome, rome.ControlPlane(), "1m")
+	for _, object := range []client.Object{s.reservation, s.pod} {
+		if err := rome.Create(ctx, object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(ctx, t, "the pod runs in paris", 2*time.Minute, func(ctx context.Context) (bool, string) {
+		err := rome.Get(ctx, client.ObjectKeyFromObject(s.pod), s.pod)
+		return err == nil && ready(*s.pod) && s.pod.Spec.NodeName == broker.VirtualNodeName("paris"), fmt.Sprint(s.pod.Spec.NodeName, s.pod.Status.Phase, err)
+	})
+	err := rome.Get(ctx, client.ObjectKey{Namespace: "spillway-virtual-nodes", Name: "spillway-direct-paris"}, &corev1.Secret{})
+	switch {
+	case err == nil:
+		s.direct, s.guests = true, "spillway-guests-rome"
+		s.virtualKubelet = types.NamespacedName{Namespace: broker.SystemNamespace, Name: "spillway-virtual-node"}
+	case apierrors.IsNotFound(err):
+		s.guests = s.ns + "-rome"
+		s.virtualKubelet = types.NamespacedName{Namespace: "liqo-tenant-paris", Name: broker.VirtualNodeName("paris")}
+		s.guards = append(s.guards, addressesWebhook(ctx, t))
+	default:
+		t.Fatal(err)
+	}
+	s.guards = append(s.guards, policyGuardIn(ctx, t, rome, "spillway-pod-addresses"))
+
+	var node corev1.Node
+	var service corev1.Service
+	var pods corev1.PodList
+	for _, err := range []error{
+		rome.Get(ctx, client.ObjectKey{Name: rome.ControlPlane()}, &node), rome.Get(ctx, client.ObjectKey{Namespace: "default", Name: "kubernetes"}, &service),
+		rome.List(ctx, &pods, client.InNamespace(broker.SystemNamespace)),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, address := range node.Status.Addresses {
+		if address.Type == corev1.NodeInternalIP {
+			s.own = append(s.own, address.Address)
+		}
+	}
+	s.own = append(s.own, service.Spec.ClusterIP)
+	for _, pod := range pods.Items {
+		if !pod.Spec.HostNetwork && pod.Status.PodIP != "" {
+			s.own = append(s.own, pod.Status.PodIP)
+			break
+		}
+	}
+	if len(s.own) < 3 {
+		t.Fatalf("addresses of rome: %v", s.own)
+	}
+	return ctx
+}
+
+// addressesWebhook is the webhook of rome's agent, removed by having it called for nothing.
+func addressesWebhook(ctx context.Context, t *testing.T) *attackGuard {
+	t.Helper()
+	configuration := &admissionv1.MutatingWebhookConfiguration{}
+	if err := rome.Get(ctx, client.ObjectKey{Name: "spillway-agent-guests"}, configuration); err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(configuration.Webhooks, func(w admissionv1.MutatingWebhook) bool { return w.Name == "addresses.broker.fluidos.eu" })
+	if i < 0 {
+		t.Fatal("rome has no webhook for addresses")
+	}
+	operations := func(operation string) string {
+		return fmt.Sprintf(`[{"op":"replace","path":"/webhooks/%d/rules/0/operations","value":[%q]}]`, i, operation)
+	}
+	// The virtual kubelet only updates a status.
+	return objectGuardIn(rome, "the webhook", configuration, types.JSONPatchType, operations("CREATE"), operations("UPDATE"))
+}
+
+func (s *hostileProviderScenario) honest(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	if ip, err := netip.ParseAddr(s.pod.Status.PodIP); err != nil || !netip.MustParsePrefix(paris.PodCIDR).Contains(ip) {
+		t.Errorf("the pod has address %q, want one of paris, %s (%v)", s.pod.Status.PodIP, paris.PodCIDR, err)
+	}
+	return ctx
+}
+
+// report gives the guest an address and a message, as its kubelet does. That corrects it within
+// some seconds.
+func (s *hostileProviderScenario) report(ctx context.Context, address, message string) error {
+	var found corev1.PodList
+	if err := paris.List(ctx, &found, client.InNamespace(s.guests)); err != nil {
+		return err
+	}
+	if len(found.Items) != 1 {
+		return fmt.Errorf("%d guests in namespace %s", len(found.Items), s.guests)
+	}
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"podIP": address, "podIPs": []corev1.PodIP{{IP: address}}, "message": message}})
+	if err != nil {
+		return err
+	}
+	return paris.Status().Patch(ctx, &found.Items[0], client.RawPatch(types.MergePatchType, patch))
+}
+
+// dropped has paris report addresses until rome has the report that came with each.
+func (s *hostileProviderScenario) dropped(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	for i, address := range append(s.own, "127.0.0.1") {
+		message := fmt.Sprint("report ", time.Now().UnixNano(), " ", i)
+		eventually(ctx, t, "rome has the report with address "+address, time.Minute, func(ctx context.Context) (bool, string) {
+			if err := s.report(ctx, address, message); err != nil {
+				return false, err.Error()
+			}
+			err := rome.Get(ctx, client.ObjectKeyFromObject(s.pod), s.pod)
+			if s.pod.Status.PodIP == address {
+				t.Errorf("the pod has address %s of rome", address)
+			}
+			return err == nil && s.pod.Status.Message == message, fmt.Sprintf("message %q, address %q, %v", s.pod.Status.Message, s.pod.Status.PodIP, err)
+		})
+	}
+	return ctx
+}
+
+// write writes an address as the virtual kubelet, without storing it, and returns what would be
+// stored.
+func (s *hostileProviderScenario) write(ctx context.Context, address string) (string, error) {
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: s.virtualKubelet.Namespace, Name: s.virtualKubelet.Name}}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](600)}}
+	if err := rome.SubResource("token").Create(ctx, account, request); err != nil {
+		return "", err
+	}
+	config := rest.AnonymousClientConfig(rome.config)
+	config.BearerToken = request.Status.Token
+	reporter, err := client.New(config, client.Options{Scheme: rome.Scheme()})
+	if err != nil {
+		return "", err
+	}
+	reported := &corev1.Pod{}
+	if err := rome.Get(ctx, client.ObjectKeyFromObject(s.pod), reported); err != nil {
+		return "", err
+	}
+	reported.Status.PodIP, reported.Status.PodIPs = address, []corev1.PodIP{{IP: address}}
+	err = reporter.Status().Update(ctx, reported, client.DryRunAll)
+	return reported.Status.PodIP, err
+}
+
+// refused: the webhook takes an address off, and without it, or with driver direct, the policy
+// refuses it.
+func (s *hostileProviderScenario) refused(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	expect := func(what string, check func(got string, err error) bool) {
+		t.Helper()
+		for _, address := range s.own {
+			eventually(ctx, t, what+" "+address, 20*time.Second, func(ctx context.Context) (bool, string) {
+				got, err := s.write(ctx, address)
+				return check(got, err), fmt.Sprintf("address %q, %v", got, err)
+			})
+		}
+	}
+	if !s.direct {
+		expect("the webhook takes off", func(got string, err error) bool { return err == nil && got == "" })
+		webhook := s.guards[0]
+		t.Cleanup(func() { restoreGuard(context.WithoutCancel(ctx), t, webhook) })
+		if err := webhook.remove(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect("the policy refuses", func(_ string, err error) bool { return apierrors.IsForbidden(err) })
+	return ctx
+}
+
+func (s *hostileProviderScenario) succeedWithoutGuards(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	for _, g := range s.guards {
+		t.Cleanup(func() { restoreGuard(context.WithoutCancel(ctx), t, g) })
+		if err := g.remove(ctx); err != nil {
+			t.Fatalf("removing %s: %v", g.name, err)
+		}
+	}
+	for _, address := range s.own {
+		eventually(ctx, t, "the virtual kubelet writes "+address, 20*time.Second, func(ctx context.Context) (bool, string) {
+			got, err := s.write(ctx, address)
+			return err == nil && got == address, fmt.Sprintf("address %q, %v", got, err)
+		})
+		if s.direct {
+			continue // virtual-node drops it before
+		}
+		eventually(ctx, t, "rome takes over "+address, time.Minute, func(ctx context.Context) (bool, string) {
+			if err := s.report(ctx, address, "without guards"); err != nil {
+				return false, err.Error()
+			}
+			err := rome.Get(ctx, client.ObjectKeyFromObject(s.pod), s.pod)
+			return err == nil && s.pod.Status.PodIP == address, fmt.Sprintf("address %q, %v", s.pod.Status.PodIP, err)
+		})
+	}
+	for _, g := range s.guards {
+		restoreGuard(ctx, t, g)
+	}
+	return ctx
+}
