@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -111,10 +112,11 @@ func (f *liqoFixture) create(c client.Client, object func() client.Object) func(
 	return func() error { return c.Create(f.t.Context(), object(), client.DryRunAll) }
 }
 
-// shadowPod is an ordinary guest with a change.
+// shadowPod is an ordinary guest, as the webhook completes it, with a change.
 func shadowPod(t *testing.T, namespace, name string, change func(*corev1.PodSpec)) *unstructured.Unstructured {
 	t.Helper()
 	spec := guestSpec()
+	spec.PriorityClassName, spec.SchedulingGates = "spillway-guest", []corev1.PodSchedulingGate{{Name: "broker.fluidos.eu/hand-over"}}
 	change(&spec)
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&spec)
 	expect.NoError(t, err)
@@ -234,7 +236,7 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured, maps *namespace
 		"an ordinary guest":                                        f.guest(f.slice, "shop-rome", func(*corev1.PodSpec) {}),
 		"a guest with its tolerations":                             f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})),
 		"a guest with a GPU's taint":                               f.guest(f.slice, "shop-rome", toleration(corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})),
-		"a guest with its priority":                                f.guest(f.slice, "shop-rome", func(s *corev1.PodSpec) { s.PriorityClassName = "spillway-guest" }),
+		"a guest with terms of its own":                            f.guest(f.slice, "shop-rome", nodesOfItsOwn),
 		"a guest with Liqo's spreading":                            f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
 		"a guest with init containers":                             f.guest(f.slice, "shop-rome", initContainers(false, "50m", "2500m", "2", "0.1")),
 		"a guest with an idle sidecar":                             f.guest(f.slice, "shop-rome", initContainers(true, "0")),
@@ -279,6 +281,15 @@ func countedSidecar(s *corev1.PodSpec) {
 	initContainers(false, "0.3", "100m")(s)
 	initContainers(true, "150m", "50m")(s)
 	s.InitContainers[2].Name, s.InitContainers[3].Name = "s", "t"
+}
+
+// nodesOfItsOwn selects nodes as Liqo's VirtualNode may. The last term matches no node.
+func nodesOfItsOwn(s *corev1.PodSpec) {
+	s.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = guest.NodeAffinity(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+		{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}}},
+		{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"n"}}}},
+		{},
+	}})
 }
 
 // createPod returns a request by which Liqo creates the pod of a guest.
@@ -490,7 +501,7 @@ func initContainers(sidecars bool, cpu ...string) func(*corev1.PodSpec) {
 	return func(s *corev1.PodSpec) {
 		for i, amount := range cpu {
 			c := *s.Containers[0].DeepCopy()
-			c.Name, c.Resources = fmt.Sprintf("i%d", i), corev1.ResourceRequirements{Requests: expect.Resources("cpu", amount)}
+			c.Name, c.Resources = fmt.Sprintf("i%d", i), corev1.ResourceRequirements{Requests: expect.Resources("cpu", amount, "memory", "0"), Limits: expect.Resources("memory", "1Mi")}
 			if sidecars {
 				c.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
 			}
@@ -510,6 +521,14 @@ func (f *liqoFixture) podAttacks() []podAttack {
 		}, "its requests"},
 		{"a limit of an init container without a request", func(s *corev1.PodSpec) {
 			s.InitContainers = []corev1.Container{*s.Containers[0].DeepCopy()}
+		// As while no replica of the agent answers the webhook.
+		{"a guest without the priority of guests", func(s *corev1.PodSpec) { s.PriorityClassName = "" }, "PriorityClass spillway-guest"},
+		{"a guest that does not wait for its place", func(s *corev1.PodSpec) { s.SchedulingGates = nil }, "hand-over"},
+		{"a guest that may use the whole memory of its node", func(s *corev1.PodSpec) { s.Containers[0].Resources.Limits = nil }, "memory limit"},
+		{"an init container that may", func(s *corev1.PodSpec) {
+			initContainers(false, "1m")(s)
+			s.InitContainers[0].Resources.Limits = nil
+		}, "memory limit"},
 			s.InitContainers[0].Name, s.InitContainers[0].Resources = "i", corev1.ResourceRequirements{Limits: expect.Resources("cpu", "64")}
 		}, "its requests"},
 		{"resources of the pod, which Liqo's quota does not count", func(s *corev1.PodSpec) {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -148,6 +149,7 @@ func execInto(t *testing.T, config *rest.Config, user string, groups ...string) 
 func guestSpec() corev1.PodSpec {
 	return corev1.PodSpec{
 		AutomountServiceAccountToken: ptr.To(false),
+		Affinity:                     &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: guest.NodeAffinity(nil)}},
 		SecurityContext:              &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
 		Containers: []corev1.Container{{
 			Name: "c", Image: "pause",
@@ -176,7 +178,7 @@ func toleration(t corev1.Toleration) func(*corev1.PodSpec) {
 
 func podAntiAffinity(term corev1.PodAffinityTerm) func(*corev1.PodSpec) {
 	return func(s *corev1.PodSpec) {
-		s.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}}
+		s.Affinity.PodAntiAffinity = &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}
 	}
 }
 
@@ -204,6 +206,11 @@ var everyPodAttack = []podAttack{
 		s.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("x")}}
 	}, "resource claims"},
 	{"choosing a runtime class", func(s *corev1.PodSpec) { s.RuntimeClassName = ptr.To("kata") }, "runtime class"},
+	{"running on a virtual node", func(s *corev1.PodSpec) { s.Affinity.NodeAffinity = nil }, "virtual nodes"},
+	{"running on a virtual node by one of two terms", func(s *corev1.PodSpec) {
+		required := s.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+		required.NodeSelectorTerms = append(required.NodeSelectorTerms, corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "type", Operator: corev1.NodeSelectorOpIn, Values: []string{"virtual-kubelet"}}}})
+	}, "virtual nodes"},
 	{"terminating after a day", func(s *corev1.PodSpec) { s.TerminationGracePeriodSeconds = ptr.To[int64](86400) }, "terminate within an hour"},
 	{"tolerating all taints", toleration(corev1.Toleration{Operator: corev1.TolerationOpExists}), "tolerate"},
 	{"tolerating Liqo's virtual nodes", toleration(corev1.Toleration{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpExists}), "tolerate"},

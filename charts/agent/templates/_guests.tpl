@@ -86,6 +86,19 @@ own, whose taint all virtual nodes have with driver liqo.
 {{- end }}
 
 {{/*
+What is required of a new guest so that it does not overflow again. The argument is what the
+message ends with. A term without requirements matches no node.
+*/}}
+{{- define "spillway-agent.newGuestRules" -}}
+- expression: >-
+    oldObject != null || [variables.pod.?affinity.?nodeAffinity.?requiredDuringSchedulingIgnoredDuringExecution.?nodeSelectorTerms.orValue([])].all(terms,
+    size(terms) > 0 && terms.all(t, (!has(t.matchExpressions) && !has(t.matchFields)) ||
+    t.?matchExpressions.orValue([]).exists(e, e.key == 'type' && e.operator == 'NotIn' && 'virtual-kubelet' in e.?values.orValue([]))))
+  message: "a guest may not run on virtual nodes: each term of its required node affinity excludes label type=virtual-kubelet{{ . }}"
+  reason: Forbidden
+{{- end }}
+
+{{/*
 The Pod Security Standards as validations, for objects that Pod Security admission does
 not see. The argument is the level.
 */}}

@@ -148,6 +148,7 @@ one: another pod replaces it if the node is real.
   message: "a guest may not have another priority than guests of this cluster: set spec.priorityClassName to {{ include "spillway-agent.guestPriorityClass" . }}"
   reason: Forbidden
 {{ include "spillway-agent.guestRules" "direct" }}
+{{ include "spillway-agent.newGuestRules" "" }}
 {{- end }}
 
 {{- define "spillway-agent.podVariable" -}}

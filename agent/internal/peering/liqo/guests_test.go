@@ -141,7 +141,7 @@ func installGuestsPolicy(t *testing.T, core client.Client) {
 	expect.NoError(t, err)
 	home := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), helm, "template", "spillway-agent", "../../../../charts/agent", "--show-only", "templates/liqo-consumers.yaml",
-		"--set", "clusterID=paris,guests.podSecurity=baseline,join.token=t,broker.url=https://192.0.2.1:8443,broker.caHash=sha256:"+strings.Repeat("0", 64))
+		"--set", "clusterID=paris,hold=none,guests.podSecurity=baseline,join.token=t,broker.url=https://192.0.2.1:8443,broker.caHash=sha256:"+strings.Repeat("0", 64))
 	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
 	text, err := cmd.CombinedOutput()
 	if err != nil {
