@@ -45,7 +45,11 @@ func TestAttacksWithDirect(t *testing.T) {
 	install(t, "install", "agent", access, slices.Concat(needed, []string{"clusterID=paris", "driver=direct"}))
 	h.prepare()
 	t.Run("kubectl drain", func(t *testing.T) { h.testDrain(t, access) })
-	for name, do := range h.allowed() {
+	allowed := h.allowed()
+	for name, object := range smallObjects(guests) {
+		allowed[name] = h.create(object)
+	}
+	for name, do := range allowed {
 		t.Run("allowed/"+name, func(t *testing.T) {
 			expect.EventuallyWithin(t, 20*time.Second, name, func() (bool, string) {
 				err := do()
@@ -62,7 +66,7 @@ func TestAttacksWithDirect(t *testing.T) {
 			return h.admin.Patch(t.Context(), h.namespace, patch)
 		}},
 	}
-	for _, name := range []string{"spillway-guest-tolerations", "spillway-guest-remains", "spillway-guest-pods"} {
+	for _, name := range []string{"spillway-guest-tolerations", "spillway-guest-remains", "spillway-guest-pods", "spillway-guest-sizes"} {
 		guards = append(guards, policyGuard(t, h.admin, name))
 	}
 	guards = append(guards, permissionGuard(t, h.admin, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: guests, Name: "spillway-virtual-node"}))
@@ -73,7 +77,17 @@ func TestAttacksWithDirect(t *testing.T) {
 	for _, a := range podSecurityAttacks {
 		attacks = append(attacks, attack{a.name, h.spec(a.change), []string{"Pod Security"}, "violates PodSecurity"})
 	}
+	for name, object := range largeObjects(guests) {
+		attacks = append(attacks, attack{name, h.create(object), []string{"spillway-guest-sizes"}, "may have 262144 bytes"})
+	}
 	runAttacks(t, guards, attacks)
+}
+
+// create returns a request by which the consumer creates an object, without storing it.
+func (h *hostileConsumer) create(object client.Object) func() error {
+	return func() error {
+		return h.consumer.Create(h.t.Context(), object.DeepCopyObject().(client.Object), client.DryRunAll)
+	}
 }
 
 // prepare creates what the agent creates for a consumer, and a running guest.
@@ -272,11 +286,6 @@ func (h *hostileConsumer) podAttacks() []attack {
 // objectAttacks are those with other objects.
 func (h *hostileConsumer) objectAttacks() []attack {
 	ctx, rbac, remains := h.t.Context(), []string{"RBAC"}, []string{"spillway-guest-remains"}
-	create := func(object client.Object) func() error {
-		return func() error {
-			return h.consumer.Create(ctx, object.DeepCopyObject().(client.Object), client.DryRunAll)
-		}
-	}
 	token := &corev1.Secret{ObjectMeta: within(guests, "token"), Type: corev1.SecretTypeServiceAccountToken}
 	token.Annotations = map[string]string{corev1.ServiceAccountNameKey: "default"}
 	nodePort := &corev1.Service{ObjectMeta: within(guests, "x"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 80}}}}
@@ -299,19 +308,19 @@ func (h *hostileConsumer) objectAttacks() []attack {
 	return []attack{
 		{"granting itself capacity", raise, rbac, "cannot patch resource"},
 		{"letting guests overflow again", relabel, rbac, "cannot patch resource"},
-		{"a ServiceAccount token", create(token), remains, "service-account-token"},
-		{"a Service of type NodePort", create(nodePort), rbac, "cannot create resource"},
-		{"a PersistentVolumeClaim", create(claim), rbac, "cannot create resource"},
+		{"a ServiceAccount token", h.create(token), remains, "service-account-token"},
+		{"a Service of type NodePort", h.create(nodePort), rbac, "cannot create resource"},
+		{"a PersistentVolumeClaim", h.create(claim), rbac, "cannot create resource"},
 		{"opening the network", func() error {
 			return h.consumer.Delete(ctx, &networkingv1.NetworkPolicy{ObjectMeta: within(guests, "spillway-deny")}, client.DryRunAll)
 		}, rbac, "cannot delete resource"},
-		{"a guest in another namespace", create(elsewhere), rbac, "cannot create resource"},
+		{"a guest in another namespace", h.create(elsewhere), rbac, "cannot create resource"},
 		{"pods of another namespace", func() error { return h.consumer.List(ctx, &corev1.PodList{}, client.InNamespace("default")) }, rbac, "cannot list resource"},
 		{"the provider's Secrets", readSecret(h.t, h.consumer, "default", "private"), rbac, "cannot get resource"},
 		{"the provider's nodes", func() error { return h.consumer.List(ctx, &corev1.NodeList{}) }, rbac, "cannot list resource"},
 		{"exec into a pod of the provider", func() error {
 			return execInto(h.t, h.config, user, "system:serviceaccounts", "system:serviceaccounts:"+guests)
 		}, rbac, "cannot create resource"},
-		{"a binding of its own", create(roleBinding(guests, "x", "admin", guests, "spillway-virtual-node")), rbac, "cannot create resource"},
+		{"a binding of its own", h.create(roleBinding(guests, "x", "admin", guests, "spillway-virtual-node")), rbac, "cannot create resource"},
 	}
 }

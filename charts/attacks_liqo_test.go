@@ -201,7 +201,11 @@ func TestAttacksWithLiqo(t *testing.T) {
 	eventually(t, "a ResourceSlice of class spillway", func() error { return f.controlPlane.Create(t.Context(), stored) })
 	expect.NoError(t, f.admin.Create(t.Context(), shadowPod(f.t, "shop-rome", "stored", func(*corev1.PodSpec) {})))
 
-	for name, do := range f.allowed(stored, maps) {
+	allowed := f.allowed(stored, maps)
+	for name, object := range smallObjects("shop-rome") {
+		allowed[name] = f.create(f.slice, func() client.Object { return object.DeepCopyObject().(client.Object) })
+	}
+	for name, do := range allowed {
 		t.Run("allowed/"+name, func(t *testing.T) {
 			expect.EventuallyWithin(t, 20*time.Second, name, func() (bool, string) {
 				err := do()
@@ -210,13 +214,16 @@ func TestAttacksWithLiqo(t *testing.T) {
 		})
 	}
 	var guards []guard
-	for _, name := range []string{"spillway-slice-class", "spillway-slice-status", "spillway-namespace-map", "spillway-namespace-map-removal", "spillway-replicas", "spillway-guests", "spillway-guest-objects", "spillway-guests-confined", "spillway-guest-priority", "spillway-deletion"} {
+	for _, name := range []string{"spillway-slice-class", "spillway-slice-status", "spillway-namespace-map", "spillway-namespace-map-removal", "spillway-replicas", "spillway-guests", "spillway-guest-objects", "spillway-guests-confined", "spillway-guest-priority", "spillway-guest-sizes", "spillway-deletion"} {
 		guards = append(guards, policyGuard(t, f.admin, name))
 	}
 	guards = append(guards, permissionGuard(t, f.admin, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"}))
 	attacks := slices.Concat(f.replicationAttacks(stored), f.mappingAttacks(maps), f.originAttacks(stored, maps.many), f.objectAttacks())
 	for _, a := range slices.Concat(everyPodAttack, podSecurityAttacks, f.podAttacks()) {
 		attacks = append(attacks, attack{a.name, f.guest(f.slice, "shop-rome", a.change), []string{"spillway-guests"}, a.want})
+	}
+	for name, object := range largeObjects("shop-rome") {
+		attacks = append(attacks, attack{name, f.create(f.slice, func() client.Object { return object.DeepCopyObject().(client.Object) }), []string{"spillway-guest-sizes"}, "may have 262144 bytes"})
 	}
 	attacks = append(attacks, f.annotationAttacks()...)
 	attacks = append(attacks, f.deletionAttacks(stored)...)
@@ -276,13 +283,6 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured, maps *namespace
 	}
 }
 
-// countedSidecar adds a sidecar after an init container that requests as much as the pod.
-func countedSidecar(s *corev1.PodSpec) {
-	initContainers(false, "0.3", "100m")(s)
-	initContainers(true, "150m", "50m")(s)
-	s.InitContainers[2].Name, s.InitContainers[3].Name = "s", "t"
-}
-
 // nodesOfItsOwn selects nodes as Liqo's VirtualNode may. The last term matches no node.
 func nodesOfItsOwn(s *corev1.PodSpec) {
 	s.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = guest.NodeAffinity(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
@@ -290,6 +290,13 @@ func nodesOfItsOwn(s *corev1.PodSpec) {
 		{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"n"}}}},
 		{},
 	}})
+}
+
+// countedSidecar adds a sidecar after an init container that requests as much as the pod.
+func countedSidecar(s *corev1.PodSpec) {
+	initContainers(false, "0.3", "100m")(s)
+	initContainers(true, "150m", "50m")(s)
+	s.InitContainers[2].Name, s.InitContainers[3].Name = "s", "t"
 }
 
 // createPod returns a request by which Liqo creates the pod of a guest.
@@ -514,13 +521,6 @@ func initContainers(sidecars bool, cpu ...string) func(*corev1.PodSpec) {
 func (f *liqoFixture) podAttacks() []podAttack {
 	const uncounted = "Liqo's quota would not count all"
 	return []podAttack{
-		{"a priority class", func(s *corev1.PodSpec) { s.PriorityClassName = "system-node-critical" }, "priority class"},
-		{"a priority", func(s *corev1.PodSpec) { p := int32(1000); s.Priority = &p }, "priority"},
-		{"a limit without a request, which would be the request of its pod", func(s *corev1.PodSpec) {
-			s.Containers[0].Resources.Limits["nvidia.com/gpu"] = resource.MustParse("8")
-		}, "its requests"},
-		{"a limit of an init container without a request", func(s *corev1.PodSpec) {
-			s.InitContainers = []corev1.Container{*s.Containers[0].DeepCopy()}
 		// As while no replica of the agent answers the webhook.
 		{"a guest without the priority of guests", func(s *corev1.PodSpec) { s.PriorityClassName = "" }, "PriorityClass spillway-guest"},
 		{"a guest that does not wait for its place", func(s *corev1.PodSpec) { s.SchedulingGates = nil }, "hand-over"},
@@ -529,6 +529,13 @@ func (f *liqoFixture) podAttacks() []podAttack {
 			initContainers(false, "1m")(s)
 			s.InitContainers[0].Resources.Limits = nil
 		}, "memory limit"},
+		{"a priority class", func(s *corev1.PodSpec) { s.PriorityClassName = "system-node-critical" }, "priority class"},
+		{"a priority", func(s *corev1.PodSpec) { p := int32(1000); s.Priority = &p }, "priority"},
+		{"a limit without a request, which would be the request of its pod", func(s *corev1.PodSpec) {
+			s.Containers[0].Resources.Limits["nvidia.com/gpu"] = resource.MustParse("8")
+		}, "its requests"},
+		{"a limit of an init container without a request", func(s *corev1.PodSpec) {
+			s.InitContainers = []corev1.Container{*s.Containers[0].DeepCopy()}
 			s.InitContainers[0].Name, s.InitContainers[0].Resources = "i", corev1.ResourceRequirements{Limits: expect.Resources("cpu", "64")}
 		}, "its requests"},
 		{"resources of the pod, which Liqo's quota does not count", func(s *corev1.PodSpec) {
