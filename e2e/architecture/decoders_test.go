@@ -54,6 +54,7 @@ var decoders = map[string]string{
 	"agent/internal/peering/liqo.onePEM":          "agent/internal/peering/liqo.FuzzProof",
 	"agent/internal/peering/liqo.changeShadowPod": "agent/internal/peering/liqo.FuzzGuests",
 	"agent/internal/peering/liqo.makeEvictable":   "agent/internal/peering/liqo.FuzzGuests",
+	"agent/internal/peering/liqo.changeAddresses": "agent/internal/peering/liqo.FuzzAddresses",
 	"agent/internal/peering/sealing.Fingerprint":  "agent/internal/peering/sealing.FuzzPeerKeys",
 	"agent/internal/peering/sealing.Seal":         "agent/internal/peering/sealing.FuzzPeerKeys",
 	"agent/internal/peering/sealing.Open":         "agent/internal/peering/sealing.FuzzOpen",

@@ -2,6 +2,7 @@ package liqo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	liqov1beta1 "github.com/liqotech/liqo/apis/core/v1beta1"
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
 	"github.com/liqotech/liqo/pkg/consts"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -42,7 +44,7 @@ func liqoCRDs(t testing.TB) string {
 func newClient(t testing.TB, config *rest.Config) client.Client {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	expect.NoError(t, AddToScheme(scheme))
+	expect.NoError(t, errors.Join(AddToScheme(scheme), admissionv1.AddToScheme(scheme)))
 	c, err := client.New(config, client.Options{Scheme: scheme})
 	expect.NoError(t, err)
 	return c

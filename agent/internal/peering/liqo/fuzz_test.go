@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"testing"
 
 	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -45,6 +48,30 @@ func FuzzGuests(f *testing.F) {
 		expect.NoError(t, json.Unmarshal(response.Body.Bytes(), &review))
 		if json.Valid(object) && review.Response.Result.Code == http.StatusOK && !review.Response.Allowed {
 			t.Fatalf("%s is refused: %s", object, response.Body)
+		}
+	})
+}
+
+// FuzzAddresses takes the addresses of the consumer's own networks off arbitrary pods.
+func FuzzAddresses(f *testing.F) {
+	for _, seed := range []string{`{}`, `[`, `{"status":null}`, `{"status":{}}`, `{"status":{"podIP":1}}`, `{"status":{"podIP":"10.1.2.3"}}`,
+		`{"status":{"podIP":"10.1.2.3","podIPs":[{"ip":"192.0.2.1"},{"ip":"10.1.2.4"}]}}`, `{"status":{"podIPs":[{"ip":"::ffff:10.1.2.3"}]}}`, `{"Status":{"PODIP":"10.1.2.3"}}`} {
+		f.Add([]byte(seed))
+	}
+	own := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	f.Fuzz(func(t *testing.T, object []byte) {
+		changed, err := changeAddresses(object, own)
+		if err != nil {
+			return
+		}
+		var pod corev1.Pod
+		if utiljson.Unmarshal(changed, &pod) != nil {
+			return // the API server refuses it
+		}
+		for _, p := range append(pod.Status.PodIPs, corev1.PodIP{IP: pod.Status.PodIP}) {
+			if address, err := netip.ParseAddr(p.IP); err == nil && own[0].Contains(address.Unmap()) {
+				t.Fatalf("%s keeps %s: %s", object, address, changed)
+			}
 		}
 	})
 }
