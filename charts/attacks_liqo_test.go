@@ -521,14 +521,6 @@ func initContainers(sidecars bool, cpu ...string) func(*corev1.PodSpec) {
 func (f *liqoFixture) podAttacks() []podAttack {
 	const uncounted = "Liqo's quota would not count all"
 	return []podAttack{
-		// As while no replica of the agent answers the webhook.
-		{"a guest without the priority of guests", func(s *corev1.PodSpec) { s.PriorityClassName = "" }, "PriorityClass spillway-guest"},
-		{"a guest that does not wait for its place", func(s *corev1.PodSpec) { s.SchedulingGates = nil }, "hand-over"},
-		{"a guest that may use the whole memory of its node", func(s *corev1.PodSpec) { s.Containers[0].Resources.Limits = nil }, "memory limit"},
-		{"an init container that may", func(s *corev1.PodSpec) {
-			initContainers(false, "1m")(s)
-			s.InitContainers[0].Resources.Limits = nil
-		}, "memory limit"},
 		{"a priority class", func(s *corev1.PodSpec) { s.PriorityClassName = "system-node-critical" }, "priority class"},
 		{"a priority", func(s *corev1.PodSpec) { p := int32(1000); s.Priority = &p }, "priority"},
 		{"a limit without a request, which would be the request of its pod", func(s *corev1.PodSpec) {
@@ -538,6 +530,14 @@ func (f *liqoFixture) podAttacks() []podAttack {
 			s.InitContainers = []corev1.Container{*s.Containers[0].DeepCopy()}
 			s.InitContainers[0].Name, s.InitContainers[0].Resources = "i", corev1.ResourceRequirements{Limits: expect.Resources("cpu", "64")}
 		}, "its requests"},
+		// As while no replica of the agent answers the webhook.
+		{"a guest without the priority of guests", func(s *corev1.PodSpec) { s.PriorityClassName = "" }, "PriorityClass spillway-guest"},
+		{"a guest that does not wait for its place", func(s *corev1.PodSpec) { s.SchedulingGates = nil }, "hand-over"},
+		{"a guest that may use the whole memory of its node", func(s *corev1.PodSpec) { s.Containers[0].Resources.Limits = nil }, "memory limit"},
+		{"an init container that may", func(s *corev1.PodSpec) {
+			initContainers(false, "1m")(s)
+			s.InitContainers[0].Resources.Limits = nil
+		}, "memory limit"},
 		{"resources of the pod, which Liqo's quota does not count", func(s *corev1.PodSpec) {
 			s.Resources = &corev1.ResourceRequirements{Requests: expect.Resources("cpu", "64")}
 		}, "spec.resources"},

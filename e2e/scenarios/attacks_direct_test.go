@@ -75,12 +75,15 @@ func directAttacks(ctx context.Context, t *testing.T, identity *corev1.Secret) [
 	}
 	account := func(s *corev1.PodSpec) { s.ServiceAccountName = "spillway-virtual-node" }
 	more := func(s *corev1.PodSpec) { s.Containers[0].Resources.Requests["cpu"] = *cpuPlusOne(cpu) }
+	// With Liqo, the webhook excludes virtual nodes.
+	lent := func(s *corev1.PodSpec) { s.Affinity.NodeAffinity = nil }
 	return slices.Concat(attacks, foreignAttacks(ctx, t, attacker, access, rbac), []attack{
 		{"granting itself capacity", func(ctx context.Context) error {
 			return attacker.Patch(ctx, quota.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"hard":{"requests.cpu":"5000"}}}`)), client.DryRunAll)
 		}, []*attackGuard{rbac}, "cannot patch resource"},
 		{"more than the grant", guest(guests, more), []*attackGuard{limit}, "exceeded quota"},
 		{"a ServiceAccount", guest(guests, account), []*attackGuard{pods}, "ServiceAccount"},
+		{"running on a virtual node", guest(guests, lent), []*attackGuard{pods}, "virtual nodes"},
 		{"a Service of type NodePort", creating(attacker, func() client.Object { return nodePort(guests) }), []*attackGuard{rbac, services}, "cannot create resource"},
 		{"a ServiceAccount token", creating(attacker, func() client.Object { return tokenSecret(guests) }), []*attackGuard{remains}, "service-account-token"},
 		{"a guest in another namespace", guest("default", unchanged), []*attackGuard{rbac}, "cannot create resource"},

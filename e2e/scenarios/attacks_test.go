@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/e2e-framework/pkg/features"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
 )
 
 // attack is what a hostile consumer attempts at its provider, with an identity that the
@@ -244,6 +245,7 @@ func guestSpec() corev1.PodSpec {
 	spec := podSpec(requests("cpu", "100m", "memory", "16Mi"), "serve")
 	spec.AutomountServiceAccountToken = ptr.To(false)
 	spec.Containers[0].Resources.Limits = requests("memory", "16Mi")
+	spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: guest.NodeAffinity(nil)}}
 	return spec
 }
 
@@ -267,9 +269,9 @@ func specAttacks() []specAttack {
 		{"hostPath", volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath", "violates PodSecurity"},
 		{"hostNetwork", func(s *corev1.PodSpec) { s.HostNetwork, s.Containers[0].Ports = true, nil }, "hostNetwork", "violates PodSecurity"},
 		{"anti-affinity to every pod", func(s *corev1.PodSpec) {
-			s.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+			s.Affinity.PodAntiAffinity = &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
 				TopologyKey: corev1.LabelOSStable, NamespaceSelector: &metav1.LabelSelector{}, LabelSelector: &metav1.LabelSelector{},
-			}}}}
+			}}}
 		}, "affinity", ""},
 		// With Liqo, the webhook bounds one without a limit.
 		{"an emptyDir in memory beyond its limits", volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{
