@@ -8,8 +8,9 @@ export CGO_ENABLED := 0
 
 LAB := go run ./e2e/lab
 RUN := go test -count=1
-# All packages. The scenarios that need the lab have the build tag e2e.
-PACKAGES := ./...
+# All packages, first the one that takes longest and waits most, beside which others run. The
+# scenarios that need the lab have the build tag e2e.
+PACKAGES := ./scheduler-plugin/overflow ./...
 
 .PHONY: help
 help: ## List the targets
@@ -33,7 +34,7 @@ verify: ## Check formatting, generated files, go.mod files, go vet and staticche
 
 .PHONY: test
 test: ## Run unit and integration tests with the race detector (without docker)
-	CGO_ENABLED=1 $(RUN) -race -timeout 30m $(PACKAGES)
+	CGO_ENABLED=1 $(RUN) -race -p 3 -timeout 30m $(PACKAGES)
 
 .PHONY: demo
 demo: ## Show pods overflow between four clusters that run as local processes (without docker)
