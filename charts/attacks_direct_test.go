@@ -78,7 +78,7 @@ func TestAttacksWithDirect(t *testing.T) {
 		attacks = append(attacks, attack{a.name, h.spec(a.change), []string{"Pod Security"}, "violates PodSecurity"})
 	}
 	for name, object := range largeObjects(guests) {
-		attacks = append(attacks, attack{name, h.create(object), []string{"spillway-guest-sizes"}, "may have 262144 bytes"})
+		attacks = append(attacks, attack{name, h.create(object), []string{"spillway-guest-sizes"}, "may have 524288 bytes"})
 	}
 	runAttacks(t, guards, attacks)
 }

@@ -223,7 +223,7 @@ func TestAttacksWithLiqo(t *testing.T) {
 		attacks = append(attacks, attack{a.name, f.guest(f.slice, "shop-rome", a.change), []string{"spillway-guests"}, a.want})
 	}
 	for name, object := range largeObjects("shop-rome") {
-		attacks = append(attacks, attack{name, f.create(f.slice, func() client.Object { return object.DeepCopyObject().(client.Object) }), []string{"spillway-guest-sizes"}, "may have 262144 bytes"})
+		attacks = append(attacks, attack{name, f.create(f.slice, func() client.Object { return object.DeepCopyObject().(client.Object) }), []string{"spillway-guest-sizes"}, "may have 524288 bytes"})
 	}
 	attacks = append(attacks, f.annotationAttacks()...)
 	attacks = append(attacks, f.deletionAttacks(stored)...)

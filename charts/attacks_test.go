@@ -280,24 +280,28 @@ func probeAttacks() (attacks []podAttack) {
 	return attacks
 }
 
-// largeObjects are a ConfigMap or Secret above the limit of 262144 bytes, in each of the fields
+// largeObjects are a ConfigMap or Secret above the limit of 524288 bytes, in each of the fields
 // that have what a consumer writes; smallObjects are at most that large.
 func largeObjects(namespace string) map[string]client.Object {
-	large := strings.Repeat("x", 262145)
+	large := strings.Repeat("x", 524289)
 	return map[string]client.Object{
 		"a large ConfigMap":                    &corev1.ConfigMap{ObjectMeta: within(namespace, "large"), Data: map[string]string{"k": large}},
 		"a ConfigMap with a large file":        &corev1.ConfigMap{ObjectMeta: within(namespace, "large"), BinaryData: map[string][]byte{"k": []byte(large)}},
-		"a ConfigMap of characters of 3 bytes": &corev1.ConfigMap{ObjectMeta: within(namespace, "large"), Data: map[string]string{"k": strings.Repeat("…", 100<<10)}},
+		"a ConfigMap of characters of 3 bytes": &corev1.ConfigMap{ObjectMeta: within(namespace, "large"), Data: map[string]string{"k": strings.Repeat("…", 200<<10)}},
 		"a ConfigMap with large annotations": &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "large", Annotations: map[string]string{"k": large[:200<<10]}}, Data: map[string]string{"k": large[:100<<10]},
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "large", Annotations: map[string]string{"k": large[:200<<10]}}, Data: map[string]string{"k": large[:400<<10]},
 		},
-		"a large Secret": &corev1.Secret{ObjectMeta: within(namespace, "large"), Data: map[string][]byte{"k": []byte(large)}},
+		"a large Secret":             &corev1.Secret{ObjectMeta: within(namespace, "large"), Data: map[string][]byte{"k": []byte(large)}},
+		"a Secret with a large type": &corev1.Secret{ObjectMeta: within(namespace, "large"), Type: corev1.SecretType(large)},
+		"a ConfigMap with a large owner": &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: "large", OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: large, UID: "x"}},
+		}},
 	}
 }
 
 func smallObjects(namespace string) map[string]client.Object {
 	// With the key.
-	small := strings.Repeat("x", 262142)
+	small := strings.Repeat("x", 524286)
 	return map[string]client.Object{
 		"a ConfigMap":             &corev1.ConfigMap{ObjectMeta: within(namespace, "small"), Data: map[string]string{"k": small}},
 		"a ConfigMap with a file": &corev1.ConfigMap{ObjectMeta: within(namespace, "small"), BinaryData: map[string][]byte{"k": []byte(small)}},

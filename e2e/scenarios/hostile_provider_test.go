@@ -76,10 +76,17 @@ func (s *hostileProviderScenario) setup(ctx context.Context, t *testing.T, _ *en
 	}
 	s.pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "web"}, Spec: podSpec(requests("cpu", "200m", "memory", "32Mi"), "serve")}
 	fill(ctx, t, rome, rome.ControlPlane(), "1m")
-	for _, object := range []client.Object{s.reservation, s.pod} {
-		if err := rome.Create(ctx, object); err != nil {
-			t.Fatal(err)
-		}
+	if err := rome.Create(ctx, s.reservation); err != nil {
+		t.Fatal(err)
+	}
+	// Before, the scheduler would request capacity for the pod, also in berlin.
+	eventually(ctx, t, "the grant is usable", 2*time.Minute, func(ctx context.Context) (bool, string) {
+		var n corev1.Node
+		err := rome.Get(ctx, client.ObjectKey{Name: broker.VirtualNodeName("paris")}, &n)
+		return err == nil && n.Status.Allocatable.Cpu().MilliValue() == 300 && !n.Spec.Unschedulable, fmt.Sprint(n.Status.Allocatable, err)
+	})
+	if err := rome.Create(ctx, s.pod); err != nil {
+		t.Fatal(err)
 	}
 	eventually(ctx, t, "the pod runs in paris", 2*time.Minute, func(ctx context.Context) (bool, string) {
 		err := rome.Get(ctx, client.ObjectKeyFromObject(s.pod), s.pod)
@@ -93,7 +100,9 @@ func (s *hostileProviderScenario) setup(ctx context.Context, t *testing.T, _ *en
 	case apierrors.IsNotFound(err):
 		s.guests = s.ns + "-rome"
 		s.virtualKubelet = types.NamespacedName{Namespace: "liqo-tenant-paris", Name: broker.VirtualNodeName("paris")}
-		s.guards = append(s.guards, addressesWebhook(ctx, t))
+		webhook := addressesWebhook(ctx, t)
+		restoreGuard(ctx, t, webhook) // from a run that was killed
+		s.guards = append(s.guards, webhook)
 	default:
 		t.Fatal(err)
 	}
@@ -211,27 +220,39 @@ func (s *hostileProviderScenario) write(ctx context.Context, address string) (st
 	return reported.Status.PodIP, err
 }
 
-// refused: the webhook takes an address off, and without it, or with driver direct, the policy
-// refuses it.
-func (s *hostileProviderScenario) refused(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	expect := func(what string, check func(got string, err error) bool) {
-		t.Helper()
-		for _, address := range s.own {
-			eventually(ctx, t, what+" "+address, 20*time.Second, func(ctx context.Context) (bool, string) {
-				got, err := s.write(ctx, address)
-				return check(got, err), fmt.Sprintf("address %q, %v", got, err)
-			})
-		}
+// expectRefused: the webhook takes each address off, and with driver direct the policy refuses it.
+func (s *hostileProviderScenario) expectRefused(ctx context.Context, t *testing.T) {
+	t.Helper()
+	if s.direct {
+		s.expectWrites(ctx, t, "the policy refuses", func(_ string, err error) bool { return apierrors.IsForbidden(err) })
+		return
 	}
+	s.expectWrites(ctx, t, "the webhook takes off", func(got string, err error) bool { return err == nil && got == "" })
+}
+
+// expectWrites writes each address until the outcome is as expected.
+func (s *hostileProviderScenario) expectWrites(ctx context.Context, t *testing.T, what string, expected func(got string, err error) bool) {
+	t.Helper()
+	for _, address := range s.own {
+		eventually(ctx, t, what+" "+address, 20*time.Second, func(ctx context.Context) (bool, string) {
+			got, err := s.write(ctx, address)
+			return expected(got, err), fmt.Sprintf("address %q, %v", got, err)
+		})
+	}
+}
+
+// refused: the virtual kubelet's writes are refused, with Liqo also without the webhook.
+func (s *hostileProviderScenario) refused(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	s.expectRefused(ctx, t)
 	if !s.direct {
-		expect("the webhook takes off", func(got string, err error) bool { return err == nil && got == "" })
 		webhook := s.guards[0]
 		t.Cleanup(func() { restoreGuard(context.WithoutCancel(ctx), t, webhook) })
 		if err := webhook.remove(ctx); err != nil {
 			t.Fatal(err)
 		}
+		s.expectWrites(ctx, t, "the policy refuses", func(_ string, err error) bool { return apierrors.IsForbidden(err) })
+		restoreGuard(ctx, t, webhook)
 	}
-	expect("the policy refuses", func(_ string, err error) bool { return apierrors.IsForbidden(err) })
 	return ctx
 }
 
@@ -261,5 +282,6 @@ func (s *hostileProviderScenario) succeedWithoutGuards(ctx context.Context, t *t
 	for _, g := range s.guards {
 		restoreGuard(ctx, t, g)
 	}
+	s.expectRefused(ctx, t)
 	return ctx
 }

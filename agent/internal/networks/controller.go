@@ -37,7 +37,7 @@ const (
 	interval = time.Minute
 )
 
-// Options of a Reconciler; all but Configured are required.
+// Options of a Reconciler; all but Configured and Self are required.
 type Options struct {
 	// Live reads and writes without a cache, Nodes may have one.
 	Live  client.Client
@@ -46,12 +46,17 @@ type Options struct {
 	Namespace string
 	// Configured are CIDRs that are the cluster's own whatever it shows.
 	Configured []string
+	// Self are the addresses of this agent's pod, to warn if the cluster shows no network with
+	// them; none if nil.
+	Self []netip.Addr
 }
 
 // Reconciler keeps the networks of this cluster.
 type Reconciler struct {
 	Options
 	own atomic.Pointer[[]netip.Prefix]
+	// warned are the addresses that were in no network when it last looked.
+	warned []netip.Addr
 }
 
 // New returns a Reconciler that knows no network yet.
@@ -86,6 +91,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		return reconcile.Result{}, err
 	}
 	r.own.Store(&own)
+	unknown := outside(own, r.Self)
+	if len(unknown) > 0 && !slices.Equal(unknown, r.warned) {
+		ctrl.LoggerFrom(ctx).Info("The agent's address is in no known network of this cluster: set ownNetworks to the networks of its pods, or providers may report their addresses as those of guests", "addresses", unknown)
+	}
+	r.warned = unknown
 	return reconcile.Result{RequeueAfter: interval}, r.publish(ctx, strings.Join(Texts(own), " "))
 }
 

@@ -2,6 +2,7 @@ package networks
 
 import (
 	"cmp"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -43,6 +44,28 @@ func Parse(texts ...string) []netip.Prefix {
 	return parsed
 }
 
+// outside returns the addresses that are in none of the networks.
+func outside(networks []netip.Prefix, addresses []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(addresses), func(a netip.Addr) bool {
+		return slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(a) })
+	})
+}
+
+// Interfaces returns the global addresses of this process's interfaces: in a pod, its own.
+func Interfaces() []netip.Addr {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil // it is only to warn
+	}
+	var addresses []netip.Addr
+	for _, address := range all {
+		if prefix, err := netip.ParsePrefix(address.String()); err == nil && prefix.Addr().IsGlobalUnicast() {
+			addresses = append(addresses, prefix.Addr().Unmap())
+		}
+	}
+	return addresses
+}
+
 // Texts are networks as CIDRs.
 func Texts(networks []netip.Prefix) []string {
 	var texts []string
@@ -52,8 +75,12 @@ func Texts(networks []netip.Prefix) []string {
 	return texts
 }
 
-// merge returns as few networks as have the same addresses, sorted by their texts.
+// merge returns as few networks as have the same addresses, sorted by their texts. The order of
+// the argument does not matter.
 func merge(networks []netip.Prefix) []netip.Prefix {
+	networks = slices.Clone(networks)
+	slices.SortFunc(networks, func(a, b netip.Prefix) int { return cmp.Compare(a.String(), b.String()) })
+	networks = slices.Compact(networks)
 	all := map[netip.Prefix]bool{}
 	for _, prefix := range networks {
 		for {

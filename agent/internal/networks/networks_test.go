@@ -1,11 +1,32 @@
 package networks
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 )
+
+// Nodes are listed in any order, and may have an address twice.
+func TestMergeInAnyOrder(t *testing.T) {
+	want := []string{"10.0.0.0/31"}
+	for _, texts := range [][]string{
+		{"10.0.0.0", "10.0.0.0", "10.0.0.1", "10.0.0.1"}, {"10.0.0.1", "10.0.0.1", "10.0.0.0", "10.0.0.0"}, {"10.0.0.1", "10.0.0.0", "10.0.0.1", "10.0.0.0"},
+	} {
+		if got := Texts(merge(Parse(texts...))); !slices.Equal(got, want) {
+			t.Errorf("%v: got %v, want %v", texts, got, want)
+		}
+	}
+}
+
+func TestOutside(t *testing.T) {
+	networks := Parse("10.0.0.0/24", "fd00::/64")
+	got := outside(networks, []netip.Addr{netip.MustParseAddr("10.0.0.7"), netip.MustParseAddr("10.0.1.7"), netip.MustParseAddr("fd00::7"), netip.MustParseAddr("fd01::7")})
+	if want := []netip.Addr{netip.MustParseAddr("10.0.1.7"), netip.MustParseAddr("fd01::7")}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
 
 func TestNetworksOfPods(t *testing.T) {
 	for _, test := range []struct {

@@ -203,6 +203,10 @@ func (l *Lab) ensureCluster(ctx context.Context, c Cluster, nodeImage string) er
 	if _, err := engine.Run(cmd); err != nil {
 		return err
 	}
+	// After a crash, dockerd would start them again beside what is built before they are replaced.
+	if _, err := engine.Docker(ctx, append([]string{"update", "--restart=no"}, c.Nodes()...)...); err != nil {
+		return err
+	}
 	if err := l.configureCNI(ctx, c); err != nil {
 		return err
 	}
