@@ -300,12 +300,12 @@ func largeObjects(namespace string) map[string]client.Object {
 }
 
 func smallObjects(namespace string) map[string]client.Object {
-	// With the key.
+	// With the key, and the type of a Secret.
 	small := strings.Repeat("x", 524286)
 	return map[string]client.Object{
 		"a ConfigMap":             &corev1.ConfigMap{ObjectMeta: within(namespace, "small"), Data: map[string]string{"k": small}},
 		"a ConfigMap with a file": &corev1.ConfigMap{ObjectMeta: within(namespace, "small"), BinaryData: map[string][]byte{"k": []byte(small)}},
-		"a Secret":                &corev1.Secret{ObjectMeta: within(namespace, "small"), Data: map[string][]byte{"k": []byte(small)}},
+		"a Secret":                &corev1.Secret{ObjectMeta: within(namespace, "small"), Type: "t", Data: map[string][]byte{"k": []byte(small)}},
 		"an empty ConfigMap":      &corev1.ConfigMap{ObjectMeta: within(namespace, "small")},
 	}
 }
