@@ -34,7 +34,7 @@ verify: ## Check formatting, generated files, go.mod files, go vet and staticche
 
 .PHONY: test
 test: ## Run unit and integration tests with the race detector (without docker)
-	CGO_ENABLED=1 $(RUN) -race -p 3 -timeout 30m $(PACKAGES)
+	CGO_ENABLED=1 $(RUN) -race -timeout 30m $(PACKAGES)
 
 .PHONY: demo
 demo: ## Show pods overflow between four clusters that run as local processes (without docker)
