@@ -49,6 +49,9 @@ func TestAttacksByAProvider(t *testing.T) {
 			t.Parallel()
 			config := controlplane.Start(t)
 			ctx, admin := t.Context(), as(t, config, "")
+			if driver == "liqo" {
+				expect.NoError(t, admin.Create(ctx, &corev1.Namespace{ObjectMeta: named("liqo")}))
+			}
 			install(t, "install", "agent", kubeconfig(t, config), append([]string{"driver=" + driver}, needed...))
 			createWorkload(t, admin)
 			provider := virtualKubelet(t, config, admin)
