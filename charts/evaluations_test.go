@@ -202,7 +202,6 @@ func TestEvaluationsOfOwnRequests(t *testing.T) {
 			}
 			pod.Status.Message = "x"
 			return virtualNode.Status().Update(ctx, pod, client.DryRunAll)
-			// That of addresses is counted, although its conditions exclude what has the same ones.
 		}, map[string]int{"spillway-virtual-node-reports": 1, "spillway-pod-addresses": 1}},
 		{"virtual-node deletes it", func() error { return virtualNode.Delete(ctx, podOn("", "overflowed"), client.DryRunAll) },
 			map[string]int{"spillway-pod-deletions": 1, "spillway-virtual-node-preemption": 1}},
