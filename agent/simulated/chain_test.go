@@ -435,5 +435,3 @@ func (identity) Authenticate(_ context.Context, state *tls.ConnectionState) (str
 func (identity) Certified(_ context.Context, state *tls.ConnectionState) (clusterID, fingerprint string, err error) {
 	return state.ServerName, state.ServerName, nil
 }
-
-func (identity) Known(context.Context, string) (bool, error) { return true, nil }

@@ -80,8 +80,6 @@ func (*identity) Certified(_ context.Context, state *tls.ConnectionState) (clust
 	return state.ServerName, state.ServerName, nil
 }
 
-func (*identity) Known(context.Context, string) (bool, error) { return true, nil }
-
 // message is a request that an agent has sent.
 type message struct {
 	caller, method, target string

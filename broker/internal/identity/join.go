@@ -199,9 +199,7 @@ func (a *Authority) Authenticate(ctx context.Context, state *tls.ConnectionState
 	if err != nil {
 		return "", err
 	}
-	known, err := a.registered(ctx, clusterID, fingerprint, func(status broker.ClusterRegistrationStatus) bool {
-		return status.Phase == broker.RegistrationApproved && status.KeyFingerprint == fingerprint
-	})
+	known, err := a.registered(ctx, clusterID, fingerprint)
 	if err != nil {
 		return "", err
 	}
@@ -220,21 +218,11 @@ func certifiedID(leaf *x509.Certificate) (string, error) {
 	return clusterID, nil
 }
 
-// Known reports whether a cluster with this ID has joined.
-func (a *Authority) Known(ctx context.Context, clusterID string) (bool, error) {
-	if !protocol.ValidClusterID(clusterID) {
-		return false, nil
-	}
-	return a.registered(ctx, clusterID, "", func(status broker.ClusterRegistrationStatus) bool {
-		return status.Phase == broker.RegistrationApproved
-	})
-}
-
-// registered reports whether a cluster's registration, with a key if one is given,
-// matches. A registration that does not match in the cache is read live, because the
-// cluster may have joined just now; if it does not match there either, it is not read
-// live again for missPeriod, or until the cluster joins at this replica.
-func (a *Authority) registered(ctx context.Context, clusterID, key string, match func(broker.ClusterRegistrationStatus) bool) (bool, error) {
+// registered reports whether a cluster is registered with a key. A registration that does
+// not match in the cache is read live, because the cluster may have joined just now; if it
+// does not match there either, it is not read live again for missPeriod, or until the cluster
+// joins at this replica.
+func (a *Authority) registered(ctx context.Context, clusterID, key string) (bool, error) {
 	matches := func(reader client.Reader) (bool, error) {
 		registration := &broker.ClusterRegistration{}
 		err := reader.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: clusterID}, registration)
@@ -242,7 +230,8 @@ func (a *Authority) registered(ctx context.Context, clusterID, key string, match
 			return false, fmt.Errorf("reading the registration of %s: %w", clusterID, err)
 		}
 		forgotten := !registration.DeletionTimestamp.IsZero()
-		return err == nil && !forgotten && registration.Spec.ClusterID == clusterID && match(registration.Status), nil
+		return err == nil && !forgotten && registration.Spec.ClusterID == clusterID &&
+			registration.Status.Phase == broker.RegistrationApproved && registration.Status.KeyFingerprint == key, nil
 	}
 	if known, err := matches(a.Cache); known || err != nil {
 		return known, err

@@ -14,7 +14,7 @@ const (
 	maxMisses = 4096
 )
 
-// miss is a registration that did not exist with a key, or at all.
+// miss is a registration that did not exist with a key.
 type miss struct{ clusterID, key string }
 
 // misses are the recent ones, so that a revoked cluster does not cost a read of the API

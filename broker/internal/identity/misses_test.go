@@ -2,6 +2,7 @@ package identity
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"testing"
 	"time"
@@ -19,9 +20,12 @@ func (f *fixture) testMisses(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(f.now)
 	counted := &countingClient{Client: f.api}
 	a := &Authority{Options: Options{Client: counted, Cache: f.api, Namespace: namespace, Clock: clock}, ca: f.ca, key: f.key}
+	clusterKey := newKey(t)
+	spki, err := x509.MarshalPKIXPublicKey(clusterKey.Public())
+	expect.NoError(t, err)
 	known := func() bool {
 		t.Helper()
-		known, err := a.Known(t.Context(), "madrid")
+		known, err := a.registered(t.Context(), "madrid", protocol.KeyFingerprint(spki))
 		expect.NoError(t, err)
 		return known
 	}
@@ -38,7 +42,7 @@ func (f *fixture) testMisses(t *testing.T) {
 		t.Fatalf("want another read after %s, got %d", missPeriod, counted.reads)
 	}
 	// At the replica at which it joins, a cluster is known at once.
-	_, err := a.Join(t.Context(), protocol.JoinRequest{ClusterID: "madrid", Token: f.token, CSR: newCSR(t, newKey(t), named("madrid"))})
+	_, err = a.Join(t.Context(), protocol.JoinRequest{ClusterID: "madrid", Token: f.token, CSR: newCSR(t, clusterKey, named("madrid"))})
 	expect.NoError(t, err)
 	if !known() {
 		t.Fatal("a cluster that has just joined is not known")

@@ -109,7 +109,6 @@ func badInputs(t *testing.T) []badInput {
 		{route: "POST " + relay, body: `{"to":"paris","id":"","sealed":"eA=="}`, status: 400, want: "id must have"},
 		{route: "POST " + relay, body: `{"to":"paris","id":"1"}`, status: 400, want: "sealed must not be empty"},
 		{route: "POST " + relay, body: `{"to":"paris","id":"1","sealed":"?"}`, status: 400, want: "does not match the schema"},
-		{route: "POST " + relay, body: `{"to":"nowhere","id":"1","sealed":"eA=="}`, status: 404, want: "has not joined"},
 		{route: "GET " + relay, status: 400, want: "add ?watch=true"},
 		{route: "POST /api/v2/reservations", body: `{}`, status: 404, want: "there is no POST"},
 	}

@@ -134,8 +134,6 @@ func (c *callers) Authenticate(_ context.Context, state *tls.ConnectionState) (s
 	return state.PeerCertificates[0].Subject.CommonName, nil
 }
 
-func (c *callers) Known(context.Context, string) (bool, error) { return true, nil }
-
 // agents is a Reconciler that records what it receives.
 type agents struct {
 	mutex    sync.Mutex

@@ -208,13 +208,8 @@ func (s *Server) postRelay(w http.ResponseWriter, r *http.Request, caller string
 	case len(message.Sealed) > protocol.MaxSealed:
 		return refuse(protocol.CodeTooLarge, "sealed has %d bytes, the maximum is %d", len(message.Sealed), protocol.MaxSealed)
 	}
-	known, err := s.Identity.Known(r.Context(), message.To)
-	if err != nil {
-		return err
-	}
-	if !known {
-		return refuse(protocol.CodeNotFound, "cluster %s has not joined this broker: check the cluster ID", message.To)
-	}
+	// Whether that cluster has joined is not the caller's to know: it gets the same answer, and
+	// the message expires.
 	message.From = caller
 	if err := s.mailboxes.post(message, s.quotas().relayBytes); err != nil {
 		return err

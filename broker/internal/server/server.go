@@ -56,7 +56,6 @@ type Identity interface {
 	Certified(ctx context.Context, state *tls.ConnectionState) (clusterID, fingerprint string, err error)
 	Join(ctx context.Context, request protocol.JoinRequest) (protocol.JoinResponse, error)
 	Authenticate(ctx context.Context, state *tls.ConnectionState) (clusterID string, err error)
-	Known(ctx context.Context, clusterID string) (bool, error)
 }
 
 // Clients are what a Server reads and writes with.

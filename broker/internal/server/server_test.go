@@ -479,20 +479,22 @@ func (c *clusters) testRelay(t *testing.T) {
 		return event.Type == protocol.EventPut && len(event.Relay) == 1 && event.Relay[0].From == "rome" && string(event.Relay[0].Sealed) == "secret"
 	})
 	for reason, message := range map[string]protocol.RelayMessage{
-		protocol.CodeNotFound:  {To: "nowhere", ID: "1", Sealed: []byte("x")},
 		protocol.CodeTooLarge:  {To: "paris", ID: "1", Sealed: make([]byte, protocol.MaxSealed+1)},
 		protocol.CodeForbidden: {From: "berlin", To: "paris", ID: "1", Sealed: []byte("x")},
 		protocol.CodeInvalid:   {To: "paris", Sealed: []byte("x")},
 	} {
 		expectCode(t, c.rome.client.Relay(t.Context(), message), reason)
 	}
-	message := []byte(encode(t, protocol.RelayMessage{To: "berlin", ID: "1", Sealed: []byte("x")}))
-	for range maxMessagesFrom {
-		if got := c.hub.call(t, c.rome.tls, http.MethodPost, protocol.PathRelay, message); got.status != http.StatusAccepted {
-			t.Fatalf("got %d: %s", got.status, got.body)
+	// The answers do not tell whether a cluster has joined.
+	for _, to := range []string{"berlin", "nowhere"} {
+		message := []byte(encode(t, protocol.RelayMessage{To: to, ID: "1", Sealed: []byte("x")}))
+		for range maxMessagesFrom {
+			if got := c.hub.call(t, c.rome.tls, http.MethodPost, protocol.PathRelay, message); got.status != http.StatusAccepted {
+				t.Fatalf("got %d: %s", got.status, got.body)
+			}
 		}
+		c.hub.call(t, c.rome.tls, http.MethodPost, protocol.PathRelay, message).expect(t, http.StatusTooManyRequests, "mailbox of cluster "+to+" is full")
 	}
-	c.hub.call(t, c.rome.tls, http.MethodPost, protocol.PathRelay, message).expect(t, http.StatusTooManyRequests, "mailbox of cluster berlin is full")
 	expectEvent(t, watch(t, c.berlin, ""), "the messages in the mailbox", func(event protocol.Event) bool {
 		return event.Type == protocol.EventRelist && len(event.Relay) == maxMessagesFrom
 	})
