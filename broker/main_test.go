@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"flag"
-	"net"
 	"net/http"
 	"os"
 	"regexp"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 )
 
 func TestFlags(t *testing.T) {
@@ -58,9 +58,12 @@ func TestFlagsAreDocumented(t *testing.T) {
 // TestRun runs the broker until it is ready, and stops it.
 func TestRun(t *testing.T) {
 	config := controlplane.Start(t)
-	// Soon used: another program could get the port meanwhile.
-	probes := freeAddress(t)
-	o, err := parse([]string{"--namespace=default", "--listen=127.0.0.1:0", "--metrics-bind-address=0", "--health-probe-bind-address=" + probes, "--leader-elect"})
+	port, err := cluster.FreePort()
+	expect.NoError(t, err)
+	probes := cluster.Address(port)
+	// With a lease that a busy machine does not lose.
+	o, err := parse([]string{"--namespace=default", "--listen=127.0.0.1:0", "--metrics-bind-address=0", "--health-probe-bind-address=" + probes,
+		"--leader-elect", "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s"})
 	expect.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -86,12 +89,4 @@ func TestRun(t *testing.T) {
 	case <-time.After(expect.Deadline):
 		t.Fatal("the broker did not stop")
 	}
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	expect.NoError(t, err)
-	defer listener.Close()
-	return listener.Addr().String()
 }

@@ -643,12 +643,12 @@ func (e *environment) testLongGracePeriod(t *testing.T) {
 		return err == nil && current.DeletionTimestamp != nil && ptr.Deref(current.DeletionGracePeriodSeconds, 0) == 60, fmt.Sprintf("%+v, %v", current.ObjectMeta, err)
 	})
 	// Long enough for an exponential backoff to become longer than the deadline below.
-	expect.Consistently(t, 14*time.Second, "the pod", func() (bool, string) {
+	expect.Consistently(t, 30*time.Second, "the pod", func() (bool, string) {
 		_, err := e.pods().Get(t.Context(), pod.Name, metav1.GetOptions{})
 		return err == nil, fmt.Sprint(err)
 	})
 	e.endGuest(t, guest.Name)
-	expect.EventuallyWithin(t, 10*time.Second, "the deletion of the pod", func() (bool, string) {
+	expect.EventuallyWithin(t, 25*time.Second, "the deletion of the pod", func() (bool, string) {
 		_, err := e.pods().Get(t.Context(), pod.Name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err), fmt.Sprint(err)
 	})

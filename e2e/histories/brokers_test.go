@@ -41,7 +41,7 @@ type hub struct {
 
 // newHub starts everything and waits until a broker leads. With blind gateways, the
 // ledger is written without compare-and-swap.
-func newHub(t *testing.T, blind bool) *hub {
+func newHub(t *testing.T, blind bool, flags ...string) *hub {
 	t.Helper()
 	ctrl.SetLogger(logr.Discard())
 	config := controlplane.Start(t)
@@ -59,7 +59,7 @@ func newHub(t *testing.T, blind bool) *hub {
 	for i := range h.brokers {
 		gateway, err := newGateway(config, ledgers, blind)
 		expect.NoError(t, err)
-		h.brokers[i] = newReplica(t, fmt.Sprint("broker-", i), dir, gateway)
+		h.brokers[i] = newReplica(t, fmt.Sprint("broker-", i), dir, gateway, flags)
 	}
 	h.service, err = newService(h.brokers[:])
 	expect.NoError(t, err)
@@ -90,6 +90,7 @@ func (h *hub) awaitLeader(t *testing.T, than *replica) *replica {
 type replica struct {
 	name    string
 	gateway *gateway
+	flags   []string
 	spec    process.Spec
 
 	mu      sync.Mutex
@@ -102,7 +103,7 @@ type replica struct {
 	ended   chan struct{}
 }
 
-func newReplica(t *testing.T, name, dir string, g *gateway) *replica {
+func newReplica(t *testing.T, name, dir string, g *gateway, flags []string) *replica {
 	t.Helper()
 	kubeconfig := filepath.Join(dir, name+".kubeconfig")
 	access := clientcmdapi.NewConfig()
@@ -110,7 +111,7 @@ func newReplica(t *testing.T, name, dir string, g *gateway) *replica {
 	access.Contexts["hub"] = &clientcmdapi.Context{Cluster: "hub"}
 	access.CurrentContext = "hub"
 	expect.NoError(t, clientcmd.WriteToFile(*access, kubeconfig))
-	r := &replica{name: name, gateway: g, ended: make(chan struct{})}
+	r := &replica{name: name, gateway: g, flags: flags, ended: make(chan struct{})}
 	r.spec = process.Spec{Name: name, Path: filepath.Join(dir, "broker"), Dir: dir, LogDir: dir, Env: []string{"KUBECONFIG=" + kubeconfig}}
 	expect.NoError(t, r.start())
 	go r.supervise(t)
@@ -134,8 +135,8 @@ func (r *replica) start() error {
 		addresses[i] = cluster.Address(port)
 	}
 	r.address, r.probes = addresses[0], "http://"+addresses[1]
-	r.spec.Args = []string{"--namespace=" + broker.SystemNamespace, "--listen=" + addresses[0], "--health-probe-bind-address=" + addresses[1],
-		"--metrics-bind-address=0", "--leader-elect", "--zap-log-level=error"}
+	r.spec.Args = append([]string{"--namespace=" + broker.SystemNamespace, "--listen=" + addresses[0], "--health-probe-bind-address=" + addresses[1],
+		"--metrics-bind-address=0", "--leader-elect", "--zap-log-level=error"}, r.flags...)
 	started, err := process.Start(r.spec)
 	if err == nil {
 		r.process = started

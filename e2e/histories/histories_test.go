@@ -203,7 +203,7 @@ func (r *run) stop(t *testing.T, ctx context.Context, operations int) {
 			return true, ""
 		default:
 		}
-		if now := r.hub.service.leader(); now != leader {
+		if now := r.hub.service.leader(); now != nil && now != leader {
 			// It has lost the lease by itself.
 			leader = now
 			write = leader.gateway.delayNext()

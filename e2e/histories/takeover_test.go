@@ -21,7 +21,8 @@ import (
 // behind: it becomes the leader, but is not ready before they have caught up. If they do
 // not, it exits, and the next one to start leads.
 func TestNewLeaderCatchesUp(t *testing.T) {
-	h := newHub(t, false)
+	// A leader must not lose its lease in the time in which it may catch up.
+	h := newHub(t, false, "--leader-elect-lease-duration=15s", "--leader-elect-renew-deadline=12s")
 	former := h.awaitLeader(t, nil)
 	next := h.other(former)
 

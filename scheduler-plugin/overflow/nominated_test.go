@@ -42,7 +42,8 @@ func staysBesideNominees(c *testCluster, ns string) {
 			return node == "", "bound to " + node
 		})
 		expect.NoError(c.t, c.Delete(c.t.Context(), guest))
-		expect.EventuallyWithin(c.t, 20*time.Second, name+" to be bound at home", func() (bool, string) {
+		// Before its gate would try it again in any case.
+		expect.EventuallyWithin(c.t, 45*time.Second, name+" to be bound at home", func() (bool, string) {
 			node := c.getPod(ns, name).Spec.NodeName
 			return node == home, "bound to " + node
 		})

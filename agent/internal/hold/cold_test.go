@@ -9,9 +9,7 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	schedulingv1 "k8s.io/api/scheduling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
@@ -99,7 +97,7 @@ func (e *env) admitGuests(words string, rules ...admissionv1.Validation) (lift f
 func TestColdNamespace(t *testing.T) {
 	e := direct(t)
 	e.node("a", expect.Resources("cpu", "2", "memory", "8Gi"))
-	expect.NoError(t, e.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: guest.PriorityClass}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
+	e.priorityClasses(guest.PriorityClass)
 	lift := e.refuseGuests("only in namespaces of teams")
 	namespaces := &trials{Client: e.Client}
 	agent := e.agent(e.Client, func(o *hold.Options) { o.GuestNamespaces = namespaces })
@@ -149,7 +147,7 @@ func TestColdNamespace(t *testing.T) {
 func TestTrialEndsBesideARefusal(t *testing.T) {
 	e := direct(t)
 	e.node("a", expect.Resources("cpu", "2", "memory", "8Gi"))
-	expect.NoError(t, e.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: guest.PriorityClass}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
+	e.priorityClasses(guest.PriorityClass)
 	requests := func(cpu string) string {
 		return "object.spec.containers.all(c, string(c.?resources.?requests[?'cpu'].orValue('0')) == '" + cpu + "')"
 	}
@@ -176,7 +174,7 @@ func TestTrialEndsBesideARefusal(t *testing.T) {
 func TestTriedOnceGranted(t *testing.T) {
 	e := direct(t)
 	e.node("a", expect.Resources("cpu", "2", "memory", "8Gi"))
-	expect.NoError(t, e.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: guest.PriorityClass}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
+	e.priorityClasses(guest.PriorityClass)
 	lift := e.refuseGuests("a guest may only request resources that are granted to its cluster")
 	agent := e.agent(e.Client, func(o *hold.Options) { o.GuestNamespaces = &trials{Client: e.Client} })
 	want := pods(set("pods", 2, expect.Resources("cpu", "1m")))
@@ -207,9 +205,7 @@ func TestProofAndTrialTogether(t *testing.T) {
 	const proofDeadline = 30 * time.Second
 	e := direct(t)
 	e.node("a", expect.Resources("cpu", "2", "memory", "8Gi"))
-	for _, class := range []string{guest.PriorityClass, placeholder.PriorityClass} {
-		expect.NoError(t, e.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: class}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
-	}
+	e.priorityClasses(guest.PriorityClass, placeholder.PriorityClass)
 	expect.NoError(t, e.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: holds}}))
 	namespaces := &trials{Client: e.Client}
 	agent := e.agent(e.Client, func(o *hold.Options) {

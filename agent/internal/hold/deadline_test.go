@@ -5,9 +5,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	schedulingv1 "k8s.io/api/scheduling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
@@ -72,9 +70,7 @@ func (d *deadline) undecided(name string, attempt int64, when string) {
 func TestAnswersInTime(t *testing.T) {
 	e := direct(t)
 	e.node("a", expect.Resources("cpu", "2", "memory", "8Gi"))
-	for _, class := range []string{guest.PriorityClass, placeholder.PriorityClass} {
-		expect.NoError(t, e.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: class}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
-	}
+	e.priorityClasses(guest.PriorityClass, placeholder.PriorityClass)
 	expect.NoError(t, e.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: holds}}))
 	d := &deadline{env: e, trials: &trials{Client: e.Client}}
 	d.agent = e.agent(e.Client, func(o *hold.Options) {

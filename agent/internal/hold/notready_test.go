@@ -6,8 +6,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
@@ -99,10 +97,7 @@ func TestNodeIsNotReady(t *testing.T) {
 		return slices.Equal(nodes, []string{other, other}), fmt.Sprint(nodes)
 	})
 	e.decided("r1", attempt, hold.ReasonAccepted, "Holding 2 pods of cpu 500m for consumer rome.", 2)
-	in, _ := e.get("r1")
-	if c := meta.FindStatusCondition(in.Status.Conditions, broker.ConditionProven); c == nil || c.Status != metav1.ConditionTrue {
-		t.Errorf("condition Proven is %+v", c)
-	}
+	e.proven("r1")
 	e.granted("rome", "cpu 1", 2)
 }
 

@@ -40,9 +40,8 @@ func startPlaces(t *testing.T, placeholders bool) *env {
 			o.Recognizer.Placeholder = func(pod *corev1.Pod) (string, bool) { return placeholder.ConsumerOf(pod, holds) }
 		}
 	})
-	for _, class := range []string{placeholder.PriorityClass, guest.PriorityClass} {
-		expect.NoError(t, e.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: class}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
-	}
+	e.priorityClasses(placeholder.PriorityClass, guest.PriorityClass)
+	e.awaitScheduler()
 	for name, labels := range map[string]map[string]string{holds: {}, "guests-of-rome": {broker.LabelGuestsOf: "rome"}, namespace: nil} {
 		if labels != nil {
 			expect.NoError(t, e.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}))
@@ -50,6 +49,38 @@ func startPlaces(t *testing.T, placeholders bool) *env {
 		expect.NoError(t, client.IgnoreAlreadyExists(e.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: name}})))
 	}
 	return e
+}
+
+// tries is a namespace for what a test waits with.
+const tries = "tries"
+
+// priorityClasses creates PriorityClasses, and waits until the API server admits pods with them.
+func (e *env) priorityClasses(names ...string) {
+	e.Helper()
+	expect.NoError(e, e.Create(e.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tries}}))
+	expect.NoError(e, e.Create(e.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: tries}}))
+	for _, name := range names {
+		expect.NoError(e, e.Create(e.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
+		expect.Eventually(e, "pods of priority class "+name+" to be admitted", func() (bool, string) {
+			err := e.Create(e.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: tries}, Spec: corev1.PodSpec{
+				PriorityClassName: name, Containers: []corev1.Container{{Name: "c", Image: "i"}},
+			}}, client.DryRunAll)
+			return err == nil, fmt.Sprint(err)
+		})
+	}
+}
+
+// awaitScheduler waits until the scheduler has tried a pod: a proof has a deadline. The
+// namespace of priorityClasses must exist, and no node.
+func (e *env) awaitScheduler() {
+	e.Helper()
+	e.pod(tries, "p", "1000", func(*corev1.PodSpec) {})
+	pod := &corev1.Pod{}
+	expect.Eventually(e, "the scheduler to try a pod", func() (bool, string) {
+		err := e.Get(e.Context(), client.ObjectKey{Namespace: tries, Name: "p"}, pod)
+		return err == nil && len(pod.Status.Conditions) > 0, fmt.Sprint(pod.Status, err)
+	})
+	expect.NoError(e, e.Delete(e.Context(), pod))
 }
 
 // amd64 makes a node one that runs guests.

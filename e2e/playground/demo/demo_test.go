@@ -34,7 +34,8 @@ func (r *recorder) String() string {
 func TestDemoFailsWithoutBroker(t *testing.T) {
 	var output recorder
 	dir := t.TempDir()
-	err := demo.Run(t.Context(), demo.Options{Out: &output, Break: "broker", Deadline: 30 * time.Second, Dir: dir})
+	// Long enough for two more pods to run at home, and all of it passes.
+	err := demo.Run(t.Context(), demo.Options{Out: &output, Break: "broker", Deadline: time.Minute, Dir: dir})
 	if err == nil {
 		t.Fatalf("the demo succeeded:\n%s", &output)
 	}

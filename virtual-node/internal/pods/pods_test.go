@@ -567,6 +567,11 @@ func (e *environment) testExceededQuota(t *testing.T) {
 	quota.Status.Hard, quota.Status.Used = quota.Spec.Hard, expect.Resources("requests.cpu", "0")
 	_, err = quotas.UpdateStatus(t.Context(), quota, metav1.UpdateOptions{})
 	expect.NoError(t, err)
+	expect.Eventually(t, "the quota to be in force", func() (bool, string) {
+		try := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "try"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1")}}}}}
+		_, err := e.guests().Create(t.Context(), try, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err != nil && strings.Contains(err.Error(), "exceeded quota"), fmt.Sprint(err)
+	})
 	pod := e.createPod(t, "refused", neverRestart)
 	e.expectStatus(t, pod, "GuestRefused", func(s *corev1.PodStatus) bool {
 		return s.Phase == corev1.PodPending && s.Reason == "GuestRefused" && strings.Contains(s.Message, "exceeded quota") && s.StartTime == nil

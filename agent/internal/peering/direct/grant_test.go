@@ -190,7 +190,10 @@ func (g *grantTest) expectSecretsBounded() {
 	}
 	expect.NoError(g.t, create(&corev1.ConfigMap{}, "words"))
 	g.grant(g.half.Resources, g.half.Pods+1)
-	expect.NoError(g.t, create(&corev1.Secret{}, "one-more"))
+	expect.Eventually(g.t, "the API server to know the larger grant", func() (bool, string) {
+		err := create(&corev1.Secret{}, "one-more")
+		return err == nil, fmt.Sprint(err)
+	})
 	g.grant(g.half.Resources, g.half.Pods)
 }
 
@@ -209,9 +212,14 @@ func (g *grantTest) expectTokenBounded() {
 		g.t.Errorf("pods of another namespace: %v", err)
 	}
 	g.grant(nil, 0)
-	if err := g.consumer.Create(ctx, guest("third", "1m")); !apierrors.IsForbidden(err) {
-		g.t.Errorf("a guest without a grant: %v", err)
-	}
+	expect.Eventually(g.t, "a guest without a grant to be refused", func() (bool, string) {
+		// With the former quota, the API server does not succeed in charging it.
+		err := g.consumer.Create(ctx, guest("third", "1m"))
+		if err == nil {
+			g.t.Fatal("a guest without a grant was created")
+		}
+		return apierrors.IsForbidden(err), err.Error()
+	})
 	if err := g.paris.Get(ctx, inGuestNamespace("first"), &corev1.Pod{}); err != nil {
 		g.t.Errorf("the running guest: %v", err)
 	}
@@ -250,7 +258,7 @@ func (g *grantTest) revoke() {
 			return false, err.Error()
 		}
 		if err := g.consumer.Create(ctx, guest("late", "1m")); !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
-			return false, "the consumer still has access: " + err.Error()
+			return false, fmt.Sprint("the consumer still has access: ", err)
 		}
 		return progress.Done, progress.Message
 	})

@@ -163,14 +163,19 @@ func TestEndingGuestsCount(t *testing.T) {
 			return session.Equal(quota.Spec.Hard, quota.Status.Hard), fmt.Sprintf("%+v", quota)
 		})
 	}
-	create := func(name string) error {
-		return paris.Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop-rome", Name: name}, Spec: corev1.PodSpec{
+	guest := func(name, cpu string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop-rome", Name: name}, Spec: corev1.PodSpec{
 			NodeName: "worker", TerminationGracePeriodSeconds: ptr.To[int64](3600),
-			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1")}}},
-		}})
+			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", cpu)}}},
+		}}
 	}
+	create := func(name string) error { return paris.Create(ctx, guest(name, "1")) }
 	created := func(name string) {
 		t.Helper()
+		expect.Eventually(t, "the quota to be in force", func() (bool, string) {
+			err := paris.Create(ctx, guest("beyond", "1000"), client.DryRunAll)
+			return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota: "+confine.Quota), fmt.Sprint(err)
+		})
 		expect.Eventually(t, name+" to be created", func() (bool, string) {
 			err := client.IgnoreAlreadyExists(create(name))
 			return err == nil, fmt.Sprint(err)
