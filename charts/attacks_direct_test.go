@@ -41,8 +41,15 @@ func TestAttacksWithDirect(t *testing.T) {
 	config := controlplane.Start(t)
 	h := &hostileConsumer{t: t, config: config, admin: as(t, config, "")}
 	access := kubeconfig(t, config)
+	h.namespace = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: guests, Labels: map[string]string{
+		"app.kubernetes.io/managed-by": "spillway", "broker.fluidos.eu/guests-of": "rome", "pod-security.kubernetes.io/enforce": "restricted",
+	}}}
+	expect.NoError(t, h.admin.Create(t.Context(), h.namespace))
+	former := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: guests, Name: "from-before", Finalizers: []string{"example.com/kept"}}, Data: map[string]string{"k": strings.Repeat("x", 600<<10)}}
+	expect.NoError(t, h.admin.Create(t.Context(), former))
 	install(t, "install", "agent", access, slices.Concat(needed, []string{"clusterID=paris", "driver=direct"}))
 	h.prepare()
+	t.Run("objects from before", func(t *testing.T) { h.testFormerObject(t, former) })
 	t.Run("kubectl drain", func(t *testing.T) { h.testDrain(t, access) })
 	allowed := h.allowed()
 	for name, object := range smallObjects(guests) {
@@ -89,14 +96,31 @@ func (h *hostileConsumer) create(object client.Object) func() error {
 	}
 }
 
+// testFormerObject checks that an object above the limit may shrink and be deleted, and not grow.
+func (h *hostileConsumer) testFormerObject(t *testing.T, former *corev1.ConfigMap) {
+	update := func(change func(*corev1.ConfigMap)) error {
+		changed := former.DeepCopy()
+		change(changed)
+		return h.admin.Update(t.Context(), changed, client.DryRunAll)
+	}
+	for name, change := range map[string]func(*corev1.ConfigMap){
+		"without its finalizer": func(c *corev1.ConfigMap) { c.Finalizers = nil },
+		"smaller":               func(c *corev1.ConfigMap) { c.Data["k"] = c.Data["k"][:590<<10] },
+		"as large":              func(c *corev1.ConfigMap) { c.Data["k"] = strings.Repeat("y", 600<<10) },
+	} {
+		if err := update(change); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := update(func(c *corev1.ConfigMap) { c.Data["l"] = "y" }); err == nil || !strings.Contains(err.Error(), "may have 524288 bytes") {
+		t.Errorf("larger: %v", err)
+	}
+}
+
 // prepare creates what the agent creates for a consumer, and a running guest.
 func (h *hostileConsumer) prepare() {
 	t, ctx := h.t, h.t.Context()
-	h.namespace = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: guests, Labels: map[string]string{
-		"app.kubernetes.io/managed-by": "spillway", "broker.fluidos.eu/guests-of": "rome", "pod-security.kubernetes.io/enforce": "restricted",
-	}}}
 	for _, object := range []client.Object{
-		h.namespace,
 		&corev1.ServiceAccount{ObjectMeta: within("default", "default")}, &corev1.ServiceAccount{ObjectMeta: within(guests, "default")},
 		&corev1.ServiceAccount{ObjectMeta: within(guests, "spillway-virtual-node")}, &corev1.ServiceAccount{ObjectMeta: within(guests, "admin")},
 		roleBinding(guests, "spillway-virtual-node", "spillway-direct-guest", guests, "spillway-virtual-node"),

@@ -284,6 +284,11 @@ func probeAttacks() (attacks []podAttack) {
 // that have what a consumer writes; smallObjects are at most that large.
 func largeObjects(namespace string) map[string]client.Object {
 	large := strings.Repeat("x", 524289)
+	managed := func(fields string) client.Object {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "large", ManagedFields: []metav1.ManagedFieldsEntry{{
+			Manager: "own", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)},
+		}}}}
+	}
 	return map[string]client.Object{
 		"a large ConfigMap":                    &corev1.ConfigMap{ObjectMeta: within(namespace, "large"), Data: map[string]string{"k": large}},
 		"a ConfigMap with a large file":        &corev1.ConfigMap{ObjectMeta: within(namespace, "large"), BinaryData: map[string][]byte{"k": []byte(large)}},
@@ -296,12 +301,14 @@ func largeObjects(namespace string) map[string]client.Object {
 		"a ConfigMap with a large owner": &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: "large", OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: large, UID: "x"}},
 		}},
+		"a ConfigMap with large managed fields": managed(`{"f:data":{"f:` + large + `":{}}}`),
+		"a ConfigMap with deep managed fields":  managed(`{"f:metadata":{"f:annotations":{"f:a":{"f:b":{"f:` + large[:1000] + `":{}}}}}}`),
 	}
 }
 
 func smallObjects(namespace string) map[string]client.Object {
-	// With the key, and the type of a Secret.
-	small := strings.Repeat("x", 524286)
+	// With room for managedFields, which depend on the client.
+	small := strings.Repeat("x", 524288-1024)
 	return map[string]client.Object{
 		"a ConfigMap":             &corev1.ConfigMap{ObjectMeta: within(namespace, "small"), Data: map[string]string{"k": small}},
 		"a ConfigMap with a file": &corev1.ConfigMap{ObjectMeta: within(namespace, "small"), BinaryData: map[string][]byte{"k": []byte(small)}},

@@ -22,7 +22,7 @@ func TestNoCapacityAnywhere(t *testing.T) {
 		expectIdle(ctx, t)
 		ns := namespace(ctx, t, "scenario-no-capacity", true)
 		fill(ctx, t, rome, rome.ControlPlane(), "10m")
-		// Different amounts are left, so that the figures cannot be mixed up.
+		// What single nodes have left is not for consumers to know; what a cluster lends is.
 		fill(ctx, t, paris, "paris-worker", "430m")
 		fill(ctx, t, paris, "paris-worker2", "520m")
 		emptyBerlin := fill(ctx, t, berlin, berlin.ControlPlane(), "370m")
@@ -33,14 +33,14 @@ func TestNoCapacityAnywhere(t *testing.T) {
 		if err := rome.Create(ctx, pod); err != nil {
 			t.Fatal(err)
 		}
-		eventually(ctx, t, "the pod's events name both providers with the Nodes' figures", 90*time.Second, func(ctx context.Context) (bool, string) {
+		eventually(ctx, t, "the pod's events name both providers with their reasons", 90*time.Second, func(ctx context.Context) (bool, string) {
 			messages := events(ctx, *pod)
-			for _, word := range []string{"paris", "berlin", "520m", "370m", "800m"} {
-				if !strings.Contains(messages, word) {
+			for _, words := range []string{"paris: 0 of 1 pods", "Insufficient cpu on one node: requested 800m", "berlin: 0 of 1 pods", "requested 800m, available 370m"} {
+				if !strings.Contains(messages, words) {
 					return false, messages
 				}
 			}
-			return true, ""
+			return !strings.Contains(messages, "520m"), messages
 		})
 		t.Logf("the pod's events:\n%s", events(ctx, *pod))
 		if err := rome.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil || pod.Status.Phase != corev1.PodPending {

@@ -87,13 +87,14 @@ func (d *Driver) watchSecrets(ctx context.Context, reader client.Reader) error {
 	var known []netip.Prefix
 	for {
 		var secrets corev1.SecretList
-		if err := reader.List(ctx, &secrets, client.InNamespace(d.VirtualNodeNamespace)); err != nil && ctx.Err() == nil {
+		err := reader.List(ctx, &secrets, client.InNamespace(d.VirtualNodeNamespace))
+		if err != nil && ctx.Err() == nil {
 			d.Log.Error(err, "Failed to list tokens to renew")
 		}
 		for _, provider := range renewable(secrets.Items, d.Clock.Now()) {
 			d.Enqueue(provider)
 		}
-		if own := d.OwnNetworks(); !slices.Equal(own, known) {
+		if own := d.OwnNetworks(); err == nil && !slices.Equal(own, known) {
 			known = own
 			for i := range secrets.Items {
 				if isRecord(&secrets.Items[i]) {
