@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -58,6 +59,14 @@ func addDriverToScheme(scheme *runtime.Scheme, o options) error {
 		return liqo.AddToScheme(scheme)
 	}
 	return nil
+}
+
+// podNetworks reads the networks of this cluster's pods that Liqo was told, nil without Liqo.
+func podNetworks(o options, c client.Reader) func(context.Context) ([]string, error) {
+	if o.driver != driverLiqo {
+		return nil
+	}
+	return func(ctx context.Context) ([]string, error) { return liqo.PodNetworks(ctx, c, o.liqoNamespace) }
 }
 
 // driverCache is what the driver limits the manager's cache to.

@@ -222,7 +222,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	messenger := sealing.NewMessenger(clusterID, key, pins, brokerClient)
 	var consumer *virtualnode.Reconciler
 	var provider *hold.Reconciler
-	own := networks.New(networks.Options{Live: live, Nodes: mgr.GetClient(), Namespace: o.namespace, Configured: slices.Concat(o.ownNetworks, o.podCIDRs), Self: networks.Interfaces()})
+	own := networks.New(networks.Options{Live: live, Nodes: mgr.GetClient(), Namespace: o.namespace, Configured: slices.Concat(o.ownNetworks, o.podCIDRs), PodNetworks: podNetworks(o, live), Self: networks.Interfaces()})
 	driver, err := newDriver(o, driverOptions{
 		client: live, config: mgr.GetConfig(), clusterID: clusterID, messenger: messenger, ownNetworks: own.Own,
 		enqueueConsumer: func(cluster string) { consumer.Enqueue(cluster) },

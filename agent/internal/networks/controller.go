@@ -37,7 +37,7 @@ const (
 	interval = time.Minute
 )
 
-// Options of a Reconciler; all but Configured and Self are required.
+// Options of a Reconciler; all but Configured, PodNetworks and Self are required.
 type Options struct {
 	// Live reads and writes without a cache, Nodes may have one.
 	Live  client.Client
@@ -46,6 +46,10 @@ type Options struct {
 	Namespace string
 	// Configured are CIDRs that are the cluster's own whatever it shows.
 	Configured []string
+	// PodNetworks returns the CIDRs of this cluster's pods that another program was told. Those
+	// count that contain the network of a node's pods: in others, pods of other clusters may
+	// have addresses, too. Nil: there is no such program.
+	PodNetworks func(context.Context) ([]string, error)
 	// Self are the addresses of this agent's pod, to warn if the cluster shows no network with
 	// them; none if nil.
 	Self []netip.Addr
@@ -106,6 +110,13 @@ func (r *Reconciler) read(ctx context.Context) ([]netip.Prefix, error) {
 		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
 	own := append(ofNodes(nodes.Items), Parse(r.Configured...)...)
+	if r.PodNetworks != nil {
+		told, err := r.PodNetworks(ctx)
+		if err != nil {
+			return nil, err
+		}
+		own = append(own, containing(OfPods(nodes.Items), Parse(told...))...)
+	}
 	var services networkingv1.ServiceCIDRList
 	if err := r.Live.List(ctx, &services); err != nil {
 		return nil, fmt.Errorf("listing ServiceCIDRs: %w", err)

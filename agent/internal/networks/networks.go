@@ -44,6 +44,13 @@ func Parse(texts ...string) []netip.Prefix {
 	return parsed
 }
 
+// containing returns the candidates that contain one of the networks.
+func containing(networks, candidates []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(candidates), func(c netip.Prefix) bool {
+		return !slices.ContainsFunc(networks, func(n netip.Prefix) bool { return c.Bits() <= n.Bits() && c.Contains(n.Addr()) })
+	})
+}
+
 // outside returns the addresses that are in none of the networks.
 func outside(networks []netip.Prefix, addresses []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(addresses), func(a netip.Addr) bool {
@@ -79,10 +86,14 @@ func Texts(networks []netip.Prefix) []string {
 // the argument does not matter.
 func merge(networks []netip.Prefix) []netip.Prefix {
 	networks = slices.Clone(networks)
-	slices.SortFunc(networks, func(a, b netip.Prefix) int { return cmp.Compare(a.String(), b.String()) })
-	networks = slices.Compact(networks)
+	slices.SortFunc(networks, func(a, b netip.Prefix) int {
+		return cmp.Or(cmp.Compare(a.Bits(), b.Bits()), cmp.Compare(a.String(), b.String()))
+	})
 	all := map[netip.Prefix]bool{}
 	for _, prefix := range networks {
+		if within(prefix, all) {
+			continue
+		}
 		for {
 			parent := netip.PrefixFrom(prefix.Addr(), prefix.Bits()-1).Masked()
 			sibling := sibling(prefix, parent)
@@ -100,6 +111,16 @@ func merge(networks []netip.Prefix) []netip.Prefix {
 	}
 	slices.SortFunc(merged, func(a, b netip.Prefix) int { return cmp.Compare(a.String(), b.String()) })
 	return merged
+}
+
+// within reports whether a prefix, or one that contains it, is among others.
+func within(prefix netip.Prefix, others map[netip.Prefix]bool) bool {
+	for bits := range prefix.Bits() + 1 {
+		if others[netip.PrefixFrom(prefix.Addr(), bits).Masked()] {
+			return true
+		}
+	}
+	return false
 }
 
 // sibling is the other half of a prefix's parent.

@@ -41,6 +41,8 @@ func TestNetworksOfPods(t *testing.T) {
 		{what: "neighbours that are not", nodes: [][]string{{"10.1.1.0/24"}, {"10.1.2.0/24"}}, want: []string{"10.1.1.0/24", "10.1.2.0/24"}},
 		{what: "quarters in any order", nodes: [][]string{{"10.1.2.0/24"}, {"10.1.1.0/24"}, {"10.1.3.0/24"}, {"10.1.0.0/24"}, {"10.1.4.0/24"}}, want: []string{"10.1.0.0/22", "10.1.4.0/24"}},
 		{what: "the same twice", nodes: [][]string{{"10.1.2.0/24"}, {"10.1.2.0/24"}}, want: []string{"10.1.2.0/24"}},
+		{what: "one within another", nodes: [][]string{{"10.1.3.0/24"}, {"10.1.0.0/16"}, {"10.2.0.0/24"}}, want: []string{"10.1.0.0/16", "10.2.0.0/24"}},
+		{what: "one within neighbours", nodes: [][]string{{"10.1.1.0/25"}, {"10.1.0.0/24"}, {"10.1.1.0/24"}}, want: []string{"10.1.0.0/23"}},
 		{what: "IPv6", nodes: [][]string{{"fd00:0:0:1::/64"}, {"fd00::/64"}}, want: []string{"fd00::/63"}},
 	} {
 		var nodes []corev1.Node

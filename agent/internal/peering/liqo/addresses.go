@@ -7,7 +7,12 @@ import (
 	"net/http"
 	"net/netip"
 
+	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -17,6 +22,28 @@ import (
 
 // AddressesPath is the path of the webhook that AddressesHandler serves.
 const AddressesPath = "/addresses"
+
+// networkKind is that of Liqo's Networks. Their Go package imports Liqo's networking and what
+// that needs.
+var networkKind = schema.GroupVersionKind{Group: "ipam.liqo.io", Version: "v1alpha1", Kind: "Network"}
+
+// PodNetworks returns the CIDRs of this cluster's pods that Liqo in a namespace was told when it
+// was installed. It needs them whether or not it connects the clusters.
+func PodNetworks(ctx context.Context, c client.Reader, namespace string) ([]string, error) {
+	var networks unstructured.UnstructuredList
+	networks.SetGroupVersionKind(networkKind)
+	err := c.List(ctx, &networks, client.InNamespace(namespace), client.MatchingLabels{consts.NetworkTypeLabelKey: string(consts.NetworkTypePodCIDR)})
+	if err != nil && !meta.IsNoMatchError(err) {
+		return nil, fmt.Errorf("reading Liqo's networks in namespace %s: %w", namespace, err)
+	}
+	var told []string
+	for i := range networks.Items {
+		if cidr, found, err := unstructured.NestedString(networks.Items[i].Object, "spec", "cidr"); err == nil && found {
+			told = append(told, cidr)
+		}
+	}
+	return told, nil
+}
 
 // AddressesHandler answers AdmissionReviews of the statuses that Liqo's virtual kubelet writes
 // of overflowed pods. It takes off the addresses that no guest can have, among them those in

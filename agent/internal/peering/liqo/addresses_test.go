@@ -4,18 +4,51 @@ import (
 	"encoding/pem"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
+
+// Liqo was told one network of pods or several. Without its types there is none.
+func TestPodNetworks(t *testing.T) {
+	if told, err := PodNetworks(t.Context(), newClient(t, controlplane.Start(t)), "liqo"); err != nil || len(told) > 0 {
+		t.Errorf("without Liqo: %v, %v", told, err)
+	}
+	c := newClient(t, controlplane.Start(t, liqoCRDs(t)))
+	for name, network := range map[string]struct{ kind, cidr string }{
+		"pod-cidr-10-244-0-0-16": {"pod-cidr", "10.244.0.0/16"}, "pod-cidr-10-200-0-0-16": {"pod-cidr", "10.200.0.0/16"},
+		"service-cidr": {"service-cidr", "10.96.0.0/16"}, "external-cidr": {"external-cidr", "10.70.0.0/16"},
+	} {
+		for _, namespace := range []string{"default", "kube-system"} {
+			if namespace == "kube-system" && network.cidr != "10.200.0.0/16" {
+				continue
+			}
+			created := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"cidr": network.cidr}}}
+			created.SetGroupVersionKind(networkKind)
+			created.SetNamespace(namespace)
+			created.SetName(name)
+			created.SetLabels(map[string]string{"ipam.liqo.io/network-type": network.kind})
+			expect.NoError(t, c.Create(t.Context(), created))
+		}
+	}
+	for namespace, want := range map[string][]string{"default": {"10.200.0.0/16", "10.244.0.0/16"}, "kube-system": {"10.200.0.0/16"}, "liqo": nil} {
+		told, err := PodNetworks(t.Context(), c, namespace)
+		slices.Sort(told)
+		if err != nil || !slices.Equal(told, want) {
+			t.Errorf("namespace %s: %v, %v, want %v", namespace, told, err, want)
+		}
+	}
+}
 
 // Liqo's virtual kubelet writes the address that the provider reports, also one of this cluster:
 // the pod runs, without that address.
