@@ -67,12 +67,16 @@ func violatesRestricted(set broker.PodSet) bool {
 }
 
 // Account is the ledger's account of a cluster. Of it, consumers to which the cluster lends
-// know what is available.
-type Account struct{ Allocatable, Allocated, Available Vector }
+// know what is free.
+type Account struct {
+	// Free is what is not allocated of what is allocatable, Available the part of it that is not
+	// kept for requests that come first.
+	Allocatable, Allocated, Free, Available Vector
+}
 
 func (a *Account) less(amount Vector, n int64) *Account {
 	out := *a
-	out.Available = a.Available.Minus(amount, n)
+	out.Free, out.Available = a.Free.Minus(amount, n), a.Available.Minus(amount, n)
 	return &out
 }
 
@@ -82,10 +86,13 @@ func Insufficient(name corev1.ResourceName, requested, available string) string 
 }
 
 // insufficient words the lack of each resource that is requested and not available in the
-// account.
+// account. How much is kept for others is not for consumers to know.
 func (a *Account) insufficient(request Vector) string {
 	return lacks(request, a.Available, func(name corev1.ResourceName) string {
-		return Insufficient(name, request.format(name), a.Available.format(name))
+		if request[name] <= a.Free[name] {
+			return fmt.Sprintf("Insufficient %s: requested %s, and what is free is kept for requests before it", name, request.format(name))
+		}
+		return Insufficient(name, request.format(name), a.Free.format(name))
 	})
 }
 

@@ -5,17 +5,32 @@ import (
 	"slices"
 )
 
+// perHost are global addresses that mean another host, or a service of the cloud for it, on each
+// node: no pod has them. Others of that kind are link-local.
+var perHost = []netip.Prefix{
+	netip.MustParsePrefix("168.63.129.16/32"),   // Azure
+	netip.MustParsePrefix("100.100.100.200/32"), // Alibaba Cloud
+	netip.MustParsePrefix("192.0.0.0/24"),       // IETF protocol assignments, RFC 6890
+	netip.MustParsePrefix("fd00:ec2::/64"),      // AWS
+	netip.MustParsePrefix("fd20:ce::254/128"),   // Google Cloud
+	netip.MustParsePrefix("64:ff9b::/96"),       // NAT64, RFC 6052: IPv4 addresses by another name
+	netip.MustParsePrefix("64:ff9b:1::/48"),     // NAT64, RFC 8215
+}
+
 // Addresses returns the first address of each IP family among those that a provider reports
 // for a guest or its node. Services of the consumer send traffic to them: a provider cannot
 // direct it to an address that means another host on each node, or to one of the consumer's
 // own networks.
 func Addresses(reported []string, own []netip.Prefix) []string {
+	contains := func(ip netip.Addr) func(netip.Prefix) bool {
+		return func(n netip.Prefix) bool { return n.Contains(ip) }
+	}
 	var out []string
 	families := map[bool]bool{}
 	for _, text := range reported {
 		ip, err := netip.ParseAddr(text)
 		if err != nil || ip.Zone() != "" || ip.Is4In6() || !ip.IsGlobalUnicast() || families[ip.Is4()] ||
-			slices.ContainsFunc(own, func(n netip.Prefix) bool { return n.Contains(ip) }) {
+			slices.ContainsFunc(own, contains(ip)) || slices.ContainsFunc(perHost, contains(ip)) {
 			continue
 		}
 		families[ip.Is4()] = true

@@ -87,6 +87,7 @@ func TestAnswersInTime(t *testing.T) {
 		{"guests that cannot be tried", lateTrial},
 		{"a grant that is not in effect", lateGrant},
 		{"attempts that wait for others", inQueue},
+		{"attempts that wait for one that is refused", behindRefused},
 	} {
 		if !t.Run(step.name, func(t *testing.T) {
 			in, on := *d, *e
@@ -196,4 +197,27 @@ func inQueue(d *deadline) {
 	d.undecided("r6", 1, "although another one was answered meanwhile")
 	d.at(36 * time.Second)
 	d.decided("r6", 1, hold.ReasonInsufficientCapacity, "The broker waits 30s for an answer.", 0)
+}
+
+// The broker waits longer for the others when one is refused, too, also for those that are known
+// since the same moment: a slow scheduler has not refused what it has not come to.
+func behindRefused(d *deadline) {
+	d.release("r5", 2)
+	d.answerWithin = &metav1.Duration{Duration: 30 * time.Second}
+	d.hold("r8", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "1m"))))
+	d.ask("r7", 1, fourPods, true)
+	d.bindOne("r7")
+	d.at(24 * time.Second)
+	d.undecided("r7", 1, "early")
+	d.at(25 * time.Second)
+	first, second := "r7", "r8"
+	if in, _ := d.get(first); in.Status.ObservedAttempt != 1 {
+		first, second = second, first
+	}
+	d.decided(first, 1, hold.ReasonInsufficientCapacity, "The broker waits 30s for an answer.", 0)
+	d.undecided(second, 1, "with the one before it")
+	d.at(48 * time.Second)
+	d.undecided(second, 1, "although another one was answered meanwhile")
+	d.at(51 * time.Second)
+	d.decided(second, 1, hold.ReasonInsufficientCapacity, "The broker waits 30s for an answer.", 0)
 }

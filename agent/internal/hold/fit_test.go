@@ -335,7 +335,8 @@ func TestAdvertisedCapacityIsAccepted(t *testing.T) {
 		}
 		var account *capacity.Account
 		if rapid.Bool().Draw(t, "limited") {
-			account = &capacity.Account{Available: capacity.Floor(draw("available", 40))}
+			available := capacity.Floor(draw("available", 40))
+			account = &capacity.Account{Free: available, Available: available}
 		}
 
 		spec := inventory.Measure(cluster, inventory.Terms{Headroom: headroom}, time.Time{}, 1)

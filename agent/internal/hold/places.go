@@ -627,7 +627,7 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) 
 		}
 		return nil
 	}
-	refused := true
+	refused, oneLate := true, false
 	// What is refused is removed before the broker learns it.
 	for range 2 {
 		if !refused {
@@ -646,8 +646,10 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) 
 		waits := false
 		for i := range decisions {
 			d := &decisions[i]
-			if r.verdict(d, states[holdUID(d.instruction)], !waits) == placeholder.Refused {
-				refused = true
+			// Once one is answered, the broker waits longer for the others.
+			late := !oneLate && d.undecided() && r.late(d.instruction)
+			if r.verdict(d, states[holdUID(d.instruction)], !waits, late) == placeholder.Refused {
+				refused, oneLate = true, oneLate || late
 			}
 			waits = waits || d.proof == placeholder.Waiting
 		}
@@ -655,8 +657,9 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) 
 	return nil
 }
 
-// verdict notes in a decision what the placeholders prove. inTurn: no earlier hold waits.
-func (r *Reconciler) verdict(d *decision, state placeholder.State, inTurn bool) placeholder.Verdict {
+// verdict notes in a decision what the placeholders prove. inTurn: no earlier hold waits. late:
+// there is no more time to decide.
+func (r *Reconciler) verdict(d *decision, state placeholder.State, inTurn, late bool) placeholder.Verdict {
 	uid, now := d.instruction.UID, r.Clock.Now()
 	wait, known := r.places.waits[uid]
 	if !known {
@@ -667,7 +670,7 @@ func (r *Reconciler) verdict(d *decision, state placeholder.State, inTurn bool) 
 		delete(r.places.waits, uid)
 	}
 	verdict, message := state.Judge(elapsed, r.deadlines()), state.String()
-	if verdict == placeholder.Waiting && d.undecided() && r.late(d.instruction) {
+	if verdict == placeholder.Waiting && late {
 		verdict, message = placeholder.Refused, message+outOfTime(d.instruction)
 	}
 	d.proof, d.proofMessage, d.proofTakes = verdict, message, elapsed

@@ -166,6 +166,7 @@ func (e *entry) prepare() {
 			Allocated:   capacity.Ceil(e.spec.Resources.Allocated.List()),
 			Available:   capacity.Floor(available.List()),
 		}
+		e.account.Free = e.account.Available
 		e.free = e.before
 		if e.free == nil || !capacity.SameClasses(e.free.classes, e.spec.NodeClasses) || !e.free.room.Covers(e.account.Allocatable, e.account.Available) {
 			e.free = &free{e.spec.NodeClasses, e.catalog.Room(e.spec.NodeClasses, e.account.Allocatable, e.account.Available)}

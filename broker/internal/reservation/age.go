@@ -53,15 +53,16 @@ func (r *Reconciler) queueTime(in *snapshot) (*metav1.MicroTime, *broker.Request
 // asked is what counts as asked for at the time by which a Reservation is ordered in the queue,
 // given what has counted so far. It is nil if the Reservation queues again, behind all that
 // there are: because it requests more of a pod set or a resource than it asked for, and either
-// that has been granted, or it is more than twice as much. A pod set of another shape is
-// another one.
+// all that it asked for has been granted (of a total: that resource), or it is more than twice as
+// much. A pod set of another shape is another one.
 //
 // What a request that waits grows by may thus come with it, and queues again by itself once what
-// was asked for first is granted. No request loses its place by its own growth for ever: without
-// a grant in between, what it requests of a set or resource doubles each time. And none keeps
-// overtaking others: at one place it is granted at most twice what it asked for there, because
-// this never rises, and falls with what it requests. So what it gives back is granted again at a
-// later place only. Both do not hold for what providers refuse or withdraw: that keeps its place.
+// was asked for first is granted. No request loses its place by its own growth for ever: what it
+// requests of a set doubles each time while it waits for another, and without a grant in between
+// that of a resource as well. And none keeps overtaking others: at one place it has at most twice
+// what it asked for there, because this never rises, and falls with what it requests. So what it
+// gives back is granted again at a later place only, unless it waits for another of its sets. This
+// does not hold for what providers refuse or withdraw: that keeps its place.
 func asked(before *broker.Requested, spec *broker.ReservationSpec, granted broker.HeldCapacity) *broker.Requested {
 	kept := requestedBy(spec)
 	if spec.RequestedResources != nil {
@@ -86,16 +87,23 @@ func asked(before *broker.Requested, spec *broker.ReservationSpec, granted broke
 	for _, set := range before.PodSets {
 		counts[key{set.Name, set.Shape}] = set.Count
 	}
+	waits, grows := false, false
 	for i := range kept.PodSets {
 		set := &kept.PodSets[i]
 		most := counts[key{set.Name, set.Shape}]
+		if capacity.Count(granted, spec.PodSets[i]) < min(set.Count, most) {
+			waits = true
+		}
 		if set.Count <= most {
 			continue
 		}
-		if capacity.Count(granted, spec.PodSets[i]) >= most || int64(set.Count) > 2*int64(most) {
+		if int64(set.Count) > 2*int64(most) {
 			return nil
 		}
-		set.Count = most
+		set.Count, grows = most, true
+	}
+	if grows && !waits {
+		return nil
 	}
 	sets := slices.Clone(spec.PodSets)
 	for i := range sets {

@@ -63,6 +63,24 @@ func TestStatusOfDeleted(t *testing.T) {
 	}
 }
 
+// Nor is an advertisement that is gone back because a new leader's list, or a read, still has it.
+func TestRemovedAdvertisementStaysGone(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "4")
+	listed := h.store.advertisement("paris").DeepCopy()
+	h.AdvertisementChanged(listed, nil)
+	h.store.putAdvertisement(listed)
+	if got := h.store.advertisement("paris"); got != nil || len(h.store.allAdvertisements()) > 0 {
+		t.Errorf("version %s is back", got.ResourceVersion)
+	}
+	again := listed.DeepCopy()
+	again.UID = "another"
+	h.store.putAdvertisement(again)
+	if h.store.advertisement("paris") == nil {
+		t.Error("another one of its name is not known")
+	}
+}
+
 // A Reservation that is gone is not reconciled again because an event, or a cache, still has
 // an earlier version of it. Another one of its name is.
 func TestRemovedReservationStaysGone(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -145,4 +146,28 @@ func TestConsumersLearnOfProvidersOnly(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What others wait for is kept free for them: consumers do not learn how much that is, nor who
+// waits.
+func TestConsumersDoNotLearnWhatOthersWaitFor(t *testing.T) {
+	seen := map[string]string{}
+	for _, each := range []string{"10", "12"} {
+		h := newHub(t)
+		h.advertise("paris", "16")
+		h.change("paris", holdings(4)) // 8 are free
+		h.ask("gang", 1, each, func(s *broker.ReservationSpec) { s.RequesterID = "oslo" })
+		h.ask("total", 1, "1", func(s *broker.ReservationSpec) {
+			s.RequestedResources, s.PodSets = ptr.To(cpus("7")), nil
+		})
+		h.ask("large", 1, "1", func(s *broker.ReservationSpec) {
+			s.RequestedResources, s.PodSets = ptr.To(cpus("9")), nil
+		})
+		h.expectCondition("total", broker.ConditionQueued, reasonInsufficientCapacity, "Insufficient cpu: requested 7, and what is free is kept for requests before it.")
+		h.expectCondition("large", broker.ConditionQueued, reasonInsufficientCapacity, "Insufficient cpu: requested 9, available 8.")
+		seen[each] = h.seenByConsumer("total") + h.seenByConsumer("large")
+	}
+	if seen["10"] != seen["12"] {
+		t.Errorf("it depends on what others wait for:\n%s\n%s", seen["10"], seen["12"])
+	}
 }

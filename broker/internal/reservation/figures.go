@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"maps"
 	"slices"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -15,6 +16,14 @@ import (
 // event. The consumer gets the endpoint from the advertisement itself.
 func differInFiguresOnly(a, b broker.ReservationStatus) bool {
 	return explained(a) == explained(b) && apiequality.Semantic.DeepEqual(withoutFigures(a), withoutFigures(b))
+}
+
+// differInTerms reports whether two statuses with the same allocations differ in what consumers
+// go by of what providers advertise.
+func differInTerms(a, b broker.ReservationStatus) bool {
+	return !slices.EqualFunc(a.Allocations, b.Allocations, func(a, b broker.Allocation) bool {
+		return a.PodSecurity == b.PodSecurity && maps.Equal(a.NodeLabels, b.NodeLabels)
+	})
 }
 
 // explained reports whether a status says why clusters were not chosen.

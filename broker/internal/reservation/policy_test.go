@@ -125,7 +125,7 @@ func (h *hub) reconcile(name string) snapshot {
 			r.Finalizers = []string{broker.FinalizerLedger}
 			continue
 		}
-		if in.upToDate(p) {
+		if done, _ := in.upToDate(p); done {
 			return in
 		}
 		before := r.DeepCopy()
@@ -896,4 +896,39 @@ func TestTwoPartsInACluster(t *testing.T) {
 	}
 	h.reconcile("r")
 	h.expectPods("paris", "r", 2, 1)
+}
+
+// What consumers go by of what a provider advertises is written later if not now, although the
+// Reservation is not reconciled for another reason.
+func TestTermsAreWrittenLater(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "10")
+	h.ask("r", 1, "1")
+	h.answer("paris", "r", true)
+	h.use("r")
+	h.reconcile("r")
+	pending := func() (bool, time.Time) {
+		in := h.snapshotOf(h.reservations["r"].DeepCopy(), h.config)
+		return in.upToDate(newPlan(in))
+	}
+	if done, until := pending(); !done || !until.IsZero() {
+		t.Fatalf("before a change: up to date %t, until %s", done, until)
+	}
+	h.clock.Step(time.Minute)
+	for h.figures.AllowN(h.clock.Now(), 1) { // others are written
+	}
+	h.change("paris", func(ad *broker.ClusterAdvertisement) { ad.Spec.Lending.PodSecurity = broker.PodSecurityRestricted })
+	done, until := pending()
+	if !done || until.Sub(h.clock.Now()) != figuresAfter {
+		t.Fatalf("up to date %t, until %s, at %s", done, until, h.clock.Now())
+	}
+	in := h.snapshotOf(h.reservations["r"].DeepCopy(), h.config)
+	if after := in.requeueBy(until).RequeueAfter; after != figuresAfter {
+		t.Errorf("requeued after %s", after)
+	}
+	h.clock.SetTime(until)
+	h.reconcile("r")
+	if got := h.reservations["r"].Status.Allocations[0].PodSecurity; got != broker.PodSecurityRestricted {
+		t.Errorf("pod security is %q", got)
+	}
 }

@@ -40,9 +40,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, e
 	}
 	p := newPlan(in)
 	r.rememberImpossible(name, p.impossible.reason != "")
-	if in.upToDate(p) {
+	if upToDate, until := in.upToDate(p); upToDate {
 		r.conflicts.Forget("reservation/" + name)
-		return in.requeue(), nil
+		return in.requeueBy(until), nil
 	}
 	if p.writes() {
 		read, err := r.readAttempt(ctx, in)

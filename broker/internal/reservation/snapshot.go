@@ -248,17 +248,26 @@ func (r *Reconciler) lastAdvertised(cluster string) time.Time {
 	return lease.Later(at, r.repeatedAt[cluster])
 }
 
-// upToDate reports whether there is nothing to write.
-func (in snapshot) upToDate(p plan) bool {
+// upToDate reports whether there is nothing to write, and until when if that is not for good:
+// consumers go by what providers say of their nodes and the guests that they take.
+func (in snapshot) upToDate(p plan) (bool, time.Time) {
 	r := in.reservation
 	if in.deleted() {
-		return !controllerutil.ContainsFinalizer(r, broker.FinalizerLedger)
+		return !controllerutil.ContainsFinalizer(r, broker.FinalizerLedger), time.Time{}
 	}
 	if controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) != in.needsFinalizer() || p.writes() {
-		return false
+		return false, time.Time{}
 	}
 	next := nextStatus(in, p, false)
-	return apiequality.Semantic.DeepEqual(r.Status, next) || differInFiguresOnly(r.Status, next) && !in.figuresDue()
+	switch {
+	case apiequality.Semantic.DeepEqual(r.Status, next):
+		return true, time.Time{}
+	case !differInFiguresOnly(r.Status, next) || in.figuresDue():
+		return false, time.Time{}
+	case differInTerms(r.Status, next):
+		return true, in.now.Add(figuresAfter)
+	}
+	return true, time.Time{}
 }
 
 // figuresDue reports whether a status may be written that differs in figures only. A
@@ -318,6 +327,15 @@ func (in snapshot) requeue() ctrl.Result {
 			}
 			at(since.Add(deadline.Duration))
 		}
+	}
+	return result
+}
+
+// requeueBy is requeue, or earlier, by a time that is not zero.
+func (in snapshot) requeueBy(due time.Time) ctrl.Result {
+	result := in.requeue()
+	if after := due.Sub(in.now); !due.IsZero() && (result.RequeueAfter == 0 || after < result.RequeueAfter) {
+		result.RequeueAfter = after
 	}
 	return result
 }

@@ -43,19 +43,19 @@ type store struct {
 	// newest is the latest time by which a Reservation is ordered in the queue.
 	newest time.Time
 	clock  clock.PassiveClock
-	// gone are the Reservations that were removed lately: an event or a cache may still have
-	// an earlier version. removals are the same in their order.
+	// gone are the objects that were removed lately: an event or a cache may still have an
+	// earlier version. removals are the same in their order.
 	gone     map[types.UID]bool
 	removals []removal
 }
 
-// removal is when a Reservation was removed.
+// removal is when an object was removed.
 type removal struct {
 	uid types.UID
 	at  time.Time
 }
 
-// goneFor is how long a cache may still have a Reservation that is gone.
+// goneFor is how long a cache may still have an object that is gone.
 const goneFor = 30 * time.Second
 
 func newStore(clock clock.PassiveClock) *store {
@@ -90,7 +90,7 @@ func (s *store) putAdvertisement(ad *broker.ClusterAdvertisement) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := s.advertisements[ad.Name]
-	if known != nil && older(ad, known) {
+	if known != nil && older(ad, known) || s.gone[ad.UID] {
 		return
 	}
 	s.advertisements[ad.Name], s.sorted = ad, nil
@@ -107,6 +107,7 @@ func (s *store) putAdvertisement(ad *broker.ClusterAdvertisement) {
 func (s *store) removeAdvertisement(ad *broker.ClusterAdvertisement) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.noteGone(ad.UID)
 	if known := s.advertisements[ad.Name]; known != nil && known.UID == ad.UID {
 		delete(s.advertisements, ad.Name)
 		s.sorted = nil
@@ -240,17 +241,22 @@ func (s *store) removedLately(r *broker.Reservation) bool {
 func (s *store) removeReservation(r *broker.Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.noteGone(r.UID)
+	if known := s.reservations[r.Name]; known != nil && known.UID == r.UID {
+		delete(s.reservations, r.Name)
+	}
+}
+
+// noteGone records that an object was removed. The caller holds the lock.
+func (s *store) noteGone(uid types.UID) {
 	now := s.clock.Now()
 	for len(s.removals) > 0 && now.Sub(s.removals[0].at) > goneFor {
 		delete(s.gone, s.removals[0].uid)
 		s.removals = s.removals[1:]
 	}
-	if !s.gone[r.UID] {
-		s.gone[r.UID] = true
-		s.removals = append(s.removals, removal{r.UID, now})
-	}
-	if known := s.reservations[r.Name]; known != nil && known.UID == r.UID {
-		delete(s.reservations, r.Name)
+	if !s.gone[uid] {
+		s.gone[uid] = true
+		s.removals = append(s.removals, removal{uid, now})
 	}
 }
 

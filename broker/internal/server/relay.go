@@ -72,16 +72,23 @@ func (m *mailboxes) post(message protocol.RelayMessage, perCluster int) error {
 		inBox[other.message.From]++
 		bytesInBox[other.message.From] += other.size()
 	}
+	ownCount, ownBytes := inBox[from], bytesInBox[from]
+	// Nothing is dropped for a message that is refused.
+	room := &room{dropped: map[*list.Element]bool{}}
 	count := func(*mail) int { return 1 }
-	fits := inBox[from] < maxMessagesFrom &&
-		m.makeRoomLocked(box, bytesInBox, (*mail).size, bytesInBox[from]+size, m.to[message.To]+size-perCluster) &&
-		m.makeRoomLocked(m.boxes[message.To], inBox, count, inBox[from]+1, len(m.boxes[message.To])+1-maxMessages)
-	if !fits {
-		return refuseMail("the mailbox of cluster %s is full (%d messages, %d of them from %s, %d bytes): check that its agent is running",
-			message.To, len(m.boxes[message.To]), inBox[from], from, m.to[message.To])
-	}
-	if excess := m.size + size - maxMail; excess > 0 && !m.makeRoomLocked(nil, maps.Clone(m.from), (*mail).size, m.from[from]+size, excess) {
+	switch {
+	case ownCount >= maxMessagesFrom,
+		!room.make(m.sent, box, bytesInBox, (*mail).size, ownBytes+size, m.to[message.To]+size-perCluster),
+		!room.make(m.sent, box, inBox, count, ownCount+1, len(box)+1-maxMessages):
+		// What others have sent there is not the sender's to know.
+		return refuseMail("the mailbox of cluster %s is full (%d messages and %d bytes in it are from %s): check that its agent is running",
+			message.To, ownCount, ownBytes, from)
+	case m.size+size > maxMail && !room.make(m.sent, nil, maps.Clone(m.from), (*mail).size, m.from[from]+size, m.size+size-maxMail):
 		return refuseMail("the mailboxes of the broker are full")
+	}
+	for _, element := range room.drop {
+		m.removeLocked(element)
+		relayDropped.Inc()
 	}
 	element := m.all.PushBack(added)
 	m.boxes[message.To], m.sent[from] = append(m.boxes[message.To], element), append(m.sent[from], element)
@@ -95,11 +102,26 @@ func refuseMail(format string, args ...any) error {
 	return refuse(protocol.CodeTooMany, format+": retry in %s", append(args, messageTTL)...)
 }
 
-// makeRoomLocked drops messages of a mailbox, or of all if it is nil, that weigh as much as the
-// excess: each time the oldest one of the sender whose messages there weigh most, by weights.
-// It drops none and reports false if such a sender has no more than own.
-func (m *mailboxes) makeRoomLocked(box []*list.Element, weights map[string]int, weigh func(*mail) int, own, excess int) bool {
-	var drop []*list.Element
+// room is what is to be dropped so that a message fits.
+type room struct {
+	drop    []*list.Element
+	dropped map[*list.Element]bool
+}
+
+// make adds messages of a mailbox, or of all if it is nil, that weigh as much as the excess with
+// those that are to be dropped already: each time the oldest one of the sender whose messages
+// there weigh most, by weights. It reports false if such a sender has no more than own.
+func (r *room) make(sent map[string][]*list.Element, box []*list.Element, weights map[string]int, weigh func(*mail) int, own, excess int) bool {
+	remove := func(element *list.Element) {
+		dropped := element.Value.(*mail)
+		weights[dropped.message.From] -= weigh(dropped)
+		excess -= weigh(dropped)
+	}
+	for _, element := range r.drop {
+		if box == nil || slices.Contains(box, element) {
+			remove(element)
+		}
+	}
 	next := map[string]int{}
 	for excess > 0 {
 		var most string
@@ -111,20 +133,13 @@ func (m *mailboxes) makeRoomLocked(box []*list.Element, weights map[string]int, 
 		if weights[most] <= own {
 			return false
 		}
-		messages := m.sent[most]
-		for box != nil && !slices.Contains(box, messages[next[most]]) {
+		messages := sent[most]
+		for r.dropped[messages[next[most]]] || box != nil && !slices.Contains(box, messages[next[most]]) {
 			next[most]++
 		}
 		element := messages[next[most]]
-		next[most]++
-		drop = append(drop, element)
-		weight := weigh(element.Value.(*mail))
-		weights[most] -= weight
-		excess -= weight
-	}
-	for _, element := range drop {
-		m.removeLocked(element)
-		relayDropped.Inc()
+		r.drop, r.dropped[element] = append(r.drop, element), true
+		remove(element)
 	}
 	return true
 }

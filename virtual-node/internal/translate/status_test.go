@@ -199,6 +199,8 @@ func TestAddressesOfTheConsumer(t *testing.T) {
 		"a pod of the consumer":             {reported: []string{"10.1.2.3"}},
 		"a node of the consumer":            {reported: []string{"192.0.2.1"}},
 		"an IPv6 address of the consumer":   {reported: []string{"fd00::1"}},
+		"services of clouds on each node":   {reported: []string{"168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"}},
+		"the consumer's by NAT64":           {reported: []string{"64:ff9b::10.1.2.3", "64:ff9b:1::a01:203"}},
 		"the provider's":                    {reported: []string{"10.2.2.3", "fd00:1::1"}, want: []string{"10.2.2.3", "fd00:1::1"}},
 		"the consumer's and the provider's": {reported: []string{"10.1.2.3", "192.0.2.2", "fd00::1", "fd00:1::1"}, want: []string{"192.0.2.2", "fd00:1::1"}},
 	} {
