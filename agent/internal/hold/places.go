@@ -627,7 +627,7 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) 
 		}
 		return nil
 	}
-	refused, oneLate := true, false
+	refused, answered := true, false
 	// What is refused is removed before the broker learns it.
 	for range 2 {
 		if !refused {
@@ -647,9 +647,10 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) 
 		for i := range decisions {
 			d := &decisions[i]
 			// Once one is answered, the broker waits longer for the others.
-			late := !oneLate && d.undecided() && r.late(d.instruction)
+			undecided := d.undecided()
+			late := undecided && !answered && r.late(d.instruction)
 			if r.verdict(d, states[holdUID(d.instruction)], !waits, late) == placeholder.Refused {
-				refused, oneLate = true, oneLate || late
+				refused, answered = true, answered || undecided
 			}
 			waits = waits || d.proof == placeholder.Waiting
 		}
