@@ -47,8 +47,8 @@ bench: ## Run all benchmarks, or NAME=<name> only (go run ./e2e/bench -list list
 
 SCHEDULES ?= 10000
 .PHONY: sim
-sim: ## Simulate faults in broker and agents: SCHEDULES runs, and planted faults that must be found (without docker)
-	@go run ./e2e/simulation -schedules=$(SCHEDULES)
+sim: ## Simulate faults in broker and agents: SCHEDULES runs, and planted faults that must be found, or one with SEED (without docker)
+	@go run ./e2e/simulation $(if $(SEED),-seed=$(SEED) $(if $(PLANT),-plant=$(PLANT)),-schedules=$(SCHEDULES))
 
 .PHONY: soak
 soak: ## Let guests take held places and run while other pods compete for them, with and without placeholders (without docker)
@@ -90,6 +90,7 @@ build: ## Build Spillway's programs into the cache and print their paths
 
 .PHONY: install
 install: ## Create or update the CRDs of CHART (agent or broker) in kubectl's current cluster
+	@[ -d charts/$(CHART)/crds ] || { echo "make install: CHART=$(CHART) is not one of the charts: set agent or broker" >&2; exit 1; }
 	@kubectl=$$($(LAB) program kubectl) && "$$kubectl" apply --server-side --force-conflicts -f charts/$(CHART)/crds
 
 .PHONY: uninstall

@@ -61,6 +61,11 @@ func addDriverToScheme(scheme *runtime.Scheme, o options) error {
 	return nil
 }
 
+// guestNetworks are the networks that guests may exchange traffic with.
+func (o *options) guestNetworks() confine.Networks {
+	return confine.Networks{IngressFrom: o.allowIngressFrom, EgressTo: o.allowEgressTo}
+}
+
 // podNetworks reads the networks of this cluster's pods that Liqo was told, nil without Liqo.
 func podNetworks(o options, c client.Reader) func(context.Context) ([]string, error) {
 	if o.driver != driverLiqo {
@@ -118,7 +123,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 	if o.driver == driverDirect {
 		consumer.UnreachableAfter = min(o.providerLostAfter, 3*time.Minute)
 	}
-	networks := confine.Networks{IngressFrom: o.allowIngressFrom, EgressTo: o.allowEgressTo}
+	networks := o.guestNetworks()
 	provider := consumer
 	provider.Enqueue = d.enqueueProvider
 	if o.driver == driverDirect {

@@ -96,7 +96,9 @@ func main() {
 	}
 	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&o.zap)))
 	restConfig, err := ctrl.GetConfig()
-	if err == nil {
+	if err != nil {
+		err = fmt.Errorf("finding the API server (outside of a cluster, set --kubeconfig or KUBECONFIG): %w", err)
+	} else {
 		err = run(ctrl.SetupSignalHandler(), restConfig, o)
 	}
 	if err != nil {

@@ -113,6 +113,9 @@ func parse(arguments []string) (options, error) {
 	var consumers list
 	var cost broker.Cost
 	flags := flag.NewFlagSet("spillway-agent", flag.ContinueOnError)
+	if kubeconfig := flag.Lookup("kubeconfig"); kubeconfig != nil {
+		flags.Var(kubeconfig.Value, kubeconfig.Name, kubeconfig.Usage)
+	}
 
 	flags.StringVar(&o.transport, "broker-transport", "", `Transport to the broker: "http", or empty to leave the agent idle.`)
 	flags.StringVar(&o.url, "broker-url", "", "URL of the broker, https://<host>[:<port>].")
@@ -237,6 +240,7 @@ func driverFlags(flags *flag.FlagSet, o *options) {
 }
 
 func (o *options) validate(rest []string) error {
+	guestNetworks := o.guestNetworks().Validate()
 	switch {
 	case len(rest) > 0:
 		return fmt.Errorf("unexpected argument %q", rest[0])
@@ -262,6 +266,10 @@ func (o *options) validate(rest []string) error {
 		return fmt.Errorf("--lend-leave-within=%s must be greater than 0 and at most %s", o.leaveWithin, protocol.MaxLeaveWithin)
 	case len(networks.Parse(o.ownNetworks...)) < len(o.ownNetworks):
 		return fmt.Errorf("--own-networks=%s is not valid: use networks such as 10.0.0.0/8", &o.ownNetworks)
+	case len(networks.Parse(o.podCIDRs...)) < len(o.podCIDRs):
+		return fmt.Errorf("--liqo-pod-cidrs=%s is not valid: use networks such as 10.0.0.0/8", &o.podCIDRs)
+	case guestNetworks != nil:
+		return fmt.Errorf("--guests-allow-ingress-from=%s or --guests-allow-egress-to=%s is not valid: %w", &o.allowIngressFrom, &o.allowEgressTo, guestNetworks)
 	case o.advertisementInterval <= 0:
 		return errors.New("--advertisement-requeue-interval must be greater than 0")
 	}

@@ -73,6 +73,9 @@ func (l *list) Set(value string) error {
 // flags are the flags of the program, which set the options.
 func (o *options) flags() *flag.FlagSet {
 	flags := flag.NewFlagSet("spillway-broker", flag.ContinueOnError)
+	if kubeconfig := flag.Lookup("kubeconfig"); kubeconfig != nil {
+		flags.Var(kubeconfig.Value, kubeconfig.Name, kubeconfig.Usage)
+	}
 	namespace := os.Getenv("POD_NAMESPACE")
 	if namespace == "" {
 		namespace = broker.SystemNamespace
@@ -118,7 +121,9 @@ func main() {
 	}
 	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&o.zap)))
 	config, err := ctrl.GetConfig()
-	if err == nil {
+	if err != nil {
+		err = fmt.Errorf("finding the API server (outside of a cluster, set --kubeconfig or KUBECONFIG): %w", err)
+	} else {
 		err = run(ctrl.SetupSignalHandler(), config, o)
 	}
 	if err != nil {

@@ -214,6 +214,14 @@ func TestMistakesAreRejected(t *testing.T) {
 		"a headroom of no amount":      {"agent", append(slices.Clone(needed), "lend.headroom.cpu=lots"), "/lend/headroom/cpu"},
 		"a negative headroom":          {"agent", append(slices.Clone(needed), "lend.headroom.cpu=-1"), "/lend/headroom/cpu"},
 		"a token that is too short":    {"agent", append(slices.Clone(needed), "driver=direct", "direct.tokenTTL=9m59s"), "direct.tokenTTL must be at least 10m"},
+		"a request after hours":        {"agent", append(slices.Clone(needed), "scheduler.askAfter=61m"), "scheduler.askAfter must be at most 1h, and is 61m"},
+		"a gang that waits too long":   {"agent", append(slices.Clone(needed), "scheduler.gangTimeout=15m1s"), "scheduler.gangTimeout must be 1s to 15m"},
+		"a gang that does not wait":    {"agent", append(slices.Clone(needed), "scheduler.gangTimeout=999ms"), "scheduler.gangTimeout must be 1s to 15m"},
+		"no time for proofs":           {"agent", append(slices.Clone(needed), "placeholders.timeout=0s"), "placeholders.timeout must be greater than 0"},
+		"no interval":                  {"agent", append(slices.Clone(needed), "advertisement.requeueInterval=0s"), "advertisement.requeueInterval must be greater than 0"},
+		"no network of pods":           {"agent", append(slices.Clone(needed), "liqo.podCIDRs={10.0.0.0/33}"), "podCIDRs"},
+		"no network of its own":        {"agent", append(slices.Clone(needed), "ownNetworks={300.0.0.0/8}"), "ownNetworks"},
+		"no IPv6 network":              {"agent", append(slices.Clone(needed), "guests.allowEgressTo={fd00::/129}"), "allowEgressTo"},
 		"no time to leave":             {"agent", append(slices.Clone(needed), "lend.leaveWithin=0s"), "lend.leaveWithin must be greater than 0 and at most 24h"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -63,7 +63,9 @@ func main() {
 	}
 	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&o.zap)))
 	config, err := ctrl.GetConfig()
-	if err == nil {
+	if err != nil {
+		err = fmt.Errorf("finding the API server (outside of a cluster, set --kubeconfig or KUBECONFIG): %w", err)
+	} else {
 		err = run(ctrl.SetupSignalHandler(), config, o)
 	}
 	if err != nil {

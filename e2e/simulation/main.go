@@ -150,7 +150,7 @@ func describe(t *testing.T, s schedule, p plant, v *violation) {
 		return r.violation != nil && r.violation.invariant == v.invariant
 	})
 	r := inBubble(t, smaller, p, nil)
-	fmt.Printf("VIOLATION of %q: %s\n%s\nReplay: go run ./e2e/simulation -seed=%d\n", v.invariant, r.violation.message, smaller, s.seed)
+	fmt.Printf("VIOLATION of %q: %s\n%s\nReplay: make sim SEED=%d\n", v.invariant, r.violation.message, smaller, s.seed)
 }
 
 // each calls a function with so many seeds on all CPUs, until it returns false.

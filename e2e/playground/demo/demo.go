@@ -188,7 +188,7 @@ func (t *runner) explain(number int, c chapter, err error) error {
 	if t.Break != "" && number > sabotageBefore {
 		text += fmt.Sprintf("\n(DEMO_BREAK=%s: %s, so this failure is expected)", t.Break, Breaks[t.Break])
 	}
-	return fmt.Errorf("%s\n\nLast log lines:\n%s", text, t.p.Logs(8))
+	return fmt.Errorf("%s\n\nLast log lines (DEMO_HOLD=1 keeps the files):\n%s", text, t.p.Logs(8))
 }
 
 // table prints the chapters with their outcomes and durations.
@@ -230,7 +230,7 @@ With rome's kubeconfig, try:
   kubectl -n %[1]s scale deployment %[2]s --replicas=14     # it overflows again
   kubectl -n %[1]s get pods -o wide
   kubectl get nodes,reservations -A
-  kubectl -n %[1]s get events --sort-by=.lastTimestamp | grep Overflow
+  kubectl -n %[1]s events | grep Overflow
 
 go run ./e2e/lab program kubectl builds kubectl and prints its path, if you have none.
 Logs are beside the kubeconfigs. There are no containers, so there are no
