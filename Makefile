@@ -48,7 +48,7 @@ bench: ## Run all benchmarks, or NAME=<name> only (go run ./e2e/bench -list list
 SCHEDULES ?= 10000
 .PHONY: sim
 sim: ## Simulate faults in broker and agents: SCHEDULES runs, and planted faults that must be found, or one with SEED (without docker)
-	@go run ./e2e/simulation $(if $(SEED),-seed=$(SEED) $(if $(PLANT),-plant=$(PLANT)),-schedules=$(SCHEDULES))
+	@go run ./e2e/simulation $(if $(filter command,$(origin SEED)),-seed=$(SEED),-schedules=$(SCHEDULES)) $(if $(filter command,$(origin PLANT)),-plant=$(PLANT))
 
 .PHONY: soak
 soak: ## Let guests take held places and run while other pods compete for them, with and without placeholders (without docker)

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -82,14 +83,18 @@ func TestAttacksByAProvider(t *testing.T) {
 			eventually(t, "an address of a pod of this cluster", report(kubelet, "local", "10.1.2.3"))
 
 			addresses := []string{"spillway-pod-addresses"}
-			runAttacks(t, []guard{policyGuard(t, admin, "spillway-pod-addresses")}, []attack{
+			attacks := []attack{
 				{"a pod of the consumer", report(provider, "overflowed", "10.1.2.3"), addresses, "of this cluster itself"},
 				{"a node of the consumer", report(provider, "overflowed", "192.0.2.1"), addresses, "of this cluster itself"},
 				{"a Service of the consumer", report(provider, "overflowed", "fd00::a"), addresses, "of this cluster itself"},
 				{"an address of the consumer as the second", report(provider, "overflowed", "10.2.3.4", "fd00::a"), addresses, "of this cluster itself"},
 				{"the node that connects", report(provider, "overflowed", "127.0.0.1"), addresses, "that no pod can have"},
 				{"the metadata of the consumer's cloud", report(provider, "overflowed", "169.254.169.254"), addresses, "that no pod can have"},
-			})
+			}
+			for _, network := range guest.PerHost() {
+				attacks = append(attacks, attack{network.String(), report(provider, "overflowed", network.Addr().String()), addresses, "that no pod can have"})
+			}
+			runAttacks(t, []guard{policyGuard(t, admin, "spillway-pod-addresses")}, attacks)
 		})
 	}
 }

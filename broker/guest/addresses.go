@@ -6,7 +6,8 @@ import (
 )
 
 // perHost are global addresses that mean another host, or a service of the cloud for it, on each
-// node: no pod has them. Others of that kind are link-local.
+// node. Others of that kind are link-local. A guest that has one of them, as in 100.64.0.0/10, has no
+// address at home.
 var perHost = []netip.Prefix{
 	netip.MustParsePrefix("168.63.129.16/32"),   // Azure
 	netip.MustParsePrefix("100.100.100.200/32"), // Alibaba Cloud
@@ -16,6 +17,10 @@ var perHost = []netip.Prefix{
 	netip.MustParsePrefix("64:ff9b::/96"),       // NAT64, RFC 6052: IPv4 addresses by another name
 	netip.MustParsePrefix("64:ff9b:1::/48"),     // NAT64, RFC 8215
 }
+
+// PerHost are networks in which no guest has an address, whatever the consumer's own are. The
+// chart's policy has the same.
+func PerHost() []netip.Prefix { return slices.Clone(perHost) }
 
 // Addresses returns the first address of each IP family among those that a provider reports
 // for a guest or its node. Services of the consumer send traffic to them: a provider cannot

@@ -2,6 +2,7 @@ package networks
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -59,6 +60,8 @@ type Options struct {
 type Reconciler struct {
 	Options
 	own atomic.Pointer[[]netip.Prefix]
+	// told is what PodNetworks returned last.
+	told []netip.Prefix
 	// warned are the addresses that were in no network when it last looked.
 	warned []netip.Addr
 }
@@ -90,9 +93,17 @@ func changed(e event.UpdateEvent) bool {
 
 // Reconcile reads the networks and writes them to the ConfigMap.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+	// What another program was told is not worth more than the rest.
+	var errTold error
+	if r.PodNetworks != nil {
+		var told []string
+		if told, errTold = r.PodNetworks(ctx); errTold == nil {
+			r.told = Parse(told...)
+		}
+	}
 	own, err := r.read(ctx)
 	if err != nil {
-		return reconcile.Result{}, err
+		return reconcile.Result{}, errors.Join(err, errTold)
 	}
 	r.own.Store(&own)
 	unknown := outside(own, r.Self)
@@ -100,7 +111,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		ctrl.LoggerFrom(ctx).Info("The agent's address is in no known network of this cluster: set ownNetworks to the networks of its pods, or providers may report their addresses as those of guests", "addresses", unknown)
 	}
 	r.warned = unknown
-	return reconcile.Result{RequeueAfter: interval}, r.publish(ctx, strings.Join(Texts(own), " "))
+	if err := errors.Join(errTold, r.publish(ctx, strings.Join(Texts(own), " "))); err != nil {
+		return reconcile.Result{}, err
+	}
+	return reconcile.Result{RequeueAfter: interval}, nil
 }
 
 // read returns the networks as the cluster shows them.
@@ -109,14 +123,7 @@ func (r *Reconciler) read(ctx context.Context) ([]netip.Prefix, error) {
 	if err := r.Nodes.List(ctx, &nodes); err != nil {
 		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
-	own := append(ofNodes(nodes.Items), Parse(r.Configured...)...)
-	if r.PodNetworks != nil {
-		told, err := r.PodNetworks(ctx)
-		if err != nil {
-			return nil, err
-		}
-		own = append(own, containing(OfPods(nodes.Items), Parse(told...))...)
-	}
+	own := slices.Concat(ofNodes(nodes.Items), Parse(r.Configured...), containing(OfPods(nodes.Items), r.told))
 	var services networkingv1.ServiceCIDRList
 	if err := r.Live.List(ctx, &services); err != nil {
 		return nil, fmt.Errorf("listing ServiceCIDRs: %w", err)

@@ -2,8 +2,10 @@ package networks
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -45,7 +47,13 @@ func TestOwnNetworks(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker"}, Spec: corev1.NodeSpec{PodCIDR: "10.244.0.0/24", PodCIDRs: []string{"10.244.0.0/24"}}}
 	expect.NoError(t, c.Create(t.Context(), node))
 	// Pods of other clusters may have addresses in the second: no node's pods have.
-	told := func(context.Context) ([]string, error) { return []string{"10.244.0.0/16", "10.0.0.0/12"}, nil }
+	var fails atomic.Bool
+	told := func(context.Context) ([]string, error) {
+		if fails.Load() {
+			return nil, errors.New("it may not be read")
+		}
+		return []string{"10.244.0.0/16", "10.0.0.0/12"}, nil
+	}
 	r := New(Options{Live: c, Nodes: mgr.GetClient(), Namespace: "default", Configured: []string{"172.16.0.0/12"}, PodNetworks: told})
 	expect.NoError(t, r.SetupWithManager(mgr))
 	if r.Own() != nil {
@@ -64,6 +72,8 @@ func TestOwnNetworks(t *testing.T) {
 		})
 	}
 	eventually("the pods of nodes, and of those to come", "10.244.0.0/16")
+	// The others are known without it, and those that it was told stay.
+	fails.Store(true)
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "worker"}, {Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeExternalIP, Address: "2001:db8::1"}}
 	expect.NoError(t, c.Status().Update(t.Context(), node))
 	eventually("the addresses of nodes", "10.244.0.0/16", "192.0.2.1/32", "2001:db8::1/128")

@@ -73,6 +73,13 @@ func TestRemovedAdvertisementStaysGone(t *testing.T) {
 	if got := h.store.advertisement("paris"); got != nil || len(h.store.allAdvertisements()) > 0 {
 		t.Errorf("version %s is back", got.ResourceVersion)
 	}
+	// What a failed write took for a deletion is not for ever.
+	h.clock.Step(goneFor + time.Second)
+	h.store.putAdvertisement(listed)
+	if h.store.advertisement("paris") == nil {
+		t.Error("it is not known again")
+	}
+	h.AdvertisementChanged(listed, nil)
 	again := listed.DeepCopy()
 	again.UID = "another"
 	h.store.putAdvertisement(again)

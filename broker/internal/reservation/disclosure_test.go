@@ -13,7 +13,9 @@ import (
 	"pgregory.net/rapid"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 // secretsOf are what identifies a cluster of which a consumer must learn nothing.
@@ -148,26 +150,37 @@ func TestConsumersLearnOfProvidersOnly(t *testing.T) {
 	})
 }
 
-// What others wait for is kept free for them: consumers do not learn how much that is, nor who
-// waits.
+// What others wait for is kept free for them: consumers that ask for amounts do not learn how much
+// that is, nor who waits.
 func TestConsumersDoNotLearnWhatOthersWaitFor(t *testing.T) {
+	amounts := func(cpu, memory string) broker.ResourceQuantities {
+		return broker.FromList(expect.Resources("cpu", cpu, "memory", memory))
+	}
+	total := func(cpu string) func(*broker.ReservationSpec) {
+		return func(s *broker.ReservationSpec) { s.RequestedResources, s.PodSets = ptr.To(cpus(cpu)), nil }
+	}
 	seen := map[string]string{}
-	for _, each := range []string{"10", "12"} {
+	for _, cpu := range []string{"5", "6"} {
 		h := newHub(t)
 		h.advertise("paris", "16")
-		h.change("paris", holdings(4)) // 8 are free
-		h.ask("gang", 1, each, func(s *broker.ReservationSpec) { s.RequesterID = "oslo" })
-		h.ask("total", 1, "1", func(s *broker.ReservationSpec) {
-			s.RequestedResources, s.PodSets = ptr.To(cpus("7")), nil
+		h.change("paris", func(ad *broker.ClusterAdvertisement) {
+			ad.Spec.Resources.Allocatable = amounts("16", "16Gi")
+			ad.Spec.NodeClasses[0].FreeShapes[0].Free = amounts("16", "16Gi")
+			ad.Status.Holds = append(ad.Status.Holds, broker.Hold{
+				ReservationUID: "held", ReservationName: "held", Requester: "bern", Attempt: 1,
+				Promised: capacity.OfPodSets([]broker.PodSet{{Name: "pods", Count: 1, Requests: amounts("8", "12Gi")}}),
+			})
 		})
-		h.ask("large", 1, "1", func(s *broker.ReservationSpec) {
-			s.RequestedResources, s.PodSets = ptr.To(cpus("9")), nil
+		h.ask("waits", 1, cpu, func(s *broker.ReservationSpec) {
+			s.RequesterID, s.PodSets[0].Requests = "oslo", amounts(cpu, "8Gi")
 		})
+		h.ask("total", 1, "1", total("7"))
+		h.ask("large", 1, "1", total("9"))
 		h.expectCondition("total", broker.ConditionQueued, reasonInsufficientCapacity, "Insufficient cpu: requested 7, and what is free is kept for requests before it.")
 		h.expectCondition("large", broker.ConditionQueued, reasonInsufficientCapacity, "Insufficient cpu: requested 9, available 8.")
-		seen[each] = h.seenByConsumer("total") + h.seenByConsumer("large")
+		seen[cpu] = h.seenByConsumer("total") + h.seenByConsumer("large")
 	}
-	if seen["10"] != seen["12"] {
-		t.Errorf("it depends on what others wait for:\n%s\n%s", seen["10"], seen["12"])
+	if seen["5"] != seen["6"] {
+		t.Errorf("it depends on what others wait for:\n%s\n%s", seen["5"], seen["6"])
 	}
 }

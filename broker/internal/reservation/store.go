@@ -45,7 +45,7 @@ type store struct {
 	clock  clock.PassiveClock
 	// gone are the objects that were removed lately: an event or a cache may still have an
 	// earlier version. removals are the same in their order.
-	gone     map[types.UID]bool
+	gone     map[types.UID]time.Time
 	removals []removal
 }
 
@@ -61,7 +61,7 @@ const goneFor = 30 * time.Second
 func newStore(clock clock.PassiveClock) *store {
 	return &store{
 		clock:          clock,
-		gone:           map[types.UID]bool{},
+		gone:           map[types.UID]time.Time{},
 		advertisements: map[string]*broker.ClusterAdvertisement{},
 		crowded:        map[string]ledger.Size{},
 		unwritable:     map[string]bool{},
@@ -90,7 +90,7 @@ func (s *store) putAdvertisement(ad *broker.ClusterAdvertisement) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := s.advertisements[ad.Name]
-	if known != nil && older(ad, known) || s.gone[ad.UID] {
+	if known != nil && older(ad, known) || s.isGone(ad.UID) {
 		return
 	}
 	s.advertisements[ad.Name], s.sorted = ad, nil
@@ -216,7 +216,7 @@ func (s *store) putReservation(r *broker.Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.newest = lease.Later(s.newest, queueTimeOf(r, r.Status.QueueTime))
-	if known := s.reservations[r.Name]; known != nil && older(r, known) || s.gone[r.UID] {
+	if known := s.reservations[r.Name]; known != nil && older(r, known) || s.isGone(r.UID) {
 		return
 	}
 	s.reservations[r.Name] = r
@@ -234,7 +234,7 @@ func (s *store) afterAll() time.Time {
 func (s *store) removedLately(r *broker.Reservation) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.gone[r.UID]
+	return s.isGone(r.UID)
 }
 
 // removeReservation forgets a Reservation that is gone, and no newer one of its name.
@@ -254,10 +254,16 @@ func (s *store) noteGone(uid types.UID) {
 		delete(s.gone, s.removals[0].uid)
 		s.removals = s.removals[1:]
 	}
-	if !s.gone[uid] {
-		s.gone[uid] = true
+	if _, known := s.gone[uid]; !known {
+		s.gone[uid] = now
 		s.removals = append(s.removals, removal{uid, now})
 	}
+}
+
+// isGone reports whether an object was removed lately. The caller holds the lock.
+func (s *store) isGone(uid types.UID) bool {
+	at, gone := s.gone[uid]
+	return gone && s.clock.Since(at) <= goneFor
 }
 
 // allReservations are in no order.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -33,7 +34,7 @@ func PodNetworks(ctx context.Context, c client.Reader, namespace string) ([]stri
 	var networks unstructured.UnstructuredList
 	networks.SetGroupVersionKind(networkKind)
 	err := c.List(ctx, &networks, client.InNamespace(namespace), client.MatchingLabels{consts.NetworkTypeLabelKey: string(consts.NetworkTypePodCIDR)})
-	if err != nil && !meta.IsNoMatchError(err) {
+	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("reading Liqo's networks in namespace %s: %w", namespace, err)
 	}
 	var told []string
