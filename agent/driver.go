@@ -66,7 +66,7 @@ func (o *options) guestNetworks() confine.Networks {
 	return confine.Networks{IngressFrom: o.allowIngressFrom, EgressTo: o.allowEgressTo}
 }
 
-// podNetworks reads the networks of this cluster's pods that Liqo was told, nil without Liqo.
+// podNetworks reads the networks of this cluster's pods that Liqo was installed with, nil without Liqo.
 func podNetworks(o options, c client.Reader) func(context.Context) ([]string, error) {
 	if o.driver != driverLiqo {
 		return nil

@@ -47,9 +47,9 @@ type Options struct {
 	Namespace string
 	// Configured are CIDRs that are the cluster's own whatever it shows.
 	Configured []string
-	// PodNetworks returns the CIDRs of this cluster's pods that another program was told. Those
-	// count that contain the network of a node's pods: in others, pods of other clusters may
-	// have addresses, too. Nil: there is no such program.
+	// PodNetworks returns the CIDRs of this cluster's pods that another program was configured
+	// with. Those count that contain the network of a node's pods: in others, pods of other
+	// clusters may have addresses, too. Nil: there is no such program.
 	PodNetworks func(context.Context) ([]string, error)
 	// Self are the addresses of this agent's pod, to warn if the cluster shows no network with
 	// them; none if nil.
@@ -60,8 +60,8 @@ type Options struct {
 type Reconciler struct {
 	Options
 	own atomic.Pointer[[]netip.Prefix]
-	// told is what PodNetworks returned last.
-	told []netip.Prefix
+	// podNetworks is what PodNetworks returned last.
+	podNetworks []netip.Prefix
 	// warned are the addresses that were in no network when it last looked.
 	warned []netip.Addr
 }
@@ -93,17 +93,17 @@ func changed(e event.UpdateEvent) bool {
 
 // Reconcile reads the networks and writes them to the ConfigMap.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
-	// What another program was told is not worth more than the rest.
-	var errTold error
+	// An error keeps only these from being up to date.
+	var errPods error
 	if r.PodNetworks != nil {
-		var told []string
-		if told, errTold = r.PodNetworks(ctx); errTold == nil {
-			r.told = Parse(told...)
+		var cidrs []string
+		if cidrs, errPods = r.PodNetworks(ctx); errPods == nil {
+			r.podNetworks = Parse(cidrs...)
 		}
 	}
 	own, err := r.read(ctx)
 	if err != nil {
-		return reconcile.Result{}, errors.Join(err, errTold)
+		return reconcile.Result{}, errors.Join(err, errPods)
 	}
 	r.own.Store(&own)
 	unknown := outside(own, r.Self)
@@ -111,7 +111,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		ctrl.LoggerFrom(ctx).Info("The agent's address is in no known network of this cluster: set ownNetworks to the networks of its pods, or providers may report their addresses as those of guests", "addresses", unknown)
 	}
 	r.warned = unknown
-	if err := errors.Join(errTold, r.publish(ctx, strings.Join(Texts(own), " "))); err != nil {
+	if err := errors.Join(errPods, r.publish(ctx, strings.Join(Texts(own), " "))); err != nil {
 		return reconcile.Result{}, err
 	}
 	return reconcile.Result{RequeueAfter: interval}, nil
@@ -123,7 +123,7 @@ func (r *Reconciler) read(ctx context.Context) ([]netip.Prefix, error) {
 	if err := r.Nodes.List(ctx, &nodes); err != nil {
 		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
-	own := slices.Concat(ofNodes(nodes.Items), Parse(r.Configured...), containing(OfPods(nodes.Items), r.told))
+	own := slices.Concat(ofNodes(nodes.Items), Parse(r.Configured...), containing(OfPods(nodes.Items), r.podNetworks))
 	var services networkingv1.ServiceCIDRList
 	if err := r.Live.List(ctx, &services); err != nil {
 		return nil, fmt.Errorf("listing ServiceCIDRs: %w", err)

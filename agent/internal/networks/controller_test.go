@@ -48,13 +48,13 @@ func TestOwnNetworks(t *testing.T) {
 	expect.NoError(t, c.Create(t.Context(), node))
 	// Pods of other clusters may have addresses in the second: no node's pods have.
 	var fails atomic.Bool
-	told := func(context.Context) ([]string, error) {
+	podNetworks := func(context.Context) ([]string, error) {
 		if fails.Load() {
 			return nil, errors.New("it may not be read")
 		}
 		return []string{"10.244.0.0/16", "10.0.0.0/12"}, nil
 	}
-	r := New(Options{Live: c, Nodes: mgr.GetClient(), Namespace: "default", Configured: []string{"172.16.0.0/12"}, PodNetworks: told})
+	r := New(Options{Live: c, Nodes: mgr.GetClient(), Namespace: "default", Configured: []string{"172.16.0.0/12"}, PodNetworks: podNetworks})
 	expect.NoError(t, r.SetupWithManager(mgr))
 	if r.Own() != nil {
 		t.Errorf("networks %v are known before the first look", r.Own())
@@ -72,7 +72,7 @@ func TestOwnNetworks(t *testing.T) {
 		})
 	}
 	eventually("the pods of nodes, and of those to come", "10.244.0.0/16")
-	// The others are known without it, and those that it was told stay.
+	// The others are known without it, and those that were read before stay.
 	fails.Store(true)
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "worker"}, {Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeExternalIP, Address: "2001:db8::1"}}
 	expect.NoError(t, c.Status().Update(t.Context(), node))

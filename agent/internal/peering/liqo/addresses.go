@@ -28,8 +28,8 @@ const AddressesPath = "/addresses"
 // that needs.
 var networkKind = schema.GroupVersionKind{Group: "ipam.liqo.io", Version: "v1alpha1", Kind: "Network"}
 
-// PodNetworks returns the CIDRs of this cluster's pods that Liqo in a namespace was told when it
-// was installed. It needs them whether or not it connects the clusters.
+// PodNetworks returns the CIDRs of this cluster's pods that Liqo in a namespace was installed
+// with. It needs them whether or not it connects the clusters.
 func PodNetworks(ctx context.Context, c client.Reader, namespace string) ([]string, error) {
 	var networks unstructured.UnstructuredList
 	networks.SetGroupVersionKind(networkKind)
@@ -37,13 +37,13 @@ func PodNetworks(ctx context.Context, c client.Reader, namespace string) ([]stri
 	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("reading Liqo's networks in namespace %s: %w", namespace, err)
 	}
-	var told []string
+	var cidrs []string
 	for i := range networks.Items {
 		if cidr, found, err := unstructured.NestedString(networks.Items[i].Object, "spec", "cidr"); err == nil && found {
-			told = append(told, cidr)
+			cidrs = append(cidrs, cidr)
 		}
 	}
-	return told, nil
+	return cidrs, nil
 }
 
 // AddressesHandler answers AdmissionReviews of the statuses that Liqo's virtual kubelet writes

@@ -19,10 +19,10 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// Liqo was told one network of pods or several. Without its types there is none.
+// Liqo is installed with one network of pods or several. Without its types there is none.
 func TestPodNetworks(t *testing.T) {
-	if told, err := PodNetworks(t.Context(), newClient(t, controlplane.Start(t)), "liqo"); err != nil || len(told) > 0 {
-		t.Errorf("without Liqo: %v, %v", told, err)
+	if got, err := PodNetworks(t.Context(), newClient(t, controlplane.Start(t)), "liqo"); err != nil || len(got) > 0 {
+		t.Errorf("without Liqo: %v, %v", got, err)
 	}
 	c := newClient(t, controlplane.Start(t, liqoCRDs(t)))
 	for name, network := range map[string]struct{ kind, cidr string }{
@@ -42,10 +42,10 @@ func TestPodNetworks(t *testing.T) {
 		}
 	}
 	for namespace, want := range map[string][]string{"default": {"10.200.0.0/16", "10.244.0.0/16"}, "kube-system": {"10.200.0.0/16"}, "liqo": nil} {
-		told, err := PodNetworks(t.Context(), c, namespace)
-		slices.Sort(told)
-		if err != nil || !slices.Equal(told, want) {
-			t.Errorf("namespace %s: %v, %v, want %v", namespace, told, err, want)
+		got, err := PodNetworks(t.Context(), c, namespace)
+		slices.Sort(got)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("namespace %s: %v, %v, want %v", namespace, got, err, want)
 		}
 	}
 }
