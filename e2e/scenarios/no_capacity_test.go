@@ -28,14 +28,14 @@ func TestNoCapacityAnywhere(t *testing.T) {
 		emptyBerlin := fill(ctx, t, berlin, berlin.ControlPlane(), "370m")
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "large", Labels: map[string]string{"app": "large"}},
-			Spec:       podSpec(requests("cpu", "800m", "memory", "16Mi"), "serve"),
+			Spec:       podSpec(requests("cpu", "700m", "memory", "16Mi"), "serve"),
 		}
 		if err := rome.Create(ctx, pod); err != nil {
 			t.Fatal(err)
 		}
 		eventually(ctx, t, "the pod's events name both providers with their reasons", 90*time.Second, func(ctx context.Context) (bool, string) {
 			messages := events(ctx, *pod)
-			for _, words := range []string{"paris: 0 of 1 pods", "Insufficient cpu on one node: requested 800m", "berlin: 0 of 1 pods", "requested 800m, available 370m"} {
+			for _, words := range []string{"paris: 0 of 1 pods", "Insufficient cpu on one node: requested 700m", "berlin: 0 of 1 pods", "requested 700m, available 370m"} {
 				if !strings.Contains(messages, words) {
 					return false, messages
 				}
