@@ -63,7 +63,7 @@ func TestStatusOfDeleted(t *testing.T) {
 	}
 }
 
-// Nor is an advertisement that is gone back because a new leader's list, or a read, still has it.
+// An advertisement that is gone is not back because a new leader's list, or a read, still has it.
 func TestRemovedAdvertisementStaysGone(t *testing.T) {
 	h := newHub(t)
 	h.advertise("paris", "4")

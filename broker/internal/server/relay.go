@@ -74,7 +74,7 @@ func (m *mailboxes) post(message protocol.RelayMessage, perCluster int) error {
 	}
 	ownCount, ownBytes := inBox[from], bytesInBox[from]
 	// Nothing is dropped for a message that is refused.
-	room := &room{dropped: map[*list.Element]bool{}}
+	var room room
 	count := func(*mail) int { return 1 }
 	switch {
 	case ownCount >= maxMessagesFrom,
@@ -103,10 +103,7 @@ func refuseMail(format string, args ...any) error {
 }
 
 // room is what is to be dropped so that a message fits.
-type room struct {
-	drop    []*list.Element
-	dropped map[*list.Element]bool
-}
+type room struct{ drop []*list.Element }
 
 // make adds messages of a mailbox, or of all if it is nil, that weigh as much as the excess with
 // those that are to be dropped already: each time the oldest one of the sender whose messages
@@ -134,11 +131,11 @@ func (r *room) make(sent map[string][]*list.Element, box []*list.Element, weight
 			return false
 		}
 		messages := sent[most]
-		for r.dropped[messages[next[most]]] || box != nil && !slices.Contains(box, messages[next[most]]) {
+		for slices.Contains(r.drop, messages[next[most]]) || box != nil && !slices.Contains(box, messages[next[most]]) {
 			next[most]++
 		}
 		element := messages[next[most]]
-		r.drop, r.dropped[element] = append(r.drop, element), true
+		r.drop = append(r.drop, element)
 		remove(element)
 	}
 	return true
