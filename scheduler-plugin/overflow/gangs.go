@@ -7,18 +7,14 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -48,50 +44,27 @@ var (
 )
 
 // gangs are the groups of pods of which none is bound before all have places. A pod whose
-// PodGroup does not exist is an ordinary pod; one whose Workload does not exist waits for it.
+// PodGroup or Workload does not exist waits for it; where no PodGroups are served, the label
+// that names one means nothing.
 type gangs struct {
 	podGroups, workloads *gangInformer
 	pods                 cache.Indexer
+	clock                clock.PassiveClock
 	// refusePodResources is that of OverflowArgs.
 	refusePodResources bool
 
 	mu sync.Mutex
 	// held pods wait until it is known what describes their gang.
-	held map[types.UID]*corev1.Pod
+	held map[types.UID]heldPod
 }
 
-// A kind is absent once the API server has refused it minRefusals times in a row, over
-// refusalLasts: while it starts, it refuses also what it will allow.
-const minRefusals, refusalLasts = 3, 15 * time.Second
-
-// gangInformer watches one of the resources that describe gangs.
-type gangInformer struct {
-	cache.SharedIndexInformer
-	// absent: the API server does not serve them, or does not allow to read them.
-	absent atomic.Bool
-	clock  clock.PassiveClock
-	// refusals in a row, since a time. Only the reflector's goroutine uses them.
-	refusals     int
-	refusedSince time.Time
+type heldPod struct {
+	pod *corev1.Pod
+	// since is when it was held first. released: it is to be tried again, however long that
+	// takes.
+	since    time.Time
+	released bool
 }
-
-// failed records that the API server has not listed or not watched the objects.
-func (i *gangInformer) failed(err error) {
-	if !isMissing(err) && !apierrors.IsForbidden(err) {
-		i.refusals = 0
-		return
-	}
-	now := i.clock.Now()
-	if i.refusals == 0 {
-		i.refusedSince = now
-	}
-	if i.refusals++; i.refusals >= minRefusals && now.Sub(i.refusedSince) >= refusalLasts {
-		i.absent.Store(true)
-	}
-}
-
-// known reports whether the objects are known, or that there are none.
-func (i *gangInformer) known() bool { return i.HasSynced() || i.absent.Load() }
 
 func newGangs(log klog.Logger, clock clock.PassiveClock, config *rest.Config, pods cache.SharedIndexInformer) (*gangs, error) {
 	client, err := dynamic.NewForConfig(config)
@@ -104,25 +77,12 @@ func newGangs(log klog.Logger, clock clock.PassiveClock, config *rest.Config, po
 			return nil, fmt.Errorf("indexing the pods of gangs: %w", err)
 		}
 	}
-	g := &gangs{pods: pods.GetIndexer(), held: map[types.UID]*corev1.Pod{}}
+	g := &gangs{pods: pods.GetIndexer(), clock: clock, held: map[types.UID]heldPod{}}
 	if g.podGroups, err = newGangInformer(log, clock, client, podGroups, "The PodGroups of the coscheduling plugins are not installed"); err != nil {
 		return nil, err
 	}
 	g.workloads, err = newGangInformer(log, clock, client, workloads, "The API server does not serve Workloads")
 	return g, err
-}
-
-func newGangInformer(log klog.Logger, clock clock.PassiveClock, client dynamic.Interface, resource schema.GroupVersionResource, missing string) (*gangInformer, error) {
-	i := &gangInformer{clock: clock, SharedIndexInformer: dynamicinformer.NewFilteredDynamicInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()}
-	logFailure := logWatchErrors(log, resource.Resource, missing)
-	err := i.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-		i.failed(err)
-		logFailure(ctx, r, err)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("watching %s: %w", resource.Resource, err)
-	}
-	return i, nil
 }
 
 func indexByGang(obj any) ([]string, error) {
@@ -146,47 +106,41 @@ func (g *gangs) run(ctx context.Context, activate func(map[string]*corev1.Pod), 
 			changed(demand.Key{Namespace: group.GetNamespace(), OwnerUID: gang.UID(), Shape: demand.GangShape})
 		}
 	}
-	_, err := g.podGroups.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: report, DeleteFunc: report, UpdateFunc: func(before, after any) {
-		if !equality.Semantic.DeepEqual(specOf(before), specOf(after)) {
-			report(after)
-		}
-	}})
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to watch PodGroups") // the informer has stopped
-	}
-	added := cache.ResourceEventHandlerFuncs{AddFunc: func(any) { release() }}
-	if _, err := g.workloads.AddEventHandler(added); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to watch Workloads") // the informer has stopped
-	}
-	go g.podGroups.RunWithContext(ctx)
-	go g.workloads.RunWithContext(ctx)
-	ticker := time.NewTicker(100 * time.Millisecond)
-	defer ticker.Stop()
-	for !g.podGroups.known() || !g.workloads.known() {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
+	go g.podGroups.run(ctx, cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) {
 			release()
-		}
-	}
-	release()
+			report(obj)
+		},
+		UpdateFunc: func(before, after any) {
+			if !equality.Semantic.DeepEqual(specOf(before), specOf(after)) {
+				report(after)
+			}
+		},
+		DeleteFunc: report,
+	}, release)
+	g.workloads.run(ctx, cache.ResourceEventHandlerFuncs{AddFunc: func(any) { release() }}, release)
 }
 
-// release activates the held pods whose gang is known by now.
+// release activates the held pods whose gang is known by now. It holds no lock then: the
+// scheduling queue has its own when it asks hold.
 func (g *gangs) release(activate func(map[string]*corev1.Pod)) {
+	if pods := g.released(); len(pods) > 0 {
+		activate(pods)
+	}
+}
+
+func (g *gangs) released() map[string]*corev1.Pod {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	pods := map[string]*corev1.Pod{}
-	for uid, pod := range g.held {
-		if gang, _ := demand.GangOf(pod); !g.waits(pod, gang) {
-			pods[nameOf(pod).String()] = pod
-			delete(g.held, uid)
+	for uid, held := range g.held {
+		if gang, _ := demand.GangOf(held.pod); !held.released && !g.waits(held.pod, gang, held.since) {
+			pods[nameOf(held.pod).String()] = held.pod
+			held.released = true
+			g.held[uid] = held
 		}
 	}
-	if len(pods) > 0 {
-		activate(pods)
-	}
+	return pods
 }
 
 // specOf returns the spec of an object.
@@ -197,16 +151,22 @@ func specOf(obj any) any {
 	return nil
 }
 
-// waits reports whether it is not known yet what a pod's gang requires.
-func (g *gangs) waits(pod *corev1.Pod, gang demand.Gang) bool {
-	switch {
-	case gang.Workload == "":
-		return !g.podGroups.known()
-	case !g.workloads.HasSynced():
-		return !g.workloads.known()
+// waits reports whether it is not known yet what the gang of a pod that is held since a time
+// requires.
+func (g *gangs) waits(pod *corev1.Pod, gang demand.Gang, since time.Time) bool {
+	if informer := g.informerOf(gang); !informer.HasSynced() {
+		return !informer.absentSince(since)
 	}
 	_, exists := policyOf(g.group(pod.Namespace, gang), gang)
 	return !exists
+}
+
+// informerOf returns the informer of what describes a gang.
+func (g *gangs) informerOf(gang demand.Gang) *gangInformer {
+	if gang.Workload != "" {
+		return g.workloads
+	}
+	return g.podGroups
 }
 
 // hold keeps a pod until its gang is known, and reports what it waits for; "" if nothing.
@@ -217,17 +177,31 @@ func (g *gangs) hold(pod *corev1.Pod) (waitsFor string) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.waits(pod, gang) {
-		delete(g.held, pod.UID)
-		return ""
+	held, known := g.held[pod.UID]
+	if !known {
+		held.since = g.clock.Now()
 	}
-	if g.exists(pod) {
-		g.held[pod.UID] = pod // until it is forgotten, at the latest
+	held.pod, held.released = pod, !g.waits(pod, gang, held.since)
+	switch {
+	case held.released && g.informerOf(gang).HasSynced():
+		delete(g.held, pod.UID)
+	case g.exists(pod):
+		g.held[pod.UID] = held // until it is forgotten, at the latest
+	}
+	if held.released {
+		return ""
 	}
 	return fmt.Sprintf(errGangUnknown, gang)
 }
 
-// forget drops a pod that is deleted.
+// looksFor holds a pod if the kind of what describes its gang was absent, and is being looked
+// for again.
+func (g *gangs) looksFor(pod *corev1.Pod) bool {
+	gang, ok := demand.GangOf(pod)
+	return g != nil && ok && g.informerOf(gang).isAbsent() && g.hold(pod) != ""
+}
+
+// forget drops a pod that is no longer pending.
 func (g *gangs) forget(pod types.UID) {
 	if g == nil {
 		return
@@ -245,7 +219,7 @@ func (g *gangs) admissible(pod *corev1.Pod) (ok bool, reason string) {
 		reason = demand.PodResources(pod)
 		ok = reason == ""
 	}
-	if ok && pod.Spec.WorkloadRef != nil && (g == nil || g.workloads.absent.Load() && !g.workloads.HasSynced()) {
+	if ok && pod.Spec.WorkloadRef != nil && (g == nil || g.workloads.isAbsent()) {
 		return false, "it belongs to a Workload, whose pods are scheduled as a group, and the API server serves no Workloads to the scheduler. Enable API scheduling.k8s.io/v1alpha1, or create the pod without workloadRef"
 	}
 	return ok, reason
@@ -256,11 +230,7 @@ func (g *gangs) group(namespace string, gang demand.Gang) *unstructured.Unstruct
 	if g == nil {
 		return nil
 	}
-	informer, name := g.podGroups, gang.PodGroup
-	if gang.Workload != "" {
-		informer, name = g.workloads, gang.Workload
-	}
-	obj, exists, err := informer.GetIndexer().GetByKey(namespace + "/" + name)
+	obj, exists, err := g.informerOf(gang).GetIndexer().GetByKey(namespace + "/" + cmp.Or(gang.Workload, gang.PodGroup))
 	if err != nil || !exists {
 		return nil
 	}

@@ -50,26 +50,17 @@ func (c *testCluster) installKind(group, version, kind, plural string) {
 // gang creates a PodGroup or a Workload, and as many pods as it requires.
 func (c *testCluster) gang(ns string, pods int) {
 	c.t.Helper()
-	c.describeGang(ns, pods)
-	c.expectDescribed(ns)
+	c.expectNodes(ns)
 	c.gangPods(ns, pods)
+	c.describeGang(ns, pods)
 }
 
-// expectDescribed waits until the scheduler has seen the nodes, and what describes a gang:
-// it watches each separately. Pods wait for their Workload themselves; of PodGroups, it has
-// seen those that are older than one that it knows.
-func (c *testCluster) expectDescribed(ns string) {
+// expectNodes waits until the scheduler has seen the nodes, which it watches separately.
+func (c *testCluster) expectNodes(ns string) {
 	c.t.Helper()
 	probe := schedulerPod(ns, "first", "100", inPool(ns))
-	if !c.workloads {
-		c.podGroup(ns, "probe", 2)
-		probe.Labels = map[string]string{demand.LabelPodGroup: "probe"}
-	}
 	c.create(probe)
 	c.expectMessage(ns, probe.Name, "Insufficient cpu")
-	if !c.workloads {
-		c.expectEvent(ns, probe.Name, "OverflowIncomplete", "probe requires 2 pods")
-	}
 	expect.NoError(c.t, c.Delete(c.t.Context(), probe))
 }
 
@@ -117,8 +108,8 @@ func (c *testCluster) gangPod(ns, name, cpu string) {
 // gangOfShapes creates a gang of a leader and four workers.
 func (c *testCluster) gangOfShapes(ns string) {
 	c.t.Helper()
+	c.expectNodes(ns)
 	c.describeGang(ns, 5)
-	c.expectDescribed(ns)
 	c.gangPod(ns, "ring-leader", "500m")
 	for i := range 4 {
 		c.gangPod(ns, fmt.Sprint("ring-", i), "200m")
@@ -153,6 +144,7 @@ func (c *testCluster) expectGang(ns string, pods int32) *broker.Reservation {
 
 // gangRules are those of PodGroups and of Workloads.
 var gangRules = []rule{
+	{"a pod waits for what describes its gang", waitsForDescription},
 	{"a gang of which only part fits leaves nothing", gangTooLarge},
 	{"a gang is bound when all have places", gangInBoth},
 	{"a gang gives up its places in time", gangTimesOut},
@@ -172,20 +164,52 @@ func TestWorkloads(t *testing.T) {
 	c.workloads = true
 	controlplane.InstallCRDs(t, c.config)
 	c.startScheduler()
-	c.runRules(append([]rule{
-		{"a pod waits for its Workload", waitsForWorkload},
+	c.runRules(slices.Concat([]rule{
+		{"where no PodGroups are served, the label that names one means nothing", labelOnly},
+		{"PodGroups that are installed later are known at once", podGroupsLater},
 		{"pods of a group without a gang are bound alone", basicGroup},
-	}, gangRules...))
+	}, gangRules))
 }
 
-func waitsForWorkload(c *testCluster, ns string) {
-	home := c.poolNode(ns, "2")
+func waitsForDescription(c *testCluster, ns string) {
+	home, what := c.poolNode(ns, "2"), "PodGroup ring"
+	if c.workloads {
+		what = "pod group workers of Workload ring"
+	}
 	c.gangPods(ns, 2)
 	for i := range 2 {
-		c.expectMessage(ns, fmt.Sprint("ring-", i), "waiting for pod group workers of Workload ring to be created")
+		c.expectMessage(ns, fmt.Sprint("ring-", i), "waiting for "+what+" to be created")
 	}
 	c.describeGang(ns, 2)
 	c.expectPods(ns, "ring", map[string]int{home: 2})
+}
+
+// ofPodGroups makes the gangs of a test those of PodGroups.
+func (c *testCluster) ofPodGroups() *testCluster {
+	of := *c
+	of.workloads = false
+	return &of
+}
+
+func labelOnly(c *testCluster, ns string) {
+	c = c.ofPodGroups()
+	home := c.poolNode(ns, "1")
+	c.gangPods(ns, 1)
+	c.expectPods(ns, "ring", map[string]int{home: 1})
+}
+
+// podGroupsLater: the scheduler has found that there are no PodGroups, and their kind, a
+// PodGroup and two of its three pods are created right after each other.
+func podGroupsLater(c *testCluster, ns string) {
+	c = c.ofPodGroups()
+	home := c.poolNode(ns, "3")
+	c.expectNodes(ns)
+	c.installPodGroups()
+	c.describeGang(ns, 3)
+	c.gangPods(ns, 2)
+	c.expectUnbound(ns, "ring", 2, "the gang to wait for its third pod")
+	c.gangPod(ns, "ring-2", "1")
+	c.expectPods(ns, "ring", map[string]int{home: 3})
 }
 
 func basicGroup(c *testCluster, ns string) {
@@ -390,7 +414,7 @@ func shapesReplaced(c *testCluster, ns string) {
 func shapesTooMany(c *testCluster, ns string) {
 	c.poolNode(ns, "100m")
 	c.describeGang(ns, 9)
-	c.expectDescribed(ns)
+	c.expectNodes(ns)
 	for i := range 9 {
 		c.gangPod(ns, fmt.Sprint("ring-", i), fmt.Sprint(101+i, "m"))
 	}
@@ -443,8 +467,8 @@ func requiresFewer(c *testCluster, ns string) {
 func shapesGrow(c *testCluster, ns string) {
 	c.poolNode(ns, "100m")
 	virtual := c.virtualPoolNode(ns, "10")
+	c.expectNodes(ns)
 	c.describeGang(ns, 5)
-	c.expectDescribed(ns)
 	for i := range 4 {
 		c.gangPod(ns, fmt.Sprint("ring-", i), "200m")
 	}

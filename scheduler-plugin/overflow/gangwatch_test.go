@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -36,7 +37,7 @@ func TestAbsentKinds(t *testing.T) {
 		i, err := newGangInformer(klog.Background(), now, dynamicClient, schema.GroupVersionResource{Version: "v1", Resource: name}, name+" are not served")
 		expect.NoError(t, err)
 		informers[name] = i
-		go i.RunWithContext(t.Context())
+		go i.run(t.Context(), cache.ResourceEventHandlerFuncs{}, func() {})
 	}
 	const longest = 3 * time.Minute // between two requests of a reflector, 1 min
 	expectKnown := func(when string, want map[string]bool) {

@@ -257,6 +257,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 		done := pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || podutil.IsPodTerminal(pod)
 		if done {
 			p.queue.remove(pod.UID)
+			p.gangs.forget(pod.UID)
 		} else if p.gate.observe(pod) {
 			p.queue.addChanged(pod)
 		}

@@ -186,7 +186,7 @@ func (p *Plugin) Name() string { return Name }
 
 // PreEnqueue holds pods for which an attempt would be futile.
 func (p *Plugin) PreEnqueue(_ context.Context, pod *corev1.Pod) *framework.Status {
-	if p.gate.passes(pod) && !p.holds(pod) {
+	if p.gate.passes(pod) && !p.gangs.looksFor(pod) && !p.holds(pod) {
 		return nil
 	}
 	return framework.NewStatus(framework.UnschedulableAndUnresolvable, errWaiting)

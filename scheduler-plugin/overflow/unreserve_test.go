@@ -29,7 +29,7 @@ func (noneWaits) Activate(klog.Logger, map[string]*corev1.Pod) {}
 func (p *Plugin) ring(t *testing.T, pods ...*corev1.Pod) cache.Indexer {
 	t.Helper()
 	informer := func(objects ...any) *gangInformer {
-		i := &gangInformer{SharedIndexInformer: cache.NewSharedIndexInformer(&cache.ListWatch{}, &unstructured.Unstructured{}, 0, cache.Indexers{})}
+		i := &gangInformer{informer: cache.NewSharedIndexInformer(&cache.ListWatch{}, &unstructured.Unstructured{}, 0, cache.Indexers{}), lookedAt: time.Now()}
 		for _, obj := range objects {
 			expect.NoError(t, i.GetIndexer().Add(obj))
 		}
@@ -40,7 +40,7 @@ func (p *Plugin) ring(t *testing.T, pods ...*corev1.Pod) cache.Indexer {
 	for _, pod := range pods {
 		expect.NoError(t, cached.Add(pod))
 	}
-	p.gangs = &gangs{pods: cached, held: map[types.UID]*corev1.Pod{}, workloads: informer(), podGroups: informer(&unstructured.Unstructured{Object: map[string]any{
+	p.gangs = &gangs{pods: cached, clock: p.clock, held: map[types.UID]heldPod{}, workloads: informer(), podGroups: informer(&unstructured.Unstructured{Object: map[string]any{
 		"metadata": map[string]any{"namespace": "shop", "name": "ring"}, "spec": map[string]any{"minMember": int64(2)}}})}
 	return cached
 }
