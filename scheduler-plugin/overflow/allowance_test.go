@@ -403,3 +403,28 @@ func TestFloorOfClaims(t *testing.T) {
 		})
 	}
 }
+
+// TestCoveredGangUnderALimit: the Reservation of a gang of two shapes requests all that it needs,
+// is undecided, and uses up the limit of its namespace or does not. There is nothing to request
+// further, and nothing that the limit keeps it from.
+func TestCoveredGangUnderALimit(t *testing.T) {
+	for name, limit := range map[string]int{"some of the limit is left": 10, "nothing is left": 1} {
+		t.Run(name, func(t *testing.T) {
+			s := newLimitedShop(t, limit)
+			sets := []broker.PodSet{
+				{Name: "leader", Count: 1, Requests: broker.FromList(expect.Resources("cpu", "600m"))},
+				{Name: "workers", Count: 2, Requests: broker.FromList(expect.Resources("cpu", "200m"))},
+			}
+			key := demand.Key{Namespace: "shop", OwnerUID: demand.Gang{PodGroup: "ring"}.UID(), Shape: demand.GangShape}
+			r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: key.Name("ring"), Generation: 1, Labels: map[string]string{
+				broker.LabelOwnerUID: string(key.OwnerUID), broker.LabelShape: key.Shape, broker.LabelManagedBy: broker.ManagedBySpillway}}}
+			r.Spec.PodSets, r.Spec.MinAvailable = sets, 3
+			s.store(r)
+			owner := metav1.OwnerReference{Kind: "PodGroup", Name: "ring", UID: key.OwnerUID}
+			again := s.c.reconcile(t.Context(), demand.Request{Key: key, Owner: owner, PodSets: sets, MinAvailable: 3, Pending: []types.UID{"worker"}})
+			if again != 0 || s.c.grants.isUnasked(key) || s.writes != 0 {
+				t.Errorf("repeated after %s, with %d writes, unasked %t, want none of it", again, s.writes, s.c.grants.isUnasked(key))
+			}
+		})
+	}
+}

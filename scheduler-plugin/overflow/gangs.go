@@ -56,6 +56,19 @@ type gangs struct {
 	mu sync.Mutex
 	// held pods wait until it is known what describes their gang.
 	held map[types.UID]heldPod
+	// permits are the pods that wait in Permit, or have waited there and are not bound yet.
+	permits map[types.UID]*permit
+}
+
+// permitMargin is how long before the end of its time in Permit a pod is no longer allowed to be
+// bound: the scheduler ends it by a timer of its own.
+const permitMargin = 50 * time.Millisecond
+
+// permit is how a pod waits in Permit: until the time, or until it is allowed to be bound, or
+// rejected. What comes first is final; a rejected pod has its place until Unreserve.
+type permit struct {
+	until             time.Time
+	allowed, rejected bool
 }
 
 type heldPod struct {
@@ -77,7 +90,7 @@ func newGangs(log klog.Logger, clock clock.PassiveClock, config *rest.Config, po
 			return nil, fmt.Errorf("indexing the pods of gangs: %w", err)
 		}
 	}
-	g := &gangs{pods: pods.GetIndexer(), clock: clock, held: map[types.UID]heldPod{}}
+	g := &gangs{pods: pods.GetIndexer(), clock: clock, held: map[types.UID]heldPod{}, permits: map[types.UID]*permit{}}
 	if g.podGroups, err = newGangInformer(log, clock, client, podGroups, "The PodGroups of the coscheduling plugins are not installed"); err != nil {
 		return nil, err
 	}
@@ -209,6 +222,61 @@ func (g *gangs) forget(pod types.UID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.held, pod)
+	delete(g.permits, pod)
+}
+
+// await notes that a pod is about to wait in Permit.
+func (g *gangs) await(pod types.UID, atMost time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.permits[pod] = &permit{until: g.clock.Now().Add(atMost - permitMargin)}
+}
+
+// left notes that a pod no longer waits in Permit, and has lost its place.
+func (g *gangs) left(pod types.UID) {
+	if g == nil {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.permits, pod)
+}
+
+// leaves reports whether a pod that waits in Permit is about to lose its place.
+func (g *gangs) leaves(pod types.UID) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	w := g.permits[pod]
+	return w != nil && !w.allowed && (w.rejected || !g.clock.Now().Before(w.until))
+}
+
+// allow allows pods with places to be bound, unless one of them is about to lose its place.
+func (g *gangs) allow(pods []*corev1.Pod) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, pod := range pods {
+		if w := g.permits[pod.UID]; w != nil && w.rejected {
+			return false
+		}
+	}
+	for _, pod := range pods {
+		if w := g.permits[pod.UID]; w != nil {
+			w.allowed = true
+		}
+	}
+	return true
+}
+
+// reject reports whether a pod that waits in Permit may be rejected: it was not allowed before.
+func (g *gangs) reject(pod types.UID) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	w := g.permits[pod]
+	if w == nil || w.allowed {
+		return false
+	}
+	w.rejected = true
+	return true
 }
 
 // admissible is demand.Admissible, but for pods of a Workload where there are none: they
@@ -308,6 +376,7 @@ func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.P
 	others := map[string]*corev1.Pod{}
 	for _, member := range p.gangs.members(pod.Namespace, gang.UID()) {
 		switch {
+		case p.gangs.leaves(member.UID): // it is tried again
 		case p.placements.has(member.UID):
 			placed++
 			if member.Spec.NodeName == "" {
@@ -322,12 +391,13 @@ func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.P
 	switch {
 	case placed >= required && !p.allStillGranted(unbound):
 		return framework.NewStatus(framework.Unschedulable, fmt.Sprintf(errGangEnded, gang)), 0
-	case placed >= required:
+	case placed >= required && p.gangs.allow(unbound):
 		p.forWaiting(pod, func(w framework.WaitingPod) { w.Allow(Name) })
 		return nil, 0
 	case placed+possible < required && resolved && p.settled(key):
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errGangRefused, placed, required, gang)), 0
 	}
+	p.gangs.await(pod.UID, p.args.GangTimeout.Duration)
 	p.handle.Activate(klog.Background(), others)
 	return framework.NewStatus(framework.Wait, fmt.Sprintf(errGangWaits, required, gang)), p.args.GangTimeout.Duration
 }
@@ -339,6 +409,7 @@ func (p *Plugin) allStillGranted(pods []*corev1.Pod) bool {
 // unreserveGang frees the places of the other pods of a gang when one has lost its place,
 // at a time, and makes sure that all are tried again.
 func (p *Plugin) unreserveGang(pod *corev1.Pod, at time.Time) {
+	p.gangs.left(pod.UID)
 	gang, required := p.gangs.gangOf(pod)
 	if required == 0 {
 		return
@@ -352,7 +423,16 @@ func (p *Plugin) unreserveGang(pod *corev1.Pod, at time.Time) {
 			p.queue.untrack(pod.UID)
 		}
 	}
-	p.forWaiting(pod, func(w framework.WaitingPod) { w.Reject(Name, fmt.Sprintf(errGangEnded, gang)) })
+	p.rejectOthers(pod, gang)
+}
+
+// rejectOthers frees the places of the other pods of a gang that wait in Permit.
+func (p *Plugin) rejectOthers(pod *corev1.Pod, gang demand.Gang) {
+	p.forWaiting(pod, func(w framework.WaitingPod) {
+		if p.gangs.reject(w.GetPod().UID) {
+			w.Reject(Name, fmt.Sprintf(errGangEnded, gang))
+		}
+	})
 }
 
 // forWaiting calls f for the other pods of a pod's gang that wait in Permit.
@@ -375,7 +455,7 @@ func (p *Plugin) refuseGang(pod *corev1.Pod) {
 		return
 	}
 	if key, ok := p.keys.keyOf(pod); ok && p.settled(key) {
-		p.forWaiting(pod, func(w framework.WaitingPod) { w.Reject(Name, fmt.Sprintf(errGangEnded, gang)) })
+		p.rejectOthers(pod, gang)
 	}
 }
 
@@ -386,8 +466,8 @@ func (g *gate) retry(pod *corev1.Pod, key demand.Key, at time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if w := g.pods[pod.UID]; w != nil && w.open {
-		w.tracked, w.triedAt, w.retryAt, w.lostUntil = true, at, at.Add(minRetry), at.Add(minRetry)
-		g.dueBy(w.retryAt)
+		w.tracked, w.triedAt, w.lostUntil = true, at, at.Add(minRetry)
+		g.retryBy(w, at.Add(minRetry))
 	}
 }
 

@@ -2,7 +2,7 @@ package overflow
 
 import (
 	"cmp"
-	"container/heap"
+	lineheap "container/heap"
 	"iter"
 	"maps"
 	"slices"
@@ -14,6 +14,7 @@ import (
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/scheduler/backend/heap"
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -60,8 +61,8 @@ type gate struct {
 	opened map[opening]map[*waitingPod]struct{}
 	// failures has the last failed cycle of each key of byKey that has had one.
 	failures map[demand.Key]failure
-	// nextDue is no later than the first retryAt, so that most events need no look at all pods.
-	nextDue time.Time
+	// byRetry are the pods by retryAt.
+	byRetry *heap.Heap[*waitingPod]
 }
 
 // failure is a cycle in which a pod did not fit.
@@ -141,7 +142,8 @@ func (g *gate) unkeep(w *waitingPod) {
 
 func newGate(clock clock.PassiveClock) *gate {
 	return &gate{clock: clock, pods: map[types.UID]*waitingPod{}, byKey: map[demand.Key][]*waitingPod{},
-		opened: map[opening]map[*waitingPod]struct{}{}, failures: map[demand.Key]failure{}}
+		opened: map[opening]map[*waitingPod]struct{}{}, failures: map[demand.Key]failure{},
+		byRetry: heap.New(func(w *waitingPod) string { return string(w.pod.UID) }, func(x, y *waitingPod) bool { return x.retryAt.Before(y.retryAt) })}
 }
 
 // unresolvedKey is the key by which the gate knows a pod whose owner is unknown: no other
@@ -235,7 +237,7 @@ func (g *gate) insert(w *waitingPod) {
 	line := g.byKey[w.key]
 	at, _ := slices.BinarySearchFunc(line, w, (*waitingPod).compare)
 	g.byKey[w.key] = slices.Insert(line, at, w)
-	g.dueBy(w.retryAt)
+	g.byRetry.AddOrUpdate(w)
 }
 
 // track records a pod that waits, without closing the gate for it: its last cycle could
@@ -263,15 +265,14 @@ func (w *waitingPod) waits() bool { return !w.open || w.tracked }
 
 // wake opens the gate for a pod.
 func (g *gate) wake(w *waitingPod, now time.Time) {
-	w.open, w.tracked, w.retryAt = true, false, now.Add(rewakeAfter)
-	g.dueBy(w.retryAt)
+	w.open, w.tracked = true, false
+	g.retryBy(w, now.Add(rewakeAfter))
 }
 
-// dueBy makes openDue look at the pods at a time.
-func (g *gate) dueBy(at time.Time) {
-	if g.nextDue.IsZero() || at.Before(g.nextDue) {
-		g.nextDue = at
-	}
+// retryBy sets when the gate opens for a pod at the latest, or the pod is woken again.
+func (g *gate) retryBy(w *waitingPod, at time.Time) {
+	w.retryAt = at
+	g.byRetry.AddOrUpdate(w)
 }
 
 // observe records a pod as an informer shows it. It reports whether the gate is open
@@ -319,6 +320,7 @@ func (g *gate) remove(uid types.UID) *waitingPod {
 		return nil
 	}
 	delete(g.pods, uid)
+	_ = g.byRetry.Delete(w) // an error says that it was not there
 	g.unkeep(w)
 	line := g.byKey[w.key]
 	at, _ := slices.BinarySearchFunc(line, w, (*waitingPod).compare)
@@ -346,7 +348,7 @@ func (g *gate) assumed(uid types.UID, room string) (unused opening) {
 		}
 		g.keep(w, opening{})
 		if w.open {
-			w.retryAt = g.clock.Now().Add(maxRetry) // its cycle goes on
+			g.retryBy(w, g.clock.Now().Add(maxRetry)) // its cycle goes on
 		}
 	}
 	return unused
@@ -406,21 +408,13 @@ func (g *gate) openDue() (pods []*corev1.Pod, unused []opening) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
-	if g.nextDue.After(now) {
-		return nil, nil
-	}
-	g.nextDue = time.Time{}
-	for _, w := range g.pods {
-		if !w.retryAt.After(now) {
-			if w.opening != (opening{}) && !w.keptUntil.After(now) {
-				unused = append(unused, w.opening)
-				g.keep(w, opening{})
-			}
-			g.wake(w, now)
-			pods = append(pods, w.pod)
-		} else {
-			g.dueBy(w.retryAt)
+	for w, some := g.byRetry.Peek(); some && !w.retryAt.After(now); w, some = g.byRetry.Peek() {
+		if w.opening != (opening{}) && !w.keptUntil.After(now) {
+			unused = append(unused, w.opening)
+			g.keep(w, opening{})
 		}
+		g.wake(w, now)
+		pods = append(pods, w.pod)
 	}
 	return pods, unused
 }
@@ -509,7 +503,7 @@ func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
 			r.free.add(need, -1)
 		}
 	}
-	// Pods of one key are alike. Once one does not fit a node, none does.
+	// Pods of one key are alike, but for what a pool selects. Once one does not fit, none does.
 	type pair struct {
 		key  demand.Key
 		node string
@@ -528,9 +522,12 @@ func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
 			if !r.changedAt.After(w.triedAt.Add(-snapshotLag)) || unfit[pair{w.key, r.name}] {
 				continue
 			}
+			if r.selects != nil && !r.selects(w.pod) {
+				continue
+			}
 			need, ok := r.need(w.pod)
 			if !ok || !r.free.fits(need) {
-				unfit[pair{w.key, r.name}] = !r.selective
+				unfit[pair{w.key, r.name}] = true
 				continue
 			}
 			r.free.add(need, -1)
@@ -571,16 +568,16 @@ func (l *lines) Pop() any {
 func (g *gate) inOrder(done func(demand.Key) bool) iter.Seq[*waitingPod] {
 	return func(yield func(*waitingPod) bool) {
 		left := lines(slices.Collect(maps.Values(g.byKey)))
-		heap.Init(&left)
+		lineheap.Init(&left)
 		for len(left) > 0 {
 			w := left[0][0]
 			if !yield(w) {
 				return
 			}
 			if left[0] = left[0][1:]; len(left[0]) == 0 || done(w.key) {
-				heap.Pop(&left)
+				lineheap.Pop(&left)
 			} else {
-				heap.Fix(&left, 0)
+				lineheap.Fix(&left, 0)
 			}
 		}
 	}

@@ -325,9 +325,10 @@ func TestGateHoldsUntriedPods(t *testing.T) {
 			}
 			heldAt := now.Now()
 			// Room since the other pod was tried is seen, whenever that was.
-			free := room{name: home.Name, free: amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, changedAt: began, selective: true,
+			free := room{name: home.Name, free: amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, changedAt: began,
+				selects: func(pod *corev1.Pod) bool { return pod.Name == "untried" },
 				need: func(pod *corev1.Pod) (amounts, bool) {
-					return podAmounts(pod), pod.Name == "untried" && nodeAdmits(home, pod)
+					return podAmounts(pod), nodeAdmits(home, pod)
 				}}
 			if got := g.openForRoom([]room{free}); len(got) != 1 || !g.passes(pod) {
 				t.Errorf("room wakes %d pods, want the one that is held", len(got))

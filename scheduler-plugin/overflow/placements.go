@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/resource"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
@@ -597,10 +598,10 @@ type room struct {
 	name      string
 	free      amounts
 	changedAt time.Time
-	// need returns what a pod takes of it; ok is false if the pod may not run there.
-	need func(*corev1.Pod) (need amounts, ok bool)
-	// selective: pods of one key may differ in it.
-	selective bool
+	// need returns what a pod takes of it; ok is false if the pod may not run there. It is the
+	// same for all pods of a key that selects, nil for all, reports true for.
+	need    func(*corev1.Pod) (need amounts, ok bool)
+	selects func(*corev1.Pod) bool
 }
 
 // roomOn returns the room on nodes of this cluster; unknown ones are left out. Beside
@@ -644,7 +645,10 @@ func (p *placements) roomIn(pool *pool, node *corev1.Node) room {
 			free[name] -= u.amounts[name]
 		}
 	}
-	r := room{name: roomOfPool(node.Name, pool.hold), free: free, changedAt: pool.changedAt, selective: true}
+	r := room{name: roomOfPool(node.Name, pool.hold), free: free, changedAt: pool.changedAt}
+	if !pool.selector.Empty() {
+		r.selects = func(pod *corev1.Pod) bool { return pool.selector.Matches(labels.Set(pod.Labels)) }
+	}
 	if n := p.nodes[node.Name]; n != nil && n.changedAt.After(r.changedAt) {
 		r.changedAt = n.changedAt
 	}

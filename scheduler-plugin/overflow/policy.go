@@ -35,7 +35,7 @@ func maxPods(each corev1.ResourceList, limit broker.ResourceQuantities, others c
 	n = math.MaxInt32
 	for name, each := range each {
 		most := limitOf(limit, name)
-		if most == nil {
+		if most == nil || each.Sign() <= 0 { // what a gang of several shapes requests further may be nothing
 			continue
 		}
 		left := most.DeepCopy()

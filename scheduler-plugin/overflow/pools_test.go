@@ -13,6 +13,7 @@ import (
 	framework "k8s.io/kube-scheduler/framework"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -383,4 +384,45 @@ func TestPoolWakes(t *testing.T) {
 	wake()
 	p.placements.removePod("p1")
 	wake("shop/p3")
+}
+
+// TestPoolsConcernFewPods: when a pool may have more room, the gate asks for one pod of each key
+// whether it may use the pool, however many wait, and for those that its selector selects.
+func TestPoolsConcernFewPods(t *testing.T) {
+	const pools, keys, pods = 10, 5, 500
+	for name, tc := range map[string]struct {
+		selector *metav1.LabelSelector
+		asked    int
+	}{
+		"all pods may use them":  {nil, pools * keys},
+		"their selector is":      {&metav1.LabelSelector{MatchLabels: map[string]string{"tier": "batch"}}, pools * keys},
+		"their selector is none": {&metav1.LabelSelector{MatchLabels: map[string]string{"tier": "none"}}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			paris := nodeWith("paris").Node()
+			p := testPlugin(OverflowArgs{}, paris)
+			p.placements.setNode(paris)
+			for i := range pools {
+				in := &broker.ReservationInstruction{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: fmt.Sprint("pool-", i)}, Spec: broker.ReservationInstructionSpec{
+					ReservationName: fmt.Sprint("pool-", i), ReservationUID: "hub", TargetClusterID: "paris", RequestedResources: total("cpu", "1").Totals, PodSelector: tc.selector}}
+				in.Status.Carried = ptr.To(total("cpu", "1"))
+				p.pools.setInstruction(in)
+			}
+			asked := 0
+			w := &waker{gate: p.gate, grants: p.grants, placements: p.placements, pools: p.pools, nodes: p.nodes, settled: p.settled,
+				mayUse: func(pod *corev1.Pod, of *pool) bool {
+					asked++
+					return slices.Contains(p.poolsOf(pod), of)
+				}, activate: func(map[string]*corev1.Pod) { t.Error("a pod is woken that fits none") }}
+			for i := range pods {
+				pod := jobPod(fmt.Sprint("job-", i%keys), fmt.Sprint("pod-", i), "2")
+				pod.Labels = map[string]string{"tier": "batch"}
+				of, _ := p.keys.get(pod)
+				p.gate.close(pod, of.key, p.clock.Now().Add(-time.Minute), time.Time{})
+			}
+			if w.wake(nil, nil, true); asked != tc.asked {
+				t.Errorf("asked %d times, want %d", asked, tc.asked)
+			}
+		})
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -18,9 +19,12 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// maxWaiting is the number of pods that wait for this cluster beyond which it is taken to
-// have no room for others.
+// maxWaiting is the number of different pods that wait for this cluster beyond which it is taken
+// to have no room for others.
 const maxWaiting = 200
+
+// triedWithin is the time within which schedulers try the pods that a node has room for.
+const triedWithin = time.Minute
 
 // watchedPods are the pods that the return of others depends on, kept from the events of
 // pods. Safe for concurrent use.
@@ -100,17 +104,32 @@ func (w *watchedPods) hasUntried(since time.Time) bool {
 	return false
 }
 
-// waiting returns the unschedulable pods.
+// waiting returns the unschedulable pods: of each controller, those that differ in nothing that
+// keeps a pod from a node once.
 func (w *watchedPods) waiting() []*corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var all []*corev1.Pod
+	seen := map[types.UID]*corev1.Pod{}
 	for _, pod := range w.pending {
-		if unschedulable(pod) {
-			all = append(all, pod)
+		if !unschedulable(pod) {
+			continue
 		}
+		if controller := metav1.GetControllerOfNoCopy(pod); controller != nil {
+			if other := seen[controller.UID]; other != nil && alikeForNodes(pod, other) {
+				continue
+			}
+			seen[controller.UID] = pod
+		}
+		all = append(all, pod)
 	}
 	return all
+}
+
+// alikeForNodes reports whether two pods may run on the same nodes.
+func alikeForNodes(a, b *corev1.Pod) bool {
+	return maps.Equal(podAmounts(a), podAmounts(b)) && maps.Equal(a.Spec.NodeSelector, b.Spec.NodeSelector) &&
+		equality.Semantic.DeepEqual(a.Spec.Affinity, b.Spec.Affinity) && equality.Semantic.DeepEqual(a.Spec.Tolerations, b.Spec.Tolerations)
 }
 
 // repelled reports whether a pod on a node of this cluster has required anti-affinity to
@@ -135,7 +154,7 @@ func (w *watchedPods) repelled(pod *corev1.Pod, namespace labels.Set) bool {
 // (demand.Admissible): volumes of this cluster, host ports, resource claims, required pod
 // affinity, strict topology spread. It is stricter in two ways. A node that a pod waits
 // for is no room for others: one that an unschedulable pod could run on if the node were
-// empty. And a pod that another repels from a part of the cluster has none anywhere.
+// empty, and for which it lacks room now. And a pod that another repels from a part of the cluster has none anywhere.
 type roomFinder struct {
 	returner *returner
 	rooms    []room
@@ -172,7 +191,7 @@ func (f *roomFinder) find(pod *corev1.Pod) bool {
 	f.observe()
 	if len(f.waiting) > maxWaiting || !slices.ContainsFunc(f.rooms, func(r room) bool {
 		need, ok := r.need(pod)
-		return ok && r.free.fits(need) && !f.isAwaited(r.name)
+		return ok && r.free.fits(need) && !f.isAwaited(r)
 	}) {
 		return false
 	}
@@ -197,14 +216,19 @@ func (f *roomFinder) observe() {
 	f.rooms, f.waiting = f.returner.placements.roomOn(names), f.returner.watched.waiting()
 }
 
-// isAwaited reports whether an unschedulable pod could run on a node if it were empty.
-func (f *roomFinder) isAwaited(name string) bool {
-	awaited, known := f.awaited[name]
+// isAwaited reports whether an unschedulable pod could run on a node if it were empty, and lacks
+// room there now, or has had it for less than triedWithin. One that has had room for longer is
+// kept from the node by something else, such as a volume, for which returning pods need not wait.
+func (f *roomFinder) isAwaited(r room) bool {
+	awaited, known := f.awaited[r.name]
 	if !known {
-		node := f.nodes[name]
-		size := amountsOf(node.Status.Allocatable)
-		awaited = slices.ContainsFunc(f.waiting, func(pod *corev1.Pod) bool { return size.fits(podAmounts(pod)) && nodeAdmits(node, pod) })
-		f.awaited[name] = awaited
+		node := f.nodes[r.name]
+		size, fresh := amountsOf(node.Status.Allocatable), f.returner.clock.Since(r.changedAt) < triedWithin
+		awaited = slices.ContainsFunc(f.waiting, func(pod *corev1.Pod) bool {
+			need := podAmounts(pod)
+			return size.fits(need) && (fresh || !r.free.fits(need)) && nodeAdmits(node, pod)
+		})
+		f.awaited[r.name] = awaited
 	}
 	return awaited
 }

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -60,25 +61,28 @@ func TestRoomFinder(t *testing.T) {
 		node   *corev1.Node
 		pods   []*corev1.Pod
 		want   bool
+		after  time.Duration
 	}{
-		"an empty node":            {"it has four CPUs", localNode("home", "4"), nil, true},
-		"part of a node":           {"two CPUs are free", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "2")}, true},
-		"a full node":              {"one CPU is free", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "3")}, false},
-		"a small node":             {"it never fits", localNode("home", "1"), nil, false},
-		"a virtual node":           {"that is not home", paris, nil, false},
-		"a cordoned node":          {"no pod is scheduled there", cordoned, nil, false},
-		"a tainted node":           {"the guest does not tolerate it", localNode("home", "4", corev1.Taint{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}), nil, false},
-		"a pod waits for it":       {"it comes first", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "4", unschedulablePod)}, false},
-		"a pod waits for none":     {"it is larger than the node", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "5", unschedulablePod)}, true},
-		"a pod waits elsewhere":    {"it selects other nodes", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "1", unschedulablePod, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} })}, true},
-		"an untried pod":           {"it delays the move only", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "1")}, true},
-		"a gated pod":              {"no scheduler may place it", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "1", unschedulablePod, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "x"}} })}, true},
-		"a pod that repels it":     {"by required anti-affinity", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("guest"))}, false},
-		"one that repels others":   {"the guest has another label", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("web"))}, true},
-		"one of another namespace": {"its term is for its own", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("guest"), func(p *corev1.Pod) { p.Namespace = "other" })}, true},
-		"a nominee":                {"it keeps three CPUs", localNode("home", "4"), []*corev1.Pod{otherPod("p", "3")}, false},
-		"a small nominee":          {"there is room beside it", localNode("home", "4"), []*corev1.Pod{otherPod("p", "2")}, true},
-		"one that ended":           {"it repels no more", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("guest"), func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })}, true},
+		"an empty node":             {"it has four CPUs", localNode("home", "4"), nil, true, 0},
+		"part of a node":            {"two CPUs are free", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "2")}, true, 0},
+		"a full node":               {"one CPU is free", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "3")}, false, 0},
+		"a small node":              {"it never fits", localNode("home", "1"), nil, false, 0},
+		"a virtual node":            {"that is not home", paris, nil, false, 0},
+		"a cordoned node":           {"no pod is scheduled there", cordoned, nil, false, 0},
+		"a tainted node":            {"the guest does not tolerate it", localNode("home", "4", corev1.Taint{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}), nil, false, 0},
+		"a pod waits for it":        {"it comes first", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "4", unschedulablePod)}, false, 0},
+		"a pod waits, not for room": {"it would fit beside the other one, so that something else keeps it", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "1", unschedulablePod), ownedPod("ReplicaSet", "q", "home", "1")}, true, time.Hour},
+		"a pod waits for more":      {"it lacks room for as long", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "4", unschedulablePod), ownedPod("ReplicaSet", "q", "home", "1")}, false, time.Hour},
+		"a pod waits for none":      {"it is larger than the node", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "5", unschedulablePod)}, true, 0},
+		"a pod waits elsewhere":     {"it selects other nodes", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "1", unschedulablePod, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} })}, true, 0},
+		"an untried pod":            {"it delays the move only", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "1")}, true, 0},
+		"a gated pod":               {"no scheduler may place it", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "1", unschedulablePod, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "x"}} })}, true, 0},
+		"a pod that repels it":      {"by required anti-affinity", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("guest"))}, false, 0},
+		"one that repels others":    {"the guest has another label", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("web"))}, true, 0},
+		"one of another namespace":  {"its term is for its own", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("guest"), func(p *corev1.Pod) { p.Namespace = "other" })}, true, 0},
+		"a nominee":                 {"it keeps three CPUs", localNode("home", "4"), []*corev1.Pod{otherPod("p", "3")}, false, 0},
+		"a small nominee":           {"there is room beside it", localNode("home", "4"), []*corev1.Pod{otherPod("p", "2")}, true, 0},
+		"one that ended":            {"it repels no more", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("guest"), func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })}, true, 0},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -89,7 +93,9 @@ func TestRoomFinder(t *testing.T) {
 				p.watched.set(pod)
 				p.placements.nominees.set(pod)
 			}
-			r := &returner{watched: p.watched, placements: p.placements, nodes: p.nodes, namespaces: p.namespaces}
+			now := p.clock.(*clocktesting.FakePassiveClock)
+			now.SetTime(now.Now().Add(tc.after))
+			r := &returner{clock: clocktesting.NewFakeClock(now.Now()), watched: p.watched, placements: p.placements, nodes: p.nodes, namespaces: p.namespaces}
 			if got := r.newRoomFinder().has(ownedPod("ReplicaSet", "guest", "spillway-paris", "2"), demand.Key{}); got != tc.want {
 				t.Errorf("%s: got %v", tc.reason, got)
 			}
@@ -141,6 +147,16 @@ func TestWatchedPods(t *testing.T) {
 	if w.hasUntried(time.Unix(99, 0)) || len(w.waiting()) != 1 {
 		t.Error("a pod that was tried waits")
 	}
+	w.set(ownedPod("ReplicaSet", "alike", "", "1", unschedulablePod))
+	if n := len(w.waiting()); n != 1 {
+		t.Errorf("%d pods wait, want those of a controller that are alike once", n)
+	}
+	w.set(ownedPod("ReplicaSet", "larger", "", "2", unschedulablePod))
+	if n := len(w.waiting()); n != 2 {
+		t.Errorf("%d pods wait, want those of a controller that differ", n)
+	}
+	w.remove("alike")
+	w.remove("larger")
 	w.set(ownedPod("ReplicaSet", "a", "spillway-paris", "1", held))
 	expectGuests("bound", 1)
 	w.set(ownedPod("ReplicaSet", "b", "spillway-paris", "1"))

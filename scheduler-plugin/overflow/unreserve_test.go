@@ -1,6 +1,7 @@
 package overflow
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -40,7 +42,7 @@ func (p *Plugin) ring(t *testing.T, pods ...*corev1.Pod) cache.Indexer {
 	for _, pod := range pods {
 		expect.NoError(t, cached.Add(pod))
 	}
-	p.gangs = &gangs{pods: cached, clock: p.clock, held: map[types.UID]heldPod{}, workloads: informer(), podGroups: informer(&unstructured.Unstructured{Object: map[string]any{
+	p.gangs = &gangs{pods: cached, clock: p.clock, held: map[types.UID]heldPod{}, permits: map[types.UID]*permit{}, workloads: informer(), podGroups: informer(&unstructured.Unstructured{Object: map[string]any{
 		"metadata": map[string]any{"namespace": "shop", "name": "ring"}, "spec": map[string]any{"minMember": int64(2)}}})}
 	return cached
 }
@@ -175,4 +177,70 @@ func TestGatedMember(t *testing.T) {
 	ready.Spec.SchedulingGates = nil
 	expect.NoError(t, pods.Update(ready))
 	check("none has", 2, framework.Wait)
+}
+
+// waitingIn is the handle of a scheduler in which a pod waits in Permit.
+type waitingIn struct {
+	noneWaits
+	pod     *corev1.Pod
+	allowed *bool
+}
+
+func (h waitingIn) IterateOverWaitingPods(f func(framework.WaitingPod)) { f(waitingPodOf{h: h}) }
+
+type waitingPodOf struct {
+	framework.WaitingPod
+	h waitingIn
+}
+
+func (w waitingPodOf) GetPod() *corev1.Pod   { return w.h.pod }
+func (w waitingPodOf) Allow(string)          { *w.h.allowed = true }
+func (w waitingPodOf) Reject(string, string) {}
+
+// TestLeavingMember: a pod of a gang that is about to lose its place does not count as having
+// one, although it has it until the scheduler has taken it away. One that was allowed to be bound
+// before does.
+func TestLeavingMember(t *testing.T) {
+	for name, tc := range map[string]struct {
+		between func(p *Plugin, first *corev1.Pod, now *clocktesting.FakePassiveClock)
+		bound   bool
+	}{
+		"it goes on waiting": {func(*Plugin, *corev1.Pod, *clocktesting.FakePassiveClock) {}, true},
+		"another has lost its place": {func(p *Plugin, first *corev1.Pod, _ *clocktesting.FakePassiveClock) {
+			gang, _ := demand.GangOf(first)
+			p.rejectOthers(ringPod("crunch-2"), gang)
+		}, false},
+		"its time is over": {func(_ *Plugin, _ *corev1.Pod, now *clocktesting.FakePassiveClock) {
+			now.SetTime(now.Now().Add(time.Minute))
+		}, false},
+		"it was rejected, and is tried again": {func(p *Plugin, first *corev1.Pod, _ *clocktesting.FakePassiveClock) {
+			gang, _ := demand.GangOf(first)
+			p.rejectOthers(ringPod("crunch-2"), gang)
+			p.Unreserve(context.Background(), nil, first, "home")
+			p.placements.assume(first, "home", "")
+			if status, _ := p.Permit(context.Background(), nil, first, "home"); !status.IsWait() {
+				panic(status)
+			}
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := testPlugin(OverflowArgs{GangTimeout: &metav1.Duration{Duration: time.Minute}}, nodeWith("").Node())
+			first, second, allowed := ringPod("crunch-0"), ringPod("crunch-1"), false
+			p.handle = waitingIn{pod: first, allowed: &allowed}
+			p.ring(t, first, second)
+			p.placements.assume(first, "home", "")
+			if status, _ := p.Permit(t.Context(), nil, first, "home"); !status.IsWait() {
+				t.Fatalf("the first pod does not wait: %v", status)
+			}
+			tc.between(p, first, p.clock.(*clocktesting.FakePassiveClock))
+			p.placements.assume(second, "home", "")
+			status, _ := p.Permit(t.Context(), nil, second, "home")
+			if status.IsSuccess() != tc.bound || allowed != tc.bound {
+				t.Errorf("got %v, and the first pod is allowed: %t, want %t", status, allowed, tc.bound)
+			}
+			if tc.bound && p.gangs.reject(first.UID) {
+				t.Error("a pod that was allowed to be bound counts as rejected")
+			}
+		})
+	}
 }
