@@ -242,28 +242,28 @@ func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 	return digest(string(raw))[:16], set
 }
 
+// taintLiqo is the taint of Liqo's virtual nodes.
+const taintLiqo = "virtual-node.liqo.io/not-allowed"
+
 // AddedTolerations returns the tolerations that a pod has for virtual nodes: neither its
-// author's nor those that Kubernetes adds to every pod.
-func AddedTolerations(all []corev1.Toleration) []corev1.Toleration {
-	i := slices.IndexFunc(all, func(t corev1.Toleration) bool { return t.Key == broker.TaintOverflow })
-	if i < 0 {
-		return nil
+// author's nor those that Kubernetes adds to every pod. Spillway appends the one for
+// broker.TaintOverflow to those of the author, and then those of the driver. What is appended
+// later is not Spillway's: Kueue and other webhooks add tolerations for nodes of the cluster.
+func AddedTolerations(all []corev1.Toleration) (added []corev1.Toleration) {
+	for _, t := range all {
+		if t.Key == broker.TaintOverflow || len(added) > 0 && t.Key == taintLiqo {
+			added = append(added, t)
+		}
 	}
-	return slices.DeleteFunc(slices.Clone(all[i:]), func(t corev1.Toleration) bool {
-		return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
-	})
+	return added
 }
 
-// ownTolerations returns the tolerations of the pod's author, sorted. Tolerations
-// are only ever appended to a pod: Spillway appends the one for broker.TaintOverflow
-// and then those of the driver, so everything from there on is not the author's.
+// ownTolerations returns the tolerations of the pod's author, sorted.
 func ownTolerations(all []corev1.Toleration) []corev1.Toleration {
 	var own []corev1.Toleration
+	added := AddedTolerations(all)
 	for _, t := range all {
-		if t.Key == broker.TaintOverflow {
-			break
-		}
-		if t.Key != corev1.TaintNodeNotReady && t.Key != corev1.TaintNodeUnreachable {
+		if t.Key != corev1.TaintNodeNotReady && t.Key != corev1.TaintNodeUnreachable && !slices.Contains(added, t) {
 			own = append(own, t)
 		}
 	}

@@ -74,7 +74,7 @@ func TestShapeOf(t *testing.T) {
 	overflow := func(provider string) corev1.Toleration {
 		return corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: provider, Effect: corev1.TaintEffectNoSchedule}
 	}
-	gpu, keyless, driver := exists("gpu", ""), exists("", ""), exists("driver.example.com/virtual-node", corev1.TaintEffectNoExecute)
+	gpu, keyless, driver := exists("gpu", ""), exists("", ""), exists("virtual-node.liqo.io/not-allowed", corev1.TaintEffectNoExecute)
 	paris, berlin := overflow("paris"), overflow("berlin")
 	notReady, unreachable := exists(corev1.TaintNodeNotReady, corev1.TaintEffectNoExecute), exists(corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute)
 	notReady.TolerationSeconds, unreachable.TolerationSeconds = ptr.To[int64](300), ptr.To[int64](300)
@@ -110,6 +110,11 @@ func TestShapeOf(t *testing.T) {
 		"tolerations that the agent adds": {
 			reason: "the shape must not change when the agent adds the tolerations for a virtual node and its driver",
 			pods:   [2]*corev1.Pod{podWith(tolerate(gpu, notReady)), podWith(tolerate(gpu, notReady, paris, driver, berlin))},
+			same:   true,
+		},
+		"tolerations that others append": {
+			reason: "such as Kueue's for nodes of the cluster: they permit other nodes",
+			pods:   [2]*corev1.Pod{podWith(tolerate(gpu)), podWith(tolerate(paris, driver, gpu))},
 			same:   true,
 		},
 		"a driver's toleration from the author": {

@@ -428,3 +428,43 @@ func TestCoveredGangUnderALimit(t *testing.T) {
 		})
 	}
 }
+
+// TestDeletedWhileUsed: a Reservation that is deleted while pods use it is not replaced before they
+// have ended. The pods that wait for it learn that, unless it may be a moment only.
+func TestDeletedWhileUsed(t *testing.T) {
+	for name, tc := range map[string]struct {
+		since time.Duration
+		event bool
+	}{"just now": {time.Second, false}, "for long": {time.Minute, true}} {
+		t.Run(name, func(t *testing.T) {
+			s := newLimitedShop(t, 10)
+			recorder := events.NewFakeRecorder(10)
+			s.c.recorder = recorder
+			s.pending("a", 4)
+			s.run(5 * time.Second)
+			s.grant("a", map[string]int32{"paris": 4})
+			s.fill("a")
+			r := s.of("a").DeepCopy()
+			r.DeletionTimestamp = &metav1.Time{Time: s.now.Now().Add(-tc.since)}
+			s.store(r)
+			for len(recorder.Events) > 0 {
+				<-recorder.Events
+			}
+			s.pending("a", 1)
+			s.run(5 * time.Second)
+			key, _ := s.p.keys.get(jobPod("a", "any of a", "1"))
+			if s.c.grants.isUnasked(key.key) != tc.event {
+				t.Errorf("unasked: %t, want %t", !tc.event, tc.event)
+			}
+			said := 0
+			for len(recorder.Events) > 0 {
+				if strings.Contains(<-recorder.Events, "is being deleted, and 4 pods") {
+					said++
+				}
+			}
+			if said > 1 || said == 1 != tc.event {
+				t.Errorf("%d events, want one: %t", said, tc.event)
+			}
+		})
+	}
+}

@@ -38,6 +38,8 @@ const (
 	// undecided: pods that arrive one by one would otherwise restart the processing
 	// in the broker and the agents each time.
 	raiseAfter = 3 * time.Second
+	// deletedWithin is the time that the deletion of a Reservation takes which no pod uses.
+	deletedWithin = 10 * time.Second
 	// resyncPeriod is how often retries that are due are looked for.
 	resyncPeriod = time.Second
 	// writers is how many Reservations are written at the same time.
@@ -223,6 +225,7 @@ func (c *demandController) sync() {
 		return
 	}
 	c.recordWaiting()
+	c.recordLate()
 	var changed []*corev1.Pod
 	requests := c.batcher.Due(c.validator(&changed), c.totals())
 	for _, pod := range changed {
@@ -579,6 +582,14 @@ func (c *demandController) followExisting(request demand.Request, name string, c
 	}
 	if current.DeletionTimestamp != nil {
 		// Its capacity is released; it is created again once it is deleted.
+		if c.clock.Since(current.DeletionTimestamp.Time) > deletedWithin {
+			var users int32
+			for i := range current.Status.Allocations {
+				users += c.usersOf(current, current.Status.Allocations[i].Cluster)
+			}
+			c.setUnasked(request.Key, true)
+			c.recordAll(request, deleting(current, users))
+		}
 		return retryAfter, true
 	}
 	if !shared && covers(current, request) {

@@ -156,6 +156,12 @@ func notWritten(kind string, err error, retryAfter time.Duration) event {
 		strings.TrimSuffix(events.TruncateTo(err.Error(), maxAnswer), "."), retryAfter.Seconds()), nil)
 }
 
+// deleting: a Reservation is being deleted while pods use it.
+func deleting(r *broker.Reservation, users int32) event {
+	return failed("deleting "+r.Name, fmt.Sprintf("Reservation %s is being deleted, and %d pods in other clusters still use it. Capacity is requested again when they have ended: "+
+		"delete them if that is to be soon.", r.Name, users), r)
+}
+
 // statusEvents returns the events for a Reservation's status.
 func statusEvents(r *broker.Reservation) []event {
 	var all []event
@@ -223,7 +229,7 @@ func (c *demandController) record(uid types.UID, e event) (recorded bool) {
 	}
 	// An event that counts as recorded is: the pod may be bound at any time.
 	pod := c.getPending(uid, name)
-	if pod == nil || !c.pending.announce(uid, e, c.placements.has) {
+	if pod == nil || !c.pending.announce(uid, e, c.clock.Now(), c.placements.has) {
 		return false
 	}
 	send(c.recorder, pod, e)
@@ -256,6 +262,18 @@ func (c *demandController) recordWaiting() {
 		}
 	}
 	c.pending.remind(again, c.clock.Now().Add(requestedAfter))
+}
+
+// recordLate records on the pods that have got many events what has changed since.
+func (c *demandController) recordLate() {
+	for _, uid := range c.pending.takeLate(c.clock.Now()) {
+		name, _ := c.pending.name(uid)
+		if pod := c.getPending(uid, name); pod != nil {
+			if of, resolved := c.keys.get(pod); resolved {
+				c.recordStatus(of.key.OfReservation(), uid)
+			}
+		}
+	}
 }
 
 // waitsForGrant reports whether capacity is requested for a pod and not granted to all pods

@@ -232,7 +232,7 @@ func TestCappedOnce(t *testing.T) {
 		want          bool
 	}{{4, 2, "cpu", true}, {5, 2, "cpu", false}, {6, 3, "cpu", true}, {6, 3, "memory", true}, {7, 3, "memory", false}} {
 		request := demand.Request{Key: demand.Key{Namespace: "shop"}, PodSets: []broker.PodSet{{Count: tc.pods}}}
-		if recorded := pending.announce("web-0", capped("team-a", request, tc.allowed, tc.short, nil), func(types.UID) bool { return false }); recorded != tc.want {
+		if recorded := pending.announce("web-0", capped("team-a", request, tc.allowed, tc.short, nil), time.Unix(1000, 0), func(types.UID) bool { return false }); recorded != tc.want {
 			t.Errorf("%d of %d pods for %s: recorded %t, want %t", tc.allowed, tc.pods, tc.short, recorded, tc.want)
 		}
 	}

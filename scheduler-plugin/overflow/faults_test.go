@@ -692,7 +692,11 @@ func toleratedLater(c *testCluster, ns string) {
 		tolerating(ns)(p)
 		expect.NoError(c.t, c.Patch(c.t.Context(), p, client.StrategicMergeFrom(before)))
 	}
-	c.expectPods(ns, "web", map[string]int{node: 10})
+	// Long before the retries of those that the queue had with their former spec.
+	expect.EventuallyWithin(c.t, 45*time.Second, "all pods to be bound", func() (bool, string) {
+		bound := len(c.pods(ns, "web")[node])
+		return bound == 10, fmt.Sprint(bound, " are")
+	})
 }
 
 // deny creates an admission policy that denies what does not meet an expression.
@@ -735,7 +739,7 @@ func failedBinding(c *testCluster, ns string) {
 // othersNodes: the webhook adds the tolerations of the driver's virtual nodes. A cluster
 // may have nodes with the same taint that are not Spillway's.
 func othersNodes(c *testCluster, ns string) {
-	driver := corev1.Toleration{Key: "driver.example.com/virtual-node", Operator: corev1.TolerationOpEqual, Value: "true", Effect: corev1.TaintEffectNoExecute}
+	driver := corev1.Toleration{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpEqual, Value: "true", Effect: corev1.TaintEffectNoExecute}
 	c.node("others-"+ns, "10", map[string]string{"pool": ns}, corev1.Taint{Key: driver.Key, Value: driver.Value, Effect: driver.Effect})
 	steered := corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
 	tolerate := func(all ...corev1.Toleration) func(*corev1.Pod) {

@@ -416,6 +416,9 @@ func (p *Plugin) unreserveGang(pod *corev1.Pod, at time.Time) {
 	}
 	if key, ok := p.keys.keyOf(pod); ok {
 		p.queue.track(pod.UID)
+		if now := p.gangs.current(pod); now != nil {
+			pod = now // not the one that the scheduler has assumed on a node
+		}
 		p.gate.retry(pod, key, at)
 		if !p.gangs.pending(pod) {
 			// Its deletion was reported before: it would be woken for the places of others.

@@ -253,6 +253,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 			return
 		}
 		p.watched.set(pod)
+		p.expectLabel(pod)
 		p.queue.addFreed(p.placements.setPod(pod))
 		done := pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || podutil.IsPodTerminal(pod)
 		if done {
@@ -262,6 +263,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 			p.queue.addChanged(pod)
 		}
 		if pod.Spec.SchedulerName == p.handle.ProfileName() {
+			p.ownNomineeGone(p.nominated.set(pod.UID, pod))
 			if done {
 				untried.remove(pod)
 				p.placements.nominees.remove(pod.UID)
@@ -291,6 +293,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 	remove := func(obj any) {
 		if pod, ok := objectOf[*corev1.Pod](obj); ok {
 			p.watched.remove(pod.UID)
+			p.ownNomineeGone(p.nominated.set(pod.UID, nil))
 			p.queue.addFreed(p.placements.removePod(pod.UID))
 			p.nomineeGone(p.placements.nominees.remove(pod.UID))
 			p.queue.remove(pod.UID)
@@ -308,6 +311,19 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 			update(obj)
 		},
 		DeleteFunc: remove,
+	}
+}
+
+// expectLabel logs, once a minute, that the API server has dropped the labels of a binding.
+func (p *Plugin) expectLabel(pod *corev1.Pod) {
+	if pod.Spec.NodeName == "" || pod.Labels[broker.LabelHold] != "" {
+		return
+	}
+	now := p.clock.Now().Unix()
+	if _, hold := p.placements.placeOf(pod.UID); hold != "" && now-p.unlabelled.Load() >= 60 {
+		p.unlabelled.Store(now)
+		klog.Background().Error(nil, "The API server has dropped the labels of a binding: enable its feature PodTopologyLabelsAdmission, which is on by default. "+
+			"Without them, the pods that use a Reservation are not known after a restart, and other schedulers may preempt them", "pod", klog.KObj(pod), "label", broker.LabelHold)
 	}
 }
 

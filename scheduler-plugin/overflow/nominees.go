@@ -120,6 +120,33 @@ func (n *nominees) drop(uid types.UID) (freed string) {
 	return before.node
 }
 
+// ownNominees are the nodes that pods of this scheduler are nominated to, which keeps their room
+// itself. It wakes the others when one goes away, but not those that the gate holds.
+type ownNominees struct {
+	mu    sync.Mutex
+	nodes map[types.UID]string
+}
+
+// set records a pod as an informer shows it, nil for one that was deleted. freed is the node
+// that it no longer keeps room on, "" if there is none.
+func (n *ownNominees) set(uid types.UID, pod *corev1.Pod) (freed string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	before, after := n.nodes[uid], ""
+	if pod != nil && isNominee(pod) {
+		after = pod.Status.NominatedNodeName
+	}
+	if after == "" {
+		delete(n.nodes, uid)
+	} else {
+		n.nodes[uid] = after
+	}
+	if before == after || pod != nil && pod.Spec.NodeName == before {
+		return ""
+	}
+	return before
+}
+
 // on returns the nominees of a node, without those that are counted otherwise.
 func (n *nominees) on(node string, counted func(types.UID) bool) (all []nominee) {
 	n.mu.RLock()
@@ -203,14 +230,23 @@ func freeIn(info framework.NodeInfo) amounts {
 	return free
 }
 
+// ownNomineeGone wakes those of the gate that have room on a node since a pod of this scheduler is
+// not nominated to it any more.
+func (p *Plugin) ownNomineeGone(node string) {
+	if node == "" || p.placements.isVirtual(node) {
+		return
+	}
+	p.placements.freed(node)
+	p.queue.addFreed(node, demand.Key{})
+}
+
 // nomineeGone wakes the pods that have room on a node since a nominee keeps none there: the
 // gate its own, and the scheduler, which has no event of that, the others.
 func (p *Plugin) nomineeGone(node string) {
 	if node == "" || p.placements.isVirtual(node) {
 		return
 	}
-	p.placements.freed(node)
-	p.queue.addFreed(node, demand.Key{})
+	p.ownNomineeGone(node)
 	pods := map[string]*corev1.Pod{}
 	for _, pod := range p.placements.nominees.takeKeptOut() {
 		if p.gate.passes(pod) {

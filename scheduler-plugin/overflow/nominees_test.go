@@ -369,3 +369,50 @@ func TestKeptOutPods(t *testing.T) {
 		})
 	}
 }
+
+// profileHandle is the handle of the profile of Spillway's scheduler.
+type profileHandle struct{ noneWaits }
+
+func (profileHandle) ProfileName() string { return broker.SchedulerName }
+
+// TestOwnNominee: the gate looks at a node again when a pod of its own scheduler is not nominated
+// to it any more, and is not bound to it either.
+func TestOwnNominee(t *testing.T) {
+	nominated := func(node string) *corev1.Pod {
+		pod := jobPod("crunch", "nominee", "1")
+		pod.Spec.SchedulerName, pod.Status.NominatedNodeName = broker.SchedulerName, node
+		return pod
+	}
+	bound := nominated("home")
+	bound.Spec.NodeName = "home"
+	for name, tc := range map[string]struct {
+		then  func(h cache.ResourceEventHandler)
+		freed bool
+	}{
+		"deleted":             {func(h cache.ResourceEventHandler) { h.OnDelete(nominated("home")) }, true},
+		"nominated elsewhere": {func(h cache.ResourceEventHandler) { h.OnUpdate(nominated("home"), nominated("other")) }, true},
+		"nominated no more":   {func(h cache.ResourceEventHandler) { h.OnUpdate(nominated("home"), nominated("")) }, true},
+		"unchanged":           {func(h cache.ResourceEventHandler) { h.OnUpdate(nominated("home"), nominated("home")) }, false},
+		"bound to it":         {func(h cache.ResourceEventHandler) { h.OnUpdate(nominated("home"), bound) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			home := localNode("home", "4")
+			p := testPlugin(OverflowArgs{}, home)
+			p.handle = profileHandle{}
+			p.placements.setNode(home)
+			handler := p.podHandler(func() bool { return false }, newUntriedPods(p.clock))
+			handler.OnAdd(nominated("home"), false)
+			p.queue.take()
+			now := p.clock.(*clocktesting.FakePassiveClock)
+			now.SetTime(now.Now().Add(time.Minute))
+			tc.then(handler)
+			if got := p.queue.take().nodes["home"]; got != tc.freed {
+				t.Errorf("it is looked at: %t, want %t", got, tc.freed)
+			}
+			rooms := p.placements.roomOn(map[string]bool{"home": true})
+			if fresh := rooms[0].changedAt.Equal(now.Now()); fresh != tc.freed {
+				t.Errorf("its room counts as changed: %t, want %t", fresh, tc.freed)
+			}
+		})
+	}
+}

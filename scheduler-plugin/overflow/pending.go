@@ -22,7 +22,14 @@ type pendingPods struct {
 	pods map[types.UID]*pendingPod
 	// reminders are the pods that may have to get an event of the request for them, by time.
 	reminders []reminder
+	// late are the pods that have not got an event of a change, because they have got many.
+	late []reminder
 }
+
+// A pod gets freeChanges events of one reason that differ from the one before as they come, and
+// further ones once in eventInterval: what a provider lacks may change each second, for
+// thousands of pods that wait.
+const freeChanges, eventInterval = 3, time.Minute
 
 // reminder is a pod, which may be gone, to be looked at again.
 type reminder struct {
@@ -32,10 +39,19 @@ type reminder struct {
 
 type pendingPod struct {
 	name types.NamespacedName
-	// events has the key of the last event by reason.
-	events map[string]string
+	// events has the last event by reason.
+	events map[string]lastEvent
+	// late: it is among pendingPods.late.
+	late bool
 	// requested: a Reservation requests capacity for it.
 	requested bool
+}
+
+// lastEvent is the last event of a reason.
+type lastEvent struct {
+	key     string
+	at      time.Time
+	changes int
 }
 
 func newPendingPods() *pendingPods { return &pendingPods{pods: map[types.UID]*pendingPod{}} }
@@ -44,7 +60,7 @@ func (p *pendingPods) add(uid types.UID, name types.NamespacedName) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pods[uid] == nil {
-		p.pods[uid] = &pendingPod{name: name, events: map[string]string{}}
+		p.pods[uid] = &pendingPod{name: name, events: map[string]lastEvent{}}
 	}
 }
 
@@ -81,20 +97,45 @@ func (p *pendingPods) in(namespace string, f func(types.UID, types.NamespacedNam
 }
 
 // announce reports whether a pod is to get an event: not if the event repeats its last one
-// of that reason. One of what was requested for it or granted is not for a pod that has a
+// of that reason, nor if the pod has just had many: then it is among those that late returns. One of what was requested for it or granted is not for a pod that has a
 // place; placed is called under the lock, because its binding calls announced after that.
-func (p *pendingPods) announce(uid types.UID, e event, placed func(types.UID) bool) bool {
+func (p *pendingPods) announce(uid types.UID, e event, now time.Time, placed func(types.UID) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pod := p.pods[uid]
 	if pod == nil || (e.reason == reasonGranted || e.reason == reasonRequested) && placed(uid) {
 		return false
 	}
-	if last, known := pod.events[e.reason]; known && last == e.key {
+	last, known := pod.events[e.reason]
+	if known && last.key == e.key {
 		return false
 	}
-	pod.events[e.reason] = e.key
+	if next := last.at.Add(eventInterval); last.changes > freeChanges && now.Before(next) {
+		if !pod.late {
+			pod.late = true
+			p.late = append(p.late, reminder{uid, next})
+		}
+		return false
+	}
+	pod.events[e.reason] = lastEvent{e.key, now, last.changes + 1}
 	return true
+}
+
+// takeLate returns the pods that may get an event again of which they have not got one.
+func (p *pendingPods) takeLate(now time.Time) (pods []types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.late = slices.DeleteFunc(p.late, func(r reminder) bool {
+		if r.at.After(now) {
+			return false
+		}
+		if pod := p.pods[r.pod]; pod != nil {
+			pod.late = false
+			pods = append(pods, r.pod)
+		}
+		return true
+	})
+	return pods
 }
 
 // withoutRequest returns the pods that remind was not called for.
@@ -129,7 +170,7 @@ func (p *pendingPods) reminded(now time.Time) (pods []types.UID) {
 	for len(p.reminders) > 0 && !p.reminders[0].at.After(now) {
 		uid := p.reminders[0].pod
 		p.reminders = p.reminders[1:]
-		if pod := p.pods[uid]; pod != nil && pod.events[reasonRequested] == "" {
+		if pod := p.pods[uid]; pod != nil && pod.events[reasonRequested].key == "" {
 			pods = append(pods, uid)
 		}
 	}
@@ -141,7 +182,7 @@ func (p *pendingPods) announced(uid types.UID, reason, cluster string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pod := p.pods[uid]
-	return pod != nil && slices.Contains(strings.Split(pod.events[reason], ","), cluster)
+	return pod != nil && slices.Contains(strings.Split(pod.events[reason].key, ","), cluster)
 }
 
 // unsteeredPods are the pods that wait for another scheduler, with those among them that have no

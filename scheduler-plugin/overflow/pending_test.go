@@ -3,6 +3,7 @@ package overflow
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,4 +54,36 @@ func TestUntriedPodsCounted(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestManyEvents: a pod gets few events of a reason whose details change all the time, and the
+// last one of them later.
+func TestManyEvents(t *testing.T) {
+	p, now := newPendingPods(), time.Unix(1000, 0)
+	p.add("web-0", types.NamespacedName{Namespace: "shop", Name: "web-0"})
+	announce := func(key string) bool {
+		return p.announce("web-0", event{reason: "OverflowQueued", key: key}, now, func(types.UID) bool { return false })
+	}
+	events := 0
+	for i := range 600 { // ten minutes
+		if announce(fmt.Sprint("paris=", i%2)) {
+			events++
+		}
+		p.takeLate(now)
+		now = now.Add(time.Second)
+	}
+	if events < 10 || events > 15 {
+		t.Errorf("%d events in ten minutes, want one in each, and a few at once", events)
+	}
+	announce("paris=last")
+	if late := p.takeLate(now); len(late) != 0 {
+		t.Errorf("%v is late at once", late)
+	}
+	now = now.Add(eventInterval)
+	if late := p.takeLate(now); len(late) != 1 || !announce("paris=last") {
+		t.Errorf("%v is late, want the pod, which gets the last change", late)
+	}
+	if announce("paris=last") {
+		t.Error("the same event is repeated")
+	}
 }

@@ -75,7 +75,10 @@ type Plugin struct {
 	// scheduling is set by the first scheduling cycle: only the leader has any.
 	scheduling atomic.Bool
 	// leads reports whether this replica is known to lead before its first cycle.
-	leads func() bool
+	leads     func() bool
+	nominated ownNominees
+	// unlabelled is when a pod was last seen without the labels of its binding.
+	unlabelled atomic.Int64
 	// watched are the pods that the return of overflowed ones depends on.
 	watched *watchedPods
 	binder  *binder
@@ -166,6 +169,7 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, leads
 		leads:      leads,
 		binder:     newBinder(),
 		pending:    newPendingPods(),
+		nominated:  ownNominees{nodes: map[types.UID]string{}},
 	}
 	pods := core.Pods().Lister()
 	p.keys.exists = func(pod *corev1.Pod) bool {

@@ -47,6 +47,7 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		pools:      newPoolCache(now),
 		gate:       newGate(now),
 		pending:    newPendingPods(),
+		nominated:  ownNominees{nodes: map[types.UID]string{}},
 		clock:      now,
 		synced:     func() bool { return true },
 		counted:    func() bool { return true },

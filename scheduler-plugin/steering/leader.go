@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 )
@@ -78,8 +79,10 @@ func (l *Leader) LeadsOn(host string) bool {
 	return leads && l.renewed && host != "" && strings.HasPrefix(l.holder, host+"_")
 }
 
-// Watch reads a Lease until ctx ends. A Lease that cannot be read says nothing.
+// Watch reads a Lease until ctx ends. A Lease that cannot be read says nothing; why is logged once
+// a minute.
 func (l *Leader) Watch(ctx context.Context, client kubernetes.Interface, namespace, name string) {
+	var loggedAt time.Time
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, 5*leasePeriod)
 		defer cancel()
@@ -89,6 +92,9 @@ func (l *Leader) Watch(ctx context.Context, client kubernetes.Interface, namespa
 			l.Observe(lease)
 		case apierrors.IsNotFound(err):
 			l.Observe(nil)
+		case l.clock.Since(loggedAt) >= time.Minute:
+			loggedAt = l.clock.Now()
+			klog.FromContext(ctx).Error(err, "Failed to read the Lease of the scheduler; pods are not steered to it while it is not known to lead", "lease", klog.KRef(namespace, name))
 		}
 	}, leasePeriod)
 }
