@@ -26,6 +26,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/overflow"
 	"github.com/spillway-dev/spillway/scheduler-plugin/steering"
 )
@@ -114,8 +115,11 @@ func steeringOptions(tolerations []string) (options steering.Options, err error)
 		if !ok || !also || key == "" || effect == "" {
 			return options, fmt.Errorf("--steering-toleration: want key=value:effect, got %q", text)
 		}
-		options.Tolerations = append(options.Tolerations, corev1.Toleration{
-			Key: key, Operator: corev1.TolerationOpEqual, Value: value, Effect: corev1.TaintEffect(effect)})
+		t := corev1.Toleration{Key: key, Operator: corev1.TolerationOpEqual, Value: value, Effect: corev1.TaintEffect(effect)}
+		if len(demand.AddedTolerations([]corev1.Toleration{{Key: broker.TaintOverflow}, t})) < 2 {
+			return options, fmt.Errorf("--steering-toleration: no driver's virtual nodes have the taint %q: leave the flag to the chart", text)
+		}
+		options.Tolerations = append(options.Tolerations, t)
 	}
 	return options, nil
 }

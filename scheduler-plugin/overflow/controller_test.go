@@ -17,6 +17,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
@@ -499,7 +500,7 @@ func TestCyclesThatConcernNoOther(t *testing.T) {
 			c, now, _ := testController(t, p, pods)
 			nodes := &countingNodes{NodeLister: p.nodes}
 			c.waker.nodes, c.waker.mayUse = nodes, func(*corev1.Pod, *pool) bool { return false }
-			p.pools.ordered = []*pool{{provider: "paris", hold: "hold", places: []place{{count: 1}}}}
+			p.pools.ordered = []*pool{{provider: "paris", hold: "hold", selector: labels.Everything(), places: []place{{count: 1}}}}
 			fail := func(pod *corev1.Pod) (gets int) {
 				expect.NoError(t, pods.Add(pod))
 				state := scheduler.NewCycleState()
