@@ -5,12 +5,10 @@ package scenarios
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -38,7 +36,6 @@ func runsAsAWhole(ctx context.Context, t *testing.T, _ *envconf.Config) context.
 	expectIdle(ctx, t)
 	ns := namespace(ctx, t, "scenario-gang", true)
 	installPodGroups(ctx, t)
-	restartScheduler(ctx, t)
 	fill(ctx, t, rome, rome.ControlPlane(), "10m")
 	fill(ctx, t, berlin, berlin.ControlPlane(), "10m")
 	emptyParis := func() {}
@@ -133,36 +130,5 @@ func installPodGroups(ctx context.Context, t *testing.T) {
 	eventually(ctx, t, "rome serves PodGroups", time.Minute, func(ctx context.Context) (bool, string) {
 		_, err := rome.discovery.ServerResourcesForGroupVersion("scheduling.x-k8s.io/v1alpha1")
 		return err == nil, fmt.Sprint(err)
-	})
-}
-
-// restartScheduler replaces the pods of rome's scheduler: one that runs already looks for a
-// kind that was missing with a backoff, and binds the pods of a gang one by one until then.
-func restartScheduler(ctx context.Context, t *testing.T) {
-	t.Helper()
-	labels := client.MatchingLabels{"app.kubernetes.io/name": "spillway-scheduler"}
-	var before corev1.PodList
-	if err := rome.List(ctx, &before, client.InNamespace("spillway-system"), labels); err != nil || len(before.Items) == 0 {
-		t.Fatalf("%d pods of the scheduler (%v)", len(before.Items), err)
-	}
-	for i := range before.Items {
-		if err := rome.Delete(ctx, &before.Items[i]); client.IgnoreNotFound(err) != nil {
-			t.Fatal(err)
-		}
-	}
-	eventually(ctx, t, "the scheduler runs again", time.Minute, func(ctx context.Context) (bool, string) {
-		var now corev1.PodList
-		if err := rome.List(ctx, &now, client.InNamespace("spillway-system"), labels); err != nil {
-			return false, err.Error()
-		}
-		var states []string
-		fresh := 0
-		for _, p := range now.Items {
-			states = append(states, fmt.Sprintf("%s %s", p.Name, p.Status.Phase))
-			if ready(p) && !slices.ContainsFunc(before.Items, func(b corev1.Pod) bool { return b.UID == p.UID }) {
-				fresh++
-			}
-		}
-		return fresh >= len(before.Items) && len(now.Items) == fresh, strings.Join(states, ", ")
 	})
 }

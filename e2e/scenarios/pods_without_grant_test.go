@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/e2e-framework/pkg/envconf"
 	"sigs.k8s.io/e2e-framework/pkg/features"
@@ -29,11 +30,14 @@ func TestPodsWithoutGrantStayOut(t *testing.T) {
 			"not opted in":                     {},
 			"tolerates tolerateAll":            {Spec: corev1.PodSpec{Tolerations: tolerateAll}},
 			"names spillway-scheduler as well": {Spec: corev1.PodSpec{Tolerations: tolerateAll, SchedulerName: broker.SchedulerName}},
+			"would evict guests": {Spec: corev1.PodSpec{Tolerations: tolerateAll, PriorityClassName: "system-cluster-critical",
+				NodeSelector: map[string]string{"type": "virtual-kubelet"}}},
 		}
 		i := 0
 		for _, p := range foreign {
 			spec := podSpec(requests("cpu", "20m", "memory", "4Mi"), "serve")
 			spec.Tolerations, spec.SchedulerName = p.Spec.Tolerations, p.Spec.SchedulerName
+			spec.PriorityClassName, spec.NodeSelector = p.Spec.PriorityClassName, p.Spec.NodeSelector
 			*p = corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: other, Name: "foreign-" + string(rune('a'+i))}, Spec: spec}
 			i++
 			if err := rome.Create(ctx, p); err != nil {
@@ -50,6 +54,9 @@ func TestPodsWithoutGrantStayOut(t *testing.T) {
 				if now.Spec.NodeName != "" {
 					t.Errorf("pod %q is bound to %s, expected none", what, now.Spec.NodeName)
 				}
+				if tolerates := what != "not opted in" && now.Spec.SchedulerName != broker.SchedulerName; tolerates && (now.Spec.Affinity == nil || now.Spec.Affinity.NodeAffinity == nil) {
+					t.Errorf("pod %q is not kept off virtual nodes: its scheduler would try to bind it there", what)
+				}
 			}
 		}
 		if err := rome.Create(ctx, deployment(mine, "owner", 1, requests("cpu", "300m", "memory", "32Mi"))); err != nil {
@@ -57,11 +64,26 @@ func TestPodsWithoutGrantStayOut(t *testing.T) {
 		}
 		// The positive control overflows three times, while the foreign pods wait
 		// for any free slot.
+		guests := map[string]types.UID{}
 		for replicas := range int32(3) {
 			scale(ctx, t, mine, "owner", replicas+1)
 			if _, away := allReady(ctx, t, mine, "owner", int(replicas+1), 2*time.Minute); len(away) != int(replicas+1) {
 				t.Fatalf("the control did not overflow: %d pods on virtual nodes", len(away))
 			}
+			all, err := podsOf(ctx, mine, "owner")
+			if err != nil {
+				t.Fatal(err)
+			}
+			now := map[string]types.UID{}
+			for _, p := range all {
+				now[p.Name] = p.UID
+			}
+			for name, uid := range guests {
+				if now[name] != uid {
+					t.Errorf("guest %s was replaced", name)
+				}
+			}
+			guests = now
 			expectUnbound()
 		}
 		// A slot of the virtual node is free for a moment.
