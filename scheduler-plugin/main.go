@@ -117,7 +117,7 @@ func steeringOptions(tolerations []string) (options steering.Options, err error)
 		}
 		t := corev1.Toleration{Key: key, Operator: corev1.TolerationOpEqual, Value: value, Effect: corev1.TaintEffect(effect)}
 		if len(demand.AddedTolerations([]corev1.Toleration{{Key: broker.TaintOverflow}, t})) < 2 {
-			return options, fmt.Errorf("--steering-toleration: no driver's virtual nodes have the taint %q: leave the flag to the chart", text)
+			return options, fmt.Errorf("--steering-toleration: want effect NoExecute, got %q: those of other effects count as the author's", text)
 		}
 		options.Tolerations = append(options.Tolerations, t)
 	}

@@ -32,7 +32,7 @@ func TestCommand(t *testing.T) {
 	command.SilenceErrors, command.SilenceUsage = true, true
 	command.SetArgs([]string{
 		"--config=" + filepath.Join(t.TempDir(), "none.yaml"), "--steering-listen=127.0.0.1:0", "--steering-cert-dir=/certs", "--steering-lease=system/scheduler",
-		"--steering-scheduler-name=other", "--steering-toleration=virtual-node.liqo.io/not-allowed=true:NoExecute",
+		"--steering-scheduler-name=other", "--steering-toleration=driver.example.com/no=true:NoExecute",
 	})
 	if err := command.Execute(); err == nil {
 		t.Error("the scheduler runs without a configuration")
@@ -46,7 +46,7 @@ func TestCommand(t *testing.T) {
 	if got.address != "127.0.0.1:0" || got.certDir != "/certs" || got.options.SchedulerName != "other" {
 		t.Errorf("the webhook is served as %+v", got)
 	}
-	want := []corev1.Toleration{{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpEqual, Value: "true", Effect: corev1.TaintEffectNoExecute}}
+	want := []corev1.Toleration{{Key: "driver.example.com/no", Operator: corev1.TolerationOpEqual, Value: "true", Effect: corev1.TaintEffectNoExecute}}
 	if !slices.Equal(got.options.Tolerations, want) {
 		t.Errorf("pods get the tolerations %v, want %v", got.options.Tolerations, want)
 	}
@@ -65,7 +65,7 @@ func TestCommand(t *testing.T) {
 // TestSteeringTolerations: only those that Spillway can tell from the author's.
 func TestSteeringTolerations(t *testing.T) {
 	for text, valid := range map[string]bool{
-		"virtual-node.liqo.io/not-allowed=true:NoExecute": true, "gpu=true:NoSchedule": false, "virtual-node.liqo.io/not-allowed": false, "=true:NoExecute": false,
+		"driver.example.com/no=true:NoExecute": true, "gpu=true:NoSchedule": false, "driver.example.com/no": false, "=true:NoExecute": false,
 	} {
 		if _, err := steeringOptions([]string{text}); (err == nil) != valid {
 			t.Errorf("%q: %v, want valid %t", text, err, valid)

@@ -242,31 +242,37 @@ func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 	return digest(string(raw))[:16], set
 }
 
-// taintLiqo is the taint of Liqo's virtual nodes.
-const taintLiqo = "virtual-node.liqo.io/not-allowed"
-
 // AddedTolerations returns the tolerations that a pod has for virtual nodes: neither its
-// author's nor those that Kubernetes adds to every pod. Spillway appends the one for
-// broker.TaintOverflow to those of the author, and then those of the driver. What is appended
-// later is not Spillway's: Kueue and other webhooks add tolerations for nodes of the cluster.
-func AddedTolerations(all []corev1.Toleration) (added []corev1.Toleration) {
+// author's nor those that Kubernetes adds to every pod.
+func AddedTolerations(all []corev1.Toleration) []corev1.Toleration {
+	_, added := divide(all)
+	return added
+}
+
+// divide divides the tolerations of a pod into those of its author, and those for virtual
+// nodes. Spillway appends the one for broker.TaintOverflow, and then those of the driver, which
+// have effect NoExecute. What else follows is not Spillway's: Kueue and other webhooks append
+// tolerations for nodes of the cluster.
+func divide(all []corev1.Toleration) (own, added []corev1.Toleration) {
 	for _, t := range all {
-		if t.Key == broker.TaintOverflow || len(added) > 0 && t.Key == taintLiqo {
+		switch {
+		case t.Key == broker.TaintOverflow, len(added) > 0 && t.Effect == corev1.TaintEffectNoExecute && !ofKubernetes(t):
 			added = append(added, t)
+		case !ofKubernetes(t):
+			own = append(own, t)
 		}
 	}
-	return added
+	return own, added
+}
+
+// ofKubernetes reports whether Kubernetes adds a toleration to every pod.
+func ofKubernetes(t corev1.Toleration) bool {
+	return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
 }
 
 // ownTolerations returns the tolerations of the pod's author, sorted.
 func ownTolerations(all []corev1.Toleration) []corev1.Toleration {
-	var own []corev1.Toleration
-	added := AddedTolerations(all)
-	for _, t := range all {
-		if t.Key != corev1.TaintNodeNotReady && t.Key != corev1.TaintNodeUnreachable && !slices.Contains(added, t) {
-			own = append(own, t)
-		}
-	}
+	own, _ := divide(all)
 	slices.SortFunc(own, func(a, b corev1.Toleration) int {
 		return cmp.Or(
 			cmp.Compare(a.Key, b.Key),

@@ -74,7 +74,7 @@ func TestShapeOf(t *testing.T) {
 	overflow := func(provider string) corev1.Toleration {
 		return corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: provider, Effect: corev1.TaintEffectNoSchedule}
 	}
-	gpu, keyless, driver := exists("gpu", ""), exists("", ""), exists("virtual-node.liqo.io/not-allowed", corev1.TaintEffectNoExecute)
+	gpu, keyless, driver := exists("gpu", ""), exists("", ""), exists("driver.example.com/virtual-node", corev1.TaintEffectNoExecute)
 	paris, berlin := overflow("paris"), overflow("berlin")
 	notReady, unreachable := exists(corev1.TaintNodeNotReady, corev1.TaintEffectNoExecute), exists(corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute)
 	notReady.TolerationSeconds, unreachable.TolerationSeconds = ptr.To[int64](300), ptr.To[int64](300)

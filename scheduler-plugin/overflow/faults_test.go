@@ -739,7 +739,7 @@ func failedBinding(c *testCluster, ns string) {
 // othersNodes: the webhook adds the tolerations of the driver's virtual nodes. A cluster
 // may have nodes with the same taint that are not Spillway's.
 func othersNodes(c *testCluster, ns string) {
-	driver := corev1.Toleration{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpEqual, Value: "true", Effect: corev1.TaintEffectNoExecute}
+	driver := corev1.Toleration{Key: "driver.example.com/virtual-node", Operator: corev1.TolerationOpEqual, Value: "true", Effect: corev1.TaintEffectNoExecute}
 	c.node("others-"+ns, "10", map[string]string{"pool": ns}, corev1.Taint{Key: driver.Key, Value: driver.Value, Effect: driver.Effect})
 	steered := corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
 	tolerate := func(all ...corev1.Toleration) func(*corev1.Pod) {

@@ -246,7 +246,7 @@ func patched(t *testing.T, handler http.Handler, pod *corev1.Pod) *corev1.Pod {
 // and is not changed by a second call.
 func TestTolerations(t *testing.T) {
 	gpu := corev1.Toleration{Key: "gpu", Operator: corev1.TolerationOpExists}
-	driver := corev1.Toleration{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpEqual, Value: "true", Effect: corev1.TaintEffectNoExecute}
+	driver := corev1.Toleration{Key: "driver.example.com/no", Operator: corev1.TolerationOpEqual, Value: "true", Effect: corev1.TaintEffectNoExecute}
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Tolerations: []corev1.Toleration{gpu}}}
 	handler := steering.Handler(steering.Options{Tolerations: []corev1.Toleration{driver}})
 	once := patched(t, handler, pod)
