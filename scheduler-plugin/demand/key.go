@@ -243,26 +243,17 @@ func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 }
 
 // AddedTolerations returns the tolerations that a pod has for virtual nodes: neither its
-// author's nor those that Kubernetes adds to every pod.
+// author's nor those that Kubernetes adds to every pod. Spillway appends the one for
+// broker.TaintOverflow, and then those of the driver, which have effect NoExecute. What else
+// follows is not Spillway's: Kueue and other webhooks append tolerations for nodes of the cluster.
 func AddedTolerations(all []corev1.Toleration) []corev1.Toleration {
-	_, added := divide(all)
-	return added
-}
-
-// divide divides the tolerations of a pod into those of its author, and those for virtual
-// nodes. Spillway appends the one for broker.TaintOverflow, and then those of the driver, which
-// have effect NoExecute. What else follows is not Spillway's: Kueue and other webhooks append
-// tolerations for nodes of the cluster.
-func divide(all []corev1.Toleration) (own, added []corev1.Toleration) {
+	var added []corev1.Toleration
 	for _, t := range all {
-		switch {
-		case t.Key == broker.TaintOverflow, len(added) > 0 && t.Effect == corev1.TaintEffectNoExecute && !ofKubernetes(t):
+		if t.Key == broker.TaintOverflow || len(added) > 0 && t.Effect == corev1.TaintEffectNoExecute && !ofKubernetes(t) {
 			added = append(added, t)
-		case !ofKubernetes(t):
-			own = append(own, t)
 		}
 	}
-	return own, added
+	return added
 }
 
 // ofKubernetes reports whether Kubernetes adds a toleration to every pod.
@@ -270,9 +261,18 @@ func ofKubernetes(t corev1.Toleration) bool {
 	return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
 }
 
-// ownTolerations returns the tolerations of the pod's author, sorted.
+// ownTolerations returns the tolerations of a pod that its guest carries, sorted: those before the
+// one for broker.TaintOverflow (guest.Tolerations).
 func ownTolerations(all []corev1.Toleration) []corev1.Toleration {
-	own, _ := divide(all)
+	var own []corev1.Toleration
+	for _, t := range all {
+		if t.Key == broker.TaintOverflow {
+			break
+		}
+		if !ofKubernetes(t) {
+			own = append(own, t)
+		}
+	}
 	slices.SortFunc(own, func(a, b corev1.Toleration) int {
 		return cmp.Or(
 			cmp.Compare(a.Key, b.Key),

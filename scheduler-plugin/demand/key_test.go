@@ -2,6 +2,7 @@ package demand_test
 
 import (
 	"strings"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -113,8 +114,8 @@ func TestShapeOf(t *testing.T) {
 			same:   true,
 		},
 		"tolerations that others append": {
-			reason: "such as Kueue's for nodes of the cluster: they permit other nodes",
-			pods:   [2]*corev1.Pod{podWith(tolerate(gpu)), podWith(tolerate(paris, driver, gpu))},
+			reason: "such as Kueue's for nodes of the cluster: its guest does not carry them",
+			pods:   [2]*corev1.Pod{podWith(), podWith(tolerate(paris, driver, gpu))},
 			same:   true,
 		},
 		"a driver's toleration from the author": {
@@ -403,5 +404,22 @@ func TestAdmissible(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAddedTolerations: what others append to a pod is not for virtual nodes.
+func TestAddedTolerations(t *testing.T) {
+	overflow := corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}
+	driver := corev1.Toleration{Key: "driver.example.com/virtual-node", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}
+	notReady := corev1.Toleration{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}
+	spot := corev1.Toleration{Key: "spot", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
+	for name, tc := range map[string]struct{ all, want []corev1.Toleration }{
+		"steered":     {[]corev1.Toleration{spot, notReady, overflow, driver}, []corev1.Toleration{overflow, driver}},
+		"appended":    {[]corev1.Toleration{overflow, driver, notReady, spot}, []corev1.Toleration{overflow, driver}},
+		"not steered": {[]corev1.Toleration{driver, spot}, nil},
+	} {
+		if got := demand.AddedTolerations(tc.all); !slices.Equal(got, tc.want) {
+			t.Errorf("%s: got %v, want %v", name, got, tc.want)
+		}
 	}
 }

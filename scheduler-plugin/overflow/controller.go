@@ -587,8 +587,10 @@ func (c *demandController) followExisting(request demand.Request, name string, c
 			for i := range current.Status.Allocations {
 				users += c.usersOf(current, current.Status.Allocations[i].Cluster)
 			}
-			c.setUnasked(request.Key, true)
-			c.recordAll(request, deleting(current, users))
+			if users > 0 {
+				c.setUnasked(request.Key, true)
+				c.recordAll(request, deleting(current, users))
+			}
 		}
 		return retryAfter, true
 	}

@@ -77,6 +77,8 @@ type heldPod struct {
 	// takes.
 	since    time.Time
 	released bool
+	// silent: it is kept out of the queue, so that nothing says what it waits for.
+	silent bool
 }
 
 func newGangs(log klog.Logger, clock clock.PassiveClock, config *rest.Config, pods cache.SharedIndexInformer) (*gangs, error) {
@@ -121,7 +123,10 @@ func (g *gangs) run(ctx context.Context, activate func(map[string]*corev1.Pod), 
 	}
 	go g.podGroups.run(ctx, cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
-			release()
+			g.podGroups.absent.Store(false)
+			if g.podGroups.HasSynced() { // otherwise it is called for all of them later
+				release()
+			}
 			report(obj)
 		},
 		UpdateFunc: func(before, after any) {
@@ -147,9 +152,14 @@ func (g *gangs) released() map[string]*corev1.Pod {
 	defer g.mu.Unlock()
 	pods := map[string]*corev1.Pod{}
 	for uid, held := range g.held {
-		if gang, _ := demand.GangOf(held.pod); !held.released && !g.waits(held.pod, gang, held.since) {
+		if held.released {
+			continue
+		}
+		gang, _ := demand.GangOf(held.pod)
+		held.released = !g.waits(held.pod, gang, held.since)
+		if held.released || held.silent && !g.informerOf(gang).isAbsent() { // the latter is to say what it waits for
 			pods[nameOf(held.pod).String()] = held.pod
-			held.released = true
+			held.silent = false
 			g.held[uid] = held
 		}
 	}
@@ -171,7 +181,8 @@ func (g *gangs) waits(pod *corev1.Pod, gang demand.Gang, since time.Time) bool {
 		return !informer.absentSince(since)
 	}
 	_, exists := policyOf(g.group(pod.Namespace, gang), gang)
-	return !exists
+	// PodGroups may have been uninstalled.
+	return !exists && (gang.Workload != "" || !g.podGroups.absent.Load())
 }
 
 // informerOf returns the informer of what describes a gang.
@@ -194,7 +205,7 @@ func (g *gangs) hold(pod *corev1.Pod) (waitsFor string) {
 	if !known {
 		held.since = g.clock.Now()
 	}
-	held.pod, held.released = pod, !g.waits(pod, gang, held.since)
+	held.pod, held.released, held.silent = pod, !g.waits(pod, gang, held.since), false
 	switch {
 	case held.released && g.informerOf(gang).HasSynced():
 		delete(g.held, pod.UID)
@@ -211,7 +222,17 @@ func (g *gangs) hold(pod *corev1.Pod) (waitsFor string) {
 // for again.
 func (g *gangs) looksFor(pod *corev1.Pod) bool {
 	gang, ok := demand.GangOf(pod)
-	return g != nil && ok && g.informerOf(gang).isAbsent() && g.hold(pod) != ""
+	if g == nil || !ok || !g.informerOf(gang).isAbsent() || g.hold(pod) == "" {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if held, exists := g.held[pod.UID]; exists && !held.released {
+		held.silent = g.informerOf(gang).isAbsent()
+		g.held[pod.UID] = held
+		return held.silent
+	}
+	return false
 }
 
 // forget drops a pod that is no longer pending.
@@ -272,11 +293,11 @@ func (g *gangs) reject(pod types.UID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w := g.permits[pod]
-	if w == nil || w.allowed {
-		return false
+	if w == nil { // it is being deleted
+		return true
 	}
-	w.rejected = true
-	return true
+	w.rejected = !w.allowed
+	return w.rejected
 }
 
 // admissible is demand.Admissible, but for pods of a Workload where there are none: they

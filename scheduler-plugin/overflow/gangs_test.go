@@ -198,15 +198,18 @@ func labelOnly(c *testCluster, ns string) {
 	c.expectPods(ns, "ring", map[string]int{home: 1})
 }
 
-// podGroupsLater: the scheduler has found that there are no PodGroups, and their kind, a
-// PodGroup and two of its three pods are created right after each other.
+// podGroupsLater: the scheduler has found that there are no PodGroups, and their kind and two pods
+// that are to wait for a PodGroup are created right after each other.
 func podGroupsLater(c *testCluster, ns string) {
 	c = c.ofPodGroups()
 	home := c.poolNode(ns, "3")
 	c.expectNodes(ns)
 	c.installPodGroups()
-	c.describeGang(ns, 3)
 	c.gangPods(ns, 2)
+	for i := range 2 {
+		c.expectMessage(ns, fmt.Sprint("ring-", i), "waiting for PodGroup ring to be created")
+	}
+	c.describeGang(ns, 3)
 	c.expectUnbound(ns, "ring", 2, "the gang to wait for its third pod")
 	c.gangPod(ns, "ring-2", "1")
 	c.expectPods(ns, "ring", map[string]int{home: 3})

@@ -110,16 +110,16 @@ func (w *watchedPods) waiting() []*corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var all []*corev1.Pod
-	seen := map[types.UID]*corev1.Pod{}
+	seen := map[types.UID][]*corev1.Pod{}
 	for _, pod := range w.pending {
 		if !unschedulable(pod) {
 			continue
 		}
 		if controller := metav1.GetControllerOfNoCopy(pod); controller != nil {
-			if other := seen[controller.UID]; other != nil && alikeForNodes(pod, other) {
+			if slices.ContainsFunc(seen[controller.UID], func(other *corev1.Pod) bool { return alikeForNodes(pod, other) }) {
 				continue
 			}
-			seen[controller.UID] = pod
+			seen[controller.UID] = append(seen[controller.UID], pod)
 		}
 		all = append(all, pod)
 	}
@@ -226,7 +226,8 @@ func (f *roomFinder) isAwaited(r room) bool {
 		size, fresh := amountsOf(node.Status.Allocatable), f.returner.clock.Since(r.changedAt) < triedWithin
 		awaited = slices.ContainsFunc(f.waiting, func(pod *corev1.Pod) bool {
 			need := podAmounts(pod)
-			return size.fits(need) && (fresh || !r.free.fits(need)) && nodeAdmits(node, pod)
+			_, gang := demand.GangOf(pod) // it may lack room for others
+			return size.fits(need) && (fresh || gang || !r.free.fits(need)) && nodeAdmits(node, pod)
 		})
 		f.awaited[r.name] = awaited
 	}

@@ -102,13 +102,17 @@ func (w *waker) poolRooms() (rooms []room) {
 		if w.countedAt.After(r.changedAt) {
 			r.changedAt = w.countedAt
 		}
+		selects := r.selects
+		r.selects = func(pod *corev1.Pod) bool {
+			return (selects == nil || selects(pod)) && toleratesOverflow(pod, node)
+		}
 		r.need = func(pod *corev1.Pod) (amounts, bool) {
 			need := needOf(pod)
 			takes := amounts{corev1.ResourcePods: 1}
 			if len(pool.totals) > 0 {
 				takes.add(need.requests, 1)
 			}
-			return takes, w.mayUse(pod, pool) && toleratesOverflow(pod, node) && w.placements.inPool(pool, node.Name, need)
+			return takes, w.mayUse(pod, pool) && w.placements.inPool(pool, node.Name, need)
 		}
 		rooms = append(rooms, r)
 	}
