@@ -1,8 +1,8 @@
 package demand_test
 
 import (
-	"strings"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
