@@ -97,8 +97,9 @@ func (p *pendingPods) in(namespace string, f func(types.UID, types.NamespacedNam
 }
 
 // announce reports whether a pod is to get an event: not if the event repeats its last one
-// of that reason, nor if the pod has just had many: then it is among those that late returns. One of what was requested for it or granted is not for a pod that has a
-// place; placed is called under the lock, because its binding calls announced after that.
+// of that reason, nor if the pod has just had many: then takeLate returns the pod later. One of
+// what was requested for it or granted is not for a pod that has a place; placed is called under
+// the lock, because its binding calls announced after that.
 func (p *pendingPods) announce(uid types.UID, e event, now time.Time, placed func(types.UID) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -598,8 +598,8 @@ type room struct {
 	name      string
 	free      amounts
 	changedAt time.Time
-	// need returns what a pod takes of it; ok is false if the pod may not run there. It is the
-	// same for all pods of a key that selects, nil for all, reports true for.
+	// need returns what a pod takes of it; ok is false if the pod may not run there. Pods of one
+	// key differ only in whether selects is true; if it is nil, it is for all.
 	need    func(*corev1.Pod) (need amounts, ok bool)
 	selects func(*corev1.Pod) bool
 }

@@ -154,7 +154,8 @@ func (w *watchedPods) repelled(pod *corev1.Pod, namespace labels.Set) bool {
 // (demand.Admissible): volumes of this cluster, host ports, resource claims, required pod
 // affinity, strict topology spread. It is stricter in two ways. A node that a pod waits
 // for is no room for others: one that an unschedulable pod could run on if the node were
-// empty, and for which it lacks room now. And a pod that another repels from a part of the cluster has none anywhere.
+// empty, and for which it lacks room now. And a pod that another repels from a part of the
+// cluster has none anywhere.
 type roomFinder struct {
 	returner *returner
 	rooms    []room
