@@ -434,8 +434,9 @@ func TestCoveredGangUnderALimit(t *testing.T) {
 func TestDeletedWhileUsed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		since time.Duration
+		used  bool
 		event bool
-	}{"just now": {time.Second, false}, "for long": {time.Minute, true}} {
+	}{"just now": {time.Second, true, false}, "for long": {time.Minute, true, true}, "unused": {time.Minute, false, false}} {
 		t.Run(name, func(t *testing.T) {
 			s := newLimitedShop(t, 10)
 			recorder := events.NewFakeRecorder(10)
@@ -443,7 +444,9 @@ func TestDeletedWhileUsed(t *testing.T) {
 			s.pending("a", 4)
 			s.run(5 * time.Second)
 			s.grant("a", map[string]int32{"paris": 4})
-			s.fill("a")
+			if tc.used {
+				s.fill("a")
+			}
 			r := s.of("a").DeepCopy()
 			r.DeletionTimestamp = &metav1.Time{Time: s.now.Now().Add(-tc.since)}
 			s.store(r)
@@ -458,7 +461,7 @@ func TestDeletedWhileUsed(t *testing.T) {
 			}
 			said := 0
 			for len(recorder.Events) > 0 {
-				if strings.Contains(<-recorder.Events, "is being deleted, and 4 pods") {
+				if strings.Contains(<-recorder.Events, "is being deleted, and") {
 					said++
 				}
 			}

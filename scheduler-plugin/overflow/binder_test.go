@@ -22,6 +22,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	framework "k8s.io/kube-scheduler/framework"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -218,6 +219,43 @@ func TestWithdrawnGrant(t *testing.T) {
 			}
 			if n := bound.Load(); n != tc.bound {
 				t.Errorf("%d pods are bound, want %d, because %s", n, tc.bound, tc.reason)
+			}
+		})
+	}
+}
+
+// TestDroppedLabel: an API server that drops the labels of a binding is reported, once a minute.
+func TestDroppedLabel(t *testing.T) {
+	hold := map[string]string{broker.LabelHold: "rome-crunch"}
+	for name, tc := range map[string]struct {
+		charged  string
+		labels   map[string]string
+		reported bool
+	}{
+		"dropped":             {"rome-crunch", nil, true},
+		"kept":                {"rome-crunch", hold, false},
+		"a pod at home":       {"", nil, false},
+		"of a former process": {"", hold, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, pod := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), jobPod("crunch", "crunch-0", "1")
+			p.handle = profileHandle{}
+			handler := p.podHandler(func() bool { return false }, newUntriedPods(p.clock))
+			handler.OnAdd(pod, false)
+			if tc.charged != "" {
+				p.placements.assume(pod, broker.VirtualNodeName("paris"), tc.charged)
+			}
+			bound := pod.DeepCopy()
+			bound.Spec.NodeName, bound.Labels = broker.VirtualNodeName("paris"), tc.labels
+			handler.OnUpdate(pod, bound)
+			now := p.clock.(*clocktesting.FakePassiveClock)
+			first := p.unlabelled.Load()
+			if (first != 0) != tc.reported {
+				t.Errorf("reported at %d", first)
+			}
+			now.SetTime(now.Now().Add(time.Second))
+			if handler.OnUpdate(bound, bound); p.unlabelled.Load() != first {
+				t.Error("reported a second later")
 			}
 		})
 	}

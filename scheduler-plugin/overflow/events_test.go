@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -394,4 +395,46 @@ func TestRejections(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestLateEvents: what changes each second is an event of a pod as it comes at first, and once a
+// minute then, although nothing else happens.
+func TestLateEvents(t *testing.T) {
+	p, pods, recorded := testPlugin(OverflowArgs{}), newIndexer(), eventCounts{}
+	c, now, _ := testController(t, p, pods)
+	c.recorder = recorded
+	pod := jobPod("crunch", "crunch-0", "1")
+	expect.NoError(t, pods.Add(pod))
+	p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+	c.sync()
+	key, _ := p.keys.get(pod)
+	queue := func(reason string) {
+		r := reservationFor(pod, nil)
+		r.Status.Conditions = []metav1.Condition{{Type: broker.ConditionQueued, Status: metav1.ConditionTrue}}
+		r.Status.Decision = &broker.Decision{Rejections: []broker.ClusterRejection{{Cluster: "paris", Reason: reason}}}
+		expect.NoError(t, c.reservations.cache.Update(r))
+		c.recordStatus(key.key, pod.UID)
+	}
+	expectEvents := func(when string, want int) {
+		t.Helper()
+		if got := recorded.of("OverflowQueued")[pod.Name]; got != want {
+			t.Errorf("%s: %d events, want %d", when, got, want)
+		}
+	}
+	for i := range 10 {
+		queue(fmt.Sprint("Reason", i))
+		now.Step(time.Second)
+		c.sync()
+	}
+	expectEvents("ten changes", 1+freeChanges)
+	at, wakes := c.nextSync()
+	if !wakes || at.After(now.Now().Add(eventInterval)) {
+		t.Errorf("the controller looks again: %t, at %s, want within %s", wakes, at, eventInterval)
+	}
+	now.Step(eventInterval)
+	c.sync()
+	expectEvents("later", 2+freeChanges)
+	now.Step(10 * eventInterval)
+	c.sync()
+	expectEvents("no further change", 2+freeChanges)
 }

@@ -123,7 +123,6 @@ func (g *gangs) run(ctx context.Context, activate func(map[string]*corev1.Pod), 
 	}
 	go g.podGroups.run(ctx, cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
-			g.podGroups.absent.Store(false)
 			if g.podGroups.HasSynced() { // otherwise it is called for all of them later
 				release()
 			}
@@ -181,8 +180,7 @@ func (g *gangs) waits(pod *corev1.Pod, gang demand.Gang, since time.Time) bool {
 		return !informer.absentSince(since)
 	}
 	_, exists := policyOf(g.group(pod.Namespace, gang), gang)
-	// PodGroups may have been uninstalled.
-	return !exists && (gang.Workload != "" || !g.podGroups.absent.Load())
+	return !exists
 }
 
 // informerOf returns the informer of what describes a gang.

@@ -34,7 +34,12 @@ func (c *testCluster) installPodGroups() {
 // installKind installs a kind without validation.
 func (c *testCluster) installKind(group, version, kind, plural string) {
 	c.t.Helper()
-	crd := &apiextensionsv1.CustomResourceDefinition{
+	_, err := envtest.InstallCRDs(c.config, envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{kindOf(group, version, kind, plural)}})
+	expect.NoError(c.t, err)
+}
+
+func kindOf(group, version, kind, plural string) *apiextensionsv1.CustomResourceDefinition {
+	return &apiextensionsv1.CustomResourceDefinition{
 		ObjectMeta: metav1.ObjectMeta{Name: plural + "." + group, Annotations: map[string]string{"api-approved.kubernetes.io": "unapproved, for tests"}},
 		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
 			Group: group, Scope: apiextensionsv1.NamespaceScoped,
@@ -43,8 +48,6 @@ func (c *testCluster) installKind(group, version, kind, plural string) {
 				OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: ptr.To(true)}}}},
 		},
 	}
-	_, err := envtest.InstallCRDs(c.config, envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{crd}})
-	expect.NoError(c.t, err)
 }
 
 // gang creates a PodGroup or a Workload, and as many pods as it requires.
@@ -166,7 +169,8 @@ func TestWorkloads(t *testing.T) {
 	c.startScheduler()
 	c.runRules(slices.Concat([]rule{
 		{"where no PodGroups are served, the label that names one means nothing", labelOnly},
-		{"PodGroups that are installed later are known at once", podGroupsLater},
+		{"PodGroups that are installed later are known", podGroupsLater},
+		{"no pod waits for PodGroups that are uninstalled", podGroupsUninstalled},
 		{"pods of a group without a gang are bound alone", basicGroup},
 	}, gangRules))
 }
@@ -212,6 +216,30 @@ func podGroupsLater(c *testCluster, ns string) {
 	c.describeGang(ns, 3)
 	c.expectUnbound(ns, "ring", 2, "the gang to wait for its third pod")
 	c.gangPod(ns, "ring-2", "1")
+	c.expectPods(ns, "ring", map[string]int{home: 3})
+}
+
+// podGroupsUninstalled: while PodGroups are installed, pods wait for one that nobody creates; when
+// they are installed again, others do.
+func podGroupsUninstalled(c *testCluster, ns string) {
+	c = c.ofPodGroups()
+	home := c.poolNode(ns, "3")
+	c.expectNodes(ns)
+	c.gangPods(ns, 2)
+	for i := range 2 {
+		c.expectMessage(ns, fmt.Sprint("ring-", i), "waiting for PodGroup ring to be created")
+	}
+	expect.NoError(c.t, envtest.UninstallCRDs(c.config, envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{
+		kindOf("scheduling.x-k8s.io", "v1alpha1", "PodGroup", "podgroups")}}))
+	// The informer asks a few times before it believes it.
+	expect.EventuallyWithin(c.t, 3*time.Minute, "the pods to be bound", func() (bool, string) {
+		bound := len(c.pods(ns, "ring")[home])
+		return bound == 2, fmt.Sprint(bound, " of 2")
+	})
+	c.installPodGroups()
+	c.gangPod(ns, "ring-later", "1")
+	c.expectMessage(ns, "ring-later", "waiting for PodGroup ring to be created")
+	c.podGroup(ns, "ring", 3)
 	c.expectPods(ns, "ring", map[string]int{home: 3})
 }
 

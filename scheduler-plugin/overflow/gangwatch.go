@@ -33,8 +33,9 @@ type gangInformer struct {
 	clock       clock.PassiveClock
 	// absent: the API server does not serve them, or does not allow to read them.
 	absent atomic.Bool
-	// look has a token while the kind is to be looked for.
-	look chan struct{}
+	// look has a token while the kind is to be looked for, uninstalled while one that was
+	// known has become absent.
+	look, uninstalled chan struct{}
 
 	mu       sync.RWMutex
 	informer cache.SharedIndexInformer
@@ -46,7 +47,7 @@ type gangInformer struct {
 }
 
 func newGangInformer(log klog.Logger, clock clock.PassiveClock, client dynamic.Interface, resource schema.GroupVersionResource, missing string) (i *gangInformer, err error) {
-	i = &gangInformer{clock: clock, objects: client.Resource(resource), look: make(chan struct{}, 1)}
+	i = &gangInformer{clock: clock, objects: client.Resource(resource), look: make(chan struct{}, 1), uninstalled: make(chan struct{}, 1)}
 	logFailure := logWatchErrors(log, resource.Resource, missing)
 	i.newInformer = func() (cache.SharedIndexInformer, error) {
 		informer := dynamicinformer.NewFilteredDynamicInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
@@ -80,6 +81,17 @@ func (i *gangInformer) failed(err error) {
 	}
 	if i.refusals++; i.refusals >= minRefusals && now.Sub(i.refusedSince) >= refusalLasts {
 		i.absent.Store(true)
+		if i.informer.HasSynced() {
+			offer(i.uninstalled)
+		}
+	}
+}
+
+// offer puts a token into a channel that has room for one.
+func offer(tokens chan<- struct{}) {
+	select {
+	case tokens <- struct{}{}:
+	default:
 	}
 }
 
@@ -112,10 +124,7 @@ func (i *gangInformer) absentSince(seen time.Time) bool {
 	if !i.lookedAt.Before(seen) {
 		return true
 	}
-	select {
-	case i.look <- struct{}{}:
-	default:
-	}
+	offer(i.look)
 	return false
 }
 
@@ -131,16 +140,17 @@ func (i *gangInformer) run(ctx context.Context, handler cache.ResourceEventHandl
 		go informer.RunWithContext(watching)
 		i.awaitKnown(ctx)
 		changed()
-		i.awaitInstalled(ctx, changed)
+		served := i.awaitChange(ctx, changed)
 		stop()
 		if ctx.Err() == nil {
-			i.renew(ctx)
+			i.renew(ctx, served)
 		}
 	}
 }
 
-// renew replaces an informer that waits to ask again for a kind that is served by now.
-func (i *gangInformer) renew(ctx context.Context) {
+// renew replaces an informer that waits to ask again for a kind that is served by now, or that
+// has objects of one that is served no more.
+func (i *gangInformer) renew(ctx context.Context, served bool) {
 	informer, err := i.newInformer()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to watch what describes gangs") // not of an informer that has not started
@@ -149,7 +159,11 @@ func (i *gangInformer) renew(ctx context.Context) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.informer, i.refusals = informer, 0
-	i.absent.Store(false)
+	i.absent.Store(!served)
+	select { // what was said of the former one
+	case <-i.uninstalled:
+	default:
+	}
 }
 
 func (i *gangInformer) awaitKnown(ctx context.Context) {
@@ -164,13 +178,15 @@ func (i *gangInformer) awaitKnown(ctx context.Context) {
 	}
 }
 
-// awaitInstalled looks for an absent kind when it is asked to. It returns when it has found it,
-// or ctx ends.
-func (i *gangInformer) awaitInstalled(ctx context.Context, changed func()) {
+// awaitChange looks for an absent kind when it is asked to. It returns when it has found it
+// (served), when one that was known has become absent, or when ctx ends.
+func (i *gangInformer) awaitChange(ctx context.Context, changed func()) (served bool) {
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return false
+		case <-i.uninstalled:
+			return false
 		case <-i.look:
 		}
 		if !i.HasSynced() {
@@ -178,7 +194,7 @@ func (i *gangInformer) awaitInstalled(ctx context.Context, changed func()) {
 			_, err := i.objects.List(ctx, metav1.ListOptions{Limit: 1})
 			switch {
 			case err == nil:
-				return
+				return true
 			case refuses(err):
 				i.mu.Lock()
 				i.lookedAt = began
@@ -188,7 +204,7 @@ func (i *gangInformer) awaitInstalled(ctx context.Context, changed func()) {
 		changed()
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case <-time.After(lookEvery):
 		}
 	}

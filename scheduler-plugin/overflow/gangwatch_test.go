@@ -1,13 +1,19 @@
 package overflow
 
 import (
+	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -76,4 +82,92 @@ func TestAbsentKinds(t *testing.T) {
 	role.Rules[0].Resources = append(role.Rules[0].Resources, "secrets")
 	expect.NoError(t, c.Update(t.Context(), role))
 	expect.EventuallyWithin(t, longest, "a later success to count", func() (bool, string) { return informers["secrets"].HasSynced(), "not synced" })
+}
+
+// servedLater serves a kind while served is set: to a client, and to an informer that has not asked
+// for it in vain before.
+type servedLater struct {
+	dynamic.ResourceInterface
+	served atomic.Bool
+}
+
+func (s *servedLater) List(context.Context, metav1.ListOptions) (*unstructured.UnstructuredList, error) {
+	if !s.served.Load() {
+		return nil, apierrors.NewNotFound(podGroups.GroupResource(), "")
+	}
+	return &unstructured.UnstructuredList{Object: map[string]any{"metadata": map[string]any{"resourceVersion": "1"}}}, nil
+}
+
+// IsWatchListSemanticsUnSupported tells informers to list.
+func (*servedLater) IsWatchListSemanticsUnSupported() bool { return true }
+
+// informer returns one that asks for the kind once only.
+func (s *servedLater) informer() (cache.SharedIndexInformer, error) {
+	asked := false
+	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			if asked {
+				<-ctx.Done()
+			}
+			asked = true
+			return s.List(ctx, options)
+		},
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return watch.NewFake(), nil },
+	}, s), &unstructured.Unstructured{}, 0, cache.Indexers{}), nil
+}
+
+// TestLooksForKind: a pod that names an object of an absent kind has it looked for, without waiting
+// for the informer. A kind that is uninstalled later is absent again.
+func TestLooksForKind(t *testing.T) {
+	now, of := clocktesting.NewFakePassiveClock(time.Unix(1000, 0)), &servedLater{}
+	i := &gangInformer{clock: now, objects: of, newInformer: of.informer, look: make(chan struct{}, 1), uninstalled: make(chan struct{}, 1)}
+	var err error
+	i.informer, err = i.newInformer()
+	expect.NoError(t, err)
+	i.absent.Store(true)
+	var changes atomic.Int64
+	go i.run(t.Context(), cache.ResourceEventHandlerFuncs{}, func() { changes.Add(1) })
+
+	expectAbsent := func(when string, seen time.Time) {
+		t.Helper()
+		if i.absentSince(seen) {
+			t.Errorf("%s: absent before it was looked for", when)
+		}
+		before := changes.Load()
+		expect.Eventually(t, when+": the kind to be looked for", func() (bool, string) {
+			return i.absentSince(seen) && changes.Load() > before, fmt.Sprintf("%d changes", changes.Load())
+		})
+		if !i.isAbsent() || !i.known() {
+			t.Errorf("%s: absent %t, known %t, want both", when, i.isAbsent(), i.known())
+		}
+	}
+	expectAbsent("at first", now.Now())
+
+	of.served.Store(true)
+	if !i.absentSince(now.Now()) {
+		t.Error("a pod that was there when the kind was looked for has it looked for again")
+	}
+	now.SetTime(now.Now().Add(time.Second))
+	if i.absentSince(now.Now()) {
+		t.Error("what was found before a pod was created counts for it")
+	}
+	expect.Eventually(t, "the kind to be found", func() (bool, string) { return i.HasSynced() && !i.isAbsent(), "not synced" })
+
+	of.served.Store(false)
+	for range minRefusals {
+		if i.isAbsent() {
+			t.Error("one refusal makes a kind absent")
+		}
+		i.failed(apierrors.NewNotFound(podGroups.GroupResource(), ""))
+		now.SetTime(now.Now().Add(refusalLasts))
+	}
+	expect.Eventually(t, "the kind to be uninstalled", func() (bool, string) { return i.isAbsent(), "still known" })
+	expectAbsent("uninstalled", now.Now())
+
+	of.served.Store(true)
+	now.SetTime(now.Now().Add(time.Second))
+	expect.Eventually(t, "the kind to be found again", func() (bool, string) {
+		i.absentSince(now.Now())
+		return i.HasSynced() && !i.isAbsent(), "not synced"
+	})
 }

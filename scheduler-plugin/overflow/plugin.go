@@ -515,7 +515,8 @@ func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Co
 		}
 		return framework.Unschedulable, fmt.Sprintf(errCannotOverflow, reason)
 	}
-	if !p.synced() {
+	synced := p.synced()
+	if !synced && p.args.Overflow != BeforePreemption {
 		return framework.Unschedulable, errNotSynced
 	}
 	key, ok := p.keys.get(pod)
@@ -536,10 +537,13 @@ func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Co
 		message = errNotRequested
 	case p.args.Overflow == BeforePreemption && p.clock.Now().Before(deadline):
 		// No PostFilter plugin after this one runs: no preemption while the request
-		// is undecided.
+		// is undecided, or not known.
 		code = framework.UnschedulableAndUnresolvable
 	case p.args.Overflow == BeforePreemption:
 		message = errUndecided
+	}
+	if !synced {
+		message = errNotSynced
 	}
 	if code == framework.Unschedulable {
 		deadline = time.Time{}

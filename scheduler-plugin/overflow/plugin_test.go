@@ -427,9 +427,24 @@ func TestPostFilter(t *testing.T) {
 			code:   framework.Unschedulable, message: "waiting for capacity in another cluster", queued: true,
 		},
 		"not synced": {
-			reason: "preemption may help", order: BeforePreemption,
+			reason: "the other PostFilter plugins ran before", order: AfterPreemption,
 			change: func(p *Plugin, _ *corev1.Pod) { p.synced = func() bool { return false } },
 			code:   framework.Unschedulable, message: "cannot overflow: Reservations are not synced", queued: true,
+		},
+		"not synced, before preemption": {
+			reason: "the scheduler may just have started", order: BeforePreemption,
+			change: func(p *Plugin, _ *corev1.Pod) { p.synced = func() bool { return false } },
+			code:   framework.UnschedulableAndUnresolvable, message: "cannot overflow: Reservations are not synced", queued: true,
+		},
+		"not synced for long": {
+			reason: "they may not be installed, and preemption may help", order: BeforePreemption,
+			change: func(p *Plugin, pod *corev1.Pod) {
+				p.synced = func() bool { return false }
+				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+				now := p.clock.(*clocktesting.FakePassiveClock)
+				now.SetTime(now.Now().Add(10 * time.Second))
+			},
+			code: framework.Unschedulable, message: "cannot overflow: Reservations are not synced", queued: true,
 		},
 		"cannot overflow": {
 			reason: "preemption may help; the pod gets an event", order: BeforePreemption,

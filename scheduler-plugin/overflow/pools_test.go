@@ -338,14 +338,18 @@ func TestPoolWakes(t *testing.T) {
 	now := p.clock.(*clocktesting.FakePassiveClock)
 	later := func() { now.SetTime(now.Now().Add(time.Second)) }
 	paris := nodeWith("paris").Node()
+	paris.Spec.Taints = []corev1.Taint{{Key: broker.TaintOverflow, Effect: corev1.TaintEffectNoSchedule}}
 	p.placements.setNode(paris)
+	p.nodes = corelisters.NewNodeLister(newIndexer(paris))
 	later()
 	tolerant := func(name, cpu string) *corev1.Pod {
 		pod := jobPod("crunch", name, cpu)
 		pod.Spec.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}
 		return pod
 	}
-	for _, pod := range []*corev1.Pod{tolerant("p1", "2"), tolerant("p2", "2"), tolerant("p3", "2")} {
+	// An older pod of their key was created before its namespace opted in.
+	unsteered := jobPod("crunch", "p0", "2")
+	for _, pod := range []*corev1.Pod{unsteered, tolerant("p1", "2"), tolerant("p2", "2"), tolerant("p3", "2")} {
 		key, _ := p.keys.get(pod)
 		p.gate.close(pod, key.key, now.Now(), time.Time{})
 	}

@@ -72,6 +72,7 @@ func TestRoomFinder(t *testing.T) {
 		"a tainted node":            {"the guest does not tolerate it", localNode("home", "4", corev1.Taint{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}), nil, false, 0},
 		"a pod waits for it":        {"it comes first", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "4", unschedulablePod)}, false, 0},
 		"a pod waits, not for room": {"it would fit beside the other one, so that something else keeps it", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "1", unschedulablePod), ownedPod("ReplicaSet", "q", "home", "1")}, true, time.Hour},
+		"a gang waits for others":   {"it would fit, and another pod of it may not", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "1", unschedulablePod, func(p *corev1.Pod) { p.Labels[demand.LabelPodGroup] = "ring" }), ownedPod("ReplicaSet", "q", "home", "1")}, false, time.Hour},
 		"a pod waits for more":      {"it lacks room for as long", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "4", unschedulablePod), ownedPod("ReplicaSet", "q", "home", "1")}, false, time.Hour},
 		"a pod waits for none":      {"it is larger than the node", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "5", unschedulablePod)}, true, 0},
 		"a pod waits elsewhere":     {"it selects other nodes", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "", "1", unschedulablePod, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} })}, true, 0},

@@ -184,6 +184,8 @@ type waitingIn struct {
 	noneWaits
 	pod     *corev1.Pod
 	allowed *bool
+	// rejected how often; nil if it does not matter.
+	rejected *int
 }
 
 func (h waitingIn) IterateOverWaitingPods(f func(framework.WaitingPod)) { f(waitingPodOf{h: h}) }
@@ -193,9 +195,13 @@ type waitingPodOf struct {
 	h waitingIn
 }
 
-func (w waitingPodOf) GetPod() *corev1.Pod   { return w.h.pod }
-func (w waitingPodOf) Allow(string)          { *w.h.allowed = true }
-func (w waitingPodOf) Reject(string, string) {}
+func (w waitingPodOf) GetPod() *corev1.Pod { return w.h.pod }
+func (w waitingPodOf) Allow(string)        { *w.h.allowed = true }
+func (w waitingPodOf) Reject(string, string) {
+	if w.h.rejected != nil {
+		*w.h.rejected++
+	}
+}
 
 // TestLeavingMember: a pod of a gang that is about to lose its place does not count as having
 // one, although it has it until the scheduler has taken it away. One that was allowed to be bound
@@ -244,3 +250,41 @@ func TestLeavingMember(t *testing.T) {
 		})
 	}
 }
+
+// TestRejectedMembers: when a pod of a gang has lost its place, the one that waits for it does not
+// keep its own, also if it is terminating by then; one that is being bound does.
+func TestRejectedMembers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before   func(p *Plugin, waiting *corev1.Pod)
+		rejected int
+	}{
+		"it waits": {func(*Plugin, *corev1.Pod) {}, 1},
+		"it is terminating": {func(p *Plugin, waiting *corev1.Pod) {
+			terminating := waiting.DeepCopy()
+			terminating.DeletionTimestamp = &metav1.Time{Time: p.clock.Now()}
+			p.podHandler(func() bool { return false }, newUntriedPods(p.clock)).OnUpdate(waiting, terminating)
+		}, 1},
+		"it is being bound": {func(p *Plugin, waiting *corev1.Pod) { p.gangs.allow([]*corev1.Pod{waiting}) }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := testPlugin(OverflowArgs{GangTimeout: &metav1.Duration{Duration: time.Minute}}, nodeWith("").Node())
+			waiting, other, allowed, rejected := ringPod("crunch-0"), ringPod("crunch-1"), false, 0
+			p.handle = inProfile{waitingIn{pod: waiting, allowed: &allowed, rejected: &rejected}}
+			p.ring(t, waiting, other)
+			p.placements.assume(waiting, "home", "")
+			if status, _ := p.Permit(t.Context(), nil, waiting, "home"); !status.IsWait() {
+				t.Fatalf("the pod does not wait: %v", status)
+			}
+			tc.before(p, waiting)
+			p.Unreserve(t.Context(), nil, other, "home")
+			if rejected != tc.rejected {
+				t.Errorf("rejected %d times, want %d", rejected, tc.rejected)
+			}
+		})
+	}
+}
+
+// inProfile is waitingIn with the name of its profile.
+type inProfile struct{ waitingIn }
+
+func (inProfile) ProfileName() string { return broker.SchedulerName }

@@ -17,9 +17,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admission/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -27,6 +29,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
@@ -294,6 +299,45 @@ func TestNoLeader(t *testing.T) {
 			t.Errorf("%s: steered %t, want %t", step.reason, got, step.steered)
 		}
 	}
+}
+
+// TestUnreadableLease: while the API server does not allow to read the Lease, no replica is known to
+// lead, and the log says why, not each time.
+func TestUnreadableLease(t *testing.T) {
+	var reads atomic.Int64
+	var allowed atomic.Bool
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		reads.Add(1)
+		w.Header().Set("Content-Type", "application/json")
+		if !allowed.Load() {
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprint(w, `{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403, "message": "not allowed"}`)
+			return
+		}
+		fmt.Fprint(w, `{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"resourceVersion": "7"}}`)
+	}))
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	expect.NoError(t, err)
+	now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
+	leader := steering.NewLeader(now)
+	var logged atomic.Int64
+	ctx := klog.NewContext(t.Context(), funcr.New(func(_, line string) {
+		if strings.Contains(line, "Failed to read the Lease") && strings.Contains(line, "not allowed") {
+			logged.Add(1)
+		}
+	}, funcr.Options{}))
+	go leader.Watch(ctx, client, "kube-system", "spillway-scheduler")
+	expect.Eventually(t, "the Lease to be read again", func() (bool, string) { return reads.Load() >= 3, fmt.Sprint(reads.Load(), " reads") })
+	if n := logged.Load(); n != 1 {
+		t.Errorf("logged %d times, want once", n)
+	}
+	now.SetTime(now.Now().Add(time.Minute))
+	if leader.Leads() {
+		t.Error("a replica is taken to lead whose Lease cannot be read")
+	}
+	allowed.Store(true)
+	expect.Eventually(t, "the Lease to count", func() (bool, string) { return leader.Leads(), "nobody leads" })
 }
 
 // A replica knows that it leads by the host name in the Lease.
