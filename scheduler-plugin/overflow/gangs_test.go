@@ -219,7 +219,7 @@ func podGroupsLater(c *testCluster, ns string) {
 	c.expectPods(ns, "ring", map[string]int{home: 3})
 }
 
-// podGroupsUninstalled: while PodGroups are installed, pods wait for one that nobody creates; when
+// podGroupsUninstalled: while PodGroups are installed, pods wait for one that does not exist; when
 // they are installed again, others do.
 func podGroupsUninstalled(c *testCluster, ns string) {
 	c = c.ofPodGroups()

@@ -84,8 +84,8 @@ func TestAbsentKinds(t *testing.T) {
 	expect.EventuallyWithin(t, longest, "a later success to count", func() (bool, string) { return informers["secrets"].HasSynced(), "not synced" })
 }
 
-// servedLater serves a kind while served is set: to a client, and to an informer that has not asked
-// for it in vain before.
+// servedLater serves a kind while served is set: to a client, and to an informer that has not found it
+// absent before.
 type servedLater struct {
 	dynamic.ResourceInterface
 	served atomic.Bool

@@ -337,7 +337,7 @@ func TestUnreadableLease(t *testing.T) {
 		t.Error("a replica is taken to lead whose Lease cannot be read")
 	}
 	allowed.Store(true)
-	expect.Eventually(t, "the Lease to count", func() (bool, string) { return leader.Leads(), "nobody leads" })
+	expect.Eventually(t, "the Lease to count", func() (bool, string) { return leader.Leads(), "no replica leads" })
 }
 
 // A replica knows that it leads by the host name in the Lease.
