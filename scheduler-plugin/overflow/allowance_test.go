@@ -461,8 +461,10 @@ func TestDeletedWhileUsed(t *testing.T) {
 			}
 			said := 0
 			for len(recorder.Events) > 0 {
-				if strings.Contains(<-recorder.Events, "is being deleted, and") {
-					said++
+				if e := <-recorder.Events; strings.Contains(e, "is being deleted, and") {
+					if said++; !strings.Contains(e, "and 4 pods") {
+						t.Errorf("event %q, want one of the 4 pods", e)
+					}
 				}
 			}
 			if said > 1 || said == 1 != tc.event {

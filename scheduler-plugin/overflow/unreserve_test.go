@@ -181,7 +181,7 @@ func TestGatedMember(t *testing.T) {
 
 // waitingIn is the handle of a scheduler in which a pod waits in Permit.
 type waitingIn struct {
-	noneWaits
+	profileHandle
 	pod     *corev1.Pod
 	allowed *bool
 	// rejected how often; nil if it does not matter.
@@ -269,7 +269,7 @@ func TestRejectedMembers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := testPlugin(OverflowArgs{GangTimeout: &metav1.Duration{Duration: time.Minute}}, nodeWith("").Node())
 			waiting, other, allowed, rejected := ringPod("crunch-0"), ringPod("crunch-1"), false, 0
-			p.handle = inProfile{waitingIn{pod: waiting, allowed: &allowed, rejected: &rejected}}
+			p.handle = waitingIn{pod: waiting, allowed: &allowed, rejected: &rejected}
 			p.ring(t, waiting, other)
 			p.placements.assume(waiting, "home", "")
 			if status, _ := p.Permit(t.Context(), nil, waiting, "home"); !status.IsWait() {
@@ -283,8 +283,3 @@ func TestRejectedMembers(t *testing.T) {
 		})
 	}
 }
-
-// inProfile is waitingIn with the name of its profile.
-type inProfile struct{ waitingIn }
-
-func (inProfile) ProfileName() string { return broker.SchedulerName }
