@@ -163,7 +163,6 @@ func simulateVirtualNode(ctx context.Context, rome client.Client) error {
 	} else if err != nil {
 		return err
 	}
-	node.Spec.Unschedulable = config.Capacity.Parked
 	node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return taint.Key != broker.TaintOverflow })
 	if err := rome.Update(ctx, node); err != nil {
 		return client.IgnoreNotFound(err)

@@ -294,13 +294,13 @@ func readyCondition(node *corev1.Node) corev1.NodeCondition {
 }
 
 // expectNode waits for the node to be Ready with exactly these resources.
-func (e *environment) expectNode(t *testing.T, want corev1.ResourceList, unschedulable bool) {
+func (e *environment) expectNode(t *testing.T, want corev1.ResourceList) {
 	t.Helper()
-	expect.Eventually(t, fmt.Sprintf("a node with %v, unschedulable %t", want, unschedulable), func() (bool, string) {
+	expect.Eventually(t, fmt.Sprintf("a node with %v", want), func() (bool, string) {
 		node, err := e.getNode(t)
-		return err == nil && readyCondition(node).Status == corev1.ConditionTrue && node.Spec.Unschedulable == unschedulable &&
+		return err == nil && readyCondition(node).Status == corev1.ConditionTrue &&
 				equality.Semantic.DeepEqual(node.Status.Allocatable, want) && equality.Semantic.DeepEqual(node.Status.Capacity, want),
-			fmt.Sprintf("%+v, allocatable %v, capacity %v, unschedulable %t, %v", readyCondition(node), node.Status.Allocatable, node.Status.Capacity, node.Spec.Unschedulable, err)
+			fmt.Sprintf("%+v, allocatable %v, capacity %v, %v", readyCondition(node), node.Status.Allocatable, node.Status.Capacity, err)
 	})
 }
 
@@ -404,7 +404,7 @@ func TestProgram(t *testing.T) {
 	e := newEnvironment(t)
 	e.start()
 	e.writeConfig(t, nil)
-	e.expectNode(t, capacity(), false)
+	e.expectNode(t, capacity())
 	for _, step := range []struct {
 		name string
 		test func(*testing.T)
@@ -431,11 +431,14 @@ func (e *environment) testNode(t *testing.T) {
 	node := e.mustGetNode(t)
 	for key, want := range map[string]string{
 		broker.LabelProvider: providerID, broker.LabelNodeType: broker.NodeTypeVirtual, broker.LabelManagedBy: broker.ManagedBySpillway,
-		corev1.LabelHostname: nodeName, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", corev1.LabelTopologyZone: "paris-1",
+		corev1.LabelNodeExcludeBalancers: "true", corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", corev1.LabelTopologyZone: "paris-1",
 	} {
 		if node.Labels[key] != want {
 			t.Errorf("label %s is %q, want %q", key, node.Labels[key], want)
 		}
+	}
+	if value, domain := node.Labels[corev1.LabelHostname]; domain {
+		t.Errorf("pods of this cluster spread over the node: it has label %s=%s", corev1.LabelHostname, value)
 	}
 	want := corev1.Taint{Key: broker.TaintOverflow, Value: providerID, Effect: corev1.TaintEffectNoSchedule}
 	if !slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return taint.MatchTaint(&want) && taint.Value == want.Value }) {
@@ -450,15 +453,25 @@ func (e *environment) testNode(t *testing.T) {
 func (e *environment) testCapacity(t *testing.T) {
 	larger := expect.Resources("cpu", "4", "memory", "2Gi", "nvidia.com/gpu", "1", "pods", "12")
 	e.writeConfig(t, func(c *nodeconfig.Config) { c.Capacity.Resources = larger })
-	e.expectNode(t, larger, false)
+	e.expectNode(t, larger)
 	parked := expect.Resources("cpu", "1m", "memory", "1Mi", "pods", "0")
-	e.writeConfig(t, func(c *nodeconfig.Config) { c.Capacity = nodeconfig.Capacity{Resources: parked, Parked: true} })
-	e.expectNode(t, parked, true)
+	patch := func(unschedulable bool) {
+		t.Helper()
+		_, err := e.rome.CoreV1().Nodes().Patch(t.Context(), nodeName, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, unschedulable), metav1.PatchOptions{})
+		expect.NoError(t, err)
+	}
+	patch(true)
+	e.writeConfig(t, func(c *nodeconfig.Config) { c.Capacity = nodeconfig.Capacity{Resources: parked} })
+	e.expectNode(t, parked)
+	if !e.mustGetNode(t).Spec.Unschedulable {
+		t.Error("the administrator's cordon was undone")
+	}
+	patch(false)
 	if zone, ok := e.mustGetNode(t).Labels[corev1.LabelTopologyZone]; ok {
 		t.Errorf("the node still has the removed label of zone %s", zone)
 	}
 	e.writeConfig(t, nil)
-	e.expectNode(t, capacity(), false)
+	e.expectNode(t, capacity())
 }
 
 // getKubelet sends a request to the node's kubelet API, and returns the status
@@ -599,7 +612,7 @@ func (e *environment) testHomeRequests(t *testing.T) {
 }
 
 func (e *environment) testRestart(t *testing.T) {
-	e.expectNode(t, capacity(), false)
+	e.expectNode(t, capacity())
 	before := e.mustGetNode(t)
 	guests, err := e.guests().List(t.Context(), metav1.ListOptions{})
 	expect.NoError(t, err)

@@ -231,7 +231,7 @@ func grantedCPU(ctx context.Context) (map[string]int64, error) {
 		return nil, err
 	}
 	for _, n := range nodes {
-		if provider := n.Labels[broker.LabelProvider]; !n.Spec.Unschedulable {
+		if provider := n.Labels[broker.LabelProvider]; !n.Status.Allocatable.Pods().IsZero() {
 			granted[provider] = max(granted[provider], n.Status.Allocatable.Cpu().MilliValue())
 		}
 	}

@@ -59,8 +59,6 @@ type Connection struct {
 type Capacity struct {
 	// Resources is the Node's exact capacity and allocatable, "pods" included.
 	Resources corev1.ResourceList `json:"resources"`
-	// Parked cordons the Node.
-	Parked bool `json:"parked,omitempty"`
 	// Labels of the Node beside those that every virtual node has.
 	Labels map[string]string `json:"labels,omitempty"`
 	// Namespaces whose pods may run there; virtual-node may read the ConfigMaps and

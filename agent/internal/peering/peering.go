@@ -57,7 +57,8 @@ func Done(reason, message string) Progress {
 // Capacity is the desired state of a virtual node.
 type Capacity struct {
 	// Resources is the node's exact allocatable, without "pods". Empty parks the
-	// node: it stays Ready with minimal allocatable, cordoned.
+	// node: it stays Ready with minimal allocatable and no pods. A driver never changes
+	// spec.unschedulable: an administrator may cordon the node.
 	Resources corev1.ResourceList
 	// Pods is the node's allocatable "pods"; 0 with empty Resources.
 	Pods int32

@@ -228,7 +228,7 @@ func observeMember(ctx context.Context, api client.Client, name string, s *snaps
 	for _, n := range nodes.Items {
 		cores, gpus := n.Status.Allocatable.Cpu().Value(), amount(n.Status.Allocatable, gpu)
 		if provider := n.Labels[broker.LabelProvider]; provider != "" {
-			s.virtual[provider] = virtualNode{cores: cores, gpus: gpus, ready: isReady(n), parked: n.Spec.Unschedulable}
+			s.virtual[provider] = virtualNode{cores: cores, gpus: gpus, ready: isReady(n), parked: n.Status.Allocatable.Pods().IsZero()}
 			continue
 		}
 		if isReady(n) {

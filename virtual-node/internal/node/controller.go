@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
@@ -22,8 +21,7 @@ import (
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
-// resyncPeriod is the interval after which foreign changes to the spec are
-// reverted.
+// resyncPeriod is the interval after which a deletion of the Node is noticed.
 const resyncPeriod = 10 * time.Second
 
 // ErrNotManaged is returned if a Node of the virtual node's name exists that this
@@ -168,18 +166,12 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 }
 
-// reconcile updates the spec, and passes the status to virtual-kubelet.
+// reconcile passes labels and status to virtual-kubelet, which writes them. The spec is set once,
+// when the Node is created: an administrator may cordon it.
 func (c *Controller) reconcile(ctx context.Context) error {
 	desired := c.desired()
-	existing, err := c.client.CoreV1().Nodes().Get(ctx, desired.Name, metav1.GetOptions{})
-	if err != nil {
+	if _, err := c.client.CoreV1().Nodes().Get(ctx, desired.Name, metav1.GetOptions{}); err != nil {
 		return err
-	}
-	if existing.Spec.Unschedulable != desired.Spec.Unschedulable {
-		patch := fmt.Appendf(nil, `{"metadata":{"uid":%q},"spec":{"unschedulable":%t}}`, existing.UID, desired.Spec.Unschedulable)
-		if _, err := c.client.CoreV1().Nodes().Patch(ctx, desired.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			return fmt.Errorf("setting unschedulable=%t: %w", desired.Spec.Unschedulable, err)
-		}
 	}
 	if equality.Semantic.DeepEqual(desired, c.notified) {
 		return nil

@@ -60,9 +60,11 @@ func Desired(c nodeconfig.Config, health Health, address Address) *corev1.Node {
 		broker.LabelNodeType:      broker.NodeTypeVirtual,
 		broker.LabelManagedBy:     broker.ManagedBySpillway,
 		nodeconfig.LabelComponent: Component,
-		corev1.LabelHostname:      name,
 		corev1.LabelOSStable:      "linux",
 		corev1.LabelArchStable:    "amd64",
+		// The node is no target of load balancers. Without a hostname it is no domain in which
+		// the pods of this cluster spread.
+		corev1.LabelNodeExcludeBalancers: "true",
 	})
 	resources := c.Capacity.Resources.DeepCopy()
 	if resources == nil {
@@ -82,8 +84,7 @@ func Desired(c nodeconfig.Config, health Health, address Address) *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, Annotations: map[string]string{}},
 		Spec: corev1.NodeSpec{
-			Unschedulable: c.Capacity.Parked || c.Terminating,
-			Taints:        []corev1.Taint{{Key: broker.TaintOverflow, Value: c.Provider, Effect: corev1.TaintEffectNoSchedule}},
+			Taints: []corev1.Taint{{Key: broker.TaintOverflow, Value: c.Provider, Effect: corev1.TaintEffectNoSchedule}},
 		},
 		Status: corev1.NodeStatus{
 			Capacity:    resources,

@@ -45,6 +45,8 @@ type suite struct {
 	Environment
 	t          *testing.T
 	half, full corev1.ResourceList
+	// cordoned is set while an administrator has cordoned the node.
+	cordoned bool
 }
 
 // Test runs the contract in an environment without a peering.
@@ -108,6 +110,18 @@ func (s *suite) resize(capacity peering.Capacity) *corev1.Node {
 	if err != nil || node == nil {
 		s.t.Fatalf("the driver is done, but the node does not exist: %v", err)
 	}
+	if value, domain := node.Labels[corev1.LabelHostname]; domain {
+		s.t.Errorf("pods of this cluster spread over the node: it has label %s=%s", corev1.LabelHostname, value)
+	}
+	expect.Eventually(s.t, fmt.Sprintf("a node in zone %q", capacity.Labels[corev1.LabelTopologyZone]), func() (bool, string) {
+		node, err := session.Node(s.t.Context(), s.ConsumerClient(), s.Provider().ClusterID)
+		if err != nil {
+			return false, err.Error()
+		}
+		zone, has := node.Labels[corev1.LabelTopologyZone]
+		want, wanted := capacity.Labels[corev1.LabelTopologyZone]
+		return zone == want && has == wanted, fmt.Sprint(node.Labels)
+	})
 	shown := node.Status.Allocatable
 	for name, amount := range capacity.Resources {
 		if is := shown[name]; is.Cmp(amount) != 0 {
@@ -123,10 +137,24 @@ func (s *suite) resize(capacity peering.Capacity) *corev1.Node {
 	if pods := shown.Pods().Value(); pods != int64(capacity.Pods) {
 		s.t.Errorf("the node takes %d pods, want %d", pods, capacity.Pods)
 	}
-	if node.Spec.Unschedulable != capacity.Parked() {
-		s.t.Errorf("parked is %t, the node's unschedulable %t", capacity.Parked(), node.Spec.Unschedulable)
+	if node.Labels[corev1.LabelNodeExcludeBalancers] == "" {
+		s.t.Error("the node is a target of load balancers")
+	}
+	if node.Spec.Unschedulable != s.cordoned {
+		s.t.Errorf("the administrator's cordon is %t, the node's unschedulable %t", s.cordoned, node.Spec.Unschedulable)
 	}
 	return node
+}
+
+// cordon cordons the node, as an administrator does, or uncordons it.
+func (s *suite) cordon(unschedulable bool) {
+	s.t.Helper()
+	node, err := session.Node(s.t.Context(), s.ConsumerClient(), s.Provider().ClusterID)
+	expect.NoError(s.t, err)
+	before := node.DeepCopy()
+	node.Spec.Unschedulable = unschedulable
+	expect.NoError(s.t, s.ConsumerClient().Patch(s.t.Context(), node, client.MergeFrom(before)))
+	s.cordoned = unschedulable
 }
 
 // expectPeerings compares what the driver observes.
@@ -182,12 +210,14 @@ func (s *suite) resizeInPlace() {
 		}
 	}
 	s.grant(s.full, 3)
-	same("growing", s.resize(peering.Capacity{Resources: s.full, Pods: 3, Namespaces: namespaces[:]}))
+	same("growing", s.resize(peering.Capacity{Resources: s.full, Pods: 3, Namespaces: namespaces[:], Labels: map[string]string{corev1.LabelTopologyZone: "paris-1"}}))
+	s.cordon(true)
 	s.Restart()
 	s.grant(s.full, 3)
 	same("restarting", s.resize(peering.Capacity{Resources: s.full, Pods: 3, Namespaces: namespaces[:]}))
 	same("shrinking", s.resize(peering.Capacity{Resources: s.half, Pods: 1, Namespaces: namespaces[:1]}))
 	same("parking", s.resize(peering.Capacity{}))
+	s.cordon(false)
 	s.grant(nil, 0)
 	same("parking without a grant", s.resize(peering.Capacity{}))
 	s.grant(s.half, 2)

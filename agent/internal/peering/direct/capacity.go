@@ -35,11 +35,11 @@ func configCapacity(capacity peering.Capacity) nodeconfig.Capacity {
 	resources[corev1.ResourcePods] = *resource.NewQuantity(pods, resource.DecimalSI)
 	namespaces := slices.Clone(capacity.Namespaces)
 	slices.Sort(namespaces)
-	return nodeconfig.Capacity{Resources: resources, Parked: capacity.Parked(), Labels: maps.Clone(capacity.Labels), Namespaces: slices.Compact(namespaces)}
+	return nodeconfig.Capacity{Resources: resources, Labels: maps.Clone(capacity.Labels), Namespaces: slices.Compact(namespaces)}
 }
 
 func equalCapacity(a, b nodeconfig.Capacity) bool {
-	return session.Equal(a.Resources, b.Resources) && a.Parked == b.Parked && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Namespaces, b.Namespaces) &&
+	return session.Equal(a.Resources, b.Resources) && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Namespaces, b.Namespaces) &&
 		slices.Equal(a.OwnNetworks, b.OwnNetworks)
 }
 
@@ -87,9 +87,9 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, capacity
 // nodeProgress compares a Node, nil if it does not exist, with its configuration.
 func (d *Driver) nodeProgress(provider string, node *corev1.Node, want nodeconfig.Capacity, granted broker.ResourceQuantities) peering.Progress {
 	name := broker.VirtualNodeName(provider)
-	pending := session.NodePending(node, provider, want.Resources, want.Parked)
+	pending := session.NodePending(node, provider, want.Resources)
 	for key, value := range want.Labels {
-		if pending == "" && !want.Parked && node.Labels[key] != value {
+		if pending == "" && node.Labels[key] != value {
 			pending = "does not have label " + key + " yet"
 		}
 	}

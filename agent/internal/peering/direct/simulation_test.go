@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -95,16 +96,24 @@ func (s *simulation) virtualNode(ctx context.Context) error {
 			continue
 		}
 		failed = errors.Join(failed, s.rome.Create(ctx, &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
-				broker.LabelProvider: config.Provider, broker.LabelNodeType: broker.NodeTypeVirtual, broker.LabelManagedBy: broker.ManagedBySpillway,
-			}},
-			Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: broker.TaintOverflow, Value: config.Provider, Effect: corev1.TaintEffectNoSchedule}}},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: nodeLabels(config)},
+			Spec:       corev1.NodeSpec{Taints: []corev1.Taint{{Key: broker.TaintOverflow, Value: config.Provider, Effect: corev1.TaintEffectNoSchedule}}},
 		}))
 	}
 	return failed
 }
 
-// updateNode updates a Node's status as virtual-node does, its taints as the node
+// nodeLabels are those that virtual-node gives a Node.
+func nodeLabels(config nodeconfig.Config) map[string]string {
+	labels := map[string]string{
+		broker.LabelProvider: config.Provider, broker.LabelNodeType: broker.NodeTypeVirtual, broker.LabelManagedBy: broker.ManagedBySpillway,
+		corev1.LabelNodeExcludeBalancers: "true",
+	}
+	maps.Copy(labels, config.Capacity.Labels)
+	return labels
+}
+
+// updateNode updates a Node's labels and status as virtual-node does, its taints as the node
 // lifecycle controller does, and its lease.
 func (s *simulation) updateNode(ctx context.Context, node *corev1.Node, config nodeconfig.Config, unreachable string) error {
 	ready := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Ready"}
@@ -113,9 +122,9 @@ func (s *simulation) updateNode(ctx context.Context, node *corev1.Node, config n
 	}
 	var failed error
 	spec := node.DeepCopy()
-	spec.Spec.Unschedulable = config.Capacity.Parked
 	spec.Spec.Taints = slices.DeleteFunc(spec.Spec.Taints, func(taint corev1.Taint) bool { return taint.Key != broker.TaintOverflow })
-	if spec.Spec.Unschedulable != node.Spec.Unschedulable || len(spec.Spec.Taints) != len(node.Spec.Taints) {
+	spec.Labels = nodeLabels(config)
+	if len(spec.Spec.Taints) != len(node.Spec.Taints) || !maps.Equal(spec.Labels, node.Labels) {
 		failed = s.rome.Update(ctx, spec)
 	}
 	status := node.DeepCopy()

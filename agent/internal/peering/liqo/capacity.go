@@ -30,6 +30,22 @@ import (
 // Liqo repeats parts of the deletion for a moment, on whatever has the name then.
 const recreateDelay = 3 * time.Second
 
+// noHostname is the value of label kubernetes.io/hostname by which a virtual node loses it: it
+// is no domain in which the pods of this cluster spread. Liqo's kubelet sets the label, and
+// removes only what the VirtualNode has had: once the Node shows this value, the VirtualNode's
+// label is removed, and with it the Node's.
+const noHostname = "none"
+
+// nodeLabels are the labels of a provider's virtual node whatever its capacity.
+func nodeLabels(provider string) map[string]string {
+	return map[string]string{
+		consts.RemoteClusterID:           provider,
+		broker.LabelProvider:             provider,
+		broker.LabelNodeType:             broker.NodeTypeVirtual,
+		corev1.LabelNodeExcludeBalancers: "true",
+	}
+}
+
 // allocatableFor is the exact allocatable for a capacity, at least that of a parked
 // node, because without cpu and memory Liqo's node is not Ready. Resources in known
 // that it does not have are explicitly zero, because Liqo's node never drops one.
@@ -153,9 +169,6 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, wanted p
 	if err := d.pruneOffloadings(ctx); err != nil {
 		return peering.Progress{}, err
 	}
-	if err := d.ensureCordon(ctx, provider, objects.node, wanted.Parked()); err != nil {
-		return peering.Progress{}, err
-	}
 	labels, err := d.mappingLabels(ctx, provider, objects.virtualNode, wanted.Namespaces)
 	if err != nil {
 		return peering.Progress{}, err
@@ -164,7 +177,7 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, wanted p
 	if waiting, err := d.ensureVirtualNode(ctx, provider, objects, want, labels); err != nil || waiting != nil {
 		return ptr.Deref(waiting, peering.Progress{}), err
 	}
-	if pending := session.NodePending(objects.node, provider, want, wanted.Parked()); pending != "" {
+	if pending := session.NodePending(objects.node, provider, want); pending != "" {
 		return peering.Waiting("NodePending", "node "+sliceName(provider)+" "+pending), nil
 	}
 	for key, value := range wanted.Labels {
@@ -220,19 +233,6 @@ func (d *Driver) createSlice(ctx context.Context, provider string, want corev1.R
 	return nil
 }
 
-// ensureCordon cordons a provider's parked node and uncordons others.
-func (d *Driver) ensureCordon(ctx context.Context, provider string, node *corev1.Node, parked bool) error {
-	if node == nil || node.Spec.Unschedulable == parked || node.Labels[broker.LabelProvider] != provider {
-		return nil
-	}
-	before := node.DeepCopy()
-	node.Spec.Unschedulable = parked
-	if err := d.Client.Patch(ctx, node, client.MergeFrom(before)); err != nil {
-		return fmt.Errorf("setting unschedulable=%t on node %s: %w", parked, node.Name, err)
-	}
-	return nil
-}
-
 // ensureVirtualNode creates or resizes the VirtualNode within what the provider
 // granted. The progress is nil if it has the wanted size.
 func (d *Driver) ensureVirtualNode(ctx context.Context, provider string, objects capacityObjects, want corev1.ResourceList, labels map[string]string) (*peering.Progress, error) {
@@ -268,9 +268,12 @@ func (d *Driver) ensureVirtualNode(ctx context.Context, provider string, objects
 	if virtualNode.Spec.Labels == nil {
 		virtualNode.Spec.Labels = map[string]string{}
 	}
-	maps.Copy(virtualNode.Spec.Labels, labels)
-	if err := d.unmapNamespaces(ctx, virtualNode, labels); err != nil {
+	if err := d.removeLabels(ctx, virtualNode, labels); err != nil {
 		return nil, err
+	}
+	maps.Copy(virtualNode.Spec.Labels, labels)
+	if node := objects.node; node != nil && !slices.Contains([]string{"", noHostname}, node.Labels[corev1.LabelHostname]) {
+		virtualNode.Spec.Labels[corev1.LabelHostname] = noHostname
 	}
 	if !session.Equal(hard, virtualNode.Spec.ResourceQuota.Hard) || !maps.Equal(before.Spec.Labels, virtualNode.Spec.Labels) {
 		virtualNode.Spec.ResourceQuota.Hard = hard
@@ -336,11 +339,7 @@ func (d *Driver) createVirtualNode(ctx context.Context, provider string, stale *
 				}},
 				AnnotationsNotReflected: []string{guest.AnnotationEvict},
 			},
-			Labels: map[string]string{
-				consts.RemoteClusterID: provider,
-				broker.LabelProvider:   provider,
-				broker.LabelNodeType:   broker.NodeTypeVirtual,
-			},
+			Labels: nodeLabels(provider),
 			Taints: []corev1.Taint{{Key: broker.TaintOverflow, Value: provider, Effect: corev1.TaintEffectNoSchedule}},
 		},
 	}
@@ -349,6 +348,7 @@ func (d *Driver) createVirtualNode(ctx context.Context, provider string, stale *
 			virtualNode.Spec.Labels[key] = value
 		}
 	}
+	virtualNode.Spec.Labels[corev1.LabelHostname] = noHostname
 	if err := d.Client.Create(ctx, virtualNode); err != nil {
 		return peering.Progress{}, fmt.Errorf("creating virtual node %s: %w", name, err)
 	}

@@ -277,8 +277,8 @@ func (l *lifecycle) park() {
 	l.capacity("Ready", peering.Capacity{})
 	l.grant(0, nil)
 	node := l.node()
-	if !node.Spec.Unschedulable || !session.Equal(node.Status.Allocatable, expect.Resources("cpu", "1m", "memory", "1Mi")) {
-		l.t.Errorf("the node is not parked: unschedulable %t, %v", node.Spec.Unschedulable, node.Status.Allocatable)
+	if !session.Equal(node.Status.Allocatable, expect.Resources("cpu", "1m", "memory", "1Mi")) {
+		l.t.Errorf("the node is not parked: %v", node.Status.Allocatable)
 	}
 	l.expectQuota(expect.Resources("cpu", "1m", "memory", "1Mi"), true)
 	peerings, err := l.Driver().Observe(l.t.Context())

@@ -58,13 +58,18 @@ func (d *Driver) mappingLabels(ctx context.Context, provider string, virtualNode
 	return labels, nil
 }
 
-// unmapNamespaces removes from a virtual node the labels of namespaces that are not
-// among the wanted labels and have no pod on the node. Liqo then deletes them at the
-// provider.
-func (d *Driver) unmapNamespaces(ctx context.Context, virtualNode *offloadingv1beta1.VirtualNode, wanted map[string]string) error {
+// removeLabels removes the labels from a virtual node that are not wanted any more: Liqo
+// removes them from the Node, and deletes namespaces at the provider. The labels of namespaces
+// that have a pod on the node stay.
+func (d *Driver) removeLabels(ctx context.Context, virtualNode *offloadingv1beta1.VirtualNode, wanted map[string]string) error {
+	own := nodeLabels(string(virtualNode.Spec.ClusterID))
 	for label := range virtualNode.Spec.Labels {
+		if _, keep := wanted[label]; keep || own[label] != "" {
+			continue
+		}
 		namespace, mapped := strings.CutPrefix(label, labelMapping)
-		if _, keep := wanted[label]; !mapped || keep {
+		if !mapped {
+			delete(virtualNode.Spec.Labels, label)
 			continue
 		}
 		var pods corev1.PodList

@@ -32,6 +32,8 @@ type simulation struct {
 	rome, paris client.Client
 	// lost is whether crd-replicator has lost track of its copies.
 	lost atomic.Bool
+	// applied are the labels that Liqo's kubelet has taken from the VirtualNode.
+	applied map[string]string
 }
 
 const (
@@ -198,11 +200,23 @@ func (s *simulation) virtualNodes(ctx context.Context) error {
 			return err
 		}
 		if node == nil {
-			node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: vn.Name, Labels: vn.Spec.Labels}}
+			node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: vn.Name, Labels: map[string]string{corev1.LabelHostname: vn.Name}}}
+			maps.Copy(node.Labels, vn.Spec.Labels)
+			s.applied = maps.Clone(vn.Spec.Labels)
 			node.Spec.Taints = append(slices.Clone(vn.Spec.Taints), corev1.Taint{Key: consts.VirtualNodeTolerationKey, Value: "true", Effect: corev1.TaintEffectNoExecute})
 			if err := s.rome.Create(ctx, node); err != nil {
 				return err
 			}
+		}
+		if !maps.Equal(s.applied, vn.Spec.Labels) {
+			// It takes back only what it has applied.
+			if err := change(ctx, s.rome, node, func(n *corev1.Node) {
+				maps.DeleteFunc(n.Labels, func(key, _ string) bool { _, applied := s.applied[key]; return applied })
+				maps.Copy(n.Labels, vn.Spec.Labels)
+			}); err != nil {
+				return err
+			}
+			s.applied = maps.Clone(vn.Spec.Labels)
 		}
 		// The node lifecycle controller taints by condition.
 		taints := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return strings.HasPrefix(t.Key, "node.kubernetes.io/") })

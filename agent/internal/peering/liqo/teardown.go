@@ -344,15 +344,8 @@ func (d *Driver) removeVirtualNode(ctx context.Context, provider string, left re
 	return d.forceDeletePods(ctx, provider, left)
 }
 
-// drain cordons the node and evicts its pods.
+// drain evicts the pods of the node.
 func (d *Driver) drain(ctx context.Context, left remaining) error {
-	if left.node != nil && !left.node.Spec.Unschedulable {
-		before := left.node.DeepCopy()
-		left.node.Spec.Unschedulable = true
-		if err := d.Client.Patch(ctx, left.node, client.MergeFrom(before)); err != nil {
-			return fmt.Errorf("cordoning node %s: %w", left.node.Name, err)
-		}
-	}
 	for i := range left.pods {
 		if !left.pods[i].DeletionTimestamp.IsZero() {
 			continue

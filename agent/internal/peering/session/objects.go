@@ -93,14 +93,16 @@ func Equal(a, b corev1.ResourceList) bool {
 }
 
 // NodePending describes why a provider's node, nil if it does not exist, is not yet
-// Ready with exactly the allocatable resources, cordoned if parked; "" if it is.
-func NodePending(node *corev1.Node, provider string, allocatable corev1.ResourceList, parked bool) string {
+// Ready with exactly the allocatable resources; "" if it is. A cordon is the administrator's,
+// and does not count.
+func NodePending(node *corev1.Node, provider string, allocatable corev1.ResourceList) string {
 	if node == nil {
 		return "does not exist yet"
 	}
 	tainted := slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
 		return taint.Key == broker.TaintOverflow && taint.Value == provider && taint.Effect == corev1.TaintEffectNoSchedule
 	})
+	_, domain := node.Labels[corev1.LabelHostname]
 	ready := Ready(node)
 	switch {
 	case !node.DeletionTimestamp.IsZero():
@@ -113,15 +115,11 @@ func NodePending(node *corev1.Node, provider string, allocatable corev1.Resource
 		return "is not Ready yet"
 	case !Equal(node.Status.Allocatable, allocatable):
 		return "does not show the capacity yet"
-	case parked && !node.Spec.Unschedulable:
-		return "is not cordoned yet"
-	case parked:
-		return ""
-	case node.Spec.Unschedulable:
-		return "is still cordoned"
+	case domain:
+		return "still has label " + corev1.LabelHostname
 	}
 	for _, taint := range node.Spec.Taints {
-		if strings.HasPrefix(taint.Key, "node.kubernetes.io/") {
+		if strings.HasPrefix(taint.Key, "node.kubernetes.io/") && taint.Key != corev1.TaintNodeUnschedulable {
 			return "still has taint " + taint.Key
 		}
 	}

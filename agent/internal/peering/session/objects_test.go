@@ -41,7 +41,6 @@ func TestNodePending(t *testing.T) {
 	cases := map[string]struct {
 		change func(*corev1.Node)
 		absent bool
-		parked bool
 		want   string
 	}{
 		"ready":     {change: func(*corev1.Node) {}},
@@ -51,15 +50,17 @@ func TestNodePending(t *testing.T) {
 		"reason": {change: func(n *corev1.Node) {
 			n.Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Message: "full"}
 		}, want: "is not Ready: full"},
-		"not parked":     {change: func(*corev1.Node) {}, parked: true, want: "is not cordoned yet"},
-		"parked":         {change: func(n *corev1.Node) { n.Spec.Unschedulable = true }, parked: true},
-		"cordoned":       {change: func(n *corev1.Node) { n.Spec.Unschedulable = true }, want: "is still cordoned"},
+		"hostname":       {change: func(n *corev1.Node) { n.Labels[corev1.LabelHostname] = "spillway-paris" }, want: "still has label kubernetes.io/hostname"},
 		"a milliCPU off": {change: func(n *corev1.Node) { n.Status.Allocatable[corev1.ResourceCPU] = resource.MustParse("1501m") }, want: "does not show the capacity yet"},
 		"a byte off":     {change: func(n *corev1.Node) { n.Status.Allocatable[corev1.ResourceMemory] = resource.MustParse("1073741823") }, want: "does not show the capacity yet"},
 		"a GPU too much": {change: func(n *corev1.Node) { n.Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("1") }, want: "does not show the capacity yet"},
-		"still cordoned": {change: func(n *corev1.Node) {
+		"cordoned": {change: func(n *corev1.Node) {
+			n.Spec.Unschedulable = true
 			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule})
-		}, want: "still has taint " + corev1.TaintNodeUnschedulable},
+		}},
+		"still not ready": {change: func(n *corev1.Node) {
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule})
+		}, want: "still has taint " + corev1.TaintNodeNotReady},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -67,7 +68,7 @@ func TestNodePending(t *testing.T) {
 			if tc.absent {
 				node = nil
 			}
-			if got := NodePending(node, "paris", want, tc.parked); got != tc.want {
+			if got := NodePending(node, "paris", want); got != tc.want {
 				t.Errorf("got %q, want %q", got, tc.want)
 			}
 		})
