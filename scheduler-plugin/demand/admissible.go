@@ -156,6 +156,9 @@ func unmetTerm(term corev1.NodeSelectorTerm) string {
 		}
 	}
 	for _, e := range term.MatchExpressions {
+		if e.Key == corev1.LabelHostname && e.Operator == corev1.NodeSelectorOpExists {
+			return "its node affinity requires label " + e.Key + ", which no virtual node has"
+		}
 		if e.Operator != corev1.NodeSelectorOpIn {
 			continue
 		}

@@ -381,6 +381,7 @@ func TestAdmissible(t *testing.T) {
 		"arm64":           {selector(corev1.LabelArchStable, "arm64"), "arm64"},
 		"windows":         {func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }, "windows"},
 		"nodes by name":   {requireNode(expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "home-1")), "node affinity selects nodes"},
+		"any hostname":    {requireNode(expression(corev1.LabelHostname, corev1.NodeSelectorOpExists)), "requires label kubernetes.io/hostname"},
 		"arm64, affinity": {requireNode(expression(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "arm64")), "arm64"},
 		"hard spread": {func(p *corev1.Pod) {
 			p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{TopologyKey: "zone", WhenUnsatisfiable: corev1.DoNotSchedule}}
