@@ -89,6 +89,11 @@ func TestShapeOf(t *testing.T) {
 			pods:   [2]*corev1.Pod{podWith(request("cpu", "1"), request("memory", "1Gi")), podWith(request("cpu", "1000m"), request("memory", "1024Mi"))},
 			same:   true,
 		},
+		"amounts of zero": {
+			reason: "they need nothing, of whatever resource",
+			pods:   [2]*corev1.Pod{podWith(), podWith(request("nvidia.com/gpu", "0"), request("ephemeral-storage", "0Gi"), request("hugepages-2Mi", "0m"))},
+			same:   true,
+		},
 		"another Pod Security Standard": {
 			reason: "a provider may admit only those that comply with restricted",
 			pods: [2]*corev1.Pod{podWith(), podWith(func(p *corev1.Pod) {

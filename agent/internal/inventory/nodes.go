@@ -186,7 +186,10 @@ func Finished(pod *corev1.Pod) bool {
 }
 
 // Requests is what a pod uses of its node, as the scheduler counts it: while a resize
-// is in progress, the larger of what is requested, allocated and in use.
+// is in progress, the larger of what is requested, allocated and in use. It has no amounts of
+// zero, as shapes have none: pods that name them are not of another kind.
 func Requests(pod *corev1.Pod) corev1.ResourceList {
-	return podresource.PodRequests(pod, podresource.PodResourcesOptions{UseStatusResources: true})
+	requests := podresource.PodRequests(pod, podresource.PodResourcesOptions{UseStatusResources: true})
+	maps.DeleteFunc(requests, func(_ corev1.ResourceName, amount resource.Quantity) bool { return amount.IsZero() })
+	return requests
 }

@@ -117,6 +117,14 @@ func same(t *rapid.T, tracker *inventory.Tracker, cluster *inventory.Cluster) {
 	compare("slots", describe(tracker.Slots(headroom)), describe(cluster.Slots(headroom)))
 }
 
+// TestRequestsOfNothing: an amount of zero is the same as none.
+func TestRequestsOfNothing(t *testing.T) {
+	got := inventory.Requests(pod("a", expect.Resources("cpu", "500m", "memory", "0", "nvidia.com/gpu", "0m")))
+	if cpu := got.Cpu(); len(got) != 1 || cpu.String() != "500m" {
+		t.Errorf("got %v", got)
+	}
+}
+
 // TestResize: a pod that is being resized uses the larger of what it has and what it
 // requests.
 func TestResize(t *testing.T) {

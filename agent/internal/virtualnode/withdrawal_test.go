@@ -31,6 +31,7 @@ func guestPod(name string, created int64, requests corev1.ResourceList, change .
 
 func TestBeyond(t *testing.T) {
 	small, large := expect.Resources("cpu", "300m"), expect.Resources("cpu", "1")
+	without := expect.Resources("cpu", "1", "memory", "0", "nvidia.com/gpu", "0")
 	notReady := func(p *corev1.Pod) { p.Status.Conditions = nil }
 	marked := func(p *corev1.Pod) {
 		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: broker.PodMustLeave, Status: corev1.ConditionTrue})
@@ -58,6 +59,7 @@ func TestBeyond(t *testing.T) {
 		"priority":       {"a pod of higher priority stays, although it is newer", grant(1, small, with(virtualnode.SumOf(three[0], guestPod("new", 3, small, important)))), "old"},
 		"terminating":    {"one that leaves already is the first", grant(1, small, with(virtualnode.SumOf(guestPod("old", 1, small, terminating), three[1]))), "old"},
 		"two sets":       {"a set loses its own pods", grant(0, nil, with(virtualnode.SumOf(append([]*corev1.Pod{guestPod("leader", 9, large)}, three...)...)), twoSets), "new"},
+		"zeros":          {"an amount of zero is no other request", grant(0, nil, with(virtualnode.SumOf(guestPod("leader", 9, without), three[0], three[1], three[2])), twoSets), "new"},
 		"other requests": {"pods that are not as any set count by number", grant(2, small, with(virtualnode.SumOf(guestPod("resized", 1, large), three[1], three[2]))), "new"},
 		"total":          {"what fits stays, the newest leaves", grant(0, nil, with(virtualnode.SumOf(three...)), divisible(expect.Resources("cpu", "700m"))), "new"},
 		"no total":       {"nothing remains", grant(0, nil, with(virtualnode.SumOf(three...)), divisible(nil)), "new mid old"},

@@ -99,6 +99,7 @@ func Pod(pod *corev1.Pod, namespace string, o Options) (guest *corev1.Pod, refs 
 	spec.ReadinessGates = nil
 	t.dns(spec, o)
 	t.volumes(spec)
+	placement.DropZeros(spec)
 	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
 		for i := range containers {
 			t.container(&containers[i])
@@ -371,7 +372,7 @@ func (t *translation) container(c *corev1.Container) {
 	if c.Resources.Requests == nil {
 		c.Resources.Requests = corev1.ResourceList{}
 	}
-	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
+	for _, name := range placement.Listed() {
 		if _, ok := c.Resources.Requests[name]; !ok {
 			request := resource.MustParse("0")
 			if limit, ok := c.Resources.Limits[name]; ok {

@@ -519,6 +519,8 @@ func TestRequests(t *testing.T) {
 		"limited": {"the request defaults to the limit, not to 0", nil, list("memory", "1Gi"), list("cpu", "0", "memory", "1Gi", "ephemeral-storage", "0")},
 		"devices": {"other resources are kept", list("nvidia.com/gpu", "1", "cpu", "1"), list("nvidia.com/gpu", "1"),
 			list("nvidia.com/gpu", "1", "cpu", "1", "memory", "0", "ephemeral-storage", "0")},
+		"no devices": {"the provider refuses resources that it does not grant, whatever the amount", list("nvidia.com/gpu", "0", "hugepages-2Mi", "0Mi", "cpu", "1"),
+			list("cpu", "1"), list("cpu", "1", "memory", "0", "ephemeral-storage", "0")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			guest, _, _ := Pod(shopPod(func(p *corev1.Pod) {

@@ -18,6 +18,8 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/spillway-dev/spillway/broker/guest"
 )
 
 const (
@@ -129,9 +131,9 @@ func (n Namespace) EnsureLimits(ctx context.Context, memory resource.Quantity) e
 	limits := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Namespace: n.Name, Name: Quota}}
 	zero := resource.Quantity{Format: resource.DecimalSI}
 	return n.Ensure(ctx, limits, func() {
-		item := corev1.LimitRangeItem{
-			Type:           corev1.LimitTypeContainer,
-			DefaultRequest: corev1.ResourceList{corev1.ResourceCPU: zero, corev1.ResourceMemory: zero, corev1.ResourceEphemeralStorage: zero},
+		item := corev1.LimitRangeItem{Type: corev1.LimitTypeContainer, DefaultRequest: corev1.ResourceList{}}
+		for _, name := range guest.Listed() {
+			item.DefaultRequest[name] = zero
 		}
 		if !memory.IsZero() {
 			item.Default = corev1.ResourceList{corev1.ResourceMemory: memory}
@@ -169,8 +171,8 @@ type Objects struct {
 // counts a pod that is being deleted until its time is over.
 func Requests(total corev1.ResourceList) corev1.ResourceList {
 	hard := corev1.ResourceList{}
-	for _, name := range []corev1.ResourceName{corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage} {
-		hard[name] = resource.Quantity{Format: resource.DecimalSI}
+	for _, name := range guest.Listed() {
+		hard[corev1.DefaultResourceRequestsPrefix+name] = resource.Quantity{Format: resource.DecimalSI}
 	}
 	for name, amount := range total {
 		if name != corev1.ResourcePods {

@@ -24,8 +24,9 @@ const GuestsPath = "/guests"
 // guest gets the PriorityClass of guests, so that it preempts no pod and keeps the node that it
 // is nominated to, the node affinity and the tolerations of guests, because it was judged with
 // these, bounds of its memory where it has none, and requests that Liqo's Quota counts in
-// full. With handOver it gets the scheduling gate, too, and waits until the agent hands over
-// a place. None keeps its node from being removed, also by an annotation that it gets later.
+// full, but none of nothing: Liqo refuses what the Quota does not list, whatever the amount. With
+// handOver it gets the scheduling gate, too, and waits until the agent hands over a place. None
+// keeps its node from being removed, also by an annotation that it gets later.
 // The handler admits every ShadowPod: who may write what is up to the chart's policies.
 func GuestsHandler(handOver bool) http.Handler {
 	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
@@ -60,6 +61,7 @@ func makeGuest(pod *corev1.PodSpec, handOver bool) {
 	*required = guest.NodeAffinity(*required)
 	// Liqo leaves out only the one of its own taint.
 	pod.Tolerations = guest.Tolerations(pod.Tolerations)
+	guest.DropZeros(pod)
 	guest.BoundMemory(pod)
 	makeCounted(pod)
 }

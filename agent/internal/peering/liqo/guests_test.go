@@ -79,6 +79,14 @@ func guestChanges() map[string]guestChange {
 		"limits": both(func(s *corev1.PodSpec) {
 			s.Containers[0].Resources = corev1.ResourceRequirements{Requests: expect.Resources("memory", "1Gi"), Limits: expect.Resources("memory", "4Gi")}
 		}),
+		"no devices": {
+			func(s *corev1.PodSpec) {
+				s.Containers[0].Resources = corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1", "nvidia.com/gpu", "0"), Limits: expect.Resources("nvidia.com/gpu", "0")}
+			},
+			func(s *corev1.PodSpec) {
+				s.Containers[0].Resources.Requests[corev1.ResourceCPU] = resource.MustParse("1")
+			},
+		},
 		"an init container": {
 			func(s *corev1.PodSpec) {
 				s.InitContainers = []corev1.Container{{Name: "i", Image: "i", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1"), Limits: expect.Resources("cpu", "1")}}}

@@ -42,6 +42,7 @@ func TestLifecycle(t *testing.T) {
 	l.expectNode()
 	l.expectGuestAffinity()
 	l.expectGuestsConfined()
+	l.expectZerosAdmitted()
 	l.growWithinGrant()
 	l.expectFinishedGuestsGranted()
 	l.expectNamespaceConflicts()
@@ -136,6 +137,41 @@ func (l *lifecycle) expectGuestsConfined() {
 		l.t.Error("the namespace of a peering that a user made is limited")
 	}
 	expect.NoError(l.t, l.paris.Delete(l.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo"}}))
+}
+
+// expectZerosAdmitted checks that Liqo admits guests that request nothing of a resource, whether
+// or not it is granted.
+func (l *lifecycle) expectZerosAdmitted() {
+	l.t.Helper()
+	quota := read(l.t, l.paris, "liqo-tenant-rome", userOf("spillway-paris", "rome"), &offloadingv1beta1.Quota{})
+	admitted := func(change func(*corev1.PodSpec)) string {
+		pod := &corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}, {Name: "d"}}, InitContainers: []corev1.Container{{Name: "i"}, sidecar("s", "10m")}}
+		change(pod)
+		makeGuest(pod, false)
+		return refusal(quota, pod)
+	}
+	for name, r := range map[string]corev1.ResourceRequirements{
+		"a device":               {Requests: expect.Resources("cpu", "100m", "nvidia.com/gpu", "0"), Limits: expect.Resources("nvidia.com/gpu", "0")},
+		"only zeros":             {Requests: expect.Resources("cpu", "0", "memory", "0", "ephemeral-storage", "0", "hugepages-2Mi", "0Mi", "example.com/fpga", "0m")},
+		"storage below a limit":  {Requests: expect.Resources("ephemeral-storage", "0"), Limits: expect.Resources("ephemeral-storage", "1Gi")},
+		"a container of no size": {},
+	} {
+		for kind, change := range map[string]func(*corev1.PodSpec){
+			"container":      func(pod *corev1.PodSpec) { pod.Containers[1].Resources = *r.DeepCopy() },
+			"init container": func(pod *corev1.PodSpec) { pod.InitContainers[0].Resources = *r.DeepCopy() },
+			"sidecar":        func(pod *corev1.PodSpec) { pod.InitContainers[1].Resources = *r.DeepCopy() },
+		} {
+			if message := admitted(change); message != "" {
+				l.t.Errorf("%s that requests zero (%s): %s", kind, name, message)
+			}
+		}
+	}
+	refused := func(pod *corev1.PodSpec) {
+		pod.Containers[0].Resources = corev1.ResourceRequirements{Requests: expect.Resources("nvidia.com/gpu", "1"), Limits: expect.Resources("nvidia.com/gpu", "1")}
+	}
+	if message := admitted(refused); message != "nvidia.com/gpu quota limit not found for this peering" {
+		l.t.Errorf("a device that is not granted: %q", message)
+	}
 }
 
 func (l *lifecycle) node() *corev1.Node {

@@ -10,6 +10,7 @@ import (
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
@@ -19,6 +20,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/guest"
 )
 
 // replicatedFrom selects the objects that a consumer's crd-replicator made here.
@@ -152,6 +154,11 @@ func decide(requested, total, finished corev1.ResourceList, only bool) answer {
 		v.message = fmt.Sprintf("requested %s and %d pods, but the holds are %s and %d pods", broker.FromList(requested), requested.Pods().Value(), broker.FromList(total), total.Pods().Value())
 		if !only {
 			v.reason, v.message = "DuplicateResourceSlice", "the holds of a consumer are granted only to its resource slice "+broker.VirtualNodePrefix+"<provider>"
+		}
+	}
+	for _, name := range guest.Listed() {
+		if _, ok := granted[name]; !ok {
+			granted[name] = resource.Quantity{Format: resource.DecimalSI}
 		}
 	}
 	for name, amount := range finished {

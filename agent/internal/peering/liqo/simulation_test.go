@@ -553,6 +553,23 @@ func (s *simulation) resourceSlices(ctx context.Context) error {
 	return nil
 }
 
+// refusal is the answer of Liqo's webhook for ShadowPods to the only guest of a Quota, "" if it
+// is admitted: as checkResources there.
+func refusal(quota *offloadingv1beta1.Quota, pod *corev1.PodSpec) string {
+	counted := quotaOf(pod)
+	for _, name := range slices.Sorted(maps.Keys(counted)) {
+		amount := counted[name]
+		free, listed := quota.Spec.Resources[name]
+		switch {
+		case !listed:
+			return fmt.Sprintf("%s quota limit not found for this peering", name)
+		case free.Cmp(amount) < 0:
+			return fmt.Sprintf("peering %s quota usage exceeded - free %s / requested %s", name, free.String(), amount.String())
+		}
+	}
+	return ""
+}
+
 // namespaceMaps create and delete namespaces at the provider.
 func (s *simulation) namespaceMaps(ctx context.Context) error {
 	list, err := all[offloadingv1beta1.NamespaceMapList](ctx, s.paris)
