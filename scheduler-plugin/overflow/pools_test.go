@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -111,6 +112,7 @@ func TestPoolAdmits(t *testing.T) {
 		"a total":                    {reason: "room for it", held: total("cpu", "1"), want: true},
 		"a smaller total":            {reason: "never beyond", held: total("cpu", "999m")},
 		"another resource":           {reason: "the total has none of it", held: total("memory", "1Gi")},
+		"zero of another resource":   {reason: "it needs none of it", held: total("cpu", "1"), want: true, pod: func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests[broker.ResourceGPU] = resource.Quantity{} }},
 		"a place":                    {reason: "as large as the pod", held: sets(map[string]int32{"1": 1}), want: true},
 		"a larger place":             {reason: "the pod fits in it", held: sets(map[string]int32{"2": 1}), want: true},
 		"two smaller places":         {reason: "a place is for one pod", held: sets(map[string]int32{"500m": 2})},

@@ -209,6 +209,15 @@ func TestFit(t *testing.T) {
 			rejected: byCluster{"berlin": "InsufficientCapacity"},
 			messages: byCluster{"berlin": "Insufficient cpu on the nodes without taints: requested 8."},
 		},
+		"zero of what no cluster has": {
+			reason: "it needs none of it",
+			request: with(pods(1, "cpu=1"), func(a *decide.Request) {
+				a.Want.PodSets[0].Requests.GPU = &resource.Quantity{}
+				a.Want.PodSets[0].Requests.Extended = map[corev1.ResourceName]resource.Quantity{"example.com/fpga": {}}
+			}),
+			clusters: []oracleCluster{cluster("paris")},
+			want:     "paris", pods: 1,
+		},
 		"available by the ledger": {
 			reason:   "free shapes do not help where the provider keeps headroom",
 			request:  pods(3, "cpu=500m"),
