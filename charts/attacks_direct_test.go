@@ -279,6 +279,7 @@ func (h *hostileConsumer) podAttacks() []attack {
 		{"no memory limit", h.spec(unlimited), []string{"quota"}, "limits.memory"},
 		{"a memory limit beyond what is granted", h.spec(requesting("memory", "1Ti")), quota, "exceeded quota"},
 		{"a resource that is not granted", h.spec(requesting("nvidia.com/gpu", "1")), pods, "granted to its cluster"},
+		{"none of a resource that is not granted: guests do not name it", h.spec(requesting("nvidia.com/gpu", "0")), pods, "granted to its cluster"},
 		{"no priority class", h.spec(func(s *corev1.PodSpec) { s.PriorityClassName = "" }), pods, "priority"},
 		{"a system priority class", h.spec(func(s *corev1.PodSpec) { s.PriorityClassName = "system-node-critical" }), pods, "priority"},
 		{"a ServiceAccount", h.spec(func(s *corev1.PodSpec) { s.ServiceAccountName = "admin" }), pods, "ServiceAccount"},
