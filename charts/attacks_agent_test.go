@@ -92,8 +92,8 @@ func TestAttacksByTheAgent(t *testing.T) {
 		{"deleting a pod there that may overflow", remove(podOn("", "third")), []string{deletions}, "pods on virtual nodes"},
 		{"deleting a DaemonSet's pod that waits for a real node", remove(daemonOfRealNode), []string{deletions}, "pods of DaemonSets that wait for these"},
 		{"deleting another pod that waits for a virtual node", remove(unowned), []string{deletions}, "pods of DaemonSets that wait for these"},
-		{"deleting a real node", remove(&corev1.Node{ObjectMeta: named("worker")}), []string{limits}, "only change virtual nodes"},
-		{"deleting a real node with the name of a virtual one", remove(&corev1.Node{ObjectMeta: named("spillway-worker")}), []string{limits}, "only change virtual nodes"},
+		{"deleting a real node", remove(&corev1.Node{ObjectMeta: named("worker")}), []string{limits}, "only delete virtual nodes"},
+		{"deleting a real node with the name of a virtual one", remove(&corev1.Node{ObjectMeta: named("spillway-worker")}), []string{limits}, "only delete virtual nodes"},
 		{"deleting a namespace", remove(&corev1.Namespace{ObjectMeta: named("liqo")}), []string{limits}, "namespaces of peers"},
 	}
 	runAttacks(t, guards, slices.Concat(attacks, attacksInNamespaces(t, admin, agent)))

@@ -37,8 +37,8 @@ func TestInstalledOnARealAPIServer(t *testing.T) {
 	createWorkload(t, admin)
 	cordon := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`))
 	agent := as(t, config, "spillway-agent")
-	eventuallyForbidden(t, "cordoning of a real node by the agent", func() error {
-		return agent.Patch(t.Context(), &corev1.Node{ObjectMeta: named("worker")}, cordon, client.DryRunAll)
+	eventuallyForbidden(t, "deletion of a real node by the agent", func() error {
+		return agent.Delete(t.Context(), &corev1.Node{ObjectMeta: named("worker")}, client.DryRunAll)
 	})
 
 	t.Run("agent", func(t *testing.T) { testLiqoAgent(t, agent, cordon) })
@@ -98,8 +98,7 @@ func testLiqoAgent(t *testing.T, agent client.Client, cordon client.Patch) {
 		}
 	}
 	runSteps(t, []step{
-		{"cordoning a virtual node", func() error { return agent.Patch(ctx, &corev1.Node{ObjectMeta: named("spillway-paris")}, cordon) }, true},
-		{"cordoning a real node with the name of a virtual one", func() error { return agent.Patch(ctx, &corev1.Node{ObjectMeta: named("spillway-worker")}, cordon) }, false},
+		{"cordoning a virtual node, which is the administrator's", func() error { return agent.Patch(ctx, &corev1.Node{ObjectMeta: named("spillway-paris")}, cordon) }, false},
 		{"adding a toleration to a pod", func() error {
 			return agent.Patch(ctx, podOn("", "pending"), client.RawPatch(types.JSONPatchType, []byte(`[{"op":"add","path":"/spec/tolerations/-","value":{"key":"broker.fluidos.eu/overflow","operator":"Equal","value":"paris","effect":"NoSchedule"}}]`)))
 		}, true},
