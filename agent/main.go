@@ -280,6 +280,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		provided,
 		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), recorder, consumer.InUse, reservation.Options{
 			ClusterID: clusterID, InstructionNamespace: o.instructionNamespace, Namespace: o.namespace, Broker: brokerClient, Mirror: consumers,
+			Unmappable: driver.driver.Unmappable,
 		}),
 		tracker, advertiser, prober, driver, consumer, consumerPods, provider,
 	} {

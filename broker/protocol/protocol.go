@@ -188,6 +188,9 @@ type RequesterAck struct {
 	// Ready lists the providers whose virtual node provides the allocation of the
 	// attempt.
 	Ready []string `json:"ready,omitempty"`
+	// Unusable says of providers that have accepted why no pod can use the allocation there,
+	// whatever the virtual node. The broker releases it and asks others, and these again later.
+	Unusable map[string]string `json:"unusable,omitempty"`
 	// Used is what pods use of a reservation that was created in the hub; unset for others,
 	// which show it in the consumer.
 	Used *broker.Use `json:"used,omitempty"`

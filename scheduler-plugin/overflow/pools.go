@@ -31,9 +31,10 @@ type pool struct {
 	// price of it, such as "0.25 EUR" an hour, if the provider states one.
 	price string
 	// namespaces whose pods may use it; all if empty, which only one from the hub has.
-	namespaces []string
-	fromHub    bool
-	selector   labels.Selector
+	// Those of unmapped may not: the provider does not have them.
+	namespaces, unmapped []string
+	fromHub              bool
+	selector             labels.Selector
 	// restricted is set if the provider requires that guests comply with the Pod Security
 	// Standard restricted.
 	restricted bool
@@ -66,7 +67,7 @@ func needOf(pod *corev1.Pod) *podNeed {
 
 // serves reports whether pods of a namespace may use the pool.
 func (p *pool) serves(namespace string) bool {
-	return len(p.namespaces) == 0 || slices.Contains(p.namespaces, namespace)
+	return (len(p.namespaces) == 0 || slices.Contains(p.namespaces, namespace)) && !slices.Contains(p.unmapped, namespace)
 }
 
 // usable reports whether the pool has any capacity.
@@ -315,7 +316,7 @@ func (c *poolCache) poolOf(in *broker.ReservationInstruction) *pool {
 	spec := &in.Spec
 	p := &pool{
 		reservation: spec.ReservationName, hold: demand.HoldLabel(spec.ReservationName), provider: spec.TargetClusterID, price: spec.PricePerHour,
-		namespaces: spec.Namespaces, fromHub: spec.FromHub(), selector: labels.Everything(),
+		namespaces: spec.Namespaces, unmapped: in.Status.UnmappedNamespaces, fromHub: spec.FromHub(), selector: labels.Everything(),
 		restricted: spec.PodSecurity == broker.PodSecurityRestricted,
 	}
 	usable := in.DeletionTimestamp == nil && !spec.Releasing && !spec.Suspended && in.Status.Carried != nil

@@ -245,6 +245,23 @@ func TestPoolThatServesAnotherNamespaceNow(t *testing.T) {
 	}
 }
 
+// TestPoolOfUnmappedNamespace: pods of a namespace that the provider does not have use no pool
+// there, and those of others do.
+func TestPoolOfUnmappedNamespace(t *testing.T) {
+	p := poolPlugin()
+	_, in := byHand("hub", total("cpu", "4"), fromHub())
+	in.Status.UnmappedNamespaces = []string{"bank"}
+	p.pools.setInstruction(in)
+	pod := jobPod("crunch", "crunch-0", "1")
+	if _, ok := schedule(t, p, pod); !ok {
+		t.Error("a pod of another namespace is not admitted")
+	}
+	pod.Namespace = "bank"
+	if _, ok := schedule(t, p, pod); ok {
+		t.Error("a pod of the namespace is admitted")
+	}
+}
+
 // TestPoolsNeverExceeded: whatever the order of pods of mixed sizes, of their ends, and
 // of changes of two pools, a pod is admitted if and only if it fits beside those that
 // are there.

@@ -36,6 +36,17 @@ type Progress struct {
 	// Reason is a CamelCase word and Message a sentence, as in a condition: what is
 	// observed or waited for.
 	Reason, Message string
+	// Namespaces are those whose pods cannot use the virtual node, although it provides the
+	// capacity, and why. Only EnsureCapacity says so.
+	Namespaces map[string]Unmapped
+}
+
+// Unmapped is why the pods of one namespace cannot use a virtual node. It concerns no other.
+type Unmapped struct {
+	// Reason and Message are as in Progress; the message says what to do.
+	Reason, Message string
+	// Final is whether waiting does not change it: another provider is to be asked.
+	Final bool
 }
 
 // ReasonGrantPending is the Reason of EnsureCapacity while the provider has not
@@ -89,8 +100,12 @@ type Driver interface {
 	EnsurePeering(ctx context.Context, peer Peer) (Progress, error)
 	// EnsureCapacity makes the provider's virtual node provide exactly capacity by
 	// growing, shrinking or parking it in place. It is done only when the Node shows
-	// the capacity. The caller shrinks only what no pod uses.
+	// the capacity. The caller shrinks only what no pod uses. A namespace whose pods cannot
+	// use the node does not keep it from being done: see Progress.Namespaces.
 	EnsureCapacity(ctx context.Context, peer Peer, capacity Capacity) (Progress, error)
+	// Unmappable returns why pods of a namespace can run at no provider, and what to do;
+	// empty if they can.
+	Unmappable(ctx context.Context, namespace string) (why string, err error)
 	// Teardown removes the virtual node, the peering and everything made for them,
 	// here and, through the relay, at the provider. It is done when nothing is left,
 	// or when an unreachable provider is no longer waited for.

@@ -21,6 +21,8 @@ const (
 	reasonBrokerUnreachable = "BrokerUnreachable"
 	reasonWrongRequester    = "WrongRequester"
 	reasonNamespaceOfBroker = "NamespaceOfBroker"
+	// reasonNamespaceUnmappable is why the Reservation fails in this cluster.
+	reasonNamespaceUnmappable = "NamespaceUnmappable"
 
 	reasonWaiting      = "Waiting"
 	reasonPending      = "Pending"
@@ -95,6 +97,8 @@ func ready(local *broker.Reservation, status *broker.ReservationStatus, instruct
 	case !local.DeletionTimestamp.IsZero():
 		return notReady(reasonReleasing, releasing(instructions, reported))
 	case len(status.Allocations) > 0:
+	case reported.Reason == reasonNamespaceUnmappable:
+		return notReady(reported.Reason, reported.Message)
 	case reported.Status == metav1.ConditionFalse:
 		return notReady(reasonNotReported, "The broker has no copy of this Reservation: "+reported.Message)
 	case status.Phase == broker.ReservationFailed:

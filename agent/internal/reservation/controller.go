@@ -59,7 +59,7 @@ type Broker interface {
 // cluster; known is false until that has been observed.
 type InUse func(uid types.UID) (inUse, known bool)
 
-// Options of a Reconciler. All fields but Namespace and Clock are required.
+// Options of a Reconciler. All fields but Namespace, Unmappable and Clock are required.
 type Options struct {
 	// ClusterID of this cluster.
 	ClusterID string
@@ -70,6 +70,9 @@ type Options struct {
 	Namespace string
 	Broker    Broker
 	Mirror    *transport.Mirror[protocol.ConsumerView]
+	// Unmappable returns why pods of a namespace can run at no provider, empty if they can:
+	// the broker is not asked for them. They always can if it is nil.
+	Unmappable func(ctx context.Context, namespace string) (why string, err error)
 	// Clock defaults to the real clock.
 	Clock clock.PassiveClock
 }
@@ -328,6 +331,12 @@ func (r *Reconciler) report(ctx context.Context, s *state) (reconcile.Result, er
 			return reconcile.Result{}, nil
 		}
 	}
+	if why, err := r.unmappable(ctx, s); err != nil {
+		return reconcile.Result{}, err
+	} else if why != "" {
+		s.reported = notReported(reasonNamespaceUnmappable, "The broker is not asked for capacity: "+why+".")
+		return reconcile.Result{RequeueAfter: rejectedRetryAfter}, nil
+	}
 	_, keyed := demand.KeyOfReservation(local)
 	view, err := r.Broker.PutReservation(ctx, protocol.ReservationRequest{
 		SourceUID: local.UID, SourceNamespace: local.Namespace, SourceName: local.Name, SourceGeneration: local.Generation,
@@ -348,6 +357,15 @@ func (r *Reconciler) report(ctx context.Context, s *state) (reconcile.Result, er
 	defer r.mu.Unlock()
 	r.reports[s.id] = last
 	return reconcile.Result{RequeueAfter: last.due.Sub(s.now)}, nil
+}
+
+// unmappable is why no pod of the Reservation's namespace can run at any provider; empty if they
+// can, or if the broker has a copy, with which something may be held.
+func (r *Reconciler) unmappable(ctx context.Context, s *state) (why string, err error) {
+	if _, known := r.Mirror.Get(s.id); known || r.Unmappable == nil {
+		return "", nil
+	}
+	return r.Unmappable(ctx, s.local.Namespace)
 }
 
 // observe reads the broker's copy from the mirror or, until it is there, from the
@@ -382,13 +400,16 @@ func (r *Reconciler) updateStatus(ctx context.Context, s *state) (reconcile.Resu
 	return reconcile.Result{}, nil
 }
 
-// acknowledge reports which virtual nodes provide their allocation until the
-// broker's view shows it.
+// acknowledge reports which virtual nodes provide their allocation, and which allocations no
+// pod can use, until the broker's view shows it.
 func (r *Reconciler) acknowledge(ctx context.Context, s *state) (reconcile.Result, error) {
-	if s.view == nil || acknowledged(s.view, &s.local.Status) {
+	if s.view == nil {
 		return reconcile.Result{}, nil
 	}
 	ack := acknowledgement(s.view, &s.local.Status)
+	if ack.Unusable = unusable(s.view, s.instructions); ack.Unusable == nil && acknowledged(s.view, &s.local.Status) {
+		return reconcile.Result{}, nil
+	}
 	if wait := r.acks.Wait(s.id, ack, s.now); wait > 0 {
 		return reconcile.Result{RequeueAfter: wait}, nil
 	}

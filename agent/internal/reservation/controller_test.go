@@ -62,7 +62,7 @@ func start(t *testing.T) fixture {
 		instruction.SetupIndex(t.Context(), mgr),
 		mgr.Add(mirror),
 		instruction.NewConsumer(mgr.GetClient(), broker.SystemNamespace, mirror, clock.RealClock{}).SetupWithManager(mgr),
-		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), nil, reservation.Options{ClusterID: "rome", InstructionNamespace: broker.SystemNamespace, Namespace: broker.SystemNamespace, Broker: b, Mirror: mirror}).SetupWithManager(mgr),
+		reservation.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), nil, reservation.Options{ClusterID: "rome", InstructionNamespace: broker.SystemNamespace, Namespace: broker.SystemNamespace, Broker: b, Mirror: mirror, Unmappable: unmappable}).SetupWithManager(mgr),
 	))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -74,6 +74,14 @@ func start(t *testing.T) fixture {
 		}
 	})
 	return fixture{T: t, c: c, broker: b}
+}
+
+// unmappable is the namespace whose pods can run at no provider.
+func unmappable(_ context.Context, namespace string) (why string, err error) {
+	if namespace == "unmappable" {
+		return "namespace unmappable would be unmappable-rome at a provider; use a shorter name", nil
+	}
+	return "", nil
 }
 
 func (f fixture) in(t *testing.T) fixture { f.T = t; return f }
@@ -180,6 +188,8 @@ func TestReservations(t *testing.T) {
 	t.Run("growth", func(t *testing.T) { testGrowth(f.in(t)) })
 	t.Run("insufficient capacity", func(t *testing.T) { testQueued(f.in(t)) })
 	t.Run("invalid Reservations", func(t *testing.T) { testRejected(f.in(t)) })
+	t.Run("a namespace that fits no provider", func(t *testing.T) { testUnmappable(f.in(t)) })
+	t.Run("a provider that cannot be used", func(t *testing.T) { testUnusable(f.in(t)) })
 	t.Run("who has made it", func(t *testing.T) { testByHand(f.in(t)) })
 	t.Run("beside the broker", func(t *testing.T) { testBesideBroker(f.in(t)) })
 	t.Run("deletion before the first report", func(t *testing.T) { testNeverReported(f.in(t)) })
@@ -187,6 +197,71 @@ func TestReservations(t *testing.T) {
 	// These break the streams.
 	t.Run("an unreachable broker", func(t *testing.T) { testUnreachableBroker(f.in(t)) })
 	t.Run("a broker that lost everything", func(t *testing.T) { testEmptyBroker(f.in(t)) })
+}
+
+// testUnmappable: the broker is not asked for pods that can run at no provider. The Reservation
+// says why, and what to do, and the scheduler does not wait for it.
+func testUnmappable(f fixture) {
+	expect.NoError(f, f.c.Create(f.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "unmappable"}}))
+	r, id := f.create("long", func(r *broker.Reservation) { r.Namespace = "unmappable" })
+	const why = "namespace unmappable would be unmappable-rome at a provider; use a shorter name."
+	f.get(r, "the Reservation to fail", func() error {
+		if r.Status.Phase != broker.ReservationFailed {
+			return fmt.Errorf("phase %s", r.Status.Phase)
+		}
+		return errors.Join(condition(r, broker.ConditionReported, metav1.ConditionFalse, why), condition(r, broker.ConditionReady, metav1.ConditionFalse, why))
+	})
+	f.eventually("an event", func() error {
+		var all eventsv1.EventList
+		expect.NoError(f, f.c.List(f.Context(), &all, client.InNamespace("unmappable")))
+		for _, e := range all.Items {
+			if e.Reason != "ReservationRejected" {
+				return fmt.Errorf("event %s: %s", e.Reason, e.Note)
+			}
+			if strings.Contains(e.Note, why) {
+				return nil
+			}
+		}
+		return errors.New("no event")
+	})
+	if calls := f.broker.Calls("PutReservation", id); len(calls) > 0 {
+		f.Errorf("the broker is asked: %v", calls)
+	}
+	expect.NoError(f, f.c.Delete(f.Context(), r))
+	f.eventually("the Reservation to be deleted", func() error { return deleted(f, r) })
+}
+
+// testUnusable: the broker learns which provider's allocation no pod can use, and why, until
+// it does not show it any more.
+func testUnusable(f fixture) {
+	r, id := f.create("unusable")
+	f.eventually("the report", f.called("PutReservation", id, 1))
+	f.broker.Update(id, func(v *protocol.ConsumerView) {
+		v.Status.Phase, v.Status.Attempt.Number = broker.ReservationReserved, 1
+		v.Status.Allocations = []broker.Allocation{allocation("paris", 3)}
+	})
+	f.instruction(id, "paris", is(broker.ConditionUnusable))
+	f.eventually("the acknowledgement", func() error {
+		acks := f.broker.Calls("AckRequester", id)
+		if len(acks) == 0 {
+			return errors.New("no acknowledgement")
+		}
+		if last := acks[len(acks)-1].Argument.(protocol.RequesterAck); last.Attempt != 1 || len(last.Ready) > 0 || len(last.Unusable) != 1 || last.Unusable["paris"] != "done" {
+			return fmt.Errorf("have %+v", last)
+		}
+		return nil
+	})
+	f.broker.Update(id, func(v *protocol.ConsumerView) { v.Status.Phase, v.Status.Allocations = broker.ReservationPending, nil })
+	f.eventually("the instruction to be deleted", func() error {
+		in := &broker.ReservationInstruction{}
+		err := f.c.Get(f.Context(), client.ObjectKey{Namespace: broker.SystemNamespace, Name: instruction.ReservationInstructionName(id, "paris")}, in)
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%+v, %v", in, err)
+		}
+		return nil
+	})
+	expect.NoError(f, f.c.Delete(f.Context(), r))
+	f.eventually("the Reservation to be deleted", func() error { return deleted(f, r) })
 }
 
 // testByHand: the broker learns which Reservations are not those of the scheduler plugin.

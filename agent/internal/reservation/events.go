@@ -38,7 +38,7 @@ func statusEvents(before, after *broker.ReservationStatus) []statusEvent {
 	if queued && (!meta.IsStatusConditionTrue(before.Conditions, broker.ConditionQueued) || rejectionReasons(before) != rejectionReasons(after)) {
 		all = append(all, statusEvent{corev1.EventTypeWarning, eventQueued, insufficiency(after)})
 	}
-	if after.Phase == broker.ReservationFailed && before.Phase != broker.ReservationFailed {
+	if after.Phase == broker.ReservationFailed && before.Phase != broker.ReservationFailed && !meta.IsStatusConditionFalse(after.Conditions, broker.ConditionReported) {
 		all = append(all, statusEvent{corev1.EventTypeWarning, eventFailed, insufficiency(after)})
 	}
 	// An unreachable broker is retried and shown in the condition only.

@@ -79,13 +79,13 @@ func (r *Reconciler) reconcileFromHub(ctx context.Context, request reconcile.Req
 
 // acknowledgeFromHub sends the report unless the broker's view shows it.
 func (r *Reconciler) acknowledgeFromHub(ctx context.Context, view *protocol.ConsumerView, instructions []broker.ReservationInstruction, now time.Time) (reconcile.Result, error) {
-	ack := protocol.RequesterAck{ReservationUID: view.UID, Attempt: view.Status.Attempt.Number, Used: used(&view.Spec, instructions)}
+	ack := protocol.RequesterAck{ReservationUID: view.UID, Attempt: view.Status.Attempt.Number, Used: used(&view.Spec, instructions), Unusable: unusable(view, instructions)}
 	if known := view.Status.Used; ack.Used == nil && known != nil && known.Count > 0 {
 		// The last instruction is gone: so are the pods.
 		ack.Used = &broker.Use{}
 		ack.Used.Summary = usedSummary(&view.Spec, ack.Used)
 	}
-	same := true
+	same := ack.Unusable == nil
 	for i := range view.Status.Allocations {
 		allocation := &view.Status.Allocations[i]
 		// The broker keeps no virtual node for an allocation that is not accepted.

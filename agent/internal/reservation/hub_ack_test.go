@@ -65,4 +65,20 @@ func TestAcksOfHub(t *testing.T) {
 	view.Status.Allocations[0].VirtualNodeReady = false
 	now = now.Add(transport.ResendAfter)
 	expectAcks("lost", "8 [paris]")
+
+	// What no pod can use is reported for as long as the broker shows it.
+	meta.SetStatusCondition(&in.Status.Conditions, metav1.Condition{Type: broker.ConditionVirtualNodeReady, Status: metav1.ConditionFalse, Reason: "NamespaceRejected"})
+	meta.SetStatusCondition(&in.Status.Conditions, metav1.Condition{Type: broker.ConditionUnusable, Status: metav1.ConditionTrue, Reason: "NamespaceRejected", Message: "its name is taken"})
+	acks.acks = nil
+	for range 3 {
+		result, err := r.acknowledgeFromHub(t.Context(), view, []broker.ReservationInstruction{in}, now)
+		expect.NoError(t, err)
+		if result.RequeueAfter <= 0 || result.RequeueAfter > transport.ResendAfter {
+			t.Errorf("it is reported again after %s", result.RequeueAfter)
+		}
+		now = now.Add(result.RequeueAfter)
+	}
+	if len(acks.acks) != 3 || acks.acks[2].Unusable["paris"] != "its name is taken" || len(acks.acks[2].Ready) > 0 {
+		t.Errorf("acks %+v", acks.acks)
+	}
 }

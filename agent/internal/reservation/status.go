@@ -46,6 +46,9 @@ func computeStatus(s *state) broker.ReservationStatus {
 	default:
 		before.DeepCopyInto(&status)
 	}
+	if s.view == nil && s.reported.Reason == reasonNamespaceUnmappable {
+		status.Phase = broker.ReservationFailed
+	}
 	status.Conditions = slices.DeleteFunc(status.Conditions, func(c metav1.Condition) bool { return slices.Contains(localConditions, c.Type) })
 	if s.view != nil {
 		for i := range status.Conditions {
@@ -129,4 +132,21 @@ func acknowledgement(view *protocol.ConsumerView, status *broker.ReservationStat
 		}
 	}
 	return ack
+}
+
+// unusable says of the providers that have accepted why no pod can use the allocation there;
+// nil if pods can use all of them, or may soon.
+func unusable(view *protocol.ConsumerView, instructions []broker.ReservationInstruction) (why map[string]string) {
+	for i := range view.Status.Allocations {
+		allocation := &view.Status.Allocations[i]
+		in := find(instructions, allocation)
+		if !allocation.Accepted || !isTrue(in, broker.ConditionUnusable) {
+			continue
+		}
+		if why == nil {
+			why = map[string]string{}
+		}
+		why[allocation.Cluster] = meta.FindStatusCondition(in.Status.Conditions, broker.ConditionUnusable).Message
+	}
+	return why
 }

@@ -180,10 +180,10 @@ func ProviderRequests(_ context.Context, node client.Object) []reconcile.Request
 }
 
 // NodeChanged filters out updates of nodes that change neither readiness nor
-// capacity, such as heartbeats.
+// capacity nor a cordon, such as heartbeats.
 var NodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
-	return nodeReady(before) != nodeReady(after) || !equality.Semantic.DeepEqual(before.Status.Allocatable, after.Status.Allocatable)
+	return nodeReady(before) != nodeReady(after) || before.Spec.Unschedulable != after.Spec.Unschedulable || !equality.Semantic.DeepEqual(before.Status.Allocatable, after.Status.Allocatable)
 }}
 
 // providersOf maps a Reservation to the providers of its instructions.

@@ -1,6 +1,7 @@
 package virtualnode
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 
@@ -108,6 +109,35 @@ func (g Grant) namespaces(optedIn []string) []string {
 	default:
 		return slices.DeleteFunc(slices.Clone(spec.Namespaces), func(name string) bool { return !slices.Contains(optedIn, name) })
 	}
+}
+
+// unmapped is why no pod can use the grant on a virtual node that provides it, given why pods
+// of namespaces cannot; nil if those of one of its namespaces can. If waiting may change it,
+// that is what it says.
+func (g Grant) unmapped(optedIn []string, why map[string]peering.Unmapped) (first *peering.Unmapped) {
+	if g.Releasing() {
+		return nil
+	}
+	for _, namespace := range g.namespaces(optedIn) {
+		is, unmapped := why[namespace]
+		if !unmapped {
+			return nil
+		}
+		if first == nil || first.Final && !is.Final {
+			first = &is
+		}
+	}
+	return first
+}
+
+// cordoned is why no pod can use a grant while an administrator has cordoned the node; nil if
+// pods use it, because they stay.
+func (s *Snapshot) cordoned(g Grant) *peering.Unmapped {
+	if s.Node == nil || !s.Node.Spec.Unschedulable || g.Releasing() || g.Bound.Count > 0 {
+		return nil
+	}
+	return &peering.Unmapped{Reason: "Cordoned", Final: true,
+		Message: fmt.Sprintf("node %[1]s is cordoned in this cluster; kubectl uncordon %[1]s lets pods use it", s.Node.Name)}
 }
 
 // Use is what the bound pods use of the grant.

@@ -61,10 +61,10 @@ func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s
 		// Before the driver is called, since the node may grow at once.
 		r.recordCarried(s, progress{})
 	}
-	p := state.observe(r.ensure(ctx, state, s), now, r.ReadyTimeout)
+	p := state.observe(r.ensure(ctx, state, s), s, now, r.ReadyTimeout)
 	r.recordCarried(s, p)
 	requeueAfter = ResyncPeriod
-	if !p.ready() {
+	if !p.ready() || p.pending() {
 		requeueAfter = state.backOff()
 	}
 	if p.err != nil {
@@ -82,20 +82,29 @@ func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s
 		// established again.
 		state.terminating = true
 	}
-	if p.overdue && !state.reported {
-		state.reported = true
-		for _, g := range s.Grants {
-			if !g.Releasing() {
-				var about runtime.Object = g.Instruction
-				if g.Reservation != nil {
-					about = g.Reservation
-				}
-				r.recorder.Eventf(about, nil, corev1.EventTypeWarning, "VirtualNodeNotReady", "Peer",
-					"Virtual node for provider %s is not ready after %s, retrying: %s", s.Provider, p.waited.Round(time.Second), p.blocking().Message)
-			}
-		}
-	}
+	r.reportLate(s, p)
 	return min(requeueAfter, retryAfter), nil
+}
+
+// reportLate records an event for each grant that is late, once while it is.
+func (r *Reconciler) reportLate(s *Snapshot, p progress) {
+	var reported []*lateness
+	for _, g := range s.Grants {
+		own := p.of(g)
+		if !own.overdue || own.lateness.reported || g.Releasing() {
+			continue
+		}
+		reported = append(reported, own.lateness)
+		var about runtime.Object = g.Instruction
+		if g.Reservation != nil {
+			about = g.Reservation
+		}
+		r.recorder.Eventf(about, nil, corev1.EventTypeWarning, "VirtualNodeNotReady", "Peer",
+			"Virtual node for provider %s is not ready after %s, retrying: %s", s.Provider, own.waited.Round(time.Second), own.blocking().Message)
+	}
+	for _, late := range reported {
+		late.reported = true
+	}
 }
 
 // progress is the state of a provider's peering and virtual node.
@@ -104,12 +113,36 @@ type progress struct {
 	// err of the driver's step that was tried last.
 	err error
 	// waited is for how long they have not been ready, overdue whether that is
-	// longer than Options.ReadyTimeout.
-	waited  time.Duration
-	overdue bool
+	// longer than Options.ReadyTimeout. lateness says so; nil if they are ready.
+	waited   time.Duration
+	overdue  bool
+	lateness *lateness
+	// unmapped is the progress of each grant that the node provides and no pod can use
+	// there, by the UID of its instruction. Of such a progress, noPod is set, and final if
+	// another provider is to be asked.
+	unmapped     map[types.UID]progress
+	noPod, final bool
 }
 
 func (p progress) ready() bool { return p.err == nil && p.peered.Done && p.node.Done }
+
+// pending reports whether waiting may let the pods of further namespaces use the node.
+func (p progress) pending() bool {
+	for _, why := range p.node.Namespaces {
+		if !why.Final {
+			return true
+		}
+	}
+	return false
+}
+
+// of is the progress as it concerns one grant.
+func (p progress) of(g Grant) progress {
+	if own, unmapped := p.unmapped[g.Instruction.UID]; unmapped {
+		return own
+	}
+	return p
+}
 
 // blocking is the first step that is not done.
 func (p progress) blocking() peering.Progress {
@@ -156,7 +189,7 @@ func (r *Reconciler) ensure(ctx context.Context, state *peeringState, s *Snapsho
 		return progress{peered: peered, node: peering.Waiting("WaitingForNode", "waiting for the virtual node"), err: fmt.Errorf("sizing the virtual node of %s: %w", s.Provider, err)}
 	}
 	p := progress{peered: peered, node: node}
-	if p.ready() {
+	if p.ready() && len(node.Namespaces) == 0 {
 		state.inEffect = &inEffect{state.peer, plan, s.Node, p}
 	}
 	return p

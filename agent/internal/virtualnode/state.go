@@ -1,6 +1,7 @@
 package virtualnode
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -23,13 +24,22 @@ type peeringState struct {
 	lastGrant time.Time
 	// terminating is set from the first call of Teardown until it is done.
 	terminating bool
-	// notReadySince is zero while peering and virtual node are ready; reported is
-	// set once an event says that they are late.
-	notReadySince time.Time
-	reported      bool
-	retryAfter    time.Duration
+	// late is what is not ready: the peering or the virtual node, or else grants of which
+	// no pod can use the node, by the UID of their instruction.
+	late       map[types.UID]*lateness
+	retryAfter time.Duration
 	// inEffect is what the driver has done, nil if it is to be called.
 	inEffect *inEffect
+}
+
+// theNode is the key of the peering and the virtual node among what is late.
+const theNode types.UID = ""
+
+// lateness is since when something is not ready; reported is set once an event says that it
+// is late.
+type lateness struct {
+	since    time.Time
+	reported bool
 }
 
 // inEffect is a plan that the driver has carried out, and what was observed then.
@@ -60,18 +70,40 @@ func (s *peeringState) backOff() time.Duration {
 	return s.retryAfter
 }
 
-// observe records since when the virtual node is not ready, and returns the progress
-// with the time waited.
-func (s *peeringState) observe(p progress, now time.Time, timeout time.Duration) progress {
-	if p.ready() {
-		s.notReadySince, s.reported, s.retryAfter = time.Time{}, false, 0
+// observe records since when the virtual node, or else a grant that no pod can use there, is
+// not ready, and returns the progress with the time waited.
+func (s *peeringState) observe(p progress, snapshot *Snapshot, now time.Time, timeout time.Duration) progress {
+	before := s.late
+	s.late = map[types.UID]*lateness{}
+	wait := func(key types.UID, p progress) progress {
+		s.late[key] = before[key]
+		if s.late[key] == nil {
+			s.late[key] = &lateness{since: now}
+		}
+		p.lateness, p.waited = s.late[key], now.Sub(s.late[key].since)
+		p.overdue = p.waited >= timeout
 		return p
 	}
-	if s.notReadySince.IsZero() {
-		s.notReadySince = now
+	if !p.ready() {
+		maps.Copy(s.late, before) // what is known of grants counts again with the node
+		return wait(theNode, p)
 	}
-	p.waited = now.Sub(s.notReadySince)
-	p.overdue = p.waited >= timeout
+	if !p.pending() {
+		s.retryAfter = 0
+	}
+	p.unmapped = map[types.UID]progress{}
+	for _, g := range snapshot.Grants {
+		why := cmp.Or(snapshot.cordoned(g), g.unmapped(snapshot.OptedIn, p.node.Namespaces))
+		if why == nil {
+			continue
+		}
+		own := p
+		own.node.Done, own.node.Reason, own.node.Message = false, why.Reason, why.Message
+		own.noPod, own.unmapped = true, nil
+		own = wait(g.Instruction.UID, own)
+		own.final = why.Final || own.overdue
+		p.unmapped[g.Instruction.UID] = own
+	}
 	return p
 }
 

@@ -27,7 +27,7 @@ const (
 func (r *Reconciler) writeStatuses(ctx context.Context, s *Snapshot, p progress, released map[types.UID]bool) error {
 	for _, g := range s.Grants {
 		in := g.Instruction
-		status := instructionStatus(g, s, p, released[in.UID])
+		status := instructionStatus(g, s, p.of(g), released[in.UID])
 		r.setWithinGrant(&status, g, s.Provider)
 		if equality.Semantic.DeepEqual(in.Status, status) {
 			continue
@@ -65,18 +65,38 @@ func instructionStatus(g Grant, s *Snapshot, p progress, released bool) broker.R
 		}
 		set(broker.ConditionVirtualNodeReady, false, reasonReleasing, messageReleasing)
 		set(broker.ConditionReady, false, reasonReleasing, messageReleasing)
-		status.Carried = nil
+		status.Carried, status.UnmappedNamespaces = nil, nil
+		meta.RemoveStatusCondition(&status.Conditions, broker.ConditionUnusable)
 		return status
 	}
 	// It may be released once more.
 	meta.RemoveStatusCondition(&status.Conditions, broker.ConditionRequesterReleased)
 	set(broker.ConditionPeered, p.peered.Done, reasonOf(p.peered), p.message(p.peered))
+	if p.ready() || p.noPod || in.Status.ObservedAttempt != in.Spec.Attempt {
+		meta.RemoveStatusCondition(&status.Conditions, broker.ConditionUnusable)
+	}
+	if p.ready() || p.noPod {
+		status.UnmappedNamespaces = nil
+		if in.Spec.FromHub() {
+			status.UnmappedNamespaces = slices.DeleteFunc(slices.Clone(g.namespaces(s.OptedIn)), func(name string) bool {
+				_, unmapped := p.node.Namespaces[name]
+				return !unmapped
+			})
+		}
+	}
 	switch {
 	case p.ready():
 		message := fmt.Sprintf("node %s provides %s", broker.VirtualNodeName(s.Provider), in.Spec.RequestedResources)
 		set(broker.ConditionVirtualNodeReady, true, reasonOf(p.node), message)
 		set(broker.ConditionReady, true, "Ready", message)
 		status.Carried = &broker.HeldCapacity{Totals: in.Spec.RequestedResources, PodSets: in.Spec.PodSets}
+	case p.noPod:
+		set(broker.ConditionVirtualNodeReady, false, reasonOf(p.node), p.message(p.node))
+		set(broker.ConditionReady, false, reasonOf(p.node), p.message(p.node))
+		if p.final && g.Bound.Count == 0 {
+			set(broker.ConditionUnusable, true, reasonOf(p.node), p.node.Message)
+		}
+		status.Carried = nil
 	case nodeReady(s.Node) && in.Status.ObservedAttempt == in.Spec.Attempt && meta.IsStatusConditionTrue(in.Status.Conditions, broker.ConditionVirtualNodeReady):
 		// The node is being resized for another grant and still provides this one.
 	default:

@@ -23,6 +23,10 @@ const (
 	// ConditionVirtualNodeReady: the virtual node is Ready and provides the granted
 	// capacity.
 	ConditionVirtualNodeReady = "VirtualNodeReady"
+	// ConditionUnusable of a ReservationInstruction: no pod can use the grant at this
+	// provider, and waiting does not change that. It has negative polarity, and is only there
+	// while it is true.
+	ConditionUnusable = "Unusable"
 	// ConditionRequesterReleased of a ReservationInstruction: the consumer no longer
 	// uses the capacity, so the hold may be released.
 	ConditionRequesterReleased = "RequesterReleased"

@@ -105,12 +105,16 @@ type ReservationInstructionStatus struct {
 	// used is the part of the grant that pods use. Only for Reservations made by hand.
 	// +optional
 	Used *Use `json:"used,omitempty"`
+	// unmappedNamespaces are those of the grant's namespaces whose pods cannot use the
+	// virtual node. Only for Reservations of the hub: others serve one namespace.
+	// +optional
+	UnmappedNamespaces []string `json:"unmappedNamespaces,omitempty"`
 	// leftAttempt is the spec.withdrawal.attempt of the last withdrawal after which all
 	// pods beyond the grant have left.
 	// +optional
 	LeftAttempt int64 `json:"leftAttempt,omitempty"`
 	// conditions of the instruction: Peered, VirtualNodeReady, WithinGrant,
-	// RequesterReleased and their summary Ready.
+	// RequesterReleased, Unusable and their summary Ready.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -1237,6 +1237,11 @@ func (in *ReservationInstructionStatus) DeepCopyInto(out *ReservationInstruction
 		*out = new(Use)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.UnmappedNamespaces != nil {
+		in, out := &in.UnmappedNamespaces, &out.UnmappedNamespaces
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.Conditions != nil {
 		in, out := &in.Conditions, &out.Conditions
 		*out = make([]v1.Condition, len(*in))

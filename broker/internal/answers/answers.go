@@ -1,5 +1,5 @@
-// Package answers remembers which providers have refused a shape of pods, or have not
-// answered at all, so that further requests do not go there at once. After a while one
+// Package answers remembers which providers have refused a shape of pods, have not answered
+// at all, or cannot be used by a Reservation's consumer, so that further requests do not go there at once. After a while one
 // Reservation may ask again; the others wait for its answer. It is pure: the caller
 // passes the time. What one process remembers, another one does not know.
 package answers
@@ -24,6 +24,7 @@ import (
 const (
 	ReasonRefused      = "Refused"
 	ReasonNotAnswering = "NotAnswering"
+	ReasonUnusable     = "Unusable"
 )
 
 const (
@@ -83,10 +84,12 @@ func Deadline(deadline time.Duration, asked broker.HeldCapacity) time.Duration {
 }
 
 // anyShape is the key of a provider that has not answered anything, ofReservation the
-// beginning of the key of one that has not answered a Reservation.
+// beginning of the key of one that has not answered a Reservation, and unusableBy that of one
+// that a Reservation's consumer cannot use: the provider's answers do not change that.
 const (
 	anyShape      = ""
 	ofReservation = "reservation/"
+	unusableBy    = "unusable/"
 )
 
 type entry struct {
@@ -102,6 +105,8 @@ type entry struct {
 	wait         time.Duration
 	// number is that of its last refusal or missed deadline.
 	number uint64
+	// attempt is the last one that the consumer could not use.
+	attempt int64
 	// waits is whether the provider waits for the Reservation's own guests to end.
 	waits bool
 	// prober is the Reservation that asks again, since probedAt.
@@ -146,6 +151,35 @@ func (m *Memory) Refused(cluster, consumer string, refused broker.HeldCapacity, 
 		}
 	}
 	return news
+}
+
+// Unusable records that a Reservation's consumer cannot use what a provider has granted up to
+// an attempt, with its message. It reports whether that is news.
+func (m *Memory) Unusable(cluster string, uid types.UID, attempt int64, message string, wait time.Duration, now time.Time) (news bool) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	e := m.entry(cluster, unusableBy+string(uid), now)
+	e.set(ReasonUnusable, fmt.Sprintf("The consumer cannot use it: %s. It is asked again later.", message), 0, wait, now)
+	news = attempt > e.attempt
+	e.attempt = max(e.attempt, attempt)
+	return news
+}
+
+// UnusableUpTo is the last attempt that Unusable has recorded; 0 for none.
+func (m *Memory) UnusableUpTo(cluster string, uid types.UID) (attempt int64) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	if e := m.entries[cluster][unusableBy+string(uid)]; e != nil {
+		return e.attempt
+	}
+	return 0
+}
+
+// Usable ends the memory of Unusable.
+func (m *Memory) Usable(cluster string, uid types.UID) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	m.delete(cluster, unusableBy+string(uid))
 }
 
 // entry returns the entry for a refusal or missed deadline. It deletes those that do not
@@ -344,7 +378,7 @@ func (m *Memory) Clusters() map[string]bool {
 func (m *Memory) relevant(cluster string, uid types.UID, want []shape) []*entry {
 	known := m.entries[cluster]
 	var relevant []*entry
-	for _, key := range []string{anyShape, ofReservation + string(uid)} {
+	for _, key := range []string{anyShape, ofReservation + string(uid), unusableBy + string(uid)} {
 		if e := known[key]; e != nil {
 			relevant = append(relevant, e)
 		}

@@ -55,6 +55,27 @@ func TestMemory(t *testing.T) {
 				{"s", "paris", pods(2, "a", "1"), at(30), ""},
 			},
 		},
+		"what a consumer cannot use concerns its Reservation only, whatever the provider answers": {
+			func(m *answers.Memory) {
+				m.Unusable("paris", "r", 1, "taken", wait, at(0))
+				m.Answered("paris", "r", at(1), at(1))
+				m.Accepted("paris", pods(2, "a", "1"))
+			},
+			[]check{
+				{"r", "paris", pods(2, "a", "1"), at(29), answers.ReasonUnusable},
+				{"r", "paris", pods(7, "a", "3"), at(29), answers.ReasonUnusable},
+				{"s", "paris", pods(2, "a", "1"), at(1), ""},
+				{"r", "berlin", pods(2, "a", "1"), at(1), ""},
+				{"r", "paris", pods(2, "a", "1"), at(30), ""},
+			},
+		},
+		"what a consumer can use again is asked again": {
+			func(m *answers.Memory) {
+				m.Unusable("paris", "r", 1, "taken", wait, at(0))
+				m.Usable("paris", "r")
+			},
+			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
+		},
 		"pods of another Pod Security Standard are of another shape": {
 			func(m *answers.Memory) {
 				m.Refused("paris", "rome", withPodSecurity("baseline", pods(2, "a", "1")), "violates", wait, at(0))

@@ -125,6 +125,7 @@ func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name stri
 	if err != nil {
 		return err
 	}
+	var unusable bool
 	err = r.editStatus(ctx, name, func(reservation *broker.Reservation) (changed bool, err error) {
 		if reservation.Spec.RequesterID != requester {
 			return false, fmt.Errorf("%s has no such reservation: %w", requester, notFound(name))
@@ -138,6 +139,7 @@ func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name stri
 			ready := allocation.Accepted && slices.Contains(ack.Ready, allocation.Cluster)
 			changed = changed || allocation.VirtualNodeReady != ready
 			allocation.VirtualNodeReady = ready
+			unusable = r.noteUsable(reservation, allocation, ack, config) || unusable
 		}
 		if ack.Used != nil && !apiequality.Semantic.DeepEqual(reservation.Status.Used, ack.Used) {
 			reservation.Status.Used, changed = ack.Used, true
@@ -159,7 +161,24 @@ func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name stri
 	if err != nil {
 		return fmt.Errorf("recording the report of %s: %w", requester, err)
 	}
+	if unusable {
+		r.reports.concern(name)
+		r.retryQueued()
+	}
 	return nil
+}
+
+// noteUsable remembers whether a consumer can use an allocation. It reports whether it is news
+// that it cannot.
+func (r *Reconciler) noteUsable(reservation *broker.Reservation, allocation *broker.Allocation, ack protocol.RequesterAck, config config) (news bool) {
+	why, unusable := ack.Unusable[allocation.Cluster]
+	switch {
+	case allocation.VirtualNodeReady:
+		r.answers.Usable(allocation.Cluster, reservation.UID)
+	case allocation.Accepted && unusable:
+		return r.answers.Unusable(allocation.Cluster, reservation.UID, ack.Attempt, events.Quote(why), config.retryAfter, r.clock.Now())
+	}
+	return false
 }
 
 func (r *Reconciler) key(name string) client.ObjectKey {

@@ -19,6 +19,7 @@ const (
 	auditGivenUp     = "ProviderGaveUp"
 	auditGone        = "ReservationGone"
 	auditNotAnswered = "NotAnswered"
+	auditUnusable    = "ConsumerCannotUse"
 	auditTooMuch     = "NotNeeded"
 	auditTooFew      = "BelowMinAvailable"
 )
@@ -115,8 +116,12 @@ func (in snapshot) auditUntil() string {
 
 func (in snapshot) auditReason(p plan, cluster string) string {
 	for _, h := range in.holds() {
-		if h.cluster == cluster && in.overdue(h) && !in.ended() {
+		switch {
+		case h.cluster != cluster || in.ended():
+		case in.overdue(h):
 			return auditNotAnswered
+		case in.cannotUse(h):
+			return auditUnusable
 		}
 	}
 	switch {

@@ -18,7 +18,8 @@ type plan struct {
 	// attempt that commits the changes.
 	attempt broker.Attempt
 	// shrink releases what is too much, before anything grows; grow is what other clusters
-	// get. Both only if providers did not answer: what they lose is placed elsewhere.
+	// get. Both only if providers did not answer, or if the consumer cannot use what they
+	// granted: what they lose is placed elsewhere.
 	shrink, grow []change
 	// fence are the clusters whose holds stay as they are, but for which an attempt was
 	// recorded that their ledgers do not show: another broker may still write it.
@@ -62,7 +63,7 @@ func newPlan(in snapshot) plan {
 	}
 	p := plan{attempt: broker.Attempt{Number: in.nextAttempt()}}
 	if p.shrink = shrink(in, holds, requested); p.shrink == nil {
-		p.shrink = unanswered(in, holds)
+		p.shrink = lost(in, holds)
 		if p.missing = capacity.Sub(requested, reliable); !p.missing.Empty() {
 			p.impossible = invalidSelector(&in.reservation.Spec)
 			if p.gaveUp = in.deadlineExceeded(); !p.gaveUp && p.impossible.reason == "" {
@@ -102,12 +103,14 @@ func (p plan) inDoubt(in snapshot, holds []clusterHold) (clusters []string) {
 	return clusters
 }
 
-// unanswered takes back what providers have neither accepted nor refused before the
-// deadline.
-func unanswered(in snapshot, holds []clusterHold) []change {
+// lost takes back what providers have neither accepted nor refused before the deadline, and
+// what the consumer cannot use.
+func lost(in snapshot, holds []clusterHold) []change {
 	var changes []change
 	for _, h := range holds {
-		if in.overdue(h) {
+		if in.cannotUse(h) {
+			changes = append(changes, change{h.cluster, broker.HeldCapacity{}})
+		} else if in.overdue(h) {
 			changes = append(changes, change{h.cluster, capacity.Sub(h.Promised, ledger.Pending(h.Hold))})
 		}
 	}

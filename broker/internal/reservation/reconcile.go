@@ -110,6 +110,8 @@ func (r *Reconciler) writeAttempt(ctx context.Context, in snapshot, p plan) erro
 		if err := r.followWithdrawals(ctx, &in); err != nil {
 			return err
 		}
+		// What is released, because the consumer cannot use it, ceases to be granted first.
+		in.shrunk(p).followLowered()
 		if before.Phase == "" {
 			reservation.Status.Phase = broker.ReservationPending
 		}

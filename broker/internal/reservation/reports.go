@@ -158,6 +158,13 @@ func (r *reports) take() []string {
 	return names
 }
 
+// concern has a Reservation reconciled because of its consumer's own report about it.
+func (r *reports) concern(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.concerned[name] = true
+}
+
 // unreachable is since when a consumer has reported each provider as unreachable.
 func (r *reports) unreachable(consumer string) map[string]time.Time {
 	r.mu.Lock()

@@ -45,6 +45,8 @@ func TestReservations(t *testing.T) {
 		"Withdrawal":            withdrawal,
 		"WithdrawalAndReport":   func(e *env) { withdrawalAndReport(e, 2) },
 		"WithdrawalWhileQueued": func(e *env) { withdrawalAndReport(e, 3) },
+		"Unusable":              unusable,
+		"UnusableMoves":         unusableMoves,
 		"Release":               release,
 		"Unproven":              unproven,
 		"GrowAndShrink":         growAndShrink,

@@ -99,6 +99,8 @@ type snapshot struct {
 	// it is silent itself. unproven are the holders that only account for what they hold.
 	unreachable map[string]time.Time
 	unproven    map[string]bool
+	// unusable is up to which attempt the consumer cannot use what each holder has granted.
+	unusable map[string]int64
 	// progress is how far the holders have come with what they were asked.
 	progress map[string]answers.Progress
 	// times are since when this process has seen the Reservation's state.

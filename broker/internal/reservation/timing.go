@@ -51,9 +51,10 @@ func (r *Reconciler) remember(in *snapshot) {
 		in.times.Renewed = in.now
 	}
 	in.figures = r.figures
-	in.progress = map[string]answers.Progress{}
+	in.progress, in.unusable = map[string]answers.Progress{}, map[string]int64{}
 	for _, cluster := range in.holders {
 		in.progress[cluster] = r.answers.Progress(cluster)
+		in.unusable[cluster] = r.answers.UnusableUpTo(cluster, reservation.UID)
 	}
 	in.heard = r.lastAdvertised(reservation.Spec.RequesterID)
 	for _, h := range in.holds() {

@@ -58,9 +58,14 @@ func (in snapshot) guestsRunAt(provider string) bool {
 	})
 }
 
-// counts reports whether the consumer can count on a hold: the provider is active, and not
-// cut off from the consumer.
+// cannotUse reports whether the consumer has said that no pod can use a hold.
+func (in snapshot) cannotUse(h clusterHold) bool {
+	return !h.Promised.Empty() && h.Attempt <= in.unusable[h.cluster]
+}
+
+// counts reports whether the consumer can count on a hold: the provider is active, not cut off
+// from the consumer, and pods of the consumer can use the hold.
 func (in snapshot) counts(h clusterHold) bool {
 	at, unreachable := in.cutOffAt(h)
-	return in.active[h.cluster] && (!unreachable || in.now.Before(at))
+	return in.active[h.cluster] && !in.cannotUse(h) && (!unreachable || in.now.Before(at))
 }

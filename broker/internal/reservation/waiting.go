@@ -39,8 +39,9 @@ func (in snapshot) entry() queue.Entry {
 // allocated is all that the Reservation's status shows as allocated and the consumer can
 // count on.
 func (in snapshot) allocated() (allocated broker.HeldCapacity) {
+	holds := in.holds()
 	for _, a := range in.reservation.Status.Allocations {
-		if slices.Contains(in.holders, a.Cluster) && !in.counts(clusterHold{cluster: a.Cluster}) {
+		if slices.ContainsFunc(holds, func(h clusterHold) bool { return h.cluster == a.Cluster && !in.counts(h) }) {
 			continue
 		}
 		allocated = capacity.Add(allocated, broker.HeldCapacity{Totals: a.Resources, PodSets: a.PodSets})

@@ -375,7 +375,10 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 		}
 		var ack protocol.RequesterAck
 		if err = decode(r, &ack); err == nil {
-			audit(r, "attempt", ack.Attempt, "ready", len(ack.Ready))
+			audit(r, "attempt", ack.Attempt, "ready", len(ack.Ready), "unusable", len(ack.Unusable))
+			for cluster, why := range ack.Unusable {
+				ack.Unusable[cluster] = events.Line(why, maxAckMessage)
+			}
 			if err = validateUse(ack.Used); err != nil {
 				return err
 			}

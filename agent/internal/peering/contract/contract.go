@@ -7,6 +7,7 @@ package contract
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,6 +37,8 @@ type Environment interface {
 	ConsumerClient() client.Client
 	// Namespaces are two existing ones of the consumer.
 	Namespaces() [2]string
+	// Refused is another one, whose pods cannot use a virtual node.
+	Refused() string
 	// ExpectNothingLeft fails the test if either cluster has anything of a peering.
 	ExpectNothingLeft()
 }
@@ -61,6 +64,7 @@ func Test(t *testing.T, environment Environment) {
 		t.Errorf("a cluster ID that is a path: %+v", progress)
 	}
 	s.peerWithLostMessages()
+	s.refuseOneNamespace()
 	s.resizeInPlace()
 	s.teardownWithRestarts()
 	s.teardownBeforePeered()
@@ -182,6 +186,22 @@ func (s *suite) peerWithLostMessages() {
 	s.expectPeerings(s.Provider().ClusterID)
 	if consumers, err := s.ProviderSide().Consumers(s.t.Context()); err != nil || !slices.Equal(consumers, []string{s.Consumer()}) {
 		s.t.Errorf("consumers: %v, %v", consumers, err)
+	}
+}
+
+// refuseOneNamespace checks that a namespace whose pods cannot use the node, and one that does
+// not exist, concern no other: the node provides its capacity to the pods of the rest.
+func (s *suite) refuseOneNamespace() {
+	s.t.Helper()
+	capacity := peering.Capacity{Resources: s.half, Pods: 2, Namespaces: []string{s.Refused(), "gone", s.Namespaces()[0]}}
+	s.resize(capacity)
+	expect.Eventually(s.t, "only namespace "+s.Refused()+" to be refused", func() (bool, string) {
+		progress, err := s.Driver().EnsureCapacity(s.t.Context(), s.Provider(), capacity)
+		why, refused := progress.Namespaces[s.Refused()]
+		return err == nil && progress.Done && len(progress.Namespaces) == 1 && refused && why.Final && why.Reason != "" && strings.Contains(why.Message, s.Refused()), fmt.Sprintf("%+v, %v", progress, err)
+	})
+	if why, err := s.Driver().Unmappable(s.t.Context(), s.Namespaces()[0]); err != nil || why != "" {
+		s.t.Errorf("pods of namespace %s can run at no provider: %q, %v", s.Namespaces()[0], why, err)
 	}
 }
 

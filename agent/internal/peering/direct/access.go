@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
@@ -32,18 +33,20 @@ func accessLabels() map[string]string {
 }
 
 // allowNamespaces permits virtual-node to report the pods of namespaces, and to read their
-// ConfigMaps and Secrets.
-func (d *Driver) allowNamespaces(ctx context.Context, namespaces []string) error {
+// ConfigMaps and Secrets. Those in which the API server refuses that, as a quota or a policy of
+// the namespace does, are returned: they concern no other.
+func (d *Driver) allowNamespaces(ctx context.Context, namespaces []string) (refused map[string]peering.Unmapped, err error) {
+	refused = map[string]peering.Unmapped{}
 	if len(namespaces) == 0 {
-		return nil
+		return refused, nil
 	}
 	bindings, err := d.accessBindings(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	marked, err := d.markedNamespaces(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	allowed := map[string]bool{}
 	for i := range bindings {
@@ -53,12 +56,18 @@ func (d *Driver) allowNamespaces(ctx context.Context, namespaces []string) error
 		if allowed[namespace] {
 			continue
 		}
-		// No pod can start in a namespace that is gone or being deleted.
-		if err := d.allowNamespace(ctx, namespace); err != nil && !apierrors.IsNotFound(err) && !terminating(err) {
-			return fmt.Errorf("permitting %s to run pods of namespace %s: %w", VirtualNodeAccount, namespace, err)
+		switch err := d.allowNamespace(ctx, namespace); {
+		case err == nil || apierrors.IsNotFound(err) || terminating(err):
+			// No pod can start in a namespace that is gone or being deleted.
+		case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
+			refused[namespace] = peering.Unmapped{Reason: "NamespaceAccessRefused", Final: true,
+				Message: fmt.Sprintf("%s cannot be permitted to run pods of namespace %s: %v; let %s create RoleBinding %s there, or use another namespace",
+					VirtualNodeAccount, namespace, err, d.ServiceAccount, VirtualNodeAccount)}
+		default:
+			return nil, fmt.Errorf("permitting %s to run pods of namespace %s: %w", VirtualNodeAccount, namespace, err)
 		}
 	}
-	return nil
+	return refused, nil
 }
 
 // allowNamespace labels a namespace before it permits anything there.

@@ -65,9 +65,11 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, capacity
 	}
 	// Before the configuration lists the namespaces, so that virtual-node can read
 	// them from the start.
-	if err := d.allowNamespaces(ctx, capacity.Namespaces); err != nil {
+	refused, err := d.allowNamespaces(ctx, capacity.Namespaces)
+	if err != nil {
 		return peering.Progress{}, err
 	}
+	capacity.Namespaces = slices.DeleteFunc(slices.Clone(capacity.Namespaces), func(name string) bool { _, out := refused[name]; return out })
 	want := configCapacity(capacity)
 	if want.OwnNetworks = d.OwnNetworks(); want.OwnNetworks == nil {
 		want.OwnNetworks = r.Capacity.OwnNetworks
@@ -81,8 +83,15 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, capacity
 	if err := d.revokeNamespaces(ctx); err != nil {
 		return peering.Progress{}, err
 	}
-	return d.nodeProgress(provider, node, r.Capacity, broker.FromList(capacity.Resources)), nil
+	progress := d.nodeProgress(provider, node, r.Capacity, broker.FromList(capacity.Resources))
+	if progress.Done {
+		progress.Namespaces = refused
+	}
+	return progress, nil
 }
+
+// Unmappable implements peering.Driver: the guests of all namespaces share one of the provider.
+func (*Driver) Unmappable(context.Context, string) (why string, err error) { return "", nil }
 
 // nodeProgress compares a Node, nil if it does not exist, with its configuration.
 func (d *Driver) nodeProgress(provider string, node *corev1.Node, want nodeconfig.Capacity, granted broker.ResourceQuantities) peering.Progress {

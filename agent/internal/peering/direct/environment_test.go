@@ -41,6 +41,9 @@ var _ contract.Environment = (*environment)(nil)
 
 func (e *environment) ConsumerClient() client.Client { return e.rome }
 
+// Refused implements contract.Environment: its quota admits no RoleBinding.
+func (e *environment) Refused() string { return "full" }
+
 func (e *environment) Restart() {
 	e.t.Helper()
 	options := e.options
@@ -84,9 +87,14 @@ func newEnvironment(t *testing.T) *environment {
 		Networks: confine.Networks{EgressTo: []string{"10.0.0.0/8"}}, PodSecurity: "restricted",
 	}
 	e.Restart()
-	for _, name := range []string{"shop", "tools", virtualNodeNamespace} {
+	for _, name := range []string{"shop", "tools", e.Refused(), virtualNodeNamespace} {
 		e.create(e.rome, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
+	none := expect.Resources("count/rolebindings.rbac.authorization.k8s.io", "0")
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: e.Refused(), Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: none}}
+	e.create(e.rome, quota)
+	quota.Status = corev1.ResourceQuotaStatus{Hard: none, Used: none}
+	expect.NoError(t, e.rome.Status().Update(t.Context(), quota))
 	e.simulated = &simulation{t: t, rome: e.rome, paris: e.paris}
 	e.Repeat(t, e.simulated.step)
 	return e

@@ -93,6 +93,7 @@ type Driver struct {
 	recorder
 	peerings map[string]peering.Capacity
 	nodes    map[string]bool
+	unmapped map[string]peering.Unmapped
 	// Changed, if set before use, is called with what a virtual node provides after
 	// every change, nil after its removal: a test makes a Node of it.
 	Changed func(clusterID string, capacity *peering.Capacity) error
@@ -102,7 +103,7 @@ var _ peering.Driver = &Driver{}
 
 // NewDriver returns a Driver without peerings.
 func NewDriver() *Driver {
-	return &Driver{recorder: recorder{errs: map[string]error{}, waiting: map[string]peering.Progress{}}, peerings: map[string]peering.Capacity{}, nodes: map[string]bool{}}
+	return &Driver{recorder: recorder{errs: map[string]error{}, waiting: map[string]peering.Progress{}}, peerings: map[string]peering.Capacity{}, nodes: map[string]bool{}, unmapped: map[string]peering.Unmapped{}}
 }
 
 // EnsurePeering implements peering.Driver.
@@ -134,8 +135,27 @@ func (d *Driver) EnsureCapacity(_ context.Context, peer peering.Peer, capacity p
 			return peering.Progress{}, err
 		}
 	}
-	return peering.Done("Ready", "the virtual node provides the capacity"), nil
+	ready := peering.Done("Ready", "the virtual node provides the capacity")
+	ready.Namespaces = map[string]peering.Unmapped{}
+	for _, namespace := range capacity.Namespaces {
+		if why, ok := d.unmapped[namespace]; ok {
+			ready.Namespaces[namespace] = why
+		}
+	}
+	return ready, nil
 }
+
+// Unmap makes pods of a namespace unable to use virtual nodes; nil ends it.
+func (d *Driver) Unmap(namespace string, why *peering.Unmapped) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if delete(d.unmapped, namespace); why != nil {
+		d.unmapped[namespace] = *why
+	}
+}
+
+// Unmappable implements peering.Driver.
+func (d *Driver) Unmappable(context.Context, string) (why string, err error) { return "", nil }
 
 // Teardown implements peering.Driver.
 func (d *Driver) Teardown(_ context.Context, peer peering.Peer) (peering.Progress, error) {

@@ -163,16 +163,14 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, wanted p
 	if waiting, err := d.ensureSlice(ctx, provider, objects.slice, want); err != nil || waiting != nil {
 		return ptr.Deref(waiting, peering.Progress{}), err
 	}
-	if err := d.createOffloadings(ctx, wanted.Namespaces); err != nil {
+	mapped, err := d.mapNamespaces(ctx, provider, objects.virtualNode, wanted.Namespaces)
+	if err != nil {
 		return peering.Progress{}, err
 	}
 	if err := d.pruneOffloadings(ctx); err != nil {
 		return peering.Progress{}, err
 	}
-	labels, err := d.mappingLabels(ctx, provider, objects.virtualNode, wanted.Namespaces)
-	if err != nil {
-		return peering.Progress{}, err
-	}
+	labels := mapped.labels
 	maps.Copy(labels, wanted.Labels)
 	if waiting, err := d.ensureVirtualNode(ctx, provider, objects, want, labels); err != nil || waiting != nil {
 		return ptr.Deref(waiting, peering.Progress{}), err
@@ -185,10 +183,9 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, wanted p
 			return peering.Waiting("NodePending", "node "+sliceName(provider)+" does not have label "+key+" yet"), nil
 		}
 	}
-	if waiting, err := d.namespacesPending(ctx, provider, wanted.Namespaces, labels); err != nil || waiting != nil {
-		return ptr.Deref(waiting, peering.Progress{}), err
-	}
-	return peering.Done("Ready", fmt.Sprintf("node %s provides %s", sliceName(provider), broker.FromList(wanted.Resources))), nil
+	ready := peering.Done("Ready", fmt.Sprintf("node %s provides %s", sliceName(provider), broker.FromList(wanted.Resources)))
+	ready.Namespaces = mapped.unmapped
+	return ready, nil
 }
 
 // ensureSlice requests resources from the provider. The progress is nil if the

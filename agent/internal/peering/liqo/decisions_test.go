@@ -229,9 +229,11 @@ func TestNamespaceBeyondTheLimit(t *testing.T) {
 	expect.NoError(t, c.Create(t.Context(), mapped))
 	mapped.Status.CurrentMapping = map[string]offloadingv1beta1.RemoteNamespaceStatus{"tools": {Phase: offloadingv1beta1.MappingAccepted}, "former": {Phase: offloadingv1beta1.MappingTerminating}}
 	expect.NoError(t, c.Status().Update(t.Context(), mapped))
-	progress, err := d.namespacesPending(t.Context(), "paris", []string{"tools", "shop"}, map[string]string{labelMapping + "tools": "true", labelMapping + "shop": "true"})
+	node := &offloadingv1beta1.VirtualNode{Spec: offloadingv1beta1.VirtualNodeSpec{Labels: map[string]string{labelMapping + "tools": "true", labelMapping + "shop": "true"}}}
+	got, err := d.mapNamespaces(t.Context(), "paris", node, []string{"tools", "shop"})
 	expect.NoError(t, err)
-	if progress == nil || progress.Reason != "NamespacePending" || !strings.Contains(progress.Message, "shop-rome at provider paris, one of 3 namespaces") || !strings.Contains(progress.Message, "liqo.maxNamespaces") {
-		t.Errorf("the namespace that is not created: %+v", progress)
+	why := got.unmapped["shop"]
+	if len(got.unmapped) != 1 || why.Reason != "NamespacePending" || why.Final || !strings.Contains(why.Message, "shop-rome at provider paris, one of 3 namespaces") || !strings.Contains(why.Message, "liqo.maxNamespaces") {
+		t.Errorf("the namespaces that are not created: %+v", got.unmapped)
 	}
 }

@@ -63,6 +63,9 @@ var _ contract.Environment = (*environment)(nil)
 
 func (e *environment) ConsumerClient() client.Client { return e.rome }
 
+// Refused implements contract.Environment: its name at the provider is taken.
+func (e *environment) Refused() string { return "taken" }
+
 // start runs both sides with the given options, without any memory.
 func (e *environment) start(consumer, provider Options) {
 	e.t.Helper()
@@ -94,9 +97,10 @@ func newEnvironment(t *testing.T) *environment {
 	provider.Client, provider.ClusterID = e.paris, "paris"
 	e.start(consumer, provider)
 
-	for _, name := range []string{"liqo", "shop", "tools", "own"} {
+	for _, name := range []string{"liqo", "shop", "tools", "own", e.Refused()} {
 		e.create(e.rome, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
+	e.create(e.paris, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: e.Refused() + "-rome"}})
 	e.create(e.rome, keySecret(t, newEd25519(t)))
 	e.create(e.rome, &offloadingv1beta1.VkOptionsTemplate{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "liqo", Name: defaultKubeletOptions},
@@ -136,10 +140,15 @@ func (e *environment) peering() (peering.Progress, error) {
 	return e.Driver().EnsurePeering(e.t.Context(), contract.Paris)
 }
 
+// capacity waits until the progress has a reason, and all namespaces are mapped.
 func (e *environment) capacity(reason string, capacity peering.Capacity) {
 	e.t.Helper()
 	e.until(reason, func() (peering.Progress, error) {
-		return e.Driver().EnsureCapacity(e.t.Context(), contract.Paris, capacity)
+		progress, err := e.Driver().EnsureCapacity(e.t.Context(), contract.Paris, capacity)
+		for _, why := range progress.Namespaces {
+			progress.Reason, progress.Message = why.Reason, why.Message
+		}
+		return progress, err
 	})
 }
 

@@ -2,6 +2,7 @@ package liqo
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -283,10 +284,54 @@ func (l *lifecycle) expectNamespaceConflicts() {
 			}}},
 		},
 	})
-	l.capacity("NamespaceOffloadingConflict", peering.Capacity{Resources: l.full, Pods: 3, Namespaces: []string{"shop", "own"}})
 	long := strings.Repeat("n", 60)
 	l.create(l.rome, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: long}})
-	l.capacity("NamespaceNameTooLong", peering.Capacity{Resources: l.full, Pods: 3, Namespaces: []string{"shop", long}})
+	l.create(l.rome, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "quota"}})
+	none := expect.Resources("count/namespaceoffloadings.offloading.liqo.io", "0")
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "quota", Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: none}}
+	l.create(l.rome, quota)
+	quota.Status = corev1.ResourceQuotaStatus{Hard: none, Used: none}
+	expect.NoError(l.t, l.rome.Status().Update(l.t.Context(), quota))
+	want := map[string]string{"own": "NamespaceOffloadingConflict", long: "NamespaceNameTooLong", l.Refused(): "NamespaceRejected", "quota": "NamespaceOffloadingRefused"}
+	expect.Eventually(l.t, "those that cannot be mapped, and no other", func() (bool, string) {
+		progress, err := l.Driver().EnsureCapacity(l.t.Context(), l.Provider(), peering.Capacity{Resources: l.full, Pods: 3, Namespaces: append(slices.Sorted(maps.Keys(want)), "shop")})
+		got := map[string]string{}
+		for namespace, why := range progress.Namespaces {
+			if got[namespace] = why.Reason; !why.Final {
+				got[namespace] += ", which may pass"
+			}
+		}
+		return err == nil && progress.Done && maps.Equal(got, want), fmt.Sprintf("%+v, %v", progress, err)
+	})
+	if got := read(l.t, l.rome, "liqo-tenant-paris", "spillway-paris", &offloadingv1beta1.VirtualNode{}).Spec.Labels; got[labelMapping+"shop"] == "" || got[labelMapping+l.Refused()] == "" || got[labelMapping+"own"] != "" || got[labelMapping+"quota"] != "" || got[labelMapping+long] != "" {
+		l.t.Errorf("the virtual node has labels %v", got)
+	}
+	if offloading, err := session.Find(l.t.Context(), l.rome, long, consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{}); err != nil || offloading != nil {
+		l.t.Errorf("a namespace whose name is too long is offloaded: %v, %v", offloading, err)
+	}
+	l.expectUnmappable(long)
+}
+
+// expectUnmappable checks which namespaces fit no provider: with a strategy of its user, one
+// may have another name there.
+func (l *lifecycle) expectUnmappable(long string) {
+	l.t.Helper()
+	why, err := l.Driver().Unmappable(l.t.Context(), long)
+	if err != nil || !strings.Contains(why, long+"-rome") || !strings.Contains(why, "use a shorter name") {
+		l.t.Errorf("a namespace whose name is too long: %q, %v", why, err)
+	}
+	own := &offloadingv1beta1.NamespaceOffloading{
+		ObjectMeta: metav1.ObjectMeta{Namespace: long, Name: consts.DefaultNamespaceOffloadingName},
+		Spec: offloadingv1beta1.NamespaceOffloadingSpec{
+			NamespaceMappingStrategy: offloadingv1beta1.EnforceSameNameMappingStrategyType, PodOffloadingStrategy: offloadingv1beta1.LocalPodOffloadingStrategyType,
+			ClusterSelector: corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{}},
+		},
+	}
+	l.create(l.rome, own)
+	if why, err := l.Driver().Unmappable(l.t.Context(), long); err != nil || why != "" {
+		l.t.Errorf("a namespace with a name of its user's strategy: %q, %v", why, err)
+	}
+	expect.NoError(l.t, l.rome.Delete(l.t.Context(), own))
 }
 
 // shrink checks that a removed resource is zero and that a namespace that is no

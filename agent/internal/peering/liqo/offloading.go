@@ -12,7 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
@@ -27,36 +26,117 @@ func (d *Driver) remoteNamespace(namespace string) string { return namespace + "
 // the node's provider.
 const labelMapping = "namespace." + broker.Group + "/"
 
-// mappingLabels are the labels of a provider's virtual node that map namespaces to it.
-// One that was unmapped is mapped again only when it is gone there: Liqo accepts a
-// namespace that is still being deleted.
-func (d *Driver) mappingLabels(ctx context.Context, provider string, virtualNode *offloadingv1beta1.VirtualNode, namespaces []string) (map[string]string, error) {
+// reasonNamespacePending is why a namespace is not mapped while Liqo and the provider may yet map it.
+const reasonNamespacePending = "NamespacePending"
+
+// Unmappable implements peering.Driver: Liqo appends this cluster's ID to a namespace's
+// name, unless a NamespaceOffloading of the user has another strategy.
+func (d *Driver) Unmappable(ctx context.Context, namespace string) (why string, err error) {
+	if !d.tooLong(namespace, nil) {
+		return "", nil
+	}
+	offloading, err := session.Find(ctx, d.Client, namespace, consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
+	if err != nil {
+		return "", fmt.Errorf("reading the offloading of namespace %s: %w", namespace, err)
+	}
+	if !d.tooLong(namespace, offloading) {
+		return "", nil
+	}
+	return d.tooLongMessage(namespace), nil
+}
+
+// tooLong reports whether a namespace cannot have its name at a provider. The offloading is
+// nil if there is none.
+func (d *Driver) tooLong(namespace string, offloading *offloadingv1beta1.NamespaceOffloading) bool {
+	return len(d.remoteNamespace(namespace)) > validation.DNS1123LabelMaxLength &&
+		(offloading == nil || session.IsManaged(offloading) || offloading.Spec.NamespaceMappingStrategy == offloadingv1beta1.DefaultNameMappingStrategyType)
+}
+
+func (d *Driver) tooLongMessage(namespace string) string {
+	return fmt.Sprintf("namespace %s would be %s at a provider, longer than %d characters; use a shorter name for the namespace, or driver direct",
+		namespace, d.remoteNamespace(namespace), validation.DNS1123LabelMaxLength)
+}
+
+// mappings are how namespaces are mapped to one provider.
+type mappings struct {
+	// labels of the virtual node that map them.
+	labels map[string]string
+	// unmapped are those that do not exist at the provider, and why.
+	unmapped map[string]peering.Unmapped
+}
+
+// mapNamespaces lets namespaces be mapped to a provider. What keeps one of them from it
+// concerns no other: such a namespace gets neither a NamespaceOffloading nor a label.
+func (d *Driver) mapNamespaces(ctx context.Context, provider string, virtualNode *offloadingv1beta1.VirtualNode, namespaces []string) (mappings, error) {
+	result := mappings{labels: map[string]string{}, unmapped: map[string]peering.Unmapped{}}
 	found, err := d.namespaceMaps(ctx, provider)
 	if err != nil {
-		return nil, err
+		return result, err
 	}
-	labels := map[string]string{}
 	for _, namespace := range namespaces {
 		label := labelMapping + namespace
-		mapped := virtualNode != nil && virtualNode.Spec.Labels[label] != ""
-		exists := slices.ContainsFunc(found, func(m offloadingv1beta1.NamespaceMap) bool {
-			_, current := m.Status.CurrentMapping[namespace]
-			return current
-		})
-		if exists && !mapped {
-			offloading, err := session.Find(ctx, d.Client, namespace, consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
-			if err != nil {
-				return nil, fmt.Errorf("reading the offloading of namespace %s: %w", namespace, err)
-			}
-			// That of a user, or of an earlier version, does not go by the label.
-			if offloading == nil || session.IsManaged(offloading) && len(offloading.Spec.ClusterSelector.NodeSelectorTerms) > 0 {
-				continue
-			}
+		wanted, why, err := d.mapNamespace(ctx, provider, namespace, found, virtualNode != nil && virtualNode.Spec.Labels[label] != "")
+		if err != nil {
+			return result, err
 		}
-		labels[label] = "true"
+		if wanted {
+			result.labels[label] = "true"
+		}
+		if why != nil {
+			result.unmapped[namespace] = *why
+		}
 	}
-	return labels, nil
+	return result, nil
 }
+
+// mapNamespace maps one namespace: label is whether the virtual node is to have the label for
+// it, which labelled says that it has, and why is nil if it exists at the provider or if no pod
+// can start there. One that was unmapped is mapped again only when it is gone there: Liqo
+// accepts a namespace that is still being deleted.
+func (d *Driver) mapNamespace(ctx context.Context, provider, namespace string, found []offloadingv1beta1.NamespaceMap, labelled bool) (label bool, why *peering.Unmapped, err error) {
+	remote := d.remoteNamespace(namespace)
+	offloading, err := d.ensureOffloading(ctx, namespace)
+	if refusedHere(err) {
+		return false, &peering.Unmapped{Reason: "NamespaceOffloadingRefused", Final: true,
+			Message: fmt.Sprintf("no NamespaceOffloading can be created in namespace %s: %v; let %s create it, or use another namespace", namespace, err, d.ServiceAccount)}, nil
+	}
+	if err != nil {
+		return false, nil, err
+	}
+	exists := slices.ContainsFunc(found, func(m offloadingv1beta1.NamespaceMap) bool {
+		_, current := m.Status.CurrentMapping[namespace]
+		return current
+	})
+	// That of a user, or of an earlier version, does not go by the label.
+	byLabel := offloading == nil || session.IsManaged(offloading) && len(offloading.Spec.ClusterSelector.NodeSelectorTerms) > 0
+	switch phase := mapping(found, namespace); {
+	case exists && !labelled && byLabel:
+		return false, &peering.Unmapped{Reason: reasonNamespacePending, Message: fmt.Sprintf("waiting for provider %s to delete namespace %s, which was used before", provider, remote)}, nil
+	case phase == offloadingv1beta1.MappingAccepted:
+		return true, nil, nil
+	case phase == offloadingv1beta1.MappingCreationLoopBackOff:
+		return true, &peering.Unmapped{Reason: "NamespaceRejected", Final: true,
+			Message: fmt.Sprintf("provider %s cannot create namespace %s; check whether it already exists there", provider, remote)}, nil
+	case d.tooLong(namespace, offloading):
+		return false, &peering.Unmapped{Reason: "NamespaceNameTooLong", Message: d.tooLongMessage(namespace), Final: true}, nil
+	}
+	local, err := session.Find(ctx, d.Client, "", namespace, &corev1.Namespace{})
+	switch {
+	case err != nil:
+		return false, nil, fmt.Errorf("reading namespace %s: %w", namespace, err)
+	case local == nil || !local.DeletionTimestamp.IsZero():
+		return false, nil, nil
+	case offloading != nil && !session.IsManaged(offloading):
+		return false, &peering.Unmapped{Reason: "NamespaceOffloadingConflict", Final: true,
+			Message: fmt.Sprintf("NamespaceOffloading of namespace %s is not managed by Spillway and does not select provider %s; delete it or let it select that cluster", namespace, provider)}, nil
+	}
+	return true, &peering.Unmapped{Reason: reasonNamespacePending, Message: fmt.Sprintf("waiting for namespace %s at provider %s, one of %d namespaces of this cluster there. The provider limits their number: if it does not appear, "+
+		"let fewer namespaces overflow, or let the administrator of %s raise the value liqo.maxNamespaces", remote, provider, mapped(found), provider)}, nil
+}
+
+// refusedHere reports whether the API server refuses an object in its namespace, as a quota or
+// a policy of that namespace does: that is no reason to stop for others.
+func refusedHere(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
 
 // removeLabels removes the labels from a virtual node that are not wanted any more: Liqo
 // removes them from the Node, and deletes namespaces at the provider. The labels of namespaces
@@ -83,43 +163,39 @@ func (d *Driver) removeLabels(ctx context.Context, virtualNode *offloadingv1beta
 	return nil
 }
 
-// createOffloadings lets namespaces be mapped to the providers whose virtual nodes have
-// the label for it, without changing how their pods are scheduled. Providers are not in
-// the selector: Liqo would delete remote namespaces while it is changed.
-func (d *Driver) createOffloadings(ctx context.Context, namespaces []string) error {
-	for _, namespace := range namespaces {
-		if len(d.remoteNamespace(namespace)) > validation.DNS1123LabelMaxLength {
-			continue // reported by namespacesPending
-		}
-		existing, err := session.Find(ctx, d.Client, namespace, consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
-		if err != nil {
-			return fmt.Errorf("reading the offloading of namespace %s: %w", namespace, err)
-		}
-		if existing != nil {
-			continue
-		}
-		offloading := &offloadingv1beta1.NamespaceOffloading{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: namespace, Name: consts.DefaultNamespaceOffloadingName,
-				Labels: map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway},
-			},
-			Spec: offloadingv1beta1.NamespaceOffloadingSpec{
-				NamespaceMappingStrategy: offloadingv1beta1.DefaultNameMappingStrategyType,
-				PodOffloadingStrategy:    offloadingv1beta1.LocalPodOffloadingStrategyType,
-				ClusterSelector: corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-					MatchExpressions: []corev1.NodeSelectorRequirement{{Key: labelMapping + namespace, Operator: corev1.NodeSelectorOpExists}},
-				}}},
-			},
-		}
-		err = d.Client.Create(ctx, offloading)
-		if apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-			continue // no pod can start there
-		}
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("offloading namespace %s: %w", namespace, err)
-		}
+// ensureOffloading lets a namespace be mapped to the providers whose virtual nodes have the
+// label for it, without changing how its pods are scheduled. It returns the one that exists,
+// which may be a user's; nil if the namespace's name is too long, or if it is gone. Providers
+// are not in the selector: Liqo would delete remote namespaces while it is changed.
+func (d *Driver) ensureOffloading(ctx context.Context, namespace string) (*offloadingv1beta1.NamespaceOffloading, error) {
+	existing, err := session.Find(ctx, d.Client, namespace, consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
+	if err != nil {
+		return nil, fmt.Errorf("reading the offloading of namespace %s: %w", namespace, err)
 	}
-	return nil
+	if existing != nil || d.tooLong(namespace, nil) {
+		return existing, nil
+	}
+	offloading := &offloadingv1beta1.NamespaceOffloading{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: consts.DefaultNamespaceOffloadingName,
+			Labels: map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway},
+		},
+		Spec: offloadingv1beta1.NamespaceOffloadingSpec{
+			NamespaceMappingStrategy: offloadingv1beta1.DefaultNameMappingStrategyType,
+			PodOffloadingStrategy:    offloadingv1beta1.LocalPodOffloadingStrategyType,
+			ClusterSelector: corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: labelMapping + namespace, Operator: corev1.NodeSelectorOpExists}},
+			}}},
+		},
+	}
+	err = d.Client.Create(ctx, offloading)
+	if apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		return nil, nil // no pod can start there
+	}
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, fmt.Errorf("offloading namespace %s: %w", namespace, err)
+	}
+	return offloading, nil
 }
 
 // namespaceMaps lists the NamespaceMaps for a provider.
@@ -129,46 +205,6 @@ func (d *Driver) namespaceMaps(ctx context.Context, provider string) ([]offloadi
 		return nil, fmt.Errorf("listing namespace maps: %w", err)
 	}
 	return maps.Items, nil
-}
-
-// namespacesPending reports the first namespace that does not exist at the provider
-// and why, nil if all exist. labels are those of the virtual node.
-func (d *Driver) namespacesPending(ctx context.Context, provider string, namespaces []string, labels map[string]string) (*peering.Progress, error) {
-	maps, err := d.namespaceMaps(ctx, provider)
-	if err != nil {
-		return nil, err
-	}
-	for _, namespace := range namespaces {
-		_, labelled := labels[labelMapping+namespace]
-		switch phase := mapping(maps, namespace); {
-		case !labelled:
-			return ptr.To(peering.Waiting("NamespacePending", fmt.Sprintf("waiting for provider %s to delete namespace %s, which was used before", provider, d.remoteNamespace(namespace)))), nil
-		case phase == offloadingv1beta1.MappingAccepted:
-			continue
-		case phase == offloadingv1beta1.MappingCreationLoopBackOff:
-			return ptr.To(peering.Waiting("NamespaceRejected", fmt.Sprintf("provider %s cannot create namespace %s; check whether it already exists there", provider, d.remoteNamespace(namespace)))), nil
-		}
-		if remote := d.remoteNamespace(namespace); len(remote) > validation.DNS1123LabelMaxLength {
-			return ptr.To(peering.Waiting("NamespaceNameTooLong", fmt.Sprintf("namespace %s would be %s at provider %s, longer than %d characters; use a shorter name", namespace, remote, provider, validation.DNS1123LabelMaxLength))), nil
-		}
-		local, err := session.Find(ctx, d.Client, "", namespace, &corev1.Namespace{})
-		if err != nil {
-			return nil, fmt.Errorf("reading namespace %s: %w", namespace, err)
-		}
-		if local == nil || !local.DeletionTimestamp.IsZero() {
-			continue // no pod can start there
-		}
-		offloading, err := session.Find(ctx, d.Client, namespace, consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
-		if err != nil {
-			return nil, fmt.Errorf("reading the offloading of namespace %s: %w", namespace, err)
-		}
-		if offloading != nil && !session.IsManaged(offloading) {
-			return ptr.To(peering.Waiting("NamespaceOffloadingConflict", fmt.Sprintf("NamespaceOffloading of namespace %s is not managed by Spillway and does not select provider %s; delete it or let it select that cluster", namespace, provider))), nil
-		}
-		return ptr.To(peering.Waiting("NamespacePending", fmt.Sprintf("waiting for namespace %s at provider %s, one of %d namespaces of this cluster there. The provider limits their number: if it does not appear, "+
-			"let fewer namespaces overflow, or let the administrator of %s raise the value liqo.maxNamespaces", d.remoteNamespace(namespace), provider, mapped(maps), provider))), nil
-	}
-	return nil, nil
 }
 
 // mapping is the phase of a namespace's mapping in a provider's NamespaceMaps, "" if

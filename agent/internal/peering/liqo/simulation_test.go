@@ -589,10 +589,16 @@ func (s *simulation) namespaceMaps(ctx context.Context) error {
 			if err := s.paris.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: remote, Labels: map[string]string{consts.RemoteClusterID: "rome"}}}); err != nil && !apierrors.IsAlreadyExists(err) {
 				return err
 			}
+			if existing, err := session.Find(ctx, s.paris, "", remote, &corev1.Namespace{}); err != nil {
+				return err
+			} else if existing != nil && existing.Labels[consts.RemoteClusterID] == "" {
+				current[local] = offloadingv1beta1.RemoteNamespaceStatus{RemoteNamespace: remote, Phase: offloadingv1beta1.MappingCreationLoopBackOff}
+				continue
+			}
 			current[local] = offloadingv1beta1.RemoteNamespaceStatus{RemoteNamespace: remote, Phase: offloadingv1beta1.MappingAccepted}
 		}
 		for local, status := range nm.Status.CurrentMapping {
-			if _, ok := current[local]; ok {
+			if _, ok := current[local]; ok || status.Phase == offloadingv1beta1.MappingCreationLoopBackOff {
 				continue
 			}
 			namespace, err := session.Find(ctx, s.paris, "", status.RemoteNamespace, &corev1.Namespace{})
