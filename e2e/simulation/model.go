@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"time"
 
@@ -69,7 +70,8 @@ func (w *world) computeModelSteps(c *cluster) (steps []stepwise.Step) {
 		if ended {
 			want = 0
 		}
-		status := modelStatus(instruction, ended && len(guests) == 0)
+		useless := want > 0 && len(guests) == 0 && unusable(instruction)
+		status := modelStatus(instruction, ended && len(guests) == 0, useless)
 		if w := instruction.Spec.Withdrawal; w != nil && len(guests) <= want {
 			status.LeftAttempt = w.Attempt
 		}
@@ -83,7 +85,7 @@ func (w *world) computeModelSteps(c *cluster) (steps []stepwise.Step) {
 		case len(guests) > want && !ended && c.mayStay(instruction):
 		case len(guests) > want:
 			steps = append(steps, c.stopStep(provider, guests[0]))
-		case len(guests) < want && provider.admits(c.id):
+		case len(guests) < want && !useless && provider.admits(c.id):
 			if node := provider.freeNode(); node != "" {
 				steps = append(steps, stepwise.Step{Name: c.id + " starts a guest in " + provider.id + " on " + instruction.Name, Do: func() {
 					provider.addPod(node, map[string]string{agent.LabelConsumer: c.id, labelInstruction: instruction.Name})
@@ -129,8 +131,17 @@ func (c *cluster) ended(instruction *broker.ReservationInstruction) bool {
 	return err != nil || source.UID != instruction.Spec.SourceUID || source.DeletionTimestamp != nil
 }
 
-// modelStatus is the status of a virtual node that has its capacity at once.
-func modelStatus(instruction *broker.ReservationInstruction, released bool) broker.ReservationInstructionStatus {
+// unusable reports whether no pod of the consumer can use what an instruction is for, as where
+// the name of its namespace is taken at the provider: one attempt in eight.
+func unusable(instruction *broker.ReservationInstruction) bool {
+	hash := fnv.New32a()
+	fmt.Fprint(hash, instruction.Name, instruction.Spec.Attempt)
+	return hash.Sum32()%8 == 0
+}
+
+// modelStatus is the status of a virtual node that has its capacity at once; useless is
+// whether no pod can use it.
+func modelStatus(instruction *broker.ReservationInstruction, released, useless bool) broker.ReservationInstructionStatus {
 	status := *instruction.Status.DeepCopy()
 	status.Delivered, status.ObservedAttempt, status.ObservedGeneration = true, instruction.Spec.Attempt, instruction.Generation
 	status.Carried = &broker.HeldCapacity{Totals: instruction.Spec.RequestedResources, PodSets: instruction.Spec.PodSets}
@@ -142,7 +153,11 @@ func modelStatus(instruction *broker.ReservationInstruction, released bool) brok
 		meta.SetStatusCondition(&status.Conditions, condition)
 	}
 	set(broker.ConditionPeered, true)
-	set(broker.ConditionVirtualNodeReady, true)
+	set(broker.ConditionVirtualNodeReady, !useless)
+	if meta.RemoveStatusCondition(&status.Conditions, broker.ConditionUnusable); useless {
+		status.Carried = nil
+		set(broker.ConditionUnusable, true)
+	}
 	set(broker.ConditionRequesterReleased, released)
 	for i := range status.Conditions {
 		status.Conditions[i].LastTransitionTime = metav1.Unix(0, 0)
