@@ -23,7 +23,7 @@ help: ## List the targets
 generate: ## Generate deepcopy code, CRDs and the OpenAPI document from the API types
 	@gen=$$($(LAB) program controller-gen) && \
 	"$$gen" object paths=./broker/api/... && \
-	"$$gen" crd:maxDescLen=400 paths=./broker/api/... output:crd:dir=charts/broker/crds
+	.ci/crds "$$gen" charts/broker/crds
 	@for crd in charts/agent/crds/*.yaml; do cp "charts/broker/crds/$$(basename "$$crd")" "$$crd"; done
 	@gofmt -w broker/api
 	@go generate ./broker/protocol

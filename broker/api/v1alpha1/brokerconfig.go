@@ -17,31 +17,37 @@ type BrokerConfigSpec struct {
 	// cluster is inactive.
 	// +optional
 	// +kubebuilder:default="10m"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="staleAfter must be a duration of 1s or more, such as 10m; a day is 24h"
 	StaleAfter *metav1.Duration `json:"staleAfter,omitempty"`
 	// freshFor is the maximum age of an advertisement on which new pods are placed.
 	// The default is three advertisement intervals of the agents.
 	// +optional
 	// +kubebuilder:default="90s"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="freshFor must be a duration of 1s or more, such as 90s; a day is 24h"
 	FreshFor *metav1.Duration `json:"freshFor,omitempty"`
 	// maxDuration is the maximum lease of a Reservation. A Reservation whose spec.duration
 	// is longer, or unset, gets this one. No maximum if unset.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="maxDuration must be a duration of 1s or more, such as 24h for a day"
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
 	// defaultLease is how long a Reservation outlives the last sign of life of its consumer:
 	// an advertisement or a renewal. Its own duration, or maxDuration, may end it earlier.
 	// +optional
 	// +kubebuilder:default="1h"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="defaultLease must be a duration of 1s or more, such as 1h; a day is 24h"
 	DefaultLease *metav1.Duration `json:"defaultLease,omitempty"`
 	// proofDeadline is how long a provider may take to accept or refuse an attempt, and
 	// again for each 250 pods of it, at most ten times. After that, the Reservation is placed elsewhere, and the
 	// provider gets no other requests for the time of retryAfter unless it answers.
 	// +optional
 	// +kubebuilder:default="30s"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="proofDeadline must be a duration of 1s or more, such as 30s; a day is 24h"
 	ProofDeadline *metav1.Duration `json:"proofDeadline,omitempty"`
 	// retryAfter is the time after which a provider that has refused a shape, or has not
 	// answered, is asked again. Each further refusal doubles it, up to 16 times.
 	// +optional
 	// +kubebuilder:default="30s"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="retryAfter must be a duration of 1s or more, such as 30s; a day is 24h"
 	RetryAfter *metav1.Duration `json:"retryAfter,omitempty"`
 	// queueing decides whether a Reservation may pass those before it in the queue.
 	// Conservative: only if the capacity that those wait for stays free. None: the queue
@@ -54,6 +60,7 @@ type BrokerConfigSpec struct {
 	// ever before is available. Without it, or with 0s, it is free for as long as the
 	// Reservation waits.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="keepFreeFor must be a duration of 0s or more, such as 30m; a day is 24h"
 	KeepFreeFor *metav1.Duration `json:"keepFreeFor,omitempty"`
 }
 

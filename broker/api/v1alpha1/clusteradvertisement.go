@@ -271,6 +271,7 @@ type Hold struct {
 	// leaveWithin is how long pods could use what was withdrawn, from when the provider
 	// said so.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="leaveWithin must be a duration of 0s or more, such as 10m; a day is 24h"
 	LeaveWithin *metav1.Duration `json:"leaveWithin,omitempty"`
 	// cost is what the provider charges for the promise: its prices when the capacity was
 	// promised. Later prices do not change it. If parts were promised at different prices,

@@ -10,6 +10,7 @@ type OverflowPolicySpec struct {
 	// namespaceSelector selects namespaces by label. An empty selector selects all
 	// namespaces that are opted in.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0))",message="matchExpressions must have operator In or NotIn with values, or Exists or DoesNotExist without, such as {key: team, operator: In, values: [shop]}"
 	NamespaceSelector metav1.LabelSelector `json:"namespaceSelector,omitempty"`
 	// placement is copied into each new Reservation.
 	// +optional
@@ -20,9 +21,15 @@ type OverflowPolicySpec struct {
 	// maxResources is the maximum of resources that the Reservations of one namespace
 	// request in total. No maximum if unset.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="!has(self.cpu) || isQuantity(string(self.cpu)) && quantity(string(self.cpu)).compareTo(quantity('0')) >= 0",message="cpu must be a quantity of 0 or more, such as 500m"
+	// +kubebuilder:validation:XValidation:rule="!has(self.memory) || isQuantity(string(self.memory)) && quantity(string(self.memory)).compareTo(quantity('0')) >= 0",message="memory must be a quantity of 0 or more, such as 16Gi"
+	// +kubebuilder:validation:XValidation:rule="!has(self.gpu) || isQuantity(string(self.gpu)) && quantity(string(self.gpu)).compareTo(quantity('0')) >= 0",message="gpu must be a quantity of 0 or more, such as 2"
+	// +kubebuilder:validation:XValidation:rule="!has(self.storage) || isQuantity(string(self.storage)) && quantity(string(self.storage)).compareTo(quantity('0')) >= 0",message="storage must be a quantity of 0 or more, such as 10Gi"
+	// +kubebuilder:validation:XValidation:rule="!has(self.extended) || self.extended.all(k, type(self.extended[k]) == int ? self.extended[k] >= 0 : (self.extended[k] < '-' || self.extended[k] >= '.'))",message="amounts in extended must be quantities of 0 or more, such as 2"
 	MaxResources *ResourceQuantities `json:"maxResources,omitempty"`
 	// duration is copied into each new Reservation.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="duration must be a duration of 1s or more, such as 24h for a day"
 	Duration *metav1.Duration `json:"duration,omitempty"`
 	// returnHome moves overflowed pods back when this cluster has room for them: by eviction,
 	// one at a time, within PodDisruptionBudgets. It applies to pods of ReplicaSets and
@@ -37,12 +44,12 @@ type ReturnHome struct {
 	// after is how long this cluster must have had room for a pod before it moves.
 	// +optional
 	// +kubebuilder:default="5m"
-	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('24h')",message="after must be 1s to 24h"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('24h')",message="after must be a duration of 1s to 24h, such as 5m"
 	After *metav1.Duration `json:"after,omitempty"`
 	// minimumStay is how long a pod runs on a virtual node before it moves.
 	// +optional
 	// +kubebuilder:default="10m"
-	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('720h')",message="minimumStay must be 1s to 720h"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('720h')",message="minimumStay must be a duration of 1s to 720h, such as 10m; a day is 24h"
 	MinimumStay *metav1.Duration `json:"minimumStay,omitempty"`
 }
 

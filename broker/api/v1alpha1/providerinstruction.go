@@ -36,6 +36,7 @@ type ProviderInstructionSpec struct {
 	// answerWithin is how long the broker waits for the answer to the attempt, as it said when
 	// this cluster first saw the attempt. Unset if an older broker did not say it.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="answerWithin must be a duration of 0s or more, such as 30s; a day is 24h"
 	AnswerWithin *metav1.Duration `json:"answerWithin,omitempty"`
 }
 

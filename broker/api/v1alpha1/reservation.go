@@ -72,11 +72,11 @@ type ReservationSpec struct {
 	// requestedResources is a divisible total: it may be spread over nodes. Pods of any
 	// size use it, at most 110 at each provider, unless they select nodes.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="!has(self.cpu) || quantity(string(self.cpu)).compareTo(quantity('0')) >= 0",message="cpu must not be negative"
-	// +kubebuilder:validation:XValidation:rule="!has(self.memory) || quantity(string(self.memory)).compareTo(quantity('0')) >= 0",message="memory must not be negative"
-	// +kubebuilder:validation:XValidation:rule="!has(self.gpu) || quantity(string(self.gpu)).compareTo(quantity('0')) >= 0",message="gpu must not be negative"
-	// +kubebuilder:validation:XValidation:rule="!has(self.storage) || quantity(string(self.storage)).compareTo(quantity('0')) >= 0",message="storage must not be negative"
-	// +kubebuilder:validation:XValidation:rule="!has(self.extended) || self.extended.all(k, type(self.extended[k]) == int ? self.extended[k] >= 0 : (self.extended[k] < '-' || self.extended[k] >= '.'))",message="extended amounts must not be negative"
+	// +kubebuilder:validation:XValidation:rule="!has(self.cpu) || isQuantity(string(self.cpu)) && quantity(string(self.cpu)).compareTo(quantity('0')) >= 0",message="cpu must be a quantity of 0 or more, such as 500m"
+	// +kubebuilder:validation:XValidation:rule="!has(self.memory) || isQuantity(string(self.memory)) && quantity(string(self.memory)).compareTo(quantity('0')) >= 0",message="memory must be a quantity of 0 or more, such as 16Gi"
+	// +kubebuilder:validation:XValidation:rule="!has(self.gpu) || isQuantity(string(self.gpu)) && quantity(string(self.gpu)).compareTo(quantity('0')) >= 0",message="gpu must be a quantity of 0 or more, such as 2"
+	// +kubebuilder:validation:XValidation:rule="!has(self.storage) || isQuantity(string(self.storage)) && quantity(string(self.storage)).compareTo(quantity('0')) >= 0",message="storage must be a quantity of 0 or more, such as 10Gi"
+	// +kubebuilder:validation:XValidation:rule="!has(self.extended) || self.extended.all(k, type(self.extended[k]) == int ? self.extended[k] >= 0 : (self.extended[k] < '-' || self.extended[k] >= '.'))",message="amounts in extended must be quantities of 0 or more, such as 2"
 	RequestedResources *ResourceQuantities `json:"requestedResources,omitempty"`
 	// podSets are the requested pods. Each pod needs its requests on a single node.
 	// +optional
@@ -84,18 +84,18 @@ type ReservationSpec struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=8
-	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.cpu) || quantity(string(s.requests.cpu)).compareTo(quantity('0')) >= 0)",message="requests.cpu must not be negative"
-	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.memory) || quantity(string(s.requests.memory)).compareTo(quantity('0')) >= 0)",message="requests.memory must not be negative"
-	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.gpu) || quantity(string(s.requests.gpu)).compareTo(quantity('0')) >= 0)",message="requests.gpu must not be negative"
-	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.storage) || quantity(string(s.requests.storage)).compareTo(quantity('0')) >= 0)",message="requests.storage must not be negative"
-	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.extended) || s.requests.extended.all(k, type(s.requests.extended[k]) == int ? s.requests.extended[k] >= 0 : (s.requests.extended[k] < '-' || s.requests.extended[k] >= '.')))",message="extended amounts must not be negative"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.cpu) || isQuantity(string(s.requests.cpu)) && quantity(string(s.requests.cpu)).compareTo(quantity('0')) >= 0)",message="requests.cpu must be a quantity of 0 or more, such as 500m"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.memory) || isQuantity(string(s.requests.memory)) && quantity(string(s.requests.memory)).compareTo(quantity('0')) >= 0)",message="requests.memory must be a quantity of 0 or more, such as 16Gi"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.gpu) || isQuantity(string(s.requests.gpu)) && quantity(string(s.requests.gpu)).compareTo(quantity('0')) >= 0)",message="requests.gpu must be a quantity of 0 or more, such as 2"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.storage) || isQuantity(string(s.requests.storage)) && quantity(string(s.requests.storage)).compareTo(quantity('0')) >= 0)",message="requests.storage must be a quantity of 0 or more, such as 10Gi"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.extended) || s.requests.extended.all(k, type(s.requests.extended[k]) == int ? s.requests.extended[k] >= 0 : (s.requests.extended[k] < '-' || s.requests.extended[k] >= '.')))",message="amounts in requests.extended must be quantities of 0 or more, such as 2"
 	// +kubebuilder:validation:items:XValidation:rule="self.requests == oldSelf.requests && has(self.nodeSelector) == has(oldSelf.nodeSelector) && (!has(self.nodeSelector) || self.nodeSelector == oldSelf.nodeSelector) && has(self.nodeAffinity) == has(oldSelf.nodeAffinity) && (!has(self.nodeAffinity) || self.nodeAffinity == oldSelf.nodeAffinity) && has(self.tolerations) == has(oldSelf.tolerations) && (!has(self.tolerations) || self.tolerations == oldSelf.tolerations) && has(self.podSecurity) == has(oldSelf.podSecurity) && (!has(self.podSecurity) || self.podSecurity == oldSelf.podSecurity)",message="the shape of a pod set (requests, nodeSelector, nodeAffinity, tolerations, podSecurity) is immutable: change its count, or create another Reservation for another shape"
 	PodSets []PodSet `json:"podSets,omitempty"`
 	// podSelector limits the pods that may use a Reservation made by hand to those with
 	// these labels. All pods of its namespaces if unset. Reservations of the scheduler
 	// plugin serve the pods of one owner, and ignore it.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0))",message="matchExpressions must have operator In or NotIn with values, or Exists or DoesNotExist without"
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0))",message="matchExpressions must have operator In or NotIn with values, or Exists or DoesNotExist without, such as {key: team, operator: In, values: [shop]}"
 	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
 	// namespaces of the consumer whose pods may use a Reservation that was created in the
 	// hub, as far as they are opted in; all that are if empty. A Reservation that was
@@ -126,7 +126,7 @@ type ReservationSpec struct {
 	// it by its own clock: it starts again when another replica becomes the leader, and
 	// when the spec changes. If unset, the Reservation is queued until it is deleted.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="deadline must be a duration of at least 1s, such as 10m"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="deadline must be a duration of 1s or more, such as 10m; a day is 24h"
 	Deadline *metav1.Duration `json:"deadline,omitempty"`
 	// duration of the lease, limited by the BrokerConfig's maxDuration. The lease starts
 	// with the first hold, and again while pods use the capacity, and when another replica
@@ -134,7 +134,7 @@ type ReservationSpec struct {
 	// also when its consumer has neither advertised nor renewed it for the BrokerConfig's
 	// defaultLease.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="duration must be at least 1s, such as 24h"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="duration must be a duration of 1s or more, such as 24h for a day"
 	Duration *metav1.Duration `json:"duration,omitempty"`
 	// retained is the number of pods that the Reservation keeps at each provider after
 	// its counts were reduced; other capacity is released first. The consumer's agent
@@ -199,8 +199,8 @@ type Placement struct {
 type Budget struct {
 	// maxPricePerHour is the maximum price per hour of the entire Reservation, a decimal
 	// number.
-	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)?$`
 	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9]+([.][0-9]+)?$')",message="maxPricePerHour must be a decimal number without currency, such as 0.25"
 	MaxPricePerHour string `json:"maxPricePerHour"`
 	// currency of the price, an ISO 4217 code such as EUR.
 	// +kubebuilder:validation:Pattern=`^[A-Z]{3}$`
@@ -254,6 +254,7 @@ type Allocation struct {
 	// pricePerHour of the allocation, such as "0.25 EUR". Empty if the provider states
 	// no price.
 	// +optional
+	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)? [A-Z]{3}$`
 	PricePerHour string `json:"pricePerHour,omitempty"`
 	// endpoint is the URL of the provider's API server.
 	// +optional
@@ -295,6 +296,7 @@ type Withdrawal struct {
 	Attempt int64 `json:"attempt"`
 	// leaveWithin is how long pods may use what was withdrawn, from when this is
 	// received: it is a duration because clocks differ.
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="leaveWithin must be a duration of 0s or more, such as 10m; a day is 24h"
 	LeaveWithin metav1.Duration `json:"leaveWithin"`
 }
 
@@ -450,6 +452,7 @@ type ReservationStatus struct {
 	// maxDuration. The consumer's agent renews the lease in each third of it while pods use
 	// the capacity. Unset if the Reservation lasts as long as its consumer advertises.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="leaseDuration must be a duration of 0s or more, such as 1h; a day is 24h"
 	LeaseDuration *metav1.Duration `json:"leaseDuration,omitempty"`
 	// targetClusterEndpoint repeats the endpoint of the first allocation. Its cluster ID is
 	// in allocations: spec.targetClusterID is only ever the author's.

@@ -24,6 +24,7 @@ type ReservationInstructionSpec struct {
 	SourceUID types.UID `json:"sourceUID,omitempty"`
 	// podSelector is that of the Reservation: it limits the pods that may use the grant.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0))",message="matchExpressions must have operator In or NotIn with values, or Exists or DoesNotExist without, such as {key: team, operator: In, values: [shop]}"
 	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
 	// namespaces are those of a Reservation that was created in the hub.
 	// +optional
@@ -66,6 +67,7 @@ type ReservationInstructionSpec struct {
 	// pricePerHour of the grant, such as "0.25 EUR". Empty if the provider states no
 	// price.
 	// +optional
+	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)? [A-Z]{3}$`
 	PricePerHour string `json:"pricePerHour,omitempty"`
 	// message is the status.summary of the broker's Reservation.
 	// +optional
