@@ -32,6 +32,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 
@@ -52,6 +53,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/broker/undecoded"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
@@ -76,6 +78,11 @@ const leaseName = "spillway-agent"
 // the wait for an API server that is overloaded. A leader that is stopped in order gives
 // its Lease up, so that only a crash takes so long to be noticed.
 const leaseDuration, renewDeadline, retryPeriod = 30 * time.Second, 20 * time.Second, 4 * time.Second
+
+// undecodable is the metric of the objects that the agent cannot decode.
+var undecodable = undecoded.NewGauge("agent")
+
+func init() { metrics.Registry.MustRegister(undecodable) }
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == commandDecision {
@@ -141,12 +148,14 @@ func newManager(restConfig *rest.Config, o options) (ctrl.Manager, error) {
 			o.namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, o.costConfigMap)},
 		}}
 	}
+	objects := undecoded.New(ctrl.Log.WithName("undecoded"), undecodable, clock.RealClock{})
 	byObject[&broker.ReservationInstruction{}], byObject[&broker.ProviderInstruction{}] = instructions, instructions
 	mgr, err := ctrl.NewManager(restConfig, ctrl.Options{
 		Scheme: scheme,
 		Cache: cache.Options{
 			ByObject:         byObject,
 			DefaultTransform: cache.TransformStripManagedFields(),
+			NewInformer:      objects.NewInformer,
 		},
 		Metrics:                metricsserver.Options{BindAddress: o.metrics},
 		HealthProbeBindAddress: o.probes,
@@ -167,7 +176,10 @@ func newManager(restConfig *rest.Config, o options) (ctrl.Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("creating the manager: %w", err)
 	}
-	return mgr, nil
+	return mgr, mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		objects.Run(ctx, mgr.GetEventRecorder("spillway-agent"))
+		return nil
+	}))
 }
 
 // electionConfig is config with a connection and a rate limit of its own: a renewal of the

@@ -16,6 +16,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -209,6 +210,43 @@ func TestDirectNeedsNoLiqo(t *testing.T) {
 		}
 		if meta.FindStatusCondition(reservation.Status.Conditions, broker.ConditionReported) == nil {
 			return errors.New("no condition Reported")
+		}
+		return nil
+	})
+}
+
+// TestReservationThatCannotBeDecoded: a typo that the API server once accepted stops no other Reservation.
+func TestReservationThatCannotBeDecoded(t *testing.T) {
+	restConfig := controlplane.StartBare(t)
+	controlplane.InstallCRDsWithoutRules(t, restConfig)
+	c := newClient(t, restConfig)
+	reservation := newReservation(t, c, 1)
+	typo := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"duration": "1d", "requestedResources": map[string]any{"cpu": "1"}}}}
+	typo.SetGroupVersionKind(broker.GroupVersion.WithKind("Reservation"))
+	typo.SetNamespace("shop")
+	typo.SetName("typo")
+	expect.NoError(t, c.Create(t.Context(), typo))
+	ended := start(t, build(t, "agent"), restConfig,
+		"--broker-transport=http", "--broker-url=https://127.0.0.1:1", "--broker-ca-hash=sha256:00", "--join-token-file="+writeToken(t, []byte("token")), "--cluster-id=rome",
+		"--driver=direct", "--health-probe-bind-address="+freeAddress(t))
+	eventually(t, ended, "the other Reservation to be reported", func() error {
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(reservation), reservation); err != nil {
+			return err
+		}
+		if meta.FindStatusCondition(reservation.Status.Conditions, broker.ConditionReported) == nil {
+			return errors.New("no condition Reported")
+		}
+		return nil
+	})
+	eventually(t, ended, "an event about the typo", func() error {
+		var events eventsv1.EventList
+		if err := c.List(t.Context(), &events, client.InNamespace("shop")); err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(events.Items, func(e eventsv1.Event) bool {
+			return e.Reason == "NotDecodable" && e.Regarding.Name == "typo" && strings.Contains(e.Note, `unknown unit "d" in duration "1d"`)
+		}) {
+			return fmt.Errorf("have %v", events.Items)
 		}
 		return nil
 	})

@@ -24,6 +24,8 @@ import (
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -31,6 +33,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/leadership"
 	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/broker/internal/server"
+	"github.com/spillway-dev/spillway/broker/undecoded"
 )
 
 const (
@@ -41,6 +44,11 @@ const (
 	// lease runs from when the standby has seen it renewed.
 	leaseDuration, renewDeadline, retryPeriod = 3 * time.Second, 2500 * time.Millisecond, 300 * time.Millisecond
 )
+
+// undecodable is the metric of the objects that the broker cannot decode.
+var undecodable = undecoded.NewGauge("broker")
+
+func init() { metrics.Registry.MustRegister(undecodable) }
 
 type options struct {
 	namespace   string
@@ -142,12 +150,12 @@ func run(ctx context.Context, config *rest.Config, o options) error {
 		config = rest.CopyConfig(config)
 		config.Wrap((&fence{lease: o.lease, clock: clock.RealClock{}}).wrap)
 	}
-	specs := &reservation.Specs{}
-	mgr, err := newManager(config, o, specs)
+	specs, objects := &reservation.Specs{}, undecoded.New(ctrl.Log.WithName("undecoded"), undecodable, clock.RealClock{})
+	mgr, err := newManager(config, o, specs, objects)
 	if err != nil {
 		return err
 	}
-	if err := addControllers(ctx, mgr, o, specs); err != nil {
+	if err := addControllers(ctx, mgr, o, specs, objects); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
@@ -155,7 +163,7 @@ func run(ctx context.Context, config *rest.Config, o options) error {
 
 // addControllers adds everything that the manager runs: the controllers of Reservations
 // and ClusterAdvertisements, the REST server, and the probes.
-func addControllers(ctx context.Context, mgr ctrl.Manager, o options, specs *reservation.Specs) error {
+func addControllers(ctx context.Context, mgr ctrl.Manager, o options, specs *reservation.Specs, objects *undecoded.Objects) error {
 	live, err := client.New(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme()})
 	if err != nil {
 		return fmt.Errorf("creating the client: %w", err)
@@ -168,6 +176,7 @@ func addControllers(ctx context.Context, mgr ctrl.Manager, o options, specs *res
 	if err != nil {
 		return fmt.Errorf("setting up the leadership: %w", err)
 	}
+	objects.Observe(leader.Observe)
 	receipts := server.NewReceipts(clock.RealClock{})
 	reservations := reservation.New(leader, reservation.Options{Namespace: o.namespace, Freshness: receipts, Specs: specs, Alone: o.leaderElect})
 	if err := reservations.SetupWithManager(leader); err != nil {
@@ -196,7 +205,7 @@ func addControllers(ctx context.Context, mgr ctrl.Manager, o options, specs *res
 	return nil
 }
 
-func newManager(config *rest.Config, o options, specs *reservation.Specs) (ctrl.Manager, error) {
+func newManager(config *rest.Config, o options, specs *reservation.Specs, objects *undecoded.Objects) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)); err != nil {
 		return nil, err
@@ -207,6 +216,7 @@ func newManager(config *rest.Config, o options, specs *reservation.Specs) (ctrl.
 			DefaultNamespaces: map[string]cache.Config{o.namespace: {}},
 			// Nothing reads them, and they are larger than many of the objects.
 			DefaultTransform: specs.Transform(cache.TransformStripManagedFields()),
+			NewInformer:      objects.NewInformer,
 		},
 		MapperProvider:                newMapper,
 		Metrics:                       metricsserver.Options{BindAddress: o.metrics},
@@ -224,5 +234,8 @@ func newManager(config *rest.Config, o options, specs *reservation.Specs) (ctrl.
 	if err != nil {
 		return nil, fmt.Errorf("setting up the manager: %w", err)
 	}
-	return mgr, nil
+	return mgr, mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		objects.Run(ctx, mgr.GetEventRecorder("spillway-broker"))
+		return nil
+	}))
 }

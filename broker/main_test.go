@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"flag"
+	"fmt"
 	"net/http"
 	"os"
 	"regexp"
@@ -11,6 +12,11 @@ import (
 	"testing"
 	"time"
 
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
@@ -55,9 +61,18 @@ func TestFlagsAreDocumented(t *testing.T) {
 	}
 }
 
-// TestRun runs the broker until it is ready, and stops it.
+// TestRun runs the broker until it is ready, which it is once it leads, and stops it. A typo in the
+// BrokerConfig that the API server once accepted does not stop it: it goes on with the defaults.
 func TestRun(t *testing.T) {
-	config := controlplane.Start(t)
+	config := controlplane.StartBare(t)
+	controlplane.InstallCRDsWithoutRules(t, config)
+	c, err := client.New(config, client.Options{})
+	expect.NoError(t, err)
+	typo := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"staleAfter": "1d"}}}
+	typo.SetGroupVersionKind(broker.GroupVersion.WithKind("BrokerConfig"))
+	typo.SetNamespace("default")
+	typo.SetName("default")
+	expect.NoError(t, c.Create(t.Context(), typo))
 	port, err := cluster.FreePort()
 	expect.NoError(t, err)
 	probes := cluster.Address(port)
@@ -81,6 +96,13 @@ func TestRun(t *testing.T) {
 		}
 		defer response.Body.Close()
 		return response.StatusCode == http.StatusOK, response.Status
+	})
+	expect.Eventually(t, "an event about the BrokerConfig", func() (bool, string) {
+		var list eventsv1.EventList
+		err := c.List(t.Context(), &list, client.InNamespace("default"))
+		return slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool {
+			return e.Reason == "NotDecodable" && e.Regarding.UID == typo.GetUID() && strings.Contains(e.Note, `unknown unit "d" in duration "1d"`)
+		}), fmt.Sprint(err, list.Items)
 	})
 	cancel()
 	select {

@@ -90,6 +90,7 @@ var ownInput = map[string]string{
 	"agent/internal/peering/sealing.LoadKey":              "the Secret of the agent's key, in its namespace",
 	"virtual-node/internal/kubelet.SelfSignedCertificate": "the certificate that it has just created",
 	"broker/internal/identity.ensureCA":                   "the Secret of the authority, in the broker's namespace",
+	"scheduler-plugin/overflow.undecodedSelects":          "an OverflowPolicy of the cluster's own administrator",
 	"scheduler-plugin/overflow.parseArgs":                 "the scheduler's configuration file",
 }
 

@@ -6,14 +6,19 @@ package controlplane
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/yaml"
 
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
@@ -124,4 +129,61 @@ func start(t testing.TB, crds []string, flags ...string) *rest.Config {
 	})
 	config.QPS, config.Burst = 1000, 2000
 	return config
+}
+
+// InstallCRDsWithoutRules installs Spillway's CRDs as if no field had a rule: with them, a test makes
+// the objects that were written before a rule was added.
+func InstallCRDsWithoutRules(t testing.TB, config *rest.Config) {
+	t.Helper()
+	folders, err := crds()
+	if err != nil {
+		t.Fatal(err)
+	}
+	byName := map[string]*apiextensionsv1.CustomResourceDefinition{}
+	for _, folder := range folders {
+		files, err := filepath.Glob(filepath.Join(folder, "*.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			byName[filepath.Base(file)] = withoutRules(t, file)
+		}
+	}
+	if _, err := envtest.InstallCRDs(config, envtest.CRDInstallOptions{CRDs: slices.Collect(maps.Values(byName)), MaxTime: patience}); err != nil {
+		t.Fatalf("installing the CRDs: %v", err)
+	}
+}
+
+// withoutRules reads a CRD without patterns and CEL rules.
+func withoutRules(t testing.TB, file string) *apiextensionsv1.CustomResourceDefinition {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var object map[string]any
+	if err := yaml.Unmarshal(content, &object); err != nil {
+		t.Fatal(err)
+	}
+	strip(object)
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object, crd); err != nil {
+		t.Fatal(err)
+	}
+	return crd
+}
+
+func strip(in any) {
+	switch in := in.(type) {
+	case map[string]any:
+		delete(in, "pattern")
+		delete(in, "x-kubernetes-validations")
+		for _, value := range in {
+			strip(value)
+		}
+	case []any:
+		for _, value := range in {
+			strip(value)
+		}
+	}
 }

@@ -38,7 +38,7 @@ func TestReservationRules(t *testing.T) {
 		"pod sets":           {spec: broker.ReservationSpec{RequesterID: "rome", PodSets: pods}},
 		"a divisible total":  {spec: broker.ReservationSpec{RequestedResources: &broker.ResourceQuantities{CPU: q("2"), Memory: q("1Gi")}}},
 		"neither":            {spec: broker.ReservationSpec{RequesterID: "rome"}, want: "exactly one of"},
-		"negative":           {spec: broker.ReservationSpec{RequestedResources: &broker.ResourceQuantities{CPU: q("-1")}}, want: "must not be negative"},
+		"negative":           {spec: broker.ReservationSpec{RequestedResources: &broker.ResourceQuantities{CPU: q("-1")}}, want: "cpu must be a quantity of 0 or more"},
 		"pinned to itself":   {spec: broker.ReservationSpec{RequesterID: "rome", TargetClusterID: "rome", PodSets: pods}, want: "requester itself"},
 		"bad name of a set":  {spec: broker.ReservationSpec{PodSets: []broker.PodSet{{Name: "Web!", Count: 1}}}, want: "podSets[0].name"},
 		"selects pods":       {spec: selecting(metav1.LabelSelectorOpNotIn, "web", "db")},

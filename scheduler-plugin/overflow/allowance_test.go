@@ -51,7 +51,7 @@ func newLimitedShop(t *testing.T, cpu int) *limitedShop {
 	client, err := restClient(&rest.Config{Host: "http://none", Transport: s})
 	expect.NoError(t, err)
 	limit := broker.FromList(expect.Resources("cpu", fmt.Sprint(cpu)))
-	s.c.policies = newIndexer(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "limit"}, Spec: broker.OverflowPolicySpec{MaxResources: &limit}})
+	s.c.policies = newPolicies(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "limit"}, Spec: broker.OverflowPolicySpec{MaxResources: &limit}})
 	s.c.recorder = &events.FakeRecorder{}
 	s.c.reservations, s.c.synced, s.c.requestedAt = newReservationStore(client, s.stored, s.now), func() bool { return true }, map[demand.Key]time.Time{}
 	return s

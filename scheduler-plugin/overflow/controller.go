@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
@@ -67,7 +66,7 @@ type demandController struct {
 	pods         corelisters.PodLister
 	namespaces   corelisters.NamespaceLister
 	reservations *reservationStore
-	policies     cache.Store
+	policies     policyCache
 	// synced reports whether the caches of Reservations and policies are complete, and
 	// counted, whether placements is.
 	synced, counted func() bool
@@ -672,9 +671,5 @@ func (c *demandController) policyOf(name string) (*broker.OverflowPolicy, error)
 	if err != nil {
 		return nil, fmt.Errorf("getting namespace %s: %w", name, err)
 	}
-	var all []*broker.OverflowPolicy
-	for _, obj := range c.policies.List() {
-		all = append(all, obj.(*broker.OverflowPolicy))
-	}
-	return policyFor(namespace, all)
+	return c.policies.list().of(namespace)
 }

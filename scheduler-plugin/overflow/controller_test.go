@@ -214,7 +214,7 @@ func TestWritesWaitForNoOther(t *testing.T) {
 	p := testPlugin(OverflowArgs{})
 	c := &demandController{
 		clock: clocktesting.NewFakeClock(p.clock.Now()), queue: p.queue, grants: p.grants, gate: p.gate, placements: p.placements, keys: p.keys, namespaces: p.namespaces,
-		batcher: demand.NewBatcher(p.clock, demand.Windows{}), pending: newPendingPods(), policies: newIndexer(),
+		batcher: demand.NewBatcher(p.clock, demand.Windows{}), pending: newPendingPods(), policies: newPolicies(),
 		reservations: newReservationStore(client, newIndexer(), p.clock),
 		synced:       func() bool { return true }, active: func() bool { return false },
 		writeQueue: workqueue.NewTyped[demand.Key](), requests: map[demand.Key]demand.Request{}, wanted: map[demand.Key]demand.Request{}, requestedAt: map[demand.Key]time.Time{},

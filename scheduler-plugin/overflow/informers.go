@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/undecoded"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/returnhome"
 )
@@ -35,15 +36,19 @@ func (p *Plugin) start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("creating a client for %s: %w", broker.GroupVersion, err)
 	}
-	reservations, err := newInformer(log, client, "reservations", metav1.NamespaceAll, &broker.Reservation{}, "!"+broker.LabelRequester)
+	objects := undecoded.New(log, undecodable, clock.RealClock{})
+	newInformer := func(resource, namespace string, example runtime.Object, selector string) (cache.SharedIndexInformer, error) {
+		return newInformer(log, objects, client, resource, namespace, example, selector)
+	}
+	reservations, err := newInformer("reservations", metav1.NamespaceAll, &broker.Reservation{}, "!"+broker.LabelRequester)
 	if err != nil {
 		return err
 	}
-	policies, err := newInformer(log, client, "overflowpolicies", metav1.NamespaceAll, &broker.OverflowPolicy{}, "")
+	policies, err := newInformer("overflowpolicies", metav1.NamespaceAll, &broker.OverflowPolicy{}, "")
 	if err != nil {
 		return err
 	}
-	instructions, err := newInformer(log, client, "reservationinstructions", p.args.InstructionNamespace, &broker.ReservationInstruction{}, "")
+	instructions, err := newInformer("reservationinstructions", p.args.InstructionNamespace, &broker.ReservationInstruction{}, "")
 	if err != nil {
 		return err
 	}
@@ -84,7 +89,7 @@ func (p *Plugin) start(ctx context.Context) error {
 		pods:         core.Pods().Lister(),
 		namespaces:   p.namespaces,
 		reservations: p.reservations,
-		policies:     policies.GetIndexer(),
+		policies:     policyCache{policies.GetIndexer(), objects},
 		synced:       func() bool { return p.synced() && policies.HasSynced() },
 		counted:      p.counted,
 		active:       func() bool { return p.scheduling.Load() || p.leads() || noNodes() },
@@ -97,6 +102,7 @@ func (p *Plugin) start(ctx context.Context) error {
 		nodes: p.nodes, namespaces: p.namespaces, pods: controller.pods, reported: map[types.UID]bool{},
 		ready: func() bool { return (p.scheduling.Load() || p.leads()) && controller.synced() && p.counted() },
 	}
+	go objects.Run(ctx, p.handle.EventRecorder())
 	go returner.run(ctx)
 	go p.owners.run(ctx, func() {
 		p.placements.retryUnresolved()
@@ -356,10 +362,10 @@ func restClient(base *rest.Config) (rest.Interface, error) {
 }
 
 // newInformer returns an informer for one kind of Spillway's objects in a namespace, or
-// in all. If the kind does not exist, the informer retries with backoff.
-func newInformer(log klog.Logger, client rest.Interface, resource, namespace string, example runtime.Object, selector string) (cache.SharedIndexInformer, error) {
+// in all. It leaves out what cannot be decoded. If the kind does not exist, the informer retries with backoff.
+func newInformer(log klog.Logger, objects *undecoded.Objects, client rest.Interface, resource, namespace string, example runtime.Object, selector string) (cache.SharedIndexInformer, error) {
 	source := cache.NewFilteredListWatchFromClient(client, resource, namespace, func(o *metav1.ListOptions) { o.LabelSelector = selector })
-	informer := cache.NewSharedIndexInformer(source, example, 0, cache.Indexers{
+	informer := objects.NewInformer(source, example, 0, cache.Indexers{
 		cache.NamespaceIndex: cache.MetaNamespaceIndexFunc,
 		keyIndex:             indexByKey,
 	})

@@ -7,6 +7,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	"github.com/spillway-dev/spillway/broker/undecoded"
 	"github.com/spillway-dev/spillway/scheduler-plugin/returnhome"
 )
 
@@ -54,7 +55,11 @@ var (
 	}, []string{"outcome"})
 )
 
+// undecodable is the metric of the objects that the plugin cannot decode.
+var undecodable = undecoded.NewGauge("overflow")
+
 func init() {
+	legacyregistry.RawMustRegister(undecodable)
 	legacyregistry.MustRegister(requestsTotal, requestPods, unschedulableDuration, podAttempts, writesTotal, gateOpenings, returnedHome)
 	// So that they are there before the first pod waits.
 	for _, result := range []string{resultRequested, resultCapped, resultFailed} {

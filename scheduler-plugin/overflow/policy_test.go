@@ -1,6 +1,7 @@
 package overflow
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,18 +21,57 @@ func TestPolicyFor(t *testing.T) {
 	}
 	all := []*broker.OverflowPolicy{policy("z-all", nil), policy("b", map[string]string{"team": "a"}), policy("a", map[string]string{"team": "b"})}
 	for team, want := range map[string]string{"a": "b", "b": "a", "c": "z-all"} {
-		got, err := policyFor(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"team": team}}}, all)
+		got, err := (policies{decoded: all}).of(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"team": team}}})
 		if err != nil || got.Name != want {
 			t.Errorf("team %s: got %v %v, want %s", team, got, err, want)
 		}
 	}
-	if got, err := policyFor(&corev1.Namespace{}, nil); got != nil || err != nil {
+	if got, err := (policies{}).of(&corev1.Namespace{}); got != nil || err != nil {
 		t.Errorf("without policies: got %v %v", got, err)
 	}
-	broken := policy("a", nil)
-	broken.Spec.NamespaceSelector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "x", Operator: "Unlike"}}
-	if _, err := policyFor(&corev1.Namespace{}, []*broker.OverflowPolicy{broken}); err == nil {
-		t.Error("an invalid policy was ignored")
+}
+
+// TestUndecodedPolicyStopsItsNamespacesOnly: where a policy applies that cannot be decoded, nothing is
+// requested; it stops no other namespace.
+func TestUndecodedPolicyStopsItsNamespacesOnly(t *testing.T) {
+	undecoded := func(spec string) []broker.Undecoded {
+		return []broker.Undecoded{{Name: "m", Message: `unknown unit "d"`, Raw: []byte(`{"spec":` + spec + `}`)}}
+	}
+	policy := func(name string) *broker.OverflowPolicy {
+		return &broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"team": "shop"}}}
+	for name, tc := range map[string]struct {
+		reason   string
+		policies policies
+		want     string
+	}{
+		"selects all":            {"a policy without a selector applies to all", policies{undecoded: undecoded(`{"duration":"1d"}`)}, "error"},
+		"selects it":             {"the selector can be decoded", policies{undecoded: undecoded(`{"duration":"1d","namespaceSelector":{"matchLabels":{"team":"shop"}}}`)}, "error"},
+		"selects others":         {"the namespace has another policy", policies{decoded: []*broker.OverflowPolicy{policy("z")}, undecoded: undecoded(`{"duration":"1d","namespaceSelector":{"matchLabels":{"team":"bank"}}}`)}, "z"},
+		"after another":          {"the first by name applies", policies{decoded: []*broker.OverflowPolicy{policy("a")}, undecoded: undecoded(`{"duration":"1d"}`)}, "a"},
+		"before another":         {"the namespace must not be without its limits", policies{decoded: []*broker.OverflowPolicy{policy("z")}, undecoded: undecoded(`{"duration":"1d"}`)}, "error"},
+		"its last version":       {"what it was before has been changed", policies{decoded: []*broker.OverflowPolicy{policy("m")}, undecoded: undecoded(`{"duration":"1d"}`)}, "error"},
+		"unknown operator":       {"it does not say which namespaces it is for", policies{undecoded: undecoded(`{"namespaceSelector":{"matchExpressions":[{"key":"team","operator":"Unlike"}]}}`)}, ""},
+		"a label that none has":  {"no namespace can have it", policies{undecoded: undecoded(`{"namespaceSelector":{"matchLabels":{"team":"a b"}}}`)}, ""},
+		"selector of other type": {"it does not say which namespaces it is for", policies{undecoded: undecoded(`{"namespaceSelector":"shop"}`)}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := tc.policies.of(namespace)
+			have := ""
+			switch {
+			case err != nil:
+				have = "error"
+				if !strings.Contains(err.Error(), `OverflowPolicy m, which applies to namespace shop, cannot be decoded: unknown unit "d": correct it`) {
+					t.Errorf("have %v", err)
+				}
+			case got != nil:
+				have = got.Name
+			}
+			if have != tc.want {
+				t.Errorf("%s: have %q, want %q", tc.reason, have, tc.want)
+			}
+		})
 	}
 }
 
@@ -101,7 +141,7 @@ func TestClaimsOfGangs(t *testing.T) {
 				expect.NoError(t, cached.Add(&broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: key.Name("ring")}, Spec: broker.ReservationSpec{PodSets: tc.has}}))
 			}
 			c := &demandController{
-				namespaces: p.namespaces, policies: newIndexer(policy), reservations: newReservationStore(nil, cached, p.clock),
+				namespaces: p.namespaces, policies: newPolicies(policy), reservations: newReservationStore(nil, cached, p.clock),
 				batcher: demand.NewBatcher(p.clock, demand.Windows{}), wanted: map[demand.Key]demand.Request{key: ring},
 				queue: p.queue, grants: p.grants, placements: p.placements,
 			}

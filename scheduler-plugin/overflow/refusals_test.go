@@ -139,7 +139,7 @@ func TestWriteIsRefused(t *testing.T) {
 			client, err := restClient(&rest.Config{Host: server.URL})
 			expect.NoError(t, err)
 			recorded := &notes{reason: "OverflowFailed"}
-			c.recorder, c.policies, c.synced = recorded, newIndexer(), func() bool { return true }
+			c.recorder, c.policies, c.synced = recorded, newPolicies(), func() bool { return true }
 			c.reservations = newReservationStore(client, newIndexer(), now)
 			c.requestedAt = map[demand.Key]time.Time{}
 			c.pending.add(pod.UID, nameOf(pod))

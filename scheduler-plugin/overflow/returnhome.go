@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
@@ -60,7 +59,7 @@ type returner struct {
 	keys         *keyCache
 	pools        *poolCache
 	reservations *reservationStore
-	policies     cache.Store
+	policies     policyCache
 	nodes        corelisters.NodeLister
 	namespaces   corelisters.NamespaceLister
 	pods         corelisters.PodLister
@@ -103,7 +102,7 @@ func (r *returner) step(ctx context.Context) time.Duration {
 		return movePeriod
 	}
 	terms := r.terms()
-	if len(terms) == 0 && !moving {
+	if len(terms.decoded) == 0 && !moving {
 		return returnhome.Period(nil)
 	}
 	candidates, pods := r.candidates(terms)
@@ -121,21 +120,16 @@ func (r *returner) step(ctx context.Context) time.Duration {
 }
 
 // terms returns the policies if one of them lets pods move, else none.
-func (r *returner) terms() []*broker.OverflowPolicy {
-	var all []*broker.OverflowPolicy
-	enabled := false
-	for _, obj := range r.policies.List() {
-		policy := obj.(*broker.OverflowPolicy)
-		all, enabled = append(all, policy), enabled || policy.Spec.ReturnHome != nil
-	}
-	if !enabled {
-		return nil
+func (r *returner) terms() policies {
+	all := r.policies.list()
+	if !slices.ContainsFunc(all.decoded, func(p *broker.OverflowPolicy) bool { return p.Spec.ReturnHome != nil }) {
+		return policies{}
 	}
 	return all
 }
 
 // candidates returns the pods that may move, and the objects by UID.
-func (r *returner) candidates(policies []*broker.OverflowPolicy) ([]returnhome.Candidate, map[types.UID]*corev1.Pod) {
+func (r *returner) candidates(policies policies) ([]returnhome.Candidate, map[types.UID]*corev1.Pod) {
 	var all []returnhome.Candidate
 	guests := r.watched.guestsNow()
 	pods := make(map[types.UID]*corev1.Pod, len(guests))
@@ -159,12 +153,12 @@ func (r *returner) candidates(policies []*broker.OverflowPolicy) ([]returnhome.C
 }
 
 // termsOf returns the terms of a namespace; nil if its pods do not move.
-func (r *returner) termsOf(name string, policies []*broker.OverflowPolicy) *broker.ReturnHome {
+func (r *returner) termsOf(name string, policies policies) *broker.ReturnHome {
 	namespace, err := r.namespaces.Get(name)
 	if err != nil {
 		return nil
 	}
-	policy, err := policyFor(namespace, policies)
+	policy, err := policies.of(namespace)
 	if err != nil || policy == nil {
 		return nil
 	}

@@ -34,8 +34,8 @@ func policyRules(c *testCluster, ns string) {
 		terms *broker.ReturnHome
 		want  string
 	}{
-		{returnAfter(0, time.Minute), "after must be 1s to 24h"}, {returnAfter(25*time.Hour, time.Minute), "after must be 1s to 24h"},
-		{returnAfter(time.Minute, 0), "minimumStay must be 1s to 720h"}, {returnAfter(time.Minute, 721*time.Hour), "minimumStay must be 1s to 720h"},
+		{returnAfter(0, time.Minute), "after must be a duration of 1s to 24h"}, {returnAfter(25*time.Hour, time.Minute), "after must be a duration of 1s to 24h"},
+		{returnAfter(time.Minute, 0), "minimumStay must be a duration of 1s to 720h"}, {returnAfter(time.Minute, 721*time.Hour), "minimumStay must be a duration of 1s to 720h"},
 	} {
 		if err := c.Create(c.t.Context(), returnPolicy(ns, tc.terms)); err == nil || !strings.Contains(err.Error(), tc.want) {
 			c.t.Errorf("%+v: want a refusal with %q, got %v", tc.terms, tc.want, err)

@@ -63,7 +63,7 @@ func TestLimitedNamespaceHoldsNoWriters(t *testing.T) {
 		namespace.Labels["limited"] = fmt.Sprint(name == "shop")
 	}
 	limit := broker.FromList(expect.Resources("cpu", "100"))
-	c.policies = newIndexer(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "limit"}, Spec: broker.OverflowPolicySpec{
+	c.policies = newPolicies(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "limit"}, Spec: broker.OverflowPolicySpec{
 		NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{"limited": "true"}}, MaxResources: &limit}})
 	for range writers {
 		go c.write(t.Context())

@@ -111,4 +111,6 @@ type BrokerConfigList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []BrokerConfig `json:"items"`
+	// Undecoded are the items that cannot be decoded.
+	Undecoded []Undecoded `json:"-"`
 }

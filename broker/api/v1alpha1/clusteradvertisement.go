@@ -331,4 +331,6 @@ type ClusterAdvertisementList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []ClusterAdvertisement `json:"items"`
+	// Undecoded are the items that cannot be decoded.
+	Undecoded []Undecoded `json:"-"`
 }

@@ -1,6 +1,8 @@
 package v1alpha1
 
 import (
+	"fmt"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -67,10 +69,21 @@ type OverflowPolicy struct {
 	Spec OverflowPolicySpec `json:"spec,omitempty"`
 }
 
+// Check reports what the CRD does not refuse although no program can use it: a label that no object
+// can have. Package broker/undecoded treats the policy as one that cannot be decoded.
+func (p *OverflowPolicy) Check() error {
+	if _, err := metav1.LabelSelectorAsSelector(&p.Spec.NamespaceSelector); err != nil {
+		return fmt.Errorf("spec.namespaceSelector: %w", err)
+	}
+	return nil
+}
+
 // OverflowPolicyList is a list of OverflowPolicy.
 // +kubebuilder:object:root=true
 type OverflowPolicyList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []OverflowPolicy `json:"items"`
+	// Undecoded are the items that cannot be decoded.
+	Undecoded []Undecoded `json:"-"`
 }

@@ -539,4 +539,6 @@ type ReservationList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []Reservation `json:"items"`
+	// Undecoded are the items that cannot be decoded.
+	Undecoded []Undecoded `json:"-"`
 }

@@ -1218,7 +1218,7 @@ func validation(e *env) {
 		"no consumer":    {func(s *broker.ReservationSpec) { s.RequesterID = "" }, "immutable"},
 		"a negative amount": {func(s *broker.ReservationSpec) {
 			s.PodSets = append(s.PodSets, broker.PodSet{Name: "more", Count: 1, Requests: broker.ResourceQuantities{Extended: map[corev1.ResourceName]resource.Quantity{"example.com/fpga": resource.MustParse("-1")}}})
-		}, "must not be negative"},
+		}, "of 0 or more"},
 		"many to retain": {func(s *broker.ReservationSpec) {
 			for i := range 1000 {
 				s.Retained = append(s.Retained, broker.RetainedPods{Cluster: fmt.Sprintf("cluster-%d", i), Count: 1})
@@ -1233,9 +1233,9 @@ func validation(e *env) {
 		}
 	}
 	for what, spec := range map[string]broker.ReservationSpec{
-		"duration must be at least":   {RequestedResources: ptr.To(cpu("1")), Duration: &metav1.Duration{}},
+		"duration must be a duration": {RequestedResources: ptr.To(cpu("1")), Duration: &metav1.Duration{}},
 		"deadline must be a duration": {RequestedResources: ptr.To(cpu("1")), Deadline: &metav1.Duration{Duration: -time.Second}},
-		"must not be negative":        {RequestedResources: &broker.ResourceQuantities{Extended: map[corev1.ResourceName]resource.Quantity{"example.com/fpga": resource.MustParse("-1")}}},
+		"quantities of 0 or more":     {RequestedResources: &broker.ResourceQuantities{Extended: map[corev1.ResourceName]resource.Quantity{"example.com/fpga": resource.MustParse("-1")}}},
 		"minAvailable is the number":  {RequestedResources: ptr.To(cpu("1")), MinAvailable: 1},
 	} {
 		r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: "invalid"}, Spec: spec}
