@@ -8,6 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/virtualnode/virtualnodetest"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -38,4 +40,14 @@ func TestCordon(t *testing.T) {
 	cordon(false)
 	c.ExpectCondition(waits, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 1, "node spillway-paris provides")
 	expectNoCondition(c, waits)
+
+	// A mapping that is lost for a while takes nothing from the pods that run, either.
+	c.Driver.Unmap("shop", &peering.Unmapped{Reason: "NamespacePending", Message: "it is being created"})
+	c.ExpectCondition(waits, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionFalse, 1, "it is being created")
+	c.ExpectCondition(runs, "paris", broker.ConditionVirtualNodeReady, metav1.ConditionTrue, 1, "node spillway-paris provides")
+	in := virtualnodetest.InstructionOf(runs, "paris")
+	c.Refresh(in)
+	if in.Status.Carried == nil {
+		t.Errorf("nothing is carried for the pod that runs: %+v", in.Status)
+	}
 }

@@ -70,11 +70,11 @@ func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s
 	if p.err != nil {
 		log.FromContext(ctx).Error(p.err, "Failed to set up the virtual node", "provider", s.Provider, "retryAfter", requeueAfter)
 	}
-	released, retryAfter, err := r.findReleased(ctx, s, p.overdue)
+	unused, retryAfter, err := r.findUnused(ctx, s, p)
 	if err != nil {
 		return 0, err
 	}
-	if err := r.writeStatuses(ctx, s, p, released); err != nil {
+	if err := r.writeStatuses(ctx, s, p, unused); err != nil {
 		return 0, err
 	}
 	if p.overdue && p.peered.Done && p.node.Reason == peering.ReasonGrantPending && !s.inUse() {
@@ -99,8 +99,11 @@ func (r *Reconciler) reportLate(s *Snapshot, p progress) {
 		if g.Reservation != nil {
 			about = g.Reservation
 		}
-		r.recorder.Eventf(about, nil, corev1.EventTypeWarning, "VirtualNodeNotReady", "Peer",
-			"Virtual node for provider %s is not ready after %s, retrying: %s", s.Provider, own.waited.Round(time.Second), own.blocking().Message)
+		what := "Virtual node for provider %s is not ready after %s, retrying: %s"
+		if own.noPod {
+			what = "No pod of the Reservation can use the virtual node for provider %s after %s, retrying: %s"
+		}
+		r.recorder.Eventf(about, nil, corev1.EventTypeWarning, "VirtualNodeNotReady", "Peer", what, s.Provider, own.waited.Round(time.Second), own.blocking().Message)
 	}
 	for _, late := range reported {
 		late.reported = true
@@ -195,33 +198,45 @@ func (r *Reconciler) ensure(ctx context.Context, state *peeringState, s *Snapsho
 	return p
 }
 
-// findReleased returns the instructions whose grant no pod can use any more: the
-// node has shrunk, or is overdue to, and the API server shows no pod. retryAfter
-// is when to check a node that is shrinking.
-func (r *Reconciler) findReleased(ctx context.Context, s *Snapshot, overdue bool) (released map[types.UID]bool, retryAfter time.Duration, err error) {
+// findUnused returns the instructions whose grant no pod can use any more: those that are being
+// released and whose part of the node has shrunk, or is overdue to, and those that no pod can use
+// there, once the scheduler has seen it; and the API server shows no pod. retryAfter is when to
+// check again.
+func (r *Reconciler) findUnused(ctx context.Context, s *Snapshot, p progress) (unused map[types.UID]bool, retryAfter time.Duration, err error) {
 	retryAfter = ResyncPeriod
-	var unused []types.UID
+	var candidates []types.UID
 	for _, g := range s.Grants {
-		switch in := g.Instruction; {
-		case !g.Releasing() || g.Bound.Count > 0 || meta.IsStatusConditionTrue(in.Status.Conditions, broker.ConditionRequesterReleased):
-		case overdue || r.carriesAtMost(in, 0):
-			unused = append(unused, in.UID)
+		in, own := g.Instruction, p.of(g)
+		done := meta.IsStatusConditionTrue(in.Status.Conditions, broker.ConditionRequesterReleased)
+		certain := p.overdue || r.carriesAtMost(in, 0)
+		if !g.Releasing() {
+			done, certain = !own.final || unusable(in), own.waited >= r.ShrinkDelay
+		}
+		switch {
+		case g.Bound.Count > 0 || done:
+		case certain:
+			candidates = append(candidates, in.UID)
 		default:
 			retryAfter = r.ShrinkDelay
 		}
 	}
-	if len(unused) == 0 {
+	if len(candidates) == 0 {
 		return nil, retryAfter, nil
 	}
 	live, err := r.gather(ctx, r.live, s.Provider)
 	if err != nil {
 		return nil, 0, err
 	}
-	released = map[types.UID]bool{}
-	for _, uid := range unused {
-		released[uid] = live.boundPods(uid) == 0
+	unused = map[types.UID]bool{}
+	for _, uid := range candidates {
+		unused[uid] = live.boundPods(uid) == 0
 	}
-	return released, retryAfter, nil
+	return unused, retryAfter, nil
+}
+
+// unusable reports whether an instruction's status says that no pod can use its present grant.
+func unusable(in *broker.ReservationInstruction) bool {
+	return in.Status.ObservedAttempt == in.Spec.Attempt && meta.IsStatusConditionTrue(in.Status.Conditions, broker.ConditionUnusable)
 }
 
 // reconcileAsked peers with a provider while it decides whether it grants what it has been

@@ -24,10 +24,10 @@ const (
 )
 
 // writeStatuses writes the status of every instruction that has changed.
-func (r *Reconciler) writeStatuses(ctx context.Context, s *Snapshot, p progress, released map[types.UID]bool) error {
+func (r *Reconciler) writeStatuses(ctx context.Context, s *Snapshot, p progress, unused map[types.UID]bool) error {
 	for _, g := range s.Grants {
 		in := g.Instruction
-		status := instructionStatus(g, s, p.of(g), released[in.UID])
+		status := instructionStatus(g, s, p.of(g), unused[in.UID])
 		r.setWithinGrant(&status, g, s.Provider)
 		if equality.Semantic.DeepEqual(in.Status, status) {
 			continue
@@ -42,9 +42,9 @@ func (r *Reconciler) writeStatuses(ctx context.Context, s *Snapshot, p progress,
 	return nil
 }
 
-// instructionStatus computes the status of one instruction; released is whether no
+// instructionStatus computes the status of one instruction; unused is whether no
 // pod can use its grant any more.
-func instructionStatus(g Grant, s *Snapshot, p progress, released bool) broker.ReservationInstructionStatus {
+func instructionStatus(g Grant, s *Snapshot, p progress, unused bool) broker.ReservationInstructionStatus {
 	in := g.Instruction
 	status := *in.Status.DeepCopy()
 	status.Delivered, status.ObservedAttempt, status.ObservedGeneration = true, in.Spec.Attempt, in.Generation
@@ -60,8 +60,8 @@ func instructionStatus(g Grant, s *Snapshot, p progress, released bool) broker.R
 	}
 	if g.Releasing() {
 		if !meta.IsStatusConditionTrue(status.Conditions, broker.ConditionRequesterReleased) {
-			reason, message := releaseProgress(g, s.Provider, p, released)
-			set(broker.ConditionRequesterReleased, released, reason, message)
+			reason, message := releaseProgress(g, s.Provider, p, unused)
+			set(broker.ConditionRequesterReleased, unused, reason, message)
 		}
 		set(broker.ConditionVirtualNodeReady, false, reasonReleasing, messageReleasing)
 		set(broker.ConditionReady, false, reasonReleasing, messageReleasing)
@@ -90,15 +90,16 @@ func instructionStatus(g Grant, s *Snapshot, p progress, released bool) broker.R
 		set(broker.ConditionVirtualNodeReady, true, reasonOf(p.node), message)
 		set(broker.ConditionReady, true, "Ready", message)
 		status.Carried = &broker.HeldCapacity{Totals: in.Spec.RequestedResources, PodSets: in.Spec.PodSets}
-	case p.noPod:
+	case p.noPod && (g.Bound.Count == 0 || !meta.IsStatusConditionTrue(in.Status.Conditions, broker.ConditionVirtualNodeReady)):
 		set(broker.ConditionVirtualNodeReady, false, reasonOf(p.node), p.message(p.node))
 		set(broker.ConditionReady, false, reasonOf(p.node), p.message(p.node))
-		if p.final && g.Bound.Count == 0 {
+		if p.final && g.Bound.Count == 0 && (unused || unusable(in)) {
 			set(broker.ConditionUnusable, true, reasonOf(p.node), p.node.Message)
 		}
 		status.Carried = nil
 	case nodeReady(s.Node) && in.Status.ObservedAttempt == in.Spec.Attempt && meta.IsStatusConditionTrue(in.Status.Conditions, broker.ConditionVirtualNodeReady):
-		// The node is being resized for another grant and still provides this one.
+		// The node is being resized for another grant and still provides this one; or no other
+		// pod can use it, beside those that do.
 	default:
 		set(broker.ConditionVirtualNodeReady, false, reasonOf(p.node), p.message(p.node))
 		set(broker.ConditionReady, false, reasonOf(p.node), p.message(p.blocking()))

@@ -24,7 +24,7 @@ const (
 	// capacity.
 	ConditionVirtualNodeReady = "VirtualNodeReady"
 	// ConditionUnusable of a ReservationInstruction: no pod can use the grant at this
-	// provider, and waiting does not change that. It has negative polarity, and is only there
+	// provider, and another one is to be asked. It has negative polarity, and is only there
 	// while it is true.
 	ConditionUnusable = "Unusable"
 	// ConditionRequesterReleased of a ReservationInstruction: the consumer no longer

@@ -218,8 +218,8 @@ const (
 	ReservationReserved ReservationPhase = "Reserved"
 	// ReservationActive means that a virtual node provides capacity, or has done so.
 	ReservationActive ReservationPhase = "Active"
-	// ReservationFailed means that the spec cannot be satisfied by any provider, or that
-	// none had the capacity before the deadline.
+	// ReservationFailed means that the spec cannot be satisfied by any provider, that none had
+	// the capacity before the deadline, or that pods of the namespace can run at no provider.
 	ReservationFailed ReservationPhase = "Failed"
 	// ReservationReleased means that the Reservation has ended.
 	// Condition ProviderReleased is True once the providers have confirmed.

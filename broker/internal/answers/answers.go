@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,6 +37,9 @@ const (
 	// MaxEntries is the maximum number of shapes and Reservations that are remembered of one
 	// provider: the last ones.
 	MaxEntries = 128
+	// maxUnusable is the same for Reservations whose consumer cannot use the provider: apart, so
+	// that a consumer with many of them does not displace what concerns others.
+	maxUnusable = 4096
 )
 
 // Memory remembers refusals and missed deadlines. It is safe for concurrent use.
@@ -159,7 +163,7 @@ func (m *Memory) Unusable(cluster string, uid types.UID, attempt int64, message 
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	e := m.entry(cluster, unusableBy+string(uid), now)
-	e.set(ReasonUnusable, fmt.Sprintf("The consumer cannot use it: %s. It is asked again later.", message), 0, wait, now)
+	e.set(ReasonUnusable, fmt.Sprintf("Pods of the consumer cannot use what this provider granted: %s. The provider is asked again later.", message), 0, wait, now)
 	news = attempt > e.attempt
 	e.attempt = max(e.attempt, attempt)
 	return news
@@ -193,13 +197,20 @@ func (m *Memory) entry(cluster, key string, now time.Time) *entry {
 	maps.DeleteFunc(known, func(_ string, e *entry) bool { return !now.Before(e.quiet) && !now.Before(e.probedAt.Add(e.wait)) })
 	e := known[key]
 	if e == nil {
-		oldest := ""
+		oldest, alike, most := "", 0, MaxEntries
+		apart := strings.HasPrefix(key, unusableBy)
+		if apart {
+			most = maxUnusable
+		}
 		for other, e := range known {
-			if other != anyShape && (oldest == "" || e.number < known[oldest].number) {
+			if other == anyShape || strings.HasPrefix(other, unusableBy) != apart {
+				continue
+			}
+			if alike++; oldest == "" || e.number < known[oldest].number {
 				oldest = other
 			}
 		}
-		if key != anyShape && len(known) >= MaxEntries {
+		if key != anyShape && alike >= most {
 			delete(known, oldest)
 		}
 		e = &entry{}

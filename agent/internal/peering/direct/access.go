@@ -59,7 +59,7 @@ func (d *Driver) allowNamespaces(ctx context.Context, namespaces []string) (refu
 		switch err := d.allowNamespace(ctx, namespace); {
 		case err == nil || apierrors.IsNotFound(err) || terminating(err):
 			// No pod can start in a namespace that is gone or being deleted.
-		case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
+		case session.Refused(err):
 			refused[namespace] = peering.Unmapped{Reason: "NamespaceAccessRefused", Final: true,
 				Message: fmt.Sprintf("%s cannot be permitted to run pods of namespace %s: %v; let %s create RoleBinding %s there, or use another namespace",
 					VirtualNodeAccount, namespace, err, d.ServiceAccount, VirtualNodeAccount)}

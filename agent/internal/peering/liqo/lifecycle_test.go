@@ -317,7 +317,7 @@ func (l *lifecycle) expectNamespaceConflicts() {
 func (l *lifecycle) expectUnmappable(long string) {
 	l.t.Helper()
 	why, err := l.Driver().Unmappable(l.t.Context(), long)
-	if err != nil || !strings.Contains(why, long+"-rome") || !strings.Contains(why, "use a shorter name") {
+	if err != nil || !strings.Contains(why, long+"-rome") || !strings.Contains(why, "a shorter name") {
 		l.t.Errorf("a namespace whose name is too long: %q, %v", why, err)
 	}
 	own := &offloadingv1beta1.NamespaceOffloading{

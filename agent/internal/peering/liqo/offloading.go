@@ -53,7 +53,7 @@ func (d *Driver) tooLong(namespace string, offloading *offloadingv1beta1.Namespa
 }
 
 func (d *Driver) tooLongMessage(namespace string) string {
-	return fmt.Sprintf("namespace %s would be %s at a provider, longer than %d characters; use a shorter name for the namespace, or driver direct",
+	return fmt.Sprintf("namespace %s would be %s at a provider, longer than %d characters; move the pods to a namespace with a shorter name, or create a NamespaceOffloading with namespaceMappingStrategy EnforceSameName in it",
 		namespace, d.remoteNamespace(namespace), validation.DNS1123LabelMaxLength)
 }
 
@@ -96,7 +96,7 @@ func (d *Driver) mapNamespaces(ctx context.Context, provider string, virtualNode
 func (d *Driver) mapNamespace(ctx context.Context, provider, namespace string, found []offloadingv1beta1.NamespaceMap, labelled bool) (label bool, why *peering.Unmapped, err error) {
 	remote := d.remoteNamespace(namespace)
 	offloading, err := d.ensureOffloading(ctx, namespace)
-	if refusedHere(err) {
+	if session.Refused(err) {
 		return false, &peering.Unmapped{Reason: "NamespaceOffloadingRefused", Final: true,
 			Message: fmt.Sprintf("no NamespaceOffloading can be created in namespace %s: %v; let %s create it, or use another namespace", namespace, err, d.ServiceAccount)}, nil
 	}
@@ -116,7 +116,7 @@ func (d *Driver) mapNamespace(ctx context.Context, provider, namespace string, f
 		return true, nil, nil
 	case phase == offloadingv1beta1.MappingCreationLoopBackOff:
 		return true, &peering.Unmapped{Reason: "NamespaceRejected", Final: true,
-			Message: fmt.Sprintf("provider %s cannot create namespace %s; check whether it already exists there", provider, remote)}, nil
+			Message: fmt.Sprintf("provider %s cannot create namespace %s; if one of that name exists there, its administrator must delete it, or use another namespace here", provider, remote)}, nil
 	case d.tooLong(namespace, offloading):
 		return false, &peering.Unmapped{Reason: "NamespaceNameTooLong", Message: d.tooLongMessage(namespace), Final: true}, nil
 	}
@@ -133,10 +133,6 @@ func (d *Driver) mapNamespace(ctx context.Context, provider, namespace string, f
 	return true, &peering.Unmapped{Reason: reasonNamespacePending, Message: fmt.Sprintf("waiting for namespace %s at provider %s, one of %d namespaces of this cluster there. The provider limits their number: if it does not appear, "+
 		"let fewer namespaces overflow, or let the administrator of %s raise the value liqo.maxNamespaces", remote, provider, mapped(found), provider)}, nil
 }
-
-// refusedHere reports whether the API server refuses an object in its namespace, as a quota or
-// a policy of that namespace does: that is no reason to stop for others.
-func refusedHere(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
 
 // removeLabels removes the labels from a virtual node that are not wanted any more: Liqo
 // removes them from the Node, and deletes namespaces at the provider. The labels of namespaces

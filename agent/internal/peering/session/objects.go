@@ -2,11 +2,13 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -34,6 +36,18 @@ func Delete(ctx context.Context, c client.Client, object client.Object, options 
 	}
 	uid := object.GetUID()
 	return client.IgnoreNotFound(c.Delete(ctx, object, append(options, client.Preconditions{UID: &uid})...))
+}
+
+// Refused reports whether the API server refuses an object whatever it does again, as a quota, a
+// policy or a webhook does; webhooks need not give a reason that client-go knows. Where it
+// refuses what a namespace needs, that is no reason to stop for others.
+func Refused(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsTooManyRequests(err) || apierrors.IsUnauthorized(err) {
+		return false
+	}
+	code := status.Status().Code
+	return code >= 400 && code < 500
 }
 
 // IsManaged reports whether Spillway made an object.

@@ -1,11 +1,15 @@
 package session
 
 import (
+	"errors"
+	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -72,5 +76,29 @@ func TestNodePending(t *testing.T) {
 				t.Errorf("got %q, want %q", got, tc.want)
 			}
 		})
+	}
+}
+
+func TestRefused(t *testing.T) {
+	webhook := &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: 400, Message: `admission webhook "x" denied the request: no`}}
+	gone := schema.GroupResource{Resource: "rolebindings"}
+	for name, tc := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"a quota":                  {apierrors.NewForbidden(gone, "a", errors.New("exceeded quota")), true},
+		"an invalid object":        {apierrors.NewInvalid(schema.GroupKind{}, "a", nil), true},
+		"a webhook without reason": {fmt.Errorf("creating: %w", webhook), true},
+		"a conflict":               {apierrors.NewConflict(gone, "a", errors.New("changed")), false},
+		"an object that is gone":   {apierrors.NewNotFound(gone, "a"), false},
+		"too many requests":        {apierrors.NewTooManyRequests("later", 1), false},
+		"no credentials":           {apierrors.NewUnauthorized("expired"), false},
+		"an unavailable server":    {apierrors.NewServiceUnavailable("starting"), false},
+		"no connection":            {errors.New("connection refused"), false},
+		"none":                     {nil, false},
+	} {
+		if got := Refused(tc.err); got != tc.want {
+			t.Errorf("%s: got %t, want %t", name, got, tc.want)
+		}
 	}
 }
