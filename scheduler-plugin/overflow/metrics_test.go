@@ -31,11 +31,16 @@ func documentedMetrics(c *testCluster, ns string) {
 	c.create(schedulerPod(ns, "waits", "1", inPool(ns)))
 	c.expectReservation(ns, ns, 1)
 	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "waits", "1")))
+	// A policy for a label that no namespace can have.
+	unusable := returnPolicy(ns, nil)
+	unusable.Spec.NamespaceSelector.MatchLabels = map[string]string{"team": "a b"}
+	c.create(unusable)
+	defer func() { expect.NoError(c.t, c.Delete(c.t.Context(), unusable)) }()
 	var served, labelled map[string]float64
-	expect.Eventually(c.t, "its end to be counted", func() (bool, string) {
+	expect.Eventually(c.t, "both to be counted", func() (bool, string) {
 		served, labelled = c.servedMetrics()
-		n := labelled["overflow_unschedulable_duration_seconds/deleted"]
-		return n > 0, fmt.Sprint(n)
+		ended, undecodable := labelled["overflow_unschedulable_duration_seconds/deleted"], labelled["overflow_undecodable_objects/OverflowPolicy"]
+		return ended > 0 && undecodable > 0, fmt.Sprint(ended, undecodable)
 	})
 	slices.Sort(documented)
 	if names := slices.Sorted(maps.Keys(served)); !slices.Equal(names, documented) {
@@ -94,5 +99,5 @@ func counted(m *dto.Metric) float64 {
 	if h := m.GetHistogram(); h != nil {
 		return float64(h.GetSampleCount())
 	}
-	return m.GetCounter().GetValue()
+	return m.GetCounter().GetValue() + m.GetGauge().GetValue()
 }

@@ -37,17 +37,24 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/identity"
 	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/broker/undecoded"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 const namespace = "default"
+
+// undecodable is the metric that the broker's main registers.
+var undecodable = undecoded.NewGauge("broker")
+
+func init() { ctrlmetrics.Registry.MustRegister(undecodable) }
 
 // testHub is a broker with server, authority and reservation controllers on a real API
 // server.
@@ -114,8 +121,11 @@ func startHub(t *testing.T) *testHub {
 	metrics := free.Addr().String()
 	expect.NoError(t, free.Close())
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme:  all,
-		Cache:   cache.Options{DefaultNamespaces: map[string]cache.Config{namespace: {}}},
+		Scheme: all,
+		Cache: cache.Options{
+			DefaultNamespaces: map[string]cache.Config{namespace: {}},
+			NewInformer:       undecoded.New(logr.Discard(), undecodable, clock.RealClock{}).NewInformer,
+		},
 		Metrics: metricsserver.Options{BindAddress: metrics},
 		// Several tests start a manager in one process.
 		Controller: ctrlconfig.Controller{SkipNameValidation: new(true), UsePriorityQueue: new(false)},
