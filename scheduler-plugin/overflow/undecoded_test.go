@@ -39,7 +39,7 @@ func TestPolicyThatCannotBeDecoded(t *testing.T) {
 	}
 	overflows("free", "web")
 	c.expectReservation("free", "web", 1)
-	c.expectEvent("default", "bank", "NotDecodable", `unknown unit "d" in duration "2d"`, "Correct it", "no capacity is requested for pods of the namespaces that it applies to")
+	c.expectEvent("default", "bank", "NotDecodable", `unknown unit "d" in duration "2d"`, "Correct it", "no capacity is requested for pods of the namespaces that it selects")
 	overflows("bank", "ledger")
 	c.expectEvent("bank", "ledger", "OverflowFailed", "OverflowPolicy bank", `unknown unit "d" in duration "2d"`, "correct it")
 
