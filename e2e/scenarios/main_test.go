@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -58,13 +57,6 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	testenv = env.NewWithConfig(envconf.New())
 	testenv.Setup(func(ctx context.Context, _ *envconf.Config) (context.Context, error) { return ctx, connect(ctx) })
-	testenv.BeforeEachTest(func(ctx context.Context, _ *envconf.Config, t *testing.T) (context.Context, error) {
-		// The time of a run may be limited (.ci/e2e).
-		if until, err := strconv.ParseInt(os.Getenv("SCENARIOS_UNTIL"), 10, 64); err == nil && time.Now().Unix() >= until {
-			t.Skip("NOT RUN, because the time for scenarios is over")
-		}
-		return ctx, nil
-	})
 	os.Exit(testenv.Run(m))
 }
 
