@@ -30,6 +30,7 @@ const brokerLease = "spillway-broker"
 // soon after the grant. Another process leads and completes the overflow, and at no time is more
 // granted than the ledger holds.
 func TestBrokerFailover(t *testing.T) {
+	liqoOnly(t, "the broker is the same with each driver")
 	feature := features.New("the leading broker is killed between grant and placement")
 	feature.Assess("another broker completes the overflow, and no grant exceeds its hold", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		expectIdle(ctx, t)

@@ -28,6 +28,7 @@ const (
 // another pod overflows beside it. Once all of it fits, all of it runs, and nothing is left
 // of it in the end.
 func TestGang(t *testing.T) {
+	liqoOnly(t, "gangs concern the scheduler and the broker")
 	feature := features.New("gang").Assess("a gang runs as a whole or not at all", runsAsAWhole)
 	testenv.Test(t, feature.Feature())
 }

@@ -21,6 +21,7 @@ import (
 // TestPodsReachEachOther checks the lab itself: a pod in rome reaches one in
 // paris by its address, with nothing of Spillway in between.
 func TestPodsReachEachOther(t *testing.T) {
+	liqoOnly(t, "nothing of Spillway is in between")
 	const name = "scenario-network"
 	feature := features.New("the lab's network").Assess("a pod in rome reaches one in paris", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		ns := namespace(ctx, t, name, false)

@@ -108,6 +108,14 @@ func connect(ctx context.Context) error {
 	return nil
 }
 
+// liqoOnly skips a scenario with driver direct in a run with both drivers (.ci/e2e), and says why.
+func liqoOnly(t *testing.T, why string) {
+	t.Helper()
+	if os.Getenv("BOTH_DRIVERS") != "" && driver(t.Context(), t) == "direct" {
+		t.Skip("only with Liqo in a run with both drivers: " + why)
+	}
+}
+
 // deadlineFactor extends every deadline. Machines are slow at times, and Liqo, after
 // many quick rounds with one provider, waits for minutes before it tries the end of
 // a virtual node again.

@@ -18,6 +18,7 @@ import (
 // TestNoCapacityAnywhere creates a pod that no cluster has capacity for: its events
 // give the reason of each provider, and it overflows when capacity appears.
 func TestNoCapacityAnywhere(t *testing.T) {
+	liqoOnly(t, "the reasons are those of the broker")
 	feature := features.New("no capacity anywhere").Assess("the events give the reasons, and the pod overflows when capacity appears", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		expectIdle(ctx, t)
 		ns := namespace(ctx, t, "scenario-no-capacity", true)

@@ -22,6 +22,7 @@ import (
 // pod, those of opted-in namespaces overflow, and a pod that tolerates every taint without
 // being a DaemonSet's does not disturb the guests on a virtual node.
 func TestOnlyScheduler(t *testing.T) {
+	liqoOnly(t, "the scheduler is the same with each driver")
 	feature := features.New("scheduler.mode=only").Assess("Spillway's scheduler schedules all pods of rome", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		expectIdle(ctx, t)
 		replaceScheduler(ctx, t)

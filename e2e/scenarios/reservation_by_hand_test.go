@@ -23,6 +23,7 @@ import (
 // TestReservationByHand creates a Reservation: it becomes a hold and a virtual node of
 // exactly that size, grows in place, and is removed.
 func TestReservationByHand(t *testing.T) {
+	liqoOnly(t, "TestReserveInAdvance runs with both drivers")
 	feature := features.New("a Reservation by hand").Assess("it becomes a hold and a node of its size", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		expectIdle(ctx, t)
 		ns := namespace(ctx, t, "scenario-by-hand", true)

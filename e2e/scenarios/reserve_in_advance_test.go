@@ -202,6 +202,7 @@ func (s *advanceScenario) nothingLeft(ctx context.Context, t *testing.T, _ *envc
 
 // TestReadmeReserveInAdvance runs the commands of the README's section.
 func TestReadmeReserveInAdvance(t *testing.T) {
+	liqoOnly(t, "TestReserveInAdvance runs with both drivers")
 	feature := features.New("the README's section Reserve in advance").Assess("its commands work", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		expectIdle(ctx, t)
 		root, err := binaries.Root()

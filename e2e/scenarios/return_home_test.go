@@ -21,6 +21,7 @@ import (
 // TestPodsReturnHome makes room in rome while a Deployment has overflowed: its pods move
 // back, and what they used elsewhere is given back.
 func TestPodsReturnHome(t *testing.T) {
+	liqoOnly(t, "when pods return is decided by the scheduler")
 	const app, pods = "returning", 2
 	feature := features.New("pods that return home").Assess("overflowed pods move back once there is room", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		ns := namespace(ctx, t, "scenario-return", true)

@@ -24,6 +24,7 @@ import (
 // TestRolloutKeepsReservation restarts a Deployment whose pods have all overflowed, and scales it
 // up and down: one Reservation is there throughout, and ends with the Deployment.
 func TestRolloutKeepsReservation(t *testing.T) {
+	liqoOnly(t, "the scheduler keeps the Reservation")
 	feature := features.New("a rollout and changes of scale of an overflowed Deployment")
 	feature.Assess("one Reservation throughout", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		expectIdle(ctx, t)

@@ -19,6 +19,7 @@ import (
 // a cold peering, five over a warm one, and five that fit at home. It fails only if
 // a pod does not run where it should.
 func TestOverflowTimings(t *testing.T) {
+	liqoOnly(t, "benches measure driver direct: overflow_cold_seconds, overflow_warm_seconds")
 	feature := features.New("timings").Assess("cold, warm and at home", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		expectIdle(ctx, t)
 		ns := namespace(ctx, t, "scenario-timings", true)
