@@ -69,7 +69,7 @@ func TestAttacks(t *testing.T) {
 		if err := client.IgnoreNotFound(rome.Delete(ctx, s.reservation)); err != nil {
 			t.Error(err)
 		}
-		expectIdle(ctx, t)
+		expectIdle(ctx, t) // with each driver, nothing is left of the peering either
 		return ctx
 	})
 	testenv.Test(t, feature.Feature())

@@ -33,7 +33,7 @@ func TestBrokerFailover(t *testing.T) {
 	liqoOnly(t, "the broker is the same with each driver")
 	feature := features.New("the leading broker is killed between grant and placement")
 	feature.Assess("another broker completes the overflow, and no grant exceeds its hold", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		expectIdle(ctx, t)
+		expectIdle(ctx, t) // the first provider is not peered
 		ns := namespace(ctx, t, "scenario-failover", true)
 		fill(ctx, t, rome, rome.ControlPlane(), "10m")
 		ledger := sampleLedger(ctx, t)

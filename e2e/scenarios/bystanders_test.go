@@ -37,7 +37,7 @@ func TestBystanders(t *testing.T) {
 }
 
 func (s *bystanders) setup(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	expectIdle(ctx, t)
+	expectUnused(ctx, t)
 	s.ns = namespace(ctx, t, "scenario-bystanders", true)
 	fill(ctx, t, rome, rome.ControlPlane(), "50m")
 	s.first = s.overflow(ctx, t, s.ns, "first")

@@ -82,39 +82,94 @@ func fill(ctx context.Context, t *testing.T, r *remote, node, leave string) (emp
 	return empty
 }
 
-// expectIdle waits until nothing of an earlier scenario is left: no reservation, no
-// virtual node, no peering.
+// expectUnused waits until nothing of an earlier scenario is in use. Peerings may be warm: they
+// and their parked virtual nodes are kept for a while.
+func expectUnused(ctx context.Context, t *testing.T) {
+	t.Helper()
+	expectNone(ctx, t, "no reservation, no guest and no virtual node with room is left", used)
+}
+
+// expectIdle waits until nothing of an earlier scenario is left, not even a peering, for scenarios
+// that begin without one.
 func expectIdle(ctx context.Context, t *testing.T) {
 	t.Helper()
-	eventually(ctx, t, "no reservation, no virtual node and no peering is left", 4*time.Minute, func(ctx context.Context) (bool, string) {
+	expectNone(ctx, t, "no reservation, no guest, no virtual node and no peering is left", used, peered)
+}
+
+func expectNone(ctx context.Context, t *testing.T, what string, find ...func(context.Context) ([]string, error)) {
+	t.Helper()
+	eventually(ctx, t, what, 4*time.Minute, func(ctx context.Context) (bool, string) {
 		var left []string
-		for _, r := range []*remote{hub, rome} {
-			var reservations broker.ReservationList
-			if err := r.List(ctx, &reservations); err != nil {
+		for _, find := range find {
+			found, err := find(ctx)
+			if err != nil {
 				return false, err.Error()
 			}
-			for _, v := range reservations.Items {
-				left = append(left, r.Name+" reservation "+v.Name)
-			}
-		}
-		nodes, err := virtualNodes(ctx)
-		if err != nil {
-			return false, err.Error()
-		}
-		for _, n := range nodes {
-			left = append(left, "node "+n.Name)
-		}
-		for _, r := range []*remote{rome, paris, berlin} {
-			var namespaces corev1.NamespaceList
-			if err := r.List(ctx, &namespaces, client.MatchingLabels{broker.LabelManagedBy: broker.ManagedBySpillway}); err != nil {
-				return false, err.Error()
-			}
-			for _, n := range namespaces.Items {
-				left = append(left, r.Name+" namespace "+n.Name)
-			}
+			left = append(left, found...)
 		}
 		return len(left) == 0, strings.Join(left, ", ")
 	})
+}
+
+// used lists what is reserved, held and used in other clusters.
+func used(ctx context.Context) (found []string, err error) {
+	for _, r := range []*remote{hub, rome} {
+		var reservations broker.ReservationList
+		if err := r.List(ctx, &reservations); err != nil {
+			return nil, err
+		}
+		for _, v := range reservations.Items {
+			found = append(found, r.Name+" reservation "+v.Name)
+		}
+	}
+	var ledgers broker.ClusterAdvertisementList
+	if err := hub.List(ctx, &ledgers, client.InNamespace(broker.SystemNamespace)); err != nil {
+		return nil, err
+	}
+	for _, l := range ledgers.Items {
+		for _, h := range l.Status.Holds {
+			found = append(found, l.Spec.ClusterID+" hold "+h.ReservationName)
+		}
+	}
+	for _, r := range []*remote{paris, berlin} {
+		var pods corev1.PodList
+		if err := r.List(ctx, &pods); err != nil {
+			return nil, err
+		}
+		for _, p := range pods.Items {
+			if p.Labels[broker.LabelHold] != "" || p.Namespace == "spillway-holds" {
+				found = append(found, fmt.Sprintf("%s pod %s/%s", r.Name, p.Namespace, p.Name))
+			}
+		}
+	}
+	nodes, err := virtualNodes(ctx)
+	for _, n := range nodes {
+		if !n.Status.Allocatable.Pods().IsZero() {
+			found = append(found, "room on node "+n.Name)
+		}
+	}
+	return found, err
+}
+
+// peered lists virtual nodes and the namespaces of peerings.
+func peered(ctx context.Context) (found []string, err error) {
+	nodes, err := virtualNodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range nodes {
+		found = append(found, "node "+n.Name)
+	}
+	for _, r := range []*remote{rome, paris, berlin} {
+		var namespaces corev1.NamespaceList
+		if err := r.List(ctx, &namespaces, client.MatchingLabels{broker.LabelManagedBy: broker.ManagedBySpillway}); err != nil {
+			return nil, err
+		}
+		for _, n := range namespaces.Items {
+			found = append(found, r.Name+" namespace "+n.Name)
+		}
+	}
+	return found, nil
 }
 
 func virtualNodes(ctx context.Context) ([]corev1.Node, error) {

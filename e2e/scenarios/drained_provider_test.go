@@ -47,7 +47,7 @@ func TestProviderIsDrained(t *testing.T) {
 }
 
 func (s *drainScenario) setup(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	expectIdle(ctx, t)
+	expectUnused(ctx, t)
 	s.ns = namespace(ctx, t, "scenario-drained", true)
 	fill(ctx, t, rome, rome.ControlPlane(), "1m")
 	s.emptyBerlin = fill(ctx, t, berlin, berlin.ControlPlane(), "1m")

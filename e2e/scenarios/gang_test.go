@@ -34,7 +34,7 @@ func TestGang(t *testing.T) {
 }
 
 func runsAsAWhole(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	expectIdle(ctx, t)
+	expectUnused(ctx, t)
 	ns := namespace(ctx, t, "scenario-gang", true)
 	installPodGroups(ctx, t)
 	fill(ctx, t, rome, rome.ControlPlane(), "10m")

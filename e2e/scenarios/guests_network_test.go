@@ -58,7 +58,7 @@ func TestGuestsNetwork(t *testing.T) {
 }
 
 func (s *guestsNetwork) setup(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	expectIdle(ctx, t)
+	expectUnused(ctx, t)
 	const app = "confined"
 	ns := namespace(ctx, t, "scenario-guests-network", true)
 	here := &corev1.Pod{
@@ -116,12 +116,12 @@ func (s *guestsNetwork) setup(ctx context.Context, t *testing.T, _ *envconf.Conf
 	return ctx
 }
 
-// virtualKubelet is the pod of Liqo's virtual kubelet in rome.
+// virtualKubelet is the pod of Liqo's virtual kubelet for paris in rome.
 func virtualKubelet(ctx context.Context, t *testing.T) corev1.Pod {
 	t.Helper()
 	var found corev1.PodList
-	if err := rome.List(ctx, &found, client.MatchingLabels{consts.OffloadingComponentKey: consts.VirtualKubeletComponentValue}); err != nil || len(found.Items) != 1 {
-		t.Fatalf("virtual kubelets in rome: %d (%v), want 1", len(found.Items), err)
+	if err := rome.List(ctx, &found, client.InNamespace("liqo-tenant-paris"), client.MatchingLabels{consts.OffloadingComponentKey: consts.VirtualKubeletComponentValue}); err != nil || len(found.Items) != 1 {
+		t.Fatalf("virtual kubelets for paris: %d (%v), want 1", len(found.Items), err)
 	}
 	return found.Items[0]
 }

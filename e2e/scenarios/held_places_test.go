@@ -31,7 +31,7 @@ func TestHeldPlacesAreKept(t *testing.T) {
 }
 
 func heldPlacesAreKept(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	expectIdle(ctx, t)
+	expectIdle(ctx, t) // over a warm peering, guests take the places before many others want them
 	ns := namespace(ctx, t, "scenario-held", true)
 	fill(ctx, t, rome, rome.ControlPlane(), "10m")
 	fill(ctx, t, berlin, berlin.ControlPlane(), "10m")

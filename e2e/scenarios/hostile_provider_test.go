@@ -59,7 +59,7 @@ func TestHostileProvider(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		expectIdle(ctx, t)
+		expectUnused(ctx, t)
 		return ctx
 	})
 	testenv.Test(t, feature.Feature())
@@ -67,7 +67,7 @@ func TestHostileProvider(t *testing.T) {
 
 func (s *hostileProviderScenario) setup(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 	restoreLeftGuards(ctx, t)
-	expectIdle(ctx, t)
+	expectUnused(ctx, t)
 	s.ns = namespace(ctx, t, "scenario-hostile", true)
 	total := broker.FromList(requests("cpu", "300m", "memory", "64Mi"))
 	s.reservation = &broker.Reservation{

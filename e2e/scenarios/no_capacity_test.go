@@ -20,7 +20,7 @@ import (
 func TestNoCapacityAnywhere(t *testing.T) {
 	liqoOnly(t, "the reasons are those of the broker")
 	feature := features.New("no capacity anywhere").Assess("the events give the reasons, and the pod overflows when capacity appears", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		expectIdle(ctx, t)
+		expectUnused(ctx, t)
 		ns := namespace(ctx, t, "scenario-no-capacity", true)
 		fill(ctx, t, rome, rome.ControlPlane(), "10m")
 		// What single nodes have left is not for consumers to know; what a cluster lends is.

@@ -24,7 +24,7 @@ import (
 func TestOnlyScheduler(t *testing.T) {
 	liqoOnly(t, "the scheduler is the same with each driver")
 	feature := features.New("scheduler.mode=only").Assess("Spillway's scheduler schedules all pods of rome", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		expectIdle(ctx, t)
+		expectUnused(ctx, t)
 		replaceScheduler(ctx, t)
 		ordinary, mine := namespace(ctx, t, "scenario-only-ordinary", false), namespace(ctx, t, "scenario-only", true)
 		start := func(name string, tolerations ...corev1.Toleration) client.ObjectKey {

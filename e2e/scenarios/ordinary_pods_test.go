@@ -54,7 +54,7 @@ func TestOverflowedPodsAreOrdinary(t *testing.T) {
 }
 
 func (s *ordinaryScenario) createPod(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	expectIdle(ctx, t)
+	expectUnused(ctx, t)
 	s.ns = namespace(ctx, t, "scenario-ordinary", true)
 	fill(ctx, t, rome, rome.ControlPlane(), "10m")
 	for _, o := range []client.Object{

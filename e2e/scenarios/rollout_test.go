@@ -27,7 +27,7 @@ func TestRolloutKeepsReservation(t *testing.T) {
 	liqoOnly(t, "the scheduler keeps the Reservation")
 	feature := features.New("a rollout and changes of scale of an overflowed Deployment")
 	feature.Assess("one Reservation throughout", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		expectIdle(ctx, t)
+		expectUnused(ctx, t)
 		ns := namespace(ctx, t, "scenario-rollout", true)
 		fill(ctx, t, rome, rome.ControlPlane(), "10m")
 		d := deployment(ns, webApp, 3, requests("cpu", "100m", "memory", "16Mi"))

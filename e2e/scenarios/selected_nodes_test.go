@@ -25,7 +25,7 @@ const zone = "eu-west-1a"
 func TestSelectedNodes(t *testing.T) {
 	var ns string
 	feature := features.New("selected nodes").Setup(func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		expectIdle(ctx, t)
+		expectUnused(ctx, t)
 		for _, name := range paris.Nodes()[1:] {
 			changeNode(ctx, t, paris, name, func(node *corev1.Node) {
 				node.Labels[corev1.LabelTopologyZone] = zone

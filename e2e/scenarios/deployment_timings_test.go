@@ -21,7 +21,7 @@ import (
 func TestOverflowTimings(t *testing.T) {
 	liqoOnly(t, "benches measure driver direct: overflow_cold_seconds, overflow_warm_seconds")
 	feature := features.New("timings").Assess("cold, warm and at home", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		expectIdle(ctx, t)
+		expectIdle(ctx, t) // so it is after the scenario before, which ends with a census
 		ns := namespace(ctx, t, "scenario-timings", true)
 		run := func(what string, away bool) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "timed"}, Spec: podSpec(requests("cpu", "300m", "memory", "32Mi"), "serve")}
