@@ -17,7 +17,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/e2e-framework/pkg/envconf"
 	"sigs.k8s.io/e2e-framework/pkg/features"
@@ -36,15 +39,17 @@ type advanceScenario struct {
 	localProvider  string
 }
 
-// TestReserveInAdvance reserves capacity in rome and, for rome, in the hub. Ordinary
-// pods use both without any further Reservation; one expires, the other is deleted while
-// it is used, and nothing is left.
+// TestReserveInAdvance reserves capacity in rome and, for rome, in the hub. A Reservation becomes
+// a hold and a virtual node of exactly that size, grows in place, and is removed. Ordinary pods
+// use two others without any further Reservation; one expires, the other is deleted while it is
+// used, and nothing is left, not even of the README's commands.
 func TestReserveInAdvance(t *testing.T) {
 	s := &advanceScenario{}
 	feature := features.New("Reservations in advance").Setup(s.setup)
-	feature.Assess("both become Active", s.becomeActive)
+	feature.Assess("one becomes a hold and a node of its size", s.hasItsSize)
+	feature.Assess("two others become Active", s.becomeActive)
 	feature.Assess("a pod runs on each, and no further Reservation is made", s.podsUseThem)
-	feature.Assess("the unused one expires", s.expires)
+	feature.Assess("the commands of the README's section work, and meanwhile the unused one expires", s.expires)
 	feature.Assess("the other is deleted in the hub: its pod runs on, and gives the capacity back at its end", s.deleted)
 	feature.Assess("nothing is left", s.nothingLeft)
 	testenv.Test(t, feature.Feature())
@@ -64,12 +69,56 @@ func (s *advanceScenario) setup(ctx context.Context, t *testing.T, _ *envconf.Co
 		ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: "scenario-for-rome"},
 		Spec:       broker.ReservationSpec{RequesterID: "rome", TargetClusterID: "paris", Namespaces: []string{s.ns}, RequestedResources: total.DeepCopy()},
 	}
-	for r, reservation := range map[*remote]*broker.Reservation{rome: s.local, hub: s.fromHub} {
-		if err := r.Create(ctx, reservation); err != nil {
+	t.Cleanup(func() { // gone unless a step failed
+		_ = rome.Delete(context.WithoutCancel(ctx), s.local)
+		_ = hub.Delete(context.WithoutCancel(ctx), s.fromHub)
+	})
+	return ctx
+}
+
+func (s *advanceScenario) hasItsSize(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	r := &broker.Reservation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "by-hand"},
+		Spec: broker.ReservationSpec{TargetClusterID: "paris", PodSets: []broker.PodSet{{
+			Name: "pods", Count: 2,
+			Requests: broker.ResourceQuantities{CPU: ptr.To(resource.MustParse("333m")), Memory: ptr.To(resource.MustParse("100000001"))},
+		}}},
+	}
+	start := time.Now()
+	if err := rome.Create(ctx, r); err != nil {
+		t.Fatal(err)
+	}
+	carries := func(what, cpu, memory string, pods int64) {
+		t.Helper()
+		eventually(ctx, t, what, 2*time.Minute, func(ctx context.Context) (bool, string) {
+			var n corev1.Node
+			if err := rome.Get(ctx, client.ObjectKey{Name: "spillway-paris"}, &n); err != nil {
+				return false, err.Error()
+			}
+			have := n.Status.Allocatable
+			return have.Cpu().Cmp(resource.MustParse(cpu)) == 0 && have.Memory().Cmp(resource.MustParse(memory)) == 0 && have.Pods().Value() == pods && !n.Spec.Unschedulable,
+				fmt.Sprint(have)
+		})
+		var held broker.ClusterAdvertisement
+		if err := hub.Get(ctx, client.ObjectKey{Namespace: broker.SystemNamespace, Name: "paris"}, &held); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = r.Delete(context.WithoutCancel(ctx), reservation) }) // gone unless a step failed
+		if have := held.Status.Reserved.List()[corev1.ResourceCPU]; have.Cmp(resource.MustParse(cpu)) != 0 {
+			t.Errorf("the ledger of paris has %s CPU reserved, want %s", have.String(), cpu)
+		}
 	}
+	carries("the node has the size of the Reservation", "666m", "200000002", 2)
+	timing(t, "a Reservation by hand, written to node", time.Since(start))
+	// The agent writes the status meanwhile: a patch cannot conflict with it.
+	raise := client.RawPatch(types.JSONPatchType, []byte(`[{"op":"replace","path":"/spec/podSets/0/count","value":3}]`))
+	if err := rome.Patch(ctx, r, raise); err != nil {
+		t.Fatal(err)
+	}
+	carries("the node has grown in place", "999m", "300000003", 3)
+	if err := rome.Delete(ctx, r); err != nil {
+		t.Fatal(err)
+	}
+	expectUnused(ctx, t)
 	return ctx
 }
 
@@ -85,6 +134,11 @@ func (s *advanceScenario) wait(ctx context.Context, t *testing.T, what string, r
 }
 
 func (s *advanceScenario) becomeActive(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	for r, reservation := range map[*remote]*broker.Reservation{rome: s.local, hub: s.fromHub} {
+		if err := r.Create(ctx, reservation); err != nil {
+			t.Fatal(err)
+		}
+	}
 	s.wait(ctx, t, "the Reservation of rome is Active", rome, s.local, func() bool {
 		return s.local.Status.Phase == broker.ReservationActive && meta.IsStatusConditionTrue(s.local.Status.Conditions, broker.ConditionReady)
 	})
@@ -165,6 +219,7 @@ func (s *advanceScenario) remove(ctx context.Context, t *testing.T, pod *corev1.
 
 func (s *advanceScenario) expires(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 	s.remove(ctx, t, s.onLocal)
+	runReadme(ctx, t)
 	s.wait(ctx, t, "the Reservation of rome has expired", rome, s.local, func() bool { return s.local.Status.Phase == broker.ReservationReleased })
 	if err := rome.Delete(ctx, s.local); err != nil {
 		t.Fatal(err)
@@ -200,49 +255,42 @@ func (s *advanceScenario) nothingLeft(ctx context.Context, t *testing.T, _ *envc
 	return ctx
 }
 
-// TestReadmeReserveInAdvance runs the commands of the README's section.
-func TestReadmeReserveInAdvance(t *testing.T) {
-	liqoOnly(t, "TestReserveInAdvance runs with both drivers")
-	feature := features.New("the README's section Reserve in advance").Assess("its commands work", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		expectIdle(ctx, t)
-		root, err := binaries.Root()
-		if err != nil {
-			t.Fatal(err)
+// runReadme runs the commands of the README's section.
+func runReadme(ctx context.Context, t *testing.T) {
+	t.Helper()
+	root, err := binaries.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, found := strings.Cut(string(readme), "\n## Reserve in advance\n")
+	_, section, fenced := strings.Cut(section, "```sh\n")
+	script, _, closed := strings.Cut(section, "```")
+	if !found || !fenced || !closed {
+		t.Fatal("README.md has no commands in section Reserve in advance")
+	}
+	program, err := binaries.Program(ctx, "kubectl", t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-eu")
+	cmd.Dir, cmd.Stdin = root, strings.NewReader(script)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"), "IMAGE="+workloadImage)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		dump(t)
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	t.Logf("%s", out.String())
+	for _, want := range []string{"spillway-paris", "1 pod, cpu 900m of 1,"} {
+		if !strings.Contains(out.String(), want) && !strings.Contains(out.String(), strings.Replace(want, "paris", "berlin", 1)) {
+			t.Errorf("no %q in the output", want)
 		}
-		readme, err := os.ReadFile(filepath.Join(root, "README.md"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, section, found := strings.Cut(string(readme), "\n## Reserve in advance\n")
-		_, section, fenced := strings.Cut(section, "```sh\n")
-		script, _, closed := strings.Cut(section, "```")
-		if !found || !fenced || !closed {
-			t.Fatal("README.md has no commands in section Reserve in advance")
-		}
-		program, err := binaries.Program(ctx, "kubectl", t.Logf)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fill(ctx, t, rome, rome.ControlPlane(), "1m")
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, "bash", "-eu")
-		cmd.Dir, cmd.Stdin = root, strings.NewReader(script)
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"), "IMAGE="+workloadImage)
-		var out bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
-		if err := cmd.Run(); err != nil {
-			dump(t)
-			t.Fatalf("%v\n%s", err, out.String())
-		}
-		t.Logf("%s", out.String())
-		for _, want := range []string{"spillway-paris", "1 pod, cpu 900m of 1,"} {
-			if !strings.Contains(out.String(), want) && !strings.Contains(out.String(), strings.Replace(want, "paris", "berlin", 1)) {
-				t.Errorf("no %q in the output", want)
-			}
-		}
-		expectIdle(ctx, t)
-		return ctx
-	})
-	testenv.Test(t, feature.Feature())
+	}
 }
