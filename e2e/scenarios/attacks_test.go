@@ -5,19 +5,15 @@ package scenarios
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -34,17 +30,8 @@ import (
 type attack struct {
 	name string
 	do   func(ctx context.Context) error
-	// guards refuse it; without all of them it succeeds.
-	guards []*attackGuard
 	// want is part of the refusal.
 	want string
-}
-
-// attackGuard is a provision of the provider that refuses attacks.
-type attackGuard struct {
-	name string
-	// remove is repeated, because the agent restores what it keeps.
-	remove, restore func(ctx context.Context) error
 }
 
 // attackScenario is a provider with a grant for rome, and what rome may do there. What a
@@ -57,14 +44,13 @@ type attackScenario struct {
 	attacks     []attack
 }
 
-// TestAttacks attempts, as a hostile consumer, what its grant does not say. Each attempt
-// is refused, succeeds while its guard is removed, and is refused afterwards.
+// TestAttacks attempts, as a hostile consumer, what its grant does not say, with the identities
+// that a real peering gives it. Each attempt is refused. That each succeeds without its guard is
+// shown by TestAttacksWithLiqo and TestAttacksWithDirect in charts.
 func TestAttacks(t *testing.T) {
 	s := &attackScenario{}
 	feature := features.New("a hostile consumer").Setup(s.setup)
 	feature.Assess("every attack is refused", s.refused)
-	feature.Assess("each succeeds without its guard", s.succeedWithoutGuards)
-	feature.Assess("every attack is refused again", s.refused)
 	feature.Teardown(func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		if err := client.IgnoreNotFound(rome.Delete(ctx, s.reservation)); err != nil {
 			t.Error(err)
@@ -76,7 +62,6 @@ func TestAttacks(t *testing.T) {
 }
 
 func (s *attackScenario) setup(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	restoreLeftGuards(ctx, t)
 	expectIdle(ctx, t)
 	s.ns = namespace(ctx, t, "scenario-attacks", true)
 	s.reservation = &broker.Reservation{
@@ -115,129 +100,6 @@ func (s *attackScenario) refused(ctx context.Context, t *testing.T, _ *envconf.C
 		})
 	}
 	return ctx
-}
-
-func (s *attackScenario) succeedWithoutGuards(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	for _, a := range s.attacks {
-		t.Run(a.name, func(t *testing.T) {
-			for _, g := range a.guards {
-				t.Cleanup(func() { restoreGuard(context.WithoutCancel(ctx), t, g) })
-			}
-			eventually(ctx, t, "attack succeeds: "+a.name, 20*time.Second, func(ctx context.Context) (bool, string) {
-				for _, g := range a.guards {
-					if err := g.remove(ctx); err != nil {
-						return false, fmt.Sprintf("removing %s: %v", g.name, err)
-					}
-				}
-				// What was removed takes a moment to be known, and the agent restores it soon:
-				// a single attempt may always be too early.
-				var err error
-				for range attempts {
-					if err = a.do(ctx); err == nil {
-						break
-					}
-				}
-				return err == nil, fmt.Sprint(err)
-			})
-		})
-	}
-	return ctx
-}
-
-// attempts is how often an attack is repeated each time its guards are removed.
-const attempts = 10
-
-func restoreGuard(ctx context.Context, t *testing.T, g *attackGuard) {
-	eventually(ctx, t, "guard "+g.name+" is restored", 20*time.Second, func(ctx context.Context) (bool, string) {
-		err := g.restore(ctx)
-		return err == nil, fmt.Sprint(err)
-	})
-}
-
-// policyGuard is a ValidatingAdmissionPolicy of paris.
-func policyGuard(ctx context.Context, t *testing.T, name string) *attackGuard {
-	t.Helper()
-	return policyGuardIn(ctx, t, paris, name)
-}
-
-// policyGuardIn is a ValidatingAdmissionPolicy of a cluster, removed by having it deny nothing.
-func policyGuardIn(ctx context.Context, t *testing.T, in *remote, name string) *attackGuard {
-	t.Helper()
-	binding := &admissionv1.ValidatingAdmissionPolicyBinding{}
-	if err := in.Get(ctx, client.ObjectKey{Name: name}, binding); err != nil {
-		t.Fatal(err)
-	}
-	return objectGuardIn(in, name, binding, types.MergePatchType, `{"spec":{"validationActions":["Audit"]}}`, denies)
-}
-
-// denies is the patch by which a policy denies what does not comply with it, as all of the
-// chart's do.
-const denies = `{"spec":{"validationActions":["Deny"]}}`
-
-// restoreLeftGuards restores the guards that a run left removed which was killed: those that
-// do not end with the grant.
-func restoreLeftGuards(ctx context.Context, t *testing.T) {
-	t.Helper()
-	for _, in := range []*remote{rome, paris} {
-		var bindings admissionv1.ValidatingAdmissionPolicyBindingList
-		if err := in.List(ctx, &bindings); err != nil {
-			t.Fatal(err)
-		}
-		for i := range bindings.Items {
-			if b := &bindings.Items[i]; strings.HasPrefix(b.Name, "spillway-") && !slices.Contains(b.Spec.ValidationActions, admissionv1.Deny) {
-				restoreGuard(ctx, t, objectGuardIn(in, b.Name, b, types.MergePatchType, denies, denies))
-			}
-		}
-	}
-	restoreGuard(ctx, t, permissionGuard())
-}
-
-// permissionGuard is RBAC in paris, removed by binding cluster-admin to the subjects.
-func permissionGuard(subjects ...rbacv1.Subject) *attackGuard {
-	binding := &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "scenario-attacker"}, Subjects: subjects,
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-	}
-	return &attackGuard{
-		name: "RBAC",
-		remove: func(ctx context.Context) error {
-			return client.IgnoreAlreadyExists(paris.Create(ctx, binding.DeepCopy()))
-		},
-		restore: func(ctx context.Context) error { return client.IgnoreNotFound(paris.Delete(ctx, binding.DeepCopy())) },
-	}
-}
-
-// objectGuard is a field of an object in paris, removed by one merge patch and restored
-// by another.
-func objectGuard(name string, object client.Object, without, with string) *attackGuard {
-	return objectGuardIn(paris, name, object, types.MergePatchType, without, with)
-}
-
-// objectGuardIn is a field of an object in a cluster, removed by one patch and restored by another.
-func objectGuardIn(in *remote, name string, object client.Object, kind types.PatchType, without, with string) *attackGuard {
-	patch := func(text string) func(context.Context) error {
-		return func(ctx context.Context) error {
-			return in.Patch(ctx, object.DeepCopyObject().(client.Object), client.RawPatch(kind, []byte(text)))
-		}
-	}
-	return &attackGuard{name, patch(without), patch(with)}
-}
-
-// quotaGuard is an objectGuard of limits in a ResourceQuota. Admission reads them from
-// its status, which kube-controller-manager writes: by then the agent may have restored
-// the spec, so that the status is written here too.
-func quotaGuard(name string, quota *corev1.ResourceQuota, without, with string) *attackGuard {
-	guard := objectGuard(name, quota, `{"spec":{"hard":`+without+`}}`, `{"spec":{"hard":`+with+`}}`)
-	status := func(spec func(context.Context) error, hard string) func(context.Context) error {
-		return func(ctx context.Context) error {
-			if err := spec(ctx); err != nil {
-				return err
-			}
-			return paris.Status().Patch(ctx, quota.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"status":{"hard":`+hard+`}}`)))
-		}
-	}
-	guard.remove, guard.restore = status(guard.remove, without), status(guard.restore, with)
-	return guard
 }
 
 // guestSpec is the spec of an ordinary guest that fits the grant.
@@ -286,18 +148,17 @@ func specAttacks() []specAttack {
 
 // foreignAttacks are those of any identity, of which config is the configuration, at what is
 // not the consumer's.
-func foreignAttacks(ctx context.Context, t *testing.T, attacker client.Client, config *rest.Config, rbac *attackGuard) []attack {
+func foreignAttacks(ctx context.Context, t *testing.T, attacker client.Client, config *rest.Config) []attack {
 	t.Helper()
 	list := func(object client.ObjectList, options ...client.ListOption) func(context.Context) error {
 		return func(ctx context.Context) error { return attacker.List(ctx, object, options...) }
 	}
-	guards := []*attackGuard{rbac}
 	return []attack{
-		{"pods of another namespace", list(&corev1.PodList{}, client.InNamespace("default")), guards, "cannot list resource"},
-		{"all namespaces", list(&corev1.NamespaceList{}), guards, "cannot list resource"},
-		{"the provider's Secrets", list(&corev1.SecretList{}, client.InNamespace(broker.SystemNamespace)), guards, "cannot list resource"},
-		{"the provider's nodes", list(&corev1.NodeList{}), guards, "cannot list resource"},
-		{"exec into a pod of the provider", execInto(t, config, ownPod(ctx, t)), guards, "cannot create resource"},
+		{"pods of another namespace", list(&corev1.PodList{}, client.InNamespace("default")), "cannot list resource"},
+		{"all namespaces", list(&corev1.NamespaceList{}), "cannot list resource"},
+		{"the provider's Secrets", list(&corev1.SecretList{}, client.InNamespace(broker.SystemNamespace)), "cannot list resource"},
+		{"the provider's nodes", list(&corev1.NodeList{}), "cannot list resource"},
+		{"exec into a pod of the provider", execInto(t, config, ownPod(ctx, t)), "cannot create resource"},
 	}
 }
 
