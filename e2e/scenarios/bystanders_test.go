@@ -20,7 +20,8 @@ import (
 
 // bystanders is the state that the steps of TestBystanders share.
 type bystanders struct {
-	ns string
+	// ns may overflow, home may not.
+	ns, home string
 	// first is the pod that overflowed first.
 	first corev1.Pod
 }
@@ -38,7 +39,7 @@ func TestBystanders(t *testing.T) {
 
 func (s *bystanders) setup(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 	expectUnused(ctx, t)
-	s.ns = namespace(ctx, t, "scenario-bystanders", true)
+	s.ns, s.home = namespace(ctx, t, "scenario-bystanders", true), namespace(ctx, t, "scenario-bystanders-home", false)
 	fill(ctx, t, rome, rome.ControlPlane(), "50m")
 	s.first = s.overflow(ctx, t, s.ns, "first")
 	return ctx
@@ -64,15 +65,14 @@ func (s *bystanders) overflow(ctx context.Context, t *testing.T, ns, name string
 }
 
 func (s *bystanders) spreadAtHome(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	ns := namespace(ctx, t, "scenario-bystanders-home", false)
-	plain := deployment(ns, "plain", 3, requests("cpu", "10m", "memory", "16Mi"))
+	plain := deployment(s.home, "plain", 3, requests("cpu", "10m", "memory", "16Mi"))
 	plain.Spec.Template.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
 		MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: plain.Spec.Selector,
 	}}
 	if err := rome.Create(ctx, plain); err != nil {
 		t.Fatal(err)
 	}
-	home, _ := allReady(ctx, t, ns, "plain", 3, time.Minute)
+	home, _ := allReady(ctx, t, s.home, "plain", 3, time.Minute)
 	if len(home) != 3 {
 		t.Errorf("%d of 3 pods that never opted in run at home", len(home))
 	}

@@ -47,8 +47,6 @@ func TestDevicesAndJobsOverflow(t *testing.T) {
 		fill(ctx, t, rome, rome.ControlPlane(), "10m")
 		start := time.Now()
 		j := job(ns, "batch", 3, requests("cpu", "300m", "memory", "16Mi"), "3s")
-		ttl := int32(45)
-		j.Spec.TTLSecondsAfterFinished = &ttl
 		if err := rome.Create(ctx, j); err != nil {
 			t.Fatal(err)
 		}
@@ -82,6 +80,10 @@ func TestDevicesAndJobsOverflow(t *testing.T) {
 			if text, err := logs(ctx, p); err != nil || !strings.Contains(text, "done as "+p.Name) {
 				t.Errorf("the logs of finished %s are %q (%v)", p.Name, text, err)
 			}
+		}
+		// Only now: until here, they had to stay.
+		if err := rome.Patch(ctx, j, client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"ttlSecondsAfterFinished":1}}`))); err != nil {
+			t.Fatal(err)
 		}
 		eventually(ctx, t, "the finished pods go with their Job's TTL", 2*time.Minute, func(ctx context.Context) (bool, string) {
 			pods, err := podsOf(ctx, ns, "batch")

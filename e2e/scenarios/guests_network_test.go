@@ -6,7 +6,9 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -134,18 +136,13 @@ func runIn(ctx context.Context, r *remote, pod corev1.Pod, args []string) (strin
 }
 
 func (s *guestsNetwork) passes(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	for _, c := range s.allowed {
-		expectConnection(ctx, t, c, true)
-	}
+	expectConnections(ctx, t, s.allowed, nil)
 	return ctx
 }
 
+// isDenied expects one to pass beside those that do not: that they fail says something only then.
 func (s *guestsNetwork) isDenied(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-	for _, c := range s.denied {
-		expectConnection(ctx, t, c, false)
-		// That it fails says something only if others do not.
-		expectConnection(ctx, t, s.allowed[0], true)
-	}
+	expectConnections(ctx, t, s.allowed[:1], s.denied)
 	return ctx
 }
 
@@ -165,9 +162,7 @@ func (s *guestsNetwork) passesWithoutPolicies(ctx context.Context, t *testing.T,
 		}
 		all = append(all, policy)
 	}
-	for _, c := range s.denied {
-		expectConnection(ctx, t, c, true)
-	}
+	expectConnections(ctx, t, s.denied, nil)
 	for i, n := range s.confined {
 		if err := n.Delete(ctx, all[i]); err != nil {
 			t.Fatal(err)
@@ -176,16 +171,24 @@ func (s *guestsNetwork) passesWithoutPolicies(ctx context.Context, t *testing.T,
 	return ctx
 }
 
-// expectConnection expects a connection to pass or not, once the network knows the policies. That
-// the workload cannot be run in the pod says nothing of the network.
-func expectConnection(ctx context.Context, t *testing.T, c connection, pass bool) {
+// expectConnections expects that all of some connections pass and that none of others does, at the
+// same time, once the network knows the policies. That the workload cannot be run in the pod says
+// nothing of the network.
+func expectConnections(ctx context.Context, t *testing.T, pass, denied []connection) {
 	t.Helper()
-	want := map[bool]string{true: "passes", false: "is denied"}[pass]
-	eventually(ctx, t, "the connection of "+c.name+" "+want, time.Minute, func(ctx context.Context) (bool, string) {
-		answer, err := c.from(ctx, c.request...)
-		if pass {
-			return err == nil, fmt.Sprintf("%q, %v", answer, err)
+	eventually(ctx, t, fmt.Sprintf("%d connections pass and %d are denied", len(pass), len(denied)), time.Minute, func(ctx context.Context) (bool, string) {
+		var all sync.WaitGroup
+		unexpected := make([]string, len(pass)+len(denied))
+		for i, c := range slices.Concat(pass, denied) {
+			all.Go(func() {
+				answer, err := c.from(ctx, c.request...)
+				if passes := i < len(pass); passes && err != nil || !passes && (err == nil || !strings.Contains(err.Error(), "workload: ")) {
+					unexpected[i] = fmt.Sprintf("%s: %q, %v", c.name, answer, err)
+				}
+			})
 		}
-		return err != nil && strings.Contains(err.Error(), "workload: "), fmt.Sprintf("%q, %v", answer, err)
+		all.Wait()
+		unexpected = slices.DeleteFunc(unexpected, func(s string) bool { return s == "" })
+		return len(unexpected) == 0, strings.Join(unexpected, "; ")
 	})
 }

@@ -51,6 +51,10 @@ var (
 	everywhere               []*remote
 	workloadImage            string
 	kubeconfig               string
+	// steeredTo is the scheduler of pods that may overflow.
+	steeredTo = broker.SchedulerName
+	// namespaces are those that each test has made.
+	namespaces = map[*testing.T][]*corev1.Namespace{}
 )
 
 func TestMain(m *testing.M) {
@@ -164,7 +168,18 @@ func namespace(ctx context.Context, t *testing.T, name string, overflow bool) st
 	if err := rome.Create(ctx, ns); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { deleteNamespace(context.WithoutCancel(ctx), t, rome, ns) })
+	last := len(namespaces[t]) == 0 // cleanups run in reverse order
+	namespaces[t] = append(namespaces[t], ns)
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(ctx)
+		beginDeletion(ctx, t, rome, ns)
+		if last {
+			for _, ns := range namespaces[t] {
+				waitUntilGone(ctx, t, rome, ns)
+			}
+			delete(namespaces, t)
+		}
+	})
 	// The ServiceAccount controller works beside us.
 	eventually(ctx, t, "namespace "+name+" has its ServiceAccount", time.Minute, func(ctx context.Context) (bool, string) {
 		err := rome.Get(ctx, client.ObjectKey{Namespace: name, Name: "default"}, &corev1.ServiceAccount{})
@@ -177,26 +192,34 @@ func namespace(ctx context.Context, t *testing.T, name string, overflow bool) st
 }
 
 // waitForSteering waits until pods of a namespace are steered: those that are created while no
-// scheduler leads stay in their cluster.
+// scheduler leads stay in their cluster, and after TestOnlyScheduler a replica that terminates may
+// still name the other scheduler.
 func waitForSteering(ctx context.Context, t *testing.T, namespace string) {
 	t.Helper()
 	eventually(ctx, t, "pods of namespace "+namespace+" are steered", 3*time.Minute, func(ctx context.Context) (bool, string) {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "steered"}, Spec: podSpec(requests("cpu", "1m"), "serve")}
 		err := rome.Create(ctx, pod, client.DryRunAll)
 		steered := slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return t.Key == broker.TaintOverflow })
-		return err == nil && steered, fmt.Sprintf("%v, tolerations %v", err, pod.Spec.Tolerations)
+		return err == nil && steered && pod.Spec.SchedulerName == steeredTo, fmt.Sprintf("%v, scheduler %s, tolerations %v", err, pod.Spec.SchedulerName, pod.Spec.Tolerations)
 	})
 }
 
 // deleteNamespace deletes a namespace and waits until nothing of it is left.
 func deleteNamespace(ctx context.Context, t *testing.T, r *remote, ns *corev1.Namespace) {
 	t.Helper()
-	if err := r.Delete(ctx, ns); apierrors.IsNotFound(err) {
-		return
-	} else if err != nil {
+	beginDeletion(ctx, t, r, ns)
+	waitUntilGone(ctx, t, r, ns)
+}
+
+func beginDeletion(ctx context.Context, t *testing.T, r *remote, ns *corev1.Namespace) {
+	t.Helper()
+	if err := client.IgnoreNotFound(r.Delete(ctx, ns)); err != nil {
 		t.Errorf("deleting namespace %s: %v", ns.Name, err)
-		return
 	}
+}
+
+func waitUntilGone(ctx context.Context, t *testing.T, r *remote, ns *corev1.Namespace) {
+	t.Helper()
 	eventually(ctx, t, "namespace "+ns.Name+" is gone", 4*time.Minute, func(ctx context.Context) (bool, string) {
 		var now corev1.Namespace
 		err := r.Get(ctx, client.ObjectKeyFromObject(ns), &now)

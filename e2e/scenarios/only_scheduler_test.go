@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/e2e-framework/pkg/envconf"
 	"sigs.k8s.io/e2e-framework/pkg/features"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/lab/cluster"
 	"github.com/spillway-dev/spillway/e2e/lab/install"
 )
@@ -95,7 +96,9 @@ func replaceScheduler(ctx context.Context, t *testing.T) {
 	}
 	began := time.Now()
 	restore, err := install.OnlyScheduler(ctx, lab, rome.Cluster)
+	steeredTo = corev1.DefaultSchedulerName
 	t.Cleanup(func() {
+		steeredTo = broker.SchedulerName
 		began := time.Now()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 8*time.Minute)
 		defer cancel()

@@ -27,7 +27,7 @@ func TestPodsReturnHome(t *testing.T) {
 		ns := namespace(ctx, t, "scenario-return", true)
 		policy := &broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "scenario-return"}, Spec: broker.OverflowPolicySpec{
 			NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: ns}},
-			ReturnHome:        &broker.ReturnHome{After: &metav1.Duration{Duration: 10 * time.Second}, MinimumStay: &metav1.Duration{Duration: 5 * time.Second}},
+			ReturnHome:        &broker.ReturnHome{After: &metav1.Duration{Duration: 5 * time.Second}, MinimumStay: &metav1.Duration{Duration: 5 * time.Second}},
 		}}
 		if err := client.IgnoreNotFound(rome.Delete(ctx, policy.DeepCopy())); err != nil { // left by a run that was cut off
 			t.Fatal(err)
