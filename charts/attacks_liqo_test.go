@@ -217,7 +217,7 @@ func TestAttacksWithLiqo(t *testing.T) {
 		guards = append(guards, policyGuard(t, f.admin, name))
 	}
 	guards = append(guards, permissionGuard(t, f.admin, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"}))
-	attacks := slices.Concat(f.replicationAttacks(stored), f.mappingAttacks(maps), f.originAttacks(stored, maps.many), f.objectAttacks())
+	attacks := slices.Concat(f.replicationAttacks(stored), f.mappingAttacks(maps), f.originAttacks(stored, maps.many), f.objectAttacks(), listAttacks(t, f.slice))
 	for _, a := range slices.Concat(everyPodAttack, podSecurityAttacks, f.podAttacks()) {
 		attacks = append(attacks, attack{a.name, f.guest(f.slice, "shop-rome", a.change), []string{"spillway-guests"}, a.want})
 	}
@@ -475,6 +475,7 @@ func (f *liqoFixture) objectAttacks() []attack {
 		{"a Secret of the peering", read("liqo-tenant-rome"), []string{"RBAC"}, "cannot get resource"},
 		{"exec into a pod of the provider", exec, []string{"RBAC"}, "cannot create resource"},
 		{"a guest in a namespace without limits", f.guest(f.slice, "new-rome", func(*corev1.PodSpec) {}), []string{"spillway-guests-confined"}, "add that to the value liqo.otherPeers"},
+		{"a pod in another namespace", f.create(f.slice, func() client.Object { return &corev1.Pod{ObjectMeta: within("default", "x"), Spec: guestSpec()} }), []string{"RBAC"}, "cannot create resource"},
 		{"a guest in another namespace", f.guest(f.slice, "default", func(*corev1.PodSpec) {}), []string{"RBAC"}, "cannot create resource"},
 	}
 }

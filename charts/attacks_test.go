@@ -144,6 +144,20 @@ func execInto(t *testing.T, config *rest.Config, user string, groups ...string) 
 	return err
 }
 
+// listAttacks list what is not the consumer's.
+func listAttacks(t *testing.T, consumer client.Client) []attack {
+	list := func(objects client.ObjectList, options ...client.ListOption) func() error {
+		return func() error { return consumer.List(t.Context(), objects, options...) }
+	}
+	rbac := []string{"RBAC"}
+	return []attack{
+		{"pods of another namespace", list(&corev1.PodList{}, client.InNamespace("default")), rbac, "cannot list resource"},
+		{"all namespaces", list(&corev1.NamespaceList{}), rbac, "cannot list resource"},
+		{"all Secrets of the provider's agent", list(&corev1.SecretList{}, client.InNamespace(namespace)), rbac, "cannot list resource"},
+		{"the provider's nodes", list(&corev1.NodeList{}), rbac, "cannot list resource"},
+	}
+}
+
 // guestSpec is the spec of an ordinary guest, which complies with the Pod Security
 // Standard restricted.
 func guestSpec() corev1.PodSpec {
