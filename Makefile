@@ -8,9 +8,6 @@ export CGO_ENABLED := 0
 
 LAB := go run ./e2e/lab
 RUN := go test -count=1
-# All packages, first the one that takes longest and waits most, beside which others run. The
-# scenarios that need the lab have the build tag e2e.
-PACKAGES := ./scheduler-plugin/overflow ./...
 
 .PHONY: help
 help: ## List the targets
@@ -33,8 +30,8 @@ verify: ## Check formatting, generated files, go.mod files, go vet and staticche
 	@.ci/verify
 
 .PHONY: test
-test: ## Run unit and integration tests with the race detector (without docker)
-	CGO_ENABLED=1 $(RUN) -race -timeout 30m $(PACKAGES)
+test: ## Run unit and integration tests, RACE=1 with the race detector (without docker)
+	@RACE=$(RACE) .ci/test
 
 .PHONY: demo
 demo: ## Show pods overflow between four clusters that run as local processes (without docker)

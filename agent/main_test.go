@@ -29,6 +29,8 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 func TestFlags(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "agents")
 	o, err := parse(nil)

@@ -22,6 +22,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 func TestFlags(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "hub")
 	o, err := parse([]string{"--tls-san=a.test, 192.0.2.1", "--tls-san", "b.test"})

@@ -47,7 +47,6 @@ var virtualKubelets = map[string]func(t *testing.T, config *rest.Config, admin c
 func TestAttacksByAProvider(t *testing.T) {
 	for driver, virtualKubelet := range virtualKubelets {
 		t.Run(driver, func(t *testing.T) {
-			t.Parallel()
 			config := controlplane.Start(t)
 			ctx, admin := t.Context(), as(t, config, "")
 			if driver == "liqo" {

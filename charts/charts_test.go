@@ -36,9 +36,12 @@ import (
 	"sigs.k8s.io/yaml"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
+
+func TestMain(m *testing.M) { controlplane.Main(m) }
 
 const namespace = "spillway-system"
 

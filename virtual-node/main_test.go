@@ -70,7 +70,7 @@ func TestMain(m *testing.M) {
 		main()
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	controlplane.Main(m)
 }
 
 // environment is the program as a process, with the access that the agent's chart

@@ -44,7 +44,7 @@ import (
 
 func TestMain(m *testing.M) {
 	ctrl.SetLogger(zap.New(zap.WriteTo(io.Discard)))
-	m.Run()
+	controlplane.Main(m)
 }
 
 // TestReservationsByHand follows Reservations that are made by hand through the broker, the

@@ -1,6 +1,6 @@
 // Package controlplane starts real API servers for tests and benches: etcd and
 // kube-apiserver as plain processes, from the project's own builds, with
-// Spillway's CRDs installed.
+// Spillway's CRDs installed. The tests of a package share them.
 package controlplane
 
 import (
@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -24,28 +23,35 @@ import (
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 )
 
-// patience is how long an API server may take to start, to accept the CRDs, and to stop: on
-// a busy machine far longer than the defaults of 10 and 20 seconds.
+// patience is how long an API server may take to accept the CRDs: on a busy machine far longer
+// than the default of 10 seconds.
 const patience = 3 * time.Minute
 
 // Run starts an API server with Spillway's CRDs for a bench. Its state is in dir, and its
 // clients have no rate limit. The caller stops it; it does not outlive this process.
 func Run(ctx context.Context, name, dir string) (*cluster.Cluster, error) {
-	programs, err := binaries.Programs(ctx, Log, "etcd", "kube-apiserver")
-	if err != nil {
-		return nil, err
-	}
 	paths, err := crds()
 	if err != nil {
 		return nil, err
 	}
-	c, err := cluster.Start(ctx, cluster.Options{
-		Name: name, Dir: dir, APIOnly: true, Programs: cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]},
-	})
+	return run(ctx, cluster.Options{Name: name, Dir: dir}, paths)
+}
+
+// run starts etcd and an API server, and installs CRDs.
+func run(ctx context.Context, o cluster.Options, crds []string) (*cluster.Cluster, error) {
+	programs, err := binaries.Programs(ctx, Log, "etcd", "kube-apiserver")
 	if err != nil {
 		return nil, err
 	}
-	if _, err := envtest.InstallCRDs(c.Admin, envtest.CRDInstallOptions{Paths: paths, ErrorIfPathMissing: true, MaxTime: patience}); err != nil {
+	o.APIOnly, o.Programs = true, cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]}
+	c, err := cluster.Start(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	if len(crds) == 0 {
+		return c, nil
+	}
+	if _, err := envtest.InstallCRDs(c.Admin, envtest.CRDInstallOptions{Paths: crds, ErrorIfPathMissing: true, MaxTime: patience}); err != nil {
 		c.Kill()
 		return nil, fmt.Errorf("installing the CRDs: %w", err)
 	}
@@ -55,23 +61,32 @@ func Run(ctx context.Context, name, dir string) (*cluster.Cluster, error) {
 // Log prints what takes long to standard error, which leaves standard output to results.
 func Log(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
-// Start brings up an API server with Spillway's CRDs for the life of a test, or
-// fails the test. The first run on a machine builds the servers, which takes
-// minutes.
+// Start lends a test an API server with Spillway's CRDs, or fails the test. The first run on a
+// machine builds the servers, which takes minutes.
 func Start(t testing.TB, extraCRDs ...string) *rest.Config {
 	t.Helper()
 	paths, err := crds()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return start(t, append(paths, extraCRDs...))
+	return lend(t, append(paths, extraCRDs...), nil)
 }
 
-// StartBare brings up an API server on which Spillway was never installed, with flags of
+// StartBare lends a test an API server on which Spillway was never installed, with flags of
 // kube-apiserver such as "feature-gates=GenericWorkload=true".
 func StartBare(t testing.TB, flags ...string) *rest.Config {
 	t.Helper()
-	return start(t, nil, flags...)
+	return lend(t, nil, flags)
+}
+
+// StartWithFlags is Start with such flags.
+func StartWithFlags(t testing.TB, flags ...string) *rest.Config {
+	t.Helper()
+	paths, err := crds()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lend(t, paths, flags)
 }
 
 // InstallCRDs installs Spillway's CRDs on such a one.
@@ -90,45 +105,6 @@ func InstallCRDs(t testing.TB, config *rest.Config) {
 func crds() ([]string, error) {
 	root, err := binaries.Root()
 	return []string{filepath.Join(root, "charts/broker/crds"), filepath.Join(root, "charts/agent/crds")}, err
-}
-
-func start(t testing.TB, crds []string, flags ...string) *rest.Config {
-	t.Helper()
-	var err error
-	paths := map[string]string{}
-	for _, name := range []string{"etcd", "kube-apiserver", "kubectl"} {
-		if paths[name], err = binaries.Program(t.Context(), name, t.Logf); err != nil {
-			t.Fatal(err)
-		}
-	}
-	env := &envtest.Environment{
-		CRDDirectoryPaths:        crds,
-		CRDInstallOptions:        envtest.CRDInstallOptions{MaxTime: patience},
-		ErrorIfCRDPathMissing:    true,
-		ControlPlaneStartTimeout: patience,
-		ControlPlaneStopTimeout:  patience,
-	}
-	env.ControlPlane.GetAPIServer().Path = paths["kube-apiserver"]
-	for _, f := range flags {
-		name, value, _ := strings.Cut(f, "=")
-		env.ControlPlane.GetAPIServer().Configure().Append(name, value)
-	}
-	env.ControlPlane.Etcd = &envtest.Etcd{Path: paths["etcd"]}
-	env.ControlPlane.Etcd.Configure().Append("unsafe-no-fsync", "true")
-	env.ControlPlane.KubectlPath = paths["kubectl"]
-	config, err := env.Start()
-	if err != nil {
-		// What has started already would outlive the test.
-		_ = env.Stop()
-		t.Fatalf("starting an API server: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := env.Stop(); err != nil {
-			t.Errorf("stopping the API server: %v", err)
-		}
-	})
-	config.QPS, config.Burst = 1000, 2000
-	return config
 }
 
 // InstallCRDsWithoutRules installs Spillway's CRDs as if no field had a rule: with them, a test makes

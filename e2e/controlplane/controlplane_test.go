@@ -13,6 +13,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 // TestReservationRules checks the CRD's own validation on a real API server.
 func TestReservationRules(t *testing.T) {
 	config := controlplane.Start(t)

@@ -31,6 +31,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 // hub is an API server with two broker processes, of which one leads.
 type hub struct {
 	// api reads and writes at the API server, and not through a gateway.

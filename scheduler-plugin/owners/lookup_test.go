@@ -26,6 +26,8 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 const group, version = "batch.example.com", "v1"
 
 // installKind installs a kind that is defined by a CRD.

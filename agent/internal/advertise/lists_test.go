@@ -24,6 +24,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 // listCounter is a client that counts the lists that it reads.
 type listCounter struct {
 	client.Client

@@ -158,7 +158,7 @@ func guestOf(pod *corev1.Pod, namespaceLabels func(string) map[string]string) (s
 
 func TestMain(m *testing.M) {
 	ctrl.SetLogger(zap.New(zap.WriteTo(io.Discard)))
-	m.Run()
+	controlplane.Main(m)
 }
 
 func start(t *testing.T, wrap ...func(*env, peering.Provider) peering.Provider) *env {

@@ -36,6 +36,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 var _ mtls.Credentials = (*Keeper)(nil)
 
 const token = "a-token"

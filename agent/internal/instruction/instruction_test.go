@@ -33,6 +33,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 // fixture runs both controllers with a real API server and a broker in memory.
 type fixture struct {
 	*testing.T

@@ -24,6 +24,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 // The networks are those of nodes, with what is known to be around these, of Services, the API
 // server and those configured, as they change, and as others change the ConfigMap.
 func TestOwnNetworks(t *testing.T) {

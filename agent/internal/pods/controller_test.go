@@ -22,13 +22,14 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode/virtualnodetest"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 func TestMain(m *testing.M) {
 	ctrl.SetLogger(zap.New(zap.WriteTo(io.Discard)))
-	m.Run()
+	controlplane.Main(m)
 }
 
 func start(t *testing.T) *virtualnodetest.Cluster {

@@ -36,6 +36,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 // fixture runs the controllers of cluster rome with a real API server and a broker
 // in memory.
 type fixture struct {

@@ -21,12 +21,13 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode/virtualnodetest"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 func TestMain(m *testing.M) {
 	ctrl.SetLogger(zap.New(zap.WriteTo(io.Discard)))
-	m.Run()
+	controlplane.Main(m)
 }
 
 func start(t *testing.T) *virtualnodetest.Cluster {

@@ -25,6 +25,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 // schemas are those of the CRDs by kind.
 func schemas(t *testing.T) map[string]*apiextensionsv1.JSONSchemaProps {
 	t.Helper()

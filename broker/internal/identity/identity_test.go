@@ -35,6 +35,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 const namespace = "default"
 
 func TestAuthority(t *testing.T) {

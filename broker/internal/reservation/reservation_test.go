@@ -32,6 +32,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 func TestReservations(t *testing.T) {
 	ctrl.SetLogger(logr.Discard())
 	config := controlplane.Start(t)

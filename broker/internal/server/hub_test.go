@@ -49,6 +49,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 const namespace = "default"
 
 // undecodable is the metric that the broker's main registers.

@@ -66,6 +66,7 @@ var programs = byName(
 	program{upstream, "github.com/liqotech/liqo/cmd/virtual-kubelet"},
 	program{kwok, "sigs.k8s.io/kwok/cmd/kwok"},
 	program{tools, "sigs.k8s.io/controller-tools/cmd/controller-gen"},
+	program{tools, "gotest.tools/gotestsum"},
 	program{tools, "honnef.co/go/tools/cmd/staticcheck"},
 )
 

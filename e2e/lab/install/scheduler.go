@@ -57,10 +57,19 @@ func (i *installer) schedulerMode(ctx context.Context, c cluster.Cluster, mode s
 			return nil
 		}
 	}
-	_, err = engine.Run(exec.CommandContext(ctx, i.helm, append([]string{
+	if _, err = engine.Run(exec.CommandContext(ctx, i.helm, append([]string{
 		"upgrade", "spillway-agent", filepath.Join(root, "charts/agent"), "--reset-then-reuse-values", "--set", "scheduler.mode=" + mode,
-		"--wait", "--timeout", "3m", "--description", "lab, scheduler.mode=" + mode}, target...)...))
-	return err
+		"--wait", "--timeout", "3m", "--description", "lab, scheduler.mode=" + mode}, target...)...)); err != nil {
+		return err
+	}
+	// Until its end, a replica of before assigns pods to the scheduler of its mode. helm does not
+	// wait for that.
+	kubectl := []string{"--kubeconfig", i.lab.Kubeconfig, "--context", c.Context(), "--namespace", namespace}
+	if _, err := engine.Run(exec.CommandContext(ctx, i.lab.Kubectl, append(kubectl, "rollout", "status", "deployment/spillway-scheduler", "--timeout=3m")...)); err != nil {
+		return err
+	}
+	return i.waitFor(ctx, c, "replicas of spillway-scheduler that are terminating", "",
+		"-n", namespace, "get", "pods", "-l", "app.kubernetes.io/name=spillway-scheduler", "-o", "jsonpath={.items[*].metadata.deletionTimestamp}")
 }
 
 // stopKubeScheduler moves kube-scheduler's manifest away, and waits until its pod is gone.
@@ -84,15 +93,20 @@ func (i *installer) startKubeScheduler(ctx context.Context, c cluster.Cluster) e
 // waitForKubeScheduler waits until the containers of kube-scheduler's pod are ready ("true"),
 // or until there is no such pod ("").
 func (i *installer) waitForKubeScheduler(ctx context.Context, c cluster.Cluster, want string) error {
+	return i.waitFor(ctx, c, "ready containers of kube-scheduler", want,
+		"-n", "kube-system", "get", "pods", "-l", "component=kube-scheduler", "-o", "jsonpath={.items[*].status.containerStatuses[*].ready}")
+}
+
+// waitFor waits until kubectl prints want.
+func (i *installer) waitFor(ctx context.Context, c cluster.Cluster, what, want string, args ...string) error {
 	deadline := time.Now().Add(3 * time.Minute)
 	for {
-		ready, err := engine.Run(exec.CommandContext(ctx, i.lab.Kubectl, "--kubeconfig", i.lab.Kubeconfig, "--context", c.Context(),
-			"-n", "kube-system", "get", "pods", "-l", "component=kube-scheduler", "-o", "jsonpath={.items[*].status.containerStatuses[*].ready}"))
-		if err == nil && ready == want {
+		seen, err := engine.Run(exec.CommandContext(ctx, i.lab.Kubectl, append([]string{"--kubeconfig", i.lab.Kubeconfig, "--context", c.Context()}, args...)...))
+		if err == nil && seen == want {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("kube-scheduler of %s: containers ready %q after 3 minutes, want %q (%v)", c.Name, ready, want, err)
+			return fmt.Errorf("%s in %s: %q after 3 minutes, want %q (%v)", what, c.Name, seen, want, err)
 		}
 		select {
 		case <-ctx.Done():

@@ -48,8 +48,9 @@ type Options struct {
 	// DefaultTimings keeps the timings of Kubernetes instead of EvictAfter, and makes
 	// heartbeats rarer than those of real nodes instead of NodeGrace.
 	DefaultTimings bool
-	// APIOnly leaves out all but etcd and the API server.
-	APIOnly bool
+	// APIOnly leaves out all but etcd and the API server, which gets APIServerFlags in addition.
+	APIOnly        bool
+	APIServerFlags []string
 }
 
 // Cluster is a control plane that runs.

@@ -3,6 +3,7 @@ package cluster
 import (
 	_ "embed"
 	"fmt"
+	"slices"
 
 	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
@@ -39,8 +40,8 @@ func (c *Cluster) startAPIServer(port int) error {
 			fmt.Sprintf("--default-unreachable-toleration-seconds=%d", int(EvictAfter.Seconds())),
 		}
 	}
-	_, err = c.runServer(process.Spec{Name: "kube-apiserver", Path: c.options.Programs.APIServer, Dir: c.options.Dir, Args: append(monitoring,
-		"--etcd-servers="+socket,
+	_, err = c.runServer(process.Spec{Name: "kube-apiserver", Path: c.options.Programs.APIServer, Dir: c.options.Dir, Args: slices.Concat(monitoring, []string{
+		"--etcd-servers=" + socket,
 		"--bind-address=127.0.0.1",
 		"--advertise-address=127.0.0.1",
 		fmt.Sprintf("--secure-port=%d", port),
@@ -65,7 +66,7 @@ func (c *Cluster) startAPIServer(port int) error {
 		"--proxy-client-cert-file=front-proxy.crt",
 		"--proxy-client-key-file=front-proxy.key",
 		"--profiling=false",
-	)})
+	}, c.options.APIServerFlags)})
 	return err
 }
 

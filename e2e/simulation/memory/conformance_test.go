@@ -22,6 +22,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/simulation/memory"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 // TestConformance makes the same calls to a real API server and to the one in memory.
 // Both must give the same results.
 func TestConformance(t *testing.T) {

@@ -36,6 +36,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 // streamTimeout bounds each exchange of these tests.
 const streamTimeout = 2 * time.Minute
 

@@ -17,6 +17,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 // received counts the bytes of the bodies that a client receives.
 type received struct {
 	next  http.RoundTripper

@@ -41,6 +41,8 @@ import (
 	"github.com/spillway-dev/spillway/virtual-node/internal/translate"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 const (
 	namespace      = "shop"
 	guestNamespace = "spillway-guests-rome"

@@ -23,6 +23,8 @@ import (
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 const virtualNodeNamespace = "spillway-virtual-nodes"
 
 // environment is two clusters with API servers of their own: rome is the consumer,
@@ -171,6 +173,5 @@ func (c *adjustableClock) advance(by time.Duration) {
 
 // TestContract runs the contract of all drivers on two real API servers.
 func TestContract(t *testing.T) {
-	t.Parallel()
 	contract.Test(t, newEnvironment(t))
 }

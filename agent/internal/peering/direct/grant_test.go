@@ -53,7 +53,6 @@ func guest(name, cpu string) *corev1.Pod {
 // TestGrant checks everything that a consumer is granted at the provider, that it is
 // enforced, and how it is revoked.
 func TestGrant(t *testing.T) {
-	t.Parallel()
 	e := newEnvironment(t)
 	// A role of the chart.
 	e.create(e.paris, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: GuestRole}, Rules: []rbacv1.PolicyRule{
@@ -296,7 +295,6 @@ func (g *grantTest) expectNewToken() {
 // TestRefusals checks what the provider replies where it cannot grant, and that
 // objects of others are not changed.
 func TestRefusals(t *testing.T) {
-	t.Parallel()
 	e := newEnvironment(t)
 	e.grant(expect.Resources("cpu", "1"), 1)
 	taken := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: guestNamespace}}

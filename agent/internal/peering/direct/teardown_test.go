@@ -21,7 +21,6 @@ import (
 // TestWithoutVirtualNode stops the virtual-node program at the beginning and at the
 // end of a peering.
 func TestWithoutVirtualNode(t *testing.T) {
-	t.Parallel()
 	e := newEnvironment(t)
 	ctx := t.Context()
 	e.simulated.set(func(s *simulation) { s.stopped = true })
@@ -80,7 +79,6 @@ func TestWithoutVirtualNode(t *testing.T) {
 // TestUnreachableProvider checks that pods that cannot terminate are force-deleted
 // after a while, and that the peering ends.
 func TestUnreachableProvider(t *testing.T) {
-	t.Parallel()
 	e := newEnvironment(t)
 	ctx := t.Context()
 	// virtual-node runs, and no time passes but that of the clock.
@@ -133,7 +131,6 @@ func TestUnreachableProvider(t *testing.T) {
 
 // TestNodeNameTaken checks that a node that Spillway did not make is not changed.
 func TestNodeNameTaken(t *testing.T) {
-	t.Parallel()
 	e := newEnvironment(t)
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "spillway-paris"}}
 	e.create(e.rome, node)

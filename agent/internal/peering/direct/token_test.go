@@ -18,7 +18,6 @@ import (
 // TestRenewal checks that a token is renewed in time, without interrupting the
 // peering, and requested again where that was not possible.
 func TestRenewal(t *testing.T) {
-	t.Parallel()
 	e := newEnvironment(t)
 	e.grant(expect.Resources("cpu", "1"), 1)
 	e.until("Peered", e.peering)
@@ -93,7 +92,6 @@ func (e *environment) handle(header session.Header) *message {
 
 // TestReplayedMessages checks that old messages have no effect.
 func TestReplayedMessages(t *testing.T) {
-	t.Parallel()
 	e := newEnvironment(t)
 	ctx := t.Context()
 	e.grant(expect.Resources("cpu", "1"), 1)
@@ -143,7 +141,6 @@ func TestReplayedMessages(t *testing.T) {
 // TestDriverMismatch checks that clusters with different drivers report it, and that
 // the peering can be torn down nevertheless.
 func TestDriverMismatch(t *testing.T) {
-	t.Parallel()
 	e := newEnvironment(t)
 	reply, err := e.ProviderSide().Handle(t.Context(), peering.Peer{ClusterID: "rome", Holds: true}, []byte(`{"kind":"Hello","session":7}`))
 	if other, ok := session.ReadsOnly(reply); err != nil || !ok || other != "direct" {
@@ -168,7 +165,6 @@ func TestDriverMismatch(t *testing.T) {
 // virtual-node learns this cluster's networks with the capacity, and later ones, too; while
 // they are unknown, as after a start of the agent, it keeps those that it has.
 func TestOwnNetworks(t *testing.T) {
-	t.Parallel()
 	e := newEnvironment(t)
 	var own []netip.Prefix
 	e.options.OwnNetworks = func() []netip.Prefix { return own }

@@ -16,7 +16,6 @@ import (
 // TestTrialNamespace: the namespace for guests exists before the consumer peers, is its
 // namespace from then on, and is removed if it never does.
 func TestTrialNamespace(t *testing.T) {
-	t.Parallel()
 	paris := newClient(t, controlplane.StartBare(t))
 	p, err := NewProvider(Options{
 		Options: session.Options{Client: paris, ClusterID: "paris", Log: testr.New(t), ServiceAccount: types.NamespacedName{Namespace: "spillway-system", Name: "spillway-agent"}},

@@ -33,6 +33,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 // liqoCRDs is the folder of Liqo's CRDs in the module cache.
 func liqoCRDs(t testing.TB) string {
 	t.Helper()
@@ -215,7 +217,6 @@ func read[T client.Object](t testing.TB, c client.Client, namespace, name string
 // TestContract runs the contract of all drivers, and then lets both sides meet a
 // cluster with another driver.
 func TestContract(t *testing.T) {
-	t.Parallel()
 	e := newEnvironment(t)
 	e.watch()
 	contract.Test(t, e)

@@ -35,7 +35,6 @@ type lifecycle struct {
 // TestLifecycle goes from nothing to a virtual node and back, twice, with Liqo
 // simulated on the objects of two real API servers.
 func TestLifecycle(t *testing.T) {
-	t.Parallel()
 	l := &lifecycle{environment: newEnvironment(t), half: expect.Resources("cpu", "500m", "memory", "512Mi"), full: expect.Resources("cpu", "1333m", "memory", "1234567891", "nvidia.com/gpu", "1")}
 	l.refuseTakenIdentity()
 	l.peerWithLostMessages()

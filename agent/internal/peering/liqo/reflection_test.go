@@ -97,7 +97,6 @@ func TestRestrict(t *testing.T) {
 // What a pod refers to is marked for Liqo as long as its namespace is used; what else is
 // in the namespace, and what its owner has decided about, is left as it is.
 func TestReflection(t *testing.T) {
-	t.Parallel()
 	e := newEnvironment(t)
 	ctx := t.Context()
 	secret := func(name string, annotations map[string]string) {

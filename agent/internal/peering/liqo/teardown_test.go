@@ -17,7 +17,6 @@ import (
 
 // TestTeardown covers teardowns that are hindered or interrupted.
 func TestTeardown(t *testing.T) {
-	t.Parallel()
 	e := newEnvironment(t)
 	ctx := t.Context()
 	half := expect.Resources("cpu", "500m", "memory", "512Mi")

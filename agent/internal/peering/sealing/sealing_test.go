@@ -25,6 +25,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+func TestMain(m *testing.M) { controlplane.Main(m) }
+
 func newKey(t testing.TB) *Key {
 	t.Helper()
 	key, err := NewKey()
