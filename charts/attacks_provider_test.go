@@ -47,7 +47,7 @@ var virtualKubelets = map[string]func(t *testing.T, config *rest.Config, admin c
 func TestAttacksByAProvider(t *testing.T) {
 	for driver, virtualKubelet := range virtualKubelets {
 		t.Run(driver, func(t *testing.T) {
-			config := controlplane.Start(t)
+			config := controlplane.StartOwn(t)
 			ctx, admin := t.Context(), as(t, config, "")
 			if driver == "liqo" {
 				expect.NoError(t, admin.Create(ctx, &corev1.Namespace{ObjectMeta: named("liqo")}))

@@ -61,7 +61,7 @@ func run(ctx context.Context, o cluster.Options, crds []string) (*cluster.Cluste
 // Log prints what takes long to standard error, which leaves standard output to results.
 func Log(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
-// Start lends a test an API server with Spillway's CRDs, or fails the test. The first run on a
+// Start gives a test an API server with Spillway's CRDs, or fails the test. The first run on a
 // machine builds the servers, which takes minutes.
 func Start(t testing.TB, extraCRDs ...string) *rest.Config {
 	t.Helper()
@@ -69,24 +69,26 @@ func Start(t testing.TB, extraCRDs ...string) *rest.Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return lend(t, append(paths, extraCRDs...), nil)
+	return use(t, append(paths, extraCRDs...), nil, "")
 }
 
-// StartBare lends a test an API server on which Spillway was never installed, with flags of
+// StartBare gives a test an API server on which Spillway was never installed, with flags of
 // kube-apiserver such as "feature-gates=GenericWorkload=true".
 func StartBare(t testing.TB, flags ...string) *rest.Config {
 	t.Helper()
-	return lend(t, nil, flags)
+	return use(t, nil, flags, "")
 }
 
-// StartWithFlags is Start with such flags.
-func StartWithFlags(t testing.TB, flags ...string) *rest.Config {
+// StartOwn is Start for a test whose API server no other uses, because a reset does not undo what
+// was done to it: where no policy has parameters of a kind any more, kube-apiserver ends its
+// informer of that kind for good, and later policies see the parameters of then.
+func StartOwn(t testing.TB) *rest.Config {
 	t.Helper()
 	paths, err := crds()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return lend(t, paths, flags)
+	return use(t, paths, nil, t.Name())
 }
 
 // InstallCRDs installs Spillway's CRDs on such a one.

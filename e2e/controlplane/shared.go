@@ -29,7 +29,7 @@ var shared struct {
 	dir  string
 	free map[string][]*server // by what they were started with
 	all  []*cluster.Cluster
-	lent int
+	uses int
 }
 
 // Main runs the tests of a package that uses Start, and then stops its API servers:
@@ -47,7 +47,7 @@ func Main(m *testing.M) {
 		c.Kill()
 	}
 	if len(shared.all) > 0 {
-		fmt.Printf("API servers: %d for %d uses\n", len(shared.all), shared.lent)
+		fmt.Printf("API servers: %d for %d uses\n", len(shared.all), shared.uses)
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -56,12 +56,12 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// lend hands out an API server until the test ends, and then resets it. A test that leaves what
-// cannot be removed, or what changes it still, fails.
-func lend(t testing.TB, crds, flags []string) *rest.Config {
+// use gives a test an API server until the test ends, and then resets it, unless it is the test's
+// own. A test that leaves what cannot be removed, or what changes it still, fails.
+func use(t testing.TB, crds, flags []string, own string) *rest.Config {
 	t.Helper()
-	kind := strings.Join(flags, " ") + "|" + strings.Join(crds, " ")
-	s, err := borrow(kind, crds, flags)
+	kind := strings.Join(flags, " ") + "|" + strings.Join(crds, " ") + "|" + own
+	s, err := take(kind, crds, flags)
 	if err != nil {
 		t.Fatalf("starting an API server: %v", err)
 	}
@@ -70,6 +70,10 @@ func lend(t testing.TB, crds, flags []string) *rest.Config {
 		defer cancel()
 		if err := s.cluster.Err(); err != nil {
 			t.Errorf("the API server: %v", err)
+			return
+		}
+		if own != "" {
+			s.cluster.Kill()
 			return
 		}
 		if err := s.reset.run(ctx); err != nil {
@@ -83,13 +87,13 @@ func lend(t testing.TB, crds, flags []string) *rest.Config {
 	return rest.CopyConfig(s.config)
 }
 
-func borrow(kind string, crds, flags []string) (*server, error) {
+func take(kind string, crds, flags []string) (*server, error) {
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.dir == "" {
 		return nil, fmt.Errorf("the package has no TestMain that calls controlplane.Main")
 	}
-	shared.lent++
+	shared.uses++
 	if free := shared.free[kind]; len(free) > 0 {
 		shared.free[kind] = free[:len(free)-1]
 		return free[len(free)-1], nil
