@@ -43,8 +43,18 @@ func (o object) String() string {
 	return fmt.Sprintf("%s %s/%s", o.resource.GroupResource(), o.namespace, o.name)
 }
 
-// kept kinds belong to the API server, which changes them by itself.
-var kept = []string{"leases", "endpoints", "endpointslices", "apiservices", "componentstatuses", "ipaddresses", "servicecidrs"}
+// kept reports whether the API server itself keeps an object, and changes it at any time.
+func (o object) kept() bool {
+	switch o.resource.Resource {
+	case "apiservices", "ipaddresses", "servicecidrs":
+		return true
+	case "leases":
+		return o.namespace == metav1.NamespaceSystem
+	case "endpoints", "endpointslices":
+		return o.namespace == metav1.NamespaceDefault && o.name == "kubernetes"
+	}
+	return false
+}
 
 func newResetter(ctx context.Context, config *rest.Config) (*resetter, error) {
 	config = rest.CopyConfig(config)
@@ -113,7 +123,7 @@ func (r *resetter) objects(ctx context.Context) (map[object]metav1.ObjectMeta, e
 			return nil, err
 		}
 		for _, kind := range list.APIResources {
-			if slices.Contains(kept, kind.Name) || !slices.Contains(kind.Verbs, "list") || !slices.Contains(kind.Verbs, "delete") {
+			if !slices.Contains(kind.Verbs, "list") || !slices.Contains(kind.Verbs, "delete") {
 				continue
 			}
 			resource := gv.WithResource(kind.Name)
@@ -128,7 +138,9 @@ func (r *resetter) objects(ctx context.Context) (map[object]metav1.ObjectMeta, e
 				mu.Lock()
 				defer mu.Unlock()
 				for _, item := range list.Items {
-					all[object{resource, item.Namespace, item.Name}] = item.ObjectMeta
+					if o := (object{resource, item.Namespace, item.Name}); !o.kept() {
+						all[o] = item.ObjectMeta
+					}
 				}
 				return nil
 			})
@@ -161,7 +173,7 @@ func (r *resetter) run(ctx context.Context) error {
 					return err
 				}
 			}
-			return r.compare(now)
+			return r.compare(ctx, now)
 		}
 		// What policies refuse is allowed soon after they were deleted.
 		refused := r.remove(ctx, added)
@@ -222,15 +234,23 @@ func (r *resetter) removeOne(ctx context.Context, o object, meta metav1.ObjectMe
 	return nil
 }
 
-// compare reports what of before is missing or has other labels or annotations.
-func (r *resetter) compare(now map[object]metav1.ObjectMeta) error {
+// compare reports what of before is missing or has other labels or annotations. Those of
+// namespaces, which a test cannot make again, are restored.
+func (r *resetter) compare(ctx context.Context, now map[object]metav1.ObjectMeta) error {
 	var problems []error
-	for o, meta := range r.before {
-		switch is, ok := now[o]; {
+	for o, before := range r.before {
+		is, ok := now[o]
+		switch {
 		case !ok:
 			problems = append(problems, fmt.Errorf("%s is missing", o))
-		case !maps.Equal(is.Labels, meta.Labels) || !maps.Equal(is.Annotations, meta.Annotations):
-			problems = append(problems, fmt.Errorf("%s has labels %v and annotations %v instead of %v and %v", o, is.Labels, is.Annotations, meta.Labels, meta.Annotations))
+		case maps.Equal(is.Labels, before.Labels) && maps.Equal(is.Annotations, before.Annotations):
+		case o.resource.Resource == "namespaces":
+			_, err := r.set.CoreV1().Namespaces().Update(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+				Name: o.name, Labels: before.Labels, Annotations: before.Annotations,
+			}, Spec: corev1.NamespaceSpec{Finalizers: []corev1.FinalizerName{corev1.FinalizerKubernetes}}}, metav1.UpdateOptions{})
+			problems = append(problems, err)
+		default:
+			problems = append(problems, fmt.Errorf("%s has labels %v and annotations %v instead of %v and %v", o, is.Labels, is.Annotations, before.Labels, before.Annotations))
 		}
 	}
 	return errors.Join(problems...)

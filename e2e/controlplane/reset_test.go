@@ -8,6 +8,7 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -80,11 +81,18 @@ func TestReset(t *testing.T) {
 	stop()
 	<-stopped
 
-	mine := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
-	label := func(patch string) {
-		expect.NoError(t, c.Patch(t.Context(), mine, client.RawPatch("application/merge-patch+json", []byte(patch))))
+	label := func(o client.Object, patch string) {
+		t.Helper()
+		expect.NoError(t, c.Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", []byte(patch))))
 	}
-	label(`{"metadata":{"labels":{"team":"shop"}}}`)
-	wrong("namespaces /default has labels")
-	label(`{"metadata":{"labels":{"team":null}}}`)
+	view := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "view"}}
+	label(view, `{"metadata":{"labels":{"team":"shop"}}}`)
+	wrong("clusterroles.rbac.authorization.k8s.io /view has labels")
+	label(view, `{"metadata":{"labels":{"team":null}}}`)
+	home := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	label(home, `{"metadata":{"labels":{"team":"shop"}}}`)
+	expect.NoError(t, r.run(t.Context()))
+	if expect.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(home), home)); home.Labels["team"] != "" {
+		t.Errorf("namespace default keeps labels %v", home.Labels)
+	}
 }
