@@ -143,7 +143,7 @@ func TestEvaluationsOfOrdinaryRequests(t *testing.T) {
 // What Spillway's own programs do for each pod is not evaluated in full either, unless it is
 // denied: a policy that is counted here had one match condition evaluated that did not hold.
 func TestEvaluationsOfOwnRequests(t *testing.T) {
-	config := controlplane.Start(t)
+	config := controlplane.StartOwn(t)
 	ctx, admin := t.Context(), as(t, config, "")
 	agent, scheduler, virtualNode := as(t, config, "spillway-agent"), as(t, config, "spillway-scheduler"), as(t, config, "spillway-virtual-node")
 	install(t, "install", "agent", kubeconfig(t, config), append([]string{"driver=direct"}, needed...))

@@ -22,7 +22,7 @@ import (
 func TestMakeTargets(t *testing.T) {
 	for chart, values := range map[string][]string{"broker": nil, "agent": append(slices.Clone(needed), "driver=direct")} {
 		t.Run(chart, func(t *testing.T) {
-			config := controlplane.Start(t)
+			config := controlplane.StartBare(t)
 			access := strings.TrimPrefix(kubeconfig(t, config), "--kubeconfig=")
 			run := func(target string, args ...string) (string, error) {
 				cmd := exec.CommandContext(t.Context(), "make", append([]string{"--no-print-directory", "-C", "..", target, "CHART=" + chart}, args...)...)
