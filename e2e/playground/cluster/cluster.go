@@ -216,7 +216,8 @@ func (c *Cluster) Run(spec process.Spec) (*process.Process, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.all = append(c.all, p)
+	// A program that is started again replaces the one that was stopped.
+	c.all = append(slices.DeleteFunc(c.all, func(old *process.Process) bool { return old.Name() == p.Name() && old.Stopped() }), p)
 	return p, nil
 }
 

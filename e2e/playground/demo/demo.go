@@ -24,9 +24,13 @@ type Options struct {
 	Deadline time.Duration
 	// Hold keeps everything running at the end, also after a failure, until ctx ends.
 	Hold bool
-	// Dir holds the playground's state. Default: the directory for temporary files.
-	Dir string
+	// Playground is one that runs with Members and their nodes, which Run stops at the end.
+	// Default: Run starts one.
+	Playground *environment.Playground
 }
+
+// Members are the demo's clusters beside the hub, with their nodes.
+func Members() []environment.Member { return cast.Members }
 
 // Breaks lists the values of Options.Break and their effects.
 var Breaks = map[string]string{
@@ -68,10 +72,12 @@ func Run(ctx context.Context, o Options) (err error) {
 	t.view = newView(o.Out, t.start)
 	defer t.view.close()
 	t.view.print(banner)
-	options := cast
-	options.Dir, options.Log = o.Dir, t.view.say
-	if t.p, err = environment.Start(ctx, options); err != nil {
-		return fmt.Errorf("starting the playground: %w", err)
+	if t.p = o.Playground; t.p == nil {
+		options := cast
+		options.Log = t.view.say
+		if t.p, err = environment.Start(ctx, options); err != nil {
+			return fmt.Errorf("starting the playground: %w", err)
+		}
 	}
 	up := time.Since(t.start)
 	defer func() {

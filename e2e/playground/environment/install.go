@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -80,6 +81,23 @@ func (p *Playground) installAgent(ctx context.Context, c *cluster.Cluster, m Mem
 	}
 	_, err = p.run(ctx, c, chart, "spillway-scheduler", map[string]string{"steering-listen": steering, "secure-port": "0"})
 	return err
+}
+
+// Upgrade installs the agent's chart in a member again, with values beside those of its
+// Options, and starts its programs again. Values of an earlier Upgrade are not kept.
+func (p *Playground) Upgrade(ctx context.Context, name string, values ...string) error {
+	i := slices.IndexFunc(p.options.Members, func(m Member) bool { return m.Name == name })
+	if i < 0 {
+		return fmt.Errorf("no member is called %s", name)
+	}
+	m, c := p.options.Members[i], p.Cluster(name)
+	m.Values = slices.Concat(m.Values, values)
+	for _, program := range c.Processes() {
+		if strings.HasPrefix(program.Name(), "spillway-") {
+			program.Stop(10 * time.Second)
+		}
+	}
+	return p.installAgent(ctx, c, m, p.hub)
 }
 
 // times returns the values that shorten timings, unless the defaults are wanted.

@@ -117,6 +117,16 @@ func (p *Process) Err() error {
 	return fmt.Errorf("%s ended: %w; the end of its log:\n%s", p.spec.Name, p.outcome, p.Tail(15))
 }
 
+// Stopped reports whether the process has ended as requested.
+func (p *Process) Stopped() bool {
+	select {
+	case <-p.done:
+		return p.Err() == nil
+	default:
+		return false
+	}
+}
+
 // Kill kills the process group.
 func (p *Process) Kill() {
 	p.signal(syscall.SIGKILL)
