@@ -1,4 +1,4 @@
-package environment_test
+package scenarios_test
 
 import (
 	"testing"
@@ -6,8 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
-	"github.com/spillway-dev/spillway/e2e/playground/environment"
 )
 
 // TestPodSecurityOfProviders: paris, which would be preferred, requires that guests comply
@@ -15,12 +15,13 @@ import (
 // complies runs in paris, another one of the same requests in berlin; if there is no room in
 // berlin, the event names the fields to set.
 func TestPodSecurityOfProviders(t *testing.T) {
-	s := startPlayground(t,
-		environment.Member{Name: "paris", Values: []string{"cost.cpu=0.03", "guests.podSecurity=restricted"},
-			Nodes: []environment.NodeGroup{{Prefix: "paris", Count: 1, Resources: expect.Resources("cpu", "8", "memory", "16Gi")}}},
-		environment.Member{Name: "berlin", Values: []string{"cost.cpu=0.05"},
-			Nodes: []environment.NodeGroup{{Prefix: "berlin", Count: 1, Resources: expect.Resources("cpu", "2", "memory", "8Gi")}}},
-	)
+	s := begin(t, nodes{
+		"rome":   full,
+		"paris":  {group("paris", 1, "cpu", "8", "memory", "16Gi")},
+		"berlin": {group("berlin", 1, "cpu", "2", "memory", "8Gi")},
+	})
+	s.upgrade("paris", func(ad *broker.ClusterAdvertisement) bool { return ad.Spec.Lending.PodSecurity == "restricted" }, "guests.podSecurity=restricted")
+	s.optedIn("shop")
 	fields := "set runAsNonRoot to true, allowPrivilegeEscalation to false, capabilities.drop to [ALL] and seccompProfile.type to RuntimeDefault"
 	s.create("root", nil)
 	s.runs("root", "berlin", "berlin-1")

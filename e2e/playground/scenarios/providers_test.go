@@ -1,4 +1,4 @@
-package environment_test
+package scenarios_test
 
 import (
 	"context"
@@ -9,11 +9,9 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -26,20 +24,9 @@ const (
 	// heldPods have places in advance; localsEvery makes 20 pods a second that want them.
 	heldPods    = 10
 	localsEvery = 50 * time.Millisecond
-	// answer is the deadline for what takes about a minute on an idle machine at most.
-	answer = 4 * time.Minute
 )
 
 var gpuTaint = corev1.Taint{Key: gpu, Value: "present", Effect: corev1.TaintEffectNoSchedule}
-
-// playgroundTest is a consumer, rome, without room for any pod, and two providers: paris,
-// which is cheaper, and berlin.
-type playgroundTest struct {
-	t                 *testing.T
-	p                 *environment.Playground
-	rome, hub, berlin client.Client
-	door              *door
-}
 
 // TestProvidersThatCannotRunPods has pods that some providers cannot run: the nodes have
 // another architecture or a taint, or the consumer cannot connect to the provider. Each pod
@@ -51,12 +38,14 @@ func TestProvidersThatCannotRunPods(t *testing.T) {
 	arm := map[string]string{corev1.LabelArchStable: "arm64"}
 	door := newDoor(t)
 	closed := "https://" + door.address
-	s := startPlayground(t,
-		environment.Member{Name: "paris", Values: []string{"cost.cpu=0.03", "apiServer.endpoint=" + closed},
-			Nodes: []environment.NodeGroup{{Prefix: "paris", Count: 1, Resources: expect.Resources("cpu", "2500m", "memory", "8Gi")}}},
-		environment.Member{Name: "berlin", Values: []string{"cost.cpu=0.05", "lend.leaveWithin=" + leaveWithin.String()},
-			Nodes: []environment.NodeGroup{{Prefix: "berlin-arm", Count: 2, Resources: expect.Resources("cpu", "4", "memory", "8Gi"), Labels: arm}}},
-	)
+	s := begin(t, nodes{
+		"rome":   {group("rome", 1, "cpu", "100m", "memory", "1Gi")},
+		"paris":  {group("paris", 1, "cpu", "2500m", "memory", "8Gi")},
+		"berlin": {{Prefix: "berlin-arm", Count: 2, Resources: expect.Resources("cpu", "4", "memory", "8Gi"), Labels: arm}},
+	})
+	s.upgrade("paris", func(ad *broker.ClusterAdvertisement) bool { return ad.Spec.EndpointURL == closed }, "apiServer.endpoint="+closed)
+	s.upgrade("berlin", nil, "lend.leaveWithin="+leaveWithin.String())
+	s.optedIn("shop")
 	s.door = door
 	p, began := s.p, time.Now()
 	timing := func(what string) { t.Logf("timing: %-50s %6.1fs", what, time.Since(began).Seconds()) }
@@ -67,7 +56,7 @@ func TestProvidersThatCannotRunPods(t *testing.T) {
 	timing("an arm64-only provider was not chosen")
 
 	// While rome finds out that it cannot connect to paris:
-	s.addGPUs()
+	s.addGPUs("berlin", group("berlin-gpu", 1, "cpu", "8", "memory", "16Gi", gpu, "2"))
 	s.create("gpu", func(spec *corev1.PodSpec) { requestGPU(spec); tolerate(spec) })
 	s.create("intolerant", requestGPU)
 	s.runs("gpu", "berlin", "berlin-gpu-1")
@@ -97,28 +86,6 @@ func TestProvidersThatCannotRunPods(t *testing.T) {
 	timing("the pods on the cordoned node have left")
 }
 
-// startPlayground starts rome, which has no room for any pod, with namespace shop, and
-// providers, one of which is berlin.
-func startPlayground(t *testing.T, providers ...environment.Member) *playgroundTest {
-	t.Helper()
-	p, err := environment.Start(t.Context(), environment.Options{Dir: t.TempDir(), Log: t.Logf, Members: append([]environment.Member{
-		{Name: "rome", Overflows: true, Values: []string{"lend.enabled=false"},
-			Nodes: []environment.NodeGroup{{Prefix: "rome", Count: 1, Resources: expect.Resources("cpu", "100m", "memory", "1Gi")}}},
-	}, providers...)})
-	expect.NoError(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log(p.Logs(20))
-		}
-		if err := p.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	s := &playgroundTest{t: t, p: p, rome: p.Cluster("rome").Client, hub: p.Cluster(environment.Hub).Client, berlin: p.Cluster("berlin").Client}
-	expect.NoError(t, s.rome.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}}))
-	return s
-}
-
 func requestGPU(spec *corev1.PodSpec) {
 	r := &spec.Containers[0].Resources
 	r.Requests, r.Limits = expect.Resources("cpu", "200m", "memory", "16Mi", gpu, "1"), expect.Resources(gpu, "1")
@@ -128,59 +95,35 @@ func tolerate(spec *corev1.PodSpec) {
 	spec.Tolerations = []corev1.Toleration{{Key: gpu, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
 }
 
-// specOf is an ordinary pod that requests cpu.
-func specOf(cpu string, change func(*corev1.PodSpec)) corev1.PodSpec {
-	spec := corev1.PodSpec{TerminationGracePeriodSeconds: ptr.To(int64(1)), Containers: []corev1.Container{{
-		Name: "main", Image: "app", Args: []string{"serve"},
-		Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", cpu, "memory", "16Mi")},
-	}}}
-	if change != nil {
-		change(&spec)
-	}
-	return spec
-}
-
 // create creates a pod in rome, which has no room for it.
 func (s *playgroundTest) create(name string, change func(*corev1.PodSpec)) {
 	s.t.Helper()
-	// The namespace gets its ServiceAccount a moment after its creation.
-	eventually(s.t, s.p, "pod "+name+" is created", answer, func() error {
-		return s.rome.Create(s.t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Spec: specOf("200m", change)})
-	})
+	s.createIn("shop", name, "200m", change)
 }
 
-// addGPUs adds a node with GPUs and their taint to berlin, and waits until the broker knows
-// it. Its architecture is amd64.
-func (s *playgroundTest) addGPUs() {
+// addGPUs adds a node with GPUs and their taint to a provider, and waits until the broker
+// knows it. Its architecture is amd64.
+func (s *playgroundTest) addGPUs(provider string, nodes environment.NodeGroup) {
 	s.t.Helper()
-	ctx := s.t.Context()
-	expect.NoError(s.t, s.p.Cluster("berlin").AddNodes(ctx, "berlin-gpu", 1, expect.Resources("cpu", "8", "memory", "16Gi", gpu, "2"), nil))
+	ctx, c := s.t.Context(), s.p.Cluster(provider)
+	expect.NoError(s.t, c.AddNodes(ctx, nodes.Prefix, nodes.Count, nodes.Resources, nodes.Labels))
 	node := &corev1.Node{}
-	eventually(s.t, s.p, "the node has its taint", answer, func() error {
-		if err := s.berlin.Get(ctx, client.ObjectKey{Name: "berlin-gpu-1"}, node); err != nil {
+	s.eventually("the node has its taint", func() error {
+		if err := c.Client.Get(ctx, client.ObjectKey{Name: nodes.Prefix + "-1"}, node); err != nil {
 			return err
 		}
 		node.Spec.Taints = append(node.Spec.Taints, gpuTaint)
-		return s.berlin.Update(ctx, node)
+		return c.Client.Update(ctx, node)
 	})
-	eventually(s.t, s.p, "berlin advertises the node with its taint", answer, func() error {
-		var ads broker.ClusterAdvertisementList
-		if err := s.hub.List(ctx, &ads, client.InNamespace(environment.Namespace)); err != nil {
-			return err
-		}
-		for _, ad := range ads.Items {
-			if ad.Spec.ClusterID == "berlin" && slices.ContainsFunc(ad.Spec.NodeClasses, func(class broker.NodeClass) bool { return len(class.Taints) == 1 && class.Taints[0].Key == gpu }) {
-				return nil
-			}
-		}
-		return errors.New("not among the node classes")
+	s.advertised(provider, "the node with its taint", func(ad *broker.ClusterAdvertisement) bool {
+		return slices.ContainsFunc(ad.Spec.NodeClasses, func(class broker.NodeClass) bool { return len(class.Taints) == 1 && class.Taints[0].Key == gpu })
 	})
 }
 
 // rejected waits until a Reservation of the namespace says why a cluster was not chosen.
 func (s *playgroundTest) rejected(cluster, reason, message string) {
 	s.t.Helper()
-	eventually(s.t, s.p, cluster+" is rejected: "+reason, answer, func() error {
+	s.eventually(cluster+" is rejected: "+reason, func() error {
 		var list broker.ReservationList
 		if err := s.rome.List(s.t.Context(), &list, client.InNamespace("shop")); err != nil {
 			return err
@@ -204,7 +147,7 @@ func (s *playgroundTest) rejected(cluster, reason, message string) {
 // explained waits until an event of a pod in rome has all words.
 func (s *playgroundTest) explained(pod, reason string, words ...string) {
 	s.t.Helper()
-	eventually(s.t, s.p, "the events of pod "+pod+" say why it does not run", answer, func() error {
+	s.eventually("the events of pod "+pod+" say why it does not run", func() error {
 		var list corev1.EventList
 		if err := s.rome.List(s.t.Context(), &list, client.InNamespace("shop")); err != nil {
 			return err
@@ -226,7 +169,7 @@ func (s *playgroundTest) explained(pod, reason string, words ...string) {
 // runs waits until a pod runs on a node of a provider.
 func (s *playgroundTest) runs(name, provider, node string) {
 	s.t.Helper()
-	eventually(s.t, s.p, fmt.Sprintf("pod %s runs in %s", name, provider), answer, func() error {
+	s.eventually(fmt.Sprintf("pod %s runs in %s", name, provider), func() error {
 		pod := &corev1.Pod{}
 		if err := s.rome.Get(s.t.Context(), client.ObjectKey{Namespace: "shop", Name: name}, pod); err != nil {
 			return err
@@ -274,7 +217,7 @@ func (s *playgroundTest) reserve() {
 		}}},
 	}
 	expect.NoError(s.t, s.rome.Create(ctx, reservation))
-	eventually(s.t, s.p, "the places are held", answer, func() error {
+	s.eventually("the places are held", func() error {
 		if err := s.rome.Get(ctx, client.ObjectKeyFromObject(reservation), reservation); err != nil {
 			return err
 		}
@@ -301,26 +244,23 @@ func (s *playgroundTest) reserve() {
 func (s *playgroundTest) takePlaces() {
 	s.t.Helper()
 	ctx := s.t.Context()
-	stop := s.compete()
-	eventually(s.t, s.p, "pods of berlin wait for room", answer, func() error {
+	s.namespaceIn(s.berlin, "local", nil)
+	stop := s.compete(s.berlin, []string{"300m", "150m"}, func(spec *corev1.PodSpec) {
+		tolerate(spec)
+		spec.NodeSelector = map[string]string{corev1.LabelHostname: "berlin-gpu-1"}
+	})
+	s.eventually("pods of berlin wait for room", func() error {
 		waiting, err := s.unschedulable()
 		if err == nil && waiting == 0 {
 			err = errors.New("none waits")
 		}
 		return err
 	})
-	labels := map[string]string{"app": "held"}
-	expect.NoError(s.t, s.rome.Create(ctx, &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "held"},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: ptr.To(int32(heldPods)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: specOf("300m", tolerate)},
-		},
-	}))
+	expect.NoError(s.t, s.rome.Create(ctx, deploymentOf("shop", "held", heldPods, "300m", tolerate)))
 	began, took := time.Now(), map[string]time.Duration{}
-	eventually(s.t, s.p, "all pods with a place run", answer, func() error {
+	s.eventually("all pods with a place run", func() error {
 		var pods corev1.PodList
-		if err := s.rome.List(ctx, &pods, client.InNamespace("shop"), client.MatchingLabels(labels)); err != nil {
+		if err := s.rome.List(ctx, &pods, client.InNamespace("shop"), client.MatchingLabels{"app": "held"}); err != nil {
 			return err
 		}
 		var states []string
@@ -367,13 +307,12 @@ func (s *playgroundTest) unschedulable() (n int, _ error) {
 	return n, err
 }
 
-// compete creates pods of the held and of half the held size for the node with the held
-// places until it is stopped, and returns how many.
-func (s *playgroundTest) compete() (stop func() int) {
+// compete creates pods in namespace local of a provider, of two sizes, until it is stopped, and
+// returns how many.
+func (s *playgroundTest) compete(provider client.Client, cpu []string, change func(*corev1.PodSpec)) (stop func() int) {
 	s.t.Helper()
 	ctx, cancel := context.WithCancel(s.t.Context())
 	s.t.Cleanup(cancel)
-	expect.NoError(s.t, s.berlin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "local"}}))
 	done := make(chan int, 1)
 	go func() {
 		created := 0
@@ -386,9 +325,8 @@ func (s *playgroundTest) compete() (stop func() int) {
 				return
 			case <-ticker.C:
 			}
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "local", Name: fmt.Sprintf("local-%d", i)}, Spec: specOf([]string{"300m", "150m"}[i%2], tolerate)}
-			pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "berlin-gpu-1"}
-			if s.berlin.Create(ctx, pod) == nil {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "local", Name: fmt.Sprintf("local-%d", i)}, Spec: specOf(cpu[i%2], change)}
+			if provider.Create(ctx, pod) == nil {
 				created++
 			}
 		}

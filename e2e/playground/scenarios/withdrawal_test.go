@@ -1,4 +1,4 @@
-package environment_test
+package scenarios_test
 
 import (
 	"errors"
@@ -13,12 +13,9 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -34,6 +31,7 @@ const leaveWithin = 45 * time.Second
 type door struct {
 	fd      int
 	address string
+	close   func() error
 }
 
 func newDoor(t *testing.T) *door {
@@ -44,7 +42,9 @@ func newDoor(t *testing.T) *door {
 	expect.NoError(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
 	name, err := syscall.Getsockname(fd)
 	expect.NoError(t, err)
-	return &door{fd, fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)}
+	d := &door{fd, fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port), func() error { return syscall.Close(fd) }}
+	t.Cleanup(func() { _ = d.close() })
+	return d
 }
 
 // open makes the door lead to an address.
@@ -54,7 +54,7 @@ func (d *door) open(t *testing.T, to string) {
 	file := os.NewFile(uintptr(d.fd), d.address)
 	listener, err := net.FileListener(file)
 	expect.NoError(t, errors.Join(err, file.Close()))
-	t.Cleanup(func() { _ = listener.Close() })
+	d.close = listener.Close
 	go func() {
 		for {
 			from, err := listener.Accept()
@@ -76,28 +76,6 @@ func (d *door) open(t *testing.T, to string) {
 			}()
 		}
 	}()
-}
-
-// cordon makes a node run no more pods, or lets it run pods again.
-func (s *playgroundTest) cordon(cluster, node string, unschedulable bool) {
-	s.t.Helper()
-	patch := fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, unschedulable)
-	expect.NoError(s.t, s.p.Cluster(cluster).Client.Patch(s.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, client.RawPatch(types.MergePatchType, patch)))
-}
-
-// advertised waits until the advertisement of a cluster in the hub is as it is to be.
-func (s *playgroundTest) advertised(cluster, what string, is func(*broker.ClusterAdvertisement) bool) {
-	s.t.Helper()
-	eventually(s.t, s.p, cluster+" advertises "+what, answer, func() error {
-		ad := &broker.ClusterAdvertisement{}
-		if err := s.hub.Get(s.t.Context(), client.ObjectKey{Namespace: environment.Namespace, Name: cluster}, ad); err != nil {
-			return err
-		}
-		if !is(ad) {
-			return fmt.Errorf("%+v", ad.Spec)
-		}
-		return nil
-	})
 }
 
 // openParis makes paris reachable, without room for pods at first.
@@ -144,15 +122,8 @@ func (s *playgroundTest) runWeb() {
 	})}
 	expect.NoError(s.t, s.berlin.Create(ctx, local))
 	expect.NoError(s.t, s.p.Cluster("berlin").AddNodes(ctx, "berlin-more", 1, expect.Resources("cpu", "2600m", "memory", "8Gi"), nil))
-	labels := map[string]string{"app": "web"}
-	expect.NoError(s.t, s.rome.Create(ctx, &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: ptr.To(int32(5)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: specOf("1", nil)},
-		},
-	}))
-	eventually(s.t, s.p, "five pods run on two nodes of berlin", answer, func() error {
+	expect.NoError(s.t, s.rome.Create(ctx, deploymentOf("shop", "web", 5, "1", nil)))
+	s.eventually("five pods run on two nodes of berlin", func() error {
 		one, two := len(s.guests("berlin-amd-1")), len(s.guests("berlin-more-1"))
 		if one != 4 || two != 2 {
 			return fmt.Errorf("%d guests on the first node, %d on the second", one, two)
@@ -175,7 +146,7 @@ func (s *playgroundTest) withdraw() {
 	leaveBy := s.saysWhatItHolds()
 	s.marked(leave, before, leaveBy)
 	s.cordon("paris", "paris-1", false)
-	eventually(s.t, s.p, "two pods run in paris, two in berlin, and one waits", answer, func() error {
+	s.eventually("two pods run in paris, two in berlin, and one waits", func() error {
 		state := map[string]int{}
 		for name, pod := range s.web() {
 			state[fmt.Sprintf("%s on %q", pod.Status.Phase, pod.Spec.NodeName)]++
@@ -203,7 +174,7 @@ func (s *playgroundTest) withdraw() {
 func (s *playgroundTest) marked(leave, before map[string]corev1.Pod, leaveBy time.Time) {
 	s.t.Helper()
 	seen := map[string]bool{}
-	eventually(s.t, s.p, "the pods on the cordoned node are marked", answer, func() error {
+	s.eventually("the pods on the cordoned node are marked", func() error {
 		pods := s.web()
 		for name, pod := range pods {
 			if slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
@@ -243,7 +214,7 @@ func (s *playgroundTest) marked(leave, before map[string]corev1.Pod, leaveBy tim
 // the rest must go, which it returns.
 func (s *playgroundTest) saysWhatItHolds() (leaveBy time.Time) {
 	s.t.Helper()
-	eventually(s.t, s.p, "berlin says what it holds", answer, func() error {
+	s.eventually("berlin says what it holds", func() error {
 		var list broker.ProviderInstructionList
 		if err := s.berlin.List(s.t.Context(), &list, client.InNamespace(environment.Namespace)); err != nil {
 			return err
