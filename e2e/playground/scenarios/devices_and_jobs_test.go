@@ -32,7 +32,7 @@ func TestDevicesAndJobsOverflow(t *testing.T) {
 		spec.Containers[0].Args, spec.RestartPolicy = []string{"work", "3s"}, corev1.RestartPolicyNever
 	})
 	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "batch"}, Spec: batchv1.JobSpec{
-		Parallelism: ptr.To(int32(3)), Completions: ptr.To(int32(3)), BackoffLimit: ptr.To(int32(0)), TTLSecondsAfterFinished: ptr.To(int32(30)),
+		Parallelism: ptr.To(int32(3)), Completions: ptr.To(int32(3)), BackoffLimit: ptr.To(int32(0)), TTLSecondsAfterFinished: ptr.To(int32(25)),
 		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "batch"}}, Spec: spec},
 	}}
 	expect.NoError(t, s.rome.Create(t.Context(), job))
