@@ -29,7 +29,7 @@ type bystanders struct {
 // TestBystanders lets pods overflow beside others that must not notice: pods that never opted
 // in, an administrator who cordons, and namespaces that can be mapped beside some that cannot.
 func TestBystanders(t *testing.T) {
-	liqoOnly(t, "a test on control planes without kubelets runs it with driver direct")
+	liqoOnly(t, "e2e/playground/scenarios has it with driver direct")
 	s := &bystanders{}
 	feature := features.New("bystanders").Setup(s.setup)
 	feature.Assess("pods that never opted in spread over the hosts of home", s.spreadAtHome)

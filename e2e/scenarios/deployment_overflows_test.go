@@ -40,7 +40,6 @@ type deploymentScenario struct {
 // rome. The pods that do not fit overflow without any operator action, work as one
 // Service, and leave nothing behind when the Deployment fits at home again.
 func TestDeploymentOverflowsAndReturns(t *testing.T) {
-	liqoOnly(t, "a test on control planes without kubelets runs it with driver direct")
 	s := &deploymentScenario{}
 	feature := features.New("a Deployment that grows and shrinks").Setup(s.createDeployment)
 	feature.Assess("what fits at home stays there, and a census is taken", s.staysHome)

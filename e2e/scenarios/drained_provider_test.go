@@ -35,7 +35,7 @@ var drained = []string{"paris-worker", "paris-worker2"}
 // TestProviderIsDrained drains all nodes of a provider that have guests and reserved
 // capacity. The provider says what it no longer holds, and the pods run elsewhere.
 func TestProviderIsDrained(t *testing.T) {
-	liqoOnly(t, "a test on control planes without kubelets runs it with driver direct")
+	liqoOnly(t, "e2e/playground/scenarios has it with driver direct")
 	s := &drainScenario{}
 	feature := features.New("a provider is drained").Setup(s.setup)
 	feature.Assess("its nodes are cordoned", s.cordon)

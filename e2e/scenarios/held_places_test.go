@@ -26,7 +26,7 @@ const (
 // TestHeldPlacesAreKept has pods of paris want the places that paris has promised to pods
 // of rome, 20 a second: none gets one.
 func TestHeldPlacesAreKept(t *testing.T) {
-	liqoOnly(t, "a test on control planes without kubelets runs it with driver direct")
+	liqoOnly(t, "e2e/playground/scenarios has it with driver direct")
 	feature := features.New("held places").Assess("pods of the provider take no place that it has promised", heldPlacesAreKept)
 	testenv.Test(t, feature.Feature())
 }

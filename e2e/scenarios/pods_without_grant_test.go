@@ -20,7 +20,7 @@ import (
 // TestPodsWithoutGrantStayOut creates pods that must not overflow, while a
 // Deployment beside them does.
 func TestPodsWithoutGrantStayOut(t *testing.T) {
-	liqoOnly(t, "a test on control planes without kubelets runs it with driver direct")
+	liqoOnly(t, "e2e/playground/scenarios has it with driver direct")
 	feature := features.New("pods without a grant").Assess("only pods with a grant are bound to the virtual node", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		mine := namespace(ctx, t, "scenario-owner", true)
 		other := namespace(ctx, t, "scenario-foreign", false)

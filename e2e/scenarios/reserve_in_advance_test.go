@@ -44,7 +44,7 @@ type advanceScenario struct {
 // use two others without any further Reservation; one expires, the other is deleted while it is
 // used, and nothing is left, not even of the README's commands.
 func TestReserveInAdvance(t *testing.T) {
-	liqoOnly(t, "a test on control planes without kubelets runs it with driver direct")
+	liqoOnly(t, "e2e/playground/scenarios has it with driver direct")
 	s := &advanceScenario{}
 	feature := features.New("Reservations in advance").Setup(s.setup)
 	feature.Assess("one becomes a hold and a node of its size", s.hasItsSize)

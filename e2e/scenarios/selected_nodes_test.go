@@ -23,7 +23,7 @@ const zone = "eu-west-1a"
 // TestSelectedNodes has pods that only some of the providers' nodes admit: a tainted node
 // with GPUs and the nodes of a zone.
 func TestSelectedNodes(t *testing.T) {
-	liqoOnly(t, "a test on control planes without kubelets runs it with driver direct")
+	liqoOnly(t, "e2e/playground/scenarios has it with driver direct")
 	var ns string
 	feature := features.New("selected nodes").Setup(func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		expectUnused(ctx, t)

@@ -14,7 +14,7 @@ import (
 
 // TestRequestsOfNothing runs a pod that requests zero of resources that no grant has.
 func TestRequestsOfNothing(t *testing.T) {
-	liqoOnly(t, "a test on control planes without kubelets runs it with driver direct")
+	liqoOnly(t, "e2e/playground/scenarios has it with driver direct")
 	feature := features.New("requests of nothing").Assess("a pod that requests zero GPUs runs in another cluster", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		ns := namespace(ctx, t, "scenario-zero", true)
 		fill(ctx, t, rome, rome.ControlPlane(), "10m")
