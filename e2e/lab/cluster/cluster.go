@@ -251,6 +251,12 @@ networking:
   serviceSubnet: %s
   kubeProxyMode: iptables
 kubeadmConfigPatches:
+# What a control plane of one node, whose data is temporary, writes to no avail.
+- |
+  kind: ClusterConfiguration
+  etcd: {local: {extraArgs: {unsafe-no-fsync: "true"}}}
+  controllerManager: {extraArgs: {leader-elect: "false"}}
+  scheduler: {extraArgs: {leader-elect: "false"}}
 - |
   kind: KubeletConfiguration
   failCgroupV1: false
