@@ -1,4 +1,4 @@
-// Package charts_test renders both charts with Helm and checks the result: schemas
+// Package charts_test renders both charts and checks the result: schemas
 // that reject mistakes, restricted pods, minimal roles, and flags that exist.
 package charts_test
 
@@ -38,6 +38,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
+	"github.com/spillway-dev/spillway/e2e/manifests"
 )
 
 const namespace = "spillway-system"
@@ -102,10 +103,11 @@ func helm(t *testing.T, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// template renders a chart.
+// template renders a chart as helm template does.
 func template(t *testing.T, chart string, values []string) (string, error) {
 	t.Helper()
-	return helm(t, append([]string{"template", "spillway-" + chart, chart}, set(values)...)...)
+	text, err := manifests.Template(t.Context(), "spillway-"+chart, chart, set(values)...)
+	return string(text), err
 }
 
 // set returns Helm's arguments for values.

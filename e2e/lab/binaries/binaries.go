@@ -58,6 +58,7 @@ var programs = byName(
 	program{upstream, "github.com/containernetworking/plugins/plugins/main/ptp"},
 	program{upstream, "./coredns"},
 	program{upstream, "helm.sh/helm/v3/cmd/helm"},
+	program{upstream, "./render"},
 	program{upstream, "./metrics-server"},
 	program{upstream, "./kube-router"},
 	program{upstream, "github.com/liqotech/liqo/cmd/liqo-controller-manager"},

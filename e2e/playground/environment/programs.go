@@ -17,7 +17,6 @@ type Log = binaries.Log
 // Programs are the paths of all programs that the playground runs.
 type Programs struct {
 	cluster.Programs
-	Helm string
 	// Own are the project's programs by the name of their Deployment.
 	Own map[string]string
 }
@@ -47,7 +46,7 @@ func Build(ctx context.Context, log Log) (Programs, error) {
 		return programs, err
 	}
 	defer unlock()
-	upstream, err := binaries.Programs(ctx, log, "etcd", "kube-apiserver", "kube-controller-manager", "kwok", "helm")
+	upstream, err := binaries.Programs(ctx, log, "etcd", "kube-apiserver", "kube-controller-manager", "kwok", "render")
 	if err != nil {
 		return programs, err
 	}
@@ -59,7 +58,7 @@ func Build(ctx context.Context, log Log) (Programs, error) {
 		programs.Own[name] = filepath.Join(dir, pkg)
 	}
 	programs.Etcd, programs.APIServer, programs.ControllerManager = upstream["etcd"], upstream["kube-apiserver"], upstream["kube-controller-manager"]
-	programs.Kwok, programs.Helm = upstream["kwok"], upstream["helm"]
+	programs.Kwok = upstream["kwok"]
 	programs.Scheduler = programs.Own["spillway-scheduler"]
 	return programs, nil
 }
