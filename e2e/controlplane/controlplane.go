@@ -40,7 +40,7 @@ func Run(ctx context.Context, name, dir string) (*cluster.Cluster, error) {
 		return nil, err
 	}
 	c, err := cluster.Start(ctx, cluster.Options{
-		Name: name, Dir: dir, APIOnly: true, Programs: cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]},
+		Name: name, Dir: dir, Programs: cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]},
 	})
 	if err != nil {
 		return nil, err

@@ -32,9 +32,7 @@ const KubernetesVersion = "v1.35.4"
 // package is compiled once for all of them.
 const (
 	upstream = "e2e/lab/binaries/upstream"
-	// kwok does not compile with upstream's version of Kubernetes.
-	kwok  = "e2e/lab/binaries/kwok"
-	tools = ".tools"
+	tools    = ".tools"
 )
 
 // program is a package to build, which has the program's name as its last
@@ -65,7 +63,6 @@ var programs = byName(
 	program{upstream, "github.com/liqotech/liqo/cmd/crd-replicator"},
 	program{upstream, "github.com/liqotech/liqo/cmd/webhook"},
 	program{upstream, "github.com/liqotech/liqo/cmd/virtual-kubelet"},
-	program{kwok, "sigs.k8s.io/kwok/cmd/kwok"},
 	program{tools, "sigs.k8s.io/controller-tools/cmd/controller-gen"},
 	program{tools, "honnef.co/go/tools/cmd/staticcheck"},
 )
@@ -158,7 +155,7 @@ func Programs(ctx context.Context, log Log, names ...string) (map[string]string,
 	group.Go(func() error {
 		// One module after the other: two builds at once would compile the
 		// packages that they share twice.
-		for _, module := range []string{upstream, kwok, tools} {
+		for _, module := range []string{upstream, tools} {
 			if err := buildMissing(ctx, filepath.Join(root, module), missing[module], log); err != nil {
 				return err
 			}

@@ -96,7 +96,11 @@ func (p *Playground) run(ctx context.Context, c *cluster.Cluster, chart chart, n
 	if deployment == nil {
 		return nil, fmt.Errorf("the chart for %s has no Deployment %s", c.Name, name)
 	}
-	ports, err := run(ctx, c, deployment, p.programs.Own[name], override)
+	own, err := p.own.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ports, err := run(ctx, c, deployment, own[name], override)
 	if err != nil {
 		return nil, fmt.Errorf("running %s in %s: %w", name, c.Name, err)
 	}
