@@ -39,7 +39,7 @@ test: ## Run unit and integration tests with the race detector (without docker)
 .PHONY: demo
 demo: ## Show pods overflow between four clusters that run as local processes (without docker)
 	@$(LAB) program etcd kube-apiserver kube-controller-manager render >/dev/null
-	@go run ./e2e/playground demo
+	@$(LAB) run ./e2e/playground demo
 
 .PHONY: bench
 bench: ## Run all benchmarks, or NAME=<name> only (go run ./e2e/bench -list lists the names)

@@ -128,7 +128,7 @@ func (p *provider) startScheduler(name string) error {
 
 // startSpillwayScheduler starts Spillway's scheduler beside that of the cluster.
 func (p *provider) startSpillwayScheduler(ctx context.Context) error {
-	if err := binaries.Own(ctx, p.dir, "./scheduler-plugin"); err != nil {
+	if err := binaries.Own(ctx, controlplane.Log, p.dir, "./scheduler-plugin"); err != nil {
 		return err
 	}
 	return p.runScheduler(filepath.Join(p.dir, "scheduler-plugin"), broker.SchedulerName,

@@ -124,7 +124,7 @@ func start(ctx context.Context, log binaries.Log) error {
 			return err
 		}
 		dir := filepath.Join(cache, "lab")
-		if err := binaries.Own(ctx, dir, "./e2e/lab/caprunc"); err != nil {
+		if err := binaries.Own(ctx, log, dir, "./e2e/lab/caprunc"); err != nil {
 			return err
 		}
 		log("CAP_SYS_RESOURCE is missing: containers run without it")

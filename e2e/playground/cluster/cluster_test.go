@@ -30,7 +30,7 @@ func programs(t *testing.T) (p cluster.Programs, scheduler string) {
 		}
 	}
 	dir := t.TempDir()
-	if err := binaries.Own(t.Context(), dir, "./scheduler-plugin"); err != nil {
+	if err := binaries.Own(t.Context(), t.Logf, dir, "./scheduler-plugin"); err != nil {
 		t.Fatal(err)
 	}
 	return p, filepath.Join(dir, "scheduler-plugin")

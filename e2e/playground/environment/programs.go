@@ -46,7 +46,7 @@ func buildOwn(ctx context.Context, log Log) (map[string]string, error) {
 	}
 	defer unlock()
 	log("building Spillway's own programs …")
-	if err := binaries.Own(ctx, dir, slices.Collect(maps.Values(own))...); err != nil {
+	if err := binaries.Own(ctx, log, dir, slices.Collect(maps.Values(own))...); err != nil {
 		return nil, err
 	}
 	paths := map[string]string{}
