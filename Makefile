@@ -82,10 +82,9 @@ NAMESPACE ?= spillway-system
 ARGS ?=
 
 .PHONY: build
-build: ## Build Spillway's programs into the cache and print their paths
-	@dir="$${XDG_CACHE_HOME:-$$HOME/.cache}/spillway/build" && mkdir -p "$$dir" && \
-	for program in broker:broker agent:agent scheduler:scheduler-plugin virtual-node:virtual-node; do \
-	  go build -o "$$dir/spillway-$${program%%:*}" "./$${program##*:}" && echo "$$dir/spillway-$${program%%:*}" || exit 1; \
+build: ## Build Spillway's programs: bin/spillway-broker, -agent, -scheduler and -virtual-node
+	@for program in broker:broker agent:agent scheduler:scheduler-plugin virtual-node:virtual-node; do \
+	  go build -o "bin/spillway-$${program%%:*}" "./$${program##*:}" && echo "bin/spillway-$${program%%:*}" || exit 1; \
 	done
 
 .PHONY: install
