@@ -12,6 +12,12 @@ RUN := go test -count=1
 # scenarios that need the lab have the build tag e2e.
 PACKAGES := ./scheduler-plugin/overflow ./...
 
+# What is missing is one line before anything runs.
+ifneq ($(filter-out help,$(MAKECMDGOALS)),)
+MISSING := $(shell .ci/needs $(MAKECMDGOALS))
+$(if $(MISSING),$(error $(MISSING)))
+endif
+
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
