@@ -9,6 +9,12 @@ export CGO_ENABLED := 0
 LAB := go run ./e2e/lab
 RUN := go test -count=1
 
+# What is missing is one line before anything runs.
+ifneq ($(filter-out help,$(MAKECMDGOALS)),)
+MISSING := $(shell .ci/needs $(MAKECMDGOALS))
+$(if $(MISSING),$(error $(MISSING)))
+endif
+
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,8 +41,8 @@ test: ## Run unit and integration tests, RACE=1 with the race detector (without 
 
 .PHONY: demo
 demo: ## Show pods overflow between four clusters that run as local processes (without docker)
-	@$(LAB) program etcd kube-apiserver kube-controller-manager kwok helm >/dev/null
-	@go run ./e2e/playground demo
+	@$(LAB) program etcd kube-apiserver kube-controller-manager render >/dev/null
+	@$(LAB) run ./e2e/playground demo
 
 .PHONY: bench
 bench: ## Run all benchmarks, or NAME=<name> only (go run ./e2e/bench -list lists the names)
@@ -79,10 +85,9 @@ NAMESPACE ?= spillway-system
 ARGS ?=
 
 .PHONY: build
-build: ## Build Spillway's programs into the cache and print their paths
-	@dir="$${XDG_CACHE_HOME:-$$HOME/.cache}/spillway/build" && mkdir -p "$$dir" && \
-	for program in broker:broker agent:agent scheduler:scheduler-plugin virtual-node:virtual-node; do \
-	  go build -o "$$dir/spillway-$${program%%:*}" "./$${program##*:}" && echo "$$dir/spillway-$${program%%:*}" || exit 1; \
+build: ## Build Spillway's programs: bin/spillway-broker, -agent, -scheduler and -virtual-node
+	@for program in broker:broker agent:agent scheduler:scheduler-plugin virtual-node:virtual-node; do \
+	  go build -o "bin/spillway-$${program%%:*}" "./$${program##*:}" && echo "bin/spillway-$${program%%:*}" || exit 1; \
 	done
 
 .PHONY: install

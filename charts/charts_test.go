@@ -1,4 +1,4 @@
-// Package charts_test renders both charts with Helm and checks the result: schemas
+// Package charts_test renders both charts and checks the result: schemas
 // that reject mistakes, restricted pods, minimal roles, and flags that exist.
 package charts_test
 
@@ -39,6 +39,7 @@ import (
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
+	"github.com/spillway-dev/spillway/e2e/manifests"
 )
 
 func TestMain(m *testing.M) { controlplane.Main(m) }
@@ -105,10 +106,11 @@ func helm(t *testing.T, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// template renders a chart.
+// template renders a chart as helm template does.
 func template(t *testing.T, chart string, values []string) (string, error) {
 	t.Helper()
-	return helm(t, append([]string{"template", "spillway-" + chart, chart}, set(values)...)...)
+	text, err := manifests.Template(t.Context(), "spillway-"+chart, chart, set(values)...)
+	return string(text), err
 }
 
 // set returns Helm's arguments for values.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"crypto/tls"
 	"encoding/pem"
 	"fmt"
@@ -42,11 +41,12 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/connrotation"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
-	"github.com/spillway-dev/spillway/e2e/lab/binaries"
+	"github.com/spillway-dev/spillway/e2e/manifests"
 	"github.com/spillway-dev/spillway/virtual-node/internal/translate"
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
@@ -165,26 +165,18 @@ func createQuota(t *testing.T, client kubernetes.Interface) {
 // installChart installs the agent's chart, for its roles and policies.
 func installChart(t *testing.T, config *rest.Config, clusterID string) {
 	t.Helper()
-	helm, err := binaries.Program(t.Context(), "helm", t.Logf)
-	expect.NoError(t, err)
-	root, err := binaries.Root()
-	expect.NoError(t, err)
-	args := []string{"install", "spillway-agent", filepath.Join(root, "charts", "agent"), "--namespace", systemNamespace, "--create-namespace",
-		"--kubeconfig", writeKubeconfig(t, config, &clientcmdapi.AuthInfo{ClientCertificateData: config.CertData, ClientKeyData: config.KeyData})}
+	var flags []string
 	for _, value := range []string{
 		"clusterID=" + clusterID, "driver=direct", "broker.url=https://broker.example.org:8443",
 		"broker.caHash=sha256:" + strings.Repeat("0123456789abcdef", 4), "join.token=secret", "apiServer.endpoint=" + config.Host,
 	} {
-		args = append(args, "--set", value)
+		flags = append(flags, "--set", value)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	defer cancel()
-	command := exec.CommandContext(ctx, helm, args...)
-	dir := t.TempDir()
-	command.Env = append(os.Environ(), "HELM_CACHE_HOME="+dir, "HELM_CONFIG_HOME="+dir, "HELM_DATA_HOME="+dir)
-	if output, err := command.CombinedOutput(); err != nil {
-		t.Fatalf("installing the chart: %v: %s", err, output)
-	}
+	objects, err := manifests.Chart(t.Context(), "agent", flags...)
+	expect.NoError(t, err)
+	api, err := client.New(config, client.Options{})
+	expect.NoError(t, err)
+	expect.NoError(t, manifests.Apply(t.Context(), api, objects))
 }
 
 func writeKubeconfig(t *testing.T, config *rest.Config, user *clientcmdapi.AuthInfo) string {

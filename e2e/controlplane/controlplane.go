@@ -43,7 +43,7 @@ func run(ctx context.Context, o cluster.Options, crds []string) (*cluster.Cluste
 	if err != nil {
 		return nil, err
 	}
-	o.APIOnly, o.Programs = true, cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]}
+	o.Programs = cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]}
 	c, err := cluster.Start(ctx, o)
 	if err != nil {
 		return nil, err

@@ -56,7 +56,7 @@ func newHub(t *testing.T, blind bool, flags ...string) *hub {
 	expect.NoError(t, err)
 	expect.NoError(t, h.api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: broker.SystemNamespace}}))
 	dir := t.TempDir()
-	expect.NoError(t, binaries.Own(t.Context(), dir, "./broker"))
+	expect.NoError(t, binaries.Own(t.Context(), t.Logf, dir, "./broker"))
 	ledgers := &sync.RWMutex{}
 	for i := range h.brokers {
 		gateway, err := newGateway(config, ledgers, blind)

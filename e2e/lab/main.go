@@ -27,7 +27,8 @@ const usage = `usage: lab COMMAND
   status            exit 0 if all clusters are running
   down              remove everything that up created
   images            build Spillway's images into the cache and print their paths
-  program NAME …    build programs into the cache and print their paths`
+  program NAME …    build programs into the cache and print their paths
+  run PACKAGE ARG … build a program of this project and run it`
 
 func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -57,6 +58,11 @@ func run(ctx context.Context, args []string) error {
 			fmt.Println(paths[name])
 		}
 		return nil
+	case "run":
+		if len(args) < 2 {
+			return fmt.Errorf("run needs a package\n%s", usage)
+		}
+		return runProgram(ctx, log, args[1], args[2:])
 	case "images":
 		images, err := install.Images(ctx, log)
 		for _, i := range images {
@@ -118,6 +124,24 @@ func run(ctx context.Context, args []string) error {
 	}
 	log("the lab is ready: export KUBECONFIG=%s; contexts kind-hub, kind-rome, kind-paris, kind-berlin", lab.Kubeconfig)
 	return nil
+}
+
+// runProgram runs one of the project's programs in place of this one. Unlike go run, it logs
+// the progress of compiling.
+func runProgram(ctx context.Context, log binaries.Log, pkg string, args []string) error {
+	cache, err := binaries.CacheDir()
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(cache, "run")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := binaries.Own(ctx, log, dir, pkg); err != nil {
+		return err
+	}
+	program := filepath.Join(dir, filepath.Base(pkg))
+	return syscall.Exec(program, append([]string{program}, args...), os.Environ())
 }
 
 func open(ctx context.Context, log binaries.Log) (*cluster.Lab, string, error) {

@@ -37,6 +37,7 @@ import (
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
+	"github.com/spillway-dev/spillway/e2e/playground/kubelet"
 	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
 
@@ -51,7 +52,7 @@ const (
 )
 
 // provider is an API server with Kubernetes' own scheduler and the provider's side of an
-// agent. Unless startKubelets is called, the nodes have no kubelet: what is measured ends
+// agent. Unless StartKubelets is called, the nodes have no kubelet: what is measured ends
 // when a pod is bound.
 type provider struct {
 	dir     string
@@ -127,7 +128,7 @@ func (p *provider) startScheduler(name string) error {
 
 // startSpillwayScheduler starts Spillway's scheduler beside that of the cluster.
 func (p *provider) startSpillwayScheduler(ctx context.Context) error {
-	if err := binaries.Own(ctx, p.dir, "./scheduler-plugin"); err != nil {
+	if err := binaries.Own(ctx, controlplane.Log, p.dir, "./scheduler-plugin"); err != nil {
 		return err
 	}
 	return p.runScheduler(filepath.Join(p.dir, "scheduler-plugin"), broker.SchedulerName,
@@ -148,16 +149,6 @@ profiles: [{schedulerName: %s%s}]
 	}
 	_, err := p.cluster.Run(process.Spec{Name: name, Path: program, Dir: p.cluster.Dir(), Args: append(flags, "--config="+file, "--secure-port=0")})
 	return err
-}
-
-// startKubelets has kwok run the pods that are bound, as the playground does: a container
-// takes 0.3 to 0.9 s to start.
-func (p *provider) startKubelets(ctx context.Context) error {
-	kwok, err := binaries.Program(ctx, "kwok", controlplane.Log)
-	if err != nil {
-		return err
-	}
-	return p.cluster.StartKubelets(kwok, 200)
 }
 
 // startAgent runs the part of the agent that holds capacity.
@@ -223,7 +214,7 @@ func (p *provider) addNode(ctx context.Context, name string, milli int64) error 
 	}
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Annotations: map[string]string{cluster.FakeNode: "fake"},
+			Name: name, Annotations: map[string]string{kubelet.Simulated: "true"},
 			Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelArchStable: guest.Arch, corev1.LabelOSStable: guest.OS},
 		},
 		Status: corev1.NodeStatus{Capacity: amount, Allocatable: amount, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},

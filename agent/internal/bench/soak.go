@@ -116,7 +116,7 @@ func (a arm) run(ctx context.Context) (o outcome, err error) {
 	if err != nil {
 		return o, err
 	}
-	if err := p.startKubelets(ctx); err != nil {
+	if err := p.cluster.StartKubelets(200 * time.Second); err != nil {
 		return o, err
 	}
 	for i := range heldNodes {

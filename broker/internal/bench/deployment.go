@@ -94,7 +94,7 @@ func deploy(ctx context.Context) (_ *deployment, err error) {
 	}
 	if d.program = *brokerPath; d.program == "" {
 		d.program = filepath.Join(d.dir, "broker")
-		if err := binaries.Own(ctx, d.dir, "./broker"); err != nil {
+		if err := binaries.Own(ctx, controlplane.Log, d.dir, "./broker"); err != nil {
 			return nil, err
 		}
 	}

@@ -20,8 +20,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // KubernetesVersion of every control plane and node that the project starts.
@@ -32,9 +30,7 @@ const KubernetesVersion = "v1.35.4"
 // package is compiled once for all of them.
 const (
 	upstream = "e2e/lab/binaries/upstream"
-	// kwok does not compile with upstream's version of Kubernetes.
-	kwok  = "e2e/lab/binaries/kwok"
-	tools = ".tools"
+	tools    = ".tools"
 )
 
 // program is a package to build, which has the program's name as its last
@@ -58,13 +54,13 @@ var programs = byName(
 	program{upstream, "github.com/containernetworking/plugins/plugins/main/ptp"},
 	program{upstream, "./coredns"},
 	program{upstream, "helm.sh/helm/v3/cmd/helm"},
+	program{upstream, "./render"},
 	program{upstream, "./metrics-server"},
 	program{upstream, "./kube-router"},
 	program{upstream, "github.com/liqotech/liqo/cmd/liqo-controller-manager"},
 	program{upstream, "github.com/liqotech/liqo/cmd/crd-replicator"},
 	program{upstream, "github.com/liqotech/liqo/cmd/webhook"},
 	program{upstream, "github.com/liqotech/liqo/cmd/virtual-kubelet"},
-	program{kwok, "sigs.k8s.io/kwok/cmd/kwok"},
 	program{tools, "sigs.k8s.io/controller-tools/cmd/controller-gen"},
 	program{tools, "gotest.tools/gotestsum"},
 	program{tools, "honnef.co/go/tools/cmd/staticcheck"},
@@ -120,6 +116,13 @@ func CacheDir() (string, error) {
 // Log logs a line of progress.
 type Log func(format string, args ...any)
 
+func orDiscard(log Log) Log {
+	if log == nil {
+		return func(string, ...any) {}
+	}
+	return log
+}
+
 // Program is Programs for one program. log may be nil.
 func Program(ctx context.Context, name string, log Log) (string, error) {
 	paths, err := Programs(ctx, log, name)
@@ -130,9 +133,7 @@ func Program(ctx context.Context, name string, log Log) (string, error) {
 // hold are built first: one go build for each module, since packages that the
 // programs share are compiled once and programs are linked in parallel.
 func Programs(ctx context.Context, log Log, names ...string) (map[string]string, error) {
-	if log == nil {
-		log = func(string, ...any) {}
-	}
+	log = orDiscard(log)
 	root, err := Root()
 	if err != nil {
 		return nil, err
@@ -153,38 +154,25 @@ func Programs(ctx context.Context, log Log, names ...string) (map[string]string,
 			missing[p.module] = append(missing[p.module], name)
 		}
 	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(1 + len(missing))
-	group.Go(func() error {
-		// One module after the other: two builds at once would compile the
-		// packages that they share twice.
-		for _, module := range []string{upstream, kwok, tools} {
-			if err := buildMissing(ctx, filepath.Join(root, module), missing[module], log); err != nil {
-				return err
-			}
+	// One module after the other: two builds at once would compile the packages that they
+	// share twice.
+	for _, module := range []string{upstream, tools} {
+		if err := buildMissing(ctx, filepath.Join(root, module), missing[module], log); err != nil {
+			return nil, err
 		}
-		return nil
-	})
-	for module, names := range missing {
-		if module == upstream {
-			continue // its build begins with the download
-		}
-		group.Go(func() error {
-			_, err := goCommand(ctx, filepath.Join(root, module), nil, append([]string{"list", "-deps"}, packages(names)...)...)
-			return err
-		})
 	}
-	return paths, group.Wait()
+	return paths, nil
 }
 
 // Own builds packages of the project, as "./broker", into dir. Each program is
-// named after its package's folder. The Go build cache makes a repetition quick.
-func Own(ctx context.Context, dir string, packages ...string) error {
+// named after its package's folder. The Go build cache makes a repetition quick. log may
+// be nil.
+func Own(ctx context.Context, log Log, dir string, packages ...string) error {
 	root, err := Root()
 	if err != nil {
 		return err
 	}
-	return goBuild(ctx, root, dir, nil, packages...)
+	return goBuild(ctx, root, dir, orDiscard(log), packages...)
 }
 
 // ModuleDir returns the directory of a module that upstream requires, and its

@@ -26,6 +26,7 @@ const (
 
 // packages are the Debian packages that provide the programs the lab needs.
 var packages = map[string]string{
+	"apt-get":     "apt",
 	"debootstrap": "debootstrap",
 	"iptables":    "iptables",
 	"ip":          "iproute2",
@@ -77,7 +78,7 @@ func installPackages(ctx context.Context, log binaries.Log, dockerRuns bool) err
 		return nil
 	}
 	if _, err := os.Stat("/etc/debian_version"); err != nil {
-		return fmt.Errorf("%s missing, and this is not Debian: install it, then run this again", strings.Join(missing, ", "))
+		return fmt.Errorf("the lab needs %s, and installs it on Debian only: install it, then run this again", strings.Join(missing, ", "))
 	}
 	log("installing %s from Debian …", strings.Join(missing, ", "))
 	// The packages must not start their services: the lab starts its own.
@@ -124,7 +125,7 @@ func start(ctx context.Context, log binaries.Log) error {
 			return err
 		}
 		dir := filepath.Join(cache, "lab")
-		if err := binaries.Own(ctx, dir, "./e2e/lab/caprunc"); err != nil {
+		if err := binaries.Own(ctx, log, dir, "./e2e/lab/caprunc"); err != nil {
 			return err
 		}
 		log("CAP_SYS_RESOURCE is missing: containers run without it")

@@ -128,7 +128,7 @@ func Images(ctx context.Context, log binaries.Log) ([]Image, error) {
 	for _, o := range own {
 		packages = append(packages, o.pkg)
 	}
-	if err := binaries.Own(ctx, dir, packages...); err != nil {
+	if err := binaries.Own(ctx, log, dir, packages...); err != nil {
 		return nil, err
 	}
 	var images []Image

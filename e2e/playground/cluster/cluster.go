@@ -33,10 +33,7 @@ const (
 
 // Programs are the paths of what a control plane is made of.
 type Programs struct {
-	Etcd, APIServer, ControllerManager, Kwok string
-	// Scheduler is Spillway's, which without a configuration is plain
-	// kube-scheduler.
-	Scheduler string
+	Etcd, APIServer, ControllerManager string
 }
 
 // Options of a cluster.
@@ -48,12 +45,11 @@ type Options struct {
 	// DefaultTimings keeps the timings of Kubernetes instead of EvictAfter, and makes
 	// heartbeats rarer than those of real nodes instead of NodeGrace.
 	DefaultTimings bool
-	// APIOnly leaves out all but etcd and the API server, which gets APIServerFlags in addition.
-	APIOnly        bool
+	// APIServerFlags are added to those of the API server.
 	APIServerFlags []string
 }
 
-// Cluster is a control plane that runs.
+// Cluster is a control plane.
 type Cluster struct {
 	Name string
 	// Endpoint of the API server, https://127.0.0.1:<port>, and CA its authority.
@@ -67,15 +63,17 @@ type Cluster struct {
 	Client client.WithWatch
 	Set    kubernetes.Interface
 
-	options Options
-	mu      sync.Mutex
-	all     []*process.Process
+	options      Options
+	stopKubelets func()
+	mu           sync.Mutex
+	all          []*process.Process
 }
 
 // attempts at starting on ports that were free a moment before.
 const attempts = 4
 
-// Start brings a control plane up and returns when its API server is ready.
+// Start starts etcd and the API server and returns when that is ready. Without
+// StartControllers and StartScheduler, nothing else runs.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
 	for attempt := 1; ; attempt++ {
 		dir := o
@@ -94,7 +92,7 @@ func start(ctx context.Context, o Options) (_ *Cluster, err error) {
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	c := &Cluster{Name: o.Name, options: o}
+	c := &Cluster{Name: o.Name, options: o, stopKubelets: func() {}}
 	defer func() {
 		if err != nil {
 			c.Kill()
@@ -114,13 +112,7 @@ func start(ctx context.Context, o Options) (_ *Cluster, err error) {
 	if err := c.startAPIServer(port); err != nil {
 		return nil, err
 	}
-	if err := c.awaitAPIServer(ctx); err != nil {
-		return nil, err
-	}
-	if o.APIOnly {
-		return c, nil
-	}
-	return c, c.startControllers()
+	return c, c.awaitAPIServer(ctx)
 }
 
 // makeKeys writes every certificate of the cluster.
@@ -250,6 +242,7 @@ func (c *Cluster) Err() error {
 
 // Kill kills every process of the cluster with SIGKILL, as a power cut would.
 func (c *Cluster) Kill() {
+	c.stopKubelets()
 	for _, p := range slices.Backward(c.Processes()) {
 		p.Kill()
 	}
@@ -258,6 +251,7 @@ func (c *Cluster) Kill() {
 // Stop sends SIGTERM to the programs beside the control plane, and then ends the
 // control plane.
 func (c *Cluster) Stop(grace time.Duration) {
+	c.stopKubelets()
 	var stopping sync.WaitGroup
 	for _, p := range c.Processes() {
 		stopping.Go(func() { p.Stop(grace) })

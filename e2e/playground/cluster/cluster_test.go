@@ -21,28 +21,26 @@ import (
 )
 
 // programs builds, or finds in the cache, what a control plane is made of.
-func programs(t *testing.T) cluster.Programs {
+func programs(t *testing.T) (p cluster.Programs, scheduler string) {
 	t.Helper()
-	var p cluster.Programs
 	var err error
-	for name, path := range map[string]*string{"etcd": &p.Etcd, "kube-apiserver": &p.APIServer, "kube-controller-manager": &p.ControllerManager, "kwok": &p.Kwok} {
+	for name, path := range map[string]*string{"etcd": &p.Etcd, "kube-apiserver": &p.APIServer, "kube-controller-manager": &p.ControllerManager} {
 		if *path, err = binaries.Program(t.Context(), name, t.Logf); err != nil {
 			t.Fatal(err)
 		}
 	}
 	dir := t.TempDir()
-	p.Scheduler = filepath.Join(dir, "scheduler-plugin")
-	if err := binaries.Own(t.Context(), dir, "./scheduler-plugin"); err != nil {
+	if err := binaries.Own(t.Context(), t.Logf, dir, "./scheduler-plugin"); err != nil {
 		t.Fatal(err)
 	}
-	return p
+	return p, filepath.Join(dir, "scheduler-plugin")
 }
 
 // TestCompleteControlPlane runs a Deployment and a Job on a cluster that nothing
 // was installed on.
 func TestCompleteControlPlane(t *testing.T) {
 	ctx := t.Context()
-	p := programs(t)
+	p, scheduler := programs(t)
 	start := time.Now()
 	c, err := cluster.Start(ctx, cluster.Options{Name: "rome", Dir: filepath.Join(t.TempDir(), "rome"), Programs: p})
 	if err != nil {
@@ -61,6 +59,8 @@ func TestCompleteControlPlane(t *testing.T) {
 			}
 		}
 	})
+	expect.NoError(t, c.StartControllers())
+	expect.NoError(t, c.StartScheduler(scheduler))
 	t.Logf("timing: the API server was ready after %s", time.Since(start))
 	capacity := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi")}
 	if err := c.AddNodes(ctx, "node", 2, capacity, nil); err != nil {

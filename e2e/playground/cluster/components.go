@@ -1,21 +1,13 @@
 package cluster
 
 import (
-	_ "embed"
 	"fmt"
 	"slices"
+	"time"
 
+	"github.com/spillway-dev/spillway/e2e/playground/kubelet"
 	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
-
-// FakeNode is the annotation of the nodes that kwok simulates. It changes no others,
-// in particular no virtual nodes.
-const FakeNode = "kwok.x-k8s.io/node"
-
-// stages configure what kwok does with pods and nodes.
-//
-//go:embed stages.yaml
-var stages []byte
 
 // startAPIServer starts etcd and the API server. Between them is a socket file
 // instead of a port: no other program can take it, and only its owner has access.
@@ -80,56 +72,48 @@ func (c *Cluster) runServer(spec process.Spec) (*process.Process, error) {
 	return c.Run(spec)
 }
 
-// StartKubelets starts kwok, which runs the pods of the nodes with annotation FakeNode.
-func (c *Cluster) StartKubelets(kwok string, leaseSeconds int) error {
-	if err := writeFiles(c.options.Dir, map[string][]byte{"stages.yaml": stages}); err != nil {
-		return err
+// StartKubelets simulates the kubelets of the nodes with annotation kubelet.Simulated, until
+// the cluster ends.
+func (c *Cluster) StartKubelets(lease time.Duration) error {
+	stop, err := kubelet.Start(c.Admin, lease)
+	if err == nil {
+		c.stopKubelets = stop
 	}
-	_, err := c.runServer(process.Spec{Name: "kwok", Path: kwok, Dir: c.options.Dir, Args: []string{
-		"--kubeconfig=admin.kubeconfig",
-		"--config=stages.yaml",
-		"--manage-all-nodes=false",
-		"--manage-nodes-with-annotation-selector=" + FakeNode + "=fake",
-		fmt.Sprintf("--node-lease-duration-seconds=%d", leaseSeconds),
-		"--node-ip=127.0.0.1",
-	}})
 	return err
 }
 
-// startControllers starts the rest of the control plane, and kwok.
-func (c *Cluster) startControllers() error {
-	var monitoring []string
-	// A lease is renewed when a quarter of it is over.
-	leaseSeconds := 20
+// StartControllers starts kube-controller-manager and the kubelets.
+func (c *Cluster) StartControllers() error {
+	monitoring := []string{"--node-monitor-period=1s", fmt.Sprintf("--node-monitor-grace-period=%s", NodeGrace)}
+	lease := 20 * time.Second
 	if c.options.DefaultTimings {
 		// Heartbeats of a thousand nodes must not dominate the measurement.
-		leaseSeconds = 200
-		monitoring = []string{"--node-monitor-grace-period=4m"}
-	} else {
-		monitoring = []string{"--node-monitor-period=1s", fmt.Sprintf("--node-monitor-grace-period=%s", NodeGrace)}
+		monitoring, lease = []string{"--node-monitor-grace-period=4m"}, 200*time.Second
 	}
-	for _, spec := range []process.Spec{
-		{Name: "kube-controller-manager", Path: c.options.Programs.ControllerManager, Args: append(monitoring,
-			"--kubeconfig=controller-manager.kubeconfig",
-			"--service-account-private-key-file=sa.key",
-			"--root-ca-file=ca.crt",
-			"--use-service-account-credentials=true",
-			// The default of 20 requests a second would limit any crowd of pods.
-			"--kube-api-qps=200", "--kube-api-burst=400",
-			"--leader-elect=false",
-			"--secure-port=0",
-		)},
-		{Name: "kube-scheduler", Path: c.options.Programs.Scheduler, Args: []string{
-			"--kubeconfig=scheduler.kubeconfig",
-			"--leader-elect=false",
-			"--secure-port=0",
-			"--steering-listen=",
-		}},
-	} {
-		spec.Dir = c.options.Dir
-		if _, err := c.runServer(spec); err != nil {
-			return err
-		}
+	_, err := c.runServer(process.Spec{Name: "kube-controller-manager", Path: c.options.Programs.ControllerManager, Dir: c.options.Dir, Args: append(monitoring,
+		"--kubeconfig=controller-manager.kubeconfig",
+		"--service-account-private-key-file=sa.key",
+		"--root-ca-file=ca.crt",
+		"--use-service-account-credentials=true",
+		// The default of 20 requests a second would limit any crowd of pods.
+		"--kube-api-qps=200", "--kube-api-burst=400",
+		"--leader-elect=false",
+		"--secure-port=0",
+	)})
+	if err != nil {
+		return err
 	}
-	return c.StartKubelets(c.options.Programs.Kwok, leaseSeconds)
+	return c.StartKubelets(lease)
+}
+
+// StartScheduler starts Spillway's scheduler, which without a configuration is plain
+// kube-scheduler.
+func (c *Cluster) StartScheduler(program string) error {
+	_, err := c.runServer(process.Spec{Name: "kube-scheduler", Path: program, Dir: c.options.Dir, Args: []string{
+		"--kubeconfig=scheduler.kubeconfig",
+		"--leader-elect=false",
+		"--secure-port=0",
+		"--steering-listen=",
+	}})
+	return err
 }

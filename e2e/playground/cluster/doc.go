@@ -1,5 +1,5 @@
 // Package cluster runs complete Kubernetes control planes as plain processes:
-// etcd, API server, controller manager and scheduler, with kwok where the nodes
-// and their containers would be. Everything listens on 127.0.0.1 only, and all
+// etcd, API server, controller manager and scheduler, with package kubelet where the
+// nodes and their containers would be. Everything listens on 127.0.0.1 only, and all
 // state lies in one directory.
 package cluster

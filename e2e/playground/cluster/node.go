@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/spillway-dev/spillway/e2e/playground/kubelet"
 )
 
 // maxPods is how many pods a node takes, as kubelets do by default.
@@ -28,7 +30,7 @@ func (c *Cluster) AddNodes(ctx context.Context, prefix string, count int, resour
 			Labels: map[string]string{
 				corev1.LabelHostname: name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64",
 			},
-			Annotations: map[string]string{FakeNode: "fake"},
+			Annotations: map[string]string{kubelet.Simulated: "true"},
 		}, Status: corev1.NodeStatus{Capacity: resources, Allocatable: resources}}
 		maps.Copy(node.Labels, labels)
 		if err := c.Client.Create(ctx, node); err != nil {

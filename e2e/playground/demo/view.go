@@ -19,8 +19,8 @@ Spillway: pods that do not fit in their cluster run in another, without operator
 Real here: four Kubernetes API servers with their etcd, controller managers,
 schedulers and certificates; Spillway's broker, agents, scheduler and virtual
 node, installed from its charts, with their RBAC and policies.
-Simulated: nodes, containers and networks. kwok simulates them: pods "run" without
-a process, so there are no logs and no exec.
+Simulated: nodes, containers and networks. Pods "run" without a process, so there
+are no logs and no exec.
 Shortened: an advertisement is stale after 15 s instead of 10 min, capacity is
 released after 3 s, an idle peering after 10 s, and pods leave a lost node after 2 s.
 

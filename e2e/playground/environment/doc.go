@@ -1,7 +1,7 @@
 // Package environment runs Spillway on complete clusters, without docker and without
 // privileges: control planes as processes (package cluster), the charts installed on
 // each, and the charts' programs running as their ServiceAccounts, with the charts'
-// RBAC and policies. kwok simulates kubelets and containers.
+// RBAC and policies. Package kubelet simulates kubelets and containers.
 //
 //	p, err := environment.Start(ctx, environment.Options{Members: …})
 //	defer p.Stop()

@@ -75,7 +75,8 @@ type Playground struct {
 
 	options  Options
 	state    state
-	programs Programs
+	upstream cluster.Programs
+	own      *promise[map[string]string] // the project's programs
 	hub      hubAccess
 	mu       sync.Mutex
 	clusters map[string]*cluster.Cluster
@@ -87,7 +88,7 @@ func Start(ctx context.Context, o Options) (_ *Playground, err error) {
 	if o.Log == nil {
 		o.Log = func(string, ...any) {}
 	}
-	programs, err := Build(ctx, o.Log)
+	upstream, err := buildUpstream(ctx, o.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +96,7 @@ func Start(ctx context.Context, o Options) (_ *Playground, err error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Playground{Dir: state.dir, options: o, state: state, programs: programs, clusters: map[string]*cluster.Cluster{}}
+	p := &Playground{Dir: state.dir, options: o, state: state, upstream: upstream, own: newPromise[map[string]string](), clusters: map[string]*cluster.Cluster{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, errors.New(p.Logs(12)), p.Stop())
@@ -103,35 +104,25 @@ func Start(ctx context.Context, o Options) (_ *Playground, err error) {
 	}()
 	o.Log("starting %d control planes …", len(o.Members)+1)
 	group, within := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		own, err := buildOwn(within, o.Log)
+		p.own.keep(own, err)
+		return err
+	})
 	hub := newPromise[hubAccess]()
 	group.Go(func() error {
-		c, err := p.start(within, Hub, true)
+		c, err := p.start(within, Hub)
 		if err != nil {
 			return err
 		}
 		if p.hub, err = p.installBroker(within, c); err != nil {
 			return err
 		}
-		hub.keep(p.hub)
+		hub.keep(p.hub, nil)
 		return nil
 	})
 	for _, m := range o.Members {
-		group.Go(func() error {
-			c, err := p.start(within, m.Name, false)
-			if err != nil {
-				return err
-			}
-			for _, nodes := range m.Nodes {
-				if err := c.AddNodes(within, nodes.Prefix, nodes.Count, nodes.Resources, nodes.Labels); err != nil {
-					return err
-				}
-			}
-			access, err := hub.wait(within)
-			if err != nil {
-				return err
-			}
-			return p.installAgent(within, c, m, access)
-		})
+		group.Go(func() error { return p.startMember(within, m, hub) })
 	}
 	if err := group.Wait(); err != nil {
 		return nil, err
@@ -140,8 +131,36 @@ func Start(ctx context.Context, o Options) (_ *Playground, err error) {
 	return p, p.await(ctx, "every member has joined and its nodes are ready", 3*time.Minute, p.joined)
 }
 
-func (p *Playground) start(ctx context.Context, name string, apiOnly bool) (*cluster.Cluster, error) {
-	c, err := cluster.Start(ctx, cluster.Options{Name: name, Dir: filepath.Join(p.Dir, name), Programs: p.programs.Programs, APIOnly: apiOnly, DefaultTimings: p.options.DefaultTimings})
+// startMember starts as much of a member as is possible without the hub, and then the rest.
+func (p *Playground) startMember(ctx context.Context, m Member, hub *promise[hubAccess]) error {
+	c, err := p.start(ctx, m.Name)
+	if err != nil {
+		return err
+	}
+	if err := c.StartControllers(); err != nil {
+		return err
+	}
+	for _, nodes := range m.Nodes {
+		if err := c.AddNodes(ctx, nodes.Prefix, nodes.Count, nodes.Resources, nodes.Labels); err != nil {
+			return err
+		}
+	}
+	own, err := p.own.wait(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.StartScheduler(own["spillway-scheduler"]); err != nil {
+		return err
+	}
+	access, err := hub.wait(ctx)
+	if err != nil {
+		return err
+	}
+	return p.installAgent(ctx, c, m, access)
+}
+
+func (p *Playground) start(ctx context.Context, name string) (*cluster.Cluster, error) {
+	c, err := cluster.Start(ctx, cluster.Options{Name: name, Dir: filepath.Join(p.Dir, name), Programs: p.upstream, DefaultTimings: p.options.DefaultTimings})
 	if err != nil {
 		return nil, err
 	}
@@ -257,19 +276,20 @@ func (p *Playground) await(ctx context.Context, what string, timeout time.Durati
 type promise[T any] struct {
 	kept  chan struct{}
 	value T
+	err   error
 }
 
 func newPromise[T any]() *promise[T] { return &promise[T]{kept: make(chan struct{})} }
 
-func (p *promise[T]) keep(value T) {
-	p.value = value
+func (p *promise[T]) keep(value T, err error) {
+	p.value, p.err = value, err
 	close(p.kept)
 }
 
 func (p *promise[T]) wait(ctx context.Context) (T, error) {
 	select {
 	case <-p.kept:
-		return p.value, nil
+		return p.value, p.err
 	case <-ctx.Done():
 		var none T
 		return none, ctx.Err()

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/manifests"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 )
 
@@ -24,11 +25,11 @@ type hubAccess struct{ url, caHash, token string }
 // installBroker applies the broker's chart to the hub and runs the broker.
 func (p *Playground) installBroker(ctx context.Context, c *cluster.Cluster) (hubAccess, error) {
 	values := slices.Concat([]string{"tls.sans={127.0.0.1}"}, p.times(impatientBroker), p.options.BrokerValues)
-	chart, err := render(ctx, p.programs.Helm, p.Dir, "broker", values, "")
+	chart, err := render(ctx, p.Dir, "broker", values, "", "")
 	if err != nil {
 		return hubAccess{}, err
 	}
-	if err := chart.apply(ctx, c.Client); err != nil {
+	if err := manifests.Apply(ctx, c.Client, chart.objects); err != nil {
 		return hubAccess{}, fmt.Errorf("installing the broker: %w", err)
 	}
 	ports, err := p.run(ctx, c, chart, "spillway-broker", patientLeader)
@@ -59,7 +60,7 @@ func (p *Playground) installAgent(ctx context.Context, c *cluster.Cluster, m Mem
 		// The pods are ordinary ones, without a securityContext.
 		"guests.podSecurity=baseline",
 	}, p.times(impatientAgent), m.Values)
-	chart, err := render(ctx, p.programs.Helm, p.Dir, "agent", values, "join.token="+hub.token)
+	chart, err := render(ctx, p.Dir, "agent", values, "join.token", hub.token)
 	if err != nil {
 		return err
 	}
@@ -70,7 +71,7 @@ func (p *Playground) installAgent(ctx context.Context, c *cluster.Cluster, m Mem
 	if err := chart.connectScheduler(accessPath(c, "spillway-scheduler")); err != nil {
 		return err
 	}
-	if err := chart.apply(ctx, c.Client); err != nil {
+	if err := manifests.Apply(ctx, c.Client, chart.objects); err != nil {
 		return fmt.Errorf("installing the agent in %s: %w", m.Name, err)
 	}
 	if _, err := p.run(ctx, c, chart, "spillway-agent", nil); err != nil || !m.Overflows {
@@ -113,7 +114,11 @@ func (p *Playground) run(ctx context.Context, c *cluster.Cluster, chart chart, n
 	if deployment == nil {
 		return nil, fmt.Errorf("the chart for %s has no Deployment %s", c.Name, name)
 	}
-	ports, err := run(ctx, c, deployment, p.programs.Own[name], override)
+	own, err := p.own.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ports, err := run(ctx, c, deployment, own[name], override)
 	if err != nil {
 		return nil, fmt.Errorf("running %s in %s: %w", name, c.Name, err)
 	}

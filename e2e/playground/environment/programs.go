@@ -14,14 +14,6 @@ import (
 // Log takes progress, a line each.
 type Log = binaries.Log
 
-// Programs are the paths of all programs that the playground runs.
-type Programs struct {
-	cluster.Programs
-	Helm string
-	// Own are the project's programs by the name of their Deployment.
-	Own map[string]string
-}
-
 // own are the packages of the project's programs.
 var own = map[string]string{
 	"spillway-broker":       "./broker",
@@ -30,36 +22,36 @@ var own = map[string]string{
 	"spillway-virtual-node": "./virtual-node",
 }
 
-// Build builds the programs that the cache does not hold: minutes on the first
-// run on a machine, seconds from then on.
-func Build(ctx context.Context, log Log) (Programs, error) {
-	programs := Programs{Own: map[string]string{}}
+// buildUpstream builds what a control plane is made of and what renders charts, if the
+// cache does not hold it: minutes on the first run on a machine.
+func buildUpstream(ctx context.Context, log Log) (cluster.Programs, error) {
+	paths, err := binaries.Programs(ctx, log, "etcd", "kube-apiserver", "kube-controller-manager", "render")
+	return cluster.Programs{Etcd: paths["etcd"], APIServer: paths["kube-apiserver"], ControllerManager: paths["kube-controller-manager"]}, err
+}
+
+// buildOwn builds the project's programs and returns their paths by the name of their
+// Deployment.
+func buildOwn(ctx context.Context, log Log) (map[string]string, error) {
 	cache, err := binaries.CacheDir()
 	if err != nil {
-		return programs, err
+		return nil, err
 	}
 	dir := filepath.Join(cache, "playground")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return programs, err
+		return nil, err
 	}
 	unlock, err := binaries.Lock(ctx, filepath.Join(dir, "lock"))
 	if err != nil {
-		return programs, err
+		return nil, err
 	}
 	defer unlock()
-	upstream, err := binaries.Programs(ctx, log, "etcd", "kube-apiserver", "kube-controller-manager", "kwok", "helm")
-	if err != nil {
-		return programs, err
-	}
 	log("building Spillway's own programs …")
-	if err := binaries.Own(ctx, dir, slices.Collect(maps.Values(own))...); err != nil {
-		return programs, err
+	if err := binaries.Own(ctx, log, dir, slices.Collect(maps.Values(own))...); err != nil {
+		return nil, err
 	}
+	paths := map[string]string{}
 	for name, pkg := range own {
-		programs.Own[name] = filepath.Join(dir, pkg)
+		paths[name] = filepath.Join(dir, pkg)
 	}
-	programs.Etcd, programs.APIServer, programs.ControllerManager = upstream["etcd"], upstream["kube-apiserver"], upstream["kube-controller-manager"]
-	programs.Kwok, programs.Helm = upstream["kwok"], upstream["helm"]
-	programs.Scheduler = programs.Own["spillway-scheduler"]
-	return programs, nil
+	return paths, nil
 }

@@ -57,7 +57,7 @@ func startHome(ctx context.Context, nodes int) (h *home, err error) {
 	if h.dir, err = os.MkdirTemp("", "spillway-bench-"); err != nil {
 		return h, err
 	}
-	if err := binaries.Own(ctx, h.dir, "./scheduler-plugin"); err != nil {
+	if err := binaries.Own(ctx, controlplane.Log, h.dir, "./scheduler-plugin"); err != nil {
 		return h, err
 	}
 	h.program = filepath.Join(h.dir, "scheduler-plugin")

@@ -4,8 +4,6 @@ import (
 	"encoding/pem"
 	"fmt"
 	"net/http/httptest"
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -19,17 +17,15 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
-	"github.com/spillway-dev/spillway/e2e/lab/binaries"
+	"github.com/spillway-dev/spillway/e2e/manifests"
 )
 
 // guestChange is how a ShadowPod differs from one without resources and affinity, and how the
@@ -145,20 +141,11 @@ func sidecar(name, cpu string) corev1.Container {
 // installGuestsPolicy creates the chart's policy for guests.
 func installGuestsPolicy(t *testing.T, core client.Client) {
 	t.Helper()
-	helm, err := binaries.Program(t.Context(), "helm", nil)
-	expect.NoError(t, err)
-	home := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), helm, "template", "spillway-agent", "../../../../charts/agent", "--show-only", "templates/liqo-consumers.yaml",
+	objects, err := manifests.Chart(t.Context(), "agent",
 		"--set", "clusterID=paris,hold=none,guests.podSecurity=baseline,join.token=t,broker.url=https://192.0.2.1:8443,broker.caHash=sha256:"+strings.Repeat("0", 64))
-	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
-	text, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("rendering the chart: %v\n%s", err, text)
-	}
+	expect.NoError(t, err)
 	created := 0
-	for document := range strings.SplitSeq(string(text), "\n---") {
-		object := &unstructured.Unstructured{}
-		expect.NoError(t, yaml.Unmarshal([]byte(document), &object.Object))
+	for _, object := range objects {
 		if object.GetName() == "spillway-guests" {
 			expect.NoError(t, core.Create(t.Context(), object))
 			created++
