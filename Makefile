@@ -68,7 +68,7 @@ images: ## Build the container images as archives and print their paths
 	@$(LAB) images
 
 .PHONY: lab
-lab: ## Create the kind clusters hub, rome, paris and berlin with Liqo and Spillway (DRIVER=direct: peer without Liqo)
+lab: ## Create the kind clusters hub, rome, paris and berlin with Liqo and Spillway (DRIVER=direct: Spillway peers without it)
 	@$(LAB) up $(DRIVER)
 
 .PHONY: lab-down
@@ -76,7 +76,7 @@ lab-down: ## Remove the lab: containers, network, routes, and dockerd if the lab
 	@$(LAB) down
 
 .PHONY: e2e
-e2e: ## Run the scenarios on the lab with each driver (creates the lab if needed, and then removes it)
+e2e: ## Run the scenarios on the lab: all with Liqo, then with driver direct what needs kubelets; DRIVER=liqo or direct: all with that (as root; creates the lab if needed, and then removes it)
 	@.ci/e2e
 
 # What the targets below act on: a chart, in the cluster of kubectl's current context.

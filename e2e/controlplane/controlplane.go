@@ -1,6 +1,11 @@
 // Package controlplane starts real API servers for tests and benches: etcd and
-// kube-apiserver as plain processes, from the project's own builds, with
-// Spillway's CRDs installed. The tests of a package share them.
+// kube-apiserver as plain processes, from the project's own builds. There is no
+// controller and no scheduler (see StartControllers and StartScheduler), and no
+// admission of ServiceAccounts.
+//
+// The tests of a package use a server one after the other. After each it is
+// reset: a test fails that leaves what cannot be removed, or a manager that still
+// writes. The package needs a TestMain that calls Main.
 package controlplane
 
 import (
@@ -61,8 +66,8 @@ func run(ctx context.Context, o cluster.Options, crds []string) (*cluster.Cluste
 // Log prints what takes long to standard error, which leaves standard output to results.
 func Log(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
-// Start gives a test an API server with Spillway's CRDs, or fails the test. The first run on a
-// machine builds the servers, which takes minutes.
+// Start gives a test an API server with Spillway's CRDs, and those of extraCRDs (files or
+// folders), or fails the test. The first run on a machine builds the servers, which takes minutes.
 func Start(t testing.TB, extraCRDs ...string) *rest.Config {
 	t.Helper()
 	paths, err := crds()
@@ -91,7 +96,7 @@ func StartOwn(t testing.TB) *rest.Config {
 	return use(t, paths, nil, t.Name())
 }
 
-// InstallCRDs installs Spillway's CRDs on such a one.
+// InstallCRDs installs Spillway's CRDs on an API server of StartBare.
 func InstallCRDs(t testing.TB, config *rest.Config) {
 	t.Helper()
 	paths, err := crds()

@@ -32,7 +32,8 @@ var shared struct {
 	uses int
 }
 
-// Main runs the tests of a package that uses Start, and then stops its API servers:
+// Main runs the tests of a package that uses Start, StartBare or StartOwn, and then stops its API
+// servers:
 //
 //	func TestMain(m *testing.M) { controlplane.Main(m) }
 func Main(m *testing.M) {

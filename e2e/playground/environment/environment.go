@@ -56,7 +56,8 @@ type NodeGroup struct {
 	Labels    map[string]string
 }
 
-// shortTimings are chart values that shorten timeouts and grace periods to seconds.
+// impatientBroker and impatientAgent are chart values that shorten timeouts and grace periods to
+// seconds.
 var (
 	impatientBroker = []string{"config.staleAfter=15s", "config.freshFor=12s"}
 	impatientAgent  = []string{"advertisement.requeueInterval=2s", "release.grace=3s", "peering.idleTime=10s", "peering.finishedPodRetention=5s", "peering.providerLostAfter=15s"}

@@ -2,8 +2,8 @@
 // heartbeats, pods start and end, and no container runs. There are no logs, no exec, no
 // traffic, no probes and no volumes.
 //
-// What a container does is read from its arguments: "serve" runs until it is deleted,
-// "work <duration>" ends by itself after that time, with exit code 0.
+// A pod whose first container has exactly the arguments "work <duration>" ends after that
+// time with exit code 0, whatever its restart policy. Any other runs until it is deleted.
 package kubelet
 
 import (
