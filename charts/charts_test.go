@@ -25,6 +25,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -709,5 +710,37 @@ func TestTokenStaysSecret(t *testing.T) {
 	expect.NoError(t, err)
 	if strings.Contains(text, "very-secret-token") || strings.Count(text, base64.StdEncoding.EncodeToString([]byte("very-secret-token"))) != 1 {
 		t.Error("the token is rendered outside of its Secret")
+	}
+}
+
+// TestTemplateIsHelms: users run helm, and the tests a program with helm's engine.
+func TestTemplateIsHelms(t *testing.T) {
+	made := regexp.MustCompile(`(?m)^( *)(caBundle|ca\.crt|tls\.crt|tls\.key): .*$`) // certificates are made each time
+	for name, c := range map[string]struct {
+		chart  string
+		values []string
+	}{
+		"broker": {"broker", nil}, "broker with all values": {"broker", everything["broker"]},
+		"agent": {"agent", needed}, "agent with all values": {"agent", everything["agent"]}, "agent with direct": {"agent", withDirect},
+	} {
+		t.Run(name, func(t *testing.T) {
+			want, err := helm(t, append([]string{"template", "spillway-" + c.chart, c.chart}, set(c.values)...)...)
+			expect.NoError(t, err)
+			got, err := template(t, c.chart, c.values)
+			expect.NoError(t, err)
+			documents := func(text string) []string {
+				var list []string
+				for document := range strings.SplitSeq("\n"+made.ReplaceAllString(text, "$1$2: made"), "\n---") {
+					if document = strings.TrimSpace(document); document != "" {
+						list = append(list, document)
+					}
+				}
+				slices.Sort(list)
+				return list
+			}
+			if diff := cmp.Diff(documents(want), documents(got)); diff != "" {
+				t.Errorf("helm template gives other manifests (-helm +render):\n%s", diff)
+			}
+		})
 	}
 }

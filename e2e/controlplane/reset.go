@@ -46,10 +46,10 @@ func (o object) String() string {
 // kept reports whether the API server itself keeps an object, and changes it at any time.
 func (o object) kept() bool {
 	switch o.resource.Resource {
-	case "apiservices", "ipaddresses", "servicecidrs":
+	case "apiservices", "ipaddresses": // of CRDs, and of Services
 		return true
 	case "leases":
-		return o.namespace == metav1.NamespaceSystem
+		return o.namespace == metav1.NamespaceSystem && strings.HasPrefix(o.name, "apiserver-")
 	case "endpoints", "endpointslices":
 		return o.namespace == metav1.NamespaceDefault && o.name == "kubernetes"
 	}
@@ -152,13 +152,14 @@ func (r *resetter) objects(ctx context.Context) (map[object]metav1.ObjectMeta, e
 // run deletes what is new, without regard to finalizers, until nothing of it is left. An error
 // says what is left, what is missing, and what has changed.
 func (r *resetter) run(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
 	policies, added := false, map[object]metav1.ObjectMeta{}
 	for {
 		now, err := r.objects(ctx)
 		if err != nil {
-			return fmt.Errorf("%w; seen before: %s", err, names(added))
+			if ctx.Err() != nil {
+				return fmt.Errorf("%w; seen before: %s", err, names(added))
+			}
+			continue
 		}
 		clear(added)
 		for o, meta := range now {
@@ -179,7 +180,7 @@ func (r *resetter) run(ctx context.Context) error {
 		refused := r.remove(ctx, added)
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("after a minute there are still: %s (%w)", names(added), errors.Join(refused, ctx.Err()))
+			return fmt.Errorf("there are still: %s (%w)", names(added), errors.Join(refused, ctx.Err()))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -234,8 +235,9 @@ func (r *resetter) removeOne(ctx context.Context, o object, meta metav1.ObjectMe
 	return nil
 }
 
-// compare reports what of before is missing or has other labels or annotations. Those of
-// namespaces, which a test cannot make again, are restored.
+// compare reports what of before is missing, was made again, or has another spec (where it has a
+// generation), labels or annotations. Those of namespaces, which a test cannot make again, are
+// restored.
 func (r *resetter) compare(ctx context.Context, now map[object]metav1.ObjectMeta) error {
 	var problems []error
 	for o, before := range r.before {
@@ -243,6 +245,8 @@ func (r *resetter) compare(ctx context.Context, now map[object]metav1.ObjectMeta
 		switch {
 		case !ok:
 			problems = append(problems, fmt.Errorf("%s is missing", o))
+		case is.UID != before.UID || is.Generation != before.Generation:
+			problems = append(problems, fmt.Errorf("%s has changed", o))
 		case maps.Equal(is.Labels, before.Labels) && maps.Equal(is.Annotations, before.Annotations):
 		case o.resource.Resource == "namespaces":
 			_, err := r.set.CoreV1().Namespaces().Update(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{

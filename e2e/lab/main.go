@@ -129,11 +129,11 @@ func run(ctx context.Context, args []string) error {
 // runProgram runs one of the project's programs in place of this one. Unlike go run, it logs
 // the progress of compiling.
 func runProgram(ctx context.Context, log binaries.Log, pkg string, args []string) error {
-	cache, err := binaries.CacheDir()
+	root, err := binaries.Root()
 	if err != nil {
 		return err
 	}
-	dir := filepath.Join(cache, "run")
+	dir := filepath.Join(root, ".work", "run")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}

@@ -46,7 +46,8 @@ type attackScenario struct {
 
 // TestAttacks attempts, as a hostile consumer, what its grant does not say, with the identities
 // that a real peering gives it. Each attempt is refused. That each succeeds without its guard is
-// shown by TestAttacksWithLiqo and TestAttacksWithDirect in charts.
+// shown by TestAttacksWithLiqo and TestAttacksWithDirect in charts; not of those that Liqo's own
+// webhook refuses, which request more than the grant.
 func TestAttacks(t *testing.T) {
 	s := &attackScenario{}
 	feature := features.New("a hostile consumer").Setup(s.setup)

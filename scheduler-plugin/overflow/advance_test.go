@@ -28,7 +28,7 @@ func TestReservedInAdvance(t *testing.T) {
 	c.node("home", "10m", nil)
 	c.virtualNode("paris")
 	c.startScheduler()
-	c.runRules(nil, []rule{
+	c.runRules([]rule{
 		{"a pod uses a Reservation made by hand, and none is requested", usesByHand},
 		{"a Reservation of the hub is used from every namespace", usesFromHub},
 		{"a pod that fits none of two requests capacity", fitsNeither},

@@ -37,8 +37,8 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/steering"
 )
 
-// TestRules runs the rules of the plugin against a real scheduler. Each has nodes that only its
-// pods select.
+// TestRules runs one rule of the plugin after another against a real scheduler. Each has
+// nodes that only its pods select.
 func TestRules(t *testing.T) {
 	c := startTestCluster(t, "feature-gates=GenericWorkload=true")
 	controlplane.InstallCRDs(t, c.config)
@@ -63,6 +63,8 @@ func TestRules(t *testing.T) {
 		{"a request that the API server rejects permits preemption", rejectedPreempts},
 		{"a request that a quota forbids permits preemption", forbiddenPreempts},
 		{"a pod that was not steered gets an event", notSteered},
+		{"pods are retried only for capacity of their own", noFutileAttempts},
+		{"pods that follow one that has not fit say so", heldUntried},
 		{"a resized guest keeps its grant", resizedGuest},
 		{"each of two Reservations is charged", twoReservations},
 		{"a pod is tried with its new spec", toleratedLater},
@@ -79,20 +81,17 @@ func TestRules(t *testing.T) {
 		{"a victim of preemption overflows", victimOverflows},
 		{"a Deployment keeps its Reservation", rolloutAndScale},
 		{"every overflowed pod has one event of what was granted", grantedOnce},
+		{"of a crowd, one pod says at once what was requested, and those that wait for long", requestedOnce},
 		{"an autoscaler can add a node first", autoscalerFirst},
 		{"a pod that is steered stays off the virtual nodes of others", othersNodes},
 		{"an OverflowPolicy is validated", policyRules},
 		{"overflowed pods return home", returnsHome},
 		{"a pod whose replacement overflows again rests", overflowsAgain},
-		{"a pod takes no room of a nominated pod of another scheduler", staysBesideNominees},
-	}), []rule{
-		{"pods are retried only for capacity of their own", noFutileAttempts},
-		{"pods that follow one that has not fit say so", heldUntried},
-		{"of a crowd, one pod says at once what was requested, and those that wait for long", requestedOnce},
 		{"a real node may be called as a virtual one", realNodeNamedVirtual},
 		{"each metric is documented and counts", documentedMetrics},
+		{"a pod takes no room of a nominated pod of another scheduler", staysBesideNominees},
 		{"what is counted of pods and nodes is what the API server has", countedRight},
-	})
+	}))
 }
 
 // expectSynced waits until the schedulers know the Reservations. Until then, pods are

@@ -167,11 +167,12 @@ func TestWorkloads(t *testing.T) {
 	c.workloads = true
 	controlplane.InstallCRDs(t, c.config)
 	c.startScheduler()
-	c.runRules(append(gangRules, rule{"pods of a group without a gang are bound alone", basicGroup}), []rule{
+	c.runRules(slices.Concat([]rule{
 		{"where no PodGroups are served, the label that names one means nothing", labelOnly},
 		{"PodGroups that are installed later are known", podGroupsLater},
 		{"no pod waits for PodGroups that are uninstalled", podGroupsUninstalled},
-	})
+		{"pods of a group without a gang are bound alone", basicGroup},
+	}, gangRules))
 }
 
 func waitsForDescription(c *testCluster, ns string) {

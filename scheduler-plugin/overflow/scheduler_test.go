@@ -242,30 +242,21 @@ type rule struct {
 	run  func(c *testCluster, namespace string)
 }
 
-// runRules runs most rules beside each other, and then those that count what the scheduler does
-// one after the other. None leaves a pod that the scheduler would try again.
-func (c *testCluster) runRules(together, alone []rule) {
-	c.t.Run("together", func(t *testing.T) {
-		for i, rule := range together {
-			t.Run(rule.name, func(t *testing.T) {
-				t.Parallel()
-				c.runRule(t, rule, fmt.Sprint("rule-", i))
-			})
-		}
-	})
-	for i, rule := range alone {
-		c.t.Run(rule.name, func(t *testing.T) { c.runRule(t, rule, fmt.Sprint("rule-alone-", i)) })
+// runRules runs one rule after another: a node that one adds would wake the pods of others. None
+// leaves a pod that the scheduler would try again while another counts attempts.
+func (c *testCluster) runRules(rules []rule) {
+	for i, rule := range rules {
+		c.t.Run(rule.name, func(t *testing.T) {
+			of := *c
+			of.t = t
+			namespace := fmt.Sprint("rule-", i)
+			of.namespace(namespace, optIn)
+			defer func() {
+				expect.NoError(t, c.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(namespace), client.MatchingFields{"spec.nodeName": ""}, client.GracePeriodSeconds(0)))
+			}()
+			rule.run(&of, namespace)
+		})
 	}
-}
-
-func (c *testCluster) runRule(t *testing.T, rule rule, namespace string) {
-	of := *c
-	of.t = t
-	of.namespace(namespace, optIn)
-	defer func() {
-		expect.NoError(t, c.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(namespace), client.MatchingFields{"spec.nodeName": ""}, client.GracePeriodSeconds(0)))
-	}()
-	rule.run(&of, namespace)
 }
 
 func (c *testCluster) create(obj client.Object) {

@@ -61,7 +61,9 @@ func TestOwnNetworks(t *testing.T) {
 	if r.Own() != nil {
 		t.Errorf("networks %v are known before the first look", r.Own())
 	}
-	go func() { _ = mgr.Start(t.Context()) }()
+	stopped := make(chan error, 1)
+	go func() { stopped <- mgr.Start(t.Context()) }()
+	t.Cleanup(func() { <-stopped })
 
 	eventually := func(what string, more ...string) {
 		t.Helper()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -34,9 +35,12 @@ func goCommand(ctx context.Context, module string, p *progress, args ...string) 
 	stderr := &lines{progress: p}
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = module
-	// Few packages need more memory than this to compile: to collect garbage before would take
-	// an eighth of the CPU time.
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTOOLCHAIN=local", "GOWORK=off", "GOFLAGS=", "GOGC=off", "GOMEMLIMIT=700MiB")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTOOLCHAIN=local", "GOWORK=off", "GOFLAGS=")
+	if runtime.NumCPU() <= 4 {
+		// Few packages need more memory than this to compile: to collect garbage before would take
+		// an eighth of the CPU time. As many compilers run as there are CPUs.
+		cmd.Env = append(cmd.Env, "GOGC=off", "GOMEMLIMIT=700MiB")
+	}
 	cmd.Stdout, cmd.Stderr = &stdout, stderr
 	if err := cmd.Run(); err != nil {
 		return stdout.Bytes(), fmt.Errorf("go %s in %s: %w\n%s", args[0], module, err, stderr.problems.Bytes())

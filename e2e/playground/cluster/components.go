@@ -77,6 +77,8 @@ func (c *Cluster) runServer(spec process.Spec) (*process.Process, error) {
 func (c *Cluster) StartKubelets(lease time.Duration) error {
 	stop, err := kubelet.Start(c.Admin, lease)
 	if err == nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
 		c.stopKubelets = stop
 	}
 	return err

@@ -119,8 +119,8 @@ func (k *kubelets) work(ctx context.Context) {
 		if object.namespace == "" {
 			reconcile = k.node
 		}
-		// An object that is gone, or a pod with the name of one, has its own events.
-		if err := reconcile(ctx, object); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		// An object that is gone has its own events.
+		if err := reconcile(ctx, object); err != nil && !apierrors.IsNotFound(err) {
 			k.queue.AddAfter(object, time.Second)
 		}
 		k.queue.Done(object)

@@ -7,6 +7,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -32,7 +33,7 @@ func TestDevicesAndJobsOverflow(t *testing.T) {
 		spec.Containers[0].Args, spec.RestartPolicy = []string{"work", "3s"}, corev1.RestartPolicyNever
 	})
 	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "batch"}, Spec: batchv1.JobSpec{
-		Parallelism: ptr.To(int32(3)), Completions: ptr.To(int32(3)), BackoffLimit: ptr.To(int32(0)), TTLSecondsAfterFinished: ptr.To(int32(25)),
+		Parallelism: ptr.To(int32(3)), Completions: ptr.To(int32(3)), BackoffLimit: ptr.To(int32(0)),
 		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "batch"}}, Spec: spec},
 	}}
 	expect.NoError(t, s.rome.Create(t.Context(), job))
@@ -64,6 +65,8 @@ func TestDevicesAndJobsOverflow(t *testing.T) {
 			t.Errorf("%s is %s on %s, want Succeeded on a virtual node", p.Name, p.Status.Phase, p.Spec.NodeName)
 		}
 	}
+	// Only now: until here, they had to stay.
+	expect.NoError(t, s.rome.Patch(t.Context(), job, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"ttlSecondsAfterFinished":1}}`))))
 	s.eventually("the finished pods go with their Job's TTL", func() error {
 		pods, err := s.podsOf(ns, "batch")
 		if err == nil && len(pods) > 0 {

@@ -44,8 +44,10 @@ func (s *playgroundTest) namespaceIn(c client.Client, name string, labels map[st
 		ns.Labels[key] = value
 	}
 	expect.NoError(s.t, c.Create(s.t.Context(), ns))
-	s.eventually("namespace "+name+" has its ServiceAccount", func() error {
-		return c.Get(s.t.Context(), client.ObjectKey{Namespace: name, Name: "default"}, &corev1.ServiceAccount{})
+	s.eventually("namespace "+name+" has what controllers put into each", func() error {
+		return errors.Join(
+			c.Get(s.t.Context(), client.ObjectKey{Namespace: name, Name: "default"}, &corev1.ServiceAccount{}),
+			c.Get(s.t.Context(), client.ObjectKey{Namespace: name, Name: "kube-root-ca.crt"}, &corev1.ConfigMap{}))
 	})
 }
 
