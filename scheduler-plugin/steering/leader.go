@@ -25,8 +25,8 @@ const (
 
 // Leader observes the Lease of the scheduler. A replica leads while the Lease changes:
 // its times are not compared with this machine's clock. A Lease that was released
-// counts for its duration, in which another replica acquires it. Safe for concurrent
-// use.
+// counts for the duration it had, in which another replica acquires it. Safe for
+// concurrent use.
 type Leader struct {
 	clock clock.PassiveClock
 
@@ -55,8 +55,11 @@ func (l *Leader) Observe(lease *coordinationv1.Lease) {
 		return
 	}
 	l.renewed = l.resourceVersion != ""
-	l.resourceVersion, l.seenAt, l.duration = lease.ResourceVersion, l.clock.Now(), defaultLeaseDuration
-	l.holder = ptr.Deref(lease.Spec.HolderIdentity, "")
+	l.resourceVersion, l.seenAt = lease.ResourceVersion, l.clock.Now()
+	if l.holder = ptr.Deref(lease.Spec.HolderIdentity, ""); l.holder == "" {
+		return // client-go states a second when it releases one
+	}
+	l.duration = defaultLeaseDuration
 	if seconds := ptr.Deref(lease.Spec.LeaseDurationSeconds, 0); seconds > 0 {
 		l.duration = time.Duration(seconds) * time.Second
 	}

@@ -275,7 +275,12 @@ func TestNoLeader(t *testing.T) {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{SchedulerName: corev1.DefaultSchedulerName}}
 	lease := func(version string) *coordinationv1.Lease {
 		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{ResourceVersion: version},
-			Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](10), RenewTime: &metav1.MicroTime{Time: time.Unix(9e9, 0)}}}
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr.To("scheduler-1_x"), LeaseDurationSeconds: ptr.To[int32](10), RenewTime: &metav1.MicroTime{Time: time.Unix(9e9, 0)}}}
+	}
+	released := func(version string) *coordinationv1.Lease {
+		l := lease(version)
+		l.Spec.HolderIdentity, l.Spec.LeaseDurationSeconds = ptr.To(""), ptr.To[int32](1)
+		return l
 	}
 	for _, step := range []struct {
 		reason  string
@@ -291,6 +296,9 @@ func TestNoLeader(t *testing.T) {
 		{"the lease has expired, whatever its times say", 2 * time.Second, lease("2"), false},
 		{"the Lease was deleted", time.Second, nil, false},
 		{"another one leads", time.Second, lease("3"), true},
+		{"it releases the Lease: client-go states a duration of one second", time.Second, released("4"), true},
+		{"another one acquires it within its duration", 4 * time.Second, released("4"), true},
+		{"none has", 11 * time.Second, released("4"), false},
 	} {
 		now.SetTime(now.Now().Add(step.after))
 		leader.Observe(step.lease)
