@@ -154,12 +154,12 @@ func (r *resetter) objects(ctx context.Context) (map[object]metav1.ObjectMeta, e
 func (r *resetter) run(ctx context.Context) error {
 	policies, added := false, map[object]metav1.ObjectMeta{}
 	for {
-		now, err := r.objects(ctx)
-		if err != nil {
-			if ctx.Err() != nil {
-				return fmt.Errorf("%w; seen before: %s", err, names(added))
-			}
-			continue
+		var now map[object]metav1.ObjectMeta
+		if err := r.await(ctx, func() (err error) {
+			now, err = r.objects(ctx)
+			return err
+		}); err != nil {
+			return fmt.Errorf("%w; seen before: %s", err, names(added))
 		}
 		clear(added)
 		for o, meta := range now {
