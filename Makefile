@@ -20,7 +20,11 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '%s\n' '' 'The first run on a machine compiles Kubernetes from source. On two cores, make demo' \
 	  'takes about 9 minutes, and make lab after it another 8; both together use 8 GB in the' \
-	  'caches of Go and Spillway. Later, make demo starts in seconds.'
+	  'caches of Go and Spillway. Later, make demo starts in seconds.' \
+	  '' \
+	  'KUBERNETES=1.36 make demo runs that version in all clusters, KUBERNETES=1.35,1.37 the' \
+	  'first in rome and the second in the others; make test and go test run API servers of the' \
+	  'first. Each older version is compiled when it is asked for: about 8 minutes on two cores.'
 
 .PHONY: generate
 generate: ## Generate deepcopy code, CRDs and the OpenAPI document from the API types
@@ -43,6 +47,10 @@ test: ## Run unit and integration tests, RACE=1 with the race detector (without 
 demo: ## Show pods overflow between four clusters that run as local processes (without docker)
 	@$(LAB) program etcd kube-apiserver kube-controller-manager render >/dev/null
 	@$(LAB) run ./e2e/playground demo
+
+.PHONY: skew
+skew: ## Run the demo with older versions of Kubernetes in rome, in the other clusters, and in all; the first run compiles them, which takes minutes (without docker)
+	@$(LAB) run ./e2e/playground skew
 
 .PHONY: bench
 bench: ## Run all benchmarks, or NAME=<name> only (go run ./e2e/bench -list lists the names)

@@ -300,7 +300,7 @@ func largeObjects(namespace string) map[string]client.Object {
 	large := strings.Repeat("x", 524289)
 	managed := func(fields string) client.Object {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "large", ManagedFields: []metav1.ManagedFieldsEntry{{
-			Manager: "own", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)},
+			Manager: "own", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields),
 		}}}}
 	}
 	return map[string]client.Object{

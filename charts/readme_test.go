@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
+	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 )
 
 // valuesOf returns the values of a chart's values.yaml.
@@ -135,5 +136,34 @@ func checkRow(t *testing.T, values map[string]any, row string) {
 		if have := fmt.Sprint(value); stated != nil && value != nil && have != "" && have != stated[1] {
 			t.Errorf("the default of %s is %s, not %s", name[1], have, stated[1])
 		}
+	}
+}
+
+// TestReadmeVersions: the README's table of versions is that of the programs and charts.
+func TestReadmeVersions(t *testing.T) {
+	root, err := binaries.Root()
+	expect.NoError(t, err)
+	text, err := os.ReadFile(filepath.Join(root, "README.md"))
+	expect.NoError(t, err)
+	hub := []string{oldestHub(t)}
+	lines := []string{"| cluster |", "|---|", "| consumer or provider (chart agent) |", "| only the hub (chart broker) |", "| tested by |"}
+	add := func(cells ...string) {
+		for i, cell := range cells {
+			lines[i] += cell
+		}
+	}
+	if last := (compatibility.Oldest - 1).String(); last != hub[0] {
+		hub = append(hub, last)
+	}
+	add(" "+strings.Join(hub, " to ")+" |", "---|", " refused |", " supported |", " – |")
+	for minor := compatibility.Oldest; minor <= compatibility.Newest; minor++ {
+		tests := " `make skew` |"
+		if minor == compatibility.Newest {
+			tests = " `make skew`, `make test`, `make e2e` |"
+		}
+		add(" "+minor.String()+" |", "---|", " supported |", " supported |", tests)
+	}
+	if want := strings.Join(lines, "\n") + "\n"; !strings.Contains(string(text), "\n\n"+want) {
+		t.Errorf("the README lacks this table of versions:\n%s", want)
 	}
 }

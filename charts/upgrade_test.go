@@ -3,9 +3,11 @@ package charts_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 )
 
 // TestUpgradeLeavesNoGap: where an upgrade replaces a policy by one of another name, the new
@@ -75,24 +78,52 @@ func TestUpgradeLeavesNoGap(t *testing.T) {
 	}
 }
 
-// expectVersionChecked: a chart that needs another version than the cluster's is not installed,
-// and says which; it can be rendered without a cluster.
+// expectVersionChecked: a chart is not rendered for a cluster of a version that it does not
+// support, and says which it does; without a cluster, it is.
 func expectVersionChecked(t *testing.T, access string) {
 	t.Helper()
-	for chart, version := range map[string]string{"agent": "1.35", "broker": "1.29"} {
-		dir := filepath.Join(t.TempDir(), chart)
-		expect.NoError(t, os.CopyFS(dir, os.DirFS(chart)))
+	const oldest, newest = compatibility.Oldest, compatibility.Newest
+	supports := fmt.Sprintf("this chart supports Kubernetes %s to %s, and the cluster has v", oldest, newest)
+	for _, tc := range []struct{ chart, version, want, then string }{
+		{"agent", (oldest - 1).String() + ".9", supports, ": upgrade the cluster first"},
+		{"agent", oldest.String() + ".0", "", ""},
+		{"agent", newest.String() + ".9-gke.1042000", "", ""},
+		{"agent", newest.String() + ".9+k3s1", "", ""},
+		{"agent", (newest + 1).String() + ".0-alpha.1", supports, ": install a newer version of Spillway"},
+		{"broker", "1.28.9", "this chart requires Kubernetes " + oldestHub(t) + " or newer, and the cluster has v", ": upgrade the cluster first"},
+		{"broker", oldestHub(t) + ".0-gke.1", "", ""},
+		{"broker", (newest + 1).String() + ".0", "", ""},
+	} {
+		// As if the cluster had the version; flag --kube-version of helm drops what follows a patch.
+		dir := filepath.Join(t.TempDir(), tc.chart)
+		expect.NoError(t, os.CopyFS(dir, os.DirFS(tc.chart)))
 		path := filepath.Join(dir, "templates", "required.yaml")
 		text, err := os.ReadFile(path)
 		expect.NoError(t, err)
-		// As if the cluster were older.
-		expect.NoError(t, os.WriteFile(path, bytes.ReplaceAll(text, []byte("<"+version+".0-0"), []byte("<1.99.0-0")), 0o600))
-		values := set(map[string][]string{"agent": needed}[chart])
-		_, err = helm(t, append([]string{"install", "x", dir, access, "--create-namespace"}, values...)...)
-		if err == nil || !strings.Contains(err.Error(), "requires Kubernetes "+version+" or newer, and the cluster has v1.") {
-			t.Errorf("chart %s: want a refusal that names both versions, got %v", chart, err)
+		expect.NoError(t, os.WriteFile(path, bytes.ReplaceAll(text, []byte(".Capabilities.KubeVersion.Version"), []byte(`"v`+tc.version+`"`)), 0o600))
+		render := append([]string{"template", "x", dir}, set(map[string][]string{"agent": needed}[tc.chart])...)
+		_, err = helm(t, append(render, access, "--dry-run=server")...)
+		switch want := tc.want + tc.version + tc.then; {
+		case tc.want == "" && err != nil:
+			t.Errorf("chart %s in a cluster of %s: %v", tc.chart, tc.version, err)
+		case tc.want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("chart %s in a cluster of %s: want a refusal with %q, got %v", tc.chart, tc.version, want, err)
 		}
-		_, err = helm(t, append([]string{"template", "x", dir}, values...)...)
+		_, err = helm(t, render...)
 		expect.NoError(t, err)
 	}
+}
+
+var leastVersion = regexp.MustCompile(`semverCompare "<(1\.[0-9]+)\.0-0"`)
+
+// oldestHub is the oldest version that the broker's chart supports, such as 1.29.
+func oldestHub(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("broker/templates/required.yaml")
+	expect.NoError(t, err)
+	match := leastVersion.FindSubmatch(text)
+	if match == nil {
+		t.Fatal("the broker's chart requires no version of Kubernetes")
+	}
+	return string(match[1])
 }

@@ -19,6 +19,7 @@ import (
 	_ "k8s.io/component-base/logs/json/register"          // --logging-format=json
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of the API client
 	_ "k8s.io/component-base/metrics/prometheus/version"  // the build's version as a metric
+	"k8s.io/component-base/version/verflag"
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
@@ -26,6 +27,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/overflow"
 	"github.com/spillway-dev/spillway/scheduler-plugin/steering"
@@ -46,19 +48,20 @@ func newCommand(clock clock.PassiveClock, serve func(address, certDir string, op
 	if err := overflow.OverrideFeatures(); err != nil {
 		return nil, err
 	}
-	leader := steering.NewLeader(clock)
+	leader, server := steering.NewLeader(clock), &compatibility.Server{}
 	var lease types.NamespacedName
 	cmd := app.NewSchedulerCommand(app.WithPlugin(overflow.Name, func(ctx context.Context, args runtime.Object, handle framework.Handle) (framework.Plugin, error) {
-		if lease.Name != "" {
-			// The plugin has the only client of the process. A second profile starts a
-			// second watch, which is harmless.
-			go leader.Watch(ctx, handle.ClientSet(), lease.Namespace, lease.Name)
-		}
 		host, err := os.Hostname()
 		if err != nil {
 			return nil, fmt.Errorf("reading the host name: %w", err)
 		}
-		return overflow.New(ctx, args, handle, func() bool { return leader.LeadsOn(host) })
+		if lease.Name != "" {
+			// The plugin has the only client of the process. A second profile starts a
+			// second watch, which is harmless.
+			go leader.Watch(ctx, handle.ClientSet(), lease.Namespace, lease.Name)
+			go tellUnsupported(ctx, handle, server.Minor().Problem(), types.NamespacedName{Namespace: lease.Namespace, Name: host})
+		}
+		return overflow.New(ctx, args, handle, server.Minor(), func() bool { return leader.LeadsOn(host) })
 	}))
 	cmd.Use = "spillway-scheduler"
 	cmd.Long = "kube-scheduler with Spillway's plugin " + overflow.Name + ": it requests capacity in other clusters for pods that do not fit in this one.\n"
@@ -76,13 +79,15 @@ func newCommand(clock clock.PassiveClock, serve func(address, certDir string, op
 		fmt.Fprintf(c.OutOrStdout(), "\nSteering flags:\n\n%s", flags.FlagUsages())
 	})
 
-	schedule := cmd.RunE
+	schedule, setVersion := cmd.RunE, cmd.PersistentPreRunE
+	cmd.PersistentPreRunE = nil // called once the API server was asked
 	cmd.RunE = func(c *cobra.Command, args []string) error {
+		verflag.PrintAndExitIfRequested()
 		options, err := steeringOptions(*tolerations)
 		if err != nil {
 			return err
 		}
-		options.SchedulerName = *name
+		options.SchedulerName, options.NotReady = *name, notReady(c.Flags(), server)
 		if *leaseName != "" {
 			namespace, name, ok := strings.Cut(*leaseName, "/")
 			if !ok || namespace == "" || name == "" {
@@ -101,6 +106,12 @@ func newCommand(clock clock.PassiveClock, serve func(address, certDir string, op
 				return fmt.Errorf("listening for the steering webhook: %w", err)
 			}
 			go serve(*address, *certDir, options)
+		}
+		if err := emulate(c.Context(), c.Flags(), server); err != nil {
+			return err
+		}
+		if err := setVersion(c, args); err != nil {
+			return err
 		}
 		return schedule(c, args)
 	}

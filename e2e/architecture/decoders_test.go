@@ -64,8 +64,9 @@ var decoders = map[string]string{
 	"agent/internal/peering/session.decodeStrict": "agent/internal/peering/liqo.FuzzDecode",
 	"agent/internal/peering/session.ReadsOnly":    "agent/internal/peering/liqo.FuzzDecode",
 
-	"scheduler-plugin/steering.handle":   "scheduler-plugin/steering.FuzzPods",
-	"virtual-node/nodeconfig.FromSecret": "virtual-node/nodeconfig.FuzzFromSecret",
+	"scheduler-plugin/steering.annotateWorkload": "scheduler-plugin/steering.FuzzPods",
+	"scheduler-plugin/steering.handle":           "scheduler-plugin/steering.FuzzPods",
+	"virtual-node/nodeconfig.FromSecret":         "virtual-node/nodeconfig.FuzzFromSecret",
 
 	"virtual-node/internal/controller.json":         "virtual-node/internal/controller.FuzzDecodedJSON",
 	"virtual-node/internal/controller.next":         fuzzProtobuf,
@@ -90,6 +91,7 @@ var ownInput = map[string]string{
 	"agent/internal/peering/sealing.LoadKey":              "the Secret of the agent's key, in its namespace",
 	"virtual-node/internal/kubelet.SelfSignedCertificate": "the certificate that it has just created",
 	"broker/internal/identity.ensureCA":                   "the Secret of the authority, in the broker's namespace",
+	"scheduler-plugin.newDiscovery":                       "the scheduler's configuration file",
 	"scheduler-plugin/overflow.undecodedSelects":          "an OverflowPolicy of the cluster's own administrator",
 	"scheduler-plugin/overflow.parseArgs":                 "the scheduler's configuration file",
 }

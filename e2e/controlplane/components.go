@@ -15,10 +15,14 @@ import (
 )
 
 // StartScheduler runs Kubernetes' own scheduler, with its defaults, on an API server
-// until the test ends.
+// until the test ends. It is the newest one, and behaves as that of the API server's minor.
 func StartScheduler(t testing.TB, config *rest.Config) {
 	t.Helper()
-	startComponent(t, config, "kube-scheduler", "--kube-api-qps=1000", "--kube-api-burst=2000")
+	minor, err := Minor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	startComponent(t, config, "kube-scheduler", "--kube-api-qps=1000", "--kube-api-burst=2000", "--emulated-version="+minor)
 }
 
 // StartControllers runs controllers of Kubernetes, such as deployment-controller, on an API
@@ -28,10 +32,15 @@ func StartControllers(t testing.TB, config *rest.Config, controllers ...string) 
 	startComponent(t, config, "kube-controller-manager", "--controllers="+strings.Join(controllers, ","))
 }
 
-// startComponent runs a component of Kubernetes.
+// startComponent runs a component of Kubernetes, of the API server's minor if it is a part of a
+// playground's control plane.
 func startComponent(t testing.TB, config *rest.Config, name string, args ...string) {
 	t.Helper()
-	path, err := binaries.Program(t.Context(), name, t.Logf)
+	minor, err := Minor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := binaries.Program(t.Context(), binaries.At(name, minor), t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}

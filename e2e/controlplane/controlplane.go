@@ -6,6 +6,8 @@
 // The tests of a package use a server one after the other. After each it is
 // reset: a test fails that leaves what cannot be removed, or a manager that still
 // writes. The package needs a TestMain that calls Main.
+//
+// KUBERNETES=1.35 go test … runs them on an older API server.
 package controlplane
 
 import (
@@ -32,6 +34,13 @@ import (
 // than the default of 10 seconds.
 const patience = 3 * time.Minute
 
+// Minor is the API servers' minor of Kubernetes, as 1.37: the first that the environment variable
+// KUBERNETES names, or the newest.
+func Minor() (string, error) {
+	minors, err := binaries.WantedMinors()
+	return minors.Consumers, err
+}
+
 // Run starts an API server with Spillway's CRDs for a bench. Its state is in dir, and its
 // clients have no rate limit. The caller stops it; it does not outlive this process.
 func Run(ctx context.Context, name, dir string) (*cluster.Cluster, error) {
@@ -44,11 +53,16 @@ func Run(ctx context.Context, name, dir string) (*cluster.Cluster, error) {
 
 // run starts etcd and an API server, and installs CRDs.
 func run(ctx context.Context, o cluster.Options, crds []string) (*cluster.Cluster, error) {
-	programs, err := binaries.Programs(ctx, Log, "etcd", "kube-apiserver")
+	minor, err := Minor()
 	if err != nil {
 		return nil, err
 	}
-	o.Programs = cluster.Programs{Etcd: programs["etcd"], APIServer: programs["kube-apiserver"]}
+	server := binaries.At("kube-apiserver", minor)
+	programs, err := binaries.Programs(ctx, Log, "etcd", server)
+	if err != nil {
+		return nil, err
+	}
+	o.Programs = cluster.Programs{Etcd: programs["etcd"], APIServer: programs[server]}
 	c, err := cluster.Start(ctx, o)
 	if err != nil {
 		return nil, err

@@ -27,7 +27,8 @@ const usage = `usage: lab COMMAND
   status            exit 0 if all clusters are running
   down              remove everything that up created
   images            build Spillway's images into the cache and print their paths
-  program NAME …    build programs into the cache and print their paths
+  program NAME …    build programs into the cache and print their paths; those of control
+                    planes of the versions in KUBERNETES, such as 1.35
   run PACKAGE ARG … build a program of this project and run it`
 
 func main() {
@@ -50,11 +51,15 @@ func run(ctx context.Context, args []string) error {
 	driver := install.Drivers[0]
 	switch args[0] {
 	case "program":
-		paths, err := binaries.Programs(ctx, log, args[1:]...)
+		names, err := binaries.AtWantedMinors(args[1:]...)
 		if err != nil {
 			return err
 		}
-		for _, name := range args[1:] {
+		paths, err := binaries.Programs(ctx, log, names...)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
 			fmt.Println(paths[name])
 		}
 		return nil

@@ -28,13 +28,16 @@ import (
 var benches = slices.Concat(scale.Names, timings.Names)
 
 const usage = `usage: go run ./e2e/playground demo
+       go run ./e2e/playground skew
        go run ./e2e/playground bench [flags]
 
 demo runs six chapters on four clusters, and exits with 0 only if the outcome of every
 chapter was observed. Environment variables:
   DEMO_HOLD=1                               keep everything running at the end
   DEMO_BREAK=broker|provider|scheduler      kill a component, to see the demo fail
+  KUBERNETES=1.36, KUBERNETES=1.35,1.37     older versions: of all clusters; of rome, and of the others
 
+skew runs the demo with clusters of different versions, and prints a table of all runs.
 bench measures ` + scale.Name + `, or what -name says, and prints its figures; -help lists
 the flags.
 `
@@ -68,6 +71,8 @@ func run(ctx context.Context, arguments []string) error {
 			Break: os.Getenv("DEMO_BREAK"),
 			Hold:  hold == "1",
 		})
+	case len(arguments) == 1 && arguments[0] == "skew":
+		return demo.Skew(ctx, os.Stdout)
 	case len(arguments) > 0 && arguments[0] == "bench":
 		return bench(ctx, arguments[1:])
 	}

@@ -199,6 +199,10 @@ func execInto(t *testing.T, config *rest.Config, pod *corev1.Pod) func(context.C
 		if err == nil && out != pod.Name {
 			err = fmt.Errorf("the command printed %q, want the pod's name", out)
 		}
+		// client-go reports a refused upgrade as a text.
+		if err != nil && strings.Contains(err.Error(), " is forbidden: ") {
+			err = apierrors.NewForbidden(corev1.Resource("pods"), pod.Name, err)
+		}
 		return err
 	}
 }

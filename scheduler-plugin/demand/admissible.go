@@ -3,9 +3,13 @@ package demand
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/version"
+	kubeversion "k8s.io/component-base/version"
+	"k8s.io/component-helpers/nodedeclaredfeatures"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
@@ -13,6 +17,9 @@ import (
 
 // virtualNodeLabels are the architecture and operating system of virtual nodes.
 var virtualNodeLabels = map[string]string{corev1.LabelArchStable: guest.Arch, corev1.LabelOSStable: guest.OS}
+
+// newest is the version of the build. It decides which features nodes still have to declare.
+var newest = version.MustParseGeneric(kubeversion.DefaultKubeBinaryVersion)
 
 // Admissible reports whether a pod can overflow. If not, reason is a clause that
 // completes "the pod cannot overflow: …"; it is empty for pods that need no event
@@ -85,7 +92,20 @@ func Admissible(pod *corev1.Pod) (ok bool, reason string) {
 	if want := virtualNodeLabels[corev1.LabelOSStable]; spec.OS != nil && string(spec.OS.Name) != want {
 		return false, fmt.Sprintf("its operating system is %s, and only %s pods can overflow", spec.OS.Name, want)
 	}
+	if features := declared(spec); len(features) > 0 {
+		return false, fmt.Sprintf("it needs %s, which nodes must declare and virtual nodes do not", strings.Join(features, ", "))
+	}
 	return nodeSelection(pod)
+}
+
+// declared returns the features that the scheduler requires the pod's node to declare.
+func declared(spec *corev1.PodSpec) []string {
+	features, err := nodedeclaredfeatures.DefaultFramework.InferForPodScheduling(&nodedeclaredfeatures.PodInfo{Spec: spec}, newest)
+	if err != nil || features.IsEmpty() {
+		return nil // an error says that there is no version
+	}
+	names, _ := nodedeclaredfeatures.DefaultFramework.Unmap(features)
+	return names
 }
 
 // PodResources returns why a pod cannot overflow where guests have no pod-level resources, as

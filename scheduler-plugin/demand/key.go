@@ -104,32 +104,49 @@ const SharedOwner types.UID = "shared"
 // LabelPodGroup of a pod names the PodGroup of the coscheduling plugins that it belongs to.
 const LabelPodGroup = "scheduling.x-k8s.io/pod-group"
 
+// AnnotationWorkload of a pod has the workloadRef of Kubernetes 1.35, which clients of later
+// versions do not decode, as name/podGroup/podGroupReplicaKey. The steering webhook sets it.
+const AnnotationWorkload = broker.Group + "/workload-ref"
+
 // gangPrefix of the OwnerUID of a gang.
 const gangPrefix = "gang-"
 
+// The API groups of the kinds that describe gangs: that of Kubernetes itself, and that of the
+// coscheduling plugins.
+const (
+	KubernetesGangs   = "scheduling.k8s.io"
+	CoschedulingGangs = "scheduling.x-k8s.io"
+)
+
 // Gang identifies a group of pods of one namespace of which none is of use alone.
 type Gang struct {
-	// Workload is the name of the Workload that the pods refer to; PodGroup is one of its
-	// pod groups, of which Replica is a replica.
-	Workload, Replica string
-	// PodGroup is the name of a PodGroup of the coscheduling plugins if Workload is empty.
-	PodGroup string
+	// API is KubernetesGangs or CoschedulingGangs.
+	API string
+	// PodGroup is the name of a PodGroup; if Workload is not empty, of a pod group in that
+	// Workload (Kubernetes 1.35), of which Replica is a replica.
+	PodGroup, Workload, Replica string
 }
 
-// GangOf returns the gang that a pod belongs to: by its workloadRef, or else by the label of
-// the coscheduling plugins. ok is false if it belongs to none.
+// GangOf returns the gang that a pod belongs to: by its schedulingGroup (Kubernetes 1.36 and
+// later) or workloadRef (1.35), or else by the label of the coscheduling plugins. ok is false
+// if it belongs to none.
 func GangOf(pod *corev1.Pod) (gang Gang, ok bool) {
-	if ref := pod.Spec.WorkloadRef; ref != nil {
-		return Gang{Workload: ref.Name, PodGroup: ref.PodGroup, Replica: ref.PodGroupReplicaKey}, true
+	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
+		return Gang{API: KubernetesGangs, PodGroup: *group.PodGroupName}, true
+	}
+	if ref, ok := pod.Annotations[AnnotationWorkload]; ok {
+		workload, group, _ := strings.Cut(ref, "/")
+		group, replica, _ := strings.Cut(group, "/")
+		return Gang{API: KubernetesGangs, Workload: workload, PodGroup: group, Replica: replica}, true
 	}
 	name := pod.Labels[LabelPodGroup]
-	return Gang{PodGroup: name}, name != ""
+	return Gang{API: CoschedulingGangs, PodGroup: name}, name != ""
 }
 
 // UID returns the OwnerUID of the keys of a gang.
 func (g Gang) UID() types.UID {
 	name := g.PodGroup
-	if g.Workload != "" {
+	if g.API == KubernetesGangs {
 		name = strings.Join([]string{g.Workload, g.PodGroup, g.Replica}, "/") // no name has a slash
 	}
 	return types.UID(gangPrefix + digest(name)[:16])
@@ -149,9 +166,13 @@ func (g Gang) String() string {
 // owner returns the object that describes a gang, with a UID made from the names.
 func (g Gang) owner() metav1.OwnerReference {
 	if g.Workload != "" {
-		return metav1.OwnerReference{APIVersion: "scheduling.k8s.io/v1alpha1", Kind: "Workload", Name: g.Workload, UID: g.UID()}
+		return metav1.OwnerReference{APIVersion: g.API + "/v1alpha1", Kind: "Workload", Name: g.Workload, UID: g.UID()}
 	}
-	return metav1.OwnerReference{APIVersion: "scheduling.x-k8s.io/v1alpha1", Kind: "PodGroup", Name: g.PodGroup, UID: g.UID()}
+	version := "v1alpha1"
+	if g.API == KubernetesGangs {
+		version = "v1beta1"
+	}
+	return metav1.OwnerReference{APIVersion: g.API + "/" + version, Kind: "PodGroup", Name: g.PodGroup, UID: g.UID()}
 }
 
 // IsGang reports whether a key is that of a gang's pods.

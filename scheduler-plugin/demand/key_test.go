@@ -185,7 +185,7 @@ func TestOwnerOf(t *testing.T) {
 	}
 	ofWorkload := func(workload, group, replica string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
-			p.Spec.WorkloadRef = &corev1.WorkloadReference{Name: workload, PodGroup: group, PodGroupReplicaKey: replica}
+			metav1.SetMetaDataAnnotation(&p.ObjectMeta, demand.AnnotationWorkload, strings.Join([]string{workload, group, replica}, "/"))
 		}
 	}
 	resolve := func(_ string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
@@ -225,6 +225,7 @@ func TestOwnerOf(t *testing.T) {
 		"what controls a JobSet":               {pod: podWith(controlledBy("batch/v1", "Job", "train-workers-0")), want: "example.com/v1 Training nightly uid-of-training"},
 		"three controllers":                    {pod: podWith(controlledBy("apps/v1", "StatefulSet", "leader-0")), want: "apps/v1 Deployment web uid-of-web"},
 		"a gang":                               {pod: podWith(controlledBy("batch/v1", "Job", "new"), func(p *corev1.Pod) { p.Labels = map[string]string{demand.LabelPodGroup: "ring"} }), want: "scheduling.x-k8s.io/v1alpha1 PodGroup ring gang-16b974583155fdcb"},
+		"a PodGroup of Kubernetes":             {pod: podWith(controlledBy("batch/v1", "Job", "new"), func(p *corev1.Pod) { p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To("ring")} }), want: "scheduling.k8s.io/v1beta1 PodGroup ring gang-a2d3e456a1221617"},
 		"a Workload's pod group":               {pod: podWith(controlledBy("batch/v1", "Job", "new"), ofWorkload("train", "workers", "")), want: "scheduling.k8s.io/v1alpha1 Workload train gang-9b54f19ed92de505"},
 		"a replica of a pod group":             {pod: podWith(ofWorkload("train", "workers", "1")), want: "scheduling.k8s.io/v1alpha1 Workload train gang-803ee224ac3f5295"},
 		"a circle ends":                        {pod: podWith(controlledBy("apps/v1", "StatefulSet", "circle")), want: "apps/v1 StatefulSet circle uid-of-circle"},
@@ -291,6 +292,11 @@ func TestPodResources(t *testing.T) {
 	}
 }
 
+// restartsAll makes a container restart all of its pod, which nodes must declare that they can.
+func restartsAll(p *corev1.Pod) {
+	p.Spec.Containers[0].RestartPolicyRules = []corev1.ContainerRestartRule{{Action: corev1.ContainerRestartRuleActionRestartAllContainers}}
+}
+
 func TestAdmissible(t *testing.T) {
 	term := corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname}
 	volume := func(source corev1.VolumeSource) func(*corev1.Pod) {
@@ -327,8 +333,9 @@ func TestAdmissible(t *testing.T) {
 		change func(*corev1.Pod)
 		want   string
 	}{
-		"an image volume": {volume(corev1.VolumeSource{Image: &corev1.ImageVolumeSource{}}), admissible},
-		"an ordinary pod": {func(*corev1.Pod) {}, admissible},
+		"a feature that nodes must declare": {restartsAll, "RestartAllContainers"},
+		"an image volume":                   {volume(corev1.VolumeSource{Image: &corev1.ImageVolumeSource{}}), admissible},
+		"an ordinary pod":                   {func(*corev1.Pod) {}, admissible},
 		"capabilities of the default": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"NET_BIND_SERVICE"}}}
 		}, admissible},

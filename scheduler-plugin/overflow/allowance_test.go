@@ -415,7 +415,7 @@ func TestCoveredGangUnderALimit(t *testing.T) {
 				{Name: "leader", Count: 1, Requests: broker.FromList(expect.Resources("cpu", "600m"))},
 				{Name: "workers", Count: 2, Requests: broker.FromList(expect.Resources("cpu", "200m"))},
 			}
-			key := demand.Key{Namespace: "shop", OwnerUID: demand.Gang{PodGroup: "ring"}.UID(), Shape: demand.GangShape}
+			key := demand.Key{Namespace: "shop", OwnerUID: demand.Gang{API: demand.CoschedulingGangs, PodGroup: "ring"}.UID(), Shape: demand.GangShape}
 			r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: key.Name("ring"), Generation: 1, Labels: map[string]string{
 				broker.LabelOwnerUID: string(key.OwnerUID), broker.LabelShape: key.Shape, broker.LabelManagedBy: broker.ManagedBySpillway}}}
 			r.Spec.PodSets, r.Spec.MinAvailable = sets, 3

@@ -9,9 +9,22 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
+	"k8s.io/kubernetes/pkg/features"
 
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 )
+
+// TestGenericWorkload: with the gate on, kube-scheduler would not run PostFilter for the pods of a
+// group, so that they would never overflow.
+func TestGenericWorkload(t *testing.T) {
+	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.GenericWorkload, true)
+	if _, err := New(t.Context(), nil, nil, compatibility.Newest, nil); err == nil || !strings.Contains(err.Error(), "GenericWorkload") {
+		t.Errorf("got %v, want that the feature gate must be off", err)
+	}
+}
 
 func TestArgs(t *testing.T) {
 	const head = "apiVersion: broker.fluidos.eu/v1alpha1\nkind: OverflowArgs\n"

@@ -157,8 +157,8 @@ type binds struct {
 	client kubernetes.Interface
 }
 
-func (b binds) ClientSet() kubernetes.Interface           { return b.client }
-func (b binds) EventRecorder() clientevents.EventRecorder { return eventCounts{} }
+func (b binds) ClientSet() kubernetes.Interface                 { return b.client }
+func (b binds) EventRecorder() clientevents.EventRecorderLogger { return eventCounts{} }
 
 // TestWithdrawnGrant: a pod that has got a place is not bound if the grant is gone by then, as
 // when it has waited for the other pods of its gang.

@@ -102,6 +102,7 @@ type demandController struct {
 }
 
 type delayedPod struct {
+	heapItem
 	uid  types.UID
 	name types.NamespacedName
 	// until is when capacity is requested for it.
@@ -357,7 +358,7 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 	}
 	c.gate.track(pod, key.key)
 	if until := c.gate.since(uid).Add(c.askAfter); until.After(c.clock.Now()) {
-		c.delayed.AddOrUpdate(delayedPod{uid, name, until})
+		c.delayed.AddOrUpdate(delayedPod{uid: uid, name: name, until: until})
 		c.record(uid, delayed(c.askAfter))
 	} else {
 		arrived := c.clock.Now()
@@ -372,7 +373,7 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 }
 
 func (c *demandController) undelay(uid types.UID) {
-	_ = c.delayed.Delete(delayedPod{uid: uid}) // an error says that it was not delayed
+	c.delayed.Delete(delayedPod{uid: uid})
 }
 
 // release stops requesting capacity for a pod, and lets it pass the gate.
@@ -609,12 +610,8 @@ func (c *demandController) followExisting(request demand.Request, name string, c
 func (c *demandController) objectOf(key demand.Key, owner metav1.OwnerReference) (metav1.OwnerReference, error) {
 	switch {
 	case key.IsGang():
-		gang := demand.Gang{PodGroup: owner.Name}
-		if owner.Kind == "Workload" {
-			gang = demand.Gang{Workload: owner.Name}
-		}
-		if group := c.gangs.group(key.Namespace, gang); group != nil {
-			owner.UID = group.GetUID()
+		if group := c.gangs.described(key.Namespace, owner); group != nil {
+			owner.UID, owner.APIVersion = group.GetUID(), group.GetAPIVersion()
 			return owner, nil
 		}
 	case owner.UID != demand.SharedOwner:

@@ -16,6 +16,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/cache"
 	clientevents "k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -32,6 +33,9 @@ type podReason struct{ pod, reason string }
 func (c eventCounts) Eventf(regarding, _ runtime.Object, _, reason, _, _ string, _ ...any) {
 	c[podReason{regarding.(*corev1.Pod).Name, reason}]++
 }
+
+// WithLogger implements events.EventRecorderLogger.
+func (c eventCounts) WithLogger(klog.Logger) clientevents.EventRecorderLogger { return c }
 
 // of returns the number of events of a reason by pod.
 func (c eventCounts) of(reason string) map[string]int {

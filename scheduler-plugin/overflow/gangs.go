@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,6 +25,7 @@ import (
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -36,20 +39,31 @@ const (
 // gangIndex indexes the pods of gangs by namespace and the OwnerUID of their keys.
 const gangIndex = "spillway-gang"
 
-// The resources that describe gangs: those of the coscheduling plugins, and of API servers
-// with feature GenericWorkload.
-var (
-	podGroups = schema.GroupVersionResource{Group: "scheduling.x-k8s.io", Version: "v1alpha1", Resource: "podgroups"}
-	workloads = schema.GroupVersionResource{Group: "scheduling.k8s.io", Version: "v1alpha1", Resource: "workloads"}
-)
+// gangResources returns the resources that describe gangs by their API group: those of the
+// coscheduling plugins, and of an API server of a minor of Kubernetes with feature
+// GenericWorkload.
+func gangResources(minor compatibility.Minor) map[string]schema.GroupVersionResource {
+	native := schema.GroupVersionResource{Group: demand.KubernetesGangs, Version: "v1beta1", Resource: "podgroups"}
+	switch minor {
+	case 35:
+		native.Version, native.Resource = "v1alpha1", "workloads"
+	case 36:
+		native.Version = "v1alpha2"
+	}
+	return map[string]schema.GroupVersionResource{
+		demand.CoschedulingGangs: {Group: demand.CoschedulingGangs, Version: "v1alpha1", Resource: "podgroups"},
+		demand.KubernetesGangs:   native,
+	}
+}
 
 // gangs are the groups of pods of which none is bound before all have places. A pod whose
-// PodGroup or Workload does not exist waits for it; where no PodGroups are served, the label
-// that names one means nothing.
+// PodGroup or Workload does not exist waits for it; where no PodGroups of the coscheduling
+// plugins are served, the label that names one means nothing.
 type gangs struct {
-	podGroups, workloads *gangInformer
-	pods                 cache.Indexer
-	clock                clock.PassiveClock
+	// informers by API group.
+	informers map[string]*gangInformer
+	pods      cache.Indexer
+	clock     clock.PassiveClock
 	// refusePodResources is that of OverflowArgs.
 	refusePodResources bool
 
@@ -81,7 +95,7 @@ type heldPod struct {
 	silent bool
 }
 
-func newGangs(log klog.Logger, clock clock.PassiveClock, config *rest.Config, pods cache.SharedIndexInformer) (*gangs, error) {
+func newGangs(log klog.Logger, clock clock.PassiveClock, config *rest.Config, minor compatibility.Minor, pods cache.SharedIndexInformer) (*gangs, error) {
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("creating a client for PodGroups and Workloads: %w", err)
@@ -92,12 +106,13 @@ func newGangs(log klog.Logger, clock clock.PassiveClock, config *rest.Config, po
 			return nil, fmt.Errorf("indexing the pods of gangs: %w", err)
 		}
 	}
-	g := &gangs{pods: pods.GetIndexer(), clock: clock, held: map[types.UID]heldPod{}, permits: map[types.UID]*permit{}}
-	if g.podGroups, err = newGangInformer(log, clock, client, podGroups, "The PodGroups of the coscheduling plugins are not installed"); err != nil {
-		return nil, err
+	g := &gangs{informers: map[string]*gangInformer{}, pods: pods.GetIndexer(), clock: clock, held: map[types.UID]heldPod{}, permits: map[types.UID]*permit{}}
+	for group, resource := range gangResources(minor) {
+		if g.informers[group], err = newGangInformer(log, clock, client, resource, "The API server does not serve "+resource.GroupResource().String()); err != nil {
+			return nil, err
+		}
 	}
-	g.workloads, err = newGangInformer(log, clock, client, workloads, "The API server does not serve Workloads")
-	return g, err
+	return g, nil
 }
 
 func indexByGang(obj any) ([]string, error) {
@@ -116,26 +131,31 @@ func indexByGang(obj any) ([]string, error) {
 func (g *gangs) run(ctx context.Context, activate func(map[string]*corev1.Pod), changed func(demand.Key)) {
 	release := func() { g.release(activate) }
 	report := func(obj any) {
-		if group, ok := objectOf[*unstructured.Unstructured](obj); ok {
-			gang := demand.Gang{PodGroup: group.GetName()}
+		if group, ok := objectOf[*unstructured.Unstructured](obj); ok && group.GetKind() == "PodGroup" {
+			gang := demand.Gang{API: group.GroupVersionKind().Group, PodGroup: group.GetName()}
 			changed(demand.Key{Namespace: group.GetNamespace(), OwnerUID: gang.UID(), Shape: demand.GangShape})
 		}
 	}
-	go g.podGroups.run(ctx, cache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) {
-			if g.podGroups.HasSynced() { // otherwise it is called for all of them later
-				release()
-			}
-			report(obj)
-		},
-		UpdateFunc: func(before, after any) {
-			if !equality.Semantic.DeepEqual(specOf(before), specOf(after)) {
-				report(after)
-			}
-		},
-		DeleteFunc: report,
-	}, release)
-	g.workloads.run(ctx, cache.ResourceEventHandlerFuncs{AddFunc: func(any) { release() }}, release)
+	var running sync.WaitGroup
+	for _, informer := range g.informers {
+		running.Go(func() {
+			informer.run(ctx, cache.ResourceEventHandlerFuncs{
+				AddFunc: func(obj any) {
+					if informer.HasSynced() { // otherwise it is called for all of them later
+						release()
+					}
+					report(obj)
+				},
+				UpdateFunc: func(before, after any) {
+					if !equality.Semantic.DeepEqual(specOf(before), specOf(after)) {
+						report(after)
+					}
+				},
+				DeleteFunc: report,
+			}, release)
+		})
+	}
+	running.Wait()
 }
 
 // release activates the held pods whose gang is known by now. It holds no lock then: the
@@ -184,12 +204,7 @@ func (g *gangs) waits(pod *corev1.Pod, gang demand.Gang, since time.Time) bool {
 }
 
 // informerOf returns the informer of what describes a gang.
-func (g *gangs) informerOf(gang demand.Gang) *gangInformer {
-	if gang.Workload != "" {
-		return g.workloads
-	}
-	return g.podGroups
-}
+func (g *gangs) informerOf(gang demand.Gang) *gangInformer { return g.informers[gang.API] }
 
 // hold keeps a pod until its gang is known, and reports what it waits for; "" if nothing.
 func (g *gangs) hold(pod *corev1.Pod) (waitsFor string) {
@@ -298,16 +313,20 @@ func (g *gangs) reject(pod types.UID) bool {
 	return w.rejected
 }
 
-// admissible is demand.Admissible, but for pods of a Workload where there are none: they
-// would be scheduled one by one; and for those with pod-level resources where guests have none.
+// admissible is demand.Admissible, but for pods of a group of Kubernetes where none are served:
+// they would be scheduled one by one; and for those with pod-level resources where guests have
+// none.
 func (g *gangs) admissible(pod *corev1.Pod) (ok bool, reason string) {
 	ok, reason = demand.Admissible(pod)
 	if ok && g != nil && g.refusePodResources {
 		reason = demand.PodResources(pod)
 		ok = reason == ""
 	}
-	if ok && pod.Spec.WorkloadRef != nil && (g == nil || g.workloads.isAbsent()) {
-		return false, "it belongs to a Workload, whose pods are scheduled as a group, and the API server serves no Workloads to the scheduler. Enable API scheduling.k8s.io/v1alpha1, or create the pod without workloadRef"
+	if !ok {
+		return ok, reason
+	}
+	if gang, is := demand.GangOf(pod); is && gang.API == demand.KubernetesGangs && (g == nil || g.informerOf(gang).isAbsent()) {
+		return false, fmt.Sprintf("it belongs to %s, whose pods are scheduled as a group, and the API server serves no such groups to the scheduler. Enable API group %s, or create the pod without a group", gang, gang.API)
 	}
 	return ok, reason
 }
@@ -317,7 +336,17 @@ func (g *gangs) group(namespace string, gang demand.Gang) *unstructured.Unstruct
 	if g == nil {
 		return nil
 	}
-	obj, exists, err := g.informerOf(gang).GetIndexer().GetByKey(namespace + "/" + cmp.Or(gang.Workload, gang.PodGroup))
+	return g.get(gang.API, namespace, cmp.Or(gang.Workload, gang.PodGroup))
+}
+
+// described returns the object that the owner of a gang's key refers to, or nil.
+func (g *gangs) described(namespace string, owner metav1.OwnerReference) *unstructured.Unstructured {
+	api, _, _ := strings.Cut(owner.APIVersion, "/")
+	return g.get(api, namespace, owner.Name)
+}
+
+func (g *gangs) get(api, namespace, name string) *unstructured.Unstructured {
+	obj, exists, err := g.informers[api].GetIndexer().GetByKey(namespace + "/" + name)
 	if err != nil || !exists {
 		return nil
 	}
@@ -331,8 +360,12 @@ func policyOf(group *unstructured.Unstructured, gang demand.Gang) (required int6
 	if group == nil {
 		return 0, false
 	}
-	if gang.Workload == "" {
+	switch {
+	case gang.API == demand.CoschedulingGangs:
 		required, _, _ = unstructured.NestedInt64(group.Object, "spec", "minMember")
+		return required, true
+	case gang.Workload == "":
+		required, _, _ = unstructured.NestedInt64(group.Object, "spec", "schedulingPolicy", "gang", "minCount")
 		return required, true
 	}
 	groups, _, _ := unstructured.NestedSlice(group.Object, "spec", "podGroups")

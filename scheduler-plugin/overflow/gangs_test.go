@@ -1,6 +1,7 @@
 package overflow_test
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	schedulingv1alpha1 "k8s.io/api/scheduling/v1alpha1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -78,15 +79,48 @@ func (c *testCluster) podGroup(ns, name string, pods int) {
 
 func (c *testCluster) describeGang(ns string, pods int) {
 	c.t.Helper()
-	if c.workloads {
-		c.create(&schedulingv1alpha1.Workload{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "ring"}, Spec: schedulingv1alpha1.WorkloadSpec{
-			PodGroups: []schedulingv1alpha1.PodGroup{
-				{Name: "leaders", Policy: schedulingv1alpha1.PodGroupPolicy{Basic: &schedulingv1alpha1.BasicSchedulingPolicy{}}},
-				{Name: "workers", Policy: schedulingv1alpha1.PodGroupPolicy{Gang: &schedulingv1alpha1.GangSchedulingPolicy{MinCount: int32(pods)}}},
-			}}})
-		return
+	basic, gang := map[string]any{"basic": map[string]any{}}, map[string]any{"gang": map[string]any{"minCount": int64(pods)}}
+	switch {
+	case !c.native:
+		c.podGroup(ns, "ring", pods)
+	case c.minor == 35:
+		c.describe(ns, "Workload", "ring", map[string]any{"podGroups": []any{
+			map[string]any{"name": "leaders", "policy": basic},
+			map[string]any{"name": "workers", "policy": gang},
+		}})
+	default:
+		c.describe(ns, "PodGroup", "leaders", map[string]any{"schedulingPolicy": basic})
+		c.describe(ns, "PodGroup", "ring", map[string]any{"schedulingPolicy": gang})
 	}
-	c.podGroup(ns, "ring", pods)
+}
+
+// groupVersion is that of Kubernetes' own kinds of groups.
+func groupVersion(minor string) string {
+	return "scheduling.k8s.io/" + cmp.Or(map[string]string{"1.35": "v1alpha1", "1.36": "v1alpha2"}[minor], "v1beta1")
+}
+
+// describe creates an object of Kubernetes' own kinds of groups.
+func (c *testCluster) describe(ns, kind, name string, spec map[string]any) {
+	c.t.Helper()
+	c.create(&unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": groupVersion(c.minor.String()), "kind": kind,
+		"metadata": map[string]any{"namespace": ns, "name": name}, "spec": spec,
+	}})
+}
+
+// inGroup makes a pod one of the group ring, or leaders, of Kubernetes' own: with 1.35 as the
+// steering webhook leaves it.
+func (c *testCluster) inGroup(group string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		if c.minor > 35 {
+			p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &group}
+			return
+		}
+		if group == "ring" {
+			group = "workers"
+		}
+		p.Annotations = map[string]string{demand.AnnotationWorkload: "ring/" + group + "/"}
+	}
 }
 
 func (c *testCluster) gangPods(ns string, pods int) {
@@ -100,8 +134,8 @@ func (c *testCluster) gangPods(ns string, pods int) {
 func (c *testCluster) gangPod(ns, name, cpu string) {
 	c.t.Helper()
 	c.create(schedulerPod(ns, name, cpu, inPool(ns), tolerating(ns), func(p *corev1.Pod) {
-		if c.workloads {
-			p.Spec.WorkloadRef = &corev1.WorkloadReference{Name: "ring", PodGroup: "workers"}
+		if c.native {
+			c.inGroup("ring")(p)
 		} else {
 			p.Labels = map[string]string{demand.LabelPodGroup: "ring"}
 		}
@@ -136,7 +170,7 @@ func (c *testCluster) expectGang(ns string, pods int32) *broker.Reservation {
 		c.t.Errorf("minAvailable is %d, want %d", r.Spec.MinAvailable, pods)
 	}
 	kind := "PodGroup"
-	if c.workloads {
+	if c.native && c.minor == 35 {
 		kind = "Workload"
 	}
 	if ref := r.OwnerReferences[0]; ref.Kind != kind || ref.Name != "ring" || strings.HasPrefix(string(ref.UID), "gang-") {
@@ -145,7 +179,7 @@ func (c *testCluster) expectGang(ns string, pods int32) *broker.Reservation {
 	return r
 }
 
-// gangRules are those of PodGroups and of Workloads.
+// gangRules are those of all kinds of gangs.
 var gangRules = []rule{
 	{"a pod waits for what describes its gang", waitsForDescription},
 	{"a gang of which only part fits leaves nothing", gangTooLarge},
@@ -161,10 +195,13 @@ var gangRules = []rule{
 	{"a gang of which a Reservation has too many former shapes gets an event", shapesFormer},
 }
 
-// TestWorkloads runs the rules of gangs on an API server that has Workloads.
-func TestWorkloads(t *testing.T) {
-	c := startTestCluster(t, "feature-gates=GenericWorkload=true", "runtime-config=scheduling.k8s.io/v1alpha1=true")
-	c.workloads = true
+// TestKubernetesGroups runs the rules of gangs on an API server that has the groups of Kubernetes
+// itself: Workloads with 1.35, PodGroups later.
+func TestKubernetesGroups(t *testing.T) {
+	minors, err := binaries.WantedMinors()
+	expect.NoError(t, err)
+	c := startTestCluster(t, "feature-gates=GenericWorkload=true", "runtime-config="+groupVersion(minors.Consumers)+"=true")
+	c.native = true
 	controlplane.InstallCRDs(t, c.config)
 	c.startScheduler()
 	c.runRules(slices.Concat([]rule{
@@ -177,7 +214,7 @@ func TestWorkloads(t *testing.T) {
 
 func waitsForDescription(c *testCluster, ns string) {
 	home, what := c.poolNode(ns, "2"), "PodGroup ring"
-	if c.workloads {
+	if c.native && c.minor == 35 {
 		what = "pod group workers of Workload ring"
 	}
 	c.gangPods(ns, 2)
@@ -191,7 +228,7 @@ func waitsForDescription(c *testCluster, ns string) {
 // ofPodGroups makes the gangs of a test those of PodGroups.
 func (c *testCluster) ofPodGroups() *testCluster {
 	of := *c
-	of.workloads = false
+	of.native = false
 	return &of
 }
 
@@ -248,7 +285,7 @@ func basicGroup(c *testCluster, ns string) {
 	c.describeGang(ns, 2)
 	leader := func(i int) {
 		c.create(schedulerPod(ns, fmt.Sprint("leader-", i), "1", inPool(ns), func(p *corev1.Pod) {
-			p.Spec.WorkloadRef = &corev1.WorkloadReference{Name: "ring", PodGroup: "leaders"}
+			c.inGroup("leaders")(p)
 		}))
 	}
 	// One after the other: the pods of a group that have no node yet are requested together.
@@ -256,21 +293,23 @@ func basicGroup(c *testCluster, ns string) {
 	c.expectPods(ns, "leader", map[string]int{home: 1})
 	leader(1)
 	c.expectPods(ns, "leader", map[string]int{home: 1, "": 1})
-	if r := c.expectReservation(ns, "ring", 1); r.Spec.MinAvailable != 0 {
+	owner := "leaders"
+	if c.minor == 35 {
+		owner = "ring"
+	}
+	if r := c.expectReservation(ns, owner, 1); r.Spec.MinAvailable != 0 {
 		c.t.Errorf("minAvailable is %d, want none", r.Spec.MinAvailable)
 	}
 }
 
-// workloadNotServed: the API server keeps workloadRef, and serves no Workloads.
-func workloadNotServed(c *testCluster, ns string) {
+// groupsNotServed: the API server keeps what names a pod's group, and serves no groups.
+func groupsNotServed(c *testCluster, ns string) {
 	home := c.poolNode(ns, "1")
-	ofWorkload := func(p *corev1.Pod) {
-		p.Spec.WorkloadRef = &corev1.WorkloadReference{Name: "ring", PodGroup: "workers"}
-	}
-	c.create(schedulerPod(ns, "fits", "1", inPool(ns), ofWorkload))
+	ofGroup := c.inGroup("ring")
+	c.create(schedulerPod(ns, "fits", "1", inPool(ns), ofGroup))
 	c.expectPods(ns, "fits", map[string]int{home: 1})
-	c.create(schedulerPod(ns, "ring-0", "1", inPool(ns), ofWorkload))
-	c.expectEvent(ns, "ring-0", "OverflowNotPossible", "serves no Workloads")
+	c.create(schedulerPod(ns, "ring-0", "1", inPool(ns), ofGroup))
+	c.expectEvent(ns, "ring-0", "OverflowNotPossible", "serves no such groups")
 	var list broker.ReservationList
 	expect.NoError(c.t, c.List(c.t.Context(), &list, client.InNamespace(ns)))
 	if len(list.Items) > 0 {

@@ -93,7 +93,7 @@ type servedLater struct {
 
 func (s *servedLater) List(context.Context, metav1.ListOptions) (*unstructured.UnstructuredList, error) {
 	if !s.served.Load() {
-		return nil, apierrors.NewNotFound(podGroups.GroupResource(), "")
+		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "podgroups"}, "")
 	}
 	return &unstructured.UnstructuredList{Object: map[string]any{"metadata": map[string]any{"resourceVersion": "1"}}}, nil
 }
@@ -158,7 +158,7 @@ func TestLooksForKind(t *testing.T) {
 		if i.isAbsent() {
 			t.Error("one refusal makes a kind absent")
 		}
-		i.failed(apierrors.NewNotFound(podGroups.GroupResource(), ""))
+		i.failed(apierrors.NewNotFound(schema.GroupResource{Resource: "podgroups"}, ""))
 		now.SetTime(now.Now().Add(refusalLasts))
 	}
 	expect.Eventually(t, "the kind to be uninstalled", func() (bool, string) { return i.isAbsent(), "still known" })

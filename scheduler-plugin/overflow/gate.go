@@ -14,6 +14,7 @@ import (
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
+	framework "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/backend/heap"
 	"k8s.io/utils/clock"
 
@@ -74,6 +75,7 @@ type failure struct {
 // waitingPod is a pod that did not fit in its last scheduling cycle, or that is held because
 // another one of its key did not.
 type waitingPod struct {
+	heapItem
 	pod *corev1.Pod
 	key demand.Key
 	// latest is the pod as its informer showed it last, if its spec has changed since.
@@ -102,6 +104,15 @@ type waitingPod struct {
 	opening   opening
 	keptUntil time.Time
 }
+
+// heapItem is embedded in what kube-scheduler's heaps hold: pods.
+type heapItem struct{}
+
+// Size implements heap.Item.
+func (heapItem) Size() int { return 1 }
+
+// Type implements heap.Item.
+func (heapItem) Type() framework.EntityKeyType { return framework.PodKeyType }
 
 // opening is a place that the gate was opened for, of a pod that does not use it: it is
 // another pod's. The zero opening is none.
@@ -320,7 +331,7 @@ func (g *gate) remove(uid types.UID) *waitingPod {
 		return nil
 	}
 	delete(g.pods, uid)
-	_ = g.byRetry.Delete(w) // an error says that it was not there
+	g.byRetry.Delete(w)
 	g.unkeep(w)
 	line := g.byKey[w.key]
 	at, _ := slices.BinarySearchFunc(line, w, (*waitingPod).compare)

@@ -12,6 +12,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
@@ -79,7 +80,7 @@ func TestKeyOfADeletedPod(t *testing.T) {
 			p := testPlugin(OverflowArgs{})
 			p.handle = profile{}
 			cached := p.ring(t, pod)
-			p.gangs.podGroups.absent.Store(false) // it is not known yet what the gang requires
+			p.gangs.informers[demand.CoschedulingGangs].absent.Store(false) // it is not known yet what the gang requires
 			p.keys.exists = p.gangs.exists
 			handler := p.podHandler(func() bool { return false }, newUntriedPods(p.clock))
 			handler.OnAdd(pod, false)

@@ -128,7 +128,7 @@ func amountsOf(list corev1.ResourceList) amounts {
 
 // podAmounts is what a pod takes from a node.
 func podAmounts(pod *corev1.Pod) amounts {
-	a := amountsOf(resource.PodRequests(pod, resource.PodResourcesOptions{UseStatusResources: true}))
+	a := amountsOf(resource.PodRequests(pod, resource.PodResourcesOptions{UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true}))
 	a[corev1.ResourcePods] = 1
 	return a
 }

@@ -12,14 +12,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+	"k8s.io/kubernetes/pkg/features"
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -138,10 +141,14 @@ func (s *cycleState) Clone() framework.StateData {
 // background, until ctx ends. It runs in standby replicas too. leads reports whether this
 // replica is known to lead before it schedules its first pod: also while none is created, pods
 // then return home, and those that were not steered have an event of that.
-func New(ctx context.Context, obj runtime.Object, handle framework.Handle, leads func() bool) (framework.Plugin, error) {
+func New(ctx context.Context, obj runtime.Object, handle framework.Handle, minor compatibility.Minor, leads func() bool) (framework.Plugin, error) {
 	args, err := parseArgs(obj)
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
+	}
+	if utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload) {
+		// PostFilter would not run for the pods of a group.
+		return nil, fmt.Errorf("plugin %s: feature gate GenericWorkload is on; switch it off in this scheduler: the plugin itself holds the pods of a group together", Name)
 	}
 	log := klog.FromContext(ctx).WithName("overflow")
 	owners, err := newOwnerCache(log, handle.KubeConfig(), handle, args.OwnerKinds)
@@ -149,7 +156,7 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, leads
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
 	core := handle.SharedInformerFactory().Core().V1()
-	gangs, err := newGangs(log, clock.RealClock{}, handle.KubeConfig(), core.Pods().Informer())
+	gangs, err := newGangs(log, clock.RealClock{}, handle.KubeConfig(), minor, core.Pods().Informer())
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
@@ -403,7 +410,7 @@ func (p *Plugin) Score(_ context.Context, state framework.CycleState, _ *corev1.
 	node := nodeInfo.Node()
 	provider := providerOf(node)
 	if provider == "" {
-		return framework.MaxNodeScore, nil
+		return framework.MaxScore, nil
 	}
 	s := stateIn(state)
 	if p.ownSlot(s, provider, node.Name) {
@@ -412,7 +419,7 @@ func (p *Plugin) Score(_ context.Context, state framework.CycleState, _ *corev1.
 	if pool, _ := p.poolWithRoom(s, provider, node.Name); pool != nil {
 		return scoreOfRank - (1+pool.rank())*scoreOfRank/(1+poolRanks), nil
 	}
-	return framework.MinNodeScore, nil
+	return framework.MinScore, nil
 }
 
 // ScoreExtensions implements framework.ScorePlugin: scores are normalized.

@@ -209,7 +209,7 @@ func TestOrderOfVirtualNodes(t *testing.T) {
 	if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
 		t.Fatal(status)
 	}
-	last := int64(framework.MaxNodeScore)
+	last := int64(framework.MaxScore)
 	for _, provider := range []string{"own", "local", "hub", "none"} {
 		score, _ := p.Score(t.Context(), state, pod, nodeWith(provider))
 		if score >= last {

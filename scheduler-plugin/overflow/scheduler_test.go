@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -36,6 +37,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/overflow"
 )
@@ -124,8 +126,10 @@ type testCluster struct {
 	// web is the Reservation of Deployment web, and ofWeb makes a pod its.
 	web   *broker.Reservation
 	ofWeb func(*corev1.Pod)
-	// workloads: gangs are described by Workloads instead of PodGroups.
-	workloads bool
+	// minor of the API server. native: gangs are those of Kubernetes itself, instead of the
+	// coscheduling plugins'.
+	minor  compatibility.Minor
+	native bool
 	// stopScheduler ends the scheduler that was started last. reserved is the number of pods of
 	// a namespace that have a place there and wait in Permit.
 	stopScheduler func()
@@ -145,7 +149,11 @@ func startTestCluster(t *testing.T, apiServerFlags ...string) *testCluster {
 	expect.NoError(t, errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)))
 	c, err := client.New(config, client.Options{Scheme: scheme})
 	expect.NoError(t, err)
-	return &testCluster{Client: c, t: t, config: config}
+	server, err := discovery.NewDiscoveryClientForConfig(config)
+	expect.NoError(t, err)
+	minor, err := compatibility.Of(server)
+	expect.NoError(t, err)
+	return &testCluster{Client: c, t: t, config: config, minor: minor}
 }
 
 // overrideFeatures is what main does before it adds flags.
@@ -175,6 +183,8 @@ func (c *testCluster) runScheduler() {
 	opts := options.NewOptions()
 	opts.ConfigFile = configFile
 	opts.SecureServing.BindPort = 0
+	expect.NoError(c.t, opts.Flags.FlagSet("feature gate").Set("emulated-version", c.minor.String()))
+	expect.NoError(c.t, opts.ComponentGlobalsRegistry.Set())
 	ctx, cancel := context.WithCancel(context.Background())
 	leads := c.leads
 	if leads == nil {
@@ -182,7 +192,7 @@ func (c *testCluster) runScheduler() {
 	}
 	completed, sched, err := app.Setup(ctx, opts, app.WithPlugin(overflow.Name,
 		func(ctx context.Context, args runtime.Object, handle framework.Handle) (framework.Plugin, error) {
-			plugin, err := overflow.New(ctx, args, handle, leads)
+			plugin, err := overflow.New(ctx, args, handle, c.minor, leads)
 			if handle.ProfileName() == broker.SchedulerName {
 				c.plugin = plugin
 			}
@@ -222,7 +232,7 @@ func (c *testCluster) grantRoles() {
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods/eviction"}, Verbs: []string{"create"}},
 			{APIGroups: []string{"scheduling.x-k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"list", "watch"}},
-			{APIGroups: []string{"scheduling.k8s.io"}, Resources: []string{"workloads"}, Verbs: []string{"list", "watch"}},
+			{APIGroups: []string{"scheduling.k8s.io"}, Resources: []string{"podgroups", "workloads"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"batch.example.com"}, Resources: []string{"runs"}, Verbs: []string{"get"}},
 		},

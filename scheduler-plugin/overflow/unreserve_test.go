@@ -42,8 +42,9 @@ func (p *Plugin) ring(t *testing.T, pods ...*corev1.Pod) cache.Indexer {
 	for _, pod := range pods {
 		expect.NoError(t, cached.Add(pod))
 	}
-	p.gangs = &gangs{pods: cached, clock: p.clock, held: map[types.UID]heldPod{}, permits: map[types.UID]*permit{}, workloads: informer(), podGroups: informer(&unstructured.Unstructured{Object: map[string]any{
-		"metadata": map[string]any{"namespace": "shop", "name": "ring"}, "spec": map[string]any{"minMember": int64(2)}}})}
+	p.gangs = &gangs{pods: cached, clock: p.clock, held: map[types.UID]heldPod{}, permits: map[types.UID]*permit{}, informers: map[string]*gangInformer{
+		demand.KubernetesGangs: informer(), demand.CoschedulingGangs: informer(&unstructured.Unstructured{Object: map[string]any{
+			"metadata": map[string]any{"namespace": "shop", "name": "ring"}, "spec": map[string]any{"minMember": int64(2)}}})}}
 	return cached
 }
 
@@ -197,10 +198,11 @@ type waitingPodOf struct {
 
 func (w waitingPodOf) GetPod() *corev1.Pod { return w.h.pod }
 func (w waitingPodOf) Allow(string)        { *w.h.allowed = true }
-func (w waitingPodOf) Reject(string, string) {
+func (w waitingPodOf) Reject(string, string) bool {
 	if w.h.rejected != nil {
 		*w.h.rejected++
 	}
+	return true
 }
 
 // TestLeavingMember: a pod of a gang that is about to lose its place does not count as having

@@ -16,6 +16,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -37,10 +38,11 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// Paths that the webhook configuration names.
+// Paths that the webhook configuration and the readiness probe name.
 const (
 	Path      = "/steer"
 	AvoidPath = "/avoid"
+	ReadyPath = "/readyz"
 )
 
 // Options of the webhook.
@@ -49,6 +51,8 @@ type Options struct {
 	Leads func() bool
 	// SchedulerName that pods are assigned to. Default: broker.SchedulerName.
 	SchedulerName string
+	// NotReady says why the program is not ready, for ReadyPath; nil or "" means that it is.
+	NotReady func() string
 	// Tolerations that pods need on virtual nodes beside the one for
 	// broker.TaintOverflow.
 	Tolerations []corev1.Toleration
@@ -56,7 +60,7 @@ type Options struct {
 
 func (o Options) schedulerName() string { return cmp.Or(o.SchedulerName, broker.SchedulerName) }
 
-// Serve serves the webhook and /healthz on address until ctx ends. The
+// Serve serves the webhook, ReadyPath and /healthz on address until ctx ends. The
 // certificate and key are tls.crt and tls.key in certDir, reloaded when they
 // change; the server starts as soon as they exist.
 func Serve(ctx context.Context, address, certDir string, options Options) error {
@@ -80,6 +84,7 @@ func Serve(ctx context.Context, address, certDir string, options Options) error 
 	server.Register(Path, Handler(options))
 	server.Register(AvoidPath, AvoidHandler(options))
 	server.WebhookMux().Handle("/healthz", healthz.CheckHandler{Checker: healthz.Ping})
+	server.WebhookMux().Handle(ReadyPath, ReadyHandler(options))
 	if err := server.Start(ctx); err != nil {
 		return fmt.Errorf("serving the steering webhook: %w", err)
 	}
@@ -90,26 +95,40 @@ func Serve(ctx context.Context, address, certDir string, options Options) error 
 // UID, and a panic closes the connection: both count as failed calls, which the
 // webhook's failurePolicy Ignore turns into an admission.
 func Handler(options Options) http.Handler {
-	return newHandler(func(pod *corev1.Pod) []jsonpatch.Operation {
+	return newHandler(func(pod *corev1.Pod, raw []byte) []jsonpatch.Operation {
+		change := avoid
 		if demand.Steerable(pod) && (options.Leads == nil || options.Leads()) {
-			return steer(pod, options)
+			change = steer
 		}
-		return avoid(pod, options)
+		return append(change(pod, options), annotateWorkload(pod, raw)...)
+	})
+}
+
+// ReadyHandler answers the readiness probe: with status 503 and the reason while the program is
+// not ready.
+func ReadyHandler(options Options) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if options.NotReady == nil {
+			return
+		}
+		if reason := options.NotReady(); reason != "" {
+			http.Error(w, reason, http.StatusServiceUnavailable)
+		}
 	})
 }
 
 // AvoidHandler answers AdmissionReviews at AvoidPath, as Handler does.
 func AvoidHandler(options Options) http.Handler {
-	return newHandler(func(pod *corev1.Pod) []jsonpatch.Operation { return avoid(pod, options) })
+	return newHandler(func(pod *corev1.Pod, _ []byte) []jsonpatch.Operation { return avoid(pod, options) })
 }
 
-func newHandler(change func(*corev1.Pod) []jsonpatch.Operation) http.Handler {
+func newHandler(change func(pod *corev1.Pod, raw []byte) []jsonpatch.Operation) http.Handler {
 	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
 		return handle(ctx, request, change)
 	})}).WithRecoverPanic(false)
 }
 
-func handle(ctx context.Context, request admission.Request, change func(*corev1.Pod) []jsonpatch.Operation) admission.Response {
+func handle(ctx context.Context, request admission.Request, change func(*corev1.Pod, []byte) []jsonpatch.Operation) admission.Response {
 	response := admission.Allowed("")
 	if request.Operation != admissionv1.Create || request.SubResource != "" ||
 		request.Resource != (metav1.GroupVersionResource{Version: "v1", Resource: "pods"}) {
@@ -120,7 +139,7 @@ func handle(ctx context.Context, request admission.Request, change func(*corev1.
 		log.FromContext(ctx).Info("Cannot decode pod; it stays as it is", "reason", err.Error())
 		return response
 	}
-	if operations := change(&pod); len(operations) > 0 {
+	if operations := change(&pod, request.Object.Raw); len(operations) > 0 {
 		return admission.Patched("", operations...)
 	}
 	return response
@@ -129,6 +148,26 @@ func handle(ctx context.Context, request admission.Request, change func(*corev1.
 // set sets a field: on an object, "add" replaces too.
 func set(path string, value any) jsonpatch.Operation {
 	return jsonpatch.NewOperation("add", path, value)
+}
+
+// annotateWorkload copies the workloadRef of a pod of Kubernetes 1.35 to where the scheduler and
+// the agent can read it: the field is gone from the types of later versions.
+func annotateWorkload(pod *corev1.Pod, raw []byte) []jsonpatch.Operation {
+	var of struct {
+		Spec struct {
+			WorkloadRef *struct{ Name, PodGroup, PodGroupReplicaKey string }
+		}
+	}
+	if err := json.Unmarshal(raw, &of); err != nil || of.Spec.WorkloadRef == nil {
+		return nil
+	}
+	ref := of.Spec.WorkloadRef
+	annotations := maps.Clone(pod.Annotations)
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[demand.AnnotationWorkload] = ref.Name + "/" + ref.PodGroup + "/" + ref.PodGroupReplicaKey
+	return []jsonpatch.Operation{set("/metadata/annotations", annotations)}
 }
 
 // steer assigns a pod to Spillway's scheduler. The tolerations come after those of the

@@ -227,13 +227,19 @@ func patched(t *testing.T, handler http.Handler, pod *corev1.Pod) *corev1.Pod {
 	if answer.Response.Patch == nil {
 		return pod
 	}
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(pod)
+	expect.NoError(t, err)
+	return apply(t, answer.Response.Patch, object)
+}
+
+// apply returns the pod that an object is after a patch of the webhook.
+func apply(t *testing.T, patch []byte, object map[string]any) *corev1.Pod {
+	t.Helper()
 	var operations []struct {
 		Op, Path string
 		Value    any
 	}
-	expect.NoError(t, json.Unmarshal(answer.Response.Patch, &operations))
-	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(pod)
-	expect.NoError(t, err)
+	expect.NoError(t, json.Unmarshal(patch, &operations))
 	for _, o := range operations {
 		if o.Op != "add" {
 			t.Fatalf("operation %q", o.Op)
@@ -265,6 +271,50 @@ func TestTolerations(t *testing.T) {
 	before, _ := demand.ShapeOf(pod)
 	if after, _ := demand.ShapeOf(once); after != before {
 		t.Errorf("shape %s, want that of the author's pod %s", after, before)
+	}
+}
+
+// TestWorkloadRef: the field of Kubernetes 1.35, which the types of later versions lack, is kept
+// where the scheduler and the agent read the gang of a pod, of any scheduler.
+func TestWorkloadRef(t *testing.T) {
+	for name, tc := range map[string]struct {
+		meta, spec map[string]any
+		want       demand.Gang
+	}{
+		"of a Workload":        {spec: map[string]any{"workloadRef": map[string]any{"name": "train", "podGroup": "workers"}}, want: demand.Gang{API: demand.KubernetesGangs, Workload: "train", PodGroup: "workers"}},
+		"of a replica":         {spec: map[string]any{"workloadRef": map[string]any{"name": "train", "podGroup": "workers", "podGroupReplicaKey": "1"}}, want: demand.Gang{API: demand.KubernetesGangs, Workload: "train", PodGroup: "workers", Replica: "1"}},
+		"with annotations":     {meta: map[string]any{"annotations": map[string]any{"team": "a"}}, spec: map[string]any{"workloadRef": map[string]any{"name": "train", "podGroup": "workers"}}, want: demand.Gang{API: demand.KubernetesGangs, Workload: "train", PodGroup: "workers"}},
+		"of another scheduler": {spec: map[string]any{"schedulerName": "volcano", "workloadRef": map[string]any{"name": "train", "podGroup": "workers"}}, want: demand.Gang{API: demand.KubernetesGangs, Workload: "train", PodGroup: "workers"}},
+		"of no group":          {meta: map[string]any{"annotations": map[string]any{"team": "a"}}, spec: map[string]any{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			object := map[string]any{"spec": tc.spec}
+			if tc.meta != nil {
+				object["metadata"] = tc.meta
+			}
+			answer := serve(t, http.MethodPost, "application/json", review(t, object))
+			pod := apply(t, answer.Response.Patch, object)
+			if got, _ := demand.GangOf(pod); got.Workload != tc.want.Workload || tc.want.Workload != "" && got != tc.want {
+				t.Errorf("gang %+v, want %+v", got, tc.want)
+			}
+			if tc.meta != nil && pod.Annotations["team"] != "a" {
+				t.Errorf("annotations %v: the author's are gone", pod.Annotations)
+			}
+			if bytes.Contains(answer.Response.Patch, []byte("workloadRef")) {
+				t.Errorf("%s: the patch changes workloadRef", answer.Response.Patch)
+			}
+		})
+	}
+}
+
+// TestReady: the readiness probe says why the program is not ready.
+func TestReady(t *testing.T) {
+	for reason, want := range map[string]int{"": http.StatusOK, "Kubernetes 1.34": http.StatusServiceUnavailable} {
+		w := httptest.NewRecorder()
+		steering.ReadyHandler(steering.Options{NotReady: func() string { return reason }}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, steering.ReadyPath, nil))
+		if w.Code != want || strings.TrimSpace(w.Body.String()) != reason {
+			t.Errorf("%q: status %d %q", reason, w.Code, w.Body)
+		}
 	}
 }
 

@@ -49,7 +49,7 @@ func TrimPod(object any) (any, error) {
 	if !ok {
 		return object, nil
 	}
-	whole := pod.Spec
+	whole, status := pod.Spec, pod.Status
 	_, refused := demand.Admissible(pod)
 	trimMeta(&pod.ObjectMeta)
 	pod.Spec = corev1.PodSpec{
@@ -59,7 +59,7 @@ func TrimPod(object any) (any, error) {
 		Affinity:         pod.Spec.Affinity,
 		Tolerations:      pod.Spec.Tolerations,
 		RuntimeClassName: pod.Spec.RuntimeClassName,
-		WorkloadRef:      pod.Spec.WorkloadRef,
+		SchedulingGroup:  pod.Spec.SchedulingGroup,
 		Overhead:         pod.Spec.Overhead,
 		Resources:        pod.Spec.Resources,
 		Priority:         pod.Spec.Priority,
@@ -88,6 +88,7 @@ func TrimPod(object any) (any, error) {
 		ContainerStatuses:     trimStatuses(pod.Status.ContainerStatuses, whole.Containers),
 		InitContainerStatuses: trimStatuses(pod.Status.InitContainerStatuses, whole.InitContainers),
 	}
+	keepResources(pod, status)
 	if whole.NodeName != "" && !virtual && ofWorkload(pod) {
 		trimLocal(pod)
 	}
@@ -101,14 +102,16 @@ func ofWorkload(pod metav1.Object) bool {
 	return owner != nil && (strings.HasPrefix(owner.APIVersion, "apps/") || strings.HasPrefix(owner.APIVersion, "batch/"))
 }
 
-// trimMeta keeps the annotation of mirror pods and, of the pods of workloads, the labels that
-// a part of Spillway gives a meaning.
+// trimMeta keeps the annotations of mirror pods and of gangs and, of the pods of workloads, the
+// labels that a part of Spillway gives a meaning.
 func trimMeta(meta *metav1.ObjectMeta) {
 	meta.ManagedFields = nil
-	mirror, isMirror := meta.Annotations[corev1.MirrorPodAnnotationKey]
+	annotations := meta.Annotations
 	meta.Annotations = nil
-	if isMirror {
-		meta.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: mirror}
+	for _, key := range []string{corev1.MirrorPodAnnotationKey, demand.AnnotationWorkload} {
+		if value, ok := annotations[key]; ok {
+			metav1.SetMetaDataAnnotation(meta, key, value)
+		}
 	}
 	if !ofWorkload(meta) {
 		return
@@ -172,6 +175,22 @@ func trimStatuses(statuses []corev1.ContainerStatus, specs []corev1.Container) [
 		}
 	}
 	return out
+}
+
+// keepResources keeps what a kubelet reports of the resources of a pod as a whole, as those of
+// 1.36 and later do of each, if the pod requests more or less because of it.
+func keepResources(trimmed *corev1.Pod, status corev1.PodStatus) {
+	if status.Resources == nil && status.AllocatedResources == nil {
+		return
+	}
+	without := Requests(trimmed)
+	trimmed.Status.AllocatedResources = status.AllocatedResources
+	if status.Resources != nil {
+		trimmed.Status.Resources = &corev1.ResourceRequirements{Requests: status.Resources.Requests}
+	}
+	if sameAmounts(without, Requests(trimmed)) {
+		trimmed.Status.AllocatedResources, trimmed.Status.Resources = nil, nil
+	}
 }
 
 func sameAmounts(a, b corev1.ResourceList) bool {

@@ -189,7 +189,7 @@ func Finished(pod *corev1.Pod) bool {
 // is in progress, the larger of what is requested, allocated and in use. It has no amounts of
 // zero, as shapes have none: pods that name them are not of another kind.
 func Requests(pod *corev1.Pod) corev1.ResourceList {
-	requests := podresource.PodRequests(pod, podresource.PodResourcesOptions{UseStatusResources: true})
+	requests := podresource.PodRequests(pod, podresource.PodResourcesOptions{UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true})
 	maps.DeleteFunc(requests, func(_ corev1.ResourceName, amount resource.Quantity) bool { return amount.IsZero() })
 	return requests
 }

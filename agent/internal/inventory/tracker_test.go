@@ -128,29 +128,50 @@ func TestRequestsOfNothing(t *testing.T) {
 // TestResize: a pod that is being resized uses the larger of what it has and what it
 // requests.
 func TestResize(t *testing.T) {
-	resized := pod("a", expect.Resources("cpu", "500m"), func(p *corev1.Pod) {
-		p.Spec.Containers[0].Name = "c"
-		p.Status.ContainerStatuses = []corev1.ContainerStatus{{
-			Name: "c", AllocatedResources: expect.Resources("cpu", "1"), Resources: &corev1.ResourceRequirements{Requests: expect.Resources("cpu", "1500m")},
-		}}
-	})
-	object, err := inventory.TrimPod(resized)
-	expect.NoError(t, err)
-	if got := measure([]*corev1.Node{node("a", two)}, []*corev1.Pod{object.(*corev1.Pod)}, nil).Resources.Allocated.String(); got != "cpu 1500m" {
-		t.Errorf("allocated is %s while the pod still has 1500m", got)
+	container := func(allocated, actual string) podOption {
+		return func(p *corev1.Pod) {
+			p.Spec.Containers[0].Name = "c"
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{
+				Name: "c", AllocatedResources: expect.Resources("cpu", allocated), Resources: &corev1.ResourceRequirements{Requests: expect.Resources("cpu", actual)},
+			}}
+		}
 	}
-
-	infeasible := pod("a", expect.Resources("cpu", "1000"), func(p *corev1.Pod) {
-		p.Spec.Containers[0].Name = "c"
+	// As kubelets of 1.36 and later report of every pod.
+	ofPod := func(allocated, actual string) podOption {
+		return func(p *corev1.Pod) {
+			p.Status.AllocatedResources = expect.Resources("cpu", allocated)
+			p.Status.Resources = &corev1.ResourceRequirements{Requests: expect.Resources("cpu", actual), Limits: expect.Resources("cpu", "8")}
+		}
+	}
+	requestsOfPod := func(p *corev1.Pod) {
+		p.Spec.Resources = &corev1.ResourceRequirements{Requests: p.Spec.Containers[0].Resources.Requests}
+		p.Spec.Containers[0].Resources.Requests = nil
+	}
+	infeasible := func(p *corev1.Pod) {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodResizePending, Status: corev1.ConditionTrue, Reason: corev1.PodReasonInfeasible}}
-		p.Status.ContainerStatuses = []corev1.ContainerStatus{{
-			Name: "c", AllocatedResources: expect.Resources("cpu", "500m"), Resources: &corev1.ResourceRequirements{Requests: expect.Resources("cpu", "500m")},
-		}}
-	})
-	object, err = inventory.TrimPod(infeasible)
-	expect.NoError(t, err)
-	if got := measure([]*corev1.Node{node("a", two)}, []*corev1.Pod{object.(*corev1.Pod)}, nil).Resources.Allocated.String(); got != "cpu 500m" {
-		t.Errorf("allocated is %s after a resize that the kubelet refused", got)
+	}
+	for name, tc := range map[string]struct {
+		requests string
+		status   []podOption
+		want     string
+		kept     bool // what the kubelet reports of the pod as a whole
+	}{
+		"while a container has more":           {"500m", []podOption{container("1", "1500m")}, "cpu 1500m", false},
+		"of a container, refused":              {"1000", []podOption{container("500m", "500m"), infeasible}, "cpu 500m", false},
+		"while the pod has more":               {"500m", []podOption{requestsOfPod, ofPod("1", "1500m")}, "cpu 1500m", true},
+		"of the pod, refused":                  {"1000", []podOption{requestsOfPod, ofPod("500m", "500m"), infeasible}, "cpu 500m", true},
+		"while the sum of the containers does": {"500m", []podOption{container("1", "1500m"), ofPod("1", "1500m")}, "cpu 1500m", false},
+		"none, as far as a cgroup says":        {"500m", []podOption{container("500m", "500m"), ofPod("500m", "488m")}, "cpu 500m", false},
+	} {
+		object, err := inventory.TrimPod(pod("a", expect.Resources("cpu", tc.requests), tc.status...))
+		expect.NoError(t, err)
+		trimmed := object.(*corev1.Pod)
+		if got := measure([]*corev1.Node{node("a", two)}, []*corev1.Pod{trimmed}, nil).Resources.Allocated.String(); got != tc.want {
+			t.Errorf("a resize %s: allocated is %s, want %s", name, got, tc.want)
+		}
+		if kept := trimmed.Status.Resources != nil && trimmed.Status.AllocatedResources != nil; kept != tc.kept {
+			t.Errorf("a resize %s: the resources of the pod are kept: %t, want %t", name, kept, tc.kept)
+		}
 	}
 }
 

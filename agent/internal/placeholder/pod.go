@@ -19,7 +19,7 @@ const (
 	// DefaultNamespace is the namespace of placeholders.
 	DefaultNamespace = "spillway-holds"
 	// DefaultImage runs in placeholders.
-	DefaultImage = "registry.k8s.io/pause:3.10.1"
+	DefaultImage = "registry.k8s.io/pause:3.10.2"
 	// PriorityClass of placeholders: they preempt no pod, and a pod of the default
 	// priority does not preempt them.
 	PriorityClass = "spillway-hold"

@@ -4,6 +4,7 @@
 package binaries
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -22,20 +23,28 @@ import (
 	"time"
 )
 
-// KubernetesVersion of every control plane and node that the project starts.
-const KubernetesVersion = "v1.35.4"
+// KubernetesVersion of every control plane and node that the project starts, unless an older
+// one is asked for.
+const KubernetesVersion = "v1.37.2"
 
-// Modules of the programs, relative to the project's root. They and the
-// project's own module require the same versions wherever they can, so that a
-// package is compiled once for all of them.
+// Modules of the programs, relative to the project's root. Upstream and the project's own
+// module require the same versions wherever they can, so that a package is compiled once for
+// both. Liqo requires Kubernetes 1.35.
 const (
 	upstream = "e2e/lab/binaries/upstream"
+	v136     = "e2e/lab/binaries/kubernetes-1.36"
+	v135     = "e2e/lab/binaries/kubernetes-1.35"
 	tools    = ".tools"
 )
+
+// versions of Kubernetes by module.
+var versions = map[string]string{upstream: KubernetesVersion, v136: "v1.36.3", v135: "v1.35.4"}
 
 // program is a package to build, which has the program's name as its last
 // element.
 type program struct{ module, pkg string }
+
+func (p program) name() string { return path.Base(p.pkg) }
 
 // programs are all that can be built, by name.
 var programs = byName(
@@ -57,31 +66,44 @@ var programs = byName(
 	program{upstream, "./render"},
 	program{upstream, "./metrics-server"},
 	program{upstream, "./kube-router"},
-	program{upstream, "github.com/liqotech/liqo/cmd/liqo-controller-manager"},
-	program{upstream, "github.com/liqotech/liqo/cmd/crd-replicator"},
-	program{upstream, "github.com/liqotech/liqo/cmd/webhook"},
-	program{upstream, "github.com/liqotech/liqo/cmd/virtual-kubelet"},
+	program{v135, "github.com/liqotech/liqo/cmd/liqo-controller-manager"},
+	program{v135, "github.com/liqotech/liqo/cmd/crd-replicator"},
+	program{v135, "github.com/liqotech/liqo/cmd/webhook"},
+	program{v135, "github.com/liqotech/liqo/cmd/virtual-kubelet"},
 	program{tools, "sigs.k8s.io/controller-tools/cmd/controller-gen"},
 	program{tools, "gotest.tools/gotestsum"},
 	program{tools, "honnef.co/go/tools/cmd/staticcheck"},
 )
 
+// byName returns programs by name. Those of a control plane of an older version have its minor
+// in their name, as kube-apiserver-1.35.
 func byName(list ...program) map[string]program {
 	m := map[string]program{}
 	for _, p := range list {
-		m[path.Base(p.pkg)] = p
+		m[p.name()] = p
+	}
+	for _, module := range []string{v136, v135} {
+		for _, name := range []string{"kube-apiserver", "kube-controller-manager"} {
+			m[name+"-"+minor(versions[module])] = program{module, m[name].pkg}
+		}
 	}
 	return m
 }
 
-// flags are the one set of build flags: a different set would compile every
-// package again.
-var flags = []string{
-	"-trimpath", "-buildvcs=false",
-	"-ldflags=-s -w" +
-		" -X k8s.io/component-base/version.gitVersion=" + KubernetesVersion +
-		" -X k8s.io/component-base/version.gitMajor=1" +
-		" -X k8s.io/component-base/version.gitMinor=35",
+// minor returns the minor of a version, as 1.37.
+func minor(version string) string { return version[1:strings.LastIndex(version, ".")] }
+
+// flagsFor returns the build flags of a module. Those of the compiler are the same for all:
+// others would compile every package again.
+func flagsFor(module string) []string {
+	version := cmp.Or(versions[module], KubernetesVersion)
+	return []string{
+		"-trimpath", "-buildvcs=false",
+		"-ldflags=-s -w" +
+			" -X k8s.io/component-base/version.gitVersion=" + version +
+			" -X k8s.io/component-base/version.gitMajor=1" +
+			" -X k8s.io/component-base/version.gitMinor=" + strings.TrimPrefix(minor(version), "1."),
+	}
 }
 
 // Root returns the project's root directory, which is the working directory or one
@@ -139,25 +161,25 @@ func Programs(ctx context.Context, log Log, names ...string) (map[string]string,
 		return nil, err
 	}
 	paths := map[string]string{}
-	missing := map[string][]string{} // by module
+	missing := map[string][]program{} // by module
 	for _, name := range names {
 		p, ok := programs[name]
 		if !ok {
 			return nil, fmt.Errorf("there is no program %q: use one of %s", name, strings.Join(slices.Sorted(maps.Keys(programs)), ", "))
 		}
-		dir, err := cacheFor(filepath.Join(root, p.module))
+		dir, err := cacheFor(root, p.module)
 		if err != nil {
 			return nil, err
 		}
-		paths[name] = filepath.Join(dir, name)
+		paths[name] = filepath.Join(dir, p.name())
 		if _, err := os.Stat(paths[name]); err != nil {
-			missing[p.module] = append(missing[p.module], name)
+			missing[p.module] = append(missing[p.module], p)
 		}
 	}
 	// One module after the other: two builds at once would compile the packages that they
 	// share twice.
-	for _, module := range []string{upstream, tools} {
-		if err := buildMissing(ctx, filepath.Join(root, module), missing[module], log); err != nil {
+	for _, module := range []string{upstream, v136, v135, tools} {
+		if err := buildMissing(ctx, root, module, missing[module], log); err != nil {
 			return nil, err
 		}
 	}
@@ -172,20 +194,24 @@ func Own(ctx context.Context, log Log, dir string, packages ...string) error {
 	if err != nil {
 		return err
 	}
-	return goBuild(ctx, root, dir, orDiscard(log), packages...)
+	return goBuild(ctx, root, ".", dir, orDiscard(log), packages...)
 }
 
-// ModuleDir returns the directory of a module that upstream requires, and its
-// version. The module is downloaded if the module cache does not hold it.
+// ModuleDir returns the directory of a module that upstream programs, or those of Liqo,
+// require, and its version. The module is downloaded if the module cache does not hold it.
 func ModuleDir(ctx context.Context, module string) (dir, version string, err error) {
 	root, err := Root()
 	if err != nil {
 		return "", "", err
 	}
+	folder := filepath.Join(root, upstream)
+	if strings.HasPrefix(module, "github.com/liqotech/") {
+		folder = filepath.Join(root, v135)
+	}
 	// go list names no directory for a module that was not downloaded; go mod
 	// download is slow on an empty cache, since it reads every go.mod file.
 	for _, command := range [][]string{{"list", "-m"}, {"mod", "download"}} {
-		out, err := goCommand(ctx, filepath.Join(root, upstream), nil, append(command, "-json", module)...)
+		out, err := goCommand(ctx, folder, nil, append(command, "-json", module)...)
 		if err != nil {
 			return "", "", fmt.Errorf("%w%s", err, out) // the output has the reason
 		}
@@ -202,14 +228,14 @@ func ModuleDir(ctx context.Context, module string) (dir, version string, err err
 
 // cacheFor returns the directory of a module's programs. Its name is a hash of the
 // module's go.mod, go.sum and sources, the Go version and the flags.
-func cacheFor(module string) (string, error) {
+func cacheFor(root, module string) (string, error) {
 	base, err := CacheDir()
 	if err != nil {
 		return "", err
 	}
 	h := sha256.New()
-	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, flags)
-	err = filepath.WalkDir(module, func(path string, d fs.DirEntry, err error) error {
+	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, flagsFor(module))
+	err = filepath.WalkDir(filepath.Join(root, module), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -226,11 +252,11 @@ func cacheFor(module string) (string, error) {
 
 // buildMissing builds programs of a module into its cache, unless another process
 // has built them while this one waited for the lock.
-func buildMissing(ctx context.Context, module string, names []string, log Log) error {
-	if len(names) == 0 {
+func buildMissing(ctx context.Context, root, module string, list []program, log Log) error {
+	if len(list) == 0 {
 		return nil
 	}
-	dir, err := cacheFor(module)
+	dir, err := cacheFor(root, module)
 	if err != nil {
 		return err
 	}
@@ -243,16 +269,22 @@ func buildMissing(ctx context.Context, module string, names []string, log Log) e
 		return err
 	}
 	defer unlock()
-	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool {
-		_, err := os.Stat(filepath.Join(dir, name))
-		return err == nil
-	})
+	var names, packages []string
+	for _, p := range list {
+		if _, err := os.Stat(filepath.Join(dir, p.name())); err != nil {
+			names, packages = append(names, p.name()), append(packages, p.pkg)
+		}
+	}
 	if len(names) == 0 {
 		return nil
 	}
-	log("building %s …", strings.Join(names, ", "))
+	what := strings.Join(names, ", ")
+	if version := versions[module]; version != "" && version != KubernetesVersion {
+		what += " of " + version
+	}
+	log("building %s …", what)
 	start := time.Now()
-	if err := goBuild(ctx, module, temp, log, packages(names)...); err != nil {
+	if err := goBuild(ctx, root, module, temp, log, packages...); err != nil {
 		return err
 	}
 	for _, name := range names {
@@ -260,17 +292,8 @@ func buildMissing(ctx context.Context, module string, names []string, log Log) e
 			return err
 		}
 	}
-	log("built %s in %s", strings.Join(names, ", "), time.Since(start).Round(100*time.Millisecond))
+	log("built %s in %s", what, time.Since(start).Round(100*time.Millisecond))
 	return nil
-}
-
-// packages returns the packages of programs.
-func packages(names []string) []string {
-	var pkgs []string
-	for _, name := range names {
-		pkgs = append(pkgs, programs[name].pkg)
-	}
-	return pkgs
 }
 
 // Lock locks a file exclusively. It waits until the lock is free or ctx ends. The

@@ -6,25 +6,28 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
 	"time"
 )
 
-// goBuild builds packages of a module into dir, and logs the progress of what takes long.
-func goBuild(ctx context.Context, module, dir string, log Log, pkgs ...string) error {
+// goBuild builds packages of a module, named relative to the project's root, into dir, and
+// logs the progress of what takes long.
+func goBuild(ctx context.Context, root, module, dir string, log Log, pkgs ...string) error {
 	p := &progress{log: log}
 	stop := p.every(10 * time.Second)
 	defer stop()
 	// Downloads what is missing, too.
 	cached := `{{if and .Stale (ne .StaleReason "not installed but available in build cache")}}{{.ImportPath}}{{"\n"}}{{end}}`
-	list, err := goCommand(ctx, module, p, slices.Concat([]string{"list", "-deps", "-f", cached}, flags, pkgs)...)
+	folder, flags := filepath.Join(root, module), flagsFor(module)
+	list, err := goCommand(ctx, folder, p, slices.Concat([]string{"list", "-deps", "-f", cached}, flags, pkgs)...)
 	if err != nil {
 		return err
 	}
 	p.expect(bytes.Count(list, []byte("\n")))
-	_, err = goCommand(ctx, module, p, slices.Concat([]string{"build", "-v", "-o", dir + "/"}, flags, pkgs)...)
+	_, err = goCommand(ctx, folder, p, slices.Concat([]string{"build", "-v", "-o", dir + "/"}, flags, pkgs)...)
 	return err
 }
 

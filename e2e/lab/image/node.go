@@ -25,7 +25,7 @@ const (
 	liqoVersion = "v1.2.0"
 	// MetricsServerVersion is the tag of the image in metrics-server's chart.
 	MetricsServerVersion = "v0.7.2"
-	pauseImage           = "registry.k8s.io/pause:3.10.1"
+	pauseImage           = "registry.k8s.io/pause:3.10.2"
 	// KubeRouterImage enforces NetworkPolicies.
 	KubeRouterImage = "docker.io/cloudnativelabs/kube-router:v2.1.0"
 )
@@ -49,13 +49,14 @@ var nodeScript string
 // component is an image that is preloaded on every node.
 type component struct{ program, image, path string }
 
+// The tags are those that kubeadm of KubernetesVersion asks for.
 var components = []component{
 	{"kube-apiserver", "registry.k8s.io/kube-apiserver:" + binaries.KubernetesVersion, "usr/local/bin/kube-apiserver"},
 	{"kube-controller-manager", "registry.k8s.io/kube-controller-manager:" + binaries.KubernetesVersion, "usr/local/bin/kube-controller-manager"},
 	{"kube-scheduler", "registry.k8s.io/kube-scheduler:" + binaries.KubernetesVersion, "usr/local/bin/kube-scheduler"},
 	{"kube-proxy", "registry.k8s.io/kube-proxy:" + binaries.KubernetesVersion, "usr/local/bin/kube-proxy"},
-	{"etcd", "registry.k8s.io/etcd:3.6.6-0", "usr/local/bin/etcd"},
-	{"coredns", "registry.k8s.io/coredns/coredns:v1.13.1", "coredns"},
+	{"etcd", "registry.k8s.io/etcd:3.7.0-0", "usr/local/bin/etcd"},
+	{"coredns", "registry.k8s.io/coredns/coredns:v1.14.6", "coredns"},
 	{"pause", pauseImage, "pause"},
 	{"liqo-controller-manager", "ghcr.io/liqotech/liqo-controller-manager:" + liqoVersion, "usr/bin/liqo-controller-manager"},
 	{"crd-replicator", "ghcr.io/liqotech/crd-replicator:" + liqoVersion, "usr/bin/crd-replicator"},

@@ -23,9 +23,10 @@ import (
 // programs builds, or finds in the cache, what a control plane is made of.
 func programs(t *testing.T) (p cluster.Programs, scheduler string) {
 	t.Helper()
-	var err error
+	minors, err := binaries.WantedMinors()
+	expect.NoError(t, err)
 	for name, path := range map[string]*string{"etcd": &p.Etcd, "kube-apiserver": &p.APIServer, "kube-controller-manager": &p.ControllerManager} {
-		if *path, err = binaries.Program(t.Context(), name, t.Logf); err != nil {
+		if *path, err = binaries.Program(t.Context(), binaries.At(name, minors.Consumers), t.Logf); err != nil {
 			t.Fatal(err)
 		}
 	}

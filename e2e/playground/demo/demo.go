@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/playground/environment"
 )
 
@@ -24,6 +25,9 @@ type Options struct {
 	Deadline time.Duration
 	// Hold keeps everything running at the end, also after a failure, until ctx ends.
 	Hold bool
+	// Minors of Kubernetes in rome and in the other clusters. Default: those of the environment
+	// variable KUBERNETES.
+	Minors binaries.Minors
 	// Playground is one that runs with Members and their nodes, which Run stops at the end.
 	// Default: Run starts one.
 	Playground *environment.Playground
@@ -64,19 +68,33 @@ type row struct {
 
 // Run starts a playground, runs all chapters on it and stops it. It returns nil
 // only if the outcome of every chapter was observed.
-func Run(ctx context.Context, o Options) (err error) {
+func Run(ctx context.Context, o Options) error {
+	_, err := run(ctx, o)
+	return err
+}
+
+// run is Run, and returns what happened.
+func run(ctx context.Context, o Options) (t *runner, err error) {
+	t = &runner{Options: o, start: time.Now(), warned: map[string]bool{}}
 	if _, ok := Breaks[o.Break]; !ok && o.Break != "" {
-		return fmt.Errorf("DEMO_BREAK=%s is not supported: use broker, provider or scheduler", o.Break)
+		return t, fmt.Errorf("DEMO_BREAK=%s is not supported: use broker, provider or scheduler", o.Break)
 	}
-	t := &runner{Options: o, start: time.Now(), warned: map[string]bool{}}
+	if o.Minors == (binaries.Minors{}) {
+		if o.Minors, err = binaries.WantedMinors(); err != nil {
+			return t, err
+		}
+	}
 	t.view = newView(o.Out, t.start)
 	defer t.view.close()
 	t.view.print(banner)
+	if !o.Minors.Newest() {
+		t.view.print(fmt.Sprintf("Kubernetes %s in %s, %s in %s, %s and %s.\n\n", o.Minors.Consumers, home, o.Minors.Others, environment.Hub, first, second))
+	}
 	if t.p = o.Playground; t.p == nil {
 		options := cast
-		options.Log = t.view.say
+		options.Log, options.Minors = t.view.say, o.Minors
 		if t.p, err = environment.Start(ctx, options); err != nil {
-			return fmt.Errorf("starting the playground: %w", err)
+			return t, fmt.Errorf("starting the playground: %w", err)
 		}
 	}
 	up := time.Since(t.start)
@@ -96,7 +114,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		}
 		t.hold(ctx)
 	}
-	return err
+	return t, err
 }
 
 // runChapters runs all chapters in order.

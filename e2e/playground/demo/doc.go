@@ -5,6 +5,7 @@
 //	snapshot.go  the observed state, read from every API server
 //	chapters.go  the actions and their outcomes
 //	demo.go      runs the chapters
+//	skew.go      runs the demo with different versions of Kubernetes
 //	changes.go   describes what changed between two snapshots
 //	view.go      the output: a live picture, or plain lines
 package demo

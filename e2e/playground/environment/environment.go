@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
 	"github.com/spillway-dev/spillway/e2e/playground/process"
 )
@@ -28,6 +29,9 @@ type Options struct {
 	// DefaultTimings keeps the default timings of Kubernetes and of the charts;
 	// otherwise they are shortened to seconds.
 	DefaultTimings bool
+	// Minors of Kubernetes in clusters that overflow, and in the hub and the others. Default:
+	// those of the environment variable KUBERNETES.
+	Minors binaries.Minors
 	// BrokerValues are further values of the broker's chart, as "key=value".
 	BrokerValues []string
 	// Dir holds the state. Default: the directory for temporary files.
@@ -76,7 +80,7 @@ type Playground struct {
 
 	options  Options
 	state    state
-	upstream cluster.Programs
+	upstream upstream
 	own      *promise[map[string]string] // the project's programs
 	hub      hubAccess
 	mu       sync.Mutex
@@ -89,7 +93,12 @@ func Start(ctx context.Context, o Options) (_ *Playground, err error) {
 	if o.Log == nil {
 		o.Log = func(string, ...any) {}
 	}
-	upstream, err := buildUpstream(ctx, o.Log)
+	if o.Minors == (binaries.Minors{}) {
+		if o.Minors, err = binaries.WantedMinors(); err != nil {
+			return nil, err
+		}
+	}
+	upstream, err := buildUpstream(ctx, o.Log, o.Minors)
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +121,7 @@ func Start(ctx context.Context, o Options) (_ *Playground, err error) {
 	})
 	hub := newPromise[hubAccess]()
 	group.Go(func() error {
-		c, err := p.start(within, Hub)
+		c, err := p.start(within, Hub, o.Minors.Others)
 		if err != nil {
 			return err
 		}
@@ -134,7 +143,11 @@ func Start(ctx context.Context, o Options) (_ *Playground, err error) {
 
 // startMember starts as much of a member as is possible without the hub, and then the rest.
 func (p *Playground) startMember(ctx context.Context, m Member, hub *promise[hubAccess]) error {
-	c, err := p.start(ctx, m.Name)
+	minor := p.options.Minors.Others
+	if m.Overflows {
+		minor = p.options.Minors.Consumers
+	}
+	c, err := p.start(ctx, m.Name, minor)
 	if err != nil {
 		return err
 	}
@@ -160,8 +173,8 @@ func (p *Playground) startMember(ctx context.Context, m Member, hub *promise[hub
 	return p.installAgent(ctx, c, m, access)
 }
 
-func (p *Playground) start(ctx context.Context, name string) (*cluster.Cluster, error) {
-	c, err := cluster.Start(ctx, cluster.Options{Name: name, Dir: filepath.Join(p.Dir, name), Programs: p.upstream, DefaultTimings: p.options.DefaultTimings})
+func (p *Playground) start(ctx context.Context, name, minor string) (*cluster.Cluster, error) {
+	c, err := cluster.Start(ctx, cluster.Options{Name: name, Dir: filepath.Join(p.Dir, name), Programs: p.upstream[minor], DefaultTimings: p.options.DefaultTimings})
 	if err != nil {
 		return nil, err
 	}

@@ -22,11 +22,27 @@ var own = map[string]string{
 	"spillway-virtual-node": "./virtual-node",
 }
 
-// buildUpstream builds what a control plane is made of and what renders charts, if the
+// upstream are the programs of control planes by their minor of Kubernetes.
+type upstream map[string]cluster.Programs
+
+// buildUpstream builds what control planes are made of and what renders charts, if the
 // cache does not hold it: minutes on the first run on a machine.
-func buildUpstream(ctx context.Context, log Log) (cluster.Programs, error) {
-	paths, err := binaries.Programs(ctx, log, "etcd", "kube-apiserver", "kube-controller-manager", "render")
-	return cluster.Programs{Etcd: paths["etcd"], APIServer: paths["kube-apiserver"], ControllerManager: paths["kube-controller-manager"]}, err
+func buildUpstream(ctx context.Context, log Log, minors binaries.Minors) (upstream, error) {
+	names := []string{"etcd", "render"}
+	for _, minor := range []string{minors.Consumers, minors.Others} {
+		names = append(names, binaries.At("kube-apiserver", minor), binaries.At("kube-controller-manager", minor))
+	}
+	paths, err := binaries.Programs(ctx, log, names...)
+	if err != nil {
+		return nil, err
+	}
+	all := upstream{}
+	for _, minor := range []string{minors.Consumers, minors.Others} {
+		all[minor] = cluster.Programs{
+			Etcd: paths["etcd"], APIServer: paths[binaries.At("kube-apiserver", minor)], ControllerManager: paths[binaries.At("kube-controller-manager", minor)],
+		}
+	}
+	return all, nil
 }
 
 // buildOwn builds the project's programs and returns their paths by the name of their

@@ -237,9 +237,25 @@ func (s *subscription) AddIndexers(toolscache.Indexers) error { return nil }
 // HasSynced implements cache.Informer.
 func (s *subscription) HasSynced() bool { return true }
 
+// HasSyncedChecker implements cache.Informer.
+func (s *subscription) HasSyncedChecker() toolscache.DoneChecker { return synced{} }
+
 // IsStopped implements cache.Informer.
 func (s *subscription) IsStopped() bool { return false }
 
+// synced is a registration, and its DoneChecker, that has seen all objects.
 type synced struct{}
 
+var done = func() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
 func (synced) HasSynced() bool { return true }
+
+func (synced) HasSyncedChecker() toolscache.DoneChecker { return synced{} }
+
+func (synced) Name() string { return "snapshots" }
+
+func (synced) Done() <-chan struct{} { return done }

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
@@ -23,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/recorder"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/conversion"
 
@@ -189,7 +189,7 @@ func (p *Program) GetFieldIndexer() client.FieldIndexer { return p.cache }
 func (p *Program) GetScheme() *runtime.Scheme { return p.scheme }
 
 // GetEventRecorder implements manager.Manager. Events are dropped.
-func (p *Program) GetEventRecorder(string) events.EventRecorder { return noEvents{} }
+func (p *Program) GetEventRecorder(string) recorder.EventRecorder { return noEvents{} }
 
 // GetLogger implements manager.Manager.
 func (p *Program) GetLogger() logr.Logger { return logr.Discard() }
@@ -243,3 +243,6 @@ func (p *Program) GetConverterRegistry() conversion.Registry {
 type noEvents struct{}
 
 func (noEvents) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {}
+
+func (noEvents) AnnotatedEventf(runtime.Object, runtime.Object, map[string]string, string, string, string, string, ...any) {
+}

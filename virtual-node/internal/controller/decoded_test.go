@@ -234,7 +234,7 @@ func ordinaryGuest() *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: long, Namespace: "spillway-guests-rome", UID: "5d7f1d9e-2f5e-4f5e-9a53-0d8f3c5f3d11", ResourceVersion: "123456789", CreationTimestamp: now,
 			Labels: labels, Annotations: labels, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: long}},
-			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: long, FieldsV1: &metav1.FieldsV1{Raw: bytes.Repeat([]byte("f"), 1500)}}, {Manager: long, FieldsV1: &metav1.FieldsV1{Raw: bytes.Repeat([]byte("f"), 800)}}},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: long, FieldsV1: metav1.NewFieldsV1(strings.Repeat("f", 1500))}, {Manager: long, FieldsV1: metav1.NewFieldsV1(strings.Repeat("f", 800))}},
 		},
 		Spec: corev1.PodSpec{
 			Containers:  []corev1.Container{{Name: "c", Image: long, Args: []string{long, long}, Env: env, Resources: resources, SecurityContext: &corev1.SecurityContext{}}},

@@ -85,3 +85,14 @@ func (f fineGrainedAuth) Authorize(ctx context.Context, attributes authorizer.At
 	}
 	return f.Auth.Authorize(ctx, attributes)
 }
+
+// ConditionsAwareAuthorize decides as Authorize: that of the embedded Auth would not know the
+// fine-grained subresources.
+func (f fineGrainedAuth) ConditionsAwareAuthorize(ctx context.Context, attributes authorizer.Attributes) authorizer.ConditionsAwareDecision {
+	return authorizer.ConditionsAwareDecisionFromParts(f.Authorize(ctx, attributes))
+}
+
+// EvaluateConditions denies: no decision of this authorizer has conditions.
+func (f fineGrainedAuth) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData) (authorizer.Decision, string, error) {
+	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported
+}

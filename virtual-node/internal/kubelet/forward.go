@@ -10,9 +10,9 @@ import (
 
 	vkapi "github.com/virtual-kubelet/virtual-kubelet/node/api"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
+	"k8s.io/streaming/pkg/httpstream"
 )
 
 // portForward forwards connections of a client to ports of a guest.
@@ -109,13 +109,13 @@ const maxForwardError = 4096
 // websocket, or SPDY alone if the API server or a proxy does not support that.
 func (g guest) dialForward() (httpstream.Connection, error) {
 	url := g.request(http.MethodPost, "portforward").URL()
-	tunnel, tunnelErr := portforward.NewSPDYOverWebsocketDialer(url, g.config)
+	tunnel, tunnelErr := portforward.NewSPDYOverWebsocketDialerForStreaming(url, g.config)
 	transport, upgrader, err := spdy.RoundTripperFor(g.config)
 	if err := errors.Join(tunnelErr, err); err != nil {
 		return nil, fmt.Errorf("preparing port-forward at the provider: %w", err)
 	}
-	plain := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, url)
-	connection, _, err := portforward.NewFallbackDialer(tunnel, plain, shouldFallBack).Dial(portforward.PortForwardProtocolV1Name)
+	plain := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, url)
+	connection, _, err := portforward.NewFallbackDialerForStreaming(tunnel, plain, shouldFallBack).Dial(portforward.PortForwardProtocolV1Name)
 	if err != nil {
 		return nil, fmt.Errorf("connecting for port-forward to the provider: %w", err)
 	}

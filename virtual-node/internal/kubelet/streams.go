@@ -12,9 +12,9 @@ import (
 	vkapi "github.com/virtual-kubelet/virtual-kubelet/node/api"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/streaming/pkg/httpstream"
 )
 
 const (
@@ -94,7 +94,8 @@ func (g guest) stream(ctx context.Context, subresource string, options runtime.O
 	return g.withPodName(executor.StreamWithContext(ctx, streamOptions))
 }
 
-// shouldFallBack reports whether SPDY may work where websockets failed.
+// shouldFallBack reports whether SPDY may work where websockets failed. The errors are those of
+// k8s.io/streaming: apimachinery's package of that name has types of its own.
 func shouldFallBack(err error) bool {
 	return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
 }

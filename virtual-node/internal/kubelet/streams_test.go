@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
+	vkapi "github.com/virtual-kubelet/virtual-kubelet/node/api"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	remotecommandconsts "k8s.io/apimachinery/pkg/util/remotecommand"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -26,8 +26,8 @@ import (
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/transport/spdy"
-	cristream "k8s.io/kubelet/pkg/cri/streaming/portforward"
-	criexec "k8s.io/kubelet/pkg/cri/streaming/remotecommand"
+	cristream "k8s.io/cri-streaming/pkg/streaming/portforward"
+	criexec "k8s.io/cri-streaming/pkg/streaming/remotecommand"
 	"k8s.io/utils/clock"
 	utilexec "k8s.io/utils/exec"
 	"k8s.io/utils/ptr"
@@ -237,6 +237,51 @@ func (s *streamsTest) testHostilePortForward(t *testing.T) {
 	}
 }
 
+// execStreams are the streams of a client.
+type execStreams struct {
+	vkapi.AttachIO
+	stdin  io.Reader
+	stdout io.WriteCloser
+}
+
+func (s execStreams) Stdin() io.Reader       { return s.stdin }
+func (s execStreams) Stdout() io.WriteCloser { return s.stdout }
+func (execStreams) Stderr() io.WriteCloser   { return nil }
+func (execStreams) TTY() bool                { return false }
+
+type buffer struct{ bytes.Buffer }
+
+func (*buffer) Close() error { return nil }
+
+// TestStreamsWithoutWebsockets: where the provider or a proxy refuses websockets, SPDY is used.
+func TestStreamsWithoutWebsockets(t *testing.T) {
+	t.Parallel()
+	var kubelet fakeKubelet
+	config := fakeProvider(t, func(w http.ResponseWriter, r *http.Request) {
+		switch subresource := path.Base(r.URL.Path); {
+		case strings.EqualFold(r.Header.Get("Upgrade"), "websocket"):
+			http.Error(w, "unknown protocol", http.StatusBadRequest)
+		case subresource == "exec":
+			criexec.ServeExec(w, r, &kubelet, guestName, "", "c", r.URL.Query()["command"],
+				&criexec.Options{Stdin: true, Stdout: true}, streamTimeout, streamTimeout, remotecommandconsts.SupportedStreamingProtocols)
+		case subresource == "portforward":
+			cristream.ServePortForward(w, r, &kubelet, guestName, "", &cristream.V4Options{}, streamTimeout, streamTimeout, cristream.SupportedProtocols)
+		}
+	})
+	g := guest{namespace: guestNamespace, name: guestName, config: config, client: kubernetes.NewForConfigOrDie(config)}
+	var out buffer
+	expect.NoError(t, g.stream(streamContext(t), "exec", &corev1.PodExecOptions{Container: "c", Command: []string{"cat"}, Stdin: true, Stdout: true},
+		execStreams{stdin: strings.NewReader("input"), stdout: &out}))
+	if out.String() != "input" {
+		t.Errorf("exec returned %q", out.String())
+	}
+	var received bytes.Buffer
+	expect.NoError(t, g.forward(streamContext(t), 8080, connection{strings.NewReader("hello"), &received}))
+	if received.String() != "port 8080: hello" {
+		t.Errorf("port-forward returned %q", received.String())
+	}
+}
+
 func (s *streamsTest) testLogs(t *testing.T) {
 	got, err := kubernetes.NewForConfigOrDie(s.consumer).CoreV1().Pods(podNamespace).
 		GetLogs(podName, &corev1.PodLogOptions{Container: "c", TailLines: ptr.To[int64](3), Timestamps: true}).DoRaw(streamContext(t))
@@ -284,9 +329,9 @@ func (s *streamsTest) forward(t *testing.T) string {
 	transport, upgrader, err := spdy.RoundTripperFor(s.consumer)
 	expect.NoError(t, err)
 	stop, ready, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	dialer := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, s.request("portforward").URL())
+	dialer := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, s.request("portforward").URL())
 	var stderr bytes.Buffer
-	forwarder, err := portforward.NewOnAddresses(dialer, []string{"127.0.0.1"}, []string{"0:8080"}, stop, ready, io.Discard, &stderr)
+	forwarder, err := portforward.NewOnAddressesForStreaming(dialer, []string{"127.0.0.1"}, []string{"0:8080"}, stop, ready, io.Discard, &stderr)
 	expect.NoError(t, err)
 	go func() { ended <- forwarder.ForwardPorts() }()
 	t.Cleanup(func() {
@@ -347,8 +392,8 @@ func (k *fakeKubelet) start(t *testing.T) *httptest.Server {
 	return server
 }
 
-func (k *fakeKubelet) ExecInContainer(_ context.Context, pod string, _ types.UID, container string, command []string,
-	stdin io.Reader, stdout, stderr io.WriteCloser, _ bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
+func (k *fakeKubelet) ExecInContainer(_ context.Context, pod string, _ string, container string, command []string,
+	stdin io.Reader, stdout, stderr io.WriteCloser, _ bool, resize <-chan criexec.TerminalSize, _ time.Duration) error {
 	if pod != guestName {
 		return fmt.Errorf("unknown pod %s", pod)
 	}
@@ -373,7 +418,7 @@ func (k *fakeKubelet) ExecInContainer(_ context.Context, pod string, _ types.UID
 	case "shell":
 		go func() {
 			for size := range resize {
-				k.sizes <- size
+				k.sizes <- remotecommand.TerminalSize(size)
 			}
 		}()
 		_, err := io.Copy(io.Discard, stdin)
@@ -387,8 +432,8 @@ func (k *fakeKubelet) ExecInContainer(_ context.Context, pod string, _ types.UID
 	return fmt.Errorf("unknown command %v", command)
 }
 
-func (k *fakeKubelet) AttachContainer(_ context.Context, _ string, _ types.UID, container string,
-	stdin io.Reader, stdout, _ io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize) error {
+func (k *fakeKubelet) AttachContainer(_ context.Context, _ string, _ string, container string,
+	stdin io.Reader, stdout, _ io.WriteCloser, _ bool, _ <-chan criexec.TerminalSize) error {
 	input, err := io.ReadAll(stdin)
 	if err != nil {
 		return err
@@ -397,7 +442,7 @@ func (k *fakeKubelet) AttachContainer(_ context.Context, _ string, _ types.UID, 
 	return err
 }
 
-func (k *fakeKubelet) PortForward(_ context.Context, _ string, _ types.UID, port int32, stream io.ReadWriteCloser) error {
+func (k *fakeKubelet) PortForward(_ context.Context, _ string, _ string, port int32, stream io.ReadWriteCloser) error {
 	received, err := io.ReadAll(stream)
 	if err != nil {
 		return err

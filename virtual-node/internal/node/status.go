@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
 
@@ -16,9 +17,9 @@ import (
 // this program manages.
 const Component = "virtual-node"
 
-// kubeletVersion is the version that the Node reports: that of the Kubernetes
-// libraries in use.
-const kubeletVersion = "v1.35.4-spillway"
+// kubeletVersion is the version that the Node reports: the oldest that is supported, since a
+// kubelet must not be newer than its API server.
+var kubeletVersion = "v" + compatibility.Oldest.String() + ".0-spillway"
 
 // Reasons of the Node's conditions.
 const (

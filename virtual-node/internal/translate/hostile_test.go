@@ -69,6 +69,7 @@ func hostileGuest() *corev1.Pod {
 		guest.Status.InitContainerStatuses[i].Name = "prepare"
 		wild := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1k")}
 		guest.Status.ContainerStatuses[i].Resources.Requests, guest.Status.ContainerStatuses[i].AllocatedResources = wild, wild
+		guest.Status.Resources.Requests, guest.Status.AllocatedResources = wild, wild
 	}
 	one := guest.Status.Conditions[0]
 	guest.Status.Conditions = nil
@@ -103,7 +104,7 @@ func TestEveryFieldOfAStatusIsBounded(t *testing.T) {
 	if err != nil {
 		t.Errorf("the status cannot be read as JSON: %v", err)
 	}
-	if requests := podresource.PodRequests(pod, podresource.PodResourcesOptions{UseStatusResources: true}); requests.Cpu().String() != "100m" {
+	if requests := podresource.PodRequests(pod, podresource.PodResourcesOptions{UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true}); requests.Cpu().String() != "100m" {
 		t.Errorf("the pod counts as %s CPUs, it requests 100m", requests.Cpu())
 	}
 	if !slices.Contains([]corev1.PodPhase{corev1.PodPending, corev1.PodRunning, corev1.PodSucceeded, corev1.PodFailed, corev1.PodUnknown}, status.Phase) {

@@ -94,7 +94,7 @@ func Pod(pod *corev1.Pod, namespace string, o Options) (guest *corev1.Pod, refs 
 	// ServiceAccounts and Services of the consumer do not exist there.
 	spec.ServiceAccountName, spec.DeprecatedServiceAccount, spec.AutomountServiceAccountToken = "", "", ptr.To(false)
 	spec.EnableServiceLinks, spec.Subdomain, spec.SetHostnameAsFQDN = ptr.To(false), "", nil
-	spec.EphemeralContainers, spec.WorkloadRef = nil, nil
+	spec.EphemeralContainers, spec.SchedulingGroup, spec.EvictionResponders = nil, nil, nil
 	// The controllers that set their conditions run in the consumer: see Status.
 	spec.ReadinessGates = nil
 	t.dns(spec, o)

@@ -168,7 +168,8 @@ func TestGuestHasNoSchedulingOfTheConsumer(t *testing.T) {
 		s.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
 		s.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
 		s.EphemeralContainers = []corev1.EphemeralContainer{{}}
-		s.WorkloadRef = &corev1.WorkloadReference{Name: "w"}
+		s.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To("workers")}
+		s.EvictionResponders = []corev1.EvictionResponder{{Name: "example.com/drain", Priority: ptr.To[int32](1)}}
 		p.Status.Phase = corev1.PodRunning
 	})
 	guest, refs, notes := Pod(pod, guestNamespace, Options{})

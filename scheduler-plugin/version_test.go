@@ -1,0 +1,110 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
+)
+
+// schedulerFlags are those of kube-scheduler that decide which API server is asked, and which
+// version is emulated.
+func schedulerFlags(t *testing.T, set map[string]string) *pflag.FlagSet {
+	t.Helper()
+	flags := pflag.NewFlagSet("scheduler", pflag.ContinueOnError)
+	for _, name := range []string{"config", "kubeconfig", "master", "emulated-version", "secure-port", "bind-address"} {
+		flags.String(name, "", "")
+	}
+	for name, value := range set {
+		expect.NoError(t, flags.Set(name, value))
+	}
+	return flags
+}
+
+// apiServer serves the version of an API server.
+func apiServer(t *testing.T, version string) (address string) {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/version" {
+			http.NotFound(w, r)
+			return
+		}
+		fmt.Fprintf(w, `{"major":"1","minor":"0","gitVersion":%q}`, version)
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func TestEmulate(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	expect.NoError(t, os.WriteFile(config, fmt.Appendf(nil, "kind: KubeSchedulerConfiguration\nclientConnection: {kubeconfig: %s, qps: 5}\n", kubeconfig), 0o600))
+	expect.NoError(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, `
+clusters: [{name: c, cluster: {server: %q}}]
+contexts: [{name: c, context: {cluster: c}}]
+current-context: c
+`, apiServer(t, "v1.36.3-vendor.1")), 0o600))
+	for name, tc := range map[string]struct {
+		flags map[string]string
+		want  string
+		found compatibility.Minor
+	}{
+		"of the API server that --master names":   {map[string]string{"master": apiServer(t, "v1.35.4")}, "1.35", 35},
+		"of the one that the configuration names": {map[string]string{"config": config}, "1.36", 36},
+		"of the one that --kubeconfig names":      {map[string]string{"kubeconfig": kubeconfig}, "1.36", 36},
+		"what the flag says":                      {map[string]string{"kubeconfig": kubeconfig, "emulated-version": "1.35"}, "1.35", 36},
+		"the newest with a newer API server":      {map[string]string{"master": apiServer(t, "v1.38.1")}, "1.37", 38},
+		"the oldest with an older API server":     {map[string]string{"master": apiServer(t, "v1.33.1")}, "1.35", 33},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			flags, server := schedulerFlags(t, tc.flags), &compatibility.Server{}
+			expect.NoError(t, emulate(t.Context(), flags, server))
+			if got := flags.Lookup("emulated-version").Value.String(); got != tc.want || server.Minor() != tc.found {
+				t.Errorf("emulates %s and found %s, want %s and %s", got, server.Minor(), tc.want, tc.found)
+			}
+		})
+	}
+	if err := emulate(t.Context(), schedulerFlags(t, map[string]string{"config": "none.yaml"}), &compatibility.Server{}); err == nil {
+		t.Error("no error without the configuration")
+	}
+}
+
+// TestNotReady: an unsupported cluster, or what kube-scheduler's own check says.
+func TestNotReady(t *testing.T) {
+	ready := true
+	scheduler := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !ready || r.URL.Path != "/readyz" {
+			http.Error(w, "[-]sched-handler-sync failed", http.StatusInternalServerError)
+		}
+	}))
+	defer scheduler.Close()
+	_, port, err := net.SplitHostPort(scheduler.Listener.Addr().String())
+	expect.NoError(t, err)
+	flags := schedulerFlags(t, map[string]string{"secure-port": port, "bind-address": "0.0.0.0"})
+	check := func(version, want string) {
+		t.Helper()
+		server := &compatibility.Server{}
+		expect.NoError(t, emulate(t.Context(), schedulerFlags(t, map[string]string{"master": apiServer(t, version)}), server))
+		if got := notReady(flags, server)(); (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("%s: not ready because of %q, want %q", version, got, want)
+		}
+	}
+	if got := notReady(flags, &compatibility.Server{})(); !strings.Contains(got, "not known yet") {
+		t.Errorf("before the API server has answered: %q", got)
+	}
+	check("v1.37.0", "")
+	check("v1.38.0", "upgrade Spillway")
+	check("v1.34.0", "upgrade the cluster")
+	ready = false
+	check("v1.37.0", "sched-handler-sync")
+}
