@@ -24,7 +24,7 @@ help: ## List the targets
 	  '' \
 	  'KUBERNETES=1.36 make demo runs that version in all clusters, KUBERNETES=1.35,1.37 the' \
 	  'first in rome and the second in the others; make test and go test run API servers of the' \
-	  'first. Each older version is compiled when it is asked for: about 8 minutes on two cores.'
+	  'first. Each older version is compiled when it is first asked for, which takes minutes.'
 
 .PHONY: generate
 generate: ## Generate deepcopy code, CRDs and the OpenAPI document from the API types
