@@ -9,8 +9,16 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	clientevents "k8s.io/client-go/tools/events"
+	framework "k8s.io/kube-scheduler/framework"
 
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
@@ -76,6 +84,37 @@ current-context: c
 	}
 	if err := emulate(t.Context(), schedulerFlags(t, map[string]string{"config": "none.yaml"}), &compatibility.Server{}); err == nil {
 		t.Error("no error without the configuration")
+	}
+}
+
+// eventsOf is the handle of a scheduler that runs in a pod.
+type eventsOf struct {
+	framework.Handle
+	client   kubernetes.Interface
+	recorder clientevents.EventRecorderLogger
+}
+
+func (h eventsOf) ClientSet() kubernetes.Interface                 { return h.client }
+func (h eventsOf) EventRecorder() clientevents.EventRecorderLogger { return h.recorder }
+
+// TestUnsupportedEvent: the scheduler's pod has an event while its cluster is not supported.
+func TestUnsupportedEvent(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "scheduler-1"}}
+	recorder := clientevents.NewFakeRecorder(1)
+	handle := eventsOf{client: fake.NewClientset(pod), recorder: recorder}
+	name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+	tellUnsupported(t.Context(), handle, compatibility.Newest.Problem(), name) // returns: it is supported
+	if len(recorder.Events) > 0 {
+		t.Errorf("an event of a supported cluster: %s", <-recorder.Events)
+	}
+	go tellUnsupported(t.Context(), handle, (compatibility.Newest + 1).Problem(), name)
+	select {
+	case event := <-recorder.Events:
+		if !strings.Contains(event, "Warning UnsupportedKubernetes") || !strings.Contains(event, "upgrade Spillway") {
+			t.Errorf("event %q", event)
+		}
+	case <-time.After(expect.Deadline):
+		t.Error("no event of an unsupported cluster")
 	}
 }
 
