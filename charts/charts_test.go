@@ -130,6 +130,12 @@ func render(t *testing.T, chart string, values []string) []unstructured.Unstruct
 	if err != nil {
 		t.Fatalf("rendering %s: %v", chart, err)
 	}
+	return decode(t, chart, text)
+}
+
+// decode returns the objects in what a chart renders.
+func decode(t *testing.T, chart, text string) []unstructured.Unstructured {
+	t.Helper()
 	var objects []unstructured.Unstructured
 	for document := range strings.SplitSeq("\n"+text, "\n---") {
 		var object unstructured.Unstructured
@@ -594,11 +600,14 @@ func webhooksOf(t *testing.T, objects []unstructured.Unstructured, name string) 
 		t.Fatalf("no webhooks %s", name)
 	}
 	for _, webhook := range all[i].Webhooks {
-		longest := int32(2)
-		if webhook.Name == "steering.broker.fluidos.eu" {
+		longest, policy := int32(2), admissionv1.Ignore
+		switch webhook.Name {
+		case "steering.broker.fluidos.eu":
 			longest = 10 // it is called for opted-in namespaces only; TestWebhookTimeouts has the reason
+		case gangWebhook:
+			longest, policy = 10, admissionv1.Fail // for pods with a workloadRef only; see TestGangWebhook
 		}
-		if *webhook.FailurePolicy != admissionv1.Ignore || *webhook.TimeoutSeconds > longest || *webhook.SideEffects != admissionv1.SideEffectClassNone {
+		if *webhook.FailurePolicy != policy || *webhook.TimeoutSeconds > longest || *webhook.SideEffects != admissionv1.SideEffectClassNone {
 			t.Errorf("webhook %s, if it does not respond, would delay or deny pods", webhook.Name)
 		}
 		service, trusted := webhook.ClientConfig.Service, false

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
+	"github.com/spillway-dev/spillway/scheduler-plugin/steering"
 )
 
 // By default, no program is preempted, or waits for a place, when the cluster is full, with
@@ -178,13 +180,33 @@ func TestSteeringLease(t *testing.T) {
 // on two cores kept it busy for more than 2 s, and such a pod never overflows. The others
 // are short, since the binding policy denies what they would prevent.
 func TestWebhookTimeouts(t *testing.T) {
-	want := map[string]int32{"steering": 10, "avoidance": 2, "avoidance-system": 2, "avoidance-guests": 2}
+	want := map[string]int32{"steering": 10, "avoidance": 2, "avoidance-system": 2, "avoidance-guests": 2, "gangs": 10}
 	got := map[string]int32{}
 	for _, w := range webhooksOf(t, render(t, "agent", needed), "spillway-scheduler") {
 		got[strings.TrimSuffix(w.Name, ".broker.fluidos.eu")] = *w.TimeoutSeconds
 	}
 	if !maps.Equal(got, want) {
 		t.Errorf("the webhooks have timeouts %v, want %v", got, want)
+	}
+}
+
+const gangWebhook = "gangs.broker.fluidos.eu"
+
+// On Kubernetes 1.35, no pod of a gang is created without the scheduler's knowing its gang. Later
+// versions have no such pods.
+func TestGangWebhook(t *testing.T) {
+	for version, want := range map[string]int{"1.35.3": 1, "1.36.0": 0, "1.37.2": 0} {
+		text, err := helm(t, append([]string{"template", "spillway-agent", "agent", "--kube-version=" + version}, set(needed)...)...)
+		expect.NoError(t, err)
+		webhooks := slices.DeleteFunc(webhooksOf(t, decode(t, "agent", text), "spillway-scheduler"), func(w admissionv1.MutatingWebhook) bool { return w.Name != gangWebhook })
+		if len(webhooks) != want {
+			t.Errorf("%s: %d webhooks %s, want %d", version, len(webhooks), gangWebhook, want)
+		}
+		for _, w := range webhooks {
+			if w.NamespaceSelector != nil || len(w.MatchConditions) != 1 || w.MatchConditions[0].Expression != "has(object.spec.workloadRef)" || *w.ClientConfig.Service.Path != steering.GangPath {
+				t.Errorf("%s: %+v", version, w)
+			}
+		}
 	}
 }
 

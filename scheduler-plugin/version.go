@@ -16,8 +16,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
@@ -27,8 +29,12 @@ import (
 )
 
 const (
+	// lookTimeout is how long the API server may take to say its version.
+	lookTimeout = 5 * time.Second
 	// lookPeriod is how often the API server is asked whether it was upgraded.
 	lookPeriod = time.Minute
+	// eventDelay is what kube-scheduler needs at most until it writes events, and does not lose them.
+	eventDelay = 10 * time.Second
 	// eventPeriod is how often an event says that the API server is not supported.
 	eventPeriod = time.Hour
 	// probeTimeout is less than the readiness probe's.
@@ -80,11 +86,28 @@ func newDiscovery(flags *pflag.FlagSet) (discovery.ServerVersionInterface, error
 	if err != nil {
 		return nil, fmt.Errorf("locating the API server: %w", err)
 	}
-	client, err := discovery.NewDiscoveryClientForConfig(config)
+	config.Timeout = lookTimeout
+	connection, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("creating a client of the API server: %w", err)
 	}
-	return client, nil
+	client, err := discovery.NewDiscoveryClientForConfigAndClient(config, connection)
+	if err != nil {
+		return nil, fmt.Errorf("creating a client of the API server: %w", err)
+	}
+	return anyServer{client, connection.Transport}, nil
+}
+
+// anyServer asks over a new connection each time: another API server of the control plane may
+// answer.
+type anyServer struct {
+	discovery.ServerVersionInterface
+	transport http.RoundTripper
+}
+
+func (s anyServer) ServerVersion() (*version.Info, error) {
+	defer utilnet.CloseIdleConnectionsFor(s.transport)
+	return s.ServerVersionInterface.ServerVersion()
 }
 
 // restartWhenUpgraded ends the process as a signal does when the API server has another minor
@@ -101,14 +124,21 @@ func tellUnsupported(ctx context.Context, handle framework.Handle, problem strin
 	if problem == "" {
 		return
 	}
-	wait.UntilWithContext(ctx, func(ctx context.Context) {
+	for delay := eventDelay; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(delay):
+		}
 		pod, err := handle.ClientSet().CoreV1().Pods(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Failed to get the scheduler's own pod, for an event", "pod", name)
-			return
+			delay = lookPeriod
+			continue
 		}
 		handle.EventRecorder().Eventf(pod, nil, corev1.EventTypeWarning, "UnsupportedKubernetes", "Starting", "%s", problem)
-	}, eventPeriod)
+		delay = eventPeriod
+	}
 }
 
 // notReady returns why a scheduler with these flags is not ready: its cluster is not supported,

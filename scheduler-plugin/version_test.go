@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -9,14 +10,17 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	clientevents "k8s.io/client-go/tools/events"
 	framework "k8s.io/kube-scheduler/framework"
 
@@ -97,25 +101,32 @@ type eventsOf struct {
 func (h eventsOf) ClientSet() kubernetes.Interface                 { return h.client }
 func (h eventsOf) EventRecorder() clientevents.EventRecorderLogger { return h.recorder }
 
-// TestUnsupportedEvent: the scheduler's pod has an event while its cluster is not supported.
+// TestUnsupportedEvent: the scheduler's pod has an event while its cluster is not supported, also
+// if it cannot be read at first.
 func TestUnsupportedEvent(t *testing.T) {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "scheduler-1"}}
-	recorder := clientevents.NewFakeRecorder(1)
-	handle := eventsOf{client: fake.NewClientset(pod), recorder: recorder}
-	name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
-	tellUnsupported(t.Context(), handle, compatibility.Newest.Problem(), name) // returns: it is supported
-	if len(recorder.Events) > 0 {
-		t.Errorf("an event of a supported cluster: %s", <-recorder.Events)
-	}
-	go tellUnsupported(t.Context(), handle, (compatibility.Newest + 1).Problem(), name)
-	select {
-	case event := <-recorder.Events:
-		if !strings.Contains(event, "Warning UnsupportedKubernetes") || !strings.Contains(event, "upgrade Spillway") {
-			t.Errorf("event %q", event)
+	synctest.Test(t, func(t *testing.T) {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "scheduler-1"}}
+		recorder, client, tries := clientevents.NewFakeRecorder(1), fake.NewClientset(pod), 0
+		client.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			tries++
+			return tries == 1, nil, errors.New("connection refused")
+		})
+		handle := eventsOf{client: client, recorder: recorder}
+		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+		tellUnsupported(t.Context(), handle, compatibility.Newest.Problem(), name) // returns: it is supported
+		if len(recorder.Events) > 0 {
+			t.Errorf("an event of a supported cluster: %s", <-recorder.Events)
 		}
-	case <-time.After(expect.Deadline):
-		t.Error("no event of an unsupported cluster")
-	}
+		go tellUnsupported(t.Context(), handle, (compatibility.Newest + 1).Problem(), name)
+		select {
+		case event := <-recorder.Events:
+			if !strings.Contains(event, "Warning UnsupportedKubernetes") || !strings.Contains(event, "upgrade Spillway") {
+				t.Errorf("event %q", event)
+			}
+		case <-time.After(2 * lookPeriod):
+			t.Error("no event of an unsupported cluster")
+		}
+	})
 }
 
 // TestNotReady: an unsupported cluster, or what kube-scheduler's own check says.

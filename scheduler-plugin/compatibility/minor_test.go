@@ -76,9 +76,15 @@ func TestAwaitUpgrade(t *testing.T) {
 	if err != nil || minor != 36 {
 		t.Fatalf("found %s (%v)", minor, err)
 	}
-	looks := &answers{of: []string{"v1.36.1", "v1.37.0", "v1.37.0", "v1.36.1", "v1.37.0", "", "v1.37.0", "v1.37.0", "v1.99.0"}}
+	const was, is = "v1.36.1", "v1.37.0"
+	looks := &answers{of: []string{was, is, is, is, is, was, is, "", is, is, is, is, "v1.99.0"}}
 	if after := s.AwaitUpgrade(t.Context(), looks, time.Millisecond); after != 37 || looks.of[0] != "v1.99.0" {
 		t.Errorf("upgraded to %s, with %v left to say", after, looks.of)
+	}
+	// A scheduler must not be newer than any of the servers.
+	looks = &answers{of: []string{was, "v1.35.0", "v1.99.0"}}
+	if after := s.AwaitUpgrade(t.Context(), looks, time.Millisecond); after != 35 || looks.of[0] != "v1.99.0" {
+		t.Errorf("an older server: %s, with %v left to say", after, looks.of)
 	}
 }
 

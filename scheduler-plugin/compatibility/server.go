@@ -34,24 +34,25 @@ func (s *Server) Find(ctx context.Context, server discovery.ServerVersionInterfa
 // Minor is what was found.
 func (s *Server) Minor() Minor { return Minor(s.minor.Load()) }
 
-// sure is how many looks in a row must find another minor: while a control plane of several API
-// servers is upgraded, they differ.
-const sure = 3
+// sure is how many looks in a row must find a later minor: while a control plane of several API
+// servers is upgraded, they differ, and a scheduler must not be newer than any of them.
+const sure = 5
 
-// AwaitUpgrade looks at the API server's minor once a period, and returns when that is no longer
-// what was found, or when ctx ends.
+// AwaitUpgrade looks at the API server's minor once a period, and returns it when that is no
+// longer what was found, or when ctx ends.
 func (s *Server) AwaitUpgrade(ctx context.Context, server discovery.ServerVersionInterface, period time.Duration) (after Minor) {
-	different := 0
+	later := 0
 	_ = wait.PollUntilContextCancel(ctx, period, false, func(context.Context) (bool, error) {
 		minor, err := Of(server)
 		switch {
 		case err != nil:
+			return false, nil
 		case minor == s.Minor():
-			different = 0
+			later = 0
 		default:
-			different, after = different+1, minor
+			later, after = later+1, minor
 		}
-		return different == sure, nil
+		return later == sure || minor < s.Minor(), nil
 	})
 	return after
 }

@@ -101,13 +101,6 @@ func PodKeys(r *broker.Reservation) []Key {
 // namespace and shape share a Reservation.
 const SharedOwner types.UID = "shared"
 
-// LabelPodGroup of a pod names the PodGroup of the coscheduling plugins that it belongs to.
-const LabelPodGroup = "scheduling.x-k8s.io/pod-group"
-
-// AnnotationWorkload of a pod has the workloadRef of Kubernetes 1.35, which clients of later
-// versions do not decode, as name/podGroup/podGroupReplicaKey. The steering webhook sets it.
-const AnnotationWorkload = broker.Group + "/workload-ref"
-
 // gangPrefix of the OwnerUID of a gang.
 const gangPrefix = "gang-"
 
@@ -134,12 +127,12 @@ func GangOf(pod *corev1.Pod) (gang Gang, ok bool) {
 	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
 		return Gang{API: KubernetesGangs, PodGroup: *group.PodGroupName}, true
 	}
-	if ref, ok := pod.Annotations[AnnotationWorkload]; ok {
+	if ref, ok := pod.Annotations[broker.AnnotationWorkload]; ok {
 		workload, group, _ := strings.Cut(ref, "/")
 		group, replica, _ := strings.Cut(group, "/")
 		return Gang{API: KubernetesGangs, Workload: workload, PodGroup: group, Replica: replica}, true
 	}
-	name := pod.Labels[LabelPodGroup]
+	name := pod.Labels[broker.LabelPodGroup]
 	return Gang{API: CoschedulingGangs, PodGroup: name}, name != ""
 }
 

@@ -185,7 +185,7 @@ func TestOwnerOf(t *testing.T) {
 	}
 	ofWorkload := func(workload, group, replica string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
-			metav1.SetMetaDataAnnotation(&p.ObjectMeta, demand.AnnotationWorkload, strings.Join([]string{workload, group, replica}, "/"))
+			metav1.SetMetaDataAnnotation(&p.ObjectMeta, broker.AnnotationWorkload, strings.Join([]string{workload, group, replica}, "/"))
 		}
 	}
 	resolve := func(_ string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool) {
@@ -224,7 +224,7 @@ func TestOwnerOf(t *testing.T) {
 		"a CronJob, through its Job":           {pod: podWith(controlledBy("batch/v1", "Job", "nightly-1")), want: "batch/v1 CronJob nightly uid-of-nightly"},
 		"what controls a JobSet":               {pod: podWith(controlledBy("batch/v1", "Job", "train-workers-0")), want: "example.com/v1 Training nightly uid-of-training"},
 		"three controllers":                    {pod: podWith(controlledBy("apps/v1", "StatefulSet", "leader-0")), want: "apps/v1 Deployment web uid-of-web"},
-		"a gang":                               {pod: podWith(controlledBy("batch/v1", "Job", "new"), func(p *corev1.Pod) { p.Labels = map[string]string{demand.LabelPodGroup: "ring"} }), want: "scheduling.x-k8s.io/v1alpha1 PodGroup ring gang-16b974583155fdcb"},
+		"a gang":                               {pod: podWith(controlledBy("batch/v1", "Job", "new"), func(p *corev1.Pod) { p.Labels = map[string]string{broker.LabelPodGroup: "ring"} }), want: "scheduling.x-k8s.io/v1alpha1 PodGroup ring gang-16b974583155fdcb"},
 		"a PodGroup of Kubernetes":             {pod: podWith(controlledBy("batch/v1", "Job", "new"), func(p *corev1.Pod) { p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To("ring")} }), want: "scheduling.k8s.io/v1beta1 PodGroup ring gang-a2d3e456a1221617"},
 		"a Workload's pod group":               {pod: podWith(controlledBy("batch/v1", "Job", "new"), ofWorkload("train", "workers", "")), want: "scheduling.k8s.io/v1alpha1 Workload train gang-9b54f19ed92de505"},
 		"a replica of a pod group":             {pod: podWith(ofWorkload("train", "workers", "1")), want: "scheduling.k8s.io/v1alpha1 Workload train gang-803ee224ac3f5295"},

@@ -77,7 +77,7 @@ func TestRules(t *testing.T) {
 		{"the runs of a CronJob share a Reservation", cronJob},
 		{"the runs of a controller that a CRD defines share a Reservation", customChain},
 		{"an owner that must not be read is the root owner", unreadableOwner},
-		{"a pod of a Workload that is not served does not overflow", groupsNotServed},
+		{"no pod of a group is bound alone while the API server serves no groups", groupsNotServed},
 		{"a victim of preemption overflows", victimOverflows},
 		{"a Deployment keeps its Reservation", rolloutAndScale},
 		{"every overflowed pod has one event of what was granted", grantedOnce},

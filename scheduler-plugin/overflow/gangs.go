@@ -34,10 +34,14 @@ const (
 	errGangRefused = "only %d of the %d pods of %s have places"
 	errGangEnded   = "another pod of %s has lost its place"
 	errGangUnknown = "waiting for %s to be created"
+	errGangAbsent  = "waiting for %s, and the API server serves no such groups to the scheduler: enable API group %s, or create the pod without a group"
 )
 
 // gangIndex indexes the pods of gangs by namespace and the OwnerUID of their keys.
 const gangIndex = "spillway-gang"
+
+// workloadsUntil is the last minor of Kubernetes whose pods have a workloadRef.
+const workloadsUntil compatibility.Minor = 35
 
 // gangResources returns the resources that describe gangs by their API group: those of the
 // coscheduling plugins, and of an API server of a minor of Kubernetes with feature
@@ -45,7 +49,7 @@ const gangIndex = "spillway-gang"
 func gangResources(minor compatibility.Minor) map[string]schema.GroupVersionResource {
 	native := schema.GroupVersionResource{Group: demand.KubernetesGangs, Version: "v1beta1", Resource: "podgroups"}
 	switch minor {
-	case 35:
+	case workloadsUntil:
 		native.Version, native.Resource = "v1alpha1", "workloads"
 	case 36:
 		native.Version = "v1alpha2"
@@ -62,6 +66,7 @@ func gangResources(minor compatibility.Minor) map[string]schema.GroupVersionReso
 type gangs struct {
 	// informers by API group.
 	informers map[string]*gangInformer
+	minor     compatibility.Minor
 	pods      cache.Indexer
 	clock     clock.PassiveClock
 	// refusePodResources is that of OverflowArgs.
@@ -93,6 +98,8 @@ type heldPod struct {
 	released bool
 	// silent: it is kept out of the queue, so that nothing says what it waits for.
 	silent bool
+	// unserved: it has said that the API server serves nothing that describes its gang.
+	unserved bool
 }
 
 func newGangs(log klog.Logger, clock clock.PassiveClock, config *rest.Config, minor compatibility.Minor, pods cache.SharedIndexInformer) (*gangs, error) {
@@ -106,7 +113,7 @@ func newGangs(log klog.Logger, clock clock.PassiveClock, config *rest.Config, mi
 			return nil, fmt.Errorf("indexing the pods of gangs: %w", err)
 		}
 	}
-	g := &gangs{informers: map[string]*gangInformer{}, pods: pods.GetIndexer(), clock: clock, held: map[types.UID]heldPod{}, permits: map[types.UID]*permit{}}
+	g := &gangs{informers: map[string]*gangInformer{}, minor: minor, pods: pods.GetIndexer(), clock: clock, held: map[types.UID]heldPod{}, permits: map[types.UID]*permit{}}
 	for group, resource := range gangResources(minor) {
 		if g.informers[group], err = newGangInformer(log, clock, client, resource, "The API server does not serve "+resource.GroupResource().String()); err != nil {
 			return nil, err
@@ -176,9 +183,10 @@ func (g *gangs) released() map[string]*corev1.Pod {
 		}
 		gang, _ := demand.GangOf(held.pod)
 		held.released = !g.waits(held.pod, gang, held.since)
-		if held.released || held.silent && !g.informerOf(gang).isAbsent() { // the latter is to say what it waits for
+		unserved := g.unserved(gang)
+		if held.released || held.silent && !g.isLookedFor(gang, held.since) || held.unserved != unserved { // the latter are to say what they wait for
 			pods[nameOf(held.pod).String()] = held.pod
-			held.silent = false
+			held.silent, held.unserved = false, unserved
 			g.held[uid] = held
 		}
 	}
@@ -196,11 +204,29 @@ func specOf(obj any) any {
 // waits reports whether it is not known yet what the gang of a pod that is held since a time
 // requires.
 func (g *gangs) waits(pod *corev1.Pod, gang demand.Gang, since time.Time) bool {
+	if gang.Workload != "" && g.minor != workloadsUntil {
+		return false // the API server has dropped the pod's workloadRef
+	}
 	if informer := g.informerOf(gang); !informer.HasSynced() {
-		return !informer.absentSince(since)
+		// An API server that is being upgraded does not serve the version that is watched.
+		absent := informer.absentSince(since)
+		return !absent || gang.API == demand.KubernetesGangs
 	}
 	_, exists := policyOf(g.group(pod.Namespace, gang), gang)
 	return !exists
+}
+
+// unserved reports whether a gang is one of Kubernetes itself, and the API server serves nothing
+// that describes it.
+func (g *gangs) unserved(gang demand.Gang) bool {
+	return gang.API == demand.KubernetesGangs && g.informerOf(gang).isAbsent()
+}
+
+// isLookedFor reports whether what describes a gang was absent, and is looked for again for a pod
+// that is held since a time.
+func (g *gangs) isLookedFor(gang demand.Gang, since time.Time) bool {
+	informer := g.informerOf(gang)
+	return informer.isAbsent() && !informer.absentSince(since)
 }
 
 // informerOf returns the informer of what describes a gang.
@@ -218,7 +244,7 @@ func (g *gangs) hold(pod *corev1.Pod) (waitsFor string) {
 	if !known {
 		held.since = g.clock.Now()
 	}
-	held.pod, held.released, held.silent = pod, !g.waits(pod, gang, held.since), false
+	held.pod, held.released, held.silent, held.unserved = pod, !g.waits(pod, gang, held.since), false, g.unserved(gang)
 	switch {
 	case held.released && g.informerOf(gang).HasSynced():
 		delete(g.held, pod.UID)
@@ -227,6 +253,9 @@ func (g *gangs) hold(pod *corev1.Pod) (waitsFor string) {
 	}
 	if held.released {
 		return ""
+	}
+	if held.unserved {
+		return fmt.Sprintf(errGangAbsent, gang, gang.API)
 	}
 	return fmt.Sprintf(errGangUnknown, gang)
 }
@@ -241,7 +270,7 @@ func (g *gangs) looksFor(pod *corev1.Pod) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if held, exists := g.held[pod.UID]; exists && !held.released {
-		held.silent = g.informerOf(gang).isAbsent()
+		held.silent = g.isLookedFor(gang, held.since)
 		g.held[pod.UID] = held
 		return held.silent
 	}
@@ -313,20 +342,12 @@ func (g *gangs) reject(pod types.UID) bool {
 	return w.rejected
 }
 
-// admissible is demand.Admissible, but for pods of a group of Kubernetes where none are served:
-// they would be scheduled one by one; and for those with pod-level resources where guests have
-// none.
+// admissible is demand.Admissible, but for pods with pod-level resources where guests have none.
 func (g *gangs) admissible(pod *corev1.Pod) (ok bool, reason string) {
 	ok, reason = demand.Admissible(pod)
 	if ok && g != nil && g.refusePodResources {
 		reason = demand.PodResources(pod)
 		ok = reason == ""
-	}
-	if !ok {
-		return ok, reason
-	}
-	if gang, is := demand.GangOf(pod); is && gang.API == demand.KubernetesGangs && (g == nil || g.informerOf(gang).isAbsent()) {
-		return false, fmt.Sprintf("it belongs to %s, whose pods are scheduled as a group, and the API server serves no such groups to the scheduler. Enable API group %s, or create the pod without a group", gang, gang.API)
 	}
 	return ok, reason
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
-	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 // installPodGroups installs the PodGroups of the coscheduling plugins, without their
@@ -119,7 +118,7 @@ func (c *testCluster) inGroup(group string) func(*corev1.Pod) {
 		if group == "ring" {
 			group = "workers"
 		}
-		p.Annotations = map[string]string{demand.AnnotationWorkload: "ring/" + group + "/"}
+		p.Annotations = map[string]string{broker.AnnotationWorkload: "ring/" + group + "/"}
 	}
 }
 
@@ -137,7 +136,7 @@ func (c *testCluster) gangPod(ns, name, cpu string) {
 		if c.native {
 			c.inGroup("ring")(p)
 		} else {
-			p.Labels = map[string]string{demand.LabelPodGroup: "ring"}
+			p.Labels = map[string]string{broker.LabelPodGroup: "ring"}
 		}
 	}))
 }
@@ -204,7 +203,11 @@ func TestKubernetesGroups(t *testing.T) {
 	c.native = true
 	controlplane.InstallCRDs(t, c.config)
 	c.startScheduler()
-	c.runRules(slices.Concat([]rule{
+	var upgraded []rule
+	if c.minor > 35 {
+		upgraded = []rule{{"a pod of a Workload of 1.35 does not wait for it", workloadGone}}
+	}
+	c.runRules(slices.Concat(upgraded, []rule{
 		{"where no PodGroups are served, the label that names one means nothing", labelOnly},
 		{"PodGroups that are installed later are known", podGroupsLater},
 		{"no pod waits for PodGroups that are uninstalled", podGroupsUninstalled},
@@ -302,19 +305,29 @@ func basicGroup(c *testCluster, ns string) {
 	}
 }
 
-// groupsNotServed: the API server keeps what names a pod's group, and serves no groups.
+// groupsNotServed: the API server keeps what names a pod's group, and serves no groups, as while it
+// is upgraded to a version with another one of their API. No pod of a group is bound alone.
 func groupsNotServed(c *testCluster, ns string) {
-	home := c.poolNode(ns, "1")
-	ofGroup := c.inGroup("ring")
-	c.create(schedulerPod(ns, "fits", "1", inPool(ns), ofGroup))
-	c.expectPods(ns, "fits", map[string]int{home: 1})
+	home, ofGroup := c.poolNode(ns, "2"), c.inGroup("ring")
 	c.create(schedulerPod(ns, "ring-0", "1", inPool(ns), ofGroup))
-	c.expectEvent(ns, "ring-0", "OverflowNotPossible", "serves no such groups")
+	c.expectMessage(ns, "ring-0", "serves no such groups")
+	c.create(schedulerPod(ns, "alone", "1", inPool(ns)))
+	c.expectPods(ns, "alone", map[string]int{home: 1})
+	c.expectUnbound(ns, "ring", 1, "the pod of a group to wait")
 	var list broker.ReservationList
 	expect.NoError(c.t, c.List(c.t.Context(), &list, client.InNamespace(ns)))
 	if len(list.Items) > 0 {
 		c.t.Errorf("capacity was requested: %v", list.Items[0].Spec)
 	}
+}
+
+// workloadGone: a pod of a Workload of 1.35, in a cluster that was upgraded since.
+func workloadGone(c *testCluster, ns string) {
+	home := c.poolNode(ns, "1")
+	c.create(schedulerPod(ns, "ring-0", "1", inPool(ns), func(p *corev1.Pod) {
+		metav1.SetMetaDataAnnotation(&p.ObjectMeta, broker.AnnotationWorkload, "ring/workers/")
+	}))
+	c.expectPods(ns, "ring", map[string]int{home: 1})
 }
 
 func gangTooLarge(c *testCluster, ns string) {

@@ -599,7 +599,7 @@ func TestUntriedPodsAreHeld(t *testing.T) {
 		"not opted in": {reason: "it cannot overflow", change: func(_ *Plugin, pod *corev1.Pod) { pod.Namespace = "bank" }},
 		"nominated":    {reason: "a node is freed for it", change: func(_ *Plugin, pod *corev1.Pod) { pod.Status.NominatedNodeName = "home" }},
 		"of a gang": {reason: "it is tried as a whole", change: func(p *Plugin, pod *corev1.Pod) {
-			pod.Labels = map[string]string{demand.LabelPodGroup: "ring"}
+			pod.Labels = map[string]string{broker.LabelPodGroup: "ring"}
 			other := jobPod("crunch", "crunch-2", "1")
 			other.Labels = pod.Labels
 			key, _ := p.keys.get(other)

@@ -50,7 +50,7 @@ func (p *Plugin) ring(t *testing.T, pods ...*corev1.Pod) cache.Indexer {
 
 func ringPod(name string) *corev1.Pod {
 	pod := jobPod("crunch", name, "1")
-	pod.Labels = map[string]string{demand.LabelPodGroup: "ring"}
+	pod.Labels = map[string]string{broker.LabelPodGroup: "ring"}
 	pod.Spec.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}
 	return pod
 }

@@ -42,6 +42,7 @@ import (
 const (
 	Path      = "/steer"
 	AvoidPath = "/avoid"
+	GangPath  = "/gang"
 	ReadyPath = "/readyz"
 )
 
@@ -83,6 +84,7 @@ func Serve(ctx context.Context, address, certDir string, options Options) error 
 	server := webhook.NewServer(webhook.Options{Host: host, Port: port, CertDir: certDir})
 	server.Register(Path, Handler(options))
 	server.Register(AvoidPath, AvoidHandler(options))
+	server.Register(GangPath, GangHandler())
 	server.WebhookMux().Handle("/healthz", healthz.CheckHandler{Checker: healthz.Ping})
 	server.WebhookMux().Handle(ReadyPath, ReadyHandler(options))
 	if err := server.Start(ctx); err != nil {
@@ -95,12 +97,11 @@ func Serve(ctx context.Context, address, certDir string, options Options) error 
 // UID, and a panic closes the connection: both count as failed calls, which the
 // webhook's failurePolicy Ignore turns into an admission.
 func Handler(options Options) http.Handler {
-	return newHandler(func(pod *corev1.Pod, raw []byte) []jsonpatch.Operation {
-		change := avoid
+	return newHandler(func(pod *corev1.Pod, _ []byte) []jsonpatch.Operation {
 		if demand.Steerable(pod) && (options.Leads == nil || options.Leads()) {
-			change = steer
+			return steer(pod, options)
 		}
-		return append(change(pod, options), annotateWorkload(pod, raw)...)
+		return avoid(pod, options)
 	})
 }
 
@@ -121,6 +122,10 @@ func ReadyHandler(options Options) http.Handler {
 func AvoidHandler(options Options) http.Handler {
 	return newHandler(func(pod *corev1.Pod, _ []byte) []jsonpatch.Operation { return avoid(pod, options) })
 }
+
+// GangHandler answers AdmissionReviews at GangPath, for the pods of Kubernetes 1.35 that have a
+// workloadRef: it tells the scheduler of their gang.
+func GangHandler() http.Handler { return newHandler(annotateWorkload) }
 
 func newHandler(change func(pod *corev1.Pod, raw []byte) []jsonpatch.Operation) http.Handler {
 	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
@@ -166,7 +171,7 @@ func annotateWorkload(pod *corev1.Pod, raw []byte) []jsonpatch.Operation {
 	if annotations == nil {
 		annotations = map[string]string{}
 	}
-	annotations[demand.AnnotationWorkload] = ref.Name + "/" + ref.PodGroup + "/" + ref.PodGroupReplicaKey
+	annotations[broker.AnnotationWorkload] = ref.Name + "/" + ref.PodGroup + "/" + ref.PodGroupReplicaKey
 	return []jsonpatch.Operation{set("/metadata/annotations", annotations)}
 }
 

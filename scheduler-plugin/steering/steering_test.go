@@ -66,10 +66,15 @@ func review(t *testing.T, pod any, change ...func(*admissionv1.AdmissionRequest)
 // serve sends a request to the handler and decodes the answer.
 func serve(t *testing.T, method, contentType string, body []byte) admissionv1.AdmissionReview {
 	t.Helper()
-	r := httptest.NewRequest(method, steering.Path, bytes.NewReader(body))
+	return serveBy(t, steering.Handler(steering.Options{}), method, contentType, body)
+}
+
+func serveBy(t *testing.T, handler http.Handler, method, contentType string, body []byte) admissionv1.AdmissionReview {
+	t.Helper()
+	r := httptest.NewRequest(method, "/", bytes.NewReader(body))
 	r.Header.Set("Content-Type", contentType)
 	w := httptest.NewRecorder()
-	steering.Handler(steering.Options{}).ServeHTTP(w, r)
+	handler.ServeHTTP(w, r)
 	var answer admissionv1.AdmissionReview
 	expect.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
 	if answer.Response == nil {
@@ -239,7 +244,9 @@ func apply(t *testing.T, patch []byte, object map[string]any) *corev1.Pod {
 		Op, Path string
 		Value    any
 	}
-	expect.NoError(t, json.Unmarshal(patch, &operations))
+	if len(patch) > 0 {
+		expect.NoError(t, json.Unmarshal(patch, &operations))
+	}
 	for _, o := range operations {
 		if o.Op != "add" {
 			t.Fatalf("operation %q", o.Op)
@@ -292,7 +299,7 @@ func TestWorkloadRef(t *testing.T) {
 			if tc.meta != nil {
 				object["metadata"] = tc.meta
 			}
-			answer := serve(t, http.MethodPost, "application/json", review(t, object))
+			answer := serveBy(t, steering.GangHandler(), http.MethodPost, "application/json", review(t, object))
 			pod := apply(t, answer.Response.Patch, object)
 			if got, _ := demand.GangOf(pod); got.Workload != tc.want.Workload || tc.want.Workload != "" && got != tc.want {
 				t.Errorf("gang %+v, want %+v", got, tc.want)

@@ -108,7 +108,7 @@ func trimMeta(meta *metav1.ObjectMeta) {
 	meta.ManagedFields = nil
 	annotations := meta.Annotations
 	meta.Annotations = nil
-	for _, key := range []string{corev1.MirrorPodAnnotationKey, demand.AnnotationWorkload} {
+	for _, key := range []string{corev1.MirrorPodAnnotationKey, broker.AnnotationWorkload} {
 		if value, ok := annotations[key]; ok {
 			metav1.SetMetaDataAnnotation(meta, key, value)
 		}
@@ -119,7 +119,7 @@ func trimMeta(meta *metav1.ObjectMeta) {
 	labels := meta.Labels
 	meta.Labels = nil
 	for key, value := range labels {
-		if key == demand.LabelPodGroup || strings.HasPrefix(key, broker.Group+"/") {
+		if key == broker.LabelPodGroup || strings.HasPrefix(key, broker.Group+"/") {
 			metav1.SetMetaDataLabel(meta, key, value)
 		}
 	}

@@ -23,7 +23,7 @@ func wholePod(name, node string) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: name, Generation: 1,
-			Labels:          map[string]string{"app": name[:3], "pod-template-hash": "5d9c7b8f6", broker.LabelHold: "hold-1", demand.LabelPodGroup: "gang"},
+			Labels:          map[string]string{"app": name[:3], "pod-template-hash": "5d9c7b8f6", broker.LabelHold: "hold-1", broker.LabelPodGroup: "gang"},
 			Annotations:     map[string]string{"kubectl.kubernetes.io/restartedAt": fmt.Sprint(name, " then")},
 			ManagedFields:   []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(name)}},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-5d9c7b8f6", UID: "rs", Controller: ptr.To(true)}},
@@ -65,7 +65,7 @@ func TestTrimPodKeepsTheKey(t *testing.T) {
 		"one of a pod group": {change: func(p *corev1.Pod) { p.Spec.SchedulingGroup = nil }},
 		"one of a Workload of Kubernetes 1.35": {change: func(p *corev1.Pod) {
 			p.Spec.SchedulingGroup = nil
-			p.Annotations[demand.AnnotationWorkload] = "train/workers/"
+			p.Annotations[broker.AnnotationWorkload] = "train/workers/"
 		}},
 		"one that overflowed": {node: broker.VirtualNodeName("paris"), change: func(*corev1.Pod) {}},
 		"one of the cluster":  {node: "home-1", change: func(*corev1.Pod) {}, local: true},
@@ -84,7 +84,7 @@ func TestTrimPodKeepsTheKey(t *testing.T) {
 				t.Errorf("requests %s, want %s", got, want)
 			}
 			others := maps.Clone(trimmed.Annotations)
-			delete(others, demand.AnnotationWorkload)
+			delete(others, broker.AnnotationWorkload)
 			if len(trimmed.ManagedFields)+len(others) > 0 {
 				t.Errorf("%v and %v are kept", trimmed.ManagedFields, others)
 			}

@@ -357,7 +357,7 @@ func TestGangOfShapes(t *testing.T) {
 	group := "ring"
 	member := func(name, cpu string) *corev1.Pod {
 		return c.Pod(name, func(p *corev1.Pod) {
-			p.Labels = map[string]string{demand.LabelPodGroup: group}
+			p.Labels = map[string]string{broker.LabelPodGroup: group}
 			p.Spec.Containers[0].Resources.Requests = expect.Resources("cpu", cpu)
 		})
 	}

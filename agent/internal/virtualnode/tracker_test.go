@@ -82,11 +82,11 @@ func TestCandidates(t *testing.T) {
 			case "gone":
 				pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "gone", UID: "gone", Controller: ptr.To(true)}}
 			case "gang":
-				pod.Labels[demand.LabelPodGroup] = "gang"
+				pod.Labels[broker.LabelPodGroup] = "gang"
 			}
 			tracker.Set(pod)
 		}
-		gang, _, _, _ := demand.KeyOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Labels: map[string]string{demand.LabelPodGroup: "gang"}}}, resolve)
+		gang, _, _, _ := demand.KeyOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Labels: map[string]string{broker.LabelPodGroup: "gang"}}}, resolve)
 		keys := []demand.Key{gang.OfReservation()}
 		for key := range tracker.groups {
 			for _, owner := range []types.UID{"web", demand.SharedOwner} {

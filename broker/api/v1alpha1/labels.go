@@ -10,6 +10,12 @@ const (
 	// OverflowDisabled is the value of LabelOverflow that opts a pod out.
 	OverflowDisabled = "disabled"
 
+	// LabelPodGroup of a pod names the PodGroup of the coscheduling plugins that it belongs to.
+	LabelPodGroup = "scheduling.x-k8s.io/pod-group"
+	// AnnotationWorkload of a pod has the workloadRef of Kubernetes 1.35, which clients of later
+	// versions do not decode, as name/podGroup/podGroupReplicaKey. The steering webhook sets it.
+	AnnotationWorkload = Group + "/workload-ref"
+
 	// LabelProvider of a virtual node is the cluster ID of its provider.
 	LabelProvider = Group + "/provider"
 	// TaintOverflow is the key of a virtual node's taint. The value is the provider's

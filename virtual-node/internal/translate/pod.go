@@ -70,6 +70,9 @@ func Pod(pod *corev1.Pod, namespace string, o Options) (guest *corev1.Pod, refs 
 		}
 	}
 	delete(guest.Labels, broker.LabelOverflow)
+	// The consumer's scheduler holds its gang together.
+	delete(guest.Labels, broker.LabelPodGroup)
+	delete(guest.Annotations, broker.AnnotationWorkload)
 	maps.Copy(guest.Labels, map[string]string{LabelUID: string(pod.UID), broker.LabelManagedBy: broker.ManagedBySpillway})
 	if guest.Annotations[placement.AnnotationEvict] == "false" {
 		t.note("The provider may evict the guest, as any, to remove its node: annotation %s is not carried.", placement.AnnotationEvict)

@@ -157,6 +157,8 @@ func TestGuestHasNoSchedulingOfTheConsumer(t *testing.T) {
 		p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web", UID: "1"}}
 		p.Finalizers = []string{"example.com/keep"}
 		p.GenerateName, p.ResourceVersion = "web-", "12"
+		metav1.SetMetaDataLabel(&p.ObjectMeta, broker.LabelPodGroup, "workers")
+		metav1.SetMetaDataAnnotation(&p.ObjectMeta, broker.AnnotationWorkload, "train/workers/")
 		s := &p.Spec
 		s.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: "paris"}}
 		s.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{TopologyKey: "zone"}}
