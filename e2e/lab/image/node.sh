@@ -4,10 +4,10 @@ cp -r --no-preserve=mode,ownership "$FILES"/. "$TREE"/
 chmod 0755 "$TREE"/usr/local/bin/* "$TREE"/kind "$TREE"/kind/bin "$TREE"/kind/bin/*
 # Debian's containerd and shim are in /usr/bin.
 sed -i 's#/usr/local/bin/containerd#/usr/bin/containerd#; /^OOMScoreAdjust/d; /^Limit/d' "$TREE"/etc/systemd/system/containerd.service
-# What many programs cost on few cores: see kindConfig.
+# Their threads would wake each other on few cores: see kindConfig.
 for unit in kubelet containerd; do
 	mkdir -p "$TREE/etc/systemd/system/$unit.service.d"
-	printf '[Service]\nEnvironment=GOMAXPROCS=1 GOGC=400\n' >"$TREE/etc/systemd/system/$unit.service.d/20-few-cores.conf"
+	printf '[Service]\nEnvironment=GOMAXPROCS=1\n' >"$TREE/etc/systemd/system/$unit.service.d/20-threads.conf"
 done
 # Machines without CAP_SYS_RESOURCE cannot lower an OOM score; the lab does not need it.
 sed -i "s#restrict_oom_score_adj = false#restrict_oom_score_adj = true#; s#sandbox_image = .*#sandbox_image = \"$PAUSE\"#" "$TREE"/etc/containerd/config.toml
