@@ -33,7 +33,7 @@ const (
 	lookTimeout = 5 * time.Second
 	// lookPeriod is how often the API server is asked whether it was upgraded.
 	lookPeriod = time.Minute
-	// eventDelay is what kube-scheduler needs at most until it writes events, and does not lose them.
+	// eventDelay is when the first event is written: kube-scheduler drops those of its start.
 	eventDelay = 10 * time.Second
 	// eventPeriod is how often an event says that the API server is not supported.
 	eventPeriod = time.Hour
@@ -87,6 +87,7 @@ func newDiscovery(flags *pflag.FlagSet) (discovery.ServerVersionInterface, error
 		return nil, fmt.Errorf("locating the API server: %w", err)
 	}
 	config.Timeout = lookTimeout
+	config.NextProtos = []string{"http/1.1"} // an HTTP/2 connection counts as in use for a while after an answer
 	connection, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("creating a client of the API server: %w", err)

@@ -101,6 +101,31 @@ type eventsOf struct {
 func (h eventsOf) ClientSet() kubernetes.Interface                 { return h.client }
 func (h eventsOf) EventRecorder() clientevents.EventRecorderLogger { return h.recorder }
 
+// TestEachLookAsksAnew: behind one address there may be API servers of two minors.
+func TestEachLookAsksAnew(t *testing.T) {
+	var asked []string
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.RemoteAddr)
+		fmt.Fprint(w, `{"gitVersion":"v1.37.0"}`)
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	expect.NoError(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, `{"clusters": [{"name": "c", "cluster": {"server": %q, "insecure-skip-tls-verify": true}}],
+		"contexts": [{"name": "c", "context": {"cluster": "c"}}], "current-context": "c"}`, server.URL), 0o600))
+	client, err := newDiscovery(schedulerFlags(t, map[string]string{"kubeconfig": kubeconfig}))
+	expect.NoError(t, err)
+	for range 3 {
+		if _, err := compatibility.Of(client); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(asked) != 3 || asked[0] == asked[1] || asked[1] == asked[2] {
+		t.Errorf("asked over the connections %v, want three", asked)
+	}
+}
+
 // TestUnsupportedEvent: the scheduler's pod has an event while its cluster is not supported, also
 // if it cannot be read at first.
 func TestUnsupportedEvent(t *testing.T) {

@@ -2,7 +2,7 @@
 // opted-in namespaces to Spillway's scheduler and lets them tolerate virtual nodes: that
 // scheduler admits them there only within a grant. There, and at AvoidPath in all other
 // namespaces, it keeps pods of other schedulers that tolerate all taints away from virtual
-// nodes.
+// nodes. At GangPath it keeps what names the gang of a pod of Kubernetes 1.35.
 //
 // The webhook configuration selects the namespaces, the handlers the pods. Pods that name
 // another scheduler keep it, and so do pods that never overflow. The webhook admits
