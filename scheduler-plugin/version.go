@@ -87,7 +87,6 @@ func newDiscovery(flags *pflag.FlagSet) (discovery.ServerVersionInterface, error
 		return nil, fmt.Errorf("locating the API server: %w", err)
 	}
 	config.Timeout = lookTimeout
-	config.NextProtos = []string{"http/1.1"} // an HTTP/2 connection counts as in use for a while after an answer
 	connection, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("creating a client of the API server: %w", err)
