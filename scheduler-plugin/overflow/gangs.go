@@ -330,7 +330,9 @@ func (g *gangs) allow(pods []*corev1.Pod) bool {
 	return true
 }
 
-// reject reports whether a pod that waits in Permit may be rejected: it was not allowed before.
+// reject reports whether a pod that waits in Permit is to be rejected: it was not allowed before,
+// nor rejected, and the scheduler's timer does not reject it by itself. Kubernetes 1.37 has a
+// data race between two rejections of a pod.
 func (g *gangs) reject(pod types.UID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -338,8 +340,9 @@ func (g *gangs) reject(pod types.UID) bool {
 	if w == nil { // it is being deleted
 		return true
 	}
+	leaves := w.rejected || !g.clock.Now().Before(w.until)
 	w.rejected = !w.allowed
-	return w.rejected
+	return w.rejected && !leaves
 }
 
 // admissible is demand.Admissible, but for pods with pod-level resources where guests have none.

@@ -254,7 +254,8 @@ func TestLeavingMember(t *testing.T) {
 }
 
 // TestRejectedMembers: when a pod of a gang has lost its place, the one that waits for it does not
-// keep its own, also if it is terminating by then; one that is being bound does.
+// keep its own, also if it is terminating by then; one that is being bound does. It is rejected
+// once.
 func TestRejectedMembers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before   func(p *Plugin, waiting *corev1.Pod)
@@ -267,6 +268,10 @@ func TestRejectedMembers(t *testing.T) {
 			p.podHandler(func() bool { return false }, newUntriedPods(p.clock)).OnUpdate(waiting, terminating)
 		}, 1},
 		"it is being bound": {func(p *Plugin, waiting *corev1.Pod) { p.gangs.allow([]*corev1.Pod{waiting}) }, 0},
+		"it was rejected":   {func(p *Plugin, _ *corev1.Pod) { p.Unreserve(context.Background(), nil, ringPod("crunch-2"), "home") }, 1},
+		"its time is over, for which the scheduler rejects it": {func(p *Plugin, _ *corev1.Pod) {
+			p.clock.(*clocktesting.FakePassiveClock).SetTime(p.clock.Now().Add(time.Minute))
+		}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := testPlugin(OverflowArgs{GangTimeout: &metav1.Duration{Duration: time.Minute}}, nodeWith("").Node())
