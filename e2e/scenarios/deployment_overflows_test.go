@@ -40,12 +40,14 @@ type deploymentScenario struct {
 // rome. The pods that do not fit overflow without any operator action, work as one
 // Service, and leave nothing behind when the Deployment fits at home again.
 func TestDeploymentOverflowsAndReturns(t *testing.T) {
+	liqoOnly(t, "e2e/playground/scenarios has it with driver direct")
 	s := &deploymentScenario{}
 	feature := features.New("a Deployment that grows and shrinks").Setup(s.createDeployment)
 	feature.Assess("what fits at home stays there, and a census is taken", s.staysHome)
 	feature.Assess("what does not fit runs elsewhere, on nodes of exactly the size granted", s.overflows)
 	feature.Assess("logs and exec work through rome", s.logsAndExec)
 	feature.Assess("one Service reaches all of them", s.serviceReachesAll)
+	feature.Assess("one more overflows over the warm peering", s.overflowsWarm)
 	feature.Assess("back at its size, the pods at home are the same, and all but the warm peering is gone", s.returns)
 	feature.Assess("a planted stray is counted", s.countsStrayObject)
 	testenv.Test(t, feature.Feature())
@@ -166,6 +168,17 @@ func (s *deploymentScenario) serviceReachesAll(ctx context.Context, t *testing.T
 		}
 		return true, ""
 	})
+	return ctx
+}
+
+func (s *deploymentScenario) overflowsWarm(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	start := time.Now()
+	scale(ctx, t, s.ns, webApp, int32(s.large+1))
+	home, away := allReady(ctx, t, s.ns, webApp, s.large+1, 2*time.Minute)
+	timing(t, "warm: one more pod, ready", time.Since(start))
+	if len(home) != len(s.home) || len(away) != len(s.away)+1 {
+		t.Errorf("%d pods run at home and %d elsewhere, want %d and %d", len(home), len(away), len(s.home), len(s.away)+1)
+	}
 	return ctx
 }
 

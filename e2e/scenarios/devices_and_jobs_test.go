@@ -22,6 +22,7 @@ import (
 // TestDevicesAndJobsOverflow runs a pod that requests a device rome
 // does not have, and of a Job whose pods end.
 func TestDevicesAndJobsOverflow(t *testing.T) {
+	liqoOnly(t, "e2e/playground/scenarios has it with driver direct, and TestOverflowedPodsAreOrdinary has logs")
 	var ns string
 	feature := features.New("devices and Jobs").Setup(func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		ns = namespace(ctx, t, "scenario-jobs", true)

@@ -17,6 +17,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/e2e-framework/pkg/envconf"
 	"sigs.k8s.io/e2e-framework/pkg/features"
@@ -76,8 +77,15 @@ func (s *guestsNetwork) setup(ctx context.Context, t *testing.T, _ *envconf.Conf
 	}
 	fill(ctx, t, rome, rome.ControlPlane(), "10m")
 	fill(ctx, t, berlin, berlin.ControlPlane(), "10m")
-	if err := rome.Create(ctx, deployment(ns, app, 1, requests("cpu", "100m", "memory", "16Mi"))); err != nil {
-		t.Fatal(err)
+	d := deployment(ns, app, 1, requests("cpu", "100m", "memory", "16Mi"))
+	serving := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: app},
+		Spec:       corev1.ServiceSpec{Selector: d.Spec.Selector.MatchLabels, Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}},
+	}
+	for _, o := range []client.Object{d, serving} {
+		if err := rome.Create(ctx, o); err != nil {
+			t.Fatal(err)
+		}
 	}
 	_, away := allReady(ctx, t, ns, app, 1, 2*time.Minute)
 	if len(away) != 1 {
@@ -100,6 +108,7 @@ func (s *guestsNetwork) setup(ctx context.Context, t *testing.T, _ *envconf.Conf
 	apiServer := []string{"status", "https://" + net.JoinHostPort(service.Spec.ClusterIP, "443") + "/version"}
 	s.allowed = []connection{
 		{"home to the guest", fromHome, []string{"get", web(guest)}},
+		{"home to the guest's Service", fromHome, []string{"get", fmt.Sprintf("http://%s.%s.svc.cluster.local", app, ns)}},
 		{"the provider's pod to itself", fromProvider, []string{"get", web(*provider)}},
 		{"the provider's pod to its API server", fromProvider, apiServer},
 	}

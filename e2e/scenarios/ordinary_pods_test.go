@@ -50,6 +50,7 @@ func TestOverflowedPodsAreOrdinary(t *testing.T) {
 	feature.Assess("kubectl port-forward reaches it, and kubectl logs -f shows it at once", s.portForwardAndLogs)
 	feature.Assess("exec works over a terminal", s.terminal)
 	feature.Assess("a failing pod shows its exit code, its restarts and its previous logs", s.failureAndRestart)
+	feature.Assess("a pod that has ended keeps its logs", s.endedLogs)
 	feature.Assess("the change of the ConfigMap has reached it", s.configMapHasChanged)
 	feature.Assess("kubectl top shows its usage, and unauthenticated requests are rejected", s.metricsAndAuthentication)
 	testenv.Test(t, feature.Feature())
@@ -191,6 +192,22 @@ func (s *ordinaryScenario) failureAndRestart(ctx context.Context, t *testing.T, 
 		text, err := kubectl(ctx, t, "logs", "-n", s.ns, "failing", "--previous")
 		return err == nil && strings.Contains(text, "failing with 3"), fmt.Sprint(text, err)
 	})
+	return ctx
+}
+
+func (s *ordinaryScenario) endedLogs(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "ended"}, Spec: podSpec(requests("cpu", "100m", "memory", "16Mi"), "work", "1s")}
+	p.Spec.RestartPolicy = corev1.RestartPolicyNever
+	if err := rome.Create(ctx, p); err != nil {
+		t.Fatal(err)
+	}
+	eventually(ctx, t, "it has succeeded elsewhere", 2*time.Minute, func(ctx context.Context) (bool, string) {
+		err := rome.Get(ctx, client.ObjectKeyFromObject(p), p)
+		return err == nil && overflowed(*p) && p.Status.Phase == corev1.PodSucceeded, fmt.Sprint(p.Status.Phase, p.Spec.NodeName, err)
+	})
+	if text, err := logs(ctx, *p); err != nil || !strings.Contains(text, "done as "+p.Name) {
+		t.Errorf("its logs are %q (%v)", text, err)
+	}
 	return ctx
 }
 
