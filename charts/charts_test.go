@@ -275,6 +275,7 @@ func TestPodsAreRestricted(t *testing.T) {
 				check(context.Capabilities != nil && slices.Equal(context.Capabilities.Drop, []corev1.Capability{"ALL"}) && len(context.Capabilities.Add) == 0, container.Name+" has capabilities")
 				check(container.LivenessProbe != nil && container.ReadinessProbe != nil, container.Name+" lacks a probe")
 				check(len(container.Resources.Requests) > 0, container.Name+" has no resource requests")
+				check(!container.Resources.Limits.Memory().IsZero(), container.Name+" has no memory limit")
 			}
 		}
 	})

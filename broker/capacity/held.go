@@ -115,13 +115,13 @@ func find(sets []broker.PodSet, set broker.PodSet) int {
 }
 
 // sameShape reports whether a place that was found for a pod of one set is one for a pod of
-// the other. An agent or a CRD of an earlier version drops podSecurity.
+// the other.
 func sameShape(a, b *broker.PodSet) bool {
 	return apiequality.Semantic.DeepEqual(a.Requests.List(), b.Requests.List()) &&
 		apiequality.Semantic.DeepEqual(a.NodeSelector, b.NodeSelector) &&
 		apiequality.Semantic.DeepEqual(a.NodeAffinity, b.NodeAffinity) &&
 		apiequality.Semantic.DeepEqual(a.Tolerations, b.Tolerations) &&
-		(a.PodSecurity == b.PodSecurity || a.PodSecurity == "" || b.PodSecurity == "")
+		a.PodSecurity == b.PodSecurity
 }
 
 // Larger raises the amounts of a to those of b, in place, and returns a.

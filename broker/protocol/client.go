@@ -16,7 +16,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -48,8 +47,6 @@ type Client struct {
 	log       logr.Logger
 	heartbeat time.Duration
 	backoff   time.Duration
-	// version is the protocol version in the broker's last response, 0 before the first.
-	version atomic.Int64
 }
 
 // NewClient returns a client of the broker at baseURL (https://host:port). config has
@@ -188,19 +185,10 @@ func (c *Client) AckRequester(ctx context.Context, id string, ack RequesterAck) 
 	return c.call(ctx, http.MethodPost, item(PathReservations, id)+"/ack", RoleRequester.query(), ack, nil)
 }
 
-// Renew renews the lease of one of this cluster's reservations. It does nothing at a
-// broker of version 1, which has no leases.
+// Renew renews the lease of one of this cluster's reservations.
 func (c *Client) Renew(ctx context.Context, id string, reservationUID types.UID) error {
-	err := c.call(ctx, http.MethodPost, item(PathReservations, id)+"/renew", RoleRequester.query(), Renewal{ReservationUID: reservationUID}, nil)
-	if HasCode(err, CodeNotFound) && c.Version() == 1 {
-		return nil
-	}
-	return err
+	return c.call(ctx, http.MethodPost, item(PathReservations, id)+"/renew", RoleRequester.query(), Renewal{ReservationUID: reservationUID}, nil)
 }
-
-// Version is the version of the protocol that the broker chose in its last response, 0
-// if there was none.
-func (c *Client) Version() int { return int(c.version.Load()) }
 
 // Relay sends a sealed message to another cluster. Delivery is not guaranteed: a
 // sender that expects a reply must send again.
@@ -307,12 +295,11 @@ func (c *Client) send(ctx context.Context, method, path string, query url.Values
 	if body != nil {
 		request.Header.Set("Content-Type", "application/json")
 	}
-	request.Header.Set(HeaderVersion, Versions.String())
+	request.Header.Set(HeaderVersion, Version)
 	response, err := c.calls.Do(request)
 	if err != nil {
 		return nil, fmt.Errorf("calling the broker: %w", err)
 	}
-	c.version.Store(int64(stated(response.Header)))
 	if response.StatusCode/100 != 2 {
 		defer response.Body.Close()
 		return nil, readError(response)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"io"
 	"net/http"
 	"testing"
@@ -18,12 +17,11 @@ import (
 // responses is a broker that responds to everything with one body.
 type responses struct {
 	status int
-	header http.Header
 	body   []byte
 }
 
 func (r responses) RoundTrip(request *http.Request) (*http.Response, error) {
-	return &http.Response{StatusCode: r.status, Status: http.StatusText(r.status), Header: r.header, Body: io.NopCloser(bytes.NewReader(r.body)), Request: request}, nil
+	return &http.Response{StatusCode: r.status, Status: http.StatusText(r.status), Body: io.NopCloser(bytes.NewReader(r.body)), Request: request}, nil
 }
 
 func receiving(t *testing.T, r responses) *Client {
@@ -41,20 +39,15 @@ func FuzzResponses(f *testing.F) {
 		`{"items":[{"id":"a","status":{"withdrawals":[{"cluster":"paris","attempt":1,"leaveWithin":"10m"},{"leaveWithin":"-9e99h"}]}}]}`,
 		"{\"type\":\"Relist\",\"consumer\":[{\"id\":\"a\"}]}\n{\"type\":\"Put\"}\n{\"type\":\"Delete\",\"id\":\"a\"}\n", "{\"type\":\"Put\"}\n", "{\"type\":\"Newer\"}\n\n",
 	} {
-		f.Add([]byte(seed), "1-2")
+		f.Add([]byte(seed))
 	}
-	f.Add([]byte(`{}`), "9-1")
-	f.Fuzz(func(t *testing.T, body []byte, versions string) {
-		header := http.Header{HeaderVersion: {versions}}
-		ok, refused := receiving(t, responses{http.StatusOK, header, body}), receiving(t, responses{http.StatusForbidden, header, body})
+	f.Fuzz(func(t *testing.T, body []byte) {
+		ok, refused := receiving(t, responses{http.StatusOK, body}), receiving(t, responses{http.StatusForbidden, body})
 		// Any outcome but a panic, or a success that is none.
 		_, _ = do[ConsumerList](t.Context(), ok, http.MethodGet, PathReservations, nil, nil)
 		_, _ = do[AdvertisementResponse](t.Context(), ok, http.MethodPost, PathAdvertisements, nil, nil)
 		if err := refused.once(t.Context(), http.MethodGet, PathReservations, nil, nil, nil); err == nil {
 			t.Fatal("a refusal is a success")
-		}
-		if version := ok.Version(); version < 1 {
-			t.Fatalf("the broker has version %d", version)
 		}
 		listed := false
 		_, err := ok.stream(t.Context(), RoleRequester, func(event Event) {
@@ -71,29 +64,6 @@ func FuzzResponses(f *testing.F) {
 		})
 		if err == nil {
 			t.Fatal("a stream that has ended returned no error")
-		}
-	})
-}
-
-// FuzzVersions parses arbitrary headers.
-func FuzzVersions(f *testing.F) {
-	for _, seed := range []string{"", "1", "1-2", "2-1", "-", "1-99999999999999999999", "0-0", "1-2-3"} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		versions, err := ParseVersions(text)
-		var refusal *Error
-		if err != nil {
-			if !errors.As(err, &refusal) {
-				t.Fatalf("not a refusal: %v", err)
-			}
-			return
-		}
-		if versions.Oldest < 1 || versions.Newest < versions.Oldest {
-			t.Fatalf("%q is %v", text, versions)
-		}
-		if version, err := Versions.Negotiate(versions); err == nil && (version < versions.Oldest || version > versions.Newest || version > Version) {
-			t.Fatalf("%q is negotiated to %d", text, version)
 		}
 	})
 }

@@ -94,7 +94,7 @@ func document() object {
 		"info": object{
 			"title":       "Spillway broker",
 			"version":     "v1",
-			"description": "REST interface between the agents and the broker. The caller is identified by its client certificate. A request body has at most 1 MiB. All requests are idempotent. A client states the versions of the protocol that it speaks in header " + HeaderVersion + ", such as " + Versions.String() + "; the response has the version that applies. Fields and event types that a side does not know are ignored; only in the body of a client that states no version an unknown field is an error.",
+			"description": "REST interface between the agents and the broker. The caller is identified by its client certificate. A request body has at most 1 MiB. All requests are idempotent. A client states the version of the protocol that it speaks in header " + HeaderVersion + ", which is " + Version + "; another one is refused. Fields and event types that a side does not know are ignored; only in the body of a client that states no version an unknown field is an error.",
 		},
 		"paths": paths,
 		"components": object{

@@ -142,7 +142,7 @@ type ProviderView struct {
 	// Hold in the broker's ledger. A hold that promises nothing is to be released.
 	Hold broker.Hold `json:"hold"`
 	// AnswerWithin is how long the broker waits for the answer to the attempt, from when it
-	// asked. Unset if there is nothing to accept or refuse, and by older brokers.
+	// asked. Unset if there is nothing to accept or refuse.
 	AnswerWithin *metav1.Duration `json:"answerWithin,omitempty"`
 }
 
@@ -162,8 +162,7 @@ type ProviderAck struct {
 	// Message is the reason of a refusal, with figures.
 	Message string `json:"message,omitempty"`
 	// Held is the capacity that the provider still holds for the reservation when it
-	// refuses, from attempts that it accepted before. Unset if it holds nothing, or if the
-	// provider speaks version 1.
+	// refuses, from attempts that it accepted before. Unset if it holds nothing.
 	Held *broker.HeldCapacity `json:"held,omitempty"`
 	// LeaveWithin is set if the provider withdraws what it had accepted, except for Held:
 	// how long pods may still use the rest. If it is unset, they may use it until the

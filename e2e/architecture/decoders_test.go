@@ -16,8 +16,8 @@ import (
 var decoding = []string{
 	"json.Unmarshal", "json.NewDecoder", "decode", "decodeJSON", "decodeStrict", "yaml.Unmarshal", "yaml.UnmarshalStrict", "clientcmd.Load",
 	"pem.Decode", "x509.ParseCertificate", "x509.ParseCertificateRequest", "x509.ParsePKIXPublicKey", "x509.ParsePKCS8PrivateKey",
-	"keyutil.ParsePrivateKeyPEM", "cert.ParseCertsPEM", "tls.X509KeyPair", "protocol.ParseVersions", "ParseVersions",
-	"binary.Uvarint", "binary.BigEndian.Uint32", "fields", "checkQuantity",
+	"keyutil.ParsePrivateKeyPEM", "cert.ParseCertsPEM", "tls.X509KeyPair",
+	"binary.Uvarint", "binary.BigEndian.Uint32",
 }
 
 // decodingRooms are the folders of the programs. Of their packages, those for tests and
@@ -29,12 +29,10 @@ var decoders = map[string]string{
 	"broker/protocol.once":                      "broker/protocol.FuzzResponses",
 	"broker/protocol.readError":                 "broker/protocol.FuzzResponses",
 	"broker/protocol.stream":                    "broker/protocol.FuzzResponses",
-	"broker/protocol.stated":                    "broker/protocol.FuzzResponses",
 	"broker/protocol.Join":                      "broker/protocol.FuzzJoin",
 	"broker/protocol.verifyIssued":              "broker/protocol.FuzzJoin",
 	"broker/internal/identity.parseCSR":         "broker/internal/identity.FuzzCertificates",
 	"broker/internal/identity.sign":             "broker/internal/identity.FuzzCertificates",
-	"broker/internal/server.negotiate":          "broker/protocol.FuzzVersions",
 	"broker/internal/server.decode":             fuzzBodies,
 	"broker/internal/server.decodeJSON":         fuzzBodies,
 	"broker/internal/server.validateExponents":  fuzzBodies,
@@ -67,21 +65,10 @@ var decoders = map[string]string{
 	"scheduler-plugin/steering.annotateWorkload": "scheduler-plugin/steering.FuzzPods",
 	"scheduler-plugin/steering.handle":           "scheduler-plugin/steering.FuzzPods",
 	"virtual-node/nodeconfig.FromSecret":         "virtual-node/nodeconfig.FuzzFromSecret",
-
-	"virtual-node/internal/controller.json":         "virtual-node/internal/controller.FuzzDecodedJSON",
-	"virtual-node/internal/controller.next":         fuzzProtobuf,
-	"virtual-node/internal/controller.object":       fuzzProtobuf,
-	"virtual-node/internal/controller.message":      fuzzProtobuf,
-	"virtual-node/internal/controller.value":        fuzzProtobuf,
-	"virtual-node/internal/controller.rawExtension": fuzzProtobuf,
-	"virtual-node/internal/controller.fields":       fuzzProtobuf,
 }
 
 // fuzzBodies is the target that decodes all types of bodies.
 const fuzzBodies = "broker/internal/server.FuzzBodies"
-
-// fuzzProtobuf is the target that walks what a provider sends in protobuf.
-const fuzzProtobuf = "virtual-node/internal/controller.FuzzDecodedProtobuf"
 
 // ownInput are the functions that decode only what the cluster's own administrator or the
 // same program has written: what that is.

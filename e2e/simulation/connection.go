@@ -162,7 +162,7 @@ func request(ctx context.Context, m message) *http.Request {
 		r.ContentLength = int64(len(m.body))
 		r.Header.Set("Content-Type", "application/json")
 	}
-	r.Header.Set(protocol.HeaderVersion, protocol.Versions.String())
+	r.Header.Set(protocol.HeaderVersion, protocol.Version)
 	return r.WithContext(ctx)
 }
 

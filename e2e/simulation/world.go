@@ -13,7 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,7 +40,7 @@ const (
 // scheme has the kinds of all programs.
 var scheme = func() *runtime.Scheme {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{appsv1.AddToScheme, corev1.AddToScheme, broker.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, broker.AddToScheme} {
 		if err := add(s); err != nil {
 			panic(err)
 		}
@@ -143,7 +142,7 @@ func newWorld(seed uint64, p plant, lending []int64) *world {
 		c := &cluster{
 			id: id, grants: agent.NewGrants(), clock: &stepwise.Clock{}, capacity: lending[i],
 			server: newServer(id, &broker.Reservation{}, &broker.ReservationInstruction{}, &broker.ProviderInstruction{}, &broker.ClusterAdvertisement{},
-				&broker.OverflowPolicy{}, &corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}, &appsv1.DaemonSet{}),
+				&broker.OverflowPolicy{}, &corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}),
 		}
 		c.client = c.server.Client()
 		for n := range lending[i] / cpuPerNode {

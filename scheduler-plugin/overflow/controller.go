@@ -47,10 +47,9 @@ const (
 
 // demandController requests capacity for unschedulable pods, records the progress in
 // events on the pods, and wakes the pods when they may be schedulable. It recomputes
-// the capacity to request from what it observes. It raises counts, and lowers them only
-// where owners share the limit of a policy: the agent lowers what is not needed. One
-// goroutine takes the work from the queue and wakes pods; it never waits for a write.
-// Others write the Reservations, one for each key at a time.
+// the capacity to request from what it observes. It raises counts: the agent lowers what is
+// not needed. One goroutine takes the work from the queue and wakes pods; it never waits for
+// a write. Others write the Reservations, one for each slot at a time.
 type demandController struct {
 	log          klog.Logger
 	clock        clock.WithTicker
@@ -87,18 +86,21 @@ type demandController struct {
 	// recounted is true once the grants were applied to the complete placements.
 	recounted bool
 
-	writeQueue workqueue.TypedInterface[demand.Key]
+	writeQueue workqueue.TypedInterface[slot]
 	mu         sync.Mutex
 	requests   map[demand.Key]demand.Request
-	// wanted has the last request of each key that has pending pods.
-	wanted map[demand.Key]demand.Request
 	// requestedAt is when a key's count was changed last, for raiseAfter.
 	requestedAt map[demand.Key]time.Time
 	// refusals are the Reservations that the API server does not accept.
 	refusals *refusals
-	// capped serializes the writes of namespaces whose policy limits the sum of their
-	// Reservations.
-	capped turns
+}
+
+// slot is what one goroutine writes at a time: the Reservation of a key, or all those of a
+// namespace (the key is zero) whose policy limits their sum, which two writes at the same time
+// could exceed together.
+type slot struct {
+	namespace string
+	key       demand.Key
 }
 
 type delayedPod struct {
@@ -116,9 +118,8 @@ func newDelayedPods() *heap.Heap[delayedPod] {
 // run processes the queue until ctx ends.
 func (c *demandController) run(ctx context.Context) {
 	c.unresolved, c.requests, c.requestedAt = map[types.UID]types.NamespacedName{}, map[demand.Key]demand.Request{}, map[demand.Key]time.Time{}
-	c.delayed, c.wanted = newDelayedPods(), map[demand.Key]demand.Request{}
-	c.unsteered, c.refusals = newUnsteeredPods(), newRefusals(c.clock)
-	c.writeQueue = workqueue.NewTyped[demand.Key]()
+	c.delayed, c.unsteered, c.refusals = newDelayedPods(), newUnsteeredPods(), newRefusals(c.clock)
+	c.writeQueue = workqueue.NewTyped[slot]()
 	defer c.writeQueue.ShutDown()
 	for range writers {
 		go c.write(ctx)
@@ -209,7 +210,6 @@ func (c *demandController) sync() {
 	for key := range work.requirements {
 		c.batcher.RequeueAfter(key, conflictRetryAfter)
 	}
-	c.requeueLimited(work.keys)
 	if waits {
 		// What has changed since their cycles began.
 		work.pools = true
@@ -233,12 +233,8 @@ func (c *demandController) sync() {
 	}
 	// What was decided for pods that are gone does not hold for those that come later.
 	c.grants.keepUnasked(c.batcher.Has)
-	c.placements.keepLimits(c.grants.hasNamespace)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(requests) > 0 {
-		maps.DeleteFunc(c.wanted, func(key demand.Key, _ demand.Request) bool { return !c.batcher.Has(key) })
-	}
 	for _, request := range requests {
 		if len(request.PodSets) == 0 {
 			if members, required := c.gangs.membersOf(request.Key); int32(len(members)) < required {
@@ -252,8 +248,8 @@ func (c *demandController) sync() {
 			continue // all were bound or deleted meanwhile
 		}
 		request.Priority, request.MinAvailable = priority, c.minAvailable(request)
-		c.requests[request.Key], c.wanted[request.Key] = request, request
-		c.writeQueue.Add(request.Key)
+		c.requests[request.Key] = request
+		c.writeQueue.Add(c.slotOf(request.Key))
 	}
 }
 
@@ -276,34 +272,43 @@ func (c *demandController) priorityOf(pods []types.UID) (highest int32, ok bool)
 // write makes Reservations of requests until the queue is shut down.
 func (c *demandController) write(ctx context.Context) {
 	for {
-		key, shutdown := c.writeQueue.Get()
+		s, shutdown := c.writeQueue.Get()
 		if shutdown {
 			return
 		}
-		c.mu.Lock()
-		request, ok := c.requests[key]
-		delete(c.requests, key)
-		c.mu.Unlock()
-		if ok {
+		for request, ok := c.next(s); ok; request, ok = c.next(s) {
 			if delay := c.reconcile(ctx, request); delay > 0 {
-				c.batcher.RequeueAfter(key, delay)
+				c.batcher.RequeueAfter(request.Key, delay)
 				c.queue.signal()
 			}
 		}
-		c.writeQueue.Done(key)
-		if next, waits := c.capped.next(key.Namespace); waits {
-			c.writeQueue.Add(next)
-		}
+		c.writeQueue.Done(s)
 	}
 }
 
-// keep keeps a request that waits for its turn, unless there is a later one of its key.
-func (c *demandController) keep(request demand.Request) {
+// slotOf returns the slot of a key.
+func (c *demandController) slotOf(key demand.Key) slot {
+	if policy, err := c.policyOf(key.Namespace); err == nil && policy != nil && policy.Spec.MaxResources != nil {
+		return slot{namespace: key.Namespace}
+	}
+	return slot{key.Namespace, key}
+}
+
+// next removes and returns a request of a slot.
+func (c *demandController) next(s slot) (request demand.Request, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, later := c.requests[request.Key]; !later {
-		c.requests[request.Key] = request
+	if s.key == (demand.Key{}) {
+		for key := range c.requests {
+			if key.Namespace == s.namespace {
+				s.key = key
+				break
+			}
+		}
 	}
+	request, ok = c.requests[s.key]
+	delete(c.requests, s.key)
+	return request, ok
 }
 
 // removePod drops a pod that is no longer pending. The place that it was woken for may
@@ -467,45 +472,35 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	}
 	name := request.Key.Name(request.Owner.Name)
 	current := c.reservations.get(request.Key.Namespace, name)
-	policy, err := c.policyOf(request.Key.Namespace)
-	shared := err == nil && c.sharesLimit(request.Key.Namespace, policy)
 	if current != nil {
-		if requeueAfter, done := c.followExisting(request, name, current, shared); done {
+		if requeueAfter, done := c.followExisting(request, name, current); done {
 			return requeueAfter
 		}
-	}
-	if shared {
-		// Two writes at the same time could exceed the limit together.
-		if !c.capped.take(request.Key) {
-			c.keep(request)
-			return 0
-		}
-		defer c.capped.end(request.Key.Namespace)
 	}
 	if request, requeueAfter = c.completeGang(request, current); requeueAfter > 0 {
 		return requeueAfter
 	}
-	var allowed allowance
+	policy, err := c.policyOf(request.Key.Namespace)
+	var units int32
+	var short corev1.ResourceName
 	if err == nil {
-		allowed, err = c.allowanceOf(policy, request, name)
+		units, short, err = c.allowed(policy, request, name, current)
 	}
 	if err != nil {
 		log.Error(err, "Failed to evaluate OverflowPolicies; retrying")
 		c.recordAll(request, failed(err.Error(), fmt.Sprintf("Failed to request capacity, retrying: %v.", err), nil))
 		return retryAfter
 	}
-	request, limited, requeueAfter := c.limitTo(allowed, request, policy, current)
-	asked := func() {
-		if !allowed.waits {
-			c.setLimited(request.Key, limited, request.Pods())
-		}
+	request, limited := c.limitTo(units, short, request, policy, current)
+	if limited {
+		requeueAfter = blockedRetryAfter
 	}
-	covered := current != nil && covers(current, request)
-	if covered {
-		asked()
+	if current != nil && covers(current, request) {
+		c.setLimited(request.Key, limited, request.Pods())
 		c.recordRequested(request, current, false)
+		return requeueAfter
 	}
-	if !allowed.lower && (covered || request.Pods() == 0) {
+	if request.Pods() == 0 {
 		return requeueAfter
 	}
 	object, err := c.objectOf(request.Key, request.Owner)
@@ -514,23 +509,34 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 		return retryAfter
 	}
 	writesTotal.WithLabelValues(writesOfReservations).Inc()
-	applied, err := c.reservations.apply(ctx, request, object, policy, c.lowered(current, allowed))
+	applied, err := c.reservations.apply(ctx, request, object, policy, current)
 	if err != nil {
 		return c.writeFailed(log, request, err)
 	}
 	c.refusals.end(request.Key)
-	asked()
+	c.setLimited(request.Key, limited, request.Pods())
 	c.raised(request.Key)
-	if allowed.lower {
-		log.Info("Lowered a Reservation to its share of the limit of an OverflowPolicy", "reservation", name, "pods", requestedPods(applied))
-		c.requeueNow(allowed.below)
-		return requeueAfter
-	}
 	requestsTotal.WithLabelValues(resultRequested).Inc()
 	requestPods.Observe(float64(len(request.Pending)))
 	log.Info("Requested capacity in other clusters", "reservation", name, "pods", request.Pods())
 	c.recordRequested(request, applied, current == nil || !coversPods(current, request))
 	return requeueAfter
+}
+
+// limitTo returns the part of a request that its policy allows, and whether that is not all. Then
+// its pods hear of it.
+func (c *demandController) limitTo(units int32, short corev1.ResourceName, request demand.Request, policy *broker.OverflowPolicy, current *broker.Reservation) (part demand.Request, limited bool) {
+	part = request.Limited(units)
+	if part.Pods() < request.MinAvailable {
+		part = request.Limited(0)
+	}
+	if part.Pods() == request.Pods() {
+		return part, false
+	}
+	c.setLimited(request.Key, true, part.Pods())
+	requestsTotal.WithLabelValues(resultCapped).Inc()
+	c.recordAll(request, capped(policy.Name, request, part.Pods(), short, current))
+	return part, true
 }
 
 // writeFailed handles the error of a write, and returns when to requeue the request, or zero.
@@ -572,9 +578,8 @@ func (c *demandController) refused(request demand.Request, kind string, err erro
 }
 
 // followExisting reports whether nothing can or need be written while the Reservation is as it is,
-// and when to requeue the request then, or zero. Where a limit is shared, one that requests
-// enough may have to be lowered.
-func (c *demandController) followExisting(request demand.Request, name string, current *broker.Reservation, shared bool) (requeueAfter time.Duration, done bool) {
+// and when to requeue the request then, or zero.
+func (c *demandController) followExisting(request demand.Request, name string, current *broker.Reservation) (requeueAfter time.Duration, done bool) {
 	if key, _ := demand.KeyOfReservation(current); key != request.Key {
 		c.setUnasked(request.Key, true)
 		c.recordAll(request, failed(name, fmt.Sprintf("Reservation %s already exists for another owner. Delete it to request capacity for this pod.", name), current))
@@ -585,7 +590,7 @@ func (c *demandController) followExisting(request demand.Request, name string, c
 		if c.clock.Since(current.DeletionTimestamp.Time) > deletedWithin {
 			var users int32
 			for i := range current.Status.Allocations {
-				users += c.usersOf(current, current.Status.Allocations[i].Cluster)
+				users += c.placements.usersOf(current.Namespace, broker.VirtualNodeName(current.Status.Allocations[i].Cluster), demand.HoldLabel(current.Status.ID))
 			}
 			if users > 0 {
 				c.setUnasked(request.Key, true)
@@ -594,7 +599,7 @@ func (c *demandController) followExisting(request demand.Request, name string, c
 		}
 		return retryAfter, true
 	}
-	if !shared && covers(current, request) {
+	if covers(current, request) {
 		c.setUnasked(request.Key, false)
 		c.recordRequested(request, current, false)
 		return 0, true
@@ -643,7 +648,7 @@ func (c *demandController) raiseIn(key demand.Key) time.Duration {
 	return raiseAfter - c.clock.Since(c.requestedAt[key])
 }
 
-// raised records that the count of a key was raised, or lowered for others.
+// raised records that the count of a key was raised.
 func (c *demandController) raised(key demand.Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -217,7 +217,7 @@ func TestWritesWaitForNoOther(t *testing.T) {
 		batcher: demand.NewBatcher(p.clock, demand.Windows{}), pending: newPendingPods(), policies: newPolicies(),
 		reservations: newReservationStore(client, newIndexer(), p.clock),
 		synced:       func() bool { return true }, active: func() bool { return false },
-		writeQueue: workqueue.NewTyped[demand.Key](), requests: map[demand.Key]demand.Request{}, wanted: map[demand.Key]demand.Request{}, requestedAt: map[demand.Key]time.Time{},
+		writeQueue: workqueue.NewTyped[slot](), requests: map[demand.Key]demand.Request{}, requestedAt: map[demand.Key]time.Time{},
 		refusals: newRefusals(p.clock),
 	}
 	defer c.writeQueue.ShutDown()
@@ -231,7 +231,7 @@ func TestWritesWaitForNoOther(t *testing.T) {
 		c.mu.Lock()
 		c.requests[key.key] = demand.Request{Key: key.key, Owner: key.owner, PodSets: []broker.PodSet{set}}
 		c.mu.Unlock()
-		c.writeQueue.Add(key.key)
+		c.writeQueue.Add(c.slotOf(key.key))
 		select {
 		case name := <-arrived:
 			if !strings.HasPrefix(name, job+"-") {
@@ -314,7 +314,7 @@ func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *demandCon
 			}},
 		counted: p.counted, active: func() bool { return true }, recorder: events.NewFakeRecorder(100),
 		unresolved: map[types.UID]types.NamespacedName{}, delayed: newDelayedPods(), unsteered: newUnsteeredPods(), refusals: newRefusals(now),
-		requests: map[demand.Key]demand.Request{}, wanted: map[demand.Key]demand.Request{}, writeQueue: workqueue.NewTyped[demand.Key](),
+		requests: map[demand.Key]demand.Request{}, writeQueue: workqueue.NewTyped[slot](), policies: newPolicies(),
 	}
 	t.Cleanup(c.writeQueue.ShutDown)
 	return c, now, opened
@@ -418,21 +418,6 @@ func TestManyBarePods(t *testing.T) {
 	clear(woken)
 	if c.sync(); len(woken) != pods {
 		t.Errorf("%d pods are woken, want %d", len(woken), pods)
-	}
-}
-
-// TestServedRequestsAreForgotten: the requests of keys without pending pods are not kept.
-func TestServedRequestsAreForgotten(t *testing.T) {
-	p, all := testPlugin(OverflowArgs{}), newIndexer()
-	c, _, _ := testController(t, p, all)
-	for i, want := range []int{1, 1, 1} {
-		pod := jobPod(fmt.Sprint("job-", i), fmt.Sprint("pod-", i), "1")
-		expect.NoError(t, all.Add(pod))
-		p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
-		if c.sync(); len(c.wanted) != want {
-			t.Errorf("%d requests are kept for one pending pod", len(c.wanted))
-		}
-		p.queue.remove(pod.UID)
 	}
 }
 

@@ -53,9 +53,7 @@ func TestRules(t *testing.T) {
 		{"a pod of another scheduler that tolerates everything stays off virtual nodes", toleratesEverything},
 		{"a namespace that opts out requests no more", optOut},
 		{"a pod that did not fit overflows once its namespace opts in", optInLater},
-		{"a cap is divided between owners", fairCap},
-		{"a cap is divided with an owner that comes later", fairCapLater},
-		{"places under a cap that end are left to an owner with fewer", fairCapEnds},
+		{"a cap is first come, first served", firstCome},
 		{"a cap of zero permits preemption", cappedPreempts},
 		{"a cap for some pods permits preemption for the others", partlyCappedPreempts},
 		{"a silent broker permits preemption", silentPreempts},
@@ -333,74 +331,31 @@ func (c *testCluster) expectLimited(probes, scheduler string) {
 	expect.NoError(c.t, c.DeleteAllOf(c.t.Context(), &broker.Reservation{}, client.InNamespace(probes)))
 }
 
-// fairCap: two Deployments wait for what a policy allows, which is less than either needs.
-// Neither gets all of it.
-func fairCap(c *testCluster, ns string) {
+// firstCome: two Deployments wait for what a policy allows, which is less than both need. The
+// first takes what it needs, and the other one hears of the rest.
+func firstCome(c *testCluster, ns string) {
 	policy := c.cap(ns, "0", broker.SchedulerName)
-	apps := []string{"first", "second"}
-	for _, app := range apps {
-		c.app(ns, app, "1", 4)
-		for i := range 4 {
-			c.expectEvent(ns, fmt.Sprint(app, "-", i), "OverflowCapped", "0 of ")
-		}
+	c.app(ns, "first", "1", 4)
+	for i := range 4 {
+		c.expectEvent(ns, fmt.Sprint("first-", i), "OverflowCapped", "0 of ")
 	}
-	policy.Spec.MaxResources.CPU = ptr.To(resource.MustParse("4"))
+	policy.Spec.MaxResources.CPU = ptr.To(resource.MustParse("5"))
 	expect.NoError(c.t, c.Update(c.t.Context(), policy))
-	// Both are requested again 15 s later. Their pods have not changed since, and yet have
-	// another event.
-	for _, app := range apps {
-		c.expectReservation(ns, app, 2)
-		c.expectEvent(ns, app+"-0", "OverflowCapped", "2 of 4 pods")
-	}
-}
-
-// fairCapLater: what one Deployment has requested up to the limit is queued when another one
-// comes. Both have the same then, also after further events.
-func fairCapLater(c *testCluster, ns string) {
-	c.cap(ns, "4", broker.SchedulerName)
-	more := c.app(ns, "first", "1", 4)
-	c.setStatus(c.expectReservation(ns, "first", 4), refused("oslo"))
-	c.app(ns, "second", "1", 4)
-	second := c.expectReservation(ns, "second", 2)
-	first := c.expectReservation(ns, "first", 2)
-	c.expectEvent(ns, "first-0", "OverflowCapped", "2 of 4 pods")
-	c.expectEvent(ns, "second-0", "OverflowCapped", "2 of ") // 3 or 4, by how many it had seen
-	c.setStatus(first, refused("oslo"))
-	c.setStatus(second, refused("oslo"))
-	more(1)
-	c.expectEvent(ns, "first-4", "OverflowCapped", "2 of 5 pods")
-	for _, r := range []*broker.Reservation{first, second} {
-		var now broker.Reservation
-		expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKeyFromObject(r), &now))
-		if now.Generation != r.Generation {
-			c.t.Errorf("%s was changed again: generation %d, then %d", r.Name, r.Generation, now.Generation)
-		}
-	}
-}
-
-// fairCapEnds: one Deployment uses all that the limit allows, and has more pods, when another
-// one comes. Its places are the other's as they end, until both have the same.
-func fairCapEnds(c *testCluster, ns string) {
-	c.cap(ns, "4", broker.SchedulerName)
-	virtual := c.virtualPoolNode(ns, "10")
-	c.app(ns, "first", "1", 8)
+	// It is requested again 15 s later.
 	first := c.expectReservation(ns, "first", 4)
-	c.setStatus(first, grantedIn(first, ns, 4))
-	c.expectPods(ns, "first", map[string]int{virtual: 4, "": 4})
 	c.app(ns, "second", "1", 4)
-	c.expectEvent(ns, "second-0", "OverflowCapped", "0 of ")
-	for left := int32(3); left >= 2; left-- {
-		expect.NoError(c.t, c.Delete(c.t.Context(), c.pods(ns, "first")[virtual][0]))
-		first = c.expectReservation(ns, "first", left)
-		c.expectReservation(ns, "second", 4-left)
-		c.setStatus(first, grantedIn(first, ns, left))
+	second := c.expectReservation(ns, "second", 1)
+	// Its pods have not changed since, and yet have another event.
+	c.expectEvent(ns, "second-0", "OverflowCapped", "1 of ")
+	for i := range 4 {
+		expect.NoError(c.t, c.Delete(c.t.Context(), c.getPod(ns, fmt.Sprint("first-", i))))
 	}
-	// From here on, it may use again what ends.
-	c.expectPods(ns, "first", map[string]int{virtual: 2, "": 4})
-	expect.NoError(c.t, c.Delete(c.t.Context(), c.pods(ns, "first")[virtual][0]))
-	c.expectPods(ns, "first", map[string]int{virtual: 2, "": 3})
-	c.expectReservation(ns, "first", 2)
-	c.expectReservation(ns, "second", 2)
+	expect.Eventually(c.t, "the second one to have what the first had", func() (bool, string) {
+		// As the agent does, again if it was requested before the pods had gone.
+		expect.NoError(c.t, client.IgnoreNotFound(c.Delete(c.t.Context(), first)))
+		expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKeyFromObject(second), second))
+		return second.Spec.PodSets[0].Count == 4, fmt.Sprint(second.Spec.PodSets)
+	})
 }
 
 // fullOfLow fills the one node of a pool with a pod of low priority, and creates one

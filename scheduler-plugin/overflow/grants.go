@@ -224,13 +224,6 @@ func (c *grantCache) get(key demand.Key) *grants {
 	return g
 }
 
-// usableOf returns how many pods of a key may use one of its Reservations.
-func (c *grantCache) usableOf(key demand.Key, name string) int32 {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return c.states[key][name].most
-}
-
 // setUnasked records whether capacity for a key is not, or not entirely, requested, and for
 // how many pods it is.
 func (c *grantCache) setUnasked(key demand.Key, unasked bool, but int32) {

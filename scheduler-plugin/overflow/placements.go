@@ -2,7 +2,6 @@ package overflow
 
 import (
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -43,19 +42,8 @@ type placements struct {
 	charged map[heldAt]map[string]*use
 	// living counts the pods on virtual nodes by key and hold that are not terminating.
 	living map[demand.Key]map[string]int32
-	// limits of the pods that use Reservations, by namespace and key.
-	limits map[string]map[demand.Key]useLimit
 	// nominees have room that is not free, although no pod is there. It has a lock of its own.
 	nominees *nominees
-}
-
-// useLimit limits the pods that use one Reservation.
-type useLimit struct {
-	// hold is the label of its pods.
-	hold string
-	// most is how many may use it: one less with each that ends, as long as that is more than
-	// least.
-	most, least int32
 }
 
 // use is what the pods of one namespace use of a hold.
@@ -155,7 +143,6 @@ func newPlacements(clock clock.PassiveClock, keyOf func(*corev1.Pod) (demand.Key
 		pods: map[types.UID]*placement{}, nodes: map[string]*nodeState{},
 		pooled: func(string) bool { return false },
 		used:   map[usedBy]map[string]int32{}, unresolved: map[heldBy]int32{}, charged: map[heldAt]map[string]*use{}, living: map[demand.Key]map[string]int32{},
-		limits:   map[string]map[demand.Key]useLimit{},
 		nominees: newNominees(clock),
 	}
 }
@@ -233,10 +220,6 @@ func (p *placements) removePod(uid types.UID) (freed string, key demand.Key) {
 	}
 	p.remove(uid, before)
 	p.touch(before.node)
-	if limit, limited := p.limits[before.hold.namespace][before.key]; limited && limit.hold == before.hold.hold {
-		limit.most = max(limit.most-1, limit.least)
-		p.limits[before.hold.namespace][before.key] = limit
-	}
 	return before.node, before.key
 }
 
@@ -437,7 +420,7 @@ func (p *placements) freeOf(g *grants, provider, node string) int32 {
 	defer p.mu.Unlock()
 	var most int32
 	for hold, n := range g.most {
-		most += max(0, min(n, p.limit(g.key, hold))-p.living[g.key][hold])
+		most += max(0, n-p.living[g.key][hold])
 	}
 	return min(most, g.slots[provider]-p.countUsed(g.key, node, g.charges[provider]))
 }
@@ -450,57 +433,6 @@ func (p *placements) usersOf(namespace, node, hold string) int32 {
 		return u.count
 	}
 	return 0
-}
-
-// setLimits replaces the limits of a namespace. One that exists is not raised to more than its
-// new least: pods may have ended meanwhile. It returns the keys of which more pods may use what
-// they have.
-func (p *placements) setLimits(namespace string, limits map[demand.Key]useLimit) (loosened []demand.Key) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for key, before := range p.limits[namespace] {
-		after, limited := limits[key]
-		if limited = limited && after.hold == before.hold; limited {
-			after.most = max(after.least, min(after.most, before.most))
-			limits[key] = after
-		}
-		if !limited || after.most > before.most {
-			loosened = append(loosened, key)
-		}
-	}
-	if p.limits[namespace] = limits; len(limits) == 0 {
-		delete(p.limits, namespace)
-	}
-	return loosened
-}
-
-// keepLimits drops the limits of other namespaces than those to keep.
-func (p *placements) keepLimits(keep func(namespace string) bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	maps.DeleteFunc(p.limits, func(namespace string, _ map[demand.Key]useLimit) bool { return !keep(namespace) })
-}
-
-// limited reports whether the use of a Reservation of a key is limited.
-func (p *placements) limited(key demand.Key) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, limited := p.limits[key.Namespace][key]
-	return limited
-}
-
-// limitOf returns how many pods of a key may use a hold, as far as that is limited.
-func (p *placements) limitOf(key demand.Key, hold string) int32 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.limit(key, hold)
-}
-
-func (p *placements) limit(key demand.Key, hold string) int32 {
-	if limit, limited := p.limits[key.Namespace][key]; limited && limit.hold == hold {
-		return limit.most
-	}
-	return math.MaxInt32
 }
 
 // withoutPools sums up counts by hold, but for those of pools.

@@ -13,6 +13,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/undecoded"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 // policyCache has the OverflowPolicies.
@@ -74,6 +75,25 @@ func undecodedSelects(policy broker.Undecoded, namespace *corev1.Namespace) bool
 	return json.Unmarshal(policy.Raw, &only) == nil && selects(only.Spec.NamespaceSelector, namespace)
 }
 
+// allowed returns how many units of a request the policy of its namespace allows, or nil, beside
+// what other Reservations request; short is the resource that allows no more. What its own, of a
+// name, requests already stays, also after the limit was lowered.
+func (c *demandController) allowed(policy *broker.OverflowPolicy, request demand.Request, name string, current *broker.Reservation) (units int32, short corev1.ResourceName, err error) {
+	each, wanted := request.Unit()
+	if policy == nil || policy.Spec.MaxResources == nil || current != nil && coversPods(current, request) {
+		return wanted, "", nil
+	}
+	all, err := c.reservations.list(request.Key.Namespace)
+	if err != nil {
+		return 0, "", err
+	}
+	units, short = maxPods(each, *policy.Spec.MaxResources, requestedResources(all, name))
+	if current != nil && len(request.PodSets) == 1 {
+		units = max(units, requestedPods(current))
+	}
+	return min(units, wanted), short, nil
+}
+
 // maxPods returns how many pods that request each fit in the limit of a namespace beside
 // what it requests already; short is the resource that allows no more.
 func maxPods(each corev1.ResourceList, limit broker.ResourceQuantities, others corev1.ResourceList) (n int32, short corev1.ResourceName) {
@@ -124,11 +144,11 @@ func quotient(left, each resource.Quantity) int32 {
 	return int32(min(a/b, math.MaxInt32))
 }
 
-// requestedResources sums up what Reservations request, except what claims have.
-func requestedResources(all []*broker.Reservation, claims map[string]claim) corev1.ResourceList {
+// requestedResources sums up what Reservations request, except one of a name.
+func requestedResources(all []*broker.Reservation, except string) corev1.ResourceList {
 	sum := corev1.ResourceList{}
 	for _, r := range all {
-		if claims[r.Name].has > 0 {
+		if r.Name == except {
 			continue
 		}
 		if r.Spec.RequestedResources != nil {

@@ -7,7 +7,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -101,9 +100,9 @@ func TestMaxPods(t *testing.T) {
 	}
 }
 
-// TestClaimsOfGangs: a gang has one leader and four workers, and another worker with other
-// requests. It keeps what it has, and grows as a whole.
-func TestClaimsOfGangs(t *testing.T) {
+// TestAllowed: what the policy of a namespace allows a request beside the others. A gang has one
+// leader and four workers, and another worker with other requests: it is requested as a whole.
+func TestAllowed(t *testing.T) {
 	sets := func(count ...int32) (all []broker.PodSet) {
 		for i, cpu := range []string{"500m", "200m", "300m"} {
 			if count[i] > 0 {
@@ -112,46 +111,53 @@ func TestClaimsOfGangs(t *testing.T) {
 		}
 		return all
 	}
-	const gang types.UID = "gang-ring"
-	key := demand.Key{Namespace: "shop", OwnerUID: gang, Shape: demand.GangShape}
-	ring := demand.Request{Key: key, Owner: metav1.OwnerReference{Name: "ring"}, PodSets: sets(1, 0, 1)}
-	web := demand.Request{
-		Key: demand.Key{Namespace: "shop", OwnerUID: "web", Shape: "100m"}, Owner: metav1.OwnerReference{Name: "web"},
-		PodSets: []broker.PodSet{{Name: "pods", Count: 10, Requests: broker.FromList(expect.Resources("cpu", "100m"))}},
+	web := func(pods int32) []broker.PodSet {
+		return []broker.PodSet{{Name: "pods", Count: pods, Requests: broker.FromList(expect.Resources("cpu", "100m"))}}
 	}
 	for name, tc := range map[string]struct {
-		limit   string
-		has     []broker.PodSet
-		request demand.Request
-		allowed int32
+		limit       string
+		has, others []broker.PodSet
+		wants       []broker.PodSet
+		allowed     int32
 	}{
-		"one that grows":                   {"2", sets(1, 4, 0), web, 4},
-		"one that cannot grow":             {"1500m", sets(1, 4, 0), web, 2},
-		"one of one shape that grows":      {"1200m", sets(0, 4, 0), web, 4},
-		"one that has nothing yet":         {"1", nil, web, 2},
-		"the gang's own request":           {"1600m", sets(1, 4, 0), ring, 1},
-		"the gang's own request, too much": {"1599m", sets(1, 4, 0), ring, 0},
+		"one without a limit":              {"", nil, nil, web(10), 10},
+		"one alone":                        {"1", nil, nil, web(10), 10},
+		"one beside a gang":                {"2", nil, sets(1, 4, 0), web(10), 7},
+		"nothing is left":                  {"1", nil, sets(1, 4, 0), web(10), 0},
+		"one that grows":                   {"2", web(5), sets(1, 4, 0), web(10), 7},
+		"the limit was lowered":            {"1", web(8), sets(1, 4, 0), web(10), 8},
+		"the limit was lowered to nothing": {"0", web(8), nil, web(8), 8},
+		"a gang":                           {"1600m", nil, nil, sets(1, 4, 1), 1},
+		"a gang that does not fit":         {"1599m", nil, nil, sets(1, 4, 1), 0},
+		"a gang beside another request":    {"1700m", nil, web(1), sets(1, 4, 1), 1},
+		"a gang that has a part":           {"1600m", sets(1, 4, 0), nil, sets(1, 4, 1), 1},
+		"a gang that has a part, no more":  {"1599m", sets(1, 4, 0), nil, sets(1, 4, 1), 0},
+		"a gang that has all":              {"1", sets(1, 4, 1), nil, sets(1, 4, 1), 1},
+		"what is limited is not requested": {"gpu", nil, nil, web(10), 10},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := testPlugin(OverflowArgs{})
-			limit := broker.FromList(expect.Resources("cpu", tc.limit))
-			policy := &broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "limit"}, Spec: broker.OverflowPolicySpec{MaxResources: &limit}}
-			cached := newIndexer()
+			policy := &broker.OverflowPolicy{}
+			switch tc.limit {
+			case "":
+			case "gpu":
+				policy.Spec.MaxResources = &broker.ResourceQuantities{GPU: ptr.To(resource.MustParse("0"))}
+			default:
+				limit := broker.FromList(expect.Resources("cpu", "1"))
+				*limit.CPU = resource.MustParse(tc.limit)
+				policy.Spec.MaxResources = &limit
+			}
+			reservation := func(name string, sets []broker.PodSet) *broker.Reservation {
+				return &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Spec: broker.ReservationSpec{PodSets: sets}}
+			}
+			cached, current := newIndexer(reservation("others", tc.others)), (*broker.Reservation)(nil)
 			if tc.has != nil {
-				expect.NoError(t, cached.Add(&broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: key.Name("ring")}, Spec: broker.ReservationSpec{PodSets: tc.has}}))
+				current = reservation("own", tc.has)
+				expect.NoError(t, cached.Add(current))
 			}
-			c := &demandController{
-				namespaces: p.namespaces, policies: newPolicies(policy), reservations: newReservationStore(nil, cached, p.clock),
-				batcher: demand.NewBatcher(p.clock, demand.Windows{}), wanted: map[demand.Key]demand.Request{key: ring},
-				queue: p.queue, grants: p.grants, placements: p.placements,
-			}
-			c.batcher.Add("ring-0", key, ring.Owner, ring.PodSets[0], p.clock.Now())
-			policy, err := c.policyOf(tc.request.Key.Namespace)
-			expect.NoError(t, err)
-			got, err := c.allowanceOf(policy, tc.request, tc.request.Key.Name(tc.request.Owner.Name))
-			expect.NoError(t, err)
-			if got.units != tc.allowed || got.lower || got.waits {
-				t.Errorf("allowed is %+v, want %d", got, tc.allowed)
+			c := &demandController{reservations: newReservationStore(nil, cached, testPlugin(OverflowArgs{}).clock)}
+			request := demand.Request{Key: demand.Key{Namespace: "shop"}, PodSets: tc.wants}
+			if units, _, err := c.allowed(policy, request, "own", current); err != nil || units != tc.allowed {
+				t.Errorf("%d are allowed (%v), want %d", units, err, tc.allowed)
 			}
 		})
 	}

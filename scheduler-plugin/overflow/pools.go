@@ -38,8 +38,8 @@ type pool struct {
 	// restricted is set if the provider requires that guests comply with the Pod Security
 	// Standard restricted.
 	restricted bool
-	// totals are a divisible total, places are for one pod each. Neither if no pod may
-	// be bound to the pool any more, or none yet.
+	// totals are a divisible total, places are for one pod each, the smallest first. Neither if
+	// no pod may be bound to the pool any more, or none yet.
 	totals amounts
 	places []place
 	// changedAt is when the pool last changed.
@@ -136,50 +136,55 @@ func (p *place) admits(need *podNeed) bool {
 	})
 }
 
-// hasPlace reports whether a pod and those that use the pool all have a place: whatever
-// the sets of places, no more pods must need one of them than there are in them.
+// hasPlace reports whether a pod and those that use the pool all have a place. Those that the
+// fewest kinds of places admit choose first, each the smallest: so if of two kinds always one
+// admits what the other does, all have one if that is possible at all.
 func (p *pool) hasPlace(need *podNeed, used []*use) bool {
-	own := p.placesOf(need)
-	if own == 0 {
-		return false
-	}
-	pods := map[uint]int32{own: 1}
+	pods := []shapeUse{{need, 1}}
 	for _, u := range used {
 		for _, s := range u.shapes {
-			sets := p.placesOf(s.need)
-			if sets == 0 {
-				sets = 1<<len(p.places) - 1 // it has a place, although it fits none any more
-			}
-			pods[sets] += s.pods
+			pods = append(pods, *s)
 		}
 	}
-	for chosen := uint(1); chosen < 1<<len(p.places); chosen++ {
-		var there int32
-		for i, place := range p.places {
-			if chosen&(1<<i) != 0 {
-				there += place.count
+	slices.SortFunc(pods, func(a, b shapeUse) int {
+		return cmp.Or(cmp.Compare(p.admitting(a.need), p.admitting(b.need)), cmp.Compare(a.need.shape, b.need.shape))
+	})
+	left, homeless := make([]int32, len(p.places)), int32(0)
+	for i := range p.places {
+		left[i] = p.places[i].count
+	}
+	for _, s := range pods {
+		if p.admitting(s.need) == 0 {
+			if s.need == need {
+				return false
+			}
+			homeless += s.pods // they have a place, although they fit none any more
+			continue
+		}
+		for i := range p.places {
+			if p.places[i].admits(s.need) {
+				taken := min(left[i], s.pods)
+				left[i], s.pods = left[i]-taken, s.pods-taken
 			}
 		}
-		for sets, n := range pods {
-			if sets&^chosen == 0 {
-				there -= n
-			}
-		}
-		if there < 0 {
+		if s.pods > 0 {
 			return false
 		}
 	}
-	return true
+	for _, n := range left {
+		homeless -= n
+	}
+	return homeless <= 0
 }
 
-// placesOf is the set of places, as bits, that admit a pod.
-func (p *pool) placesOf(need *podNeed) (sets uint) {
+// admitting is the number of kinds of places that admit a pod.
+func (p *pool) admitting(need *podNeed) (n int) {
 	for i := range p.places {
 		if p.places[i].admits(need) {
-			sets |= 1 << i
+			n++
 		}
 	}
-	return sets
+	return n
 }
 
 // poolCache has the pools: ReservationInstructions of Reservations that were created in
@@ -343,7 +348,7 @@ func (c *poolCache) poolOf(in *broker.ReservationInstruction) *pool {
 		p.totals = amountsOf(held.Totals.List())
 		return p
 	}
-	for _, set := range held.PodSets {
+	for _, set := range slices.Backward(capacity.Decreasing(held.PodSets)) {
 		p.places = append(p.places, place{podNeed{requests: amountsOf(set.Requests.List()), set: set}, set.Count})
 	}
 	return p

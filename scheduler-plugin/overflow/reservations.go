@@ -229,9 +229,6 @@ func desiredReservation(request demand.Request, owner metav1.OwnerReference, pol
 	case current != nil:
 		desired.ResourceVersion = current.ResourceVersion
 		desired.Spec.PodSets = raised(current.Spec.PodSets, request.PodSets)
-		if podsOf(desired.Spec.PodSets, "") <= current.Spec.RetainedCount() { // otherwise it is ignored
-			desired.Spec.Retained = current.Spec.Retained
-		}
 		// A Reservation keeps the policy that it was created with: only counts, the
 		// priority and minAvailable change.
 		desired.Spec.Placement, desired.Spec.Budget, desired.Spec.Duration = current.Spec.Placement, current.Spec.Budget, current.Spec.Duration

@@ -7,7 +7,6 @@ import (
 	"hash/fnv"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -102,8 +101,8 @@ func New(communicator Broker, connections Connections, options Options) *Publish
 	return p
 }
 
-// SetupWithManager adds the Publisher to the manager and watches nodes, pods, namespaces,
-// DaemonSets and the prices.
+// SetupWithManager adds the Publisher to the manager and watches nodes, pods, namespaces and the
+// prices.
 func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
 	p.cached, p.live = mgr.GetClient(), mgr.GetAPIReader()
 	mark := toolscache.ResourceEventHandlerFuncs{
@@ -111,7 +110,7 @@ func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
 		UpdateFunc: func(before, after any) { p.markIfChanged(before, after) },
 		DeleteFunc: func(any) { p.mark() },
 	}
-	objects := []client.Object{&corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}, &appsv1.DaemonSet{}}
+	objects := []client.Object{&corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}}
 	if p.Prices.Name != "" {
 		objects = append(objects, &corev1.ConfigMap{})
 	}
@@ -160,11 +159,6 @@ func (p *Publisher) markIfChanged(before, after any) {
 		b := before.(*corev1.Pod)
 		if b.Spec.NodeName == after.Spec.NodeName && inventory.Finished(b) == inventory.Finished(after) &&
 			b.Generation == after.Generation && equality.Semantic.DeepEqual(b.Labels, after.Labels) {
-			return
-		}
-	case *appsv1.DaemonSet:
-		// Its pods are watched.
-		if before.(*appsv1.DaemonSet).Generation == after.Generation {
 			return
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -26,18 +25,6 @@ import (
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
-
-// daemonSet is one that no controller serves. Its pods request what they are limited to, and
-// tolerate the taint of nodes that no controller has seen Ready.
-func daemonSet() *appsv1.DaemonSet {
-	labels := map[string]string{"app": "logs"}
-	return &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "logs"}, Spec: appsv1.DaemonSetSpec{
-		Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, Containers: []corev1.Container{{
-			Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Limits: expect.Resources("cpu", "250m")},
-		}}}},
-	}}
-}
 
 // connections is what the Publisher has subscribed with.
 type connections struct {
@@ -129,12 +116,6 @@ func TestPublisher(t *testing.T) {
 	if last.Sequence <= first {
 		t.Errorf("sequence went from %d to %d", first, last.Sequence)
 	}
-
-	set := daemonSet()
-	create(set)
-	published("what the pod of a new DaemonSet will use", func(s broker.ClusterAdvertisementSpec) bool { return s.Resources.Allocated.String() == "cpu 750m" })
-	expect.NoError(t, c.Delete(ctx, set))
-	published("the end of the DaemonSet", func(s broker.ClusterAdvertisementSpec) bool { return s.Resources.Allocated.String() == "cpu 500m" })
 
 	testPrices(t, c, hub, published)
 

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,8 +32,6 @@ func CacheByObject() map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{
 		&corev1.Pod{}:  {Transform: transform},
 		&corev1.Node{}: {Transform: TrimNode},
-
-		&appsv1.DaemonSet{}: {Transform: TrimDaemonSet},
 	}
 }
 
@@ -290,22 +287,4 @@ func TrimNode(object any) (any, error) {
 	node.Status.VolumesAttached = nil
 	node.Status.VolumesInUse = nil
 	return node, nil
-}
-
-// TrimDaemonSet removes the annotations and managed fields, and what the containers run.
-func TrimDaemonSet(object any) (any, error) {
-	set, ok := object.(*appsv1.DaemonSet)
-	if !ok {
-		return object, nil
-	}
-	set.ManagedFields, set.Annotations = nil, nil
-	set.Spec.Template.ObjectMeta = metav1.ObjectMeta{}
-	spec := &set.Spec.Template.Spec
-	spec.Volumes = nil
-	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
-		for i, c := range containers {
-			containers[i] = corev1.Container{Name: c.Name, Resources: c.Resources, RestartPolicy: c.RestartPolicy}
-		}
-	}
-	return set, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -34,11 +33,10 @@ func (r Recognizer) PlaceholderFor(pod *corev1.Pod) (consumer string, ok bool) {
 	return r.Placeholder(pod)
 }
 
-// Cluster is the state of this cluster's nodes, pods and DaemonSets, as cached.
+// Cluster is the state of this cluster's nodes and pods, as cached.
 type Cluster struct {
-	Nodes      []*corev1.Node
-	Pods       []*corev1.Pod
-	DaemonSets []*appsv1.DaemonSet
+	Nodes []*corev1.Node
+	Pods  []*corev1.Pod
 	// NamespaceLabels by the namespace's name.
 	NamespaceLabels map[string]map[string]string
 	Recognizer      Recognizer
@@ -49,8 +47,7 @@ func (c *Cluster) GuestOf(pod *corev1.Pod) (consumer string, ok bool) {
 	return c.Recognizer.Guest(pod, func(namespace string) map[string]string { return c.NamespaceLabels[namespace] })
 }
 
-// usage returns the eligible nodes and what pods use of them, those of DaemonSets that are to
-// come included.
+// usage returns the eligible nodes and what pods use of them.
 func (c *Cluster) usage() (eligible []*corev1.Node, used func(node string) *usage) {
 	byNode := map[string]*usage{}
 	for _, n := range c.Nodes {
@@ -58,29 +55,14 @@ func (c *Cluster) usage() (eligible []*corev1.Node, used func(node string) *usag
 			eligible, byNode[n.Name] = append(eligible, n), &usage{}
 		}
 	}
-	daemons := map[daemonPods]share{}
 	for _, pod := range c.Pods {
 		if _, placeholder := c.Recognizer.PlaceholderFor(pod); placeholder {
 			continue
 		}
 		consumer, _ := c.GuestOf(pod)
-		name := nodeOf(pod, consumer)
-		if u := byNode[name]; u != nil && !Finished(pod) {
+		if u := byNode[nodeOf(pod, consumer)]; u != nil && !Finished(pod) {
 			u.add(consumer, Requests(pod), 1)
-			if set := daemonSetOf(pod); set != "" && consumer == "" {
-				key := daemonPods{set, name}
-				daemons[key] = daemons[key].plus(Requests(pod), 1)
-			}
 		}
-	}
-	var sets []*daemonSet
-	for _, set := range c.DaemonSets {
-		if d := newDaemonSet(set); d != nil {
-			sets = append(sets, d)
-		}
-	}
-	for _, n := range eligible {
-		byNode[n.Name].local = byNode[n.Name].local.with(lacking(sets, n, daemons))
 	}
 	for _, pod := range c.Pods {
 		if !repelsGuests(pod) || Finished(pod) {
@@ -101,14 +83,13 @@ func (c *Cluster) Slots(headroom corev1.ResourceList) []capacity.Slot {
 	return slots(freeNodes(eligible, used, headroom))
 }
 
-// Read lists nodes, pods, namespaces and DaemonSets. The objects are the cache's own and
-// must not be changed.
+// Read lists nodes, pods and namespaces. The objects are the cache's own and must not be
+// changed.
 func Read(ctx context.Context, reader client.Reader, recognizer Recognizer) (*Cluster, error) {
 	var (
 		nodes      corev1.NodeList
 		pods       corev1.PodList
 		namespaces corev1.NamespaceList
-		daemonSets appsv1.DaemonSetList
 		cluster    = &Cluster{NamespaceLabels: map[string]map[string]string{}, Recognizer: recognizer}
 	)
 	if err := reader.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
@@ -119,12 +100,6 @@ func Read(ctx context.Context, reader client.Reader, recognizer Recognizer) (*Cl
 	}
 	if err := reader.List(ctx, &namespaces, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("listing namespaces: %w", err)
-	}
-	if err := reader.List(ctx, &daemonSets, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("listing DaemonSets: %w", err)
-	}
-	for i := range daemonSets.Items {
-		cluster.DaemonSets = append(cluster.DaemonSets, &daemonSets.Items[i])
 	}
 	for i := range nodes.Items {
 		cluster.Nodes = append(cluster.Nodes, &nodes.Items[i])

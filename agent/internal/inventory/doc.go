@@ -2,8 +2,7 @@
 // classes and free shapes, and the guests that run on them.
 //
 // Measure is a pure function of nodes, pods and terms. Only Ready, uncordoned
-// nodes count that are not virtual, and only pods that are bound to them, or that a DaemonSet
-// has yet to run there. Guests
-// are reported for each consumer and never as allocated, because the broker
-// charges them to their holds.
+// nodes count that are not virtual, and only pods that are bound to them, or that wait for one
+// of them, as a DaemonSet's pods do. Guests are reported for each consumer and never as
+// allocated, because the broker charges them to their holds.
 package inventory

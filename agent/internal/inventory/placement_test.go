@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -32,15 +31,12 @@ func alone(topology string, namespaces, pods *metav1.LabelSelector) func(*corev1
 
 // free is the CPU that nodes a and b have free, as a Tracker and a Cluster see it, and how
 // many pods of the cluster wait for a node.
-func free(t *testing.T, nodes []*corev1.Node, pods []*corev1.Pod, sets ...*appsv1.DaemonSet) (cpu map[string]int64, waiting int) {
+func free(t *testing.T, nodes []*corev1.Node, pods []*corev1.Pod) (cpu map[string]int64, waiting int) {
 	t.Helper()
 	tracker := inventory.NewTracker(recognizer)
-	cluster := &inventory.Cluster{Nodes: nodes, Pods: pods, DaemonSets: sets, Recognizer: recognizer}
+	cluster := &inventory.Cluster{Nodes: nodes, Pods: pods, Recognizer: recognizer}
 	for _, n := range nodes {
 		tracker.Set(n)
-	}
-	for _, s := range sets {
-		tracker.Set(s)
 	}
 	for _, p := range pods {
 		tracker.Set(p)

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,12 +43,6 @@ type Tracker struct {
 	pods       map[types.NamespacedName]trackedPod
 	// used by node, also of nodes that are not eligible or not known yet.
 	used map[string]*usage
-	// daemonSets by name, and what their pods use of each node.
-	daemonSets map[types.NamespacedName]*daemonSet
-	daemons    map[daemonPods]share
-	// lacks is what pods of DaemonSets will use of nodes besides, of those of which it has been
-	// computed since it may have changed.
-	lacks map[string]share
 	// guests and pending are the pods that Guests and Pending return.
 	guests  map[string]map[types.NamespacedName]trackedPod
 	pending map[types.NamespacedName]trackedPod
@@ -80,7 +73,6 @@ func NewTracker(recognizer Recognizer) *Tracker {
 		recognizer: recognizer,
 		nodes:      map[string]*corev1.Node{}, namespaces: map[string]map[string]string{},
 		pods: map[types.NamespacedName]trackedPod{}, used: map[string]*usage{},
-		daemonSets: map[types.NamespacedName]*daemonSet{}, daemons: map[daemonPods]share{}, lacks: map[string]share{},
 		guests: map[string]map[types.NamespacedName]trackedPod{}, pending: map[types.NamespacedName]trackedPod{}, repelling: map[types.NamespacedName]trackedPod{},
 		placeholders: map[string]map[types.NamespacedName]trackedPod{}, ofNamespace: map[string]map[types.NamespacedName]bool{},
 		requests: map[types.UID]corev1.ResourceList{},
@@ -99,7 +91,7 @@ func (t *Tracker) SetupWithManager(mgr ctrl.Manager) error {
 			t.Delete(o.(client.Object))
 		},
 	}
-	for _, object := range []client.Object{&corev1.Namespace{}, &corev1.Node{}, &corev1.Pod{}, &appsv1.DaemonSet{}} {
+	for _, object := range []client.Object{&corev1.Namespace{}, &corev1.Node{}, &corev1.Pod{}} {
 		informer, err := mgr.GetCache().GetInformer(context.Background(), object, cache.BlockUntilSynced(false))
 		if err != nil {
 			return fmt.Errorf("watching %T for the inventory: %w", object, err)
@@ -121,19 +113,14 @@ func (t *Tracker) WaitSynced(ctx context.Context) error {
 	return nil
 }
 
-// Set adds a Node, Pod, Namespace or DaemonSet, or replaces it. The Tracker keeps the object: it
-// must not be changed.
+// Set adds a Node, Pod or Namespace, or replaces it. The Tracker keeps the object: it must not be
+// changed.
 func (t *Tracker) Set(object client.Object) {
 	t.mu.Lock()
 	var ended, changed []string
 	switch o := object.(type) {
 	case *corev1.Node:
-		if before := t.nodes[o.Name]; before == nil || !maps.Equal(before.Labels, o.Labels) || !equality.Semantic.DeepEqual(before.Spec.Taints, o.Spec.Taints) {
-			delete(t.lacks, o.Name)
-		}
 		t.nodes[o.Name] = o
-	case *appsv1.DaemonSet:
-		t.setDaemonSet(client.ObjectKeyFromObject(o), newDaemonSet(o))
 	case *corev1.Pod:
 		key := client.ObjectKeyFromObject(o)
 		before := t.pods[key]
@@ -154,16 +141,13 @@ func (t *Tracker) Set(object client.Object) {
 	t.report(ended, changed)
 }
 
-// Delete removes a Node, Pod, Namespace or DaemonSet.
+// Delete removes a Node, Pod or Namespace.
 func (t *Tracker) Delete(object client.Object) {
 	t.mu.Lock()
 	var ended, changed []string
 	switch o := object.(type) {
 	case *corev1.Node:
 		delete(t.nodes, o.Name)
-		delete(t.lacks, o.Name)
-	case *appsv1.DaemonSet:
-		t.setDaemonSet(client.ObjectKeyFromObject(o), nil)
 	case *corev1.Pod:
 		key := client.ObjectKeyFromObject(o)
 		changed = placesChanged(t.pods[key], trackedPod{})
@@ -252,7 +236,6 @@ func (t *Tracker) setPod(pod *corev1.Pod) (ended []string) {
 			t.used[node] = &usage{}
 		}
 		t.used[node].add(tracked.consumer, tracked.requests, 1)
-		t.countDaemon(tracked, 1)
 	}
 	switch {
 	case tracked.consumer != "":
@@ -307,7 +290,6 @@ func (t *Tracker) removePod(key types.NamespacedName) (guestOf []string) {
 		if u.add(tracked.consumer, tracked.requests, -1); u.local.pods == 0 && len(u.guests) == 0 {
 			delete(t.used, node)
 		}
-		t.countDaemon(tracked, -1)
 	}
 	if tracked.consumer == "" {
 		return nil
@@ -316,41 +298,6 @@ func (t *Tracker) removePod(key types.NamespacedName) (guestOf []string) {
 		delete(t.guests, tracked.consumer)
 	}
 	return []string{tracked.consumer}
-}
-
-// setDaemonSet replaces what is known of a DaemonSet, nil if it has no pods any more.
-func (t *Tracker) setDaemonSet(key types.NamespacedName, set *daemonSet) {
-	before := t.daemonSets[key]
-	if before == nil && set == nil || before != nil && set != nil && set.generation != 0 &&
-		before.uid == set.uid && before.generation == set.generation && before.replacing == set.replacing {
-		return
-	}
-	if t.daemonSets[key] = set; set == nil {
-		delete(t.daemonSets, key)
-	}
-	clear(t.lacks)
-}
-
-// countDaemon adds a pod to those of its DaemonSet, if it has one; a negative sign removes it.
-func (t *Tracker) countDaemon(pod trackedPod, sign int) {
-	key := daemonPods{daemonSetOf(pod.pod), pod.node}
-	if key.set == "" || pod.consumer != "" {
-		return
-	}
-	if t.daemons[key] = t.daemons[key].plus(pod.requests, sign); t.daemons[key].pods == 0 {
-		delete(t.daemons, key)
-	}
-	delete(t.lacks, pod.node)
-}
-
-// lacksOf is what pods of DaemonSets will use of a node besides what they use already.
-func (t *Tracker) lacksOf(node string) share {
-	lack, known := t.lacks[node]
-	if n := t.nodes[node]; !known && n != nil {
-		lack = lacking(slices.Collect(maps.Values(t.daemonSets)), n, t.daemons)
-		t.lacks[node] = lack
-	}
-	return lack
 }
 
 func (t *Tracker) eligible() []*corev1.Node {
@@ -365,13 +312,6 @@ func (t *Tracker) eligible() []*corev1.Node {
 
 func (t *Tracker) usageOf(node string) *usage {
 	u := t.used[node]
-	if lack := t.lacksOf(node); lack.pods > 0 || len(lack.requests) > 0 {
-		more := usage{local: lack}
-		if u != nil {
-			more.local, more.guests = u.local.with(lack), u.guests
-		}
-		u = &more
-	}
 	for _, tracked := range t.repelling {
 		if repels(tracked.pod, t.nodes[tracked.pod.Spec.NodeName], t.nodes[node]) {
 			closed := usage{closed: true}

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,16 +25,15 @@ func TestTrackerEqualsRecount(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tracker := inventory.NewTracker(recognizer)
 		nodes, pods, namespaces := map[string]*corev1.Node{}, map[types.NamespacedName]*corev1.Pod{}, map[string]map[string]string{}
-		sets := map[string]*appsv1.DaemonSet{}
 		compare := func() {
-			same(t, tracker, &inventory.Cluster{Nodes: sortedByName(nodes), Pods: sortedByName(pods), DaemonSets: sortedByName(sets), NamespaceLabels: namespaces, Recognizer: recognizer})
+			same(t, tracker, &inventory.Cluster{Nodes: sortedByName(nodes), Pods: sortedByName(pods), NamespaceLabels: namespaces, Recognizer: recognizer})
 		}
 		for range rapid.IntRange(1, 40).Draw(t, "changes") {
 			if rapid.IntRange(0, 3).Draw(t, "compared meanwhile") == 0 {
 				compare()
 			}
 			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")
-			switch rapid.IntRange(0, 11).Draw(t, "change") {
+			switch rapid.IntRange(0, 9).Draw(t, "change") {
 			case 0:
 				tracker.Delete(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 				delete(nodes, name)
@@ -53,12 +51,6 @@ func TestTrackerEqualsRecount(t *testing.T) {
 				n.Labels["pool"] = rapid.SampledFrom([]string{"x", "y"}).Draw(t, "pool")
 				nodes[name] = n
 				tracker.Set(n)
-			case 10:
-				tracker.Delete(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "home", Name: name}})
-				delete(sets, name)
-			case 11:
-				sets[name] = anyDaemonSet(t, name, sets[name])
-				tracker.Set(sets[name])
 			case 3:
 				namespace := rapid.SampledFrom([]string{"guests-of-rome", "home"}).Draw(t, "namespace")
 				labels := map[string]string{"consumer": rapid.SampledFrom([]string{"", "rome", "berlin"}).Draw(t, "consumer")}
@@ -72,9 +64,6 @@ func TestTrackerEqualsRecount(t *testing.T) {
 				p := pod(rapid.SampledFrom([]string{"", "a", "b", "x"}).Draw(t, "on"), expect.Resources("cpu", rapid.SampledFrom([]string{"0", "300m", "1"}).Draw(t, "request")))
 				p.Name, p.Namespace = name, rapid.SampledFrom([]string{"guests-of-rome", "home", "holds"}).Draw(t, "in")
 				p.Status.Phase = rapid.SampledFrom([]corev1.PodPhase{corev1.PodRunning, corev1.PodRunning, corev1.PodSucceeded}).Draw(t, "phase")
-				if of := rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "of a DaemonSet"); of != "" {
-					ofDaemonSet(of)(p)
-				}
 				p.Spec.Priority = ptr.To(rapid.Int32Range(-1, 1).Draw(t, "priority"))
 				pods[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = p
 				tracker.Set(p)

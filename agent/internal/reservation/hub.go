@@ -73,7 +73,7 @@ func (r *Reconciler) reconcileFromHub(ctx context.Context, request reconcile.Req
 	if err != nil {
 		return result, err
 	}
-	renewed, err := r.renewLease(ctx, &view, id, view.UID, view.Spec.Duration, now)
+	renewed, err := r.renewLease(ctx, &view, id, view.UID, now)
 	return earlier(result, renewed), err
 }
 

@@ -31,21 +31,17 @@ func renewalInterval(duration *metav1.Duration) time.Duration {
 
 // renew renews the lease of a Reservation while pods use its capacity.
 func (r *Reconciler) renew(ctx context.Context, s *state) (reconcile.Result, error) {
-	return r.renewLease(ctx, s.view, s.id, s.local.UID, s.local.Spec.Duration, s.now)
+	return r.renewLease(ctx, s.view, s.id, s.local.UID, s.now)
 }
 
 // renewLease renews the lease of a reservation while pods use the capacity of the
 // Reservation with a UID, with one call in each interval.
-func (r *Reconciler) renewLease(ctx context.Context, view *protocol.ConsumerView, id string, source types.UID, duration *metav1.Duration, now time.Time) (reconcile.Result, error) {
+func (r *Reconciler) renewLease(ctx context.Context, view *protocol.ConsumerView, id string, source types.UID, now time.Time) (reconcile.Result, error) {
 	if r.inUse == nil || view == nil || len(view.Status.Allocations) == 0 {
 		r.forgetRenewal(id)
 		return reconcile.Result{}, nil
 	}
-	if limited := view.Status.LeaseDuration; limited != nil {
-		// An earlier version of the broker sends none.
-		duration = limited
-	}
-	interval := renewalInterval(duration)
+	interval := renewalInterval(view.Status.LeaseDuration)
 	if interval == 0 {
 		r.forgetRenewal(id)
 		return reconcile.Result{}, nil

@@ -37,8 +37,8 @@ func TestRenew(t *testing.T) {
 	r := New(nil, nil, nil, func(uid types.UID) (bool, bool) { return inUse && uid == "local", known }, Options{
 		ClusterID: "rome", Broker: b, Clock: clock, Mirror: transport.NewConsumerMirror(b),
 	})
-	local := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{UID: "local"}, Spec: broker.ReservationSpec{Duration: &metav1.Duration{Duration: 3 * time.Minute}}}
-	view := &protocol.ConsumerView{UID: "hub", Status: broker.ReservationStatus{Allocations: []broker.Allocation{{Cluster: "paris"}}}}
+	local := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{UID: "local"}}
+	view := &protocol.ConsumerView{UID: "hub", Status: broker.ReservationStatus{LeaseDuration: &metav1.Duration{Duration: 3 * time.Minute}, Allocations: []broker.Allocation{{Cluster: "paris"}}}}
 	step := func(what string, after time.Duration, calls int) {
 		t.Helper()
 		clock.SetTime(clock.Now().Add(after))
@@ -62,20 +62,17 @@ func TestRenew(t *testing.T) {
 		t.Errorf("renewed %v", uid)
 	}
 
-	// The broker limits the lease of one without a duration: it is renewed in each third of that.
-	local.Spec.Duration, view.Status.LeaseDuration = nil, &metav1.Duration{Duration: time.Minute}
+	// The broker limits the lease: it is renewed in each third of that, also if a longer one was requested.
+	local.Spec.Duration, view.Status.LeaseDuration = &metav1.Duration{Duration: time.Hour}, &metav1.Duration{Duration: time.Minute}
 	step("the broker has limited the lease", 20*time.Second, 4)
 	step("reconciled again", 10*time.Second, 4)
 	step("the next third of it", 10*time.Second, 5)
-	// It also limits a longer one.
-	local.Spec.Duration = &metav1.Duration{Duration: time.Hour}
-	step("a longer duration", 20*time.Second, 6)
 
 	// Nothing is renewed that holds nothing.
 	view.Status.Allocations = nil
 	clock.SetTime(clock.Now().Add(time.Hour))
 	result, err := r.renew(t.Context(), &state{id: "r", local: local, view: view, now: clock.Now()})
-	if expect.NoError(t, err); result.RequeueAfter != 0 || len(b.Calls("Renew", "r")) != 6 {
+	if expect.NoError(t, err); result.RequeueAfter != 0 || len(b.Calls("Renew", "r")) != 5 {
 		t.Errorf("a Reservation without an allocation is renewed")
 	}
 }

@@ -73,8 +73,8 @@ func invalidSelector(spec *broker.ReservationSpec) impossibility {
 }
 
 // madeByHand reports whether a Reservation was made by hand: in the hub, or in the
-// consumer, whose agent says so unless it is of an earlier version. The scheduler plugin
-// writes neither totals nor targets.
+// consumer, whose agent says so unless it is hostile. The scheduler plugin writes neither
+// totals nor targets.
 func madeByHand(r *broker.Reservation) bool {
 	return r.Labels[broker.LabelSourceNamespace] == "" || r.Labels[broker.LabelByHand] == "true" || r.Spec.RequestedResources != nil || r.Spec.TargetClusterID != ""
 }

@@ -20,10 +20,10 @@ type badInput struct {
 	// id replaces {id} in the path, query is added to it.
 	id, query string
 	body      string
-	// versions of the protocol that the caller states.
-	versions string
-	status   int
-	want     string
+	// version of the protocol that the caller states.
+	version string
+	status  int
+	want    string
 }
 
 func badInputs(t *testing.T) []badInput {
@@ -45,15 +45,15 @@ func badInputs(t *testing.T) []badInput {
 	)
 	huge := `{"to":"` + strings.Repeat("x", protocol.MaxBody) + `"}`
 	return []badInput{
-		{route: "GET " + protocol.PathHealthz, versions: "none", status: 400, want: "must be a range of versions"},
-		{route: "GET " + protocol.PathReadyz, versions: "7-9", status: 400, want: "upgrade the broker"},
-		{route: "GET " + protocol.PathOpenAPI, versions: "3-2", status: 400, want: "must be a range of versions"},
+		{route: "GET " + protocol.PathHealthz, version: "none", status: 400, want: "the same version"},
+		{route: "GET " + protocol.PathReadyz, version: "7", status: 400, want: "the same version"},
+		{route: "GET " + protocol.PathOpenAPI, version: "1-2", status: 400, want: "the same version"},
 		{route: "POST " + protocol.PathJoin, body: `{"token":1}`, status: 400, want: "does not match the schema"},
 		{route: "POST " + protocol.PathJoin, body: `{}`, status: 401, want: "the join token is wrong"},
 
 		{route: "POST " + ads, body: `{"clusterID":"rome","resources":{"reserved":{}}}`, status: 400, want: `unknown field "reserved"`},
 		{route: "POST " + ads, body: `{"clusterID":"rome"} {}`, status: 400, want: "unexpected data after"},
-		{route: "POST " + ads, body: `[]`, versions: "1-9", status: 400, want: "does not match the schema"},
+		{route: "POST " + ads, body: `[]`, version: "1", status: 400, want: "does not match the schema"},
 		{route: "POST " + ads, body: ``, status: 400, want: "does not match the schema"},
 		{route: "POST " + ads, body: huge, status: 413, want: "bytes"},
 		{route: "POST " + ads, body: `{"clusterID":"paris"}`, status: 403, want: "set clusterID to rome"},
@@ -63,7 +63,7 @@ func badInputs(t *testing.T) []badInput {
 			s.NodeClasses[0].Labels = map[string]string{"zone": strings.Repeat("z", 64)}
 		}), status: 400, want: "nodeClasses[0].labels: Invalid value"},
 		{route: "POST " + ads, body: advertisement(func(s *broker.ClusterAdvertisementSpec) { s.NodeClasses[0].FreeShapes[0].Nodes = maxNodes + 1 }), status: 400, want: "the maximum is"},
-		{route: "GET " + ads, versions: "0", status: 400, want: "must be a range of versions"},
+		{route: "GET " + ads, version: "0", status: 400, want: "the same version"},
 		{route: "GET " + ad, id: "nowhere", status: 404, want: "no advertisement of that cluster"},
 		{route: "GET " + ad, id: "..%2Fx", status: 404, want: "does not exist"},
 
@@ -121,7 +121,7 @@ func (c *clusters) testBadInput(t *testing.T) {
 		covered[bad.route] = true
 		method, path, _ := strings.Cut(bad.route, " ")
 		path = strings.ReplaceAll(path, "{id}", bad.id) + bad.query
-		c.hub.callAs(t, c.rome.tls, bad.versions, method, path, []byte(bad.body)).expect(t, bad.status, bad.want)
+		c.hub.callAs(t, c.rome.tls, bad.version, method, path, []byte(bad.body)).expect(t, bad.status, bad.want)
 	}
 	for _, route := range (&Server{}).routes() {
 		if !covered[route.method+" "+route.path] {
@@ -130,16 +130,16 @@ func (c *clusters) testBadInput(t *testing.T) {
 	}
 }
 
-// callAs sends a request of a caller that states its versions.
-func (h *testHub) callAs(t *testing.T, config *tls.Config, versions, method, path string, body []byte) answer {
+// callAs sends a request of a caller that states its version.
+func (h *testHub) callAs(t *testing.T, config *tls.Config, version, method, path string, body []byte) answer {
 	t.Helper()
-	if versions == "" {
+	if version == "" {
 		return h.call(t, config, method, path, body)
 	}
 	transport := &http.Transport{TLSClientConfig: config}
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(t.Context(), method, h.url+path, strings.NewReader(string(body)))
 	expect.NoError(t, err)
-	request.Header.Set(protocol.HeaderVersion, versions)
+	request.Header.Set(protocol.HeaderVersion, version)
 	return h.send(t, transport, request)
 }

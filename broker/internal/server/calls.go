@@ -72,7 +72,8 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 	// A connection stays open only if its caller is known.
 	w.Header().Set("Connection", "close")
 	r.Body = http.MaxBytesReader(w, r.Body, route.maxBody)
-	if err := negotiate(w, r); err != nil {
+	w.Header().Set(protocol.HeaderVersion, protocol.Version)
+	if err := protocol.CheckVersion(r.Header.Get(protocol.HeaderVersion)); err != nil {
 		return "", err
 	}
 	if !route.anyReplica {
@@ -178,21 +179,6 @@ type authenticationError struct{ error }
 
 // Unwrap returns the reason.
 func (e *authenticationError) Unwrap() error { return e.error }
-
-// negotiate states in the response which version of the protocol applies.
-func negotiate(w http.ResponseWriter, r *http.Request) error {
-	w.Header().Set(protocol.HeaderVersion, strconv.Itoa(protocol.Version))
-	peer, err := protocol.ParseVersions(r.Header.Get(protocol.HeaderVersion))
-	if err != nil {
-		return err
-	}
-	version, err := protocol.Versions.Negotiate(peer)
-	if err != nil {
-		return err
-	}
-	w.Header().Set(protocol.HeaderVersion, strconv.Itoa(version))
-	return nil
-}
 
 // refusalOf converts an error for the caller. It discloses internals of the broker only
 // as far as the caller can act on them.

@@ -200,7 +200,6 @@ func update(stored, want *broker.Reservation) (changed bool, err error) {
 	if sourceGeneration(want) < sourceGeneration(stored) {
 		return false, nil
 	}
-	want = withoutAddedSecurity(want, stored)
 	spec := stored.Spec.DeepCopy()
 	if spec.RequestedResources != nil && want.Spec.RequestedResources != nil {
 		spec.RequestedResources = want.Spec.RequestedResources
@@ -218,20 +217,6 @@ func update(stored, want *broker.Reservation) (changed bool, err error) {
 	}
 	stored.Spec, stored.Annotations = *spec, annotations
 	return true, nil
-}
-
-// withoutAddedSecurity returns want without podSecurity of the pod sets that were stored without
-// it, by a broker that did not know the field or before the hub's CRDs had it: they stay as they
-// are, and can change otherwise.
-func withoutAddedSecurity(want, stored *broker.Reservation) *broker.Reservation {
-	want = want.DeepCopy()
-	for i := range want.Spec.PodSets {
-		set := &want.Spec.PodSets[i]
-		if slices.ContainsFunc(stored.Spec.PodSets, func(s broker.PodSet) bool { return s.Name == set.Name && s.PodSecurity == "" }) {
-			set.PodSecurity = ""
-		}
-	}
-	return want
 }
 
 // updatedSets returns the stored pod sets with the counts of the wanted ones, and those that

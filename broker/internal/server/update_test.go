@@ -37,7 +37,7 @@ func TestUpdate(t *testing.T) {
 		{"another pod set, of a gang of several shapes", func(s *broker.ReservationSpec) {
 			s.PodSets = append([]broker.PodSet{{Name: "leader", Count: 1, Requests: s.PodSets[0].Requests}}, s.PodSets...)
 		}, true, ""},
-		{"what its pods comply with, which was not stored", func(s *broker.ReservationSpec) { s.PodSets[0].PodSecurity = broker.PodSecurityRestricted }, false, ""},
+		{"what its pods comply with", func(s *broker.ReservationSpec) { s.PodSets[0].PodSecurity = broker.PodSecurityRestricted }, false, "immutable"},
 		{"a removed pod set", func(s *broker.ReservationSpec) { s.PodSets[0].Name = "leader" }, false, "immutable"},
 		{"the duration", func(s *broker.ReservationSpec) { s.Duration = &metav1.Duration{Duration: time.Minute} }, false, "immutable"},
 		{"the shape", func(s *broker.ReservationSpec) { s.PodSets[0].NodeSelector = map[string]string{"zone": "a"} }, false, "immutable"},

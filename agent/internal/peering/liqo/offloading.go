@@ -107,8 +107,8 @@ func (d *Driver) mapNamespace(ctx context.Context, provider, namespace string, f
 		_, current := m.Status.CurrentMapping[namespace]
 		return current
 	})
-	// That of a user, or of an earlier version, does not go by the label.
-	byLabel := offloading == nil || session.IsManaged(offloading) && len(offloading.Spec.ClusterSelector.NodeSelectorTerms) > 0
+	// That of a user does not go by the label.
+	byLabel := offloading == nil || session.IsManaged(offloading)
 	switch phase := mapping(found, namespace); {
 	case exists && !labelled && byLabel:
 		return false, &peering.Unmapped{Reason: reasonNamespacePending, Message: fmt.Sprintf("waiting for provider %s to delete namespace %s, which was used before", provider, remote)}, nil

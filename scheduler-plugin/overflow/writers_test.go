@@ -77,7 +77,7 @@ func TestLimitedNamespaceHoldsNoWriters(t *testing.T) {
 		c.mu.Lock()
 		c.requests[key.key] = demand.Request{Key: key.key, Owner: key.owner, PodSets: []broker.PodSet{set}}
 		c.mu.Unlock()
-		c.writeQueue.Add(key.key)
+		c.writeQueue.Add(c.slotOf(key.key))
 	}
 	arrives := func(what string) (path string) {
 		t.Helper()
