@@ -28,6 +28,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
 // TestWithTheBroker runs two agents with the real broker, each with an API server
@@ -164,14 +165,13 @@ func liqoCRDs(t *testing.T) string {
 	return strings.TrimSpace(string(dir))
 }
 
-// build builds one of the project's programs.
+// build builds one of the project's programs, without the race detector's cgo: that would compile
+// all that it imports again.
 func build(t *testing.T, name string) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "spillway-"+name)
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "github.com/spillway-dev/spillway/"+name).CombinedOutput(); err != nil {
-		t.Fatalf("building %s: %v\n%s", name, err, out)
-	}
-	return program
+	dir := t.TempDir()
+	expect.NoError(t, binaries.Own(t.Context(), t.Logf, dir, "./"+name))
+	return filepath.Join(dir, name)
 }
 
 // start runs a program with a kubeconfig until the end of the test. Ended receives

@@ -51,7 +51,10 @@ var (
 	benchName   = regexp.MustCompile(`NAME=([a-z0-9_]+)`)
 )
 
-// TestReadme: the values, defaults, flags, targets and benches that the README names exist.
+// readmes are the documents for users.
+var readmes = []string{"README.md", "charts/README.md", "scheduler-plugin/README.md", "agent/README.md", "broker/README.md", "virtual-node/README.md", "e2e/README.md"}
+
+// TestReadme: the values, defaults, flags, targets and benches that these name exist.
 func TestReadme(t *testing.T) {
 	root, err := binaries.Root()
 	expect.NoError(t, err)
@@ -60,7 +63,10 @@ func TestReadme(t *testing.T) {
 		expect.NoError(t, err)
 		return string(text)
 	}
-	text := read("README.md")
+	var text string
+	for _, path := range readmes {
+		text += read(path) + "\n\n"
+	}
 	charts := map[string]map[string]any{"agent": valuesOf(t, "agent"), "broker": valuesOf(t, "broker")}
 	exists := func(path string) bool {
 		for _, values := range charts {
@@ -72,7 +78,7 @@ func TestReadme(t *testing.T) {
 	}
 	tables := valuesTable.FindAllStringSubmatch(text, -1)
 	if len(tables) != len(charts) {
-		t.Fatalf("the README has %d tables of values", len(tables))
+		t.Fatalf("there are %d tables of values", len(tables))
 	}
 	for _, table := range tables {
 		for row := range strings.SplitSeq(strings.TrimSpace(table[2]), "\n") {
@@ -139,11 +145,11 @@ func checkRow(t *testing.T, values map[string]any, row string) {
 	}
 }
 
-// TestReadmeVersions: the README's table of versions is that of the programs and charts.
+// TestReadmeVersions: the table of versions is that of the programs and charts.
 func TestReadmeVersions(t *testing.T) {
 	root, err := binaries.Root()
 	expect.NoError(t, err)
-	text, err := os.ReadFile(filepath.Join(root, "README.md"))
+	text, err := os.ReadFile(filepath.Join(root, "charts/README.md"))
 	expect.NoError(t, err)
 	hub := []string{oldestHub(t)}
 	lines := []string{"| cluster |", "|---|", "| consumer or provider (chart agent) |", "| only the hub (chart broker) |", "| tested by |"}
@@ -164,6 +170,6 @@ func TestReadmeVersions(t *testing.T) {
 		add(" "+minor.String()+" |", "---|", " supported |", " supported |", tests)
 	}
 	if want := strings.Join(lines, "\n") + "\n"; !strings.Contains(string(text), "\n\n"+want) {
-		t.Errorf("the README lacks this table of versions:\n%s", want)
+		t.Errorf("charts/README.md lacks this table of versions:\n%s", want)
 	}
 }

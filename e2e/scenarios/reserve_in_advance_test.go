@@ -263,7 +263,7 @@ func runReadme(ctx context.Context, t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	readme, err := os.ReadFile(filepath.Join(root, "broker/README.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +271,7 @@ func runReadme(ctx context.Context, t *testing.T) {
 	_, section, fenced := strings.Cut(section, "```sh\n")
 	script, _, closed := strings.Cut(section, "```")
 	if !found || !fenced || !closed {
-		t.Fatal("README.md has no commands in section Reserve in advance")
+		t.Fatal("broker/README.md has no commands in section Reserve in advance")
 	}
 	program, err := binaries.Program(ctx, "kubectl", t.Logf)
 	if err != nil {
