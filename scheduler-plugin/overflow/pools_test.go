@@ -262,6 +262,27 @@ func TestPoolOfUnmappedNamespace(t *testing.T) {
 	}
 }
 
+// TestPoolKeepsPlacesForThoseThatSelectThem: a pod that any place admits leaves the one that another
+// pod selects to that, whichever came first.
+func TestPoolKeepsPlacesForThoseThatSelectThem(t *testing.T) {
+	p := poolPlugin()
+	one := func(name string, selector map[string]string) broker.PodSet {
+		return broker.PodSet{Name: name, Count: 1, Requests: broker.FromList(expect.Resources("cpu", "1")), NodeSelector: selector}
+	}
+	_, in := byHand("hub", broker.HeldCapacity{PodSets: []broker.PodSet{one("any", nil), one("in-a", map[string]string{"zone": "a"})}}, fromHub())
+	p.pools.setInstruction(in)
+	for i, tc := range []struct {
+		selector map[string]string
+		want     bool
+	}{{nil, true}, {map[string]string{"zone": "a"}, true}, {nil, false}} {
+		pod := jobPod("crunch", fmt.Sprint("crunch-", i), "1")
+		pod.Spec.NodeSelector = tc.selector
+		if _, ok := schedule(t, p, pod); ok != tc.want {
+			t.Errorf("pod %d, which selects %v, is admitted: %t, want %t", i, tc.selector, ok, tc.want)
+		}
+	}
+}
+
 // TestPoolsNeverExceeded: whatever the order of pods of mixed sizes, of their ends, and
 // of changes of two pools, a pod is admitted if and only if it fits beside those that
 // are there.
