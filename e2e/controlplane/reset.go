@@ -88,7 +88,7 @@ func newResetter(ctx context.Context, config *rest.Config) (*resetter, error) {
 	}); err != nil {
 		return nil, err
 	}
-	r.before, err = r.objects(ctx)
+	r.before, err = r.objects(ctx, nil)
 	return r, err
 }
 
@@ -107,8 +107,8 @@ func (r *resetter) await(ctx context.Context, get func() error) error {
 	}
 }
 
-// objects lists everything.
-func (r *resetter) objects(ctx context.Context) (map[object]metav1.ObjectMeta, error) {
+// objects lists everything, or only some resources if there are any.
+func (r *resetter) objects(ctx context.Context, some map[schema.GroupVersionResource]bool) (map[object]metav1.ObjectMeta, error) {
 	lists, err := discovery.ServerPreferredResources(r.set.Discovery())
 	if err != nil {
 		return nil, err
@@ -127,6 +127,9 @@ func (r *resetter) objects(ctx context.Context) (map[object]metav1.ObjectMeta, e
 				continue
 			}
 			resource := gv.WithResource(kind.Name)
+			if len(some) > 0 && !some[resource] {
+				continue
+			}
 			group.Go(func() error {
 				list, err := r.metadata.Resource(resource).List(ctx, metav1.ListOptions{})
 				if apierrors.IsNotFound(err) {
@@ -154,9 +157,15 @@ func (r *resetter) objects(ctx context.Context) (map[object]metav1.ObjectMeta, e
 func (r *resetter) run(ctx context.Context) error {
 	policies, added := false, map[object]metav1.ObjectMeta{}
 	for {
+		// A list of everything is expensive: until they are gone, only the resources of those
+		// that were there.
+		some := map[schema.GroupVersionResource]bool{}
+		for o := range added {
+			some[o.resource] = true
+		}
 		var now map[object]metav1.ObjectMeta
 		if err := r.await(ctx, func() (err error) {
-			now, err = r.objects(ctx)
+			now, err = r.objects(ctx, some)
 			return err
 		}); err != nil {
 			return fmt.Errorf("%w; seen before: %s", err, names(added))
@@ -167,6 +176,9 @@ func (r *resetter) run(ctx context.Context) error {
 				added[o] = meta
 				policies = policies || strings.HasSuffix(o.resource.Resource, "admissionpolicybindings")
 			}
+		}
+		if len(added) == 0 && len(some) > 0 {
+			continue
 		}
 		if len(added) == 0 {
 			if policies {

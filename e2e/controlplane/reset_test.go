@@ -55,7 +55,7 @@ func TestReset(t *testing.T) {
 	if err := r.run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	after, err := r.objects(t.Context())
+	after, err := r.objects(t.Context(), nil)
 	expect.NoError(t, err)
 	if len(after) != len(r.before) {
 		t.Errorf("%d objects after a reset, %d before", len(after), len(r.before))

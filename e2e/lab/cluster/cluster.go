@@ -251,15 +251,13 @@ networking:
   serviceSubnet: %s
   kubeProxyMode: iptables
 kubeadmConfigPatches:
-# What a control plane of one node, whose data is temporary, writes to no avail; and what many
-# programs on few cores cost while they have nothing to do: to wake further threads, and to tell
-# each watcher every 5 s that nothing has happened.
+# What a control plane of one node, whose data is temporary, writes to no avail, and that each
+# watcher hears every 5 s that nothing has happened.
 - |
   kind: ClusterConfiguration
-  apiServer: {extraEnvs: [{name: GOMAXPROCS, value: "1"}]}
-  etcd: {local: {extraArgs: {unsafe-no-fsync: "true", watch-progress-notify-interval: 1m}, extraEnvs: [{name: GOMAXPROCS, value: "1"}]}}
-  controllerManager: {extraArgs: {leader-elect: "false"}, extraEnvs: [{name: GOMAXPROCS, value: "1"}]}
-  scheduler: {extraArgs: {leader-elect: "false"}, extraEnvs: [{name: GOMAXPROCS, value: "1"}]}
+  etcd: {local: {extraArgs: {unsafe-no-fsync: "true", watch-progress-notify-interval: 1m}}}
+  controllerManager: {extraArgs: {leader-elect: "false"}}
+  scheduler: {extraArgs: {leader-elect: "false"}}
 - |
   kind: KubeletConfiguration
   failCgroupV1: false

@@ -4,7 +4,8 @@ cp -r --no-preserve=mode,ownership "$FILES"/. "$TREE"/
 chmod 0755 "$TREE"/usr/local/bin/* "$TREE"/kind "$TREE"/kind/bin "$TREE"/kind/bin/*
 # Debian's containerd and shim are in /usr/bin.
 sed -i 's#/usr/local/bin/containerd#/usr/bin/containerd#; /^OOMScoreAdjust/d; /^Limit/d' "$TREE"/etc/systemd/system/containerd.service
-# Their threads would wake each other on few cores: see kindConfig.
+# On few cores, a third of what many programs cost while they have nothing to do wakes further
+# threads: here, and in the containers (below).
 for unit in kubelet containerd; do
 	mkdir -p "$TREE/etc/systemd/system/$unit.service.d"
 	printf '[Service]\nEnvironment=GOMAXPROCS=1\n' >"$TREE/etc/systemd/system/$unit.service.d/20-threads.conf"
@@ -24,7 +25,7 @@ mkdir -p "$TREE"/etc/kubernetes/manifests "$TREE"/kind
 printf %s "$KUBERNETES" >"$TREE"/kind/version
 chroot "$TREE" ctr oci spec | chroot "$TREE" jq '
 	.hooks.createContainer[.hooks.createContainer | length] |= . + {"path": "/kind/bin/mount-product-files.sh"}
-	| del(.process.rlimits)' >"$TREE"/etc/containerd/cri-base.json
+	| .process.env += ["GOMAXPROCS=1"] | del(.process.rlimits)' >"$TREE"/etc/containerd/cri-base.json
 test -s "$TREE"/etc/containerd/cri-base.json
 rm -rf "$TREE"/var/cache/apt/* "$TREE"/var/lib/apt/lists/* "$TREE"/usr/share/doc/* "$TREE"/usr/share/man/* "$TREE"/usr/share/locale/*
 # kind sets the host name and machine ID of each node.

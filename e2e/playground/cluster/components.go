@@ -63,15 +63,14 @@ func (c *Cluster) startAPIServer(port int) error {
 	return err
 }
 
-// runServer starts one of Kubernetes' own programs. Where several control planes are
-// measured, they share the cores of one machine, and a fifth of their CPU would collect
-// garbage: there they take memory instead. On few cores, a third of what they use while idle
-// wakes further threads.
+// runServer starts one of Kubernetes' own programs. They share the machine's cores: where there
+// are few, a third of what they use while idle wakes further threads; and a fifth of their CPU
+// would collect garbage where many objects are measured: there they take memory instead.
 func (c *Cluster) runServer(spec process.Spec) (*process.Process, error) {
-	switch {
-	case c.options.DefaultTimings:
+	if c.options.DefaultTimings {
 		spec.Env = append(spec.Env, "GOGC=400")
-	case runtime.NumCPU() <= 4:
+	}
+	if runtime.NumCPU() <= 4 {
 		spec.Env = append(spec.Env, "GOMAXPROCS=1")
 	}
 	return c.Run(spec)

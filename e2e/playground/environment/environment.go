@@ -159,11 +159,7 @@ func (p *Playground) startMember(ctx context.Context, m Member, hub *promise[hub
 			return err
 		}
 	}
-	own, err := p.own.wait(ctx)
-	if err != nil {
-		return err
-	}
-	if err := c.StartScheduler(own["spillway-scheduler"]); err != nil {
+	if err := p.StartScheduler(ctx, m.Name); err != nil {
 		return err
 	}
 	access, err := hub.wait(ctx)
@@ -171,6 +167,16 @@ func (p *Playground) startMember(ctx context.Context, m Member, hub *promise[hub
 		return err
 	}
 	return p.installAgent(ctx, c, m, access)
+}
+
+// StartScheduler starts kube-scheduler in a member. Only a scenario that stops it, as Process
+// of that name, calls this again.
+func (p *Playground) StartScheduler(ctx context.Context, name string) error {
+	own, err := p.own.wait(ctx)
+	if err != nil {
+		return err
+	}
+	return p.Cluster(name).StartScheduler(own["spillway-scheduler"])
 }
 
 func (p *Playground) start(ctx context.Context, name, minor string) (*cluster.Cluster, error) {

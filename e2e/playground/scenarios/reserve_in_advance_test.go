@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,11 +14,16 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
+	"github.com/spillway-dev/spillway/e2e/playground/environment"
 )
 
 // advanceScenario is the state that the steps of TestReserveInAdvance share.
@@ -26,23 +34,26 @@ type advanceScenario struct {
 	onLocal, onHub *corev1.Pod
 }
 
-// TestReserveInAdvance reserves capacity in rome and, for rome, in the hub. Ordinary pods use
-// both without any further Reservation; one expires, the other is deleted while it is used,
-// and nothing is left.
+// TestReserveInAdvance reserves capacity in rome and, for rome, in the hub. A Reservation becomes
+// a hold and a virtual node of exactly that size, grows in place, and is removed. Ordinary pods
+// use two others without any further Reservation; one expires, the other is deleted while it is
+// used, and nothing is left, not even of the README's commands.
 func TestReserveInAdvance(t *testing.T) {
 	s := &advanceScenario{playgroundTest: begin(t, nodes{
 		"rome":   full,
-		"paris":  {group("paris", 1, "cpu", "2", "memory", "4Gi")},
+		"paris":  {group("paris", 1, "cpu", "4", "memory", "4Gi")},
 		"berlin": {group("berlin", 1, "cpu", "2", "memory", "4Gi")},
 	})}
 	s.ns = s.optedIn("advance")
 	before := s.census()
+	s.hasItsSize()
 	s.becomeActive()
 	s.podsUseThem()
 	s.remove(s.onLocal)
-	s.deletedInUse()
+	s.runReadme()
 	s.wait("the Reservation of rome has expired", s.rome, s.local, func() bool { return s.local.Status.Phase == broker.ReservationReleased })
 	expect.NoError(t, s.rome.Delete(t.Context(), s.local))
+	s.deletedInUse() // last: the other Reservation would have room for its pod
 	s.eventually("no virtual node is left", func() error {
 		return s.gone(s.rome, &corev1.Node{}, "", broker.VirtualNodeName("paris"))
 	})
@@ -60,6 +71,52 @@ func (s *advanceScenario) wait(what string, c client.Client, reservation *broker
 	})
 }
 
+// hasItsSize expects that hold and node have exactly the size of a Reservation, also as it grows.
+func (s *advanceScenario) hasItsSize() {
+	s.t.Helper()
+	r := &broker.Reservation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "by-hand"},
+		Spec: broker.ReservationSpec{TargetClusterID: "paris", PodSets: []broker.PodSet{{
+			Name: "pods", Count: 2,
+			Requests: broker.ResourceQuantities{CPU: ptr.To(resource.MustParse("333m")), Memory: ptr.To(resource.MustParse("100000001"))},
+		}}},
+	}
+	expect.NoError(s.t, s.rome.Create(s.t.Context(), r))
+	s.carries("666m", "200000002", 2)
+	// The agent writes the status meanwhile: a patch cannot conflict with it.
+	raise := client.RawPatch(types.JSONPatchType, []byte(`[{"op":"replace","path":"/spec/podSets/0/count","value":3}]`))
+	expect.NoError(s.t, s.rome.Patch(s.t.Context(), r, raise))
+	s.carries("999m", "300000003", 3)
+	expect.NoError(s.t, s.rome.Delete(s.t.Context(), r))
+	s.eventually("nothing but the namespace is left", func() error {
+		left, err := s.left()
+		if err == nil && len(left) > 1 {
+			err = errors.New(strings.Join(left, ", "))
+		}
+		return err
+	})
+}
+
+// carries waits until the virtual node of paris has room for exactly that, and expects that as
+// much CPU is held.
+func (s *advanceScenario) carries(cpu, memory string, pods int64) {
+	s.t.Helper()
+	s.eventually("the node has room for "+cpu, func() error {
+		var n corev1.Node
+		err := s.rome.Get(s.t.Context(), client.ObjectKey{Name: broker.VirtualNodeName("paris")}, &n)
+		have := n.Status.Allocatable
+		if err == nil && (have.Cpu().Cmp(resource.MustParse(cpu)) != 0 || have.Memory().Cmp(resource.MustParse(memory)) != 0 || have.Pods().Value() != pods || n.Spec.Unschedulable) {
+			err = fmt.Errorf("%v, unschedulable: %t", have, n.Spec.Unschedulable)
+		}
+		return err
+	})
+	var held broker.ClusterAdvertisement
+	expect.NoError(s.t, s.hub.Get(s.t.Context(), client.ObjectKey{Namespace: broker.SystemNamespace, Name: "paris"}, &held))
+	if have := cpuOf(held.Status.Reserved); have.Cmp(resource.MustParse(cpu)) != 0 {
+		s.t.Errorf("the ledger of paris has %s CPU reserved, want %s", have, cpu)
+	}
+}
+
 func (s *advanceScenario) becomeActive() {
 	s.t.Helper()
 	ctx := s.t.Context()
@@ -69,7 +126,7 @@ func (s *advanceScenario) becomeActive() {
 		Spec:       broker.ReservationSpec{RequestedResources: &total, Duration: &metav1.Duration{Duration: time.Minute}},
 	}
 	s.fromHub = &broker.Reservation{
-		ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: "for-rome"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: "scenario-for-rome"},
 		Spec:       broker.ReservationSpec{RequesterID: "rome", TargetClusterID: "paris", Namespaces: []string{s.ns}, RequestedResources: total.DeepCopy()},
 	}
 	expect.NoError(s.t, errors.Join(s.rome.Create(ctx, s.local), s.hub.Create(ctx, s.fromHub)))
@@ -147,4 +204,44 @@ func (s *advanceScenario) deletedInUse() {
 	}
 	s.remove(s.onHub)
 	s.eventually("the Reservation of the hub is gone", func() error { return s.gone(s.hub, s.fromHub.DeepCopy(), s.fromHub.Namespace, s.fromHub.Name) })
+}
+
+// runReadme runs the commands of the README's section, with kubeconfigs instead of contexts.
+func (s *advanceScenario) runReadme() {
+	s.t.Helper()
+	root, err := binaries.Root()
+	expect.NoError(s.t, err)
+	readme, err := os.ReadFile(filepath.Join(root, "broker/README.md"))
+	expect.NoError(s.t, err)
+	_, section, found := strings.Cut(string(readme), "\n## Reserve in advance\n")
+	_, section, fenced := strings.Cut(section, "```sh\n")
+	script, _, closed := strings.Cut(section, "```")
+	if !found || !fenced || !closed {
+		s.t.Fatal("broker/README.md has no commands in section Reserve in advance")
+	}
+	script = strings.NewReplacer(
+		"kubectl config use-context kind-rome\n", "",
+		"--context kind-hub", "--kubeconfig "+s.p.Cluster(environment.Hub).Kubeconfig,
+	).Replace(script)
+	program, err := binaries.Program(s.t.Context(), "kubectl", s.t.Logf)
+	expect.NoError(s.t, err)
+	s.t.Cleanup(func() { // gone unless a command failed
+		_ = s.rome.Delete(context.Background(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "early"}})
+		_ = s.rome.Delete(context.Background(), &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "warm"}})
+		_ = s.hub.Delete(context.Background(), &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: "for-rome"}})
+	})
+	ctx, cancel := context.WithTimeout(s.t.Context(), 10*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-eu")
+	cmd.Dir, cmd.Stdin, cmd.WaitDelay = root, strings.NewReader(script), time.Second
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.p.Cluster("rome").Kubeconfig, "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"),
+		"IMAGE=app", "HOME="+s.t.TempDir()) // kubectl caches what a port serves
+	out, err := cmd.CombinedOutput()
+	s.t.Logf("%s", out)
+	expect.NoError(s.t, err)
+	for _, want := range []string{broker.VirtualNodeName("paris"), "1 pod, cpu 900m of 1,"} {
+		if !strings.Contains(string(out), want) {
+			s.t.Errorf("no %q in the output", want)
+		}
+	}
 }

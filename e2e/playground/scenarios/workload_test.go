@@ -109,6 +109,15 @@ func has(p corev1.Pod, kind corev1.PodConditionType) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind && c.Status == corev1.ConditionTrue })
 }
 
+// uids are the UIDs of pods, in order.
+func uids(pods []corev1.Pod) (all []types.UID) {
+	for _, p := range pods {
+		all = append(all, p.UID)
+	}
+	slices.Sort(all)
+	return all
+}
+
 func describe(pods []corev1.Pod) error {
 	var states []string
 	for _, p := range pods {
