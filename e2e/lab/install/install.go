@@ -1,5 +1,5 @@
-// Package install installs Liqo, metrics-server and Spillway on the lab's clusters
-// with helm, and kube-router, which enforces their NetworkPolicies.
+// Package install installs Liqo and Spillway on the lab's clusters with helm, with driver direct
+// metrics-server as well, and kube-router, which enforces their NetworkPolicies.
 package install
 
 import (
@@ -27,8 +27,8 @@ import (
 // Drivers are the drivers that the lab's clusters can peer with.
 var Drivers = []string{"liqo", "direct"}
 
-// Up installs or upgrades kube-router, Liqo, metrics-server and Spillway on a running lab.
-// Spillway uses the given driver.
+// Up installs or upgrades kube-router, Liqo and Spillway on a running lab, and metrics-server with
+// driver direct. Spillway uses the given driver.
 func Up(ctx context.Context, lab *cluster.Lab, driver string) error {
 	helm, err := binaries.Program(ctx, "helm", lab.Log)
 	if err != nil {
@@ -55,8 +55,10 @@ func Up(ctx context.Context, lab *cluster.Lab, driver string) error {
 	if err := i.liqo(ctx); err != nil {
 		return fmt.Errorf("installing Liqo: %w", err)
 	}
-	if err := i.metricsServer(ctx); err != nil {
-		return fmt.Errorf("installing metrics-server: %w", err)
+	if driver == "direct" { // Liqo is installed without what reports the usage of its guests
+		if err := i.metricsServer(ctx); err != nil {
+			return fmt.Errorf("installing metrics-server: %w", err)
+		}
 	}
 	if err := i.spillway(ctx); err != nil {
 		return fmt.Errorf("installing Spillway: %w", err)
