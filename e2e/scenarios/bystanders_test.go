@@ -24,6 +24,8 @@ type bystanders struct {
 	ns, home string
 	// first is the pod that overflowed first.
 	first corev1.Pod
+	// greedy tolerates and selects Liqo's virtual nodes, and has no grant.
+	greedy corev1.Pod
 }
 
 // TestBystanders lets pods overflow beside others that must not notice: pods that never opted
@@ -35,6 +37,7 @@ func TestBystanders(t *testing.T) {
 	feature.Assess("pods that never opted in spread over the hosts of home", s.spreadAtHome)
 	feature.Assess("a cordon stays, and means nothing new there", s.cordonStays)
 	feature.Assess("a namespace that cannot be mapped concerns its own pods", s.unmappedNamespaces)
+	feature.Assess("a pod without a grant has stayed out meanwhile", s.hasStayedOut)
 	testenv.Test(t, feature.Feature())
 }
 
@@ -42,7 +45,28 @@ func (s *bystanders) setup(ctx context.Context, t *testing.T, _ *envconf.Config)
 	expectUnused(ctx, t)
 	s.ns, s.home = namespace(ctx, t, "scenario-bystanders", true), namespace(ctx, t, "scenario-bystanders-home", false)
 	fill(ctx, t, rome, rome.ControlPlane(), "50m")
+	s.greedy = corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.home, Name: "greedy"}, Spec: podSpec(requests("cpu", "20m", "memory", "4Mi"), "serve")}
+	s.greedy.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	s.greedy.Spec.NodeSelector = map[string]string{"type": "virtual-kubelet"}
+	if err := rome.Create(ctx, &s.greedy); err != nil {
+		t.Fatal(err)
+	}
 	s.first = s.overflow(ctx, t, s.ns, "first")
+	return ctx
+}
+
+// hasStayedOut expects that no place of a virtual node was free for a pod without a grant while
+// others overflowed. TestPodsWithoutGrantStayOut on the playground has more of such pods.
+func (s *bystanders) hasStayedOut(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+	if err := rome.Get(ctx, client.ObjectKeyFromObject(&s.greedy), &s.greedy); err != nil {
+		t.Fatal(err)
+	}
+	if s.greedy.Spec.NodeName != "" {
+		t.Errorf("a pod without a grant is bound to %s", s.greedy.Spec.NodeName)
+	}
+	if s.greedy.Spec.Affinity == nil || s.greedy.Spec.Affinity.NodeAffinity == nil {
+		t.Error("it is not kept off virtual nodes: its scheduler would try to bind it there")
+	}
 	return ctx
 }
 

@@ -19,13 +19,14 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// TestDevicesAndJobsOverflow runs a pod that requests a device rome
-// does not have, and of a Job whose pods end.
+// TestDevicesAndJobsOverflow runs a pod that requests a device that rome does not have, one that
+// requests none of it, and a Job whose pods end.
 func TestDevicesAndJobsOverflow(t *testing.T) {
 	liqoOnly(t, "e2e/playground/scenarios has it with driver direct, and TestOverflowedPodsAreOrdinary has logs")
 	var ns string
 	feature := features.New("devices and Jobs").Setup(func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 		ns = namespace(ctx, t, "scenario-jobs", true)
+		fill(ctx, t, rome, rome.ControlPlane(), "10m")
 		return ctx
 	})
 	feature.Assess("a pod that requests a GPU runs where there is one", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
@@ -44,8 +45,21 @@ func TestDevicesAndJobsOverflow(t *testing.T) {
 		}
 		return ctx
 	})
+	feature.Assess("a pod that requests zero GPUs runs in another cluster, where one node has GPUs", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+		pod := createPod(ctx, t, ns, "zero", func(spec *corev1.PodSpec) {
+			// None has the other device.
+			*spec = podSpec(requests("cpu", "100m", "memory", "16Mi", "ephemeral-storage", "0", "nvidia.com/gpu", "0", "example.com/none", "0"), "serve")
+			spec.Containers[0].Resources.Limits[corev1.ResourceEphemeralStorage] = requests("storage", "64Mi")["storage"]
+		})
+		if _, away := allReady(ctx, t, ns, "zero", 1, 2*time.Minute); len(away) != 1 || away[0].UID != pod.UID {
+			t.Fatalf("the pod did not overflow: %+v", away)
+		}
+		if err := rome.Delete(ctx, pod); err != nil { // and with it its Reservation
+			t.Fatal(err)
+		}
+		return ctx
+	})
 	feature.Assess("a Job completes, its reservation ends, its pods and logs stay", func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
-		fill(ctx, t, rome, rome.ControlPlane(), "10m")
 		start := time.Now()
 		j := job(ns, "batch", 3, requests("cpu", "300m", "memory", "16Mi"), "3s")
 		if err := rome.Create(ctx, j); err != nil {
