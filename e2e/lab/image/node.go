@@ -191,12 +191,21 @@ func preload(ctx context.Context, log binaries.Log, base, tag, root, work string
 	return err
 }
 
-// Load imports an image archive into a running node that does not have the image.
-func Load(ctx context.Context, node, name, archive string) error {
-	if _, err := engine.Docker(ctx, "exec", node, "ctr", "-n", "k8s.io", "images", "inspect", "docker.io/"+name); err == nil {
-		return nil
+// Load imports those image archives, by the images' names, that a running node does not have.
+func Load(ctx context.Context, node string, archives map[string]string) error {
+	loaded, err := engine.Docker(ctx, "exec", node, "ctr", "-n", "k8s.io", "images", "list", "-q")
+	if err != nil {
+		return err
 	}
-	return importInto(ctx, node, archive)
+	for name, archive := range archives {
+		if slices.Contains(strings.Fields(loaded), "docker.io/library/"+name) {
+			continue
+		}
+		if err := importInto(ctx, node, archive); err != nil {
+			return fmt.Errorf("loading %s on %s: %w", name, node, err)
+		}
+	}
+	return nil
 }
 
 func importInto(ctx context.Context, container, archive string) error {

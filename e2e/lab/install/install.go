@@ -180,18 +180,15 @@ func fileSum(path string) (string, error) {
 }
 
 func (i *installer) load(ctx context.Context) error {
+	archives := map[string]string{}
+	for _, img := range i.images {
+		archives[img.Name] = img.Archive
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(2)
 	for _, c := range cluster.Topology {
 		for _, node := range c.Nodes() {
-			group.Go(func() error {
-				for _, img := range i.images {
-					if err := image.Load(ctx, node, img.Name, img.Archive); err != nil {
-						return fmt.Errorf("loading %s on %s: %w", img.Name, node, err)
-					}
-				}
-				return nil
-			})
+			group.Go(func() error { return image.Load(ctx, node, archives) })
 		}
 	}
 	return group.Wait()
