@@ -125,7 +125,8 @@ func begin(t *testing.T, all nodes) *playgroundTest {
 		var members []environment.Member
 		for _, m := range demo.Members() {
 			m.Nodes = nil
-			m.Values = append(m.Values[:len(m.Values):len(m.Values)], "peering.idleTime=1s", "peering.finishedPodRetention=2m")
+			// Long enough for a grant to reach rome after paris has been asked, on a slow machine.
+			m.Values = append(m.Values[:len(m.Values):len(m.Values)], "peering.idleTime=5s", "peering.finishedPodRetention=2m")
 			members = append(members, m)
 		}
 		p, err := environment.Start(t.Context(), environment.Options{Dir: dir, Log: t.Logf, Members: members})
