@@ -24,7 +24,7 @@ type bystanders struct {
 	ns, home string
 	// first is the pod that overflowed first.
 	first corev1.Pod
-	// greedy tolerates and selects Liqo's virtual nodes, and has no grant.
+	// greedy tolerates and selects virtual nodes, and has no grant.
 	greedy corev1.Pod
 }
 
@@ -47,7 +47,7 @@ func (s *bystanders) setup(ctx context.Context, t *testing.T, _ *envconf.Config)
 	fill(ctx, t, rome, rome.ControlPlane(), "50m")
 	s.greedy = corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.home, Name: "greedy"}, Spec: podSpec(requests("cpu", "20m", "memory", "4Mi"), "serve")}
 	s.greedy.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-	s.greedy.Spec.NodeSelector = map[string]string{"type": "virtual-kubelet"}
+	s.greedy.Spec.NodeSelector = map[string]string{broker.LabelNodeType: broker.NodeTypeVirtual}
 	if err := rome.Create(ctx, &s.greedy); err != nil {
 		t.Fatal(err)
 	}
