@@ -13,6 +13,13 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+const (
+	// UnreachableAfter is an option for both sides that no slow machine reaches: time
+	// passes quickly for a side whose messages are lost.
+	UnreachableAfter = 2 * time.Minute
+	lostMessageTakes = 10 * time.Second
+)
+
 // Paris is the provider of a Relay; its consumer is rome.
 var Paris = peering.Peer{ClusterID: "paris"}
 
@@ -26,6 +33,8 @@ type Relay[D interface {
 	disconnected, dropEverySecond, holdsNot atomic.Bool
 	sent                                    atomic.Int64
 	handling                                sync.WaitGroup
+	// Clock is for both sides.
+	Clock Clock
 
 	mu       sync.Mutex
 	driver   D
@@ -65,7 +74,11 @@ func (r *Relay[D, P]) Sent() int64 { return r.sent.Load() }
 // Send implements peering.Messenger.
 func (r *Relay[D, P]) Send(ctx context.Context, _ peering.Peer, raw []byte) error {
 	n := r.sent.Add(1)
-	if r.disconnected.Load() || r.dropEverySecond.Load() && n%2 == 1 {
+	if r.disconnected.Load() {
+		r.Clock.Advance(lostMessageTakes)
+		return nil
+	}
+	if r.dropEverySecond.Load() && n%2 == 1 {
 		return nil
 	}
 	r.handling.Go(func() {
@@ -106,4 +119,26 @@ func Until(t testing.TB, reason string, step func() (peering.Progress, error)) (
 		return progress.Reason == reason, progress.Reason + ": " + progress.Message
 	})
 	return progress
+}
+
+// Clock is the real clock with an offset. Its zero value has none.
+type Clock struct {
+	mu     sync.Mutex
+	offset time.Duration
+}
+
+// Now implements clock.PassiveClock, as does Since.
+func (c *Clock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Now().Add(c.offset)
+}
+
+func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+// Advance changes the offset.
+func (c *Clock) Advance(by time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.offset += by
 }

@@ -2,7 +2,6 @@ package direct
 
 import (
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -36,7 +35,6 @@ type environment struct {
 	romeConfig, parisConfig *rest.Config
 	simulated               *simulation
 	options                 Options
-	clock                   *adjustableClock
 }
 
 var _ contract.Environment = (*environment)(nil)
@@ -77,12 +75,12 @@ func newClient(t testing.TB, config *rest.Config) client.Client {
 }
 
 func newEnvironment(t *testing.T) *environment {
-	e := &environment{t: t, clock: &adjustableClock{}, romeConfig: controlplane.StartBare(t), parisConfig: controlplane.StartBare(t)}
+	e := &environment{t: t, romeConfig: controlplane.StartBare(t), parisConfig: controlplane.StartBare(t)}
 	e.rome, e.paris = newClient(t, e.romeConfig), newClient(t, e.parisConfig)
 	e.options = Options{
 		Options: session.Options{
-			Messenger: e, Clock: e.clock, Log: testr.New(t), ServiceAccount: types.NamespacedName{Namespace: "spillway-system", Name: "spillway-agent"},
-			ResendAfter: 100 * time.Millisecond, UnreachableAfter: 10 * time.Second,
+			Messenger: e, Clock: &e.Clock, Log: testr.New(t), ServiceAccount: types.NamespacedName{Namespace: "spillway-system", Name: "spillway-agent"},
+			ResendAfter: 100 * time.Millisecond, UnreachableAfter: contract.UnreachableAfter,
 		},
 		VirtualNodeNamespace: virtualNodeNamespace, AgentRole: "spillway-agent-guests", StaleAfter: 10 * time.Second,
 		Endpoint: e.parisConfig.Host, CA: func() ([]byte, error) { return e.parisConfig.CAData, nil },
@@ -149,26 +147,6 @@ func (e *environment) stored() nodeconfig.Config {
 func (e *environment) as(connection nodeconfig.Connection) client.Client {
 	e.t.Helper()
 	return newClient(e.t, &rest.Config{Host: connection.Endpoint, BearerToken: connection.Token, TLSClientConfig: rest.TLSClientConfig{CAData: connection.CA}})
-}
-
-// adjustableClock is the real clock with an offset.
-type adjustableClock struct {
-	mu     sync.Mutex
-	offset time.Duration
-}
-
-func (c *adjustableClock) Now() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return time.Now().Add(c.offset)
-}
-
-func (c *adjustableClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
-
-func (c *adjustableClock) advance(by time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.offset += by
 }
 
 // TestContract runs the contract of all drivers on two real API servers.

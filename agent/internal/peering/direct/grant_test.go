@@ -276,7 +276,7 @@ func (g *grantTest) expectNewToken() {
 		reason := session.Ready(node).Reason
 		return reason == reasonAccessDenied, reason
 	})
-	g.clock.advance(tokenGrace)
+	g.Clock.Advance(tokenGrace)
 	before := g.stored().Connection.Token
 	expect.Eventually(g.t, "another token", func() (bool, string) {
 		progress, err := g.peering()

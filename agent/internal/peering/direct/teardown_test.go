@@ -28,7 +28,7 @@ func TestWithoutVirtualNode(t *testing.T) {
 	e.grant(half.Resources, 1)
 	e.until("Peered", e.peering)
 	e.until("NodePending", e.capacity(half))
-	e.clock.advance(nodeTimeout)
+	e.Clock.Advance(nodeTimeout)
 	if progress := e.until("NodePending", e.capacity(half)); !strings.Contains(progress.Message, "check that Deployment spillway-virtual-node in namespace spillway-system is running") {
 		t.Errorf("message %q", progress.Message)
 	}
@@ -65,13 +65,13 @@ func TestWithoutVirtualNode(t *testing.T) {
 		lease.Spec.RenewTime = ptr.To(metav1.NewMicroTime(lease.Spec.RenewTime.Add(time.Second)))
 		expect.NoError(t, e.rome.Update(ctx, lease))
 		e.until("NodeTerminating", e.teardown)
-		e.clock.advance(e.options.StaleAfter - time.Millisecond)
+		e.Clock.Advance(e.options.StaleAfter - time.Millisecond)
 	}
 	if err := e.rome.Get(ctx, client.ObjectKey{Name: "spillway-paris"}, &corev1.Node{}); err != nil {
 		t.Fatalf("the node was deleted while its lease was renewed: %v", err)
 	}
 	e.until("NodeTerminating", e.teardown)
-	e.clock.advance(e.options.StaleAfter)
+	e.Clock.Advance(e.options.StaleAfter)
 	e.until("Removed", e.teardown)
 	e.ExpectNothingLeft()
 }
@@ -106,7 +106,7 @@ func TestUnreachableProvider(t *testing.T) {
 	if err := e.rome.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil {
 		t.Fatalf("the pod was force-deleted at once: %v", err)
 	}
-	e.clock.advance(e.options.UnreachableAfter)
+	e.Clock.Advance(e.options.UnreachableAfter)
 	e.until("ProviderTerminating", e.teardown)
 	if err := e.rome.Get(ctx, client.ObjectKeyFromObject(pod), pod); !apierrors.IsNotFound(err) {
 		t.Errorf("the pod still exists: %v", err)

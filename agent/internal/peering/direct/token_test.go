@@ -27,17 +27,17 @@ func TestRenewal(t *testing.T) {
 	due := func() []string {
 		var found corev1.SecretList
 		expect.NoError(t, e.rome.List(t.Context(), &found, client.InNamespace(virtualNodeNamespace)))
-		return renewable(found.Items, e.clock.Now())
+		return renewable(found.Items, e.Clock.Now())
 	}
 	first, sent := token(), e.Sent()
-	e.clock.advance(29 * time.Minute)
+	e.Clock.Advance(29 * time.Minute)
 	e.until("Ready", parked)
 	if e.Sent() != sent || len(due()) > 0 {
 		t.Error("a token was renewed before half of its lifetime")
 	}
 
 	// The parked peering is enqueued, sends Hello, and stays as it is meanwhile.
-	e.clock.advance(2 * time.Minute)
+	e.Clock.Advance(2 * time.Minute)
 	if providers := due(); !slices.Equal(providers, []string{"paris"}) {
 		t.Errorf("renewable: %v", providers)
 	}
@@ -46,7 +46,7 @@ func TestRenewal(t *testing.T) {
 		if progress, err := parked(); err != nil || !progress.Done {
 			t.Fatalf("during the renewal: %+v, %v", progress, err)
 		}
-		e.clock.advance(e.options.ResendAfter)
+		e.Clock.Advance(e.options.ResendAfter)
 	}
 	e.Disconnect(false)
 	expect.Eventually(t, "the renewal", func() (bool, string) {
@@ -59,7 +59,7 @@ func TestRenewal(t *testing.T) {
 
 	// A refusal changes nothing while the token is valid, and is reported afterwards.
 	e.SetHolds(false)
-	e.clock.advance(31 * time.Minute)
+	e.Clock.Advance(31 * time.Minute)
 	expect.Eventually(t, "the refusal is reported", func() (bool, string) {
 		progress, err := e.peering()
 		if err != nil || !progress.Done {
@@ -67,7 +67,7 @@ func TestRenewal(t *testing.T) {
 		}
 		return strings.Contains(progress.Message, "rome holds no capacity here"), progress.Message
 	})
-	e.clock.advance(30 * time.Minute)
+	e.Clock.Advance(30 * time.Minute)
 	if progress := e.until("PeeringRefused", e.peering); !strings.Contains(progress.Message, "provider paris refused the peering: NoHold: rome holds no capacity here") {
 		t.Errorf("the consumer reports %q", progress.Message)
 	}
@@ -119,7 +119,7 @@ func TestReplayedMessages(t *testing.T) {
 	expect.NoError(t, err)
 	e.Reply(raw)
 	e.Disconnect(true)
-	e.clock.advance(31 * time.Minute)
+	e.Clock.Advance(31 * time.Minute)
 	e.until("Peered", e.peering) // sends Hello
 	e.Reply(raw)
 	e.Reply([]byte(`{"driver":"direct","kind":"Grant"`))
@@ -131,7 +131,7 @@ func TestReplayedMessages(t *testing.T) {
 	// After this cluster's clock was set back, the provider's session is continued.
 	e.Disconnect(false)
 	expect.NoError(t, e.rome.Delete(ctx, r.secret))
-	e.clock.advance(-2 * time.Hour)
+	e.Clock.Advance(-2 * time.Hour)
 	e.until("Peered", e.peering)
 	if r, _, err = driver.load(ctx, "paris"); err != nil || r.session <= number {
 		t.Errorf("the session is %d, after %d: %v", r.session, number, err)

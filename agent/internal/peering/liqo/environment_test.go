@@ -89,9 +89,9 @@ func newEnvironment(t *testing.T) *environment {
 	e := &environment{t: t, rome: newClient(t, controlplane.Start(t, crds)), paris: newClient(t, controlplane.Start(t, crds))}
 	consumer := Options{
 		Options: session.Options{
-			Client: e.rome, ClusterID: "rome", Messenger: e, Log: testr.New(t),
+			Client: e.rome, ClusterID: "rome", Messenger: e, Clock: &e.Clock, Log: testr.New(t),
 			ServiceAccount: types.NamespacedName{Namespace: "spillway-system", Name: "spillway-agent"},
-			ResendAfter:    100 * time.Millisecond, UnreachableAfter: 5 * time.Second,
+			ResendAfter:    100 * time.Millisecond, UnreachableAfter: contract.UnreachableAfter,
 		},
 		PodCIDRs: []string{"10.0.0.0/16", "fd00::/64"}, TenantRole: "spillway-liqo-tenant", GuestsRole: "spillway-agent-guests", NamespaceRole: "spillway-agent-namespace", StuckAfter: time.Second,
 	}
