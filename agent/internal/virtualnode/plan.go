@@ -133,7 +133,7 @@ func (g Grant) unmapped(optedIn []string, why map[string]peering.Unmapped) (firs
 // cordoned is why no pod can use a grant while an administrator has cordoned the node; nil if
 // pods use it, because they stay.
 func (s *Snapshot) cordoned(g Grant) *peering.Unmapped {
-	if s.Node == nil || !s.Node.Spec.Unschedulable || g.Releasing() || g.Bound.Count > 0 {
+	if !unschedulable(s) || g.Releasing() || g.Bound.Count > 0 {
 		return nil
 	}
 	return &peering.Unmapped{Reason: "Cordoned", Final: true,

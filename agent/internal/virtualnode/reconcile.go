@@ -290,7 +290,7 @@ func (r *Reconciler) reconcileIdle(ctx context.Context, state *peeringState, s *
 		if err != nil {
 			return 0, err
 		}
-		if len(live.Grants) > 0 || live.Ungranted.Count > 0 {
+		if len(live.Grants) > 0 || live.Ungranted.Count > 0 || unschedulable(live) {
 			return minRetry, nil
 		}
 		log.FromContext(ctx).Info("Removing an idle peering", "provider", s.Provider, "idleFor", now.Sub(state.lastGrant).Round(time.Second).String())
@@ -306,11 +306,14 @@ func keepPeering(s *Snapshot, lastGrant, now time.Time, idleTime, retention time
 	for _, pod := range s.Finished.all() {
 		keep = max(keep, finishedAt(pod).Add(retention).Sub(now))
 	}
-	if s.Ungranted.Count > 0 {
+	// The next node of the provider would not have an administrator's cordon.
+	if s.Ungranted.Count > 0 || unschedulable(s) {
 		keep = ResyncPeriod
 	}
 	return min(max(keep, 0), ResyncPeriod)
 }
+
+func unschedulable(s *Snapshot) bool { return s.Node != nil && s.Node.Spec.Unschedulable }
 
 // finishedAt is about when a pod ended: the last transition of its conditions.
 func finishedAt(pod *corev1.Pod) time.Time {

@@ -100,6 +100,8 @@ func TestKeepPeering(t *testing.T) {
 		"idle for long":  {reason: "removed", lastGrant: ago(time.Minute), want: 0},
 		"finished pod":   {reason: "kept for its logs", snapshot: Snapshot{Finished: SumOf(finished)}, lastGrant: ago(time.Hour), want: 20 * time.Second},
 		"ungranted pods": {reason: "kept while they run", snapshot: Snapshot{Ungranted: SumOf(&corev1.Pod{})}, lastGrant: ago(time.Hour), want: ResyncPeriod},
+		"cordoned":       {reason: "kept, as its next node would not be cordoned", snapshot: Snapshot{Node: &corev1.Node{Spec: corev1.NodeSpec{Unschedulable: true}}}, lastGrant: ago(time.Hour), want: ResyncPeriod},
+		"not cordoned":   {reason: "removed", snapshot: Snapshot{Node: &corev1.Node{}}, lastGrant: ago(time.Hour), want: 0},
 	} {
 		if got := keepPeering(&tc.snapshot, tc.lastGrant, now, time.Minute, 30*time.Second); got != tc.want {
 			t.Errorf("%s: %s: got %s, want %s", name, tc.reason, got, tc.want)

@@ -10,7 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
@@ -65,6 +68,7 @@ func Test(t *testing.T, environment Environment) {
 	}
 	s.peerWithLostMessages()
 	s.refuseOneNamespace()
+	s.breakOneNamespace()
 	s.resizeInPlace()
 	s.teardownWithRestarts()
 	s.teardownBeforePeered()
@@ -202,6 +206,65 @@ func (s *suite) refuseOneNamespace() {
 	})
 	if why, err := s.Driver().Unmappable(s.t.Context(), s.Namespaces()[0]); err != nil || why != "" {
 		s.t.Errorf("pods of namespace %s can run at no provider: %q, %v", s.Namespaces()[0], why, err)
+	}
+}
+
+// breakOneNamespace checks that a namespace whose webhook is down, so that nothing can be created
+// or deleted there, concerns no other, and is used again when the webhook is gone.
+func (s *suite) breakOneNamespace() {
+	s.t.Helper()
+	namespaces := s.Namespaces()
+	fine, broken := namespaces[0], namespaces[1]
+	capacity := peering.Capacity{Resources: s.half, Pods: 2, Namespaces: namespaces[:]}
+	repair := s.breakNamespace(broken)
+	s.resize(capacity)
+	progress, err := s.Driver().EnsureCapacity(s.t.Context(), s.Provider(), capacity)
+	if why, out := progress.Namespaces[broken]; err != nil || !out || why.Final || !strings.Contains(why.Message, "webhook") {
+		s.t.Errorf("namespace %s has a webhook that is down: %+v, %v", broken, progress, err)
+	}
+	if why, out := progress.Namespaces[fine]; out {
+		s.t.Errorf("namespace %s cannot use the node: %+v", fine, why)
+	}
+	repair()
+	expect.Eventually(s.t, "both namespaces to use the node", func() (bool, string) {
+		progress, err := s.Driver().EnsureCapacity(s.t.Context(), s.Provider(), capacity)
+		return err == nil && progress.Done && len(progress.Namespaces) == 0, fmt.Sprintf("%+v, %v", progress, err)
+	})
+	repair = s.breakNamespace(broken)
+	s.resize(peering.Capacity{Resources: s.half, Pods: 1, Namespaces: namespaces[:1]})
+	repair()
+}
+
+// breakNamespace registers a webhook that is down for all objects of a namespace. It returns when
+// the API server knows it; so does repair.
+func (s *suite) breakNamespace(namespace string) (repair func()) {
+	s.t.Helper()
+	ctx, c := s.t.Context(), s.ConsumerClient()
+	webhook := &admissionv1.ValidatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: "down"},
+		Webhooks: []admissionv1.ValidatingWebhook{{
+			Name: "down.example.com", AdmissionReviewVersions: []string{"v1"}, SideEffects: ptr.To(admissionv1.SideEffectClassNone),
+			ClientConfig:      admissionv1.WebhookClientConfig{URL: ptr.To("https://127.0.0.1:1/")},
+			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: namespace}},
+			Rules: []admissionv1.RuleWithOperations{{
+				Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Delete},
+				Rule:       admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*"}},
+			}},
+		}},
+	}
+	expect.NoError(s.t, c.Create(ctx, webhook))
+	known := func(down bool) {
+		s.t.Helper()
+		expect.Eventually(s.t, "the API server to know the webhook", func() (bool, string) {
+			err := c.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "probe"}}, client.DryRunAll)
+			return (err != nil) == down, fmt.Sprint(err)
+		})
+	}
+	known(true)
+	return func() {
+		s.t.Helper()
+		expect.NoError(s.t, c.Delete(ctx, webhook))
+		known(false)
 	}
 }
 

@@ -33,8 +33,8 @@ func accessLabels() map[string]string {
 }
 
 // allowNamespaces permits virtual-node to report the pods of namespaces, and to read their
-// ConfigMaps and Secrets. Those in which the API server refuses that, as a quota or a policy of
-// the namespace does, are returned: they concern no other.
+// ConfigMaps and Secrets. Those in which that fails, as by a quota, a policy or a webhook of
+// the namespace, are returned: they concern no other.
 func (d *Driver) allowNamespaces(ctx context.Context, namespaces []string) (refused map[string]peering.Unmapped, err error) {
 	refused = map[string]peering.Unmapped{}
 	if len(namespaces) == 0 {
@@ -56,15 +56,11 @@ func (d *Driver) allowNamespaces(ctx context.Context, namespaces []string) (refu
 		if allowed[namespace] {
 			continue
 		}
-		switch err := d.allowNamespace(ctx, namespace); {
-		case err == nil || apierrors.IsNotFound(err) || terminating(err):
-			// No pod can start in a namespace that is gone or being deleted.
-		case session.Refused(err):
-			refused[namespace] = peering.Unmapped{Reason: "NamespaceAccessRefused", Final: true,
+		// No pod can start in a namespace that is gone or being deleted.
+		if err := d.allowNamespace(ctx, namespace); err != nil && !apierrors.IsNotFound(err) && !terminating(err) {
+			refused[namespace] = peering.Unmapped{Reason: "NamespaceAccessRefused", Final: session.Refused(err),
 				Message: fmt.Sprintf("%s cannot be permitted to run pods of namespace %s: %v; let %s create RoleBinding %s there, or use another namespace",
 					VirtualNodeAccount, namespace, err, d.ServiceAccount, VirtualNodeAccount)}
-		default:
-			return nil, fmt.Errorf("permitting %s to run pods of namespace %s: %w", VirtualNodeAccount, namespace, err)
 		}
 	}
 	return refused, nil

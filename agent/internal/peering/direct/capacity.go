@@ -80,8 +80,9 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, capacity
 			return peering.Progress{}, err
 		}
 	}
+	// A namespace that cannot be changed must not keep the virtual node as it is.
 	if err := d.revokeNamespaces(ctx); err != nil {
-		return peering.Progress{}, err
+		d.Log.Error(err, "Failed to revoke access to namespaces; trying again")
 	}
 	progress := d.nodeProgress(provider, node, r.Capacity, broker.FromList(capacity.Resources))
 	if progress.Done {

@@ -75,10 +75,7 @@ func (d *Driver) mapNamespaces(ctx context.Context, provider string, virtualNode
 	}
 	for _, namespace := range namespaces {
 		label := labelMapping + namespace
-		wanted, why, err := d.mapNamespace(ctx, provider, namespace, found, virtualNode != nil && virtualNode.Spec.Labels[label] != "")
-		if err != nil {
-			return result, err
-		}
+		wanted, why := d.mapNamespace(ctx, provider, namespace, found, virtualNode != nil && virtualNode.Spec.Labels[label] != "")
 		if wanted {
 			result.labels[label] = "true"
 		}
@@ -93,15 +90,12 @@ func (d *Driver) mapNamespaces(ctx context.Context, provider string, virtualNode
 // it, which labelled says that it has, and why is nil if it exists at the provider or if no pod
 // can start there. One that was unmapped is mapped again only when it is gone there: Liqo
 // accepts a namespace that is still being deleted.
-func (d *Driver) mapNamespace(ctx context.Context, provider, namespace string, found []offloadingv1beta1.NamespaceMap, labelled bool) (label bool, why *peering.Unmapped, err error) {
+func (d *Driver) mapNamespace(ctx context.Context, provider, namespace string, found []offloadingv1beta1.NamespaceMap, labelled bool) (label bool, why *peering.Unmapped) {
 	remote := d.remoteNamespace(namespace)
 	offloading, err := d.ensureOffloading(ctx, namespace)
-	if session.Refused(err) {
-		return false, &peering.Unmapped{Reason: "NamespaceOffloadingRefused", Final: true,
-			Message: fmt.Sprintf("no NamespaceOffloading can be created in namespace %s: %v; let %s create it, or use another namespace", namespace, err, d.ServiceAccount)}, nil
-	}
 	if err != nil {
-		return false, nil, err
+		return labelled, &peering.Unmapped{Reason: "NamespaceOffloadingRefused", Final: session.Refused(err),
+			Message: fmt.Sprintf("no NamespaceOffloading can be created in namespace %s: %v; let %s create it, or use another namespace", namespace, err, d.ServiceAccount)}
 	}
 	exists := slices.ContainsFunc(found, func(m offloadingv1beta1.NamespaceMap) bool {
 		_, current := m.Status.CurrentMapping[namespace]
@@ -111,27 +105,27 @@ func (d *Driver) mapNamespace(ctx context.Context, provider, namespace string, f
 	byLabel := offloading == nil || session.IsManaged(offloading)
 	switch phase := mapping(found, namespace); {
 	case exists && !labelled && byLabel:
-		return false, &peering.Unmapped{Reason: reasonNamespacePending, Message: fmt.Sprintf("waiting for provider %s to delete namespace %s, which was used before", provider, remote)}, nil
+		return false, &peering.Unmapped{Reason: reasonNamespacePending, Message: fmt.Sprintf("waiting for provider %s to delete namespace %s, which was used before", provider, remote)}
 	case phase == offloadingv1beta1.MappingAccepted:
-		return true, nil, nil
+		return true, nil
 	case phase == offloadingv1beta1.MappingCreationLoopBackOff:
 		return true, &peering.Unmapped{Reason: "NamespaceRejected", Final: true,
-			Message: fmt.Sprintf("provider %s cannot create namespace %s; if one of that name exists there, its administrator must delete it, or use another namespace here", provider, remote)}, nil
+			Message: fmt.Sprintf("provider %s cannot create namespace %s; if one of that name exists there, its administrator must delete it, or use another namespace here", provider, remote)}
 	case d.tooLong(namespace, offloading):
-		return false, &peering.Unmapped{Reason: "NamespaceNameTooLong", Message: d.tooLongMessage(namespace), Final: true}, nil
+		return false, &peering.Unmapped{Reason: "NamespaceNameTooLong", Message: d.tooLongMessage(namespace), Final: true}
 	}
 	local, err := session.Find(ctx, d.Client, "", namespace, &corev1.Namespace{})
 	switch {
 	case err != nil:
-		return false, nil, fmt.Errorf("reading namespace %s: %w", namespace, err)
+		return labelled, &peering.Unmapped{Reason: reasonNamespacePending, Message: fmt.Sprintf("reading namespace %s: %v", namespace, err)}
 	case local == nil || !local.DeletionTimestamp.IsZero():
-		return false, nil, nil
+		return false, nil
 	case offloading != nil && !session.IsManaged(offloading):
 		return false, &peering.Unmapped{Reason: "NamespaceOffloadingConflict", Final: true,
-			Message: fmt.Sprintf("NamespaceOffloading of namespace %s is not managed by Spillway and does not select provider %s; delete it or let it select that cluster", namespace, provider)}, nil
+			Message: fmt.Sprintf("NamespaceOffloading of namespace %s is not managed by Spillway and does not select provider %s; delete it or let it select that cluster", namespace, provider)}
 	}
 	return true, &peering.Unmapped{Reason: reasonNamespacePending, Message: fmt.Sprintf("waiting for namespace %s at provider %s, one of %d namespaces of this cluster there. The provider limits their number: if it does not appear, "+
-		"let fewer namespaces overflow, or let the administrator of %s raise the value liqo.maxNamespaces", remote, provider, mapped(found), provider)}, nil
+		"let fewer namespaces overflow, or let the administrator of %s raise the value liqo.maxNamespaces", remote, provider, mapped(found), provider)}
 }
 
 // removeLabels removes the labels from a virtual node that are not wanted any more: Liqo
@@ -261,8 +255,10 @@ func (d *Driver) pruneOffloadings(ctx context.Context) error {
 			wanted = append(wanted, offloading.Namespace)
 			continue
 		}
+		// What is kept in one namespace holds up no other.
 		if err := session.Delete(ctx, d.Client, offloading); err != nil {
-			return fmt.Errorf("deleting the offloading of namespace %s: %w", offloading.Namespace, err)
+			d.Log.Error(err, "Failed to unmap a namespace; trying again", "namespace", offloading.Namespace)
+			continue
 		}
 		d.Log.Info("Unmapped a namespace that no provider needs", "namespace", offloading.Namespace)
 	}

@@ -2,6 +2,7 @@ package liqo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -267,30 +268,31 @@ func (d *Driver) markedNamespaces(ctx context.Context) ([]string, error) {
 // permission for them.
 func (d *Driver) unmark(ctx context.Context, used func(namespace string) bool) error {
 	namespaces, err := d.markedNamespaces(ctx)
-	if err != nil {
-		return err
-	}
 	for _, namespace := range namespaces {
-		if used(namespace) {
-			continue
+		if !used(namespace) {
+			err = errors.Join(err, d.unmarkNamespace(ctx, namespace))
 		}
-		d.mu.Lock()
-		delete(d.markedAt, namespace) // before, so that a pod that comes meanwhile is looked at
-		d.mu.Unlock()
-		for _, kind := range []string{"ConfigMap", "Secret"} {
-			if err := d.unmarkKind(ctx, namespace, kind); err != nil {
-				return fmt.Errorf("removing marks in namespace %s: %w", namespace, err)
-			}
-		}
-		binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: reflectionBinding}}
-		if err := client.IgnoreNotFound(d.Client.Delete(ctx, binding)); err != nil {
-			return fmt.Errorf("revoking the permission for namespace %s: %w", namespace, err)
-		}
-		d.mu.Lock()
-		delete(d.marked, namespace)
-		delete(d.markedAt, namespace)
-		d.mu.Unlock()
 	}
+	return err
+}
+
+func (d *Driver) unmarkNamespace(ctx context.Context, namespace string) error {
+	d.mu.Lock()
+	delete(d.markedAt, namespace) // before, so that a pod that comes meanwhile is looked at
+	d.mu.Unlock()
+	for _, kind := range []string{"ConfigMap", "Secret"} {
+		if err := d.unmarkKind(ctx, namespace, kind); err != nil {
+			return fmt.Errorf("removing marks in namespace %s: %w", namespace, err)
+		}
+	}
+	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: reflectionBinding}}
+	if err := client.IgnoreNotFound(d.Client.Delete(ctx, binding)); err != nil {
+		return fmt.Errorf("revoking the permission for namespace %s: %w", namespace, err)
+	}
+	d.mu.Lock()
+	delete(d.marked, namespace)
+	delete(d.markedAt, namespace)
+	d.mu.Unlock()
 	return nil
 }
 
