@@ -12,7 +12,8 @@ type OverflowPolicySpec struct {
 	// namespaceSelector selects namespaces by label. An empty selector selects all
 	// namespaces that are opted in.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0))",message="matchExpressions must have operator In or NotIn with values, or Exists or DoesNotExist without, such as {key: team, operator: In, values: [shop]}"
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, !format.qualifiedName().validate(e.key).hasValue() && (e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 && e.values.all(v, !format.labelValue().validate(v).hasValue()) : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0)))",message="matchExpressions must have the key of a label, and operator In or NotIn with its values, or Exists or DoesNotExist without, such as {key: team, operator: In, values: [shop]}"
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, !format.qualifiedName().validate(k).hasValue() && !format.labelValue().validate(self.matchLabels[k]).hasValue())",message="matchLabels must be keys and values of labels, such as {team: shop}"
 	NamespaceSelector metav1.LabelSelector `json:"namespaceSelector,omitempty"`
 	// placement is copied into each new Reservation.
 	// +optional

@@ -95,7 +95,8 @@ type ReservationSpec struct {
 	// these labels. All pods of its namespaces if unset. Reservations of the scheduler
 	// plugin serve the pods of one owner, and ignore it.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0))",message="matchExpressions must have operator In or NotIn with values, or Exists or DoesNotExist without, such as {key: team, operator: In, values: [shop]}"
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, !format.qualifiedName().validate(e.key).hasValue() && (e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 && e.values.all(v, !format.labelValue().validate(v).hasValue()) : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0)))",message="matchExpressions must have the key of a label, and operator In or NotIn with its values, or Exists or DoesNotExist without, such as {key: team, operator: In, values: [shop]}"
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, !format.qualifiedName().validate(k).hasValue() && !format.labelValue().validate(self.matchLabels[k]).hasValue())",message="matchLabels must be keys and values of labels, such as {team: shop}"
 	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
 	// namespaces of the consumer whose pods may use a Reservation that was created in the
 	// hub, as far as they are opted in; all that are if empty. A Reservation that was

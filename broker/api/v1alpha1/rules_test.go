@@ -62,9 +62,11 @@ func ruled(with string) func(*apiextensionsv1.JSONSchemaProps) bool {
 
 var (
 	durations = need{"a CEL rule with duration(self) and an example in its message", ruled("duration(self)")}
-	selectors = need{"a CEL rule on matchExpressions with an example in its message", ruled("self.matchExpressions")}
-	amounts   = need{"the pattern of .ci/crds", func(s *apiextensionsv1.JSONSchemaProps) bool { return s.Pattern == decodedAmount }}
-	texts     = need{"a pattern, or a CEL rule with an example in its message", func(s *apiextensionsv1.JSONSchemaProps) bool {
+	selectors = need{"CEL rules on matchExpressions and matchLabels with examples in their messages", func(s *apiextensionsv1.JSONSchemaProps) bool {
+		return ruled("self.matchExpressions")(s) && ruled("self.matchLabels")(s)
+	}}
+	amounts = need{"the pattern of .ci/crds", func(s *apiextensionsv1.JSONSchemaProps) bool { return s.Pattern == decodedAmount }}
+	texts   = need{"a pattern, or a CEL rule with an example in its message", func(s *apiextensionsv1.JSONSchemaProps) bool {
 		return s.Pattern != "" || ruled("self.matches(")(s)
 	}}
 )
@@ -219,17 +221,29 @@ func TestRules(t *testing.T) {
 		return []value{{field: field, good: []any{"1s", "90s", "1h30m", "24h", "1.5h"}, bad: []any{"1d", "-1h", "1h 30m", "10", "", "0s"}, example: example}}
 	}
 	prices := value{field: "budget.maxPricePerHour", good: []any{"0", "0.25", "12"}, bad: []any{"abc", "-1", "0,25", "1e3", "0.25 EUR", ""}, example: "0.25"}
-	labels := func(field string) value {
-		return value{field: field, good: []any{expression("In", "a"), expression("DoesNotExist"), []any{}}, bad: []any{expression("Foo", "a"), expression("In"), expression("Exists", "a"), expression("in", "a")}, example: "operator: In"}
+	keyed := func(key string) []any {
+		return []any{map[string]any{"key": key, "operator": "Exists"}}
+	}
+	label := func(key, value string) map[string]any { return map[string]any{key: value} }
+	selector := func(field string) []value {
+		return []value{{
+			field: field + ".matchExpressions", example: "operator: In",
+			good: []any{expression("In", "a"), expression("In", ""), expression("DoesNotExist"), []any{}, keyed("example.com/Team_1")},
+			bad:  []any{expression("Foo", "a"), expression("In"), expression("Exists", "a"), expression("in", "a"), expression("NotIn", "a", "shop floor"), keyed("a b"), keyed(""), keyed("Example.com/team"), keyed("a/b/c")},
+		}, {
+			field: field + ".matchLabels", example: "{team: shop}",
+			good: []any{label("team", "shop"), label("example.com/team", ""), map[string]any{}},
+			bad:  []any{label("team", "shop floor"), label("team", "-"), label("te am", "shop"), label("", "shop"), label("/team", "shop")},
+		}, {field: field + ".matchLabels", bad: []any{label("team", strings.Repeat("a", 64))}, example: "63"}}
 	}
 	for kind, values := range map[string][]value{
 		"BrokerConfig": slices.Concat(duration("staleAfter", "10m"), duration("freshFor", "90s"), duration("maxDuration", "24h"), duration("defaultLease", "1h"), duration("proofDeadline", "30s"), duration("retryAfter", "30s"),
 			[]value{{field: "keepFreeFor", good: []any{"0s", "30m"}, bad: []any{"1d", "-1h"}, example: "30m"}}),
 		"OverflowPolicy": slices.Concat(duration("duration", "24h"), duration("returnHome.after", "5m"), duration("returnHome.minimumStay", "10m"),
 			quantities("maxResources.cpu", "500m"), quantities("maxResources.memory", "16Gi"), quantities("maxResources.gpu", "2"), quantities("maxResources.storage", "10Gi"),
-			quantities("maxResources.extended.example~com/fpga", ""), []value{prices, labels("namespaceSelector.matchExpressions")}),
+			quantities("maxResources.extended.example~com/fpga", ""), selector("namespaceSelector"), []value{prices}),
 		"Reservation": slices.Concat(duration("duration", "24h"), duration("deadline", "10m"), quantities("podSets.0.requests.cpu", "500m"), quantities("podSets.0.requests.extended.example~com/fpga", ""),
-			[]value{prices, labels("podSelector.matchExpressions")}),
+			selector("podSelector"), []value{prices}),
 	} {
 		t.Run(kind, func(t *testing.T) {
 			create := func(field string, value any) error {
