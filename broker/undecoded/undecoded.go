@@ -150,7 +150,7 @@ func (o *Objects) name(recorder clientevents.EventRecorder, before map[types.UID
 // effect is what an object of a kind means for as long as it cannot be decoded.
 func effect(kind string) string {
 	if kind == "OverflowPolicy" {
-		return "no capacity is requested for pods of the namespaces that it selects (none, if its namespaceSelector cannot be read)"
+		return "no capacity is requested for pods of the namespaces that it selects; if its namespaceSelector is wrong, its limits are off"
 	}
 	return "it has no effect, or that of its last version"
 }
