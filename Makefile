@@ -84,7 +84,7 @@ lab-down: ## Remove the lab: containers, network, routes, and dockerd if the lab
 	@$(LAB) down
 
 .PHONY: e2e
-e2e: ## Run the scenarios on the lab: all with Liqo, then with driver direct what needs kubelets; DRIVER=liqo or direct: all with that (as root; creates the lab if needed, and then removes it)
+e2e: ## Run the scenarios on the lab: with driver direct what needs kubelets, then all with Liqo; DRIVER=liqo or direct: all with that (as root; creates the lab if needed, and then removes it)
 	@.ci/e2e
 
 # What the targets below act on: a chart, in the cluster of kubectl's current context.

@@ -27,8 +27,8 @@ import (
 // Drivers are the drivers that the lab's clusters can peer with.
 var Drivers = []string{"liqo", "direct"}
 
-// Up installs or upgrades kube-router, Liqo and Spillway on a running lab, and metrics-server with
-// driver direct. Spillway uses the given driver.
+// Up installs or upgrades kube-router and Spillway on a running lab, with the given driver and what
+// it needs: Liqo with liqo, metrics-server with direct. What the other driver needs stays there.
 func Up(ctx context.Context, lab *cluster.Lab, driver string) error {
 	helm, err := binaries.Program(ctx, "helm", lab.Log)
 	if err != nil {
@@ -52,13 +52,12 @@ func Up(ctx context.Context, lab *cluster.Lab, driver string) error {
 	if err := i.networkPolicies(ctx); err != nil {
 		return fmt.Errorf("installing kube-router: %w", err)
 	}
-	if err := i.liqo(ctx); err != nil {
-		return fmt.Errorf("installing Liqo: %w", err)
-	}
-	if driver == "direct" { // Liqo is installed without what reports the usage of its guests
-		if err := i.metricsServer(ctx); err != nil {
-			return fmt.Errorf("installing metrics-server: %w", err)
+	if driver == "liqo" {
+		if err := i.liqo(ctx); err != nil {
+			return fmt.Errorf("installing Liqo: %w", err)
 		}
+	} else if err := i.metricsServer(ctx); err != nil { // Liqo here does not report the usage of guests
+		return fmt.Errorf("installing metrics-server: %w", err)
 	}
 	if err := i.spillway(ctx); err != nil {
 		return fmt.Errorf("installing Spillway: %w", err)
