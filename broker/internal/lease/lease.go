@@ -22,6 +22,9 @@ type Seen struct {
 	Asked map[string]int64
 	// Deleted is whether it is being deleted.
 	Deleted bool
+	// Unannounced is whether its status does not say yet how long its lease is. Its consumer
+	// cannot know then how often to renew it.
+	Unannounced bool
 }
 
 // Times are when this process first saw the current state of a Reservation. A zero time
@@ -76,16 +79,29 @@ type record struct {
 // NewBook returns an empty Book.
 func NewBook() *Book { return &Book{records: map[string]*record{}} }
 
-// Observe records what was seen now, and returns since when. An attempt that is older
-// than one seen before is outdated and changes nothing. Another UID is another
-// Reservation.
-func (b *Book) Observe(name string, uid types.UID, seen Seen, now time.Time) Times {
+// Observe records what was seen now. An attempt that is older than one seen before is
+// outdated and changes nothing. Another UID is another Reservation.
+func (b *Book) Observe(name string, uid types.UID, seen Seen, now time.Time) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
-	r := b.records[name]
-	if r == nil || r.uid != uid {
-		r = &record{uid: uid, Times: Times{FirstSeen: now}}
-		b.records[name] = r
+	b.records[name] = b.next(name, uid, seen, now)
+}
+
+// Times is since when the state that was seen now has been seen. It records nothing.
+func (b *Book) Times(name string, uid types.UID, seen Seen, now time.Time) Times {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	return b.next(name, uid, seen, now).Times
+}
+
+// next is the record of a Reservation after what was seen now.
+func (b *Book) next(name string, uid types.UID, seen Seen, now time.Time) *record {
+	r := &record{uid: uid, Times: Times{FirstSeen: now}}
+	if known := b.records[name]; known != nil && known.uid == uid {
+		*r = *known
+	}
+	if seen.Unannounced {
+		r.Renewed = now
 	}
 	switch {
 	case !seen.Held:
@@ -111,7 +127,7 @@ func (b *Book) Observe(name string, uid types.UID, seen Seen, now time.Time) Tim
 		}
 	}
 	r.Asked, r.attempts = asked, attempts
-	return r.Times
+	return r
 }
 
 // AskedAt is when the attempt of a provider that has not answered yet was first seen; zero

@@ -111,12 +111,15 @@ func without(sorted []*Entry, entry *Entry) []*Entry {
 	return sorted
 }
 
-// Position is the place of an entry among the others: 1 is the first. The entry itself
-// need not be in the queue.
+// Position is the place of an entry among the others: 1 is the first. That of the same name
+// does not count.
 func (q *Queue) Position(entry Entry) int {
 	q.mutex.RLock()
 	defer q.mutex.RUnlock()
 	at, _ := slices.BinarySearchFunc(q.sorted, &entry, compare)
+	if known := q.byName[entry.Name]; known != nil && compare(known, &entry) < 0 {
+		at--
+	}
 	return at + 1
 }
 
@@ -128,12 +131,12 @@ func (q *Queue) Len() int {
 }
 
 // Ahead lists the entries before another one that could be placed, in order: those for
-// which capacity is kept free.
+// which capacity is kept free. That of the same name does not count.
 func (q *Queue) Ahead(of Entry) []*Entry {
 	q.mutex.RLock()
 	defer q.mutex.RUnlock()
 	at, _ := slices.BinarySearchFunc(q.placeable, &of, compare)
-	return slices.Clone(q.placeable[:at])
+	return slices.DeleteFunc(slices.Clone(q.placeable[:at]), func(e *Entry) bool { return e.Name == of.Name })
 }
 
 // Next lists up to n entries for which the function returns true: one half from the first

@@ -80,8 +80,12 @@ func TestQueueIsSorted(t *testing.T) {
 			}
 			e := entry(name, rapid.Int32Range(-1, 1).Draw(t, "priority"), rapid.IntRange(0, 2).Draw(t, "age"), pods(1, "1"))
 			e.Placeable = rapid.Bool().Draw(t, "placeable")
+			position, ahead := q.Position(e), q.Ahead(e)
 			q.Set(e)
 			want[name] = e
+			if after := q.Position(e); position != after || !slices.Equal(ahead, q.Ahead(e)) {
+				t.Fatalf("%s is number %d with %d ahead, and %d with %d once it is set", name, position, len(ahead), after, len(q.Ahead(e)))
+			}
 		}
 		got := q.Next(999, any)
 		if len(got) != len(want) || q.Len() != len(want) {

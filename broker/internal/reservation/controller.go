@@ -84,7 +84,7 @@ type Reconciler struct {
 	committer *committer
 	rewrites  *rewrites
 
-	// book, answers and queue are what this process remembers; see remember.
+	// book, answers and queue are what this process remembers; see recall and note.
 	book    *lease.Book
 	answers *answers.Memory
 	queue   *queue.Queue

@@ -51,6 +51,7 @@ func TestStatusOfDeleted(t *testing.T) {
 			for _, wait := range []time.Duration{0, 4 * time.Second, time.Second} {
 				h.clock.Step(wait)
 				in := h.snapshotFor("r")
+				h.note(in)
 				got = append(got, in.statusDue())
 				if again := in.requeue().RequeueAfter; !in.statusDue() && in.needsFinalizer() && (again <= 0 || again > 5*time.Second) {
 					t.Errorf("it is reconciled again after %s", again)

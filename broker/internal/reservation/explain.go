@@ -14,13 +14,18 @@ import (
 // the queue does not count. The requester may see it as decide.ForConsumer shows it. It
 // returns NotFound (apierrors.IsNotFound) if the requester has no Reservation of that name.
 func (r *Reconciler) Explain(ctx context.Context, requester, name string) ([]broker.ClusterRejection, error) {
-	in, err := r.snapshot(ctx, name)
+	reservation, err := r.known(ctx, name)
 	if client.IgnoreNotFound(err) != nil {
 		return nil, err
 	}
-	if err != nil || in.reservation.Spec.RequesterID != requester {
+	if err != nil || reservation.Spec.RequesterID != requester {
 		return nil, notFound(name)
 	}
+	config, err := r.config(ctx)
+	if err != nil {
+		return nil, err
+	}
+	in := r.snapshotOf(reservation, config)
 	p := newPlan(in)
 	if p.missing.Empty() {
 		p.missing = in.requested()

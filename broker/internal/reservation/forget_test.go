@@ -7,7 +7,7 @@ import (
 )
 
 // TestDeletedReservationIsForgotten: what is computed for a Reservation when it is deleted,
-// such as the answer to a call, leaves nothing in memory.
+// such as by a reconcile, leaves nothing in memory.
 func TestDeletedReservationIsForgotten(t *testing.T) {
 	h := newHub(t)
 	h.advertise("paris", "1")
@@ -15,7 +15,7 @@ func TestDeletedReservationIsForgotten(t *testing.T) {
 	read := h.reservations["r"].DeepCopy()
 	h.ReservationChanged(nil, read)
 	h.ReservationChanged(read, nil)
-	h.snapshotOf(read.DeepCopy(), h.config)
+	h.note(h.snapshotOf(read.DeepCopy(), h.config))
 	if h.book.Renew(read.Name, read.UID, h.clock.Now()) {
 		t.Error("its lease is remembered")
 	}

@@ -26,8 +26,10 @@ import (
 type hub struct {
 	testing.TB
 	*Reconciler
-	clock        *testclock.FakeClock
-	heard        map[string]time.Time
+	clock *testclock.FakeClock
+	heard map[string]time.Time
+	// asked counts the looks at clusters.
+	asked        int
 	reservations map[string]*broker.Reservation
 	versions     int
 	config       config
@@ -35,7 +37,11 @@ type hub struct {
 	writes int
 }
 
-func (h *hub) ReceivedAt(cluster string) (time.Time, bool) { at, ok := h.heard[cluster]; return at, ok }
+func (h *hub) ReceivedAt(cluster string) (time.Time, bool) {
+	h.asked++
+	at, ok := h.heard[cluster]
+	return at, ok
+}
 
 func newHub(t testing.TB) *hub {
 	h := &hub{TB: t, clock: testclock.NewFakeClock(time.Unix(1_000_000, 0)), heard: map[string]time.Time{}, reservations: map[string]*broker.Reservation{}}
@@ -50,7 +56,7 @@ func newHub(t testing.TB) *hub {
 // failOver replaces the broker's process: nothing that it remembers is left.
 func (h *hub) failOver() {
 	before := h.Reconciler
-	h.Reconciler = NewWithClients(Clients{}, Options{Namespace: "broker", Freshness: h, Clock: h.clock})
+	h.Reconciler = NewWithClients(Clients{Client: configOf{hub: h}}, Options{Namespace: "broker", Freshness: h, Clock: h.clock})
 	h.startedAt()
 	if before != nil {
 		for _, ad := range before.store.allAdvertisements() {
@@ -121,11 +127,12 @@ func (h *hub) reconcile(name string) snapshot {
 		r := h.reservations[name]
 		in := h.snapshotOf(r.DeepCopy(), h.config)
 		p := newPlan(in)
+		h.note(in)
 		if len(r.Finalizers) == 0 && in.needsFinalizer() {
 			r.Finalizers = []string{broker.FinalizerLedger}
 			continue
 		}
-		if done, _ := in.upToDate(p); done {
+		if write, _ := in.outdated(p); write == nothing || write == figures && !h.figures.AllowN(in.now, 1) {
 			return in
 		}
 		before := r.DeepCopy()
@@ -151,6 +158,7 @@ func (h *hub) reconcile(name string) snapshot {
 		if !p.empty() {
 			in.reservation.Status.Attempt = p.attempt
 			h.readLedgers(&in)
+			h.note(in)
 		}
 		r.Status = nextStatus(in, p, !p.empty())
 		if !in.needsFinalizer() {
@@ -907,20 +915,20 @@ func TestTermsAreWrittenLater(t *testing.T) {
 	h.answer("paris", "r", true)
 	h.use("r")
 	h.reconcile("r")
-	pending := func() (bool, time.Time) {
+	pending := func() (outdated, time.Time) {
 		in := h.snapshotOf(h.reservations["r"].DeepCopy(), h.config)
-		return in.upToDate(newPlan(in))
+		return in.outdated(newPlan(in))
 	}
-	if done, until := pending(); !done || !until.IsZero() {
-		t.Fatalf("before a change: up to date %t, until %s", done, until)
+	if write, until := pending(); write != nothing || !until.IsZero() {
+		t.Fatalf("before a change: to write %d, until %s", write, until)
 	}
 	h.clock.Step(time.Minute)
 	for h.figures.AllowN(h.clock.Now(), 1) { // others are written
 	}
 	h.change("paris", func(ad *broker.ClusterAdvertisement) { ad.Spec.Lending.PodSecurity = broker.PodSecurityRestricted })
-	done, until := pending()
-	if !done || until.Sub(h.clock.Now()) != figuresAfter {
-		t.Fatalf("up to date %t, until %s, at %s", done, until, h.clock.Now())
+	write, until := pending()
+	if write != figures || until.Sub(h.clock.Now()) != figuresAfter {
+		t.Fatalf("to write %d, until %s, at %s", write, until, h.clock.Now())
 	}
 	in := h.snapshotOf(h.reservations["r"].DeepCopy(), h.config)
 	if after := in.requeueBy(until).RequeueAfter; after != figuresAfter {

@@ -46,7 +46,7 @@ func BenchmarkDecisionBehindQueue(b *testing.B) {
 			}
 			h.config = config
 			for i := range 1000 {
-				h.snapshotOf(h.reservations[fmt.Sprint("waiting-", i)], h.config)
+				h.note(h.snapshotOf(h.reservations[fmt.Sprint("waiting-", i)], h.config))
 			}
 			h.ask("r", 1, "100")
 			h.reservations["r"].Spec.PodSets[0].Requests = cpus("1")

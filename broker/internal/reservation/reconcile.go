@@ -39,8 +39,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, e
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	p := newPlan(in)
+	r.note(in)
 	r.rememberImpossible(name, p.impossible.reason != "")
-	if upToDate, until := in.upToDate(p); upToDate {
+	if write, until := in.outdated(p); write == nothing || write == figures && !r.figures.AllowN(in.now, 1) {
 		r.conflicts.Forget("reservation/" + name)
 		return in.requeueBy(until), nil
 	}
@@ -176,6 +177,7 @@ func (r *Reconciler) writeHolds(ctx context.Context, in *snapshot, p plan) error
 	}
 	if p.writes() {
 		r.readLedgers(in)
+		r.note(*in)
 	}
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/time/rate"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -105,8 +104,6 @@ type snapshot struct {
 	progress map[string]answers.Progress
 	// times are since when this process has seen the Reservation's state.
 	times lease.Times
-	// figures limits the writes of statuses that differ in figures only.
-	figures *rate.Limiter
 	// heard is when the consumer last advertised, or when this process became the leader.
 	heard time.Time
 	// rejections are the clusters that must not be chosen for a capacity because of
@@ -129,21 +126,30 @@ type snapshot struct {
 // the Reservation fail if it has changed, those of holds if the holds of this
 // Reservation have. It returns NotFound if the Reservation does not exist.
 func (r *Reconciler) snapshot(ctx context.Context, name string) (snapshot, error) {
+	reservation, err := r.known(ctx, name)
+	if err != nil {
+		return snapshot{}, err
+	}
 	config, err := r.config(ctx)
 	if err != nil {
 		return snapshot{}, err
 	}
-	reservation := r.store.reservation(name).DeepCopy()
-	if reservation == nil {
-		reservation = &broker.Reservation{}
-		if err := r.client.Get(ctx, r.key(name), reservation); err != nil {
-			return snapshot{}, err
-		}
-		if r.store.removedLately(reservation) {
-			return snapshot{}, notFound(name)
-		}
-	}
 	return r.snapshotOf(reservation, config), nil
+}
+
+// known is a copy of a Reservation that the store or the API server knows.
+func (r *Reconciler) known(ctx context.Context, name string) (*broker.Reservation, error) {
+	if known := r.store.reservation(name); known != nil {
+		return known.DeepCopy(), nil
+	}
+	reservation := &broker.Reservation{}
+	if err := r.client.Get(ctx, r.key(name), reservation); err != nil {
+		return nil, err
+	}
+	if r.store.removedLately(reservation) {
+		return nil, notFound(name)
+	}
+	return reservation, nil
 }
 
 // snapshotOf is what the store knows that concerns this version of a Reservation, to which
@@ -178,7 +184,7 @@ func (r *Reconciler) readLedgers(in *snapshot) {
 			in.unproven[cluster] = r.reports.unproven(ad)
 		}
 	}
-	r.remember(in)
+	r.recall(in)
 }
 
 // readAttempt reads the clusters of the Reservation's last attempt that do not show its
@@ -250,32 +256,42 @@ func (r *Reconciler) lastAdvertised(cluster string) time.Time {
 	return lease.Later(at, r.repeatedAt[cluster])
 }
 
-// upToDate reports whether there is nothing to write, and until when if that is not for good:
-// consumers go by what providers say of their nodes and the guests that they take.
-func (in snapshot) upToDate(p plan) (bool, time.Time) {
+// outdated is how much a plan's write matters.
+type outdated int
+
+const (
+	nothing outdated = iota
+	// figures may be written, one now and then of all Reservations.
+	figures
+	// news is written at once.
+	news
+)
+
+// outdated is what there is to write and, if that is nothing or only figures, until when if
+// not for good: consumers go by what providers say of their nodes and the guests that they
+// take.
+func (in snapshot) outdated(p plan) (outdated, time.Time) {
 	r := in.reservation
-	if in.deleted() {
-		return !controllerutil.ContainsFinalizer(r, broker.FinalizerLedger), time.Time{}
-	}
-	if controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) != in.needsFinalizer() || p.writes() {
-		return false, time.Time{}
+	switch {
+	case in.deleted() && !controllerutil.ContainsFinalizer(r, broker.FinalizerLedger):
+		return nothing, time.Time{}
+	case in.deleted() || controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) != in.needsFinalizer() || p.writes():
+		return news, time.Time{}
 	}
 	next := nextStatus(in, p, false)
+	var until time.Time
 	switch {
 	case apiequality.Semantic.DeepEqual(r.Status, next):
-		return true, time.Time{}
-	case !differInFiguresOnly(r.Status, next) || in.figuresDue():
-		return false, time.Time{}
+		return nothing, until
+	case !differInFiguresOnly(r.Status, next):
+		return news, until
 	case differInTerms(r.Status, next):
-		return true, in.now.Add(figuresAfter)
+		until = in.now.Add(figuresAfter)
 	}
-	return true, time.Time{}
-}
-
-// figuresDue reports whether a status may be written that differs in figures only. A
-// positive answer counts as a write.
-func (in snapshot) figuresDue() bool {
-	return !in.now.Before(lease.Later(in.times.FirstSeen, in.times.Written).Add(figuresAfter)) && in.figures.AllowN(in.now, 1)
+	if in.now.Before(lease.Later(in.times.FirstSeen, in.times.Written).Add(figuresAfter)) {
+		return nothing, until
+	}
+	return figures, until
 }
 
 // needsFinalizer reports whether the Reservation must be kept: until it has ended and the

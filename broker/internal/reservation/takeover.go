@@ -56,7 +56,7 @@ func (r *Reconciler) takeOver(ctx context.Context) error {
 func (r *Reconciler) queueAll(config config) {
 	for _, reservation := range r.store.allReservations() {
 		if meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) {
-			r.snapshotOf(reservation.DeepCopy(), config)
+			r.note(r.snapshotOf(reservation.DeepCopy(), config))
 		}
 	}
 }

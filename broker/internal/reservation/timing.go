@@ -30,9 +30,8 @@ const (
 	releaseShownAfter = 5 * time.Second
 )
 
-// remember adds to a snapshot what this process knows and no object says: since when
-// it has seen the Reservation's state, what the providers have answered, and the queue.
-func (r *Reconciler) remember(in *snapshot) {
+// seen is the Reservation's state, as the book records it.
+func (in snapshot) seen() lease.Seen {
 	reservation := in.reservation
 	seen := lease.Seen{Asked: map[string]int64{}, Deleted: in.deleted()}
 	for _, h := range in.holds() {
@@ -44,19 +43,34 @@ func (r *Reconciler) remember(in *snapshot) {
 	if meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) {
 		seen.Waiting = reservation.Generation
 	}
-	in.times = r.book.Observe(reservation.Name, reservation.UID, seen, in.now)
-	if length := in.config.duration(reservation.Spec.Duration); seen.Held && length > 0 && !in.announced(length) {
-		// The consumer's agent cannot know yet how often to renew it.
-		r.book.Renew(reservation.Name, reservation.UID, in.now)
-		in.times.Renewed = in.now
-	}
-	in.figures = r.figures
+	length := in.config.duration(reservation.Spec.Duration)
+	seen.Unannounced = seen.Held && length > 0 && !in.announced(length)
+	return seen
+}
+
+// recall adds to a snapshot what this process knows and no object says: since when it has
+// seen the Reservation's state, what the providers have answered, and the queue.
+func (r *Reconciler) recall(in *snapshot) {
+	reservation := in.reservation
+	in.times = r.book.Times(reservation.Name, reservation.UID, in.seen(), in.now)
 	in.progress, in.unusable = map[string]answers.Progress{}, map[string]int64{}
 	for _, cluster := range in.holders {
 		in.progress[cluster] = r.answers.Progress(cluster)
 		in.unusable[cluster] = r.answers.UnusableUpTo(cluster, reservation.UID)
 	}
 	in.heard = r.lastAdvertised(reservation.Spec.RequesterID)
+	in.rejections = func(want broker.HeldCapacity) (map[string]capacity.Rejection, time.Time) {
+		return r.answers.Rejections(reservation.Spec.RequesterID, reservation.UID, want, in.config.proofDeadline, in.now)
+	}
+	in.queueTime, in.asked = r.queueTime(in)
+	r.recallQueue(in)
+}
+
+// note remembers what a reconcile has seen: since when, which answers are overdue, and who
+// waits.
+func (r *Reconciler) note(in snapshot) {
+	reservation := in.reservation
+	r.book.Observe(reservation.Name, reservation.UID, in.seen(), in.now)
 	for _, h := range in.holds() {
 		if in.overdue(h) {
 			asked, _ := in.askedAt(h)
@@ -64,11 +78,7 @@ func (r *Reconciler) remember(in *snapshot) {
 			r.answers.Missed(h.cluster, reservation.UID, asked, h.Unconfirmed != nil, in.config.retryAfter, in.now)
 		}
 	}
-	in.rejections = func(want broker.HeldCapacity) (map[string]capacity.Rejection, time.Time) {
-		return r.answers.Rejections(reservation.Spec.RequesterID, reservation.UID, want, in.config.proofDeadline, in.now)
-	}
-	in.queueTime, in.asked = r.queueTime(in)
-	r.observeQueue(in)
+	r.noteQueue(in)
 	if r.store.removedLately(reservation) {
 		// It was deleted after it was read: no further event would forget it.
 		r.forget(reservation.Name)

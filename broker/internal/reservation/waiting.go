@@ -49,9 +49,8 @@ func (in snapshot) allocated() (allocated broker.HeldCapacity) {
 	return allocated
 }
 
-// observeQueue keeps the Reservation's entry in the queue up to date, and notes who is
-// ahead of it.
-func (r *Reconciler) observeQueue(in *snapshot) {
+// noteQueue keeps the Reservation's entry in the queue up to date.
+func (r *Reconciler) noteQueue(in snapshot) {
 	reservation, entry := in.reservation, in.entry()
 	queued := meta.FindStatusCondition(reservation.Status.Conditions, broker.ConditionQueued)
 	if queued != nil && queued.Status == metav1.ConditionTrue && !entry.Request.Want.Empty() {
@@ -72,9 +71,14 @@ func (r *Reconciler) observeQueue(in *snapshot) {
 	} else if placed := entry.Request.Want.Empty() && !in.ended(); placed && r.queue.Placed(reservation.Name, in.now) || !placed && r.queue.Remove(reservation.Name) {
 		r.retryQueued()
 	}
+}
+
+// recallQueue adds to a snapshot who is ahead of the Reservation.
+func (r *Reconciler) recallQueue(in *snapshot) {
 	if in.config.queueing == broker.QueueingNone {
 		return
 	}
+	entry := in.entry()
 	in.position = int32(r.queue.Position(entry))
 	in.ahead = r.queue.Ahead(entry)
 	in.claims = &r.claims

@@ -1,0 +1,108 @@
+package reservation
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/dump"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// configOf is a client that reads the hub's BrokerConfig, and finds nothing else.
+type configOf struct {
+	client.Client
+	hub *hub
+}
+
+func (c configOf) Get(_ context.Context, key client.ObjectKey, object client.Object, _ ...client.GetOption) error {
+	config, ok := object.(*broker.BrokerConfig)
+	if !ok {
+		return notFound(key.Name)
+	}
+	config.Spec.MaxDuration = &metav1.Duration{Duration: c.hub.config.maxDuration}
+	config.Spec.KeepFreeFor = &metav1.Duration{Duration: c.hub.config.keepFreeFor}
+	return nil
+}
+
+// memory is what the broker's process remembers.
+func (h *hub) memory() string {
+	return dump.ForHash([]any{h.book, h.answers, h.queue, h.reports, h.figures, h.impossible, h.priceChanges, len(h.becameFresh)})
+}
+
+// TestReadingChangesNothing: whichever cluster asks for a decision, and whatever is due by then,
+// the broker remembers the same.
+func TestReadingChangesNothing(t *testing.T) {
+	for name, prepare := range map[string]func(*hub){
+		"an answer is overdue": func(h *hub) {
+			h.advertise("paris", "10")
+			h.ask("r", 1, "1")
+			h.clock.Step(time.Minute)
+			h.advertise("paris", "10")
+		},
+		"the lease has become shorter": func(h *hub) {
+			h.advertise("paris", "10")
+			h.ask("r", 1, "1")
+			h.answer("paris", "r", true)
+			h.clock.Step(time.Second)
+			h.config.maxDuration = time.Minute
+		},
+		"it waits, after a fail-over": func(h *hub) {
+			h.advertise("paris", "1")
+			h.ask("r", 20, "1")
+			h.clock.Step(time.Second)
+			h.failOver()
+			h.advertise("paris", "1")
+		},
+		"the time for which room is kept for it is over": func(h *hub) {
+			h.config.keepFreeFor = time.Minute
+			h.advertise("paris", "1")
+			h.ask("r", 20, "1")
+			h.clock.Step(time.Minute)
+			h.advertise("paris", "1")
+		},
+		"it waited, and has been placed": func(h *hub) {
+			h.advertise("paris", "1")
+			h.ask("r", 20, "1")
+			h.clock.Step(time.Second)
+			placed := h.reservations["r"].DeepCopy()
+			meta.RemoveStatusCondition(&placed.Status.Conditions, broker.ConditionQueued)
+			h.reservations["r"] = placed
+			h.store.putReservation(placed)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHub(t)
+			prepare(h)
+			before := h.memory()
+			if _, err := h.Explain(t.Context(), "rome", "r"); err != nil {
+				t.Errorf("its own decision: %v", err)
+			}
+			expectMemory(t, h, "its own cluster has asked", before)
+			heard := h.asked
+			if _, err := h.Explain(t.Context(), "oslo", "r"); client.IgnoreNotFound(err) != nil || err == nil {
+				t.Errorf("the decision of another cluster: %v", err)
+			}
+			expectMemory(t, h, "another cluster has asked", before)
+			if h.asked != heard {
+				t.Errorf("for a call of another cluster, %d clusters were looked at", h.asked-heard)
+			}
+			// Beside it, a reconcile remembers.
+			h.note(h.snapshotFor("r"))
+			if h.memory() == before {
+				t.Error("a reconcile remembers nothing")
+			}
+		})
+	}
+}
+
+func expectMemory(t *testing.T, h *hub, when, before string) {
+	t.Helper()
+	if after := h.memory(); after != before {
+		t.Errorf("after %s, the broker remembers something else: was\n%s\nis\n%s", when, before, after)
+	}
+}
