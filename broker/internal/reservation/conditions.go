@@ -269,10 +269,6 @@ func (c conditions) setVirtualNodeReady(in snapshot, status *broker.ReservationS
 // setReady summarizes the other conditions: the first that is not as desired is the
 // reason for which the Reservation is not ready.
 func (c conditions) setReady(in snapshot, p plan, status *broker.ReservationStatus) {
-	if invalid := invalidSelector(&in.reservation.Spec); invalid.reason != "" {
-		c.set(broker.ConditionReady, false, invalid.reason, invalid.message)
-		return
-	}
 	if p.gaveUp || p.impossible.reason != "" {
 		queued := meta.FindStatusCondition(*c.list, broker.ConditionQueued)
 		c.set(broker.ConditionReady, false, queued.Reason, queued.Message)

@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -61,15 +60,6 @@ func (in snapshot) impossible() impossibility {
 func (in snapshot) lends(cluster string) bool {
 	ad := in.advertisement(cluster)
 	return ad != nil && capacity.AdmitReason(ad.Spec.Lending, in.reservation.Spec.RequesterID, nil) == ""
-}
-
-// invalidSelector is why no pod can use a Reservation; zero if pods can. What is held stays
-// held, since the selector can be corrected.
-func invalidSelector(spec *broker.ReservationSpec) impossibility {
-	if _, err := metav1.LabelSelectorAsSelector(spec.PodSelector); err != nil {
-		return impossibility{reasonInvalidSpec, fmt.Sprintf("No pod can use it: podSelector: %v.", err)}
-	}
-	return impossibility{}
 }
 
 // madeByHand reports whether a Reservation was made by hand: in the hub, or in the

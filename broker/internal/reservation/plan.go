@@ -65,8 +65,7 @@ func newPlan(in snapshot) plan {
 	if p.shrink = shrink(in, holds, requested); p.shrink == nil {
 		p.shrink = lost(in, holds)
 		if p.missing = capacity.Sub(requested, reliable); !p.missing.Empty() {
-			p.impossible = invalidSelector(&in.reservation.Spec)
-			if p.gaveUp = in.deadlineExceeded(); !p.gaveUp && p.impossible.reason == "" {
+			if p.gaveUp = in.deadlineExceeded(); !p.gaveUp {
 				if p.place(in); len(p.grow) == 0 && len(holds) == 0 {
 					p.impossible = in.impossible()
 				}
