@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/common/model"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -31,10 +32,15 @@ func documentedMetrics(c *testCluster, ns string) {
 	c.create(schedulerPod(ns, "waits", "1", inPool(ns)))
 	c.expectReservation(ns, ns, 1)
 	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "waits", "1")))
-	// A policy for a label that no namespace can have.
+	// A policy for a label that no namespace can have, from before the CRD refused it.
+	controlplane.InstallCRDsWithoutRules(c.t, c.config)
+	defer controlplane.InstallCRDs(c.t, c.config)
 	unusable := returnPolicy(ns, nil)
 	unusable.Spec.NamespaceSelector.MatchLabels = map[string]string{"team": "a b"}
-	c.create(unusable)
+	expect.Eventually(c.t, "the CRD without rules to be served", func() (bool, string) {
+		err := c.Create(c.t.Context(), unusable)
+		return err == nil, fmt.Sprint(err)
+	})
 	defer func() { expect.NoError(c.t, c.Delete(c.t.Context(), unusable)) }()
 	var served, labelled map[string]float64
 	expect.Eventually(c.t, "both to be counted", func() (bool, string) {

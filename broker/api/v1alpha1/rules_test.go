@@ -228,8 +228,8 @@ func TestRules(t *testing.T) {
 	selector := func(field string) []value {
 		return []value{{
 			field: field + ".matchExpressions", example: "operator: In",
-			good: []any{expression("In", "a"), expression("In", ""), expression("DoesNotExist"), []any{}, keyed("example.com/Team_1")},
-			bad:  []any{expression("Foo", "a"), expression("In"), expression("Exists", "a"), expression("in", "a"), expression("NotIn", "a", "shop floor"), keyed("a b"), keyed(""), keyed("Example.com/team"), keyed("a/b/c")},
+			good: []any{expression("In", "a"), expression("In", ""), expression("DoesNotExist"), []any{}, keyed("example.com/Team_1"), keyed(strings.Repeat("a", 253) + "/" + strings.Repeat("b", 63))},
+			bad:  []any{expression("Foo", "a"), expression("In"), expression("Exists", "a"), expression("in", "a"), expression("NotIn", "a", "shop floor"), keyed("a b"), keyed(""), keyed("Example.com/team"), keyed("a/b/c"), keyed(strings.Repeat("a", 254) + "/b")},
 		}, {
 			field: field + ".matchLabels", example: "{team: shop}",
 			good: []any{label("team", "shop"), label("example.com/team", ""), map[string]any{}},
