@@ -3,7 +3,6 @@ package owners
 import (
 	"context"
 	"fmt"
-	"maps"
 	"sync"
 	"time"
 
@@ -32,11 +31,11 @@ const (
 	// object that does not exist, and of a look-up that failed.
 	keepFound, keepMissing, keepFailed = 10 * time.Minute, 10 * time.Second, 2 * time.Second
 
-	// refusalLasts is how long the API server must have refused an owner, or not served its
-	// kind, before that is believed: it refuses also what it will allow while it starts.
-	refusalLasts = 15 * time.Second
-	// CheckRefused is how often an owner is looked up again that counts as a root owner
-	// because it is refused.
+	// An owner that the API server refuses, or whose kind it does not serve, is looked up every
+	// checkRefusal, and counts as a root owner after refusedOften such answers in a row: while it
+	// starts, the API server refuses also what it will allow.
+	checkRefusal, refusedOften = 5 * time.Second, 4
+	// CheckRefused is how often such a root owner is looked up again.
 	CheckRefused = time.Minute
 )
 
@@ -50,12 +49,6 @@ type Lookup struct {
 	results *utilcache.LRUExpireCache
 	queue   workqueue.TypedDelayingInterface[object]
 
-	mu sync.Mutex
-	// refusedSince has the objects whose refusal is not believed yet. They are looked up
-	// again until it is, or ends.
-	refusedSince map[object]time.Time
-	// refusedAt is when an owner was last refused of a kind of which refusals are believed.
-	refusedAt map[refusal]time.Time
 	// logged is when a kind was last logged that cannot be read.
 	logged sync.Map
 }
@@ -68,22 +61,17 @@ type object struct {
 	uid       types.UID
 }
 
-// refusal is of a kind that the API server does not serve or, if namespace is not empty, that
-// must not be read there.
-type refusal struct {
-	resource  schema.GroupVersionResource
-	namespace string
-}
-
 // result of a look-up.
 type result struct {
 	controller *metav1.OwnerReference
 	found      bool
-	// refused: the object counts as a root owner because it cannot be read.
-	refused bool
-	// dueAt is when the object may be looked up again.
-	dueAt time.Time
+	// refusals in a row, and when to look the object up again if there are any.
+	refusals int
+	dueAt    time.Time
 }
+
+// refused reports whether the object counts as a root owner because it cannot be read.
+func (r result) refused() bool { return r.refusals >= refusedOften }
 
 // New returns a Lookup for these kinds.
 func New(log logr.Logger, clock clock.WithTicker, config *rest.Config, kinds []Kind) (*Lookup, error) {
@@ -95,8 +83,8 @@ func New(log logr.Logger, clock clock.WithTicker, config *rest.Config, kinds []K
 	}
 	l := &Lookup{
 		log: log, clock: clock, client: client, kinds: map[schema.GroupKind]string{},
-		results: utilcache.NewLRUExpireCacheWithClock(maxResults, clock), refusedSince: map[object]time.Time{}, refusedAt: map[refusal]time.Time{},
-		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[object]{Clock: clock}),
+		results: utilcache.NewLRUExpireCacheWithClock(maxResults, clock),
+		queue:   workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[object]{Clock: clock}),
 	}
 	for _, k := range kinds {
 		if err := k.Validate(); err != nil {
@@ -117,7 +105,7 @@ func (l *Lookup) Resolve(namespace string, ref metav1.OwnerReference) (controlle
 // Find returns the controller of an owner. It never blocks: an owner that was not looked up
 // yet is not found, and queued for Run. An owner of another kind than those of the Lookup has
 // no controller: it is a root owner. So is one that the API server has refused, or not served,
-// for some time; refused is true then, and another call after CheckRefused shows whether it
+// several times; refused is true then, and another call after CheckRefused shows whether it
 // still is.
 func (l *Lookup) Find(namespace string, ref metav1.OwnerReference) (controller *metav1.OwnerReference, found, refused bool) {
 	resource, ok := resourceOf(l.kinds, ref)
@@ -127,10 +115,10 @@ func (l *Lookup) Find(namespace string, ref metav1.OwnerReference) (controller *
 	// By all that the reference says: users write references.
 	o := object{resource, namespace, ref.Name, ref.UID}
 	kept, known := l.kept(o)
-	if (!known || kept.refused && l.due(kept)) && l.queue.Len() < maxQueued {
+	if (!known || l.due(kept)) && l.queue.Len() < maxQueued {
 		l.queue.Add(o)
 	}
-	return kept.controller, kept.found, kept.refused
+	return kept.controller, kept.found, kept.refused()
 }
 
 // kept returns the last result for an object.
@@ -142,7 +130,7 @@ func (l *Lookup) kept(o object) (r result, known bool) {
 	return kept.(result), true
 }
 
-func (l *Lookup) due(r result) bool { return !l.clock.Now().Before(r.dueAt) }
+func (l *Lookup) due(r result) bool { return r.refusals > 0 && !l.clock.Now().Before(r.dueAt) }
 
 // Run looks up what is queued until ctx ends. resolved is called after each owner that was
 // found.
@@ -156,13 +144,12 @@ func (l *Lookup) Run(ctx context.Context, resolved func()) {
 					return
 				}
 				if kept, known := l.kept(o); !known || l.due(kept) { // else it was queued again during its lookup
-					r, keep := l.get(ctx, o)
-					r.dueAt = l.clock.Now().Add(min(keep, CheckRefused))
+					r, keep := l.get(ctx, o, kept)
 					l.results.Add(o, r, keep)
 					if r.found {
 						resolved()
-					} else if l.isRefused(o) {
-						l.queue.AddAfter(o, keep) // not before dueAt
+					} else if r.refusals > 0 {
+						l.queue.AddAfter(o, checkRefusal) // not before dueAt
 					}
 				}
 				l.queue.Done(o)
@@ -174,20 +161,17 @@ func (l *Lookup) Run(ctx context.Context, resolved func()) {
 	running.Wait()
 }
 
-// get reads an owner, and returns how long to keep the result.
-func (l *Lookup) get(ctx context.Context, o object) (result, time.Duration) {
+// get reads an owner whose last result was kept, and returns how long to keep the result.
+func (l *Lookup) get(ctx context.Context, o object, kept result) (result, time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	owner, err := l.client.Resource(o.resource).Namespace(o.namespace).Get(ctx, o.name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsForbidden(err):
-		return l.refused(o, refusal{o.resource, o.namespace}, "The kind of an owner must not be read; its objects count as root owners. Check the chart's value scheduler.ownerKinds")
+		return l.refused(o, kept, "The kind of an owner must not be read; its objects count as root owners. Check the chart's value scheduler.ownerKinds")
 	case apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
 		// No such path, rather than no such object.
-		return l.refused(o, refusal{resource: o.resource}, "The kind of an owner is not served in this version; its objects count as root owners")
-	}
-	l.answered(o, err)
-	switch {
+		return l.refused(o, kept, "The kind of an owner is not served in this version; its objects count as root owners")
 	case err == nil && owner.UID == o.uid:
 		return result{controller: metav1.GetControllerOf(owner), found: true}, keepFound
 	case err == nil:
@@ -196,61 +180,23 @@ func (l *Lookup) get(ctx context.Context, o object) (result, time.Duration) {
 		return result{}, keepMissing
 	}
 	l.log.V(1).Info("Failed to look up an owner; retrying", "resource", o.resource.GroupResource().String(), "namespace", o.namespace, "name", o.name, "reason", err.Error())
-	if kept, _ := l.kept(o); kept.refused {
+	if kept.refused() {
+		kept.dueAt = l.clock.Now().Add(CheckRefused)
 		return kept, keepFound
 	}
 	return result{}, keepFailed
 }
 
-// answered records that an owner was not refused. That there is no such object shows as well
-// that the kind is served, and may be read.
-func (l *Lookup) answered(o object, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.refusedSince, o)
-	if err == nil || apierrors.IsNotFound(err) {
-		delete(l.refusedAt, refusal{resource: o.resource})
-		delete(l.refusedAt, refusal{o.resource, o.namespace})
+// refused is the result for an owner that the API server has refused again: not found, until
+// there are enough refusals in a row. Then message is logged.
+func (l *Lookup) refused(o object, kept result, message string) (result, time.Duration) {
+	r, dueIn := result{refusals: kept.refusals + 1}, checkRefusal
+	if r.refused() {
+		r.found, dueIn = true, CheckRefused
+		l.logUnreadable(o, message)
 	}
-}
-
-// refused is the result for an owner that the API server refuses: not found, until the
-// refusal has lasted, of this owner or lately of another one of its kind. message is logged
-// then.
-func (l *Lookup) refused(o object, of refusal, message string) (result, time.Duration) {
-	kept, _ := l.kept(o)
-	if !l.believe(o, of, kept.refused) {
-		return result{}, keepFailed
-	}
-	l.logUnreadable(o, message)
-	return result{found: true, refused: true}, keepFound
-}
-
-// believe reports whether the refusal of an owner is believed; known is true if it was before.
-func (l *Lookup) believe(o object, of refusal, known bool) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := l.clock.Now()
-	since, waits := l.refusedSince[o]
-	if !waits {
-		since = now
-	}
-	maps.DeleteFunc(l.refusedAt, func(_ refusal, at time.Time) bool { return now.Sub(at) > keepFound })
-	if _, lately := l.refusedAt[of]; !known && !lately && now.Sub(since) < refusalLasts {
-		l.refusedSince[o] = since
-		return false
-	}
-	delete(l.refusedSince, o)
-	l.refusedAt[of] = now
-	return true
-}
-
-// isRefused reports whether an owner is refused, which is not believed yet.
-func (l *Lookup) isRefused(o object) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, refused := l.refusedSince[o]
-	return refused
+	r.dueAt = l.clock.Now().Add(dueIn)
+	return r, keepFound
 }
 
 // logUnreadable logs that a kind cannot be read, every ten minutes.

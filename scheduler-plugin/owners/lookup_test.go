@@ -235,14 +235,6 @@ func TestRefusals(t *testing.T) {
 			return got == "" && refused, got
 		})
 	}
-	// The clock does not go on: another owner of such a kind costs one look.
-	for name, ref := range refused {
-		ref.Name, ref.UID = "another", ref.UID+"-another"
-		expect.Eventually(t, "another one that is "+name+" to be believed at once", func() (bool, string) {
-			got, refused := find(ref)
-			return got == "" && refused, got
-		})
-	}
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}}
 	expect.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(role), role))
 	role.Rules[0].Resources = append(role.Rules[0].Resources, "plans")
