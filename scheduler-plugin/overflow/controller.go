@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
@@ -91,8 +92,8 @@ type demandController struct {
 	requests   map[demand.Key]demand.Request
 	// requestedAt is when a key's count was changed last, for raiseAfter.
 	requestedAt map[demand.Key]time.Time
-	// refusals are the Reservations that the API server does not accept.
-	refusals *refusals
+	// refusals has the keys whose Reservations the API server does not accept.
+	refusals *flowcontrol.Backoff
 }
 
 // slot is what one goroutine writes at a time: the Reservation of a key, or all those of a
@@ -513,7 +514,7 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	if err != nil {
 		return c.writeFailed(log, request, err)
 	}
-	c.refusals.end(request.Key)
+	c.refusals.Reset(request.Key.String())
 	c.setLimited(request.Key, limited, request.Pods())
 	c.raised(request.Key)
 	requestsTotal.WithLabelValues(resultRequested).Inc()
@@ -552,29 +553,38 @@ func (c *demandController) writeFailed(log klog.Logger, request demand.Request, 
 		return 0
 	case apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err): // the last is of a webhook that gives no code
 		log.Error(err, "Failed to write a Reservation; retrying. Check the quotas and admission policies of the namespace, and that the agent's chart has installed the CRDs and the RBAC rules of the scheduler")
-		return c.refused(request, refusedWrite, err, blockedRetryAfter)
+		return c.refused(request, refusedWrite, err)
 	case apierrors.ReasonForError(err) != metav1.StatusReasonUnknown:
 		log.Error(err, "Failed to write a Reservation; retrying")
-		return c.refused(request, failedWrite, err, retryAfter)
+		return c.refused(request, failedWrite, err)
 	default: // no answer of the API server, which takes no events either
 		log.Error(err, "Failed to write a Reservation; retrying")
-		c.refusals.end(request.Key)
+		c.refusals.Reset(request.Key.String())
 		return retryAfter
 	}
 }
 
-// refused records on the pods of a request that the API server does not accept its
-// Reservation, if that has lasted for long enough to be believed, and returns when to
-// requeue the request.
-func (c *demandController) refused(request demand.Request, kind string, err error, retryAfter time.Duration) (requeueAfter time.Duration) {
-	if in := c.refusals.add(request.Key, kind); in > 0 {
-		return min(in, retryAfter)
+// refused returns when to requeue a request whose Reservation the API server does not accept:
+// after 2, 4 and 8 s at first, because it refuses also what it will allow while it starts. From
+// then on, its pods have the reason.
+func (c *demandController) refused(request demand.Request, kind string, err error) (requeueAfter time.Duration) {
+	key := request.Key.String()
+	c.refusals.GC() // those of pods that are gone
+	c.refusals.Next(key, c.clock.Now())
+	if requeueAfter = c.refusals.Get(key); requeueAfter < blockedRetryAfter {
+		return requeueAfter
 	}
 	if kind == refusedWrite {
 		c.setUnasked(request.Key, true)
 	}
-	c.recordAll(request, notWritten(kind, err, retryAfter))
-	return retryAfter
+	c.recordAll(request, notWritten(kind, err))
+	return requeueAfter
+}
+
+func newRefusals(clock clock.Clock) *flowcontrol.Backoff {
+	refusals := flowcontrol.NewBackOff(retryAfter, blockedRetryAfter)
+	refusals.Clock = clock
+	return refusals
 }
 
 // followExisting reports whether nothing can or need be written while the Reservation is as it is,

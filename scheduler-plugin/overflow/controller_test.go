@@ -218,7 +218,7 @@ func TestWritesWaitForNoOther(t *testing.T) {
 		reservations: newReservationStore(client, newIndexer(), p.clock),
 		synced:       func() bool { return true }, active: func() bool { return false },
 		writeQueue: workqueue.NewTyped[slot](), requests: map[demand.Key]demand.Request{}, requestedAt: map[demand.Key]time.Time{},
-		refusals: newRefusals(p.clock),
+		refusals: newRefusals(clocktesting.NewFakeClock(p.clock.Now())),
 	}
 	defer c.writeQueue.ShutDown()
 	for range writers {

@@ -40,7 +40,7 @@
 //
 // With overflow: BeforePreemption, preemption waits until the broker has refused, a
 // policy allows no more, the API server rejects the request or, by a quota or an admission
-// policy, has refused it for 15 s, or decisionTimeout has passed. Pods on virtual nodes are
+// policy, has refused it four times, or decisionTimeout has passed. Pods on virtual nodes are
 // never preempted.
 //
 // A pod of an opted-in namespace that waits for the cluster's own scheduler has event

@@ -149,11 +149,19 @@ func failed(key, message string, r *broker.Reservation) event {
 // maxAnswer is how much of the API server's answer is repeated in an event, in bytes.
 const maxAnswer = 700
 
-// notWritten: the API server has not accepted the Reservation for some time. Its answers of one
+// Kinds of answers to a write of a Reservation that was not accepted.
+const (
+	// refusedWrite: the API server does not accept the Reservation as it is, there, now.
+	refusedWrite = "refused"
+	// failedWrite: the API server cannot process the request.
+	failedWrite = "failed"
+)
+
+// notWritten: the API server has not accepted the Reservation several times. Its answers of one
 // kind are one event: they may have other figures each time.
-func notWritten(kind string, err error, retryAfter time.Duration) event {
+func notWritten(kind string, err error) event {
 	return failed(kind, fmt.Sprintf("Failed to request capacity: %s. It is requested again every %.0f s.",
-		strings.TrimSuffix(events.TruncateTo(err.Error(), maxAnswer), "."), retryAfter.Seconds()), nil)
+		strings.TrimSuffix(events.TruncateTo(err.Error(), maxAnswer), "."), blockedRetryAfter.Seconds()), nil)
 }
 
 // deleting: a Reservation is being deleted while pods use it.

@@ -453,7 +453,7 @@ func rejectedPreempts(c *testCluster, ns string) {
 }
 
 // forbiddenPreempts: a quota of the namespace allows no Reservation. The API server refuses all
-// sorts of requests while it starts, so that this is believed 15 s later.
+// sorts of requests while it starts, so that only several refusals in a row count.
 func forbiddenPreempts(c *testCluster, ns string) {
 	none := corev1.ResourceList{"count/reservations." + broker.Group: resource.MustParse("0")}
 	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: none}}

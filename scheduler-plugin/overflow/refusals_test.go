@@ -2,6 +2,7 @@ package overflow
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,53 +18,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
-
-// TestRefusalsAreBelieved: a refusal is believed once it has lasted, and those of other keys of
-// the namespace soon after it at once.
-func TestRefusalsAreBelieved(t *testing.T) {
-	web, db, other := demand.Key{Namespace: "shop", Shape: "web"}, demand.Key{Namespace: "shop", Shape: "db"}, demand.Key{Namespace: "bank", Shape: "web"}
-	type step struct {
-		after time.Duration
-		key   demand.Key
-		// kind of the refusal; empty if there is none.
-		kind string
-		want time.Duration
-	}
-	for name, steps := range map[string][]step{
-		"it lasts":              {{0, web, refusedWrite, refusalLasts}, {5 * time.Second, web, refusedWrite, 10 * time.Second}, {10 * time.Second, web, refusedWrite, 0}, {refusalLasts, web, refusedWrite, 0}},
-		"the API server starts": {{0, web, refusedWrite, refusalLasts}, {10 * time.Second, web, "", 0}, {10 * time.Second, web, refusedWrite, refusalLasts}},
-		"of another kind":       {{0, web, failedWrite, refusalLasts}, {refusalLasts, web, refusedWrite, refusalLasts}, {refusalLasts, web, refusedWrite, 0}},
-		"long ago":              {{0, web, refusedWrite, refusalLasts}, {refusalLasts, web, refusedWrite, 0}, {keepRefusals + time.Second, web, refusedWrite, refusalLasts}},
-		"of others": {{0, web, refusedWrite, refusalLasts}, {refusalLasts, web, refusedWrite, 0}, {0, db, refusedWrite, 0},
-			{0, other, refusedWrite, refusalLasts}, {0, db, failedWrite, refusalLasts}},
-		"of others, which is not believed yet": {{0, web, refusedWrite, refusalLasts}, {10 * time.Second, db, refusedWrite, refusalLasts}},
-		"of others, long ago":                  {{0, web, refusedWrite, refusalLasts}, {refusalLasts, web, refusedWrite, 0}, {keepRefusals + time.Second, db, refusedWrite, refusalLasts}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
-			r := newRefusals(now)
-			for i, s := range steps {
-				now.SetTime(now.Now().Add(s.after))
-				if s.kind == "" {
-					r.end(s.key)
-				} else if got := r.add(s.key, s.kind); got != s.want {
-					t.Errorf("step %d: believed in %s, want %s", i+1, got, s.want)
-				}
-			}
-			now.SetTime(now.Now().Add(keepRefusals + time.Second))
-			if r.add(other, failedWrite); len(r.byKey)+len(r.believed) > 1 {
-				t.Errorf("kept: %+v", r)
-			}
-		})
-	}
-}
 
 // notes records the texts of the events of a reason.
 type notes struct {
@@ -103,9 +63,15 @@ func TestWriteIsRefused(t *testing.T) {
 		"a webhook without a code": {answer: func(n int) apierrors.APIStatus {
 			return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusBadRequest, Message: fmt.Sprintf("webhook team-a denied the request %d", n)}}
 		}, accepts: 5 * time.Minute, events: 1, retry: blockedRetryAfter, unasked: true},
-		"no CRD":                {answer: func(int) apierrors.APIStatus { return apierrors.NewNotFound(reservations, "team-a") }, accepts: 5 * time.Minute, events: 1, retry: blockedRetryAfter, unasked: true},
-		"a broken webhook":      {answer: broken, accepts: 5 * time.Minute, events: 1, retry: retryAfter},
-		"a busy API server":     {answer: broken, accepts: 10 * time.Second, events: 0},
+		"no CRD":            {answer: func(int) apierrors.APIStatus { return apierrors.NewNotFound(reservations, "team-a") }, accepts: 5 * time.Minute, events: 1, retry: blockedRetryAfter, unasked: true},
+		"a broken webhook":  {answer: broken, accepts: 5 * time.Minute, events: 1, retry: blockedRetryAfter},
+		"a busy API server": {answer: broken, accepts: 10 * time.Second, events: 0},
+		"an API server that does not answer meanwhile": {answer: func(n int) apierrors.APIStatus {
+			if n == 3 {
+				return nil
+			}
+			return forbidden(n)
+		}, accepts: 20 * time.Second, events: 0},
 		"no answer for a while": {answer: func(int) apierrors.APIStatus { return nil }, accepts: 5 * time.Minute, events: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -152,7 +118,7 @@ func TestWriteIsRefused(t *testing.T) {
 				if again == 0 {
 					break
 				}
-				if now.Now().Sub(began) > refusalLasts {
+				if now.Now().Sub(began) > blockedRetryAfter {
 					if tc.retry > 0 && again != tc.retry {
 						t.Fatalf("retried after %s, want %s", again, tc.retry)
 					}
@@ -178,6 +144,28 @@ func TestWriteIsRefused(t *testing.T) {
 			if p.grants.isUnasked(key) {
 				t.Error("it is requested, and yet unasked")
 			}
+			if c.refusals.Get(key.String()) != 0 {
+				t.Error("what was refused before it was requested counts later")
+			}
 		})
+	}
+}
+
+// TestRefusalsOfGonePods: what was refused for pods that are gone is not kept.
+func TestRefusalsOfGonePods(t *testing.T) {
+	c, now, _ := testController(t, testPlugin(OverflowArgs{}), newIndexer())
+	refuse := func(name string) string {
+		key := demand.Key{Namespace: "shop", Shape: name}
+		if after := c.refused(demand.Request{Key: key}, refusedWrite, errors.New("exceeded quota")); after != retryAfter {
+			t.Errorf("%s: retried after %s, want %s", name, after, retryAfter)
+		}
+		return key.String()
+	}
+	gone := refuse("gone")
+	if now.Step(time.Hour); c.refusals.Get(gone) == 0 {
+		t.Fatal("it was not kept before")
+	}
+	if refuse("other"); c.refusals.Get(gone) != 0 {
+		t.Error("a refusal for pods that are gone is kept")
 	}
 }
