@@ -76,8 +76,12 @@ type demandController struct {
 
 	// pending pods; only those that can overflow are in the batcher.
 	pending *pendingPods
-	// unsteered pods wait for another scheduler.
-	unsteered *unsteeredPods
+	// unsteered has the pods that wait for another scheduler, with when that was recorded last.
+	// steers: pods are steered to this profile, which records it.
+	unsteered map[types.UID]time.Time
+	steers    bool
+	// nextLook is when to look at what pods wait for.
+	nextLook time.Time
 	// unresolved pods have an owner that no cache shows yet.
 	unresolved map[types.UID]types.NamespacedName
 	// askAfter is how long a pod must not have fit, and delayed has the pods for which
@@ -119,7 +123,7 @@ func newDelayedPods() *heap.Heap[delayedPod] {
 // run processes the queue until ctx ends.
 func (c *demandController) run(ctx context.Context) {
 	c.unresolved, c.requests, c.requestedAt = map[types.UID]types.NamespacedName{}, map[demand.Key]demand.Request{}, map[demand.Key]time.Time{}
-	c.delayed, c.unsteered, c.refusals = newDelayedPods(), newUnsteeredPods(), newRefusals(c.clock)
+	c.delayed, c.refusals = newDelayedPods(), newRefusals(c.clock)
 	c.writeQueue = workqueue.NewTyped[slot]()
 	defer c.writeQueue.ShutDown()
 	for range writers {
@@ -127,10 +131,7 @@ func (c *demandController) run(ctx context.Context) {
 	}
 	for {
 		c.sync()
-		var timer <-chan time.Time
-		if at, ok := c.nextSync(); ok {
-			timer = c.clock.After(max(0, at.Sub(c.clock.Now())))
-		}
+		timer := c.clock.After(max(0, c.nextSync().Sub(c.clock.Now())))
 		select {
 		case <-ctx.Done():
 			return
@@ -141,20 +142,23 @@ func (c *demandController) run(ctx context.Context) {
 }
 
 // nextSync returns when to sync even if the queue stays empty.
-func (c *demandController) nextSync() (time.Time, bool) {
+func (c *demandController) nextSync() time.Time {
 	if !c.active() {
 		// Nothing signals that the lease has become this replica's.
-		return c.clock.Now().Add(retryAfter), c.unsteered.waiting()
+		return c.clock.Now().Add(lookPeriod)
 	}
-	at, ok := c.batcher.Next()
+	at := c.nextLook
+	if due, ok := c.batcher.Next(); ok && due.Before(at) {
+		at = due
+	}
 	wait := resyncPeriod
 	if len(c.unresolved) > 0 && c.gate.len() == 0 {
 		wait = retryAfter
 	}
-	if later := c.clock.Now().Add(wait); (len(c.unresolved) > 0 || c.gate.len() > 0 || !c.recounted || c.unsteered.waiting()) && (!ok || later.Before(at)) {
-		return later, true
+	if later := c.clock.Now().Add(wait); (len(c.unresolved) > 0 || c.gate.len() > 0 || !c.recounted) && later.Before(at) {
+		return later
 	}
-	return at, ok
+	return at
 }
 
 // sync processes the queue, and hands the requests that are due to the writers.
@@ -200,7 +204,6 @@ func (c *demandController) sync() {
 		gateOpenings.WithLabelValues(openedForSpec).Add(float64(len(changedPods)))
 		c.waker.activate(changedPods)
 	}
-	c.recordUnsteered(work)
 	for key := range work.reservations {
 		c.reservations.dropDeleted(key)
 		c.recordStatus(key, c.batcher.Pending(key)...)
@@ -225,8 +228,10 @@ func (c *demandController) sync() {
 	if !c.active() {
 		return
 	}
-	c.recordWaiting()
-	c.recordLate()
+	if now := c.clock.Now(); !now.Before(c.nextLook) {
+		c.nextLook = now.Add(lookPeriod)
+		c.look()
+	}
 	var changed []*corev1.Pod
 	requests := c.batcher.Due(c.validator(&changed), c.totals())
 	for _, pod := range changed {
@@ -317,7 +322,6 @@ func (c *demandController) next(s slot) (request demand.Request, ok bool) {
 func (c *demandController) removePod(uid types.UID, work *work) {
 	c.batcher.Remove(uid)
 	c.pending.remove(uid)
-	c.unsteered.remove(uid)
 	delete(c.unresolved, uid)
 	c.undelay(uid)
 	if was := c.gate.drop(uid); was != nil {
@@ -342,7 +346,7 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 		c.queue.untrack(uid)
 		return
 	}
-	c.pending.add(uid, name)
+	c.pending.add(uid, name, c.clock.Now())
 	if !optedIn(c.namespaces, pod.Namespace) {
 		c.release(pod, work)
 		return
@@ -498,7 +502,6 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	}
 	if current != nil && covers(current, request) {
 		c.setLimited(request.Key, limited, request.Pods())
-		c.recordRequested(request, current, false)
 		return requeueAfter
 	}
 	if request.Pods() == 0 {
@@ -520,7 +523,9 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	requestsTotal.WithLabelValues(resultRequested).Inc()
 	requestPods.Observe(float64(len(request.Pending)))
 	log.Info("Requested capacity in other clusters", "reservation", name, "pods", request.Pods())
-	c.recordRequested(request, applied, current == nil || !coversPods(current, request))
+	if current == nil || !coversPods(current, request) {
+		c.recordRequested(request, applied)
+	}
 	return requeueAfter
 }
 
@@ -611,7 +616,6 @@ func (c *demandController) followExisting(request demand.Request, name string, c
 	}
 	if covers(current, request) {
 		c.setUnasked(request.Key, false)
-		c.recordRequested(request, current, false)
 		return 0, true
 	}
 	// Priority and minimum follow pods that come and go.

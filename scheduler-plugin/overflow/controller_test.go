@@ -41,7 +41,7 @@ func TestOtherPods(t *testing.T) {
 	untried := newUntriedPods(p.clock)
 	handler := p.podHandler(func() bool { return false }, untried)
 	c := &demandController{keys: p.keys, namespaces: p.namespaces, untried: untried, placements: p.placements, pending: newPendingPods()}
-	c.pending.add("pending", types.NamespacedName{})
+	c.pending.add("pending", types.NamespacedName{}, time.Time{})
 	key, _ := p.keys.get(jobPod("crunch", "x", "1"))
 	count := func() int32 { return c.totals()(key.key, broker.PodSet{})[0].Count }
 	for _, tc := range []struct {
@@ -89,7 +89,7 @@ func TestPodBeingBound(t *testing.T) {
 	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	expect.NoError(t, cached.Add(pod))
 	c := &demandController{keys: p.keys, namespaces: p.namespaces, placements: p.placements, gangs: p.gangs, pods: corelisters.NewPodLister(cached), pending: newPendingPods()}
-	c.pending.add(pod.UID, nameOf(pod))
+	c.pending.add(pod.UID, nameOf(pod), time.Time{})
 	key, _ := p.keys.get(pod)
 	expectValid := func(when string, want bool) {
 		t.Helper()
@@ -313,7 +313,7 @@ func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *demandCon
 				}
 			}},
 		counted: p.counted, active: func() bool { return true }, recorder: events.NewFakeRecorder(100),
-		unresolved: map[types.UID]types.NamespacedName{}, delayed: newDelayedPods(), unsteered: newUnsteeredPods(), refusals: newRefusals(now),
+		unresolved: map[types.UID]types.NamespacedName{}, delayed: newDelayedPods(), steers: true, refusals: newRefusals(now),
 		requests: map[demand.Key]demand.Request{}, writeQueue: workqueue.NewTyped[slot](), policies: newPolicies(),
 	}
 	t.Cleanup(c.writeQueue.ShutDown)

@@ -28,8 +28,10 @@
 // has just not fit: it is requested with that, and often bound when it is tried first. Gangs
 // are not, nor is any pod with overflow: BeforePreemption or askAfter.
 //
-// One pod of each request has event OverflowRequested at once. The others have it if they
-// still wait for a grant 10 s later: most of a crowd have OverflowGranted by then.
+// One pod of each request has event OverflowRequested at once. What pods wait for is looked at
+// each minute: then the others have it, if they have waited for a grant for 10 s. Most of a crowd
+// have OverflowGranted by then. A pod has one event of a reason in half a minute, the same one
+// again after an hour.
 //
 // What is free on each node, and how many pods use each grant, is counted from the
 // events of the informers and from the pods that the scheduler assumes (placements).
@@ -44,8 +46,8 @@
 // never preempted.
 //
 // A pod of an opted-in namespace that waits for the cluster's own scheduler has event
-// OverflowNotPossible, from the replica that leads: it was created before the namespace opted
-// in, or while no replica was available.
+// OverflowNotPossible within a minute, and again each hour, from the replica that leads: it was
+// created before the namespace opted in, or while no replica was available.
 //
 // What is requested is validated again each time: a pod or a namespace that opts out
 // is dropped, a pod that was resized counts for its new shape.

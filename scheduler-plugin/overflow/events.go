@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	clientevents "k8s.io/client-go/tools/events"
 
@@ -27,7 +28,7 @@ const (
 	// controller while it is pending, or with its binding.
 	reasonGranted = "OverflowGranted"
 	// reasonRequested is the reason of the event that one of the pods of each request gets at
-	// once, and those that still wait requestedAfter later.
+	// once, and the others if they still wait at a look after requestedAfter.
 	reasonRequested = "OverflowRequested"
 )
 
@@ -35,11 +36,15 @@ const (
 // most of a crowd have the grant by then, and one write less.
 const requestedAfter = 10 * time.Second
 
+// An event is repeated each repeatAfter while its state lasts: API servers keep events for an
+// hour by default. What pods wait for is looked at each lookPeriod.
+const repeatAfter, lookPeriod = time.Hour, time.Minute
+
 // event is an event on a pending pod.
 type event struct {
 	eventType, reason string
-	// key distinguishes events of one reason: a pod gets none with the key of its
-	// last one. Figures that change often are left out of it.
+	// key distinguishes events of one reason: a pod gets one with the key of its last one after
+	// repeatAfter. Figures that change often are left out of it.
 	key     string
 	message string
 	// reservation that the event refers to, or nil.
@@ -224,9 +229,9 @@ func (c *demandController) recordAll(request demand.Request, e event) {
 	}
 }
 
-// record records an event on a pending pod, unless it repeats the last one of its
-// reason, and reports whether it has. What is granted to a pod that has a place is recorded
-// with its binding, and what was requested for it before is of no interest.
+// record records an event on a pending pod, unless it has just had one of that reason or this
+// repeats that, and reports whether it has. What is granted to a pod that has a place is
+// recorded with its binding, and what was requested for it before is of no interest.
 func (c *demandController) record(uid types.UID, e event) (recorded bool) {
 	if !c.active() {
 		return false
@@ -244,89 +249,65 @@ func (c *demandController) record(uid types.UID, e event) (recorded bool) {
 	return true
 }
 
-// recordRequested records on one pod of a request that its Reservation was written, if that
-// requests more than before (grown). The others, and those that it has counted already, get
-// the event if they still wait for a grant requestedAfter later.
-func (c *demandController) recordRequested(request demand.Request, r *broker.Reservation, grown bool) {
-	more := c.pending.withoutRequest(request.Pending)
-	if grown {
-		for _, uid := range more {
-			if c.record(uid, requested(request.Owner, r)) {
-				break
-			}
+// recordRequested records on one pod of a request that its Reservation requests more than before.
+// The others get the event from look if they still wait.
+func (c *demandController) recordRequested(request demand.Request, r *broker.Reservation) {
+	e := requested(request.Owner, r)
+	for _, uid := range request.Pending {
+		if c.record(uid, e) {
+			return
 		}
 	}
-	c.pending.remind(more, c.clock.Now().Add(requestedAfter))
 }
 
-// recordWaiting records on the pods that have waited for a grant for requestedAfter that
-// capacity is requested for them. Those that have one, a place, which they may lose, or at the
-// moment no Reservation are looked at again later.
-func (c *demandController) recordWaiting() {
-	var again []types.UID
-	for _, uid := range c.pending.reminded(c.clock.Now()) {
-		if e, waits := c.waitsForGrant(uid); !waits || !c.record(uid, e) {
-			again = append(again, uid)
-		}
+// look records on the pods that have waited for requestedAfter what is requested for them, and
+// what has become of that, unless they have an event of it.
+func (c *demandController) look() {
+	if c.steers {
+		c.recordUnsteered()
 	}
-	c.pending.remind(again, c.clock.Now().Add(requestedAfter))
-}
-
-// recordLate records on the pods that have got many events what has changed since.
-func (c *demandController) recordLate() {
-	for _, uid := range c.pending.takeLate(c.clock.Now()) {
-		name, _ := c.pending.name(uid)
+	needed := c.validator(new([]*corev1.Pod))
+	waiting, owners := map[demand.Key][]types.UID{}, map[demand.Key]metav1.OwnerReference{}
+	for uid, name := range c.pending.waiting(c.clock.Now().Add(-requestedAfter - c.askAfter)) {
 		if pod := c.getPending(uid, name); pod != nil {
-			if of, resolved := c.keys.get(pod); resolved {
-				c.recordStatus(of.key.OfReservation(), uid)
+			if of, resolved := c.keys.get(pod); resolved && needed(uid, of.key.OfReservation()) {
+				key := of.key.OfReservation()
+				waiting[key], owners[key] = append(waiting[key], uid), of.owner
 			}
 		}
 	}
+	for key, pods := range waiting {
+		if r := c.reservations.get(key.Namespace, key.Name(owners[key].Name)); r != nil && r.DeletionTimestamp == nil && stateOf(r, "").most < requestedPods(r) {
+			e := requested(owners[key], r)
+			for _, uid := range pods {
+				c.record(uid, e)
+			}
+		}
+		c.recordStatus(key, pods...)
+	}
 }
 
-// waitsForGrant reports whether capacity is requested for a pod and not granted to all pods
-// that it is requested with, and returns the event about that.
-func (c *demandController) waitsForGrant(uid types.UID) (e event, waits bool) {
-	name, _ := c.pending.name(uid)
-	pod := c.getPending(uid, name)
-	if pod == nil {
-		return e, false
-	}
-	of, resolved := c.keys.get(pod)
-	if !resolved {
-		return e, false
-	}
-	key := of.key.OfReservation()
-	r := c.reservations.get(key.Namespace, key.Name(of.owner.Name))
-	if r == nil || r.DeletionTimestamp != nil || !c.validator(new([]*corev1.Pod))(uid, key) {
-		return e, false
-	}
-	var granted int32
-	for _, slots := range stateOf(r, "").slots {
-		granted += slots
-	}
-	return requested(of.owner, r), granted < requestedPods(r)
-}
-
-// recordUnsteered records on the pods that wait for another scheduler, once each, why they
-// stay home: when their namespace has opted in, and this replica is active. Their schedulers
-// may not change them any more, so that nothing reports them again.
-func (c *demandController) recordUnsteered(work work) {
-	for uid, name := range work.notSteered {
-		c.unsteered.add(uid, name)
-	}
-	for namespace := range work.namespaces {
-		c.unsteered.lookAt(namespace)
-	}
-	if !c.active() {
+// recordUnsteered records on the pods that wait for another scheduler why they stay home, each
+// repeatAfter. Nothing may report them: their scheduler changes them no more.
+func (c *demandController) recordUnsteered() {
+	pods, err := c.pods.List(labels.Everything())
+	if err != nil {
+		c.log.Error(err, "Failed to list the pods of other schedulers")
 		return
 	}
-	for _, uid := range c.unsteered.take(func(namespace string) bool { return optedIn(c.namespaces, namespace) }) {
-		if pod := c.getPending(uid, c.unsteered.names[uid]); pod != nil && unsteered(pod) {
+	recorded := map[types.UID]time.Time{}
+	for _, pod := range pods {
+		if !unsteered(pod) {
+			continue
+		}
+		if at, known := c.unsteered[pod.UID]; known && c.clock.Since(at) < repeatAfter {
+			recorded[pod.UID] = at
+		} else if c.getPending(pod.UID, nameOf(pod)) != nil && optedIn(c.namespaces, pod.Namespace) {
+			recorded[pod.UID] = c.clock.Now()
 			send(c.recorder, pod, notSteered())
-			c.unsteered.recorded(uid)
 		}
 	}
+	c.unsteered = recorded
 }
 
 // send writes an event on a pod. Events that differ in their messages only are aggregated,

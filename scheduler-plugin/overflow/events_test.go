@@ -48,8 +48,8 @@ func (c eventCounts) of(reason string) map[string]int {
 	return byPod
 }
 
-// TestRequestedLater: one pod of a request has its event at once, the others have one each if
-// they still wait 10 s later.
+// TestRequestedLater: one pod of a request has its event at once, the others have one each at the
+// next look if they still wait.
 func TestRequestedLater(t *testing.T) {
 	all := map[string]int{"crunch-0": 1, "crunch-1": 1, "crunch-2": 1}
 	for name, tc := range map[string]struct {
@@ -57,14 +57,11 @@ func TestRequestedLater(t *testing.T) {
 		// slots are granted, and gone are bound or deleted after half of the time.
 		slots int32
 		gone  []string
-		// counted: the Reservation was there already, and has counted the pods.
-		counted bool
 		// deleted: it is being deleted when the time is over, and then created again.
 		deleted     bool
 		first, then map[string]int
 	}{
 		"no grant":            {reason: "they wait", first: map[string]int{"crunch-0": 1}, then: all},
-		"counted before":      {reason: "they wait, although there was no request for them", counted: true, first: map[string]int{}, then: all},
 		"granted":             {reason: "they are about to be bound", slots: 3, first: map[string]int{"crunch-0": 1}, then: map[string]int{"crunch-0": 1}},
 		"granted in part":     {reason: "one still waits", slots: 2, gone: []string{"crunch-1"}, first: map[string]int{"crunch-0": 1}, then: map[string]int{"crunch-0": 1, "crunch-2": 1}},
 		"bound":               {reason: "they wait no more", gone: []string{"crunch-1", "crunch-2"}, first: map[string]int{"crunch-0": 1}, then: map[string]int{"crunch-0": 1}},
@@ -90,8 +87,8 @@ func TestRequestedLater(t *testing.T) {
 				return r
 			}
 			r := setReservation(0)
-			c.recordRequested(request, r, !tc.counted)
-			now.Step(requestedAfter / 2)
+			c.recordRequested(request, r)
+			now.Step(lookPeriod / 2)
 			setReservation(tc.slots)
 			for _, name := range tc.gone {
 				bound := jobPod("crunch", name, "1")
@@ -107,26 +104,19 @@ func TestRequestedLater(t *testing.T) {
 				expect.NoError(t, c.reservations.cache.Delete(r))
 			}
 			for range 3 {
-				now.Step(requestedAfter)
+				now.Step(lookPeriod)
 				c.sync()
 				setReservation(tc.slots)
 			}
 			if got := recorded.of(reasonRequested); !maps.Equal(got, tc.then) {
 				t.Errorf("events then: %v, want %v, because %s", got, tc.then, tc.reason)
 			}
-			for name := range all {
-				p.queue.remove(types.UID(name))
-			}
-			now.Step(2 * requestedAfter)
-			if c.sync(); len(p.pending.reminders) > 0 {
-				t.Errorf("%d pods are kept", len(p.pending.reminders))
-			}
 		})
 	}
 }
 
-// TestNotSteeredOnce: a pod that waits for the cluster's own scheduler has one event of that,
-// once its namespace has opted in and this replica leads, in whatever order it learns that.
+// TestNotSteeredOnce: a pod that waits for the cluster's own scheduler has one event of that in an
+// hour, once its namespace has opted in and this replica leads, in whatever order it learns that.
 func TestNotSteeredOnce(t *testing.T) {
 	early := func(change ...func(*corev1.Pod)) *corev1.Pod {
 		pod := jobPod("crunch", "early", "1")
@@ -146,9 +136,12 @@ func TestNotSteeredOnce(t *testing.T) {
 		pod  *corev1.Pod
 		want int
 	}
+	const anHour = "an hour passes"
 	for name, steps := range map[string][]step{
 		"a standby that leads later":            {{optIn, nil, 0}, {add, early(), 0}, {lead, nil, 1}, {update, early(), 1}},
 		"a namespace that opts in later":        {{lead, nil, 0}, {add, early(), 0}, {optIn, nil, 1}, {optOut, nil, 1}, {optIn, nil, 1}},
+		"an hour later, while it waits":         {{optIn, nil, 0}, {lead, nil, 0}, {add, early(), 1}, {anHour, nil, 2}, {update, early(), 2}},
+		"an hour later, when it is bound":       {{optIn, nil, 0}, {lead, nil, 0}, {add, early(), 1}, {update, early(bound), 1}, {anHour, nil, 1}},
 		"both, the namespace first":             {{add, early(), 0}, {optIn, nil, 0}, {lead, nil, 1}},
 		"both, the namespace last":              {{add, early(), 0}, {lead, nil, 0}, {optIn, nil, 1}},
 		"a namespace that opts out before that": {{optIn, nil, 0}, {add, early(), 0}, {optOut, nil, 0}, {lead, nil, 0}, {optIn, nil, 1}},
@@ -160,53 +153,52 @@ func TestNotSteeredOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, pods, recorded := testPlugin(OverflowArgs{}), newIndexer(), eventCounts{}
-			p.handle, p.namespaces = profile{}, namespacesWith(broker.OverflowDisabled)
+			p.namespaces = namespacesWith(broker.OverflowDisabled)
 			c, now, _ := testController(t, p, pods)
 			leads := false
 			c.recorder, c.active = recorded, func() bool { return leads }
-			handler := p.podHandler(func() bool { return false }, c.untried)
 			for i, s := range steps {
 				switch s.do {
 				case add, update:
 					expect.NoError(t, pods.Update(s.pod))
-					handler.OnUpdate(s.pod, s.pod)
 				case remove:
 					expect.NoError(t, pods.Delete(s.pod))
-					handler.OnDelete(s.pod)
+				case anHour:
+					now.Step(repeatAfter)
 				case optIn, optOut:
 					p.namespaces = namespacesWith(map[string]string{optIn: broker.OverflowEnabled, optOut: broker.OverflowDisabled}[s.do])
 					c.namespaces = p.namespaces
-					p.queue.addNamespace("shop")
 				case lead:
-					at, wakes := c.nextSync()
-					if kept := len(c.unsteered.due) > 0; wakes != kept || wakes && at.After(now.Now().Add(retryAfter)) {
-						t.Errorf("step %d: the controller of a standby wakes: %t, at %s", i+1, wakes, at)
-					}
 					leads = true
 				}
+				if at := c.nextSync(); at.After(now.Now().Add(lookPeriod)) {
+					t.Errorf("step %d: the controller wakes at %s, want within %s", i+1, at, lookPeriod)
+				}
+				now.Step(lookPeriod)
 				c.sync()
 				if got := recorded.of("OverflowNotPossible")["early"]; got != s.want {
 					t.Errorf("step %d (%s): %d events, want %d", i+1, s.do, got, s.want)
 				}
 			}
-			handler.OnDelete(early())
-			if c.sync(); len(c.unsteered.names) > 0 || len(c.unsteered.silent) > 0 || c.unsteered.waiting() {
+			expect.NoError(t, pods.Delete(early()))
+			now.Step(lookPeriod)
+			if c.sync(); len(c.unsteered) > 0 {
 				t.Errorf("the pod is kept: %+v", c.unsteered)
 			}
 		})
 	}
 }
 
-// TestRequestedOfGrowth: pods that arrive later have an event of their own request: the first
-// of them at once.
+// TestRequestedOfGrowth: when pods arrive later, one that has no event yet has that of their
+// request at once.
 func TestRequestedOfGrowth(t *testing.T) {
 	p, pods, recorded := testPlugin(OverflowArgs{}), newIndexer(), eventCounts{}
 	c, now, _ := testController(t, p, pods)
 	c.recorder = recorded
 	for i, want := range []map[string]int{
 		{"crunch-0": 1},
-		{"crunch-0": 1, "crunch-2": 1},
-		{"crunch-0": 1, "crunch-2": 1, "crunch-4": 1},
+		{"crunch-0": 1, "crunch-1": 1},
+		{"crunch-0": 1, "crunch-1": 1, "crunch-2": 1},
 	} {
 		for j := range 2 {
 			pod := jobPod("crunch", fmt.Sprint("crunch-", 2*i+j), "1")
@@ -218,7 +210,7 @@ func TestRequestedOfGrowth(t *testing.T) {
 		request := c.requests[key.key]
 		r := reservationFor(jobPod("crunch", "crunch-0", "1"), nil)
 		r.Spec.PodSets = request.PodSets
-		c.recordRequested(request, r, true)
+		c.recordRequested(request, r)
 		if got := recorded.of(reasonRequested); !maps.Equal(got, want) {
 			t.Errorf("events after request %d: %v, want %v", i+1, got, want)
 		}
@@ -230,14 +222,16 @@ func TestRequestedOfGrowth(t *testing.T) {
 // each time, but a changed limit does.
 func TestCappedOnce(t *testing.T) {
 	pending, name := newPendingPods(), types.NamespacedName{Namespace: "shop", Name: "web-0"}
-	pending.add("web-0", name)
+	now := time.Unix(1000, 0)
+	pending.add("web-0", name, now)
 	for _, tc := range []struct {
 		pods, allowed int32
 		short         corev1.ResourceName
 		want          bool
 	}{{4, 2, "cpu", true}, {5, 2, "cpu", false}, {6, 3, "cpu", true}, {6, 3, "memory", true}, {7, 3, "memory", false}} {
 		request := demand.Request{Key: demand.Key{Namespace: "shop"}, PodSets: []broker.PodSet{{Count: tc.pods}}}
-		if recorded := pending.announce("web-0", capped("team-a", request, tc.allowed, tc.short, nil), time.Unix(1000, 0), func(types.UID) bool { return false }); recorded != tc.want {
+		now = now.Add(lookPeriod)
+		if recorded := pending.announce("web-0", capped("team-a", request, tc.allowed, tc.short, nil), now, func(types.UID) bool { return false }); recorded != tc.want {
 			t.Errorf("%d of %d pods for %s: recorded %t, want %t", tc.allowed, tc.pods, tc.short, recorded, tc.want)
 		}
 	}
@@ -313,7 +307,7 @@ func TestGrantedOnceWhileBound(t *testing.T) {
 	r := reservationFor(pod, map[string]int32{"paris": 1})
 	expect.NoError(t, c.reservations.cache.Add(r))
 	p.grants.set(r)
-	c.pending.add(pod.UID, nameOf(pod))
+	c.pending.add(pod.UID, nameOf(pod), c.clock.Now())
 	key, _ := p.keys.get(pod)
 	pods.f = func() {
 		s := &cycleState{grants: p.grants.get(key.key)}
@@ -348,7 +342,6 @@ func TestRequestedAfterALostPlace(t *testing.T) {
 			r := reservationFor(pod, nil)
 			r.Name, r.Spec.PodSets = request.Key.Name(request.Owner.Name), request.PodSets
 			expect.NoError(t, c.reservations.cache.Add(r))
-			c.recordRequested(request, r, false)
 
 			var placeAfter func(reads int) func()
 			placeAfter = func(reads int) func() {
@@ -361,12 +354,12 @@ func TestRequestedAfterALostPlace(t *testing.T) {
 				}
 			}
 			pods.f = placeAfter(reads)
-			now.Step(requestedAfter)
-			c.recordWaiting()
+			now.Step(lookPeriod)
+			c.look()
 			pods.f = nil
 			p.placements.forget(pod.UID)
-			now.Step(requestedAfter)
-			c.recordWaiting()
+			now.Step(lookPeriod)
+			c.look()
 			if got, want := recorded.of(reasonRequested), map[string]int{"crunch-0": 1}; !maps.Equal(got, want) {
 				t.Errorf("events %v, want %v", got, want)
 			}
@@ -401,8 +394,8 @@ func TestRejections(t *testing.T) {
 	}
 }
 
-// TestLateEvents: what changes each second is an event of a pod as it comes at first, and once a
-// minute then, although nothing else happens.
+// TestLateEvents: what changes each second is an event of a pod once a minute, and the last of it
+// is one although nothing else happens; it is repeated after an hour.
 func TestLateEvents(t *testing.T) {
 	p, pods, recorded := testPlugin(OverflowArgs{}), newIndexer(), eventCounts{}
 	c, now, _ := testController(t, p, pods)
@@ -430,15 +423,18 @@ func TestLateEvents(t *testing.T) {
 		now.Step(time.Second)
 		c.sync()
 	}
-	expectEvents("ten changes", 1+freeChanges)
-	at, wakes := c.nextSync()
-	if !wakes || at.After(now.Now().Add(eventInterval)) {
-		t.Errorf("the controller looks again: %t, at %s, want within %s", wakes, at, eventInterval)
+	expectEvents("ten changes", 1)
+	for range 60 {
+		if at := c.nextSync(); at.After(now.Now().Add(lookPeriod)) {
+			t.Errorf("the controller looks again at %s, want within %s", at, lookPeriod)
+		}
+		now.Step(lookPeriod)
+		c.sync()
 	}
-	now.Step(eventInterval)
-	c.sync()
-	expectEvents("later", 2+freeChanges)
-	now.Step(10 * eventInterval)
-	c.sync()
-	expectEvents("no further change", 2+freeChanges)
+	expectEvents("no further change within the hour", 2)
+	for range 3 {
+		now.Step(lookPeriod)
+		c.sync()
+	}
+	expectEvents("no further change for an hour", 3)
 }

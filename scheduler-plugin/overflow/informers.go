@@ -94,6 +94,7 @@ func (p *Plugin) start(ctx context.Context) error {
 		counted:      p.counted,
 		active:       func() bool { return p.scheduling.Load() || p.leads() || noNodes() },
 		recorder:     p.handle.EventRecorder(),
+		steers:       p.handle.ProfileName() == broker.SchedulerName,
 	}
 	returner := &returner{
 		log: log, clock: clock.RealClock{}, client: p.handle.ClientSet(), recorder: p.handle.EventRecorder(),
@@ -251,7 +252,7 @@ func (p *Plugin) instructionHandler() cache.ResourceEventHandler {
 
 // podHandler keeps the pods of placements, the nominees and the untried ones. It removes pods that
 // are no longer pending from the queue, and adds those that are unschedulable because
-// there is no node or, whether their namespaces have opted in or not, were not steered.
+// there is no node.
 func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.ResourceEventHandler {
 	update := func(obj any) {
 		pod, ok := obj.(*corev1.Pod)
@@ -291,10 +292,6 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 			return
 		}
 		p.nomineeGone(p.placements.nominees.set(pod))
-		// One profile reports it: that which it would have been steered to.
-		if !done && p.handle.ProfileName() == broker.SchedulerName && unsteered(pod) {
-			p.queue.addNotSteered(pod)
-		}
 	}
 	remove := func(obj any) {
 		if pod, ok := objectOf[*corev1.Pod](obj); ok {

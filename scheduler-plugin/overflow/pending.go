@@ -20,47 +20,29 @@ import (
 type pendingPods struct {
 	mu   sync.Mutex
 	pods map[types.UID]*pendingPod
-	// reminders are the pods that may have to get an event of the request for them, by time.
-	reminders []reminder
-	// late are the pods that have not got an event of a change, because they have got many.
-	late []reminder
-}
-
-// A pod gets freeChanges events of one reason that differ from the one before as they come, and
-// further ones once in eventInterval: what a provider lacks may change each second, for
-// thousands of pods that wait.
-const freeChanges, eventInterval = 3, time.Minute
-
-// reminder is a pod, which may be gone, to be looked at again.
-type reminder struct {
-	pod types.UID
-	at  time.Time
 }
 
 type pendingPod struct {
 	name types.NamespacedName
+	// since is when it was added.
+	since time.Time
 	// events has the last event by reason.
 	events map[string]lastEvent
-	// late: it is among pendingPods.late.
-	late bool
-	// requested: a Reservation requests capacity for it.
-	requested bool
 }
 
 // lastEvent is the last event of a reason.
 type lastEvent struct {
-	key     string
-	at      time.Time
-	changes int
+	key string
+	at  time.Time
 }
 
 func newPendingPods() *pendingPods { return &pendingPods{pods: map[types.UID]*pendingPod{}} }
 
-func (p *pendingPods) add(uid types.UID, name types.NamespacedName) {
+func (p *pendingPods) add(uid types.UID, name types.NamespacedName, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pods[uid] == nil {
-		p.pods[uid] = &pendingPod{name: name, events: map[string]lastEvent{}}
+		p.pods[uid] = &pendingPod{name: name, since: now, events: map[string]lastEvent{}}
 	}
 }
 
@@ -96,10 +78,11 @@ func (p *pendingPods) in(namespace string, f func(types.UID, types.NamespacedNam
 	}
 }
 
-// announce reports whether a pod is to get an event: not if the event repeats its last one
-// of that reason, nor if the pod has just had many: then takeLate returns the pod later. One of
-// what was requested for it or granted is not for a pod that has a place; placed is called under
-// the lock, because its binding calls announced after that.
+// announce reports whether a pod is to get an event: one of each reason in half a lookPeriod,
+// because what a provider lacks may change each second, for thousands of pods that wait; and in
+// repeatAfter if it repeats the last one. One of what was requested for it or granted is not for
+// a pod that has a place; placed is called under the lock, because its binding calls announced
+// after that.
 func (p *pendingPods) announce(uid types.UID, e event, now time.Time, placed func(types.UID) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,74 +91,24 @@ func (p *pendingPods) announce(uid types.UID, e event, now time.Time, placed fun
 		return false
 	}
 	last, known := pod.events[e.reason]
-	if known && last.key == e.key {
+	if age := now.Sub(last.at); known && (age < lookPeriod/2 || last.key == e.key && age < repeatAfter) {
 		return false
 	}
-	if next := last.at.Add(eventInterval); last.changes > freeChanges && now.Before(next) {
-		if !pod.late {
-			pod.late = true
-			p.late = append(p.late, reminder{uid, next})
-		}
-		return false
-	}
-	pod.events[e.reason] = lastEvent{e.key, now, last.changes + 1}
+	pod.events[e.reason] = lastEvent{e.key, now}
 	return true
 }
 
-// takeLate returns the pods that may get an event again of which they have not got one.
-func (p *pendingPods) takeLate(now time.Time) (pods []types.UID) {
+// waiting returns those that were added before a time.
+func (p *pendingPods) waiting(before time.Time) map[types.UID]types.NamespacedName {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.late = slices.DeleteFunc(p.late, func(r reminder) bool {
-		if r.at.After(now) {
-			return false
-		}
-		if pod := p.pods[r.pod]; pod != nil {
-			pod.late = false
-			pods = append(pods, r.pod)
-		}
-		return true
-	})
-	return pods
-}
-
-// withoutRequest returns the pods that remind was not called for.
-func (p *pendingPods) withoutRequest(pods []types.UID) (without []types.UID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, uid := range pods {
-		if pod := p.pods[uid]; pod != nil && !pod.requested {
-			without = append(without, uid)
+	names := map[types.UID]types.NamespacedName{}
+	for uid, pod := range p.pods {
+		if !pod.since.After(before) {
+			names[uid] = pod.name
 		}
 	}
-	return without
-}
-
-// remind makes reminded return pods for which capacity is requested, at a time that is no
-// earlier than that of former calls.
-func (p *pendingPods) remind(pods []types.UID, at time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, uid := range pods {
-		if pod := p.pods[uid]; pod != nil {
-			pod.requested = true
-			p.reminders = append(p.reminders, reminder{uid, at})
-		}
-	}
-}
-
-// reminded returns once those that are still pending, and that have no event of the request.
-func (p *pendingPods) reminded(now time.Time) (pods []types.UID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for len(p.reminders) > 0 && !p.reminders[0].at.After(now) {
-		uid := p.reminders[0].pod
-		p.reminders = p.reminders[1:]
-		if pod := p.pods[uid]; pod != nil && pod.events[reasonRequested].key == "" {
-			pods = append(pods, uid)
-		}
-	}
-	return pods
+	return names
 }
 
 // announced reports whether the last event of a reason that a pod has got is about a cluster.
@@ -184,69 +117,6 @@ func (p *pendingPods) announced(uid types.UID, reason, cluster string) bool {
 	defer p.mu.Unlock()
 	pod := p.pods[uid]
 	return pod != nil && slices.Contains(strings.Split(pod.events[reason].key, ","), cluster)
-}
-
-// unsteeredPods are the pods that wait for another scheduler, with those among them that have no
-// event of that yet: their namespace has not opted in, or this replica was not active. Not safe
-// for concurrent use.
-type unsteeredPods struct {
-	names map[types.UID]types.NamespacedName
-	// silent are those without the event, by namespace.
-	silent map[string]map[types.UID]bool
-	// due are the namespaces that have silent ones to look at.
-	due map[string]bool
-}
-
-func newUnsteeredPods() *unsteeredPods {
-	return &unsteeredPods{names: map[types.UID]types.NamespacedName{}, silent: map[string]map[types.UID]bool{}, due: map[string]bool{}}
-}
-
-// add adds a pod, or reports that it was changed.
-func (u *unsteeredPods) add(uid types.UID, name types.NamespacedName) {
-	if _, known := u.names[uid]; !known {
-		u.names[uid] = name
-		if u.silent[name.Namespace] == nil {
-			u.silent[name.Namespace] = map[types.UID]bool{}
-		}
-		u.silent[name.Namespace][uid] = true
-	}
-	u.lookAt(name.Namespace)
-}
-
-func (u *unsteeredPods) remove(uid types.UID) {
-	u.recorded(uid)
-	delete(u.names, uid)
-}
-
-// recorded records that a pod has the event.
-func (u *unsteeredPods) recorded(uid types.UID) {
-	namespace := u.names[uid].Namespace
-	if delete(u.silent[namespace], uid); len(u.silent[namespace]) == 0 {
-		delete(u.silent, namespace)
-		delete(u.due, namespace)
-	}
-}
-
-// lookAt makes take return the silent pods of a namespace.
-func (u *unsteeredPods) lookAt(namespace string) {
-	if len(u.silent[namespace]) > 0 {
-		u.due[namespace] = true
-	}
-}
-
-// waiting reports whether take has something to look at.
-func (u *unsteeredPods) waiting() bool { return len(u.due) > 0 }
-
-// take returns the silent pods of the namespaces that were to be looked at and that have opted
-// in.
-func (u *unsteeredPods) take(optedIn func(namespace string) bool) (pods []types.UID) {
-	for namespace := range u.due {
-		if optedIn(namespace) {
-			pods = slices.AppendSeq(pods, maps.Keys(u.silent[namespace]))
-		}
-	}
-	clear(u.due)
-	return pods
 }
 
 // untriedPods are the pods of a scheduler that it has not tried yet, by their keys: to count

@@ -56,34 +56,34 @@ func TestUntriedPodsCounted(t *testing.T) {
 	})
 }
 
-// TestManyEvents: a pod gets few events of a reason whose details change all the time, and the
-// last one of them later.
-func TestManyEvents(t *testing.T) {
-	p, now := newPendingPods(), time.Unix(1000, 0)
-	p.add("web-0", types.NamespacedName{Namespace: "shop", Name: "web-0"})
-	announce := func(key string) bool {
-		return p.announce("web-0", event{reason: "OverflowQueued", key: key}, now, func(types.UID) bool { return false })
-	}
-	events := 0
-	for i := range 600 { // ten minutes
-		if announce(fmt.Sprint("paris=", i%2)) {
-			events++
-		}
-		p.takeLate(now)
-		now = now.Add(time.Second)
-	}
-	if events < 10 || events > 15 {
-		t.Errorf("%d events in ten minutes, want one in each, and a few at once", events)
-	}
-	announce("paris=last")
-	if late := p.takeLate(now); len(late) != 0 {
-		t.Errorf("%v is late at once", late)
-	}
-	now = now.Add(eventInterval)
-	if late := p.takeLate(now); len(late) != 1 || !announce("paris=last") {
-		t.Errorf("%v is late, want the pod, which gets the last change", late)
-	}
-	if announce("paris=last") {
-		t.Error("the same event is repeated")
+// TestOneEventForEachState: a pod gets an event of a reason once in half a minute, and once in an hour
+// if it is the same as the last one.
+func TestOneEventForEachState(t *testing.T) {
+	for name, tc := range map[string]struct {
+		key   string
+		after time.Duration
+		want  bool
+	}{
+		"the same, within an hour":      {"paris=NoFit", repeatAfter - time.Second, false},
+		"the same, after an hour":       {"paris=NoFit", repeatAfter, true},
+		"another one, at once":          {"paris=Closed", lookPeriod/2 - time.Second, false},
+		"another one, at the next look": {"paris=Closed", lookPeriod / 2, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, now := newPendingPods(), time.Unix(1000, 0)
+			p.add("web-0", types.NamespacedName{Namespace: "shop", Name: "web-0"}, now)
+			announce := func(reason, key string, after time.Duration) bool {
+				return p.announce("web-0", event{reason: reason, key: key}, now.Add(after), func(types.UID) bool { return false })
+			}
+			if !announce("OverflowQueued", "paris=NoFit", 0) {
+				t.Error("not the first one")
+			}
+			if got := announce("OverflowQueued", tc.key, tc.after); got != tc.want {
+				t.Errorf("announced: %t, want %t", got, tc.want)
+			}
+			if !announce("OverflowFailed", tc.key, tc.after) {
+				t.Error("not one of another reason")
+			}
+		})
 	}
 }

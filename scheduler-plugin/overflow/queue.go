@@ -48,8 +48,6 @@ type work struct {
 	namespaces map[string]bool
 	// asked: capacity is to be requested for these pods, which this pass has added.
 	asked []asked
-	// notSteered pods wait for another scheduler, in any namespace.
-	notSteered map[types.UID]types.NamespacedName
 }
 
 type asked struct {
@@ -67,7 +65,6 @@ func newWork() work {
 		keys:          map[demand.Key]bool{},
 		changed:       map[types.UID]types.NamespacedName{},
 		namespaces:    map[string]bool{},
-		notSteered:    map[types.UID]types.NamespacedName{},
 	}
 }
 
@@ -93,16 +90,6 @@ func (q *workQueue) addChanged(pod *corev1.Pod) {
 	q.signal()
 }
 
-// addNotSteered adds a pod that waits for another scheduler, possibly again.
-func (q *workQueue) addNotSteered(pod *corev1.Pod) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.work.notSteered[pod.UID] = nameOf(pod)
-	delete(q.work.removed, pod.UID)
-	q.tracked[pod.UID] = true
-	q.signal()
-}
-
 // remove reports that a pod is no longer pending, if it is tracked.
 func (q *workQueue) remove(pod types.UID) {
 	q.mu.Lock()
@@ -110,7 +97,6 @@ func (q *workQueue) remove(pod types.UID) {
 	if q.tracked[pod] {
 		delete(q.tracked, pod)
 		delete(q.work.unschedulable, pod)
-		delete(q.work.notSteered, pod)
 		q.work.removed[pod] = true
 		q.signal()
 	}

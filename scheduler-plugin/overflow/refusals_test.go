@@ -108,7 +108,7 @@ func TestWriteIsRefused(t *testing.T) {
 			c.recorder, c.policies, c.synced = recorded, newPolicies(), func() bool { return true }
 			c.reservations = newReservationStore(client, newIndexer(), now)
 			c.requestedAt = map[demand.Key]time.Time{}
-			c.pending.add(pod.UID, nameOf(pod))
+			c.pending.add(pod.UID, nameOf(pod), began)
 			of, _ := p.keys.get(pod)
 			set := of.set
 			set.Count = 1

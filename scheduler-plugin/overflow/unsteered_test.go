@@ -16,9 +16,9 @@ import (
 )
 
 // TestNotSteered: pods that were created while no replica was available have one event that
-// says why they stay home, from the replica that leads: as soon as it knows that, or has tried
-// a pod. Nothing changes these pods any more. Those of a namespace that opts in later have it
-// then.
+// says why they stay home, from the replica that leads, within a minute after it knows that, or
+// has tried a pod. Nothing changes these pods any more. Those of a namespace that opts in later
+// have it then.
 func TestNotSteered(t *testing.T) {
 	c := startTestCluster(t)
 	controlplane.InstallCRDs(t, c.config)
