@@ -178,7 +178,7 @@ func addControllers(ctx context.Context, mgr ctrl.Manager, o options, specs *res
 	}
 	objects.Observe(leader.Observe)
 	receipts := server.NewReceipts(clock.RealClock{})
-	reservations := reservation.New(leader, reservation.Options{Namespace: o.namespace, Freshness: receipts, Specs: specs, Alone: o.leaderElect})
+	reservations := reservation.New(leader, reservation.Options{Namespace: o.namespace, Freshness: receipts, Specs: specs})
 	if err := reservations.SetupWithManager(leader); err != nil {
 		return fmt.Errorf("setting up the reservation controllers: %w", err)
 	}

@@ -64,8 +64,11 @@ var scenarios = []scenario{
 	// A new leader whose caches are behind: they have a hold that was released, and what
 	// it held is promised to another Reservation.
 	{alone: true, lending: []int64{0, 2, 0}, actions: []directed{{20, actRequest, 0, 1, 1}, {140, actLagging, 1, 140, 0}, {2, actDelete, 0, 0, 0}, {20, actRequest, 2, 1, 1}, {60, actKillAgent, 1, 0, 0}, {1, actKillBroker, 0, 0, 0}}},
-	// Two brokers that hear different clusters, for longer than it takes to give one up.
-	{alone: true, lending: []int64{0, 2, 2}, actions: []directed{{20, actRequest, 0, 1, 1}, {60, actSecond, 0, 0, 0}, {600, actResize, 0, 0, 1}, {600, actResize, 0, 0, 2}, {1500, actCutStreams, 0, 0, 0}}},
+	// Two brokers that hear different clusters, until one of them ends, again and again.
+	{alone: true, lending: []int64{0, 2, 2}, actions: []directed{
+		{20, actRequest, 0, 1, 1}, {60, actSecond, 0, 0, 0}, {200, actResize, 0, 0, 1}, {200, actResize, 0, 0, 2}, {200, actKillBroker, 0, 0, 0},
+		{200, actSecond, 0, 1, 0}, {200, actResize, 0, 0, 1}, {200, actKillBroker, 1, 0, 0}, {1000, actCutStreams, 0, 0, 0},
+	}},
 }
 
 // longEvery is the share of schedules with a scenario of those below: those of odd seeds

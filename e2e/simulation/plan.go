@@ -175,6 +175,9 @@ func (w *world) apply(e event) {
 	case actKillBroker:
 		w.fail(b)
 	case actSecond:
+		if leaders := w.leaders(); len(leaders) == 1 && w.former == nil {
+			w.former, w.secondAt = leaders[0], time.Now()
+		}
 		for _, other := range w.brokers {
 			if other.program == nil {
 				w.startBroker(other)

@@ -189,9 +189,7 @@ var plants = []plant{
 		return m
 	}},
 	{name: "streams lose deletions", loses: func(e protocol.Event) bool { return e.Type == protocol.EventDelete }},
-	{name: "a broker does not see what clusters advertise to another one", by: invariantStays, brokerWrites: func(w *world, c client.Client) client.Client {
-		return &plantedClient{Client: c, update: func(o client.Object) { w.keepTimestamp(o) }}
-	}},
+	{name: "clusters are given up between two beats", by: invariantStays, setUp: configured(broker.BrokerConfigSpec{StaleAfter: &metav1.Duration{Duration: time.Second}})},
 	{name: "a new leader acts before its caches have caught up", anyLeader: true},
 	{name: "what a cluster creates after it is forgotten stays", by: invariantForgotten, brokerWrites: func(w *world, c client.Client) client.Client {
 		return &plantedClient{Client: c, loses: func(object client.Object, o *client.DeleteOptions) bool {
@@ -314,12 +312,11 @@ func onHolds(change func([]broker.Hold) []broker.Hold) func(*world, client.Clien
 	})
 }
 
-// plantedClient changes writes: of a status with change, unless it is nil, or of all else
-// with update. Deletions for which loses is true do not happen.
+// plantedClient changes writes of a status with change, unless it is nil. Deletions for
+// which loses is true do not happen.
 type plantedClient struct {
 	client.Client
 	change func(client.Object) bool
-	update func(client.Object)
 	loses  func(client.Object, *client.DeleteOptions) bool
 }
 
@@ -329,13 +326,6 @@ func (c *plantedClient) Delete(ctx context.Context, object client.Object, option
 		return nil
 	}
 	return c.Client.Delete(ctx, object, options...)
-}
-
-func (c *plantedClient) Update(ctx context.Context, object client.Object, options ...client.UpdateOption) error {
-	if c.update != nil {
-		c.update(object)
-	}
-	return c.Client.Update(ctx, object, options...)
 }
 
 func (c *plantedClient) Status() client.SubResourceWriter {
@@ -362,14 +352,6 @@ func (s *plantedStatus) Patch(ctx context.Context, object client.Object, patch c
 		return nil
 	}
 	return s.SubResourceWriter.Patch(ctx, object, patch, options...)
-}
-
-// keepTimestamp makes an advertisement that is written look as old as the stored one.
-func (w *world) keepTimestamp(object client.Object) {
-	var stored broker.ClusterAdvertisement
-	if ad, ok := object.(*broker.ClusterAdvertisement); ok && w.client.Get(context.Background(), client.ObjectKeyFromObject(ad), &stored) == nil {
-		ad.Spec.Sequence, ad.Spec.Timestamp = stored.Spec.Sequence, stored.Spec.Timestamp
-	}
 }
 
 // recordsAttempt reports whether a status write records a Reservation's attempt before a

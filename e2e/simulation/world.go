@@ -33,6 +33,9 @@ const (
 	workloads = "default"
 	// beat is the interval of the advertisements.
 	beat = 60 * time.Second
+	// secondLeaderFor is how long two brokers lead at most: far longer than a leader without a
+	// lease takes to end.
+	secondLeaderFor = time.Minute
 	// cpuPerNode is what one node has.
 	cpuPerNode = 2
 )
@@ -88,8 +91,11 @@ type world struct {
 	clusters []*cluster
 	plant    plant
 	started  time.Time
-	// flip selects among several leaders.
-	flip int
+	// flip selects among several leaders. former is the one that led before the other, since
+	// secondAt; nil if it has ended.
+	flip     int
+	former   *brokerProcess
+	secondAt time.Time
 	// restored is set once the hub was restored from a backup.
 	restored bool
 	backup   *memory.Backup
@@ -232,6 +238,7 @@ func (w *world) stopBroker(b *brokerProcess) {
 	if w.late != nil && w.late.broker == b {
 		w.late = nil
 	}
+	w.former = nil
 	if b.program != nil {
 		b.program.Kill()
 		b.program, b.handler = nil, nil
@@ -390,6 +397,11 @@ func (w *world) step() {
 			w.fail(b)
 			synctest.Wait()
 		}
+	}
+	if w.former != nil && time.Since(w.secondAt) > secondLeaderFor {
+		w.record(w.former.name + " has lost its lease")
+		w.fail(w.former)
+		synctest.Wait()
 	}
 	w.checks.check(w)
 }

@@ -62,8 +62,8 @@ type ClusterAdvertisementSpec struct {
 	// +kubebuilder:validation:MaxLength=63
 	Zone string `json:"zone,omitempty"`
 	// timestamp is the time of the measurement by the agent's clock. For information
-	// only: no decision compares it with another clock. In the hub, one without changes is
-	// stored about every 30 minutes: status.active is whether the cluster advertises.
+	// only: no decision compares it with another clock. In the hub, it is that of the last
+	// change: status.active is whether the cluster advertises.
 	Timestamp metav1.Time `json:"timestamp"`
 	// sequence increases with each measurement of one agent process.
 	Sequence int64 `json:"sequence"`

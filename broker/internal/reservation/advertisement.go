@@ -21,8 +21,8 @@ import (
 )
 
 // StoreAdvertisement creates or updates the ClusterAdvertisement named spec.ClusterID
-// and its account (reserved, available, active). An advertisement without changes is
-// written rarely, and after the call. The caller has verified that the spec is the
+// and its account (reserved, available, active). An advertisement without changes is not
+// written. The caller has verified that the spec is the
 // cluster's own, and has recorded its receipt in Freshness: a cluster that is fresh again
 // may be chosen for queued Reservations at once. An advertisement that is older than one received before
 // is ignored: the error is a *protocol.OutdatedError. One that is too large to be in one
@@ -46,7 +46,6 @@ func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.Cluster
 	if err := r.storeSpec(ctx, spec); err != nil {
 		return err
 	}
-	r.rewriteIfDue(ctx, spec)
 	r.received(config, spec.ClusterID, spec.Sequence)
 	return nil
 }

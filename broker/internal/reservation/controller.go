@@ -53,10 +53,6 @@ type Options struct {
 	Workers int
 	// Specs are shared with the cache whose events are reported. Defaults to own ones.
 	Specs *Specs
-	// Alone is whether no other broker acts while this one does, but for seconds after a
-	// failover: leader election sees to it. Advertisements without changes are stored less
-	// often then.
-	Alone bool
 }
 
 // Reconciler places Reservations and keeps the ledger. Its methods are safe for
@@ -70,8 +66,6 @@ type Reconciler struct {
 	freshness Freshness
 	clock     clock.WithTicker
 	workers   int
-	// rewriteAfter is rewriteAfter or rewriteAloneAfter.
-	rewriteAfter time.Duration
 	// startedAt is the time of its first call: when this process became the leader. A
 	// standby receives no advertisements.
 	startedAt func() time.Time
@@ -82,7 +76,6 @@ type Reconciler struct {
 
 	store     *store
 	committer *committer
-	rewrites  *rewrites
 
 	// book, answers and queue are what this process remembers; see recall and note.
 	book    *lease.Book
@@ -106,9 +99,6 @@ type Reconciler struct {
 	priceChanges map[string]map[string]string
 	// storedAt is when the advertisement of each cluster was last stored.
 	storedAt map[string]time.Time
-	// repeatedAt is when the stored advertisement of each cluster was last seen to be
-	// replaced by a newer one, by whichever broker.
-	repeatedAt map[string]time.Time
 	// remembered has the digest of each cluster's stored advertisement.
 	remembered map[string]remembered
 	// latest is the highest sequence of the advertisements of each cluster that were
@@ -155,40 +145,32 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 	if options.Specs == nil {
 		options.Specs = &Specs{}
 	}
-	period := rewriteAfter
-	if options.Alone {
-		period = rewriteAloneAfter
-	}
-	r := &Reconciler{
-		client:       clients.Client,
-		live:         clients.Live,
-		recorder:     clients.Recorder,
-		namespace:    options.Namespace,
-		freshness:    options.Freshness,
-		clock:        options.Clock,
-		workers:      options.Workers,
-		rewriteAfter: period,
-		startedAt:    sync.OnceValue(options.Clock.Now),
-		becameFresh:  make(chan event.GenericEvent, 1),
-		store:        known,
-		committer:    newCommitter(clients, known, options.Specs, key, options.Clock),
-		book:         lease.NewBook(),
-		answers:      answers.New(),
-		queue:        queue.New(),
-		conflicts:    workqueue.NewTypedItemExponentialFailureRateLimiter[string](conflictRetryAfter, maxConflictRetryAfter),
-		figures:      rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
-		uncertain:    newUncertain(options.Clock),
-		reports:      newReports(options.Clock),
+	return &Reconciler{
+		client:      clients.Client,
+		live:        clients.Live,
+		recorder:    clients.Recorder,
+		namespace:   options.Namespace,
+		freshness:   options.Freshness,
+		clock:       options.Clock,
+		workers:     options.Workers,
+		startedAt:   sync.OnceValue(options.Clock.Now),
+		becameFresh: make(chan event.GenericEvent, 1),
+		store:       known,
+		committer:   newCommitter(clients, known, options.Specs, key, options.Clock),
+		book:        lease.NewBook(),
+		answers:     answers.New(),
+		queue:       queue.New(),
+		conflicts:   workqueue.NewTypedItemExponentialFailureRateLimiter[string](conflictRetryAfter, maxConflictRetryAfter),
+		figures:     rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
+		uncertain:   newUncertain(options.Clock),
+		reports:     newReports(options.Clock),
 
 		priceChanges: map[string]map[string]string{},
 		storedAt:     map[string]time.Time{},
-		repeatedAt:   map[string]time.Time{},
 		remembered:   map[string]remembered{},
 		latest:       map[string]int64{},
 		impossible:   map[string]bool{},
 	}
-	r.rewrites = &rewrites{store: r.rewrite, last: map[string]broker.ClusterAdvertisementSpec{}, storing: map[string]bool{}}
-	return r
 }
 
 // SetupWithManager adds the controllers for Reservations, ClusterAdvertisements and
@@ -335,22 +317,12 @@ func (r *Reconciler) noteAdvertisement(before, after *broker.ClusterAdvertisemen
 	if after != nil {
 		r.store.putAdvertisement(after)
 		r.uncertain.observe(r.store.advertisement(after.Name))
-		if before != nil && after.Spec.Sequence > before.Spec.Sequence {
-			r.repeated(after.Name)
-		}
 	} else {
 		r.store.removeAdvertisement(before)
 		r.committer.specs.forget(before)
 		r.forgetCluster(before.Name)
 	}
 	r.followReports(cmp.Or(after, before).Name)
-}
-
-// repeated takes note that a cluster's advertisement was stored.
-func (r *Reconciler) repeated(cluster string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.repeatedAt[cluster] = r.clock.Now()
 }
 
 // changedHolds are the names of the Reservations whose holds differ between before and

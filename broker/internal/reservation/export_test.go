@@ -28,14 +28,6 @@ func (r *Reconciler) Waiting(cluster string) int {
 // Busy reports whether a cluster's ledger is being written.
 func (r *Reconciler) Busy(cluster string) bool { return r.committer.busy(cluster) }
 
-// Rewriting returns how many unchanged advertisements wait to be stored again, and how many are
-// being stored.
-func (r *Reconciler) Rewriting() (waiting, storing int) {
-	r.rewrites.mu.Lock()
-	defer r.rewrites.mu.Unlock()
-	return len(r.rewrites.order), len(r.rewrites.storing)
-}
-
 // Series returns the names of the metrics with a label of that value.
 func Series(t testing.TB, value string) (names []string) {
 	t.Helper()

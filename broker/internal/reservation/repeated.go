@@ -31,7 +31,7 @@ func (r *Reconciler) Remember(cluster string, spec broker.ClusterAdvertisementSp
 // RepeatAdvertisement does what StoreAdvertisement does with an advertisement of the
 // content that was remembered with this digest, without comparing the content. It reports
 // false if that must be compared, or if the digest is not known: then it has done nothing.
-func (r *Reconciler) RepeatAdvertisement(ctx context.Context, cluster string, digest uint64, sequence int64, timestamp metav1.Time) (known bool, err error) {
+func (r *Reconciler) RepeatAdvertisement(ctx context.Context, cluster string, digest uint64, sequence int64, _ metav1.Time) (known bool, err error) {
 	config, err := r.config(ctx)
 	if err != nil {
 		return false, err
@@ -49,9 +49,6 @@ func (r *Reconciler) RepeatAdvertisement(ctx context.Context, cluster string, di
 	if latest = max(latest, stored.Spec.Sequence); latest > sequence {
 		return true, &protocol.OutdatedError{Latest: latest}
 	}
-	spec := stored.Spec
-	spec.Sequence, spec.Timestamp = sequence, timestamp
-	r.rewriteIfDue(ctx, spec)
 	r.received(config, cluster, sequence)
 	return true, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -67,10 +68,7 @@ func TestReservations(t *testing.T) {
 		"NoAnswer":              noAnswer,
 		"NoAnswerToGrowth":      noAnswerToGrowth,
 		"StoreUnchanged":        storeUnchanged,
-		"RewritesAreSpread":     rewritesAreSpread,
-		"RewritesTakeTurns":     rewritesTakeTurns,
-		"RewriteOfChanged":      rewriteOfChanged,
-		"RewritesAlone":         rewritesAlone,
+		"NextBrokerWaits":       nextBrokerWaits,
 		"AccountLeftToWrite":    accountLeftToWrite,
 		"HoldOfAnotherAttempt":  holdOfAnotherAttempt,
 		"OutdatedAdvertisement": outdatedAdvertisement,
@@ -987,24 +985,99 @@ func noAnswerToGrowth(e *env) {
 	})
 }
 
+// What has not changed is not stored, for hours too, and the cluster stays active.
 func storeUnchanged(e *env) {
 	p := e.start(nil)
 	p.advertise(e.spec("paris", "1"))
 	e.request("r", 2)
 	e.expect("r", broker.ReservationReserved, "2 of 2 pods in paris")
-	const periods = 2
+	p.answer("paris", "r", true, "")
+	e.expectPods("paris", "r", 2, 0, 2)
 	before := e.ad("paris")
-	for range periods * 10 {
+	for range 2 * time.Hour / (30 * time.Second) {
 		e.clock.Step(30 * time.Second)
 		p.advertise(e.spec("paris", "1"))
-		p.rewritten()
 	}
 	after := e.ad("paris")
-	if writes := after.Generation - before.Generation; writes != periods {
-		e.Errorf("an unchanged advertisement was written %d times in %d periods", writes, periods)
+	if after.ResourceVersion != before.ResourceVersion || after.Status.Available.CPU.String() != "800m" || !after.Status.Active {
+		e.Errorf("an unchanged advertisement was written: version %s after %s, available %s", after.ResourceVersion, before.ResourceVersion, after.Status.Available)
 	}
-	if after.Spec.Sequence == before.Spec.Sequence || after.Status.Available.CPU.String() != "800m" || !after.Status.Active {
-		e.Errorf("the advertisement is %d, available %s", after.Spec.Sequence, after.Status.Available)
+	e.expectPods("paris", "r", 2, 0, 2)
+}
+
+// The next broker gives a cluster that advertised to the one before, and that it does not hear,
+// the time of a silent one.
+func nextBrokerWaits(e *env) {
+	p := e.start(nil)
+	p.advertise(e.spec("paris", "1"))
+	p.stop()
+	e.clock.Step(time.Hour)
+	next := e.start(nil)
+	reconcile := func() (requeued bool) {
+		e.Helper()
+		result, err := next.ReconcileAdvertisement(e.Context(), "paris")
+		expect.NoError(e, err)
+		return result.RequeueAfter > 0
+	}
+	// From then on, it waits for paris.
+	expect.Eventually(e, "the next broker to know paris", func() (bool, string) { return reconcile(), "it does not" })
+	for range 9 {
+		e.clock.Step(time.Minute)
+		next.advertise(e.spec("rome", "0"))
+	}
+	reconcile()
+	if ad := e.ad("paris"); !ad.Status.Active {
+		e.Errorf("the next broker takes paris for silent too early: %+v", ad.Status.Conditions)
+	}
+	e.clock.Step(2 * time.Minute)
+	next.advertise(e.spec("rome", "0"))
+	e.eventually("paris to be inactive", func() error {
+		reconcile()
+		if ad := e.ad("paris"); ad.Status.Active {
+			return fmt.Errorf("its conditions are %+v", ad.Status.Conditions)
+		}
+		return nil
+	})
+}
+
+// While an advertisement is stored, its spec before its status, the account is left to that
+// write.
+func accountLeftToWrite(e *env) {
+	reached, release := make(chan struct{}), make(chan struct{})
+	var gate sync.Once
+	var armed atomic.Bool
+	p := e.start(&interceptor.Funcs{
+		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, object client.Object, options ...client.SubResourceUpdateOption) error {
+			if armed.Load() {
+				gate.Do(func() {
+					close(reached)
+					<-release
+				})
+			}
+			return c.SubResource(sub).Update(ctx, object, options...)
+		},
+	})
+	p.advertise(e.spec("paris", "1"))
+	e.eventually("the account to be up to date", func() error {
+		if ad := e.ad("paris"); !ad.Status.Active || ad.Status.ObservedGeneration != ad.Generation || p.Busy("paris") {
+			return fmt.Errorf("the status is %+v", ad.Status)
+		}
+		return nil
+	})
+	armed.Store(true)
+	stored := make(chan error, 1)
+	go func() { stored <- p.StoreAdvertisement(e.Context(), e.spec("paris", "2")) }()
+	<-reached
+	ctx, cancel := context.WithTimeout(e.Context(), expect.Deadline)
+	defer cancel()
+	result, err := p.ReconcileAdvertisement(ctx, "paris")
+	close(release)
+	if err != nil || result.RequeueAfter <= 0 {
+		e.Errorf("the account waits for the write of the advertisement: %+v, %v", result, err)
+	}
+	expect.NoError(e, <-stored)
+	if ad := e.ad("paris"); ad.Status.Available.CPU.String() != "2" || ad.Status.ObservedGeneration != ad.Generation {
+		e.Errorf("the account is %+v of generation %d", ad.Status, ad.Generation)
 	}
 }
 

@@ -244,16 +244,13 @@ func (r *Reconciler) activity(cluster string, c config) (active, fresh bool) {
 }
 
 // lastAdvertised is when this broker last received the cluster's advertisement, or else
-// when it became the leader; later if another broker has stored one since. Otherwise, two
-// brokers that hear different clusters would take what the other one places for lost.
+// when it became the leader.
 func (r *Reconciler) lastAdvertised(cluster string) time.Time {
 	at, received := r.freshness.ReceivedAt(cluster)
 	if !received {
 		at = r.startedAt()
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return lease.Later(at, r.repeatedAt[cluster])
+	return at
 }
 
 // outdated is how much a plan's write matters.
