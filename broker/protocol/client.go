@@ -121,6 +121,12 @@ func (c *Client) PublishAdvertisement(ctx context.Context, spec broker.ClusterAd
 	return do[AdvertisementResponse](ctx, c, http.MethodPost, PathAdvertisements, nil, spec)
 }
 
+// Beat reports whether the broker has this cluster's advertisement as it is.
+func (c *Client) Beat(ctx context.Context, beat Beat) (known bool, err error) {
+	response, err := do[BeatResponse](ctx, c, http.MethodPost, PathBeat, nil, beat)
+	return response.Known, err
+}
+
 // Advertisements lists the advertisements of all clusters.
 func (c *Client) Advertisements(ctx context.Context) ([]AdvertisementView, error) {
 	list, err := do[AdvertisementList](ctx, c, http.MethodGet, PathAdvertisements, nil, nil)

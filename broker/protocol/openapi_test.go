@@ -44,6 +44,8 @@ var operations = []operation{
 		body: []any{JoinRequest{}}, response: []any{JoinResponse{}}, refusals: map[int]string{http.StatusConflict: "Another key has joined with this cluster ID."}},
 	{method: http.MethodPost, path: PathAdvertisements, summary: "Replace the advertisement of the calling cluster.",
 		body: []any{broker.ClusterAdvertisementSpec{}}, response: []any{AdvertisementResponse{}}},
+	{method: http.MethodPost, path: PathBeat, summary: "State that the advertisement of the calling cluster has not changed.",
+		body: []any{Beat{}}, response: []any{BeatResponse{}}},
 	{method: http.MethodGet, path: PathAdvertisements, summary: "List the advertisements. Those of other clusters have only the caller's holds and guests.", response: []any{AdvertisementList{}}},
 	{method: http.MethodGet, path: PathAdvertisements + "/{id}", summary: "Get the advertisement of a cluster.", response: []any{AdvertisementView{}}},
 	{method: http.MethodPost, path: PathReservations, summary: "Create a reservation, or update its amounts: requests with the same sourceUID are for the same reservation.",

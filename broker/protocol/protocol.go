@@ -21,6 +21,8 @@ const (
 	// PathAdvertisements: POST ClusterAdvertisementSpec → AdvertisementResponse;
 	// GET → AdvertisementList; GET /{id} → AdvertisementView.
 	PathAdvertisements = "/api/v1/advertisements"
+	// PathBeat: POST Beat → BeatResponse.
+	PathBeat = PathAdvertisements + "/beat"
 	// PathReservations: POST ReservationRequest → ConsumerView; GET
 	// ?role=requester|provider → ConsumerList or ProviderList, with &watch=true a
 	// stream of Events; GET /{id}?role= → ConsumerView or ProviderView; DELETE /{id};

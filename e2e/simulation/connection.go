@@ -193,6 +193,13 @@ func (c *connection) PublishAdvertisement(ctx context.Context, spec broker.Clust
 	return err
 }
 
+// Beat implements simulated.Connection.
+func (c *connection) Beat(ctx context.Context, beat protocol.Beat) (known bool, err error) {
+	var response protocol.BeatResponse
+	err = c.call(ctx, http.MethodPost, protocol.PathBeat, beat, &response)
+	return response.Known, err
+}
+
 // PutReservation implements simulated.Connection.
 func (c *connection) PutReservation(ctx context.Context, request protocol.ReservationRequest) (view protocol.ConsumerView, err error) {
 	err = c.call(ctx, http.MethodPost, protocol.PathReservations, request, &view)

@@ -1,4 +1,6 @@
 // Package advertise publishes the capacity that this cluster offers. The Publisher
 // measures the inventory when nodes or pods change, and at aligned intervals, sends
-// the advertisement to the broker, and keeps a copy in the cluster.
+// the advertisement to the broker when it has changed, and keeps a copy in the cluster. At
+// the intervals, it sends a beat: the digest of the advertisement, which is sent again if
+// the broker has another one.
 package advertise

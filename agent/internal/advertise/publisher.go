@@ -35,8 +35,8 @@ type Options struct {
 	// which need not exist; none where empty. Currency is theirs if it has none.
 	Prices   types.NamespacedName
 	Currency string
-	// Interval between two beats, above 0. An advertisement is sent on each,
-	// changed or not.
+	// Interval between two beats, above 0. An advertisement is sent when it has changed, and
+	// its digest on each beat.
 	Interval time.Duration
 	// Debounce is how long changes are collected before measuring; 500 ms where 0.
 	Debounce time.Duration
@@ -57,6 +57,8 @@ type Options struct {
 type Broker interface {
 	// PublishAdvertisement replaces this cluster's advertisement at the broker.
 	PublishAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error
+	// Beat reports whether the broker has this cluster's advertisement as it is.
+	Beat(ctx context.Context, beat protocol.Beat) (known bool, err error)
 }
 
 // Publisher measures and publishes as long as it is the leader.
@@ -131,7 +133,7 @@ func (p *Publisher) NeedLeaderElection() bool { return true }
 
 func (p *Publisher) mark() { signal(p.dirty) }
 
-// Connected makes the Publisher advertise at once, because the broker may be one that
+// Connected makes the Publisher send a beat at once, because the broker may be one that
 // has not heard of this cluster. It does not block.
 func (p *Publisher) Connected() { signal(p.due) }
 
@@ -220,7 +222,8 @@ func (p *Publisher) wait(ctx context.Context) (onBeat bool, err error) {
 	return p.retryAfter > 0, nil
 }
 
-// step measures, and publishes on a beat or if something has changed.
+// step measures, and publishes if something has changed, or on a beat if the broker has
+// something else.
 func (p *Publisher) step(ctx context.Context, onBeat bool) error {
 	// Sequences must grow across restarts and replicas too, so they begin at the clock. If
 	// it was set back, the broker says which sequence is the latest.
@@ -229,19 +232,24 @@ func (p *Publisher) step(ctx context.Context, onBeat bool) error {
 	if err != nil {
 		return fmt.Errorf("measuring: %w", err)
 	}
-	if !onBeat && p.published != nil && unchanged(*p.published, spec) {
+	same := p.published != nil && unchanged(*p.published, spec)
+	if same && !onBeat {
 		return nil
 	}
-	if err := p.publish(ctx, spec); err != nil {
+	known, err := p.send(ctx, spec, same)
+	if err != nil {
 		if outdated := (*protocol.OutdatedError)(nil); errors.As(err, &outdated) {
 			// The next measurement is later than the latest one.
 			p.sequence = max(p.sequence, outdated.Latest)
 		}
 		return fmt.Errorf("sending: %w", err)
 	}
-	p.published, p.retryAfter = &spec, 0
+	if !known {
+		p.published = &spec
+	}
+	p.retryAfter = 0
 	logger := log.FromContext(ctx).WithName("advertise")
-	logger.V(1).Info("Published the advertisement", "sequence", spec.Sequence,
+	logger.V(1).Info("Published the advertisement", "sequence", spec.Sequence, "unchanged", known,
 		"allocatable", spec.Resources.Allocatable.String(), "allocated", spec.Resources.Allocated.String())
 	if err := p.writeCopy(ctx, spec); err != nil && ctx.Err() == nil {
 		logger.Error(err, "Failed to write the local copy of the advertisement")
@@ -289,10 +297,18 @@ func unchanged(a, b broker.ClusterAdvertisementSpec) bool {
 	return equality.Semantic.DeepEqual(a, b)
 }
 
-func (p *Publisher) publish(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
+// send sends a beat if the advertisement is the same as before, and the advertisement unless
+// the broker knows it.
+func (p *Publisher) send(ctx context.Context, spec broker.ClusterAdvertisementSpec, same bool) (known bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	return p.broker.PublishAdvertisement(ctx, *spec.DeepCopy())
+	if same {
+		known, err = p.broker.Beat(ctx, protocol.Beat{Sequence: spec.Sequence, Digest: protocol.Digest(*p.published)})
+	}
+	if known || err != nil {
+		return known, err
+	}
+	return false, p.broker.PublishAdvertisement(ctx, *spec.DeepCopy())
 }
 
 func (p *Publisher) writeCopy(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {

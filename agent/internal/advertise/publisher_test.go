@@ -35,15 +35,31 @@ func (c *connections) Subscribe(changed func(transport.Change[protocol.ProviderV
 	c.changed = changed
 }
 
-// expectAdvertisement connects the broker, which may not know the cluster yet: an unchanged
-// advertisement is sent.
-func (c *connections) expectAdvertisement(t *testing.T, hub *transporttest.Broker) {
+// expectBeat connects the broker: a beat is sent, and the unchanged advertisement to a broker
+// that does not know it.
+func (c *connections) expectBeat(t *testing.T, hub *transporttest.Broker, last broker.ClusterAdvertisementSpec) {
 	t.Helper()
+	connect := func(method string) (calls int) {
+		t.Helper()
+		before := len(hub.Calls(method, ""))
+		c.changed(transport.Change[protocol.ProviderView]{Relisted: true})
+		expect.Eventually(t, method+" for a broker that connects", func() (bool, string) {
+			return len(hub.Calls(method, "")) > before, "no call"
+		})
+		return before
+	}
 	sent := len(hub.Calls("PublishAdvertisement", ""))
-	c.changed(transport.Change[protocol.ProviderView]{Relisted: true})
-	expect.Eventually(t, "an unchanged advertisement for a broker that connects", func() (bool, string) {
-		return len(hub.Calls("PublishAdvertisement", "")) > sent, "no call"
-	})
+	first := connect("Beat")
+	beat := hub.Calls("Beat", "")[first].Argument.(protocol.Beat)
+	if beat.Digest != protocol.Digest(last) || beat.Sequence <= last.Sequence {
+		t.Errorf("the beat is %+v, the last advertisement has sequence %d and digest %s", beat, last.Sequence, protocol.Digest(last))
+	}
+	connect("Beat")
+	if n := len(hub.Calls("PublishAdvertisement", "")); n > sent {
+		t.Errorf("%d unchanged advertisements were sent to a broker that knows them", n-sent)
+	}
+	hub.ForgetAdvertisement()
+	connect("PublishAdvertisement")
 }
 
 // TestPublisher runs the Publisher on a real API server.
@@ -119,7 +135,7 @@ func TestPublisher(t *testing.T) {
 
 	testPrices(t, c, hub, published)
 
-	connected.expectAdvertisement(t, hub)
+	connected.expectBeat(t, hub, last)
 
 	hub.Fail("PublishAdvertisement", errors.New("the broker is unavailable"))
 	before := len(hub.Calls("PublishAdvertisement", ""))
@@ -132,6 +148,8 @@ func TestPublisher(t *testing.T) {
 	})
 	hub.Fail("PublishAdvertisement", nil)
 	published("the cordon, when the broker is available again,", func(s broker.ClusterAdvertisementSpec) bool { return s.Resources.Allocatable.CPU == nil })
+
+	expect.Eventually(t, "the cordon to be accepted", func() (bool, string) { return hub.Advertised() == protocol.Digest(last), "it is not" })
 
 	// The clock was set back since the process before this one.
 	future := last.Sequence + 1_000_000_000

@@ -108,8 +108,6 @@ func advertiseIngest(ctx context.Context, d *deployment, r *replica) error {
 		now, _ := process.Memory(r.Pid())
 		fmt.Printf("settling: %s of CPU, %.0f MiB\n", process.CPUTime(r.Pid()), now)
 	}
-	// Some of the advertisements are stored once more, as in any other 5 minutes, which counts
-	// as well.
 	beats := int(math.Ceil(float64(5*time.Minute) / float64(ingestBeat)))
 	sent, err := accepted(running)
 	if err != nil {
@@ -204,7 +202,10 @@ func advertiseAgents() error {
 			for {
 				spec.Sequence++
 				spec.Timestamp = metav1.Now().Rfc3339Copy()
-				_, err := client.PublishAdvertisement(ctx, spec)
+				known, err := client.Beat(ctx, protocol.Beat{Sequence: spec.Sequence, Digest: protocol.Digest(spec)})
+				if err == nil && !known {
+					_, err = client.PublishAdvertisement(ctx, spec)
+				}
 				var refusal *protocol.Error
 				switch {
 				case err == nil:

@@ -50,6 +50,26 @@ func (r *Reconciler) StoreAdvertisement(ctx context.Context, spec broker.Cluster
 	return nil
 }
 
+// Beat does what StoreAdvertisement does with an advertisement that has the content of the
+// stored one. It reports false if there is something to store or to refuse: then it has done
+// nothing.
+func (r *Reconciler) Beat(ctx context.Context, cluster string, beat protocol.Beat) (known bool, err error) {
+	config, err := r.config(ctx)
+	if err != nil {
+		return false, err
+	}
+	stored := r.store.advertisement(cluster)
+	r.mu.Lock()
+	latest := r.latest[cluster]
+	r.mu.Unlock()
+	if stored == nil || !stored.Status.Active || stored.Status.ObservedGeneration != stored.Generation ||
+		max(latest, stored.Spec.Sequence) > beat.Sequence || protocol.Digest(stored.Spec) != beat.Digest {
+		return false, nil
+	}
+	r.received(config, cluster, beat.Sequence)
+	return true, nil
+}
+
 // received records that an advertisement was received.
 func (r *Reconciler) received(config config, cluster string, sequence int64) {
 	r.mu.Lock()
@@ -71,11 +91,13 @@ func (r *Reconciler) storeSpec(ctx context.Context, spec broker.ClusterAdvertise
 	r.mu.Lock()
 	latest := r.latest[spec.ClusterID]
 	r.mu.Unlock()
+	// By what the next beat is compared with.
+	digest := protocol.Digest(spec)
 	edit := func(ad *broker.ClusterAdvertisement) (edited, error) {
 		if latest := max(latest, ad.Spec.Sequence); latest > spec.Sequence {
 			return edited{}, &protocol.OutdatedError{Latest: latest}
 		}
-		changes := edited{spec: differs(ad.Spec, spec)}
+		changes := edited{spec: protocol.Digest(ad.Spec) != digest}
 		if changes.spec {
 			ad.Spec = spec
 		}
@@ -114,12 +136,6 @@ func (r *Reconciler) storeSpec(ctx context.Context, spec broker.ClusterAdvertise
 		return changes, err
 	})
 	return err
-}
-
-// differs reports whether an advertisement has changed in more than time and sequence.
-func differs(stored, received broker.ClusterAdvertisementSpec) bool {
-	stored.Timestamp, stored.Sequence = received.Timestamp, received.Sequence
-	return !apiequality.Semantic.DeepEqual(stored, received)
 }
 
 // draft is a version for an edit whose outcome is not written: it shares the rest.

@@ -99,8 +99,6 @@ type Reconciler struct {
 	priceChanges map[string]map[string]string
 	// storedAt is when the advertisement of each cluster was last stored.
 	storedAt map[string]time.Time
-	// remembered has the digest of each cluster's stored advertisement.
-	remembered map[string]remembered
 	// latest is the highest sequence of the advertisements of each cluster that were
 	// received, including those that were not written.
 	latest map[string]int64
@@ -167,7 +165,6 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 
 		priceChanges: map[string]map[string]string{},
 		storedAt:     map[string]time.Time{},
-		remembered:   map[string]remembered{},
 		latest:       map[string]int64{},
 		impossible:   map[string]bool{},
 	}

@@ -127,7 +127,6 @@ func (r *Reconciler) forgetCluster(cluster string) {
 	defer r.mu.Unlock()
 	delete(r.latest, cluster)
 	delete(r.storedAt, cluster)
-	delete(r.remembered, cluster)
 }
 
 // Renew renews the lease of a consumer's Reservation: it starts again now. It writes

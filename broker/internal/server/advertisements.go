@@ -1,10 +1,8 @@
 package server
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"sync"
 	"time"
@@ -79,72 +77,61 @@ func advertisementTokens(r *http.Request) int {
 	return 1 + int(r.ContentLength/each)
 }
 
-// bodies are buffers for the bodies of advertisements, of which nothing refers to them after
-// the call.
-var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
-
-// keepBody keeps a buffer for the next call, unless it is much larger than most.
-func keepBody(buffer *bytes.Buffer) {
-	const most = 64 << 10
-	if buffer.Cap() <= most {
-		buffer.Reset()
-		bodies.Put(buffer)
-	}
-}
-
 func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, caller string) error {
-	if wait := s.advertisers.take(caller, advertisementTokens(r)); wait > 0 {
-		return slower(wait, "cluster %s advertises too often (at most every 500 ms, and less often the larger its advertisements are)", caller)
-	}
-	buffer := bodies.Get().(*bytes.Buffer)
-	defer keepBody(buffer)
-	if _, err := buffer.ReadFrom(r.Body); err != nil {
+	if err := s.admitAdvertisement(caller, advertisementTokens(r)); err != nil {
 		return err
 	}
-	body := buffer.Bytes()
-	advertisements.Inc()
-	beat, isBeat := parseBeat(body, r.Header.Get(protocol.HeaderVersion))
+	var spec broker.ClusterAdvertisementSpec
+	if err := decode(r, &spec); err != nil {
+		return err
+	}
+	if spec.ClusterID != caller {
+		return refuse(protocol.CodeForbidden, "cluster %s cannot advertise for cluster %q: set clusterID to %s", caller, short(spec.ClusterID), caller)
+	}
+	if err := validateAdvertisement(&spec); err != nil {
+		return err
+	}
 	// Before it is stored, because storing enqueues Reservations, for which the cluster
 	// must be fresh.
 	undo := s.Receipts.record(caller)
-	known, err := false, error(nil)
-	if isBeat {
-		known, err = s.Reconciler.RepeatAdvertisement(r.Context(), caller, beat.digest, beat.Sequence, beat.Timestamp)
-	}
-	if !known && err == nil {
-		var spec broker.ClusterAdvertisementSpec
-		if spec, err = s.storeAdvertisement(r, caller, body); err == nil && isBeat {
-			s.Reconciler.Remember(caller, spec, beat.digest)
-		}
-		beat.Sequence = spec.Sequence
-	}
+	err := s.Reconciler.StoreAdvertisement(r.Context(), spec)
 	if outdated := (*protocol.OutdatedError)(nil); errors.As(err, &outdated) {
 		undo()
-		return respond(w, http.StatusOK, protocol.AdvertisementResponse{Sequence: outdated.Latest})
+		spec.Sequence = outdated.Latest
 	} else if err != nil {
 		undo()
-		return err
+		return fmt.Errorf("storing the advertisement of %s: %w", caller, err)
 	}
-	return respond(w, http.StatusOK, protocol.AdvertisementResponse{Sequence: beat.Sequence})
+	return respond(w, http.StatusOK, protocol.AdvertisementResponse{Sequence: spec.Sequence})
 }
 
-// storeAdvertisement decodes and stores the advertisement in a body.
-func (s *Server) storeAdvertisement(r *http.Request, caller string, body []byte) (broker.ClusterAdvertisementSpec, error) {
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	var spec broker.ClusterAdvertisementSpec
-	if err := decode(r, &spec); err != nil {
-		return spec, err
+// postBeat receives an advertisement of which the broker has the content already.
+func (s *Server) postBeat(w http.ResponseWriter, r *http.Request, caller string) error {
+	if err := s.admitAdvertisement(caller, 1); err != nil {
+		return err
 	}
-	if spec.ClusterID != caller {
-		return spec, refuse(protocol.CodeForbidden, "cluster %s cannot advertise for cluster %q: set clusterID to %s", caller, short(spec.ClusterID), caller)
+	var beat protocol.Beat
+	if err := decode(r, &beat); err != nil {
+		return err
 	}
-	if err := validateAdvertisement(&spec); err != nil {
-		return spec, err
+	undo := s.Receipts.record(caller)
+	known, err := s.Reconciler.Beat(r.Context(), caller, beat)
+	if !known || err != nil {
+		undo()
 	}
-	if err := s.Reconciler.StoreAdvertisement(r.Context(), spec); err != nil {
-		return spec, fmt.Errorf("storing the advertisement of %s: %w", caller, err)
+	if err != nil {
+		return fmt.Errorf("comparing the advertisement of %s: %w", caller, err)
 	}
-	return spec, nil
+	return respond(w, http.StatusOK, protocol.BeatResponse{Known: known})
+}
+
+// admitAdvertisement takes from the limit of advertisements, and counts one.
+func (s *Server) admitAdvertisement(caller string, tokens int) error {
+	if wait := s.advertisers.take(caller, tokens); wait > 0 {
+		return slower(wait, "cluster %s advertises too often (at most every 500 ms, and less often the larger its advertisements are)", caller)
+	}
+	advertisements.Inc()
+	return nil
 }
 
 func (s *Server) listAdvertisements(w http.ResponseWriter, _ *http.Request, caller string) error {

@@ -56,6 +56,8 @@ func badInputs(t *testing.T) []badInput {
 		{route: "POST " + ads, body: `[]`, version: "1", status: 400, want: "does not match the schema"},
 		{route: "POST " + ads, body: ``, status: 400, want: "does not match the schema"},
 		{route: "POST " + ads, body: huge, status: 413, want: "bytes"},
+		{route: "POST " + protocol.PathBeat, body: `{"digest":7}`, status: 400, want: "does not match the schema"},
+		{route: "POST " + protocol.PathBeat, body: huge, status: 413, want: "bytes"},
 		{route: "POST " + ads, body: `{"clusterID":"paris"}`, status: 403, want: "set clusterID to rome"},
 		{route: "POST " + ads, body: `{"clusterID":"rome","resources":{"capacity":{"cpu":"1e-2147483648"}}}`, status: 400, want: "exponent"},
 		{route: "POST " + ads, body: advertisement(func(s *broker.ClusterAdvertisementSpec) { s.Resources.Allocatable.CPU = quantity("-1") }), status: 400, want: "must not be negative"},

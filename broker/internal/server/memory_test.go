@@ -140,10 +140,9 @@ type agents struct {
 	stored   []broker.ClusterAdvertisementSpec
 	acks     []protocol.ProviderAck
 	renewals []types.UID
-	// digests of the stored advertisements, unless they are forgotten, and the last beat.
-	digests   map[string]uint64
-	forgotten bool
-	beat      beat
+	// beats are of any content but that of unknown.
+	beats   []protocol.Beat
+	unknown string
 	// gates are closed to let the calls of a cluster end.
 	gates map[string]chan struct{}
 }
@@ -171,23 +170,11 @@ func (a *agents) StoreAdvertisement(_ context.Context, spec broker.ClusterAdvert
 	return nil
 }
 
-func (a *agents) Remember(cluster string, _ broker.ClusterAdvertisementSpec, digest uint64) {
+func (a *agents) Beat(_ context.Context, _ string, beat protocol.Beat) (known bool, err error) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
-	if a.digests == nil {
-		a.digests = map[string]uint64{}
-	}
-	a.digests[cluster] = digest
-}
-
-func (a *agents) RepeatAdvertisement(_ context.Context, cluster string, digest uint64, sequence int64, timestamp metav1.Time) (bool, error) {
-	a.mutex.Lock()
-	defer a.mutex.Unlock()
-	if known, is := a.digests[cluster]; !is || known != digest || a.forgotten {
-		return false, nil
-	}
-	a.beat = beat{Sequence: sequence, Timestamp: timestamp}
-	return true, nil
+	a.beats = append(a.beats, beat)
+	return beat.Digest != a.unknown, nil
 }
 
 func (a *agents) ApplyProviderAck(ctx context.Context, cluster, _ string, ack protocol.ProviderAck) error {

@@ -24,7 +24,7 @@ var (
 	}, []string{"type"})
 	advertisements = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "broker_advertisements_total",
-		Help: "Number of advertisements that were received.",
+		Help: "Number of advertisements and beats that were received.",
 	})
 	clusterCertificateExpiry = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "broker_cluster_certificate_expiry_timestamp_seconds",

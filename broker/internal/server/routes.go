@@ -49,6 +49,7 @@ func (s *Server) routes() []route {
 		{method: http.MethodGet, path: protocol.PathOpenAPI, open: true, anyReplica: true, call: s.openAPI},
 		{method: http.MethodPost, path: protocol.PathJoin, open: true, audited: true, maxBody: maxSmall, call: s.join},
 		{method: http.MethodPost, path: protocol.PathAdvertisements, audited: true, frequent: true, maxBody: protocol.MaxBody, call: s.postAdvertisement},
+		{method: http.MethodPost, path: protocol.PathBeat, audited: true, frequent: true, maxBody: maxSmall, call: s.postBeat},
 		{method: http.MethodGet, path: protocol.PathAdvertisements, lists: true, call: s.listAdvertisements},
 		{method: http.MethodGet, path: protocol.PathAdvertisements + id, call: s.getAdvertisement},
 		{method: http.MethodPost, path: protocol.PathReservations, audited: true, maxBody: maxReservation, call: s.postReservation},

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
@@ -37,11 +36,9 @@ const (
 // cluster.
 type Reconciler interface {
 	StoreAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error
-	// Remember records a digest of the advertisement that was stored last.
-	Remember(cluster string, spec broker.ClusterAdvertisementSpec, digest uint64)
-	// RepeatAdvertisement applies an advertisement with the content that was remembered with
-	// this digest. It reports false if the advertisement must be stored instead.
-	RepeatAdvertisement(ctx context.Context, cluster string, digest uint64, sequence int64, timestamp metav1.Time) (known bool, err error)
+	// Beat applies an advertisement with the content that is stored. It reports false, and does
+	// nothing, if the advertisement must be stored instead.
+	Beat(ctx context.Context, cluster string, beat protocol.Beat) (known bool, err error)
 	ApplyProviderAck(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error
 	ApplyRequesterAck(ctx context.Context, requester, name string, ack protocol.RequesterAck) error
 	Renew(ctx context.Context, requester, name string, uid types.UID) error

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,6 +67,37 @@ func TestReceipts(t *testing.T) {
 	undo()
 	if at, _ := receipts.ReceivedAt("paris"); !at.Equal(start) {
 		t.Fatalf("want the receipt before, got %s", at)
+	}
+}
+
+// TestBeat: a beat counts as received if the content is known, and stores nothing.
+func TestBeat(t *testing.T) {
+	clock := clocktesting.NewFakeClock(start)
+	m := newMemoryAt(logr.Discard(), clock)
+	m.agents.unknown = "other"
+	for _, tc := range []struct {
+		digest, want string
+		after        time.Duration
+		received     time.Time
+	}{
+		{"other", `{"known":false}`, 0, time.Time{}},
+		{"same", `{"known":true}`, time.Minute, start.Add(time.Minute)},
+		{"other", `{"known":false}`, time.Minute, start.Add(time.Minute)},
+	} {
+		clock.Step(tc.after)
+		got := m.call(http.MethodPost, protocol.PathBeat, encode(t, protocol.Beat{Sequence: 7, Digest: tc.digest}), "paris")
+		if got.status != http.StatusOK || strings.TrimSpace(string(got.body)) != tc.want {
+			t.Errorf("%s: got %d %s", tc.digest, got.status, got.body)
+		}
+		if last := m.agents.beats[len(m.agents.beats)-1]; last != (protocol.Beat{Sequence: 7, Digest: tc.digest}) {
+			t.Errorf("%s arrived as %+v", tc.digest, last)
+		}
+		if at, _ := m.Receipts.ReceivedAt("paris"); !at.Equal(tc.received) {
+			t.Errorf("%s: the last receipt is of %s", tc.digest, at)
+		}
+	}
+	if n := len(m.agents.stored); n > 0 {
+		t.Errorf("%d advertisements were stored", n)
 	}
 }
 
@@ -213,12 +245,12 @@ func FuzzBodies(f *testing.F) {
 	for _, seed := range []string{
 		``, `null`, `{}`, `{}{}`, `[`, `{"clusterID":"rome","sequence":1e400}`, `{"spec":{"podSets":[{"requests":{"cpu":"1e1000000000"}}]}}`,
 		`{"sourceUID":"4c6a0c5e-6f0d-4c2f-9a38-8f6a2a0d1c11","sourceNamespace":"a","sourceName":"b","sourceGeneration":1,"spec":{"podSets":[{"name":"pods","count":2,"requests":{"cpu":"300m"}}]},"allocations":{"paris":1}}`,
-		`{"from":"rome","to":"paris","id":"1","sealed":"eA=="}`, `{"attempt":1,"accepted":true}`, `{"timestamp":"x"}`,
+		`{"from":"rome","to":"paris","id":"1","sealed":"eA=="}`, `{"attempt":1,"accepted":true}`, `{"timestamp":"x"}`, `{"sequence":7,"digest":"e3b0"}`,
 	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		for _, into := range []any{&protocol.ReservationRequest{}, &broker.ClusterAdvertisementSpec{}, &protocol.RelayMessage{}, &protocol.ProviderAck{}, &protocol.RequesterAck{}, &protocol.Renewal{}, &protocol.JoinRequest{}} {
+		for _, into := range []any{&protocol.ReservationRequest{}, &broker.ClusterAdvertisementSpec{}, &protocol.Beat{}, &protocol.RelayMessage{}, &protocol.ProviderAck{}, &protocol.RequesterAck{}, &protocol.Renewal{}, &protocol.JoinRequest{}} {
 			if err := decodeJSON(bytes.NewReader(body), into, true); err != nil {
 				var refusal *protocol.Error
 				if !errors.As(err, &refusal) || refusal.Status() != http.StatusBadRequest {

@@ -85,6 +85,15 @@ func (c *Client) PublishAdvertisement(ctx context.Context, spec broker.ClusterAd
 	return err
 }
 
+// Beat reports whether the broker has this cluster's advertisement as it is.
+func (c *Client) Beat(ctx context.Context, beat protocol.Beat) (known bool, err error) {
+	client, _, err := c.current()
+	if err != nil {
+		return false, err
+	}
+	return client.Beat(ctx, beat)
+}
+
 // PutReservation creates or updates a reservation at the broker.
 func (c *Client) PutReservation(ctx context.Context, request protocol.ReservationRequest) (protocol.ConsumerView, error) {
 	client, _, err := c.current()

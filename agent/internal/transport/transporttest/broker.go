@@ -36,6 +36,8 @@ type Broker struct {
 	up         bool
 	changed    chan struct{}
 	slowDelete bool
+	// advertised is the digest of the last advertisement, "" if the broker knows none.
+	advertised string
 }
 
 type stream struct {
@@ -177,7 +179,32 @@ func (b *Broker) call(method, id string, argument any) error {
 func (b *Broker) PublishAdvertisement(_ context.Context, spec broker.ClusterAdvertisementSpec) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.call("PublishAdvertisement", spec.ClusterID, spec)
+	err := b.call("PublishAdvertisement", spec.ClusterID, spec)
+	if err == nil {
+		b.advertised = protocol.Digest(spec)
+	}
+	return err
+}
+
+// Beat reports whether the digest is that of the last advertisement.
+func (b *Broker) Beat(_ context.Context, beat protocol.Beat) (known bool, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return beat.Digest == b.advertised, b.call("Beat", b.clusterID, beat)
+}
+
+// Advertised is the digest of the last advertisement that was accepted, "" if there is none.
+func (b *Broker) Advertised() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.advertised
+}
+
+// ForgetAdvertisement makes the broker know no advertisement.
+func (b *Broker) ForgetAdvertisement() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.advertised = ""
 }
 
 // PutReservation stores the request as a pending reservation.
