@@ -517,7 +517,7 @@ func (c *demandController) reconcile(ctx context.Context, request demand.Request
 	if err != nil {
 		return c.writeFailed(log, request, err)
 	}
-	c.refusals.Reset(request.Key.String())
+	c.notRefused(request.Key, "")
 	c.setLimited(request.Key, limited, request.Pods())
 	c.raised(request.Key)
 	requestsTotal.WithLabelValues(resultRequested).Inc()
@@ -564,18 +564,22 @@ func (c *demandController) writeFailed(log klog.Logger, request demand.Request, 
 		return c.refused(request, failedWrite, err)
 	default: // no answer of the API server, which takes no events either
 		log.Error(err, "Failed to write a Reservation; retrying")
-		c.refusals.Reset(request.Key.String())
+		c.notRefused(request.Key, "")
 		return retryAfter
 	}
 }
 
 // refused returns when to requeue a request whose Reservation the API server does not accept:
 // after 2, 4 and 8 s at first, because it refuses also what it will allow while it starts. From
-// then on, its pods have the reason.
+// then on, its pods have the reason. A refusal before that time does not count, nor do those of
+// another kind.
 func (c *demandController) refused(request demand.Request, kind string, err error) (requeueAfter time.Duration) {
-	key := request.Key.String()
+	c.notRefused(request.Key, kind)
+	key := refusalKey(request.Key, kind)
 	c.refusals.GC() // those of pods that are gone
-	c.refusals.Next(key, c.clock.Now())
+	if now := c.clock.Now(); !c.refusals.IsInBackOffSinceUpdate(key, now) {
+		c.refusals.Next(key, now)
+	}
 	if requeueAfter = c.refusals.Get(key); requeueAfter < blockedRetryAfter {
 		return requeueAfter
 	}
@@ -586,9 +590,23 @@ func (c *demandController) refused(request demand.Request, kind string, err erro
 	return requeueAfter
 }
 
+// notRefused ends the refusals of a key in a row, but for those of a kind.
+func (c *demandController) notRefused(key demand.Key, but string) {
+	for _, kind := range []string{refusedWrite, failedWrite} {
+		if kind != but {
+			c.refusals.Reset(refusalKey(key, kind))
+		}
+	}
+}
+
+func refusalKey(key demand.Key, kind string) string { return kind + " " + key.String() }
+
+// newRefusals counts refusals in a row that are at most a minute apart: in a namespace with a
+// limit, one request is written after another.
 func newRefusals(clock clock.Clock) *flowcontrol.Backoff {
 	refusals := flowcontrol.NewBackOff(retryAfter, blockedRetryAfter)
 	refusals.Clock = clock
+	refusals.HasExpiredFunc = func(now, last time.Time, _ time.Duration) bool { return now.Sub(last) > time.Minute }
 	return refusals
 }
 

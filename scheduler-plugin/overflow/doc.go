@@ -30,7 +30,7 @@
 //
 // One pod of each request has event OverflowRequested at once. What pods wait for is looked at
 // each minute: then the others have it, if they have waited for a grant for 10 s. Most of a crowd
-// have OverflowGranted by then. A pod has one event of a reason in half a minute, the same one
+// have OverflowGranted by then. A pod has one event of a reason in 55 s, the same one
 // again after an hour.
 //
 // What is free on each node, and how many pods use each grant, is counted from the

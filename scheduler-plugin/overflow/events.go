@@ -37,8 +37,9 @@ const (
 const requestedAfter = 10 * time.Second
 
 // An event is repeated each repeatAfter while its state lasts: API servers keep events for an
-// hour by default. What pods wait for is looked at each lookPeriod.
-const repeatAfter, lookPeriod = time.Hour, time.Minute
+// hour by default. What pods wait for is looked at each lookPeriod, and a pod has at most one event
+// of a reason in eventInterval: so each look can record one.
+const repeatAfter, lookPeriod, eventInterval = time.Hour, time.Minute, 55 * time.Second
 
 // event is an event on a pending pod.
 type event struct {
@@ -277,7 +278,7 @@ func (c *demandController) look() {
 		}
 	}
 	for key, pods := range waiting {
-		if r := c.reservations.get(key.Namespace, key.Name(owners[key].Name)); r != nil && r.DeletionTimestamp == nil && stateOf(r, "").most < requestedPods(r) {
+		if r := c.reservations.get(key.Namespace, key.Name(owners[key].Name)); r != nil && c.waitsForGrant(key, r) {
 			e := requested(owners[key], r)
 			for _, uid := range pods {
 				c.record(uid, e)
@@ -285,6 +286,15 @@ func (c *demandController) look() {
 		}
 		c.recordStatus(key, pods...)
 	}
+}
+
+// waitsForGrant reports whether the pods of a key wait until providers grant more of a Reservation,
+// and for nothing else, such as that it is accepted.
+func (c *demandController) waitsForGrant(key demand.Key, r *broker.Reservation) bool {
+	of, _ := demand.KeyOfReservation(r)
+	most, unasked := c.grants.unaskedBut(key)
+	return of == key && r.DeletionTimestamp == nil && r.Status.Phase != broker.ReservationFailed && !(unasked && most == 0) &&
+		stateOf(r, "").most < requestedPods(r)
 }
 
 // recordUnsteered records on the pods that wait for another scheduler why they stay home, each

@@ -394,6 +394,40 @@ func TestRejections(t *testing.T) {
 	}
 }
 
+// TestWaitsForGrant: a pod has OverflowRequested if it waits for what providers grant, and for
+// nothing else.
+func TestWaitsForGrant(t *testing.T) {
+	for name, tc := range map[string]struct {
+		slots  int32
+		change func(*broker.Reservation)
+		// refused: more is not requested, but for these pods.
+		refused bool
+		but     int32
+		want    bool
+	}{
+		"nothing is granted":       {want: true},
+		"all is granted":           {slots: 100},
+		"it is another owner's":    {change: func(r *broker.Reservation) { r.Labels[broker.LabelOwnerUID] = "another" }},
+		"it is being deleted":      {change: func(r *broker.Reservation) { r.DeletionTimestamp = &metav1.Time{} }},
+		"it has failed":            {change: func(r *broker.Reservation) { r.Status.Phase = broker.ReservationFailed }},
+		"more of it is refused":    {refused: true},
+		"more of it is over a cap": {refused: true, but: 100, want: true},
+	} {
+		p := testPlugin(OverflowArgs{})
+		c, _, _ := testController(t, p, newIndexer())
+		pod := jobPod("crunch", "crunch-0", "1")
+		r := reservationFor(pod, map[string]int32{"paris": tc.slots})
+		if tc.change != nil {
+			tc.change(r)
+		}
+		key, _ := p.keys.keyOf(pod)
+		c.grants.setUnasked(key, tc.refused, tc.but)
+		if got := c.waitsForGrant(key, r); got != tc.want {
+			t.Errorf("%s: %t, want %t", name, got, tc.want)
+		}
+	}
+}
+
 // TestLateEvents: what changes each second is an event of a pod once a minute, and the last of it
 // is one although nothing else happens; it is repeated after an hour.
 func TestLateEvents(t *testing.T) {

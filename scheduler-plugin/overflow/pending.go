@@ -78,7 +78,7 @@ func (p *pendingPods) in(namespace string, f func(types.UID, types.NamespacedNam
 	}
 }
 
-// announce reports whether a pod is to get an event: one of each reason in half a lookPeriod,
+// announce reports whether a pod is to get an event: one of each reason in eventInterval,
 // because what a provider lacks may change each second, for thousands of pods that wait; and in
 // repeatAfter if it repeats the last one. One of what was requested for it or granted is not for
 // a pod that has a place; placed is called under the lock, because its binding calls announced
@@ -91,7 +91,7 @@ func (p *pendingPods) announce(uid types.UID, e event, now time.Time, placed fun
 		return false
 	}
 	last, known := pod.events[e.reason]
-	if age := now.Sub(last.at); known && (age < lookPeriod/2 || last.key == e.key && age < repeatAfter) {
+	if age := now.Sub(last.at); known && (age < eventInterval || last.key == e.key && age < repeatAfter) {
 		return false
 	}
 	pod.events[e.reason] = lastEvent{e.key, now}

@@ -57,6 +57,8 @@ func TestWriteIsRefused(t *testing.T) {
 		retry   time.Duration
 		// unasked: pods do not wait for a decision.
 		unasked bool
+		// every is how often it is requested for further pods, whatever the API server answers.
+		every time.Duration
 	}{
 		"a quota":       {answer: forbidden, accepts: 5 * time.Minute, events: 1, retry: blockedRetryAfter, unasked: true},
 		"an API server": {answer: forbidden, accepts: 10 * time.Second, events: 0},
@@ -69,6 +71,13 @@ func TestWriteIsRefused(t *testing.T) {
 		"an API server that does not answer meanwhile": {answer: func(n int) apierrors.APIStatus {
 			if n == 3 {
 				return nil
+			}
+			return forbidden(n)
+		}, accepts: 20 * time.Second, events: 0},
+		"an API server, and pods that come one after another": {answer: forbidden, accepts: 10 * time.Second, every: 300 * time.Millisecond, events: 0},
+		"a quota after an API server": {answer: func(n int) apierrors.APIStatus {
+			if n < 4 {
+				return broken(n)
 			}
 			return forbidden(n)
 		}, accepts: 20 * time.Second, events: 0},
@@ -118,7 +127,10 @@ func TestWriteIsRefused(t *testing.T) {
 				if again == 0 {
 					break
 				}
-				if now.Now().Sub(began) > blockedRetryAfter {
+				if tc.every > 0 {
+					again = min(again, tc.every)
+				}
+				if now.Now().Sub(began) > blockedRetryAfter && tc.events > 0 {
 					if tc.retry > 0 && again != tc.retry {
 						t.Fatalf("retried after %s, want %s", again, tc.retry)
 					}
@@ -144,7 +156,7 @@ func TestWriteIsRefused(t *testing.T) {
 			if p.grants.isUnasked(key) {
 				t.Error("it is requested, and yet unasked")
 			}
-			if c.refusals.Get(key.String()) != 0 {
+			if c.refusals.Get(refusalKey(key, refusedWrite)) != 0 || c.refusals.Get(refusalKey(key, failedWrite)) != 0 {
 				t.Error("what was refused before it was requested counts later")
 			}
 		})
@@ -159,7 +171,7 @@ func TestRefusalsOfGonePods(t *testing.T) {
 		if after := c.refused(demand.Request{Key: key}, refusedWrite, errors.New("exceeded quota")); after != retryAfter {
 			t.Errorf("%s: retried after %s, want %s", name, after, retryAfter)
 		}
-		return key.String()
+		return refusalKey(key, refusedWrite)
 	}
 	gone := refuse("gone")
 	if now.Step(time.Hour); c.refusals.Get(gone) == 0 {

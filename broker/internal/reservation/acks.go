@@ -150,6 +150,8 @@ func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name stri
 		// What follows from it is written at once. If there is more to do, or more is waited
 		// for, only what the providers have withdrawn is.
 		in := r.snapshotOf(reservation, config)
+		// The status may be the first to announce the length of the lease.
+		r.book.Observe(name, reservation.UID, in.seen(), in.now)
 		if !unplaced(reservation) {
 			if p := newPlan(in); !p.writes() {
 				reservation.Status = nextStatus(in, p, false)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	clientevents "k8s.io/client-go/tools/events"
 	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
@@ -56,7 +57,7 @@ func newHub(t testing.TB) *hub {
 // failOver replaces the broker's process: nothing that it remembers is left.
 func (h *hub) failOver() {
 	before := h.Reconciler
-	h.Reconciler = NewWithClients(Clients{Client: configOf{hub: h}}, Options{Namespace: "broker", Freshness: h, Clock: h.clock})
+	h.Reconciler = NewWithClients(Clients{Client: configOf{hub: h}, Recorder: &clientevents.FakeRecorder{}}, Options{Namespace: "broker", Freshness: h, Clock: h.clock})
 	h.startedAt()
 	if before != nil {
 		for _, ad := range before.store.allAdvertisements() {

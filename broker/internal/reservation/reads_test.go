@@ -11,12 +11,23 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// configOf is a client that reads the hub's BrokerConfig, and finds nothing else.
+// configOf is a client that reads the hub's BrokerConfig, and finds nothing else. It accepts every
+// status.
 type configOf struct {
 	client.Client
 	hub *hub
+}
+
+func (c configOf) Status() client.SubResourceWriter { return acceptedStatus{} }
+
+type acceptedStatus struct{ client.SubResourceWriter }
+
+func (acceptedStatus) Update(context.Context, client.Object, ...client.SubResourceUpdateOption) error {
+	return nil
 }
 
 func (c configOf) Get(_ context.Context, key client.ObjectKey, object client.Object, _ ...client.GetOption) error {
@@ -97,6 +108,29 @@ func TestReadingChangesNothing(t *testing.T) {
 				t.Error("a reconcile remembers nothing")
 			}
 		})
+	}
+}
+
+// TestLeaseAnnouncedByAnAck: a lease whose length the status has from an ack begins then, not when
+// the Reservation was placed: its consumer did not know how often to renew it.
+func TestLeaseAnnouncedByAnAck(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "10")
+	h.ask("r", 1, "1")
+	h.answer("paris", "r", true)
+	h.clock.Step(30 * time.Minute)
+	h.advertise("paris", "10")
+	h.config.maxDuration = 10 * time.Minute
+	ack := protocol.RequesterAck{ReservationUID: "r", Attempt: h.reservations["r"].Status.Attempt.Number, Ready: []string{"paris"}}
+	expect.NoError(t, h.ApplyRequesterAck(t.Context(), "rome", "r", ack))
+	h.reservations["r"] = h.store.reservation("r").DeepCopy()
+	if got := h.reservations["r"].Status.LeaseDuration; got == nil || got.Duration != 10*time.Minute {
+		t.Fatalf("after the ack, the lease is %v", got)
+	}
+	h.clock.Step(time.Minute)
+	h.reconcile("r")
+	if got := h.reservations["r"].Status; got.Phase != broker.ReservationActive {
+		t.Errorf("a minute after it was announced, it is %s: %s", got.Phase, got.Summary)
 	}
 }
 

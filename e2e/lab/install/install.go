@@ -1,4 +1,4 @@
-// Package install installs Liqo and Spillway on the lab's clusters with helm, with driver direct
+// Package install installs Spillway on the lab's clusters with helm, with driver liqo Liqo, with driver direct
 // metrics-server as well, and kube-router, which enforces their NetworkPolicies.
 package install
 
