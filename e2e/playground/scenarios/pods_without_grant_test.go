@@ -130,4 +130,5 @@ func TestBystanders(t *testing.T) {
 	if home, away := s.allReady(ns, "first", 1); len(home) > 0 || away[0].UID != first.UID {
 		t.Error("the pod on the cordoned node does not run on")
 	}
+	s.cordon("rome", node.Name, false) // a cordoned node is kept
 }
