@@ -48,7 +48,9 @@ func TestWriteIsRefused(t *testing.T) {
 	broken := func(n int) apierrors.APIStatus {
 		return apierrors.NewInternalError(fmt.Errorf("failed calling webhook team-a, attempt %d", n))
 	}
-	brokenAtFirst := func(n int) apierrors.APIStatus { return map[bool]func(int) apierrors.APIStatus{true: broken, false: forbidden}[n < 4](n) }
+	brokenAtFirst := func(n int) apierrors.APIStatus {
+		return map[bool]func(int) apierrors.APIStatus{true: broken, false: forbidden}[n < 4](n)
+	}
 	for name, tc := range map[string]struct {
 		// answer is that to the nth request; nil if there is none.
 		answer func(n int) apierrors.APIStatus
@@ -76,8 +78,8 @@ func TestWriteIsRefused(t *testing.T) {
 			return forbidden(n)
 		}, accepts: 20 * time.Second, events: 0},
 		"an API server, and pods that come one after another": {answer: forbidden, accepts: 10 * time.Second, every: 300 * time.Millisecond, events: 0},
-		"a quota after an API server": {answer: brokenAtFirst, accepts: 20 * time.Second, events: 0},
-		"no answer for a while": {answer: func(int) apierrors.APIStatus { return nil }, accepts: 5 * time.Minute, events: 0},
+		"a quota after an API server":                         {answer: brokenAtFirst, accepts: 20 * time.Second, events: 0},
+		"no answer for a while":                               {answer: func(int) apierrors.APIStatus { return nil }, accepts: 5 * time.Minute, events: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, pods := testPlugin(OverflowArgs{Overflow: BeforePreemption}), newIndexer()
