@@ -129,7 +129,7 @@ func parse(arguments []string) (options, error) {
 	flags.StringVar(&o.instructionNamespace, "instruction-namespace", "", "Namespace of ReservationInstructions and ProviderInstructions. Defaults to --advertisement-namespace.")
 	flags.StringVar(&o.advertisementName, "advertisement-name", "cluster-advertisement", "Name of the local copy of the advertisement. If empty, no copy is kept.")
 	flags.StringVar(&o.advertisementNamespace, "advertisement-namespace", "default", "Namespace of the local copy of the advertisement.")
-	flags.DurationVar(&o.advertisementInterval, "advertisement-requeue-interval", 30*time.Second, "Interval between advertisements when nothing changes.")
+	flags.DurationVar(&o.advertisementInterval, "advertisement-requeue-interval", 30*time.Second, "Interval at which the broker hears from this cluster when nothing changes.")
 
 	flags.StringVar(&o.apiServerEndpoint, "api-server-endpoint", "", "Address at which consumers reach this cluster's API server, https://<host>:<port>. If empty, the agent looks for it in its kubeconfig, ConfigMap kube-public/cluster-info and the API server's EndpointSlice.")
 	flags.StringVar(&o.apiServerCAFile, "api-server-ca-file", "", "Driver direct: file with the CA (PEM) of --api-server-endpoint. Defaults to the cluster's own CA.")

@@ -1,6 +1,6 @@
 // Command lab creates the clusters that Spillway is tested on: hub, rome, paris
-// and berlin, kind clusters, with Liqo unless they use driver direct. Everything in them is built from Go modules
-// and Debian packages; no container registry is needed.
+// and berlin, kind clusters, with Liqo unless they use driver direct. Everything in them
+// is built from Go modules and Debian packages; no container registry is needed.
 package main
 
 import (

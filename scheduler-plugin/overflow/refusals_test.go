@@ -38,18 +38,25 @@ func (n *notes) Eventf(_, _ runtime.Object, _, reason, _, format string, args ..
 	}
 }
 
+var reservations = schema.GroupResource{Group: broker.Group, Resource: "reservations"}
+
+// forbidden is the nth answer of a quota, broken that of a webhook that is down.
+func forbidden(n int) apierrors.APIStatus {
+	return apierrors.NewForbidden(reservations, "crunch", fmt.Errorf("exceeded quota: team-a, used: %d, %s", n, strings.Repeat("limited ", 200)))
+}
+
+func broken(n int) apierrors.APIStatus {
+	return apierrors.NewInternalError(fmt.Errorf("failed calling webhook team-a, attempt %d", n))
+}
+
 // TestWriteIsRefused: while the API server does not accept a Reservation, its pods have one event
 // with its answer, however often it answers, and whatever figures it names.
 func TestWriteIsRefused(t *testing.T) {
-	reservations := schema.GroupResource{Group: broker.Group, Resource: "reservations"}
-	forbidden := func(n int) apierrors.APIStatus {
-		return apierrors.NewForbidden(reservations, "crunch", fmt.Errorf("exceeded quota: team-a, used: %d, %s", n, strings.Repeat("limited ", 200)))
-	}
-	broken := func(n int) apierrors.APIStatus {
-		return apierrors.NewInternalError(fmt.Errorf("failed calling webhook team-a, attempt %d", n))
-	}
 	brokenAtFirst := func(n int) apierrors.APIStatus {
-		return map[bool]func(int) apierrors.APIStatus{true: broken, false: forbidden}[n < 4](n)
+		if n < 4 {
+			return broken(n)
+		}
+		return forbidden(n)
 	}
 	for name, tc := range map[string]struct {
 		// answer is that to the nth request; nil if there is none.

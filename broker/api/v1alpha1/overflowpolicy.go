@@ -70,8 +70,9 @@ type OverflowPolicy struct {
 	Spec OverflowPolicySpec `json:"spec,omitempty"`
 }
 
-// Check reports what the CRD does not refuse although no program can use it: a label that no object
-// can have. Package broker/undecoded treats the policy as one that cannot be decoded.
+// Check reports what no program can use although it can be decoded, in an object from before the CRD
+// refused it: a label that no object can have. Package broker/undecoded treats the policy as one that
+// cannot be decoded.
 func (p *OverflowPolicy) Check() error {
 	if _, err := metav1.LabelSelectorAsSelector(&p.Spec.NamespaceSelector); err != nil {
 		return fmt.Errorf("spec.namespaceSelector: %w", err)

@@ -75,8 +75,8 @@ func (r *Reconciler) received(config config, cluster string, sequence int64) {
 	r.mu.Lock()
 	now := r.clock.Now()
 	r.latest[cluster] = max(r.latest[cluster], sequence)
-	last, stored := r.storedAt[cluster]
-	r.storedAt[cluster] = now
+	last, stored := r.receivedAt[cluster]
+	r.receivedAt[cluster] = now
 	r.mu.Unlock()
 	if !stored || now.Sub(last) > config.freshFor {
 		select {

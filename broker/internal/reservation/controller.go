@@ -97,8 +97,8 @@ type Reconciler struct {
 	// priceChanges are the prices that events have reported, by the name of the
 	// Reservation and the cluster.
 	priceChanges map[string]map[string]string
-	// storedAt is when the advertisement of each cluster was last stored.
-	storedAt map[string]time.Time
+	// receivedAt is when each cluster was last heard: an advertisement or a beat.
+	receivedAt map[string]time.Time
 	// latest is the highest sequence of the advertisements of each cluster that were
 	// received, including those that were not written.
 	latest map[string]int64
@@ -164,7 +164,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		reports:     newReports(options.Clock),
 
 		priceChanges: map[string]map[string]string{},
-		storedAt:     map[string]time.Time{},
+		receivedAt:   map[string]time.Time{},
 		latest:       map[string]int64{},
 		impossible:   map[string]bool{},
 	}

@@ -133,7 +133,7 @@ func (h *hub) reconcile(name string) snapshot {
 			r.Finalizers = []string{broker.FinalizerLedger}
 			continue
 		}
-		if write, _ := in.outdated(p); write == nothing || write == figures && !h.figures.AllowN(in.now, 1) {
+		if write, _ := in.outdated(p); !h.mayWrite(write, in.now) {
 			return in
 		}
 		before := r.DeepCopy()
@@ -894,7 +894,7 @@ func TestTermsAreWrittenLater(t *testing.T) {
 	h.answer("paris", "r", true)
 	h.use("r")
 	h.reconcile("r")
-	pending := func() (outdated, time.Time) {
+	pending := func() (urgency, time.Time) {
 		in := h.snapshotOf(h.reservations["r"].DeepCopy(), h.config)
 		return in.outdated(newPlan(in))
 	}

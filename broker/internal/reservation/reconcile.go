@@ -41,7 +41,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, e
 	p := newPlan(in)
 	r.note(in)
 	r.rememberImpossible(name, p.impossible.reason != "")
-	if write, until := in.outdated(p); write == nothing || write == figures && !r.figures.AllowN(in.now, 1) {
+	if write, until := in.outdated(p); !r.mayWrite(write, in.now) {
 		r.conflicts.Forget("reservation/" + name)
 		return in.requeueBy(until), nil
 	}

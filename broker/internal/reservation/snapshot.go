@@ -246,18 +246,17 @@ func (r *Reconciler) activity(cluster string, c config) (active, fresh bool) {
 // lastAdvertised is when this broker last received the cluster's advertisement, or else
 // when it became the leader.
 func (r *Reconciler) lastAdvertised(cluster string) time.Time {
-	at, received := r.freshness.ReceivedAt(cluster)
-	if !received {
-		at = r.startedAt()
+	if at, received := r.freshness.ReceivedAt(cluster); received {
+		return at
 	}
-	return at
+	return r.startedAt()
 }
 
-// outdated is how much a plan's write matters.
-type outdated int
+// urgency is how much a plan's write matters.
+type urgency int
 
 const (
-	nothing outdated = iota
+	nothing urgency = iota
 	// figures may be written, one now and then of all Reservations.
 	figures
 	// news is written at once.
@@ -267,7 +266,7 @@ const (
 // outdated is what there is to write and, if that is nothing or only figures, until when if
 // not for good: consumers go by what providers say of their nodes and the guests that they
 // take.
-func (in snapshot) outdated(p plan) (outdated, time.Time) {
+func (in snapshot) outdated(p plan) (urgency, time.Time) {
 	r := in.reservation
 	switch {
 	case in.deleted() && !controllerutil.ContainsFinalizer(r, broker.FinalizerLedger):
@@ -289,6 +288,12 @@ func (in snapshot) outdated(p plan) (outdated, time.Time) {
 		return nothing, until
 	}
 	return figures, until
+}
+
+// mayWrite reports whether something is to be written now. A positive answer for figures counts as
+// a write.
+func (r *Reconciler) mayWrite(write urgency, now time.Time) bool {
+	return write == news || write == figures && r.figures.AllowN(now, 1)
 }
 
 // needsFinalizer reports whether the Reservation must be kept: until it has ended and the

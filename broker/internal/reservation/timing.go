@@ -126,7 +126,7 @@ func (r *Reconciler) forgetCluster(cluster string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.latest, cluster)
-	delete(r.storedAt, cluster)
+	delete(r.receivedAt, cluster)
 }
 
 // Renew renews the lease of a consumer's Reservation: it starts again now. It writes

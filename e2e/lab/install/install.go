@@ -1,5 +1,5 @@
-// Package install installs Spillway on the lab's clusters with helm, with driver liqo Liqo, with driver direct
-// metrics-server as well, and kube-router, which enforces their NetworkPolicies.
+// Package install installs Spillway on the lab's clusters with helm, Liqo or metrics-server by the
+// driver, and kube-router, which enforces their NetworkPolicies.
 package install
 
 import (
