@@ -9,9 +9,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -42,6 +44,8 @@ type Environment interface {
 	Namespaces() [2]string
 	// Refused is another one, whose pods cannot use a virtual node.
 	Refused() string
+	// PassTime lets time pass for both sides.
+	PassTime(d time.Duration)
 	// ExpectNothingLeft fails the test if either cluster has anything of a peering.
 	ExpectNothingLeft()
 }
@@ -72,6 +76,7 @@ func Test(t *testing.T, environment Environment) {
 	s.resizeInPlace()
 	s.teardownWithRestarts()
 	s.teardownBeforePeered()
+	s.teardownWithABrokenNamespace()
 	s.teardownUnreachable()
 }
 
@@ -216,7 +221,7 @@ func (s *suite) breakOneNamespace() {
 	namespaces := s.Namespaces()
 	fine, broken := namespaces[0], namespaces[1]
 	capacity := peering.Capacity{Resources: s.half, Pods: 2, Namespaces: namespaces[:]}
-	repair := s.breakNamespace(broken)
+	repair := s.breakNamespace(broken, "*")
 	s.resize(capacity)
 	progress, err := s.Driver().EnsureCapacity(s.t.Context(), s.Provider(), capacity)
 	if why, out := progress.Namespaces[broken]; err != nil || !out || why.Final || !strings.Contains(why.Message, "webhook") {
@@ -230,14 +235,14 @@ func (s *suite) breakOneNamespace() {
 		progress, err := s.Driver().EnsureCapacity(s.t.Context(), s.Provider(), capacity)
 		return err == nil && progress.Done && len(progress.Namespaces) == 0, fmt.Sprintf("%+v, %v", progress, err)
 	})
-	repair = s.breakNamespace(broken)
+	repair = s.breakNamespace(broken, "*")
 	s.resize(peering.Capacity{Resources: s.half, Pods: 1, Namespaces: namespaces[:1]})
 	repair()
 }
 
-// breakNamespace registers a webhook that is down for all objects of a namespace. It returns when
-// the API server knows it; so does repair.
-func (s *suite) breakNamespace(namespace string) (repair func()) {
+// breakNamespace registers a webhook that is down for the objects of some API groups in a namespace,
+// rbac.authorization.k8s.io among them. It returns when the API server knows it; so does repair.
+func (s *suite) breakNamespace(namespace string, groups ...string) (repair func()) {
 	s.t.Helper()
 	ctx, c := s.t.Context(), s.ConsumerClient()
 	webhook := &admissionv1.ValidatingWebhookConfiguration{
@@ -248,7 +253,7 @@ func (s *suite) breakNamespace(namespace string) (repair func()) {
 			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: namespace}},
 			Rules: []admissionv1.RuleWithOperations{{
 				Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Delete},
-				Rule:       admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*"}},
+				Rule:       admissionv1.Rule{APIGroups: groups, APIVersions: []string{"*"}, Resources: []string{"*"}},
 			}},
 		}},
 	}
@@ -256,7 +261,7 @@ func (s *suite) breakNamespace(namespace string) (repair func()) {
 	known := func(down bool) {
 		s.t.Helper()
 		expect.Eventually(s.t, "the API server to know the webhook", func() (bool, string) {
-			err := c.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "probe"}}, client.DryRunAll)
+			err := c.Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "probe"}}, client.DryRunAll)
 			return (err != nil) == down, fmt.Sprint(err)
 		})
 	}
@@ -338,7 +343,36 @@ func (s *suite) teardownBeforePeered() {
 	s.ExpectNothingLeft()
 }
 
-// teardownUnreachable ends a third peering while the provider is unreachable; both
+// teardownWithABrokenNamespace ends a peering while what it has made in one of its namespaces
+// cannot be deleted. That is removed with the next peering.
+func (s *suite) teardownWithABrokenNamespace() {
+	s.t.Helper()
+	namespaces := s.Namespaces()
+	use := func(namespaces ...string) {
+		s.t.Helper()
+		s.grant(s.half, 2)
+		s.peer()
+		s.resize(peering.Capacity{Resources: s.half, Pods: 2, Namespaces: namespaces})
+	}
+	use(namespaces[:]...)
+	repair := s.breakNamespace(namespaces[1], rbacv1.GroupName, "offloading.liqo.io") // its pods can be deleted
+	s.step("the teardown", func() (peering.Progress, error) {
+		progress, err := s.Driver().Teardown(s.t.Context(), s.Provider())
+		if err != nil && strings.Contains(err.Error(), "webhook") {
+			s.PassTime(UnreachableAfter / 4)
+		}
+		return progress, err
+	})
+	s.expectPeerings()
+	repair()
+	use(namespaces[0])
+	s.teardown()
+	s.grant(nil, 0)
+	s.providerTeardown()
+	s.ExpectNothingLeft()
+}
+
+// teardownUnreachable ends a peering while the provider is unreachable; both
 // sides clean up without the other.
 func (s *suite) teardownUnreachable() {
 	s.t.Helper()

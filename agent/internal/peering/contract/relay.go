@@ -56,7 +56,7 @@ func (r *Relay[D, P]) Sides() (D, P) {
 	return r.driver, r.provider
 }
 
-// Consumer implements Environment, as do the methods up to Disconnect.
+// Consumer implements Environment, as do the methods up to PassTime.
 func (r *Relay[D, P]) Consumer() string               { return "rome" }
 func (r *Relay[D, P]) Provider() peering.Peer         { return Paris }
 func (r *Relay[D, P]) Driver() peering.Driver         { driver, _ := r.Sides(); return driver }
@@ -64,6 +64,7 @@ func (r *Relay[D, P]) ProviderSide() peering.Provider { _, provider := r.Sides()
 func (r *Relay[D, P]) Namespaces() [2]string          { return [2]string{"shop", "tools"} }
 func (r *Relay[D, P]) DropEverySecond(drop bool)      { r.dropEverySecond.Store(drop) }
 func (r *Relay[D, P]) Disconnect(disconnect bool)     { r.disconnected.Store(disconnect) }
+func (r *Relay[D, P]) PassTime(d time.Duration)       { r.Clock.Advance(d) }
 
 // SetHolds sets whether rome holds capacity in paris, as it does at first.
 func (r *Relay[D, P]) SetHolds(holds bool) { r.holdsNot.Store(!holds) }

@@ -19,8 +19,9 @@ import (
 
 // Waits of a teardown.
 const (
-	waitPods     = "Pods"
-	waitProvider = "Provider"
+	waitPods       = "Pods"
+	waitProvider   = "Provider"
+	waitNamespaces = "Namespaces"
 )
 
 // Teardown removes the virtual node, the peering and everything made for them. The
@@ -126,7 +127,8 @@ func (d *Driver) storeEnded(ctx context.Context, r *record) error {
 }
 
 // endSession ends a peering whose Node is gone: Teardown is sent until the
-// provider has confirmed it or has not answered for UnreachableAfter.
+// provider has confirmed it or has not answered for UnreachableAfter. Namespaces that
+// refuse to be cleaned up are waited for as long.
 func (d *Driver) endSession(ctx context.Context, peer peering.Peer, r *record) (peering.Progress, error) {
 	provider := peer.ClusterID
 	if r.state != stateEnded {
@@ -134,9 +136,8 @@ func (d *Driver) endSession(ctx context.Context, peer peering.Peer, r *record) (
 			return peering.Progress{}, err
 		}
 	}
-	if err := d.revokeNamespaces(ctx); err != nil {
-		return peering.Progress{}, err
-	}
+	kept := d.revokeNamespaces(ctx)
+	waitForThem := kept != nil && d.handshake.Waited(provider, waitNamespaces) < d.UnreachableAfter
 	waited, exchange := d.handshake.Waited(provider, waitProvider), d.handshake.Exchange(provider)
 	if !exchange.Removed(r.session) {
 		var err error
@@ -147,6 +148,12 @@ func (d *Driver) endSession(ctx context.Context, peer peering.Peer, r *record) (
 			return peering.Waiting("ProviderTerminating", "waiting for provider "+provider+" to remove its part of the peering"), err
 		}
 		d.Log.Info("Provider did not confirm the teardown; its agent cleans up when it is reachable again", "provider", provider)
+	}
+	if waitForThem {
+		return peering.Progress{}, kept
+	}
+	if kept != nil { // a namespace in which nothing can be deleted must not keep the peering
+		d.Log.Error(kept, "Failed to revoke access to namespaces; trying again with the next peering")
 	}
 	if err := session.Delete(ctx, d.Client, r.secret); err != nil {
 		return peering.Progress{}, fmt.Errorf("deleting Secret %s/%s: %w", r.secret.Namespace, r.secret.Name, err)

@@ -58,8 +58,10 @@ type remaining struct {
 	node           *corev1.Node
 	slice          *authv1beta1.ResourceSlice
 	maps           []offloadingv1beta1.NamespaceMap
-	// offloadings that Spillway made, if this is the last peering.
-	offloadings []offloadingv1beta1.NamespaceOffloading
+	// offloadings that Spillway made, if this is the last peering; keepOffloadings if
+	// they are not waited for any longer.
+	offloadings     []offloadingv1beta1.NamespaceOffloading
+	keepOffloadings bool
 	// credentials are the identities, the Secrets made of them, and Liqo's Renews.
 	credentials []client.Object
 	// namespace is nil also if Spillway did not make it.
@@ -90,7 +92,7 @@ func (r remaining) next() stage {
 		return stageSlice
 	case len(r.maps) > 0:
 		return stageMaps
-	case len(r.offloadings) > 0:
+	case len(r.offloadings) > 0 && !r.keepOffloadings:
 		return stageOffloadings
 	case len(r.credentials) > 0:
 		return stageIdentity
@@ -163,6 +165,9 @@ func (d *Driver) removeStage(ctx context.Context, peer peering.Peer, stage stage
 		}
 		return "provider " + provider + " to remove its part of the peering", err
 	case stageNamespace:
+		if left.keepOffloadings {
+			d.Log.Info("Namespaces are still offloaded; the next peering unmaps them", "count", len(left.offloadings))
+		}
 		if left.unconfirmed {
 			d.Log.Info("Provider did not confirm the teardown; its agent cleans up when it is reachable again", "provider", provider)
 		}
@@ -206,6 +211,7 @@ func (d *Driver) remaining(ctx context.Context, provider string) (r remaining, e
 	if err := d.remainingIn(ctx, provider, &r); err != nil {
 		return r, err
 	}
+	r.keepOffloadings = len(r.offloadings) > 0 && d.handshake.Waiting(provider, string(stageOffloadings)) > d.UnreachableAfter
 	confirmed := d.handshake.Exchange(provider).Removed(r.session)
 	r.unconfirmed = !confirmed && d.handshake.Waiting(provider, string(stageProvider)) > d.UnreachableAfter
 	r.released = confirmed || r.unconfirmed
