@@ -92,12 +92,8 @@ type permit struct {
 
 type heldPod struct {
 	pod *corev1.Pod
-	// since is when it was held first. released: it is to be tried again, however long that
-	// takes.
-	since    time.Time
+	// released: it is to be tried again, however long that takes.
 	released bool
-	// silent: it is kept out of the queue, so that nothing says what it waits for.
-	silent bool
 	// unserved: it has said that the API server serves nothing that describes its gang.
 	unserved bool
 }
@@ -115,7 +111,7 @@ func newGangs(log klog.Logger, clock clock.PassiveClock, config *rest.Config, mi
 	}
 	g := &gangs{informers: map[string]*gangInformer{}, minor: minor, pods: pods.GetIndexer(), clock: clock, held: map[types.UID]heldPod{}, permits: map[types.UID]*permit{}}
 	for group, resource := range gangResources(minor) {
-		if g.informers[group], err = newGangInformer(log, clock, client, resource, "The API server does not serve "+resource.GroupResource().String()); err != nil {
+		if g.informers[group], err = newGangInformer(log, client, resource); err != nil {
 			return nil, err
 		}
 	}
@@ -182,11 +178,11 @@ func (g *gangs) released() map[string]*corev1.Pod {
 			continue
 		}
 		gang, _ := demand.GangOf(held.pod)
-		held.released = !g.waits(held.pod, gang, held.since)
+		held.released = !g.waits(held.pod, gang)
 		unserved := g.unserved(gang)
-		if held.released || held.silent && !g.isLookedFor(gang, held.since) || held.unserved != unserved { // the latter are to say what they wait for
+		if held.released || held.unserved != unserved { // the latter are to say what they wait for
 			pods[nameOf(held.pod).String()] = held.pod
-			held.silent, held.unserved = false, unserved
+			held.unserved = unserved
 			g.held[uid] = held
 		}
 	}
@@ -201,16 +197,14 @@ func specOf(obj any) any {
 	return nil
 }
 
-// waits reports whether it is not known yet what the gang of a pod that is held since a time
-// requires.
-func (g *gangs) waits(pod *corev1.Pod, gang demand.Gang, since time.Time) bool {
+// waits reports whether it is not known yet what the gang of a pod requires.
+func (g *gangs) waits(pod *corev1.Pod, gang demand.Gang) bool {
 	if gang.Workload != "" && g.minor != workloadsUntil {
 		return false // the API server has dropped the pod's workloadRef
 	}
-	if informer := g.informerOf(gang); !informer.HasSynced() {
+	if informer := g.informerOf(gang); !informer.served() {
 		// An API server that is being upgraded does not serve the version that is watched.
-		absent := informer.absentSince(since)
-		return !absent || gang.API == demand.KubernetesGangs
+		return !informer.absent() || gang.API == demand.KubernetesGangs
 	}
 	_, exists := policyOf(g.group(pod.Namespace, gang), gang)
 	return !exists
@@ -219,14 +213,7 @@ func (g *gangs) waits(pod *corev1.Pod, gang demand.Gang, since time.Time) bool {
 // unserved reports whether a gang is one of Kubernetes itself, and the API server serves nothing
 // that describes it.
 func (g *gangs) unserved(gang demand.Gang) bool {
-	return gang.API == demand.KubernetesGangs && g.informerOf(gang).isAbsent()
-}
-
-// isLookedFor reports whether what describes a gang was absent, and is looked for again for a pod
-// that is held since a time.
-func (g *gangs) isLookedFor(gang demand.Gang, since time.Time) bool {
-	informer := g.informerOf(gang)
-	return informer.isAbsent() && !informer.absentSince(since)
+	return gang.API == demand.KubernetesGangs && g.informerOf(gang).absent()
 }
 
 // informerOf returns the informer of what describes a gang.
@@ -240,13 +227,9 @@ func (g *gangs) hold(pod *corev1.Pod) (waitsFor string) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	held, known := g.held[pod.UID]
-	if !known {
-		held.since = g.clock.Now()
-	}
-	held.pod, held.released, held.silent, held.unserved = pod, !g.waits(pod, gang, held.since), false, g.unserved(gang)
+	held := heldPod{pod: pod, released: !g.waits(pod, gang), unserved: g.unserved(gang)}
 	switch {
-	case held.released && g.informerOf(gang).HasSynced():
+	case held.released && g.informerOf(gang).served():
 		delete(g.held, pod.UID)
 	case g.exists(pod):
 		g.held[pod.UID] = held // until it is forgotten, at the latest
@@ -258,23 +241,6 @@ func (g *gangs) hold(pod *corev1.Pod) (waitsFor string) {
 		return fmt.Sprintf(errGangAbsent, gang, gang.API)
 	}
 	return fmt.Sprintf(errGangUnknown, gang)
-}
-
-// looksFor holds a pod if the kind of what describes its gang was absent, and is being looked
-// for again.
-func (g *gangs) looksFor(pod *corev1.Pod) bool {
-	gang, ok := demand.GangOf(pod)
-	if g == nil || !ok || !g.informerOf(gang).isAbsent() || g.hold(pod) == "" {
-		return false
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if held, exists := g.held[pod.UID]; exists && !held.released {
-		held.silent = g.isLookedFor(gang, held.since)
-		g.held[pod.UID] = held
-		return held.silent
-	}
-	return false
 }
 
 // forget drops a pod that is no longer pending.

@@ -13,6 +13,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -209,8 +210,7 @@ func TestKubernetesGroups(t *testing.T) {
 	}
 	c.runRules(slices.Concat(upgraded, []rule{
 		{"where no PodGroups are served, the label that names one means nothing", labelOnly},
-		{"PodGroups that are installed later are known", podGroupsLater},
-		{"no pod waits for PodGroups that are uninstalled", podGroupsUninstalled},
+		{"PodGroups that are installed later are known after a while", podGroupsLater},
 		{"pods of a group without a gang are bound alone", basicGroup},
 	}, gangRules))
 }
@@ -242,44 +242,34 @@ func labelOnly(c *testCluster, ns string) {
 	c.expectPods(ns, "ring", map[string]int{home: 1})
 }
 
-// podGroupsLater: the scheduler has found that there are no PodGroups, and their kind and two pods
-// that are to wait for a PodGroup are created right after each other.
+// podGroupsLater: the scheduler has found that there are no PodGroups, and they are installed then.
 func podGroupsLater(c *testCluster, ns string) {
 	c = c.ofPodGroups()
 	home := c.poolNode(ns, "3")
 	c.expectNodes(ns)
 	c.installPodGroups()
+	n := 0
+	expect.EventuallyWithin(c.t, 3*time.Minute, "a pod to wait for its PodGroup", func() (bool, string) { // client-go asks at least once a minute
+		name := fmt.Sprint("early-", n)
+		n++
+		c.gangPod(ns, name, "1")
+		defer func() {
+			expect.NoError(c.t, c.Delete(c.t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}, client.GracePeriodSeconds(0)))
+		}()
+		for c.t.Context().Err() == nil {
+			var pod corev1.Pod
+			expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKey{Namespace: ns, Name: name}, &pod))
+			_, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
+			if tried != nil {
+				return pod.Spec.NodeName == "" && strings.Contains(tried.Message, "waiting for PodGroup ring to be created"), name + ": " + tried.Message
+			}
+		}
+		return false, name
+	})
 	c.gangPods(ns, 2)
-	for i := range 2 {
-		c.expectMessage(ns, fmt.Sprint("ring-", i), "waiting for PodGroup ring to be created")
-	}
 	c.describeGang(ns, 3)
 	c.expectUnbound(ns, "ring", 2, "the gang to wait for its third pod")
 	c.gangPod(ns, "ring-2", "1")
-	c.expectPods(ns, "ring", map[string]int{home: 3})
-}
-
-// podGroupsUninstalled: while PodGroups are installed, pods wait for one that does not exist; when
-// they are installed again, others do.
-func podGroupsUninstalled(c *testCluster, ns string) {
-	c = c.ofPodGroups()
-	home := c.poolNode(ns, "3")
-	c.expectNodes(ns)
-	c.gangPods(ns, 2)
-	for i := range 2 {
-		c.expectMessage(ns, fmt.Sprint("ring-", i), "waiting for PodGroup ring to be created")
-	}
-	expect.NoError(c.t, envtest.UninstallCRDs(c.config, envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{
-		kindOf("scheduling.x-k8s.io", "v1alpha1", "PodGroup", "podgroups")}}))
-	// The informer asks a few times before it believes it.
-	expect.EventuallyWithin(c.t, 3*time.Minute, "the pods to be bound", func() (bool, string) {
-		bound := len(c.pods(ns, "ring")[home])
-		return bound == 2, fmt.Sprint(bound, " of 2")
-	})
-	c.installPodGroups()
-	c.gangPod(ns, "ring-later", "1")
-	c.expectMessage(ns, "ring-later", "waiting for PodGroup ring to be created")
-	c.podGroup(ns, "ring", 3)
 	c.expectPods(ns, "ring", map[string]int{home: 3})
 }
 

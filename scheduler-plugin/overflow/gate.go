@@ -12,13 +12,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
-	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/backend/heap"
 	"k8s.io/utils/clock"
 
-	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -592,28 +589,4 @@ func (g *gate) inOrder(done func(demand.Key) bool) iter.Seq[*waitingPod] {
 			}
 		}
 	}
-}
-
-// nodeAdmits reports whether a pod may run on a node of this cluster by its taints and
-// labels.
-func nodeAdmits(node *corev1.Node, pod *corev1.Pod) bool {
-	if node.Spec.Unschedulable {
-		return false
-	}
-	_, untolerated := corev1helpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, pod.Spec.Tolerations,
-		func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }, false)
-	if untolerated || onlyFor(demand.AddedTolerations(pod.Spec.Tolerations), pod, node) != nil {
-		return false
-	}
-	// An invalid selector is tried: the scheduler reports it.
-	match, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)
-	return match || err != nil
-}
-
-// toleratesOverflow reports whether a pod tolerates the overflow taint of a node. Other
-// taints may be removed before the pod is scheduled.
-func toleratesOverflow(pod *corev1.Pod, node *corev1.Node) bool {
-	_, untolerated := corev1helpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, pod.Spec.Tolerations,
-		func(t *corev1.Taint) bool { return t.Key == broker.TaintOverflow }, false)
-	return !untolerated
 }

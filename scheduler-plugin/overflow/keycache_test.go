@@ -80,7 +80,7 @@ func TestKeyOfADeletedPod(t *testing.T) {
 			p := testPlugin(OverflowArgs{})
 			p.handle = profile{}
 			cached := p.ring(t, pod)
-			p.gangs.informers[demand.CoschedulingGangs].absent.Store(false) // it is not known yet what the gang requires
+			p.gangs.informers[demand.CoschedulingGangs].refusals = 0 // it is not known yet what the gang requires
 			p.keys.exists = p.gangs.exists
 			handler := p.podHandler(func() bool { return false }, newUntriedPods(p.clock))
 			handler.OnAdd(pod, false)

@@ -10,12 +10,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
-	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/clock"
 
-	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 // settleFor is how long the room of a nominated pod is kept after it was bound: until then
@@ -197,26 +195,6 @@ func (n *nominees) takeKeptOut() map[types.UID]*corev1.Pod {
 	return taken
 }
 
-// besideNominees rejects a node of this cluster that has room for a pod only without the
-// nominees there.
-func (p *Plugin) besideNominees(pod *corev1.Pod, info framework.NodeInfo) *framework.Status {
-	if !p.placements.nominees.some.Load() {
-		return nil // this runs for each pod and node
-	}
-	all := p.placements.nominees.on(info.Node().Name, func(uid types.UID) bool {
-		return slices.ContainsFunc(info.GetPods(), func(other framework.PodInfo) bool { return other.GetPod().UID == uid })
-	})
-	if len(all) == 0 {
-		return nil
-	}
-	free, need := freeIn(info), podAmounts(pod)
-	if !free.fits(need) || free.fitsBeside(all, pod, need) {
-		return nil // NodeResourcesFit says why the pod does not fit
-	}
-	p.placements.nominees.keepOut(pod)
-	return framework.NewStatus(framework.Unschedulable, errNominees)
-}
-
 // freeIn is what is free on a node of a snapshot, or of a dry run of preemption.
 func freeIn(info framework.NodeInfo) amounts {
 	free, used := amountsOf(info.Node().Status.Allocatable), info.GetRequested()
@@ -228,32 +206,4 @@ func freeIn(info framework.NodeInfo) amounts {
 		free[name] -= n
 	}
 	return free
-}
-
-// ownNomineeGone wakes those of the gate that have room on a node since a pod of this scheduler is
-// not nominated to it any more.
-func (p *Plugin) ownNomineeGone(node string) {
-	if node == "" || p.placements.isVirtual(node) {
-		return
-	}
-	p.placements.freed(node)
-	p.queue.addFreed(node, demand.Key{})
-}
-
-// nomineeGone wakes the pods that have room on a node since a nominee keeps none there: the
-// gate its own, and the scheduler, which has no event of that, the others.
-func (p *Plugin) nomineeGone(node string) {
-	if node == "" || p.placements.isVirtual(node) {
-		return
-	}
-	p.ownNomineeGone(node)
-	pods := map[string]*corev1.Pod{}
-	for _, pod := range p.placements.nominees.takeKeptOut() {
-		if p.gate.passes(pod) {
-			pods[nameOf(pod).String()] = pod
-		}
-	}
-	if len(pods) > 0 {
-		p.handle.Activate(klog.Background(), pods)
-	}
 }

@@ -197,7 +197,7 @@ func (p *Plugin) Name() string { return Name }
 
 // PreEnqueue holds pods for which an attempt would be futile.
 func (p *Plugin) PreEnqueue(_ context.Context, pod *corev1.Pod) *framework.Status {
-	if p.gate.passes(pod) && !p.gangs.looksFor(pod) && !p.holds(pod) {
+	if p.gate.passes(pod) && !p.holds(pod) {
 		return nil
 	}
 	return framework.NewStatus(framework.UnschedulableAndUnresolvable, errWaiting)
@@ -372,22 +372,6 @@ func othersNode(s *cycleState, pod *corev1.Pod, node *corev1.Node) *framework.St
 	}
 	if taint := onlyFor(s.added, pod, node); taint != nil {
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errOthersNode, taint.ToString()))
-	}
-	return nil
-}
-
-// onlyFor returns the first taint of a node that a pod tolerates only by the added ones of
-// its tolerations, or nil.
-func onlyFor(added []corev1.Toleration, pod *corev1.Pod, node *corev1.Node) *corev1.Taint {
-	for i := range node.Spec.Taints {
-		taint := &node.Spec.Taints[i]
-		tolerates := func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Background(), taint, false) }
-		if taint.Effect == corev1.TaintEffectPreferNoSchedule || !slices.ContainsFunc(added, tolerates) {
-			continue
-		}
-		if !slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return tolerates(t) && !slices.Contains(added, t) }) {
-			return taint
-		}
 	}
 	return nil
 }
@@ -716,16 +700,4 @@ func (p *Plugin) grantedTo(pod *corev1.Pod, s *cycleState, provider, hold string
 		}
 	}
 	return nil
-}
-
-// providerOf returns the cluster whose capacity a node provides, by its label and name;
-// empty for a node of this cluster, which may have such a name.
-func providerOf(node *corev1.Node) string {
-	if node == nil {
-		return ""
-	}
-	if provider := node.Labels[broker.LabelProvider]; provider != "" && node.Name == broker.VirtualNodeName(provider) {
-		return provider
-	}
-	return ""
 }

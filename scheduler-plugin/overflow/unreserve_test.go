@@ -31,11 +31,11 @@ func (noneWaits) Activate(klog.Logger, map[string]*corev1.Pod) {}
 func (p *Plugin) ring(t *testing.T, pods ...*corev1.Pod) cache.Indexer {
 	t.Helper()
 	informer := func(objects ...any) *gangInformer {
-		i := &gangInformer{informer: cache.NewSharedIndexInformer(&cache.ListWatch{}, &unstructured.Unstructured{}, 0, cache.Indexers{}), lookedAt: time.Now()}
+		i := &gangInformer{SharedIndexInformer: cache.NewSharedIndexInformer(&cache.ListWatch{}, &unstructured.Unstructured{}, 0, cache.Indexers{})}
 		for _, obj := range objects {
 			expect.NoError(t, i.GetIndexer().Add(obj))
 		}
-		i.absent.Store(true) // as good as synced
+		i.refusals = refusedOften // as good as synced
 		return i
 	}
 	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{gangIndex: indexByGang})

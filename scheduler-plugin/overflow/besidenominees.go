@@ -1,0 +1,60 @@
+package overflow
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	framework "k8s.io/kube-scheduler/framework"
+
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+)
+
+// besideNominees rejects a node of this cluster that has room for a pod only without the
+// nominees there.
+func (p *Plugin) besideNominees(pod *corev1.Pod, info framework.NodeInfo) *framework.Status {
+	if !p.placements.nominees.some.Load() {
+		return nil // this runs for each pod and node
+	}
+	all := p.placements.nominees.on(info.Node().Name, func(uid types.UID) bool {
+		return slices.ContainsFunc(info.GetPods(), func(other framework.PodInfo) bool { return other.GetPod().UID == uid })
+	})
+	if len(all) == 0 {
+		return nil
+	}
+	free, need := freeIn(info), podAmounts(pod)
+	if !free.fits(need) || free.fitsBeside(all, pod, need) {
+		return nil // NodeResourcesFit says why the pod does not fit
+	}
+	p.placements.nominees.keepOut(pod)
+	return framework.NewStatus(framework.Unschedulable, errNominees)
+}
+
+// ownNomineeGone wakes those of the gate that have room on a node since a pod of this scheduler is
+// not nominated to it any more.
+func (p *Plugin) ownNomineeGone(node string) {
+	if node == "" || p.placements.isVirtual(node) {
+		return
+	}
+	p.placements.freed(node)
+	p.queue.addFreed(node, demand.Key{})
+}
+
+// nomineeGone wakes the pods that have room on a node since a nominee keeps none there: the
+// gate its own, and the scheduler, which has no event of that, the others.
+func (p *Plugin) nomineeGone(node string) {
+	if node == "" || p.placements.isVirtual(node) {
+		return
+	}
+	p.ownNomineeGone(node)
+	pods := map[string]*corev1.Pod{}
+	for _, pod := range p.placements.nominees.takeKeptOut() {
+		if p.gate.passes(pod) {
+			pods[nameOf(pod).String()] = pod
+		}
+	}
+	if len(pods) > 0 {
+		p.handle.Activate(klog.Background(), pods)
+	}
+}
