@@ -9,47 +9,48 @@ import (
 	framework "k8s.io/kube-scheduler/framework"
 
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
 // besideNominees rejects a node of this cluster that has room for a pod only without the
 // nominees there.
 func (p *Plugin) besideNominees(pod *corev1.Pod, info framework.NodeInfo) *framework.Status {
-	if !p.placements.nominees.some.Load() {
+	if !p.placements.Nominees.Some.Load() {
 		return nil // this runs for each pod and node
 	}
-	all := p.placements.nominees.on(info.Node().Name, func(uid types.UID) bool {
+	all := p.placements.Nominees.On(info.Node().Name, func(uid types.UID) bool {
 		return slices.ContainsFunc(info.GetPods(), func(other framework.PodInfo) bool { return other.GetPod().UID == uid })
 	})
 	if len(all) == 0 {
 		return nil
 	}
-	free, need := freeIn(info), podAmounts(pod)
-	if !free.fits(need) || free.fitsBeside(all, pod, need) {
+	free, need := usage.FreeIn(info), usage.PodAmounts(pod)
+	if !free.Fits(need) || free.FitsBeside(all, pod, need) {
 		return nil // NodeResourcesFit says why the pod does not fit
 	}
-	p.placements.nominees.keepOut(pod)
+	p.placements.Nominees.KeepOut(pod)
 	return framework.NewStatus(framework.Unschedulable, errNominees)
 }
 
 // ownNomineeGone wakes those of the gate that have room on a node since a pod of this scheduler is
 // not nominated to it any more.
 func (p *Plugin) ownNomineeGone(node string) {
-	if node == "" || p.placements.isVirtual(node) {
+	if node == "" || p.placements.IsVirtual(node) {
 		return
 	}
-	p.placements.freed(node)
+	p.placements.Freed(node)
 	p.queue.addFreed(node, demand.Key{})
 }
 
 // nomineeGone wakes the pods that have room on a node since a nominee keeps none there: the
 // gate its own, and the scheduler, which has no event of that, the others.
 func (p *Plugin) nomineeGone(node string) {
-	if node == "" || p.placements.isVirtual(node) {
+	if node == "" || p.placements.IsVirtual(node) {
 		return
 	}
 	p.ownNomineeGone(node)
 	pods := map[string]*corev1.Pod{}
-	for _, pod := range p.placements.nominees.takeKeptOut() {
+	for _, pod := range p.placements.Nominees.TakeKeptOut() {
 		if p.gate.passes(pod) {
 			pods[nameOf(pod).String()] = pod
 		}

@@ -113,7 +113,7 @@ func TestAttemptsOfAll(t *testing.T) {
 			for range tc.failed {
 				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 			}
-			p.grants.set(reservationFor(pod, map[string]int32{"paris": 1}))
+			p.grants.Set(reservationFor(pod, map[string]int32{"paris": 1}))
 			state := scheduler.NewCycleState()
 			if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
 				t.Fatal(status)
@@ -183,14 +183,14 @@ func TestWithdrawnGrant(t *testing.T) {
 		bound  int64
 	}{
 		"unchanged": {reason: "both have a slot", change: func(*Plugin) {}, bound: 2},
-		"grown":     {reason: "both have a slot", change: func(p *Plugin) { p.grants.set(granted(5)) }, bound: 2},
-		"lowered":   {reason: "one slot is left", change: func(p *Plugin) { p.grants.set(granted(1)) }, bound: 1},
-		"withdrawn": {reason: "the provider has no capacity for them", change: func(p *Plugin) { p.grants.set(granted(0)) }},
-		"deleted":   {reason: "its capacity is released", change: func(p *Plugin) { p.grants.delete(granted(2)) }},
+		"grown":     {reason: "both have a slot", change: func(p *Plugin) { p.grants.Set(granted(5)) }, bound: 2},
+		"lowered":   {reason: "one slot is left", change: func(p *Plugin) { p.grants.Set(granted(1)) }, bound: 1},
+		"withdrawn": {reason: "the provider has no capacity for them", change: func(p *Plugin) { p.grants.Set(granted(0)) }},
+		"deleted":   {reason: "its capacity is released", change: func(p *Plugin) { p.grants.Delete(granted(2)) }},
 		"deleted and created again": {reason: "the pods would be charged to the former hold", change: func(p *Plugin) {
 			r := granted(2)
 			r.Status.ID = "rome-other"
-			p.grants.set(r)
+			p.grants.Set(r)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestWithdrawnGrant(t *testing.T) {
 			p := testPlugin(OverflowArgs{}, paris)
 			p.handle, p.binder = binds{client: client}, newBinder()
 			p.reservations = newReservationStore(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{keyIndex: indexByKey}), p.clock)
-			p.grants.set(granted(2))
+			p.grants.Set(granted(2))
 			states := map[*corev1.Pod]framework.CycleState{}
 			for _, pod := range []*corev1.Pod{pod, other} {
 				state := scheduler.NewCycleState()
@@ -243,12 +243,12 @@ func TestDroppedLabel(t *testing.T) {
 			handler := p.podHandler(func() bool { return false }, newUntriedPods(p.clock))
 			handler.OnAdd(pod, false)
 			if tc.charged != "" {
-				p.placements.assume(pod, broker.VirtualNodeName("paris"), tc.charged)
+				p.placements.Assume(pod, broker.VirtualNodeName("paris"), tc.charged)
 			}
 			bound := pod.DeepCopy()
 			bound.Spec.NodeName, bound.Labels = broker.VirtualNodeName("paris"), tc.labels
 			handler.OnUpdate(pod, bound)
-			now := p.clock.(*clocktesting.FakePassiveClock)
+			now := p.clock.(*clocktesting.FakeClock)
 			first := p.unlabelled.Load()
 			if (first != 0) != tc.reported {
 				t.Errorf("reported at %d", first)

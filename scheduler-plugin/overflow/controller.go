@@ -3,6 +3,7 @@ package overflow
 import (
 	"context"
 	"fmt"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"maps"
 	"sync"
 	"time"
@@ -56,9 +57,9 @@ type demandController struct {
 	clock        clock.WithTicker
 	queue        *workQueue
 	batcher      *demand.Batcher
-	grants       *grantCache
+	grants       *usage.GrantCache
 	gate         *gate
-	placements   *placements
+	placements   *usage.Placements
 	waker        *waker
 	keys         *keyCache
 	gangs        *gangs
@@ -217,7 +218,7 @@ func (c *demandController) sync() {
 	if waits {
 		// What has changed since their cycles began.
 		work.pools = true
-		c.placements.changedSince(earliest.Add(-snapshotLag), work.nodes)
+		c.placements.ChangedSince(earliest.Add(-snapshotLag), work.nodes)
 	}
 	c.waker.wake(c.waker.changedKeys(work), work.nodes, work.pools)
 	for _, pod := range work.asked {
@@ -238,7 +239,7 @@ func (c *demandController) sync() {
 		c.queue.addUnschedulable(pod)
 	}
 	// What was decided for pods that are gone does not hold for those that come later.
-	c.grants.keepUnasked(c.batcher.Has)
+	c.grants.KeepUnasked(c.batcher.Has)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, request := range requests {
@@ -329,7 +330,7 @@ func (c *demandController) removePod(uid types.UID, work *work) {
 		if err != nil {
 			pod = nil
 		}
-		was.observeEnd(pod, c.placements.isVirtual, c.clock.Now())
+		was.observeEnd(pod, c.placements.IsVirtual, c.clock.Now())
 		work.keys[was.key] = true
 		work.addOpening(was.opening)
 	}
@@ -406,7 +407,7 @@ func (c *demandController) validator(changed *[]*corev1.Pod) func(types.UID, dem
 		pod := c.getPending(uid, name)
 		// One that is being bound counts with those that run. If it is not bound, it is
 		// added again when it does not fit any more; a gang is counted as a whole.
-		if pod == nil || !key.IsGang() && c.placements.has(uid) {
+		if pod == nil || !key.IsGang() && c.placements.Has(uid) {
 			return false
 		}
 		current, resolved := c.keys.get(pod)
@@ -454,13 +455,13 @@ func (c *demandController) totals() func(demand.Key, broker.PodSet) []broker.Pod
 	mayWait := func(pod *corev1.Pod) bool {
 		ok, _ := c.gangs.admissible(pod)
 		// Pending pods are in the batcher.
-		return ok && c.askAfter == 0 && !c.pending.has(pod.UID) && !c.placements.has(pod.UID)
+		return ok && c.askAfter == 0 && !c.pending.has(pod.UID) && !c.placements.Has(pod.UID)
 	}
 	return func(key demand.Key, pending broker.PodSet) []broker.PodSet {
 		if key.IsGang() {
 			return c.gangSets(key)
 		}
-		pending.Count += c.placements.livingOf(key)
+		pending.Count += c.placements.LivingOf(key)
 		if optedIn(c.namespaces, key.Namespace) {
 			pending.Count += c.untried.count(key, c.keys.keyOf, mayWait)
 		}
@@ -623,7 +624,7 @@ func (c *demandController) followExisting(request demand.Request, name string, c
 		if c.clock.Since(current.DeletionTimestamp.Time) > deletedWithin {
 			var users int32
 			for i := range current.Status.Allocations {
-				users += c.placements.usersOf(current.Namespace, broker.VirtualNodeName(current.Status.Allocations[i].Cluster), demand.HoldLabel(current.Status.ID))
+				users += c.placements.UsersOf(current.Namespace, broker.VirtualNodeName(current.Status.Allocations[i].Cluster), demand.HoldLabel(current.Status.ID))
 			}
 			if users > 0 {
 				c.setUnasked(request.Key, true)
@@ -667,8 +668,8 @@ func (c *demandController) setUnasked(key demand.Key, unasked bool) { c.setLimit
 
 // setLimited does so if capacity is requested for no more than a number of pods.
 func (c *demandController) setLimited(key demand.Key, limited bool, to int32) {
-	if before, was := c.grants.unaskedBut(key); was != limited || limited && before != to {
-		c.grants.setUnasked(key, limited, to)
+	if before, was := c.grants.UnaskedBut(key); was != limited || limited && before != to {
+		c.grants.SetUnasked(key, limited, to)
 		c.queue.addKey(key)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"io"
 	"maps"
 	"net/http"
@@ -17,7 +18,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
@@ -248,7 +248,7 @@ func TestWritesWaitForNoOther(t *testing.T) {
 func TestWakingWaitsForNoWrite(t *testing.T) {
 	paris := nodeWith("paris").Node()
 	p, all := testPlugin(OverflowArgs{}, paris), newIndexer()
-	p.placements.setNode(paris)
+	p.placements.SetNode(paris)
 	c, _, _ := testController(t, p, all)
 	arrived, answer := make(chan struct{}), make(chan struct{})
 	hang := sync.OnceFunc(func() {
@@ -284,7 +284,7 @@ func TestWakingWaitsForNoWrite(t *testing.T) {
 	case <-deadline:
 		t.Fatal("no Reservation is written for slow-0")
 	}
-	p.queue.addReservation(p.grants.set(reservationFor(waits("other"), map[string]int32{"paris": 1})))
+	p.queue.addReservation(p.grants.Set(reservationFor(waits("other"), map[string]int32{"paris": 1})))
 	select {
 	case name := <-woken:
 		if name != "other-0" {
@@ -300,8 +300,7 @@ func TestWakingWaitsForNoWrite(t *testing.T) {
 // pods, and opened those that the gate was opened for.
 func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *demandController, now *clocktesting.FakeClock, opened map[string]bool) {
 	t.Helper()
-	now, opened = clocktesting.NewFakeClock(p.clock.Now()), map[string]bool{}
-	p.clock, p.gate.clock, p.placements.clock = now, now, now
+	now, opened = p.clock.(*clocktesting.FakeClock), map[string]bool{}
 	c = &demandController{
 		clock: now, queue: p.queue, grants: p.grants, gate: p.gate, placements: p.placements, keys: p.keys, namespaces: p.namespaces,
 		batcher: demand.NewBatcher(now, demand.Windows{}), pending: p.pending, pods: corelisters.NewPodLister(cached), untried: newUntriedPods(p.clock),
@@ -324,7 +323,7 @@ func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *demandCon
 func (p *Plugin) setHome(cores int64) {
 	node := nodeWith("").Node().DeepCopy()
 	node.Status.Allocatable = expect.Resources("cpu", fmt.Sprint(cores), "pods", "10")
-	if p.placements.setNode(node) {
+	if p.placements.SetNode(node) {
 		p.queue.addNode(node.Name)
 	}
 }
@@ -391,7 +390,7 @@ func TestManyBarePods(t *testing.T) {
 	const pods = 1000
 	paris := nodeWith("paris").Node()
 	p := testPlugin(OverflowArgs{}, paris)
-	p.placements.setNode(paris)
+	p.placements.SetNode(paris)
 	first, all := (*corev1.Pod)(nil), newIndexer()
 	c, now, woken := testController(t, p, all)
 	for i := range pods {
@@ -414,7 +413,7 @@ func TestManyBarePods(t *testing.T) {
 		broker.LabelOwnerUID: string(key.key.OwnerUID), broker.LabelShape: key.key.Shape}}, Spec: broker.ReservationSpec{PodSets: request.PodSets}}
 	r.Status = broker.ReservationStatus{ID: "rome-bare", Allocations: []broker.Allocation{{Cluster: "paris", PodSets: request.PodSets, Accepted: true, VirtualNodeReady: true}}}
 	now.Step(minRetry / 2) // no retry is due
-	p.queue.addReservation(p.grants.set(r))
+	p.queue.addReservation(p.grants.Set(r))
 	clear(woken)
 	if c.sync(); len(woken) != pods {
 		t.Errorf("%d pods are woken, want %d", len(woken), pods)
@@ -428,7 +427,7 @@ func TestOnlyPlacesWake(t *testing.T) {
 	p, all := testPlugin(OverflowArgs{}, paris), newIndexer()
 	c, now, woken := testController(t, p, all)
 	p.setHome(0)
-	p.placements.setNode(paris)
+	p.placements.SetNode(paris)
 	pod := jobPod("crunch", "crunch-0", "1")
 	for i := range 200 {
 		pod = jobPod("crunch", fmt.Sprint("crunch-", i), "1")
@@ -447,13 +446,13 @@ func TestOnlyPlacesWake(t *testing.T) {
 	for cores := range 5 {
 		grown := paris.DeepCopy()
 		grown.Status.Allocatable = expect.Resources("cpu", fmt.Sprint(10*(1+cores)), "pods", "100")
-		p.placements.setNode(grown)
+		p.placements.SetNode(grown)
 		p.queue.addNode(grown.Name)
 		expectWoken("a virtual node that grows", 0)
 	}
 	p.setHome(1)
 	expectWoken("a core at home", 1)
-	p.queue.addReservation(p.grants.set(reservationFor(pod, map[string]int32{"paris": 3})))
+	p.queue.addReservation(p.grants.Set(reservationFor(pod, map[string]int32{"paris": 3})))
 	expectWoken("a grant of three", 3)
 }
 
@@ -484,8 +483,10 @@ func TestCyclesThatConcernNoOther(t *testing.T) {
 			p, pods := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), newIndexer()
 			c, now, _ := testController(t, p, pods)
 			nodes := &countingNodes{NodeLister: p.nodes}
-			c.waker.nodes, c.waker.mayUse = nodes, func(*corev1.Pod, *pool) bool { return false }
-			p.pools.ordered = []*pool{{provider: "paris", hold: "hold", selector: labels.Everything(), places: []place{{count: 1}}}}
+			c.waker.nodes, c.waker.mayUse = nodes, func(*corev1.Pod, *usage.Pool) bool { return false }
+			r, in := byHand("advance", sets(map[string]int32{"1": 1}))
+			p.pools.SetReservation(r)
+			p.pools.SetInstruction(in)
 			fail := func(pod *corev1.Pod) (gets int) {
 				expect.NoError(t, pods.Add(pod))
 				state := scheduler.NewCycleState()
@@ -645,7 +646,7 @@ func TestPlaceOfAnotherPod(t *testing.T) {
 			c, now, opened := testController(t, p, pods)
 			p.handle = profile{}
 			p.setHome(0)
-			p.placements.setNode(paris)
+			p.placements.SetNode(paris)
 			c.sync()
 			var all []*corev1.Pod
 			for i := range 2 {
@@ -658,7 +659,7 @@ func TestPlaceOfAnotherPod(t *testing.T) {
 			c.sync()
 			now.Step(time.Second)
 			if tc.granted {
-				p.queue.addReservation(p.grants.set(reservationFor(all[0], map[string]int32{"paris": 1})))
+				p.queue.addReservation(p.grants.Set(reservationFor(all[0], map[string]int32{"paris": 1})))
 			} else {
 				p.setHome(1)
 			}

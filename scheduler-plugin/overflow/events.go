@@ -2,6 +2,7 @@ package overflow
 
 import (
 	"fmt"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"maps"
 	"slices"
 	"strings"
@@ -82,7 +83,7 @@ func incomplete(members []*corev1.Pod, required int32) event {
 func outdated(r *broker.Reservation, request demand.Request) event {
 	return event{corev1.EventTypeNormal, "OverflowOutdated", r.Name, fmt.Sprintf("Reservation %s requests capacity for %d pods of %s %s that had other requests, node selectors, node affinities or tolerations. "+
 		"The agent deletes it when none of them has been left for some time (30 s by default). Then capacity is requested for the pods as they are now.",
-		r.Name, requestedPods(r), request.Owner.Kind, request.Owner.Name), r}
+		r.Name, usage.RequestedPods(r), request.Owner.Kind, request.Owner.Name), r}
 }
 
 // tooManyShapes: a gang, whose pods have n shapes, does not fit into one Reservation, which
@@ -102,7 +103,7 @@ func tooManyShapes(request demand.Request, n int, current *broker.Reservation) e
 // requested: the Reservation was created, or its count raised.
 func requested(owner metav1.OwnerReference, r *broker.Reservation) event {
 	return event{corev1.EventTypeNormal, reasonRequested, r.Name, fmt.Sprintf("Requested capacity for %d pods of %s %s in other clusters (Reservation %s).",
-		requestedPods(r), owner.Kind, owner.Name, r.Name), r}
+		usage.RequestedPods(r), owner.Kind, owner.Name, r.Name), r}
 }
 
 // capped: the namespace's OverflowPolicy allows only part of the request.
@@ -118,7 +119,7 @@ func queued(r *broker.Reservation, message string) event {
 	if rejections != "" {
 		message = rejections
 	}
-	return event{corev1.EventTypeWarning, "OverflowQueued", key, fmt.Sprintf("Reservation %s for %d pods is queued until capacity becomes available: %s", r.Name, requestedPods(r), message), r}
+	return event{corev1.EventTypeWarning, "OverflowQueued", key, fmt.Sprintf("Reservation %s for %d pods is queued until capacity becomes available: %s", r.Name, usage.RequestedPods(r), message), r}
 }
 
 // granted: capacity can be used.
@@ -139,12 +140,12 @@ func granted(r *broker.Reservation, slots map[string]int32) event {
 }
 
 // pooled: the pod uses capacity that was reserved in advance.
-func pooled(p *pool) event {
+func pooled(p *usage.Pool) event {
 	price := ""
-	if p.price != "" {
-		price = " at " + p.price + " per hour"
+	if p.Price != "" {
+		price = " at " + p.Price + " per hour"
 	}
-	return event{corev1.EventTypeNormal, reasonGranted, p.provider, fmt.Sprintf("The pod uses capacity in %s that was reserved in advance%s (Reservation %s).", p.provider, price, p.reservation), nil}
+	return event{corev1.EventTypeNormal, reasonGranted, p.Provider, fmt.Sprintf("The pod uses capacity in %s that was reserved in advance%s (Reservation %s).", p.Provider, price, p.Reservation), nil}
 }
 
 // failed: the capacity cannot be requested, or never be granted.
@@ -179,7 +180,7 @@ func deleting(r *broker.Reservation, users int32) event {
 // statusEvents returns the events for a Reservation's status.
 func statusEvents(r *broker.Reservation) []event {
 	var all []event
-	if slots := stateOf(r, "").slots; len(slots) > 0 {
+	if slots := usage.StateOf(r, "").Slots; len(slots) > 0 {
 		all = append(all, granted(r, slots))
 	}
 	if c := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionQueued); c != nil && c.Status == "True" {
@@ -243,7 +244,7 @@ func (c *demandController) record(uid types.UID, e event) (recorded bool) {
 	}
 	// An event that counts as recorded is: the pod may be bound at any time.
 	pod := c.getPending(uid, name)
-	if pod == nil || !c.pending.announce(uid, e, c.clock.Now(), c.placements.has) {
+	if pod == nil || !c.pending.announce(uid, e, c.clock.Now(), c.placements.Has) {
 		return false
 	}
 	send(c.recorder, pod, e)
@@ -292,9 +293,9 @@ func (c *demandController) look() {
 // and for nothing else, such as that it is accepted.
 func (c *demandController) waitsForGrant(key demand.Key, r *broker.Reservation) bool {
 	of, _ := demand.KeyOfReservation(r)
-	most, unasked := c.grants.unaskedBut(key)
+	most, unasked := c.grants.UnaskedBut(key)
 	return of == key && r.DeletionTimestamp == nil && r.Status.Phase != broker.ReservationFailed && !(unasked && most == 0) &&
-		stateOf(r, "").most < requestedPods(r)
+		usage.StateOf(r, "").Most < usage.RequestedPods(r)
 }
 
 // recordUnsteered records on the pods that wait for another scheduler why they stay home, each

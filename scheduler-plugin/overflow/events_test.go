@@ -306,11 +306,11 @@ func TestGrantedOnceWhileBound(t *testing.T) {
 	c.recorder, p.reservations = recorded, c.reservations
 	r := reservationFor(pod, map[string]int32{"paris": 1})
 	expect.NoError(t, c.reservations.cache.Add(r))
-	p.grants.set(r)
+	p.grants.Set(r)
 	c.pending.add(pod.UID, nameOf(pod), c.clock.Now())
 	key, _ := p.keys.get(pod)
 	pods.f = func() {
-		s := &cycleState{grants: p.grants.get(key.key)}
+		s := &cycleState{grants: p.grants.Get(key.key)}
 		state := scheduler.NewCycleState()
 		state.Write(stateKey, s)
 		if status := p.Reserve(t.Context(), state, pod, broker.VirtualNodeName("paris")); !status.IsSuccess() {
@@ -347,7 +347,7 @@ func TestRequestedAfterALostPlace(t *testing.T) {
 			placeAfter = func(reads int) func() {
 				return func() {
 					if reads == 0 {
-						p.placements.assume(pod, broker.VirtualNodeName("paris"), "")
+						p.placements.Assume(pod, broker.VirtualNodeName("paris"), "")
 					} else {
 						pods.f = placeAfter(reads - 1)
 					}
@@ -357,7 +357,7 @@ func TestRequestedAfterALostPlace(t *testing.T) {
 			now.Step(lookPeriod)
 			c.look()
 			pods.f = nil
-			p.placements.forget(pod.UID)
+			p.placements.Forget(pod.UID)
 			now.Step(lookPeriod)
 			c.look()
 			if got, want := recorded.of(reasonRequested), map[string]int{"crunch-0": 1}; !maps.Equal(got, want) {
@@ -421,7 +421,7 @@ func TestWaitsForGrant(t *testing.T) {
 			tc.change(r)
 		}
 		key, _ := p.keys.keyOf(pod)
-		c.grants.setUnasked(key, tc.refused, tc.but)
+		c.grants.SetUnasked(key, tc.refused, tc.but)
 		if got := c.waitsForGrant(key, r); got != tc.want {
 			t.Errorf("%s: %t, want %t", name, got, tc.want)
 		}

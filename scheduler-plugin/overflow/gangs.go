@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"maps"
 	"slices"
 	"strings"
@@ -419,7 +420,7 @@ func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.P
 	for _, member := range p.gangs.members(pod.Namespace, gang.UID()) {
 		switch {
 		case p.gangs.leaves(member.UID): // it is tried again
-		case p.placements.has(member.UID):
+		case p.placements.Has(member.UID):
 			placed++
 			if member.Spec.NodeName == "" {
 				unbound = append(unbound, member)
@@ -526,7 +527,7 @@ func (c *demandController) gangSets(key demand.Key) []broker.PodSet {
 	}
 	sets := map[string]broker.PodSet{}
 	for _, pod := range members {
-		if pod.Spec.NodeName != "" && !c.placements.isVirtual(pod.Spec.NodeName) {
+		if pod.Spec.NodeName != "" && !c.placements.IsVirtual(pod.Spec.NodeName) {
 			continue
 		}
 		ok, _ := c.gangs.admissible(pod)
@@ -573,14 +574,14 @@ func (c *demandController) completeGang(request demand.Request, current *broker.
 // with its capacity, further shapes are added to it instead.
 func (c *demandController) isOutdated(r *broker.Reservation, request demand.Request) bool {
 	lacks := func(sets, others []broker.PodSet) bool {
-		return slices.ContainsFunc(others, func(set broker.PodSet) bool { return podsOf(sets, set.Name) == 0 })
+		return slices.ContainsFunc(others, func(set broker.PodSet) bool { return usage.PodsOf(sets, set.Name) == 0 })
 	}
 	if !lacks(r.Spec.PodSets, request.PodSets) || !lacks(request.PodSets, r.Spec.PodSets) {
 		return false
 	}
 	members, _ := c.gangs.membersOf(request.Key)
 	return !slices.ContainsFunc(members, func(pod *corev1.Pod) bool {
-		return pod.Spec.NodeName != "" && c.placements.isVirtual(pod.Spec.NodeName)
+		return pod.Spec.NodeName != "" && c.placements.IsVirtual(pod.Spec.NodeName)
 	})
 }
 
@@ -622,7 +623,7 @@ func (c *demandController) minAvailable(request demand.Request) int32 {
 		return 0
 	}
 	for _, pod := range members {
-		if pod.Spec.NodeName != "" && !c.placements.isVirtual(pod.Spec.NodeName) {
+		if pod.Spec.NodeName != "" && !c.placements.IsVirtual(pod.Spec.NodeName) {
 			required--
 		}
 	}

@@ -3,6 +3,7 @@ package overflow
 import (
 	"cmp"
 	lineheap "container/heap"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"iter"
 	"maps"
 	"slices"
@@ -366,7 +367,7 @@ func (g *gate) assumed(uid types.UID, room string) (unused opening) {
 // of its key that the gate was opened for that place, and reports whether there is one. A pool
 // may be for some pods of a key only, so its places are not exchanged.
 func (g *gate) exchange(w *waitingPod, taken opening) bool {
-	if w.opening == (opening{}) || isPool(w.opening.room) || isPool(taken.room) {
+	if w.opening == (opening{}) || usage.IsPool(w.opening.room) || usage.IsPool(taken.room) {
 		return false
 	}
 	var first *waitingPod
@@ -488,7 +489,7 @@ func (g *gate) openForSlots(key demand.Key, all []slots) []*corev1.Pod {
 			break
 		}
 		if !w.waits() || !slices.ContainsFunc(all, func(s slots) bool {
-			return s.free > 0 && s.changedAt.After(w.triedAt.Add(-snapshotLag)) && toleratesOverflow(w.pod, s.node)
+			return s.free > 0 && s.changedAt.After(w.triedAt.Add(-snapshotLag)) && usage.ToleratesOverflow(w.pod, s.node)
 		}) {
 			continue
 		}
@@ -502,13 +503,13 @@ func (g *gate) openForSlots(key demand.Key, all []slots) []*corev1.Pod {
 // openForRoom opens the gate for as many pods as have room on these nodes of this
 // cluster, or in these pools, the most important first. A pod that was tried since a
 // room changed is not tried again for it. The free amounts of the rooms are changed.
-func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
+func (g *gate) openForRoom(rooms []usage.Room) []*corev1.Pod {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, r := range rooms {
-		for w := range g.opened[opening{room: r.name}] {
-			need, _ := r.need(w.pod)
-			r.free.add(need, -1)
+		for w := range g.opened[opening{room: r.Name}] {
+			need, _ := r.Need(w.pod)
+			r.Free.Add(need, -1)
 		}
 	}
 	// Pods of one key are alike, but for what a pool selects. Once one does not fit, none does.
@@ -519,7 +520,7 @@ func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
 	unfit := map[pair]bool{}
 	var pods []*corev1.Pod
 	full := func(key demand.Key) bool {
-		return !slices.ContainsFunc(rooms, func(r room) bool { return !unfit[pair{key, r.name}] })
+		return !slices.ContainsFunc(rooms, func(r usage.Room) bool { return !unfit[pair{key, r.Name}] })
 	}
 	for w := range g.inOrder(full) {
 		if !w.waits() || w.lostUntil.After(g.clock.Now()) {
@@ -527,19 +528,19 @@ func (g *gate) openForRoom(rooms []room) []*corev1.Pod {
 		}
 		for i := range rooms {
 			r := &rooms[i]
-			if !r.changedAt.After(w.triedAt.Add(-snapshotLag)) || unfit[pair{w.key, r.name}] {
+			if !r.ChangedAt.After(w.triedAt.Add(-snapshotLag)) || unfit[pair{w.key, r.Name}] {
 				continue
 			}
-			if r.selects != nil && !r.selects(w.pod) {
+			if r.Selects != nil && !r.Selects(w.pod) {
 				continue
 			}
-			need, ok := r.need(w.pod)
-			if !ok || !r.free.fits(need) {
-				unfit[pair{w.key, r.name}] = true
+			need, ok := r.Need(w.pod)
+			if !ok || !r.Free.Fits(need) {
+				unfit[pair{w.key, r.Name}] = true
 				continue
 			}
-			r.free.add(need, -1)
-			g.openFor(w, opening{room: r.name})
+			r.Free.Add(need, -1)
+			g.openFor(w, opening{room: r.Name})
 			pods = append(pods, w.pod)
 			break
 		}

@@ -2,7 +2,7 @@ package overflow
 
 import (
 	"fmt"
-	"maps"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"reflect"
 	"testing"
 	"time"
@@ -14,7 +14,6 @@ import (
 	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
-	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
@@ -70,9 +69,9 @@ func TestGateOpensForPlaces(t *testing.T) {
 	g.openForSlots(key, granted)
 	expectPassing("the same slot", "p2 ")
 	// One CPU of room is free beside what the woken pod may still need elsewhere.
-	room1 := func() []room {
-		return []room{{name: home.Name, free: amounts{corev1.ResourceCPU: 1500, corev1.ResourcePods: 5}, changedAt: later(), need: func(pod *corev1.Pod) (amounts, bool) {
-			return podAmounts(pod), nodeAdmits(home, pod)
+	room1 := func() []usage.Room {
+		return []usage.Room{{Name: home.Name, Free: usage.Amounts{corev1.ResourceCPU: 1500, corev1.ResourcePods: 5}, ChangedAt: later(), Need: func(pod *corev1.Pod) (usage.Amounts, bool) {
+			return usage.PodAmounts(pod), usage.NodeAdmits(home, pod)
 		}}}
 	}
 	g.openForRoom(room1())
@@ -98,11 +97,11 @@ func TestGateOpensForPlaces(t *testing.T) {
 func TestGatePlacesAreExchanged(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
 	g, key := newGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
-	var rooms []room
+	var rooms []usage.Room
 	for _, name := range []string{"n0", "n1", "n2"} {
-		rooms = append(rooms, room{
-			name: name, free: amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, changedAt: now.Now().Add(time.Minute),
-			need: func(pod *corev1.Pod) (amounts, bool) { return podAmounts(pod), true },
+		rooms = append(rooms, usage.Room{
+			Name: name, Free: usage.Amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, ChangedAt: now.Now().Add(time.Minute),
+			Need: func(pod *corev1.Pod) (usage.Amounts, bool) { return usage.PodAmounts(pod), true },
 		})
 	}
 	for i := range rooms {
@@ -143,9 +142,9 @@ func TestGateAfterALostPlace(t *testing.T) {
 	g.close(younger, other, now.Now(), time.Time{})
 	wake := func() (names string) {
 		now.SetTime(now.Now().Add(time.Second))
-		for _, pod := range g.openForRoom([]room{{
-			name: home.Name, free: amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, changedAt: now.Now(),
-			need: func(pod *corev1.Pod) (amounts, bool) { return podAmounts(pod), nodeAdmits(home, pod) },
+		for _, pod := range g.openForRoom([]usage.Room{{
+			Name: home.Name, Free: usage.Amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, ChangedAt: now.Now(),
+			Need: func(pod *corev1.Pod) (usage.Amounts, bool) { return usage.PodAmounts(pod), usage.NodeAdmits(home, pod) },
 		}}) {
 			names += pod.Name
 		}
@@ -179,9 +178,9 @@ func TestGateAfterAMissedPlace(t *testing.T) {
 		now.SetTime(now.Now().Add(after))
 		return len(g.due()) > 0
 	}
-	free := func(changedAt time.Time) []room {
-		return []room{{name: home.Name, free: amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, changedAt: changedAt, need: func(pod *corev1.Pod) (amounts, bool) {
-			return podAmounts(pod), nodeAdmits(home, pod)
+	free := func(changedAt time.Time) []usage.Room {
+		return []usage.Room{{Name: home.Name, Free: usage.Amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, ChangedAt: changedAt, Need: func(pod *corev1.Pod) (usage.Amounts, bool) {
+			return usage.PodAmounts(pod), usage.NodeAdmits(home, pod)
 		}}}
 	}
 	g.close(pod, key, now.Now(), time.Time{})
@@ -325,12 +324,12 @@ func TestGateHoldsUntriedPods(t *testing.T) {
 			}
 			heldAt := now.Now()
 			// Room since the other pod was tried is seen, whenever that was.
-			free := room{name: home.Name, free: amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, changedAt: began,
-				selects: func(pod *corev1.Pod) bool { return pod.Name == "untried" },
-				need: func(pod *corev1.Pod) (amounts, bool) {
-					return podAmounts(pod), nodeAdmits(home, pod)
+			free := usage.Room{Name: home.Name, Free: usage.Amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, ChangedAt: began,
+				Selects: func(pod *corev1.Pod) bool { return pod.Name == "untried" },
+				Need: func(pod *corev1.Pod) (usage.Amounts, bool) {
+					return usage.PodAmounts(pod), usage.NodeAdmits(home, pod)
 				}}
-			if got := g.openForRoom([]room{free}); len(got) != 1 || !g.passes(pod) {
+			if got := g.openForRoom([]usage.Room{free}); len(got) != 1 || !g.passes(pod) {
 				t.Errorf("room wakes %d pods, want the one that is held", len(got))
 			}
 			g.drop(pod.UID)
@@ -438,8 +437,8 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 				wake(g.openForSlots(key, []slots{{node: nodeWith("paris").Node(), free: int32(rapid.IntRange(-1, 3).Draw(t, "free")), changedAt: now.Now()}}))
 			},
 			"room": func(t *rapid.T) {
-				free := amounts{corev1.ResourceCPU: int64(rapid.IntRange(0, 3000).Draw(t, "free")), corev1.ResourcePods: 5}
-				wake(g.openForRoom([]room{{name: "home", free: free, changedAt: now.Now(), need: func(pod *corev1.Pod) (amounts, bool) { return podAmounts(pod), true }}}))
+				free := usage.Amounts{corev1.ResourceCPU: int64(rapid.IntRange(0, 3000).Draw(t, "free")), corev1.ResourcePods: 5}
+				wake(g.openForRoom([]usage.Room{{Name: "home", Free: free, ChangedAt: now.Now(), Need: func(pod *corev1.Pod) (usage.Amounts, bool) { return usage.PodAmounts(pod), true }}}))
 			},
 			"decided": func(*rapid.T) { wake(g.openDecided(key, 0, nil)) },
 			"time passes": func(t *rapid.T) {
@@ -477,90 +476,4 @@ func recountOpened(t *rapid.T, g *gate) map[opening]map[*waitingPod]struct{} {
 		opened[w.opening][w] = struct{}{}
 	}
 	return opened
-}
-
-// TestPlacements: after any events, the counts are those of a recount of the pods.
-func TestPlacements(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		p := testPlugin(OverflowArgs{}, nodeWith("").Node(), nodeWith("paris").Node()).placements
-		truth := map[types.UID]*corev1.Pod{} // as placed
-		uid := rapid.SampledFrom([]string{"a", "b", "c", "d"})
-		node := rapid.SampledFrom([]string{"home", broker.VirtualNodeName("paris"), broker.VirtualNodeName("berlin")})
-		pod := func(t *rapid.T, node string) *corev1.Pod {
-			pod := jobPod("crunch", uid.Draw(t, "pod"), rapid.SampledFrom([]string{"1", "2"}).Draw(t, "cpu"))
-			pod.Spec.NodeName = node
-			pod.Labels = map[string]string{broker.LabelHold: rapid.SampledFrom([]string{"h1", "h2"}).Draw(t, "hold"), broker.LabelShape: "s"}
-			return pod
-		}
-		bound := map[types.UID]bool{}
-		t.Repeat(map[string]func(*rapid.T){
-			"bound": func(t *rapid.T) {
-				b := pod(t, node.Draw(t, "node"))
-				if rapid.Bool().Draw(t, "terminating") {
-					b.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
-				}
-				before := truth[b.UID]
-				if before != nil && bound[b.UID] {
-					b.Spec.NodeName = before.Spec.NodeName // it never changes
-				}
-				if before != nil && before.Spec.NodeName == b.Spec.NodeName && namedVirtual(b.Spec.NodeName) {
-					defer func() { truth[b.UID].Labels[broker.LabelHold] = before.Labels[broker.LabelHold] }() // the label may, the charge not
-				}
-				p.setPod(b)
-				truth[b.UID], bound[b.UID] = b.DeepCopy(), true
-			},
-			"assumed": func(t *rapid.T) {
-				b := pod(t, "")
-				if bound[b.UID] {
-					return
-				}
-				b.Spec.NodeName = node.Draw(t, "node")
-				p.assume(b, b.Spec.NodeName, b.Labels[broker.LabelHold])
-				truth[b.UID] = b
-			},
-			"forgotten": func(t *rapid.T) {
-				id := types.UID(uid.Draw(t, "pod"))
-				p.forget(id)
-				if !bound[id] {
-					delete(truth, id)
-				}
-			},
-			"ended": func(t *rapid.T) {
-				b := pod(t, "home")
-				if b.Status.Phase = corev1.PodSucceeded; rapid.Bool().Draw(t, "deleted") {
-					p.removePod(b.UID)
-				} else {
-					p.setPod(b)
-				}
-				delete(truth, b.UID)
-				delete(bound, b.UID)
-			},
-			"node": func(t *rapid.T) {
-				n := nodeWith(rapid.SampledFrom([]string{"paris", "berlin"}).Draw(t, "cluster")).Node()
-				if rapid.Bool().Draw(t, "real") {
-					n.Labels = nil
-				}
-				p.setNode(n)
-			},
-			"": func(t *rapid.T) { recount(t, p, truth) },
-		})
-	})
-}
-
-func isZero(_ corev1.ResourceName, n int64) bool { return n == 0 }
-
-// charges are what is charged to holds, to be compared.
-func charges(p *placements) map[string]string {
-	all := map[string]string{}
-	for at, byNamespace := range p.charged {
-		for namespace, u := range byNamespace {
-			var pods int32
-			for _, shape := range u.shapes {
-				pods += shape.pods
-			}
-			maps.DeleteFunc(u.amounts, isZero)
-			all[fmt.Sprint(at, namespace)] = fmt.Sprint(u.count, u.amounts, pods)
-		}
-	}
-	return all
 }

@@ -2,6 +2,7 @@ package overflow
 
 import (
 	"fmt"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"testing"
 	"time"
 
@@ -27,10 +28,10 @@ func crowdAtGate(pods, keys int) (*gate, *clocktesting.FakePassiveClock) {
 }
 
 // roomFor returns the room for some pods of one CPU each. asked counts what is computed.
-func roomFor(pods int64, changedAt time.Time, asked *int) []room {
-	return []room{{name: "home-1", free: amounts{corev1.ResourceCPU: pods * 1000, corev1.ResourcePods: 110}, changedAt: changedAt, need: func(pod *corev1.Pod) (amounts, bool) {
+func roomFor(pods int64, changedAt time.Time, asked *int) []usage.Room {
+	return []usage.Room{{Name: "home-1", Free: usage.Amounts{corev1.ResourceCPU: pods * 1000, corev1.ResourcePods: 110}, ChangedAt: changedAt, Need: func(pod *corev1.Pod) (usage.Amounts, bool) {
 		*asked++
-		return podAmounts(pod), true
+		return usage.PodAmounts(pod), true
 	}}}
 }
 

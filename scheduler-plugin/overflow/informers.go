@@ -3,6 +3,7 @@ package overflow
 import (
 	"context"
 	"fmt"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -78,7 +79,7 @@ func (p *Plugin) start(ctx context.Context) error {
 		placements: p.placements,
 		waker: &waker{
 			gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled,
-			pools: p.pools, mayUse: func(pod *corev1.Pod, pool *pool) bool { return slices.Contains(p.poolsOf(pod), pool) },
+			pools: p.pools, mayUse: func(pod *corev1.Pod, pool *usage.Pool) bool { return slices.Contains(p.poolsOf(pod), pool) },
 			activate: func(pods map[string]*corev1.Pod) { p.handle.Activate(log, pods) },
 		},
 		keys:         p.keys,
@@ -106,7 +107,7 @@ func (p *Plugin) start(ctx context.Context) error {
 	go objects.Run(ctx, p.handle.EventRecorder())
 	go returner.run(ctx)
 	go p.owners.run(ctx, func() {
-		p.placements.retryUnresolved()
+		p.placements.RetryUnresolved()
 		p.queue.signal()
 	})
 	go p.gangs.run(ctx, controller.waker.activate, p.queue.addRequirement)
@@ -149,7 +150,7 @@ func (p *Plugin) watch(untried *untriedPods) (noNodes func() bool, err error) {
 		return nil, fmt.Errorf("watching pods: %w", err)
 	}
 	p.counted = lasting(func() bool { return podEvents.HasSynced() && nodeEvents.HasSynced() })
-	if err := p.owners.watch(p.placements.retryUnresolved); err != nil {
+	if err := p.owners.watch(p.placements.RetryUnresolved); err != nil {
 		return nil, err
 	}
 	_, err = core.Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -175,7 +176,7 @@ func (p *Plugin) watch(untried *untriedPods) (noNodes func() bool, err error) {
 // nodeHandler keeps the nodes of placements, and their number.
 func (p *Plugin) nodeHandler(count *atomic.Int64) cache.ResourceEventHandler {
 	set := func(obj any) {
-		if node, ok := obj.(*corev1.Node); ok && p.placements.setNode(node) {
+		if node, ok := obj.(*corev1.Node); ok && p.placements.SetNode(node) {
 			p.queue.addNode(node.Name)
 		}
 	}
@@ -188,7 +189,7 @@ func (p *Plugin) nodeHandler(count *atomic.Int64) cache.ResourceEventHandler {
 		DeleteFunc: func(obj any) {
 			count.Add(-1)
 			if node, ok := objectOf[*corev1.Node](obj); ok {
-				p.placements.deleteNode(node.Name)
+				p.placements.DeleteNode(node.Name)
 			}
 		},
 	}
@@ -225,14 +226,14 @@ func (p *Plugin) reservationHandler() cache.ResourceEventHandler {
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) { update(obj, p.grants.set, p.pools.setReservation) },
+		AddFunc: func(obj any) { update(obj, p.grants.Set, p.pools.SetReservation) },
 		UpdateFunc: func(before, obj any) {
 			if replaced(before, obj) {
-				update(before, p.grants.delete, p.pools.deleteReservation)
+				update(before, p.grants.Delete, p.pools.DeleteReservation)
 			}
-			update(obj, p.grants.set, p.pools.setReservation)
+			update(obj, p.grants.Set, p.pools.SetReservation)
 		},
-		DeleteFunc: func(obj any) { update(obj, p.grants.delete, p.pools.deleteReservation) },
+		DeleteFunc: func(obj any) { update(obj, p.grants.Delete, p.pools.DeleteReservation) },
 	}
 }
 
@@ -244,9 +245,9 @@ func (p *Plugin) instructionHandler() cache.ResourceEventHandler {
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { update(obj, p.pools.setInstruction) },
-		UpdateFunc: func(_, obj any) { update(obj, p.pools.setInstruction) },
-		DeleteFunc: func(obj any) { update(obj, p.pools.deleteInstruction) },
+		AddFunc:    func(obj any) { update(obj, p.pools.SetInstruction) },
+		UpdateFunc: func(_, obj any) { update(obj, p.pools.SetInstruction) },
+		DeleteFunc: func(obj any) { update(obj, p.pools.DeleteInstruction) },
 	}
 }
 
@@ -261,7 +262,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 		}
 		p.watched.set(pod)
 		p.expectLabel(pod)
-		p.queue.addFreed(p.placements.setPod(pod))
+		p.queue.addFreed(p.placements.SetPod(pod))
 		done := pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || podutil.IsPodTerminal(pod)
 		if done {
 			p.queue.remove(pod.UID)
@@ -270,10 +271,10 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 			p.queue.addChanged(pod)
 		}
 		if pod.Spec.SchedulerName == p.handle.ProfileName() {
-			p.ownNomineeGone(p.nominated.set(pod.UID, pod))
+			p.ownNomineeGone(p.nominated.Set(pod.UID, pod))
 			if done {
 				untried.remove(pod)
-				p.placements.nominees.remove(pod.UID)
+				p.placements.Nominees.Remove(pod.UID)
 				return
 			}
 			_, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
@@ -291,14 +292,14 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 			}
 			return
 		}
-		p.nomineeGone(p.placements.nominees.set(pod))
+		p.nomineeGone(p.placements.Nominees.Set(pod))
 	}
 	remove := func(obj any) {
 		if pod, ok := objectOf[*corev1.Pod](obj); ok {
 			p.watched.remove(pod.UID)
-			p.ownNomineeGone(p.nominated.set(pod.UID, nil))
-			p.queue.addFreed(p.placements.removePod(pod.UID))
-			p.nomineeGone(p.placements.nominees.remove(pod.UID))
+			p.ownNomineeGone(p.nominated.Set(pod.UID, nil))
+			p.queue.addFreed(p.placements.RemovePod(pod.UID))
+			p.nomineeGone(p.placements.Nominees.Remove(pod.UID))
 			p.queue.remove(pod.UID)
 			untried.remove(pod)
 			p.keys.forget(pod.UID)
@@ -323,7 +324,7 @@ func (p *Plugin) expectLabel(pod *corev1.Pod) {
 		return
 	}
 	now := p.clock.Now().Unix()
-	if _, hold := p.placements.placeOf(pod.UID); hold != "" && now-p.unlabelled.Load() >= 60 {
+	if _, hold := p.placements.PlaceOf(pod.UID); hold != "" && now-p.unlabelled.Load() >= 60 {
 		p.unlabelled.Store(now)
 		klog.Background().Error(nil, "The API server has dropped the labels of a binding: enable its feature PodTopologyLabelsAdmission, which is on by default. "+
 			"Without them, the pods that use a Reservation are not known after a restart, and other schedulers may preempt them", "pod", klog.KObj(pod), "label", broker.LabelHold)

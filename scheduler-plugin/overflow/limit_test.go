@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"io"
 	"net/http"
 	"strings"
@@ -44,8 +45,8 @@ type limitedShop struct {
 func newLimitedShop(t *testing.T, cpu int) *limitedShop {
 	paris, oslo := nodeWith("paris").Node(), nodeWith("oslo").Node()
 	p := testPlugin(OverflowArgs{}, paris, oslo)
-	p.placements.setNode(paris)
-	p.placements.setNode(oslo)
+	p.placements.SetNode(paris)
+	p.placements.SetNode(oslo)
 	s := &limitedShop{p: p, pods: newIndexer(), stored: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc, keyIndex: indexByKey})}
 	s.c, s.now, _ = testController(t, p, s.pods)
 	client, err := restClient(&rest.Config{Host: "http://none", Transport: s})
@@ -100,10 +101,10 @@ func (s *limitedShop) store(r *broker.Reservation) {
 	_ = s.stored.Update(r)
 	var sum int32
 	for _, obj := range s.stored.List() {
-		sum += requestedPods(obj.(*broker.Reservation))
+		sum += usage.RequestedPods(obj.(*broker.Reservation))
 	}
 	s.most = max(s.most, sum)
-	s.p.queue.addReservation(s.p.grants.set(r))
+	s.p.queue.addReservation(s.p.grants.Set(r))
 }
 
 // of returns the Reservation of an owner, or nil.
@@ -117,7 +118,7 @@ func (s *limitedShop) of(owner string) *broker.Reservation {
 func (s *limitedShop) requested(owners ...string) (counts []int32) {
 	for _, owner := range owners {
 		if r := s.of(owner); r != nil {
-			counts = append(counts, requestedPods(r))
+			counts = append(counts, usage.RequestedPods(r))
 		} else {
 			counts = append(counts, 0)
 		}
@@ -195,8 +196,8 @@ func (s *limitedShop) fill(owner string) {
 				continue
 			}
 			bound := pod.DeepCopy()
-			bound.Spec.NodeName, bound.Labels = node, map[string]string{broker.LabelHold: g.charges[provider][0].label}
-			s.p.placements.setPod(bound)
+			bound.Spec.NodeName, bound.Labels = node, map[string]string{broker.LabelHold: g.Charges[provider][0].Label}
+			s.p.placements.SetPod(bound)
 			_ = s.pods.Update(bound)
 			s.p.queue.remove(pod.UID)
 			break
@@ -208,7 +209,7 @@ func (s *limitedShop) fill(owner string) {
 func (s *limitedShop) end(owner, provider string) {
 	if pods := s.running(owner, provider); len(pods) > 0 {
 		_ = s.pods.Delete(pods[0])
-		s.p.queue.addFreed(s.p.placements.removePod(pods[0].UID))
+		s.p.queue.addFreed(s.p.placements.RemovePod(pods[0].UID))
 	}
 }
 
@@ -235,7 +236,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 	s.pending("a", 4)
 	s.expectRequested(t, "a wants more", 8, 2)
 	key, _ := s.p.keys.get(jobPod("a", "any of a", "1"))
-	if pods, unasked := s.c.grants.unaskedBut(key.key); pods != 8 || !unasked {
+	if pods, unasked := s.c.grants.UnaskedBut(key.key); pods != 8 || !unasked {
 		t.Errorf("capacity counts as requested for %d pods of a, limited: %t, want 8", pods, unasked)
 	}
 	s.limit(5)
@@ -281,7 +282,7 @@ func TestLimitHolds(t *testing.T) {
 				s.pending(owner, rapid.IntRange(1, 9).Draw(rt, "pods"))
 			case "grant":
 				if r := s.of(owner); r != nil {
-					more := int32(rapid.IntRange(int(granted[owner]), int(max(granted[owner], requestedPods(r)))).Draw(rt, "granted"))
+					more := int32(rapid.IntRange(int(granted[owner]), int(max(granted[owner], usage.RequestedPods(r)))).Draw(rt, "granted"))
 					oslo := int32(rapid.IntRange(len(s.running(owner, "oslo")), int(max(more, int32(s.used(owner))))-len(s.running(owner, "paris"))).Draw(rt, "oslo"))
 					granted[owner] = more
 					s.grant(owner, map[string]int32{"oslo": oslo, "paris": max(more, int32(s.used(owner))) - oslo})
@@ -293,7 +294,7 @@ func TestLimitHolds(t *testing.T) {
 			s.run(time.Duration(rapid.IntRange(0, 5000).Draw(rt, "ms")) * time.Millisecond)
 			check()
 			if r := s.of(owner); r != nil {
-				granted[owner] = min(granted[owner], requestedPods(r))
+				granted[owner] = min(granted[owner], usage.RequestedPods(r))
 			}
 		}
 		s.run(time.Minute)
@@ -333,8 +334,8 @@ func TestCoveredGangUnderALimit(t *testing.T) {
 			s.store(r)
 			owner := metav1.OwnerReference{Kind: "PodGroup", Name: "ring", UID: key.OwnerUID}
 			again := s.c.reconcile(t.Context(), demand.Request{Key: key, Owner: owner, PodSets: sets, MinAvailable: 3, Pending: []types.UID{"worker"}})
-			if again != 0 || s.c.grants.isUnasked(key) || s.writes != 0 {
-				t.Errorf("repeated after %s, with %d writes, unasked %t, want none of it", again, s.writes, s.c.grants.isUnasked(key))
+			if again != 0 || s.c.grants.IsUnasked(key) || s.writes != 0 {
+				t.Errorf("repeated after %s, with %d writes, unasked %t, want none of it", again, s.writes, s.c.grants.IsUnasked(key))
 			}
 		})
 	}
@@ -367,7 +368,7 @@ func TestDeletedWhileUsed(t *testing.T) {
 			s.pending("a", 1)
 			s.run(5 * time.Second)
 			key, _ := s.p.keys.get(jobPod("a", "any of a", "1"))
-			if s.c.grants.isUnasked(key.key) != tc.event {
+			if s.c.grants.IsUnasked(key.key) != tc.event {
 				t.Errorf("unasked: %t, want %t", !tc.event, tc.event)
 			}
 			said := 0

@@ -1,7 +1,6 @@
 package overflow
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -9,18 +8,17 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
-	"pgregory.net/rapid"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
 // otherPod is a pod of another scheduler that is nominated to node home.
@@ -103,7 +101,7 @@ func TestFilterBesideNominees(t *testing.T) {
 		"bound to another node":       {reason: "its room is free", shown: []*corev1.Pod{guest(), guest(onNode("away"))}},
 		"just bound":                  {reason: "the snapshot may be older", shown: []*corev1.Pod{guest(), guest(onNode("home"))}, full: true},
 		"just bound, and deleted":     {reason: "its room is free", shown: []*corev1.Pod{guest(), guest(onNode("home"))}, gone: true},
-		"bound for long":              {reason: "the snapshot has it", shown: []*corev1.Pod{guest(), guest(onNode("home"))}, later: settleFor},
+		"bound for long":              {reason: "the snapshot has it", shown: []*corev1.Pod{guest(), guest(onNode("home"))}, later: usage.SettleFor},
 		"in the snapshot":             {reason: "it is counted once", shown: []*corev1.Pod{guest(requesting("cpu", "2"))}, there: []*corev1.Pod{guest(requesting("cpu", "2"))}},
 		"on a full node":              {reason: "NodeResourcesFit says so", shown: []*corev1.Pod{guest()}, there: []*corev1.Pod{jobPod("other", "other", "3")}},
 		"beside another pod":          {reason: "together they leave one CPU", shown: []*corev1.Pod{guest(requesting("cpu", "1"))}, there: []*corev1.Pod{jobPod("other", "other", "2")}, full: true},
@@ -124,13 +122,13 @@ func TestFilterBesideNominees(t *testing.T) {
 			if tc.gone {
 				handler.OnDelete(guest())
 			}
-			now := p.clock.(*clocktesting.FakePassiveClock)
+			now := p.clock.(*clocktesting.FakeClock)
 			now.SetTime(now.Now().Add(tc.later))
 			status := p.Filter(t.Context(), scheduler.NewCycleState(), pod, homeWith(tc.there...))
 			if tc.full != (status.Code() == framework.Unschedulable && status.Message() == errNominees) || !tc.full && !status.IsSuccess() {
 				t.Errorf("got %v, want rejected: %t, because %s", status, tc.full, tc.reason)
 			}
-			if p.placements.nominees.keepsOut(pod.UID) != tc.full {
+			if p.placements.Nominees.KeepsOut(pod.UID) != tc.full {
 				t.Errorf("kept out: %t", !tc.full)
 			}
 		})
@@ -146,113 +144,13 @@ func TestFilterWithoutNominees(t *testing.T) {
 	}
 }
 
-// TestNominees: after any events, the nominees are those of a recount of the pods.
-func TestNominees(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
-		n := newNominees(now)
-		truth, boundAt := map[types.UID]*corev1.Pod{}, map[types.UID]time.Time{}
-		nodes := []string{"home", "away"}
-		node, uid := rapid.SampledFrom(append(nodes, "")), rapid.SampledFrom([]types.UID{"a", "b", "c"})
-		keeps := func(uid types.UID) (node string) {
-			pod := truth[uid]
-			switch at, bound := boundAt[uid]; {
-			case pod == nil:
-			case bound && now.Now().Before(at.Add(settleFor)):
-				return pod.Spec.NodeName
-			case isNominee(pod):
-				return pod.Status.NominatedNodeName
-			}
-			return ""
-		}
-		// freed is what a change reports: never the expiry of a pod that is bound.
-		change := func(t *rapid.T, uid types.UID, apply func() string) {
-			before := keeps(uid)
-			got := apply()
-			if want := before; before != "" && keeps(uid) == before {
-				if got != "" {
-					t.Fatalf("freed %q, and %s still keeps its room on %s", got, uid, want)
-				}
-			} else if got != want {
-				t.Fatalf("freed %q, want %q", got, want)
-			}
-		}
-		t.Repeat(map[string]func(*rapid.T){
-			"set": func(t *rapid.T) {
-				id := uid.Draw(t, "pod")
-				pod := otherPod(string(id), rapid.SampledFrom([]string{"1", "2"}).Draw(t, "cpu"), withPriority(rapid.Int32Range(0, 2).Draw(t, "priority")))
-				pod.Status.NominatedNodeName, pod.Spec.NodeName = node.Draw(t, "nominated"), node.Draw(t, "node")
-				if before := truth[id]; before != nil && before.Spec.NodeName != "" {
-					pod.Spec.NodeName = before.Spec.NodeName // it never changes
-				}
-				if rapid.IntRange(0, 3).Draw(t, "ends") == 0 {
-					pod.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
-				}
-				if rapid.IntRange(0, 3).Draw(t, "ended") == 0 {
-					pod.Status.Phase = corev1.PodSucceeded
-				}
-				change(t, id, func() string {
-					kept, terminal := keeps(id), pod.Status.Phase == corev1.PodSucceeded
-					_, bound := boundAt[id]
-					truth[id] = pod
-					switch {
-					case kept == "" || terminal || pod.Spec.NodeName != kept:
-						delete(boundAt, id)
-					case !bound:
-						boundAt[id] = now.Now()
-					}
-					return n.set(pod)
-				})
-			},
-			"remove": func(t *rapid.T) {
-				id := uid.Draw(t, "pod")
-				change(t, id, func() string {
-					delete(truth, id)
-					delete(boundAt, id)
-					return n.remove(id)
-				})
-			},
-			"time passes": func(t *rapid.T) {
-				now.SetTime(now.Now().Add(time.Duration(rapid.IntRange(1, 6).Draw(t, "seconds")) * time.Second))
-			},
-			"": func(t *rapid.T) {
-				some := false
-				for _, name := range nodes {
-					var want []string
-					for id := range truth {
-						if keeps(id) == name {
-							want = append(want, fmt.Sprint(*truth[id].Spec.Priority, " ", podAmounts(truth[id])))
-						}
-					}
-					var got []string
-					for _, other := range n.on(name, func(types.UID) bool { return false }) {
-						got = append(got, fmt.Sprint(other.priority, " ", other.amounts))
-					}
-					slices.Sort(got)
-					if slices.Sort(want); !slices.Equal(got, want) {
-						t.Fatalf("on %s: got %v, want %v", name, got, want)
-					}
-					some = some || len(want) > 0
-				}
-				if some && !n.some.Load() {
-					t.Fatal("Filter does not look at them")
-				}
-				n.set(otherPod("d", "1", func(p *corev1.Pod) { p.Status.NominatedNodeName = "" }))
-				if n.some.Load() != some || len(n.bound) > len(n.pods) {
-					t.Fatalf("there are some: %t, want %t; %d bound of %d", n.some.Load(), some, len(n.bound), len(n.pods))
-				}
-			},
-		})
-	})
-}
-
 // TestRoomBesideNominees: the gate opens only for pods that have room beside the nominees,
 // and once one of these goes away.
 func TestRoomBesideNominees(t *testing.T) {
 	p := testPlugin(OverflowArgs{})
 	handler, activated := podEvents(p)
-	now := p.clock.(*clocktesting.FakePassiveClock)
-	p.placements.setNode(homeWith().Node())
+	now := p.clock.(*clocktesting.FakeClock)
+	p.placements.SetNode(homeWith().Node())
 	placeholder := otherPod("placeholder", "3", onNode("home"), withPriority(0))
 	handler.OnAdd(placeholder, false)
 	now.SetTime(now.Now().Add(time.Minute))
@@ -268,7 +166,7 @@ func TestRoomBesideNominees(t *testing.T) {
 	expectWoken := func(when string, want ...string) {
 		t.Helper()
 		var woken []string
-		for _, pod := range p.gate.openForRoom(p.placements.roomOn(p.queue.take().nodes)) {
+		for _, pod := range p.gate.openForRoom(p.placements.RoomOn(p.queue.take().nodes)) {
 			woken = append(woken, pod.Name)
 		}
 		if !slices.Equal(woken, want) {
@@ -284,13 +182,13 @@ func TestRoomBesideNominees(t *testing.T) {
 	p.gate.drop("small")
 	waits("important", "3", 1)
 	now.SetTime(now.Now().Add(time.Second))
-	p.placements.freed("home")
+	p.placements.Freed("home")
 	expectWoken("for a pod of a higher priority", "important")
 	p.gate.drop("important")
 	bound := otherPod("guest", "3", withPriority(0), onNode("home"))
 	handler.OnUpdate(guest, bound)
 	p.queue.addNode("home")
-	p.placements.freed("home")
+	p.placements.Freed("home")
 	expectWoken("bound")
 	now.SetTime(now.Now().Add(time.Second))
 	second := otherPod("second", "1", withPriority(0))
@@ -399,18 +297,18 @@ func TestOwnNominee(t *testing.T) {
 			home := localNode("home", "4")
 			p := testPlugin(OverflowArgs{}, home)
 			p.handle = profileHandle{}
-			p.placements.setNode(home)
+			p.placements.SetNode(home)
 			handler := p.podHandler(func() bool { return false }, newUntriedPods(p.clock))
 			handler.OnAdd(nominated("home"), false)
 			p.queue.take()
-			now := p.clock.(*clocktesting.FakePassiveClock)
+			now := p.clock.(*clocktesting.FakeClock)
 			now.SetTime(now.Now().Add(time.Minute))
 			tc.then(handler)
 			if got := p.queue.take().nodes["home"]; got != tc.freed {
 				t.Errorf("it is looked at: %t, want %t", got, tc.freed)
 			}
-			rooms := p.placements.roomOn(map[string]bool{"home": true})
-			if fresh := rooms[0].changedAt.Equal(now.Now()); fresh != tc.freed {
+			rooms := p.placements.RoomOn(map[string]bool{"home": true})
+			if fresh := rooms[0].ChangedAt.Equal(now.Now()); fresh != tc.freed {
 				t.Errorf("its room counts as changed: %t, want %t", fresh, tc.freed)
 			}
 		})

@@ -3,6 +3,7 @@ package overflow
 import (
 	"context"
 	"fmt"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -67,9 +68,9 @@ type Plugin struct {
 	keys       *keyCache
 	owners     *ownerCache
 	gangs      *gangs
-	grants     *grantCache
-	pools      *poolCache
-	placements *placements
+	grants     *usage.GrantCache
+	pools      *usage.PoolCache
+	placements *usage.Placements
 	gate       *gate
 	queue      *workQueue
 	clock      clock.PassiveClock
@@ -79,7 +80,7 @@ type Plugin struct {
 	scheduling atomic.Bool
 	// leads reports whether this replica is known to lead before its first cycle.
 	leads     func() bool
-	nominated ownNominees
+	nominated usage.OwnNominees
 	// unlabelled is when a pod was last seen without the labels of its binding.
 	unlabelled atomic.Int64
 	// watched are the pods that the return of overflowed ones depends on.
@@ -108,12 +109,12 @@ var (
 // cycleState is what a scheduling cycle of a pod knows.
 type cycleState struct {
 	// grants of the pod; nil if it has none. They are not changed.
-	grants *grants
+	grants *usage.Grants
 	// pools that the pod may use, and what it needs of them; none if it cannot overflow.
-	pools []*pool
-	need  *podNeed
+	pools []*usage.Pool
+	need  *usage.PodNeed
 	// pool that Reserve has chosen, or nil.
-	pool *pool
+	pool *usage.Pool
 	// since is when the cycle began.
 	since time.Time
 	// added are the pod's tolerations for virtual nodes.
@@ -125,9 +126,9 @@ type cycleState struct {
 // shape of a pod that may use a virtual node.
 func (s *cycleState) shape() string {
 	if s.grants != nil {
-		return s.grants.key.Shape
+		return s.grants.Key.Shape
 	}
-	return s.need.shape
+	return s.need.Shape
 }
 
 // Clone implements framework.StateData.
@@ -169,23 +170,23 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, minor
 		keys:       newKeyCache(clock.RealClock{}, owners.find),
 		owners:     owners,
 		gangs:      gangs,
-		grants:     newGrantCache(clock.RealClock{}),
-		pools:      newPoolCache(clock.RealClock{}),
+		grants:     usage.NewGrantCache(clock.RealClock{}),
+		pools:      usage.NewPoolCache(clock.RealClock{}),
 		gate:       newGate(clock.RealClock{}),
 		clock:      clock.RealClock{},
 		leads:      leads,
 		binder:     newBinder(),
 		pending:    newPendingPods(),
-		nominated:  ownNominees{nodes: map[types.UID]string{}},
+		nominated:  usage.OwnNominees{Nodes: map[types.UID]string{}},
 	}
 	pods := core.Pods().Lister()
 	p.keys.exists = func(pod *corev1.Pod) bool {
 		current, err := pods.Pods(pod.Namespace).Get(pod.Name)
 		return err == nil && current.UID == pod.UID
 	}
-	p.placements = newPlacements(p.clock, p.keys.keyOf)
-	p.placements.pooled = p.pools.has
-	p.queue, p.watched = newWorkQueue(p.placements.isVirtual), newWatchedPods(handle.ProfileName(), p.placements.isVirtual)
+	p.placements = usage.NewPlacements(p.clock, p.keys.keyOf)
+	p.placements.Pooled = p.pools.Has
+	p.queue, p.watched = newWorkQueue(p.placements.IsVirtual), newWatchedPods(handle.ProfileName(), p.placements.IsVirtual)
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
@@ -240,7 +241,7 @@ func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *c
 	}
 	s := &cycleState{grants: p.grantsOf(pod), pools: p.poolsOf(pod), since: p.clock.Now(), added: demand.AddedTolerations(pod.Spec.Tolerations)}
 	if len(s.pools) > 0 {
-		s.need = needOf(pod)
+		s.need = usage.NeedOf(pod)
 	}
 	state.Write(stateKey, s)
 	return nil, nil
@@ -248,20 +249,20 @@ func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *c
 
 // grantsOf returns what a pod without a place may use in other clusters; nil if nothing. A
 // grant of its owner and shape may be older than what keeps this pod in its cluster.
-func (p *Plugin) grantsOf(pod *corev1.Pod) *grants {
-	if !p.counted() || !p.grants.hasNamespace(pod.Namespace) || !p.mayOverflow(pod) {
+func (p *Plugin) grantsOf(pod *corev1.Pod) *usage.Grants {
+	if !p.counted() || !p.grants.HasNamespace(pod.Namespace) || !p.mayOverflow(pod) {
 		return nil
 	}
 	return p.ownGrants(pod)
 }
 
 // ownGrants returns the grants of a pod's owner and shape; nil if there are none.
-func (p *Plugin) ownGrants(pod *corev1.Pod) *grants {
+func (p *Plugin) ownGrants(pod *corev1.Pod) *usage.Grants {
 	key, ok := p.keys.get(pod)
 	if !ok {
 		return nil
 	}
-	return p.grants.get(key.key)
+	return p.grants.Get(key.key)
 }
 
 // mayOverflow reports whether a pod without a place may get one in another cluster.
@@ -275,21 +276,21 @@ func (p *Plugin) mayOverflow(pod *corev1.Pod) bool {
 
 // poolsOf returns the pools that a pod without a place may use, in the order in which it
 // uses them.
-func (p *Plugin) poolsOf(pod *corev1.Pod) []*pool {
-	if !p.counted() || len(p.pools.all()) == 0 || !p.mayOverflow(pod) {
+func (p *Plugin) poolsOf(pod *corev1.Pod) []*usage.Pool {
+	if !p.counted() || len(p.pools.All()) == 0 || !p.mayOverflow(pod) {
 		return nil
 	}
-	return p.pools.of(pod)
+	return p.pools.Of(pod)
 }
 
 // poolWithRoom returns the first pool that has room for the pod on a provider's virtual
 // node, or nil; any reports whether the pod may use one there at all.
-func (p *Plugin) poolWithRoom(s *cycleState, provider, node string) (first *pool, any bool) {
+func (p *Plugin) poolWithRoom(s *cycleState, provider, node string) (first *usage.Pool, any bool) {
 	for _, pool := range s.pools {
-		if pool.provider != provider {
+		if pool.Provider != provider {
 			continue
 		}
-		if any = true; p.placements.inPool(pool, node, s.need) {
+		if any = true; p.placements.InPool(pool, node, s.need) {
 			return pool, true
 		}
 	}
@@ -298,7 +299,7 @@ func (p *Plugin) poolWithRoom(s *cycleState, provider, node string) (first *pool
 
 // ownSlot reports whether a grant of the pod's owner has a free slot on a virtual node.
 func (p *Plugin) ownSlot(s *cycleState, provider, node string) bool {
-	return s.grants.slotsAt(provider) > 0 && p.placements.freeOf(s.grants, provider, node) > 0
+	return s.grants.SlotsAt(provider) > 0 && p.placements.FreeOf(s.grants, provider, node) > 0
 }
 
 // stateIn returns what PreFilter stored; an empty one if it did not run.
@@ -314,7 +315,7 @@ func (p *Plugin) PreFilterExtensions() framework.PreFilterExtensions { return p 
 
 // RemovePod marks the dry runs of preemption that take a guest away.
 func (p *Plugin) RemovePod(_ context.Context, state framework.CycleState, _ *corev1.Pod, victim framework.PodInfo, nodeInfo framework.NodeInfo) *framework.Status {
-	if providerOf(nodeInfo.Node()) == "" {
+	if usage.ProviderOf(nodeInfo.Node()) == "" {
 		return nil
 	}
 	s := stateIn(state)
@@ -338,7 +339,7 @@ func (p *Plugin) AddPod(_ context.Context, state framework.CycleState, _ *corev1
 // guest finds no node. A node of this cluster has room for a pod only beside the nominees.
 func (p *Plugin) Filter(_ context.Context, state framework.CycleState, pod *corev1.Pod, nodeInfo framework.NodeInfo) *framework.Status {
 	node := nodeInfo.Node()
-	provider := providerOf(node)
+	provider := usage.ProviderOf(node)
 	if provider == "" {
 		if len(node.Spec.Taints) > 0 { // few pods and nodes: this runs for each of them
 			if status := othersNode(stateIn(state), pod, node); status != nil {
@@ -348,7 +349,7 @@ func (p *Plugin) Filter(_ context.Context, state framework.CycleState, pod *core
 		return p.besideNominees(pod, nodeInfo)
 	}
 	s := stateIn(state)
-	own := s.grants.slotsAt(provider) > 0
+	own := s.grants.SlotsAt(provider) > 0
 	if own && len(s.removed) == 0 && p.ownSlot(s, provider, node.Name) {
 		return nil
 	}
@@ -370,7 +371,7 @@ func othersNode(s *cycleState, pod *corev1.Pod, node *corev1.Node) *framework.St
 	if len(s.added) == 0 {
 		return nil
 	}
-	if taint := onlyFor(s.added, pod, node); taint != nil {
+	if taint := usage.OnlyFor(s.added, pod, node); taint != nil {
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errOthersNode, taint.ToString()))
 	}
 	return nil
@@ -382,7 +383,7 @@ func (p *Plugin) PreScore(_ context.Context, state framework.CycleState, _ *core
 	if s := stateIn(state); s.grants == nil && len(s.pools) == 0 {
 		return framework.NewStatus(framework.Skip)
 	}
-	if len(nodes) > 1 && slices.ContainsFunc(nodes, func(n framework.NodeInfo) bool { return providerOf(n.Node()) != "" }) {
+	if len(nodes) > 1 && slices.ContainsFunc(nodes, func(n framework.NodeInfo) bool { return usage.ProviderOf(n.Node()) != "" }) {
 		return nil
 	}
 	return framework.NewStatus(framework.Skip)
@@ -392,7 +393,7 @@ func (p *Plugin) PreScore(_ context.Context, state framework.CycleState, _ *core
 // use there: a grant of its owner, then pools in their order.
 func (p *Plugin) Score(_ context.Context, state framework.CycleState, _ *corev1.Pod, nodeInfo framework.NodeInfo) (int64, *framework.Status) {
 	node := nodeInfo.Node()
-	provider := providerOf(node)
+	provider := usage.ProviderOf(node)
 	if provider == "" {
 		return framework.MaxScore, nil
 	}
@@ -401,7 +402,7 @@ func (p *Plugin) Score(_ context.Context, state framework.CycleState, _ *corev1.
 		return scoreOfRank, nil
 	}
 	if pool, _ := p.poolWithRoom(s, provider, node.Name); pool != nil {
-		return scoreOfRank - (1+pool.rank())*scoreOfRank/(1+poolRanks), nil
+		return scoreOfRank - (1+pool.Rank())*scoreOfRank/(1+usage.PoolRanks), nil
 	}
 	return framework.MinScore, nil
 }
@@ -413,10 +414,10 @@ func (p *Plugin) ScoreExtensions() framework.ScoreExtensions { return nil }
 func (p *Plugin) SignPod(_ context.Context, pod *corev1.Pod) ([]framework.SignFragment, *framework.Status) {
 	var value string
 	if g := p.grantsOf(pod); g != nil {
-		value = g.key.String()
+		value = g.Key.String()
 	}
 	for _, pool := range p.poolsOf(pod) {
-		value += "+" + pool.hold + "/" + pool.provider
+		value += "+" + pool.Hold + "/" + pool.Provider
 	}
 	return []framework.SignFragment{{Key: signKey, Value: value}}, nil
 }
@@ -441,13 +442,13 @@ func (p *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *corev1.Pod, de
 		return framework.Queue, nil
 	}
 	node, err := p.nodes.Get(other.Spec.NodeName)
-	if err == nil && p.hasPoolAt(pod, providerOf(node)) {
+	if err == nil && p.hasPoolAt(pod, usage.ProviderOf(node)) {
 		return framework.Queue, nil
 	}
-	if err == nil && providerOf(node) == "" && p.placements.nominees.keepsOut(pod.UID) {
+	if err == nil && usage.ProviderOf(node) == "" && p.placements.Nominees.KeepsOut(pod.UID) {
 		return framework.Queue, nil
 	}
-	if other.Namespace != pod.Namespace || err == nil && p.grantsOf(pod).slotsAt(providerOf(node)) == 0 {
+	if other.Namespace != pod.Namespace || err == nil && p.grantsOf(pod).SlotsAt(usage.ProviderOf(node)) == 0 {
 		return framework.QueueSkip, nil
 	}
 	return framework.Queue, nil
@@ -455,7 +456,7 @@ func (p *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *corev1.Pod, de
 
 // hasPoolAt reports whether a pod may use a pool at a provider.
 func (p *Plugin) hasPoolAt(pod *corev1.Pod, provider string) bool {
-	return provider != "" && slices.ContainsFunc(p.poolsOf(pod), func(pool *pool) bool { return pool.provider == provider })
+	return provider != "" && slices.ContainsFunc(p.poolsOf(pod), func(pool *usage.Pool) bool { return pool.Provider == provider })
 }
 
 // isSchedulableAfterPodUpdated queues the pod if it was itself updated.
@@ -470,7 +471,7 @@ func isSchedulableAfterPodUpdated(_ klog.Logger, pod *corev1.Pod, _, updated any
 // node on which it has a grant or a pool already: the grant may arrive before the node.
 func (p *Plugin) isSchedulableAfterNodeAdded(_ klog.Logger, pod *corev1.Pod, _, added any) (framework.QueueingHint, error) {
 	node, ok := added.(*corev1.Node)
-	if !ok || providerOf(node) == "" || p.grantsOf(pod).slotsAt(providerOf(node)) > 0 || p.hasPoolAt(pod, providerOf(node)) {
+	if !ok || usage.ProviderOf(node) == "" || p.grantsOf(pod).SlotsAt(usage.ProviderOf(node)) > 0 || p.hasPoolAt(pod, usage.ProviderOf(node)) {
 		return framework.Queue, nil
 	}
 	return framework.QueueSkip, nil
@@ -520,9 +521,9 @@ func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Co
 	}
 	deadline := p.gate.since(pod.UID).Add(p.args.AskAfter.Duration + p.args.DecisionTimeout.Duration)
 	code, message := framework.Unschedulable, errWaiting
-	inVain := p.settled(key.key) && !p.gate.isAmong(coming(p.grants, p.placements, key.key), pod, key.key, p.placements.placed)
+	inVain := p.settled(key.key) && !p.gate.isAmong(coming(p.grants, p.placements, key.key), pod, key.key, p.placements.Placed)
 	switch {
-	case inVain && p.grants.refused(key.key):
+	case inVain && p.grants.Refused(key.key):
 		message = errRefused
 	case inVain:
 		message = errNotRequested
@@ -556,7 +557,7 @@ func (p *Plugin) passGate(pod types.UID) {
 // settled reports whether preemption no longer waits for capacity for a key in other
 // clusters, but for the pods that it is coming for.
 func (p *Plugin) settled(key demand.Key) bool {
-	return p.grants.refused(key) || p.grants.isUnasked(key)
+	return p.grants.Refused(key) || p.grants.IsUnasked(key)
 }
 
 func optedIn(namespaces corelisters.NamespaceLister, name string) bool {
@@ -588,7 +589,7 @@ func (p *Plugin) victimsTerminating(pod *corev1.Pod) bool {
 func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, nodeName string) *framework.Status {
 	hold, room := "", nodeName
 	node, err := p.nodes.Get(nodeName)
-	if provider := providerOf(node); err == nil && provider != "" {
+	if provider := usage.ProviderOf(node); err == nil && provider != "" {
 		s := stateIn(state)
 		pool, pooled := p.poolWithRoom(s, provider, nodeName)
 		switch {
@@ -596,12 +597,12 @@ func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *cor
 			if pool == nil {
 				return framework.NewStatus(framework.Unschedulable, fmt.Sprintf(errReservationFull, provider))
 			}
-			hold, s.pool, room = pool.hold, pool, roomOfPool(nodeName, pool.hold)
+			hold, s.pool, room = pool.Hold, pool, usage.RoomOfPool(nodeName, pool.Hold)
 		case s.grants != nil:
-			hold, room = p.placements.chargedTo(pod.Namespace, nodeName, s.grants.charges[provider]), ""
+			hold, room = p.placements.ChargedTo(pod.Namespace, nodeName, s.grants.Charges[provider]), ""
 		}
 	}
-	p.placements.assume(pod, nodeName, hold)
+	p.placements.Assume(pod, nodeName, hold)
 	p.queue.addOpening(p.gate.assumed(pod.UID, room))
 	return nil
 }
@@ -609,23 +610,23 @@ func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *cor
 // stillGranted reports whether a pod that has got a place has a grant for it, if it needs
 // one: it may have waited for the other pods of its gang, or for its binding.
 func (p *Plugin) stillGranted(pod *corev1.Pod) bool {
-	nodeName, hold := p.placements.placeOf(pod.UID)
+	nodeName, hold := p.placements.PlaceOf(pod.UID)
 	node, err := p.nodes.Get(nodeName)
-	provider := providerOf(node)
-	if err != nil || provider == "" || p.pools.has(hold) {
+	provider := usage.ProviderOf(node)
+	if err != nil || provider == "" || p.pools.Has(hold) {
 		return true
 	}
 	g := p.ownGrants(pod)
-	if g == nil || !slices.ContainsFunc(g.charges[provider], func(c charge) bool { return c.label == hold }) {
+	if g == nil || !slices.ContainsFunc(g.Charges[provider], func(c usage.Charge) bool { return c.Label == hold }) {
 		return false
 	}
-	return p.placements.usedOf(g.key, nodeName, g.charges[provider]) <= g.slots[provider]
+	return p.placements.UsedOf(g.Key, nodeName, g.Charges[provider]) <= g.Slots[provider]
 }
 
 // Unreserve reverts Reserve.
 func (p *Plugin) Unreserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) {
 	now := p.clock.Now()
-	node, key := p.placements.forget(pod.UID)
+	node, key := p.placements.Forget(pod.UID)
 	p.unreserveGang(pod, now)
 	p.queue.addFreed(node, key) // last: it may wake the pod itself
 }
@@ -645,7 +646,7 @@ func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *core
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 		Target:     corev1.ObjectReference{Kind: "Node", Name: nodeName},
 	}
-	provider := providerOf(node)
+	provider := usage.ProviderOf(node)
 	if provider == "" {
 		if p.handle.APICacher() != nil {
 			return framework.NewStatus(framework.Skip)
@@ -653,7 +654,7 @@ func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *core
 		return framework.AsStatus(p.binder.bind(ctx, p.handle.ClientSet(), binding))
 	}
 	s := stateIn(state)
-	_, hold := p.placements.placeOf(pod.UID)
+	_, hold := p.placements.PlaceOf(pod.UID)
 	if hold == "" {
 		return framework.AsStatus(fmt.Errorf("pod has no hold at provider %s", provider))
 	}
@@ -689,12 +690,12 @@ func (p *Plugin) grantedTo(pod *corev1.Pod, s *cycleState, provider, hold string
 	if s.grants == nil || p.pending.announced(pod.UID, reasonGranted, provider) {
 		return nil
 	}
-	all, err := p.reservations.byKey(s.grants.key)
+	all, err := p.reservations.byKey(s.grants.Key)
 	if err != nil {
 		return nil // the index exists
 	}
 	for _, r := range all {
-		if slots := stateOf(r, "").slots; demand.HoldLabel(r.Status.ID) == hold && slots[provider] > 0 {
+		if slots := usage.StateOf(r, "").Slots; demand.HoldLabel(r.Status.ID) == hold && slots[provider] > 0 {
 			e := granted(r, slots)
 			return &e
 		}

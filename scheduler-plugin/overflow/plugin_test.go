@@ -21,6 +21,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
 // newIndexer returns an informer's cache with these objects.
@@ -38,25 +39,25 @@ func newIndexer(objects ...any) cache.Indexer {
 // opted-in namespace.
 func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}}}
-	now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
+	now := clocktesting.NewFakeClock(time.Unix(1000, 0))
 	args.DecisionTimeout, args.AskAfter = &metav1.Duration{Duration: 10 * time.Second}, &metav1.Duration{}
 	p := &Plugin{
 		args:       &args,
 		namespaces: corelisters.NewNamespaceLister(newIndexer(shop)),
 		nodes:      corelisters.NewNodeLister(newIndexer(nodes...)),
 		keys:       newKeyCache(now, func(string, metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) { return nil, true, false }),
-		grants:     newGrantCache(now),
-		pools:      newPoolCache(now),
+		grants:     usage.NewGrantCache(now),
+		pools:      usage.NewPoolCache(now),
 		gate:       newGate(now),
 		pending:    newPendingPods(),
-		nominated:  ownNominees{nodes: map[types.UID]string{}},
+		nominated:  usage.OwnNominees{Nodes: map[types.UID]string{}},
 		clock:      now,
 		synced:     func() bool { return true },
 		counted:    func() bool { return true },
 	}
-	p.placements = newPlacements(now, p.keys.keyOf)
-	p.placements.pooled = p.pools.has
-	p.queue, p.watched = newWorkQueue(p.placements.isVirtual), newWatchedPods(broker.SchedulerName, p.placements.isVirtual)
+	p.placements = usage.NewPlacements(now, p.keys.keyOf)
+	p.placements.Pooled = p.pools.Has
+	p.queue, p.watched = newWorkQueue(p.placements.IsVirtual), newWatchedPods(broker.SchedulerName, p.placements.IsVirtual)
 	return p
 }
 
@@ -266,7 +267,7 @@ func runFilter(t *testing.T, cases map[string]filterCase) {
 		t.Run(name, func(t *testing.T) {
 			p := testPlugin(OverflowArgs{})
 			for _, r := range tc.reservations {
-				p.grants.set(r)
+				p.grants.Set(r)
 			}
 			pod := jobPod("crunch", "crunch-0", "1")
 			if tc.change != nil {
@@ -275,7 +276,7 @@ func runFilter(t *testing.T, cases map[string]filterCase) {
 			for _, info := range tc.node.GetPods() {
 				guest := info.GetPod().DeepCopy()
 				guest.Spec.NodeName = tc.node.Node().Name
-				p.placements.setPod(guest)
+				p.placements.SetPod(guest)
 			}
 			state := scheduler.NewCycleState()
 			if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
@@ -301,7 +302,7 @@ func TestScore(t *testing.T) {
 	if local <= virtual {
 		t.Errorf("local node scores %d, virtual node %d", local, virtual)
 	}
-	granted, pooled := &cycleState{grants: &grants{}}, &cycleState{pools: []*pool{{}}}
+	granted, pooled := &cycleState{grants: &usage.Grants{}}, &cycleState{pools: []*usage.Pool{{}}}
 	for name, tc := range map[string]struct {
 		state *cycleState
 		nodes []framework.NodeInfo
@@ -336,7 +337,7 @@ func TestSignPod(t *testing.T) {
 	if sign(a) != sign(other) {
 		t.Error("pods without grants are not batched together")
 	}
-	p.grants.set(reservationFor(a, map[string]int32{"paris": 2}))
+	p.grants.Set(reservationFor(a, map[string]int32{"paris": 2}))
 	if sign(a) != sign(b) {
 		t.Error("pods of one grant are not batched together")
 	}
@@ -368,7 +369,7 @@ func TestPostFilterOfSome(t *testing.T) {
 			reason: "capacity may come for it", order: BeforePreemption,
 			change: func(p *Plugin, pod *corev1.Pod) {
 				key, _ := p.keys.get(pod)
-				p.grants.setUnasked(key.key, true, 1)
+				p.grants.SetUnasked(key.key, true, 1)
 			},
 			code: framework.UnschedulableAndUnresolvable, message: "waiting for capacity in another cluster", queued: true,
 		},
@@ -379,7 +380,7 @@ func TestPostFilterOfSome(t *testing.T) {
 				first.Name, first.UID = "a", "a"
 				p.PostFilter(t.Context(), scheduler.NewCycleState(), first, nil)
 				key, _ := p.keys.get(pod)
-				p.grants.setUnasked(key.key, true, 1)
+				p.grants.SetUnasked(key.key, true, 1)
 			},
 			code: framework.Unschedulable, message: "capacity in other clusters cannot be requested", queued: true,
 		},
@@ -388,7 +389,7 @@ func TestPostFilterOfSome(t *testing.T) {
 			change: func(p *Plugin, _ *corev1.Pod) {
 				partly := refusedReservation()
 				partly.Status.Allocations = []broker.Allocation{{Cluster: "paris", PodSets: partly.Spec.PodSets, Accepted: true}}
-				p.grants.set(partly)
+				p.grants.Set(partly)
 			},
 			code: framework.UnschedulableAndUnresolvable, message: "waiting for capacity in another cluster", queued: true,
 		},
@@ -407,7 +408,7 @@ func TestPostFilter(t *testing.T) {
 		},
 		"refused": {
 			reason: "preemption may help", order: BeforePreemption,
-			change: func(p *Plugin, _ *corev1.Pod) { p.grants.set(refusedReservation()) },
+			change: func(p *Plugin, _ *corev1.Pod) { p.grants.Set(refusedReservation()) },
 			code:   framework.Unschedulable, message: "insufficient capacity in other clusters", queued: true,
 		},
 		"victims terminate": {
@@ -443,7 +444,7 @@ func TestPostFilter(t *testing.T) {
 			change: func(p *Plugin, pod *corev1.Pod) {
 				p.synced = func() bool { return false }
 				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
-				now := p.clock.(*clocktesting.FakePassiveClock)
+				now := p.clock.(*clocktesting.FakeClock)
 				now.SetTime(now.Now().Add(10 * time.Second))
 			},
 			code: framework.Unschedulable, message: "cannot overflow: Reservations are not synced", queued: true,
@@ -457,7 +458,7 @@ func TestPostFilter(t *testing.T) {
 			reason: "preemption may help", order: BeforePreemption,
 			change: func(p *Plugin, pod *corev1.Pod) {
 				key, _ := p.keys.get(pod)
-				p.grants.setUnasked(key.key, true, 0)
+				p.grants.SetUnasked(key.key, true, 0)
 			},
 			code: framework.Unschedulable, message: "capacity in other clusters cannot be requested", queued: true,
 		},
@@ -465,7 +466,7 @@ func TestPostFilter(t *testing.T) {
 			reason: "preemption may help", order: BeforePreemption,
 			change: func(p *Plugin, pod *corev1.Pod) {
 				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
-				now := p.clock.(*clocktesting.FakePassiveClock)
+				now := p.clock.(*clocktesting.FakeClock)
 				now.SetTime(now.Now().Add(10 * time.Second))
 			},
 			code: framework.Unschedulable, message: "no decision about capacity in other clusters in time", queued: true,
@@ -480,7 +481,7 @@ func TestPostFilter(t *testing.T) {
 			change: func(p *Plugin, pod *corev1.Pod) {
 				p.keys = newKeyCache(p.clock, unknownOwner)
 				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
-				now := p.clock.(*clocktesting.FakePassiveClock)
+				now := p.clock.(*clocktesting.FakeClock)
 				now.SetTime(now.Now().Add(10 * time.Second))
 			},
 			code: framework.Unschedulable, message: "no decision about capacity in other clusters in time", queued: true,
@@ -536,8 +537,8 @@ func (h snapshotHandle) SnapshotSharedLister() framework.SharedLister { return h
 func TestGrantDuringTheCycle(t *testing.T) {
 	paris := nodeWith("paris").Node()
 	p := testPlugin(OverflowArgs{}, paris)
-	now := p.clock.(*clocktesting.FakePassiveClock)
-	p.placements.setNode(paris)
+	now := p.clock.(*clocktesting.FakeClock)
+	p.placements.SetNode(paris)
 	now.SetTime(now.Now().Add(time.Hour))
 	var woken []string
 	w := &waker{gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled, pools: p.pools,
@@ -569,7 +570,7 @@ func TestGrantDuringTheCycle(t *testing.T) {
 	if n := cycle(func() {}); n != 0 {
 		t.Errorf("without a grant: woken %v", woken)
 	}
-	if n := cycle(func() { p.grants.set(reservationFor(pod, map[string]int32{"paris": 1})) }); n != 1 {
+	if n := cycle(func() { p.grants.Set(reservationFor(pod, map[string]int32{"paris": 1})) }); n != 1 {
 		t.Error("with a new grant: not woken")
 	}
 	now.SetTime(now.Now().Add(time.Second))
@@ -611,7 +612,7 @@ func TestUntriedPodsAreHeld(t *testing.T) {
 		"autoscaler first": {reason: "it must see the pod", change: func(p *Plugin, _ *corev1.Pod) { p.args.AskAfter.Duration = time.Minute }},
 		"capped": {reason: "no capacity will come soon", change: func(p *Plugin, pod *corev1.Pod) {
 			key, _ := p.keys.get(pod)
-			p.grants.setUnasked(key.key, true, 0)
+			p.grants.SetUnasked(key.key, true, 0)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -635,7 +636,7 @@ func TestGuestsAreNoVictims(t *testing.T) {
 	paris := nodeWith("paris", guest)
 	p := testPlugin(OverflowArgs{}, paris.Node())
 	pod := jobPod("crunch", "crunch-0", "1")
-	p.grants.set(reservationFor(pod, map[string]int32{"paris": 5}))
+	p.grants.Set(reservationFor(pod, map[string]int32{"paris": 5}))
 	state := scheduler.NewCycleState()
 	if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
 		t.Fatal(status)
@@ -682,7 +683,7 @@ func TestQueueingHints(t *testing.T) {
 			t.Errorf("node %s: got %v %v, want %v", node.Name, got, err, want)
 		}
 	}
-	p.grants.set(reservationFor(pending, map[string]int32{"paris": 1}))
+	p.grants.Set(reservationFor(pending, map[string]int32{"paris": 1}))
 	if got, err := p.isSchedulableAfterNodeAdded(klog.Background(), pending, nil, paris); err != nil || got != framework.Queue {
 		t.Errorf("a node with a grant of the pod: got %v %v", got, err)
 	}
@@ -728,7 +729,7 @@ func TestReplacedPod(t *testing.T) {
 	p.PostFilter(t.Context(), scheduler.NewCycleState(), waiting, nil)
 	p.queue.take()
 	key, _ := p.keys.get(guest)
-	if n := p.placements.livingOf(key.key); n != 1 {
+	if n := p.placements.LivingOf(key.key); n != 1 {
 		t.Fatalf("%d pods use the grant, want 1", n)
 	}
 	for _, before := range []*corev1.Pod{guest, waiting} {
@@ -739,7 +740,7 @@ func TestReplacedPod(t *testing.T) {
 			t.Errorf("the key of the former %s is kept", before.Name)
 		}
 	}
-	if n := p.placements.livingOf(key.key); n != 0 {
+	if n := p.placements.LivingOf(key.key); n != 0 {
 		t.Errorf("%d pods use the grant, want 0", n)
 	}
 	if taken := p.queue.take(); !taken.removed[waiting.UID] || !taken.keys[key.key] {

@@ -3,6 +3,7 @@ package overflow
 import (
 	"encoding/json"
 	"fmt"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"math"
 
 	corev1 "k8s.io/api/core/v1"
@@ -89,7 +90,7 @@ func (c *demandController) allowed(policy *broker.OverflowPolicy, request demand
 	}
 	units, short = maxPods(each, *policy.Spec.MaxResources, requestedResources(all, name))
 	if current != nil && len(request.PodSets) == 1 {
-		units = max(units, requestedPods(current))
+		units = max(units, usage.RequestedPods(current))
 	}
 	return min(units, wanted), short, nil
 }

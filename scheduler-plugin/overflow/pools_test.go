@@ -2,6 +2,7 @@ package overflow
 
 import (
 	"fmt"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"slices"
 	"testing"
 	"time"
@@ -76,7 +77,7 @@ func schedule(t testing.TB, p *Plugin, pod *corev1.Pod) (hold string, ok bool) {
 	if status := p.Reserve(t.Context(), state, pod, node.Node().Name); !status.IsSuccess() {
 		t.Fatalf("Filter admits the pod and Reserve does not: %v", status)
 	}
-	_, hold = p.placements.placeOf(pod.UID)
+	_, hold = p.placements.PlaceOf(pod.UID)
 	return hold, true
 }
 
@@ -156,8 +157,8 @@ func TestPoolAdmits(t *testing.T) {
 			if tc.pod != nil {
 				tc.pod(pod)
 			}
-			p.pools.setInstruction(in)
-			p.pools.setReservation(r)
+			p.pools.SetInstruction(in)
+			p.pools.SetReservation(r)
 			if _, ok := schedule(t, p, pod); ok != tc.want {
 				t.Errorf("%s: admitted %v, want %v", tc.reason, ok, tc.want)
 			}
@@ -169,12 +170,12 @@ func TestPoolAdmits(t *testing.T) {
 // that the fewest pods may use, then any other; pods in pools take no slot of the grant.
 func TestOrderOfCapacity(t *testing.T) {
 	p := poolPlugin()
-	p.grants.set(reservationFor(jobPod("crunch", "crunch-0", "1"), map[string]int32{"paris": 1}))
+	p.grants.Set(reservationFor(jobPod("crunch", "crunch-0", "1"), map[string]int32{"paris": 1}))
 	own, ownIn := byHand("warm", total("cpu", "1"))
-	p.pools.setReservation(own)
-	p.pools.setInstruction(ownIn)
+	p.pools.SetReservation(own)
+	p.pools.SetInstruction(ownIn)
 	_, hub := byHand("hub", total("cpu", "1"), fromHub())
-	p.pools.setInstruction(hub)
+	p.pools.SetInstruction(hub)
 	var holds []string
 	for i := range 4 {
 		hold, _ := schedule(t, p, jobPod("crunch", fmt.Sprint("crunch-", i), "1"))
@@ -184,11 +185,11 @@ func TestOrderOfCapacity(t *testing.T) {
 		t.Errorf("charged to %v, want %v", holds, want)
 	}
 	key, _ := p.keys.get(jobPod("crunch", "crunch-0", "1"))
-	if n := p.placements.livingOf(key.key); n != 1 {
+	if n := p.placements.LivingOf(key.key); n != 1 {
 		t.Errorf("%d pods count for the owner's Reservation, want 1: those in pools need none", n)
 	}
 	// The slot of the grant is free again, the pools are not.
-	p.placements.removePod("crunch-0")
+	p.placements.RemovePod("crunch-0")
 	if hold, _ := schedule(t, p, jobPod("crunch", "crunch-9", "1")); hold != "rome-crunch" {
 		t.Errorf("charged to %q, want the grant", hold)
 	}
@@ -198,12 +199,12 @@ func TestOrderOfCapacity(t *testing.T) {
 func TestOrderOfVirtualNodes(t *testing.T) {
 	p := poolPlugin()
 	pod := jobPod("crunch", "crunch-0", "1")
-	p.grants.set(reservationFor(pod, map[string]int32{"own": 1}))
+	p.grants.Set(reservationFor(pod, map[string]int32{"own": 1}))
 	for name, change := range map[string][]func(*broker.ReservationInstruction){"local": nil, "hub": {fromHub()}} {
 		r, in := byHand(name, total("cpu", "1"), change...)
 		in.Spec.TargetClusterID = name
-		p.pools.setReservation(r)
-		p.pools.setInstruction(in)
+		p.pools.SetReservation(r)
+		p.pools.SetInstruction(in)
 	}
 	state := scheduler.NewCycleState()
 	if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
@@ -225,7 +226,7 @@ func TestPoolThatServesAnotherNamespaceNow(t *testing.T) {
 	for _, restarted := range []bool{false, true} {
 		p := poolPlugin()
 		_, in := byHand("hub", total("cpu", "1"), fromHub("bank"))
-		p.pools.setInstruction(in)
+		p.pools.SetInstruction(in)
 		pod := jobPod("crunch", "crunch-0", "1")
 		pod.Namespace = "bank"
 		hold, ok := schedule(t, p, pod)
@@ -235,10 +236,10 @@ func TestPoolThatServesAnotherNamespaceNow(t *testing.T) {
 		if restarted {
 			p = poolPlugin()
 			pod.Spec.NodeName, pod.Labels = broker.VirtualNodeName("paris"), map[string]string{broker.LabelHold: hold}
-			p.placements.setPod(pod)
+			p.placements.SetPod(pod)
 		}
 		_, in = byHand("hub", total("cpu", "1"), fromHub("shop"))
-		p.pools.setInstruction(in)
+		p.pools.SetInstruction(in)
 		if _, ok := schedule(t, p, jobPod("crunch", "crunch-1", "1")); ok {
 			t.Errorf("restarted %v: the pool has 1 CPU, and two pods of 1 CPU each", restarted)
 		}
@@ -251,7 +252,7 @@ func TestPoolOfUnmappedNamespace(t *testing.T) {
 	p := poolPlugin()
 	_, in := byHand("hub", total("cpu", "4"), fromHub())
 	in.Status.UnmappedNamespaces = []string{"bank"}
-	p.pools.setInstruction(in)
+	p.pools.SetInstruction(in)
 	pod := jobPod("crunch", "crunch-0", "1")
 	if _, ok := schedule(t, p, pod); !ok {
 		t.Error("a pod of another namespace is not admitted")
@@ -270,7 +271,7 @@ func TestPoolKeepsPlacesForThoseThatSelectThem(t *testing.T) {
 		return broker.PodSet{Name: name, Count: 1, Requests: broker.FromList(expect.Resources("cpu", "1")), NodeSelector: selector}
 	}
 	_, in := byHand("hub", broker.HeldCapacity{PodSets: []broker.PodSet{one("any", nil), one("in-a", map[string]string{"zone": "a"})}}, fromHub())
-	p.pools.setInstruction(in)
+	p.pools.SetInstruction(in)
 	for i, tc := range []struct {
 		selector map[string]string
 		want     bool
@@ -293,7 +294,7 @@ func TestPoolsNeverExceeded(t *testing.T) {
 		set := func(name string, capacity broker.HeldCapacity) {
 			held["rome-"+name] = capacity
 			_, in := byHand(name, capacity, fromHub())
-			p.pools.setInstruction(in)
+			p.pools.SetInstruction(in)
 		}
 		draw := func(rt *rapid.T, places bool) broker.HeldCapacity {
 			if places {
@@ -322,15 +323,15 @@ func TestPoolsNeverExceeded(t *testing.T) {
 				}
 				bound := pod.DeepCopy()
 				bound.Spec.NodeName, bound.Labels = broker.VirtualNodeName("paris"), map[string]string{broker.LabelHold: hold, broker.LabelShape: "s" + pod.Name}
-				p.placements.setPod(bound)
+				p.placements.SetPod(bound)
 				bound = bound.DeepCopy()
 				bound.Labels[broker.LabelHold] = "forged"
-				p.placements.setPod(bound)
+				p.placements.SetPod(bound)
 			},
 			"end": func(rt *rapid.T) {
 				for hold, there := range pods {
 					if len(there) > 0 {
-						p.placements.removePod(there[0].UID)
+						p.placements.RemovePod(there[0].UID)
 						pods[hold] = there[1:]
 						return
 					}
@@ -375,11 +376,11 @@ func fitIn(held broker.HeldCapacity, pods []*corev1.Pod) bool {
 // when one of them ends; not for those that may not use it.
 func TestPoolWakes(t *testing.T) {
 	p := poolPlugin()
-	now := p.clock.(*clocktesting.FakePassiveClock)
+	now := p.clock.(*clocktesting.FakeClock)
 	later := func() { now.SetTime(now.Now().Add(time.Second)) }
 	paris := nodeWith("paris").Node()
 	paris.Spec.Taints = []corev1.Taint{{Key: broker.TaintOverflow, Effect: corev1.TaintEffectNoSchedule}}
-	p.placements.setNode(paris)
+	p.placements.SetNode(paris)
 	p.nodes = corelisters.NewNodeLister(newIndexer(paris))
 	later()
 	tolerant := func(name, cpu string) *corev1.Pod {
@@ -396,7 +397,7 @@ func TestPoolWakes(t *testing.T) {
 	var woken []string
 	w := &waker{
 		gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled, pools: p.pools,
-		mayUse: func(pod *corev1.Pod, pool *pool) bool { return slices.Contains(p.poolsOf(pod), pool) },
+		mayUse: func(pod *corev1.Pod, pool *usage.Pool) bool { return slices.Contains(p.poolsOf(pod), pool) },
 		activate: func(pods map[string]*corev1.Pod) {
 			for name := range pods {
 				woken = append(woken, name)
@@ -414,8 +415,8 @@ func TestPoolWakes(t *testing.T) {
 	wake()
 	later()
 	r, in := byHand("warm", total("cpu", "5"))
-	p.pools.setReservation(r)
-	p.pools.setInstruction(in)
+	p.pools.SetReservation(r)
+	p.pools.SetInstruction(in)
 	wake("shop/p1", "shop/p2")
 	wake()
 	for _, name := range []string{"p1", "p2"} {
@@ -426,7 +427,7 @@ func TestPoolWakes(t *testing.T) {
 	}
 	later()
 	wake()
-	p.placements.removePod("p1")
+	p.placements.RemovePod("p1")
 	wake("shop/p3")
 }
 
@@ -445,16 +446,16 @@ func TestPoolsConcernFewPods(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			paris := nodeWith("paris").Node()
 			p := testPlugin(OverflowArgs{}, paris)
-			p.placements.setNode(paris)
+			p.placements.SetNode(paris)
 			for i := range pools {
 				in := &broker.ReservationInstruction{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: fmt.Sprint("pool-", i)}, Spec: broker.ReservationInstructionSpec{
 					ReservationName: fmt.Sprint("pool-", i), ReservationUID: "hub", TargetClusterID: "paris", RequestedResources: total("cpu", "1").Totals, PodSelector: tc.selector}}
 				in.Status.Carried = ptr.To(total("cpu", "1"))
-				p.pools.setInstruction(in)
+				p.pools.SetInstruction(in)
 			}
 			asked := 0
 			w := &waker{gate: p.gate, grants: p.grants, placements: p.placements, pools: p.pools, nodes: p.nodes, settled: p.settled,
-				mayUse: func(pod *corev1.Pod, of *pool) bool {
+				mayUse: func(pod *corev1.Pod, of *usage.Pool) bool {
 					asked++
 					return slices.Contains(p.poolsOf(pod), of)
 				}, activate: func(map[string]*corev1.Pod) { t.Error("a pod is woken that fits none") }}

@@ -101,7 +101,7 @@ func TestWriteIsRefused(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				body, _ := io.ReadAll(r.Body) // what is missing does not decode
-				during = append(during, p.grants.isUnasked(key))
+				during = append(during, p.grants.IsUnasked(key))
 				w.Header().Set("Content-Type", "application/json")
 				if now.Now().Sub(began) < tc.accepts {
 					answer := tc.answer(len(during))
@@ -139,7 +139,7 @@ func TestWriteIsRefused(t *testing.T) {
 					if tc.retry > 0 && again != tc.retry {
 						t.Fatalf("retried after %s, want %s", again, tc.retry)
 					}
-					if got := p.grants.isUnasked(key); got != tc.unasked {
+					if got := p.grants.IsUnasked(key); got != tc.unasked {
 						t.Fatalf("unasked: %t", got)
 					}
 				}
@@ -158,7 +158,7 @@ func TestWriteIsRefused(t *testing.T) {
 			if last := during[len(during)-1]; last != tc.unasked {
 				t.Errorf("unasked while it is requested again: %t, want %t", last, tc.unasked)
 			}
-			if p.grants.isUnasked(key) {
+			if p.grants.IsUnasked(key) {
 				t.Error("it is requested, and yet unasked")
 			}
 			if c.refusals.Get(refusalKey(key, refusedWrite)) != 0 || c.refusals.Get(refusalKey(key, failedWrite)) != 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"slices"
 	"sync"
 	"time"
@@ -205,7 +206,7 @@ func covers(r *broker.Reservation, request demand.Request) bool {
 
 // coversPods reports whether a Reservation requests as many pods of each set as a request.
 func coversPods(r *broker.Reservation, request demand.Request) bool {
-	return !slices.ContainsFunc(request.PodSets, func(set broker.PodSet) bool { return podsOf(r.Spec.PodSets, set.Name) < set.Count })
+	return !slices.ContainsFunc(request.PodSets, func(set broker.PodSet) bool { return usage.PodsOf(r.Spec.PodSets, set.Name) < set.Count })
 }
 
 // desiredReservation returns what apply writes.

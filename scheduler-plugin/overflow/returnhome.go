@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"maps"
 	"slices"
 	"strconv"
@@ -55,9 +56,9 @@ type returner struct {
 	recorder     events.EventRecorder
 	planner      *returnhome.Planner
 	watched      *watchedPods
-	placements   *placements
+	placements   *usage.Placements
 	keys         *keyCache
-	pools        *poolCache
+	pools        *usage.PoolCache
 	reservations *reservationStore
 	policies     policyCache
 	nodes        corelisters.NodeLister
@@ -172,7 +173,7 @@ func (r *returner) termsOf(name string, policies policies) *broker.ReturnHome {
 // candidate returns a pod as the planner sees it; ok is false if it may not move.
 func (r *returner) candidate(pod *corev1.Pod, terms *broker.ReturnHome, room *roomFinder) (c returnhome.Candidate, ok bool) {
 	node, err := r.nodes.Get(pod.Spec.NodeName)
-	if err != nil || providerOf(node) == "" || !mayReturn(pod) || r.pools.has(pod.Labels[broker.LabelHold]) {
+	if err != nil || usage.ProviderOf(node) == "" || !mayReturn(pod) || r.pools.Has(pod.Labels[broker.LabelHold]) {
 		return c, false
 	}
 	key, resolved := r.keys.get(pod)
@@ -182,7 +183,7 @@ func (r *returner) candidate(pod *corev1.Pod, terms *broker.ReturnHome, room *ro
 	}
 	return returnhome.Candidate{
 		Pod: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Owner: replacerOf(pod, key.key),
-		Since: scheduled.LastTransitionTime.Time, Price: r.price(key.key, providerOf(node)),
+		Since: scheduled.LastTransitionTime.Time, Price: r.price(key.key, usage.ProviderOf(node)),
 		Room:        room.has(pod, key.key),
 		Termination: time.Duration(ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, 0)) * time.Second,
 		After:       terms.After.Duration, MinimumStay: terms.MinimumStay.Duration,
@@ -362,7 +363,7 @@ func (r *returner) settle(ctx context.Context) {
 	}
 	var found *returnhome.Replacement
 	if first != nil {
-		found = &returnhome.Replacement{Bound: true, Abroad: r.placements.isVirtual(first.Spec.NodeName), Ready: podutil.IsPodReady(first) || podutil.IsPodTerminal(first)}
+		found = &returnhome.Replacement{Bound: true, Abroad: r.placements.IsVirtual(first.Spec.NodeName), Ready: podutil.IsPodReady(first) || podutil.IsPodTerminal(first)}
 	}
 	outcome, retryAt, ended := r.planner.Settle(r.clock.Now(), found)
 	if !ended {

@@ -17,6 +17,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
 // maxWaiting is the number of different pods that wait for this cluster beyond which it is taken
@@ -128,7 +129,7 @@ func (w *watchedPods) waiting() []*corev1.Pod {
 
 // alikeForNodes reports whether two pods may run on the same nodes.
 func alikeForNodes(a, b *corev1.Pod) bool {
-	return maps.Equal(podAmounts(a), podAmounts(b)) && maps.Equal(a.Spec.NodeSelector, b.Spec.NodeSelector) &&
+	return maps.Equal(usage.PodAmounts(a), usage.PodAmounts(b)) && maps.Equal(a.Spec.NodeSelector, b.Spec.NodeSelector) &&
 		equality.Semantic.DeepEqual(a.Spec.Affinity, b.Spec.Affinity) && equality.Semantic.DeepEqual(a.Spec.Tolerations, b.Spec.Tolerations)
 }
 
@@ -158,7 +159,7 @@ func (w *watchedPods) repelled(pod *corev1.Pod, namespace labels.Set) bool {
 // cluster has none anywhere.
 type roomFinder struct {
 	returner *returner
-	rooms    []room
+	rooms    []usage.Room
 	nodes    map[string]*corev1.Node
 	waiting  []*corev1.Pod
 	// awaited has the nodes that a pod waits for, as far as computed, and found the
@@ -190,9 +191,9 @@ func (f *roomFinder) has(pod *corev1.Pod, key demand.Key) bool {
 
 func (f *roomFinder) find(pod *corev1.Pod) bool {
 	f.observe()
-	if len(f.waiting) > maxWaiting || !slices.ContainsFunc(f.rooms, func(r room) bool {
-		need, ok := r.need(pod)
-		return ok && r.free.fits(need) && !f.isAwaited(r)
+	if len(f.waiting) > maxWaiting || !slices.ContainsFunc(f.rooms, func(r usage.Room) bool {
+		need, ok := r.Need(pod)
+		return ok && r.Free.Fits(need) && !f.isAwaited(r)
 	}) {
 		return false
 	}
@@ -214,23 +215,23 @@ func (f *roomFinder) observe() {
 	for _, node := range all {
 		f.nodes[node.Name], names[node.Name] = node, true
 	}
-	f.rooms, f.waiting = f.returner.placements.roomOn(names), f.returner.watched.waiting()
+	f.rooms, f.waiting = f.returner.placements.RoomOn(names), f.returner.watched.waiting()
 }
 
 // isAwaited reports whether an unschedulable pod could run on a node if it were empty, and lacks
 // room there now, or has had it for less than triedWithin. One that has had room for longer is
 // kept from the node by something else, such as a volume, for which returning pods need not wait.
-func (f *roomFinder) isAwaited(r room) bool {
-	awaited, known := f.awaited[r.name]
+func (f *roomFinder) isAwaited(r usage.Room) bool {
+	awaited, known := f.awaited[r.Name]
 	if !known {
-		node := f.nodes[r.name]
-		size, fresh := amountsOf(node.Status.Allocatable), f.returner.clock.Since(r.changedAt) < triedWithin
+		node := f.nodes[r.Name]
+		size, fresh := usage.AmountsOf(node.Status.Allocatable), f.returner.clock.Since(r.ChangedAt) < triedWithin
 		awaited = slices.ContainsFunc(f.waiting, func(pod *corev1.Pod) bool {
-			need := podAmounts(pod)
+			need := usage.PodAmounts(pod)
 			_, gang := demand.GangOf(pod) // it may lack room for others
-			return size.fits(need) && (fresh || gang || !r.free.fits(need)) && nodeAdmits(node, pod)
+			return size.Fits(need) && (fresh || gang || !r.Free.Fits(need)) && usage.NodeAdmits(node, pod)
 		})
-		f.awaited[r.name] = awaited
+		f.awaited[r.Name] = awaited
 	}
 	return awaited
 }

@@ -1,6 +1,7 @@
 package overflow
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -88,13 +89,13 @@ func TestRoomFinder(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			p := testPlugin(OverflowArgs{}, tc.node)
-			p.placements.setNode(tc.node)
+			p.placements.SetNode(tc.node)
 			for _, pod := range tc.pods {
-				p.placements.setPod(pod)
+				p.placements.SetPod(pod)
 				p.watched.set(pod)
-				p.placements.nominees.set(pod)
+				p.placements.Nominees.Set(pod)
 			}
-			now := p.clock.(*clocktesting.FakePassiveClock)
+			now := p.clock.(*clocktesting.FakeClock)
 			now.SetTime(now.Now().Add(tc.after))
 			r := &returner{clock: clocktesting.NewFakeClock(now.Now()), watched: p.watched, placements: p.placements, nodes: p.nodes, namespaces: p.namespaces}
 			if got := r.newRoomFinder().has(ownedPod("ReplicaSet", "guest", "spillway-paris", "2"), demand.Key{}); got != tc.want {
@@ -128,7 +129,7 @@ func TestMayReturn(t *testing.T) {
 }
 
 func TestWatchedPods(t *testing.T) {
-	w := newWatchedPods(broker.SchedulerName, namedVirtual)
+	w := newWatchedPods(broker.SchedulerName, func(node string) bool { return strings.HasPrefix(node, broker.VirtualNodePrefix) })
 	held := func(p *corev1.Pod) { p.Labels[broker.LabelHold] = "rome-1" }
 	created := func(at int64) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.CreationTimestamp = metav1.Unix(at, 0) }

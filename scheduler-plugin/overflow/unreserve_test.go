@@ -76,7 +76,7 @@ func TestGangWithoutItsGrant(t *testing.T) {
 			p.handle = noneWaits{}
 			p.ring(t, away, other)
 			r := p.ringReservation(away)
-			p.grants.set(r)
+			p.grants.Set(r)
 			place := func(pod *corev1.Pod, node string) *framework.Status {
 				t.Helper()
 				state := scheduler.NewCycleState()
@@ -93,7 +93,7 @@ func TestGangWithoutItsGrant(t *testing.T) {
 				t.Fatalf("the first pod does not wait: %v", status)
 			}
 			if gone {
-				p.grants.delete(r)
+				p.grants.Delete(r)
 			}
 			if status := place(other, home.Name); status.IsSuccess() == gone {
 				t.Errorf("got %v", status)
@@ -108,11 +108,11 @@ func TestUnreservedMember(t *testing.T) {
 	paris := nodeWith("paris").Node()
 	p := testPlugin(OverflowArgs{}, paris)
 	p.handle = noneWaits{}
-	p.placements.setNode(paris)
+	p.placements.SetNode(paris)
 	pod := ringPod("crunch-0")
 	pods := p.ring(t, pod)
 	key, _ := p.keys.get(pod)
-	p.grants.set(p.ringReservation(pod))
+	p.grants.Set(p.ringReservation(pod))
 	woken := 0
 	w := &waker{gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled, pools: p.pools,
 		activate: func(pods map[string]*corev1.Pod) { woken += len(pods) }}
@@ -120,7 +120,7 @@ func TestUnreservedMember(t *testing.T) {
 
 	p.gate.close(pod, key.key, p.clock.Now(), time.Time{})
 	wake()
-	p.placements.assume(pod, paris.Name, "rome-gang")
+	p.placements.Assume(pod, paris.Name, "rome-gang")
 	p.gate.assumed(pod.UID, "")
 	if wake(); woken != 1 {
 		t.Fatalf("woken %d times for one slot", woken)
@@ -137,7 +137,7 @@ func TestUnreservedMember(t *testing.T) {
 	// A pod that was deleted while it had a place would be woken for those of others.
 	expect.NoError(t, pods.Delete(pod))
 	p.gate.drop(pod.UID)
-	p.placements.assume(pod, paris.Name, "rome-gang")
+	p.placements.Assume(pod, paris.Name, "rome-gang")
 	p.Unreserve(t.Context(), nil, pod, paris.Name)
 	if n := p.gate.len(); n != 0 {
 		t.Errorf("%d deleted pods wait", n)
@@ -155,7 +155,7 @@ func TestGatedMember(t *testing.T) {
 	c, _, _ := testController(t, p, pods)
 	c.gangs = p.gangs
 	key, _ := p.keys.keyOf(pod)
-	p.grants.setUnasked(key, true, 0)
+	p.grants.SetUnasked(key, true, 0)
 	check := func(what string, requested int32, permitted framework.Code) {
 		t.Helper()
 		var n int32
@@ -171,7 +171,7 @@ func TestGatedMember(t *testing.T) {
 		if status, _ := p.Permit(t.Context(), nil, pod, "home"); status.Code() != permitted {
 			t.Errorf("%s: Permit returns %v, want %s", what, status, permitted)
 		}
-		p.placements.forget(pod.UID)
+		p.placements.Forget(pod.UID)
 	}
 	check("one has a gate", 0, framework.UnschedulableAndUnresolvable)
 	ready := gated.DeepCopy()
@@ -210,22 +210,22 @@ func (w waitingPodOf) Reject(string, string) bool {
 // before does.
 func TestLeavingMember(t *testing.T) {
 	for name, tc := range map[string]struct {
-		between func(p *Plugin, first *corev1.Pod, now *clocktesting.FakePassiveClock)
+		between func(p *Plugin, first *corev1.Pod, now *clocktesting.FakeClock)
 		bound   bool
 	}{
-		"it goes on waiting": {func(*Plugin, *corev1.Pod, *clocktesting.FakePassiveClock) {}, true},
-		"another has lost its place": {func(p *Plugin, first *corev1.Pod, _ *clocktesting.FakePassiveClock) {
+		"it goes on waiting": {func(*Plugin, *corev1.Pod, *clocktesting.FakeClock) {}, true},
+		"another has lost its place": {func(p *Plugin, first *corev1.Pod, _ *clocktesting.FakeClock) {
 			gang, _ := demand.GangOf(first)
 			p.rejectOthers(ringPod("crunch-2"), gang)
 		}, false},
-		"its time is over": {func(_ *Plugin, _ *corev1.Pod, now *clocktesting.FakePassiveClock) {
+		"its time is over": {func(_ *Plugin, _ *corev1.Pod, now *clocktesting.FakeClock) {
 			now.SetTime(now.Now().Add(time.Minute))
 		}, false},
-		"it was rejected, and is tried again": {func(p *Plugin, first *corev1.Pod, _ *clocktesting.FakePassiveClock) {
+		"it was rejected, and is tried again": {func(p *Plugin, first *corev1.Pod, _ *clocktesting.FakeClock) {
 			gang, _ := demand.GangOf(first)
 			p.rejectOthers(ringPod("crunch-2"), gang)
 			p.Unreserve(context.Background(), nil, first, "home")
-			p.placements.assume(first, "home", "")
+			p.placements.Assume(first, "home", "")
 			if status, _ := p.Permit(context.Background(), nil, first, "home"); !status.IsWait() {
 				panic(status)
 			}
@@ -236,12 +236,12 @@ func TestLeavingMember(t *testing.T) {
 			first, second, allowed := ringPod("crunch-0"), ringPod("crunch-1"), false
 			p.handle = waitingIn{pod: first, allowed: &allowed}
 			p.ring(t, first, second)
-			p.placements.assume(first, "home", "")
+			p.placements.Assume(first, "home", "")
 			if status, _ := p.Permit(t.Context(), nil, first, "home"); !status.IsWait() {
 				t.Fatalf("the first pod does not wait: %v", status)
 			}
-			tc.between(p, first, p.clock.(*clocktesting.FakePassiveClock))
-			p.placements.assume(second, "home", "")
+			tc.between(p, first, p.clock.(*clocktesting.FakeClock))
+			p.placements.Assume(second, "home", "")
 			status, _ := p.Permit(t.Context(), nil, second, "home")
 			if status.IsSuccess() != tc.bound || allowed != tc.bound {
 				t.Errorf("got %v, and the first pod is allowed: %t, want %t", status, allowed, tc.bound)
@@ -270,7 +270,7 @@ func TestRejectedMembers(t *testing.T) {
 		"it is being bound": {func(p *Plugin, waiting *corev1.Pod) { p.gangs.allow([]*corev1.Pod{waiting}) }, 0},
 		"it was rejected":   {func(p *Plugin, _ *corev1.Pod) { p.Unreserve(context.Background(), nil, ringPod("crunch-2"), "home") }, 1},
 		"its time is over, for which the scheduler rejects it": {func(p *Plugin, _ *corev1.Pod) {
-			p.clock.(*clocktesting.FakePassiveClock).SetTime(p.clock.Now().Add(time.Minute))
+			p.clock.(*clocktesting.FakeClock).SetTime(p.clock.Now().Add(time.Minute))
 		}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -278,7 +278,7 @@ func TestRejectedMembers(t *testing.T) {
 			waiting, other, allowed, rejected := ringPod("crunch-0"), ringPod("crunch-1"), false, 0
 			p.handle = waitingIn{pod: waiting, allowed: &allowed, rejected: &rejected}
 			p.ring(t, waiting, other)
-			p.placements.assume(waiting, "home", "")
+			p.placements.Assume(waiting, "home", "")
 			if status, _ := p.Permit(t.Context(), nil, waiting, "home"); !status.IsWait() {
 				t.Fatalf("the pod does not wait: %v", status)
 			}

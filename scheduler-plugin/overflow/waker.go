@@ -9,17 +9,18 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
 // waker opens the gate for the pods that an attempt may succeed for, and activates
 // them. It reads what has changed, and needs no state: to run it again is harmless.
 type waker struct {
 	gate       *gate
-	grants     *grantCache
-	placements *placements
-	pools      *poolCache
+	grants     *usage.GrantCache
+	placements *usage.Placements
+	pools      *usage.PoolCache
 	// mayUse reports whether a pod may use a pool.
-	mayUse func(*corev1.Pod, *pool) bool
+	mayUse func(*corev1.Pod, *usage.Pool) bool
 	nodes  corelisters.NodeLister
 	// settled reports whether preemption no longer waits for capacity for a key.
 	settled  func(demand.Key) bool
@@ -53,15 +54,15 @@ func (w *waker) wake(keys map[demand.Key]bool, nodes map[string]bool, pools bool
 	}
 	for key := range keys {
 		if w.settled(key) {
-			opened(openedForDecision, w.gate.openDecided(key, coming(w.grants, w.placements, key), w.placements.placed))
+			opened(openedForDecision, w.gate.openDecided(key, coming(w.grants, w.placements, key), w.placements.Placed))
 		}
-		if g := w.grants.get(key); g != nil {
+		if g := w.grants.Get(key); g != nil {
 			opened(openedForGrant, w.gate.openForSlots(key, w.slots(g)))
 		}
 	}
-	var rooms []room
+	var rooms []usage.Room
 	if len(nodes) > 0 {
-		rooms = w.placements.roomOn(nodes)
+		rooms = w.placements.RoomOn(nodes)
 	}
 	if pools {
 		rooms = append(rooms, w.poolRooms()...)
@@ -81,38 +82,38 @@ func (w *waker) wake(keys map[demand.Key]bool, nodes map[string]bool, pools bool
 
 // coming returns for how many pods of a key without a place there is capacity in other
 // clusters, or may be soon by what is requested.
-func coming(grants *grantCache, placements *placements, key demand.Key) int32 {
-	n := grants.expected(key)
-	if g := grants.get(key); g != nil {
-		for provider := range g.slots {
-			n -= placements.usedOf(key, broker.VirtualNodeName(provider), g.charges[provider])
+func coming(grants *usage.GrantCache, placements *usage.Placements, key demand.Key) int32 {
+	n := grants.Expected(key)
+	if g := grants.Get(key); g != nil {
+		for provider := range g.Slots {
+			n -= placements.UsedOf(key, broker.VirtualNodeName(provider), g.Charges[provider])
 		}
 	}
 	return n
 }
 
 // poolRooms returns the room in pools, in their order.
-func (w *waker) poolRooms() (rooms []room) {
-	for _, pool := range w.pools.all() {
-		node := w.nodeOf(pool.provider)
+func (w *waker) poolRooms() (rooms []usage.Room) {
+	for _, pool := range w.pools.All() {
+		node := w.nodeOf(pool.Provider)
 		if node == nil {
 			continue
 		}
-		r := w.placements.roomIn(pool, node)
-		if w.countedAt.After(r.changedAt) {
-			r.changedAt = w.countedAt
+		r := w.placements.RoomIn(pool, node)
+		if w.countedAt.After(r.ChangedAt) {
+			r.ChangedAt = w.countedAt
 		}
-		selects := r.selects
-		r.selects = func(pod *corev1.Pod) bool {
-			return (selects == nil || selects(pod)) && toleratesOverflow(pod, node)
+		selects := r.Selects
+		r.Selects = func(pod *corev1.Pod) bool {
+			return (selects == nil || selects(pod)) && usage.ToleratesOverflow(pod, node)
 		}
-		r.need = func(pod *corev1.Pod) (amounts, bool) {
-			need := needOf(pod)
-			takes := amounts{corev1.ResourcePods: 1}
-			if len(pool.totals) > 0 {
-				takes.add(need.requests, 1)
+		r.Need = func(pod *corev1.Pod) (usage.Amounts, bool) {
+			need := usage.NeedOf(pod)
+			takes := usage.Amounts{corev1.ResourcePods: 1}
+			if len(pool.Totals) > 0 {
+				takes.Add(need.Requests, 1)
 			}
-			return takes, w.mayUse(pod, pool) && w.placements.inPool(pool, node.Name, need)
+			return takes, w.mayUse(pod, pool) && w.placements.InPool(pool, node.Name, need)
 		}
 		rooms = append(rooms, r)
 	}
@@ -120,27 +121,27 @@ func (w *waker) poolRooms() (rooms []room) {
 }
 
 // slots returns the places that grants have on the virtual nodes.
-func (w *waker) slots(g *grants) []slots {
+func (w *waker) slots(g *usage.Grants) []slots {
 	var all []slots
-	for provider := range g.slots {
+	for provider := range g.Slots {
 		node := w.nodeOf(provider)
 		if node == nil {
 			continue
 		}
-		changedAt := g.changedAt
-		for _, at := range []time.Time{w.placements.changedAt(node.Name), w.countedAt} {
+		changedAt := g.ChangedAt
+		for _, at := range []time.Time{w.placements.ChangedAt(node.Name), w.countedAt} {
 			if at.After(changedAt) {
 				changedAt = at
 			}
 		}
-		all = append(all, slots{node: node, free: w.placements.freeOf(g, provider, node.Name), changedAt: changedAt})
+		all = append(all, slots{node: node, free: w.placements.FreeOf(g, provider, node.Name), changedAt: changedAt})
 	}
 	return all
 }
 
 // nodeOf returns the virtual node of a provider, or nil.
 func (w *waker) nodeOf(provider string) *corev1.Node {
-	if node, err := w.nodes.Get(broker.VirtualNodeName(provider)); err == nil && providerOf(node) == provider {
+	if node, err := w.nodes.Get(broker.VirtualNodeName(provider)); err == nil && usage.ProviderOf(node) == provider {
 		return node
 	}
 	return nil

@@ -13,7 +13,6 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -221,7 +220,7 @@ func (s *suite) breakOneNamespace() {
 	namespaces := s.Namespaces()
 	fine, broken := namespaces[0], namespaces[1]
 	capacity := peering.Capacity{Resources: s.half, Pods: 2, Namespaces: namespaces[:]}
-	repair := s.breakNamespace(broken, "*")
+	repair := s.breakNamespace(broken, "true")
 	s.resize(capacity)
 	progress, err := s.Driver().EnsureCapacity(s.t.Context(), s.Provider(), capacity)
 	if why, out := progress.Namespaces[broken]; err != nil || !out || why.Final || !strings.Contains(why.Message, "webhook") {
@@ -235,14 +234,14 @@ func (s *suite) breakOneNamespace() {
 		progress, err := s.Driver().EnsureCapacity(s.t.Context(), s.Provider(), capacity)
 		return err == nil && progress.Done && len(progress.Namespaces) == 0, fmt.Sprintf("%+v, %v", progress, err)
 	})
-	repair = s.breakNamespace(broken, "*")
+	repair = s.breakNamespace(broken, "true")
 	s.resize(peering.Capacity{Resources: s.half, Pods: 1, Namespaces: namespaces[:1]})
 	repair()
 }
 
-// breakNamespace registers a webhook that is down for the objects of some API groups in a namespace,
-// rbac.authorization.k8s.io among them. It returns when the API server knows it; so does repair.
-func (s *suite) breakNamespace(namespace string, groups ...string) (repair func()) {
+// breakNamespace registers a webhook that is down for the objects of a namespace that a condition
+// selects. It returns when the API server knows it; so does repair.
+func (s *suite) breakNamespace(namespace, condition string) (repair func()) {
 	s.t.Helper()
 	ctx, c := s.t.Context(), s.ConsumerClient()
 	webhook := &admissionv1.ValidatingWebhookConfiguration{
@@ -251,9 +250,10 @@ func (s *suite) breakNamespace(namespace string, groups ...string) (repair func(
 			Name: "down.example.com", AdmissionReviewVersions: []string{"v1"}, SideEffects: ptr.To(admissionv1.SideEffectClassNone),
 			ClientConfig:      admissionv1.WebhookClientConfig{URL: ptr.To("https://127.0.0.1:1/")},
 			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: namespace}},
+			MatchConditions:   []admissionv1.MatchCondition{{Name: "condition", Expression: condition}},
 			Rules: []admissionv1.RuleWithOperations{{
 				Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Delete},
-				Rule:       admissionv1.Rule{APIGroups: groups, APIVersions: []string{"*"}, Resources: []string{"*"}},
+				Rule:       admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*"}},
 			}},
 		}},
 	}
@@ -261,7 +261,7 @@ func (s *suite) breakNamespace(namespace string, groups ...string) (repair func(
 	known := func(down bool) {
 		s.t.Helper()
 		expect.Eventually(s.t, "the API server to know the webhook", func() (bool, string) {
-			err := c.Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "probe"}}, client.DryRunAll)
+			err := c.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "probe"}}, client.DryRunAll)
 			return (err != nil) == down, fmt.Sprint(err)
 		})
 	}
@@ -355,7 +355,7 @@ func (s *suite) teardownWithABrokenNamespace() {
 		s.resize(peering.Capacity{Resources: s.half, Pods: 2, Namespaces: namespaces})
 	}
 	use(namespaces[:]...)
-	repair := s.breakNamespace(namespaces[1], rbacv1.GroupName, "offloading.liqo.io") // its pods can be deleted
+	repair := s.breakNamespace(namespaces[1], "request.kind.kind != 'Pod'")
 	s.step("the teardown", func() (peering.Progress, error) {
 		progress, err := s.Driver().Teardown(s.t.Context(), s.Provider())
 		if err != nil && strings.Contains(err.Error(), "webhook") {

@@ -1,6 +1,7 @@
-package overflow
+package usage
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -19,11 +20,11 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// placements is where the pods of the cluster are: how much of each node is free, and
+// Placements is where the pods of the cluster are: how much of each node is free, and
 // how many pods use each grant. It is kept from the events of nodes and pods, and from
 // the pods that the scheduler assumes; each event costs the same however many pods
 // there are. Safe for concurrent use.
-type placements struct {
+type Placements struct {
 	clock clock.PassiveClock
 	// keyOf computes the key of a pod; ok is false if its owner is unknown (yet).
 	keyOf func(*corev1.Pod) (demand.Key, bool)
@@ -31,9 +32,9 @@ type placements struct {
 	mu    sync.Mutex
 	pods  map[types.UID]*placement
 	nodes map[string]*nodeState
-	// pooled reports whether a hold is that of a pool: its pods use no grant of their
+	// Pooled reports whether a hold is that of a pool: its pods use no grant of their
 	// owner.
-	pooled func(hold string) bool
+	Pooled func(hold string) bool
 	// used counts the pods on each virtual node by key and hold, and unresolved, by hold,
 	// those whose owner is unknown.
 	used       map[usedBy]map[string]int32
@@ -42,21 +43,21 @@ type placements struct {
 	charged map[heldAt]map[string]*use
 	// living counts the pods on virtual nodes by key and hold that are not terminating.
 	living map[demand.Key]map[string]int32
-	// nominees have room that is not free, although no pod is there. It has a lock of its own.
-	nominees *nominees
+	// Nominees have room that is not free, although no pod is there. It has a lock of its own.
+	Nominees *nominees
 }
 
 // use is what the pods of one namespace use of a hold.
 type use struct {
 	count   int32
-	amounts amounts
+	amounts Amounts
 	// shapes of the pods.
 	shapes map[string]*shapeUse
 }
 
 // shapeUse are pods of one shape.
 type shapeUse struct {
-	need *podNeed
+	need *PodNeed
 	pods int32
 }
 
@@ -73,7 +74,7 @@ type heldBy struct{ namespace, hold, node string }
 type placement struct {
 	node string
 	// amounts that it takes from the node, the slot of one pod included.
-	amounts amounts
+	amounts Amounts
 	// bound is false while the pod is only assumed to be on the node.
 	bound, terminating bool
 	// virtual: the node is, by what is known of it.
@@ -82,7 +83,7 @@ type placement struct {
 	key      demand.Key
 	resolved bool
 	hold     heldBy
-	need     *podNeed
+	need     *PodNeed
 	// generation of the pod that need was computed for.
 	generation int64
 	// pod is kept while its owner is unknown.
@@ -92,18 +93,18 @@ type placement struct {
 // nodeState is a node and what is free on it.
 type nodeState struct {
 	node *corev1.Node // nil if unknown yet
-	used amounts
+	used Amounts
 	// virtual is kept if the node is deleted before its pods.
 	virtual bool
 	// changedAt is when the node last became able to run more pods than before.
 	changedAt time.Time
 }
 
-// amounts are resources in their smallest unit; CPU in millicores.
-type amounts map[corev1.ResourceName]int64
+// Amounts are resources in their smallest unit; CPU in millicores.
+type Amounts map[corev1.ResourceName]int64
 
-func amountsOf(list corev1.ResourceList) amounts {
-	a := make(amounts, len(list)+1)
+func AmountsOf(list corev1.ResourceList) Amounts {
+	a := make(Amounts, len(list)+1)
 	for name, quantity := range list {
 		if name == corev1.ResourceCPU {
 			a[name] = quantity.MilliValue()
@@ -114,21 +115,21 @@ func amountsOf(list corev1.ResourceList) amounts {
 	return a
 }
 
-// podAmounts is what a pod takes from a node.
-func podAmounts(pod *corev1.Pod) amounts {
-	a := amountsOf(resource.PodRequests(pod, resource.PodResourcesOptions{UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true}))
+// PodAmounts is what a pod takes from a node.
+func PodAmounts(pod *corev1.Pod) Amounts {
+	a := AmountsOf(resource.PodRequests(pod, resource.PodResourcesOptions{UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true}))
 	a[corev1.ResourcePods] = 1
 	return a
 }
 
-func (a amounts) add(b amounts, times int64) {
+func (a Amounts) Add(b Amounts, times int64) {
 	for name, n := range b {
 		a[name] += times * n
 	}
 }
 
-// fits reports whether need fits into what is free.
-func (a amounts) fits(need amounts) bool {
+// Fits reports whether need fits into what is free.
+func (a Amounts) Fits(need Amounts) bool {
 	for name, n := range need {
 		if n > 0 && a[name] < n {
 			return false
@@ -137,13 +138,13 @@ func (a amounts) fits(need amounts) bool {
 	return true
 }
 
-func newPlacements(clock clock.PassiveClock, keyOf func(*corev1.Pod) (demand.Key, bool)) *placements {
-	return &placements{
+func NewPlacements(clock clock.PassiveClock, keyOf func(*corev1.Pod) (demand.Key, bool)) *Placements {
+	return &Placements{
 		clock: clock, keyOf: keyOf,
 		pods: map[types.UID]*placement{}, nodes: map[string]*nodeState{},
-		pooled: func(string) bool { return false },
+		Pooled: func(string) bool { return false },
 		used:   map[usedBy]map[string]int32{}, unresolved: map[heldBy]int32{}, charged: map[heldAt]map[string]*use{}, living: map[demand.Key]map[string]int32{},
-		nominees: newNominees(clock),
+		Nominees: newNominees(clock),
 	}
 }
 
@@ -153,29 +154,29 @@ func namedVirtual(nodeName string) bool {
 	return strings.HasPrefix(nodeName, broker.VirtualNodePrefix)
 }
 
-// isVirtual reports whether a node is a virtual one. One that was never seen counts as what
+// IsVirtual reports whether a node is a virtual one. One that was never seen counts as what
 // its name says.
-func (p *placements) isVirtual(nodeName string) bool {
+func (p *Placements) IsVirtual(nodeName string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.virtual(nodeName)
 }
 
-func (p *placements) virtual(nodeName string) bool {
+func (p *Placements) virtual(nodeName string) bool {
 	if n := p.nodes[nodeName]; n != nil {
 		return n.virtual
 	}
 	return namedVirtual(nodeName)
 }
 
-// setPod records a pod that an informer shows. freed is the node that has more room
+// SetPod records a pod that an informer shows. freed is the node that has more room
 // than before, "" if none has; key is that of a pod that left a virtual node.
-func (p *placements) setPod(pod *corev1.Pod) (freed string, key demand.Key) {
+func (p *Placements) SetPod(pod *corev1.Pod) (freed string, key demand.Key) {
 	if pod.Spec.NodeName == "" {
 		return "", demand.Key{}
 	}
 	if podutil.IsPodTerminal(pod) {
-		return p.removePod(pod.UID)
+		return p.RemovePod(pod.UID)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -210,8 +211,8 @@ func (p *placements) setPod(pod *corev1.Pod) (freed string, key demand.Key) {
 	return freed, key
 }
 
-// removePod removes a pod that is deleted or has ended, with the results of setPod.
-func (p *placements) removePod(uid types.UID) (freed string, key demand.Key) {
+// RemovePod removes a pod that is deleted or has ended, with the results of setPod.
+func (p *Placements) RemovePod(uid types.UID) (freed string, key demand.Key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before := p.pods[uid]
@@ -223,9 +224,9 @@ func (p *placements) removePod(uid types.UID) (freed string, key demand.Key) {
 	return before.node, before.key
 }
 
-// assume records that a node was found for a pod; hold is the one that it is charged
+// Assume records that a node was found for a pod; hold is the one that it is charged
 // to, on a virtual node.
-func (p *placements) assume(pod *corev1.Pod, node, hold string) {
+func (p *Placements) Assume(pod *corev1.Pod, node, hold string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if before := p.pods[pod.UID]; before != nil {
@@ -234,8 +235,8 @@ func (p *placements) assume(pod *corev1.Pod, node, hold string) {
 	p.insert(pod.UID, p.newPlacement(pod, node, hold, nil))
 }
 
-// forget reverts assume, unless the pod has been bound meanwhile.
-func (p *placements) forget(uid types.UID) (freed string, key demand.Key) {
+// Forget reverts assume, unless the pod has been bound meanwhile.
+func (p *Placements) Forget(uid types.UID) (freed string, key demand.Key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before := p.pods[uid]
@@ -248,14 +249,14 @@ func (p *placements) forget(uid types.UID) (freed string, key demand.Key) {
 }
 
 // newPlacement is a pod on a node; before is what it was there so far, or nil.
-func (p *placements) newPlacement(pod *corev1.Pod, node, hold string, before *placement) *placement {
-	pl := &placement{node: node, amounts: podAmounts(pod), virtual: p.virtual(node), generation: pod.Generation}
+func (p *Placements) newPlacement(pod *corev1.Pod, node, hold string, before *placement) *placement {
+	pl := &placement{node: node, amounts: PodAmounts(pod), virtual: p.virtual(node), generation: pod.Generation}
 	if namedVirtual(node) {
 		pl.hold = heldBy{namespace: pod.Namespace, hold: hold, node: node}
 		if before != nil && before.generation == pod.Generation {
 			pl.need = before.need
 		} else {
-			pl.need = needOf(pod)
+			pl.need = NeedOf(pod)
 		}
 		if pl.key, pl.resolved = p.keyOf(pod); !pl.resolved {
 			pl.pod = pod
@@ -264,19 +265,19 @@ func (p *placements) newPlacement(pod *corev1.Pod, node, hold string, before *pl
 	return pl
 }
 
-func (p *placements) insert(uid types.UID, pl *placement) {
+func (p *Placements) insert(uid types.UID, pl *placement) {
 	p.pods[uid] = pl
 	p.count(pl, 1)
 }
 
-func (p *placements) remove(uid types.UID, pl *placement) {
+func (p *Placements) remove(uid types.UID, pl *placement) {
 	delete(p.pods, uid)
 	p.count(pl, -1)
 }
 
-func (p *placements) count(pl *placement, n int32) {
+func (p *Placements) count(pl *placement, n int32) {
 	node := p.state(pl.node)
-	node.used.add(pl.amounts, int64(n))
+	node.used.Add(pl.amounts, int64(n))
 	if node.node == nil && node.used[corev1.ResourcePods] == 0 {
 		delete(p.nodes, pl.node)
 	}
@@ -295,7 +296,7 @@ func (p *placements) count(pl *placement, n int32) {
 }
 
 // charge counts a pod on a virtual node for its hold.
-func (p *placements) charge(pl *placement, n int32) {
+func (p *Placements) charge(pl *placement, n int32) {
 	at := heldAt{pl.hold.hold, pl.node}
 	byNamespace := p.charged[at]
 	if byNamespace == nil {
@@ -304,18 +305,18 @@ func (p *placements) charge(pl *placement, n int32) {
 	}
 	u := byNamespace[pl.hold.namespace]
 	if u == nil {
-		u = &use{amounts: amounts{}, shapes: map[string]*shapeUse{}}
+		u = &use{amounts: Amounts{}, shapes: map[string]*shapeUse{}}
 		byNamespace[pl.hold.namespace] = u
 	}
 	u.count += n
-	u.amounts.add(pl.amounts, int64(n))
-	shape := u.shapes[pl.need.shape]
+	u.amounts.Add(pl.amounts, int64(n))
+	shape := u.shapes[pl.need.Shape]
 	if shape == nil {
 		shape = &shapeUse{need: pl.need}
-		u.shapes[pl.need.shape] = shape
+		u.shapes[pl.need.Shape] = shape
 	}
 	if shape.pods += n; shape.pods == 0 {
-		delete(u.shapes, pl.need.shape)
+		delete(u.shapes, pl.need.Shape)
 	}
 	if u.count == 0 {
 		if delete(byNamespace, pl.hold.namespace); len(byNamespace) == 0 {
@@ -342,24 +343,24 @@ func add[K comparable](counts map[K]int32, key K, n int32) {
 	}
 }
 
-func (p *placements) state(name string) *nodeState {
+func (p *Placements) state(name string) *nodeState {
 	n := p.nodes[name]
 	if n == nil {
-		n = &nodeState{used: amounts{}, virtual: namedVirtual(name)}
+		n = &nodeState{used: Amounts{}, virtual: namedVirtual(name)}
 		p.nodes[name] = n
 	}
 	return n
 }
 
-func (p *placements) touch(node string) {
+func (p *Placements) touch(node string) {
 	if n := p.nodes[node]; n != nil {
 		n.changedAt = p.clock.Now()
 	}
 }
 
-// setNode records a node. grown is true if it may run pods that it could not run
+// SetNode records a node. grown is true if it may run pods that it could not run
 // before.
-func (p *placements) setNode(node *corev1.Node) (grown bool) {
+func (p *Placements) SetNode(node *corev1.Node) (grown bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.state(node.Name)
@@ -368,7 +369,7 @@ func (p *placements) setNode(node *corev1.Node) (grown bool) {
 	if grown {
 		n.changedAt = p.clock.Now()
 	}
-	if virtual := providerOf(node) != ""; virtual != n.virtual {
+	if virtual := ProviderOf(node) != ""; virtual != n.virtual {
 		n.virtual = virtual
 		p.reclassify(node.Name)
 	}
@@ -376,7 +377,7 @@ func (p *placements) setNode(node *corev1.Node) (grown bool) {
 }
 
 // reclassify counts the pods of a node as what the node turned out to be.
-func (p *placements) reclassify(node string) {
+func (p *Placements) reclassify(node string) {
 	for _, pl := range p.pods {
 		if pl.node == node {
 			p.count(pl, -1)
@@ -386,7 +387,7 @@ func (p *placements) reclassify(node string) {
 	}
 }
 
-func (p *placements) deleteNode(name string) {
+func (p *Placements) DeleteNode(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.nodes[name]
@@ -398,35 +399,35 @@ func (p *placements) deleteNode(name string) {
 	}
 }
 
-// usedOf returns how many pods use a grant on a virtual node: those of its key that use
+// UsedOf returns how many pods use a grant on a virtual node: those of its key that use
 // no pool, and those of unknown owners with the label of one of its holds.
-func (p *placements) usedOf(key demand.Key, node string, holds []charge) int32 {
+func (p *Placements) UsedOf(key demand.Key, node string, holds []Charge) int32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.countUsed(key, node, holds)
 }
 
-func (p *placements) countUsed(key demand.Key, node string, holds []charge) int32 {
+func (p *Placements) countUsed(key demand.Key, node string, holds []Charge) int32 {
 	n := p.withoutPools(p.used[usedBy{key, node}])
 	for _, hold := range holds {
-		n += p.unresolved[heldBy{key.Namespace, hold.label, node}]
+		n += p.unresolved[heldBy{key.Namespace, hold.Label, node}]
 	}
 	return n
 }
 
-// freeOf returns how many more pods may use grants on the virtual node of a provider.
-func (p *placements) freeOf(g *grants, provider, node string) int32 {
+// FreeOf returns how many more pods may use grants on the virtual node of a provider.
+func (p *Placements) FreeOf(g *Grants, provider, node string) int32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var most int32
 	for hold, n := range g.most {
-		most += max(0, n-p.living[g.key][hold])
+		most += max(0, n-p.living[g.Key][hold])
 	}
-	return min(most, g.slots[provider]-p.countUsed(g.key, node, g.charges[provider]))
+	return min(most, g.Slots[provider]-p.countUsed(g.Key, node, g.Charges[provider]))
 }
 
-// usersOf returns how many pods of a namespace use a hold on a virtual node.
-func (p *placements) usersOf(namespace, node, hold string) int32 {
+// UsersOf returns how many pods of a namespace use a hold on a virtual node.
+func (p *Placements) UsersOf(namespace, node, hold string) int32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if u := p.charged[heldAt{hold, node}][namespace]; u != nil {
@@ -436,17 +437,17 @@ func (p *placements) usersOf(namespace, node, hold string) int32 {
 }
 
 // withoutPools sums up counts by hold, but for those of pools.
-func (p *placements) withoutPools(byHold map[string]int32) (n int32) {
+func (p *Placements) withoutPools(byHold map[string]int32) (n int32) {
 	for hold, pods := range byHold {
-		if !p.pooled(hold) {
+		if !p.Pooled(hold) {
 			n += pods
 		}
 	}
 	return n
 }
 
-// inPool reports whether a pool has room for a pod on a virtual node.
-func (p *placements) inPool(pool *pool, node string, need *podNeed) bool {
+// InPool reports whether a pool has room for a pod on a virtual node.
+func (p *Placements) InPool(pool *Pool, node string, need *PodNeed) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return pool.fits(need, p.usesOf(pool, node))
@@ -454,17 +455,17 @@ func (p *placements) inPool(pool *pool, node string, need *podNeed) bool {
 
 // usesOf are the uses of a pool on a virtual node. Those of namespaces that it does not
 // serve count as well: it may have served them when their pods were bound.
-func (p *placements) usesOf(pool *pool, node string) []*use {
-	return slices.Collect(maps.Values(p.charged[heldAt{pool.hold, node}]))
+func (p *Placements) usesOf(pool *Pool, node string) []*use {
+	return slices.Collect(maps.Values(p.charged[heldAt{pool.Hold, node}]))
 }
 
-// chargedTo returns the first hold with a free slot on a virtual node, the last one if
+// ChargedTo returns the first hold with a free slot on a virtual node, the last one if
 // there is none.
-func (p *placements) chargedTo(namespace, node string, holds []charge) (label string) {
+func (p *Placements) ChargedTo(namespace, node string, holds []Charge) (label string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, hold := range holds {
-		label = hold.label
+		label = hold.Label
 		if u := p.charged[heldAt{label, node}][namespace]; u == nil || u.count < hold.slots {
 			break
 		}
@@ -472,16 +473,16 @@ func (p *placements) chargedTo(namespace, node string, holds []charge) (label st
 	return label
 }
 
-// livingOf returns how many pods of a key run, or are about to, on virtual nodes and use
+// LivingOf returns how many pods of a key run, or are about to, on virtual nodes and use
 // no pool.
-func (p *placements) livingOf(key demand.Key) int32 {
+func (p *Placements) LivingOf(key demand.Key) int32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.withoutPools(p.living[key])
 }
 
-// placeOf returns the node of an assumed pod and the hold that it is charged to.
-func (p *placements) placeOf(uid types.UID) (node, hold string) {
+// PlaceOf returns the node of an assumed pod and the hold that it is charged to.
+func (p *Placements) PlaceOf(uid types.UID) (node, hold string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if pl := p.pods[uid]; pl != nil {
@@ -490,14 +491,14 @@ func (p *placements) placeOf(uid types.UID) (node, hold string) {
 	return "", ""
 }
 
-// placed reports whether a pod has a place.
-func (p *placements) placed(uid types.UID) bool {
-	node, _ := p.placeOf(uid)
+// Placed reports whether a pod has a place.
+func (p *Placements) Placed(uid types.UID) bool {
+	node, _ := p.PlaceOf(uid)
 	return node != ""
 }
 
-// changedAt returns when a node last became able to run more pods.
-func (p *placements) changedAt(node string) time.Time {
+// ChangedAt returns when a node last became able to run more pods.
+func (p *Placements) ChangedAt(node string) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := p.nodes[node]; n != nil {
@@ -506,9 +507,9 @@ func (p *placements) changedAt(node string) time.Time {
 	return time.Time{}
 }
 
-// changedSince adds the nodes of this cluster that have been able to run more pods
+// ChangedSince adds the nodes of this cluster that have been able to run more pods
 // since a time.
-func (p *placements) changedSince(since time.Time, names map[string]bool) {
+func (p *Placements) ChangedSince(since time.Time, names map[string]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, n := range p.nodes {
@@ -518,77 +519,77 @@ func (p *placements) changedSince(since time.Time, names map[string]bool) {
 	}
 }
 
-// has reports whether a pod has a node.
-func (p *placements) has(uid types.UID) bool {
+// Has reports whether a pod has a node.
+func (p *Placements) Has(uid types.UID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.pods[uid] != nil
 }
 
-// room is what is free on one node, or in one pool, and since when.
-type room struct {
-	name      string
-	free      amounts
-	changedAt time.Time
-	// need returns what a pod takes of it; ok is false if the pod may not run there. Pods of one
+// Room is what is free on one node, or in one pool, and since when.
+type Room struct {
+	Name      string
+	Free      Amounts
+	ChangedAt time.Time
+	// Need returns what a pod takes of it; ok is false if the pod may not run there. Pods of one
 	// key differ only in whether selects is true; if it is nil, it is for all.
-	need    func(*corev1.Pod) (need amounts, ok bool)
-	selects func(*corev1.Pod) bool
+	Need    func(*corev1.Pod) (need Amounts, ok bool)
+	Selects func(*corev1.Pod) bool
 }
 
-// roomOn returns the room on nodes of this cluster; unknown ones are left out. Beside
+// RoomOn returns the room on nodes of this cluster; unknown ones are left out. Beside
 // nominees, a room is for those pods only that fit into what is free when they are asked for.
-func (p *placements) roomOn(names map[string]bool) []room {
+func (p *Placements) RoomOn(names map[string]bool) []Room {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var rooms []room
+	var rooms []Room
 	for name := range names {
 		n := p.nodes[name]
 		if n == nil || n.node == nil || n.virtual {
 			continue
 		}
-		free, node := amountsOf(n.node.Status.Allocatable), n.node
-		free.add(n.used, -1)
-		kept := p.nominees.on(name, func(uid types.UID) bool { return p.pods[uid] != nil })
-		rooms = append(rooms, room{name: name, free: free, changedAt: n.changedAt, need: func(pod *corev1.Pod) (amounts, bool) {
-			need := podAmounts(pod)
-			return need, nodeAdmits(node, pod) && (len(kept) == 0 || free.fitsBeside(kept, pod, need))
+		free, node := AmountsOf(n.node.Status.Allocatable), n.node
+		free.Add(n.used, -1)
+		kept := p.Nominees.On(name, func(uid types.UID) bool { return p.pods[uid] != nil })
+		rooms = append(rooms, Room{Name: name, Free: free, ChangedAt: n.changedAt, Need: func(pod *corev1.Pod) (Amounts, bool) {
+			need := PodAmounts(pod)
+			return need, NodeAdmits(node, pod) && (len(kept) == 0 || free.FitsBeside(kept, pod, need))
 		}})
 	}
 	return rooms
 }
 
-// roomOfPool is the name of the room that a pool has on a virtual node. No node has such a
+// RoomOfPool is the name of the room that a pool has on a virtual node. No node has such a
 // name.
-func roomOfPool(node, hold string) string { return node + "/" + hold }
+func RoomOfPool(node, hold string) string { return node + "/" + hold }
 
-// isPool reports whether a room is that of a pool: the name of a node has no slash.
-func isPool(room string) bool { return strings.Contains(room, "/") }
+// IsPool reports whether a room is that of a pool: the name of a node has no slash.
+func IsPool(room string) bool { return strings.Contains(room, "/") }
 
-// roomIn returns the room that a pool has on a virtual node.
-func (p *placements) roomIn(pool *pool, node *corev1.Node) room {
+// RoomIn returns the room that a pool has on a virtual node.
+func (p *Placements) RoomIn(pool *Pool, node *corev1.Node) Room {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	free := amounts{corev1.ResourcePods: int64(pool.pods())}
-	free.add(pool.totals, 1)
+	free := Amounts{corev1.ResourcePods: int64(pool.pods())}
+	free.Add(pool.Totals, 1)
 	for _, u := range p.usesOf(pool, node.Name) {
-		free.add(amounts{corev1.ResourcePods: int64(u.count)}, -1)
-		for name := range pool.totals {
+		free.Add(Amounts{corev1.ResourcePods: int64(u.count)}, -1)
+		for name := range pool.Totals {
 			free[name] -= u.amounts[name]
 		}
 	}
-	r := room{name: roomOfPool(node.Name, pool.hold), free: free, changedAt: pool.changedAt}
+	r := Room{Name: RoomOfPool(node.Name, pool.Hold), Free: free, ChangedAt: pool.changedAt}
 	if !pool.selector.Empty() {
-		r.selects = func(pod *corev1.Pod) bool { return pool.selector.Matches(labels.Set(pod.Labels)) }
+		r.Selects = func(pod *corev1.Pod) bool { return pool.selector.Matches(labels.Set(pod.Labels)) }
 	}
-	if n := p.nodes[node.Name]; n != nil && n.changedAt.After(r.changedAt) {
-		r.changedAt = n.changedAt
+	if n := p.nodes[node.Name]; n != nil && n.changedAt.After(r.ChangedAt) {
+		r.ChangedAt = n.changedAt
 	}
 	return r
 }
 
-// retryUnresolved computes the keys of pods again whose owner was unknown.
-func (p *placements) retryUnresolved() {
+// RetryUnresolved computes the keys of pods again whose owner was unknown.
+func (p *Placements) RetryUnresolved() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.unresolved) == 0 {
@@ -621,9 +622,40 @@ func moreRoom(before, after *corev1.Node) bool {
 	return false
 }
 
-// freed records that a node can run more pods.
-func (p *placements) freed(node string) {
+// Freed records that a node can run more pods.
+func (p *Placements) Freed(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.touch(node)
+}
+
+// Counted returns all counts but those of zero, by what they count: for tests and debugging.
+func (p *Placements) Counted() map[string]int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	counts := map[string]int64{}
+	for name, n := range p.nodes {
+		counts["pods on "+name] = n.used[corev1.ResourcePods]
+		counts["CPU on "+name] = n.used[corev1.ResourceCPU]
+	}
+	for at, byNamespace := range p.charged {
+		for namespace, u := range byNamespace {
+			counts[fmt.Sprintf("pods of %s charged to hold %q on %s", namespace, at.hold, at.node)] = int64(u.count)
+		}
+	}
+	for by, byHold := range p.used {
+		for hold, n := range byHold {
+			counts[fmt.Sprintf("pods that use hold %q on %s", hold, by.node)] += int64(n)
+		}
+	}
+	for by, n := range p.unresolved {
+		counts[fmt.Sprintf("pods that use hold %q on %s", by.hold, by.node)] += int64(n)
+	}
+	for _, byHold := range p.living {
+		for hold, n := range byHold {
+			counts[fmt.Sprintf("living pods of hold %q", hold)] += int64(n)
+		}
+	}
+	maps.DeleteFunc(counts, func(_ string, n int64) bool { return n == 0 })
+	return counts
 }

@@ -1,4 +1,4 @@
-package overflow
+package usage
 
 import (
 	"slices"
@@ -12,9 +12,9 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// providerOf returns the cluster whose capacity a node provides, by its label and name;
+// ProviderOf returns the cluster whose capacity a node provides, by its label and name;
 // empty for a node of this cluster, which may have such a name.
-func providerOf(node *corev1.Node) string {
+func ProviderOf(node *corev1.Node) string {
 	if node == nil {
 		return ""
 	}
@@ -24,15 +24,15 @@ func providerOf(node *corev1.Node) string {
 	return ""
 }
 
-// nodeAdmits reports whether a pod may run on a node of this cluster by its taints and
+// NodeAdmits reports whether a pod may run on a node of this cluster by its taints and
 // labels.
-func nodeAdmits(node *corev1.Node, pod *corev1.Pod) bool {
+func NodeAdmits(node *corev1.Node, pod *corev1.Pod) bool {
 	if node.Spec.Unschedulable {
 		return false
 	}
 	_, untolerated := corev1helpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, pod.Spec.Tolerations,
 		func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }, false)
-	if untolerated || onlyFor(demand.AddedTolerations(pod.Spec.Tolerations), pod, node) != nil {
+	if untolerated || OnlyFor(demand.AddedTolerations(pod.Spec.Tolerations), pod, node) != nil {
 		return false
 	}
 	// An invalid selector is tried: the scheduler reports it.
@@ -40,17 +40,17 @@ func nodeAdmits(node *corev1.Node, pod *corev1.Pod) bool {
 	return match || err != nil
 }
 
-// toleratesOverflow reports whether a pod tolerates the overflow taint of a node. Other
+// ToleratesOverflow reports whether a pod tolerates the overflow taint of a node. Other
 // taints may be removed before the pod is scheduled.
-func toleratesOverflow(pod *corev1.Pod, node *corev1.Node) bool {
+func ToleratesOverflow(pod *corev1.Pod, node *corev1.Node) bool {
 	_, untolerated := corev1helpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, pod.Spec.Tolerations,
 		func(t *corev1.Taint) bool { return t.Key == broker.TaintOverflow }, false)
 	return !untolerated
 }
 
-// onlyFor returns the first taint of a node that a pod tolerates only by the added ones of
+// OnlyFor returns the first taint of a node that a pod tolerates only by the added ones of
 // its tolerations, or nil.
-func onlyFor(added []corev1.Toleration, pod *corev1.Pod, node *corev1.Node) *corev1.Taint {
+func OnlyFor(added []corev1.Toleration, pod *corev1.Pod, node *corev1.Node) *corev1.Taint {
 	for i := range node.Spec.Taints {
 		taint := &node.Spec.Taints[i]
 		tolerates := func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Background(), taint, false) }

@@ -1,4 +1,4 @@
-package overflow
+package usage
 
 import (
 	"maps"
@@ -14,9 +14,9 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// grantCache has the capacity that Reservations grant, by key: the scheduling
+// GrantCache has the capacity that Reservations grant, by key: the scheduling
 // cycle reads it instead of Reservations. Safe for concurrent use.
-type grantCache struct {
+type GrantCache struct {
 	clock clock.PassiveClock
 
 	mu sync.RWMutex
@@ -35,10 +35,10 @@ type grantCache struct {
 type reservationState struct {
 	// id at the broker: the value of the pods' hold label.
 	id string
-	// slots are the pods that can run now, by provider, and most at all of them together: a
+	// Slots are the pods that can run now, by provider, and most at all of them together: a
 	// lowered count is effective at once, also before the broker has observed it.
-	slots map[string]int32
-	most  int32
+	Slots map[string]int32
+	Most  int32
 	// expected is how many pods have capacity or, unless it is queued or failed, may get it.
 	expected int32
 	// queued: capacity for (the rest of) it is insufficient.
@@ -49,52 +49,52 @@ type reservationState struct {
 	changedAt time.Time
 }
 
-// grants is the capacity granted to the pods of one key. It is not changed once
+// Grants is the capacity granted to the pods of one key. It is not changed once
 // made.
-type grants struct {
-	key demand.Key
-	// slots by provider.
-	slots map[string]int32
-	// charges has the Reservations to charge, by provider, in the order of their names.
-	charges map[string][]charge
+type Grants struct {
+	Key demand.Key
+	// Slots by provider.
+	Slots map[string]int32
+	// Charges has the Reservations to charge, by provider, in the order of their names.
+	Charges map[string][]Charge
 	// most has the pods that may use each hold at all providers together, by label.
 	most map[string]int32
-	// changedAt is when the grants last changed.
-	changedAt time.Time
+	// ChangedAt is when the grants last changed.
+	ChangedAt time.Time
 }
 
-// charge is the part of a grant that one Reservation has.
-type charge struct {
-	// label is the value of the hold label of the pods that use it.
-	label string
+// Charge is the part of a grant that one Reservation has.
+type Charge struct {
+	// Label is the value of the hold label of the pods that use it.
+	Label string
 	slots int32
 }
 
-// slotsAt returns the slots at a provider; 0 for nil grants.
-func (g *grants) slotsAt(provider string) int32 {
+// SlotsAt returns the slots at a provider; 0 for nil grants.
+func (g *Grants) SlotsAt(provider string) int32 {
 	if g == nil {
 		return 0
 	}
-	return g.slots[provider]
+	return g.Slots[provider]
 }
 
-func newGrantCache(clock clock.PassiveClock) *grantCache {
-	return &grantCache{clock: clock, states: map[demand.Key]map[string]reservationState{}, namespaces: map[string]int{}, unasked: map[demand.Key]int32{}}
+func NewGrantCache(clock clock.PassiveClock) *GrantCache {
+	return &GrantCache{clock: clock, states: map[demand.Key]map[string]reservationState{}, namespaces: map[string]int{}, unasked: map[demand.Key]int32{}}
 }
 
-// stateOf reads a Reservation, for the pods of the set with a name or, if that is empty, for
+// StateOf reads a Reservation, for the pods of the set with a name or, if that is empty, for
 // all. One that is being deleted has no slots.
-func stateOf(r *broker.Reservation, set string) reservationState {
+func StateOf(r *broker.Reservation, set string) reservationState {
 	s := reservationState{
 		id:     r.Status.ID,
-		slots:  map[string]int32{},
+		Slots:  map[string]int32{},
 		queued: meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued),
 		failed: r.Status.Phase == broker.ReservationFailed,
 	}
 	if r.DeletionTimestamp != nil {
 		return s
 	}
-	requested := podsOf(r.Spec.PodSets, set)
+	requested := PodsOf(r.Spec.PodSets, set)
 	if !s.queued && !s.failed {
 		s.expected = requested
 	}
@@ -104,11 +104,11 @@ func stateOf(r *broker.Reservation, set string) reservationState {
 	for i := range r.Status.Allocations {
 		a := &r.Status.Allocations[i]
 		if a.Accepted && (s.queued || s.failed) {
-			s.expected = min(s.expected+podsOf(a.PodSets, set), requested)
+			s.expected = min(s.expected+PodsOf(a.PodSets, set), requested)
 		}
 		if slots := min(usableBy(a, set), requested); slots > 0 {
-			s.slots[a.Cluster] = slots
-			s.most = min(s.most+slots, requested)
+			s.Slots[a.Cluster] = slots
+			s.Most = min(s.Most+slots, requested)
 		}
 	}
 	return s
@@ -117,15 +117,15 @@ func stateOf(r *broker.Reservation, set string) reservationState {
 // usableBy returns how many pods of a set may use an allocation, or of all if set is empty.
 // None while a virtual node provides part of it: that may be for other sets.
 func usableBy(a *broker.Allocation, set string) int32 {
-	usable, of := a.Usable(), podsOf(a.PodSets, set)
-	if of < podsOf(a.PodSets, "") && usable < podsOf(a.PodSets, "") {
+	usable, of := a.Usable(), PodsOf(a.PodSets, set)
+	if of < PodsOf(a.PodSets, "") && usable < PodsOf(a.PodSets, "") {
 		return 0
 	}
 	return min(usable, of)
 }
 
-// podsOf is the number of pods of the set with a name, or of all if that is empty.
-func podsOf(sets []broker.PodSet, name string) (n int32) {
+// PodsOf is the number of pods of the set with a name, or of all if that is empty.
+func PodsOf(sets []broker.PodSet, name string) (n int32) {
 	for _, set := range sets {
 		if name == "" || set.Name == name {
 			n += set.Count
@@ -134,12 +134,12 @@ func podsOf(sets []broker.PodSet, name string) (n int32) {
 	return n
 }
 
-// requestedPods returns how many pods a Reservation requests capacity for.
-func requestedPods(r *broker.Reservation) int32 { return podsOf(r.Spec.PodSets, "") }
+// RequestedPods returns how many pods a Reservation requests capacity for.
+func RequestedPods(r *broker.Reservation) int32 { return PodsOf(r.Spec.PodSets, "") }
 
-// set records a Reservation. changed is true if the change concerns its pods; key, that of
+// Set records a Reservation. changed is true if the change concerns its pods; key, that of
 // the Reservation, is zero if it serves no pods.
-func (c *grantCache) set(r *broker.Reservation) (key demand.Key, changed bool) {
+func (c *GrantCache) Set(r *broker.Reservation) (key demand.Key, changed bool) {
 	key, ok := demand.KeyOfReservation(r)
 	if !ok {
 		return demand.Key{}, false
@@ -151,7 +151,7 @@ func (c *grantCache) set(r *broker.Reservation) (key demand.Key, changed bool) {
 		if of != key {
 			set = of.Shape
 		}
-		state := stateOf(r, set)
+		state := StateOf(r, set)
 		byName := c.states[of]
 		if byName == nil {
 			byName = map[string]reservationState{}
@@ -169,8 +169,8 @@ func (c *grantCache) set(r *broker.Reservation) (key demand.Key, changed bool) {
 	return key, changed
 }
 
-// delete removes a Reservation, with the results of set.
-func (c *grantCache) delete(r *broker.Reservation) (key demand.Key, changed bool) {
+// Delete removes a Reservation, with the results of set.
+func (c *GrantCache) Delete(r *broker.Reservation) (key demand.Key, changed bool) {
 	key, ok := demand.KeyOfReservation(r)
 	if !ok {
 		return demand.Key{}, false
@@ -194,39 +194,39 @@ func (c *grantCache) delete(r *broker.Reservation) (key demand.Key, changed bool
 	return key, changed
 }
 
-// hasNamespace reports whether a namespace has any Reservation that serves pods.
-func (c *grantCache) hasNamespace(namespace string) bool {
+// HasNamespace reports whether a namespace has any Reservation that serves pods.
+func (c *GrantCache) HasNamespace(namespace string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.namespaces[namespace] > 0
 }
 
-// get sums up the grants of a key; nil if there are none.
-func (c *grantCache) get(key demand.Key) *grants {
+// Get sums up the grants of a key; nil if there are none.
+func (c *GrantCache) Get(key demand.Key) *Grants {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	var g *grants
+	var g *Grants
 	byName := c.states[key]
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
-		for cluster, n := range byName[name].slots {
+		for cluster, n := range byName[name].Slots {
 			if g == nil {
-				g = &grants{key: key, slots: map[string]int32{}, charges: map[string][]charge{}, most: map[string]int32{}}
+				g = &Grants{Key: key, Slots: map[string]int32{}, Charges: map[string][]Charge{}, most: map[string]int32{}}
 			}
-			g.slots[cluster] += n
+			g.Slots[cluster] += n
 			label := demand.HoldLabel(byName[name].id)
-			g.charges[cluster] = append(g.charges[cluster], charge{label, n})
-			g.most[label] = byName[name].most
-			if at := byName[name].changedAt; at.After(g.changedAt) {
-				g.changedAt = at
+			g.Charges[cluster] = append(g.Charges[cluster], Charge{label, n})
+			g.most[label] = byName[name].Most
+			if at := byName[name].changedAt; at.After(g.ChangedAt) {
+				g.ChangedAt = at
 			}
 		}
 	}
 	return g
 }
 
-// setUnasked records whether capacity for a key is not, or not entirely, requested, and for
+// SetUnasked records whether capacity for a key is not, or not entirely, requested, and for
 // how many pods it is.
-func (c *grantCache) setUnasked(key demand.Key, unasked bool, but int32) {
+func (c *GrantCache) SetUnasked(key demand.Key, unasked bool, but int32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if unasked {
@@ -236,31 +236,31 @@ func (c *grantCache) setUnasked(key demand.Key, unasked bool, but int32) {
 	}
 }
 
-// keepUnasked forgets what setUnasked recorded for other keys than those to keep.
-func (c *grantCache) keepUnasked(keep func(demand.Key) bool) {
+// KeepUnasked forgets what setUnasked recorded for other keys than those to keep.
+func (c *GrantCache) KeepUnasked(keep func(demand.Key) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	maps.DeleteFunc(c.unasked, func(key demand.Key, _ int32) bool { return !keep(key) })
 }
 
-// unaskedBut returns what setUnasked recorded.
-func (c *grantCache) unaskedBut(key demand.Key) (pods int32, unasked bool) {
+// UnaskedBut returns what setUnasked recorded.
+func (c *GrantCache) UnaskedBut(key demand.Key) (pods int32, unasked bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	pods, unasked = c.unasked[key.OfReservation()]
 	return pods, unasked
 }
 
-// isUnasked reports whether capacity for a key is not, or not entirely, requested.
-func (c *grantCache) isUnasked(key demand.Key) bool {
-	_, unasked := c.unaskedBut(key)
+// IsUnasked reports whether capacity for a key is not, or not entirely, requested.
+func (c *GrantCache) IsUnasked(key demand.Key) bool {
+	_, unasked := c.UnaskedBut(key)
 	return unasked
 }
 
-// expected returns how many pods of a key have capacity in other clusters, or may get it by
+// Expected returns how many pods of a key have capacity in other clusters, or may get it by
 // what is requested already, or is about to be.
-func (c *grantCache) expected(key demand.Key) (pods int32) {
-	requested, _ := c.unaskedBut(key)
+func (c *GrantCache) Expected(key demand.Key) (pods int32) {
+	requested, _ := c.UnaskedBut(key)
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	undecided := len(c.states[key]) == 0
@@ -274,9 +274,9 @@ func (c *grantCache) expected(key demand.Key) (pods int32) {
 	return pods
 }
 
-// refused reports whether a key has Reservations and all of them are queued or
+// Refused reports whether a key has Reservations and all of them are queued or
 // failed.
-func (c *grantCache) refused(key demand.Key) bool {
+func (c *GrantCache) Refused(key demand.Key) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	for _, s := range c.states[key] {

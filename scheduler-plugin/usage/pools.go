@@ -1,4 +1,4 @@
-package overflow
+package usage
 
 import (
 	"cmp"
@@ -20,16 +20,16 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// pool is the capacity that one provider provides for a Reservation made by hand. It is
+// Pool is the capacity that one provider provides for a Reservation made by hand. It is
 // not changed once made.
-type pool struct {
-	// reservation is the name for people: namespace/name, or that in the hub.
-	reservation string
-	// hold is the value of the hold label of the pods that use the pool.
-	hold     string
-	provider string
-	// price of it, such as "0.25 EUR" an hour, if the provider states one.
-	price string
+type Pool struct {
+	// Reservation is the name for people: namespace/name, or that in the hub.
+	Reservation string
+	// Hold is the value of the hold label of the pods that use the pool.
+	Hold     string
+	Provider string
+	// Price of it, such as "0.25 EUR" an hour, if the provider states one.
+	Price string
 	// namespaces whose pods may use it; all if empty, which only one from the hub has.
 	// Those of unmapped may not: the provider does not have them.
 	namespaces, unmapped []string
@@ -38,9 +38,9 @@ type pool struct {
 	// restricted is set if the provider requires that guests comply with the Pod Security
 	// Standard restricted.
 	restricted bool
-	// totals are a divisible total, places are for one pod each, the smallest first. Neither if
+	// Totals are a divisible total, places are for one pod each, the smallest first. Neither if
 	// no pod may be bound to the pool any more, or none yet.
-	totals amounts
+	Totals Amounts
 	places []place
 	// changedAt is when the pool last changed.
 	changedAt time.Time
@@ -48,34 +48,34 @@ type pool struct {
 
 // place is a pod set of a pool.
 type place struct {
-	podNeed
+	PodNeed
 	count int32
 }
 
-// podNeed is what a pod needs of a pool, or what a place is for.
-type podNeed struct {
-	shape    string
-	requests amounts
+// PodNeed is what a pod needs of a pool, or what a place is for.
+type PodNeed struct {
+	Shape    string
+	Requests Amounts
 	set      broker.PodSet
 }
 
-// needOf is what a pod needs of a pool.
-func needOf(pod *corev1.Pod) *podNeed {
+// NeedOf is what a pod needs of a pool.
+func NeedOf(pod *corev1.Pod) *PodNeed {
 	shape, set := demand.ShapeOf(pod)
-	return &podNeed{shape: shape, requests: amountsOf(set.Requests.List()), set: set}
+	return &PodNeed{Shape: shape, Requests: AmountsOf(set.Requests.List()), set: set}
 }
 
 // serves reports whether pods of a namespace may use the pool.
-func (p *pool) serves(namespace string) bool {
+func (p *Pool) serves(namespace string) bool {
 	return (len(p.namespaces) == 0 || slices.Contains(p.namespaces, namespace)) && !slices.Contains(p.unmapped, namespace)
 }
 
 // usable reports whether the pool has any capacity.
-func (p *pool) usable() bool { return len(p.totals) > 0 || len(p.places) > 0 }
+func (p *Pool) usable() bool { return len(p.Totals) > 0 || len(p.places) > 0 }
 
 // pods is the number of pods that may use the pool, whatever they request.
-func (p *pool) pods() int32 {
-	if len(p.totals) > 0 {
+func (p *Pool) pods() int32 {
+	if len(p.Totals) > 0 {
 		return broker.PodsOfTotal
 	}
 	var n int32
@@ -86,22 +86,22 @@ func (p *pool) pods() int32 {
 }
 
 // fits reports whether the pool has room for a pod beside those that use it.
-func (p *pool) fits(need *podNeed, used []*use) bool {
+func (p *Pool) fits(need *PodNeed, used []*use) bool {
 	if p.restricted && need.set.PodSecurity != broker.PodSecurityRestricted {
 		return false
 	}
 	if len(p.places) > 0 {
 		return p.hasPlace(need, used)
 	}
-	if len(p.totals) == 0 || !unconstrained(&need.set) {
+	if len(p.Totals) == 0 || !unconstrained(&need.set) {
 		return false
 	}
-	free, pods := maps.Clone(p.totals), int32(1)
+	free, pods := maps.Clone(p.Totals), int32(1)
 	for _, u := range used {
-		free.add(u.amounts, -1)
+		free.Add(u.amounts, -1)
 		pods += u.count
 	}
-	return pods <= broker.PodsOfTotal && free.fits(need.requests)
+	return pods <= broker.PodsOfTotal && free.Fits(need.Requests)
 }
 
 // unconstrained reports whether a pod may run on every node of a provider: a divisible
@@ -121,8 +121,8 @@ func matchesVirtualNode(selector map[string]string) bool {
 }
 
 // admits reports whether a place is large enough for a pod, and on nodes that may run it.
-func (p *place) admits(need *podNeed) bool {
-	if !p.requests.fits(need.requests) || need.set.NodeAffinity != nil && !equality.Semantic.DeepEqual(p.set.NodeAffinity, need.set.NodeAffinity) {
+func (p *place) admits(need *PodNeed) bool {
+	if !p.Requests.Fits(need.Requests) || need.set.NodeAffinity != nil && !equality.Semantic.DeepEqual(p.set.NodeAffinity, need.set.NodeAffinity) {
 		return false
 	}
 	for key, value := range need.set.NodeSelector {
@@ -139,7 +139,7 @@ func (p *place) admits(need *podNeed) bool {
 // hasPlace reports whether a pod and those that use the pool all have a place. Those that the
 // fewest kinds of places admit choose first, each the smallest: so if of two kinds always one
 // admits what the other does, all have one if that is possible at all.
-func (p *pool) hasPlace(need *podNeed, used []*use) bool {
+func (p *Pool) hasPlace(need *PodNeed, used []*use) bool {
 	pods := []shapeUse{{need, 1}}
 	for _, u := range used {
 		for _, s := range u.shapes {
@@ -147,7 +147,7 @@ func (p *pool) hasPlace(need *podNeed, used []*use) bool {
 		}
 	}
 	slices.SortFunc(pods, func(a, b shapeUse) int {
-		return cmp.Or(cmp.Compare(p.admitting(a.need), p.admitting(b.need)), cmp.Compare(a.need.shape, b.need.shape))
+		return cmp.Or(cmp.Compare(p.admitting(a.need), p.admitting(b.need)), cmp.Compare(a.need.Shape, b.need.Shape))
 	})
 	left, homeless := make([]int32, len(p.places)), int32(0)
 	for i := range p.places {
@@ -178,7 +178,7 @@ func (p *pool) hasPlace(need *podNeed, used []*use) bool {
 }
 
 // admitting is the number of kinds of places that admit a pod.
-func (p *pool) admitting(need *podNeed) (n int) {
+func (p *Pool) admitting(need *PodNeed) (n int) {
 	for i := range p.places {
 		if p.places[i].admits(need) {
 			n++
@@ -187,19 +187,19 @@ func (p *pool) admitting(need *podNeed) (n int) {
 	return n
 }
 
-// poolCache has the pools: ReservationInstructions of Reservations that were created in
+// PoolCache has the pools: ReservationInstructions of Reservations that were created in
 // the hub, or by hand in this cluster. Safe for concurrent use.
-type poolCache struct {
+type PoolCache struct {
 	clock clock.PassiveClock
 
 	mu           sync.RWMutex
 	instructions map[types.NamespacedName]*broker.ReservationInstruction
 	// sources are this cluster's Reservations that were made by hand.
 	sources map[types.NamespacedName]source
-	pools   map[types.NamespacedName]*pool
+	pools   map[types.NamespacedName]*Pool
 	// ordered are the usable pools in the order in which pods use them, and holds the
 	// hold labels of all.
-	ordered []*pool
+	ordered []*Pool
 	holds   map[string]bool
 }
 
@@ -209,15 +209,15 @@ type source struct {
 	deleting bool
 }
 
-func newPoolCache(clock clock.PassiveClock) *poolCache {
-	return &poolCache{
+func NewPoolCache(clock clock.PassiveClock) *PoolCache {
+	return &PoolCache{
 		clock: clock, instructions: map[types.NamespacedName]*broker.ReservationInstruction{},
-		sources: map[types.NamespacedName]source{}, pools: map[types.NamespacedName]*pool{}, holds: map[string]bool{},
+		sources: map[types.NamespacedName]source{}, pools: map[types.NamespacedName]*Pool{}, holds: map[string]bool{},
 	}
 }
 
-// setInstruction records an instruction, and reports whether a pool has changed.
-func (c *poolCache) setInstruction(in *broker.ReservationInstruction) (changed bool) {
+// SetInstruction records an instruction, and reports whether a pool has changed.
+func (c *PoolCache) SetInstruction(in *broker.ReservationInstruction) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	name := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}
@@ -225,8 +225,8 @@ func (c *poolCache) setInstruction(in *broker.ReservationInstruction) (changed b
 	return c.refresh(name)
 }
 
-// deleteInstruction removes an instruction, with the result of setInstruction.
-func (c *poolCache) deleteInstruction(in *broker.ReservationInstruction) (changed bool) {
+// DeleteInstruction removes an instruction, with the result of setInstruction.
+func (c *PoolCache) DeleteInstruction(in *broker.ReservationInstruction) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	name := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}
@@ -234,21 +234,21 @@ func (c *poolCache) deleteInstruction(in *broker.ReservationInstruction) (change
 	return c.refresh(name)
 }
 
-// setReservation records a Reservation, with the result of setInstruction. Those of the
+// SetReservation records a Reservation, with the result of setInstruction. Those of the
 // scheduler plugin are no pools.
-func (c *poolCache) setReservation(r *broker.Reservation) (changed bool) {
+func (c *PoolCache) SetReservation(r *broker.Reservation) (changed bool) {
 	if _, keyed := demand.KeyOfReservation(r); keyed {
-		return c.deleteReservation(r)
+		return c.DeleteReservation(r)
 	}
 	return c.setSource(types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, source{r.UID, r.DeletionTimestamp != nil})
 }
 
-// deleteReservation removes a Reservation, with the result of setInstruction.
-func (c *poolCache) deleteReservation(r *broker.Reservation) (changed bool) {
+// DeleteReservation removes a Reservation, with the result of setInstruction.
+func (c *PoolCache) DeleteReservation(r *broker.Reservation) (changed bool) {
 	return c.setSource(types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, source{})
 }
 
-func (c *poolCache) setSource(name types.NamespacedName, now source) (changed bool) {
+func (c *PoolCache) setSource(name types.NamespacedName, now source) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.sources[name] == now {
@@ -266,7 +266,7 @@ func (c *poolCache) setSource(name types.NamespacedName, now source) (changed bo
 }
 
 // refresh computes the pool of an instruction again.
-func (c *poolCache) refresh(name types.NamespacedName) (changed bool) {
+func (c *PoolCache) refresh(name types.NamespacedName) (changed bool) {
 	before, after := c.pools[name], c.poolOf(c.instructions[name])
 	if before != nil && after != nil {
 		after.changedAt = before.changedAt
@@ -282,7 +282,7 @@ func (c *poolCache) refresh(name types.NamespacedName) (changed bool) {
 	}
 	c.ordered, c.holds = nil, map[string]bool{}
 	for _, p := range c.pools {
-		c.holds[p.hold] = true
+		c.holds[p.Hold] = true
 		if p.usable() {
 			c.ordered = append(c.ordered, p)
 		}
@@ -291,12 +291,12 @@ func (c *poolCache) refresh(name types.NamespacedName) (changed bool) {
 	return true
 }
 
-// poolRanks is the number of different ranks.
-const poolRanks = 4
+// PoolRanks is the number of different ranks.
+const PoolRanks = 4
 
-// rank is the pool's place in the order in which pods use pools, from 0: those that
+// Rank is the pool's place in the order in which pods use pools, from 0: those that
 // fewest pods may use are first.
-func (p *pool) rank() (n int64) {
+func (p *Pool) Rank() (n int64) {
 	if p.selector.Empty() {
 		n++
 	}
@@ -307,20 +307,20 @@ func (p *pool) rank() (n int64) {
 }
 
 // comparePools orders the pools for pods.
-func comparePools(a, b *pool) int {
-	return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.reservation, b.reservation), cmp.Compare(a.hold, b.hold), cmp.Compare(a.provider, b.provider))
+func comparePools(a, b *Pool) int {
+	return cmp.Or(cmp.Compare(a.Rank(), b.Rank()), cmp.Compare(a.Reservation, b.Reservation), cmp.Compare(a.Hold, b.Hold), cmp.Compare(a.Provider, b.Provider))
 }
 
 // poolOf is the pool of an instruction; nil if it is of the scheduler plugin. It has no
 // capacity while its Reservation is being deleted or its provider has not accepted it
 // again, and never more than both the grant and the virtual node.
-func (c *poolCache) poolOf(in *broker.ReservationInstruction) *pool {
+func (c *PoolCache) poolOf(in *broker.ReservationInstruction) *Pool {
 	if in == nil {
 		return nil
 	}
 	spec := &in.Spec
-	p := &pool{
-		reservation: spec.ReservationName, hold: demand.HoldLabel(spec.ReservationName), provider: spec.TargetClusterID, price: spec.PricePerHour,
+	p := &Pool{
+		Reservation: spec.ReservationName, Hold: demand.HoldLabel(spec.ReservationName), Provider: spec.TargetClusterID, Price: spec.PricePerHour,
 		namespaces: spec.Namespaces, unmapped: in.Status.UnmappedNamespaces, fromHub: spec.FromHub(), selector: labels.Everything(),
 		restricted: spec.PodSecurity == broker.PodSecurityRestricted,
 	}
@@ -331,7 +331,7 @@ func (c *poolCache) poolOf(in *broker.ReservationInstruction) *pool {
 			return nil
 		}
 		usable = usable && !from.deleting
-		p.reservation, p.namespaces = spec.SourceNamespace+"/"+spec.SourceName, []string{spec.SourceNamespace}
+		p.Reservation, p.namespaces = spec.SourceNamespace+"/"+spec.SourceName, []string{spec.SourceNamespace}
 	}
 	if spec.PodSelector != nil {
 		selector, err := metav1.LabelSelectorAsSelector(spec.PodSelector)
@@ -345,17 +345,17 @@ func (c *poolCache) poolOf(in *broker.ReservationInstruction) *pool {
 	}
 	held := capacity.Min(broker.HeldCapacity{Totals: spec.RequestedResources, PodSets: spec.PodSets}, *in.Status.Carried)
 	if len(spec.PodSets) == 0 {
-		p.totals = amountsOf(held.Totals.List())
+		p.Totals = AmountsOf(held.Totals.List())
 		return p
 	}
 	for _, set := range slices.Backward(capacity.Decreasing(held.PodSets)) {
-		p.places = append(p.places, place{podNeed{requests: amountsOf(set.Requests.List()), set: set}, set.Count})
+		p.places = append(p.places, place{PodNeed{Requests: AmountsOf(set.Requests.List()), set: set}, set.Count})
 	}
 	return p
 }
 
-// of returns the usable pools for a pod of an opted-in namespace, in their order.
-func (c *poolCache) of(pod *corev1.Pod) (pools []*pool) {
+// Of returns the usable pools for a pod of an opted-in namespace, in their order.
+func (c *PoolCache) Of(pod *corev1.Pod) (pools []*Pool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	for _, p := range c.ordered {
@@ -366,15 +366,15 @@ func (c *poolCache) of(pod *corev1.Pod) (pools []*pool) {
 	return pools
 }
 
-// has reports whether a hold is that of a pool.
-func (c *poolCache) has(hold string) bool {
+// Has reports whether a hold is that of a pool.
+func (c *PoolCache) Has(hold string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.holds[hold]
 }
 
-// all returns the usable pools.
-func (c *poolCache) all() []*pool {
+// All returns the usable pools.
+func (c *PoolCache) All() []*Pool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.ordered

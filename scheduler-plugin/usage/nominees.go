@@ -1,4 +1,4 @@
-package overflow
+package usage
 
 import (
 	"maps"
@@ -13,20 +13,19 @@ import (
 	framework "k8s.io/kube-scheduler/framework"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/clock"
-
 )
 
-// settleFor is how long the room of a nominated pod is kept after it was bound: until then
+// SettleFor is how long the room of a nominated pod is kept after it was bound: until then
 // a scheduling cycle may have a snapshot without it.
-const settleFor = 5 * time.Second
+const SettleFor = 5 * time.Second
 
 // nominees are the pods of other schedulers that are nominated to a node and not bound yet,
 // such as guests that take the places of placeholders. kube-scheduler keeps the room of
 // nominated pods of its own queue only. Safe for concurrent use.
 type nominees struct {
 	clock clock.PassiveClock
-	// some is false while there is none: Filter asks for each pod and node.
-	some atomic.Bool
+	// Some is false while there is none: Filter asks for each pod and node.
+	Some atomic.Bool
 
 	mu     sync.RWMutex
 	pods   map[types.UID]*nominee
@@ -41,7 +40,7 @@ type nominees struct {
 type nominee struct {
 	node     string
 	priority int32
-	amounts  amounts
+	amounts  Amounts
 	// until is when it is dropped, once it is bound; otherwise zero.
 	until time.Time
 }
@@ -55,30 +54,30 @@ func isNominee(pod *corev1.Pod) bool {
 	return pod.Status.NominatedNodeName != "" && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && !podutil.IsPodTerminal(pod)
 }
 
-// set records a pod of another scheduler as an informer shows it. freed is the node that its
+// Set records a pod of another scheduler as an informer shows it. freed is the node that its
 // room is no longer kept on, "" if there is none.
-func (n *nominees) set(pod *corev1.Pod) (freed string) {
+func (n *nominees) Set(pod *corev1.Pod) (freed string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.expire()
 	before := n.pods[pod.UID]
 	if before != nil && pod.Spec.NodeName == before.node && !podutil.IsPodTerminal(pod) {
 		if before.until.IsZero() {
-			before.until = n.clock.Now().Add(settleFor)
+			before.until = n.clock.Now().Add(SettleFor)
 			n.bound = append(n.bound, pod.UID)
 		}
-		before.priority, before.amounts = corev1helpers.PodPriority(pod), podAmounts(pod)
+		before.priority, before.amounts = corev1helpers.PodPriority(pod), PodAmounts(pod)
 		return ""
 	}
 	freed = n.drop(pod.UID)
 	if isNominee(pod) {
-		after := &nominee{node: pod.Status.NominatedNodeName, priority: corev1helpers.PodPriority(pod), amounts: podAmounts(pod)}
+		after := &nominee{node: pod.Status.NominatedNodeName, priority: corev1helpers.PodPriority(pod), amounts: PodAmounts(pod)}
 		n.pods[pod.UID] = after
 		if n.byNode[after.node] == nil {
 			n.byNode[after.node] = map[types.UID]*nominee{}
 		}
 		n.byNode[after.node][pod.UID] = after
-		n.some.Store(true)
+		n.Some.Store(true)
 		if freed == after.node {
 			freed = ""
 		}
@@ -86,8 +85,8 @@ func (n *nominees) set(pod *corev1.Pod) (freed string) {
 	return freed
 }
 
-// remove removes a deleted pod, with the result of set. It may be one that was kept out.
-func (n *nominees) remove(uid types.UID) (freed string) {
+// Remove removes a deleted pod, with the result of set. It may be one that was kept out.
+func (n *nominees) Remove(uid types.UID) (freed string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.expire()
@@ -114,30 +113,30 @@ func (n *nominees) drop(uid types.UID) (freed string) {
 	if !before.until.IsZero() {
 		n.bound = slices.DeleteFunc(n.bound, func(other types.UID) bool { return other == uid })
 	}
-	n.some.Store(len(n.pods) > 0)
+	n.Some.Store(len(n.pods) > 0)
 	return before.node
 }
 
-// ownNominees are the nodes that pods of this scheduler are nominated to, which keeps their room
+// OwnNominees are the nodes that pods of this scheduler are nominated to, which keeps their room
 // itself. It wakes the others when one goes away, but not those that the gate holds.
-type ownNominees struct {
+type OwnNominees struct {
 	mu    sync.Mutex
-	nodes map[types.UID]string
+	Nodes map[types.UID]string
 }
 
-// set records a pod as an informer shows it, nil for one that was deleted. freed is the node
+// Set records a pod as an informer shows it, nil for one that was deleted. freed is the node
 // that it no longer keeps room on, "" if there is none.
-func (n *ownNominees) set(uid types.UID, pod *corev1.Pod) (freed string) {
+func (n *OwnNominees) Set(uid types.UID, pod *corev1.Pod) (freed string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	before, after := n.nodes[uid], ""
+	before, after := n.Nodes[uid], ""
 	if pod != nil && isNominee(pod) {
 		after = pod.Status.NominatedNodeName
 	}
 	if after == "" {
-		delete(n.nodes, uid)
+		delete(n.Nodes, uid)
 	} else {
-		n.nodes[uid] = after
+		n.Nodes[uid] = after
 	}
 	if before == after || pod != nil && pod.Spec.NodeName == before {
 		return ""
@@ -145,8 +144,8 @@ func (n *ownNominees) set(uid types.UID, pod *corev1.Pod) (freed string) {
 	return before
 }
 
-// on returns the nominees of a node, without those that are counted otherwise.
-func (n *nominees) on(node string, counted func(types.UID) bool) (all []nominee) {
+// On returns the nominees of a node, without those that are counted otherwise.
+func (n *nominees) On(node string, counted func(types.UID) bool) (all []nominee) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	for uid, other := range n.byNode[node] {
@@ -157,37 +156,37 @@ func (n *nominees) on(node string, counted func(types.UID) bool) (all []nominee)
 	return all
 }
 
-// fitsBeside reports whether need of a pod fits into what is free beside the nominees of its
+// FitsBeside reports whether need of a pod fits into what is free beside the nominees of its
 // priority or a higher one.
-func (a amounts) fitsBeside(all []nominee, pod *corev1.Pod, need amounts) bool {
+func (a Amounts) FitsBeside(all []nominee, pod *corev1.Pod, need Amounts) bool {
 	if len(all) == 0 {
-		return a.fits(need)
+		return a.Fits(need)
 	}
 	left, priority := maps.Clone(a), corev1helpers.PodPriority(pod)
 	for _, other := range all {
 		if other.priority >= priority {
-			left.add(other.amounts, -1)
+			left.Add(other.amounts, -1)
 		}
 	}
-	return left.fits(need)
+	return left.Fits(need)
 }
 
-// keepOut records a pod that did not fit beside a nominee.
-func (n *nominees) keepOut(pod *corev1.Pod) {
+// KeepOut records a pod that did not fit beside a nominee.
+func (n *nominees) KeepOut(pod *corev1.Pod) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.keptOut[pod.UID] = pod
 }
 
-// keepsOut reports whether a pod did not fit beside a nominee since the last one went away.
-func (n *nominees) keepsOut(uid types.UID) bool {
+// KeepsOut reports whether a pod did not fit beside a nominee since the last one went away.
+func (n *nominees) KeepsOut(uid types.UID) bool {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	return n.keptOut[uid] != nil
 }
 
-// takeKeptOut returns the pods that did not fit beside a nominee, and forgets them.
-func (n *nominees) takeKeptOut() map[types.UID]*corev1.Pod {
+// TakeKeptOut returns the pods that did not fit beside a nominee, and forgets them.
+func (n *nominees) TakeKeptOut() map[types.UID]*corev1.Pod {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	taken := n.keptOut
@@ -195,9 +194,9 @@ func (n *nominees) takeKeptOut() map[types.UID]*corev1.Pod {
 	return taken
 }
 
-// freeIn is what is free on a node of a snapshot, or of a dry run of preemption.
-func freeIn(info framework.NodeInfo) amounts {
-	free, used := amountsOf(info.Node().Status.Allocatable), info.GetRequested()
+// FreeIn is what is free on a node of a snapshot, or of a dry run of preemption.
+func FreeIn(info framework.NodeInfo) Amounts {
+	free, used := AmountsOf(info.Node().Status.Allocatable), info.GetRequested()
 	free[corev1.ResourceCPU] -= used.GetMilliCPU()
 	free[corev1.ResourceMemory] -= used.GetMemory()
 	free[corev1.ResourceEphemeralStorage] -= used.GetEphemeralStorage()
