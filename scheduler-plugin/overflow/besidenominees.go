@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // besideNominees rejects a node of this cluster that has room for a pod only without the
@@ -39,7 +40,7 @@ func (p *Plugin) ownNomineeGone(node string) {
 		return
 	}
 	p.placements.Freed(node)
-	p.queue.addFreed(node, demand.Key{})
+	p.queue.AddFreed(node, demand.Key{})
 }
 
 // nomineeGone wakes the pods that have room on a node since a nominee keeps none there: the
@@ -51,8 +52,8 @@ func (p *Plugin) nomineeGone(node string) {
 	p.ownNomineeGone(node)
 	pods := map[string]*corev1.Pod{}
 	for _, pod := range p.placements.Nominees.TakeKeptOut() {
-		if p.gate.passes(pod) {
-			pods[nameOf(pod).String()] = pod
+		if p.gate.Passes(pod) {
+			pods[waiting.NameOf(pod).String()] = pod
 		}
 	}
 	if len(pods) > 0 {

@@ -26,6 +26,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // bindsAll returns a client of an API server that binds each pod, once before returns. Its
@@ -126,7 +127,7 @@ func TestAttemptsOfAll(t *testing.T) {
 			bound := pod.DeepCopy()
 			bound.Spec.NodeName = paris.Name
 			c.pods = corelisters.NewPodLister(newIndexer(bound))
-			p.queue.remove(pod.UID) // as its informer does
+			p.queue.Remove(pod.UID) // as its informer does
 			c.sync()
 			nowObserved, nowAttempts := observedAttempts(t)
 			if nowObserved -= observed; nowObserved != tc.observed || nowAttempts-attempts != tc.attempts {
@@ -240,7 +241,7 @@ func TestDroppedLabel(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, pod := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), jobPod("crunch", "crunch-0", "1")
 			p.handle = profileHandle{}
-			handler := p.podHandler(func() bool { return false }, newUntriedPods(p.clock))
+			handler := p.podHandler(func() bool { return false }, waiting.NewUntriedPods(p.clock))
 			handler.OnAdd(pod, false)
 			if tc.charged != "" {
 				p.placements.Assume(pod, broker.VirtualNodeName("paris"), tc.charged)

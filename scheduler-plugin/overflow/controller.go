@@ -3,7 +3,6 @@ package overflow
 import (
 	"context"
 	"fmt"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"maps"
 	"sync"
 	"time"
@@ -25,6 +24,9 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 const (
@@ -55,15 +57,15 @@ const (
 type demandController struct {
 	log          klog.Logger
 	clock        clock.WithTicker
-	queue        *workQueue
+	queue        *waiting.WorkQueue
 	batcher      *demand.Batcher
 	grants       *usage.GrantCache
-	gate         *gate
+	gate         *waiting.Gate
 	placements   *usage.Placements
-	waker        *waker
-	keys         *keyCache
+	waker        *waiting.Waker
+	keys         *owners.KeyCache
 	gangs        *gangs
-	untried      *untriedPods
+	untried      *waiting.UntriedPods
 	pods         corelisters.PodLister
 	namespaces   corelisters.NamespaceLister
 	reservations *reservationStore
@@ -76,7 +78,7 @@ type demandController struct {
 	recorder events.EventRecorder
 
 	// pending pods; only those that can overflow are in the batcher.
-	pending *pendingPods
+	pending *waiting.PendingPods
 	// unsteered has the pods that wait for another scheduler, with when that was recorded last.
 	// steers: pods are steered to this profile, which records it.
 	unsteered map[types.UID]time.Time
@@ -110,7 +112,7 @@ type slot struct {
 }
 
 type delayedPod struct {
-	heapItem
+	waiting.HeapItem
 	uid  types.UID
 	name types.NamespacedName
 	// until is when capacity is requested for it.
@@ -136,7 +138,7 @@ func (c *demandController) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.queue.ready:
+		case <-c.queue.Ready:
 		case <-timer:
 		}
 	}
@@ -146,17 +148,17 @@ func (c *demandController) run(ctx context.Context) {
 func (c *demandController) nextSync() time.Time {
 	if !c.active() {
 		// Nothing signals that the lease has become this replica's.
-		return c.clock.Now().Add(lookPeriod)
+		return c.clock.Now().Add(waiting.LookPeriod)
 	}
 	at := c.nextLook
 	if due, ok := c.batcher.Next(); ok && due.Before(at) {
 		at = due
 	}
 	wait := resyncPeriod
-	if len(c.unresolved) > 0 && c.gate.len() == 0 {
+	if len(c.unresolved) > 0 && c.gate.Len() == 0 {
 		wait = retryAfter
 	}
-	if later := c.clock.Now().Add(wait); (len(c.unresolved) > 0 || c.gate.len() > 0 || !c.recounted) && later.Before(at) {
+	if later := c.clock.Now().Add(wait); (len(c.unresolved) > 0 || c.gate.Len() > 0 || !c.recounted) && later.Before(at) {
 		return later
 	}
 	return at
@@ -164,31 +166,31 @@ func (c *demandController) nextSync() time.Time {
 
 // sync processes the queue, and hands the requests that are due to the writers.
 func (c *demandController) sync() {
-	work := c.queue.take()
+	work := c.queue.Take()
 	if !c.recounted && c.counted() {
 		// Pods were refused until now, whatever their grants.
-		work.pools = true
-		c.recounted, work.allKeys, c.waker.countedAt = true, true, c.clock.Now()
+		work.Pools = true
+		c.recounted, work.AllKeys, c.waker.CountedAt = true, true, c.clock.Now()
 	}
-	for uid := range work.removed {
+	for uid := range work.Removed {
 		c.removePod(uid, &work)
 	}
 	for uid, name := range c.unresolved {
-		if _, queued := work.unschedulable[uid]; !queued {
-			work.unschedulable[uid] = name
+		if _, queued := work.Unschedulable[uid]; !queued {
+			work.Unschedulable[uid] = name
 		}
 	}
 	for pod, some := c.delayed.Peek(); some && !pod.until.After(c.clock.Now()); pod, some = c.delayed.Peek() {
-		work.unschedulable[pod.uid] = pod.name
+		work.Unschedulable[pod.uid] = pod.name
 		c.undelay(pod.uid)
 	}
-	for namespace := range work.namespaces {
-		c.pending.in(namespace, func(uid types.UID, name types.NamespacedName) { work.unschedulable[uid] = name })
+	for namespace := range work.Namespaces {
+		c.pending.In(namespace, func(uid types.UID, name types.NamespacedName) { work.Unschedulable[uid] = name })
 	}
 	earliest, waits := c.clock.Now(), false
-	for uid, name := range work.unschedulable {
+	for uid, name := range work.Unschedulable {
 		c.addPod(uid, name, &work)
-		if triedAt, known := c.gate.triedAt(uid); known {
+		if triedAt, known := c.gate.TriedAt(uid); known {
 			waits = true
 			if triedAt.Before(earliest) {
 				earliest = triedAt
@@ -196,47 +198,47 @@ func (c *demandController) sync() {
 		}
 	}
 	changedPods := map[string]*corev1.Pod{}
-	for uid, name := range work.changed {
+	for uid, name := range work.Changed {
 		if pod := c.getPending(uid, name); pod != nil {
 			changedPods[name.String()] = pod
 		}
 	}
 	if len(changedPods) > 0 {
-		gateOpenings.WithLabelValues(openedForSpec).Add(float64(len(changedPods)))
-		c.waker.activate(changedPods)
+		waiting.GateOpenings.WithLabelValues(waiting.OpenedForSpec).Add(float64(len(changedPods)))
+		c.waker.Activate(changedPods)
 	}
-	for key := range work.reservations {
+	for key := range work.Reservations {
 		c.reservations.dropDeleted(key)
 		c.recordStatus(key, c.batcher.Pending(key)...)
 		// The agent may have lowered a count, or a Reservation may be deleted, while
 		// pods are pending.
 		c.batcher.RequeueAfter(key, conflictRetryAfter)
 	}
-	for key := range work.requirements {
+	for key := range work.Requirements {
 		c.batcher.RequeueAfter(key, conflictRetryAfter)
 	}
 	if waits {
 		// What has changed since their cycles began.
-		work.pools = true
-		c.placements.ChangedSince(earliest.Add(-snapshotLag), work.nodes)
+		work.Pools = true
+		c.placements.ChangedSince(earliest.Add(-waiting.SnapshotLag), work.Nodes)
 	}
-	c.waker.wake(c.waker.changedKeys(work), work.nodes, work.pools)
-	for _, pod := range work.asked {
-		if c.gate.openForRoomOf(pod.uid) { // it may need no capacity elsewhere: its next cycle is waited for
-			c.batcher.Add(pod.uid, pod.key.key.OfReservation(), pod.key.owner, pod.key.set, c.clock.Now())
+	c.waker.Wake(c.waker.ChangedKeys(work), work.Nodes, work.Pools)
+	for _, pod := range work.Asked {
+		if c.gate.OpenForRoomOf(pod.UID) { // it may need no capacity elsewhere: its next cycle is waited for
+			c.batcher.Add(pod.UID, pod.Key.Key.OfReservation(), pod.Key.Owner, pod.Key.Set, c.clock.Now())
 		}
 	}
 	if !c.active() {
 		return
 	}
 	if now := c.clock.Now(); !now.Before(c.nextLook) {
-		c.nextLook = now.Add(lookPeriod)
+		c.nextLook = now.Add(waiting.LookPeriod)
 		c.look()
 	}
 	var changed []*corev1.Pod
 	requests := c.batcher.Due(c.validator(&changed), c.totals())
 	for _, pod := range changed {
-		c.queue.addUnschedulable(pod)
+		c.queue.AddUnschedulable(pod)
 	}
 	// What was decided for pods that are gone does not hold for those that come later.
 	c.grants.KeepUnasked(c.batcher.Has)
@@ -267,7 +269,7 @@ const maxPriority = 1_000_000_000
 func (c *demandController) priorityOf(pods []types.UID) (highest int32, ok bool) {
 	highest = -maxPriority
 	for _, uid := range pods {
-		if name, known := c.pending.name(uid); known {
+		if name, known := c.pending.Name(uid); known {
 			if pod := c.getPending(uid, name); pod != nil {
 				highest, ok = max(highest, corev1helpers.PodPriority(pod)), true
 			}
@@ -286,7 +288,7 @@ func (c *demandController) write(ctx context.Context) {
 		for request, ok := c.next(s); ok; request, ok = c.next(s) {
 			if delay := c.reconcile(ctx, request); delay > 0 {
 				c.batcher.RequeueAfter(request.Key, delay)
-				c.queue.signal()
+				c.queue.Signal()
 			}
 		}
 		c.writeQueue.Done(s)
@@ -320,34 +322,34 @@ func (c *demandController) next(s slot) (request demand.Request, ok bool) {
 
 // removePod drops a pod that is no longer pending. The place that it was woken for may
 // be another pod's.
-func (c *demandController) removePod(uid types.UID, work *work) {
+func (c *demandController) removePod(uid types.UID, work *waiting.Work) {
 	c.batcher.Remove(uid)
-	c.pending.remove(uid)
+	c.pending.Remove(uid)
 	delete(c.unresolved, uid)
 	c.undelay(uid)
-	if was := c.gate.drop(uid); was != nil {
-		pod, err := c.pods.Pods(was.pod.Namespace).Get(was.pod.Name)
+	if was := c.gate.Drop(uid); was != nil {
+		pod, err := c.pods.Pods(was.Pod.Namespace).Get(was.Pod.Name)
 		if err != nil {
 			pod = nil
 		}
-		was.observeEnd(pod, c.placements.IsVirtual, c.clock.Now())
-		work.keys[was.key] = true
-		work.addOpening(was.opening)
+		was.ObserveEnd(pod, c.placements.IsVirtual, c.clock.Now())
+		work.Keys[was.Key] = true
+		work.AddOpening(was.Opening)
 	}
 }
 
 // addPod adds an unschedulable pod to the request of its key, or records why it
 // cannot overflow. It may be called again for the same pod.
-func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work *work) {
+func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work *waiting.Work) {
 	delete(c.unresolved, uid)
 	c.undelay(uid)
 	pod := c.getPending(uid, name)
 	if pod == nil {
 		c.removePod(uid, work)
-		c.queue.untrack(uid)
+		c.queue.Untrack(uid)
 		return
 	}
-	c.pending.add(uid, name, c.clock.Now())
+	c.pending.Add(uid, name, c.clock.Now())
 	if !optedIn(c.namespaces, pod.Namespace) {
 		c.release(pod, work)
 		return
@@ -359,28 +361,28 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 		}
 		return
 	}
-	key, ok := c.keys.get(pod)
+	key, ok := c.keys.Get(pod)
 	if !ok {
 		c.unresolved[uid] = name
 		return
 	}
-	if c.gate.resolve(pod, key.key) {
-		c.waker.activate(map[string]*corev1.Pod{name.String(): pod})
+	if c.gate.Resolve(pod, key.Key) {
+		c.waker.Activate(map[string]*corev1.Pod{name.String(): pod})
 	}
-	c.gate.track(pod, key.key)
-	if until := c.gate.since(uid).Add(c.askAfter); until.After(c.clock.Now()) {
+	c.gate.Track(pod, key.Key)
+	if until := c.gate.Since(uid).Add(c.askAfter); until.After(c.clock.Now()) {
 		c.delayed.AddOrUpdate(delayedPod{uid: uid, name: name, until: until})
 		c.record(uid, delayed(c.askAfter))
 	} else {
 		arrived := c.clock.Now()
 		if c.askAfter == 0 { // otherwise the others are not counted before their time is over
-			arrived = c.untried.arrivedAt(pod)
+			arrived = c.untried.ArrivedAt(pod)
 		}
-		c.batcher.Add(uid, key.key.OfReservation(), key.owner, key.set, arrived)
-		work.asked = append(work.asked, asked{uid, key})
+		c.batcher.Add(uid, key.Key.OfReservation(), key.Owner, key.Set, arrived)
+		work.Asked = append(work.Asked, waiting.Asked{UID: uid, Key: key})
 	}
-	work.keys[key.key] = true
-	c.recordStatus(key.key, uid)
+	work.Keys[key.Key] = true
+	c.recordStatus(key.Key, uid)
 }
 
 func (c *demandController) undelay(uid types.UID) {
@@ -388,11 +390,11 @@ func (c *demandController) undelay(uid types.UID) {
 }
 
 // release stops requesting capacity for a pod, and lets it pass the gate.
-func (c *demandController) release(pod *corev1.Pod, work *work) {
+func (c *demandController) release(pod *corev1.Pod, work *waiting.Work) {
 	c.batcher.Remove(pod.UID)
-	if was := c.gate.drop(pod.UID); was != nil {
-		work.addOpening(was.opening)
-		c.waker.activate(map[string]*corev1.Pod{nameOf(pod).String(): pod})
+	if was := c.gate.Drop(pod.UID); was != nil {
+		work.AddOpening(was.Opening)
+		c.waker.Activate(map[string]*corev1.Pod{waiting.NameOf(pod).String(): pod})
 	}
 }
 
@@ -400,7 +402,7 @@ func (c *demandController) release(pod *corev1.Pod, work *work) {
 // key. Pods that need it no longer, or for another key, are added to changed.
 func (c *demandController) validator(changed *[]*corev1.Pod) func(types.UID, demand.Key) bool {
 	return func(uid types.UID, key demand.Key) bool {
-		name, known := c.pending.name(uid)
+		name, known := c.pending.Name(uid)
 		if !known {
 			return false
 		}
@@ -410,8 +412,8 @@ func (c *demandController) validator(changed *[]*corev1.Pod) func(types.UID, dem
 		if pod == nil || !key.IsGang() && c.placements.Has(uid) {
 			return false
 		}
-		current, resolved := c.keys.get(pod)
-		if ok, _ := c.gangs.admissible(pod); ok && optedIn(c.namespaces, pod.Namespace) && resolved && current.key.OfReservation() == key {
+		current, resolved := c.keys.Get(pod)
+		if ok, _ := c.gangs.admissible(pod); ok && optedIn(c.namespaces, pod.Namespace) && resolved && current.Key.OfReservation() == key {
 			return true
 		}
 		*changed = append(*changed, pod)
@@ -455,7 +457,7 @@ func (c *demandController) totals() func(demand.Key, broker.PodSet) []broker.Pod
 	mayWait := func(pod *corev1.Pod) bool {
 		ok, _ := c.gangs.admissible(pod)
 		// Pending pods are in the batcher.
-		return ok && c.askAfter == 0 && !c.pending.has(pod.UID) && !c.placements.Has(pod.UID)
+		return ok && c.askAfter == 0 && !c.pending.Has(pod.UID) && !c.placements.Has(pod.UID)
 	}
 	return func(key demand.Key, pending broker.PodSet) []broker.PodSet {
 		if key.IsGang() {
@@ -463,7 +465,7 @@ func (c *demandController) totals() func(demand.Key, broker.PodSet) []broker.Pod
 		}
 		pending.Count += c.placements.LivingOf(key)
 		if optedIn(c.namespaces, key.Namespace) {
-			pending.Count += c.untried.count(key, c.keys.keyOf, mayWait)
+			pending.Count += c.untried.Count(key, c.keys.KeyOf, mayWait)
 		}
 		return []broker.PodSet{pending}
 	}
@@ -555,7 +557,7 @@ func (c *demandController) writeFailed(log klog.Logger, request demand.Request, 
 	case apierrors.IsInvalid(err):
 		log.Error(err, "The API server rejected the Reservation")
 		c.setUnasked(request.Key, true)
-		c.recordAll(request, failed("invalid", fmt.Sprintf("Failed to request capacity: %v. It is requested again when the pod is tried again, within %.0f minutes.", err, maxRetry.Minutes()), nil))
+		c.recordAll(request, failed("invalid", fmt.Sprintf("Failed to request capacity: %v. It is requested again when the pod is tried again, within %.0f minutes.", err, waiting.MaxRetry.Minutes()), nil))
 		return 0
 	case apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err): // the last is of a webhook that gives no code
 		log.Error(err, "Failed to write a Reservation; retrying. Check the quotas and admission policies of the namespace, and that the agent's chart has installed the CRDs and the RBAC rules of the scheduler")
@@ -670,7 +672,7 @@ func (c *demandController) setUnasked(key demand.Key, unasked bool) { c.setLimit
 func (c *demandController) setLimited(key demand.Key, limited bool, to int32) {
 	if before, was := c.grants.UnaskedBut(key); was != limited || limited && before != to {
 		c.grants.SetUnasked(key, limited, to)
-		c.queue.addKey(key)
+		c.queue.AddKey(key)
 	}
 }
 

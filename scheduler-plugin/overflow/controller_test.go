@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"io"
 	"maps"
 	"net/http"
@@ -31,6 +30,8 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // A request includes the pods of its key that run in other clusters, and those
@@ -38,12 +39,12 @@ import (
 func TestOtherPods(t *testing.T) {
 	p := testPlugin(OverflowArgs{}, nodeWith("").Node(), nodeWith("paris").Node())
 	p.handle = profile{}
-	untried := newUntriedPods(p.clock)
+	untried := waiting.NewUntriedPods(p.clock)
 	handler := p.podHandler(func() bool { return false }, untried)
-	c := &demandController{keys: p.keys, namespaces: p.namespaces, untried: untried, placements: p.placements, pending: newPendingPods()}
-	c.pending.add("pending", types.NamespacedName{}, time.Time{})
-	key, _ := p.keys.get(jobPod("crunch", "x", "1"))
-	count := func() int32 { return c.totals()(key.key, broker.PodSet{})[0].Count }
+	c := &demandController{keys: p.keys, namespaces: p.namespaces, untried: untried, placements: p.placements, pending: waiting.NewPendingPods()}
+	c.pending.Add("pending", types.NamespacedName{}, time.Time{})
+	key, _ := p.keys.Get(jobPod("crunch", "x", "1"))
+	count := func() int32 { return c.totals()(key.Key, broker.PodSet{})[0].Count }
 	for _, tc := range []struct {
 		name   string
 		change func(*corev1.Pod)
@@ -88,13 +89,13 @@ func TestPodBeingBound(t *testing.T) {
 	pod := jobPod("crunch", "waiting", "1")
 	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	expect.NoError(t, cached.Add(pod))
-	c := &demandController{keys: p.keys, namespaces: p.namespaces, placements: p.placements, gangs: p.gangs, pods: corelisters.NewPodLister(cached), pending: newPendingPods()}
-	c.pending.add(pod.UID, nameOf(pod), time.Time{})
-	key, _ := p.keys.get(pod)
+	c := &demandController{keys: p.keys, namespaces: p.namespaces, placements: p.placements, gangs: p.gangs, pods: corelisters.NewPodLister(cached), pending: waiting.NewPendingPods()}
+	c.pending.Add(pod.UID, waiting.NameOf(pod), time.Time{})
+	key, _ := p.keys.Get(pod)
 	expectValid := func(when string, want bool) {
 		t.Helper()
 		var changed []*corev1.Pod
-		if got := c.validator(&changed)(pod.UID, key.key); got != want || len(changed) > 0 {
+		if got := c.validator(&changed)(pod.UID, key.Key); got != want || len(changed) > 0 {
 			t.Errorf("%s: capacity is requested for it: %t (changed: %d), want %t", when, got, len(changed), want)
 		}
 	}
@@ -129,7 +130,7 @@ func TestValidatedWhenDue(t *testing.T) {
 		"another owner": {reason: "that has a Reservation of its own", change: func(_ *Plugin, pod *corev1.Pod) {
 			pod.OwnerReferences[0].Name, pod.OwnerReferences[0].UID = "other", "other"
 		}},
-		"its owner unknown": {reason: "it may have another root owner", change: func(p *Plugin, _ *corev1.Pod) { p.keys.find = unknownOwner }},
+		"its owner unknown": {reason: "it may have another root owner", change: func(p *Plugin, _ *corev1.Pod) { p.keys.Find = unknownOwner }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, pod := testPlugin(OverflowArgs{}), jobPod("crunch", "waiting", "1")
@@ -138,7 +139,7 @@ func TestValidatedWhenDue(t *testing.T) {
 			c.batcher = demand.NewBatcher(now, demand.Windows{Quiet: time.Second, Longest: time.Second})
 			p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 			c.sync()
-			noted, _ := p.keys.get(pod)
+			noted, _ := p.keys.Get(pod)
 			current := pod.DeepCopy()
 			current.Generation++
 			tc.change(p, current)
@@ -146,13 +147,13 @@ func TestValidatedWhenDue(t *testing.T) {
 			expect.NoError(t, cached.Update(current)) // the watch has not said so yet
 			now.Step(time.Second)
 			c.sync()
-			if _, requested := c.requests[noted.key]; requested != tc.valid {
+			if _, requested := c.requests[noted.Key]; requested != tc.valid {
 				t.Errorf("capacity is requested for it: %t, want %t, because %s", requested, tc.valid, tc.reason)
 			}
 			if len(c.requests) > 0 != tc.valid {
 				t.Errorf("requested is %v", c.requests)
 			}
-			if looked := len(c.queue.take().unschedulable) > 0; looked == tc.valid {
+			if looked := len(c.queue.Take().Unschedulable) > 0; looked == tc.valid {
 				t.Errorf("it is looked at again: %t, want %t", looked, !tc.valid)
 			}
 		})
@@ -214,7 +215,7 @@ func TestWritesWaitForNoOther(t *testing.T) {
 	p := testPlugin(OverflowArgs{})
 	c := &demandController{
 		clock: clocktesting.NewFakeClock(p.clock.Now()), queue: p.queue, grants: p.grants, gate: p.gate, placements: p.placements, keys: p.keys, namespaces: p.namespaces,
-		batcher: demand.NewBatcher(p.clock, demand.Windows{}), pending: newPendingPods(), policies: newPolicies(),
+		batcher: demand.NewBatcher(p.clock, demand.Windows{}), pending: waiting.NewPendingPods(), policies: newPolicies(),
 		reservations: newReservationStore(client, newIndexer(), p.clock),
 		synced:       func() bool { return true }, active: func() bool { return false },
 		writeQueue: workqueue.NewTyped[slot](), requests: map[demand.Key]demand.Request{}, requestedAt: map[demand.Key]time.Time{},
@@ -225,13 +226,13 @@ func TestWritesWaitForNoOther(t *testing.T) {
 		go c.write(t.Context())
 	}
 	for _, job := range []string{"slow", "other"} {
-		key, _ := p.keys.get(jobPod(job, job, "1"))
-		set := key.set
+		key, _ := p.keys.Get(jobPod(job, job, "1"))
+		set := key.Set
 		set.Count = 1
 		c.mu.Lock()
-		c.requests[key.key] = demand.Request{Key: key.key, Owner: key.owner, PodSets: []broker.PodSet{set}}
+		c.requests[key.Key] = demand.Request{Key: key.Key, Owner: key.Owner, PodSets: []broker.PodSet{set}}
 		c.mu.Unlock()
-		c.writeQueue.Add(c.slotOf(key.key))
+		c.writeQueue.Add(c.slotOf(key.Key))
 		select {
 		case name := <-arrived:
 			if !strings.HasPrefix(name, job+"-") {
@@ -260,7 +261,7 @@ func TestWakingWaitsForNoWrite(t *testing.T) {
 		return false
 	}
 	woken := make(chan string, 10)
-	c.waker.activate = func(pods map[string]*corev1.Pod) {
+	c.waker.Activate = func(pods map[string]*corev1.Pod) {
 		for _, pod := range pods {
 			woken <- pod.Name
 		}
@@ -284,7 +285,7 @@ func TestWakingWaitsForNoWrite(t *testing.T) {
 	case <-deadline:
 		t.Fatal("no Reservation is written for slow-0")
 	}
-	p.queue.addReservation(p.grants.Set(reservationFor(waits("other"), map[string]int32{"paris": 1})))
+	p.queue.AddReservation(p.grants.Set(reservationFor(waits("other"), map[string]int32{"paris": 1})))
 	select {
 	case name := <-woken:
 		if name != "other-0" {
@@ -303,10 +304,10 @@ func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *demandCon
 	now, opened = p.clock.(*clocktesting.FakeClock), map[string]bool{}
 	c = &demandController{
 		clock: now, queue: p.queue, grants: p.grants, gate: p.gate, placements: p.placements, keys: p.keys, namespaces: p.namespaces,
-		batcher: demand.NewBatcher(now, demand.Windows{}), pending: p.pending, pods: corelisters.NewPodLister(cached), untried: newUntriedPods(p.clock),
+		batcher: demand.NewBatcher(now, demand.Windows{}), pending: p.pending, pods: corelisters.NewPodLister(cached), untried: waiting.NewUntriedPods(p.clock),
 		reservations: newReservationStore(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{keyIndex: indexByKey}), now),
-		waker: &waker{gate: p.gate, grants: p.grants, placements: p.placements, pools: p.pools, nodes: p.nodes, settled: p.settled,
-			activate: func(pods map[string]*corev1.Pod) {
+		waker: &waiting.Waker{Gate: p.gate, Grants: p.grants, Placements: p.placements, Pools: p.pools, Nodes: p.nodes, Settled: p.settled,
+			Activate: func(pods map[string]*corev1.Pod) {
 				for _, pod := range pods {
 					opened[pod.Name] = true
 				}
@@ -324,14 +325,14 @@ func (p *Plugin) setHome(cores int64) {
 	node := nodeWith("").Node().DeepCopy()
 	node.Status.Allocatable = expect.Resources("cpu", fmt.Sprint(cores), "pods", "10")
 	if p.placements.SetNode(node) {
-		p.queue.addNode(node.Name)
+		p.queue.AddNode(node.Name)
 	}
 }
 
 // TestNodeWithinAskAfter: pods that fit a node which an autoscaler adds within askAfter are
 // woken at once, and no capacity is requested for them, then or later. It is for the others.
 func TestNodeWithinAskAfter(t *testing.T) {
-	const askAfter = minRetry / 2
+	const askAfter = waiting.MinRetry / 2
 	for name, tc := range map[string]struct {
 		cores     int64
 		woken     string
@@ -404,16 +405,16 @@ func TestManyBarePods(t *testing.T) {
 	if n := c.writeQueue.Len(); n != 1 {
 		t.Fatalf("%d writes are queued for %d pods of one shape, want 1", n, pods)
 	}
-	key, _ := p.keys.get(first)
-	request := c.requests[key.key]
+	key, _ := p.keys.Get(first)
+	request := c.requests[key.Key]
 	if request.Pods() != pods || len(request.Pending) != pods {
 		t.Errorf("%d pods are requested for %d, want %d", request.Pods(), len(request.Pending), pods)
 	}
 	r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "bare", Labels: map[string]string{
-		broker.LabelOwnerUID: string(key.key.OwnerUID), broker.LabelShape: key.key.Shape}}, Spec: broker.ReservationSpec{PodSets: request.PodSets}}
+		broker.LabelOwnerUID: string(key.Key.OwnerUID), broker.LabelShape: key.Key.Shape}}, Spec: broker.ReservationSpec{PodSets: request.PodSets}}
 	r.Status = broker.ReservationStatus{ID: "rome-bare", Allocations: []broker.Allocation{{Cluster: "paris", PodSets: request.PodSets, Accepted: true, VirtualNodeReady: true}}}
-	now.Step(minRetry / 2) // no retry is due
-	p.queue.addReservation(p.grants.Set(r))
+	now.Step(waiting.MinRetry / 2) // no retry is due
+	p.queue.AddReservation(p.grants.Set(r))
 	clear(woken)
 	if c.sync(); len(woken) != pods {
 		t.Errorf("%d pods are woken, want %d", len(woken), pods)
@@ -435,7 +436,7 @@ func TestOnlyPlacesWake(t *testing.T) {
 		p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 	}
 	c.sync()
-	now.Step(2 * snapshotLag)
+	now.Step(2 * waiting.SnapshotLag)
 	expectWoken := func(why string, want int) {
 		t.Helper()
 		clear(woken)
@@ -447,12 +448,12 @@ func TestOnlyPlacesWake(t *testing.T) {
 		grown := paris.DeepCopy()
 		grown.Status.Allocatable = expect.Resources("cpu", fmt.Sprint(10*(1+cores)), "pods", "100")
 		p.placements.SetNode(grown)
-		p.queue.addNode(grown.Name)
+		p.queue.AddNode(grown.Name)
 		expectWoken("a virtual node that grows", 0)
 	}
 	p.setHome(1)
 	expectWoken("a core at home", 1)
-	p.queue.addReservation(p.grants.Set(reservationFor(pod, map[string]int32{"paris": 3})))
+	p.queue.AddReservation(p.grants.Set(reservationFor(pod, map[string]int32{"paris": 3})))
 	expectWoken("a grant of three", 3)
 }
 
@@ -483,7 +484,7 @@ func TestCyclesThatConcernNoOther(t *testing.T) {
 			p, pods := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), newIndexer()
 			c, now, _ := testController(t, p, pods)
 			nodes := &countingNodes{NodeLister: p.nodes}
-			c.waker.nodes, c.waker.mayUse = nodes, func(*corev1.Pod, *usage.Pool) bool { return false }
+			c.waker.Nodes, c.waker.MayUse = nodes, func(*corev1.Pod, *usage.Pool) bool { return false }
 			r, in := byHand("advance", sets(map[string]int32{"1": 1}))
 			p.pools.SetReservation(r)
 			p.pools.SetInstruction(in)
@@ -539,7 +540,7 @@ func TestHeldPodTakesRoom(t *testing.T) {
 			state.Write(stateKey, &cycleState{since: now.Now()})
 			p.PostFilter(t.Context(), state, others, nil)
 			c.sync()
-			now.Step(maxHold / 2)
+			now.Step(waiting.MaxHold / 2)
 			cores(tc.until)
 			if !p.PreEnqueue(t.Context(), pod).IsRejected() {
 				t.Error("it is not held")
@@ -569,14 +570,14 @@ func TestUnaskedIsForgotten(t *testing.T) {
 	if undecided != framework.UnschedulableAndUnresolvable {
 		t.Fatalf("preemption does not wait for the decision: %s", undecided)
 	}
-	key, _ := p.keys.keyOf(jobPod("crunch", "crunch-0", "1"))
+	key, _ := p.keys.KeyOf(jobPod("crunch", "crunch-0", "1"))
 	c.setUnasked(key, true)
 	if code := fail("crunch-1").Code(); code != framework.Unschedulable {
 		t.Errorf("preemption waits though it is decided: %s", code)
 	}
 	for _, name := range []string{"crunch-0", "crunch-1"} {
 		expect.NoError(t, pods.Delete(jobPod("crunch", name, "1")))
-		p.queue.remove(types.UID(name))
+		p.queue.Remove(types.UID(name))
 	}
 	c.sync()
 	if code := fail("crunch-2").Code(); code != undecided {
@@ -610,7 +611,7 @@ func TestPlaceOfAnotherPod(t *testing.T) {
 		}},
 		"room, and it is deleted": {want: true, unused: func(t *testing.T, p *Plugin, _ *clocktesting.FakeClock, pods cache.Indexer, pod *corev1.Pod) {
 			expect.NoError(t, pods.Delete(pod))
-			p.queue.remove(pod.UID)
+			p.queue.Remove(pod.UID)
 		}},
 		"a slot, and it opts out before its cycle": {granted: true, want: true, unused: func(t *testing.T, p *Plugin, now *clocktesting.FakeClock, pods cache.Indexer, pod *corev1.Pod) {
 			out := pod.DeepCopy()
@@ -628,16 +629,16 @@ func TestPlaceOfAnotherPod(t *testing.T) {
 			out := pod.DeepCopy()
 			out.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled}
 			expect.NoError(t, pods.Update(out))
-			p.queue.addUnschedulable(out)
+			p.queue.AddUnschedulable(out)
 		}},
 		"room, and it is not tried for a while": {want: false, unused: func(_ *testing.T, _ *Plugin, now *clocktesting.FakeClock, _ cache.Indexer, _ *corev1.Pod) {
-			now.Step(keptFor - 2*time.Second)
+			now.Step(waiting.KeptFor - 2*time.Second)
 		}},
 		"room, and it is not tried for long": {want: true, unused: func(_ *testing.T, _ *Plugin, now *clocktesting.FakeClock, _ cache.Indexer, _ *corev1.Pod) {
-			now.Step(keptFor)
+			now.Step(waiting.KeptFor)
 		}},
 		"a slot, and it is not tried for long": {granted: true, want: true, unused: func(_ *testing.T, _ *Plugin, now *clocktesting.FakeClock, _ cache.Indexer, _ *corev1.Pod) {
-			now.Step(keptFor)
+			now.Step(waiting.KeptFor)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -659,7 +660,7 @@ func TestPlaceOfAnotherPod(t *testing.T) {
 			c.sync()
 			now.Step(time.Second)
 			if tc.granted {
-				p.queue.addReservation(p.grants.Set(reservationFor(all[0], map[string]int32{"paris": 1})))
+				p.queue.AddReservation(p.grants.Set(reservationFor(all[0], map[string]int32{"paris": 1})))
 			} else {
 				p.setHome(1)
 			}

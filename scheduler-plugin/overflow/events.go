@@ -2,7 +2,6 @@ package overflow
 
 import (
 	"fmt"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"maps"
 	"slices"
 	"strings"
@@ -19,6 +18,8 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // eventAction is the action of all events.
@@ -36,11 +37,6 @@ const (
 // requestedAfter is how long pods wait for a grant before they get an event of the request:
 // most of a crowd have the grant by then, and one write less.
 const requestedAfter = 10 * time.Second
-
-// An event is repeated each repeatAfter while its state lasts: API servers keep events for an
-// hour by default. What pods wait for is looked at each lookPeriod, and a pod has at most one event
-// of a reason in eventInterval: so each look can record one.
-const repeatAfter, lookPeriod, eventInterval = time.Hour, time.Minute, 55 * time.Second
 
 // event is an event on a pending pod.
 type event struct {
@@ -238,13 +234,17 @@ func (c *demandController) record(uid types.UID, e event) (recorded bool) {
 	if !c.active() {
 		return false
 	}
-	name, ok := c.pending.name(uid)
+	name, ok := c.pending.Name(uid)
 	if !ok {
 		return false
 	}
 	// An event that counts as recorded is: the pod may be bound at any time.
 	pod := c.getPending(uid, name)
-	if pod == nil || !c.pending.announce(uid, e, c.clock.Now(), c.placements.Has) {
+	var placed func(types.UID) bool
+	if e.reason == reasonGranted || e.reason == reasonRequested {
+		placed = c.placements.Has
+	}
+	if pod == nil || !c.pending.Announce(uid, e.reason, e.key, c.clock.Now(), placed) {
 		return false
 	}
 	send(c.recorder, pod, e)
@@ -270,11 +270,11 @@ func (c *demandController) look() {
 	}
 	needed := c.validator(new([]*corev1.Pod))
 	waiting, owners := map[demand.Key][]types.UID{}, map[demand.Key]metav1.OwnerReference{}
-	for uid, name := range c.pending.waiting(c.clock.Now().Add(-requestedAfter - c.askAfter)) {
+	for uid, name := range c.pending.Waiting(c.clock.Now().Add(-requestedAfter - c.askAfter)) {
 		if pod := c.getPending(uid, name); pod != nil {
-			if of, resolved := c.keys.get(pod); resolved && needed(uid, of.key.OfReservation()) {
-				key := of.key.OfReservation()
-				waiting[key], owners[key] = append(waiting[key], uid), of.owner
+			if of, resolved := c.keys.Get(pod); resolved && needed(uid, of.Key.OfReservation()) {
+				key := of.Key.OfReservation()
+				waiting[key], owners[key] = append(waiting[key], uid), of.Owner
 			}
 		}
 	}
@@ -311,9 +311,9 @@ func (c *demandController) recordUnsteered() {
 		if !unsteered(pod) {
 			continue
 		}
-		if at, known := c.unsteered[pod.UID]; known && c.clock.Since(at) < repeatAfter {
+		if at, known := c.unsteered[pod.UID]; known && c.clock.Since(at) < waiting.RepeatAfter {
 			recorded[pod.UID] = at
-		} else if c.getPending(pod.UID, nameOf(pod)) != nil && optedIn(c.namespaces, pod.Namespace) {
+		} else if c.getPending(pod.UID, waiting.NameOf(pod)) != nil && optedIn(c.namespaces, pod.Namespace) {
 			recorded[pod.UID] = c.clock.Now()
 			send(c.recorder, pod, notSteered())
 		}

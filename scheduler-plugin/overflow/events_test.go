@@ -22,6 +22,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // eventCounts records events by pod and reason.
@@ -78,8 +79,8 @@ func TestRequestedLater(t *testing.T) {
 				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 			}
 			c.sync()
-			key, _ := p.keys.get(pod)
-			request := c.requests[key.key]
+			key, _ := p.keys.Get(pod)
+			request := c.requests[key.Key]
 			setReservation := func(slots int32) *broker.Reservation {
 				r := reservationFor(pod, map[string]int32{"paris": slots})
 				r.Name, r.Spec.PodSets = request.Key.Name(request.Owner.Name), request.PodSets
@@ -88,13 +89,13 @@ func TestRequestedLater(t *testing.T) {
 			}
 			r := setReservation(0)
 			c.recordRequested(request, r)
-			now.Step(lookPeriod / 2)
+			now.Step(waiting.LookPeriod / 2)
 			setReservation(tc.slots)
 			for _, name := range tc.gone {
 				bound := jobPod("crunch", name, "1")
 				bound.Spec.NodeName = broker.VirtualNodeName("paris")
 				expect.NoError(t, pods.Update(bound))
-				p.queue.remove(bound.UID)
+				p.queue.Remove(bound.UID)
 			}
 			c.sync()
 			if got := recorded.of(reasonRequested); !maps.Equal(got, tc.first) {
@@ -104,7 +105,7 @@ func TestRequestedLater(t *testing.T) {
 				expect.NoError(t, c.reservations.cache.Delete(r))
 			}
 			for range 3 {
-				now.Step(lookPeriod)
+				now.Step(waiting.LookPeriod)
 				c.sync()
 				setReservation(tc.slots)
 			}
@@ -164,24 +165,24 @@ func TestNotSteeredOnce(t *testing.T) {
 				case remove:
 					expect.NoError(t, pods.Delete(s.pod))
 				case anHour:
-					now.Step(repeatAfter)
+					now.Step(waiting.RepeatAfter)
 				case optIn, optOut:
 					p.namespaces = namespacesWith(map[string]string{optIn: broker.OverflowEnabled, optOut: broker.OverflowDisabled}[s.do])
 					c.namespaces = p.namespaces
 				case lead:
 					leads = true
 				}
-				if at := c.nextSync(); at.After(now.Now().Add(lookPeriod)) {
-					t.Errorf("step %d: the controller wakes at %s, want within %s", i+1, at, lookPeriod)
+				if at := c.nextSync(); at.After(now.Now().Add(waiting.LookPeriod)) {
+					t.Errorf("step %d: the controller wakes at %s, want within %s", i+1, at, waiting.LookPeriod)
 				}
-				now.Step(lookPeriod)
+				now.Step(waiting.LookPeriod)
 				c.sync()
 				if got := recorded.of("OverflowNotPossible")["early"]; got != s.want {
 					t.Errorf("step %d (%s): %d events, want %d", i+1, s.do, got, s.want)
 				}
 			}
 			expect.NoError(t, pods.Delete(early()))
-			now.Step(lookPeriod)
+			now.Step(waiting.LookPeriod)
 			if c.sync(); len(c.unsteered) > 0 {
 				t.Errorf("the pod is kept: %+v", c.unsteered)
 			}
@@ -206,8 +207,8 @@ func TestRequestedOfGrowth(t *testing.T) {
 			p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 		}
 		c.sync()
-		key, _ := p.keys.get(jobPod("crunch", "crunch-0", "1"))
-		request := c.requests[key.key]
+		key, _ := p.keys.Get(jobPod("crunch", "crunch-0", "1"))
+		request := c.requests[key.Key]
 		r := reservationFor(jobPod("crunch", "crunch-0", "1"), nil)
 		r.Spec.PodSets = request.PodSets
 		c.recordRequested(request, r)
@@ -221,17 +222,18 @@ func TestRequestedOfGrowth(t *testing.T) {
 // TestCappedOnce: pods that arrive one by one under a limit do not make an event on all others
 // each time, but a changed limit does.
 func TestCappedOnce(t *testing.T) {
-	pending, name := newPendingPods(), types.NamespacedName{Namespace: "shop", Name: "web-0"}
+	pending, name := waiting.NewPendingPods(), types.NamespacedName{Namespace: "shop", Name: "web-0"}
 	now := time.Unix(1000, 0)
-	pending.add("web-0", name, now)
+	pending.Add("web-0", name, now)
 	for _, tc := range []struct {
 		pods, allowed int32
 		short         corev1.ResourceName
 		want          bool
 	}{{4, 2, "cpu", true}, {5, 2, "cpu", false}, {6, 3, "cpu", true}, {6, 3, "memory", true}, {7, 3, "memory", false}} {
 		request := demand.Request{Key: demand.Key{Namespace: "shop"}, PodSets: []broker.PodSet{{Count: tc.pods}}}
-		now = now.Add(lookPeriod)
-		if recorded := pending.announce("web-0", capped("team-a", request, tc.allowed, tc.short, nil), now, func(types.UID) bool { return false }); recorded != tc.want {
+		now = now.Add(waiting.LookPeriod)
+		e := capped("team-a", request, tc.allowed, tc.short, nil)
+		if recorded := pending.Announce("web-0", e.reason, e.key, now, nil); recorded != tc.want {
 			t.Errorf("%d of %d pods for %s: recorded %t, want %t", tc.allowed, tc.pods, tc.short, recorded, tc.want)
 		}
 	}
@@ -307,10 +309,10 @@ func TestGrantedOnceWhileBound(t *testing.T) {
 	r := reservationFor(pod, map[string]int32{"paris": 1})
 	expect.NoError(t, c.reservations.cache.Add(r))
 	p.grants.Set(r)
-	c.pending.add(pod.UID, nameOf(pod), c.clock.Now())
-	key, _ := p.keys.get(pod)
+	c.pending.Add(pod.UID, waiting.NameOf(pod), c.clock.Now())
+	key, _ := p.keys.Get(pod)
 	pods.f = func() {
-		s := &cycleState{grants: p.grants.Get(key.key)}
+		s := &cycleState{grants: p.grants.Get(key.Key)}
 		state := scheduler.NewCycleState()
 		state.Write(stateKey, s)
 		if status := p.Reserve(t.Context(), state, pod, broker.VirtualNodeName("paris")); !status.IsSuccess() {
@@ -320,7 +322,7 @@ func TestGrantedOnceWhileBound(t *testing.T) {
 			send(recorded, pod, *e)
 		}
 	}
-	c.recordStatus(key.key, pod.UID)
+	c.recordStatus(key.Key, pod.UID)
 	if got, want := recorded.of(reasonGranted), map[string]int{"crunch-0": 1}; !maps.Equal(got, want) {
 		t.Errorf("events %v, want %v", got, want)
 	}
@@ -337,8 +339,8 @@ func TestRequestedAfterALostPlace(t *testing.T) {
 			c.recorder = recorded
 			p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 			c.sync()
-			key, _ := p.keys.get(pod)
-			request := c.requests[key.key]
+			key, _ := p.keys.Get(pod)
+			request := c.requests[key.Key]
 			r := reservationFor(pod, nil)
 			r.Name, r.Spec.PodSets = request.Key.Name(request.Owner.Name), request.PodSets
 			expect.NoError(t, c.reservations.cache.Add(r))
@@ -354,11 +356,11 @@ func TestRequestedAfterALostPlace(t *testing.T) {
 				}
 			}
 			pods.f = placeAfter(reads)
-			now.Step(lookPeriod)
+			now.Step(waiting.LookPeriod)
 			c.look()
 			pods.f = nil
 			p.placements.Forget(pod.UID)
-			now.Step(lookPeriod)
+			now.Step(waiting.LookPeriod)
 			c.look()
 			if got, want := recorded.of(reasonRequested), map[string]int{"crunch-0": 1}; !maps.Equal(got, want) {
 				t.Errorf("events %v, want %v", got, want)
@@ -420,7 +422,7 @@ func TestWaitsForGrant(t *testing.T) {
 		if tc.change != nil {
 			tc.change(r)
 		}
-		key, _ := p.keys.keyOf(pod)
+		key, _ := p.keys.KeyOf(pod)
 		c.grants.SetUnasked(key, tc.refused, tc.but)
 		if got := c.waitsForGrant(key, r); got != tc.want {
 			t.Errorf("%s: %t, want %t", name, got, tc.want)
@@ -438,13 +440,13 @@ func TestLateEvents(t *testing.T) {
 	expect.NoError(t, pods.Add(pod))
 	p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 	c.sync()
-	key, _ := p.keys.get(pod)
+	key, _ := p.keys.Get(pod)
 	queue := func(reason string) {
 		r := reservationFor(pod, nil)
 		r.Status.Conditions = []metav1.Condition{{Type: broker.ConditionQueued, Status: metav1.ConditionTrue}}
 		r.Status.Decision = &broker.Decision{Rejections: []broker.ClusterRejection{{Cluster: "paris", Reason: reason}}}
 		expect.NoError(t, c.reservations.cache.Update(r))
-		c.recordStatus(key.key, pod.UID)
+		c.recordStatus(key.Key, pod.UID)
 	}
 	expectEvents := func(when string, want int) {
 		t.Helper()
@@ -459,15 +461,15 @@ func TestLateEvents(t *testing.T) {
 	}
 	expectEvents("ten changes", 1)
 	for range 60 {
-		if at := c.nextSync(); at.After(now.Now().Add(lookPeriod)) {
-			t.Errorf("the controller looks again at %s, want within %s", at, lookPeriod)
+		if at := c.nextSync(); at.After(now.Now().Add(waiting.LookPeriod)) {
+			t.Errorf("the controller looks again at %s, want within %s", at, waiting.LookPeriod)
 		}
-		now.Step(lookPeriod)
+		now.Step(waiting.LookPeriod)
 		c.sync()
 	}
 	expectEvents("no further change within the hour", 2)
 	for range 3 {
-		now.Step(lookPeriod)
+		now.Step(waiting.LookPeriod)
 		c.sync()
 	}
 	expectEvents("no further change for an hour", 3)

@@ -97,7 +97,7 @@ func (tc *evictionCase) run(t *testing.T) {
 		reservations: newReservationStore(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{keyIndex: indexByKey}), now),
 		pods:         corelisters.NewPodLister(pods), reported: map[types.UID]bool{},
 	}
-	key, _ := p.keys.get(pod)
+	key, _ := p.keys.Get(pod)
 	expectMoving := func(when string, want bool) {
 		t.Helper()
 		r.settle(t.Context())
@@ -105,7 +105,7 @@ func (tc *evictionCase) run(t *testing.T) {
 			t.Errorf("%s: moving %t, want %t, because %s", when, got, want, tc.reason)
 		}
 	}
-	candidate := returnhome.Candidate{Pod: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Owner: replacerOf(pod, key.key), Room: true}
+	candidate := returnhome.Candidate{Pod: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Owner: replacerOf(pod, key.Key), Room: true}
 	plan := func() *returnhome.Candidate { return r.planner.Plan(now.Now(), []returnhome.Candidate{candidate}) }
 	if plan() == nil {
 		t.Fatal("the pod is not to be moved")

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"maps"
 	"slices"
 	"strings"
@@ -28,6 +27,8 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 const (
@@ -182,7 +183,7 @@ func (g *gangs) released() map[string]*corev1.Pod {
 		held.released = !g.waits(held.pod, gang)
 		unserved := g.unserved(gang)
 		if held.released || held.unserved != unserved { // the latter are to say what they wait for
-			pods[nameOf(held.pod).String()] = held.pod
+			pods[waiting.NameOf(held.pod).String()] = held.pod
 			held.unserved = unserved
 			g.held[uid] = held
 		}
@@ -425,12 +426,12 @@ func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.P
 			if member.Spec.NodeName == "" {
 				unbound = append(unbound, member)
 			}
-		case p.gate.passes(member):
+		case p.gate.Passes(member):
 			possible++
-			others[nameOf(member).String()] = member
+			others[waiting.NameOf(member).String()] = member
 		}
 	}
-	key, resolved := p.keys.keyOf(pod)
+	key, resolved := p.keys.KeyOf(pod)
 	switch {
 	case placed >= required && !p.allStillGranted(unbound):
 		return framework.NewStatus(framework.Unschedulable, fmt.Sprintf(errGangEnded, gang)), 0
@@ -457,16 +458,16 @@ func (p *Plugin) unreserveGang(pod *corev1.Pod, at time.Time) {
 	if required == 0 {
 		return
 	}
-	if key, ok := p.keys.keyOf(pod); ok {
-		p.queue.track(pod.UID)
+	if key, ok := p.keys.KeyOf(pod); ok {
+		p.queue.Track(pod.UID)
 		if now := p.gangs.current(pod); now != nil {
 			pod = now // not the one that the scheduler has assumed on a node
 		}
-		p.gate.retry(pod, key, at)
+		p.gate.Retry(pod, key, at)
 		if !p.gangs.pending(pod) {
 			// Its deletion was reported before: it would be woken for the places of others.
-			p.gate.drop(pod.UID)
-			p.queue.untrack(pod.UID)
+			p.gate.Drop(pod.UID)
+			p.queue.Untrack(pod.UID)
 		}
 	}
 	p.rejectOthers(pod, gang)
@@ -500,20 +501,8 @@ func (p *Plugin) refuseGang(pod *corev1.Pod) {
 	if required == 0 {
 		return
 	}
-	if key, ok := p.keys.keyOf(pod); ok && p.settled(key) {
+	if key, ok := p.keys.KeyOf(pod); ok && p.settled(key) {
 		p.rejectOthers(pod, gang)
-	}
-}
-
-// retry makes sure that a pod that had a place and lost it, at a time, is woken as those that
-// wait, but for some time not for room at home, which may then be another pod's.
-func (g *gate) retry(pod *corev1.Pod, key demand.Key, at time.Time) {
-	g.track(pod, key)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if w := g.pods[pod.UID]; w != nil && w.open {
-		w.tracked, w.triedAt, w.lostUntil = true, at, at.Add(minRetry)
-		g.retryBy(w, at.Add(minRetry))
 	}
 }
 
@@ -531,16 +520,16 @@ func (c *demandController) gangSets(key demand.Key) []broker.PodSet {
 			continue
 		}
 		ok, _ := c.gangs.admissible(pod)
-		of, known := c.keys.get(pod)
+		of, known := c.keys.Get(pod)
 		if !known || !ok && pod.Spec.NodeName == "" {
 			continue
 		}
-		set, counted := sets[of.key.Shape]
+		set, counted := sets[of.Key.Shape]
 		if !counted {
-			set = of.set
+			set = of.Set
 		}
 		set.Count++
-		sets[of.key.Shape] = set
+		sets[of.Key.Shape] = set
 	}
 	return slices.SortedFunc(maps.Values(sets), func(a, b broker.PodSet) int { return cmp.Compare(a.Name, b.Name) })
 }

@@ -3,7 +3,6 @@ package overflow
 import (
 	"context"
 	"fmt"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -25,6 +24,8 @@ import (
 	"github.com/spillway-dev/spillway/broker/undecoded"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/returnhome"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // requestsPerSecond limits the requests for Reservations to the API server.
@@ -62,7 +63,7 @@ func (p *Plugin) start(ctx context.Context) error {
 	}
 	p.synced = lasting(reservationEvents.HasSynced)
 
-	untried := newUntriedPods(p.clock)
+	untried := waiting.NewUntriedPods(p.clock)
 	noNodes, err := p.watch(untried)
 	if err != nil {
 		return err
@@ -77,10 +78,10 @@ func (p *Plugin) start(ctx context.Context) error {
 		grants:     p.grants,
 		gate:       p.gate,
 		placements: p.placements,
-		waker: &waker{
-			gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled,
-			pools: p.pools, mayUse: func(pod *corev1.Pod, pool *usage.Pool) bool { return slices.Contains(p.poolsOf(pod), pool) },
-			activate: func(pods map[string]*corev1.Pod) { p.handle.Activate(log, pods) },
+		waker: &waiting.Waker{
+			Gate: p.gate, Grants: p.grants, Placements: p.placements, Nodes: p.nodes, Settled: p.settled,
+			Pools: p.pools, MayUse: func(pod *corev1.Pod, pool *usage.Pool) bool { return slices.Contains(p.poolsOf(pod), pool) },
+			Activate: func(pods map[string]*corev1.Pod) { p.handle.Activate(log, pods) },
 		},
 		keys:         p.keys,
 		gangs:        p.gangs,
@@ -108,9 +109,9 @@ func (p *Plugin) start(ctx context.Context) error {
 	go returner.run(ctx)
 	go p.owners.run(ctx, func() {
 		p.placements.RetryUnresolved()
-		p.queue.signal()
+		p.queue.Signal()
 	})
-	go p.gangs.run(ctx, controller.waker.activate, p.queue.addRequirement)
+	go p.gangs.run(ctx, controller.waker.Activate, p.queue.AddRequirement)
 	go reservations.RunWithContext(ctx)
 	go policies.RunWithContext(ctx)
 	go instructions.RunWithContext(ctx)
@@ -136,7 +137,7 @@ func lasting(f func() bool) func() bool {
 // In a cluster without nodes, scheduling cycles end before any plugin runs, and so do
 // not show which replica leads. All replicas are active then: they apply the same
 // totals, which results in one write.
-func (p *Plugin) watch(untried *untriedPods) (noNodes func() bool, err error) {
+func (p *Plugin) watch(untried *waiting.UntriedPods) (noNodes func() bool, err error) {
 	informers := p.handle.SharedInformerFactory()
 	core := informers.Core().V1()
 	var nodes atomic.Int64
@@ -156,14 +157,14 @@ func (p *Plugin) watch(untried *untriedPods) (noNodes func() bool, err error) {
 	_, err = core.Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { // its first pods may have been tried before
 			if namespace, ok := obj.(*corev1.Namespace); ok && namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled {
-				p.queue.addNamespace(namespace.Name)
+				p.queue.AddNamespace(namespace.Name)
 			}
 		},
 		UpdateFunc: func(old, obj any) {
 			before, _ := old.(*corev1.Namespace)
 			after, ok := obj.(*corev1.Namespace)
 			if ok && before != nil && before.Labels[broker.LabelOverflow] != after.Labels[broker.LabelOverflow] {
-				p.queue.addNamespace(after.Name)
+				p.queue.AddNamespace(after.Name)
 			}
 		},
 	})
@@ -177,7 +178,7 @@ func (p *Plugin) watch(untried *untriedPods) (noNodes func() bool, err error) {
 func (p *Plugin) nodeHandler(count *atomic.Int64) cache.ResourceEventHandler {
 	set := func(obj any) {
 		if node, ok := obj.(*corev1.Node); ok && p.placements.SetNode(node) {
-			p.queue.addNode(node.Name)
+			p.queue.AddNode(node.Name)
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
@@ -218,10 +219,10 @@ func (p *Plugin) reservationHandler() cache.ResourceEventHandler {
 	update := func(obj any, apply func(*broker.Reservation) (demand.Key, bool), applyPool func(*broker.Reservation) bool) {
 		if r, ok := objectOf[*broker.Reservation](obj); ok {
 			if key, changed := apply(r); key != (demand.Key{}) {
-				p.queue.addReservation(key, changed)
+				p.queue.AddReservation(key, changed)
 			}
 			if applyPool(r) {
-				p.queue.addPools()
+				p.queue.AddPools()
 			}
 		}
 	}
@@ -241,7 +242,7 @@ func (p *Plugin) reservationHandler() cache.ResourceEventHandler {
 func (p *Plugin) instructionHandler() cache.ResourceEventHandler {
 	update := func(obj any, apply func(*broker.ReservationInstruction) bool) {
 		if in, ok := objectOf[*broker.ReservationInstruction](obj); ok && apply(in) {
-			p.queue.addPools()
+			p.queue.AddPools()
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
@@ -254,7 +255,7 @@ func (p *Plugin) instructionHandler() cache.ResourceEventHandler {
 // podHandler keeps the pods of placements, the nominees and the untried ones. It removes pods that
 // are no longer pending from the queue, and adds those that are unschedulable because
 // there is no node.
-func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.ResourceEventHandler {
+func (p *Plugin) podHandler(noNodes func() bool, untried *waiting.UntriedPods) cache.ResourceEventHandler {
 	update := func(obj any) {
 		pod, ok := obj.(*corev1.Pod)
 		if !ok {
@@ -262,33 +263,33 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 		}
 		p.watched.set(pod)
 		p.expectLabel(pod)
-		p.queue.addFreed(p.placements.SetPod(pod))
+		p.queue.AddFreed(p.placements.SetPod(pod))
 		done := pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || podutil.IsPodTerminal(pod)
 		if done {
-			p.queue.remove(pod.UID)
+			p.queue.Remove(pod.UID)
 			p.gangs.forget(pod.UID)
-		} else if p.gate.observe(pod) {
-			p.queue.addChanged(pod)
+		} else if p.gate.Observe(pod) {
+			p.queue.AddChanged(pod)
 		}
 		if pod.Spec.SchedulerName == p.handle.ProfileName() {
 			p.ownNomineeGone(p.nominated.Set(pod.UID, pod))
 			if done {
-				untried.remove(pod)
+				untried.Remove(pod)
 				p.placements.Nominees.Remove(pod.UID)
 				return
 			}
 			_, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
 			if unschedulable(pod) && noNodes() {
-				p.queue.addUnschedulable(pod)
+				p.queue.AddUnschedulable(pod)
 			}
-			tracked, waits := p.queue.has(pod.UID)
+			tracked, waits := p.queue.Has(pod.UID)
 			switch {
 			case tried == nil || waits: // it is counted until it is pending
-				untried.set(pod, true)
+				untried.Set(pod, true)
 			case tracked:
-				untried.set(pod, false)
+				untried.Set(pod, false)
 			default: // another replica has tried it: no total counts it until this one has
-				untried.remove(pod)
+				untried.Remove(pod)
 			}
 			return
 		}
@@ -298,11 +299,11 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *untriedPods) cache.Res
 		if pod, ok := objectOf[*corev1.Pod](obj); ok {
 			p.watched.remove(pod.UID)
 			p.ownNomineeGone(p.nominated.Set(pod.UID, nil))
-			p.queue.addFreed(p.placements.RemovePod(pod.UID))
+			p.queue.AddFreed(p.placements.RemovePod(pod.UID))
 			p.nomineeGone(p.placements.Nominees.Remove(pod.UID))
-			p.queue.remove(pod.UID)
-			untried.remove(pod)
-			p.keys.forget(pod.UID)
+			p.queue.Remove(pod.UID)
+			untried.Remove(pod)
+			p.keys.Forget(pod.UID)
 			p.gangs.forget(pod.UID)
 		}
 	}

@@ -14,26 +14,27 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // TestKeyCache: however many pods there are, the key of each is computed once, until the pod
 // is changed or deleted.
 func TestKeyCache(t *testing.T) {
 	computed := 0
-	c := newKeyCache(clock.RealClock{}, func(string, metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) {
+	c := owners.NewKeyCache(clock.RealClock{}, func(string, metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) {
 		computed++
 		return nil, true, false
 	})
 	pods := make([]*corev1.Pod, 30_000)
 	for i := range pods {
 		pods[i] = jobPod("crunch", fmt.Sprint("pod-", i), "1")
-		c.get(pods[i])
+		c.Get(pods[i])
 	}
 	expectComputed := func(what string, want int) {
 		t.Helper()
 		computed = 0
 		for _, pod := range pods {
-			if _, ok := c.get(pod); !ok {
+			if _, ok := c.Get(pod); !ok {
 				t.Fatalf("%s has no key", pod.Name)
 			}
 		}
@@ -44,7 +45,7 @@ func TestKeyCache(t *testing.T) {
 	expectComputed("again", 0)
 	pods[7] = pods[7].DeepCopy()
 	pods[7].Generation++
-	c.forget(pods[8].UID)
+	c.Forget(pods[8].UID)
 	expectComputed("after a change and a deletion", 2)
 }
 
@@ -52,7 +53,7 @@ func TestKeyCache(t *testing.T) {
 // refused, not for the pod's life.
 func TestRefusedOwner(t *testing.T) {
 	now, refused := clocktesting.NewFakePassiveClock(time.Unix(1000, 0)), true
-	c := newKeyCache(now, func(_ string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) {
+	c := owners.NewKeyCache(now, func(_ string, ref metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) {
 		if refused || ref.Kind == "Schedule" {
 			return nil, true, refused
 		}
@@ -66,7 +67,7 @@ func TestRefusedOwner(t *testing.T) {
 	}{{0, true, "crunch"}, {owners.CheckRefused - time.Second, false, "crunch"}, {time.Second, false, "nightly"}, {time.Hour, true, "nightly"}} {
 		refused = step.refused
 		now.SetTime(now.Now().Add(step.pass))
-		if key, ok := c.keyOf(pod); !ok || key.OwnerUID != step.want {
+		if key, ok := c.KeyOf(pod); !ok || key.OwnerUID != step.want {
 			t.Errorf("after another %s: owner %q, want %q", step.pass, key.OwnerUID, step.want)
 		}
 	}
@@ -81,22 +82,22 @@ func TestKeyOfADeletedPod(t *testing.T) {
 			p.handle = profile{}
 			cached := p.ring(t, pod)
 			p.gangs.informers[demand.CoschedulingGangs].refusals = 0 // it is not known yet what the gang requires
-			p.keys.exists = p.gangs.exists
-			handler := p.podHandler(func() bool { return false }, newUntriedPods(p.clock))
+			p.keys.Exists = p.gangs.exists
+			handler := p.podHandler(func() bool { return false }, waiting.NewUntriedPods(p.clock))
 			handler.OnAdd(pod, false)
 			cycle := func() {
 				p.gangs.hold(pod)
-				if _, ok := p.keys.get(pod); !ok {
+				if _, ok := p.keys.Get(pod); !ok {
 					t.Fatal("the pod has no key")
 				}
 			}
-			if cycle(); p.keys.keys[pod.UID] == nil {
+			if cycle(); !p.keys.Has(pod.UID) {
 				t.Error("the key of a pod is not kept")
 			}
 			expect.NoError(t, cached.Delete(pod))
 			handler.OnDelete(pod)
-			if cycle(); len(p.keys.keys) > 0 || len(p.gangs.held) > 0 {
-				t.Errorf("%d keys and %d held pods are kept of a deleted pod", len(p.keys.keys), len(p.gangs.held))
+			if cycle(); p.keys.Has(pod.UID) || len(p.gangs.held) > 0 {
+				t.Errorf("its key, or %d held pods are kept of a deleted pod", len(p.gangs.held))
 			}
 		})
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"io"
 	"net/http"
 	"strings"
@@ -25,6 +24,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
 // limitedShop is namespace shop with a limit of CPU, the controller of a plugin, and the
@@ -104,13 +104,13 @@ func (s *limitedShop) store(r *broker.Reservation) {
 		sum += usage.RequestedPods(obj.(*broker.Reservation))
 	}
 	s.most = max(s.most, sum)
-	s.p.queue.addReservation(s.p.grants.Set(r))
+	s.p.queue.AddReservation(s.p.grants.Set(r))
 }
 
 // of returns the Reservation of an owner, or nil.
 func (s *limitedShop) of(owner string) *broker.Reservation {
-	key, _ := s.p.keys.get(jobPod(owner, "any of "+owner, "1"))
-	r, _ := s.get(key.key.Name(owner))
+	key, _ := s.p.keys.Get(jobPod(owner, "any of "+owner, "1"))
+	r, _ := s.get(key.Key.Name(owner))
 	return r
 }
 
@@ -199,7 +199,7 @@ func (s *limitedShop) fill(owner string) {
 			bound.Spec.NodeName, bound.Labels = node, map[string]string{broker.LabelHold: g.Charges[provider][0].Label}
 			s.p.placements.SetPod(bound)
 			_ = s.pods.Update(bound)
-			s.p.queue.remove(pod.UID)
+			s.p.queue.Remove(pod.UID)
 			break
 		}
 	}
@@ -209,7 +209,7 @@ func (s *limitedShop) fill(owner string) {
 func (s *limitedShop) end(owner, provider string) {
 	if pods := s.running(owner, provider); len(pods) > 0 {
 		_ = s.pods.Delete(pods[0])
-		s.p.queue.addFreed(s.p.placements.RemovePod(pods[0].UID))
+		s.p.queue.AddFreed(s.p.placements.RemovePod(pods[0].UID))
 	}
 }
 
@@ -235,8 +235,8 @@ func TestFirstComeFirstServed(t *testing.T) {
 	s.expectRequested(t, "b has come", 8, 2)
 	s.pending("a", 4)
 	s.expectRequested(t, "a wants more", 8, 2)
-	key, _ := s.p.keys.get(jobPod("a", "any of a", "1"))
-	if pods, unasked := s.c.grants.UnaskedBut(key.key); pods != 8 || !unasked {
+	key, _ := s.p.keys.Get(jobPod("a", "any of a", "1"))
+	if pods, unasked := s.c.grants.UnaskedBut(key.Key); pods != 8 || !unasked {
 		t.Errorf("capacity counts as requested for %d pods of a, limited: %t, want 8", pods, unasked)
 	}
 	s.limit(5)
@@ -253,7 +253,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 func (s *limitedShop) remove(owner string) {
 	if pods := s.running(owner, ""); len(pods) > 0 {
 		_ = s.pods.Delete(pods[0])
-		s.p.queue.remove(pods[0].UID)
+		s.p.queue.Remove(pods[0].UID)
 	}
 }
 
@@ -367,8 +367,8 @@ func TestDeletedWhileUsed(t *testing.T) {
 			}
 			s.pending("a", 1)
 			s.run(5 * time.Second)
-			key, _ := s.p.keys.get(jobPod("a", "any of a", "1"))
-			if s.c.grants.IsUnasked(key.key) != tc.event {
+			key, _ := s.p.keys.Get(jobPod("a", "any of a", "1"))
+			if s.c.grants.IsUnasked(key.Key) != tc.event {
 				t.Errorf("unasked: %t, want %t", !tc.event, tc.event)
 			}
 			said := 0

@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // otherPod is a pod of another scheduler that is nominated to node home.
@@ -45,7 +46,7 @@ func (a activated) Activate(_ klog.Logger, pods map[string]*corev1.Pod) {
 func podEvents(p *Plugin) (handler cache.ResourceEventHandler, names *[]string) {
 	names = new([]string)
 	p.handle = activated{names: names}
-	return p.podHandler(func() bool { return false }, newUntriedPods(p.clock)), names
+	return p.podHandler(func() bool { return false }, waiting.NewUntriedPods(p.clock)), names
 }
 
 // homeWith is node home with 4 CPUs, an extended resource and room for 4 pods, as the scheduler sees it.
@@ -157,8 +158,8 @@ func TestRoomBesideNominees(t *testing.T) {
 	waits := func(name, cpu string, priority int32) {
 		pod := jobPod(name, name, cpu)
 		withPriority(priority)(pod)
-		key, _ := p.keys.get(pod)
-		p.gate.close(pod, key.key, now.Now(), time.Time{})
+		key, _ := p.keys.Get(pod)
+		p.gate.Close(pod, key.Key, now.Now(), time.Time{})
 	}
 	waits("large", "3", 0)
 	waits("small", "1", 0)
@@ -166,7 +167,7 @@ func TestRoomBesideNominees(t *testing.T) {
 	expectWoken := func(when string, want ...string) {
 		t.Helper()
 		var woken []string
-		for _, pod := range p.gate.openForRoom(p.placements.RoomOn(p.queue.take().nodes)) {
+		for _, pod := range p.gate.OpenForRoom(p.placements.RoomOn(p.queue.Take().Nodes)) {
 			woken = append(woken, pod.Name)
 		}
 		if !slices.Equal(woken, want) {
@@ -178,16 +179,16 @@ func TestRoomBesideNominees(t *testing.T) {
 	expectWoken("nominated")
 	handler.OnDelete(placeholder)
 	expectWoken("its place is free", "small")
-	p.queue.addNode("home")
-	p.gate.drop("small")
+	p.queue.AddNode("home")
+	p.gate.Drop("small")
 	waits("important", "3", 1)
 	now.SetTime(now.Now().Add(time.Second))
 	p.placements.Freed("home")
 	expectWoken("for a pod of a higher priority", "important")
-	p.gate.drop("important")
+	p.gate.Drop("important")
 	bound := otherPod("guest", "3", withPriority(0), onNode("home"))
 	handler.OnUpdate(guest, bound)
-	p.queue.addNode("home")
+	p.queue.AddNode("home")
 	p.placements.Freed("home")
 	expectWoken("bound")
 	now.SetTime(now.Now().Add(time.Second))
@@ -195,7 +196,7 @@ func TestRoomBesideNominees(t *testing.T) {
 	handler.OnAdd(second, false)
 	handler.OnDelete(bound)
 	expectWoken("ended", "large")
-	p.gate.drop("large")
+	p.gate.Drop("large")
 	waits("again", "4", 0)
 	now.SetTime(now.Now().Add(time.Second))
 	handler.OnDelete(second)
@@ -223,7 +224,7 @@ func TestKeptOutPods(t *testing.T) {
 			handler.OnUpdate(guest, otherPod(guest.Name, "3", onNode("away")))
 		}},
 		"gated": {reason: "the gate wakes it", change: func(p *Plugin, handler cache.ResourceEventHandler, guest, pod *corev1.Pod) {
-			p.gate.close(pod, demand.Key{}, p.clock.Now(), time.Time{})
+			p.gate.Close(pod, demand.Key{}, p.clock.Now(), time.Time{})
 			handler.OnDelete(guest)
 		}},
 		"bound itself": {reason: "it waits no more", change: func(_ *Plugin, handler cache.ResourceEventHandler, guest, pod *corev1.Pod) {
@@ -298,13 +299,13 @@ func TestOwnNominee(t *testing.T) {
 			p := testPlugin(OverflowArgs{}, home)
 			p.handle = profileHandle{}
 			p.placements.SetNode(home)
-			handler := p.podHandler(func() bool { return false }, newUntriedPods(p.clock))
+			handler := p.podHandler(func() bool { return false }, waiting.NewUntriedPods(p.clock))
 			handler.OnAdd(nominated("home"), false)
-			p.queue.take()
+			p.queue.Take()
 			now := p.clock.(*clocktesting.FakeClock)
 			now.SetTime(now.Now().Add(time.Minute))
 			tc.then(handler)
-			if got := p.queue.take().nodes["home"]; got != tc.freed {
+			if got := p.queue.Take().Nodes["home"]; got != tc.freed {
 				t.Errorf("it is looked at: %t, want %t", got, tc.freed)
 			}
 			rooms := p.placements.RoomOn(map[string]bool{"home": true})

@@ -3,7 +3,6 @@ package overflow
 import (
 	"context"
 	"fmt"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -25,6 +24,9 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // Name of the plugin in KubeSchedulerConfiguration.
@@ -65,14 +67,14 @@ type Plugin struct {
 	args       *OverflowArgs
 	nodes      corelisters.NodeLister
 	namespaces corelisters.NamespaceLister
-	keys       *keyCache
+	keys       *owners.KeyCache
 	owners     *ownerCache
 	gangs      *gangs
 	grants     *usage.GrantCache
 	pools      *usage.PoolCache
 	placements *usage.Placements
-	gate       *gate
-	queue      *workQueue
+	gate       *waiting.Gate
+	queue      *waiting.WorkQueue
 	clock      clock.PassiveClock
 	// synced reports whether grants is complete, and counted, whether placements is.
 	synced, counted func() bool
@@ -87,7 +89,7 @@ type Plugin struct {
 	watched *watchedPods
 	binder  *binder
 	// pending has the events that pods have got, and reservations what they are about.
-	pending      *pendingPods
+	pending      *waiting.PendingPods
 	reservations *reservationStore
 }
 
@@ -152,7 +154,7 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, minor
 		return nil, fmt.Errorf("plugin %s: feature gate GenericWorkload is on; switch it off in this scheduler: the plugin itself holds the pods of a group together", Name)
 	}
 	log := klog.FromContext(ctx).WithName("overflow")
-	owners, err := newOwnerCache(log, handle.KubeConfig(), handle, args.OwnerKinds)
+	ownerCache, err := newOwnerCache(log, handle.KubeConfig(), handle, args.OwnerKinds)
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
@@ -167,26 +169,26 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, minor
 		args:       args,
 		nodes:      core.Nodes().Lister(),
 		namespaces: core.Namespaces().Lister(),
-		keys:       newKeyCache(clock.RealClock{}, owners.find),
-		owners:     owners,
+		keys:       owners.NewKeyCache(clock.RealClock{}, ownerCache.find),
+		owners:     ownerCache,
 		gangs:      gangs,
 		grants:     usage.NewGrantCache(clock.RealClock{}),
 		pools:      usage.NewPoolCache(clock.RealClock{}),
-		gate:       newGate(clock.RealClock{}),
+		gate:       waiting.NewGate(clock.RealClock{}),
 		clock:      clock.RealClock{},
 		leads:      leads,
 		binder:     newBinder(),
-		pending:    newPendingPods(),
+		pending:    waiting.NewPendingPods(),
 		nominated:  usage.OwnNominees{Nodes: map[types.UID]string{}},
 	}
 	pods := core.Pods().Lister()
-	p.keys.exists = func(pod *corev1.Pod) bool {
+	p.keys.Exists = func(pod *corev1.Pod) bool {
 		current, err := pods.Pods(pod.Namespace).Get(pod.Name)
 		return err == nil && current.UID == pod.UID
 	}
-	p.placements = usage.NewPlacements(p.clock, p.keys.keyOf)
+	p.placements = usage.NewPlacements(p.clock, p.keys.KeyOf)
 	p.placements.Pooled = p.pools.Has
-	p.queue, p.watched = newWorkQueue(p.placements.IsVirtual), newWatchedPods(handle.ProfileName(), p.placements.IsVirtual)
+	p.queue, p.watched = waiting.NewWorkQueue(p.placements.IsVirtual), newWatchedPods(handle.ProfileName(), p.placements.IsVirtual)
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
@@ -198,7 +200,7 @@ func (p *Plugin) Name() string { return Name }
 
 // PreEnqueue holds pods for which an attempt would be futile.
 func (p *Plugin) PreEnqueue(_ context.Context, pod *corev1.Pod) *framework.Status {
-	if p.gate.passes(pod) && !p.holds(pod) {
+	if p.gate.Passes(pod) && !p.holds(pod) {
 		return nil
 	}
 	return framework.NewStatus(framework.UnschedulableAndUnresolvable, errWaiting)
@@ -210,7 +212,7 @@ func (p *Plugin) PreEnqueue(_ context.Context, pod *corev1.Pod) *framework.Statu
 // to act first it must see each pod, and preemption that waits for a decision is to wait no
 // longer.
 func (p *Plugin) holds(pod *corev1.Pod) bool {
-	if !p.gate.failing() || p.args.AskAfter.Duration > 0 || p.args.Overflow == BeforePreemption || !optedIn(p.namespaces, pod.Namespace) {
+	if !p.gate.Failing() || p.args.AskAfter.Duration > 0 || p.args.Overflow == BeforePreemption || !optedIn(p.namespaces, pod.Namespace) {
 		return false
 	}
 	if _, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled); tried != nil || pod.Status.NominatedNodeName != "" {
@@ -222,11 +224,11 @@ func (p *Plugin) holds(pod *corev1.Pod) bool {
 	if ok, _ := p.gangs.admissible(pod); !ok {
 		return false
 	}
-	key, ok := p.keys.get(pod)
-	if !ok || p.settled(key.key) || !p.gate.hold(pod, key.key) {
+	key, ok := p.keys.Get(pod)
+	if !ok || p.settled(key.Key) || !p.gate.Hold(pod, key.Key) {
 		return false
 	}
-	p.queue.addUnschedulable(pod)
+	p.queue.AddUnschedulable(pod)
 	return true
 }
 
@@ -234,7 +236,7 @@ func (p *Plugin) holds(pod *corev1.Pod) bool {
 func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ []framework.NodeInfo) (*framework.PreFilterResult, *framework.Status) {
 	if !p.scheduling.Load() {
 		p.scheduling.Store(true)
-		p.queue.signal()
+		p.queue.Signal()
 	}
 	if waitsFor := p.gangs.hold(pod); waitsFor != "" {
 		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable, waitsFor)
@@ -258,11 +260,11 @@ func (p *Plugin) grantsOf(pod *corev1.Pod) *usage.Grants {
 
 // ownGrants returns the grants of a pod's owner and shape; nil if there are none.
 func (p *Plugin) ownGrants(pod *corev1.Pod) *usage.Grants {
-	key, ok := p.keys.get(pod)
+	key, ok := p.keys.Get(pod)
 	if !ok {
 		return nil
 	}
-	return p.grants.Get(key.key)
+	return p.grants.Get(key.Key)
 }
 
 // mayOverflow reports whether a pod without a place may get one in another cluster.
@@ -484,15 +486,15 @@ func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *
 	}
 	if !optedIn(p.namespaces, pod.Namespace) {
 		p.passGate(pod.UID)
-		p.queue.addUnschedulable(pod) // its namespace may opt in, or have done so just now
+		p.queue.AddUnschedulable(pod) // its namespace may opt in, or have done so just now
 		return nil, framework.NewStatus(framework.Unschedulable)
 	}
 	if p.victimsTerminating(pod) {
-		p.queue.remove(pod.UID)
+		p.queue.Remove(pod.UID)
 		return nil, framework.NewStatus(framework.Unschedulable, errPreempting)
 	}
 	code, message := p.wait(state, pod)
-	p.queue.addUnschedulable(pod)
+	p.queue.AddUnschedulable(pod)
 	p.refuseGang(pod)
 	return nil, framework.NewStatus(code, message)
 }
@@ -511,19 +513,19 @@ func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Co
 	if !synced && p.args.Overflow != BeforePreemption {
 		return framework.Unschedulable, errNotSynced
 	}
-	key, ok := p.keys.get(pod)
+	key, ok := p.keys.Get(pod)
 	if !ok {
 		if p.args.Overflow != BeforePreemption {
 			return framework.Unschedulable, errWaiting
 		}
 		// Its owner may be newer than what is known: that is no reason to preempt.
-		key = &podKey{key: unresolvedKey(pod)}
+		key = &owners.PodKey{Key: waiting.UnresolvedKey(pod)}
 	}
-	deadline := p.gate.since(pod.UID).Add(p.args.AskAfter.Duration + p.args.DecisionTimeout.Duration)
+	deadline := p.gate.Since(pod.UID).Add(p.args.AskAfter.Duration + p.args.DecisionTimeout.Duration)
 	code, message := framework.Unschedulable, errWaiting
-	inVain := p.settled(key.key) && !p.gate.isAmong(coming(p.grants, p.placements, key.key), pod, key.key, p.placements.Placed)
+	inVain := p.settled(key.Key) && !p.gate.IsAmong(waiting.Coming(p.grants, p.placements, key.Key), pod, key.Key, p.placements.Placed)
 	switch {
-	case inVain && p.grants.Refused(key.key):
+	case inVain && p.grants.Refused(key.Key):
 		message = errRefused
 	case inVain:
 		message = errNotRequested
@@ -540,17 +542,17 @@ func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Co
 	if code == framework.Unschedulable {
 		deadline = time.Time{}
 	}
-	p.queue.addOpening(p.gate.close(pod, key.key, stateIn(state).since, deadline))
-	if p.gate.stale(pod.UID) {
-		p.queue.addChanged(pod)
+	p.queue.AddOpening(p.gate.Close(pod, key.Key, stateIn(state).since, deadline))
+	if p.gate.Stale(pod.UID) {
+		p.queue.AddChanged(pod)
 	}
 	return code, message
 }
 
 // passGate lets a pod pass the gate that does not wait for capacity in other clusters.
 func (p *Plugin) passGate(pod types.UID) {
-	if was := p.gate.drop(pod); was != nil {
-		p.queue.addOpening(was.opening)
+	if was := p.gate.Drop(pod); was != nil {
+		p.queue.AddOpening(was.Opening)
 	}
 }
 
@@ -603,7 +605,7 @@ func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *cor
 		}
 	}
 	p.placements.Assume(pod, nodeName, hold)
-	p.queue.addOpening(p.gate.assumed(pod.UID, room))
+	p.queue.AddOpening(p.gate.Assumed(pod.UID, room))
 	return nil
 }
 
@@ -628,7 +630,7 @@ func (p *Plugin) Unreserve(_ context.Context, _ framework.CycleState, pod *corev
 	now := p.clock.Now()
 	node, key := p.placements.Forget(pod.UID)
 	p.unreserveGang(pod, now)
-	p.queue.addFreed(node, key) // last: it may wake the pod itself
+	p.queue.AddFreed(node, key) // last: it may wake the pod itself
 }
 
 // Bind binds a pod to a virtual node, and with the same request labels it with its
@@ -666,13 +668,13 @@ func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *core
 		binding.Annotations = map[string]string{corev1.PodDeletionCost: broker.OverflowedDeletionCost}
 	}
 	e := p.grantedTo(pod, s, provider, hold)
-	_, waited := p.gate.triedAt(pod.UID)
+	_, waited := p.gate.TriedAt(pod.UID)
 	writesTotal.WithLabelValues(writesOfPod).Inc()
 	if err := p.binder.bind(ctx, p.handle.ClientSet(), binding); err != nil {
 		return framework.AsStatus(fmt.Errorf("binding the pod to %s: %w", nodeName, err))
 	}
 	if !waited {
-		podAttempts.Observe(1) // those of one that waited are counted when it ends to wait
+		waiting.PodAttempts.Observe(1) // those of one that waited are counted when it ends to wait
 	}
 	if e != nil {
 		send(p.handle.EventRecorder(), pod, *e)
@@ -687,7 +689,7 @@ func (p *Plugin) grantedTo(pod *corev1.Pod, s *cycleState, provider, hold string
 		e := pooled(s.pool)
 		return &e
 	}
-	if s.grants == nil || p.pending.announced(pod.UID, reasonGranted, provider) {
+	if s.grants == nil || p.pending.Announced(pod.UID, reasonGranted, provider) {
 		return nil
 	}
 	all, err := p.reservations.byKey(s.grants.Key)

@@ -21,7 +21,9 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // newIndexer returns an informer's cache with these objects.
@@ -45,19 +47,19 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		args:       &args,
 		namespaces: corelisters.NewNamespaceLister(newIndexer(shop)),
 		nodes:      corelisters.NewNodeLister(newIndexer(nodes...)),
-		keys:       newKeyCache(now, func(string, metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) { return nil, true, false }),
+		keys:       owners.NewKeyCache(now, func(string, metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) { return nil, true, false }),
 		grants:     usage.NewGrantCache(now),
 		pools:      usage.NewPoolCache(now),
-		gate:       newGate(now),
-		pending:    newPendingPods(),
+		gate:       waiting.NewGate(now),
+		pending:    waiting.NewPendingPods(),
 		nominated:  usage.OwnNominees{Nodes: map[types.UID]string{}},
 		clock:      now,
 		synced:     func() bool { return true },
 		counted:    func() bool { return true },
 	}
-	p.placements = usage.NewPlacements(now, p.keys.keyOf)
+	p.placements = usage.NewPlacements(now, p.keys.KeyOf)
 	p.placements.Pooled = p.pools.Has
-	p.queue, p.watched = newWorkQueue(p.placements.IsVirtual), newWatchedPods(broker.SchedulerName, p.placements.IsVirtual)
+	p.queue, p.watched = waiting.NewWorkQueue(p.placements.IsVirtual), newWatchedPods(broker.SchedulerName, p.placements.IsVirtual)
 	return p
 }
 
@@ -368,8 +370,8 @@ func TestPostFilterOfSome(t *testing.T) {
 		"a policy allows one more": {
 			reason: "capacity may come for it", order: BeforePreemption,
 			change: func(p *Plugin, pod *corev1.Pod) {
-				key, _ := p.keys.get(pod)
-				p.grants.SetUnasked(key.key, true, 1)
+				key, _ := p.keys.Get(pod)
+				p.grants.SetUnasked(key.Key, true, 1)
 			},
 			code: framework.UnschedulableAndUnresolvable, message: "waiting for capacity in another cluster", queued: true,
 		},
@@ -379,8 +381,8 @@ func TestPostFilterOfSome(t *testing.T) {
 				first := pod.DeepCopy()
 				first.Name, first.UID = "a", "a"
 				p.PostFilter(t.Context(), scheduler.NewCycleState(), first, nil)
-				key, _ := p.keys.get(pod)
-				p.grants.SetUnasked(key.key, true, 1)
+				key, _ := p.keys.Get(pod)
+				p.grants.SetUnasked(key.Key, true, 1)
 			},
 			code: framework.Unschedulable, message: "capacity in other clusters cannot be requested", queued: true,
 		},
@@ -457,8 +459,8 @@ func TestPostFilter(t *testing.T) {
 		"a policy allows no more": {
 			reason: "preemption may help", order: BeforePreemption,
 			change: func(p *Plugin, pod *corev1.Pod) {
-				key, _ := p.keys.get(pod)
-				p.grants.SetUnasked(key.key, true, 0)
+				key, _ := p.keys.Get(pod)
+				p.grants.SetUnasked(key.Key, true, 0)
 			},
 			code: framework.Unschedulable, message: "capacity in other clusters cannot be requested", queued: true,
 		},
@@ -473,13 +475,13 @@ func TestPostFilter(t *testing.T) {
 		},
 		"owner unknown": {
 			reason: "the pod may be newer than what is known of its owner", order: BeforePreemption,
-			change: func(p *Plugin, _ *corev1.Pod) { p.keys = newKeyCache(p.clock, unknownOwner) },
+			change: func(p *Plugin, _ *corev1.Pod) { p.keys = owners.NewKeyCache(p.clock, unknownOwner) },
 			code:   framework.UnschedulableAndUnresolvable, message: "waiting for capacity in another cluster", queued: true,
 		},
 		"owner unknown for long": {
 			reason: "it may never become known", order: BeforePreemption,
 			change: func(p *Plugin, pod *corev1.Pod) {
-				p.keys = newKeyCache(p.clock, unknownOwner)
+				p.keys = owners.NewKeyCache(p.clock, unknownOwner)
 				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 				now := p.clock.(*clocktesting.FakeClock)
 				now.SetTime(now.Now().Add(10 * time.Second))
@@ -505,7 +507,7 @@ func runPostFilter(t *testing.T, cases map[string]postFilterCase) {
 			if result != nil || status.Code() != tc.code || status.Message() != tc.message {
 				t.Errorf("got %v %v, want %v %q, because %s", result, status, tc.code, tc.message, tc.reason)
 			}
-			if _, queued := p.queue.take().unschedulable[pod.UID]; queued != tc.queued {
+			if _, queued := p.queue.Take().Unschedulable[pod.UID]; queued != tc.queued {
 				t.Errorf("queued: got %t, want %t", queued, tc.queued)
 			}
 		})
@@ -541,11 +543,11 @@ func TestGrantDuringTheCycle(t *testing.T) {
 	p.placements.SetNode(paris)
 	now.SetTime(now.Now().Add(time.Hour))
 	var woken []string
-	w := &waker{gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled, pools: p.pools,
-		activate: func(pods map[string]*corev1.Pod) { woken = append(woken, slices.Collect(maps.Keys(pods))...) }}
+	w := &waiting.Waker{Gate: p.gate, Grants: p.grants, Placements: p.placements, Nodes: p.nodes, Settled: p.settled, Pools: p.pools,
+		Activate: func(pods map[string]*corev1.Pod) { woken = append(woken, slices.Collect(maps.Keys(pods))...) }}
 	pod := jobPod("crunch", "crunch-0", "1")
 	pod.Spec.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}
-	key, _ := p.keys.get(pod)
+	key, _ := p.keys.Get(pod)
 	cycle := func(during func()) int {
 		t.Helper()
 		woken = nil
@@ -561,7 +563,7 @@ func TestGrantDuringTheCycle(t *testing.T) {
 		if !p.PreEnqueue(t.Context(), pod).IsRejected() {
 			t.Error("the gate is open after a failed cycle")
 		}
-		w.wake(map[demand.Key]bool{key.key: true}, nil, true)
+		w.Wake(map[demand.Key]bool{key.Key: true}, nil, true)
 		if len(woken) > 0 && !p.PreEnqueue(t.Context(), pod).IsSuccess() {
 			t.Error("a pod was activated that cannot pass the gate")
 		}
@@ -603,16 +605,16 @@ func TestUntriedPodsAreHeld(t *testing.T) {
 			pod.Labels = map[string]string{broker.LabelPodGroup: "ring"}
 			other := jobPod("crunch", "crunch-2", "1")
 			other.Labels = pod.Labels
-			key, _ := p.keys.get(other)
-			p.gate.close(other, key.key, p.clock.Now(), time.Time{})
+			key, _ := p.keys.Get(other)
+			p.gate.Close(other, key.Key, p.clock.Now(), time.Time{})
 		}},
 		"before preemption": {reason: "preemption waits for a decision, from its first cycle", change: func(p *Plugin, _ *corev1.Pod) {
 			p.args.Overflow = BeforePreemption
 		}},
 		"autoscaler first": {reason: "it must see the pod", change: func(p *Plugin, _ *corev1.Pod) { p.args.AskAfter.Duration = time.Minute }},
 		"capped": {reason: "no capacity will come soon", change: func(p *Plugin, pod *corev1.Pod) {
-			key, _ := p.keys.get(pod)
-			p.grants.SetUnasked(key.key, true, 0)
+			key, _ := p.keys.Get(pod)
+			p.grants.SetUnasked(key.Key, true, 0)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -622,7 +624,7 @@ func TestUntriedPodsAreHeld(t *testing.T) {
 				tc.change(p, pod)
 			}
 			held := p.PreEnqueue(t.Context(), pod).IsRejected()
-			if _, requested := p.queue.take().unschedulable[pod.UID]; held != tc.holds || requested != held {
+			if _, requested := p.queue.Take().Unschedulable[pod.UID]; held != tc.holds || requested != held {
 				t.Errorf("held: %t, and requested: %t, want %t, because %s", held, requested, tc.holds, tc.reason)
 			}
 		})
@@ -719,31 +721,31 @@ func TestReplacedReservation(t *testing.T) {
 // of another one of that name as an update. The former one uses its grant no more, and does
 // not wait any more.
 func TestReplacedPod(t *testing.T) {
-	p, guest, waiting := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "1")
+	p, guest, pending := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "1")
 	p.handle = profile{}
-	untried := newUntriedPods(p.clock)
+	untried := waiting.NewUntriedPods(p.clock)
 	handler := p.podHandler(func() bool { return false }, untried)
 	guest.Spec.NodeName = broker.VirtualNodeName("paris")
 	handler.OnAdd(guest, false)
-	handler.OnAdd(waiting, false)
-	p.PostFilter(t.Context(), scheduler.NewCycleState(), waiting, nil)
-	p.queue.take()
-	key, _ := p.keys.get(guest)
-	if n := p.placements.LivingOf(key.key); n != 1 {
+	handler.OnAdd(pending, false)
+	p.PostFilter(t.Context(), scheduler.NewCycleState(), pending, nil)
+	p.queue.Take()
+	key, _ := p.keys.Get(guest)
+	if n := p.placements.LivingOf(key.Key); n != 1 {
 		t.Fatalf("%d pods use the grant, want 1", n)
 	}
-	for _, before := range []*corev1.Pod{guest, waiting} {
+	for _, before := range []*corev1.Pod{guest, pending} {
 		after := jobPod("crunch", before.Name, "1")
 		after.UID = before.UID + "-again"
 		handler.OnUpdate(before, after)
-		if _, cached := p.keys.keys[before.UID]; cached {
+		if p.keys.Has(before.UID) {
 			t.Errorf("the key of the former %s is kept", before.Name)
 		}
 	}
-	if n := p.placements.LivingOf(key.key); n != 0 {
+	if n := p.placements.LivingOf(key.Key); n != 0 {
 		t.Errorf("%d pods use the grant, want 0", n)
 	}
-	if taken := p.queue.take(); !taken.removed[waiting.UID] || !taken.keys[key.key] {
+	if taken := p.queue.Take(); !taken.Removed[pending.UID] || !taken.Keys[key.Key] {
 		t.Errorf("the controller gets %+v", taken)
 	}
 }

@@ -3,7 +3,6 @@ package overflow
 import (
 	"encoding/json"
 	"fmt"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"math"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +14,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/undecoded"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
 // policyCache has the OverflowPolicies.

@@ -2,7 +2,6 @@ package overflow
 
 import (
 	"fmt"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"slices"
 	"testing"
 	"time"
@@ -22,6 +21,8 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // byHand returns a Reservation of namespace shop that was made by hand, and the
@@ -184,8 +185,8 @@ func TestOrderOfCapacity(t *testing.T) {
 	if want := []string{"rome-crunch", "rome-warm", "rome-hub", ""}; !slices.Equal(holds, want) {
 		t.Errorf("charged to %v, want %v", holds, want)
 	}
-	key, _ := p.keys.get(jobPod("crunch", "crunch-0", "1"))
-	if n := p.placements.LivingOf(key.key); n != 1 {
+	key, _ := p.keys.Get(jobPod("crunch", "crunch-0", "1"))
+	if n := p.placements.LivingOf(key.Key); n != 1 {
 		t.Errorf("%d pods count for the owner's Reservation, want 1: those in pools need none", n)
 	}
 	// The slot of the grant is free again, the pools are not.
@@ -391,14 +392,14 @@ func TestPoolWakes(t *testing.T) {
 	// An older pod of their key was created before its namespace opted in.
 	unsteered := jobPod("crunch", "p0", "2")
 	for _, pod := range []*corev1.Pod{unsteered, tolerant("p1", "2"), tolerant("p2", "2"), tolerant("p3", "2")} {
-		key, _ := p.keys.get(pod)
-		p.gate.close(pod, key.key, now.Now(), time.Time{})
+		key, _ := p.keys.Get(pod)
+		p.gate.Close(pod, key.Key, now.Now(), time.Time{})
 	}
 	var woken []string
-	w := &waker{
-		gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled, pools: p.pools,
-		mayUse: func(pod *corev1.Pod, pool *usage.Pool) bool { return slices.Contains(p.poolsOf(pod), pool) },
-		activate: func(pods map[string]*corev1.Pod) {
+	w := &waiting.Waker{
+		Gate: p.gate, Grants: p.grants, Placements: p.placements, Nodes: p.nodes, Settled: p.settled, Pools: p.pools,
+		MayUse: func(pod *corev1.Pod, pool *usage.Pool) bool { return slices.Contains(p.poolsOf(pod), pool) },
+		Activate: func(pods map[string]*corev1.Pod) {
 			for name := range pods {
 				woken = append(woken, name)
 			}
@@ -407,7 +408,7 @@ func TestPoolWakes(t *testing.T) {
 	wake := func(want ...string) {
 		t.Helper()
 		woken = nil
-		w.wake(map[demand.Key]bool{}, nil, true)
+		w.Wake(map[demand.Key]bool{}, nil, true)
 		if slices.Sort(woken); !slices.Equal(woken, want) {
 			t.Errorf("woken %v, want %v", woken, want)
 		}
@@ -423,7 +424,7 @@ func TestPoolWakes(t *testing.T) {
 		if _, ok := schedule(t, p, tolerant(name, "2")); !ok {
 			t.Fatalf("%s has no room", name)
 		}
-		p.gate.drop(types.UID(name))
+		p.gate.Drop(types.UID(name))
 	}
 	later()
 	wake()
@@ -454,18 +455,18 @@ func TestPoolsConcernFewPods(t *testing.T) {
 				p.pools.SetInstruction(in)
 			}
 			asked := 0
-			w := &waker{gate: p.gate, grants: p.grants, placements: p.placements, pools: p.pools, nodes: p.nodes, settled: p.settled,
-				mayUse: func(pod *corev1.Pod, of *usage.Pool) bool {
+			w := &waiting.Waker{Gate: p.gate, Grants: p.grants, Placements: p.placements, Pools: p.pools, Nodes: p.nodes, Settled: p.settled,
+				MayUse: func(pod *corev1.Pod, of *usage.Pool) bool {
 					asked++
 					return slices.Contains(p.poolsOf(pod), of)
-				}, activate: func(map[string]*corev1.Pod) { t.Error("a pod is woken that fits none") }}
+				}, Activate: func(map[string]*corev1.Pod) { t.Error("a pod is woken that fits none") }}
 			for i := range pods {
 				pod := jobPod(fmt.Sprint("job-", i%keys), fmt.Sprint("pod-", i), "2")
 				pod.Labels = map[string]string{"tier": "batch"}
-				of, _ := p.keys.get(pod)
-				p.gate.close(pod, of.key, p.clock.Now().Add(-time.Minute), time.Time{})
+				of, _ := p.keys.Get(pod)
+				p.gate.Close(pod, of.Key, p.clock.Now().Add(-time.Minute), time.Time{})
 			}
-			if w.wake(nil, nil, true); asked != tc.asked {
+			if w.Wake(nil, nil, true); asked != tc.asked {
 				t.Errorf("asked %d times, want %d", asked, tc.asked)
 			}
 		})

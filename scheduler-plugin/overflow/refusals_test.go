@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // notes records the texts of the events of a reason.
@@ -96,7 +97,7 @@ func TestWriteIsRefused(t *testing.T) {
 			var during []bool
 			pod := jobPod("crunch", "crunch-0", "1")
 			expect.NoError(t, pods.Add(pod))
-			key, _ := p.keys.keyOf(pod)
+			key, _ := p.keys.KeyOf(pod)
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -122,11 +123,11 @@ func TestWriteIsRefused(t *testing.T) {
 			c.recorder, c.policies, c.synced = recorded, newPolicies(), func() bool { return true }
 			c.reservations = newReservationStore(client, newIndexer(), now)
 			c.requestedAt = map[demand.Key]time.Time{}
-			c.pending.add(pod.UID, nameOf(pod), began)
-			of, _ := p.keys.get(pod)
-			set := of.set
+			c.pending.Add(pod.UID, waiting.NameOf(pod), began)
+			of, _ := p.keys.Get(pod)
+			set := of.Set
 			set.Count = 1
-			request := demand.Request{Key: key, Owner: of.owner, PodSets: []broker.PodSet{set}, Pending: []types.UID{pod.UID}}
+			request := demand.Request{Key: key, Owner: of.Owner, PodSets: []broker.PodSet{set}, Pending: []types.UID{pod.UID}}
 			for {
 				again := c.reconcile(t.Context(), request)
 				if again == 0 {

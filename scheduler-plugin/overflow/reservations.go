@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"slices"
 	"sync"
 	"time"
@@ -19,6 +18,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
 const (

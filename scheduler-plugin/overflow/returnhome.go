@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"maps"
 	"slices"
 	"strconv"
@@ -28,7 +27,9 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 	"github.com/spillway-dev/spillway/scheduler-plugin/returnhome"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
 const (
@@ -57,7 +58,7 @@ type returner struct {
 	planner      *returnhome.Planner
 	watched      *watchedPods
 	placements   *usage.Placements
-	keys         *keyCache
+	keys         *owners.KeyCache
 	pools        *usage.PoolCache
 	reservations *reservationStore
 	policies     policyCache
@@ -176,15 +177,15 @@ func (r *returner) candidate(pod *corev1.Pod, terms *broker.ReturnHome, room *ro
 	if err != nil || usage.ProviderOf(node) == "" || !mayReturn(pod) || r.pools.Has(pod.Labels[broker.LabelHold]) {
 		return c, false
 	}
-	key, resolved := r.keys.get(pod)
+	key, resolved := r.keys.Get(pod)
 	_, scheduled := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
-	if !resolved || key.key.IsGang() || scheduled == nil {
+	if !resolved || key.Key.IsGang() || scheduled == nil {
 		return c, false
 	}
 	return returnhome.Candidate{
-		Pod: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Owner: replacerOf(pod, key.key),
-		Since: scheduled.LastTransitionTime.Time, Price: r.price(key.key, usage.ProviderOf(node)),
-		Room:        room.has(pod, key.key),
+		Pod: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Owner: replacerOf(pod, key.Key),
+		Since: scheduled.LastTransitionTime.Time, Price: r.price(key.Key, usage.ProviderOf(node)),
+		Room:        room.has(pod, key.Key),
 		Termination: time.Duration(ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, 0)) * time.Second,
 		After:       terms.After.Duration, MinimumStay: terms.MinimumStay.Duration,
 	}, true
@@ -340,8 +341,8 @@ func (r *returner) listOf(namespace string, replacer types.UID) []*corev1.Pod {
 		if metav1.GetControllerOfNoCopy(pod) == nil {
 			return true
 		}
-		key, ok := r.keys.get(pod)
-		return !ok || replacerOf(pod, key.key) != replacer
+		key, ok := r.keys.Get(pod)
+		return !ok || replacerOf(pod, key.Key) != replacer
 	})
 }
 
@@ -389,11 +390,11 @@ var failures = map[returnhome.Outcome]string{
 func (r *returner) record(pod *corev1.Pod, eventType, reason, message string) {
 	writesTotal.WithLabelValues(writesOfEvents).Inc()
 	r.recorder.Eventf(pod, nil, eventType, reason, returnAction, "%s", message)
-	key, ok := r.keys.get(pod)
+	key, ok := r.keys.Get(pod)
 	if !ok {
 		return
 	}
-	all, err := r.reservations.byKey(key.key)
+	all, err := r.reservations.byKey(key.Key)
 	if err != nil {
 		return
 	}

@@ -18,6 +18,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // noneWaits is the handle of a scheduler in which no pod waits in Permit.
@@ -57,8 +58,8 @@ func ringPod(name string) *corev1.Pod {
 
 // ringReservation grants a place for one pod of the gang in paris.
 func (p *Plugin) ringReservation(pod *corev1.Pod) *broker.Reservation {
-	key, _ := p.keys.get(pod)
-	set := key.set
+	key, _ := p.keys.Get(pod)
+	set := key.Set
 	set.Count = 1
 	r := reservationFor(pod, nil)
 	r.Labels[broker.LabelShape], r.Spec.PodSets = demand.GangShape, []broker.PodSet{set}
@@ -111,22 +112,22 @@ func TestUnreservedMember(t *testing.T) {
 	p.placements.SetNode(paris)
 	pod := ringPod("crunch-0")
 	pods := p.ring(t, pod)
-	key, _ := p.keys.get(pod)
+	key, _ := p.keys.Get(pod)
 	p.grants.Set(p.ringReservation(pod))
 	woken := 0
-	w := &waker{gate: p.gate, grants: p.grants, placements: p.placements, nodes: p.nodes, settled: p.settled, pools: p.pools,
-		activate: func(pods map[string]*corev1.Pod) { woken += len(pods) }}
-	wake := func() { w.wake(map[demand.Key]bool{key.key: true}, nil, false) }
+	w := &waiting.Waker{Gate: p.gate, Grants: p.grants, Placements: p.placements, Nodes: p.nodes, Settled: p.settled, Pools: p.pools,
+		Activate: func(pods map[string]*corev1.Pod) { woken += len(pods) }}
+	wake := func() { w.Wake(map[demand.Key]bool{key.Key: true}, nil, false) }
 
-	p.gate.close(pod, key.key, p.clock.Now(), time.Time{})
+	p.gate.Close(pod, key.Key, p.clock.Now(), time.Time{})
 	wake()
 	p.placements.Assume(pod, paris.Name, "rome-gang")
-	p.gate.assumed(pod.UID, "")
+	p.gate.Assumed(pod.UID, "")
 	if wake(); woken != 1 {
 		t.Fatalf("woken %d times for one slot", woken)
 	}
 	// The controller looks as soon as the queue has something, which is when this is called.
-	p.queue.isVirtual = func(string) bool {
+	p.queue.IsVirtual = func(string) bool {
 		wake()
 		return true
 	}
@@ -136,10 +137,10 @@ func TestUnreservedMember(t *testing.T) {
 	}
 	// A pod that was deleted while it had a place would be woken for those of others.
 	expect.NoError(t, pods.Delete(pod))
-	p.gate.drop(pod.UID)
+	p.gate.Drop(pod.UID)
 	p.placements.Assume(pod, paris.Name, "rome-gang")
 	p.Unreserve(t.Context(), nil, pod, paris.Name)
-	if n := p.gate.len(); n != 0 {
+	if n := p.gate.Len(); n != 0 {
 		t.Errorf("%d deleted pods wait", n)
 	}
 }
@@ -154,7 +155,7 @@ func TestGatedMember(t *testing.T) {
 	pods := p.ring(t, pod, gated)
 	c, _, _ := testController(t, p, pods)
 	c.gangs = p.gangs
-	key, _ := p.keys.keyOf(pod)
+	key, _ := p.keys.KeyOf(pod)
 	p.grants.SetUnasked(key, true, 0)
 	check := func(what string, requested int32, permitted framework.Code) {
 		t.Helper()
@@ -262,10 +263,10 @@ func TestRejectedMembers(t *testing.T) {
 		rejected int
 	}{
 		"it waits": {func(*Plugin, *corev1.Pod) {}, 1},
-		"it is terminating": {func(p *Plugin, waiting *corev1.Pod) {
-			terminating := waiting.DeepCopy()
+		"it is terminating": {func(p *Plugin, member *corev1.Pod) {
+			terminating := member.DeepCopy()
 			terminating.DeletionTimestamp = &metav1.Time{Time: p.clock.Now()}
-			p.podHandler(func() bool { return false }, newUntriedPods(p.clock)).OnUpdate(waiting, terminating)
+			p.podHandler(func() bool { return false }, waiting.NewUntriedPods(p.clock)).OnUpdate(member, terminating)
 		}, 1},
 		"it is being bound": {func(p *Plugin, waiting *corev1.Pod) { p.gangs.allow([]*corev1.Pod{waiting}) }, 0},
 		"it was rejected":   {func(p *Plugin, _ *corev1.Pod) { p.Unreserve(context.Background(), nil, ringPod("crunch-2"), "home") }, 1},

@@ -71,13 +71,13 @@ func TestLimitedNamespaceHoldsNoWriters(t *testing.T) {
 	request := func(namespace, job string) {
 		pod := jobPod(job, job, "1")
 		pod.Namespace = namespace
-		key, _ := p.keys.get(pod)
-		set := key.set
+		key, _ := p.keys.Get(pod)
+		set := key.Set
 		set.Count = 1
 		c.mu.Lock()
-		c.requests[key.key] = demand.Request{Key: key.key, Owner: key.owner, PodSets: []broker.PodSet{set}}
+		c.requests[key.Key] = demand.Request{Key: key.Key, Owner: key.Owner, PodSets: []broker.PodSet{set}}
 		c.mu.Unlock()
-		c.writeQueue.Add(c.slotOf(key.key))
+		c.writeQueue.Add(c.slotOf(key.Key))
 	}
 	arrives := func(what string) (path string) {
 		t.Helper()

@@ -1,8 +1,7 @@
-package overflow
+package waiting
 
 import (
 	"fmt"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"reflect"
 	"testing"
 	"time"
@@ -16,10 +15,11 @@ import (
 
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
 // due opens the gate for pods whose retry is due.
-func (g *gate) due() []*corev1.Pod {
+func (g *Gate) due() []*corev1.Pod {
 	pods, _ := g.openDue()
 	return pods
 }
@@ -28,7 +28,7 @@ func (g *gate) due() []*corev1.Pod {
 // first, and a pod that was tried since a place became free is not tried again for it.
 func TestGateOpensForPlaces(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
-	g := newGate(now)
+	g := NewGate(now)
 	key := demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
 	pods := map[string]*corev1.Pod{}
 	for i, priority := range []int32{0, 0, 10} {
@@ -37,11 +37,11 @@ func TestGateOpensForPlaces(t *testing.T) {
 		pod.Spec.Priority = ptr.To(priority)
 		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		pods[pod.Name] = pod
-		g.close(pod, key, now.Now(), time.Time{})
+		g.Close(pod, key, now.Now(), time.Time{})
 	}
 	passing := func() (names string) {
 		for _, name := range []string{"p0", "p1", "p2"} {
-			if g.passes(pods[name]) {
+			if g.Passes(pods[name]) {
 				names += name + " "
 			}
 		}
@@ -74,20 +74,20 @@ func TestGateOpensForPlaces(t *testing.T) {
 			return usage.PodAmounts(pod), usage.NodeAdmits(home, pod)
 		}}}
 	}
-	g.openForRoom(room1())
+	g.OpenForRoom(room1())
 	expectPassing("room for one at home: the oldest", "p1 p2 ")
-	g.openForRoom(room1())
+	g.OpenForRoom(room1())
 	expectPassing("the same room", "p1 p2 ")
-	if unused := g.close(pods["p1"], key, later(), time.Time{}); unused != (opening{room: "home"}) {
+	if unused := g.Close(pods["p1"], key, later(), time.Time{}); unused != (opening{room: "home"}) {
 		t.Errorf("the place of a pod that did not fit: got %v", unused)
 	}
 	tainted := room1()
 	home.Spec.Taints = []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoSchedule}}
 	pods["p0"].Spec.Tolerations, pods["p1"].Spec.Tolerations = nil, nil
-	g.openForRoom(tainted)
+	g.OpenForRoom(tainted)
 	expectPassing("a taint", "p2 ")
 	changed := pods["p0"].DeepCopy()
-	if changed.Generation++; !g.passes(changed) {
+	if changed.Generation++; !g.Passes(changed) {
 		t.Error("a pod whose spec has changed does not pass")
 	}
 }
@@ -96,7 +96,7 @@ func TestGateOpensForPlaces(t *testing.T) {
 // own. Only a place that none needs is unused.
 func TestGatePlacesAreExchanged(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
-	g, key := newGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
+	g, key := NewGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
 	var rooms []usage.Room
 	for _, name := range []string{"n0", "n1", "n2"} {
 		rooms = append(rooms, usage.Room{
@@ -105,11 +105,11 @@ func TestGatePlacesAreExchanged(t *testing.T) {
 		})
 	}
 	for i := range rooms {
-		g.close(jobPod("crunch", fmt.Sprint("p", i), "1"), key, now.Now(), time.Time{})
+		g.Close(jobPod("crunch", fmt.Sprint("p", i), "1"), key, now.Now(), time.Time{})
 	}
 	uid := map[string]types.UID{}
-	for _, pod := range g.openForRoom(rooms) {
-		uid[g.pods[pod.UID].opening.room] = pod.UID
+	for _, pod := range g.OpenForRoom(rooms) {
+		uid[g.pods[pod.UID].Opening.room] = pod.UID
 	}
 	if len(uid) != len(rooms) {
 		t.Fatalf("pods are woken for %v, want one for each room", uid)
@@ -122,7 +122,7 @@ func TestGatePlacesAreExchanged(t *testing.T) {
 		{pod: "n1", room: "n0"},
 		{pod: "n2", room: "elsewhere", want: opening{room: "n2"}},
 	} {
-		if unused := g.assumed(uid[step.pod], step.room); unused != step.want {
+		if unused := g.Assumed(uid[step.pod], step.room); unused != step.want {
 			t.Errorf("the pod for %s is on %s: %v is unused, want %v", step.pod, step.room, unused, step.want)
 		}
 	}
@@ -132,17 +132,17 @@ func TestGatePlacesAreExchanged(t *testing.T) {
 // pod's for some time. The gang's pod is woken for a grant, and by its retry.
 func TestGateAfterALostPlace(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
-	g, key, other := newGate(now), demand.Key{Namespace: "shop", OwnerUID: "gang-x", Shape: "s"}, demand.Key{Namespace: "shop", OwnerUID: "shared", Shape: "s"}
+	g, key, other := NewGate(now), demand.Key{Namespace: "shop", OwnerUID: "gang-x", Shape: "s"}, demand.Key{Namespace: "shop", OwnerUID: "shared", Shape: "s"}
 	home := nodeWith("").Node()
 	home.Status.Allocatable = expect.Resources("cpu", "4", "pods", "10")
 	member, younger := jobPod("gang", "member", "1"), jobPod("crunch", "younger", "1")
 	member.CreationTimestamp, younger.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
 	member.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-	g.retry(member, key, now.Now())
-	g.close(younger, other, now.Now(), time.Time{})
+	g.Retry(member, key, now.Now())
+	g.Close(younger, other, now.Now(), time.Time{})
 	wake := func() (names string) {
 		now.SetTime(now.Now().Add(time.Second))
-		for _, pod := range g.openForRoom([]usage.Room{{
+		for _, pod := range g.OpenForRoom([]usage.Room{{
 			Name: home.Name, Free: usage.Amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, ChangedAt: now.Now(),
 			Need: func(pod *corev1.Pod) (usage.Amounts, bool) { return usage.PodAmounts(pod), usage.NodeAdmits(home, pod) },
 		}}) {
@@ -157,9 +157,9 @@ func TestGateAfterALostPlace(t *testing.T) {
 	if got := g.openForSlots(key, []slots{{node: nodeWith("paris").Node(), free: 1, changedAt: now.Now()}}); len(got) != 1 {
 		t.Errorf("a grant wakes %d pods, want the member", len(got))
 	}
-	g.retry(member, key, now.Now())
-	g.drop(younger.UID)
-	now.SetTime(now.Now().Add(minRetry))
+	g.Retry(member, key, now.Now())
+	g.Drop(younger.UID)
+	now.SetTime(now.Now().Add(MinRetry))
 	if got := g.due(); len(got) != 1 || got[0].Name != "member" {
 		t.Errorf("the retry wakes %d pods, want the member", len(got))
 	}
@@ -170,7 +170,7 @@ func TestGateAfterALostPlace(t *testing.T) {
 // times, until it is woken for another place.
 func TestGateAfterAMissedPlace(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
-	g, key := newGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
+	g, key := NewGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
 	home := nodeWith("").Node()
 	home.Status.Allocatable = expect.Resources("cpu", "4", "pods", "10")
 	pod := jobPod("crunch", "p0", "1")
@@ -183,25 +183,25 @@ func TestGateAfterAMissedPlace(t *testing.T) {
 			return usage.PodAmounts(pod), usage.NodeAdmits(home, pod)
 		}}}
 	}
-	g.close(pod, key, now.Now(), time.Time{})
+	g.Close(pod, key, now.Now(), time.Time{})
 	for range 2 {
-		now.SetTime(now.Now().Add(2 * snapshotLag))
+		now.SetTime(now.Now().Add(2 * SnapshotLag))
 		changedAt := now.Now()
-		if len(g.openForRoom(free(changedAt))) != 1 {
+		if len(g.OpenForRoom(free(changedAt))) != 1 {
 			t.Fatal("room does not wake the pod")
 		}
-		now.SetTime(now.Now().Add(2 * snapshotLag))
-		g.close(pod, key, now.Now(), time.Time{})
-		if len(g.openForRoom(free(changedAt))) != 0 {
+		now.SetTime(now.Now().Add(2 * SnapshotLag))
+		g.Close(pod, key, now.Now(), time.Time{})
+		if len(g.OpenForRoom(free(changedAt))) != 0 {
 			t.Fatal("the same room wakes the pod again at once")
 		}
 		for _, after := range []time.Duration{1, 4, 16} {
 			if woken(after*time.Second-1) || !woken(1) {
 				t.Fatalf("it is not woken %d s after the miss", after)
 			}
-			g.close(pod, key, now.Now(), time.Time{})
+			g.Close(pod, key, now.Now(), time.Time{})
 		}
-		if woken(minRetry-1) || g.passes(pod) {
+		if woken(MinRetry-1) || g.Passes(pod) {
 			t.Fatal("it is woken soon for ever")
 		}
 	}
@@ -211,8 +211,8 @@ func TestGateAfterAMissedPlace(t *testing.T) {
 // preemption until its API calls have ended, and nothing else wakes it then.
 func TestGateWakesAgain(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
-	g, key := newGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
-	g.close(jobPod("crunch", "p0", "1"), key, now.Now(), now.Now().Add(time.Hour))
+	g, key := NewGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
+	g.Close(jobPod("crunch", "p0", "1"), key, now.Now(), now.Now().Add(time.Hour))
 	if len(g.openDecided(key, 0, nil)) != 1 {
 		t.Fatal("a decision does not wake the pod")
 	}
@@ -225,7 +225,7 @@ func TestGateWakesAgain(t *testing.T) {
 			t.Fatal("it is not woken again")
 		}
 	}
-	g.assumed("p0", "home")
+	g.Assumed("p0", "home")
 	now.SetTime(now.Now().Add(rewakeAfter))
 	if len(g.due()) != 0 {
 		t.Fatal("it is woken though it has a place")
@@ -236,25 +236,25 @@ func TestGateWakesAgain(t *testing.T) {
 // again once it is known.
 func TestGateOpensForAKnownOwner(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
-	g, pod := newGate(now), jobPod("crunch", "crunch-0", "1")
+	g, pod := NewGate(now), jobPod("crunch", "crunch-0", "1")
 	key := demand.Key{Namespace: pod.Namespace, OwnerUID: "crunch", Shape: "1"}
-	if g.resolve(pod, key) {
+	if g.Resolve(pod, key) {
 		t.Error("a pod that does not wait was woken")
 	}
-	g.close(pod, unresolvedKey(pod), now.Now(), now.Now().Add(10*time.Second))
-	if g.passes(pod) {
+	g.Close(pod, UnresolvedKey(pod), now.Now(), now.Now().Add(10*time.Second))
+	if g.Passes(pod) {
 		t.Error("the gate is open while the owner is unknown")
 	}
-	if !g.resolve(pod, key) || !g.passes(pod) {
+	if !g.Resolve(pod, key) || !g.Passes(pod) {
 		t.Error("the gate is closed although the owner is known")
 	}
-	first := g.since(pod.UID)
+	first := g.Since(pod.UID)
 	now.SetTime(now.Now().Add(time.Second))
-	g.close(pod, key, now.Now(), time.Time{})
-	if g.resolve(pod, key) || g.passes(pod) {
+	g.Close(pod, key, now.Now(), time.Time{})
+	if g.Resolve(pod, key) || g.Passes(pod) {
 		t.Error("a pod was woken whose key is known")
 	}
-	if !g.since(pod.UID).Equal(first) {
+	if !g.Since(pod.UID).Equal(first) {
 		t.Error("the time in which it did not fit began again")
 	}
 }
@@ -263,23 +263,23 @@ func TestGateOpensForAKnownOwner(t *testing.T) {
 // if the queue of the scheduler has tried the former one again in between.
 func TestGateKnowsTheLatestSpec(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
-	g, key := newGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
+	g, key := NewGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
 	former := jobPod("crunch", "p0", "1")
 	tolerant := former.DeepCopy()
 	tolerant.Generation++
-	g.close(former, key, now.Now(), time.Time{})
-	if g.observe(former) || g.passes(former) {
+	g.Close(former, key, now.Now(), time.Time{})
+	if g.Observe(former) || g.Passes(former) {
 		t.Error("the same spec opens the gate")
 	}
-	if !g.observe(tolerant) || !g.passes(former) {
+	if !g.Observe(tolerant) || !g.Passes(former) {
 		t.Error("another spec does not open the gate")
 	}
-	g.close(former, key, now.Now(), time.Time{})
-	if !g.stale(former.UID) || !g.passes(former) {
+	g.Close(former, key, now.Now(), time.Time{})
+	if !g.Stale(former.UID) || !g.Passes(former) {
 		t.Error("a cycle of the former spec closes the gate for the new one")
 	}
-	g.close(tolerant, key, now.Now(), time.Time{})
-	if g.stale(former.UID) || g.passes(tolerant) {
+	g.Close(tolerant, key, now.Now(), time.Time{})
+	if g.Stale(former.UID) || g.Passes(tolerant) {
 		t.Error("a cycle of the new spec does not close the gate")
 	}
 }
@@ -294,31 +294,31 @@ func TestGateHoldsUntriedPods(t *testing.T) {
 		of       demand.Key
 		after    time.Duration
 		priority int32
-		before   func(*gate)
+		before   func(*Gate)
 		holds    bool
 	}{
 		"just now":            {of: key, holds: true},
-		"a moment ago":        {of: key, after: maxHold - 1, holds: true},
-		"before":              {of: key, after: maxHold},
+		"a moment ago":        {of: key, after: MaxHold - 1, holds: true},
+		"before":              {of: key, after: MaxHold},
 		"of another shape":    {of: other},
 		"more important":      {of: key, priority: 1},
 		"less important":      {of: key, priority: -1, holds: true},
-		"the other is gone":   {of: key, before: func(g *gate) { g.drop("tried") }},
-		"it was tried itself": {of: key, before: func(g *gate) { g.track(jobPod("crunch", "untried", "1"), key) }},
+		"the other is gone":   {of: key, before: func(g *Gate) { g.Drop("tried") }},
+		"it was tried itself": {of: key, before: func(g *Gate) { g.Track(jobPod("crunch", "untried", "1"), key) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
-			g, pod := newGate(now), jobPod("crunch", "untried", "1")
+			g, pod := NewGate(now), jobPod("crunch", "untried", "1")
 			pod.Spec.Priority = &tc.priority
 			began := now.Now()
 			now.SetTime(began.Add(10 * time.Millisecond))
-			g.close(jobPod("crunch", "tried", "1"), key, began, time.Time{})
+			g.Close(jobPod("crunch", "tried", "1"), key, began, time.Time{})
 			now.SetTime(now.Now().Add(tc.after))
 			if tc.before != nil {
 				tc.before(g)
 			}
-			if held := g.hold(pod, tc.of); held != tc.holds || g.passes(pod) == held {
-				t.Fatalf("held: %t, want %t; passes: %t", held, tc.holds, g.passes(pod))
+			if held := g.Hold(pod, tc.of); held != tc.holds || g.Passes(pod) == held {
+				t.Fatalf("held: %t, want %t; passes: %t", held, tc.holds, g.Passes(pod))
 			} else if !held {
 				return
 			}
@@ -329,22 +329,22 @@ func TestGateHoldsUntriedPods(t *testing.T) {
 				Need: func(pod *corev1.Pod) (usage.Amounts, bool) {
 					return usage.PodAmounts(pod), usage.NodeAdmits(home, pod)
 				}}
-			if got := g.openForRoom([]usage.Room{free}); len(got) != 1 || !g.passes(pod) {
+			if got := g.OpenForRoom([]usage.Room{free}); len(got) != 1 || !g.Passes(pod) {
 				t.Errorf("room wakes %d pods, want the one that is held", len(got))
 			}
-			g.drop(pod.UID)
-			g.hold(pod, tc.of)
-			if now.SetTime(heldAt.Add(maxHold - 1)); len(g.due()) != 0 {
+			g.Drop(pod.UID)
+			g.Hold(pod, tc.of)
+			if now.SetTime(heldAt.Add(MaxHold - 1)); len(g.due()) != 0 {
 				t.Error("it is woken too early")
 			}
-			if now.SetTime(heldAt.Add(maxHold)); len(g.due()) != 1 || !g.passes(pod) {
+			if now.SetTime(heldAt.Add(MaxHold)); len(g.due()) != 1 || !g.Passes(pod) {
 				t.Error("it is held for longer")
 			}
 			if cycles := g.pods[pod.UID].cycles(); cycles != 0 {
 				t.Errorf("%d cycles, and it was not tried", cycles)
 			}
-			g.close(pod, tc.of, now.Now(), time.Time{})
-			if w := g.pods[pod.UID]; w.cycles() != 1 || w.untried || !w.since.Equal(heldAt) || !w.retryAt.Equal(now.Now().Add(minRetry)) {
+			g.Close(pod, tc.of, now.Now(), time.Time{})
+			if w := g.pods[pod.UID]; w.cycles() != 1 || w.untried || !w.since.Equal(heldAt) || !w.retryAt.Equal(now.Now().Add(MinRetry)) {
 				t.Errorf("after its first cycle: %+v", w)
 			}
 		})
@@ -357,7 +357,7 @@ func TestGateHoldsUntriedPods(t *testing.T) {
 func TestGateNeverKeepsAPod(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
-		g := newGate(now)
+		g := NewGate(now)
 		pods, former := map[types.UID]*corev1.Pod{}, map[types.UID]*corev1.Pod{}
 		// due is when a pod that waits must pass and have been woken.
 		due, woken := map[types.UID]time.Time{}, map[types.UID]bool{}
@@ -377,59 +377,59 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"close": func(t *rapid.T) {
 				uid, decision, of := any.Draw(t, "pod"), time.Time{}, key
-				waits(uid, maxRetry)
+				waits(uid, MaxRetry)
 				if rapid.Bool().Draw(t, "undecided") {
 					waits(uid, 10*time.Second)
 					decision = due[uid]
 				}
 				pod := rapid.SampledFrom([]*corev1.Pod{pods[uid], former[uid]}).Draw(t, "spec")
 				if rapid.Bool().Draw(t, "owner unknown") {
-					of = unresolvedKey(pod)
+					of = UnresolvedKey(pod)
 				}
-				g.close(pod, of, now.Now(), decision)
-				woken[uid] = g.stale(uid)
+				g.Close(pod, of, now.Now(), decision)
+				woken[uid] = g.Stale(uid)
 			},
 			"hold": func(t *rapid.T) {
-				if uid := any.Draw(t, "pod"); g.hold(pods[uid], key) {
-					waits(uid, maxHold)
+				if uid := any.Draw(t, "pod"); g.Hold(pods[uid], key) {
+					waits(uid, MaxHold)
 				}
 			},
 			"track": func(t *rapid.T) {
 				uid := any.Draw(t, "pod")
 				if g.pods[uid] == nil {
-					waits(uid, minRetry)
+					waits(uid, MinRetry)
 				}
-				g.track(pods[uid], key)
+				g.Track(pods[uid], key)
 			},
 			"drop": func(t *rapid.T) {
 				uid := any.Draw(t, "pod")
-				g.drop(uid)
+				g.Drop(uid)
 				delete(due, uid)
 			},
 			"assumed": func(t *rapid.T) {
 				uid := any.Draw(t, "pod")
 				if w := g.pods[uid]; w != nil && w.open {
-					waits(uid, maxRetry)
+					waits(uid, MaxRetry)
 				}
-				g.assumed(uid, rapid.SampledFrom([]string{"home", ""}).Draw(t, "room"))
+				g.Assumed(uid, rapid.SampledFrom([]string{"home", ""}).Draw(t, "room"))
 			},
 			"retry": func(t *rapid.T) {
 				uid := any.Draw(t, "pod")
 				if w := g.pods[uid]; w == nil || w.open {
-					waits(uid, minRetry)
+					waits(uid, MinRetry)
 				}
-				g.retry(pods[uid], key, now.Now())
+				g.Retry(pods[uid], key, now.Now())
 			},
 			"observe": func(t *rapid.T) {
 				uid := any.Draw(t, "pod")
 				former[uid], pods[uid] = pods[uid], pods[uid].DeepCopy()
 				pods[uid].Generation++
-				if g.observe(pods[uid]) {
+				if g.Observe(pods[uid]) {
 					woken[uid] = true
 				}
 			},
 			"resolve": func(t *rapid.T) {
-				if uid := any.Draw(t, "pod"); g.resolve(pods[uid], key) {
+				if uid := any.Draw(t, "pod"); g.Resolve(pods[uid], key) {
 					woken[uid] = true
 				}
 			},
@@ -438,7 +438,7 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 			},
 			"room": func(t *rapid.T) {
 				free := usage.Amounts{corev1.ResourceCPU: int64(rapid.IntRange(0, 3000).Draw(t, "free")), corev1.ResourcePods: 5}
-				wake(g.openForRoom([]usage.Room{{Name: "home", Free: free, ChangedAt: now.Now(), Need: func(pod *corev1.Pod) (usage.Amounts, bool) { return usage.PodAmounts(pod), true }}}))
+				wake(g.OpenForRoom([]usage.Room{{Name: "home", Free: free, ChangedAt: now.Now(), Need: func(pod *corev1.Pod) (usage.Amounts, bool) { return usage.PodAmounts(pod), true }}}))
 			},
 			"decided": func(*rapid.T) { wake(g.openDecided(key, 0, nil)) },
 			"time passes": func(t *rapid.T) {
@@ -447,8 +447,8 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 			},
 			"": func(t *rapid.T) {
 				for uid, at := range due {
-					if !now.Now().Before(at) && (!woken[uid] || !g.passes(pods[uid])) {
-						t.Fatalf("%s was woken: %t, and passes: %t, at %s, due at %s", uid, woken[uid], g.passes(pods[uid]), now.Now(), at)
+					if !now.Now().Before(at) && (!woken[uid] || !g.Passes(pods[uid])) {
+						t.Fatalf("%s was woken: %t, and passes: %t, at %s, due at %s", uid, woken[uid], g.Passes(pods[uid]), now.Now(), at)
 					}
 				}
 				if got, want := g.opened, recountOpened(t, g); !reflect.DeepEqual(got, want) {
@@ -461,19 +461,19 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 
 // recountOpened returns the pods that the gate was opened for a place for, from those that it
 // knows.
-func recountOpened(t *rapid.T, g *gate) map[opening]map[*waitingPod]struct{} {
+func recountOpened(t *rapid.T, g *Gate) map[opening]map[*waitingPod]struct{} {
 	opened := map[opening]map[*waitingPod]struct{}{}
 	for _, w := range g.pods {
-		if w.opening == (opening{}) {
+		if w.Opening == (opening{}) {
 			continue
 		}
-		if !w.open || w.opening.room == "" && w.opening.key != w.key {
+		if !w.open || w.Opening.room == "" && w.Opening.key != w.Key {
 			t.Fatalf("a place is kept for %+v", w)
 		}
-		if opened[w.opening] == nil {
-			opened[w.opening] = map[*waitingPod]struct{}{}
+		if opened[w.Opening] == nil {
+			opened[w.Opening] = map[*waitingPod]struct{}{}
 		}
-		opened[w.opening][w] = struct{}{}
+		opened[w.Opening][w] = struct{}{}
 	}
 	return opened
 }

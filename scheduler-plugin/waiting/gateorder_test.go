@@ -1,8 +1,7 @@
-package overflow
+package waiting
 
 import (
 	"fmt"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"testing"
 	"time"
 
@@ -12,16 +11,17 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
 // crowdAtGate returns a gate that is closed for many pods of some keys, the oldest first.
-func crowdAtGate(pods, keys int) (*gate, *clocktesting.FakePassiveClock) {
+func crowdAtGate(pods, keys int) (*Gate, *clocktesting.FakePassiveClock) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(100_000, 0))
-	g := newGate(now)
+	g := NewGate(now)
 	for i := range pods {
 		pod := jobPod("crunch", fmt.Sprintf("p%05d", i), "1")
 		pod.CreationTimestamp = metav1.NewTime(time.Unix(int64(i), 0))
-		g.close(pod, demand.Key{Namespace: "shop", OwnerUID: types.UID(fmt.Sprint("owner-", i%keys)), Shape: "s"}, now.Now(), time.Time{})
+		g.Close(pod, demand.Key{Namespace: "shop", OwnerUID: types.UID(fmt.Sprint("owner-", i%keys)), Shape: "s"}, now.Now(), time.Time{})
 	}
 	now.SetTime(now.Now().Add(time.Second))
 	return g, now
@@ -36,9 +36,9 @@ func roomFor(pods int64, changedAt time.Time, asked *int) []usage.Room {
 }
 
 // forbid makes the gate fail if it looks at some of its pods.
-func forbid(g *gate, line []*waitingPod) {
+func forbid(g *Gate, line []*waitingPod) {
 	for i, w := range line {
-		g.pods[w.pod.UID], line[i] = nil, nil
+		g.pods[w.Pod.UID], line[i] = nil, nil
 	}
 }
 
@@ -57,7 +57,7 @@ func TestRoomConcernsFewPods(t *testing.T) {
 				forbid(g, line[mayLook:])
 			}
 			asked := 0
-			woken := g.openForRoom(roomFor(int64(tc.free), now.Now(), &asked))
+			woken := g.OpenForRoom(roomFor(int64(tc.free), now.Now(), &asked))
 			if len(woken) != tc.free || asked != tc.asked {
 				t.Errorf("%d pods are woken and %d are looked at, want %d and %d", len(woken), asked, tc.free, tc.asked)
 			}
@@ -74,7 +74,7 @@ func TestRoomConcernsFewPods(t *testing.T) {
 func TestSlotConcernsFewPods(t *testing.T) {
 	g, now := crowdAtGate(1000, 1)
 	for key, line := range g.byKey {
-		line[0].pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		line[0].Pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		forbid(g, line[1:])
 		if woken := g.openForSlots(key, []slots{{node: nodeWith("paris").Node(), free: 1, changedAt: now.Now()}}); len(woken) != 1 || woken[0].Name != "p00000" {
 			t.Errorf("%d pods are woken, want the oldest", len(woken))
@@ -91,8 +91,8 @@ func BenchmarkOpenForRoom(b *testing.B) {
 				g, now := crowdAtGate(size.pods, size.keys)
 				b.ReportAllocs()
 				for asked := 0; b.Loop(); {
-					for _, pod := range g.openForRoom(roomFor(free, now.Now(), &asked)) {
-						g.close(pod, g.pods[pod.UID].key, now.Now().Add(-time.Second), time.Time{})
+					for _, pod := range g.OpenForRoom(roomFor(free, now.Now(), &asked)) {
+						g.Close(pod, g.pods[pod.UID].Key, now.Now().Add(-time.Second), time.Time{})
 					}
 				}
 			})

@@ -1,9 +1,8 @@
-package overflow
+package waiting
 
 import (
 	"cmp"
 	lineheap "container/heap"
-	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"iter"
 	"maps"
 	"slices"
@@ -18,12 +17,13 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
 const (
 	// minRetry and maxRetry limit how long the gate holds a pod that nothing wakes. It
 	// doubles with each attempt.
-	minRetry, maxRetry = time.Minute, 5 * time.Minute
+	MinRetry, MaxRetry = time.Minute, 5 * time.Minute
 	// missedRetry is how long the gate holds a pod that was woken for a place and did not
 	// get it: the scheduler may have seen the place later than the gate. It is four times
 	// as long with each attempt up to maxMissed; then minRetry applies.
@@ -33,22 +33,22 @@ const (
 	// have kept it out of the queue.
 	rewakeAfter = 10 * time.Second
 	// keptFor is how long a place is kept for a woken pod that is not tried.
-	keptFor = 3 * rewakeAfter
+	KeptFor = 3 * rewakeAfter
 	// snapshotLag is how much older than the start of a scheduling cycle the state may
 	// be that the cycle has seen.
-	snapshotLag = 250 * time.Millisecond
+	SnapshotLag = 250 * time.Millisecond
 	// maxHold is how long the gate holds a pod that was not tried yet: autoscalers and people
 	// are to see soon that it does not fit. It opens up to resyncPeriod later.
-	maxHold = 2 * time.Second
+	MaxHold = 2 * time.Second
 )
 
-// gate keeps pods that do not fit and wait for capacity in other clusters, and for a short
+// Gate keeps pods that do not fit and wait for capacity in other clusters, and for a short
 // time those of the same key that were not tried yet, out of the scheduling queue, until an
 // attempt may succeed: a node of this cluster has room for them, a grant of theirs has a
 // free slot, or the time for a retry has come. It opens for as many pods as there are
 // places, by priority, then age. A pod that the gate does not know passes. Safe for
 // concurrent use.
-type gate struct {
+type Gate struct {
 	clock clock.PassiveClock
 
 	mu   sync.Mutex
@@ -73,9 +73,9 @@ type failure struct {
 // waitingPod is a pod that did not fit in its last scheduling cycle, or that is held because
 // another one of its key did not.
 type waitingPod struct {
-	heapItem
-	pod *corev1.Pod
-	key demand.Key
+	HeapItem
+	Pod *corev1.Pod
+	Key demand.Key
 	// latest is the pod as its informer showed it last, if its spec has changed since.
 	latest *corev1.Pod
 	// since is when it did not fit first, or was held, triedAt the start of the last cycle.
@@ -97,20 +97,20 @@ type waitingPod struct {
 	untried bool
 	// tracked: the gate was never closed for it, but it is woken as the others are.
 	tracked bool
-	// opening is what the gate was opened for, for as long as the pod is in gate.opened, which is
+	// Opening is what the gate was opened for, for as long as the pod is in gate.opened, which is
 	// until keptUntil if it is not tried.
-	opening   opening
+	Opening   opening
 	keptUntil time.Time
 }
 
-// heapItem is embedded in what kube-scheduler's heaps hold: pods.
-type heapItem struct{}
+// HeapItem is embedded in what kube-scheduler's heaps hold: pods.
+type HeapItem struct{}
 
 // Size implements heap.Item.
-func (heapItem) Size() int { return 1 }
+func (HeapItem) Size() int { return 1 }
 
 // Type implements heap.Item.
-func (heapItem) Type() framework.EntityKeyType { return framework.PodKeyType }
+func (HeapItem) Type() framework.EntityKeyType { return framework.PodKeyType }
 
 // opening is a place that the gate was opened for, of a pod that does not use it: it is
 // another pod's. The zero opening is none.
@@ -121,17 +121,17 @@ type opening struct {
 }
 
 // openFor opens the gate for a pod that a place has become free for.
-func (g *gate) openFor(w *waitingPod, of opening) {
+func (g *Gate) openFor(w *waitingPod, of opening) {
 	now := g.clock.Now()
 	g.wake(w, now)
-	w.keptUntil = now.Add(keptFor)
+	w.keptUntil = now.Add(KeptFor)
 	g.keep(w, of)
 }
 
 // keep notes what the gate is opened for, for a pod; for nothing any more, if of is zero.
-func (g *gate) keep(w *waitingPod, of opening) {
+func (g *Gate) keep(w *waitingPod, of opening) {
 	g.unkeep(w)
-	if w.opening = of; of == (opening{}) {
+	if w.Opening = of; of == (opening{}) {
 		return
 	}
 	if g.opened[of] == nil {
@@ -142,40 +142,40 @@ func (g *gate) keep(w *waitingPod, of opening) {
 
 // unkeep removes a pod from those that the gate is opened for a place for. The pod itself still
 // has the place noted.
-func (g *gate) unkeep(w *waitingPod) {
-	same := g.opened[w.opening]
+func (g *Gate) unkeep(w *waitingPod) {
+	same := g.opened[w.Opening]
 	if delete(same, w); len(same) == 0 {
-		delete(g.opened, w.opening)
+		delete(g.opened, w.Opening)
 	}
 }
 
-func newGate(clock clock.PassiveClock) *gate {
-	return &gate{clock: clock, pods: map[types.UID]*waitingPod{}, byKey: map[demand.Key][]*waitingPod{},
+func NewGate(clock clock.PassiveClock) *Gate {
+	return &Gate{clock: clock, pods: map[types.UID]*waitingPod{}, byKey: map[demand.Key][]*waitingPod{},
 		opened: map[opening]map[*waitingPod]struct{}{}, failures: map[demand.Key]failure{},
-		byRetry: heap.New(func(w *waitingPod) string { return string(w.pod.UID) }, func(x, y *waitingPod) bool { return x.retryAt.Before(y.retryAt) })}
+		byRetry: heap.New(func(w *waitingPod) string { return string(w.Pod.UID) }, func(x, y *waitingPod) bool { return x.retryAt.Before(y.retryAt) })}
 }
 
-// unresolvedKey is the key by which the gate knows a pod whose owner is unknown: no other
+// UnresolvedKey is the key by which the gate knows a pod whose owner is unknown: no other
 // pod has it.
-func unresolvedKey(pod *corev1.Pod) demand.Key {
+func UnresolvedKey(pod *corev1.Pod) demand.Key {
 	return demand.Key{Namespace: pod.Namespace, Shape: string(pod.UID)}
 }
 
-// resolve opens the gate for a pod that it does not know by its key, and reports whether
+// Resolve opens the gate for a pod that it does not know by its key, and reports whether
 // there is one: its next cycle tells.
-func (g *gate) resolve(pod *corev1.Pod, key demand.Key) bool {
+func (g *Gate) Resolve(pod *corev1.Pod, key demand.Key) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w := g.pods[pod.UID]
-	if w == nil || w.key == key || w.key != unresolvedKey(pod) {
+	if w == nil || w.Key == key || w.Key != UnresolvedKey(pod) {
 		return false
 	}
 	g.wake(w, g.clock.Now())
 	return true
 }
 
-// since returns when a pod did not fit first, or was held: now, if the gate does not know it.
-func (g *gate) since(uid types.UID) time.Time {
+// Since returns when a pod did not fit first, or was held: now, if the gate does not know it.
+func (g *Gate) Since(uid types.UID) time.Time {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if w := g.pods[uid]; w != nil {
@@ -184,16 +184,16 @@ func (g *gate) since(uid types.UID) time.Time {
 	return g.clock.Now()
 }
 
-// close closes the gate for a pod that did not fit in a cycle that began at triedAt.
+// Close closes the gate for a pod that did not fit in a cycle that began at triedAt.
 // If decision is not zero, preemption waits for a decision until then. The result is
 // what the gate was opened for.
-func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Time) (unused opening) {
+func (g *Gate) Close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Time) (unused opening) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
 	w := &waitingPod{since: now}
 	if before := g.remove(pod.UID); before != nil {
-		w.since, unused, w.lostUntil = before.since, before.opening, before.lostUntil
+		w.since, unused, w.lostUntil = before.since, before.Opening, before.lostUntil
 		if !before.untried {
 			w.retries = before.retries + 1
 		}
@@ -207,8 +207,8 @@ func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Tim
 			w.latest, w.open = before.latest, true
 		}
 	}
-	w.pod, w.key, w.triedAt = pod, key, triedAt
-	w.retryAt = now.Add(min(minRetry<<min(w.retries, 8), maxRetry))
+	w.Pod, w.Key, w.triedAt = pod, key, triedAt
+	w.retryAt = now.Add(min(MinRetry<<min(w.retries, 8), MaxRetry))
 	if w.missed > 0 && w.missed <= maxMissed {
 		w.retryAt = now.Add(missedRetry << (2 * (w.missed - 1)))
 	}
@@ -220,77 +220,77 @@ func (g *gate) close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Tim
 	return unused
 }
 
-// hold closes the gate, for maxHold at most, for a pod that was not tried yet, if one of its
+// Hold closes the gate, for maxHold at most, for a pod that was not tried yet, if one of its
 // key, and of no lower priority, has just not fit and waits: this would not fit either. It
 // opens for the same places. It reports whether the gate is closed.
-func (g *gate) hold(pod *corev1.Pod, key demand.Key) bool {
+func (g *Gate) Hold(pod *corev1.Pod, key demand.Key) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now, last := g.clock.Now(), g.failures[key]
-	if g.pods[pod.UID] != nil || now.Sub(last.endedAt) >= maxHold || corev1helpers.PodPriority(pod) > last.priority {
+	if g.pods[pod.UID] != nil || now.Sub(last.endedAt) >= MaxHold || corev1helpers.PodPriority(pod) > last.priority {
 		return false
 	}
-	g.insert(&waitingPod{pod: pod, key: key, since: now, triedAt: last.beganAt, retryAt: now.Add(maxHold), untried: true})
+	g.insert(&waitingPod{Pod: pod, Key: key, since: now, triedAt: last.beganAt, retryAt: now.Add(MaxHold), untried: true})
 	return true
 }
 
-// failing reports whether a pod has just not fit, so that others may be held.
-func (g *gate) failing() bool {
+// Failing reports whether a pod has just not fit, so that others may be held.
+func (g *Gate) Failing() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.failures) > 0
 }
 
-func (g *gate) insert(w *waitingPod) {
-	g.pods[w.pod.UID] = w
-	line := g.byKey[w.key]
+func (g *Gate) insert(w *waitingPod) {
+	g.pods[w.Pod.UID] = w
+	line := g.byKey[w.Key]
 	at, _ := slices.BinarySearchFunc(line, w, (*waitingPod).compare)
-	g.byKey[w.key] = slices.Insert(line, at, w)
+	g.byKey[w.Key] = slices.Insert(line, at, w)
 	g.byRetry.AddOrUpdate(w)
 }
 
-// track records a pod that waits, without closing the gate for it: its last cycle could
+// Track records a pod that waits, without closing the gate for it: its last cycle could
 // not tell its key, or whether there are grants. It has no effect on a known pod.
-func (g *gate) track(pod *corev1.Pod, key demand.Key) {
+func (g *Gate) Track(pod *corev1.Pod, key demand.Key) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.pods[pod.UID] != nil {
 		return
 	}
 	now := g.clock.Now()
-	g.insert(&waitingPod{pod: pod, key: key, since: now, retryAt: now.Add(minRetry), open: true, tracked: true})
+	g.insert(&waitingPod{Pod: pod, Key: key, since: now, retryAt: now.Add(MinRetry), open: true, tracked: true})
 }
 
-// openForRoomOf reports whether the gate is open for a pod because a node or a pool has room for it.
-func (g *gate) openForRoomOf(uid types.UID) bool {
+// OpenForRoomOf reports whether the gate is open for a pod because a node or a pool has room for it.
+func (g *Gate) OpenForRoomOf(uid types.UID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w := g.pods[uid]
-	return w != nil && w.open && w.opening.room != ""
+	return w != nil && w.open && w.Opening.room != ""
 }
 
 // waits reports whether a pod may be woken.
 func (w *waitingPod) waits() bool { return !w.open || w.tracked }
 
 // wake opens the gate for a pod.
-func (g *gate) wake(w *waitingPod, now time.Time) {
+func (g *Gate) wake(w *waitingPod, now time.Time) {
 	w.open, w.tracked = true, false
 	g.retryBy(w, now.Add(rewakeAfter))
 }
 
 // retryBy sets when the gate opens for a pod at the latest, or the pod is woken again.
-func (g *gate) retryBy(w *waitingPod, at time.Time) {
+func (g *Gate) retryBy(w *waitingPod, at time.Time) {
 	w.retryAt = at
 	g.byRetry.AddOrUpdate(w)
 }
 
-// observe records a pod as an informer shows it. It reports whether the gate is open
+// Observe records a pod as an informer shows it. It reports whether the gate is open
 // because the pod's spec has changed since its last cycle.
-func (g *gate) observe(pod *corev1.Pod) (changed bool) {
+func (g *Gate) Observe(pod *corev1.Pod) (changed bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w := g.pods[pod.UID]
-	if w == nil || pod.Generation <= w.pod.Generation {
+	if w == nil || pod.Generation <= w.Pod.Generation {
 		return false
 	}
 	w.latest = pod
@@ -298,32 +298,32 @@ func (g *gate) observe(pod *corev1.Pod) (changed bool) {
 	return true
 }
 
-// stale reports whether the last cycle of a pod was that of a former spec.
-func (g *gate) stale(uid types.UID) bool {
+// Stale reports whether the last cycle of a pod was that of a former spec.
+func (g *Gate) Stale(uid types.UID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w := g.pods[uid]
 	return w != nil && w.latest != nil
 }
 
-// passes reports whether a pod may be scheduled. A pod whose spec has changed since
+// Passes reports whether a pod may be scheduled. A pod whose spec has changed since
 // its last cycle may.
-func (g *gate) passes(pod *corev1.Pod) bool {
+func (g *Gate) Passes(pod *corev1.Pod) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w := g.pods[pod.UID]
-	return w == nil || w.open || w.pod.Generation != pod.Generation
+	return w == nil || w.open || w.Pod.Generation != pod.Generation
 }
 
-// drop removes a pod that no longer waits: it passes. It returns what was known of
+// Drop removes a pod that no longer waits: it passes. It returns what was known of
 // it, or nil.
-func (g *gate) drop(uid types.UID) *waitingPod {
+func (g *Gate) Drop(uid types.UID) *waitingPod {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.remove(uid)
 }
 
-func (g *gate) remove(uid types.UID) *waitingPod {
+func (g *Gate) remove(uid types.UID) *waitingPod {
 	w := g.pods[uid]
 	if w == nil {
 		return nil
@@ -331,33 +331,33 @@ func (g *gate) remove(uid types.UID) *waitingPod {
 	delete(g.pods, uid)
 	g.byRetry.Delete(w)
 	g.unkeep(w)
-	line := g.byKey[w.key]
+	line := g.byKey[w.Key]
 	at, _ := slices.BinarySearchFunc(line, w, (*waitingPod).compare)
 	at += slices.Index(line[at:], w) // from the first that is equal
-	if g.byKey[w.key] = slices.Delete(line, at, at+1); len(line) == 1 {
-		delete(g.byKey, w.key)
-		delete(g.failures, w.key)
+	if g.byKey[w.Key] = slices.Delete(line, at, at+1); len(line) == 1 {
+		delete(g.byKey, w.Key)
+		delete(g.failures, w.Key)
 	}
 	return w
 }
 
-// assumed records that a pod has got a place, which is counted as taken from now on: room on
+// Assumed records that a pod has got a place, which is counted as taken from now on: room on
 // a node or in a pool, by its name, or a slot of a grant if room is empty. The result is what
 // the gate was opened for, if that was another place.
-func (g *gate) assumed(uid types.UID, room string) (unused opening) {
+func (g *Gate) Assumed(uid types.UID, room string) (unused opening) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if w := g.pods[uid]; w != nil {
 		taken := opening{room: room}
 		if room == "" {
-			taken.key = w.key
+			taken.key = w.Key
 		}
-		if unused = w.opening; unused == taken || g.exchange(w, taken) {
+		if unused = w.Opening; unused == taken || g.exchange(w, taken) {
 			unused = opening{}
 		}
 		g.keep(w, opening{})
 		if w.open {
-			g.retryBy(w, g.clock.Now().Add(maxRetry)) // its cycle goes on
+			g.retryBy(w, g.clock.Now().Add(MaxRetry)) // its cycle goes on
 		}
 	}
 	return unused
@@ -366,24 +366,24 @@ func (g *gate) assumed(uid types.UID, room string) (unused opening) {
 // exchange gives what the gate was opened for, for a pod that has taken another place, to a pod
 // of its key that the gate was opened for that place, and reports whether there is one. A pool
 // may be for some pods of a key only, so its places are not exchanged.
-func (g *gate) exchange(w *waitingPod, taken opening) bool {
-	if w.opening == (opening{}) || usage.IsPool(w.opening.room) || usage.IsPool(taken.room) {
+func (g *Gate) exchange(w *waitingPod, taken opening) bool {
+	if w.Opening == (opening{}) || usage.IsPool(w.Opening.room) || usage.IsPool(taken.room) {
 		return false
 	}
 	var first *waitingPod
 	for other := range g.opened[taken] {
-		if other != w && other.key == w.key && (first == nil || other.compare(first) < 0) {
+		if other != w && other.Key == w.Key && (first == nil || other.compare(first) < 0) {
 			first = other
 		}
 	}
 	if first != nil {
-		g.keep(first, w.opening)
+		g.keep(first, w.Opening)
 	}
 	return first != nil
 }
 
-// triedAt returns the start of a pod's last cycle; known is false if it does not wait.
-func (g *gate) triedAt(uid types.UID) (at time.Time, known bool) {
+// TriedAt returns the start of a pod's last cycle; known is false if it does not wait.
+func (g *Gate) TriedAt(uid types.UID) (at time.Time, known bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w := g.pods[uid]
@@ -394,7 +394,7 @@ func (g *gate) triedAt(uid types.UID) (at time.Time, known bool) {
 }
 
 // keys returns the keys of the waiting pods.
-func (g *gate) keys() []demand.Key {
+func (g *Gate) keys() []demand.Key {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	keys := make([]demand.Key, 0, len(g.byKey))
@@ -404,8 +404,8 @@ func (g *gate) keys() []demand.Key {
 	return keys
 }
 
-// len returns how many pods the gate knows.
-func (g *gate) len() int {
+// Len returns how many pods the gate knows.
+func (g *Gate) Len() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.pods)
@@ -413,50 +413,50 @@ func (g *gate) len() int {
 
 // openDue opens the gate for pods whose retry is due, or wakes them again. It returns the
 // places that were kept for them for long enough.
-func (g *gate) openDue() (pods []*corev1.Pod, unused []opening) {
+func (g *Gate) openDue() (pods []*corev1.Pod, unused []opening) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
 	for w, some := g.byRetry.Peek(); some && !w.retryAt.After(now); w, some = g.byRetry.Peek() {
-		if w.opening != (opening{}) && !w.keptUntil.After(now) {
-			unused = append(unused, w.opening)
+		if w.Opening != (opening{}) && !w.keptUntil.After(now) {
+			unused = append(unused, w.Opening)
 			g.keep(w, opening{})
 		}
 		g.wake(w, now)
-		pods = append(pods, w.pod)
+		pods = append(pods, w.Pod)
 	}
 	return pods, unused
 }
 
 // openDecided opens the gate for the pods of a key that wait for a decision, but for those,
 // the most important ones without a place, that capacity is still coming for.
-func (g *gate) openDecided(key demand.Key, coming int32, placed func(types.UID) bool) []*corev1.Pod {
+func (g *Gate) openDecided(key demand.Key, coming int32, placed func(types.UID) bool) []*corev1.Pod {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var pods []*corev1.Pod
 	for _, w := range g.byKey[key] {
 		if coming > 0 {
-			if !placed(w.pod.UID) {
+			if !placed(w.Pod.UID) {
 				coming--
 			}
 		} else if w.waits() && w.undecided {
 			g.wake(w, g.clock.Now())
-			pods = append(pods, w.pod)
+			pods = append(pods, w.Pod)
 		}
 	}
 	return pods
 }
 
-// isAmong reports whether a pod is among the first n of its key that have no place.
-func (g *gate) isAmong(n int32, pod *corev1.Pod, key demand.Key, placed func(types.UID) bool) bool {
+// IsAmong reports whether a pod is among the first n of its key that have no place.
+func (g *Gate) IsAmong(n int32, pod *corev1.Pod, key demand.Key, placed func(types.UID) bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	this := &waitingPod{pod: pod}
+	this := &waitingPod{Pod: pod}
 	for _, w := range g.byKey[key] {
-		if n <= 0 || w.pod.UID == pod.UID || w.compare(this) >= 0 {
+		if n <= 0 || w.Pod.UID == pod.UID || w.compare(this) >= 0 {
 			break
 		}
-		if !placed(w.pod.UID) {
+		if !placed(w.Pod.UID) {
 			n--
 		}
 	}
@@ -473,7 +473,7 @@ type slots struct {
 
 // openForSlots opens the gate for as many pods of a key as have a free slot, the most
 // important first. A pod that was tried since the slots changed is not tried again.
-func (g *gate) openForSlots(key demand.Key, all []slots) []*corev1.Pod {
+func (g *Gate) openForSlots(key demand.Key, all []slots) []*corev1.Pod {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	free := -int32(len(g.opened[opening{key: key}]))
@@ -489,26 +489,26 @@ func (g *gate) openForSlots(key demand.Key, all []slots) []*corev1.Pod {
 			break
 		}
 		if !w.waits() || !slices.ContainsFunc(all, func(s slots) bool {
-			return s.free > 0 && s.changedAt.After(w.triedAt.Add(-snapshotLag)) && usage.ToleratesOverflow(w.pod, s.node)
+			return s.free > 0 && s.changedAt.After(w.triedAt.Add(-SnapshotLag)) && usage.ToleratesOverflow(w.Pod, s.node)
 		}) {
 			continue
 		}
-		g.openFor(w, opening{key: w.key})
-		pods = append(pods, w.pod)
+		g.openFor(w, opening{key: w.Key})
+		pods = append(pods, w.Pod)
 		free--
 	}
 	return pods
 }
 
-// openForRoom opens the gate for as many pods as have room on these nodes of this
+// OpenForRoom opens the gate for as many pods as have room on these nodes of this
 // cluster, or in these pools, the most important first. A pod that was tried since a
 // room changed is not tried again for it. The free amounts of the rooms are changed.
-func (g *gate) openForRoom(rooms []usage.Room) []*corev1.Pod {
+func (g *Gate) OpenForRoom(rooms []usage.Room) []*corev1.Pod {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, r := range rooms {
 		for w := range g.opened[opening{room: r.Name}] {
-			need, _ := r.Need(w.pod)
+			need, _ := r.Need(w.Pod)
 			r.Free.Add(need, -1)
 		}
 	}
@@ -528,20 +528,20 @@ func (g *gate) openForRoom(rooms []usage.Room) []*corev1.Pod {
 		}
 		for i := range rooms {
 			r := &rooms[i]
-			if !r.ChangedAt.After(w.triedAt.Add(-snapshotLag)) || unfit[pair{w.key, r.Name}] {
+			if !r.ChangedAt.After(w.triedAt.Add(-SnapshotLag)) || unfit[pair{w.Key, r.Name}] {
 				continue
 			}
-			if r.Selects != nil && !r.Selects(w.pod) {
+			if r.Selects != nil && !r.Selects(w.Pod) {
 				continue
 			}
-			need, ok := r.Need(w.pod)
+			need, ok := r.Need(w.Pod)
 			if !ok || !r.Free.Fits(need) {
-				unfit[pair{w.key, r.Name}] = true
+				unfit[pair{w.Key, r.Name}] = true
 				continue
 			}
 			r.Free.Add(need, -1)
 			g.openFor(w, opening{room: r.Name})
-			pods = append(pods, w.pod)
+			pods = append(pods, w.Pod)
 			break
 		}
 	}
@@ -551,9 +551,9 @@ func (g *gate) openForRoom(rooms []usage.Room) []*corev1.Pod {
 // compare orders pods by priority, then age.
 func (w *waitingPod) compare(other *waitingPod) int {
 	return cmp.Or(
-		cmp.Compare(corev1helpers.PodPriority(other.pod), corev1helpers.PodPriority(w.pod)),
-		w.pod.CreationTimestamp.Compare(other.pod.CreationTimestamp.Time),
-		cmp.Compare(w.pod.Name, other.pod.Name),
+		cmp.Compare(corev1helpers.PodPriority(other.Pod), corev1helpers.PodPriority(w.Pod)),
+		w.Pod.CreationTimestamp.Compare(other.Pod.CreationTimestamp.Time),
+		cmp.Compare(w.Pod.Name, other.Pod.Name),
 	)
 }
 
@@ -574,7 +574,7 @@ func (l *lines) Pop() any {
 
 // inOrder yields the pods by priority, then age, and those of a key until done reports that
 // the others of it are of no use. Those are not looked at.
-func (g *gate) inOrder(done func(demand.Key) bool) iter.Seq[*waitingPod] {
+func (g *Gate) inOrder(done func(demand.Key) bool) iter.Seq[*waitingPod] {
 	return func(yield func(*waitingPod) bool) {
 		left := lines(slices.Collect(maps.Values(g.byKey)))
 		lineheap.Init(&left)
@@ -583,11 +583,23 @@ func (g *gate) inOrder(done func(demand.Key) bool) iter.Seq[*waitingPod] {
 			if !yield(w) {
 				return
 			}
-			if left[0] = left[0][1:]; len(left[0]) == 0 || done(w.key) {
+			if left[0] = left[0][1:]; len(left[0]) == 0 || done(w.Key) {
 				lineheap.Pop(&left)
 			} else {
 				lineheap.Fix(&left, 0)
 			}
 		}
+	}
+}
+
+// Retry makes sure that a pod that had a place and lost it, at a time, is woken as those that
+// wait, but for some time not for room at home, which may then be another pod's.
+func (g *Gate) Retry(pod *corev1.Pod, key demand.Key, at time.Time) {
+	g.Track(pod, key)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if w := g.pods[pod.UID]; w != nil && w.open {
+		w.tracked, w.triedAt, w.lostUntil = true, at, at.Add(MinRetry)
+		g.retryBy(w, at.Add(MinRetry))
 	}
 }

@@ -1,4 +1,4 @@
-package overflow
+package waiting
 
 import (
 	"fmt"
@@ -18,7 +18,7 @@ import (
 // come and go, and keys become known or change.
 func TestUntriedPodsCounted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		u, pods, shapes := newUntriedPods(clock.RealClock{}), map[types.UID]*corev1.Pod{}, map[types.UID]string{}
+		u, pods, shapes := NewUntriedPods(clock.RealClock{}), map[types.UID]*corev1.Pod{}, map[types.UID]string{}
 		keyOf := func(pod *corev1.Pod) (demand.Key, bool) {
 			shape, known := shapes[pod.UID]
 			return demand.Key{Namespace: pod.Namespace, Shape: shape}, known
@@ -33,13 +33,13 @@ func TestUntriedPodsCounted(t *testing.T) {
 				_, known := shapes[pod.UID]
 				shapes[pod.UID] = rapid.SampledFrom([]string{"small", "large"}).Draw(t, "shape")
 				if known { // only a new version of the pod has another key
-					u.set(pod, pods[pod.UID] != nil)
+					u.Set(pod, pods[pod.UID] != nil)
 				}
 			case 1:
-				u.set(pod, false)
+				u.Set(pod, false)
 				delete(pods, pod.UID)
 			default:
-				u.set(pod, true)
+				u.Set(pod, true)
 				pods[pod.UID] = pod
 			}
 			key := demand.Key{Namespace: namespace, Shape: rapid.SampledFrom([]string{"small", "large"}).Draw(t, "counted")}
@@ -49,7 +49,7 @@ func TestUntriedPodsCounted(t *testing.T) {
 					want++
 				}
 			}
-			if got := u.count(key, keyOf, use); got != want {
+			if got := u.Count(key, keyOf, use); got != want {
 				t.Fatalf("counted %d pods of %v, want %d", got, key, want)
 			}
 		}
@@ -64,16 +64,16 @@ func TestOneEventForEachState(t *testing.T) {
 		after time.Duration
 		want  bool
 	}{
-		"the same, within an hour":      {"paris=NoFit", repeatAfter - time.Second, false},
-		"the same, after an hour":       {"paris=NoFit", repeatAfter, true},
+		"the same, within an hour":      {"paris=NoFit", RepeatAfter - time.Second, false},
+		"the same, after an hour":       {"paris=NoFit", RepeatAfter, true},
 		"another one, at once":          {"paris=Closed", eventInterval - time.Second, false},
 		"another one, at the next look": {"paris=Closed", eventInterval, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, now := newPendingPods(), time.Unix(1000, 0)
-			p.add("web-0", types.NamespacedName{Namespace: "shop", Name: "web-0"}, now)
+			p, now := NewPendingPods(), time.Unix(1000, 0)
+			p.Add("web-0", types.NamespacedName{Namespace: "shop", Name: "web-0"}, now)
 			announce := func(reason, key string, after time.Duration) bool {
-				return p.announce("web-0", event{reason: reason, key: key}, now.Add(after), func(types.UID) bool { return false })
+				return p.Announce("web-0", reason, key, now.Add(after), nil)
 			}
 			if !announce("OverflowQueued", "paris=NoFit", 0) {
 				t.Error("not the first one")

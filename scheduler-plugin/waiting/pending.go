@@ -1,4 +1,4 @@
-package overflow
+package waiting
 
 import (
 	"maps"
@@ -15,9 +15,14 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// pendingPods are the pods that PostFilter reported and that have no node yet, with
+// An event is repeated each repeatAfter while its state lasts: API servers keep events for an
+// hour by default. What pods wait for is looked at each lookPeriod, and a pod has at most one event
+// of a reason in eventInterval: so each look can record one.
+const RepeatAfter, LookPeriod, eventInterval = time.Hour, time.Minute, 55 * time.Second
+
+// PendingPods are the pods that PostFilter reported and that have no node yet, with
 // the events that they have got. Safe for concurrent use.
-type pendingPods struct {
+type PendingPods struct {
 	mu   sync.Mutex
 	pods map[types.UID]*pendingPod
 }
@@ -36,9 +41,9 @@ type lastEvent struct {
 	at  time.Time
 }
 
-func newPendingPods() *pendingPods { return &pendingPods{pods: map[types.UID]*pendingPod{}} }
+func NewPendingPods() *PendingPods { return &PendingPods{pods: map[types.UID]*pendingPod{}} }
 
-func (p *pendingPods) add(uid types.UID, name types.NamespacedName, now time.Time) {
+func (p *PendingPods) Add(uid types.UID, name types.NamespacedName, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pods[uid] == nil {
@@ -46,18 +51,18 @@ func (p *pendingPods) add(uid types.UID, name types.NamespacedName, now time.Tim
 	}
 }
 
-func (p *pendingPods) remove(uid types.UID) {
+func (p *PendingPods) Remove(uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.pods, uid)
 }
 
-func (p *pendingPods) has(uid types.UID) bool {
-	_, ok := p.name(uid)
+func (p *PendingPods) Has(uid types.UID) bool {
+	_, ok := p.Name(uid)
 	return ok
 }
 
-func (p *pendingPods) name(uid types.UID) (types.NamespacedName, bool) {
+func (p *PendingPods) Name(uid types.UID) (types.NamespacedName, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pod := p.pods[uid]
@@ -67,8 +72,8 @@ func (p *pendingPods) name(uid types.UID) (types.NamespacedName, bool) {
 	return pod.name, true
 }
 
-// in calls f for each pod of a namespace.
-func (p *pendingPods) in(namespace string, f func(types.UID, types.NamespacedName)) {
+// In calls f for each pod of a namespace.
+func (p *PendingPods) In(namespace string, f func(types.UID, types.NamespacedName)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for uid, pod := range p.pods {
@@ -78,28 +83,28 @@ func (p *pendingPods) in(namespace string, f func(types.UID, types.NamespacedNam
 	}
 }
 
-// announce reports whether a pod is to get an event: one of each reason in eventInterval,
+// Announce reports whether a pod is to get an event: one of each reason in eventInterval,
 // because what a provider lacks may change each second, for thousands of pods that wait; and in
-// repeatAfter if it repeats the last one. One of what was requested for it or granted is not for
-// a pod that has a place; placed is called under the lock, because its binding calls announced
-// after that.
-func (p *pendingPods) announce(uid types.UID, e event, now time.Time, placed func(types.UID) bool) bool {
+// repeatAfter if it repeats the last one, which has the same key. placed, if it is not nil, says
+// whether the pod has a place, and with one it gets none; it is called under the lock, because the
+// pod's binding calls announced after that.
+func (p *PendingPods) Announce(uid types.UID, reason, key string, now time.Time, placed func(types.UID) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pod := p.pods[uid]
-	if pod == nil || (e.reason == reasonGranted || e.reason == reasonRequested) && placed(uid) {
+	if pod == nil || placed != nil && placed(uid) {
 		return false
 	}
-	last, known := pod.events[e.reason]
-	if age := now.Sub(last.at); known && (age < eventInterval || last.key == e.key && age < repeatAfter) {
+	last, known := pod.events[reason]
+	if age := now.Sub(last.at); known && (age < eventInterval || last.key == key && age < RepeatAfter) {
 		return false
 	}
-	pod.events[e.reason] = lastEvent{e.key, now}
+	pod.events[reason] = lastEvent{key, now}
 	return true
 }
 
-// waiting returns those that were added before a time.
-func (p *pendingPods) waiting(before time.Time) map[types.UID]types.NamespacedName {
+// Waiting returns those that were added before a time.
+func (p *PendingPods) Waiting(before time.Time) map[types.UID]types.NamespacedName {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	names := map[types.UID]types.NamespacedName{}
@@ -111,17 +116,17 @@ func (p *pendingPods) waiting(before time.Time) map[types.UID]types.NamespacedNa
 	return names
 }
 
-// announced reports whether the last event of a reason that a pod has got is about a cluster.
-func (p *pendingPods) announced(uid types.UID, reason, cluster string) bool {
+// Announced reports whether the last event of a reason that a pod has got is about a cluster.
+func (p *PendingPods) Announced(uid types.UID, reason, cluster string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pod := p.pods[uid]
 	return pod != nil && slices.Contains(strings.Split(pod.events[reason].key, ","), cluster)
 }
 
-// untriedPods are the pods of a scheduler that it has not tried yet, by their keys: to count
+// UntriedPods are the pods of a scheduler that it has not tried yet, by their keys: to count
 // those of one key does not take longer with the number of others. Safe for concurrent use.
-type untriedPods struct {
+type UntriedPods struct {
 	clock clock.PassiveClock
 
 	mu sync.Mutex
@@ -135,15 +140,15 @@ type untriedPods struct {
 	keys  map[types.UID]demand.Key
 }
 
-func newUntriedPods(clock clock.PassiveClock) *untriedPods {
-	return &untriedPods{
+func NewUntriedPods(clock clock.PassiveClock) *UntriedPods {
+	return &UntriedPods{
 		clock: clock, arrived: map[types.UID]time.Time{}, newest: map[types.UID]time.Time{},
 		added: map[string]map[types.UID]*corev1.Pod{}, byKey: map[demand.Key]map[types.UID]*corev1.Pod{}, keys: map[types.UID]demand.Key{},
 	}
 }
 
-// set records whether a pod without a node is one of them.
-func (u *untriedPods) set(pod *corev1.Pod, untried bool) {
+// Set records whether a pod without a node is one of them.
+func (u *UntriedPods) Set(pod *corev1.Pod, untried bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.uncount(pod)
@@ -160,15 +165,15 @@ func (u *untriedPods) set(pod *corev1.Pod, untried bool) {
 	}
 }
 
-// remove removes a pod that has got a node, or has ended.
-func (u *untriedPods) remove(pod *corev1.Pod) {
+// Remove removes a pod that has got a node, or has ended.
+func (u *UntriedPods) Remove(pod *corev1.Pod) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.uncount(pod)
 	delete(u.arrived, pod.UID)
 }
 
-func (u *untriedPods) uncount(pod *corev1.Pod) {
+func (u *UntriedPods) uncount(pod *corev1.Pod) {
 	if key, known := u.keys[pod.UID]; known {
 		delete(u.keys, pod.UID)
 		drop(u.byKey, key, pod.UID)
@@ -176,9 +181,9 @@ func (u *untriedPods) uncount(pod *corev1.Pod) {
 	drop(u.added, pod.Namespace, pod.UID)
 }
 
-// arrivedAt returns when a pod, which may have been tried since, or the last one with its
+// ArrivedAt returns when a pod, which may have been tried since, or the last one with its
 // controller (of its namespace, if they have none) became one of them: now, if it never did.
-func (u *untriedPods) arrivedAt(pod *corev1.Pod) time.Time {
+func (u *UntriedPods) ArrivedAt(pod *corev1.Pod) time.Time {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	at, known := u.arrived[pod.UID]
@@ -199,8 +204,8 @@ func groupOf(pod *corev1.Pod) types.UID {
 	return types.UID(pod.Namespace)
 }
 
-// count counts those that keyOf returns a key for, and that are of use.
-func (u *untriedPods) count(key demand.Key, keyOf func(*corev1.Pod) (demand.Key, bool), use func(*corev1.Pod) bool) (n int32) {
+// Count counts those that keyOf returns a key for, and that are of use.
+func (u *UntriedPods) Count(key demand.Key, keyOf func(*corev1.Pod) (demand.Key, bool), use func(*corev1.Pod) bool) (n int32) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for uid, pod := range u.added[key.Namespace] {
@@ -234,4 +239,11 @@ func drop[K comparable](index map[K]map[types.UID]*corev1.Pod, key K, pod types.
 	if delete(index[key], pod); len(index[key]) == 0 {
 		delete(index, key)
 	}
+}
+
+// Size is how much is kept of pods.
+func (u *UntriedPods) Size() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return len(u.arrived) + len(u.added) + len(u.byKey) + len(u.keys)
 }
