@@ -24,6 +24,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/gang"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
@@ -64,7 +65,7 @@ type demandController struct {
 	placements   *usage.Placements
 	waker        *waiting.Waker
 	keys         *owners.KeyCache
-	gangs        *gangs
+	gangs        *gang.Gangs
 	untried      *waiting.UntriedPods
 	pods         corelisters.PodLister
 	namespaces   corelisters.NamespaceLister
@@ -246,7 +247,7 @@ func (c *demandController) sync() {
 	defer c.mu.Unlock()
 	for _, request := range requests {
 		if len(request.PodSets) == 0 {
-			if members, required := c.gangs.membersOf(request.Key); int32(len(members)) < required {
+			if members, required := c.gangs.MembersOf(request.Key); int32(len(members)) < required {
 				c.recordAll(request, incomplete(members, required))
 			}
 			c.batcher.RequeueAfter(request.Key, retryAfter) // further pods of the gang do not appear here if they fit
@@ -354,7 +355,7 @@ func (c *demandController) addPod(uid types.UID, name types.NamespacedName, work
 		c.release(pod, work)
 		return
 	}
-	if ok, reason := c.gangs.admissible(pod); !ok {
+	if ok, reason := c.gangs.Admissible(pod); !ok {
 		c.release(pod, work)
 		if reason != "" {
 			c.record(uid, notPossible(reason))
@@ -413,7 +414,7 @@ func (c *demandController) validator(changed *[]*corev1.Pod) func(types.UID, dem
 			return false
 		}
 		current, resolved := c.keys.Get(pod)
-		if ok, _ := c.gangs.admissible(pod); ok && optedIn(c.namespaces, pod.Namespace) && resolved && current.Key.OfReservation() == key {
+		if ok, _ := c.gangs.Admissible(pod); ok && optedIn(c.namespaces, pod.Namespace) && resolved && current.Key.OfReservation() == key {
 			return true
 		}
 		*changed = append(*changed, pod)
@@ -455,7 +456,7 @@ func (c *demandController) recordStatus(key demand.Key, pods ...types.UID) {
 // their replacements use their slots.
 func (c *demandController) totals() func(demand.Key, broker.PodSet) []broker.PodSet {
 	mayWait := func(pod *corev1.Pod) bool {
-		ok, _ := c.gangs.admissible(pod)
+		ok, _ := c.gangs.Admissible(pod)
 		// Pending pods are in the batcher.
 		return ok && c.askAfter == 0 && !c.pending.Has(pod.UID) && !c.placements.Has(pod.UID)
 	}
@@ -650,7 +651,7 @@ func (c *demandController) followExisting(request demand.Request, name string, c
 func (c *demandController) objectOf(key demand.Key, owner metav1.OwnerReference) (metav1.OwnerReference, error) {
 	switch {
 	case key.IsGang():
-		if group := c.gangs.described(key.Namespace, owner); group != nil {
+		if group := c.gangs.Described(key.Namespace, owner); group != nil {
 			owner.UID, owner.APIVersion = group.GetUID(), group.GetAPIVersion()
 			return owner, nil
 		}

@@ -111,7 +111,7 @@ func (p *Plugin) start(ctx context.Context) error {
 		p.placements.RetryUnresolved()
 		p.queue.Signal()
 	})
-	go p.gangs.run(ctx, controller.waker.Activate, p.queue.AddRequirement)
+	go p.gangs.Run(ctx, controller.waker.Activate, p.queue.AddRequirement)
 	go reservations.RunWithContext(ctx)
 	go policies.RunWithContext(ctx)
 	go instructions.RunWithContext(ctx)
@@ -267,7 +267,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *waiting.UntriedPods) c
 		done := pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || podutil.IsPodTerminal(pod)
 		if done {
 			p.queue.Remove(pod.UID)
-			p.gangs.forget(pod.UID)
+			p.gangs.Forget(pod.UID)
 		} else if p.gate.Observe(pod) {
 			p.queue.AddChanged(pod)
 		}
@@ -304,7 +304,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *waiting.UntriedPods) c
 			p.queue.Remove(pod.UID)
 			untried.Remove(pod)
 			p.keys.Forget(pod.UID)
-			p.gangs.forget(pod.UID)
+			p.gangs.Forget(pod.UID)
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{

@@ -12,7 +12,6 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/spillway-dev/spillway/e2e/expect"
-	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
@@ -80,13 +79,12 @@ func TestKeyOfADeletedPod(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := testPlugin(OverflowArgs{})
 			p.handle = profile{}
-			cached := p.ring(t, pod)
-			p.gangs.informers[demand.CoschedulingGangs].refusals = 0 // it is not known yet what the gang requires
-			p.keys.Exists = p.gangs.exists
+			cached := p.unreadRing(t, pod)
+			p.keys.Exists = p.gangs.Exists
 			handler := p.podHandler(func() bool { return false }, waiting.NewUntriedPods(p.clock))
 			handler.OnAdd(pod, false)
 			cycle := func() {
-				p.gangs.hold(pod)
+				p.gangs.Hold(pod)
 				if _, ok := p.keys.Get(pod); !ok {
 					t.Fatal("the pod has no key")
 				}
@@ -96,8 +94,8 @@ func TestKeyOfADeletedPod(t *testing.T) {
 			}
 			expect.NoError(t, cached.Delete(pod))
 			handler.OnDelete(pod)
-			if cycle(); p.keys.Has(pod.UID) || len(p.gangs.held) > 0 {
-				t.Errorf("its key, or %d held pods are kept of a deleted pod", len(p.gangs.held))
+			if cycle(); p.keys.Has(pod.UID) || p.gangs.Keeps(pod.UID) {
+				t.Error("something is kept of a deleted pod")
 			}
 		})
 	}

@@ -13,7 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/dynamic"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
@@ -24,6 +26,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/gang"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
@@ -69,7 +72,7 @@ type Plugin struct {
 	namespaces corelisters.NamespaceLister
 	keys       *owners.KeyCache
 	owners     *ownerCache
-	gangs      *gangs
+	gangs      *gang.Gangs
 	grants     *usage.GrantCache
 	pools      *usage.PoolCache
 	placements *usage.Placements
@@ -159,11 +162,17 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, minor
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
 	core := handle.SharedInformerFactory().Core().V1()
-	gangs, err := newGangs(log, clock.RealClock{}, handle.KubeConfig(), minor, core.Pods().Informer())
+	groups, err := dynamic.NewForConfig(handle.KubeConfig())
+	if err != nil {
+		return nil, fmt.Errorf("plugin %s: creating a client for PodGroups and Workloads: %w", Name, err)
+	}
+	gangs, err := gang.New(clock.RealClock{}, groups, minor, core.Pods().Informer(), func(resource, missing string) cache.WatchErrorHandlerWithContext {
+		return logWatchErrors(log, resource, missing)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}
-	gangs.refusePodResources = args.RefusePodResources
+	gangs.RefusePodResources = args.RefusePodResources
 	p := &Plugin{
 		handle:     handle,
 		args:       args,
@@ -221,7 +230,7 @@ func (p *Plugin) holds(pod *corev1.Pod) bool {
 	if _, gang := demand.GangOf(pod); gang {
 		return false
 	}
-	if ok, _ := p.gangs.admissible(pod); !ok {
+	if ok, _ := p.gangs.Admissible(pod); !ok {
 		return false
 	}
 	key, ok := p.keys.Get(pod)
@@ -238,7 +247,7 @@ func (p *Plugin) PreFilter(_ context.Context, state framework.CycleState, pod *c
 		p.scheduling.Store(true)
 		p.queue.Signal()
 	}
-	if waitsFor := p.gangs.hold(pod); waitsFor != "" {
+	if waitsFor := p.gangs.Hold(pod); waitsFor != "" {
 		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable, waitsFor)
 	}
 	s := &cycleState{grants: p.grantsOf(pod), pools: p.poolsOf(pod), since: p.clock.Now(), added: demand.AddedTolerations(pod.Spec.Tolerations)}
@@ -272,7 +281,7 @@ func (p *Plugin) mayOverflow(pod *corev1.Pod) bool {
 	if !optedIn(p.namespaces, pod.Namespace) {
 		return false
 	}
-	ok, _ := p.gangs.admissible(pod)
+	ok, _ := p.gangs.Admissible(pod)
 	return ok
 }
 
@@ -481,7 +490,7 @@ func (p *Plugin) isSchedulableAfterNodeAdded(_ klog.Logger, pod *corev1.Pod, _, 
 
 // PostFilter adds the pod to the controller's queue, in memory.
 func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
-	if p.gangs.hold(pod) != "" {
+	if p.gangs.Hold(pod) != "" {
 		return nil, framework.NewStatus(framework.Unschedulable)
 	}
 	if !optedIn(p.namespaces, pod.Namespace) {
@@ -502,7 +511,7 @@ func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *
 // wait closes the gate for a pod that waits for capacity in another cluster. It
 // returns the result of its cycle.
 func (p *Plugin) wait(state framework.CycleState, pod *corev1.Pod) (framework.Code, string) {
-	if ok, reason := p.gangs.admissible(pod); !ok {
+	if ok, reason := p.gangs.Admissible(pod); !ok {
 		p.passGate(pod.UID)
 		if reason == "" {
 			return framework.Unschedulable, ""

@@ -8,7 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
@@ -17,7 +19,9 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/gang"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
@@ -31,22 +35,32 @@ func (noneWaits) Activate(klog.Logger, map[string]*corev1.Pod) {}
 // ring makes these pods, which ringPod returns, a gang that requires two.
 func (p *Plugin) ring(t *testing.T, pods ...*corev1.Pod) cache.Indexer {
 	t.Helper()
-	informer := func(objects ...any) *gangInformer {
-		i := &gangInformer{SharedIndexInformer: cache.NewSharedIndexInformer(&cache.ListWatch{}, &unstructured.Unstructured{}, 0, cache.Indexers{})}
-		for _, obj := range objects {
-			expect.NoError(t, i.GetIndexer().Add(obj))
-		}
-		i.refusals = refusedOften // as good as synced
-		return i
-	}
-	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{gangIndex: indexByGang})
-	for _, pod := range pods {
-		expect.NoError(t, cached.Add(pod))
-	}
-	p.gangs = &gangs{pods: cached, clock: p.clock, held: map[types.UID]heldPod{}, permits: map[types.UID]*permit{}, informers: map[string]*gangInformer{
-		demand.KubernetesGangs: informer(), demand.CoschedulingGangs: informer(&unstructured.Unstructured{Object: map[string]any{
-			"metadata": map[string]any{"namespace": "shop", "name": "ring"}, "spec": map[string]any{"minMember": int64(2)}}})}}
+	cached := p.unreadRing(t, pods...)
+	go p.gangs.Run(t.Context(), func(map[string]*corev1.Pod) {}, func(demand.Key) {})
+	expect.Eventually(t, "the PodGroup to be known", func() (bool, string) { why := p.gangs.Hold(ringPod("probe")); return why == "", why })
 	return cached
+}
+
+// unreadRing is ring before the PodGroup is known.
+func (p *Plugin) unreadRing(t *testing.T, pods ...*corev1.Pod) cache.Indexer {
+	t.Helper()
+	of := func(group, version string) schema.GroupVersionResource {
+		return schema.GroupVersionResource{Group: group, Version: version, Resource: "podgroups"}
+	}
+	lists := map[schema.GroupVersionResource]string{of(demand.CoschedulingGangs, "v1alpha1"): "PodGroupList", of(demand.KubernetesGangs, "v1beta1"): "PodGroupList"}
+	groups := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": demand.CoschedulingGangs + "/v1alpha1", "kind": "PodGroup",
+		"metadata": map[string]any{"namespace": "shop", "name": "ring"}, "spec": map[string]any{"minMember": int64(2)}}})
+	informer := cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, cache.Indexers{})
+	var err error
+	p.gangs, err = gang.New(p.clock, groups, compatibility.Newest, informer, func(string, string) cache.WatchErrorHandlerWithContext {
+		return func(context.Context, *cache.Reflector, error) {}
+	})
+	expect.NoError(t, err)
+	for _, pod := range pods {
+		expect.NoError(t, informer.GetIndexer().Add(pod))
+	}
+	return informer.GetIndexer()
 }
 
 func ringPod(name string) *corev1.Pod {
@@ -247,7 +261,7 @@ func TestLeavingMember(t *testing.T) {
 			if status.IsSuccess() != tc.bound || allowed != tc.bound {
 				t.Errorf("got %v, and the first pod is allowed: %t, want %t", status, allowed, tc.bound)
 			}
-			if tc.bound && p.gangs.reject(first.UID) {
+			if tc.bound && p.gangs.Reject(first.UID) {
 				t.Error("a pod that was allowed to be bound counts as rejected")
 			}
 		})
@@ -268,7 +282,7 @@ func TestRejectedMembers(t *testing.T) {
 			terminating.DeletionTimestamp = &metav1.Time{Time: p.clock.Now()}
 			p.podHandler(func() bool { return false }, waiting.NewUntriedPods(p.clock)).OnUpdate(member, terminating)
 		}, 1},
-		"it is being bound": {func(p *Plugin, waiting *corev1.Pod) { p.gangs.allow([]*corev1.Pod{waiting}) }, 0},
+		"it is being bound": {func(p *Plugin, waiting *corev1.Pod) { p.gangs.Allow([]*corev1.Pod{waiting}) }, 0},
 		"it was rejected":   {func(p *Plugin, _ *corev1.Pod) { p.Unreserve(context.Background(), nil, ringPod("crunch-2"), "home") }, 1},
 		"its time is over, for which the scheduler rejects it": {func(p *Plugin, _ *corev1.Pod) {
 			p.clock.(*clocktesting.FakeClock).SetTime(p.clock.Now().Add(time.Minute))

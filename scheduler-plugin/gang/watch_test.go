@@ -1,6 +1,7 @@
-package overflow
+package gang
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -13,7 +14,6 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/e2e/controlplane"
@@ -33,7 +33,7 @@ func TestAbsentKinds(t *testing.T) {
 
 	informers := map[string]*gangInformer{}
 	for _, name := range []string{"configmaps", "secrets", "absents"} {
-		i, err := newGangInformer(klog.Background(), dynamicClient, schema.GroupVersionResource{Version: "v1", Resource: name})
+		i, err := newGangInformer(dynamicClient, schema.GroupVersionResource{Version: "v1", Resource: name}, ignoreErrors)
 		expect.NoError(t, err)
 		informers[name] = i
 		go i.run(t.Context(), cache.ResourceEventHandlerFuncs{}, func() {})
@@ -100,4 +100,8 @@ func TestUninstalledKind(t *testing.T) {
 			t.Errorf("step %d: absent %t, served %t, known %t, want absent %t", n, i.absent(), i.served(), i.known(), step.absent)
 		}
 	}
+}
+
+func ignoreErrors(string, string) cache.WatchErrorHandlerWithContext {
+	return func(context.Context, *cache.Reflector, error) {}
 }

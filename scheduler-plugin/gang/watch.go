@@ -1,4 +1,4 @@
-package overflow
+package gang
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
@@ -31,9 +32,13 @@ type gangInformer struct {
 	read     string
 }
 
-func newGangInformer(log klog.Logger, client dynamic.Interface, resource schema.GroupVersionResource) (*gangInformer, error) {
+// watchErrors returns the handler of the errors of a watch; missing is to be logged while the kind
+// is not served.
+type watchErrors func(resource, missing string) cache.WatchErrorHandlerWithContext
+
+func newGangInformer(client dynamic.Interface, resource schema.GroupVersionResource, onError watchErrors) (*gangInformer, error) {
 	i := &gangInformer{SharedIndexInformer: dynamicinformer.NewFilteredDynamicInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()}
-	logFailure := logWatchErrors(log, resource.Resource, "The API server does not serve "+resource.GroupResource().String())
+	logFailure := onError(resource.Resource, "The API server does not serve "+resource.GroupResource().String())
 	err := i.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		if i.failed(err) {
 			i.changed()
@@ -64,7 +69,7 @@ func (i *gangInformer) run(ctx context.Context, handler cache.ResourceEventHandl
 func (i *gangInformer) failed(err error) (absent bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	refused := isMissing(err) || apierrors.IsForbidden(err)
+	refused := apierrors.IsNotFound(err) || meta.IsNoMatchError(err) || apierrors.IsForbidden(err)
 	if read := i.LastSyncResourceVersion(); !refused || read != i.read {
 		i.refusals, i.read = 0, read
 	}
