@@ -74,8 +74,8 @@ type invariants struct {
 	holdings  *holdings
 	passed    map[holdKey][]types.UID
 	overtaken map[types.UID]int
-	// grew is when each Reservation last queued again, and requested are the pods that it asked
-	// for then.
+	// grew is when each Reservation last queued again, and requested are the pods that it last
+	// requested.
 	grew      map[types.UID]time.Time
 	requested map[types.UID]int64
 	// complete are the gangs that were granted as a whole and have been in use since.

@@ -77,18 +77,15 @@ func (i *invariants) since(r *broker.Reservation) time.Time {
 	return r.CreationTimestamp.Time
 }
 
-// observeGrowth notes which Reservations queue again: those that request more pods than they
-// asked for at their place, once that is granted or if it is more than twice as many.
+// observeGrowth notes which Reservations queue again: those that have been placed and request
+// more pods than before.
 func (i *invariants) observeGrowth(h *holdings) {
 	for uid, r := range h.reservations {
 		now, _ := pods(r)
-		asked, known := i.requested[uid]
-		switch {
-		case !known || now <= asked:
-			i.requested[uid] = now
-		case accepted(r) >= asked || now > 2*asked:
-			i.requested[uid], i.grew[uid] = now, time.Now()
+		if before, known := i.requested[uid]; known && now > before && len(r.Status.Allocations) > 0 {
+			i.grew[uid] = time.Now()
 		}
+		i.requested[uid] = now
 	}
 }
 

@@ -50,15 +50,14 @@ type BrokerConfigSpec struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="retryAfter must be a duration of 1s or more, such as 30s; a day is 24h"
 	RetryAfter *metav1.Duration `json:"retryAfter,omitempty"`
 	// queueing decides whether a Reservation may pass those before it in the queue.
-	// Conservative: only if the capacity that those wait for stays free. None: the queue
+	// Conservative: only if the capacity that the first one waits for stays free. None: the queue
 	// only orders who is tried first, and a large request may wait indefinitely.
 	// +optional
 	// +kubebuilder:default=Conservative
 	Queueing Queueing `json:"queueing,omitempty"`
-	// keepFreeFor is how long capacity stays free for a Reservation in the queue if no more
-	// of it becomes available than before. After that, others may use it, until more than
-	// ever before is available. Without it, or with 0s, it is free for as long as the
-	// Reservation waits.
+	// keepFreeFor is how long capacity may stay free for a Reservation in the queue, from when
+	// it began to wait or its spec last changed. After that, others may use it. Without it, or
+	// with 0s, it is free for as long as the Reservation waits.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="keepFreeFor must be a duration of 0s or more, such as 30m; a day is 24h"
 	KeepFreeFor *metav1.Duration `json:"keepFreeFor,omitempty"`
@@ -69,7 +68,7 @@ type BrokerConfigSpec struct {
 type Queueing string
 
 const (
-	// QueueingConservative keeps free what earlier Reservations in the queue wait for.
+	// QueueingConservative keeps free what the first Reservation in the queue waits for.
 	QueueingConservative Queueing = "Conservative"
 	// QueueingNone lets every Reservation take what is available.
 	QueueingNone Queueing = "None"

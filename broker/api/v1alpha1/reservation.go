@@ -116,7 +116,7 @@ type ReservationSpec struct {
 	MinAvailable int32 `json:"minAvailable,omitempty"`
 	// priority in the queue: Reservations of a higher priority are placed first, those
 	// of the same priority by age: since their creation, or since what they request last
-	// grew. It never takes capacity that another one holds. One that
+	// grew after they were placed. It never takes capacity that another one holds. One that
 	// is higher than quotas.maxPriority of the BrokerConfig (1000) counts as that.
 	// +optional
 	// +kubebuilder:validation:Minimum=-1000000000
@@ -320,29 +320,6 @@ type Use struct {
 // MaxUsePods is the maximum number of pods that a Use lists: as in its marker.
 const MaxUsePods = 20
 
-// Requested are the amounts that a Reservation requests.
-type Requested struct {
-	// resources are the total.
-	// +optional
-	Resources ResourceQuantities `json:"resources,omitempty"`
-	// podSets are the counts of the pod sets. Empty for a divisible total.
-	// +optional
-	// +listType=map
-	// +listMapKey=name
-	PodSets []RequestedPods `json:"podSets,omitempty"`
-}
-
-// RequestedPods is the number of pods of one pod set.
-type RequestedPods struct {
-	// name of the pod set.
-	Name string `json:"name"`
-	// count of pods.
-	Count int32 `json:"count"`
-	// shape is a hash of their requests and of what else limits where they run.
-	// +optional
-	Shape string `json:"shape,omitempty"`
-}
-
 // Decision explains the last placement, for the most relevant clusters. The broker
 // reports all clusters on request.
 type Decision struct {
@@ -432,15 +409,14 @@ type ReservationStatus struct {
 	// +optional
 	QueuePosition int32 `json:"queuePosition,omitempty"`
 	// queueTime is the time by which the Reservation is ordered in the queue if the request
-	// has grown since its creation: just after that of every other one that there was when this
+	// has grown after it was placed: just after that of every other one that there was when this
 	// one queued again. If unset, the Reservation is ordered by its creation.
 	// +optional
 	QueueTime *metav1.MicroTime `json:"queueTime,omitempty"`
-	// requested is what the Reservation asked for when it queued, less what it does not request
-	// any more. It queues again when it requests more, and this has been granted or is less
-	// than half of it.
+	// requested is the total that the Reservation requests. Once it has allocations, it queues
+	// again when it requests more of any resource.
 	// +optional
-	Requested *Requested `json:"requested,omitempty"`
+	Requested *ResourceQuantities `json:"requested,omitempty"`
 	// reservedAt is the time of the first of the current holds. Unset without holds.
 	// +optional
 	ReservedAt *metav1.Time `json:"reservedAt,omitempty"`

@@ -325,15 +325,9 @@ func (m *Memory) Asked(cluster string, uid types.UID, capacity broker.HeldCapaci
 	}
 }
 
-// Rejection is why a consumer's Reservation must not ask a provider for a capacity now, nil if it
+// rejection is why a consumer's Reservation must not ask a provider for a capacity now, nil if it
 // may, and when it may at the earliest. Of the Reservations that wait for that time, the
 // first one asks, and the others wait for as long as its answer may take.
-func (m *Memory) Rejection(cluster, consumer string, uid types.UID, want broker.HeldCapacity, answerIn time.Duration, now time.Time) (rejection *capacity.Rejection, until time.Time) {
-	m.mutex.Lock()
-	defer m.mutex.Unlock()
-	return m.rejection(cluster, consumer, uid, shapes(want), answerIn, now)
-}
-
 func (m *Memory) rejection(cluster, consumer string, uid types.UID, want []shape, answerIn time.Duration, now time.Time) (rejection *capacity.Rejection, until time.Time) {
 	for _, e := range m.relevant(cluster, uid, want) {
 		end := e.until
@@ -372,17 +366,6 @@ func (m *Memory) Rejections(consumer string, uid types.UID, want broker.HeldCapa
 		}
 	}
 	return rejections, until
-}
-
-// Clusters are those of which anything is remembered.
-func (m *Memory) Clusters() map[string]bool {
-	m.mutex.Lock()
-	defer m.mutex.Unlock()
-	clusters := make(map[string]bool, len(m.entries))
-	for cluster := range m.entries {
-		clusters[cluster] = true
-	}
-	return clusters
 }
 
 // relevant are the entries of a provider that concern a Reservation's capacity.

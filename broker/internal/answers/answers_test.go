@@ -223,17 +223,9 @@ func runMemory(t *testing.T, cases map[string]memoryCase) {
 			m := answers.New()
 			tc.happened(m)
 			for i, c := range tc.checks {
-				rejection, until := m.Rejection(c.cluster, "rome", c.uid, c.want, answerIn, c.at)
-				got := ""
-				if rejection != nil {
-					got = rejection.Reason
-				}
-				if got != c.rejected || (rejection != nil) != until.After(c.at) {
+				all, until := m.Rejections("rome", c.uid, c.want, answerIn, c.at)
+				if got := all[c.cluster].Reason; got != c.rejected || (len(all) > 0) != until.After(c.at) {
 					t.Errorf("check %d: rejected with %q until %s, want %q", i, got, until, c.rejected)
-				}
-				all, _ := m.Rejections("rome", c.uid, c.want, answerIn, c.at)
-				if all[c.cluster].Reason != c.rejected {
-					t.Errorf("check %d: all rejections are %v", i, all)
 				}
 			}
 		})
@@ -250,7 +242,7 @@ func TestRounds(t *testing.T) {
 		for second := range seconds {
 			for i := range reservations {
 				uid := types.UID(fmt.Sprint(i))
-				if rejection, _ := m.Rejection("paris", "rome", uid, pods(1, "a", "1"), answerIn, at(second)); rejection == nil {
+				if rejected, _ := m.Rejections("rome", uid, pods(1, "a", "1"), answerIn, at(second)); len(rejected) == 0 {
 					rounds++
 					m.Asked("paris", uid, pods(1, "a", "1"), at(second))
 					m.Refused("paris", "rome", pods(1, "a", "1"), "full", wait, at(second))
@@ -278,9 +270,9 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 	m.Answered("paris", "r", at(-60), at(0))
 	for i, want := range map[int]string{0: "", shapes - 1: answers.ReasonRefused, shapes - answers.MaxEntries/2: answers.ReasonRefused} {
-		rejection, _ := m.Rejection("paris", "rome", "r", pods(1, "a", fmt.Sprintf("%dm", i+1)), answerIn, at(1))
-		if got := rejection != nil; got != (want != "") {
-			t.Errorf("shape %d: %+v", i, rejection)
+		rejected, _ := m.Rejections("rome", "r", pods(1, "a", fmt.Sprintf("%dm", i+1)), answerIn, at(1))
+		if got := len(rejected) > 0; got != (want != "") {
+			t.Errorf("shape %d: %+v", i, rejected)
 		}
 	}
 	// What has ended long ago is not kept.
@@ -304,15 +296,15 @@ func TestQuietPeriod(t *testing.T) {
 		few, many := pods(2, "a", "1"), pods(9, "a", "1")
 		happens(m, few, 0)
 		happens(m, few, 30)
-		if rejection, until := m.Rejection("paris", "rome", "r", few, answerIn, at(31)); rejection == nil || !until.Equal(at(90)) {
+		if rejected, until := m.Rejections("rome", "r", few, answerIn, at(31)); len(rejected) == 0 || !until.Equal(at(90)) {
 			t.Errorf("%s, the second time: until %s", name, until)
 		}
 		happens(m, many, 10_000)
-		if rejection, until := m.Rejection("paris", "rome", "r", many, answerIn, at(10_001)); rejection == nil || !until.Equal(at(10_030)) {
+		if rejected, until := m.Rejections("rome", "r", many, answerIn, at(10_001)); len(rejected) == 0 || !until.Equal(at(10_030)) {
 			t.Errorf("%s, after a quiet period: until %s", name, until)
 		}
-		if rejection, _ := m.Rejection("paris", "rome", "r", few, answerIn, at(10_001)); name == "refusal" && rejection != nil {
-			t.Errorf("fewer pods than were refused after a quiet period are rejected: %+v", rejection)
+		if rejected, _ := m.Rejections("rome", "r", few, answerIn, at(10_001)); name == "refusal" && len(rejected) > 0 {
+			t.Errorf("fewer pods than were refused after a quiet period are rejected: %+v", rejected)
 		}
 	}
 }

@@ -13,6 +13,7 @@ package decide
 import (
 	"maps"
 	"math/big"
+	"slices"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -36,10 +37,16 @@ type Request struct {
 	Committed *big.Rat
 	// Weights of the score. The zero value stands for the defaults.
 	Weights broker.ScoreWeights
+	// Providers are the clusters that provide for the Reservation already.
+	Providers []string
 	// Rejected are the providers that must not be chosen now, and why: they refused such
 	// a request, or do not answer.
 	Rejected map[string]capacity.Rejection
 }
+
+// MaxProviders is the maximum number of providers of one Reservation, whose status shows
+// what each of them holds.
+const MaxProviders = 50
 
 // DefaultWeights of the score, in percent.
 var DefaultWeights = broker.ScoreWeights{Resources: 70, Cost: 30}
@@ -67,6 +74,7 @@ const (
 	ReasonOtherZone          = "OtherZone"
 	ReasonRefused            = answers.ReasonRefused
 	ReasonNotAnswering       = answers.ReasonNotAnswering
+	ReasonTooManyProviders   = "TooManyProviders"
 	ReasonPriceUnknown       = "PriceUnknown"
 	ReasonOverBudget         = "OverBudget"
 	ReasonNotPreferred       = "NotPreferred"
@@ -161,6 +169,9 @@ func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missi
 			continue
 		}
 		parts = append(parts, Part{chosen.spec.ClusterID, amount})
+		if !slices.Contains(s.request.Providers, chosen.spec.ClusterID) {
+			s.request.Providers = append(slices.Clip(s.request.Providers), chosen.spec.ClusterID)
+		}
 		if price, _, known := Price(chosen.spec.Cost, amount.Totals); known {
 			committed.Add(committed, price)
 		}

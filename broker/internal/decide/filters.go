@@ -43,6 +43,9 @@ func (s *search) filter(e *entry) (reason string) {
 	if rejection, rejected := request.Rejected[spec.ClusterID]; rejected {
 		return rejection.Reason
 	}
+	if len(request.Providers) >= MaxProviders && !slices.Contains(request.Providers, spec.ClusterID) {
+		return ReasonTooManyProviders
+	}
 	return s.overBudget(e)
 }
 
@@ -120,6 +123,8 @@ func (s *search) filtered(e *entry, reason string) (message string) {
 		return fmt.Sprintf("The region is %q; the placement allows %s.", spec.Region, strings.Join(request.Placement.Regions, ", "))
 	case ReasonOtherZone:
 		return fmt.Sprintf("The zone is %q; the placement allows %s.", spec.Zone, strings.Join(request.Placement.Zones, ", "))
+	case ReasonTooManyProviders:
+		return fmt.Sprintf("The Reservation has capacity at %d other providers, the maximum. Request the rest in another Reservation.", MaxProviders)
 	case ReasonPriceUnknown, ReasonOverBudget:
 		return s.priced(spec.Cost)
 	}

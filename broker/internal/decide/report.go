@@ -25,7 +25,7 @@ var relevance = func() map[string]int {
 	order := map[string]int{}
 	for i, reason := range []string{
 		ReasonNotPreferred, capacity.ReasonPartialCapacity,
-		ReasonRefused, ReasonNotAnswering, ReasonOverBudget, ReasonPriceUnknown,
+		ReasonRefused, ReasonNotAnswering, ReasonOverBudget, ReasonPriceUnknown, ReasonTooManyProviders,
 		capacity.ReasonInsufficientCapacity, capacity.ReasonNoMatchingNodes, capacity.ReasonPodSecurityViolated,
 		ReasonUnreachable, ReasonAdvertisementStale, ReasonClusterInactive,
 		ReasonExcluded, ReasonOtherZone, ReasonOtherRegion,

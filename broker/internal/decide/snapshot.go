@@ -103,10 +103,11 @@ type entry struct {
 
 	// before is what an earlier version of the cluster had free, nil if not known.
 	before *free
-	// claims are kept free besides the holds. parent is the same without the last claim,
-	// nil if not known.
-	claims []broker.HeldCapacity
+	// claim is kept free besides the holds. parent is the same without it, nil if not known.
+	claim  broker.HeldCapacity
 	parent *entry
+	// beside is the entry with the claim that was computed last.
+	beside atomic.Pointer[keptFree]
 
 	prepared atomic.Bool
 	once     sync.Once
@@ -132,17 +133,17 @@ type free struct {
 // next is the entry for another version of the cluster.
 func (e *entry) next(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) *entry {
 	n := newEntry(e.catalog, spec, holds)
-	n.claims = e.claims
+	n.claim = e.claim
 	if n.before = e.before; e.prepared.Load() {
 		n.before = e.free
 	}
 	return n
 }
 
-// claimed is the entry with one more claim.
+// claimed is the entry with a claim.
 func (e *entry) claimed(claim broker.HeldCapacity) *entry {
 	n := newEntry(e.catalog, e.spec, e.holds)
-	n.claims, n.parent = append(slices.Clip(e.claims), claim), e
+	n.claim, n.parent = claim, e
 	return n
 }
 
@@ -155,7 +156,7 @@ func (e *entry) prepare() {
 		if e.parent != nil {
 			e.parent.prepare()
 			e.account, e.free, e.room = e.parent.account, e.parent.free, e.parent.room
-			e.keepFree(e.claims[len(e.claims)-1])
+			e.keepFree(e.claim)
 			e.allocatable, e.available = e.parent.allocatable, e.room.Amounts(e.account.Available)
 			e.prepared.Store(true)
 			return
@@ -172,9 +173,7 @@ func (e *entry) prepare() {
 			e.free = &free{e.spec.NodeClasses, e.catalog.Room(e.spec.NodeClasses, e.account.Allocatable, e.account.Available)}
 		}
 		e.room = e.free.room.Less(unused(e.spec, e.holds))
-		for _, claim := range e.claims {
-			e.keepFree(claim)
-		}
+		e.keepFree(e.claim)
 		e.allocatable, e.available = e.room.Amounts(e.account.Allocatable), e.room.Amounts(e.account.Available)
 		e.prepared.Store(true)
 	})
@@ -182,6 +181,9 @@ func (e *entry) prepare() {
 
 // keepFree takes a claim from what is free.
 func (e *entry) keepFree(claim broker.HeldCapacity) {
+	if claim.Empty() {
+		return
+	}
 	total := capacity.Ceil(claim.Totals.List())
 	e.account.Available = e.account.Available.Minus(total, 1)
 	if len(claim.PodSets) > 0 {

@@ -1,5 +1,5 @@
 // Package queue orders the Reservations that wait for capacity, by priority and then by
-// age. A later one must leave free what an earlier one waits for, at every provider that
+// age. Later ones must leave free what the first one waits for, at every provider that
 // could take it one day: those that could be placed nowhere hold back no other. It is
 // pure.
 package queue
@@ -28,9 +28,8 @@ type Entry struct {
 	Since time.Time
 	// Request is what it waits for.
 	Request decide.Request
-	// Placeable is whether the clusters could take it if they held nothing for others, and
-	// its term has not ended (KeepsFree). Capacity is kept free only for what could be placed
-	// one day.
+	// Placeable is whether capacity is kept free for it when it is the first: what could be
+	// placed nowhere holds back no other.
 	Placeable bool
 	// requests of its pods.
 	requests []capacity.Vector
@@ -48,20 +47,16 @@ func compare(a, b *Entry) int {
 
 // Queue holds the entries in order. It is safe for concurrent use.
 type Queue struct {
-	mutex sync.RWMutex
-	// sorted are all entries, placeable those that could be placed.
-	sorted, placeable []*Entry
-	byName            map[string]*Entry
+	mutex  sync.RWMutex
+	sorted []*Entry
+	byName map[string]*Entry
 	// last is the entry behind which Next goes on.
 	last *Entry
-	// terms of the entries by name; ended is when one of each requester last ended.
-	terms map[string]*term
-	ended map[string]time.Time
 }
 
 // New returns an empty Queue.
 func New() *Queue {
-	return &Queue{byName: map[string]*Entry{}, terms: map[string]*term{}, ended: map[string]time.Time{}}
+	return &Queue{byName: map[string]*Entry{}}
 }
 
 // Set adds an entry or replaces the one of the same name, which stays if it is the same.
@@ -75,22 +70,14 @@ func (q *Queue) Set(entry Entry) {
 	q.remove(entry.Name)
 	entry.requests = capacity.Requests(entry.Request.Want)
 	q.byName[entry.Name] = &entry
-	q.sorted = insert(q.sorted, &entry)
-	if entry.Placeable {
-		q.placeable = insert(q.placeable, &entry)
-	}
-}
-
-func insert(sorted []*Entry, entry *Entry) []*Entry {
-	at, _ := slices.BinarySearchFunc(sorted, entry, compare)
-	return slices.Insert(sorted, at, entry)
+	at, _ := slices.BinarySearchFunc(q.sorted, &entry, compare)
+	q.sorted = slices.Insert(q.sorted, at, &entry)
 }
 
 // Remove removes the entry of that name, and reports whether there was one.
 func (q *Queue) Remove(name string) bool {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
-	delete(q.terms, name)
 	return q.remove(name)
 }
 
@@ -100,15 +87,9 @@ func (q *Queue) remove(name string) bool {
 		return false
 	}
 	delete(q.byName, name)
-	q.sorted, q.placeable = without(q.sorted, entry), without(q.placeable, entry)
+	at, _ := slices.BinarySearchFunc(q.sorted, entry, compare)
+	q.sorted = slices.Delete(q.sorted, at, at+1)
 	return true
-}
-
-func without(sorted []*Entry, entry *Entry) []*Entry {
-	if at, found := slices.BinarySearchFunc(sorted, entry, compare); found {
-		return slices.Delete(sorted, at, at+1)
-	}
-	return sorted
 }
 
 // Position is the place of an entry among the others: 1 is the first. That of the same name
@@ -130,13 +111,20 @@ func (q *Queue) Len() int {
 	return len(q.sorted)
 }
 
-// Ahead lists the entries before another one that could be placed, in order: those for
-// which capacity is kept free. That of the same name does not count.
-func (q *Queue) Ahead(of Entry) []*Entry {
+// First is the first entry before another one for which capacity is kept free; nil if there
+// is none. That of the same name does not count.
+func (q *Queue) First(before Entry) *Entry {
 	q.mutex.RLock()
 	defer q.mutex.RUnlock()
-	at, _ := slices.BinarySearchFunc(q.placeable, &of, compare)
-	return slices.DeleteFunc(slices.Clone(q.placeable[:at]), func(e *Entry) bool { return e.Name == of.Name })
+	for _, entry := range q.sorted {
+		switch {
+		case compare(entry, &before) >= 0:
+			return nil
+		case entry.Placeable && entry.Name != before.Name:
+			return entry
+		}
+	}
+	return nil
 }
 
 // Next lists up to n entries for which the function returns true: one half from the first

@@ -3,7 +3,6 @@ package queue_test
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -57,8 +56,11 @@ func TestOrder(t *testing.T) {
 	if got := q.Position(entry("new", 0, 0, pods(1, "1"))); got != 4 {
 		t.Errorf("a new one is number %d", got)
 	}
-	if got := names(q.Ahead(entry("young", 0, 1, pods(1, "1")))); !slices.Equal(got, []string{"urgent", "old"}) {
-		t.Errorf("ahead of young: %v", got)
+	if first := q.First(entry("young", 0, 1, pods(1, "1"))); first == nil || first.Name != "urgent" {
+		t.Errorf("the first before young is %v", first)
+	}
+	if first := q.First(entry("urgent", 5, 0, pods(1, "1"))); first != nil {
+		t.Errorf("the first before the first is %v", first)
 	}
 	// A raised priority replaces the entry.
 	set(entry("low", 9, 99, pods(1, "1")))
@@ -80,32 +82,31 @@ func TestQueueIsSorted(t *testing.T) {
 			}
 			e := entry(name, rapid.Int32Range(-1, 1).Draw(t, "priority"), rapid.IntRange(0, 2).Draw(t, "age"), pods(1, "1"))
 			e.Placeable = rapid.Bool().Draw(t, "placeable")
-			position, ahead := q.Position(e), q.Ahead(e)
+			position, first := q.Position(e), q.First(e)
 			q.Set(e)
 			want[name] = e
-			if after := q.Position(e); position != after || !slices.Equal(ahead, q.Ahead(e)) {
-				t.Fatalf("%s is number %d with %d ahead, and %d with %d once it is set", name, position, len(ahead), after, len(q.Ahead(e)))
+			if after := q.Position(e); position != after || first != q.First(e) {
+				t.Fatalf("%s is number %d behind %v, and %d behind %v once it is set", name, position, first, after, q.First(e))
 			}
 		}
 		got := q.Next(999, any)
 		if len(got) != len(want) || q.Len() != len(want) {
 			t.Fatalf("%d entries, want %d", len(got), len(want))
 		}
-		placeable := 0
+		var first *queue.Entry
 		for i, e := range got {
-			before := len(q.Ahead(*e))
-			if before != placeable || q.Position(*e) != i+1 || want[e.Name].Priority != e.Priority {
-				t.Fatalf("%s is number %d with %d ahead", e.Name, i, before)
+			if q.First(*e) != first || q.Position(*e) != i+1 || want[e.Name].Priority != e.Priority {
+				t.Fatalf("%s is number %d behind %v", e.Name, i, q.First(*e))
 			}
-			if e.Placeable {
-				placeable++
+			if first == nil && e.Placeable {
+				first = e
 			}
 		}
 	})
 }
 
-// Only what could be placed one day is ahead of others.
-func TestAhead(t *testing.T) {
+// Capacity is kept free for what could be placed one day only.
+func TestFirst(t *testing.T) {
 	q := queue.New()
 	for i := range 200 {
 		e := entry(fmt.Sprintf("e%03d", i), 0, 200-i, pods(1, "1"))
@@ -113,20 +114,20 @@ func TestAhead(t *testing.T) {
 		q.Set(e)
 	}
 	last := entry("last", 0, 0, pods(1, "1"))
-	ahead := q.Ahead(last)
-	if len(ahead) != 100 || ahead[0].Name != "e001" || ahead[99].Name != "e199" || q.Position(last) != 201 {
-		t.Errorf("%d are ahead of number %d: %v", len(ahead), q.Position(last), names(ahead))
+	first := q.First(last)
+	if first.Name != "e001" || q.Position(last) != 201 {
+		t.Errorf("the first before number %d is %s", q.Position(last), first.Name)
 	}
 	// The same entry again is the same, so that what is known of it stays.
 	same := entry("e001", 0, 199, pods(1, "1"))
 	same.Placeable = true
 	q.Set(same)
-	if q.Ahead(last)[0] != ahead[0] {
+	if q.First(last) != first {
 		t.Error("an entry without a change was replaced")
 	}
 	same.Placeable = false
 	q.Set(same)
-	if got := q.Ahead(last)[0].Name; got != "e003" || q.Len() != 200 {
+	if got := q.First(last).Name; got != "e003" || q.Len() != 200 {
 		t.Errorf("the first is %s of %d", got, q.Len())
 	}
 }
@@ -188,61 +189,6 @@ func TestProfits(t *testing.T) {
 		q.Set(entry("e", 0, 1, tc.want))
 		if got := q.Next(1, any)[0].Profits(available); got != tc.profits {
 			t.Errorf("%s: profits is %t", name, got)
-		}
-	}
-}
-
-// Capacity is kept free as long as ever more of it is available, and for a term after that.
-func TestTerms(t *testing.T) {
-	const length = 10 * time.Minute
-	type step struct {
-		at        time.Duration
-		entry     string
-		available string
-		keeps     bool
-	}
-	for name, steps := range map[string][]step{
-		"nothing more becomes available": {{0, "a", "4", true}, {9 * time.Minute, "a", "4", true}, {10 * time.Minute, "a", "4", false}, {time.Hour, "a", "4", false}},
-		"less and then as much again":    {{0, "a", "4", true}, {8 * time.Minute, "a", "1", true}, {9 * time.Minute, "a", "4", true}, {10 * time.Minute, "a", "4", false}},
-		"ever more":                      {{0, "a", "0", true}, {9 * time.Minute, "a", "1", true}, {18 * time.Minute, "a", "2", true}, {27 * time.Minute, "a", "3", true}, {37 * time.Minute, "a", "3", false}},
-		"more after the end":             {{0, "a", "4", true}, {10 * time.Minute, "a", "4", false}, {11 * time.Minute, "a", "1", false}, {12 * time.Minute, "a", "5", true}, {21 * time.Minute, "a", "1", true}, {22 * time.Minute, "a", "1", false}},
-		"seen again late, with more":     {{0, "a", "4", true}, {time.Hour, "a", "5", true}},
-		"a later one of the same requester": {{0, "a", "4", true}, {10 * time.Minute, "a", "4", false}, {11 * time.Minute, "b", "4", false}, {19 * time.Minute, "b", "5", false},
-			{20 * time.Minute, "b", "5", true}, {29 * time.Minute, "b", "5", true}, {30 * time.Minute, "b", "5", false}},
-		"an earlier one of the same requester": {{0, "a", "4", true}, {5 * time.Minute, "b", "4", true}, {10 * time.Minute, "a", "4", false}, {14 * time.Minute, "b", "4", true}, {15 * time.Minute, "b", "4", false}},
-		"one of another requester":             {{0, "a", "4", true}, {10 * time.Minute, "a", "4", false}, {11 * time.Minute, "other", "4", true}},
-		"after one before it was placed":       {{0, "first", "9", true}, {0, "a", "9", true}, {9 * time.Minute, "place first", "", false}, {9 * time.Minute, "a", "1", true}, {18 * time.Minute, "a", "2", true}, {27 * time.Minute, "a", "2", true}, {28 * time.Minute, "a", "2", false}},
-		"after one behind it was placed":       {{0, "a", "9", true}, {0, "last", "9", true}, {9 * time.Minute, "place last", "", false}, {10 * time.Minute, "a", "1", false}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			q := queue.New()
-			ages := map[string]int{"first": 9, "a": 5, "b": 4, "other": 3, "last": 1}
-			for _, s := range steps {
-				if placed, ok := strings.CutPrefix(s.entry, "place "); ok {
-					if !q.Placed(placed, start.Add(s.at)) {
-						t.Errorf("%s was not in the queue", placed)
-					}
-					continue
-				}
-				e := entry(s.entry, 0, ages[s.entry], pods(1, "1"))
-				if s.entry == "other" {
-					e.Request.Requester = "oslo"
-				}
-				keeps, _ := q.KeepsFree(e, length, start.Add(s.at), func() capacity.Vector {
-					return capacity.Floor(expect.Resources("cpu", s.available))
-				})
-				e.Placeable = keeps
-				q.Set(e)
-				if keeps != s.keeps {
-					t.Errorf("%s at %s: capacity is kept free %t", s.entry, s.at, keeps)
-				}
-			}
-		})
-	}
-	q := queue.New()
-	for _, after := range []time.Duration{0, time.Hour} {
-		if keeps, _ := q.KeepsFree(entry("a", 0, 1, pods(1, "1")), 0, start.Add(after), nil); !keeps {
-			t.Error("a term of no length ends")
 		}
 	}
 }

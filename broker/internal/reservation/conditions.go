@@ -25,7 +25,6 @@ const (
 	reasonPlaced                = "Placed"
 	reasonInsufficientCapacity  = "InsufficientCapacity"
 	reasonWaitingForRelease     = "WaitingForRelease"
-	reasonTooManyProviders      = "TooManyProviders"
 	reasonAccepted              = "Accepted"
 	reasonAcceptedUnproven      = "AcceptedUnproven"
 	reasonDeadlineExceeded      = "DeadlineExceeded"
@@ -167,8 +166,6 @@ func (c conditions) setPlaced(in snapshot, p plan, status *broker.ReservationSta
 			strings.TrimSuffix(waiting, " waiting"), in.reservation.Spec.Deadline.Duration))
 	} else if p.blockedBy != "" {
 		c.set(broker.ConditionQueued, true, reasonWaitingForRelease, fmt.Sprintf("%s: %s must first release an earlier Reservation of the same name.", waiting, p.blockedBy))
-	} else if p.tooWide {
-		c.set(broker.ConditionQueued, true, reasonTooManyProviders, fmt.Sprintf("%s. %s", waiting, p.width()))
 	} else {
 		c.set(broker.ConditionQueued, true, reasonInsufficientCapacity, fmt.Sprintf("%s for capacity. %s%s", waiting, rejectionsMessage(in.reservation.Spec.RequesterID, status.Decision), in.queueMessage()))
 	}
@@ -177,8 +174,8 @@ func (c conditions) setPlaced(in snapshot, p plan, status *broker.ReservationSta
 // queueMessage says who must be placed first, and whether the priority is too high.
 func (in snapshot) queueMessage() string {
 	var message string
-	if len(in.ahead) > 0 {
-		message = fmt.Sprintf(" It is number %d in the queue: what those before it wait for stays free for them.", in.position)
+	if in.first != nil {
+		message = fmt.Sprintf(" It is number %d in the queue: what the first one waits for stays free.", in.position)
 	}
 	if priority := in.reservation.Spec.Priority; priority > in.config.maxPriority {
 		message += fmt.Sprintf(" Its priority %d counts as %d, the maximum (quotas.maxPriority of the BrokerConfig).", priority, in.config.maxPriority)

@@ -27,7 +27,6 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/internal/answers"
-	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/lease"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 	"github.com/spillway-dev/spillway/broker/internal/queue"
@@ -83,8 +82,6 @@ type Reconciler struct {
 	queue   *queue.Queue
 	// conflicts count how often a write of an object failed in a row.
 	conflicts workqueue.TypedRateLimiter[string]
-	// claims are what stays free for those in the queue.
-	claims decide.Claims
 	// figures limits the writes of statuses that differ in figures only.
 	figures *rate.Limiter
 	// uncertain are lines of the audit log about writes whose outcome is not known yet.

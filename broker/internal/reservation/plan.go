@@ -31,10 +31,6 @@ type plan struct {
 	// blockedBy is the cluster that must first release an earlier Reservation of the
 	// same name; "" if none.
 	blockedBy string
-	// tooWide is whether the status has no room for further providers, of which what is missing
-	// would need some, and widest the number of those that it has room for.
-	tooWide bool
-	widest  int
 	// gaveUp is whether the deadline of the Reservation has passed, so that what is missing
 	// is not placed any more.
 	gaveUp bool
@@ -250,7 +246,6 @@ func (p *plan) place(in snapshot) {
 		}
 		p.grow = append(p.grow, change{part.Cluster, part.Capacity})
 	}
-	p.limitWidth(in)
 }
 
 // rejectionOf is why a cluster is not chosen if its ledger refuses a growth, nil for no
@@ -269,7 +264,7 @@ func rejectionOf(err error) *capacity.Rejection {
 
 // request is what decides on what is missing.
 func (p *plan) request(in snapshot) (decide.Request, decide.Snapshot) {
-	request, snapshot := in.placement(p.missing)
+	request, snapshot := in.placement()
 	request.Rejected = in.rejected(p)
 	for _, h := range in.holds() {
 		if in.overdue(h) {
@@ -324,7 +319,7 @@ func (in snapshot) holderOfEarlier() string {
 }
 
 // placement is the input for decide, but for what is missing and what is committed.
-func (in snapshot) placement(missing broker.HeldCapacity) (decide.Request, decide.Snapshot) {
+func (in snapshot) placement() (decide.Request, decide.Snapshot) {
 	spec := &in.reservation.Spec
 	request := decide.Request{
 		Requester: spec.RequesterID,
@@ -332,9 +327,18 @@ func (in snapshot) placement(missing broker.HeldCapacity) (decide.Request, decid
 		Placement: spec.Placement,
 		Budget:    spec.Budget,
 		Committed: new(big.Rat),
+		Providers: in.providers(),
 		Weights:   in.config.weights,
 	}
-	return request, in.keepFree(in.clusters, missing)
+	return request, in.clusters.KeepFree(in.first, in.refuseFirst)
+}
+
+// providers are the clusters that hold capacity for the Reservation.
+func (in snapshot) providers() (clusters []string) {
+	for _, h := range in.holds() {
+		clusters = append(clusters, h.cluster)
+	}
+	return clusters
 }
 
 func growth(r *broker.Reservation, attempt int64, capacity broker.HeldCapacity) ledger.Growth {

@@ -21,7 +21,6 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/lease"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
-	"github.com/spillway-dev/spillway/broker/internal/queue"
 )
 
 // configName is the name of the BrokerConfig that is used.
@@ -109,17 +108,14 @@ type snapshot struct {
 	// rejections are the clusters that must not be chosen for a capacity because of
 	// their answers so far, and when the first of them may be.
 	rejections func(broker.HeldCapacity) (map[string]capacity.Rejection, time.Time)
-	// ahead are those before the Reservation in the queue for which claims keep capacity
-	// free, where it would have that position; mayAsk reports whether one of them may be
-	// placed in a cluster at present.
-	ahead    []*queue.Entry
-	position int32
-	// queueTime is the time by which it is ordered there; nil for that of its creation. asked is
-	// what it asked for then.
+	// first is the request for which capacity is kept free before the Reservation in the
+	// queue, where it would have that position; nil for none. refuseFirst are the clusters that
+	// must not be chosen for the first one at present.
+	first       *decide.Request
+	refuseFirst map[string]capacity.Rejection
+	position    int32
+	// queueTime is the time by which it is ordered there; nil for that of its creation.
 	queueTime *metav1.MicroTime
-	asked     *broker.Requested
-	claims    *decide.Claims
-	mayAsk    func(ahead int, cluster string) bool
 }
 
 // snapshot is what the store knows. What is outdated in it does no harm: the writes of

@@ -28,7 +28,7 @@ func nextStatus(in snapshot, p plan, committed bool) broker.ReservationStatus {
 	}
 	in.setTimes(&status)
 	if !in.ended() {
-		status.QueueTime, status.Requested = in.queueTime, in.asked
+		status.QueueTime, status.Requested = in.queueTime, totalOf(&in.reservation.Spec)
 	}
 	status.QueuePosition = 0
 	if in.queued(p) {

@@ -62,7 +62,7 @@ func (r *Reconciler) recall(in *snapshot) {
 	in.rejections = func(want broker.HeldCapacity) (map[string]capacity.Rejection, time.Time) {
 		return r.answers.Rejections(reservation.Spec.RequesterID, reservation.UID, want, in.config.proofDeadline, in.now)
 	}
-	in.queueTime, in.asked = r.queueTime(in)
+	in.queueTime = r.queueTime(in)
 	r.recallQueue(in)
 }
 

@@ -31,6 +31,7 @@ func (in snapshot) entry() queue.Entry {
 			Pin:       r.Spec.TargetClusterID,
 			Placement: r.Spec.Placement,
 			Budget:    r.Spec.Budget,
+			Providers: in.providers(),
 			Want:      capacity.Sub(in.requested(), in.allocated()),
 		},
 	}
@@ -54,58 +55,30 @@ func (r *Reconciler) noteQueue(in snapshot) {
 	reservation, entry := in.reservation, in.entry()
 	queued := meta.FindStatusCondition(reservation.Status.Conditions, broker.ConditionQueued)
 	if queued != nil && queued.Status == metav1.ConditionTrue && !entry.Request.Want.Empty() {
-		// What its status has no room for waits for no capacity: it holds back no other.
-		entry.Placeable = queued.Reason != reasonTooManyProviders && in.config.queueing != broker.QueueingNone && decide.CouldPlace(entry.Request, in.lacks(), in.clusters)
-		if entry.Placeable {
-			keeps, changed := r.queue.KeepsFree(entry, in.config.keepFreeFor, in.now, func() capacity.Vector {
-				available := r.claims.Available(in.clusters, &entry.Request)
-				// What it was given already is not lost.
-				available.Add(capacity.Floor(in.allocated().Totals.List()), 1)
-				return available
-			})
-			if entry.Placeable = keeps; changed {
-				defer r.retryQueued()
-			}
-		}
+		entry.Placeable = in.keepsFree() && decide.CouldPlace(entry.Request, in.lacks(), in.clusters)
 		r.queue.Set(entry)
-	} else if placed := entry.Request.Want.Empty() && !in.ended(); placed && r.queue.Placed(reservation.Name, in.now) || !placed && r.queue.Remove(reservation.Name) {
+	} else if r.queue.Remove(reservation.Name) {
 		r.retryQueued()
 	}
 }
 
-// recallQueue adds to a snapshot who is ahead of the Reservation.
+// keepsFree reports whether capacity may be kept free for the Reservation.
+func (in snapshot) keepsFree() bool {
+	ended := in.config.keepFreeFor > 0 && !in.times.Waiting.IsZero() && !in.now.Before(in.times.Waiting.Add(in.config.keepFreeFor))
+	return in.config.queueing != broker.QueueingNone && !ended
+}
+
+// recallQueue adds to a snapshot for whom capacity is kept free before the Reservation.
 func (r *Reconciler) recallQueue(in *snapshot) {
 	if in.config.queueing == broker.QueueingNone {
 		return
 	}
 	entry := in.entry()
 	in.position = int32(r.queue.Position(entry))
-	in.ahead = r.queue.Ahead(entry)
-	in.claims = &r.claims
-	var remembered map[string]bool
-	now, config, ahead := in.now, in.config, in.ahead
-	in.mayAsk = func(i int, cluster string) bool {
-		if remembered == nil {
-			remembered = r.answers.Clusters()
-		}
-		if !remembered[cluster] {
-			return true
-		}
-		rejection, _ := r.answers.Rejection(cluster, ahead[i].Request.Requester, ahead[i].UID, ahead[i].Request.Want, config.proofDeadline, now)
-		return rejection == nil
+	if first := r.queue.First(entry); first != nil {
+		in.first = &first.Request
+		in.refuseFirst, _ = r.answers.Rejections(first.Request.Requester, first.UID, first.Request.Want, in.config.proofDeadline, in.now)
 	}
-}
-
-// keepFree keeps free what those ahead in the queue wait for.
-func (in snapshot) keepFree(known decide.Snapshot, want broker.HeldCapacity) decide.Snapshot {
-	if len(in.ahead) == 0 {
-		return known
-	}
-	ahead := make([]*decide.Request, len(in.ahead))
-	for i, entry := range in.ahead {
-		ahead[i] = &entry.Request
-	}
-	return in.claims.KeepFree(known, ahead, want, in.mayAsk)
 }
 
 // retryQueued enqueues the first queued Reservations: one of them may have its turn, or a

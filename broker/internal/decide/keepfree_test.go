@@ -14,8 +14,6 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 )
 
-func everywhere(int, string) bool { return true }
-
 func selecting(request decide.Request, disk string) decide.Request {
 	sets := slices.Clone(request.Want.PodSets)
 	sets[0].NodeSelector = map[string]string{"disk": disk}
@@ -30,6 +28,12 @@ func TestCouldPlace(t *testing.T) {
 	}
 	four := []clusterOption{totals("cpu=16", ""), shapes(4, "cpu=4", 100), class(func(c *broker.NodeClass) { c.Labels = map[string]string{"disk": "ssd"} })}
 	paris := func(more ...clusterOption) oracleCluster { return cluster("paris", slices.Concat(four, more)...) }
+	small := func(n int) (clusters []oracleCluster) {
+		for i := range n {
+			clusters = append(clusters, cluster(fmt.Sprintf("c%02d", i), totals("cpu=4", ""), shapes(1, "cpu=4", 9)))
+		}
+		return clusters
+	}
 	largest := func(text string) clusterOption {
 		return class(func(c *broker.NodeClass) { largest := amounts(text); c.LargestNode = &largest })
 	}
@@ -62,6 +66,8 @@ func TestCouldPlace(t *testing.T) {
 		"pods that request nothing":                       {pods(3, "cpu=0"), 3, []oracleCluster{paris()}, true},
 		"no cluster":                                      {pods(1, "cpu=1"), 0, nil, false},
 		"the requester's own":                             {with(pods(1, "cpu=1"), func(r *decide.Request) { r.Requester = "paris" }), 0, []oracleCluster{paris()}, false},
+		"a gang at as many providers as one may have":     {pods(decide.MaxProviders, "cpu=4"), decide.MaxProviders, small(decide.MaxProviders + 9), true},
+		"a gang at more providers than one may have":      {pods(decide.MaxProviders+1, "cpu=4"), decide.MaxProviders + 1, small(decide.MaxProviders + 9), false},
 		"a gang of more pods than the nodes' slots allow": {pods(5, "cpu=1"), 5, []oracleCluster{cluster("paris", totals("cpu=16", ""), shapes(4, "cpu=4", 1))}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -72,28 +78,28 @@ func TestCouldPlace(t *testing.T) {
 	}
 }
 
-// What stays free is what those ahead could take, and no more.
+// What stays free is what the first request could take, and no more.
 func TestKeepFree(t *testing.T) {
 	paris := cluster("paris", totals("cpu=16", ""), shapes(4, "cpu=4", 100))
+	first := func(r decide.Request) *decide.Request { return &r }
 	for name, tc := range map[string]struct {
-		ahead  []decide.Request
-		mayAsk func(int, string) bool
-		cpus   int32
+		first    *decide.Request
+		rejected map[string]capacity.Rejection
+		cpus     int32
 	}{
-		"nothing ahead":              {nil, everywhere, 16},
-		"one pod ahead":              {[]decide.Request{pods(1, "cpu=3")}, everywhere, 13},
-		"several, one after another": {[]decide.Request{pods(2, "cpu=4"), pods(1, "cpu=4")}, everywhere, 4},
-		"as many as fit of many":     {[]decide.Request{pods(100, "cpu=3")}, everywhere, 4},
-		"nothing for what never fits": {[]decide.Request{pods(9, "cpu=5"), pods(1, "cpu=4")}, everywhere,
-			12},
-		"nothing where it may not be placed now": {[]decide.Request{pods(4, "cpu=4")}, func(int, string) bool { return false }, 16},
-		"all":                                    {[]decide.Request{pods(4, "cpu=4")}, everywhere, 0},
-		"a divisible total":                      {[]decide.Request{{Requester: "rome", Want: broker.HeldCapacity{Totals: amounts("cpu=6")}}}, everywhere, 10},
+		"none":                        {nil, nil, 16},
+		"one pod":                     {first(pods(1, "cpu=3")), nil, 13},
+		"as many as fit of many":      {first(pods(100, "cpu=3")), nil, 4},
+		"nothing for what never fits": {first(pods(9, "cpu=5")), nil, 16},
+		"nothing where it may not be placed now": {first(pods(4, "cpu=4")), map[string]capacity.Rejection{"paris": {Reason: decide.ReasonRefused}},
+			16},
+		"nothing where it is pinned elsewhere": {first(with(pods(4, "cpu=4"), func(r *decide.Request) { r.Pin = "berlin" })), nil, 16},
+		"nothing where no node matches":        {first(selecting(pods(4, "cpu=4"), "ssd")), nil, 16},
+		"all":                                  {first(pods(4, "cpu=4")), nil, 0},
+		"a divisible total":                    {first(decide.Request{Requester: "rome", Want: broker.HeldCapacity{Totals: amounts("cpu=6")}}), nil, 10},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var claims decide.Claims
-			want := pods(16, "cpu=1")
-			decision := decide.Choose(want, claims.KeepFree(snapshotOf([]oracleCluster{paris}), addresses(tc.ahead), want.Want, tc.mayAsk))
+			decision := decide.Choose(pods(16, "cpu=1"), snapshotOf([]oracleCluster{paris}).KeepFree(tc.first, tc.rejected))
 			if got := decision.Placement.Pods(); got != tc.cpus {
 				t.Errorf("%d pods of one cpu fit, want %d", got, tc.cpus)
 			}
@@ -101,90 +107,37 @@ func TestKeepFree(t *testing.T) {
 	}
 }
 
-// A cluster keeps capacity free for the first 64 that could take any there. Those that
-// could not are not counted, and neither are those that it refuses at present.
-func TestKeepFreeForTheFirstThatCouldTakeAny(t *testing.T) {
-	paris := cluster("paris", totals("cpu=100", ""), shapes(100, "cpu=1", 100))
-	many := func(n int, r func() decide.Request) (out []decide.Request) {
-		for range n {
-			out = append(out, r())
-		}
-		return out
-	}
-	one := func() decide.Request { return pods(1, "cpu=1") }
-	for name, tc := range map[string]struct {
-		before []decide.Request
-		mayAsk func(int, string) bool
-		free   int32
-	}{
-		"none":                 {nil, everywhere, 90},
-		"pinned elsewhere":     {many(200, func() decide.Request { return with(one(), func(r *decide.Request) { r.Pin = "berlin" }) }), everywhere, 90},
-		"of no matching node":  {many(200, func() decide.Request { return selecting(one(), "ssd") }), everywhere, 90},
-		"refused at present":   {many(64, one), func(i int, _ string) bool { return i >= 64 }, 90},
-		"63 that could":        {many(63, one), everywhere, 27},
-		"more than 64":         {many(70, one), everywhere, 36},
-		"mixed with others":    {append(many(100, func() decide.Request { return selecting(one(), "ssd") }), many(20, one)...), everywhere, 70},
-		"the pin is this one":  {many(20, func() decide.Request { return with(one(), func(r *decide.Request) { r.Pin = "paris" }) }), everywhere, 70},
-		"larger than any node": {many(200, func() decide.Request { return pods(1, "cpu=2") }), everywhere, 90},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var claims decide.Claims
-			want := pods(100, "cpu=1")
-			ahead := addresses(append(tc.before, pods(10, "cpu=1")))
-			for range 2 {
-				decision := decide.Choose(want, claims.KeepFree(snapshotOf([]oracleCluster{paris}), ahead, want.Want, tc.mayAsk))
-				if got := decision.Placement.Pods(); got != tc.free {
-					t.Errorf("%d pods fit, want %d", got, tc.free)
-				}
-			}
-		})
-	}
-}
-
-func addresses(requests []decide.Request) []*decide.Request {
-	out := make([]*decide.Request, len(requests))
-	for i := range requests {
-		out[i] = &requests[i]
-	}
-	return out
-}
-
-// TestKeepFreeRemembers: what was computed for other queues and other versions of the
+// TestKeepFreeRemembers: what was computed for other requests and other versions of the
 // clusters never changes a decision.
 func TestKeepFreeRemembers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := world{t}
 		var store decide.Store
-		var claims decide.Claims
+		var clusters []oracleCluster
 		for i := range 5 {
-			c := w.cluster(i)
-			store.Upsert(&c.Spec, c.Holds)
+			clusters = append(clusters, w.cluster(i))
+			store.Upsert(&clusters[i].Spec, clusters[i].Holds)
+		}
+		var queue []*decide.Request
+		for range 3 {
+			r := w.request()
+			queue = append(queue, &r)
 		}
 		all := func(string) (active, fresh bool) { return true, true }
-		var queue []*decide.Request
 		for range rapid.IntRange(1, 10).Draw(t, "steps") {
-			switch w.of("step", "cluster", "queue", "front", "end") {
-			case "cluster":
-				c := w.cluster(rapid.IntRange(0, 4).Draw(t, "cluster"))
-				store.Upsert(&c.Spec, c.Holds)
-			case "front":
-				if len(queue) > 0 {
-					queue = slices.Clone(queue[1:])
-				}
-			case "queue":
-				r := w.request()
-				queue = slices.Insert(slices.Clone(queue), rapid.IntRange(0, len(queue)).Draw(t, "at"), &r)
-			default:
-				r := w.request()
-				queue = append(slices.Clone(queue), &r)
+			if w.of("step", "cluster", "other request") == "cluster" {
+				i := rapid.IntRange(0, 4).Draw(t, "cluster")
+				clusters[i] = w.cluster(i)
+				store.Upsert(&clusters[i].Spec, clusters[i].Holds)
 			}
-			refusing := w.of("refusing", "none", "c01", "c02")
-			mayAsk := func(i int, cluster string) bool { return cluster != refusing || i%2 == 0 }
-			request := w.request()
-			ahead := queue[:rapid.IntRange(0, len(queue)).Draw(t, "ahead")]
-			var none decide.Claims
-			want := decide.Choose(request, none.KeepFree(store.Snapshot(all), ahead, request.Want, mayAsk))
-			got := decide.Choose(request, claims.KeepFree(store.Snapshot(all), ahead, request.Want, mayAsk))
+			rejected := map[string]capacity.Rejection{w.of("refusing", "none", "c01", "c02"): {Reason: decide.ReasonRefused}}
+			request, first := w.request(), queue[rapid.IntRange(0, 2).Draw(t, "first")]
+			var fresh decide.Store
+			for i := range clusters {
+				fresh.Upsert(&clusters[i].Spec, clusters[i].Holds)
+			}
+			want := decide.Choose(request, fresh.Snapshot(all).KeepFree(first, rejected))
+			got := decide.Choose(request, store.Snapshot(all).KeepFree(first, rejected))
 			if want.Cluster != got.Cluster || want.Complete != got.Complete {
 				t.Fatalf("chose %s, complete %t; want %s, %t", got.Cluster, got.Complete, want.Cluster, want.Complete)
 			}
@@ -196,63 +149,37 @@ func TestKeepFreeRemembers(t *testing.T) {
 }
 
 // A decision computes no claim that an earlier one has computed: the cost grows with what
-// changes, not with the queue.
+// changes, not with the clusters.
 func TestClaimsAreComputedOnce(t *testing.T) {
-	const clusters, waiting = 20, 30
 	var store decide.Store
-	put := func(i int) {
+	for i := range 100 {
 		c := cluster(fmt.Sprintf("c%02d", i), totals("cpu=1000", ""), shapes(100, "cpu=10", 100))
 		store.Upsert(&c.Spec, c.Holds)
 	}
-	for i := range clusters {
-		put(i)
-	}
-	var queue []*decide.Request
-	for range waiting {
-		r := pods(1, "cpu=9")
-		queue = append(queue, &r)
-	}
-	var claims decide.Claims
-	request := pods(1, "cpu=1")
-	made := func(ahead []*decide.Request) int {
-		before := claims.Made()
-		claims.KeepFree(store.Snapshot(func(string) (active, fresh bool) { return true, true }), ahead, request.Want, everywhere)
-		return claims.Made() - before
-	}
-	first := made(queue)
-	again := made(queue)
-	shorter := made(queue[:waiting/2])
-	put(7)
-	changed := made(queue)
-	r := pods(1, "cpu=8")
-	longer := made(append(queue, &r))
-	if diff := cmp.Diff([]int{clusters * waiting, 0, 0, waiting, clusters}, []int{first, again, shorter, changed, longer}); diff != "" {
-		t.Errorf("claims computed at first, again, for a shorter queue, after a change of one cluster, for a longer queue (-want +got)\n%s", diff)
+	first := pods(1, "cpu=9")
+	keep := func() { store.Snapshot(func(string) (active, fresh bool) { return true, true }).KeepFree(&first, nil) }
+	keep()
+	if allocations := testing.AllocsPerRun(10, keep); allocations > 10 {
+		t.Errorf("%v allocations for 100 clusters without a change", allocations)
 	}
 }
 
-// BenchmarkQueue measures a decision behind a queue of 1,000 in 100 clusters.
+// BenchmarkQueue measures a decision behind a request that waits, in 100 clusters of which one
+// changes each time.
 func BenchmarkQueue(b *testing.B) {
 	for name, cpu := range map[string]string{"placeable": "cpu=8", "unplaceable": "cpu=11"} {
 		b.Run(name, func(b *testing.B) {
 			var store decide.Store
 			random := rand.New(rand.NewPCG(1, 2))
+			var changed oracleCluster
 			for i := range 100 {
-				c := cluster(fmt.Sprintf("c%03d", i), totals("cpu=1000", ""), shapes(random.Int32N(20)+1, "cpu=10", 100))
-				store.Upsert(&c.Spec, c.Holds)
+				changed = cluster(fmt.Sprintf("c%03d", i), totals("cpu=1000", ""), shapes(random.Int32N(20)+1, "cpu=10", 100))
+				store.Upsert(&changed.Spec, changed.Holds)
 			}
-			activity := func(string) (active, fresh bool) { return true, true }
-			var ahead []*decide.Request
-			for range 1000 {
-				r := pods(20, cpu)
-				if decide.CouldPlace(r, 0, store.Snapshot(activity)) && len(ahead) < 64 {
-					ahead = append(ahead, &r)
-				}
-			}
-			var claims decide.Claims
-			request := pods(1, "cpu=1")
+			first, request := pods(20, cpu), pods(1, "cpu=1")
 			for b.Loop() {
-				decide.Choose(request, claims.KeepFree(store.Snapshot(activity), ahead, request.Want, everywhere))
+				store.Upsert(&changed.Spec, changed.Holds)
+				decide.Choose(request, store.Snapshot(func(string) (active, fresh bool) { return true, true }).KeepFree(&first, nil))
 			}
 		})
 	}
