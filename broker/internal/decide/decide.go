@@ -82,7 +82,7 @@ const (
 
 // Eligible reports whether a cluster may be chosen for a request if it has the capacity.
 func Eligible(request *Request, spec *broker.ClusterAdvertisementSpec, active, fresh bool) bool {
-	s := search{request: *request, activity: func(string) (bool, bool) { return active, fresh }, units: unitsOf(request.Want.Totals)}
+	s := search{request: *request, activity: func(string) (bool, bool) { return active, fresh }}
 	s.prepareBudget()
 	return s.filter(newEntry(nil, spec, nil)) == ""
 }

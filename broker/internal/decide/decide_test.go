@@ -315,6 +315,14 @@ func TestPreference(t *testing.T) {
 			clusters: []oracleCluster{cluster("paris"), cluster("berlin")},
 			want:     "berlin", pods: 1,
 		},
+		"prices that differ by rounding": {
+			reason:  "prices that are equal but for rounding are equal, and scores go by cluster ID",
+			request: with(pods(1, "cpu=1 memory=1Gi"), func(r *decide.Request) { r.Weights = broker.ScoreWeights{Cost: 100} }),
+			clusters: []oracleCluster{cluster("paris", priced("0.3", "EUR")), cluster("berlin", priced("0.1", "EUR"), func(c *oracleCluster) {
+				c.Spec.Cost.MemoryCost = "0.2"
+			})},
+			want: "berlin", pods: 1,
+		},
 		"completeness before score": {
 			reason:  "a cluster where all pods fit is better than a cheaper one where they do not",
 			request: pods(3, "cpu=1"),

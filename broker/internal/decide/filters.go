@@ -49,26 +49,15 @@ func (s *search) filter(e *entry) (reason string) {
 	return s.overBudget(e)
 }
 
-// budget is a limit on the price.
-type budget struct {
-	// limit without what is committed; nil if it is not a number.
-	limit *big.Rat
-	// most is the highest price within the limit, in the search's units.
-	most int64
-}
-
 func (s *search) prepareBudget() {
+	s.limit = nil
 	if s.request.Budget == nil {
 		return
 	}
-	s.budget = budget{}
 	if limit, ok := new(big.Rat).SetString(s.request.Budget.MaxPricePerHour); ok {
-		s.budget.limit = limit
+		s.limit = limit
 		if s.request.Committed != nil {
 			limit.Sub(limit, s.request.Committed)
-		}
-		if s.units.whole {
-			s.budget.most = s.units.atMost(limit)
 		}
 	}
 }
@@ -78,23 +67,13 @@ func (s *search) overBudget(e *entry) (reason string) {
 	if s.request.Budget == nil {
 		return ""
 	}
-	if s.budget.limit == nil {
+	if s.limit == nil {
 		return ReasonOverBudget
 	}
-	price, known, ok := e.rates.price(&s.units)
-	var above bool
-	if ok {
-		above = price > s.budget.most
-	} else {
-		var exact *big.Rat
-		if exact, _, known = Price(e.spec.Cost, s.request.Want.Totals); known {
-			above = exact.Cmp(s.budget.limit) > 0
-		}
-	}
-	switch {
-	case !known, e.spec.Cost.Currency != s.request.Budget.Currency:
+	switch price, currency, known := Price(e.spec.Cost, s.request.Want.Totals); {
+	case !known, currency != s.request.Budget.Currency:
 		return ReasonPriceUnknown
-	case above:
+	case price.Cmp(s.limit) > 0:
 		return ReasonOverBudget
 	}
 	return ""

@@ -77,7 +77,7 @@ type claimant struct {
 
 func newClaimant(request *Request, catalog *capacity.Catalog) *claimant {
 	c := &claimant{sets: capacity.Decreasing(request.Want.PodSets)}
-	c.request, c.units = *request, unitsOf(request.Want.Totals)
+	c.request = *request
 	c.activity = func(string) (active, fresh bool) { return true, true }
 	c.prepareBudget()
 	if catalog != nil {

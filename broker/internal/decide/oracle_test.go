@@ -6,10 +6,12 @@ import (
 	"maps"
 	"math/big"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	scheduling "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
@@ -331,39 +333,41 @@ func score(request *decide.Request, offers []*offer) {
 // if the prices are in several currencies.
 func cheapness(request *decide.Request, offers []*offer) []float64 {
 	out := make([]float64, len(offers))
-	prices := make([]*big.Rat, len(offers))
-	var lowest, highest *big.Rat
-	var currency string
-	comparable := true
+	prices := map[int]float64{}
+	currencies := map[string]bool{}
 	for i, o := range offers {
 		out[i] = 0.5
-		price, in, known := decide.Price(o.cluster.Spec.Cost, request.Want.Totals)
-		if !known {
-			continue
-		}
-		comparable = comparable && (currency == "" || currency == in)
-		currency, prices[i] = in, price
-		if lowest == nil || price.Cmp(lowest) < 0 {
-			lowest = price
-		}
-		if highest == nil || price.Cmp(highest) > 0 {
-			highest = price
+		if _, currency, known := decide.Price(o.cluster.Spec.Cost, request.Want.Totals); known {
+			prices[i] = approximatePrice(o.cluster.Spec.Cost, request.Want.Totals)
+			currencies[currency] = true
 		}
 	}
-	if !comparable {
+	if len(currencies) != 1 {
 		return out
 	}
+	all := slices.Collect(maps.Values(prices))
+	lowest, highest := slices.Min(all), slices.Max(all)
 	for i, price := range prices {
-		switch {
-		case price == nil:
-		case lowest.Cmp(highest) == 0:
-			out[i] = 1
-		default:
-			part := new(big.Rat).Sub(highest, price)
-			out[i], _ = part.Quo(part, new(big.Rat).Sub(highest, lowest)).Float64()
+		out[i] = 1
+		if highest-lowest > 1e-9*highest {
+			out[i] = (highest - price) / (highest - lowest)
 		}
 	}
 	return out
+}
+
+// approximatePrice is a price in floating point.
+func approximatePrice(cost *broker.Cost, amount broker.ResourceQuantities) (price float64) {
+	add := func(each string, quantity *resource.Quantity, unit float64) {
+		if rate, err := strconv.ParseFloat(each, 64); err == nil && quantity != nil {
+			price += rate * (quantity.AsApproximateFloat64() / unit)
+		}
+	}
+	add(cost.CPUCost, amount.CPU, 1)
+	add(cost.MemoryCost, amount.Memory, 1<<30)
+	add(cost.GPUCost, amount.GPU, 1)
+	add(cost.StorageCost, amount.Storage, 1<<30)
+	return price
 }
 
 // oracleSlot is a number of nodes that have the same free capacity each.

@@ -19,12 +19,15 @@ func Price(cost *broker.Cost, amount broker.ResourceQuantities) (price *big.Rat,
 	}
 	price = new(big.Rat)
 	for name, quantity := range amount.List() {
+		if quantity.IsZero() {
+			continue
+		}
 		each, unit := unitCost(cost, name)
 		rate, ok := new(big.Rat).SetString(each)
 		if !ok {
 			return nil, cost.Currency, false
 		}
-		units := new(big.Rat).Quo(exact(quantity), unit)
+		units := new(big.Rat).Quo(exact(quantity), new(big.Rat).SetInt64(unit))
 		price.Add(price, rate.Mul(rate, units))
 	}
 	return price, cost.Currency, true
@@ -39,22 +42,21 @@ func PriceString(price *big.Rat, currency string) string {
 	return figure + " " + currency
 }
 
-// gib is the unit that memory and storage are priced in, in bytes.
-var gib = big.NewRat(1<<30, 1)
-
-// unitCost is the price of one unit of a resource, and how much that unit is.
-func unitCost(cost *broker.Cost, name corev1.ResourceName) (price string, unit *big.Rat) {
+// unitCost is the price of one unit of a resource, and how much that unit is: one, or one
+// GiB of memory and storage.
+func unitCost(cost *broker.Cost, name corev1.ResourceName) (price string, unit int64) {
+	const gib = 1 << 30
 	switch name {
 	case corev1.ResourceCPU:
-		return cost.CPUCost, big.NewRat(1, 1)
+		return cost.CPUCost, 1
 	case corev1.ResourceMemory:
 		return cost.MemoryCost, gib
 	case broker.ResourceGPU:
-		return cost.GPUCost, big.NewRat(1, 1)
+		return cost.GPUCost, 1
 	case corev1.ResourceEphemeralStorage:
 		return cost.StorageCost, gib
 	default:
-		return "", gib
+		return "", 1
 	}
 }
 
@@ -73,14 +75,14 @@ func (s *search) priced(cost *broker.Cost) (message string) {
 	limit := s.request.Budget
 	price, currency, known := Price(cost, s.request.Want.Totals)
 	switch {
-	case s.budget.limit == nil:
+	case s.limit == nil:
 		return fmt.Sprintf("The budget's maxPricePerHour %q is not a decimal number.", limit.MaxPricePerHour)
 	case !known:
 		return "The cluster advertises no price for some of the requested resources, and the request has a budget."
 	case currency != limit.Currency:
 		return fmt.Sprintf("The price is in %s, the budget in %s.", currency, limit.Currency)
 	}
-	most := s.budget.limit
+	most := s.limit
 	if s.request.Committed != nil {
 		price, most = price.Add(price, s.request.Committed), new(big.Rat).Add(most, s.request.Committed)
 	}

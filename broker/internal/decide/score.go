@@ -2,7 +2,7 @@ package decide
 
 import (
 	"cmp"
-	"math/big"
+	"math"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -57,78 +57,26 @@ func (s *search) score() {
 // everywhere if the prices are in several currencies.
 func (s *search) rateCheapness() {
 	s.cheapness, s.prices = s.cheapness[:0], s.prices[:0]
-	var lowest, highest int64
-	var currency string
-	some, comparable := false, true
+	lowest, highest := math.Inf(1), 0.0
+	currency, comparable := "", true
 	for _, i := range s.candidates {
 		rates := &s.entries[i].rates
-		price, known, ok := rates.price(&s.units)
-		if !ok {
-			s.rateExactly()
-			return
-		}
-		s.cheapness = append(s.cheapness, 0.5)
-		if !known {
+		price, known := rates.price(&s.units)
+		if s.cheapness = append(s.cheapness, 0.5); !known {
 			s.prices = append(s.prices, -1)
 			continue
 		}
 		s.prices = append(s.prices, price)
 		comparable = comparable && (currency == "" || currency == rates.currency)
-		currency = rates.currency
-		if !some || price < lowest {
-			lowest = price
-		}
-		if !some || price > highest {
-			highest = price
-		}
-		some = true
-	}
-	// Up to this number, the quotient of two whole numbers is rounded only once.
-	if highest-lowest >= 1<<53 {
-		s.rateExactly()
-		return
+		currency, lowest, highest = rates.currency, min(lowest, price), max(highest, price)
 	}
 	for at, price := range s.prices {
 		switch {
 		case !comparable || price < 0:
-		case lowest == highest:
+		case highest-lowest <= highest*maxPriceError:
 			s.cheapness[at] = 1
 		default:
-			s.cheapness[at] = float64(highest-price) / float64(highest-lowest)
-		}
-	}
-}
-
-// rateExactly is rateCheapness for all numbers.
-func (s *search) rateExactly() {
-	s.cheapness = s.cheapness[:0]
-	prices := make([]*big.Rat, len(s.candidates))
-	var lowest, highest *big.Rat
-	var currency string
-	comparable := true
-	for at, i := range s.candidates {
-		s.cheapness = append(s.cheapness, 0.5)
-		price, in, known := Price(s.entries[i].spec.Cost, s.request.Want.Totals)
-		if !known {
-			continue
-		}
-		comparable = comparable && (currency == "" || currency == in)
-		currency, prices[at] = in, price
-		if lowest == nil || price.Cmp(lowest) < 0 {
-			lowest = price
-		}
-		if highest == nil || price.Cmp(highest) > 0 {
-			highest = price
-		}
-	}
-	for at, price := range prices {
-		switch {
-		case !comparable || price == nil:
-		case lowest.Cmp(highest) == 0:
-			s.cheapness[at] = 1
-		default:
-			part := new(big.Rat).Sub(highest, price)
-			s.cheapness[at], _ = part.Quo(part, new(big.Rat).Sub(highest, lowest)).Float64()
+			s.cheapness[at] = (highest - price) / (highest - lowest)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"math/big"
 	"slices"
 	"sync"
 
@@ -22,7 +23,8 @@ type search struct {
 
 	demand *capacity.Demand
 	units  units
-	budget budget
+	// limit is the request's budget without what is committed; nil if it is not a number.
+	limit *big.Rat
 
 	packer capacity.Packer
 	// offers of the entries, and how many pods of each shape each of them takes.
@@ -35,7 +37,7 @@ type search struct {
 	complete   bool
 	best       int
 	cheapness  []float64
-	prices     []int64
+	prices     []float64
 }
 
 // offer is the part of a request that fits in one cluster.
