@@ -144,7 +144,7 @@ type ReservationSpec struct {
 	// +optional
 	// +listType=map
 	// +listMapKey=cluster
-	// +kubebuilder:validation:MaxItems=2048
+	// +kubebuilder:validation:MaxItems=64
 	Retained []RetainedPods `json:"retained,omitempty"`
 	// placement limits the providers by location.
 	// +optional
@@ -168,7 +168,7 @@ type RetainedPods struct {
 }
 
 // MaxRetained is the maximum number of providers in spec.retained: as in its marker.
-const MaxRetained = 2048
+const MaxRetained = 64
 
 // RetainedCount is the number of pods that the Reservation keeps at all providers.
 func (s *ReservationSpec) RetainedCount() int32 {

@@ -1284,7 +1284,7 @@ func validation(e *env) {
 			s.PodSets = append(s.PodSets, broker.PodSet{Name: "more", Count: 1, Requests: broker.ResourceQuantities{Extended: map[corev1.ResourceName]resource.Quantity{"example.com/fpga": resource.MustParse("-1")}}})
 		}, "of 0 or more"},
 		"many to retain": {func(s *broker.ReservationSpec) {
-			for i := range 1000 {
+			for i := range broker.MaxRetained {
 				s.Retained = append(s.Retained, broker.RetainedPods{Cluster: fmt.Sprintf("cluster-%d", i), Count: 1})
 			}
 		}, ""},

@@ -108,9 +108,6 @@ func (s *Server) put(ctx context.Context, caller string, want *broker.Reservatio
 				return err
 			}
 			stored = want.DeepCopy()
-			if len(stored.Spec.Retained) > fewRetained {
-				stored.Spec.Retained = nil // the consumer repeats it when there are holds
-			}
 			return s.create(ctx, stored)
 		} else if err != nil {
 			return err
@@ -123,9 +120,6 @@ func (s *Server) put(ctx context.Context, caller string, want *broker.Reservatio
 			if err := s.checkSize(&stored.Spec); err != nil {
 				return err
 			}
-		}
-		if err := checkRetained(stored); err != nil {
-			return err
 		}
 		if err := takeWrite(); err != nil {
 			return err
@@ -167,19 +161,6 @@ func (s *Server) checkSize(spec *broker.ReservationSpec) error {
 	most := s.quotas().reservationBytes
 	if size > most {
 		return refuse(protocol.CodeTooLarge, "spec has %d bytes, the quota of the broker is %d: shorten its node selectors, affinity or tolerations, or raise spec.quotas.reservationBytes of the BrokerConfig in the hub", size, most)
-	}
-	return nil
-}
-
-// fewRetained is how many entries retained may have in any case.
-const fewRetained = 64
-
-// checkRetained refuses more entries of retained than the Reservation has allocations, with
-// room for those that the consumer knows longer or earlier than the status shows them.
-func checkRetained(r *broker.Reservation) error {
-	allocations := len(r.EffectiveStatus().Allocations)
-	if n := len(r.Spec.Retained); n > max(fewRetained, 2*allocations) {
-		return refuse(protocol.CodeInvalid, "spec.retained has %d entries, and the Reservation has capacity of %d clusters: list these only", n, allocations)
 	}
 	return nil
 }

@@ -34,11 +34,8 @@ func (r route) streams(request *http.Request) bool { return r.streaming && watch
 const (
 	// maxSmall is for a join request, with a certificate request and a token, and a renewal.
 	maxSmall = 32 << 10
-	// maxMedium is for a hold, and a relayed message in base64.
+	// maxMedium is for a Reservation, a hold, and a relayed message in base64.
 	maxMedium = 128 << 10
-	// maxReservation is for a Reservation, whose spec has at most maxSpec and
-	// broker.MaxRetained entries of retained.
-	maxReservation = 384 << 10
 )
 
 func (s *Server) routes() []route {
@@ -52,7 +49,7 @@ func (s *Server) routes() []route {
 		{method: http.MethodPost, path: protocol.PathBeat, audited: true, frequent: true, maxBody: maxSmall, call: s.postBeat},
 		{method: http.MethodGet, path: protocol.PathAdvertisements, lists: true, call: s.listAdvertisements},
 		{method: http.MethodGet, path: protocol.PathAdvertisements + id, call: s.getAdvertisement},
-		{method: http.MethodPost, path: protocol.PathReservations, audited: true, maxBody: maxReservation, call: s.postReservation},
+		{method: http.MethodPost, path: protocol.PathReservations, audited: true, maxBody: maxMedium, call: s.postReservation},
 		{method: http.MethodGet, path: protocol.PathReservations, lists: true, streaming: true, call: s.listReservations},
 		{method: http.MethodGet, path: protocol.PathReservations + id, call: s.getReservation},
 		{method: http.MethodGet, path: protocol.PathReservations + id + "/decision", call: s.getDecision},

@@ -96,9 +96,9 @@ func validateUse(use *broker.Use) error {
 }
 
 const (
-	// maxSpec is the maximum size of a Reservation's spec without retained in bytes of
-	// JSON: it becomes part of the provider's ledger, which is one object.
-	maxSpec = 16 << 10
+	// maxSpec is the maximum size of a Reservation's spec in bytes of JSON: what any quota for
+	// a new one allows, and room for broker.MaxRetained entries of retained.
+	maxSpec = 24 << 10
 	// maxNodes is the maximum number of nodes in an advertisement.
 	maxNodes = 20_000
 )
@@ -128,12 +128,9 @@ func validateRequest(request *protocol.ReservationRequest, caller string) error 
 	return validateSpec(&request.Spec)
 }
 
-// specSize is the size of a spec in bytes of JSON, without retained, which is limited on
-// its own.
+// specSize is the size of a spec in bytes of JSON.
 func specSize(spec *broker.ReservationSpec) (int, error) {
-	held := *spec
-	held.Retained = nil
-	text, err := json.Marshal(held)
+	text, err := json.Marshal(spec)
 	if err != nil {
 		return 0, fmt.Errorf("encoding spec: %w", err)
 	}

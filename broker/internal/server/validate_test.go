@@ -41,13 +41,14 @@ func TestBoundsOfBodies(t *testing.T) {
 	if err := validateSpec(&spec); err == nil || !strings.Contains(err.Error(), "bytes") {
 		t.Errorf("a spec of more than %d bytes: %v", maxSpec, err)
 	}
-	// A count that was accepted can be lowered, whatever is retained.
-	spec.PodSets[0].NodeSelector["long"] = strings.Repeat("x", maxSpec-256)
+	// A count that any quota has accepted can be lowered, whatever is retained.
+	spec.PodSets[0].NodeSelector["long"] = strings.Repeat("x", 16<<10)
 	for i := range broker.MaxRetained {
-		spec.Retained = append(spec.Retained, broker.RetainedPods{Cluster: fmt.Sprint("cluster-", i), Count: 1, Attempt: 1})
+		id := fmt.Sprintf("%0*d", protocol.MaxClusterID, i)
+		spec.Retained = append(spec.Retained, broker.RetainedPods{Cluster: id, Count: 1 << 30, Attempt: 1 << 40})
 	}
 	if err := validateSpec(&spec); err != nil {
-		t.Errorf("a spec of almost %d bytes that retains pods in %d clusters: %v", maxSpec, broker.MaxRetained, err)
+		t.Errorf("a spec of more than 16 KiB that retains pods in %d clusters: %v", broker.MaxRetained, err)
 	}
 	advertisement := broker.ClusterAdvertisementSpec{NodeClasses: []broker.NodeClass{{Name: "a", FreeShapes: []broker.FreeShape{{Nodes: 2147483647}, {Nodes: 2147483647}}}}}
 	if err := validateAdvertisement(&advertisement); err == nil || !strings.Contains(err.Error(), "nodes") {
