@@ -17,8 +17,7 @@ type Quotas struct {
 	// +kubebuilder:validation:Maximum=100000
 	ReservationsPerCluster *int32 `json:"reservationsPerCluster,omitempty"`
 	// reservations is the maximum number of Reservations of all consumers: etcd, and the
-	// memory of the broker, have room for so many. The last tenth is for consumers with less
-	// than 10 of them.
+	// memory of the broker, have room for so many.
 	// +optional
 	// +kubebuilder:default=50000
 	// +kubebuilder:validation:Minimum=1

@@ -91,7 +91,7 @@ func Place(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertis
 
 	after := broker.ClusterAdvertisementStatus{Holds: slices.Clone(status.Holds)}
 	drop(&after, hold.ReservationUID)
-	if err := SizeOf(spec, after.Holds).Room(hold.Requester, hold.Promised); err != nil {
+	if err := SizeOf(spec, after.Holds).Room(hold.Promised); err != nil {
 		return false, err
 	}
 	put(&after, hold)

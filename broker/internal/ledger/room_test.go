@@ -43,46 +43,6 @@ func fill(t *testing.T, spec *broker.ClusterAdvertisementSpec, status *broker.Cl
 	return placed
 }
 
-// One consumer, and several of them, leave room for the first reservations of others,
-// ordinary and large ones.
-func TestOneConsumerLeavesRoomForOthers(t *testing.T) {
-	tiny := broker.PodSet{Name: "p", Count: 1, Requests: broker.FromList(expect.Resources("cpu", "1m"))}
-	long := *ordinary.DeepCopy()
-	long.NodeSelector = map[string]string{"example.com/zone": strings.Repeat("v", 1000)}
-	// As large as the default quota allows.
-	large := *ordinary.DeepCopy()
-	large.NodeSelector = map[string]string{"example.com/zone": strings.Repeat("v", 8000)}
-	for name, tc := range map[string]struct {
-		taken broker.PodSet
-		other broker.PodSet
-		least int
-	}{
-		"a thousand tiny ones":  {tiny, ordinary, 10},
-		"long ones":             {long, ordinary, 5},
-		"large ones":            {largest(), large, 1},
-		"large ones, then tiny": {largest(), ordinary, 10},
-	} {
-		for _, greedy := range [][]string{{"m"}, {"m", "n"}} {
-			t.Run(fmt.Sprintf("%s of %d", name, len(greedy)), func(t *testing.T) {
-				status := &broker.ClusterAdvertisementStatus{}
-				spec := advertisement(0)
-				for _, requester := range greedy {
-					taken := fill(t, spec, status, requester, 5000, tc.taken)
-					t.Logf("%s has %d holds", requester, taken)
-				}
-				if name == "large ones, then tiny" {
-					fill(t, spec, status, "m", 5000, tiny)
-				}
-				for _, requester := range []string{"oslo", "rome"} {
-					if got := fill(t, spec, status, requester, 10, tc.other); got < tc.least {
-						t.Errorf("%s has %d holds, want %d at least", requester, got, tc.least)
-					}
-				}
-			})
-		}
-	}
-}
-
 // One consumer may have as many holds at one provider as the quota allows by default.
 func TestOneConsumerHasAThousandHolds(t *testing.T) {
 	if got := fill(t, advertisement(0), &broker.ClusterAdvertisementStatus{}, "rome", 1000, ordinary); got != 1000 {

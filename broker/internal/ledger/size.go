@@ -27,38 +27,19 @@ const (
 	MaxAdvertisementBytes = 384 << 10
 )
 
-// The last part of the room is for consumers that use little of it, so that no other one
-// fills the ledger for them.
-const (
-	lastHolds, lastBytes, lastLargeBytes = 100, 64 << 10, 96 << 10
-	// maxFewHolds and maxFewBytes are the most that such a consumer has.
-	maxFewHolds, maxFewBytes = 10, 32 << 10
-)
-
 // Size is the size of a ledger, each hold as large as it may become: its capacity may
 // stand in it as promised, granted and unconfirmed.
 type Size struct {
-	share
+	Holds, Bytes, LargeBytes int
 	// beyond are the bytes of the advertisement above MaxAdvertisementBytes.
 	beyond int
-	// consumers are the parts of each consumer.
-	consumers map[string]share
-}
-
-// share is a part of a ledger.
-type share struct {
-	Holds, Bytes, LargeBytes int
 }
 
 // SizeOf is the size of the ledger of a cluster with that advertisement and these holds.
 func SizeOf(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) Size {
-	size := Size{consumers: map[string]share{}}
+	var size Size
 	for i := range holds {
-		bytes := holdBytes(&holds[i])
-		size.add(bytes)
-		of := size.consumers[holds[i].Requester]
-		of.add(bytes)
-		size.consumers[holds[i].Requester] = of
+		size.add(holdBytes(&holds[i]))
 	}
 	// As long as the holds are few, there is room beside any advertisement that could be
 	// stored.
@@ -68,7 +49,7 @@ func SizeOf(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) Size {
 	return size
 }
 
-func (s *share) add(bytes int) {
+func (s *Size) add(bytes int) {
 	s.Holds++
 	s.Bytes += bytes
 	if bytes > largeHold {
@@ -86,27 +67,19 @@ func AdvertisementBytes(spec *broker.ClusterAdvertisementSpec) int {
 // Crowded reports whether a hold of the maximum size of a Reservation may find no room.
 func (s Size) Crowded() bool {
 	const largest = 64 << 10
-	return s.Holds >= MaxHolds-lastHolds || s.Bytes+s.beyond > MaxBytes-lastBytes-largest || s.LargeBytes > MaxLargeBytes-lastLargeBytes-largest
+	return s.Holds >= MaxHolds || s.Bytes+s.beyond > MaxBytes-largest || s.LargeBytes > MaxLargeBytes-largest
 }
 
-// Room returns a *FullError if there is no room for one more hold of that consumer and
-// capacity.
-func (s Size) Room(requester string, capacity broker.HeldCapacity) error {
+// Room returns a *FullError if there is no room for one more hold of that capacity.
+func (s Size) Room(capacity broker.HeldCapacity) error {
 	// The names are as long as they may be.
 	bytes := holdBytes(&broker.Hold{Promised: capacity, Cost: &broker.Cost{}}) + 64 + 40
-	all, own := s.share, s.consumers[requester]
-	all.add(bytes)
-	own.add(bytes)
-	all.Bytes += s.beyond
-	large := bytes > largeHold
-	few := own.Holds <= maxFewHolds && own.Bytes <= maxFewBytes
+	s.add(bytes)
 	switch {
-	case all.Holds > MaxHolds:
+	case s.Holds > MaxHolds:
 		return &FullError{Message: fmt.Sprintf("The cluster's ledger has the maximum of %d holds.", MaxHolds)}
-	case all.Bytes > MaxBytes, large && all.LargeBytes > MaxLargeBytes:
+	case s.Bytes+s.beyond > MaxBytes, bytes > largeHold && s.LargeBytes > MaxLargeBytes:
 		return &FullError{Message: fmt.Sprintf("The cluster's ledger has no room for a hold of %d bytes. Shorten the node selectors, affinity or tolerations.", bytes)}
-	case !few && (all.Holds > MaxHolds-lastHolds || all.Bytes > MaxBytes-lastBytes || large && all.LargeBytes > MaxLargeBytes-lastLargeBytes):
-		return &FullError{Message: fmt.Sprintf("The rest of the cluster's ledger is for consumers with at most %d holds and %d bytes; %s has %d holds.", maxFewHolds, maxFewBytes, requester, own.Holds-1)}
 	}
 	return nil
 }

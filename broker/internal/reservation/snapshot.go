@@ -168,7 +168,7 @@ func (r *Reconciler) readLedgers(in *snapshot) {
 	in.holders = r.store.holdersOf(in.reservation.Name)
 	requester, holders := in.reservation.Spec.RequesterID, in.holders
 	in.full = func(want broker.HeldCapacity) map[string]capacity.Rejection {
-		return r.store.full(requester, want, holders)
+		return r.store.full(want, holders)
 	}
 	in.unreachable = nil
 	if active, _ := r.activity(requester, config); active {

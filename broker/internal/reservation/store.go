@@ -165,9 +165,8 @@ func (s *store) allAdvertisements() []*broker.ClusterAdvertisement {
 	return s.sorted
 }
 
-// full are the clusters whose ledgers have no room for a hold of that consumer and
-// capacity, and why. Those that hold capacity for it already are judged by the growth.
-func (s *store) full(requester string, want broker.HeldCapacity, holders []string) map[string]capacity.Rejection {
+// full are the clusters whose ledgers have no room for a hold of that capacity, and why. Those that hold capacity for it already are judged by the growth.
+func (s *store) full(want broker.HeldCapacity, holders []string) map[string]capacity.Rejection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	full := map[string]capacity.Rejection{}
@@ -175,7 +174,7 @@ func (s *store) full(requester string, want broker.HeldCapacity, holders []strin
 		if slices.Contains(holders, cluster) {
 			continue
 		}
-		if err := size.Room(requester, want); err != nil {
+		if err := size.Room(want); err != nil {
 			full[cluster] = capacity.Rejection{Reason: reasonLedgerFull, Message: err.Error()}
 		}
 	}

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -88,53 +87,5 @@ func TestDecisionsInViews(t *testing.T) {
 	}
 	if got := reservation.Status.Decision.Rejections; !slices.Equal(got, rejections()) {
 		t.Errorf("the stored decision is %+v", got)
-	}
-}
-
-// TestDecisionsOfSeveral: a caller whose decision takes long is refused another one, and
-// others are not.
-func TestDecisionsOfSeveral(t *testing.T) {
-	m := newMemory(t, logr.Discard())
-	gate := make(chan struct{})
-	m.agents.gates = map[string]chan struct{}{"rome": gate}
-	slow := make(chan answer, 1)
-	go func() { slow <- m.call(http.MethodGet, decisionPath, "", "rome") }()
-	expect.Eventually(t, "the first call to be in progress", func() (bool, string) {
-		n := len(m.explaining.slots)
-		return n == 1, fmt.Sprint(n)
-	})
-	m.call(http.MethodGet, decisionPath, "", "rome").expect(t, http.StatusTooManyRequests, "another decision")
-	if got := m.call(http.MethodGet, decisionPath, "", "paris"); got.status != http.StatusOK {
-		t.Errorf("another caller got %d %s", got.status, got.body)
-	}
-	close(gate)
-	if got := <-slow; got.status != http.StatusOK {
-		t.Errorf("got %d %s", got.status, got.body)
-	}
-}
-
-// TestDecisionsAreBounded: of many callers at once, some wait, and none is refused.
-func TestDecisionsAreBounded(t *testing.T) {
-	m := newMemory(t, logr.Discard())
-	m.agents.gates = map[string]chan struct{}{}
-	const callers = 20
-	gate := make(chan struct{})
-	answers := make(chan answer, callers)
-	for i := range callers {
-		caller := fmt.Sprint("cluster-", i)
-		m.agents.gates[caller] = gate
-	}
-	for caller := range m.agents.gates {
-		go func() { answers <- m.call(http.MethodGet, decisionPath, "", caller) }()
-	}
-	expect.Eventually(t, "all places to be taken", func() (bool, string) {
-		n := len(m.explaining.slots)
-		return n == maxExplaining, fmt.Sprint(n)
-	})
-	close(gate)
-	for range callers {
-		if got := <-answers; got.status != http.StatusOK {
-			t.Errorf("got %d %s", got.status, got.body)
-		}
 	}
 }

@@ -218,10 +218,6 @@ func (x *index) reservationsOf(requester string) []*broker.Reservation {
 	return all
 }
 
-// fewReservations is how many Reservations a consumer has at most for which the last tenth
-// of the room for all is.
-const fewReservations = 10
-
 // admission is why a new Reservation is admitted or not.
 type admission int
 
@@ -257,7 +253,7 @@ func (x *index) admit(requester, name string, limit, total int) admission {
 		if own >= limit {
 			return quotaReached
 		}
-		if all >= total || all >= total-total/10 && own >= fewReservations {
+		if all >= total {
 			return hubFull
 		}
 	}

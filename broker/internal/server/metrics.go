@@ -58,14 +58,10 @@ var (
 		Name: "broker_relay_refused_total",
 		Help: "Number of relayed messages that were refused because a mailbox was full.",
 	})
-	relayDropped = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "broker_relay_dropped_total",
-		Help: "Number of relayed messages that made room for one of a cluster with fewer of them.",
-	})
 )
 
 func init() {
-	metrics.Registry.MustRegister(callsTotal, streams, streamEvents, advertisements, reservations, queueLength, leaseRenewals, clusterCertificateExpiry, relayMessages, relayBytes, relayExpired, relayRefused, relayDropped)
+	metrics.Registry.MustRegister(callsTotal, streams, streamEvents, advertisements, reservations, queueLength, leaseRenewals, clusterCertificateExpiry, relayMessages, relayBytes, relayExpired, relayRefused)
 	// So that they are there before the first call and stream.
 	callsTotal.WithLabelValues("GET "+protocol.PathReadyz, codeOK)
 	streamEvents.WithLabelValues(string(protocol.EventRelist))

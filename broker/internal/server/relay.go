@@ -2,7 +2,6 @@ package server
 
 import (
 	"container/list"
-	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -29,15 +28,12 @@ const (
 
 // mailboxes keep relayed messages in memory until the receiver's stream takes them.
 // Each message is delivered at most once: a sender that expects a reply must send again.
-// What is full has room for a cluster that has less there than another one: the oldest
-// messages of the one that has most are dropped. So each cluster has its share, as large as it
-// would be if all that send divided the room, whatever the others send.
 type mailboxes struct {
 	clock clock.PassiveClock
 	mutex sync.Mutex
-	// all messages, and the messages of each receiver and sender, oldest first.
-	all         *list.List
-	boxes, sent map[string][]*list.Element
+	// all messages, and those of each receiver, oldest first.
+	all   *list.List
+	boxes map[string][]*list.Element
 	// sizes of all messages, of those to a receiver, and of those from a sender.
 	size     int
 	to, from map[string]int
@@ -51,7 +47,7 @@ type mail struct {
 func (m *mail) size() int { return len(m.message.Sealed) + len(m.message.ID) + messageOverhead }
 
 func newMailboxes(clock clock.PassiveClock) *mailboxes {
-	return &mailboxes{clock: clock, all: list.New(), boxes: map[string][]*list.Element{}, sent: map[string][]*list.Element{}, to: map[string]int{}, from: map[string]int{}}
+	return &mailboxes{clock: clock, all: list.New(), boxes: map[string][]*list.Element{}, to: map[string]int{}, from: map[string]int{}}
 }
 
 // post adds a message to its receiver's mailbox, unless a limit refuses it. perCluster is
@@ -62,36 +58,25 @@ func (m *mailboxes) post(message protocol.RelayMessage, perCluster int) error {
 	m.expireLocked()
 	added := &mail{message: message, receivedAt: m.clock.Now()}
 	from, size := message.From, added.size()
-	if m.from[from]+size > perCluster {
-		return refuseMail("cluster %s has too many messages in the mailboxes of others", from)
-	}
+	var ownCount, ownBytes int
 	box := m.boxes[message.To]
-	inBox, bytesInBox := map[string]int{}, map[string]int{}
 	for _, element := range box {
-		other := element.Value.(*mail)
-		inBox[other.message.From]++
-		bytesInBox[other.message.From] += other.size()
+		if other := element.Value.(*mail); other.message.From == from {
+			ownCount++
+			ownBytes += other.size()
+		}
 	}
-	ownCount, ownBytes := inBox[from], bytesInBox[from]
-	// Nothing is dropped for a message that is refused.
-	var room room
-	count := func(*mail) int { return 1 }
 	switch {
-	case ownCount >= maxMessagesFrom,
-		!room.make(m.sent, box, bytesInBox, (*mail).size, ownBytes+size, m.to[message.To]+size-perCluster),
-		!room.make(m.sent, box, inBox, count, ownCount+1, len(box)+1-maxMessages):
+	case m.from[from]+size > perCluster:
+		return refuseMail("cluster %s has too many messages in the mailboxes of others", from)
+	case ownCount >= maxMessagesFrom, len(box) >= maxMessages, m.to[message.To]+size > perCluster:
 		// What others have sent there is not the sender's to know.
 		return refuseMail("the mailbox of cluster %s is full (%d messages and %d bytes in it are from %s): check that its agent is running",
 			message.To, ownCount, ownBytes, from)
-	case m.size+size > maxMail && !room.make(m.sent, nil, maps.Clone(m.from), (*mail).size, m.from[from]+size, m.size+size-maxMail):
+	case m.size+size > maxMail:
 		return refuseMail("the mailboxes of the broker are full")
 	}
-	for _, element := range room.drop {
-		m.removeLocked(element)
-		relayDropped.Inc()
-	}
-	element := m.all.PushBack(added)
-	m.boxes[message.To], m.sent[from] = append(m.boxes[message.To], element), append(m.sent[from], element)
+	m.boxes[message.To] = append(box, m.all.PushBack(added))
 	m.account(added, size)
 	return nil
 }
@@ -102,56 +87,16 @@ func refuseMail(format string, args ...any) error {
 	return refuse(protocol.CodeTooMany, format+": retry in %s", append(args, messageTTL)...)
 }
 
-// room is what is to be dropped so that a message fits.
-type room struct{ drop []*list.Element }
-
-// make adds messages of a mailbox, or of all if it is nil, that weigh as much as the excess with
-// those that are to be dropped already: each time the oldest one of the sender whose messages
-// there weigh most, by weights. It reports false if such a sender has no more than own.
-func (r *room) make(sent map[string][]*list.Element, box []*list.Element, weights map[string]int, weigh func(*mail) int, own, excess int) bool {
-	remove := func(element *list.Element) {
-		dropped := element.Value.(*mail)
-		weights[dropped.message.From] -= weigh(dropped)
-		excess -= weigh(dropped)
-	}
-	for _, element := range r.drop {
-		if box == nil || slices.Contains(box, element) {
-			remove(element)
-		}
-	}
-	next := map[string]int{}
-	for excess > 0 {
-		var most string
-		for sender, weight := range weights {
-			if weight > weights[most] || weight == weights[most] && sender < most {
-				most = sender
-			}
-		}
-		if weights[most] <= own {
-			return false
-		}
-		messages := sent[most]
-		for slices.Contains(r.drop, messages[next[most]]) || box != nil && !slices.Contains(box, messages[next[most]]) {
-			next[most]++
-		}
-		element := messages[next[most]]
-		r.drop = append(r.drop, element)
-		remove(element)
-	}
-	return true
-}
-
 // removeLocked removes a message.
 func (m *mailboxes) removeLocked(element *list.Element) *mail {
 	removed := m.all.Remove(element).(*mail)
-	without := func(of map[string][]*list.Element, key string) {
-		at := slices.Index(of[key], element)
-		if of[key] = slices.Delete(of[key], at, at+1); len(of[key]) == 0 {
-			delete(of, key)
-		}
+	box := m.boxes[removed.message.To]
+	at := slices.Index(box, element)
+	if box = slices.Delete(box, at, at+1); len(box) == 0 {
+		delete(m.boxes, removed.message.To)
+	} else {
+		m.boxes[removed.message.To] = box
 	}
-	without(m.boxes, removed.message.To)
-	without(m.sent, removed.message.From)
 	m.account(removed, -removed.size())
 	return removed
 }

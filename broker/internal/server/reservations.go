@@ -141,7 +141,7 @@ func (s *Server) create(ctx context.Context, reservation *broker.Reservation) er
 	requester := reservation.Spec.RequesterID
 	switch s.index.admit(requester, reservation.Name, limits.reservations, limits.allReservations) {
 	case hubFull:
-		return refuse(protocol.CodeTooMany, "the broker takes %d Reservations of all clusters together, the last tenth of them of clusters with less than %d: delete those that are not needed, or raise spec.quotas.reservations of the BrokerConfig in the hub", limits.allReservations, fewReservations)
+		return refuse(protocol.CodeTooMany, "the broker takes %d Reservations of all clusters together: delete those that are not needed, or raise spec.quotas.reservations of the BrokerConfig in the hub", limits.allReservations)
 	case quotaReached:
 		return refuse(protocol.CodeTooMany, "cluster %s has %d Reservations at the broker, its quota: delete those that are not needed, or raise spec.quotas.reservationsPerCluster of the BrokerConfig in the hub", requester, limits.reservations)
 	}

@@ -19,7 +19,7 @@ type route struct {
 	anyReplica bool
 	// audited calls change something. frequent ones are logged only if refused.
 	audited, frequent bool
-	// lists are calls whose response grows with the number of objects. With watch=true,
+	// lists are calls whose cost grows with the number of objects. With watch=true,
 	// those of streaming are streams.
 	lists, streaming bool
 	// maxBody is the maximum size of the body in bytes.
@@ -52,7 +52,7 @@ func (s *Server) routes() []route {
 		{method: http.MethodPost, path: protocol.PathReservations, audited: true, maxBody: maxMedium, call: s.postReservation},
 		{method: http.MethodGet, path: protocol.PathReservations, lists: true, streaming: true, call: s.listReservations},
 		{method: http.MethodGet, path: protocol.PathReservations + id, call: s.getReservation},
-		{method: http.MethodGet, path: protocol.PathReservations + id + "/decision", call: s.getDecision},
+		{method: http.MethodGet, path: protocol.PathReservations + id + "/decision", lists: true, call: s.getDecision},
 		{method: http.MethodDelete, path: protocol.PathReservations + id, audited: true, call: s.deleteReservation},
 		{method: http.MethodPost, path: protocol.PathReservations + id + "/ack", audited: true, maxBody: maxMedium, call: s.ack},
 		{method: http.MethodPost, path: protocol.PathReservations + id + "/renew", audited: true, frequent: true, maxBody: maxSmall, call: s.renew},

@@ -108,7 +108,6 @@ type Server struct {
 	inProgress, listsInProgress                     inProgress
 	connections                                     *connections
 	heartbeat                                       time.Duration
-	explaining                                      *explanations
 }
 
 // New returns a server that uses the manager's clients, and adds it to the manager.
@@ -135,7 +134,6 @@ func NewWithClients(clients Clients, options Options) *Server {
 		index:       newIndex(options.Clock),
 		broadcaster: newBroadcaster(),
 		mailboxes:   newMailboxes(options.Clock),
-		explaining:  newExplanations(),
 		callers:     newLimiters(options.Clock, always(100, 200)),
 		listers:     newLimiters(options.Clock, always(5, 100)),
 		connections: newConnections(options.Clock),
