@@ -35,11 +35,9 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 	if ack.Message != "" {
 		said = events.Quote(ack.Message)
 	}
-	var lines auditLines
 	askedAt := r.book.AskedAt(name, ack.ReservationUID, cluster)
 	_, err = r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
 		changed = false
-		r.uncertain.forget(&lines)
 		hold, err := answered(ad, name, ack)
 		if hold == nil || err != nil {
 			return edited{}, err
@@ -53,7 +51,7 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 				asked = capacity.Sub(asked, *ack.Held)
 			}
 		}
-		before := *hold.DeepCopy()
+		requester := hold.Requester
 		if ack.Accepted || ack.LeaveWithin == nil {
 			changed = ledger.Confirm(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Accepted, ack.Held)
 		} else {
@@ -61,14 +59,12 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 			changed = ledger.Withdraw(&ad.Status, hold.ReservationUID, ack.Attempt, ack.Held, within)
 		}
 		if changed && !ack.Accepted {
-			r.expectRefusal(ctx, &lines, ad, before)
 			// It is remembered before the refused capacity is released: the provider is
 			// not chosen again for the same.
-			news = r.answers.Refused(cluster, before.Requester, asked, said, config.retryAfter, r.clock.Now()) || news
+			news = r.answers.Refused(cluster, requester, asked, said, config.retryAfter, r.clock.Now()) || news
 		}
 		return edited{status: changed}, nil
 	})
-	r.uncertain.settle(&lines, err)
 	if err != nil {
 		return err
 	}

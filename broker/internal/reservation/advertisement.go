@@ -197,14 +197,7 @@ func (r *Reconciler) ReconcileAdvertisement(ctx context.Context, name string) (c
 		if len(orphans) > 0 {
 			log.FromContext(ctx).Info("Releasing holds whose Reservation does not exist", "provider", name, "reservationUIDs", orphans)
 		}
-		var lines auditLines
-		_, err := r.committer.commit(ctx, name, func(ad *broker.ClusterAdvertisement) (edited, error) {
-			r.uncertain.forget(&lines)
-			r.expectSweep(ctx, &lines, ad, orphans)
-			return edit(ad)
-		})
-		r.uncertain.settle(&lines, err)
-		if err != nil {
+		if _, err := r.committer.commit(ctx, name, edit); err != nil {
 			return r.requeueOnConflict(ctx, "advertisement/"+name, err)
 		}
 	}

@@ -84,8 +84,6 @@ type Reconciler struct {
 	conflicts workqueue.TypedRateLimiter[string]
 	// figures limits the writes of statuses that differ in figures only.
 	figures *rate.Limiter
-	// uncertain are lines of the audit log about writes whose outcome is not known yet.
-	uncertain *uncertain
 	// reports are what counts of what clusters report about holds.
 	reports  *reports
 	takeover takeover
@@ -157,7 +155,6 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 		queue:       queue.New(),
 		conflicts:   workqueue.NewTypedItemExponentialFailureRateLimiter[string](conflictRetryAfter, maxConflictRetryAfter),
 		figures:     rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
-		uncertain:   newUncertain(options.Clock),
 		reports:     newReports(options.Clock),
 
 		priceChanges: map[string]map[string]string{},
@@ -170,6 +167,7 @@ func NewWithClients(clients Clients, options Options) *Reconciler {
 // SetupWithManager adds the controllers for Reservations, ClusterAdvertisements and
 // ClusterRegistrations.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
+	audit := mgr.GetLogger().WithName("audit")
 	inNamespace := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetNamespace() == r.namespace })
 	options := controller.Options{MaxConcurrentReconciles: r.workers}
 	enqueueUnplaced := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
@@ -184,6 +182,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 			}
 		})).
 		Watches(&broker.ClusterAdvertisement{}, onEvents(func(_ context.Context, before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
+			r.auditHolds(audit, before, after)
 			enqueue(r.AdvertisementChanged(before, after)...)
 		})).
 		Watches(&broker.BrokerConfig{}, enqueueUnplaced).
@@ -310,7 +309,6 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 func (r *Reconciler) noteAdvertisement(before, after *broker.ClusterAdvertisement) {
 	if after != nil {
 		r.store.putAdvertisement(after)
-		r.uncertain.observe(r.store.advertisement(after.Name))
 	} else {
 		r.store.removeAdvertisement(before)
 		r.committer.specs.forget(before)
@@ -322,25 +320,40 @@ func (r *Reconciler) noteAdvertisement(before, after *broker.ClusterAdvertisemen
 // changedHolds are the names of the Reservations whose holds differ between before and
 // after; of all if all is set: those of an inactive cluster do not count.
 func changedHolds(before, after []broker.Hold, all bool) []string {
+	var names []string
+	for _, c := range holdChanges(before, after) {
+		names = append(names, cmp.Or(c.now, c.was).ReservationName)
+	}
+	if all {
+		for i := range after {
+			names = append(names, after[i].ReservationName)
+		}
+	}
+	return names
+}
+
+// holdChange is a hold before and after a change, nil for none.
+type holdChange struct{ was, now *broker.Hold }
+
+// holdChanges are the holds that differ.
+func holdChanges(before, after []broker.Hold) (changes []holdChange) {
 	old := make(map[types.UID]*broker.Hold, len(before))
 	for i := range before {
 		old[before[i].ReservationUID] = &before[i]
 	}
-	var names []string
 	for i := range after {
-		hold := &after[i]
-		was := old[hold.ReservationUID]
-		delete(old, hold.ReservationUID)
-		if all || was == nil || !ledger.SameVersion(was, hold) {
-			names = append(names, hold.ReservationName)
+		was := old[after[i].ReservationUID]
+		delete(old, after[i].ReservationUID)
+		if was == nil || !ledger.SameVersion(was, &after[i]) {
+			changes = append(changes, holdChange{was, &after[i]})
 		}
 	}
 	for i := range before {
 		if old[before[i].ReservationUID] != nil {
-			names = append(names, before[i].ReservationName)
+			changes = append(changes, holdChange{was: &before[i]})
 		}
 	}
-	return names
+	return changes
 }
 
 func sameHold(a, b *broker.Hold) bool {

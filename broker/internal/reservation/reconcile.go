@@ -151,25 +151,21 @@ func (r *Reconciler) writeHolds(ctx context.Context, in *snapshot, p plan) error
 		before[h.cluster] = &h.Hold
 	}
 	for _, cluster := range p.fence {
-		if err := r.writeHold(ctx, cluster, uid, before[cluster], nil, func(ad *broker.ClusterAdvertisement) (bool, error) {
+		if err := r.writeHold(ctx, cluster, uid, before[cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
 			return ledger.Fence(&ad.Status, uid, attempt-1), nil
 		}); err != nil {
 			return err
 		}
 	}
 	for _, c := range p.shrink {
-		var line auditLines
-		r.uncertain.expect(&line, c.cluster, uid, attempt, in.auditRelease(ctx, p, c))
-		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], &line, func(ad *broker.ClusterAdvertisement) (bool, error) {
+		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
 			return ledger.Shrink(&ad.Status, uid, attempt, c.capacity), nil
 		}); err != nil {
 			return err
 		}
 	}
 	for _, c := range p.grow {
-		var line auditLines
-		r.uncertain.expect(&line, c.cluster, uid, attempt, in.auditPromise(ctx, p, c))
-		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], &line, func(ad *broker.ClusterAdvertisement) (bool, error) {
+		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
 			return ledger.Place(&ad.Spec, &ad.Status, growth(in.reservation, attempt, c.capacity))
 		}); err != nil {
 			return err
@@ -184,9 +180,8 @@ func (r *Reconciler) writeHolds(ctx context.Context, in *snapshot, p plan) error
 
 // writeHold changes a hold that is still as it was before, nil for none. If another
 // writer is first, it fails: that the hold is the same does not show that the Reservation
-// is, and a plan of a former leader must not be carried out on a newer ledger. The line of
-// the audit log is nil if there is none.
-func (r *Reconciler) writeHold(ctx context.Context, cluster string, uid types.UID, before *broker.Hold, line *auditLines, change func(*broker.ClusterAdvertisement) (bool, error)) error {
+// is, and a plan of a former leader must not be carried out on a newer ledger.
+func (r *Reconciler) writeHold(ctx context.Context, cluster string, uid types.UID, before *broker.Hold, change func(*broker.ClusterAdvertisement) (bool, error)) error {
 	tried := false
 	_, err := r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
 		now := ledger.Find(&ad.Status, uid)
@@ -197,9 +192,6 @@ func (r *Reconciler) writeHold(ctx context.Context, cluster string, uid types.UI
 		tried = changed
 		return edited{status: changed}, err
 	})
-	if line != nil {
-		r.uncertain.settle(line, err)
-	}
 	if err != nil {
 		return fmt.Errorf("changing the hold in %s: %w", cluster, err)
 	}

@@ -120,9 +120,6 @@ func (r *Reconciler) forgetCluster(cluster string) {
 	r.answers.Forget(cluster)
 	r.conflicts.Forget("advertisement/" + cluster)
 	r.forgetSeries(cluster)
-	if r.store.advertisement(cluster) == nil {
-		r.uncertain.forgetCluster(cluster)
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.latest, cluster)

@@ -97,7 +97,7 @@ func unusableMoves(e *env) {
 	e.expectPods("paris", "r", 0, 2, 0)
 	p.answer("berlin", "r", true, "")
 	e.expectAccepted("r", "berlin")
-	if n := e.audit.count("Released capacity", "paris", "ConsumerCannotUse"); n != 1 {
+	if n := e.audit.count("Released capacity", "paris", "PlacementChanged"); n != 1 {
 		e.Errorf("%d lines of the audit log about it: %s", n, &e.audit)
 	}
 	p.use("r", "berlin")

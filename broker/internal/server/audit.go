@@ -74,10 +74,17 @@ func (s *Server) auditPhase(before, now *broker.Reservation) {
 		Provider     string `json:"provider"`
 		Pods         int32  `json:"pods"`
 		PricePerHour string `json:"pricePerHour,omitempty"`
+		Score        string `json:"score,omitempty"`
+	}
+	scores := map[string]string{}
+	if status.Decision != nil {
+		for _, score := range status.Decision.Scores {
+			scores[score.Cluster] = score.Score
+		}
 	}
 	var placements []placement
 	for _, allocation := range status.Allocations {
-		placements = append(placements, placement{allocation.Cluster, broker.HeldCapacity{PodSets: allocation.PodSets}.Pods(), allocation.PricePerHour})
+		placements = append(placements, placement{allocation.Cluster, broker.HeldCapacity{PodSets: allocation.PodSets}.Pods(), allocation.PricePerHour, scores[allocation.Cluster]})
 	}
 	log = log.WithValues("placements", placements)
 	if ready := meta.FindStatusCondition(status.Conditions, broker.ConditionReady); ready != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -104,6 +105,7 @@ func TestAuditLog(t *testing.T) {
 	}
 	placed := stored("one", "paris")
 	placed.Status.Phase, placed.Status.Allocations[0].PricePerHour = "Reserved", "0.25 EUR"
+	placed.Status.Decision = &broker.Decision{Scores: []broker.ClusterScore{{Cluster: "paris", Score: "61.00"}}}
 	m.Observe(placed, false)
-	expectLine(`"cluster"="rome"`, `"phase"="Reserved"`, `"sourceName"="one"`, `"provider"="paris" "pods"=2 "pricePerHour"="0.25 EUR"`)
+	expectLine(`"cluster"="rome"`, `"phase"="Reserved"`, `"sourceName"="one"`, `"provider"="paris" "pods"=2 "pricePerHour"="0.25 EUR" "score"="61.00"`)
 }
