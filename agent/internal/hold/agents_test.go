@@ -169,28 +169,3 @@ func TestOlderContent(t *testing.T) {
 	reconciled(t, agent, "rome")
 	e.decided("r1", 1, hold.ReasonAccepted, "", 1)
 }
-
-// TestGuestOfAnotherShape: a quota admits one guest of 1 CPU for a hold of ten pods of 100m. It
-// counts once, as a guest, and not as what is promised besides.
-func TestGuestOfAnotherShape(t *testing.T) {
-	e := direct(t)
-	e.node("a", expect.Resources("cpu", "2", "memory", "8Gi"))
-	expect.NoError(t, e.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "guests-of-rome", Labels: map[string]string{broker.LabelGuestsOf: "rome"}}}))
-	expect.NoError(t, e.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "guests-of-rome"}}))
-	agent := e.agent(e.Client)
-	e.hold("r1", "rome", 1, pods(set("pods", 10, expect.Resources("cpu", "100m"))))
-	reconciled(t, agent, "rome")
-	e.decided("r1", 1, hold.ReasonAccepted, "", 10)
-	e.guest("large", "rome", "a", expect.Resources("cpu", "1"))
-
-	e.hold("b1", "berlin", 1, pods(set("pods", 1, expect.Resources("cpu", "1"))))
-	reconciled(t, agent, "berlin")
-	e.decided("b1", 1, hold.ReasonAccepted, "", 1)
-	_, err := agent.Reconcile(t.Context(), hold.JudgeAll)
-	expect.NoError(t, err)
-	e.decided("r1", 1, hold.ReasonAccepted, "", 10)
-	e.decided("b1", 1, hold.ReasonAccepted, "", 1)
-	e.hold("b2", "berlin", 1, pods(set("pods", 1, expect.Resources("cpu", "100m"))))
-	reconciled(t, agent, "berlin")
-	e.decided("b2", 1, hold.ReasonInsufficientCapacity, "0 of 1 pods", 0)
-}

@@ -283,7 +283,7 @@ func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (re
 	r.mu.Unlock()
 	// First the decisions, for which the broker waits.
 	result, err = r.decideConsumer(ctx, consumer)
-	if retryAfter := r.moveGuests(ctx); retryAfter > 0 && (result.RequeueAfter == 0 || retryAfter < result.RequeueAfter) {
+	if retryAfter := r.moveGuests(ctx, consumer); retryAfter > 0 && (result.RequeueAfter == 0 || retryAfter < result.RequeueAfter) {
 		result.RequeueAfter = retryAfter
 	}
 	return result, err
@@ -333,9 +333,6 @@ func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (resul
 	}
 	if apierrors.IsConflict(err) {
 		return reconcile.Result{RequeueAfter: conflictRetryAfter}, nil
-	}
-	if result.RequeueAfter == 0 && r.guestsWait(consumer) {
-		result.RequeueAfter = requeueAfter
 	}
 	return result, err
 }

@@ -15,7 +15,8 @@
 // With placeholders (package placeholder), a hold is accepted only when the scheduler has
 // found a place for a pod of each shape in it, and these pods keep the places: each
 // reconciliation creates and removes placeholders so that there is one for each pod that no
-// guest uses, decides, and then hands places over to the next guests that wait for one.
+// guest uses, decides, and then hands places over to the next guests that wait for one. The gate
+// of a guest for which there is none stays.
 //
 // A guest of each shape is also created with a server-side dry run, in the namespaces of the
 // consumer's guests or in one that the driver makes for it: a hold is accepted only when the API

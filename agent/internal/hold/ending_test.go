@@ -33,8 +33,8 @@ func TestEndingGuestsCount(t *testing.T) {
 		next  string
 	}{
 		{"of the held shape", []string{"500m", "500m"}, "500m"},
-		{"of another shape", []string{"800m"}, "500m"},
-		{"then one of another shape", []string{"500m"}, "800m"},
+		{"of a smaller shape", []string{"400m", "300m"}, "500m"},
+		{"then one of a smaller shape", []string{"500m", "500m"}, "300m"},
 	} {
 		if !t.Run(tc.name, func(t *testing.T) {
 			in := *e
@@ -87,32 +87,36 @@ func (e *env) endingCount(other string, first []string, next string) {
 	e.eventuallyBound(guests, 0)
 }
 
-// What is beyond the promise waits for as long as guests are being deleted that cause it. Without
-// them it waits for a moment, in which the pods of deleted guests may begin to be deleted.
-func TestBeyondPromise(t *testing.T) {
-	const soon, later = 4 * time.Second, time.Hour
-	gpu, both := expect.Resources("cpu", "1", "nvidia.com/gpu", "1"), expect.Resources("cpu", "2", "nvidia.com/gpu", "1")
+// A guest that has no place waits, however long, and an event says so once it has waited for some
+// seconds. One that requests nothing of a divisible total needs none.
+func TestNoneWithoutPlace(t *testing.T) {
+	both, nothing := expect.Resources("cpu", "2", "nvidia.com/gpu", "1"), expect.Resources("memory", "0")
+	divisible, shapes := total(both), pods(set("pods", 2, expect.Resources("cpu", "1")))
 	for name, tc := range map[string]struct {
+		held            broker.HeldCapacity
 		running, ending []corev1.ResourceList
 		next            corev1.ResourceList
-		// now, soon and later say whether the next guest is let go without a place by then.
-		now, soon, later bool
+		// ungated says whether the next guest is let go at once.
+		ungated bool
 	}{
-		"within":                  {running: []corev1.ResourceList{expect.Resources("cpu", "1")}, next: expect.Resources("cpu", "1"), later: true},
-		"beyond":                  {running: []corev1.ResourceList{expect.Resources("cpu", "2")}, next: expect.Resources("cpu", "1"), later: true},
-		"while others end":        {ending: []corev1.ResourceList{expect.Resources("cpu", "2")}, next: expect.Resources("cpu", "1")},
-		"with and without them":   {running: []corev1.ResourceList{expect.Resources("cpu", "2")}, ending: []corev1.ResourceList{expect.Resources("cpu", "1")}, next: expect.Resources("cpu", "1"), later: true},
-		"of one resource of two":  {ending: []corev1.ResourceList{gpu}, next: gpu},
-		"of a resource not used":  {ending: []corev1.ResourceList{both}, next: expect.Resources("memory", "1Gi"), now: true, soon: true, later: true},
-		"of what is not promised": {ending: []corev1.ResourceList{expect.Resources("cpu", "1")}, next: expect.Resources("cpu", "2", "example.com/other", "1")},
+		"before its placeholder":    {held: shapes, next: expect.Resources("cpu", "1")},
+		"larger than all":           {held: shapes, next: expect.Resources("cpu", "1500m")},
+		"beyond":                    {held: shapes, running: []corev1.ResourceList{expect.Resources("cpu", "1"), expect.Resources("cpu", "1")}, next: expect.Resources("cpu", "1")},
+		"while others end":          {held: divisible, ending: []corev1.ResourceList{expect.Resources("cpu", "2")}, next: expect.Resources("cpu", "1")},
+		"of one resource of two":    {held: divisible, ending: []corev1.ResourceList{expect.Resources("cpu", "1", "nvidia.com/gpu", "1")}, next: expect.Resources("cpu", "1", "nvidia.com/gpu", "1")},
+		"of what is not promised":   {held: divisible, next: expect.Resources("memory", "1Gi")},
+		"nothing of a total":        {held: divisible, running: []corev1.ResourceList{expect.Resources("cpu", "2")}, next: nothing, ungated: true},
+		"nothing, and none is left": {held: shapes, running: []corev1.ResourceList{expect.Resources("cpu", "1"), expect.Resources("cpu", "1")}, next: nothing},
+		"nothing of nothing":        {next: nothing},
 	} {
-		clock := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
+		created := time.Unix(10_000, 0)
+		clock := clocktesting.NewFakePassiveClock(created)
 		recognizer := inventory.Recognizer{Guest: guestOf}
 		reconciler, tracker := hold.New(nil, nil, nil, nil, hold.Options{Recognizer: recognizer, Clock: clock}), inventory.NewTracker(recognizer)
 		tracker.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "guests-of-rome", Labels: map[string]string{broker.LabelGuestsOf: "rome"}}})
 		tracker.Set(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}})
 		add := func(name string, requests corev1.ResourceList, change func(*corev1.Pod)) {
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "guests-of-rome", Name: name, UID: types.UID(name)}}
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "guests-of-rome", Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(created)}}
 			pod.Spec.Containers = []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Requests: requests}}}
 			change(pod)
 			tracker.Set(pod)
@@ -127,12 +131,15 @@ func TestBeyondPromise(t *testing.T) {
 			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
 		})
 		in := &broker.ProviderInstruction{ObjectMeta: metav1.ObjectMeta{Name: "r1", UID: "r1"}, Spec: broker.ProviderInstructionSpec{ReservationName: "r1", RequesterClusterID: "rome"}}
-		ungated := func(after time.Duration) bool {
-			clock.SetTime(clock.Now().Add(after))
-			return reconciler.Ungated(tracker, in, total(both)) == 1
-		}
-		if now, then, finally := ungated(0), ungated(soon), ungated(later); now != tc.now || then != tc.soon || finally != tc.later {
-			t.Errorf("%s: let go at once %t, soon %t, later %t; want %t, %t, %t", name, now, then, finally, tc.now, tc.soon, tc.later)
+		for after, want := range map[time.Duration]int{0: 0, 5 * time.Second: 0, time.Hour: 1} {
+			clock.SetTime(created.Add(after))
+			ungated, reported := reconciler.Waiting(tracker, in, tc.held)
+			if tc.ungated {
+				want = 0
+			}
+			if (ungated > 0) != tc.ungated || reported != want {
+				t.Errorf("%s: after %s, %d are let go and %d are said to have no place; want %t, %d", name, after, ungated, reported, tc.ungated, want)
+			}
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -41,18 +42,31 @@ var LeavingGuests = leaving
 func (r *Reconciler) PlanPlaces(observed Observed, in *broker.ProviderInstruction, held broker.HeldCapacity) (handOvers, created, removed int) {
 	consumer := in.Spec.RequesterClusterID
 	places := observed.Places(consumer)
-	all, _, plan := r.planPlaces(input{consumer: consumer, observed: observed}, []holding{{in, held}}, places, r.places.placeholders(places.Placeholders, consumer, r.Clock.Now()), metav1.OwnerReference{})
-	return len(all), len(plan.Create), len(plan.Remove)
+	moves, plan := r.planPlaces(input{consumer: consumer, observed: observed}, []holding{{in, held}}, places, r.places.placeholders(places.Placeholders, consumer, r.Clock.Now()), metav1.OwnerReference{})
+	return len(moves.handOvers), len(plan.Create), len(plan.Remove)
 }
 
-// Ungated exposes how many guests of a consumer with one hold are let go without a place.
-func (r *Reconciler) Ungated(observed Observed, in *broker.ProviderInstruction, held broker.HeldCapacity) int {
+// Waiting exposes how many guests of a consumer with one hold are let go without a place, and of
+// how many that wait an event is to say so.
+func (r *Reconciler) Waiting(observed Observed, in *broker.ProviderInstruction, held broker.HeldCapacity) (ungated, reported int) {
 	s := situation{
 		consumer: in.Spec.RequesterClusterID, holdings: []holding{{in, held}}, usage: newUsage([]Promise{promiseOf(in, held)}),
 		expected: map[string]int{}, node: observed.Node,
 	}
-	_, ungate := r.match(&s, observed.Places(s.consumer))
-	return len(ungate)
+	moves := r.match(&s, observed.Places(s.consumer))
+	return len(moves.ungate), len(moves.unplaced)
+}
+
+// HasPlace exposes whether a guest uses a part of what others leave.
+func HasPlace(promises []Promise, others []inventory.Guest, next inventory.Guest) bool {
+	u := newUsage(promises)
+	for _, guest := range others {
+		u.add(guest)
+	}
+	before := u.left()
+	u.add(next)
+	_, ok := u.shareOf(before, u.left())
+	return ok
 }
 
 // Enqueued takes the consumers that were enqueued, in order.

@@ -134,8 +134,8 @@ func TestUnused(t *testing.T) {
 		"the right one":  {reason: "an exact match goes before one that is merely large enough", held: []broker.HeldCapacity{pods(set("a", 1, expect.Resources("cpu", "2"))), pods(set("b", 1, expect.Resources("cpu", "1")))}, guests: running("- 2"), want: "0 pods, nothing; 1 pods, cpu 1"},
 		"a smaller one":  {reason: "it uses the smallest promised pod that is large enough", held: []broker.HeldCapacity{pods(set("a", 1, expect.Resources("cpu", "4")), set("b", 1, expect.Resources("cpu", "2")))}, guests: running("- 1"), want: "1 pods, cpu 4"},
 		"a total":        {reason: "used by guests that match no promised pod", held: []broker.HeldCapacity{total(expect.Resources("cpu", "4", "memory", "1Gi"))}, guests: running("- 1", "- 1"), want: "0 pods, cpu 2, memory 1Gi"},
-		"more than held": {reason: "never below nothing", held: []broker.HeldCapacity{total(expect.Resources("cpu", "1"))}, guests: running("- 3"), want: "0 pods, nothing"},
-		"two totals":     {reason: "what the first covers is not taken from the second", held: []broker.HeldCapacity{total(expect.Resources("cpu", "1")), total(expect.Resources("cpu", "2"))}, guests: running("- 2"), want: "0 pods, nothing; 0 pods, cpu 1"},
+		"more than held": {reason: "a guest that does not fit uses nothing", held: []broker.HeldCapacity{total(expect.Resources("cpu", "1"))}, guests: running("- 3"), want: "0 pods, cpu 1"},
+		"two totals":     {reason: "a guest uses one of them, which it fits", held: []broker.HeldCapacity{total(expect.Resources("cpu", "1")), total(expect.Resources("cpu", "2"))}, guests: running("- 2"), want: "0 pods, cpu 1; 0 pods, nothing"},
 
 		"its own hold":               {reason: "of equal requests, the label decides", held: []broker.HeldCapacity{cpu(2, "1"), cpu(2, "1")}, guests: running("r2 1", "r2 1"), want: "2 pods, cpu 2; 0 pods, nothing"},
 		"a label without a hold":     {reason: "as without a label", held: []broker.HeldCapacity{cpu(2, "1"), cpu(2, "1")}, guests: running("gone 1"), want: "1 pods, cpu 1; 2 pods, cpu 2"},
@@ -145,17 +145,13 @@ func TestUnused(t *testing.T) {
 		"its own total":              {reason: "before an equal pod of another hold, and another total", held: []broker.HeldCapacity{cpu(1, "1"), total(expect.Resources("cpu", "2")), total(expect.Resources("cpu", "2"))}, guests: running("r3 1"), want: "1 pods, cpu 1; 0 pods, cpu 2; 0 pods, cpu 1"},
 		"more than its own total":    {reason: "those that its total does not cover use what the others have", held: []broker.HeldCapacity{cpu(1, "1"), total(expect.Resources("cpu", "1")), total(expect.Resources("cpu", "2"))}, guests: running("r2 1", "r2 1", "r2 1"), want: "0 pods, nothing; 0 pods, nothing; 0 pods, cpu 1"},
 		"parts of a total":           {reason: "the other total is not used, in whatever form the amounts are kept", held: []broker.HeldCapacity{total(expect.Resources("cpu", "700m")), total(expect.Resources("cpu", "100m"))}, guests: running("r1 100m", "- 500m"), want: "0 pods, cpu 100m; 0 pods, cpu 100m"},
-		"the total of another label": {reason: "a total that is in use is not used twice", held: []broker.HeldCapacity{total(expect.Resources("cpu", "2"))}, guests: running("r1 1", "- 2"), want: "0 pods, nothing"},
+		"the total of another label": {reason: "a total that is in use is not used twice", held: []broker.HeldCapacity{total(expect.Resources("cpu", "2"))}, guests: running("r1 1", "- 2"), want: "0 pods, cpu 1"},
 
-		"one pod in place of many":      {reason: "a quota admits it: it uses as much as the promised pods", held: []broker.HeldCapacity{cpu(10, "100m")}, guests: running("- 1000m"), want: "0 pods, nothing"},
-		"one pod in place of some":      {reason: "in whole pods, never more than was promised", held: []broker.HeldCapacity{cpu(10, "100m")}, guests: running("- 250m"), want: "7 pods, cpu 700m"},
-		"many in place of one":          {reason: "the first uses it, the others have it in common", held: []broker.HeldCapacity{cpu(1, "1")}, guests: running("- 400m", "- 400m"), want: "0 pods, nothing"},
-		"beside those that match":       {reason: "these use their own pods", held: []broker.HeldCapacity{cpu(10, "100m")}, guests: running("- 100m", "- 500m", "- 100m"), want: "3 pods, cpu 300m"},
-		"beyond all that is promised":   {reason: "never below nothing", held: []broker.HeldCapacity{cpu(3, "100m")}, guests: running("- 4"), want: "0 pods, nothing"},
-		"a total, and then pods":        {reason: "a total may be used by guests of any shape", held: []broker.HeldCapacity{cpu(10, "100m"), total(expect.Resources("cpu", "500m"))}, guests: running("- 1"), want: "5 pods, cpu 500m; 0 pods, nothing"},
-		"pods of the hold of its label": {reason: "the consumer's other holds keep their places", held: []broker.HeldCapacity{cpu(10, "100m"), cpu(10, "100m")}, guests: running("r2 1"), want: "10 pods, cpu 1; 0 pods, nothing"},
-		"more than that of its label":   {reason: "what that lacks is taken from the others", held: []broker.HeldCapacity{cpu(10, "100m"), cpu(5, "100m")}, guests: running("r2 1"), want: "5 pods, cpu 500m; 0 pods, nothing"},
-		"the smallest pods":             {reason: "the larger are harder to find a place for", held: []broker.HeldCapacity{pods(set("a", 2, expect.Resources("cpu", "1")), set("b", 10, expect.Resources("cpu", "100m")))}, guests: running("- 1200m"), want: "1 pods, cpu 1"},
+		"one pod in place of many":  {reason: "a pod that is larger than each that is promised has no place", held: []broker.HeldCapacity{cpu(10, "100m")}, guests: running("- 1000m"), want: "10 pods, cpu 1"},
+		"many in place of one":      {reason: "the first uses it, the other has no place", held: []broker.HeldCapacity{cpu(1, "1")}, guests: running("- 400m", "- 400m"), want: "0 pods, nothing"},
+		"beside those that match":   {reason: "these use their own pods", held: []broker.HeldCapacity{cpu(10, "100m")}, guests: running("- 100m", "- 500m", "- 100m"), want: "8 pods, cpu 800m"},
+		"beyond all that is held":   {reason: "never below what others left", held: []broker.HeldCapacity{cpu(3, "100m")}, guests: running("- 4"), want: "3 pods, cpu 300m"},
+		"a total for another shape": {reason: "a total may be used by guests of any shape", held: []broker.HeldCapacity{cpu(10, "100m"), total(expect.Resources("cpu", "500m"))}, guests: running("- 300m"), want: "10 pods, cpu 1; 0 pods, cpu 200m"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -170,8 +166,7 @@ func TestUnused(t *testing.T) {
 	}
 }
 
-// TestUnusedInEachResource: what a guest of another shape uses is left in each resource, also
-// where the total that its label names has not all of them.
+// TestUnusedInEachResource: a guest uses only what has each resource that it requests.
 func TestUnusedInEachResource(t *testing.T) {
 	both := func(cpu, memory string) corev1.ResourceList { return expect.Resources("cpu", cpu, "memory", memory) }
 	shapes := pods(set("a", 10, both("100m", "1Gi")))
@@ -180,12 +175,12 @@ func TestUnusedInEachResource(t *testing.T) {
 		guest inventory.Guest
 		want  string
 	}{
-		"most of one resource":           {[]broker.HeldCapacity{shapes}, inventory.Guest{Requests: both("200m", "7Gi")}, "cpu 300m, memory 3Gi"},
-		"one resource only":              {[]broker.HeldCapacity{shapes}, inventory.Guest{Requests: expect.Resources("memory", "7Gi")}, "cpu 300m, memory 3Gi"},
-		"one that no pod has":            {[]broker.HeldCapacity{shapes}, inventory.Guest{Requests: expect.Resources("nvidia.com/gpu", "1")}, "cpu 1, memory 10Gi"},
-		"beyond its total, of pods":      {[]broker.HeldCapacity{total(expect.Resources("cpu", "4")), shapes}, inventory.Guest{Requests: both("1", "4Gi"), Hold: "r1"}, "cpu 3; cpu 600m, memory 6Gi"},
-		"beyond its total, of another":   {[]broker.HeldCapacity{total(expect.Resources("cpu", "4")), total(both("1", "6Gi"))}, inventory.Guest{Requests: both("1", "4Gi"), Hold: "r1"}, "cpu 3; cpu 1, memory 2Gi"},
-		"beyond its total, of all other": {[]broker.HeldCapacity{total(expect.Resources("cpu", "4")), total(both("1", "2Gi")), shapes}, inventory.Guest{Requests: both("1", "4Gi"), Hold: "r1"}, "cpu 3; cpu 1; cpu 800m, memory 8Gi"},
+		"most of one resource":       {[]broker.HeldCapacity{shapes}, inventory.Guest{Requests: both("200m", "7Gi")}, "cpu 1, memory 10Gi"},
+		"one resource only":          {[]broker.HeldCapacity{shapes}, inventory.Guest{Requests: expect.Resources("memory", "1Gi")}, "cpu 900m, memory 9Gi"},
+		"one that no pod has":        {[]broker.HeldCapacity{shapes}, inventory.Guest{Requests: expect.Resources("nvidia.com/gpu", "1")}, "cpu 1, memory 10Gi"},
+		"a total without it":         {[]broker.HeldCapacity{total(expect.Resources("cpu", "4")), shapes}, inventory.Guest{Requests: both("1", "4Gi"), Hold: "r1"}, "cpu 4; cpu 1, memory 10Gi"},
+		"another total that has all": {[]broker.HeldCapacity{total(expect.Resources("cpu", "4")), total(both("1", "6Gi"))}, inventory.Guest{Requests: both("1", "4Gi"), Hold: "r1"}, "cpu 4; memory 2Gi"},
+		"nothing of a total":         {[]broker.HeldCapacity{total(both("1", "2Gi"))}, inventory.Guest{Hold: "r1"}, "cpu 1, memory 2Gi"},
 	}
 	for name, tc := range cases {
 		var got []string
@@ -198,9 +193,9 @@ func TestUnusedInEachResource(t *testing.T) {
 	}
 }
 
-// TestUnusedIsWithinTheGrant: whatever guests the quota of a consumer admits, they and the
-// placeholders of what they do not use request no more together than is granted; and a further
-// guest, of whatever shape, leaves no more unused than before.
+// TestUnusedIsWithinTheGrant: guests that have a place and the placeholders of what they do not use
+// request no more together than is granted; and a further guest, of whatever shape, leaves no more
+// unused than before.
 func TestUnusedIsWithinTheGrant(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		kinds := map[corev1.ResourceName]int64{corev1.ResourceCPU: 100, corev1.ResourceMemory: 1000 << 20, broker.ResourceGPU: 1000}
@@ -227,15 +222,11 @@ func TestUnusedIsWithinTheGrant(t *testing.T) {
 			}
 			granted.Add(capacity.Ceil(held[i].Totals.List()), 1)
 		}
-		used := capacity.Vector{}
 		var guests []inventory.Guest
 		for range rapid.IntRange(0, 20).Draw(t, "guests") {
 			guest := inventory.Guest{Requests: draw("guest", 12), Hold: rapid.SampledFrom([]string{"", "r1", "r2", "gone"}).Draw(t, "label")}
-			requests, sum := capacity.Ceil(guest.Requests), capacity.Vector{}
-			sum.Add(used, 1)
-			sum.Add(requests, 1)
-			if !requests.IsZero() && sum.FitsIn(granted) > 0 {
-				guests, used = append(guests, guest), sum
+			if hold.HasPlace(promises(held...), guests, guest) {
+				guests = append(guests, guest)
 			}
 		}
 

@@ -30,9 +30,9 @@ import (
 // unseenFor is how long a write of a pod counts although the cache does not show it.
 const unseenFor = 10 * time.Second
 
-// handOverTimeout is how long a guest waits for a place that its hold has lost. Then the
-// scheduler finds one where there is one.
-const handOverTimeout = 5 * time.Second
+// reportAfter is how long a guest waits before an event says that there is no place for it: the
+// placeholder of a place that was just given back needs some seconds.
+const reportAfter = 10 * time.Second
 
 // places is what was written of placeholders and guests and is not in the cache yet.
 type places struct {
@@ -44,8 +44,8 @@ type places struct {
 	created   map[string]unseen[*corev1.Pod]
 	deleted   map[types.UID]unseen[struct{}]
 	nominated map[types.UID]unseen[string]
-	// gatedSince is when each guest of a consumer was first seen to wait for its place.
-	gatedSince map[string]map[types.UID]time.Time
+	// reported are the guests of a consumer of which an event says that there is no place for them.
+	reported map[string]sets.Set[types.UID]
 	// restsUntil is when each consumer's places may be planned again because of guests and
 	// placeholders.
 	restsUntil map[string]time.Time
@@ -53,10 +53,13 @@ type places struct {
 	planned moves
 }
 
-// moves are the guests of a consumer that take a place, and those that wait for nothing.
+// moves are the guests of a consumer that take a place, those that need none or have theirs
+// already, and those of which an event is to say that there is none for them. waits is set if
+// that is not known of others yet.
 type moves struct {
-	handOvers []handOver
-	ungate    []*corev1.Pod
+	handOvers        []handOver
+	ungate, unplaced []*corev1.Pod
+	waits            bool
 }
 
 type unseen[T any] struct {
@@ -68,7 +71,7 @@ func newPlaces() *places {
 	return &places{
 		waits: map[types.UID]placeholder.Wait{}, created: map[string]unseen[*corev1.Pod]{},
 		deleted: map[types.UID]unseen[struct{}]{}, nominated: map[types.UID]unseen[string]{},
-		gatedSince: map[string]map[types.UID]time.Time{}, restsUntil: map[string]time.Time{},
+		reported: map[string]sets.Set[types.UID]{}, restsUntil: map[string]time.Time{},
 	}
 }
 
@@ -98,6 +101,7 @@ func (p *places) forget(consumer string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.restsUntil, consumer)
+	delete(p.reported, consumer)
 }
 
 func expire[K comparable, T any](entries map[K]unseen[T], now time.Time) {
@@ -188,7 +192,7 @@ func (r *Reconciler) ensurePlaces(ctx context.Context, in input, holdings []hold
 	observed := in.observed.Places(in.consumer)
 	pods := r.places.placeholders(observed.Placeholders, in.consumer, began)
 	r.places.planned = moves{}
-	if len(holdings) == 0 && len(pods) == 0 {
+	if len(holdings) == 0 && len(pods) == 0 && len(observed.Guests) == 0 {
 		r.places.forget(in.consumer)
 		return nil, nil
 	}
@@ -196,9 +200,9 @@ func (r *Reconciler) ensurePlaces(ctx context.Context, in input, holdings []hold
 	if err := r.client.Get(ctx, client.ObjectKey{Name: r.Placeholders.Namespace}, &namespace); err != nil {
 		return nil, fmt.Errorf("reading the namespace of placeholders: %w", err)
 	}
-	handOvers, ungate, plan := r.planPlaces(in, holdings, observed, pods, guest.Controller(&namespace))
+	moves, plan := r.planPlaces(in, holdings, observed, pods, guest.Controller(&namespace))
 	r.places.rest(in.consumer, r.Clock.Now(), r.Clock.Since(began))
-	r.places.planned = moves{handOvers, ungate}
+	r.places.planned = moves
 	// What is removed may make room for what is created.
 	return plan.States, errors.Join(r.each(ctx, plan.Remove, r.removePlaceholder), r.createPlaceholders(ctx, plan))
 }
@@ -206,24 +210,43 @@ func (r *Reconciler) ensurePlaces(ctx context.Context, in input, holdings []hold
 // moveGuests gives the next guests of a consumer that wait the places that were planned, and
 // returns after how long it is to be repeated, 0 for not at all. What fails is logged and
 // repeated: it must not keep holds from being decided.
-func (r *Reconciler) moveGuests(ctx context.Context) (retryAfter time.Duration) {
+func (r *Reconciler) moveGuests(ctx context.Context, consumer string) (retryAfter time.Duration) {
 	planned := r.places.planned
 	r.places.planned = moves{}
 	next := planned.next(maxMoved)
+	r.reportUnplaced(consumer, next.unplaced)
 	if err := errors.Join(r.handOver(ctx, next.handOvers), r.each(ctx, next.ungate, r.ungate)); err != nil {
 		log.FromContext(ctx).Error(err, "Failed to give guests their places", "retryAfter", requeueAfter.String())
 		return requeueAfter
 	}
-	if len(next.handOvers)+len(next.ungate) < len(planned.handOvers)+len(planned.ungate) {
+	switch {
+	case next.count() < planned.count():
 		return minRest
+	case planned.waits:
+		return requeueAfter
 	}
 	return 0
 }
 
-// next are the first n guests, those that wait for nothing first.
+// next are the first n guests, those that take no place first.
 func (m moves) next(n int) moves {
 	ungate := m.ungate[:min(len(m.ungate), n)]
-	return moves{m.handOvers[:min(len(m.handOvers), n-len(ungate))], ungate}
+	unplaced := m.unplaced[:min(len(m.unplaced), n)]
+	return moves{handOvers: m.handOvers[:min(len(m.handOvers), n-len(ungate))], ungate: ungate, unplaced: unplaced}
+}
+
+func (m moves) count() int { return len(m.handOvers) + len(m.ungate) + len(m.unplaced) }
+
+// reportUnplaced says of guests that there is no place for them.
+func (r *Reconciler) reportUnplaced(consumer string, guests []*corev1.Pod) {
+	if len(guests) > 0 && r.places.reported[consumer] == nil {
+		r.places.reported[consumer] = sets.Set[types.UID]{}
+	}
+	for _, pod := range guests {
+		r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, ReasonNoPlace, "HandOver",
+			"No place that is kept for consumer %s has room for %s on a node that the guest may use: it waits until one has, or its own cluster moves it.", consumer, broker.FromList(inventory.Requests(pod)))
+		r.places.reported[consumer].Insert(pod.UID)
+	}
 }
 
 // createPlaceholders creates at most maxCreated placeholders of a plan, and notes in its
@@ -258,79 +281,31 @@ func (r *Reconciler) createPlaceholders(ctx context.Context, plan placeholder.Pl
 	return err
 }
 
-// planPlaces plans what ensurePlaces does, with the placeholders that exist: the guests with
-// a gate of their own that wait for nothing are those to ungate.
-func (r *Reconciler) planPlaces(in input, holdings []holding, observed inventory.Places, pods []*corev1.Pod, owner metav1.OwnerReference) (handOvers []handOver, ungate []*corev1.Pod, plan placeholder.Plan) {
+// planPlaces plans what ensurePlaces does, with the placeholders that exist.
+func (r *Reconciler) planPlaces(in input, holdings []holding, observed inventory.Places, pods []*corev1.Pod, owner metav1.OwnerReference) (moves moves, plan placeholder.Plan) {
 	var promises []Promise
 	for _, h := range holdings {
 		promises = append(promises, promiseOf(h.instruction, h.held))
 	}
 	s := situation{consumer: in.consumer, holdings: holdings, usage: newUsage(promises), expected: map[string]int{}, pods: pods, node: in.observed.Node}
-	handOvers, ungate = r.match(&s, observed)
+	moves = r.match(&s, observed)
 	options := r.Placeholders
 	options.Owner = owner
-	return handOvers, ungate, placeholder.Make(placeholder.Input{
+	return moves, placeholder.Make(placeholder.Input{
 		Holds: s.needs(), Pods: s.pods, Leaving: s.taken, Expected: s.expected, Options: options,
 		Usable: func(name string) bool { n := s.node(name); return n != nil && r.Recognizer.Eligible(n) },
 		Fits:   func(sets []broker.PodSet) bool { return r.fit(in, sets) },
 	})
 }
 
-// running is what the guests of a consumer request that do not wait for the agent, and what the
-// consumer is promised.
-type running struct {
-	promised, all corev1.ResourceList
-	// ending is the part of all that guests request which are being deleted.
-	ending corev1.ResourceList
-}
-
-func newRunning(holdings []holding) running {
-	out := running{promised: corev1.ResourceList{}, all: corev1.ResourceList{}, ending: corev1.ResourceList{}}
-	for _, h := range holdings {
-		totals := h.held.Totals
-		if len(h.held.PodSets) > 0 {
-			totals = capacity.OfPodSets(h.held.PodSets).Totals
-		}
-		broker.AddTo(out.promised, totals.List())
-	}
-	return out
-}
-
-func (r running) add(pod *corev1.Pod, requests corev1.ResourceList) {
-	broker.AddTo(r.all, requests)
-	if pod.DeletionTimestamp != nil {
-		broker.AddTo(r.ending, requests)
-	}
-}
-
-// exceededBy reports whether another guest would be beyond the promise, and whether only because
-// of guests that are being deleted.
-func (r running) exceededBy(requests corev1.ResourceList) (beyond, ending bool) {
-	ending = true
-	for name, promised := range r.promised {
-		sum := requests[name].DeepCopy()
-		if sum.IsZero() {
-			continue
-		}
-		sum.Add(r.all[name])
-		if sum.Cmp(promised) > 0 {
-			beyond = true
-			sum.Sub(r.ending[name])
-			ending = ending && sum.Cmp(promised) <= 0
-		}
-	}
-	return beyond, beyond && ending
-}
-
-// match finds a place for each guest that waits for one. The guests with a place count
-// as using their holds from then on. It returns the guests with a gate of their own that
-// wait for nothing. A consumer may delete a guest and create another one while the first still
-// runs: that waits until what runs is within the promise with it.
-func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers []handOver, ungate []*corev1.Pod) {
+// match finds a place for each guest that waits for one. The guests with a place count as using
+// their holds from then on. No other guest is let go, so that what runs is never more than is
+// promised: of a consumer that deletes guests and creates others, these wait until the first have
+// ended.
+func (r *Reconciler) match(s *situation, observed inventory.Places) (moves moves) {
 	r.places.mu.Lock()
 	defer r.places.mu.Unlock()
 	var waiting []int
-	running := newRunning(s.holdings)
 	for i, pod := range observed.Guests {
 		written, isWritten := r.places.nominated[pod.UID]
 		node := pod.Status.NominatedNodeName
@@ -342,46 +317,23 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 			delete(r.places.nominated, pod.UID)
 			if inventory.Runs(s.node(pod.Spec.NodeName)) {
 				s.usage.add(observed.Guest(i))
-				running.add(pod, observed.Requests[i])
 			}
 		case pod.DeletionTimestamp != nil:
 		case node != "":
 			s.usage.add(observed.Guest(i))
-			running.add(pod, observed.Requests[i])
 			s.expected[node]++
 			if gated(pod) && !isWritten {
 				// The agent was interrupted.
-				ungate = append(ungate, pod)
+				moves.ungate = append(moves.ungate, pod)
 			}
 		default:
 			waiting = append(waiting, i)
-			if !gated(pod) {
-				running.add(pod, observed.Requests[i])
-			}
 		}
 	}
-	before, now := r.places.gatedSince[s.consumer], r.Clock.Now()
-	delete(r.places.gatedSince, s.consumer)
+	before, reported := r.places.reported[s.consumer], sets.Set[types.UID]{}
+	delete(r.places.reported, s.consumer)
 	if len(waiting) == 0 {
-		return nil, ungate
-	}
-	since := map[types.UID]time.Time{}
-	defer func() {
-		if len(since) > 0 {
-			r.places.gatedSince[s.consumer] = since
-		}
-	}()
-	// waits reports whether a guest goes on waiting, for as long as all together.
-	waits := func(pod *corev1.Pod) bool {
-		first, known := before[pod.UID]
-		if !known {
-			first = now
-		}
-		if now.Sub(first) >= handOverTimeout {
-			return false
-		}
-		since[pod.UID] = first
-		return true
+		return moves
 	}
 	slices.SortStableFunc(waiting, func(a, b int) int {
 		return observed.Guests[a].CreationTimestamp.Compare(observed.Guests[b].CreationTimestamp.Time)
@@ -390,41 +342,40 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (handOvers [
 	places, left := placeholder.NewPlaces(s.pods), s.usage.left()
 	for _, i := range waiting {
 		pod, guest := observed.Guests[i], observed.Guest(i)
-		if gated(pod) {
-			if beyond, ending := running.exceededBy(guest.Requests); ending || beyond && waits(pod) {
-				continue
-			}
-			running.add(pod, guest.Requests)
-		}
 		s.usage.add(guest)
 		with := s.usage.left()
 		share, within := s.usage.shareOf(left, with)
-		var worth map[placeholder.Part]int32
-		if !within {
-			worth = s.worth(guest)
+		if within && share.divisible && capacity.Ceil(guest.Requests).IsZero() {
+			if left = with; gated(pod) {
+				moves.ungate = append(moves.ungate, pod)
+			}
+			continue
 		}
-		uses := within || len(worth) > 0
-		if uses {
-			if place, ok := r.take(s, places, pod, guest, share, worth); ok {
-				handOvers, left = append(handOvers, handOver{pod, place}), with
+		if within {
+			suits := func(name string) bool { return r.suits(pod, s.node(name)) }
+			if place, ok := places.Take(guest.Requests, s.part(share), suits); ok {
+				moves.handOvers, left = append(moves.handOvers, handOver{pod, place}), with
 				s.taken = append(s.taken, place.Placeholders...)
 				continue
 			}
 		}
-		stays := gated(pod) && uses && waits(pod)
-		if gated(pod) && !stays {
-			ungate = append(ungate, pod)
-		}
-		if len(worth) > 0 && !stays {
-			// Placeholders of what it is worth go: the quota lets no other guest have that.
-			left = with
-			continue
-		}
 		s.usage.remove(guest)
+		switch {
+		case !gated(pod):
+		case before.Has(pod.UID):
+			reported.Insert(pod.UID)
+		case r.Clock.Since(pod.CreationTimestamp.Time) < reportAfter:
+			moves.waits = true
+		default:
+			moves.unplaced = append(moves.unplaced, pod)
+		}
+	}
+	if len(reported) > 0 {
+		r.places.reported[s.consumer] = reported
 	}
 	taken := sets.New(s.taken...)
 	s.pods = slices.DeleteFunc(slices.Clone(s.pods), taken.Has)
-	return handOvers, ungate
+	return moves
 }
 
 // part is the share of a hold that a guest uses.
@@ -434,25 +385,6 @@ func (s situation) part(of share) placeholder.Part {
 		part.Shape = placeholder.ShapeOf(s.holdings[of.of].held.PodSets[of.at])
 	}
 	return part
-}
-
-// take takes the place of a guest that uses a share of a hold or, if it is worth several promised
-// pods, these.
-func (r *Reconciler) take(s *situation, places *placeholder.Places, pod *corev1.Pod, guest inventory.Guest, of share, worth map[placeholder.Part]int32) (place placeholder.HandOver, ok bool) {
-	suits := func(name string) bool { return r.suits(pod, s.node(name)) }
-	if len(worth) > 0 {
-		return places.TakeTogether(guest.Requests, worth, suits)
-	}
-	return places.Take(guest.Requests, s.part(of), suits)
-}
-
-// worth is how many promised pods of each shape a guest uses that is larger than each of them.
-func (s situation) worth(guest inventory.Guest) map[placeholder.Part]int32 {
-	out := map[placeholder.Part]int32{}
-	for of, n := range s.usage.worth(guest) {
-		out[s.part(of)] += n
-	}
-	return out
 }
 
 // suits reports whether a guest may run on a node, nil for none.
@@ -470,14 +402,6 @@ func (r *Reconciler) fit(in input, sets []broker.PodSet) bool {
 	}
 	now := in.nodes()
 	return placeAll(reserved(now, slices.Collect(maps.Values(unusedOf(standing, now)))), sets)
-}
-
-// guestsWait reports whether guests of a consumer wait for a place that there is not: the
-// time for which they do passes without an event.
-func (r *Reconciler) guestsWait(consumer string) bool {
-	r.places.mu.Lock()
-	defer r.places.mu.Unlock()
-	return len(r.places.gatedSince[consumer]) > 0
 }
 
 // each calls write for each pod, some at a time.

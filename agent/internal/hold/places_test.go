@@ -2,10 +2,12 @@ package hold_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -328,21 +330,33 @@ func TestWithoutPlaceholders(t *testing.T) {
 	}
 }
 
-// A guest that admission made larger than the promised pods gets the places of several of them,
-// while other pods of this cluster wait for any place.
-func TestHandOverToLargerGuest(t *testing.T) {
+// A guest that is larger than each promised pod, such as admission may make it, waits although a
+// node has room, and an event says so. It runs once a place for it is promised.
+func TestLargerGuestWaits(t *testing.T) {
 	e := startPlaces(t, true)
-	e.amd64("a", expect.Resources("cpu", "2", "memory", "8Gi"))
+	e.amd64("a", expect.Resources("cpu", "3", "memory", "8Gi"))
 	e.hold("r1", "rome", 1, pods(set("pods", 4, expect.Resources("cpu", "500m"))))
 	e.decided("r1", 1, hold.ReasonAccepted, "", 4)
-	e.pod(namespace, "local", "500m", func(*corev1.PodSpec) {})
 	e.pod("guests-of-rome", "larger", "900m", func(s *corev1.PodSpec) {
 		s.PriorityClassName = guest.PriorityClass
 		s.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
 	})
-	e.eventuallyBound("guests-of-rome", 1)
-	e.eventuallyBound(holds, 2)
-	if bound, _ := e.bound(namespace); bound != 0 {
-		t.Error("another pod has taken a place")
+	expect.Eventually(t, "an event that there is no place", func() (bool, string) {
+		var list eventsv1.EventList
+		expect.NoError(t, e.List(t.Context(), &list, client.InNamespace("guests-of-rome")))
+		for _, event := range list.Items {
+			if event.Reason == hold.ReasonNoPlace && event.Regarding.Name == "larger" {
+				return strings.HasPrefix(event.Note, "No place that is kept for consumer rome has room for cpu 900m"), event.Note
+			}
+		}
+		return false, fmt.Sprint(len(list.Items), " events")
+	})
+	if bound, _ := e.bound("guests-of-rome"); bound != 0 {
+		t.Error("it has a node")
 	}
+	e.eventuallyBound(holds, 4)
+	e.hold("r2", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "900m"))))
+	e.decided("r2", 1, hold.ReasonAccepted, "", 1)
+	e.eventuallyBound("guests-of-rome", 1)
+	e.eventuallyBound(holds, 4)
 }

@@ -137,6 +137,10 @@ func mustLeave(by *metav1.Time) string {
 	return fmt.Sprintf("Guests beyond that must leave by %s.", by.UTC().Format(time.RFC3339))
 }
 
+// ReasonNoPlace is the reason of the event of a guest that waits and for which nothing promised is
+// left.
+const ReasonNoPlace = "NoPlace"
+
 // Reasons of condition Proven.
 const (
 	ReasonPlacesFound = "PlacesFound"

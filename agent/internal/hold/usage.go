@@ -25,12 +25,15 @@ func promiseOf(instruction *broker.ProviderInstruction, held broker.HeldCapacity
 	return Promise{Label: demand.HoldLabel(instruction.Spec.ReservationName), Held: held}
 }
 
+// divisible reports whether guests of any shape may use a promise.
+func (p Promise) divisible() bool { return len(p.Held.PodSets) == 0 && !p.Held.Empty() }
+
 // Unused is the part of a consumer's promises that its guests do not use yet, promise by
 // promise. A guest uses the promise that its label names: a pod with the same requests, or else
 // the smallest that is at least as large, or a part of the divisible total. If there is no such
 // one left, it uses any promise, in the same order. The consumer writes the label, and chooses
-// only among its own promises with it. What guests use beyond that, since a quota bounds sums and
-// not shapes, they use of the promised pods in common: as many of these are not unused.
+// only among its own promises with it. A guest that finds none uses nothing: where placeholders keep
+// the places, it waits.
 func Unused(promises []Promise, guests []inventory.Guest) []broker.HeldCapacity {
 	u := newUsage(promises)
 	for _, guest := range guests {
@@ -79,12 +82,12 @@ type kindKey struct {
 }
 
 // left is what guests leave: of each set the number of pods, in the order of usage.sets. parts
-// is what guests request of the divisible promise that their label names, which is not more than
-// it has, and divisible what others request that match no set, by the promise that their label
-// names, or anyPromise.
+// is what guests request of the divisible promises, and unplaced the number of guests for which
+// nothing is left.
 type left struct {
-	counts           []int32
-	parts, divisible map[int]corev1.ResourceList
+	counts   []int32
+	parts    map[int]corev1.ResourceList
+	unplaced int32
 }
 
 func newUsage(promises []Promise) *usage {
@@ -146,7 +149,7 @@ func (u *usage) count(guest inventory.Guest, n int32) {
 
 // left is what the guests leave.
 func (u *usage) left() left {
-	out := left{counts: make([]int32, len(u.sets)), parts: map[int]corev1.ResourceList{}, divisible: map[int]corev1.ResourceList{}}
+	out := left{counts: make([]int32, len(u.sets)), parts: map[int]corev1.ResourceList{}}
 	for i, s := range u.sets {
 		out.counts[i] = u.promises[s.of].Held.PodSets[s.at].Count
 	}
@@ -157,14 +160,17 @@ func (u *usage) left() left {
 	u.useOwn(&out, rest)
 	for i, k := range u.kinds {
 		if u.strict && k.of != anyPromise {
+			out.unplaced += rest[i]
 			rest[i] = 0
 		}
 		rest[i] = u.use(&out, u.all, rest[i], k.same)
 	}
 	for i, k := range u.kinds {
-		if rest[i] = u.use(&out, u.all, rest[i], k.fits); rest[i] > 0 {
-			out.divisible[k.of] = broker.AddTo(out.divisible[k.of], broker.Times(k.requests, rest[i]))
+		rest[i] = u.use(&out, u.all, rest[i], k.fits)
+		for of := range u.promises {
+			rest[i] = u.usePart(&out, of, k.requests, rest[i])
 		}
+		out.unplaced += rest[i]
 	}
 	return out
 }
@@ -178,15 +184,9 @@ func (u *usage) useOwn(out *left, rest []int32) {
 		}
 	}
 	for i, k := range u.kinds {
-		if k.of == anyPromise {
-			continue
-		}
-		if rest[i] = u.use(out, u.own[k.of], rest[i], k.fits); rest[i] == 0 || len(u.promises[k.of].Held.PodSets) > 0 {
-			continue
-		}
-		if n := fitting(u.promises[k.of].Held.Totals.List(), out.parts[k.of], k.requests, rest[i]); n > 0 {
-			out.parts[k.of] = broker.AddTo(out.parts[k.of], broker.Times(k.requests, n))
-			rest[i] -= n
+		if k.of != anyPromise {
+			rest[i] = u.use(out, u.own[k.of], rest[i], k.fits)
+			rest[i] = u.usePart(out, k.of, k.requests, rest[i])
 		}
 	}
 }
@@ -213,41 +213,26 @@ func (k kind) same(s promisedSet) bool { return s.key == k.key }
 // fits reports whether they have at least as large ones.
 func (k kind) fits(s promisedSet) bool { return covers(s.requests, k.requests) }
 
-// fitting returns how many of n guests fit a total of which a part is used, in what the total
-// has of.
-func fitting(total, used, requests corev1.ResourceList, n int32) int32 {
-	of := corev1.ResourceList{}
-	for name, amount := range requests {
-		if _, has := total[name]; has {
-			of[name] = amount
-		}
+// usePart makes n guests use a promise if it is divisible, and returns how many do not fit it.
+func (u *usage) usePart(out *left, of int, requests corev1.ResourceList, n int32) (rest int32) {
+	if n <= 0 || !u.promises[of].divisible() {
+		return n
 	}
-	if len(of) == 0 {
-		return 0
+	fits := int32(min(int64(n), capacity.Ceil(requests).FitsIn(capacity.Floor(u.unusedPart(*out, of)))))
+	if fits > 0 {
+		out.parts[of] = broker.AddTo(out.parts[of], broker.Times(requests, fits))
 	}
-	return int32(min(int64(n), capacity.Ceil(of).FitsIn(capacity.Floor(capacity.Subtract(maps.Clone(total), used)))))
+	return n - fits
 }
 
-// totals are what is left of the divisible promises, nil for those of pod sets. beyond is what
-// guests that match no set use beside these promises.
-func (u *usage) totals(used left) (out []corev1.ResourceList, beyond corev1.ResourceList) {
-	out = make([]corev1.ResourceList, len(u.promises))
-	for _, requests := range used.divisible {
-		beyond = broker.AddTo(beyond, requests)
-	}
-	for i := range u.promises {
-		if held := u.promises[i].Held; len(held.PodSets) == 0 {
-			free := capacity.Subtract(held.Totals.List(), used.parts[i])
-			out[i] = capacity.Subtract(maps.Clone(free), beyond)
-			beyond = capacity.Subtract(beyond, free)
-		}
-	}
-	return out, beyond
+// unusedPart is what is left of a divisible promise.
+func (u *usage) unusedPart(used left, of int) corev1.ResourceList {
+	return capacity.Subtract(u.promises[of].Held.Totals.List(), used.parts[of])
 }
 
 // unused are the promises less what the guests use.
 func (u *usage) unused() []broker.HeldCapacity {
-	used, totals := u.inCommon()
+	used := u.left()
 	out := make([]broker.HeldCapacity, len(u.promises))
 	for i := range u.promises {
 		out[i] = *u.promises[i].Held.DeepCopy()
@@ -259,79 +244,10 @@ func (u *usage) unused() []broker.HeldCapacity {
 		if len(out[i].PodSets) > 0 {
 			out[i].Totals = capacity.OfPodSets(out[i].PodSets).Totals
 		} else {
-			out[i].Totals = broker.FromList(totals[i])
+			out[i].Totals = broker.FromList(u.unusedPart(used, i))
 		}
 	}
 	return out
-}
-
-// inCommon is left, with what guests use in common, and what is left of the divisible promises.
-func (u *usage) inCommon() (used left, totals []corev1.ResourceList) {
-	used = u.left()
-	totals, beyond := u.totals(used)
-	u.useInCommon(used, totals, beyond)
-	return used, totals
-}
-
-// worth is how many promised pods of each set a guest that is counted uses in common with the
-// others.
-func (u *usage) worth(guest inventory.Guest) map[share]int32 {
-	with, _ := u.inCommon()
-	u.remove(guest)
-	without, _ := u.inCommon()
-	u.add(guest)
-	out := map[share]int32{}
-	for i, set := range u.sets {
-		if n := without.counts[i] - with.counts[i]; n > 0 {
-			out[share{of: set.of, at: set.at}] += n
-		}
-	}
-	return out
-}
-
-// useInCommon lowers what is left by what guests use beyond the promises that they match: the
-// totals by what guests use of resources that their own total has not, and the pod sets by what
-// is beyond all totals, those of the promise that a guest's label names first. Otherwise the
-// consumer would have a place for each promised pod beside guests that use all of its grant.
-func (u *usage) useInCommon(used left, totals []corev1.ResourceList, beyond corev1.ResourceList) {
-	for i, parts := range used.parts {
-		beyond = broker.AddTo(beyond, capacity.Subtract(maps.Clone(parts), u.promises[i].Held.Totals.List()))
-	}
-	for i := range totals {
-		free := maps.Clone(totals[i])
-		totals[i] = capacity.Subtract(totals[i], beyond)
-		beyond = capacity.Subtract(beyond, free)
-	}
-	if len(beyond) == 0 {
-		return
-	}
-	rest := capacity.Ceil(beyond)
-	for i := range u.promises {
-		if requests := used.divisible[i]; len(requests) > 0 && len(u.own[i]) > 0 {
-			others := rest.Minus(capacity.Ceil(requests), 1)
-			rest = u.lower(used.counts, u.own[i], rest.Minus(others, 1))
-			rest.Add(others, 1)
-		}
-	}
-	u.lower(used.counts, u.all, rest)
-}
-
-// lower lowers the numbers of pods of sets, the smallest first, by as many as request an amount
-// of each resource together, and returns what they do not. A larger amount lowers none of them
-// by less: guests that come and go move no other places.
-func (u *usage) lower(counts []int32, sets []int, amount capacity.Vector) (rest capacity.Vector) {
-	for _, i := range sets {
-		requests, n := capacity.Floor(u.sets[i].requests), int64(0)
-		for name, needed := range amount {
-			if each := requests[name]; needed > 0 && each > 0 {
-				n = max(n, (needed-1)/each+1)
-			}
-		}
-		n = min(n, int64(counts[i]))
-		counts[i] -= int32(n)
-		amount = amount.Minus(requests, n)
-	}
-	return amount
 }
 
 // share is the part of a promise that a guest uses: a pod of a set, or of a divisible total.
@@ -340,22 +256,27 @@ type share struct {
 	divisible bool
 }
 
-// shareOf is the share that is used after and was left before; ok is false if there is none.
+// shareOf is the share of a guest that is used after and was left before: of a divisible promise
+// also if the guest requests nothing. ok is false if there is none for it, or only that of a guest
+// which is counted already.
 func (u *usage) shareOf(before, after left) (s share, ok bool) {
+	if after.unplaced > before.unplaced {
+		return s, false
+	}
 	for i, set := range u.sets {
 		if after.counts[i] < before.counts[i] && (!ok || set.of < s.of || set.of == s.of && set.at < s.at) {
 			s, ok = share{of: set.of, at: set.at}, true
 		}
 	}
-	if ok || len(after.divisible) == 0 && len(after.parts) == 0 {
-		return s, ok
+	if ok {
+		return s, true
 	}
-	was, _ := u.totals(before)
-	is, _ := u.totals(after)
-	for i := range was {
-		if was[i] != nil && compare(was[i], is[i]) != 0 {
-			return share{of: i, divisible: true}, true
+	of := slices.IndexFunc(u.promises, Promise.divisible)
+	for i := range u.promises {
+		if compare(before.parts[i], after.parts[i]) != 0 {
+			of = i
+			break
 		}
 	}
-	return share{}, false
+	return share{of: of, divisible: true}, true
 }

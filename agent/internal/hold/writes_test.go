@@ -3,13 +3,11 @@ package hold_test
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
@@ -104,84 +102,6 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestPlanBesideAnotherShape: a guest of another shape that runs uses its hold: the placeholders
-// go, and they are planned again when it has gone, not before.
-func TestPlanBesideAnotherShape(t *testing.T) {
-	for _, tc := range []struct {
-		cpu                     string
-		holds, created, removed int
-	}{
-		{cpu: "0", holds: 10},
-		{cpu: "1", holds: 10, removed: 10},
-		{cpu: "1", holds: 0},
-		{cpu: "450m", holds: 10, removed: 5},
-		{cpu: "450m", holds: 5},
-		{cpu: "0", holds: 5, created: 5},
-	} {
-		handOvers, created, removed := planBeside(expect.Resources("cpu", tc.cpu), 10, 0, 0, tc.holds)()
-		if handOvers != 0 || created != tc.created || removed != tc.removed {
-			t.Errorf("%+v: %d hand-overs, %d created, %d removed", tc, handOvers, created, removed)
-		}
-	}
-}
-
-// TestPlanForLargerGuest: a guest that waits and is larger than each promised pod takes several
-// places of one node. If no node has as many, it is let go after a while, and what it is worth is
-// not held any more, so that the scheduler may find it a place.
-func TestPlanForLargerGuest(t *testing.T) {
-	for name, tc := range map[string]struct {
-		guests []string
-		// each is the number of placeholders of each node.
-		each int
-		// soon are the numbers of hand-overs and of placeholders that are created and removed, and
-		// later of those that are removed when it is let go.
-		soon  [3]int
-		later int
-	}{
-		"two of one node":     {guests: []string{"150m"}, each: 2, soon: [3]int{1, 0, 0}},
-		"one after the other": {guests: []string{"150m", "150m", "150m"}, each: 2, soon: [3]int{3, 1, 0}},
-		"each node has one":   {guests: []string{"150m"}, each: 1, later: 2},
-		"more than is left":   {guests: []string{"600m"}, each: 2, later: 6},
-	} {
-		clock := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
-		recognizer := inventory.Recognizer{Guest: guestOf, Placeholder: func(pod *corev1.Pod) (string, bool) { return placeholder.ConsumerOf(pod, holds) }}
-		options := placeholder.Options{Namespace: holds}
-		reconciler, tracker := hold.New(nil, nil, nil, nil, hold.Options{Recognizer: recognizer, Placeholders: options, Clock: clock}), inventory.NewTracker(recognizer)
-		held := pods(set("pods", 6, expect.Resources("cpu", "100m")))
-		tracker.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "guests-of-rome", Labels: map[string]string{broker.LabelGuestsOf: "rome"}}})
-		for i, pod := range placeholder.Make(placeholder.Input{Holds: []placeholder.Hold{{UID: "r1", Name: "r1", Consumer: "rome", Unused: held}}, Options: options}).Create {
-			pod.UID, pod.Spec.NodeName = types.UID(pod.Name), fmt.Sprint("n", i/tc.each)
-			tracker.Set(pod)
-			tracker.Set(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: pod.Spec.NodeName, Labels: map[string]string{corev1.LabelArchStable: guest.Arch, corev1.LabelOSStable: guest.OS}},
-				Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}})
-		}
-		in := &broker.ProviderInstruction{ObjectMeta: metav1.ObjectMeta{Name: "r1", UID: "r1"}, Spec: broker.ProviderInstructionSpec{ReservationName: "r1", RequesterClusterID: "rome"}}
-		waits := func(gates ...corev1.PodSchedulingGate) {
-			for i, cpu := range tc.guests {
-				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "guests-of-rome", Name: fmt.Sprint("g", i), UID: types.UID(fmt.Sprint("g", i))}}
-				pod.Spec.Containers, pod.Spec.SchedulingGates = []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", cpu)}}}, gates
-				tracker.Set(pod)
-			}
-		}
-		waits(corev1.PodSchedulingGate{Name: broker.GateHandOver})
-		handOvers, created, removed := reconciler.PlanPlaces(tracker, in, held)
-		if got := [3]int{handOvers, created, removed}; got != tc.soon {
-			t.Errorf("%s: handed over, created, removed: %v, want %v", name, got, tc.soon)
-		}
-		if handOvers > 0 {
-			continue
-		}
-		clock.SetTime(clock.Now().Add(10 * time.Second))
-		if _, _, removed := reconciler.PlanPlaces(tracker, in, held); removed != tc.later {
-			t.Errorf("%s: %d are removed when it is let go, want %d", name, removed, tc.later)
-		}
-		waits()
-		if _, _, removed := reconciler.PlanPlaces(tracker, in, held); removed != tc.later {
-			t.Errorf("%s: %d are removed once it is let go, want %d", name, removed, tc.later)
-		}
-	}
-}
-
 // BenchmarkPlan measures what one event of a place costs with many guests and placeholders.
 func BenchmarkPlan(b *testing.B) {
 	for _, waiting := range []int{0, 100} {
@@ -197,11 +117,6 @@ func BenchmarkPlan(b *testing.B) {
 // planOf plans the places of a hold of count pods, of which some guests are bound and some
 // wait, with a number of placeholders that have a place.
 func planOf(count, bound, waiting, holding int) (plan func() (handOvers, created, removed int)) {
-	return planBeside(nil, count, bound, waiting, holding)
-}
-
-// planBeside is planOf beside a guest of another shape that is bound, none if it requests nothing.
-func planBeside(other corev1.ResourceList, count, bound, waiting, holding int) (plan func() (handOvers, created, removed int)) {
 	recognizer := inventory.Recognizer{Guest: guestOf, Placeholder: func(pod *corev1.Pod) (string, bool) { return placeholder.ConsumerOf(pod, holds) }}
 	options := placeholder.Options{Namespace: holds}
 	reconciler := hold.New(nil, nil, nil, nil, hold.Options{Recognizer: recognizer, Placeholders: options})
@@ -221,11 +136,6 @@ func planBeside(other corev1.ResourceList, count, bound, waiting, holding int) (
 		} else {
 			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
 		}
-		tracker.Set(pod)
-	}
-	if !other.Cpu().IsZero() {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "guests-of-rome", Name: "other", UID: "other"}, Spec: corev1.PodSpec{NodeName: "n0"}}
-		pod.Spec.Containers = []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Requests: other}}}
 		tracker.Set(pod)
 	}
 	in := &broker.ProviderInstruction{ObjectMeta: metav1.ObjectMeta{Name: "r1", UID: "r1"}, Spec: broker.ProviderInstructionSpec{ReservationName: "r1", RequesterClusterID: "rome"}}

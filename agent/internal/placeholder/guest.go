@@ -2,7 +2,6 @@ package placeholder
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	"github.com/go-logr/logr"
@@ -115,46 +114,9 @@ func (p *Places) some(need capacity.Vector, of func(*group) bool, suits func(nod
 		}
 	}
 	place, ok = gathered(need, slices.DeleteFunc(parts, func(pod *corev1.Pod) bool { return !suits(pod.Spec.NodeName) }))
-	p.remove(place.Placeholders)
-	return place, ok
-}
-
-func (p *Places) remove(taken []*corev1.Pod) {
 	for _, g := range p.groups {
-		g.pods = slices.DeleteFunc(g.pods, func(pod *corev1.Pod) bool { return slices.Contains(taken, pod) })
+		g.pods = slices.DeleteFunc(g.pods, func(pod *corev1.Pod) bool { return slices.Contains(place.Placeholders, pod) })
 	}
-}
-
-// TakeTogether returns the place of a guest that is larger than each promised pod and uses
-// several of them, as many of each shape as the map says, and takes their placeholders: as few
-// of one node as have room for it together, in what they request. If that are too few on each
-// node, it takes more of these shapes. ok is false if no suitable node has enough.
-func (p *Places) TakeTogether(requests corev1.ResourceList, uses map[Part]int32, suits func(node string) bool) (place HandOver, ok bool) {
-	need, held := capacity.Ceil(requests), capacity.Vector{}
-	var few, all []*corev1.Pod
-	for _, g := range p.groups {
-		n := uses[Part{Hold: g.hold, Shape: g.shape}]
-		if n == 0 {
-			continue
-		}
-		held.Add(g.room, 1)
-		on := map[string]int32{}
-		for _, pod := range g.pods {
-			node := pod.Spec.NodeName
-			if !suits(node) {
-				continue
-			}
-			if on[node]++; on[node] <= n {
-				few = append(few, pod)
-			}
-			all = append(all, pod)
-		}
-	}
-	maps.DeleteFunc(need, func(name corev1.ResourceName, _ int64) bool { return held[name] == 0 })
-	if place, ok = gathered(need, few); !ok {
-		place, ok = gathered(need, all)
-	}
-	p.remove(place.Placeholders)
 	return place, ok
 }
 

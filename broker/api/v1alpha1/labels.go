@@ -80,8 +80,7 @@ const (
 	LabelGuestsOf = Group + "/guests-of"
 
 	// GateHandOver is the scheduling gate of a guest that waits for the place that a
-	// placeholder holds for it. The provider's agent removes it, or else the consumer's
-	// spillway-virtual-node after some seconds.
+	// placeholder holds for it. The provider's agent removes it.
 	GateHandOver = Group + "/hand-over"
 	// AnnotationHandOver with value "enabled" of a namespace of guests asks the consumer to
 	// create guests with GateHandOver. The provider's agent sets it.

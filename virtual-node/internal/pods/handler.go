@@ -96,8 +96,6 @@ type Handler struct {
 	owner     metav1.OwnerReference
 	handsOver bool
 	ownerRead time.Time
-	// handedOver is when the provider was last seen to have handed over a place.
-	handedOver time.Time
 }
 
 // podState is what the handler remembers of a pod.
@@ -106,12 +104,10 @@ type podState struct {
 	refs *translate.References
 	// created is whether a guest may have been created.
 	created bool
-	// pending is when the guest was first seen to be pending, or was reported since, gated
-	// when it was first seen to wait for its place; zero if it was not.
-	pending, gated time.Time
-	// pendingGated is whether the guest waited for its place when it was last seen to be
-	// pending, ungated whether the gate was removed here.
-	pendingGated, ungated bool
+	// pending is when the guest was first seen to be pending, or was reported since; zero if it
+	// was not. pendingGated is whether it waited for its place when it was last seen to be.
+	pending      time.Time
+	pendingGated bool
 	// written is the hash of the status last written, when the pod had resource version
 	// writtenTo; 0 if none was.
 	written   uint64

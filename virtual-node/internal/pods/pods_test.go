@@ -671,8 +671,8 @@ func (e *environment) testHostileProvider(t *testing.T) {
 	}
 }
 
-// testHandOver: where the provider hands places over, a guest waits for it, but not for
-// ever; that it waits is not reported yet, but what it waits for afterwards is.
+// testHandOver: where the provider hands places over, a guest waits until the provider lets it go;
+// that it waits is not reported yet, but what it waits for afterwards is.
 func (e *environment) testHandOver(t *testing.T) {
 	patch := `{"metadata":{"annotations":{"broker.fluidos.eu/hand-over":"enabled"}}}`
 	_, err := e.provider.CoreV1().Namespaces().Patch(t.Context(), guestNamespace, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
@@ -685,20 +685,13 @@ func (e *environment) testHandOver(t *testing.T) {
 	if gates := guest.Spec.SchedulingGates; len(gates) != 1 || gates[0].Name != broker.GateHandOver {
 		t.Fatalf("gates of the guest are %v", gates)
 	}
-	expect.Eventually(t, "the end of the wait", func() (bool, string) {
-		// The pod is read first: it may be written once the guest waits no more.
-		current, err := e.pods().Get(t.Context(), pod.Name, metav1.GetOptions{})
-		expect.NoError(t, err)
-		guest, err := e.guests().Get(t.Context(), guest.Name, metav1.GetOptions{})
-		expect.NoError(t, err)
-		if len(guest.Spec.SchedulingGates) == 0 {
-			return true, ""
-		}
-		if current.ResourceVersion != pod.ResourceVersion {
-			t.Fatalf("while the guest waits for its place, the pod's status was written: %+v", current.Status)
-		}
-		return false, fmt.Sprint(guest.Spec.SchedulingGates)
-	})
+	current, err := e.pods().Get(t.Context(), pod.Name, metav1.GetOptions{})
+	expect.NoError(t, err)
+	if current.ResourceVersion != pod.ResourceVersion {
+		t.Fatalf("while the guest waits for its place, the pod's status was written: %+v", current.Status)
+	}
+	_, err = e.guests().Patch(t.Context(), guest.Name, types.MergePatchType, []byte(`{"spec":{"schedulingGates":[]}}`), metav1.PatchOptions{})
+	expect.NoError(t, err)
 	e.expectStatus(t, pod, "waiting for a node", func(s *corev1.PodStatus) bool {
 		return s.Phase == corev1.PodPending && strings.Contains(s.Message, "waiting for a node in paris")
 	})

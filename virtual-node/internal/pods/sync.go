@@ -283,15 +283,6 @@ func (h *Handler) guestOwner(ctx context.Context) (owner metav1.OwnerReference, 
 	return owner, handsOver, nil
 }
 
-// handOverTimeout is how long a guest waits for the provider's agent since that has handed
-// a place over to any guest of this node, and maxHandOver how long in all: thousands of guests
-// take minutes on a busy provider. Without the agent, the provider's scheduler finds a place
-// for the guest where there is one; guests that do not wait for theirs compete for all others.
-const (
-	handOverTimeout = 15 * time.Second
-	maxHandOver     = 3 * time.Minute
-)
-
 // pendingDelay is how long a guest is pending before that is reported, and the minimum time
 // between two reports of a guest that is; gatedDelay while it waits for its place: when many
 // do, they wait for up to minutes, and there is nothing to do about it.
@@ -334,35 +325,6 @@ func isHandOver(g corev1.PodSchedulingGate) bool { return g.Name == broker.GateH
 // isStuck reports whether a container waits for anything but its start.
 func isStuck(c corev1.ContainerStatus) bool {
 	return c.State.Waiting != nil && !slices.Contains([]string{"", "ContainerCreating", "PodInitializing"}, c.State.Waiting.Reason)
-}
-
-// waitForHandOver removes the scheduling gate from the desired guest once it has waited
-// for too long; before, it returns how long it still waits.
-func (h *Handler) waitForHandOver(pod *corev1.Pod, guest, desired *corev1.Pod) (left time.Duration) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	state := h.state(pod.UID)
-	if !slices.ContainsFunc(guest.Spec.SchedulingGates, isHandOver) {
-		if !state.gated.IsZero() && !state.ungated {
-			h.handedOver = h.Clock.Now()
-		}
-		state.gated = time.Time{}
-		return 0
-	}
-	if state.gated.IsZero() {
-		state.gated = h.Clock.Now()
-	}
-	since := state.gated
-	if h.handedOver.After(since) {
-		since = h.handedOver
-	}
-	left = min(handOverTimeout-h.Clock.Since(since), maxHandOver-h.Clock.Since(state.gated))
-	if left > 0 {
-		return left
-	}
-	state.ungated = true
-	desired.Spec.SchedulingGates = slices.DeleteFunc(desired.Spec.SchedulingGates, isHandOver)
-	return 0
 }
 
 // waitForReference reports that a pod waits for a ConfigMap or Secret.
@@ -436,14 +398,13 @@ func (h *Handler) applyChanges(ctx context.Context, pod, guest *corev1.Pod, cont
 		return h.updateFailed(pod, err)
 	}
 	changed := withChanges(guest, desired)
-	requeueAfter = h.waitForHandOver(pod, guest, changed)
 	if equality.Semantic.DeepEqual(guest, changed) {
-		if requeueAfter == 0 && len(refs.ConfigMaps)+len(refs.Secrets) == 0 && refs.DownwardFiles == nil {
+		if len(refs.ConfigMaps)+len(refs.Secrets) == 0 && refs.DownwardFiles == nil {
 			h.mu.Lock()
 			h.state(pod.UID).applied = contents
 			h.mu.Unlock()
 		}
-		return requeueAfter, nil
+		return 0, nil
 	}
 	patch := client.StrategicMergeFrom(guest)
 	data, err := patch.Data(changed)
@@ -453,7 +414,7 @@ func (h *Handler) applyChanges(ctx context.Context, pod, guest *corev1.Pod, cont
 	if _, err := h.ProviderClient.CoreV1().Pods(guest.Namespace).Patch(ctx, guest.Name, patch.Type(), data, metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return h.updateFailed(pod, err)
 	}
-	return requeueAfter, nil
+	return 0, nil
 }
 
 // withChanges returns the guest with the mutable fields of desired: labels,
