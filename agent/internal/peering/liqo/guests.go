@@ -23,10 +23,10 @@ const GuestsPath = "/guests"
 // GuestsHandler answers AdmissionReviews of ShadowPods, whose pods Liqo creates unchanged. A
 // guest gets the PriorityClass of guests, so that it preempts no pod and keeps the node that it
 // is nominated to, the node affinity and the tolerations of guests, because it was judged with
-// these, bounds of its memory where it has none, and requests that Liqo's Quota counts in
-// full, but none of nothing: Liqo refuses what the Quota does not list, whatever the amount. With
-// handOver it gets the scheduling gate, too, and waits until the agent hands over a place. None
-// keeps its node from being removed, also by an annotation that it gets later.
+// these, and bounds of its memory where it has none, but no requests of nothing: Liqo refuses what
+// the Quota does not list, whatever the amount. With handOver it gets the scheduling gate, too, and
+// waits until the agent hands over a place. None keeps its node from being removed, also by an
+// annotation that it gets later.
 // The handler admits every ShadowPod: who may write what is up to the chart's policies.
 func GuestsHandler(handOver bool) http.Handler {
 	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
@@ -63,7 +63,6 @@ func makeGuest(pod *corev1.PodSpec, handOver bool) {
 	pod.Tolerations = guest.Tolerations(pod.Tolerations)
 	guest.DropZeros(pod)
 	guest.BoundMemory(pod)
-	makeCounted(pod)
 }
 
 // makeEvictable lets the cluster autoscaler evict the pod of an encoded ShadowPod whose

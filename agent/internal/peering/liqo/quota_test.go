@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -25,7 +26,25 @@ func container(request string, limit ...string) corev1.Container {
 	return c
 }
 
-// What Liqo counts, as getQuotaFromShadowPod in its webhook for ShadowPods.
+// quotaOf is what Liqo counts for a pod, as getQuotaFromShadowPod in its webhook for ShadowPods: the
+// sum of its containers or its largest init container, by resource. To Liqo a sidecar is an init
+// container like others, and it compares init containers in whole units: of 100m and 900m of CPU
+// it takes the first.
+func quotaOf(pod *corev1.PodSpec) corev1.ResourceList {
+	sum, largest := corev1.ResourceList{}, corev1.ResourceList{}
+	for i := range pod.Containers {
+		broker.AddTo(sum, pod.Containers[i].Resources.Requests)
+	}
+	for i := range pod.InitContainers {
+		for name, amount := range pod.InitContainers[i].Resources.Requests {
+			if have, ok := largest[name]; !ok || have.Value() < amount.Value() {
+				largest[name] = amount
+			}
+		}
+	}
+	return capacity.Larger(sum, largest)
+}
+
 func TestQuotaOf(t *testing.T) {
 	both := container("100m")
 	both.Resources.Requests[corev1.ResourceMemory] = resource.MustParse("1Gi")
@@ -47,44 +66,6 @@ func TestQuotaOf(t *testing.T) {
 	}
 }
 
-// What a pod requests changes only where Liqo would not count all of it, and the requests of
-// sidecars only where no init container runs before them.
-func TestMakeCounted(t *testing.T) {
-	for name, c := range map[string]struct{ from, want corev1.PodSpec }{
-		"init containers of different sizes": {
-			corev1.PodSpec{Containers: containers(container("1m")), InitContainers: containers(container("1"), container("2500m"))},
-			corev1.PodSpec{Containers: containers(container("1m")), InitContainers: containers(container("1"), container("2500m"))},
-		},
-		"init containers of about the same size": {
-			corev1.PodSpec{Containers: containers(container("1m")), InitContainers: containers(container("100m", "200m"), container("900m"))},
-			corev1.PodSpec{Containers: containers(container("1m")), InitContainers: containers(container("900m", "900m"), container("900m"))},
-		},
-		"a sidecar without requests": {
-			corev1.PodSpec{Containers: containers(container("1m")), InitContainers: containers(sidecar("s", "0"))},
-			corev1.PodSpec{Containers: containers(container("1m")), InitContainers: containers(sidecar("s", "0"))},
-		},
-		"sidecars after an init container": {
-			corev1.PodSpec{Containers: containers(container("100m")), InitContainers: containers(container("10m"), sidecar("s", "200m"), container("2"), sidecar("t", "50m"))},
-			corev1.PodSpec{Containers: containers(container("100m")), InitContainers: containers(container("2200m"), sidecar("s", "200m"), container("2"), sidecar("t", "50m"))},
-		},
-		"sidecars alone": {
-			corev1.PodSpec{Containers: containers(container("100m", "500m"), container("1")), InitContainers: containers(sidecar("s", "300m"), sidecar("t", "200m"))},
-			corev1.PodSpec{Containers: containers(container("600m", "600m"), container("1")), InitContainers: containers(sidecar("s", "0"), sidecar("t", "0"))},
-		},
-		"a sidecar before an init container": {
-			corev1.PodSpec{Containers: containers(container("100m")), InitContainers: containers(sidecar("s", "300m"), container("1"), sidecar("t", "50m"))},
-			corev1.PodSpec{Containers: containers(container("400m")), InitContainers: containers(sidecar("s", "0"), container("1300m"), sidecar("t", "50m"))},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			makeCounted(&c.from)
-			if diff := cmp.Diff(c.want, c.from); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
 const gpu corev1.ResourceName = "nvidia.com/gpu"
 
 func drawContainer(t *rapid.T, name string) corev1.Container {
@@ -95,13 +76,10 @@ func drawContainer(t *rapid.T, name string) corev1.Container {
 		if amount == "" {
 			return
 		}
-		request(r, name, resource.MustParse(amount))
-		if rapid.Bool().Draw(t, "limited") {
-			if r.Limits == nil {
-				r.Limits = corev1.ResourceList{}
-			}
-			r.Limits[name] = resource.MustParse(amount)
+		if r.Requests == nil {
+			r.Requests = corev1.ResourceList{}
 		}
+		r.Requests[name] = resource.MustParse(amount)
 	}
 	draw(corev1.ResourceCPU, "0", "1m", "100m", "250m", "999m", "1", "1500m", "2")
 	draw(corev1.ResourceMemory, "0", "1", "64Mi", "1Gi")
@@ -109,44 +87,25 @@ func drawContainer(t *rapid.T, name string) corev1.Container {
 	return c
 }
 
-// Liqo counts all that the scheduler counts, which stays the same, but for devices of
-// sidecars. No limit is below its request.
-func TestMakeCountedProperties(t *testing.T) {
+// Liqo counts no more than the scheduler does: of a Quota as large as the grant, each pod within the
+// grant finds enough.
+func TestQuotaOfIsWithinRequests(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var pod corev1.PodSpec
 		for i := range rapid.IntRange(1, 3).Draw(t, "containers") {
 			pod.Containers = append(pod.Containers, drawContainer(t, fmt.Sprintf("c%d", i)))
 		}
-		devices := false
 		for i := range rapid.IntRange(0, 4).Draw(t, "init containers") {
 			c := drawContainer(t, fmt.Sprintf("i%d", i))
 			if rapid.Bool().Draw(t, "sidecar") {
 				c.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
-				_, of := c.Resources.Requests[gpu]
-				devices = devices || of
 			}
 			pod.InitContainers = append(pod.InitContainers, c)
 		}
-		before := requestsOf(&pod)
-		makeCounted(&pod)
-		after, counted := requestsOf(&pod), quotaOf(&pod)
-		if !session.Equal(before, after) {
-			t.Fatalf("the pod requested %v, and requests %v", before, after)
-		}
-		if devices {
-			delete(counted, gpu)
-			delete(after, gpu)
-		}
-		if !session.Equal(counted, after) {
-			t.Fatalf("Liqo counts %v of %v", counted, after)
-		}
-		for _, of := range [][]corev1.Container{pod.Containers, pod.InitContainers} {
-			for i := range of {
-				for name, limit := range of[i].Resources.Limits {
-					if request := of[i].Resources.Requests[name]; limit.Cmp(request) < 0 {
-						t.Fatalf("container %s requests %s %s and is limited to %s", of[i].Name, request.String(), name, limit.String())
-					}
-				}
+		requests := requestsOf(&pod)
+		for name, counted := range quotaOf(&pod) {
+			if have, listed := requests[name]; !listed || counted.Cmp(have) > 0 {
+				t.Fatalf("Liqo counts %s of %s, the scheduler %s", counted.String(), name, have.String())
 			}
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/retry"
+	podresource "k8s.io/component-helpers/resource"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -59,7 +60,7 @@ func (p *Provider) answerSlices(ctx context.Context, consumer string) (peering.P
 }
 
 // answerSlice answers one slice: its status shows what is granted, and Liqo's Quota
-// limits guests to the same.
+// limits guests to the same, as Liqo counts.
 func (p *Provider) answerSlice(ctx context.Context, consumer, name string) (peering.Progress, error) {
 	slice, err := session.Find(ctx, p.Client, tenantNamespace(consumer), name, &authv1beta1.ResourceSlice{})
 	if err != nil || slice == nil {
@@ -202,7 +203,7 @@ func userOf(slice, consumer string) string {
 	return fmt.Sprintf("%s-%x", slice, sum[:6])
 }
 
-// finished is what a user's terminated guests still hold of its Quota, until the
+// finished is what a user's terminated guests still hold of its Quota at most, until the
 // consumer deletes them. The consumer's scheduler no longer counts them, so it is
 // granted on top.
 func (p *Provider) finished(ctx context.Context, user string) (corev1.ResourceList, error) {
@@ -213,8 +214,14 @@ func (p *Provider) finished(ctx context.Context, user string) (corev1.ResourceLi
 	sum := corev1.ResourceList{}
 	for i := range guests.Items {
 		if guest := &guests.Items[i]; guest.DeletionTimestamp.IsZero() && (guest.Status.Phase == corev1.PodSucceeded || guest.Status.Phase == corev1.PodFailed) {
-			broker.AddTo(sum, quotaOf(&guest.Spec.Pod))
+			broker.AddTo(sum, requestsOf(&guest.Spec.Pod))
 		}
 	}
 	return sum, nil
+}
+
+// requestsOf is what the scheduler counts for a pod. Liqo's Quota counts no more of it, and less
+// with sidecars: it admits what is within the grant, which a ResourceQuota and places bound.
+func requestsOf(pod *corev1.PodSpec) corev1.ResourceList {
+	return podresource.PodRequests(&corev1.Pod{Spec: *pod}, podresource.PodResourcesOptions{ExcludeOverhead: true, SkipPodLevelResources: true})
 }
