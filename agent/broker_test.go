@@ -141,7 +141,7 @@ func startBroker(t *testing.T, hubConfig *rest.Config) (agent func(restConfig *r
 		start(t, program, restConfig, append([]string{
 			"--broker-transport=http", "--broker-url=" + url, "--broker-ca-hash=" + ca.Data["caHash"], "--join-token-file=" + tokenFile,
 			"--cluster-id=" + id, "--health-probe-bind-address=" + freeAddress(t), "--api-server-endpoint=" + restConfig.Host, fmt.Sprintf("--lend-enabled=%t", lend),
-			"--hold=none", // no scheduler runs here
+			"--placeholders-namespace=", // no scheduler runs here
 		}, arguments...)...)
 	}, url, ended
 }

@@ -38,7 +38,7 @@ func TestColdDryRun(t *testing.T) {
 		t.Run(driver, func(t *testing.T) {
 			config := controlplane.Start(t, liqoCRDs(t))
 			controlplane.StartControllers(t, config, "resourcequota-controller", "namespace-controller")
-			o, err := parse([]string{"--driver=" + driver, "--hold=none", "--cluster-id=paris"})
+			o, err := parse([]string{"--driver=" + driver, "--placeholders-namespace=", "--cluster-id=paris"})
 			expect.NoError(t, err)
 			scheme := runtime.NewScheme()
 			expect.NoError(t, clientgoscheme.AddToScheme(scheme))

@@ -131,7 +131,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 			Options: consumer, VirtualNodeNamespace: o.virtualNodeNamespace,
 			Endpoint: o.apiServerEndpoint, CA: func() ([]byte, error) { return apiServerCA(o.apiServerCAFile, d.config) },
 			AgentRole: o.guestsRole, TokenTTL: o.directTokenTTL, Networks: networks,
-			PodSecurity: o.lending.PodSecurity, HandOver: o.hold == holdPlaceholders, OwnNetworks: d.ownNetworks,
+			PodSecurity: o.lending.PodSecurity, HandOver: o.placeholders.Namespace != "", OwnNetworks: d.ownNetworks,
 		}
 		if chosen.driver, err = direct.NewDriver(options); err != nil {
 			return chosenDriver{}, err
@@ -144,7 +144,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 		Options:       consumer,
 		LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs, TenantRole: o.liqoTenantRole, GuestsRole: o.guestsRole, Networks: networks,
 		NamespaceRole: o.liqoNamespaceRole, OpenKubelets: o.liqoOpenKubelets, ReflectAll: o.liqoReflectAll, ServiceAccountTokens: o.liqoServiceAccountTokens,
-		Webhook: o.guestsWebhookCertDir != "", HandOver: o.hold == holdPlaceholders, OwnNetworks: d.ownNetworks,
+		Webhook: o.guestsWebhookCertDir != "", HandOver: o.placeholders.Namespace != "", OwnNetworks: d.ownNetworks,
 	}
 	if chosen.driver, err = liqo.NewDriver(options); err != nil {
 		return chosenDriver{}, err

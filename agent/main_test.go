@@ -36,8 +36,8 @@ func TestFlags(t *testing.T) {
 	o, err := parse(nil)
 	expect.NoError(t, err)
 	if o.transport != "" || o.advertisementName != "cluster-advertisement" || o.advertisementNamespace != "default" || o.instructionNamespace != "default" ||
-		o.advertisementInterval != 30*time.Second || o.namespace != "agents" || o.driver != "liqo" || o.hold != "placeholders" || o.placeholders.Namespace != "spillway-holds" || o.leaderElect || o.metrics != ":8080" || o.probes != ":8081" ||
-		!o.lending.Enabled || o.lending.PodSecurity != "restricted" || o.lending.Unproven || o.cost != nil || o.schedulerName != "spillway-scheduler" || o.releaseGrace != 30*time.Second || o.peeringIdleTime != 10*time.Minute || o.finishedPodRetention != 5*time.Minute {
+		o.advertisementInterval != 30*time.Second || o.namespace != "agents" || o.driver != "liqo" || o.placeholders.Namespace != "spillway-holds" || o.leaderElect || o.metrics != ":8080" || o.probes != ":8081" ||
+		!o.lending.Enabled || o.lending.PodSecurity != "restricted" || o.cost != nil || o.schedulerName != "spillway-scheduler" || o.releaseGrace != 30*time.Second || o.peeringIdleTime != 10*time.Minute || o.finishedPodRetention != 5*time.Minute {
 		t.Errorf("the defaults are %+v", o)
 	}
 	o, err = parse([]string{
@@ -49,14 +49,14 @@ func TestFlags(t *testing.T) {
 		o.cost == nil || o.cost.CPUCost != "0.02" || o.cost.Currency != "EUR" || o.instructionNamespace != "here" || o.fingerprints["paris"] == "" {
 		t.Errorf("got %+v", o)
 	}
-	if o, err = parse([]string{"--hold=none"}); err != nil || o.placeholders.Namespace != "" || !o.lending.Unproven {
-		t.Errorf("with --hold=none got %+v, %v", o, err)
+	if o, err = parse([]string{"--lend-enabled=false"}); err != nil || o.placeholders.Namespace != "" {
+		t.Errorf("with --lend-enabled=false got %+v, %v", o, err)
 	}
 	if o, err = parse([]string{"--scheduler-name=none"}); err != nil || o.schedulerName != "" {
 		t.Errorf("with --scheduler-name=none got %+v, %v", o, err)
 	}
 	for _, invalid := range [][]string{
-		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--driver=magic"}, {"--hold=magic"}, {"--guests-pod-security=privileged"}, {"--hold=placeholders", "--placeholders-timeout=0s"}, {"--driver=direct", "--direct-token-ttl=1m"}, {"--cluster-id=Rome"},
+		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--driver=magic"}, {"--guests-pod-security=privileged"}, {"--placeholders-timeout=0s"}, {"--driver=direct", "--direct-token-ttl=1m"}, {"--cluster-id=Rome"},
 		{"--liqo-pod-cidrs=10.0.0.0/33"}, {"--own-networks=300.0.0.0/8"}, {"--guests-allow-ingress-from=10.0.0.1/8"},
 		{"--lend-headroom=cpu"}, {"--lend-headroom=cpu=much"}, {"--lend-headroom=cpu=-1"}, {"--cost-cpu=-1"}, {"--cost-cpu=1", "--cost-currency=euro"},
 		{"--peer-fingerprints=paris"}, {"--advertisement-requeue-interval=0s"}, {"something"},

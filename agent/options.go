@@ -24,12 +24,6 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
-// Values of --hold.
-const (
-	holdNone         = "none"
-	holdPlaceholders = "placeholders"
-)
-
 // schedulerNone is the value of --scheduler-name in a cluster without Spillway's scheduler.
 const schedulerNone = "none"
 
@@ -51,7 +45,6 @@ type options struct {
 	headroom               corev1.ResourceList
 	leaveWithin            time.Duration
 	priority               int32
-	hold                   string
 	placeholders           placeholder.Options
 	proofTimeout           time.Duration
 	cost                   *broker.Cost
@@ -147,7 +140,7 @@ func parse(arguments []string) (options, error) {
 		return err
 	})
 	flags.DurationVar(&o.leaveWithin, "lend-leave-within", 10*time.Minute, fmt.Sprintf("Time within which guests must leave that use what this cluster withdraws of its promises, at most %s.", protocol.MaxLeaveWithin))
-	flags.StringVar(&o.hold, "hold", holdPlaceholders, "How promised capacity is held: placeholders keeps its places with pods, none accounts for it.")
+	// Benches set none: promises are only accounted for then.
 	flags.StringVar(&o.placeholders.Namespace, "placeholders-namespace", placeholder.DefaultNamespace, "Namespace of placeholders.")
 	flags.StringVar(&o.placeholders.Image, "placeholders-image", placeholder.DefaultImage, "Image of placeholders.")
 	flags.DurationVar(&o.proofTimeout, "placeholders-timeout", 20*time.Second, "Time in which the scheduler must find a place for each placeholder.")
@@ -212,8 +205,8 @@ func parse(arguments []string) (options, error) {
 func (o *options) complete() {
 	o.instructionNamespace = cmp.Or(o.instructionNamespace, o.advertisementNamespace)
 	o.virtualNodeNamespace = cmp.Or(o.virtualNodeNamespace, o.namespace)
-	if o.hold == holdNone {
-		o.placeholders.Namespace, o.lending.Unproven = "", true
+	if !o.lending.Enabled {
+		o.placeholders.Namespace = ""
 	}
 	if o.schedulerName == schedulerNone {
 		o.schedulerName = ""
@@ -258,10 +251,8 @@ func (o *options) validate(rest []string) error {
 		return fmt.Errorf("--guests-pod-security=%s is unknown: use restricted or baseline", o.lending.PodSecurity)
 	case o.clusterID != "" && !protocol.ValidClusterID(o.clusterID):
 		return fmt.Errorf("--cluster-id=%q is not valid: use at most %d lower-case letters, digits and dashes, and no dash at the start or end", o.clusterID, protocol.MaxClusterID)
-	case o.hold != holdNone && o.hold != holdPlaceholders:
-		return fmt.Errorf("--hold=%s is unknown: use none or placeholders", o.hold)
-	case o.hold == holdPlaceholders && (o.placeholders.Namespace == "" || o.proofTimeout <= 0):
-		return errors.New("--hold=placeholders requires --placeholders-namespace, and --placeholders-timeout greater than 0")
+	case o.proofTimeout <= 0:
+		return errors.New("--placeholders-timeout must be greater than 0")
 	case o.leaveWithin <= 0 || o.leaveWithin > protocol.MaxLeaveWithin:
 		return fmt.Errorf("--lend-leave-within=%s must be greater than 0 and at most %s", o.leaveWithin, protocol.MaxLeaveWithin)
 	case len(networks.Parse(o.ownNetworks...)) < len(o.ownNetworks):

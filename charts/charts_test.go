@@ -64,7 +64,7 @@ var everything = map[string][]string{
 	},
 	"agent": append(slices.Clone(needed),
 		"clusterName=Rome", "apiServer.endpoint=https://192.0.2.2:6443", "region=it", "zone=it-1",
-		"hold=placeholders", "lend.headroom.cpu=2", "lend.headroom.memory=4Gi", "lend.consumers={paris,berlin}",
+		"lend.headroom.cpu=2", "lend.headroom.memory=4Gi", "lend.consumers={paris,berlin}",
 		"cost.cpu=0.04", "cost.memory=0", "cost.gpu=1", "cost.storage=0.001", "cost.currency=EUR", "cost.configMap=prices",
 		"guests.allowIngressFrom={10.1.0.0/16}", "guests.allowEgressTo={10.1.0.0/16,fd00::/8}",
 		"peers.paris.fingerprint=sha256:"+strings.Repeat("0", 64),

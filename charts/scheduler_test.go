@@ -41,9 +41,9 @@ func TestDefaultsOnAFullCluster(t *testing.T) {
 	}
 }
 
-// Without placeholders the agent does not hold with them: nothing is installed for them.
+// Where nothing is offered, the agent holds with no placeholders: nothing is installed for them.
 func TestHoldOfAgent(t *testing.T) {
-	for values, want := range map[string]string{"replicas=2": "--hold=placeholders", "hold=none": "--hold=none", "lend.enabled=false": "--hold=none"} {
+	for values, want := range map[string]string{"replicas=2": "--placeholders-namespace=spillway-holds", "lend.enabled=false": "--lend-enabled=false"} {
 		found := false
 		for _, d := range only[appsv1.Deployment](t, render(t, "agent", append(slices.Clone(needed), values)), "Deployment") {
 			found = found || slices.Contains(d.Spec.Template.Spec.Containers[0].Args, want)

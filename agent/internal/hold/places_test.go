@@ -322,7 +322,7 @@ func TestHandOver(t *testing.T) {
 	e.eventuallyBound(holds, 0)
 }
 
-// With hold none the places are taken before the guests come.
+// Without placeholders the places are taken before the guests come.
 func TestWithoutPlaceholders(t *testing.T) {
 	e := startPlaces(t, false)
 	if got := compete(t, e, hold.ReasonNotProven, func(s *corev1.PodSpec) { s.PriorityClassName = guest.PriorityClass }); got == handOvers {

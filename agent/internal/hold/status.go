@@ -155,7 +155,7 @@ func (d decision) setProven(status *broker.ProviderInstructionStatus, now time.T
 		meta.RemoveStatusCondition(&status.Conditions, broker.ConditionProven)
 		return
 	case d.accounted:
-		proven.Message = "The capacity is accounted for, and not kept from other pods: hold is none."
+		proven.Message = "The capacity is accounted for, and no placeholders keep it from other pods."
 	case d.proof == placeholder.Proven:
 		proven.Status, proven.Reason, proven.Message = metav1.ConditionTrue, ReasonPlacesFound, d.proofMessage
 	default:

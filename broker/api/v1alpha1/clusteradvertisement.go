@@ -83,10 +83,6 @@ type Lending struct {
 	// +optional
 	// +kubebuilder:validation:Enum=restricted;baseline
 	PodSecurity string `json:"podSecurity,omitempty"`
-	// unproven is true if the cluster only accounts for what it accepts: its scheduler has not
-	// found a place for it, and does not keep one from other pods.
-	// +optional
-	Unproven bool `json:"unproven,omitempty"`
 }
 
 // AdvertisedResources is the sum over a cluster's Ready, schedulable, real nodes.

@@ -79,7 +79,7 @@ func fullSpec(spec broker.ClusterAdvertisementSpec) broker.ClusterAdvertisementS
 		}
 	}
 	spec.ClusterName, spec.PeerKey, spec.Region, spec.Zone = "Paris <&>", "key", "eu", "eu-1"
-	spec.Lending = broker.Lending{Enabled: true, Consumers: []string{"rome"}, PodSecurity: "baseline", Unproven: true}
+	spec.Lending = broker.Lending{Enabled: true, Consumers: []string{"rome"}, PodSecurity: "baseline"}
 	spec.Resources = broker.AdvertisedResources{Capacity: amounts(), Allocatable: amounts(), Allocated: broker.ResourceQuantities{CPU: resource.NewMilliQuantity(250, resource.DecimalSI)}}
 	spec.NodeClasses = []broker.NodeClass{
 		{

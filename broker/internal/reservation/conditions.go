@@ -26,7 +26,6 @@ const (
 	reasonInsufficientCapacity  = "InsufficientCapacity"
 	reasonWaitingForRelease     = "WaitingForRelease"
 	reasonAccepted              = "Accepted"
-	reasonAcceptedUnproven      = "AcceptedUnproven"
 	reasonDeadlineExceeded      = "DeadlineExceeded"
 	reasonWaitingForProvider    = "WaitingForProvider"
 	reasonVirtualNodeReady      = "VirtualNodeReady"
@@ -226,24 +225,11 @@ func (c conditions) setProviderAccepted(in snapshot, placed string) {
 	switch {
 	case len(pending) > 0:
 		c.set(broker.ConditionProviderAccepted, false, reasonWaitingForProvider, fmt.Sprintf("Waiting for %s.", strings.Join(pending, " and ")))
-	case placed != "" && len(in.unprovenHolders()) > 0:
-		c.set(broker.ConditionProviderAccepted, true, reasonAcceptedUnproven, fmt.Sprintf("The providers have accepted %s. Not proven in %s, which only accounts for it: other pods may take its place (hold is none there).",
-			placed, strings.Join(in.unprovenHolders(), ", ")))
 	case placed != "":
 		c.set(broker.ConditionProviderAccepted, true, reasonAccepted, fmt.Sprintf("The providers have accepted %s.", placed))
 	default:
 		c.set(broker.ConditionProviderAccepted, false, reasonNoHold, "No provider holds capacity yet.")
 	}
-}
-
-// unprovenHolders are the providers that hold capacity and only account for it.
-func (in snapshot) unprovenHolders() (clusters []string) {
-	for _, h := range in.holds() {
-		if !h.Promised.Empty() && in.unproven[h.cluster] {
-			clusters = append(clusters, h.cluster)
-		}
-	}
-	return clusters
 }
 
 func (c conditions) setVirtualNodeReady(in snapshot, status *broker.ReservationStatus) {

@@ -834,26 +834,6 @@ func TestWritesAreNoReceipt(t *testing.T) {
 	}
 }
 
-// TestUnprovenChanges: a Reservation's conditions follow a provider that begins or ends to
-// prove what it holds.
-func TestUnprovenChanges(t *testing.T) {
-	h := newHub(t)
-	h.advertise("paris", "4")
-	h.ask("r", 2, "1")
-	h.answer("paris", "r", true)
-	for _, unproven := range []bool{true, false} {
-		before := h.store.advertisement("paris")
-		after := before.DeepCopy()
-		after.Spec.Lending.Unproven = unproven
-		after.Generation++
-		h.versions++
-		after.ResourceVersion = fmt.Sprint(h.versions)
-		if names := h.AdvertisementChanged(before, after); !slices.Contains(names, "r") {
-			t.Errorf("unproven %t: %v are reconciled", unproven, names)
-		}
-	}
-}
-
 // TestTwoPartsInACluster: what a cluster has not released yet covers a growth of the same
 // hold, so that it has room for more after a part. All its parts are one change of its ledger,
 // which takes each attempt once.

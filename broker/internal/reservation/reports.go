@@ -19,7 +19,7 @@ const (
 )
 
 // reports are what this process acts on of what clusters report about capacity that is held:
-// which providers a consumer cannot connect to, and whether a provider proves what it accepts.
+// which providers a consumer cannot connect to.
 //
 // A change of a report concerns every Reservation with a hold there: its status is written, or
 // it is placed elsewhere. The quota of a cluster's writes does not include advertisements, so
@@ -40,7 +40,6 @@ type reports struct {
 type report struct {
 	// unreachable is since when the cluster has reported each provider.
 	unreachable map[string]time.Time
-	unproven    bool
 	// spent is when the allowance would be as large as after a time without changes.
 	spent time.Time
 }
@@ -66,7 +65,7 @@ func (r *report) says(ad *broker.ClusterAdvertisement) bool {
 		return ad == nil
 	}
 	reported := unreachableOf(ad)
-	return ad != nil && r.unproven == isUnproven(ad) && len(reported) == len(r.unreachable) &&
+	return ad != nil && len(reported) == len(r.unreachable) &&
 		!slices.ContainsFunc(reported, func(provider string) bool { _, known := r.unreachable[provider]; return !known })
 }
 
@@ -80,7 +79,7 @@ func (r *reports) follow(store *store, cluster string) (changed bool) {
 	if known.says(ad) || known != nil && ad != nil && now.Before(known.due()) {
 		return false
 	}
-	next := &report{unreachable: map[string]time.Time{}, unproven: isUnproven(ad)}
+	next := &report{unreachable: map[string]time.Time{}}
 	var before []string
 	if known != nil {
 		next.spent = known.spent
@@ -99,11 +98,6 @@ func (r *reports) follow(store *store, cluster string) (changed bool) {
 		next.unreachable[provider] = since
 	}
 	names := store.heldWhereChanged(cluster, before, unreachableOf(ad))
-	if ad != nil && next.unproven != (known != nil && known.unproven) {
-		for i := range ad.Status.Holds {
-			names = append(names, ad.Status.Holds[i].ReservationName)
-		}
-	}
 	for _, name := range names {
 		r.concerned[name] = true
 	}
@@ -175,16 +169,6 @@ func (r *reports) unreachable(consumer string) map[string]time.Time {
 	return nil
 }
 
-// unproven reports whether a provider only accounts for what it holds.
-func (r *reports) unproven(ad *broker.ClusterAdvertisement) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if known := r.of[ad.Name]; known != nil {
-		return known.unproven
-	}
-	return isUnproven(ad)
-}
-
 // followReports lets what a cluster's advertisement says of holds count, if it may now, and has
 // the Reservations reconciled that it concerns.
 func (r *Reconciler) followReports(cluster string) {
@@ -192,9 +176,6 @@ func (r *Reconciler) followReports(cluster string) {
 		r.retryQueued()
 	}
 }
-
-// isUnproven reports whether a cluster says that it only accounts for what it holds.
-func isUnproven(ad *broker.ClusterAdvertisement) bool { return ad != nil && ad.Spec.Lending.Unproven }
 
 // unreachableOf are the providers that an advertisement reports; none for nil.
 func unreachableOf(ad *broker.ClusterAdvertisement) []string {

@@ -56,9 +56,6 @@ func TestWritesForFlippingAdvertisementsAreBounded(t *testing.T) {
 		"a consumer reports one provider after the other": {hold, "rome", func(spec *broker.ClusterAdvertisementSpec, call int) {
 			spec.Unreachable = [][]string{{"paris"}, {"berlin"}, {"madrid"}}[call%3]
 		}, held},
-		"a provider is unproven": {hold, "paris", func(spec *broker.ClusterAdvertisementSpec, call int) {
-			spec.Lending.Unproven = call%2 == 0
-		}, held},
 		"a provider has another endpoint, node labels and pod security": {func(h *hub) {
 			hold(h)
 			h.change("paris", func(ad *broker.ClusterAdvertisement) {

@@ -51,7 +51,6 @@ func TestReservations(t *testing.T) {
 		"Unusable":              unusable,
 		"UnusableMoves":         unusableMoves,
 		"Release":               release,
-		"Unproven":              unproven,
 		"GrowAndShrink":         growAndShrink,
 		"RefusedGrowth":         refusedGrowth,
 		"Split":                 split,
@@ -376,23 +375,6 @@ func refusal(e *env) {
 	e.clock.Step(31 * time.Second)
 	e.touch("r")
 	e.expect("r", broker.ReservationReserved, "3 of 3 pods in berlin")
-}
-
-// What a provider only accounts for is accepted, and the consumer sees that it is not proven.
-func unproven(e *env) {
-	p := e.start(nil)
-	paris := e.spec("paris", "200m")
-	paris.Lending.Unproven = true
-	p.advertise(paris)
-	p.advertise(e.spec("berlin", "100m"))
-	e.request("r", 3)
-	e.expect("r", broker.ReservationReserved, "3 of 3 pods: 1 in berlin, 2 in paris")
-	p.answer("paris", "r", true, "")
-	p.answer("berlin", "r", true, "")
-	e.expectCondition("r", broker.ConditionProviderAccepted, true, "Not proven in paris, which only accounts for it")
-	if c := meta.FindStatusCondition(e.get("r").Status.Conditions, broker.ConditionProviderAccepted); c.Reason != "AcceptedUnproven" {
-		e.Errorf("the reason is %s", c.Reason)
-	}
 }
 
 func release(e *env) {

@@ -94,9 +94,8 @@ type snapshot struct {
 	// active are the holders whose last advertisement is not stale.
 	active map[string]bool
 	// unreachable is since when the consumer has reported each provider as unreachable; none if
-	// it is silent itself. unproven are the holders that only account for what they hold.
+	// it is silent itself.
 	unreachable map[string]time.Time
-	unproven    map[string]bool
 	// unusable is up to which attempt the consumer cannot use what each holder has granted.
 	unusable map[string]int64
 	// progress is how far the holders have come with what they were asked.
@@ -154,7 +153,7 @@ func (r *Reconciler) snapshotOf(reservation *broker.Reservation, config config) 
 	adoptAttempt(reservation)
 	in := snapshot{
 		reservation: reservation, config: config, now: r.clock.Now(),
-		active: map[string]bool{}, unproven: map[string]bool{},
+		active: map[string]bool{},
 	}
 	r.readLedgers(&in)
 	return in
@@ -176,9 +175,6 @@ func (r *Reconciler) readLedgers(in *snapshot) {
 	}
 	for _, cluster := range in.holders {
 		in.active[cluster], _ = r.activity(cluster, config)
-		if ad := in.advertisement(cluster); ad != nil {
-			in.unproven[cluster] = r.reports.unproven(ad)
-		}
 	}
 	r.recall(in)
 }

@@ -33,7 +33,7 @@ the name and the root context.
 
 {{/* Whether placeholders keep what this cluster lends. */}}
 {{- define "spillway-agent.placeholders" -}}
-{{- if and .Values.lend.enabled (eq .Values.hold "placeholders") }}true{{ end }}
+{{- if .Values.lend.enabled }}true{{ end }}
 {{- end }}
 
 {{- define "spillway-agent.commonLabels" -}}

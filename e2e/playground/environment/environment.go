@@ -50,6 +50,8 @@ type Member struct {
 	Overflows bool
 	// Values are further values of the agent's chart, as "key=value".
 	Values []string
+	// AgentFlags replace flags of the agent.
+	AgentFlags map[string]string
 }
 
 // NodeGroup is a number of equal nodes.

@@ -74,7 +74,7 @@ func (p *Playground) installAgent(ctx context.Context, c *cluster.Cluster, m Mem
 	if err := manifests.Apply(ctx, c.Client, chart.objects); err != nil {
 		return fmt.Errorf("installing the agent in %s: %w", m.Name, err)
 	}
-	if _, err := p.run(ctx, c, chart, "spillway-agent", nil); err != nil || !m.Overflows {
+	if _, err := p.run(ctx, c, chart, "spillway-agent", m.AgentFlags); err != nil || !m.Overflows {
 		return err
 	}
 	if _, err := p.run(ctx, c, chart, "spillway-virtual-node", map[string]string{"kubelet-port": "0"}); err != nil {

@@ -177,9 +177,9 @@ func Run(ctx context.Context, o Options) (err error) {
 
 // members are the clusters with nodes: the consumer, and the real providers.
 func (o Options) members(atHome int) (members []environment.Member, providers []string) {
-	hold := "hold=placeholders"
+	var flags map[string]string
 	if o.Name == NameWithoutPlaceholders {
-		hold = "hold=none"
+		flags = map[string]string{"placeholders-namespace": ""}
 	}
 	members = []environment.Member{{Name: consumer, Overflows: true, Nodes: nodes("home", atHome), Values: []string{"lend.enabled=false"}}}
 	for i, rest := 0, o.Nodes-atHome; i < o.Real; i++ {
@@ -187,7 +187,7 @@ func (o Options) members(atHome int) (members []environment.Member, providers []
 		share := rest / (o.Real - i)
 		rest -= share
 		providers = append(providers, name)
-		members = append(members, environment.Member{Name: name, Nodes: nodes("node", share), Values: []string{hold}})
+		members = append(members, environment.Member{Name: name, Nodes: nodes("node", share), AgentFlags: flags})
 	}
 	return members, providers
 }

@@ -68,8 +68,8 @@ func members() []environment.Member {
 	}
 	return []environment.Member{
 		{Name: consumer, Overflows: true, Nodes: nodes("home", 1, "100m"), Values: []string{"lend.enabled=false"}},
-		{Name: placeholders, Nodes: nodes("node", 10, "4"), Values: []string{"hold=placeholders"}},
-		{Name: accounting, Nodes: nodes("node", 10, "4"), Values: []string{"hold=none"}},
+		{Name: placeholders, Nodes: nodes("node", 10, "4")},
+		{Name: accounting, Nodes: nodes("node", 10, "4"), AgentFlags: map[string]string{"placeholders-namespace": ""}},
 	}
 }
 

@@ -146,7 +146,7 @@ func sidecar(name, cpu string) corev1.Container {
 func installGuestsPolicy(t *testing.T, core client.Client) {
 	t.Helper()
 	objects, err := manifests.Chart(t.Context(), "agent",
-		"--set", "clusterID=paris,hold=none,guests.podSecurity=baseline,join.token=t,broker.url=https://192.0.2.1:8443,broker.caHash=sha256:"+strings.Repeat("0", 64))
+		"--set", "clusterID=paris,lend.enabled=false,guests.podSecurity=baseline,join.token=t,broker.url=https://192.0.2.1:8443,broker.caHash=sha256:"+strings.Repeat("0", 64))
 	expect.NoError(t, err)
 	created := 0
 	for _, object := range objects {
