@@ -388,13 +388,14 @@ var valuePattern = regexp.MustCompile(`\.Values\.([A-Za-z.]+)`)
 // templates returns the lines of a chart's templates.
 func templates(t *testing.T, chart string) (lines []string) {
 	t.Helper()
-	paths, err := filepath.Glob(chart + "/templates/*")
-	expect.NoError(t, err)
-	for _, path := range paths {
+	expect.NoError(t, filepath.WalkDir(filepath.Join(chart, "templates"), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
 		text, err := os.ReadFile(path)
-		expect.NoError(t, err)
 		lines = append(lines, strings.Split(string(text), "\n")...)
-	}
+		return err
+	}))
 	return lines
 }
 

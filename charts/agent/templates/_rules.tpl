@@ -127,7 +127,7 @@ one: another pod replaces it if the node is real.
   reason: Forbidden
 {{- end }}
 
-{{/* Guests with driver direct: direct-consumers.yaml. */}}
+{{/* Guests with driver direct: direct/consumers.yaml. */}}
 {{- define "spillway-agent.directGuestVariables" -}}
 {{ include "spillway-agent.podVariable" . }}
 {{ include "spillway-agent.guestVariables" . }}
