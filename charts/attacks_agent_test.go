@@ -67,31 +67,31 @@ func TestAttacksByTheAgent(t *testing.T) {
 	unowned.Name, unowned.OwnerReferences = "unowned", nil
 	expect.NoError(t, admin.Create(t.Context(), unowned))
 	eventually(t, "deleting a DaemonSet's pod that waits for a virtual node", remove(daemon))
-	limits, evictions, deletions, patches, inGuests := "spillway-agent-limits", "spillway-agent-evictions", "spillway-pod-deletions", "spillway-agent-pods", "spillway-agent-guests"
+	limits, removals, pods := "spillway-agent-limits", "spillway-pod-removals", "spillway-agent-pods"
 	pending := podOn("", "pending")
 	note := `{"metadata":{"annotations":{"broker.fluidos.eu/note":"x"}}}`
 	var guards []guard
-	for _, name := range []string{limits, evictions, deletions, patches, inGuests, "spillway-agent-secrets"} {
+	for _, name := range []string{limits, removals, pods, "spillway-agent-secrets"} {
 		guards = append(guards, policyGuard(t, admin, name))
 	}
 	guards = append(guards, permissionGuard(t, admin, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: "spillway-agent"}))
 	attacks := []attack{
-		{"replacing a pod's image", patch(pending, types.JSONPatchType, `[{"op":"replace","path":"/spec/containers/0/image","value":"evil"}]`), []string{patches}, "only add tolerations and annotations"},
-		{"labelling a pod", patch(pending, types.MergePatchType, `{"metadata":{"labels":{"app":"x"}}}`), []string{patches}, "only add tolerations and annotations"},
-		{"adding a finalizer to a pod", patch(pending, types.MergePatchType, `{"metadata":{"finalizers":["example.com/x"]}}`), []string{patches}, "only add tolerations and annotations"},
-		{"tolerating every taint", patch(pending, types.JSONPatchType, `[{"op":"add","path":"/spec/tolerations/-","value":{"operator":"Exists"}}]`), []string{patches}, "only add tolerations of virtual nodes"},
-		{"annotating for another program", patch(pending, types.MergePatchType, `{"metadata":{"annotations":{"example.com/note":"x"}}}`), []string{patches}, "its own annotations"},
-		{"changing a pod of kube-system", patch(system, types.MergePatchType, note), []string{patches}, "cluster's own namespaces"},
-		{"evicting a pod of kube-system", evict(system), []string{limits, evictions}, "Spillway agent may"},
-		{"evicting a pod of a real node without the label", evictLabelled(podOn("", "local"), nil), []string{limits}, "labels its evictions"},
-		{"evicting a pod of a real node", evict(podOn("", "local")), []string{evictions}, "only evict pods on virtual nodes"},
-		{"evicting a pod of a real node with the name of a virtual one", evict(podOn("", "second")), []string{evictions}, "only evict pods on virtual nodes"},
-		{"evicting a pod there that may overflow", evict(podOn("", "third")), []string{evictions}, "only evict pods on virtual nodes"},
-		{"deleting a pod of a real node", remove(podOn("", "local")), []string{deletions}, "pods on virtual nodes"},
-		{"deleting a pod of a real node with the name of a virtual one", remove(podOn("", "second")), []string{deletions}, "pods on virtual nodes"},
-		{"deleting a pod there that may overflow", remove(podOn("", "third")), []string{deletions}, "pods on virtual nodes"},
-		{"deleting a DaemonSet's pod that waits for a real node", remove(daemonOfRealNode), []string{deletions}, "pods of DaemonSets that wait for these"},
-		{"deleting another pod that waits for a virtual node", remove(unowned), []string{deletions}, "pods of DaemonSets that wait for these"},
+		{"replacing a pod's image", patch(pending, types.JSONPatchType, `[{"op":"replace","path":"/spec/containers/0/image","value":"evil"}]`), []string{pods}, "only add tolerations and annotations"},
+		{"labelling a pod", patch(pending, types.MergePatchType, `{"metadata":{"labels":{"app":"x"}}}`), []string{pods}, "only add tolerations and annotations"},
+		{"adding a finalizer to a pod", patch(pending, types.MergePatchType, `{"metadata":{"finalizers":["example.com/x"]}}`), []string{pods}, "only add tolerations and annotations"},
+		{"tolerating every taint", patch(pending, types.JSONPatchType, `[{"op":"add","path":"/spec/tolerations/-","value":{"operator":"Exists"}}]`), []string{pods}, "only add tolerations of virtual nodes"},
+		{"annotating for another program", patch(pending, types.MergePatchType, `{"metadata":{"annotations":{"example.com/note":"x"}}}`), []string{pods}, "its own annotations"},
+		{"changing a pod of kube-system", patch(system, types.MergePatchType, note), []string{pods}, "cluster's own namespaces"},
+		{"evicting a pod of kube-system", evict(system), []string{removals}, "Spillway agent may"},
+		{"evicting a pod of a real node without the label", evictLabelled(podOn("", "local"), nil), []string{removals}, "labels its evictions"},
+		{"evicting a pod of a real node", evict(podOn("", "local")), []string{removals}, "only evict pods on virtual nodes"},
+		{"evicting a pod of a real node with the name of a virtual one", evict(podOn("", "second")), []string{removals}, "only evict pods on virtual nodes"},
+		{"evicting a pod there that may overflow", evict(podOn("", "third")), []string{removals}, "only evict pods on virtual nodes"},
+		{"deleting a pod of a real node", remove(podOn("", "local")), []string{removals}, "pods on virtual nodes"},
+		{"deleting a pod of a real node with the name of a virtual one", remove(podOn("", "second")), []string{removals}, "pods on virtual nodes"},
+		{"deleting a pod there that may overflow", remove(podOn("", "third")), []string{removals}, "pods on virtual nodes"},
+		{"deleting a DaemonSet's pod that waits for a real node", remove(daemonOfRealNode), []string{removals}, "pods of DaemonSets that wait for these"},
+		{"deleting another pod that waits for a virtual node", remove(unowned), []string{removals}, "pods of DaemonSets that wait for these"},
 		{"deleting a real node", remove(&corev1.Node{ObjectMeta: named("worker")}), []string{limits}, "only delete virtual nodes"},
 		{"deleting a real node with the name of a virtual one", remove(&corev1.Node{ObjectMeta: named("spillway-worker")}), []string{limits}, "only delete virtual nodes"},
 		{"deleting a namespace", remove(&corev1.Namespace{ObjectMeta: named("liqo")}), []string{limits}, "namespaces of peers"},
@@ -149,23 +149,23 @@ func attacksInNamespaces(t *testing.T, admin, agent client.Client) []attack {
 	expect.NoError(t, admin.Status().Patch(ctx, guest.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"status":{"conditions":[`+scheduled+`,`+notReady+`]}}`))))
 	eventually(t, "marking a guest that must leave", conditions(scheduled+`,`+notReady))
 	eventually(t, "trying a guest", create("shop-oslo", client.DryRunAll))
-	const limits, inGuests, secrets, bindOnly = "spillway-agent-limits", "spillway-agent-guests", "spillway-agent-secrets", "may only bind its roles"
+	const limits, pods, secrets, bindOnly = "spillway-agent-limits", "spillway-agent-pods", "spillway-agent-secrets", "may only bind its roles"
 	own := ownNamespaces{t, admin, agent}
 	own.allowed()
 	return append(own.attacks(), []attack{
 		{"nominating a pod of this cluster", status(podOn("", "pending"), `{"nominatedNodeName":"worker"}`), []string{"RBAC"}, "cannot patch resource"},
-		{"changing a guest's phase", status(guest, `{"phase":"Failed"}`), []string{inGuests}, "only nominate a pod"},
-		{"making a guest Ready", conditions(scheduled + `,{"type":"Ready","status":"True","lastTransitionTime":"2026-01-01T00:00:00Z"}`), []string{inGuests}, "only change condition"},
-		{"adding a condition to a guest", conditions(scheduled + `,` + notReady + `,{"type":"DisruptionTarget","status":"True"}`), []string{inGuests}, "only change condition"},
-		{"removing a condition of a guest", conditions(scheduled), []string{inGuests}, "only change condition"},
-		{"replacing a condition of a guest by another one twice", conditions(scheduled + `,` + scheduled), []string{inGuests}, "only change condition"},
-		{"changing since when a guest is not Ready", conditions(scheduled + `,{"type":"Ready","status":"False","lastTransitionTime":"2026-02-01T00:00:00Z"}`), []string{inGuests}, "only change condition"},
+		{"changing a guest's phase", status(guest, `{"phase":"Failed"}`), []string{pods}, "only nominate a pod"},
+		{"making a guest Ready", conditions(scheduled + `,{"type":"Ready","status":"True","lastTransitionTime":"2026-01-01T00:00:00Z"}`), []string{pods}, "only change condition"},
+		{"adding a condition to a guest", conditions(scheduled + `,` + notReady + `,{"type":"DisruptionTarget","status":"True"}`), []string{pods}, "only change condition"},
+		{"removing a condition of a guest", conditions(scheduled), []string{pods}, "only change condition"},
+		{"replacing a condition of a guest by another one twice", conditions(scheduled + `,` + scheduled), []string{pods}, "only change condition"},
+		{"changing since when a guest is not Ready", conditions(scheduled + `,{"type":"Ready","status":"False","lastTransitionTime":"2026-02-01T00:00:00Z"}`), []string{pods}, "only change condition"},
 		{"marking a pod of this cluster", status(podOn("", "pending"), `{"conditions":[{"type":"broker.fluidos.eu/MustLeave","status":"True"}]}`), []string{"RBAC"}, "cannot patch resource"},
 		{"labelling a guest with its status", func() error {
 			return agent.Status().Patch(ctx, guest.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"y"}}}`)), client.DryRunAll)
-		}, []string{inGuests}, "only nominate a pod"},
+		}, []string{pods}, "only nominate a pod"},
 		{"trying a pod among those of this cluster", create("default", client.DryRunAll), []string{"RBAC"}, "cannot create resource"},
-		{"creating a guest", create("shop-oslo"), []string{inGuests}, "only create placeholders"},
+		{"creating a guest", create("shop-oslo"), []string{pods}, "only create placeholders"},
 		{"its role for guests in a user's namespace", bind("default", "spillway-agent-guests", "spillway-agent"), []string{limits}, bindOnly},
 		{"its role for guests in a peer's namespace, whose labels it may change", bind("liqo-tenant-rome", "spillway-agent-guests", "spillway-agent"), []string{limits}, bindOnly},
 		{"its role for guests to an account without limits", bind("shop-oslo", "spillway-agent-guests", "default"), []string{limits}, bindOnly},

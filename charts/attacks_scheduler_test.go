@@ -47,16 +47,16 @@ func TestAttacksOnReturningHome(t *testing.T) {
 		}}
 		return mallory.Create(t.Context(), object, client.DryRunAll)
 	}
-	local, evictions, own := podOn("", "local"), "spillway-agent-evictions", "spillway-scheduler-evictions"
+	local, removals := podOn("", "local"), []string{"spillway-pod-removals"}
 	eventually(t, "evicting a pod of a virtual node", evict("overflowed", labelled))
 	eventually(t, "creating a pod in an own namespace", func() error {
 		return mallory.Create(t.Context(), &corev1.Pod{ObjectMeta: within("default", "mine"), Spec: podOn("", "mine").Spec}, client.DryRunAll)
 	})
-	runAttacks(t, []guard{policyGuard(t, admin, evictions), policyGuard(t, admin, own), permissionGuard(t, admin, user)}, []attack{
-		{"evicting a pod of a real node", evict(local.Name, labelled), []string{evictions}, "scheduler may only evict pods on virtual nodes"},
-		{"evicting a pod of a real node with the name of a virtual one", evict("second", labelled), []string{evictions}, "scheduler may only evict pods on virtual nodes"},
-		{"evicting a pod there that may overflow", evict("third", labelled), []string{evictions}, "scheduler may only evict pods on virtual nodes"},
-		{"evicting a pod of a real node without the label", evict(local.Name, nil), []string{own}, "labels its evictions"},
+	runAttacks(t, []guard{policyGuard(t, admin, removals[0]), permissionGuard(t, admin, user)}, []attack{
+		{"evicting a pod of a real node", evict(local.Name, labelled), removals, "scheduler may only evict pods on virtual nodes"},
+		{"evicting a pod of a real node with the name of a virtual one", evict("second", labelled), removals, "scheduler may only evict pods on virtual nodes"},
+		{"evicting a pod there that may overflow", evict("third", labelled), removals, "scheduler may only evict pods on virtual nodes"},
+		{"evicting a pod of a real node without the label", evict(local.Name, nil), removals, "labels its evictions"},
 		{"making an OverflowPolicy as an editor of a namespace", policy, []string{"RBAC"}, "cannot create resource"},
 	})
 }

@@ -75,26 +75,26 @@ func TestAttacksByVirtualNode(t *testing.T) {
 
 	leases := nodeLeases{t, admin, virtualNode}
 	leases.allowed()
-	const limits, nodes, reports, deletions, labels = "spillway-agent-limits", "spillway-virtual-node-limits", "spillway-virtual-node-reports", "spillway-pod-deletions", "spillway-virtual-node-namespaces"
+	const limits, own, removals, labels = "spillway-agent-limits", "spillway-virtual-node-limits", "spillway-pod-removals", "spillway-virtual-node-namespaces"
 	var guards []guard
-	for _, name := range []string{limits, nodes, reports, deletions, labels, "spillway-virtual-node-leases"} {
+	for _, name := range []string{limits, own, removals, labels} {
 		guards = append(guards, policyGuard(t, admin, name))
 	}
 	guards = append(guards, permissionGuard(t, admin, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: "spillway-virtual-node"}))
 	runAttacks(t, guards, slices.Concat(attacksOnGuestNamespaces(t, admin, agent), leases.attacks(), []attack{
-		{"reporting a pod of a real node", report(podOn("", "local")), []string{reports}, "only change pods on virtual nodes"},
-		{"reporting a pod of a real node with the name of a virtual one", report(podOn("", "second")), []string{reports}, "only change pods on virtual nodes"},
-		{"reporting a pod there that may overflow", report(podOn("", "third")), []string{reports}, "only change pods on virtual nodes"},
-		{"reporting a pod that has no node", report(podOn("", "pending")), []string{reports}, "only change pods on virtual nodes"},
+		{"reporting a pod of a real node", report(podOn("", "local")), []string{own}, "only change pods on virtual nodes"},
+		{"reporting a pod of a real node with the name of a virtual one", report(podOn("", "second")), []string{own}, "only change pods on virtual nodes"},
+		{"reporting a pod there that may overflow", report(podOn("", "third")), []string{own}, "only change pods on virtual nodes"},
+		{"reporting a pod that has no node", report(podOn("", "pending")), []string{own}, "only change pods on virtual nodes"},
 		{"reporting a pod of a namespace that is not open", report(closed), []string{"RBAC"}, "cannot update resource"},
 		{"changing a label with a report", update(podOn("", "overflowed"), func(p *corev1.Pod) {
 			p.Labels = map[string]string{"broker.fluidos.eu/hold": "x"}
-		}), []string{reports}, "may not change labels"},
-		{"deleting a pod of a real node", remove(podOn("", "local")), []string{deletions}, "only change pods on virtual nodes"},
-		{"deleting a pod of a real node with the name of a virtual one", remove(podOn("", "second")), []string{deletions}, "only change pods on virtual nodes"},
-		{"deleting a pod there that may overflow", remove(podOn("", "third")), []string{deletions}, "only change pods on virtual nodes"},
-		{"deleting a pod of a namespace that is not open", remove(closed), []string{"RBAC", deletions}, "cannot delete resource"},
-		{"changing a real node", merge(virtualNode, &corev1.Node{ObjectMeta: named("worker")}, `{"spec":{"unschedulable":true}}`), []string{nodes}, "only change virtual nodes"},
+		}), []string{own}, "may not change labels"},
+		{"deleting a pod of a real node", remove(podOn("", "local")), []string{removals}, "only change pods on virtual nodes"},
+		{"deleting a pod of a real node with the name of a virtual one", remove(podOn("", "second")), []string{removals}, "only change pods on virtual nodes"},
+		{"deleting a pod there that may overflow", remove(podOn("", "third")), []string{removals}, "only change pods on virtual nodes"},
+		{"deleting a pod of a namespace that is not open", remove(closed), []string{"RBAC", removals}, "cannot delete resource"},
+		{"changing a real node", merge(virtualNode, &corev1.Node{ObjectMeta: named("worker")}, `{"spec":{"unschedulable":true}}`), []string{own}, "only change virtual nodes"},
 		{"changing the Lease of another program", merge(virtualNode, foreign, `{"spec":{"holderIdentity":"x"}}`), []string{"RBAC"}, "cannot patch resource"},
 		{"opening a namespace without its label", bind("shop", "spillway-virtual-node", "spillway-virtual-node-namespace", "spillway-virtual-node"), []string{limits}, "may only bind its roles"},
 		{"removing the label of an open namespace", merge(agent, user, unlabel), []string{labels}, "may not be removed while"},
@@ -172,13 +172,13 @@ func (l nodeLeases) attacks() []attack {
 	label := func(labels map[string]string) func(*coordinationv1.Lease) {
 		return func(l *coordinationv1.Lease) { l.Labels = labels }
 	}
-	const limits, leases, only, isReal = "spillway-virtual-node-limits", "spillway-virtual-node-leases", "only change the Leases of virtual nodes", "is a real node"
+	const limits, only, isReal = "spillway-virtual-node-limits", "only change the Leases of virtual nodes", "is a real node"
 	return []attack{
 		{"renewing the Lease of a real node", l.renew("worker"), []string{limits}, only},
 		{"renewing the Lease of a real node with the name of a virtual one", l.renew("spillway-worker"), []string{limits}, only},
 		{"labelling that as a virtual node's", l.update("spillway-worker", label(providerLabel("worker"))), []string{limits}, only},
-		{"labelling that as a virtual node's from before", l.update("spillway-worker", label(newLease("worker"))), []string{leases}, isReal},
-		{"the Lease of a real node that has none yet", l.create("spillway-new", newLease("new")), []string{leases}, isReal},
+		{"labelling that as a virtual node's from before", l.update("spillway-worker", label(newLease("worker"))), []string{limits}, isReal},
+		{"the Lease of a real node that has none yet", l.create("spillway-new", newLease("new")), []string{limits}, isReal},
 		{"the Lease of a virtual node without a label", l.create("spillway-bergen", nil), []string{limits}, only},
 		{"the Lease of a virtual node with the label of another", l.create("spillway-bergen", newLease("paris")), []string{limits}, only},
 		{"deleting the Lease of a real node with the name of a virtual one", l.delete("spillway-worker"), []string{"RBAC", limits}, "cannot delete resource"},

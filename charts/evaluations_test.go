@@ -118,10 +118,10 @@ func TestEvaluationsOfOrdinaryRequests(t *testing.T) {
 					return admin.Create(ctx, pod, client.DryRunAll)
 				}, map[string]int{"spillway-virtual-node-pods": 1}},
 				"a placeholder is created":   {func() error { return admin.Create(ctx, placeholder("spillway-holds", "p"), client.DryRunAll) }, map[string]int{"spillway-virtual-node-pods": 1}},
-				"a pod is bound":             {bind, map[string]int{"spillway-virtual-node-binding": 1}},
+				"a pod is bound":             {bind, map[string]int{"spillway-virtual-node-pods": 1}},
 				"a kubelet reports a pod":    {func() error { return admin.Status().Patch(ctx, podOn("", "local"), patch) }, nil},
 				"a pod is labelled":          {func() error { return admin.Patch(ctx, podOn("", "local"), touch) }, map[string]int{"spillway-agent-pods": 1}},
-				"a pod is deleted":           {func() error { return admin.Delete(ctx, podOn("", "second"), client.DryRunAll) }, map[string]int{"spillway-pod-deletions": 1}},
+				"a pod is deleted":           {func() error { return admin.Delete(ctx, podOn("", "second"), client.DryRunAll) }, map[string]int{"spillway-pod-removals": 1}},
 				"a kubelet reports its node": {func() error { return admin.Status().Patch(ctx, &corev1.Node{ObjectMeta: named("worker")}, touch) }, node},
 				"a kubelet renews its Lease": {func() error { return admin.Patch(ctx, lease.DeepCopy(), touch) }, node},
 				"a Secret of the cluster": {func() error {
@@ -129,9 +129,9 @@ func TestEvaluationsOfOrdinaryRequests(t *testing.T) {
 				}, nil},
 			}
 			expect.Eventually(t, "webhooks and parameters of policies to be known", func() (bool, string) {
-				_, _ = cases["a pod is created"].do(), cases["a pod is bound"].do()
+				_ = cases["a pod is created"].do()
 				counts := evaluations(t, config)
-				return counts["avoidance.broker.fluidos.eu"] > 0 && counts["spillway-virtual-node-pods"] > 0 && counts["spillway-virtual-node-binding"] > 0, fmt.Sprint(counts)
+				return counts["avoidance.broker.fluidos.eu"] > 0 && counts["spillway-virtual-node-pods"] > 0, fmt.Sprint(counts)
 			})
 			for name, c := range cases {
 				t.Run(name, func(t *testing.T) { expectEvaluations(t, config, c.do, c.want) })
@@ -186,14 +186,14 @@ func TestEvaluationsOfOwnRequests(t *testing.T) {
 		do   func() error
 		want map[string]int
 	}{
-		{"a consumer creates a guest", create, map[string]int{"spillway-guest-pods": 1, "spillway-guest-remains": 1, "spillway-agent-guests": 1, "avoidance.broker.fluidos.eu": 1, "spillway-virtual-node-pods": 1}},
-		{"the agent nominates it", func() error { return patch(ctx, agent.Status(), guests, `{"status":{"nominatedNodeName":"worker"}}`) }, map[string]int{"spillway-agent-guests": 1}},
+		{"a consumer creates a guest", create, map[string]int{"spillway-guest-pods": 1, "spillway-guest-remains": 1, "spillway-agent-pods": 1, "avoidance.broker.fluidos.eu": 1, "spillway-virtual-node-pods": 1}},
+		{"the agent nominates it", func() error { return patch(ctx, agent.Status(), guests, `{"status":{"nominatedNodeName":"worker"}}`) }, map[string]int{"spillway-agent-pods": 1}},
 		{"the agent removes its gate", func() error {
 			return patch(ctx, agent, guests, `{"spec":{"schedulingGates":[{"name":"example.com/other"}]}}`)
 		},
 			map[string]int{"spillway-agent-pods": 1, "spillway-guest-tolerations": 1, "spillway-guest-remains": 1}},
 		{"the agent annotates a pod", merge(agent, podOn("", "local"), note), map[string]int{"spillway-agent-pods": 1}},
-		{"the scheduler binds a pod", bindOverflowed(t, scheduler, "overflowed"), map[string]int{"spillway-virtual-node-binding": 1}},
+		{"the scheduler binds a pod", bindOverflowed(t, scheduler, "overflowed"), map[string]int{"spillway-virtual-node-pods": 1}},
 		{"the agent annotates that", merge(agent, podOn("", "overflowed"), note), map[string]int{"spillway-agent-pods": 1, "spillway-holds": 1}},
 		{"virtual-node reports it", func() error {
 			pod := &corev1.Pod{}
@@ -202,9 +202,9 @@ func TestEvaluationsOfOwnRequests(t *testing.T) {
 			}
 			pod.Status.Message = "x"
 			return virtualNode.Status().Update(ctx, pod, client.DryRunAll)
-		}, map[string]int{"spillway-virtual-node-reports": 1, "spillway-pod-addresses": 1}},
+		}, map[string]int{"spillway-virtual-node-limits": 1, "spillway-pod-addresses": 1}},
 		{"virtual-node deletes it", func() error { return virtualNode.Delete(ctx, podOn("", "overflowed"), client.DryRunAll) },
-			map[string]int{"spillway-pod-deletions": 1, "spillway-virtual-node-preemption": 1}},
+			map[string]int{"spillway-pod-removals": 1, "spillway-virtual-node-pods": 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) { expectEvaluations(t, config, c.do, c.want) })
 	}

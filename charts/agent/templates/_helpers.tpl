@@ -116,12 +116,11 @@ capabilities:
 {{- end }}
 
 {{/*
-CEL: whether a Node is a virtual one, by name and label, because a real node may have the
-name. The argument is the Node, which may be null.
+CEL: whether a Node or its Lease is a virtual one's, by name and label, because a real node may have
+the name. The argument is the object, which may be null.
 */}}
 {{- define "spillway-agent.isVirtualNode" -}}
-({{ . }} != null && {{ . }}.metadata.name.startsWith('spillway-') && has({{ . }}.metadata.labels) && 'broker.fluidos.eu/provider' in {{ . }}.metadata.labels &&
-'spillway-' + {{ . }}.metadata.labels['broker.fluidos.eu/provider'] == {{ . }}.metadata.name)
+({{ . }} != null && 'spillway-' + {{ . }}.metadata.?labels[?'broker.fluidos.eu/provider'].orValue('/') == {{ . }}.metadata.name)
 {{- end }}
 
 {{/*
@@ -130,10 +129,8 @@ scheduler gives every pod with its binding to one, and because it tolerates that
 real node may have the name, and every pod that may overflow tolerates the taints of virtual nodes.
 */}}
 {{- define "spillway-agent.onVirtualNode" -}}
-({{ . }} != null && has({{ . }}.spec.nodeName) && {{ . }}.spec.nodeName.startsWith('spillway-') &&
-has({{ . }}.metadata.labels) && 'broker.fluidos.eu/hold' in {{ . }}.metadata.labels && has({{ . }}.spec.tolerations) &&
-{{ . }}.spec.tolerations.exists(t, !has(t.key) || t.key == '' ||
-(t.key == 'broker.fluidos.eu/overflow' && (!has(t.value) || t.value == '' || 'spillway-' + t.value == {{ . }}.spec.nodeName))))
+({{ . }} != null && {{ . }}.spec.?nodeName.orValue('').startsWith('spillway-') && 'broker.fluidos.eu/hold' in {{ . }}.metadata.?labels.orValue({}) &&
+{{ . }}.spec.?tolerations.orValue([]).exists(t, t.?key.orValue('') == '' || (t.key == 'broker.fluidos.eu/overflow' && (t.?value.orValue('') == '' || 'spillway-' + t.value == {{ . }}.spec.nodeName))))
 {{- end }}
 
 {{/*
@@ -155,9 +152,8 @@ made for a node with the name of a virtual one.
 */}}
 {{- define "spillway-agent.waitsForVirtualNode" -}}
 ({{ . }} != null && !has({{ . }}.spec.nodeName) && {{ . }}.metadata.?ownerReferences.orValue([]).exists(r, r.kind == 'DaemonSet' && r.?controller.orValue(false)) &&
-{{ . }}.spec.?affinity.?nodeAffinity.?requiredDuringSchedulingIgnoredDuringExecution.?nodeSelectorTerms.orValue([]).size() > 0 &&
-{{ . }}.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms.all(t, t.?matchFields.orValue([]).exists(f,
-f.key == 'metadata.name' && f.operator == 'In' && f.?values.orValue([]).all(n, n.startsWith('spillway-')))))
+[{{ . }}.spec.?affinity.?nodeAffinity.?requiredDuringSchedulingIgnoredDuringExecution.?nodeSelectorTerms.orValue([])].all(terms, size(terms) > 0 && terms.all(t,
+t.?matchFields.orValue([]).exists(f, f.key == 'metadata.name' && f.operator == 'In' && f.?values.orValue([]).all(n, n.startsWith('spillway-'))))))
 {{- end }}
 
 {{/*
@@ -199,4 +195,52 @@ namespaceSelector:
   matchExpressions:
     - {key: broker.fluidos.eu/guests-of, operator: Exists}
   {{- end }}
+{{- end }}
+
+{{/*
+The match condition of a policy whose requests seldom violate it: it holds for requests that
+meet "when", a CEL expression, if there is one, and violate one of "validations", a list as YAML, which may use
+"variables". The API server converts the objects of a request once for match conditions, and
+three times for validations. It evaluates all conditions of a policy, whichever holds:
+therefore there is one, and what does not concern other requests is not evaluated for them.
+Match conditions have neither variables nor namespaceObject.
+*/}}
+{{- define "spillway-agent.violates" -}}
+{{- $rules := list }}
+{{- range fromYamlArray .validations }}{{ $rules = append $rules (printf "(%s)" .expression) }}{{ end }}
+{{- $rules = join " && " $rules }}
+{{- /* A variable may use those before it. */}}
+{{- range fromYamlArray (.variables | default "[]") | reverse }}{{ $rules = replace (printf "variables.%s" .name) (printf "(%s)" .expression) $rules }}{{ end }}
+{{- $rules = printf "!(%s)" $rules }}
+{{- with .when }}{{ $rules = printf "(%s) && %s" . $rules }}{{ end -}}
+- name: violates-a-rule
+  expression: {{ toRawJson $rules }}
+{{- end }}
+
+{{/*
+A policy's match conditions, variables and validations, where more requests pass than not: see
+spillway-agent.violates, which has the same argument.
+*/}}
+{{- define "spillway-agent.rules" -}}
+matchConditions:
+  {{- include "spillway-agent.violates" . | nindent 2 }}
+{{- with .variables }}
+variables:
+  {{- . | nindent 2 }}
+{{- end }}
+validations:
+  {{- .validations | nindent 2 }}
+{{- end }}
+
+{{/* The binding of a policy, from a list of its name and the root context. */}}
+{{- define "spillway-agent.binding" -}}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {{ index . 0 }}
+  labels:
+    {{- include "spillway-agent.labels" (index . 1) | nindent 4 }}
+spec:
+  policyName: {{ index . 0 }}
+  validationActions: [Deny]
 {{- end }}
