@@ -144,7 +144,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 		Options:       consumer,
 		LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs, TenantRole: o.liqoTenantRole, GuestsRole: o.guestsRole, Networks: networks,
 		NamespaceRole: o.liqoNamespaceRole, OpenKubelets: o.liqoOpenKubelets, ReflectAll: o.liqoReflectAll, ServiceAccountTokens: o.liqoServiceAccountTokens,
-		Webhook: o.guestsWebhookCertDir != "", HandOver: o.placeholders.Namespace != "", OwnNetworks: d.ownNetworks,
+		PodSecurity: o.lending.PodSecurity, Webhook: o.guestsWebhookCertDir != "", HandOver: o.placeholders.Namespace != "", OwnNetworks: d.ownNetworks,
 	}
 	if chosen.driver, err = liqo.NewDriver(options); err != nil {
 		return chosenDriver{}, err

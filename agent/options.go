@@ -228,7 +228,7 @@ func driverFlags(flags *flag.FlagSet, o *options) {
 	flags.Var(&o.allowIngressFrom, "guests-allow-ingress-from", "Networks (CIDR) that may connect to guests. Comma-separated; can be repeated. Empty means none.")
 	flags.Var(&o.allowEgressTo, "guests-allow-egress-to", "Networks (CIDR) that guests may connect to. Comma-separated; can be repeated. Empty means none.")
 	flags.StringVar(&o.guestsWebhookCertDir, "guests-webhook-cert-dir", "", fmt.Sprintf("Driver liqo: directory with tls.crt and tls.key of the webhook for guests, which is served at port %d. If empty, it is not served.", guestsWebhookPort))
-	flags.StringVar(&o.lending.PodSecurity, "guests-pod-security", broker.PodSecurityRestricted, "Pod Security Standard that guests must comply with, restricted or baseline. With driver liqo, the chart's policy enforces it.")
+	flags.StringVar(&o.lending.PodSecurity, "guests-pod-security", broker.PodSecurityRestricted, "Pod Security Standard that guests must comply with, restricted or baseline.")
 	flags.StringVar(&o.virtualNodeNamespace, "virtual-node-namespace", "", "Driver direct: namespace of the Secrets that spillway-virtual-node reads. Defaults to --namespace.")
 }
 

@@ -45,14 +45,11 @@ func TestAttacksWithDirect(t *testing.T) {
 		"app.kubernetes.io/managed-by": "spillway", "broker.fluidos.eu/guests-of": "rome", "pod-security.kubernetes.io/enforce": "restricted",
 	}}}
 	expect.NoError(t, h.admin.Create(t.Context(), h.namespace))
-	former := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: guests, Name: "from-before", Finalizers: []string{"example.com/kept"}}, Data: map[string]string{"k": strings.Repeat("x", 600<<10)}}
-	expect.NoError(t, h.admin.Create(t.Context(), former))
 	install(t, "install", "agent", access, slices.Concat(needed, []string{"clusterID=paris", "driver=direct"}))
 	h.prepare()
-	t.Run("objects from before", func(t *testing.T) { h.testFormerObject(t, former) })
 	t.Run("kubectl drain", func(t *testing.T) { h.testDrain(t, access) })
 	allowed := h.allowed()
-	for name, object := range smallObjects(guests) {
+	for name, object := range largestObjects(guests) {
 		allowed[name] = h.create(object)
 	}
 	for name, do := range allowed {
@@ -63,6 +60,7 @@ func TestAttacksWithDirect(t *testing.T) {
 			})
 		})
 	}
+	expectTooLarge(t, h.consumer, guests)
 	// Any guest must fit while the others are tried.
 	guards := []guard{
 		{"quota", func() error { return h.setQuota("1000", "1000Ti", false) }},
@@ -72,19 +70,19 @@ func TestAttacksWithDirect(t *testing.T) {
 			return h.admin.Patch(t.Context(), h.namespace, patch)
 		}},
 	}
-	for _, name := range []string{"spillway-guest-tolerations", "spillway-guest-remains", "spillway-guest-pods", "spillway-guest-sizes"} {
+	for _, name := range []string{"spillway-guest-objects", "spillway-guests"} {
 		guards = append(guards, policyGuard(t, h.admin, name))
 	}
 	guards = append(guards, permissionGuard(t, h.admin, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: guests, Name: "spillway-virtual-node"}))
 	attacks := slices.Concat(h.podAttacks(), h.objectAttacks(), listAttacks(t, h.consumer))
 	for _, a := range everyPodAttack {
-		attacks = append(attacks, attack{a.name, h.spec(a.change), []string{"spillway-guest-pods"}, a.want})
+		attacks = append(attacks, attack{a.name, h.spec(a.change), []string{"spillway-guests"}, a.want})
 	}
 	for _, a := range podSecurityAttacks {
 		attacks = append(attacks, attack{a.name, h.spec(a.change), []string{"Pod Security"}, "violates PodSecurity"})
 	}
-	for name, object := range largeObjects(guests) {
-		attacks = append(attacks, attack{name, h.create(object), []string{"spillway-guest-sizes"}, "may have 524288 bytes"})
+	for _, a := range memoryAttacks {
+		attacks = append(attacks, attack{a.name, h.spec(a.change), []string{"quota"}, "limits.memory"})
 	}
 	runAttacks(t, guards, attacks)
 }
@@ -93,27 +91,6 @@ func TestAttacksWithDirect(t *testing.T) {
 func (h *hostileConsumer) create(object client.Object) func() error {
 	return func() error {
 		return h.consumer.Create(h.t.Context(), object.DeepCopyObject().(client.Object), client.DryRunAll)
-	}
-}
-
-// testFormerObject checks that an object above the limit may shrink and be deleted, and not grow.
-func (h *hostileConsumer) testFormerObject(t *testing.T, former *corev1.ConfigMap) {
-	update := func(change func(*corev1.ConfigMap)) error {
-		changed := former.DeepCopy()
-		change(changed)
-		return h.admin.Update(t.Context(), changed, client.DryRunAll)
-	}
-	for name, change := range map[string]func(*corev1.ConfigMap){
-		"without its finalizer": func(c *corev1.ConfigMap) { c.Finalizers = nil },
-		"smaller":               func(c *corev1.ConfigMap) { c.Data["k"] = c.Data["k"][:590<<10] },
-		"as large":              func(c *corev1.ConfigMap) { c.Data["k"] = strings.Repeat("y", 600<<10) },
-	} {
-		if err := update(change); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	if err := update(func(c *corev1.ConfigMap) { c.Data["l"] = "y" }); err == nil || !strings.Contains(err.Error(), "may have 524288 bytes") {
-		t.Errorf("larger: %v", err)
 	}
 }
 
@@ -268,7 +245,7 @@ func (h *hostileConsumer) allowed() map[string]func() error {
 
 // podAttacks are those with a guest that only driver direct refuses.
 func (h *hostileConsumer) podAttacks() []attack {
-	quota, pods, remains := []string{"quota"}, []string{"spillway-guest-pods"}, []string{"spillway-guest-remains"}
+	quota, pods, objects := []string{"quota"}, []string{"spillway-guests"}, []string{"spillway-guest-objects"}
 	unowned := func(p *corev1.Pod) { p.OwnerReferences = nil }
 	daemon := func(p *corev1.Pod) {
 		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "x", UID: "1", Controller: ptr.To(true)}}
@@ -296,20 +273,23 @@ func (h *hostileConsumer) podAttacks() []attack {
 		})), pods, "tolerate"},
 		{"tolerating virtual nodes later", h.update(func(p *corev1.Pod) {
 			p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: "broker.fluidos.eu/overflow", Operator: corev1.TolerationOpExists})
-		}), []string{"spillway-guest-tolerations"}, "tolerate"},
-		{"a guest that blocks kubectl drain", h.guest(unowned), remains, "controlled by its namespace"},
-		{"a guest that claims to be a daemon", h.guest(daemon), remains, "controlled by its namespace"},
-		{"another owner later", h.update(daemon), remains, "controlled by its namespace"},
+		}), pods, "tolerate"},
+		{"a guest that blocks kubectl drain", h.guest(unowned), objects, "controlled by its namespace"},
+		{"a guest that claims to be a daemon", h.guest(daemon), objects, "controlled by its namespace"},
+		{"another owner later", h.update(daemon), objects, "controlled by its namespace"},
 		{"a guest that keeps its node", h.guest(func(p *corev1.Pod) {
 			p.Annotations = map[string]string{"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
-		}), remains, "safe-to-evict"},
-		{"a guest that cannot be deleted", h.guest(func(p *corev1.Pod) { p.Finalizers = []string{"example.com/keep"} }), remains, "finalizers"},
+		}), pods, "safe-to-evict"},
+		{"keeping its node later", h.update(func(p *corev1.Pod) {
+			p.Annotations = map[string]string{"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+		}), pods, "safe-to-evict"},
+		{"a guest that cannot be deleted", h.guest(func(p *corev1.Pod) { p.Finalizers = []string{"example.com/keep"} }), objects, "finalizers"},
 	}
 }
 
 // objectAttacks are those with other objects.
 func (h *hostileConsumer) objectAttacks() []attack {
-	ctx, rbac, remains := h.t.Context(), []string{"RBAC"}, []string{"spillway-guest-remains"}
+	ctx, rbac, objects := h.t.Context(), []string{"RBAC"}, []string{"spillway-guest-objects"}
 	token := &corev1.Secret{ObjectMeta: within(guests, "token"), Type: corev1.SecretTypeServiceAccountToken}
 	token.Annotations = map[string]string{corev1.ServiceAccountNameKey: "default"}
 	nodePort := &corev1.Service{ObjectMeta: within(guests, "x"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 80}}}}
@@ -332,7 +312,7 @@ func (h *hostileConsumer) objectAttacks() []attack {
 	return []attack{
 		{"granting itself capacity", raise, rbac, "cannot patch resource"},
 		{"letting guests overflow again", relabel, rbac, "cannot patch resource"},
-		{"a ServiceAccount token", h.create(token), remains, "service-account-token"},
+		{"a ServiceAccount token", h.create(token), objects, "service-account-token"},
 		{"a Service of type NodePort", h.create(nodePort), rbac, "cannot create resource"},
 		{"a PersistentVolumeClaim", h.create(claim), rbac, "cannot create resource"},
 		{"opening the network", func() error {

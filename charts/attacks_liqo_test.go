@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -61,8 +62,10 @@ func newLiqoFixture(t *testing.T) *liqoFixture {
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-rome", Labels: map[string]string{
 			"liqo.io/remote-cluster-id": "rome", "liqo.io/tenant-namespace": "true", "app.kubernetes.io/managed-by": "spillway",
 		}}},
-		// As Liqo creates it for a NamespaceMap.
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{"liqo.io/remote-cluster-id": "rome", "broker.fluidos.eu/limited": "true"}}},
+		// As Liqo creates it for a NamespaceMap, and the agent limits it.
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{
+			"liqo.io/remote-cluster-id": "rome", "broker.fluidos.eu/limited": "true", "pod-security.kubernetes.io/enforce": "restricted",
+		}}},
 		// A peering that a user made.
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo", "liqo.io/tenant-namespace": "true"}}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: map[string]string{"liqo.io/remote-cluster-id": "oslo"}}},
@@ -195,13 +198,12 @@ func TestAttacksWithLiqo(t *testing.T) {
 	// Its server does not run here.
 	expect.NoError(t, f.admin.Delete(t.Context(), &admissionv1.MutatingWebhookConfiguration{ObjectMeta: named("spillway-agent-guests")}))
 	expect.NoError(t, f.admin.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: named("default"), Value: 1, GlobalDefault: true}))
-	expect.NoError(t, f.admin.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: named("low"), Value: -1}))
 	stored := resourceSlice("liqo-tenant-rome", "spillway")
 	eventually(t, "a ResourceSlice of class spillway", func() error { return f.controlPlane.Create(t.Context(), stored) })
 	expect.NoError(t, f.admin.Create(t.Context(), shadowPod(f.t, "shop-rome", "stored", func(*corev1.PodSpec) {})))
 
 	allowed := f.allowed(stored, maps)
-	for name, object := range smallObjects("shop-rome") {
+	for name, object := range largestObjects("shop-rome") {
 		allowed[name] = f.create(f.slice, func() client.Object { return object.DeepCopyObject().(client.Object) })
 	}
 	for name, do := range allowed {
@@ -212,22 +214,28 @@ func TestAttacksWithLiqo(t *testing.T) {
 			})
 		})
 	}
+	expectTooLarge(t, f.slice, "shop-rome")
+	t.Run("an annotation of a guest that runs", f.testLaterAppArmor)
 	var guards []guard
-	for _, name := range []string{"spillway-slice-class", "spillway-slice-status", "spillway-namespace-map", "spillway-namespace-map-removal", "spillway-replicas", "spillway-guests", "spillway-guest-objects", "spillway-guests-confined", "spillway-guest-priority", "spillway-guest-sizes", "spillway-deletion"} {
+	for _, name := range []string{"spillway-replicas", "spillway-namespace-maps", "spillway-guest-objects", "spillway-deletion", "spillway-guest-requests", "spillway-guests"} {
 		guards = append(guards, policyGuard(t, f.admin, name))
 	}
-	guards = append(guards, permissionGuard(t, f.admin, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"}))
+	guards = append(guards, guard{"Pod Security", func() error {
+		return f.admin.Patch(t.Context(), &corev1.Namespace{ObjectMeta: named("shop-rome")}, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":null}}}`)))
+	}}, permissionGuard(t, f.admin, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"}))
 	attacks := slices.Concat(f.replicationAttacks(stored), f.mappingAttacks(maps), f.originAttacks(stored, maps.many), f.objectAttacks(), listAttacks(t, f.slice))
-	for _, a := range slices.Concat(everyPodAttack, podSecurityAttacks, f.podAttacks()) {
+	for _, a := range slices.Concat(everyPodAttack, f.podAttacks()) {
 		attacks = append(attacks, attack{a.name, f.guest(f.slice, "shop-rome", a.change), []string{"spillway-guests"}, a.want})
 	}
-	for name, object := range largeObjects("shop-rome") {
-		attacks = append(attacks, attack{name, f.create(f.slice, func() client.Object { return object.DeepCopyObject().(client.Object) }), []string{"spillway-guest-sizes"}, "may have 524288 bytes"})
+	for _, a := range slices.Concat(memoryAttacks, f.requestAttacks()) {
+		attacks = append(attacks, attack{a.name, f.guest(f.slice, "shop-rome", a.change), []string{"spillway-guest-requests"}, a.want})
+	}
+	// The pod that Liqo creates of a ShadowPod.
+	for _, a := range podSecurityAttacks {
+		attacks = append(attacks, attack{a.name, f.createPod(func(p *corev1.Pod) { a.change(&p.Spec) }), []string{"Pod Security"}, "violates PodSecurity"})
 	}
 	attacks = append(attacks, f.annotationAttacks()...)
 	attacks = append(attacks, f.deletionAttacks(stored)...)
-	// As Liqo creates it while no replica of the agent answers.
-	attacks = append(attacks, attack{"a guest of the cluster's default priority", f.createPod(""), []string{"spillway-guest-priority"}, "priority"})
 	runAttacks(t, guards, attacks)
 }
 
@@ -254,8 +262,7 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured, maps *namespace
 		"deleting a guest after its pod":                           f.delete(f.slice, f.storedGuest(), client.PropagationPolicy(metav1.DeletePropagationForeground)),
 		"deleting a slice":                                         f.delete(f.controlPlane, stored),
 		"keeping a slice of this cluster until its copy is gone":   f.patch(liqo, stored, `{"metadata":{"finalizers":["crdreplicator.liqo.io/resource"]}}`),
-		"the pod of a guest":                                       f.createPod("spillway-guest"),
-		"the pod of a low priority":                                f.createPod("low"),
+		"the pod of a guest":                                       f.createPod(func(*corev1.Pod) {}),
 		"a namespace of its own":                                   f.create(f.controlPlane, func() client.Object { return namespaceMap(map[string]any{"shop": "shop-rome"}) }),
 		"as many namespaces as it may use":                         f.create(f.controlPlane, func() client.Object { return namespaceMap(mappings(100)) }),
 		"no namespace":                                             f.create(f.controlPlane, func() client.Object { return namespaceMap(nil) }),
@@ -299,13 +306,25 @@ func countedSidecar(s *corev1.PodSpec) {
 }
 
 // createPod returns a request by which Liqo creates the pod of a guest.
-func (f *liqoFixture) createPod(priorityClass string) func() error {
+func (f *liqoFixture) createPod(change func(*corev1.Pod)) func() error {
 	liqo := impersonating(f.t, f.config, "system:serviceaccount:liqo:liqo-controller-manager", "system:masters", "system:serviceaccounts", "system:serviceaccounts:liqo")
 	return f.create(liqo, func() client.Object {
 		pod := &corev1.Pod{ObjectMeta: within("shop-rome", "another"), Spec: guestSpec()}
-		pod.Spec.PriorityClassName = priorityClass
+		pod.Spec.PriorityClassName = "spillway-guest"
+		change(pod)
 		return pod
 	})
+}
+
+// testLaterAppArmor: Liqo copies to the pod the annotations that its ShadowPod gets later, and the
+// API server takes no such one.
+func (f *liqoFixture) testLaterAppArmor(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: within("shop-rome", "running"), Spec: guestSpec()}
+	expect.NoError(t, f.admin.Create(t.Context(), pod))
+	err := f.patch(f.admin, pod, `{"metadata":{"annotations":{"`+appArmor+`":"unconfined"}}}`)()
+	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "AppArmor") {
+		t.Errorf("no AppArmor, by an annotation after the pod is created: %v", err)
+	}
 }
 
 // storedGuest identifies the guest that exists.
@@ -375,18 +394,18 @@ func (f *liqoFixture) replicationAttacks(stored *unstructured.Unstructured) []at
 		})
 	}
 	return []attack{
-		{"a slice of Liqo's default class", another("default"), []string{"spillway-slice-class"}, "class spillway"},
-		{"a slice of no class", another(""), []string{"spillway-slice-class"}, "class spillway"},
-		{"another class in an update", f.patch(f.controlPlane, stored, `{"spec":{"class":"default"}}`), []string{"spillway-slice-class"}, "class spillway"},
-		{"granting itself capacity", f.writeStatus(f.controlPlane, stored), []string{"spillway-slice-status"}, "only Liqo and Spillway"},
-		{"another slice", another("spillway"), []string{"spillway-slice-class"}, "spillway-paris"},
+		{"a slice of Liqo's default class", another("default"), []string{"spillway-replicas"}, "class spillway"},
+		{"a slice of no class", another(""), []string{"spillway-replicas"}, "class spillway"},
+		{"another class in an update", f.patch(f.controlPlane, stored, `{"spec":{"class":"default"}}`), []string{"spillway-replicas"}, "class spillway"},
+		{"granting itself capacity", f.writeStatus(f.controlPlane, stored), []string{"spillway-replicas"}, "only Liqo and Spillway"},
+		{"another slice", another("spillway"), []string{"spillway-replicas"}, "spillway-paris"},
 		{"another Renew", f.create(f.controlPlane, func() client.Object { return renew("another") }), []string{"spillway-replicas"}, "controlplane-paris"},
 	}
 }
 
 // mappingAttacks make Liqo create namespaces.
 func (f *liqoFixture) mappingAttacks(maps *namespaceMaps) []attack {
-	policy, removal := []string{"spillway-namespace-map"}, []string{"spillway-namespace-map-removal"}
+	policy := []string{"spillway-namespace-maps"}
 	mapping := func(mapping map[string]any) func() error {
 		return f.create(f.controlPlane, func() client.Object { return namespaceMap(mapping) })
 	}
@@ -398,9 +417,9 @@ func (f *liqoFixture) mappingAttacks(maps *namespaceMaps) []attack {
 		{"one namespace too many", mapping(mappings(101)), policy, "100 namespaces"},
 		{"even more namespaces than before an upgrade", f.patch(f.controlPlane, maps.many, `{"spec":{"desiredMapping":{"x1":null,"shop":"shop-rome"}}}`), policy, "100 namespaces"},
 		{"others for namespaces that are being deleted", f.patch(f.controlPlane, maps.ending, `{"spec":{"desiredMapping":{"shop":"shop-rome"}}}`), policy, "100 namespaces"},
-		{"unmapping a namespace that Liqo is creating", f.patch(f.controlPlane, maps.pending, `{"spec":{"desiredMapping":null}}`), removal, "try again"},
-		{"deleting the map of a namespace that Liqo is creating", f.delete(f.controlPlane, maps.pending), removal, "try again"},
-		{"deleting a NamespaceMap before its namespaces", f.patch(f.controlPlane, maps.many, `{"metadata":{"finalizers":null}}`), removal, "finalizers"},
+		{"unmapping a namespace that Liqo is creating", f.patch(f.controlPlane, maps.pending, `{"spec":{"desiredMapping":null}}`), policy, "try again"},
+		{"deleting the map of a namespace that Liqo is creating", f.delete(f.controlPlane, maps.pending), policy, "try again"},
+		{"deleting a NamespaceMap before its namespaces", f.patch(f.controlPlane, maps.many, `{"metadata":{"finalizers":null}}`), policy, "finalizers"},
 		{"another NamespaceMap", f.create(f.controlPlane, func() client.Object {
 			another := namespaceMap(nil)
 			another.SetName("another")
@@ -474,32 +493,29 @@ func (f *liqoFixture) objectAttacks() []attack {
 		{"the provider's Secrets", read("default"), []string{"RBAC"}, "cannot get resource"},
 		{"a Secret of the peering", read("liqo-tenant-rome"), []string{"RBAC"}, "cannot get resource"},
 		{"exec into a pod of the provider", exec, []string{"RBAC"}, "cannot create resource"},
-		{"a guest in a namespace without limits", f.guest(f.slice, "new-rome", func(*corev1.PodSpec) {}), []string{"spillway-guests-confined"}, "add that to the value liqo.otherPeers"},
+		{"a guest in a namespace without limits", f.guest(f.slice, "new-rome", func(*corev1.PodSpec) {}), []string{"spillway-guests"}, "add that to the value liqo.otherPeers"},
 		{"a pod in another namespace", f.create(f.slice, func() client.Object { return &corev1.Pod{ObjectMeta: within("default", "x"), Spec: guestSpec()} }), []string{"RBAC"}, "cannot create resource"},
 		{"a guest in another namespace", f.guest(f.slice, "default", func(*corev1.PodSpec) {}), []string{"RBAC"}, "cannot create resource"},
 	}
 }
 
+const appArmor = "container.apparmor.security.beta.kubernetes.io/c"
+
 // annotationAttacks run a guest without AppArmor, or one that keeps its node: Liqo copies the
-// annotations of the ShadowPod when it creates the pod, and later, and the API server makes
-// fields of some.
+// annotations of the ShadowPod when it creates the pod, and the API server makes fields of some.
 func (f *liqoFixture) annotationAttacks() []attack {
-	const annotation, policy, want = "container.apparmor.security.beta.kubernetes.io/c", "spillway-guests", "AppArmor"
-	const evict = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+	const policy, evict = "spillway-guests", "cluster-autoscaler.kubernetes.io/safe-to-evict"
 	return []attack{
-		{"no AppArmor, by an annotation", f.create(f.slice, func() client.Object {
-			shadow := shadowPod(f.t, "shop-rome", "another", func(*corev1.PodSpec) {})
-			shadow.SetAnnotations(map[string]string{annotation: "unconfined"})
-			return shadow
-		}), []string{policy}, want},
+		{"no AppArmor, by an annotation", f.createPod(func(p *corev1.Pod) { p.Annotations = map[string]string{appArmor: "unconfined"} }), []string{"Pod Security"}, "violates PodSecurity"},
 		{"a guest that keeps its node", f.create(f.slice, func() client.Object {
 			shadow := shadowPod(f.t, "shop-rome", "another", func(*corev1.PodSpec) {})
 			shadow.SetAnnotations(map[string]string{evict: "false"})
 			return shadow
 		}), []string{policy}, "safe-to-evict"},
 		{"keeping its node later", f.patch(f.slice, f.storedGuest(), `{"metadata":{"annotations":{"`+evict+`":"false"}}}`), []string{policy}, "safe-to-evict"},
-		{"no AppArmor, by an annotation before the pod is created", f.patch(f.slice, f.storedGuest(),
-			`{"metadata":{"annotations":{"`+annotation+`":"unconfined"}}}`), []string{policy}, want},
+		// Liqo creates its pod again if that is deleted.
+		{"a guest of the cluster's default priority", f.patch(f.slice, f.storedGuest(), `{"spec":{"pod":{"priorityClassName":null}}}`), []string{policy}, "PriorityClass spillway-guest"},
+		{"a guest that does not wait for its next place", f.patch(f.slice, f.storedGuest(), `{"spec":{"pod":{"schedulingGates":null}}}`), []string{policy}, "hand-over"},
 	}
 }
 
@@ -519,10 +535,25 @@ func initContainers(sidecars bool, cpu ...string) func(*corev1.PodSpec) {
 
 // podAttacks are those that a ShadowPod alone allows.
 func (f *liqoFixture) podAttacks() []podAttack {
+	return []podAttack{
+		{"a priority class", func(s *corev1.PodSpec) { s.PriorityClassName = "system-node-critical" }, "PriorityClass spillway-guest"},
+		{"a priority", func(s *corev1.PodSpec) { p := int32(1000); s.Priority = &p }, "no priority but that of"},
+		// As while no replica of the agent answers the webhook.
+		{"a guest without the priority of guests", func(s *corev1.PodSpec) { s.PriorityClassName = "" }, "PriorityClass spillway-guest"},
+		{"a guest that does not wait for its place", func(s *corev1.PodSpec) { s.SchedulingGates = nil }, "hand-over"},
+		{"a ServiceAccount", func(s *corev1.PodSpec) { s.ServiceAccountName = "admin" }, "ServiceAccount"},
+		{"a ServiceAccount by the field's former name", func(s *corev1.PodSpec) { s.DeprecatedServiceAccount = "admin" }, "ServiceAccount"},
+		{"a token", func(s *corev1.PodSpec) { s.AutomountServiceAccountToken = nil }, "token"},
+		{"a projected token", volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{
+			ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"},
+		}}}}), "volumes of type"},
+	}
+}
+
+// requestAttacks use more than Liqo's quota counts.
+func (f *liqoFixture) requestAttacks() []podAttack {
 	const uncounted = "Liqo's quota would not count all"
 	return []podAttack{
-		{"a priority class", func(s *corev1.PodSpec) { s.PriorityClassName = "system-node-critical" }, "priority class"},
-		{"a priority", func(s *corev1.PodSpec) { p := int32(1000); s.Priority = &p }, "priority"},
 		{"a limit without a request, which would be the request of its pod", func(s *corev1.PodSpec) {
 			s.Containers[0].Resources.Limits["nvidia.com/gpu"] = resource.MustParse("8")
 		}, "its requests"},
@@ -531,8 +562,6 @@ func (f *liqoFixture) podAttacks() []podAttack {
 			s.InitContainers[0].Name, s.InitContainers[0].Resources = "i", corev1.ResourceRequirements{Limits: expect.Resources("cpu", "64")}
 		}, "its requests"},
 		// As while no replica of the agent answers the webhook.
-		{"a guest without the priority of guests", func(s *corev1.PodSpec) { s.PriorityClassName = "" }, "PriorityClass spillway-guest"},
-		{"a guest that does not wait for its place", func(s *corev1.PodSpec) { s.SchedulingGates = nil }, "hand-over"},
 		{"a guest that may use the whole memory of its node", func(s *corev1.PodSpec) { s.Containers[0].Resources.Limits = nil }, "memory limit"},
 		{"an init container that may", func(s *corev1.PodSpec) {
 			initContainers(false, "1m")(s)
@@ -559,11 +588,5 @@ func (f *liqoFixture) podAttacks() []podAttack {
 				s.InitContainers[i].Resources = corev1.ResourceRequirements{Requests: expect.Resources("nvidia.com/gpu", "1"), Limits: expect.Resources("nvidia.com/gpu", "1")}
 			}
 		}, uncounted},
-		{"a ServiceAccount", func(s *corev1.PodSpec) { s.ServiceAccountName = "admin" }, "ServiceAccount"},
-		{"a ServiceAccount by the field's former name", func(s *corev1.PodSpec) { s.DeprecatedServiceAccount = "admin" }, "ServiceAccount"},
-		{"a token", func(s *corev1.PodSpec) { s.AutomountServiceAccountToken = nil }, "token"},
-		{"a projected token", volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{
-			ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"},
-		}}}}), "volumes of type"},
 	}
 }

@@ -85,7 +85,7 @@ func (o ownNamespaces) allowed() {
 		"deleting a peer's namespace":                         o.delete(&corev1.Namespace{ObjectMeta: named("liqo-tenant-rome")}),
 		"limiting a namespace to try guests in":               o.patch("spillway-trial-rome", `{"metadata":{"labels":{"broker.fluidos.eu/limited":"true"}}}`),
 		"deleting a namespace to try guests in":               o.delete(&corev1.Namespace{ObjectMeta: named("spillway-trial-rome")}),
-		"limiting a namespace of guests of a peering by hand": o.patch("shop-oslo", `{"metadata":{"labels":{"broker.fluidos.eu/limited":"true"}}}`),
+		"limiting a namespace of guests of a peering by hand": o.patch("shop-oslo", `{"metadata":{"labels":{"broker.fluidos.eu/limited":"true","pod-security.kubernetes.io/enforce":"restricted"}}}`),
 	} {
 		eventually(t, what, do)
 	}
@@ -120,6 +120,7 @@ func (o ownNamespaces) attacks() []attack {
 		{"a namespace to try guests in of another peer", o.create("spillway-trial-bergen", trialLabels("rome"), client.DryRunAll), limits, change},
 		{"a namespace to try guests in that its limits take for another one", o.create("spillway-trial-bergen", tenantLabels("bergen"), client.DryRunAll), limits, change},
 		{"a label of guests that their limits take for another namespace", o.patch("shop-oslo", `{"metadata":{"labels":{"liqo.io/tenant-namespace":""}}}`), limits, change},
+		{"another Pod Security Standard for guests", o.patch("shop-oslo", `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"privileged"}}}`), limits, change},
 		{"an owner that ends a namespace of guests", o.patch("shop-oslo", `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"gone","uid":"1"}]}}`), limits, change},
 	}
 }

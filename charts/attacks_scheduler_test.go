@@ -60,3 +60,37 @@ func TestAttacksOnReturningHome(t *testing.T) {
 		{"making an OverflowPolicy as an editor of a namespace", policy, []string{"RBAC"}, "cannot create resource"},
 	})
 }
+
+// Only pods with a grant are on virtual nodes, also if another scheduler runs, and none preempts
+// them there.
+func TestAttacksOnVirtualNodes(t *testing.T) {
+	config := controlplane.Start(t)
+	ctx, admin, scheduler := t.Context(), as(t, config, ""), as(t, config, "spillway-scheduler")
+	expect.NoError(t, admin.Create(ctx, &corev1.Namespace{ObjectMeta: named("liqo")}))
+	install(t, "install", "agent", kubeconfig(t, config), needed)
+	createWorkload(t, admin)
+	eventually(t, "binding to a virtual node", bindOverflowed(t, scheduler, "overflowed"))
+	kubeScheduler := impersonating(t, config, "system:kube-scheduler")
+	bind := func(c client.Client) func() error {
+		return func() error {
+			binding := &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: "spillway-paris"}}
+			return c.SubResource("binding").Create(ctx, podOn("", "pending"), binding, client.DryRunAll)
+		}
+	}
+	create := func(pod *corev1.Pod) func() error {
+		return func() error { return admin.Create(ctx, pod.DeepCopy(), client.DryRunAll) }
+	}
+	preempt := func(c client.Client) func() error {
+		return func() error { return c.Delete(ctx, podOn("", "overflowed"), client.DryRunAll) }
+	}
+	eventually(t, "creating a DaemonSet's pod for a real node", create(daemonSetPod("worker")))
+	policy := []string{"spillway-virtual-node-pods"}
+	runAttacks(t, []guard{policyGuard(t, admin, policy[0])}, []attack{
+		{"binding by kube-scheduler", bind(kubeScheduler), policy, "only system:serviceaccount:spillway-system:spillway-scheduler may bind pods to it"},
+		{"binding by an administrator", bind(admin), policy, "may bind pods to it, not"},
+		{"creating a pod there", create(podOn("spillway-paris", "pinned")), policy, "leave spec.nodeName empty"},
+		{"creating a DaemonSet's pod for it", create(daemonSetPod("spillway-paris")), policy, "DaemonSets have no pods on virtual nodes"},
+		{"preemption by kube-scheduler", preempt(kubeScheduler), policy, "schedulers may not preempt it"},
+		{"preemption by Spillway's scheduler", preempt(scheduler), policy, "schedulers may not preempt it"},
+	})
+}

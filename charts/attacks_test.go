@@ -1,6 +1,7 @@
 package charts_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -116,6 +117,11 @@ func runAttacks(t *testing.T, guards []guard, attacks []attack) {
 			}
 		}
 	}
+	for name := range removed {
+		if !slices.ContainsFunc(attacks, func(a attack) bool { return slices.Contains(a.guards, name) }) {
+			t.Errorf("no attack is refused by guard %s", name)
+		}
+	}
 }
 
 // impersonating returns a client of a user.
@@ -211,10 +217,6 @@ var everyPodAttack = []podAttack{
 		TopologyKey: "kubernetes.io/os", NamespaceSelector: &metav1.LabelSelector{}, LabelSelector: &metav1.LabelSelector{},
 	}), "affinity"},
 	{"repelling pods of a namespace", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, Namespaces: []string{"default"}, LabelSelector: &metav1.LabelSelector{}}), "affinity"},
-	{"an unbounded emptyDir in memory", volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}), "sizeLimit"},
-	{"an emptyDir in memory beyond its limits", volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{
-		Medium: corev1.StorageMediumMemory, SizeLimit: ptr.To(resource.MustParse("1Gi")),
-	}}), "sizeLimit"},
 	{"using a PersistentVolumeClaim", volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}), "volumes of type"},
 	{"using a resource claim", func(s *corev1.PodSpec) {
 		s.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("x")}}
@@ -229,6 +231,20 @@ var everyPodAttack = []podAttack{
 	{"tolerating all taints", toleration(corev1.Toleration{Operator: corev1.TolerationOpExists}), "tolerate"},
 	{"tolerating Liqo's virtual nodes", toleration(corev1.Toleration{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpExists}), "tolerate"},
 	{"tolerating the control plane", toleration(corev1.Toleration{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists}), "tolerate"},
+}
+
+// memoryAttacks use memory in volumes. The kubelet sizes these by the memory limits of the
+// containers, which the volumes count for: so each container must have one.
+var memoryAttacks = []podAttack{
+	{"an unbounded emptyDir in memory", unlimited(nil), "memory"},
+	{"an emptyDir in memory beyond its limits", unlimited(ptr.To(resource.MustParse("1Gi"))), "memory"},
+}
+
+func unlimited(size *resource.Quantity) func(*corev1.PodSpec) {
+	return func(s *corev1.PodSpec) {
+		s.Containers[0].Resources.Limits = nil
+		volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: size}})(s)
+	}
 }
 
 // podSecurityAttacks violate the Pod Security Standards.
@@ -294,21 +310,23 @@ func probeAttacks() (attacks []podAttack) {
 	return attacks
 }
 
-// largeObjects are a ConfigMap or Secret above the limit of 524288 bytes, in each of the fields
-// that have what a consumer writes; smallObjects are at most that large.
-func largeObjects(namespace string) map[string]client.Object {
-	large := strings.Repeat("x", 524289)
+// expectTooLarge checks that the API server keeps no ConfigMap or Secret above its own limits, 1 MiB
+// of data and 1.5 MiB in all, in each of the fields that have what a consumer writes; it drops what
+// managedFields say of fields that the object lacks. How many of these a consumer may keep is up to
+// the quota. The limit of all is that of etcd, so that the requests are no dry runs.
+func expectTooLarge(t *testing.T, consumer client.Client, namespace string) {
+	large := strings.Repeat("x", 1700<<10)
 	managed := func(fields string) client.Object {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "large", ManagedFields: []metav1.ManagedFieldsEntry{{
 			Manager: "own", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields),
 		}}}}
 	}
-	return map[string]client.Object{
+	for name, object := range map[string]client.Object{
 		"a large ConfigMap":                    &corev1.ConfigMap{ObjectMeta: within(namespace, "large"), Data: map[string]string{"k": large}},
 		"a ConfigMap with a large file":        &corev1.ConfigMap{ObjectMeta: within(namespace, "large"), BinaryData: map[string][]byte{"k": []byte(large)}},
-		"a ConfigMap of characters of 3 bytes": &corev1.ConfigMap{ObjectMeta: within(namespace, "large"), Data: map[string]string{"k": strings.Repeat("…", 200<<10)}},
+		"a ConfigMap of characters of 3 bytes": &corev1.ConfigMap{ObjectMeta: within(namespace, "large"), Data: map[string]string{"k": strings.Repeat("…", 400<<10)}},
 		"a ConfigMap with large annotations": &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "large", Annotations: map[string]string{"k": large[:200<<10]}}, Data: map[string]string{"k": large[:400<<10]},
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "large", Annotations: map[string]string{"k": large[:300<<10]}}, Data: map[string]string{"k": large[:400<<10]},
 		},
 		"a large Secret":             &corev1.Secret{ObjectMeta: within(namespace, "large"), Data: map[string][]byte{"k": []byte(large)}},
 		"a Secret with a large type": &corev1.Secret{ObjectMeta: within(namespace, "large"), Type: corev1.SecretType(large)},
@@ -316,17 +334,26 @@ func largeObjects(namespace string) map[string]client.Object {
 			Namespace: namespace, Name: "large", OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: large, UID: "x"}},
 		}},
 		"a ConfigMap with large managed fields": managed(`{"f:data":{"f:` + large + `":{}}}`),
-		"a ConfigMap with deep managed fields":  managed(`{"f:metadata":{"f:annotations":{"f:a":{"f:b":{"f:` + large[:1000] + `":{}}}}}}`),
+		"a ConfigMap with deep managed fields":  managed(`{"f:metadata":{"f:annotations":{"f:a":{"f:b":{"f:` + large + `":{}}}}}}`),
+	} {
+		err := consumer.Create(t.Context(), object)
+		if kept, _ := json.Marshal(object); err == nil && len(kept) < 1<<20 {
+			expect.NoError(t, consumer.Delete(t.Context(), object))
+			continue
+		}
+		if err == nil || !slices.ContainsFunc([]string{"may not be more than", "Too long", "too large"}, func(text string) bool { return strings.Contains(err.Error(), text) }) {
+			t.Errorf("%s: want a refusal because of its size, got %.300s", name, fmt.Sprint(err))
+		}
 	}
 }
 
-func smallObjects(namespace string) map[string]client.Object {
-	// With room for managedFields, which depend on the client.
-	small := strings.Repeat("x", 524288-1024)
+// largestObjects are those that a consumer may keep.
+func largestObjects(namespace string) map[string]client.Object {
+	largest := strings.Repeat("x", 1<<20-1)
 	return map[string]client.Object{
-		"a ConfigMap":             &corev1.ConfigMap{ObjectMeta: within(namespace, "small"), Data: map[string]string{"k": small}},
-		"a ConfigMap with a file": &corev1.ConfigMap{ObjectMeta: within(namespace, "small"), BinaryData: map[string][]byte{"k": []byte(small)}},
-		"a Secret":                &corev1.Secret{ObjectMeta: within(namespace, "small"), Type: "t", Data: map[string][]byte{"k": []byte(small)}},
+		"a ConfigMap":             &corev1.ConfigMap{ObjectMeta: within(namespace, "small"), Data: map[string]string{"k": largest}},
+		"a ConfigMap with a file": &corev1.ConfigMap{ObjectMeta: within(namespace, "small"), BinaryData: map[string][]byte{"k": []byte(largest)}},
+		"a Secret":                &corev1.Secret{ObjectMeta: within(namespace, "small"), Type: "t", Data: map[string][]byte{"k": []byte(largest)}},
 		"an empty ConfigMap":      &corev1.ConfigMap{ObjectMeta: within(namespace, "small")},
 	}
 }

@@ -186,12 +186,12 @@ func TestEvaluationsOfOwnRequests(t *testing.T) {
 		do   func() error
 		want map[string]int
 	}{
-		{"a consumer creates a guest", create, map[string]int{"spillway-guest-pods": 1, "spillway-guest-remains": 1, "spillway-agent-pods": 1, "avoidance.broker.fluidos.eu": 1, "spillway-virtual-node-pods": 1}},
+		{"a consumer creates a guest", create, map[string]int{"spillway-guests": 1, "spillway-guest-objects": 1, "spillway-agent-pods": 1, "avoidance.broker.fluidos.eu": 1, "spillway-virtual-node-pods": 1}},
 		{"the agent nominates it", func() error { return patch(ctx, agent.Status(), guests, `{"status":{"nominatedNodeName":"worker"}}`) }, map[string]int{"spillway-agent-pods": 1}},
 		{"the agent removes its gate", func() error {
 			return patch(ctx, agent, guests, `{"spec":{"schedulingGates":[{"name":"example.com/other"}]}}`)
 		},
-			map[string]int{"spillway-agent-pods": 1, "spillway-guest-tolerations": 1, "spillway-guest-remains": 1}},
+			map[string]int{"spillway-agent-pods": 1, "spillway-guests": 1, "spillway-guest-objects": 1}},
 		{"the agent annotates a pod", merge(agent, podOn("", "local"), note), map[string]int{"spillway-agent-pods": 1}},
 		{"the scheduler binds a pod", bindOverflowed(t, scheduler, "overflowed"), map[string]int{"spillway-virtual-node-pods": 1}},
 		{"the agent annotates that", merge(agent, podOn("", "overflowed"), note), map[string]int{"spillway-agent-pods": 1, "spillway-holds": 1}},

@@ -2,13 +2,10 @@ package charts_test
 
 import (
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	admissionv1 "k8s.io/api/admissionregistration/v1"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,31 +22,22 @@ import (
 )
 
 // TestPodSecurityOfGuests: guests must comply with restricted, whatever the driver, unless
-// the value says baseline. The agent advertises what is enforced.
+// the value says baseline. The agent labels the namespaces with it, and with Liqo, which makes
+// them, guests are refused before that.
 func TestPodSecurityOfGuests(t *testing.T) {
 	for values, want := range map[string]string{
 		"driver=liqo": "restricted", "driver=direct": "restricted",
 		"driver=liqo,guests.podSecurity=baseline": "baseline", "driver=direct,guests.podSecurity=baseline": "baseline",
 	} {
 		t.Run(values, func(t *testing.T) {
-			objects := render(t, "agent", slices.Concat(needed, strings.Split(values, ",")))
-			flag := false
-			for _, d := range only[appsv1.Deployment](t, objects, "Deployment") {
-				flag = flag || d.Name == "spillway-agent" && slices.Contains(d.Spec.Template.Spec.Containers[0].Args, "--guests-pod-security="+want)
-			}
-			if !flag {
+			text, err := template(t, "agent", slices.Concat(needed, strings.Split(values, ",")))
+			expect.NoError(t, err)
+			if !strings.Contains(text, "- --guests-pod-security="+want+"\n") {
 				t.Errorf("the agent has no flag --guests-pod-security=%s", want)
 			}
-			if strings.Contains(values, "direct") {
-				return // the agent labels the namespaces
-			}
-			for _, policy := range only[admissionv1.ValidatingAdmissionPolicy](t, objects, "ValidatingAdmissionPolicy") {
-				nonRoot := slices.ContainsFunc(policy.Spec.Validations, func(v admissionv1.Validation) bool {
-					return strings.Contains(v.Message, "set securityContext.runAsNonRoot")
-				})
-				if policy.Name == "spillway-guests" && nonRoot != (want == "restricted") {
-					t.Errorf("policy spillway-guests requires runAsNonRoot: %t", nonRoot)
-				}
+			labelled := strings.Contains(text, "variables.labels[?'pod-security.kubernetes.io/enforce'].orValue('') == '"+want+"'")
+			if labelled != strings.Contains(values, "liqo") {
+				t.Errorf("guests are refused in a namespace without label pod-security.kubernetes.io/enforce=%s: %t", want, labelled)
 			}
 		})
 	}
@@ -102,7 +90,7 @@ var podSecurityCases = []podAttack{
 			PostStart: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}, PreStop: &corev1.LifecycleHandler{HTTPGet: get},
 		}
 	}, ""},
-	// The API server has no such pods, but ShadowPods of them.
+	// The API server has no such pods.
 	{"a process of a Windows node", func(s *corev1.PodSpec) {
 		s.SecurityContext.WindowsOptions = &corev1.WindowsSecurityContextOptions{HostProcess: ptr.To(true)}
 	}, ""},
@@ -143,60 +131,10 @@ func violated(standard string, spec *corev1.PodSpec) (ids []policy.CheckID) {
 	return ids
 }
 
-// TestPodSecurityChecks: for each check of the Pod Security Standards there is a pod that it
-// alone refuses, and the policy for ShadowPods refuses every pod that a check does.
-func TestPodSecurityChecks(t *testing.T) {
-	config := controlplane.Start(t, filepath.Join(liqoDir(t), "charts/liqo-crds/crds"))
-	api := as(t, config, "")
-	alone := map[policy.CheckID]bool{}
-	for _, standard := range []string{"baseline", "restricted"} {
-		expect.NoError(t, api.Create(t.Context(), &corev1.Namespace{ObjectMeta: named(standard)}))
-		objects := render(t, "agent", append(slices.Clone(needed), "guests.podSecurity="+standard))
-		for _, rendered := range only[admissionv1.ValidatingAdmissionPolicy](t, objects, "ValidatingAdmissionPolicy") {
-			if rendered.Name == "spillway-guests" {
-				rendered.Name = standard
-				rendered.Spec.MatchConstraints.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: standard}}
-				expect.NoError(t, api.Create(t.Context(), &rendered))
-			}
-		}
-		expect.NoError(t, api.Create(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: named(standard), Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
-			PolicyName: standard, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
-		}}))
-		guest := func(change func(*corev1.PodSpec)) error {
-			return api.Create(t.Context(), shadowPod(t, standard, "g", func(s *corev1.PodSpec) {
-				change(s)
-				// As the webhook completes them.
-				for i := range s.InitContainers {
-					s.InitContainers[i].Resources = corev1.ResourceRequirements{Requests: expect.Resources("memory", "0"), Limits: expect.Resources("memory", "1Mi")}
-				}
-			}), client.DryRunAll)
-		}
-		eventuallyForbidden(t, "a guest of the host's network", func() error { return guest(func(s *corev1.PodSpec) { s.HostNetwork = true }) })
-		for _, c := range slices.Concat(podSecurityCases, podSecurityAttacks) {
-			spec := guestSpec()
-			c.change(&spec)
-			ids, err := violated(standard, &spec), guest(c.change)
-			if err != nil && !apierrors.IsForbidden(err) {
-				t.Errorf("%s: %v", c.name, err)
-			}
-			if strict := slices.Contains(stricter[c.name], standard); (err != nil) != (len(ids) > 0 || strict) {
-				t.Errorf("%s: with %s it violates %v, and the policy says: %v", c.name, standard, ids, err)
-			}
-			if len(ids) == 1 {
-				alone[ids[0]] = true
-			}
-		}
-	}
-	for _, check := range policy.DefaultChecks() {
-		if !alone[check.ID] {
-			t.Errorf("no pod is refused by check %s alone", check.ID)
-		}
-	}
-}
-
 // TestPodSecurityOfPods: which pods are asked for as pods that comply is what the Pod
 // Security admission of an API server says: a pod that violates baseline does not overflow,
-// and one that violates only restricted goes to a provider with baseline.
+// and one that violates only restricted goes to a provider with baseline. For each check of the
+// standards there is a pod that it alone refuses.
 func TestPodSecurityOfPods(t *testing.T) {
 	api, err := client.New(controlplane.Start(t), client.Options{})
 	expect.NoError(t, err)
@@ -204,9 +142,15 @@ func TestPodSecurityOfPods(t *testing.T) {
 		expect.NoError(t, api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: standard, Labels: map[string]string{"pod-security.kubernetes.io/enforce": standard}}}))
 		expect.NoError(t, api.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: within(standard, "default")}))
 	}
+	alone := map[policy.CheckID]bool{}
 	for _, c := range slices.Concat(podSecurityCases, podSecurityAttacks) {
 		spec := guestSpec()
 		c.change(&spec)
+		for _, standard := range []string{"restricted", "baseline"} {
+			if ids := violated(standard, &spec); len(ids) == 1 {
+				alone[ids[0]] = true
+			}
+		}
 		admitted := func(namespace string) (bool, error) {
 			err := api.Create(t.Context(), &corev1.Pod{ObjectMeta: within(namespace, "p"), Spec: spec}, client.DryRunAll)
 			if err != nil && !strings.Contains(err.Error(), "violates PodSecurity") {
@@ -228,6 +172,11 @@ func TestPodSecurityOfPods(t *testing.T) {
 		}
 		if standard := guest.PodSecurity(&spec); overflows && (standard == "restricted") != (restricted && !strict("restricted")) {
 			t.Errorf("%s: the API server admits it with restricted: %t, and it is taken for %s", c.name, restricted, standard)
+		}
+	}
+	for _, check := range policy.DefaultChecks() {
+		if !alone[check.ID] {
+			t.Errorf("no pod is refused by check %s alone", check.ID)
 		}
 	}
 }

@@ -26,7 +26,7 @@ import (
 // TestUpgradeLeavesNoGap: where an upgrade replaces a policy by one of another name, the new
 // one and its binding exist before the former ones are deleted.
 func TestUpgradeLeavesNoGap(t *testing.T) {
-	const policy, former = "spillway-guest-remains", "spillway-guest-former"
+	const policy, former = "spillway-guest-objects", "spillway-guest-former"
 	dir := filepath.Join(t.TempDir(), "agent")
 	expect.NoError(t, os.CopyFS(dir, os.DirFS("agent")))
 	expect.NoError(t, filepath.WalkDir(filepath.Join(dir, "templates"), func(path string, d fs.DirEntry, err error) error {

@@ -58,21 +58,24 @@ func directAttacks(ctx context.Context, t *testing.T, identity *corev1.Secret) [
 	}
 	var attacks []attack
 	for _, a := range specAttacks() {
-		if a.podSecurity != "" {
-			attacks = append(attacks, attack{a.name, guest(guests, a.change), a.podSecurity})
-		} else if a.name != "a ServiceAccount" { // there is none but those that the agent made
+		if a.name != "a ServiceAccount" { // there is none but those that the agent made
 			attacks = append(attacks, attack{a.name, guest(guests, a.change), a.want})
 		}
 	}
 	account := func(s *corev1.PodSpec) { s.ServiceAccountName = "spillway-virtual-node" }
 	more := func(s *corev1.PodSpec) { s.Containers[0].Resources.Requests["cpu"] = *cpuPlusOne(cpu) }
-	// With Liqo, the webhook excludes virtual nodes.
+	// With Liqo, the webhook limits the memory, and excludes virtual nodes.
+	unlimited := func(s *corev1.PodSpec) {
+		s.Containers[0].Resources.Limits = nil
+		s.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}}}
+	}
 	lent := func(s *corev1.PodSpec) { s.Affinity.NodeAffinity = nil }
 	return slices.Concat(attacks, foreignAttacks(ctx, t, attacker, access), []attack{
 		{"granting itself capacity", func(ctx context.Context) error {
 			return attacker.Patch(ctx, quota.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"hard":{"requests.cpu":"5000"}}}`)), client.DryRunAll)
 		}, "cannot patch resource"},
 		{"more than the grant", guest(guests, more), "exceeded quota"},
+		{"an unbounded emptyDir in memory", guest(guests, unlimited), "limits.memory"},
 		{"a ServiceAccount", guest(guests, account), "ServiceAccount"},
 		{"running on a virtual node", guest(guests, lent), "virtual nodes"},
 		{"a Service of type NodePort", creating(attacker, func() client.Object { return nodePort(guests) }), "cannot create resource"},

@@ -125,7 +125,15 @@ func liqoAttacks(ctx context.Context, t *testing.T, guests string) []attack {
 	})
 	attacks := foreignAttacks(ctx, t, slice, config)
 	for _, a := range specAttacks() {
-		attacks = append(attacks, attack{a.name, guest(a.change), a.want})
+		do := guest(a.change)
+		if a.podSecurity { // the pod that Liqo creates of the ShadowPod
+			do = creating(paris, func() client.Object {
+				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: guests, Name: "attack"}, Spec: guestSpec()}
+				a.change(&pod.Spec)
+				return pod
+			})
+		}
+		attacks = append(attacks, attack{a.name, do, a.want})
 	}
 	more := func(s *corev1.PodSpec) {
 		s.Containers[0].Resources.Requests["cpu"] = *cpuPlusOne(resource.MustParse(text))

@@ -213,7 +213,7 @@ const baseSources, sourcesPerPod = 20, 20
 
 // hardLimits is a consumer's total as the hard limits of a quota. The memory limits of its
 // guests add up to what guest.BoundMemory gives those that have none. The chart's policy
-// spillway-guest-pods rejects every resource that the quota does not list, including those
+// spillway-guests rejects every resource that the quota does not list, including those
 // that the cluster gets later. ConfigMaps and Secrets of guests take up the provider's etcd,
 // so their number is bounded per pod.
 func hardLimits(total corev1.ResourceList) corev1.ResourceList {

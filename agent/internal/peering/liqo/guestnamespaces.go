@@ -20,8 +20,9 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// labelLimited marks a namespace whose guests are limited.
-const labelLimited = broker.Group + "/limited"
+// labelLimited marks a namespace whose guests are limited, and labelPodSecurity holds its pods to a
+// Pod Security Standard.
+const labelLimited, labelPodSecurity = broker.Group + "/limited", consts.PodSecurityEnforceLevelLabel
 
 // Liqo reflects all Services of a mapped namespace, and with a consumer's reflectAll all its
 // ConfigMaps and Secrets, whether or not guests use them: baseSources and baseServices allow
@@ -46,8 +47,8 @@ func isGuestNamespace(namespace *corev1.Namespace) bool {
 }
 
 // confineGuests limits what guests can do in the namespaces that Liqo has created for a
-// consumer with a peering that Spillway made. The label comes last: the chart's policy
-// refuses guests in a namespace without it.
+// consumer with a peering that Spillway made. The labels come last: the chart's policy
+// refuses guests in a namespace without them.
 func (p *Provider) confineGuests(ctx context.Context, consumer string) error {
 	if _, known := p.grants.Get(consumer); !known {
 		return nil
@@ -126,12 +127,19 @@ func (p *Provider) confine(ctx context.Context, namespace *corev1.Namespace, con
 	if err := p.ensureNamespaceQuota(ctx, confined, consumer); err != nil {
 		return err
 	}
-	if namespace.Labels[labelLimited] == "true" {
+	if p.isLimited(namespace) {
 		return nil
 	}
 	before := namespace.DeepCopy()
 	metav1.SetMetaDataLabel(&namespace.ObjectMeta, labelLimited, "true")
+	metav1.SetMetaDataLabel(&namespace.ObjectMeta, labelPodSecurity, p.PodSecurity)
 	return p.Client.Patch(ctx, namespace, client.MergeFrom(before))
+}
+
+// isLimited reports whether the guests of a namespace are limited, to the Pod Security Standard of
+// the options.
+func (p *Provider) isLimited(namespace *corev1.Namespace) bool {
+	return namespace.Labels[labelLimited] == "true" && namespace.Labels[labelPodSecurity] == p.PodSecurity
 }
 
 // ensureNamespaceQuota limits what a consumer may keep in a namespace for guests, and what the

@@ -21,6 +21,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -84,11 +85,16 @@ func TestTrialNamespace(t *testing.T) {
 		}
 	}
 	namespace := read(t, paris, "", trial, &corev1.Namespace{})
-	if namespace.Labels[consts.RemoteClusterID] != "rome" || namespace.Labels[labelLimited] != "true" {
+	if namespace.Labels[consts.RemoteClusterID] != "rome" || namespace.Labels[labelLimited] != "true" || namespace.Labels[labelPodSecurity] != broker.PodSecurityRestricted {
 		t.Errorf("the labels are %v", namespace.Labels)
 	}
 	read(t, paris, trial, confine.Quota, &corev1.ResourceQuota{})
 	read(t, paris, trial, confine.Quota, &corev1.LimitRange{})
+	// The value may change.
+	p.PodSecurity = broker.PodSecurityBaseline
+	if _, _, err := p.EnsureTrialNamespace(ctx, "rome"); err != nil || read(t, paris, "", trial, &corev1.Namespace{}).Labels[labelPodSecurity] != broker.PodSecurityBaseline {
+		t.Errorf("with another Pod Security Standard: %v", err)
+	}
 	consumers, err := p.Consumers(ctx)
 	expect.NoError(t, err)
 	guests, err := p.GuestNamespaces(ctx, "rome")
@@ -150,7 +156,10 @@ func TestEndingGuestsCount(t *testing.T) {
 	for _, object := range []client.Object{tenant, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{consts.RemoteClusterID: "rome"}}}} {
 		expect.NoError(t, paris.Create(ctx, object))
 	}
-	p, err := NewProvider(Options{Options: session.Options{Client: paris, ClusterID: "paris", Log: testr.New(t)}, PodCIDRs: []string{"10.0.0.0/16"}})
+	p, err := NewProvider(Options{
+		Options:  session.Options{Client: paris, ClusterID: "paris", Log: testr.New(t)},
+		PodCIDRs: []string{"10.0.0.0/16"}, PodSecurity: broker.PodSecurityBaseline,
+	})
 	expect.NoError(t, err)
 	granted := func(pods int32, total corev1.ResourceList) {
 		t.Helper()

@@ -142,39 +142,33 @@ func sidecar(name, cpu string) corev1.Container {
 	}
 }
 
-// installGuestsPolicy creates the chart's policy for guests.
-func installGuestsPolicy(t *testing.T, core client.Client) {
+// installGuestsPolicies creates the chart's policies for guests.
+func installGuestsPolicies(t *testing.T, core client.Client) {
 	t.Helper()
 	objects, err := manifests.Chart(t.Context(), "agent",
 		"--set", "clusterID=paris,lend.enabled=false,guests.podSecurity=baseline,join.token=t,broker.url=https://192.0.2.1:8443,broker.caHash=sha256:"+strings.Repeat("0", 64))
 	expect.NoError(t, err)
 	created := 0
 	for _, object := range objects {
-		if object.GetName() == "spillway-guests" {
-			// The webhook changes no requests for the sake of Liqo's Quota.
-			validations, _, _ := unstructured.NestedSlice(object.Object, "spec", "validations")
-			validations = slices.DeleteFunc(validations, func(v any) bool { return strings.Contains(fmt.Sprint(v), "Liqo's quota would not count") })
-			if len(validations) > 0 {
-				expect.NoError(t, unstructured.SetNestedSlice(object.Object, validations, "spec", "validations"))
-			}
+		if name := object.GetName(); name == "spillway-guests" || name == "spillway-guest-requests" {
 			expect.NoError(t, core.Create(t.Context(), object))
 			created++
 		}
 	}
-	if created != 2 {
-		t.Fatalf("the chart has %d objects of the policy for guests, want it and its binding", created)
+	if created != 4 {
+		t.Fatalf("the chart has %d objects of the policies for guests, want two and their bindings", created)
 	}
 }
 
 // The pod that Liqo creates of a ShadowPod preempts none and waits for its place. The chart's
-// policy admits what the webhook makes of the pods that may overflow.
+// policies admit what the webhook makes of the pods that may overflow.
 func TestGuestsWebhook(t *testing.T) {
 	config := controlplane.Start(t, liqoCRDs(t))
 	c := newClient(t, config)
 	core, err := client.New(config, client.Options{Scheme: scheme.Scheme})
 	expect.NoError(t, err)
 	expect.NoError(t, core.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: guest.PriorityClass}, PreemptionPolicy: ptr.To(corev1.PreemptNever)}))
-	installGuestsPolicy(t, core)
+	installGuestsPolicies(t, core)
 	changes := guestChanges()
 	for handOver, consumer := range map[bool]string{true: "rome", false: "berlin"} {
 		namespace := "shop-" + consumer
@@ -194,7 +188,9 @@ func TestGuestsWebhook(t *testing.T) {
 				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{consts.RemoteClusterID: consumer}},
 			}},
 		}))
-		expect.NoError(t, core.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: map[string]string{consts.RemoteClusterID: consumer}}}))
+		expect.NoError(t, core.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: map[string]string{
+			consts.RemoteClusterID: consumer, labelLimited: "true", labelPodSecurity: broker.PodSecurityBaseline,
+		}}}))
 		expect.NoError(t, core.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: namespace}}))
 		shadow := func() *offloadingv1beta1.ShadowPod {
 			return &offloadingv1beta1.ShadowPod{ObjectMeta: metav1.ObjectMeta{Name: "g", Namespace: namespace}, Spec: offloadingv1beta1.ShadowPodSpec{

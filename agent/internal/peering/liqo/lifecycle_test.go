@@ -20,6 +20,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -105,7 +106,7 @@ func (l *lifecycle) expectGuestsConfined() {
 	l.create(l.paris, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: map[string]string{consts.RemoteClusterID: "oslo"}}})
 	expect.Eventually(l.t, "the guests are limited", func() (bool, string) {
 		namespace, err := session.Find(l.t.Context(), l.paris, "", "shop-rome", &corev1.Namespace{})
-		return err == nil && namespace != nil && namespace.Labels[labelLimited] == "true", fmt.Sprint(namespace, err)
+		return err == nil && namespace != nil && namespace.Labels[labelLimited] == "true" && namespace.Labels[labelPodSecurity] == broker.PodSecurityRestricted, fmt.Sprint(namespace, err)
 	})
 	hard := read(l.t, l.paris, "shop-rome", "spillway-guests", &corev1.ResourceQuota{}).Spec.Hard
 	for name, want := range map[corev1.ResourceName]int64{

@@ -77,6 +77,9 @@ type Options struct {
 	// Networks that guests may exchange traffic with, besides the other guests of their
 	// consumer and this cluster's DNS.
 	Networks confine.Networks
+	// PodSecurity is the Pod Security Standard that guests must comply with,
+	// broker.PodSecurityRestricted if empty, or broker.PodSecurityBaseline.
+	PodSecurity string
 	// Webhook is whether the manager's webhook server serves GuestsPath and AddressesPath, and
 	// HandOver whether guests wait there for the place of a placeholder.
 	Webhook, HandOver bool
@@ -96,6 +99,7 @@ func (o *Options) complete() error {
 		return fmt.Errorf("liqo: %w", err)
 	}
 	o.LiqoNamespace = cmp.Or(o.LiqoNamespace, "liqo")
+	o.PodSecurity = cmp.Or(o.PodSecurity, broker.PodSecurityRestricted)
 	o.StuckAfter = cmp.Or(o.StuckAfter, time.Minute)
 	o.prepared = &sync.Map{}
 	return nil

@@ -52,7 +52,7 @@ func (p *Provider) EnsureTrialNamespace(ctx context.Context, consumer string) (n
 		return "", peering.Waiting(session.ReasonTerminating, "waiting until namespace "+name+" of an earlier trial is deleted"), nil
 	case !namespace.DeletionTimestamp.IsZero():
 		return "", peering.Done(session.ReasonTerminating, "namespace "+name+" of an earlier trial is being deleted"), nil
-	case namespace.Labels[labelLimited] != "true":
+	case !p.isLimited(namespace):
 		if err := p.confine(ctx, namespace, consumer); apierrors.IsForbidden(err) {
 			return "", peering.Waiting("AccessPending", "waiting for this agent's permissions in namespace "+name), nil
 		} else if err != nil {
