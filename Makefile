@@ -27,13 +27,13 @@ help: ## List the targets
 	  'first. Each older version is compiled when it is first asked for, which takes minutes.'
 
 .PHONY: generate
-generate: ## Generate deepcopy code, CRDs and the OpenAPI document from the API types
+generate: ## Generate deepcopy code, CRDs and the OpenAPI document from the API types, and the table of the chart's policies
 	@gen=$$($(LAB) program controller-gen) && \
 	"$$gen" object paths=./broker/api/... && \
 	.ci/crds "$$gen" charts/broker/crds
 	@for crd in charts/agent/crds/*.yaml; do cp "charts/broker/crds/$$(basename "$$crd")" "$$crd"; done
 	@gofmt -w broker/api
-	@go generate ./broker/protocol
+	@go generate ./broker/protocol ./charts
 
 .PHONY: verify
 verify: ## Check formatting, generated files, go.mod files, go vet and staticcheck
