@@ -220,7 +220,7 @@ func TestAttacksWithLiqo(t *testing.T) {
 	for _, name := range []string{"spillway-replicas", "spillway-namespace-maps", "spillway-guest-objects", "spillway-deletion", "spillway-guest-requests", "spillway-guests"} {
 		guards = append(guards, policyGuard(t, f.admin, name))
 	}
-	guards = append(guards, guard{"Pod Security", func() error {
+	guards = append(guards, f.quota(), guard{"Pod Security", func() error {
 		return f.admin.Patch(t.Context(), &corev1.Namespace{ObjectMeta: named("shop-rome")}, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":null}}}`)))
 	}}, permissionGuard(t, f.admin, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"}))
 	attacks := slices.Concat(f.replicationAttacks(stored), f.mappingAttacks(maps), f.originAttacks(stored, maps.many), f.objectAttacks(), listAttacks(t, f.slice))
@@ -231,6 +231,9 @@ func TestAttacksWithLiqo(t *testing.T) {
 		attacks = append(attacks, attack{a.name, f.guest(f.slice, "shop-rome", a.change), []string{"spillway-guest-requests"}, a.want})
 	}
 	// The pod that Liqo creates of a ShadowPod.
+	for _, a := range sidecarAttacks() {
+		attacks = append(attacks, attack{a.name, f.createPod(func(p *corev1.Pod) { a.change(&p.Spec) }), []string{"ResourceQuota"}, a.want})
+	}
 	for _, a := range podSecurityAttacks {
 		attacks = append(attacks, attack{a.name, f.createPod(func(p *corev1.Pod) { a.change(&p.Spec) }), []string{"Pod Security"}, "violates PodSecurity"})
 	}
@@ -254,7 +257,7 @@ func (f *liqoFixture) allowed(stored *unstructured.Unstructured, maps *namespace
 		"a guest with Liqo's spreading":                            f.guest(f.slice, "shop-rome", podAntiAffinity(corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{}})),
 		"a guest with init containers":                             f.guest(f.slice, "shop-rome", initContainers(false, "50m", "2500m", "2", "0.1")),
 		"a guest with an idle sidecar":                             f.guest(f.slice, "shop-rome", initContainers(true, "0")),
-		"a guest with a counted sidecar":                           f.guest(f.slice, "shop-rome", countedSidecar),
+		"a guest with sidecars":                                    f.guest(f.slice, "shop-rome", initContainers(true, "150m", "50m")),
 		"a guest of a peering by hand":                             f.guest(f.admin, "shop-oslo", func(s *corev1.PodSpec) { s.HostPID = true }),
 		"labelling a guest":                                        f.labelGuest,
 		"annotating a guest":                                       f.patch(f.slice, f.storedGuest(), `{"metadata":{"annotations":{"cluster-autoscaler.kubernetes.io/safe-to-evict":"true","note":"x"}}}`),
@@ -296,13 +299,6 @@ func nodesOfItsOwn(s *corev1.PodSpec) {
 		{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"n"}}}},
 		{},
 	}})
-}
-
-// countedSidecar adds a sidecar after an init container that requests as much as the pod.
-func countedSidecar(s *corev1.PodSpec) {
-	initContainers(false, "0.3", "100m")(s)
-	initContainers(true, "150m", "50m")(s)
-	s.InitContainers[2].Name, s.InitContainers[3].Name = "s", "t"
 }
 
 // createPod returns a request by which Liqo creates the pod of a guest.
@@ -552,7 +548,6 @@ func (f *liqoFixture) podAttacks() []podAttack {
 
 // requestAttacks use more than Liqo's quota counts.
 func (f *liqoFixture) requestAttacks() []podAttack {
-	const uncounted = "Liqo's quota would not count all"
 	return []podAttack{
 		{"a limit without a request, which would be the request of its pod", func(s *corev1.PodSpec) {
 			s.Containers[0].Resources.Limits["nvidia.com/gpu"] = resource.MustParse("8")
@@ -574,19 +569,38 @@ func (f *liqoFixture) requestAttacks() []podAttack {
 			s.Containers[0].Resources.Requests["cpu"] = resource.MustParse("-64")
 		}, "less than nothing"},
 		{"a negative request of an init container", initContainers(false, "-1"), "less than nothing"},
-		{"a sidecar, which Liqo's quota does not add", initContainers(true, "64"), uncounted},
-		{"a small sidecar", initContainers(true, "1m"), uncounted},
+	}
+}
+
+// sidecarAttacks use what Liqo's quota does not count. The pod that Liqo creates is refused.
+func sidecarAttacks() []podAttack {
+	const exceeded = "exceeded quota: spillway-guests"
+	return []podAttack{
+		{"a sidecar, which Liqo's quota does not add", initContainers(true, "64"), exceeded},
+		{"a small sidecar", initContainers(true, "1m"), exceeded},
 		{"a sidecar that starts before an init container", func(s *corev1.PodSpec) {
 			initContainers(true, "1", "0")(s)
 			s.InitContainers[1].RestartPolicy = nil
 			s.InitContainers[1].Resources.Requests["cpu"] = resource.MustParse("64")
-		}, uncounted},
-		{"an init container that Liqo takes for one of the same size", initContainers(false, "1m", "1"), uncounted},
+		}, exceeded},
+		{"an init container that Liqo takes for one of the same size", initContainers(false, "1m", "1"), exceeded},
 		{"the device of a sidecar", func(s *corev1.PodSpec) {
 			initContainers(true, "0", "0")(s)
 			for i := range s.InitContainers {
-				s.InitContainers[i].Resources = corev1.ResourceRequirements{Requests: expect.Resources("nvidia.com/gpu", "1"), Limits: expect.Resources("nvidia.com/gpu", "1")}
+				s.InitContainers[i].Resources = corev1.ResourceRequirements{Requests: expect.Resources("nvidia.com/gpu", "1", "cpu", "0"), Limits: expect.Resources("nvidia.com/gpu", "1")}
 			}
-		}, uncounted},
+		}, exceeded},
 	}
+}
+
+// quota is the ResourceQuota of a namespace for guests, which has room for the guest of guestSpec.
+func (f *liqoFixture) quota() guard {
+	f.t.Helper()
+	spec := guestSpec()
+	hard := corev1.ResourceList{"requests.nvidia.com/gpu": resource.MustParse("1"), "requests.cpu": spec.Containers[0].Resources.Requests["cpu"]}
+	quota := &corev1.ResourceQuota{ObjectMeta: within("shop-rome", "spillway-guests"), Spec: corev1.ResourceQuotaSpec{Hard: hard}}
+	expect.NoError(f.t, f.admin.Create(f.t.Context(), quota))
+	quota.Status = corev1.ResourceQuotaStatus{Hard: hard, Used: expect.Resources("requests.nvidia.com/gpu", "0", "requests.cpu", "0")}
+	expect.NoError(f.t, f.admin.Status().Update(f.t.Context(), quota))
+	return guard{"ResourceQuota", func() error { return f.admin.Delete(f.t.Context(), quota) }}
 }

@@ -43,7 +43,7 @@ const (
 func policyValues() map[string][][]string {
 	all := map[string][][]string{}
 	for driver, most := range map[string][]string{"liqo": everything["agent"], "direct": withDirect} {
-		for _, values := range [][]string{nil, {"scheduler.mode=none"}, {"hold=none", "guests.podSecurity=baseline"}, {"lend.enabled=false"}, most} {
+		for _, values := range [][]string{nil, {"scheduler.mode=none"}, {"guests.podSecurity=baseline"}, {"lend.enabled=false"}, most} {
 			all[driver] = append(all[driver], slices.Concat(needed, []string{"driver=" + driver}, values))
 		}
 	}

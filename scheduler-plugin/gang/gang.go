@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
@@ -27,6 +28,8 @@ import (
 
 const (
 	errGangUnknown = "waiting for %s to be created"
+	errGangUnread  = "waiting until %s can be read"
+	errGangGone    = "this version of Kubernetes has no Workloads as %s: create the pod again with a PodGroup"
 	errGangAbsent  = "waiting for %s, and the API server serves no such groups to the scheduler: enable API group %s, or create the pod without a group"
 )
 
@@ -91,6 +94,8 @@ type heldPod struct {
 	unserved bool
 }
 
+// New returns the gangs of the pods of an informer, which are described by what client reads from an
+// API server of a minor.
 func New(clock clock.PassiveClock, client dynamic.Interface, minor compatibility.Minor, pods cache.SharedIndexInformer, onError watchErrors) (g *Gangs, err error) {
 	// The profiles of a scheduler share the informer.
 	if _, indexed := pods.GetIndexer().GetIndexers()[gangIndex]; !indexed {
@@ -147,11 +152,12 @@ func (g *Gangs) Run(ctx context.Context, activate func(map[string]*corev1.Pod), 
 			}, release)
 		})
 	}
+	wait.UntilWithContext(ctx, func(context.Context) { release() }, time.Minute) // what no event says
 	running.Wait()
 }
 
-// release activates the held pods whose gang is known by now. It holds no lock then: the
-// scheduling queue has its own when it asks hold.
+// release activates the held pods whose gang is known by now. It holds no lock then: activate takes
+// that of the scheduling queue.
 func (g *Gangs) release(activate func(map[string]*corev1.Pod)) {
 	if pods := g.released(); len(pods) > 0 {
 		activate(pods)
@@ -197,8 +203,8 @@ func asObject(obj any) *unstructured.Unstructured {
 
 // waits reports whether it is not known yet what the gang of a pod requires.
 func (g *Gangs) waits(pod *corev1.Pod, gang demand.Gang) bool {
-	if gang.Workload != "" && g.minor != workloadsUntil {
-		return false // the API server has dropped the pod's workloadRef
+	if g.isGone(gang) {
+		return true
 	}
 	if informer := g.informerOf(gang); !informer.served() {
 		// An API server that is being upgraded does not serve the version that is watched.
@@ -206,6 +212,12 @@ func (g *Gangs) waits(pod *corev1.Pod, gang demand.Gang) bool {
 	}
 	_, exists := policyOf(g.group(pod.Namespace, gang), gang)
 	return !exists
+}
+
+// isGone reports whether a pod of the gang was created with a workloadRef, which this minor of
+// Kubernetes has no more: nothing says how many pods it requires.
+func (g *Gangs) isGone(gang demand.Gang) bool {
+	return gang.Workload != "" && g.minor != workloadsUntil
 }
 
 // unserved reports whether a gang is one of Kubernetes itself, and the API server serves nothing
@@ -232,11 +244,15 @@ func (g *Gangs) Hold(pod *corev1.Pod) (waitsFor string) {
 	case g.Exists(pod):
 		g.held[pod.UID] = held // until it is forgotten, at the latest
 	}
-	if held.released {
+	switch {
+	case held.released:
 		return ""
-	}
-	if held.unserved {
+	case g.isGone(gang):
+		return fmt.Sprintf(errGangGone, gang)
+	case held.unserved:
 		return fmt.Sprintf(errGangAbsent, gang, gang.API)
+	case !g.informerOf(gang).known():
+		return fmt.Sprintf(errGangUnread, gang)
 	}
 	return fmt.Sprintf(errGangUnknown, gang)
 }
@@ -259,14 +275,17 @@ func (g *Gangs) Await(pod types.UID, atMost time.Duration) {
 	g.permits[pod] = &permit{until: g.clock.Now().Add(atMost - permitMargin)}
 }
 
-// Left notes that a pod no longer waits in Permit, and has lost its place.
-func (g *Gangs) Left(pod types.UID) {
+// Left notes that a pod no longer waits in Permit, and has lost its place. It reports whether the
+// pod has waited there.
+func (g *Gangs) Left(pod types.UID) (waited bool) {
 	if g == nil {
-		return
+		return false
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	_, waited = g.permits[pod]
 	delete(g.permits, pod)
+	return waited
 }
 
 // Leaves reports whether a pod that waits in Permit is about to lose its place.
@@ -282,7 +301,7 @@ func (g *Gangs) Allow(pods []*corev1.Pod) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, pod := range pods {
-		if w := g.permits[pod.UID]; w != nil && w.rejected {
+		if w := g.permits[pod.UID]; w != nil && (w.rejected || !w.allowed && !g.clock.Now().Before(w.until)) {
 			return false
 		}
 	}

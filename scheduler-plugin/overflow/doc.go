@@ -3,10 +3,10 @@
 //
 // # The life of a pod
 //
-//	no node fits ─► PostFilter ─► workQueue ─► demandController: pods of one owner and
+//	no node fits ─► PostFilter ─► WorkQueue ─► demandController: pods of one owner and
 //	               closes the gate             shape become one Reservation (server-side apply)
 //	                                                │ broker, agents
-//	Activate ◄─ waker ◄─ grantCache ◄─ informer ◄───┘ status.allocations[].virtualNodeReady
+//	Activate ◄─ Waker ◄─ GrantCache ◄─ informer ◄───┘ status.allocations[].virtualNodeReady
 //	   │
 //	PreEnqueue holds the pods that no place has become free for
 //	PreFilter  looks up the pod's grants

@@ -206,7 +206,7 @@ func TestKubernetesGroups(t *testing.T) {
 	c.startScheduler()
 	var upgraded []rule
 	if c.minor > 35 {
-		upgraded = []rule{{"a pod of a Workload of 1.35 does not wait for it", workloadGone}}
+		upgraded = []rule{{"a pod of a Workload of 1.35 is not bound alone", workloadGone}}
 	}
 	c.runRules(slices.Concat(upgraded, []rule{
 		{"where no PodGroups are served, the label that names one means nothing", labelOnly},
@@ -313,11 +313,14 @@ func groupsNotServed(c *testCluster, ns string) {
 
 // workloadGone: a pod of a Workload of 1.35, in a cluster that was upgraded since.
 func workloadGone(c *testCluster, ns string) {
-	home := c.poolNode(ns, "1")
+	home := c.poolNode(ns, "2")
 	c.create(schedulerPod(ns, "ring-0", "1", inPool(ns), func(p *corev1.Pod) {
 		metav1.SetMetaDataAnnotation(&p.ObjectMeta, broker.AnnotationWorkload, "ring/workers/")
 	}))
-	c.expectPods(ns, "ring", map[string]int{home: 1})
+	c.expectMessage(ns, "ring-0", "create the pod again with a PodGroup")
+	c.create(schedulerPod(ns, "alone", "1", inPool(ns)))
+	c.expectPods(ns, "alone", map[string]int{home: 1})
+	c.expectUnbound(ns, "ring", 1, "the pod of a former Workload to wait")
 }
 
 func gangTooLarge(c *testCluster, ns string) {

@@ -79,7 +79,7 @@ func TestKeyOfADeletedPod(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := testPlugin(OverflowArgs{})
 			p.handle = profile{}
-			cached := p.unreadRing(t, pod)
+			cached, _ := p.unreadRing(t, pod)
 			p.keys.Exists = p.gangs.Exists
 			handler := p.podHandler(func() bool { return false }, waiting.NewUntriedPods(p.clock))
 			handler.OnAdd(pod, false)

@@ -67,9 +67,9 @@ func (p *Plugin) allStillGranted(pods []*corev1.Pod) bool {
 // unreserveGang frees the places of the other pods of a gang when one has lost its place,
 // at a time, and makes sure that all are tried again.
 func (p *Plugin) unreserveGang(pod *corev1.Pod, at time.Time) {
-	p.gangs.Left(pod.UID)
+	waited := p.gangs.Left(pod.UID)
 	gang, required := p.gangs.GangOf(pod)
-	if required == 0 {
+	if required == 0 && !waited { // what describes a gang may have gone while its pods waited
 		return
 	}
 	if key, ok := p.keys.KeyOf(pod); ok {

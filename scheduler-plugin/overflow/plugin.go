@@ -85,7 +85,7 @@ type Plugin struct {
 	scheduling atomic.Bool
 	// leads reports whether this replica is known to lead before its first cycle.
 	leads     func() bool
-	nominated usage.OwnNominees
+	nominated *usage.OwnNominees
 	// unlabelled is when a pod was last seen without the labels of its binding.
 	unlabelled atomic.Int64
 	// watched are the pods that the return of overflowed ones depends on.
@@ -188,7 +188,7 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, minor
 		leads:      leads,
 		binder:     newBinder(),
 		pending:    waiting.NewPendingPods(),
-		nominated:  usage.OwnNominees{Nodes: map[types.UID]string{}},
+		nominated:  usage.NewOwnNominees(),
 	}
 	pods := core.Pods().Lister()
 	p.keys.Exists = func(pod *corev1.Pod) bool {

@@ -52,7 +52,7 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		pools:      usage.NewPoolCache(now),
 		gate:       waiting.NewGate(now),
 		pending:    waiting.NewPendingPods(),
-		nominated:  usage.OwnNominees{Nodes: map[types.UID]string{}},
+		nominated:  usage.NewOwnNominees(),
 		clock:      now,
 		synced:     func() bool { return true },
 		counted:    func() bool { return true },

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -22,6 +23,7 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/gang"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
@@ -35,20 +37,25 @@ func (noneWaits) Activate(klog.Logger, map[string]*corev1.Pod) {}
 // ring makes these pods, which ringPod returns, a gang that requires two.
 func (p *Plugin) ring(t *testing.T, pods ...*corev1.Pod) cache.Indexer {
 	t.Helper()
-	cached := p.unreadRing(t, pods...)
-	go p.gangs.Run(t.Context(), func(map[string]*corev1.Pod) {}, func(demand.Key) {})
-	expect.Eventually(t, "the PodGroup to be known", func() (bool, string) { why := p.gangs.Hold(ringPod("probe")); return why == "", why })
+	cached, _ := p.unreadRing(t, pods...)
+	p.readRing(t)
 	return cached
 }
 
-// unreadRing is ring before the PodGroup is known.
-func (p *Plugin) unreadRing(t *testing.T, pods ...*corev1.Pod) cache.Indexer {
+func (p *Plugin) readRing(t *testing.T) {
+	t.Helper()
+	go p.gangs.Run(t.Context(), func(map[string]*corev1.Pod) {}, func(demand.Key) {})
+	expect.Eventually(t, "the PodGroup to be known", func() (bool, string) { why := p.gangs.Hold(ringPod("probe")); return why == "", why })
+}
+
+// unreadRing is ring before the PodGroup is known, which groups has.
+func (p *Plugin) unreadRing(t *testing.T, pods ...*corev1.Pod) (cached cache.Indexer, groups dynamic.Interface) {
 	t.Helper()
 	of := func(group, version string) schema.GroupVersionResource {
 		return schema.GroupVersionResource{Group: group, Version: version, Resource: "podgroups"}
 	}
 	lists := map[schema.GroupVersionResource]string{of(demand.CoschedulingGangs, "v1alpha1"): "PodGroupList", of(demand.KubernetesGangs, "v1beta1"): "PodGroupList"}
-	groups := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, &unstructured.Unstructured{Object: map[string]any{
+	groups = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": demand.CoschedulingGangs + "/v1alpha1", "kind": "PodGroup",
 		"metadata": map[string]any{"namespace": "shop", "name": "ring"}, "spec": map[string]any{"minMember": int64(2)}}})
 	informer := cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, cache.Indexers{})
@@ -60,7 +67,41 @@ func (p *Plugin) unreadRing(t *testing.T, pods ...*corev1.Pod) cache.Indexer {
 	for _, pod := range pods {
 		expect.NoError(t, informer.GetIndexer().Add(pod))
 	}
-	return informer.GetIndexer()
+	return informer.GetIndexer(), groups
+}
+
+// TestMemberWithoutItsGroup: a pod of a gang that loses its place after its PodGroup was deleted
+// is tried again, as those that wait.
+func TestMemberWithoutItsGroup(t *testing.T) {
+	p := testPlugin(OverflowArgs{GangTimeout: &metav1.Duration{Duration: time.Minute}}, nodeWith("").Node())
+	p.handle = noneWaits{}
+	pod := ringPod("crunch-0")
+	_, groups := p.unreadRing(t, pod, ringPod("crunch-1"))
+	p.readRing(t)
+	key, _ := p.keys.KeyOf(pod)
+	p.gate.Close(pod, key, p.clock.Now(), time.Time{})
+	room := func() []*corev1.Pod {
+		return p.gate.OpenForRoom([]usage.Room{{Name: "home", Free: usage.Amounts{"cpu": 4000, "pods": 5}, ChangedAt: p.clock.Now(),
+			Need: func(pod *corev1.Pod) (usage.Amounts, bool) { return usage.PodAmounts(pod), true }}})
+	}
+	now := p.clock.(*clocktesting.FakeClock)
+	now.Step(time.Second)
+	if len(room()) != 1 {
+		t.Fatal("the gate does not open")
+	}
+	p.placements.Assume(pod, "home", "")
+	p.gate.Assumed(pod.UID, "")
+	if status, _ := p.Permit(t.Context(), nil, pod, "home"); !status.IsWait() {
+		t.Fatalf("the pod does not wait: %v", status)
+	}
+	of := schema.GroupVersionResource{Group: demand.CoschedulingGangs, Version: "v1alpha1", Resource: "podgroups"}
+	expect.NoError(t, groups.Resource(of).Namespace("shop").Delete(t.Context(), "ring", metav1.DeleteOptions{}))
+	expect.Eventually(t, "the PodGroup to be gone", func() (bool, string) { why := p.gangs.Hold(ringPod("probe")); return why != "", "still known" })
+	p.Unreserve(t.Context(), nil, pod, "home")
+	now.Step(2 * waiting.MinRetry)
+	if len(room()) != 1 {
+		t.Error("it is not woken for room")
+	}
 }
 
 func ringPod(name string) *corev1.Pod {

@@ -78,6 +78,7 @@ func (g *Grants) SlotsAt(provider string) int32 {
 	return g.Slots[provider]
 }
 
+// NewGrantCache returns a cache without grants.
 func NewGrantCache(clock clock.PassiveClock) *GrantCache {
 	return &GrantCache{clock: clock, states: map[demand.Key]map[string]reservationState{}, namespaces: map[string]int{}, unasked: map[demand.Key]int32{}}
 }
@@ -169,7 +170,7 @@ func (c *GrantCache) Set(r *broker.Reservation) (key demand.Key, changed bool) {
 	return key, changed
 }
 
-// Delete removes a Reservation, with the results of set.
+// Delete removes a Reservation, with the results of Set.
 func (c *GrantCache) Delete(r *broker.Reservation) (key demand.Key, changed bool) {
 	key, ok := demand.KeyOfReservation(r)
 	if !ok {
@@ -236,14 +237,14 @@ func (c *GrantCache) SetUnasked(key demand.Key, unasked bool, but int32) {
 	}
 }
 
-// KeepUnasked forgets what setUnasked recorded for other keys than those to keep.
+// KeepUnasked forgets what SetUnasked recorded for other keys than those to keep.
 func (c *GrantCache) KeepUnasked(keep func(demand.Key) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	maps.DeleteFunc(c.unasked, func(key demand.Key, _ int32) bool { return !keep(key) })
 }
 
-// UnaskedBut returns what setUnasked recorded.
+// UnaskedBut returns what SetUnasked recorded.
 func (c *GrantCache) UnaskedBut(key demand.Key) (pods int32, unasked bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

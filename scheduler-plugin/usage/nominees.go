@@ -121,22 +121,25 @@ func (n *nominees) drop(uid types.UID) (freed string) {
 // itself. It wakes the others when one goes away, but not those that the gate holds.
 type OwnNominees struct {
 	mu    sync.Mutex
-	Nodes map[types.UID]string
+	nodes map[types.UID]string
 }
+
+// NewOwnNominees returns none.
+func NewOwnNominees() *OwnNominees { return &OwnNominees{nodes: map[types.UID]string{}} }
 
 // Set records a pod as an informer shows it, nil for one that was deleted. freed is the node
 // that it no longer keeps room on, "" if there is none.
 func (n *OwnNominees) Set(uid types.UID, pod *corev1.Pod) (freed string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	before, after := n.Nodes[uid], ""
+	before, after := n.nodes[uid], ""
 	if pod != nil && isNominee(pod) {
 		after = pod.Status.NominatedNodeName
 	}
 	if after == "" {
-		delete(n.Nodes, uid)
+		delete(n.nodes, uid)
 	} else {
-		n.Nodes[uid] = after
+		n.nodes[uid] = after
 	}
 	if before == after || pod != nil && pod.Spec.NodeName == before {
 		return ""

@@ -103,6 +103,7 @@ type nodeState struct {
 // Amounts are resources in their smallest unit; CPU in millicores.
 type Amounts map[corev1.ResourceName]int64
 
+// AmountsOf returns the amounts of a list.
 func AmountsOf(list corev1.ResourceList) Amounts {
 	a := make(Amounts, len(list)+1)
 	for name, quantity := range list {
@@ -122,6 +123,7 @@ func PodAmounts(pod *corev1.Pod) Amounts {
 	return a
 }
 
+// Add adds other amounts a number of times.
 func (a Amounts) Add(b Amounts, times int64) {
 	for name, n := range b {
 		a[name] += times * n
@@ -138,6 +140,7 @@ func (a Amounts) Fits(need Amounts) bool {
 	return true
 }
 
+// NewPlacements returns placements without pods and nodes; keyOf computes the key of a pod.
 func NewPlacements(clock clock.PassiveClock, keyOf func(*corev1.Pod) (demand.Key, bool)) *Placements {
 	return &Placements{
 		clock: clock, keyOf: keyOf,
@@ -211,7 +214,7 @@ func (p *Placements) SetPod(pod *corev1.Pod) (freed string, key demand.Key) {
 	return freed, key
 }
 
-// RemovePod removes a pod that is deleted or has ended, with the results of setPod.
+// RemovePod removes a pod that is deleted or has ended, with the results of SetPod.
 func (p *Placements) RemovePod(uid types.UID) (freed string, key demand.Key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -235,7 +238,7 @@ func (p *Placements) Assume(pod *corev1.Pod, node, hold string) {
 	p.insert(pod.UID, p.newPlacement(pod, node, hold, nil))
 }
 
-// Forget reverts assume, unless the pod has been bound meanwhile.
+// Forget reverts Assume, unless the pod has been bound meanwhile.
 func (p *Placements) Forget(uid types.UID) (freed string, key demand.Key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -387,6 +390,7 @@ func (p *Placements) reclassify(node string) {
 	}
 }
 
+// DeleteNode removes a node.
 func (p *Placements) DeleteNode(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -209,6 +209,7 @@ type source struct {
 	deleting bool
 }
 
+// NewPoolCache returns a cache without pools.
 func NewPoolCache(clock clock.PassiveClock) *PoolCache {
 	return &PoolCache{
 		clock: clock, instructions: map[types.NamespacedName]*broker.ReservationInstruction{},
@@ -225,7 +226,7 @@ func (c *PoolCache) SetInstruction(in *broker.ReservationInstruction) (changed b
 	return c.refresh(name)
 }
 
-// DeleteInstruction removes an instruction, with the result of setInstruction.
+// DeleteInstruction removes an instruction, with the result of SetInstruction.
 func (c *PoolCache) DeleteInstruction(in *broker.ReservationInstruction) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -234,7 +235,7 @@ func (c *PoolCache) DeleteInstruction(in *broker.ReservationInstruction) (change
 	return c.refresh(name)
 }
 
-// SetReservation records a Reservation, with the result of setInstruction. Those of the
+// SetReservation records a Reservation, with the result of SetInstruction. Those of the
 // scheduler plugin are no pools.
 func (c *PoolCache) SetReservation(r *broker.Reservation) (changed bool) {
 	if _, keyed := demand.KeyOfReservation(r); keyed {
@@ -243,7 +244,7 @@ func (c *PoolCache) SetReservation(r *broker.Reservation) (changed bool) {
 	return c.setSource(types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, source{r.UID, r.DeletionTimestamp != nil})
 }
 
-// DeleteReservation removes a Reservation, with the result of setInstruction.
+// DeleteReservation removes a Reservation, with the result of SetInstruction.
 func (c *PoolCache) DeleteReservation(r *broker.Reservation) (changed bool) {
 	return c.setSource(types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, source{})
 }

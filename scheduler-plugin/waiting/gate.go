@@ -21,23 +21,23 @@ import (
 )
 
 const (
-	// minRetry and maxRetry limit how long the gate holds a pod that nothing wakes. It
+	// MinRetry and MaxRetry limit how long the gate holds a pod that nothing wakes. It
 	// doubles with each attempt.
 	MinRetry, MaxRetry = time.Minute, 5 * time.Minute
 	// missedRetry is how long the gate holds a pod that was woken for a place and did not
 	// get it: the scheduler may have seen the place later than the gate. It is four times
-	// as long with each attempt up to maxMissed; then minRetry applies.
+	// as long with each attempt up to maxMissed; then MinRetry applies.
 	missedRetry = time.Second
 	maxMissed   = 3
 	// rewakeAfter is when a woken pod that was not tried is woken again: another plugin may
 	// have kept it out of the queue.
 	rewakeAfter = 10 * time.Second
-	// keptFor is how long a place is kept for a woken pod that is not tried.
+	// KeptFor is how long a place is kept for a woken pod that is not tried.
 	KeptFor = 3 * rewakeAfter
-	// snapshotLag is how much older than the start of a scheduling cycle the state may
+	// SnapshotLag is how much older than the start of a scheduling cycle the state may
 	// be that the cycle has seen.
 	SnapshotLag = 250 * time.Millisecond
-	// maxHold is how long the gate holds a pod that was not tried yet: autoscalers and people
+	// MaxHold is how long the gate holds a pod that was not tried yet: autoscalers and people
 	// are to see soon that it does not fit. It opens up to resyncPeriod later.
 	MaxHold = 2 * time.Second
 )
@@ -149,6 +149,7 @@ func (g *Gate) unkeep(w *waitingPod) {
 	}
 }
 
+// NewGate returns a gate that holds no pod.
 func NewGate(clock clock.PassiveClock) *Gate {
 	return &Gate{clock: clock, pods: map[types.UID]*waitingPod{}, byKey: map[demand.Key][]*waitingPod{},
 		opened: map[opening]map[*waitingPod]struct{}{}, failures: map[demand.Key]failure{},
@@ -220,7 +221,7 @@ func (g *Gate) Close(pod *corev1.Pod, key demand.Key, triedAt, decision time.Tim
 	return unused
 }
 
-// Hold closes the gate, for maxHold at most, for a pod that was not tried yet, if one of its
+// Hold closes the gate, for MaxHold at most, for a pod that was not tried yet, if one of its
 // key, and of no lower priority, has just not fit and waits: this would not fit either. It
 // opens for the same places. It reports whether the gate is closed.
 func (g *Gate) Hold(pod *corev1.Pod, key demand.Key) bool {

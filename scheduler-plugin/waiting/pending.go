@@ -15,8 +15,8 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// An event is repeated each repeatAfter while its state lasts: API servers keep events for an
-// hour by default. What pods wait for is looked at each lookPeriod, and a pod has at most one event
+// An event is repeated each RepeatAfter while its state lasts: API servers keep events for an
+// hour by default. What pods wait for is looked at each LookPeriod, and a pod has at most one event
 // of a reason in eventInterval: so each look can record one.
 const RepeatAfter, LookPeriod, eventInterval = time.Hour, time.Minute, 55 * time.Second
 
@@ -41,8 +41,10 @@ type lastEvent struct {
 	at  time.Time
 }
 
+// NewPendingPods returns none.
 func NewPendingPods() *PendingPods { return &PendingPods{pods: map[types.UID]*pendingPod{}} }
 
+// Add adds a pod that is pending since now.
 func (p *PendingPods) Add(uid types.UID, name types.NamespacedName, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -51,17 +53,20 @@ func (p *PendingPods) Add(uid types.UID, name types.NamespacedName, now time.Tim
 	}
 }
 
+// Remove drops a pod.
 func (p *PendingPods) Remove(uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.pods, uid)
 }
 
+// Has reports whether a pod is one of them.
 func (p *PendingPods) Has(uid types.UID) bool {
 	_, ok := p.Name(uid)
 	return ok
 }
 
+// Name returns the namespace and name of a pod that is one of them.
 func (p *PendingPods) Name(uid types.UID) (types.NamespacedName, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -85,7 +90,7 @@ func (p *PendingPods) In(namespace string, f func(types.UID, types.NamespacedNam
 
 // Announce reports whether a pod is to get an event: one of each reason in eventInterval,
 // because what a provider lacks may change each second, for thousands of pods that wait; and in
-// repeatAfter if it repeats the last one, which has the same key. placed, if it is not nil, says
+// RepeatAfter if it repeats the last one, which has the same key. placed, if it is not nil, says
 // whether the pod has a place, and with one it gets none; it is called under the lock, because the
 // pod's binding calls announced after that.
 func (p *PendingPods) Announce(uid types.UID, reason, key string, now time.Time, placed func(types.UID) bool) bool {
@@ -140,6 +145,7 @@ type UntriedPods struct {
 	keys  map[types.UID]demand.Key
 }
 
+// NewUntriedPods returns none.
 func NewUntriedPods(clock clock.PassiveClock) *UntriedPods {
 	return &UntriedPods{
 		clock: clock, arrived: map[types.UID]time.Time{}, newest: map[types.UID]time.Time{},

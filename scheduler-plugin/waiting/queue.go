@@ -37,20 +37,21 @@ type Work struct {
 	Reservations map[demand.Key]bool
 	// Requirements of the gangs with these keys changed.
 	Requirements map[demand.Key]bool
-	// Nodes have more room than before, and keys more free slots. allKeys: any may.
+	// Nodes have more room than before, and keys more free slots. AllKeys: any may.
 	Nodes   map[string]bool
 	Keys    map[demand.Key]bool
 	AllKeys bool
-	// pools: one may have more room.
+	// Pools: one may have more room.
 	Pools bool
 	// Changed pods have another spec than in their last cycle.
 	Changed map[types.UID]types.NamespacedName
 	// Namespaces were changed.
 	Namespaces map[string]bool
-	// asked: capacity is to be requested for these pods, which this pass has added.
+	// Asked: capacity is to be requested for these pods, which this pass has added.
 	Asked []Asked
 }
 
+// Asked is a pod that capacity is to be requested for, and its key.
 type Asked struct {
 	UID types.UID
 	Key *owners.PodKey
@@ -69,6 +70,7 @@ func newWork() Work {
 	}
 }
 
+// NewWorkQueue returns a queue without work; isVirtual reports whether a node is a virtual one.
 func NewWorkQueue(isVirtual func(node string) bool) *WorkQueue {
 	return &WorkQueue{IsVirtual: isVirtual, Ready: make(chan struct{}, 1), work: newWork(), tracked: map[types.UID]bool{}}
 }
@@ -111,14 +113,14 @@ func (q *WorkQueue) Has(pod types.UID) (tracked, waits bool) {
 	return q.tracked[pod], waits
 }
 
-// Track makes remove report a pod.
+// Track makes Remove report a pod.
 func (q *WorkQueue) Track(pod types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.tracked[pod] = true
 }
 
-// Untrack is remove for the controller itself, which needs no report.
+// Untrack is Remove for the controller itself, which needs no report.
 func (q *WorkQueue) Untrack(pod types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -155,7 +157,7 @@ func (q *WorkQueue) AddNode(name string) {
 	q.Signal()
 }
 
-// AddFreed reports the results of placements.setPod and its like.
+// AddFreed reports the results of Placements.SetPod and its like.
 func (q *WorkQueue) AddFreed(node string, key demand.Key) {
 	if node == "" {
 		return
@@ -240,6 +242,7 @@ func (q *WorkQueue) Signal() {
 	}
 }
 
+// NameOf returns the namespace and name of a pod.
 func NameOf(pod *corev1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }

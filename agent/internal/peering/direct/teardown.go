@@ -137,6 +137,9 @@ func (d *Driver) endSession(ctx context.Context, peer peering.Peer, r *record) (
 		}
 	}
 	kept := d.revokeNamespaces(ctx)
+	if kept == nil {
+		d.handshake.StopWaiting(provider, waitNamespaces)
+	}
 	waitForThem := kept != nil && d.handshake.Waited(provider, waitNamespaces) < d.UnreachableAfter
 	waited, exchange := d.handshake.Waited(provider, waitProvider), d.handshake.Exchange(provider)
 	if !exchange.Removed(r.session) {

@@ -166,7 +166,9 @@ func (d *Driver) removeStage(ctx context.Context, peer peering.Peer, stage stage
 		return "provider " + provider + " to remove its part of the peering", err
 	case stageNamespace:
 		if left.keepOffloadings {
-			d.Log.Info("Namespaces are still offloaded; the next peering unmaps them", "count", len(left.offloadings))
+			for i := range left.offloadings {
+				d.Log.Info("A namespace is still offloaded; the next peering unmaps it", "namespace", left.offloadings[i].Namespace)
+			}
 		}
 		if left.unconfirmed {
 			d.Log.Info("Provider did not confirm the teardown; its agent cleans up when it is reachable again", "provider", provider)
