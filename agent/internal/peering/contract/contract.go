@@ -13,6 +13,7 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -253,7 +254,7 @@ func (s *suite) breakNamespace(namespace, condition string) (repair func()) {
 			MatchConditions:   []admissionv1.MatchCondition{{Name: "condition", Expression: condition}},
 			Rules: []admissionv1.RuleWithOperations{{
 				Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Delete},
-				Rule:       admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*"}},
+				Rule:       admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*"}, Scope: ptr.To(admissionv1.NamespacedScope)},
 			}},
 		}},
 	}
@@ -261,7 +262,7 @@ func (s *suite) breakNamespace(namespace, condition string) (repair func()) {
 	known := func(down bool) {
 		s.t.Helper()
 		expect.Eventually(s.t, "the API server to know the webhook", func() (bool, string) {
-			err := c.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "probe"}}, client.DryRunAll)
+			err := c.Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "probe"}}, client.DryRunAll)
 			return (err != nil) == down, fmt.Sprint(err)
 		})
 	}
@@ -355,7 +356,7 @@ func (s *suite) teardownWithABrokenNamespace() {
 		s.resize(peering.Capacity{Resources: s.half, Pods: 2, Namespaces: namespaces})
 	}
 	use(namespaces[:]...)
-	repair := s.breakNamespace(namespaces[1], "request.kind.kind != 'Pod'")
+	repair := s.breakNamespace(namespaces[1], "request.resource.group != ''")
 	s.step("the teardown", func() (peering.Progress, error) {
 		progress, err := s.Driver().Teardown(s.t.Context(), s.Provider())
 		if err != nil && strings.Contains(err.Error(), "webhook") {
