@@ -41,20 +41,26 @@ func directAttacks(ctx context.Context, t *testing.T, identity *corev1.Secret) [
 		t.Fatal(err)
 	}
 	cpu := quota.Spec.Hard["requests.cpu"]
+	guestPod := func(in string, change func(*corev1.PodSpec)) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: in, Name: "attack"}, Spec: guestSpec()}
+		if in == guests {
+			p.Spec.PriorityClassName = "spillway-guest"
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: guests, UID: namespace.UID, Controller: ptr.To(true)}}
+		}
+		change(&p.Spec)
+		return p
+	}
 	guest := func(in string, change func(*corev1.PodSpec)) func(context.Context) error {
-		return creating(attacker, func() client.Object {
-			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: in, Name: "attack"}, Spec: guestSpec()}
-			if in == guests {
-				p.Spec.PriorityClassName = "spillway-guest"
-				p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: guests, UID: namespace.UID, Controller: ptr.To(true)}}
-			}
-			change(&p.Spec)
-			return p
-		})
+		return creating(attacker, func() client.Object { return guestPod(in, change) })
 	}
 	unchanged := func(*corev1.PodSpec) {}
 	if err := guest(guests, unchanged)(ctx); err != nil {
 		t.Fatalf("an ordinary guest is refused: %v", err)
+	}
+	// By its memory limits the kubelet sizes what a pod has in memory.
+	limited := guestPod(guests, func(s *corev1.PodSpec) { s.Containers[0].Resources.Limits = nil })
+	if err := attacker.Create(ctx, limited, client.DryRunAll); err != nil || limited.Spec.Containers[0].Resources.Limits.Memory().IsZero() {
+		t.Errorf("a container without a memory limit gets none: %v, %v", limited.Spec.Containers[0].Resources, err)
 	}
 	var attacks []attack
 	for _, a := range specAttacks() {
@@ -64,9 +70,9 @@ func directAttacks(ctx context.Context, t *testing.T, identity *corev1.Secret) [
 	}
 	account := func(s *corev1.PodSpec) { s.ServiceAccountName = "spillway-virtual-node" }
 	more := func(s *corev1.PodSpec) { s.Containers[0].Resources.Requests["cpu"] = *cpuPlusOne(cpu) }
-	// With Liqo, the webhook limits the memory, and excludes virtual nodes.
-	unlimited := func(s *corev1.PodSpec) {
-		s.Containers[0].Resources.Limits = nil
+	// With Liqo, the webhook excludes virtual nodes.
+	inMemory := func(s *corev1.PodSpec) {
+		s.Containers[0].Resources.Limits = requests("memory", "1Ti")
 		s.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}}}
 	}
 	lent := func(s *corev1.PodSpec) { s.Affinity.NodeAffinity = nil }
@@ -75,7 +81,7 @@ func directAttacks(ctx context.Context, t *testing.T, identity *corev1.Secret) [
 			return attacker.Patch(ctx, quota.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"hard":{"requests.cpu":"5000"}}}`)), client.DryRunAll)
 		}, "cannot patch resource"},
 		{"more than the grant", guest(guests, more), "exceeded quota"},
-		{"an unbounded emptyDir in memory", guest(guests, unlimited), "limits.memory"},
+		{"an emptyDir in memory, within a limit beyond the quota", guest(guests, inMemory), "limits.memory"},
 		{"a ServiceAccount", guest(guests, account), "ServiceAccount"},
 		{"running on a virtual node", guest(guests, lent), "virtual nodes"},
 		{"a Service of type NodePort", creating(attacker, func() client.Object { return nodePort(guests) }), "cannot create resource"},
