@@ -22,11 +22,11 @@ func (r room) within(most room) bool {
 var (
 	mostOfARoom = room{lines: 2000, mutexes: 6, maps: 40}
 	largeRooms  = map[string]room{
-		"scheduler-plugin/overflow":   {4450, 6, 40},
-		"broker/internal/reservation": {5010, 7, 40},
-		"broker/internal/server":      {3090, 9, 40},
-		"agent/internal/peering/liqo": {3590, 6, 40},
-		"agent/internal/hold":         {3130, 6, 40},
+		"scheduler-plugin/overflow":   {3970, 6, 40},
+		"broker/internal/reservation": {4540, 6, 40},
+		"broker/internal/server":      {2950, 8, 40},
+		"agent/internal/peering/liqo": {3500, 6, 40},
+		"agent/internal/hold":         {2970, 6, 40},
 		"agent/internal/virtualnode":  {2460, 6, 40},
 	}
 )
