@@ -58,7 +58,8 @@ func gangResources(minor compatibility.Minor) map[string]schema.GroupVersionReso
 
 // Gangs are the groups of pods of which none is bound before all have places. A pod whose
 // PodGroup or Workload does not exist waits for it; where no PodGroups of the coscheduling
-// plugins are served, the label that names one means nothing.
+// plugins are served, the label that names one means nothing once the API server has said so
+// after the pod came: they may have been installed together.
 type Gangs struct {
 	// informers by API group.
 	informers map[string]*gangInformer
@@ -87,7 +88,8 @@ type permit struct {
 }
 
 type heldPod struct {
-	pod *corev1.Pod
+	pod   *corev1.Pod
+	since time.Time
 	// released: it is to be tried again, however long that takes.
 	released bool
 	// unserved: it has said that the API server serves nothing that describes its gang.
@@ -105,7 +107,7 @@ func New(clock clock.PassiveClock, client dynamic.Interface, minor compatibility
 	}
 	g = &Gangs{informers: map[string]*gangInformer{}, minor: minor, pods: pods.GetIndexer(), clock: clock, held: map[types.UID]heldPod{}, permits: map[types.UID]*permit{}}
 	for group, resource := range gangResources(minor) {
-		if g.informers[group], err = newGangInformer(client, resource, onError); err != nil {
+		if g.informers[group], err = newGangInformer(clock, client, resource, onError); err != nil {
 			return nil, err
 		}
 	}
@@ -173,7 +175,7 @@ func (g *Gangs) released() map[string]*corev1.Pod {
 			continue
 		}
 		gang, _ := demand.GangOf(held.pod)
-		held.released = !g.waits(held.pod, gang)
+		held.released = !g.waits(held, gang)
 		unserved := g.unserved(gang)
 		if held.released || held.unserved != unserved { // the latter are to say what they wait for
 			pods[waiting.NameOf(held.pod).String()] = held.pod
@@ -202,15 +204,15 @@ func asObject(obj any) *unstructured.Unstructured {
 }
 
 // waits reports whether it is not known yet what the gang of a pod requires.
-func (g *Gangs) waits(pod *corev1.Pod, gang demand.Gang) bool {
+func (g *Gangs) waits(held heldPod, gang demand.Gang) bool {
 	if g.isGone(gang) {
 		return true
 	}
 	if informer := g.informerOf(gang); !informer.served() {
 		// An API server that is being upgraded does not serve the version that is watched.
-		return !informer.absent() || gang.API == demand.KubernetesGangs
+		return gang.API == demand.KubernetesGangs || !informer.absentAfter(held.since)
 	}
-	_, exists := policyOf(g.group(pod.Namespace, gang), gang)
+	_, exists := policyOf(g.group(held.pod.Namespace, gang), gang)
 	return !exists
 }
 
@@ -237,7 +239,11 @@ func (g *Gangs) Hold(pod *corev1.Pod) (waitsFor string) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	held := heldPod{pod: pod, released: !g.waits(pod, gang), unserved: g.unserved(gang)}
+	held := heldPod{pod: pod, since: g.clock.Now(), unserved: g.unserved(gang)}
+	if before, ok := g.held[pod.UID]; ok {
+		held.since = before.since
+	}
+	held.released = !g.waits(held, gang)
 	switch {
 	case held.released && g.informerOf(gang).served():
 		delete(g.held, pod.UID)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 )
 
 // refusedOften is how many refusals in a row make a kind absent: with client-go's backoff, 12 s or
@@ -23,21 +25,23 @@ const refusedOften = 5
 // not be read, client-go asks for it again, at least once a minute.
 type gangInformer struct {
 	cache.SharedIndexInformer
-	// changed is called when the kind becomes absent.
+	clock clock.PassiveClock
+	// changed is called while the kind is absent, each time that it is refused.
 	changed func()
 
 	mu sync.Mutex
-	// refusals in a row, and the version that was read before them.
-	refusals int
-	read     string
+	// refusals in a row, the time of the last one, and the version that was read before them.
+	refusals  int
+	refusedAt time.Time
+	read      string
 }
 
 // watchErrors returns the handler of the errors of a watch; missing is to be logged while the kind
 // is not served.
 type watchErrors func(resource, missing string) cache.WatchErrorHandlerWithContext
 
-func newGangInformer(client dynamic.Interface, resource schema.GroupVersionResource, onError watchErrors) (*gangInformer, error) {
-	i := &gangInformer{SharedIndexInformer: dynamicinformer.NewFilteredDynamicInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()}
+func newGangInformer(clock clock.PassiveClock, client dynamic.Interface, resource schema.GroupVersionResource, onError watchErrors) (*gangInformer, error) {
+	i := &gangInformer{clock: clock, SharedIndexInformer: dynamicinformer.NewFilteredDynamicInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()}
 	logFailure := onError(resource.Resource, "The API server does not serve "+resource.GroupResource().String())
 	err := i.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		if i.failed(err) {
@@ -64,8 +68,8 @@ func (i *gangInformer) run(ctx context.Context, handler cache.ResourceEventHandl
 	}
 }
 
-// failed records that the objects were not listed or not watched, and reports whether that makes
-// the kind absent.
+// failed records that the objects were not listed or not watched, and reports whether the kind is
+// absent.
 func (i *gangInformer) failed(err error) (absent bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -75,8 +79,9 @@ func (i *gangInformer) failed(err error) (absent bool) {
 	}
 	if refused {
 		i.refusals++
+		i.refusedAt = i.clock.Now()
 	}
-	return i.refusals == refusedOften
+	return i.refusals >= refusedOften
 }
 
 // absent reports whether the API server does not serve the kind, or does not allow to read it.
@@ -84,6 +89,14 @@ func (i *gangInformer) absent() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.refusals >= refusedOften && i.LastSyncResourceVersion() == i.read
+}
+
+// absentAfter reports whether the kind was absent still after a time.
+func (i *gangInformer) absentAfter(since time.Time) bool {
+	absent := i.absent()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return absent && i.refusedAt.After(since)
 }
 
 // served reports whether the objects are known.

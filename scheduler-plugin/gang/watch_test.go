@@ -14,6 +14,8 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/e2e/controlplane"
@@ -33,7 +35,7 @@ func TestAbsentKinds(t *testing.T) {
 
 	informers := map[string]*gangInformer{}
 	for _, name := range []string{"configmaps", "secrets", "absents"} {
-		i, err := newGangInformer(dynamicClient, schema.GroupVersionResource{Version: "v1", Resource: name}, ignoreErrors)
+		i, err := newGangInformer(clock.RealClock{}, dynamicClient, schema.GroupVersionResource{Version: "v1", Resource: name}, ignoreErrors)
 		expect.NoError(t, err)
 		informers[name] = i
 		go i.run(t.Context(), cache.ResourceEventHandlerFuncs{}, func() {})
@@ -78,7 +80,8 @@ func (i *readInformer) LastSyncResourceVersion() string { return i.version }
 // read again.
 func TestUninstalledKind(t *testing.T) {
 	read := &readInformer{version: "7"}
-	i := &gangInformer{SharedIndexInformer: read}
+	now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
+	i := &gangInformer{SharedIndexInformer: read, clock: now}
 	missing, down := apierrors.NewNotFound(schema.GroupResource{Resource: "podgroups"}, ""), apierrors.NewInternalError(errors.New("down"))
 	for n, step := range []struct {
 		err     error
@@ -92,9 +95,16 @@ func TestUninstalledKind(t *testing.T) {
 		{missing, "9", false},
 	} {
 		read.version = step.version
-		before := i.absent()
-		if step.err != nil && i.failed(step.err) != (step.absent && !before) {
-			t.Errorf("step %d: what makes it absent is not said once", n)
+		pod := now.Now()
+		if i.absentAfter(pod) {
+			t.Errorf("step %d: absent for a pod that came later than the last answer", n)
+		}
+		now.SetTime(pod.Add(time.Second))
+		if step.err != nil && i.failed(step.err) != step.absent {
+			t.Errorf("step %d: not said that it is absent", n)
+		}
+		if step.err != nil && i.absentAfter(pod) != step.absent {
+			t.Errorf("step %d: absent %t for a pod that came before the answer", n, !step.absent)
 		}
 		if i.absent() != step.absent || i.served() == step.absent || !i.known() {
 			t.Errorf("step %d: absent %t, served %t, known %t, want absent %t", n, i.absent(), i.served(), i.known(), step.absent)

@@ -242,32 +242,16 @@ func labelOnly(c *testCluster, ns string) {
 	c.expectPods(ns, "ring", map[string]int{home: 1})
 }
 
-// podGroupsLater: the scheduler has found that there are no PodGroups, and they are installed then.
+// podGroupsLater: the scheduler has found that there are no PodGroups, and they are installed
+// together with a gang. None of its pods is bound alone.
 func podGroupsLater(c *testCluster, ns string) {
 	c = c.ofPodGroups()
 	home := c.poolNode(ns, "3")
 	c.expectNodes(ns)
 	c.installPodGroups()
-	n := 0
-	expect.EventuallyWithin(c.t, 3*time.Minute, "a pod to wait for its PodGroup", func() (bool, string) { // client-go asks at least once a minute
-		name := fmt.Sprint("early-", n)
-		n++
-		c.gangPod(ns, name, "1")
-		defer func() {
-			expect.NoError(c.t, c.Delete(c.t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}, client.GracePeriodSeconds(0)))
-		}()
-		for c.t.Context().Err() == nil {
-			var pod corev1.Pod
-			expect.NoError(c.t, c.Get(c.t.Context(), client.ObjectKey{Namespace: ns, Name: name}, &pod))
-			_, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
-			if tried != nil {
-				return pod.Spec.NodeName == "" && strings.Contains(tried.Message, "waiting for PodGroup ring to be created"), name + ": " + tried.Message
-			}
-		}
-		return false, name
-	})
 	c.gangPods(ns, 2)
 	c.describeGang(ns, 3)
+	c.expectOtherMessage(ns, "ring-0", "to be created") // the PodGroup is known
 	c.expectUnbound(ns, "ring", 2, "the gang to wait for its third pod")
 	c.gangPod(ns, "ring-2", "1")
 	c.expectPods(ns, "ring", map[string]int{home: 3})
