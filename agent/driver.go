@@ -23,6 +23,8 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
 	"github.com/spillway-dev/spillway/agent/internal/peering/direct"
 	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
+	liqoconsumer "github.com/spillway-dev/spillway/agent/internal/peering/liqo/consumer"
+	liqoprovider "github.com/spillway-dev/spillway/agent/internal/peering/liqo/provider"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 )
@@ -36,8 +38,8 @@ const (
 // recognizer knows guests and virtual nodes of every driver: those of another one
 // than --driver may still run here.
 var recognizer = inventory.Recognizer{
-	Guest:       inventory.AnyOf(direct.RecognizeGuest, liqo.RecognizeGuest),
-	VirtualNode: liqo.RecognizeVirtualNode,
+	Guest:       inventory.AnyOf(direct.RecognizeGuest, liqoprovider.RecognizeGuest),
+	VirtualNode: liqoconsumer.RecognizeVirtualNode,
 }
 
 // recognizerOf is recognizer with what depends on the driver: Liqo does not copy node
@@ -71,7 +73,7 @@ func podNetworks(o options, c client.Reader) func(context.Context) ([]string, er
 	if o.driver != driverLiqo {
 		return nil
 	}
-	return func(ctx context.Context) ([]string, error) { return liqo.PodNetworks(ctx, c, o.liqoNamespace) }
+	return func(ctx context.Context) ([]string, error) { return liqoconsumer.PodNetworks(ctx, c, o.liqoNamespace) }
 }
 
 // driverCache is what the driver limits the manager's cache to.
@@ -141,16 +143,19 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 		return chosen, err
 	}
 	options := liqo.Options{
-		Options:       consumer,
-		LiqoNamespace: o.liqoNamespace, PodCIDRs: o.podCIDRs, TenantRole: o.liqoTenantRole, GuestsRole: o.guestsRole, Networks: networks,
-		NamespaceRole: o.liqoNamespaceRole, OpenKubelets: o.liqoOpenKubelets, ReflectAll: o.liqoReflectAll, ServiceAccountTokens: o.liqoServiceAccountTokens,
-		PodSecurity: o.lending.PodSecurity, Webhook: o.guestsWebhookCertDir != "", HandOver: o.placeholders.Namespace != "", OwnNetworks: d.ownNetworks,
+		Options: consumer, PodCIDRs: o.podCIDRs, OpenKubelets: o.liqoOpenKubelets, TenantRole: o.liqoTenantRole, Webhook: o.guestsWebhookCertDir != "",
 	}
-	if chosen.driver, err = liqo.NewDriver(options); err != nil {
+	chosen.driver, err = liqoconsumer.New(liqoconsumer.Options{
+		Options: options, LiqoNamespace: o.liqoNamespace, NamespaceRole: o.liqoNamespaceRole, OwnNetworks: d.ownNetworks,
+		ReflectAll: o.liqoReflectAll, ServiceAccountTokens: o.liqoServiceAccountTokens,
+	})
+	if err != nil {
 		return chosenDriver{}, err
 	}
 	options.Options = provider
-	chosen.provider, err = liqo.NewProvider(options)
+	chosen.provider, err = liqoprovider.New(liqoprovider.Options{
+		Options: options, GuestsRole: o.guestsRole, Networks: networks, PodSecurity: o.lending.PodSecurity, HandOver: o.placeholders.Namespace != "",
+	})
 	return chosen, err
 }
 

@@ -107,13 +107,15 @@ func TestPurePackages(t *testing.T) {
 func TestImports(t *testing.T) {
 	_, all := packages(t)
 	const peering = module + "agent/internal/peering/"
-	drivers := []string{peering + "liqo", peering + "direct"}
+	drivers := []string{peering + "liqo/", peering + "direct/"}
 	for _, p := range all {
 		for _, dep := range p.Imports {
 			switch {
 			case strings.HasPrefix(dep, "k8s.io/kubernetes") && !strings.HasPrefix(p.ImportPath, "scheduler-plugin"):
 				t.Errorf("%s imports %s: only the scheduler plugin builds on k8s.io/kubernetes", p.ImportPath, dep)
-			case slices.Contains(drivers, dep) && p.ImportPath != "agent":
+			case slices.ContainsFunc(drivers, func(driver string) bool {
+				return strings.HasPrefix(dep+"/", driver) && !strings.HasPrefix(module+p.ImportPath+"/", driver)
+			}) && p.ImportPath != "agent":
 				t.Errorf("%s imports %s: drivers are reached through the port agent/internal/peering", p.ImportPath, dep)
 			case strings.HasPrefix(dep, "github.com/liqotech/liqo") && !mayKnowLiqo(p.ImportPath+"/"):
 				t.Errorf("%s imports %s: only the liqo driver knows Liqo", p.ImportPath, dep)

@@ -25,7 +25,6 @@ var (
 		"scheduler-plugin/overflow":   {3970, 6, 40},
 		"broker/internal/reservation": {4540, 6, 40},
 		"broker/internal/server":      {2950, 8, 40},
-		"agent/internal/peering/liqo": {3500, 6, 40},
 		"agent/internal/hold":         {2970, 6, 40},
 		"agent/internal/virtualnode":  {2460, 6, 40},
 	}

@@ -1,7 +1,8 @@
 // Package liqo is the driver that peers clusters and makes virtual nodes with Liqo
-// v1.2.0, whose controllers run in both clusters: Driver is the consumer's side,
-// Provider the provider's. Neither needs a kubeconfig of the other cluster; the
-// content of Liqo's handshake travels in sealed messages through the broker.
+// v1.2.0, whose controllers run in both clusters. Package consumer is the consumer's side,
+// package provider the provider's; here is what both need: messages, proofs, the tenant
+// namespace. Neither needs a kubeconfig of the other cluster; the content of Liqo's
+// handshake travels in sealed messages through the broker.
 //
 //	consumer (rome)                          provider (paris)
 //	Namespace liqo-tenant-paris
@@ -19,8 +20,5 @@
 // Objects that Spillway did not make are never changed: a peering made with
 // liqoctl, or a namespace that its owner offloads, is reported.
 //
-// Liqo's networking is neither used nor changed. Secrets of a mapped namespace are
-// reflected by Liqo's default rule (all but those marked otherwise): its other rule
-// reflects only marked ones, and with it an ordinary pod that mounts a Secret
-// would not start.
+// Liqo's networking is neither used nor changed.
 package liqo

@@ -1,13 +1,11 @@
-package liqo
+package liqo_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,18 +14,20 @@ import (
 	liqov1beta1 "github.com/liqotech/liqo/apis/core/v1beta1"
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
 	"github.com/liqotech/liqo/pkg/consts"
-	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/contract"
+	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
+	"github.com/spillway-dev/spillway/agent/internal/peering/liqo/consumer"
+	"github.com/spillway-dev/spillway/agent/internal/peering/liqo/liqotest"
+	"github.com/spillway-dev/spillway/agent/internal/peering/liqo/provider"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -35,27 +35,10 @@ import (
 
 func TestMain(m *testing.M) { controlplane.Main(m) }
 
-// liqoCRDs is the folder of Liqo's CRDs in the module cache.
-func liqoCRDs(t testing.TB) string {
-	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/liqotech/liqo").Output()
-	expect.NoError(t, err)
-	return filepath.Join(strings.TrimSpace(string(out)), "deployments/liqo/charts/liqo-crds/crds")
-}
-
-func newClient(t testing.TB, config *rest.Config) client.Client {
-	t.Helper()
-	scheme := runtime.NewScheme()
-	expect.NoError(t, errors.Join(AddToScheme(scheme), admissionv1.AddToScheme(scheme)))
-	c, err := client.New(config, client.Options{Scheme: scheme})
-	expect.NoError(t, err)
-	return c
-}
-
 // environment is two clusters with API servers of their own and a simulated Liqo:
 // rome is the consumer, paris the provider.
 type environment struct {
-	contract.Relay[*Driver, *Provider]
+	contract.Relay[*consumer.Driver, *watched]
 	t           *testing.T
 	rome, paris client.Client
 	simulated   *simulation
@@ -68,36 +51,65 @@ func (e *environment) ConsumerClient() client.Client { return e.rome }
 // Refused implements contract.Environment: its name at the provider is taken.
 func (e *environment) Refused() string { return "taken" }
 
+// watched is a provider that answers ResourceSlices when they change, as with the watch of
+// SetupWithManager.
+type watched struct {
+	*provider.Provider
+	// mu makes changed apply what was granted last.
+	mu      sync.Mutex
+	changed func(context.Context) error
+}
+
+func (w *watched) EnsureGrant(ctx context.Context, consumer string, total corev1.ResourceList, pods int32) (progress peering.Progress, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.changed = func(ctx context.Context) error {
+		_, err := w.Provider.EnsureGrant(ctx, consumer, total, pods)
+		return err
+	}
+	return w.Provider.EnsureGrant(ctx, consumer, total, pods)
+}
+
+// apply applies what is granted, after a change of the consumer's objects.
+func (w *watched) apply(ctx context.Context) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.changed == nil {
+		return nil
+	}
+	return w.changed(ctx)
+}
+
 // start runs both sides with the given options, without any memory.
-func (e *environment) start(consumer, provider Options) {
+func (e *environment) start(c consumer.Options, p provider.Options) {
 	e.t.Helper()
-	driver, err := NewDriver(consumer)
+	driver, err := consumer.New(c)
 	expect.NoError(e.t, err)
-	p, err := NewProvider(provider)
+	side, err := provider.New(p)
 	expect.NoError(e.t, err)
-	e.Start(e.t, driver, p)
+	e.Start(e.t, driver, &watched{Provider: side})
 }
 
 func (e *environment) Restart() {
 	e.t.Helper()
-	driver, provider := e.Sides()
-	e.start(driver.Options, provider.Options)
+	driver, side := e.Sides()
+	e.start(driver.Options, side.Options)
 }
 
 func newEnvironment(t *testing.T) *environment {
-	crds := liqoCRDs(t)
-	e := &environment{t: t, rome: newClient(t, controlplane.Start(t, crds)), paris: newClient(t, controlplane.Start(t, crds))}
-	consumer := Options{
+	crds := liqotest.CRDs(t)
+	e := &environment{t: t, rome: liqotest.NewClient(t, controlplane.Start(t, crds)), paris: liqotest.NewClient(t, controlplane.Start(t, crds))}
+	options := liqo.Options{
 		Options: session.Options{
 			Client: e.rome, ClusterID: "rome", Messenger: e, Clock: &e.Clock, Log: testr.New(t),
 			ServiceAccount: types.NamespacedName{Namespace: "spillway-system", Name: "spillway-agent"},
 			ResendAfter:    100 * time.Millisecond, UnreachableAfter: contract.UnreachableAfter,
 		},
-		PodCIDRs: []string{"10.0.0.0/16", "fd00::/64"}, TenantRole: "spillway-liqo-tenant", GuestsRole: "spillway-agent-guests", NamespaceRole: "spillway-agent-namespace", StuckAfter: time.Second,
+		PodCIDRs: []string{"10.0.0.0/16", "fd00::/64"}, TenantRole: "spillway-liqo-tenant",
 	}
-	provider := consumer
-	provider.Client, provider.ClusterID = e.paris, "paris"
-	e.start(consumer, provider)
+	rome := consumer.Options{Options: options, NamespaceRole: "spillway-agent-namespace", StuckAfter: time.Second}
+	options.Client, options.ClusterID = e.paris, "paris"
+	e.start(rome, provider.Options{Options: options, GuestsRole: "spillway-agent-guests"})
 
 	for _, name := range []string{"liqo", "shop", "tools", "own", e.Refused()} {
 		e.create(e.rome, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
@@ -105,7 +117,7 @@ func newEnvironment(t *testing.T) *environment {
 	e.create(e.paris, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: e.Refused() + "-rome"}})
 	e.create(e.rome, keySecret(t, newEd25519(t)))
 	e.create(e.rome, &offloadingv1beta1.VkOptionsTemplate{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "liqo", Name: defaultKubeletOptions},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "liqo", Name: "virtual-kubelet-default"},
 		Spec: offloadingv1beta1.VkOptionsTemplateSpec{
 			ContainerImage: "virtual-kubelet", ExtraArgs: []string{"--enable-apiserver-support=true", "--other"},
 			ReflectorsConfig: map[string]offloadingv1beta1.ReflectorConfig{"secret": {NumWorkers: 3, Type: offloadingv1beta1.DenyList}, "pod": {NumWorkers: 10}},
@@ -121,8 +133,8 @@ func newEnvironment(t *testing.T) *environment {
 func (e *environment) watch() {
 	t := e.t
 	e.Repeat(t, func(ctx context.Context) {
-		_, provider := e.Sides()
-		if _, err := provider.apply(ctx, "rome"); err != nil && ctx.Err() == nil {
+		_, side := e.Sides()
+		if err := side.apply(ctx); err != nil && ctx.Err() == nil {
 			t.Logf("applying the grant: %v", err)
 		}
 	})
@@ -203,15 +215,6 @@ func (e *environment) expectNothingLeft(c client.Client, cluster string) {
 		slices.Sort(left)
 		e.t.Errorf("left in %s: %s", cluster, strings.Join(left, ", "))
 	}
-}
-
-// read returns an object that must exist.
-func read[T client.Object](t testing.TB, c client.Client, namespace, name string, into T) T {
-	t.Helper()
-	if err := c.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, into); err != nil {
-		t.Fatalf("%T %s/%s: %v", into, namespace, name, err)
-	}
-	return into
 }
 
 // TestContract runs the contract of all drivers, and then lets both sides meet a

@@ -1,4 +1,4 @@
-package liqo
+package liqo_test
 
 import (
 	"fmt"
@@ -16,9 +16,13 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
+	"github.com/spillway-dev/spillway/agent/internal/peering/liqo/consumer"
+	"github.com/spillway-dev/spillway/agent/internal/peering/liqo/liqotest"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
@@ -33,6 +37,9 @@ type lifecycle struct {
 	first int64
 }
 
+// labelMapping with the name of a namespace, on a virtual node, maps that namespace.
+const labelMapping = "namespace.broker.fluidos.eu/"
+
 // TestLifecycle goes from nothing to a virtual node and back, twice, with Liqo
 // simulated on the objects of two real API servers.
 func TestLifecycle(t *testing.T) {
@@ -43,7 +50,6 @@ func TestLifecycle(t *testing.T) {
 	l.expectNode()
 	l.expectGuestAffinity()
 	l.expectGuestsConfined()
-	l.expectZerosAdmitted()
 	l.growWithinGrant()
 	l.expectFinishedGuestsGranted()
 	l.expectNamespaceConflicts()
@@ -55,7 +61,7 @@ func TestLifecycle(t *testing.T) {
 	l.capacity("Ready", peering.Capacity{Resources: l.half, Pods: 2, Namespaces: []string{"shop"}})
 	l.teardown()
 	l.ExpectNothingLeft()
-	read(t, l.rome, "own", consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
+	liqotest.Read(t, l.rome, "own", consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
 
 	l.expectLaterSession()
 	l.restartSession()
@@ -66,20 +72,20 @@ func TestLifecycle(t *testing.T) {
 // sessionOfRome is the session recorded in the consumer's tenant namespace.
 func (l *lifecycle) sessionOfRome() int64 {
 	l.t.Helper()
-	return session.Number(read(l.t, l.rome, "", "liqo-tenant-paris", &corev1.Namespace{}), annotationSession)
+	return session.Number(liqotest.Read(l.t, l.rome, "", "liqo-tenant-paris", &corev1.Namespace{}), liqo.AnnotationSession)
 }
 
 // expectGuestAffinity checks that Liqo is asked to keep guests on nodes that run guests,
 // since it drops what the pods themselves select.
 func (l *lifecycle) expectGuestAffinity() {
 	l.t.Helper()
-	virtualNode := read(l.t, l.rome, "liqo-tenant-paris", "spillway-paris", &offloadingv1beta1.VirtualNode{})
+	virtualNode := liqotest.Read(l.t, l.rome, "liqo-tenant-paris", "spillway-paris", &offloadingv1beta1.VirtualNode{})
 	// A namespace is mapped only to providers that grant it capacity.
 	if got := virtualNode.Spec.Labels; got[labelMapping+"shop"] != "true" || got[labelMapping+"tools"] != "true" || got[labelMapping+"own"] != "" {
 		l.t.Errorf("the virtual node has labels %v", got)
 	}
 	// Liqo takes a selector without terms for one that selects every provider.
-	offloading := read(l.t, l.rome, "shop", consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
+	offloading := liqotest.Read(l.t, l.rome, "shop", consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
 	selected := corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
 		{Key: labelMapping + "shop", Operator: corev1.NodeSelectorOpExists},
 	}}}}
@@ -87,7 +93,7 @@ func (l *lifecycle) expectGuestAffinity() {
 		l.t.Errorf("namespace shop is mapped to the providers that %+v selects, want %+v", offloading.Spec.ClusterSelector, selected)
 	}
 	ref := virtualNode.Spec.VkOptionsTemplateRef
-	if ref == nil || read(l.t, l.rome, ref.Namespace, ref.Name, &offloadingv1beta1.VkOptionsTemplate{}).Spec.ReflectorsConfig["secret"].Type != offloadingv1beta1.AllowList {
+	if ref == nil || liqotest.Read(l.t, l.rome, ref.Namespace, ref.Name, &offloadingv1beta1.VkOptionsTemplate{}).Spec.ReflectorsConfig["secret"].Type != offloadingv1beta1.AllowList {
 		l.t.Errorf("the virtual kubelet has options %v", ref)
 	}
 	patch := virtualNode.Spec.OffloadingPatch
@@ -106,30 +112,30 @@ func (l *lifecycle) expectGuestsConfined() {
 	l.create(l.paris, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo", Labels: map[string]string{consts.RemoteClusterID: "oslo"}}})
 	expect.Eventually(l.t, "the guests are limited", func() (bool, string) {
 		namespace, err := session.Find(l.t.Context(), l.paris, "", "shop-rome", &corev1.Namespace{})
-		return err == nil && namespace != nil && namespace.Labels[labelLimited] == "true" && namespace.Labels[labelPodSecurity] == broker.PodSecurityRestricted, fmt.Sprint(namespace, err)
+		return err == nil && namespace != nil && namespace.Labels["broker.fluidos.eu/limited"] == "true" && namespace.Labels[consts.PodSecurityEnforceLevelLabel] == broker.PodSecurityRestricted, fmt.Sprint(namespace, err)
 	})
-	hard := read(l.t, l.paris, "shop-rome", "spillway-guests", &corev1.ResourceQuota{}).Spec.Hard
+	hard := liqotest.Read(l.t, l.paris, "shop-rome", "spillway-guests", &corev1.ResourceQuota{}).Spec.Hard
 	for name, want := range map[corev1.ResourceName]int64{
 		"services.nodeports": 0, "services.loadbalancers": 0, "count/persistentvolumeclaims": 0, "count/secrets": 240, "count/configmaps": 240, "count/services": 200,
-		countEndpointSlices: 1000, countShadowPods: 12502,
+		"count/shadowendpointslices.offloading.liqo.io": 1000, "count/shadowpods.offloading.liqo.io": 12502,
 	} {
 		if amount, ok := hard[name]; !ok || amount.Value() != want {
 			l.t.Errorf("the quota limits %s to %v (%t), want %d", name, amount.Value(), ok, want)
 		}
 	}
-	deny := read(l.t, l.paris, "shop-rome", "spillway-deny", &networkingv1.NetworkPolicy{})
+	deny := liqotest.Read(l.t, l.paris, "shop-rome", "spillway-deny", &networkingv1.NetworkPolicy{})
 	if len(deny.Spec.PolicyTypes) != 2 || len(deny.Spec.Ingress)+len(deny.Spec.Egress) > 0 {
 		l.t.Errorf("the default policy does not deny everything: %+v", deny.Spec)
 	}
-	allow := read(l.t, l.paris, "shop-rome", "spillway-allow", &networkingv1.NetworkPolicy{})
+	allow := liqotest.Read(l.t, l.paris, "shop-rome", "spillway-allow", &networkingv1.NetworkPolicy{})
 	if len(allow.Spec.Ingress) != 1 || allow.Spec.Ingress[0].From[0].NamespaceSelector.MatchLabels[consts.RemoteClusterID] != "rome" {
 		l.t.Errorf("ingress: %+v", allow.Spec.Ingress)
 	}
-	limits := read(l.t, l.paris, "shop-rome", "spillway-guests", &corev1.LimitRange{}).Spec.Limits
+	limits := liqotest.Read(l.t, l.paris, "shop-rome", "spillway-guests", &corev1.LimitRange{}).Spec.Limits
 	if len(limits) != 1 || len(limits[0].DefaultRequest) != 3 || len(limits[0].Default) > 0 {
 		l.t.Errorf("limits: %+v", limits)
 	}
-	if binding := read(l.t, l.paris, "shop-rome", "spillway-agent", &rbacv1.RoleBinding{}); binding.RoleRef.Name != "spillway-agent-guests" {
+	if binding := liqotest.Read(l.t, l.paris, "shop-rome", "spillway-agent", &rbacv1.RoleBinding{}); binding.RoleRef.Name != "spillway-agent-guests" {
 		l.t.Errorf("the agent's role is %s", binding.RoleRef.Name)
 	}
 	quota, err := session.Find(l.t.Context(), l.paris, "shop-oslo", "spillway-guests", &corev1.ResourceQuota{})
@@ -140,50 +146,21 @@ func (l *lifecycle) expectGuestsConfined() {
 	expect.NoError(l.t, l.paris.Delete(l.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-oslo"}}))
 }
 
-// expectZerosAdmitted checks that Liqo admits guests that request nothing of a resource, whether
-// or not it is granted.
-func (l *lifecycle) expectZerosAdmitted() {
-	l.t.Helper()
-	quota := read(l.t, l.paris, "liqo-tenant-rome", userOf("spillway-paris", "rome"), &offloadingv1beta1.Quota{})
-	admitted := func(change func(*corev1.PodSpec)) string {
-		pod := &corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}, {Name: "d"}}, InitContainers: []corev1.Container{{Name: "i"}, sidecar("s", "10m")}}
-		change(pod)
-		makeGuest(pod, false)
-		return refusal(quota, pod)
-	}
-	for name, r := range map[string]corev1.ResourceRequirements{
-		"a device":               {Requests: expect.Resources("cpu", "100m", "nvidia.com/gpu", "0"), Limits: expect.Resources("nvidia.com/gpu", "0")},
-		"only zeros":             {Requests: expect.Resources("cpu", "0", "memory", "0", "ephemeral-storage", "0", "hugepages-2Mi", "0Mi", "example.com/fpga", "0m")},
-		"storage below a limit":  {Requests: expect.Resources("ephemeral-storage", "0"), Limits: expect.Resources("ephemeral-storage", "1Gi")},
-		"a container of no size": {},
-	} {
-		for kind, change := range map[string]func(*corev1.PodSpec){
-			"container":      func(pod *corev1.PodSpec) { pod.Containers[1].Resources = *r.DeepCopy() },
-			"init container": func(pod *corev1.PodSpec) { pod.InitContainers[0].Resources = *r.DeepCopy() },
-			"sidecar":        func(pod *corev1.PodSpec) { pod.InitContainers[1].Resources = *r.DeepCopy() },
-		} {
-			if message := admitted(change); message != "" {
-				l.t.Errorf("%s that requests zero (%s): %s", kind, name, message)
-			}
-		}
-	}
-	refused := func(pod *corev1.PodSpec) {
-		pod.Containers[0].Resources = corev1.ResourceRequirements{Requests: expect.Resources("nvidia.com/gpu", "1"), Limits: expect.Resources("nvidia.com/gpu", "1")}
-	}
-	if message := admitted(refused); message != "nvidia.com/gpu quota limit not found for this peering" {
-		l.t.Errorf("a device that is not granted: %q", message)
-	}
-}
-
 func (l *lifecycle) node() *corev1.Node {
 	l.t.Helper()
-	return read(l.t, l.rome, "", "spillway-paris", &corev1.Node{})
+	return liqotest.Read(l.t, l.rome, "", "spillway-paris", &corev1.Node{})
 }
 
 func (l *lifecycle) expectQuota(want corev1.ResourceList, cordoned bool) {
 	l.t.Helper()
 	expect.Eventually(l.t, "the quota", func() (bool, string) {
-		quota := read(l.t, l.paris, "liqo-tenant-rome", userOf("spillway-paris", "rome"), &offloadingv1beta1.Quota{})
+		quota := liqotest.Read(l.t, l.paris, "liqo-tenant-rome", userOf("spillway-paris", "rome"), &offloadingv1beta1.Quota{})
+		for _, name := range guest.Listed() {
+			// Liqo refuses guests that request zero of what is not listed.
+			if _, listed := quota.Spec.Resources[name]; !listed {
+				return false, fmt.Sprintf("%s is not listed: %v", name, quota.Spec)
+			}
+		}
 		return session.Equal(quota.Spec.Resources, want) && ptr.Deref(quota.Spec.Cordoned, false) == cordoned, fmt.Sprint(quota.Spec)
 	})
 }
@@ -196,11 +173,11 @@ func (l *lifecycle) refuseTakenIdentity() {
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "rome"}},
 	}
 	l.create(l.paris, taken)
-	hello, err := codec.Encode(&message{Header: session.Header{Kind: session.Hello, Session: 1}})
+	hello, err := liqo.Codec.Encode(&liqo.Message{Header: session.Header{Kind: session.Hello, Session: 1}})
 	expect.NoError(l.t, err)
 	reply, err := l.ProviderSide().Handle(l.t.Context(), peering.Peer{ClusterID: "rome", Holds: true}, hello)
 	expect.NoError(l.t, err)
-	if m, err := codec.Decode(reply, session.Offer, session.Refusal); err != nil || m.Kind != session.Refusal || m.Reason != "IdentityTaken" {
+	if m, err := liqo.Codec.Decode(reply, session.Offer, session.Refusal); err != nil || m.Kind != session.Refusal || m.Reason != "IdentityTaken" {
 		l.t.Errorf("a consumer named like a group of administrators gets %+v, %v", m, err)
 	}
 	expect.NoError(l.t, l.paris.Delete(l.t.Context(), taken))
@@ -217,7 +194,7 @@ func (l *lifecycle) peerWithLostMessages() {
 		l.t.Errorf("%d messages were enough with every second one lost", sent)
 	}
 	l.first = l.sessionOfRome()
-	if number := session.Number(read(l.t, l.paris, "", "liqo-tenant-rome", &corev1.Namespace{}), annotationProviderSession); number != l.first {
+	if number := session.Number(liqotest.Read(l.t, l.paris, "", "liqo-tenant-rome", &corev1.Namespace{}), liqo.AnnotationProviderSession); number != l.first {
 		l.t.Errorf("rome is in session %d, paris in %d", l.first, number)
 	}
 }
@@ -236,9 +213,16 @@ func (l *lifecycle) expectNode() {
 		}
 	}
 	l.expectQuota(expect.Resources("cpu", "500m", "memory", "512Mi", "pods", "2"), false)
-	read(l.t, l.paris, "", "shop-rome", &corev1.Namespace{})
-	closed := read(l.t, l.rome, "liqo-tenant-paris", "spillway-agent", &networkingv1.NetworkPolicy{})
-	if want := kubeletPolicy([]string{"10.0.0.0/16", "fd00::/64"}, nil); !equality.Semantic.DeepEqual(closed.Spec, want) {
+	liqotest.Read(l.t, l.paris, "", "shop-rome", &corev1.Namespace{})
+	closed := liqotest.Read(l.t, l.rome, "liqo-tenant-paris", "spillway-agent", &networkingv1.NetworkPolicy{})
+	want := []networkingv1.NetworkPolicyIngressRule{{
+		From: []networkingv1.NetworkPolicyPeer{
+			{IPBlock: &networkingv1.IPBlock{CIDR: "0.0.0.0/0", Except: []string{"10.0.0.0/16"}}},
+			{IPBlock: &networkingv1.IPBlock{CIDR: "::/0", Except: []string{"fd00::/64"}}},
+		},
+		Ports: []networkingv1.NetworkPolicyPort{{Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(intstr.FromInt32(10250))}},
+	}}
+	if !equality.Semantic.DeepEqual(closed.Spec.Ingress, want) || closed.Spec.PodSelector.MatchLabels[consts.OffloadingComponentKey] != consts.VirtualKubeletComponentValue {
 		l.t.Errorf("the port of the virtual kubelets has policy %+v, want %+v", closed.Spec, want)
 	}
 }
@@ -259,7 +243,7 @@ func (l *lifecycle) growWithinGrant() {
 func (l *lifecycle) expectFinishedGuestsGranted() {
 	l.t.Helper()
 	guest := &offloadingv1beta1.ShadowPod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop-rome", Name: "done", Labels: map[string]string{consts.CreatorLabelKey: userOf("spillway-paris", "rome"), labelOrigin: "rome"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop-rome", Name: "done", Labels: map[string]string{consts.CreatorLabelKey: userOf("spillway-paris", "rome"), "offloading.liqo.io/origin": "rome"}},
 		Spec:       offloadingv1beta1.ShadowPodSpec{Pod: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "100m")}}}}},
 	}
 	l.create(l.paris, guest)
@@ -303,7 +287,7 @@ func (l *lifecycle) expectNamespaceConflicts() {
 		}
 		return err == nil && progress.Done && maps.Equal(got, want), fmt.Sprintf("%+v, %v", progress, err)
 	})
-	if got := read(l.t, l.rome, "liqo-tenant-paris", "spillway-paris", &offloadingv1beta1.VirtualNode{}).Spec.Labels; got[labelMapping+"shop"] == "" || got[labelMapping+l.Refused()] == "" || got[labelMapping+"own"] != "" || got[labelMapping+"quota"] != "" || got[labelMapping+long] != "" {
+	if got := liqotest.Read(l.t, l.rome, "liqo-tenant-paris", "spillway-paris", &offloadingv1beta1.VirtualNode{}).Spec.Labels; got[labelMapping+"shop"] == "" || got[labelMapping+l.Refused()] == "" || got[labelMapping+"own"] != "" || got[labelMapping+"quota"] != "" || got[labelMapping+long] != "" {
 		l.t.Errorf("the virtual node has labels %v", got)
 	}
 	if offloading, err := session.Find(l.t.Context(), l.rome, long, consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{}); err != nil || offloading != nil {
@@ -381,15 +365,15 @@ func (l *lifecycle) expectLaterSession() {
 		l.t.Errorf("session %d follows %d", second, l.first)
 	}
 	for kind, want := range map[session.Kind]session.Kind{session.Teardown: session.Gone, session.Hello: session.Refusal} {
-		late, err := codec.Encode(&message{Header: session.Header{Kind: kind, Session: l.first}})
+		late, err := liqo.Codec.Encode(&liqo.Message{Header: session.Header{Kind: kind, Session: l.first}})
 		expect.NoError(l.t, err)
 		reply, err := l.ProviderSide().Handle(l.t.Context(), peering.Peer{ClusterID: "rome", Holds: true}, late)
 		expect.NoError(l.t, err)
-		if m, err := codec.Decode(reply, session.Gone, session.Refusal); err != nil || m.Kind != want || m.Session != l.first {
+		if m, err := liqo.Codec.Decode(reply, session.Gone, session.Refusal); err != nil || m.Kind != want || m.Session != l.first {
 			l.t.Errorf("reply to a late %s: %+v, %v", kind, m, err)
 		}
 	}
-	if tenant := read(l.t, l.paris, "liqo-tenant-rome", "rome", &authv1beta1.Tenant{}); !tenant.DeletionTimestamp.IsZero() {
+	if tenant := liqotest.Read(l.t, l.paris, "liqo-tenant-rome", "rome", &authv1beta1.Tenant{}); !tenant.DeletionTimestamp.IsZero() {
 		l.t.Error("a late message ended a later session")
 	}
 }
@@ -399,10 +383,12 @@ func (l *lifecycle) expectLaterSession() {
 func (l *lifecycle) restartSession() {
 	l.t.Helper()
 	second := l.sessionOfRome()
-	expect.NoError(l.t, change(l.t.Context(), l.rome, read(l.t, l.rome, "", "liqo-tenant-paris", &corev1.Namespace{}), func(n *corev1.Namespace) { n.Annotations[annotationSession] = "1" }))
-	expect.NoError(l.t, l.rome.Delete(l.t.Context(), read(l.t, l.rome, "liqo-tenant-paris", "controlplane-paris", &authv1beta1.Identity{})))
-	driver, _ := l.Sides()
-	driver.handshake.Reset("paris")
+	expect.NoError(l.t, change(l.t.Context(), l.rome, liqotest.Read(l.t, l.rome, "", "liqo-tenant-paris", &corev1.Namespace{}), func(n *corev1.Namespace) { n.Annotations[liqo.AnnotationSession] = "1" }))
+	expect.NoError(l.t, l.rome.Delete(l.t.Context(), liqotest.Read(l.t, l.rome, "liqo-tenant-paris", "controlplane-paris", &authv1beta1.Identity{})))
+	driver, side := l.Sides()
+	again, err := consumer.New(driver.Options)
+	expect.NoError(l.t, err)
+	l.Start(l.t, again, side)
 	l.until("Peered", l.peering)
 	if third := l.sessionOfRome(); third <= second {
 		l.t.Errorf("session %d follows %d", third, second)

@@ -7,8 +7,8 @@ import (
 // maxField is the maximum size of a key, request or certificate in bytes.
 const maxField = 8 << 10
 
-// message is what the two sides send to each other.
-type message struct {
+// Message is what the two sides send to each other.
+type Message struct {
 	session.Header
 	// Nonce of an Offer.
 	Nonce []byte `json:"nonce,omitempty"`
@@ -26,10 +26,10 @@ type message struct {
 	ProxyURL    string `json:"proxyURL,omitempty"`
 }
 
-// codec's MaxSize is well within what is relayed once a message is sealed and twice
+// Codec's MaxSize is well within what is relayed once a message is sealed and twice
 // encoded.
-var codec = &session.Codec[*message]{
-	Driver: "liqo", MaxSize: 32 << 10, New: func() *message { return &message{} },
+var Codec = &session.Codec[*Message]{
+	Driver: "liqo", MaxSize: 32 << 10, New: func() *Message { return &Message{} },
 	Fields: map[session.Kind][]string{
 		session.Hello: nil, session.Teardown: nil, session.Gone: nil, session.Refusal: nil,
 		session.Offer:   {"nonce", "tenantNamespace"},
@@ -39,7 +39,7 @@ var codec = &session.Codec[*message]{
 }
 
 // InvalidField implements session.Message.
-func (m *message) InvalidField() string {
+func (m *Message) InvalidField() string {
 	for _, field := range [][]byte{m.Nonce, m.PublicKey, m.CSR, m.Signature, m.Certificate, m.CA} {
 		if len(field) > maxField {
 			return "size of a field"

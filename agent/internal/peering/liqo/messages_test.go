@@ -1,4 +1,4 @@
-package liqo
+package liqo_test
 
 import (
 	"bytes"
@@ -6,11 +6,12 @@ import (
 	"testing"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/contract"
+	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 )
 
-func samples() map[session.Kind]*message {
-	out := map[session.Kind]*message{
+func samples() map[session.Kind]*liqo.Message {
+	out := map[session.Kind]*liqo.Message{
 		session.Hello: {}, session.Teardown: {}, session.Gone: {}, session.Refusal: {},
 		session.Offer:   {Nonce: bytes.Repeat([]byte("n"), 64), TenantNamespace: "liqo-tenant-rome"},
 		session.Request: {PublicKey: []byte("key"), CSR: []byte("csr"), Signature: []byte("signature")},
@@ -24,7 +25,7 @@ func samples() map[session.Kind]*message {
 }
 
 func TestMessages(t *testing.T) {
-	contract.Messages(t, codec, samples(), map[string]string{
+	contract.Messages(t, liqo.Codec, samples(), map[string]string{
 		"message of another driver":  `{"driver":"direct","kind":"Hello","session":7,"requestID":1}`,
 		"request ID":                 `{"kind":"Hello","session":7,"requestID":1}`,
 		"field of another kind":      `{"kind":"Hello","session":7,"nonce":"bm9uY2U="}`,
@@ -33,9 +34,9 @@ func TestMessages(t *testing.T) {
 		"request without a key":      `{"kind":"Request","session":7,"csr":"eA==","signature":"eA=="}`,
 		"API server without TLS":     `{"kind":"Grant","session":7,"certificate":"eA==","apiServer":"http://192.0.2.1","tenantNamespace":"a"}`,
 		"API server with a password": `{"kind":"Grant","session":7,"certificate":"eA==","apiServer":"https://me:pw@192.0.2.1","tenantNamespace":"a"}`,
-		"size of a field":            `{"kind":"Request","session":7,"publicKey":"eA==","signature":"eA==","csr":"` + strings.Repeat("eHh4", maxField/2) + `"}`,
-		"size of the message":        `{"kind":"Hello","session":7}` + strings.Repeat(" ", codec.MaxSize),
+		"size of a field":            `{"kind":"Request","session":7,"publicKey":"eA==","signature":"eA==","csr":"` + strings.Repeat("eHh4", 8<<10/2) + `"}`,
+		"size of the message":        `{"kind":"Hello","session":7}` + strings.Repeat(" ", liqo.Codec.MaxSize),
 	})
 }
 
-func FuzzDecode(f *testing.F) { contract.FuzzMessages(f, codec, samples()) }
+func FuzzDecode(f *testing.F) { contract.FuzzMessages(f, liqo.Codec, samples()) }

@@ -24,10 +24,10 @@ import (
 // to a provider.
 const organization = "liqo.io"
 
-// prove completes a Request for a nonce with Liqo's key pair of this cluster: the
+// Prove completes a Request for a nonce with Liqo's key pair of this cluster: the
 // public key, a certificate signing request for the cluster, and the nonce's
 // signature.
-func prove(keys *corev1.Secret, clusterID string, nonce []byte, request *message) error {
+func (m *Message) Prove(keys *corev1.Secret, clusterID string, nonce []byte) error {
 	parsed, err := keyutil.ParsePrivateKeyPEM(keys.Data[consts.PrivateKeyField])
 	if err != nil {
 		return fmt.Errorf("reading Liqo's private key: %w", err)
@@ -40,12 +40,12 @@ func prove(keys *corev1.Secret, clusterID string, nonce []byte, request *message
 	if err != nil {
 		return fmt.Errorf("encoding Liqo's public key: %w", err)
 	}
-	request.PublicKey = pem.EncodeToMemory(&pem.Block{Type: keyutil.PublicKeyBlockType, Bytes: der})
-	if request.CSR, err = cert.MakeCSR(key, &pkix.Name{CommonName: clusterID, Organization: []string{organization}}, nil, nil); err != nil {
+	m.PublicKey = pem.EncodeToMemory(&pem.Block{Type: keyutil.PublicKeyBlockType, Bytes: der})
+	if m.CSR, err = cert.MakeCSR(key, &pkix.Name{CommonName: clusterID, Organization: []string{organization}}, nil, nil); err != nil {
 		return fmt.Errorf("creating a certificate signing request: %w", err)
 	}
 	digest, hash := toSign(key.Public(), nonce)
-	if request.Signature, err = key.Sign(rand.Reader, digest, hash); err != nil {
+	if m.Signature, err = key.Sign(rand.Reader, digest, hash); err != nil {
 		return fmt.Errorf("signing the nonce: %w", err)
 	}
 	return nil
@@ -61,9 +61,9 @@ func toSign(public crypto.PublicKey, nonce []byte) ([]byte, crypto.Hash) {
 	return digest[:], crypto.SHA256
 }
 
-// checkProof checks a consumer's Request as Liqo will: the key signed the nonce, and
+// CheckProof checks a consumer's Request as Liqo will: the key signed the nonce, and
 // the certificate signing request is for that key and exactly this consumer.
-func checkProof(m *message, consumer string, nonce []byte) error {
+func (m *Message) CheckProof(consumer string, nonce []byte) error {
 	publicDER, err := onePEM("public key", m.PublicKey)
 	if err != nil {
 		return err
@@ -116,5 +116,5 @@ func onePEM(what string, raw []byte) ([]byte, error) {
 	return block.Bytes, nil
 }
 
-// newNonce returns a nonce in the form that Liqo generates.
-func newNonce() []byte { return []byte(rand.Text() + rand.Text() + rand.Text()) }
+// NewNonce returns a nonce in the form that Liqo generates.
+func NewNonce() []byte { return []byte(rand.Text() + rand.Text() + rand.Text()) }

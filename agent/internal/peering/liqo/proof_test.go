@@ -1,4 +1,4 @@
-package liqo
+package liqo_test
 
 import (
 	"crypto"
@@ -15,6 +15,7 @@ import (
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -46,34 +47,50 @@ func TestProof(t *testing.T) {
 	expect.NoError(t, err)
 	ecKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	expect.NoError(t, err)
-	nonce := newNonce()
-	answer := func(t *testing.T, key crypto.Signer, clusterID string) *message {
+	nonce := liqo.NewNonce()
+	answer := func(t *testing.T, key crypto.Signer, clusterID string) *liqo.Message {
 		t.Helper()
-		m := &message{Header: session.Header{Kind: session.Request, Session: 1}}
-		expect.NoError(t, prove(keySecret(t, key), clusterID, nonce, m))
+		m := &liqo.Message{Header: session.Header{Kind: session.Request, Session: 1}}
+		expect.NoError(t, m.Prove(keySecret(t, key), clusterID, nonce))
 		return m
 	}
 	edKey := newEd25519(t)
 	for name, key := range map[string]crypto.Signer{"Ed25519": edKey, "RSA": rsaKey, "ECDSA": ecKey} {
 		t.Run(name, func(t *testing.T) {
 			m := answer(t, key, "rome")
-			if err := checkProof(m, "rome", nonce); err != nil {
+			if err := m.CheckProof("rome", nonce); err != nil {
 				t.Fatalf("refused: %v", err)
 			}
-			if _, err := codec.Encode(m); err != nil {
+			if _, err := liqo.Codec.Encode(m); err != nil {
 				t.Fatalf("cannot be encoded: %v", err)
 			}
-			if err := checkProof(m, "rome", newNonce()); err == nil || !strings.Contains(err.Error(), "signature") {
+			if err := m.CheckProof("rome", liqo.NewNonce()); err == nil || !strings.Contains(err.Error(), "signature") {
 				t.Fatalf("accepted for another nonce: %v", err)
 			}
-			if err := checkProof(m, "paris", nonce); err == nil || !strings.Contains(err.Error(), "CN=paris") {
+			if err := m.CheckProof("paris", nonce); err == nil || !strings.Contains(err.Error(), "CN=paris") {
 				t.Fatalf("accepted for another cluster: %v", err)
 			}
 		})
 	}
 	mixed := answer(t, edKey, "rome")
 	mixed.CSR = answer(t, ecKey, "rome").CSR
-	if err := checkProof(mixed, "rome", nonce); err == nil || !strings.Contains(err.Error(), "another key") {
+	if err := mixed.CheckProof("rome", nonce); err == nil || !strings.Contains(err.Error(), "another key") {
 		t.Fatalf("a certificate signing request for another key was accepted: %v", err)
 	}
+}
+
+// FuzzProof reads arbitrary keys, signatures and certificate signing requests of a peer.
+func FuzzProof(f *testing.F) {
+	nonce := []byte("nonce")
+	proof := &liqo.Message{Header: session.Header{Kind: session.Request, Session: 1}}
+	expect.NoError(f, proof.Prove(keySecret(f, newEd25519(f)), "rome", nonce))
+	f.Add([]byte(proof.PublicKey), []byte(proof.Signature), []byte(proof.CSR))
+	f.Add([]byte("-----BEGIN PUBLIC KEY-----\nAA==\n-----END PUBLIC KEY-----\n"), []byte(""), []byte("x"))
+	f.Fuzz(func(t *testing.T, publicKey, signature, csr []byte) {
+		m := &liqo.Message{Header: proof.Header, PublicKey: publicKey, Signature: signature, CSR: csr}
+		_ = m.CheckProof("rome", nonce)
+		if m.CheckProof("paris", nonce) == nil {
+			t.Fatal("the proof of rome is one of paris")
+		}
+	})
 }

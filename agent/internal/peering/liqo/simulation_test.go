@@ -1,7 +1,8 @@
-package liqo
+package liqo_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"maps"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
+	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 )
 
@@ -41,6 +43,10 @@ const (
 	virtualNodeFinalizer = "simulated/virtual-node"
 	mapFinalizer         = "simulated/namespace-map"
 	offloadingFinalizer  = "simulated/offloading"
+
+	// crd-replicator's own.
+	replicatorFinalizer       = "crdreplicator.liqo.io/resource"
+	replicatorSecretFinalizer = "crdreplicator.liqo.io/operator"
 )
 
 // step simulates one round. Conflicts with the code under test are retried in the
@@ -370,7 +376,7 @@ func (s *simulation) replicate(ctx context.Context) error {
 				return err
 			}
 		}
-		if conditionOf(local, authv1beta1.ResourceSliceConditionTypeAuthentication).Status == authv1beta1.ResourceSliceConditionAccepted {
+		if liqo.ConditionOf(local, authv1beta1.ResourceSliceConditionTypeAuthentication).Status == authv1beta1.ResourceSliceConditionAccepted {
 			err := s.rome.Create(ctx, &authv1beta1.Identity{
 				ObjectMeta: metav1.ObjectMeta{Namespace: local.Namespace, Name: "resourceslice-" + local.Name, Labels: map[string]string{consts.RemoteClusterID: "paris"}},
 				Spec:       authv1beta1.IdentitySpec{ClusterID: "paris", Type: authv1beta1.ResourceSliceIdentityType},
@@ -500,6 +506,13 @@ func (s *simulation) tenants(ctx context.Context) error {
 	return nil
 }
 
+// userOf is the user of a consumer's slice: its name, and the beginning of the hash of the
+// consumer's cluster ID.
+func userOf(slice, consumer string) string {
+	sum := sha256.Sum256([]byte(consumer))
+	return fmt.Sprintf("%s-%x", slice, sum[:6])
+}
+
 // resourceSlices get a certificate, and accepted ones a Quota.
 func (s *simulation) resourceSlices(ctx context.Context) error {
 	list, err := all[authv1beta1.ResourceSliceList](ctx, s.paris)
@@ -510,13 +523,13 @@ func (s *simulation) resourceSlices(ctx context.Context) error {
 	for i := range list.Items {
 		slice := &list.Items[i]
 		users[userOf(slice.Name, "rome")] = true
-		if conditionOf(slice, authv1beta1.ResourceSliceConditionTypeAuthentication).Status == "" {
+		if liqo.ConditionOf(slice, authv1beta1.ResourceSliceConditionTypeAuthentication).Status == "" {
 			slice.Status.Conditions = append(slice.Status.Conditions, authv1beta1.ResourceSliceCondition{Type: authv1beta1.ResourceSliceConditionTypeAuthentication, Status: authv1beta1.ResourceSliceConditionAccepted})
 			if err := s.paris.Status().Update(ctx, slice); err != nil {
 				return err
 			}
 		}
-		if conditionOf(slice, authv1beta1.ResourceSliceConditionTypeResources).Status != authv1beta1.ResourceSliceConditionAccepted {
+		if liqo.ConditionOf(slice, authv1beta1.ResourceSliceConditionTypeResources).Status != authv1beta1.ResourceSliceConditionAccepted {
 			continue
 		}
 		user := userOf(slice.Name, "rome")
@@ -551,23 +564,6 @@ func (s *simulation) resourceSlices(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// refusal is the answer of Liqo's webhook for ShadowPods to the only guest of a Quota, "" if it
-// is admitted: as checkResources there.
-func refusal(quota *offloadingv1beta1.Quota, pod *corev1.PodSpec) string {
-	counted := quotaOf(pod)
-	for _, name := range slices.Sorted(maps.Keys(counted)) {
-		amount := counted[name]
-		free, listed := quota.Spec.Resources[name]
-		switch {
-		case !listed:
-			return fmt.Sprintf("%s quota limit not found for this peering", name)
-		case free.Cmp(amount) < 0:
-			return fmt.Sprintf("peering %s quota usage exceeded - free %s / requested %s", name, free.String(), amount.String())
-		}
-	}
-	return ""
 }
 
 // namespaceMaps create and delete namespaces at the provider.

@@ -1,4 +1,4 @@
-package liqo
+package liqo_test
 
 import (
 	"testing"
@@ -11,6 +11,8 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/contract"
+	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
+	"github.com/spillway-dev/spillway/agent/internal/peering/liqo/liqotest"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -47,7 +49,7 @@ func TestTeardown(t *testing.T) {
 			})
 			// A mapping is kept while a pod of the namespace is on the node.
 			e.capacity("Ready", peering.Capacity{Resources: half, Pods: 2})
-			read(t, e.rome, "shop", consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
+			liqotest.Read(t, e.rome, "shop", consts.DefaultNamespaceOffloadingName, &offloadingv1beta1.NamespaceOffloading{})
 			e.teardown()
 			if pod, err := session.Find(ctx, e.rome, "shop", "web", &corev1.Pod{}); pod != nil || err != nil {
 				t.Errorf("the pod still exists: %v", err)
@@ -71,18 +73,18 @@ func TestTeardown(t *testing.T) {
 		}},
 		{"the provider also is a consumer", func(t *testing.T) {
 			up()
-			expect.NoError(t, setSession(ctx, e.paris, read(t, e.paris, "", "liqo-tenant-rome", &corev1.Namespace{}), annotationSession, 5))
+			expect.NoError(t, liqo.SetSession(ctx, e.paris, liqotest.Read(t, e.paris, "", "liqo-tenant-rome", &corev1.Namespace{}), liqo.AnnotationSession, 5))
 			e.teardown()
 			e.expectNothingLeft(e.rome, "rome")
-			namespace := read(t, e.paris, "", "liqo-tenant-rome", &corev1.Namespace{})
-			if session.Number(namespace, annotationProviderSession) != 0 || !namespace.DeletionTimestamp.IsZero() {
+			namespace := liqotest.Read(t, e.paris, "", "liqo-tenant-rome", &corev1.Namespace{})
+			if session.Number(namespace, liqo.AnnotationProviderSession) != 0 || !namespace.DeletionTimestamp.IsZero() {
 				t.Errorf("the namespace of the other direction changed: %v", namespace.Annotations)
 			}
 			var secrets corev1.SecretList
 			if err := e.paris.List(ctx, &secrets, client.InNamespace(namespace.Name)); err != nil || len(secrets.Items) > 0 {
 				t.Errorf("%d Secrets are left, %v", len(secrets.Items), err)
 			}
-			expect.NoError(t, setSession(ctx, e.paris, namespace, annotationSession, 0))
+			expect.NoError(t, liqo.SetSession(ctx, e.paris, namespace, liqo.AnnotationSession, 0))
 		}},
 		{"the provider is unreachable", func(*testing.T) {
 			up()
@@ -95,9 +97,9 @@ func TestTeardown(t *testing.T) {
 		}},
 		{"the clusters were peered manually", func(t *testing.T) {
 			e.create(e.rome, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-paris", Labels: map[string]string{consts.RemoteClusterID: "paris", consts.TenantNamespaceLabel: "true"}}})
-			e.until(reasonConflict, e.peering)
+			e.until(liqo.ReasonConflict, e.peering)
 			e.teardown()
-			read(t, e.rome, "", "liqo-tenant-paris", &corev1.Namespace{})
+			liqotest.Read(t, e.rome, "", "liqo-tenant-paris", &corev1.Namespace{})
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -1,0 +1,34 @@
+package consumer
+
+import (
+	"net/netip"
+	"testing"
+
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// FuzzAddresses takes the addresses of the consumer's own networks off arbitrary pods.
+func FuzzAddresses(f *testing.F) {
+	for _, seed := range []string{`{}`, `[`, `{"status":null}`, `{"status":{}}`, `{"status":{"podIP":1}}`, `{"status":{"podIP":"10.1.2.3"}}`,
+		`{"status":{"podIP":"10.1.2.3","podIPs":[{"ip":"192.0.2.1"},{"ip":"10.1.2.4"}]}}`, `{"status":{"podIPs":[{"ip":"::ffff:10.1.2.3"}]}}`, `{"Status":{"PODIP":"10.1.2.3"}}`} {
+		f.Add([]byte(seed))
+	}
+	own := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	f.Fuzz(func(t *testing.T, object []byte) {
+		changed, err := changeAddresses(object, own)
+		if err != nil {
+			return
+		}
+		var pod corev1.Pod
+		if utiljson.Unmarshal(changed, &pod) != nil {
+			return // the API server refuses it
+		}
+		for _, p := range append(pod.Status.PodIPs, corev1.PodIP{IP: pod.Status.PodIP}) {
+			if address, err := netip.ParseAddr(p.IP); err == nil && own[0].Contains(address.Unmap()) {
+				t.Fatalf("%s keeps %s: %s", object, address, changed)
+			}
+		}
+	})
+}
