@@ -26,7 +26,6 @@ var (
 		"broker/internal/reservation": {4540, 6, 40},
 		"broker/internal/server":      {2950, 8, 40},
 		"agent/internal/hold":         {2970, 6, 40},
-		"agent/internal/virtualnode":  {2460, 6, 40},
 	}
 )
 

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
+	"github.com/spillway-dev/spillway/agent/internal/podindex"
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -34,7 +35,7 @@ func evictions(evict func(pod string) error, names ...string) (*Reconciler, *eve
 	scheme := runtime.NewScheme()
 	utilruntime.Must(errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)))
 	builder := fakeclient.NewClientBuilder().WithScheme(scheme)
-	tracker := virtualnode.NewTracker("")
+	index := podindex.New("")
 	for _, name := range names {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", UID: types.UID(name)}}
 		if name != "bare" {
@@ -44,7 +45,7 @@ func evictions(evict func(pod string) error, names ...string) (*Reconciler, *eve
 		pod.Status.Phase = corev1.PodPending
 		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, LastTransitionTime: metav1.NewTime(now.Add(-time.Hour))}}
 		builder.WithObjects(pod)
-		tracker.Set(pod)
+		index.Set(pod)
 	}
 	builder.WithInterceptorFuncs(interceptor.Funcs{
 		SubResourceCreate: func(_ context.Context, _ client.Client, _ string, pod client.Object, _ client.Object, _ ...client.SubResourceCreateOption) error {
@@ -55,7 +56,7 @@ func evictions(evict func(pod string) error, names ...string) (*Reconciler, *eve
 	clock := testclock.NewFakePassiveClock(now)
 	c := builder.Build()
 	r := New(virtualnode.New(c, c, nil, driver, virtualnode.Options{Clock: clock}), driver, Options{StartTimeout: time.Minute, ProviderLostAfter: time.Minute})
-	r.client, r.recorder, r.nodes.Pods = c, recorder, tracker
+	r.client, r.recorder, r.nodes.Pods = c, recorder, index
 	return r, recorder
 }
 

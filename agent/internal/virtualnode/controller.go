@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/podindex"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
@@ -71,7 +72,7 @@ var ControllerOptions = controller.Options{MaxConcurrentReconciles: 4, Reconcili
 type Reconciler struct {
 	Options
 	// Pods that are on virtual nodes or may overflow.
-	Pods     *Tracker
+	Pods     *podindex.Index
 	driver   peering.Driver
 	client   client.Client
 	live     client.Reader
@@ -103,7 +104,7 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, dri
 		Options: options, driver: driver, client: c, live: live, recorder: recorder,
 		providers: make(chan event.GenericEvent, 64), reservations: make(chan event.GenericEvent, 64),
 		peerings: map[string]*peeringState{}, carried: map[string]map[types.UID]carriedPods{}, releases: map[types.NamespacedName]release{},
-		inUse: map[string]map[types.UID]bool{}, changed: map[string]bool{}, Pods: NewTracker(options.SchedulerName),
+		inUse: map[string]map[types.UID]bool{}, changed: map[string]bool{}, Pods: podindex.New(options.SchedulerName),
 	}
 }
 
@@ -118,7 +119,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		})).
 		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(ProviderRequests), builder.WithPredicates(NodeChanged)).
 		Watches(&broker.Reservation{}, handler.EnqueueRequestsFromMapFunc(r.providersOf), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		WatchesRawSource(r.Pods.onNodes(r.Clock, countsDifferently)).
+		WatchesRawSource(r.Pods.SumsOnNodes(r.Clock)).
 		WatchesRawSource(source.Channel(r.providers, &handler.EnqueueRequestForObject{})).
 		WithOptions(ControllerOptions).
 		Complete(r)
@@ -167,6 +168,16 @@ func (r *Reconciler) EnqueueAsked(provider string) {
 // for it has changed.
 func (r *Reconciler) CapacityChanges() <-chan event.GenericEvent { return r.reservations }
 
+// EachVersionOnNodes is a source of requests, with the provider's name, for each version of
+// the pods on virtual nodes.
+func (r *Reconciler) EachVersionOnNodes() source.Source { return r.Pods.VersionsOnNodes(r.Clock) }
+
+// Candidates is a source of requests, with the name of the Reservation, for the pods that may
+// use one.
+func (r *Reconciler) Candidates() source.Source {
+	return r.Pods.Reservations(r.Clock, r.ResolveOwners)
+}
+
 func enqueue(queue chan<- event.GenericEvent, o client.Object) {
 	select {
 	case queue <- event.GenericEvent{Object: o}:
@@ -176,7 +187,7 @@ func enqueue(queue chan<- event.GenericEvent, o client.Object) {
 
 // ProviderRequests maps a virtual node to a request with the provider's name.
 func ProviderRequests(_ context.Context, node client.Object) []reconcile.Request {
-	return requestFor(ProviderOf(node.GetName()))
+	return requestFor(podindex.ProviderOf(node.GetName()))
 }
 
 // NodeChanged filters out updates of nodes that change neither readiness nor

@@ -4,7 +4,7 @@
 //
 // One controller, by provider, recomputes everything from what it observes:
 //
-//	ReservationInstructions, Reservations, pods on the node
+//	ReservationInstructions, Reservations, pods on the node (package podindex)
 //	 └ gather ─► Snapshot ─► NodePlan (pure) ─► Driver ─► instruction statuses
 //	   asked, but no grant yet: the driver peers with the provider while it decides
 //	   no grant: the node is parked, later the peering is removed

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/agent/internal/podindex"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
@@ -42,25 +43,25 @@ func (r *Reconciler) Need(ctx context.Context, reservation *broker.Reservation, 
 		return need, err
 	}
 	shapes, onNode := map[string]bool{}, map[string]int32{}
-	optedIn, resolve := namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled, r.ResolveOwners(ctx)
+	optedIn := namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled
 	byHand := sync.OnceValues(func() (map[string]bool, error) { return r.byHand(ctx) })
-	for _, g := range r.Pods.candidatesWith(candidatesFor(reservation, key)...) {
+	for _, g := range r.Pods.ServedBy(reservation, key, r.ResolveOwners(ctx)) {
 		switch {
-		case g.use == waits && optedIn && g.belongsTo(reservation, key, resolve):
-			need.Pending = append(need.Pending, r.Pods.members(g.groupKey)...)
-			shapes[g.shape] = true
-		case g.use == runs && g.belongsTo(reservation, key, resolve):
-			if g.hold != "" && g.hold != demand.HoldLabel(reservation.Status.ID) {
+		case g.Use == podindex.Waits && optedIn:
+			need.Pending = append(need.Pending, r.Pods.Members(g.Key)...)
+			shapes[g.Shape] = true
+		case g.Use == podindex.Runs:
+			if g.Hold != "" && g.Hold != demand.HoldLabel(reservation.Status.ID) {
 				// What is charged to a Reservation made by hand uses that instead.
 				holds, err := byHand()
 				if err != nil {
 					return need, err
 				}
-				if holds[g.hold] {
+				if holds[g.Hold] {
 					continue
 				}
 			}
-			onNode[g.node] += g.count
+			onNode[g.Node] += g.Count
 		}
 	}
 	for node, pods := range onNode {
@@ -90,27 +91,4 @@ func isOutdated(sets []broker.PodSet, pending map[string]bool) bool {
 		}
 	}
 	return used < len(pending) && used < len(sets)
-}
-
-// candidatesFor returns what the pods of a Reservation with a key have at least one of.
-func candidatesFor(reservation *broker.Reservation, key demand.Key) []candidateKey {
-	candidates := []candidateKey{{namespace: key.Namespace, shape: key.Shape}}
-	if key.IsGang() {
-		candidates[0] = candidateKey{namespace: key.Namespace, gang: key.OwnerUID}
-	}
-	if reservation.Status.ID != "" {
-		candidates = append(candidates, candidateKey{namespace: key.Namespace, hold: demand.HoldLabel(reservation.Status.ID)})
-	}
-	return candidates
-}
-
-// belongsTo reports whether pods have the key of a Reservation. Pods whose owner is gone
-// belong to it by their hold label.
-func (g candidate) belongsTo(reservation *broker.Reservation, key demand.Key, resolve demand.Resolve) bool {
-	owner, ok := demand.OwnerOf(g.member, resolve)
-	if !ok {
-		return reservation.Status.ID != "" && g.hold == demand.HoldLabel(reservation.Status.ID)
-	}
-	// Those of a gang belong to it whatever their shape.
-	return owner.UID == key.OwnerUID && (key.IsGang() || g.shape == key.Shape)
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/agent/internal/podindex"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
@@ -53,15 +53,15 @@ func (s *Snapshot) boundPods(instruction types.UID) int32 {
 // names, or else that of their key, or else the one of their namespace that the label names.
 // A pod uses what it was bound for, also when that serves its namespace or labels no more:
 // the scheduler plugin counts in the same way, and the label of a bound pod never changes.
-func (s *Snapshot) grantOf(pods observed, resolve demand.Resolve) *Grant {
+func (s *Snapshot) grantOf(pods podindex.Group, resolve demand.Resolve) *Grant {
 	named := func(g Grant) bool {
-		return pods.hold != "" && pods.hold == demand.HoldLabel(g.Instruction.Spec.ReservationName)
+		return pods.Hold != "" && pods.Hold == demand.HoldLabel(g.Instruction.Spec.ReservationName)
 	}
 	if i := slices.IndexFunc(s.Grants, func(g Grant) bool { return named(g) && g.ByHand() }); i >= 0 {
 		return &s.Grants[i]
 	}
-	if owner, ok := demand.OwnerOf(pods.member, resolve); ok {
-		key := demand.Key{Namespace: pods.namespace, OwnerUID: owner.UID, Shape: pods.shape}
+	if owner, ok := demand.OwnerOf(pods.Member, resolve); ok {
+		key := demand.Key{Namespace: pods.Namespace, OwnerUID: owner.UID, Shape: pods.Shape}
 		for i := range s.Grants {
 			if reservation := s.Grants[i].Reservation; reservation != nil {
 				if k, keyed := demand.KeyOfReservation(reservation); keyed && k == key.OfReservation() {
@@ -71,7 +71,7 @@ func (s *Snapshot) grantOf(pods observed, resolve demand.Resolve) *Grant {
 		}
 	}
 	for i := range s.Grants {
-		if named(s.Grants[i]) && s.Grants[i].Instruction.Spec.SourceNamespace == pods.namespace {
+		if named(s.Grants[i]) && s.Grants[i].Instruction.Spec.SourceNamespace == pods.Namespace {
 			return &s.Grants[i]
 		}
 	}
@@ -92,28 +92,29 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 		}
 	}
 	nodeName := broker.VirtualNodeName(provider)
-	tracker := r.Pods
+	index := r.Pods
 	if reader != r.client {
-		if tracker, err = readTracker(ctx, reader, nodeName); err != nil {
+		if index, err = readIndex(ctx, reader, nodeName); err != nil {
 			return nil, err
 		}
 		s.DaemonPods = int32(len(r.Pods.WaitingDaemons(nodeName)))
 	}
-	if err := tracker.WaitSynced(ctx); err != nil {
+	if err := index.WaitSynced(ctx); err != nil {
 		return nil, err
 	}
 	resolve := r.ResolveOwners(ctx)
-	for _, pods := range tracker.observeOn(nodeName) {
-		switch pods.use {
-		case daemon:
+	for _, group := range index.OnNode(nodeName) {
+		pods := Pods{Count: group.Count, Requests: group.Requests, Namespaces: []string{group.Namespace}, list: []func() []*corev1.Pod{func() []*corev1.Pod { return index.Members(group.Key) }}}
+		switch group.Use {
+		case podindex.Daemon:
 			s.DaemonPods += pods.Count
-		case ended:
-			s.Finished.add(pods.Pods)
-		case runs:
-			if g := s.grantOf(pods, resolve); g != nil {
-				g.Bound.add(pods.Pods)
+		case podindex.Ended:
+			s.Finished.add(pods)
+		case podindex.Runs:
+			if g := s.grantOf(group, resolve); g != nil {
+				g.Bound.add(pods)
 			} else {
-				s.Ungranted.add(pods.Pods)
+				s.Ungranted.add(pods)
 			}
 		}
 	}
@@ -121,17 +122,17 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 	return s, err
 }
 
-// readTracker returns a Tracker of the pods that are on a node now.
-func readTracker(ctx context.Context, reader client.Reader, nodeName string) (*Tracker, error) {
+// readIndex returns an Index of the pods that are on a node now.
+func readIndex(ctx context.Context, reader client.Reader, nodeName string) (*podindex.Index, error) {
 	var bound corev1.PodList
 	if err := reader.List(ctx, &bound, client.MatchingFields{indexNode: nodeName}); err != nil {
 		return nil, fmt.Errorf("listing pods on node %s: %w", nodeName, err)
 	}
-	t := NewTracker("")
+	index := podindex.New("")
 	for i := range bound.Items {
-		t.Set(&bound.Items[i])
+		index.Set(&bound.Items[i])
 	}
-	return t, nil
+	return index, nil
 }
 
 // optedIn lists the opted-in namespaces, sorted.
@@ -241,15 +242,6 @@ func (r *Reconciler) instructions(ctx context.Context, reader client.Reader, mat
 // indexNode is the field selector of pods by the node they are bound to.
 const indexNode = "spec.nodeName"
 
-// ProviderOf is the provider whose capacity a node provides, by the node's name; empty
-// for a node of this cluster. A node of this cluster may have such a name: see IsVirtual.
-func ProviderOf(nodeName string) string {
-	if provider, ok := strings.CutPrefix(nodeName, broker.VirtualNodePrefix); ok {
-		return provider
-	}
-	return ""
-}
-
 // IsVirtual reports whether a node is the virtual node of a provider, and not one of this
 // cluster that has its name.
 func IsVirtual(node *corev1.Node, provider string) bool {
@@ -259,7 +251,7 @@ func IsVirtual(node *corev1.Node, provider string) bool {
 // BoundTo returns the provider whose virtual node has a name; empty for a node of this
 // cluster. A node that does not exist counts as virtual if it is named as one.
 func BoundTo(ctx context.Context, reader client.Reader, nodeName string) (provider string, err error) {
-	if provider = ProviderOf(nodeName); provider == "" {
+	if provider = podindex.ProviderOf(nodeName); provider == "" {
 		return "", nil
 	}
 	node, err := ReadNode(ctx, reader, provider)
@@ -298,32 +290,6 @@ func ReadyCondition(node *corev1.Node) *corev1.NodeCondition {
 func nodeReady(node *corev1.Node) bool {
 	ready := ReadyCondition(node)
 	return ready != nil && ready.Status == corev1.ConditionTrue
-}
-
-// RunsOnEveryNode reports whether a pod comes with each node, as those of
-// DaemonSets do, and uses no grant.
-func RunsOnEveryNode(pod *corev1.Pod) bool {
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-		return true
-	}
-	owner := metav1.GetControllerOfNoCopy(pod)
-	return owner != nil && (owner.Kind == "DaemonSet" || owner.Kind == "Node")
-}
-
-// nodeOfDaemonPod is the node that a pod of a DaemonSet is on or, while it waits, is for.
-func nodeOfDaemonPod(pod *corev1.Pod) string {
-	affinity := pod.Spec.Affinity
-	if pod.Spec.NodeName != "" || affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return pod.Spec.NodeName
-	}
-	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
-		for _, field := range term.MatchFields {
-			if field.Key == metav1.ObjectNameField && len(field.Values) > 0 {
-				return field.Values[0]
-			}
-		}
-	}
-	return ""
 }
 
 // ResolveOwners looks up the controllers of owners: those that demand.Resolvable names in the

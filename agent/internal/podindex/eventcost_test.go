@@ -1,6 +1,7 @@
-package virtualnode
+package podindex
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -12,8 +13,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"k8s.io/utils/clock"
+
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 // counted is a queue that counts what is added to it.
@@ -41,11 +45,11 @@ func barePod(i int, version string) *corev1.Pod {
 func TestPodEventConcernsNoOther(t *testing.T) {
 	allocations := map[int]float64{}
 	for _, pods := range []int{1000, 10000} {
-		r, added := New(nil, nil, nil, nil, Options{SchedulerName: broker.SchedulerName}), 0
+		index, added := New(broker.SchedulerName), 0
 		for i := range pods {
-			r.Pods.Set(barePod(i, "1"))
+			index.Set(barePod(i, "1"))
 		}
-		for _, s := range []source.Source{r.Candidates(), r.EachVersionOnNodes(), r.Pods.onNodes(r.Clock, countsDifferently)} {
+		for _, s := range []source.Source{index.Reservations(clock.RealClock{}, func(context.Context) demand.Resolve { return nil }), index.VersionsOnNodes(clock.RealClock{}), index.SumsOnNodes(clock.RealClock{})} {
 			expect.NoError(t, s.Start(t.Context(), counted{added: &added}))
 		}
 		// The pods of the events wait, and run on the virtual node.
@@ -53,12 +57,12 @@ func TestPodEventConcernsNoOther(t *testing.T) {
 		for i := range 2 {
 			own[types.NamespacedName{Namespace: "shop", Name: fmt.Sprint("pod-", i)}] = true
 		}
-		for name, p := range r.Pods.pods {
+		for name, p := range index.pods {
 			if !own[name] {
 				p.pod = nil
 			}
 		}
-		for _, g := range r.Pods.groups {
+		for _, g := range index.groups {
 			g.member = nil
 		}
 		added = 0
@@ -66,10 +70,10 @@ func TestPodEventConcernsNoOther(t *testing.T) {
 			for i := range 2 {
 				ended := barePod(i, "2")
 				ended.Status.Phase = corev1.PodSucceeded
-				r.Pods.Set(ended)
-				r.Pods.Set(barePod(i, "3"))
-				r.Pods.Delete(types.NamespacedName{Namespace: "shop", Name: ended.Name})
-				r.Pods.Set(barePod(i, "4"))
+				index.Set(ended)
+				index.Set(barePod(i, "3"))
+				index.Delete(types.NamespacedName{Namespace: "shop", Name: ended.Name})
+				index.Set(barePod(i, "4"))
 			}
 		}
 		event()

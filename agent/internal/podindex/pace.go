@@ -1,4 +1,4 @@
-package virtualnode
+package podindex
 
 import (
 	"maps"

@@ -1,4 +1,4 @@
-package virtualnode
+package podindex
 
 import (
 	"fmt"
@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -31,12 +32,12 @@ func (q *addedAfter) AddAfter(request reconcile.Request, wait time.Duration) {
 func TestPaced(t *testing.T) {
 	start := time.Unix(1000, 0)
 	q := &addedAfter{clock: testclock.NewFakePassiveClock(start), due: map[string][]time.Time{}}
-	tracker := NewTracker("")
-	expect.NoError(t, tracker.onNodes(q.clock, countsDifferently).Start(t.Context(), q))
+	index := New("")
+	expect.NoError(t, index.SumsOnNodes(q.clock).Start(t.Context(), q))
 	pods := 0
 	changed := func(node string) {
 		pods++
-		tracker.Set(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("web-", pods)}, Spec: corev1.PodSpec{NodeName: node}})
+		index.Set(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("web-", pods)}, Spec: corev1.PodSpec{NodeName: node}})
 	}
 	// 1,000 events in two seconds, and one long after them.
 	for range 1000 {
@@ -65,7 +66,7 @@ func TestPaced(t *testing.T) {
 // because a retry may move that to before the event.
 func TestPacedAddsEachEvent(t *testing.T) {
 	p := &pace{clock: testclock.NewFakePassiveClock(time.Unix(1000, 0)), due: map[reconcile.Request]time.Time{}}
-	request := requestFor("paris")[0]
+	request := reconcile.Request{NamespacedName: types.NamespacedName{Name: "paris"}}
 	for i, want := range []time.Duration{0, 500 * time.Millisecond, 500 * time.Millisecond} {
 		if got := p.next(request); got != want {
 			t.Errorf("event %d is reconciled after %s, want %s", i, got, want)
@@ -77,7 +78,7 @@ func TestPacedAddsEachEvent(t *testing.T) {
 func TestPacedForgets(t *testing.T) {
 	p := &pace{clock: testclock.NewFakePassiveClock(time.Unix(1000, 0)), due: map[reconcile.Request]time.Time{}}
 	for i := range 10 * maxPaced {
-		p.next(requestFor(fmt.Sprint("cluster-", i))[0])
+		p.next(reconcile.Request{NamespacedName: types.NamespacedName{Name: fmt.Sprint("cluster-", i)}})
 		p.clock.(*testclock.FakePassiveClock).SetTime(p.clock.Now().Add(time.Millisecond))
 	}
 	if n := len(p.due); n > maxPaced {

@@ -1,4 +1,4 @@
-package virtualnode
+package podindex
 
 import (
 	"fmt"
@@ -19,51 +19,58 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// describe writes what a Tracker has, index by index and group by group.
-func describe(t *Tracker) string {
+// describe writes what an Index has, key by key and group by group.
+func describe(x *Index) string {
+	names := func(g Group) (names []string) {
+		for _, pod := range x.Members(g.Key) {
+			names = append(names, pod.Namespace+"/"+pod.Name)
+		}
+		slices.Sort(names)
+		return names
+	}
 	var lines []string
-	for node := range t.onNode {
-		for _, g := range t.observeOn(node) {
-			lines = append(lines, fmt.Sprintf("%s: %+v %d of %s: %v", node, g.groupKey, g.Count, broker.FromList(g.Requests), g.names()))
+	for node := range x.onNode {
+		for _, g := range x.OnNode(node) {
+			lines = append(lines, fmt.Sprintf("%s: %+v %d of %s: %v", node, g.Key, g.Count, broker.FromList(g.Requests), names(g)))
 		}
 	}
-	for key := range t.candidates {
-		for _, g := range t.candidatesWith(key) {
-			lines = append(lines, fmt.Sprintf("%+v: %+v %d: %v", key, g.groupKey, g.count, SumOf(t.members(g.groupKey)...).names()))
+	for key := range x.candidates {
+		for _, g := range x.candidatesWith(key) {
+			lines = append(lines, fmt.Sprintf("%+v: %+v %d: %v", key, g.Key, g.Count, names(g)))
 		}
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, "\n")
 }
 
-// TestTrackerEqualsRecount: after any events, a Tracker equals one that sees the pods that
+// TestIndexEqualsRecount: after any events, an Index equals one that sees the pods that
 // are left for the first time, and it remembers nothing else.
-func TestTrackerEqualsRecount(t *testing.T) {
+func TestIndexEqualsRecount(t *testing.T) {
 	nodes, namespaces := []string{"", "home-1", "spillway-paris", "spillway-berlin"}, []string{"shop", "bank"}
 	rapid.Check(t, func(t *rapid.T) {
-		tracker, exist := NewTracker(broker.SchedulerName), map[types.NamespacedName]*corev1.Pod{}
+		index, exist := New(broker.SchedulerName), map[types.NamespacedName]*corev1.Pod{}
 		for range rapid.IntRange(1, 60).Draw(t, "events") {
 			name := types.NamespacedName{Namespace: rapid.SampledFrom(namespaces).Draw(t, "namespace"), Name: fmt.Sprint("pod-", rapid.IntRange(0, 7).Draw(t, "pod"))}
 			if rapid.IntRange(0, 4).Draw(t, "event") == 0 {
 				delete(exist, name)
-				tracker.Delete(name)
+				index.Delete(name)
 				continue
 			}
 			exist[name] = anyPod(t, name, nodes, exist[name])
-			tracker.Set(exist[name])
+			index.Set(exist[name])
 		}
-		recount := NewTracker(broker.SchedulerName)
+		recount := New(broker.SchedulerName)
 		for _, pod := range exist {
 			recount.Set(pod)
 		}
-		if got, want := describe(tracker), describe(recount); got != want {
+		if got, want := describe(index), describe(recount); got != want {
 			t.Fatalf("got\n%s\nwant\n%s", got, want)
 		}
-		if len(tracker.onNode) != len(recount.onNode) || len(tracker.candidates) != len(recount.candidates) {
-			t.Fatalf("%d nodes and %d keys are remembered, want %d and %d", len(tracker.onNode), len(tracker.candidates), len(recount.onNode), len(recount.candidates))
+		if len(index.onNode) != len(recount.onNode) || len(index.candidates) != len(recount.candidates) {
+			t.Fatalf("%d nodes and %d keys are remembered, want %d and %d", len(index.onNode), len(index.candidates), len(recount.onNode), len(recount.candidates))
 		}
-		if len(tracker.pods) != len(recount.pods) || len(tracker.groups) != len(recount.groups) {
-			t.Fatalf("%d pods and %d groups are remembered, want %d and %d", len(tracker.pods), len(tracker.groups), len(recount.pods), len(recount.groups))
+		if len(index.pods) != len(recount.pods) || len(index.groups) != len(recount.groups) {
+			t.Fatalf("%d pods and %d groups are remembered, want %d and %d", len(index.pods), len(index.groups), len(recount.pods), len(recount.groups))
 		}
 	})
 }
@@ -75,7 +82,7 @@ func TestCandidates(t *testing.T) {
 		return nil, ref.Name != "gone"
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		tracker := NewTracker(broker.SchedulerName)
+		index := New(broker.SchedulerName)
 		for i := range rapid.IntRange(1, 20).Draw(t, "pods") {
 			pod := anyPod(t, types.NamespacedName{Namespace: rapid.SampledFrom([]string{"shop", "bank"}).Draw(t, "namespace"), Name: fmt.Sprint("pod-", i)}, []string{"", "spillway-paris"}, nil)
 			switch rapid.SampledFrom([]string{"gone", "gang", ""}).Draw(t, "kind") {
@@ -84,29 +91,29 @@ func TestCandidates(t *testing.T) {
 			case "gang":
 				pod.Labels[broker.LabelPodGroup] = "gang"
 			}
-			tracker.Set(pod)
+			index.Set(pod)
 		}
 		gang, _, _, _ := demand.KeyOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Labels: map[string]string{broker.LabelPodGroup: "gang"}}}, resolve)
 		keys := []demand.Key{gang.OfReservation()}
-		for key := range tracker.groups {
+		for key := range index.groups {
 			for _, owner := range []types.UID{"web", demand.SharedOwner} {
-				keys = append(keys, demand.Key{Namespace: "shop", OwnerUID: owner, Shape: key.shape})
+				keys = append(keys, demand.Key{Namespace: "shop", OwnerUID: owner, Shape: key.Shape})
 			}
 		}
 		slices.SortFunc(keys, func(a, b demand.Key) int { return strings.Compare(a.String(), b.String()) })
 		key := rapid.SampledFrom(keys).Draw(t, "key")
 		reservation := &broker.Reservation{Status: broker.ReservationStatus{ID: rapid.SampledFrom([]string{"", "hold-1"}).Draw(t, "ID")}}
-		found := map[groupKey]bool{}
-		for _, g := range tracker.candidatesWith(candidatesFor(reservation, key)...) {
-			if found[g.groupKey] {
-				t.Fatalf("%+v is found twice", g.groupKey)
+		found := map[Key]bool{}
+		for _, g := range index.ServedBy(reservation, key, resolve) {
+			if found[g.Key] {
+				t.Fatalf("%+v is found twice", g.Key)
 			}
-			found[g.groupKey] = true
+			found[g.Key] = true
 		}
-		for _, g := range tracker.groups {
-			counts := (g.use == waits || g.use == runs) && g.namespace == key.Namespace
-			if counts && (candidate{g.groupKey, g.member, 1}).belongsTo(reservation, key, resolve) && !found[g.groupKey] {
-				t.Fatalf("%+v belongs to %s, and is not found", g.groupKey, key)
+		for _, g := range index.groups {
+			counts := (g.Use == Waits || g.Use == Runs) && g.Namespace == key.Namespace
+			if counts && (Group{Key: g.Key, Member: g.member}).belongsTo(reservation, key, resolve) && !found[g.Key] {
+				t.Fatalf("%+v belongs to %s, and is not found", g.Key, key)
 			}
 		}
 	})
@@ -120,14 +127,15 @@ func TestMembersOfSinglePod(t *testing.T) {
 			Spec:       corev1.PodSpec{NodeName: "spillway-paris"}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
 		}
 	}
-	tracker := NewTracker("", pod("1"))
-	seen := tracker.observeOn("spillway-paris")
-	tracker.Set(pod("2"))
-	if all := seen[0].all(); len(all) != 1 || all[0].ResourceVersion != "2" {
+	index := New("")
+	index.Set(pod("1"))
+	seen := index.OnNode("spillway-paris")[0].Key
+	index.Set(pod("2"))
+	if all := index.Members(seen); len(all) != 1 || all[0].ResourceVersion != "2" {
 		t.Errorf("the pods are %v, want the new version of the pod", all)
 	}
-	tracker.Delete(types.NamespacedName{Namespace: "shop", Name: "web"})
-	if all := seen[0].all(); len(all) != 0 {
+	index.Delete(types.NamespacedName{Namespace: "shop", Name: "web"})
+	if all := index.Members(seen); len(all) != 0 {
 		t.Errorf("the pods are %v, want none", all)
 	}
 }
@@ -164,48 +172,50 @@ func anyPod(t *rapid.T, name types.NamespacedName, nodes []string, before *corev
 	return pod
 }
 
-// TestTrackerUse: which pods count, and as what.
-func TestTrackerUse(t *testing.T) {
+// TestUse: which pods count, and as what.
+func TestUse(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*corev1.Pod)
-		want   use
+		want   Use
 		not    bool
 	}{
-		"a pod that waits":               {change: func(*corev1.Pod) {}, want: waits},
+		"a pod that waits":               {change: func(*corev1.Pod) {}, want: Waits},
 		"one that cannot overflow":       {change: func(p *corev1.Pod) { p.Spec.RuntimeClassName = ptr.To("kata") }, not: true},
 		"one that ended without a node":  {change: func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }, not: true},
 		"one of another scheduler":       {change: func(p *corev1.Pod) { p.Spec.SchedulerName = "another" }, not: true},
-		"one of another scheduler there": {change: func(p *corev1.Pod) { p.Spec.SchedulerName, p.Spec.NodeName = "another", "spillway-paris" }, want: runs},
-		"one there that cannot overflow": {change: func(p *corev1.Pod) { p.Spec.HostNetwork, p.Spec.NodeName = true, "spillway-paris" }, want: runs},
+		"one of another scheduler there": {change: func(p *corev1.Pod) { p.Spec.SchedulerName, p.Spec.NodeName = "another", "spillway-paris" }, want: Runs},
+		"one there that cannot overflow": {change: func(p *corev1.Pod) { p.Spec.HostNetwork, p.Spec.NodeName = true, "spillway-paris" }, want: Runs},
 		"one that is gated":              {change: func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "wait"}} }, not: true},
 		"one at home":                    {change: func(p *corev1.Pod) { p.Spec.NodeName = "home-1" }, not: true},
-		"one that overflowed":            {change: func(p *corev1.Pod) { p.Spec.NodeName = "spillway-paris" }, want: runs},
+		"one that overflowed":            {change: func(p *corev1.Pod) { p.Spec.NodeName = "spillway-paris" }, want: Runs},
 		"one that is being deleted":      {change: func(p *corev1.Pod) { p.DeletionTimestamp = ptr.To(metav1.Now()) }, not: true},
 		"one that is being deleted there": {change: func(p *corev1.Pod) {
 			p.DeletionTimestamp, p.Spec.NodeName = ptr.To(metav1.Now()), "spillway-paris"
-		}, want: runs},
-		"one that ended there": {change: func(p *corev1.Pod) { p.Spec.NodeName, p.Status.Phase = "spillway-paris", corev1.PodFailed }, want: ended},
+		}, want: Runs},
+		"one that ended there": {change: func(p *corev1.Pod) { p.Spec.NodeName, p.Status.Phase = "spillway-paris", corev1.PodFailed }, want: Ended},
 		"a DaemonSet's pod that waits for a virtual node": {change: func(p *corev1.Pod) {
 			p.Spec.SchedulerName = corev1.DefaultSchedulerName
 			p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Controller: ptr.To(true)}}
 			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Values: []string{"spillway-paris"}}}}}}}}
-		}, want: daemon},
+		}, want: Daemon},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p"}, Spec: corev1.PodSpec{SchedulerName: broker.SchedulerName}}
 			tc.change(pod)
-			tracked := NewTracker(broker.SchedulerName, pod).pods[client.ObjectKeyFromObject(pod)]
-			if tc.not != (tracked == nil) || tracked != nil && tracked.key.use != tc.want {
+			index := New(broker.SchedulerName)
+			index.Set(pod)
+			tracked := index.pods[client.ObjectKeyFromObject(pod)]
+			if tc.not != (tracked == nil) || tracked != nil && tracked.key.Use != tc.want {
 				t.Errorf("tracked as %+v, want %d (not at all: %t)", tracked, tc.want, tc.not)
 			}
 		})
 	}
 }
 
-// TestTrackerScheduler: of the pods that wait, those count that Spillway's scheduler
+// TestScheduler: of the pods that wait, those count that Spillway's scheduler
 // schedules, under the name that it has in this cluster.
-func TestTrackerScheduler(t *testing.T) {
+func TestScheduler(t *testing.T) {
 	for scheduler, want := range map[string][]string{
 		broker.SchedulerName:        {broker.SchedulerName},
 		corev1.DefaultSchedulerName: {"", corev1.DefaultSchedulerName},
@@ -214,7 +224,9 @@ func TestTrackerScheduler(t *testing.T) {
 		var counted []string
 		for _, name := range []string{"", corev1.DefaultSchedulerName, broker.SchedulerName, "another"} {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p"}, Spec: corev1.PodSpec{SchedulerName: name}}
-			if len(NewTracker(scheduler, pod).pods) > 0 {
+			index := New(scheduler)
+			index.Set(pod)
+			if len(index.pods) > 0 {
 				counted = append(counted, name)
 			}
 		}
