@@ -115,6 +115,3 @@ func onePEM(what string, raw []byte) ([]byte, error) {
 	}
 	return block.Bytes, nil
 }
-
-// NewNonce returns a nonce in the form that Liqo generates.
-func NewNonce() []byte { return []byte(rand.Text() + rand.Text() + rand.Text()) }

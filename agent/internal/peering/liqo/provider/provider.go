@@ -3,6 +3,7 @@ package provider
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"slices"
 	"time"
@@ -99,6 +100,9 @@ func (p *Provider) nonce(ctx context.Context, consumer string) (*corev1.Secret, 
 	return nonce, nil
 }
 
+// newNonce returns a nonce in the form that Liqo generates.
+func newNonce() []byte { return []byte(rand.Text() + rand.Text() + rand.Text()) }
+
 // offer prepares a consumer's namespace and returns a nonce to sign.
 func (p *Provider) offer(ctx context.Context, consumer string, number int64) (*liqo.Message, error) {
 	// Once there is a Tenant, Liqo's own bindings are for these names.
@@ -129,7 +133,7 @@ func (p *Provider) offer(ctx context.Context, consumer string, number int64) (*l
 	if nonce == nil {
 		nonce = &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: nonceSecret, Labels: liqo.ManagedLabels(consumer, map[string]string{consts.NonceSecretLabelKey: "true"})},
-			Data:       map[string][]byte{consts.NonceSecretField: liqo.NewNonce()},
+			Data:       map[string][]byte{consts.NonceSecretField: newNonce()},
 		}
 		if err := p.Client.Create(ctx, nonce); err != nil {
 			return nil, fmt.Errorf("storing the nonce for %s: %w", consumer, err)
