@@ -2,10 +2,8 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"time"
 
@@ -68,14 +66,6 @@ func (o *options) guestNetworks() confine.Networks {
 	return confine.Networks{IngressFrom: o.allowIngressFrom, EgressTo: o.allowEgressTo}
 }
 
-// podNetworks reads the networks of this cluster's pods that Liqo was installed with, nil without Liqo.
-func podNetworks(o options, c client.Reader) func(context.Context) ([]string, error) {
-	if o.driver != driverLiqo {
-		return nil
-	}
-	return func(ctx context.Context) ([]string, error) { return liqoconsumer.PodNetworks(ctx, c, o.liqoNamespace) }
-}
-
 // driverCache is what the driver limits the manager's cache to.
 func driverCache(o options) (map[client.Object]cache.ByObject, error) {
 	if o.driver == driverDirect {
@@ -91,8 +81,6 @@ type driverOptions struct {
 	config    *rest.Config
 	clusterID string
 	messenger peering.Messenger
-	// ownNetworks are those of this cluster, nil while they are unknown.
-	ownNetworks func() []netip.Prefix
 	// enqueueConsumer and enqueueProvider reconcile a cluster's peering with this one
 	// as the consumer and as the provider.
 	enqueueConsumer, enqueueProvider func(clusterID string)
@@ -133,7 +121,7 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 			Options: consumer, VirtualNodeNamespace: o.virtualNodeNamespace,
 			Endpoint: o.apiServerEndpoint, CA: func() ([]byte, error) { return apiServerCA(o.apiServerCAFile, d.config) },
 			AgentRole: o.guestsRole, TokenTTL: o.directTokenTTL, Networks: networks,
-			PodSecurity: o.lending.PodSecurity, HandOver: o.placeholders.Namespace != "", OwnNetworks: d.ownNetworks,
+			PodSecurity: o.lending.PodSecurity, HandOver: o.placeholders.Namespace != "",
 		}
 		if chosen.driver, err = direct.NewDriver(options); err != nil {
 			return chosenDriver{}, err
@@ -145,10 +133,14 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 	options := liqo.Options{
 		Options: consumer, PodCIDRs: o.podCIDRs, OpenKubelets: o.liqoOpenKubelets, TenantRole: o.liqoTenantRole, Webhook: o.guestsWebhookCertDir != "",
 	}
-	chosen.driver, err = liqoconsumer.New(liqoconsumer.Options{
-		Options: options, LiqoNamespace: o.liqoNamespace, NamespaceRole: o.liqoNamespaceRole, OwnNetworks: d.ownNetworks,
+	forConsumer := liqoconsumer.Options{
+		Options: options, LiqoNamespace: o.liqoNamespace, NamespaceRole: o.liqoNamespaceRole,
 		ReflectAll: o.liqoReflectAll, ServiceAccountTokens: o.liqoServiceAccountTokens,
-	})
+	}
+	if o.schedulerName != "" { // pods can overflow
+		forConsumer.ProviderNetworks = liqoconsumer.NewProviderNetworks(d.client, o.namespace, o.providerNetworks)
+	}
+	chosen.driver, err = liqoconsumer.New(forConsumer)
 	if err != nil {
 		return chosenDriver{}, err
 	}

@@ -13,7 +13,6 @@ import (
 	"maps"
 	"net"
 	"os"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,7 +40,6 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/identity"
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
-	"github.com/spillway-dev/spillway/agent/internal/networks"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
 	"github.com/spillway-dev/spillway/agent/internal/pods"
@@ -236,9 +234,8 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	messenger := sealing.NewMessenger(clusterID, key, pins, brokerClient)
 	var consumer *virtualnode.Reconciler
 	var provider *hold.Reconciler
-	own := networks.New(networks.Options{Live: live, Nodes: mgr.GetClient(), Namespace: o.namespace, Configured: slices.Concat(o.ownNetworks, o.podCIDRs), PodNetworks: podNetworks(o, live), Self: networks.Interfaces()})
 	driver, err := newDriver(o, driverOptions{
-		client: live, config: mgr.GetConfig(), clusterID: clusterID, messenger: messenger, ownNetworks: own.Own,
+		client: live, config: mgr.GetConfig(), clusterID: clusterID, messenger: messenger,
 		enqueueConsumer: func(cluster string) { consumer.Enqueue(cluster) },
 		enqueueProvider: func(cluster string) { provider.Enqueue(cluster) },
 	})
@@ -284,9 +281,6 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		mgr.Add(keeper), mgr.Add(consumers), mgr.Add(providers), mgr.Add(dispatcher),
 		mgr.Add(manager.RunnableFunc(func(ctx context.Context) error { lookup.Run(ctx, func() {}); return nil })),
 	)
-	if o.schedulerName != "" { // pods can overflow
-		err = errors.Join(err, own.SetupWithManager(mgr))
-	}
 	for _, c := range []controller{
 		instruction.NewConsumer(mgr.GetClient(), o.instructionNamespace, consumers, clock.RealClock{}),
 		provided,

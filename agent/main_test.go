@@ -57,7 +57,7 @@ func TestFlags(t *testing.T) {
 	}
 	for _, invalid := range [][]string{
 		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--driver=magic"}, {"--guests-pod-security=privileged"}, {"--placeholders-timeout=0s"}, {"--driver=direct", "--direct-token-ttl=1m"}, {"--cluster-id=Rome"},
-		{"--liqo-pod-cidrs=10.0.0.0/33"}, {"--own-networks=300.0.0.0/8"}, {"--guests-allow-ingress-from=10.0.0.1/8"},
+		{"--liqo-pod-cidrs=10.0.0.0/33"}, {"--provider-networks=300.0.0.0/8"}, {"--guests-allow-ingress-from=10.0.0.1/8"},
 		{"--lend-headroom=cpu"}, {"--lend-headroom=cpu=much"}, {"--lend-headroom=cpu=-1"}, {"--cost-cpu=-1"}, {"--cost-cpu=1", "--cost-currency=euro"},
 		{"--peer-fingerprints=paris"}, {"--advertisement-requeue-interval=0s"}, {"something"},
 	} {

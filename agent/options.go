@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -15,11 +16,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
 	"github.com/spillway-dev/spillway/agent/internal/advertise"
-	"github.com/spillway-dev/spillway/agent/internal/networks"
 	"github.com/spillway-dev/spillway/agent/internal/peering/direct"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
@@ -62,7 +63,7 @@ type options struct {
 	liqoReflectAll, liqoServiceAccountTokens bool
 	serviceAccount                           string
 	podCIDRs                                 list
-	ownNetworks                              list
+	providerNetworks                         []netip.Prefix
 	fingerprints                             map[string]string
 
 	virtualNodeNamespace string
@@ -215,7 +216,11 @@ func (o *options) complete() {
 
 // driverFlags defines what the drivers need, and what limits guests.
 func driverFlags(flags *flag.FlagSet, o *options) {
-	flags.Var(&o.ownNetworks, "own-networks", "Networks (CIDR) of this cluster, besides the addresses of its nodes and API server, the nodes' pod networks (spec.podCIDRs), and those of --liqo-pod-cidrs and of Services. Comma-separated; can be repeated. An overflowed pod whose provider reports an address in one of them has no address.")
+	flags.Func("provider-networks", "Driver liqo: networks (CIDR) of the providers' pods, as this cluster reaches them, besides those that Liqo has connected. Comma-separated; can be repeated. An overflowed pod whose provider reports an address outside of them has no address.", func(value string) error {
+		networks, err := guest.ParseNetworks(value)
+		o.providerNetworks = append(o.providerNetworks, networks...)
+		return err
+	})
 	flags.StringVar(&o.liqoNamespace, "liqo-namespace", "liqo", "Driver liqo: namespace of the Liqo installation.")
 	flags.StringVar(&o.liqoTenantRole, "liqo-tenant-role", "spillway-agent-tenant", "Driver liqo: ClusterRole that the agent binds to itself in each peer's namespace. If empty, it binds none.")
 	flags.StringVar(&o.liqoNamespaceRole, "liqo-namespace-role", "spillway-agent-namespace", "Driver liqo: ClusterRole that the agent binds to itself in namespaces with overflowed pods, to mark the ConfigMaps and Secrets that they refer to. If empty, it binds none.")
@@ -234,6 +239,7 @@ func driverFlags(flags *flag.FlagSet, o *options) {
 
 func (o *options) validate(rest []string) error {
 	guestNetworks := o.guestNetworks().Validate()
+	_, errPodCIDRs := guest.ParseNetworks(o.podCIDRs.String())
 	switch {
 	case len(rest) > 0:
 		return fmt.Errorf("unexpected argument %q", rest[0])
@@ -255,10 +261,8 @@ func (o *options) validate(rest []string) error {
 		return errors.New("--placeholders-timeout must be greater than 0")
 	case o.leaveWithin <= 0 || o.leaveWithin > protocol.MaxLeaveWithin:
 		return fmt.Errorf("--lend-leave-within=%s must be greater than 0 and at most %s", o.leaveWithin, protocol.MaxLeaveWithin)
-	case len(networks.Parse(o.ownNetworks...)) < len(o.ownNetworks):
-		return fmt.Errorf("--own-networks=%s is not valid: use networks such as 10.0.0.0/8", &o.ownNetworks)
-	case len(networks.Parse(o.podCIDRs...)) < len(o.podCIDRs):
-		return fmt.Errorf("--liqo-pod-cidrs=%s is not valid: use networks such as 10.0.0.0/8", &o.podCIDRs)
+	case errPodCIDRs != nil:
+		return fmt.Errorf("--liqo-pod-cidrs=%s is not valid: %w", &o.podCIDRs, errPodCIDRs)
 	case guestNetworks != nil:
 		return fmt.Errorf("--guests-allow-ingress-from=%s or --guests-allow-egress-to=%s is not valid: %w", &o.allowIngressFrom, &o.allowEgressTo, guestNetworks)
 	case o.advertisementInterval <= 0:

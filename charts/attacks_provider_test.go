@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -42,8 +43,8 @@ var virtualKubelets = map[string]func(t *testing.T, config *rest.Config, admin c
 	},
 }
 
-// A hostile provider reports as the addresses of its guests those of the consumer's own network,
-// to which the Services of the consumer would send traffic.
+// A hostile provider reports as the addresses of its guests those of the consumer, or of another
+// provider, to which the Services of the consumer would send traffic.
 func TestAttacksByAProvider(t *testing.T) {
 	for driver, virtualKubelet := range virtualKubelets {
 		t.Run(driver, func(t *testing.T) {
@@ -52,15 +53,16 @@ func TestAttacksByAProvider(t *testing.T) {
 			if driver == "liqo" {
 				expect.NoError(t, admin.Create(ctx, &corev1.Namespace{ObjectMeta: named("liqo")}))
 			}
-			install(t, "install", "agent", kubeconfig(t, config), append([]string{"driver=" + driver}, needed...))
+			install(t, "install", "agent", kubeconfig(t, config), append([]string{"driver=" + driver, "providerNetworks={10.2.0.0/16,fd01::/64}"}, needed...))
 			createWorkload(t, admin)
 			provider := virtualKubelet(t, config, admin)
-			// As the agent writes it.
-			agent := as(t, config, "spillway-agent")
-			eventually(t, "the agent writes this cluster's networks", func() error {
-				return agent.Patch(ctx, &corev1.ConfigMap{ObjectMeta: within(namespace, "spillway-own-networks")},
-					client.RawPatch("application/merge-patch+json", []byte(`{"data":{"networks":"10.1.0.0/16 192.0.2.1/32 fd00::/108"}}`)))
-			})
+			if driver == "liqo" {
+				agent := as(t, config, "spillway-agent") // as it writes what Liqo has connected
+				eventually(t, "the agent writes the networks of providers", func() error {
+					return agent.Patch(ctx, &corev1.ConfigMap{ObjectMeta: within(namespace, "spillway-provider-networks")},
+						client.RawPatch("application/merge-patch+json", []byte(`{"data":{"`+broker.VirtualNodeName("paris")+`":"10.3.0.0/16","`+broker.VirtualNodeName("berlin")+`":"10.4.0.0/16"}}`)))
+				})
+			}
 			eventually(t, "binding to a virtual node", bindOverflowed(t, as(t, config, "spillway-scheduler"), "overflowed"))
 			report := func(c client.Client, name string, addresses ...string) func() error {
 				return func() error {
@@ -78,15 +80,19 @@ func TestAttacksByAProvider(t *testing.T) {
 			}
 			eventually(t, "an address of the provider in a network with routes to it", report(provider, "overflowed", "10.2.3.4"))
 			eventually(t, "addresses of both families", report(provider, "overflowed", "10.2.3.4", "fd01::1"))
+			if driver == "liqo" {
+				eventually(t, "an address in the network that Liqo has connected", report(provider, "overflowed", "10.3.2.1"))
+			}
 			kubelet := impersonating(t, config, "system:node:worker", "system:nodes", "system:masters")
 			eventually(t, "an address of a pod of this cluster", report(kubelet, "local", "10.1.2.3"))
 
 			addresses := []string{"spillway-pod-addresses"}
 			attacks := []attack{
-				{"a pod of the consumer", report(provider, "overflowed", "10.1.2.3"), addresses, "of this cluster itself"},
-				{"a node of the consumer", report(provider, "overflowed", "192.0.2.1"), addresses, "of this cluster itself"},
-				{"a Service of the consumer", report(provider, "overflowed", "fd00::a"), addresses, "of this cluster itself"},
-				{"an address of the consumer as the second", report(provider, "overflowed", "10.2.3.4", "fd00::a"), addresses, "of this cluster itself"},
+				{"a pod of the consumer", report(provider, "overflowed", "10.1.2.3"), addresses, "outside of its pod networks"},
+				{"a node of the consumer", report(provider, "overflowed", "192.0.2.1"), addresses, "outside of its pod networks"},
+				{"a Service of the consumer", report(provider, "overflowed", "fd00::a"), addresses, "outside of its pod networks"},
+				{"an address of the consumer as the second", report(provider, "overflowed", "10.2.3.4", "fd00::a"), addresses, "outside of its pod networks"},
+				{"another provider", report(provider, "overflowed", "10.4.2.3"), addresses, "outside of its pod networks"},
 				{"the node that connects", report(provider, "overflowed", "127.0.0.1"), addresses, "that no pod can have"},
 				{"the metadata of the consumer's cloud", report(provider, "overflowed", "169.254.169.254"), addresses, "that no pod can have"},
 			}

@@ -232,7 +232,7 @@ func TestMistakesAreRejected(t *testing.T) {
 		"no time for proofs":           {"agent", append(slices.Clone(needed), "placeholders.timeout=0s"), "placeholders.timeout must be greater than 0"},
 		"no interval":                  {"agent", append(slices.Clone(needed), "advertisement.requeueInterval=0s"), "advertisement.requeueInterval must be greater than 0"},
 		"no network of pods":           {"agent", append(slices.Clone(needed), "liqo.podCIDRs={10.0.0.0/33}"), "/liqo/podCIDRs"},
-		"no network of its own":        {"agent", append(slices.Clone(needed), "ownNetworks={300.0.0.0/8}"), "/ownNetworks"},
+		"no network of providers":      {"agent", append(slices.Clone(needed), "providerNetworks={300.0.0.0/8}"), "/providerNetworks"},
 		"no IPv6 network":              {"agent", append(slices.Clone(needed), "guests.allowEgressTo={fd00::/129}"), "/guests/allowEgressTo"},
 		"no time to leave":             {"agent", append(slices.Clone(needed), "lend.leaveWithin=0s"), "lend.leaveWithin must be greater than 0 and at most 24h"},
 	} {

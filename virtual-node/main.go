@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/virtual-node/internal/controller"
 	"github.com/spillway-dev/spillway/virtual-node/internal/translate"
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
@@ -49,6 +51,7 @@ type options struct {
 	port                                         int
 	leaderElect                                  bool
 	dns                                          translate.Options
+	networks                                     []netip.Prefix
 	zap                                          zap.Options
 }
 
@@ -86,6 +89,10 @@ func parse(arguments []string) (options, error) {
 	flags.StringVar(&o.certDir, "tls-cert-dir", "", "Directory with tls.crt and tls.key for the kubelet APIs, for API servers with --kubelet-certificate-authority. Defaults to self-signed certificates.")
 	flags.Func("cluster-dns", "IP addresses of this cluster's DNS servers, if guests can reach them. Comma-separated. If empty, guests use the provider's DNS and cannot resolve this cluster's Services.", o.parseClusterDNS)
 	flags.StringVar(&o.dns.ClusterDomain, "cluster-domain", "cluster.local", "DNS domain of this cluster.")
+	flags.Func("provider-networks", "Networks (CIDR) of the providers' pods, as this cluster reaches them. Comma-separated. A guest whose provider reports an address outside of them has no address here.", func(value string) (err error) {
+		o.networks, err = guest.ParseNetworks(value)
+		return err
+	})
 	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
 	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint. 0 disables it.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Enable leader election; required with more than one replica.")
@@ -162,7 +169,7 @@ func run(ctx context.Context, config *rest.Config, o options) error {
 	}
 	nodes := controller.Options{
 		Namespace: o.namespace, Client: clientset, Recorder: mgr.GetEventRecorder(program),
-		Address: o.address, Port: o.port, DNS: o.dns, Clock: clock.RealClock{}, Log: ctrl.Log.WithName("controller"),
+		Address: o.address, Port: o.port, DNS: o.dns, Networks: o.networks, Clock: clock.RealClock{}, Log: ctrl.Log.WithName("controller"),
 	}
 	if o.certDir != "" {
 		certificates, err := certwatcher.New(filepath.Join(o.certDir, "tls.crt"), filepath.Join(o.certDir, "tls.key"))

@@ -1,8 +1,10 @@
 package guest
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // perHost are global addresses that mean another host, or a service of the cloud for it, on each
@@ -18,15 +20,30 @@ var perHost = []netip.Prefix{
 	netip.MustParsePrefix("64:ff9b:1::/48"),     // NAT64, RFC 8215
 }
 
-// PerHost are networks in which no guest has an address, whatever the consumer's own are. The
+// PerHost are networks in which no guest has an address, whatever networks its provider has. The
 // chart's policy has the same.
 func PerHost() []netip.Prefix { return slices.Clone(perHost) }
 
+// ParseNetworks returns the networks (CIDR) that a text names, separated by commas.
+func ParseNetworks(text string) ([]netip.Prefix, error) {
+	var networks []netip.Prefix
+	for item := range strings.SplitSeq(text, ",") {
+		if item = strings.TrimSpace(item); item == "" {
+			continue
+		}
+		network, err := netip.ParsePrefix(item)
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a network such as 10.0.0.0/8", item)
+		}
+		networks = append(networks, network.Masked())
+	}
+	return networks, nil
+}
+
 // Addresses returns the first address of each IP family among those that a provider reports
-// for a guest or its node. Services of the consumer send traffic to them: a provider cannot
-// direct it to an address that means another host on each node, or to one of the consumer's
-// own networks.
-func Addresses(reported []string, own []netip.Prefix) []string {
+// for a guest or its node. Services of the consumer send traffic to them: they count only in the
+// networks of the provider's pods, and not if they mean another host on each node.
+func Addresses(reported []string, networks []netip.Prefix) []string {
 	contains := func(ip netip.Addr) func(netip.Prefix) bool {
 		return func(n netip.Prefix) bool { return n.Contains(ip) }
 	}
@@ -35,7 +52,7 @@ func Addresses(reported []string, own []netip.Prefix) []string {
 	for _, text := range reported {
 		ip, err := netip.ParseAddr(text)
 		if err != nil || ip.Zone() != "" || ip.Is4In6() || !ip.IsGlobalUnicast() || families[ip.Is4()] ||
-			slices.ContainsFunc(own, contains(ip)) || slices.ContainsFunc(perHost, contains(ip)) {
+			!slices.ContainsFunc(networks, contains(ip)) || slices.ContainsFunc(perHost, contains(ip)) {
 			continue
 		}
 		families[ip.Is4()] = true

@@ -7,7 +7,6 @@ package nodeconfig
 import (
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -64,9 +63,6 @@ type Capacity struct {
 	// Namespaces whose pods may run there; virtual-node may read the ConfigMaps and
 	// Secrets of these and no others.
 	Namespaces []string `json:"namespaces,omitempty"`
-	// OwnNetworks are those of this cluster. An address in them that the provider reports for
-	// a guest is left out.
-	OwnNetworks []netip.Prefix `json:"ownNetworks,omitempty"`
 }
 
 // SecretName is the name of a provider's Secret.

@@ -78,6 +78,7 @@ func (i *installer) spillway(ctx context.Context) error {
 			"guests.podSecurity=baseline",
 			// A Service at home reaches its overflowed pods.
 			"guests.allowIngressFrom={" + strings.Join(otherPods(c), ",") + "}",
+			"providerNetworks={" + strings.Join(otherPods(c), ",") + "}",
 			"release.grace=5s", "peering.idleTime=20s", "advertisement.requeueInterval=10s",
 		}
 		if i.driver == "direct" {

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -47,7 +48,7 @@ var providerReachable = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 
 func init() { metrics.Registry.MustRegister(providerReachable) }
 
-// Options of a Controller. All but Port, Certificate and DNS are required.
+// Options of a Controller. All but Port, Certificate, DNS and Networks are required.
 type Options struct {
 	// Namespace of the Secrets.
 	Namespace string
@@ -62,8 +63,10 @@ type Options struct {
 	// self-signed one.
 	Certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	DNS         translate.Options
-	Clock       clock.WithTicker
-	Log         logr.Logger
+	// Networks of the providers' pods, in which guests have addresses.
+	Networks []netip.Prefix
+	Clock    clock.WithTicker
+	Log      logr.Logger
 }
 
 // Controller reconciles the Secrets with running virtual nodes.

@@ -72,12 +72,11 @@ func (c *Controller) start(ctx context.Context, config nodeconfig.Config) (n *vi
 	}
 	if n.pods, err = pods.New(pods.Options{
 		Provider: n.providerID, GuestNamespace: config.Connection.Namespace, ProviderClient: n.provider.client, ConsumerClient: c.Client,
-		DNS: c.DNS, Recorder: c.Recorder, Clock: c.Clock, Log: n.log.WithName("pods"),
+		DNS: c.DNS, Networks: c.Networks, Recorder: c.Recorder, Clock: c.Clock, Log: n.log.WithName("pods"),
 	}); err != nil {
 		return nil, err
 	}
 	n.pods.SetTerminating(config.Terminating)
-	n.pods.SetOwnNetworks(config.Capacity.OwnNetworks)
 	ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	listener, err := n.setupServer(ctx)
 	if err != nil {
@@ -209,7 +208,6 @@ func (n *virtualNode) update(config nodeconfig.Config) bool {
 		return false
 	}
 	n.pods.SetTerminating(config.Terminating)
-	n.pods.SetOwnNetworks(config.Capacity.OwnNetworks)
 	n.node.SetConfig(config)
 	return true
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -54,9 +53,11 @@ type Options struct {
 	// ConsumerClient is the client of this cluster.
 	ConsumerClient kubernetes.Interface
 	DNS            translate.Options
-	Recorder       events.EventRecorder
-	Clock          clock.WithTicker
-	Log            logr.Logger
+	// Networks of the providers' pods, in which guests have addresses.
+	Networks []netip.Prefix
+	Recorder events.EventRecorder
+	Clock    clock.WithTicker
+	Log      logr.Logger
 }
 
 // Handler runs the pods of one virtual node.
@@ -89,8 +90,6 @@ type Handler struct {
 	unreachable bool
 	// terminating is whether the virtual node is terminating.
 	terminating bool
-	// own are this cluster's networks.
-	own []netip.Prefix
 	// owner is the owner of new guests, and handsOver whether the provider hands places
 	// over to them, read at ownerRead.
 	owner     metav1.OwnerReference
@@ -314,18 +313,6 @@ func (h *Handler) SetTerminating(terminating bool) {
 	h.enqueueAll()
 }
 
-// SetOwnNetworks records the networks of this cluster, in which no guest has an address.
-func (h *Handler) SetOwnNetworks(own []netip.Prefix) {
-	h.mu.Lock()
-	changed := !slices.Equal(h.own, own)
-	h.own = own
-	h.mu.Unlock()
-	if !changed {
-		return
-	}
-	h.enqueueAll()
-}
-
 func (h *Handler) isTerminating() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -337,9 +324,9 @@ func (h *Handler) isTerminating() bool {
 // which takes the pod out of Services.
 func (h *Handler) mirror(pod, guest *corev1.Pod) corev1.PodStatus {
 	h.mu.Lock()
-	unreachable, own := h.unreachable, h.own
+	unreachable := h.unreachable
 	h.mu.Unlock()
-	status := translate.Status(pod, guest, own...)
+	status := translate.Status(pod, guest, h.Networks...)
 	if !unreachable {
 		return status
 	}

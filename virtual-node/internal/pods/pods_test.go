@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -148,6 +149,7 @@ func (e *environment) start() {
 	h, err := pods.New(pods.Options{
 		Provider: "paris", GuestNamespace: guestNamespace, ProviderClient: kubernetes.NewForConfigOrDie(e.providerConfig), ConsumerClient: e.ofHandler,
 		Recorder: broadcaster.NewRecorder(scheme.Scheme, "spillway-virtual-node"), Clock: clock.RealClock{}, Log: testr.New(e.suite),
+		Networks: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
 	})
 	expect.NoError(e.suite, err)
 	e.handler = h

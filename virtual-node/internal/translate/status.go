@@ -25,15 +25,15 @@ var mirroredConditions = []corev1.PodConditionType{
 //
 // The provider is not trusted: of the guest's status, only what is listed here is taken, each
 // text shortened and each list as long as the pod's own at most. A pod that is too large for
-// the API server could not be updated any more. Addresses in the consumer's own networks are
-// left out.
-func Status(pod, of *corev1.Pod, own ...netip.Prefix) corev1.PodStatus {
+// the API server could not be updated any more. Addresses count only in the networks of the
+// provider's pods.
+func Status(pod, of *corev1.Pod, networks ...netip.Prefix) corev1.PodStatus {
 	from := &of.Status
 	status := *pod.Status.DeepCopy()
 	status.Phase, status.Reason, status.Message = phase(from.Phase), text(from.Reason), text(from.Message)
 	status.StartTime = startTime(pod, from.StartTime)
-	status.PodIP, status.PodIPs = addresses(from.PodIP, from.PodIPs, own, func(p corev1.PodIP) string { return p.IP }, func(ip string) corev1.PodIP { return corev1.PodIP{IP: ip} })
-	status.HostIP, status.HostIPs = addresses(from.HostIP, from.HostIPs, own, func(h corev1.HostIP) string { return h.IP }, func(ip string) corev1.HostIP { return corev1.HostIP{IP: ip} })
+	status.PodIP, status.PodIPs = addresses(from.PodIP, from.PodIPs, networks, func(p corev1.PodIP) string { return p.IP }, func(ip string) corev1.PodIP { return corev1.PodIP{IP: ip} })
+	status.HostIP, status.HostIPs = addresses(from.HostIP, from.HostIPs, networks, func(h corev1.HostIP) string { return h.IP }, func(ip string) corev1.HostIP { return corev1.HostIP{IP: ip} })
 	status.ContainerStatuses = containerStatuses(from.ContainerStatuses, pod.Spec.Containers)
 	status.InitContainerStatuses = containerStatuses(from.InitContainerStatuses, pod.Spec.InitContainers)
 	if status.QOSClass == "" { // immutable once set
@@ -163,7 +163,7 @@ func state(from corev1.ContainerState) (out corev1.ContainerState) {
 }
 
 // addresses returns guest.Addresses of what is reported: the first one by itself, and all of them.
-func addresses[T any](first string, all []T, own []netip.Prefix, text func(T) string, of func(string) T) (string, []T) {
+func addresses[T any](first string, all []T, networks []netip.Prefix, text func(T) string, of func(string) T) (string, []T) {
 	reported := []string{first}
 	if len(all) > 0 {
 		reported = nil
@@ -172,7 +172,7 @@ func addresses[T any](first string, all []T, own []netip.Prefix, text func(T) st
 		reported = append(reported, text(a))
 	}
 	var out []T
-	for _, ip := range guest.Addresses(reported, own) {
+	for _, ip := range guest.Addresses(reported, networks) {
 		out = append(out, of(ip))
 	}
 	if len(out) == 0 {

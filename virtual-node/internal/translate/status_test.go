@@ -77,14 +77,14 @@ func TestStatusOfRunningGuest(t *testing.T) {
 		ContainerStatuses:     []corev1.ContainerStatus{{Name: "main", Ready: true, RestartCount: 2}},
 	}
 	podBefore, guestBefore := pod.DeepCopy(), guest.DeepCopy()
-	if diff := cmp.Diff(want, Status(pod, guest)); diff != "" {
+	if diff := cmp.Diff(want, Status(pod, guest, everywhere...)); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(podBefore, pod) + cmp.Diff(guestBefore, guest); diff != "" {
 		t.Errorf("an argument was changed:\n%s", diff)
 	}
 	pod.Status = want
-	if diff := cmp.Diff(want, Status(pod, guest)); diff != "" {
+	if diff := cmp.Diff(want, Status(pod, guest, everywhere...)); diff != "" {
 		t.Errorf("the second result differs (-want +got):\n%s", diff)
 	}
 }
@@ -188,30 +188,38 @@ func TestReadinessGatesAreEvaluatedInTheConsumer(t *testing.T) {
 	}
 }
 
-// A provider that reports addresses of the consumer's own network would have the Services of
-// the consumer send traffic to its nodes, pods and Services. In networks with routes to those of
-// the provider, its addresses stay.
-func TestAddressesOfTheConsumer(t *testing.T) {
-	own := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("fd00::/64")}
+// everywhere are networks that have every address.
+var everywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+
+// A provider that reports addresses of the consumer, or of others, would have the Services of the
+// consumer send traffic there. Only those in the networks of the provider's pods count.
+func TestAddressesOfOthers(t *testing.T) {
+	networks := []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd00:1::/64"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("64:ff9b::/32")}
 	for name, c := range map[string]struct {
 		reported, want []string
+		unconnected    bool
 	}{
-		"a pod of the consumer":             {reported: []string{"10.1.2.3"}},
-		"a node of the consumer":            {reported: []string{"192.0.2.1"}},
-		"an IPv6 address of the consumer":   {reported: []string{"fd00::1"}},
+		"another pod":                       {reported: []string{"10.1.2.3"}},
+		"a node":                            {reported: []string{"192.0.2.1"}},
+		"an IPv6 address of others":         {reported: []string{"fd00::1"}},
 		"services of clouds on each node":   {reported: []string{"168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"}},
 		"the consumer's by NAT64":           {reported: []string{"64:ff9b::10.1.2.3", "64:ff9b:1::a01:203"}},
 		"the provider's":                    {reported: []string{"10.2.2.3", "fd00:1::1"}, want: []string{"10.2.2.3", "fd00:1::1"}},
-		"the consumer's and the provider's": {reported: []string{"10.1.2.3", "192.0.2.2", "fd00::1", "fd00:1::1"}, want: []string{"192.0.2.2", "fd00:1::1"}},
+		"the consumer's and the provider's": {reported: []string{"10.1.2.3", "10.2.2.2", "fd00::1", "fd00:1::1"}, want: []string{"10.2.2.2", "fd00:1::1"}},
+		"no network is connected":           {reported: []string{"10.2.2.3"}, unconnected: true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			networks := networks
 			var guest corev1.Pod
 			for _, ip := range c.reported {
 				guest.Status.PodIPs = append(guest.Status.PodIPs, corev1.PodIP{IP: ip})
 				guest.Status.HostIPs = append(guest.Status.HostIPs, corev1.HostIP{IP: ip})
 			}
 			guest.Status.PodIP, guest.Status.HostIP = c.reported[0], c.reported[0]
-			status := Status(shopPod(), &guest, own...)
+			if c.unconnected {
+				networks = nil
+			}
+			status := Status(shopPod(), &guest, networks...)
 			var pods, hosts []string
 			for _, p := range status.PodIPs {
 				pods = append(pods, p.IP)
@@ -241,7 +249,7 @@ func TestHostileStatus(t *testing.T) {
 		guest.Status.Conditions = append(guest.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue, Message: long})
 		guest.Status.ContainerStatuses = append(guest.Status.ContainerStatuses, corev1.ContainerStatus{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Message: long}}})
 	}
-	status := Status(shopPod(), guest)
+	status := Status(shopPod(), guest, everywhere...)
 	if diff := cmp.Diff([]corev1.PodIP{{IP: "10.1.2.3"}, {IP: "fd00::1"}}, status.PodIPs); diff != "" || status.PodIP != "10.1.2.3" {
 		t.Errorf("pod IP %q, pod IPs (-want +got):\n%s", status.PodIP, diff)
 	}

@@ -39,8 +39,7 @@ func configCapacity(capacity peering.Capacity) nodeconfig.Capacity {
 }
 
 func equalCapacity(a, b nodeconfig.Capacity) bool {
-	return session.Equal(a.Resources, b.Resources) && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Namespaces, b.Namespaces) &&
-		slices.Equal(a.OwnNetworks, b.OwnNetworks)
+	return session.Equal(a.Resources, b.Resources) && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Namespaces, b.Namespaces)
 }
 
 // EnsureCapacity makes the provider's virtual node provide exactly capacity.
@@ -71,9 +70,6 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, capacity
 	}
 	capacity.Namespaces = slices.DeleteFunc(slices.Clone(capacity.Namespaces), func(name string) bool { _, out := refused[name]; return out })
 	want := configCapacity(capacity)
-	if want.OwnNetworks = d.OwnNetworks(); want.OwnNetworks == nil {
-		want.OwnNetworks = r.Capacity.OwnNetworks
-	}
 	if r.state != stateActive || !equalCapacity(want, r.Capacity) {
 		r.state, r.Capacity = stateActive, want
 		if err := d.store(ctx, r); err != nil {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
@@ -59,9 +58,6 @@ type Options struct {
 	// PodSecurity is the Pod Security Standard that guests must comply with,
 	// restricted or baseline; restricted if empty.
 	PodSecurity string
-	// OwnNetworks returns the networks of this cluster, in which no provider's guest has an
-	// address; nil while they are unknown. Nil: they stay unknown.
-	OwnNetworks func() []netip.Prefix
 	// HandOver is whether placeholders keep the places of guests, which then wait for the
 	// agent to hand them over.
 	HandOver bool
@@ -81,9 +77,6 @@ func (o *Options) complete() error {
 	o.StaleAfter = cmp.Or(o.StaleAfter, time.Minute)
 	o.TokenTTL = cmp.Or(o.TokenTTL, time.Hour)
 	o.PodSecurity = cmp.Or(o.PodSecurity, broker.PodSecurityRestricted)
-	if o.OwnNetworks == nil {
-		o.OwnNetworks = func() []netip.Prefix { return nil }
-	}
 	if o.PodSecurity != broker.PodSecurityRestricted && o.PodSecurity != broker.PodSecurityBaseline {
 		return fmt.Errorf("direct: Pod Security Standard %q is neither restricted nor baseline", o.PodSecurity)
 	}

@@ -1,7 +1,6 @@
 package direct
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -160,28 +159,4 @@ func TestDriverMismatch(t *testing.T) {
 		return progress, err
 	})
 	e.ExpectNothingLeft()
-}
-
-// virtual-node learns this cluster's networks with the capacity, and later ones, too; while
-// they are unknown, as after a start of the agent, it keeps those that it has.
-func TestOwnNetworks(t *testing.T) {
-	e := newEnvironment(t)
-	var own []netip.Prefix
-	e.options.OwnNetworks = func() []netip.Prefix { return own }
-	e.Restart()
-	e.grant(expect.Resources("cpu", "1"), 1)
-	e.until("Peered", e.peering)
-	nodes, services := netip.MustParsePrefix("192.0.2.0/31"), netip.MustParsePrefix("fd00::/108")
-	for _, step := range []struct{ own, want []netip.Prefix }{
-		{own: nil, want: nil},
-		{own: []netip.Prefix{nodes}, want: []netip.Prefix{nodes}},
-		{own: nil, want: []netip.Prefix{nodes}},
-		{own: []netip.Prefix{nodes, services}, want: []netip.Prefix{nodes, services}},
-	} {
-		own = step.own
-		e.until("Ready", e.capacity(peering.Capacity{}))
-		if got := e.stored().Capacity.OwnNetworks; !slices.Equal(got, step.want) {
-			t.Errorf("with networks %v virtual-node has %v, want %v", step.own, got, step.want)
-		}
-	}
 }

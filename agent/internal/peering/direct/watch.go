@@ -3,8 +3,6 @@ package direct
 import (
 	"context"
 	"fmt"
-	"net/netip"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -79,12 +77,10 @@ func (leaderRunnable) NeedLeaderElection() bool { return true }
 // renewInterval is how often tokens are checked: often enough for the shortest.
 const renewInterval = MinTokenTTL / 60
 
-// watchSecrets enqueues the providers whose token is to be renewed, and all of them when the
-// networks of this cluster have changed, until ctx ends.
+// watchSecrets enqueues the providers whose token is to be renewed, until ctx ends.
 func (d *Driver) watchSecrets(ctx context.Context, reader client.Reader) error {
 	ticker := time.NewTicker(renewInterval)
 	defer ticker.Stop()
-	var known []netip.Prefix
 	for {
 		var secrets corev1.SecretList
 		err := reader.List(ctx, &secrets, client.InNamespace(d.VirtualNodeNamespace))
@@ -93,14 +89,6 @@ func (d *Driver) watchSecrets(ctx context.Context, reader client.Reader) error {
 		}
 		for _, provider := range renewable(secrets.Items, d.Clock.Now()) {
 			d.Enqueue(provider)
-		}
-		if own := d.OwnNetworks(); err == nil && !slices.Equal(own, known) {
-			known = own
-			for i := range secrets.Items {
-				if isRecord(&secrets.Items[i]) {
-					d.Enqueue(secrets.Items[i].Labels[broker.LabelProvider])
-				}
-			}
 		}
 		select {
 		case <-ticker.C:

@@ -10,6 +10,7 @@ import (
 
 	liqov1beta1 "github.com/liqotech/liqo/apis/core/v1beta1"
 	"github.com/liqotech/liqo/pkg/consts"
+	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -20,7 +21,6 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/spillway-dev/spillway/agent/internal/networks"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 )
@@ -134,7 +134,7 @@ func (o *Options) ensureKubeletPolicy(ctx context.Context, meta metav1.ObjectMet
 		if err := o.Client.List(ctx, &nodes); err != nil {
 			return fmt.Errorf("listing nodes: %w", err)
 		}
-		cidrs, controlPlanes = networks.Texts(networks.OfPods(nodes.Items)), controlPlaneAddresses(nodes.Items)
+		cidrs, controlPlanes = podNetworks(nodes.Items), controlPlaneAddresses(nodes.Items)
 	}
 	if len(cidrs) == 0 {
 		o.Log.Info("The NetworkPolicy admits only control plane nodes to Liqo's virtual kubelets: the networks of pods are unknown, since nodes have no spec.podCIDRs. If kubectl logs and exec do not work for overflowed pods, set the chart's value liqo.podCIDRs", "namespace", meta.Namespace, "controlPlanes", controlPlanes)
@@ -150,6 +150,27 @@ func (o *Options) ensureKubeletPolicy(ctx context.Context, meta metav1.ObjectMet
 	}
 	policy.Spec = want
 	return o.Client.Update(ctx, policy)
+}
+
+// podNetworks are the networks of the nodes' pods, in as few as have the same addresses.
+func podNetworks(nodes []corev1.Node) []string {
+	var all netipx.IPSetBuilder
+	for i := range nodes {
+		for _, cidr := range nodes[i].Spec.PodCIDRs {
+			if network, err := netip.ParsePrefix(cidr); err == nil {
+				all.AddPrefix(network)
+			}
+		}
+	}
+	set, err := all.IPSet()
+	if err != nil {
+		return nil // what cannot be parsed was left out
+	}
+	var texts []string
+	for _, network := range set.Prefixes() {
+		texts = append(texts, network.String())
+	}
+	return texts
 }
 
 // controlPlaneAddresses are the addresses of nodes that API servers run on, as networks.

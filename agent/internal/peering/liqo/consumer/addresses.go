@@ -6,57 +6,144 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
 )
 
 // AddressesPath is the path of the webhook that AddressesHandler serves.
 const AddressesPath = "/addresses"
 
-// networkKind is that of Liqo's Networks. Their Go package imports Liqo's networking and what
-// that needs.
-var networkKind = schema.GroupVersionKind{Group: "ipam.liqo.io", Version: "v1alpha1", Kind: "Network"}
+// networksConfigMap in the agent's namespace has the networks of each provider's pods, separated by
+// spaces, at the name of its virtual node. Policy spillway-pod-addresses reads it.
+const networksConfigMap = "spillway-provider-networks"
 
-// PodNetworks returns the CIDRs of this cluster's pods that Liqo in a namespace was installed
-// with. It needs them whether or not it connects the clusters.
-func PodNetworks(ctx context.Context, c client.Reader, namespace string) ([]string, error) {
-	var networks unstructured.UnstructuredList
-	networks.SetGroupVersionKind(networkKind)
-	err := c.List(ctx, &networks, client.InNamespace(namespace), client.MatchingLabels{consts.NetworkTypeLabelKey: string(consts.NetworkTypePodCIDR)})
-	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("reading Liqo's networks in namespace %s: %w", namespace, err)
+// networksInterval is how often Liqo is asked which clusters' networks it has connected.
+const networksInterval = time.Minute
+
+// configurationList is the kind of Liqo's Configurations: their Go package imports that of Prometheus.
+var configurationList = schema.GroupVersionKind{Group: "networking.liqo.io", Version: "v1beta1", Kind: "ConfigurationList"}
+
+// ProviderNetworks are the networks of the providers' pods, as this cluster reaches them.
+type ProviderNetworks struct {
+	client client.Client
+	// namespace of the ConfigMap.
+	namespace string
+	// always are those of every provider.
+	always []netip.Prefix
+	// connected are those that Liqo has connected, by virtual node.
+	connected atomic.Pointer[map[string][]netip.Prefix]
+}
+
+// NewProviderNetworks returns networks that are always those of every provider; Liqo's are not known
+// yet. The client has no cache, and namespace is that of the ConfigMap.
+func NewProviderNetworks(c client.Client, namespace string, always []netip.Prefix) *ProviderNetworks {
+	return &ProviderNetworks{client: c, namespace: namespace, always: always}
+}
+
+// Of returns the networks of the pods behind a virtual node.
+func (n *ProviderNetworks) Of(virtualNode string) []netip.Prefix {
+	return slices.Concat(n.always, ptr.Deref(n.connected.Load(), nil)[virtualNode])
+}
+
+// NeedLeaderElection is false: each replica may answer the webhook.
+func (n *ProviderNetworks) NeedLeaderElection() bool { return false }
+
+// Start reads what Liqo has connected, and writes it for the policy, until ctx ends.
+func (n *ProviderNetworks) Start(ctx context.Context) error {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		if err := n.update(ctx); err != nil && ctx.Err() == nil {
+			log.FromContext(ctx).Error(err, "Failed to update the networks of providers")
+		}
+	}, networksInterval)
+	return nil
+}
+
+func (n *ProviderNetworks) update(ctx context.Context) error {
+	connected, err := connectedNetworks(ctx, n.client)
+	if err != nil {
+		return err
 	}
-	var cidrs []string
-	for i := range networks.Items {
-		if cidr, found, err := unstructured.NestedString(networks.Items[i].Object, "spec", "cidr"); err == nil && found {
-			cidrs = append(cidrs, cidr)
+	n.connected.Store(&connected)
+	data := map[string]string{}
+	for node, networks := range connected {
+		var texts []string
+		for _, network := range networks {
+			texts = append(texts, network.String())
+		}
+		data[node] = strings.Join(texts, " ")
+	}
+	stored := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: n.namespace, Name: networksConfigMap}}
+	err = n.client.Get(ctx, client.ObjectKeyFromObject(stored), stored)
+	switch {
+	case apierrors.IsNotFound(err):
+		stored.Data = data
+		err = n.client.Create(ctx, stored)
+	case err == nil && !equality.Semantic.DeepEqual(stored.Data, data):
+		before := stored.DeepCopy()
+		stored.Data = data
+		err = n.client.Patch(ctx, stored, client.MergeFrom(before))
+	}
+	if err != nil {
+		return fmt.Errorf("writing the networks of providers to ConfigMap %s/%s: %w", n.namespace, networksConfigMap, err)
+	}
+	return nil
+}
+
+// connectedNetworks returns the pod networks of the clusters that Liqo has connected, as it has mapped
+// them here, by virtual node. Its mapping keeps them apart from this cluster's own.
+func connectedNetworks(ctx context.Context, c client.Reader) (map[string][]netip.Prefix, error) {
+	var list unstructured.UnstructuredList
+	list.SetGroupVersionKind(configurationList)
+	if err := c.List(ctx, &list); err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("reading Liqo's Configurations: %w", err)
+	}
+	connected := map[string][]netip.Prefix{}
+	for i := range list.Items {
+		cluster := list.Items[i].GetLabels()[consts.RemoteClusterID]
+		cidrs, _, err := unstructured.NestedStringSlice(list.Items[i].Object, "status", "remote", "cidr", "pod")
+		if err != nil || list.Items[i].GetNamespace() != liqo.TenantNamespace(cluster) {
+			continue
+		}
+		for _, cidr := range cidrs {
+			if network, err := netip.ParsePrefix(cidr); err == nil {
+				connected[broker.VirtualNodeName(cluster)] = append(connected[broker.VirtualNodeName(cluster)], network.Masked())
+			}
 		}
 	}
-	return cidrs, nil
+	return connected, nil
 }
 
 // AddressesHandler answers AdmissionReviews of the statuses that Liqo's virtual kubelet writes
-// of overflowed pods. It takes off the addresses that no guest can have, among them those in
-// this cluster's own networks: without a network between the clusters, a provider with the same
-// pod network reports them in good faith. The pod runs without an address then. What the
-// handler misses, the chart's policy refuses.
-func AddressesHandler(own func() []netip.Prefix) http.Handler {
+// of overflowed pods. It takes off the addresses outside of the networks of a virtual node's guests:
+// without a network between the clusters, a provider reports what here may be another pod, in good
+// faith. The pod runs without an address then. What the handler misses, the chart's policy refuses.
+func AddressesHandler(networksOf func(virtualNode string) []netip.Prefix) http.Handler {
 	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
 		if request.Kind.Kind != "Pod" || request.SubResource != "status" {
 			return admission.Allowed("")
 		}
-		changed, err := changeAddresses(request.Object.Raw, own())
+		changed, err := changeAddresses(request.Object.Raw, networksOf)
 		if err != nil {
 			log.FromContext(ctx).Info("Cannot decode the status of a pod; it stays as it is", "namespace", request.Namespace, "name", request.Name, "reason", err.Error())
 			return admission.Allowed("")
@@ -67,15 +154,20 @@ func AddressesHandler(own func() []netip.Prefix) http.Handler {
 
 // changeAddresses leaves an encoded pod the addresses that a guest can have, and changes
 // nothing else of it.
-func changeAddresses(raw []byte, own []netip.Prefix) ([]byte, error) {
+func changeAddresses(raw []byte, networksOf func(virtualNode string) []netip.Prefix) ([]byte, error) {
 	var pod, status map[string]json.RawMessage
 	var reported corev1.PodStatus
+	var spec struct {
+		NodeName string `json:"nodeName"`
+	}
 	if err := json.Unmarshal(raw, &pod); err != nil {
 		return nil, err
 	}
-	for _, into := range []any{&status, &reported} {
-		if err := json.Unmarshal(pod["status"], into); err != nil {
-			return nil, fmt.Errorf("status: %w", err)
+	for part, into := range map[string][]any{"status": {&status, &reported}, "spec": {&spec}} {
+		for _, into := range into {
+			if err := json.Unmarshal(pod[part], into); err != nil {
+				return nil, fmt.Errorf("%s: %w", part, err)
+			}
 		}
 	}
 	all := []string{reported.PodIP}
@@ -88,7 +180,7 @@ func changeAddresses(raw []byte, own []netip.Prefix) ([]byte, error) {
 	delete(status, "podIP")
 	delete(status, "podIPs")
 	var kept []corev1.PodIP
-	for _, ip := range guest.Addresses(all, own) {
+	for _, ip := range guest.Addresses(all, networksOf(spec.NodeName)) {
 		kept = append(kept, corev1.PodIP{IP: ip})
 	}
 	var err error

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
@@ -20,43 +21,65 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// Liqo is installed with one network of pods or several. Without its types there is none.
-func TestPodNetworks(t *testing.T) {
-	if got, err := PodNetworks(t.Context(), liqotest.NewClient(t, controlplane.Start(t)), "liqo"); err != nil || len(got) > 0 {
-		t.Errorf("without Liqo: %v, %v", got, err)
+// The networks are those that Liqo has connected, in the namespace of their cluster, and those that
+// are given; they are written for the policy. Without Liqo's types there are only the latter.
+func TestProviderNetworks(t *testing.T) {
+	always := netip.MustParsePrefix("10.9.0.0/16")
+	without := NewProviderNetworks(liqotest.NewClient(t, controlplane.Start(t)), "default", []netip.Prefix{always})
+	expect.NoError(t, without.update(t.Context()))
+	if got := without.Of("spillway-paris"); !slices.Equal(got, []netip.Prefix{always}) {
+		t.Errorf("without Liqo: %v", got)
 	}
 	c := liqotest.NewClient(t, controlplane.Start(t, liqotest.CRDs(t)))
-	for name, network := range map[string]struct{ kind, cidr string }{
-		"pod-cidr-10-244-0-0-16": {"pod-cidr", "10.244.0.0/16"}, "pod-cidr-10-200-0-0-16": {"pod-cidr", "10.200.0.0/16"},
-		"service-cidr": {"service-cidr", "10.96.0.0/16"}, "external-cidr": {"external-cidr", "10.70.0.0/16"},
+	for _, configuration := range []struct{ namespace, cluster, mapped string }{
+		{"liqo-tenant-paris", "paris", "10.71.0.0/16"}, {"liqo-tenant-berlin", "berlin", ""}, {"liqo-tenant-berlin", "oslo", "10.1.0.0/16"},
 	} {
-		for _, namespace := range []string{"default", "kube-system"} {
-			if namespace == "kube-system" && network.cidr != "10.200.0.0/16" {
-				continue
-			}
-			created := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"cidr": network.cidr}}}
-			created.SetGroupVersionKind(networkKind)
-			created.SetNamespace(namespace)
-			created.SetName(name)
-			created.SetLabels(map[string]string{"ipam.liqo.io/network-type": network.kind})
-			expect.NoError(t, c.Create(t.Context(), created))
+		err := c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: configuration.namespace}})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+		created := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"remote": map[string]any{"cidr": map[string]any{"pod": []any{"10.1.0.0/16"}}}}}}
+		created.SetAPIVersion("networking.liqo.io/v1beta1")
+		created.SetKind("Configuration")
+		created.SetNamespace(configuration.namespace)
+		created.SetName(configuration.cluster)
+		created.SetLabels(map[string]string{"liqo.io/remote-cluster-id": configuration.cluster})
+		expect.NoError(t, c.Create(t.Context(), created))
+		if configuration.mapped != "" {
+			expect.NoError(t, unstructured.SetNestedStringSlice(created.Object, []string{configuration.mapped}, "status", "remote", "cidr", "pod"))
+			expect.NoError(t, c.Status().Update(t.Context(), created))
 		}
 	}
-	for namespace, want := range map[string][]string{"default": {"10.200.0.0/16", "10.244.0.0/16"}, "kube-system": {"10.200.0.0/16"}, "liqo": nil} {
-		got, err := PodNetworks(t.Context(), c, namespace)
-		slices.Sort(got)
-		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("namespace %s: %v, %v, want %v", namespace, got, err, want)
+	networks := NewProviderNetworks(c, "default", []netip.Prefix{always})
+	for range 2 { // it creates the ConfigMap, and leaves it
+		expect.NoError(t, networks.update(t.Context()))
+	}
+	for node, want := range map[string][]netip.Prefix{"spillway-paris": {always, netip.MustParsePrefix("10.71.0.0/16")}, "spillway-berlin": {always}, "spillway-oslo": {always}} {
+		if got := networks.Of(node); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", node, got, want)
 		}
+	}
+	stored := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: networksConfigMap}}
+	expect.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(stored), stored))
+	if diff := cmp.Diff(map[string]string{"spillway-paris": "10.71.0.0/16"}, stored.Data); diff != "" {
+		t.Errorf("the ConfigMap (-want +got):\n%s", diff)
+	}
+	stored.Data = map[string]string{"spillway-paris": "0.0.0.0/0"}
+	expect.NoError(t, c.Update(t.Context(), stored))
+	expect.NoError(t, networks.update(t.Context()))
+	expect.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(stored), stored))
+	if stored.Data["spillway-paris"] != "10.71.0.0/16" {
+		t.Errorf("what another has written stays: %v", stored.Data)
 	}
 }
 
-// Liqo's virtual kubelet writes the address that the provider reports, also one of this cluster:
+// Liqo's virtual kubelet writes the address that the provider reports, also one of another:
 // the pod runs, without that address.
 func TestAddressesWebhook(t *testing.T) {
 	c := liqotest.NewClient(t, controlplane.Start(t))
-	own := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/108")}
-	server := httptest.NewTLSServer(AddressesHandler(func() []netip.Prefix { return own }))
+	// The pod has no node.
+	networks := map[string][]netip.Prefix{"": {netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd01::/64")}}
+	server := httptest.NewTLSServer(AddressesHandler(func(node string) []netip.Prefix { return networks[node] }))
 	t.Cleanup(server.Close)
 	expect.NoError(t, c.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "default"}}))
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}

@@ -3,7 +3,6 @@ package consumer
 import (
 	"cmp"
 	"errors"
-	"net/netip"
 	"time"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/liqo"
@@ -24,9 +23,8 @@ type Options struct {
 	ReflectAll bool
 	// ServiceAccountTokens lets Liqo give guests tokens of this cluster.
 	ServiceAccountTokens bool
-	// OwnNetworks returns the networks of this cluster, in which no provider's guest has an
-	// address; nil while they are unknown. Required with Webhook.
-	OwnNetworks func() []netip.Prefix
+	// ProviderNetworks are those in which guests have addresses. Nil: AddressesPath is not served.
+	ProviderNetworks *ProviderNetworks
 	// StuckAfter is how long the deletion of an object may wait for crd-replicator
 	// before its finalizer is removed; 1m if zero.
 	StuckAfter time.Duration

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"fmt"
 
 	authv1beta1 "github.com/liqotech/liqo/apis/authentication/v1beta1"
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
@@ -34,8 +35,11 @@ func providerOf(object client.Object) string {
 // SetupWithManager enqueues providers whose objects change. It serves the webhook for the
 // addresses of overflowed pods.
 func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
-	if d.Webhook {
-		mgr.GetWebhookServer().Register(AddressesPath, AddressesHandler(d.OwnNetworks))
+	if d.Webhook && d.ProviderNetworks != nil {
+		mgr.GetWebhookServer().Register(AddressesPath, AddressesHandler(d.ProviderNetworks.Of))
+		if err := mgr.Add(d.ProviderNetworks); err != nil {
+			return fmt.Errorf("watching the networks of providers: %w", err)
+		}
 	}
 	changed := func(_ context.Context, provider string) error { d.Enqueue(provider); return nil }
 	return session.Watch(mgr, "liqo-consumer", providerOf, changed,
