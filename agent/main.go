@@ -11,7 +11,6 @@ import (
 	"flag"
 	"fmt"
 	"maps"
-	"net"
 	"os"
 	"time"
 
@@ -27,12 +26,10 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 
 	"github.com/spillway-dev/spillway/agent/internal/advertise"
@@ -49,6 +46,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/transport/mtls"
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/election"
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/broker/undecoded"
@@ -70,12 +68,6 @@ const (
 
 // leaseName is the Lease for the leader election of a cluster's agents.
 const leaseName = "spillway-agent"
-
-// The durations of the leader election. They are longer than usual: the new leader of a
-// cluster with one replica is the same program that was restarted, which costs more than
-// the wait for an API server that is overloaded. A leader that is stopped in order gives
-// its Lease up, so that only a crash takes so long to be noticed.
-const leaseDuration, renewDeadline, retryPeriod = 30 * time.Second, 20 * time.Second, 4 * time.Second
 
 // undecodable is the metric of the objects that the agent cannot decode.
 var undecodable = undecoded.NewGauge("agent")
@@ -148,29 +140,16 @@ func newManager(restConfig *rest.Config, o options) (ctrl.Manager, error) {
 	}
 	objects := undecoded.New(ctrl.Log.WithName("undecoded"), undecodable, clock.RealClock{})
 	byObject[&broker.ReservationInstruction{}], byObject[&broker.ProviderInstruction{}] = instructions, instructions
-	mgr, err := ctrl.NewManager(restConfig, ctrl.Options{
-		Scheme: scheme,
-		Cache: cache.Options{
-			ByObject:         byObject,
-			DefaultTransform: cache.TransformStripManagedFields(),
-			NewInformer:      objects.NewInformer,
-		},
-		Metrics:                metricsserver.Options{BindAddress: o.metrics},
-		HealthProbeBindAddress: o.probes,
-		// It starts if the driver registers a webhook.
-		WebhookServer: webhook.NewServer(webhook.Options{Port: guestsWebhookPort, CertDir: o.guestsWebhookCertDir}),
-		// The priority queue of controller-runtime v0.23 can deadlock when a manager
-		// stops ("failed waiting for all runnables to end within grace period of 30s").
-		Controller:                    config.Controller{UsePriorityQueue: ptr.To(false)},
-		LeaderElection:                o.leaderElect,
-		LeaderElectionID:              leaseName,
-		LeaderElectionNamespace:       o.namespace,
-		LeaderElectionReleaseOnCancel: true,
-		LeaderElectionConfig:          electionConfig(restConfig),
-		LeaseDuration:                 ptr.To(leaseDuration),
-		RenewDeadline:                 ptr.To(renewDeadline),
-		RetryPeriod:                   ptr.To(retryPeriod),
-	})
+	options := election.Options(restConfig, o.leaderElect, o.namespace, leaseName)
+	options.Scheme = scheme
+	options.Cache = cache.Options{ByObject: byObject, DefaultTransform: cache.TransformStripManagedFields(), NewInformer: objects.NewInformer}
+	options.Metrics.BindAddress, options.HealthProbeBindAddress = o.metrics, o.probes
+	// It starts if the driver registers a webhook.
+	options.WebhookServer = webhook.NewServer(webhook.Options{Port: guestsWebhookPort, CertDir: o.guestsWebhookCertDir})
+	// The priority queue of controller-runtime v0.23 can deadlock when a manager
+	// stops ("failed waiting for all runnables to end within grace period of 30s").
+	options.Controller.UsePriorityQueue = ptr.To(false)
+	mgr, err := ctrl.NewManager(restConfig, options)
 	if err != nil {
 		return nil, fmt.Errorf("creating the manager: %w", err)
 	}
@@ -178,18 +157,6 @@ func newManager(restConfig *rest.Config, o options) (ctrl.Manager, error) {
 		objects.Run(ctx, mgr.GetEventRecorder("spillway-agent"))
 		return nil
 	}))
-}
-
-// electionConfig is config with a connection and a rate limit of its own: a renewal of the
-// Lease must not wait behind what else the agent sends and receives.
-func electionConfig(config *rest.Config) *rest.Config {
-	election := rest.CopyConfig(config)
-	election.RateLimiter, election.QPS, election.Burst = nil, 5, 10
-	if election.Dial == nil {
-		// client-go shares the connections of equal configurations.
-		election.Dial = (&net.Dialer{Timeout: renewDeadline / 2, KeepAlive: renewDeadline}).DialContext
-	}
-	return election
 }
 
 // controller is a part of the agent that sets itself up with a manager.

@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -20,27 +19,19 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/spillway-dev/spillway/broker/election"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/virtual-node/internal/controller"
 	"github.com/spillway-dev/spillway/virtual-node/internal/translate"
 	"github.com/spillway-dev/spillway/virtual-node/nodeconfig"
 )
-
-// The durations of the leader election. They are longer than usual: the new leader of a
-// cluster with one replica is the same program that was restarted, which costs more than
-// the wait for an API server that is overloaded. A leader that is stopped in order gives
-// its Lease up, so that only a crash takes so long to be noticed: less than the 50 s after
-// which Kubernetes marks a Node as not Ready.
-const leaseDuration, renewDeadline, retryPeriod = 30 * time.Second, 20 * time.Second, 4 * time.Second
 
 // program is the name of the binary, of the leader election's Lease, and of the
 // reporter of Events.
@@ -126,40 +117,19 @@ func (o *options) parseClusterDNS(value string) error {
 	return nil
 }
 
-// electionConfig is config with a connection and a rate limit of its own: a renewal of the
-// Lease must not wait behind what else this program sends and receives.
-func electionConfig(config *rest.Config) *rest.Config {
-	election := rest.CopyConfig(config)
-	election.RateLimiter, election.QPS, election.Burst = nil, 5, 10
-	if election.Dial == nil {
-		// client-go shares the connections of equal configurations.
-		election.Dial = (&net.Dialer{Timeout: renewDeadline / 2, KeepAlive: renewDeadline}).DialContext
-	}
-	return election
-}
-
 // run runs the program until ctx ends.
 func run(ctx context.Context, config *rest.Config, o options) error {
 	config = controller.HomeConfig(config)
-	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme: clientgoscheme.Scheme,
-		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
-			&corev1.Secret{}: {
-				Namespaces: map[string]cache.Config{o.namespace: {}},
-				Label:      labels.SelectorFromSet(labels.Set{nodeconfig.LabelComponent: nodeconfig.Component}),
-			},
-		}},
-		Metrics:                       metricsserver.Options{BindAddress: o.metrics},
-		HealthProbeBindAddress:        o.probes,
-		LeaderElection:                o.leaderElect,
-		LeaderElectionID:              program,
-		LeaderElectionNamespace:       o.namespace,
-		LeaderElectionReleaseOnCancel: true,
-		LeaderElectionConfig:          electionConfig(config),
-		LeaseDuration:                 ptr.To(leaseDuration),
-		RenewDeadline:                 ptr.To(renewDeadline),
-		RetryPeriod:                   ptr.To(retryPeriod),
-	})
+	managed := election.Options(config, o.leaderElect, o.namespace, program)
+	managed.Scheme = clientgoscheme.Scheme
+	managed.Cache.ByObject = map[client.Object]cache.ByObject{
+		&corev1.Secret{}: {
+			Namespaces: map[string]cache.Config{o.namespace: {}},
+			Label:      labels.SelectorFromSet(labels.Set{nodeconfig.LabelComponent: nodeconfig.Component}),
+		},
+	}
+	managed.Metrics.BindAddress, managed.HealthProbeBindAddress = o.metrics, o.probes
+	mgr, err := ctrl.NewManager(config, managed)
 	if err != nil {
 		return fmt.Errorf("setting up the manager: %w", err)
 	}
