@@ -127,7 +127,7 @@ func (s *Server) postBeat(w http.ResponseWriter, r *http.Request, caller string)
 
 // admitAdvertisement takes from the limit of advertisements, and counts one.
 func (s *Server) admitAdvertisement(caller string, tokens int) error {
-	if wait := s.advertisers.take(caller, tokens); wait > 0 {
+	if wait := s.advertisers.Take(caller, tokens); wait > 0 {
 		return slower(wait, "cluster %s advertises too often (at most every 500 ms, and less often the larger its advertisements are)", caller)
 	}
 	advertisements.Inc()

@@ -87,17 +87,17 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 		if err != nil {
 			return "", err
 		}
-		if wait := s.callers.take(fingerprint, 1); wait > 0 {
+		if wait := s.callers.Take(fingerprint, 1); wait > 0 {
 			return cluster, slower(wait, "cluster %s exceeds the rate limit of its calls", cluster)
 		}
-		if s.connections.claim(r.Context(), fingerprint) {
+		if s.connections.Claim(r.Context(), fingerprint) {
 			w.Header().Del("Connection")
 		}
 		if !route.streams(r) {
-			if !s.inProgress.begin(fingerprint, maxCalls) {
+			if !s.inProgress.Begin(fingerprint, maxCalls) {
 				return cluster, slower(time.Second, "cluster %s has %d calls in progress, the maximum", cluster, maxCalls)
 			}
-			defer s.inProgress.end(fingerprint)
+			defer s.inProgress.End(fingerprint)
 		}
 		authenticated := s.Clock.Now()
 		if caller, err = s.authenticate(w, r); err != nil {
@@ -113,14 +113,14 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 		}}
 	}
 	if route.lists {
-		if wait := s.listers.take(caller, 1); wait > 0 {
+		if wait := s.listers.Take(caller, 1); wait > 0 {
 			return caller, slower(wait, "cluster %s exceeds the rate limit of its lists and streams", caller)
 		}
 		if !route.streams(r) {
 			if err := s.beginList(caller); err != nil {
 				return caller, err
 			}
-			defer s.listsInProgress.end(caller)
+			defer s.listsInProgress.End(caller)
 		}
 	}
 	if id := r.PathValue("id"); id != "" && len(validation.IsDNS1123Subdomain(id)) > 0 {
@@ -137,7 +137,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, route route) (
 
 // beginList counts a list in progress, unless there are too many of the caller.
 func (s *Server) beginList(caller string) error {
-	if !s.listsInProgress.begin(caller, maxLists) {
+	if !s.listsInProgress.Begin(caller, maxLists) {
 		return slower(time.Second, "cluster %s has %d lists in progress, the maximum", caller, maxLists)
 	}
 	return nil

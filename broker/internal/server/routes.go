@@ -92,7 +92,7 @@ func (s *Server) openAPI(w http.ResponseWriter, _ *http.Request, _ string) error
 }
 
 func (s *Server) join(w http.ResponseWriter, r *http.Request, _ string) error {
-	if wait := s.joiners.take(remoteIP(r), 1); wait > 0 {
+	if wait := s.joiners.Take(remoteIP(r), 1); wait > 0 {
 		return slower(wait, "too many join requests from this address")
 	}
 	var request protocol.JoinRequest

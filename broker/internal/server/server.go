@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/server/limits"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -104,9 +105,9 @@ type Server struct {
 	// callers limits by key, because a revoked key must not exhaust the limit of the
 	// cluster's new one. listers, writers and advertisers limit by cluster, joiners by
 	// address.
-	callers, listers, writers, advertisers, joiners *limiters
-	inProgress, listsInProgress                     inProgress
-	connections                                     *connections
+	callers, listers, writers, advertisers, joiners *limits.Rates
+	inProgress, listsInProgress                     limits.InProgress
+	connections                                     *limits.Connections
 	heartbeat                                       time.Duration
 }
 
@@ -134,16 +135,16 @@ func NewWithClients(clients Clients, options Options) *Server {
 		index:       newIndex(options.Clock),
 		broadcaster: newBroadcaster(),
 		mailboxes:   newMailboxes(options.Clock),
-		callers:     newLimiters(options.Clock, always(100, 200)),
-		listers:     newLimiters(options.Clock, always(5, 100)),
-		connections: newConnections(options.Clock),
-		advertisers: newLimiters(options.Clock, always(2, 20)),
-		joiners:     newLimiters(options.Clock, always(5, 10)),
+		callers:     limits.NewRates(options.Clock, limits.Always(100, 200)),
+		listers:     limits.NewRates(options.Clock, limits.Always(5, 100)),
+		connections: limits.NewConnections(options.Clock),
+		advertisers: limits.NewRates(options.Clock, limits.Always(2, 20)),
+		joiners:     limits.NewRates(options.Clock, limits.Always(5, 10)),
 		heartbeat:   protocol.HeartbeatSeconds * time.Second,
 	}
-	s.writers = newLimiters(options.Clock, func() (float64, int) {
-		limits := s.quotas()
-		return float64(limits.writesPerSecond), limits.writeBurst
+	s.writers = limits.NewRates(options.Clock, func() (float64, int) {
+		quotas := s.quotas()
+		return float64(quotas.writesPerSecond), quotas.writeBurst
 	})
 	return s
 }
@@ -239,8 +240,8 @@ func (s *Server) Start(ctx context.Context) error {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		ConnState:         s.connections.changed,
-		ConnContext:       withConnection,
+		ConnState:         s.connections.Changed,
+		ConnContext:       limits.WithConnection,
 		// There are no timeouts for streams: each call and each write to a stream sets a
 		// deadline of its own.
 		ErrorLog: log.New(connectionLog{s.Log}, "", 0),

@@ -41,7 +41,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, caller string, r
 	if err != nil {
 		return err
 	}
-	listed := sync.OnceFunc(func() { s.listsInProgress.end(caller) })
+	listed := sync.OnceFunc(func() { s.listsInProgress.End(caller) })
 	defer listed()
 	control := http.NewResponseController(w)
 	if err := supported(control.SetReadDeadline(time.Time{})); err != nil {
@@ -72,7 +72,7 @@ func (s *Server) relist(caller string, source source, subscription *subscription
 	}
 	events, err := source.events(subscription)
 	if err != nil {
-		s.listsInProgress.end(caller)
+		s.listsInProgress.End(caller)
 	}
 	return events, err
 }

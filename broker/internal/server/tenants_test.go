@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"github.com/go-logr/logr"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/spillway-dev/spillway/broker/internal/server/limits"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -199,42 +199,6 @@ func TestJoinersOfOneNetwork(t *testing.T) {
 	}
 }
 
-// TestConnectionsAreBounded: who opens connections without making a call ends its own
-// oldest, unless all are new: then the newest.
-func TestConnectionsAreBounded(t *testing.T) {
-	clock := clocktesting.NewFakePassiveClock(start)
-	open := newConnections(clock)
-	var conns []net.Conn
-	add := func() net.Conn {
-		conn, other := net.Pipe()
-		t.Cleanup(func() { _ = other.Close() })
-		conns = append(conns, conn)
-		open.changed(conn, http.StateNew)
-		return conn
-	}
-	closed := func(conn net.Conn) bool { return conn.SetDeadline(time.Time{}) != nil }
-	known := add()
-	if !open.claim(withConnection(t.Context(), known), "rome") {
-		t.Fatal("the first connection of a caller does not stay open")
-	}
-	for range maxUnknown {
-		add()
-	}
-	if last := add(); !closed(last) || closed(conns[1]) {
-		t.Error("a new connection ended one that is as new")
-	}
-	clock.SetTime(start.Add(handshakeGrace))
-	if last := add(); closed(last) || !closed(conns[1]) || closed(conns[2]) || closed(known) {
-		t.Error("want the oldest connection without a caller to be closed")
-	}
-	for _, conn := range conns {
-		open.changed(conn, http.StateClosed)
-	}
-	if open.unknown.Len() > 0 || len(open.open) > 0 || len(open.byCaller) > 0 {
-		t.Errorf("closed connections are kept: %+v", open)
-	}
-}
-
 // TestConnectionsOfACaller: of one caller's connections only so many stay open after a
 // call, and those without a certificate, or with a revoked one, do not.
 func TestConnectionsOfACaller(t *testing.T) {
@@ -243,7 +207,7 @@ func TestConnectionsOfACaller(t *testing.T) {
 		r.TLS = m.request(http.MethodGet, "/", "", r.Header.Get("Caller")).TLS
 		m.Handler().ServeHTTP(w, r)
 	}))
-	serving.Config.ConnState, serving.Config.ConnContext = m.connections.changed, withConnection
+	serving.Config.ConnState, serving.Config.ConnContext = m.connections.Changed, limits.WithConnection
 	serving.Start()
 	t.Cleanup(serving.Close)
 	// call makes a call on a connection of its own, and reports whether it stays open.
@@ -263,7 +227,7 @@ func TestConnectionsOfACaller(t *testing.T) {
 		}
 		return !response.Close
 	}
-	const one = protocol.PathReservations + "/some?role=requester"
+	const one, maxConnections = protocol.PathReservations + "/some?role=requester", 64
 	for i := range maxConnections + 10 {
 		if stays := call(one, "rome"); stays != (i < maxConnections) {
 			t.Fatalf("connection %d stays open: %v", i+1, stays)

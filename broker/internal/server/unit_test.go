@@ -24,33 +24,6 @@ import (
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-func TestRateLimitsPerCaller(t *testing.T) {
-	clock := clocktesting.NewFakePassiveClock(start)
-	limits := newLimiters(clock, always(1, 2))
-	for i, want := range []bool{true, true, false} {
-		if got := limits.take("rome", 1) == 0; got != want {
-			t.Fatalf("call %d of rome: %v", i, got)
-		}
-	}
-	if limits.take("paris", 1) > 0 {
-		t.Fatal("the calls of rome count for paris")
-	}
-	clock.SetTime(start.Add(time.Second))
-	if limits.take("rome", 1) > 0 {
-		t.Fatal("rome is still limited after a second")
-	}
-	for i := range maxLimiters + 10 {
-		limits.take(fmt.Sprint(i), 1)
-	}
-	if len(limits.byKey) > maxLimiters+1 {
-		t.Fatalf("%d callers have a limiter", len(limits.byKey))
-	}
-	clock.SetTime(start.Add(time.Hour))
-	if limits.take("new", 1) > 0 || len(limits.byKey) != 1 {
-		t.Fatalf("%d callers have a limiter after an hour", len(limits.byKey))
-	}
-}
-
 func TestReceipts(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(start)
 	receipts := NewReceipts(clock)

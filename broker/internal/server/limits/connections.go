@@ -1,4 +1,4 @@
-package server
+package limits
 
 import (
 	"container/list"
@@ -23,9 +23,9 @@ const (
 	maxConnections = 64
 )
 
-// connections bounds the open connections, so that neither one cluster nor a caller
+// Connections bounds the open connections, so that neither one cluster nor a caller
 // without a certificate takes the broker's memory and file descriptors.
-type connections struct {
+type Connections struct {
 	clock clock.PassiveClock
 	mutex sync.Mutex
 	// unknown are those whose caller is not known yet, oldest first.
@@ -43,12 +43,13 @@ type connection struct {
 	element *list.Element
 }
 
-func newConnections(clock clock.PassiveClock) *connections {
-	return &connections{clock: clock, unknown: list.New(), open: map[net.Conn]*connection{}, byCaller: map[string]int{}}
+// NewConnections returns Connections without any.
+func NewConnections(clock clock.PassiveClock) *Connections {
+	return &Connections{clock: clock, unknown: list.New(), open: map[net.Conn]*connection{}, byCaller: map[string]int{}}
 }
 
-// changed is the ConnState of the HTTP server.
-func (c *connections) changed(conn net.Conn, state http.ConnState) {
+// Changed is the ConnState of the HTTP server.
+func (c *Connections) Changed(conn net.Conn, state http.ConnState) {
 	var surplus net.Conn
 	c.mutex.Lock()
 	switch state {
@@ -65,7 +66,7 @@ func (c *connections) changed(conn net.Conn, state http.ConnState) {
 
 // add adds a connection and returns the one to close: the oldest if that has had its
 // time, or the new one.
-func (c *connections) add(conn net.Conn) (surplus net.Conn) {
+func (c *Connections) add(conn net.Conn) (surplus net.Conn) {
 	added := &connection{Conn: conn, since: c.clock.Now()}
 	added.element = c.unknown.PushBack(added)
 	c.open[conn] = added
@@ -80,7 +81,7 @@ func (c *connections) add(conn net.Conn) (surplus net.Conn) {
 	return surplus
 }
 
-func (c *connections) remove(conn net.Conn) {
+func (c *Connections) remove(conn net.Conn) {
 	known := c.open[conn]
 	if known == nil {
 		return
@@ -93,9 +94,9 @@ func (c *connections) remove(conn net.Conn) {
 	}
 }
 
-// claim records whose the connection of a call is, and reports whether it may stay open
+// Claim records whose the connection of a call is, and reports whether it may stay open
 // after the call.
-func (c *connections) claim(ctx context.Context, caller string) bool {
+func (c *Connections) Claim(ctx context.Context, caller string) bool {
 	conn, _ := ctx.Value(connectionKey{}).(net.Conn)
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -117,8 +118,8 @@ func (c *connections) claim(ctx context.Context, caller string) bool {
 
 type connectionKey struct{}
 
-// withConnection is the ConnContext of the HTTP server.
-func withConnection(ctx context.Context, conn net.Conn) context.Context {
+// WithConnection is the ConnContext of the HTTP server.
+func WithConnection(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connectionKey{}, conn)
 }
 

@@ -1,0 +1,82 @@
+package limits
+
+import (
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// maxLimiters is the maximum number of callers with a rate limiter of their own.
+	maxLimiters = 1 << 16
+	// cleanupPeriod is the minimum time between two searches for limiters that are not
+	// needed any more.
+	cleanupPeriod = time.Second
+)
+
+// Rates limit the rate of each caller.
+type Rates struct {
+	clock clock.PassiveClock
+	// limits are the current ones.
+	limits func() (perSecond float64, burst int)
+
+	mutex     sync.Mutex
+	byKey     map[string]*rate.Limiter
+	cleanedAt time.Time
+}
+
+// NewRates returns Rates with the limits that are current at each call.
+func NewRates(clock clock.PassiveClock, limits func() (perSecond float64, burst int)) *Rates {
+	return &Rates{clock: clock, limits: limits, byKey: map[string]*rate.Limiter{}}
+}
+
+// Always are limits that do not change.
+func Always(perSecond float64, burst int) func() (float64, int) {
+	return func() (float64, int) { return perSecond, burst }
+}
+
+// Take takes n calls from the limit of a caller, or nothing if there are not as many: then
+// it returns when there are. n is at most the burst.
+func (r *Rates) Take(key string, n int) (wait time.Duration) {
+	perSecond, burst := r.limits()
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	now := r.clock.Now()
+	limiter, known := r.byKey[key]
+	if !known {
+		if len(r.byKey) >= maxLimiters && now.Sub(r.cleanedAt) >= cleanupPeriod {
+			r.cleanup(now)
+		}
+		if len(r.byKey) >= maxLimiters {
+			// All further callers share one limiter.
+			key = ""
+			limiter, known = r.byKey[key]
+		}
+	}
+	if !known {
+		limiter = rate.NewLimiter(rate.Limit(perSecond), burst)
+		r.byKey[key] = limiter
+	}
+	if limiter.Limit() != rate.Limit(perSecond) || limiter.Burst() != burst {
+		limiter.SetLimitAt(now, rate.Limit(perSecond))
+		limiter.SetBurstAt(now, burst)
+	}
+	n = min(n, burst)
+	if limiter.AllowN(now, n) {
+		return 0
+	}
+	missing := float64(n) - limiter.TokensAt(now)
+	return time.Duration(missing / perSecond * float64(time.Second))
+}
+
+// cleanup deletes the limiters that are full again: a new one is the same.
+func (r *Rates) cleanup(now time.Time) {
+	r.cleanedAt = now
+	for key, limiter := range r.byKey {
+		if limiter.TokensAt(now) >= float64(limiter.Burst()) {
+			delete(r.byKey, key)
+		}
+	}
+}
